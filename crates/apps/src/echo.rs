@@ -5,7 +5,7 @@
 //! fit is dropped.
 
 use core::net::SocketAddr;
-use ginnel::stats::Kind;
+use ginnel::stats::CounterKind;
 use ginnel::{
     Conn, Context, Datagram, Error, Handler, ListenOptions, SocketOptions, UdpError, UdpHandle, UdpOptions,
 };
@@ -53,7 +53,7 @@ impl Handler for Echo {
             if self.options.udp {
                 // Each address is a socket of its own, so that [::] and 0.0.0.0 can both be listened on.
                 // And each shard has its own.
-                let options = UdpOptions { only_v6: true, reuse_port: true, ..UdpOptions::default() };
+                let options = UdpOptions { v6only: true, reuse_port: true, ..UdpOptions::default() };
                 let failed = |e: UdpError| Error::application(format!("UDP socket on {address}: {e}"));
                 cx.udp_bind(*address, options).map_err(failed)?;
             }
@@ -66,8 +66,8 @@ impl Handler for Echo {
         cx.send(conn, data).unwrap_or(data.len())
     }
 
-    fn counters(&self, report: &mut dyn FnMut(Kind, &'static str, u64)) {
-        report(Kind::Counter, "echo.datagrams_dropped", self.datagrams_dropped);
+    fn report_counters(&self, report: &mut dyn FnMut(CounterKind, &'static str, u64)) {
+        report(CounterKind::Counter, "echo.datagrams_dropped", self.datagrams_dropped);
     }
 
     fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {

@@ -15,7 +15,7 @@ pub mod units;
 use ginnel::{Error, Handler, ShardStats};
 
 /// Whoever starts a program has a stack for it: it turns options or a configuration into a shard and runs the program there.
-pub trait Run {
+pub trait RunHandler {
     /// Runs `handler` until it stops its shard or the user wants it to end, and returns what the shard counted.
-    fn run<H: Handler + Send + 'static>(self, handler: H) -> Result<ShardStats, Error>;
+    fn run_handler<H: Handler + Send + 'static>(self, handler: H) -> Result<ShardStats, Error>;
 }

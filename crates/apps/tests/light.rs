@@ -4,8 +4,8 @@ use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::{Config, Instant, Shard};
 use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
-use ginnel_apps::load::light::{Light, Place};
-use ginnel_apps::load::{Ask, Job, Options, Report};
+use ginnel_apps::load::light::{LightWorker, WorkerStack};
+use ginnel_apps::load::{HttpOptions, Job, LoadOptions, Report};
 use ginnel_devices::memory::{self, MemoryConfig};
 use ginnel_testkit::alloc_counter::{CountingAllocator, count_allocations};
 use std::sync::Arc;
@@ -30,9 +30,9 @@ fn parse<T: clap::Args>(words: &[&str]) -> T {
 }
 
 /// A server, the generator and the time.
-struct Ends {
+struct ConnectedPair {
     server: Shard<Httpd>,
-    light: Light,
+    light: LightWorker,
     job: Job,
     now: Instant,
     _root: tempfile::TempDir,
@@ -47,7 +47,7 @@ fn config(addresses: &[&str], faults: Option<(&str, u64)>) -> Config {
     Config::single(device, &addresses, &[])
 }
 
-impl Ends {
+impl ConnectedPair {
     fn new(words: &[&str], faults: Option<(&str, u64)>, server: &str, sources: &[&str]) -> Self {
         let root = tempfile::tempdir().unwrap();
         std::fs::write(root.path().join("index.html"), "x".repeat(64)).unwrap();
@@ -65,9 +65,9 @@ impl Ends {
             server.poll_once(now).unwrap();
             now += Duration::from_millis(10);
         }
-        let job = parse::<Options>(words).job().unwrap();
-        let place = Place { config: config(sources, faults), device: Some(near) };
-        let light = Light::new(&job, (0, 1), Arc::default(), place, now).unwrap();
+        let job = parse::<HttpOptions>(words).job().unwrap();
+        let place = WorkerStack { config: config(sources, faults), device: Some(near) };
+        let light = LightWorker::new(&job, (0, 1), Arc::default(), place, now).unwrap();
         Self { server, light, job, now, _root: root }
     }
 
@@ -97,10 +97,10 @@ impl Ends {
 
 const URL: &str = "http://10.0.0.1/";
 const LARGE: &str = "http://10.0.0.1/large.bin";
-const ONE: &[&str] = &["10.0.0.2/16"];
+const ONE_SOURCE: &[&str] = &["10.0.0.2/16"];
 
-fn measure(words: &[&str], faults: Option<(&str, u64)>) -> (Report, Ends) {
-    let mut ends = Ends::new(words, faults, &format!("{SERVER}/16"), ONE);
+fn measure(words: &[&str], faults: Option<(&str, u64)>) -> (Report, ConnectedPair) {
+    let mut ends = ConnectedPair::new(words, faults, &format!("{SERVER}/16"), ONE_SOURCE);
     (ends.run(Duration::from_secs(600)), ends)
 }
 
@@ -130,7 +130,7 @@ fn every_kind_of_load_is_answered_to_the_last_request() {
 #[test]
 fn it_is_the_same_over_ipv6() {
     let words = ["http://[fd00::1]/", "-n", "500", "-c", "8", "--source", "fd00::2-fd00::5"];
-    let mut ends = Ends::new(&words, Some(("delay=1ms loss=1%", 3)), "fd00::1/64", &["fd00::2/64"]);
+    let mut ends = ConnectedPair::new(&words, Some(("delay=1ms loss=1%", 3)), "fd00::1/64", &["fd00::2/64"]);
     let report = ends.run(Duration::from_secs(600));
     assert_eq!((report.requests.completed, report.failures.len()), (500, 0), "{report}");
 }
@@ -155,7 +155,7 @@ fn loss_duplicates_and_disorder_cost_time_and_nothing_else() {
 #[test]
 fn an_open_loop_from_many_addresses_keeps_its_rate() {
     let words = [URL, "--rate", "2000", "-d", "2s", "-w", "200ms", "-c", "500", "--source", "10.0.1.1-200"];
-    let mut ends = Ends::new(&words, Some(("delay=5ms", 1)), &format!("{SERVER}/16"), ONE);
+    let mut ends = ConnectedPair::new(&words, Some(("delay=5ms", 1)), &format!("{SERVER}/16"), ONE_SOURCE);
     let report = ends.run(Duration::from_secs(60));
     assert_eq!((report.requests.started, report.requests.not_started), (4000, 0), "{report}");
     assert!(report.failures.is_empty() && report.warnings.is_empty(), "{report}");
@@ -176,8 +176,12 @@ fn ports_are_used_again_and_the_server_takes_them() {
 
 #[test]
 fn a_server_that_is_not_there_is_reported_and_not_waited_for() {
-    let mut ends =
-        Ends::new(&["http://10.0.0.9/", "-d", "1s", "-c", "3"], None, &format!("{SERVER}/16"), ONE);
+    let mut ends = ConnectedPair::new(
+        &["http://10.0.0.9/", "-d", "1s", "-c", "3"],
+        None,
+        &format!("{SERVER}/16"),
+        ONE_SOURCE,
+    );
     let report = ends.run(Duration::from_secs(60));
     assert_eq!(report.requests.completed, 0);
     assert!(report.failures["unreachable"] > 0 && report.failures.len() == 1, "{report}");
@@ -185,17 +189,17 @@ fn a_server_that_is_not_there_is_reported_and_not_waited_for() {
 
 #[test]
 fn a_configuration_that_only_a_whole_stack_serves_is_refused() {
-    let job = parse::<Options>(&[URL]).job().unwrap();
+    let job = parse::<HttpOptions>(&[URL]).job().unwrap();
     let error = |config: Config| {
         let (near, _far) = memory::pair(MemoryConfig::default());
-        let place = Place { config, device: Some(near) };
-        Light::new(&job, (0, 1), Arc::default(), place, Instant::ZERO).err().unwrap().to_string()
+        let place = WorkerStack { config, device: Some(near) };
+        LightWorker::new(&job, (0, 1), Arc::default(), place, Instant::ZERO).err().unwrap().to_string()
     };
-    let mut tagged = config(ONE, None);
+    let mut tagged = config(ONE_SOURCE, None);
     tagged.links[0].vlan = Some(7);
     assert!(error(tagged).contains("link.vlan"));
     assert!(error(config(&["192.0.2.7/24"], None)).starts_with("no way to 10.0.0.1"));
-    let mut two = config(ONE, None);
+    let mut two = config(ONE_SOURCE, None);
     two.devices.push(DeviceConfig::new("other", DeviceKind::Memory));
     assert!(error(two).contains("exactly one [[device]]"));
 }
@@ -207,7 +211,7 @@ fn in_steady_state_nothing_is_allocated() {
         &[URL, "-k", "-d", "100s", "-c", "50", "--pipeline", "4"],
         &[LARGE, "-d", "100s", "-c", "5", "--close", "client"],
     ] {
-        let mut ends = Ends::new(words, None, &format!("{SERVER}/16"), ONE);
+        let mut ends = ConnectedPair::new(words, None, &format!("{SERVER}/16"), ONE_SOURCE);
         for _ in 0..20_000 {
             assert!(!ends.turn(&mut |turn| turn()));
         }

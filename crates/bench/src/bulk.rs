@@ -9,7 +9,7 @@ use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::wire::checksum::Sum;
 
 /// Bytes queued at a time.
-const PIECE_BYTES: u64 = 1 << 18;
+const CHUNK_BYTES: u64 = 1 << 18;
 
 /// Zeroes for ever, whose sum is known.
 struct Zeros;
@@ -29,7 +29,7 @@ impl Source for Zeros {
 }
 
 /// See the module's text.
-pub struct Bulk {
+pub struct BulkTransfer {
     /// What is sent on every connection; `None` only receives.
     zeros: Option<SourceId>,
     /// Connections that opened.
@@ -41,24 +41,24 @@ pub struct Bulk {
     rest: Box<[u8]>,
 }
 
-impl Bulk {
+impl BulkTransfer {
     /// Receives.
-    pub fn sink() -> Self {
+    pub fn receiver() -> Self {
         Self { zeros: None, opened: 0, received: 0, ended: 0, rest: vec![0; 1 << 16].into() }
     }
 
     /// Sends.
-    pub fn fountain(stack: &mut Stack) -> Self {
-        Self { zeros: Some(stack.add_source(Box::new(Zeros))), ..Self::sink() }
+    pub fn sender(stack: &mut Stack) -> Self {
+        Self { zeros: Some(stack.add_source(Box::new(Zeros))), ..Self::receiver() }
     }
 
     fn send(&self, stack: &mut Stack, conn: Conn) {
         let Some(zeros) = self.zeros else { return };
-        while stack.send_source(conn, zeros, 0, PIECE_BYTES).is_ok() {}
+        while stack.send_source(conn, zeros, 0, CHUNK_BYTES).is_ok() {}
     }
 }
 
-impl Application for Bulk {
+impl Application for BulkTransfer {
     fn on_event(&mut self, stack: &mut Stack, event: Event, burst: &RxBurst<'_>) {
         match event {
             Event::Incoming { listener } => {

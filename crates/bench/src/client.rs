@@ -8,7 +8,7 @@
 //! port, so that no table is needed. It trusts the link: what does not come in order is dropped, and a connection without progress for
 //! [`STUCK_AFTER`] is counted, reset and begun again.
 
-use crate::frames::{ACK, Endpoint, FIN, PSH, RST, SYN, Segment, Template, Wire, arp_reply};
+use crate::frames::{ACK, Endpoint, FIN, FrameTemplate, LinkSetup, PSH, RST, SYN, Segment, arp_reply};
 use crate::http;
 use core::time::Duration;
 use ginnel_stack::device::{Device, RxBurst, RxQueue, TxMeta, TxQueue};
@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 /// A connection without progress for so long is begun again.
 const STUCK_AFTER: Duration = Duration::from_millis(500);
 /// Connections looked at for being stuck in a turn.
-const LOOKS_PER_TURN: u32 = 4;
+const STUCK_CHECKS_PER_TURN: u32 = 4;
 /// Frames after which those sent so far are shown to the server, so that both sides work at the same time.
 const FRAMES_PER_FLUSH: u32 = 8;
 
@@ -50,7 +50,7 @@ pub enum Mode {
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
     /// Addresses, and who does the checksums.
-    pub wire: Wire,
+    pub wire: LinkSetup,
     /// What connections do.
     pub mode: Mode,
     /// Connections at the same time.
@@ -63,7 +63,7 @@ pub struct ClientConfig {
 
 /// What the client counts.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
+pub struct ClientCounts {
     /// Connections (or, with keep-alive, requests) that came to their end.
     pub done: u64,
     /// Connections open now.
@@ -84,7 +84,7 @@ pub struct Counts {
     pub full: u64,
 }
 
-impl Counts {
+impl ClientCounts {
     /// What happened since `earlier`; `open` stays what it is.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
@@ -103,7 +103,7 @@ impl Counts {
 
     /// What happened, and what happened later; `open` is the later one's.
     #[must_use]
-    pub fn and(&self, later: &Self) -> Self {
+    pub fn plus(&self, later: &Self) -> Self {
         Self {
             done: self.done + later.done,
             open: later.open,
@@ -126,7 +126,7 @@ enum State {
     /// Open, nothing asked.
     Idle,
     /// Asked; the head of the answer is not here yet.
-    Asked,
+    Requested,
     /// Bytes of the body are missing.
     Body,
     /// FIN sent in answer to the server's.
@@ -134,7 +134,7 @@ enum State {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
+struct ClientSlot {
     /// The connection's number among all: tells its address and port.
     id: u32,
     snd_nxt: u32,
@@ -142,31 +142,31 @@ struct Slot {
     /// Bytes of the body that are missing.
     left: u32,
     /// Time of the last progress, in ms.
-    touched: u32,
+    last_progress: u32,
     state: State,
     /// Bytes were received and not acknowledged.
     unacked: bool,
 }
 
-const _: () = assert!(size_of::<Slot>() <= 24);
+const _: () = assert!(size_of::<ClientSlot>() <= 24);
 
 /// A client.
 pub struct Client {
     rx: Box<dyn RxQueue + Send>,
-    core: Core,
+    core: ClientCore,
 }
 
-struct Core {
+struct ClientCore {
     tx: Box<dyn TxQueue + Send>,
-    wire: Wire,
+    wire: LinkSetup,
     mode: Mode,
-    syn: Template,
-    ack: Template,
-    fin: Template,
-    rst: Template,
-    requests: Vec<Template>,
-    slots: Vec<Slot>,
-    counts: Counts,
+    syn: FrameTemplate,
+    ack: FrameTemplate,
+    fin: FrameTemplate,
+    rst: FrameTemplate,
+    requests: Vec<FrameTemplate>,
+    slots: Vec<ClientSlot>,
+    counts: ClientCounts,
     now_ms: u32,
     unflushed: u32,
     /// Open and idle, the oldest first (rotating only).
@@ -174,9 +174,9 @@ struct Core {
     /// Connections that do something (rotating and holding).
     active: u32,
     /// Slots not used yet.
-    unopened: u32,
+    opened: u32,
     next_request: usize,
-    next_look: u32,
+    next_stuck_check: u32,
     /// Slots with bytes to be acknowledged at the end of the burst.
     unacked: Vec<u32>,
 }
@@ -188,26 +188,26 @@ impl Client {
         // MSS 1,460, and a window scale if asked for.
         let mut options = vec![2, 4, 5, 0xb4];
         options.extend(config.window_scale.map(|shift| [1, 3, 3, shift]).into_iter().flatten());
-        let requests = config.requests.iter().map(|r| Template::new(wire, PSH | ACK, &[], r)).collect();
-        let core = Core {
+        let requests = config.requests.iter().map(|r| FrameTemplate::new(wire, PSH | ACK, &[], r)).collect();
+        let core = ClientCore {
             tx: device.tx,
             wire: *wire,
             mode: config.mode,
-            syn: Template::new(wire, SYN, &options, &[]),
-            ack: Template::new(wire, ACK, &[], &[]),
-            fin: Template::new(wire, FIN | ACK, &[], &[]),
-            rst: Template::new(wire, RST | ACK, &[], &[]),
+            syn: FrameTemplate::new(wire, SYN, &options, &[]),
+            ack: FrameTemplate::new(wire, ACK, &[], &[]),
+            fin: FrameTemplate::new(wire, FIN | ACK, &[], &[]),
+            rst: FrameTemplate::new(wire, RST | ACK, &[], &[]),
             requests,
             // Not zeroes, so that the memory is there from the start and not counted as a server's.
-            slots: vec![Slot { id: u32::MAX, ..Slot::default() }; config.connections as usize],
-            counts: Counts::default(),
+            slots: vec![ClientSlot { id: u32::MAX, ..ClientSlot::default() }; config.connections as usize],
+            counts: ClientCounts::default(),
             now_ms: 0,
             unflushed: 0,
             idle: VecDeque::with_capacity(config.connections as usize),
             active: 0,
-            unopened: 0,
+            opened: 0,
             next_request: 0,
-            next_look: 0,
+            next_stuck_check: 0,
             unacked: Vec::with_capacity(64),
         };
         Self { rx: device.rx, core }
@@ -227,72 +227,72 @@ impl Client {
         }
         core.counts.received += burst.len() as u64;
         core.acknowledge();
-        core.begin();
-        core.look_for_stuck();
+        core.open_or_request();
+        core.restart_stuck();
         core.flush();
         burst.len()
     }
 
     /// Asks on the first connection once more, which is idle ([`Mode::Hold`]).
-    pub fn ask_again(&mut self) {
+    pub fn request_again(&mut self) {
         if self.core.slots[0].state == State::Idle {
             self.core.active += 1;
-            self.core.ask(0);
+            self.core.send_request(0);
             self.core.flush();
         }
     }
 
     /// What happened so far.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> ClientCounts {
         self.core.counts
     }
 
     /// Whether every connection has been opened once.
     pub fn is_ready(&self) -> bool {
-        self.core.unopened as usize == self.core.slots.len()
+        self.core.opened as usize == self.core.slots.len()
     }
 }
 
-fn endpoint(id: u32) -> Endpoint {
+fn endpoint_of(id: u32) -> Endpoint {
     Endpoint { ip: FIRST_ADDRESS + id / PORTS, port: (PORTS | (id % PORTS)) as u16 }
 }
 
-fn number(of: Endpoint) -> u32 {
+fn id_of(of: Endpoint) -> u32 {
     of.ip.wrapping_sub(FIRST_ADDRESS).wrapping_mul(PORTS) | u32::from(of.port) & (PORTS - 1)
 }
 
-impl Core {
+impl ClientCore {
     fn flush(&mut self) {
         self.unflushed = 0;
         self.tx.flush(Instant::ZERO);
     }
 
-    fn send(tx: &mut dyn TxQueue, counts: &mut Counts, template: &Template, slot: &Slot) {
+    fn send(tx: &mut dyn TxQueue, counts: &mut ClientCounts, template: &FrameTemplate, slot: &ClientSlot) {
         let Some(room) = tx.reserve(template.len()) else {
             counts.full += 1;
             return;
         };
-        template.write(room, endpoint(slot.id), slot.snd_nxt, slot.rcv_nxt);
+        template.write(room, endpoint_of(slot.id), slot.snd_nxt, slot.rcv_nxt);
         tx.commit(template.len(), template.meta());
         counts.sent += 1;
     }
 
     /// Opens connections that have not been opened yet, and lets open ones ask, as the mode says.
-    fn begin(&mut self) {
+    fn open_or_request(&mut self) {
         let limit = match self.mode {
             Mode::Short | Mode::KeepAlive => u32::MAX,
             Mode::Rotate { active } | Mode::Hold { active } => active,
         };
         while self.active < limit {
-            if (self.unopened as usize) < self.slots.len() {
-                let index = self.unopened;
-                self.unopened += 1;
+            if (self.opened as usize) < self.slots.len() {
+                let index = self.opened;
+                self.opened += 1;
                 self.slots[index as usize].id = index;
                 self.active += 1;
                 self.open(index);
             } else if let Some(index) = self.idle.pop_front() {
                 self.active += 1;
-                self.ask(index);
+                self.send_request(index);
             } else {
                 return;
             }
@@ -307,36 +307,36 @@ impl Core {
         slot.snd_nxt = slot.id.wrapping_mul(64_013);
         slot.rcv_nxt = 0;
         slot.state = State::SynSent;
-        slot.touched = self.now_ms;
+        slot.last_progress = self.now_ms;
         Self::send(&mut *self.tx, &mut self.counts, &self.syn, slot);
         slot.snd_nxt = slot.snd_nxt.wrapping_add(1);
         self.unflushed += 1;
     }
 
     /// A new connection in the place of an old one.
-    fn replace(&mut self, index: u32) {
+    fn reopen(&mut self, index: u32) {
         let count = self.slots.len() as u32;
         let slot = &mut self.slots[index as usize];
         slot.id = slot.id.wrapping_add(count);
         self.open(index);
     }
 
-    fn ask(&mut self, index: u32) {
+    fn send_request(&mut self, index: u32) {
         let template = &self.requests[self.next_request];
         self.next_request = (self.next_request + 1) % self.requests.len();
         let slot = &mut self.slots[index as usize];
         Self::send(&mut *self.tx, &mut self.counts, template, slot);
         slot.snd_nxt = slot.snd_nxt.wrapping_add(template.payload_len());
-        slot.state = State::Asked;
+        slot.state = State::Requested;
         slot.unacked = false;
-        slot.touched = self.now_ms;
+        slot.last_progress = self.now_ms;
         self.unflushed += 1;
     }
 
     #[inline]
     fn receive(&mut self, frame: &[u8]) {
-        let Some(segment) = Segment::parse(frame) else { return self.receive_other(frame) };
-        let id = number(segment.to);
+        let Some(segment) = Segment::parse(frame) else { return self.receive_arp(frame) };
+        let id = id_of(segment.to);
         let index = id % self.slots.len() as u32;
         let slot = &mut self.slots[index as usize];
         if slot.id != id || slot.state == State::Closed {
@@ -345,18 +345,18 @@ impl Core {
         }
         if segment.flags & RST != 0 {
             self.counts.resets += 1;
-            return self.restart(index);
+            return self.abandon(index);
         }
         match slot.state {
             State::SynSent => self.on_syn_ack(index, &segment),
-            State::Asked | State::Body => self.on_response(index, &segment),
-            State::LastAck if segment.ack == slot.snd_nxt => self.on_end(index),
+            State::Requested | State::Body => self.on_response(index, &segment),
+            State::LastAck if segment.ack == slot.snd_nxt => self.on_last_ack(index),
             _ => self.counts.stray += u64::from(!segment.payload.is_empty()),
         }
     }
 
     #[cold]
-    fn receive_other(&mut self, frame: &[u8]) {
+    fn receive_arp(&mut self, frame: &[u8]) {
         let Some(reply) = arp_reply(frame, self.wire.client_mac) else { return };
         if let Some(room) = self.tx.reserve(reply.len()) {
             room.copy_from_slice(&reply);
@@ -381,7 +381,7 @@ impl Core {
             self.active -= 1;
             self.idle.push_back(index);
         } else {
-            self.ask(index);
+            self.send_request(index);
         }
     }
 
@@ -398,7 +398,7 @@ impl Core {
             return;
         }
         slot.rcv_nxt = slot.rcv_nxt.wrapping_add(len + u32::from(fin));
-        slot.touched = self.now_ms;
+        slot.last_progress = self.now_ms;
         self.counts.bytes += u64::from(len);
         if fin {
             slot.state = State::LastAck;
@@ -407,7 +407,7 @@ impl Core {
             self.unflushed += 1;
             return;
         }
-        if slot.state == State::Asked {
+        if slot.state == State::Requested {
             // A head that comes in pieces is never found, and the connection counts as stuck.
             let Some((head, body)) = http::response_head(segment.payload) else { return };
             slot.left = (head as u64 + body) as u32;
@@ -417,7 +417,7 @@ impl Core {
         match (slot.left, self.mode) {
             (0, Mode::KeepAlive) => {
                 self.counts.done += 1;
-                self.ask(index);
+                self.send_request(index);
             }
             (0, Mode::Hold { .. }) => {
                 self.counts.done += 1;
@@ -447,15 +447,15 @@ impl Core {
     }
 
     #[inline]
-    fn on_end(&mut self, index: u32) {
+    fn on_last_ack(&mut self, index: u32) {
         self.counts.done += 1;
         self.counts.open -= 1;
-        self.replace(index);
+        self.reopen(index);
     }
 
     /// Gives a connection up and begins it anew.
     #[cold]
-    fn restart(&mut self, index: u32) {
+    fn abandon(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         self.counts.open -= u64::from(slot.state != State::SynSent);
         if slot.state == State::Idle {
@@ -463,21 +463,22 @@ impl Core {
             self.idle.retain(|&i| i != index);
             self.active += 1;
         }
-        self.replace(index);
+        self.reopen(index);
     }
 
     /// Looks at a few connections, all in turn.
-    fn look_for_stuck(&mut self) {
-        let used = self.unopened;
-        for _ in 0..LOOKS_PER_TURN.min(used) {
-            self.next_look = if self.next_look + 1 < used { self.next_look + 1 } else { 0 };
-            let slot = &self.slots[self.next_look as usize];
+    fn restart_stuck(&mut self) {
+        let used = self.opened;
+        for _ in 0..STUCK_CHECKS_PER_TURN.min(used) {
+            self.next_stuck_check =
+                if self.next_stuck_check + 1 < used { self.next_stuck_check + 1 } else { 0 };
+            let slot = &self.slots[self.next_stuck_check as usize];
             let waits = !matches!(slot.state, State::Closed | State::Idle);
-            let since = self.now_ms.wrapping_sub(slot.touched);
+            let since = self.now_ms.wrapping_sub(slot.last_progress);
             if waits && u128::from(since) > STUCK_AFTER.as_millis() {
                 self.counts.stuck += 1;
                 Self::send(&mut *self.tx, &mut self.counts, &self.rst, slot);
-                self.restart(self.next_look);
+                self.abandon(self.next_stuck_check);
             }
         }
     }
@@ -490,8 +491,8 @@ mod tests {
     #[test]
     fn a_number_tells_address_and_port_and_they_tell_the_number() {
         for id in [0, 1, 32_767, 32_768, 99_999_999, u32::MAX] {
-            assert_eq!(number(endpoint(id)), id);
-            assert!(endpoint(id).port >= 32_768);
+            assert_eq!(id_of(endpoint_of(id)), id);
+            assert!(endpoint_of(id).port >= 32_768);
         }
     }
 }

@@ -29,7 +29,7 @@ pub struct Endpoint {
 
 /// What is the same in all frames of a client.
 #[derive(Clone, Copy, Debug)]
-pub struct Wire {
+pub struct LinkSetup {
     /// The client's MAC address.
     pub client_mac: [u8; 6],
     /// The server's MAC address.
@@ -42,7 +42,7 @@ pub struct Wire {
 
 /// A frame that lacks only the client's end and the numbers.
 #[derive(Clone, Debug)]
-pub struct Template {
+pub struct FrameTemplate {
     bytes: Vec<u8>,
     /// Sum of the IP header without source address.
     ip_sum: u32,
@@ -63,13 +63,13 @@ fn fold(mut sum: u32) -> u16 {
     sum as u16
 }
 
-fn halves(word: u32) -> u32 {
+fn sum_of_halves(word: u32) -> u32 {
     (word >> 16) + (word & 0xffff)
 }
 
-impl Template {
+impl FrameTemplate {
     /// A frame with these flags, TCP options (a multiple of four bytes) and payload.
-    pub fn new(wire: &Wire, flags: u8, options: &[u8], payload: &[u8]) -> Self {
+    pub fn new(wire: &LinkSetup, flags: u8, options: &[u8], payload: &[u8]) -> Self {
         let tcp_len = 20 + options.len() + payload.len();
         let mut bytes = Vec::with_capacity(TCP_AT + tcp_len);
         bytes.extend_from_slice(&wire.server_mac);
@@ -86,7 +86,7 @@ impl Template {
         bytes.extend_from_slice(&[((20 + options.len()) << 2) as u8, flags, 0xff, 0xff, 0, 0, 0, 0]);
         bytes.extend_from_slice(options);
         bytes.extend_from_slice(payload);
-        let pseudo = halves(wire.server.ip) + 6 + tcp_len as u32;
+        let pseudo = sum_of_halves(wire.server.ip) + 6 + tcp_len as u32;
         let segment = if wire.offload { 0 } else { sum(&bytes[TCP_AT..]) };
         Self {
             ip_sum: sum(&bytes[IP_AT..TCP_AT]),
@@ -112,13 +112,17 @@ impl Template {
     pub fn write(&self, out: &mut [u8], from: Endpoint, seq: u32, ack: u32) {
         out.copy_from_slice(&self.bytes);
         let mut put16 = |at: usize, value: u16| out[at..at + 2].copy_from_slice(&value.to_be_bytes());
-        let ip_sum = self.ip_sum + halves(from.ip);
+        let ip_sum = self.ip_sum + sum_of_halves(from.ip);
         put16(IP_AT + 10, !fold(ip_sum));
         put16(TCP_AT, from.port);
         if self.offload {
-            put16(TCP_AT + CHECKSUM_IN_TCP, fold(self.tcp_sum + halves(from.ip)));
+            put16(TCP_AT + CHECKSUM_IN_TCP, fold(self.tcp_sum + sum_of_halves(from.ip)));
         } else {
-            let tcp_sum = self.tcp_sum + halves(from.ip) + u32::from(from.port) + halves(seq) + halves(ack);
+            let tcp_sum = self.tcp_sum
+                + sum_of_halves(from.ip)
+                + u32::from(from.port)
+                + sum_of_halves(seq)
+                + sum_of_halves(ack);
             put16(TCP_AT + CHECKSUM_IN_TCP, !fold(tcp_sum));
         }
         out[IP_AT + 12..IP_AT + 16].copy_from_slice(&from.ip.to_be_bytes());
@@ -200,8 +204,8 @@ mod tests {
     const SERVER: Endpoint = Endpoint { ip: 0x0aff_0001, port: 80 };
     const FROM: Endpoint = Endpoint { ip: 0x0a01_f00f, port: 40_000 };
 
-    fn wire(offload: bool) -> Wire {
-        Wire { client_mac: [2, 0, 0, 0, 0, 2], server_mac: [2, 0, 0, 0, 0, 1], server: SERVER, offload }
+    fn wire(offload: bool) -> LinkSetup {
+        LinkSetup { client_mac: [2, 0, 0, 0, 0, 2], server_mac: [2, 0, 0, 0, 0, 1], server: SERVER, offload }
     }
 
     fn pseudo(len: usize) -> checksum::Sum {
@@ -213,7 +217,7 @@ mod tests {
         for (payload, seq, ack) in
             [(&b""[..], 0, 0), (b"odd", u32::MAX, 0x8000_ffff), (b"GET / HTTP/1.1\r\n\r\n", 7, u32::MAX)]
         {
-            let template = Template::new(&wire(false), PSH | ACK, &[1, 1, 1, 1], payload);
+            let template = FrameTemplate::new(&wire(false), PSH | ACK, &[1, 1, 1, 1], payload);
             let mut frame = vec![0xa5; template.len()];
             template.write(&mut frame, FROM, seq, ack);
             assert_eq!(checksum::Sum::of(&frame[IP_AT..TCP_AT]).finish(), 0);
@@ -225,7 +229,7 @@ mod tests {
 
     #[test]
     fn an_offloaded_checksum_is_the_pseudo_header_s() {
-        let template = Template::new(&wire(true), SYN, &[2, 4, 5, 0xb4], b"");
+        let template = FrameTemplate::new(&wire(true), SYN, &[2, 4, 5, 0xb4], b"");
         let mut frame = vec![0; template.len()];
         template.write(&mut frame, FROM, 1, 2);
         let field = u16::from_be_bytes([frame[50], frame[51]]);
@@ -234,7 +238,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let template = Template::new(&wire(false), FIN | ACK, &[], b"payload");
+        let template = FrameTemplate::new(&wire(false), FIN | ACK, &[], b"payload");
         let mut frame = vec![0; template.len()];
         template.write(&mut frame, FROM, 5, 6);
         let segment = Segment::parse(&frame).unwrap();

@@ -1,18 +1,18 @@
 //! `ginnel load http` on one of its stacks and a server, taking turns on one thread, in a time of their own: what the generator, or
 //! `ginnel httpd` under it, costs for each connection or request, to be counted or profiled.
 
-use crate::harness::Failure;
+use crate::harness::MeasureError;
 use crate::server::{Checksums, EngineOptions, EngineServer, ROUTER_IP, SERVER, Server, ShardServer, cable};
-use crate::solo::{START, TURN, server_turn};
+use crate::single_thread::{START, TICK, server_turn};
 use clap::{Args, Parser};
 use core::net::Ipv4Addr;
 use core::time::Duration;
 use ginnel::config::{Config, DeviceConfig, DeviceKind, Prefix};
 use ginnel::{Error, Instant, Shard};
 use ginnel_apps::httpd::{self, Httpd};
-use ginnel_apps::load::light::{Light, Place};
+use ginnel_apps::load::light::{LightWorker, WorkerStack};
 use ginnel_apps::load::stats::Stats;
-use ginnel_apps::load::{Ask, LoadHandler, Options, Outcome};
+use ginnel_apps::load::{HttpOptions, LoadHandler, LoadOptions, SharedStats};
 use ginnel_stack::device::Device;
 use ginnel_stack::tcp::config::TcpConfig;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const NAME: &str = "server";
 
 /// What runs, and for how long.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct GeneratorCase {
     /// The generator's TCP is the light one; otherwise it is a shard's.
     pub light: bool,
     /// The server is `ginnel httpd`; otherwise it only responds.
@@ -39,17 +39,17 @@ pub struct Run {
 
 /// The command line of a program.
 #[derive(Parser)]
-struct CommandLine<T: Args> {
+struct ParsedOptions<T: Args> {
     #[command(flatten)]
     options: T,
 }
 
 fn options<T: Args>(words: &[&str]) -> T {
-    CommandLine::parse_from([&["program"], words].concat()).options
+    ParsedOptions::parse_from([&["program"], words].concat()).options
 }
 
-fn failed(error: Error) -> Failure {
-    Failure::Failed(error.to_string())
+fn failed(error: Error) -> MeasureError {
+    MeasureError::Failed(error.to_string())
 }
 
 /// The generator, on whatever stack.
@@ -58,12 +58,12 @@ trait Generator {
     fn turn(&mut self, now: Instant) -> Option<Stats>;
 }
 
-struct OnShard {
+struct ShardGenerator {
     shard: Shard<LoadHandler>,
-    outcome: Outcome,
+    outcome: SharedStats,
 }
 
-impl Generator for OnShard {
+impl Generator for ShardGenerator {
     fn turn(&mut self, now: Instant) -> Option<Stats> {
         self.shard.poll_once(now).expect("the generator does not fail");
         let outcome = || self.outcome.lock().ok().and_then(|mut o| o.take());
@@ -71,15 +71,15 @@ impl Generator for OnShard {
     }
 }
 
-impl Generator for Light {
+impl Generator for LightWorker {
     fn turn(&mut self, now: Instant) -> Option<Stats> {
-        Light::turn(self, now).done.then(|| self.stats())
+        LightWorker::turn(self, now).done.then(|| self.stats())
     }
 }
 
-impl Run {
+impl GeneratorCase {
     /// Lets the generator make its requests to the end, with a server at its other end that answers all of them.
-    pub fn run(&self) -> Result<(), Failure> {
+    pub fn run(&self) -> Result<(), MeasureError> {
         let (server_end, client_end) = cable(Checksums::Device, 1 << 22);
         if !self.httpd {
             let options = EngineOptions { tcp: self.tcp.clone(), ..EngineOptions::new(self.keep_alive) };
@@ -94,23 +94,23 @@ impl Run {
         self.against(server, client_end)
     }
 
-    fn against(&self, mut server: impl Server, client_end: Device) -> Result<(), Failure> {
+    fn against(&self, mut server: impl Server, client_end: Device) -> Result<(), MeasureError> {
         let mut generator = self.generator(client_end).map_err(failed)?;
         let mut now = START;
         let stats = loop {
             if now > START + Duration::from_secs(600) {
-                return Err(Failure::Failed("the generator makes no progress".into()));
+                return Err(MeasureError::Failed("the generator makes no progress".into()));
             }
             server_turn(&mut server, now);
             if let Some(stats) = generator_turn(&mut *generator, now) {
                 break stats;
             }
-            now += TURN;
+            now += TICK;
         };
         match stats.counters.completed {
             completed if completed == self.requests => Ok(()),
             completed => {
-                Err(Failure::Failed(format!("{completed} of {} requests were answered", self.requests)))
+                Err(MeasureError::Failed(format!("{completed} of {} requests were answered", self.requests)))
             }
         }
     }
@@ -120,18 +120,18 @@ impl Run {
         let (connections, wanted) = (self.connections.to_string(), self.requests.to_string());
         let mut words = vec![&*url, "--connections", &connections, "--requests", &wanted];
         words.extend(self.keep_alive.then_some("--keep-alive"));
-        let job = options::<Options>(&words).job()?;
+        let job = options::<HttpOptions>(&words).job()?;
         let own = Prefix { address: Ipv4Addr::from_bits(ROUTER_IP).into(), len: 24 };
         let device = DeviceConfig::new(NAME, DeviceKind::Memory);
         let config = Config { tcp: self.tcp.clone(), ..Config::single(device, &[own], &[]) };
         if self.light {
-            let place = Place { config, device: Some(client_end) };
-            return Ok(Box::new(Light::new(&job, (0, 1), Arc::default(), place, START)?));
+            let stack = WorkerStack { config, device: Some(client_end) };
+            return Ok(Box::new(LightWorker::new(&job, (0, 1), Arc::default(), stack, START)?));
         }
-        let outcome = Outcome::default();
+        let outcome = SharedStats::default();
         let handler = LoadHandler::new(job, 0, 1, Arc::default(), Arc::clone(&outcome));
         let shard = Shard::builder(config).handler(handler).device(NAME, client_end).seed([7; 32]).now(START);
-        Ok(Box::new(OnShard { shard: shard.build()?, outcome }))
+        Ok(Box::new(ShardGenerator { shard: shard.build()?, outcome }))
     }
 }
 

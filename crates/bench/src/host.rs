@@ -11,7 +11,7 @@ use ginnel_stack::tcp::config::TcpConfig;
 use ginnel_stack::time::Instant;
 
 /// A stack with its device.
-pub struct Host {
+pub struct StackHost {
     /// The stack.
     pub stack: Stack,
     port: PortId,
@@ -24,7 +24,7 @@ pub trait Application {
     fn on_event(&mut self, stack: &mut Stack, event: Event, burst: &RxBurst<'_>);
 }
 
-impl Host {
+impl StackHost {
     /// A host with one address of a /24 network, and a router to everywhere else if there is one.
     pub fn new(
         device: Device,
@@ -35,7 +35,7 @@ impl Host {
     ) -> Self {
         let config = StackConfig { tcp, ..StackConfig::default() };
         let mut stack = Stack::new(config, [7; 32], now).expect("the configuration of a bench is valid");
-        ginnel::huge_pages::ask_for(&stack);
+        ginnel::huge_pages::advise(&stack);
         let port = stack.add_port(device.tx);
         let addresses = vec![(IpAddr::V4(address), 24)];
         let link = LinkConfig { name: "bench".into(), addresses, ..LinkConfig::default() };

@@ -14,11 +14,11 @@ const PORT_FIRST: u32 = 1024;
 /// Source ports of each address.
 const PORTS: u32 = 65_536 - PORT_FIRST;
 /// How long to wait for an event before looking whether it is over.
-const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+const EPOLL_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-struct Slot {
+struct KernelSlot {
     socket: OwnedFd,
-    asked: bool,
+    is_request_sent: bool,
     received: usize,
 }
 
@@ -30,7 +30,7 @@ pub struct KernelClient {
     addresses: u32,
     /// Connections begun: tells the next source address and port.
     begun: u32,
-    slots: Vec<Slot>,
+    slots: Vec<KernelSlot>,
     events: Vec<epoll::Event>,
     /// Connections that brought their response and ended.
     pub done: u64,
@@ -59,7 +59,7 @@ impl KernelClient {
         };
         for index in 0..connections {
             let socket = client.open(index)?;
-            client.slots.push(Slot { socket, asked: false, received: 0 });
+            client.slots.push(KernelSlot { socket, is_request_sent: false, received: 0 });
         }
         Ok(client)
     }
@@ -89,7 +89,7 @@ impl KernelClient {
     pub fn turn(&mut self) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
         events.clear();
-        match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&LOOK_EVERY)) {
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&EPOLL_TIMEOUT)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
@@ -100,7 +100,7 @@ impl KernelClient {
                 self.done += u64::from(good);
                 self.failed += u64::from(!good);
                 let socket = self.open(index)?;
-                self.slots[index] = Slot { socket, asked: false, received: 0 };
+                self.slots[index] = KernelSlot { socket, is_request_sent: false, received: 0 };
             }
         }
         self.events = events;
@@ -108,12 +108,12 @@ impl KernelClient {
     }
 }
 
-impl Slot {
+impl KernelSlot {
     /// Goes on as far as it can. `Some` if the connection is over: whether it was good.
     fn advance(&mut self) -> Option<bool> {
-        if !self.asked {
+        if !self.is_request_sent {
             match rustix::io::write(&self.socket, http::REQUEST) {
-                Ok(_) => self.asked = true,
+                Ok(_) => self.is_request_sent = true,
                 Err(Errno::AGAIN) => return None,
                 Err(_) => return Some(false),
             }

@@ -14,29 +14,29 @@
 //! harness/   the machine, A B A B, results
 //! ```
 
-mod alternate;
 mod benches;
 mod bulk;
 mod client;
-mod contest;
-mod duel;
 mod frames;
 mod generator;
 mod harness;
 mod host;
 mod http;
+mod interleaved;
 mod kernel_client;
 mod namespace;
-mod placed;
+mod placed_server;
+mod program_comparison;
 mod programs;
 mod server;
-mod solo;
+mod single_thread;
 mod tap;
+mod two_threads;
 
 use benches::{ALL, Bench, Needs};
 use clap::Parser;
 use harness::result::BenchResult;
-use harness::{Failure, Options, lock};
+use harness::{MeasureError, Options, lock};
 use std::process::ExitCode;
 
 /// Paired measurements of Ginnel against other stacks.
@@ -84,11 +84,11 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     let outcome = if let Some(case) = &arguments.count_case {
-        benches::instructions::work(case, arguments.operations)
+        benches::instructions::run_case(case, arguments.operations)
     } else if let Some(connections) = arguments.idle_connections {
-        benches::idle::work(connections)
+        benches::idle::print_connection_memory(connections)
     } else if let Some(tasks) = arguments.idle_tasks {
-        benches::idle::task_work(tasks)
+        benches::idle::print_task_memory(tasks)
     } else {
         run(&arguments)
     };
@@ -102,14 +102,14 @@ fn main() -> ExitCode {
 }
 
 /// Runs the benches that were named. One that fails does not keep the others from running.
-fn run(arguments: &Arguments) -> Result<(), Failure> {
+fn run(arguments: &Arguments) -> Result<(), MeasureError> {
     let options = &arguments.options;
     let wanted = |name: &str| arguments.names.is_empty() || arguments.names.iter().any(|n| n == name);
     let benches: Vec<_> = ALL.iter().filter(|b| wanted(b.name)).collect();
     // Whoever started the process inside of a namespace holds the lock for it.
     let inside = namespace::is_inside();
     let timed = benches.iter().any(|b| b.needs != Needs::Nothing);
-    let _lock = if timed && !inside { Some(lock::machine()?) } else { None };
+    let _lock = if timed && !inside { Some(lock::lock_machine()?) } else { None };
     let mut failed = Vec::new();
     for bench in benches {
         if !inside {
@@ -124,16 +124,16 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
             }
             Err(failure) => {
                 println!("{}: {failure}", bench.name);
-                if let Failure::Failed(_) = failure {
+                if let MeasureError::Failed(_) = failure {
                     failed.push(bench.name);
                 }
             }
         }
     }
-    if failed.is_empty() { Ok(()) } else { Err(Failure::Failed(failed.join(", "))) }
+    if failed.is_empty() { Ok(()) } else { Err(MeasureError::Failed(failed.join(", "))) }
 }
 
-fn run_one(bench: &Bench, options: &Options, inside: bool) -> Result<Vec<BenchResult>, Failure> {
+fn run_one(bench: &Bench, options: &Options, inside: bool) -> Result<Vec<BenchResult>, MeasureError> {
     match bench.needs {
         Needs::Nothing => {}
         Needs::Machine => lock::wait_until_quiet(options)?,

@@ -1,6 +1,6 @@
 //! Unmodified servers, and how they are configured: one worker, no logs, the same on the kernel and on a stack.
 
-use crate::harness::Failure;
+use crate::harness::MeasureError;
 use crate::http;
 use std::ffi::OsString;
 use std::fs;
@@ -9,18 +9,18 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Fails if a program is not there.
-pub fn need(program: &str) -> Result<(), Failure> {
+pub fn require(program: &str) -> Result<(), MeasureError> {
     // It may not know the option; if it starts, it is there.
     let started = Command::new(program).arg("-v").stdin(Stdio::null()).output();
-    started.map(drop).map_err(|e| Failure::Skipped(format!("{program}: {e}")))
+    started.map(drop).map_err(|e| MeasureError::Skipped(format!("{program}: {e}")))
 }
 
-fn line(words: &[&str]) -> Vec<OsString> {
+fn to_command_line(words: &[&str]) -> Vec<OsString> {
     words.iter().map(OsString::from).collect()
 }
 
 /// nginx with a response of 64 bytes from memory; its files are in `folder`.
-pub fn nginx(folder: &Path, address: Ipv4Addr, port: u16) -> Result<Vec<OsString>, Failure> {
+pub fn nginx(folder: &Path, address: Ipv4Addr, port: u16) -> Result<Vec<OsString>, MeasureError> {
     let at = folder.display();
     let body = "x".repeat(http::BODY_BYTES);
     let config = format!(
@@ -32,11 +32,16 @@ pub fn nginx(folder: &Path, address: Ipv4Addr, port: u16) -> Result<Vec<OsString
     );
     let path = folder.join("nginx.conf");
     fs::write(&path, config)?;
-    Ok(line(&["nginx", "-c", &path.to_string_lossy(), "-p", &at.to_string()]))
+    Ok(to_command_line(&["nginx", "-c", &path.to_string_lossy(), "-p", &at.to_string()]))
 }
 
 /// HAProxy in front of a server at another port of the same address, one thread.
-pub fn haproxy(folder: &Path, address: Ipv4Addr, port: u16, behind: u16) -> Result<Vec<OsString>, Failure> {
+pub fn haproxy(
+    folder: &Path,
+    address: Ipv4Addr,
+    port: u16,
+    behind: u16,
+) -> Result<Vec<OsString>, MeasureError> {
     let config = format!(
         "global\n nbthread 1\n maxconn 4000\n\
          defaults\n mode http\n timeout connect 5s\n timeout client 30s\n timeout server 30s\n\
@@ -45,7 +50,7 @@ pub fn haproxy(folder: &Path, address: Ipv4Addr, port: u16, behind: u16) -> Resu
     );
     let path = folder.join("haproxy.cfg");
     fs::write(&path, config)?;
-    Ok(line(&["haproxy", "-db", "-f", &path.to_string_lossy()]))
+    Ok(to_command_line(&["haproxy", "-db", "-f", &path.to_string_lossy()]))
 }
 
 /// Redis that keeps nothing.
@@ -53,11 +58,25 @@ pub fn redis(folder: &Path, address: Ipv4Addr) -> Vec<OsString> {
     let (at, address) = (folder.to_string_lossy(), address.to_string());
     let mut words = vec!["redis-server", "--bind", &address, "--port", "6379", "--dir", &at];
     words.extend(["--save", "", "--appendonly", "no", "--protected-mode", "no", "--daemonize", "no"]);
-    line(&words)
+    to_command_line(&words)
 }
 
 /// memcached with one thread that works.
 pub fn memcached(address: Ipv4Addr) -> Vec<OsString> {
     let address = address.to_string();
-    line(&["memcached", "-u", "root", "-l", &address, "-p", "11211", "-U", "0", "-t", "1", "-c", "4096"])
+    to_command_line(&[
+        "memcached",
+        "-u",
+        "root",
+        "-l",
+        &address,
+        "-p",
+        "11211",
+        "-U",
+        "0",
+        "-t",
+        "1",
+        "-c",
+        "4096",
+    ])
 }

@@ -1,12 +1,12 @@
 //! Bulk transfers between a host of ours and the Linux kernel, over TAP.
 
-use crate::bulk::Bulk;
-use crate::duel::Load;
-use crate::harness::Failure;
+use crate::bulk::BulkTransfer;
+use crate::harness::MeasureError;
 use crate::harness::machine::{Cpus, pin, thread_cpu_time};
-use crate::harness::pairs::Measured;
-use crate::host::Host;
+use crate::harness::pairs::Measurement;
+use crate::host::StackHost;
 use crate::namespace;
+use crate::two_threads::PollTime;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::time::Duration;
 use ginnel::clock;
@@ -20,18 +20,18 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
 /// The kernel's end.
-pub const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+pub const KERNEL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 /// Our end.
-pub const OURS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+pub const STACK_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 
 /// Name of the kernel's interface.
 pub const INTERFACE: &str = "bench0";
 /// Bytes that the kernel's end reads or writes at a time.
-const PIECE_BYTES: usize = 256 << 10;
+const CHUNK_BYTES: usize = 256 << 10;
 /// How long a blocking call of the kernel's end may take before it looks whether it is over.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a connection may take to open.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Each transfer has a port of its own, so that it meets nothing that is left of the last one.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(5001);
@@ -63,10 +63,10 @@ pub struct Transfer {
 }
 
 /// Opens the TAP device; these are the kernel's addresses.
-pub fn open(cpus: Cpus, addresses: Vec<(IpAddr, u8)>) -> Result<Device, Failure> {
+pub fn open(cpus: Cpus, addresses: Vec<(IpAddr, u8)>) -> Result<Device, MeasureError> {
     let config =
         TapConfig { name: Some(INTERFACE.into()), kernel_addresses: addresses, ..TapConfig::default() };
-    let device = tap::open(&config).map_err(|e| Failure::Skipped(e.to_string()))?;
+    let device = tap::open(&config).map_err(|e| MeasureError::Skipped(e.to_string()))?;
     if !namespace::receive_on(INTERFACE, cpus.client) {
         println!("  receiving of the kernel's end runs on our CPU: /sys could not be mounted");
     }
@@ -74,19 +74,19 @@ pub fn open(cpus: Cpus, addresses: Vec<(IpAddr, u8)>) -> Result<Device, Failure>
 }
 
 /// Runs a transfer. The figure is Mbit/s of payload.
-pub fn transfer(t: &Transfer) -> Result<Measured, Failure> {
-    let mut device = open(t.cpus, vec![(KERNEL.into(), 24)])?;
+pub fn transfer(t: &Transfer) -> Result<Measurement, MeasureError> {
+    let mut device = open(t.cpus, vec![(KERNEL_ADDRESS.into(), 24)])?;
     if let Some((link, seed)) = &t.link {
         device = faults::wrap(device, link, *seed);
     }
     let over = AtomicBool::new(false);
     let received = AtomicU64::new(0);
     let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
-    let listener = TcpListener::bind((KERNEL, port))?;
+    let listener = TcpListener::bind((KERNEL_ADDRESS, port))?;
     std::thread::scope(|scope| {
-        let kernel = scope.spawn(|| kernels_end(t, &listener, port, &over, &received));
+        let kernel = scope.spawn(|| run_kernel_end(t, &listener, port, &over, &received));
         let ours = scope.spawn(|| {
-            let result = our_end(t, device, port, &received);
+            let result = run_stack_end(t, device, port, &received);
             over.store(true, Ordering::Relaxed);
             result
         });
@@ -97,30 +97,35 @@ pub fn transfer(t: &Transfer) -> Result<Measured, Failure> {
     })
 }
 
-fn our_end(t: &Transfer, device: Device, port: u16, received: &AtomicU64) -> Result<Measured, Failure> {
+fn run_stack_end(
+    t: &Transfer,
+    device: Device,
+    port: u16,
+    received: &AtomicU64,
+) -> Result<Measurement, MeasureError> {
     pin(t.cpus.server)?;
     let mut now = clock::now();
-    let mut host = Host::new(device, OURS, None, t.tcp.clone(), now);
+    let mut host = StackHost::new(device, STACK_ADDRESS, None, t.tcp.clone(), now);
     let mut bulk = match t.sender {
-        Sender::Ours => Bulk::fountain(&mut host.stack),
-        Sender::Kernel => Bulk::sink(),
+        Sender::Ours => BulkTransfer::sender(&mut host.stack),
+        Sender::Kernel => BulkTransfer::receiver(),
     };
     match t.sender {
         Sender::Ours => {
-            let to = SocketAddr::new(KERNEL.into(), port);
+            let to = SocketAddr::new(KERNEL_ADDRESS.into(), port);
             let opened = host.stack.connect(now, to, &ConnectOptions::default());
-            opened.map_err(|e| Failure::Failed(e.to_string()))?;
+            opened.map_err(|e| MeasureError::Failed(e.to_string()))?;
         }
         Sender::Kernel => {
-            let local = SocketAddr::new(OURS.into(), port);
+            let local = SocketAddr::new(STACK_ADDRESS.into(), port);
             let listening = host.stack.listen(local, ListenOptions::default());
-            listening.map_err(|e| Failure::Failed(e.to_string()))?;
+            listening.map_err(|e| MeasureError::Failed(e.to_string()))?;
         }
     }
-    let give_up = now + PATIENCE;
+    let give_up = now + CONNECT_TIMEOUT;
     let mut opened = None;
     let mut counted_from = None;
-    let mut load = Load::default();
+    let mut load = PollTime::default();
     loop {
         let frames = host.turn(now, &mut bulk);
         let end = clock::now();
@@ -132,15 +137,15 @@ fn our_end(t: &Transfer, device: Device, port: u16, received: &AtomicU64) -> Res
         };
         match (opened, counted_from) {
             (None, _) if bulk.opened > 0 => opened = Some(now),
-            (None, _) if now >= give_up => return Err(Failure::Failed("no connection".into())),
+            (None, _) if now >= give_up => return Err(MeasureError::Failed("no connection".into())),
             (Some(at), None) if now - at >= t.warm_up => {
                 counted_from = Some((now, bytes));
-                load = Load::default();
+                load = PollTime::default();
             }
             (_, Some((at, before))) if now - at >= t.measure => {
                 let stats = host.stack.tcp_stats();
                 let mut measured =
-                    Measured::new((bytes - before) as f64 * 8.0 / (now - at).as_secs_f64() / 1e6)
+                    Measurement::new((bytes - before) as f64 * 8.0 / (now - at).as_secs_f64() / 1e6)
                         .with("our_busy_time", 1.0 - load.idle_time())
                         .with("our_idle_polls", load.idle_polls())
                         .with("packets_to_us", stats.segments_in as f64)
@@ -157,36 +162,38 @@ fn our_end(t: &Transfer, device: Device, port: u16, received: &AtomicU64) -> Res
 }
 
 /// Returns the share of a CPU that the thread used.
-fn kernels_end(
+fn run_kernel_end(
     t: &Transfer,
     listener: &TcpListener,
     port: u16,
     over: &AtomicBool,
     received: &AtomicU64,
-) -> Result<f64, Failure> {
+) -> Result<f64, MeasureError> {
     pin(t.cpus.client)?;
     let began = std::time::Instant::now();
     let result = match t.sender {
-        Sender::Ours => kernel_receives(listener, over, received),
-        Sender::Kernel => kernel_sends(SocketAddr::new(OURS.into(), port), over),
+        Sender::Ours => receive_on_kernel(listener, over, received),
+        Sender::Kernel => send_from_kernel(SocketAddr::new(STACK_ADDRESS.into(), port), over),
     };
     let share = thread_cpu_time().as_secs_f64() / began.elapsed().as_secs_f64();
     match result {
         // Our end vanishes without taking its leave.
-        Err(e) if !over.load(Ordering::Relaxed) => Err(Failure::Failed(format!("the kernel's end: {e}"))),
+        Err(e) if !over.load(Ordering::Relaxed) => {
+            Err(MeasureError::Failed(format!("the kernel's end: {e}")))
+        }
         _ => Ok(share),
     }
 }
 
-fn kernel_receives(listener: &TcpListener, over: &AtomicBool, received: &AtomicU64) -> io::Result<()> {
+fn receive_on_kernel(listener: &TcpListener, over: &AtomicBool, received: &AtomicU64) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let (mut stream, _) = retry(over, || {
         std::thread::sleep(Duration::from_millis(1));
         listener.accept()
     })?;
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(LOOK_EVERY))?;
-    let mut buffer = vec![0; PIECE_BYTES];
+    stream.set_read_timeout(Some(POLL_INTERVAL))?;
+    let mut buffer = vec![0; CHUNK_BYTES];
     loop {
         match retry(over, || stream.read(&mut buffer))? {
             0 => return Ok(()),
@@ -195,14 +202,14 @@ fn kernel_receives(listener: &TcpListener, over: &AtomicBool, received: &AtomicU
     }
 }
 
-fn kernel_sends(to: SocketAddr, over: &AtomicBool) -> io::Result<()> {
+fn send_from_kernel(to: SocketAddr, over: &AtomicBool) -> io::Result<()> {
     // Our end may not listen yet.
     let mut stream = retry(over, || match connect_with_cubic(to) {
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Err(io::ErrorKind::WouldBlock.into()),
         other => other,
     })?;
-    stream.set_write_timeout(Some(LOOK_EVERY))?;
-    let buffer = vec![0; PIECE_BYTES];
+    stream.set_write_timeout(Some(POLL_INTERVAL))?;
+    let buffer = vec![0; CHUNK_BYTES];
     loop {
         retry(over, || stream.write(&buffer))?;
     }
@@ -213,13 +220,13 @@ fn connect_with_cubic(to: SocketAddr) -> io::Result<TcpStream> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_tcp_congestion(&socket, "cubic")?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(CONNECT_TIMEOUT))?;
     connect(&socket, &to)?;
     Ok(socket.into())
 }
 
 /// What a call with a time-out says when the time is up, or when the machine was halted for a while (signal(7)).
-const AGAIN: [io::ErrorKind; 3] =
+const RETRIED_ERRORS: [io::ErrorKind; 3] =
     [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut, io::ErrorKind::Interrupted];
 
 /// Tries until it works, fails, or all is over.
@@ -229,7 +236,7 @@ fn retry<R>(over: &AtomicBool, mut attempt: impl FnMut() -> io::Result<R>) -> io
             return Err(io::ErrorKind::TimedOut.into());
         }
         match attempt() {
-            Err(e) if AGAIN.contains(&e.kind()) => {}
+            Err(e) if RETRIED_ERRORS.contains(&e.kind()) => {}
             result => return result,
         }
     }

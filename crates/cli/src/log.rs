@@ -9,18 +9,18 @@ use tracing::{Event, Level, Metadata, Subscriber};
 /// From now on events of level WARN and ERROR are printed.
 pub fn to_stderr() {
     // Only refused if it was set before, and then somebody listens already.
-    let _ = tracing::subscriber::set_global_default(Lines);
+    let _ = tracing::subscriber::set_global_default(StderrSubscriber);
 }
 
-struct Lines;
+struct StderrSubscriber;
 
-impl Subscriber for Lines {
+impl Subscriber for StderrSubscriber {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= Level::WARN
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut line = Line::default();
+        let mut line = LineBuilder::default();
         event.record(&mut line);
         // With standard error gone there is nobody left to tell.
         let _ = writeln!(std::io::stderr(), "ginnel: {}{}", line.message, line.fields);
@@ -37,12 +37,12 @@ impl Subscriber for Lines {
 }
 
 #[derive(Default)]
-struct Line {
+struct LineBuilder {
     message: String,
     fields: String,
 }
 
-impl Visit for Line {
+impl Visit for LineBuilder {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         // Writing to a string cannot fail.
         let _ = match field.name() {

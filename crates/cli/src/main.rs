@@ -4,12 +4,12 @@
 //! standard error that names the thing it is about.
 
 mod commands;
+mod executable;
 mod failure;
-mod image;
 mod log;
-mod presence;
 mod programs;
-mod serving;
+mod publish;
+mod served_stack;
 mod signals;
 mod stack_options;
 mod table;

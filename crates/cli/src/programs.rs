@@ -10,10 +10,10 @@ use std::process::{Child, Command};
 /// Name of the library.
 const LIBRARY: &str = "libginnel.so";
 /// What the library reads (crates/posix/preload/src/attach.rs).
-const STACK: &str = "GINNEL_STACK";
-const ON_MISSING: &str = "GINNEL_ON_MISSING";
-const KERNEL_LISTEN: &str = "GINNEL_KERNEL_LISTEN";
-const LISTEN_SPAWN: &str = "GINNEL_LISTEN_SPAWN";
+const STACK_VARIABLE: &str = "GINNEL_STACK";
+const ON_MISSING_VARIABLE: &str = "GINNEL_ON_MISSING";
+const KERNEL_LISTEN_VARIABLE: &str = "GINNEL_KERNEL_LISTEN";
+const LISTEN_SPAWN_VARIABLE: &str = "GINNEL_LISTEN_SPAWN";
 
 /// How a program is run.
 #[derive(Clone, Debug, Args)]
@@ -68,17 +68,17 @@ enum OnMissing {
 }
 
 /// Where the library is: where the environment says, beside this program, or where packages put it.
-pub fn library() -> Result<PathBuf, Failure> {
+pub fn find_library() -> Result<PathBuf, Failure> {
     if let Some(path) = std::env::var_os("GINNEL_LIBRARY") {
         return Ok(path.into());
     }
     let program = std::env::current_exe().map_err(|e| Failure::running(format!("own path: {e}")))?;
     let beside = program.with_file_name(LIBRARY);
-    let places = program
+    let candidates = program
         .parent()
         .into_iter()
         .flat_map(|at| ["../lib/ginnel", "../lib"].map(|folder| at.join(folder).join(LIBRARY)));
-    core::iter::once(beside.clone()).chain(places).find(|path| path.exists()).ok_or_else(|| {
+    core::iter::once(beside.clone()).chain(candidates).find(|path| path.exists()).ok_or_else(|| {
         Failure::running(format!("{} is missing (GINNEL_LIBRARY says where else it is)", beside.display()))
     })
 }
@@ -93,19 +93,19 @@ impl ProgramOptions {
     }
 
     /// Why the program cannot be on a stack at all, if it cannot.
-    pub fn why_not(&self) -> Option<Failure> {
-        let cause = self.program.first().and_then(|word| crate::image::why_not(word))?;
+    pub fn check_preloadable(&self) -> Option<Failure> {
+        let cause = self.program.first().and_then(|word| crate::executable::why_not_preloadable(word))?;
         Some(Failure::running(match self.on_missing {
             OnMissing::Fail => format!("{cause} (--on-missing=kernel runs it on the kernel's network)"),
             OnMissing::Kernel => cause,
         }))
     }
 
-    fn on_stack(&self, library: &Path, control: &Path) -> Command {
+    fn command_on_stack(&self, library: &Path, control: &Path) -> Command {
         let mut preload = library.as_os_str().to_owned();
-        if let Some(others) = others_preloaded() {
+        if let Some(other_libraries) = other_preloaded_libraries() {
             preload.push(":");
-            preload.push(others);
+            preload.push(other_libraries);
         }
         let kernel_listen = match self.kernel_listen {
             KernelListen::Auto => "auto",
@@ -122,59 +122,59 @@ impl ProgramOptions {
         };
         let mut command = self.command();
         command
-            .env(LISTEN_SPAWN, listen_spawn)
+            .env(LISTEN_SPAWN_VARIABLE, listen_spawn)
             .env("LD_PRELOAD", preload)
-            .env(STACK, control)
-            .env(ON_MISSING, on_missing)
-            .env(KERNEL_LISTEN, kernel_listen);
+            .env(STACK_VARIABLE, control)
+            .env(ON_MISSING_VARIABLE, on_missing)
+            .env(KERNEL_LISTEN_VARIABLE, kernel_listen);
         command
     }
 
-    fn failed(&self, e: &std::io::Error) -> Failure {
+    fn exec_failure(&self, e: &std::io::Error) -> Failure {
         let name = self.program.first().map(|name| name.display().to_string()).unwrap_or_default();
         Failure::running(format!("{name}: {e}"))
     }
 
     /// Starts the program with the library and a way to the stack.
-    pub fn start(&self, library: &Path, control: &Path) -> Result<Child, Failure> {
-        self.on_stack(library, control).spawn().map_err(|e| self.failed(&e))
+    pub fn spawn_on_stack(&self, library: &Path, control: &Path) -> Result<Child, Failure> {
+        self.command_on_stack(library, control).spawn().map_err(|e| self.exec_failure(&e))
     }
 
     /// This process becomes the program, on a stack that others made. Returns only if that fails.
-    pub fn become_on_stack(&self, library: &Path, control: &Path) -> Failure {
-        self.failed(&self.on_stack(library, control).exec())
+    pub fn exec_on_stack(&self, library: &Path, control: &Path) -> Failure {
+        self.exec_failure(&self.command_on_stack(library, control).exec())
     }
 
     /// This process becomes the program, without the library. Returns only if that fails.
-    pub fn become_on_kernel(&self) -> Failure {
+    pub fn exec_on_kernel(&self) -> Failure {
         let mut command = self.command();
-        match others_preloaded() {
-            Some(others) => command.env("LD_PRELOAD", others),
+        match other_preloaded_libraries() {
+            Some(other_libraries) => command.env("LD_PRELOAD", other_libraries),
             None => command.env_remove("LD_PRELOAD"),
         };
-        for name in [STACK, ON_MISSING, KERNEL_LISTEN, LISTEN_SPAWN] {
+        for name in [STACK_VARIABLE, ON_MISSING_VARIABLE, KERNEL_LISTEN_VARIABLE, LISTEN_SPAWN_VARIABLE] {
             command.env_remove(name);
         }
-        self.failed(&command.exec())
+        self.exec_failure(&command.exec())
     }
 
     /// There is no stack for the program, and why: one loud line, and what was chosen for this case.
-    pub fn without_stack(&self, cause: &Failure) -> Failure {
+    pub fn handle_missing_stack(&self, cause: &Failure) -> Failure {
         if self.on_missing == OnMissing::Fail {
             return Failure::no_stack(cause.to_string());
         }
         let name = self.program.first().map(|name| name.display().to_string()).unwrap_or_default();
         eprintln!("ginnel: {cause}; {name} goes on with the kernel's network");
-        self.become_on_kernel()
+        self.exec_on_kernel()
     }
 }
 
 /// What is preloaded beside this library, if anything is.
-fn others_preloaded() -> Option<OsString> {
+fn other_preloaded_libraries() -> Option<OsString> {
     let all = std::env::var_os("LD_PRELOAD")?;
     let text = all.to_str()?;
     let is_ours = |path: &&str| Path::new(path).file_name() == Some(OsStr::new(LIBRARY));
-    let others: Vec<&str> =
+    let other_libraries: Vec<&str> =
         text.split([':', ' ']).filter(|path| !path.is_empty() && !is_ours(path)).collect();
-    (!others.is_empty()).then(|| others.join(":").into())
+    (!other_libraries.is_empty()).then(|| other_libraries.join(":").into())
 }

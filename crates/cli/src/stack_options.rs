@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use core::net::IpAddr;
 use core::str::FromStr;
 use ginnel::Config;
-use ginnel::config::{AfXdpKeys, DeviceConfig, DeviceKind, LinkSpec, Loopback, MemifConfig, Prefix};
+use ginnel::config::{AfXdpOptions, DeviceConfig, DeviceKind, LinkSpec, Loopback, MemifConfig, Prefix};
 use ginnel_apps::units::parse_bytes;
 use ginnel_devices::capture::Filter;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ pub struct StackOptions {
 
     /// Whose 127.0.0.0/8 and ::1 are, for programs on the stack: with "stack" a program reaches itself, and the other programs there, inside the stack; it needs no device then.
     #[arg(long, value_name = "WHOSE", value_enum)]
-    pub loopback: Option<Whose>,
+    pub loopback: Option<LoopbackOwner>,
 
     /// Largest IP packet in bytes.
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(68..=65_521))]
@@ -61,7 +61,7 @@ pub struct StackOptions {
     pub capture: Option<PathBuf>,
 
     /// Capture only frames that this is true of, in a part of tcpdump's language, as "tcp port 80 and not host 10.0.0.9".
-    #[arg(long, value_name = "EXPRESSION", value_parser = filter)]
+    #[arg(long, value_name = "EXPRESSION", value_parser = parse_filter)]
     pub capture_filter: Option<String>,
 
     /// Capture only so many bytes of each frame.
@@ -91,7 +91,7 @@ pub struct StackOptions {
 
 /// Whose loopback addresses are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Whose {
+pub enum LoopbackOwner {
     /// The kernel's: the default.
     Kernel,
     /// The stack's.
@@ -106,7 +106,7 @@ pub enum DeviceName {
     /// A TAP interface of this name.
     Tap(String),
     /// Queues of the interface of this name.
-    AfXdp(String, AfXdpKeys),
+    AfXdp(String, AfXdpOptions),
 }
 
 impl FromStr for DeviceName {
@@ -115,17 +115,17 @@ impl FromStr for DeviceName {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             None if text == "memory" => Ok(Self::Memory),
-            Some(("tap", name)) => Ok(Self::Tap(interface(name)?)),
+            Some(("tap", name)) => Ok(Self::Tap(parse_interface(name)?)),
             Some(("af_xdp", rest)) => {
                 let (name, keys) = rest.split_once(',').unwrap_or((rest, ""));
-                Ok(Self::AfXdp(interface(name)?, keys.parse()?))
+                Ok(Self::AfXdp(parse_interface(name)?, keys.parse()?))
             }
             _ => Err("neither \"memory\" nor \"tap:NAME\" nor \"af_xdp:NAME\"".into()),
         }
     }
 }
 
-fn interface(name: &str) -> Result<String, String> {
+fn parse_interface(name: &str) -> Result<String, String> {
     if (1..=15).contains(&name.len()) && !name.contains(['/', ' ']) {
         Ok(name.into())
     } else {
@@ -134,7 +134,7 @@ fn interface(name: &str) -> Result<String, String> {
 }
 
 /// A filter that is one, as it was written.
-fn filter(text: &str) -> Result<String, String> {
+fn parse_filter(text: &str) -> Result<String, String> {
     text.parse::<Filter>().map(|_| text.into()).map_err(|e| e.to_string())
 }
 
@@ -146,11 +146,11 @@ impl StackOptions {
             None => Config::default(),
         };
         config.loopback = match self.loopback {
-            Some(Whose::Kernel) => Loopback::Kernel,
-            Some(Whose::Stack) => Loopback::Stack,
+            Some(LoopbackOwner::Kernel) => Loopback::Kernel,
+            Some(LoopbackOwner::Stack) => Loopback::Stack,
             None => config.loopback,
         };
-        self.shape(&mut config)?;
+        self.apply_to(&mut config)?;
         if let Some(device) = self.sole_device(&mut config)? {
             device.mtu = self.mtu.or(device.mtu);
             device.kernel_addresses.extend(&self.kernel_address);
@@ -195,7 +195,7 @@ impl StackOptions {
     }
 
     /// Devices, links and routes: all from the file, or all from the options.
-    fn shape(&self, config: &mut Config) -> Result<(), Failure> {
+    fn apply_to(&self, config: &mut Config) -> Result<(), Failure> {
         let from_options = self.device.is_some()
             || self.memif.is_some()
             || !self.address.is_empty()
@@ -263,7 +263,7 @@ impl StackOptions {
 #[cfg(test)]
 mod tests {
     use super::{DeviceName, StackOptions};
-    use ginnel::config::{AfXdpKeys, DeviceKind};
+    use ginnel::config::{AfXdpOptions, DeviceKind};
 
     fn options() -> StackOptions {
         StackOptions {
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!("tap:x".parse(), Ok(DeviceName::Tap("x".into())));
         let keys = "queues=1,take=all".parse().unwrap();
         assert_eq!("af_xdp:x,queues=1,take=all".parse(), Ok(DeviceName::AfXdp("x".into(), keys)));
-        assert_eq!("af_xdp:x".parse(), Ok(DeviceName::AfXdp("x".into(), AfXdpKeys::default())));
+        assert_eq!("af_xdp:x".parse(), Ok(DeviceName::AfXdp("x".into(), AfXdpOptions::default())));
         for bad in
             ["af_xdp:", "af_xdp:x,take=some", "", "tap", "tap:", "eth0", "tap:sixteen-letters-", "memory:x"]
         {

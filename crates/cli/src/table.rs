@@ -15,7 +15,7 @@ impl Table {
     }
 
     /// Adds a row; missing cells stay empty.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+    pub fn add_row(&mut self, cells: impl IntoIterator<Item = String>) {
         let mut row: Vec<String> = cells.into_iter().collect();
         row.resize(self.rows[0].len(), String::new());
         self.rows.push(row);
@@ -54,7 +54,7 @@ impl fmt::Display for Table {
 }
 
 /// A number with its thousands apart: `1,234,567`.
-pub fn grouped(number: u64) -> String {
+pub fn with_thousands_separators(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
     for (i, digit) in digits.chars().enumerate() {
@@ -68,13 +68,13 @@ pub fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Table, grouped};
+    use super::{Table, with_thousands_separators};
 
     #[test]
     fn a_table_is_aligned_markdown() {
         let mut table = Table::new(&["what", "a", "bb"]);
-        table.row(["rate".into(), "1".into(), "22222".into()]);
-        table.row(["x".into(), "333".into()]);
+        table.add_row(["rate".into(), "1".into(), "22222".into()]);
+        table.add_row(["x".into(), "333".into()]);
         let expected = "\
 | what |   a |    bb |
 |------|----:|------:|
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn thousands_are_set_apart() {
-        let shown: Vec<String> = [0, 999, 1000, 1_234_567].map(grouped).into();
+        let shown: Vec<String> = [0, 999, 1000, 1_234_567].map(with_thousands_separators).into();
         assert_eq!(shown, ["0", "999", "1,000", "1,234,567"]);
     }
 }

@@ -26,7 +26,7 @@ fn library() -> &'static Path {
 }
 
 /// Whether this machine permits it.
-fn may_run(test: &str, programs: &[&str]) -> bool {
+fn can_run(test: &str, programs: &[&str]) -> bool {
     let missing = |program: &&&str| Command::new(program).arg("-v").output().is_err();
     let needed = ["ethtool", "ip", "unshare"].iter().chain(programs).find(missing);
     let reason = unavailable()
@@ -48,7 +48,7 @@ fn compare(options: &[&str], program: &[&str]) -> Output {
     command.env("GINNEL_LIBRARY", library()).output().unwrap()
 }
 
-fn problem(options: &[&str], program: &[&str]) -> String {
+fn failure_text(options: &[&str], program: &[&str]) -> String {
     let output = compare(options, program);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{text}");
@@ -91,7 +91,7 @@ impl Drop for Nginx {
 
 #[test]
 fn nginx_is_compared_over_af_xdp_and_over_memory() {
-    if !may_run("nginx_is_compared_over_af_xdp_and_over_memory", &["nginx"]) {
+    if !can_run("nginx_is_compared_over_af_xdp_and_over_memory", &["nginx"]) {
         return;
     }
     let nginx = Nginx::new("nginx");
@@ -128,14 +128,14 @@ fn nginx_is_compared_over_af_xdp_and_over_memory() {
 
 #[test]
 fn what_is_wrong_with_a_program_is_said() {
-    if !may_run("what_is_wrong_with_a_program_is_said", &["sh", "sleep"]) {
+    if !can_run("what_is_wrong_with_a_program_is_said", &["sh", "sleep"]) {
         return;
     }
-    let text = problem(&[], &["sh", "-c", "echo bad configuration >&2; exit 3"]);
+    let text = failure_text(&[], &["sh", "-c", "echo bad configuration >&2; exit 3"]);
     assert!(text.contains("the program has ended: exit status 3; it said: bad configuration"), "{text}");
-    let text = problem(&["--patience", "1"], &["sleep", "60"]);
+    let text = failure_text(&["--patience", "1"], &["sleep", "60"]);
     assert!(text.contains("nothing listens at 10.77.0.1: the program has to listen on 10.77.0.1"), "{text}");
-    let text = problem(&[], &["no-such-program-anywhere"]);
+    let text = failure_text(&[], &["no-such-program-anywhere"]);
     assert!(text.contains("no-such-program-anywhere: "), "{text}");
 }
 

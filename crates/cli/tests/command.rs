@@ -14,7 +14,7 @@ fn ginnel(arguments: &[&str]) -> Output {
 }
 
 /// Exit code and standard error, which must be one line.
-fn refused(arguments: &[&str]) -> (i32, String) {
+fn run_refused(arguments: &[&str]) -> (i32, String) {
     let output = ginnel(arguments);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(text.lines().count(), 1, "{text}");
@@ -23,9 +23,9 @@ fn refused(arguments: &[&str]) -> (i32, String) {
 }
 
 /// A directory with a small site, removed with the value.
-struct Site(PathBuf);
+struct TempSite(PathBuf);
 
-impl Site {
+impl TempSite {
     fn new(name: &str) -> Self {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
@@ -39,7 +39,7 @@ impl Site {
     }
 }
 
-impl Drop for Site {
+impl Drop for TempSite {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -51,7 +51,7 @@ fn pattern(len: usize) -> Vec<u8> {
 
 #[test]
 fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
-    let site = Site::new("wrong");
+    let site = TempSite::new("wrong");
     let root = site.path();
     for (arguments, expected) in [
         (&["nonsense"][..], "unrecognized subcommand 'nonsense'"),
@@ -143,7 +143,7 @@ fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
             "--mtu is for --stack ginnel and --stack light",
         ),
     ] {
-        let (code, text) = refused(arguments);
+        let (code, text) = run_refused(arguments);
         assert!(text.contains(expected), "{arguments:?}: {text}");
         assert_eq!(code, 2, "{arguments:?}: {text}");
     }
@@ -151,10 +151,10 @@ fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
 
 #[test]
 fn a_configuration_file_is_named_with_line_and_key() {
-    let site = Site::new("config");
+    let site = TempSite::new("config");
     let file = site.0.join("ginnel.toml");
     std::fs::write(&file, "[tcp]\nsack = true\nrto_min_ms = 0\n").unwrap();
-    let (code, text) = refused(&["echo", "--config", file.to_str().unwrap()]);
+    let (code, text) = run_refused(&["echo", "--config", file.to_str().unwrap()]);
     assert_eq!(code, 2);
     assert!(text.ends_with("ginnel.toml:3: tcp.rto_min_ms: 0 is outside 1 to 120000"), "{text}");
 }
@@ -187,7 +187,7 @@ fn a_load_that_nobody_answered_is_no_success() {
 fn a_load_of_so_many_requests_that_nobody_answers_ends() {
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (server, url) = (address.to_string(), format!("http://{address}/"));
-    let site = Site::new("given-up");
+    let site = TempSite::new("given-up");
     let serve = format!("--serve={}", site.path());
     // Its server listens, but not there.
     let across = ["http", "--device=memory", &serve, "http://10.0.0.1/", "--dest=10.0.0.1:81"];
@@ -214,7 +214,7 @@ fn a_load_of_so_many_requests_that_nobody_answers_ends() {
 
 #[test]
 fn a_site_is_loaded_across_a_cable_of_memory_without_a_failure() {
-    let site = Site::new("memory");
+    let site = TempSite::new("memory");
     let serve = format!("--serve={}", site.path());
     let loads: [&[&str]; 6] = [
         &["--requests=2000", "--connections=20", "http://10.0.0.1/index.html"],
@@ -260,16 +260,16 @@ fn a_site_is_loaded_across_a_cable_of_memory_without_a_failure() {
 }
 
 /// A process that is ended with the value.
-struct Running(Child);
+struct RunningGinnel(Child);
 
-impl Drop for Running {
+impl Drop for RunningGinnel {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-impl Running {
+impl RunningGinnel {
     /// Asks it to end, as a user does with Ctrl-C, and returns what it printed.
     fn interrupt(mut self) -> String {
         let pid = rustix::process::Pid::from_child(&self.0);
@@ -314,7 +314,7 @@ fn echo_answers_the_kernel_over_tap() {
     }
     let mut server = Command::new(env!("CARGO_BIN_EXE_ginnel"));
     server.args(["echo", "--device=tap:gtap1", "--address=10.78.0.2/24", "--kernel-address=10.78.0.1/24"]);
-    let server = Running(server.stdout(Stdio::piped()).spawn().unwrap());
+    let server = RunningGinnel(server.stdout(Stdio::piped()).spawn().unwrap());
     let started = Instant::now();
     let mut stream = loop {
         match TcpStream::connect("10.78.0.2:7") {
@@ -342,13 +342,13 @@ fn httpd_serves_curl_over_tap_and_ends_with_a_table() {
     if in_namespace("httpd_serves_curl_over_tap_and_ends_with_a_table").is_some() {
         return;
     }
-    let site = Site::new("tap");
+    let site = TempSite::new("tap");
     let capture = site.0.join("trace.pcapng");
     let capture_argument = format!("--capture={}", capture.display());
     let mut server = Command::new(env!("CARGO_BIN_EXE_ginnel"));
     server.args(["httpd", "--device=tap:gtap0", "--address=10.77.0.2/24", "--kernel-address=10.77.0.1/24"]);
     server.args([&capture_argument, site.path()]).stdout(Stdio::piped());
-    let server = Running(server.spawn().unwrap());
+    let server = RunningGinnel(server.spawn().unwrap());
     for (path, expected) in [("index.html", b"<p>here</p>".to_vec()), ("large.bin", pattern(3 << 20))] {
         let url = format!("http://10.77.0.2/{path}");
         let arguments = ["--silent", "--fail", "--retry", "20", "--retry-all-errors", "--retry-delay", "1"];
@@ -365,7 +365,7 @@ fn httpd_serves_curl_over_tap_and_ends_with_a_table() {
 // limit: device.capture_file_bytes
 #[test]
 fn a_capture_has_a_filter_a_ring_and_as_much_of_a_frame_as_was_asked_for() {
-    let site = Site::new("ring");
+    let site = TempSite::new("ring");
     let traces = site.0.with_extension("traces");
     std::fs::create_dir_all(&traces).unwrap();
     let path = traces.join("trace.pcapng");

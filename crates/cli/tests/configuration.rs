@@ -34,7 +34,7 @@ struct Key {
 }
 
 /// The public fields of a struct with their documentation, as the source has them.
-fn keys(file: &str, name: &str) -> Vec<Key> {
+fn parse_keys(file: &str, name: &str) -> Vec<Key> {
     let source = std::fs::read_to_string(root().join(file)).unwrap();
     let start = source.find(&format!("pub struct {name} {{")).unwrap_or_else(|| panic!("{name} in {file}"));
     let body = &source[start..][..source[start..].find("\n}").unwrap()];
@@ -64,7 +64,7 @@ fn type_text(type_name: &str) -> &'static str {
     }
 }
 
-fn document() -> String {
+fn render_document() -> String {
     let mut out = String::from(
         "# Configuration\n\n\
          One TOML file, given with `--config FILE`. Every key has a default unless it says otherwise; an unknown key, a wrong type\n\
@@ -75,7 +75,7 @@ fn document() -> String {
     out.push_str(EXAMPLE.trim_start());
     out.push_str("```\n");
     out.push_str("\n## In front of all tables\n\n| Key | Type | Meaning |\n|---|---|---|\n");
-    for key in keys("crates/runtime/src/config.rs", "Config") {
+    for key in parse_keys("crates/runtime/src/config.rs", "Config") {
         // The others are tables.
         if !key.type_name.contains("Config") {
             let _ = writeln!(out, "| `{}` | {} | {} |", key.name, type_text(&key.type_name), key.text);
@@ -83,7 +83,7 @@ fn document() -> String {
     }
     for (table, name, file) in TABLES {
         let _ = write!(out, "\n## `{table}`\n\n| Key | Type | Meaning |\n|---|---|---|\n");
-        for key in keys(file, name) {
+        for key in parse_keys(file, name) {
             if key.name == "neighbour" {
                 continue; // a table of its own
             }
@@ -167,7 +167,7 @@ fn file_with(table: &str, key: &str, value: i128) -> (String, String) {
 fn every_number_has_a_range_that_is_accepted_to_its_ends_and_not_beyond() {
     let mut checked = 0;
     for (table, name, file) in TABLES {
-        for key in keys(file, name).iter().filter(|key| type_text(&key.type_name) == "integer") {
+        for key in parse_keys(file, name).iter().filter(|key| type_text(&key.type_name) == "integer") {
             let Some((least, most)) = stated_range(&key.text) else {
                 panic!("{name}.{} states no range", key.name)
             };
@@ -194,7 +194,7 @@ fn every_number_has_a_range_that_is_accepted_to_its_ends_and_not_beyond() {
 #[test]
 fn every_key_is_documented() {
     let path = root().join("docs/configuration.md");
-    let expected = document();
+    let expected = render_document();
     if std::env::var_os("GINNEL_BLESS").is_some() {
         std::fs::write(&path, &expected).unwrap();
     }
@@ -211,7 +211,7 @@ fn the_example_is_valid() {
 }
 
 /// `name: value` of each line of the pretty debug text.
-fn values(config: &impl Debug) -> Vec<(String, String)> {
+fn field_values(config: &impl Debug) -> Vec<(String, String)> {
     let text = format!("{config:#?}");
     let fields = text.lines().filter_map(|l| l.strip_prefix("    ")?.trim_end_matches(',').split_once(": "));
     fields.map(|(name, value)| (name.to_string(), value.to_string())).collect()
@@ -238,19 +238,19 @@ fn the_defaults_stated_are_the_defaults() {
     let device = DeviceConfig::new("x", DeviceKind::Memory);
     let link = LinkConfig::new("x", "y", Vec::new());
     let actual = [
-        ("ShardConfig", values(&ShardConfig::default())),
-        ("ShardsConfig", values(&ShardsConfig::default())),
-        ("RunConfig", values(&RunConfig::default())),
-        ("ChannelConfig", values(&ChannelConfig::default())),
-        ("DeviceConfig", values(&device)),
-        ("LinkConfig", values(&link)),
-        ("NetworkConfig", values(&NetworkConfig::default())),
-        ("TcpConfig", values(&TcpConfig::default())),
+        ("ShardConfig", field_values(&ShardConfig::default())),
+        ("ShardsConfig", field_values(&ShardsConfig::default())),
+        ("RunConfig", field_values(&RunConfig::default())),
+        ("ChannelConfig", field_values(&ChannelConfig::default())),
+        ("DeviceConfig", field_values(&device)),
+        ("LinkConfig", field_values(&link)),
+        ("NetworkConfig", field_values(&NetworkConfig::default())),
+        ("TcpConfig", field_values(&TcpConfig::default())),
     ];
     let mut checked = 0;
     for (name, actual) in actual {
         let (_, _, file) = TABLES.iter().find(|(_, n, _)| *n == name).unwrap();
-        for key in keys(file, name) {
+        for key in parse_keys(file, name) {
             let Some(stated) = stated_default(&key.text) else { continue };
             let Some((_, value)) = actual.iter().find(|(n, _)| *n == key.name) else { continue };
             assert_eq!(stated, value.to_lowercase(), "{name}.{}", key.name);

@@ -6,12 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A site, and beside it the socket. Removed with this value.
-struct Folder(PathBuf);
+struct TempFolder(PathBuf);
 
-impl Folder {
+impl TempFolder {
     fn new(name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("ginnel-{name}-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("site")).unwrap();
@@ -29,17 +29,17 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 /// A running server.
-struct Server(Child);
+struct HttpdProcess(Child);
 
-impl Server {
-    fn start(folder: &Folder, role: &str) -> Self {
+impl HttpdProcess {
+    fn start(folder: &TempFolder, role: &str) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
         command.arg("httpd").arg(folder.site()).args(["--memif", &folder.memif(role)]);
         command.args(["--address", "10.7.0.1/24", "--address", "fd07::1/64"]);
@@ -47,9 +47,9 @@ impl Server {
     }
 
     /// It listens after it has made sure that nobody else has its IPv6 address.
-    fn start_and_wait(folder: &Folder, role: &str, client: &str) -> Self {
+    fn start_and_wait(folder: &TempFolder, role: &str, client: &str) -> Self {
         let server = Self::start(folder, role);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let one = ["-n", "1", "-c", "1", "-t", "2s", "http://10.7.0.1/index.html"];
         loop {
             let output = load(folder, client, &one).output().unwrap();
@@ -61,7 +61,7 @@ impl Server {
     }
 
     /// Open descriptors and mappings of shared memory.
-    fn holdings(&self) -> (usize, usize) {
+    fn mapped_regions(&self) -> (usize, usize) {
         let process = Path::new("/proc").join(self.0.id().to_string());
         let maps = std::fs::read_to_string(process.join("maps")).unwrap();
         let mappings = maps.lines().filter(|line| line.contains("memfd:ginnel-memif")).count();
@@ -83,14 +83,14 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for HttpdProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-fn load(folder: &Folder, role: &str, arguments: &[&str]) -> Command {
+fn load(folder: &TempFolder, role: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
     command.args(["load", "http", "--json", "--quiet", "--memif", &folder.memif(role)]);
     let six = arguments.iter().any(|argument| argument.contains("[fd07::1]"));
@@ -99,7 +99,7 @@ fn load(folder: &Folder, role: &str, arguments: &[&str]) -> Command {
 }
 
 /// Runs a load to its end. All its requests must be answered.
-fn all_answered(folder: &Folder, role: &str, requests: &str, arguments: &[&str]) {
+fn assert_all_answered(folder: &TempFolder, role: &str, requests: &str, arguments: &[&str]) {
     let arguments = [&["-n", requests, "-c", "10"], arguments].concat();
     let output = load(folder, role, &arguments).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -111,23 +111,23 @@ fn all_answered(folder: &Folder, role: &str, requests: &str, arguments: &[&str])
 #[test]
 fn two_processes_talk_http_over_memif_in_either_role() {
     for (server, client) in [("server", "client"), ("client", "server")] {
-        let folder = Folder::new(&format!("memif-{server}"));
-        let _server = Server::start_and_wait(&folder, server, client);
-        all_answered(&folder, client, "2000", &["-k", "http://10.7.0.1/index.html"]);
-        all_answered(&folder, client, "500", &["http://[fd07::1]/index.html"]);
-        all_answered(&folder, client, "50", &["-k", "http://10.7.0.1/large.bin"]);
-        all_answered(&folder, client, "500", &["--stack", "light", "http://10.7.0.1/index.html"]);
+        let folder = TempFolder::new(&format!("memif-{server}"));
+        let _server = HttpdProcess::start_and_wait(&folder, server, client);
+        assert_all_answered(&folder, client, "2000", &["-k", "http://10.7.0.1/index.html"]);
+        assert_all_answered(&folder, client, "500", &["http://[fd07::1]/index.html"]);
+        assert_all_answered(&folder, client, "50", &["-k", "http://10.7.0.1/large.bin"]);
+        assert_all_answered(&folder, client, "500", &["--stack", "light", "http://10.7.0.1/index.html"]);
     }
 }
 
 #[test]
 fn a_server_outlives_clients_that_are_killed_and_keeps_nothing_of_them() {
-    let folder = Folder::new("memif-killed-client");
-    let server = Server::start_and_wait(&folder, "server", "client");
+    let folder = TempFolder::new("memif-killed-client");
+    let server = HttpdProcess::start_and_wait(&folder, "server", "client");
     let alone = |expected: Option<(usize, usize)>| {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
-            let holdings = server.holdings();
+            let holdings = server.mapped_regions();
             if holdings.1 == 0 && expected.is_none_or(|expected| holdings == expected) {
                 return holdings;
             }
@@ -144,8 +144,8 @@ fn a_server_outlives_clients_that_are_killed_and_keeps_nothing_of_them() {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let deadline = Instant::now() + PATIENCE;
-        while server.holdings().1 == 0 {
+        let deadline = Instant::now() + TIMEOUT;
+        while server.mapped_regions().1 == 0 {
             assert!(Instant::now() < deadline, "the client does not connect");
             thread::sleep(Duration::from_millis(5));
         }
@@ -154,22 +154,22 @@ fn a_server_outlives_clients_that_are_killed_and_keeps_nothing_of_them() {
         client.wait().unwrap();
         alone(Some(before));
     }
-    all_answered(&folder, "client", "100", &["-k", "http://10.7.0.1/index.html"]);
+    assert_all_answered(&folder, "client", "100", &["-k", "http://10.7.0.1/index.html"]);
 }
 
 #[test]
 fn a_client_goes_on_when_its_server_was_killed_and_started_again() {
-    let folder = Folder::new("memif-killed-server");
-    let first = Server::start_and_wait(&folder, "server", "client");
+    let folder = TempFolder::new("memif-killed-server");
+    let first = HttpdProcess::start_and_wait(&folder, "server", "client");
     // Connections that end with the first server fail; those that come later must not.
     let requests = ["-d", "6s", "-c", "4", "-t", "1s", "http://10.7.0.1/index.html"];
     let client = load(&folder, "client", &requests).stdout(Stdio::piped()).spawn().unwrap();
     thread::sleep(Duration::from_secs(1));
     first.kill();
     thread::sleep(Duration::from_millis(500));
-    let second = Server::start(&folder, "server");
-    let connected = Instant::now() + PATIENCE;
-    while second.holdings().1 == 0 {
+    let second = HttpdProcess::start(&folder, "server");
+    let connected = Instant::now() + TIMEOUT;
+    while second.mapped_regions().1 == 0 {
         assert!(Instant::now() < connected, "the client does not come back");
         thread::sleep(Duration::from_millis(5));
     }
@@ -186,12 +186,12 @@ fn a_client_goes_on_when_its_server_was_killed_and_started_again() {
 
 #[test]
 fn a_server_of_two_shards_has_a_queue_for_each() {
-    let folder = Folder::new("memif-shards");
+    let folder = TempFolder::new("memif-shards");
     let memif = |role| format!("{},queues=2", folder.memif(role));
     let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
     command.arg("httpd").arg(folder.site()).args(["--shards", "2", "--memif", &memif("server")]);
     command.args(["--address", "10.7.0.1/24"]);
-    let _server = Server(command.stdout(Stdio::piped()).spawn().unwrap());
+    let _server = HttpdProcess(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut client = Command::new(env!("CARGO_BIN_EXE_ginnel"));
     client.args([
         "load",
@@ -204,7 +204,7 @@ fn a_server_of_two_shards_has_a_queue_for_each() {
         "10.7.0.2/24",
     ]);
     client.args(["-n", "500", "-c", "10", "http://10.7.0.1/index.html"]);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let output = client.output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();

@@ -1,19 +1,19 @@
 //! `ginnel run`: unmodified programs on a stack, and the kernel's clients at the other end of a TAP.
 
-use ginnel_testkit::interop::{Place, library, unavailable_with};
+use ginnel_testkit::interop::{ProgramFixture, build_preload_library, programs_unavailable};
 use ginnel_testkit::skip;
 use sha2::{Digest, Sha256};
 use std::process::Command;
 
 const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
 
-fn place(name: &str) -> Place {
-    Place::new(GINNEL, env!("CARGO_TARGET_TMPDIR"), &format!("run-{name}")).unwrap()
+fn fixture(name: &str) -> ProgramFixture {
+    ProgramFixture::new(GINNEL, env!("CARGO_TARGET_TMPDIR"), &format!("run-{name}")).unwrap()
 }
 
 /// True, with a note, if the test cannot run here.
 fn skipped(test: &str, program: &str) -> bool {
-    let reason = unavailable_with(&[program]);
+    let reason = programs_unavailable(&[program]);
     if let Some(reason) = &reason {
         skip(test, reason);
     }
@@ -25,21 +25,21 @@ fn nginx_serves_the_kernels_clients_on_a_stack_and_by_the_kernel() {
     if skipped("nginx_serves_the_kernels_clients_on_a_stack_and_by_the_kernel", "nginx") {
         return;
     }
-    let place = place("nginx");
+    let place = fixture("nginx");
     let page: Vec<u8> =
         (0..3_000_000u32).flat_map(|n| (n.wrapping_mul(2_654_435_761) >> 16).to_le_bytes()).collect();
     place.write("site/page", &page);
     let conf = place.nginx("master_process off;");
-    let mut nginx = place.start(&["nginx", "-c", &conf]);
-    nginx.wait_for("10.9.0.2:8000");
+    let mut nginx = place.start_on_stack(&["nginx", "-c", &conf]);
+    nginx.wait_until_listening("10.9.0.2:8000");
     for host in ["10.9.0.2", "127.0.0.1"] {
-        let fetched = place.client("curl", &["-sS", "-m", "30", &format!("http://{host}:8000/page")]);
+        let fetched = place.run_client("curl", &["-sS", "-m", "30", &format!("http://{host}:8000/page")]);
         assert!(fetched.status.success(), "{host}: {}", String::from_utf8_lossy(&fetched.stderr));
         assert!(Sha256::digest(&fetched.stdout) == Sha256::digest(&page), "{host}: the page differs");
     }
     for header in ["Connection: keep-alive", "Connection: close"] {
         let arguments = ["-c", "20", "-d", "1", "-t", "1", "-H", header, "http://10.9.0.2:8000/ok"];
-        let output = place.client("wrk", &arguments);
+        let output = place.run_client("wrk", &arguments);
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(text.contains("Requests/sec"), "{header}: {text}");
         assert!(!text.contains("Socket errors") && !text.contains("Non-2xx"), "{header}: {text}");
@@ -47,7 +47,7 @@ fn nginx_serves_the_kernels_clients_on_a_stack_and_by_the_kernel() {
     let log = String::from_utf8(place.read("error.log")).unwrap();
     let bad = ["[emerg]", "[alert]", "[crit]", "[error]", "[warn]"];
     assert!(!bad.iter().any(|level| log.contains(level)), "{log}");
-    assert_eq!(nginx.stop(), 0, "{}", nginx.said());
+    assert_eq!(nginx.stop(), 0, "{}", nginx.read_stderr());
 }
 
 #[test]
@@ -56,12 +56,12 @@ fn nginx_with_a_master_and_workers_serves_while_it_is_reloaded_and_a_worker_is_k
     {
         return;
     }
-    let place = place("workers");
+    let place = fixture("workers");
     let conf = place.nginx("worker_processes 2;");
-    let mut nginx = place.start(&["nginx", "-c", &conf]);
+    let mut nginx = place.start_on_stack(&["nginx", "-c", &conf]);
     let url = "http://10.9.0.2:8000/ok";
-    nginx.wait_for("10.9.0.2:8000");
-    let pid = String::from_utf8(place.read_soon("pid")).unwrap();
+    nginx.wait_until_listening("10.9.0.2:8000");
+    let pid = String::from_utf8(place.wait_for_content("pid")).unwrap();
     let master = pid.trim();
     for act in ["nothing", "reload", "kill", "reload"] {
         match act {
@@ -74,14 +74,14 @@ fn nginx_with_a_master_and_workers_serves_while_it_is_reloaded_and_a_worker_is_k
             }
             _ => {}
         }
-        place.must("curl", &["-sS", "-m", "30", url]);
+        place.client_output("curl", &["-sS", "-m", "30", url]);
         let arguments = ["-c", "10", "-d", "1", "-t", "1", "-H", "Connection: close", url];
-        let text = String::from_utf8(place.client("wrk", &arguments).stdout).unwrap();
+        let text = String::from_utf8(place.run_client("wrk", &arguments).stdout).unwrap();
         assert!(text.contains("Requests/sec") && !text.contains("Non-2xx"), "{act}: {text}");
     }
     let log = String::from_utf8(place.read("error.log")).unwrap();
     assert!(!["[emerg]", "[crit]", "[error]", "[warn]"].iter().any(|level| log.contains(level)), "{log}");
-    assert_eq!(nginx.stop(), 0, "{}", nginx.said());
+    assert_eq!(nginx.stop(), 0, "{}", nginx.read_stderr());
 }
 
 #[test]
@@ -90,21 +90,24 @@ fn the_exit_status_is_the_programs() {
         return;
     }
     for (script, status) in [("exit 7", 7), ("exit 0", 0), ("kill -9 $$", 137)] {
-        let place = place("status");
-        let mut shell = place.start(&["sh", "-c", script]);
-        assert_eq!(shell.finish(), status, "{script}: {}", shell.said());
+        let place = fixture("status");
+        let mut shell = place.start_on_stack(&["sh", "-c", script]);
+        assert_eq!(shell.wait_for_exit(), status, "{script}: {}", shell.read_stderr());
     }
-    let place = place("missing");
-    let mut missing = place.start(&["/no/such/program"]);
-    assert_eq!(missing.finish(), 1);
-    assert!(missing.said().contains("/no/such/program"));
+    let place = fixture("missing");
+    let mut missing = place.start_on_stack(&["/no/such/program"]);
+    assert_eq!(missing.wait_for_exit(), 1);
+    assert!(missing.read_stderr().contains("/no/such/program"));
 }
 
 #[test]
 fn a_program_whose_stack_is_missing_says_so_once() {
     let run = |policy: Option<&str>| {
         let mut command = Command::new("echo");
-        command.arg("here").env("LD_PRELOAD", library(GINNEL)).env("GINNEL_STACK", "/nowhere/control");
+        command
+            .arg("here")
+            .env("LD_PRELOAD", build_preload_library(GINNEL))
+            .env("GINNEL_STACK", "/nowhere/control");
         if let Some(policy) = policy {
             command.env("GINNEL_ON_MISSING", policy);
         }

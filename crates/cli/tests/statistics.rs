@@ -15,12 +15,12 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A folder with a site, a place for stacks and captures. Removed with this value.
-struct Folder(PathBuf);
+struct TempFolder(PathBuf);
 
-impl Folder {
+impl TempFolder {
     fn new(name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("ginnel-{name}-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("site")).unwrap();
@@ -53,7 +53,7 @@ impl Folder {
     }
 
     /// The error of a command that must fail.
-    fn refused(&self, arguments: &[&str]) -> String {
+    fn run_refused(&self, arguments: &[&str]) -> String {
         let output = self.output(arguments);
         assert!(!output.status.success(), "{arguments:?} did not fail");
         let text = String::from_utf8(output.stderr).unwrap();
@@ -67,7 +67,7 @@ impl Folder {
 
     /// Waits until the stack counts like this.
     fn wait_for(&self, name: &str, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let output = self.output(&["stat", name, "--json"]);
             if output.status.success() {
@@ -83,16 +83,16 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 /// A process that goes with this value.
-struct Running(Child);
+struct RunningGinnel(Child);
 
-impl Running {
+impl RunningGinnel {
     fn start(mut command: Command) -> Self {
         Self(command.stdout(Stdio::null()).spawn().unwrap())
     }
@@ -104,7 +104,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningGinnel {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -113,7 +113,7 @@ impl Drop for Running {
 
 /// One direction of a connection, as the capture has it. Positions count from the SYN.
 #[derive(Debug, Default)]
-struct Stream {
+struct CapturedStream {
     first: Option<u32>,
     /// Behind the last byte, SYN and FIN counted.
     end: u32,
@@ -129,25 +129,25 @@ struct Stream {
 
 /// What passed the devices of a stack.
 #[derive(Debug, Default)]
-struct Wire {
+struct CapturedTraffic {
     frames: [u64; 2],
     bytes: [u64; 2],
     segments: [u64; 2],
     resets_out: u64,
     retransmitted: u64,
     /// In, out.
-    flows: BTreeMap<Ends, [Stream; 2]>,
+    flows: BTreeMap<Endpoints, [CapturedStream; 2]>,
     /// Connections whose ports were used again.
-    past: Vec<(Ends, [Stream; 2])>,
+    past: Vec<(Endpoints, [CapturedStream; 2])>,
 }
 
 /// Ours, and the peer's.
-type Ends = (SocketAddr, SocketAddr);
+type Endpoints = (SocketAddr, SocketAddr);
 
-const IN: usize = 0;
-const OUT: usize = 1;
+const INBOUND: usize = 0;
+const OUTBOUND: usize = 1;
 
-impl Wire {
+impl CapturedTraffic {
     /// What the captures of a stack's shards have, in the order in which it passed: a frame may arrive at another shard than its connection's.
     fn of(paths: &[PathBuf]) -> Self {
         let mut frames = Vec::new();
@@ -192,11 +192,11 @@ impl Wire {
         let Some(TransportSlice::Tcp(tcp)) = &packet.transport else { return };
         let from = SocketAddr::new(ends[0], tcp.source_port());
         let to = SocketAddr::new(ends[1], tcp.destination_port());
-        let key = if way == IN { (to, from) } else { (from, to) };
+        let key = if way == INBOUND { (to, from) } else { (from, to) };
         let payload = tcp.payload().len();
         let size = size.unwrap_or(payload).max(1);
         self.segments[way] += payload.div_ceil(size).max(1) as u64;
-        if way == OUT && tcp.rst() {
+        if way == OUTBOUND && tcp.rst() {
             self.resets_out += 1;
         }
         let mut flow = self.flows.entry(key).or_default();
@@ -204,16 +204,16 @@ impl Wire {
         // behind.
         let has_other = flow[way].first.is_some_and(|first| first != tcp.sequence_number());
         let answers = |first: u32| tcp.acknowledgment_number() == first.wrapping_add(1);
-        if tcp.syn() && has_other && (way == IN || !flow[IN].first.is_some_and(answers)) {
+        if tcp.syn() && has_other && (way == INBOUND || !flow[INBOUND].first.is_some_and(answers)) {
             self.past.push((key, std::mem::take(flow)));
-        } else if way == OUT
+        } else if way == OUTBOUND
             && !tcp.syn()
-            && flow[OUT].first.is_none()
+            && flow[OUTBOUND].first.is_none()
             && let Some((_, before)) = self.past.iter_mut().rev().find(|(ends, _)| *ends == key)
         {
             flow = before;
         }
-        let was_reset = flow[IN].reset || flow[OUT].reset;
+        let was_reset = flow[INBOUND].reset || flow[OUTBOUND].reset;
         let stream = &mut flow[way];
         stream.reset |= tcp.rst();
         if tcp.ack() && !tcp.rst() {
@@ -233,7 +233,7 @@ impl Wire {
         loop {
             let len = size.min(payload - at);
             let begins = start + at as u32;
-            if way == OUT && begins < stream.end {
+            if way == OUTBOUND && begins < stream.end {
                 self.retransmitted += 1;
             }
             at += len;
@@ -244,7 +244,7 @@ impl Wire {
             }
         }
         // Behind a reset of the peer that another shard received, its connection's shard may have sent, and counted, more.
-        if payload > 0 && (way == OUT || !was_reset) {
+        if payload > 0 && (way == OUTBOUND || !was_reset) {
             let begins = start + u32::from(tcp.syn());
             stream.beyond.push((begins, begins + payload as u32));
             stream.data_end = stream.data_end.max(1);
@@ -262,14 +262,14 @@ impl Wire {
 
     /// Connections whose SYN was the peer's, and was answered, and whose answer was acknowledged.
     fn accepted(&self) -> u64 {
-        let accepted = |[incoming, outgoing]: &&[Stream; 2]| {
+        let accepted = |[incoming, outgoing]: &&[CapturedStream; 2]| {
             let Some(first) = outgoing.first else { return false };
             incoming.acks.iter().any(|ack| (1..1 << 31).contains(&ack.wrapping_sub(first)))
         };
         self.all().filter(accepted).count() as u64
     }
 
-    fn all(&self) -> impl Iterator<Item = &[Stream; 2]> {
+    fn all(&self) -> impl Iterator<Item = &[CapturedStream; 2]> {
         self.flows.values().chain(self.past.iter().map(|(_, flow)| flow))
     }
 }
@@ -279,25 +279,25 @@ fn count(stat: &Value, name: &str) -> u64 {
 }
 
 /// The counters of a server that has nothing to do any more, against all that passed.
-fn reconcile(stat: &Value, wire: &Wire, device: &str) {
+fn reconcile(stat: &Value, wire: &CapturedTraffic, device: &str) {
     let counted = |name: &str| (name.to_string(), count(stat, name));
     let tcp = |name: &str| counted(&format!("tcp.{name}"));
     let seen = |name: &str, number: u64| (format!("tcp.{name}"), number);
-    assert_eq!(tcp("segments_in"), seen("segments_in", wire.segments[IN]));
-    assert_eq!(tcp("segments_out"), seen("segments_out", wire.segments[OUT]));
+    assert_eq!(tcp("segments_in"), seen("segments_in", wire.segments[INBOUND]));
+    assert_eq!(tcp("segments_out"), seen("segments_out", wire.segments[OUTBOUND]));
     assert_eq!(tcp("retransmitted"), seen("retransmitted", wire.retransmitted));
     assert_eq!(tcp("resets_out"), seen("resets_out", wire.resets_out));
-    assert_eq!(tcp("bytes_in"), seen("bytes_in", wire.payload(IN)));
-    assert_eq!(tcp("bytes_out"), seen("bytes_out", wire.payload(OUT)));
+    assert_eq!(tcp("bytes_in"), seen("bytes_in", wire.payload(INBOUND)));
+    assert_eq!(tcp("bytes_out"), seen("bytes_out", wire.payload(OUTBOUND)));
     assert_eq!(tcp("passive_opens"), seen("passive_opens", wire.accepted()));
     assert_eq!(tcp("active_opens"), seen("active_opens", 0));
     assert_eq!(count(stat, "httpd.connections"), wire.accepted());
     // What is no TCP goes on: neighbours are asked, routers are looked for. All of it that was counted is in the capture, whose end is later.
     for (name, seen) in [
-        ("rx_frames", wire.frames[IN]),
-        ("tx_frames", wire.frames[OUT]),
-        ("rx_bytes", wire.bytes[IN]),
-        ("tx_bytes", wire.bytes[OUT]),
+        ("rx_frames", wire.frames[INBOUND]),
+        ("tx_frames", wire.frames[OUTBOUND]),
+        ("rx_bytes", wire.bytes[INBOUND]),
+        ("tx_bytes", wire.bytes[OUTBOUND]),
     ] {
         let counted = count(stat, &format!("device.{device}.{name}"));
         assert!(counted <= seen && counted + 2_000 > seen, "{name}: {counted} counted, {seen} seen");
@@ -311,11 +311,11 @@ fn is_quiet(stat: &Value) -> bool {
 
 /// A server and a generator, two processes over memif: `shards` of the server.
 fn over_memif(shards: usize) {
-    let folder = Folder::new(&format!("statistics-{shards}"));
+    let folder = TempFolder::new(&format!("statistics-{shards}"));
     let memif = |role: &str| format!("socket={},role={role},queues={shards}", folder.path("socket"));
     let (capture, site) = (folder.path("trace.pcapng"), folder.path("site"));
     let shards_text = shards.to_string();
-    let server = Running::start(folder.ginnel(&[
+    let server = RunningGinnel::start(folder.ginnel(&[
         "httpd",
         &site,
         "--memif",
@@ -397,7 +397,7 @@ fn over_memif(shards: usize) {
     server.stop();
     let mut captures = vec![PathBuf::from(&capture)];
     captures.extend((1..shards).map(|shard| PathBuf::from(format!("{capture}.{shard}"))));
-    let wire = Wire::of(&captures);
+    let wire = CapturedTraffic::of(&captures);
     reconcile(&stat, &wire, "memif");
     let flows: BTreeSet<(String, String)> =
         wire.flows.keys().map(|(ours, peer)| (ours.to_string(), peer.to_string())).collect();
@@ -423,7 +423,7 @@ fn retransmissions_agree_with_a_capture() {
     if let Some(reason) = unavailable() {
         return skip("retransmissions_agree_with_a_capture", &reason);
     }
-    let folder = Folder::new("statistics-loss");
+    let folder = TempFolder::new("statistics-loss");
     let namespace = Namespace::new().unwrap();
     let (capture, site) = (folder.path("trace.pcapng"), folder.path("site"));
     let command = folder.ginnel(&[
@@ -444,7 +444,7 @@ fn retransmissions_agree_with_a_capture() {
         "--link-seed",
         "7",
     ]);
-    let server = namespace.run(|| Ok::<_, std::io::Error>(Running::start(command))).unwrap();
+    let server = namespace.run(|| Ok::<_, std::io::Error>(RunningGinnel::start(command))).unwrap();
     folder.wait_for("web", "it listens", |stat| count(stat, "pool.listeners.used") > 0);
     for _ in 0..12 {
         let fetched = namespace.run(|| {
@@ -457,10 +457,10 @@ fn retransmissions_agree_with_a_capture() {
     }
     let stat = folder.wait_for("web", "it is quiet", is_quiet);
     server.stop();
-    let wire = Wire::of(&[PathBuf::from(&capture)]);
+    let wire = CapturedTraffic::of(&[PathBuf::from(&capture)]);
     reconcile(&stat, &wire, "web0");
     assert!(wire.retransmitted > 20, "{wire:?}");
-    assert_eq!((wire.accepted(), wire.payload(OUT) > 12 << 20), (12, true));
+    assert_eq!((wire.accepted(), wire.payload(OUTBOUND) > 12 << 20), (12, true));
 }
 
 /// Of the only connection in a namespace, what the kernel has queued: bytes not acknowledged, and bytes not read.
@@ -479,7 +479,7 @@ fn memory_of_a_connection_is_what_was_sent_and_not_read() {
     if let Some(reason) = unavailable() {
         return skip("memory_of_a_connection_is_what_was_sent_and_not_read", &reason);
     }
-    let folder = Folder::new("statistics-memory");
+    let folder = TempFolder::new("statistics-memory");
     let namespace = Namespace::new().unwrap();
     let command = folder.ginnel(&[
         "echo",
@@ -492,7 +492,7 @@ fn memory_of_a_connection_is_what_was_sent_and_not_read() {
         "--name",
         "echo",
     ]);
-    let server = namespace.run(|| Ok::<_, std::io::Error>(Running::start(command))).unwrap();
+    let server = namespace.run(|| Ok::<_, std::io::Error>(RunningGinnel::start(command))).unwrap();
     folder.wait_for("echo", "it listens", |stat| count(stat, "pool.listeners.used") > 0);
     let port = folder.sockets("echo", &["-lt4n"])[0]["local"]
         .as_str()
@@ -503,7 +503,7 @@ fn memory_of_a_connection_is_what_was_sent_and_not_read() {
         .to_string();
     let mut client = namespace.run(|| TcpStream::connect(format!("10.9.0.2:{port}"))).unwrap();
     client.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(TIMEOUT)).unwrap();
     let bytes = vec![b'x'; 1 << 20];
     let mut written = 0;
     // Until both ends are so full that nothing goes for two seconds.
@@ -514,7 +514,7 @@ fn memory_of_a_connection_is_what_was_sent_and_not_read() {
     let number = |socket: &Value, name: &str| {
         socket[name].as_u64().unwrap_or_else(|| panic!("{name} is missing: {socket}"))
     };
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let socket = loop {
         let before = kernel_queues(&namespace);
         let socket = folder.sockets("echo", &["-tn"]).remove(0);
@@ -546,7 +546,7 @@ fn memory_of_a_connection_is_what_was_sent_and_not_read() {
         left -= n;
     }
     const IDLE: &str = ",f0,w0,o0,bl0,d0) memory:128";
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let table = folder.text(&["ss", "echo", "-tnm"]);
         let memory = table.lines().nth(2).unwrap();
@@ -562,11 +562,11 @@ fn memory_of_a_connection_is_what_was_sent_and_not_read() {
 
 #[test]
 fn a_stack_that_is_not_there_is_named() {
-    let folder = Folder::new("statistics-errors");
-    let text = folder.refused(&["stat"]);
+    let folder = TempFolder::new("statistics-errors");
+    let text = folder.run_refused(&["stat"]);
     assert!(text.starts_with("no stack of this user runs ("), "{text}");
-    assert!(folder.refused(&["ss", "web"]).starts_with("no stack named \"web\" runs"));
-    assert!(folder.refused(&["ss", "web", "state", "open"]).contains("\"open\" is no state"));
+    assert!(folder.run_refused(&["ss", "web"]).starts_with("no stack named \"web\" runs"));
+    assert!(folder.run_refused(&["ss", "web", "state", "open"]).contains("\"open\" is no state"));
     assert_eq!(folder.text(&["stat", "--list", "--json"]), "[]\n");
 
     let serve = |name: &str, socket: &str| {
@@ -582,15 +582,15 @@ fn a_stack_that_is_not_there_is_named() {
             name,
         ])
     };
-    let first = Running::start(serve("one", "s1"));
+    let first = RunningGinnel::start(serve("one", "s1"));
     folder.wait_for("one", "it runs", |_| true);
     let output = serve("one", "s2").output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     let expected = format!("ginnel: a stack named \"one\" runs already, as process {}\n", first.0.id());
     assert_eq!(text, expected);
-    let second = Running::start(serve("two", "s2"));
+    let second = RunningGinnel::start(serve("two", "s2"));
     folder.wait_for("two", "it runs", |_| true);
-    assert_eq!(folder.refused(&["stat"]), "several stacks run, name one: one, two");
+    assert_eq!(folder.run_refused(&["stat"]), "several stacks run, name one: one, two");
     let list = folder.text(&["stat", "--list"]);
     assert_eq!(list.lines().map(|line| line.split(' ').next().unwrap()).collect::<Vec<_>>(), ["one", "two"]);
 

@@ -3,7 +3,7 @@
 
 use ginnel::config::{Config, DeviceConfig, DeviceKind, LinkConfig, Placement, RunConfig};
 use ginnel::stats::pages;
-use ginnel::{Executor, Handler, Presence, Shard};
+use ginnel::{Executor, Handler, PublishedStack, Shard};
 use ginnel_apps::echo::Echo;
 use ginnel_apps::httpd::Httpd;
 use ginnel_devices::memory::{MemoryConfig, pair};
@@ -47,7 +47,7 @@ const GROUPS: &[(&str, &str, &str, &str)] = &[
 ];
 
 /// What is not declared in a struct.
-const OTHERS: &[(&str, &str)] = &[
+const OTHER_COUNTERS: &[(&str, &str)] = &[
     ("shard.bursts_1", "Bursts of one frame."),
     ("shard.bursts_2", "Bursts of 2 and 3 frames."),
     ("shard.bursts_4", "Of 4 to 7."),
@@ -220,7 +220,7 @@ fn root() -> PathBuf {
 }
 
 /// The counters that are declared behind `start` in a file, with their documentation.
-fn declared(file: &str, start: &str) -> Vec<(String, String)> {
+fn declared_counters(file: &str, start: &str) -> Vec<(String, String)> {
     let source = std::fs::read_to_string(root().join(file)).unwrap();
     let at = source.find(start).unwrap_or_else(|| panic!("{start:?} in {file}"));
     let (mut found, mut text) = (Vec::new(), String::new());
@@ -242,23 +242,23 @@ fn declared(file: &str, start: &str) -> Vec<(String, String)> {
 }
 
 /// Every counter with its meaning, by group.
-fn documented() -> Vec<(&'static str, Vec<(String, String)>)> {
+fn documented_counters() -> Vec<(&'static str, Vec<(String, String)>)> {
     let group = |&(group, _, file, start): &(&'static str, &str, &str, &str)| {
-        let mut counters = if file.is_empty() { Vec::new() } else { declared(file, start) };
+        let mut counters = if file.is_empty() { Vec::new() } else { declared_counters(file, start) };
         for (name, _) in &mut counters {
             *name = format!("{group}.{name}");
             if let Some((_, shown)) = RENAMED.iter().find(|(known, _)| known == name) {
                 *name = (*shown).into();
             }
         }
-        let others = OTHERS.iter().filter(|(name, _)| name.split('.').next() == Some(group));
+        let others = OTHER_COUNTERS.iter().filter(|(name, _)| name.split('.').next() == Some(group));
         counters.extend(others.map(|(name, text)| ((*name).into(), (*text).into())));
         (group, counters)
     };
     GROUPS.iter().map(group).collect()
 }
 
-fn document() -> String {
+fn render_document() -> String {
     let mut out = String::from(
         "# Statistics\n\n\
          What `ginnel stat` shows, and for `ginnel stat --json` under the same names. Each shard counts for itself; nothing is ever reset. `busy` is no counter: it is the\n\
@@ -269,7 +269,7 @@ fn document() -> String {
          This page is generated from the sources (`crates/cli/tests/statistics_page.rs`).\n",
     );
     let linux: BTreeMap<&str, &str> = LINUX.iter().copied().collect();
-    for ((group, counters), (_, about, ..)) in documented().into_iter().zip(GROUPS) {
+    for ((group, counters), (_, about, ..)) in documented_counters().into_iter().zip(GROUPS) {
         let _ = write!(out, "\n## `{group}`\n\n");
         if !about.is_empty() {
             let _ = write!(out, "{about}\n\n");
@@ -293,7 +293,7 @@ fn document() -> String {
 #[test]
 fn every_counter_is_documented() {
     let path = root().join("docs/statistics.md");
-    let expected = document();
+    let expected = render_document();
     if std::env::var_os("GINNEL_BLESS").is_some() {
         std::fs::write(&path, &expected).unwrap();
     }
@@ -305,7 +305,12 @@ fn every_counter_is_documented() {
 }
 
 /// A shard with this application that shows itself. It need not run: its names are there from the start.
-fn show<H: Handler>(presence: &std::sync::Arc<Presence>, label: &str, placement: Placement, handler: H) {
+fn show<H: Handler>(
+    presence: &std::sync::Arc<PublishedStack>,
+    label: &str,
+    placement: Placement,
+    handler: H,
+) {
     let mut config = Config::default();
     config.shard.placement = placement;
     let mut wire = DeviceConfig::new("wire", DeviceKind::Memory);
@@ -319,7 +324,7 @@ fn show<H: Handler>(presence: &std::sync::Arc<Presence>, label: &str, placement:
     config.links = vec![LinkConfig::new("lan", "wire", vec!["10.0.0.1/24".parse().unwrap()])];
     let (device, _other) = pair(MemoryConfig::default());
     let shard = Shard::builder(config).handler(handler).device("wire", device);
-    drop(shard.presence(Some(presence.clone()), label).build().unwrap());
+    drop(shard.published(Some(presence.clone()), label).build().unwrap());
 }
 
 #[test]
@@ -328,7 +333,7 @@ fn what_shards_show_is_what_is_documented() {
     std::fs::create_dir_all(folder.join("site")).unwrap();
     // The only test of this process that makes directories.
     let run = RunConfig { name: Some("names".into()), ..RunConfig::default() };
-    let presence = Presence::new_in(&folder.join("run"), &run, "test").unwrap().unwrap();
+    let presence = PublishedStack::new_in(&folder.join("run"), &run, "test").unwrap().unwrap();
     let site = folder.join("site");
     let options = <ginnel_apps::httpd::Options as clap::FromArgMatches>::from_arg_matches(
         &<ginnel_apps::httpd::Options as clap::Args>::augment_args(clap::Command::new("httpd"))
@@ -356,7 +361,7 @@ fn what_shards_show_is_what_is_documented() {
         }
     }
     let documented: BTreeSet<String> =
-        documented().into_iter().flat_map(|(_, counters)| counters).map(|(name, _)| name).collect();
+        documented_counters().into_iter().flat_map(|(_, counters)| counters).map(|(name, _)| name).collect();
     let missing: Vec<_> = shown.difference(&documented).collect();
     assert!(missing.is_empty(), "shown and not documented: {missing:?}");
     // Interfaces of the kernel take a privilege to open.

@@ -6,9 +6,9 @@
 mod frames;
 mod wake;
 
-use frames::{Frame, Received};
+use frames::{ReceivedFrame, TestFrame};
 use ginnel_stack::device::{
-    BURST_FRAMES_MAX, Device, Label, Piece, RxBurst, RxFrame, RxQueue, TxMeta, TxQueue,
+    BURST_FRAMES_MAX, Device, Label, PayloadPiece, RxBurst, RxFrame, RxQueue, TxMeta, TxQueue,
 };
 use ginnel_stack::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,26 +17,26 @@ use std::sync::atomic::AtomicU8;
 use std::time::Duration;
 
 /// A frame that takes longer than this is lost. Generous: the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Frames under way at a time: less than any device's queue holds.
 const WINDOW: usize = 32;
 
 /// What differs between devices that are all correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Promises {
+pub struct Guarantees {
     /// A full queue makes `reserve` answer `None`, and nothing is lost. Otherwise what the queue cannot hold is dropped.
     pub back_pressure: bool,
     /// Super-frames of up to so many bytes arrive uncut. Larger ones may arrive as segments.
-    pub super_frame_bytes_whole: usize,
+    pub uncut_super_frame_bytes: usize,
     /// Labels arrive. Otherwise none does.
     pub labels: bool,
 }
 
 /// Runs all checks. `make` makes a new pair of joined devices each time.
-pub fn run(name: &str, promises: Promises, make: &mut dyn FnMut() -> (Device, Device)) {
+pub fn run(name: &str, promises: Guarantees, make: &mut dyn FnMut() -> (Device, Device)) {
     for (check, body) in CHECKS {
         let (left, right) = make();
-        let mut bench = Bench { left, right, clock: Clock::start(), promises };
+        let mut bench = Fixture { left, right, clock: TestClock::start(), promises };
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&mut bench)));
         if let Err(panic) = result {
             eprintln!("{name}: {check}: failed");
@@ -45,7 +45,7 @@ pub fn run(name: &str, promises: Promises, make: &mut dyn FnMut() -> (Device, De
     }
 }
 
-type Check = fn(&mut Bench);
+type Check = fn(&mut Fixture);
 
 const CHECKS: &[(&str, Check)] = &[
     ("capabilities are constant and sane", capabilities_are_constant_and_sane),
@@ -66,9 +66,9 @@ const CHECKS: &[(&str, Check)] = &[
 
 /// Time since the start of a check.
 #[derive(Clone, Copy)]
-struct Clock(std::time::Instant);
+struct TestClock(std::time::Instant);
 
-impl Clock {
+impl TestClock {
     fn start() -> Self {
         Self(std::time::Instant::now())
     }
@@ -79,38 +79,43 @@ impl Clock {
 }
 
 /// Two joined devices under test.
-struct Bench {
+struct Fixture {
     left: Device,
     right: Device,
-    clock: Clock,
-    promises: Promises,
+    clock: TestClock,
+    promises: Guarantees,
 }
 
-impl Bench {
+impl Fixture {
     /// Sends all frames from left to right, a window at a time, and returns what arrives.
-    fn exchange(&mut self, frames: &[Frame]) -> Vec<Received> {
+    fn exchange(&mut self, frames: &[TestFrame]) -> Vec<ReceivedFrame> {
         transfer(&mut *self.left.tx, &mut *self.right.rx, self.clock, frames)
     }
 }
 
 /// Sends frames and receives until each has arrived whole.
-fn transfer(tx: &mut dyn TxQueue, rx: &mut dyn RxQueue, clock: Clock, frames: &[Frame]) -> Vec<Received> {
-    transfer_by(tx, rx, clock, frames, send)
+fn transfer(
+    tx: &mut dyn TxQueue,
+    rx: &mut dyn RxQueue,
+    clock: TestClock,
+    frames: &[TestFrame],
+) -> Vec<ReceivedFrame> {
+    transfer_with(tx, rx, clock, frames, send)
 }
 
 /// The same, with another way to send one frame.
-fn transfer_by(
+fn transfer_with(
     tx: &mut dyn TxQueue,
     rx: &mut dyn RxQueue,
-    clock: Clock,
-    frames: &[Frame],
-    send: impl Fn(&mut dyn TxQueue, &Frame) -> bool,
-) -> Vec<Received> {
+    clock: TestClock,
+    frames: &[TestFrame],
+    send: impl Fn(&mut dyn TxQueue, &TestFrame) -> bool,
+) -> Vec<ReceivedFrame> {
     let mut all = Vec::new();
     for window in frames.chunks(WINDOW) {
-        let expected: usize = window.iter().map(Frame::payload_len).sum();
+        let expected: usize = window.iter().map(TestFrame::payload_len).sum();
         let mut got = 0;
-        let mut take = |rx: &mut dyn RxQueue, all: &mut Vec<Received>| {
+        let mut take = |rx: &mut dyn RxQueue, all: &mut Vec<ReceivedFrame>| {
             for frame in receive(rx, clock) {
                 got += frame.payload_len();
                 all.push(frame);
@@ -118,7 +123,7 @@ fn transfer_by(
             got
         };
         for frame in window {
-            let deadline = clock.now() + PATIENCE;
+            let deadline = clock.now() + TIMEOUT;
             while !send(tx, frame) {
                 tx.flush(clock.now());
                 take(rx, &mut all);
@@ -126,7 +131,7 @@ fn transfer_by(
             }
         }
         tx.flush(clock.now());
-        let deadline = clock.now() + PATIENCE;
+        let deadline = clock.now() + TIMEOUT;
         while take(rx, &mut all) < expected {
             assert!(clock.now() < deadline, "{got} of {expected} bytes arrived");
             wait(tx, rx, clock);
@@ -136,7 +141,7 @@ fn transfer_by(
 }
 
 /// Sends one frame without flush. False if the queue is full.
-fn send(tx: &mut dyn TxQueue, frame: &Frame) -> bool {
+fn send(tx: &mut dyn TxQueue, frame: &TestFrame) -> bool {
     let Some(room) = tx.reserve(frame.bytes.len()) else { return false };
     assert_eq!(room.len(), frame.bytes.len(), "room of another length than asked for");
     room.copy_from_slice(&frame.bytes);
@@ -145,14 +150,14 @@ fn send(tx: &mut dyn TxQueue, frame: &Frame) -> bool {
 }
 
 /// One burst, of which only the suite's own frames are kept.
-fn receive(rx: &mut dyn RxQueue, clock: Clock) -> Vec<Received> {
+fn receive(rx: &mut dyn RxQueue, clock: TestClock) -> Vec<ReceivedFrame> {
     let mut burst = RxBurst::new();
     rx.rx_burst(clock.now(), &mut burst);
-    burst.iter().filter_map(Received::of).collect()
+    burst.iter().filter_map(ReceivedFrame::of).collect()
 }
 
 /// Sleeps until something may have come, at most 50 ms.
-fn wait(tx: &mut dyn TxQueue, rx: &mut dyn RxQueue, clock: Clock) {
+fn wait(tx: &mut dyn TxQueue, rx: &mut dyn RxQueue, clock: TestClock) {
     let now = clock.now();
     let deadlines = [tx.next_deadline(), rx.next_deadline(), Some(now + Duration::from_millis(50))];
     let until = deadlines.into_iter().flatten().min().unwrap_or(now);
@@ -176,7 +181,7 @@ pub fn sleep(fd: Option<RawFd>, duration: Duration) -> bool {
     })
 }
 
-fn assert_same(sent: &[Frame], received: &[Received]) {
+fn assert_same_frames(sent: &[TestFrame], received: &[ReceivedFrame]) {
     for (sent, received) in sent.iter().zip(received) {
         assert_eq!(sent.bytes.len(), received.bytes.len(), "a frame changed its length");
         assert!(sent.bytes == received.bytes, "a frame of {} bytes changed its content", sent.bytes.len());
@@ -184,7 +189,7 @@ fn assert_same(sent: &[Frame], received: &[Received]) {
     assert_eq!(sent.len(), received.len(), "number of frames");
 }
 
-fn capabilities_are_constant_and_sane(bench: &mut Bench) {
+fn capabilities_are_constant_and_sane(bench: &mut Fixture) {
     let (left, right) = (bench.left.tx.capabilities(), bench.right.tx.capabilities());
     assert_ne!(left.mac, right.mac, "two stations with one MAC address");
     for capabilities in [left, right] {
@@ -194,23 +199,23 @@ fn capabilities_are_constant_and_sane(bench: &mut Bench) {
         assert!(!capabilities.uso || capabilities.gso_bytes_max > 0);
     }
     let frames: Vec<_> =
-        (0..100).map(|number| Frame::plain(bench.left.tx.capabilities(), number, 200)).collect();
+        (0..100).map(|number| TestFrame::plain(bench.left.tx.capabilities(), number, 200)).collect();
     bench.exchange(&frames);
     assert_eq!((left, right), (bench.left.tx.capabilities(), bench.right.tx.capabilities()), "changed");
 }
 
-fn frames_of_every_size_keep_their_content(bench: &mut Bench) {
+fn frames_of_every_size_keep_their_content(bench: &mut Fixture) {
     let capabilities = bench.left.tx.capabilities();
     let largest = bench.left.tx.capabilities().mtu.min(bench.right.tx.capabilities().mtu) + 14;
     // All sizes up to a usual MTU; beyond, some and the largest ones.
     let sizes = (60..=largest).filter(|&size| size <= 1600 || size % 251 == 0 || size + 20 > largest);
     let frames: Vec<_> =
-        sizes.zip(0..).map(|(size, number)| Frame::plain(capabilities, number, size)).collect();
-    assert_same(&frames, &bench.exchange(&frames));
+        sizes.zip(0..).map(|(size, number)| TestFrame::plain(capabilities, number, size)).collect();
+    assert_same_frames(&frames, &bench.exchange(&frames));
 }
 
 /// Nobody need carry them, but a wrong hash would bring a frame to the wrong shard.
-fn labels_arrive_as_they_were_sent_or_not_at_all(bench: &mut Bench) {
+fn labels_arrive_as_they_were_sent_or_not_at_all(bench: &mut Fixture) {
     let capabilities = bench.left.tx.capabilities();
     let labels = |number: u32| match number % 3 {
         0 => Label::NONE,
@@ -219,23 +224,23 @@ fn labels_arrive_as_they_were_sent_or_not_at_all(bench: &mut Bench) {
     };
     let frames: Vec<_> = (0..300)
         .map(|number| {
-            let mut frame = Frame::plain(capabilities, number, 60 + number as usize);
+            let mut frame = TestFrame::plain(capabilities, number, 60 + number as usize);
             frame.meta.label = labels(number);
             frame
         })
         .collect();
     let received = bench.exchange(&frames);
-    assert_same(&frames, &received);
+    assert_same_frames(&frames, &received);
     for (sent, received) in frames.iter().zip(&received) {
         let expected = if bench.promises.labels { sent.meta.label } else { Label::NONE };
         assert_eq!(received.label, expected);
     }
 }
 
-fn both_directions_keep_their_order(bench: &mut Bench) {
+fn both_directions_keep_their_order(bench: &mut Fixture) {
     let make = |capabilities, seed: u32| -> Vec<_> {
         (0..1000u32)
-            .map(|number| Frame::plain(capabilities, number + seed, 60 + (number * 37 % 400) as usize))
+            .map(|number| TestFrame::plain(capabilities, number + seed, 60 + (number * 37 % 400) as usize))
             .collect()
     };
     let there = make(bench.left.tx.capabilities(), 0);
@@ -245,26 +250,26 @@ fn both_directions_keep_their_order(bench: &mut Bench) {
         got_there.extend(transfer(&mut *bench.left.tx, &mut *bench.right.rx, bench.clock, there));
         got_back.extend(transfer(&mut *bench.right.tx, &mut *bench.left.rx, bench.clock, back));
     }
-    assert_same(&there, &got_there);
-    assert_same(&back, &got_back);
+    assert_same_frames(&there, &got_there);
+    assert_same_frames(&back, &got_back);
 }
 
-fn super_frames_keep_their_content(bench: &mut Bench) {
+fn super_frames_keep_their_content(bench: &mut Fixture) {
     let capabilities = bench.left.tx.capabilities();
     let frames = frames::transport_frames(capabilities, bench.right.tx.capabilities().mac);
     let received = bench.exchange(&frames);
-    frames::assert_payloads_arrive(&frames, &received, bench.promises.super_frame_bytes_whole);
+    frames::assert_payloads_arrive(&frames, &received, bench.promises.uncut_super_frame_bytes);
 }
 
 /// Whatever the pieces are, and whatever lies in the room behind the head.
-fn super_frames_in_pieces_keep_their_content(bench: &mut Bench) {
+fn super_frames_in_pieces_keep_their_content(bench: &mut Fixture) {
     if bench.left.tx.gather().is_none() {
         return;
     }
     let capabilities = bench.left.tx.capabilities();
     let frames = frames::transport_frames(capabilities, bench.right.tx.capabilities().mac);
     let received =
-        transfer_by(&mut *bench.left.tx, &mut *bench.right.rx, bench.clock, &frames, |tx, frame| {
+        transfer_with(&mut *bench.left.tx, &mut *bench.right.rx, bench.clock, &frames, |tx, frame| {
             let Some(room) = tx.reserve(frame.bytes.len()) else { return false };
             let (head, mut rest) = frame.bytes.split_at(frame.bytes.len().min(100));
             room.fill(0xee);
@@ -279,17 +284,17 @@ fn super_frames_in_pieces_keep_their_content(bench: &mut Bench) {
                 let (copied, behind) = copy.split_at(piece.len());
                 copy = behind;
                 shared = !shared;
-                let piece = if shared { Piece::Shared(copied) } else { Piece::Own(piece) };
+                let piece = if shared { PayloadPiece::Shared(copied) } else { PayloadPiece::Private(piece) };
                 (!piece.is_empty()).then_some(piece)
             });
             let gather = tx.gather().expect("it did before");
             gather.commit_gathered(head.len(), &mut pieces, frame.meta);
             true
         });
-    frames::assert_payloads_arrive(&frames, &received, bench.promises.super_frame_bytes_whole);
+    frames::assert_payloads_arrive(&frames, &received, bench.promises.uncut_super_frame_bytes);
 }
 
-fn room_that_is_not_committed_leaves_no_trace(bench: &mut Bench) {
+fn room_that_is_not_committed_leaves_no_trace(bench: &mut Fixture) {
     let capabilities = bench.left.tx.capabilities();
     let largest = (capabilities.mtu + 18).max(capabilities.gso_bytes_max);
     for number in 0..300 {
@@ -299,33 +304,33 @@ fn room_that_is_not_committed_leaves_no_trace(bench: &mut Bench) {
             }
             bench.left.tx.flush(bench.clock.now());
         }
-        let frame = [Frame::plain(capabilities, number, 60 + number as usize % 100)];
-        assert_same(&frame, &bench.exchange(&frame));
+        let frame = [TestFrame::plain(capabilities, number, 60 + number as usize % 100)];
+        assert_same_frames(&frame, &bench.exchange(&frame));
     }
 }
 
-fn less_than_reserved_can_be_sent(bench: &mut Bench) {
+fn less_than_reserved_can_be_sent(bench: &mut Fixture) {
     let capabilities = bench.left.tx.capabilities();
     for number in 0..300u32 {
-        let frame = Frame::plain(capabilities, number, 60 + number as usize % 7);
+        let frame = TestFrame::plain(capabilities, number, 60 + number as usize % 7);
         let room = bench.left.tx.reserve(capabilities.mtu + 18).expect("nothing is queued");
         room[..frame.bytes.len()].copy_from_slice(&frame.bytes);
         bench.left.tx.commit(frame.bytes.len(), TxMeta::default());
-        let next = [Frame::plain(capabilities, number + 1, 100)];
+        let next = [TestFrame::plain(capabilities, number + 1, 100)];
         let mut received = bench.exchange(&next);
-        let deadline = bench.clock.now() + PATIENCE;
+        let deadline = bench.clock.now() + TIMEOUT;
         while received.len() < 2 {
             assert!(bench.clock.now() < deadline, "a frame is missing");
             received.extend(receive(&mut *bench.right.rx, bench.clock));
         }
-        assert_same(&[frame, next[0].clone()], &received);
+        assert_same_frames(&[frame, next[0].clone()], &received);
     }
 }
 
-fn bursts_are_bounded_and_append(bench: &mut Bench) {
+fn bursts_are_bounded_and_append(bench: &mut Fixture) {
     let capabilities = bench.left.tx.capabilities();
     let frames: Vec<_> =
-        (0..3 * BURST_FRAMES_MAX as u32).map(|n| Frame::plain(capabilities, n, 90)).collect();
+        (0..3 * BURST_FRAMES_MAX as u32).map(|n| TestFrame::plain(capabilities, n, 90)).collect();
     let filler = [0xffu8; 60];
     let filler = RxFrame::new(&filler);
     let mut received = Vec::new();
@@ -334,7 +339,7 @@ fn bursts_are_bounded_and_append(bench: &mut Bench) {
             assert!(send(&mut *bench.left.tx, frame), "less than a window is queued");
         }
         bench.left.tx.flush(bench.clock.now());
-        let (start, deadline) = (received.len(), bench.clock.now() + PATIENCE);
+        let (start, deadline) = (received.len(), bench.clock.now() + TIMEOUT);
         let mut room = 0;
         while received.len() - start < window.len() {
             assert!(bench.clock.now() < deadline, "a frame is missing");
@@ -346,32 +351,32 @@ fn bursts_are_bounded_and_append(bench: &mut Bench) {
                 burst[..kept].iter().all(|frame| frame.bytes == filler.bytes),
                 "a burst was not appended to"
             );
-            received.extend(burst[kept..].iter().filter_map(Received::of));
+            received.extend(burst[kept..].iter().filter_map(ReceivedFrame::of));
             room = (room + 1) % 10;
             bench.left.tx.flush(bench.clock.now());
         }
     }
-    assert_same(&frames, &received);
+    assert_same_frames(&frames, &received);
 }
 
-fn lent_frames_survive_while_answers_are_sent(bench: &mut Bench) {
+fn lent_frames_survive_while_answers_are_sent(bench: &mut Fixture) {
     let (left, right) = (bench.left.tx.capabilities(), bench.right.tx.capabilities());
-    let first: Vec<_> = (0..WINDOW as u32).map(|number| Frame::plain(left, number, 300)).collect();
+    let first: Vec<_> = (0..WINDOW as u32).map(|number| TestFrame::plain(left, number, 300)).collect();
     assert!(first.iter().all(|frame| send(&mut *bench.left.tx, frame)));
     bench.left.tx.flush(bench.clock.now());
-    let deadline = bench.clock.now() + PATIENCE;
+    let deadline = bench.clock.now() + TIMEOUT;
     let mut seen = 0;
     while seen == 0 {
         assert!(bench.clock.now() < deadline, "no frame came");
         let mut burst = RxBurst::new();
         bench.right.rx.rx_burst(bench.clock.now(), &mut burst);
         let before: Vec<Vec<u8>> = burst.iter().map(|frame| frame.bytes.to_vec()).collect();
-        seen = burst.iter().filter_map(Received::of).count();
-        let answers: Vec<_> = (0..200).map(|number| Frame::plain(right, 9000 + number, 500)).collect();
+        seen = burst.iter().filter_map(ReceivedFrame::of).count();
+        let answers: Vec<_> = (0..200).map(|number| TestFrame::plain(right, 9000 + number, 500)).collect();
         transfer(&mut *bench.right.tx, &mut *bench.left.rx, bench.clock, &answers);
         // More of the same direction must not overwrite what is lent either.
         for number in 0..200 {
-            send(&mut *bench.left.tx, &Frame::plain(left, 5000 + number, 500));
+            send(&mut *bench.left.tx, &TestFrame::plain(left, 5000 + number, 500));
             bench.left.tx.flush(bench.clock.now());
         }
         assert!(
@@ -381,11 +386,11 @@ fn lent_frames_survive_while_answers_are_sent(bench: &mut Bench) {
     }
 }
 
-fn an_overrun_queue_recovers(bench: &mut Bench) {
+fn an_overrun_queue_recovers(bench: &mut Fixture) {
     let capabilities = bench.left.tx.capabilities();
     let mut queued = Vec::new();
     for number in 0..100_000 {
-        let frame = Frame::plain(capabilities, number, 1000);
+        let frame = TestFrame::plain(capabilities, number, 1000);
         if !send(&mut *bench.left.tx, &frame) {
             bench.left.tx.flush(bench.clock.now());
             if !send(&mut *bench.left.tx, &frame) {
@@ -414,22 +419,23 @@ fn an_overrun_queue_recovers(bench: &mut Bench) {
         }
     }
     if bench.promises.back_pressure {
-        assert_same(&queued, &received);
+        assert_same_frames(&queued, &received);
     } else {
         assert!(received.len() >= WINDOW, "only {} frames survived an overrun", received.len());
     }
-    let after: Vec<_> = (0..500).map(|number| Frame::plain(capabilities, 200_000 + number, 400)).collect();
-    assert_same(&after, &bench.exchange(&after));
+    let after: Vec<_> =
+        (0..500).map(|number| TestFrame::plain(capabilities, 200_000 + number, 400)).collect();
+    assert_same_frames(&after, &bench.exchange(&after));
 }
 
-fn a_device_outlives_its_peer(bench: &mut Bench) {
+fn a_device_outlives_its_peer(bench: &mut Fixture) {
     let capabilities = bench.left.tx.capabilities();
-    let frames: Vec<_> = (0..40).map(|number| Frame::plain(capabilities, number, 700)).collect();
+    let frames: Vec<_> = (0..40).map(|number| TestFrame::plain(capabilities, number, 700)).collect();
     bench.exchange(&frames);
     let (other, _) = crate::memory::pair(Default::default());
     drop(std::mem::replace(&mut bench.right, other));
     for number in 0..20_000 {
-        if send(&mut *bench.left.tx, &Frame::plain(capabilities, number, 700)) && number % 32 != 0 {
+        if send(&mut *bench.left.tx, &TestFrame::plain(capabilities, number, 700)) && number % 32 != 0 {
             continue;
         }
         bench.left.tx.flush(bench.clock.now());

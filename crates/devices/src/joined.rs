@@ -22,20 +22,20 @@ pub(crate) fn join<'a>(
     let tx = queues.remove(0);
     let mut rx = vec![tx.rx];
     rx.extend(queues.into_iter().map(|queue| queue.rx));
-    Ok(Device { rx: Box::new(JoinedRx { queues: rx, next: 0, any }), tx: tx.tx })
+    Ok(Device { rx: Box::new(JoinedRx { queues: rx, next_queue: 0, epoll: any }), tx: tx.tx })
 }
 
 struct JoinedRx {
     queues: Vec<Box<dyn RxQueue + Send>>,
     /// Whose turn it is to be first.
-    next: usize,
-    any: OwnedFd,
+    next_queue: usize,
+    epoll: OwnedFd,
 }
 
 impl RxQueue for JoinedRx {
     fn rx_burst<'a>(&'a mut self, now: Instant, burst: &mut RxBurst<'a>) {
-        let (later, first) = self.queues.split_at_mut(self.next);
-        self.next = (self.next + 1) % (later.len() + first.len());
+        let (later, first) = self.queues.split_at_mut(self.next_queue);
+        self.next_queue = (self.next_queue + 1) % (later.len() + first.len());
         for queue in first.iter_mut().chain(later) {
             if !burst.is_full() {
                 queue.rx_burst(now, burst);
@@ -48,7 +48,7 @@ impl RxQueue for JoinedRx {
     }
 
     fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.any.as_raw_fd())
+        Some(self.epoll.as_raw_fd())
     }
 
     /// They are of one interface.

@@ -1,7 +1,7 @@
 //! Copies what passes a device to a second one: for an intrusion detector, a recorder, or a second stack that watches.
 
 use crate::offload::{Forwarder, meta_of};
-use crate::staged::Staged;
+use crate::staged::StagedTx;
 use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use std::os::fd::RawFd;
@@ -36,7 +36,7 @@ pub fn wrap_counted(device: Device, monitor: Box<dyn TxQueue + Send>) -> (Device
         Monitor { tx: monitor, forwarder: Forwarder::default(), unflushed: false, stats: stats.clone() };
     let monitor = Arc::new(Mutex::new(monitor));
     let rx = MirrorRx { inner: device.rx, monitor: monitor.clone() };
-    let tx = MirrorTx { staged: Staged::new(device.tx), monitor };
+    let tx = MirrorTx { staged: StagedTx::new(device.tx), monitor };
     (Device { rx: Box::new(rx), tx: Box::new(tx) }, stats)
 }
 
@@ -116,7 +116,7 @@ impl RxQueue for MirrorRx {
 }
 
 struct MirrorTx {
-    staged: Staged,
+    staged: StagedTx,
     monitor: Arc<Mutex<Monitor>>,
 }
 
@@ -148,7 +148,7 @@ impl TxQueue for MirrorTx {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::conformance::{self, Promises};
+    use crate::conformance::{self, Guarantees};
     use crate::memory::{MemoryConfig, pair};
     use ginnel_stack::device::{Gso, GsoKind};
 
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_mirrored_device_conforms() {
-        let promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX, labels: true };
+        let promises = Guarantees { back_pressure: true, uncut_super_frame_bytes: usize::MAX, labels: true };
         let mut monitors = Vec::new();
         conformance::run("mirror", promises, &mut || {
             let (left, right) = pair(MemoryConfig::default());

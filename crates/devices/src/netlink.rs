@@ -36,7 +36,7 @@ const LINK_HEADER_BYTES: usize = 16;
 
 /// What the kernel says about one of its interfaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Link {
+pub(crate) struct LinkInfo {
     pub(crate) index: u32,
     pub(crate) up: bool,
     pub(crate) mtu: usize,
@@ -58,9 +58,9 @@ pub(crate) struct Netlink {
 }
 
 /// A message in the making: its header is filled in when it is sent.
-struct Message(Vec<u8>);
+struct NetlinkMessage(Vec<u8>);
 
-impl Message {
+impl NetlinkMessage {
     fn new(body: &[u8]) -> Self {
         let mut bytes = vec![0; MESSAGE_HEADER_BYTES];
         bytes.extend(body);
@@ -93,8 +93,8 @@ impl Netlink {
     }
 
     /// The interface of this name.
-    pub(crate) fn link(&mut self, name: &str) -> io::Result<Link> {
-        let message = Message::link(0, 0, 0).attribute(IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
+    pub(crate) fn link(&mut self, name: &str) -> io::Result<LinkInfo> {
+        let message = NetlinkMessage::link(0, 0, 0).attribute(IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
         let reply = self.request(RTM_GETLINK, 0, message)?;
         parse_link(&reply).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
@@ -105,7 +105,7 @@ impl Netlink {
             return Ok(());
         }
         let flags = if change.up { IFF_UP } else { 0 };
-        let mut message = Message::link(index, flags, flags);
+        let mut message = NetlinkMessage::link(index, flags, flags);
         if let Some(mac) = change.mac {
             message = message.attribute(IFLA_ADDRESS, &mac);
         }
@@ -123,13 +123,13 @@ impl Netlink {
         };
         let mut body = [family, prefix, flags, 0, 0, 0, 0, 0];
         body[4..].copy_from_slice(&index.to_ne_bytes());
-        let message = Message::new(&body).attribute(IFA_LOCAL, &bytes).attribute(IFA_ADDRESS, &bytes);
+        let message = NetlinkMessage::new(&body).attribute(IFA_LOCAL, &bytes).attribute(IFA_ADDRESS, &bytes);
         self.request(RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE, message).map(drop)
     }
 
     /// All addresses of the kernel's interfaces.
     pub(crate) fn addresses(&mut self) -> io::Result<Vec<IpAddr>> {
-        self.send(RTM_GETADDR, NLM_F_DUMP, Message::new(&[0; ADDRESS_HEADER_BYTES]))?;
+        self.send(RTM_GETADDR, NLM_F_DUMP, NetlinkMessage::new(&[0; ADDRESS_HEADER_BYTES]))?;
         let mut found = Vec::new();
         let mut reply = vec![0; 32 << 10];
         loop {
@@ -152,8 +152,8 @@ impl Netlink {
     /// Makes a bridge and returns its index.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn add_bridge(&mut self, name: &str) -> io::Result<u32> {
-        let kind = Message(Vec::new()).attribute(IFLA_INFO_KIND, b"bridge").0;
-        let message = Message::link(0, IFF_UP, IFF_UP)
+        let kind = NetlinkMessage(Vec::new()).attribute(IFLA_INFO_KIND, b"bridge").0;
+        let message = NetlinkMessage::link(0, IFF_UP, IFF_UP)
             .attribute(IFLA_IFNAME, &[name.as_bytes(), &[0]].concat())
             .attribute(IFLA_LINKINFO, &kind);
         self.request(RTM_NEWLINK, NLM_F_ACK | NLM_F_CREATE, message)?;
@@ -163,11 +163,11 @@ impl Netlink {
     /// Makes an interface a port of a bridge.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn set_master(&mut self, index: u32, bridge: u32) -> io::Result<()> {
-        let message = Message::link(index, 0, 0).attribute(IFLA_MASTER, &bridge.to_ne_bytes());
+        let message = NetlinkMessage::link(index, 0, 0).attribute(IFLA_MASTER, &bridge.to_ne_bytes());
         self.request(RTM_NEWLINK, NLM_F_ACK, message).map(drop)
     }
 
-    fn send(&mut self, kind: u16, flags: u16, message: Message) -> io::Result<()> {
+    fn send(&mut self, kind: u16, flags: u16, message: NetlinkMessage) -> io::Result<()> {
         self.sequence += 1;
         let mut bytes = message.0;
         let len = bytes.len() as u32;
@@ -180,7 +180,7 @@ impl Netlink {
     }
 
     /// Sends a request and returns the body of the answer, which is empty for a mere acknowledgement.
-    fn request(&mut self, kind: u16, flags: u16, message: Message) -> io::Result<Vec<u8>> {
+    fn request(&mut self, kind: u16, flags: u16, message: NetlinkMessage) -> io::Result<Vec<u8>> {
         self.send(kind, flags, message)?;
         let mut reply = vec![0; 32 << 10];
         loop {
@@ -221,9 +221,9 @@ fn parse_address(body: &[u8]) -> Option<IpAddr> {
     None
 }
 
-fn parse_link(body: &[u8]) -> Option<Link> {
+fn parse_link(body: &[u8]) -> Option<LinkInfo> {
     let word = |at: usize| body.get(at..at + 4)?.first_chunk::<4>().map(|bytes| u32::from_ne_bytes(*bytes));
-    let mut link = Link { index: word(4)?, up: word(8)? & IFF_UP != 0, ..Link::default() };
+    let mut link = LinkInfo { index: word(4)?, up: word(8)? & IFF_UP != 0, ..LinkInfo::default() };
     let mut rest = body.get(LINK_HEADER_BYTES..)?;
     while let Some(&[a, b, c, d]) = rest.first_chunk::<4>() {
         let len = usize::from(u16::from_ne_bytes([a, b]));

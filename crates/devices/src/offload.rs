@@ -4,7 +4,7 @@ use ginnel_stack::device::{
     Capabilities, ETHERNET_HEADER_BYTES, Gso, GsoKind, RxChecksum, RxFrame, TxMeta, TxQueue,
 };
 use ginnel_stack::wire::WireError;
-use ginnel_stack::wire::segment::{complete_checksum, segment};
+use ginnel_stack::wire::gso::{complete_checksum, segment};
 
 /// Largest super-frame in bytes that devices here take: the largest IP packet behind an Ethernet header.
 pub const GSO_BYTES_MAX: usize = 65_535 + ETHERNET_HEADER_BYTES;
@@ -42,22 +42,27 @@ impl WireFrames {
     ///
     /// # Errors
     /// If `meta` contradicts the frame; then `each` was not called.
-    pub fn of(&mut self, frame: &[u8], meta: TxMeta, mut each: impl FnMut(&[u8])) -> Result<(), WireError> {
+    pub fn for_each(
+        &mut self,
+        frame: &[u8],
+        meta: TxMeta,
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<(), WireError> {
         let Some((start, offset)) = meta.partial_checksum.filter(|_| meta.gso.is_none()) else {
             let Some(gso) = meta.gso else {
                 each(frame);
                 return Ok(());
             };
-            return segment(frame, gso, self.room(frame.len()), each).map(drop);
+            return segment(frame, gso, self.scratch_mut(frame.len()), each).map(drop);
         };
-        let room = &mut self.room(frame.len())[..frame.len()];
+        let room = &mut self.scratch_mut(frame.len())[..frame.len()];
         room.copy_from_slice(frame);
         complete_checksum(room, start.into(), offset.into())?;
         each(room);
         Ok(())
     }
 
-    fn room(&mut self, len: usize) -> &mut [u8] {
+    fn scratch_mut(&mut self, len: usize) -> &mut [u8] {
         if self.scratch.len() < len {
             self.scratch.resize(len, 0);
         }
@@ -76,18 +81,18 @@ impl Forwarder {
     /// refused: by a full queue, because they are longer than the device takes, or because `meta` contradicts them.
     pub fn send(&mut self, frame: &[u8], meta: TxMeta, tx: &mut (impl TxQueue + ?Sized)) -> u64 {
         let capabilities = tx.capabilities();
-        if takes(&capabilities, frame.len(), meta) {
-            return u64::from(!put(tx, frame, meta));
+        if can_take(&capabilities, frame.len(), meta) {
+            return u64::from(!send_copy(tx, frame, meta));
         }
         let mut refused = 0;
-        let result = self.wire.of(frame, meta, |segment| {
-            refused += u64::from(!put(tx, segment, TxMeta { label: meta.label, ..TxMeta::NONE }));
+        let result = self.wire.for_each(frame, meta, |segment| {
+            refused += u64::from(!send_copy(tx, segment, TxMeta { label: meta.label, ..TxMeta::NONE }));
         });
         refused + u64::from(result.is_err())
     }
 }
 
-fn takes(capabilities: &Capabilities, len: usize, meta: TxMeta) -> bool {
+fn can_take(capabilities: &Capabilities, len: usize, meta: TxMeta) -> bool {
     // A super-frame that was merged from verified segments has a complete checksum, of which devices can make nothing.
     let gso = |gso: Gso| {
         meta.partial_checksum.is_some()
@@ -98,7 +103,7 @@ fn takes(capabilities: &Capabilities, len: usize, meta: TxMeta) -> bool {
 }
 
 /// Room for a frame, an Ethernet header and a VLAN tag is all a device has to lend for what is no super-frame.
-fn put(tx: &mut (impl TxQueue + ?Sized), frame: &[u8], meta: TxMeta) -> bool {
+fn send_copy(tx: &mut (impl TxQueue + ?Sized), frame: &[u8], meta: TxMeta) -> bool {
     let capabilities = tx.capabilities();
     if frame.len() > capabilities.mtu + 18 && meta.gso.is_none() {
         return false;
@@ -143,7 +148,7 @@ mod tests {
 
     fn wire(frame: &[u8], meta: TxMeta) -> Result<Vec<Vec<u8>>, WireError> {
         let mut frames = Vec::new();
-        WireFrames::new().of(frame, meta, |frame| frames.push(frame.to_vec())).map(|()| frames)
+        WireFrames::new().for_each(frame, meta, |frame| frames.push(frame.to_vec())).map(|()| frames)
     }
 
     #[test]

@@ -4,27 +4,27 @@
 use ginnel_stack::device::{TxMeta, TxQueue};
 
 /// A device to send to, and the frame that is being built for it.
-pub(crate) struct Staged {
+pub(crate) struct StagedTx {
     pub(crate) inner: Box<dyn TxQueue + Send>,
     /// Lent by `reserve`.
-    room: Vec<u8>,
+    buffer: Vec<u8>,
 }
 
-impl Staged {
+impl StagedTx {
     pub(crate) fn new(inner: Box<dyn TxQueue + Send>) -> Self {
-        Self { inner, room: Vec::new() }
+        Self { inner, buffer: Vec::new() }
     }
 
     /// Room for a frame, if the device below has it too.
     pub(crate) fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         self.inner.reserve(len)?;
-        self.room.resize(len, 0);
-        Some(&mut self.room)
+        self.buffer.resize(len, 0);
+        Some(&mut self.buffer)
     }
 
     /// Sends what was built, and shows it.
     pub(crate) fn commit(&mut self, len: usize, meta: TxMeta) -> Option<&[u8]> {
-        let frame = &self.room[..len];
+        let frame = &self.buffer[..len];
         // There was room for at least as much when it was reserved.
         self.inner.reserve(len)?.copy_from_slice(frame);
         self.inner.commit(len, meta);

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Entries that an address may be in: a full set forgets the one not heard for longest.
 const WAYS: usize = 4;
 /// A station not heard for so long is forgotten (IEEE 802.1D's recommended ageing time).
-const AGEING: Duration = Duration::from_secs(300);
+const AGEING_TIME: Duration = Duration::from_secs(300);
 
 /// What became of the frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct SwitchStats {
     /// Frames or segments that a port did not take: full, or longer than it can send.
     pub dropped: u64,
     /// Stations forgotten because others needed their place.
-    pub displaced: u64,
+    pub evicted: u64,
 }
 
 /// A switch. Its ports are devices: the other ends of memory pairs, TAP devices, links with faults.
@@ -36,13 +36,13 @@ pub struct Switch {
     // Apart, because frames of one port's burst are sent to the others.
     rx: Vec<Box<dyn RxQueue + Send>>,
     tx: Vec<Box<dyn TxQueue + Send>>,
-    forwarding: Forwarding,
+    forwarding: ForwardingState,
     /// Port that is served first next time.
-    first: usize,
+    next_port: usize,
 }
 
 /// All but the queues.
-struct Forwarding {
+struct ForwardingState {
     table: Vec<[Station; WAYS]>,
     forwarder: Forwarder,
     stats: SwitchStats,
@@ -53,7 +53,7 @@ struct Station {
     mac: [u8; 6],
     port: u16,
     /// `None`: the place is free.
-    heard: Option<Instant>,
+    last_seen: Option<Instant>,
 }
 
 impl Switch {
@@ -63,12 +63,12 @@ impl Switch {
     pub fn new(ports: Vec<Device>, stations: usize) -> Self {
         let sets = stations.div_ceil(WAYS).next_power_of_two();
         let (rx, tx) = ports.into_iter().map(|port| (port.rx, port.tx)).unzip();
-        let forwarding = Forwarding {
+        let forwarding = ForwardingState {
             table: vec![[Station::default(); WAYS]; sets],
             forwarder: Forwarder::default(),
             stats: SwitchStats::default(),
         };
-        Self { rx, tx, forwarding, first: 0 }
+        Self { rx, tx, forwarding, next_port: 0 }
     }
 
     /// Forwards one burst of each port. Returns how many frames came in; call again at once unless it is 0.
@@ -76,7 +76,7 @@ impl Switch {
         let ports = self.rx.len();
         let mut frames = 0;
         for turn in 0..ports {
-            let port = (self.first + turn) % ports;
+            let port = (self.next_port + turn) % ports;
             let mut burst = RxBurst::new();
             self.rx[port].rx_burst(now, &mut burst);
             frames += burst.len();
@@ -84,7 +84,7 @@ impl Switch {
                 self.forwarding.forward(now, port, frame, &mut self.tx);
             }
         }
-        self.first = (self.first + 1) % ports.max(1);
+        self.next_port = (self.next_port + 1) % ports.max(1);
         let due = |tx: &dyn TxQueue| tx.next_deadline().is_some_and(|deadline| deadline <= now);
         for tx in &mut self.tx {
             if frames > 0 || due(&**tx) {
@@ -119,7 +119,7 @@ impl Switch {
     }
 }
 
-impl Forwarding {
+impl ForwardingState {
     fn forward(
         &mut self,
         now: Instant,
@@ -151,11 +151,14 @@ impl Forwarding {
         }
         let set = self.set(mac);
         // Its own place, else a free one, else that of the station not heard for longest. `None` is less than any time.
-        let place = set.iter().position(|s| s.heard.is_some() && s.mac == mac);
-        let place = place.or_else(|| (0..WAYS).min_by_key(|&way| set[way].heard)).unwrap_or(0);
-        let before = std::mem::replace(&mut set[place], Station { mac, port: port as u16, heard: Some(now) });
-        if before.mac != mac && before.heard.is_some_and(|heard| now.saturating_since(heard) < AGEING) {
-            self.stats.displaced += 1;
+        let place = set.iter().position(|s| s.last_seen.is_some() && s.mac == mac);
+        let place = place.or_else(|| (0..WAYS).min_by_key(|&way| set[way].last_seen)).unwrap_or(0);
+        let before =
+            std::mem::replace(&mut set[place], Station { mac, port: port as u16, last_seen: Some(now) });
+        if before.mac != mac
+            && before.last_seen.is_some_and(|heard| now.saturating_since(heard) < AGEING_TIME)
+        {
+            self.stats.evicted += 1;
         }
     }
 
@@ -163,8 +166,9 @@ impl Forwarding {
         if is_group(mac) {
             return None;
         }
-        let known =
-            |s: &&Station| s.mac == mac && s.heard.is_some_and(|heard| now.saturating_since(heard) < AGEING);
+        let known = |s: &&Station| {
+            s.mac == mac && s.last_seen.is_some_and(|heard| now.saturating_since(heard) < AGEING_TIME)
+        };
         self.set(mac).iter().find(known).map(|station| station.port.into())
     }
 
@@ -189,7 +193,7 @@ fn is_group(mac: [u8; 6]) -> bool {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::conformance::{self, Promises};
+    use crate::conformance::{self, Guarantees};
     use crate::memory::{MemoryConfig, switch};
     use ginnel_stack::device::TxMeta;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -217,7 +221,7 @@ mod tests {
     #[test]
     fn two_stations_of_a_switch_conform() {
         // What a port has no room for is lost.
-        let promises = Promises { back_pressure: false, super_frame_bytes_whole: usize::MAX, labels: true };
+        let promises = Guarantees { back_pressure: false, uncut_super_frame_bytes: usize::MAX, labels: true };
         for config in [MemoryConfig::default(), MemoryConfig::default().without_offloads()] {
             let over = AtomicBool::new(false);
             std::thread::scope(|scope| {
@@ -284,7 +288,7 @@ mod tests {
         assert_eq!(marks(&mut devices), [vec![], vec![], Vec::<u8>::new()]);
         assert_eq!(switch.stats().filtered, 1);
         send(&mut devices[0], station, a, 4);
-        switch.poll(Instant::ZERO + AGEING);
+        switch.poll(Instant::ZERO + AGEING_TIME);
         assert_eq!(marks(&mut devices), [vec![], vec![4], vec![4]]);
     }
 
@@ -298,8 +302,8 @@ mod tests {
             send(&mut sender, [0xff; 6], [2, 0, 0, 0, high, low], 0);
             switch.poll(Instant::from_micros(number.into()));
         }
-        let remembered = switch.forwarding.table.iter().flatten().filter(|s| s.heard.is_some()).count();
-        assert_eq!((remembered, switch.stats().displaced), (16, 10_000 - 16));
+        let remembered = switch.forwarding.table.iter().flatten().filter(|s| s.last_seen.is_some()).count();
+        assert_eq!((remembered, switch.stats().evicted), (16, 10_000 - 16));
         let newest = [2, 0, 0, 0, 0x27, 0x0f];
         assert_eq!(switch.forwarding.find(Instant::from_millis(10), newest), Some(0));
     }

@@ -2,12 +2,14 @@
 //! its connections in between. Another domain beside it must not notice: its bytes arrive, whole and in order, and the stack goes on.
 
 use core::time::Duration;
-use ginnel::channel::control::{Control, SameThread};
+use ginnel::channel::control::{ControlPath, SameThread};
 use ginnel::channel::simulation::SimulatedDomain;
 use ginnel::channel::{ChannelConfig, ChannelServer, ChannelStats, Client, ClientEvent};
 use ginnel::config::{Config, DeviceConfig, DeviceKind};
-use ginnel::{Conn, ConnectOptions, Context, Error, Handler, Instant, ListenOptions, Listener, Shard, door};
-use ginnel::{Datagram, TcpOption, UdpHandle, UdpOptions, UdpSending};
+use ginnel::{
+    Conn, ConnectOptions, Context, Error, Handler, Instant, ListenOptions, Listener, Shard, broker,
+};
+use ginnel::{Datagram, TcpOption, UdpHandle, UdpOptions, UdpSendParams};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
@@ -16,19 +18,19 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
 /// Bytes of an operation: what, where, and a word.
-const OPERATION: usize = 1 + 4 + 8;
+const OPERATION_BYTES: usize = 1 + 4 + 8;
 /// Operations that one input may have.
 const OPERATIONS_MAX: usize = 400;
 /// Sockets of a domain: few, so that there is a limit to run into; or, if bit 6 of the first byte is set, so many that clients have some at hand to open
 /// connections with.
-const SOCKETS: [u32; 2] = [8, 200];
+const SOCKETS_MAX: [u32; 2] = [8, 200];
 /// Bytes of each of a socket's two buffers.
 const BUFFER_BYTES: u32 = 4096;
 
 /// Echoes, on connections that it opened as on those that it accepted.
 #[derive(Default)]
-struct Echo {
-    waiting: HashMap<Conn, Vec<u8>>,
+struct EchoPeer {
+    unsent: HashMap<Conn, Vec<u8>>,
     /// Its UDP socket.
     udp: Option<UdpHandle>,
     /// Datagrams that came.
@@ -37,9 +39,9 @@ struct Echo {
     accepted: u64,
 }
 
-impl Echo {
-    fn push(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        if let Some(waiting) = self.waiting.get_mut(&conn)
+impl EchoPeer {
+    fn send_unsent(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        if let Some(waiting) = self.unsent.get_mut(&conn)
             && let Ok(count) = cx.send(conn, waiting)
         {
             waiting.drain(..count);
@@ -47,7 +49,7 @@ impl Echo {
     }
 }
 
-impl Handler for Echo {
+impl Handler for EchoPeer {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         let at = ([0, 0, 0, 0], 90).into();
         cx.listen(at, ListenOptions::default())?;
@@ -63,44 +65,44 @@ impl Handler for Echo {
 
     fn accepted(&mut self, _: &mut Context<'_>, conn: Conn, _: Listener) {
         self.accepted += 1;
-        self.waiting.insert(conn, Vec::new());
+        self.unsent.insert(conn, Vec::new());
     }
 
     fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        self.push(cx, conn);
+        self.send_unsent(cx, conn);
     }
 
     fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
-        self.waiting.entry(conn).or_default().extend(data);
-        self.push(cx, conn);
+        self.unsent.entry(conn).or_default().extend(data);
+        self.send_unsent(cx, conn);
         data.len()
     }
 
     fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        self.push(cx, conn);
+        self.send_unsent(cx, conn);
     }
 
     fn closed(&mut self, _: &mut Context<'_>, conn: Conn, _: ginnel::CloseReason) {
-        self.waiting.remove(&conn);
+        self.unsent.remove(&conn);
     }
 }
 
 /// The domain that behaves: a line of numbers goes out, and has to come back.
-struct Good {
+struct HonestDomain {
     client: Client,
     conn: Conn,
     sent: u64,
-    came: u64,
+    received: u64,
 }
 
-impl Good {
-    fn byte(at: u64) -> u8 {
+impl HonestDomain {
+    fn stream_byte(at: u64) -> u8 {
         (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
     }
 
-    fn go_on(&mut self, count: u64) {
+    fn exchange(&mut self, count: u64) {
         while self.client.next_event().is_some() {}
-        let bytes: Vec<u8> = (self.sent..self.sent + count).map(Self::byte).collect();
+        let bytes: Vec<u8> = (self.sent..self.sent + count).map(Self::stream_byte).collect();
         self.sent += self.client.send(self.conn, &bytes).expect("its connection is open") as u64;
         let mut out = [0; 4096];
         loop {
@@ -109,45 +111,50 @@ impl Good {
                 break;
             }
             for byte in &out[..count] {
-                assert_eq!(*byte, Self::byte(self.came), "byte {} of another domain", self.came);
-                self.came += 1;
+                assert_eq!(
+                    *byte,
+                    Self::stream_byte(self.received),
+                    "byte {} of another domain",
+                    self.received
+                );
+                self.received += 1;
             }
         }
-        assert!(self.came <= self.sent);
+        assert!(self.received <= self.sent);
         self.client.flush();
     }
 }
 
 /// The one that does not.
-struct Bad {
+struct HostileDomain {
     client: Client,
     domain: SimulatedDomain,
     memory: std::fs::File,
     size: u64,
     /// Where headers, rings and sockets end; bytes lie behind them.
-    near: u64,
+    metadata_bytes: u64,
     conns: Vec<Conn>,
     /// UDP sockets.
-    posts: Vec<Conn>,
+    udp_sockets: Vec<Conn>,
     /// Connections that were opened without a question.
-    unasked: u64,
+    preallocated_connects: u64,
     children: Vec<Client>,
 }
 
 /// What one input did.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Done {
+pub struct RunSummary {
     /// What the stack counted.
     pub stats: ChannelStats,
     /// Datagrams that reached the peer: from headers and bytes that the client wrote into the region.
     pub datagrams: u64,
     /// Connections that were opened by words in the region.
-    pub unasked: u64,
+    pub preallocated_connects: u64,
 }
 
-struct World {
+struct ChannelFixture {
     server: Arc<Mutex<Shard<ChannelServer>>>,
-    peer: Shard<Echo>,
+    peer: Shard<EchoPeer>,
     now: Instant,
 }
 
@@ -158,7 +165,7 @@ fn config(address: &str) -> Config {
     config
 }
 
-impl World {
+impl ChannelFixture {
     fn new(sockets: u32) -> Self {
         let channel = ChannelConfig {
             domains_max: 2,
@@ -171,15 +178,15 @@ impl World {
         let (a, b) = pair(MemoryConfig::default());
         let served = ChannelServer::for_processes(&channel).expect("a valid configuration");
         let server = Shard::builder(config("10.0.0.1/24")).handler(served).device("cable", a);
-        let peer = Shard::builder(config("10.0.0.2/24")).handler(Echo::default()).device("cable", b);
+        let peer = Shard::builder(config("10.0.0.2/24")).handler(EchoPeer::default()).device("cable", b);
         let server = server.seed([1; 32]).now(now).build().expect("a shard");
         let peer = peer.seed([2; 32]).now(now).build().expect("a shard");
         let mut world = Self { server: Arc::new(Mutex::new(server)), peer, now };
-        world.run(Duration::from_millis(1));
+        world.run_for(Duration::from_millis(1));
         world
     }
 
-    fn run(&mut self, time: Duration) {
+    fn run_for(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
             let mut server = self.server.lock().expect("no panic");
@@ -191,7 +198,7 @@ impl World {
         }
     }
 
-    fn domain(&self) -> (SimulatedDomain, Client, OwnedFd) {
+    fn open_domain(&self) -> (SimulatedDomain, Client, OwnedFd) {
         let (domain, parts) = SameThread(self.server.clone()).open_domain().expect("room for two");
         let memory = parts.region.try_clone().expect("a descriptor");
         (domain.clone(), Client::open(parts, Box::new(domain)).expect("a region"), memory)
@@ -202,38 +209,38 @@ impl World {
     }
 }
 
-impl Bad {
-    fn conn(&self, at: u64) -> Option<Conn> {
+impl HostileDomain {
+    fn pick_conn(&self, at: u64) -> Option<Conn> {
         let count = self.conns.len() as u64;
         (count > 0).then(|| self.conns[(at % count) as usize])
     }
 
     /// UDP sockets, and what goes through them as it should or as it should not.
-    fn post(&mut self, world: &mut World, at: u64, word: u64) {
+    fn udp_operation(&mut self, world: &mut ChannelFixture, at: u64, word: u64) {
         let peer = ([10, 0, 0, 2], 90).into();
-        if word.is_multiple_of(8) || self.posts.is_empty() {
-            let options =
-                UdpOptions { reports_v4: at & 4 != 0, coalesces: at & 8 != 0, ..UdpOptions::default() };
-            self.posts.extend(self.client.udp_open(([0, 0, 0, 0], 200 + (at % 4) as u16).into(), options));
+        if word.is_multiple_of(8) || self.udp_sockets.is_empty() {
+            let options = UdpOptions { recverr_v4: at & 4 != 0, gro: at & 8 != 0, ..UdpOptions::default() };
+            self.udp_sockets
+                .extend(self.client.udp_open(([0, 0, 0, 0], 200 + (at % 4) as u16).into(), options));
         }
-        let count = self.posts.len() as u64;
+        let count = self.udp_sockets.len() as u64;
         if count == 0 {
             return;
         }
         let place = (at / 8 % count) as usize;
-        let socket = self.posts[place];
+        let socket = self.udp_sockets[place];
         let bytes = vec![at as u8; (word >> 3) as usize % 9000];
         match word % 8 {
             1 => {
                 let own = |bit: u32| (at >> bit & 1 == 1).then_some((word >> 56) as u8);
-                let sending = UdpSending {
+                let sending = UdpSendParams {
                     to: Some(peer),
                     source: None,
-                    piece: (word >> 40) as u16,
+                    gso_size: (word >> 40) as u16,
                     hop_limit: own(5),
                     tos: own(6),
                 };
-                let _ = self.client.udp_post(socket, &sending, &[IoSlice::new(&bytes)]);
+                let _ = self.client.udp_send_queued(socket, &sending, &[IoSlice::new(&bytes)]);
             }
             // Bytes where a header is expected, and some behind it.
             2 => {
@@ -253,11 +260,12 @@ impl Bad {
             }
             3 => {
                 let mut out = vec![0; bytes.len()];
-                let _ = self.client.udp_take(socket, &mut [IoSliceMut::new(&mut out)], at & 1 == 0);
+                let _ = self.client.udp_recv_into(socket, &mut [IoSliceMut::new(&mut out)], at & 1 == 0);
             }
             4 => {
                 let _ = self.client.udp_connect(socket, peer);
-                let _ = self.client.udp_post(socket, &UdpSending::default(), &[IoSlice::new(&bytes)]);
+                let _ =
+                    self.client.udp_send_queued(socket, &UdpSendParams::default(), &[IoSlice::new(&bytes)]);
             }
             // From outside, of all lengths.
             5 => world.peer.with(world.now, |echo, cx| {
@@ -266,18 +274,19 @@ impl Bad {
             }),
             6 => {
                 let _ = self.client.udp_error(socket, at & 1 == 0);
-                let _ = self.client.udp_take_report(socket);
+                let _ = self.client.udp_take_extended_error(socket);
             }
             7 if at & 1 == 0 => {
                 let _ = self.client.close(socket);
-                let _ = self.client.release(self.posts.remove(place));
+                let _ = self.client.release(self.udp_sockets.remove(place));
             }
             _ => {}
         }
     }
 
-    fn act(&mut self, world: &mut World, what: u8, at: u64, word: u64) {
-        let place = |room: u64| if at & 1 << 31 == 0 { at % self.near.min(room) } else { at % room };
+    fn apply(&mut self, world: &mut ChannelFixture, what: u8, at: u64, word: u64) {
+        let place =
+            |room: u64| if at & 1 << 31 == 0 { at % self.metadata_bytes.min(room) } else { at % room };
         match what % 20 {
             // Where it hurts: whole words, small ones and large ones.
             0..=4 => {
@@ -304,18 +313,18 @@ impl Bad {
             }
             9 => {
                 let bytes = vec![at as u8; (word % 5000) as usize];
-                if let Some(conn) = self.conn(at) {
+                if let Some(conn) = self.pick_conn(at) {
                     let _ = self.client.send(conn, &bytes);
                 }
             }
             10 => {
                 let mut out = vec![0; (word % 5000) as usize];
-                if let Some(conn) = self.conn(at) {
+                if let Some(conn) = self.pick_conn(at) {
                     let _ = self.client.recv(conn, &mut out);
                 }
             }
             11 => {
-                if let Some(conn) = self.conn(at) {
+                if let Some(conn) = self.pick_conn(at) {
                     let _ = match word % 4 {
                         0 => self.client.close(conn),
                         1 => self.client.abort(conn),
@@ -331,7 +340,7 @@ impl Bad {
                 let port = 100 + (at % 4) as u16;
                 world.peer.with(world.now, |echo, cx| {
                     if let Ok(conn) = cx.connect(([10, 0, 0, 1], port).into(), ConnectOptions::default()) {
-                        echo.waiting.insert(conn, vec![7; 100]);
+                        echo.unsent.insert(conn, vec![7; 100]);
                     }
                 });
             }
@@ -349,17 +358,17 @@ impl Bad {
                     self.memory.write_at(&(word >> 1).to_ne_bytes(), at + 8 * (word & 1)).expect("memory");
                 }
             }
-            15 => world.run(Duration::from_micros(word % 20_000)),
+            15 => world.run_for(Duration::from_micros(word % 20_000)),
             16 => {
-                if let Ok(conn) = self.client.connect_unasked(([10, 0, 0, 2], 90).into()) {
+                if let Ok(conn) = self.client.connect_without_request(([10, 0, 0, 2], 90).into()) {
                     // Who has asked knows its end already.
-                    let ends = self.client.ends(conn);
-                    self.unasked += u64::from(ends.is_ok_and(|[own, _]| own.port() == 0));
+                    let ends = self.client.endpoints(conn);
+                    self.preallocated_connects += u64::from(ends.is_ok_and(|[own, _]| own.port() == 0));
                     self.conns.push(conn);
                 }
             }
             17 => {
-                if let Some(conn) = self.conn(at) {
+                if let Some(conn) = self.pick_conn(at) {
                     let time = Duration::from_secs(word >> 2);
                     let _ = self.client.set_option(
                         conn,
@@ -372,7 +381,7 @@ impl Bad {
                     );
                 }
             }
-            _ => self.post(world, at, word),
+            _ => self.udp_operation(world, at, word),
         }
         for _ in 0..20 {
             match self.client.next_event() {
@@ -385,10 +394,10 @@ impl Bad {
     }
 
     /// What it says to the door, which may be a request of its own.
-    fn say(&mut self, message: &[u8]) {
-        if let Some(request) = door::fuzz(message) {
+    fn send_to_broker(&mut self, message: &[u8]) {
+        if let Some(request) = broker::fuzz(message) {
             let number = self.client.number() as usize;
-            let _ = self.domain.ask(number, request);
+            let _ = self.domain.call(number, request);
         }
     }
 }
@@ -398,60 +407,74 @@ impl Bad {
 /// # Panics
 /// If the stack panics, or the other domain notices anything.
 pub fn run(data: &[u8]) {
-    let _ = counted(data);
+    let _ = run_counted(data);
 }
 
 /// The same; what came of it.
 ///
 /// # Panics
 /// As [`run`].
-pub fn counted(mut data: &[u8]) -> Done {
-    let sockets = SOCKETS[usize::from(data.first().is_some_and(|first| first & 64 != 0))];
-    let mut world = World::new(sockets);
-    let (_, mut client, _) = world.domain();
+pub fn run_counted(mut data: &[u8]) -> RunSummary {
+    let sockets = SOCKETS_MAX[usize::from(data.first().is_some_and(|first| first & 64 != 0))];
+    let mut world = ChannelFixture::new(sockets);
+    let (_, mut client, _) = world.open_domain();
     let conn = client.connect(([10, 0, 0, 2], 90).into(), ConnectOptions::default()).expect("room");
-    let mut good = Good { client, conn, sent: 0, came: 0 };
-    let (domain, client, memory) = world.domain();
+    let mut good = HonestDomain { client, conn, sent: 0, received: 0 };
+    let (domain, client, memory) = world.open_domain();
     let memory = std::fs::File::from(memory);
     let size = memory.metadata().expect("a file").len();
     let near = size - u64::from(2 * sockets * BUFFER_BYTES);
     let (conns, posts, children) = (Vec::new(), Vec::new(), Vec::new());
-    let mut bad = Bad { client, domain, memory, size, near, conns, posts, unasked: 0, children };
+    let mut bad = HostileDomain {
+        client,
+        domain,
+        memory,
+        size,
+        metadata_bytes: near,
+        conns,
+        udp_sockets: posts,
+        preallocated_connects: 0,
+        children,
+    };
     for _ in 0..OPERATIONS_MAX {
         let Some((&what, rest)) = data.split_first() else { break };
         if what == u8::MAX {
             let length = rest.first().map_or(0, |length| usize::from(*length));
             let message = &rest[rest.len().min(1)..];
             let (message, rest) = message.split_at(length.min(message.len()));
-            bad.say(message);
+            bad.send_to_broker(message);
             data = rest;
         } else {
-            let mut operation = [0; OPERATION];
-            let taken = data.len().min(OPERATION);
+            let mut operation = [0; OPERATION_BYTES];
+            let taken = data.len().min(OPERATION_BYTES);
             operation[..taken].copy_from_slice(&data[..taken]);
             data = &data[taken..];
             let at = u32::from_le_bytes(operation[1..5].try_into().expect("four bytes"));
             let word = u64::from_le_bytes(operation[5..].try_into().expect("eight bytes"));
-            bad.act(&mut world, what, at.into(), word);
+            bad.apply(&mut world, what, at.into(), word);
         }
-        good.go_on(u64::from(what));
-        world.run(Duration::from_micros(50));
+        good.exchange(u64::from(what));
+        world.run_for(Duration::from_micros(50));
     }
     // In time everything of it arrives.
     for _ in 0..200 {
-        good.go_on(0);
-        world.run(Duration::from_millis(50));
+        good.exchange(0);
+        world.run_for(Duration::from_millis(50));
     }
-    assert_eq!(good.came, good.sent, "bytes of another domain were lost");
+    assert_eq!(good.received, good.sent, "bytes of another domain were lost");
     let stats = world.stats();
-    let done = Done { stats, datagrams: world.peer.handler().datagrams, unasked: bad.unasked };
+    let done = RunSummary {
+        stats,
+        datagrams: world.peer.handler().datagrams,
+        preallocated_connects: bad.preallocated_connects,
+    };
     // What the hostile one leaves behind does not stay.
     drop(bad);
-    world.run(Duration::from_secs(400));
-    good.go_on(10);
-    world.run(Duration::from_secs(1));
-    good.go_on(0);
-    assert_eq!(good.came, good.sent);
+    world.run_for(Duration::from_secs(400));
+    good.exchange(10);
+    world.run_for(Duration::from_secs(1));
+    good.exchange(0);
+    assert_eq!(good.received, good.sent);
     let server = world.server.lock().expect("no panic");
     assert_eq!((server.handler().sockets_in_use(), server.handler().domains()), (1, 1), "{stats:?}");
     drop(server);

@@ -11,19 +11,19 @@ use ginnel_apps::httpd::response::DateText;
 use ginnel_apps::httpd::server::Server;
 use ginnel_apps::httpd::server::recorder::Recorder;
 use ginnel_apps::httpd::site::{Site, SiteOptions};
-use ginnel_apps::load::response::{Language, Parser, Progress, Records};
+use ginnel_apps::load::response::{ParseProgress, Parser, PartialResponses, Protocol};
 use std::fs;
 use std::path::PathBuf;
 
 /// Longest input that is looked at: more than a head may have.
 const INPUT_BYTES_MAX: usize = 20 << 10;
 /// Time of day: Sun, 06 Nov 1994 08:49:37 GMT.
-const UNIX: u64 = 784_111_777;
+const UNIX_TIME: u64 = 784_111_777;
 /// What a client is told that waits before it sends a body.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// A server that lives as long as the process: reading its site takes longer than an input.
-struct Rig {
+struct HttpFixture {
     server: Server,
     files: Vec<Vec<u8>>,
     now: Instant,
@@ -31,10 +31,10 @@ struct Rig {
 }
 
 thread_local! {
-    static RIG: RefCell<Option<Rig>> = const { RefCell::new(None) };
+    static FIXTURE: RefCell<Option<HttpFixture>> = const { RefCell::new(None) };
 }
 
-fn tree() -> PathBuf {
+fn create_site() -> PathBuf {
     let root = std::env::temp_dir().join(format!("ginnel-fuzz-http-{}", std::process::id()));
     fs::create_dir_all(root.join("a b")).expect("a directory in the temporary one");
     let files = [("index.html", 11), ("a b/index.html", 3), ("empty.txt", 0), ("large.bin", 5000)];
@@ -42,27 +42,27 @@ fn tree() -> PathBuf {
         let bytes: Vec<u8> = (0..len).map(|i| b'a' + (i % 23) as u8).collect();
         fs::write(root.join(name), bytes).expect("a file in the temporary directory");
         let file = fs::File::open(root.join(name)).expect("the file that was written");
-        let modified = std::time::UNIX_EPOCH + Duration::from_secs(UNIX - 1000);
+        let modified = std::time::UNIX_EPOCH + Duration::from_secs(UNIX_TIME - 1000);
         file.set_modified(modified).expect("the time of a file of ours");
     }
     root
 }
 
-impl Rig {
+impl HttpFixture {
     fn new() -> Self {
-        let root = tree();
-        let date = DateText::new(UNIX);
+        let root = create_site();
+        let date = DateText::new(UNIX_TIME);
         let site = Site::read(&root, &SiteOptions::default(), &date).expect("the site");
         let files = Recorder::files_of(&site);
         // All of it is in memory now.
         let _ = fs::remove_dir_all(root);
         let now = Instant::from_millis(5_000);
-        let server = Server::new(site, ServerOptions::default(), now, Duration::from_secs(UNIX));
+        let server = Server::new(site, ServerOptions::default(), now, Duration::from_secs(UNIX_TIME));
         Self { server, files, now, generation: 0 }
     }
 
     /// The whole life of a connection on which the client sends `data` in `pieces` and reads `room` bytes at a time.
-    fn talk(&mut self, data: &[u8], pieces: &mut dyn FnMut() -> usize, room: usize) -> Recorder {
+    fn serve_connection(&mut self, data: &[u8], pieces: &mut dyn FnMut() -> usize, room: usize) -> Recorder {
         self.generation += 1;
         let conn = Conn::new(0, self.generation);
         let mut net = Recorder { files: core::mem::take(&mut self.files), room, ..Recorder::default() };
@@ -76,13 +76,13 @@ impl Rig {
             let n = pieces().clamp(1, rest.len().max(1)).min(rest.len());
             unread.extend_from_slice(&rest[..n]);
             rest = &rest[n..];
-            self.show(conn, &mut unread, &mut net, room);
+            self.feed(conn, &mut unread, &mut net, room);
         }
         if !net.has_ended() && unread.is_empty() {
             self.server.peer_closed(conn, &mut net);
         }
         while !net.has_ended() && net.room == 0 {
-            self.make_room(conn, &mut unread, &mut net, room);
+            self.drain_output(conn, &mut unread, &mut net, room);
         }
         self.server.closed(conn);
         self.files = core::mem::take(&mut net.files);
@@ -90,7 +90,7 @@ impl Rig {
     }
 
     /// Shows the server what it has not taken, and reads its answers, until nothing moves.
-    fn show(&mut self, conn: Conn, unread: &mut Vec<u8>, net: &mut Recorder, room: usize) {
+    fn feed(&mut self, conn: Conn, unread: &mut Vec<u8>, net: &mut Recorder, room: usize) {
         for _ in 0..100_000 {
             net.resumed = false;
             let taken = self.server.data(self.now, conn, unread, net);
@@ -100,7 +100,7 @@ impl Rig {
                 return;
             }
             if net.room == 0 {
-                self.make_room(conn, unread, net, room);
+                self.drain_output(conn, unread, net, room);
             } else if !net.resumed {
                 return;
             }
@@ -108,7 +108,7 @@ impl Rig {
         panic!("the server takes no notice of {} bytes", unread.len());
     }
 
-    fn make_room(&mut self, conn: Conn, unread: &mut Vec<u8>, net: &mut Recorder, room: usize) {
+    fn drain_output(&mut self, conn: Conn, unread: &mut Vec<u8>, net: &mut Recorder, room: usize) {
         net.room = room;
         self.server.writable(self.now, conn, net);
         self.server.read_disk(self.now, net);
@@ -140,11 +140,11 @@ fn pieces(cut: u8) -> impl FnMut() -> usize {
 }
 
 fn requests(data: &[u8], cut: u8, choice: u8) {
-    RIG.with_borrow_mut(|rig| {
-        let rig = rig.get_or_insert_with(Rig::new);
-        let whole = rig.talk(data, &mut || usize::MAX, usize::MAX);
+    FIXTURE.with_borrow_mut(|rig| {
+        let rig = rig.get_or_insert_with(HttpFixture::new);
+        let whole = rig.serve_connection(data, &mut || usize::MAX, usize::MAX);
         let room = if choice & 2 == 0 { usize::MAX } else { 1 + usize::from(choice) * 3 };
-        let cut = rig.talk(data, &mut pieces(cut), room);
+        let cut = rig.serve_connection(data, &mut pieces(cut), room);
         check_framing(&whole, data);
         check_framing(&cut, data);
         let statuses = |net: &Recorder| statuses(&net.output);
@@ -163,12 +163,12 @@ fn text(bytes: &[u8]) -> String {
 
 /// The output without 100 (Continue), which is left out if the body has begun to come by then (RFC 9110 §10.1.1), and cut short if the client ends.
 fn final_responses(output: &[u8]) -> String {
-    let output = &output[..output.len() - cut_short(output)];
+    let output = &output[..output.len() - truncated_continue_len(output)];
     text(output).replace(&text(CONTINUE), "")
 }
 
 /// Bytes of a 100 (Continue) that the output ends in the middle of.
-fn cut_short(output: &[u8]) -> usize {
+fn truncated_continue_len(output: &[u8]) -> usize {
     (1..CONTINUE.len()).rev().find(|&n| output.ends_with(&CONTINUE[..n])).unwrap_or(0)
 }
 
@@ -194,22 +194,22 @@ fn check_framing(net: &Recorder, data: &[u8]) {
     if head_requested || net.aborted {
         return;
     }
-    let (mut parser, mut records) = (Parser::default(), Records::default());
+    let (mut parser, mut records) = (Parser::default(), PartialResponses::default());
     let mut rest = &net.output[..];
     while !rest.is_empty() {
-        match parser.read(rest, Language::Http { head: false }, &mut records) {
-            Ok(Progress::Complete(used, response)) => {
+        match parser.read(rest, Protocol::Http { head: false }, &mut records) {
+            Ok(ParseProgress::Complete(used, response)) => {
                 rest = &rest[used..];
                 assert!(!response.close || rest.is_empty(), "a response after the last one");
                 assert!(!response.close || net.has_ended(), "a last response without an end");
             }
-            Ok(Progress::More) => break,
+            Ok(ParseProgress::More) => break,
             Err(_) => panic!("an unreadable response to {}: {}", text(data), text(rest)),
         }
     }
     // A client that ends in the middle of a request has nothing coming but what it was told meanwhile.
     let asked_to_go_on = data.to_ascii_lowercase().windows(12).any(|w| w == b"100-continue");
-    let cut_short = asked_to_go_on && cut_short(rest) == rest.len();
+    let cut_short = asked_to_go_on && truncated_continue_len(rest) == rest.len();
     assert!(
         parser.is_at_start() || parser.end().is_some() || rest.is_empty() && statuses == [100] || cut_short,
         "a response without end to {}: {}",
@@ -219,8 +219,12 @@ fn check_framing(net: &Recorder, data: &[u8]) {
 }
 
 /// What a parser made of a stream: statuses and lengths, and whether it was understood.
-fn read_all(language: Language, data: &[u8], mut pieces: impl FnMut() -> usize) -> (Vec<(u16, bool)>, bool) {
-    let (mut parser, mut records) = (Parser::default(), Records::default());
+fn parse_stream(
+    language: Protocol,
+    data: &[u8],
+    mut pieces: impl FnMut() -> usize,
+) -> (Vec<(u16, bool)>, bool) {
+    let (mut parser, mut records) = (Parser::default(), PartialResponses::default());
     let mut seen = Vec::new();
     let mut rest = data;
     while !rest.is_empty() {
@@ -229,8 +233,8 @@ fn read_all(language: Language, data: &[u8], mut pieces: impl FnMut() -> usize) 
         rest = &rest[n..];
         while !piece.is_empty() {
             match parser.read(piece, language, &mut records) {
-                Ok(Progress::More) => break,
-                Ok(Progress::Complete(used, response)) => {
+                Ok(ParseProgress::More) => break,
+                Ok(ParseProgress::Complete(used, response)) => {
                     assert!(used <= piece.len(), "more was read than there is");
                     seen.push((response.status, response.close));
                     piece = &piece[used..];
@@ -250,9 +254,9 @@ fn read_all(language: Language, data: &[u8], mut pieces: impl FnMut() -> usize) 
 }
 
 fn responses(data: &[u8], cut: u8) {
-    for language in [Language::Http { head: false }, Language::Redis, Language::Memcached] {
-        let whole = read_all(language, data, || usize::MAX);
-        let cut = read_all(language, data, pieces(cut));
+    for language in [Protocol::Http { head: false }, Protocol::Redis, Protocol::Memcached] {
+        let whole = parse_stream(language, data, || usize::MAX);
+        let cut = parse_stream(language, data, pieces(cut));
         if data.len() < 8 << 10 {
             assert_eq!(whole, cut, "pieces change what {} says in {language:?}", text(data));
         }

@@ -12,7 +12,7 @@ pub fn random(target: &Target, seed: u64) -> Vec<u8> {
     let pick = |rng: &mut Random| seeds[rng.below(seeds.len() as u64) as usize].1.clone();
     let mut data = pick(&mut rng);
     if target.name == "frames" {
-        return operations(data, &pick(&mut rng), &mut rng);
+        return join_operations(data, &pick(&mut rng), &mut rng);
     }
     if rng.below(3) == 0 {
         let other = pick(&mut rng);
@@ -26,7 +26,7 @@ pub fn random(target: &Target, seed: u64) -> Vec<u8> {
     data
 }
 
-fn operations(first: Vec<u8>, second: &[u8], rng: &mut Random) -> Vec<u8> {
+fn join_operations(first: Vec<u8>, second: &[u8], rng: &mut Random) -> Vec<u8> {
     let mut data = first;
     if rng.below(3) == 0 {
         data.extend_from_slice(second.get(frames::word::WORD_BYTES..).unwrap_or(&[]));

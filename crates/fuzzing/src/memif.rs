@@ -3,11 +3,11 @@
 
 mod peer;
 
-use ginnel_devices::memif::fuzzing::Exposed;
+use ginnel_devices::memif::fuzzing::FuzzDevice;
 use ginnel_devices::memif::{MemifConfig, Role, SocketName};
 use ginnel_stack::device::{Label, RxBurst, RxChecksum, TxMeta};
 use ginnel_stack::time::Instant;
-use peer::{Descriptor, Peer, Word};
+use peer::{MemifPeer, RingDescriptor, RingField};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Things that one input does at the most.
@@ -17,7 +17,7 @@ const FRAME_BYTES_MAX: usize = 65_535 + 14 + 4;
 
 /// What an input came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct MemifOutcome {
     /// Connections that came up, the last one, which keeps to the rules, not counted.
     pub connections: u64,
     /// Frames that the device handed out.
@@ -59,10 +59,10 @@ impl Input<'_> {
 }
 
 /// The device, its peer, and who of them has which role.
-struct World {
-    device: Exposed,
+struct MemifFixture {
+    device: FuzzDevice,
     role: Role,
-    peer: Peer,
+    peer: MemifPeer,
     frames: u64,
 }
 
@@ -70,7 +70,7 @@ struct World {
 ///
 /// # Panics
 /// If the device does what it must not.
-pub fn run(data: &[u8]) -> Outcome {
+pub fn run(data: &[u8]) -> MemifOutcome {
     let mut input = Input(data);
     let settings = input.byte().unwrap_or(0);
     let role = if settings & 1 == 0 { Role::Server } else { Role::Client };
@@ -81,76 +81,77 @@ pub fn run(data: &[u8]) -> Outcome {
         secret: (settings & 8 != 0).then(|| "word".into()),
         ..MemifConfig::new(SocketName::Abstract("nobody looks for it".into()), role)
     };
-    let mut device = Exposed::new(&config).expect("there are descriptors");
-    let socket = device.meet().expect("there are descriptors");
-    let peer = Peer::new(role, socket, settings >> 4);
-    let mut world = World { device, role, peer, frames: 0 };
+    let mut device = FuzzDevice::new(&config).expect("there are descriptors");
+    let socket = device.connect_peer().expect("there are descriptors");
+    let peer = MemifPeer::new(role, socket, settings >> 4);
+    let mut world = MemifFixture { device, role, peer, frames: 0 };
     for _ in 0..OPERATIONS_MAX {
         let Some(operation) = input.byte() else { break };
         world.step(operation, &mut input);
     }
     let stats = world.device.stats();
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    let outcome = Outcome {
+    let outcome = MemifOutcome {
         connections: get(&stats.connections),
         frames: world.frames,
         violations: get(&stats.violations),
         malformed: get(&stats.rx_malformed),
         refused: get(&stats.refused),
     };
-    world.serves_the_next(config.secret.is_some());
+    world.check_next_peer(config.secret.is_some());
     outcome
 }
 
-impl World {
+impl MemifFixture {
     fn step(&mut self, operation: u8, input: &mut Input<'_>) {
         match operation % 20 {
-            0..=4 => self.says(|message| message),
+            0..=4 => self.peer_sends_next(|message| message),
             5 => {
                 let (at, value) = (input.byte().unwrap_or(0), input.byte().unwrap_or(0));
-                self.says(|(mut message, fd)| {
+                self.peer_sends_next(|(mut message, fd)| {
                     message[usize::from(at) % 128] = value;
                     (message, fd)
                 });
             }
             6 => {
                 let kind = input.byte().unwrap_or(0);
-                self.says(|(message, _)| (message, peer::descriptor(kind)));
+                self.peer_sends_next(|(message, _)| (message, peer::test_fd(kind)));
             }
             7 => {
                 let (kind, fill, fd) = (input.byte().unwrap_or(0), input.byte().unwrap_or(0), input.byte());
                 let mut message = [fill; 128];
                 message[..2].copy_from_slice(&u16::from(kind % 11).to_ne_bytes());
-                self.peer.send(&message, fd.and_then(peer::descriptor));
-                self.device.attend();
+                self.peer.send(&message, fd.and_then(peer::test_fd));
+                self.device.process_control();
             }
             8 => {
                 let len = usize::from(input.byte().unwrap_or(0));
                 self.peer.send(&[1; 256][..len], None);
-                self.device.attend();
+                self.device.process_control();
             }
             9 => {
                 let (which, change, value) =
                     (input.byte().unwrap_or(0), input.byte().unwrap_or(0), input.word());
-                let word = [Word::Cookie, Word::Flags, Word::Head, Word::Tail][usize::from(which >> 1) % 4];
+                let word = [RingField::Cookie, RingField::Flags, RingField::Head, RingField::Tail]
+                    [usize::from(which >> 1) % 4];
                 // By a little, or to anything.
                 let change =
                     |before: u16| if change & 1 == 0 { before.wrapping_add(value % 70) } else { value };
-                self.peer.change(usize::from(which & 1), word, change);
+                self.peer.update_field(usize::from(which & 1), word, change);
             }
             10 | 11 => {
                 let (which, slot) = (input.byte().unwrap_or(0), input.byte().unwrap_or(0));
-                let descriptor = Descriptor {
+                let descriptor = RingDescriptor {
                     flags: input.byte().unwrap_or(0).into(),
                     region: (input.byte().unwrap_or(0) % 3).into(),
                     length: input.number(),
                     offset: input.number(),
                 };
-                self.peer.describe(usize::from(which & 1), slot.into(), descriptor);
+                self.peer.write_descriptor(usize::from(which & 1), slot.into(), descriptor);
             }
             12 => {
                 let (at, value) = (input.number(), input.word());
-                self.peer.scribble(at, &value.to_ne_bytes());
+                self.peer.write_anywhere(at, &value.to_ne_bytes());
             }
             13..=15 => {
                 let (count, len) = (input.byte().unwrap_or(0) % 8, usize::from(input.word()) % 5000);
@@ -163,27 +164,27 @@ impl World {
             16 => self.turn(),
             17 => {
                 let (len, bits) = (usize::from(input.word()), input.number());
-                self.sends(60 + len % 1441, TxMeta { label: Label::from_bits(bits), ..TxMeta::NONE });
+                self.device_sends(60 + len % 1441, TxMeta { label: Label::from_bits(bits), ..TxMeta::NONE });
             }
             18 => drop(self.device.device().rx.arm()),
             _ => {
                 let settings = input.byte().unwrap_or(0);
-                if let Ok(socket) = self.device.meet() {
+                if let Ok(socket) = self.device.connect_peer() {
                     // The one before closes its socket, and is seen to be gone when the device looks.
-                    self.peer = Peer::new(self.role, socket, settings);
-                    self.device.attend();
+                    self.peer = MemifPeer::new(self.role, socket, settings);
+                    self.device.process_control();
                 }
             }
         }
     }
 
     /// The next message of the peer, as the rules have it but for what `alter` does to it.
-    fn says(&mut self, alter: impl FnOnce(peer::Said) -> peer::Said) {
+    fn peer_sends_next(&mut self, alter: impl FnOnce(peer::OutgoingMessage) -> peer::OutgoingMessage) {
         if let Some(said) = self.peer.next_message() {
             let (message, fd) = alter(said);
             self.peer.send(&message, fd);
         }
-        self.device.attend();
+        self.device.process_control();
     }
 
     /// What a shard would do in a turn.
@@ -206,11 +207,11 @@ impl World {
         self.frames += burst.len() as u64;
         drop(burst);
         self.device.device().tx.flush(Instant::ZERO);
-        self.device.attend();
+        self.device.process_control();
     }
 
     /// The device sends a frame, if there is room.
-    fn sends(&mut self, len: usize, meta: TxMeta) -> bool {
+    fn device_sends(&mut self, len: usize, meta: TxMeta) -> bool {
         let tx = &mut self.device.device().tx;
         let Some(room) = tx.reserve(len) else { return false };
         room.fill(0x5a);
@@ -220,13 +221,13 @@ impl World {
     }
 
     /// The hostile peer is gone, and one that keeps to the rules is served as if nothing had been.
-    fn serves_the_next(mut self, secret: bool) {
-        let socket = self.device.meet().expect("there are descriptors");
-        self.peer = Peer::honest(self.role, socket, secret);
-        self.device.attend();
+    fn check_next_peer(mut self, secret: bool) {
+        let socket = self.device.connect_peer().expect("there are descriptors");
+        self.peer = MemifPeer::well_behaved(self.role, socket, secret);
+        self.device.process_control();
         assert!(!self.device.is_up(), "it still holds on to a peer that is gone");
         for _ in 0..20 {
-            self.says(|message| message);
+            self.peer_sends_next(|message| message);
         }
         assert!(self.device.is_up(), "a peer that keeps to the rules is not let in");
         for number in 0..3u8 {
@@ -237,8 +238,12 @@ impl World {
             assert_eq!(received, [[number; 100]], "its frame does not arrive");
         }
         for number in 1..=3 {
-            assert!(self.sends(100, TxMeta::NONE), "there is no room for a frame to it");
-            assert_eq!(self.peer.received(), (number, vec![0x5a; 100]), "what it gets is not what was sent");
+            assert!(self.device_sends(100, TxMeta::NONE), "there is no room for a frame to it");
+            assert_eq!(
+                self.peer.last_received(),
+                (number, vec![0x5a; 100]),
+                "what it gets is not what was sent"
+            );
         }
     }
 }
@@ -294,7 +299,7 @@ mod tests {
     #[test]
     fn the_seeds_reach_frames_violations_and_refusals_in_both_roles() {
         for client in [0, 1] {
-            let mut sum = Outcome::default();
+            let mut sum = MemifOutcome::default();
             for (name, data) in seeds().into_iter().filter(|(_, data)| data[0] & 1 == client) {
                 let outcome = run(&data);
                 assert_eq!(run(&data), outcome, "{name}: the same input does the same twice");

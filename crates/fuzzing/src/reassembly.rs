@@ -8,14 +8,14 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 use ginnel_stack::device::{Capabilities, RxFrame, TxMeta, TxQueue};
 use ginnel_stack::handle::PortId;
-use ginnel_stack::ip::{Input, Network, NetworkConfig, Parsed};
+use ginnel_stack::ip::{InputResult, Network, NetworkConfig, ParsedFrame};
 use ginnel_stack::link::LinkConfig;
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::ethernet::{EtherType, Header};
 use ginnel_stack::wire::ipv6::FragmentHeader;
 use ginnel_stack::wire::{MacAddr, ipv4, ipv6, protocol};
 
-const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+const LOCAL_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 /// Protocol of all datagrams: UDP, which reaches the transport whatever is in it if its checksum is right. It is not, so a datagram
 /// put together is recognised and dropped, and what it held is looked at in between.
 const PROTOCOL: u8 = protocol::UDP;
@@ -30,7 +30,7 @@ struct Sink(Vec<u8>);
 impl TxQueue for Sink {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            mac: OUR_MAC.0,
+            mac: LOCAL_MAC.0,
             mtu: 9000,
             tx_checksum: false,
             gso_bytes_max: 0,
@@ -66,8 +66,8 @@ struct Model {
 /// What the model says about a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    Waits,
-    Given,
+    Incomplete,
+    Discarded,
     Complete(usize),
 }
 
@@ -81,20 +81,20 @@ impl Model {
             (None, true) => false,
         };
         if contradiction {
-            return Verdict::Given;
+            return Verdict::Discarded;
         }
         if self.pieces.iter().any(|p| p.0 <= start && end <= p.1) {
-            return Verdict::Waits;
+            return Verdict::Incomplete;
         }
         if self.pieces.iter().any(|p| start < p.1 && p.0 < end) {
-            return Verdict::Given;
+            return Verdict::Discarded;
         }
         self.pieces.push((start, end));
         if !more {
             self.total = Some(end);
         }
         let covered: usize = self.pieces.iter().map(|p| p.1 - p.0).sum();
-        if self.total == Some(covered) { Verdict::Complete(covered) } else { Verdict::Waits }
+        if self.total == Some(covered) { Verdict::Complete(covered) } else { Verdict::Incomplete }
     }
 }
 
@@ -117,8 +117,12 @@ fn packet(key: Key, start: usize, end: usize, more: bool, ecn: u8) -> Vec<u8> {
             src: Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2),
             dst: Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1),
         };
-        let fragment =
-            FragmentHeader { next_header: PROTOCOL, offset: start as u16, more, ident: key.1.into() };
+        let fragment = FragmentHeader {
+            next_header: PROTOCOL,
+            offset: start as u16,
+            more_fragments: more,
+            ident: key.1.into(),
+        };
         let mut out = vec![0; 48];
         header.emit(&mut out);
         fragment.emit(&mut out[40..]);
@@ -143,7 +147,7 @@ fn packet(key: Key, start: usize, end: usize, more: bool, ecn: u8) -> Vec<u8> {
     [out, payload].concat()
 }
 
-struct Rig {
+struct ReassemblyFixture {
     network: Network,
     port: PortId,
     now: Instant,
@@ -151,7 +155,7 @@ struct Rig {
     models: Vec<(Key, Model)>,
 }
 
-impl Rig {
+impl ReassemblyFixture {
     fn new() -> Self {
         let config = NetworkConfig { dad_transmits: 0, router_solicitations: 0, ..NetworkConfig::default() };
         let mut network = Network::new(config, &[1; 32]).expect("the configuration is valid");
@@ -163,7 +167,7 @@ impl Rig {
         let link = LinkConfig { name: "fuzz".into(), addresses, ..LinkConfig::default() };
         network.add_link(port, &link).expect("the link is valid");
         let mut rig = Self { network, port, now: Instant::from_millis(1000), models: Vec::new() };
-        rig.network.timers(rig.now);
+        rig.network.run_timers(rig.now);
         rig
     }
 
@@ -186,7 +190,7 @@ impl Rig {
     fn expire(&mut self) {
         let before = self.network.stats().reassembly_timeouts;
         let count = self.models.len();
-        self.network.timers(self.now);
+        self.network.run_timers(self.now);
         self.models.retain(|(_, m)| m.until > self.now);
         let expired = self.network.stats().reassembly_timeouts - before;
         assert_eq!(expired, (count - self.models.len()) as u64, "datagrams given up for their age");
@@ -196,19 +200,19 @@ impl Rig {
         let packet = packet(key, start, end, more, ecn);
         let ethertype = if key.0 { EtherType::IPV6 } else { EtherType::IPV4 };
         let mut frame = vec![0; 14];
-        Header::new(OUR_MAC, MacAddr([2; 6]), None, ethertype).emit(&mut frame);
+        Header::new(LOCAL_MAC, MacAddr([2; 6]), None, ethertype).emit(&mut frame);
         frame.extend_from_slice(&packet);
-        let refused_before = self.refused();
+        let refused_before = self.rejected();
         let content = self.deliver(&frame);
-        let refused = self.refused() - refused_before;
-        let expected = self.expect(key, start, end, more, ecn, refused);
+        let refused = self.rejected() - refused_before;
+        let expected = self.model_verdict(key, start, end, more, ecn, refused);
         match (content, expected) {
             (Some(content), Verdict::Complete(total)) => {
                 assert_eq!(content.len(), total, "length of {key:?}");
                 let wrong = content.iter().enumerate().position(|(at, b)| *b != byte(key, at));
                 assert_eq!(wrong, None, "place of the first wrong byte of {key:?}");
             }
-            (None, Verdict::Waits | Verdict::Given) => {}
+            (None, Verdict::Incomplete | Verdict::Discarded) => {}
             (content, expected) => {
                 panic!(
                     "{start}..{end} of {key:?}: {expected:?}, and {:?} bytes came",
@@ -219,7 +223,7 @@ impl Rig {
     }
 
     /// Datagrams or fragments that the network layer refused, in whatever way.
-    fn refused(&self) -> u64 {
+    fn rejected(&self) -> u64 {
         let (stats, drops) = (self.network.stats(), self.network.drops());
         stats.reassembly_malformed + stats.reassembly_overlaps + drops.entries().map(|(_, n)| n).sum::<u64>()
     }
@@ -228,9 +232,9 @@ impl Rig {
     fn deliver(&mut self, frame: &[u8]) -> Option<Vec<u8>> {
         let rx = RxFrame::new(frame);
         let parsed = self.network.parse(self.port, &rx);
-        self.network.account(&parsed);
-        let Parsed::Other(other) = parsed else { return None };
-        let Input::Reassembled(reassembled) = self.network.input(self.now, &other) else { return None };
+        self.network.count_received(&parsed);
+        let ParsedFrame::Other(other) = parsed else { return None };
+        let InputResult::Reassembled(reassembled) = self.network.input(self.now, &other) else { return None };
         let packet = reassembled.bytes();
         let content = if packet[0] >> 4 == 6 {
             let header = ipv6::Header::parse(packet).expect("header of a whole");
@@ -249,21 +253,29 @@ impl Rig {
 
     /// What the model says. `refused` counts what the network layer refused for this fragment; for reasons beyond the order of pieces (lengths,
     /// ECN, a whole that is too long) the model follows it.
-    fn expect(&mut self, key: Key, start: usize, end: usize, more: bool, ecn: u8, refused: u64) -> Verdict {
+    fn model_verdict(
+        &mut self,
+        key: Key,
+        start: usize,
+        end: usize,
+        more: bool,
+        ecn: u8,
+        refused: u64,
+    ) -> Verdict {
         let len = end - start;
         let header = if key.0 { 0 } else { 20 };
         let impossible = len == 0 || more && !len.is_multiple_of(8) || end + header > 65_535;
         if impossible {
             assert!(refused > 0, "an impossible fragment {start}..{end} of {key:?} was taken");
-            return Verdict::Given;
+            return Verdict::Discarded;
         }
         if start == 0 && !more {
             // A whole packet, or an atomic fragment (RFC 6946): never meets others.
-            return Verdict::Waits;
+            return Verdict::Incomplete;
         }
         if key.0 && start == 0 && len < 8 {
             // RFC 7112: the first fragment must hold all headers.
-            return Verdict::Given;
+            return Verdict::Discarded;
         }
         let at = self.models.iter().position(|(k, _)| *k == key).unwrap_or_else(|| {
             let until = self.now + Duration::from_secs(if key.0 { 60 } else { 30 });
@@ -278,8 +290,8 @@ impl Rig {
         }
         let mixed = model.ecn & 1 != 0 && model.ecn != 1;
         match verdict {
-            Verdict::Waits => {}
-            Verdict::Given => {
+            Verdict::Incomplete => {}
+            Verdict::Discarded => {
                 assert!(refused > 0, "{start}..{end} of {key:?} was taken");
                 self.models.remove(at);
             }
@@ -288,7 +300,7 @@ impl Rig {
                 if mixed {
                     // RFC 3168 §5.3: ECN-capable and not ECN-capable fragments of one datagram cannot be.
                     assert!(refused > 0, "fragments of {key:?} disagree about ECN");
-                    return Verdict::Given;
+                    return Verdict::Discarded;
                 }
             }
         }
@@ -301,7 +313,7 @@ impl Rig {
 /// # Panics
 /// If network layer and model differ.
 pub fn run(data: &[u8]) {
-    let mut rig = Rig::new();
+    let mut rig = ReassemblyFixture::new();
     for step in data.as_chunks::<STEP_BYTES>().0.iter().take(STEPS_MAX) {
         rig.step(step);
     }

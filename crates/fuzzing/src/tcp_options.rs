@@ -72,7 +72,7 @@ fn option(options: &mut TcpOptions, kind: u8, value: &[u8]) {
             options.sack_blocks =
                 (0..value.len() / 8).map(|i| (SeqNumber(long(i * 8)), SeqNumber(long(i * 8 + 4)))).collect();
         }
-        (8, 8) => options.timestamps = Some(Timestamps { value: long(0), echo: long(4) }),
+        (8, 8) => options.timestamps = Some(Timestamps { tsval: long(0), tsecr: long(4) }),
         (28, 2) => options.user_timeout = Some(u16::from_be_bytes([value[0], value[1]])),
         _ => {}
     }

@@ -11,19 +11,19 @@
 //! machine    the CPUs
 //! ```
 
-pub mod account;
+pub mod cpu_account;
 pub mod generator;
 pub mod machine;
 pub mod namespace;
 pub mod program;
+pub mod testbed;
 pub mod veth;
-pub mod wire;
 
 use std::fmt;
 
 /// Which cores the parts of a measurement run on: server, client, and over veth for each of them the kernel's thread that receives (threaded NAPI).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Layout {
+pub enum CoreLayout {
     /// The server and its receive work on one core, the client and its own on another: each pays for itself.
     #[default]
     Charged,
@@ -35,21 +35,21 @@ pub enum Layout {
 
 /// Why nothing was measured.
 #[derive(Debug)]
-pub enum Failure {
+pub enum MeasureError {
     /// Something it needs is not here; not an error.
     Skipped(String),
     /// It went wrong.
     Failed(String),
 }
 
-impl Failure {
+impl MeasureError {
     /// What went wrong.
     pub fn failed(error: impl fmt::Display) -> Self {
         Self::Failed(error.to_string())
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for MeasureError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Skipped(why) => write!(f, "skipped: {why}"),
@@ -58,7 +58,7 @@ impl fmt::Display for Failure {
     }
 }
 
-impl From<std::io::Error> for Failure {
+impl From<std::io::Error> for MeasureError {
     fn from(error: std::io::Error) -> Self {
         Self::Failed(error.to_string())
     }

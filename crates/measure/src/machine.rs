@@ -1,6 +1,6 @@
 //! The machine: its CPUs, what else they do, and how far apart they are.
 
-use crate::Failure;
+use crate::MeasureError;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use std::io;
@@ -18,12 +18,12 @@ pub struct Cpus {
 
 impl Cpus {
     /// The first two that this process may use.
-    pub fn choose() -> Result<Self, Failure> {
+    pub fn choose() -> Result<Self, MeasureError> {
         let allowed = sched_getaffinity(None).map_err(io::Error::from)?;
         let mut all = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
         match (all.next(), all.next()) {
             (Some(server), Some(client)) => Ok(Self { server, client }),
-            _ => Err(Failure::Skipped("needs two CPUs".into())),
+            _ => Err(MeasureError::Skipped("needs two CPUs".into())),
         }
     }
 }
@@ -140,11 +140,11 @@ const ROUNDS: u32 = 2_000;
 const BATCHES: usize = 15;
 
 #[repr(align(128))]
-struct Line(AtomicU32);
+struct CacheLine(AtomicU32);
 
 /// How long a cache line takes from one CPU to the other and back, in ns.
 pub fn cache_line_round_trip(cpus: Cpus) -> io::Result<f64> {
-    let line = Line(AtomicU32::new(0));
+    let line = CacheLine(AtomicU32::new(0));
     std::thread::scope(|scope| {
         let echo = scope.spawn(|| {
             pin(cpus.client)?;
@@ -175,7 +175,7 @@ pub fn cache_line_round_trip(cpus: Cpus) -> io::Result<f64> {
     })
 }
 
-fn await_value(line: &Line, value: u32) {
+fn await_value(line: &CacheLine, value: u32) {
     let mut spins = 0u32;
     while line.0.load(Ordering::Acquire) != value {
         core::hint::spin_loop();

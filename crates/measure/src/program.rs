@@ -1,9 +1,9 @@
 //! Unmodified programs as servers: on the kernel, on a stack of their own (`ginnel run`), or several on one (`ginnel up`, `ginnel run --stack`).
 
-use crate::Failure;
-use crate::account::{Parts, descendants};
+use crate::MeasureError;
+use crate::cpu_account::{Participants, descendants};
 use crate::machine::pin;
-use crate::wire::Ground;
+use crate::testbed::Testbed;
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::fs::File;
@@ -12,21 +12,21 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long a program may take to end when it is asked to.
-const FAREWELL: Duration = Duration::from_secs(5);
+const TERMINATION_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often it is looked whether it has.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long a stack may take to serve, of which programs have to be told.
-const READY_WITHIN: Duration = Duration::from_secs(10);
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
 /// What a stack is called that several programs share.
-const SHARED: &str = "measured";
+const SHARED_STACK_NAME: &str = "measured";
 /// Lines of what a program said that are repeated when it fails.
-const LINES_KEPT: usize = 5;
+const OUTPUT_LINES_KEPT: usize = 5;
 
 /// The `ginnel` command: beside the program that asks.
 ///
 /// # Errors
 /// It, or its library, is not there.
-pub fn ginnel() -> Result<PathBuf, Failure> {
+pub fn ginnel_path() -> Result<PathBuf, MeasureError> {
     let own = std::env::current_exe()?;
     // The library may be somewhere else, which `ginnel run` is told.
     let elsewhere = std::env::var_os("GINNEL_LIBRARY").is_some();
@@ -36,7 +36,7 @@ pub fn ginnel() -> Result<PathBuf, Failure> {
         let path = own.with_file_name(file);
         if needed && !path.exists() {
             let built = "cargo build --release -p";
-            return Err(Failure::Skipped(format!("{} is missing: {built} {package}", path.display())));
+            return Err(MeasureError::Skipped(format!("{} is missing: {built} {package}", path.display())));
         }
     }
     Ok(own.with_file_name("ginnel"))
@@ -44,7 +44,7 @@ pub fn ginnel() -> Result<PathBuf, Failure> {
 
 /// What a program runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Host {
+pub enum NetworkStack {
     /// The kernel's network.
     Kernel,
     /// A stack.
@@ -53,55 +53,60 @@ pub enum Host {
 
 /// Programs that serve, until the value is dropped.
 #[derive(Debug)]
-pub struct Running {
-    processes: Vec<Process>,
+pub struct RunningPrograms {
+    processes: Vec<ChildProcess>,
     log: PathBuf,
 }
 
 /// One that was started.
 #[derive(Debug)]
-struct Process {
+struct ChildProcess {
     child: Child,
     /// It is the stack.
     is_stack: bool,
 }
 
-impl Running {
+impl RunningPrograms {
     /// Starts programs on the server's core, in this order. Several on a stack share one.
     ///
     /// # Errors
     /// One cannot be started.
-    pub fn start(programs: &[Vec<OsString>], host: Host, ground: &Ground) -> Result<Self, Failure> {
+    pub fn start(
+        programs: &[Vec<OsString>],
+        host: NetworkStack,
+        ground: &Testbed,
+    ) -> Result<Self, MeasureError> {
         let log = ground.folder.join("said");
         File::create(&log)?;
         let mut running = Self { processes: Vec::new(), log };
-        let with_stack = |words: &[&str], program: &[OsString]| -> Result<Vec<OsString>, Failure> {
-            let mut line: Vec<OsString> = vec![ginnel()?.into()];
+        let with_stack = |words: &[&str], program: &[OsString]| -> Result<Vec<OsString>, MeasureError> {
+            let mut line: Vec<OsString> = vec![ginnel_path()?.into()];
             line.extend(words.iter().map(Into::into));
             line.push("--".into());
             line.extend(program.iter().cloned());
             Ok(line)
         };
         match (host, programs) {
-            (Host::Kernel, _) => {
+            (NetworkStack::Kernel, _) => {
                 for program in programs {
                     running.add(program, false, ground)?;
                 }
             }
-            (Host::Stack, [program]) => {
+            (NetworkStack::Stack, [program]) => {
                 let options = ground.stack_options()?;
                 let words: Vec<&str> =
                     ["run"].into_iter().chain(options.iter().map(String::as_str)).collect();
                 running.add(&with_stack(&words, program)?, true, ground)?;
             }
-            (Host::Stack, _) => {
-                let mut line: Vec<OsString> = vec![ginnel()?.into(), "up".into(), SHARED.into()];
+            (NetworkStack::Stack, _) => {
+                let mut line: Vec<OsString> =
+                    vec![ginnel_path()?.into(), "up".into(), SHARED_STACK_NAME.into()];
                 line.extend(ground.stack_options()?.into_iter().map(Into::into));
                 running.add(&line, true, ground)?;
                 running.wait_for_stack(ground)?;
                 for program in programs {
                     // It becomes the program.
-                    let line = with_stack(&["run", "--stack", SHARED], program)?;
+                    let line = with_stack(&["run", "--stack", SHARED_STACK_NAME], program)?;
                     running.add(&line, false, ground)?;
                 }
             }
@@ -109,9 +114,9 @@ impl Running {
         Ok(running)
     }
 
-    fn add(&mut self, line: &[OsString], is_stack: bool, ground: &Ground) -> Result<(), Failure> {
+    fn add(&mut self, line: &[OsString], is_stack: bool, ground: &Testbed) -> Result<(), MeasureError> {
         let Some((program, arguments)) = line.split_first() else {
-            return Err(Failure::failed("no program was given"));
+            return Err(MeasureError::failed("no program was given"));
         };
         let said = File::options().append(true).open(&self.log)?;
         let mut command = Command::new(program);
@@ -119,34 +124,37 @@ impl Running {
         // Stacks are found by their directories: these are nobody else's.
         command.env("GINNEL_RUN_DIR", ground.folder.join("stacks"));
         let cpu = ground.cpus.server;
-        let spawn = || -> Result<Child, Failure> {
+        let spawn = || -> Result<Child, MeasureError> {
             // A child runs where the thread did that started it.
             pin(cpu)?;
-            command.spawn().map_err(|e| Failure::Failed(format!("{}: {e}", program.display())))
+            command.spawn().map_err(|e| MeasureError::Failed(format!("{}: {e}", program.display())))
         };
         let child = std::thread::scope(|scope| scope.spawn(spawn).join().expect("it does not panic"))?;
-        self.processes.push(Process { child, is_stack });
+        self.processes.push(ChildProcess { child, is_stack });
         Ok(())
     }
 
-    fn wait_for_stack(&mut self, ground: &Ground) -> Result<(), Failure> {
-        let until = Instant::now() + READY_WITHIN;
+    fn wait_for_stack(&mut self, ground: &Testbed) -> Result<(), MeasureError> {
+        let until = Instant::now() + READY_TIMEOUT;
         loop {
             self.check()?;
-            let mut stat = Command::new(ginnel()?);
-            stat.args(["stat", SHARED]).env("GINNEL_RUN_DIR", ground.folder.join("stacks"));
+            let mut stat = Command::new(ginnel_path()?);
+            stat.args(["stat", SHARED_STACK_NAME]).env("GINNEL_RUN_DIR", ground.folder.join("stacks"));
             if stat.output()?.status.success() {
                 return Ok(());
             }
             if Instant::now() > until {
-                return Err(Failure::Failed(format!("the stack does not become ready{}", self.said())));
+                return Err(MeasureError::Failed(format!(
+                    "the stack does not become ready{}",
+                    self.last_output()
+                )));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
     /// Takes all of their threads into an account.
-    pub fn add_to(&self, parts: &mut Parts) {
+    pub fn add_to(&self, parts: &mut Participants) {
         for process in &self.processes {
             let pid = process.child.id();
             parts.add_process(if process.is_stack { "stack" } else { "program" }, pid);
@@ -155,13 +163,13 @@ impl Running {
     }
 
     /// Fails if one has ended.
-    pub fn check(&mut self) -> Result<(), Failure> {
+    pub fn check(&mut self) -> Result<(), MeasureError> {
         for process in &mut self.processes {
             if let Some(status) = process.child.try_wait()? {
-                return Err(Failure::Failed(format!(
+                return Err(MeasureError::Failed(format!(
                     "the program has ended: {}{}",
-                    shown(status),
-                    self.said()
+                    display_status(status),
+                    self.last_output()
                 )));
             }
         }
@@ -169,50 +177,50 @@ impl Running {
     }
 
     /// The last lines of what they said, behind a colon.
-    pub fn said(&self) -> String {
+    pub fn last_output(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
         let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-        let last = &lines[lines.len().saturating_sub(LINES_KEPT)..];
+        let last = &lines[lines.len().saturating_sub(OUTPUT_LINES_KEPT)..];
         if last.is_empty() { String::new() } else { format!("; it said: {}", last.join(" / ")) }
     }
 }
 
-fn shown(status: ExitStatus) -> String {
+fn display_status(status: ExitStatus) -> String {
     status.code().map_or_else(|| status.to_string(), |code| format!("exit status {code}"))
 }
 
-impl Drop for Running {
+impl Drop for RunningPrograms {
     fn drop(&mut self) {
         // Those that came last use what the first serve.
         for process in self.processes.iter_mut().rev() {
-            end(&mut process.child);
+            terminate(&mut process.child);
         }
     }
 }
 
 /// Asks a program to end; one that does not is killed with all that came of it.
-fn end(child: &mut Child) {
+fn terminate(child: &mut Child) {
     let offspring = descendants(child.id());
-    send(child.id(), Signal::TERM);
-    let until = Instant::now() + FAREWELL;
+    send_signal(child.id(), Signal::TERM);
+    let until = Instant::now() + TERMINATION_TIMEOUT;
     while Instant::now() < until {
         if !matches!(child.try_wait(), Ok(None)) {
             break;
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
     if matches!(child.try_wait(), Ok(None)) {
         let _ = child.kill();
         let _ = child.wait();
         // Their parent is gone, and whoever had its number before cannot have it within these moments.
         for pid in offspring.into_iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
-            send(pid, Signal::KILL);
+            send_signal(pid, Signal::KILL);
         }
     }
 }
 
-fn send(pid: u32, signal: Signal) {
+fn send_signal(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
         // It may have ended by itself.
         let _ = kill_process(pid, signal);
@@ -222,22 +230,22 @@ fn send(pid: u32, signal: Signal) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Layout;
+    use crate::CoreLayout;
     use crate::machine::Cpus;
-    use crate::wire::Wire;
+    use crate::testbed::Medium;
 
-    fn ground(name: &str) -> Ground {
+    fn ground(name: &str) -> Testbed {
         let folder = std::env::temp_dir().join(format!("ginnel-measure-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let cpus = Cpus::choose().unwrap_or(Cpus { server: 0, client: 0 });
         let address = "10.77.0.1".parse().unwrap();
-        Ground { wire: Wire::Veth, cpus, layout: Layout::Charged, polls: false, address, folder }
+        Testbed { medium: Medium::Veth, cpus, layout: CoreLayout::Charged, polls: false, address, folder }
     }
 
-    fn start(name: &str, script: &str) -> (Running, Ground) {
+    fn start(name: &str, script: &str) -> (RunningPrograms, Testbed) {
         let ground = ground(name);
         let line = ["sh", "-c", script].map(OsString::from).to_vec();
-        (Running::start(&[line], Host::Kernel, &ground).unwrap(), ground)
+        (RunningPrograms::start(&[line], NetworkStack::Kernel, &ground).unwrap(), ground)
     }
 
     #[test]
@@ -249,7 +257,7 @@ mod tests {
                 break failure.to_string();
             }
             assert!(Instant::now() < until);
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         };
         assert!(failure.contains("exit status 3") && failure.contains("no such file"), "{failure}");
         std::fs::remove_dir_all(ground.folder).unwrap();
@@ -266,7 +274,7 @@ mod tests {
                 break children;
             }
             assert!(Instant::now() < until);
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         };
         drop(running);
         // A process that nobody has waited for is a zombie until init does.
@@ -277,7 +285,7 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(20);
         while children.iter().any(lives) {
             assert!(Instant::now() < until, "{children:?}");
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
         assert!(!lives(&pid));
         std::fs::remove_dir_all(ground.folder).unwrap();

@@ -1,7 +1,7 @@
 //! A cable of two veth interfaces in the namespace of the measurement, a server at one end and a generator at the other, and fair charging: on veth the kernel receives on the core
 //! of whoever sends, unless it has threads for that, which can be put where the receiver runs.
 
-use crate::{Failure, Layout};
+use crate::{CoreLayout, MeasureError};
 use std::fs;
 use std::net::Ipv4Addr;
 use std::process::Command;
@@ -10,18 +10,18 @@ use std::sync::OnceLock;
 /// The server's interface.
 pub fn server() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
-    NAME.get_or_init(|| own_name('s'))
+    NAME.get_or_init(|| interface_name('s'))
 }
 
 /// The generator's.
 pub fn generator() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
-    NAME.get_or_init(|| own_name('g'))
+    NAME.get_or_init(|| interface_name('g'))
 }
 
 /// A name that no other measurement on this machine has: the kernel's threads are called after their interface, and are to be seen from every network namespace. Short, because older
 /// kernels cut the name of a thread at 15 bytes: with the longest number of a process 14 go up to the dash.
-fn own_name(end: char) -> String {
+fn interface_name(end: char) -> String {
     format!("{end}{}", std::process::id())
 }
 
@@ -29,52 +29,52 @@ fn own_name(end: char) -> String {
 pub const PREFIX_LEN: u8 = 24;
 
 /// Runs a program that sets something up.
-pub fn run(command: &str) -> Result<(), Failure> {
+pub fn run_setup_command(command: &str) -> Result<(), MeasureError> {
     let mut words = command.split_whitespace();
     let output = Command::new(words.next().unwrap_or_default())
         .args(words)
         .output()
-        .map_err(|e| Failure::Skipped(format!("{command}: {e}")))?;
+        .map_err(|e| MeasureError::Skipped(format!("{command}: {e}")))?;
     if output.status.success() {
         return Ok(());
     }
-    Err(Failure::Failed(format!("{command}: {}", String::from_utf8_lossy(&output.stderr).trim())))
+    Err(MeasureError::Failed(format!("{command}: {}", String::from_utf8_lossy(&output.stderr).trim())))
 }
 
 /// Who is at the ends of the cable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ends {
+pub enum VethOffloads {
     /// The kernel at one of them at the most: it leaves no checksums and segments undone, which are none to a device that is no kernel.
-    Wire,
+    Disabled,
     /// The kernel at both, with all its offloads.
-    Kernel,
+    Enabled,
 }
 
 /// Lays the cable anew: nothing is left of the one before.
 ///
 /// # Errors
 /// A program for that is missing, or the kernel does not permit it.
-pub fn lay(ends: Ends, layout: Layout) -> Result<(), Failure> {
+pub fn create(ends: VethOffloads, layout: CoreLayout) -> Result<(), MeasureError> {
     let (server, generator) = (server(), generator());
     // There is none the first time.
-    let _ = run(&format!("ip link del {server}"));
+    let _ = run_setup_command(&format!("ip link del {server}"));
     // Whoever asks a server of the same namespace goes through it.
-    run("ip link set lo up")?;
-    run(&format!("ip link add {server} type veth peer name {generator}"))?;
+    run_setup_command("ip link set lo up")?;
+    run_setup_command(&format!("ip link add {server} type veth peer name {generator}"))?;
     if fs::metadata(format!("/sys/class/net/{server}")).is_err() {
         // Interfaces of a namespace are only to be seen in a view of /sys that was made inside.
-        run("mount -t sysfs sysfs /sys")?;
+        run_setup_command("mount -t sysfs sysfs /sys")?;
     }
     for interface in [server, generator] {
         fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"), "1")?;
         let undone = match ends {
-            Ends::Wire => "tx off tso off gso off",
-            Ends::Kernel => "tx on tso on gso on",
+            VethOffloads::Disabled => "tx off tso off gso off",
+            VethOffloads::Enabled => "tx on tso on gso on",
         };
         // GRO makes veth receive as a network card's driver does.
-        run(&format!("ethtool -K {interface} {undone} gro on"))?;
-        run(&format!("ip link set {interface} up"))?;
-        if layout != Layout::Sender {
+        run_setup_command(&format!("ethtool -K {interface} {undone} gro on"))?;
+        run_setup_command(&format!("ip link set {interface} up"))?;
+        if layout != CoreLayout::Sender {
             fs::write(format!("/sys/class/net/{interface}/threaded"), "1")?;
         }
     }
@@ -85,28 +85,30 @@ pub fn lay(ends: Ends, layout: Layout) -> Result<(), Failure> {
 ///
 /// # Errors
 /// The kernel does not permit it.
-pub fn give_kernel(interface: &str, address: Ipv4Addr, within: &str) -> Result<(), Failure> {
-    run(&format!("{within} ip addr add {address}/{PREFIX_LEN} dev {interface}"))?;
-    run(&format!("{within} ip link set {interface} up"))?;
+pub fn assign_kernel_address(interface: &str, address: Ipv4Addr, within: &str) -> Result<(), MeasureError> {
+    run_setup_command(&format!("{within} ip addr add {address}/{PREFIX_LEN} dev {interface}"))?;
+    run_setup_command(&format!("{within} ip link set {interface} up"))?;
     // The kernel's default may be another one; a namespace cannot choose it, a route can.
     let network = Ipv4Addr::from_bits(address.to_bits() & u32::MAX << (32 - u32::from(PREFIX_LEN)));
-    run(&format!("{within} ip route replace {network}/{PREFIX_LEN} dev {interface} congctl cubic"))
+    run_setup_command(&format!(
+        "{within} ip route replace {network}/{PREFIX_LEN} dev {interface} congctl cubic"
+    ))
 }
 
 /// The kernel's threads that receive for an interface.
-pub fn receivers(interface: &str) -> Vec<i32> {
+pub fn napi_threads(interface: &str) -> Vec<i32> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     processes
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter(|pid| {
             let comm = fs::read_to_string(format!("/proc/{pid}/comm"));
-            comm.is_ok_and(|comm| receives_for(&comm, interface))
+            comm.is_ok_and(|comm| is_napi_thread_of(&comm, interface))
         })
         .collect()
 }
 
 /// Whether a thread of this name receives for the interface: the kernel writes "napi/", the interface, "-" and a number.
-fn receives_for(comm: &str, interface: &str) -> bool {
+fn is_napi_thread_of(comm: &str, interface: &str) -> bool {
     comm.strip_prefix("napi/")
         .and_then(|rest| rest.strip_prefix(interface))
         .is_some_and(|rest| rest.starts_with('-'))
@@ -123,15 +125,15 @@ pub fn packets(interface: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{generator, receives_for, server};
+    use super::{generator, is_napi_thread_of, server};
 
     #[test]
     fn threads_of_other_interfaces_are_let_alone() {
         assert_ne!(server(), generator());
-        assert!(receives_for(&format!("napi/{}-8193\n", server()), server()));
+        assert!(is_napi_thread_of(&format!("napi/{}-8193\n", server()), server()));
         // A process whose number begins as this one's.
         for other in ["napi/s12-8193", "napi/s1", "napi/g1-8193", "s1-8193", "napi/"] {
-            assert!(!receives_for(other, "s1"), "{other}");
+            assert!(!is_napi_thread_of(other, "s1"), "{other}");
         }
     }
 }

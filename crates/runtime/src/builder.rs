@@ -1,27 +1,27 @@
 //! From a configuration to a shard.
 
 use crate::channel::control::SameThread;
-use crate::channel::remote::Remote;
+use crate::channel::remote::RemoteEngine;
 use crate::channel::{ChannelServer, Client};
 use crate::clock;
 use crate::command::{self, Commander, Mailbox};
 use crate::config::{Config, DeviceConfig, LinkConfig, Loopback, Placement};
-use crate::context::{Core, Lent};
+use crate::context::{CoreSlot, ShardCore};
+use crate::cross_shard::CrossShardReceiver;
 use crate::devices;
-use crate::dispatch::Dispatch;
+use crate::dispatch::EventDispatcher;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::huge_pages;
-use crate::mailbox::Inbox;
-use crate::peers::Peers;
-use crate::placement::{Beside, Role, Seat};
-use crate::presence::Presence;
-use crate::shard::{Port, Shard};
+use crate::placement::{Affinity, CoShard, Role};
+use crate::published_stack::PublishedStack;
+use crate::shard::{RxPort, Shard};
+use crate::shard_router::ShardRouter;
 use crate::stats::{ShardStats, StatsWriter};
 use crate::timers::Timers;
-use crate::wait::Watch;
-use crate::yields::Yields;
+use crate::wait::WaitSet;
+use crate::yield_policy::YieldPolicy;
 use core::net::{Ipv4Addr, Ipv6Addr};
 use ginnel_devices::memory;
 use ginnel_devices::random::Random;
@@ -43,36 +43,36 @@ pub struct ShardBuilder<H> {
     devices: Vec<(String, Device)>,
     seed: Option<[u8; 32]>,
     now: Option<Instant>,
-    member: Option<Member>,
+    member: Option<ShardMember>,
     channel: Option<Client>,
-    beside: Option<Beside>,
-    presence: Option<(Arc<Presence>, String)>,
-    place: Place,
-    loops: bool,
+    co_shard: Option<CoShard>,
+    published: Option<(Arc<PublishedStack>, String)>,
+    position: ThreadPosition,
+    local_delivery: bool,
 }
 
 /// Which part of the thread arrangement a shard is.
-pub(crate) struct Place {
+pub(crate) struct ThreadPosition {
     pub(crate) role: Role,
     /// Which of several shards it is, or belongs to.
     pub(crate) shard: u8,
     /// The way in for other threads, if there is one already. One of several shards that has its application beside it has two: this is the
     /// application's.
-    pub(crate) way: Option<(Commander, Mailbox)>,
+    pub(crate) commands: Option<(Commander, Mailbox)>,
 }
 
-impl Default for Place {
+impl Default for ThreadPosition {
     fn default() -> Self {
-        Self { role: Role::Stack, shard: 0, way: None }
+        Self { role: Role::Stack, shard: 0, commands: None }
     }
 }
 
 /// What one of several shards is given beside its handler.
-pub(crate) struct Member {
+pub(crate) struct ShardMember {
     pub(crate) index: u8,
     pub(crate) count: u8,
-    pub(crate) peers: Peers,
-    pub(crate) inboxes: Vec<Inbox>,
+    pub(crate) router: ShardRouter,
+    pub(crate) receivers: Vec<CrossShardReceiver>,
     pub(crate) commander: Commander,
     pub(crate) mailbox: Mailbox,
     pub(crate) stats: StatsWriter,
@@ -89,10 +89,10 @@ impl Shard<()> {
             now: None,
             member: None,
             channel: None,
-            beside: None,
-            presence: None,
-            place: Place::default(),
-            loops: false,
+            co_shard: None,
+            published: None,
+            position: ThreadPosition::default(),
+            local_delivery: false,
         }
     }
 }
@@ -100,8 +100,32 @@ impl Shard<()> {
 impl<H> ShardBuilder<H> {
     /// The application.
     pub fn handler<T: Handler>(self, handler: T) -> ShardBuilder<T> {
-        let Self { config, devices, seed, now, member, channel, beside, presence, place, loops, .. } = self;
-        ShardBuilder { config, handler, devices, seed, now, member, channel, beside, presence, place, loops }
+        let Self {
+            config,
+            devices,
+            seed,
+            now,
+            member,
+            channel,
+            co_shard: beside,
+            published: presence,
+            position: place,
+            local_delivery: loops,
+            ..
+        } = self;
+        ShardBuilder {
+            config,
+            handler,
+            devices,
+            seed,
+            now,
+            member,
+            channel,
+            co_shard: beside,
+            published: presence,
+            position: place,
+            local_delivery: loops,
+        }
     }
 
     /// Supplies the device of this name of the configuration. A memory device must be supplied, others are opened where none is.
@@ -114,7 +138,7 @@ impl<H> ShardBuilder<H> {
     /// its own: those of the configuration are left alone.
     pub fn channel(mut self, client: Client) -> Self {
         self.channel = Some(client);
-        self.place.role = Role::Application;
+        self.position.role = Role::Application;
         self
     }
 
@@ -126,32 +150,32 @@ impl<H> ShardBuilder<H> {
     }
 
     /// Shows the shard to other processes, as the one called `label` of its stack. Not for simulations: it does I/O.
-    pub fn presence(mut self, presence: Option<Arc<Presence>>, label: impl Into<String>) -> Self {
-        self.presence = presence.map(|presence| (presence, label.into()));
+    pub fn published(mut self, presence: Option<Arc<PublishedStack>>, label: impl Into<String>) -> Self {
+        self.published = presence.map(|presence| (presence, label.into()));
         self
     }
 
     /// What the stack sends to an address of its own comes back to it, as on a host: without this, it has no route there. Implied by `loopback = "stack"`.
-    pub fn talks_to_itself(mut self, on: bool) -> Self {
-        self.loops = on;
+    pub fn delivers_locally(mut self, on: bool) -> Self {
+        self.local_delivery = on;
         self
     }
 
     /// One of several shards.
-    pub(crate) fn member(mut self, member: Option<Member>) -> Self {
+    pub(crate) fn member(mut self, member: Option<ShardMember>) -> Self {
         self.member = member;
         self
     }
 
     /// Which part of the thread arrangement this is, if it is not a shard by itself.
-    pub(crate) fn place(mut self, place: Place) -> Self {
-        self.place = place;
+    pub(crate) fn position(mut self, place: ThreadPosition) -> Self {
+        self.position = place;
         self
     }
 
     /// The shard behind this one, through which it reaches the engine.
-    pub(crate) fn beside(mut self, beside: Beside) -> Self {
-        self.beside = Some(beside);
+    pub(crate) fn co_shard(mut self, beside: CoShard) -> Self {
+        self.co_shard = Some(beside);
         self
     }
 
@@ -178,19 +202,19 @@ impl<H: Handler> ShardBuilder<H> {
                 "is for programs that make an application for each thread (Shards): this one made one";
             return Err(ConfigError::new("shard.workers", problem).into());
         }
-        self.build_placed()
+        self.build_with_placement()
     }
 
     /// The same for a part of an arrangement.
-    pub(crate) fn build_placed(mut self) -> Result<Shard<H>, Error> {
+    pub(crate) fn build_with_placement(mut self) -> Result<Shard<H>, Error> {
         if self.config.shard.placement != Placement::Inline && self.channel.is_none() {
-            self.place_beside()?;
+            self.add_co_shard()?;
         }
-        self.build_here()
+        self.build_shard()
     }
 
     /// A shard for the stack, which this one reaches through a channel.
-    fn place_beside(&mut self) -> Result<(), Error> {
+    fn add_co_shard(&mut self) -> Result<(), Error> {
         let stack = ShardBuilder {
             config: self.config.clone(),
             handler: ChannelServer::new(&self.config.channel)?,
@@ -199,46 +223,48 @@ impl<H: Handler> ShardBuilder<H> {
             now: self.now,
             member: self.member.take(),
             channel: None,
-            beside: None,
-            presence: self.presence.clone(),
-            place: Place { shard: self.place.shard, ..Place::default() },
-            loops: self.loops,
+            co_shard: None,
+            published: self.published.clone(),
+            position: ThreadPosition { shard: self.position.shard, ..ThreadPosition::default() },
+            local_delivery: self.local_delivery,
         };
-        let stack = SameThread(Arc::new(Mutex::new(stack.build_here()?)));
-        if let Some((_, label)) = &mut self.presence {
+        let stack = SameThread(Arc::new(Mutex::new(stack.build_shard()?)));
+        if let Some((_, label)) = &mut self.published {
             label.push_str(".app");
         }
         self.channel = Some(stack.attach()?);
-        self.beside = Some(Beside::new(stack));
-        self.place.role = Role::Application;
+        self.co_shard = Some(CoShard::new(stack));
+        self.position.role = Role::Application;
         Ok(())
     }
 
-    fn build_here(mut self) -> Result<Shard<H>, Error> {
+    fn build_shard(mut self) -> Result<Shard<H>, Error> {
         let now = self.now.unwrap_or_else(clock::now);
         let seed = match self.seed {
             Some(seed) => seed,
             None => random_seed()?,
         };
         let (stack, ports, links) = match self.channel.take() {
-            Some(client) => (Engine::Channel(Box::new(Remote::new(client, now))), Vec::new(), Vec::new()),
-            None => self.engine(&seed, now)?,
+            Some(client) => {
+                (Engine::Channel(Box::new(RemoteEngine::new(client, now))), Vec::new(), Vec::new())
+            }
+            None => self.build_engine(&seed, now)?,
         };
 
-        let (peers, inboxes, (commander, mailbox), stats) = match (self.member, self.place.way) {
+        let (peers, inboxes, (commander, mailbox), stats) = match (self.member, self.position.commands) {
             (Some(member), _) => {
-                let Member { peers, inboxes, commander, mailbox, stats, .. } = member;
+                let ShardMember { router: peers, receivers: inboxes, commander, mailbox, stats, .. } = member;
                 (Some(Box::new(peers)), inboxes, (commander, mailbox), stats)
             }
             (None, Some(way)) => (None, Vec::new(), way, StatsWriter::new()),
-            (None, None) => (None, Vec::new(), commands(&self.config)?, StatsWriter::new()),
+            (None, None) => (None, Vec::new(), command_channel(&self.config)?, StatsWriter::new()),
         };
-        let Place { role, shard, .. } = self.place;
+        let ThreadPosition { role, shard, .. } = self.position;
         let worker = match role {
             Role::Worker(number) => number,
             Role::Stack | Role::Application => 0,
         };
-        let core = Core {
+        let core = ShardCore {
             now,
             stack,
             timers: Timers::new(now, self.config.shard.timers_max),
@@ -246,36 +272,36 @@ impl<H: Handler> ShardBuilder<H> {
             // Each worker draws numbers of its own.
             rng: Random::new(u64::from_le_bytes(first_eight(&seed)) ^ u64::from(worker) << 32),
             stats: ShardStats::default(),
-            resume: Vec::new(),
+            resume_reading: Vec::new(),
             closing: None,
-            shown: None,
-            stopping: false,
-            peers,
-            number: (shard, worker),
+            delivering: None,
+            is_stopping: false,
+            router: peers,
+            shard_and_worker: (shard, worker),
         };
         let mut shard = Shard {
-            seat: Seat::new(&self.config.shard, role),
-            core: Lent::new(core),
+            affinity: Affinity::new(&self.config.shard, role),
+            core: CoreSlot::new(core),
             handler: self.handler,
-            dispatch: Dispatch::new(),
+            dispatch: EventDispatcher::new(),
             ports,
             links,
-            inboxes,
+            cross_shard_receivers: inboxes,
             mailbox,
             commander,
             config: self.config.shard,
             stats,
             started: None,
-            published: now,
+            last_published: now,
             idle_since: None,
-            beside: self.beside,
-            leave: None,
-            page: None,
-            watch: Watch::default(),
-            yields: Yields::default(),
+            co_shard: self.co_shard,
+            barrier: None,
+            publisher: None,
+            watch: WaitSet::default(),
+            yields: YieldPolicy::default(),
         };
-        if let Some((presence, label)) = self.presence {
-            shard.show(presence, &label)?;
+        if let Some((presence, label)) = self.published {
+            shard.start_publishing(presence, &label)?;
         }
         Ok(shard)
     }
@@ -283,18 +309,22 @@ impl<H: Handler> ShardBuilder<H> {
 
 impl<H> ShardBuilder<H> {
     /// An engine with its devices, links and routes.
-    fn engine(&mut self, seed: &[u8; 32], now: Instant) -> Result<(Engine, Vec<Port>, Vec<LinkId>), Error> {
+    fn build_engine(
+        &mut self,
+        seed: &[u8; 32],
+        now: Instant,
+    ) -> Result<(Engine, Vec<RxPort>, Vec<LinkId>), Error> {
         let config = &self.config;
         let stack = StackConfig { network: config.network.clone(), tcp: config.tcp.clone() };
         let mut stack = Stack::new(stack, *seed, now)?;
-        huge_pages::ask_for(&stack);
-        if let Some(Member { index, count, .. }) = self.member {
+        huge_pages::advise(&stack);
+        if let Some(ShardMember { index, count, .. }) = self.member {
             stack.network_mut().set_steering(Steering::new(index, count, &config.network));
         }
         let mut ports = Vec::new();
         for device in &config.devices {
             let Device { rx, tx } = take_or_open(&mut self.devices, device, config)?;
-            ports.push(Port {
+            ports.push(RxPort {
                 id: stack.add_port(tx),
                 name: device.name.clone(),
                 rx,
@@ -308,15 +338,15 @@ impl<H> ShardBuilder<H> {
             return Err(ConfigError::new("device", problem).into());
         }
         let links = add_links(&mut stack, config, &ports)?;
-        if self.loops || config.loopback == Loopback::Stack {
-            ports.push(add_loop(&mut stack, config.loopback)?);
+        if self.local_delivery || config.loopback == Loopback::Stack {
+            ports.push(add_loopback_link(&mut stack, config.loopback)?);
         }
-        Ok((Engine::Here(stack), ports, links))
+        Ok((Engine::Local(stack), ports, links))
     }
 }
 
 /// The way in for other threads, and its end.
-pub(crate) fn commands(config: &Config) -> Result<(Commander, Mailbox), Error> {
+pub(crate) fn command_channel(config: &Config) -> Result<(Commander, Mailbox), Error> {
     command::mailbox(config.shard.commands_max as usize)
         .map_err(|e| Error::io("event descriptor of the mailbox", e))
 }
@@ -333,12 +363,14 @@ fn take_or_open(
     devices::wrap(device, config)
 }
 
-fn add_links(stack: &mut Stack, config: &Config, ports: &[Port]) -> Result<Vec<LinkId>, Error> {
+fn add_links(stack: &mut Stack, config: &Config, ports: &[RxPort]) -> Result<Vec<LinkId>, Error> {
     let mut links: Vec<LinkId> = Vec::new();
     for (i, link) in config.links.iter().enumerate() {
         let device = config.devices.iter().position(|d| d.name == link.device);
         let port: PortId = device.and_then(|d| ports.get(d)).map(|p| p.id).unwrap_or_default();
-        let id = stack.add_link(port, &engine_link(link)).map_err(|e| keyed(e, format!("link[{i}]")))?;
+        let id = stack
+            .add_link(port, &stack_link_config(link))
+            .map_err(|e| with_table_key(e, format!("link[{i}]")))?;
         links.push(id);
     }
     for (i, route) in config.routes.iter().enumerate() {
@@ -351,37 +383,37 @@ fn add_links(stack: &mut Stack, config: &Config, ports: &[Port]) -> Result<Vec<L
             link,
             metric: route.metric,
         };
-        stack.add_route(route).map_err(|e| keyed(e, format!("route[{i}]")))?;
+        stack.add_route(route).map_err(|e| with_table_key(e, format!("route[{i}]")))?;
     }
     Ok(links)
 }
 
 /// Name of the link from the stack to itself.
-const LOOP: &str = "lo";
+const LOOPBACK_LINK: &str = "lo";
 
 /// A link over which the stack reaches itself.
-fn add_loop(stack: &mut Stack, loopback: Loopback) -> Result<Port, Error> {
-    let Device { rx, tx } = memory::to_itself(LOOP_RING_BYTES);
+fn add_loopback_link(stack: &mut Stack, loopback: Loopback) -> Result<RxPort, Error> {
+    let Device { rx, tx } = memory::loopback(LOOPBACK_RING_BYTES);
     let id = stack.add_port(tx);
     let addresses = match loopback {
         Loopback::Kernel => Vec::new(),
         Loopback::Stack => vec![(Ipv4Addr::LOCALHOST.into(), 8), (Ipv6Addr::LOCALHOST.into(), 128)],
     };
     let link = ginnel_stack::link::LinkConfig {
-        name: LOOP.into(),
+        name: LOOPBACK_LINK.into(),
         addresses,
         loopback: true,
         ..ginnel_stack::link::LinkConfig::default()
     };
     stack.add_link(id, &link)?;
-    Ok(Port { id, name: LOOP.into(), rx, is_gone: false, rx_frames: 0, rx_bytes: 0 })
+    Ok(RxPort { id, name: LOOPBACK_LINK.into(), rx, is_gone: false, rx_frames: 0, rx_bytes: 0 })
 }
 
 /// Room for what is on its way from the stack to itself: some 30 of the longest packets.
-const LOOP_RING_BYTES: usize = 2 << 20;
+const LOOPBACK_RING_BYTES: usize = 2 << 20;
 
 /// The engine names links and routes by their contents; a file's author knows them by their place.
-fn keyed(e: ConfigError, table: String) -> ConfigError {
+fn with_table_key(e: ConfigError, table: String) -> ConfigError {
     let key = match e.key.rsplit_once('.') {
         Some((_, key)) if e.key.starts_with("link.") => format!("{table}.{key}"),
         _ => table,
@@ -389,11 +421,11 @@ fn keyed(e: ConfigError, table: String) -> ConfigError {
     ConfigError::new(key, e.problem)
 }
 
-fn engine_link(link: &LinkConfig) -> ginnel_stack::link::LinkConfig {
+fn stack_link_config(link: &LinkConfig) -> ginnel_stack::link::LinkConfig {
     ginnel_stack::link::LinkConfig {
         name: link.name.clone(),
         addresses: link.addresses.iter().map(|p| (p.address, p.len)).collect(),
-        own_networks: link.own_networks.iter().map(|p| (p.address, p.len)).collect(),
+        local_networks: link.own_networks.iter().map(|p| (p.address, p.len)).collect(),
         mtu: link.mtu.map(|mtu| mtu as usize),
         vlan: link.vlan,
         accept_ra: link.accept_ra,

@@ -1,6 +1,6 @@
 //! The mailbox of a shard: the only way in from other threads.
 
-use crate::bell::Bell;
+use crate::doorbell::Doorbell;
 use crate::wait::EventFd;
 use core::any::Any;
 use core::fmt;
@@ -15,7 +15,7 @@ pub type Command = Box<dyn Any + Send>;
 #[derive(Clone, Debug)]
 pub struct Commander {
     queue: SyncSender<Command>,
-    bell: Arc<Bell>,
+    doorbell: Arc<Doorbell>,
     /// The shard has ended, and nobody looks into the mailbox any more.
     ended: Arc<AtomicBool>,
 }
@@ -52,7 +52,7 @@ impl Commander {
             TrySendError::Full(command) => CommandError::Full(command),
             TrySendError::Disconnected(command) => CommandError::Gone(command),
         })?;
-        self.bell.ring();
+        self.doorbell.ring();
         Ok(())
     }
 
@@ -62,8 +62,8 @@ impl Commander {
     }
 
     /// What wakes the shard.
-    pub(crate) fn bell(&self) -> &Arc<Bell> {
-        &self.bell
+    pub(crate) fn doorbell(&self) -> &Arc<Doorbell> {
+        &self.doorbell
     }
 }
 
@@ -73,17 +73,17 @@ pub(crate) struct Mailbox {
     queue: Receiver<Command>,
     /// Taken out while looking whether it is safe to sleep.
     next: Option<Command>,
-    bell: Arc<Bell>,
+    doorbell: Arc<Doorbell>,
     ended: Arc<AtomicBool>,
 }
 
 /// A mailbox for `capacity` commands.
 pub(crate) fn mailbox(capacity: usize) -> std::io::Result<(Commander, Mailbox)> {
     let (sender, receiver) = sync_channel(capacity);
-    let bell = Arc::new(Bell::new()?);
+    let doorbell = Arc::new(Doorbell::new()?);
     let ended = Arc::new(AtomicBool::new(false));
-    let commander = Commander { queue: sender, bell: Arc::clone(&bell), ended: Arc::clone(&ended) };
-    Ok((commander, Mailbox { queue: receiver, next: None, bell, ended }))
+    let commander = Commander { queue: sender, doorbell: Arc::clone(&doorbell), ended: Arc::clone(&ended) };
+    Ok((commander, Mailbox { queue: receiver, next: None, doorbell, ended }))
 }
 
 impl Mailbox {
@@ -93,14 +93,14 @@ impl Mailbox {
 
     /// From now on a command rings the bell. False if one is waiting already: do not sleep.
     pub(crate) fn before_sleep(&mut self) -> bool {
-        self.bell.before_sleep();
+        self.doorbell.before_sleep();
         self.next = self.take();
         self.next.is_none()
     }
 
     /// Commands ring no more.
     pub(crate) fn after_sleep(&mut self, readable: bool) {
-        self.bell.after_sleep(readable);
+        self.doorbell.after_sleep(readable);
     }
 
     /// The shard runs, or runs no more.
@@ -109,7 +109,7 @@ impl Mailbox {
     }
 
     pub(crate) fn wake(&self) -> &EventFd {
-        self.bell.wake()
+        self.doorbell.wake()
     }
 }
 

@@ -13,7 +13,7 @@ pub use values::{Mac, Prefix};
 pub use crate::channel::ChannelConfig;
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
-pub use ginnel_devices::af_xdp::AfXdpKeys;
+pub use ginnel_devices::af_xdp::AfXdpOptions;
 use ginnel_devices::capture;
 pub use ginnel_devices::faults::LinkSpec;
 pub use ginnel_devices::memif::MemifConfig;
@@ -173,7 +173,7 @@ pub struct DeviceConfig {
     /// `need_wakeup=on` or `off`: call the kernel only when it asks (on). `busy_poll=N`: the driver works in the shard's calls, for N microseconds each (0: not), and
     /// `busy_budget=N` packets (64). docs/adr/0016-af-xdp.md says what comes to the stack. Default: all of these defaults.
     #[serde(default, deserialize_with = "values::optional_text")]
-    pub af_xdp: Option<AfXdpKeys>,
+    pub af_xdp: Option<AfXdpOptions>,
     /// MAC address of our side of a `tap` or `memif`, `02:00:00:00:00:01`. Default: the kernel's with its last bit flipped; for `memif` one made from its socket, id and role.
     #[serde(default)]
     pub mac: Option<Mac>,

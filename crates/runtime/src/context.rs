@@ -3,7 +3,7 @@
 use crate::command::Commander;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::peers::Peers;
+use crate::shard_router::ShardRouter;
 use crate::stats::ShardStats;
 use crate::timers::{Timer, Timers};
 use core::net::{IpAddr, SocketAddr};
@@ -20,10 +20,10 @@ use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
-use ginnel_stack::udp::{Datagram, UdpError, UdpOptions, UdpReport, UdpSending};
+use ginnel_stack::udp::{Datagram, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 
 /// Everything of a shard but its devices and its handler.
-pub(crate) struct Core {
+pub(crate) struct ShardCore {
     pub(crate) now: Instant,
     pub(crate) stack: Engine,
     pub(crate) timers: Timers,
@@ -31,20 +31,20 @@ pub(crate) struct Core {
     pub(crate) commander: Commander,
     pub(crate) stats: ShardStats,
     /// Connections whose handler wants to be shown what it left unread.
-    pub(crate) resume: Vec<Conn>,
+    pub(crate) resume_reading: Vec<Conn>,
     /// The connection whose `closed` is running, and its token.
     pub(crate) closing: Option<(Conn, u32)>,
     /// The connection whose handler is being shown buffered bytes, and how many. They count as read if it closes meanwhile, as they do where they lie in a frame.
-    pub(crate) shown: Option<(Conn, usize)>,
-    pub(crate) stopping: bool,
+    pub(crate) delivering: Option<(Conn, usize)>,
+    pub(crate) is_stopping: bool,
     /// The other shards, if there are any.
-    pub(crate) peers: Option<Box<Peers>>,
+    pub(crate) router: Option<Box<ShardRouter>>,
     /// Which of the shards this is, and which of its workers.
-    pub(crate) number: (u8, u16),
+    pub(crate) shard_and_worker: (u8, u16),
 }
 
 /// What concerns all shards, if there are several.
-impl Core {
+impl ShardCore {
     pub(crate) fn listen(
         &mut self,
         local: SocketAddr,
@@ -54,7 +54,7 @@ impl Core {
     }
 
     /// The same, but what another shard listens on is in use: for a port that was chosen.
-    pub(crate) fn listen_alone(
+    pub(crate) fn listen_exclusive(
         &mut self,
         local: SocketAddr,
         options: ListenOptions,
@@ -68,57 +68,57 @@ impl Core {
         options: ListenOptions,
         alone: bool,
     ) -> Result<Listener, ListenError> {
-        let Self { stack, stats, peers, .. } = self;
+        let Self { stack, stats, router: peers, .. } = self;
         match (peers, stack) {
-            (Some(peers), Engine::Here(stack)) => peers.listen(stack, stats, local, options, alone),
-            (_, Engine::Channel(remote)) if alone => remote.listen_alone(local, options),
+            (Some(peers), Engine::Local(stack)) => peers.listen(stack, stats, local, options, alone),
+            (_, Engine::Channel(remote)) if alone => remote.listen_exclusive(local, options),
             (_, engine) => engine.listen(local, options),
         }
     }
 
     /// False if it was closed already.
     pub(crate) fn unlisten(&mut self, listener: Listener) -> bool {
-        let Self { stack, stats, peers, .. } = self;
+        let Self { stack, stats, router: peers, .. } = self;
         match (peers, stack) {
-            (Some(peers), Engine::Here(stack)) => peers.unlisten(stack, stats, listener),
+            (Some(peers), Engine::Local(stack)) => peers.unlisten(stack, stats, listener),
             (_, engine) => engine.unlisten(listener),
         }
     }
 
     pub(crate) fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> Result<UdpHandle, UdpError> {
-        let Self { stack, stats, peers, .. } = self;
+        let Self { stack, stats, router: peers, .. } = self;
         match (peers, stack) {
-            (Some(peers), Engine::Here(stack)) => peers.udp_bind(stack, stats, local, options),
+            (Some(peers), Engine::Local(stack)) => peers.udp_bind(stack, stats, local, options),
             (_, engine) => engine.udp_bind(local, options),
         }
     }
 
     pub(crate) fn udp_connect(&mut self, socket: UdpHandle, remote: SocketAddr) -> Result<(), UdpError> {
         self.stack.udp_connect(self.now, socket, remote)?;
-        self.with_peers(|peers, stack, stats| peers.udp_connected(stack, stats, socket, remote));
+        self.with_router(|peers, stack, stats| peers.udp_connected(stack, stats, socket, remote));
         Ok(())
     }
 
     pub(crate) fn udp_close(&mut self, socket: UdpHandle) -> Result<(), UdpError> {
         self.stack.udp_close(socket)?;
-        self.with_peers(|peers, stack, stats| peers.udp_closed(stack, stats, socket));
+        self.with_router(|peers, stack, stats| peers.udp_closed(stack, stats, socket));
         Ok(())
     }
 
     /// Something about the other shards: what they are is lent beside the engine and the counters.
-    pub(crate) fn with_peers(&mut self, act: impl FnOnce(&mut Peers, &mut Stack, &mut ShardStats)) {
-        if let (Some(peers), Engine::Here(stack)) = (&mut self.peers, &mut self.stack) {
+    pub(crate) fn with_router(&mut self, act: impl FnOnce(&mut ShardRouter, &mut Stack, &mut ShardStats)) {
+        if let (Some(peers), Engine::Local(stack)) = (&mut self.router, &mut self.stack) {
             act(peers, stack, &mut self.stats);
         }
     }
 
     /// Takes a burst from a device: leaves in it what belongs to this shard, and sends the rest to the others.
     pub(crate) fn receive(&mut self, port: PortId, burst: &mut RxBurst<'_>) {
-        let Self { stack: Engine::Here(stack), peers, stats, now, .. } = self else { return };
+        let Self { stack: Engine::Local(stack), router: peers, stats, now, .. } = self else { return };
         let Some(peers) = peers else { return stack.receive(*now, port, burst) };
-        peers.steer(stack.network().steering(), port, burst, stats);
+        peers.route(stack.network().steering(), port, burst, stats);
         stack.receive(*now, port, burst);
-        let misdirected = stack.network_mut().take_misdirected();
+        let misdirected = stack.network_mut().take_misrouted();
         if misdirected != 0 {
             peers.redirect(stack.network().steering(), port, burst, misdirected, stats);
         }
@@ -126,43 +126,43 @@ impl Core {
 }
 
 /// Where a shard keeps its core: in a box, so that [`Handler::work`](crate::Handler::work) can take it along for the time of its call.
-pub(crate) struct Lent(Option<Box<Core>>);
+pub(crate) struct CoreSlot(Option<Box<ShardCore>>);
 
-impl Lent {
-    pub(crate) fn new(core: Core) -> Self {
+impl CoreSlot {
+    pub(crate) fn new(core: ShardCore) -> Self {
         Self(Some(Box::new(core)))
     }
 
     /// Takes the core away.
-    pub(crate) fn take(&mut self) -> Box<Core> {
-        self.0.take().expect(NOT_RETURNED)
+    pub(crate) fn take(&mut self) -> Box<ShardCore> {
+        self.0.take().expect(CORE_NOT_RETURNED)
     }
 
     /// Brings it back.
-    pub(crate) fn put(&mut self, core: Box<Core>) {
+    pub(crate) fn put(&mut self, core: Box<ShardCore>) {
         self.0 = Some(core);
     }
 }
 
-const NOT_RETURNED: &str = "whoever takes the core of a shard returns it";
+const CORE_NOT_RETURNED: &str = "whoever takes the core of a shard returns it";
 
-impl Deref for Lent {
-    type Target = Core;
+impl Deref for CoreSlot {
+    type Target = ShardCore;
 
-    fn deref(&self) -> &Core {
-        self.0.as_ref().expect(NOT_RETURNED)
+    fn deref(&self) -> &ShardCore {
+        self.0.as_ref().expect(CORE_NOT_RETURNED)
     }
 }
 
-impl DerefMut for Lent {
-    fn deref_mut(&mut self) -> &mut Core {
-        self.0.as_mut().expect(NOT_RETURNED)
+impl DerefMut for CoreSlot {
+    fn deref_mut(&mut self) -> &mut ShardCore {
+        self.0.as_mut().expect(CORE_NOT_RETURNED)
     }
 }
 
 /// What [`Handler::work`](crate::Handler::work) gets: the way to a context.
 pub struct WorkContext<'a> {
-    pub(crate) core: &'a mut Lent,
+    pub(crate) core: &'a mut CoreSlot,
 }
 
 impl WorkContext<'_> {
@@ -174,18 +174,18 @@ impl WorkContext<'_> {
 
 /// A handler's way to its shard. Lent for one call.
 pub struct Context<'a> {
-    core: &'a mut Core,
+    core: &'a mut ShardCore,
 }
 
 impl<'a> Context<'a> {
-    pub(crate) fn new(core: &'a mut Core) -> Self {
+    pub(crate) fn new(core: &'a mut ShardCore) -> Self {
         Self { core }
     }
 
     /// See [`Stack::hold_quick_acks`](ginnel_stack::stack::Stack::hold_quick_acks). Nothing where the stack is another shard's.
-    pub(crate) fn hold_quick_acks(&mut self, time: Duration) {
-        if let Some(stack) = self.core.stack.here_mut() {
-            stack.hold_quick_acks(time);
+    pub(crate) fn defer_quick_acks(&mut self, time: Duration) {
+        if let Some(stack) = self.core.stack.local_mut() {
+            stack.defer_quick_acks(time);
         }
     }
 
@@ -203,18 +203,18 @@ impl<'a> Context<'a> {
     }
 
     /// The same, but what another shard or worker listens on is in use: for a port that was chosen.
-    pub(crate) fn listen_alone(
+    pub(crate) fn listen_exclusive(
         &mut self,
         local: SocketAddr,
         options: ListenOptions,
     ) -> Result<Listener, Error> {
-        self.core.listen_alone(local, options).map_err(|e| Error::Listen(local, e))
+        self.core.listen_exclusive(local, options).map_err(|e| Error::Listen(local, e))
     }
 
     /// How many connections may wait at a listener, with those that were accepted here and are kept for others. The application of a shard that is reached through a
     /// channel has the channel's bounds.
     pub(crate) fn set_backlog(&mut self, listener: Listener, backlog: u32, kept: u32) {
-        if let Some(stack) = self.core.stack.here_mut() {
+        if let Some(stack) = self.core.stack.local_mut() {
             stack.set_backlog(listener, backlog, kept);
         }
     }
@@ -225,13 +225,13 @@ impl<'a> Context<'a> {
         listener: Listener,
         options: &SocketOptions,
     ) -> Result<(), OptionError> {
-        let stack = self.core.stack.here_mut().ok_or(OptionError::Stale)?;
+        let stack = self.core.stack.local_mut().ok_or(OptionError::Stale)?;
         stack.set_listener_options(listener, options)
     }
 
     /// The headers of the SYN that began a connection. They go if there is `room` for them.
     pub(crate) fn saved_syn(&mut self, conn: Conn, room: usize) -> Vec<u8> {
-        let Some(stack) = self.core.stack.here_mut() else { return Vec::new() };
+        let Some(stack) = self.core.stack.local_mut() else { return Vec::new() };
         let bytes = stack.saved_syn(conn).unwrap_or_default().to_vec();
         if bytes.len() <= room {
             stack.drop_saved_syn(conn);
@@ -296,14 +296,14 @@ impl<'a> Context<'a> {
 
     /// See [`Stack::end_record`](ginnel_stack::stack::Stack::end_record).
     pub(crate) fn end_record(&mut self, conn: Conn) {
-        if let Some(stack) = self.core.stack.here_mut() {
+        if let Some(stack) = self.core.stack.local_mut() {
             stack.end_record(conn);
         }
     }
 
     /// See [`Stack::room_below`](ginnel_stack::stack::Stack::room_below).
-    pub(crate) fn room_below(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> u32 {
-        self.core.stack.here_mut().map_or(len, |stack| stack.room_below(conn, len, most))
+    pub(crate) fn sendable_within(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> u32 {
+        self.core.stack.local_mut().map_or(len, |stack| stack.sendable_within(conn, len, most))
     }
 
     /// Queues `len` bytes of a source from `offset` on, without copying them. All or nothing: [`SendError::Full`] means that nothing was
@@ -313,7 +313,7 @@ impl<'a> Context<'a> {
     }
 
     /// The same of as many as there is room for: see [`Stack::send_lent`](ginnel_stack::stack::Stack::send_lent). Only to an engine in this thread.
-    pub(crate) fn send_lent(
+    pub(crate) fn send_zero_copy(
         &mut self,
         conn: Conn,
         id: SourceId,
@@ -322,35 +322,35 @@ impl<'a> Context<'a> {
     ) -> Result<usize, SendError> {
         self.core
             .stack
-            .here_mut()
-            .map_or(Err(SendError::Stale), |stack| stack.send_lent(conn, id, offset, len))
+            .local_mut()
+            .map_or(Err(SendError::Stale), |stack| stack.send_source_partial(conn, id, offset, len))
     }
 
     /// See [`Stack::own`](ginnel_stack::stack::Stack::own).
-    pub(crate) fn own(&mut self, conn: Conn, len: u64) -> u64 {
-        self.core.stack.here_mut().map_or(0, |stack| stack.own(conn, len))
+    pub(crate) fn privatize(&mut self, conn: Conn, len: u64) -> u64 {
+        self.core.stack.local_mut().map_or(0, |stack| stack.privatize(conn, len))
     }
 
     /// Whether the engine is in this thread.
-    pub(crate) fn engine_is_here(&self) -> bool {
-        self.core.stack.here().is_some()
+    pub(crate) fn is_engine_local(&self) -> bool {
+        self.core.stack.local().is_some()
     }
 
     /// See [`Stack::await_acked`](ginnel_stack::stack::Stack::await_acked).
     pub(crate) fn await_acked(&mut self, conn: Conn) {
-        if let Some(stack) = self.core.stack.here_mut() {
-            stack.await_acked(conn);
+        if let Some(stack) = self.core.stack.local_mut() {
+            stack.request_writable(conn);
         }
     }
 
     /// See [`Stack::not_sent`](ginnel_stack::stack::Stack::not_sent).
     pub(crate) fn not_sent(&self, conn: Conn) -> u32 {
-        self.core.stack.here().map_or(0, |stack| stack.not_sent(conn))
+        self.core.stack.local().map_or(0, |stack| stack.notsent(conn))
     }
 
     /// See [`Stack::queued`](ginnel_stack::stack::Stack::queued).
     pub(crate) fn queued(&self, conn: Conn) -> u64 {
-        self.core.stack.here().map_or(0, |stack| stack.queued(conn))
+        self.core.stack.local().map_or(0, |stack| stack.queued(conn))
     }
 
     /// Queues bytes of which the last is urgent (`MSG_OOB`). Otherwise like [`Context::send`].
@@ -364,10 +364,10 @@ impl<'a> Context<'a> {
     }
 
     /// Says that so many of the bytes that were consumed lie with somebody who has not read them: they count against the window until it is said anew.
-    pub(crate) fn set_held(&mut self, conn: Conn, bytes: u32) {
-        if let Some(stack) = self.core.stack.here_mut() {
+    pub(crate) fn set_unread(&mut self, conn: Conn, bytes: u32) {
+        if let Some(stack) = self.core.stack.local_mut() {
             // Only a stale handle can be refused.
-            let _ = stack.set_held(conn, bytes);
+            let _ = stack.set_unread(conn, bytes);
         }
     }
 
@@ -390,7 +390,7 @@ impl<'a> Context<'a> {
     /// Closes both directions: what is queued is still sent, then FIN. What was received and neither consumed nor is being shown makes it a reset, as on Linux.
     /// [`closed`](crate::Handler::closed) follows.
     pub fn close(&mut self, conn: Conn) -> Result<(), Stale> {
-        if let Some((_, len)) = self.core.shown.take_if(|(shown, _)| *shown == conn) {
+        if let Some((_, len)) = self.core.delivering.take_if(|(shown, _)| *shown == conn) {
             self.core.stack.skip(conn, len)?;
         }
         self.core.stack.close(conn)
@@ -419,12 +419,12 @@ impl<'a> Context<'a> {
 
     /// How many bytes may wait in the engine to be read and to be sent. `None` if the handle is stale, or the engine is not in this thread.
     pub(crate) fn buffer_limits(&self, conn: Conn) -> Option<[u32; 2]> {
-        self.core.stack.here()?.buffer_limits(conn)
+        self.core.stack.local()?.buffer_limits(conn)
     }
 
     /// Both ends of a connection: ours, the peer's.
-    pub fn ends(&self, conn: Conn) -> Result<[SocketAddr; 2], Stale> {
-        self.core.stack.ends(conn).ok_or(Stale::Handle)
+    pub fn endpoints(&self, conn: Conn) -> Result<[SocketAddr; 2], Stale> {
+        self.core.stack.endpoints(conn).ok_or(Stale::Handle)
     }
 
     /// The state of a connection.
@@ -447,7 +447,7 @@ impl<'a> Context<'a> {
 
     /// Asks for what [`data`](crate::Handler::data) left unconsumed to be shown again, after this call returns.
     pub fn resume_reading(&mut self, conn: Conn) {
-        self.core.resume.push(conn);
+        self.core.resume_reading.push(conn);
     }
 
     /// Sends datagrams of `piece` bytes each, the last of which may have fewer, that stand one behind the other in `data`: to the socket's other end if none is given,
@@ -456,7 +456,7 @@ impl<'a> Context<'a> {
     /// # Errors
     /// As [`Context::udp_send`]; [`UdpError::TooLong`] also if a piece does not fit into a packet of the path, all of them do not fit into one datagram, or
     /// they are more than 128.
-    pub fn udp_send_pieces(
+    pub fn udp_send_segments(
         &mut self,
         socket: UdpHandle,
         source: Option<IpAddr>,
@@ -464,7 +464,11 @@ impl<'a> Context<'a> {
         data: &[u8],
         piece: u16,
     ) -> Result<(), UdpError> {
-        self.udp_send_with(socket, &UdpSending { to, source, piece, ..UdpSending::default() }, data)
+        self.udp_send_with(
+            socket,
+            &UdpSendParams { to, source, gso_size: piece, ..UdpSendParams::default() },
+            data,
+        )
     }
 
     /// The same with whatever else there is to be said of these datagrams alone.
@@ -474,7 +478,7 @@ impl<'a> Context<'a> {
     pub fn udp_send_with(
         &mut self,
         socket: UdpHandle,
-        sending: &UdpSending,
+        sending: &UdpSendParams,
         data: &[u8],
     ) -> Result<(), UdpError> {
         self.core.stack.udp_send_with(self.core.now, socket, sending, data)
@@ -485,7 +489,11 @@ impl<'a> Context<'a> {
     ///
     /// # Errors
     /// [`UdpError::WouldBlock`] if there is none, [`UdpError::Stale`].
-    pub fn udp_take_report(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<UdpReport, UdpError> {
+    pub fn udp_take_report(
+        &mut self,
+        socket: UdpHandle,
+        out: &mut [u8],
+    ) -> Result<UdpExtendedError, UdpError> {
         self.core.stack.udp_take_report(socket, out)
     }
 
@@ -548,22 +556,22 @@ impl<'a> Context<'a> {
 
     /// Which shard this is, from 0.
     pub fn shard(&self) -> usize {
-        self.core.number.0.into()
+        self.core.shard_and_worker.0.into()
     }
 
     /// Which of the shard's workers (`shard.workers`) this is, from 0.
     pub fn worker(&self) -> usize {
-        self.core.number.1.into()
+        self.core.shard_and_worker.1.into()
     }
 
     /// Whether an address is one of this stack's. Not known to an application beside its shard, for which none is.
     pub(crate) fn is_local(&self, address: core::net::IpAddr) -> bool {
-        self.core.stack.here().is_some_and(|stack| stack.network().is_local(address))
+        self.core.stack.local().is_some_and(|stack| stack.network().is_local(address))
     }
 
     /// Ports that the stack chooses from.
     pub(crate) fn local_ports(&self) -> core::ops::RangeInclusive<u16> {
-        self.core.stack.here().map_or(0..=0, ginnel_stack::stack::Stack::local_ports)
+        self.core.stack.local().map_or(0..=0, ginnel_stack::stack::Stack::local_ports)
     }
 
     /// Calls [`timer`](crate::Handler::timer) with `token` once, `after` from now (rounded up, by at most
@@ -605,7 +613,7 @@ impl<'a> Context<'a> {
 
     /// The links of the stack, as a host would list its interfaces. None where the engine is another thread's.
     pub(crate) fn links(&self) -> impl Iterator<Item = LinkView<'_>> {
-        self.core.stack.here().into_iter().flat_map(|stack| stack.network().link_views())
+        self.core.stack.local().into_iter().flat_map(|stack| stack.network().link_views())
     }
 
     /// A random number: not predictable from outside, reproducible in a simulation.
@@ -615,6 +623,6 @@ impl<'a> Context<'a> {
 
     /// Ends the shard after this turn. Connections that are open then are simply forgotten, so close them first where it matters.
     pub fn stop(&mut self) {
-        self.core.stopping = true;
+        self.core.is_stopping = true;
     }
 }

@@ -10,10 +10,10 @@ use ginnel_stack::device::Device;
 use ginnel_stack::error::ConfigError;
 
 /// How long a client's memif waits at first for a server that is there already, so that its first frames are not lost.
-const SERVER_ANSWERS: Duration = Duration::from_millis(200);
+const SERVER_WAIT: Duration = Duration::from_millis(200);
 
 /// Opens the device itself, without the layers around it. `whole` is the configuration that it is from.
-pub(crate) fn open(config: &DeviceConfig, whole: &Config) -> Result<Device, Error> {
+pub(crate) fn open(config: &DeviceConfig, stack_config: &Config) -> Result<Device, Error> {
     match config.kind {
         DeviceKind::Memory => {
             let problem =
@@ -24,31 +24,32 @@ pub(crate) fn open(config: &DeviceConfig, whole: &Config) -> Result<Device, Erro
             tap::open(&tap_config(config)).map_err(|e| Error::io(format!("device {}", config.name), e))
         }
         // One shard may have a peer with several queues.
-        DeviceKind::Memif => {
-            open_memif(config, None)?.into_one().map_err(|e| Error::io(format!("device {}", config.name), e))
-        }
-        DeviceKind::AfXdp => af_xdp::open(&af_xdp_config(config, whole, 0))
-            .and_then(af_xdp::AfXdp::into_one)
+        DeviceKind::Memif => open_memif(config, None)?
+            .into_single_device()
+            .map_err(|e| Error::io(format!("device {}", config.name), e)),
+        DeviceKind::AfXdp => af_xdp::open(&af_xdp_config(config, stack_config, 0))
+            .and_then(af_xdp::AfXdp::into_single_device)
             .map_err(|e| Error::io(format!("device {}", config.name), e)),
     }
 }
 
 /// Opens a memif, with one queue for each of several shards.
 fn open_memif(config: &DeviceConfig, shards: Option<usize>) -> Result<memif::Memif, Error> {
-    let wrong = |problem: &str| ConfigError::new("device.memif", format!("of \"{}\" {problem}", config.name));
-    let spec = config.memif.clone().ok_or_else(|| wrong("is missing"))?;
-    if let Some(shards) = shards.filter(|&shards| shards != usize::from(spec.queues)) {
-        return Err(wrong(&format!("needs queues={shards}, one for each shard")).into());
+    let invalid =
+        |problem: &str| ConfigError::new("device.memif", format!("of \"{}\" {problem}", config.name));
+    let device_config = config.memif.clone().ok_or_else(|| invalid("is missing"))?;
+    if let Some(shards) = shards.filter(|&shards| shards != usize::from(device_config.queues)) {
+        return Err(invalid(&format!("needs queues={shards}, one for each shard")).into());
     }
-    let spec = MemifConfig {
-        mtu: config.mtu.map_or(spec.mtu, |mtu| mtu as usize),
+    let device_config = MemifConfig {
+        mtu: config.mtu.map_or(device_config.mtu, |mtu| mtu as usize),
         mac: config.mac.map(|mac| mac.0),
         offload: config.offload,
-        ..spec
+        ..device_config
     };
-    let memif = memif::open(&spec).map_err(|e| Error::io(format!("device {}", config.name), e))?;
-    if spec.role == Role::Client {
-        memif.link.wait_for(true, SERVER_ANSWERS);
+    let memif = memif::open(&device_config).map_err(|e| Error::io(format!("device {}", config.name), e))?;
+    if device_config.role == Role::Client {
+        memif.link.wait_for(true, SERVER_WAIT);
     }
     Ok(memif)
 }
@@ -56,12 +57,12 @@ fn open_memif(config: &DeviceConfig, shards: Option<usize>) -> Result<memif::Mem
 /// Opens the device with one queue for each of several shards.
 pub(crate) fn open_queues(
     config: &DeviceConfig,
-    whole: &Config,
+    stack_config: &Config,
     queues: usize,
 ) -> Result<Vec<Device>, Error> {
     match config.kind {
-        _ if queues == 1 => Ok(vec![open(config, whole)?]),
-        DeviceKind::Memory => Ok(vec![open(config, whole)?]),
+        _ if queues == 1 => Ok(vec![open(config, stack_config)?]),
+        DeviceKind::Memory => Ok(vec![open(config, stack_config)?]),
         DeviceKind::Tap => {
             let tap = tap::open_queues(&tap_config(config), queues).map_err(|e| {
                 let kind = e.kind();
@@ -77,27 +78,28 @@ pub(crate) fn open_queues(
         }
         DeviceKind::Memif => Ok(open_memif(config, Some(queues))?.queues),
         DeviceKind::AfXdp => {
-            let spec = af_xdp_config(config, whole, queues);
-            if spec.keys.queues.as_ref().is_some_and(|numbers| numbers.len() != queues) {
+            let device_config = af_xdp_config(config, stack_config, queues);
+            if device_config.options.queues.as_ref().is_some_and(|numbers| numbers.len() != queues) {
                 let problem =
                     format!("of \"{}\" needs {queues} queues, one for each shard: queues=…", config.name);
                 return Err(ConfigError::new("device.af_xdp", problem).into());
             }
-            let device = af_xdp::open(&spec).map_err(|e| Error::io(format!("device {}", config.name), e))?;
+            let device =
+                af_xdp::open(&device_config).map_err(|e| Error::io(format!("device {}", config.name), e))?;
             Ok(device.queues)
         }
     }
 }
 
 /// What is the stack's at the interface follows from the links over the device, and from the ports that the stack chooses.
-fn af_xdp_config(config: &DeviceConfig, whole: &Config, queues: usize) -> AfXdpConfig {
-    let links = whole.links.iter().filter(|link| link.device == config.name);
+fn af_xdp_config(config: &DeviceConfig, stack_config: &Config, queues: usize) -> AfXdpConfig {
+    let links = stack_config.links.iter().filter(|link| link.device == config.name);
     let addresses = links
         .flat_map(|link| link.addresses.iter().map(|prefix| (prefix.address, link.vlan.unwrap_or_default())));
-    let (tcp, network) = (&whole.tcp, &whole.network);
+    let (tcp, network) = (&stack_config.tcp, &stack_config.network);
     AfXdpConfig {
         interface: config.interface().into(),
-        keys: config.af_xdp.clone().unwrap_or_default(),
+        options: config.af_xdp.clone().unwrap_or_default(),
         queue_count: queues,
         addresses: addresses.collect(),
         ephemeral: [

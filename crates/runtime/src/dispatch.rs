@@ -1,6 +1,6 @@
 //! From the engine's events to the handler's methods.
 
-use crate::context::{Context, Core};
+use crate::context::{Context, ShardCore};
 use crate::handler::{Handler, UrgentData};
 use ginnel_stack::device::RxBurst;
 use ginnel_stack::error::RecvError;
@@ -10,54 +10,54 @@ use ginnel_stack::udp::UdpError;
 use std::collections::HashSet;
 
 /// Bytes of a receive buffer shown to a handler at a time; also the longest datagram.
-const SHOWN_BYTES_MAX: usize = 1 << 16;
+const READ_BUFFER_BYTES: usize = 1 << 16;
 
 /// Events delivered at a time that came only from what the handler did meanwhile: one that opens and aborts a connection in each `closed`
 /// would otherwise never let its shard go on.
-const FOLLOWING_MAX: usize = 4096;
+const FOLLOW_UP_EVENTS_MAX: usize = 4096;
 
 /// What delivering events needs besides the engine.
-pub(crate) struct Dispatch {
+pub(crate) struct EventDispatcher {
     /// Where buffered bytes are shown.
-    shown: Box<[u8; SHOWN_BYTES_MAX]>,
+    read_buffer: Box<[u8; READ_BUFFER_BYTES]>,
     /// Connections whose peer sent FIN behind bytes that the handler has not consumed yet.
-    fin_waits: HashSet<Conn>,
+    pending_fins: HashSet<Conn>,
 }
 
-impl Dispatch {
+impl EventDispatcher {
     pub(crate) fn new() -> Self {
-        Self { shown: Box::new([0; SHOWN_BYTES_MAX]), fin_waits: HashSet::new() }
+        Self { read_buffer: Box::new([0; READ_BUFFER_BYTES]), pending_fins: HashSet::new() }
     }
 
     /// Delivers all events that wait, and up to `FOLLOWING_MAX` that come while it does, and returns how many. `burst` is the one they
     /// stem from, if any.
-    pub(crate) fn events<H: Handler>(
+    pub(crate) fn deliver_events<H: Handler>(
         &mut self,
-        core: &mut Core,
+        core: &mut ShardCore,
         handler: &mut H,
         burst: Option<&RxBurst<'_>>,
     ) -> usize {
         let mut count = 0;
-        let most = core.stack.events_waiting() + FOLLOWING_MAX;
+        let most = core.stack.events_waiting() + FOLLOW_UP_EVENTS_MAX;
         while count < most
             && let Some(event) = core.stack.next_event()
         {
             count += 1;
-            self.event(core, handler, event, burst);
+            self.deliver_event(core, handler, event, burst);
         }
         core.stats.events += count as u64;
         count
     }
 
-    fn event<H: Handler>(
+    fn deliver_event<H: Handler>(
         &mut self,
-        core: &mut Core,
+        core: &mut ShardCore,
         handler: &mut H,
         event: Event,
         burst: Option<&RxBurst<'_>>,
     ) {
         match event {
-            Event::Incoming { listener } if handler.pulls() => {
+            Event::Incoming { listener } if handler.is_pulling() => {
                 handler.incoming(&mut Context::new(core), listener);
             }
             Event::Incoming { listener } => {
@@ -70,34 +70,36 @@ impl Dispatch {
             Event::Connected { conn } => handler.connected(&mut Context::new(core), conn),
             Event::Data { conn, data } => {
                 // Only an engine in this thread has bursts.
-                let (Some(burst), Some(stack)) = (burst, core.stack.here_mut()) else { return };
-                let pulls = handler.pulls();
+                let (Some(burst), Some(stack)) = (burst, core.stack.local_mut()) else { return };
+                let pulls = handler.is_pulling();
                 if pulls || stack.buffered(conn) > 0 {
                     // They move to the receive buffer, which is an event of its own if nothing lies there.
                     stack.consume(conn, data, 0, burst);
                     if !pulls {
                         // What was left over comes first.
-                        self.show(core, handler, conn);
+                        self.deliver_buffered(core, handler, conn);
                     }
                     return;
                 }
                 let bytes = stack.inline_data(burst, &data);
                 let consumed = handler.data(&mut Context::new(core), conn, bytes).min(bytes.len());
-                if let Some(stack) = core.stack.here_mut() {
+                if let Some(stack) = core.stack.local_mut() {
                     stack.consume(conn, data, consumed, burst);
                 }
             }
-            Event::Readable { conn } if handler.pulls() => handler.readable(&mut Context::new(core), conn),
-            Event::Readable { conn } => self.show(core, handler, conn),
+            Event::Readable { conn } if handler.is_pulling() => {
+                handler.readable(&mut Context::new(core), conn)
+            }
+            Event::Readable { conn } => self.deliver_buffered(core, handler, conn),
             Event::Writable { conn } => handler.writable(&mut Context::new(core), conn),
             Event::Acked { conn, bytes } => handler.acked(&mut Context::new(core), conn, bytes),
             Event::Urgent { conn, at, byte } => {
-                let urgent = UrgentData { ahead: core.stack.urgent_ahead(conn, at), byte };
+                let urgent = UrgentData { unread_before: core.stack.urgent_ahead(conn, at), byte };
                 handler.urgent(&mut Context::new(core), conn, urgent);
             }
             Event::PeerClosed { conn } => {
-                if core.stack.buffered(conn) > 0 && !handler.pulls() {
-                    self.fin_waits.insert(conn);
+                if core.stack.buffered(conn) > 0 && !handler.is_pulling() {
+                    self.pending_fins.insert(conn);
                 } else {
                     handler.peer_closed(&mut Context::new(core), conn);
                 }
@@ -108,29 +110,29 @@ impl Dispatch {
                 handler.closed(&mut Context::new(core), conn, reason);
                 core.closing = None;
             }
-            Event::UdpReadable { socket } if handler.pulls() => {
+            Event::UdpReadable { socket } if handler.is_pulling() => {
                 handler.datagrams(&mut Context::new(core), socket);
             }
-            Event::UdpReadable { socket } => self.datagrams(core, handler, socket),
+            Event::UdpReadable { socket } => self.deliver_datagrams(core, handler, socket),
         }
     }
 
     /// Shows the handler what asked to be shown again. What asks during that waits for the next turn, so that this ends.
-    pub(crate) fn resumed<H: Handler>(&mut self, core: &mut Core, handler: &mut H) -> usize {
-        let count = core.resume.len();
+    pub(crate) fn deliver_resumed<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H) -> usize {
+        let count = core.resume_reading.len();
         for i in 0..count {
-            let conn = core.resume[i];
-            self.show(core, handler, conn);
+            let conn = core.resume_reading[i];
+            self.deliver_buffered(core, handler, conn);
         }
-        core.resume.drain(..count);
+        core.resume_reading.drain(..count);
         count
     }
 
     /// Shows the handler what is buffered until it consumes less than it was shown, and then the FIN if one waits behind.
-    fn show<H: Handler>(&mut self, core: &mut Core, handler: &mut H, conn: Conn) {
+    fn deliver_buffered<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H, conn: Conn) {
         loop {
             // The handler may change the engine while it reads, so it reads a copy.
-            let len = match core.stack.peek(conn, &mut self.shown[..]) {
+            let len = match core.stack.peek(conn, &mut self.read_buffer[..]) {
                 Ok(0) | Err(RecvError::WouldBlock) => {
                     if core.stack.buffered(conn) > 0 {
                         // An urgent byte, which is no part of what handlers are shown.
@@ -141,9 +143,9 @@ impl Dispatch {
                 Ok(len) => len,
                 Err(RecvError::Stale) => return,
             };
-            core.shown = Some((conn, len));
-            let consumed = handler.data(&mut Context::new(core), conn, &self.shown[..len]).min(len);
-            if core.shown.take().is_none() {
+            core.delivering = Some((conn, len));
+            let consumed = handler.data(&mut Context::new(core), conn, &self.read_buffer[..len]).min(len);
+            if core.delivering.take().is_none() {
                 // It was closed: they count as read, and nothing more is shown.
                 return;
             }
@@ -158,15 +160,15 @@ impl Dispatch {
 
     /// Whether a FIN waited behind unread bytes. Nearly always none does on any connection, and then nothing is looked up.
     fn take_fin(&mut self, conn: Conn) -> bool {
-        !self.fin_waits.is_empty() && self.fin_waits.remove(&conn)
+        !self.pending_fins.is_empty() && self.pending_fins.remove(&conn)
     }
 
     /// Shows the handler all datagrams and errors of a socket. The socket's queue bounds how many there are.
-    fn datagrams<H: Handler>(&mut self, core: &mut Core, handler: &mut H, socket: UdpHandle) {
+    fn deliver_datagrams<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H, socket: UdpHandle) {
         loop {
-            match core.stack.udp_recv_from(socket, &mut self.shown[..]) {
+            match core.stack.udp_recv_from(socket, &mut self.read_buffer[..]) {
                 Ok(datagram) => {
-                    let data = &self.shown[..datagram.len.min(SHOWN_BYTES_MAX)];
+                    let data = &self.read_buffer[..datagram.len.min(READ_BUFFER_BYTES)];
                     handler.datagram(&mut Context::new(core), socket, &datagram, data);
                 }
                 Err(UdpError::WouldBlock | UdpError::Stale) => return,

@@ -1,6 +1,6 @@
 //! What a shard's application acts on: an engine in the same thread, or one that is reached through a channel.
 
-use crate::channel::remote::Remote;
+use crate::channel::remote::RemoteEngine;
 use core::net::SocketAddr;
 use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
 use ginnel_stack::events::Event;
@@ -12,7 +12,7 @@ use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
-use ginnel_stack::udp::{Datagram, UdpError, UdpOptions, UdpReport, UdpSending};
+use ginnel_stack::udp::{Datagram, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 use ginnel_stack::wire::tcp::SeqNumber;
 use rustix::fd::{AsRawFd, RawFd};
 
@@ -23,9 +23,9 @@ use rustix::fd::{AsRawFd, RawFd};
 )]
 pub(crate) enum Engine {
     /// In this thread.
-    Here(Stack),
+    Local(Stack),
     /// In another one.
-    Channel(Box<Remote>),
+    Channel(Box<RemoteEngine>),
 }
 
 /// What both can do, and in the same way.
@@ -38,12 +38,12 @@ macro_rules! both {
                 // Apart, so that the usual way is inlined as if it was the only one.
                 #[cold]
                 #[inline(never)]
-                fn there(remote: &mut Remote $(, $argument: $type)*) $(-> $result)? {
+                fn call_remote(remote: &mut RemoteEngine $(, $argument: $type)*) $(-> $result)? {
                     remote.$name($($argument),*)
                 }
                 match self {
-                    Self::Here(stack) => stack.$name($($argument),*),
-                    Self::Channel(remote) => there(remote $(, $argument)*),
+                    Self::Local(stack) => stack.$name($($argument),*),
+                    Self::Channel(remote) => call_remote(remote $(, $argument)*),
                 }
             })*
         }
@@ -71,9 +71,9 @@ both! {
     fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> Result<UdpHandle, UdpError>;
     fn udp_connect(&mut self, now: Instant, socket: UdpHandle, to: SocketAddr) -> Result<(), UdpError>;
     fn udp_send_to(&mut self, now: Instant, socket: UdpHandle, to: Option<SocketAddr>, data: &[u8]) -> Result<(), UdpError>;
-    fn udp_send_with(&mut self, now: Instant, socket: UdpHandle, sending: &UdpSending, data: &[u8]) -> Result<(), UdpError>;
+    fn udp_send_with(&mut self, now: Instant, socket: UdpHandle, sending: &UdpSendParams, data: &[u8]) -> Result<(), UdpError>;
     fn udp_recv_from(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<Datagram, UdpError>;
-    fn udp_take_report(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<UdpReport, UdpError>;
+    fn udp_take_report(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<UdpExtendedError, UdpError>;
     fn udp_path_mtu(&mut self, now: Instant, socket: UdpHandle) -> Result<u16, UdpError>;
     fn udp_set_options(&mut self, socket: UdpHandle, options: UdpOptions) -> Result<(), UdpError>;
     fn udp_local(&mut self, socket: UdpHandle) -> Result<SocketAddr, UdpError>;
@@ -84,7 +84,7 @@ both! {
 }
 
 /// What goes to an engine elsewhere is copied in pieces of so many bytes.
-const PIECE_BYTES: usize = 4096;
+const COPY_BYTES: usize = 4096;
 
 /// The same for what changes nothing.
 macro_rules! both_read {
@@ -94,12 +94,12 @@ macro_rules! both_read {
             pub fn $name(&self $(, $argument: $type)*) -> $result {
                 #[cold]
                 #[inline(never)]
-                fn there(remote: &Remote $(, $argument: $type)*) -> $result {
+                fn call_remote(remote: &RemoteEngine $(, $argument: $type)*) -> $result {
                     remote.$name($($argument),*)
                 }
                 match self {
-                    Self::Here(stack) => stack.$name($($argument),*),
-                    Self::Channel(remote) => there(remote $(, $argument)*),
+                    Self::Local(stack) => stack.$name($($argument),*),
+                    Self::Channel(remote) => call_remote(remote $(, $argument)*),
                 }
             })*
         }
@@ -120,34 +120,34 @@ both_read! {
 impl Engine {
     /// The engine, if it is in this thread.
     #[inline]
-    pub fn here(&self) -> Option<&Stack> {
+    pub fn local(&self) -> Option<&Stack> {
         match self {
-            Self::Here(stack) => Some(stack),
+            Self::Local(stack) => Some(stack),
             Self::Channel(_) => None,
         }
     }
 
     /// The engine, to change it.
     #[inline]
-    pub fn here_mut(&mut self) -> Option<&mut Stack> {
+    pub fn local_mut(&mut self) -> Option<&mut Stack> {
         match self {
-            Self::Here(stack) => Some(stack),
+            Self::Local(stack) => Some(stack),
             Self::Channel(_) => None,
         }
     }
 
     /// Both ends of a connection: ours, the peer's.
-    pub fn ends(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
+    pub fn endpoints(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
         match self {
-            Self::Here(stack) => stack.ends(conn),
-            Self::Channel(remote) => remote.ends(conn),
+            Self::Local(stack) => stack.endpoints(conn),
+            Self::Channel(remote) => remote.endpoints(conn),
         }
     }
 
     /// What the network layer has counted.
     pub fn network_stats(&self) -> &NetworkStats {
         match self {
-            Self::Here(stack) => stack.network().stats(),
+            Self::Local(stack) => stack.network().stats(),
             Self::Channel(remote) => &remote.counters().network,
         }
     }
@@ -155,7 +155,7 @@ impl Engine {
     /// Frames that the network layer dropped.
     pub fn network_drops(&self) -> &DropStats {
         match self {
-            Self::Here(stack) => stack.network().drops(),
+            Self::Local(stack) => stack.network().drops(),
             Self::Channel(remote) => &remote.counters().drops,
         }
     }
@@ -169,17 +169,17 @@ impl Engine {
         data: &[u8],
     ) -> Result<(), UdpError> {
         match self {
-            Self::Here(stack) if stack.network().is_local(to.to) => {
+            Self::Local(stack) if stack.network().is_local(to.to) => {
                 stack.udp_send_from(now, socket, to.to, to.from, data)
             }
-            Self::Here(stack) => stack.udp_send_to(now, socket, Some(to.from), data),
+            Self::Local(stack) => stack.udp_send_to(now, socket, Some(to.from), data),
             Self::Channel(remote) => remote.udp_reply(socket, to, data),
         }
     }
 
     /// Takes the pending error of a UDP socket, if that was not told yet.
     pub fn udp_take_error(&mut self, socket: UdpHandle) -> Option<UdpError> {
-        self.here_mut().and_then(|stack| stack.udp_take_error(socket).ok().flatten())
+        self.local_mut().and_then(|stack| stack.udp_take_error(socket).ok().flatten())
     }
 
     /// Queues `len` bytes that `fill` writes: all of what it is given, behind so many that it wrote before.
@@ -192,12 +192,12 @@ impl Engine {
         mut fill: impl FnMut(usize, &mut [u8]),
     ) -> Result<usize, SendError> {
         match self {
-            Self::Here(stack) => stack.send_with(conn, len, continues, fill),
+            Self::Local(stack) => stack.send_with(conn, len, continues, fill),
             Self::Channel(remote) => {
-                let mut piece = [0; PIECE_BYTES];
+                let mut piece = [0; COPY_BYTES];
                 let mut done = 0;
                 while done < len {
-                    let piece = &mut piece[..PIECE_BYTES.min(len - done)];
+                    let piece = &mut piece[..COPY_BYTES.min(len - done)];
                     fill(done, piece);
                     let sent = remote.send(conn, piece)?;
                     done += sent;
@@ -212,13 +212,13 @@ impl Engine {
 
     /// When the engine has to be asked again if nothing happens before.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.here().and_then(Stack::next_deadline)
+        self.local().and_then(Stack::next_deadline)
     }
 
     /// Events wake a sleeper from now on. False if some wait already.
     pub fn before_sleep(&mut self) -> bool {
         match self {
-            Self::Here(_) => true,
+            Self::Local(_) => true,
             Self::Channel(remote) => remote.before_sleep(),
         }
     }
@@ -233,7 +233,7 @@ impl Engine {
     /// What becomes readable when an event comes during a sleep.
     pub fn wake_fd(&self) -> Option<RawFd> {
         match self {
-            Self::Here(_) => None,
+            Self::Local(_) => None,
             Self::Channel(remote) => Some(remote.wake_fd().as_raw_fd()),
         }
     }

@@ -1,7 +1,7 @@
 //! Errors of the runtime.
 
+use crate::broker::Refusal;
 use crate::channel::control::ReserveError;
-use crate::door::Refusal;
 use core::fmt;
 use ginnel_stack::error::{ConfigError, ConnectError, ListenError, SendError};
 use ginnel_stack::udp::UdpError;

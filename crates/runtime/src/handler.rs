@@ -2,7 +2,7 @@
 
 use crate::context::{Context, WorkContext};
 use crate::error::Error;
-use crate::stats::Kind;
+use crate::stats::CounterKind;
 use core::any::Any;
 use core::time::Duration;
 use ginnel_stack::events::CloseReason;
@@ -14,7 +14,7 @@ use std::os::fd::RawFd;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UrgentData {
     /// Unread bytes in front of it; below 0 if it was read already.
-    pub ahead: i32,
+    pub unread_before: i32,
     /// The byte, if it has come. It may be taken by itself with [`Context::recv_urgent`].
     pub byte: Option<u8>,
 }
@@ -102,7 +102,7 @@ pub trait Handler {
     /// [`datagrams`](Self::datagrams) say that they are there, and [`Context::accept`], [`Context::recv`] and [`Context::udp_recv`] take them.
     /// [`accepted`](Self::accepted), [`data`](Self::data) and [`datagram`](Self::datagram) are not called, and
     /// [`peer_closed`](Self::peer_closed) is told when FIN came, be there unread bytes before it or not. Must always answer the same.
-    fn pulls(&self) -> bool {
+    fn is_pulling(&self) -> bool {
         false
     }
 
@@ -141,7 +141,7 @@ pub trait Handler {
 
     /// What this handler counts, for `ginnel stat`: each with a name like `httpd.responses`. Called a few times per second at the most, and must always
     /// report the same names in the same order.
-    fn counters(&self, report: &mut dyn FnMut(Kind, &'static str, u64)) {
+    fn report_counters(&self, report: &mut dyn FnMut(CounterKind, &'static str, u64)) {
         let _ = report;
     }
 
@@ -156,23 +156,23 @@ pub trait Handler {
     }
 
     /// Whether others have work on this very CPU, so that a shard that has none must not keep it by polling.
-    fn is_in_the_way(&self) -> bool {
+    fn is_cpu_contended(&self) -> bool {
         false
     }
 
     /// Whether it is for these others alone that a shard would sleep now, so that it may yield to them instead, and how long they should take at the most.
-    fn yields(&self) -> Option<Duration> {
+    fn yield_limit(&self) -> Option<Duration> {
         None
     }
 
     /// Asked after [`before_sleep`](Self::before_sleep) has said yes: whether others have work on this very CPU, and how long they get it for. Then the
     /// shard sleeps for so long at the most, and frames wait meanwhile; only [`wake_fd`](Self::wake_fd) and other threads' commands end that sleep.
-    fn give_way(&mut self) -> Option<Duration> {
+    fn yield_cpu(&mut self) -> Option<Duration> {
         None
     }
 
     /// Nobody has ended the time that [`give_way`](Self::give_way) said before it was over.
-    fn turn_ran_out(&mut self) {}
+    fn yield_expired(&mut self) {}
 
     /// The shard is awake, or did not go to sleep after all. Follows each [`before_sleep`](Self::before_sleep). `rang`: what
     /// [`wake_fd`](Self::wake_fd) names was readable.

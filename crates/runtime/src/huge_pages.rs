@@ -12,7 +12,7 @@ const BYTES_MIN: usize = 4 << 20;
 
 /// Asks for huge pages for the tables of a stack, if the system gives them (`/sys/kernel/mm/transparent_hugepage/enabled`): to be called before
 /// there are connections. Without them everything works as well, only slower.
-pub fn ask_for(stack: &Stack) {
+pub fn advise(stack: &Stack) {
     let page = rustix::param::page_size();
     for table in stack.tables() {
         let start = table.cast::<u8>();
@@ -29,7 +29,7 @@ pub fn ask_for(stack: &Stack) {
 
 #[cfg(test)]
 mod tests {
-    use super::{BYTES_MIN, ask_for};
+    use super::{BYTES_MIN, advise};
     use ginnel_stack::stack::{Stack, StackConfig};
     use ginnel_stack::time::Instant;
 
@@ -58,7 +58,7 @@ mod tests {
         }
         let stack =
             Stack::new(StackConfig::default(), [1; 32], Instant::ZERO).expect("the defaults are valid");
-        ask_for(&stack);
+        advise(&stack);
         let mut large = 0;
         for table in stack.tables() {
             // In the middle, where the whole page belongs to it.

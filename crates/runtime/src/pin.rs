@@ -6,14 +6,14 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Pins the calling thread to one CPU, as the configuration's `key` says. Never widens the mask that the user gave the process: a CPU outside it is refused.
 pub(crate) fn pin(key: &str, cpu: u32) -> Result<(), Error> {
-    check(cpu, key)?;
+    check_allowed(cpu, key)?;
     let mut one = CpuSet::new();
     one.set(cpu as usize);
     sched_setaffinity(None, &one).map_err(|e| Error::io(format!("pin to CPU {cpu}"), e))
 }
 
 /// Does something pinned to a CPU, if there is one, and gives the thread its mask back.
-pub(crate) fn during<R>(
+pub(crate) fn with_pinned<R>(
     key: &str,
     cpu: Option<u32>,
     act: impl FnOnce() -> Result<R, Error>,
@@ -27,7 +27,7 @@ pub(crate) fn during<R>(
 }
 
 /// Whether the process may use a CPU. `key` is where it was asked for.
-pub(crate) fn check(cpu: u32, key: &str) -> Result<(), Error> {
+pub(crate) fn check_allowed(cpu: u32, key: &str) -> Result<(), Error> {
     let allowed = sched_getaffinity(None).map_err(|e| Error::io("CPU mask", e))?;
     let cpu = cpu as usize;
     if cpu >= CpuSet::MAX_CPU || !allowed.is_set(cpu) {
@@ -41,7 +41,7 @@ pub(crate) fn check(cpu: u32, key: &str) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::{during, pin};
+    use super::{pin, with_pinned};
     use rustix::thread::sched_getaffinity;
 
     #[test]
@@ -50,7 +50,7 @@ mod tests {
             let allowed = sched_getaffinity(None).unwrap();
             let first = (0..1024).find(|&c| allowed.is_set(c)).unwrap();
             let mask = || sched_getaffinity(None).unwrap();
-            let inside = during("shard.cpu", Some(first as u32), || Ok(mask().count()));
+            let inside = with_pinned("shard.cpu", Some(first as u32), || Ok(mask().count()));
             assert_eq!((inside.unwrap(), mask() == allowed), (1, true));
             pin("shard.cpu", first as u32).unwrap();
             let now = sched_getaffinity(None).unwrap();

@@ -6,9 +6,9 @@
 use crate::channel::ChannelServer;
 use crate::channel::control::SameThread;
 use crate::config::{Placement, ShardConfig};
-use crate::departure::Leave;
 use crate::error::Error;
 use crate::shard::Shard;
+use crate::shutdown::BarrierMember;
 use crate::stats::{ShardStats, StatsReader};
 use crate::stop::StopFlag;
 use crate::wait::EventFd;
@@ -30,7 +30,7 @@ pub(crate) enum Role {
 
 /// Where and how the thread of a shard runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seat {
+pub(crate) struct Affinity {
     /// The key that chose the CPU.
     pub key: &'static str,
     /// The CPU.
@@ -38,19 +38,19 @@ pub(crate) struct Seat {
     /// How long it polls when there is nothing to do.
     pub spin: Duration,
     /// If the other thread is on the same CPU: neither polls, for it would take the other's time.
-    pub pace: Option<Stint>,
+    pub quantum: Option<Quantum>,
 }
 
 /// How two threads share a CPU: see [`Pace`](crate::pace::Pace).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stint {
+pub(crate) struct Quantum {
     /// How long this one works at a time.
-    pub work: Duration,
+    pub length: Duration,
     /// It goes before the other.
     pub realtime: bool,
 }
 
-impl Seat {
+impl Affinity {
     pub fn new(config: &ShardConfig, role: Role) -> Self {
         let paired = config.placement == Placement::Paired && !matches!(role, Role::Worker(_));
         let (key, cpu) = match role {
@@ -66,67 +66,73 @@ impl Seat {
         let spin = if polls { Duration::from_micros(config.spin_us.into()) } else { Duration::ZERO };
         let work = Duration::from_micros(config.paired_work_us.into());
         let realtime = config.paired_realtime && role == Role::Stack;
-        Self { key, cpu, spin, pace: paired.then_some(Stint { work, realtime }) }
+        Self { key, cpu, spin, quantum: paired.then_some(Quantum { length: work, realtime }) }
     }
 }
 
 /// The shard behind an application's: the stack's, or one through which workers reach it.
-pub(crate) struct Beside {
+pub(crate) struct CoShard {
     /// `None` if it is turned, or runs, by somebody else's care.
     stack: Option<SameThread>,
-    published: StatsReader,
+    stats_reader: StatsReader,
     /// It runs on a thread.
-    runs: bool,
+    is_running: bool,
     /// It ran on a thread and ended.
-    ended: Arc<AtomicBool>,
+    has_ended: Arc<AtomicBool>,
     /// It is one of several shards that leave together.
-    leaves: bool,
+    has_shutdown_barrier: bool,
 }
 
-impl Beside {
+impl CoShard {
     /// One that is taken along.
     pub fn new(stack: SameThread) -> Self {
-        let published = lock(&stack).stack_stats_reader();
-        Self { stack: Some(stack), published, runs: false, ended: Arc::default(), leaves: false }
+        let stats_reader = lock_shard(&stack).stack_stats_reader();
+        Self {
+            stack: Some(stack),
+            stats_reader,
+            is_running: false,
+            has_ended: Arc::default(),
+            has_shutdown_barrier: false,
+        }
     }
 
     /// One that runs by itself until it sets `ended`.
-    pub fn elsewhere(published: StatsReader, ended: Arc<AtomicBool>) -> Self {
-        Self { stack: None, published, runs: true, ended, leaves: false }
+    pub fn running(stats_reader: StatsReader, has_ended: Arc<AtomicBool>) -> Self {
+        Self { stack: None, stats_reader, is_running: true, has_ended, has_shutdown_barrier: false }
     }
 
     /// The counters of the shard with the devices: while it runs on a thread those that it published last.
     pub fn stats(&self) -> ShardStats {
         match &self.stack {
-            Some(stack) if !self.runs => lock(stack).stack_stats(),
-            _ => self.published.snapshot(),
+            Some(stack) if !self.is_running => lock_shard(stack).stack_stats(),
+            _ => self.stats_reader.snapshot(),
         }
     }
 
     /// The same from other threads.
     pub fn stats_reader(&self) -> StatsReader {
-        self.published.clone()
+        self.stats_reader.clone()
     }
 
     #[cfg(all(test, not(loom)))]
     pub fn check_invariants(&self) {
-        if let Some(stack) = self.stack.as_ref().filter(|_| !self.runs) {
-            lock(stack).check_invariants();
+        if let Some(stack) = self.stack.as_ref().filter(|_| !self.is_running) {
+            lock_shard(stack).check_invariants();
         }
     }
 
     /// One turn at the time `now`, if it does not run by itself. Returns how much it did.
-    pub fn turn(&mut self, now: Instant) -> Result<usize, Error> {
+    pub fn run_turn(&mut self, now: Instant) -> Result<usize, Error> {
         match &self.stack {
-            Some(stack) if !self.runs => Ok(lock(stack).poll_once(now)?.work),
+            Some(stack) if !self.is_running => Ok(lock_shard(stack).poll_once(now)?.work),
             _ => Ok(0),
         }
     }
 
     /// The same, and then one of each shard behind it.
-    pub fn turn_all(&mut self, now: Instant) -> Result<usize, Error> {
+    pub fn run_turns(&mut self, now: Instant) -> Result<usize, Error> {
         match &self.stack {
-            Some(stack) if !self.runs => lock(stack).turn_all(now),
+            Some(stack) if !self.is_running => lock_shard(stack).turn_all(now),
             _ => Ok(0),
         }
     }
@@ -134,70 +140,70 @@ impl Beside {
     /// When it has to be turned again.
     pub fn next_deadline(&self) -> Option<Instant> {
         match &self.stack {
-            Some(stack) if !self.runs => lock(stack).next_deadline(),
+            Some(stack) if !self.is_running => lock_shard(stack).next_deadline(),
             _ => None,
         }
     }
 
     /// Whether it ran and ended, which it does before the application only because of an error.
     pub fn has_ended(&self) -> bool {
-        self.ended.load(Ordering::Acquire)
+        self.has_ended.load(Ordering::Acquire)
     }
 
     /// What has to run on a thread of its own while the application does.
-    pub fn to_run(&self) -> Option<Runner> {
+    pub fn runner(&self) -> Option<CoShardRunner> {
         let stack = self.stack.clone()?;
-        Some(Runner { stack, ended: self.ended.clone() })
+        Some(CoShardRunner { stack, has_ended: self.has_ended.clone() })
     }
 
     /// It leaves with others.
-    pub fn leave_with_others(&mut self, leave: Option<Leave>) {
-        self.leaves = leave.is_some();
+    pub fn set_shutdown_barrier(&mut self, leave: Option<BarrierMember>) {
+        self.has_shutdown_barrier = leave.is_some();
         if let Some(stack) = &self.stack {
-            lock(stack).leave_with_others(leave);
+            lock_shard(stack).join_barrier(leave);
         }
     }
 
     /// Whether it leaves with others.
-    pub fn leaves(&self) -> bool {
-        self.leaves
+    pub fn has_shutdown_barrier(&self) -> bool {
+        self.has_shutdown_barrier
     }
 
     /// Notes that it runs on a thread, or no more.
     pub fn set_running(&mut self, runs: bool) {
-        self.runs = runs;
-        self.ended.store(false, Ordering::Release);
+        self.is_running = runs;
+        self.has_ended.store(false, Ordering::Release);
     }
 }
 
 /// A shard that can be run on another thread.
-pub(crate) struct Runner {
+pub(crate) struct CoShardRunner {
     stack: SameThread,
-    ended: Arc<AtomicBool>,
+    has_ended: Arc<AtomicBool>,
 }
 
-impl Runner {
+impl CoShardRunner {
     /// How to ask it while it runs on no thread.
-    pub fn direct(&self) -> SameThread {
+    pub fn same_thread(&self) -> SameThread {
         self.stack.clone()
     }
 
     /// How to ask it while it runs.
     pub fn commander(&self) -> crate::Commander {
-        lock(&self.stack).commander()
+        lock_shard(&self.stack).commander()
     }
 
     /// Runs it until `stop`, and then wakes the application, which must not wait for it.
     pub fn run(self, stop: &StopFlag, wake: &EventFd) -> Result<(), Error> {
-        let result = lock(&self.stack).run(stop);
-        self.ended.store(true, Ordering::Release);
+        let result = lock_shard(&self.stack).run(stop);
+        self.has_ended.store(true, Ordering::Release);
         wake.signal();
         result
     }
 }
 
 /// A shard that runs on no thread.
-fn lock(stack: &SameThread) -> MutexGuard<'_, Shard<ChannelServer>> {
+fn lock_shard(stack: &SameThread) -> MutexGuard<'_, Shard<ChannelServer>> {
     // A handler that panicked has left the shard as it is.
     stack.0.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,7 +3,7 @@
 
 use crate::config::{Config, DeviceConfig};
 use crate::error::Error;
-use crate::shard::LOOK_EVERY;
+use crate::shard::POLL_INTERVAL;
 use crate::stop::StopFlag;
 use crate::{clock, devices, pin, wait};
 use ginnel_stack::device::{Device, RxQueue};
@@ -40,7 +40,7 @@ pub fn sleep(rx: &mut dyn RxQueue, stop: &StopFlag, until: Instant) -> Result<()
     }
     let now = clock::now();
     let fd = rx.wake_fd();
-    let until = if fd.is_none() { until.min(now + LOOK_EVERY) } else { until };
+    let until = if fd.is_none() { until.min(now + POLL_INTERVAL) } else { until };
     if until <= now || stop.is_set() {
         return Ok(());
     }

@@ -7,7 +7,7 @@ use std::io;
 ///
 /// # Errors
 /// It is not allowed (`CAP_SYS_NICE`, or a resource limit `RLIMIT_RTPRIO` of 1), or somebody has chosen another policy for the thread, which it keeps.
-pub(crate) fn set(on: bool) -> io::Result<()> {
+pub(crate) fn set_realtime(on: bool) -> io::Result<()> {
     let (from, to, priority) =
         if on { (libc::SCHED_OTHER, libc::SCHED_RR, 1) } else { (libc::SCHED_RR, libc::SCHED_OTHER, 0) };
     // SAFETY: reads the policy of the calling thread (0), and touches no memory of ours.
@@ -26,7 +26,7 @@ pub(crate) fn set(on: bool) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::set;
+    use super::set_realtime;
 
     /// The policy of the calling thread, as /proc has it.
     fn policy() -> u32 {
@@ -39,18 +39,18 @@ mod tests {
     #[test]
     fn a_thread_gets_the_priority_and_gives_it_back_or_is_told_why_not() {
         std::thread::spawn(|| {
-            if let Err(refused) = set(true) {
+            if let Err(refused) = set_realtime(true) {
                 assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
                 assert_eq!(policy(), 0);
                 return;
             }
             assert_eq!(policy(), 2, "SCHED_RR");
-            assert!(set(true).is_err(), "it has it");
+            assert!(set_realtime(true).is_err(), "it has it");
             std::thread::spawn(|| assert_eq!(policy(), 0, "not inherited")).join().unwrap();
-            set(false).unwrap();
+            set_realtime(false).unwrap();
             assert_eq!(policy(), 0);
             // And again, for the next time it wakes.
-            set(true).unwrap();
+            set_realtime(true).unwrap();
         })
         .join()
         .unwrap();

@@ -29,7 +29,7 @@ pub const READY: &str = "ready";
 pub const NAME_BYTES_MAX: usize = 48;
 
 /// Nobody holds the common lock for longer than it takes to make or remove a directory.
-const LOCK_WITHIN: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The directory of a stack of this process. It goes when this value does.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub struct RunDir {
 
 /// A stack that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Running {
+pub struct RunningStack {
     /// Its name.
     pub name: String,
     /// Its directory.
@@ -58,13 +58,13 @@ pub enum RunDirError {
     /// The name cannot be one of a directory.
     Name(String),
     /// A stack of this name runs in the process of this number.
-    Taken(String, u32),
+    NameInUse(String, u32),
     /// No stack of this name runs; these do.
     NotRunning(String, Vec<String>),
     /// None runs, as far as this directory says.
-    NoneRuns(PathBuf),
+    NoneRunning(PathBuf),
     /// Several run, and which is meant was not said.
-    Several(Vec<String>),
+    Ambiguous(Vec<String>),
     /// The directory cannot be trusted.
     Unsafe(PathBuf, &'static str),
     /// A system call failed.
@@ -78,21 +78,23 @@ impl fmt::Display for RunDirError {
                 f,
                 "{name:?} is no name for a stack: 1 to {NAME_BYTES_MAX} letters, digits, \".\", \"_\" and \"-\", the first a letter or digit"
             ),
-            Self::Taken(name, pid) => write!(f, "a stack named \"{name}\" runs already, as process {pid}"),
+            Self::NameInUse(name, pid) => {
+                write!(f, "a stack named \"{name}\" runs already, as process {pid}")
+            }
             Self::NotRunning(name, others) if others.is_empty() => {
                 write!(f, "no stack named \"{name}\" runs, nor any other of this user")
             }
             Self::NotRunning(name, others) => {
                 write!(f, "no stack named \"{name}\" runs; there are: {}", others.join(", "))
             }
-            Self::NoneRuns(base) => {
+            Self::NoneRunning(base) => {
                 write!(f, "no stack of this user runs ({} has none)", base.display())?;
-                if base != Path::new(ROOTS) && fs::symlink_metadata(ROOTS).is_ok() {
+                if base != Path::new(ROOT_BASE) && fs::symlink_metadata(ROOT_BASE).is_ok() {
                     f.write_str("; those of root are seen by root")?;
                 }
                 Ok(())
             }
-            Self::Several(names) => write!(f, "several stacks run, name one: {}", names.join(", ")),
+            Self::Ambiguous(names) => write!(f, "several stacks run, name one: {}", names.join(", ")),
             Self::Unsafe(path, problem) => write!(f, "{}: {problem}", path.display()),
             Self::Io(path, e) => write!(f, "{}: {e}", path.display()),
         }
@@ -111,25 +113,25 @@ impl From<RunDirError> for crate::Error {
 }
 
 /// Root's.
-const ROOTS: &str = "/run/ginnel";
+const ROOT_BASE: &str = "/run/ginnel";
 
 /// Where this user's stacks have their directories.
 pub fn base() -> PathBuf {
     let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    if let Some(chosen) = absolute("GINNEL_RUN_DIR") {
-        return chosen;
+    if let Some(configured) = absolute("GINNEL_RUN_DIR") {
+        return configured;
     }
     let uid = geteuid();
     // Root of a user namespace alone may not write there, and is somebody else outside of it.
     if uid.is_root() && access("/run", Access::WRITE_OK).is_ok() {
-        return ROOTS.into();
+        return ROOT_BASE.into();
     }
-    let own = absolute("XDG_RUNTIME_DIR").map(|path| path.join("ginnel"));
-    own.unwrap_or_else(|| format!("/tmp/ginnel-{}", uid.as_raw()).into())
+    let user_dir = absolute("XDG_RUNTIME_DIR").map(|path| path.join("ginnel"));
+    user_dir.unwrap_or_else(|| format!("/tmp/ginnel-{}", uid.as_raw()).into())
 }
 
 /// Whether a stack may be called so.
-pub fn is_name(name: &str) -> bool {
+pub fn is_valid_name(name: &str) -> bool {
     let first = name.bytes().next();
     first.is_some_and(|b| b.is_ascii_alphanumeric())
         && name.len() <= NAME_BYTES_MAX
@@ -140,7 +142,7 @@ pub fn is_name(name: &str) -> bool {
 ///
 /// # Errors
 /// The directory cannot be read, or not trusted.
-pub fn running() -> Result<Vec<Running>, RunDirError> {
+pub fn running() -> Result<Vec<RunningStack>, RunDirError> {
     running_in(&base())
 }
 
@@ -148,37 +150,38 @@ pub fn running() -> Result<Vec<Running>, RunDirError> {
 ///
 /// # Errors
 /// There is none, or more than one and no name was given.
-pub fn find(name: Option<&str>) -> Result<Running, RunDirError> {
+pub fn find(name: Option<&str>) -> Result<RunningStack, RunDirError> {
     find_in(&base(), name)
 }
 
 /// [`running`] in another place.
-pub fn running_in(base: &Path) -> Result<Vec<Running>, RunDirError> {
-    match check(base, geteuid().is_root()) {
+pub fn running_in(base: &Path) -> Result<Vec<RunningStack>, RunDirError> {
+    match check_trusted(base, geteuid().is_root()) {
         Err(RunDirError::Io(_, e)) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         checked => checked?,
     }
-    let _guard = lock(base)?;
+    let _guard = lock_base(base)?;
     let mut found = sweep(base)?;
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
 
 /// Those whose process lives; the directories of others are removed. To be called with the lock of all held.
-fn sweep(base: &Path) -> Result<Vec<Running>, RunDirError> {
+fn sweep(base: &Path) -> Result<Vec<RunningStack>, RunDirError> {
     let mut found = Vec::new();
-    let failed = |e| RunDirError::Io(base.into(), e);
-    for entry in fs::read_dir(base).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let Some(name) = entry.file_name().to_str().filter(|name| is_name(name)).map(String::from) else {
+    let io_error = |e| RunDirError::Io(base.into(), e);
+    for entry in fs::read_dir(base).map_err(io_error)? {
+        let entry = entry.map_err(io_error)?;
+        let Some(name) = entry.file_name().to_str().filter(|name| is_valid_name(name)).map(String::from)
+        else {
             continue;
         };
         let path = entry.path();
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
-        match owner(&path)? {
-            Some(pid) => found.push(Running { name, path, pid }),
+        match owner_pid(&path)? {
+            Some(pid) => found.push(RunningStack { name, path, pid }),
             None => fs::remove_dir_all(&path).map_err(|e| RunDirError::Io(path, e))?,
         }
     }
@@ -186,17 +189,17 @@ fn sweep(base: &Path) -> Result<Vec<Running>, RunDirError> {
 }
 
 /// [`find`] in another place.
-pub fn find_in(base: &Path, name: Option<&str>) -> Result<Running, RunDirError> {
+pub fn find_in(base: &Path, name: Option<&str>) -> Result<RunningStack, RunDirError> {
     let mut all = running_in(base)?;
-    let names = |all: &[Running]| all.iter().map(|running| running.name.clone()).collect();
+    let names = |all: &[RunningStack]| all.iter().map(|running| running.name.clone()).collect();
     match (name, all.len()) {
         (Some(name), _) => match all.iter().position(|running| running.name == name) {
             Some(at) => Ok(all.swap_remove(at)),
             None => Err(RunDirError::NotRunning(name.into(), names(&all))),
         },
-        (None, 0) => Err(RunDirError::NoneRuns(base.into())),
+        (None, 0) => Err(RunDirError::NoneRunning(base.into())),
         (None, 1) => Ok(all.swap_remove(0)),
-        (None, _) => Err(RunDirError::Several(names(&all))),
+        (None, _) => Err(RunDirError::Ambiguous(names(&all))),
     }
 }
 
@@ -211,33 +214,33 @@ impl RunDir {
 
     /// The same in another place than the user's.
     pub fn create_in(base: &Path, name: &str) -> Result<Self, RunDirError> {
-        if !is_name(name) {
+        if !is_valid_name(name) {
             return Err(RunDirError::Name(name.into()));
         }
-        match make(base) {
+        match create_private_dir(base) {
             Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(RunDirError::Io(base.into(), e)),
-            _ => check(base, false)?,
+            _ => check_trusted(base, false)?,
         }
-        let _guard = lock(base)?;
+        let _guard = lock_base(base)?;
         // What killed stacks have left. If it cannot be removed, that is no reason not to run.
         let _ = sweep(base);
         let path = base.join(name);
-        let failed = |e| RunDirError::Io(path.clone(), e);
-        if let Err(e) = make(&path) {
+        let io_error = |e| RunDirError::Io(path.clone(), e);
+        if let Err(e) = create_private_dir(&path) {
             if e.kind() != ErrorKind::AlreadyExists {
-                return Err(failed(e));
+                return Err(io_error(e));
             }
-            check(&path, false)?;
-            if let Some(pid) = owner(&path)? {
-                return Err(RunDirError::Taken(name.into(), pid));
+            check_trusted(&path, false)?;
+            if let Some(pid) = owner_pid(&path)? {
+                return Err(RunDirError::NameInUse(name.into(), pid));
             }
-            fs::remove_dir_all(&path).and_then(|()| make(&path)).map_err(failed)?;
+            fs::remove_dir_all(&path).and_then(|()| create_private_dir(&path)).map_err(io_error)?;
         }
         let lock =
             OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path.join(LOCK));
-        let mut lock = lock.map_err(failed)?;
-        lock.try_lock().map_err(|e| failed(e.into()))?;
-        lock.write_all(format!("{}\n", std::process::id()).as_bytes()).map_err(failed)?;
+        let mut lock = lock.map_err(io_error)?;
+        lock.try_lock().map_err(|e| io_error(e.into()))?;
+        lock.write_all(format!("{}\n", std::process::id()).as_bytes()).map_err(io_error)?;
         Ok(Self { base: base.into(), path, name: name.into(), lock })
     }
 
@@ -255,7 +258,7 @@ impl RunDir {
 impl Drop for RunDir {
     fn drop(&mut self) {
         // Whoever waits for the name finds it free, or this directory whole with its lock held.
-        let _guard = lock(&self.base);
+        let _guard = lock_base(&self.base);
         // What cannot be removed is stale from now on, and the next to come by tries again.
         let _ = fs::remove_dir_all(&self.path);
         let _ = self.lock.unlock();
@@ -265,19 +268,19 @@ impl Drop for RunDir {
 /// Of the living process.
 const LOCK: &str = "lock";
 
-fn make(path: &Path) -> io::Result<()> {
+fn create_private_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(path)
 }
 
 /// It is a directory of this user's (or `anybodys`, for root who looks), no link to one, and nobody else can write there.
-fn check(path: &Path, anybodys: bool) -> Result<(), RunDirError> {
+fn check_trusted(path: &Path, any_owner: bool) -> Result<(), RunDirError> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
     let opened = open(path, flags, Mode::empty()).map_err(|e| match e {
         Errno::NOTDIR | Errno::LOOP => RunDirError::Unsafe(path.into(), "is no directory, or a link to one"),
         e => RunDirError::Io(path.into(), e.into()),
     })?;
     let stat = fstat(&opened).map_err(|e| RunDirError::Io(path.into(), e.into()))?;
-    if stat.st_uid != geteuid().as_raw() && !anybodys {
+    if stat.st_uid != geteuid().as_raw() && !any_owner {
         return Err(RunDirError::Unsafe(path.into(), "belongs to another user"));
     }
     if stat.st_mode & 0o022 != 0 {
@@ -287,48 +290,48 @@ fn check(path: &Path, anybodys: bool) -> Result<(), RunDirError> {
 }
 
 /// The lock of all: given back when the file is closed.
-fn lock(base: &Path) -> Result<File, RunDirError> {
+fn lock_base(base: &Path) -> Result<File, RunDirError> {
     let path = base.join(".lock");
-    let failed = |e| RunDirError::Io(path.clone(), e);
-    let nofollow = OFlags::NOFOLLOW.bits() as i32;
+    let io_error = |e| RunDirError::Io(path.clone(), e);
+    let no_follow = OFlags::NOFOLLOW.bits() as i32;
     let file = OpenOptions::new()
         .read(true)
         .append(true)
         .create(true)
         .mode(0o600)
-        .custom_flags(nofollow)
+        .custom_flags(no_follow)
         .open(&path);
-    let file = file.map_err(failed)?;
-    let begun = Instant::now();
+    let file = file.map_err(io_error)?;
+    let started = Instant::now();
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_WITHIN => {
+            Err(TryLockError::WouldBlock) if started.elapsed() < LOCK_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(2));
             }
-            Err(e) => return Err(failed(e.into())),
+            Err(e) => return Err(io_error(e.into())),
         }
     }
 }
 
 /// The process that a stack's directory belongs to; `None` if it is dead. To be called with the lock of all held.
-fn owner(path: &Path) -> Result<Option<u32>, RunDirError> {
+fn owner_pid(path: &Path) -> Result<Option<u32>, RunDirError> {
     let path = path.join(LOCK);
-    let failed = |e| RunDirError::Io(path.clone(), e);
-    let nofollow = OFlags::NOFOLLOW.bits() as i32;
-    let file = match OpenOptions::new().read(true).custom_flags(nofollow).open(&path) {
+    let io_error = |e| RunDirError::Io(path.clone(), e);
+    let no_follow = OFlags::NOFOLLOW.bits() as i32;
+    let file = match OpenOptions::new().read(true).custom_flags(no_follow).open(&path) {
         // Killed before it had written one, or while it was removing all.
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-        file => file.map_err(failed)?,
+        file => file.map_err(io_error)?,
     };
     match file.try_lock_shared() {
         Ok(()) => Ok(None),
         Err(TryLockError::WouldBlock) => {
             let mut text = String::new();
-            (&file).take(32).read_to_string(&mut text).map_err(failed)?;
+            (&file).take(32).read_to_string(&mut text).map_err(io_error)?;
             Ok(Some(text.trim().parse().unwrap_or(0)))
         }
-        Err(e) => Err(failed(e.into())),
+        Err(e) => Err(io_error(e.into())),
     }
 }
 

@@ -3,22 +3,22 @@
 use crate::clock;
 use crate::command::{Commander, Mailbox};
 use crate::config::ShardConfig;
-use crate::context::{Context, Core, Lent, WorkContext};
-use crate::departure::{Leave, Left};
-use crate::dispatch::Dispatch;
+use crate::context::{Context, CoreSlot, ShardCore, WorkContext};
+use crate::cpu_share::{CpuShare, ThreadScheduler};
+use crate::cross_shard::CrossShardReceiver;
+use crate::cross_shard_rx;
+use crate::dispatch::EventDispatcher;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::inspect;
-use crate::mail;
-use crate::mailbox::Inbox;
-use crate::pace::{Kernel, Pace};
-use crate::placement::{Beside, Seat};
-use crate::show::Shown;
-use crate::stats::{Doing, ShardStats, StatsReader, StatsWriter};
+use crate::placement::{Affinity, CoShard};
+use crate::publish::Publisher;
+use crate::shutdown::{BarrierMember, DrainedHandler};
+use crate::stats::{ShardActivity, ShardStats, StatsReader, StatsWriter};
 use crate::stop::StopFlag;
-use crate::wait::Watch;
-use crate::yields::Yields;
+use crate::wait::WaitSet;
+use crate::yield_policy::YieldPolicy;
 use crate::{pin, wait};
 use arrayvec::ArrayVec;
 use core::net::IpAddr;
@@ -37,16 +37,16 @@ const COMMANDS_PER_TURN_MAX: usize = 64;
 const TIMERS_PER_TURN_MAX: usize = 1024;
 
 /// A busy shard publishes its counters this often.
-const PUBLISH_EVERY: Duration = Duration::from_millis(10);
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A shard whose device cannot wake it looks this often.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(1);
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The kernel wakes a sleeper so much too late at the most, usually: what must be exact is awaited by polling from then on.
-const WAKE_EARLY: Duration = Duration::from_micros(150);
+const WAKEUP_LATENCY: Duration = Duration::from_micros(150);
 
 /// A receiving device and its number in the engine.
-pub(crate) struct Port {
+pub(crate) struct RxPort {
     pub(crate) id: PortId,
     /// Name of the device in the configuration.
     pub(crate) name: String,
@@ -60,33 +60,33 @@ pub(crate) struct Port {
 
 /// A shard with its application.
 pub struct Shard<H> {
-    pub(crate) core: Lent,
+    pub(crate) core: CoreSlot,
     pub(crate) handler: H,
-    pub(crate) dispatch: Dispatch,
-    pub(crate) ports: Vec<Port>,
+    pub(crate) dispatch: EventDispatcher,
+    pub(crate) ports: Vec<RxPort>,
     pub(crate) links: Vec<LinkId>,
     /// Mailboxes that other shards write to.
-    pub(crate) inboxes: Vec<Inbox>,
+    pub(crate) cross_shard_receivers: Vec<CrossShardReceiver>,
     pub(crate) mailbox: Mailbox,
     pub(crate) commander: Commander,
     pub(crate) config: ShardConfig,
     pub(crate) stats: StatsWriter,
     pub(crate) started: Option<Instant>,
-    pub(crate) published: Instant,
+    pub(crate) last_published: Instant,
     /// When the last turn began, if it found nothing to do.
     pub(crate) idle_since: Option<Instant>,
     /// The stack's shard, if the application is not in it.
-    pub(crate) beside: Option<Beside>,
+    pub(crate) co_shard: Option<CoShard>,
     /// One of several shards that run on threads, and leave together.
-    pub(crate) leave: Option<Leave>,
+    pub(crate) barrier: Option<BarrierMember>,
     /// Where other processes read the counters.
-    pub(crate) page: Option<Shown>,
+    pub(crate) publisher: Option<Publisher>,
     /// Where its thread runs.
-    pub(crate) seat: Seat,
+    pub(crate) affinity: Affinity,
     /// What it sleeps on.
-    pub(crate) watch: Watch,
+    pub(crate) watch: WaitSet,
     /// How it leaves its CPU to others without sleeping.
-    pub(crate) yields: Yields,
+    pub(crate) yields: YieldPolicy,
 }
 
 /// What one turn did.
@@ -109,118 +109,118 @@ impl<H: Handler> Shard<H> {
     /// # Errors
     /// The handler's, when it starts; a failed system call; [`Error::DevicesLost`] if the last device went away.
     pub fn run(&mut self, stop: &StopFlag) -> Result<(), Error> {
-        let (Some(beside), Engine::Channel(remote)) = (&mut self.beside, &mut self.core.stack) else {
-            return self.run_here(stop);
+        let (Some(co_shard), Engine::Channel(remote)) = (&mut self.co_shard, &mut self.core.stack) else {
+            return self.run_on_this_thread(stop);
         };
-        let Some(runner) = beside.to_run() else { return self.run_here(stop) };
+        let Some(runner) = co_shard.runner() else { return self.run_on_this_thread(stop) };
         let stack_stop = StopFlag::new().map_err(|e| Error::io("stop flag of the shard", e))?;
-        beside.set_running(true);
-        let leaves = beside.leaves();
-        let (direct, wake) = (runner.direct(), remote.wake());
+        co_shard.set_running(true);
+        let joins_barrier = co_shard.has_shutdown_barrier();
+        let (direct, wake) = (runner.same_thread(), remote.wake());
         remote.set_control(Box::new(runner.commander()));
-        let ended = std::thread::scope(|scope| {
+        let result = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("stack".into());
             let thread = thread.spawn_scoped(scope, || runner.run(&stack_stop, &wake));
             let thread = thread.map_err(|e| Error::io("thread of the shard", e))?;
             // Also if the application panics: the stack's thread is waited for.
-            let _end = StopAtEnd(&stack_stop);
-            let mine = self.run_here(stop);
-            if leaves {
+            let _end = StopOnDrop(&stack_stop);
+            let own_result = self.run_on_this_thread(stop);
+            if joins_barrier {
                 // The stack's waits for them.
                 stop.stop();
             }
             stack_stop.stop();
             let panicked = |_| Err(Error::application("the shard's thread panicked"));
             // If the stack failed, the application ended because of that.
-            thread.join().unwrap_or_else(panicked).and(mine)
+            thread.join().unwrap_or_else(panicked).and(own_result)
         });
-        if let (Some(beside), Engine::Channel(remote)) = (&mut self.beside, &mut self.core.stack) {
-            beside.set_running(false);
+        if let (Some(co_shard), Engine::Channel(remote)) = (&mut self.co_shard, &mut self.core.stack) {
+            co_shard.set_running(false);
             remote.set_control(Box::new(direct));
         }
-        ended
+        result
     }
 
     /// This is one of several shards that leave together: the one that has the devices does for the others what only it can.
-    pub(crate) fn leave_with_others(&mut self, leave: Option<Leave>) {
-        match &mut self.beside {
-            Some(beside) => beside.leave_with_others(leave),
-            None => self.leave = leave,
+    pub(crate) fn join_barrier(&mut self, barrier: Option<BarrierMember>) {
+        match &mut self.co_shard {
+            Some(co_shard) => co_shard.set_shutdown_barrier(barrier),
+            None => self.barrier = barrier,
         }
     }
 
     /// Runs what is on this thread.
-    fn run_here(&mut self, stop: &StopFlag) -> Result<(), Error> {
+    fn run_on_this_thread(&mut self, stop: &StopFlag) -> Result<(), Error> {
         self.mailbox.set_running(true);
-        let result = self.turns(stop);
+        let result = self.run_loop(stop);
         self.mailbox.set_running(false);
         result
     }
 
-    fn turns(&mut self, stop: &StopFlag) -> Result<(), Error> {
-        let Seat { key, cpu, spin, ref pace } = self.seat;
+    fn run_loop(&mut self, stop: &StopFlag) -> Result<(), Error> {
+        let Affinity { key, cpu, spin, quantum: ref pace } = self.affinity;
         if let Some(cpu) = cpu {
             pin::pin(key, cpu)?;
         }
-        let mut pace = pace.as_ref().map(|pace| Pace::new(Kernel, pace.work, pace.realtime));
-        let mut worked = clock::now();
-        let mut leave_by: Option<Instant> = None;
+        let mut pace = pace.as_ref().map(|pace| CpuShare::new(ThreadScheduler, pace.length, pace.realtime));
+        let mut last_work = clock::now();
+        let mut stop_deadline: Option<Instant> = None;
         loop {
             let now = clock::now();
             let work = self.turn(now)?;
-            if self.core.stopping || leave_by.is_some_and(|at| now >= at) {
+            if self.core.is_stopping || stop_deadline.is_some_and(|deadline| now >= deadline) {
                 break;
             }
-            if stop.is_set() && leave_by.is_none() {
+            if stop.is_set() && stop_deadline.is_none() {
                 if self.started.is_none() {
                     // An application that has not begun has nothing to take leave of.
                     break;
                 }
-                leave_by = Some(now + Duration::from_millis(self.config.stop_grace_ms.into()));
+                stop_deadline = Some(now + Duration::from_millis(self.config.stop_grace_ms.into()));
                 self.handler.stopping(&mut Context::new(&mut self.core));
                 continue;
             }
-            if self.beside.as_ref().is_some_and(Beside::has_ended) {
+            if self.co_shard.as_ref().is_some_and(CoShard::has_ended) {
                 break;
             }
             if work > 0 {
-                worked = now;
-                self.yields.worked();
+                last_work = now;
+                self.yields.record_work();
                 if let Some(pace) = &mut pace {
-                    pace.worked(clock::now());
+                    pace.record_work(clock::now());
                 }
-            } else if now - worked < spin && !self.handler.is_in_the_way()
-                || self.wake_for_exact().is_some_and(|at| at <= now)
+            } else if now - last_work < spin && !self.handler.is_cpu_contended()
+                || self.exact_poll_start().is_some_and(|deadline| deadline <= now)
             {
                 core::hint::spin_loop();
-            } else if self.seat.pace.is_none()
-                && self.yields.may()
-                && let Some(turn) = self.handler.yields()
+            } else if self.affinity.quantum.is_none()
+                && self.yields.may_yield()
+                && let Some(yield_time) = self.handler.yield_limit()
             {
                 std::thread::yield_now();
-                self.yields.took(clock::now() - now, turn);
+                self.yields.record_yield(clock::now() - now, yield_time);
             } else {
-                self.sleep(stop, leave_by)?;
+                self.sleep(stop, stop_deadline)?;
                 if let Some(pace) = &mut pace {
-                    pace.slept();
+                    pace.record_sleep();
                 }
             }
         }
-        self.see_others_off(stop)?;
+        self.relay_until_shutdown(stop)?;
         let now = clock::now();
         self.publish(now);
-        self.show_now(now, Doing::Ended);
+        self.publish_page(now, ShardActivity::Ended);
         Ok(())
     }
 
     /// Of several shards: does for the others what only this one can, until their applications have ended, too.
-    fn see_others_off(&mut self, stop: &StopFlag) -> Result<(), Error> {
-        let Some(leave) = &mut self.leave else { return Ok(()) };
+    fn relay_until_shutdown(&mut self, stop: &StopFlag) -> Result<(), Error> {
+        let Some(barrier) = &mut self.barrier else { return Ok(()) };
         stop.stop();
-        leave.leave();
-        while !self.is_over() && self.devices().next().is_some() {
+        barrier.arrive();
+        while !self.is_shutdown_complete() && self.devices().next().is_some() {
             let now = clock::now();
-            if self.relay(now) == 0 {
+            if self.relay_turn(now) == 0 {
                 // The stop flag, which is set, must not end the sleep.
                 self.sleep(stop, Some(now + Duration::from_secs(1)))?;
             }
@@ -229,12 +229,12 @@ impl<H: Handler> Shard<H> {
     }
 
     /// All of several shards have ended.
-    fn is_over(&self) -> bool {
-        self.leave.as_ref().is_some_and(Leave::is_over)
+    fn is_shutdown_complete(&self) -> bool {
+        self.barrier.as_ref().is_some_and(BarrierMember::is_complete)
     }
 
     /// A turn without the application. Returns how many frames and events there were.
-    fn relay(&mut self, now: Instant) -> usize {
+    fn relay_turn(&mut self, now: Instant) -> usize {
         let Self { core, dispatch, ports, .. } = self;
         core.now = now;
         let mut work = 0;
@@ -250,35 +250,35 @@ impl<H: Handler> Shard<H> {
             work += burst.len();
             core.stats.count_burst(burst.len());
             port.rx_frames += burst.len() as u64;
-            port.rx_bytes += take_in(&mut burst);
+            port.rx_bytes += prepare_burst(&mut burst);
             core.receive(port.id, &mut burst);
-            dispatch.events(core, &mut Left, Some(&burst));
-            if let Some(stack) = core.stack.here_mut() {
+            dispatch.deliver_events(core, &mut DrainedHandler, Some(&burst));
+            if let Some(stack) = core.stack.local_mut() {
                 stack.finish_burst(&burst);
             }
         }
-        for inbox in &mut self.inboxes {
-            work += mail::take(core, &mut Left, dispatch, inbox);
+        for receiver in &mut self.cross_shard_receivers {
+            work += cross_shard_rx::receive(core, &mut DrainedHandler, dispatch, receiver);
         }
         core.stack.advance(now);
-        work += dispatch.events(core, &mut Left, None);
+        work += dispatch.deliver_events(core, &mut DrainedHandler, None);
         core.stack.transmit(now);
-        work += dispatch.events(core, &mut Left, None);
-        core.with_peers(|peers, stack, stats| peers.exchange(stack, stats));
+        work += dispatch.deliver_events(core, &mut DrainedHandler, None);
+        core.with_router(|peers, stack, stats| peers.exchange(stack, stats));
         work
     }
 
     /// One turn at the time `now`, which must not run backwards: for simulations, and for programs that have a loop of their own.
     pub fn poll_once(&mut self, now: Instant) -> Result<Turn, Error> {
         let work = self.turn(now)?;
-        Ok(Turn { work, next_deadline: self.next_deadline(), stopped: self.core.stopping })
+        Ok(Turn { work, next_deadline: self.next_deadline(), stopped: self.core.is_stopping })
     }
 
     /// A turn of this shard, and then of those behind it: what reached this one in its turn goes all the way.
     pub(crate) fn turn_all(&mut self, now: Instant) -> Result<usize, Error> {
         let work = self.turn(now)?;
-        match &mut self.beside {
-            Some(beside) => Ok(work + beside.turn_all(now)?),
+        match &mut self.co_shard {
+            Some(co_shard) => Ok(work + co_shard.run_turns(now)?),
             None => Ok(work),
         }
     }
@@ -322,20 +322,20 @@ impl<H: Handler> Shard<H> {
     /// The counters of the shard that has the devices: this one's, or those of the stack's shard that this one's application stands beside
     /// (`shard.placement`), while it runs as of a few milliseconds ago. The workers of a shard (`shard.workers`) all have the same.
     pub fn stack_stats(&self) -> ShardStats {
-        self.beside.as_ref().map_or(self.core.stats, Beside::stats)
+        self.co_shard.as_ref().map_or(self.core.stats, CoShard::stats)
     }
 
     /// The way to see those from other threads.
     pub(crate) fn stack_stats_reader(&self) -> StatsReader {
-        self.beside.as_ref().map_or_else(|| self.stats.reader(), Beside::stats_reader)
+        self.co_shard.as_ref().map_or_else(|| self.stats.reader(), CoShard::stats_reader)
     }
 
     /// Checks the engine and everything in it, wherever it is, if somebody can reach it from here.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn check_invariants(&self) {
-        match (self.core.stack.here(), &self.beside) {
+        match (self.core.stack.local(), &self.co_shard) {
             (Some(stack), _) => stack.check_invariants(),
-            (None, Some(beside)) => beside.check_invariants(),
+            (None, Some(co_shard)) => co_shard.check_invariants(),
             (None, None) => {}
         }
     }
@@ -343,16 +343,16 @@ impl<H: Handler> Shard<H> {
     /// Receive, deliver, let time pass, send: in this order, so that what a handler answers leaves with the acknowledgement of what it
     /// answers. Each part is bounded.
     fn turn(&mut self, now: Instant) -> Result<usize, Error> {
-        let Self { core, handler, dispatch, ports, mailbox, beside, .. } = self;
+        let Self { core, handler, dispatch, ports, mailbox, co_shard, .. } = self;
         core.now = now;
-        if let Some(stack) = core.stack.here_mut() {
+        if let Some(stack) = core.stack.local_mut() {
             stack.set_now(now);
         }
-        if let Some(since) = self.idle_since.take() {
-            core.stats.idle_ns += (now - since).as_nanos() as u64;
+        if let Some(idle_start) = self.idle_since.take() {
+            core.stats.idle_ns += (now - idle_start).as_nanos() as u64;
         }
-        let mut work = match beside {
-            Some(beside) => beside.turn(now)?,
+        let mut work = match co_shard {
+            Some(co_shard) => co_shard.run_turn(now)?,
             None => 0,
         };
         if self.started.is_none() && addresses_are_ready(core, &self.links) {
@@ -360,8 +360,8 @@ impl<H: Handler> Shard<H> {
             handler.start(&mut Context::new(core))?;
             work += 1;
         }
-        if self.started.is_some() && core.peers.as_ref().is_some_and(|peers| peers.is_stale()) {
-            core.with_peers(|peers, stack, stats| peers.sync(stack, stats));
+        if self.started.is_some() && core.router.as_ref().is_some_and(|peers| peers.is_stale()) {
+            core.with_router(|peers, stack, stats| peers.sync_registry(stack, stats));
             work += 1;
         }
         for port in ports.iter_mut().filter(|port| !port.is_gone) {
@@ -378,20 +378,20 @@ impl<H: Handler> Shard<H> {
             work += burst.len();
             core.stats.count_burst(burst.len());
             port.rx_frames += burst.len() as u64;
-            port.rx_bytes += take_in(&mut burst);
+            port.rx_bytes += prepare_burst(&mut burst);
             core.receive(port.id, &mut burst);
-            dispatch.events(core, handler, Some(&burst));
-            if let Some(stack) = core.stack.here_mut() {
+            dispatch.deliver_events(core, handler, Some(&burst));
+            if let Some(stack) = core.stack.local_mut() {
                 stack.finish_burst(&burst);
             }
         }
-        for inbox in &mut self.inboxes {
-            work += mail::take(core, handler, dispatch, inbox);
+        for receiver in &mut self.cross_shard_receivers {
+            work += cross_shard_rx::receive(core, handler, dispatch, receiver);
         }
         for command in core::iter::from_fn(|| mailbox.take()).take(COMMANDS_PER_TURN_MAX) {
             work += 1;
             core.stats.commands += 1;
-            match command.downcast::<inspect::Request>() {
+            match command.downcast::<inspect::ListRequest>() {
                 Ok(request) => request.answer(core),
                 Err(command) => handler.command(&mut Context::new(core), command),
             }
@@ -402,25 +402,25 @@ impl<H: Handler> Shard<H> {
             core.stats.timers += 1;
             handler.timer(&mut Context::new(core), token);
         }
-        work += dispatch.resumed(core, handler);
+        work += dispatch.deliver_resumed(core, handler);
         if self.started.is_some() {
             work += handler.work(&mut WorkContext { core })?;
         }
         core.stack.advance(now);
-        work += dispatch.events(core, handler, None);
+        work += dispatch.deliver_events(core, handler, None);
         core.stack.transmit(now);
         // What sending brought to light (an unreachable neighbour) must not wait for the next frame.
-        work += dispatch.events(core, handler, None);
-        core.with_peers(|peers, stack, stats| peers.exchange(stack, stats));
+        work += dispatch.deliver_events(core, handler, None);
+        core.with_router(|peers, stack, stats| peers.exchange(stack, stats));
         // Addresses that have become ready just now start the handler in the next turn, which must not wait for a frame. Looked at last: a channel's
         // bell that says so may have been taken with any of the events above, and does not ring again.
         work += usize::from(self.started.is_none() && addresses_are_ready(core, &self.links));
 
-        if let Some(beside) = beside
-            && core.stopping
+        if let Some(co_shard) = co_shard
+            && core.is_stopping
         {
             // What the application did at last still leaves.
-            work += beside.turn_all(now)?;
+            work += co_shard.run_turns(now)?;
         }
         if core.stats.devices_lost > 0 && ports.iter().all(|port| port.is_gone) {
             let names: Vec<&str> = ports.iter().map(|port| port.name.as_str()).collect();
@@ -433,118 +433,119 @@ impl<H: Handler> Shard<H> {
             core.stats.idle_turns += 1;
             self.idle_since = self.started.map(|_| now);
         }
-        if now - self.published >= PUBLISH_EVERY {
+        if now - self.last_published >= PUBLISH_INTERVAL {
             self.publish(now);
-            if self.page.as_ref().is_some_and(|shown| shown.page.is_due(now)) {
-                self.show_now(now, Doing::Turns);
+            if self.publisher.as_ref().is_some_and(|shown| shown.stats_page.is_due(now)) {
+                self.publish_page(now, ShardActivity::Running);
             }
         }
         Ok(work)
     }
 
     /// Those that are still there.
-    fn devices(&self) -> impl Iterator<Item = &Port> {
+    fn devices(&self) -> impl Iterator<Item = &RxPort> {
         self.ports.iter().filter(|port| !port.is_gone)
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        let beside = self.beside.as_ref().and_then(Beside::next_deadline);
+        let co_shard = self.co_shard.as_ref().and_then(CoShard::next_deadline);
         let devices = self.devices().filter_map(|p| p.rx.next_deadline()).min();
-        let behind = self.core.peers.as_ref().is_some_and(|peers| peers.is_behind());
-        let again = behind.then(|| self.core.now + LOOK_EVERY);
-        [self.core.stack.next_deadline(), self.core.timers.next_deadline(), devices, beside, again]
+        let has_pending = self.core.router.as_ref().is_some_and(|peers| peers.has_pending_updates());
+        let retry_at = has_pending.then(|| self.core.now + POLL_INTERVAL);
+        [self.core.stack.next_deadline(), self.core.timers.next_deadline(), devices, co_shard, retry_at]
             .into_iter()
             .flatten()
             .min()
     }
 
     /// When polling for the next exact timer begins.
-    fn wake_for_exact(&self) -> Option<Instant> {
-        if self.seat.pace.is_some() {
+    fn exact_poll_start(&self) -> Option<Instant> {
+        if self.affinity.quantum.is_some() {
             // It would take the other's time.
             return None;
         }
-        let at = self.core.timers.next_exact()?;
-        Some(Instant::ZERO + (at - Instant::ZERO).saturating_sub(WAKE_EARLY))
+        let deadline = self.core.timers.next_exact()?;
+        Some(Instant::ZERO + (deadline - Instant::ZERO).saturating_sub(WAKEUP_LATENCY))
     }
 
     /// Sleeps in the kernel until there is something to do. Returns at once if there is already.
-    fn sleep(&mut self, stop: &StopFlag, leave_by: Option<Instant>) -> Result<(), Error> {
-        let mut armed = self.mailbox.before_sleep()
-            && !self.leave.as_ref().is_some_and(Leave::is_over)
+    fn sleep(&mut self, stop: &StopFlag, stop_deadline: Option<Instant>) -> Result<(), Error> {
+        let mut can_sleep = self.mailbox.before_sleep()
+            && !self.barrier.as_ref().is_some_and(BarrierMember::is_complete)
             && self.core.stack.before_sleep()
             && self.handler.before_sleep();
-        let turn = if armed { self.handler.give_way() } else { None };
+        let yield_time = if can_sleep { self.handler.yield_cpu() } else { None };
         let mut devices = self.ports.iter_mut().filter(|port| !port.is_gone);
-        armed = armed
-            && (turn.is_some() || devices.all(|p| p.rx.arm()))
-            && !self.inboxes.iter_mut().any(Inbox::is_waiting)
-            && !(self.started.is_some() && self.core.peers.as_ref().is_some_and(|peers| peers.is_stale()));
+        can_sleep = can_sleep
+            && (yield_time.is_some() || devices.all(|p| p.rx.arm()))
+            && !self.cross_shard_receivers.iter_mut().any(CrossShardReceiver::has_pending)
+            && !(self.started.is_some() && self.core.router.as_ref().is_some_and(|peers| peers.is_stale()));
         let now = clock::now();
-        let mut until = [self.next_deadline(), self.wake_for_exact(), leave_by].into_iter().flatten().min();
-        if turn.is_none() && self.devices().any(|p| p.rx.wake_fd().is_none()) {
-            until = Some(until.unwrap_or(Instant::MAX).min(now + LOOK_EVERY));
+        let mut deadline =
+            [self.next_deadline(), self.exact_poll_start(), stop_deadline].into_iter().flatten().min();
+        if yield_time.is_none() && self.devices().any(|p| p.rx.wake_fd().is_none()) {
+            deadline = Some(deadline.unwrap_or(Instant::MAX).min(now + POLL_INTERVAL));
         }
-        if let Some(turn) = turn {
-            until = Some(now + turn);
+        if let Some(yield_time) = yield_time {
+            deadline = Some(now + yield_time);
         }
-        let mut readable = wait::Readable::default();
+        let mut readable = wait::ReadyFds::default();
         // Set after the last look at the flag in `run`, it is seen by the sleep itself: its descriptor stays readable.
-        if armed && until.is_none_or(|at| at > now) {
+        if can_sleep && deadline.is_none_or(|deadline| deadline > now) {
             self.publish(now);
-            until = self.show_before_sleep(now, until);
-            let devices = self.devices().filter(|_| turn.is_none()).filter_map(|p| p.rx.wake_fd());
-            let others = [self.handler.wake_fd(), self.core.stack.wake_fd()].into_iter().flatten();
-            let devices: ArrayVec<RawFd, { wait::DEVICES_MAX }> =
-                others.chain(devices).take(wait::DEVICES_MAX).collect();
-            let own = [self.mailbox.wake().as_fd(), stop_fd(stop, leave_by, &self.mailbox)];
-            let time = until.map(|at| at - now);
-            let slept = match turn {
-                None => self.watch.sleep(own, &devices, time),
+            deadline = self.publish_before_sleep(now, deadline);
+            let devices = self.devices().filter(|_| yield_time.is_none()).filter_map(|p| p.rx.wake_fd());
+            let handler_fds = [self.handler.wake_fd(), self.core.stack.wake_fd()].into_iter().flatten();
+            let devices: ArrayVec<RawFd, { wait::DEVICE_FDS_MAX }> =
+                handler_fds.chain(devices).take(wait::DEVICE_FDS_MAX).collect();
+            let shard_fds = [self.mailbox.wake().as_fd(), stop_fd(stop, stop_deadline, &self.mailbox)];
+            let timeout = deadline.map(|deadline| deadline - now);
+            let slept = match yield_time {
+                None => self.watch.sleep(shard_fds, &devices, timeout),
                 // Without the devices for this once.
-                Some(_) => wait::sleep(own, &devices, time),
+                Some(_) => wait::sleep(shard_fds, &devices, timeout),
             };
             readable = slept.map_err(|e| Error::io("sleep", e))?;
-            let woke = clock::now();
-            if turn.is_some() && until.is_some_and(|at| woke >= at) {
-                self.handler.turn_ran_out();
+            let woken_at = clock::now();
+            if yield_time.is_some() && deadline.is_some_and(|deadline| woken_at >= deadline) {
+                self.handler.yield_expired();
             }
             self.core.stats.sleeps += 1;
-            self.core.stats.slept_ns += (woke - now).as_nanos() as u64;
+            self.core.stats.slept_ns += (woken_at - now).as_nanos() as u64;
         }
         // In the order in which they were given.
-        self.mailbox.after_sleep(readable.has(0));
-        let of_handler = usize::from(self.handler.wake_fd().is_some());
-        self.handler.after_sleep(of_handler > 0 && readable.has(2));
-        self.core.stack.after_sleep(readable.has(2 + of_handler));
+        self.mailbox.after_sleep(readable.contains(0));
+        let handler_fds_count = usize::from(self.handler.wake_fd().is_some());
+        self.handler.after_sleep(handler_fds_count > 0 && readable.contains(2));
+        self.core.stack.after_sleep(readable.contains(2 + handler_fds_count));
         Ok(())
     }
 
     fn publish(&mut self, now: Instant) {
-        self.published = now;
-        let Core { stats, timers, .. } = &mut *self.core;
+        self.last_published = now;
+        let ShardCore { stats, timers, .. } = &mut *self.core;
         stats.timers_refused = timers.refused;
         self.stats.publish(stats);
     }
 }
 
 /// Puts what is urgent in a burst first, and returns how many bytes it has.
-fn take_in(burst: &mut RxBurst<'_>) -> u64 {
-    let (mut bytes, mut labels) = (0, 0);
+fn prepare_burst(burst: &mut RxBurst<'_>) -> u64 {
+    let (mut bytes, mut label_bits) = (0, 0);
     for frame in burst.iter() {
         bytes += frame.bytes.len() as u64;
-        labels |= frame.label.bits();
+        label_bits |= frame.label.bits();
     }
-    if Label::from_bits(labels).is_prioritized() {
+    if Label::from_bits(label_bits).is_prioritized() {
         priority::sort(burst);
     }
     bytes
 }
 
 /// Sets a stop flag when it goes.
-struct StopAtEnd<'a>(&'a StopFlag);
+struct StopOnDrop<'a>(&'a StopFlag);
 
-impl Drop for StopAtEnd<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.stop();
     }
@@ -552,9 +553,9 @@ impl Drop for StopAtEnd<'_> {
 
 /// Whether duplicate address detection (RFC 4862 §5.4) has come to an end for all configured addresses: until then IPv6 addresses cannot be
 /// listened on or connected from, so the handler is not started yet. That is a second with the default configuration, and no time for IPv4.
-fn addresses_are_ready(core: &Core, links: &[LinkId]) -> bool {
+fn addresses_are_ready(core: &ShardCore, links: &[LinkId]) -> bool {
     let stack = match &core.stack {
-        Engine::Here(stack) => stack,
+        Engine::Local(stack) => stack,
         Engine::Channel(remote) => return remote.is_ready(),
     };
     let addresses = links.iter().flat_map(|link| stack.network().addresses(*link));
@@ -569,8 +570,8 @@ fn is_link_local(address: IpAddr) -> bool {
 /// The stop flag's descriptor; once the handler is taking its leave it would end every sleep at once, and the mailbox takes its place.
 fn stop_fd<'a>(
     stop: &'a StopFlag,
-    leave_by: Option<Instant>,
+    stop_deadline: Option<Instant>,
     mailbox: &'a Mailbox,
 ) -> rustix::fd::BorrowedFd<'a> {
-    if leave_by.is_some() { mailbox.wake().as_fd() } else { stop.wake().as_fd() }
+    if stop_deadline.is_some() { mailbox.wake().as_fd() } else { stop.wake().as_fd() }
 }

@@ -16,20 +16,20 @@
 //! # }
 //! ```
 
-mod together;
+mod supervisor;
 mod workers;
 
-use crate::bell::Bell;
-use crate::board::Board;
-use crate::builder::{Member, Place, commands, random_seed};
+use crate::builder::{ShardMember, ThreadPosition, command_channel, random_seed};
 use crate::command::{Commander, Mailbox};
 use crate::config::{Config, Placement};
+use crate::cross_shard::{CrossShardReceiver, CrossShardSender, cross_shard_queue};
+use crate::doorbell::Doorbell;
 use crate::error::Error;
 use crate::handler::Handler;
-use crate::mailbox::{Inbox, Outbox, mailbox};
-use crate::peers::Peers;
-use crate::presence::Presence;
+use crate::listener_registry::ListenerRegistry;
+use crate::published_stack::PublishedStack;
 use crate::shard::Shard;
+use crate::shard_router::ShardRouter;
 use crate::stats::{StatsReader, StatsWriter};
 use crate::stop::StopFlag;
 use crate::{devices, pin};
@@ -45,14 +45,14 @@ pub struct Shards {
     devices: Vec<(String, Vec<Device>)>,
     seed: Option<[u8; 32]>,
     now: Option<Instant>,
-    presence: Option<Arc<Presence>>,
-    loops: bool,
+    published: Option<Arc<PublishedStack>>,
+    local_delivery: bool,
 }
 
 impl Shards {
     /// Starts with a configuration.
     pub fn new(config: Config) -> Self {
-        Self { config, devices: Vec::new(), seed: None, now: None, presence: None, loops: false }
+        Self { config, devices: Vec::new(), seed: None, now: None, published: None, local_delivery: false }
     }
 
     /// Supplies the queues of the device of this name, one for each shard. A memory device must be supplied, others are opened where none is.
@@ -68,14 +68,14 @@ impl Shards {
     }
 
     /// Shows the shards to other processes, by number. Not for simulations: it does I/O.
-    pub fn presence(mut self, presence: Option<Arc<Presence>>) -> Self {
-        self.presence = presence;
+    pub fn presence(mut self, presence: Option<Arc<PublishedStack>>) -> Self {
+        self.published = presence;
         self
     }
 
     /// What the stack sends to an address of its own comes back to it: see [`ShardBuilder::talks_to_itself`](crate::ShardBuilder::talks_to_itself).
-    pub fn talks_to_itself(mut self, on: bool) -> Self {
-        self.loops = on;
+    pub fn delivers_locally(mut self, on: bool) -> Self {
+        self.local_delivery = on;
         self
     }
 
@@ -89,7 +89,7 @@ impl Shards {
     ///
     /// # Errors
     /// The first key of the configuration that cannot be used, or the device that cannot be opened or has not a queue for each shard.
-    pub fn open(mut self) -> Result<Opened, Error> {
+    pub fn open(mut self) -> Result<OpenedShards, Error> {
         self.config.validate()?;
         let count = self.config.shards.count as usize;
         let Config { shard, shards, .. } = &self.config;
@@ -99,7 +99,7 @@ impl Shards {
             ("shard.worker_cpus", &shard.worker_cpus),
         ] {
             for (i, &cpu) in cpus.iter().enumerate() {
-                pin::check(cpu, &format!("{key}[{i}]"))?;
+                pin::check_allowed(cpu, &format!("{key}[{i}]"))?;
             }
         }
         let seed = match self.seed {
@@ -111,17 +111,17 @@ impl Shards {
             let mut seed = seed;
             // Cannot truncate: 64 shards at the most. Shards share no secret that peers could compare, for they share no flow.
             seed[0] ^= index as u8;
-            parts.push(Part {
+            parts.push(ShardPart {
                 // Cannot truncate either.
                 index: index as u8,
-                ways: ways(&self.config)?,
-                config: config_of(&self.config, index),
+                app_mailboxes: app_mailboxes(&self.config)?,
+                config: shard_config(&self.config, index),
                 devices: Vec::new(),
                 seed,
                 now: self.now,
                 member,
-                presence: self.presence.clone().map(|presence| (presence, index.to_string())),
-                loops: self.loops,
+                published: self.published.clone().map(|published| (published, index.to_string())),
+                local_delivery: self.local_delivery,
             });
         }
         for device in &self.config.devices {
@@ -145,16 +145,16 @@ impl Shards {
             let problem = format!("the configuration has no device named \"{name}\"");
             return Err(ConfigError::new("device", problem).into());
         }
-        Ok(Opened { parts })
+        Ok(OpenedShards { parts })
     }
 }
 
 /// The configuration of one shard: its CPU, and what must not be the same for two queues of a device.
-fn config_of(config: &Config, index: usize) -> Config {
+fn shard_config(config: &Config, index: usize) -> Config {
     let mut config = config.clone();
-    let of_each = |cpus: &[u32]| cpus.get(index).copied();
-    config.shard.cpu = of_each(&config.shards.cpus).or(config.shard.cpu);
-    config.shard.application_cpu = of_each(&config.shards.application_cpus).or(config.shard.application_cpu);
+    let nth = |cpus: &[u32]| cpus.get(index).copied();
+    config.shard.cpu = nth(&config.shards.cpus).or(config.shard.cpu);
+    config.shard.application_cpu = nth(&config.shards.application_cpus).or(config.shard.application_cpu);
     let workers = config.shard.workers as usize;
     config.shard.worker_cpus =
         config.shard.worker_cpus.chunks(workers.max(1)).nth(index).unwrap_or_default().to_vec();
@@ -173,72 +173,83 @@ fn config_of(config: &Config, index: usize) -> Config {
 }
 
 /// The ways to a shard's applications, if they are not its own: the mailbox that it has as one of several is for what the others send it.
-fn ways(config: &Config) -> Result<Vec<(Commander, Mailbox)>, Error> {
-    let apart = config.shards.count > 1 && config.shard.placement != Placement::Inline;
-    let count = (config.shard.workers as usize).max(usize::from(apart));
-    (0..count).map(|_| commands(config)).collect()
+fn app_mailboxes(config: &Config) -> Result<Vec<(Commander, Mailbox)>, Error> {
+    let has_own_threads = config.shards.count > 1 && config.shard.placement != Placement::Inline;
+    let count = (config.shard.workers as usize).max(usize::from(has_own_threads));
+    (0..count).map(|_| command_channel(config)).collect()
 }
 
 /// What each shard has of the mailboxes; nothing if there is only one.
-fn members(config: &Config) -> Result<Vec<Option<Member>>, Error> {
+fn members(config: &Config) -> Result<Vec<Option<ShardMember>>, Error> {
     // Cannot truncate: checked to be 64 at the most.
     let count = config.shards.count as u8;
     if count == 1 {
         return Ok(vec![None]);
     }
-    let board = Arc::new(Board::default());
-    let ways = (0..count).map(|_| commands(config)).collect::<Result<Vec<_>, Error>>()?;
-    let bells: Vec<Arc<Bell>> = ways.iter().map(|(commander, _)| Arc::clone(commander.bell())).collect();
-    let (frames, told) = (config.shards.mailbox_bytes as usize, config.shards.control_bytes as usize);
-    let mut inboxes: Vec<Vec<Inbox>> = (0..count).map(|_| Vec::new()).collect();
-    let mut outboxes: Vec<Vec<Option<Outbox>>> = Vec::new();
+    let registry = Arc::new(ListenerRegistry::default());
+    let mailboxes = (0..count).map(|_| command_channel(config)).collect::<Result<Vec<_>, Error>>()?;
+    let doorbells: Vec<Arc<Doorbell>> =
+        mailboxes.iter().map(|(commander, _)| Arc::clone(commander.doorbell())).collect();
+    let (frames, broadcast_bytes) =
+        (config.shards.mailbox_bytes as usize, config.shards.control_bytes as usize);
+    let mut receivers: Vec<Vec<CrossShardReceiver>> = (0..count).map(|_| Vec::new()).collect();
+    let mut senders: Vec<Vec<Option<CrossShardSender>>> = Vec::new();
     for from in 0..usize::from(count) {
-        let mut out = Vec::new();
+        let mut row = Vec::new();
         for to in 0..usize::from(count) {
-            out.push((from != to).then(|| {
-                let (outbox, inbox) = mailbox(frames, told, Arc::clone(&bells[to]));
-                inboxes[to].push(inbox);
-                outbox
+            row.push((from != to).then(|| {
+                let (sender, receiver) =
+                    cross_shard_queue(frames, broadcast_bytes, Arc::clone(&doorbells[to]));
+                receivers[to].push(receiver);
+                sender
             }));
         }
-        outboxes.push(out);
+        senders.push(row);
     }
-    let parts = ways.into_iter().zip(outboxes).zip(inboxes);
-    let member = |(index, (((commander, mailbox), out), inboxes)): (u8, _)| {
-        let peers = Peers::new(index, out, Arc::clone(&board));
-        Some(Member { index, count, peers, inboxes, commander, mailbox, stats: StatsWriter::new() })
+    let parts = mailboxes.into_iter().zip(senders).zip(receivers);
+    let member = |(index, (((commander, mailbox), row), receivers)): (u8, _)| {
+        let peers = ShardRouter::new(index, row, Arc::clone(&registry));
+        Some(ShardMember {
+            index,
+            count,
+            router: peers,
+            receivers,
+            commander,
+            mailbox,
+            stats: StatsWriter::new(),
+        })
     };
     Ok((0..count).zip(parts).map(member).collect())
 }
 
 /// What one shard is made of but its handler, which is made on the thread it runs on.
-struct Part {
+struct ShardPart {
     config: Config,
     devices: Vec<(String, Device)>,
     seed: [u8; 32],
     now: Option<Instant>,
-    member: Option<Member>,
-    presence: Option<(Arc<Presence>, String)>,
+    member: Option<ShardMember>,
+    published: Option<(Arc<PublishedStack>, String)>,
     /// It talks to itself.
-    loops: bool,
+    local_delivery: bool,
     /// Which shard.
     index: u8,
     /// The ways in for other threads to its applications, if these have shards of their own and there are several of them.
-    ways: Vec<(Commander, Mailbox)>,
+    app_mailboxes: Vec<(Commander, Mailbox)>,
 }
 
-impl Part {
+impl ShardPart {
     fn workers(&self) -> usize {
         self.config.shard.workers as usize
     }
 
     fn build<H: Handler>(mut self, handler: H) -> Result<Shard<H>, Error> {
-        let way = self.ways.pop();
-        let place = Place { shard: self.index, way, ..Place::default() };
+        let mailbox = self.app_mailboxes.pop();
+        let position = ThreadPosition { shard: self.index, commands: mailbox, ..ThreadPosition::default() };
         let mut builder = Shard::builder(self.config).handler(handler).seed(self.seed).member(self.member);
-        builder = builder.talks_to_itself(self.loops);
-        if let Some((presence, label)) = self.presence {
-            builder = builder.presence(Some(presence), label);
+        builder = builder.delivers_locally(self.local_delivery);
+        if let Some((presence, label)) = self.published {
+            builder = builder.published(Some(presence), label);
         }
         for (name, device) in self.devices {
             builder = builder.device(name, device);
@@ -246,17 +257,17 @@ impl Part {
         if let Some(now) = self.now {
             builder = builder.now(now);
         }
-        builder.place(place).build_placed()
+        builder.position(position).build_with_placement()
     }
 }
 
 /// Shards whose devices are open. Their handlers are still to come.
 #[must_use]
-pub struct Opened {
-    parts: Vec<Part>,
+pub struct OpenedShards {
+    parts: Vec<ShardPart>,
 }
 
-impl Opened {
+impl OpenedShards {
     /// How many shards there are.
     pub fn count(&self) -> usize {
         self.parts.len()
@@ -271,13 +282,13 @@ impl Opened {
     /// The ways in for other threads, by application. Empty if there is only one shard without workers, which has its own after
     /// [`Opened::build`].
     pub fn commanders(&self) -> Vec<Commander> {
-        let of = |part: &Part| -> Vec<Commander> {
+        let commanders = |part: &ShardPart| -> Vec<Commander> {
             match &part.member {
-                Some(member) if part.ways.is_empty() => vec![member.commander.clone()],
-                _ => part.ways.iter().map(|(commander, _)| commander.clone()).collect(),
+                Some(member) if part.app_mailboxes.is_empty() => vec![member.commander.clone()],
+                _ => part.app_mailboxes.iter().map(|(commander, _)| commander.clone()).collect(),
             }
         };
-        self.parts.iter().flat_map(of).collect()
+        self.parts.iter().flat_map(commanders).collect()
     }
 
     /// The ways to see the shards' counters from other threads, by shard. Empty if there is only one shard.
@@ -297,7 +308,7 @@ impl Opened {
         let mut shards = Vec::new();
         for part in self.parts {
             if part.workers() > 0 {
-                workers::build(part, &mut shards, &mut handler)?;
+                workers::build_workers(part, &mut shards, &mut handler)?;
             } else {
                 shards.push(part.build(handler(shards.len())?)?);
             }
@@ -327,7 +338,7 @@ impl Opened {
             shard.run(stop)?;
             return Ok(vec![finish(0, shard)]);
         }
-        together::run(self.parts, stop, &handler, &finish)
+        supervisor::run(self.parts, stop, &handler, &finish)
     }
 }
 

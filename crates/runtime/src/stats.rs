@@ -6,9 +6,9 @@ mod page;
 mod read;
 mod seqlock;
 
-pub(crate) use catalogue::{View, names};
-pub(crate) use page::Page;
-pub use page::{Doing, Kind};
+pub(crate) use catalogue::{StatsView, names};
+pub(crate) use page::StatsPage;
+pub use page::{CounterKind, ShardActivity};
 pub use read::{PageError, PageReader, Snapshot, pages};
 
 use seqlock::AtomicU64;
@@ -84,15 +84,15 @@ counters! {
     /// Frames received for other shards that were dropped because their mailbox was full.
     forwards_dropped,
     /// Frames that other shards received for this one.
-    frames_taken,
+    forwards_received,
     /// Frames that stayed here because of the hash of their flow that their sender had computed: it was not computed again.
-    hashes_taken,
+    hashes_trusted,
     /// Frames whose sender's hash said another shard than their addresses and ports do.
-    hashes_wrong,
+    hashes_mismatched,
     /// Frames and news for all shards that went to another.
-    told,
+    broadcasts_sent,
     /// Frames for all shards that were not taken from the wire because a mailbox was full.
-    tells_refused,
+    broadcasts_refused,
     /// Listeners of other shards that could not be opened on this one.
     listens_refused,
     /// Time since the start, in nanoseconds.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 /// Asks shards to stop. Clones are the same flag; one flag can serve any number of shards.
 #[derive(Clone, Debug)]
-pub struct StopFlag(Arc<Inner>);
+pub struct StopFlag(Arc<StopInner>);
 
 #[derive(Debug)]
-struct Inner {
+struct StopInner {
     set: AtomicBool,
     /// Never cleared, so that each of several sleepers sees it.
     wake: EventFd,
@@ -18,7 +18,7 @@ struct Inner {
 impl StopFlag {
     /// A flag that is not set. Fails if the process has no file descriptor left.
     pub fn new() -> std::io::Result<Self> {
-        Ok(Self(Arc::new(Inner { set: AtomicBool::new(false), wake: EventFd::new()? })))
+        Ok(Self(Arc::new(StopInner { set: AtomicBool::new(false), wake: EventFd::new()? })))
     }
 
     /// Asks all shards that run with this flag to stop, and wakes those that sleep.

@@ -16,27 +16,27 @@ pub struct Timer {
 
 /// 24 bytes. Entries are reused in LIFO order; a free one links to the next free one in `token`.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct TimerEntry {
     node: TimerNode,
     generation: u32,
     token: u64,
 }
 
 #[derive(Debug)]
-struct Entries(Vec<Entry>);
+struct TimerEntries(Vec<TimerEntry>);
 
-impl TimerStore for Entries {
+impl TimerStore for TimerEntries {
     fn timer_node(&mut self, id: u32) -> &mut TimerNode {
         &mut self.0[id as usize].node
     }
 }
 
-const NO_ENTRY: u64 = u64::MAX;
+const NO_FREE_ENTRY: u64 = u64::MAX;
 
 #[derive(Debug)]
 pub(crate) struct Timers {
     wheel: TimerWheel,
-    entries: Entries,
+    entries: TimerEntries,
     /// Exact timers, the earliest on top: when, entry, its generation. Those that were cancelled are left in and have another
     /// generation.
     exact: BinaryHeap<Reverse<(Instant, u32, u32)>>,
@@ -53,10 +53,10 @@ impl Timers {
     pub(crate) fn new(now: Instant, max: u32) -> Self {
         Self {
             wheel: TimerWheel::new(now),
-            entries: Entries(Vec::new()),
+            entries: TimerEntries(Vec::new()),
             exact: BinaryHeap::new(),
             exact_stale: 0,
-            free: NO_ENTRY,
+            free: NO_FREE_ENTRY,
             max: max as usize,
             refused: 0,
         }
@@ -78,12 +78,12 @@ impl Timers {
 
     /// An entry for a timer, if fewer than permitted are set.
     fn take(&mut self, token: u64) -> Option<Timer> {
-        let index = if self.free != NO_ENTRY {
+        let index = if self.free != NO_FREE_ENTRY {
             let index = self.free as u32;
             self.free = self.entries.0[index as usize].token;
             index
         } else if self.entries.0.len() < self.max {
-            self.entries.0.push(Entry { node: TimerNode::default(), generation: 0, token });
+            self.entries.0.push(TimerEntry { node: TimerNode::default(), generation: 0, token });
             (self.entries.0.len() - 1) as u32
         } else {
             self.refused += 1;
@@ -102,7 +102,7 @@ impl Timers {
                 self.exact_stale += 1;
             }
             self.release(timer.index);
-            self.sweep();
+            self.sweep_cancelled();
         }
         armed
     }
@@ -112,7 +112,7 @@ impl Timers {
     }
 
     /// Keeps cancelled timers from being more than half of the heap, and off its top.
-    fn sweep(&mut self) {
+    fn sweep_cancelled(&mut self) {
         let Self { exact, entries, .. } = self;
         let is_set = |index: u32, generation: u32| entries.0[index as usize].generation == generation;
         if self.exact_stale > exact.len() / 2 {
@@ -143,7 +143,7 @@ impl Timers {
         };
         let token = self.entries.0[index as usize].token;
         self.release(index);
-        self.sweep();
+        self.sweep_cancelled();
         Some(token)
     }
 

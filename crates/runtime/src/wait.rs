@@ -1,41 +1,41 @@
 //! Sleeping in the kernel until there is something to do, and waking a sleeper from another thread.
 #![allow(unsafe_code)] // devices name what to sleep on by its number: `RxQueue::wake_fd`; and a call that rustix has for new kernels only
 
-use crate::own_fd::OwnFd;
+use crate::internal_fd::InternalFd;
 use core::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
 /// Most file descriptors one sleep watches.
-const WATCHED_MAX: usize = 64;
+const WAIT_FDS_MAX: usize = 64;
 /// Most of them that are neither the mailbox's nor the stop flag's: one for each device, and two that others ring.
-pub(crate) const DEVICES_MAX: usize = WATCHED_MAX - 2;
+pub(crate) const DEVICE_FDS_MAX: usize = WAIT_FDS_MAX - 2;
 
 /// Of a counter eight are read at once; of a socket as many as there are.
-const UNREAD_BYTES: usize = 256;
+const DRAIN_BYTES: usize = 256;
 
 /// A counter in the kernel that a thread can sleep on.
 #[derive(Debug)]
-pub(crate) struct EventFd(OwnFd);
+pub(crate) struct EventFd(InternalFd);
 
 impl EventFd {
     pub(crate) fn new() -> std::io::Result<Self> {
-        Ok(Self(OwnFd::in_place(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+        Ok(Self(InternalFd::in_place(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
     /// One that another process made, out of the way of this one's program.
     pub(crate) fn from_fd(fd: OwnedFd) -> Self {
-        Self(OwnFd::new(fd))
+        Self(InternalFd::new(fd))
     }
 
     /// The same where it is out of the way already.
-    pub(crate) fn from_own(fd: OwnFd) -> Self {
+    pub(crate) fn from_internal(fd: InternalFd) -> Self {
         Self(fd)
     }
 
     /// The descriptor itself.
-    pub(crate) fn own(&self) -> &OwnFd {
+    pub(crate) fn internal_fd(&self) -> &InternalFd {
         &self.0
     }
 
@@ -46,12 +46,12 @@ impl EventFd {
 
     /// Makes it unreadable again.
     pub(crate) fn clear(&self) {
-        while rustix::io::read(&self.0, &mut [0; UNREAD_BYTES]) == Ok(UNREAD_BYTES) {}
+        while rustix::io::read(&self.0, &mut [0; DRAIN_BYTES]) == Ok(DRAIN_BYTES) {}
     }
 
     /// Makes it unreadable, too, and says whether it is a socket whose other end is gone.
-    pub(crate) fn hung_up(&self) -> bool {
-        matches!(rustix::io::read(&self.0, &mut [0; UNREAD_BYTES]), Ok(0))
+    pub(crate) fn drain_and_check_hangup(&self) -> bool {
+        matches!(rustix::io::read(&self.0, &mut [0; DRAIN_BYTES]), Ok(0))
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -61,47 +61,47 @@ impl EventFd {
 
 /// Which of the descriptors of a sleep ended it: a bit for each, in the order of [`sleep`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Readable(u64);
+pub(crate) struct ReadyFds(u64);
 
-impl Readable {
+impl ReadyFds {
     /// Whether the `index`-th is.
-    pub(crate) fn has(self, index: usize) -> bool {
+    pub(crate) fn contains(self, index: usize) -> bool {
         self.0 & 1 << index != 0
     }
 }
 
 /// What one thread sleeps on time and again. The kernel keeps the list, so that a sleep need not say it anew, which is half of what it costs.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
-    set: Option<OwnedFd>,
-    listed: arrayvec::ArrayVec<RawFd, WATCHED_MAX>,
+pub(crate) struct WaitSet {
+    epoll: Option<OwnedFd>,
+    watched: arrayvec::ArrayVec<RawFd, WAIT_FDS_MAX>,
     /// The kernel has not got the call, or somebody forbids it.
-    is_refused: bool,
+    is_unsupported: bool,
 }
 
-impl Watch {
+impl WaitSet {
     /// The same as [`sleep`]. What stands in the list must be closed no earlier than it is left out of a sleep, or this value goes.
     pub(crate) fn sleep(
         &mut self,
         own: [BorrowedFd<'_>; 2],
         devices: &[RawFd],
         timeout: Option<Duration>,
-    ) -> std::io::Result<Readable> {
-        if !self.is_refused {
+    ) -> std::io::Result<ReadyFds> {
+        if !self.is_unsupported {
             let list = own.iter().map(AsRawFd::as_raw_fd).chain(devices.iter().copied());
-            let list: arrayvec::ArrayVec<RawFd, WATCHED_MAX> = list.take(WATCHED_MAX).collect();
-            match self.set_of(&list).and_then(|set| epoll_pwait2(set, timeout)) {
+            let list: arrayvec::ArrayVec<RawFd, WAIT_FDS_MAX> = list.take(WAIT_FDS_MAX).collect();
+            match self.epoll_of(&list).and_then(|set| epoll_pwait2(set, timeout)) {
                 Ok(readable) => return Ok(readable),
-                Err(Errno::INTR) => return Ok(Readable::default()),
-                Err(_) => (self.is_refused, self.set) = (true, None),
+                Err(Errno::INTR) => return Ok(ReadyFds::default()),
+                Err(_) => (self.is_unsupported, self.epoll) = (true, None),
             }
         }
         sleep(own, devices, timeout)
     }
 
     /// The kernel's list of these.
-    fn set_of(&mut self, list: &[RawFd]) -> Result<BorrowedFd<'_>, Errno> {
-        if self.set.is_none() || *self.listed != *list {
+    fn epoll_of(&mut self, list: &[RawFd]) -> Result<BorrowedFd<'_>, Errno> {
+        if self.epoll.is_none() || *self.watched != *list {
             let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
             for (index, &fd) in list.iter().enumerate() {
                 // SAFETY: as in `sleep`.
@@ -112,38 +112,38 @@ impl Watch {
                     Err(error) => return Err(error),
                 }
             }
-            self.listed = list.iter().copied().collect();
-            self.set = Some(set);
+            self.watched = list.iter().copied().collect();
+            self.epoll = Some(set);
         }
-        Ok(self.set.as_ref().ok_or(Errno::BADF)?.as_fd())
+        Ok(self.epoll.as_ref().ok_or(Errno::BADF)?.as_fd())
     }
 }
 
 /// Events that one sleep hears of; others end the next.
-const EVENTS_MAX: usize = 8;
+const EPOLL_EVENTS_MAX: usize = 8;
 
 /// `epoll_pwait2` (since Linux 5.11), which knows times shorter than a millisecond.
-fn epoll_pwait2(set: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<Readable, Errno> {
+fn epoll_pwait2(set: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<ReadyFds, Errno> {
     let timeout = timeout.map(|t| libc::timespec {
         tv_sec: libc::time_t::try_from(t.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: t.subsec_nanos().into(),
     });
     let timeout = timeout.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
-    let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX];
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; EPOLL_EVENTS_MAX];
     // SAFETY: room and time live through the call, there is as much room as told, and no mask of signals.
     let count = unsafe {
         libc::syscall(
             libc::SYS_epoll_pwait2,
             set.as_raw_fd(),
             events.as_mut_ptr(),
-            EVENTS_MAX,
+            EPOLL_EVENTS_MAX,
             timeout,
             core::ptr::null::<libc::sigset_t>(),
             0,
         )
     };
     match usize::try_from(count) {
-        Ok(count) => Ok(Readable(events[..count].iter().fold(0, |bits, event| bits | 1 << event.u64))),
+        Ok(count) => Ok(ReadyFds(events[..count].iter().fold(0, |bits, event| bits | 1 << event.u64))),
         Err(_) => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
     }
 }
@@ -154,8 +154,8 @@ pub(crate) fn sleep(
     own: [BorrowedFd<'_>; 2],
     devices: &[RawFd],
     timeout: Option<Duration>,
-) -> std::io::Result<Readable> {
-    let mut watched = arrayvec::ArrayVec::<PollFd<'_>, WATCHED_MAX>::new();
+) -> std::io::Result<ReadyFds> {
+    let mut watched = arrayvec::ArrayVec::<PollFd<'_>, WAIT_FDS_MAX>::new();
     for fd in own {
         watched.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
     }
@@ -172,16 +172,16 @@ pub(crate) fn sleep(
     match poll(&mut watched, timeout.as_ref()) {
         Ok(_) => {
             let readable = watched.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
-            Ok(Readable(readable.fold(0, |bits, (index, _)| bits | 1 << index)))
+            Ok(ReadyFds(readable.fold(0, |bits, (index, _)| bits | 1 << index)))
         }
-        Err(Errno::INTR) => Ok(Readable::default()),
+        Err(Errno::INTR) => Ok(ReadyFds::default()),
         Err(e) => Err(e.into()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{EventFd, Readable, Watch, sleep};
+    use super::{EventFd, ReadyFds, WaitSet, sleep};
     use core::time::Duration;
     use std::os::fd::AsRawFd;
 
@@ -190,7 +190,7 @@ mod tests {
         let (a, b) = (EventFd::new().unwrap(), EventFd::new().unwrap());
         b.signal();
         let readable = sleep([a.as_fd(), b.as_fd()], &[], None).unwrap();
-        assert!(!readable.has(0) && readable.has(1));
+        assert!(!readable.contains(0) && readable.contains(1));
     }
 
     #[test]
@@ -199,7 +199,7 @@ mod tests {
         let device = EventFd::new().unwrap();
         device.signal();
         let readable = sleep([a.as_fd(), b.as_fd()], &[device.as_fd().as_raw_fd()], None).unwrap();
-        assert!(readable.has(2) && !readable.has(0));
+        assert!(readable.contains(2) && !readable.contains(0));
     }
 
     #[test]
@@ -208,14 +208,14 @@ mod tests {
         b.signal();
         b.clear();
         let readable = sleep([a.as_fd(), b.as_fd()], &[], Some(Duration::from_millis(1))).unwrap();
-        assert_eq!(readable, Readable::default());
+        assert_eq!(readable, ReadyFds::default());
     }
 
     #[test]
     fn a_list_that_is_kept_says_the_same_as_one_that_is_told_anew() {
         let fds: Vec<EventFd> = (0..5).map(|_| EventFd::new().unwrap()).collect();
         let raw = |of: &[usize]| of.iter().map(|&n| fds[n].as_fd().as_raw_fd()).collect::<Vec<_>>();
-        let mut watch = Watch::default();
+        let mut watch = WaitSet::default();
         // The same twice, others, one less, one in two places, the first again.
         for (own, devices) in [
             ([0, 1], vec![2]),
@@ -232,14 +232,14 @@ mod tests {
                 let told = sleep(own, &devices, Some(Duration::ZERO)).unwrap();
                 // What stands in two places is said by the first.
                 let first = if own[0].as_raw_fd() == own[1].as_raw_fd() { told.0 & !2 } else { told.0 };
-                assert_eq!(kept, Readable(first));
+                assert_eq!(kept, ReadyFds(first));
                 fds[rung].clear();
             }
         }
         let begun = std::time::Instant::now();
         let quiet =
             watch.sleep([fds[0].as_fd(), fds[1].as_fd()], &[], Some(Duration::from_micros(300))).unwrap();
-        assert_eq!(quiet, Readable::default());
+        assert_eq!(quiet, ReadyFds::default());
         assert!(begun.elapsed() >= Duration::from_micros(300));
     }
 }

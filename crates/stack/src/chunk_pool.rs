@@ -20,7 +20,7 @@ pub type Chunk = [u8; CHUNK_BYTES];
 pub struct ChunkId(pub u32);
 
 #[derive(Debug, Default)]
-struct Slot {
+struct ChunkSlot {
     /// `None` while it is lent out with [`ChunkPool::take`].
     bytes: Option<Box<Chunk>>,
     in_use: bool,
@@ -29,13 +29,13 @@ struct Slot {
 /// A pool of chunks with a limit in bytes. See the module's text.
 #[derive(Debug)]
 pub struct ChunkPool {
-    slots: Vec<Slot>,
+    slots: Vec<ChunkSlot>,
     /// Free chunks, last freed on top.
     free: Vec<u32>,
     /// Chunks at most.
     chunks_max: usize,
     /// The last chunks of the budget, for streams that hold hardly any.
-    kept: usize,
+    pressure_reserve: usize,
     in_use: usize,
     /// Free chunks that are promised to somebody.
     reserved: usize,
@@ -51,7 +51,7 @@ impl ChunkPool {
             slots: Vec::with_capacity(chunks_max),
             free: Vec::with_capacity(chunks_max),
             chunks_max,
-            kept: chunks_max / 4,
+            pressure_reserve: chunks_max / 4,
             in_use: 0,
             reserved: 0,
             high_water: 0,
@@ -94,7 +94,7 @@ impl ChunkPool {
         if self.slots.len() >= self.chunks_max {
             return None;
         }
-        self.slots.push(Slot { bytes: Some(Box::new([0; CHUNK_BYTES])), in_use: false });
+        self.slots.push(ChunkSlot { bytes: Some(Box::new([0; CHUNK_BYTES])), in_use: false });
         Some((self.slots.len() - 1) as u32)
     }
 
@@ -144,7 +144,7 @@ impl ChunkPool {
     ///
     /// # Panics
     /// If the chunk is lent out already.
-    pub fn take(&mut self, id: ChunkId) -> Box<Chunk> {
+    pub fn lend(&mut self, id: ChunkId) -> Box<Chunk> {
         let slot = &mut self.slots[id.0 as usize];
         debug_assert!(slot.in_use);
         slot.bytes.take().expect("chunk is lent out")
@@ -154,7 +154,7 @@ impl ChunkPool {
     ///
     /// # Panics
     /// If the chunk is not lent out.
-    pub fn put_back(&mut self, id: ChunkId, bytes: Box<Chunk>) {
+    pub fn return_lent(&mut self, id: ChunkId, bytes: Box<Chunk>) {
         let slot = &mut self.slots[id.0 as usize];
         assert!(slot.bytes.is_none(), "chunk was not lent out");
         slot.bytes = Some(bytes);
@@ -183,7 +183,7 @@ impl ChunkPool {
     /// Chunks that can still be given without touching the last quarter of the budget. That is for streams that hold hardly any: those
     /// that hold much, and whose reader is gone or whose peer does not acknowledge, must not stop the others.
     pub fn spare(&self) -> usize {
-        self.available().saturating_sub(self.kept)
+        self.available().saturating_sub(self.pressure_reserve)
     }
 
     /// Chunks the budget allows.
@@ -228,10 +228,10 @@ mod tests {
         let mut pool = ChunkPool::new(1 << 20);
         let id = pool.alloc().unwrap();
         pool.bytes_mut(id)[..3].copy_from_slice(b"abc");
-        let lent = pool.take(id);
+        let lent = pool.lend(id);
         let other = pool.alloc().unwrap();
         assert_eq!(&lent[..3], b"abc");
-        pool.put_back(id, lent);
+        pool.return_lent(id, lent);
         assert_eq!(&pool.bytes(id)[..3], b"abc");
         assert_ne!(id, other);
     }
@@ -250,7 +250,7 @@ mod tests {
     fn freeing_a_lent_chunk_is_caught() {
         let mut pool = ChunkPool::new(1 << 20);
         let id = pool.alloc().unwrap();
-        let _lent = pool.take(id);
+        let _lent = pool.lend(id);
         pool.free(id);
     }
 }

@@ -260,19 +260,19 @@ pub trait TxQueue {
 
 /// Bytes of a payload where they lie.
 #[derive(Clone, Copy, Debug)]
-pub enum Piece<'a> {
+pub enum PayloadPiece<'a> {
     /// They do not change.
-    Own(&'a [u8]),
+    Private(&'a [u8]),
     /// They lie in memory that others may write at any time: to be copied, once, and whoever looks at them looks at the copy.
     Shared(&'a [AtomicU8]),
 }
 
-impl<'a> Piece<'a> {
+impl<'a> PayloadPiece<'a> {
     /// How many bytes it has.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
-            Self::Own(bytes) => bytes.len(),
+            Self::Private(bytes) => bytes.len(),
             Self::Shared(bytes) => bytes.len(),
         }
     }
@@ -290,9 +290,9 @@ impl<'a> Piece<'a> {
     #[inline]
     pub fn split_at(self, count: usize) -> (Self, Self) {
         match self {
-            Self::Own(bytes) => {
+            Self::Private(bytes) => {
                 let (first, rest) = bytes.split_at(count);
-                (Self::Own(first), Self::Own(rest))
+                (Self::Private(first), Self::Private(rest))
             }
             Self::Shared(bytes) => {
                 let (first, rest) = bytes.split_at(count);
@@ -307,7 +307,7 @@ impl<'a> Piece<'a> {
     /// If it is not.
     pub fn copy_to(&self, out: &mut [u8]) {
         match self {
-            Self::Own(bytes) => out.copy_from_slice(bytes),
+            Self::Private(bytes) => out.copy_from_slice(bytes),
             Self::Shared(bytes) => {
                 assert_eq!(bytes.len(), out.len(), "as long as the piece");
                 for (to, from) in out.iter_mut().zip(*bytes) {
@@ -322,7 +322,12 @@ impl<'a> Piece<'a> {
 pub trait GatherTx {
     /// Sends a frame that begins with the first `head` bytes of the room reserved last and goes on with all `pieces`. The room is as long as the whole frame. Otherwise as
     /// [`TxQueue::commit`].
-    fn commit_gathered(&mut self, head: usize, pieces: &mut dyn Iterator<Item = Piece<'_>>, meta: TxMeta);
+    fn commit_gathered(
+        &mut self,
+        head: usize,
+        pieces: &mut dyn Iterator<Item = PayloadPiece<'_>>,
+        meta: TxMeta,
+    );
 }
 
 impl<T: RxQueue + ?Sized> RxQueue for Box<T> {

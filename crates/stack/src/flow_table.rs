@@ -26,8 +26,8 @@
 //! It must still be keyed by the caller; an attacker who can produce equal hashes makes chains long (visible in
 //! [`FlowTable::overflow_buckets`]), though no operation but the search of that chain gets slower.
 
-use crate::lanes::equal_lanes;
 use crate::prefetch::prefetch;
+use crate::simd::equal_lanes;
 use crate::tables::memory_of;
 
 /// Entries in a bucket: what fits a cache line next to count and link.
@@ -35,7 +35,7 @@ const BUCKET_ENTRIES: usize = 7;
 /// Buckets of an empty table: one page. A power of two.
 const INITIAL_BUCKETS: usize = 64;
 /// Overflow buckets dealt out per insertion while a bucket is divided. Chains of random hashes are hardly ever longer.
-const DEAL_BUCKETS_MAX: usize = 4;
+const REDISTRIBUTED_BUCKETS_MAX: usize = 4;
 /// Memory that makes the table grow when it has less, in bytes per entry.
 const DENSITY_BYTES: usize = 32;
 /// Most entries a table can be asked for.
@@ -57,19 +57,19 @@ impl core::error::Error for Full {}
 /// index + 1, 0 for none.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
-struct Bucket {
+struct FlowBucket {
     /// Seven hashes, then the number of entries.
-    lanes: [u32; BUCKET_ENTRIES + 1],
+    hashes_and_count: [u32; BUCKET_ENTRIES + 1],
     values: [u32; BUCKET_ENTRIES],
     link: u32,
 }
 
-const _: () = assert!(size_of::<Bucket>() == 64);
+const _: () = assert!(size_of::<FlowBucket>() == 64);
 
-impl Bucket {
+impl FlowBucket {
     #[inline(always)]
     const fn count(&self) -> u32 {
-        self.lanes[BUCKET_ENTRIES]
+        self.hashes_and_count[BUCKET_ENTRIES]
     }
 
     #[inline]
@@ -79,35 +79,35 @@ impl Bucket {
 
     /// Hash and value in a slot.
     fn entry(&self, slot: usize) -> (u32, u32) {
-        (self.lanes[slot], self.values[slot])
+        (self.hashes_and_count[slot], self.values[slot])
     }
 
     fn push(&mut self, hash: u32, value: u32) {
         self.set(self.count() as usize, hash, value);
-        self.lanes[BUCKET_ENTRIES] += 1;
+        self.hashes_and_count[BUCKET_ENTRIES] += 1;
     }
 
     fn set(&mut self, slot: usize, hash: u32, value: u32) {
-        self.lanes[slot] = hash;
+        self.hashes_and_count[slot] = hash;
         self.values[slot] = value;
     }
 
     /// Takes the last entry. The bucket must not be empty.
     fn pop(&mut self) -> (u32, u32) {
-        self.lanes[BUCKET_ENTRIES] -= 1;
+        self.hashes_and_count[BUCKET_ENTRIES] -= 1;
         self.entry(self.count() as usize)
     }
 
     /// Bit `i` is set if the entry in slot `i` has this hash.
     #[inline(always)]
-    fn equal(&self, hash: u32) -> u32 {
-        equal_lanes(&self.lanes, hash) & ((1 << self.count()) - 1)
+    fn match_mask(&self, hash: u32) -> u32 {
+        equal_lanes(&self.hashes_and_count, hash) & ((1 << self.count()) - 1)
     }
 
     /// The slot of the first entry with this hash whose value `wanted` accepts.
     #[inline(always)]
     fn position(&self, hash: u32, mut wanted: impl FnMut(u32) -> bool) -> Option<usize> {
-        let mut equal = self.equal(hash);
+        let mut equal = self.match_mask(hash);
         while equal != 0 {
             let slot = equal.trailing_zeros() as usize;
             if wanted(self.values[slot]) {
@@ -121,7 +121,7 @@ impl Bucket {
 
 /// Where an entry is.
 #[derive(Clone, Copy)]
-struct Place {
+struct EntryPosition {
     /// Overflow link of its bucket, 0 if it is in the primary one.
     link: u32,
     slot: usize,
@@ -132,8 +132,8 @@ struct Place {
 /// Maps hashes to values. See the module's text.
 #[derive(Debug)]
 pub struct FlowTable {
-    buckets: Vec<Bucket>,
-    overflow: Vec<Bucket>,
+    buckets: Vec<FlowBucket>,
+    overflow: Vec<FlowBucket>,
     /// Free overflow buckets, linked.
     free: u32,
     overflow_in_use: usize,
@@ -142,7 +142,7 @@ pub struct FlowTable {
     split: u32,
     /// What is left of the overflow chain of bucket `pending_home` (under `pending_mask`), which was divided last.
     pending: u32,
-    pending_home: u32,
+    pending_bucket: u32,
     pending_mask: u32,
     len: usize,
     entries_max: usize,
@@ -150,24 +150,24 @@ pub struct FlowTable {
 
 impl FlowTable {
     /// Bytes of a bucket, which is what a search touches.
-    pub const BUCKET_BYTES: usize = size_of::<Bucket>();
+    pub const BUCKET_BYTES: usize = size_of::<FlowBucket>();
 
     /// A table for at most `entries_max` entries (and at most 2^30). Reserves address space, touches one page.
     pub fn with_capacity(entries_max: usize) -> Self {
         let entries_max = entries_max.min(ENTRIES_LIMIT);
-        let buckets_max = INITIAL_BUCKETS + 1 + entries_max * DENSITY_BYTES / size_of::<Bucket>();
+        let buckets_max = INITIAL_BUCKETS + 1 + entries_max * DENSITY_BYTES / size_of::<FlowBucket>();
         let mut buckets = Vec::with_capacity(buckets_max);
-        buckets.resize(INITIAL_BUCKETS, Bucket::default());
+        buckets.resize(INITIAL_BUCKETS, FlowBucket::default());
         Self {
             buckets,
             // Chains have no more than one overflow bucket per seven entries; a few more exist while one is dealt out.
-            overflow: Vec::with_capacity(entries_max / BUCKET_ENTRIES + 2 * DEAL_BUCKETS_MAX),
+            overflow: Vec::with_capacity(entries_max / BUCKET_ENTRIES + 2 * REDISTRIBUTED_BUCKETS_MAX),
             free: 0,
             overflow_in_use: 0,
             mask: INITIAL_BUCKETS as u32 - 1,
             split: 0,
             pending: 0,
-            pending_home: 0,
+            pending_bucket: 0,
             pending_mask: 0,
             len: 0,
             entries_max,
@@ -191,7 +191,7 @@ impl FlowTable {
 
     /// Bytes of memory touched so far.
     pub fn bytes_used(&self) -> usize {
-        (self.buckets.len() + self.overflow.len()) * size_of::<Bucket>()
+        (self.buckets.len() + self.overflow.len()) * size_of::<FlowBucket>()
     }
 
     /// Overflow buckets in use. Many more than a quarter of all buckets means that hashes collide.
@@ -207,22 +207,22 @@ impl FlowTable {
 
     /// The first value stored under `hash` in its bucket; nearly always the only one anywhere.
     #[inline(always)]
-    pub fn likely(&self, hash: u32) -> Option<u32> {
+    pub fn find_likely(&self, hash: u32) -> Option<u32> {
         let hash = mix(hash);
         let bucket = &self.buckets[self.address(hash)];
-        let equal = bucket.equal(hash);
+        let equal = bucket.match_mask(hash);
         if equal == 0 {
-            return self.likely_in_overflow(bucket.link, hash);
+            return self.find_likely_in_overflow(bucket.link, hash);
         }
         Some(bucket.values[equal.trailing_zeros() as usize])
     }
 
     #[inline(always)]
-    fn likely_in_overflow(&self, link: u32, hash: u32) -> Option<u32> {
+    fn find_likely_in_overflow(&self, link: u32, hash: u32) -> Option<u32> {
         if link == 0 && self.pending == 0 {
             return None;
         }
-        let place = self.place_in_overflow(link, hash, &mut |_| true)?;
+        let place = self.locate_in_overflow(link, hash, &mut |_| true)?;
         Some(self.overflow[place.link as usize - 1].values[place.slot])
     }
 
@@ -231,7 +231,7 @@ impl FlowTable {
     pub fn find(&self, hash: u32, mut wanted: impl FnMut(u32) -> bool) -> Option<u32> {
         let hash = mix(hash);
         let bucket = &self.buckets[self.address(hash)];
-        let mut equal = bucket.equal(hash);
+        let mut equal = bucket.match_mask(hash);
         while equal != 0 {
             let value = bucket.values[equal.trailing_zeros() as usize];
             if wanted(value) {
@@ -242,7 +242,7 @@ impl FlowTable {
         if bucket.link == 0 && self.pending == 0 {
             return None;
         }
-        let place = self.place_in_overflow(bucket.link, hash, &mut wanted)?;
+        let place = self.locate_in_overflow(bucket.link, hash, &mut wanted)?;
         Some(self.overflow[place.link as usize - 1].values[place.slot])
     }
 
@@ -257,9 +257,9 @@ impl FlowTable {
         self.add(mix(hash), value);
         self.len += 1;
         if self.pending != 0 {
-            self.deal_out();
+            self.redistribute();
         } else if self.bytes_used() < self.len * DENSITY_BYTES {
-            self.divide();
+            self.split_bucket();
         }
         Ok(())
     }
@@ -268,7 +268,7 @@ impl FlowTable {
     pub fn remove(&mut self, hash: u32, value: u32) -> bool {
         let hash = mix(hash);
         let home = self.address(hash);
-        let Some(place) = self.place(home, hash, value) else { return false };
+        let Some(place) = self.locate(home, hash, value) else { return false };
         self.len -= 1;
         if place.pending {
             // These buckets need not be compact: they are on their way out.
@@ -303,7 +303,7 @@ impl FlowTable {
     pub fn replace(&mut self, hash: u32, old: u32, new: u32) -> bool {
         let hash = mix(hash);
         let home = self.address(hash);
-        let Some(place) = self.place(home, hash, old) else { return false };
+        let Some(place) = self.locate(home, hash, old) else { return false };
         self.bucket_at(home, place.link).set(place.slot, hash, new);
         true
     }
@@ -315,30 +315,30 @@ impl FlowTable {
         if address < self.split { (hash & (self.mask << 1 | 1)) as usize } else { address as usize }
     }
 
-    fn bucket_at(&mut self, home: usize, link: u32) -> &mut Bucket {
+    fn bucket_at(&mut self, home: usize, link: u32) -> &mut FlowBucket {
         if link == 0 { &mut self.buckets[home] } else { &mut self.overflow[link as usize - 1] }
     }
 
-    fn place(&self, home: usize, hash: u32, value: u32) -> Option<Place> {
+    fn locate(&self, home: usize, hash: u32, value: u32) -> Option<EntryPosition> {
         let mut wanted = |stored| stored == value;
         match self.buckets[home].position(hash, wanted) {
-            Some(slot) => Some(Place { link: 0, slot, pending: false }),
-            None => self.place_in_overflow(self.buckets[home].link, hash, &mut wanted),
+            Some(slot) => Some(EntryPosition { link: 0, slot, pending: false }),
+            None => self.locate_in_overflow(self.buckets[home].link, hash, &mut wanted),
         }
     }
 
     /// Searches the chain that begins with `link`, then the one that is being dealt out if it may hold `hash`.
     #[inline(never)]
-    fn place_in_overflow(
+    fn locate_in_overflow(
         &self,
         mut link: u32,
         hash: u32,
         wanted: &mut dyn FnMut(u32) -> bool,
-    ) -> Option<Place> {
+    ) -> Option<EntryPosition> {
         let mut pending = false;
         loop {
             if link == 0 {
-                if pending || self.pending == 0 || hash & self.pending_mask != self.pending_home {
+                if pending || self.pending == 0 || hash & self.pending_mask != self.pending_bucket {
                     return None;
                 }
                 pending = true;
@@ -346,7 +346,7 @@ impl FlowTable {
             }
             let bucket = &self.overflow[link as usize - 1];
             if let Some(slot) = bucket.position(hash, &mut *wanted) {
-                return Some(Place { link, slot, pending });
+                return Some(EntryPosition { link, slot, pending });
             }
             link = bucket.link;
         }
@@ -370,11 +370,11 @@ impl FlowTable {
     }
 
     /// Adds a bucket and divides bucket `split` between itself and the new one.
-    fn divide(&mut self) {
+    fn split_bucket(&mut self) {
         let home = self.split;
         let old = core::mem::take(&mut self.buckets[home as usize]);
-        self.buckets.push(Bucket::default());
-        (self.pending, self.pending_home, self.pending_mask) = (old.link, home, self.mask);
+        self.buckets.push(FlowBucket::default());
+        (self.pending, self.pending_bucket, self.pending_mask) = (old.link, home, self.mask);
         self.split += 1;
         if self.split > self.mask {
             self.mask = self.mask << 1 | 1;
@@ -384,13 +384,13 @@ impl FlowTable {
             let (hash, value) = old.entry(slot);
             self.add(hash, value);
         }
-        self.deal_out();
-        self.fetch_next();
+        self.redistribute();
+        self.prefetch_next_split();
     }
 
     /// Asks for what the next division is going to move. The buckets lie in a row, and the processor itself sees which come; what is chained to them lies anywhere.
     #[inline]
-    fn fetch_next(&self) {
+    fn prefetch_next_split(&self) {
         let next = self.buckets[self.split as usize].link;
         if next != 0 {
             prefetch(&self.overflow[next as usize - 1]);
@@ -398,8 +398,8 @@ impl FlowTable {
     }
 
     /// Moves entries of the pending chain to where they belong, a bounded number of them.
-    fn deal_out(&mut self) {
-        for _ in 0..DEAL_BUCKETS_MAX {
+    fn redistribute(&mut self) {
+        for _ in 0..REDISTRIBUTED_BUCKETS_MAX {
             if self.pending == 0 {
                 return;
             }
@@ -418,7 +418,7 @@ impl FlowTable {
     fn acquire(&mut self) -> u32 {
         self.overflow_in_use += 1;
         if self.free == 0 {
-            self.overflow.push(Bucket::default());
+            self.overflow.push(FlowBucket::default());
             return self.overflow.len() as u32;
         }
         let link = self.free;
@@ -428,7 +428,7 @@ impl FlowTable {
 
     fn release(&mut self, link: u32) {
         self.overflow_in_use -= 1;
-        self.overflow[link as usize - 1] = Bucket { link: self.free, ..Bucket::default() };
+        self.overflow[link as usize - 1] = FlowBucket { link: self.free, ..FlowBucket::default() };
         self.free = link;
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::device::Label;
 use crate::tcp::config::CongestionControl;
-use crate::tcp::profile::{SHORT_TIMES, TIMEOUTS_MAX, checked_buffer, checked_mss};
+use crate::tcp::profile::{RTO_MAX_RANGE, RTO_MIN_RANGE, checked_buffer, checked_mss};
 use crate::tcp::state::State;
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -32,7 +32,7 @@ impl Default for ListenOptions {
 
 impl ListenOptions {
     /// Whether a listener at `own` that was opened with these keeps another from being opened at `at`, and the other way round.
-    pub fn is_in_conflict(&self, own: SocketAddr, at: SocketAddr, others: &Self) -> bool {
+    pub fn conflicts_with(&self, own: SocketAddr, at: SocketAddr, others: &Self) -> bool {
         let shared = self.reuse_port && others.reuse_port && self.user == others.user;
         if own.port() != at.port() || shared {
             return false;
@@ -51,7 +51,7 @@ pub struct ConnectOptions {
     /// Source address; port 0 lets the stack choose one (RFC 6056). `None` lets it choose both.
     pub local: Option<SocketAddr>,
     /// The port was chosen for the application, not by it: if it is in TIME_WAIT towards the same peer it stays so for `tcp.time_wait_reuse_ms`.
-    pub port_was_chosen: bool,
+    pub is_ephemeral_port: bool,
     /// Options that the connection starts with.
     pub socket: SocketOptions,
 }
@@ -76,9 +76,9 @@ pub struct SocketOptions {
     /// Hop limit from the SYN on (`IP_TTL`, `IPV6_UNICAST_HOPS`).
     pub hop_limit: Option<u8>,
     /// Segments that arrive over IPv4 with a smaller time to live are dropped, SYNs too (`IP_MINTTL`); 0 for none.
-    pub min_hops_v4: u8,
+    pub min_ttl: u8,
     /// Segments that arrive over IPv6 with a smaller hop limit, likewise (`IPV6_MINHOPCOUNT`).
-    pub min_hops_v6: u8,
+    pub min_hop_count: u8,
     /// Shortest retransmission time-out: see [`TcpOption::RtoMin`].
     pub rto_min: Option<Duration>,
     /// Longest retransmission time-out: see [`TcpOption::RtoMax`].
@@ -139,7 +139,7 @@ pub enum TcpOption {
     SendBuffer(u32),
     /// Whenever something has left and less than half of so many bytes were not sent, [`Event::Writable`](crate::events::Event::Writable) follows (`TCP_NOTSENT_LOWAT`); 0 for not. What
     /// is taken stays bounded by the send buffer alone: [`Stack::room_below`](crate::stack::Stack::room_below) says what Linux would take.
-    NotSentLowWater(u32),
+    NotSentLowat(u32),
     /// Largest segment to send (`TCP_MAXSEG`).
     MaxSegment(u16),
     /// How the congestion window grows (`TCP_CONGESTION`).
@@ -151,7 +151,7 @@ pub enum TcpOption {
     /// How often a SYN is sent again (`TCP_SYNCNT`): 1 … 127.
     SynRetries(u8),
     /// Segments that arrive with a smaller hop limit are dropped (`IP_MINTTL`, `IPV6_MINHOPCOUNT`, RFC 5082); 0 for none.
-    MinHops(u8),
+    MinHopLimit(u8),
     /// What the retransmission time-out has beyond the round trip time at the least (`TCP_RTO_MIN_US`): 1 … 200 ms.
     RtoMin(Duration),
     /// The longest retransmission time-out (`TCP_RTO_MAX_MS`): 1 … 120 s.
@@ -177,8 +177,8 @@ impl TcpOption {
             Self::Tos(tos) => tos & 3 == 0,
             Self::SynRetries(count) => (1..=127).contains(&count),
             Self::HopLimit(hops) => hops != Some(0),
-            Self::RtoMin(time) | Self::DelayedAckMax(time) => SHORT_TIMES.contains(&time),
-            Self::RtoMax(time) => TIMEOUTS_MAX.contains(&time),
+            Self::RtoMin(time) | Self::DelayedAckMax(time) => RTO_MIN_RANGE.contains(&time),
+            Self::RtoMax(time) => RTO_MAX_RANGE.contains(&time),
             Self::Priority(priority) => priority <= Label::PRIORITY_MAX,
             _ => true,
         }
@@ -237,7 +237,7 @@ pub struct TcpInfo {
     /// Reordering degree in segments.
     pub reordering: u32,
     /// How often reordering was seen.
-    pub reorderings: u32,
+    pub reord_seen: u32,
     /// Peer's window in bytes.
     pub snd_wnd: u32,
     /// Window we offer in bytes.

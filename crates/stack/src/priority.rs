@@ -9,13 +9,13 @@ use crate::device::{Label, RxBurst};
 pub(crate) const CLASSES: usize = Label::PRIORITY_MAX as usize + 1;
 
 /// The class of best effort.
-const USUAL: u8 = 1;
+const BEST_EFFORT: u8 = 1;
 
 /// The class of a priority: the higher, the earlier. Priorities that do not exist are the highest.
 #[must_use]
 pub const fn class(priority: u8) -> u8 {
     match priority {
-        0 => USUAL,
+        0 => BEST_EFFORT,
         1 => 0,
         2..=Label::PRIORITY_MAX => priority,
         _ => Label::PRIORITY_MAX,

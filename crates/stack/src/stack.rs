@@ -13,28 +13,28 @@
 mod listing;
 mod pools;
 
-pub(crate) use listing::nobody;
-pub use listing::{Cursor, Listed, Memory, Protocol, Timer, TimerKind};
-pub use pools::{POOLS, Pool};
+pub(crate) use listing::unspecified_addr;
+pub use listing::{ListCursor, ListedSocket, ListedTimer, SocketMemory, SocketProtocol, TimerKind};
+pub use pools::{POOL_COUNT, PoolUsage};
 
 use crate::device::{BURST_FRAMES_MAX, Gso, RxBurst, RxFrame, TxQueue};
 use crate::error::{ConfigError, ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
 use crate::events::{Event, InlineData};
 use crate::handle::{Conn, LinkId, Listener, PortId, UdpHandle};
 use crate::icmp::error::TransportError;
-use crate::ip::usual::{self, Usual};
-use crate::ip::{Input, L4, Network, NetworkConfig, Parsed, Reassembled, RouteConfig};
+use crate::ip::rx_fast_path::{self, FastPathSegment};
+use crate::ip::{InputResult, L4, Network, NetworkConfig, ParsedFrame, Reassembled, RouteConfig};
 use crate::link::LinkConfig;
 use crate::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption, UrgentMark};
-use crate::steering::{Home, News, Steering, Stray};
+use crate::steering::{ControlUpdate, FrameOwner, MisroutedPacket, Steering};
 use crate::tcp::config::TcpConfig;
 use crate::tcp::demux;
-use crate::tcp::input::{Arrived, Fields};
+use crate::tcp::input::{Segment, SegmentHeader};
 use crate::tcp::source::{Source, SourceId};
 use crate::tcp::state::State;
 use crate::tcp::{FlowKey, Tcp, TcpStats};
 use crate::time::Instant;
-use crate::udp::{Datagram, Udp, UdpError, UdpOptions, UdpReport, UdpSending, UdpStats};
+use crate::udp::{Datagram, Udp, UdpError, UdpExtendedError, UdpOptions, UdpSendParams, UdpStats};
 use crate::wire::protocol;
 use crate::wire::tcp::{SeqNumber, TcpHeader, TcpSegment};
 use core::net::{IpAddr, SocketAddr};
@@ -65,7 +65,7 @@ pub struct Stack {
     tcp: Tcp,
     udp: Udp,
     /// Packets that were put together here and belong to other shards.
-    strays: Vec<Stray>,
+    misrouted: Vec<MisroutedPacket>,
 }
 
 /// Fewer frames than these are worked on before a prefetch could help.
@@ -91,24 +91,24 @@ fn super_frame_segments(gso: Gso, payload: &[u8]) -> u16 {
 
 /// The segment of a usual frame, which is number `index` of its burst, with its flow hash and what the flow table had for that.
 #[inline(always)]
-fn arrived<'b>(
-    usual: &Usual<'b>,
+fn segment_of<'b>(
+    usual: &FastPathSegment<'b>,
     (hash, hint): (u32, u32),
     index: usize,
     frame: &RxFrame<'b>,
-) -> Arrived<'b> {
-    let Usual { key, ecn, hops, header, options, payload, payload_at } = *usual;
-    Arrived {
+) -> Segment<'b> {
+    let FastPathSegment { key, ecn, hop_limit: hops, header, options, payload, payload_at } = *usual;
+    Segment {
         key,
         hash,
         hint,
-        header: Fields::from(&TcpHeader::parse(header)),
+        header: SegmentHeader::from(&TcpHeader::parse(header)),
         options,
         payload,
         frame: Some((index as u16, payload_at)),
         ce: ecn == CONGESTION_EXPERIENCED,
         segments: wire_segments(frame.gso, payload),
-        hops,
+        hop_limit: hops,
     }
 }
 
@@ -121,7 +121,7 @@ impl Stack {
         config.validate()?;
         let udp = Udp::new(&config.network);
         let net = Network::new(config.network, &seed)?;
-        Ok(Self { net, tcp: Tcp::new(config.tcp, &seed, now), udp, strays: Vec::new() })
+        Ok(Self { net, tcp: Tcp::new(config.tcp, &seed, now), udp, misrouted: Vec::new() })
     }
 
     /// Adds a device by its sending half.
@@ -172,67 +172,67 @@ impl Stack {
         self.tcp.set_now(now);
         // What the flow table had for each frame before the first of them was processed.
         let mut hints = [demux::NO_HINT; BURST_FRAMES_MAX];
-        if burst.len() >= PREFETCH_FRAMES_MIN && self.tcp.outgrows_cache() {
-            self.fetch_ahead(burst, &mut hints);
+        if burst.len() >= PREFETCH_FRAMES_MIN && self.tcp.exceeds_cache() {
+            self.prefetch_flows(burst, &mut hints);
         }
-        let link = self.net.untagged(port);
-        let mut gate = link.map(|link| self.net.gate(link));
+        let link = self.net.untagged_link(port);
+        let mut gate = link.map(|link| self.net.fast_path_filter(link));
         for (index, frame) in burst.iter().enumerate() {
             let hint = hints[index];
             // A branch of its own for what nearly all are, so that nothing in it has to fit the others.
             if let Some(gate) = &gate
-                && let Some(usual) = self.net.usual_v4(gate, frame)
+                && let Some(usual) = self.net.parse_fast_v4(gate, frame)
             {
                 let hash = self.tcp.secrets.flow_hash_v4(&usual.key);
-                let arrived = arrived(&usual, (hash, hint), index, frame);
+                let arrived = segment_of(&usual, (hash, hint), index, frame);
+                self.net.stats.rx_tcp += 1;
+                self.tcp.input_inlined(&mut self.net, &arrived, burst);
+            } else if let Some(usual) = link.and_then(|link| self.net.parse_fast_v6(link, frame)) {
+                let hash = self.tcp.secrets.flow_hash(&usual.key);
+                let arrived = segment_of(&usual, (hash, hint), index, frame);
                 self.net.stats.rx_tcp += 1;
                 self.tcp.input(&mut self.net, &arrived, burst);
-            } else if let Some(usual) = link.and_then(|link| self.net.usual_v6(link, frame)) {
-                let hash = self.tcp.secrets.flow_hash(&usual.key);
-                let arrived = arrived(&usual, (hash, hint), index, frame);
-                self.net.stats.rx_tcp += 1;
-                self.tcp.input_other(&mut self.net, &arrived, burst);
             } else {
-                self.receive_unusual(now, port, index, frame, burst);
+                self.receive_slow_path(now, port, index, frame, burst);
                 // It may have been about our addresses, or about a neighbour.
-                gate = link.map(|link| self.net.gate(link));
-                self.net.forget_confirmed();
+                gate = link.map(|link| self.net.fast_path_filter(link));
+                self.net.reset_last_confirmed();
             }
         }
-        self.net.forget_confirmed();
+        self.net.reset_last_confirmed();
     }
 
     /// Asks for the cache lines that a burst is going to need: first the buckets of the flow table, then the connections they name.
-    fn fetch_ahead(&self, burst: &RxBurst<'_>, hints: &mut [u32; BURST_FRAMES_MAX]) {
-        if !self.tcp.live_outgrow_cache() {
-            return self.fetch_buckets_ahead(burst);
+    fn prefetch_flows(&self, burst: &RxBurst<'_>, hints: &mut [u32; BURST_FRAMES_MAX]) {
+        if !self.tcp.live_conns_exceed_cache() {
+            return self.prefetch_buckets(burst);
         }
         let mut hashes = [0; BURST_FRAMES_MAX];
         let mut usual = [false; BURST_FRAMES_MAX];
         for (index, frame) in burst.iter().enumerate() {
-            let Some(key) = usual::ends(frame.bytes) else { continue };
+            let Some(key) = rx_fast_path::peek_flow_key(frame.bytes) else { continue };
             let hash = self.tcp.secrets.flow_hash(&key);
             self.tcp.flows.prefetch(hash);
             usual[index] = true;
             hashes[index] = hash;
         }
         for (index, _) in usual.iter().enumerate().filter(|(_, usual)| **usual) {
-            hints[index] = self.tcp.fetch_ahead(hashes[index]);
+            hints[index] = self.tcp.prefetch_flow(hashes[index]);
         }
     }
 
     /// The same where what short connections touch was touched a moment ago, but for the bucket that a new one gets. What it holds is not asked for: that would be to
     /// wait for it.
-    fn fetch_buckets_ahead(&self, burst: &RxBurst<'_>) {
-        for frame in burst.iter().filter(|frame| usual::begins(frame.bytes)) {
-            if let Some(key) = usual::ends(frame.bytes) {
+    fn prefetch_buckets(&self, burst: &RxBurst<'_>) {
+        for frame in burst.iter().filter(|frame| rx_fast_path::may_be_syn(frame.bytes)) {
+            if let Some(key) = rx_fast_path::peek_flow_key(frame.bytes) {
                 self.tcp.flows.prefetch(self.tcp.secrets.flow_hash(&key));
             }
         }
     }
 
     /// A frame that needs a closer look.
-    fn receive_unusual(
+    fn receive_slow_path(
         &mut self,
         now: Instant,
         port: PortId,
@@ -241,20 +241,24 @@ impl Stack {
         burst: &RxBurst<'_>,
     ) {
         let parsed = self.net.parse(port, frame);
-        self.net.account(&parsed);
+        self.net.count_received(&parsed);
         match parsed {
-            Parsed::Tcp(l4) => {
-                if let Some(arrived) = self.prepare(&l4, Some((index, frame))) {
-                    self.tcp.input_other(&mut self.net, &arrived, burst);
+            ParsedFrame::Tcp(l4) => {
+                if let Some(arrived) = self.parse_segment(&l4, Some((index, frame))) {
+                    self.tcp.input(&mut self.net, &arrived, burst);
                 }
             }
-            Parsed::Drop(_) => {}
+            ParsedFrame::Drop(_) => {}
             other => self.receive_other(now, &other, burst),
         }
     }
 
     /// Parses a TCP segment. `None` if its header is malformed.
-    fn prepare<'b>(&mut self, l4: &L4<'b>, frame: Option<(usize, &RxFrame<'b>)>) -> Option<Arrived<'b>> {
+    fn parse_segment<'b>(
+        &mut self,
+        l4: &L4<'b>,
+        frame: Option<(usize, &RxFrame<'b>)>,
+    ) -> Option<Segment<'b>> {
         let Ok(segment) = TcpSegment::parse(l4.bytes) else {
             self.tcp.stats.malformed += 1;
             return None;
@@ -270,38 +274,38 @@ impl Stack {
             let start = segment.payload.as_ptr() as usize - frame.bytes.as_ptr() as usize;
             (index as u16, start as u32)
         });
-        Some(Arrived {
+        Some(Segment {
             hash: self.tcp.secrets.flow_hash(&key),
             hint: demux::NO_HINT,
             key,
-            header: Fields::from(&header),
+            header: SegmentHeader::from(&header),
             options: segment.options,
             payload: segment.payload,
             frame,
             ce: l4.ecn == CONGESTION_EXPERIENCED,
             segments: wire_segments(l4.gso, segment.payload),
-            hops: l4.hop_limit,
+            hop_limit: l4.hop_limit,
         })
     }
 
     /// Frames that are not TCP in one piece.
-    fn receive_other(&mut self, now: Instant, parsed: &Parsed<'_>, burst: &RxBurst<'_>) {
+    fn receive_other(&mut self, now: Instant, parsed: &ParsedFrame<'_>, burst: &RxBurst<'_>) {
         let other = match parsed {
-            Parsed::Udp(l4) => return self.udp.input(now, &mut self.net, l4),
-            Parsed::Other(other) => other,
-            Parsed::Tcp(_) | Parsed::Drop(_) => return,
+            ParsedFrame::Udp(l4) => return self.udp.input(now, &mut self.net, l4),
+            ParsedFrame::Other(other) => other,
+            ParsedFrame::Tcp(_) | ParsedFrame::Drop(_) => return,
         };
         match self.net.input(now, other) {
-            Input::Nothing => {}
-            Input::Error(error) => self.on_transport_error(now, &error),
-            Input::Reassembled(packet) => {
-                if self.net.steering().is_some() && self.is_a_stray(&packet) {
+            InputResult::Handled => {}
+            InputResult::Error(error) => self.on_transport_error(now, &error),
+            InputResult::Reassembled(packet) => {
+                if self.net.steering().is_some() && self.route_reassembled(&packet) {
                     return self.net.recycle(packet);
                 }
                 match self.net.parse_reassembled(&packet) {
-                    Parsed::Tcp(l4) => {
-                        if let Some(arrived) = self.prepare(&l4, None) {
-                            self.tcp.input_other(&mut self.net, &arrived, burst);
+                    ParsedFrame::Tcp(l4) => {
+                        if let Some(arrived) = self.parse_segment(&l4, None) {
+                            self.tcp.input(&mut self.net, &arrived, burst);
                         }
                     }
                     // Cannot come back here again: a reassembled packet is no fragment.
@@ -314,30 +318,30 @@ impl Stack {
 
     /// Of several shards, one puts fragments together and another may be the home of what comes of them: it gets the packet. True if this one does not.
     #[cold]
-    fn is_a_stray(&mut self, packet: &Reassembled) -> bool {
-        let Some(home) = self.net.home_of_reassembled(packet) else { return false };
-        let me = self.net.steering().map(Steering::me);
-        if matches!(home, Home::Shard(home) if Some(home) == me) {
+    fn route_reassembled(&mut self, packet: &Reassembled) -> bool {
+        let Some(home) = self.net.owner_of_reassembled(packet) else { return false };
+        let me = self.net.steering().map(Steering::shard);
+        if matches!(home, FrameOwner::Shard(home) if Some(home) == me) {
             return false;
         }
-        self.strays.push(self.net.stray(home, packet));
-        home != Home::Every
+        self.misrouted.push(self.net.misrouted_packet(home, packet));
+        home != FrameOwner::All
     }
 
     /// The next packet that was put together here and belongs elsewhere.
-    pub fn next_stray(&mut self) -> Option<Stray> {
-        self.strays.pop()
+    pub fn next_misrouted(&mut self) -> Option<MisroutedPacket> {
+        self.misrouted.pop()
     }
 
     /// Another shard tells something.
-    pub fn hear(&mut self, now: Instant, news: &News) {
-        self.net.hear(now, news);
+    pub fn apply_control_update(&mut self, now: Instant, news: &ControlUpdate) {
+        self.net.apply_control_update(now, news);
     }
 
     fn on_transport_error(&mut self, now: Instant, error: &TransportError) {
         match error.protocol {
             protocol::TCP => self.tcp.on_icmp_error(&mut self.net, error),
-            protocol::UDP => self.udp.error(now, &mut self.net, error),
+            protocol::UDP => self.udp.on_error(now, &mut self.net, error),
             _ => {}
         }
     }
@@ -378,8 +382,8 @@ impl Stack {
     /// Runs timers that are due.
     pub fn advance(&mut self, now: Instant) {
         self.tcp.set_now(now);
-        self.net.timers(now);
-        while let Some(error) = self.net.poll_errors() {
+        self.net.run_timers(now);
+        while let Some(error) = self.net.next_error() {
             self.on_transport_error(now, &error);
         }
         self.tcp.advance(&mut self.net);
@@ -395,8 +399,8 @@ impl Stack {
     /// How long acknowledgements that have no other reason to leave at once than Linux's quick acknowledgement mode wait for an answer to ride on, for an
     /// application that answers a little after the turn in which it gets data. Zero, as in the beginning: not at all. Every second segment, and
     /// whatever tells of loss, is acknowledged at once nevertheless (RFC 9293 §3.8.6.3, RFC 5681 §4.2).
-    pub fn hold_quick_acks(&mut self, time: Duration) {
-        self.tcp.hold_quick_acks(time);
+    pub fn defer_quick_acks(&mut self, time: Duration) {
+        self.tcp.defer_quick_acks(time);
     }
 
     /// When the next turn is due if no frame comes before. `None` if nothing waits.
@@ -500,8 +504,8 @@ impl Stack {
     }
 
     /// How many of `len` bytes, 2^30 at the most, Linux would take in one call, in which it also sends, before so many or more are not sent (`TCP_NOTSENT_LOWAT`), or not acknowledged (`SO_SNDBUF`).
-    pub fn room_below(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> u32 {
-        self.tcp.room_below(conn, len, most)
+    pub fn sendable_within(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> u32 {
+        self.tcp.sendable_within(conn, len, most)
     }
 
     /// Queues `len` bytes of a source from `offset` on, without copying. Taken whole or not at all.
@@ -523,25 +527,25 @@ impl Stack {
     ///
     /// # Errors
     /// See [`SendError`].
-    pub fn send_lent(
+    pub fn send_source_partial(
         &mut self,
         conn: Conn,
         source: SourceId,
         offset: u64,
         len: usize,
     ) -> Result<usize, SendError> {
-        self.tcp.send_lent(conn, source, offset, len)
+        self.tcp.send_source_partial(conn, source, offset, len)
     }
 
     /// Copies what is queued of sources whose bytes others may write ([`Source::shared`]), until `len` bytes from the first unacknowledged one on are copies, or
     /// memory is used up. Returns how many are.
-    pub fn own(&mut self, conn: Conn, len: u64) -> u64 {
-        self.tcp.own(conn, len)
+    pub fn privatize(&mut self, conn: Conn, len: u64) -> u64 {
+        self.tcp.privatize(conn, len)
     }
 
     /// [`Event::Writable`] is to follow when some of what is queued was acknowledged.
-    pub fn await_acked(&mut self, conn: Conn) {
-        self.tcp.await_acked(conn);
+    pub fn request_writable(&mut self, conn: Conn) {
+        self.tcp.request_writable(conn);
     }
 
     /// Bytes that are queued and not acknowledged. 0 if the connection is over.
@@ -550,8 +554,8 @@ impl Stack {
     }
 
     /// Of those the ones that were not sent.
-    pub fn not_sent(&self, conn: Conn) -> u32 {
-        self.tcp.not_sent(conn)
+    pub fn notsent(&self, conn: Conn) -> u32 {
+        self.tcp.notsent(conn)
     }
 
     /// Queues bytes of which the last is urgent (`MSG_OOB`).
@@ -619,8 +623,8 @@ impl Stack {
     ///
     /// # Errors
     /// The handle is stale.
-    pub fn set_held(&mut self, conn: Conn, bytes: u32) -> Result<(), Stale> {
-        self.tcp.set_held(conn, bytes)
+    pub fn set_unread(&mut self, conn: Conn, bytes: u32) -> Result<(), Stale> {
+        self.tcp.set_unread(conn, bytes)
     }
 
     /// Unread bytes in front of an urgent one that an [`Event::Urgent`] tells of; below 0 if reading has passed it.
@@ -672,8 +676,8 @@ impl Stack {
     }
 
     /// Our end and the peer's of a connection; `None` if the handle is stale.
-    pub fn ends(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
-        self.tcp.ends(conn)
+    pub fn endpoints(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
+        self.tcp.endpoints(conn)
     }
 
     /// How many bytes may wait to be read and to be sent, as configured or as the connection's options say; `None` if the handle is stale.
@@ -757,11 +761,11 @@ impl Stack {
         &mut self,
         now: Instant,
         socket: UdpHandle,
-        sending: &UdpSending,
+        sending: &UdpSendParams,
         payload: &[u8],
     ) -> Result<(), UdpError> {
         let source = sending.source.filter(|source| self.net.is_local(*source));
-        self.udp.send(now, &mut self.net, socket, &UdpSending { source, ..*sending }, payload)
+        self.udp.send(now, &mut self.net, socket, &UdpSendParams { source, ..*sending }, payload)
     }
 
     /// Takes the oldest report of an error about a socket's datagrams, with as much of the datagram as is known and `out` holds. There are some only for
@@ -769,8 +773,12 @@ impl Stack {
     ///
     /// # Errors
     /// [`UdpError::WouldBlock`] if there is none, [`UdpError::Stale`].
-    pub fn udp_take_report(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<UdpReport, UdpError> {
-        self.udp.take_report(socket, out)
+    pub fn udp_take_report(
+        &mut self,
+        socket: UdpHandle,
+        out: &mut [u8],
+    ) -> Result<UdpExtendedError, UdpError> {
+        self.udp.take_extended_error(socket, out)
     }
 
     /// Takes the pending error of a UDP socket (`SO_ERROR`).
@@ -847,7 +855,7 @@ pub struct Usage {
     /// Entries in TIME_WAIT.
     pub time_wait: usize,
     /// Connections with something queued, in flight or unread.
-    pub busy: usize,
+    pub active: usize,
     /// Buffer chunks in use.
     pub chunks: usize,
     /// Most chunks ever in use.

@@ -4,7 +4,7 @@
 use super::*;
 use crate::chunk_pool::CHUNK_BYTES;
 use crate::device::{Capabilities, Label, RxChecksum};
-use crate::ip::testbench::{Recorder, RecordingQueue};
+use crate::ip::testbench::{RecordingTxQueue, TxRecorder};
 use crate::options::SocketOptions;
 use crate::steering::toeplitz::{self, Toeplitz};
 use crate::tcp::config::{CongestionControl, MtuProbing};
@@ -30,7 +30,7 @@ struct End {
     name: char,
     stack: Stack,
     port: PortId,
-    recorder: Arc<Mutex<Recorder>>,
+    recorder: Arc<Mutex<TxRecorder>>,
     conns: Vec<Conn>,
 }
 
@@ -58,8 +58,8 @@ impl End {
     ) -> Self {
         let config = StackConfig { tcp: config.clone(), ..StackConfig::default() };
         let mut stack = Stack::new(config, [own; 32], Instant::from_millis(1_000)).unwrap();
-        stack.tcp.unpredicted = !predicts;
-        let recorder = Arc::new(Mutex::new(Recorder { room: usize::MAX, ..Recorder::default() }));
+        stack.tcp.is_fast_path_disabled = !predicts;
+        let recorder = Arc::new(Mutex::new(TxRecorder { capacity: usize::MAX, ..TxRecorder::default() }));
         let capabilities = Capabilities {
             mac: mac(own),
             mtu: 1500,
@@ -68,7 +68,7 @@ impl End {
             uso: false,
             labels,
         };
-        let queue = RecordingQueue { recorder: recorder.clone(), capabilities, buffer: Vec::new() };
+        let queue = RecordingTxQueue { recorder: recorder.clone(), capabilities, buffer: Vec::new() };
         let port = stack.add_port(Box::new(queue));
         let link = LinkConfig {
             name: "line".into(),
@@ -117,8 +117,8 @@ impl End {
     /// A listing in portions has the same sockets as one in one piece, and as many as are counted.
     fn check_listing(&self, now: Instant) {
         let mut whole = Vec::new();
-        assert_eq!(self.stack.list(now, Cursor::default(), usize::MAX, &mut whole), None);
-        let (mut parts, mut cursor) = (Vec::new(), Some(Cursor::default()));
+        assert_eq!(self.stack.list(now, ListCursor::default(), usize::MAX, &mut whole), None);
+        let (mut parts, mut cursor) = (Vec::new(), Some(ListCursor::default()));
         while let Some(at) = cursor {
             let before = parts.len();
             cursor = self.stack.list(now, at, 2, &mut parts);
@@ -135,7 +135,7 @@ impl End {
         assert!(pools.iter().all(|pool| pool.used <= pool.high_water && pool.high_water <= pool.limit));
         let (mut chunk_bytes, mut connections) = (0, 0);
         for listed in whole.iter().filter(|listed| listed.info.is_some()) {
-            let Memory { rmem_alloc, wmem_queued, fwd_alloc, total, .. } = listed.memory;
+            let SocketMemory { rmem_alloc, wmem_queued, fwd_alloc, total, .. } = listed.memory;
             assert!(listed.recv_queue <= rmem_alloc && listed.send_queue == wmem_queued, "{listed:?}");
             let held = rmem_alloc + wmem_queued + fwd_alloc;
             assert!(held.is_multiple_of(CHUNK_BYTES as u64) && total >= 128 + held, "{listed:?}");
@@ -230,7 +230,7 @@ fn run(seed: u64, predicts: bool) -> (Transcript, TcpStats) {
     let gso = random.below(2) == 0;
     let mut server = End::new('S', 1, 2, &config, predicts, gso);
     let mut client = End::new('C', 2, 1, &config, predicts, gso);
-    server.stack.hold_quick_acks(Duration::from_millis(random.below(2)));
+    server.stack.defer_quick_acks(Duration::from_millis(random.below(2)));
     let to = SocketAddr::new(address(1).into(), 80);
     server.stack.listen(to, ListenOptions::default()).unwrap();
     let mut seen = Transcript::new();
@@ -348,7 +348,7 @@ fn held_acks(apart: Duration, after: Option<Duration>) -> Vec<(usize, u64)> {
     let config = TcpConfig { timestamps: false, ..TcpConfig::default() };
     let mut server = End::new('S', 1, 2, &config, true, false);
     let mut client = End::new('C', 2, 1, &config, true, false);
-    server.stack.hold_quick_acks(Duration::from_micros(100));
+    server.stack.defer_quick_acks(Duration::from_micros(100));
     let to = SocketAddr::new(address(1).into(), 80);
     server.stack.listen(to, ListenOptions::default()).unwrap();
     // Applications do nothing by themselves.
@@ -501,14 +501,14 @@ fn order_of(priorities: &[u8], room: usize) -> Vec<usize> {
         frames = b.turn(now, &frames, &mut random, &mut seen);
         b.conns.clear();
     }
-    let ports: Vec<u16> = conns.iter().map(|conn| a.stack.ends(*conn).unwrap()[0].port()).collect();
+    let ports: Vec<u16> = conns.iter().map(|conn| a.stack.endpoints(*conn).unwrap()[0].port()).collect();
     for (conn, &priority) in conns.iter().zip(priorities) {
         a.stack.set_option(*conn, TcpOption::Priority(priority)).unwrap();
     }
     conns.iter().for_each(|conn| assert_eq!(a.stack.send(*conn, b"now"), Ok(3)));
     let mut order = Vec::new();
     while order.len() < priorities.len() {
-        a.recorder.lock().unwrap().room = room;
+        a.recorder.lock().unwrap().capacity = room;
         let sent = a.turn(now, &[], &mut random, &mut seen);
         assert!(!sent.is_empty() && sent.len() <= room);
         order.extend(sent.iter().map(|(frame, _)| {

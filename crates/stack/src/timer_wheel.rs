@@ -92,7 +92,7 @@ pub trait TimerStore {
 
 /// First and last link of a list; both zero if it is empty.
 #[derive(Clone, Copy, Debug, Default)]
-struct Slot {
+struct WheelSlot {
     first: u32,
     last: u32,
 }
@@ -105,13 +105,13 @@ pub struct TimerWheel {
     /// Which slots of a level are not empty.
     occupied: [u128; LEVELS],
     /// `LEVELS * RING_SLOTS` of them.
-    slots: Box<[Slot]>,
+    slots: Box<[WheelSlot]>,
     /// Bit `l`: the slot of level `l` after the current one has been dealt out; timers for it go below.
-    ahead: u8,
+    cascaded_ahead: u8,
     /// `current` entered a slot of level 1 or above that may not have been dealt out yet.
-    unsettled: bool,
+    needs_cascade: bool,
     /// The tick at which look-ahead ran last.
-    looked_ahead: u64,
+    last_cascade_ahead: u64,
     /// [`FORCED_MOVES_MAX`] and [`AHEAD_MOVES_MAX`], which tests make small.
     forced_moves_max: u32,
     ahead_moves_max: u32,
@@ -125,10 +125,10 @@ impl TimerWheel {
         Self {
             current,
             occupied: [0; LEVELS],
-            slots: vec![Slot::default(); LEVELS * RING_SLOTS as usize].into_boxed_slice(),
-            ahead: 0,
-            unsettled: false,
-            looked_ahead: current,
+            slots: vec![WheelSlot::default(); LEVELS * RING_SLOTS as usize].into_boxed_slice(),
+            cascaded_ahead: 0,
+            needs_cascade: false,
+            last_cascade_ahead: current,
             forced_moves_max: FORCED_MOVES_MAX,
             ahead_moves_max: AHEAD_MOVES_MAX,
             len: 0,
@@ -166,8 +166,8 @@ impl TimerWheel {
         let tick = at.as_nanos().div_ceil(1 << TICK_SHIFT).clamp(self.current + 1, latest);
         // Time is inside every slot of the levels above the highest bit that differs, and those are dealt out unless unsettled.
         let differing = (self.current ^ tick).ilog2() / LEVEL_BITS;
-        let level = if self.unsettled { LEVELS - 1 } else { (differing as usize).min(LEVELS - 1) };
-        let slot = self.place(level, tick);
+        let level = if self.needs_cascade { LEVELS - 1 } else { (differing as usize).min(LEVELS - 1) };
+        let slot = self.slot_for(level, tick);
         self.append(store, slot, id, tick);
     }
 
@@ -201,7 +201,7 @@ impl TimerWheel {
         let now = now.as_nanos() >> TICK_SHIFT;
         let mut moves = self.forced_moves_max;
         loop {
-            if self.unsettled && !self.settle(store, &mut moves) {
+            if self.needs_cascade && !self.cascade_current(store, &mut moves) {
                 return None;
             }
             let due = self.slots[slot_of(0, self.current)].first;
@@ -211,9 +211,9 @@ impl TimerWheel {
                 return Some(due - 1);
             }
             if self.current >= now {
-                if self.looked_ahead != self.current {
-                    self.looked_ahead = self.current;
-                    self.look_ahead(store);
+                if self.last_cascade_ahead != self.current {
+                    self.last_cascade_ahead = self.current;
+                    self.cascade_next(store);
                 }
                 return None;
             }
@@ -228,7 +228,7 @@ impl TimerWheel {
         if self.len == 0 {
             return None;
         }
-        let due = self.unsettled || self.slots[slot_of(0, self.current)].first != 0;
+        let due = self.needs_cascade || self.slots[slot_of(0, self.current)].first != 0;
         let tick = if due { self.current } else { self.next_occupied()? };
         Some(Instant::from_nanos(tick.saturating_mul(1 << TICK_SHIFT)))
     }
@@ -236,20 +236,20 @@ impl TimerWheel {
     /// The slot where a timer for `tick` belongs, starting from `level`, which is known to be high enough.
     ///
     /// Of two timers for one tick the one armed later is never further down than the other. That keeps them in order.
-    fn place(&self, mut level: usize, tick: u64) -> usize {
-        while level > 0 && self.is_dealt_out(level, index_at(level, tick)) {
+    fn slot_for(&self, mut level: usize, tick: u64) -> usize {
+        while level > 0 && self.is_cascaded(level, index_at(level, tick)) {
             level -= 1;
         }
         slot_of(level, index_at(level, tick))
     }
 
     /// Whether timers for slot `index` (unwrapped) of `level` go to the level below.
-    fn is_dealt_out(&self, level: usize, index: u64) -> bool {
+    fn is_cascaded(&self, level: usize, index: u64) -> bool {
         let current = index_at(level, self.current);
         if index == current {
             self.slots[slot_of(level, index)].first == 0
         } else {
-            index == current + 1 && self.ahead & (1 << level) != 0
+            index == current + 1 && self.cascaded_ahead & (1 << level) != 0
         }
     }
 
@@ -273,39 +273,39 @@ impl TimerWheel {
         debug_assert!(tick > self.current);
         let highest = ((self.current ^ tick).ilog2() / LEVEL_BITS).min(LEVELS as u32 - 1);
         // Of the levels whose slot changes, "the slot after the current one" is now another.
-        self.ahead &= !((2u32 << highest) - 1) as u8;
-        self.unsettled |= highest > 0;
+        self.cascaded_ahead &= !((2u32 << highest) - 1) as u8;
+        self.needs_cascade |= highest > 0;
         self.current = tick;
     }
 
     /// Deals out the slots that time has entered. Returns false if `moves` ran out first.
-    fn settle<S: TimerStore + ?Sized>(&mut self, store: &mut S, moves: &mut u32) -> bool {
+    fn cascade_current<S: TimerStore + ?Sized>(&mut self, store: &mut S, moves: &mut u32) -> bool {
         for level in (1..LEVELS).rev() {
-            if !self.deal_out(store, level, index_at(level, self.current), moves) {
+            if !self.cascade(store, level, index_at(level, self.current), moves) {
                 return false;
             }
         }
-        self.unsettled = false;
+        self.needs_cascade = false;
         true
     }
 
     /// Deals out the slots that time enters next, if it is half-way there.
-    fn look_ahead<S: TimerStore + ?Sized>(&mut self, store: &mut S) {
+    fn cascade_next<S: TimerStore + ?Sized>(&mut self, store: &mut S) {
         let mut moves = self.ahead_moves_max;
         for level in (1..LEVELS).rev() {
             let second_half = self.current >> (LEVEL_BITS * level as u32 - 1) & 1 == 1;
-            if !second_half || self.ahead & (1 << level) != 0 {
+            if !second_half || self.cascaded_ahead & (1 << level) != 0 {
                 continue;
             }
-            if !self.deal_out(store, level, index_at(level, self.current) + 1, &mut moves) {
+            if !self.cascade(store, level, index_at(level, self.current) + 1, &mut moves) {
                 return;
             }
-            self.ahead |= 1 << level;
+            self.cascaded_ahead |= 1 << level;
         }
     }
 
     /// Moves all timers of slot `index` (unwrapped) of `level` down, first ones first. Returns false if `moves` ran out.
-    fn deal_out<S: TimerStore + ?Sized>(
+    fn cascade<S: TimerStore + ?Sized>(
         &mut self,
         store: &mut S,
         level: usize,
@@ -323,7 +323,7 @@ impl TimerWheel {
             let below = u64::from(store.timer_node(id).deadline) & ((1 << shift) - 1);
             let tick = index << shift | below;
             self.unlink(store, id);
-            let place = self.place(level - 1, tick);
+            let place = self.slot_for(level - 1, tick);
             self.append(store, place, id, tick);
         }
         true
@@ -348,7 +348,7 @@ impl TimerWheel {
         let (is_first, is_last) = (prev & SLOT_MARK != 0, next & SLOT_MARK != 0);
         if is_first && is_last {
             let slot = (prev & !SLOT_MARK) as usize;
-            self.slots[slot] = Slot::default();
+            self.slots[slot] = WheelSlot::default();
             self.occupied[slot / RING_SLOTS as usize] &= !(1 << (slot as u64 % RING_SLOTS));
             return;
         }

@@ -22,7 +22,7 @@ use std::cell::Cell;
 
 thread_local! {
     // Constant and without destructor: reading it allocates nothing, and works until the thread is gone.
-    static MADE: Cell<Allocations> = const { Cell::new(Allocations { count: 0, bytes: 0, freed: 0 }) };
+    static ALLOCATIONS: Cell<Allocations> = const { Cell::new(Allocations { count: 0, bytes: 0, freed: 0 }) };
 }
 
 /// What a thread asked the allocator for.
@@ -40,9 +40,9 @@ pub struct Allocations {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CountingAllocator;
 
-fn note(count: u64, bytes: usize, freed: u64) {
+fn record(count: u64, bytes: usize, freed: u64) {
     // A thread that is ending may have lost its counter: nobody can ask for it any more.
-    _ = MADE.try_with(|made| {
+    _ = ALLOCATIONS.try_with(|made| {
         let before = made.get();
         made.set(Allocations {
             count: before.count + count,
@@ -56,25 +56,25 @@ fn note(count: u64, bytes: usize, freed: u64) {
 // nor unwinds.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        note(1, layout.size(), 0);
+        record(1, layout.size(), 0);
         // SAFETY: the caller keeps the contract of `alloc`, which is that of `System`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        note(1, layout.size(), 0);
+        record(1, layout.size(), 0);
         // SAFETY: as above.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        note(1, new_size, 0);
+        record(1, new_size, 0);
         // SAFETY: as above; `ptr` came from `System`, because all allocations do.
         unsafe { System.realloc(ptr, layout, new_size) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        note(0, 0, 1);
+        record(0, 0, 1);
         // SAFETY: as above; `ptr` came from `System`, because all allocations do.
         unsafe { System.dealloc(ptr, layout) }
     }
@@ -82,7 +82,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
 
 /// What this thread has allocated since it started.
 pub fn allocations() -> Allocations {
-    MADE.get()
+    ALLOCATIONS.get()
 }
 
 /// Runs `f` and says what it allocated on this thread.

@@ -22,23 +22,23 @@ const UDP: u8 = 17;
 const ICMP6: u8 = 58;
 
 /// A frame, taken apart.
-pub struct Packet<'a> {
+pub struct DissectedPacket<'a> {
     bytes: &'a [u8],
-    parts: Result<SlicedPacket<'a>, String>,
+    slices: Result<SlicedPacket<'a>, String>,
 }
 
-impl<'a> Packet<'a> {
+impl<'a> DissectedPacket<'a> {
     /// Takes an Ethernet frame apart.
-    pub fn of(bytes: &'a [u8]) -> Self {
-        Self { bytes, parts: SlicedPacket::from_ethernet(bytes).map_err(|e| e.to_string()) }
+    pub fn parse(bytes: &'a [u8]) -> Self {
+        Self { bytes, slices: SlicedPacket::from_ethernet(bytes).map_err(|e| e.to_string()) }
     }
 
     fn net(&self) -> Option<&NetSlice<'a>> {
-        self.parts.as_ref().ok()?.net.as_ref()
+        self.slices.as_ref().ok()?.net.as_ref()
     }
 
     fn transport(&self) -> Option<&TransportSlice<'a>> {
-        self.parts.as_ref().ok()?.transport.as_ref()
+        self.slices.as_ref().ok()?.transport.as_ref()
     }
 
     fn tcp(&self) -> Option<&TcpSlice<'a>> {
@@ -82,7 +82,7 @@ impl<'a> Packet<'a> {
 
     /// What of lengths and checksums is wrong.
     fn flaw(&self) -> Option<String> {
-        let parts = match &self.parts {
+        let parts = match &self.slices {
             Ok(parts) => parts,
             Err(e) => return Some(e.clone()),
         };
@@ -131,7 +131,7 @@ fn sum(parts: &[&[u8]]) -> u16 {
 }
 
 /// The flags of a segment as letters, in the order in which [`flags`] wants them.
-fn letters(tcp: &TcpSlice<'_>) -> String {
+fn flag_letters(tcp: &TcpSlice<'_>) -> String {
     let all = [
         ('S', tcp.syn()),
         ('F', tcp.fin()),
@@ -145,7 +145,7 @@ fn letters(tcp: &TcpSlice<'_>) -> String {
     all.into_iter().filter(|(_, set)| *set).map(|(letter, _)| letter).collect()
 }
 
-impl fmt::Display for Packet<'_> {
+impl fmt::Display for DissectedPacket<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some((from, to)) = self.addresses() else {
             let arp = matches!(self.net(), Some(NetSlice::Arp(_)));
@@ -157,7 +157,7 @@ impl fmt::Display for Packet<'_> {
         }
         if let Some(tcp) = self.tcp() {
             let (seq, ack) = (tcp.sequence_number(), tcp.acknowledgment_number());
-            write!(f, ", flags {}, seq {seq}, ack {ack}, window {}", letters(tcp), tcp.window_size())?;
+            write!(f, ", flags {}, seq {seq}, ack {ack}, window {}", flag_letters(tcp), tcp.window_size())?;
         }
         write!(f, ", {} bytes of payload", self.payload_len().unwrap_or(0))?;
         self.flaw().map_or(Ok(()), |flaw| write!(f, "; wrong: {flaw}"))
@@ -166,23 +166,27 @@ impl fmt::Display for Packet<'_> {
 
 /// Something that is to be true of a packet, or of all packets so far.
 pub struct Check {
-    text: String,
-    holds: Box<dyn FnMut(&Packet<'_>) -> bool>,
+    description: String,
+    predicate: Box<dyn FnMut(&DissectedPacket<'_>) -> bool>,
 }
 
 impl Check {
     /// A check of one's own. `text` says what is expected.
-    pub fn new(text: impl Into<String>, holds: impl FnMut(&Packet<'_>) -> bool + 'static) -> Self {
-        Self { text: text.into(), holds: Box::new(holds) }
+    pub fn new(text: impl Into<String>, holds: impl FnMut(&DissectedPacket<'_>) -> bool + 'static) -> Self {
+        Self { description: text.into(), predicate: Box::new(holds) }
     }
 
     /// Looks at a frame.
     ///
     /// # Errors
     /// What was expected, and what the frame is.
-    pub fn look(&mut self, frame: &[u8]) -> Result<(), String> {
-        let packet = Packet::of(frame);
-        if (self.holds)(&packet) { Ok(()) } else { Err(format!("{} expected, not {packet}", self.text)) }
+    pub fn verify(&mut self, frame: &[u8]) -> Result<(), String> {
+        let packet = DissectedPacket::parse(frame);
+        if (self.predicate)(&packet) {
+            Ok(())
+        } else {
+            Err(format!("{} expected, not {packet}", self.description))
+        }
     }
 }
 
@@ -190,9 +194,9 @@ impl BitAnd for Check {
     type Output = Self;
 
     fn bitand(mut self, mut other: Self) -> Self {
-        let text = format!("({} and {})", self.text, other.text);
+        let text = format!("({} and {})", self.description, other.description);
         // Both look at each packet: they may remember what they saw.
-        Self::new(text, move |packet| (self.holds)(packet) & (other.holds)(packet))
+        Self::new(text, move |packet| (self.predicate)(packet) & (other.predicate)(packet))
     }
 }
 
@@ -200,8 +204,8 @@ impl BitOr for Check {
     type Output = Self;
 
     fn bitor(mut self, mut other: Self) -> Self {
-        let text = format!("{} or {}", self.text, other.text);
-        Self::new(text, move |packet| (self.holds)(packet) | (other.holds)(packet))
+        let text = format!("{} or {}", self.description, other.description);
+        Self::new(text, move |packet| (self.predicate)(packet) | (other.predicate)(packet))
     }
 }
 
@@ -209,7 +213,7 @@ impl Not for Check {
     type Output = Self;
 
     fn not(mut self) -> Self {
-        Self::new(format!("not ({})", self.text), move |packet| !(self.holds)(packet))
+        Self::new(format!("not ({})", self.description), move |packet| !(self.predicate)(packet))
     }
 }
 
@@ -219,7 +223,7 @@ pub fn well_formed() -> Check {
 }
 
 /// An IP packet of so many bytes at the most, or none.
-pub fn fits(mtu: usize) -> Check {
+pub fn within_mtu(mtu: usize) -> Check {
     Check::new(format!("at most {mtu} bytes"), move |packet| packet.bytes.len() <= mtu + ETHERNET_BYTES)
 }
 
@@ -276,7 +280,7 @@ pub fn port(port: u16) -> Check {
 /// TCP with exactly these flags, letters of `SFRPAUEW` in this order.
 pub fn flags(wanted: &'static str) -> Check {
     Check::new(format!("flags {wanted}"), move |packet| {
-        packet.tcp().is_some_and(|tcp| letters(tcp) == wanted)
+        packet.tcp().is_some_and(|tcp| flag_letters(tcp) == wanted)
     })
 }
 
@@ -302,7 +306,7 @@ pub fn option(wanted: TcpOptionElement) -> Check {
 }
 
 /// Acknowledgements of each direction of a TCP connection never go back. A SYN or RST begins anew.
-pub fn acknowledges_forwards() -> Check {
+pub fn acks_never_decrease() -> Check {
     let mut last = BTreeMap::new();
     Check::new("no acknowledgement before an earlier one", move |packet| {
         let (Some(tcp), Some(addresses)) = (packet.tcp(), packet.addresses()) else { return true };
@@ -331,7 +335,7 @@ fn range_text<T: fmt::Debug>(range: &impl RangeBounds<T>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::puppet::{PEER, PEER_PORT, PORT, STACK, frame};
+    use crate::scripted_peer::{PEER, PEER_PORT, PORT, STACK, frame};
     use ginnel_stack::wire::tcp::{SeqNumber, TcpFlags, TcpHeader, TcpOptions};
 
     fn syn(payload: &[u8]) -> Vec<u8> {
@@ -342,14 +346,14 @@ mod tests {
             ack: SeqNumber(9),
             flags: TcpFlags::SYN | TcpFlags::ACK,
             window: 1000,
-            urgent: 0,
+            urg_ptr: 0,
             header_len: 0,
         };
         frame(&header, &TcpOptions { mss: Some(1460), ..TcpOptions::default() }, payload)
     }
 
     fn holds(mut check: Check, frame: &[u8]) -> bool {
-        check.look(frame).is_ok()
+        check.verify(frame).is_ok()
     }
 
     #[test]
@@ -357,7 +361,7 @@ mod tests {
         let frame = syn(b"abc");
         let right = [
             well_formed(),
-            fits(frame.len() - 14),
+            within_mtu(frame.len() - 14),
             ipv4(),
             tcp(),
             from(PEER),
@@ -370,10 +374,10 @@ mod tests {
             option(TcpOptionElement::MaximumSegmentSize(1460)),
         ];
         for mut check in right {
-            assert_eq!(check.look(&frame), Ok(()));
+            assert_eq!(check.verify(&frame), Ok(()));
         }
         let wrong = [
-            fits(frame.len() - 15),
+            within_mtu(frame.len() - 15),
             arp(),
             ipv6(),
             udp(),
@@ -387,7 +391,7 @@ mod tests {
             option(TcpOptionElement::MaximumSegmentSize(1459)),
         ];
         for mut check in wrong {
-            assert!(check.look(&frame).is_err(), "{}", check.text);
+            assert!(check.verify(&frame).is_err(), "{}", check.description);
         }
     }
 
@@ -411,7 +415,7 @@ mod tests {
         assert!(holds(tcp() & flags("SA") & !payload(1..), &frame));
         assert!(holds(udp() | tcp(), &frame));
         assert!(!holds(!(udp() | tcp()), &frame));
-        let error = (udp() & flags("S") | arp()).look(&frame).unwrap_err();
+        let error = (udp() & flags("S") | arp()).verify(&frame).unwrap_err();
         assert!(error.starts_with("(UDP and flags S) or ARP expected, not "), "{error}");
         assert!(error.contains("flags SA, seq 7, ack 9, window 1000, 0 bytes of payload"), "{error}");
     }
@@ -425,13 +429,13 @@ mod tests {
             ack: SeqNumber(ack),
             flags: TcpFlags::ACK,
             window: 1000,
-            urgent: 0,
+            urg_ptr: 0,
             header_len: 0,
         };
-        let mut check = acknowledges_forwards() & well_formed();
+        let mut check = acks_never_decrease() & well_formed();
         for (ack, right) in [(u32::MAX, true), (5, true), (5, true), (4, false), (100, true)] {
             let bytes = frame(&header(ack), &TcpOptions::default(), b"");
-            assert_eq!(check.look(&bytes).is_ok(), right, "{ack}");
+            assert_eq!(check.verify(&bytes).is_ok(), right, "{ack}");
         }
     }
 }

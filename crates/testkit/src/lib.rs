@@ -3,11 +3,11 @@
 pub mod alloc_counter;
 pub mod checks;
 pub mod interop;
-pub mod puppet;
 pub mod script;
+pub mod scripted_peer;
 pub mod sim;
 mod skip;
-pub mod stalls;
+pub mod steal;
 pub mod transcript;
 
 pub use skip::skip;

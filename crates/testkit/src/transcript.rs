@@ -18,11 +18,11 @@ const ACK: u8 = 16;
 const URG: u8 = 32;
 
 /// Bytes that are compared of what the other end reset: how many more were said to it is a matter of how many buffers hold on the way.
-const BEFORE_RESET: usize = 4096;
+const COMPARED_BEFORE_RESET: usize = 4096;
 
 /// What one end of a conversation said.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Said {
+struct EndTranscript {
     /// Bytes of the stream from its beginning; of datagrams one after the other, each behind its length.
     bytes: Vec<u8>,
     /// Where the stream ends.
@@ -32,7 +32,7 @@ struct Said {
     /// Positions behind urgent bytes.
     urgent: Vec<u32>,
     /// Number of the stream's first byte, while it is listened to.
-    first: Option<u32>,
+    first_seq: Option<u32>,
 }
 
 /// One TCP connection, or all datagrams between two ports.
@@ -40,16 +40,16 @@ struct Said {
 struct Conversation {
     protocol: u8,
     /// Whom it was begun with. Whoever began it has a port that does not matter.
-    with: SocketAddr,
+    responder: SocketAddr,
     /// What the one that began it said, and what the other did.
-    said: [Said; 2],
+    ends: [EndTranscript; 2],
 }
 
 impl Conversation {
     /// Whoever began it gave it up before a word: whether its SYN had left by then is a matter of time.
-    fn is_void(&self) -> bool {
-        let silent = |said: &Said| said.bytes.is_empty() && said.fin.is_none();
-        self.protocol == TCP && self.said[0].reset && self.said.iter().all(silent)
+    fn is_empty_abort(&self) -> bool {
+        let silent = |said: &EndTranscript| said.bytes.is_empty() && said.fin.is_none();
+        self.protocol == TCP && self.ends[0].reset && self.ends.iter().all(silent)
     }
 }
 
@@ -60,9 +60,9 @@ pub struct Transcript(Vec<Conversation>);
 impl fmt::Debug for Transcript {
     /// A line for each conversation, with the length and a sum of what was said.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Conversation { protocol, with, said } in &self.0 {
+        for Conversation { protocol, responder: with, ends: said } in &self.0 {
             write!(f, "\n{} {with}", if *protocol == TCP { "tcp" } else { "udp" })?;
-            for (Said { bytes, fin, reset, urgent, .. }, who) in said.iter().zip([">", "<"]) {
+            for (EndTranscript { bytes, fin, reset, urgent, .. }, who) in said.iter().zip([">", "<"]) {
                 // FNV-1a.
                 let add = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
                 let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325, add);
@@ -85,21 +85,22 @@ impl fmt::Debug for Transcript {
 
 /// Hears what goes through a device.
 #[derive(Clone, Default)]
-pub struct Witness(Arc<Mutex<Heard>>);
+pub struct WireRecorder(Arc<Mutex<Conversations>>);
 
 #[derive(Default)]
-struct Heard {
+struct Conversations {
     conversations: Vec<Conversation>,
     /// The latest between two ends, and which of them is the first of the key.
     latest: BTreeMap<(u8, SocketAddr, SocketAddr), usize>,
 }
 
-impl Witness {
+impl WireRecorder {
     /// A witness, and the device through which it hears. It hears both directions.
     #[must_use]
-    pub fn of(device: Device) -> (Device, Self) {
+    pub fn wrap(device: Device) -> (Device, Self) {
         let witness = Self::default();
-        let ear = Ear { heard: witness.clone(), capabilities: device.tx.capabilities(), frame: Vec::new() };
+        let ear =
+            MirrorTx { recorder: witness.clone(), capabilities: device.tx.capabilities(), frame: Vec::new() };
         (mirror::wrap(device, Box::new(ear)), witness)
     }
 
@@ -109,29 +110,29 @@ impl Witness {
         let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = heard.conversations.clone();
         for conversation in &mut all {
-            let resets = conversation.said.each_ref().map(|said| said.reset);
-            for (said, cut_off) in conversation.said.iter_mut().zip([resets[1], resets[0]]) {
-                said.first = None;
+            let resets = conversation.ends.each_ref().map(|said| said.reset);
+            for (said, cut_off) in conversation.ends.iter_mut().zip([resets[1], resets[0]]) {
+                said.first_seq = None;
                 said.urgent.sort_unstable();
                 if cut_off && said.fin.is_none() {
-                    said.bytes.truncate(BEFORE_RESET);
+                    said.bytes.truncate(COMPARED_BEFORE_RESET);
                 }
             }
         }
-        all.retain(|conversation| !conversation.is_void());
+        all.retain(|conversation| !conversation.is_empty_abort());
         all.sort();
         Transcript(all)
     }
 }
 
 /// The device to which the mirror copies.
-struct Ear {
-    heard: Witness,
+struct MirrorTx {
+    recorder: WireRecorder,
     capabilities: Capabilities,
     frame: Vec<u8>,
 }
 
-impl TxQueue for Ear {
+impl TxQueue for MirrorTx {
     fn capabilities(&self) -> Capabilities {
         Capabilities { tx_checksum: true, gso_bytes_max: 0, uso: false, ..self.capabilities }
     }
@@ -142,9 +143,9 @@ impl TxQueue for Ear {
     }
 
     fn commit(&mut self, len: usize, _: TxMeta) {
-        let mut heard = self.heard.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut heard = self.recorder.0.lock().unwrap_or_else(PoisonError::into_inner);
         // What is no TCP and no UDP, or cut, is not for applications.
-        let _ = heard.hear(&self.frame[..len]);
+        let _ = heard.record_frame(&self.frame[..len]);
     }
 
     fn flush(&mut self, _: Instant) {}
@@ -158,8 +159,8 @@ fn be32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-impl Heard {
-    fn hear(&mut self, frame: &[u8]) -> Option<()> {
+impl Conversations {
+    fn record_frame(&mut self, frame: &[u8]) -> Option<()> {
         let packet = frame.get(14..)?;
         match be16(frame, 12)? {
             0x0800 => {
@@ -196,7 +197,13 @@ impl Heard {
     }
 
     /// The conversation between two ends, and which of the two in it `from` is.
-    fn between(&mut self, protocol: u8, from: SocketAddr, to: SocketAddr, anew: bool) -> (usize, usize) {
+    fn find_or_begin(
+        &mut self,
+        protocol: u8,
+        from: SocketAddr,
+        to: SocketAddr,
+        anew: bool,
+    ) -> (usize, usize) {
         if !anew {
             if let Some(known) = self.latest.get(&(protocol, from, to)) {
                 return (*known, 0);
@@ -206,15 +213,15 @@ impl Heard {
             }
         }
         let number = self.conversations.len();
-        self.conversations.push(Conversation { protocol, with: to, said: Default::default() });
+        self.conversations.push(Conversation { protocol, responder: to, ends: Default::default() });
         self.latest.remove(&(protocol, to, from));
         self.latest.insert((protocol, from, to), number);
         (number, 0)
     }
 
     fn datagram(&mut self, from: SocketAddr, to: SocketAddr, data: &[u8]) -> Option<()> {
-        let (number, who) = self.between(UDP, from, to, false);
-        let bytes = &mut self.conversations[number].said[who].bytes;
+        let (number, who) = self.find_or_begin(UDP, from, to, false);
+        let bytes = &mut self.conversations[number].ends[who].bytes;
         bytes.extend((data.len() as u32).to_be_bytes());
         bytes.extend(data);
         Some(())
@@ -223,20 +230,20 @@ impl Heard {
     fn segment(&mut self, from: SocketAddr, to: SocketAddr, data: &[u8]) -> Option<()> {
         let (seq, flags) = (be32(data, 4)?, *data.get(13)?);
         let payload = data.get(usize::from(*data.get(12)? >> 4) * 4..)?;
-        let (mut number, mut who) = self.between(TCP, from, to, false);
+        let (mut number, mut who) = self.find_or_begin(TCP, from, to, false);
         if flags & (SYN | ACK) == SYN {
-            let first = self.conversations[number].said[who].first;
+            let first = self.conversations[number].ends[who].first_seq;
             if first.is_some_and(|first| first != seq.wrapping_add(1)) {
-                (number, who) = self.between(TCP, from, to, true);
+                (number, who) = self.find_or_begin(TCP, from, to, true);
             }
         }
-        let is_over = self.conversations[number].said.iter().all(|said| said.fin.is_some());
-        let said = &mut self.conversations[number].said[who];
+        let is_over = self.conversations[number].ends.iter().all(|said| said.fin.is_some());
+        let said = &mut self.conversations[number].ends[who];
         if flags & SYN != 0 {
-            said.first = Some(seq.wrapping_add(1));
+            said.first_seq = Some(seq.wrapping_add(1));
         }
         said.reset |= flags & RST != 0 && !is_over;
-        let at = seq.wrapping_sub(said.first?) as i32;
+        let at = seq.wrapping_sub(said.first_seq?) as i32;
         let (Ok(at), 0) = (usize::try_from(at), flags & (SYN | RST)) else { return None };
         let end = at + payload.len();
         if !payload.is_empty() {
@@ -280,9 +287,9 @@ mod tests {
     }
 
     fn heard(frames: &[Vec<u8>]) -> Transcript {
-        let witness = Witness::default();
+        let witness = WireRecorder::default();
         for frame in frames {
-            let _ = witness.0.lock().unwrap().hear(frame);
+            let _ = witness.0.lock().unwrap().record_frame(frame);
         }
         witness.transcript()
     }

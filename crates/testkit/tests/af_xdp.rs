@@ -13,10 +13,10 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 fn open(namespace: &Namespace, interface: &str) -> Device {
     let config = AfXdpConfig {
         interface: interface.into(),
-        keys: "take=all".parse().expect("valid keys"),
+        options: "take=all".parse().expect("valid keys"),
         ..AfXdpConfig::default()
     };
-    namespace.run(|| af_xdp::open(&config)?.into_one()).expect("a device")
+    namespace.run(|| af_xdp::open(&config)?.into_single_device()).expect("a device")
 }
 
 /// Sends frames and takes what has come meanwhile. Returns how many that were.

@@ -9,7 +9,7 @@ use ginnel_stack::handle::{LinkId, Listener, PortId};
 use ginnel_stack::options::ConnectOptions;
 use ginnel_stack::stack::StackConfig;
 use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions, Timestamps};
-use ginnel_testkit::puppet::{PEER, PEER_PORT, PORT, Puppet, STACK};
+use ginnel_testkit::scripted_peer::{PEER, PEER_PORT, PORT, STACK, ScriptedPeer};
 use ginnel_testkit::sim::{HostConfig, LinkModel, Sim};
 
 const ACK: TcpFlags = TcpFlags::ACK;
@@ -18,8 +18,8 @@ const RST: TcpFlags = TcpFlags::RST;
 const SYN: TcpFlags = TcpFlags::SYN;
 
 /// A stack that has answered a SYN, and what its peer sends next.
-fn half_open(next: &[(TcpFlags, i64, &[u8])]) -> (Puppet, Listener, Vec<Vec<u8>>) {
-    let mut p = Puppet::new(StackConfig::default());
+fn half_open(next: &[(TcpFlags, i64, &[u8])]) -> (ScriptedPeer, Listener, Vec<Vec<u8>>) {
+    let mut p = ScriptedPeer::new(StackConfig::default());
     let listener = p.listen();
     p.deliver(SYN, 0, 0, &[]);
     let frames = next.iter().map(|(flags, seq, payload)| {
@@ -40,7 +40,7 @@ fn link_local(sim: &Sim, host: usize) -> IpAddr {
 /// Both directions are closed, but the owner has not read everything: meanwhile other connections come.
 #[test]
 fn a_finished_ipv6_connection_that_is_not_read_out_keeps_its_addresses() {
-    let lazy = HostConfig { lazy_reader: true, ..HostConfig::default() };
+    let lazy = HostConfig { defer_reads: true, ..HostConfig::default() };
     let mut sim = Sim::pair_with(1, HostConfig::default(), lazy, LinkModel::default());
     let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 80);
     sim.hosts[1].stack.listen(any, Default::default()).unwrap();
@@ -79,25 +79,25 @@ fn a_connection_that_was_reset_before_accept_is_accepted_and_closed() {
     assert_eq!(p.events.last(), Some(&closed), "nothing follows it: {:?}", p.events);
     p.wait(Duration::from_secs(1));
     let usage = p.stack.usage();
-    assert_eq!((usage.connections, usage.busy, usage.chunks, usage.timers), (0, 0, 0, 0));
+    assert_eq!((usage.connections, usage.active, usage.chunks, usage.timers), (0, 0, 0, 0));
 }
 
 #[test]
 fn a_reset_connection_that_nobody_accepts_goes_with_its_listener() {
     let (mut p, listener, frames) = half_open(&[(ACK, 1, b""), (ACK, 1, b"bytes"), (RST, 6, b"")]);
-    p.receive_only(&frames);
+    p.receive_without_events(&frames);
     assert_eq!(p.stack.usage().connections, 1);
     assert!(p.stack.unlisten(listener));
     assert!(p.flush().is_empty(), "its peer knows");
     let usage = p.stack.usage();
-    assert_eq!((usage.connections, usage.busy, usage.chunks, usage.timers), (0, 0, 0, 0));
+    assert_eq!((usage.connections, usage.active, usage.chunks, usage.timers), (0, 0, 0, 0));
 }
 
 /// Applications tell connections apart by the token: that of the end must be theirs, though the end was known before they set it.
 #[test]
 fn the_end_of_a_connection_that_was_reset_before_accept_has_its_token() {
     let (mut p, _, frames) = half_open(&[(ACK, 1, b""), (RST, 1, b"")]);
-    p.receive_only(&frames);
+    p.receive_without_events(&frames);
     let mut accepted = None;
     while let Some(event) = p.stack.next_event() {
         match event {
@@ -118,7 +118,7 @@ fn the_end_of_a_connection_that_was_reset_before_accept_has_its_token() {
 
 #[test]
 fn an_attempt_to_connect_that_is_given_up_at_once_sends_nothing() {
-    let mut p = Puppet::new(StackConfig::default());
+    let mut p = ScriptedPeer::new(StackConfig::default());
     let to = SocketAddr::new(PEER.into(), 9);
     let conn = p.stack.connect(p.now, to, &Default::default()).unwrap();
     p.stack.abort(conn).unwrap();
@@ -167,15 +167,15 @@ fn the_end_of_the_stream_comes_after_bytes_that_were_moved_out_of_the_burst() {
 }
 
 /// A connection through the peer's active close, of which TIME_WAIT remains here.
-fn time_wait(max: u32) -> Puppet {
+fn time_wait(max: u32) -> ScriptedPeer {
     let mut config = StackConfig::default();
     config.tcp.connections_max = max;
     let options = TcpOptions {
         mss: Some(1000),
-        timestamps: Some(Timestamps { value: 1, echo: 0 }),
+        timestamps: Some(Timestamps { tsval: 1, tsecr: 0 }),
         ..TcpOptions::default()
     };
-    let mut p = Puppet::established(config, &options);
+    let mut p = ScriptedPeer::established(config, &options);
     p.stack.close(p.conn.unwrap()).unwrap();
     p.flush();
     let stamped = TcpOptions { timestamps: options.timestamps, ..TcpOptions::default() };
@@ -198,7 +198,7 @@ fn time_wait_stays_if_there_is_no_room_for_the_connection_that_asks_for_its_addr
     assert_eq!(p.stack.connect(p.now, to, &options), Err(ConnectError::TooMany));
     assert_eq!(p.stack.usage().time_wait, 1, "for a connection of ours");
     p.ports.1 = PEER_PORT;
-    let newer = TcpOptions { timestamps: Some(Timestamps { value: 9000, echo: 0 }), ..mss };
+    let newer = TcpOptions { timestamps: Some(Timestamps { tsval: 9000, tsecr: 0 }), ..mss };
     let syn = p.segment(SYN, 5000, 0, &[], &newer);
     p.deliver_frame(&syn);
     assert_eq!(p.stack.usage().time_wait, 1, "for one of the peer's");

@@ -12,7 +12,7 @@ use ginnel_stack::stack::{Stack, StackConfig};
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::MacAddr;
 use ginnel_stack::wire::tcp::{SeqNumber, TcpFlags, TcpHeader, TcpOptions, TcpSegment};
-use ginnel_testkit::puppet::{PEER, STACK, frame};
+use ginnel_testkit::scripted_peer::{PEER, STACK, frame};
 use std::sync::{Arc, Mutex};
 
 const CONNECTIONS: u32 = 100_000;
@@ -20,15 +20,15 @@ const BYTES_MAX: u64 = 192;
 /// Connections that come from one address to one listener.
 const PER_LISTENER: u32 = 50_000;
 const REQUEST: [u8; 100] = [1; 100];
-const ANSWER: [u8; 300] = [2; 300];
+const RESPONSE: [u8; 300] = [2; 300];
 
 /// Remembers the sequence number of the last segment sent.
-struct Tx {
+struct LastSeqTx {
     last: Arc<Mutex<u32>>,
-    room: Vec<u8>,
+    buffer: Vec<u8>,
 }
 
-impl TxQueue for Tx {
+impl TxQueue for LastSeqTx {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             mac: [2, 0, 0, 0, 0, 1],
@@ -41,12 +41,12 @@ impl TxQueue for Tx {
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.room.resize(len, 0);
-        Some(&mut self.room)
+        self.buffer.resize(len, 0);
+        Some(&mut self.buffer)
     }
 
     fn commit(&mut self, len: usize, _: TxMeta) {
-        if let Some(Ok(segment)) = self.room.get(34..len).map(TcpSegment::parse) {
+        if let Some(Ok(segment)) = self.buffer.get(34..len).map(TcpSegment::parse) {
             *self.last.lock().unwrap() = segment.header.seq.0;
         }
     }
@@ -68,7 +68,7 @@ impl Server {
         let now = Instant::from_millis(1000);
         let mut stack = Stack::new(config, [3; 32], now).unwrap();
         let last = Arc::default();
-        let port = stack.add_port(Box::new(Tx { last: Arc::clone(&last), room: Vec::new() }));
+        let port = stack.add_port(Box::new(LastSeqTx { last: Arc::clone(&last), buffer: Vec::new() }));
         let link = LinkConfig {
             name: "lan".into(),
             addresses: vec![(IpAddr::V4(STACK), 24)],
@@ -91,7 +91,7 @@ impl Server {
             ack: SeqNumber(ack),
             flags,
             window: 60_000,
-            urgent: 0,
+            urg_ptr: 0,
             header_len: 0,
         };
         let syn = flags.contains(TcpFlags::SYN);
@@ -108,7 +108,7 @@ impl Server {
                 }
                 Event::Data { conn, data } => {
                     self.stack.consume(conn, data, data.len(), &burst);
-                    assert_eq!(self.stack.send(conn, &ANSWER), Ok(ANSWER.len()));
+                    assert_eq!(self.stack.send(conn, &RESPONSE), Ok(RESPONSE.len()));
                 }
                 _ => {}
             }
@@ -118,7 +118,7 @@ impl Server {
     }
 
     /// Time passes.
-    fn pass(&mut self, time: Duration) {
+    fn advance(&mut self, time: Duration) {
         let until = self.now + time;
         while let Some(at) = self.stack.next_deadline().filter(|at| *at <= until) {
             self.now = at.max(self.now + Duration::from_micros(1));
@@ -130,13 +130,13 @@ impl Server {
     }
 
     /// A connection that makes one request and then stays.
-    fn visit(&mut self, number: u32) {
+    fn serve_one_request(&mut self, number: u32) {
         self.deliver(number, TcpFlags::SYN, 0, 0, &[]);
         let next = self.last.lock().unwrap().wrapping_add(1);
         self.deliver(number, TcpFlags::ACK, 1, next, &[]);
         self.deliver(number, TcpFlags::ACK, 1, next, &REQUEST);
         self.deliver(number, TcpFlags::ACK, 101, next.wrapping_add(300), &[]);
-        self.pass(Duration::from_micros(100));
+        self.advance(Duration::from_micros(100));
     }
 }
 
@@ -151,12 +151,15 @@ fn a_hundred_thousand_idle_connections_take_no_more_than_192_bytes_each() {
     let mut server = Server::new();
     let before = resident_bytes();
     for number in 0..CONNECTIONS {
-        server.visit(number);
+        server.serve_one_request(number);
     }
-    server.pass(Duration::from_secs(10));
+    server.advance(Duration::from_secs(10));
     let each = (resident_bytes() - before) / u64::from(CONNECTIONS);
     let usage = server.stack.usage();
-    assert_eq!((usage.connections, usage.busy, usage.chunks, usage.timers), (CONNECTIONS as usize, 0, 0, 0));
+    assert_eq!(
+        (usage.connections, usage.active, usage.chunks, usage.timers),
+        (CONNECTIONS as usize, 0, 0, 0)
+    );
     assert_eq!(server.stack.tcp_stats().bytes_out, 300 * u64::from(CONNECTIONS));
     assert!(each >= 128, "{each} bytes: less than a connection has");
     assert!(each <= BYTES_MAX, "{each} bytes for each connection");

@@ -22,7 +22,7 @@ fn a_fin_queued_when_the_idle_timer_is_overdue_leaves() {
     sim.hosts[0].send_all(now, client, vec![1; 1000], false);
     sim.collect(0);
     sim.run(Duration::from_millis(50));
-    assert_eq!(sim.hosts[0].stack.usage().busy, 1, "not idle for long enough yet");
+    assert_eq!(sim.hosts[0].stack.usage().active, 1, "not idle for long enough yet");
 
     sim.now += Duration::from_secs(5);
     let now = sim.now;

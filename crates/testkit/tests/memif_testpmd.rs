@@ -11,15 +11,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 const PROGRAM: &str = "dpdk-testpmd";
 /// Frames under way: fewer than either end's queues hold.
 const WINDOW: usize = 32;
 
 /// A folder for a socket, removed with this value.
-struct Folder(PathBuf);
+struct TempFolder(PathBuf);
 
-impl Folder {
+impl TempFolder {
     fn new() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -29,7 +29,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -114,7 +114,7 @@ fn with_testpmd(role: Role, socket: &Path, queues: u16, mode: &str) -> (Memif, T
     let memif = open(&config(socket, role, queues)).unwrap();
     let testpmd =
         Testpmd::start(if role == Role::Server { "client" } else { "server" }, socket, queues, mode);
-    assert!(memif.link.wait_for(true, PATIENCE), "the link stays down");
+    assert!(memif.link.wait_for(true, TIMEOUT), "the link stays down");
     (memif, testpmd)
 }
 
@@ -127,7 +127,7 @@ fn frame(number: usize, len: usize) -> Vec<u8> {
 
 /// A client's testpmd offers its first buffers a while after the link is up.
 fn send(device: &mut Device, bytes: &[u8], meta: TxMeta) {
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     while device.tx.reserve(bytes.len()).is_none() {
         assert!(std::time::Instant::now() < deadline, "the queue stays full");
         device.tx.flush(Instant::ZERO);
@@ -139,7 +139,7 @@ fn send(device: &mut Device, bytes: &[u8], meta: TxMeta) {
 
 /// Receives until `count` frames have come. Sleeps in between, so testpmd must wake it.
 fn receive(device: &mut Device, count: usize) -> Vec<(Vec<u8>, RxChecksum)> {
-    let (mut received, deadline) = (Vec::new(), std::time::Instant::now() + PATIENCE);
+    let (mut received, deadline) = (Vec::new(), std::time::Instant::now() + TIMEOUT);
     while received.len() < count {
         assert!(std::time::Instant::now() < deadline, "{} of {count} frames came", received.len());
         let mut burst = RxBurst::new();
@@ -153,7 +153,7 @@ fn receive(device: &mut Device, count: usize) -> Vec<(Vec<u8>, RxChecksum)> {
     received
 }
 
-fn echoes(device: &mut Device, sizes: impl Iterator<Item = usize>) {
+fn check_echo(device: &mut Device, sizes: impl Iterator<Item = usize>) {
     let frames: Vec<_> = sizes.enumerate().map(|(number, size)| frame(number, size)).collect();
     for window in frames.chunks(WINDOW) {
         window.iter().for_each(|frame| send(device, frame, TxMeta::default()));
@@ -171,9 +171,9 @@ fn testpmd_returns_frames_of_every_size() {
         return;
     }
     for role in [Role::Server, Role::Client] {
-        let folder = Folder::new();
+        let folder = TempFolder::new();
         let (mut memif, _testpmd) = with_testpmd(role, &folder.0.join("socket"), 1, "io");
-        echoes(&mut memif.queues[0], 60..=1514);
+        check_echo(&mut memif.queues[0], 60..=1514);
         let counters = &memif.stats;
         let wrong = [&counters.refused, &counters.violations, &counters.rx_malformed, &counters.tx_dropped];
         assert_eq!(wrong.map(|counter| counter.load(Ordering::Relaxed)), [0; 4], "{role:?}");
@@ -221,10 +221,10 @@ fn every_queue_has_its_counterpart_in_testpmd() {
         return;
     }
     for role in [Role::Server, Role::Client] {
-        let folder = Folder::new();
+        let folder = TempFolder::new();
         let (mut memif, _testpmd) = with_testpmd(role, &folder.0.join("socket"), 3, "io");
         for (device, size) in memif.queues.iter_mut().zip([100, 500, 1000]) {
-            echoes(device, (0..200).map(|number| size + number));
+            check_echo(device, (0..200).map(|number| size + number));
         }
     }
 }
@@ -256,7 +256,7 @@ fn testpmd_gets_wire_frames_of_what_the_stack_leaves_to_the_device() {
         return;
     }
     for role in [Role::Server, Role::Client] {
-        let folder = Folder::new();
+        let folder = TempFolder::new();
         let (mut memif, _testpmd) = with_testpmd(role, &folder.0.join("socket"), 1, "io");
         let device = &mut memif.queues[0];
         for (payload, size, count) in [(700, None, 1), (40_000, Some(1400), 29), (60_000, Some(1000), 60)] {
@@ -280,12 +280,12 @@ fn the_link_comes_back_when_testpmd_was_killed() {
         return;
     }
     for role in [Role::Server, Role::Client] {
-        let folder = Folder::new();
+        let folder = TempFolder::new();
         let socket = folder.0.join("socket");
         let (mut memif, testpmd) = with_testpmd(role, &socket, 1, "io");
-        echoes(&mut memif.queues[0], 100..200);
+        check_echo(&mut memif.queues[0], 100..200);
         testpmd.kill();
-        assert!(memif.link.wait_for(false, PATIENCE));
+        assert!(memif.link.wait_for(false, TIMEOUT));
         let device = &mut memif.queues[0];
         let dropped = memif.stats.tx_dropped.load(Ordering::Relaxed);
         send(device, &frame(0, 100), TxMeta::default());
@@ -296,7 +296,7 @@ fn the_link_comes_back_when_testpmd_was_killed() {
         }
         let peer = if role == Role::Server { "client" } else { "server" };
         let _testpmd = Testpmd::start(peer, &socket, 1, "io");
-        assert!(memif.link.wait_for(true, PATIENCE), "{role:?}: the link stays down");
-        echoes(&mut memif.queues[0], 100..200);
+        assert!(memif.link.wait_for(true, TIMEOUT), "{role:?}: the link stays down");
+        check_echo(&mut memif.queues[0], 100..200);
     }
 }

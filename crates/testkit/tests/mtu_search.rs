@@ -19,12 +19,12 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
 }
 
 /// A client that probes in this mode and a server behind a link, connected.
-struct Path {
+struct MtuPath {
     sim: Sim,
     client: Conn,
 }
 
-impl Path {
+impl MtuPath {
     fn new(seed: u64, mode: MtuProbing, model: &LinkModel, settings: impl Fn(&mut HostConfig)) -> Self {
         let mut host = HostConfig::default();
         host.stack.tcp.mtu_probing = mode;
@@ -40,7 +40,7 @@ impl Path {
     }
 
     /// Sends something; whether it arrived within the time.
-    fn carries(&mut self, data: Vec<u8>, limit: Duration) -> bool {
+    fn delivers(&mut self, data: Vec<u8>, limit: Duration) -> bool {
         let (now, client, served) = (self.sim.now, self.client, self.sim.hosts[SERVER].accepted[0]);
         let received = |sim: &Sim| sim.hosts[SERVER].received.get(&served).map_or(0, |r| r.bytes.len());
         let start = received(&self.sim);
@@ -72,12 +72,12 @@ fn narrow(mtu: usize) -> LinkModel {
 #[test]
 fn a_transfer_through_a_black_hole_stalls_without_probing_and_completes_with_it() {
     let data = bytes(1, 4 << 20);
-    let mut path = Path::new(1, MtuProbing::Off, &narrow(1300), |_| {});
-    assert!(!path.carries(data.clone(), 2000 * SECOND));
+    let mut path = MtuPath::new(1, MtuProbing::Off, &narrow(1300), |_| {});
+    assert!(!path.delivers(data.clone(), 2000 * SECOND));
     assert_eq!(path.sim.hosts[CLIENT].received[&path.client].closed, Some(CloseReason::TimedOut));
 
-    let mut path = Path::new(1, MtuProbing::BlackHole, &narrow(1300), |_| {});
-    assert!(path.carries(data, 60 * SECOND), "{}", path.sim.replay());
+    let mut path = MtuPath::new(1, MtuProbing::BlackHole, &narrow(1300), |_| {});
+    assert!(path.delivers(data, 60 * SECOND), "{}", path.sim.replay());
     let stats = path.stats();
     assert_eq!(stats.mtu_black_holes, 1, "the base is small enough");
     assert!(stats.mtu_probes_lost > 0 && stats.mtu_probes_acknowledged > 0, "{stats:?}");
@@ -86,8 +86,8 @@ fn a_transfer_through_a_black_hole_stalls_without_probing_and_completes_with_it(
 
 #[test]
 fn segments_are_halved_until_they_get_through() {
-    let mut path = Path::new(2, MtuProbing::BlackHole, &narrow(600), |_| {});
-    assert!(path.carries(bytes(2, 1 << 20), 120 * SECOND), "{}", path.sim.replay());
+    let mut path = MtuPath::new(2, MtuProbing::BlackHole, &narrow(600), |_| {});
+    assert!(path.delivers(bytes(2, 1 << 20), 120 * SECOND), "{}", path.sim.replay());
     assert_eq!(path.stats().mtu_black_holes, 2);
     assert!((593..=600).contains(&path.pmtu()), "{}", path.pmtu());
 }
@@ -95,8 +95,8 @@ fn segments_are_halved_until_they_get_through() {
 #[test]
 fn a_connection_that_always_probes_never_times_out_and_does_not_slow_down() {
     for mtu in [1076, 1100, 1280, 1301, 1400, 1499, 1500] {
-        let mut path = Path::new(3, MtuProbing::Always, &narrow(mtu), |_| {});
-        assert!(path.carries(bytes(3, 4 << 20), 10 * SECOND), "{mtu}: {}", path.sim.replay());
+        let mut path = MtuPath::new(3, MtuProbing::Always, &narrow(mtu), |_| {});
+        assert!(path.delivers(bytes(3, 4 << 20), 10 * SECOND), "{mtu}: {}", path.sim.replay());
         let (stats, found) = (path.stats(), path.pmtu() as usize);
         assert!(found <= mtu && found + 8 > mtu, "{found} of {mtu}");
         assert_eq!((stats.timeouts, stats.mtu_black_holes, stats.fast_recoveries), (0, 0, 0), "{mtu}");
@@ -110,20 +110,20 @@ fn a_connection_that_always_probes_never_times_out_and_does_not_slow_down() {
 
 #[test]
 fn what_was_found_outlasts_silence_and_is_looked_at_again_after_an_interval() {
-    let mut path = Path::new(4, MtuProbing::BlackHole, &narrow(1300), |_| {});
-    assert!(path.carries(bytes(4, 4 << 20), 60 * SECOND));
+    let mut path = MtuPath::new(4, MtuProbing::BlackHole, &narrow(1300), |_| {});
+    assert!(path.delivers(bytes(4, 4 << 20), 60 * SECOND));
     let (before, found) = (path.stats(), path.pmtu());
     for _ in 0..5 {
         path.sim.run(30 * SECOND);
-        assert_eq!(path.sim.hosts[CLIENT].stack.usage().busy, 0, "nothing but the connection is left");
-        assert!(path.carries(bytes(5, 1 << 20), 5 * SECOND));
+        assert_eq!(path.sim.hosts[CLIENT].stack.usage().active, 0, "nothing but the connection is left");
+        assert!(path.delivers(bytes(5, 1 << 20), 5 * SECOND));
     }
     let after = path.stats();
     assert_eq!((after.timeouts, after.mtu_probes, path.pmtu()), (before.timeouts, before.mtu_probes, found));
 
     path.sim.set_link_from(CLIENT, &narrow(1500));
     path.sim.run(1300 * SECOND);
-    assert!(path.carries(bytes(6, 4 << 20), 10 * SECOND));
+    assert!(path.delivers(bytes(6, 4 << 20), 10 * SECOND));
     assert!(path.pmtu() > 1492, "{}", path.pmtu());
     assert_eq!(path.stats().timeouts, before.timeouts);
 }
@@ -131,9 +131,9 @@ fn what_was_found_outlasts_silence_and_is_looked_at_again_after_an_interval() {
 /// What failed is forgotten with the busy part; that must not cost each burst a probe.
 #[test]
 fn a_connection_of_short_bursts_does_not_lose_the_same_probe_in_each() {
-    let mut path = Path::new(6, MtuProbing::Always, &narrow(1300), |_| {});
+    let mut path = MtuPath::new(6, MtuProbing::Always, &narrow(1300), |_| {});
     for burst in 0..60 {
-        assert!(path.carries(bytes(burst, 30_000), 10 * SECOND), "{}", path.sim.replay());
+        assert!(path.delivers(bytes(burst, 30_000), 10 * SECOND), "{}", path.sim.replay());
         path.sim.run(2 * SECOND);
     }
     let stats = path.stats();
@@ -145,11 +145,11 @@ fn a_connection_of_short_bursts_does_not_lose_the_same_probe_in_each() {
 fn a_busy_connection_looks_again_after_an_interval() {
     let settings = |host: &mut HostConfig| host.stack.tcp.mtu_probe_interval_seconds = 1;
     let slow = |mtu| LinkModel { rate_bps: 50_000_000, queue_bytes: 1 << 20, ..narrow(mtu) };
-    let mut path = Path::new(7, MtuProbing::Always, &slow(1200), settings);
-    assert!(path.carries(bytes(7, 2 << 20), 10 * SECOND));
+    let mut path = MtuPath::new(7, MtuProbing::Always, &slow(1200), settings);
+    assert!(path.delivers(bytes(7, 2 << 20), 10 * SECOND));
     assert!((1193..=1200).contains(&path.pmtu()), "{}", path.pmtu());
     path.sim.set_link_from(CLIENT, &slow(1500));
-    assert!(path.carries(bytes(8, 24 << 20), 10 * SECOND));
+    assert!(path.delivers(bytes(8, 24 << 20), 10 * SECOND));
     assert!(path.pmtu() > 1492, "{}", path.pmtu());
 }
 
@@ -165,11 +165,11 @@ fn bytes_are_exact_whatever_else_the_path_does() {
                 jitter: Duration::from_millis(1),
                 ..narrow(1100 + (seed % 7) as usize * 60)
             };
-            let mut path = Path::new(seed, mode, &model, |host| {
+            let mut path = MtuPath::new(seed, mode, &model, |host| {
                 host.stack.tcp.mtu_probe_interval_seconds = 1;
                 host.stack.tcp.sack = !seed.is_multiple_of(3);
             });
-            assert!(path.carries(bytes(seed, 1 << 19), 1200 * SECOND), "{mode:?} {}", path.sim.replay());
+            assert!(path.delivers(bytes(seed, 1 << 19), 1200 * SECOND), "{mode:?} {}", path.sim.replay());
         }
     }
 }
@@ -177,8 +177,8 @@ fn bytes_are_exact_whatever_else_the_path_does() {
 #[test]
 fn what_comes_in_is_acknowledged_as_without_probing() {
     let acknowledgements = |mode| {
-        let mut path = Path::new(9, mode, &narrow(1500), |_| {});
-        assert!(path.carries(bytes(9, 1000), SECOND));
+        let mut path = MtuPath::new(9, mode, &narrow(1500), |_| {});
+        assert!(path.delivers(bytes(9, 1000), SECOND));
         // One frame at a time.
         path.sim.set_link_from(SERVER, &LinkModel { rate_bps: 50_000_000, ..narrow(1500) });
         let (now, served, client) = (path.sim.now, path.sim.hosts[SERVER].accepted[0], path.client);

@@ -27,19 +27,19 @@ const CLIENT_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// One of the two.
-struct End {
+struct Endpoint {
     stack: Stack,
     rx: Box<dyn RxQueue + Send>,
     port: PortId,
     /// Leaves what arrives unread until it is buffered, and reads it then.
-    lazy: bool,
+    defer_reads: bool,
     /// What each connection still has to send, by the number of its slot.
-    left: Vec<usize>,
+    unsent: Vec<usize>,
 }
 
 /// What the application of an end does when the peer has something for it.
 #[derive(Clone, Copy)]
-struct Talk {
+struct Exchange {
     /// Bytes the client sends, in each connection.
     request: usize,
     /// Bytes the server sends as soon as it has all of them.
@@ -48,28 +48,28 @@ struct Talk {
     server_closes: bool,
 }
 
-struct Two {
-    server: End,
-    client: End,
+struct StackPair {
+    server: Endpoint,
+    client: Endpoint,
     now: Instant,
-    talk: Talk,
+    exchange: Exchange,
     listener: Listener,
     /// Every so many frames one is lost; 0 loses none.
     lose_every: u64,
     frames: u64,
     ended: u64,
-    broken: u64,
+    failed: u64,
     datagrams: u64,
 }
 
 static BYTES: [u8; 1 << 18] = [7; 1 << 18];
 
-fn end(
+fn endpoint(
     device: ginnel_stack::device::Device,
     addresses: &[(IpAddr, u8)],
     seed: u8,
     change: &dyn Fn(&mut StackConfig),
-) -> End {
+) -> Endpoint {
     let mut config = StackConfig::default();
     config.tcp.connections_max = 1000;
     config.tcp.time_wait_max = 1000;
@@ -82,54 +82,54 @@ fn end(
     let port = stack.add_port(device.tx);
     let addresses = addresses.to_vec();
     stack.add_link(port, &LinkConfig { name: "lan".into(), addresses, ..LinkConfig::default() }).unwrap();
-    End { stack, rx: device.rx, port, lazy: false, left: vec![0; 1000] }
+    Endpoint { stack, rx: device.rx, port, defer_reads: false, unsent: vec![0; 1000] }
 }
 
-fn two(talk: Talk, change: &dyn Fn(&mut StackConfig)) -> Two {
-    two_at(talk, &[(SERVER.into(), 24)], &[(CLIENT.into(), 24)], change)
+fn stack_pair(talk: Exchange, change: &dyn Fn(&mut StackConfig)) -> StackPair {
+    stack_pair_at(talk, &[(SERVER.into(), 24)], &[(CLIENT.into(), 24)], change)
 }
 
-fn two_at(
-    talk: Talk,
+fn stack_pair_at(
+    talk: Exchange,
     servers: &[(IpAddr, u8)],
     clients: &[(IpAddr, u8)],
     change: &dyn Fn(&mut StackConfig),
-) -> Two {
+) -> StackPair {
     let (a, b) = pair(MemoryConfig::default().without_offloads());
-    let (mut server, client) = (end(a, servers, 1, change), end(b, clients, 2, change));
+    let (mut server, client) = (endpoint(a, servers, 1, change), endpoint(b, clients, 2, change));
     let at = SocketAddr::new(SERVER.into(), 80);
     let listener = server.stack.listen(at, ListenOptions::default()).unwrap();
-    Two {
+    StackPair {
         server,
         client,
         now: Instant::from_millis(1000),
-        talk,
+        exchange: talk,
         listener,
         lose_every: 0,
         frames: 0,
         ended: 0,
-        broken: 0,
+        failed: 0,
         datagrams: 0,
     }
 }
 
 /// The application of an end. A connection's token counts the bytes it has read.
 struct App<'a> {
-    talk: Talk,
+    exchange: Exchange,
     at_server: bool,
-    left: &'a mut [usize],
+    unsent: &'a mut [usize],
 }
 
 impl App<'_> {
     fn begin(&mut self, stack: &mut Stack, conn: Conn, bytes: usize) {
-        self.left[conn.index() as usize] = bytes;
-        self.go_on(stack, conn);
+        self.unsent[conn.index() as usize] = bytes;
+        self.send_unsent(stack, conn);
     }
 
-    fn go_on(&mut self, stack: &mut Stack, conn: Conn) {
-        let left = &mut self.left[conn.index() as usize];
+    fn send_unsent(&mut self, stack: &mut Stack, conn: Conn) {
+        let left = &mut self.unsent[conn.index() as usize];
         *left -= stack.send(conn, &BYTES[..*left]).unwrap();
-        if *left == 0 && self.at_server && self.talk.server_closes {
+        if *left == 0 && self.at_server && self.exchange.server_closes {
             let _ = stack.close(conn);
         }
     }
@@ -147,15 +147,15 @@ impl App<'_> {
         }
         let read = stack.token(conn).unwrap_or(0) as usize + count;
         stack.set_token(conn, read as u32);
-        if self.at_server && read == self.talk.request {
-            self.begin(stack, conn, self.talk.response);
-        } else if !self.at_server && read == self.talk.response && !self.talk.server_closes {
+        if self.at_server && read == self.exchange.request {
+            self.begin(stack, conn, self.exchange.response);
+        } else if !self.at_server && read == self.exchange.response && !self.exchange.server_closes {
             let _ = stack.close(conn);
         }
     }
 }
 
-impl Two {
+impl StackPair {
     fn connect(&mut self) {
         let to = SocketAddr::new(SERVER.into(), 80);
         let conn = self.client.stack.connect(self.now, to, &ConnectOptions::default()).unwrap();
@@ -175,7 +175,18 @@ impl Two {
 
     /// One turn of an end. Returns how many frames it received.
     fn turn(&mut self, at_server: bool) -> usize {
-        let Self { server, client, now, talk, listener, lose_every, frames, ended, broken, .. } = self;
+        let Self {
+            server,
+            client,
+            now,
+            exchange: talk,
+            listener,
+            lose_every,
+            frames,
+            ended,
+            failed: broken,
+            ..
+        } = self;
         let end = if at_server { server } else { client };
         let mut arrived = RxBurst::new();
         end.rx.rx_burst(*now, &mut arrived);
@@ -186,7 +197,7 @@ impl Two {
                 burst.push(*frame);
             }
         }
-        let mut app = App { talk: *talk, at_server, left: &mut end.left };
+        let mut app = App { exchange: *talk, at_server, unsent: &mut end.unsent };
         let mut deal = |stack: &mut Stack, burst: &RxBurst<'_>, lazy: bool| {
             while let Some(event) = stack.next_event() {
                 match event {
@@ -194,7 +205,7 @@ impl Two {
                         stack.accept(*listener);
                     }
                     Event::Connected { conn } => app.begin(stack, conn, talk.request),
-                    Event::Writable { conn } => app.go_on(stack, conn),
+                    Event::Writable { conn } => app.send_unsent(stack, conn),
                     Event::Data { conn, data } => {
                         let take = if lazy { 0 } else { data.len() };
                         stack.consume(conn, data, take, burst);
@@ -214,10 +225,10 @@ impl Two {
             }
         };
         end.stack.receive(*now, end.port, &burst);
-        deal(&mut end.stack, &burst, end.lazy);
+        deal(&mut end.stack, &burst, end.defer_reads);
         end.stack.finish_burst(&burst);
         end.stack.advance(*now);
-        deal(&mut end.stack, &RxBurst::new(), end.lazy);
+        deal(&mut end.stack, &RxBurst::new(), end.defer_reads);
         end.stack.transmit(*now);
         arrived.len()
     }
@@ -229,10 +240,10 @@ impl Two {
             self.connect();
         }
         self.run(SECOND * 600, |two| two.ended == before + 2 * count);
-        assert_eq!((self.ended, self.broken), (before + 2 * count, 0));
+        assert_eq!((self.ended, self.failed), (before + 2 * count, 0));
     }
 
-    fn rest(&mut self, time: Duration) {
+    fn idle(&mut self, time: Duration) {
         self.run(time, |_| false);
     }
 }
@@ -244,15 +255,15 @@ fn assert_steady(warm_up: usize, measured: usize, mut round: impl FnMut()) {
     assert_eq!((made.count, made.freed), (0, 0), "{made:?}");
 }
 
-const SMALL: Talk = Talk { request: 300, response: 2000, server_closes: true };
+const SMALL: Exchange = Exchange { request: 300, response: 2000, server_closes: true };
 
 #[test]
 fn a_connection_from_its_syn_to_the_end_of_time_wait() {
     for server_closes in [true, false] {
-        let mut two = two(Talk { server_closes, request: 20_000, response: 100_000 }, &|_| {});
+        let mut two = stack_pair(Exchange { server_closes, request: 20_000, response: 100_000 }, &|_| {});
         assert_steady(5, 30, || {
             two.cycle(1);
-            two.rest(SECOND * 62);
+            two.idle(SECOND * 62);
             let (a, b) = (two.server.stack.usage(), two.client.stack.usage());
             assert_eq!(a.time_wait + b.time_wait + a.connections + b.connections + a.timers + b.timers, 0);
         });
@@ -262,17 +273,17 @@ fn a_connection_from_its_syn_to_the_end_of_time_wait() {
 #[test]
 fn connections_that_come_and_go_by_the_hundred() {
     // TIME_WAIT is full all the time: each new entry throws the oldest out.
-    let mut two = two(SMALL, &|config| config.tcp.time_wait_max = 300);
+    let mut two = stack_pair(SMALL, &|config| config.tcp.time_wait_max = 300);
     assert_steady(20, 50, || {
         two.cycle(100);
-        two.rest(SECOND / 10);
+        two.idle(SECOND / 10);
     });
     assert!(two.server.stack.tcp_stats().time_wait_overflows > 5000);
 }
 
 #[test]
 fn losses_and_their_repair() {
-    let mut two = two(Talk { server_closes: true, request: 100_000, response: 200_000 }, &|_| {});
+    let mut two = stack_pair(Exchange { server_closes: true, request: 100_000, response: 200_000 }, &|_| {});
     // The neighbours know each other, so that no loss can take that from them.
     two.cycle(1);
     two.lose_every = 37;
@@ -283,8 +294,8 @@ fn losses_and_their_repair() {
 
 #[test]
 fn what_is_not_read_where_it_lies() {
-    let mut two = two(Talk { server_closes: false, request: 50_000, response: 50_000 }, &|_| {});
-    (two.server.lazy, two.client.lazy) = (true, true);
+    let mut two = stack_pair(Exchange { server_closes: false, request: 50_000, response: 50_000 }, &|_| {});
+    (two.server.defer_reads, two.client.defer_reads) = (true, true);
     two.lose_every = 101;
     assert_steady(200, 100, || two.cycle(8));
     assert!(two.server.stack.tcp_stats().bytes_copied_in > 1 << 20);
@@ -292,15 +303,16 @@ fn what_is_not_read_where_it_lies() {
 
 #[test]
 fn memory_that_many_compete_for() {
-    let mut two = two(Talk { server_closes: true, request: 10_000, response: 10_000 }, &|config| {
-        config.tcp.buffer_pool_bytes = 1 << 19;
-    });
+    let mut two =
+        stack_pair(Exchange { server_closes: true, request: 10_000, response: 10_000 }, &|config| {
+            config.tcp.buffer_pool_bytes = 1 << 19;
+        });
     assert_steady(20, 20, || two.cycle(40));
 }
 
 #[test]
 fn half_open_connections_cookies_and_resets() {
-    let mut two = two(SMALL, &|config| config.tcp.half_open_max = 3);
+    let mut two = stack_pair(SMALL, &|config| config.tcp.half_open_max = 3);
     assert_steady(20, 30, || {
         two.cycle(40);
         // And a port where nobody listens.
@@ -308,17 +320,17 @@ fn half_open_connections_cookies_and_resets() {
         let ended = two.ended;
         two.client.stack.connect(two.now, to, &ConnectOptions::default()).unwrap();
         two.run(SECOND, |two| two.ended > ended);
-        two.broken = 0;
+        two.failed = 0;
     });
     assert!(two.server.stack.tcp_stats().cookies_accepted > 1000);
 }
 
-impl Two {
+impl StackPair {
     fn send(&mut self, from_server: bool, socket: UdpHandle, to: Option<SocketAddr>, len: usize) {
         let end = if from_server { &mut self.server } else { &mut self.client };
         // An error of an earlier one comes first.
         while let Err(error) = end.stack.udp_send_to(self.now, socket, to, &BYTES[..len]) {
-            assert_eq!(error, UdpError::Refused);
+            assert_eq!(error, UdpError::ConnectionRefused);
         }
     }
 
@@ -333,7 +345,7 @@ impl Two {
 
 #[test]
 fn datagrams_their_errors_and_neighbours_asked_again() {
-    let mut two = two(SMALL, &|_| {});
+    let mut two = stack_pair(SMALL, &|_| {});
     let at = |ip: Ipv4Addr, port| SocketAddr::new(ip.into(), port);
     let there = two.server.stack.udp_bind(at(SERVER, 53), UdpOptions::default()).unwrap();
     let here = two.client.stack.udp_bind(at(Ipv4Addr::UNSPECIFIED, 1000), UdpOptions::default()).unwrap();
@@ -345,14 +357,14 @@ fn datagrams_their_errors_and_neighbours_asked_again() {
                 two.send(false, here, Some(at(SERVER, 53)), len);
                 two.send(true, there, Some(at(CLIENT, 1000)), len);
             }
-            two.rest(SECOND / 100);
+            two.idle(SECOND / 100);
             two.drain(true, there);
             two.drain(false, here);
         }
         two.send(false, refused, None, 100);
-        two.rest(SECOND / 100);
+        two.idle(SECOND / 100);
         // Long enough for a neighbour to become stale and to be probed.
-        two.rest(SECOND * 50);
+        two.idle(SECOND * 50);
     });
     assert_eq!(two.datagrams, 120 * 160);
     assert!(two.server.stack.network().stats().icmp_errors_out >= 100);
@@ -361,7 +373,7 @@ fn datagrams_their_errors_and_neighbours_asked_again() {
 
 #[test]
 fn echo_requests() {
-    let mut two = two(SMALL, &|_| {});
+    let mut two = stack_pair(SMALL, &|_| {});
     two.cycle(1);
     // 98 bytes, as ping sends them.
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
@@ -373,7 +385,7 @@ fn echo_requests() {
         burst.push(RxFrame::new(&frame));
         two.server.stack.receive(two.now, two.server.port, &burst);
         two.server.stack.finish_burst(&burst);
-        two.rest(SECOND / 1000);
+        two.idle(SECOND / 1000);
     });
     assert_eq!(two.server.stack.network().stats().icmp_echo_replies, 1010);
 }
@@ -404,8 +416,12 @@ fn echo_frame(v6: bool, ident: u16, part: core::ops::Range<usize>) -> Vec<u8> {
             dst: SERVER_V6,
         };
         header.emit(&mut headers[at..]);
-        let fragment =
-            ipv6::FragmentHeader { next_header: protocol::ICMPV6, offset, more, ident: ident.into() };
+        let fragment = ipv6::FragmentHeader {
+            next_header: protocol::ICMPV6,
+            offset,
+            more_fragments: more,
+            ident: ident.into(),
+        };
         fragment.emit(&mut headers[at + 40..]);
         at + 48
     } else {
@@ -431,13 +447,13 @@ fn echo_frame(v6: bool, ident: u16, part: core::ops::Range<usize>) -> Vec<u8> {
 
 #[test]
 fn fragments_of_datagrams_and_echo_requests_of_both_families() {
-    let mut two = two_at(
+    let mut two = stack_pair_at(
         SMALL,
         &[(SERVER.into(), 24), (SERVER_V6.into(), 64)],
         &[(CLIENT.into(), 24), (CLIENT_V6.into(), 64)],
         &|config| config.network.dad_transmits = 0,
     );
-    two.rest(SECOND * 5);
+    two.idle(SECOND * 5);
     let families: [(IpAddr, IpAddr); 2] =
         [(SERVER.into(), CLIENT.into()), (SERVER_V6.into(), CLIENT_V6.into())];
     let sockets = families.map(|(server, client)| {
@@ -460,7 +476,7 @@ fn fragments_of_datagrams_and_echo_requests_of_both_families() {
                     two.send(false, here, Some(server), len);
                     two.send(true, there, Some(client), len);
                 }
-                two.rest(SECOND / 100);
+                two.idle(SECOND / 100);
             }
             two.drain(true, there);
             two.drain(false, here);
@@ -472,10 +488,10 @@ fn fragments_of_datagrams_and_echo_requests_of_both_families() {
             }
             two.server.stack.receive(two.now, two.server.port, &burst);
             two.server.stack.finish_burst(&burst);
-            two.rest(SECOND / 100);
+            two.idle(SECOND / 100);
         }
         // Until those are given up that are not complete, and their sender knows.
-        two.rest(SECOND * 70);
+        two.idle(SECOND * 70);
     });
     assert_eq!(two.datagrams, 40 * 2 * 2 * 9);
     let (server, client) = (two.server.stack.network().stats(), two.client.stack.network().stats());

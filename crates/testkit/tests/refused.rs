@@ -25,24 +25,24 @@ fn assert_nothing_left(sim: &Sim) {
     for host in &sim.hosts {
         let usage = host.stack.usage();
         let left =
-            (usage.connections, usage.half_open, usage.time_wait, usage.busy, usage.chunks, usage.timers);
+            (usage.connections, usage.half_open, usage.time_wait, usage.active, usage.chunks, usage.timers);
         assert_eq!(left, (0, 0, 0, 0, 0, 0), "{}", sim.replay());
     }
 }
 
 /// Runs with devices that have room for a frame now and then: `pattern` says for each turn how many.
-fn run_with_room(sim: &mut Sim, time: Duration, mut room: impl FnMut() -> usize) {
+fn run_with_device_capacity(sim: &mut Sim, time: Duration, mut room: impl FnMut() -> usize) {
     let until = sim.now + time;
     loop {
         for host in &mut sim.hosts {
-            host.set_device_room(Some(room()));
+            host.set_device_capacity(Some(room()));
         }
         if !sim.step(until) {
             break;
         }
     }
     for host in &mut sim.hosts {
-        host.set_device_room(None);
+        host.set_device_capacity(None);
     }
 }
 
@@ -61,7 +61,7 @@ fn devices_that_are_nearly_always_full_delay_everything_and_lose_nothing() {
         sim.hosts[SERVER].listen(80);
         sim.hosts[CLIENT].close_on_peer_close = true;
         let (now, to) = (sim.now, SocketAddr::new(sim.hosts[SERVER].v4.into(), 80));
-        sim.hosts[CLIENT].set_device_room(Some(0));
+        sim.hosts[CLIENT].set_device_capacity(Some(0));
         let conn = sim.hosts[CLIENT].connect(now, to);
         let bytes = pattern(200_000);
         sim.hosts[CLIENT].send_all(now, conn, bytes.clone(), true);
@@ -72,12 +72,12 @@ fn devices_that_are_nearly_always_full_delay_everything_and_lose_nothing() {
             // Two frames in a turn of eight, none in the others.
             if turn >> 61 == 0 { 2 } else { 0 }
         };
-        run_with_room(&mut sim, SECOND * 5, &mut room);
+        run_with_device_capacity(&mut sim, SECOND * 5, &mut room);
         let there = sim.hosts[SERVER].accepted[0];
         let now = sim.now;
         sim.hosts[SERVER].send_all(now, there, bytes.clone(), true);
         sim.collect(SERVER);
-        run_with_room(&mut sim, SECOND * 30, &mut room);
+        run_with_device_capacity(&mut sim, SECOND * 30, &mut room);
         for (host, conn) in [(SERVER, there), (CLIENT, conn)] {
             let received = &sim.hosts[host].received[&conn];
             assert!(received.bytes == bytes, "{} bytes: {}", received.bytes.len(), sim.replay());
@@ -101,7 +101,7 @@ fn advertise(sim: &mut Sim, host: usize, on_link: bool) {
         Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 9),
         Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1),
     );
-    let mut advertisement = RouterAdvertisement { source: Some(mac), ..RouterAdvertisement::default() };
+    let mut advertisement = RouterAdvertisement { source_mac: Some(mac), ..RouterAdvertisement::default() };
     let lifetime = if on_link { 86_400 } else { 0 };
     advertisement.prefixes.push(PrefixInfo {
         prefix: PREFIX,
@@ -112,7 +112,7 @@ fn advertise(sim: &mut Sim, host: usize, on_link: bool) {
         preferred_lifetime_s: lifetime,
     });
     let mut message = vec![0; ndp::MESSAGE_LEN_MAX];
-    let len = ndp::Message::RouterAdvertisement(advertisement).emit(src, dst, &mut message);
+    let len = ndp::NdpMessage::RouterAdvertisement(advertisement).emit(src, dst, &mut message);
     let mut frame = vec![0; 14 + 40 + len];
     let to = MacAddr::from_ipv6_multicast(dst);
     let at = ethernet::Header::new(to, mac, None, EtherType::IPV6).emit(&mut frame);
@@ -158,7 +158,7 @@ fn connect(sim: &mut Sim, to: SocketAddr) -> (Conn, Conn) {
     (conn, *sim.hosts[SERVER].accepted.last().expect("it was accepted"))
 }
 
-fn no_way(sim: &mut Sim, to: SocketAddr) {
+fn withdraw_route(sim: &mut Sim, to: SocketAddr) {
     advertise(sim, CLIENT, false);
     let (now, options) = (sim.now, ConnectOptions::default());
     let refused = sim.hosts[CLIENT].stack.connect(now, to, &options);
@@ -177,7 +177,7 @@ fn a_way_that_is_gone_for_a_minute_loses_nothing() {
     sim.hosts[SERVER].send_all(now, there, bytes.clone(), true);
     sim.collect(SERVER);
     sim.run(Duration::from_millis(5));
-    no_way(&mut sim, to);
+    withdraw_route(&mut sim, to);
     sim.run(SECOND * 60);
     assert!(sim.hosts[SERVER].received[&there].bytes.len() < bytes.len(), "some of it was still to come");
     assert_eq!(sim.hosts[CLIENT].stack.state(conn), Some(State::FinWait1));
@@ -199,7 +199,7 @@ fn what_is_queued_or_closed_without_a_way_leaves_when_there_is_one_again() {
         let (mut sim, to) = advertised(|_| {});
         let (conn, there) = connect(&mut sim, to);
         sim.run(SECOND * 10);
-        no_way(&mut sim, to);
+        withdraw_route(&mut sim, to);
         let now = sim.now;
         if close {
             sim.hosts[CLIENT].stack.close(conn).unwrap();
@@ -232,7 +232,7 @@ fn without_a_way_everything_is_given_up_in_the_end() {
     // Its SYN never leaves.
     let opening = sim.hosts[CLIENT].stack.connect(now, to, &options).unwrap();
     conns.push(("SYN", opening));
-    no_way(&mut sim, to);
+    withdraw_route(&mut sim, to);
     let now = sim.now;
     for (what, conn) in &conns {
         let stack = &mut sim.hosts[CLIENT].stack;
@@ -257,6 +257,6 @@ fn without_a_way_everything_is_given_up_in_the_end() {
         );
     }
     let usage = sim.hosts[CLIENT].stack.usage();
-    let left = (usage.connections, usage.time_wait, usage.busy, usage.chunks, usage.timers);
+    let left = (usage.connections, usage.time_wait, usage.active, usage.chunks, usage.timers);
     assert_eq!(left, (0, 0, 0, 0, 0));
 }

@@ -13,7 +13,7 @@ use ginnel_stack::tcp::config::SynCookies;
 use ginnel_stack::tcp::source::Source;
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::wire::tcp::{SeqNumber, TcpFlags, TcpOptions, Timestamps};
-use ginnel_testkit::puppet::{PORT, Puppet, STACK, Sent};
+use ginnel_testkit::scripted_peer::{PORT, STACK, ScriptedPeer, SentSegment};
 
 const ACK: TcpFlags = TcpFlags::ACK;
 const SYN: TcpFlags = TcpFlags::SYN;
@@ -23,11 +23,11 @@ fn config() -> StackConfig {
     StackConfig::default()
 }
 
-fn established(config: StackConfig) -> Puppet {
-    Puppet::established(config, &TcpOptions { mss: Some(1000), ..TcpOptions::default() })
+fn established(config: StackConfig) -> ScriptedPeer {
+    ScriptedPeer::established(config, &TcpOptions { mss: Some(1000), ..TcpOptions::default() })
 }
 
-fn closed(p: &Puppet) -> usize {
+fn closed(p: &ScriptedPeer) -> usize {
     p.events.iter().filter(|e| matches!(e, Event::Closed { .. })).count()
 }
 
@@ -35,7 +35,7 @@ fn closed(p: &Puppet) -> usize {
 fn a_connection_that_is_closed_while_its_last_bytes_are_read_ends_once() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
-    p.lazy = true;
+    p.defer_reads = true;
     p.deliver(ACK, 1, 1, b"last");
     p.deliver(FIN | ACK, 5, 1, &[]);
     p.stack.shutdown_write(conn).unwrap();
@@ -55,8 +55,8 @@ fn a_connection_that_is_closed_while_its_last_bytes_are_read_ends_once() {
 fn reading_up_to_an_urgent_last_byte_ends_a_finished_connection() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
-    p.lazy = true;
-    let urgent = p.special(ACK | TcpFlags::URG, 1, 1, 60_000, 4, b"last");
+    p.defer_reads = true;
+    let urgent = p.custom_segment(ACK | TcpFlags::URG, 1, 1, 60_000, 4, b"last");
     p.deliver_frame(&urgent);
     p.deliver(FIN | ACK, 5, 1, &[]);
     p.stack.shutdown_write(conn).unwrap();
@@ -73,8 +73,8 @@ fn reading_up_to_an_urgent_last_byte_ends_a_finished_connection() {
 fn the_urgent_byte_is_found_behind_a_fin() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
-    p.lazy = true;
-    let urgent = p.special(ACK | TcpFlags::URG, 1, 1, 60_000, 3, b"abcd");
+    p.defer_reads = true;
+    let urgent = p.custom_segment(ACK | TcpFlags::URG, 1, 1, 60_000, 3, b"abcd");
     p.deliver_frame(&urgent);
     p.deliver(FIN | ACK, 5, 1, &[]);
     let mut stream = Vec::new();
@@ -123,7 +123,7 @@ fn a_sender_that_found_no_memory_learns_when_there_is_some() {
     assert_eq!(p.stack.send(second, &[2; 100]), Ok(0));
     p.ports.1 = 40_000;
     p.iss = first_iss;
-    let of_first = |sent: &[Sent]| -> i64 {
+    let of_first = |sent: &[SentSegment]| -> i64 {
         sent.iter().filter(|s| s.header.dst_port == 40_000).map(|s| s.payload.len() as i64).sum()
     };
     let mut at = 1 + of_first(&p.flush());
@@ -135,9 +135,9 @@ fn a_sender_that_found_no_memory_learns_when_there_is_some() {
     assert!(p.events.contains(&Event::Writable { conn: second }), "{:?}", p.events);
 }
 
-struct Endless(u64);
+struct ConstantSource(u64);
 
-impl Source for Endless {
+impl Source for ConstantSource {
     fn len(&self) -> u64 {
         self.0
     }
@@ -152,7 +152,7 @@ impl Source for Endless {
 fn a_slice_that_can_never_be_queued_is_not_called_too_early() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
-    let source = p.stack.add_source(Box::new(Endless(u64::MAX)));
+    let source = p.stack.add_source(Box::new(ConstantSource(u64::MAX)));
     assert_eq!(p.stack.send_source(conn, source, 0, (1 << 30) + 1), Err(SendError::InvalidSource));
     p.stack.send(conn, b"x").unwrap();
     assert_eq!(p.stack.send_source(conn, source, 0, u64::MAX), Err(SendError::InvalidSource));
@@ -165,26 +165,27 @@ fn with_cookies() -> StackConfig {
     config
 }
 
-fn listen_with(p: &mut Puppet, socket: SocketOptions) {
+fn listen_with(p: &mut ScriptedPeer, socket: SocketOptions) {
     let addr = SocketAddr::new(STACK.into(), PORT);
     p.stack.listen(addr, ListenOptions { socket, ..ListenOptions::default() }).unwrap();
 }
 
 #[test]
 fn a_cookie_promises_the_window_scale_of_its_listener() {
-    let mut p = Puppet::new(with_cookies());
+    let mut p = ScriptedPeer::new(with_cookies());
     listen_with(&mut p, SocketOptions { recv_buffer_bytes: Some(1 << 18), ..SocketOptions::default() });
     let options = TcpOptions {
         mss: Some(1000),
         window_scale: Some(2),
-        timestamps: Some(Timestamps { value: 5, echo: 0 }),
+        timestamps: Some(Timestamps { tsval: 5, tsecr: 0 }),
         ..TcpOptions::default()
     };
     let syn = p.segment(SYN, 0, 0, &[], &options);
     let answer = p.deliver_frame(&syn).remove(0);
     let said = answer.options.window_scale.unwrap();
-    let echo = answer.options.timestamps.unwrap().value;
-    let options = TcpOptions { timestamps: Some(Timestamps { value: 6, echo }), ..TcpOptions::default() };
+    let echo = answer.options.timestamps.unwrap().tsval;
+    let options =
+        TcpOptions { timestamps: Some(Timestamps { tsval: 6, tsecr: echo }), ..TcpOptions::default() };
     let ack = p.segment(ACK, 1, 1, &[], &options);
     p.deliver_frame(&ack);
     let info = p.stack.info(p.conn.expect("accepted")).unwrap();
@@ -196,7 +197,7 @@ fn a_cookie_promises_the_window_scale_of_its_listener() {
 fn a_connection_from_a_cookie_is_kept_alive() {
     let mut cookies = with_cookies();
     cookies.tcp.keepalive_time_seconds = 10;
-    let mut p = Puppet::new(cookies);
+    let mut p = ScriptedPeer::new(cookies);
     listen_with(&mut p, SocketOptions { keepalive: true, ..SocketOptions::default() });
     p.open(&TcpOptions { mss: Some(1000), ..TcpOptions::default() });
     assert_eq!(p.wait(Duration::from_secs(15)).len(), 1, "a probe");
@@ -204,7 +205,7 @@ fn a_connection_from_a_cookie_is_kept_alive() {
 
 #[test]
 fn the_window_scale_stays_what_the_syn_said() {
-    let mut p = Puppet::new(config());
+    let mut p = ScriptedPeer::new(config());
     let conn = p.connect();
     let syn_scale = 7;
     assert_eq!(p.stack.info(conn).unwrap().rcv_wscale, syn_scale);
@@ -232,7 +233,7 @@ fn keepalive_probes_are_spread_over_the_user_timeout() {
 
 #[test]
 fn switching_keepalive_on_does_not_prolong_an_attempt_to_connect() {
-    let mut p = Puppet::new(config());
+    let mut p = ScriptedPeer::new(config());
     let conn = p.connect();
     for _ in 0..300 {
         let _ = p.stack.set_option(conn, TcpOption::KeepAlive(true));
@@ -260,7 +261,7 @@ fn a_peer_that_closed_its_window_over_data_in_flight_and_answers_is_not_given_up
     p.flush();
     for _ in 0..1800 {
         if !p.wait(Duration::from_secs(1)).is_empty() {
-            let answer = p.special(ACK, 1, 1, 0, 0, &[]);
+            let answer = p.custom_segment(ACK, 1, 1, 0, 0, &[]);
             p.deliver_frame(&answer);
         }
     }
@@ -292,7 +293,7 @@ fn a_closed_connection_takes_no_more_options() {
 
 #[test]
 fn a_syn_ack_that_was_sent_twice_is_no_measure_of_the_round_trip_time() {
-    let mut p = Puppet::new(config());
+    let mut p = ScriptedPeer::new(config());
     p.listen();
     p.deliver(SYN, 0, 0, &[]);
     p.wait(Duration::from_millis(900));
@@ -305,7 +306,7 @@ fn a_syn_ack_that_was_sent_twice_is_no_measure_of_the_round_trip_time() {
 
 #[test]
 fn a_segment_that_is_acknowledged_selectively_in_two_steps_counts() {
-    let mut p = Puppet::new(config());
+    let mut p = ScriptedPeer::new(config());
     p.listen();
     let conn = p.open(&TcpOptions { mss: Some(1000), sack_permitted: true, ..TcpOptions::default() });
     p.stack.send(conn, &[1; 4000]).unwrap();
@@ -324,14 +325,14 @@ fn a_segment_that_is_acknowledged_selectively_in_two_steps_counts() {
 fn an_orphan_does_not_wait_for_ever_at_a_closed_window() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
-    let shut = p.special(ACK, 1, 1, 0, 0, &[]);
+    let shut = p.custom_segment(ACK, 1, 1, 0, 0, &[]);
     p.deliver_frame(&shut);
     p.stack.send(conn, &[1; 500]).unwrap();
     p.stack.close(conn).unwrap();
     p.flush();
     for _ in 0..7200 {
         if !p.wait(Duration::from_secs(1)).is_empty() {
-            let answer = p.special(ACK, 1, 1, 0, 0, &[]);
+            let answer = p.custom_segment(ACK, 1, 1, 0, 0, &[]);
             p.deliver_frame(&answer);
         }
     }
@@ -342,7 +343,7 @@ fn an_orphan_does_not_wait_for_ever_at_a_closed_window() {
 fn a_fin_that_just_does_not_fit_the_window_follows() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
-    let narrow = p.special(ACK, 1, 1, 500, 0, &[]);
+    let narrow = p.custom_segment(ACK, 1, 1, 500, 0, &[]);
     p.deliver_frame(&narrow);
     p.stack.send(conn, &[1; 500]).unwrap();
     p.stack.close(conn).unwrap();
@@ -359,8 +360,8 @@ fn a_fin_that_just_does_not_fit_the_window_follows() {
 fn peeking_and_skipping_stop_at_the_urgent_byte_and_leave_it_out() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
-    p.lazy = true;
-    let urgent = p.special(ACK | TcpFlags::URG, 1, 1, 60_000, 3, b"abcdef");
+    p.defer_reads = true;
+    let urgent = p.custom_segment(ACK | TcpFlags::URG, 1, 1, 60_000, 3, b"abcdef");
     p.deliver_frame(&urgent);
     let mut shown = [0; 8];
     assert_eq!(p.stack.peek(conn, &mut shown), Ok(2));
@@ -379,9 +380,9 @@ fn peeking_and_skipping_stop_at_the_urgent_byte_and_leave_it_out() {
 fn an_urgent_byte_at_the_end_of_a_chunk_is_peeked_over() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
-    p.lazy = true;
+    p.defer_reads = true;
     p.deliver(ACK, 1, 1, &[1; 1447]);
-    let urgent = p.special(ACK | TcpFlags::URG, 1448, 1, 60_000, 601, &[2; 1000]);
+    let urgent = p.custom_segment(ACK | TcpFlags::URG, 1448, 1, 60_000, 601, &[2; 1000]);
     p.deliver_frame(&urgent);
     let mut shown = [0; 4096];
     assert_eq!(p.stack.peek(conn, &mut shown), Ok(2047));
@@ -395,7 +396,7 @@ fn an_urgent_byte_at_the_end_of_a_chunk_is_peeked_over() {
 fn once_an_urgent_byte_is_passed_bytes_are_lent_in_place_again() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
-    let urgent = p.special(ACK | TcpFlags::URG, 1, 1, 60_000, 3, b"abcdef");
+    let urgent = p.custom_segment(ACK | TcpFlags::URG, 1, 1, 60_000, 3, b"abcdef");
     p.deliver_frame(&urgent);
     assert_eq!(p.read, b"abdef");
     p.events.clear();
@@ -410,7 +411,7 @@ fn an_idle_connection_remembers_when_it_was_challenged_and_nothing_for_longer() 
     let mut p = established(config());
     assert!(p.stack.info(p.conn.unwrap()).unwrap().rto < Duration::from_millis(300));
     p.wait(Duration::from_secs(3));
-    assert_eq!(p.stack.usage().busy, 0);
+    assert_eq!(p.stack.usage().active, 0);
     let mut answers = 0;
     for _ in 0..5 {
         answers += p.deliver(TcpFlags::RST, 100, 0, &[]).len();
@@ -418,7 +419,7 @@ fn an_idle_connection_remembers_when_it_was_challenged_and_nothing_for_longer() 
     }
     assert_eq!(answers, 3, "in two seconds");
     p.wait(Duration::from_secs(2));
-    assert_eq!(p.stack.usage().busy, 0, "nothing is left of it");
+    assert_eq!(p.stack.usage().active, 0, "nothing is left of it");
 }
 
 /// The clock of connections has 32 bits of milliseconds, which compare by sign for 24.8 days.
@@ -435,10 +436,12 @@ fn keepalive_that_is_switched_on_after_a_month_of_silence_probes_at_once() {
 #[test]
 fn a_timestamp_that_wrapped_during_a_month_of_silence_is_accepted() {
     const DAY: Duration = Duration::from_secs(24 * 3600);
-    let mut p = Puppet::new(config());
+    let mut p = ScriptedPeer::new(config());
     p.listen();
-    let now =
-        |value: u32| TcpOptions { timestamps: Some(Timestamps { value, echo: 0 }), ..TcpOptions::default() };
+    let now = |value: u32| TcpOptions {
+        timestamps: Some(Timestamps { tsval: value, tsecr: 0 }),
+        ..TcpOptions::default()
+    };
     let syn = p.segment(SYN, 0, 0, &[], &now(1000));
     p.deliver_frame(&syn);
     let ack = p.segment(ACK, 1, 1, &[], &now(1000));
@@ -466,10 +469,12 @@ fn a_timestamp_that_wrapped_during_a_month_of_silence_is_accepted() {
 #[test]
 fn a_timestamp_is_no_measure_any_more_however_much_longer_than_24_days_the_silence_was() {
     const DAY: Duration = Duration::from_secs(24 * 3600);
-    let stamped =
-        |value: u32| TcpOptions { timestamps: Some(Timestamps { value, echo: 0 }), ..TcpOptions::default() };
+    let stamped = |value: u32| TcpOptions {
+        timestamps: Some(Timestamps { tsval: value, tsecr: 0 }),
+        ..TcpOptions::default()
+    };
     for days in [1, 23, 25, 40, 49, 50, 55, 60, 74, 75, 99, 100, 120, 300] {
-        let mut p = Puppet::new(config());
+        let mut p = ScriptedPeer::new(config());
         p.listen();
         let syn = p.segment(SYN, 0, 0, &[], &stamped(1000));
         p.deliver_frame(&syn);
@@ -496,10 +501,10 @@ fn a_timestamp_is_no_measure_any_more_however_much_longer_than_24_days_the_silen
 #[test]
 fn what_is_lost_after_a_long_silence_is_sent_again() {
     for hours in [1, 20, 30, 36, 37, 50, 66, 80, 110, 1000] {
-        let mut p = Puppet::new(config());
+        let mut p = ScriptedPeer::new(config());
         p.listen();
         let stamped =
-            TcpOptions { timestamps: Some(Timestamps { value: 1000, echo: 0 }), ..TcpOptions::default() };
+            TcpOptions { timestamps: Some(Timestamps { tsval: 1000, tsecr: 0 }), ..TcpOptions::default() };
         let syn = p.segment(SYN, 0, 0, &[], &stamped);
         p.deliver_frame(&syn);
         let ack = p.segment(ACK, 1, 1, &[], &stamped);
@@ -521,7 +526,7 @@ fn the_urgent_mark_counts_bytes_that_still_lie_in_the_burst() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     let bytes = p.segment(ACK, 1, 1, b"abc", &TcpOptions::default());
-    let announced = p.special(ACK | TcpFlags::URG, 4, 1, 60_000, 1, &[]);
+    let announced = p.custom_segment(ACK | TcpFlags::URG, 4, 1, 60_000, 1, &[]);
     let mut burst = RxBurst::new();
     for bytes in [&bytes, &announced] {
         burst.push(RxFrame::new(bytes));
@@ -534,13 +539,13 @@ fn the_urgent_mark_counts_bytes_that_still_lie_in_the_burst() {
 
 #[test]
 fn an_acknowledgement_of_what_was_never_sent_does_not_vouch_for_the_neighbour() {
-    let mut p = Puppet::newly_met(config());
+    let mut p = ScriptedPeer::with_stale_neighbour(config());
     p.listen();
     p.open(&TcpOptions { mss: Some(1000), ..TcpOptions::default() });
     let conn = p.conn.unwrap();
     p.stack.send(conn, &[1; 500]).unwrap();
     p.flush();
-    let state = |p: &Puppet| p.stack.network().neighbours().map(|n| n.state).collect::<Vec<_>>();
+    let state = |p: &ScriptedPeer| p.stack.network().neighbours().map(|n| n.state).collect::<Vec<_>>();
     // In use, and to be probed unless somebody vouches for it.
     assert_eq!(state(&p), [NeighbourState::Delay]);
     let answer = p.deliver(ACK, 1, 502, &[]);

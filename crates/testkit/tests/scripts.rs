@@ -1,7 +1,7 @@
 //! Every script of `tests/scripts` against both stacks.
 
 use ginnel_testkit::script::ast::{BackendKind, Script};
-use ginnel_testkit::script::suite::{self, Case, Options, Outcome};
+use ginnel_testkit::script::suite::{self, Case, CaseOutcome, RunOptions};
 use std::path::Path;
 
 fn scripts() -> Vec<Script> {
@@ -17,15 +17,15 @@ fn run(backend: BackendKind) {
         .iter()
         .flat_map(|script| targets(script).into_iter().map(move |target| Case { script, target }))
         .collect();
-    let report = |case: Case<'_>, outcome: &Outcome| match outcome {
-        Outcome::Passed(1) => {}
-        Outcome::Passed(n) => {
+    let report = |case: Case<'_>, outcome: &CaseOutcome| match outcome {
+        CaseOutcome::Passed(1) => {}
+        CaseOutcome::Passed(n) => {
             println!("{} ({}) passed at attempt {n}", case.script.path.display(), case.target)
         }
-        Outcome::Failed(failure) => println!("{failure}\n"),
+        CaseOutcome::Failed(failure) => println!("{failure}\n"),
     };
-    let outcomes = suite::run_all(&cases, Options::default(), &report);
-    let failed = outcomes.iter().filter(|o| matches!(o, Outcome::Failed(_))).count();
+    let outcomes = suite::run_all(&cases, RunOptions::default(), &report);
+    let failed = outcomes.iter().filter(|o| matches!(o, CaseOutcome::Failed(_))).count();
     assert_eq!(failed, 0, "of {} cases", outcomes.len());
     println!("{} cases", outcomes.len());
 }

@@ -7,7 +7,7 @@ use ginnel_stack::options::ListenOptions;
 use ginnel_stack::stack::StackConfig;
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions};
-use ginnel_testkit::puppet::{PEER_ISS, PORT, Puppet, STACK};
+use ginnel_testkit::scripted_peer::{PEER_ISS, PORT, STACK, ScriptedPeer};
 use ginnel_testkit::sim::{HostConfig, LinkModel, Sim};
 
 const ACK: TcpFlags = TcpFlags::ACK;
@@ -19,8 +19,8 @@ fn config() -> StackConfig {
 }
 
 /// A stack that accepted the test's connection; the peer's MSS is 1,000.
-fn established(config: StackConfig) -> Puppet {
-    let mut p = Puppet::new(config);
+fn established(config: StackConfig) -> ScriptedPeer {
+    let mut p = ScriptedPeer::new(config);
     p.listen();
     let options = TcpOptions { mss: Some(1000), ..TcpOptions::default() };
     let syn = p.segment(SYN, 0, 0, &[], &options);
@@ -29,7 +29,7 @@ fn established(config: StackConfig) -> Puppet {
     p
 }
 
-fn ack_of(sent: &ginnel_testkit::puppet::Sent) -> i64 {
+fn ack_of(sent: &ginnel_testkit::scripted_peer::SentSegment) -> i64 {
     i64::from(sent.header.ack.0.wrapping_sub(PEER_ISS) as i32)
 }
 
@@ -56,7 +56,7 @@ fn a_passive_close_leaves_nothing_behind() {
         p.deliver(ACK, 2, 2, &[]);
         let usage = p.stack.usage();
         assert_eq!(
-            (usage.connections, usage.busy, usage.timers, usage.time_wait),
+            (usage.connections, usage.active, usage.timers, usage.time_wait),
             (0, 0, 0, 0),
             "round {round}"
         );
@@ -100,7 +100,7 @@ fn a_fin_beyond_a_hole_counts_when_the_hole_is_filled() {
 
 #[test]
 fn a_lost_syn_ack_is_sent_again() {
-    let mut p = Puppet::new(config());
+    let mut p = ScriptedPeer::new(config());
     p.listen();
     p.deliver(SYN, 0, 0, &[]);
     let again = p.wait(Duration::from_millis(3500));
@@ -175,7 +175,7 @@ fn a_retransmitted_segment_gives_no_round_trip_sample_without_timestamps() {
 #[test]
 fn the_retransmission_time_out_follows_the_round_trip_time() {
     for (rtt_ms, time_out_ms) in [(20, 200..300), (150, 300..600), (900, 1000..2000)] {
-        let mut p = Puppet::new(config());
+        let mut p = ScriptedPeer::new(config());
         p.listen();
         p.deliver(SYN, 0, 0, &[]);
         p.wait(Duration::from_millis(rtt_ms));
@@ -246,7 +246,7 @@ fn a_data_offset_outside_of_the_segment_is_dropped_and_counted() {
 
 #[test]
 fn an_exhausted_buffer_pool_delays_and_loses_nothing() {
-    let mut tight = HostConfig { lazy_reader: true, ..HostConfig::default() };
+    let mut tight = HostConfig { defer_reads: true, ..HostConfig::default() };
     tight.stack.tcp.buffer_pool_bytes = 1 << 17;
     let mut sim = Sim::pair_with(2, HostConfig::default(), tight, LinkModel::default());
     sim.hosts[1].listen(80);
@@ -276,7 +276,7 @@ fn an_exhausted_buffer_pool_delays_and_loses_nothing() {
 #[test]
 fn no_event_is_lost_however_late_they_are_taken() {
     const CONNECTIONS: u16 = 2000;
-    let mut p = Puppet::new(config());
+    let mut p = ScriptedPeer::new(config());
     p.listen();
     let opened: Vec<_> = (0..CONNECTIONS)
         .map(|i| {
@@ -289,7 +289,7 @@ fn no_event_is_lost_however_late_they_are_taken() {
         p.ports = (PORT, 10_000 + i);
         p.iss = *iss;
         let last = p.segment(FIN | ACK, 1, 1, b"x", &TcpOptions::default());
-        p.receive_only(&[last]);
+        p.receive_without_events(&[last]);
     }
     p.flush();
     for (conn, _) in opened {
@@ -320,7 +320,7 @@ fn both_families_are_served_by_one_listener() {
 
 #[test]
 fn every_listener_gets_its_own_connections() {
-    let mut p = Puppet::new(config());
+    let mut p = ScriptedPeer::new(config());
     let ports = [80, 81, 8080, 65_535];
     let listeners: Vec<_> = ports
         .iter()
@@ -337,7 +337,7 @@ fn every_listener_gets_its_own_connections() {
 
 #[test]
 fn an_exact_address_is_preferred_to_the_wildcard() {
-    let mut p = Puppet::new(config());
+    let mut p = ScriptedPeer::new(config());
     let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     p.stack.listen(SocketAddr::new(any, PORT), ListenOptions::default()).unwrap();
     let exact = p.stack.listen(SocketAddr::new(STACK.into(), PORT), ListenOptions::default()).unwrap();
@@ -348,7 +348,7 @@ fn an_exact_address_is_preferred_to_the_wildcard() {
 
 #[test]
 fn connect_needs_no_bind() {
-    let mut p = Puppet::new(config());
+    let mut p = ScriptedPeer::new(config());
     let conn = p.connect();
     let local = p.stack.info(conn).unwrap().local;
     assert_eq!(local.ip(), IpAddr::V4(STACK));
@@ -368,7 +368,7 @@ fn the_receive_buffer_counts_bytes_not_packets() {
     let mut small = config();
     small.tcp.recv_buffer_bytes = 16_384;
     let mut p = established(small);
-    p.lazy = true;
+    p.defer_reads = true;
     for at in 1..=5000 {
         p.deliver(ACK, at, 1, b"a");
     }
@@ -378,7 +378,7 @@ fn the_receive_buffer_counts_bytes_not_packets() {
 
 #[test]
 fn frames_for_other_hosts_are_ignored() {
-    let mut p = Puppet::new(config());
+    let mut p = ScriptedPeer::new(config());
     p.listen();
     let mut to_other_mac = p.segment(SYN, 0, 0, &[], &TcpOptions::default());
     to_other_mac[..6].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
@@ -391,7 +391,7 @@ fn frames_for_other_hosts_are_ignored() {
 
 #[test]
 fn data_in_flight_when_the_window_closes_are_not_lost() {
-    let lazy = HostConfig { lazy_reader: true, ..HostConfig::default() };
+    let lazy = HostConfig { defer_reads: true, ..HostConfig::default() };
     let mut sim =
         Sim::pair_with(3, HostConfig::default(), lazy, LinkModel { loss: 0.02, ..LinkModel::default() });
     sim.hosts[1].stack.network();

@@ -7,7 +7,7 @@ use ginnel_stack::events::Event;
 use ginnel_stack::stack::StackConfig;
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::wire::tcp::TcpFlags;
-use ginnel_testkit::puppet::{Puppet, Sent};
+use ginnel_testkit::scripted_peer::{ScriptedPeer, SentSegment};
 use std::fmt::Write;
 
 const ACK: TcpFlags = TcpFlags::ACK;
@@ -17,49 +17,49 @@ const RST: TcpFlags = TcpFlags::RST;
 
 /// Next sequence numbers of both sides, counted from the initial ones: (peer's, stack's acknowledged, stack's sent).
 #[derive(Clone, Copy)]
-struct At {
+struct SeqNumbers {
     peer: i64,
     una: i64,
     nxt: i64,
 }
 
-fn passive() -> Puppet {
-    let mut p = Puppet::new(StackConfig::default());
+fn passive() -> ScriptedPeer {
+    let mut p = ScriptedPeer::new(StackConfig::default());
     p.listen();
     p.deliver(SYN, 0, 0, &[]);
     p
 }
 
-fn established() -> Puppet {
+fn established() -> ScriptedPeer {
     let mut p = passive();
     p.deliver(ACK, 1, 1, &[]);
     p
 }
 
-fn shut(mut p: Puppet) -> Puppet {
+fn shut(mut p: ScriptedPeer) -> ScriptedPeer {
     let conn = p.conn.expect("established");
     p.stack.shutdown_write(conn).expect("live");
     p.flush();
     p
 }
 
-fn peer_fin(mut p: Puppet, ack: i64) -> Puppet {
+fn peer_fin(mut p: ScriptedPeer, ack: i64) -> ScriptedPeer {
     p.deliver(FIN | ACK, 1, ack, &[]);
     p
 }
 
 /// A stack with its connection in `state`.
-fn bring_to(state: State) -> (Puppet, At) {
-    let at = |peer, una, nxt| At { peer, una, nxt };
+fn in_state(state: State) -> (ScriptedPeer, SeqNumbers) {
+    let at = |peer, una, nxt| SeqNumbers { peer, una, nxt };
     match state {
-        State::Closed => (Puppet::new(StackConfig::default()), at(0, 0, 0)),
+        State::Closed => (ScriptedPeer::new(StackConfig::default()), at(0, 0, 0)),
         State::Listen => {
-            let mut p = Puppet::new(StackConfig::default());
+            let mut p = ScriptedPeer::new(StackConfig::default());
             p.listen();
             (p, at(0, 0, 0))
         }
         State::SynSent => {
-            let mut p = Puppet::new(StackConfig::default());
+            let mut p = ScriptedPeer::new(StackConfig::default());
             p.connect();
             (p, at(0, 0, 1))
         }
@@ -78,9 +78,9 @@ fn bring_to(state: State) -> (Puppet, At) {
     }
 }
 
-type Apply = fn(&mut Puppet, At) -> Vec<Sent>;
+type Stimulus = fn(&mut ScriptedPeer, SeqNumbers) -> Vec<SentSegment>;
 
-fn events() -> Vec<(&'static str, Apply)> {
+fn stimuli() -> Vec<(&'static str, Stimulus)> {
     vec![
         ("RST at rcv_nxt", |p, a| p.deliver(RST, a.peer, 0, &[])),
         ("RST+ACK at rcv_nxt", |p, a| p.deliver(RST | ACK, a.peer, a.nxt, &[])),
@@ -138,7 +138,7 @@ fn events() -> Vec<(&'static str, Apply)> {
 }
 
 /// The segments as short text: flags, sequence and acknowledgement relative to the initial numbers, payload.
-fn describe(p: &Puppet, sent: &[Sent]) -> String {
+fn describe(p: &ScriptedPeer, sent: &[SentSegment]) -> String {
     if sent.is_empty() {
         return "-".into();
     }
@@ -147,7 +147,7 @@ fn describe(p: &Puppet, sent: &[Sent]) -> String {
     for s in sent.iter().take(shown) {
         let h = &s.header;
         let seq = h.seq.0.wrapping_sub(p.iss) as i32;
-        let ack = h.ack.0.wrapping_sub(ginnel_testkit::puppet::PEER_ISS) as i32;
+        let ack = h.ack.0.wrapping_sub(ginnel_testkit::scripted_peer::PEER_ISS) as i32;
         let _ = write!(out, "{:?} {seq}", h.flags);
         if h.flags.contains(ACK) {
             let _ = write!(out, "/{ack}");
@@ -164,7 +164,7 @@ fn describe(p: &Puppet, sent: &[Sent]) -> String {
 }
 
 /// State of the connection afterwards, from the outside: a listener or a TIME_WAIT entry has no handle.
-fn state_of(p: &Puppet) -> &'static str {
+fn state_of(p: &ScriptedPeer) -> &'static str {
     let usage = p.stack.usage();
     if usage.time_wait > 0 {
         return "TIME-WAIT";
@@ -176,7 +176,7 @@ fn state_of(p: &Puppet) -> &'static str {
     }
 }
 
-fn short(event: &Event) -> String {
+fn event_text(event: &Event) -> String {
     match event {
         Event::Incoming { .. } => "incoming".into(),
         Event::Connected { .. } => "connected".into(),
@@ -209,12 +209,12 @@ fn every_state_answers_every_event_as_reviewed() {
     ];
     for state in states {
         let _ = writeln!(table, "{}", state.name());
-        for (name, apply) in events() {
-            let (mut p, at) = bring_to(state);
+        for (name, apply) in stimuli() {
+            let (mut p, at) = in_state(state);
             p.events.clear();
             let sent = apply(&mut p, at);
             // What only the next turn shows.
-            let told: Vec<_> = p.events.iter().map(short).collect();
+            let told: Vec<_> = p.events.iter().map(event_text).collect();
             let line = format!(
                 "  {name:<32} → {:<13} sends {:<40} tells {}",
                 state_of(&p),

@@ -2,7 +2,7 @@
 
 use ginnel_stack::chunk_pool::ChunkPool;
 use ginnel_stack::flow_table::FlowTable;
-use ginnel_stack::ip::Summing;
+use ginnel_stack::ip::PayloadSum;
 use ginnel_stack::tcp::recv_buffer::RecvBuffer;
 use ginnel_stack::tcp::send_buffer::SendBuffer;
 use ginnel_stack::tcp::source::{PreloadedSource, SourceTable};
@@ -106,7 +106,7 @@ fn bytes_and_slices_are_sent_without_allocation() {
         }
         while !buffer.is_empty() {
             let n = segment.len().min(buffer.len() as usize);
-            buffer.fill(&pool, &sources, 0, &mut segment[..n], Summing::Wanted);
+            buffer.fill(&pool, &sources, 0, &mut segment[..n], PayloadSum::Required);
             buffer.discard_front(&mut pool, &mut sources, n as u64);
         }
     });

@@ -6,7 +6,9 @@ use ginnel_devices::random::Random;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::options::TcpOption;
 use ginnel_stack::tcp::state::State;
-use ginnel_testkit::checks::{acknowledges_forwards, arp, fits, from, icmp, ipv6, port, tcp, well_formed};
+use ginnel_testkit::checks::{
+    acks_never_decrease, arp, from, icmp, ipv6, port, tcp, well_formed, within_mtu,
+};
 use ginnel_testkit::sim::{HostConfig, LinkModel, Sim, seeds};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -43,7 +45,7 @@ fn a_connection_opens_carries_both_ways_and_closes() {
     for host in &sim.hosts {
         let usage = host.stack.usage();
         assert_eq!(
-            (usage.connections, usage.time_wait, usage.busy, usage.chunks, usage.timers),
+            (usage.connections, usage.time_wait, usage.active, usage.chunks, usage.timers),
             (0, 0, 0, 0, 0)
         );
     }
@@ -61,8 +63,8 @@ fn transfer(seed: u64, model: LinkModel, len: usize, limit: Duration) -> Sim {
     sim.hosts[1].listen(80);
     sim.hosts[1].close_on_peer_close = true;
     for host in 0..2 {
-        let own = from(sim.hosts[host].v4) & tcp() & port(80) & acknowledges_forwards();
-        sim.watch(host, well_formed() & fits(1500) & (own | arp() | ipv6() & icmp()));
+        let own = from(sim.hosts[host].v4) & tcp() & port(80) & acks_never_decrease();
+        sim.check_sent(host, well_formed() & within_mtu(1500) & (own | arp() | ipv6() & icmp()));
     }
     let to = server(&sim, false);
     let now = sim.now;
@@ -133,7 +135,7 @@ fn ipv6_carries_the_same() {
 
 #[test]
 fn a_reader_that_stops_stops_the_sender_and_the_window_opens_again() {
-    let lazy = HostConfig { lazy_reader: true, ..HostConfig::default() };
+    let lazy = HostConfig { defer_reads: true, ..HostConfig::default() };
     let mut sim = Sim::pair_with(4, HostConfig::default(), lazy, LinkModel::default());
     sim.hosts[1].listen(80);
     let to = server(&sim, false);

@@ -42,5 +42,5 @@ fn a_closed_port_is_reported_to_a_connected_socket() {
     sim.collect(0);
     sim.run(Duration::from_millis(50));
     let mut buffer = [0; 16];
-    assert_eq!(sim.hosts[0].stack.udp_recv_from(client, &mut buffer), Err(UdpError::Refused));
+    assert_eq!(sim.hosts[0].stack.udp_recv_from(client, &mut buffer), Err(UdpError::ConnectionRefused));
 }

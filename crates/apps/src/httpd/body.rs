@@ -11,7 +11,7 @@ const TRAILER_BYTES_MAX: u32 = 8 << 10;
 /// Finds the end of a body that may arrive in pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BodyReader {
-    state: State,
+    state: BodyState,
     /// Bytes of body that may still come within the limit.
     allowance: u64,
     /// Bytes of extensions and trailers so far.
@@ -20,7 +20,7 @@ pub struct BodyReader {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum BodyState {
     /// So many bytes to go.
     Length(u64),
     /// In the digits of a chunk's size.
@@ -51,31 +51,31 @@ impl BodyReader {
     /// A reader for a body of at most `bytes_max` bytes. A declared length beyond it is refused at once.
     pub fn new(framing: BodyFraming, bytes_max: u64) -> Result<Self, Status> {
         let state = match framing {
-            BodyFraming::None | BodyFraming::Length(0) => State::Done,
+            BodyFraming::None | BodyFraming::Length(0) => BodyState::Done,
             BodyFraming::Length(length) if length > bytes_max => return Err(Status::ContentTooLarge),
-            BodyFraming::Length(length) => State::Length(length),
-            BodyFraming::Chunked => State::Size { value: 0, digits: 0 },
+            BodyFraming::Length(length) => BodyState::Length(length),
+            BodyFraming::Chunked => BodyState::Size { value: 0, digits: 0 },
         };
         Ok(Self { state, allowance: bytes_max, extension_bytes: 0, trailer_bytes: 0 })
     }
 
     /// A reader for a chunked body of any length.
     pub const fn chunked() -> Self {
-        let state = State::Size { value: 0, digits: 0 };
+        let state = BodyState::Size { value: 0, digits: 0 };
         Self { state, allowance: u64::MAX, extension_bytes: 0, trailer_bytes: 0 }
     }
 
     /// The end was found.
     pub fn is_done(&self) -> bool {
-        self.state == State::Done
+        self.state == BodyState::Done
     }
 
     /// Reads on, and returns how many of `bytes` belong to the body: all of them unless it ends among them.
     pub fn read(&mut self, bytes: &[u8]) -> Result<usize, Status> {
         let mut used = 0;
-        while used < bytes.len() && self.state != State::Done {
+        while used < bytes.len() && self.state != BodyState::Done {
             used += match self.state {
-                State::Length(left) | State::Data(left) => self.skip(left, bytes.len() - used),
+                BodyState::Length(left) | BodyState::Data(left) => self.skip(left, bytes.len() - used),
                 _ => {
                     self.state = self.step(bytes[used])?;
                     1
@@ -90,54 +90,54 @@ impl BodyReader {
         let here = left.min(present as u64);
         let left = left - here;
         self.state = match (self.state, left) {
-            (State::Length(_), 0) => State::Done,
-            (State::Length(_), _) => State::Length(left),
-            (_, 0) => State::DataCr,
-            _ => State::Data(left),
+            (BodyState::Length(_), 0) => BodyState::Done,
+            (BodyState::Length(_), _) => BodyState::Length(left),
+            (_, 0) => BodyState::DataCr,
+            _ => BodyState::Data(left),
         };
         here as usize
     }
 
-    fn step(&mut self, byte: u8) -> Result<State, Status> {
+    fn step(&mut self, byte: u8) -> Result<BodyState, Status> {
         match (self.state, byte) {
-            (State::Size { value, digits }, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
+            (BodyState::Size { value, digits }, b'0'..=b'9' | b'a'..=b'f' | b'A'..=b'F') => {
                 if digits == 15 {
                     return Err(Status::ContentTooLarge); // 16 digits might overflow
                 }
                 let digit = (byte as char).to_digit(16).unwrap_or_default();
-                Ok(State::Size { value: value << 4 | u64::from(digit), digits: digits + 1 })
+                Ok(BodyState::Size { value: value << 4 | u64::from(digit), digits: digits + 1 })
             }
-            (State::Size { digits: 0, .. }, _) => Err(Status::BadRequest),
-            (State::Size { value, .. }, b'\r') => Ok(State::SizeLf { value }),
-            (State::Size { value, .. }, b';') => Ok(State::Extension { value }),
-            (State::Extension { value }, b'\r') => Ok(State::SizeLf { value }),
-            (State::Extension { .. }, b'\n') => Err(Status::BadRequest),
-            (State::Extension { value }, _) => {
+            (BodyState::Size { digits: 0, .. }, _) => Err(Status::BadRequest),
+            (BodyState::Size { value, .. }, b'\r') => Ok(BodyState::SizeLf { value }),
+            (BodyState::Size { value, .. }, b';') => Ok(BodyState::Extension { value }),
+            (BodyState::Extension { value }, b'\r') => Ok(BodyState::SizeLf { value }),
+            (BodyState::Extension { .. }, b'\n') => Err(Status::BadRequest),
+            (BodyState::Extension { value }, _) => {
                 self.extension_bytes += 1;
                 if self.extension_bytes > EXTENSION_BYTES_MAX {
                     return Err(Status::BadRequest);
                 }
-                Ok(State::Extension { value })
+                Ok(BodyState::Extension { value })
             }
-            (State::SizeLf { value: 0 }, b'\n') => Ok(State::TrailerStart),
-            (State::SizeLf { value }, b'\n') => {
+            (BodyState::SizeLf { value: 0 }, b'\n') => Ok(BodyState::TrailerStart),
+            (BodyState::SizeLf { value }, b'\n') => {
                 self.allowance = self.allowance.checked_sub(value).ok_or(Status::ContentTooLarge)?;
-                Ok(State::Data(value))
+                Ok(BodyState::Data(value))
             }
-            (State::DataCr, b'\r') => Ok(State::DataLf),
-            (State::DataLf, b'\n') => Ok(State::Size { value: 0, digits: 0 }),
-            (State::TrailerStart, b'\r') => Ok(State::LastLf),
-            (State::Trailer, b'\r') => Ok(State::TrailerLf),
-            (State::TrailerStart | State::Trailer, b'\n') => Err(Status::BadRequest),
-            (State::TrailerStart | State::Trailer, _) => {
+            (BodyState::DataCr, b'\r') => Ok(BodyState::DataLf),
+            (BodyState::DataLf, b'\n') => Ok(BodyState::Size { value: 0, digits: 0 }),
+            (BodyState::TrailerStart, b'\r') => Ok(BodyState::LastLf),
+            (BodyState::Trailer, b'\r') => Ok(BodyState::TrailerLf),
+            (BodyState::TrailerStart | BodyState::Trailer, b'\n') => Err(Status::BadRequest),
+            (BodyState::TrailerStart | BodyState::Trailer, _) => {
                 self.trailer_bytes += 1;
                 if self.trailer_bytes > TRAILER_BYTES_MAX {
                     return Err(Status::HeaderFieldsTooLarge);
                 }
-                Ok(State::Trailer)
+                Ok(BodyState::Trailer)
             }
-            (State::TrailerLf, b'\n') => Ok(State::TrailerStart),
-            (State::LastLf, b'\n') => Ok(State::Done),
+            (BodyState::TrailerLf, b'\n') => Ok(BodyState::TrailerStart),
+            (BodyState::LastLf, b'\n') => Ok(BodyState::Done),
             _ => Err(Status::BadRequest),
         }
     }

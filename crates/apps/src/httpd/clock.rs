@@ -22,17 +22,17 @@ impl Clock {
     pub fn new(now: Instant, unix: Duration) -> Self {
         let date = DateText::new(unix.as_secs());
         let mut clock = Self { start: now, unix_at_start: unix, second: 0, date, next: Instant::ZERO };
-        clock.turn(now);
+        clock.update(now);
         clock
     }
 
     /// The second at whose beginning so many have passed for sure: the one that has begun does not count, so that nobody gets less time than was granted.
-    pub const fn after(&self, seconds: u32) -> u32 {
+    pub const fn deadline_after(&self, seconds: u32) -> u32 {
         self.second + seconds + 1
     }
 
     /// Moves on to `now`.
-    pub fn turn(&mut self, now: Instant) {
+    pub fn update(&mut self, now: Instant) {
         if now < self.next {
             return;
         }

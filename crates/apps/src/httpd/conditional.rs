@@ -15,7 +15,7 @@ pub struct Validators<'a> {
 
 /// What the preconditions come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum PreconditionResult {
     /// Answer as if there were none, with this part of the file.
     Send(Selection),
     /// 304: the client has this version.
@@ -25,28 +25,28 @@ pub enum Outcome {
 }
 
 /// Evaluates the preconditions of a GET or HEAD in the order of §13.2.2, for a file of `size` bytes. `now` is seconds since 1970.
-pub fn evaluate(request: &Request<'_, '_>, file: &Validators<'_>, size: u64, now: u64) -> Outcome {
+pub fn evaluate(request: &Request<'_, '_>, file: &Validators<'_>, size: u64, now: u64) -> PreconditionResult {
     let date_of = |name| request.single(name).and_then(|text| date::parse(text, now));
     if request.values("if-match").next().is_some() {
         if !matches_any(request.values("if-match"), |tag| is_strong_match(tag, file.etag)) {
-            return Outcome::Failed;
+            return PreconditionResult::Failed;
         }
     } else if date_of("if-unmodified-since").is_some_and(|since| file.modified > since) {
-        return Outcome::Failed;
+        return PreconditionResult::Failed;
     }
     if request.values("if-none-match").next().is_some() {
         if matches_any(request.values("if-none-match"), |tag| is_weak_match(tag, file.etag)) {
-            return Outcome::NotModified;
+            return PreconditionResult::NotModified;
         }
     } else if date_of("if-modified-since").is_some_and(|since| file.modified <= since) {
-        return Outcome::NotModified;
+        return PreconditionResult::NotModified;
     }
     // §14.2: Range is defined for GET only.
     match request.single("range") {
         Some(field) if request.method == Method::Get && range_applies(request, file, now) => {
-            Outcome::Send(range::select(field, size))
+            PreconditionResult::Send(range::select(field, size))
         }
-        _ => Outcome::Send(Selection::Whole),
+        _ => PreconditionResult::Send(Selection::Whole),
     }
 }
 
@@ -98,19 +98,19 @@ fn matches_any<'b>(fields: impl Iterator<Item = &'b [u8]>, matches: impl Fn(&[u8
 
 #[cfg(test)]
 mod tests {
-    use super::super::head::{HEADERS_MAX, HeaderRoom, parse};
+    use super::super::head::{HEADERS_MAX, HeaderBuffer, parse};
     use super::*;
     use core::mem::MaybeUninit;
 
     const MODIFIED: u64 = 784_111_777; // Sun, 06 Nov 1994 08:49:37 GMT
     const NOW: u64 = 1_790_000_000;
-    const WHOLE: Outcome = Outcome::Send(Selection::Whole);
-    const PART: Outcome = Outcome::Send(Selection::Part { start: 0, len: 10 });
+    const WHOLE: PreconditionResult = PreconditionResult::Send(Selection::Whole);
+    const PART: PreconditionResult = PreconditionResult::Send(Selection::Part { start: 0, len: 10 });
 
-    fn outcome(method: &str, fields: &str) -> Outcome {
+    fn outcome(method: &str, fields: &str) -> PreconditionResult {
         let head = format!("{method} / HTTP/1.0\r\n{fields}\r\n");
-        let mut room: HeaderRoom<'_> = [const { MaybeUninit::uninit() }; HEADERS_MAX];
-        let request = parse(head.as_bytes(), &mut room).unwrap();
+        let mut buffer: HeaderBuffer<'_> = [const { MaybeUninit::uninit() }; HEADERS_MAX];
+        let request = parse(head.as_bytes(), &mut buffer).unwrap();
         assert_eq!(request.is_conditional, !fields.is_empty());
         evaluate(&request, &Validators { etag: b"\"v1\"", modified: MODIFIED }, 1000, NOW)
     }
@@ -119,32 +119,32 @@ mod tests {
     fn preconditions() {
         let table = [
             ("", WHOLE),
-            ("If-None-Match: \"v1\"\r\n", Outcome::NotModified),
-            ("If-None-Match: W/\"v1\"\r\n", Outcome::NotModified),
-            ("If-None-Match: *\r\n", Outcome::NotModified),
-            ("If-None-Match: \"v0\", \"a,b\" , \"v1\"\r\n", Outcome::NotModified),
-            ("If-None-Match: \"v0\"\r\nIf-None-Match: \"v1\"\r\n", Outcome::NotModified),
+            ("If-None-Match: \"v1\"\r\n", PreconditionResult::NotModified),
+            ("If-None-Match: W/\"v1\"\r\n", PreconditionResult::NotModified),
+            ("If-None-Match: *\r\n", PreconditionResult::NotModified),
+            ("If-None-Match: \"v0\", \"a,b\" , \"v1\"\r\n", PreconditionResult::NotModified),
+            ("If-None-Match: \"v0\"\r\nIf-None-Match: \"v1\"\r\n", PreconditionResult::NotModified),
             ("If-None-Match: \"v0,\"v1\"\r\n", WHOLE),
             ("If-None-Match: v1\r\n", WHOLE),
             ("If-None-Match: \"v0\"\r\n", WHOLE),
             ("If-None-Match: \"v0\"\r\nIf-Modified-Since: Sun, 06 Nov 1994 08:49:37 GMT\r\n", WHOLE),
-            ("If-Modified-Since: Sun, 06 Nov 1994 08:49:37 GMT\r\n", Outcome::NotModified),
-            ("If-Modified-Since: Sun, 06 Nov 1994 08:49:38 GMT\r\n", Outcome::NotModified),
+            ("If-Modified-Since: Sun, 06 Nov 1994 08:49:37 GMT\r\n", PreconditionResult::NotModified),
+            ("If-Modified-Since: Sun, 06 Nov 1994 08:49:38 GMT\r\n", PreconditionResult::NotModified),
             ("If-Modified-Since: Sun, 06 Nov 1994 08:49:36 GMT\r\n", WHOLE),
-            ("If-Modified-Since: Sunday, 06-Nov-94 08:49:37 GMT\r\n", Outcome::NotModified),
+            ("If-Modified-Since: Sunday, 06-Nov-94 08:49:37 GMT\r\n", PreconditionResult::NotModified),
             ("If-Modified-Since: last week\r\n", WHOLE),
             ("If-Match: \"v1\"\r\n", WHOLE),
             ("If-Match: *\r\n", WHOLE),
-            ("If-Match: W/\"v1\"\r\n", Outcome::Failed),
-            ("If-Match: \"v0\"\r\n", Outcome::Failed),
-            ("If-Match: \"v1\"\r\nIf-None-Match: \"v1\"\r\n", Outcome::NotModified),
+            ("If-Match: W/\"v1\"\r\n", PreconditionResult::Failed),
+            ("If-Match: \"v0\"\r\n", PreconditionResult::Failed),
+            ("If-Match: \"v1\"\r\nIf-None-Match: \"v1\"\r\n", PreconditionResult::NotModified),
             ("If-Unmodified-Since: Sun, 06 Nov 1994 08:49:37 GMT\r\n", WHOLE),
-            ("If-Unmodified-Since: Sun, 06 Nov 1994 08:49:36 GMT\r\n", Outcome::Failed),
+            ("If-Unmodified-Since: Sun, 06 Nov 1994 08:49:36 GMT\r\n", PreconditionResult::Failed),
             ("If-Match: \"v1\"\r\nIf-Unmodified-Since: Sun, 06 Nov 1994 08:49:36 GMT\r\n", WHOLE),
             ("Range: bytes=0-9\r\n", PART),
             ("Range: bytes=0-9\r\nRange: bytes=10-19\r\n", WHOLE),
-            ("Range: bytes=2000-\r\n", Outcome::Send(Selection::Unsatisfiable)),
-            ("Range: bytes=0-9\r\nIf-None-Match: \"v1\"\r\n", Outcome::NotModified),
+            ("Range: bytes=2000-\r\n", PreconditionResult::Send(Selection::Unsatisfiable)),
+            ("Range: bytes=0-9\r\nIf-None-Match: \"v1\"\r\n", PreconditionResult::NotModified),
             ("Range: bytes=0-9\r\nIf-Range: \"v1\"\r\n", PART),
             ("Range: bytes=0-9\r\nIf-Range: \"v0\"\r\n", WHOLE),
             ("Range: bytes=0-9\r\nIf-Range: W/\"v1\"\r\n", WHOLE),
@@ -161,6 +161,6 @@ mod tests {
     #[test]
     fn head_ignores_ranges_and_honours_validators() {
         assert_eq!(outcome("HEAD", "Range: bytes=0-9\r\n"), WHOLE);
-        assert_eq!(outcome("HEAD", "If-None-Match: \"v1\"\r\n"), Outcome::NotModified);
+        assert_eq!(outcome("HEAD", "If-None-Match: \"v1\"\r\n"), PreconditionResult::NotModified);
     }
 }

@@ -3,10 +3,10 @@
 use super::options::Options;
 use super::response::DateText;
 use super::server::{Server, Transport};
-use super::site::{Body, FileId, Site};
+use super::site::{FileBody, FileId, Site};
 use core::net::SocketAddr;
 use core::time::Duration;
-use ginnel::stats::Kind;
+use ginnel::stats::CounterKind;
 use ginnel::{
     CloseReason, Conn, Context, Error, Handler, Instant, ListenOptions, Listener, PreloadedSource,
     SocketOptions, Source, SourceId,
@@ -27,10 +27,10 @@ pub struct Httpd {
     listeners: Vec<Listener>,
     /// Where the stack finds the loaded files; `None` for small and for streamed ones.
     sources: Vec<Option<SourceId>>,
-    text: String,
+    description: String,
     clock: fn() -> Duration,
-    disk_timer: bool,
-    leaving: bool,
+    is_disk_timer_set: bool,
+    is_stopping: bool,
 }
 
 impl Httpd {
@@ -58,16 +58,16 @@ impl Httpd {
             listen: options.listen.clone(),
             listeners: Vec::new(),
             sources: Vec::new(),
-            text,
+            description: text,
             clock,
-            disk_timer: false,
-            leaving: false,
+            is_disk_timer_set: false,
+            is_stopping: false,
         })
     }
 
     /// What is served, where, in one line.
     pub fn describe(&self) -> &str {
-        &self.text
+        &self.description
     }
 
     /// The server, for its counters.
@@ -76,10 +76,14 @@ impl Httpd {
     }
 
     /// Calls the server with a way to the network, and sees to it that it is called again for the disk.
-    fn serve<R>(&mut self, cx: &mut Context<'_>, call: impl FnOnce(&mut Server, &mut Net<'_, '_>) -> R) -> R {
-        let result = call(&mut self.server, &mut Net { cx, sources: &self.sources });
-        if self.server.waits_for_disk() && !self.disk_timer {
-            self.disk_timer = cx.set_timer(DISK_RETRY, DISK).is_some();
+    fn serve<R>(
+        &mut self,
+        cx: &mut Context<'_>,
+        call: impl FnOnce(&mut Server, &mut ShardTransport<'_, '_>) -> R,
+    ) -> R {
+        let result = call(&mut self.server, &mut ShardTransport { cx, sources: &self.sources });
+        if self.server.waits_for_disk() && !self.is_disk_timer_set {
+            self.is_disk_timer_set = cx.set_timer(DISK_RETRY, DISK).is_some();
         }
         result
     }
@@ -94,8 +98,8 @@ impl Handler for Httpd {
         self.server.set_clock(cx.now(), (self.clock)());
         for entry in self.server.site().entries() {
             self.sources.push(match &entry.body {
-                Body::Loaded(source) if entry.inline_body().is_none() => {
-                    Some(cx.add_source(Box::new(Shared(Arc::clone(source)))))
+                FileBody::Loaded(source) if entry.inline_body().is_none() => {
+                    Some(cx.add_source(Box::new(SharedSource(Arc::clone(source)))))
                 }
                 _ => None,
             });
@@ -111,13 +115,13 @@ impl Handler for Httpd {
         Ok(())
     }
 
-    fn counters(&self, report: &mut dyn FnMut(Kind, &'static str, u64)) {
+    fn report_counters(&self, report: &mut dyn FnMut(CounterKind, &'static str, u64)) {
         let counters = self.server.counters();
-        report(Kind::Counter, "httpd.connections", counters.connections);
-        report(Kind::Counter, "httpd.responses", counters.responses);
-        report(Kind::Counter, "httpd.errors", counters.errors);
-        report(Kind::Counter, "httpd.timeouts", counters.timeouts);
-        report(Kind::Gauge, "httpd.open", counters.open);
+        report(CounterKind::Counter, "httpd.connections", counters.connections);
+        report(CounterKind::Counter, "httpd.responses", counters.responses);
+        report(CounterKind::Counter, "httpd.errors", counters.errors);
+        report(CounterKind::Counter, "httpd.timeouts", counters.timeouts);
+        report(CounterKind::Gauge, "httpd.open", counters.open);
     }
 
     fn accepted(&mut self, cx: &mut Context<'_>, conn: Conn, _: Listener) {
@@ -140,7 +144,7 @@ impl Handler for Httpd {
 
     fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, _: CloseReason) {
         self.server.closed(conn);
-        if self.leaving && self.server.counters().open == 0 {
+        if self.is_stopping && self.server.counters().open == 0 {
             cx.stop();
         }
     }
@@ -148,7 +152,7 @@ impl Handler for Httpd {
     fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
         let now = cx.now();
         if token == DISK {
-            self.disk_timer = false;
+            self.is_disk_timer_set = false;
             return self.serve(cx, |server, net| server.read_disk(now, net));
         }
         // Before anything else: its place among the shard's timers has just become free.
@@ -162,8 +166,8 @@ impl Handler for Httpd {
             // Stale only if the stack dropped it already, and then it listens no more.
             let _ = cx.unlisten(listener);
         }
-        self.leaving = true;
-        self.serve(cx, |server, net| server.leave(net));
+        self.is_stopping = true;
+        self.serve(cx, |server, net| server.drain(net));
         if self.server.counters().open == 0 {
             cx.stop();
         }
@@ -171,12 +175,12 @@ impl Handler for Httpd {
 }
 
 /// The shard's context as the server's transport. A call on a connection that is gone has no effect: its end was, or will be, told.
-struct Net<'a, 'c> {
+struct ShardTransport<'a, 'c> {
     cx: &'a mut Context<'c>,
     sources: &'a [Option<SourceId>],
 }
 
-impl Transport for Net<'_, '_> {
+impl Transport for ShardTransport<'_, '_> {
     fn send(&mut self, conn: Conn, bytes: &[u8]) -> usize {
         self.cx.send(conn, bytes).unwrap_or(0)
     }
@@ -212,9 +216,9 @@ impl Transport for Net<'_, '_> {
 }
 
 /// A loaded file as one of the stack's sources; all shards share its bytes.
-struct Shared(Arc<PreloadedSource>);
+struct SharedSource(Arc<PreloadedSource>);
 
-impl Source for Shared {
+impl Source for SharedSource {
     fn len(&self) -> u64 {
         self.0.len()
     }

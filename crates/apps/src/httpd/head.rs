@@ -161,30 +161,30 @@ impl<'b> Request<'_, 'b> {
 }
 
 /// Room for the header fields of one request, kept on the caller's stack.
-pub type HeaderRoom<'b> = [MaybeUninit<Header<'b>>; HEADERS_MAX];
+pub type HeaderBuffer<'b> = [MaybeUninit<Header<'b>>; HEADERS_MAX];
 
 /// Reads a whole head, as [`Scanner::find_end`] delimits it. An error is the status to answer with, and the connection must then be
 /// closed, because where the next request begins is not known for sure.
-pub fn parse<'h, 'b>(head: &'b [u8], room: &'h mut HeaderRoom<'b>) -> Result<Request<'h, 'b>, Status> {
+pub fn parse<'h, 'b>(head: &'b [u8], buffer: &'h mut HeaderBuffer<'b>) -> Result<Request<'h, 'b>, Status> {
     let mut parsed = httparse::Request::new(&mut []);
-    let result = parsed.parse_with_uninit_headers(head, room);
+    let result = parsed.parse_with_uninit_headers(head, buffer);
     match result {
         Ok(httparse::Status::Complete(len)) if len == head.len() => {}
         Ok(_) => return Err(Status::BadRequest),
-        Err(error) => return Err(refusal(error, head)),
+        Err(error) => return Err(status_of_parse_error(error, head)),
     }
-    understand(parsed)
+    interpret(parsed)
 }
 
 /// The usual case in one pass: `bytes` begins with a whole head without any of the peculiarities that [`Scanner`] deals with.
 /// Returns its length and what [`parse`] makes of it, or `None` if it must be looked at more closely.
-pub fn parse_at_once<'h, 'b>(
+pub fn parse_complete_head<'h, 'b>(
     bytes: &'b [u8],
-    room: &'h mut HeaderRoom<'b>,
+    buffer: &'h mut HeaderBuffer<'b>,
     limits: &Limits,
 ) -> Option<(usize, Result<Request<'h, 'b>, Status>)> {
     let mut parsed = httparse::Request::new(&mut []);
-    let Ok(httparse::Status::Complete(len)) = parsed.parse_with_uninit_headers(bytes, room) else {
+    let Ok(httparse::Status::Complete(len)) = parsed.parse_with_uninit_headers(bytes, buffer) else {
         return None;
     };
     let line = parsed.method?.len() + parsed.path?.len() + "  HTTP/1.1\r\n".len();
@@ -192,7 +192,7 @@ pub fn parse_at_once<'h, 'b>(
         && len <= limits.head_bytes_max
         && !matches!(bytes[0], b'\r' | b'\n')
         && !has_bare_lf(&bytes[..len]);
-    is_plain.then(|| (len, understand(parsed)))
+    is_plain.then(|| (len, interpret(parsed)))
 }
 
 /// Whether a line ends without CR. The first byte is not looked at.
@@ -205,15 +205,15 @@ fn has_bare_lf(head: &[u8]) -> bool {
     bare != 0
 }
 
-fn understand<'h, 'b>(parsed: httparse::Request<'h, 'b>) -> Result<Request<'h, 'b>, Status> {
+fn interpret<'h, 'b>(parsed: httparse::Request<'h, 'b>) -> Result<Request<'h, 'b>, Status> {
     let headers: &'h [Header<'b>] = parsed.headers;
     let (Some(method), Some(target), Some(minor)) = (parsed.method, parsed.path, parsed.version) else {
         return Err(Status::BadRequest);
     };
     let version = if minor == 0 { Version::Http10 } else { Version::Http11 };
-    let method = read_method(method)?;
-    let fields = Fields::read(headers, version)?;
-    let (path, query) = read_target(target.as_bytes(), method)?;
+    let method = parse_method(method)?;
+    let fields = FramingFields::parse(headers, version)?;
+    let (path, query) = parse_target(target.as_bytes(), method)?;
     Ok(Request {
         method,
         version,
@@ -228,7 +228,7 @@ fn understand<'h, 'b>(parsed: httparse::Request<'h, 'b>) -> Result<Request<'h, '
 }
 
 /// What to answer to a head the parser refused.
-fn refusal(error: httparse::Error, head: &[u8]) -> Status {
+fn status_of_parse_error(error: httparse::Error, head: &[u8]) -> Status {
     match error {
         httparse::Error::TooManyHeaders => Status::HeaderFieldsTooLarge,
         httparse::Error::Version => {
@@ -248,7 +248,7 @@ fn refusal(error: httparse::Error, head: &[u8]) -> Status {
     }
 }
 
-fn read_method(name: &str) -> Result<Method, Status> {
+fn parse_method(name: &str) -> Result<Method, Status> {
     match name {
         "GET" => Ok(Method::Get),
         "HEAD" => Ok(Method::Head),
@@ -259,7 +259,7 @@ fn read_method(name: &str) -> Result<Method, Status> {
 }
 
 /// The path and query of a target (RFC 9112 §3.2): origin-form, absolute-form, or `*` for OPTIONS.
-fn read_target(target: &[u8], method: Method) -> Result<(&[u8], Option<&[u8]>), Status> {
+fn parse_target(target: &[u8], method: Method) -> Result<(&[u8], Option<&[u8]>), Status> {
     if target.first() == Some(&b'/') {
         return split_query(target);
     }
@@ -307,7 +307,7 @@ const fn is_host_byte(byte: u8) -> bool {
 
 /// What the fields that matter for framing say.
 #[derive(Default)]
-struct Fields {
+struct FramingFields {
     hosts: u32,
     length: Option<u64>,
     transfer_encoding: Option<Result<(), Status>>,
@@ -317,8 +317,8 @@ struct Fields {
     is_conditional: bool,
 }
 
-impl Fields {
-    fn read(headers: &[Header<'_>], version: Version) -> Result<Self, Status> {
+impl FramingFields {
+    fn parse(headers: &[Header<'_>], version: Version) -> Result<Self, Status> {
         let mut fields = Self::default();
         for header in headers {
             // The length tells most fields apart without comparing names.

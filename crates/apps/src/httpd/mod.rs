@@ -14,19 +14,19 @@
 //! and without waiting for the disk: a piece that is not in the page cache is asked for and looked for again each millisecond, so what a
 //! shard's other connections wait for is the copying of one connection's free send buffer.
 
-mod answer;
 pub mod body;
-pub mod busy;
 pub mod clock;
 pub mod conditional;
+pub mod exchange;
 mod handler;
 pub mod head;
 pub mod limits;
-mod memo;
 mod options;
 pub mod path;
 pub mod range;
+mod request_cache;
 pub mod response;
+mod response_plan;
 pub mod server;
 pub mod site;
 pub mod status;

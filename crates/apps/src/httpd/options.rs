@@ -119,13 +119,15 @@ mod tests {
     use clap::Parser;
 
     #[derive(Debug, Parser)]
-    struct Command {
+    struct HttpdCommand {
         #[command(flatten)]
         options: Options,
     }
 
     fn parse(args: &[&str]) -> Result<Options, String> {
-        Command::try_parse_from([&["httpd"], args].concat()).map(|c| c.options).map_err(|e| e.to_string())
+        HttpdCommand::try_parse_from([&["httpd"], args].concat())
+            .map(|c| c.options)
+            .map_err(|e| e.to_string())
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub enum Persistence {
     /// HTTP/1.1 stays open without a word.
     Keep,
     /// HTTP/1.0 stays open because both sides say so.
-    KeepAloud,
+    KeepExplicit,
     /// The server closes.
     Close,
 }
@@ -88,7 +88,7 @@ impl<'a> HeadWriter<'a> {
     pub fn end(&mut self, persistence: Persistence) {
         self.out.extend_from_slice(match persistence {
             Persistence::Keep => b"\r\n",
-            Persistence::KeepAloud => b"Connection: keep-alive\r\n\r\n".as_slice(),
+            Persistence::KeepExplicit => b"Connection: keep-alive\r\n\r\n".as_slice(),
             Persistence::Close => b"Connection: close\r\n\r\n",
         });
     }
@@ -138,14 +138,14 @@ pub fn write_plain(
 
 /// A whole response made ready in advance: the head and, for a small file, the body behind it.
 #[derive(Clone, Debug)]
-pub struct Prepared {
+pub struct PreparedResponse {
     bytes: Box<[u8]>,
     head_bytes: u32,
     /// The second the date in it shows.
     second: u64,
 }
 
-impl Prepared {
+impl PreparedResponse {
     /// Where the date stands in a 200.
     const DATE_AT: usize = "HTTP/1.1 200 OK\r\nDate: ".len();
 
@@ -159,17 +159,17 @@ impl Prepared {
 
     /// Head and body with the date renewed.
     pub fn whole(&mut self, date: &DateText) -> &[u8] {
-        self.renew(date);
+        self.refresh_date(date);
         &self.bytes
     }
 
     /// The head alone, with the date renewed.
     pub fn head(&mut self, date: &DateText) -> &[u8] {
-        self.renew(date);
+        self.refresh_date(date);
         &self.bytes[..self.head_bytes as usize]
     }
 
-    fn renew(&mut self, date: &DateText) {
+    fn refresh_date(&mut self, date: &DateText) {
         if self.second != date.second {
             self.second = date.second;
             self.bytes[Self::DATE_AT..Self::DATE_AT + DATE_BYTES].copy_from_slice(&date.text);
@@ -200,7 +200,7 @@ mod tests {
              Content-Type: text/plain; charset=utf-8\r\nContent-Length: 14\r\n\r\n404 Not Found\n"
         );
         assert_eq!(
-            plain(Status::MethodNotAllowed, None, Persistence::KeepAloud, false),
+            plain(Status::MethodNotAllowed, None, Persistence::KeepExplicit, false),
             "HTTP/1.1 405 Method Not Allowed\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\nServer: ginnel\r\n\
              Allow: GET, HEAD, OPTIONS\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 23\r\n\
              Connection: keep-alive\r\n\r\n405 Method Not Allowed\n"
@@ -265,7 +265,7 @@ mod tests {
         let (old, new) = (DateText::new(0), DateText::new(86_400));
         let mut head = Vec::new();
         HeadWriter::new(&mut head, Status::Ok, &old).length(2).end(Persistence::Keep);
-        let mut prepared = Prepared::new(head.clone(), b"ab", &old);
+        let mut prepared = PreparedResponse::new(head.clone(), b"ab", &old);
         assert_eq!(prepared.head(&old), head);
         let renewed = String::from_utf8(prepared.whole(&new).to_vec()).unwrap();
         assert!(renewed.contains("\r\nDate: Fri, 02 Jan 1970 00:00:00 GMT\r\n"));

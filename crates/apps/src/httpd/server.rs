@@ -8,11 +8,11 @@ pub mod recorder;
 mod sending;
 
 use super::body::BodyReader;
-use super::busy::{self, Payload, Pool};
 use super::clock::Clock;
-use super::head::{self, HEADERS_MAX, HeaderRoom, Scanner};
+use super::exchange::{self, ExchangePool, Payload};
+use super::head::{self, HEADERS_MAX, HeaderBuffer, Scanner};
 use super::limits::ServerOptions;
-use super::memo::{Memo, Remembered};
+use super::request_cache::{CachedResponse, RequestCache};
 use super::response::{DateText, Persistence};
 use super::site::{FileId, Site};
 use super::status::Status;
@@ -22,7 +22,7 @@ use core::time::Duration;
 use ginnel::{Conn, Instant};
 
 /// Bytes read from a file at once: what a shard's other work may have to wait for.
-const PIECE_BYTES: usize = 64 << 10;
+const READ_BYTES: usize = 64 << 10;
 
 /// What the server asks of the network. A call on a connection that is gone does nothing.
 pub trait Transport {
@@ -45,7 +45,7 @@ pub trait Transport {
 
 /// What was done so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Counters {
+pub struct ServerCounters {
     /// Connections accepted.
     pub connections: u64,
     /// Requests answered, with whatever status.
@@ -60,7 +60,7 @@ pub struct Counters {
 
 /// Where a connection stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum ConnectionPhase {
     /// No connection.
     Vacant,
     /// Between requests.
@@ -80,28 +80,28 @@ enum Phase {
 
 /// 20 bytes for each slot of the transport's connection table.
 #[derive(Clone, Copy, Debug)]
-struct Connection {
+struct ConnectionSlot {
     generation: u32,
     /// Second at which the phase ends.
     deadline: u32,
     /// Index of its record, if it is in the middle of something.
-    busy: u32,
+    exchange: u32,
     /// Bytes that were on their way when a time-out ran out last.
     outstanding: u32,
-    phase: Phase,
+    phase: ConnectionPhase,
     /// The client has closed its side.
     half_closed: bool,
     /// The sweep has an entry for the slot.
     in_sweep: bool,
 }
 
-impl Connection {
+impl ConnectionSlot {
     const VACANT: Self = Self {
         generation: 0,
         deadline: 0,
-        busy: busy::NONE,
+        exchange: exchange::NONE,
         outstanding: 0,
-        phase: Phase::Vacant,
+        phase: ConnectionPhase::Vacant,
         half_closed: false,
         in_sweep: false,
     };
@@ -111,22 +111,22 @@ impl Connection {
 pub struct Server {
     pub(super) site: Site,
     options: ServerOptions,
-    connections: Vec<Connection>,
-    pool: Pool,
+    connections: Vec<ConnectionSlot>,
+    exchanges: ExchangePool,
     sweep: Sweep,
     clock: Clock,
-    counters: Counters,
-    memo: Memo,
+    counters: ServerCounters,
+    request_cache: RequestCache,
     /// Connections whose next piece is not in memory yet.
     waiting_for_disk: Vec<Conn>,
     /// Scratch: a head being written, a path being normalised, a piece of a file.
     pub(super) head: Vec<u8>,
     pub(super) path: Vec<u8>,
-    piece: Box<[u8]>,
+    read_buffer: Box<[u8]>,
 }
 
 /// What a request is answered with. The head, and perhaps a small body, stand in [`Server::head`], unless it is a prepared one.
-pub(super) struct Answer {
+pub(super) struct ResponsePlan {
     /// A prepared response of this file, and whether only its head is wanted.
     pub prepared: Option<(FileId, bool)>,
     /// What follows.
@@ -147,20 +147,20 @@ impl Server {
             site,
             options,
             connections: Vec::new(),
-            pool: Pool::default(),
+            exchanges: ExchangePool::default(),
             sweep: Sweep::new(timeout_min, clock.second),
             clock,
-            counters: Counters::default(),
-            memo: Memo::default(),
+            counters: ServerCounters::default(),
+            request_cache: RequestCache::default(),
             waiting_for_disk: Vec::new(),
             head: Vec::with_capacity(1 << 10),
             path: Vec::with_capacity(1 << 10),
-            piece: vec![0; PIECE_BYTES].into(),
+            read_buffer: vec![0; READ_BYTES].into(),
         }
     }
 
     /// What was done so far.
-    pub const fn counters(&self) -> &Counters {
+    pub const fn counters(&self) -> &ServerCounters {
         &self.counters
     }
 
@@ -181,40 +181,47 @@ impl Server {
 
     /// A connection was accepted.
     pub fn accepted(&mut self, now: Instant, conn: Conn) {
-        self.clock.turn(now);
+        self.clock.update(now);
         let index = conn.index() as usize;
         if index >= self.connections.len() {
-            self.connections.resize(index + 1, Connection::VACANT);
+            self.connections.resize(index + 1, ConnectionSlot::VACANT);
         }
-        let deadline = self.clock.after(self.options.timeouts.head);
+        let deadline = self.clock.deadline_after(self.options.timeouts.head);
         let slot = &mut self.connections[index];
         if !slot.in_sweep {
             self.sweep.enter(conn.index(), deadline);
         }
         let generation = conn.generation();
-        *slot = Connection { generation, deadline, phase: Phase::Idle, in_sweep: true, ..Connection::VACANT };
+        *slot = ConnectionSlot {
+            generation,
+            deadline,
+            phase: ConnectionPhase::Idle,
+            in_sweep: true,
+            ..ConnectionSlot::VACANT
+        };
         self.counters.connections += 1;
         self.counters.open += 1;
     }
 
-    fn slot(&mut self, conn: Conn) -> Option<&mut Connection> {
+    fn slot(&mut self, conn: Conn) -> Option<&mut ConnectionSlot> {
         self.connections
             .get_mut(conn.index() as usize)
-            .filter(|c| c.generation == conn.generation() && c.phase != Phase::Vacant)
+            .filter(|c| c.generation == conn.generation() && c.phase != ConnectionPhase::Vacant)
     }
 
     /// Bytes arrived; returns how many were taken. The rest must be shown again after [`Transport::resume_reading`].
     pub fn data(&mut self, now: Instant, conn: Conn, bytes: &[u8], net: &mut impl Transport) -> usize {
-        self.clock.turn(now);
+        self.clock.update(now);
         let mut used = 0;
         while used < bytes.len() {
             let rest = &bytes[used..];
             used += match self.slot(conn).map(|c| c.phase) {
-                Some(Phase::Idle) => self.fresh(conn, rest, net),
-                Some(Phase::Head) => self.more_of_head(conn, rest, net),
-                Some(Phase::Body) => self.more_of_body(conn, rest, net),
-                Some(Phase::Sending) => break,
-                Some(Phase::Draining | Phase::Closed | Phase::Vacant) | None => rest.len(),
+                Some(ConnectionPhase::Idle) => self.begin_request(conn, rest, net),
+                Some(ConnectionPhase::Head) => self.continue_head(conn, rest, net),
+                Some(ConnectionPhase::Body) => self.continue_body(conn, rest, net),
+                Some(ConnectionPhase::Sending) => break,
+                Some(ConnectionPhase::Draining | ConnectionPhase::Closed | ConnectionPhase::Vacant)
+                | None => rest.len(),
             };
         }
         used
@@ -222,8 +229,8 @@ impl Server {
 
     /// There is room again.
     pub fn writable(&mut self, now: Instant, conn: Conn, net: &mut impl Transport) {
-        self.clock.turn(now);
-        if self.slot(conn).is_some_and(|c| c.phase == Phase::Sending) {
+        self.clock.update(now);
+        if self.slot(conn).is_some_and(|c| c.phase == ConnectionPhase::Sending) {
             self.flush(conn, net);
         }
     }
@@ -234,46 +241,49 @@ impl Server {
         slot.half_closed = true;
         match slot.phase {
             // Nothing is owed: a request that will never be complete gets no answer.
-            Phase::Idle | Phase::Head | Phase::Body | Phase::Draining => self.close(conn, net),
-            Phase::Sending | Phase::Closed | Phase::Vacant => {}
+            ConnectionPhase::Idle
+            | ConnectionPhase::Head
+            | ConnectionPhase::Body
+            | ConnectionPhase::Draining => self.close(conn, net),
+            ConnectionPhase::Sending | ConnectionPhase::Closed | ConnectionPhase::Vacant => {}
         }
     }
 
     /// The connection is gone.
     pub fn closed(&mut self, conn: Conn) {
         if let Some(slot) = self.slot(conn) {
-            let (busy, in_sweep) = (slot.busy, slot.in_sweep);
-            *slot = Connection { in_sweep, ..Connection::VACANT };
+            let (exchange, in_sweep) = (slot.exchange, slot.in_sweep);
+            *slot = ConnectionSlot { in_sweep, ..ConnectionSlot::VACANT };
             self.counters.open -= 1;
-            if busy != busy::NONE {
-                self.pool.give_back(busy);
+            if exchange != exchange::NONE {
+                self.exchanges.release(exchange);
             }
         }
     }
 
     /// Once per second: ends what has waited too long.
     pub fn tick(&mut self, now: Instant, net: &mut impl Transport) {
-        self.clock.turn(now);
+        self.clock.update(now);
         let second = self.clock.second;
         while let Some(index) = self.sweep.take_due(second) {
             let slot = self.connections[index as usize];
-            if slot.phase != Phase::Vacant && slot.deadline <= second {
+            if slot.phase != ConnectionPhase::Vacant && slot.deadline <= second {
                 self.expire(Conn::new(index, slot.generation), slot.phase, net);
             }
             let slot = &mut self.connections[index as usize];
-            slot.in_sweep = slot.phase != Phase::Vacant;
+            slot.in_sweep = slot.phase != ConnectionPhase::Vacant;
             if slot.in_sweep {
                 self.sweep.enter(index, slot.deadline);
             }
         }
     }
 
-    fn expire(&mut self, conn: Conn, phase: Phase, net: &mut impl Transport) {
-        if matches!(phase, Phase::Idle | Phase::Draining)
+    fn expire(&mut self, conn: Conn, phase: ConnectionPhase, net: &mut impl Transport) {
+        if matches!(phase, ConnectionPhase::Idle | ConnectionPhase::Draining)
             && let Some(outstanding) = net.outstanding(conn)
         {
             // A response is still on its way: the client is not idle but slow, unless it takes nothing at all.
-            let deadline = self.clock.after(self.options.timeouts.send);
+            let deadline = self.clock.deadline_after(self.options.timeouts.send);
             let slot = &mut self.connections[conn.index() as usize];
             if core::mem::replace(&mut slot.outstanding, outstanding) != outstanding {
                 slot.deadline = deadline;
@@ -282,14 +292,16 @@ impl Server {
         }
         self.counters.timeouts += 1;
         match phase {
-            Phase::Idle => self.finish(conn, net),
-            Phase::Head | Phase::Body => self.refuse(conn, Status::RequestTimeout, false, net),
-            Phase::Sending => {
-                net.abort(conn);
-                self.set_phase(conn, Phase::Closed);
+            ConnectionPhase::Idle => self.finish(conn, net),
+            ConnectionPhase::Head | ConnectionPhase::Body => {
+                self.refuse(conn, Status::RequestTimeout, false, net)
             }
-            Phase::Draining => self.close(conn, net),
-            Phase::Closed | Phase::Vacant => {}
+            ConnectionPhase::Sending => {
+                net.abort(conn);
+                self.set_phase(conn, ConnectionPhase::Closed);
+            }
+            ConnectionPhase::Draining => self.close(conn, net),
+            ConnectionPhase::Closed | ConnectionPhase::Vacant => {}
         }
     }
 
@@ -309,26 +321,26 @@ impl Server {
     }
 
     /// Takes leave: idle connections are closed now, the others after the response they wait for. Once [`Counters::open`] is 0 all is done.
-    pub fn leave(&mut self, net: &mut impl Transport) {
+    pub fn drain(&mut self, net: &mut impl Transport) {
         self.options.keep_alive = false;
-        self.memo.clear();
+        self.request_cache.clear();
         for index in 0..self.connections.len() {
             let slot = self.connections[index];
-            if slot.phase == Phase::Idle {
+            if slot.phase == ConnectionPhase::Idle {
                 self.finish(Conn::new(index as u32, slot.generation), net);
             }
         }
     }
 
-    fn set_phase(&mut self, conn: Conn, phase: Phase) {
+    fn set_phase(&mut self, conn: Conn, phase: ConnectionPhase) {
         let t = self.options.timeouts;
         let deadline = match phase {
-            Phase::Idle => self.clock.after(t.idle),
-            Phase::Head => self.clock.after(t.head),
-            Phase::Body => self.clock.after(t.body),
-            Phase::Sending => self.clock.after(t.send),
-            Phase::Draining => self.clock.after(t.linger),
-            Phase::Closed | Phase::Vacant => u32::MAX,
+            ConnectionPhase::Idle => self.clock.deadline_after(t.idle),
+            ConnectionPhase::Head => self.clock.deadline_after(t.head),
+            ConnectionPhase::Body => self.clock.deadline_after(t.body),
+            ConnectionPhase::Sending => self.clock.deadline_after(t.send),
+            ConnectionPhase::Draining => self.clock.deadline_after(t.linger),
+            ConnectionPhase::Closed | ConnectionPhase::Vacant => u32::MAX,
         };
         if let Some(slot) = self.slot(conn) {
             (slot.phase, slot.deadline) = (phase, deadline);
@@ -336,37 +348,37 @@ impl Server {
     }
 
     /// The connection's record, taken from the pool if it has none.
-    fn busy(&mut self, conn: Conn) -> &mut busy::Busy {
+    fn exchange(&mut self, conn: Conn) -> &mut exchange::Exchange {
         let slot = &mut self.connections[conn.index() as usize];
-        if slot.busy == busy::NONE {
-            slot.busy = self.pool.take();
+        if slot.exchange == exchange::NONE {
+            slot.exchange = self.exchanges.take();
         }
-        self.pool.get(slot.busy)
+        self.exchanges.get(slot.exchange)
     }
 
-    fn give_back_busy(&mut self, conn: Conn) {
+    fn release_exchange(&mut self, conn: Conn) {
         let slot = &mut self.connections[conn.index() as usize];
-        let busy = core::mem::replace(&mut slot.busy, busy::NONE);
-        if busy != busy::NONE {
-            self.pool.give_back(busy);
+        let exchange = core::mem::replace(&mut slot.exchange, exchange::NONE);
+        if exchange != exchange::NONE {
+            self.exchanges.release(exchange);
         }
     }
 
     /// Bytes at the start of a request. Usually it is there as a whole and is read where it lies.
-    fn fresh(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) -> usize {
-        if let Some((len, Remembered { file, is_head, close })) = self.memo.find(bytes) {
-            let answer = self.loaded(file, is_head, close);
+    fn begin_request(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) -> usize {
+        if let Some((len, CachedResponse { file, is_head, close })) = self.request_cache.find(bytes) {
+            let plan = self.plan_prepared(file, is_head, close);
             self.counters.responses += 1;
-            self.respond(conn, answer, net);
+            self.respond(conn, plan, net);
             return len;
         }
-        let mut room: HeaderRoom<'_> = [const { MaybeUninit::uninit() }; HEADERS_MAX];
-        if let Some((len, request)) = head::parse_at_once(bytes, &mut room, &self.options.limits) {
+        let mut buffer: HeaderBuffer<'_> = [const { MaybeUninit::uninit() }; HEADERS_MAX];
+        if let Some((len, request)) = head::parse_complete_head(bytes, &mut buffer, &self.options.limits) {
             match request {
                 Ok(request) => {
-                    let remember = self.serve(conn, &request, net);
-                    if let Some(answer) = remember {
-                        self.memo.remember(bytes, len, answer);
+                    let cached = self.handle_request(conn, &request, net);
+                    if let Some(plan) = cached {
+                        self.request_cache.insert(bytes, len, plan);
                     }
                 }
                 Err(status) => self.refuse(conn, status, bytes.starts_with(b"HEAD "), net),
@@ -376,14 +388,14 @@ impl Server {
         let mut scanner = Scanner::NEW;
         match scanner.find_end(bytes, &self.options.limits) {
             Ok(Some(end)) => {
-                self.request(conn, &bytes[..end], net);
+                self.handle_head(conn, &bytes[..end], net);
                 end
             }
             Ok(None) => {
-                let busy = self.busy(conn);
-                busy.input.extend_from_slice(bytes);
-                busy.scanner = scanner;
-                self.set_phase(conn, Phase::Head);
+                let exchange = self.exchange(conn);
+                exchange.input.extend_from_slice(bytes);
+                exchange.scanner = scanner;
+                self.set_phase(conn, ConnectionPhase::Head);
                 bytes.len()
             }
             Err(status) => {
@@ -393,44 +405,44 @@ impl Server {
         }
     }
 
-    fn more_of_head(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) -> usize {
+    fn continue_head(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) -> usize {
         let limits = self.options.limits;
-        let busy = self.busy(conn);
-        let before = busy.input.len();
+        let exchange = self.exchange(conn);
+        let before = exchange.input.len();
         // One byte beyond the limit is enough to know that it is exceeded.
         let room = (limits.head_bytes_max + 1).saturating_sub(before);
         let taken = bytes.len().min(room);
-        busy.input.extend_from_slice(&bytes[..taken]);
-        match busy.scanner.find_end(&busy.input, &limits) {
+        exchange.input.extend_from_slice(&bytes[..taken]);
+        match exchange.scanner.find_end(&exchange.input, &limits) {
             Ok(Some(end)) => {
-                let mut input = core::mem::take(&mut busy.input);
-                let record = self.connections[conn.index() as usize].busy;
-                self.request(conn, &input[..end], net);
+                let mut input = core::mem::take(&mut exchange.input);
+                let record = self.connections[conn.index() as usize].exchange;
+                self.handle_head(conn, &input[..end], net);
                 // The record still waits for the response, or is back in the pool already: the buffer belongs to it either way.
                 input.clear();
-                let busy = self.pool.get(record);
-                (busy.input, busy.scanner) = (input, Scanner::NEW);
+                let exchange = self.exchanges.get(record);
+                (exchange.input, exchange.scanner) = (input, Scanner::NEW);
                 end - before
             }
             Ok(None) => taken,
             Err(status) => {
-                let is_head = busy.input.starts_with(b"HEAD ");
+                let is_head = exchange.input.starts_with(b"HEAD ");
                 self.refuse(conn, status, is_head, net);
                 bytes.len()
             }
         }
     }
 
-    fn more_of_body(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) -> usize {
-        let busy = self.busy(conn);
-        let Some(body) = &mut busy.body else { return bytes.len() };
+    fn continue_body(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) -> usize {
+        let exchange = self.exchange(conn);
+        let Some(body) = &mut exchange.body else { return bytes.len() };
         match body.read(bytes) {
             Ok(used) => {
                 if body.is_done() {
-                    self.set_phase(conn, Phase::Sending);
+                    self.set_phase(conn, ConnectionPhase::Sending);
                     self.flush(conn, net);
                 } else {
-                    self.set_phase(conn, Phase::Body);
+                    self.set_phase(conn, ConnectionPhase::Body);
                 }
                 used
             }
@@ -442,23 +454,23 @@ impl Server {
     }
 
     /// A whole head is there.
-    fn request(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) {
-        let mut room: HeaderRoom<'_> = [const { MaybeUninit::uninit() }; HEADERS_MAX];
-        match head::parse(bytes, &mut room) {
+    fn handle_head(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) {
+        let mut buffer: HeaderBuffer<'_> = [const { MaybeUninit::uninit() }; HEADERS_MAX];
+        match head::parse(bytes, &mut buffer) {
             Ok(request) => {
-                self.serve(conn, &request, net);
+                self.handle_request(conn, &request, net);
             }
             Err(status) => self.refuse(conn, status, bytes.starts_with(b"HEAD "), net),
         }
     }
 
     /// A request is understood. Returns the answer if the same bytes will always get it.
-    fn serve(
+    fn handle_request(
         &mut self,
         conn: Conn,
         request: &head::Request<'_, '_>,
         net: &mut impl Transport,
-    ) -> Option<Remembered> {
+    ) -> Option<CachedResponse> {
         let body = match BodyReader::new(request.body, self.options.limits.body_bytes_max) {
             Ok(body) => body,
             Err(status) => {
@@ -468,23 +480,23 @@ impl Server {
         };
         let persistence = match (request.keep_alive && self.options.keep_alive, request.version) {
             (false, _) => Persistence::Close,
-            (true, head::Version::Http10) => Persistence::KeepAloud,
+            (true, head::Version::Http10) => Persistence::KeepExplicit,
             (true, head::Version::Http11) => Persistence::Keep,
         };
-        let answer = self.answer(request, persistence);
+        let plan = self.plan_response(request, persistence);
         self.counters.responses += 1;
-        self.counters.errors += u64::from(answer.is_error);
+        self.counters.errors += u64::from(plan.is_error);
         if body.is_done() {
-            let close = answer.close;
-            let remember = answer.prepared.map(|(file, is_head)| Remembered { file, is_head, close });
-            self.respond(conn, answer, net);
-            return remember;
+            let close = plan.close;
+            let cached = plan.prepared.map(|(file, is_head)| CachedResponse { file, is_head, close });
+            self.respond(conn, plan, net);
+            return cached;
         }
         // RFC 9110 §10.1.1: a client that waits learns of an error before it sends the body. Whether it then still sends it is its
         // choice, so the connection cannot go on.
-        let decided = request.expects_continue && answer.is_error;
-        self.defer(conn, answer, body);
-        if decided {
+        let is_refused = request.expects_continue && plan.is_error;
+        self.defer(conn, plan, body);
+        if is_refused {
             self.send_deferred_and_close(conn, net);
         } else if request.expects_continue {
             self.send_continue(conn, net);

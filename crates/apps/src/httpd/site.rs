@@ -4,7 +4,7 @@
 //! stay inside the root; a file is opened by its real path, then and later, beneath the root and without following links: whoever swaps a
 //! directory for a link in between leads nowhere.
 
-use super::response::{DateText, HeadWriter, Persistence, Prepared};
+use super::response::{DateText, HeadWriter, Persistence, PreparedResponse};
 use super::status::Status;
 use super::types;
 use crate::date;
@@ -53,7 +53,7 @@ pub struct FileId(pub u32);
 
 /// What a path leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum Resource {
     /// A file, or the index of a directory.
     File(FileId),
     /// A directory whose path lacks the slash at its end.
@@ -62,7 +62,7 @@ pub enum Target {
 
 /// What is said about one version of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meta {
+pub struct FileMetadata {
     /// Bytes.
     pub size: u64,
     /// Last modification in seconds since 1970.
@@ -71,7 +71,7 @@ pub struct Meta {
     pub etag: Box<[u8]>,
 }
 
-impl Meta {
+impl FileMetadata {
     fn new(size: u64, modified: i64, nanos: i64) -> Self {
         let modified = u64::try_from(modified).unwrap_or(0);
         let etag =
@@ -80,7 +80,7 @@ impl Meta {
     }
 
     /// Of an open file, of which so many bytes count.
-    fn of(stat: &Stat, size: u64) -> Self {
+    fn from_stat(stat: &Stat, size: u64) -> Self {
         Self::new(size, stat.st_mtime, stat.st_mtime_nsec as i64)
     }
 
@@ -112,7 +112,7 @@ impl Meta {
 
 /// Where the bytes of a file are.
 #[derive(Clone, Debug)]
-pub enum Body {
+pub enum FileBody {
     /// In memory, since the start.
     Loaded(Arc<PreloadedSource>),
     /// In the file, by its real path relative to the root.
@@ -121,15 +121,15 @@ pub enum Body {
 
 /// A file of the catalogue.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct SiteEntry {
     /// As it was at start.
-    pub meta: Meta,
+    pub meta: FileMetadata,
     /// Content type.
     pub content_type: &'static str,
     /// Its bytes.
-    pub body: Body,
+    pub body: FileBody,
     /// Responses to a plain GET, made ready: (connection stays open, connection closes). Only for a loaded file.
-    pub prepared: Option<Box<(Prepared, Prepared)>>,
+    pub prepared: Option<Box<(PreparedResponse, PreparedResponse)>>,
 }
 
 /// A file opened to be streamed.
@@ -138,39 +138,39 @@ pub struct OpenFile {
     /// Its descriptor.
     pub fd: OwnedFd,
     /// As it is now.
-    pub meta: Meta,
+    pub meta: FileMetadata,
 }
 
 /// The catalogue.
 #[derive(Debug)]
 pub struct Site {
-    root: Root,
-    entries: Vec<Entry>,
-    paths: HashMap<Box<[u8]>, Target, BuildHasherDefault<PathHasher>>,
+    root: SiteRoot,
+    entries: Vec<SiteEntry>,
+    paths: HashMap<Box<[u8]>, Resource, BuildHasherDefault<PathHasher>>,
     /// What is under the root and not served, with the reason.
     pub skipped: Vec<(PathBuf, String)>,
 }
 
 /// The directory beneath which files are opened.
 #[derive(Debug)]
-struct Root {
+struct SiteRoot {
     fd: OwnedFd,
     /// There is no `openat2`: kernels before 5.6, filters of system calls from that time, valgrind.
-    by_parts: AtomicBool,
+    lacks_openat2: AtomicBool,
 }
 
-impl Root {
+impl SiteRoot {
     /// Opens a file beneath the root, following no link. Fails if it is gone, or not a file.
     fn open(&self, path: &Path) -> io::Result<(OwnedFd, Stat)> {
         // NONBLOCK: should a FIFO have taken its place, open must not wait.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let by_parts = self.by_parts.load(Ordering::Relaxed);
+        let by_parts = self.lacks_openat2.load(Ordering::Relaxed);
         let opened = if by_parts { Err(Errno::NOSYS) } else { openat2(&self.fd, path, flags, resolve) };
         let fd = match opened {
             Err(Errno::NOSYS | Errno::PERM) => {
-                let fd = self.open_by_parts(path, flags)?;
-                self.by_parts.store(true, Ordering::Relaxed);
+                let fd = self.open_by_component(path, flags)?;
+                self.lacks_openat2.store(true, Ordering::Relaxed);
                 fd
             }
             opened => opened?,
@@ -184,7 +184,7 @@ impl Root {
 
     /// The same, one directory after the other.
     #[cold]
-    fn open_by_parts(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+    fn open_by_component(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
         let mut within: Option<OwnedFd> = None;
         let mut parts = path.components().peekable();
         while let Some(part) = parts.next() {
@@ -232,7 +232,7 @@ impl Hasher for PathHasher {
 }
 
 /// A file found under the root, before it is loaded.
-struct Found {
+struct FoundFile {
     entry: usize,
     /// Its real path relative to the root.
     real: PathBuf,
@@ -244,7 +244,7 @@ impl Site {
         let root = root.canonicalize()?;
         let fd =
             rustix::fs::open(&root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let beneath = Root { fd, by_parts: AtomicBool::new(false) };
+        let beneath = SiteRoot { fd, lacks_openat2: AtomicBool::new(false) };
         let mut site =
             Self { root: beneath, entries: Vec::new(), paths: HashMap::default(), skipped: Vec::new() };
         let mut found = Vec::new();
@@ -254,39 +254,39 @@ impl Site {
     }
 
     /// The target of a normalised path.
-    pub fn find(&self, path: &[u8]) -> Option<Target> {
+    pub fn find(&self, path: &[u8]) -> Option<Resource> {
         self.paths.get(path).copied()
     }
 
     /// A file's entry.
-    pub fn entry(&self, file: FileId) -> &Entry {
+    pub fn entry(&self, file: FileId) -> &SiteEntry {
         &self.entries[file.0 as usize]
     }
 
     /// A file's entry, to renew the dates of its prepared responses.
-    pub fn entry_mut(&mut self, file: FileId) -> &mut Entry {
+    pub fn entry_mut(&mut self, file: FileId) -> &mut SiteEntry {
         &mut self.entries[file.0 as usize]
     }
 
     /// All files, in order of their ids.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[SiteEntry] {
         &self.entries
     }
 
     /// (files in memory, their bytes, files to be streamed)
     pub fn summary(&self) -> (usize, u64, usize) {
-        let loaded = self.entries.iter().filter(|e| matches!(e.body, Body::Loaded(_)));
+        let loaded = self.entries.iter().filter(|e| matches!(e.body, FileBody::Loaded(_)));
         let (files, bytes) = loaded.fold((0, 0), |(files, bytes), e| (files + 1, bytes + e.meta.size));
         (files, bytes, self.entries.len() - files)
     }
 
     /// Opens a streamed file, beneath the root and following no link. Fails if it is gone, or not a file any more.
     pub fn open(&self, file: FileId) -> io::Result<OpenFile> {
-        let Body::Streamed(path) = &self.entry(file).body else {
+        let FileBody::Streamed(path) = &self.entry(file).body else {
             return Err(io::Error::from(io::ErrorKind::Unsupported));
         };
         let (fd, stat) = self.root.open(path)?;
-        let meta = Meta::of(&stat, u64::try_from(stat.st_size).unwrap_or(0));
+        let meta = FileMetadata::from_stat(&stat, u64::try_from(stat.st_size).unwrap_or(0));
         Ok(OpenFile { fd, meta })
     }
 
@@ -297,7 +297,7 @@ impl Site {
         chain: &mut Vec<PathBuf>,
         url: &[u8],
         options: &SiteOptions,
-        found: &mut Vec<Found>,
+        found: &mut Vec<FoundFile>,
     ) -> io::Result<()> {
         let directory = chain[chain.len() - 1].clone();
         let mut names: Vec<_> = fs::read_dir(&directory)?.collect::<io::Result<Vec<_>>>()?;
@@ -309,7 +309,7 @@ impl Site {
                 self.skipped.push((path, "its name begins with a dot".to_owned()));
                 continue;
             }
-            if let Err(reason) = self.read_name(root, chain, url, &path, bytes, options, found) {
+            if let Err(reason) = self.read_entry(root, chain, url, &path, bytes, options, found) {
                 self.skipped.push((path, reason));
             }
         }
@@ -317,7 +317,7 @@ impl Site {
     }
 
     #[expect(clippy::too_many_arguments, reason = "one step of a recursion")]
-    fn read_name(
+    fn read_entry(
         &mut self,
         root: &Path,
         chain: &mut Vec<PathBuf>,
@@ -325,7 +325,7 @@ impl Site {
         path: &Path,
         name: &[u8],
         options: &SiteOptions,
-        found: &mut Vec<Found>,
+        found: &mut Vec<FoundFile>,
     ) -> Result<(), String> {
         if name.iter().any(|b| matches!(b, b'\\' | 0..=0x1f | 0x7f)) {
             return Err("no request can name it".to_owned());
@@ -343,7 +343,7 @@ impl Site {
             if chain.len() > DEPTH_MAX {
                 return Err("nested too deeply".to_owned());
             }
-            self.paths.insert(key.clone().into(), Target::Directory);
+            self.paths.insert(key.clone().into(), Resource::Directory);
             chain.push(real);
             let result = self.read_directory(root, chain, &[&key, &b"/"[..]].concat(), options, found);
             chain.pop();
@@ -356,27 +356,27 @@ impl Site {
         if entry == FILES_MAX {
             return Err("too many files".to_owned());
         }
-        let target = Target::File(FileId(entry as u32));
+        let target = Resource::File(FileId(entry as u32));
         if name == options.index.as_bytes() {
             self.paths.insert(url.into(), target);
         }
         self.paths.insert(key.into(), target);
         let relative = real.strip_prefix(root).map_err(|e| e.to_string())?.to_owned();
-        self.entries.push(Entry {
-            meta: Meta::new(stat.len(), stat.mtime(), stat.mtime_nsec()),
-            content_type: types::of_name(name),
-            body: Body::Streamed(relative.clone()),
+        self.entries.push(SiteEntry {
+            meta: FileMetadata::new(stat.len(), stat.mtime(), stat.mtime_nsec()),
+            content_type: types::content_type_of(name),
+            body: FileBody::Streamed(relative.clone()),
             prepared: None,
         });
-        found.push(Found { entry, real: relative });
+        found.push(FoundFile { entry, real: relative });
         Ok(())
     }
 
     /// Loads as many files as the budget permits, the smallest first.
-    fn load(&mut self, options: &SiteOptions, mut found: Vec<Found>, date: &DateText) {
+    fn load(&mut self, options: &SiteOptions, mut found: Vec<FoundFile>, date: &DateText) {
         let mut left = options.memory_bytes_max;
         found.sort_by_key(|f| (self.entries[f.entry].meta.size, f.entry));
-        for Found { entry, real } in found {
+        for FoundFile { entry, real } in found {
             let entry = &mut self.entries[entry];
             if entry.meta.size > left {
                 break;
@@ -386,7 +386,7 @@ impl Site {
                     left -= bytes.len() as u64;
                     entry.meta = meta;
                     entry.prepare(&bytes, date);
-                    entry.body = Body::Loaded(Arc::new(PreloadedSource::new(bytes)));
+                    entry.body = FileBody::Loaded(Arc::new(PreloadedSource::new(bytes)));
                 }
                 Ok(None) => {} // it has grown beyond the budget
                 Err(error) => self.skipped.push((real, error.to_string())),
@@ -396,7 +396,7 @@ impl Site {
 }
 
 /// Reads a whole file of at most `bytes_max` bytes.
-fn load_file(root: &Root, path: &Path, bytes_max: u64) -> io::Result<Option<(Vec<u8>, Meta)>> {
+fn load_file(root: &SiteRoot, path: &Path, bytes_max: u64) -> io::Result<Option<(Vec<u8>, FileMetadata)>> {
     let (fd, stat) = root.open(path)?;
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     let mut bytes = Vec::with_capacity(usize::try_from(size.min(bytes_max)).unwrap_or(0));
@@ -404,17 +404,17 @@ fn load_file(root: &Root, path: &Path, bytes_max: u64) -> io::Result<Option<(Vec
     if bytes.len() as u64 > bytes_max {
         return Ok(None);
     }
-    let meta = Meta::of(&stat, bytes.len() as u64);
+    let meta = FileMetadata::from_stat(&stat, bytes.len() as u64);
     Ok(Some((bytes, meta)))
 }
 
-impl Entry {
+impl SiteEntry {
     fn prepare(&mut self, body: &[u8], date: &DateText) {
         let inline = if body.len() <= INLINE_BYTES_MAX { body } else { &[] };
         let response = |persistence| {
             let mut head = Vec::new();
             self.meta.write_head(&mut head, self.content_type, None, date, persistence);
-            Prepared::new(head, inline, date)
+            PreparedResponse::new(head, inline, date)
         };
         self.prepared = Some(Box::new((response(Persistence::Keep), response(Persistence::Close))));
     }
@@ -422,7 +422,7 @@ impl Entry {
     /// The body, if it is small enough to be sent by copying.
     pub fn inline_body(&self) -> Option<&[u8]> {
         match &self.body {
-            Body::Loaded(source) if source.bytes().len() <= INLINE_BYTES_MAX => Some(source.bytes()),
+            FileBody::Loaded(source) if source.bytes().len() <= INLINE_BYTES_MAX => Some(source.bytes()),
             _ => None,
         }
     }
@@ -459,14 +459,14 @@ mod tests {
     fn the_catalogue_holds_what_is_under_the_root_and_nothing_else() {
         let outer = tree();
         let site = site(&outer.path().join("root"), &SiteOptions::default());
-        let is_file = |path: &str| matches!(site.find(path.as_bytes()), Some(Target::File(_)));
+        let is_file = |path: &str| matches!(site.find(path.as_bytes()), Some(Resource::File(_)));
         for path in
             ["/", "/index.html", "/a/", "/a/index.html", "/a/b/big.bin", "/alias/", "/alias/b/big.bin"]
         {
             assert!(is_file(path), "{path}");
         }
         for path in ["/a", "/a/b", "/alias"] {
-            assert_eq!(site.find(path.as_bytes()), Some(Target::Directory), "{path}");
+            assert_eq!(site.find(path.as_bytes()), Some(Resource::Directory), "{path}");
         }
         for path in [
             "",
@@ -501,10 +501,12 @@ mod tests {
         let outer = tree();
         let root = outer.path().join("root");
         let site = site(&root, &SiteOptions { memory_bytes_max: 5000, ..SiteOptions::default() });
-        let Some(Target::File(big)) = site.find(b"/a/b/big.bin") else { panic!() };
-        let Some(Target::File(home)) = site.find(b"/") else { panic!() };
-        assert!(matches!(&site.entry(big).body, Body::Streamed(path) if path == Path::new("a/b/big.bin")));
-        assert!(matches!(&site.entry(home).body, Body::Loaded(source) if source.bytes() == b"home"));
+        let Some(Resource::File(big)) = site.find(b"/a/b/big.bin") else { panic!() };
+        let Some(Resource::File(home)) = site.find(b"/") else { panic!() };
+        assert!(
+            matches!(&site.entry(big).body, FileBody::Streamed(path) if path == Path::new("a/b/big.bin"))
+        );
+        assert!(matches!(&site.entry(home).body, FileBody::Loaded(source) if source.bytes() == b"home"));
         assert_eq!(site.summary(), (3, 6, 2)); // /alias/ holds the same files once more
     }
 
@@ -522,13 +524,13 @@ mod tests {
         let outer = tree();
         let root = outer.path().join("root");
         let site = site(&root, &SiteOptions { memory_bytes_max: 0, ..SiteOptions::default() });
-        site.root.by_parts.store(by_parts, Ordering::Relaxed);
+        site.root.lacks_openat2.store(by_parts, Ordering::Relaxed);
         for path in
             ["../outside.txt", "a/../../outside.txt", "/etc/passwd", "", "a", "leak.txt", "alias/index.html"]
         {
             assert!(site.root.open(Path::new(path)).is_err(), "{path}");
         }
-        let Some(Target::File(big)) = site.find(b"/a/b/big.bin") else { panic!() };
+        let Some(Resource::File(big)) = site.find(b"/a/b/big.bin") else { panic!() };
         assert_eq!(site.open(big).unwrap().meta, site.entry(big).meta);
         // Somebody swaps the file, then its directory, for a link that leaves the root.
         fs::remove_file(root.join("a/b/big.bin")).unwrap();
@@ -560,25 +562,25 @@ mod tests {
             let root = outer.path().join("root");
             let (options, date) = (SiteOptions::default(), DateText::new(0));
             let mut site = site(&root, &SiteOptions { memory_bytes_max: 0, ..SiteOptions::default() });
-            site.root.by_parts.store(by_parts, Ordering::Relaxed);
-            let Some(Target::File(big)) = site.find(b"/a/b/big.bin") else { panic!() };
-            let Some(Target::File(home)) = site.find(b"/") else { panic!() };
+            site.root.lacks_openat2.store(by_parts, Ordering::Relaxed);
+            let Some(Resource::File(big)) = site.find(b"/a/b/big.bin") else { panic!() };
+            let Some(Resource::File(home)) = site.find(b"/") else { panic!() };
             fs::remove_dir_all(root.join("a/b")).unwrap();
             symlink(outer.path(), root.join("a/b")).unwrap();
             fs::write(outer.path().join("big.bin"), "secret").unwrap();
-            let found = |file: FileId, real: &str| Found { entry: file.0 as usize, real: real.into() };
+            let found = |file: FileId, real: &str| FoundFile { entry: file.0 as usize, real: real.into() };
             site.load(&options, vec![found(big, "a/b/big.bin"), found(home, "index.html")], &date);
-            assert!(matches!(&site.entry(big).body, Body::Streamed(_)));
+            assert!(matches!(&site.entry(big).body, FileBody::Streamed(_)));
             assert_eq!(site.skipped.last().unwrap().0, Path::new("a/b/big.bin"));
-            assert!(matches!(&site.entry(home).body, Body::Loaded(source) if source.bytes() == b"home"));
+            assert!(matches!(&site.entry(home).body, FileBody::Loaded(source) if source.bytes() == b"home"));
         }
     }
 
     #[test]
     fn an_etag_changes_with_size_and_time() {
-        assert_eq!(&*Meta::new(16, 1, 0).etag, b"\"3b9aca00-10\"");
-        assert_ne!(Meta::new(16, 1, 0).etag, Meta::new(17, 1, 0).etag);
-        assert_ne!(Meta::new(16, 1, 0).etag, Meta::new(16, 1, 1).etag);
-        assert_eq!(Meta::new(16, -5, 0).modified, 0);
+        assert_eq!(&*FileMetadata::new(16, 1, 0).etag, b"\"3b9aca00-10\"");
+        assert_ne!(FileMetadata::new(16, 1, 0).etag, FileMetadata::new(17, 1, 0).etag);
+        assert_ne!(FileMetadata::new(16, 1, 0).etag, FileMetadata::new(16, 1, 1).etag);
+        assert_eq!(FileMetadata::new(16, -5, 0).modified, 0);
     }
 }

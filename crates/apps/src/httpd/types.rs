@@ -1,7 +1,7 @@
 //! Content types by the extension of a file's name.
 
 /// The type for a name: by what follows its last dot, whatever the case. Unknown extensions are `application/octet-stream`.
-pub fn of_name(name: &[u8]) -> &'static str {
+pub fn content_type_of(name: &[u8]) -> &'static str {
     let extension = match name.iter().rposition(|b| *b == b'.') {
         Some(dot) if dot > 0 && name.len() - dot <= EXTENSION_BYTES_MAX + 1 => &name[dot + 1..],
         _ => return DEFAULT,
@@ -88,14 +88,14 @@ mod tests {
             (".html", DEFAULT),
         ];
         for (name, expected) in table {
-            assert_eq!(of_name(name.as_bytes()), expected, "{name}");
+            assert_eq!(content_type_of(name.as_bytes()), expected, "{name}");
         }
     }
 
     #[test]
     fn every_extension_is_reachable_and_listed_once() {
         for (i, (extension, mime)) in TYPES.iter().enumerate() {
-            assert_eq!(of_name(format!("x.{extension}").as_bytes()), *mime);
+            assert_eq!(content_type_of(format!("x.{extension}").as_bytes()), *mime);
             assert!(TYPES[..i].iter().all(|(other, _)| other != extension));
         }
     }

@@ -2,7 +2,7 @@
 
 use super::options::Job;
 use super::session::{Network, Session};
-use super::stats::{Failure, Progress, Stats};
+use super::stats::{Failure, LiveProgress, Stats};
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
@@ -16,28 +16,28 @@ const POLL: u64 = 0;
 /// All was said; the last segments have left.
 const STOP: u64 = 1;
 /// Time for the last closes to leave.
-const FAREWELL: Duration = Duration::from_millis(100);
+const LINGER: Duration = Duration::from_millis(100);
 const NO_SLOT: u32 = u32::MAX;
 
 /// Where a generator leaves what it measured.
-pub type Outcome = Arc<Mutex<Option<Stats>>>;
+pub type SharedStats = Arc<Mutex<Option<Stats>>>;
 
 /// The generator as a shard's application: worker `worker` of `workers`.
 pub struct LoadHandler {
     job: Job,
     worker: u32,
     workers: u32,
-    progress: Arc<Progress>,
-    outcome: Outcome,
+    progress: Arc<LiveProgress>,
+    outcome: SharedStats,
     /// From the start of the shard on.
     session: Option<Session>,
     links: Links,
     timer: Option<(Timer, Instant)>,
     ended: bool,
     /// The last closes have left.
-    said_farewell: bool,
+    has_lingered: bool,
     /// Somebody wants it to end.
-    is_asked_to_leave: bool,
+    is_stop_requested: bool,
     /// Workers on other shards of the same stack, and this one, whose runs are not over: one shard cannot leave before the others.
     running: Option<Arc<AtomicU32>>,
 }
@@ -74,7 +74,13 @@ impl Links {
 
 impl LoadHandler {
     /// A generator that leaves what it measured in `outcome`.
-    pub fn new(job: Job, worker: u32, workers: u32, progress: Arc<Progress>, outcome: Outcome) -> Self {
+    pub fn new(
+        job: Job,
+        worker: u32,
+        workers: u32,
+        progress: Arc<LiveProgress>,
+        outcome: SharedStats,
+    ) -> Self {
         let links = Links::default();
         Self {
             job,
@@ -86,14 +92,14 @@ impl LoadHandler {
             links,
             timer: None,
             ended: false,
-            said_farewell: false,
-            is_asked_to_leave: false,
+            has_lingered: false,
+            is_stop_requested: false,
             running: None,
         }
     }
 
     /// One of several on shards of the same stack; `running` counts those whose runs are not over.
-    pub(super) fn together(mut self, running: Arc<AtomicU32>) -> Self {
+    pub(super) fn in_group(mut self, running: Arc<AtomicU32>) -> Self {
         self.running = Some(running);
         self
     }
@@ -109,10 +115,14 @@ impl LoadHandler {
     }
 
     /// Lets the session act, and sees to it that it is called when it is due next.
-    fn act(&mut self, cx: &mut Context<'_>, act: impl FnOnce(&mut Session, Instant, &mut ShardNet<'_, '_>)) {
+    fn act(
+        &mut self,
+        cx: &mut Context<'_>,
+        act: impl FnOnce(&mut Session, Instant, &mut ShardNetwork<'_, '_>),
+    ) {
         let Some(session) = &mut self.session else { return };
         let now = cx.now();
-        act(session, now, &mut ShardNet { cx, links: &mut self.links });
+        act(session, now, &mut ShardNetwork { cx, links: &mut self.links });
         // What the session does of its own accord it does when the timer calls; only a request that is due earlier needs another one.
         if let (Some((_, at)), Some(due)) = (self.timer, session.next_arrival())
             && due < at
@@ -148,19 +158,19 @@ impl LoadHandler {
                 if let Some(running) = &self.running {
                     running.fetch_sub(1, Ordering::AcqRel);
                 }
-                if cx.set_timer(FAREWELL, STOP).is_none() {
-                    self.said_farewell = true;
+                if cx.set_timer(LINGER, STOP).is_none() {
+                    self.has_lingered = true;
                 }
             }
             None => {}
         }
-        self.leave_if_nothing_is_left(cx);
+        self.stop_if_group_done(cx);
     }
 
     /// The shard of the worker whose run ends last stops, and the others with it.
-    fn leave_if_nothing_is_left(&self, cx: &mut Context<'_>) {
+    fn stop_if_group_done(&self, cx: &mut Context<'_>) {
         let is_last = self.running.as_ref().is_none_or(|running| running.load(Ordering::Acquire) == 0);
-        if self.said_farewell && (is_last || self.is_asked_to_leave) {
+        if self.has_lingered && (is_last || self.is_stop_requested) {
             cx.stop();
         }
     }
@@ -212,8 +222,8 @@ impl Handler for LoadHandler {
 
     fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
         if token == STOP {
-            self.said_farewell = true;
-            self.leave_if_nothing_is_left(cx);
+            self.has_lingered = true;
+            self.stop_if_group_done(cx);
         } else {
             self.poll(cx);
         }
@@ -223,7 +233,7 @@ impl Handler for LoadHandler {
         if let Some(session) = &mut self.session {
             session.interrupt(cx.now());
         }
-        self.is_asked_to_leave = true;
+        self.is_stop_requested = true;
         self.poll(cx);
     }
 }
@@ -241,12 +251,12 @@ const fn failure(reason: CloseReason) -> Failure {
 }
 
 /// The shard's context as the session's network.
-struct ShardNet<'a, 'c> {
+struct ShardNetwork<'a, 'c> {
     cx: &'a mut Context<'c>,
     links: &'a mut Links,
 }
 
-impl Network for ShardNet<'_, '_> {
+impl Network for ShardNetwork<'_, '_> {
     fn connect(&mut self, slot: u32, to: SocketAddr, from: Option<IpAddr>) -> Result<(), Failure> {
         let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
         let local = from.map(|address| SocketAddr::new(address, 0));

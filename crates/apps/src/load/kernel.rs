@@ -1,9 +1,9 @@
 //! The generator on the kernel's sockets: non-blocking, edge-triggered epoll, one session per thread.
 
-use super::busy::Busy;
+use super::busy_time::BusyTime;
 use super::options::Job;
 use super::session::{Network, Session};
-use super::stats::{Failure, Progress, Stats};
+use super::stats::{Failure, LiveProgress, Stats};
 use core::net::{IpAddr, SocketAddr};
 use core::num::NonZeroU64;
 use core::time::Duration;
@@ -31,7 +31,7 @@ struct Socket {
     connecting: bool,
 }
 
-struct KernelNet {
+struct KernelNetwork {
     epoll: OwnedFd,
     sockets: Vec<Socket>,
     /// Connections whose send failed.
@@ -39,7 +39,7 @@ struct KernelNet {
     nodelay: bool,
 }
 
-impl KernelNet {
+impl KernelNetwork {
     fn open(&mut self, slot: u32, to: SocketAddr, from: Option<IpAddr>) -> Result<(), Errno> {
         let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -79,7 +79,7 @@ impl KernelNet {
     }
 }
 
-impl Network for KernelNet {
+impl Network for KernelNetwork {
     fn connect(&mut self, slot: u32, to: SocketAddr, from: Option<IpAddr>) -> Result<(), Failure> {
         self.open(slot, to, from).map_err(failure)
     }
@@ -124,14 +124,14 @@ pub fn run(
     job: &Job,
     worker: u32,
     workers: u32,
-    progress: Arc<Progress>,
+    progress: Arc<LiveProgress>,
     stop: &StopFlag,
 ) -> Result<Stats, Error> {
-    Worker::new(job, worker, workers, progress)?.run(stop)
+    KernelWorker::new(job, worker, workers, progress)?.run(stop)
 }
 
 /// Raises the limit on descriptors as far as it goes, and says so if that is not enough.
-pub fn raise_descriptors(connections: u64) -> Result<(), Error> {
+pub fn raise_descriptor_limit(connections: u64) -> Result<(), Error> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -145,28 +145,28 @@ pub fn raise_descriptors(connections: u64) -> Result<(), Error> {
     }
 }
 
-struct Worker {
+struct KernelWorker {
     session: Session,
-    net: KernelNet,
+    net: KernelNetwork,
     buffer: Box<[u8]>,
-    busy: Busy,
+    busy: BusyTime,
 }
 
-impl Worker {
-    fn new(job: &Job, worker: u32, workers: u32, progress: Arc<Progress>) -> Result<Self, Error> {
+impl KernelWorker {
+    fn new(job: &Job, worker: u32, workers: u32, progress: Arc<LiveProgress>) -> Result<Self, Error> {
         // A late wake-up would be measured as latency. Only a wish.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::io("epoll", e))?;
         let plan = job.plan.share(worker, workers);
         let (requests, sources) = (Arc::clone(&job.requests), job.sources(worker, workers));
         let session = Session::new(plan, requests, job.targets.clone(), sources, progress, clock::now());
-        let net = KernelNet { epoll, sockets: Vec::new(), broken: Vec::new(), nodelay: !plan.is_short() };
-        Ok(Self { session, net, buffer: vec![0; READ_BYTES].into(), busy: Busy::default() })
+        let net = KernelNetwork { epoll, sockets: Vec::new(), broken: Vec::new(), nodelay: !plan.is_short() };
+        Ok(Self { session, net, buffer: vec![0; READ_BYTES].into(), busy: BusyTime::default() })
     }
 
     fn run(mut self, stop: &StopFlag) -> Result<Stats, Error> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
-        let mut woke = clock::now();
+        let mut woken_at = clock::now();
         loop {
             let now = clock::now();
             if stop.is_set() {
@@ -183,10 +183,10 @@ impl Worker {
             }
             let now = clock::now();
             if self.session.is_measuring() {
-                self.busy.count(before - woke, false);
+                self.busy.count(before - woken_at, false);
                 self.busy.count(now - before, true);
             }
-            woke = now;
+            woken_at = now;
             for event in &events {
                 let (data, flags) = (event.data.u64(), event.flags);
                 self.event(data as u32, (data >> 32) as u32, flags, now);

@@ -14,7 +14,7 @@
 //! request it may have in flight and 8–20 of the network's; requests are written once, and in steady state nothing is allocated.
 
 pub mod arrivals;
-pub mod busy;
+pub mod busy_time;
 mod handler;
 mod kernel;
 pub mod latency;
@@ -29,17 +29,17 @@ pub mod stats;
 pub mod urls;
 pub mod values;
 
-pub use handler::{LoadHandler, Outcome};
-pub use options::{Ask, Common, Job, Options, StackKind};
+pub use handler::{LoadHandler, SharedStats};
+pub use options::{CommonOptions, HttpOptions, Job, LoadOptions, StackKind};
 pub use report::Report;
 pub use values::{MemcachedOptions, RedisOptions};
 
-use crate::Run;
+use crate::RunHandler;
 use core::sync::atomic::AtomicU32;
 use core::time::Duration;
-use ginnel::shards::Opened;
+use ginnel::shards::OpenedShards;
 use ginnel::{Error, StopFlag};
-use stats::{Progress, ProgressNow, Stats};
+use stats::{LiveProgress, ProgressSnapshot, Stats};
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Runs the program on Ginnel's TCP and returns its report. There is a stack for each of [`Common::workers`]. A run that `stop` ends early
@@ -47,15 +47,15 @@ use std::sync::{Arc, Condvar, Mutex};
 ///
 /// # Errors
 /// What is wrong with the options, or the first worker that failed; the others are stopped then.
-pub fn measure<S: Run + Send>(job: &Job, stop: &StopFlag, stacks: Vec<S>) -> Result<Report, Error> {
-    on_workers(job, stop, stacks, |job, share, progress, stack| on_shard(job, share, progress, stack))
+pub fn measure<S: RunHandler + Send>(job: &Job, stop: &StopFlag, stacks: Vec<S>) -> Result<Report, Error> {
+    run_workers(job, stop, stacks, |job, share, progress, stack| run_on_shard(job, share, progress, stack))
 }
 
 /// [`measure`] on the shards of one stack. Each has its share; they begin together, and none leaves before all are through.
 ///
 /// # Errors
 /// As there; and if there are not as many shards as [`Common::workers`].
-pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: Opened) -> Result<Report, Error> {
+pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: OpenedShards) -> Result<Report, Error> {
     let options = &job.common;
     let workers = options.workers();
     if shards.count() != workers as usize {
@@ -65,9 +65,9 @@ pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: Opened) -> Result<R
         let problem = format!("--shards: {workers} for {} connection(s)", options.connections);
         return Err(Error::application(problem));
     }
-    let progress: Vec<Arc<Progress>> = (0..workers).map(|_| Arc::default()).collect();
+    let progress: Vec<Arc<LiveProgress>> = (0..workers).map(|_| Arc::default()).collect();
     let running = Arc::new(AtomicU32::new(workers));
-    let measured = watched(options, &progress, || {
+    let measured = with_progress_lines(options, &progress, || {
         let handler = |index: usize| {
             // Cannot truncate: 64 shards at the most.
             let worker = LoadHandler::new(
@@ -75,9 +75,9 @@ pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: Opened) -> Result<R
                 index as u32,
                 workers,
                 Arc::clone(&progress[index]),
-                Outcome::default(),
+                SharedStats::default(),
             );
-            Ok(worker.together(Arc::clone(&running)))
+            Ok(worker.in_group(Arc::clone(&running)))
         };
         shards.run(stop, handler, |_, shard| {
             let busy = Some(1.0 - shard.stats().idle_share());
@@ -86,7 +86,7 @@ pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: Opened) -> Result<R
     })?;
     let mut total = Stats::default();
     for stats in measured {
-        total.add(&stats.ok_or_else(too_early)?);
+        total.add(&stats.ok_or_else(nothing_measured)?);
     }
     Ok(Report::new(job, &total))
 }
@@ -95,8 +95,10 @@ pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: Opened) -> Result<R
 ///
 /// # Errors
 /// As there.
-pub fn measure_light(job: &Job, stop: &StopFlag, places: Vec<light::Place>) -> Result<Report, Error> {
-    on_workers(job, stop, places, |job, share, progress, place| light::run(job, share, progress, place, stop))
+pub fn measure_light(job: &Job, stop: &StopFlag, stacks: Vec<light::WorkerStack>) -> Result<Report, Error> {
+    run_workers(job, stop, stacks, |job, share, progress, place| {
+        light::run(job, share, progress, place, stop)
+    })
 }
 
 /// [`measure`] on the kernel's TCP.
@@ -104,37 +106,37 @@ pub fn measure_light(job: &Job, stop: &StopFlag, places: Vec<light::Place>) -> R
 /// # Errors
 /// As there.
 pub fn measure_on_kernel(job: &Job, stop: &StopFlag) -> Result<Report, Error> {
-    kernel::raise_descriptors(job.common.connections.into())?;
+    kernel::raise_descriptor_limit(job.common.connections.into())?;
     let sockets = vec![(); job.common.workers() as usize];
-    on_workers(job, stop, sockets, |job, (worker, workers), progress, ()| {
+    run_workers(job, stop, sockets, |job, (worker, workers), progress, ()| {
         kernel::run(job, worker, workers, progress, stop)
     })
 }
 
 /// Runs `work` for each worker, with what it runs on.
-fn on_workers<T: Send>(
+fn run_workers<T: Send>(
     job: &Job,
     stop: &StopFlag,
     stacks: Vec<T>,
-    work: impl Fn(&Job, (u32, u32), Arc<Progress>, T) -> Result<Stats, Error> + Sync,
+    work: impl Fn(&Job, (u32, u32), Arc<LiveProgress>, T) -> Result<Stats, Error> + Sync,
 ) -> Result<Report, Error> {
     let workers = job.common.workers();
     if stacks.len() != workers as usize {
         return Err(Error::application(format!("{} stacks for {workers} workers", stacks.len())));
     }
-    let progress: Vec<Arc<Progress>> = (0..workers).map(|_| Arc::default()).collect();
-    let stats = watched(&job.common, &progress, || {
+    let progress: Vec<Arc<LiveProgress>> = (0..workers).map(|_| Arc::default()).collect();
+    let stats = with_progress_lines(&job.common, &progress, || {
         let works = (0..workers).zip(&progress).zip(stacks).map(|((worker, progress), stack)| {
             let (work, progress) = (&work, Arc::clone(progress));
             move || work(job, (worker, workers), progress, stack)
         });
-        in_parallel(works.collect(), stop)
+        run_in_parallel(works.collect(), stop)
     })?;
     Ok(Report::new(job, &stats))
 }
 
 /// Does all the work at the same time, each on a thread of its own, and adds up what came of it. Fails with the error that came first.
-fn in_parallel<W>(works: Vec<W>, stop: &StopFlag) -> Result<Stats, Error>
+fn run_in_parallel<W>(works: Vec<W>, stop: &StopFlag) -> Result<Stats, Error>
 where
     W: FnOnce() -> Result<Stats, Error> + Send,
 {
@@ -162,40 +164,45 @@ where
     }
 }
 
-fn on_shard(
+fn run_on_shard(
     job: &Job,
     (worker, workers): (u32, u32),
-    progress: Arc<Progress>,
-    stack: impl Run,
+    progress: Arc<LiveProgress>,
+    stack: impl RunHandler,
 ) -> Result<Stats, Error> {
-    let outcome = Outcome::default();
-    let shard = stack.run(LoadHandler::new(job.clone(), worker, workers, progress, Arc::clone(&outcome)))?;
+    let outcome = SharedStats::default();
+    let shard =
+        stack.run_handler(LoadHandler::new(job.clone(), worker, workers, progress, Arc::clone(&outcome)))?;
     let stats = outcome.lock().ok().and_then(|mut o| o.take());
-    let stats = stats.ok_or_else(too_early)?;
+    let stats = stats.ok_or_else(nothing_measured)?;
     Ok(Stats { busy: Some(1.0 - shard.idle_share()), ..stats })
 }
 
-fn too_early() -> Error {
+fn nothing_measured() -> Error {
     Error::application("the run ended before anything was measured")
 }
 
 /// Runs `work` while another thread prints a line of progress each second.
-fn watched<R>(options: &Common, progress: &[Arc<Progress>], work: impl FnOnce() -> R) -> R {
+fn with_progress_lines<R>(
+    options: &CommonOptions,
+    progress: &[Arc<LiveProgress>],
+    work: impl FnOnce() -> R,
+) -> R {
     if options.quiet {
         return work();
     }
     let (ended, wake) = (Mutex::new(false), Condvar::new());
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut before = ProgressNow::default();
+            let mut before = ProgressSnapshot::default();
             let Ok(mut guard) = ended.lock() else { return };
             for second in 1u64.. {
                 match wake.wait_timeout(guard, Duration::from_secs(1)) {
                     Ok((g, _)) if !*g => guard = g,
                     _ => return,
                 }
-                let now = Progress::sum(progress.iter().map(|p| &**p));
-                eprintln!("{}", line(second, &before, &now));
+                let now = LiveProgress::sum(progress.iter().map(|p| &**p));
+                eprintln!("{}", progress_line(second, &before, &now));
                 before = now;
             }
         });
@@ -209,7 +216,7 @@ fn watched<R>(options: &Common, progress: &[Arc<Progress>], work: impl FnOnce() 
 }
 
 /// What happened within the last second.
-fn line(second: u64, before: &ProgressNow, now: &ProgressNow) -> String {
+fn progress_line(second: u64, before: &ProgressSnapshot, now: &ProgressSnapshot) -> String {
     const STAGES: [&str; 5] = ["set-up", "warm-up", "measuring", "draining", "done"];
     let stage = STAGES.get(now.stage as usize).unwrap_or(&"");
     format!(

@@ -35,7 +35,7 @@ impl StackKind {
 
 /// What the generator is told, whatever it asks for.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Common {
+pub struct CommonOptions {
     /// Whose TCP to use; everything else is the same for all.
     #[arg(long, value_name = "STACK", value_enum, default_value_t)]
     pub stack: StackKind,
@@ -112,7 +112,7 @@ pub struct Common {
 
 /// What `ginnel load http` is told.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Options {
+pub struct HttpOptions {
     /// What to ask for, as http://10.0.0.1:8080/index.html. With --urls only its host and port count.
     #[arg(value_name = "URL")]
     pub url: Url,
@@ -147,7 +147,7 @@ pub struct Options {
 
     /// How it asks.
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonOptions,
 }
 
 fn parse_rate(text: &str) -> Result<f64, String> {
@@ -175,7 +175,7 @@ pub struct Job {
     /// What the report calls the server.
     pub server: String,
     /// What the generator was told.
-    pub common: Common,
+    pub common: CommonOptions,
 }
 
 impl Job {
@@ -186,12 +186,12 @@ impl Job {
 }
 
 /// How a program is told what to do: one for each language.
-pub trait Ask {
+pub trait LoadOptions {
     /// What is not about the language.
-    fn common(&self) -> &Common;
+    fn common(&self) -> &CommonOptions;
 
     /// The same, to be changed.
-    fn common_mut(&mut self) -> &mut Common;
+    fn common_mut(&mut self) -> &mut CommonOptions;
 
     /// Where the server is, by name or address.
     ///
@@ -208,13 +208,13 @@ pub trait Ask {
 
 /// What the languages have to say about connections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Connections {
+pub(super) struct ConnectionOptions {
     pub requests: u32,
     pub pipeline: u16,
     pub closer: Closer,
 }
 
-impl Common {
+impl CommonOptions {
     /// The measured time, if a time ends the run.
     pub fn duration(&self) -> Option<Duration> {
         self.duration.or(if self.requests.is_some() { None } else { Some(Duration::from_secs(10)) })
@@ -239,7 +239,7 @@ impl Common {
     pub(super) fn job(
         &self,
         requests: Requests,
-        connections: Connections,
+        connections: ConnectionOptions,
         server: &str,
         resolve: impl FnOnce() -> Result<SocketAddr, Error>,
     ) -> Result<Job, Error> {
@@ -255,7 +255,7 @@ impl Common {
         Ok(Job { plan, requests, targets, server: server.to_owned(), common: self.clone() })
     }
 
-    fn plan(&self, connections: Connections) -> Plan {
+    fn plan(&self, connections: ConnectionOptions) -> Plan {
         Plan {
             connections: self.connections,
             requests_per_connection: connections.requests,
@@ -273,12 +273,12 @@ impl Common {
     }
 }
 
-impl Ask for Options {
-    fn common(&self) -> &Common {
+impl LoadOptions for HttpOptions {
+    fn common(&self) -> &CommonOptions {
         &self.common
     }
 
-    fn common_mut(&mut self) -> &mut Common {
+    fn common_mut(&mut self) -> &mut CommonOptions {
         &mut self.common
     }
 
@@ -298,7 +298,7 @@ impl Ask for Options {
         let style = RequestStyle { head: self.head, close: !self.keep_alive, fields: self.headers.clone() };
         let requests = Requests::new(&self.url.authority, &paths, &style).map_err(Error::application)?;
         let of_many = self.per_connection.unwrap_or(u32::MAX);
-        let connections = Connections {
+        let connections = ConnectionOptions {
             requests: if self.keep_alive { of_many } else { 1 },
             pipeline: self.pipeline,
             closer: self.close,
@@ -313,15 +313,15 @@ pub(super) mod tests {
     use clap::Parser;
 
     #[derive(Debug, Parser)]
-    struct Command {
+    struct LoadCommand {
         #[command(flatten)]
-        options: Options,
+        options: HttpOptions,
     }
 
     /// Options from a command line.
-    pub fn parse(line: &str) -> Result<Options, String> {
+    pub fn parse(line: &str) -> Result<HttpOptions, String> {
         let words = ["load"].into_iter().chain(line.split_whitespace());
-        Command::try_parse_from(words).map(|c| c.options).map_err(|e| e.to_string())
+        LoadCommand::try_parse_from(words).map(|c| c.options).map_err(|e| e.to_string())
     }
 
     /// The job of a command line.

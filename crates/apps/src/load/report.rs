@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// An achieved number below this share of the requested one is warned about.
-const SHORTFALL: f64 = 0.99;
+const REACHED_SHARE_MIN: f64 = 0.99;
 
 /// A generator that was busy for more than this share of the time may have measured itself.
 const BUSY_MAX: f64 = 0.9;
@@ -205,18 +205,18 @@ impl Report {
             },
             warnings: Vec::new(),
         };
-        report.warnings = report.doubts();
+        report.warnings = report.find_warnings();
         report
     }
 
     /// What was asked for and not reached.
-    fn doubts(&self) -> Vec<String> {
+    fn find_warnings(&self) -> Vec<String> {
         let mut doubts = Vec::new();
         if let Some(rate) = self.requested.rate.filter(|_| !self.requested.poisson) {
             // What is still in flight at the end counts as late only if it is more than usual.
             let in_flight = self.latency_ns.total.p50 as f64 / 1e9 / self.measured_seconds.max(1e-9);
             let (reached, possible) = (self.achieved.requests_per_second, rate * (1.0 - in_flight.min(1.0)));
-            if reached < possible * SHORTFALL {
+            if reached < possible * REACHED_SHARE_MIN {
                 doubts.push(format!("{reached:.0} of {rate:.0} requests/s were reached"));
             }
         }

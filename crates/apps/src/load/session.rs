@@ -10,15 +10,15 @@
 //! In a closed loop each connection asks anew as soon as it is answered. In an open loop requests are due at times of their own
 //! ([`Arrivals`]); one that finds no connection free waits, and its latency counts from when it was due.
 
-mod course;
 mod flight;
+mod schedule;
 
-use self::flight::Pending;
+use self::flight::PendingRequest;
 use super::arrivals::Arrivals;
 use super::plan::{Closer, Plan};
-use super::response::{Parser, Progress as Parsed, Records, Response};
+use super::response::{ParseProgress as Parsed, Parser, PartialResponses, Response};
 use super::sources::Sources;
-use super::stats::{Failure, Progress, ProgressNow, Stats};
+use super::stats::{Failure, LiveProgress, ProgressSnapshot, Stats};
 use super::urls::Requests;
 use crate::sweep::Sweep;
 use core::net::{IpAddr, SocketAddr};
@@ -33,7 +33,7 @@ const NEVER: u32 = u32::MAX;
 /// Connections being opened for the first time at once, while the run builds up: more would only overrun the server's backlog. Those that
 /// take the place of others do not count, or a closed loop of short connections, of which half are always being opened, would never have
 /// more than twice as many.
-const BUILDING_MAX: u32 = 1024;
+const INITIAL_CONNECTS_MAX: u32 = 1024;
 /// A slot whose connection failed waits so long, or a server that refuses would be asked without pause.
 const COOL_DOWN: Duration = Duration::from_millis(10);
 /// Resolution of time-outs, and how often progress is published.
@@ -69,7 +69,7 @@ pub enum Stage {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum SlotState {
     Vacant,
     Cooling,
     Connecting,
@@ -83,7 +83,7 @@ enum State {
 struct Slot {
     parser: Parser,
     /// When its connection was (to be) begun.
-    begun: Instant,
+    connect_started: Instant,
     /// Tick at which it has waited too long.
     deadline: u32,
     /// Requests it may still begin.
@@ -96,7 +96,7 @@ struct Slot {
     in_flight: u16,
     /// Those of them that were sent as a whole.
     sent: u16,
-    state: State,
+    state: SlotState,
     /// Its first connection is being opened.
     is_new: bool,
     in_ready: bool,
@@ -115,8 +115,8 @@ pub struct Session {
     rng: Random,
     slots: Vec<Slot>,
     /// `plan.pipeline` entries per slot, used as a ring.
-    pending: Vec<Pending>,
-    records: Records,
+    pending: Vec<PendingRequest>,
+    records: PartialResponses,
     free: Vec<u32>,
     /// Slots with room for a request (open loop on open connections).
     ready: VecDeque<u32>,
@@ -131,20 +131,20 @@ pub struct Session {
     drain_until: Instant,
     connecting: u32,
     /// Those of them that are the first of their slots.
-    building: u32,
+    initial_connects: u32,
     open: u32,
     in_flight: u64,
     /// Requests begun in the measured time.
-    begun: u64,
+    requests_begun: u64,
     last_completion: Instant,
     /// Since when requests fail, and none is answered.
     failing_since: Option<Instant>,
     /// The time-out in ticks.
     timeout_ticks: u32,
     stats: Stats,
-    now_published: ProgressNow,
-    progress: Arc<Progress>,
-    gather: Vec<u8>,
+    live: ProgressSnapshot,
+    progress: Arc<LiveProgress>,
+    send_buffer: Vec<u8>,
 }
 
 impl Session {
@@ -154,7 +154,7 @@ impl Session {
         requests: Arc<Requests>,
         targets: Vec<SocketAddr>,
         sources: Sources,
-        progress: Arc<Progress>,
+        progress: Arc<LiveProgress>,
         now: Instant,
     ) -> Self {
         Self {
@@ -165,7 +165,7 @@ impl Session {
             sources,
             slots: Vec::new(),
             pending: Vec::new(),
-            records: Records::default(),
+            records: PartialResponses::default(),
             free: Vec::new(),
             ready: VecDeque::new(),
             cooling: VecDeque::new(),
@@ -177,17 +177,17 @@ impl Session {
             measure_to: Instant::MAX,
             drain_until: Instant::MAX,
             connecting: 0,
-            building: 0,
+            initial_connects: 0,
             open: 0,
             in_flight: 0,
-            begun: 0,
+            requests_begun: 0,
             last_completion: Instant::ZERO,
             failing_since: None,
             timeout_ticks: ticks(plan.timeout),
             stats: Stats::default(),
-            now_published: ProgressNow::default(),
+            live: ProgressSnapshot::default(),
             progress,
-            gather: Vec::new(),
+            send_buffer: Vec::new(),
             plan,
         }
     }
@@ -204,7 +204,7 @@ impl Session {
 
     /// Whether requests that are measured begin at this time.
     pub fn is_measuring(&self) -> bool {
-        self.stage == Stage::Measure && !self.is_enough()
+        self.stage == Stage::Measure && !self.has_begun_all_requests()
     }
 
     /// Connections open now, or being opened.
@@ -221,8 +221,8 @@ impl Session {
         let target = self.targets[self.next_target];
         self.next_target = (self.next_target + 1) % self.targets.len();
         let s = &mut self.slots[slot as usize];
-        s.state = State::Connecting;
-        s.begun = intended;
+        s.state = SlotState::Connecting;
+        s.connect_started = intended;
         (s.head, s.in_flight, s.sent, s.offset) = (0, 0, 0, 0);
         s.requests_left = self.plan.requests_per_connection;
         self.connecting += 1;
@@ -240,16 +240,16 @@ impl Session {
     /// A connection is established.
     pub fn connected(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
         let s = &mut self.slots[slot as usize];
-        if s.state != State::Connecting {
+        if s.state != SlotState::Connecting {
             return;
         }
-        s.state = State::Open;
+        s.state = SlotState::Open;
         s.deadline = NEVER;
-        let begun = s.begun;
+        let begun = s.connect_started;
         let was_new = core::mem::take(&mut s.is_new);
         self.connecting -= 1;
-        self.building -= u32::from(was_new);
-        self.now_published.connected += 1;
+        self.initial_connects -= u32::from(was_new);
+        self.live.connected += 1;
         if self.is_measured(begun) {
             self.stats.connect.record(begun, now);
         }
@@ -258,42 +258,42 @@ impl Session {
         }
         if let Some(opening) = self.requests.opening() {
             self.set_deadline(slot, now);
-            self.put_in_flight(slot, Pending { intended: now, request: opening });
+            self.put_in_flight(slot, PendingRequest { intended: now, request: opening });
             // What is asked for comes when it is answered.
-            self.push(slot, net);
+            self.send_pending(slot, net);
         } else if self.plan.is_short() {
             self.set_deadline(slot, now);
-            self.push(slot, net);
+            self.send_pending(slot, net);
         } else if self.plan.rate.is_none() {
-            self.refill(slot, now, net);
+            self.fill_pipeline(slot, now, net);
         } else {
-            self.offer(slot);
+            self.mark_ready(slot);
             self.dispatch(now, net);
         }
         if was_new {
-            self.build_up(now, net);
+            self.open_initial(now, net);
         }
     }
 
     /// There is room to send again.
     pub fn writable(&mut self, slot: u32, net: &mut impl Network) {
-        if self.slots[slot as usize].state == State::Open {
-            self.push(slot, net);
+        if self.slots[slot as usize].state == SlotState::Open {
+            self.send_pending(slot, net);
         }
     }
 
     /// Bytes came. All are taken.
     pub fn data(&mut self, slot: u32, mut bytes: &[u8], now: Instant, net: &mut impl Network) {
-        self.now_published.bytes += bytes.len() as u64;
+        self.live.bytes += bytes.len() as u64;
         if self.is_measured(now) {
             self.stats.counters.bytes += bytes.len() as u64;
         }
         while !bytes.is_empty() {
             let s = &mut self.slots[slot as usize];
             match s.state {
-                State::Open if s.in_flight > 0 => {}
+                SlotState::Open if s.in_flight > 0 => {}
                 // Nothing was asked for.
-                State::Open => {
+                SlotState::Open => {
                     net.abort(slot);
                     return self.fail(slot, Failure::BadResponse, now);
                 }
@@ -301,8 +301,8 @@ impl Session {
             }
             let at_start = s.parser.is_at_start();
             let read = s.parser.read(bytes, self.requests.language(), &mut self.records);
-            let Pending { intended, request } = *self.pending(slot, 0);
-            if at_start && self.is_measured(intended) && !self.is_opening(request) {
+            let PendingRequest { intended, request } = *self.pending(slot, 0);
+            if at_start && self.is_measured(intended) && !self.is_opening_request(request) {
                 self.stats.first_byte.record(intended, now);
             }
             match read {
@@ -323,7 +323,7 @@ impl Session {
         let was_sent = self.count(slot, response, now);
         let s = &self.slots[slot as usize];
         if response.close || !was_sent || (s.requests_left == 0 && s.in_flight == 0) {
-            return self.part(slot, response.close, now, net);
+            return self.finish_connection(slot, response.close, now, net);
         }
         if s.in_flight > 0 {
             self.set_deadline(slot, now);
@@ -331,9 +331,9 @@ impl Session {
             self.slots[slot as usize].deadline = NEVER;
         }
         if self.plan.rate.is_none() {
-            self.refill(slot, now, net);
+            self.fill_pipeline(slot, now, net);
         } else {
-            self.offer(slot);
+            self.mark_ready(slot);
             self.dispatch(now, net);
         }
     }
@@ -341,9 +341,9 @@ impl Session {
     /// Counts the response to the oldest request in flight. False if that was not even sent as a whole: then the connection
     /// cannot go on.
     fn count(&mut self, slot: u32, response: Response, now: Instant) -> bool {
-        let Pending { intended, request } = *self.pending(slot, 0);
-        if !self.is_opening(request) {
-            self.now_published.completed += 1;
+        let PendingRequest { intended, request } = *self.pending(slot, 0);
+        if !self.is_opening_request(request) {
+            self.live.completed += 1;
             self.last_completion = now;
             self.failing_since = None;
             if self.is_measured(intended) {
@@ -363,7 +363,7 @@ impl Session {
     }
 
     /// The connection has served its purpose.
-    fn part(&mut self, slot: u32, server_closes: bool, now: Instant, net: &mut impl Network) {
+    fn finish_connection(&mut self, slot: u32, server_closes: bool, now: Instant, net: &mut impl Network) {
         let s = &mut self.slots[slot as usize];
         if s.in_flight > 0 {
             // Requests behind a response that closes are lost (RFC 9112 §9.6).
@@ -374,46 +374,46 @@ impl Session {
             Closer::Reset => net.abort(slot),
             Closer::Client => net.close(slot),
             Closer::Server if server_closes || self.plan.is_short() => {
-                s.state = State::Closing;
+                s.state = SlotState::Closing;
                 return self.set_deadline(slot, now);
             }
             Closer::Server => net.close(slot),
         }
-        self.vacate(slot);
-        self.reuse(slot, now, net);
+        self.free_slot(slot);
+        self.reuse_slot(slot, now, net);
     }
 
     /// The server closed its side, and everything before was shown.
     pub fn peer_closed(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
         let s = &mut self.slots[slot as usize];
         match s.state {
-            State::Closing => {
+            SlotState::Closing => {
                 net.close(slot);
-                self.vacate(slot);
-                self.reuse(slot, now, net);
+                self.free_slot(slot);
+                self.reuse_slot(slot, now, net);
             }
-            State::Open => {
+            SlotState::Open => {
                 if let Some(response) = s.parser.end() {
-                    s.state = State::Closing;
+                    s.state = SlotState::Closing;
                     self.count(slot, response, now);
                 }
                 if self.slots[slot as usize].in_flight > 0 {
                     net.abort(slot);
                     self.fail(slot, Failure::ClosedEarly, now);
                 } else {
-                    self.lose_idle(slot, now);
+                    self.count_lost_idle(slot, now);
                     net.close(slot);
-                    self.vacate(slot);
-                    self.reuse(slot, now, net);
+                    self.free_slot(slot);
+                    self.reuse_slot(slot, now, net);
                 }
             }
-            State::Connecting | State::Vacant | State::Cooling => {}
+            SlotState::Connecting | SlotState::Vacant | SlotState::Cooling => {}
         }
     }
 
-    fn lose_idle(&mut self, slot: u32, now: Instant) {
+    fn count_lost_idle(&mut self, slot: u32, now: Instant) {
         let s = &self.slots[slot as usize];
-        if s.state == State::Open && !self.plan.is_short() && self.is_measured(now) {
+        if s.state == SlotState::Open && !self.plan.is_short() && self.is_measured(now) {
             self.stats.counters.lost_idle += 1;
         }
     }
@@ -422,17 +422,17 @@ impl Session {
     pub fn ended(&mut self, slot: u32, failure: Failure, now: Instant, net: &mut impl Network) {
         let s = &self.slots[slot as usize];
         match s.state {
-            State::Vacant | State::Cooling => {}
-            State::Closing => {
-                self.vacate(slot);
-                self.reuse(slot, now, net);
+            SlotState::Vacant | SlotState::Cooling => {}
+            SlotState::Closing => {
+                self.free_slot(slot);
+                self.reuse_slot(slot, now, net);
             }
-            State::Open if s.in_flight == 0 => {
-                self.lose_idle(slot, now);
-                self.vacate(slot);
-                self.cool(slot, now);
+            SlotState::Open if s.in_flight == 0 => {
+                self.count_lost_idle(slot, now);
+                self.free_slot(slot);
+                self.start_cool_down(slot, now);
             }
-            State::Open | State::Connecting => self.fail(slot, failure, now),
+            SlotState::Open | SlotState::Connecting => self.fail(slot, failure, now),
         }
     }
 
@@ -440,37 +440,37 @@ impl Session {
     fn fail(&mut self, slot: u32, failure: Failure, now: Instant) {
         let s = &self.slots[slot as usize];
         let lost = u64::from(s.in_flight).max(1);
-        self.now_published.failed += lost;
+        self.live.failed += lost;
         if self.is_measured(now) || self.measured_in_flight(slot) > 0 {
             self.stats.counters.failures[failure as usize] += lost;
         }
         let failing_since = *self.failing_since.get_or_insert(now);
         let given_up = self.plan.give_up.is_some_and(|time| now >= failing_since + time);
         // Before that failures count for nothing, and there is an end to it.
-        self.stats.gave_up |= given_up && self.stage == Stage::Measure && !self.is_enough();
-        self.vacate(slot);
-        self.cool(slot, now);
+        self.stats.gave_up |= given_up && self.stage == Stage::Measure && !self.has_begun_all_requests();
+        self.free_slot(slot);
+        self.start_cool_down(slot, now);
     }
 
     /// Makes a slot vacant.
-    fn vacate(&mut self, slot: u32) {
+    fn free_slot(&mut self, slot: u32) {
         let s = &mut self.slots[slot as usize];
-        self.connecting -= u32::from(s.state == State::Connecting);
-        self.building -= u32::from(core::mem::take(&mut s.is_new));
+        self.connecting -= u32::from(s.state == SlotState::Connecting);
+        self.initial_connects -= u32::from(core::mem::take(&mut s.is_new));
         self.open = self.open.saturating_sub(1);
         self.in_flight -= u64::from(s.in_flight);
         s.parser.reset(&mut self.records);
-        (s.in_flight, s.state, s.deadline) = (0, State::Vacant, NEVER);
+        (s.in_flight, s.state, s.deadline) = (0, SlotState::Vacant, NEVER);
     }
 
-    fn cool(&mut self, slot: u32, now: Instant) {
-        self.slots[slot as usize].state = State::Cooling;
+    fn start_cool_down(&mut self, slot: u32, now: Instant) {
+        self.slots[slot as usize].state = SlotState::Cooling;
         self.cooling.push_back((now + COOL_DOWN, slot));
     }
 
     /// A slot is free for the next connection.
-    fn reuse(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
-        self.slots[slot as usize].state = State::Vacant;
+    fn reuse_slot(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
+        self.slots[slot as usize].state = SlotState::Vacant;
         if !self.is_running() {
             return;
         }

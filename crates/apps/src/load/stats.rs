@@ -55,7 +55,7 @@ impl Failure {
 
 /// Counts of one worker over the measured time, except where said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct LoadCounters {
     /// Connections established.
     pub connected: u64,
     /// Requests due (open loop) or begun (closed loop) and handed to a connection.
@@ -80,7 +80,7 @@ pub struct Counters {
     pub open_max: u64,
 }
 
-impl Counters {
+impl LoadCounters {
     fn add(&mut self, other: &Self) {
         let Self {
             connected,
@@ -113,7 +113,7 @@ impl Counters {
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
     /// Counts.
-    pub counters: Counters,
+    pub counters: LoadCounters,
     /// From the (intended) start of a connection until it is established.
     pub connect: Latency,
     /// From the intended start of a request until the first byte of its response.
@@ -151,7 +151,7 @@ impl Stats {
 
 /// What a worker lets others see while it runs. One per worker, written by it alone.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct LiveProgress {
     /// Connections established since the start.
     pub connected: AtomicU64,
     /// Responses completed since the start.
@@ -168,7 +168,7 @@ pub struct Progress {
 
 /// A copy of [`Progress`], of one worker or several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProgressNow {
+pub struct ProgressSnapshot {
     /// Connections established since the start.
     pub connected: u64,
     /// Responses completed since the start.
@@ -183,9 +183,9 @@ pub struct ProgressNow {
     pub stage: u64,
 }
 
-impl Progress {
+impl LiveProgress {
     /// Publishes `now`. The numbers need not fit each other exactly, so no ordering is needed.
-    pub fn publish(&self, now: &ProgressNow) {
+    pub fn publish(&self, now: &ProgressSnapshot) {
         self.connected.store(now.connected, Ordering::Relaxed);
         self.completed.store(now.completed, Ordering::Relaxed);
         self.bytes.store(now.bytes, Ordering::Relaxed);
@@ -195,8 +195,8 @@ impl Progress {
     }
 
     /// The sum over several workers.
-    pub fn sum<'a>(workers: impl IntoIterator<Item = &'a Self>) -> ProgressNow {
-        let mut sum = ProgressNow { stage: u64::MAX, ..ProgressNow::default() };
+    pub fn sum<'a>(workers: impl IntoIterator<Item = &'a Self>) -> ProgressSnapshot {
+        let mut sum = ProgressSnapshot { stage: u64::MAX, ..ProgressSnapshot::default() };
         for worker in workers {
             sum.connected += worker.connected.load(Ordering::Relaxed);
             sum.completed += worker.completed.load(Ordering::Relaxed);

@@ -1,6 +1,6 @@
 //! What is asked for: requests written once at start, and a weighted choice among them.
 
-use super::response::Language;
+use super::response::Protocol;
 use core::net::SocketAddr;
 use ginnel::Random;
 use std::net::ToSocketAddrs;
@@ -106,7 +106,7 @@ pub struct Requests {
     /// Where each request begins; one more entry says where the last one ends.
     starts: Vec<u32>,
     alias: Alias,
-    language: Language,
+    language: Protocol,
     opening: Option<u32>,
 }
 
@@ -137,12 +137,12 @@ impl Requests {
             starts.push(u32::try_from(bytes.len()).map_err(|_| "more than 4 GiB of requests".to_owned())?);
         }
         let weights: Vec<u32> = paths.iter().map(|(_, weight)| *weight).collect();
-        let language = Language::Http { head: style.head };
+        let language = Protocol::Http { head: style.head };
         Ok(Self { bytes, starts, alias: Alias::new(&weights), language, opening: None })
     }
 
     /// One request for a value, and what each connection has to ask before.
-    pub fn of_values(language: Language, get: &[u8], opening: Option<&[u8]>) -> Self {
+    pub fn of_values(language: Protocol, get: &[u8], opening: Option<&[u8]>) -> Self {
         let mut bytes = get.to_vec();
         let mut starts = vec![0, get.len() as u32];
         if let Some(opening) = opening {
@@ -171,7 +171,7 @@ impl Requests {
     }
 
     /// How they are answered.
-    pub const fn language(&self) -> Language {
+    pub const fn language(&self) -> Protocol {
         self.language
     }
 }

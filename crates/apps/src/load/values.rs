@@ -1,8 +1,8 @@
 //! What `ginnel load redis` and `ginnel load memcached` ask: for one value by its key, which each connection stores first.
 
-use super::options::{Ask, Common, Connections, Job};
+use super::options::{CommonOptions, ConnectionOptions, Job, LoadOptions};
 use super::plan::Closer;
-use super::response::Language;
+use super::response::Protocol;
 use super::urls::Requests;
 use core::net::SocketAddr;
 use ginnel::Error;
@@ -38,7 +38,7 @@ pub struct Values {
 
     /// How it asks.
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonOptions,
 }
 
 /// What `ginnel load redis` is told.
@@ -85,10 +85,10 @@ fn resolve(server: &str, port: u16) -> Result<SocketAddr, Error> {
 }
 
 impl Values {
-    fn job(&self, language: Language, server: &str, port: u16) -> Result<Job, Error> {
+    fn job(&self, language: Protocol, server: &str, port: u16) -> Result<Job, Error> {
         let (key, value) = (&self.key, "x".repeat(self.size as usize));
         let (get, set) = match language {
-            Language::Redis => (
+            Protocol::Redis => (
                 format!("*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len()),
                 format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n{value}\r\n", key.len(), value.len()),
             ),
@@ -96,7 +96,7 @@ impl Values {
         };
         let opening = (!self.no_store).then_some(set.as_bytes());
         let requests = Requests::of_values(language, get.as_bytes(), opening);
-        let connections = Connections {
+        let connections = ConnectionOptions {
             requests: self.per_connection.unwrap_or(u32::MAX),
             pipeline: self.pipeline,
             closer: Closer::Client,
@@ -110,12 +110,12 @@ const REDIS_PORT: u16 = 6379;
 /// memcached's.
 const MEMCACHED_PORT: u16 = 11211;
 
-impl Ask for RedisOptions {
-    fn common(&self) -> &Common {
+impl LoadOptions for RedisOptions {
+    fn common(&self) -> &CommonOptions {
         &self.values.common
     }
 
-    fn common_mut(&mut self) -> &mut Common {
+    fn common_mut(&mut self) -> &mut CommonOptions {
         &mut self.values.common
     }
 
@@ -124,16 +124,16 @@ impl Ask for RedisOptions {
     }
 
     fn job(&self) -> Result<Job, Error> {
-        self.values.job(Language::Redis, &self.server, REDIS_PORT)
+        self.values.job(Protocol::Redis, &self.server, REDIS_PORT)
     }
 }
 
-impl Ask for MemcachedOptions {
-    fn common(&self) -> &Common {
+impl LoadOptions for MemcachedOptions {
+    fn common(&self) -> &CommonOptions {
         &self.values.common
     }
 
-    fn common_mut(&mut self) -> &mut Common {
+    fn common_mut(&mut self) -> &mut CommonOptions {
         &mut self.values.common
     }
 
@@ -142,7 +142,7 @@ impl Ask for MemcachedOptions {
     }
 
     fn job(&self) -> Result<Job, Error> {
-        self.values.job(Language::Memcached, &self.server, MEMCACHED_PORT)
+        self.values.job(Protocol::Memcached, &self.server, MEMCACHED_PORT)
     }
 }
 
@@ -152,14 +152,14 @@ mod tests {
     use clap::Parser;
 
     #[derive(Debug, Parser)]
-    struct Command<T: clap::Args> {
+    struct ValueCommand<T: clap::Args> {
         #[command(flatten)]
         options: T,
     }
 
     fn parse<T: clap::Args>(line: &str) -> Result<T, String> {
         let words = ["load"].into_iter().chain(line.split_whitespace());
-        Command::try_parse_from(words).map(|c| c.options).map_err(|e| e.to_string())
+        ValueCommand::try_parse_from(words).map(|c| c.options).map_err(|e| e.to_string())
     }
 
     #[test]

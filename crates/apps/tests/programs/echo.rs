@@ -128,11 +128,11 @@ impl Handler for UdpClient {
 }
 
 /// Asks an address of the server that is not its first, by a socket that takes answers from nowhere else.
-struct Asker {
+struct UdpRequester {
     answers: usize,
 }
 
-impl Handler for Asker {
+impl Handler for UdpRequester {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         for server in ["10.0.0.1:7", "10.0.0.9:7", "10.0.0.8:7"] {
             let socket = cx.udp_bind("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
@@ -160,7 +160,7 @@ fn a_datagram_is_answered_from_the_address_that_was_asked() {
     let server = Echo::new(&Options { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
     // The ends change places: it is the client's side that has several addresses.
     let addresses = ["10.0.0.1/16", "10.0.0.9/16", "10.0.0.8/16"];
-    let mut pair = Pair::at("10.0.0.2/16", Asker { answers: 0 }, server, None, &addresses);
+    let mut pair = Pair::at("10.0.0.2/16", UdpRequester { answers: 0 }, server, None, &addresses);
     for _ in 0..2000 {
         let asker = pair.server.poll_once(pair.now).unwrap();
         pair.client.poll_once(pair.now).unwrap();

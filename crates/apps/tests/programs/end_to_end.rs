@@ -5,7 +5,7 @@ use core::time::Duration;
 use ginnel::{CloseReason, Conn, ConnectOptions, Context, Error, Handler, SocketOptions};
 use ginnel_apps::corpus;
 use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
-use ginnel_apps::load::{Ask, Job, LoadHandler, Options as LoadOptions, Outcome, Report};
+use ginnel_apps::load::{LoadOptions, Job, LoadHandler, HttpOptions, SharedStats, Report};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,9 +19,9 @@ fn httpd(root: &Path, options: &[&str]) -> Httpd {
 }
 
 /// A generator, and what it will have measured.
-fn load(options: &[&str]) -> (LoadHandler, Outcome, Job) {
-    let job = parse::<LoadOptions>(options).job().unwrap();
-    let outcome = Outcome::default();
+fn load(options: &[&str]) -> (LoadHandler, SharedStats, Job) {
+    let job = parse::<HttpOptions>(options).job().unwrap();
+    let outcome = SharedStats::default();
     let handler = LoadHandler::new(job.clone(), 0, 1, Arc::default(), Arc::clone(&outcome));
     (handler, outcome, job)
 }
@@ -47,12 +47,12 @@ fn small_site() -> tempfile::TempDir {
 }
 
 const URL: &str = "http://10.0.0.1/";
-const ONE: &[&str] = &["10.0.0.2/16"];
+const ONE_SOURCE: &[&str] = &["10.0.0.2/16"];
 
 #[test]
 fn short_connections_are_all_answered() {
     let root = small_site();
-    let (report, pair) = measure(httpd(root.path(), &[]), &[URL, "-n", "2000", "-c", "16"], None, ONE);
+    let (report, pair) = measure(httpd(root.path(), &[]), &[URL, "-n", "2000", "-c", "16"], None, ONE_SOURCE);
     assert_eq!((report.requests.completed, report.statuses["2xx"]), (2000, 2000));
     assert!(report.failures.is_empty(), "{report}");
     let counters = pair.server.handler().server().counters();
@@ -63,7 +63,7 @@ fn short_connections_are_all_answered() {
 fn keep_alive_with_pipelining_uses_no_more_connections_than_asked_for() {
     let root = small_site();
     let words = [URL, "-k", "--pipeline", "8", "-n", "5000", "-c", "4"];
-    let (report, pair) = measure(httpd(root.path(), &[]), &words, None, ONE);
+    let (report, pair) = measure(httpd(root.path(), &[]), &words, None, ONE_SOURCE);
     assert_eq!((report.requests.completed, report.failures.len()), (5000, 0));
     assert_eq!(pair.server.handler().server().counters().connections, 4);
 }
@@ -73,7 +73,7 @@ fn the_server_lets_go_of_every_connection() {
     let root = small_site();
     for close in ["server", "client", "reset"] {
         let words = [URL, "-n", "300", "-c", "10", "--close", close];
-        let (report, mut pair) = measure(httpd(root.path(), &[]), &words, None, ONE);
+        let (report, mut pair) = measure(httpd(root.path(), &[]), &words, None, ONE_SOURCE);
         assert_eq!((report.requests.completed, report.failures.len()), (300, 0), "{close}: {report}");
         for _ in 0..10_000 {
             pair.now += Duration::from_millis(1);
@@ -102,7 +102,7 @@ fn a_server_that_is_told_to_stop_finishes_what_it_began() {
     fs::write(root.path().join("large.bin"), vec![7; 3_000_000]).unwrap();
     let words = ["http://10.0.0.1/large.bin", "-k", "-n", "8", "-c", "8", "--timeout", "30s"];
     let (client, outcome, _) = load(&words);
-    let mut pair = Pair::new(httpd(root.path(), &[]), client, Some("delay=10ms"), ONE);
+    let mut pair = Pair::new(httpd(root.path(), &[]), client, Some("delay=10ms"), ONE_SOURCE);
     let mut told = false;
     loop {
         let server = pair.server.poll_once(pair.now).unwrap();
@@ -132,7 +132,7 @@ fn a_download_may_take_much_longer_than_any_time_out() {
         let words =
             [&["http://10.0.0.1/large.bin", "-n", "1", "-c", "1", "--timeout", "1h"], options].concat();
         let server = httpd(root.path(), &["--idle-timeout", "5s", "--linger-timeout", "1s"]);
-        let (report, pair) = measure(server, &words, Some("rate=200kbit delay=20ms"), ONE);
+        let (report, pair) = measure(server, &words, Some("rate=200kbit delay=20ms"), ONE_SOURCE);
         assert_eq!((report.requests.completed, report.failures.len()), (1, 0), "{report}");
         assert!(report.latency_ns.total.max > 60_000_000_000, "{report}");
         assert_eq!(pair.server.handler().server().counters().timeouts, 0);
@@ -164,7 +164,7 @@ fn an_open_loop_begins_each_request_when_it_is_due_and_not_a_tick_later() {
     let table: [&[&str]; 3] = [&["-c", "50"], &["-k", "-c", "50"], &["-c", "50", "--poisson"]];
     for kind in table {
         let words = [&[URL, "--rate", "7000", "-d", "500ms", "-w", "50ms"], kind].concat();
-        let (report, pair) = measure(httpd(root.path(), &[]), &words, None, ONE);
+        let (report, pair) = measure(httpd(root.path(), &[]), &words, None, ONE_SOURCE);
         assert!(report.requests.started > 3_300 && report.requests.not_started == 0, "{kind:?} {report}");
         let lag = report.latency_ns.lag.as_ref().unwrap();
         // Simulated time goes on by a microsecond at the least.
@@ -177,7 +177,7 @@ fn an_open_loop_begins_each_request_when_it_is_due_and_not_a_tick_later() {
 fn loss_costs_time_and_nothing_else() {
     let root = small_site();
     let words = [URL, "-n", "1000", "-c", "20", "--timeout", "60s"];
-    let (report, _) = measure(httpd(root.path(), &[]), &words, Some("delay=1ms loss=2%"), ONE);
+    let (report, _) = measure(httpd(root.path(), &[]), &words, Some("delay=1ms loss=2%"), ONE_SOURCE);
     assert_eq!((report.requests.completed, report.failures.len()), (1000, 0), "{report}");
 }
 
@@ -253,7 +253,7 @@ fn fetch_corpus(httpd_options: &[&str], faults: Option<&str>, pages_max: usize) 
     let site = directory.path().join("site");
     let paths: Vec<String> = pages.iter().map(|p| p.path.clone()).collect();
     let server = httpd(&site, httpd_options);
-    let mut pair = Pair::new(server, Fetcher::new(paths, 8), faults, ONE);
+    let mut pair = Pair::new(server, Fetcher::new(paths, 8), faults, ONE_SOURCE);
     pair.run(Duration::from_secs(3600));
     let hashes = &pair.client.handler().hashes;
     assert_eq!(hashes.len(), pages.len());

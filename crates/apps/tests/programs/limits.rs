@@ -5,7 +5,7 @@ use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::{CloseReason, Config, Conn, ConnectOptions, Context, Error, Handler, Instant, Shard};
 use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
-use ginnel_apps::load::{Ask, LoadHandler, Options as LoadOptions, Outcome, Report};
+use ginnel_apps::load::{HttpOptions, LoadHandler, LoadOptions, Report, SharedStats};
 use ginnel_devices::memory::{self, MemoryConfig};
 use std::sync::Arc;
 
@@ -138,8 +138,8 @@ fn the_last_byte_granted_is_taken_and_the_first_one_beyond_is_refused() {
 fn a_server_short_of_everything_answers_everybody_in_the_end() {
     let (_root, server) = httpd(20_000);
     let words = ["http://10.0.0.1/", "-n", "400", "-c", "32", "--timeout", "10m"];
-    let job = parse::<LoadOptions>(&words).job().unwrap();
-    let outcome = Outcome::default();
+    let job = parse::<HttpOptions>(&words).job().unwrap();
+    let outcome = SharedStats::default();
     let client = LoadHandler::new(job.clone(), 0, 1, Arc::default(), Arc::clone(&outcome));
     let (mut server, mut client, now) = shards(server, client, |config| {
         config.tcp.connections_max = 8;

@@ -6,7 +6,7 @@ use ginnel::config::{DeviceConfig, DeviceKind, Placement};
 use ginnel::{CloseReason, Config, Conn, ConnectOptions, Context, Error, Handler, Instant, Shard, Shards};
 use ginnel_apps::echo::{Echo, Options as EchoOptions};
 use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
-use ginnel_devices::memory::{MemoryConfig, Spread, fan};
+use ginnel_devices::memory::{MemoryConfig, RssMode, multi_queue};
 use std::collections::BTreeMap;
 use std::fs;
 
@@ -87,13 +87,13 @@ fn config(address: &str) -> Config {
 }
 
 /// What the client of a server that stands there is told, by connection.
-fn told<S: Handler>(
+fn transcript<S: Handler>(
     (placement, shards, workers): (Placement, u32, u32),
     server: impl Fn() -> S,
     client: Client,
 ) -> BTreeMap<usize, (Vec<u8>, Option<CloseReason>)> {
     let mut now = Instant::from_millis(1);
-    let (far, queues) = fan(&MemoryConfig::default(), shards as usize, Spread::RoundRobin);
+    let (far, queues) = multi_queue(&MemoryConfig::default(), shards as usize, RssMode::RoundRobin);
     let mut ours = config("10.0.0.1/24");
     ours.shards.count = shards;
     (ours.shard.placement, ours.shard.workers) = (placement, workers);
@@ -117,16 +117,16 @@ fn told<S: Handler>(
 }
 
 /// Runs a server in each place, and compares with the one in its shard's thread. Returns what that one says.
-fn same_everywhere<S: Handler>(
+fn assert_same_in_all_placements<S: Handler>(
     server: impl Fn() -> S,
     client: impl Fn() -> Client,
 ) -> BTreeMap<usize, (Vec<u8>, Option<CloseReason>)> {
-    let first = told((Placement::Inline, 1, 0), &server, client());
+    let first = transcript((Placement::Inline, 1, 0), &server, client());
     assert_eq!(first.len(), CONNECTIONS);
     for placement in [Placement::Inline, Placement::Paired, Placement::Split] {
         for (shards, workers) in [(1, 0), (1, 2), (2, 0), (2, 2)] {
             let here = (placement, shards, workers);
-            assert!(told(here, &server, client()) == first, "{here:?}");
+            assert!(transcript(here, &server, client()) == first, "{here:?}");
         }
     }
     first
@@ -152,7 +152,7 @@ fn httpd_says_the_same_in_every_placement_and_in_workers() {
         all += &get("GET /index.html", "Connection: close\r\n");
         all.into_bytes()
     };
-    let said = same_everywhere(server, || Client::new(80, false, script));
+    let said = assert_same_in_all_placements(server, || Client::new(80, false, script));
     for (number, (text, reason)) in &said {
         assert_eq!(*reason, Some(CloseReason::Normal), "{number}");
         assert!(text.starts_with(b"HTTP/1.1 20") && text.ends_with(b"\r\n\r\n<p>here</p>"), "{number}");
@@ -165,7 +165,7 @@ fn echo_says_the_same_in_every_placement_and_in_workers() {
     let server = || Echo::new(&EchoOptions { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: false });
     let script =
         |number: usize| (0..1 + number * 5000).map(|at| ((at * 31 + number) % 251) as u8).collect::<Vec<_>>();
-    let said = same_everywhere(server, || Client::new(7, true, script));
+    let said = assert_same_in_all_placements(server, || Client::new(7, true, script));
     for (number, (text, reason)) in said {
         assert_eq!(reason, Some(CloseReason::Normal), "{number}");
         assert!(text == script(number), "{number}: {} bytes", text.len());

@@ -1,13 +1,13 @@
 //! Static pages: `ginnel httpd` with the 500 pages of the corpus, over memory.
 
-use super::versus::checksums;
+use super::vs_smoltcp::checksums;
 use crate::client::{ClientConfig, Mode};
-use crate::duel::{self, Plan};
 use crate::harness::machine::Cpus;
-use crate::harness::pairs::{self, Bound, Measured};
+use crate::harness::pairs::{self, Bound, Measurement};
 use crate::harness::result::BenchResult;
-use crate::harness::{Failure, Options};
-use crate::server::{ShardServer, cable, wire};
+use crate::harness::{MeasureError, Options};
+use crate::server::{ShardServer, cable, link_setup};
+use crate::two_threads::{self, RunPlan};
 use clap::Parser;
 use ginnel_apps::{corpus, httpd};
 use ginnel_stack::tcp::config::TcpConfig;
@@ -23,31 +23,31 @@ const SEED: u64 = 1;
 
 /// Options of the server as its command line has them.
 #[derive(Debug, Parser)]
-struct Command {
+struct CorpusCommand {
     #[command(flatten)]
     options: httpd::Options,
 }
 
 /// Every page in turn, on connections that stay.
-pub fn run(options: &Options) -> Result<Vec<BenchResult>, Failure> {
-    let plan = Plan::new(Cpus::choose()?, options.seconds(3.0));
+pub fn run(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
+    let plan = RunPlan::new(Cpus::choose()?, options.seconds(3.0));
     let checksums = checksums(options);
     let folder = tempfile::tempdir()?;
     let pages = corpus::write(folder.path(), SEED)?;
     let site = folder.path().join("site");
     let words = ["httpd".as_ref(), site.as_os_str(), "--listen".as_ref(), "0.0.0.0:80".as_ref()];
-    let command = Command::try_parse_from(words).map_err(|e| Failure::Failed(e.to_string()))?;
+    let command = CorpusCommand::try_parse_from(words).map_err(|e| MeasureError::Failed(e.to_string()))?;
     let client = ClientConfig {
-        wire: wire(checksums),
+        wire: link_setup(checksums),
         mode: Mode::KeepAlive,
         connections: CONNECTIONS,
         requests: pages.iter().map(|p| request(&p.path)).collect(),
         window_scale: Some(WINDOW_SCALE),
     };
-    let ours = || -> Result<Measured, Failure> {
-        let server = httpd::Httpd::new(&command.options).map_err(|e| Failure::Failed(e.to_string()))?;
+    let ours = || -> Result<Measurement, MeasureError> {
+        let server = httpd::Httpd::new(&command.options).map_err(|e| MeasureError::Failed(e.to_string()))?;
         let cable = cable(checksums, RING_BYTES);
-        let sample = duel::run(&plan, &client, cable, |device, now| {
+        let sample = two_threads::run(&plan, &client, cable, |device, now| {
             ShardServer::new(device, server, TcpConfig::default(), now).expect("the configuration is valid")
         })?;
         let mut measured = sample.rate();

@@ -4,9 +4,9 @@
 use crate::client::{Client, ClientConfig, Mode};
 use crate::harness::machine::process_cpu_time;
 use crate::harness::result::BenchResult;
-use crate::harness::{Failure, Options};
+use crate::harness::{MeasureError, Options};
 use crate::http;
-use crate::server::{Checksums, ShardServer, cable, wire};
+use crate::server::{Checksums, ShardServer, cable, link_setup};
 use clap::Parser;
 use core::time::Duration;
 use ginnel::{StopFlag, clock};
@@ -23,32 +23,32 @@ const ACTIVE: u32 = 64;
 /// Bytes of each ring.
 const RING_BYTES: usize = 1 << 18;
 /// How long they are left alone before the processor time is looked at.
-const REST: Duration = Duration::from_secs(3);
+const IDLE_TIME: Duration = Duration::from_secs(3);
 /// Longer than the bench: nobody is to be thrown out. Each connection is still looked at once a minute.
 const IDLE_TIMEOUT: &str = "1h";
 /// Percent of a core that a million idle connections may cost.
 const PERCENT_MAX: f64 = 1.0;
 /// Opening them takes some ten seconds.
-const PATIENCE: Duration = Duration::from_secs(600);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Options of the server as its command line has them.
 #[derive(Debug, Parser)]
-struct Command {
+struct HttpdCommand {
     #[command(flatten)]
     options: httpd::Options,
 }
 
 /// Opens a million connections, lets each make one request, and looks at the processor time of the server while all are idle.
-pub fn run(options: &Options) -> Result<Vec<BenchResult>, Failure> {
-    let failed = |e: ginnel::Error| Failure::Failed(e.to_string());
+pub fn run(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
+    let failed = |e: ginnel::Error| MeasureError::Failed(e.to_string());
     let connections = if options.smoke { CONNECTIONS / 10 } else { CONNECTIONS };
     let site = tempfile::tempdir()?;
     std::fs::write(site.path().join("64"), [b'x'; http::BODY_BYTES])?;
     let words = ["httpd".as_ref(), site.path().as_os_str(), "--listen".as_ref(), "0.0.0.0:80".as_ref()];
     let words = words.into_iter().chain(["--idle-timeout".as_ref(), IDLE_TIMEOUT.as_ref()]);
-    let command = Command::try_parse_from(words).map_err(|e| Failure::Failed(e.to_string()))?;
+    let command = HttpdCommand::try_parse_from(words).map_err(|e| MeasureError::Failed(e.to_string()))?;
     let client = ClientConfig {
-        wire: wire(Checksums::Device),
+        wire: link_setup(Checksums::Device),
         mode: Mode::Hold { active: ACTIVE },
         connections,
         requests: vec![http::REQUEST.to_vec()],
@@ -57,13 +57,13 @@ pub fn run(options: &Options) -> Result<Vec<BenchResult>, Failure> {
     let (server_end, client_end) = cable(Checksums::Device, RING_BYTES);
     let mut client = Client::new(client_end, &client);
     let tcp = TcpConfig { connections_max: CONNECTIONS_MAX, ..TcpConfig::default() };
-    let begun = clock::now();
+    let started = clock::now();
     let server = Httpd::new(&command.options).map_err(failed)?;
-    let mut shard = ShardServer::new(server_end, server, tcp, begun).map_err(failed)?.into_shard();
+    let mut shard = ShardServer::new(server_end, server, tcp, started).map_err(failed)?.into_shard();
     while client.counts().done < u64::from(connections) {
         let now = clock::now();
-        if now - begun > PATIENCE {
-            return Err(Failure::Failed(format!("no progress: {:?}", client.counts())));
+        if now - started > OPEN_TIMEOUT {
+            return Err(MeasureError::Failed(format!("no progress: {:?}", client.counts())));
         }
         shard.poll_once(now).map_err(failed)?;
         client.turn(now);
@@ -72,7 +72,7 @@ pub fn run(options: &Options) -> Result<Vec<BenchResult>, Failure> {
     let stop = StopFlag::new()?;
     let flag = stop.clone();
     let running = thread::spawn(move || shard.run(&flag).map(|()| shard));
-    thread::sleep(REST);
+    thread::sleep(IDLE_TIME);
     let time = Duration::from_secs_f64(options.seconds(10.0));
     let (used, from) = (process_cpu_time(), clock::now());
     // This thread sleeps, so what the process uses is the shard's.
@@ -82,9 +82,10 @@ pub fn run(options: &Options) -> Result<Vec<BenchResult>, Failure> {
     // Read before it stops and closes all of them.
     let open = client.counts().open;
     stop.stop();
-    let shard = running.join().map_err(|_| Failure::Failed("the shard panicked".into()))?.map_err(failed)?;
+    let shard =
+        running.join().map_err(|_| MeasureError::Failed("the shard panicked".into()))?.map_err(failed)?;
 
-    let mut result = BenchResult::counted("idle-cpu", "% of a core", 100.0 * used / passed, None);
+    let mut result = BenchResult::from_counts("idle-cpu", "% of a core", 100.0 * used / passed, None);
     let counters = shard.handler().server().counters();
     let facts = [
         ("connections", open),

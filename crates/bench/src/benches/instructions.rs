@@ -4,15 +4,15 @@
 //! `bench/instructions.json` holds what is accepted. `GINNEL_BLESS=1` writes it anew.
 
 use crate::client::{ClientConfig, Mode};
-use crate::generator::Run;
+use crate::generator::GeneratorCase;
 use crate::harness::result::{BenchResult, number};
-use crate::harness::{Failure, Options};
+use crate::harness::{MeasureError, Options};
 use crate::http;
 use crate::server::{
     CallsServer, Checksums, EngineOptions, EngineServer, Responder, ShardServer, SmoltcpServer, TaskServer,
-    cable, wire,
+    cable, link_setup,
 };
-use crate::solo::{START, Solo};
+use crate::single_thread::{START, SingleThread};
 use ginnel_stack::tcp::config::TcpConfig;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// More instructions than accepted by this share are a regression.
-const REGRESSION: f64 = 0.02;
+const REGRESSION_MIN: f64 = 0.02;
 /// Connections at the same time, as in the benches against smoltcp.
 const CONNECTIONS: u32 = 16;
 /// Length of a bulk response in bytes.
@@ -48,37 +48,40 @@ const CASES: &[(&str, &str)] = &[
     ("smoltcp-keep-alive-request", "instructions per request"),
 ];
 /// Cases of the other stack stand beside ours and are not checked.
-const THEIRS: &str = "smoltcp-";
+const SMOLTCP_PREFIX: &str = "smoltcp-";
 /// Cases that go through the runtime; the others use the engine alone.
-const RUNTIME: &str = "runtime-";
+const RUNTIME_PREFIX: &str = "runtime-";
 /// The same with a task for each connection.
-const TASK: &str = "task-";
+const TASK_PREFIX: &str = "task-";
 /// The same with a program in the calls of POSIX.
-const CALLS: &str = "calls-";
+const CALLS_PREFIX: &str = "calls-";
 /// Cases in which the load generator is measured and not the server, and those on its light stack.
-const LOAD: &str = "load-";
-const LIGHT: &str = "light-";
+const LOAD_PREFIX: &str = "load-";
+const LIGHT_PREFIX: &str = "light-";
 /// Cases of `ginnel httpd`, with the generator on its light stack.
-const HTTPD: &str = "httpd-";
+const HTTPD_PREFIX: &str = "httpd-";
 
 /// Counts all cases and compares them with what is accepted.
-pub fn run(_options: &Options) -> Result<Vec<BenchResult>, Failure> {
+pub fn run(_options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     if Command::new("valgrind").arg("--version").output().is_err() {
-        return Err(Failure::Skipped("valgrind is not installed".into()));
+        return Err(MeasureError::Skipped("valgrind is not installed".into()));
     }
     let counted: BTreeMap<&str, f64> = std::thread::scope(|scope| {
-        let running: Vec<_> = CASES.iter().map(|(case, _)| (*case, scope.spawn(|| count(case)))).collect();
+        let running: Vec<_> =
+            CASES.iter().map(|(case, _)| (*case, scope.spawn(|| count_per_operation(case)))).collect();
         running
             .into_iter()
             .map(|(case, thread)| Ok((case, thread.join().expect("counting does not panic")?)))
-            .collect::<Result<_, Failure>>()
+            .collect::<Result<_, MeasureError>>()
     })?;
-    let ours = CASES.iter().filter(|(case, _)| !case.starts_with(THEIRS));
+    let ours = CASES.iter().filter(|(case, _)| !case.starts_with(SMOLTCP_PREFIX));
     let results: Vec<BenchResult> = ours
         .map(|(case, unit)| {
             let theirs = format!(
-                "{THEIRS}{}",
-                case.trim_start_matches(RUNTIME).trim_start_matches(TASK).trim_start_matches(CALLS)
+                "{SMOLTCP_PREFIX}{}",
+                case.trim_start_matches(RUNTIME_PREFIX)
+                    .trim_start_matches(TASK_PREFIX)
+                    .trim_start_matches(CALLS_PREFIX)
             );
             let theirs = counted.get(theirs.as_str()).copied();
             result(case, unit, counted[case], theirs)
@@ -91,9 +94,9 @@ pub fn run(_options: &Options) -> Result<Vec<BenchResult>, Failure> {
         fs::write(accepted_file, format!("{:#}\n", Value::Object(all)))?;
     }
     let text = fs::read_to_string(accepted_file)
-        .map_err(|e| Failure::Failed(format!("{}: {e}", accepted_file.display())))?;
-    let accepted: BTreeMap<String, f64> =
-        serde_json::from_str(&text).map_err(|e| Failure::Failed(format!("bench/instructions.json: {e}")))?;
+        .map_err(|e| MeasureError::Failed(format!("{}: {e}", accepted_file.display())))?;
+    let accepted: BTreeMap<String, f64> = serde_json::from_str(&text)
+        .map_err(|e| MeasureError::Failed(format!("bench/instructions.json: {e}")))?;
     compare(results, &accepted)
 }
 
@@ -101,7 +104,7 @@ pub fn run(_options: &Options) -> Result<Vec<BenchResult>, Failure> {
 fn compare(
     mut results: Vec<BenchResult>,
     accepted: &BTreeMap<String, f64>,
-) -> Result<Vec<BenchResult>, Failure> {
+) -> Result<Vec<BenchResult>, MeasureError> {
     let mut worse = Vec::new();
     for result in &mut results {
         let name = short_name(result);
@@ -118,11 +121,11 @@ fn compare(
             number(accepted),
             100.0 * change
         );
-        if change > REGRESSION {
+        if change > REGRESSION_MIN {
             worse.push(format!("{name}: {:+.1} %", 100.0 * change));
         }
     }
-    if worse.is_empty() { Ok(results) } else { Err(Failure::Failed(worse.join("; "))) }
+    if worse.is_empty() { Ok(results) } else { Err(MeasureError::Failed(worse.join("; "))) }
 }
 
 fn short_name(result: &BenchResult) -> String {
@@ -130,13 +133,13 @@ fn short_name(result: &BenchResult) -> String {
 }
 
 fn result(case: &str, unit: &str, ours: f64, theirs: Option<f64>) -> BenchResult {
-    BenchResult::counted(&format!("instructions/{case}"), unit, ours, theirs)
+    BenchResult::from_counts(&format!("instructions/{case}"), unit, ours, theirs)
 }
 
 /// Instructions per operation: the difference between a long run and a short one, in which the beginning of both cancels out.
-fn count(case: &str) -> Result<f64, Failure> {
+fn count_per_operation(case: &str) -> Result<f64, MeasureError> {
     let (few, many) = operations(case);
-    Ok((total(case, many)? - total(case, few)?) / (many - few) as f64)
+    Ok((count_total(case, many)? - count_total(case, few)?) / (many - few) as f64)
 }
 
 /// Operations of the short run and of the long one. The short one reaches the steady state.
@@ -145,10 +148,10 @@ fn operations(case: &str) -> (u64, u64) {
 }
 
 /// Instructions that the measured side executes in a run of one case under valgrind.
-fn total(case: &str, operations: u64) -> Result<f64, Failure> {
+fn count_total(case: &str, operations: u64) -> Result<f64, MeasureError> {
     let out = out_file(case);
     let program = std::env::current_exe()?;
-    let counted = if case.starts_with(LOAD) { "*generator_turn*" } else { "*server_turn*" };
+    let counted = if case.starts_with(LOAD_PREFIX) { "*generator_turn*" } else { "*server_turn*" };
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--collect-atstart=no"])
         .arg(format!("--toggle-collect={counted}"))
@@ -160,7 +163,7 @@ fn total(case: &str, operations: u64) -> Result<f64, Failure> {
     _ = fs::remove_file(&out);
     instructions_in(&profile).filter(|_| output.status.success()).ok_or_else(|| {
         let log = String::from_utf8_lossy(&output.stderr);
-        Failure::Failed(format!(
+        MeasureError::Failed(format!(
             "{case}: valgrind counted nothing: {}",
             log.lines().last().unwrap_or_default()
         ))
@@ -178,27 +181,30 @@ fn instructions_in(profile: &str) -> Option<f64> {
 }
 
 /// What runs under valgrind.
-pub fn work(case: &str, operations: u64) -> Result<(), Failure> {
+pub fn run_case(case: &str, operations: u64) -> Result<(), MeasureError> {
     // A short TIME_WAIT, so that entries expire as fast as they come in what is counted.
     let tcp = TcpConfig { time_wait_seconds: 1, ..TcpConfig::default() };
-    if case.starts_with(LOAD) || case.starts_with(HTTPD) {
-        let httpd = case.starts_with(HTTPD);
-        let light = httpd || case.trim_start_matches(LOAD).starts_with(LIGHT);
+    if case.starts_with(LOAD_PREFIX) || case.starts_with(HTTPD_PREFIX) {
+        let httpd = case.starts_with(HTTPD_PREFIX);
+        let light = httpd || case.trim_start_matches(LOAD_PREFIX).starts_with(LIGHT_PREFIX);
         let keep_alive = case.ends_with("keep-alive-request");
-        let run = Run { light, httpd, keep_alive, connections: CONNECTIONS, requests: operations, tcp };
+        let run =
+            GeneratorCase { light, httpd, keep_alive, connections: CONNECTIONS, requests: operations, tcp };
         return run.run();
     }
-    let kind = [THEIRS, RUNTIME, TASK, CALLS].iter().fold(case, |case, kind| case.trim_start_matches(kind));
+    let kind = [SMOLTCP_PREFIX, RUNTIME_PREFIX, TASK_PREFIX, CALLS_PREFIX]
+        .iter()
+        .fold(case, |case, kind| case.trim_start_matches(kind));
     let (mode, bulk_bytes, checksums) = match kind {
         "short-connection" => (Mode::Short, None, Checksums::Device),
         "keep-alive-request" => (Mode::KeepAlive, None, Checksums::Device),
         "bulk-megabyte" => (Mode::KeepAlive, Some(BULK_BYTES), Checksums::Device),
         "bulk-megabyte-software" => (Mode::KeepAlive, Some(BULK_BYTES), Checksums::Software),
-        _ => return Err(Failure::Failed(format!("there is no case {case:?}"))),
+        _ => return Err(MeasureError::Failed(format!("there is no case {case:?}"))),
     };
     let bulk = bulk_bytes.is_some();
     let client = ClientConfig {
-        wire: wire(checksums),
+        wire: link_setup(checksums),
         mode,
         connections: if bulk { 1 } else { CONNECTIONS },
         requests: vec![http::REQUEST.to_vec()],
@@ -206,26 +212,26 @@ pub fn work(case: &str, operations: u64) -> Result<(), Failure> {
     };
     let (server_end, client_end) = cable(checksums, 1 << 22);
     let keep_alive = mode == Mode::KeepAlive;
-    if case.starts_with(THEIRS) {
+    if case.starts_with(SMOLTCP_PREFIX) {
         let server = SmoltcpServer::new(server_end, checksums, CONNECTIONS, keep_alive, START);
-        Solo::new(server, client_end, &client).run(operations);
+        SingleThread::new(server, client_end, &client).run(operations);
         return Ok(());
     }
-    if case.starts_with(CALLS) {
+    if case.starts_with(CALLS_PREFIX) {
         let server = CallsServer::new(server_end, keep_alive, tcp, START);
-        let server = server.map_err(|e| Failure::Failed(e.to_string()))?;
-        Solo::new(server, client_end, &client).run(operations);
-    } else if case.starts_with(TASK) {
+        let server = server.map_err(|e| MeasureError::Failed(e.to_string()))?;
+        SingleThread::new(server, client_end, &client).run(operations);
+    } else if case.starts_with(TASK_PREFIX) {
         let server = TaskServer::new(server_end, keep_alive, tcp, START);
-        let server = server.map_err(|e| Failure::Failed(e.to_string()))?;
-        Solo::new(server, client_end, &client).run(operations);
-    } else if case.starts_with(RUNTIME) {
+        let server = server.map_err(|e| MeasureError::Failed(e.to_string()))?;
+        SingleThread::new(server, client_end, &client).run(operations);
+    } else if case.starts_with(RUNTIME_PREFIX) {
         let server = ShardServer::new(server_end, Responder::new(keep_alive), tcp, START);
-        let server = server.map_err(|e| Failure::Failed(e.to_string()))?;
-        Solo::new(server, client_end, &client).run(operations);
+        let server = server.map_err(|e| MeasureError::Failed(e.to_string()))?;
+        SingleThread::new(server, client_end, &client).run(operations);
     } else {
         let options = EngineOptions { keep_alive, bulk_bytes, tcp };
-        Solo::new(EngineServer::new(server_end, options, START), client_end, &client).run(operations);
+        SingleThread::new(EngineServer::new(server_end, options, START), client_end, &client).run(operations);
     }
     Ok(())
 }

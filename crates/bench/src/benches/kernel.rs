@@ -1,13 +1,13 @@
 //! The Linux kernel at the other end of a TAP device.
 
-use crate::duel::Load;
 use crate::harness::machine::{Cpus, pin, thread_cpu_time};
-use crate::harness::pairs::{self, Bound, Measured};
+use crate::harness::pairs::{self, Bound, Measurement};
 use crate::harness::result::BenchResult;
-use crate::harness::{Failure, Options};
+use crate::harness::{MeasureError, Options};
 use crate::kernel_client::KernelClient;
 use crate::server::{EngineOptions, EngineServer, ROUTER_IP, SERVER, Server};
 use crate::tap::{self, Sender, Transfer};
+use crate::two_threads::PollTime;
 use core::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 use core::time::Duration;
 use ginnel::clock;
@@ -26,11 +26,11 @@ const TIME_WAIT_MAX: u32 = 6_000_000;
 const CLIENT_SHARE_MIN: f64 = 0.95;
 
 /// One connection with all offloads, each way.
-pub fn bulk(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+pub fn bulk(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let cpus = Cpus::choose()?;
     let measure = Duration::from_secs_f64(options.seconds(3.0));
     let run = |name: &str, sender| {
-        let ours = move || -> Result<Measured, Failure> {
+        let ours = move || -> Result<Measurement, MeasureError> {
             let tcp = TcpConfig::default();
             let mut measured =
                 tap::transfer(&Transfer { sender, cpus, tcp, warm_up: WARM_UP, measure, link: None })?;
@@ -43,27 +43,27 @@ pub fn bulk(options: &Options) -> Result<Vec<BenchResult>, Failure> {
 }
 
 /// Short connections of a client on the kernel: its own CPU is to be what limits them.
-pub fn short(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+pub fn short(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let cpus = Cpus::choose()?;
     let seconds = options.seconds(5.0);
     let ours = || short_once(cpus, seconds);
     Ok(vec![pairs::run("tap-short", "connections/s", options, Bound::Machine, Box::new(ours), None)?])
 }
 
-fn short_once(cpus: Cpus, seconds: f64) -> Result<Measured, Failure> {
+fn short_once(cpus: Cpus, seconds: f64) -> Result<Measurement, MeasureError> {
     let first = Ipv4Addr::from_bits(ROUTER_IP);
     let address = |n: u8| (IpAddr::V4(Ipv4Addr::from_bits(ROUTER_IP + u32::from(n))), 24);
     let device = tap::open(cpus, (0..ADDRESSES).map(address).collect())?;
     let to = SocketAddrV4::new(Ipv4Addr::from_bits(SERVER.ip), SERVER.port);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let server = scope.spawn(|| -> Result<(Load, [f64; 2]), Failure> {
+        let server = scope.spawn(|| -> Result<(PollTime, [f64; 2]), MeasureError> {
             pin(cpus.server)?;
             let tcp = TcpConfig { time_wait_max: TIME_WAIT_MAX, ..TcpConfig::default() };
             let options = EngineOptions { tcp, ..EngineOptions::new(false) };
             let mut now = clock::now();
             let mut server = EngineServer::new(device, options, now);
-            let mut load = Load::default();
+            let mut load = PollTime::default();
             while !over.load(Ordering::Relaxed) {
                 let frames = server.turn(now);
                 let end = clock::now();
@@ -72,7 +72,7 @@ fn short_once(cpus: Cpus, seconds: f64) -> Result<Measured, Failure> {
             }
             Ok((load, server.packets_each()))
         });
-        let client = scope.spawn(|| -> Result<Measured, Failure> {
+        let client = scope.spawn(|| -> Result<Measurement, MeasureError> {
             let result = client_side(cpus, seconds, to, first);
             over.store(true, Ordering::Relaxed);
             result
@@ -85,10 +85,15 @@ fn short_once(cpus: Cpus, seconds: f64) -> Result<Measured, Failure> {
     })
 }
 
-fn client_side(cpus: Cpus, seconds: f64, to: SocketAddrV4, first: Ipv4Addr) -> Result<Measured, Failure> {
+fn client_side(
+    cpus: Cpus,
+    seconds: f64,
+    to: SocketAddrV4,
+    first: Ipv4Addr,
+) -> Result<Measurement, MeasureError> {
     pin(cpus.client)?;
     let mut client = KernelClient::new(to, first, ADDRESSES.into(), CONNECTIONS)?;
-    let run = |client: &mut KernelClient, seconds: f64| -> Result<f64, Failure> {
+    let run = |client: &mut KernelClient, seconds: f64| -> Result<f64, MeasureError> {
         let began = clock::now();
         let mut took = 0.0;
         while took < seconds {
@@ -103,7 +108,7 @@ fn client_side(cpus: Cpus, seconds: f64, to: SocketAddrV4, first: Ipv4Addr) -> R
     let (done, failed) = (client.done - done, client.failed - failed);
     let share = (thread_cpu_time() - cpu).as_secs_f64() / took;
     let mut measured =
-        Measured::new(done as f64 / took).with("client_cpu", share).with("failed", failed as f64);
+        Measurement::new(done as f64 / took).with("client_cpu", share).with("failed", failed as f64);
     if share < CLIENT_SHARE_MIN {
         measured
             .complaints

@@ -1,12 +1,12 @@
 //! Goodput of one connection over a gigabit link that loses frames: the engine in simulated time (a committed table), and over TAP in
 //! real time beside the Linux kernel as sender.
 
-use crate::bulk::Bulk;
+use crate::bulk::BulkTransfer;
 use crate::harness::machine::Cpus;
 use crate::harness::pairs::Bound;
 use crate::harness::result::{BenchResult, median};
-use crate::harness::{Failure, Options, pairs};
-use crate::host::Host;
+use crate::harness::{MeasureError, Options, pairs};
+use crate::host::StackHost;
 use crate::tap::{self, Sender, Transfer};
 use core::net::{Ipv4Addr, SocketAddr};
 use core::time::Duration;
@@ -73,10 +73,10 @@ pub fn simulate(cell: Cell, seed: u64) -> f64 {
     let mut now = Instant::from_millis(1_000_000);
     let (a, b) = pair(MemoryConfig { ring_bytes: 4 << 20, ..MemoryConfig::default() });
     let a = faults::wrap(a, &cell.link("up"), seed);
-    let mut sender = Host::new(a, SENDER, None, tcp(), now);
-    let mut receiver = Host::new(b, RECEIVER, None, tcp(), now);
-    let mut fountain = Bulk::fountain(&mut sender.stack);
-    let mut sink = Bulk::sink();
+    let mut sender = StackHost::new(a, SENDER, None, tcp(), now);
+    let mut receiver = StackHost::new(b, RECEIVER, None, tcp(), now);
+    let mut fountain = BulkTransfer::sender(&mut sender.stack);
+    let mut sink = BulkTransfer::receiver();
     let to = SocketAddr::new(RECEIVER.into(), PORT);
     receiver.stack.listen(to, ListenOptions::default()).expect("nobody else listens");
     sender.stack.connect(now, to, &ConnectOptions::default()).expect("the receiver is on the link");
@@ -125,7 +125,7 @@ pub fn table() -> String {
 const RUNS_MIN: usize = 9;
 
 /// Prints the simulated table, then measures each cell over TAP: our sender and the kernel's in turn, with the same seeds.
-pub fn run(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+pub fn run(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     print!("{}", table());
     let cpus = Cpus::choose()?;
     let options = Options { pairs: options.pairs.max(RUNS_MIN), ..options.clone() };
@@ -135,7 +135,7 @@ pub fn run(options: &Options) -> Result<Vec<BenchResult>, Failure> {
         .collect()
 }
 
-fn run_cell(cell: Cell, options: &Options, cpus: Cpus) -> Result<BenchResult, Failure> {
+fn run_cell(cell: Cell, options: &Options, cpus: Cpus) -> Result<BenchResult, MeasureError> {
     let measure = Duration::from_secs_f64(options.seconds(cell.seconds() as f64));
     let arm = |sender, data: &'static str| {
         let mut seed = 0;

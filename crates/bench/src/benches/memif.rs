@@ -1,9 +1,9 @@
 //! Packets per second over memif, one way, beside two of DPDK's testpmd that do the same: no extension, wire frames only, one queue.
 
 use crate::harness::machine::{Cpus, pin};
-use crate::harness::pairs::{self, Bound, Measured};
+use crate::harness::pairs::{self, Bound, Measurement};
 use crate::harness::result::BenchResult;
-use crate::harness::{Failure, Options};
+use crate::harness::{MeasureError, Options};
 use core::time::Duration;
 use ginnel::clock;
 use ginnel_devices::memif::{Memif, MemifConfig, Role, SocketName, open};
@@ -18,13 +18,13 @@ const PROGRAM: &str = "dpdk-testpmd";
 /// Frames that are shown to the other side at once: as many as testpmd sends in a burst by default.
 const BURST: usize = 32;
 /// What the link needs to come up.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// 64 and 1500 bytes, Ethernet header included.
-pub fn rate(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+pub fn rate(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let found = Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if let Err(error) = found {
-        return Err(Failure::Skipped(format!("{PROGRAM}: {error} (Debian: dpdk-dev)")));
+        return Err(MeasureError::Skipped(format!("{PROGRAM}: {error} (Debian: dpdk-dev)")));
     }
     let cpus = Cpus::choose()?;
     let time = Duration::from_secs_f64(options.seconds(3.0));
@@ -40,18 +40,18 @@ pub fn rate(options: &Options) -> Result<Vec<BenchResult>, Failure> {
     Ok(results)
 }
 
-fn device(socket: &Path, role: Role) -> Result<Memif, Failure> {
+fn device(socket: &Path, role: Role) -> Result<Memif, MeasureError> {
     let name = SocketName::Path(socket.into());
     Ok(open(&MemifConfig { offload: false, ..MemifConfig::new(name, role) })?)
 }
 
 /// A thread sends as client, as fast as there is room, and one receives as server. Both poll.
-fn ours(cpus: Cpus, bytes: usize, time: Duration) -> Result<Measured, Failure> {
+fn ours(cpus: Cpus, bytes: usize, time: Duration) -> Result<Measurement, MeasureError> {
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("socket");
     let (mut server, mut client) = (device(&socket, Role::Server)?, device(&socket, Role::Client)?);
-    if !client.link.wait_for(true, PATIENCE) {
-        return Err(Failure::Failed("the link stays down".into()));
+    if !client.link.wait_for(true, CONNECT_TIMEOUT) {
+        return Err(MeasureError::Failed("the link stays down".into()));
     }
     let (stop, received) = (AtomicBool::new(false), AtomicU64::new(0));
     let frame = vec![0x5a; bytes];
@@ -86,9 +86,9 @@ fn ours(cpus: Cpus, bytes: usize, time: Duration) -> Result<Measured, Failure> {
         let (count, seconds) = (received.load(Ordering::Relaxed) - before, start.elapsed().as_secs_f64());
         stop.store(true, Ordering::Relaxed);
         for thread in [sender, receiver] {
-            thread.join().map_err(|_| Failure::Failed("a thread panicked".into()))??;
+            thread.join().map_err(|_| MeasureError::Failed("a thread panicked".into()))??;
         }
-        Ok(Measured::new(count as f64 / seconds))
+        Ok(Measurement::new(count as f64 / seconds))
     })
 }
 
@@ -96,7 +96,7 @@ fn ours(cpus: Cpus, bytes: usize, time: Duration) -> Result<Measured, Failure> {
 struct Testpmd(Child);
 
 impl Testpmd {
-    fn start(cpu: usize, role: &str, socket: &Path, arguments: &[&str]) -> Result<Self, Failure> {
+    fn start(cpu: usize, role: &str, socket: &Path, arguments: &[&str]) -> Result<Self, MeasureError> {
         let device = format!("net_memif0,role={role},socket={},socket-abstract=no", socket.display());
         let mut command = Command::new(PROGRAM);
         command.args([
@@ -126,20 +126,20 @@ impl Drop for Testpmd {
 }
 
 /// One testpmd that only receives, as server, and one that only sends.
-fn theirs(cpus: Cpus, bytes: usize, time: Duration) -> Result<Measured, Failure> {
+fn theirs(cpus: Cpus, bytes: usize, time: Duration) -> Result<Measurement, MeasureError> {
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("socket");
     let mut receiver = Testpmd::start(cpus.server, "server", &socket, &["--forward-mode=rxonly"])?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
     while !socket.exists() {
         if Instant::now() > deadline {
-            return Err(Failure::Failed(format!("{PROGRAM} does not listen")));
+            return Err(MeasureError::Failed(format!("{PROGRAM} does not listen")));
         }
         std::thread::sleep(Duration::from_millis(10));
     }
     let size = format!("--txpkts={bytes}");
     let _sender = Testpmd::start(cpus.client, "client", &socket, &["--forward-mode=txonly", &size])?;
-    let output = receiver.0.stdout.take().ok_or_else(|| Failure::Failed("no output".into()))?;
+    let output = receiver.0.stdout.take().ok_or_else(|| MeasureError::Failed("no output".into()))?;
     // It prints its counter each second; the first that is not zero is the start.
     let mut first: Option<(u64, Instant)> = None;
     for line in BufReader::new(output).lines() {
@@ -150,11 +150,11 @@ fn theirs(cpus: Cpus, bytes: usize, time: Duration) -> Result<Measured, Failure>
         match first {
             None if count > 0 => first = Some((count, now)),
             Some((before, start)) if now - start >= time => {
-                return Ok(Measured::new((count - before) as f64 / (now - start).as_secs_f64()));
+                return Ok(Measurement::new((count - before) as f64 / (now - start).as_secs_f64()));
             }
             None if now > deadline => break,
             _ => {}
         }
     }
-    Err(Failure::Failed(format!("{PROGRAM} received nothing")))
+    Err(MeasureError::Failed(format!("{PROGRAM} received nothing")))
 }

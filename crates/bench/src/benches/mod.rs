@@ -1,21 +1,21 @@
 //! The benches. Each is a function that prints and records its results.
 
-mod clients;
+mod client_programs;
 mod corpus;
-mod fair;
+mod httpd_vs_kernel;
 pub mod idle;
 mod idle_cpu;
 pub mod instructions;
 mod kernel;
 mod loss;
-mod many;
 mod memif;
 mod placement;
-mod servers;
-mod versus;
+mod server_programs;
+mod short_100k;
+mod vs_smoltcp;
 
 use crate::harness::result::BenchResult;
-use crate::harness::{Failure, Options};
+use crate::harness::{MeasureError, Options};
 
 /// What a bench needs to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub struct Bench {
     /// What it needs.
     pub needs: Needs,
     /// Runs it.
-    pub run: fn(&Options) -> Result<Vec<BenchResult>, Failure>,
+    pub run: fn(&Options) -> Result<Vec<BenchResult>, MeasureError>,
 }
 
 /// All of them, in the order in which they run.
@@ -46,19 +46,19 @@ pub const ALL: &[Bench] = &[
         name: "short-vs-smoltcp",
         about: "HTTP connections/s, 64 bytes each, 16 at a time, against smoltcp over the same rings",
         needs: Needs::Machine,
-        run: versus::short,
+        run: vs_smoltcp::short,
     },
     Bench {
         name: "keepalive-vs-smoltcp",
         about: "HTTP requests/s, 64 bytes each, on 16 connections, against smoltcp over the same rings",
         needs: Needs::Machine,
-        run: versus::keep_alive,
+        run: vs_smoltcp::keep_alive,
     },
     Bench {
         name: "short-100k",
         about: "HTTP connections/s with 100,000 open, the server closes and all stay in TIME_WAIT for 60 s",
         needs: Needs::Machine,
-        run: many::short_100k,
+        run: short_100k::short_100k,
     },
     Bench {
         name: "corpus",
@@ -112,67 +112,67 @@ pub const ALL: &[Bench] = &[
         name: "short-vs-kernel",
         about: "HTTP connections/s of ginnel httpd on AF_XDP over veth, against nginx on the kernel over the same; server and receive work on one core, generator on another",
         needs: Needs::Namespace,
-        run: fair::short,
+        run: httpd_vs_kernel::short,
     },
     Bench {
         name: "keepalive-vs-kernel",
         about: "HTTP requests/s of ginnel httpd on AF_XDP over veth, against nginx on the kernel over the same; server and receive work on one core, generator on another",
         needs: Needs::Namespace,
-        run: fair::keep_alive,
+        run: httpd_vs_kernel::keep_alive,
     },
     Bench {
         name: "nginx-short-vs-kernel",
         about: "HTTP connections/s of nginx (ginnel run) on AF_XDP over veth, against nginx on the kernel over the same; server and receive work on one core, generator on another",
         needs: Needs::Namespace,
-        run: fair::nginx_short,
+        run: httpd_vs_kernel::nginx_short,
     },
     Bench {
         name: "nginx-keepalive-vs-kernel",
         about: "HTTP requests/s of nginx (ginnel run) on AF_XDP over veth, against nginx on the kernel over the same; server and receive work on one core, generator on another",
         needs: Needs::Namespace,
-        run: fair::nginx_keep_alive,
+        run: httpd_vs_kernel::nginx_keep_alive,
     },
     Bench {
         name: "nginx-short-memory",
         about: "HTTP connections/s of nginx (ginnel run) over memif, with nginx on the kernel over veth as context; server and receive work on one core, generator on another",
         needs: Needs::Namespace,
-        run: fair::nginx_memory,
+        run: httpd_vs_kernel::nginx_memory,
     },
     Bench {
         name: "rtt-vs-kernel",
         about: "median round trip of one connection to nginx (ginnel run), /memory over memif, where the shard polls, and /af_xdp over veth, each against nginx on the kernel over veth (ratio: kernel's/ours); server and receive work on one core, generator on another",
         needs: Needs::Namespace,
-        run: fair::round_trip,
+        run: httpd_vs_kernel::round_trip,
     },
     Bench {
         name: "redis-vs-kernel",
         about: "GET/s of redis (ginnel run), 50 connections, /memory over memif and /af_xdp over veth, each against redis on the kernel over veth; server and receive work on one core, generator on another",
         needs: Needs::Namespace,
-        run: servers::redis,
+        run: server_programs::redis,
     },
     Bench {
         name: "memcached-vs-kernel",
         about: "get/s of memcached (ginnel run), 50 connections, /memory over memif and /af_xdp over veth, each against memcached on the kernel over veth; server and receive work on one core, generator on another",
         needs: Needs::Namespace,
-        run: servers::memcached,
+        run: server_programs::memcached,
     },
     Bench {
         name: "haproxy-vs-kernel",
         about: "HTTP connections/s of HAProxy in front of nginx, both on one stack (ginnel up) with AF_XDP over veth, against both on the kernel over the same; both servers and receive work on one core, generator on another",
         needs: Needs::Namespace,
-        run: servers::haproxy,
+        run: server_programs::haproxy,
     },
     Bench {
         name: "iperf-vs-kernel",
         about: "Gbit/s of iperf3, server and client each on a stack (ginnel run) with a memif with GSO between them, against both on the kernel with veth with offloads between two namespaces; server on one core, client on another (veth receives whole super-segments on the sender's core, not in its thread)",
         needs: Needs::Namespace,
-        run: clients::iperf,
+        run: client_programs::iperf,
     },
     Bench {
         name: "client-vs-kernel",
         about: "requests/s of ab (short connections) and wrk (keep-alive) on a stack (ginnel run), asking ginnel httpd over memif, against the same on the kernel, asking ginnel httpd on AF_XDP over veth; client and its receive work on one core, httpd on another",
         needs: Needs::Namespace,
-        run: clients::http,
+        run: client_programs::http,
     },
     Bench {
         name: "loss-table",

@@ -1,16 +1,16 @@
 //! What it costs to have the application beside its shard: short connections, round trips of one connection, and the first answer of a stack
 //! that sleeps.
 
-use super::versus::checksums;
+use super::vs_smoltcp::checksums;
 use crate::client::{ClientConfig, Mode};
-use crate::duel::Plan;
 use crate::harness::machine::{Cpus, pin};
-use crate::harness::pairs::{self, Arm, Bound, Measured};
+use crate::harness::pairs::{self, Arm, Bound, Measurement};
 use crate::harness::result::{BenchResult, median};
-use crate::harness::{Failure, Options};
+use crate::harness::{MeasureError, Options};
 use crate::http;
-use crate::placed::Placed;
-use crate::server::wire;
+use crate::placed_server::PlacedServer;
+use crate::server::link_setup;
+use crate::two_threads::RunPlan;
 use core::time::Duration;
 use ginnel::config::Placement;
 use rustix::event::{EventfdFlags, eventfd};
@@ -22,50 +22,50 @@ const CONNECTIONS: u32 = 16;
 /// Times that a stack is woken.
 const WAKE_UPS: usize = 1000;
 /// An answer that takes longer will not come.
-const PATIENCE: Duration = Duration::from_secs(10);
+const WAKE_UP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it has nothing to do before: many times `shard.spin_us`.
-const REST: Duration = Duration::from_millis(3);
+const IDLE_TIME: Duration = Duration::from_millis(3);
 
 /// The application in its shard's thread.
-pub fn inline(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+pub fn inline(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     run("placement-inline", Placement::Inline, options)
 }
 
 /// In a thread on the same CPU, against that.
-pub fn paired(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+pub fn paired(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     run("placement-paired", Placement::Paired, options)
 }
 
 /// In a thread on another CPU, against that.
-pub fn split(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+pub fn split(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     run("placement-split", Placement::Split, options)
 }
 
 fn client(mode: Mode, connections: u32, options: &Options) -> ClientConfig {
     let requests = vec![http::REQUEST.to_vec()];
-    ClientConfig { wire: wire(checksums(options)), mode, connections, requests, window_scale: None }
+    ClientConfig { wire: link_setup(checksums(options)), mode, connections, requests, window_scale: None }
 }
 
-fn run(name: &str, placement: Placement, options: &Options) -> Result<Vec<BenchResult>, Failure> {
-    let plan = Plan::new(Cpus::choose()?, options.seconds(3.0));
-    let short = |placement| -> Result<Measured, Failure> {
-        let server = Placed { placement, keep_alive: false, checksums: checksums(options) };
-        let found = server.load(&plan, &client(Mode::Short, CONNECTIONS, options))?;
-        Ok(Measured::new(found.counts.done as f64 / found.seconds)
-            .with("server_idle_time", found.stack.idle_share())
-            .with("resets", found.counts.resets as f64)
-            .with("stuck", found.counts.stuck as f64))
+fn run(name: &str, placement: Placement, options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
+    let plan = RunPlan::new(Cpus::choose()?, options.seconds(3.0));
+    let short = |placement| -> Result<Measurement, MeasureError> {
+        let server = PlacedServer { placement, keep_alive: false, checksums: checksums(options) };
+        let result = server.measure_rate(&plan, &client(Mode::Short, CONNECTIONS, options))?;
+        Ok(Measurement::new(result.counts.done as f64 / result.seconds)
+            .with("server_idle_time", result.stack.idle_share())
+            .with("resets", result.counts.resets as f64)
+            .with("stuck", result.counts.stuck as f64))
     };
-    let round_trip = |placement| -> Result<Measured, Failure> {
-        let server = Placed { placement, keep_alive: true, checksums: checksums(options) };
-        let found = server.load(&plan, &client(Mode::KeepAlive, 1, options))?;
-        Ok(Measured::new(found.seconds * 1e6 / (found.counts.done as f64).max(1.0))
-            .with("requests", found.counts.done as f64)
-            .with("server_sleeps", found.stack.sleeps as f64))
+    let round_trip = |placement| -> Result<Measurement, MeasureError> {
+        let server = PlacedServer { placement, keep_alive: true, checksums: checksums(options) };
+        let result = server.measure_rate(&plan, &client(Mode::KeepAlive, 1, options))?;
+        Ok(Measurement::new(result.seconds * 1e6 / (result.counts.done as f64).max(1.0))
+            .with("requests", result.counts.done as f64)
+            .with("server_sleeps", result.stack.sleeps as f64))
     };
     let mut results = Vec::new();
     let beside = placement != Placement::Inline;
-    type Measure<'a> = &'a dyn Fn(Placement) -> Result<Measured, Failure>;
+    type Measure<'a> = &'a dyn Fn(Placement) -> Result<Measurement, MeasureError>;
     let parts: [(&str, &str, Measure<'_>); 2] =
         [("short", "connections/s", &short), ("round-trip", "µs", &round_trip)];
     for (part, unit, measure) in parts {
@@ -80,8 +80,8 @@ fn run(name: &str, placement: Placement, options: &Options) -> Result<Vec<BenchR
 }
 
 /// From a request that wakes the stack to its answer, beside a bare thread that is woken and answers.
-pub fn wake_latency(options: &Options) -> Result<Vec<BenchResult>, Failure> {
-    let plan = Plan::new(Cpus::choose()?, options.seconds(3.0));
+pub fn wake_latency(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
+    let plan = RunPlan::new(Cpus::choose()?, options.seconds(3.0));
     let times = if options.smoke { 20 } else { WAKE_UPS };
     let mut results = Vec::new();
     for (name, placement) in [
@@ -93,9 +93,9 @@ pub fn wake_latency(options: &Options) -> Result<Vec<BenchResult>, Failure> {
             continue;
         }
         let ours = || {
-            let server = Placed { placement, keep_alive: true, checksums: checksums(options) };
+            let server = PlacedServer { placement, keep_alive: true, checksums: checksums(options) };
             let client = client(Mode::Hold { active: 1 }, 1, options);
-            let (times, stack) = server.wake_ups(&plan, &client, times, REST)?;
+            let (times, stack) = server.measure_wake_ups(&plan, &client, times, IDLE_TIME)?;
             let mut measured = latency(times).with("server_sleeps", stack.sleeps as f64);
             if stack.sleeps < measured.facts["wake_ups"] as u64 {
                 measured.complaints.push("the stack did not sleep before each request".into());
@@ -109,16 +109,16 @@ pub fn wake_latency(options: &Options) -> Result<Vec<BenchResult>, Failure> {
 }
 
 /// Median and 99th percentile, in microseconds.
-fn latency(mut seconds: Vec<f64>) -> Measured {
+fn latency(mut seconds: Vec<f64>) -> Measurement {
     seconds.sort_by(f64::total_cmp);
     let p99 = seconds.get(seconds.len() * 99 / 100).or(seconds.last()).copied().unwrap_or(f64::NAN);
-    Measured::new(median(&seconds).unwrap_or(f64::NAN) * 1e6)
+    Measurement::new(median(&seconds).unwrap_or(f64::NAN) * 1e6)
         .with("p99", p99 * 1e6)
         .with("wake_ups", seconds.len() as f64)
 }
 
 /// What the machine needs to wake a thread: one that sleeps on an event descriptor and answers in shared memory.
-fn bare_wake_ups(plan: &Plan, times: usize) -> Result<Vec<f64>, Failure> {
+fn bare_wake_ups(plan: &RunPlan, times: usize) -> Result<Vec<f64>, MeasureError> {
     let bell = eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
     let answered = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -132,29 +132,32 @@ fn bare_wake_ups(plan: &Plan, times: usize) -> Result<Vec<f64>, Failure> {
         });
         let waker = scope.spawn(|| -> std::io::Result<Vec<f64>> {
             pin(plan.cpus.client)?;
-            let mut took = Vec::new();
+            let mut latencies = Vec::new();
             for count in 1..=times as u64 {
-                thread::sleep(REST);
-                let begun = std::time::Instant::now();
+                thread::sleep(IDLE_TIME);
+                let started = std::time::Instant::now();
                 rustix::io::write(&bell, &1u64.to_ne_bytes())?;
                 while answered.load(Ordering::Acquire) < count {
                     std::hint::spin_loop();
-                    if begun.elapsed() > PATIENCE {
+                    if started.elapsed() > WAKE_UP_TIMEOUT {
                         return Err(std::io::Error::other("nobody wakes up"));
                     }
                 }
-                took.push(begun.elapsed().as_secs_f64());
+                latencies.push(started.elapsed().as_secs_f64());
             }
-            Ok(took)
+            Ok(latencies)
         });
-        waker.join().map_err(|_| Failure::Failed("a thread panicked".into()))?.map_err(Failure::from)
+        waker
+            .join()
+            .map_err(|_| MeasureError::Failed("a thread panicked".into()))?
+            .map_err(MeasureError::from)
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ginnel_testkit::stalls;
+    use ginnel_testkit::steal;
 
     /// One short pair of everything: it works in each placement. The figures mean nothing.
     #[test]
@@ -166,11 +169,11 @@ mod tests {
             force: true,
             only: None,
             software_checksums: false,
-            layout: crate::harness::Layout::default(),
+            layout: crate::harness::CoreLayout::default(),
         };
         for (run, parts) in [(inline as fn(&Options) -> _, 2), (paired, 2), (split, 2), (wake_latency, 3)] {
-            let measured = stalls::in_real_time(1, || {
-                let results: Vec<BenchResult> = run(&options).unwrap_or_else(|e: Failure| panic!("{e}"));
+            let measured = steal::retry_in_real_time(1, || {
+                let results: Vec<BenchResult> = run(&options).unwrap_or_else(|e: MeasureError| panic!("{e}"));
                 assert_eq!(results.len(), parts);
                 for result in results {
                     assert_eq!(result.theirs.is_some(), !result.name.starts_with("placement-inline"));

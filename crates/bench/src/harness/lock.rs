@@ -1,15 +1,15 @@
 //! One benchmark at a time on this machine, and only on a quiet one.
 
 use super::machine::CpuTimes;
-use super::{Failure, Options};
+use super::{MeasureError, Options};
 use std::fs::File;
 use std::time::{Duration, Instant};
 
 /// A machine with less than this share of its CPUs in use is quiet.
-const QUIET_SHARE: f64 = 0.05;
+const BUSY_SHARE_MAX: f64 = 0.05;
 
 /// Waits until no other benchmark runs. The lock goes with the value (and with the process).
-pub fn machine() -> Result<File, Failure> {
+pub fn lock_machine() -> Result<File, MeasureError> {
     let path = std::env::temp_dir().join("ginnel-bench.lock");
     let file = File::options().create(true).append(true).open(path)?;
     if file.try_lock().is_err() {
@@ -20,7 +20,7 @@ pub fn machine() -> Result<File, Failure> {
 }
 
 /// Waits up to a minute (`QUIET_SECONDS`) for the other programs of the machine to calm down.
-pub fn wait_until_quiet(options: &Options) -> Result<(), Failure> {
+pub fn wait_until_quiet(options: &Options) -> Result<(), MeasureError> {
     if options.smoke {
         return Ok(());
     }
@@ -30,7 +30,7 @@ pub fn wait_until_quiet(options: &Options) -> Result<(), Failure> {
         let before = CpuTimes::read()?;
         std::thread::sleep(Duration::from_secs(1));
         let busy = CpuTimes::read()?.since(&before).busy_share();
-        if busy <= QUIET_SHARE {
+        if busy <= BUSY_SHARE_MAX {
             return Ok(());
         }
         let percent = 100.0 * busy;
@@ -41,7 +41,7 @@ pub fn wait_until_quiet(options: &Options) -> Result<(), Failure> {
         if Instant::now() >= give_up {
             let why =
                 format!("other programs use {percent:.0} % of the machine (--force measures all the same)");
-            return Err(Failure::Skipped(why));
+            return Err(MeasureError::Skipped(why));
         }
     }
 }

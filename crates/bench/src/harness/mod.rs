@@ -4,7 +4,7 @@ pub mod lock;
 pub mod pairs;
 pub mod result;
 
-pub use ginnel_measure::{Failure, Layout, machine};
+pub use ginnel_measure::{CoreLayout, MeasureError, machine};
 
 /// How a bench is to be run.
 #[derive(Clone, Debug, clap::Args)]
@@ -31,7 +31,7 @@ pub struct Options {
 
     /// Who pays for what the kernel does to receive, where a kernel takes part.
     #[arg(long, value_enum, default_value_t)]
-    pub layout: Layout,
+    pub layout: CoreLayout,
 
     /// Both ends compute TCP checksums, instead of leaving them to the memory device.
     #[arg(long)]

@@ -3,7 +3,7 @@
 
 use super::machine::{CpuTimes, Cpus, cache_line_round_trip, children_cpu_time, process_cpu_time};
 use super::result::{BenchResult, median};
-use super::{Failure, Options};
+use super::{MeasureError, Options};
 use core::time::Duration;
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ const STEAL_SHARE_MAX: f64 = 0.02;
 
 /// What one measurement of one arm found.
 #[derive(Clone, Debug, Default)]
-pub struct Measured {
+pub struct Measurement {
     /// The figure.
     pub value: f64,
     /// What should be known beside it.
@@ -27,7 +27,7 @@ pub struct Measured {
     pub kernel_time: Duration,
 }
 
-impl Measured {
+impl Measurement {
     /// A figure.
     pub fn new(value: f64) -> Self {
         Self { value, ..Self::default() }
@@ -56,18 +56,18 @@ pub struct Conditions {
 
 impl Conditions {
     /// Measures during `run`.
-    pub fn of(
+    pub fn measure(
         cpus: Cpus,
-        run: impl FnOnce() -> Result<Measured, Failure>,
-    ) -> Result<(Measured, Conditions), Failure> {
+        run: impl FnOnce() -> Result<Measurement, MeasureError>,
+    ) -> Result<(Measurement, Conditions), MeasureError> {
         Self::during(cpus, run, |measured| measured.kernel_time)
     }
 
     fn during<T>(
         cpus: Cpus,
-        run: impl FnOnce() -> Result<T, Failure>,
+        run: impl FnOnce() -> Result<T, MeasureError>,
         kernel_time: impl FnOnce(&T) -> Duration,
-    ) -> Result<(T, Conditions), Failure> {
+    ) -> Result<(T, Conditions), MeasureError> {
         let before_ns = cache_line_round_trip(cpus)?;
         let (times, own) = (CpuTimes::read()?, process_cpu_time() + children_cpu_time()?);
         let result = run()?;
@@ -83,18 +83,18 @@ impl Conditions {
     }
 
     fn complaints(&self, bound: Bound) -> Vec<String> {
-        let mut found = Vec::new();
+        let mut complaints = Vec::new();
         if self.foreign > FOREIGN_SHARE_MAX {
-            found.push(format!("other programs used {:.0} % of the machine", 100.0 * self.foreign));
+            complaints.push(format!("other programs used {:.0} % of the machine", 100.0 * self.foreign));
         }
         if bound != Bound::Turns && self.steal > STEAL_SHARE_MAX {
-            found.push(format!("the host took {:.0} % of the machine", 100.0 * self.steal));
+            complaints.push(format!("the host took {:.0} % of the machine", 100.0 * self.steal));
         }
         let [a, b] = self.cache_line_ns;
         if bound == Bound::Machine && a.max(b) > CACHE_LINE_CHANGE_MAX * a.min(b) {
-            found.push(format!("the cache line's round trip went from {a:.0} to {b:.0} ns"));
+            complaints.push(format!("the cache line's round trip went from {a:.0} to {b:.0} ns"));
         }
-        found
+        complaints
     }
 }
 
@@ -129,23 +129,25 @@ pub enum Bound {
 }
 
 /// A measurement of one arm.
-pub type Arm<'a> = Box<dyn FnMut() -> Result<Measured, Failure> + 'a>;
+pub type Arm<'a> = Box<dyn FnMut() -> Result<Measurement, MeasureError> + 'a>;
 
 /// One measurement of each arm.
-struct Pair {
-    ours: Measured,
-    theirs: Option<Measured>,
+struct MeasuredPair {
+    ours: Measurement,
+    theirs: Option<Measurement>,
     conditions: Vec<Conditions>,
 }
 
-impl Pair {
+impl MeasuredPair {
     fn complaints(&self, bound: Bound) -> Vec<String> {
         let arms = [Some(&self.ours), self.theirs.as_ref()].into_iter().flatten();
         let mut all: Vec<String> = self.conditions.iter().flat_map(|c| c.complaints(bound)).collect();
         all.extend(arms.flat_map(|m| m.complaints.iter().cloned()));
-        let ends: Vec<f64> = self.conditions.iter().flat_map(|c| c.cache_line_ns).collect();
-        let (low, high) =
-            (ends.iter().copied().fold(f64::MAX, f64::min), ends.iter().copied().fold(0.0, f64::max));
+        let round_trips: Vec<f64> = self.conditions.iter().flat_map(|c| c.cache_line_ns).collect();
+        let (low, high) = (
+            round_trips.iter().copied().fold(f64::MAX, f64::min),
+            round_trips.iter().copied().fold(0.0, f64::max),
+        );
         if bound == Bound::Machine && all.is_empty() && high > CACHE_LINE_CHANGE_MAX * low {
             all.push(format!("the cache line's round trip was between {low:.0} and {high:.0} ns"));
         }
@@ -161,7 +163,7 @@ pub fn run(
     bound: Bound,
     ours: Arm<'_>,
     theirs: Option<Arm<'_>>,
-) -> Result<BenchResult, Failure> {
+) -> Result<BenchResult, MeasureError> {
     run_for(Better::Higher, name, unit, options, bound, ours, theirs)
 }
 
@@ -174,13 +176,13 @@ pub fn run_for(
     bound: Bound,
     mut ours: Arm<'_>,
     mut theirs: Option<Arm<'_>>,
-) -> Result<BenchResult, Failure> {
+) -> Result<BenchResult, MeasureError> {
     let cpus = Cpus::choose()?;
-    repeat(better, name, unit, options, bound, || {
-        let (a, conditions) = Conditions::of(cpus, &mut ours)?;
-        let mut pair = Pair { ours: a, theirs: None, conditions: vec![conditions] };
+    collect_pairs(better, name, unit, options, bound, || {
+        let (a, conditions) = Conditions::measure(cpus, &mut ours)?;
+        let mut pair = MeasuredPair { ours: a, theirs: None, conditions: vec![conditions] };
         if let Some(theirs) = &mut theirs {
-            let (b, conditions) = Conditions::of(cpus, theirs)?;
+            let (b, conditions) = Conditions::measure(cpus, theirs)?;
             pair.theirs = Some(b);
             pair.conditions.push(conditions);
         }
@@ -189,55 +191,61 @@ pub fn run_for(
 }
 
 /// The same where one measurement is of both, by turns.
-pub fn run_by_turns(
+pub fn run_interleaved(
     name: &str,
     unit: &str,
     options: &Options,
-    mut both: impl FnMut() -> Result<[Measured; 2], Failure>,
-) -> Result<BenchResult, Failure> {
+    mut both: impl FnMut() -> Result<[Measurement; 2], MeasureError>,
+) -> Result<BenchResult, MeasureError> {
     let cpus = Cpus::choose()?;
-    repeat(Better::Higher, name, unit, options, Bound::Turns, || {
+    collect_pairs(Better::Higher, name, unit, options, Bound::Turns, || {
         let ([ours, theirs], conditions) = Conditions::during(cpus, &mut both, |_| Duration::ZERO)?;
-        Ok(Pair { ours, theirs: Some(theirs), conditions: vec![conditions] })
+        Ok(MeasuredPair { ours, theirs: Some(theirs), conditions: vec![conditions] })
     })
 }
 
-fn repeat(
+fn collect_pairs(
     better: Better,
     name: &str,
     unit: &str,
     options: &Options,
     bound: Bound,
-    mut measure: impl FnMut() -> Result<Pair, Failure>,
-) -> Result<BenchResult, Failure> {
+    mut measure: impl FnMut() -> Result<MeasuredPair, MeasureError>,
+) -> Result<BenchResult, MeasureError> {
     let wanted = options.pairs();
     let mut repeats_left = if options.smoke || options.force { 0 } else { wanted };
-    let mut pairs: Vec<Pair> = Vec::new();
-    let mut complaints = Vec::new();
+    let mut pairs: Vec<MeasuredPair> = Vec::new();
+    let mut all_complaints = Vec::new();
     while pairs.len() < wanted {
         let pair = measure()?;
-        let found = pair.complaints(bound);
+        let complaints = pair.complaints(bound);
         let number = pairs.len() + 1;
         let b = pair.theirs.as_ref().map_or(String::new(), |b| format!(" against {:.4e}", b.value));
         println!("  {name} {number}/{wanted}: {:.4e}{b} {unit}", pair.ours.value);
-        for complaint in &found {
+        for complaint in &complaints {
             println!("    {complaint}");
         }
-        if !found.is_empty() && repeats_left > 0 {
+        if !complaints.is_empty() && repeats_left > 0 {
             repeats_left -= 1;
             println!("    repeated");
             continue;
         }
-        complaints.extend(found);
+        all_complaints.extend(complaints);
         pairs.push(pair);
     }
-    Ok(draw(better, name, unit, &pairs, complaints))
+    Ok(summarize(better, name, unit, &pairs, all_complaints))
 }
 
-fn draw(better: Better, name: &str, unit: &str, pairs: &[Pair], mut complaints: Vec<String>) -> BenchResult {
+fn summarize(
+    better: Better,
+    name: &str,
+    unit: &str,
+    pairs: &[MeasuredPair],
+    mut complaints: Vec<String>,
+) -> BenchResult {
     let ours: Vec<f64> = pairs.iter().map(|p| p.ours.value).collect();
     let theirs: Vec<f64> = pairs.iter().filter_map(|p| p.theirs.as_ref().map(|m| m.value)).collect();
-    let ratio = |p: &Pair| p.theirs.as_ref().map(|theirs| better.ratio(p.ours.value, theirs.value));
+    let ratio = |p: &MeasuredPair| p.theirs.as_ref().map(|theirs| better.ratio(p.ours.value, theirs.value));
     let ratios: Vec<f64> = pairs.iter().filter_map(ratio).collect();
     let spread_of = if ratios.is_empty() { &ours } else { &ratios };
     let spread = [
@@ -263,7 +271,7 @@ fn draw(better: Better, name: &str, unit: &str, pairs: &[Pair], mut complaints: 
 }
 
 /// The median of each fact over all pairs.
-fn medians<'a>(all: impl Iterator<Item = &'a Measured>) -> BTreeMap<String, f64> {
+fn medians<'a>(all: impl Iterator<Item = &'a Measurement>) -> BTreeMap<String, f64> {
     let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for measured in all {
         for (name, value) in &measured.facts {
@@ -277,15 +285,15 @@ fn medians<'a>(all: impl Iterator<Item = &'a Measured>) -> BTreeMap<String, f64>
 mod tests {
     use super::*;
 
-    fn pair(ours: f64, theirs: f64) -> Pair {
-        let theirs = Some(Measured::new(theirs).with("idle", theirs / 100.0));
-        Pair { ours: Measured::new(ours), theirs, conditions: vec![Conditions::default()] }
+    fn pair(ours: f64, theirs: f64) -> MeasuredPair {
+        let theirs = Some(Measurement::new(theirs).with("idle", theirs / 100.0));
+        MeasuredPair { ours: Measurement::new(ours), theirs, conditions: vec![Conditions::default()] }
     }
 
     #[test]
     fn the_ratio_is_the_median_of_the_pairs_ratios() {
         // The machine was twice as fast during the last pair: the ratio does not see it.
-        let result = draw(
+        let result = summarize(
             Better::Higher,
             "x",
             "1/s",
@@ -299,14 +307,15 @@ mod tests {
 
     #[test]
     fn of_figures_that_should_be_low_the_ratio_is_the_other_way_round() {
-        let result = draw(Better::Lower, "x", "µs", &[pair(10.0, 25.0)], Vec::new());
+        let result = summarize(Better::Lower, "x", "µs", &[pair(10.0, 25.0)], Vec::new());
         assert_eq!((result.ours, result.theirs, result.ratio), (10.0, Some(25.0), Some(2.5)));
     }
 
     #[test]
     fn without_another_arm_the_spread_is_that_of_the_figure() {
-        let alone = |v| Pair { ours: Measured::new(v), theirs: None, conditions: Vec::new() };
-        let result = draw(Better::Higher, "x", "bytes", &[alone(3.0), alone(1.0), alone(2.0)], Vec::new());
+        let alone = |v| MeasuredPair { ours: Measurement::new(v), theirs: None, conditions: Vec::new() };
+        let result =
+            summarize(Better::Higher, "x", "bytes", &[alone(3.0), alone(1.0), alone(2.0)], Vec::new());
         assert_eq!((result.ours, result.theirs, result.ratio, result.spread), (2.0, None, None, [1.0, 3.0]));
     }
 
@@ -325,7 +334,7 @@ mod tests {
             "both had the same machine, as far as they had it"
         );
         let slow = Conditions { cache_line_ns: [400.0, 420.0], ..Conditions::default() };
-        let pair = Pair { ours: Measured::default(), theirs: None, conditions: vec![calm, slow] };
+        let pair = MeasuredPair { ours: Measurement::default(), theirs: None, conditions: vec![calm, slow] };
         assert_eq!(
             pair.complaints(Bound::Machine).len(),
             1,

@@ -75,7 +75,7 @@ fn command() -> String {
 
 impl BenchResult {
     /// A result that does not depend on time or on what else the machine does: one run is enough.
-    pub fn counted(name: &str, unit: &str, ours: f64, theirs: Option<f64>) -> Self {
+    pub fn from_counts(name: &str, unit: &str, ours: f64, theirs: Option<f64>) -> Self {
         let ratio = theirs.map(|t| ours / t);
         Self {
             name: name.into(),
@@ -99,8 +99,8 @@ impl BenchResult {
 
     fn cache_line(&self) -> [f64; 2] {
         [0, 1].map(|end| {
-            let ends: Vec<f64> = self.conditions.iter().map(|c| c.cache_line_ns[end]).collect();
-            median(&ends).unwrap_or(0.0)
+            let values: Vec<f64> = self.conditions.iter().map(|c| c.cache_line_ns[end]).collect();
+            median(&values).unwrap_or(0.0)
         })
     }
 

@@ -7,7 +7,7 @@ use core::net::Ipv4Addr;
 use ginnel::channel::control::SameThread;
 use ginnel::channel::{ChannelConfig, ChannelServer, Client};
 use ginnel::{Error, Shard};
-use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, Patience};
+use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, Timeout};
 use ginnel_stack::device::Device;
 use ginnel_stack::tcp::config::TcpConfig;
 use ginnel_stack::time::Instant;
@@ -26,7 +26,7 @@ const LISTENER: u64 = u64::MAX;
 pub struct CallsServer {
     shard: Arc<Mutex<Shard<ChannelServer>>>,
     ops: Ops,
-    set: c_int,
+    epoll: c_int,
     listener: c_int,
     response: Vec<u8>,
     keep_alive: bool,
@@ -34,7 +34,7 @@ pub struct CallsServer {
     request: Vec<u8>,
 }
 
-fn failed(what: &str) -> impl Fn(Errno) -> Error + '_ {
+fn error_in(what: &str) -> impl Fn(Errno) -> Error + '_ {
     move |error| Error::application(format!("{what}: {error}"))
 }
 
@@ -51,31 +51,31 @@ impl CallsServer {
         let shard = Arc::new(Mutex::new(shard));
         // As another process has it: all that is shared is locked, and seen through a mapping of its own.
         let client = Client::open(parts, Box::new(SameThread(shard.clone())))?;
-        let config = OpsConfig { descriptors_kept: DESCRIPTORS_KEPT, ..OpsConfig::default() };
-        let ops = Ops::new(client, config).map_err(failed("operations"))?;
+        let config = OpsConfig { proxy_pool_max: DESCRIPTORS_KEPT, ..OpsConfig::default() };
+        let ops = Ops::new(client, config).map_err(error_in("operations"))?;
         let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
-        let listener = ops.socket(libc::AF_INET, kind, 0).map_err(failed("socket"))?;
-        ops.bind(listener, &any(SERVER.port)).map_err(failed("bind"))?;
-        ops.listen(listener, 511).map_err(failed("listen"))?;
-        let set = ops.epoll_create1(0).map_err(failed("epoll_create1"))?;
+        let listener = ops.socket(libc::AF_INET, kind, 0).map_err(error_in("socket"))?;
+        ops.bind(listener, &wildcard_address(SERVER.port)).map_err(error_in("bind"))?;
+        ops.listen(listener, 511).map_err(error_in("listen"))?;
+        let set = ops.epoll_create1(0).map_err(error_in("epoll_create1"))?;
         let event = EpollEvent { events: (libc::EPOLLIN | libc::EPOLLRDHUP) as u32, data: LISTENER };
-        ops.epoll_ctl(set, libc::EPOLL_CTL_ADD, listener, Some(event)).map_err(failed("epoll_ctl"))?;
+        ops.epoll_ctl(set, libc::EPOLL_CTL_ADD, listener, Some(event)).map_err(error_in("epoll_ctl"))?;
         let response = http::response(keep_alive);
         let events = vec![EpollEvent::default(); EVENTS];
-        Ok(Self { shard, ops, set, listener, response, keep_alive, events, request: vec![0; 1024] })
+        Ok(Self { shard, ops, epoll: set, listener, response, keep_alive, events, request: vec![0; 1024] })
     }
 
     /// What the program does until it would sleep.
-    fn program(&mut self) -> Result<(), Errno> {
+    fn serve_ready(&mut self) -> Result<(), Errno> {
         loop {
-            let count = self.ops.epoll_wait(self.set, &mut self.events, Patience::None, None)?;
+            let count = self.ops.epoll_wait(self.epoll, &mut self.events, Timeout::Zero, None)?;
             if count == 0 {
                 return Ok(());
             }
             for at in 0..count {
                 match self.events[at].data {
                     LISTENER => self.accept()?,
-                    fd => self.answer(fd as c_int)?,
+                    fd => self.respond(fd as c_int)?,
                 }
             }
         }
@@ -89,10 +89,10 @@ impl CallsServer {
         };
         let events = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
         let event = EpollEvent { events, data: fd.cast_unsigned().into() };
-        self.ops.epoll_ctl(self.set, libc::EPOLL_CTL_ADD, fd, Some(event))
+        self.ops.epoll_ctl(self.epoll, libc::EPOLL_CTL_ADD, fd, Some(event))
     }
 
-    fn answer(&mut self, fd: c_int) -> Result<(), Errno> {
+    fn respond(&mut self, fd: c_int) -> Result<(), Errno> {
         let count = match self.ops.recv(fd, &mut [IoSliceMut::new(&mut self.request)], 0) {
             Ok(0) => return self.ops.close(fd),
             Err(Errno::AGAIN) => return Ok(()),
@@ -116,14 +116,14 @@ impl Server for CallsServer {
             shard.poll_once(now).expect("the channel does not fail").work
         };
         let work = turn(self);
-        self.program().expect("the program's calls do not fail");
+        self.serve_ready().expect("the program's calls do not fail");
         // What it wrote leaves in the same turn.
         work + turn(self)
     }
 }
 
 /// An address of IPv4 that stands for all, as a program lays it out.
-fn any(port: u16) -> Vec<u8> {
+fn wildcard_address(port: u16) -> Vec<u8> {
     let family = (libc::AF_INET as u16).to_ne_bytes();
     [&family[..], &port.to_be_bytes(), &Ipv4Addr::UNSPECIFIED.octets(), &[0; 8]].concat()
 }

@@ -1,7 +1,7 @@
 //! A responder on the engine itself: events are answered where they are taken.
 
 use super::{ROUTER_IP, SERVER, Server};
-use crate::host::{Application, Host};
+use crate::host::{Application, StackHost};
 use crate::http;
 use core::net::{Ipv4Addr, SocketAddr};
 use ginnel_stack::device::{Device, RxBurst};
@@ -33,11 +33,11 @@ impl EngineOptions {
 
 /// The responder.
 pub struct EngineServer {
-    host: Host,
-    answer: Answer,
+    host: StackHost,
+    responder: EngineResponder,
 }
 
-struct Answer {
+struct EngineResponder {
     head: Vec<u8>,
     /// What follows the head, and its length.
     body: Option<(SourceId, u64)>,
@@ -48,21 +48,21 @@ impl EngineServer {
     /// A responder on a device.
     pub fn new(device: Device, options: EngineOptions, now: Instant) -> Self {
         let (address, router) = (Ipv4Addr::from_bits(SERVER.ip), Ipv4Addr::from_bits(ROUTER_IP));
-        let mut host = Host::new(device, address, Some(router), options.tcp, now);
+        let mut host = StackHost::new(device, address, Some(router), options.tcp, now);
         let local = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), SERVER.port);
         let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
         let listen = ListenOptions { socket, ..ListenOptions::default() };
         host.stack.listen(local, listen).expect("nobody else listens");
         let keep_alive = options.keep_alive;
-        let answer = match options.bulk_bytes {
-            None => Answer { head: http::response(keep_alive), body: None, keep_alive },
+        let responder = match options.bulk_bytes {
+            None => EngineResponder { head: http::response(keep_alive), body: None, keep_alive },
             Some(len) => {
                 let source = PreloadedSource::new(vec![b'x'; len as usize]);
                 let body = Some((host.stack.add_source(Box::new(source)), len));
-                Answer { head: http::head(len, keep_alive), body, keep_alive }
+                EngineResponder { head: http::head(len, keep_alive), body, keep_alive }
             }
         };
-        Self { host, answer }
+        Self { host, responder: responder }
     }
 
     /// Segments that came and went for each connection that was established.
@@ -77,17 +77,17 @@ impl EngineServer {
     }
 }
 
-impl Application for Answer {
+impl Application for EngineResponder {
     #[inline]
     fn on_event(&mut self, stack: &mut Stack, event: Event, burst: &RxBurst<'_>) {
         match event {
             Event::Incoming { listener } => while stack.accept(listener).is_some() {},
             Event::Data { conn, data } => {
                 let bytes = stack.inline_data(burst, &data);
-                let asked = http::is_request(bytes);
+                let is_request = http::is_request(bytes);
                 stack.consume(conn, data, bytes.len(), burst);
-                if asked {
-                    self.give(stack, conn);
+                if is_request {
+                    self.send_response(stack, conn);
                 }
             }
             // Only a stale handle can be refused.
@@ -97,8 +97,8 @@ impl Application for Answer {
     }
 }
 
-impl Answer {
-    fn give(&self, stack: &mut Stack, conn: Conn) {
+impl EngineResponder {
+    fn send_response(&self, stack: &mut Stack, conn: Conn) {
         // The client asks again only after the last answer, so there is always room.
         let sent = stack.send(conn, &self.head);
         debug_assert_eq!(sent, Ok(self.head.len()));
@@ -114,7 +114,7 @@ impl Answer {
 
 impl Server for EngineServer {
     fn turn(&mut self, now: Instant) -> usize {
-        self.host.turn(now, &mut self.answer)
+        self.host.turn(now, &mut self.responder)
     }
 
     fn facts(&self) -> Vec<(&'static str, u64)> {

@@ -12,7 +12,7 @@ pub use shard::{Responder, ShardServer};
 pub use smoltcp::SmoltcpServer;
 pub use tasks::TaskServer;
 
-use crate::frames::{Endpoint, Wire};
+use crate::frames::{Endpoint, LinkSetup};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_stack::device::Device;
 use ginnel_stack::time::Instant;
@@ -56,8 +56,8 @@ pub fn cable(checksums: Checksums, ring_bytes: usize) -> (Device, Device) {
 }
 
 /// The client's view of the same cable.
-pub fn wire(checksums: Checksums) -> Wire {
-    Wire {
+pub fn link_setup(checksums: Checksums) -> LinkSetup {
+    LinkSetup {
         client_mac: CLIENT_MAC,
         server_mac: SERVER_MAC,
         server: SERVER,

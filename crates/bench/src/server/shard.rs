@@ -20,14 +20,14 @@ impl<H: Handler> ShardServer<H> {
     /// # Errors
     /// What is wrong with the configuration.
     pub fn new(device: Device, handler: H, tcp: TcpConfig, now: Instant) -> Result<Self, Error> {
-        Self::changed(device, handler, tcp, now, |_| {})
+        Self::with_config(device, handler, tcp, now, |_| {})
     }
 
     /// The same with another configuration.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn changed(
+    pub fn with_config(
         device: Device,
         handler: H,
         tcp: TcpConfig,

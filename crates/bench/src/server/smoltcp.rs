@@ -18,7 +18,7 @@ use smoltcp::wire::{EthernetAddress, HardwareAddress, IpCidr};
 const BUFFER_BYTES: usize = 2048;
 
 /// The frames of one burst and the way out, as smoltcp wants a device.
-struct Burst<'b, 'd> {
+struct BurstDevice<'b, 'd> {
     frames: core::slice::Iter<'b, ginnel_stack::device::RxFrame<'d>>,
     tx: &'b mut (dyn TxQueue + Send),
     checksums: Checksums,
@@ -50,7 +50,7 @@ impl phy::TxToken for TxToken<'_> {
     }
 }
 
-impl Device for Burst<'_, '_> {
+impl Device for BurstDevice<'_, '_> {
     type RxToken<'a>
         = RxToken<'a>
     where
@@ -110,7 +110,7 @@ impl SmoltcpServer {
         now: Instant,
     ) -> Self {
         let none = [];
-        let mut burst = Burst { frames: none.iter(), tx: &mut *device.tx, checksums };
+        let mut burst = BurstDevice { frames: none.iter(), tx: &mut *device.tx, checksums };
         let mut config = Config::new(HardwareAddress::Ethernet(EthernetAddress(SERVER_MAC)));
         config.random_seed = 7;
         let mut interface = Interface::new(config, &mut burst, instant(now));
@@ -151,12 +151,12 @@ impl Server for SmoltcpServer {
             return 0;
         }
         self.timers_ran_ms = now.as_millis();
-        let mut burst = Burst { frames: received.iter(), tx: &mut *self.tx, checksums: self.checksums };
+        let mut burst = BurstDevice { frames: received.iter(), tx: &mut *self.tx, checksums: self.checksums };
         self.interface.poll_maintenance(timestamp);
         while self.interface.poll_ingress_single(timestamp, &mut burst, &mut self.sockets)
             != PollIngressSingleResult::None
         {}
-        answer_all(&mut self.sockets, &self.handles, &self.response, self.keep_alive);
+        respond_all(&mut self.sockets, &self.handles, &self.response, self.keep_alive);
         self.interface.poll_egress(timestamp, &mut burst, &mut self.sockets);
         self.reused += listen_again(&mut self.sockets, &self.handles);
         self.tx.flush(now);
@@ -168,7 +168,7 @@ impl Server for SmoltcpServer {
     }
 }
 
-fn answer_all(sockets: &mut SocketSet<'_>, handles: &[SocketHandle], response: &[u8], keep_alive: bool) {
+fn respond_all(sockets: &mut SocketSet<'_>, handles: &[SocketHandle], response: &[u8], keep_alive: bool) {
     for &handle in handles {
         let socket = sockets.get_mut::<Socket<'_>>(handle);
         if socket.can_recv() {

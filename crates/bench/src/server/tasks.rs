@@ -31,8 +31,8 @@ impl TaskServer {
     /// What is wrong with the configuration.
     pub fn new(device: Device, keep_alive: bool, tcp: TcpConfig, now: Instant) -> Result<Self, Error> {
         let future_bytes = Arc::new(AtomicUsize::new(0));
-        let told = Arc::clone(&future_bytes);
-        let main: Main = Box::new(move || Box::pin(listen(keep_alive, told)));
+        let size = Arc::clone(&future_bytes);
+        let main: Main = Box::new(move || Box::pin(listen(keep_alive, size)));
         Ok(Self { server: ShardServer::new(device, Executor::new(main), tcp, now)?, future_bytes })
     }
 
@@ -65,10 +65,10 @@ async fn listen(keep_alive: bool, future_bytes: Arc<AtomicUsize>) -> io::Result<
 async fn serve(mut stream: TcpStream, response: Rc<[u8]>, keep_alive: bool) -> io::Result<()> {
     loop {
         stream.readable().await?;
-        match question(&stream)? {
-            Question::Request => stream.write_all(&response).await?,
-            Question::None => continue,
-            Question::End => return Ok(()),
+        match read_request(&stream)? {
+            ReadOutcome::Request => stream.write_all(&response).await?,
+            ReadOutcome::None => continue,
+            ReadOutcome::End => return Ok(()),
         }
         if !keep_alive {
             return Ok(());
@@ -77,19 +77,19 @@ async fn serve(mut stream: TcpStream, response: Rc<[u8]>, keep_alive: bool) -> i
 }
 
 /// What a client said.
-enum Question {
+enum ReadOutcome {
     Request,
     None,
     End,
 }
 
-fn question(stream: &TcpStream) -> io::Result<Question> {
+fn read_request(stream: &TcpStream) -> io::Result<ReadOutcome> {
     let mut buffer = [0; 1024];
     match stream.try_read(&mut buffer) {
-        Ok(0) => Ok(Question::End),
-        Ok(n) if http::is_request(&buffer[..n]) => Ok(Question::Request),
-        Ok(_) => Ok(Question::None),
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Question::None),
+        Ok(0) => Ok(ReadOutcome::End),
+        Ok(n) if http::is_request(&buffer[..n]) => Ok(ReadOutcome::Request),
+        Ok(_) => Ok(ReadOutcome::None),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(ReadOutcome::None),
         Err(e) => Err(e),
     }
 }

@@ -2,18 +2,18 @@
 
 mod summary;
 
-use self::summary::{Run, Summary};
+use self::summary::{ComparisonSummary, MeasuredRun};
 use crate::failure::Failure;
 use clap::{Args, Subcommand, ValueEnum};
 use core::net::{IpAddr, Ipv4Addr};
 use core::str::FromStr;
 use core::time::Duration;
 use ginnel_apps::load::urls::Url;
-use ginnel_measure::generator::{Language, Load};
+use ginnel_measure::generator::{LoadProtocol, LoadSpec};
 use ginnel_measure::machine::Cpus;
-use ginnel_measure::program::{Host, Running};
-use ginnel_measure::wire::{Ground, Wire};
-use ginnel_measure::{self as measure, Layout, namespace};
+use ginnel_measure::program::{NetworkStack, RunningPrograms};
+use ginnel_measure::testbed::{Medium, Testbed};
+use ginnel_measure::{self as measure, CoreLayout, namespace};
 use std::ffi::OsString;
 
 /// What to measure.
@@ -32,7 +32,7 @@ pub enum BenchCommand {
 pub struct CompareOptions {
     /// What to ask the program for, with an IPv4 address that the program will have: http://10.77.0.1:8080/path, or for GET of a value redis://10.77.0.1 or memcached://10.77.0.1
     #[arg(long, value_name = "URL", default_value = "http://10.77.0.1/")]
-    url: Target,
+    url: CompareUrl,
 
     /// Many requests on each connection. Without it each request has a connection of its own (values are always asked for on connections that stay).
     #[arg(short, long)]
@@ -51,12 +51,12 @@ pub struct CompareOptions {
     seconds: f64,
 
     /// What joins Ginnel and the generator. The kernel is always at a veth.
-    #[arg(long, value_name = "DEVICE", value_enum, default_value_t = Device::AfXdp)]
-    device: Device,
+    #[arg(long, value_name = "DEVICE", value_enum, default_value_t = CompareDevice::AfXdp)]
+    device: CompareDevice,
 
     /// Who pays for what the kernel does to receive, in both arms.
     #[arg(long, value_name = "LAYOUT", value_enum, default_value_t)]
-    layout: Layout,
+    layout: CoreLayout,
 
     /// How long the program may take until it answers, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=600))]
@@ -73,7 +73,7 @@ pub struct CompareOptions {
 
 /// What Ginnel runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Device {
+enum CompareDevice {
     /// AF_XDP on the same veth that the kernel has: the same way for both.
     #[value(name = "af_xdp")]
     AfXdp,
@@ -90,28 +90,28 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 
 /// What is asked for, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Target {
-    language: Language,
+struct CompareUrl {
+    language: LoadProtocol,
     address: Ipv4Addr,
     /// As `ginnel load` wants it.
-    word: String,
+    load_argument: String,
     /// As it was given.
     text: String,
 }
 
-impl FromStr for Target {
+impl FromStr for CompareUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let values = [("redis://", Language::Redis), ("memcached://", Language::Memcached)];
+        let values = [("redis://", LoadProtocol::Redis), ("memcached://", LoadProtocol::Memcached)];
         let of_values =
             values.into_iter().find_map(|(scheme, language)| Some((text.strip_prefix(scheme)?, language)));
-        let (language, word) = match of_values {
+        let (language, argument) = match of_values {
             Some((rest, language)) => (language, rest.trim_end_matches('/').to_owned()),
-            None => (Language::Http, text.to_owned()),
+            None => (LoadProtocol::Http, text.to_owned()),
         };
         // A server of values has no path, and is otherwise written as one of HTTP.
-        let url: Url = word.parse()?;
+        let url: Url = argument.parse()?;
         let host = url.authority.rsplit_once(':').map_or(&*url.authority, |(host, _)| host);
         let address: Ipv4Addr = host.parse().map_err(|_| format!("“{host}” is no IPv4 address"))?;
         if address.is_loopback()
@@ -124,7 +124,7 @@ impl FromStr for Target {
             ));
         }
         debug_assert!(url.resolve().is_ok_and(|server| server.ip() == IpAddr::from(address)));
-        Ok(Self { language, address, word, text: text.to_owned() })
+        Ok(Self { language, address, load_argument: argument, text: text.to_owned() })
     }
 }
 
@@ -133,7 +133,7 @@ impl BenchCommand {
     pub fn run(self) -> Result<(), Failure> {
         let Self::Compare(options) = self;
         if !namespace::is_inside() {
-            return outside();
+            return run_in_namespace();
         }
         namespace::prepare().map_err(Failure::running)?;
         let summary = compare(&options)?;
@@ -147,7 +147,7 @@ impl BenchCommand {
 }
 
 /// Runs the same command again inside of a namespace.
-fn outside() -> Result<(), Failure> {
+fn run_in_namespace() -> Result<(), Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::running(
             "bench compare needs root: for BPF programs (AF_XDP), and to put the kernel's threads where they belong",
@@ -162,71 +162,76 @@ fn outside() -> Result<(), Failure> {
     }
 }
 
-fn failure(error: measure::Failure) -> Failure {
+fn from_measure_failure(error: measure::MeasureError) -> Failure {
     match error {
-        measure::Failure::Skipped(why) | measure::Failure::Failed(why) => Failure::running(why),
+        measure::MeasureError::Skipped(why) | measure::MeasureError::Failed(why) => Failure::running(why),
     }
 }
 
 /// The words of `ginnel load`.
-fn load_of(options: &CompareOptions) -> Load {
+fn generator_load(options: &CompareOptions) -> LoadSpec {
     let connections = options.connections.to_string();
-    let mut words = vec![&*options.url.word, "--connections", &connections];
-    if options.keep_alive && options.url.language == Language::Http {
+    let mut words = vec![&*options.url.load_argument, "--connections", &connections];
+    if options.keep_alive && options.url.language == LoadProtocol::Http {
         words.push("--keep-alive");
     }
-    Load::new(options.url.language, &words)
+    LoadSpec::new(options.url.language, &words)
 }
 
-fn compare(options: &CompareOptions) -> Result<Summary, Failure> {
-    let mut cpus = Cpus::choose().map_err(failure)?;
-    if options.layout == Layout::One {
+fn compare(options: &CompareOptions) -> Result<ComparisonSummary, Failure> {
+    let mut cpus = Cpus::choose().map_err(from_measure_failure)?;
+    if options.layout == CoreLayout::One {
         cpus.client = cpus.server;
     }
     let folder = tempfile::tempdir().map_err(|e| Failure::running(format!("temporary directory: {e}")))?;
-    let of = |wire| Ground {
-        wire,
+    let of = |wire| Testbed {
+        medium: wire,
         cpus,
         layout: options.layout,
         polls: false,
         address: options.url.address,
         folder: folder.path().to_owned(),
     };
-    let wire = if options.device == Device::Memif { Wire::Memif } else { Wire::Veth };
-    let mut summary = Summary::new(&options.program, &options.url.text, options.layout, wire);
-    let load = load_of(options);
+    let wire = if options.device == CompareDevice::Memif { Medium::Memif } else { Medium::Veth };
+    let mut summary = ComparisonSummary::new(&options.program, &options.url.text, options.layout, wire);
+    let load = generator_load(options);
     eprintln!(
         "program on CPU {}, generator on CPU {}; {} pairs of {} s each",
         cpus.server, cpus.client, options.pairs, options.seconds
     );
     for pair in 1..=options.pairs {
-        let measure = |host, ground: &Ground| -> Result<Run, Failure> {
-            let name = if host == Host::Kernel { "the kernel" } else { "Ginnel" };
-            let run = run(options, &load, host, ground);
-            let run = run.map_err(|e| Failure::running(format!("on {name}: {}", failure(e))))?;
+        let measure = |host, ground: &Testbed| -> Result<MeasuredRun, Failure> {
+            let name = if host == NetworkStack::Kernel { "the kernel" } else { "Ginnel" };
+            let run = measure_once(options, &load, host, ground);
+            let run = run.map_err(|e| Failure::running(format!("on {name}: {}", from_measure_failure(e))))?;
             eprintln!("{pair}/{} on {name}: {}", options.pairs, run.line());
             Ok(run)
         };
-        let kernel = measure(Host::Kernel, &of(Wire::Veth))?;
-        summary.add(kernel, measure(Host::Stack, &of(wire))?);
+        let kernel = measure(NetworkStack::Kernel, &of(Medium::Veth))?;
+        summary.add(kernel, measure(NetworkStack::Stack, &of(wire))?);
     }
     Ok(summary)
 }
 
 /// Starts the program, waits until it answers, and measures.
-fn run(options: &CompareOptions, load: &Load, host: Host, ground: &Ground) -> Result<Run, measure::Failure> {
-    ground.lay(host == Host::Kernel)?;
-    let mut running = Running::start(core::slice::from_ref(&options.program), host, ground)?;
+fn measure_once(
+    options: &CompareOptions,
+    load: &LoadSpec,
+    host: NetworkStack,
+    ground: &Testbed,
+) -> Result<MeasuredRun, measure::MeasureError> {
+    ground.set_up(host == NetworkStack::Kernel)?;
+    let mut running = RunningPrograms::start(core::slice::from_ref(&options.program), host, ground)?;
     let measured = load
         .wait_for_answer(ground, Duration::from_secs(options.patience), || running.check())
         .and_then(|()| load.measure(ground, options.seconds, |parts| running.add_to(parts)));
     match measured {
         Ok((report, account)) => {
             running.check()?;
-            Ok(Run::new(&report, &account))
+            Ok(MeasuredRun::new(&report, &account))
         }
-        Err(measure::Failure::Failed(why)) if !why.contains("it said") => {
-            Err(measure::Failure::Failed(why + &running.said()))
+        Err(measure::MeasureError::Failed(why)) if !why.contains("it said") => {
+            Err(measure::MeasureError::Failed(why + &running.last_output()))
         }
         Err(error) => Err(error),
     }
@@ -234,18 +239,21 @@ fn run(options: &CompareOptions, load: &Load, host: Host, ground: &Ground) -> Re
 
 #[cfg(test)]
 mod tests {
-    use super::{Language, Target};
+    use super::{CompareUrl, LoadProtocol};
 
     #[test]
     fn urls_say_what_is_asked_and_where() {
-        let target = |text: &str| text.parse::<Target>();
+        let target = |text: &str| text.parse::<CompareUrl>();
         let http = target("http://10.1.2.3:8080/x?y").unwrap();
-        assert_eq!((http.language, http.address.to_string()), (Language::Http, "10.1.2.3".into()));
-        assert_eq!(http.word, "http://10.1.2.3:8080/x?y");
+        assert_eq!((http.language, http.address.to_string()), (LoadProtocol::Http, "10.1.2.3".into()));
+        assert_eq!(http.load_argument, "http://10.1.2.3:8080/x?y");
         let redis = target("redis://10.1.2.3/").unwrap();
-        assert_eq!((redis.language, redis.word.as_str()), (Language::Redis, "10.1.2.3"));
+        assert_eq!((redis.language, redis.load_argument.as_str()), (LoadProtocol::Redis, "10.1.2.3"));
         let memcached = target("memcached://10.1.2.3:99").unwrap();
-        assert_eq!((memcached.language, memcached.word.as_str()), (Language::Memcached, "10.1.2.3:99"));
+        assert_eq!(
+            (memcached.language, memcached.load_argument.as_str()),
+            (LoadProtocol::Memcached, "10.1.2.3:99")
+        );
         for bad in [
             "http://[fd00::1]/",
             "http://127.0.0.1/",

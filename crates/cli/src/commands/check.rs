@@ -7,10 +7,10 @@ use super::stat::quoted;
 use crate::failure::Failure;
 use clap::Args;
 use ginnel::inspect;
-use ginnel::run_dir::{self, Running};
-use ginnel_posix_ops::book::{self, Entry, Why};
+use ginnel::run_dir::{self, RunningStack};
+use ginnel_posix_ops::descriptor_report::{self, KernelReason, ReportEntry};
 use kernel::KernelSocket;
-use process::{EPOLL, Process};
+use process::{EPOLL_INODE, InspectedProcess};
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -28,34 +28,34 @@ pub struct CheckOptions {
 }
 
 /// One socket of the process.
-struct Row {
+struct DescriptorRow {
     fd: i32,
     kind: &'static str,
     local: String,
     remote: String,
     state: String,
-    place: &'static str,
+    location: &'static str,
     why: String,
 }
 
 /// The stack that accelerates the process.
-struct Accelerated {
+struct Attachment {
     stack: String,
     since_ms: u64,
 }
 
 /// Says it. The exit status is 1 if the process is not accelerated.
 pub fn run(options: &CheckOptions) -> Result<(), Failure> {
-    let process = Process::find(options.pid)?;
-    let (by, running) = accelerated(options.pid)?.unzip();
-    let why_not = if by.is_none() { Some(process.why_not()) } else { None };
-    let states = running.as_ref().map(states).unwrap_or_default();
+    let process = InspectedProcess::find(options.pid)?;
+    let (attachment, running) = find_attachment(options.pid)?.unzip();
+    let why_not = if attachment.is_none() { Some(process.why_not_attached()) } else { None };
+    let states = running.as_ref().map(connection_states).unwrap_or_default();
     let rows = rows(&process, why_not.as_deref(), &states)?;
     let mut out = io::stdout().lock();
     let written = if options.json {
-        writeln!(out, "{}", json(&process, by.as_ref(), why_not.as_deref(), &rows))
+        writeln!(out, "{}", json(&process, attachment.as_ref(), why_not.as_deref(), &rows))
     } else {
-        writeln!(out, "{}", headline(&process, by.as_ref(), why_not.as_deref()))
+        writeln!(out, "{}", headline(&process, attachment.as_ref(), why_not.as_deref()))
             .and_then(|()| if rows.is_empty() { Ok(()) } else { write!(out, "{}", table(&rows)) })
     };
     match written {
@@ -63,27 +63,27 @@ pub fn run(options: &CheckOptions) -> Result<(), Failure> {
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
         written => written?,
     }
-    if by.is_some() { Ok(()) } else { Err(Failure::program(1)) }
+    if attachment.is_some() { Ok(()) } else { Err(Failure::program(1)) }
 }
 
 /// The stack that says that the process is attached, if one does.
-fn accelerated(pid: u32) -> Result<Option<(Accelerated, Running)>, Failure> {
+fn find_attachment(pid: u32) -> Result<Option<(Attachment, RunningStack)>, Failure> {
     for running in run_dir::running().map_err(|e| Failure::running(e.to_string()))? {
         // One without a door has no programs; one that just ended has none any more.
-        let Ok(users) = inspect::users(&running.path) else { continue };
+        let Ok(users) = inspect::list_processes(&running.path) else { continue };
         if let Some(user) = users.iter().rev().find(|user| user.pid == pid) {
-            let by = Accelerated { stack: running.name.clone(), since_ms: user.since_ms };
-            return Ok(Some((by, running)));
+            let attachment = Attachment { stack: running.name.clone(), since_ms: user.since_ms };
+            return Ok(Some((attachment, running)));
         }
     }
     Ok(None)
 }
 
 /// States of the stack's connections, by their ends.
-fn states(running: &Running) -> BTreeMap<(String, String), String> {
+fn connection_states(running: &RunningStack) -> BTreeMap<(String, String), String> {
     let mut states = BTreeMap::new();
     // A stack that just ended has none.
-    let Ok(answer) = inspect::ask(&running.path) else { return states };
+    let Ok(answer) = inspect::list_sockets(&running.path) else { return states };
     let mut lines = BufReader::new(answer).lines().map_while(Result::ok);
     let Some(names) = lines.next() else { return states };
     let column = |name: &str| names.split('\t').position(|known| known == name);
@@ -101,51 +101,51 @@ fn states(running: &Running) -> BTreeMap<(String, String), String> {
 }
 
 fn rows(
-    process: &Process,
+    process: &InspectedProcess,
     why_not: Option<&str>,
     states: &BTreeMap<(String, String), String>,
-) -> Result<Vec<Row>, Failure> {
+) -> Result<Vec<DescriptorRow>, Failure> {
     let sockets = process.sockets()?;
     let fds: Vec<i32> = sockets.iter().map(|(fd, _)| *fd).collect();
     let cannot = |e| Failure::running(format!("descriptors of process {}: {e}", process.pid));
     let entries = match why_not {
-        None => book::read(process.pid, &fds).map_err(cannot)?.unwrap_or_default(),
+        None => descriptor_report::read(process.pid, &fds).map_err(cannot)?.unwrap_or_default(),
         // What a book says that the stack does not is of the past.
         Some(_) => Vec::new(),
     };
-    let kernels = kernel::sockets(process.pid);
+    let kernel_sockets = kernel::sockets(process.pid);
     let entry_of = |at: usize| entries.get(at).copied().flatten();
-    let placeholders: Vec<u64> = sockets
+    let proxy_fds: Vec<u64> = sockets
         .iter()
         .enumerate()
-        .filter(|(at, _)| entry_of(*at) == Some(Entry::Internal))
+        .filter(|(at, _)| entry_of(*at) == Some(ReportEntry::Internal))
         .map(|(_, (_, inode))| *inode)
         .collect();
-    let halves: Vec<u16> = entries
+    let dual_listener_ports: Vec<u16> = entries
         .iter()
         .filter_map(|entry| match entry {
-            Some(Entry::Listener(at, true)) => Some(at.port()),
+            Some(ReportEntry::Listener(at, true)) => Some(at.port()),
             _ => None,
         })
         .collect();
     let mut rows = Vec::new();
     for (at, (fd, inode)) in sockets.iter().enumerate() {
         let nothing = String::new;
-        let row = |kind, local: String, remote: String, state: &str, place, why: &str| Row {
+        let row = |kind, local: String, remote: String, state: &str, place, why: &str| DescriptorRow {
             fd: *fd,
             kind,
             local,
             remote,
             state: state.into(),
-            place,
+            location: place,
             why: why.into(),
         };
         rows.push(match entry_of(at) {
-            Some(Entry::Internal) => continue,
-            Some(Entry::Epoll) => {
+            Some(ReportEntry::Internal) => continue,
+            Some(ReportEntry::Epoll) => {
                 row("epoll", nothing(), nothing(), "", "both", "waits for sockets of either")
             }
-            Some(Entry::Open) => row(
+            Some(ReportEntry::Unconnected) => row(
                 "tcp",
                 nothing(),
                 nothing(),
@@ -153,10 +153,10 @@ fn rows(
                 "open",
                 "decided when it is bound, listens or connects",
             ),
-            Some(Entry::Bound(at)) => {
+            Some(ReportEntry::Bound(at)) => {
                 row("tcp", at.to_string(), nothing(), "UNCONN", "stack", "the address is the stack's")
             }
-            Some(Entry::Listener(at, true)) => row(
+            Some(ReportEntry::Listener(at, true)) => row(
                 "tcp",
                 at.to_string(),
                 nothing(),
@@ -164,15 +164,15 @@ fn rows(
                 "both",
                 "wildcard: clients of the stack and of the kernel",
             ),
-            Some(Entry::Listener(at, false)) => {
+            Some(ReportEntry::Listener(at, false)) => {
                 row("tcp", at.to_string(), nothing(), "LISTEN", "stack", "the address is the stack's")
             }
-            Some(Entry::Stream(ends)) => {
+            Some(ReportEntry::Stream(ends)) => {
                 let [local, remote] = ends.map(|end| end.to_string());
                 let state = states.get(&(local.clone(), remote.clone())).map_or("CLOSED", String::as_str);
                 row("tcp", local, remote, state, "stack", "reached by the stack")
             }
-            Some(Entry::Datagrams([own, _], _)) if own.port() == 0 => row(
+            Some(ReportEntry::Udp([own, _], _)) if own.port() == 0 => row(
                 "udp",
                 nothing(),
                 nothing(),
@@ -180,33 +180,33 @@ fn rows(
                 "open",
                 "decided when it is bound, connects or sends",
             ),
-            Some(Entry::Datagrams([own, peer], kernel)) => {
+            Some(ReportEntry::Udp([own, peer], kernel)) => {
                 let connected = peer.port() != 0;
-                let (place, why) = match kernel {
+                let (location, why) = match kernel {
                     true => ("both", "wildcard: peers of the stack and of the kernel"),
                     false => ("stack", "reached by the stack"),
                 };
                 let remote = if connected { peer.to_string() } else { nothing() };
-                row("udp", own.to_string(), remote, if connected { "ESTAB" } else { "UNCONN" }, place, why)
+                row("udp", own.to_string(), remote, if connected { "ESTAB" } else { "UNCONN" }, location, why)
             }
             // Kept for the next socket; and the kernel's part of a set that has a row already.
-            None if placeholders.contains(inode) || why_not.is_none() && *inode == EPOLL => continue,
+            None if proxy_fds.contains(inode) || why_not.is_none() && *inode == EPOLL_INODE => continue,
             entry => {
-                let known = if *inode == EPOLL {
+                let known = if *inode == EPOLL_INODE {
                     KernelSocket::epoll()
                 } else {
-                    kernels.get(inode).cloned().unwrap_or_default()
+                    kernel_sockets.get(inode).cloned().unwrap_or_default()
                 };
                 let why = match (why_not, entry) {
                     (Some(why_not), _) => format!("not attached: {why_not}"),
-                    (None, Some(Entry::Kernel(why, of))) if of == *inode => match why {
-                        Why::NotReached => "destination not reached by the stack".into(),
-                        Why::NotLocal => "the address is not the stack's".into(),
+                    (None, Some(ReportEntry::Kernel(why, of))) if of == *inode => match why {
+                        KernelReason::Unreachable => "destination not reached by the stack".into(),
+                        KernelReason::NotLocal => "the address is not the stack's".into(),
                     },
-                    (None, _) => why_kernel(&known, &halves),
+                    (None, _) => why_on_kernel(&known, &dual_listener_ports),
                 };
                 let KernelSocket { kind, local, remote, state, .. } = known;
-                Row { fd: *fd, kind, local, remote, state, place: "kernel", why }
+                DescriptorRow { fd: *fd, kind, local, remote, state, location: "kernel", why }
             }
         });
     }
@@ -214,30 +214,36 @@ fn rows(
 }
 
 /// Why a socket is the kernel's about which the library has decided nothing.
-fn why_kernel(socket: &KernelSocket, halves: &[u16]) -> String {
+fn why_on_kernel(socket: &KernelSocket, dual_listener_ports: &[u16]) -> String {
     match socket.kind {
         "unix" => "Unix socket",
         "udp" => "UDP",
-        "tcp" if halves.contains(&socket.port) => "came by the kernel's half of a wildcard listener",
+        "tcp" if dual_listener_ports.contains(&socket.port) => {
+            "came by the kernel's half of a wildcard listener"
+        }
         "tcp" => "inherited, received or made before the library was loaded",
         _ => "neither TCP nor UDP",
     }
     .into()
 }
 
-fn headline(process: &Process, by: Option<&Accelerated>, why_not: Option<&str>) -> String {
-    let who = format!("process {} ({})", process.pid, process.name);
-    match by {
-        Some(by) => {
+fn headline(process: &InspectedProcess, attachment: Option<&Attachment>, why_not: Option<&str>) -> String {
+    let subject = format!("process {} ({})", process.pid, process.name);
+    match attachment {
+        Some(attachment) => {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
-            let seconds = now.saturating_sub(by.since_ms) / 1000;
-            format!("{who} is accelerated by the stack \"{}\", for {} now", by.stack, lasting(seconds))
+            let seconds = now.saturating_sub(attachment.since_ms) / 1000;
+            format!(
+                "{subject} is accelerated by the stack \"{}\", for {} now",
+                attachment.stack,
+                format_age(seconds)
+            )
         }
-        None => format!("{who} is not accelerated: {}", why_not.unwrap_or_default()),
+        None => format!("{subject} is not accelerated: {}", why_not.unwrap_or_default()),
     }
 }
 
-fn lasting(seconds: u64) -> String {
+fn format_age(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {
         (0, 0, 0) => format!("{seconds} s"),
@@ -248,9 +254,9 @@ fn lasting(seconds: u64) -> String {
 }
 
 /// In columns, as `ss` has them.
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[DescriptorRow]) -> String {
     let heads = ["Fd", "Kind", "Local", "Remote", "State", "Where", "Why"].map(String::from);
-    let cells = |row: &Row| {
+    let cells = |row: &DescriptorRow| {
         let or_none = |text: &str| if text.is_empty() { "-".to_string() } else { text.into() };
         [
             row.fd.to_string(),
@@ -258,7 +264,7 @@ fn table(rows: &[Row]) -> String {
             or_none(&row.local),
             or_none(&row.remote),
             or_none(&row.state),
-            row.place.into(),
+            row.location.into(),
             row.why.clone(),
         ]
     };
@@ -274,9 +280,14 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-fn json(process: &Process, by: Option<&Accelerated>, why_not: Option<&str>, rows: &[Row]) -> String {
+fn json(
+    process: &InspectedProcess,
+    attachment: Option<&Attachment>,
+    why_not: Option<&str>,
+    rows: &[DescriptorRow],
+) -> String {
     let text = |text: Option<&str>| text.map_or("null".into(), quoted);
-    let row = |row: &Row| {
+    let row = |row: &DescriptorRow| {
         format!(
             "{{\"fd\":{},\"kind\":{},\"local\":{},\"remote\":{},\"state\":{},\"where\":{},\"why\":{}}}",
             row.fd,
@@ -284,7 +295,7 @@ fn json(process: &Process, by: Option<&Accelerated>, why_not: Option<&str>, rows
             quoted(&row.local),
             quoted(&row.remote),
             quoted(&row.state),
-            quoted(row.place),
+            quoted(row.location),
             quoted(&row.why)
         )
     };
@@ -293,9 +304,9 @@ fn json(process: &Process, by: Option<&Accelerated>, why_not: Option<&str>, rows
         "{{\"pid\":{},\"program\":{},\"accelerated\":{},\"stack\":{},\"since_ms\":{},\"why_not\":{},\"sockets\":[{}]}}",
         process.pid,
         quoted(&process.name),
-        by.is_some(),
-        text(by.map(|by| by.stack.as_str())),
-        by.map_or("null".into(), |by| by.since_ms.to_string()),
+        attachment.is_some(),
+        text(attachment.map(|by| by.stack.as_str())),
+        attachment.map_or("null".into(), |by| by.since_ms.to_string()),
         text(why_not),
         rows.join(",")
     )
@@ -303,11 +314,11 @@ fn json(process: &Process, by: Option<&Accelerated>, why_not: Option<&str>, rows
 
 #[cfg(test)]
 mod tests {
-    use super::lasting;
+    use super::format_age;
 
     #[test]
     fn times_are_told_in_two_units_at_the_most() {
-        let told: Vec<String> = [0, 59, 61, 3600, 7322, 90_000].into_iter().map(lasting).collect();
-        assert_eq!(told, ["0 s", "59 s", "1 min 1 s", "1 h 0 min", "2 h 2 min", "1 d 1 h"]);
+        let ages: Vec<String> = [0, 59, 61, 3600, 7322, 90_000].into_iter().map(format_age).collect();
+        assert_eq!(ages, ["0 s", "59 s", "1 min 1 s", "1 h 0 min", "2 h 2 min", "1 d 1 h"]);
     }
 }

@@ -4,10 +4,10 @@ mod idle;
 mod kernel;
 mod nginx;
 
-use super::load::{self, HttpOptions};
+use super::load::{self, HttpArgs};
 use crate::failure::Failure;
 use crate::signals;
-use crate::table::{Table, grouped};
+use crate::table::{Table, with_thousands_separators};
 use clap::{Args, Parser};
 use ginnel::StopFlag;
 use ginnel_apps::load::Report;
@@ -42,7 +42,7 @@ Everything ran on this machine at the same time; \"make bench\" measures with ca
 
 /// One line of the table at the end.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Row {
+pub(crate) struct DemoRow {
     name: String,
     connections_per_second: Option<f64>,
     requests_per_second: Option<f64>,
@@ -57,10 +57,10 @@ pub(crate) struct Row {
 /// Runs the demonstration and prints the table.
 pub fn run(options: &DemoOptions) -> Result<(), Failure> {
     if let Some(folder) = &options.kernel_side {
-        return kernel::inside(folder, options.seconds);
+        return kernel::run_inside_namespace(folder, options.seconds);
     }
     let stop = signals::stop_on_signal()?;
-    let folder = Folder::create()?;
+    let folder = TempFolder::create()?;
     eprintln!("writing the pages to {}", folder.0.display());
     corpus::write(&folder.0, 1)?;
     fs::write(folder.site().join("64.html"), "64 bytes ".repeat(8).as_bytes().split_at(64).0)?;
@@ -89,11 +89,11 @@ pub fn run(options: &DemoOptions) -> Result<(), Failure> {
         }
         eprintln!("\n{name}");
         let report = measure(arguments, &folder, options.seconds, &stop)?;
-        rows.push(Row::of_report(name, &report));
+        rows.push(DemoRow::from_report(name, &report));
     }
-    eprintln!("\nmemory of an idle connection ({} of them)", grouped(options.idle.into()));
+    eprintln!("\nmemory of an idle connection ({} of them)", with_thousands_separators(options.idle.into()));
     rows.push(idle::measure(options.idle)?);
-    match kernel::outside(&folder.0, options.seconds) {
+    match kernel::run_in_namespace(&folder.0, options.seconds) {
         Ok(more) => rows.extend(more),
         Err(reason) => eprintln!("\nthe part with the kernel was left out: {reason}"),
     }
@@ -103,11 +103,16 @@ pub fn run(options: &DemoOptions) -> Result<(), Failure> {
 }
 
 /// One run of the generator against a server at the other end of a cable of memory.
-fn measure(arguments: &[&str], folder: &Folder, seconds: u32, stop: &StopFlag) -> Result<Report, Failure> {
+fn measure(
+    arguments: &[&str],
+    folder: &TempFolder,
+    seconds: u32,
+    stop: &StopFlag,
+) -> Result<Report, Failure> {
     #[derive(Parser)]
     struct Arguments {
         #[command(flatten)]
-        options: HttpOptions,
+        options: HttpArgs,
     }
     let serve = format!("--serve={}", folder.site().display());
     let urls = format!("--urls={}", folder.0.join("urls.txt").display());
@@ -119,7 +124,7 @@ fn measure(arguments: &[&str], folder: &Folder, seconds: u32, stop: &StopFlag) -
     Ok(load::measure(&options, stop)?.0)
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[DemoRow]) -> Table {
     let mut table = Table::new(&[
         "",
         "connections/s",
@@ -131,9 +136,9 @@ fn table(rows: &[Row]) -> Table {
         "bytes/connection",
         "errors",
     ]);
-    let number = |n: Option<f64>| n.map(|n| grouped(n.round() as u64)).unwrap_or_default();
+    let number = |n: Option<f64>| n.map(|n| with_thousands_separators(n.round() as u64)).unwrap_or_default();
     for row in rows {
-        table.row([
+        table.add_row([
             row.name.clone(),
             number(row.connections_per_second),
             number(row.requests_per_second),
@@ -142,14 +147,14 @@ fn table(rows: &[Row]) -> Table {
             row.p99.clone(),
             row.p99_9.clone(),
             number(row.bytes_per_connection),
-            grouped(row.errors),
+            with_thousands_separators(row.errors),
         ]);
     }
     table
 }
 
-impl Row {
-    fn of_report(name: &str, report: &Report) -> Self {
+impl DemoRow {
+    fn from_report(name: &str, report: &Report) -> Self {
         let (achieved, latency) = (&report.achieved, &report.latency_ns.total);
         let not_ok: u64 = report.statuses.iter().filter(|(class, _)| **class != "2xx").map(|(_, n)| n).sum();
         Self {
@@ -168,9 +173,9 @@ impl Row {
 }
 
 /// A directory that goes when the demonstration ends.
-struct Folder(PathBuf);
+struct TempFolder(PathBuf);
 
-impl Folder {
+impl TempFolder {
     fn create() -> Result<Self, Failure> {
         let path = std::env::temp_dir().join(format!("ginnel-demo-{}", std::process::id()));
         fs::create_dir_all(&path).map_err(|e| Failure::running(format!("{}: {e}", path.display())))?;
@@ -186,7 +191,7 @@ fn site_of(folder: &Path) -> PathBuf {
     folder.join("site")
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         // What cannot be removed stays in the directory for temporary files.
         let _ = fs::remove_dir_all(&self.0);

@@ -2,23 +2,23 @@
 
 mod workers;
 
-use self::workers::End;
+use self::workers::CableEnds;
 use super::serve;
 use crate::failure::Failure;
-use crate::presence;
+use crate::publish;
 use crate::signals;
 use crate::stack_options::{DeviceName, StackOptions};
-use crate::table::{Table, grouped};
+use crate::table::{Table, with_thousands_separators};
 use clap::{Args, Subcommand};
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig, Prefix};
-use ginnel::{Config, Error, Handler, Presence, Shard, ShardStats, Shards, StopFlag};
-use ginnel_apps::Run;
+use ginnel::{Config, Error, Handler, PublishedStack, Shard, ShardStats, Shards, StopFlag};
+use ginnel_apps::RunHandler;
 use ginnel_apps::httpd::Httpd;
-use ginnel_apps::load::light::Place;
-use ginnel_apps::load::{self, Ask, Common, Job, Report, StackKind};
-use ginnel_devices::memory::{MemoryConfig, Spread, fan, pair};
+use ginnel_apps::load::light::WorkerStack;
+use ginnel_apps::load::{self, CommonOptions, Job, LoadOptions, Report, StackKind};
+use ginnel_devices::memory::{MemoryConfig, RssMode, multi_queue, pair};
 use ginnel_stack::device::Device;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -40,25 +40,25 @@ pub enum LoadCommand {
     /// again when all 32,768 of its address were. Take --stack ginnel, the default, where links lose or reorder, or for a client that behaves
     /// like any other: it runs a whole TCP for each connection, so one core of it makes about as many as one core of Ginnel can serve, and
     /// needs two or more cores (--workers) for each core of the server. With --stack kernel a core makes some ten thousands.
-    Http(Box<HttpOptions>),
+    Http(Box<HttpArgs>),
 
     /// Ask a Redis server for a value, again and again on connections that stay, and measure how it answers
     ///
     /// Each connection stores the value first, which is not counted. What is said about the stacks of ginnel load http holds here, too.
-    Redis(Box<ValueOptions<load::RedisOptions>>),
+    Redis(Box<ValueArgs<load::RedisOptions>>),
 
     /// Ask a memcached server for a value, again and again on connections that stay, and measure how it answers
     ///
     /// Each connection stores the value first, which is not counted. What is said about the stacks of ginnel load http holds here, too.
-    Memcached(Box<ValueOptions<load::MemcachedOptions>>),
+    Memcached(Box<ValueArgs<load::MemcachedOptions>>),
 }
 
 /// Options of `ginnel load http`.
 #[derive(Clone, Debug, Args)]
-pub struct HttpOptions {
+pub struct HttpArgs {
     /// Options of the generator.
     #[command(flatten)]
-    pub load: load::Options,
+    pub load: load::HttpOptions,
     /// Options of its stack.
     #[command(flatten)]
     pub stack: StackOptions,
@@ -72,7 +72,7 @@ pub struct HttpOptions {
 
 /// Options of `ginnel load redis` and `ginnel load memcached`.
 #[derive(Clone, Debug, Args)]
-pub struct ValueOptions<A: Args> {
+pub struct ValueArgs<A: Args> {
     /// Options of the generator.
     #[command(flatten)]
     pub load: A,
@@ -98,21 +98,21 @@ impl LoadCommand {
         };
         if json {
             println!("{}", report.to_json());
-            return answered(&report);
+            return check_answered(&report);
         }
         print!("{report}");
         if let Some(server) = server {
             let mut table = Table::new(&["server at the other end", ""]);
-            table.row(["responses".into(), grouped(server.responses)]);
-            table.row(["time without work".into(), format!("{:.1} %", server.idle_percent)]);
+            table.add_row(["responses".into(), with_thousands_separators(server.responses)]);
+            table.add_row(["time without work".into(), format!("{:.1} %", server.idle_percent)]);
             print!("\n{table}");
         }
-        answered(&report)
+        check_answered(&report)
     }
 }
 
 /// Whoever runs this in a script learns by its status that there was nothing to measure.
-fn answered(report: &Report) -> Result<(), Failure> {
+fn check_answered(report: &Report) -> Result<(), Failure> {
     if report.requests.completed > 0 && report.gave_up_after_seconds.is_none() {
         return Ok(());
     }
@@ -127,7 +127,7 @@ fn answered(report: &Report) -> Result<(), Failure> {
 
 /// What the server in the same process says about the run.
 #[derive(Clone, Copy, Debug)]
-pub struct ServerSide {
+pub struct ServerSummary {
     /// Requests answered.
     pub responses: u64,
     /// Share of the time in which it had nothing to do: near zero if the server was what limited the run.
@@ -135,22 +135,22 @@ pub struct ServerSide {
 }
 
 /// Runs the generator, and the server if one was asked for.
-pub fn measure(options: &HttpOptions, stop: &StopFlag) -> Result<(Report, Option<ServerSide>), Failure> {
+pub fn measure(options: &HttpArgs, stop: &StopFlag) -> Result<(Report, Option<ServerSummary>), Failure> {
     let Some(root) = &options.serve else {
         return Ok((measure_without_server(&options.load, &options.stack, stop)?, None));
     };
-    check_stack(&options.load.common, &options.stack)?;
+    check_kernel_options(&options.load.common, &options.stack)?;
     if options.load.common.stack == StackKind::Kernel {
         return Err(Failure::usage("--serve is for --stack ginnel and --stack light"));
     }
     if options.stack.device != Some(DeviceName::Memory) {
         return Err(Failure::usage("--serve needs --device memory"));
     }
-    with_server(options, root, stop)
+    measure_with_server(options, root, stop)
 }
 
 /// The kernel has a stack already.
-fn check_stack(common: &Common, stack: &StackOptions) -> Result<(), Failure> {
+fn check_kernel_options(common: &CommonOptions, stack: &StackOptions) -> Result<(), Failure> {
     if common.stack != StackKind::Kernel {
         return Ok(());
     }
@@ -164,11 +164,15 @@ fn check_stack(common: &Common, stack: &StackOptions) -> Result<(), Failure> {
 }
 
 /// Runs the generator, whatever it asks for, against a server that is somewhere else.
-fn measure_without_server(ask: &impl Ask, stack: &StackOptions, stop: &StopFlag) -> Result<Report, Failure> {
-    let common = ask.common();
-    check_stack(common, stack)?;
+fn measure_without_server(
+    options: &impl LoadOptions,
+    stack: &StackOptions,
+    stop: &StopFlag,
+) -> Result<Report, Failure> {
+    let common = options.common();
+    check_kernel_options(common, stack)?;
     if common.stack == StackKind::Kernel {
-        return Ok(load::measure_on_kernel(&ask.job()?, stop)?);
+        return Ok(load::measure_on_kernel(&options.job()?, stop)?);
     }
     if stack.device == Some(DeviceName::Memory) {
         return Err(Failure::usage(
@@ -176,65 +180,73 @@ fn measure_without_server(ask: &impl Ask, stack: &StackOptions, stop: &StopFlag)
         ));
     }
     let config = stack.to_config()?;
-    let presence = presence::of(&config.run, "load")?;
-    if let Some(count) = shards(common, &config)? {
-        return on_shards(&ask.job()?, count, config, None, presence, stop);
+    let published = publish::publish_stack(&config.run, "load")?;
+    if let Some(count) = shard_count(common, &config)? {
+        return run_on_shards(&options.job()?, count, config, None, published, stop);
     }
-    let shares = workers::split(&config, common.workers())?;
-    let places = with_sources(shares, common)?.into_iter().map(|config| Place { config, device: None });
-    Ok(on_devices(&ask.job()?, stop, places.collect(), presence)?)
+    let shares = workers::split_config(&config, common.workers())?;
+    let stacks =
+        add_source_addresses(shares, common)?.into_iter().map(|config| WorkerStack { config, device: None });
+    Ok(run_on_devices(&options.job()?, stop, stacks.collect(), published)?)
 }
 
 /// The generator's workers and the server, each on a thread, and a cable from each worker to the server.
-fn with_server(
-    options: &HttpOptions,
+fn measure_with_server(
+    options: &HttpArgs,
     root: &Path,
     stop: &StopFlag,
-) -> Result<(Report, Option<ServerSide>), Failure> {
+) -> Result<(Report, Option<ServerSummary>), Failure> {
     let target = options.load.url.resolve().map_err(Failure::usage)?;
-    let mut ask = options.load.clone();
-    let load = &mut ask.common;
+    let mut load_options = options.load.clone();
+    let load = &mut load_options.common;
     let ends = if load.shards.is_some() || load.workers() == 1 {
-        let end = workers::sole_end(&options.stack, target.ip())?;
-        if let Some(count) = shards(load, &end.worker)? {
-            return with_server_of_shards(options, root, stop, end, (target, count));
+        let end = workers::sole_cable(&options.stack, target.ip())?;
+        if let Some(count) = shard_count(load, &end.worker)? {
+            return measure_shards_with_server(options, root, stop, end, (target, count));
         }
         vec![end]
     } else {
-        workers::ends(&options.stack, load, target.ip())?
+        workers::worker_cables(&options.stack, load, target.ip())?
     };
-    let (near, far): (Vec<_>, Vec<_>) =
-        ends.iter().map(|end| pair(cable(end.worker.devices.first()))).unzip();
-    let presence = presence_of(ends.first())?;
-    let server = server_on_cables(&ends, target, root, far, options.serve_cpu, presence.clone())?;
-    let configs = with_sources(ends.into_iter().map(|end| end.worker).collect(), load)?;
-    let places = configs.into_iter().zip(near).map(|(config, cable)| Place { config, device: Some(cable) });
-    let places = places.collect();
-    beside_server(server, stop, || Ok(on_devices(&ask.job()?, stop, places, presence)?))
+    let (worker_devices, server_devices): (Vec<_>, Vec<_>) =
+        ends.iter().map(|end| pair(cable_config(end.worker.devices.first()))).unzip();
+    let published = publish_load_stack(ends.first())?;
+    let server = build_server(&ends, target, root, server_devices, options.serve_cpu, published.clone())?;
+    let configs = add_source_addresses(ends.into_iter().map(|end| end.worker).collect(), load)?;
+    let stacks = configs
+        .into_iter()
+        .zip(worker_devices)
+        .map(|(config, cable)| WorkerStack { config, device: Some(cable) });
+    let stacks = stacks.collect();
+    run_beside_server(server, stop, || Ok(run_on_devices(&load_options.job()?, stop, stacks, published)?))
 }
 
 /// The same with a generator whose shards share one cable.
-fn with_server_of_shards(
-    options: &HttpOptions,
+fn measure_shards_with_server(
+    options: &HttpArgs,
     root: &Path,
     stop: &StopFlag,
-    end: End,
+    end: CableEnds,
     (target, count): (SocketAddr, u32),
-) -> Result<(Report, Option<ServerSide>), Failure> {
-    let (far, near) = fan(&cable(end.worker.devices.first()), count as usize, Spread::Hash);
-    let presence = presence_of(Some(&end))?;
+) -> Result<(Report, Option<ServerSummary>), Failure> {
+    let (server_devices, worker_devices) =
+        multi_queue(&cable_config(end.worker.devices.first()), count as usize, RssMode::Hash);
+    let published = publish_load_stack(Some(&end))?;
     let ends = core::slice::from_ref(&end);
-    let server = server_on_cables(ends, target, root, vec![far], options.serve_cpu, presence.clone())?;
+    let server =
+        build_server(ends, target, root, vec![server_devices], options.serve_cpu, published.clone())?;
     let job = options.load.job()?;
-    beside_server(server, stop, || on_shards(&job, count, end.worker, Some(near), presence, stop))
+    run_beside_server(server, stop, || {
+        run_on_shards(&job, count, end.worker, Some(worker_devices), published, stop)
+    })
 }
 
 /// Measures while the server runs on another thread.
-fn beside_server(
+fn run_beside_server(
     mut server: Shard<Httpd>,
     stop: &StopFlag,
     measure: impl FnOnce() -> Result<Report, Failure>,
-) -> Result<(Report, Option<ServerSide>), Failure> {
+) -> Result<(Report, Option<ServerSummary>), Failure> {
     let (server_stop, stats) = (StopFlag::new()?, server.stats_reader());
     let flag = server_stop.clone();
     let thread = thread::Builder::new().name("server".into()).spawn(move || {
@@ -251,21 +263,21 @@ fn beside_server(
     result?;
     let idle_percent = 100.0 * server.stats().idle_share();
     let responses = server.handler().server().counters().responses;
-    Ok((measured?, Some(ServerSide { responses, idle_percent })))
+    Ok((measured?, Some(ServerSummary { responses, idle_percent })))
 }
 
 /// One shard that serves `root` on a link for each cable.
-fn server_on_cables(
-    ends: &[End],
+fn build_server(
+    ends: &[CableEnds],
     address: SocketAddr,
     root: &Path,
     cables: Vec<Device>,
     cpu: Option<u32>,
-    presence: Option<Arc<Presence>>,
+    published: Option<Arc<PublishedStack>>,
 ) -> Result<Shard<Httpd>, Failure> {
     let httpd = serve::httpd_options(root, &address.to_string())?;
     let mut config = Config::default();
-    if let Some(End { worker, .. }) = ends.first() {
+    if let Some(CableEnds { worker, .. }) = ends.first() {
         (config.network, config.tcp, config.shard) =
             (worker.network.clone(), worker.tcp.clone(), worker.shard.clone());
     }
@@ -275,12 +287,12 @@ fn server_on_cables(
         config.devices.push(DeviceConfig::new(name, DeviceKind::Memory));
         config.links.push(LinkConfig::new(name, name, vec![end.server]));
     }
-    let builder = Shard::builder(config).handler(Httpd::new(&httpd)?).presence(presence, "server");
+    let builder = Shard::builder(config).handler(Httpd::new(&httpd)?).published(published, "server");
     Ok(names.into_iter().zip(cables).fold(builder, |b, (name, cable)| b.device(name, cable)).build()?)
 }
 
 /// The cable as the device's configuration describes it.
-fn cable(device: Option<&DeviceConfig>) -> MemoryConfig {
+fn cable_config(device: Option<&DeviceConfig>) -> MemoryConfig {
     let mut cable = MemoryConfig::default();
     if let Some(device) = device {
         cable.mtu = device.mtu.map_or(cable.mtu, |mtu| mtu as usize);
@@ -292,7 +304,7 @@ fn cable(device: Option<&DeviceConfig>) -> MemoryConfig {
 }
 
 /// Gives each worker's stack its share of the source addresses.
-fn with_sources(mut configs: Vec<Config>, options: &Common) -> Result<Vec<Config>, Failure> {
+fn add_source_addresses(mut configs: Vec<Config>, options: &CommonOptions) -> Result<Vec<Config>, Failure> {
     let count: u64 = options.source.iter().map(|range| range.count()).sum();
     if count > SOURCES_MAX {
         return Err(Failure::usage(format!(
@@ -319,7 +331,7 @@ fn with_sources(mut configs: Vec<Config>, options: &Common) -> Result<Vec<Config
 }
 
 /// How many shards the generator's stack has, if there are several.
-fn shards(options: &Common, config: &Config) -> Result<Option<u32>, Failure> {
+fn shard_count(options: &CommonOptions, config: &Config) -> Result<Option<u32>, Failure> {
     let count = options.shards.unwrap_or(config.shards.count);
     if count > 1 && options.stack == StackKind::Light {
         return Err(Failure::usage("--shards is for --stack ginnel: take --workers"));
@@ -335,23 +347,23 @@ fn shards(options: &Common, config: &Config) -> Result<Option<u32>, Failure> {
 }
 
 /// Runs the generator on several shards, with these queues if it is not to open its device.
-fn on_shards(
+fn run_on_shards(
     job: &Job,
     count: u32,
     config: Config,
     queues: Option<Vec<Device>>,
-    presence: Option<Arc<Presence>>,
+    published: Option<Arc<PublishedStack>>,
     stop: &StopFlag,
 ) -> Result<Report, Failure> {
     let mut job = job.clone();
     job.common.shards = Some(count);
     // All shards have all addresses of their stack; each opens connections from its share of them.
-    let alone = Common { shards: None, workers: 1, ..job.common.clone() };
-    let mut config = with_sources(vec![config], &alone)?.remove(0);
+    let alone = CommonOptions { shards: None, workers: 1, ..job.common.clone() };
+    let mut config = add_source_addresses(vec![config], &alone)?.remove(0);
     config.shards.count = count;
     config.validate().map_err(|e| Failure::usage(e.to_string()))?;
     let name = config.devices.first().map(|device| device.name.clone()).unwrap_or_default();
-    let mut shards = Shards::new(config).presence(presence);
+    let mut shards = Shards::new(config).presence(published);
     if let Some(queues) = queues {
         shards = shards.device(name, queues);
     }
@@ -359,39 +371,39 @@ fn on_shards(
 }
 
 /// Runs the generator on a TCP of this program.
-fn on_devices(
+fn run_on_devices(
     job: &Job,
     stop: &StopFlag,
-    places: Vec<Place>,
-    presence: Option<Arc<Presence>>,
+    stacks: Vec<WorkerStack>,
+    published: Option<Arc<PublishedStack>>,
 ) -> Result<Report, Error> {
     if job.common.stack == StackKind::Light {
-        return load::measure_light(job, stop, places);
+        return load::measure_light(job, stop, stacks);
     }
-    let stack = |(index, place)| OnStack { place, stop, index, presence: presence.clone() };
-    let stacks = places.into_iter().enumerate().map(stack).collect();
+    let stack = |(index, stack)| ShardRunner { stack, stop, index, published: published.clone() };
+    let stacks = stacks.into_iter().enumerate().map(stack).collect();
     load::measure(job, stop, stacks)
 }
 
 /// How the generator's stacks are seen, all under one name.
-fn presence_of(end: Option<&End>) -> Result<Option<Arc<Presence>>, Failure> {
-    end.map_or(Ok(None), |end| presence::of(&end.worker.run, "load"))
+fn publish_load_stack(end: Option<&CableEnds>) -> Result<Option<Arc<PublishedStack>>, Failure> {
+    end.map_or(Ok(None), |end| publish::publish_stack(&end.worker.run, "load"))
 }
 
 /// Ginnel's stack for one worker.
-struct OnStack<'a> {
-    place: Place,
+struct ShardRunner<'a> {
+    stack: WorkerStack,
     stop: &'a StopFlag,
     index: usize,
-    presence: Option<Arc<Presence>>,
+    published: Option<Arc<PublishedStack>>,
 }
 
-impl Run for OnStack<'_> {
-    fn run<H: Handler + Send + 'static>(self, handler: H) -> Result<ShardStats, Error> {
-        let Place { config, device } = self.place;
+impl RunHandler for ShardRunner<'_> {
+    fn run_handler<H: Handler + Send + 'static>(self, handler: H) -> Result<ShardStats, Error> {
+        let WorkerStack { config, device } = self.stack;
         let name = config.devices.first().map(|device| device.name.clone()).unwrap_or_default();
         let label = self.index.to_string();
-        let mut builder = Shard::builder(config).handler(handler).presence(self.presence, label);
+        let mut builder = Shard::builder(config).handler(handler).published(self.published, label);
         if let Some(device) = device {
             builder = builder.device(name, device);
         }

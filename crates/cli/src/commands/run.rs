@@ -1,8 +1,8 @@
 //! `ginnel run`: an unmodified program on a stack of its own, or on one that `ginnel up` keeps.
 
 use crate::failure::Failure;
-use crate::programs::{ProgramOptions, library};
-use crate::serving::{self, LOOK_EVERY, Made, Serving};
+use crate::programs::{ProgramOptions, find_library};
+use crate::served_stack::{self, OpenedStack, POLL_INTERVAL, ServedStack};
 use crate::stack_options::StackOptions;
 use clap::Args;
 use ginnel::{StopFlag, run_dir};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// The name that stands for no stack at all.
 pub const KERNEL: &str = "kernel";
 /// A stack that has just been started may not serve yet.
-const SERVES_WITHIN: Duration = Duration::from_secs(12);
+const SERVE_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Options of `ginnel run`.
 #[derive(Clone, Debug, Args)]
@@ -25,7 +25,7 @@ pub struct RunOptions {
     /// The stack to run on, which ginnel up keeps; "kernel" for none, which is how the same command line rolls back. Default: one of the program's own, which
     /// the options below describe.
     #[arg(long = "stack", value_name = "NAME")]
-    on: Option<String>,
+    stack_name: Option<String>,
 
     #[command(flatten)]
     program: ProgramOptions,
@@ -36,38 +36,40 @@ pub struct RunOptions {
 
 /// Runs the program, and ends as it ended.
 pub fn run(options: &RunOptions) -> Result<(), Failure> {
-    match options.on.as_deref() {
-        None => on_own(options),
+    match options.stack_name.as_deref() {
+        None => run_on_own_stack(options),
         // With the options of a stack or without: those of the command line that is rolled back.
-        Some(KERNEL) => Err(options.program.become_on_kernel()),
-        Some(name) => on_named(options, name),
+        Some(KERNEL) => Err(options.program.exec_on_kernel()),
+        Some(name) => run_on_named_stack(options, name),
     }
 }
 
-fn on_named(options: &RunOptions, name: &str) -> Result<(), Failure> {
+fn run_on_named_stack(options: &RunOptions, name: &str) -> Result<(), Failure> {
     if let Some(option) = options.stack.first_given() {
         return Err(Failure::usage(format!("{option}: the stack \"{name}\" is as ginnel up made it")));
     }
-    let library = library()?;
-    if let Some(cause) = options.program.why_not() {
-        return Err(options.program.without_stack(&cause));
+    let library = find_library()?;
+    if let Some(cause) = options.program.check_preloadable() {
+        return Err(options.program.handle_missing_stack(&cause));
     }
-    match way_to(name) {
-        Ok(control) => Err(options.program.become_on_stack(&library, &control)),
-        Err(cause) => Err(options.program.without_stack(&cause)),
+    match wait_for_control_socket(name) {
+        Ok(control) => Err(options.program.exec_on_stack(&library, &control)),
+        Err(cause) => Err(options.program.handle_missing_stack(&cause)),
     }
 }
 
 /// The door of a stack, once it serves.
-fn way_to(name: &str) -> Result<PathBuf, Failure> {
-    let until = Instant::now() + SERVES_WITHIN;
+fn wait_for_control_socket(name: &str) -> Result<PathBuf, Failure> {
+    let until = Instant::now() + SERVE_TIMEOUT;
     loop {
-        let found = run_dir::find(Some(name)).map_err(|e| Failure::running(e.to_string()))?;
-        if found.path.join(run_dir::READY).exists() {
-            return Ok(serving::control(&found.path));
+        let running = run_dir::find(Some(name)).map_err(|e| Failure::running(e.to_string()))?;
+        if running.path.join(run_dir::READY).exists() {
+            return Ok(served_stack::control_socket(&running.path));
         }
-        let pid = found.pid;
-        if !serving::control(&found.path).exists() && Instant::now() + SERVES_WITHIN > until + LOOK_EVERY {
+        let pid = running.pid;
+        if !served_stack::control_socket(&running.path).exists()
+            && Instant::now() + SERVE_TIMEOUT > until + POLL_INTERVAL
+        {
             return Err(Failure::running(format!(
                 "the stack \"{name}\" of process {pid} has no door for programs: it is not one of ginnel up or ginnel run"
             )));
@@ -77,63 +79,63 @@ fn way_to(name: &str) -> Result<PathBuf, Failure> {
                 "the stack \"{name}\" of process {pid} does not become ready"
             )));
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-fn on_own(options: &RunOptions) -> Result<(), Failure> {
+fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
     let config = options.stack.to_config()?;
-    let library = library()?;
-    if let Some(cause) = options.program.why_not() {
-        return Err(options.program.without_stack(&cause));
+    let library = find_library()?;
+    if let Some(cause) = options.program.check_preloadable() {
+        return Err(options.program.handle_missing_stack(&cause));
     }
-    let made = match Made::new(config, "run", 0) {
-        Ok(made) => made,
+    let stack = match OpenedStack::new(config, "run", 0) {
+        Ok(stack) => stack,
         // What is wrong with the command line is wrong in any case.
         Err(failure) if failure.is_usage() => return Err(failure),
-        Err(cause) => return Err(options.program.without_stack(&cause)),
+        Err(cause) => return Err(options.program.handle_missing_stack(&cause)),
     };
     let stop = StopFlag::new().map_err(|e| Failure::running(format!("stop flag: {e}")))?;
-    let status = made.serve(&stop, |serving| {
-        let child = options.program.start(&library, &serving.control())?;
-        follow(child, serving)
+    let status = stack.serve(&stop, |served| {
+        let child = options.program.spawn_on_stack(&library, &served.control_socket())?;
+        supervise(child, served)
     })?;
-    if status.success() { Ok(()) } else { Err(Failure::program(code(status))) }
+    if status.success() { Ok(()) } else { Err(Failure::program(exit_code(status))) }
 }
 
 /// Hands signals on, until the program and all that came of it have ended.
-fn follow(mut child: Child, serving: &Serving<'_>) -> Result<ExitStatus, Failure> {
+fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, Failure> {
     let running = |e| Failure::running(format!("program: {e}"));
     let signals = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT];
     let mut signals = Signals::new(signals).map_err(running)?;
     let status = loop {
         for signal in signals.pending() {
-            hand_on(signal, child.id());
+            forward_signal(signal, child.id());
         }
         if let Some(status) = child.try_wait().map_err(running)? {
             break status;
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     };
     // A program that went to the background left others behind: the stack is theirs until they end. The first of them is the one that others would send signals.
-    let mut asked = 0;
-    while serving.door.processes() > 0 && !serving.has_ended() {
+    let mut stop_signals = 0;
+    while served.broker.processes() > 0 && !served.has_ended() {
         for signal in signals.pending() {
-            asked += u32::from(matches!(signal, SIGINT | SIGTERM));
-            if let Some(first) = serving.door.users().iter().find(|user| user.pid != 0) {
-                hand_on(signal, first.pid);
+            stop_signals += u32::from(matches!(signal, SIGINT | SIGTERM));
+            if let Some(first) = served.broker.attached_processes().iter().find(|user| user.pid != 0) {
+                forward_signal(signal, first.pid);
             }
         }
         // Whoever asks twice does not want to wait.
-        if asked > 1 {
+        if stop_signals > 1 {
             break;
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(status)
 }
 
-fn hand_on(signal: i32, pid: u32) {
+fn forward_signal(signal: i32, pid: u32) {
     if let (Some(pid), Some(signal)) = (Pid::from_raw(pid.cast_signed()), Signal::from_named_raw(signal)) {
         // It may have ended.
         let _ = kill_process(pid, signal);
@@ -141,7 +143,7 @@ fn hand_on(signal: i32, pid: u32) {
 }
 
 /// As a shell has it: of a program that a signal ended, 128 and the signal.
-fn code(status: ExitStatus) -> u8 {
+fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
     u8::try_from(code & 0xff).unwrap_or(1)
 }

@@ -1,15 +1,15 @@
 //! `ginnel echo` and `ginnel httpd`: programs that run until a signal.
 
 use crate::failure::Failure;
-use crate::presence;
+use crate::publish;
 use crate::signals;
 use crate::stack_options::{DeviceName, StackOptions};
-use crate::table::{Table, grouped};
+use crate::table::{Table, with_thousands_separators};
 use clap::{Args, Parser};
 use ginnel::{Config, Error, Handler, Shard, ShardStats, Shards};
 use ginnel_apps::echo::Echo;
 use ginnel_apps::httpd::Httpd;
-use ginnel_apps::httpd::server::Counters;
+use ginnel_apps::httpd::server::ServerCounters;
 use std::path::Path;
 
 /// Options of `ginnel echo`.
@@ -46,7 +46,7 @@ struct ShardsOptions {
 /// Runs the echo server.
 pub fn echo(options: &EchoOptions) -> Result<(), Failure> {
     let config = server_config(&options.stack, &options.shards)?;
-    println!("echo on {}", list(&options.echo.listen));
+    println!("echo on {}", join_addresses(&options.echo.listen));
     let workers = config.shard.workers;
     let served = run("echo", config, |_| Ok(Echo::new(&options.echo)), |_, shard| shard.stack_stats())?;
     print_shards(&served, workers);
@@ -66,9 +66,9 @@ pub fn httpd(options: &HttpdOptions) -> Result<(), Failure> {
         Ok(server)
     };
     let finish = |_, shard: Shard<Httpd>| (*shard.handler().server().counters(), shard.stack_stats());
-    let (counters, served): (Vec<Counters>, Vec<ShardStats>) =
+    let (counters, served): (Vec<ServerCounters>, Vec<ShardStats>) =
         run("httpd", config, handler, finish)?.into_iter().unzip();
-    let sum = |counter: fn(&Counters) -> u64| counters.iter().map(counter).sum::<u64>();
+    let sum = |counter: fn(&ServerCounters) -> u64| counters.iter().map(counter).sum::<u64>();
     let mut table = Table::new(&["httpd", "count"]);
     for (name, count) in [
         ("connections", sum(|c| c.connections)),
@@ -77,7 +77,7 @@ pub fn httpd(options: &HttpdOptions) -> Result<(), Failure> {
         ("connections ended by a time-out", sum(|c| c.timeouts)),
         ("connections still open", sum(|c| c.open)),
     ] {
-        table.row([name.into(), grouped(count)]);
+        table.add_row([name.into(), with_thousands_separators(count)]);
     }
     print!("\n{table}");
     print_shards(&served, workers);
@@ -117,11 +117,11 @@ fn run<H: Handler, R: Send>(
     finish: impl Fn(usize, Shard<H>) -> R + Sync,
 ) -> Result<Vec<R>, Failure> {
     let stop = signals::stop_on_signal()?;
-    let presence = presence::of(&config.run, program)?;
-    Ok(Shards::new(config).presence(presence).open()?.run(&stop, handler, finish)?)
+    let published = publish::publish_stack(&config.run, program)?;
+    Ok(Shards::new(config).presence(published).open()?.run(&stop, handler, finish)?)
 }
 
-fn list(addresses: &[core::net::SocketAddr]) -> String {
+fn join_addresses(addresses: &[core::net::SocketAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
@@ -136,8 +136,11 @@ fn print_shards(applications: &[ShardStats], workers: u32) {
     let mut table = Table::new(&head.iter().map(String::as_str).collect::<Vec<_>>());
     let names = ShardStats::default();
     for (at, (name, _)) in names.iter().enumerate() {
-        let counts = shards.iter().filter_map(|stats| stats.iter().nth(at)).map(|(_, count)| grouped(count));
-        table.row(core::iter::once(name.replace('_', " ")).chain(counts));
+        let counts = shards
+            .iter()
+            .filter_map(|stats| stats.iter().nth(at))
+            .map(|(_, count)| with_thousands_separators(count));
+        table.add_row(core::iter::once(name.replace('_', " ")).chain(counts));
     }
     print!("\n{table}");
 }

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use clap::Args;
 use filter::Filter;
 use ginnel::{inspect, run_dir};
-use socket::{Columns, Socket};
+use socket::{Columns, SocketLine};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 
 /// Options of `ginnel ss`.
@@ -85,7 +85,7 @@ pub fn run(options: &SsOptions) -> Result<(), Failure> {
     };
     let filter = Filter::parse(words).map_err(Failure::usage)?;
     let running = run_dir::find(name).map_err(|e| Failure::running(e.to_string()))?;
-    let stream = inspect::ask(&running.path)
+    let stream = inspect::list_sockets(&running.path)
         .map_err(|e| Failure::running(format!("the stack \"{}\" cannot be asked: {e}", running.name)))?;
     let shown = show_all(options, &filter, BufReader::new(stream));
     shown.or_else(|failure| if failure.is_closed_pipe() { Ok(()) } else { Err(failure) })
@@ -111,7 +111,7 @@ fn show_all(options: &SsOptions, filter: &Filter, mut answer: impl BufRead) -> R
     }
     let columns = Columns::new(&line);
     let mut out = BufWriter::new(io::stdout().lock());
-    let mut summary = show::Summary::default();
+    let mut summary = show::SocketSummary::default();
     if !options.json && !options.summary && !options.no_header {
         show::header(&mut out)?;
     }
@@ -145,7 +145,7 @@ fn show_all(options: &SsOptions, filter: &Filter, mut answer: impl BufRead) -> R
 }
 
 /// Whether a socket is one of those asked for. A filter for states takes the place of --all and --listening.
-fn is_wanted(options: &SsOptions, filter: &Filter, socket: &Socket<'_>) -> bool {
+fn is_wanted(options: &SsOptions, filter: &Filter, socket: &SocketLine<'_>) -> bool {
     let protocol = options.tcp == options.udp || options.tcp == (socket.netid == "tcp");
     let family = options.ipv4 == options.ipv6 || options.ipv4 == socket.local.is_ipv4();
     let waits = matches!(socket.state, "LISTEN" | "UNCONN");

@@ -7,8 +7,8 @@ mod watch;
 use crate::failure::Failure;
 use clap::Args;
 use core::time::Duration;
-use ginnel::run_dir::{self, Running};
-use sample::Source;
+use ginnel::run_dir::{self, RunningStack};
+use sample::StatSource;
 pub use show::quoted;
 use std::io::{self, Write};
 
@@ -50,7 +50,7 @@ pub fn run(options: &StatOptions) -> Result<(), Failure> {
         list(options)
     } else {
         let running = run_dir::find(options.name.as_deref()).map_err(|e| Failure::running(e.to_string()))?;
-        let source = Source::open(running)?;
+        let source = StatSource::open(running)?;
         match options.watch {
             None => {
                 let sample = source.take()?;
@@ -72,14 +72,14 @@ fn list(options: &StatOptions) -> Result<(), Failure> {
     let running = run_dir::running().map_err(|e| Failure::running(e.to_string()))?;
     let mut out = io::stdout().lock();
     if options.json {
-        let stack = |Running { name, pid, path }: &Running| {
+        let stack = |RunningStack { name, pid, path }: &RunningStack| {
             let path = show::quoted(&path.display().to_string());
             format!("{{\"name\":{},\"pid\":{pid},\"directory\":{path}}}", show::quoted(name))
         };
         let stacks: Vec<String> = running.iter().map(stack).collect();
         writeln!(out, "[{}]", stacks.join(","))?;
     } else {
-        for Running { name, pid, path } in running {
+        for RunningStack { name, pid, path } in running {
             writeln!(out, "{name:<24} {pid:>8}  {}", path.display())?;
         }
     }

@@ -2,13 +2,13 @@
 
 use super::run::KERNEL;
 use crate::failure::Failure;
-use crate::serving::{LOOK_EVERY, Made};
+use crate::served_stack::{OpenedStack, POLL_INTERVAL};
 use crate::signals;
 use crate::stack_options::StackOptions;
 use clap::Args;
-use ginnel::door::User;
+use ginnel::broker::AttachedProcess;
 use ginnel::inspect;
-use ginnel::run_dir::{self, Running};
+use ginnel::run_dir::{self, RunningStack};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, setsid};
 use rustix::stdio::{dup2_stderr, dup2_stdout};
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 pub struct UpOptions {
     /// What the stack is called: ginnel run --stack NAME uses it, ginnel down NAME ends it.
     #[arg(value_name = "NAME")]
-    called: String,
+    stack_name: String,
 
     /// Go to the background once the stack serves. What it says then goes to the file "log" in its directory (see ginnel stat --list).
     #[arg(long, short)]
@@ -42,7 +42,7 @@ pub struct UpOptions {
 pub struct DownOptions {
     /// The stack.
     #[arg(value_name = "NAME")]
-    called: String,
+    stack_name: String,
 
     /// Also if programs use it: their connections are lost.
     #[arg(long, short)]
@@ -50,42 +50,42 @@ pub struct DownOptions {
 }
 
 /// Where Linux's ports begin that anybody may bind.
-const PRIVILEGED_PORTS: u16 = 1024;
+const UNPRIVILEGED_PORT_START: u16 = 1024;
 /// A stack that is asked to end says goodbye to its peers; one that takes longer has other troubles.
-const ENDS_WITHIN: Duration = Duration::from_secs(10);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Keeps a stack until it is ended.
 pub fn up(options: &UpOptions) -> Result<(), Failure> {
-    if options.called == KERNEL {
+    if options.stack_name == KERNEL {
         return Err(Failure::usage(format!("\"{KERNEL}\" is no name for a stack: it stands for none")));
     }
-    if options.stack.name.as_ref().is_some_and(|name| *name != options.called) {
+    if options.stack.name.as_ref().is_some_and(|name| *name != options.stack_name) {
         return Err(Failure::usage("--name: the stack is called by the NAME that comes first"));
     }
     let mut config = options.stack.to_config()?;
-    config.run.name = Some(options.called.clone());
+    config.run.name = Some(options.stack_name.clone());
     config.validate().map_err(|e| Failure::usage(e.to_string()))?;
     if options.background && !options.detached {
-        return in_background(&options.called);
+        return start_in_background(&options.stack_name);
     }
     if options.detached {
         // Only the leader of a group cannot have a session of its own, and this one was just born.
         let _ = setsid();
     }
     let stop = signals::stop_on_signal()?;
-    Made::new(config, "up", PRIVILEGED_PORTS)?.serve(&stop, |serving| {
+    OpenedStack::new(config, "up", UNPRIVILEGED_PORT_START)?.serve(&stop, |served| {
         if options.detached {
-            write_to_log(serving.presence.dir().path())?;
+            redirect_output_to_log(served.published.dir().path())?;
         }
-        while !stop.is_set() && !serving.has_ended() {
-            std::thread::sleep(LOOK_EVERY);
+        while !stop.is_set() && !served.has_ended() {
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     })
 }
 
 /// Starts the same command again, and waits until it serves or gives up: which is when it closes what it says errors on.
-fn in_background(name: &str) -> Result<(), Failure> {
+fn start_in_background(name: &str) -> Result<(), Failure> {
     let failed = |e| Failure::running(format!("process in the background: {e}"));
     let program = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(program);
@@ -102,18 +102,18 @@ fn in_background(name: &str) -> Result<(), Failure> {
             break status;
         }
         let serves =
-            |running: Running| running.pid == child.id() && running.path.join(run_dir::READY).exists();
+            |running: RunningStack| running.pid == child.id() && running.path.join(run_dir::READY).exists();
         if run_dir::find(Some(name)).is_ok_and(serves) {
             return Ok(());
         }
-        std::thread::sleep(LOOK_EVERY);
+        std::thread::sleep(POLL_INTERVAL);
     };
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
     if code == 0 { Ok(()) } else { Err(Failure::program(u8::try_from(code & 0xff).unwrap_or(1))) }
 }
 
 /// From now on nobody reads what this process writes but who looks for it.
-fn write_to_log(directory: &std::path::Path) -> Result<(), Failure> {
+fn redirect_output_to_log(directory: &std::path::Path) -> Result<(), Failure> {
     let path = directory.join("log");
     let failed = |e: std::io::Error| Failure::running(format!("{}: {e}", path.display()));
     let log = File::create(&path).map_err(failed)?;
@@ -122,14 +122,14 @@ fn write_to_log(directory: &std::path::Path) -> Result<(), Failure> {
 
 /// Ends a stack.
 pub fn down(options: &DownOptions) -> Result<(), Failure> {
-    let find = || run_dir::find(Some(&options.called)).map_err(|e| Failure::running(e.to_string()));
+    let find = || run_dir::find(Some(&options.stack_name)).map_err(|e| Failure::running(e.to_string()));
     let running = find()?;
-    let process = process_of(&running)?;
+    let process = open_pidfd(&running)?;
     // Between the two looks the number may have become another process's; from here on the descriptor is what counts.
     if find()?.pid != running.pid {
         return Err(Failure::running(format!("the stack \"{}\" was replaced just now", running.name)));
     }
-    let users = users_of(&running);
+    let users = list_users(&running);
     if !options.force && !users.is_empty() {
         return Err(Failure::running(format!(
             "the stack \"{}\" is in use by {}: --force ends it all the same",
@@ -142,28 +142,28 @@ pub fn down(options: &DownOptions) -> Result<(), Failure> {
     for signal in signals {
         // It may have ended.
         let _ = pidfd_send_signal(&process, *signal);
-        let until = Instant::now() + ENDS_WITHIN / signals.len() as u32;
+        let until = Instant::now() + EXIT_TIMEOUT / signals.len() as u32;
         while Instant::now() < until {
             let now = run_dir::running().map_err(|e| Failure::running(e.to_string()))?;
             if !now.iter().any(|other| other.name == running.name && other.pid == running.pid) {
                 return Ok(());
             }
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
     Err(Failure::running(format!("the stack \"{}\" of process {} does not end", running.name, running.pid)))
 }
 
-fn process_of(running: &Running) -> Result<OwnedFd, Failure> {
+fn open_pidfd(running: &RunningStack) -> Result<OwnedFd, Failure> {
     let gone = || Failure::running(format!("the stack \"{}\" has just ended", running.name));
     let pid = Pid::from_raw(running.pid.cast_signed()).ok_or_else(gone)?;
     pidfd_open(pid, PidfdFlags::empty()).map_err(|_| gone())
 }
 
 /// Who uses it, in words. A stack that cannot be asked, because it has no door or hangs, has no users that would be told of.
-fn users_of(running: &Running) -> Vec<String> {
-    let users = inspect::users(&running.path).unwrap_or_default();
-    let name = |user: User| match user.pid {
+fn list_users(running: &RunningStack) -> Vec<String> {
+    let users = inspect::list_processes(&running.path).unwrap_or_default();
+    let name = |user: AttachedProcess| match user.pid {
         0 => "a program that does not know the library".to_string(),
         pid => {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();

@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 const HOST: &str = "10.9.0.3";
 
 /// The namespace at the server's end of the cable, and the clients'.
-struct Cable {
+struct VethCable {
     host: Namespace,
     clients: Namespace,
 }
 
-impl Cable {
+impl VethCable {
     /// A pair of veth interfaces, `web0` at the server's end, with two queues each.
-    fn lay(mtu: u32) -> Self {
+    fn create(mtu: u32) -> Self {
         let cable = Self { host: Namespace::new().unwrap(), clients: Namespace::new().unwrap() };
         cable.host.connect_queues(("web0", 2), &cable.clients, ("web1", 2), mtu).unwrap();
         cable.host.ip(&format!("addr add {HOST}/24 dev web0")).unwrap();
@@ -46,7 +46,7 @@ impl Cable {
 const ADDRESSES: [&str; 4] = ["--address", "10.9.0.2/24", "--address", "fd09::2/64"];
 
 fn start(name: &str, mtu: u32, device: &str, options: &[&str]) -> (Server, Namespace) {
-    let (server, host) = Cable::lay(mtu).serve(name, device, &[&ADDRESSES, options].concat());
+    let (server, host) = VethCable::create(mtu).serve(name, device, &[&ADDRESSES, options].concat());
     server.wait_until_it_answers();
     (server, host)
 }
@@ -119,7 +119,7 @@ fn a_shared_address_has_servers_of_both_stacks() {
     if skipped("a_shared_address_has_servers_of_both_stacks", &["curl", "ethtool"]) {
         return;
     }
-    let cable = Cable::lay(1500);
+    let cable = VethCable::create(1500);
     cable.host.ip(&format!("addr del {HOST}/24 dev web0")).unwrap();
     cable.host.ip("addr add 10.9.0.2/24 dev web0").unwrap();
     cable.host.ip("addr add fd09::2/64 dev web0 nodad").unwrap();

@@ -1,30 +1,30 @@
 //! Clients of HTTP on a stack: curl, wrk and ab, with nginx on the kernel's side.
 
-use crate::{assert_same, bytes, place};
-use ginnel_testkit::interop::Place;
+use crate::{assert_same, distinct_bytes, fixture};
+use ginnel_testkit::interop::ProgramFixture;
 
 /// nginx on the kernel's side, with a page, once it serves.
-fn serve(place: &Place) -> Vec<u8> {
-    let page = bytes(10 << 20);
+fn serve(place: &ProgramFixture) -> Vec<u8> {
+    let page = distinct_bytes(10 << 20);
     let conf = place.nginx("master_process off;");
     place.write("site/page", &page);
-    place.beside("nginx", &["-c", &conf]);
-    place.wait_for("127.0.0.1:8000");
+    place.start_on_kernel("nginx", &["-c", &conf]);
+    place.wait_until_listening("127.0.0.1:8000");
     page
 }
 
 /// Runs a script on a stack, and returns what it wrote to standard output.
 #[track_caller]
-fn script(place: &Place, script: &str) -> String {
-    let mut shell = place.start(&["sh", "-ec", script]);
-    let told = shell.told();
-    assert_eq!(shell.finish(), 0, "{told}{}", shell.said());
+fn script(place: &ProgramFixture, script: &str) -> String {
+    let mut shell = place.start_on_stack(&["sh", "-ec", script]);
+    let told = shell.read_stdout();
+    assert_eq!(shell.wait_for_exit(), 0, "{told}{}", shell.read_stderr());
     told
 }
 
 #[test]
 fn curl_is_a_client_on_a_stack() {
-    let Some(place) = place("curl_is_a_client_on_a_stack", &["curl", "nginx"]) else { return };
+    let Some(place) = fixture("curl_is_a_client_on_a_stack", &["curl", "nginx"]) else { return };
     let page = serve(&place);
     let told = script(
         &place,
@@ -53,7 +53,7 @@ fn curl_is_a_client_on_a_stack() {
 
 #[test]
 fn wrk_and_ab_are_clients_on_a_stack() {
-    let Some(place) = place("wrk_and_ab_are_clients_on_a_stack", &["ab", "wrk", "nginx"]) else { return };
+    let Some(place) = fixture("wrk_and_ab_are_clients_on_a_stack", &["ab", "wrk", "nginx"]) else { return };
     let page = serve(&place);
     let told = script(
         &place,

@@ -1,47 +1,47 @@
 //! Servers for names, over UDP and TCP, and dig at either end.
 
-use crate::place;
-use ginnel_testkit::interop::Place;
+use crate::fixture;
+use ginnel_testkit::interop::ProgramFixture;
 
 /// Asks, also while the server starts.
-fn dig(place: &Place, arguments: &[&str]) -> String {
+fn dig(place: &ProgramFixture, arguments: &[&str]) -> String {
     let always = ["+short", "+time=1", "+tries=20"];
-    place.text("dig", &[&always[..], arguments].concat())
+    place.client_text("dig", &[&always[..], arguments].concat())
 }
 
 #[test]
 fn dnsmasq_answers_over_both_and_dig_asks() {
-    let Some(place) = place("dnsmasq_answers_over_both_and_dig_asks", &["dnsmasq", "dig"]) else { return };
+    let Some(place) = fixture("dnsmasq_answers_over_both_and_dig_asks", &["dnsmasq", "dig"]) else { return };
     // More than fits into a datagram without EDNS, and less than one with it.
     let long = ["a", "b", "c"].map(|letter| letter.repeat(240));
     let record = format!("--txt-record=long.test,{}", long.join(","));
     let config = ["--no-resolv", "--no-hosts", "--user=root", "--address=/name.test/10.1.2.3", &record];
     let server = [&["dnsmasq", "--no-daemon"], &config[..]].concat();
     let bound = ["--bind-interfaces", "--listen-address=10.9.0.2"];
-    let mut dnsmasq = place.start(&[&server, &bound[..]].concat());
-    dnsmasq.wait_for("10.9.0.2:53");
+    let mut dnsmasq = place.start_on_stack(&[&server, &bound[..]].concat());
+    dnsmasq.wait_until_listening("10.9.0.2:53");
     assert_eq!(dig(&place, &["@10.9.0.2", "name.test"]), "10.1.2.3\n");
     assert_eq!(dig(&place, &["@10.9.0.2", "name.test", "+tcp"]), "10.1.2.3\n");
     let expected = format!("{}\n", long.map(|text| format!("\"{text}\"")).join(" "));
     assert_eq!(dig(&place, &["@10.9.0.2", "long.test", "TXT", "+bufsize=1400"]), expected);
     assert_eq!(dig(&place, &["@10.9.0.2", "long.test", "TXT", "+noedns"]), expected, "again over TCP");
-    assert_eq!(dnsmasq.stop(), 0, "{}", dnsmasq.said());
+    assert_eq!(dnsmasq.stop(), 0, "{}", dnsmasq.read_stderr());
     drop(dnsmasq);
 
     // The kernel serves, and who asks is on the stack.
-    place.beside("dnsmasq", &[&["--keep-in-foreground"], &config[..]].concat());
-    let mut asks = place.start(&[
+    place.start_on_kernel("dnsmasq", &[&["--keep-in-foreground"], &config[..]].concat());
+    let mut asks = place.start_on_stack(&[
         "sh",
         "-c",
         "for how in +notcp +tcp +noedns; do dig +short +time=1 +tries=20 @10.9.0.1 long.test TXT $how; done >said",
     ]);
-    assert_eq!(asks.finish(), 0, "{}", asks.said());
+    assert_eq!(asks.wait_for_exit(), 0, "{}", asks.read_stderr());
     assert_eq!(String::from_utf8(place.read("said")).unwrap(), expected.repeat(3));
 }
 
 #[test]
 fn unbound_answers_with_two_threads() {
-    let Some(place) = place("unbound_answers_with_two_threads", &["unbound", "dig"]) else { return };
+    let Some(place) = fixture("unbound_answers_with_two_threads", &["unbound", "dig"]) else { return };
     let config = place.write(
         "unbound.conf",
         "server:
@@ -61,11 +61,11 @@ remote-control:
   control-enable: no
 ",
     );
-    let mut unbound = place.start(&["unbound", "-d", "-c", &config]);
-    unbound.wait_for("10.9.0.2:53");
+    let mut unbound = place.start_on_stack(&["unbound", "-d", "-c", &config]);
+    unbound.wait_until_listening("10.9.0.2:53");
     for _ in 0..10 {
         assert_eq!(dig(&place, &["@10.9.0.2", "name.test"]), "10.1.2.3\n");
         assert_eq!(dig(&place, &["@10.9.0.2", "name.test", "+tcp"]), "10.1.2.3\n");
     }
-    assert_eq!(unbound.stop(), 0, "{}", unbound.said());
+    assert_eq!(unbound.stop(), 0, "{}", unbound.read_stderr());
 }

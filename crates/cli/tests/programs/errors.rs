@@ -1,9 +1,9 @@
 //! Errors about datagrams with extensions (RFC 4884), as traceroute reads them of routers that label packets.
 
-use crate::place;
+use crate::fixture;
 
 /// Asks for errors and where their extensions are, and says of each how long what is known of the datagram is, and `ee_data`.
-const ASKS: &str = "
+const SERVER_SCRIPT: &str = "
 import select, socket
 u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('10.9.0.2', 7001))
 u.setsockopt(socket.IPPROTO_IP, 11, 1)
@@ -15,7 +15,7 @@ for asks in (0, 1, 1, 1):
     u.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR); open(f'said{asks}', 'a').write('.')";
 
 /// Sends messages that quote a datagram of 100 bytes, with an extension behind it: good ones, and one whose checksum is wrong.
-const TELLS: &str = "
+const CLIENT_SCRIPT: &str = "
 import os, socket, struct, time
 def checksum(b):
     s = sum(struct.unpack('!%dH' % (len(b) // 2), b))
@@ -36,11 +36,11 @@ for number, (kind, length, spoil) in enumerate(((3, 32, 0), (3, 32, 0), (11, 32,
 /// Linux answers the same to the same messages.
 #[test]
 fn extensions_of_errors_are_told_to_who_asks() {
-    let Some(place) = place("extensions_of_errors_are_told_to_who_asks", &["python3"]) else { return };
-    let mut asks = place.start(&["python3", "-c", ASKS]);
-    place.read_soon("ready");
-    place.must("python3", &["-c", TELLS]);
-    assert_eq!(asks.finish(), 0, "{}", asks.said());
+    let Some(place) = fixture("extensions_of_errors_are_told_to_who_asks", &["python3"]) else { return };
+    let mut asks = place.start_on_stack(&["python3", "-c", SERVER_SCRIPT]);
+    place.wait_for_content("ready");
+    place.client_output("python3", &["-c", CLIENT_SCRIPT]);
+    assert_eq!(asks.wait_for_exit(), 0, "{}", asks.read_stderr());
     let to = "('10.9.0.1', 7002)";
     let refused = "6f00000002030300";
     let expired = "71000000020b0000";
@@ -50,5 +50,5 @@ fn extensions_of_errors_are_told_to_who_asks() {
         format!("112 {expired} 64000100 {to}"),
         format!("112 {refused} 00000000 {to}"),
     ];
-    assert_eq!(asks.told().lines().collect::<Vec<_>>(), expected);
+    assert_eq!(asks.read_stdout().lines().collect::<Vec<_>>(), expected);
 }

@@ -1,12 +1,12 @@
 //! vsftpd, which has an empty root, a filter of system calls and 200 MB of addresses for each session, and opens connections of its own for data.
 
-use crate::{assert_same, bytes, place};
+use crate::{assert_same, distinct_bytes, fixture};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 #[test]
 fn vsftpd_sends_and_takes_files() {
-    let Some(place) = place("vsftpd_sends_and_takes_files", &["vsftpd", "curl"]) else { return };
+    let Some(place) = fixture("vsftpd_sends_and_takes_files", &["vsftpd", "curl"]) else { return };
     // The user "ftp" must come in, and what is above its root is to be nobody's but root's.
     let root = std::env::temp_dir().join(format!("ginnel-ftp-{}", std::process::id()));
     let mode = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
@@ -14,7 +14,7 @@ fn vsftpd_sends_and_takes_files() {
     mode(&root, 0o755);
     mode(&root.join("in"), 0o777);
     std::fs::create_dir_all("/run/vsftpd/empty").unwrap();
-    let long = bytes(20_000_000);
+    let long = distinct_bytes(20_000_000);
     std::fs::write(root.join("long"), &long).unwrap();
     place.write("long", &long);
     let config = place.write(
@@ -25,16 +25,17 @@ anon_root={}\nwrite_enable=YES\nanon_upload_enable=YES\nconnect_from_port_20=YES
             root.display()
         ),
     );
-    let mut vsftpd = place.start(&["/usr/sbin/vsftpd", &config]);
-    vsftpd.wait_for("10.9.0.2:2121");
+    let mut vsftpd = place.start_on_stack(&["/usr/sbin/vsftpd", &config]);
+    vsftpd.wait_until_listening("10.9.0.2:2121");
     let url = "ftp://10.9.0.2:2121";
     // Connections for data from the client, and to it.
     for (way, options) in [("passive", &["-sS"][..]), ("active", &["-sS", "-P", "-"])] {
-        place.must("curl", &[options, &["-o", way, &format!("{url}/long")]].concat());
+        place.client_output("curl", &[options, &["-o", way, &format!("{url}/long")]].concat());
         assert_same(way, &place.read(way), &long);
-        place.must("curl", &[options, &["-T", "long", &format!("{url}/in/{way}")]].concat());
+        place.client_output("curl", &[options, &["-T", "long", &format!("{url}/in/{way}")]].concat());
         assert_same(way, &std::fs::read(root.join("in").join(way)).unwrap(), &long);
-        let list = String::from_utf8(place.must("curl", &[options, &[&format!("{url}/")]].concat())).unwrap();
+        let list = String::from_utf8(place.client_output("curl", &[options, &[&format!("{url}/")]].concat()))
+            .unwrap();
         assert!(list.contains(" 20000000 ") && list.lines().count() == 2, "{way}: {list}");
     }
     vsftpd.stop();

@@ -1,7 +1,7 @@
 //! HAProxy: clients and servers on either side of it, over the stack and by the kernel.
 
-use crate::{CLOSE, KEEP_ALIVE, assert_load, assert_same, bytes, place};
-use ginnel_testkit::interop::{Place, Running};
+use crate::{CLOSE, KEEP_ALIVE, assert_load, assert_same, distinct_bytes, fixture};
+use ginnel_testkit::interop::{ProgramFixture, RunningProgram};
 
 /// Listeners of a proxy: an own address or all, and a server that it reaches over the stack or by the kernel.
 const LISTENERS: [(&str, &str, &str); 4] = [
@@ -12,13 +12,13 @@ const LISTENERS: [(&str, &str, &str); 4] = [
 ];
 
 /// Where clients of the kernel reach them.
-const WAYS: [&str; 6] =
+const REQUEST_OPTIONS: [&str; 6] =
     ["10.9.0.2:8001", "10.9.0.2:8002", "10.9.0.2:8003", "10.9.0.2:8004", "127.0.0.1:8002", "127.0.0.1:8004"];
 
 /// A proxy on the stack in front of nginx on the kernel's side, once it serves. `global` and `proxy` are lines of its configuration.
-fn start<'a>(place: &'a Place, arguments: &[&str], global: &str, proxy: &str) -> Running<'a> {
-    place.beside("nginx", &["-c", &place.nginx("master_process off;")]);
-    place.wait_for("127.0.0.1:8000");
+fn start<'a>(place: &'a ProgramFixture, arguments: &[&str], global: &str, proxy: &str) -> RunningProgram<'a> {
+    place.start_on_kernel("nginx", &["-c", &place.nginx("master_process off;")]);
+    place.wait_until_listening("127.0.0.1:8000");
     let mut conf = format!(
         "global\n maxconn 2000\n stats socket {}/stats level admin\n {global}\n\
          defaults\n timeout connect 10s\n timeout client 30s\n timeout server 30s\n timeout check 10s\n",
@@ -30,28 +30,29 @@ fn start<'a>(place: &'a Place, arguments: &[&str], global: &str, proxy: &str) ->
         );
     }
     let conf = place.write("haproxy.cfg", conf);
-    let mut haproxy = place.start(&[&["haproxy", "-f", &conf], arguments].concat());
+    let mut haproxy = place.start_on_stack(&[&["haproxy", "-f", &conf], arguments].concat());
     for (_, bind, _) in LISTENERS {
-        haproxy.wait_for(&bind.replace('*', "10.9.0.2"));
+        haproxy.wait_until_listening(&bind.replace('*', "10.9.0.2"));
     }
     haproxy
 }
 
 /// A page through each way, and an upload.
-fn assert_whole(place: &Place) {
-    let page = bytes(3_000_000);
+fn assert_whole(place: &ProgramFixture) {
+    let page = distinct_bytes(3_000_000);
     let path = place.write("site/page", &page);
-    for at in WAYS {
-        let fetched = place.must("curl", &["-sS", "-m", "30", &format!("http://{at}/page")]);
+    for at in REQUEST_OPTIONS {
+        let fetched = place.client_output("curl", &["-sS", "-m", "30", &format!("http://{at}/page")]);
         assert_same(at, &fetched, &page);
-        place.must("curl", &["-sS", "-m", "30", "-T", &path, &format!("http://{at}/up/{at}")]);
+        place.client_output("curl", &["-sS", "-m", "30", "-T", &path, &format!("http://{at}/up/{at}")]);
         assert_same(at, &place.read(&format!("up/{at}")), &page);
     }
 }
 
 #[test]
 fn haproxy_with_threads_serves_http_and_tcp() {
-    let Some(place) = place("haproxy_with_threads_serves_http_and_tcp", &["haproxy", "nginx", "curl", "wrk"])
+    let Some(place) =
+        fixture("haproxy_with_threads_serves_http_and_tcp", &["haproxy", "nginx", "curl", "wrk"])
     else {
         return;
     };
@@ -64,30 +65,30 @@ fn haproxy_with_threads_serves_http_and_tcp() {
 #[test]
 fn haproxy_with_a_master_serves_through_a_worker() {
     let Some(place) =
-        place("haproxy_with_a_master_serves_through_a_worker", &["haproxy", "nginx", "curl", "wrk"])
+        fixture("haproxy_with_a_master_serves_through_a_worker", &["haproxy", "nginx", "curl", "wrk"])
     else {
         return;
     };
     let mut haproxy = start(&place, &["-W"], "nbthread 1", "");
     assert_whole(&place);
     assert_load(&place, "http://10.9.0.2:8002/ok", CLOSE);
-    assert_eq!(haproxy.stop(), 0, "{}", haproxy.said());
+    assert_eq!(haproxy.stop(), 0, "{}", haproxy.read_stderr());
 }
 
 #[test]
 fn haproxy_splices() {
-    let Some(place) = place("haproxy_splices", &["haproxy", "nginx", "curl", "wrk"]) else { return };
+    let Some(place) = fixture("haproxy_splices", &["haproxy", "nginx", "curl", "wrk"]) else { return };
     let options = "option splice-auto\n option splice-request\n option splice-response";
     let _haproxy = start(&place, &[], "nbthread 2", options);
     assert_whole(&place);
-    place.write("site/part", bytes(100_000));
+    place.write("site/part", distinct_bytes(100_000));
     assert_load(&place, "http://10.9.0.2:8003/part", KEEP_ALIVE);
 }
 
 #[test]
 fn haproxy_resets_clients_only_behind_the_answer() {
     let Some(place) =
-        place("haproxy_resets_clients_only_behind_the_answer", &["haproxy", "nginx", "curl", "wrk"])
+        fixture("haproxy_resets_clients_only_behind_the_answer", &["haproxy", "nginx", "curl", "wrk"])
     else {
         return;
     };

@@ -1,11 +1,11 @@
 //! iperf3 at either end, in both directions.
 
-use crate::place;
-use ginnel_testkit::interop::Place;
+use crate::fixture;
+use ginnel_testkit::interop::ProgramFixture;
 use std::time::{Duration, Instant};
 
 /// Ways to send: one stream, back, several, both at once, in small pieces, by sendfile, with options of the socket, at a rate, in datagrams.
-const WAYS: [&[&str]; 13] = [
+const OPTION_SETS: [&[&str]; 13] = [
     &["-n", "50M"],
     &["-n", "50M", "-R"],
     &["-n", "50M", "-P", "3"],
@@ -35,10 +35,10 @@ fn arguments<'a>(host: &'a str, way: &[&'a str]) -> Vec<&'a str> {
 }
 
 /// A server that has started may not listen yet, and one that has been tried with a bare connection fails the next test.
-fn wait_for_server(place: &Place, host: &str) {
+fn wait_for_server(place: &ProgramFixture, host: &str) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
-        let tried = place.client("timeout", &arguments(host, &["-n", "1M"]));
+        let tried = place.run_client("timeout", &arguments(host, &["-n", "1M"]));
         // With `-J` it ends with success whatever happened.
         if tried.status.success() && !String::from_utf8_lossy(&tried.stdout).contains("\"error\"") {
             return;
@@ -50,11 +50,11 @@ fn wait_for_server(place: &Place, host: &str) {
 
 #[test]
 fn iperf3_serves_on_a_stack() {
-    let Some(place) = place("iperf3_serves_on_a_stack", &["iperf3"]) else { return };
-    let _server = place.start(&["iperf3", "-s"]);
+    let Some(place) = fixture("iperf3_serves_on_a_stack", &["iperf3"]) else { return };
+    let _server = place.start_on_stack(&["iperf3", "-s"]);
     wait_for_server(&place, "10.9.0.2");
-    for way in WAYS {
-        let measure = || place.client("timeout", &arguments("10.9.0.2", way)).stdout;
+    for way in OPTION_SETS {
+        let measure = || place.run_client("timeout", &arguments("10.9.0.2", way)).stdout;
         let mut report = String::from_utf8(measure()).unwrap();
         let end = Instant::now() + Duration::from_secs(20);
         // It may not have done with the last one yet, or not listen again.
@@ -69,7 +69,7 @@ fn iperf3_serves_on_a_stack() {
 
 #[test]
 fn iperf3_measures_over_ipv6_inside_a_stack() {
-    let Some(place) = place("iperf3_measures_over_ipv6_inside_a_stack", &["iperf3"]) else { return };
+    let Some(place) = fixture("iperf3_measures_over_ipv6_inside_a_stack", &["iperf3"]) else { return };
     // Its server and its client are on the same stack.
     let ways = [&["-n", "20M"][..], &["-n", "20M", "-R"], &["-n", "1M", "-u", "-b", "40M", "-l", "1200"]];
     let call = |(n, way): (usize, &&[&str])| {
@@ -80,7 +80,10 @@ fn iperf3_measures_over_ipv6_inside_a_stack() {
     };
     let calls: String = ways.iter().enumerate().map(call).collect();
     let script = format!("iperf3 -s -B ::1 >/dev/null & server=$!\n{calls}kill $server");
-    place.must(env!("CARGO_BIN_EXE_ginnel"), &["run", "--loopback", "stack", "--", "sh", "-c", &script]);
+    place.client_output(
+        env!("CARGO_BIN_EXE_ginnel"),
+        &["run", "--loopback", "stack", "--", "sh", "-c", &script],
+    );
     for (number, way) in ways.iter().enumerate() {
         assert_report(way, &String::from_utf8_lossy(&place.read(&format!("report{number}"))));
     }
@@ -88,10 +91,10 @@ fn iperf3_measures_over_ipv6_inside_a_stack() {
 
 #[test]
 fn iperf3_is_a_client_on_a_stack() {
-    let Some(place) = place("iperf3_is_a_client_on_a_stack", &["iperf3"]) else { return };
-    place.beside("iperf3", &["-s"]);
+    let Some(place) = fixture("iperf3_is_a_client_on_a_stack", &["iperf3"]) else { return };
+    place.start_on_kernel("iperf3", &["-s"]);
     wait_for_server(&place, "127.0.0.1");
-    let ways: Vec<&[&str]> = WAYS.into_iter().chain([&["-n", "50M", "-B", "10.9.0.2"][..]]).collect();
+    let ways: Vec<&[&str]> = OPTION_SETS.into_iter().chain([&["-n", "50M", "-B", "10.9.0.2"][..]]).collect();
     let call = |(n, way): (usize, &&[&str])| {
         format!(
             "while timeout {0} >report{n}; grep -Eq 'busy|Connection refused' report{n}; do sleep 0.05; done\n",
@@ -99,8 +102,8 @@ fn iperf3_is_a_client_on_a_stack() {
         )
     };
     let calls: String = ways.iter().enumerate().map(call).collect();
-    let mut client = place.start(&["sh", "-c", &calls]);
-    client.finish();
+    let mut client = place.start_on_stack(&["sh", "-c", &calls]);
+    client.wait_for_exit();
     for (number, way) in ways.iter().enumerate() {
         assert_report(way, &String::from_utf8_lossy(&place.read(&format!("report{number}"))));
     }

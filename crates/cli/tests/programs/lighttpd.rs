@@ -1,10 +1,10 @@
 //! lighttpd: sendfile, epoll, and workers that share listeners.
 
-use crate::{CLOSE, KEEP_ALIVE, assert_load, assert_same, bytes, place};
-use ginnel_testkit::interop::Place;
+use crate::{CLOSE, KEEP_ALIVE, assert_load, assert_same, distinct_bytes, fixture};
+use ginnel_testkit::interop::ProgramFixture;
 
-fn serves(place: &Place, more: &str) {
-    let page = bytes(12_000_000);
+fn serves(place: &ProgramFixture, more: &str) {
+    let page = distinct_bytes(12_000_000);
     place.write("site/page", &page);
     place.write("site/ok", "ok");
     let at = place.folder().display();
@@ -15,25 +15,25 @@ fn serves(place: &Place, more: &str) {
              server.max-keep-alive-requests = 1000000\n{more}\n"
         ),
     );
-    let mut lighttpd = place.start(&["lighttpd", "-D", "-f", &conf]);
-    lighttpd.wait_for("10.9.0.2:8000");
+    let mut lighttpd = place.start_on_stack(&["lighttpd", "-D", "-f", &conf]);
+    lighttpd.wait_until_listening("10.9.0.2:8000");
     for host in ["10.9.0.2", "127.0.0.1"] {
-        let fetched = place.must("curl", &["-sS", "-m", "30", &format!("http://{host}:8000/page")]);
+        let fetched = place.client_output("curl", &["-sS", "-m", "30", &format!("http://{host}:8000/page")]);
         assert_same(host, &fetched, &page);
     }
     assert_load(place, "http://10.9.0.2:8000/ok", KEEP_ALIVE);
     assert_load(place, "http://10.9.0.2:8000/ok", CLOSE);
-    assert_eq!(lighttpd.stop(), 0, "{}", lighttpd.said());
+    assert_eq!(lighttpd.stop(), 0, "{}", lighttpd.read_stderr());
 }
 
 #[test]
 fn lighttpd_serves_files() {
-    let Some(place) = place("lighttpd_serves_files", &["lighttpd", "curl", "wrk"]) else { return };
+    let Some(place) = fixture("lighttpd_serves_files", &["lighttpd", "curl", "wrk"]) else { return };
     serves(&place, "");
 }
 
 #[test]
 fn lighttpd_serves_with_workers() {
-    let Some(place) = place("lighttpd_serves_with_workers", &["lighttpd", "curl", "wrk"]) else { return };
+    let Some(place) = fixture("lighttpd_serves_with_workers", &["lighttpd", "curl", "wrk"]) else { return };
     serves(&place, "server.max-worker = 2");
 }

@@ -15,21 +15,21 @@ mod redis;
 mod reload;
 mod ssh;
 
-use ginnel_testkit::interop::{Place, unavailable_with};
+use ginnel_testkit::interop::{ProgramFixture, programs_unavailable};
 use ginnel_testkit::skip;
 use sha2::{Digest, Sha256};
 
 /// A place for a test, unless it cannot run here, which it notes then.
-fn place(test: &str, programs: &[&str]) -> Option<Place> {
-    if let Some(reason) = unavailable_with(programs) {
+fn fixture(test: &str, programs: &[&str]) -> Option<ProgramFixture> {
+    if let Some(reason) = programs_unavailable(programs) {
         skip(test, &reason);
         return None;
     }
-    Some(Place::new(env!("CARGO_BIN_EXE_ginnel"), env!("CARGO_TARGET_TMPDIR"), test).unwrap())
+    Some(ProgramFixture::new(env!("CARGO_BIN_EXE_ginnel"), env!("CARGO_TARGET_TMPDIR"), test).unwrap())
 }
 
 /// Bytes that repeat nowhere.
-fn bytes(len: usize) -> Vec<u8> {
+fn distinct_bytes(len: usize) -> Vec<u8> {
     let words =
         (0..len.div_ceil(4) as u32).flat_map(|n| (n.wrapping_mul(2_654_435_761) ^ n >> 7).to_le_bytes());
     words.take(len).collect()
@@ -44,8 +44,8 @@ fn assert_same(what: &str, got: &[u8], expected: &[u8]) {
 
 /// What wrk says of a second of load, which must have gone without an error.
 #[track_caller]
-fn assert_load(place: &Place, url: &str, header: &str) {
-    let text = place.text("wrk", &["-c", "20", "-d", "1", "-t", "1", "-H", header, url]);
+fn assert_load(place: &ProgramFixture, url: &str, header: &str) {
+    let text = place.client_text("wrk", &["-c", "20", "-d", "1", "-t", "1", "-H", header, url]);
     let bad = ["Socket errors", "Non-2xx", " 0 requests in"];
     assert!(!bad.iter().any(|bad| text.contains(bad)), "{url}, {header}: {text}");
     assert!(text.contains("requests in"), "{url}, {header}: {text}");

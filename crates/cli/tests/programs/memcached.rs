@@ -1,11 +1,11 @@
 //! memcached with its four threads, each with an event loop of its own.
 
-use crate::{bytes, place};
-use ginnel_testkit::interop::Place;
+use crate::{distinct_bytes, fixture};
+use ginnel_testkit::interop::ProgramFixture;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
-fn connect(place: &Place) -> BufReader<TcpStream> {
+fn connect(place: &ProgramFixture) -> BufReader<TcpStream> {
     BufReader::new(place.connect("10.9.0.2:11211").unwrap())
 }
 
@@ -32,7 +32,7 @@ fn value(stream: &mut BufReader<TcpStream>, key: &str, expected: &[u8]) {
 }
 
 /// A request of its protocol for datagrams, whose answer takes several.
-const ASK: &str = "
+const GET_OVER_UDP: &str = "
 import socket, sys
 s = socket.socket(type=socket.SOCK_DGRAM); s.settimeout(20)
 for number in range(3):
@@ -44,21 +44,22 @@ for number in range(3):
 
 #[test]
 fn memcached_answers_datagrams() {
-    let Some(place) = place("memcached_answers_datagrams", &["memcached", "python3"]) else { return };
-    let mut memcached = place.start(&["memcached", "-u", "root", "-l", "10.9.0.2", "-U", "11211"]);
-    memcached.wait_for("10.9.0.2:11211");
+    let Some(place) = fixture("memcached_answers_datagrams", &["memcached", "python3"]) else { return };
+    let mut memcached = place.start_on_stack(&["memcached", "-u", "root", "-l", "10.9.0.2", "-U", "11211"]);
+    memcached.wait_until_listening("10.9.0.2:11211");
     set(&mut connect(&place), "k", &[b'x'; 5000]);
-    assert_eq!(place.text("python3", &["-c", ASK]), "True\n".repeat(3));
-    assert_eq!(memcached.stop(), 0, "{}", memcached.said());
+    assert_eq!(place.client_text("python3", &["-c", GET_OVER_UDP]), "True\n".repeat(3));
+    assert_eq!(memcached.stop(), 0, "{}", memcached.read_stderr());
 }
 
 #[test]
 fn memcached_serves_many_with_several_threads() {
-    let Some(place) = place("memcached_serves_many_with_several_threads", &["memcached"]) else { return };
-    let mut memcached = place.start(&["memcached", "-u", "root", "-l", "10.9.0.2,127.0.0.1", "-I", "8m"]);
-    memcached.wait_for("10.9.0.2:11211");
-    memcached.wait_for("127.0.0.1:11211");
-    let large = bytes(5_000_000);
+    let Some(place) = fixture("memcached_serves_many_with_several_threads", &["memcached"]) else { return };
+    let mut memcached =
+        place.start_on_stack(&["memcached", "-u", "root", "-l", "10.9.0.2,127.0.0.1", "-I", "8m"]);
+    memcached.wait_until_listening("10.9.0.2:11211");
+    memcached.wait_until_listening("127.0.0.1:11211");
+    let large = distinct_bytes(5_000_000);
     let mut one = connect(&place);
     set(&mut one, "large", &large);
 
@@ -90,5 +91,5 @@ fn memcached_serves_many_with_several_threads() {
         assert!(line(stream).starts_with("VERSION "));
     }
     (0..10).for_each(|_| value(&mut lazy, "large", &large));
-    assert_eq!(memcached.stop(), 0, "{}", memcached.said());
+    assert_eq!(memcached.stop(), 0, "{}", memcached.read_stderr());
 }

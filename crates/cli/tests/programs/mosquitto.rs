@@ -1,29 +1,32 @@
 //! A broker of messages, and its clients.
 
-use crate::{assert_same, bytes, place};
+use crate::{assert_same, distinct_bytes, fixture};
 
 #[test]
 fn mosquitto_hands_messages_on() {
     let programs = ["mosquitto", "mosquitto_sub", "mosquitto_pub"];
-    let Some(place) = place("mosquitto_hands_messages_on", &programs) else { return };
+    let Some(place) = fixture("mosquitto_hands_messages_on", &programs) else { return };
     let config = place.write("mosquitto.conf", "listener 1883 10.9.0.2\nallow_anonymous true\nuser root\n");
-    let mut mosquitto = place.start(&["mosquitto", "-c", &config]);
-    mosquitto.wait_for("10.9.0.2:1883");
-    let long: Vec<u8> = bytes(3_000_000);
+    let mut mosquitto = place.start_on_stack(&["mosquitto", "-c", &config]);
+    mosquitto.wait_until_listening("10.9.0.2:1883");
+    let long: Vec<u8> = distinct_bytes(3_000_000);
     let file = place.write("long", &long);
     let send = |topic: &str, more: &[&str]| {
-        place.must("mosquitto_pub", &[&["-h", "10.9.0.2", "-q", "2", "-r", "-t", topic], more].concat());
+        place.client_output(
+            "mosquitto_pub",
+            &[&["-h", "10.9.0.2", "-q", "2", "-r", "-t", topic], more].concat(),
+        );
     };
     for number in 0..10 {
         send(&format!("short/{number}"), &["-m", &number.to_string()]);
     }
     send("long", &["-f", &file]);
     let hear = |topic: &str, count: &str| {
-        place.must("mosquitto_sub", &["-h", "10.9.0.2", "-N", "-W", "30", "-t", topic, "-C", count])
+        place.client_output("mosquitto_sub", &["-h", "10.9.0.2", "-N", "-W", "30", "-t", topic, "-C", count])
     };
     let mut short = hear("short/+", "10");
     short.sort_unstable();
     assert_eq!(short, b"0123456789");
     assert_same("a long message", &hear("long", "1"), &long);
-    assert_eq!(mosquitto.stop(), 0, "{}", mosquitto.said());
+    assert_eq!(mosquitto.stop(), 0, "{}", mosquitto.read_stderr());
 }

@@ -17,7 +17,7 @@ const MODULES: [&str; 8] = [
 /// Those of them that hold waits of tenths of a second against the clock, for which a busy machine may be too slow.
 const MEASURE_TIME: [&str; 3] = ["test_select", "test_poll", "test_epoll"];
 /// Of `test_socket` what is about streams and datagrams, and quick.
-const OF_SOCKET: [&str; 6] = [
+const SOCKET_TESTS: [&str; 6] = [
     "test.test_socket.BasicTCPTest.*",
     "test.test_socket.BasicUDPTest.*",
     "test.test_socket.NonBlockingTCPTests.*",
@@ -37,13 +37,13 @@ fn python(args: &[&str]) -> Output {
 }
 
 /// Debian has these tests in a package of their own.
-fn there_is(module: &str) -> bool {
+fn has_module(module: &str) -> bool {
     let import = format!("import test.{module}, test.libregrtest");
     let asked = Command::new("python3").args(["-c", &import]).output();
     asked.is_ok_and(|asked| asked.status.success())
 }
 
-fn passes(args: &[&str]) {
+fn assert_passes(args: &[&str]) {
     // What measures time may be tried again; what was said until then is shown.
     let attempts = if args.iter().any(|module| MEASURE_TIME.contains(module)) { 3 } else { 1 };
     let passed = (0..attempts).any(|_| {
@@ -61,15 +61,15 @@ fn passes(args: &[&str]) {
 #[test]
 fn tests_of_cpython_pass() {
     // Some modules have left the language since.
-    for module in MODULES.iter().filter(|module| there_is(module)) {
-        passes(&[module]);
+    for module in MODULES.iter().filter(|module| has_module(module)) {
+        assert_passes(&[module]);
     }
 }
 
 #[test]
 fn tests_of_cpythons_sockets_pass() {
-    if there_is("test_socket") {
-        let chosen = OF_SOCKET.iter().flat_map(|name| ["-m", *name]);
-        passes(&[&["test_socket"][..], &chosen.collect::<Vec<_>>()].concat());
+    if has_module("test_socket") {
+        let chosen = SOCKET_TESTS.iter().flat_map(|name| ["-m", *name]);
+        assert_passes(&[&["test_socket"][..], &chosen.collect::<Vec<_>>()].concat());
     }
 }

@@ -1,7 +1,7 @@
 //! redis-server with I/O threads and children, and its own clients on either side.
 
-use crate::{assert_same, bytes, place};
-use ginnel_testkit::interop::Place;
+use crate::{assert_same, distinct_bytes, fixture};
+use ginnel_testkit::interop::ProgramFixture;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
@@ -26,8 +26,8 @@ fn assert_reads(mut stream: &TcpStream, expected: &str) {
     assert_eq!(String::from_utf8_lossy(&bytes), expected);
 }
 
-fn info(place: &Place, key: &str) -> String {
-    let text = place.text("redis-cli", &["-h", "10.9.0.2", "info"]);
+fn info(place: &ProgramFixture, key: &str) -> String {
+    let text = place.client_text("redis-cli", &["-h", "10.9.0.2", "info"]);
     let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
     line.unwrap_or_else(|| panic!("no {key}: {text}")).trim().to_string()
 }
@@ -35,8 +35,8 @@ fn info(place: &Place, key: &str) -> String {
 #[test]
 fn redis_server_serves_while_a_child_saves() {
     let programs = ["redis-server", "redis-cli", "redis-benchmark"];
-    let Some(place) = place("redis_server_serves_while_a_child_saves", &programs) else { return };
-    let mut redis = place.start(&[
+    let Some(place) = fixture("redis_server_serves_while_a_child_saves", &programs) else { return };
+    let mut redis = place.start_on_stack(&[
         "redis-server",
         "--bind",
         "10.9.0.2",
@@ -50,14 +50,14 @@ fn redis_server_serves_while_a_child_saves() {
         "--io-threads-do-reads",
         "yes",
     ]);
-    redis.wait_for("10.9.0.2:6379");
-    let value = bytes(2_000_000);
+    redis.wait_until_listening("10.9.0.2:6379");
+    let value = distinct_bytes(2_000_000);
     let mut stream = place.connect("10.9.0.2:6379").unwrap();
     write!(stream, "*3\r\n$3\r\nSET\r\n$3\r\nbig\r\n${}\r\n", value.len()).unwrap();
     stream.write_all(&[&value[..], b"\r\n"].concat()).unwrap();
     assert_reads(&stream, "+OK\r\n");
     for host in ["10.9.0.2", "127.0.0.1"] {
-        let got = place.must("redis-cli", &["-h", host, "--raw", "get", "big"]);
+        let got = place.client_output("redis-cli", &["-h", host, "--raw", "get", "big"]);
         assert_same(host, got.strip_suffix(b"\n").unwrap(), &value);
     }
     pipeline(&stream);
@@ -70,63 +70,63 @@ fn redis_server_serves_while_a_child_saves() {
     assert_reads(&subscriber, "*3\r\n$7\r\nmessage\r\n$4\r\nnews\r\n$5\r\nhello\r\n");
     // Its threads wait for each other by looking, which takes its time where there are fewer processors than threads.
     let load = ["-h", "10.9.0.2", "-c", "10", "-n", "500", "-t", "set,get", "-q"];
-    let rates = place.text("redis-benchmark", &load);
+    let rates = place.client_text("redis-benchmark", &load);
     assert_eq!(rates.matches("requests per second").count(), 2, "{rates}");
     while info(&place, "rdb_bgsave_in_progress") != "0" {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     assert_eq!(info(&place, "rdb_last_bgsave_status"), "ok");
     assert_eq!(info(&place, "rdb_saves"), "1");
-    assert_eq!(redis.stop(), 0, "{}", redis.said());
+    assert_eq!(redis.stop(), 0, "{}", redis.read_stderr());
 }
 
 #[test]
 fn a_replica_follows_over_the_stack() {
-    let Some(place) = place("a_replica_follows_over_the_stack", &["redis-server", "redis-cli"]) else {
+    let Some(place) = fixture("a_replica_follows_over_the_stack", &["redis-server", "redis-cli"]) else {
         return;
     };
     let common = ["--protected-mode", "no", "--save", "", "--repl-diskless-sync-delay", "0"];
-    place.beside("redis-server", &[&["--port", "6380"][..], &common].concat());
-    place.wait_for("127.0.0.1:6380");
-    let value = bytes(1_000_000);
+    place.start_on_kernel("redis-server", &[&["--port", "6380"][..], &common].concat());
+    place.wait_until_listening("127.0.0.1:6380");
+    let value = distinct_bytes(1_000_000);
     let mut first = place.connect("127.0.0.1:6380").unwrap();
     write!(first, "*3\r\n$3\r\nSET\r\n$1\r\na\r\n${}\r\n", value.len()).unwrap();
     first.write_all(&[&value[..], b"\r\n"].concat()).unwrap();
     assert_reads(&first, "+OK\r\n");
     let follows = ["redis-server", "--bind", "10.9.0.2", "--replicaof", "10.9.0.1", "6380"];
-    let mut replica = place.start(&[&follows[..], &common].concat());
-    replica.wait_for("10.9.0.2:6379");
+    let mut replica = place.start_on_stack(&[&follows[..], &common].concat());
+    replica.wait_until_listening("10.9.0.2:6379");
     // With the first copy, and with what comes later.
     first.write_all(b"SET b later\r\n").unwrap();
     assert_reads(&first, "+OK\r\n");
     let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while place.text("redis-cli", &["-h", "10.9.0.2", "--raw", "get", "b"]).trim() != "later" {
+    while place.client_text("redis-cli", &["-h", "10.9.0.2", "--raw", "get", "b"]).trim() != "later" {
         assert!(std::time::Instant::now() < end, "master_link_status {}", info(&place, "master_link_status"));
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    let got = place.must("redis-cli", &["-h", "10.9.0.2", "--raw", "get", "a"]);
+    let got = place.client_output("redis-cli", &["-h", "10.9.0.2", "--raw", "get", "a"]);
     assert_same("copy", got.strip_suffix(b"\n").unwrap(), &value);
-    assert_eq!(replica.stop(), 0, "{}", replica.said());
+    assert_eq!(replica.stop(), 0, "{}", replica.read_stderr());
 }
 
 #[test]
 fn redis_benchmark_and_redis_cli_are_clients_on_a_stack() {
     let programs = ["redis-server", "redis-cli", "redis-benchmark"];
-    let Some(place) = place("redis_benchmark_and_redis_cli_are_clients_on_a_stack", &programs) else {
+    let Some(place) = fixture("redis_benchmark_and_redis_cli_are_clients_on_a_stack", &programs) else {
         return;
     };
-    place.beside("redis-server", &["--protected-mode", "no", "--save", ""]);
-    place.wait_for("127.0.0.1:6379");
-    let value = place.write("value", bytes(2_000_000));
+    place.start_on_kernel("redis-server", &["--protected-mode", "no", "--save", ""]);
+    place.wait_until_listening("127.0.0.1:6379");
+    let value = place.write("value", distinct_bytes(2_000_000));
     let script = format!(
         "set -e\nredis-cli -h 10.9.0.1 -x set big <{value}\nredis-cli -h 10.9.0.1 --raw get big >back\n\
          redis-benchmark -h 10.9.0.1 -n 5000 -t set,get -q\n\
          redis-benchmark -h 10.9.0.1 -n 5000 -t set,get -q --threads 2 -P 16\n\
          redis-benchmark -h 10.9.0.1 -n 500 -t set,get -q -k 0\n"
     );
-    let mut clients = place.start(&["sh", "-c", &script]);
-    let told = clients.told();
-    assert_eq!(clients.finish(), 0, "{}", clients.said());
+    let mut clients = place.start_on_stack(&["sh", "-c", &script]);
+    let told = clients.read_stdout();
+    assert_eq!(clients.wait_for_exit(), 0, "{}", clients.read_stderr());
     assert_eq!(told.matches("requests per second").count(), 6, "{told}");
     assert_same("value", place.read("back").strip_suffix(b"\n").unwrap(), &place.read("value"));
 }

@@ -1,7 +1,7 @@
 //! Programs that are reloaded and replaced under load: listeners go from process to process, and no client notices.
 
-use crate::{bytes, place};
-use ginnel_testkit::interop::Place;
+use crate::{distinct_bytes, fixture};
+use ginnel_testkit::interop::ProgramFixture;
 use std::io::{Read, Write};
 use std::process::Command;
 use std::sync::Mutex;
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 /// Clients at a time.
 const CLIENTS: usize = 4;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Asks for a page over a connection of its own; what went wrong otherwise.
-fn ask(place: &Place, at: &str) -> Result<(), String> {
+fn request(place: &ProgramFixture, at: &str) -> Result<(), String> {
     let mut stream = place.connect(at).map_err(|e| format!("connect: {e}"))?;
     let asked = stream.write_all(b"GET /ok HTTP/1.1\r\nHost: it\r\nConnection: close\r\n\r\n");
     asked.map_err(|e| format!("write: {e}"))?;
@@ -29,14 +29,14 @@ fn ask(place: &Place, at: &str) -> Result<(), String> {
 
 /// Clients of the kernel's side ask and ask while something is done. None of them may be refused or lost.
 #[track_caller]
-fn none_is_lost(place: &Place, at: &[&str], act: impl FnOnce()) {
+fn assert_none_lost(place: &ProgramFixture, at: &[&str], act: impl FnOnce()) {
     let (stop, answers, lost) = (AtomicBool::new(false), AtomicU32::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for client in 0..CLIENTS {
             let (stop, answers, lost) = (&stop, &answers, &lost);
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
-                    match ask(place, at[client % at.len()]) {
+                    match request(place, at[client % at.len()]) {
                         Ok(()) => drop(answers.fetch_add(1, Ordering::Relaxed)),
                         Err(error) => lost.lock().unwrap().push(error),
                     }
@@ -59,8 +59,8 @@ fn signal(pid: &str, name: &str) {
 }
 
 #[track_caller]
-fn until(what: &str, mut so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
+    let end = Instant::now() + TIMEOUT;
     while !so() {
         assert!(Instant::now() < end, "{what}: not in time");
         std::thread::sleep(Duration::from_millis(10));
@@ -69,9 +69,9 @@ fn until(what: &str, mut so: impl FnMut() -> bool) {
 
 /// Sends a signal until it was heard: what comes before a program is ready is forgotten by some.
 #[track_caller]
-fn ask_until(asked: &str, name: &str, what: &str, mut so: impl FnMut() -> bool) {
+fn request_until(asked: &str, name: &str, what: &str, mut so: impl FnMut() -> bool) {
     let mut last = None;
-    until(what, || {
+    wait_until(what, || {
         if last.is_none_or(|at: Instant| at.elapsed() > Duration::from_secs(2)) {
             signal(asked, name);
             last = Some(Instant::now());
@@ -81,15 +81,15 @@ fn ask_until(asked: &str, name: &str, what: &str, mut so: impl FnMut() -> bool) 
 }
 
 /// What a program wrote into a file about its process.
-fn pid(place: &Place, name: &str) -> Option<String> {
+fn pid(place: &ProgramFixture, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(place.folder().join(name)).ok()?;
     Some(text.trim().to_string()).filter(|pid| !pid.is_empty())
 }
 
 /// The same, once it is there: some begin to serve before.
 #[track_caller]
-fn pid_in_time(place: &Place, name: &str) -> String {
-    until("it says which process it is", || pid(place, name).is_some());
+fn pid_in_time(place: &ProgramFixture, name: &str) -> String {
+    wait_until("it says which process it is", || pid(place, name).is_some());
     pid(place, name).unwrap()
 }
 
@@ -98,7 +98,7 @@ fn children(pid: &str) -> Vec<String> {
     String::from_utf8(output.stdout).unwrap().lines().map(str::to_string).collect()
 }
 
-fn lives(pid: &str) -> bool {
+fn is_alive(pid: &str) -> bool {
     // A zombie does nothing any more.
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim().starts_with('Z'))
@@ -106,7 +106,7 @@ fn lives(pid: &str) -> bool {
 
 #[test]
 fn no_client_of_nginx_is_lost_while_it_is_reloaded() {
-    let Some(place) = place("no_client_of_nginx_is_lost_while_it_is_reloaded", &["nginx", "pgrep"]) else {
+    let Some(place) = fixture("no_client_of_nginx_is_lost_while_it_is_reloaded", &["nginx", "pgrep"]) else {
         return;
     };
     for listen in ["listen 8001;", "listen 8001 reuseport;"] {
@@ -114,20 +114,20 @@ fn no_client_of_nginx_is_lost_while_it_is_reloaded() {
         let text = String::from_utf8(place.read("nginx.conf")).unwrap();
         // With `reuseport` each worker has a listener of its own.
         place.write("nginx.conf", text.replace("listen 8000;", listen));
-        let mut nginx = place.start(&["nginx", "-c", &conf]);
-        nginx.wait_for("10.9.0.2:8001");
+        let mut nginx = place.start_on_stack(&["nginx", "-c", &conf]);
+        nginx.wait_until_listening("10.9.0.2:8001");
         let master = pid_in_time(&place, "pid");
-        none_is_lost(&place, &["10.9.0.2:8001", "127.0.0.1:8001"], || {
+        assert_none_lost(&place, &["10.9.0.2:8001", "127.0.0.1:8001"], || {
             for _ in 0..4 {
                 let old = children(&master);
                 signal(&master, "HUP");
-                until("new workers serve alone", || {
+                wait_until("new workers serve alone", || {
                     let now = children(&master);
                     now.len() >= 2 && now.iter().all(|worker| !old.contains(worker))
                 });
             }
         });
-        assert_eq!(nginx.stop(), 0, "{listen} {}", nginx.said());
+        assert_eq!(nginx.stop(), 0, "{listen} {}", nginx.read_stderr());
         let log = String::from_utf8(place.read("error.log")).unwrap();
         assert!(
             !["[emerg]", "[alert]", "[crit]", "[error]", "[warn]"].iter().any(|bad| log.contains(bad)),
@@ -138,7 +138,7 @@ fn no_client_of_nginx_is_lost_while_it_is_reloaded() {
 
 #[test]
 fn no_client_of_nginx_is_lost_while_its_binary_is_replaced() {
-    let Some(place) = place("no_client_of_nginx_is_lost_while_its_binary_is_replaced", &["nginx", "pgrep"])
+    let Some(place) = fixture("no_client_of_nginx_is_lost_while_its_binary_is_replaced", &["nginx", "pgrep"])
     else {
         return;
     };
@@ -146,13 +146,13 @@ fn no_client_of_nginx_is_lost_while_its_binary_is_replaced() {
     // One in the foreground takes no such signal.
     let text = String::from_utf8(place.read("nginx.conf")).unwrap();
     place.write("nginx.conf", text.replace("daemon off;", "daemon on;"));
-    let mut nginx = place.start(&["/usr/sbin/nginx", "-c", &conf]);
-    nginx.wait_for("10.9.0.2:8000");
+    let mut nginx = place.start_on_stack(&["/usr/sbin/nginx", "-c", &conf]);
+    nginx.wait_until_listening("10.9.0.2:8000");
     let mut master = pid_in_time(&place, "pid");
-    none_is_lost(&place, &["10.9.0.2:8000", "127.0.0.1:8000"], || {
+    assert_none_lost(&place, &["10.9.0.2:8000", "127.0.0.1:8000"], || {
         for _ in 0..2 {
             let old = master.clone();
-            ask_until(&old, "USR2", "there is a new master with workers", || {
+            request_until(&old, "USR2", "there is a new master with workers", || {
                 let now = pid(&place, "pid").filter(|now| *now != old);
                 now.is_some_and(|now| {
                     master = now;
@@ -160,28 +160,28 @@ fn no_client_of_nginx_is_lost_while_its_binary_is_replaced() {
                 })
             });
             signal(&old, "WINCH");
-            until("the old workers are gone", || {
+            wait_until("the old workers are gone", || {
                 children(&old).len() <= usize::from(children(&old).contains(&master))
             });
             signal(&old, "QUIT");
-            until("the old master is gone", || !lives(&old));
+            wait_until("the old master is gone", || !is_alive(&old));
         }
     });
     // The stack lives as long as the last of its processes.
-    assert_eq!(place.text("curl", &["-sS", "-m", "30", "http://10.9.0.2:8000/ok"]), "ok");
+    assert_eq!(place.client_text("curl", &["-sS", "-m", "30", "http://10.9.0.2:8000/ok"]), "ok");
     signal(&master, "QUIT");
-    assert_eq!(nginx.finish(), 0, "{}", nginx.said());
+    assert_eq!(nginx.wait_for_exit(), 0, "{}", nginx.read_stderr());
 }
 
 #[test]
 fn no_client_of_haproxy_is_lost_while_it_is_reloaded() {
     let Some(place) =
-        place("no_client_of_haproxy_is_lost_while_it_is_reloaded", &["haproxy", "nginx", "pgrep"])
+        fixture("no_client_of_haproxy_is_lost_while_it_is_reloaded", &["haproxy", "nginx", "pgrep"])
     else {
         return;
     };
-    place.beside("nginx", &["-c", &place.nginx("master_process off;")]);
-    place.wait_for("127.0.0.1:8000");
+    place.start_on_kernel("nginx", &["-c", &place.nginx("master_process off;")]);
+    place.wait_until_listening("127.0.0.1:8000");
     let at = place.folder().display();
     let conf = |number: u32| {
         format!(
@@ -193,28 +193,28 @@ fn no_client_of_haproxy_is_lost_while_it_is_reloaded() {
     };
     let path = place.write("haproxy.cfg", conf(0));
     let pid_file = format!("{at}/haproxy.pid");
-    let mut haproxy = place.start(&["haproxy", "-W", "-p", &pid_file, "-f", &path]);
+    let mut haproxy = place.start_on_stack(&["haproxy", "-W", "-p", &pid_file, "-f", &path]);
     for address in ["10.9.0.2:8001", "10.9.0.2:8002", "127.0.0.1:8002"] {
-        haproxy.wait_for(address);
+        haproxy.wait_until_listening(address);
     }
     let master = pid_in_time(&place, "haproxy.pid");
-    let page = bytes(1_000_000);
+    let page = distinct_bytes(1_000_000);
     place.write("site/page", &page);
-    none_is_lost(&place, &["10.9.0.2:8001", "10.9.0.2:8002", "127.0.0.1:8002"], || {
+    assert_none_lost(&place, &["10.9.0.2:8001", "10.9.0.2:8002", "127.0.0.1:8002"], || {
         for number in 1..=3 {
             let old = children(&master);
             place.write("haproxy.cfg", conf(number));
             // The master becomes itself anew, and the new worker asks the old one for its listeners.
-            ask_until(&master, "USR2", "there is a new worker", || {
+            request_until(&master, "USR2", "there is a new worker", || {
                 children(&master).iter().any(|worker| !old.contains(worker))
             });
-            until("the old worker is gone", || !old.iter().any(|worker| lives(worker)));
-            assert!(lives(&master));
+            wait_until("the old worker is gone", || !old.iter().any(|worker| is_alive(worker)));
+            assert!(is_alive(&master));
         }
     });
     for address in ["10.9.0.2:8001", "127.0.0.1:8002"] {
-        let fetched = place.must("curl", &["-sS", "-m", "30", &format!("http://{address}/page")]);
+        let fetched = place.client_output("curl", &["-sS", "-m", "30", &format!("http://{address}/page")]);
         crate::assert_same(address, &fetched, &page);
     }
-    assert_eq!(haproxy.stop(), 0, "{}", haproxy.said());
+    assert_eq!(haproxy.stop(), 0, "{}", haproxy.read_stderr());
 }

@@ -1,11 +1,11 @@
 //! `ginnel check`.
 
-use crate::rig::{PRELUDE, Place, Started, python, skipped, until};
+use crate::fixture::{Fixture, PRELUDE, RunningProgram, python, skipped, wait_until};
 use serde_json::Value;
 use std::process::Command;
 
 /// What is said of a process, and the exit status.
-fn check(place: &Place, pid: u32) -> (Value, Option<i32>) {
+fn check(place: &Fixture, pid: u32) -> (Value, Option<i32>) {
     let output = place.run(&["check", &pid.to_string(), "--json"]);
     (
         serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}")),
@@ -14,7 +14,7 @@ fn check(place: &Place, pid: u32) -> (Value, Option<i32>) {
 }
 
 /// The rows without their descriptors, in the order of these.
-fn rows(said: &Value) -> Vec<String> {
+fn socket_rows(said: &Value) -> Vec<String> {
     let row = |row: &Value| {
         let cells =
             ["kind", "local", "remote", "state", "where", "why"].map(|name| row[name].as_str().unwrap());
@@ -28,23 +28,23 @@ fn copies_of_a_connection_that_was_not_open_yet_have_its_port() {
     if skipped("copies_of_a_connection_that_was_not_open_yet_have_its_port") {
         return;
     }
-    let place = Place::new("copies");
-    let _up = place.up("lab", &["--loopback", "stack"]);
+    let place = Fixture::new("copies");
+    let _up = place.start_stack("lab", &["--loopback", "stack"]);
     let script = "
 s = server('127.0.0.1', 7305); c = socket.socket(); c.setblocking(False); c.connect_ex(s.getsockname())
 copy = c.dup(); other = os.dup2(c.fileno(), 60); c.close(); select.select([], [copy], [])
 d = socket.socket(); d.setblocking(False); d.connect_ex(s.getsockname()); child = os.fork()
 if child: open('facts', 'w').write(f'{copy.getsockname()[1]} {d.getsockname()[1]} {child}')
 time.sleep(50)";
-    let program = Started::new(place.script(&["--stack", "lab"], script));
+    let program = RunningProgram::new(place.script(&["--stack", "lab"], script));
     let facts = || std::fs::read_to_string(place.path().join("facts")).unwrap_or_default();
-    until("all is open", || facts().split(' ').count() == 3);
+    wait_until("all is open", || facts().split(' ').count() == 3);
     let facts = facts();
     let [copy, d, child] = facts.split(' ').map(|n| n.parse::<u32>().unwrap()).collect::<Vec<_>>()[..] else {
         panic!("{facts}")
     };
     for pid in [program.pid(), child] {
-        let found = rows(&check(&place, pid).0);
+        let found = socket_rows(&check(&place, pid).0);
         let count = |port: u32| {
             found
                 .iter()
@@ -60,20 +60,20 @@ fn sockets_for_datagrams_are_told_once_it_is_decided_whose_they_are() {
     if skipped("sockets_for_datagrams_are_told_once_it_is_decided_whose_they_are") {
         return;
     }
-    let place = Place::new("datagrams");
-    let _up = place.up("lab", &["--loopback", "stack"]);
+    let place = Fixture::new("datagrams");
+    let _up = place.start_stack("lab", &["--loopback", "stack"]);
     let script = "
 new = lambda: socket.socket(type=socket.SOCK_DGRAM)
 bound = new(); bound.bind(('127.0.0.1', 7306)); everywhere = new(); everywhere.bind(('0.0.0.0', 7307))
 open_ = new(); connected = new(); connected.connect(('127.0.0.1', 7306)); sent = new(); sent.sendto(b'x', ('127.0.0.1', 7306))
 open('facts', 'w').write(f'{connected.getsockname()[1]} {sent.getsockname()[1]}')
 time.sleep(50)";
-    let program = Started::new(place.script(&["--stack", "lab"], script));
+    let program = RunningProgram::new(place.script(&["--stack", "lab"], script));
     let facts = || std::fs::read_to_string(place.path().join("facts")).unwrap_or_default();
-    until("all is open", || facts().split(' ').count() == 2);
+    wait_until("all is open", || facts().split(' ').count() == 2);
     let facts = facts();
     let (connected, sent) = facts.split_once(' ').unwrap();
-    let found = rows(&check(&place, program.pid()).0);
+    let found = socket_rows(&check(&place, program.pid()).0);
     let expected = [
         "udp|127.0.0.1:7306||UNCONN|stack|reached by the stack".into(),
         "udp|0.0.0.0:7307||UNCONN|both|wildcard: peers of the stack and of the kernel".into(),
@@ -89,8 +89,8 @@ fn each_socket_of_a_process_is_told_with_its_place_and_the_reason() {
     if skipped("each_socket_of_a_process_is_told_with_its_place_and_the_reason") {
         return;
     }
-    let place = Place::new("check");
-    let _up = place.up("lab", &["--device", "memory", "--address", "10.5.0.1/24"]);
+    let place = Fixture::new("check");
+    let _up = place.start_stack("lab", &["--device", "memory", "--address", "10.5.0.1/24"]);
     let script = "
 u, v = socket.socketpair(socket.AF_UNIX)
 s = server('10.5.0.1', 7301); c = socket.create_connection(('10.5.0.1', 7301)); a, _ = s.accept()
@@ -103,13 +103,13 @@ gone = socket.socket(); gone.close()
 copy = a.dup(); c.shutdown(socket.SHUT_WR)
 open('facts', 'w').write(' '.join(str(x) for x in (c.getsockname()[1], w.getsockname()[1], k.getsockname()[1], d.getsockname()[1])))
 time.sleep(50)";
-    let program = Started::new(place.script(&["--stack", "lab"], script));
+    let program = RunningProgram::new(place.script(&["--stack", "lab"], script));
     let facts = || std::fs::read_to_string(place.path().join("facts")).unwrap_or_default();
-    until("all is open", || facts().split(' ').count() == 4);
+    wait_until("all is open", || facts().split(' ').count() == 4);
     let facts = facts();
     let [c, w, k, d] = facts.split(' ').collect::<Vec<_>>().try_into().unwrap();
-    until("the FIN has arrived", || {
-        rows(&check(&place, program.pid()).0).iter().any(|row| row.contains("CLOSE-WAIT"))
+    wait_until("the FIN has arrived", || {
+        socket_rows(&check(&place, program.pid()).0).iter().any(|row| row.contains("CLOSE-WAIT"))
     });
     let (said, status) = check(&place, program.pid());
     assert_eq!(status, Some(0), "{said}");
@@ -117,7 +117,7 @@ time.sleep(50)";
     let since = said["since_ms"].as_u64().unwrap();
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
     assert!(since <= now && now - since < 60_000, "{since} {now}");
-    let found = rows(&said);
+    let found = socket_rows(&said);
     let stream = format!("tcp|10.5.0.1:7301|10.5.0.1:{c}|CLOSE-WAIT|stack|reached by the stack");
     let expected = [
         "unix|||ESTAB|kernel|Unix socket".to_string(),
@@ -138,7 +138,7 @@ time.sleep(50)";
         assert_eq!(count(&found), count(&expected), "{row}: {found:#?}");
     }
     assert_eq!(found.len(), expected.len(), "{found:#?}");
-    let table = place.must(&["check", &program.pid().to_string()]);
+    let table = place.run_ok(&["check", &program.pid().to_string()]);
     assert!(table.starts_with(&format!("process {} (python3", program.pid())), "{table}");
     assert_eq!(table.lines().count(), 2 + expected.len(), "{table}");
     let line = table.lines().find(|line| line.contains("wildcard")).unwrap();
@@ -150,8 +150,8 @@ fn children_and_programs_that_became_others_have_books_of_their_own() {
     if skipped("children_and_programs_that_became_others_have_books_of_their_own") {
         return;
     }
-    let place = Place::new("books");
-    let _up = place.up("lab", &["--loopback", "stack"]);
+    let place = Fixture::new("books");
+    let _up = place.start_stack("lab", &["--loopback", "stack"]);
     let script = "
 s = server('127.0.0.1', 7303); os.set_inheritable(s.fileno(), True)
 pid = os.fork()
@@ -161,10 +161,10 @@ if not pid:
 pid = os.fork()
 if not pid: os.execv(sys.executable, [sys.executable, '-c', 'import os, time; open(\"image\", \"w\").write(str(os.getpid())); time.sleep(50)'])
 time.sleep(50)";
-    let parent = Started::new(place.script(&["--stack", "lab"], script));
+    let parent = RunningProgram::new(place.script(&["--stack", "lab"], script));
     let pid =
         |name: &str| -> Option<u32> { std::fs::read_to_string(place.path().join(name)).ok()?.parse().ok() };
-    until("all are there", || pid("child").is_some() && pid("image").is_some());
+    wait_until("all are there", || pid("child").is_some() && pid("image").is_some());
     let listener = |port: u16| format!("tcp|127.0.0.1:{port}||LISTEN|stack|the address is the stack's");
     let expected = [
         (parent.pid(), vec![listener(7303)]),
@@ -172,7 +172,7 @@ time.sleep(50)";
         (pid("image").unwrap(), vec![listener(7303)]),
     ];
     for (pid, expected) in &expected {
-        let mut found = rows(&check(&place, *pid).0);
+        let mut found = socket_rows(&check(&place, *pid).0);
         found.sort();
         assert_eq!(found, *expected);
     }
@@ -186,18 +186,18 @@ fn a_process_without_a_stack_is_told_why() {
     if skipped("a_process_without_a_stack_is_told_why") {
         return;
     }
-    let place = Place::new("without");
+    let place = Fixture::new("without");
     let script = format!("{PRELUDE}\ns = server('127.0.0.1', 0); open('there', 'w').close(); time.sleep(50)");
     let there = place.path().join("there");
     let said_of = |mut command: Command| {
         let _ = std::fs::remove_file(&there);
         command.args(["-c", &script]).current_dir(place.path());
-        let program = Started::new(command);
-        until("it runs", || there.exists());
+        let program = RunningProgram::new(command);
+        wait_until("it runs", || there.exists());
         let (said, status) = check(&place, program.pid());
         assert_eq!((status, said["accelerated"].as_bool()), (Some(1), Some(false)), "{said}");
         let why = said["why_not"].as_str().unwrap().to_string();
-        assert!(rows(&said)[0].ends_with(&format!("|LISTEN|kernel|not attached: {why}")), "{said}");
+        assert!(socket_rows(&said)[0].ends_with(&format!("|LISTEN|kernel|not attached: {why}")), "{said}");
         why
     };
     let plain = || Command::new(python().unwrap());
@@ -206,10 +206,10 @@ fn a_process_without_a_stack_is_told_why() {
     removed.env("GINNEL_STACK", "/nowhere");
     assert_eq!(said_of(removed), "LD_PRELOAD removed");
     // One whose stack ends under it.
-    let up = place.up("lab", &["--loopback", "stack"]);
+    let up = place.start_stack("lab", &["--loopback", "stack"]);
     let program =
-        Started::new(place.script(&["--stack", "lab"], "open('runs', 'w').close(); time.sleep(50)"));
-    until("it runs", || place.path().join("runs").exists());
+        RunningProgram::new(place.script(&["--stack", "lab"], "open('runs', 'w').close(); time.sleep(50)"));
+    wait_until("it runs", || place.path().join("runs").exists());
     assert_eq!(check(&place, program.pid()).1, Some(0));
     drop(up);
     let why = check(&place, program.pid()).0["why_not"].as_str().unwrap().to_string();

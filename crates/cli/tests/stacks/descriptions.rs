@@ -1,20 +1,20 @@
 //! Open file descriptions that several processes have: what one changes is so for all, as by the kernel.
 
-use crate::rig::{Place, skipped};
+use crate::fixture::{Fixture, skipped};
 
 /// Runs a script on the kernel and on a stack: both must say the same. Returns it.
 #[track_caller]
-fn same_on_both(place: &Place, script: &str) -> String {
-    let on_kernel = place.says(&["--stack", "kernel"], script);
+fn run_on_both(place: &Fixture, script: &str) -> String {
+    let on_kernel = place.script_output(&["--stack", "kernel"], script);
     std::fs::write(place.path().join("two.toml"), "[shards]\ncount = 2\n").unwrap();
     for options in [&["--loopback", "stack"][..], &["--config", "two.toml", "--loopback", "stack"]] {
-        assert_eq!(place.says(options, script), on_kernel, "{options:?}");
+        assert_eq!(place.script_output(options, script), on_kernel, "{options:?}");
     }
     on_kernel
 }
 
 /// Two processes that take turns, and what they say of a socket.
-const TURNS: &str = "
+const ALTERNATING_PRELUDE: &str = "
 import fcntl
 here, there = socket.socketpair(socket.AF_UNIX)
 def turn(way): way.send(b'.'); way.recv(1)
@@ -37,9 +37,9 @@ fn flags_and_options_that_a_child_sets_are_its_parents_too_and_the_other_way_rou
     if skipped(test) {
         return;
     }
-    let place = Place::new("descriptions");
+    let place = Fixture::new("descriptions");
     let script = format!(
-        "{TURNS}
+        "{ALTERNATING_PRELUDE}
 child = os.fork()
 if not child:
     there.recv(1)
@@ -59,7 +59,7 @@ set_waits(a, True); a.setsockopt(T, socket.TCP_KEEPIDLE, 78); a.setsockopt(L, so
 d = socket.create_connection(at); d.sendall(b'here')
 turn(here); say(waits(s)); here.send(b'.'); os.waitpid(child, 0); say(waits(a), options(a)[:4])"
     );
-    let said = same_on_both(&place, &script);
+    let said = run_on_both(&place, &script);
     assert!(said.contains("Resource temporarily unavailable") && said.contains("b'here'"), "{said}");
 }
 
@@ -68,10 +68,10 @@ fn a_socket_that_was_sent_or_left_to_another_program_is_one_with_the_senders() {
     if skipped("a_socket_that_was_sent_or_left_to_another_program_is_one_with_the_senders") {
         return;
     }
-    let place = Place::new("sent");
+    let place = Fixture::new("sent");
     // The receiver is another program, started before there was a connection.
     let script = format!(
-        "{TURNS}
+        "{ALTERNATING_PRELUDE}
 import subprocess
 NEXT = '''
 import os, sys, socket, struct, fcntl
@@ -97,12 +97,12 @@ for sent in (True, False):
     here.send(b'.'); other.wait()
 c.sendall(b'still here'); say(a.recv(99))"
     );
-    let said = same_on_both(&place, &script);
+    let said = run_on_both(&place, &script);
     assert_eq!(said.matches("True 55").count(), 2, "{said}");
 }
 
 /// Who is told of a refusal by `connect`, and who disconnects, does so for all: what another process does then is a new attempt.
-const AGAIN: &str = "
+const RECONNECT: &str = "
 import ctypes, errno
 libc = ctypes.CDLL(None)
 at = ('127.0.0.1', 7431)
@@ -130,8 +130,8 @@ fn a_connect_after_a_refusal_is_a_new_attempt_in_every_process() {
     if skipped("a_connect_after_a_refusal_is_a_new_attempt_in_every_process") {
         return;
     }
-    let place = Place::new("again");
-    let said = same_on_both(&place, AGAIN);
+    let place = Fixture::new("again");
+    let said = run_on_both(&place, RECONNECT);
     assert!(said.starts_with("EINPROGRESS\nTrue\nparent ECONNREFUSED\nchild EINPROGRESS\n"), "{said}");
 }
 
@@ -140,10 +140,10 @@ fn how_many_may_wait_at_a_listener_is_what_any_of_its_processes_said_last() {
     if skipped("how_many_may_wait_at_a_listener_is_what_any_of_its_processes_said_last") {
         return;
     }
-    let place = Place::new("backlog");
+    let place = Fixture::new("backlog");
     // A child whose first look at a listener comes behind the parent's second `listen`; then one that says something itself. However many connect at once, no more than that do.
     let script = format!(
-        "{TURNS}
+        "{ALTERNATING_PRELUDE}
 def many(x, most, within):
     x.setblocking(False)
     made = []
@@ -168,7 +168,7 @@ for last in 'parent', 'child':
     say(last, many(x, 40, 10) if last == 'parent' else many(x, 5, 1))
     here.send(b'.'); os.waitpid(child, 0)"
     );
-    let said = same_on_both(&place, &script);
+    let said = run_on_both(&place, &script);
     assert!(said.contains("parent True") && said.contains("child False"), "{said}");
 }
 
@@ -177,10 +177,10 @@ fn a_port_is_free_as_soon_as_the_last_process_has_closed_its_listener() {
     if skipped("a_port_is_free_as_soon_as_the_last_process_has_closed_its_listener") {
         return;
     }
-    let place = Place::new("last");
+    let place = Fixture::new("last");
     // The one that closes it last has made it, or has inherited it; another process binds the port at once.
     let script = format!(
-        "{TURNS}
+        "{ALTERNATING_PRELUDE}
 at = s.getsockname(); s.close(); c.close(); a.close()
 other = os.fork()
 if not other:
@@ -203,5 +203,5 @@ for n in range(60):
     if n % 2: one.send(b'.'); os.waitpid(child, 0)
 here.close(); say('free', os.waitpid(other, 0)[1])"
     );
-    assert_eq!(same_on_both(&place, &script), "free 0\n");
+    assert_eq!(run_on_both(&place, &script), "free 0\n");
 }

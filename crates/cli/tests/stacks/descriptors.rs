@@ -1,12 +1,12 @@
 //! Numbers of descriptors: which ones sockets get, and programs that close or overwrite what they do not know.
 
-use crate::rig::{PRELUDE, Place, finish, python, skipped};
+use crate::fixture::{Fixture, PRELUDE, python, run_to_end, skipped};
 use std::process::Command;
 
 const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
 
 /// Closes and overwrites all numbers but its own, up to 20 below the limit: so many are the library's where it may have no others.
-const RECKLESS: &str = "
+const CLOSE_AND_OVERWRITE: &str = "
 import resource
 def talks(s):
     c = socket.create_connection(s.getsockname()); a, _ = s.accept(); c.sendall(b'in'); got = a.recv(9)
@@ -43,7 +43,7 @@ fn a_program_may_close_and_overwrite_any_number() {
     if skipped("a_program_may_close_and_overwrite_any_number") {
         return;
     }
-    assert_eq!(Place::new("reckless").says(&LOOPBACK, RECKLESS), "True 12\n");
+    assert_eq!(Fixture::new("reckless").script_output(&LOOPBACK, CLOSE_AND_OVERWRITE), "True 12\n");
 }
 
 #[test]
@@ -51,14 +51,14 @@ fn a_program_may_do_so_that_can_have_few() {
     if skipped("a_program_may_do_so_that_can_have_few") {
         return;
     }
-    let place = Place::new("few");
+    let place = Fixture::new("few");
     // Both limits, and the lower alone: the library's stand above that then.
     for limit in ["ulimit -n 256", "ulimit -Sn 256"] {
         let script = format!("{limit} && exec \"$0\" -c \"$1\"");
         let mut command = place
             .ginnel(&[&["run"], &LOOPBACK[..], &["--", "sh", "-c", &script, python().unwrap()]].concat());
-        command.arg(format!("{PRELUDE}{RECKLESS}"));
-        let output = finish(command);
+        command.arg(format!("{PRELUDE}{CLOSE_AND_OVERWRITE}"));
+        let output = run_to_end(command);
         assert_eq!(String::from_utf8_lossy(&output.stdout), "True 12\n", "{limit}: {output:?}");
     }
 }
@@ -88,9 +88,9 @@ os.close(0); new(socket.socket()); sockets.pop().close(); said.append(os.open('/
 print(said)";
     let mut kernel = Command::new(python().unwrap());
     kernel.args(["-c", &format!("{PRELUDE}{script}")]);
-    let kernel = String::from_utf8(finish(kernel).stdout).unwrap();
+    let kernel = String::from_utf8(run_to_end(kernel).stdout).unwrap();
     assert!(kernel.len() > 500, "{kernel}");
-    assert_eq!(Place::new("numbers").says(&LOOPBACK, script), kernel);
+    assert_eq!(Fixture::new("numbers").script_output(&LOOPBACK, script), kernel);
 }
 
 #[test]
@@ -107,5 +107,5 @@ def failed(call):
     try: return call()
     except OSError as e: return e.errno
 print([failed(call) for call in calls])";
-    assert_eq!(Place::new("closed").says(&LOOPBACK, script), "[9, 9, 9, 9, 9, 9, 9, 9]\n");
+    assert_eq!(Fixture::new("closed").script_output(&LOOPBACK, script), "[9, 9, 9, 9, 9, 9, 9, 9]\n");
 }

@@ -1,19 +1,19 @@
 //! Programs that become others and start others, with open sockets.
 
-use crate::rig::{Place, Started, skipped, until};
+use crate::fixture::{Fixture, RunningProgram, skipped, wait_until};
 use std::process::Command;
 
 const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
 
 /// Runs a script that has another one in `NEXT`, and says what both print.
 #[track_caller]
-fn says(place: &Place, first: &str, next: &str) -> String {
+fn output_after_exec(place: &Fixture, first: &str, next: &str) -> String {
     let head =
         "NEXT = sys.argv[1]\ndef keep(*all_):\n    for s in all_: os.set_inheritable(s.fileno(), True)\n";
     let next = format!("import os, sys, socket, select, signal\nsignal.alarm(40)\n{next}");
     let mut command = place.script(&LOOPBACK, &format!("{head}{first}"));
     command.arg(next);
-    let output = crate::rig::finish(command);
+    let output = crate::fixture::run_to_end(command);
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
@@ -23,7 +23,7 @@ fn a_program_that_becomes_another_finds_its_sockets_again() {
     if skipped("a_program_that_becomes_another_finds_its_sockets_again") {
         return;
     }
-    let place = Place::new("becomes");
+    let place = Fixture::new("becomes");
     // A listener with a connection in its queue, one that was accepted and has unread bytes, both in an epoll set; and the client's end of it, which is close-on-exec.
     let first = "
 s = server('127.0.0.1', 7101)
@@ -56,7 +56,7 @@ b, _ = s.accept(); print(b.recv(6)); b.sendall(b'back'); print(waits.recv(4))
 a.close(); waits.close()
 # And it goes on as any other.
 d = socket.create_connection(s.getsockname()); f, _ = s.accept(); f.sendall(b'new'); print(d.recv(3))";
-    let said = says(&place, first, next);
+    let said = output_after_exec(&place, first, next);
     let expected = "closed
 ('127.0.0.1', 7101) 7101 127.0.0.1 1
 [1, 1, 17] True
@@ -73,7 +73,7 @@ fn all_ways_to_become_another_program_keep_sockets() {
     if skipped("all_ways_to_become_another_program_keep_sockets") {
         return;
     }
-    let place = Place::new("ways");
+    let place = Fixture::new("ways");
     let first = "
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
@@ -104,7 +104,7 @@ for way in ['execl', 'execlp', 'execle', 'execv', 'execvp', 'execvpe', 'fexecve'
     let next = "
 s = socket.socket(fileno=int(sys.argv[2])); a, _ = s.accept()
 a.sendall((' '.join(sys.argv[1:2] + sys.argv[3:])).encode())";
-    let said = says(&place, first, next);
+    let said = output_after_exec(&place, first, next);
     let ways: Vec<&str> = said.lines().map(|line| line.strip_suffix(" 4 5 6 7 8").expect(line)).collect();
     assert!(ways.len() >= 8 && ways[..3] == ["execl", "execlp", "execle"], "{said}");
 }
@@ -114,7 +114,7 @@ fn numbers_that_are_kept_for_sockets_to_come_go_to_no_other_program() {
     if skipped("numbers_that_are_kept_for_sockets_to_come_go_to_no_other_program") {
         return;
     }
-    let place = Place::new("kept");
+    let place = Fixture::new("kept");
     // Sockets of C, which are not close-on-exec: so are the numbers that are kept of them.
     let first = "
 import ctypes
@@ -138,7 +138,7 @@ def is_socket(fd):
     try: return 'socket' in os.readlink('/proc/self/fd/' + fd)
     except OSError: return False
 print(len([fd for fd in os.listdir('/proc/self/fd') if is_socket(fd)]))";
-    let said = says(&place, first, next);
+    let said = output_after_exec(&place, first, next);
     let counts: Vec<&str> = said.lines().collect();
     assert!(
         counts.len() == 3 && counts.iter().all(|count| *count == counts[0]),
@@ -151,7 +151,7 @@ fn servers_that_are_started_for_a_connection_find_it_as_their_input() {
     if skipped("servers_that_are_started_for_a_connection_find_it_as_their_input") {
         return;
     }
-    let place = Place::new("inetd");
+    let place = Fixture::new("inetd");
     let first = "
 import subprocess
 s = server('127.0.0.1', 7103)
@@ -178,7 +178,7 @@ for how in ['fork', 'spawn', 'subprocess']: started(how)";
 got = b''
 while part := os.read(0, 100): got += part
 os.write(1, b'served ' + got)";
-    assert_eq!(says(&place, first, next), "served fork\nserved spawn\nserved subprocess\n");
+    assert_eq!(output_after_exec(&place, first, next), "served fork\nserved spawn\nserved subprocess\n");
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn nginx_is_replaced_while_it_serves() {
         return;
     };
     let program = program.display().to_string();
-    let place = Place::new("upgrade");
+    let place = Fixture::new("upgrade");
     let at = place.path().display();
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .iter()
@@ -208,7 +208,7 @@ fn nginx_is_replaced_while_it_serves() {
     std::fs::write(place.path().join("nginx.conf"), conf).unwrap();
     // In the background, as it comes: the stack lives until the last of its processes ends.
     let conf = format!("{at}/nginx.conf");
-    let nginx = Started::new(place.ginnel(&[
+    let nginx = RunningProgram::new(place.ginnel(&[
         "run",
         "--name",
         "web",
@@ -223,12 +223,12 @@ fn nginx_is_replaced_while_it_serves() {
         |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap_or_default().trim().to_string();
     let get =
         || place.run(&["run", "--stack", "web", "--", "curl", "-sg", "-m", "5", "http://127.0.0.1:8000/"]);
-    until("it serves", || get().stdout == b"ok");
+    wait_until("it serves", || get().stdout == b"ok");
     let signal =
         |name: &str, pid: &str| assert!(Command::new("kill").args([name, pid]).status().unwrap().success());
     let old = pid("pid");
     signal("-USR2", &old);
-    until("the new one is there", || {
+    wait_until("the new one is there", || {
         let (before, now) = (pid("pid.oldbin"), pid("pid"));
         before == old && !now.is_empty() && now != old
     });
@@ -239,11 +239,11 @@ fn nginx_is_replaced_while_it_serves() {
         }
         if step == "both" {
             signal("-QUIT", &old);
-            until("the old one is gone", || pid("pid.oldbin").is_empty());
+            wait_until("the old one is gone", || pid("pid.oldbin").is_empty());
         }
     }
     signal("-QUIT", &new);
-    let output = nginx.finish();
+    let output = nginx.wait_for_output();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let log = pid("error.log");
     assert!(!["[emerg]", "[alert]", "[crit]", "[error]"].iter().any(|level| log.contains(level)), "{log}");

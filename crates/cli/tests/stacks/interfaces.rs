@@ -1,11 +1,11 @@
 //! Programs that look for the addresses on which they listen.
 
-use crate::rig::{Place, skipped};
+use crate::fixture::{Fixture, skipped};
 
 const MEMORY: [&str; 4] = ["--device", "memory", "--address", "10.5.0.1/24"];
 
 /// Interfaces as programs see them.
-const SEEN: &str = "
+const LIST_INTERFACES: &str = "
 import ctypes as C, fcntl, errno
 libc = C.CDLL(None, use_errno=True)
 class Entry(C.Structure): pass
@@ -46,7 +46,7 @@ fn the_links_of_a_stack_stand_behind_the_kernels_interfaces_in_every_list() {
         return;
     }
     let script = format!(
-        "{SEEN}
+        "{LIST_INTERFACES}
 FIRST = 1 << 30
 links = {{name: index for name, index in names().items() if index >= FIRST}}
 (link, index), = links.items()
@@ -90,13 +90,13 @@ if not child: os._exit(0 if interfaces() == found else 1)
 assert os.waitpid(child, 0)[1] == 0
 print('seen')"
     );
-    let place = Place::new("interfaces");
-    assert_eq!(place.says(&MEMORY, &script), "seen\n");
+    let place = Fixture::new("interfaces");
+    assert_eq!(place.script_output(&MEMORY, &script), "seen\n");
     // Without a stack there are the kernel's alone.
-    let without = format!("{SEEN}\nprint(max(names().values()) < 1 << 30, len(interfaces()) > 0)");
-    let output = std::process::Command::new(crate::rig::python().unwrap())
-        .args(["-c", &format!("{}\n{without}", crate::rig::PRELUDE)])
-        .env("LD_PRELOAD", crate::rig::library())
+    let without = format!("{LIST_INTERFACES}\nprint(max(names().values()) < 1 << 30, len(interfaces()) > 0)");
+    let output = std::process::Command::new(crate::fixture::python().unwrap())
+        .args(["-c", &format!("{}\n{without}", crate::fixture::PRELUDE)])
+        .env("LD_PRELOAD", crate::fixture::built_library())
         .env_remove("GINNEL_STACK")
         .output()
         .unwrap();
@@ -109,7 +109,7 @@ fn a_server_that_binds_every_address_it_finds_is_reached_at_the_stacks() {
         return;
     }
     let script = format!(
-        "{SEEN}
+        "{LIST_INTERFACES}
 links = [index for index in names().values() if index >= 1 << 30]
 seen = [one[2] for one in interfaces() if type(one[2]) is str]
 assert len(seen) == len(set(seen)), 'each once: it is bound once'
@@ -131,9 +131,9 @@ for at in ('127.0.0.1', '10.5.0.1'):
     assert udp[at].recvfrom(9)[0] == b'asks'
 print('reached')"
     );
-    let place = Place::new("finds");
-    assert_eq!(place.says(&[&MEMORY[..], &["--loopback", "stack"]].concat(), &script), "reached\n");
-    assert_eq!(place.says(&MEMORY, &script), "reached\n");
+    let place = Fixture::new("finds");
+    assert_eq!(place.script_output(&[&MEMORY[..], &["--loopback", "stack"]].concat(), &script), "reached\n");
+    assert_eq!(place.script_output(&MEMORY, &script), "reached\n");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn lists_are_freed_however_many_there_are() {
     }
     // What the allocator has given out, behind rounds of many lists at a time; also of such as another library has made.
     let script = format!(
-        "{SEEN}
+        "{LIST_INTERFACES}
 class Info(C.Structure): _fields_ = [(name, C.c_size_t) for name in 'arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost'.split()]
 libc.mallinfo2.restype = Info
 def used(): i = libc.mallinfo2(); return i.uordblks + i.hblkhd
@@ -156,8 +156,8 @@ for _ in range(20): round()
 libc.freeifaddrs(None)
 print(used() - before < 300 * 100)"
     );
-    let place = Place::new("lists");
-    assert_eq!(place.says(&MEMORY, &script), "True\n");
+    let place = Fixture::new("lists");
+    assert_eq!(place.script_output(&MEMORY, &script), "True\n");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn sockets_of_all_kinds_tell_of_interfaces_wherever_they_came_from() {
     }
     // Those of the stack's and of the kernel's, here, sent to and fro, and in another process that was sent them: one that the stack knew before it began, and one that it did not.
     let script = format!(
-        "{SEEN}
+        "{LIST_INTERFACES}
 import subprocess
 link, = [name for name, index in names().items() if index >= 1 << 30]
 def tries(f):
@@ -216,7 +216,7 @@ for begin in forked, started:
 try: fcntl.ioctl(0, 0x8912, struct.pack('i4xQ', 0, 0)); print('?')
 except OSError as e: print(errno.errorcode[e.errno])"
     );
-    let place = Place::new("told");
-    std::fs::write(place.path().join("told"), format!("{}\n{script}", crate::rig::PRELUDE)).unwrap();
-    assert_eq!(place.says(&MEMORY, &script), "[] []\n[]\n[]\nENOTTY\n");
+    let place = Fixture::new("told");
+    std::fs::write(place.path().join("told"), format!("{}\n{script}", crate::fixture::PRELUDE)).unwrap();
+    assert_eq!(place.script_output(&MEMORY, &script), "[] []\n[]\n[]\nENOTTY\n");
 }

@@ -1,20 +1,20 @@
 //! Stacks that several programs use (`ginnel up`, `down`, `run --stack`), programs that talk to themselves and to each other inside a stack, and such that become others.
 
-mod attaching;
-mod between;
+mod attachment;
+mod blocking_handlers;
 mod check;
 mod descriptions;
 mod descriptors;
 mod exec;
-mod guests;
-mod handlers;
-mod homes;
-mod inside;
+mod fd_passing;
+mod fixture;
 mod interfaces;
-mod jumps;
-mod lives;
-mod rig;
-mod rights;
-mod shared;
+mod lifecycle;
+mod loopback;
+mod reuseport;
+mod shard_placement;
+mod siglongjmp;
+mod signal_delivery;
 mod symbols;
+mod unattached;
 mod urgent;

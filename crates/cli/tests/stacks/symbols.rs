@@ -1,6 +1,6 @@
 //! Which functions of libc the library stands in front of: all that take descriptors a socket can be, but for those that are named here with the reason.
 
-use crate::rig::library;
+use crate::fixture::built_library;
 use ginnel_testkit::skip;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -165,7 +165,7 @@ fn all_names_of_all_calls_are_answered_or_excused() {
     let libc =
         maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("/libc.so"));
     let all = libc.and_then(|libc| names(Path::new(libc)));
-    let (Some(all), Some(ours)) = (all, names(library())) else {
+    let (Some(all), Some(ours)) = (all, names(built_library())) else {
         skip("all_names_of_all_calls_are_answered_or_excused", "no nm, or no libc.so");
         return;
     };

@@ -1,6 +1,6 @@
 //! Urgent data, as unmodified programs use them: `MSG_OOB`, `sockatmark` by its `ioctl`, and `SIGURG`.
 
-use crate::rig::{Place, skipped};
+use crate::fixture::{Fixture, skipped};
 
 const SCRIPT: &str = "
 import fcntl
@@ -39,8 +39,8 @@ fn a_program_uses_urgent_data_as_on_the_kernel() {
     if skipped("a_program_uses_urgent_data_as_on_the_kernel") {
         return;
     }
-    let place = Place::new("urgent");
-    let on_kernel = place.says(&["--stack", "kernel"], SCRIPT);
+    let place = Fixture::new("urgent");
+    let on_kernel = place.script_output(&["--stack", "kernel"], SCRIPT);
     assert!(on_kernel.starts_with("none 0\nowner True\nurgent True\nheard 1\n"), "{on_kernel}");
-    assert_eq!(place.says(&["--loopback", "stack"], SCRIPT), on_kernel);
+    assert_eq!(place.script_output(&["--loopback", "stack"], SCRIPT), on_kernel);
 }

@@ -60,7 +60,7 @@ pub(super) enum Width {
 
 /// What to do with two operands, in 64 bits.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Op {
+pub(super) enum AluOp {
     Add = 0x00,
     And = 0x50,
     ShiftLeft = 0x60,
@@ -70,7 +70,7 @@ pub(super) enum Op {
 
 /// When to jump. Comparisons are unsigned.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum If {
+pub(super) enum JumpCondition {
     Equal = 0x10,
     Greater = 0x20,
     NotEqual = 0x50,
@@ -94,29 +94,29 @@ const LOAD_DOUBLE: u8 = 0x18;
 /// `BPF_STX | BPF_DW | BPF_ATOMIC`; the immediate says what: 0 adds.
 const ATOMIC: u8 = 0xdb;
 /// The immediate is the descriptor of a map (`BPF_PSEUDO_MAP_FD`).
-const OF_MAP: u8 = 1;
+const PSEUDO_MAP_FD: u8 = 1;
 /// The same, and the second one an offset into its only value (`BPF_PSEUDO_MAP_VALUE`).
-const OF_MAP_VALUE: u8 = 2;
+const PSEUDO_MAP_VALUE: u8 = 2;
 
 /// Where a jump goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Label(usize);
+pub(super) struct JumpLabel(usize);
 
 /// What is wrong with a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AssemblyError {
     /// A label is jumped to and stands nowhere.
-    Nowhere(Label),
+    UndefinedLabel(JumpLabel),
     /// A label stands in two places.
-    Twice(Label),
+    DuplicateLabel(JumpLabel),
     /// A jump goes back, which might never end.
-    Backwards(Label),
+    BackwardJump(JumpLabel),
     /// A jump is longer than 32,767 instructions.
-    TooFar(Label),
+    JumpTooFar(JumpLabel),
     /// The frame pointer is only read.
-    FramePointer,
+    FramePointerWrite,
     /// Behind the last instruction is nothing to go on with.
-    NoEnd,
+    MissingExit,
 }
 
 impl fmt::Display for AssemblyError {
@@ -132,44 +132,44 @@ pub(super) struct Assembler {
     /// Where each label stands, if it does already.
     labels: Vec<Option<usize>>,
     /// Instructions that jump, and where to.
-    jumps: Vec<(usize, Label)>,
+    jumps: Vec<(usize, JumpLabel)>,
     error: Option<AssemblyError>,
 }
 
 impl Assembler {
     /// A label, to be placed later.
-    pub(super) fn label(&mut self) -> Label {
+    pub(super) fn label(&mut self) -> JumpLabel {
         self.labels.push(None);
-        Label(self.labels.len() - 1)
+        JumpLabel(self.labels.len() - 1)
     }
 
     /// The next instruction is where jumps to the label go.
-    pub(super) fn place(&mut self, label: Label) {
+    pub(super) fn bind(&mut self, label: JumpLabel) {
         if self.labels[label.0].replace(self.code.len()).is_some() {
-            self.fail(AssemblyError::Twice(label));
+            self.fail(AssemblyError::DuplicateLabel(label));
         }
     }
 
     /// `to = to OP operand`.
-    pub(super) fn op(&mut self, op: Op, to: Reg, operand: impl Into<Operand>) {
-        self.writes(to);
-        self.with_operand(CLASS_ALU64 | op as u8, to, operand.into(), 0);
+    pub(super) fn alu(&mut self, op: AluOp, to: Reg, operand: impl Into<Operand>) {
+        self.check_destination(to);
+        self.push_with_operand(CLASS_ALU64 | op as u8, to, operand.into(), 0);
     }
 
     /// `to = operand`.
     pub(super) fn mov(&mut self, to: Reg, operand: impl Into<Operand>) {
-        self.op(Op::Move, to, operand);
+        self.alu(AluOp::Move, to, operand);
     }
 
     /// The low 16 bits from network order to the machine's.
     pub(super) fn be16_to_host(&mut self, register: Reg) {
-        self.writes(register);
+        self.check_destination(register);
         self.push(TO_BIG_ENDIAN, register, Reg::R0, 0, 16);
     }
 
     /// `to = *(from + offset)`.
     pub(super) fn load(&mut self, width: Width, to: Reg, from: Reg, offset: i16) {
-        self.writes(to);
+        self.check_destination(to);
         self.push(CLASS_LDX | MODE_MEM | width as u8, to, from, offset, 0);
     }
 
@@ -190,26 +190,32 @@ impl Assembler {
 
     /// `to =` the map of this descriptor.
     pub(super) fn map(&mut self, to: Reg, map: i32) {
-        self.writes(to);
-        self.push_source(LOAD_DOUBLE, to, OF_MAP, map);
+        self.check_destination(to);
+        self.push_pseudo_source(LOAD_DOUBLE, to, PSEUDO_MAP_FD, map);
         self.push(0, Reg::R0, Reg::R0, 0, 0);
     }
 
     /// `to =` address of byte `offset` of the only value of an array map.
     pub(super) fn map_value(&mut self, to: Reg, map: i32, offset: i32) {
-        self.writes(to);
-        self.push_source(LOAD_DOUBLE, to, OF_MAP_VALUE, map);
+        self.check_destination(to);
+        self.push_pseudo_source(LOAD_DOUBLE, to, PSEUDO_MAP_VALUE, map);
         self.push(0, Reg::R0, Reg::R0, 0, offset);
     }
 
     /// Jumps if `left` and `right` compare so.
-    pub(super) fn jump_if(&mut self, condition: If, left: Reg, right: impl Into<Operand>, to: Label) {
+    pub(super) fn jump_if(
+        &mut self,
+        condition: JumpCondition,
+        left: Reg,
+        right: impl Into<Operand>,
+        to: JumpLabel,
+    ) {
         self.jumps.push((self.code.len(), to));
-        self.with_operand(CLASS_JMP | condition as u8, left, right.into(), 0);
+        self.push_with_operand(CLASS_JMP | condition as u8, left, right.into(), 0);
     }
 
     /// Jumps.
-    pub(super) fn jump(&mut self, to: Label) {
+    pub(super) fn jump(&mut self, to: JumpLabel) {
         self.jumps.push((self.code.len(), to));
         self.push(JUMP_ALWAYS, Reg::R0, Reg::R0, 0, 0);
     }
@@ -227,22 +233,22 @@ impl Assembler {
     /// The program, with all jumps resolved.
     pub(super) fn finish(mut self) -> Result<Vec<Instruction>, AssemblyError> {
         for &(from, label) in &self.jumps {
-            let to = self.labels[label.0].ok_or(AssemblyError::Nowhere(label))?;
-            let distance = to.checked_sub(from + 1).ok_or(AssemblyError::Backwards(label))?;
-            self.code[from].offset = i16::try_from(distance).map_err(|_| AssemblyError::TooFar(label))?;
+            let to = self.labels[label.0].ok_or(AssemblyError::UndefinedLabel(label))?;
+            let distance = to.checked_sub(from + 1).ok_or(AssemblyError::BackwardJump(label))?;
+            self.code[from].offset = i16::try_from(distance).map_err(|_| AssemblyError::JumpTooFar(label))?;
         }
         let ends = self.code.last().is_some_and(|instruction| matches!(instruction.code, EXIT | JUMP_ALWAYS));
         let behind = self.labels.contains(&Some(self.code.len()));
         match self.error {
             Some(error) => Err(error),
-            None if !ends || behind => Err(AssemblyError::NoEnd),
+            None if !ends || behind => Err(AssemblyError::MissingExit),
             None => Ok(self.code),
         }
     }
 
-    fn writes(&mut self, register: Reg) {
+    fn check_destination(&mut self, register: Reg) {
         if register == Reg::R10 {
-            self.fail(AssemblyError::FramePointer);
+            self.fail(AssemblyError::FramePointerWrite);
         }
     }
 
@@ -250,7 +256,7 @@ impl Assembler {
         self.error.get_or_insert(error);
     }
 
-    fn with_operand(&mut self, code: u8, left: Reg, right: Operand, offset: i16) {
+    fn push_with_operand(&mut self, code: u8, left: Reg, right: Operand, offset: i16) {
         match right {
             Operand::Register(right) => self.push(code | SOURCE_REGISTER, left, right, offset, 0),
             Operand::Immediate(value) => self.push(code, left, Reg::R0, offset, value),
@@ -262,7 +268,7 @@ impl Assembler {
         self.code.push(Instruction { code, registers, offset, immediate });
     }
 
-    fn push_source(&mut self, code: u8, destination: Reg, source: u8, immediate: i32) {
+    fn push_pseudo_source(&mut self, code: u8, destination: Reg, source: u8, immediate: i32) {
         let registers = destination as u8 | source << 4;
         self.code.push(Instruction { code, registers, offset: 0, immediate });
     }
@@ -298,7 +304,7 @@ mod tests {
             let end = a.label();
             a.mov(Reg::R6, Reg::R1);
             a.mov(Reg::R0, 2);
-            a.op(Op::Add, Reg::R2, -24);
+            a.alu(AluOp::Add, Reg::R2, -24);
             a.load(Width::Word, Reg::R7, Reg::R1, 4);
             a.load(Width::Half, Reg::R3, Reg::R7, 12);
             a.store(Width::Double, Reg::R10, -24, 0);
@@ -307,10 +313,10 @@ mod tests {
             a.map(Reg::R1, 7);
             a.map_value(Reg::R2, 8, 16);
             a.atomic_add(Reg::R1, 0, Reg::R2);
-            a.jump_if(If::Greater, Reg::R2, Reg::R8, end);
-            a.jump_if(If::NotEqual, Reg::R3, 58, end);
+            a.jump_if(JumpCondition::Greater, Reg::R2, Reg::R8, end);
+            a.jump_if(JumpCondition::NotEqual, Reg::R3, 58, end);
             a.call(51);
-            a.place(end);
+            a.bind(end);
             a.exit();
         });
         let expected = [
@@ -343,52 +349,52 @@ mod tests {
                 let nowhere = a.label();
                 a.jump(nowhere);
             }),
-            AssemblyError::Nowhere(Label(0))
+            AssemblyError::UndefinedLabel(JumpLabel(0))
         );
         assert_eq!(
             refused(|a| {
                 let back = a.label();
-                a.place(back);
+                a.bind(back);
                 a.jump(back);
             }),
-            AssemblyError::Backwards(Label(0))
+            AssemblyError::BackwardJump(JumpLabel(0))
         );
         assert_eq!(
             refused(|a| {
                 let twice = a.label();
-                a.place(twice);
-                a.place(twice);
+                a.bind(twice);
+                a.bind(twice);
                 a.exit();
             }),
-            AssemblyError::Twice(Label(0))
+            AssemblyError::DuplicateLabel(JumpLabel(0))
         );
         assert_eq!(
             refused(|a| {
                 let far = a.label();
                 a.jump(far);
                 (0..40_000).for_each(|_| a.mov(Reg::R0, 0));
-                a.place(far);
+                a.bind(far);
                 a.exit();
             }),
-            AssemblyError::TooFar(Label(0))
+            AssemblyError::JumpTooFar(JumpLabel(0))
         );
         assert_eq!(
             refused(|a| {
                 a.mov(Reg::R10, 0);
                 a.exit();
             }),
-            AssemblyError::FramePointer
+            AssemblyError::FramePointerWrite
         );
-        assert_eq!(refused(|a| a.mov(Reg::R0, 0)), AssemblyError::NoEnd);
-        assert_eq!(refused(|_| {}), AssemblyError::NoEnd);
+        assert_eq!(refused(|a| a.mov(Reg::R0, 0)), AssemblyError::MissingExit);
+        assert_eq!(refused(|_| {}), AssemblyError::MissingExit);
         assert_eq!(
             refused(|a| {
                 let behind = a.label();
-                a.jump_if(If::Equal, Reg::R0, 0, behind);
+                a.jump_if(JumpCondition::Equal, Reg::R0, 0, behind);
                 a.exit();
-                a.place(behind);
+                a.bind(behind);
             }),
-            AssemblyError::NoEnd
+            AssemblyError::MissingExit
         );
     }
 }

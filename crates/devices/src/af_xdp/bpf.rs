@@ -24,7 +24,7 @@ const LOG_BYTES: usize = 64 << 10;
 pub(super) enum MapKind {
     Hash = 1,
     Array = 2,
-    Sockets = 17,
+    XskMap = 17,
 }
 
 /// How a program is attached to an interface.
@@ -129,7 +129,7 @@ pub(super) fn create_map(
 }
 
 /// Sets an element. `K` and `V` are what the map was made for, which must be.
-pub(super) fn update<K: Copy, V: Copy>(map: BorrowedFd<'_>, key: &K, value: &V) -> Result<(), Errno> {
+pub(super) fn update_element<K: Copy, V: Copy>(map: BorrowedFd<'_>, key: &K, value: &V) -> Result<(), Errno> {
     let mut attribute = MapElement {
         map: map.as_raw_fd() as u32,
         padding: 0,
@@ -142,7 +142,7 @@ pub(super) fn update<K: Copy, V: Copy>(map: BorrowedFd<'_>, key: &K, value: &V) 
 }
 
 /// Removes an element, which need not exist.
-pub(super) fn remove<K: Copy>(map: BorrowedFd<'_>, key: &K) -> Result<(), Errno> {
+pub(super) fn delete_element<K: Copy>(map: BorrowedFd<'_>, key: &K) -> Result<(), Errno> {
     let mut attribute =
         MapElement { map: map.as_raw_fd() as u32, padding: 0, key: address_of(key), value: 0, flags: 0 };
     // SAFETY: as in `update`.
@@ -153,7 +153,7 @@ pub(super) fn remove<K: Copy>(map: BorrowedFd<'_>, key: &K) -> Result<(), Errno>
 }
 
 /// Reads an element.
-pub(super) fn look_up<K: Copy, V: Copy + Default>(map: BorrowedFd<'_>, key: &K) -> Result<V, Errno> {
+pub(super) fn lookup_element<K: Copy, V: Copy + Default>(map: BorrowedFd<'_>, key: &K) -> Result<V, Errno> {
     const BPF_MAP_LOOKUP_ELEM: i32 = 1;
     let mut value = V::default();
     let mut attribute = MapElement {
@@ -231,7 +231,7 @@ fn object_name(name: &str) -> [u8; 16] {
 
 /// Runs a program on a frame that came on queue 0, without an interface. Returns what the program returned.
 #[cfg(all(test, not(loom)))]
-pub(super) fn run(program: BorrowedFd<'_>, frame: &[u8]) -> Result<u32, Errno> {
+pub(super) fn test_run(program: BorrowedFd<'_>, frame: &[u8]) -> Result<u32, Errno> {
     #[repr(C)]
     struct TestRun {
         program: u32,

@@ -13,7 +13,7 @@ const RING_RANGE: std::ops::RangeInclusive<u32> = 64..=32_768;
 
 /// Which frames are the stack's; the rest goes to the kernel as before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Take {
+pub enum RedirectScope {
     /// Those for the stack's addresses, with ARP and neighbour discovery about them. The addresses are the stack's alone.
     #[default]
     Addresses,
@@ -49,11 +49,11 @@ pub enum Attach {
 
 /// The keys of a device in one line: `queues=0-3,mode=zerocopy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AfXdpKeys {
+pub struct AfXdpOptions {
     /// Queues of the interface, in the order in which shards get them. Text key `queues`, as `0-3` or `1+5`; default: none are named.
     pub queues: Option<Vec<u16>>,
     /// Text key `take`: `addresses` (the default), `ports` or `all`.
-    pub take: Take,
+    pub take: RedirectScope,
     /// The stack's ports, for [`Take::Ports`], beside those it chooses itself. Text key `ports`, as `80+8000-8010`.
     pub ports: Vec<(u16, u16)>,
     /// Text key `mode`: `auto` (the default), `copy` or `zerocopy`.
@@ -71,11 +71,11 @@ pub struct AfXdpKeys {
     pub busy_budget: u16,
 }
 
-impl Default for AfXdpKeys {
+impl Default for AfXdpOptions {
     fn default() -> Self {
         Self {
             queues: None,
-            take: Take::Addresses,
+            take: RedirectScope::Addresses,
             ports: Vec::new(),
             mode: CopyMode::Auto,
             attach: Attach::Auto,
@@ -93,7 +93,7 @@ pub struct AfXdpConfig {
     /// Name of the interface.
     pub interface: String,
     /// How it is used.
-    pub keys: AfXdpKeys,
+    pub options: AfXdpOptions,
     /// Queues, if the keys name none: so many from 0 on. 0 is as many as the interface has.
     pub queue_count: usize,
     /// The stack's addresses with the VLAN that they are in (0 is none).
@@ -117,14 +117,14 @@ impl AfXdpConfig {
         if self.queue_count > QUEUES_MAX {
             return Err(format!("queues: {} are more than {QUEUES_MAX}", self.queue_count));
         }
-        if self.keys.take != Take::All && self.addresses.is_empty() {
+        if self.options.take != RedirectScope::All && self.addresses.is_empty() {
             return Err("take: without an address nothing is the stack's: give it one, or take=all".into());
         }
-        self.keys.validate()
+        self.options.validate()
     }
 }
 
-impl AfXdpKeys {
+impl AfXdpOptions {
     /// Checks every range.
     ///
     /// # Errors
@@ -153,7 +153,7 @@ impl AfXdpKeys {
         if self.busy_budget == 0 {
             return Err("busy_budget: must be 1 to 65535".into());
         }
-        if !self.ports.is_empty() && self.take != Take::Ports {
+        if !self.ports.is_empty() && self.take != RedirectScope::Ports {
             return Err("ports: is for take=ports".into());
         }
         if self.mode == CopyMode::ZeroCopy && self.attach == Attach::Generic {
@@ -163,7 +163,7 @@ impl AfXdpKeys {
     }
 }
 
-impl FromStr for AfXdpKeys {
+impl FromStr for AfXdpOptions {
     type Err = String;
 
     /// `key=value` pairs with commas between them; nothing is all defaults.
@@ -180,7 +180,7 @@ impl FromStr for AfXdpKeys {
             match key {
                 "queues" => {
                     let mut queues = Vec::new();
-                    for (first, last) in ranges(key, value)? {
+                    for (first, last) in parse_ranges(key, value)? {
                         if usize::from(last - first) >= QUEUES_MAX {
                             return Err(format!("queues: \"{value}\" are more than {QUEUES_MAX}"));
                         }
@@ -189,10 +189,14 @@ impl FromStr for AfXdpKeys {
                     keys.queues = Some(queues);
                 }
                 "take" => {
-                    let all = [("addresses", Take::Addresses), ("ports", Take::Ports), ("all", Take::All)];
+                    let all = [
+                        ("addresses", RedirectScope::Addresses),
+                        ("ports", RedirectScope::Ports),
+                        ("all", RedirectScope::All),
+                    ];
                     keys.take = one_of(key, value, all)?;
                 }
-                "ports" => keys.ports = ranges(key, value)?,
+                "ports" => keys.ports = parse_ranges(key, value)?,
                 "mode" => {
                     let all = [
                         ("auto", CopyMode::Auto),
@@ -206,10 +210,10 @@ impl FromStr for AfXdpKeys {
                         [("auto", Attach::Auto), ("driver", Attach::Driver), ("generic", Attach::Generic)];
                     keys.attach = one_of(key, value, all)?;
                 }
-                "ring" => keys.ring = number(key, value)?,
+                "ring" => keys.ring = parse_number(key, value)?,
                 "need_wakeup" => keys.need_wakeup = one_of(key, value, [("on", true), ("off", false)])?,
-                "busy_poll" => keys.busy_poll_us = number(key, value)?,
-                "busy_budget" => keys.busy_budget = number(key, value)?,
+                "busy_poll" => keys.busy_poll_us = parse_number(key, value)?,
+                "busy_budget" => keys.busy_budget = parse_number(key, value)?,
                 _ => {
                     return Err(format!(
                         "{key}: unknown key (queues, take, ports, mode, attach, ring, need_wakeup, busy_poll, busy_budget)"
@@ -222,7 +226,7 @@ impl FromStr for AfXdpKeys {
     }
 }
 
-impl fmt::Display for Take {
+impl fmt::Display for RedirectScope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Addresses => "addresses",
@@ -238,17 +242,17 @@ fn one_of<T, const N: usize>(key: &str, value: &str, all: [(&str, T); N]) -> Res
     found.map(|(_, meaning)| meaning).ok_or_else(|| format!("{key}: \"{value}\" is none of {names}"))
 }
 
-fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
+fn parse_number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
     value.parse().map_err(|_| format!("{key}: \"{value}\" is no number, or too large"))
 }
 
 /// Numbers and ranges with plus signs between them.
-fn ranges(key: &str, value: &str) -> Result<Vec<(u16, u16)>, String> {
+fn parse_ranges(key: &str, value: &str) -> Result<Vec<(u16, u16)>, String> {
     value
         .split('+')
         .map(|part| {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let (first, last) = (number(key, first)?, number(key, last)?);
+            let (first, last) = (parse_number(key, first)?, parse_number(key, last)?);
             if first > last {
                 return Err(format!("{key}: \"{part}\" goes backwards"));
             }
@@ -264,9 +268,9 @@ mod tests {
     #[test]
     fn the_text_says_everything() {
         let text = "queues=4+0-2,take=ports,ports=80+8000-8010,mode=copy,attach=generic,ring=64,need_wakeup=off,busy_poll=20,busy_budget=8";
-        let expected = AfXdpKeys {
+        let expected = AfXdpOptions {
             queues: Some(vec![4, 0, 1, 2]),
-            take: Take::Ports,
+            take: RedirectScope::Ports,
             ports: vec![(80, 80), (8000, 8010)],
             mode: CopyMode::Copy,
             attach: Attach::Generic,
@@ -276,7 +280,7 @@ mod tests {
             busy_budget: 8,
         };
         assert_eq!(text.parse(), Ok(expected));
-        assert_eq!("".parse(), Ok(AfXdpKeys::default()));
+        assert_eq!("".parse(), Ok(AfXdpOptions::default()));
     }
 
     #[test]
@@ -302,7 +306,7 @@ mod tests {
             ("need_wakeup=yes", "need_wakeup: \"yes\" is none of on, off"),
             ("colour=red", "colour: unknown key"),
         ] {
-            let error = text.parse::<AfXdpKeys>().expect_err(text);
+            let error = text.parse::<AfXdpOptions>().expect_err(text);
             assert!(error.starts_with(problem), "{text}: {error}");
         }
     }

@@ -16,9 +16,9 @@
 
 mod assembler;
 mod bpf;
-mod causes;
-mod channels;
 mod config;
+mod errors;
+mod ethtool;
 mod filter;
 mod neighbours;
 mod redirect;
@@ -28,16 +28,16 @@ mod socket;
 mod tx;
 mod umem;
 
-pub use config::{AfXdpConfig, AfXdpKeys, Attach, CopyMode, QUEUES_MAX, Take};
-pub use filter::{Filter, PortKind};
+pub use config::{AfXdpConfig, AfXdpOptions, Attach, CopyMode, QUEUES_MAX, RedirectScope};
+pub use filter::{PortKind, RedirectFilter};
 
 use crate::joined;
-use crate::netlink::{Link, Netlink};
+use crate::netlink::{LinkInfo, Netlink};
 use bpf::AttachMode;
 use ginnel_stack::device::{Capabilities, Device};
-use neighbours::Copies;
-use rx::{AfXdpRx, Packets};
-use socket::{Parts, Socket, SocketOptions};
+use neighbours::NeighbourSocket;
+use rx::{AfXdpRx, PacketSocket};
+use socket::{XdpSocket, XdpSocketOptions, XdpSocketParts};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -50,11 +50,11 @@ const LINK_HEADER_BYTES: usize = 18;
 /// Bytes in front of a received frame in its chunk: `XDP_PACKET_HEADROOM`.
 const HEADROOM_BYTES: usize = 256;
 /// Sizes of chunks: the kernel takes powers of two up to a page.
-const CHUNKS: [usize; 2] = [2048, 4096];
+const CHUNK_SIZES: [usize; 2] = [2048, 4096];
 /// Linux's largest IP packet less an Ethernet header, as for TAP devices.
 const MTU_MAX: usize = 65_521;
 /// Room for frames that come in several chunks: so many of the longest.
-const JOINED_FRAMES: usize = 16;
+const REASSEMBLED_FRAMES_MAX: usize = 16;
 
 /// What happened to frames that nobody can be told about.
 #[derive(Debug, Default)]
@@ -78,12 +78,12 @@ pub struct AfXdp {
     /// Shared by all queues.
     pub stats: Arc<AfXdpStats>,
     /// What is the stack's.
-    pub filter: Filter,
+    pub filter: RedirectFilter,
     /// Whether the driver runs the redirect program.
     pub in_driver: bool,
     /// Whether frames pass without a copy.
     pub zero_copy: bool,
-    sockets: Vec<Arc<Socket>>,
+    sockets: Vec<Arc<XdpSocket>>,
     /// Another descriptor of what each queue sleeps on.
     wakers: Vec<OwnedFd>,
 }
@@ -93,7 +93,7 @@ impl AfXdp {
     ///
     /// # Errors
     /// No descriptor for a sleep on several.
-    pub fn into_one(self) -> io::Result<Device> {
+    pub fn into_single_device(self) -> io::Result<Device> {
         joined::join(self.queues, self.wakers.iter().map(|waker| waker.as_fd()))
     }
 
@@ -115,16 +115,16 @@ impl AfXdp {
 
 /// How large frames are laid into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Layout {
+struct ChunkLayout {
     chunk: usize,
     multi_buffer: bool,
 }
 
-impl Layout {
+impl ChunkLayout {
     fn of(mtu: usize) -> Self {
         let longest = mtu + LINK_HEADER_BYTES;
         let fits = |chunk: usize| longest <= chunk - HEADROOM_BYTES;
-        let chunk = if fits(CHUNKS[0]) { CHUNKS[0] } else { CHUNKS[1] };
+        let chunk = if fits(CHUNK_SIZES[0]) { CHUNK_SIZES[0] } else { CHUNK_SIZES[1] };
         Self { chunk, multi_buffer: !fits(chunk) }
     }
 }
@@ -144,20 +144,20 @@ fn invalid(problem: impl Into<String>) -> io::Error {
 }
 
 fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
-    let keys = &config.keys;
-    let link = interface(&config.interface)?;
+    let keys = &config.options;
+    let link = find_interface(&config.interface)?;
     let mtu = config.mtu.unwrap_or_else(|| link.mtu.min(MTU_MAX));
     if !(68..=MTU_MAX).contains(&mtu) || mtu > link.mtu {
         return Err(invalid(format!("the MTU {mtu} is not within 68 and the interface's {}", link.mtu)));
     }
-    whose_addresses(config)?;
+    check_address_ownership(config)?;
     // Frames of the interface's MTU may come, even if the stack sends shorter ones.
-    let layout = Layout::of(link.mtu.min(MTU_MAX));
+    let layout = ChunkLayout::of(link.mtu.min(MTU_MAX));
     let queues = choose_queues(config)?;
     let highest = queues.iter().copied().max().unwrap_or_default();
 
-    let filter = Filter::new(keys.take.clone(), u32::from(highest) + 1, config.addresses.len())?;
-    tell(&filter, config)?;
+    let filter = RedirectFilter::new(keys.take.clone(), u32::from(highest) + 1, config.addresses.len())?;
+    fill_maps(&filter, config)?;
     let program = filter.load(layout.multi_buffer)?;
     // Drivers without a copy want the program first.
     let interface = (config.interface.as_str(), link.index);
@@ -168,12 +168,14 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     let capabilities =
         Capabilities { mac: link.mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false, labels: false };
     let mut copies = match keys.take {
-        Take::All => None,
-        Take::Addresses | Take::Ports => Some(Copies::open(link.index, &config.addresses)?),
+        RedirectScope::All => None,
+        RedirectScope::Addresses | RedirectScope::Ports => {
+            Some(NeighbourSocket::open(link.index, &config.addresses)?)
+        }
     };
     let (mut devices, mut sockets, mut wakers) = (Vec::new(), Vec::new(), Vec::new());
     for queue in queues {
-        let options = SocketOptions {
+        let options = XdpSocketOptions {
             interface: link.index,
             queue,
             ring: keys.ring,
@@ -184,12 +186,14 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
             busy_poll: (keys.busy_poll_us > 0).then_some((keys.busy_poll_us, keys.busy_budget)),
         };
         let bytes = 2 * keys.ring as usize * layout.chunk;
-        let Parts { socket, rx, fill, rx_chunks, tx, completion, tx_chunks } = socket::open(&options)
-            .map_err(|(step, error)| causes::of_socket(step, error, queue, keys.mode, bytes))?;
+        let XdpSocketParts { socket, rx, fill, rx_chunks, tx, completion, tx_chunks } =
+            socket::open(&options)
+                .map_err(|(step, error)| errors::socket_error(step, error, queue, keys.mode, bytes))?;
         filter.add_socket(queue, socket.as_fd())?;
         sockets.push(socket.clone());
         let longest = link.mtu.min(MTU_MAX) + LINK_HEADER_BYTES;
-        let joined = if layout.multi_buffer { JOINED_FRAMES * longest.next_multiple_of(64) } else { 0 };
+        let joined =
+            if layout.multi_buffer { REASSEMBLED_FRAMES_MAX * longest.next_multiple_of(64) } else { 0 };
         let tx_parts = (tx, completion, tx_chunks);
         let tx = AfXdpTx::new(
             socket.clone(),
@@ -202,16 +206,16 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
         // The first queue's shard is the one that is concerned with the link.
         let rx_parts = (socket, rx, fill, rx_chunks);
         let packets = match copies.take() {
-            Some(copies) => Packets::Copies(copies),
-            None => Packets::Watch(neighbours::watch(link.index)?),
+            Some(copies) => PacketSocket::Neighbours(copies),
+            None => PacketSocket::LinkWatch(neighbours::open_link_watch(link.index)?),
         };
         let mut rx = AfXdpRx::new(rx_parts, (longest, joined), packets, stats.clone(), attached.clone())?;
-        rx.reports = devices.is_empty();
-        wakers.push(rx.waker()?);
+        rx.reports_stats = devices.is_empty();
+        wakers.push(rx.clone_wake_fd()?);
         devices.push(Device { rx: Box::new(rx), tx: Box::new(tx) });
     }
     let in_driver = attached.mode == AttachMode::Driver;
-    let zero_copy = sockets.iter().all(|socket| !socket.copies);
+    let zero_copy = sockets.iter().all(|socket| !socket.is_copy_mode);
     tracing::info!(
         interface = config.interface,
         queues = devices.len(),
@@ -225,8 +229,8 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
 
 /// The queues that were asked for, if the interface has them.
 fn choose_queues(config: &AfXdpConfig) -> io::Result<Vec<u16>> {
-    let there = channels::receive_queues(&config.interface)?;
-    let queues: Vec<u16> = match (&config.keys.queues, config.queue_count) {
+    let there = ethtool::rx_queue_count(&config.interface)?;
+    let queues: Vec<u16> = match (&config.options.queues, config.queue_count) {
         (Some(queues), _) => queues.clone(),
         // Cannot truncate: 64 at the most.
         (None, 0) => (0..there.min(QUEUES_MAX) as u16).collect(),
@@ -237,7 +241,7 @@ fn choose_queues(config: &AfXdpConfig) -> io::Result<Vec<u16>> {
             "the interface has no queue {queue}: it has {there} (\"ethtool -L\" changes that), counted from 0"
         )));
     }
-    if config.keys.queues.is_none() && queues.len() < there && config.keys.take != Take::All {
+    if config.options.queues.is_none() && queues.len() < there && config.options.take != RedirectScope::All {
         tracing::warn!(
             interface = config.interface,
             queues = there,
@@ -248,7 +252,7 @@ fn choose_queues(config: &AfXdpConfig) -> io::Result<Vec<u16>> {
     Ok(queues)
 }
 
-fn interface(name: &str) -> io::Result<Link> {
+fn find_interface(name: &str) -> io::Result<LinkInfo> {
     let link = Netlink::open()?.link(name).map_err(|error| match error.raw_os_error() {
         Some(libc::ENODEV) => io::Error::new(
             io::ErrorKind::NotFound,
@@ -263,22 +267,22 @@ fn interface(name: &str) -> io::Result<Link> {
 }
 
 /// An address that is the stack's alone must not be the host's, which would lose what it serves there; one that is shared must be.
-fn whose_addresses(config: &AfXdpConfig) -> io::Result<()> {
+fn check_address_ownership(config: &AfXdpConfig) -> io::Result<()> {
     let hosts = Netlink::open()?.addresses()?;
     let is_the_hosts = |address: IpAddr| hosts.contains(&address);
     for &(address, vlan) in &config.addresses {
-        match config.keys.take {
-            Take::Addresses if is_the_hosts(address) => {
+        match config.options.take {
+            RedirectScope::Addresses if is_the_hosts(address) => {
                 return Err(invalid(format!(
                     "{address} is the host's: give the stack one of its own, or share it with take=ports"
                 )));
             }
-            Take::Ports if vlan != 0 => {
+            RedirectScope::Ports if vlan != 0 => {
                 return Err(invalid(format!(
                     "take=ports shares addresses outside of VLANs only, not {address} in VLAN {vlan}"
                 )));
             }
-            Take::Ports if !is_the_hosts(address) => {
+            RedirectScope::Ports if !is_the_hosts(address) => {
                 return Err(invalid(format!(
                     "{address} is not the host's, so there is nothing to share: leave take=ports away"
                 )));
@@ -290,16 +294,16 @@ fn whose_addresses(config: &AfXdpConfig) -> io::Result<()> {
 }
 
 /// Fills the maps.
-fn tell(filter: &Filter, config: &AfXdpConfig) -> io::Result<()> {
+fn fill_maps(filter: &RedirectFilter, config: &AfXdpConfig) -> io::Result<()> {
     for &(address, vlan) in &config.addresses {
         filter.add_address(address, vlan)?;
     }
-    if config.keys.take != Take::Ports {
+    if config.options.take != RedirectScope::Ports {
         return Ok(());
     }
     for (kind, (first, last)) in [PortKind::Tcp, PortKind::Udp].into_iter().zip(config.ephemeral) {
-        for (first, last) in [(first, last)].into_iter().chain(config.keys.ports.iter().copied()) {
-            if let Some(range) = kernels_ports(first, last)? {
+        for (first, last) in [(first, last)].into_iter().chain(config.options.ports.iter().copied()) {
+            if let Some(range) = overlapping_kernel_ports(first, last)? {
                 return Err(invalid(format!(
                     "the host chooses local ports from {range}, and {first} to {last} are to be the stack's: both would use the same ones. \
                      Let the stack choose others (tcp.local_port_first, network.udp_port_first), or reserve them (net.ipv4.ip_local_reserved_ports)"
@@ -312,7 +316,7 @@ fn tell(filter: &Filter, config: &AfXdpConfig) -> io::Result<()> {
 }
 
 /// The range that the kernel chooses local ports from, if it has one of these, and none of them is reserved.
-fn kernels_ports(first: u16, last: u16) -> io::Result<Option<String>> {
+fn overlapping_kernel_ports(first: u16, last: u16) -> io::Result<Option<String>> {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
     let mut numbers = range.split_whitespace().filter_map(|word| word.parse::<u16>().ok());
     let (Some(low), Some(high)) = (numbers.next(), numbers.next()) else { return Ok(None) };

@@ -35,26 +35,26 @@ const STATUS_VLAN_VALID: u32 = 1 << 4;
 const STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 
 /// One instruction of a classic filter.
-const fn filter(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+const fn classic_insn(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
 /// ARP, and ICMPv6 of types 135 (neighbour solicitation) and 136 (advertisement). VLAN tags are not in the frame when the filter sees it.
 const FILTER: [libc::sock_filter; 10] = [
-    filter(0x28, 0, 0, 12),       // ldh [12]
-    filter(0x15, 7, 0, 0x0806),   // jeq #ARP, accept
-    filter(0x15, 0, 5, 0x86dd),   // jeq #IPv6, go on, drop
-    filter(0x30, 0, 0, 20),       // ldb [20]
-    filter(0x15, 0, 3, 58),       // jeq #ICMPv6, go on, drop
-    filter(0x30, 0, 0, 54),       // ldb [54]
-    filter(0x35, 0, 1, 135),      // jge #135, go on, drop
-    filter(0x25, 0, 1, 136),      // jgt #136, drop, accept
-    filter(0x06, 0, 0, 0),        // drop
-    filter(0x06, 0, 0, u32::MAX), // accept
+    classic_insn(0x28, 0, 0, 12),       // ldh [12]
+    classic_insn(0x15, 7, 0, 0x0806),   // jeq #ARP, accept
+    classic_insn(0x15, 0, 5, 0x86dd),   // jeq #IPv6, go on, drop
+    classic_insn(0x30, 0, 0, 20),       // ldb [20]
+    classic_insn(0x15, 0, 3, 58),       // jeq #ICMPv6, go on, drop
+    classic_insn(0x30, 0, 0, 54),       // ldb [54]
+    classic_insn(0x35, 0, 1, 135),      // jge #135, go on, drop
+    classic_insn(0x25, 0, 1, 136),      // jgt #136, drop, accept
+    classic_insn(0x06, 0, 0, 0),        // drop
+    classic_insn(0x06, 0, 0, u32::MAX), // accept
 ];
 
 /// A packet socket with the frames that kernel and stack both get.
-pub(super) struct Copies {
+pub(super) struct NeighbourSocket {
     fd: OwnedFd,
     ring: Mapping,
     /// The slot that is filled next.
@@ -63,7 +63,7 @@ pub(super) struct Copies {
     lent: usize,
 }
 
-impl Copies {
+impl NeighbourSocket {
     /// Opens one at an interface. Of `addresses` those of IPv6 are heard by their groups.
     pub(super) fn open(interface: u32, addresses: &[(IpAddr, u16)]) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -72,18 +72,18 @@ impl Copies {
         let mut filter = FILTER;
         let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
         let packet = libc::SOL_PACKET;
-        set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)?;
-        set(fd.as_fd(), packet, PACKET_VERSION, &TPACKET_V2)?;
-        set(fd.as_fd(), packet, PACKET_RESERVE, &(TAG_BYTES as c_int))?;
-        set(fd.as_fd(), packet, libc::PACKET_IGNORE_OUTGOING, &1)?;
+        set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)?;
+        set_option(fd.as_fd(), packet, PACKET_VERSION, &TPACKET_V2)?;
+        set_option(fd.as_fd(), packet, PACKET_RESERVE, &(TAG_BYTES as c_int))?;
+        set_option(fd.as_fd(), packet, libc::PACKET_IGNORE_OUTGOING, &1)?;
         let ring = libc::tpacket_req {
             tp_block_size: (SLOTS * SLOT_BYTES) as u32,
             tp_block_nr: 1,
             tp_frame_size: SLOT_BYTES as u32,
             tp_frame_nr: SLOTS as u32,
         };
-        set(fd.as_fd(), packet, libc::PACKET_RX_RING, &ring)?;
-        let ring = Mapping::of(&fd, 0, SLOTS * SLOT_BYTES)?;
+        set_option(fd.as_fd(), packet, libc::PACKET_RX_RING, &ring)?;
+        let ring = Mapping::map_fd(&fd, 0, SLOTS * SLOT_BYTES)?;
         for (address, _) in addresses {
             if let IpAddr::V6(address) = address {
                 let group = libc::packet_mreq {
@@ -92,7 +92,7 @@ impl Copies {
                     mr_alen: 6,
                     mr_address: solicited_node_mac(*address),
                 };
-                set(fd.as_fd(), packet, libc::PACKET_ADD_MEMBERSHIP, &group)?;
+                set_option(fd.as_fd(), packet, libc::PACKET_ADD_MEMBERSHIP, &group)?;
             }
         }
         bind(fd.as_fd(), interface, libc::ETH_P_ALL as u16)?;
@@ -114,7 +114,7 @@ impl Copies {
             && self.lent < SLOTS
             && self.status(self.next).load(Ordering::Acquire) & STATUS_USER != 0
         {
-            self.put_tag_back(self.next);
+            self.restore_vlan_tag(self.next);
             self.next = (self.next + 1) % SLOTS;
             self.lent += 1;
         }
@@ -139,7 +139,7 @@ impl Copies {
     }
 
     /// Where in the ring the frame of a slot is, if it is inside of its slot with room for a tag in front.
-    fn place(&self, slot: usize) -> Option<(usize, usize)> {
+    fn frame_range(&self, slot: usize) -> Option<(usize, usize)> {
         let header = self.header(slot);
         let (start, len) = (usize::from(header.tp_mac), header.tp_snaplen as usize);
         let inside = start >= size_of::<libc::tpacket2_hdr>() + TAG_BYTES && start + len <= SLOT_BYTES;
@@ -147,9 +147,10 @@ impl Copies {
     }
 
     /// The kernel has taken the VLAN tag out of the frame: it is put where it was.
-    fn put_tag_back(&mut self, slot: usize) {
+    fn restore_vlan_tag(&mut self, slot: usize) {
         let header = self.header(slot);
-        let Some((start, _)) = self.place(slot).filter(|_| header.tp_status & STATUS_VLAN_VALID != 0) else {
+        let Some((start, _)) = self.frame_range(slot).filter(|_| header.tp_status & STATUS_VLAN_VALID != 0)
+        else {
             return;
         };
         let known = header.tp_status & STATUS_VLAN_TPID_VALID != 0;
@@ -164,7 +165,7 @@ impl Copies {
     }
 
     fn frame(&self, slot: usize) -> Option<&[u8]> {
-        let (start, len) = self.place(slot)?;
+        let (start, len) = self.frame_range(slot)?;
         let tag = if self.header(slot).tp_status & STATUS_VLAN_VALID != 0 { TAG_BYTES } else { 0 };
         let at = self.ring.at(start - tag, len + tag);
         // SAFETY: inside of the slot, as `place` found. The kernel writes there only after `receive`, which takes `&mut self`, gave it back.
@@ -179,7 +180,7 @@ fn solicited_node_mac(address: Ipv6Addr) -> [u8; 8] {
 }
 
 /// Sets an option. `T` is what the option takes.
-fn set<T>(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io::Result<()> {
+fn set_option<T>(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io::Result<()> {
     // SAFETY: the kernel reads `size_of::<T>()` bytes of a value that outlives the call, and the filter that one of them points to, which does too.
     let result = unsafe {
         libc::setsockopt(
@@ -194,7 +195,7 @@ fn set<T>(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io::Resul
 }
 
 /// A socket that receives nothing, and has an error when the interface goes down or away.
-pub(super) fn watch(interface: u32) -> io::Result<OwnedFd> {
+pub(super) fn open_link_watch(interface: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
     bind(fd.as_fd(), interface, UNUSED_PROTOCOL)?;

@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const NEED_WAKEUP: u32 = 1;
 
 /// What lies in rings: consists of integers, so that any bytes are a value.
-pub(super) trait Entry: Copy {}
+pub(super) trait RingEntry: Copy {}
 
-impl Entry for u64 {}
+impl RingEntry for u64 {}
 
 /// `struct xdp_desc`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
-pub(super) struct Descriptor {
+pub(super) struct XdpDescriptor {
     pub(super) address: u64,
     pub(super) len: u32,
     pub(super) options: u32,
@@ -27,10 +27,10 @@ pub(super) struct Descriptor {
 /// The frame goes on in the next descriptor: `XDP_PKT_CONTD`.
 pub(super) const CONTINUED: u32 = 1;
 
-impl Entry for Descriptor {}
+impl RingEntry for XdpDescriptor {}
 
 /// The memory of one ring.
-struct Ring<T> {
+struct RingView<T> {
     mapping: Arc<Mapping>,
     producer: NonNull<AtomicU32>,
     consumer: NonNull<AtomicU32>,
@@ -41,9 +41,9 @@ struct Ring<T> {
 }
 
 // SAFETY: the addresses are of the mapping, which is not bound to a thread.
-unsafe impl<T: Entry> Send for Ring<T> {}
+unsafe impl<T: RingEntry> Send for RingView<T> {}
 
-impl<T: Entry> Ring<T> {
+impl<T: RingEntry> RingView<T> {
     /// `offsets` are the kernel's: where in the mapping what is.
     fn new(mapping: Arc<Mapping>, offsets: &XdpRingOffset, size: u32) -> Self {
         assert!(size.is_power_of_two());
@@ -86,34 +86,34 @@ pub(super) fn mapping_bytes<T>(offsets: &XdpRingOffset, size: u32) -> usize {
 }
 
 /// This side writes, the kernel reads: the fill ring, and the ring of what to send.
-pub(super) struct Producer<T> {
-    ring: Ring<T>,
+pub(super) struct ProducerRing<T> {
+    ring: RingView<T>,
     /// Entries written so far; the kernel sees them when they are published.
     written: u32,
     published: u32,
     /// Entries that can be written before the kernel's index must be looked at again.
-    room: u32,
+    free: u32,
 }
 
-impl<T: Entry> Producer<T> {
+impl<T: RingEntry> ProducerRing<T> {
     pub(super) fn new(mapping: Arc<Mapping>, offsets: &XdpRingOffset, size: u32) -> Self {
-        Self { ring: Ring::new(mapping, offsets, size), written: 0, published: 0, room: size }
+        Self { ring: RingView::new(mapping, offsets, size), written: 0, published: 0, free: size }
     }
 
     /// Writes an entry. False, and nothing is written, if the ring is full.
     #[must_use]
     pub(super) fn push(&mut self, entry: T) -> bool {
-        if self.room == 0 {
+        if self.free == 0 {
             let taken = self.ring.word(self.ring.consumer).load(Ordering::Acquire);
-            self.room = self.ring.size.saturating_sub(self.written.wrapping_sub(taken));
-            if self.room == 0 {
+            self.free = self.ring.size.saturating_sub(self.written.wrapping_sub(taken));
+            if self.free == 0 {
                 return false;
             }
         }
         // SAFETY: inside the ring, and the kernel reads it only once it is published: it is none of those that wait.
         unsafe { self.ring.entry(self.written).write(entry) };
         self.written = self.written.wrapping_add(1);
-        self.room -= 1;
+        self.free -= 1;
         true
     }
 
@@ -128,7 +128,7 @@ impl<T: Entry> Producer<T> {
     }
 
     /// Published entries that the kernel has not taken yet.
-    pub(super) fn waiting(&self) -> u32 {
+    pub(super) fn pending(&self) -> u32 {
         self.published.wrapping_sub(self.ring.word(self.ring.consumer).load(Ordering::Acquire))
     }
 
@@ -139,15 +139,15 @@ impl<T: Entry> Producer<T> {
 }
 
 /// The kernel writes, this side reads: what was received, and what was sent.
-pub(super) struct Consumer<T> {
-    ring: Ring<T>,
+pub(super) struct ConsumerRing<T> {
+    ring: RingView<T>,
     /// Entries read so far; the kernel reuses them when they are released.
     read: u32,
 }
 
-impl<T: Entry> Consumer<T> {
+impl<T: RingEntry> ConsumerRing<T> {
     pub(super) fn new(mapping: Arc<Mapping>, offsets: &XdpRingOffset, size: u32) -> Self {
-        Self { ring: Ring::new(mapping, offsets, size), read: 0 }
+        Self { ring: RingView::new(mapping, offsets, size), read: 0 }
     }
 
     /// Entries that can be read. More than the ring holds is nonsense, and counts as what it holds.
@@ -178,7 +178,7 @@ impl<T: Entry> Consumer<T> {
 
 /// The kernel's place, for tests: the same ring seen from its other end.
 #[cfg(all(test, not(loom)))]
-pub(super) mod other_side {
+pub(super) mod kernel_side {
     use super::*;
 
     /// Where things are in a ring that no kernel made.
@@ -191,26 +191,26 @@ pub(super) mod other_side {
 
     /// Sets the producer's index to whatever a broken kernel may say.
     pub(in super::super) fn set_producer(memory: &Arc<Mapping>, value: u32) {
-        let ring = Ring::<u64>::new(memory.clone(), &OFFSETS, 1);
+        let ring = RingView::<u64>::new(memory.clone(), &OFFSETS, 1);
         ring.word(ring.producer).store(value, Ordering::Release);
     }
 
     pub(in super::super) fn set_needs_wakeup(memory: &Arc<Mapping>, needs: bool) {
-        let ring = Ring::<u64>::new(memory.clone(), &OFFSETS, 1);
+        let ring = RingView::<u64>::new(memory.clone(), &OFFSETS, 1);
         ring.word(ring.flags.expect("flags")).store(u32::from(needs), Ordering::Release);
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::other_side::{OFFSETS, memory, set_needs_wakeup, set_producer};
+    use super::kernel_side::{OFFSETS, memory, set_needs_wakeup, set_producer};
     use super::*;
 
     #[test]
     fn entries_come_out_in_order_over_the_end_of_indices() {
         let memory = memory::<u64>(4);
-        let mut producer = Producer::<u64>::new(memory.clone(), &OFFSETS, 4);
-        let mut consumer = Consumer::<u64>::new(memory.clone(), &OFFSETS, 4);
+        let mut producer = ProducerRing::<u64>::new(memory.clone(), &OFFSETS, 4);
+        let mut consumer = ConsumerRing::<u64>::new(memory.clone(), &OFFSETS, 4);
         let (mut next, mut expected) = (0, 0);
         for round in 0..100u32 {
             let count = round % 5;
@@ -225,7 +225,7 @@ mod tests {
             assert_eq!(pushed, count, "the ring is empty each time");
             assert_eq!(consumer.available(), 0, "nothing is seen before it is published");
             assert_eq!(producer.publish(), count > 0);
-            assert_eq!((consumer.available(), producer.waiting()), (count, count));
+            assert_eq!((consumer.available(), producer.pending()), (count, count));
             for ahead in 0..count {
                 expected += 1;
                 assert_eq!(consumer.peek(ahead), expected);
@@ -237,10 +237,10 @@ mod tests {
     // limit: descriptors of an AF_XDP ring
     #[test]
     fn a_full_ring_takes_no_more() {
-        let memory = memory::<Descriptor>(2);
-        let mut producer = Producer::new(memory.clone(), &OFFSETS, 2);
-        let mut consumer = Consumer::<Descriptor>::new(memory, &OFFSETS, 2);
-        let entry = Descriptor { address: 5, len: 6, options: CONTINUED };
+        let memory = memory::<XdpDescriptor>(2);
+        let mut producer = ProducerRing::new(memory.clone(), &OFFSETS, 2);
+        let mut consumer = ConsumerRing::<XdpDescriptor>::new(memory, &OFFSETS, 2);
+        let entry = XdpDescriptor { address: 5, len: 6, options: CONTINUED };
         assert!(producer.push(entry) && producer.push(entry) && !producer.push(entry));
         producer.publish();
         assert_eq!(consumer.peek(1), entry);
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn an_index_that_jumps_is_no_more_than_a_full_ring() {
         let memory = memory::<u64>(4);
-        let mut consumer = Consumer::<u64>::new(memory.clone(), &OFFSETS, 4);
+        let mut consumer = ConsumerRing::<u64>::new(memory.clone(), &OFFSETS, 4);
         for produced in [5, u32::MAX, 1 << 31] {
             set_producer(&memory, produced);
             assert_eq!(consumer.available(), 4);
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn the_flag_says_whether_the_kernel_wants_to_be_called() {
         let memory = memory::<u64>(4);
-        let producer = Producer::<u64>::new(memory.clone(), &OFFSETS, 4);
+        let producer = ProducerRing::<u64>::new(memory.clone(), &OFFSETS, 4);
         assert!(!producer.needs_wakeup());
         set_needs_wakeup(&memory, true);
         assert!(producer.needs_wakeup());

@@ -1,10 +1,10 @@
 //! The receiving half.
 
 use super::AfXdpStats;
-use super::filter::Attached;
-use super::neighbours::Copies;
-use super::rings::{CONTINUED, Consumer, Descriptor, Producer};
-use super::socket::Socket;
+use super::filter::AttachedProgram;
+use super::neighbours::NeighbourSocket;
+use super::rings::{CONTINUED, ConsumerRing, ProducerRing, XdpDescriptor};
+use super::socket::XdpSocket;
 use super::umem::RxChunks;
 use arrayvec::ArrayVec;
 use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxFrame, RxQueue};
@@ -19,66 +19,71 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Where a frame of this burst is.
-enum Place {
+enum FrameLocation {
     /// In one chunk.
     Chunk(Range<usize>),
     /// Put together from several.
-    Joined(Range<usize>),
+    Reassembled(Range<usize>),
 }
 
 /// Sleeps in a row without a frame after which errors are looked for.
-pub(super) const ERRORS_EVERY: u32 = 8;
+pub(super) const EMPTY_SLEEPS_PER_ERROR_CHECK: u32 = 8;
 
 /// The packet socket of a queue.
-pub(super) enum Packets {
-    Copies(Copies),
-    Watch(OwnedFd),
+pub(super) enum PacketSocket {
+    Neighbours(NeighbourSocket),
+    LinkWatch(OwnedFd),
 }
 
-impl Packets {
+impl PacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Copies(copies) => copies.as_fd(),
-            Self::Watch(fd) => fd.as_fd(),
+            Self::Neighbours(copies) => copies.as_fd(),
+            Self::LinkWatch(fd) => fd.as_fd(),
         }
     }
 }
 
 pub(super) struct AfXdpRx {
-    socket: Arc<Socket>,
-    ring: Consumer<Descriptor>,
-    fill: Producer<u64>,
+    socket: Arc<XdpSocket>,
+    ring: ConsumerRing<XdpDescriptor>,
+    fill: ProducerRing<u64>,
     chunks: RxChunks,
     /// Chunks whose frames are lent, or were copied: they go back with the next call.
-    held: Vec<u64>,
+    held_chunks: Vec<u64>,
     /// Frames that take several chunks; empty if none can.
-    joined: Box<[u8]>,
+    reassembly: Box<[u8]>,
     /// Bytes of the longest frame.
     frame_bytes_max: usize,
     /// Hears what happens to the interface, and at the first queue what kernel and stack both get.
-    packets: Packets,
+    packet_socket: PacketSocket,
     /// Readable when one of the two sockets is.
-    any: OwnedFd,
+    epoll: OwnedFd,
     gone: bool,
     /// Something came since the last sleep.
     received: bool,
     /// Sleeps without a frame since one came, or errors were looked for.
-    fruitless: u32,
+    empty_sleeps: u32,
     stats: Arc<AfXdpStats>,
     /// It is the queue that reports what all have counted.
-    pub(super) reports: bool,
+    pub(super) reports_stats: bool,
     /// The program stays as long as a half is there.
-    _attached: Arc<Attached>,
+    _program: Arc<AttachedProgram>,
 }
 
 impl AfXdpRx {
     /// `joined_bytes`: room for frames in several chunks, or 0.
     pub(super) fn new(
-        (socket, ring, fill, chunks): (Arc<Socket>, Consumer<Descriptor>, Producer<u64>, RxChunks),
+        (socket, ring, fill, chunks): (
+            Arc<XdpSocket>,
+            ConsumerRing<XdpDescriptor>,
+            ProducerRing<u64>,
+            RxChunks,
+        ),
         (frame_bytes_max, joined_bytes): (usize, usize),
-        packets: Packets,
+        packets: PacketSocket,
         stats: Arc<AfXdpStats>,
-        attached: Arc<Attached>,
+        attached: Arc<AttachedProgram>,
     ) -> io::Result<Self> {
         let any = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&any, socket.as_fd(), EventData::new_u64(0), EventFlags::IN)?;
@@ -87,45 +92,45 @@ impl AfXdpRx {
             socket,
             ring,
             fill,
-            held: Vec::with_capacity(chunks.addresses().count()),
+            held_chunks: Vec::with_capacity(chunks.addresses().count()),
             chunks,
-            joined: vec![0; joined_bytes].into_boxed_slice(),
+            reassembly: vec![0; joined_bytes].into_boxed_slice(),
             frame_bytes_max,
-            packets,
-            any,
+            packet_socket: packets,
+            epoll: any,
             gone: false,
             received: false,
-            fruitless: 0,
+            empty_sleeps: 0,
             stats,
-            reports: false,
-            _attached: attached,
+            reports_stats: false,
+            _program: attached,
         })
     }
 
     /// Another descriptor of what to sleep on.
-    pub(super) fn waker(&self) -> io::Result<OwnedFd> {
-        self.any.try_clone()
+    pub(super) fn clone_wake_fd(&self) -> io::Result<OwnedFd> {
+        self.epoll.try_clone()
     }
 
     /// Gives back the chunks of the last burst.
-    fn give_back(&mut self) {
-        for address in self.held.drain(..) {
+    fn refill(&mut self) {
+        for address in self.held_chunks.drain(..) {
             // There is an entry for each chunk, so there is room; a chunk that the kernel named twice may go.
             let _ = self.fill.push(address);
         }
         if self.fill.publish() && self.fill.needs_wakeup() {
-            self.socket.wake_for_receiving();
+            self.socket.kick_rx();
         }
     }
 
     /// The part of a frame that a descriptor names. Its chunk is held until the next call. `None`, and counted, if it names nothing.
-    fn part(&mut self, descriptor: Descriptor) -> Option<Range<usize>> {
+    fn take_chunk(&mut self, descriptor: XdpDescriptor) -> Option<Range<usize>> {
         let Some(range) = self.chunks.locate(descriptor.address, descriptor.len) else {
             self.stats.rx_invalid.fetch_add(1, Ordering::Relaxed);
             return None;
         };
-        if self.held.len() < self.held.capacity() {
-            self.held.push(self.chunks.chunk_of(range.start));
+        if self.held_chunks.len() < self.held_chunks.capacity() {
+            self.held_chunks.push(self.chunks.chunk_of(range.start));
         }
         Some(range)
     }
@@ -138,23 +143,23 @@ impl AfXdpRx {
     }
 
     /// Copies the parts of a frame behind each other to `at`. `None` if the frame is to be dropped.
-    fn join(&mut self, first: u32, count: u32, at: usize) -> Option<Range<usize>> {
+    fn reassemble(&mut self, first: u32, count: u32, at: usize) -> Option<Range<usize>> {
         let mut end = at;
         let mut whole = true;
         for number in first..first + count {
             // All chunks are taken, also of a frame that is dropped, so that they go back.
-            let Some(range) = self.part(self.ring.peek(number)) else {
+            let Some(range) = self.take_chunk(self.ring.peek(number)) else {
                 whole = false;
                 continue;
             };
             let fits =
-                end + range.len() <= self.joined.len() && end + range.len() - at <= self.frame_bytes_max;
+                end + range.len() <= self.reassembly.len() && end + range.len() - at <= self.frame_bytes_max;
             if !fits || !whole {
                 whole = false;
                 continue;
             }
             let bytes = self.chunks.bytes(range);
-            self.joined[end..end + bytes.len()].copy_from_slice(bytes);
+            self.reassembly[end..end + bytes.len()].copy_from_slice(bytes);
             end += bytes.len();
         }
         if !whole {
@@ -164,14 +169,14 @@ impl AfXdpRx {
     }
 
     /// Takes what fills the ring and is no frame, for no end of it can come any more.
-    fn drop_all(&mut self, available: u32) {
+    fn drop_incomplete(&mut self, available: u32) {
         for number in 0..available {
-            self.part(self.ring.peek(number));
+            self.take_chunk(self.ring.peek(number));
         }
         self.stats.rx_dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn frames_of_socket(&mut self, most: usize) -> ArrayVec<Place, BURST_FRAMES_MAX> {
+    fn take_frames(&mut self, most: usize) -> ArrayVec<FrameLocation, BURST_FRAMES_MAX> {
         let mut places = ArrayVec::new();
         let available = self.ring.available();
         let (mut taken, mut joined) = (0, 0);
@@ -179,23 +184,23 @@ impl AfXdpRx {
             let descriptor = self.ring.peek(taken);
             if descriptor.options & CONTINUED == 0 {
                 taken += 1;
-                places.extend(self.part(descriptor).map(Place::Chunk));
+                places.extend(self.take_chunk(descriptor).map(FrameLocation::Chunk));
                 continue;
             }
             // The rest comes with the next burst, if this one has no room for it.
             let Some(count) = self.descriptors_of_frame(taken, available) else {
                 if taken == 0 && available == self.ring.size() {
-                    self.drop_all(available);
+                    self.drop_incomplete(available);
                     taken = available;
                 }
                 break;
             };
-            if joined + self.frame_bytes_max > self.joined.len() && joined > 0 {
+            if joined + self.frame_bytes_max > self.reassembly.len() && joined > 0 {
                 break;
             }
-            if let Some(range) = self.join(taken, count, joined) {
+            if let Some(range) = self.reassemble(taken, count, joined) {
                 joined = range.end.next_multiple_of(64);
-                places.push(Place::Joined(range));
+                places.push(FrameLocation::Reassembled(range));
             }
             taken += count;
         }
@@ -206,7 +211,7 @@ impl AfXdpRx {
 
     /// The packet socket has an error, until it is taken, when the interface goes down or away. The other one only when it is deleted.
     fn take_errors(&mut self) {
-        let _ = sockopt::socket_error(self.packets.as_fd());
+        let _ = sockopt::socket_error(self.packet_socket.as_fd());
         if !self.gone && self.socket.take_error() == Some(Errno::NETDOWN) {
             self.gone = true;
             tracing::error!("the interface of an AF_XDP device was deleted");
@@ -216,32 +221,32 @@ impl AfXdpRx {
 
 impl RxQueue for AfXdpRx {
     fn rx_burst<'a>(&'a mut self, _now: Instant, burst: &mut RxBurst<'a>) {
-        self.give_back();
+        self.refill();
         if self.socket.busy_poll && self.ring.available() == 0 {
-            self.socket.wake_for_receiving();
+            self.socket.kick_rx();
         }
-        let places = self.frames_of_socket(burst.remaining_capacity());
+        let places = self.take_frames(burst.remaining_capacity());
         for place in places {
             let bytes = match place {
-                Place::Chunk(range) => self.chunks.bytes(range),
-                Place::Joined(range) => &self.joined[range],
+                FrameLocation::Chunk(range) => self.chunks.bytes(range),
+                FrameLocation::Reassembled(range) => &self.reassembly[range],
             };
             burst.push(RxFrame::new(bytes));
         }
-        if let Packets::Copies(copies) = &mut self.packets {
+        if let PacketSocket::Neighbours(copies) = &mut self.packet_socket {
             copies.receive(burst);
         }
     }
 
     fn arm(&mut self) -> bool {
-        self.give_back();
+        self.refill();
         // Where frames come all is well. An error ends every sleep until it is taken, so it is looked for when some have ended without a frame.
         if core::mem::take(&mut self.received) {
-            self.fruitless = 0;
+            self.empty_sleeps = 0;
         } else {
-            self.fruitless += 1;
-            if self.fruitless == ERRORS_EVERY {
-                self.fruitless = 0;
+            self.empty_sleeps += 1;
+            if self.empty_sleeps == EMPTY_SLEEPS_PER_ERROR_CHECK {
+                self.empty_sleeps = 0;
                 self.take_errors();
             }
         }
@@ -250,7 +255,7 @@ impl RxQueue for AfXdpRx {
     }
 
     fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.any.as_raw_fd())
+        Some(self.epoll.as_raw_fd())
     }
 
     fn is_gone(&self) -> bool {
@@ -258,7 +263,7 @@ impl RxQueue for AfXdpRx {
     }
 
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
-        if self.reports {
+        if self.reports_stats {
             let AfXdpStats { rx_invalid, rx_dropped, tx_invalid, tx_errors, tx_calls } = &*self.stats;
             for (name, count) in [
                 ("xdp_rx_invalid", rx_invalid),

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // options that no crate names
 
 use super::config::CopyMode;
-use super::rings::{Consumer, Descriptor, Producer, mapping_bytes};
+use super::rings::{ConsumerRing, ProducerRing, XdpDescriptor, mapping_bytes};
 use super::umem::{self, Mapping, RxChunks, TxChunks};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
 
 /// How long a queue may be busy with a socket that is gone.
-const TIDY_UP_MAX: Duration = Duration::from_millis(500);
+const BIND_BUSY_MAX: Duration = Duration::from_millis(500);
 
 /// What one socket is made with.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SocketOptions {
+pub(super) struct XdpSocketOptions {
     /// Index of the interface.
     pub(super) interface: u32,
     pub(super) queue: u16,
@@ -44,10 +44,10 @@ pub(super) struct SocketOptions {
 
 /// A bound socket.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(super) struct XdpSocket {
     fd: OwnedFd,
     /// The kernel copies frames: it sends in our call, and only there.
-    pub(super) copies: bool,
+    pub(super) is_copy_mode: bool,
     /// It is to be called only if it says so.
     pub(super) need_wakeup: bool,
     pub(super) busy_poll: bool,
@@ -56,24 +56,24 @@ pub(super) struct Socket {
 }
 
 /// A socket with its rings and chunks.
-pub(super) struct Parts {
-    pub(super) socket: Arc<Socket>,
-    pub(super) rx: Consumer<Descriptor>,
-    pub(super) fill: Producer<u64>,
+pub(super) struct XdpSocketParts {
+    pub(super) socket: Arc<XdpSocket>,
+    pub(super) rx: ConsumerRing<XdpDescriptor>,
+    pub(super) fill: ProducerRing<u64>,
     pub(super) rx_chunks: RxChunks,
-    pub(super) tx: Producer<Descriptor>,
-    pub(super) completion: Consumer<u64>,
+    pub(super) tx: ProducerRing<XdpDescriptor>,
+    pub(super) completion: ConsumerRing<u64>,
     pub(super) tx_chunks: TxChunks,
 }
 
 /// Opens a socket and binds it to its queue. The error has the step that failed.
-pub(super) fn open(options: &SocketOptions) -> Result<Parts, (Step, io::Error)> {
-    let at = |step: Step| move |error: Errno| (step, io::Error::from(error));
+pub(super) fn open(options: &XdpSocketOptions) -> Result<XdpSocketParts, (SetupStep, io::Error)> {
+    let at = |step: SetupStep| move |error: Errno| (step, io::Error::from(error));
     let fd = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)
-        .map_err(at(Step::Open))?;
+        .map_err(at(SetupStep::Open))?;
     let ring = options.ring;
-    let (memory, rx_chunks, tx_chunks) =
-        umem::create(options.chunk, ring as usize, ring as usize).map_err(|error| (Step::Memory, error))?;
+    let (memory, rx_chunks, tx_chunks) = umem::create(options.chunk, ring as usize, ring as usize)
+        .map_err(|error| (SetupStep::Memory, error))?;
     let registration = XdpUmemReg {
         addr: memory.at(0, memory.len()).as_ptr() as u64,
         len: memory.len() as u64,
@@ -82,21 +82,21 @@ pub(super) fn open(options: &SocketOptions) -> Result<Parts, (Step, io::Error)> 
         flags: XdpUmemRegFlags::empty(),
         tx_metadata_len: 0,
     };
-    sockopt::set_xdp_umem_reg(&fd, registration).map_err(at(Step::Memory))?;
-    sockopt::set_xdp_umem_fill_ring_size(&fd, ring).map_err(at(Step::Rings))?;
-    sockopt::set_xdp_umem_completion_ring_size(&fd, ring).map_err(at(Step::Rings))?;
-    sockopt::set_xdp_rx_ring_size(&fd, ring).map_err(at(Step::Rings))?;
-    sockopt::set_xdp_tx_ring_size(&fd, ring).map_err(at(Step::Rings))?;
-    let offsets = sockopt::xdp_mmap_offsets(&fd).map_err(at(Step::Rings))?;
+    sockopt::set_xdp_umem_reg(&fd, registration).map_err(at(SetupStep::Memory))?;
+    sockopt::set_xdp_umem_fill_ring_size(&fd, ring).map_err(at(SetupStep::Rings))?;
+    sockopt::set_xdp_umem_completion_ring_size(&fd, ring).map_err(at(SetupStep::Rings))?;
+    sockopt::set_xdp_rx_ring_size(&fd, ring).map_err(at(SetupStep::Rings))?;
+    sockopt::set_xdp_tx_ring_size(&fd, ring).map_err(at(SetupStep::Rings))?;
+    let offsets = sockopt::xdp_mmap_offsets(&fd).map_err(at(SetupStep::Rings))?;
     let map = |place: u64, len: usize| {
-        Mapping::of(&fd, place, len).map(Arc::new).map_err(|error| (Step::Rings, error))
+        Mapping::map_fd(&fd, place, len).map(Arc::new).map_err(|error| (SetupStep::Rings, error))
     };
-    let rx = map(XDP_PGOFF_RX_RING, mapping_bytes::<Descriptor>(&offsets.rx, ring))?;
-    let tx = map(XDP_PGOFF_TX_RING, mapping_bytes::<Descriptor>(&offsets.tx, ring))?;
+    let rx = map(XDP_PGOFF_RX_RING, mapping_bytes::<XdpDescriptor>(&offsets.rx, ring))?;
+    let tx = map(XDP_PGOFF_TX_RING, mapping_bytes::<XdpDescriptor>(&offsets.tx, ring))?;
     let fill = map(XDP_UMEM_PGOFF_FILL_RING, mapping_bytes::<u64>(&offsets.fr, ring))?;
     let completion = map(XDP_UMEM_PGOFF_COMPLETION_RING, mapping_bytes::<u64>(&offsets.cr, ring))?;
 
-    let mut fill = Producer::<u64>::new(fill, &offsets.fr, ring);
+    let mut fill = ProducerRing::<u64>::new(fill, &offsets.fr, ring);
     for address in rx_chunks.addresses() {
         // There is an entry for each chunk.
         let _ = fill.push(address);
@@ -106,7 +106,8 @@ pub(super) fn open(options: &SocketOptions) -> Result<Parts, (Step, io::Error)> 
     // All chunks may be under way as buffers of the kernel at once, each with what the kernel keeps beside it.
     let under_way = ring as usize * (options.chunk + 1024) * 2;
     let send_buffer = c_int::try_from(under_way).unwrap_or(c_int::MAX);
-    set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, send_buffer).map_err(at(Step::Options))?;
+    set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, send_buffer)
+        .map_err(at(SetupStep::Options))?;
     // Linux 6.17; without it `flush` calls again.
     let _ = set_option(fd.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, ring as c_int);
     if let Some((microseconds, budget)) = options.busy_poll {
@@ -115,7 +116,7 @@ pub(super) fn open(options: &SocketOptions) -> Result<Parts, (Step, io::Error)> 
             (libc::SO_BUSY_POLL, microseconds as c_int),
             (libc::SO_BUSY_POLL_BUDGET, c_int::from(budget)),
         ] {
-            set_option(fd.as_fd(), libc::SOL_SOCKET, name, value).map_err(at(Step::BusyPoll))?;
+            set_option(fd.as_fd(), libc::SOL_SOCKET, name, value).map_err(at(SetupStep::BusyPoll))?;
         }
     }
 
@@ -128,36 +129,37 @@ pub(super) fn open(options: &SocketOptions) -> Result<Parts, (Step, io::Error)> 
     flags.set(SocketAddrXdpFlags::XDP_USE_SG, options.multi_buffer);
     let address = SocketAddrXdp::new(flags, options.interface, options.queue.into());
     // The kernel tidies up behind a socket that was closed a little later than the close: a program that was started again at once would find its own queue busy.
-    let deadline = Instant::now() + TIDY_UP_MAX;
+    let deadline = Instant::now() + BIND_BUSY_MAX;
     while let Err(error) = rustix::net::bind(&fd, &address) {
         if error != Errno::BUSY || Instant::now() > deadline {
-            return Err(at(Step::Bind)(error));
+            return Err(at(SetupStep::Bind)(error));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    let copies =
-        !sockopt::xdp_options(&fd).map_err(at(Step::Bind))?.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY);
-    let socket = Socket {
+    let copies = !sockopt::xdp_options(&fd)
+        .map_err(at(SetupStep::Bind))?
+        .contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY);
+    let socket = XdpSocket {
         fd,
-        copies,
+        is_copy_mode: copies,
         need_wakeup: options.need_wakeup,
         busy_poll: options.busy_poll.is_some(),
         _memory: memory,
     };
-    Ok(Parts {
+    Ok(XdpSocketParts {
         socket: Arc::new(socket),
-        rx: Consumer::new(rx, &offsets.rx, ring),
+        rx: ConsumerRing::new(rx, &offsets.rx, ring),
         fill,
         rx_chunks,
-        tx: Producer::new(tx, &offsets.tx, ring),
-        completion: Consumer::new(completion, &offsets.cr, ring),
+        tx: ProducerRing::new(tx, &offsets.tx, ring),
+        completion: ConsumerRing::new(completion, &offsets.cr, ring),
         tx_chunks,
     })
 }
 
 /// What failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum SetupStep {
     Open,
     Memory,
     Rings,
@@ -166,18 +168,18 @@ pub(super) enum Step {
     Bind,
 }
 
-impl Socket {
+impl XdpSocket {
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
     /// Lets the kernel send what is in the ring.
-    pub(super) fn wake_for_sending(&self) -> Result<(), Errno> {
+    pub(super) fn kick_tx(&self) -> Result<(), Errno> {
         rustix::net::send(&self.fd, &[], SendFlags::DONTWAIT).map(drop)
     }
 
     /// Lets the kernel look at the fill ring, and the driver receive.
-    pub(super) fn wake_for_receiving(&self) {
+    pub(super) fn kick_rx(&self) {
         // An error says that the interface is down, or that there was nothing; frames say the rest.
         let _ = rustix::net::recv(&self.fd, &mut [0u8; 0], RecvFlags::DONTWAIT);
     }
@@ -215,10 +217,10 @@ fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> Re
 }
 
 #[cfg(all(test, not(loom)))]
-impl Socket {
+impl XdpSocket {
     /// One that is none: what it is called for is not done.
     pub(super) fn of(fd: OwnedFd) -> Arc<Self> {
         let memory = Arc::new(Mapping::anonymous(4096).expect("memory"));
-        Arc::new(Self { fd, copies: true, need_wakeup: true, busy_poll: true, _memory: memory })
+        Arc::new(Self { fd, is_copy_mode: true, need_wakeup: true, busy_poll: true, _memory: memory })
     }
 }

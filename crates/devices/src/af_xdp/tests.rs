@@ -1,5 +1,5 @@
 use super::*;
-use crate::conformance::{self, Promises};
+use crate::conformance::{self, Guarantees};
 use crate::namespace::{REQUIRED, in_namespace};
 use ginnel_stack::device::{RxBurst, TxMeta};
 use ginnel_stack::time::Instant;
@@ -13,7 +13,7 @@ mod sharing;
 
 /// Runs `body` in a network namespace of its own, if programs can be loaded: root of a user namespace may not.
 fn in_bpf_namespace(name: &str, body: impl FnOnce()) {
-    in_namespace(name, || match Filter::new(Take::All, 1, 0) {
+    in_namespace(name, || match RedirectFilter::new(RedirectScope::All, 1, 0) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             assert!(error.to_string().contains("CAP_BPF"), "{error}");
             assert!(std::env::var_os(REQUIRED).is_none(), "{name} cannot run: {error}");
@@ -43,16 +43,16 @@ fn all_of(interface: &str, keys: &str) -> AfXdpConfig {
     let keys = if keys.is_empty() { "take=all".into() } else { format!("take=all,{keys}") };
     AfXdpConfig {
         interface: interface.into(),
-        keys: keys.parse().expect("valid keys"),
+        options: keys.parse().expect("valid keys"),
         ..AfXdpConfig::default()
     }
 }
 
 fn only(device: AfXdp) -> Device {
-    device.into_one().expect("one queue")
+    device.into_single_device().expect("one queue")
 }
 
-const PROMISES: Promises = Promises { back_pressure: false, super_frame_bytes_whole: 0, labels: false };
+const PROMISES: Guarantees = Guarantees { back_pressure: false, uncut_super_frame_bytes: 0, labels: false };
 
 /// Runs the suite over pairs of veth interfaces with these keys.
 fn conforms(keys: &str, mtu: usize) {
@@ -106,15 +106,15 @@ fn frames_in_several_buffers_conform() {
 /// What the kernel has to look at for every frame of the interface.
 #[test]
 fn the_program_stays_short() {
-    let maps = redirect::Maps { sockets: 3, addresses: 4, ports: 5, missed: 6 };
-    assert_eq!(redirect::everything(maps).map(|code| code.len()), Ok(6));
-    let len = redirect::shared(maps).expect("a program").len();
+    let maps = redirect::Maps { sockets: 3, addresses: 4, ports: 5, drops_without_socket: 6 };
+    assert_eq!(redirect::redirect_all(maps).map(|code| code.len()), Ok(6));
+    let len = redirect::redirect_selected(maps).expect("a program").len();
     assert!((150..250).contains(&len), "{len} instructions");
 }
 
 #[test]
 fn the_layout_follows_from_the_mtu() {
-    let layout = |mtu| (Layout::of(mtu).chunk, Layout::of(mtu).multi_buffer);
+    let layout = |mtu| (ChunkLayout::of(mtu).chunk, ChunkLayout::of(mtu).multi_buffer);
     assert_eq!(layout(68), (2048, false));
     assert_eq!(layout(1774), (2048, false));
     assert_eq!(layout(1775), (4096, false));
@@ -239,7 +239,7 @@ fn a_deleted_interface_is_gone() {
             let mut sleeps = 0;
             while device.rx.arm() {
                 sleeps += 1;
-                assert!(sleeps <= super::rx::ERRORS_EVERY);
+                assert!(sleeps <= super::rx::EMPTY_SLEEPS_PER_ERROR_CHECK);
                 let woken = conformance::sleep(device.rx.wake_fd(), Duration::from_secs(10));
                 assert!(woken, "a sleeper is woken");
                 let mut burst = RxBurst::new();
@@ -268,7 +268,7 @@ fn what_cannot_be_opened_says_why_and_what_to_do() {
         let good = all_of("no0", "");
         let with = |keys: &str, address: [u8; 4]| AfXdpConfig {
             interface: "no0".into(),
-            keys: keys.parse().expect("valid keys"),
+            options: keys.parse().expect("valid keys"),
             addresses: vec![(address.into(), 0)],
             ephemeral: [(61_000, 65_000); 2],
             ..AfXdpConfig::default()

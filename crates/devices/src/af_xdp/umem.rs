@@ -34,7 +34,7 @@ impl Mapping {
     }
 
     /// A part of what a descriptor stands for: the rings of a socket.
-    pub(super) fn of(fd: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
+    pub(super) fn map_fd(fd: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: as in `anonymous`.
         let base = unsafe {
@@ -132,7 +132,7 @@ impl TxChunks {
     /// The first `len` bytes of a chunk that this side holds.
     ///
     /// Panics if there are not so many: callers check.
-    pub(super) fn room(&mut self, address: u64, len: usize) -> &mut [u8] {
+    pub(super) fn chunk_mut(&mut self, address: u64, len: usize) -> &mut [u8] {
         assert!(self.is_chunk(address) && len <= self.chunk);
         let start = self.memory.at(address as usize, len);
         // SAFETY: inside the mapping, which lives as long as `self`. These chunks are lent here only, one at a time (`&mut self`), while this side holds them; the kernel reads
@@ -166,9 +166,9 @@ mod tests {
     #[test]
     fn what_is_written_for_sending_is_in_the_memory() {
         let (memory, rx, mut tx) = create(4096, 1, 1).expect("memory");
-        tx.room(4096, 3).copy_from_slice(&[1, 2, 3]);
+        tx.chunk_mut(4096, 3).copy_from_slice(&[1, 2, 3]);
         assert_eq!(rx.bytes(0..4), [0; 4]);
         assert_eq!(memory.len(), 8192);
-        assert_eq!(tx.room(4096, 4096)[..4], [1, 2, 3, 0]);
+        assert_eq!(tx.chunk_mut(4096, 4096)[..4], [1, 2, 3, 0]);
     }
 }

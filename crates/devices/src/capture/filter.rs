@@ -83,9 +83,9 @@ enum Expression {
     And(Vec<Expression>),
     Not(Box<Expression>),
     Protocol(Protocol),
-    Host(Side, IpAddr),
-    Net(Side, IpAddr, u8),
-    Port(Side, u16),
+    Host(DirQualifier, IpAddr),
+    Net(DirQualifier, IpAddr, u8),
+    Port(DirQualifier, u16),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,17 +94,17 @@ enum Protocol {
     Ip6,
     Arp,
     /// A number above IP, in the version that it belongs to (`None`: both).
-    Transport(u8, Option<Version>),
+    Transport(u8, Option<IpVersion>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Version {
+enum IpVersion {
     Four,
     Six,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Side {
+enum DirQualifier {
     Source,
     Destination,
     Either,
@@ -145,7 +145,7 @@ impl Filter {
     /// Whether the frame is wanted. Any bytes will do.
     #[must_use]
     pub fn matches(&self, frame: &[u8]) -> bool {
-        self.expression.matches(&Fields::of(frame))
+        self.expression.matches(&PacketFields::of(frame))
     }
 }
 
@@ -178,7 +178,7 @@ impl<'a> Parser<'a> {
         word
     }
 
-    fn accept(&mut self, word: &str) -> bool {
+    fn accept_word(&mut self, word: &str) -> bool {
         let found = self.peek() == word;
         if found {
             self.at += word.len();
@@ -205,7 +205,7 @@ impl<'a> Parser<'a> {
 
     fn expression(&mut self) -> Result<Expression, FilterError> {
         let mut terms = vec![self.term()?];
-        while self.accept("or") {
+        while self.accept_word("or") {
             terms.push(self.term()?);
         }
         Ok(if terms.len() == 1 { terms.remove(0) } else { Expression::Or(terms) })
@@ -213,31 +213,31 @@ impl<'a> Parser<'a> {
 
     fn term(&mut self) -> Result<Expression, FilterError> {
         let mut factors = vec![self.factor()?];
-        while self.accept("and") {
+        while self.accept_word("and") {
             factors.push(self.factor()?);
         }
         Ok(if factors.len() == 1 { factors.remove(0) } else { Expression::And(factors) })
     }
 
     fn factor(&mut self) -> Result<Expression, FilterError> {
-        if self.accept("not") {
+        if self.accept_word("not") {
             return Ok(Expression::Not(Box::new(self.factor()?)));
         }
-        if self.accept("(") {
+        if self.accept_word("(") {
             let expression = self.expression()?;
-            return if self.accept(")") { Ok(expression) } else { Err(self.unexpected("and, or, )")) };
+            return if self.accept_word(")") { Ok(expression) } else { Err(self.unexpected("and, or, )")) };
         }
         self.primitive()
     }
 
     fn primitive(&mut self) -> Result<Expression, FilterError> {
-        let Some(protocol) = protocol_named(self.peek()) else { return self.sided() };
+        let Some(protocol) = protocol_named(self.peek()) else { return self.qualified_primitive() };
         self.next();
         let protocol = Expression::Protocol(protocol);
         // `tcp port 80` and `tcp src port 80` need no `and`.
         if ["src", "dst", "port"].contains(&self.peek()) {
-            let side = self.side();
-            if !self.accept("port") {
+            let side = self.dir_qualifier();
+            if !self.accept_word("port") {
                 return Err(self.unexpected("port"));
             }
             return Ok(Expression::And(vec![protocol, Expression::Port(side, self.port()?)]));
@@ -245,37 +245,37 @@ impl<'a> Parser<'a> {
         Ok(protocol)
     }
 
-    fn sided(&mut self) -> Result<Expression, FilterError> {
-        let side = self.side();
-        if self.accept("port") {
+    fn qualified_primitive(&mut self) -> Result<Expression, FilterError> {
+        let side = self.dir_qualifier();
+        if self.accept_word("port") {
             return Ok(Expression::Port(side, self.port()?));
         }
-        if self.accept("host") {
+        if self.accept_word("host") {
             let host = self.argument(|word| word.parse().ok(), FilterErrorKind::BadAddress)?;
             return Ok(Expression::Host(side, host));
         }
-        if self.accept("net") {
+        if self.accept_word("net") {
             let (address, length) = self.argument(parse_network, FilterErrorKind::BadNetwork)?;
             return Ok(Expression::Net(side, address, length));
         }
-        Err(self.unexpected(if side == Side::Either {
+        Err(self.unexpected(if side == DirQualifier::Either {
             "not, (, src, dst, host, net, port, ip, ip6, arp, icmp, icmp6, tcp, udp"
         } else {
             "host, net, port"
         }))
     }
 
-    fn side(&mut self) -> Side {
+    fn dir_qualifier(&mut self) -> DirQualifier {
         match self.peek() {
             "src" => {
                 self.next();
-                Side::Source
+                DirQualifier::Source
             }
             "dst" => {
                 self.next();
-                Side::Destination
+                DirQualifier::Destination
             }
-            _ => Side::Either,
+            _ => DirQualifier::Either,
         }
     }
 
@@ -289,8 +289,8 @@ fn protocol_named(word: &str) -> Option<Protocol> {
         "ip" => Protocol::Ip,
         "ip6" => Protocol::Ip6,
         "arp" => Protocol::Arp,
-        "icmp" => Protocol::Transport(1, Some(Version::Four)),
-        "icmp6" => Protocol::Transport(58, Some(Version::Six)),
+        "icmp" => Protocol::Transport(1, Some(IpVersion::Four)),
+        "icmp6" => Protocol::Transport(58, Some(IpVersion::Six)),
         "tcp" => Protocol::Transport(TCP, None),
         "udp" => Protocol::Transport(UDP, None),
         _ => return None,
@@ -304,11 +304,11 @@ fn parse_network(word: &str) -> Option<(IpAddr, u8)> {
 }
 
 impl Expression {
-    fn matches(&self, fields: &Fields) -> bool {
-        let on_side = |side: &Side, source: bool, destination: bool| match side {
-            Side::Source => source,
-            Side::Destination => destination,
-            Side::Either => source || destination,
+    fn matches(&self, fields: &PacketFields) -> bool {
+        let on_side = |side: &DirQualifier, source: bool, destination: bool| match side {
+            DirQualifier::Source => source,
+            DirQualifier::Destination => destination,
+            DirQualifier::Either => source || destination,
         };
         match self {
             Self::Or(terms) => terms.iter().any(|term| term.matches(fields)),
@@ -320,7 +320,7 @@ impl Expression {
             }
             Self::Net(side, net, length) => {
                 let inside =
-                    |address: Option<IpAddr>| address.is_some_and(|a| same_network(a, *net, *length));
+                    |address: Option<IpAddr>| address.is_some_and(|a| is_same_network(a, *net, *length));
                 on_side(side, inside(fields.source), inside(fields.destination))
             }
             Self::Port(side, port) => {
@@ -332,7 +332,7 @@ impl Expression {
 }
 
 impl Protocol {
-    fn matches(self, fields: &Fields) -> bool {
+    fn matches(self, fields: &PacketFields) -> bool {
         match self {
             Self::Ip => fields.ethertype == ETHERTYPE_IP,
             Self::Ip6 => fields.ethertype == ETHERTYPE_IP6,
@@ -340,8 +340,8 @@ impl Protocol {
             Self::Transport(number, version) => {
                 let version = match version {
                     None => true,
-                    Some(Version::Four) => fields.ethertype == ETHERTYPE_IP,
-                    Some(Version::Six) => fields.ethertype == ETHERTYPE_IP6,
+                    Some(IpVersion::Four) => fields.ethertype == ETHERTYPE_IP,
+                    Some(IpVersion::Six) => fields.ethertype == ETHERTYPE_IP6,
                 };
                 version && fields.protocol == Some(number)
             }
@@ -349,7 +349,7 @@ impl Protocol {
     }
 }
 
-fn same_network(a: IpAddr, b: IpAddr, length: u8) -> bool {
+fn is_same_network(a: IpAddr, b: IpAddr, length: u8) -> bool {
     match (a, b) {
         (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= length.into(),
         (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= length.into(),
@@ -359,7 +359,7 @@ fn same_network(a: IpAddr, b: IpAddr, length: u8) -> bool {
 
 /// What expressions look at. Read leniently: a frame that is wrong elsewhere is the more worth capturing.
 #[derive(Debug, Default)]
-struct Fields {
+struct PacketFields {
     ethertype: u16,
     source: Option<IpAddr>,
     destination: Option<IpAddr>,
@@ -367,7 +367,7 @@ struct Fields {
     ports: Option<(u16, u16)>,
 }
 
-impl Fields {
+impl PacketFields {
     fn of(frame: &[u8]) -> Self {
         let mut fields = Self::default();
         let Some(mut ethertype) = be16(frame, 12) else { return fields };
@@ -575,9 +575,9 @@ mod tests {
             }
             for ethertype in [ETHERTYPE_IP, ETHERTYPE_IP6, ETHERTYPE_ARP, ETHERTYPE_VLAN] {
                 let mut frame = [&[0; 12], &ethertype.to_be_bytes()[..], &frame].concat();
-                let _ = Fields::of(&frame);
+                let _ = PacketFields::of(&frame);
                 frame.truncate(15);
-                let _ = Fields::of(&frame);
+                let _ = PacketFields::of(&frame);
             }
         }
     }

@@ -11,17 +11,17 @@ pub use filter::{Filter, FilterError, FilterErrorKind};
 pub use writer::FileRing;
 
 use crate::offload::meta_of;
-use crate::staged::Staged;
+use crate::staged::StagedTx;
 use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
-use ginnel_stack::wire::segment::complete_checksum;
+use ginnel_stack::wire::gso::complete_checksum;
 use std::io;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use writer::{Direction, Packet, Writer};
+use writer::{CaptureWriter, CapturedPacket, Direction};
 
 /// Bytes of a frame that are kept unless less is asked for: all.
 pub const SNAPLEN_MAX: u32 = 262_144;
@@ -75,7 +75,7 @@ pub struct CaptureStats {
 /// A capture that devices can be put in front of, several if need be: the shards of a stack share one file.
 #[derive(Clone)]
 pub struct Capture {
-    writer: Arc<Mutex<Writer>>,
+    writer: Arc<Mutex<CaptureWriter>>,
     filter: Arc<Option<Filter>>,
     snaplen: usize,
     stats: Arc<CaptureStats>,
@@ -109,7 +109,7 @@ impl Capture {
             )));
         }
         let stats = Arc::new(CaptureStats::default());
-        let writer = Writer::create(config, stats.clone())?;
+        let writer = CaptureWriter::create(config, stats.clone())?;
         Ok(Self {
             writer: Arc::new(Mutex::new(writer)),
             filter: Arc::new(filter),
@@ -122,8 +122,8 @@ impl Capture {
     #[must_use]
     pub fn wrap(&self, device: Device) -> Device {
         let rx = CaptureRx { inner: device.rx, capture: self.clone(), scratch: Vec::new() };
-        let staged = Staged::new(device.tx);
-        let tx = CaptureTx { staged, capture: self.clone(), pending: Pending::default() };
+        let staged = StagedTx::new(device.tx);
+        let tx = CaptureTx { staged, capture: self.clone(), pending: PendingFrames::default() };
         Device { rx: Box::new(rx), tx: Box::new(tx) }
     }
 
@@ -139,11 +139,11 @@ impl Capture {
     }
 
     /// Contended only if devices of several threads share the capture.
-    fn writer(&self) -> MutexGuard<'_, Writer> {
+    fn writer(&self) -> MutexGuard<'_, CaptureWriter> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wants(&self, frame: &[u8]) -> bool {
+    fn matches_filter(&self, frame: &[u8]) -> bool {
         let wanted = self.filter.as_ref().as_ref().is_none_or(|filter| filter.matches(frame));
         if !wanted {
             self.stats.filtered.fetch_add(1, Relaxed);
@@ -152,7 +152,7 @@ impl Capture {
     }
 
     /// Appends to `out` what is kept of a frame.
-    fn copy(&self, frame: &[u8], meta: TxMeta, out: &mut Vec<u8>) {
+    fn append_copy(&self, frame: &[u8], meta: TxMeta, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(frame);
         if let Some((sum_start, offset)) = meta.partial_checksum {
@@ -178,12 +178,12 @@ impl RxQueue for CaptureRx {
         }
         let mut writer = self.capture.writer();
         for frame in &burst[before..] {
-            if !self.capture.wants(frame.bytes) {
+            if !self.capture.matches_filter(frame.bytes) {
                 continue;
             }
             self.scratch.clear();
-            self.capture.copy(frame.bytes, meta_of(frame), &mut self.scratch);
-            let packet = Packet {
+            self.capture.append_copy(frame.bytes, meta_of(frame), &mut self.scratch);
+            let packet = CapturedPacket {
                 direction: Direction::Received,
                 bytes: &self.scratch,
                 original_len: frame.bytes.len(),
@@ -222,7 +222,7 @@ impl RxQueue for CaptureRx {
 
 /// Frames committed and not flushed: their time is not known yet.
 #[derive(Default)]
-struct Pending {
+struct PendingFrames {
     bytes: Vec<u8>,
     frames: Vec<PendingFrame>,
 }
@@ -234,9 +234,9 @@ struct PendingFrame {
 }
 
 struct CaptureTx {
-    staged: Staged,
+    staged: StagedTx,
     capture: Capture,
-    pending: Pending,
+    pending: PendingFrames,
 }
 
 impl TxQueue for CaptureTx {
@@ -250,8 +250,8 @@ impl TxQueue for CaptureTx {
 
     fn commit(&mut self, len: usize, meta: TxMeta) {
         let Some(frame) = self.staged.commit(len, meta) else { return };
-        if self.capture.wants(frame) {
-            self.capture.copy(frame, meta, &mut self.pending.bytes);
+        if self.capture.matches_filter(frame) {
+            self.capture.append_copy(frame, meta, &mut self.pending.bytes);
             self.pending.frames.push(PendingFrame {
                 end: self.pending.bytes.len(),
                 original_len: len,
@@ -265,7 +265,7 @@ impl TxQueue for CaptureTx {
             let mut writer = self.capture.writer();
             let mut start = 0;
             for frame in self.pending.frames.drain(..) {
-                let packet = Packet {
+                let packet = CapturedPacket {
                     direction: Direction::Sent,
                     bytes: &self.pending.bytes[start..frame.end],
                     original_len: frame.original_len,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::conformance::{self, Promises};
+use crate::conformance::{self, Guarantees};
 use crate::memory::{MemoryConfig, pair};
 use ginnel_stack::device::{Gso, GsoKind};
 use ginnel_stack::wire::checksum::{Sum, pseudo_v4};
@@ -102,7 +102,7 @@ fn exchange(config: &CaptureConfig) {
 #[test]
 fn a_captured_device_conforms() {
     let directory = Directory::new("conforms");
-    let promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX, labels: true };
+    let promises = Guarantees { back_pressure: true, uncut_super_frame_bytes: usize::MAX, labels: true };
     conformance::run("capture", promises, &mut || {
         let (left, right) = pair(MemoryConfig::default());
         (wrap(left, &CaptureConfig::new(directory.file("trace.pcapng"))).expect("a capture"), right)

@@ -42,7 +42,7 @@ pub(super) enum Direction {
 }
 
 /// A frame to be written.
-pub(super) struct Packet<'a> {
+pub(super) struct CapturedPacket<'a> {
     pub(super) direction: Direction,
     pub(super) bytes: &'a [u8],
     /// Its length before it was cut down.
@@ -52,12 +52,12 @@ pub(super) struct Packet<'a> {
 }
 
 /// Counts what goes to the file.
-struct Counting {
+struct CountingFile {
     file: BufWriter<File>,
     bytes: u64,
 }
 
-impl Write for Counting {
+impl Write for CountingFile {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
         let written = self.file.write(buffer)?;
         self.bytes += written as u64;
@@ -70,22 +70,22 @@ impl Write for Counting {
 }
 
 /// Writes to one file at a time. After the first error it writes no more.
-pub(super) struct Writer {
+pub(super) struct CaptureWriter {
     path: PathBuf,
     interface: InterfaceDescriptionBlock<'static>,
     ring: Option<FileRing>,
     /// UNIX time of the shard's time 0; found out with the first frame if it was not given.
     epoch: Option<Duration>,
-    out: PcapNgWriter<Counting>,
+    out: PcapNgWriter<CountingFile>,
     /// Of the current file, from 1.
-    number: u64,
+    file_number: u64,
     flushed_at: Instant,
     dirty: bool,
     failed: bool,
     stats: Arc<CaptureStats>,
 }
 
-impl Writer {
+impl CaptureWriter {
     pub(super) fn create(config: &super::CaptureConfig, stats: Arc<CaptureStats>) -> io::Result<Self> {
         let mut options = vec![
             InterfaceDescriptionOption::IfName(Cow::Owned(config.interface.clone())),
@@ -105,7 +105,7 @@ impl Writer {
             ring: config.ring,
             epoch: config.epoch,
             out,
-            number: 1,
+            file_number: 1,
             flushed_at: Instant::ZERO,
             dirty: false,
             failed: false,
@@ -114,7 +114,7 @@ impl Writer {
     }
 
     /// Writes a frame. Failures are counted, and reported once.
-    pub(super) fn write(&mut self, now: Instant, packet: &Packet<'_>) {
+    pub(super) fn write(&mut self, now: Instant, packet: &CapturedPacket<'_>) {
         if self.failed {
             self.stats.lost.fetch_add(1, Relaxed);
             return;
@@ -160,7 +160,7 @@ impl Writer {
         tracing::error!(path = %self.path.display(), %error, "capture stops; the traffic goes on");
     }
 
-    fn try_write(&mut self, now: Instant, packet: &Packet<'_>) -> io::Result<()> {
+    fn try_write(&mut self, now: Instant, packet: &CapturedPacket<'_>) -> io::Result<()> {
         let since_start = Duration::from_nanos(now.as_nanos());
         let epoch = *self.epoch.get_or_insert_with(|| {
             let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -189,26 +189,29 @@ impl Writer {
 
     fn rotate(&mut self) -> io::Result<()> {
         self.out.get_mut().flush()?;
-        self.number += 1;
-        self.out = open(&file_path(&self.path, self.ring, self.number), &self.interface)?;
+        self.file_number += 1;
+        self.out = open(&file_path(&self.path, self.ring, self.file_number), &self.interface)?;
         let files = self.ring.map_or(u64::MAX, |ring| ring.files.into());
-        if self.number > files {
-            std::fs::remove_file(file_path(&self.path, self.ring, self.number - files))?;
+        if self.file_number > files {
+            std::fs::remove_file(file_path(&self.path, self.ring, self.file_number - files))?;
         }
         Ok(())
     }
 }
 
-impl Drop for Writer {
+impl Drop for CaptureWriter {
     fn drop(&mut self) {
         self.flush();
     }
 }
 
-fn open(path: &Path, interface: &InterfaceDescriptionBlock<'static>) -> io::Result<PcapNgWriter<Counting>> {
+fn open(
+    path: &Path,
+    interface: &InterfaceDescriptionBlock<'static>,
+) -> io::Result<PcapNgWriter<CountingFile>> {
     let file =
         File::create(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
-    let counting = Counting { file: BufWriter::with_capacity(BUFFER_BYTES, file), bytes: 0 };
+    let counting = CountingFile { file: BufWriter::with_capacity(BUFFER_BYTES, file), bytes: 0 };
     let mut out = PcapNgWriter::new(counting).map_err(io_error)?;
     out.write_pcapng_block(interface.clone()).map_err(io_error)?;
     Ok(out)

@@ -19,20 +19,20 @@ const FIN_PSH: u8 = 0x09;
 
 /// A frame to send.
 #[derive(Clone)]
-pub(super) struct Frame {
+pub(super) struct TestFrame {
     pub(super) bytes: Vec<u8>,
     pub(super) meta: TxMeta,
 }
 
 /// A frame of the suite that arrived.
-pub(super) struct Received {
+pub(super) struct ReceivedFrame {
     pub(super) bytes: Vec<u8>,
     pub(super) label: Label,
     checksum: RxChecksum,
     gso: Option<Gso>,
 }
 
-impl Frame {
+impl TestFrame {
     /// A frame of `len` ≥ 22 bytes, or as many as the MTU allows, that carries its number and bytes that depend on it.
     pub(super) fn plain(sender: Capabilities, number: u32, len: usize) -> Self {
         let len = len.min(sender.mtu + ETHERNET_BYTES);
@@ -50,11 +50,11 @@ impl Frame {
     }
 }
 
-impl Received {
+impl ReceivedFrame {
     /// `None` for frames that the suite did not send.
     pub(super) fn of(frame: &RxFrame<'_>) -> Option<Self> {
         let plain = frame.bytes.get(12..14) == Some(&ETHERTYPE) && frame.bytes.get(14..18) == Some(&MAGIC);
-        let ours = plain || Packet::parse(frame.bytes).is_some();
+        let ours = plain || TestPacket::parse(frame.bytes).is_some();
         ours.then(|| Self {
             bytes: frame.bytes.to_vec(),
             label: frame.label,
@@ -69,7 +69,7 @@ impl Received {
 }
 
 fn payload_len(bytes: &[u8]) -> usize {
-    Packet::parse(bytes).map_or(bytes.len(), |packet| bytes.len() - packet.payload_at)
+    TestPacket::parse(bytes).map_or(bytes.len(), |packet| bytes.len() - packet.payload_at)
 }
 
 fn pattern(number: u32, at: usize) -> u8 {
@@ -77,15 +77,15 @@ fn pattern(number: u32, at: usize) -> u8 {
 }
 
 /// A TCP or UDP packet of the suite.
-struct Packet {
-    six: bool,
+struct TestPacket {
+    is_v6: bool,
     protocol: u8,
     transport_at: usize,
     payload_at: usize,
     number: u16,
 }
 
-impl Packet {
+impl TestPacket {
     fn parse(bytes: &[u8]) -> Option<Self> {
         let (six, protocol, transport_at) = match bytes.get(12..14)? {
             [0x08, 0x00] => {
@@ -101,11 +101,11 @@ impl Packet {
         let transport = bytes.get(transport_at..)?;
         let number = u16::from_be_bytes([*transport.first()?, *transport.get(1)?]);
         let header_len = if protocol == TCP { usize::from(*transport.get(12)? >> 4) * 4 } else { 8 };
-        Some(Self { six, protocol, transport_at, payload_at: transport_at + header_len, number })
+        Some(Self { is_v6: six, protocol, transport_at, payload_at: transport_at + header_len, number })
     }
 
     fn pseudo(&self, transport_len: usize) -> Sum {
-        if self.six {
+        if self.is_v6 {
             pseudo_v6(SOURCE_6, TARGET_6, self.protocol, transport_len)
         } else {
             pseudo_v4(SOURCE_4, TARGET_4, self.protocol, transport_len)
@@ -119,17 +119,17 @@ impl Packet {
 
 /// What kind of packet to make.
 #[derive(Clone, Copy)]
-struct Recipe {
-    six: bool,
+struct PacketSpec {
+    is_v6: bool,
     protocol: u8,
     payload: usize,
-    partial: bool,
+    partial_checksum: bool,
     /// Payload bytes of a segment, for a super-frame.
     segment: Option<usize>,
 }
 
 /// Packets of every kind that the sender can do, addressed to the MAC of the other side.
-pub(super) fn transport_frames(sender: Capabilities, target: [u8; 6]) -> Vec<Frame> {
+pub(super) fn transport_frames(sender: Capabilities, target: [u8; 6]) -> Vec<TestFrame> {
     let mut recipes = Vec::new();
     for (six, protocol) in [(false, TCP), (false, UDP), (true, TCP), (true, UDP)] {
         let headers = if six { 40 } else { 20 } + if protocol == TCP { 32 } else { 8 };
@@ -138,9 +138,21 @@ pub(super) fn transport_frames(sender: Capabilities, target: [u8; 6]) -> Vec<Fra
         }
         let segment = sender.mtu - headers;
         for payload in [1, 8, 9, segment / 2, segment - 1, segment] {
-            recipes.push(Recipe { six, protocol, payload, partial: false, segment: None });
+            recipes.push(PacketSpec {
+                is_v6: six,
+                protocol,
+                payload,
+                partial_checksum: false,
+                segment: None,
+            });
             if sender.tx_checksum {
-                recipes.push(Recipe { six, protocol, payload, partial: true, segment: None });
+                recipes.push(PacketSpec {
+                    is_v6: six,
+                    protocol,
+                    payload,
+                    partial_checksum: true,
+                    segment: None,
+                });
             }
         }
         if sender.gso_bytes_max < ETHERNET_BYTES + headers + 2 * segment || (protocol == UDP && !sender.uso) {
@@ -152,7 +164,13 @@ pub(super) fn transport_frames(sender: Capabilities, target: [u8; 6]) -> Vec<Fra
             for payload in [size + 1, 2 * size, 7 * size + size / 3, 40 * size + 1, largest] {
                 // Linux takes at most 64 datagrams at once (UDP_MAX_SEGMENTS was 64 up to 6.8).
                 let payload = payload.min(largest).min(if protocol == UDP { 64 * size } else { usize::MAX });
-                recipes.push(Recipe { six, protocol, payload, partial: true, segment: Some(size) });
+                recipes.push(PacketSpec {
+                    is_v6: six,
+                    protocol,
+                    payload,
+                    partial_checksum: true,
+                    segment: Some(size),
+                });
             }
         }
     }
@@ -163,10 +181,10 @@ pub(super) fn transport_frames(sender: Capabilities, target: [u8; 6]) -> Vec<Fra
         .collect()
 }
 
-fn build(recipe: Recipe, number: u16, source: [u8; 6], target: [u8; 6]) -> Frame {
+fn build(recipe: PacketSpec, number: u16, source: [u8; 6], target: [u8; 6]) -> TestFrame {
     let transport_len = recipe.payload + if recipe.protocol == TCP { 32 } else { 8 };
     let mut bytes = [target, source].concat();
-    if recipe.six {
+    if recipe.is_v6 {
         bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
         bytes.extend((transport_len as u16).to_be_bytes());
         bytes.extend([recipe.protocol, 64]);
@@ -201,39 +219,39 @@ fn build(recipe: Recipe, number: u16, source: [u8; 6], target: [u8; 6]) -> Frame
     }
     let header_len = bytes.len() as u16;
     bytes.extend((0..recipe.payload).map(|at| pattern(number.into(), at)));
-    let packet = Packet::parse(&bytes).expect("just built");
+    let packet = TestPacket::parse(&bytes).expect("just built");
     let (start, offset) = (packet.transport_at, packet.checksum_offset());
     let pseudo = packet.pseudo(transport_len);
-    let field = match (recipe.partial, recipe.protocol) {
+    let field = match (recipe.partial_checksum, recipe.protocol) {
         (true, _) => pseudo.fold(),
         (false, TCP) => pseudo.add(Sum::of(&bytes[start..])).finish(),
         (false, _) => pseudo.add(Sum::of(&bytes[start..])).finish_udp(),
     };
     bytes[start + offset..start + offset + 2].copy_from_slice(&field.to_be_bytes());
-    let kind = match (recipe.protocol, recipe.six) {
+    let kind = match (recipe.protocol, recipe.is_v6) {
         (UDP, _) => GsoKind::Udp,
         (_, false) => GsoKind::Tcp4,
         (_, true) => GsoKind::Tcp6,
     };
     let ecn = kind != GsoKind::Udp && number.is_multiple_of(2);
     let gso = recipe.segment.map(|size| Gso { kind, size: size as u16, header_len, ecn });
-    let partial_checksum = recipe.partial.then_some((start as u16, offset as u16));
-    Frame { bytes, meta: TxMeta { partial_checksum, gso, ..TxMeta::NONE } }
+    let partial_checksum = recipe.partial_checksum.then_some((start as u16, offset as u16));
+    TestFrame { bytes, meta: TxMeta { partial_checksum, gso, ..TxMeta::NONE } }
 }
 
 /// Checks that what arrived makes up what was sent: whole or in segments, each with a right or a trustworthy checksum.
 /// Up to `whole` bytes a super-frame must not be cut.
-pub(super) fn assert_payloads_arrive(sent: &[Frame], received: &[Received], whole: usize) {
+pub(super) fn assert_payloads_arrive(sent: &[TestFrame], received: &[ReceivedFrame], whole: usize) {
     let mut pieces = received.iter().peekable();
     for frame in sent {
-        let packet = Packet::parse(&frame.bytes).expect("only packets are compared here");
+        let packet = TestPacket::parse(&frame.bytes).expect("only packets are compared here");
         let mut payload: Vec<u8> = Vec::new();
         let wanted = &frame.bytes[packet.payload_at..];
         while payload.len() < wanted.len() {
             let piece = pieces.next().expect("a segment is missing");
-            let parsed = Packet::parse(&piece.bytes).expect("only packets were sent");
+            let parsed = TestPacket::parse(&piece.bytes).expect("only packets were sent");
             assert_eq!(parsed.number, packet.number, "segments are out of order");
-            assert_eq!((parsed.six, parsed.protocol), (packet.six, packet.protocol));
+            assert_eq!((parsed.is_v6, parsed.protocol), (packet.is_v6, packet.protocol));
             let cut = piece.bytes.len() != frame.bytes.len() && frame.bytes.len() <= whole;
             assert!(
                 !cut,
@@ -250,7 +268,7 @@ pub(super) fn assert_payloads_arrive(sent: &[Frame], received: &[Received], whol
     assert!(pieces.next().is_none(), "more segments arrived than were sent");
 }
 
-fn assert_piece(sent: &Frame, piece: &Received, packet: &Packet, at: usize, total: usize) {
+fn assert_piece(sent: &TestFrame, piece: &ReceivedFrame, packet: &TestPacket, at: usize, total: usize) {
     let len = piece.bytes.len() - packet.payload_at;
     let transport = &piece.bytes[packet.transport_at..];
     match (piece.gso, sent.meta.gso) {
@@ -261,7 +279,7 @@ fn assert_piece(sent: &Frame, piece: &Received, packet: &Packet, at: usize, tota
         (None, Some(sent)) => assert!(len <= usize::from(sent.size), "segment of {len} bytes"),
         (gso, None) => assert_eq!((gso, len), (None, total), "a packet was cut or merged"),
     }
-    if packet.six {
+    if packet.is_v6 {
         assert_eq!(usize::from(u16::from_be_bytes([piece.bytes[18], piece.bytes[19]])), transport.len());
     } else {
         assert_eq!(usize::from(u16::from_be_bytes([piece.bytes[16], piece.bytes[17]])), 20 + transport.len());

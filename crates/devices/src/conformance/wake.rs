@@ -1,7 +1,7 @@
 //! Checks of sleeping and waking.
 #![allow(unsafe_code)] // a queue names its descriptor by number
 
-use super::{Bench, Frame, PATIENCE, WINDOW, receive, send, sleep, wait};
+use super::{Fixture, TIMEOUT, TestFrame, WINDOW, receive, send, sleep, wait};
 use ginnel_stack::device::Device;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,12 +13,12 @@ pub(super) fn with_borrowed<T>(fd: RawFd, body: impl FnOnce(BorrowedFd<'_>) -> T
     body(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-pub(super) fn a_frame_wakes_the_receiver(bench: &mut Bench) {
+pub(super) fn a_frame_wakes_the_receiver(bench: &mut Fixture) {
     let capabilities = bench.left.tx.capabilities();
     for number in 0..20 {
-        assert!(send(&mut *bench.left.tx, &Frame::plain(capabilities, number, 100)));
+        assert!(send(&mut *bench.left.tx, &TestFrame::plain(capabilities, number, 100)));
         bench.left.tx.flush(bench.clock.now());
-        let deadline = bench.clock.now() + PATIENCE;
+        let deadline = bench.clock.now() + TIMEOUT;
         while receive(&mut *bench.right.rx, bench.clock).is_empty() {
             assert!(bench.clock.now() < deadline, "a frame sent before the sleep is missing");
             wait(&mut *bench.left.tx, &mut *bench.right.rx, bench.clock);
@@ -27,7 +27,7 @@ pub(super) fn a_frame_wakes_the_receiver(bench: &mut Bench) {
         if !bench.right.rx.arm() {
             continue;
         }
-        assert!(send(&mut *bench.left.tx, &Frame::plain(capabilities, number, 100)));
+        assert!(send(&mut *bench.left.tx, &TestFrame::plain(capabilities, number, 100)));
         bench.left.tx.flush(bench.clock.now());
         while receive(&mut *bench.right.rx, bench.clock).is_empty() {
             assert!(bench.clock.now() < deadline, "a frame sent during the sleep is missing");
@@ -37,7 +37,7 @@ pub(super) fn a_frame_wakes_the_receiver(bench: &mut Bench) {
 }
 
 /// The receiver sleeps whenever it may. If a wake-up were lost it would sleep until its time-out, as the sender waits for it.
-pub(super) fn no_wake_up_is_lost_between_two_threads(bench: &mut Bench) {
+pub(super) fn no_wake_up_is_lost_between_two_threads(bench: &mut Fixture) {
     const FRAMES: u32 = 3000;
     let (spare_left, spare_right) = crate::memory::pair(Default::default());
     let mut left = std::mem::replace(&mut bench.left, spare_left);
@@ -49,7 +49,7 @@ pub(super) fn no_wake_up_is_lost_between_two_threads(bench: &mut Bench) {
             let capabilities = left.tx.capabilities();
             let mut random = crate::random::Random::new(7);
             let mut sent = 0;
-            let deadline = clock.now() + 3 * PATIENCE;
+            let deadline = clock.now() + 3 * TIMEOUT;
             while sent < FRAMES && clock.now() < deadline {
                 left.tx.flush(clock.now());
                 if sent - received.load(Ordering::Relaxed) >= WINDOW as u32 / 4 {
@@ -57,7 +57,7 @@ pub(super) fn no_wake_up_is_lost_between_two_threads(bench: &mut Bench) {
                     continue;
                 }
                 for _ in 0..=random.below(3) {
-                    if send(&mut *left.tx, &Frame::plain(capabilities, sent, 100)) {
+                    if send(&mut *left.tx, &TestFrame::plain(capabilities, sent, 100)) {
                         sent += 1;
                     }
                 }
@@ -80,7 +80,7 @@ pub(super) fn no_wake_up_is_lost_between_two_threads(bench: &mut Bench) {
     assert!(total >= FRAMES, "{total} of {FRAMES} frames came before a sleep timed out");
 }
 
-fn receive_asleep(device: &mut Device, clock: super::Clock, received: &AtomicU32, frames: u32) {
+fn receive_asleep(device: &mut Device, clock: super::TestClock, received: &AtomicU32, frames: u32) {
     let mut total = 0;
     while total < frames {
         let burst = receive(&mut *device.rx, clock);
@@ -90,7 +90,7 @@ fn receive_asleep(device: &mut Device, clock: super::Clock, received: &AtomicU32
             continue;
         }
         let until = device.rx.next_deadline();
-        let longest = until.map_or(PATIENCE, |until| until - clock.now());
+        let longest = until.map_or(TIMEOUT, |until| until - clock.now());
         if !sleep(device.rx.wake_fd(), longest) && until.is_none() {
             return;
         }

@@ -9,7 +9,7 @@ mod spec;
 mod stats;
 
 pub use spec::{Impairment, LinkSpec, LinkSpecError, Probability};
-pub use stats::{Counters, FaultStats};
+pub use stats::{FaultStats, LinkCounters};
 
 use crate::offload::{WireFrames, meta_of};
 use ginnel_stack::device::{
@@ -44,9 +44,9 @@ pub fn wrap_counted(device: Device, spec: &LinkSpec, seed: u64) -> (Device, Faul
         pipeline: Pipeline::new(spec.up.clone(), seed, stats.up.clone()),
         counters: stats.up.clone(),
         wire: WireFrames::new(),
-        room: Vec::new(),
+        buffer: Vec::new(),
         unflushed: Vec::new(),
-        spare: Vec::new(),
+        spare_buffers: Vec::new(),
         blocked_until: None,
     };
     let rx = FaultsRx {
@@ -54,10 +54,10 @@ pub fn wrap_counted(device: Device, spec: &LinkSpec, seed: u64) -> (Device, Faul
         // Another stream than the other direction's.
         pipeline: Pipeline::new(spec.down.clone(), seed ^ 0xd0f1_c3a5_7e2b_9648, stats.down.clone()),
         counters: stats.down.clone(),
-        sent: stats.up.clone(),
+        tx_counters: stats.up.clone(),
         wire: WireFrames::new(),
         lent: Vec::with_capacity(BURST_FRAMES_MAX),
-        more: false,
+        has_more: false,
     };
     (Device { rx: Box::new(rx), tx: Box::new(tx) }, stats)
 }
@@ -65,13 +65,13 @@ pub fn wrap_counted(device: Device, spec: &LinkSpec, seed: u64) -> (Device, Faul
 struct FaultsTx {
     inner: Box<dyn TxQueue + Send>,
     pipeline: Pipeline,
-    counters: Arc<Counters>,
+    counters: Arc<LinkCounters>,
     wire: WireFrames,
     /// Lent by `reserve`.
-    room: Vec<u8>,
+    buffer: Vec<u8>,
     /// Committed: the time at which they enter the link is that of the flush.
     unflushed: Vec<(Vec<u8>, TxMeta)>,
-    spare: Vec<Vec<u8>>,
+    spare_buffers: Vec<Vec<u8>>,
     /// The device below is full; when to try it again.
     blocked_until: Option<Instant>,
 }
@@ -112,24 +112,24 @@ impl TxQueue for FaultsTx {
         if self.blocked_until.is_some() || self.unflushed.len() >= UNFLUSHED_MAX {
             return None;
         }
-        self.room.resize(len, 0);
-        Some(&mut self.room)
+        self.buffer.resize(len, 0);
+        Some(&mut self.buffer)
     }
 
     fn commit(&mut self, len: usize, meta: TxMeta) {
-        self.room.truncate(len);
-        let next = self.spare.pop().unwrap_or_default();
-        self.unflushed.push((std::mem::replace(&mut self.room, next), meta));
+        self.buffer.truncate(len);
+        let next = self.spare_buffers.pop().unwrap_or_default();
+        self.unflushed.push((std::mem::replace(&mut self.buffer, next), meta));
     }
 
     fn flush(&mut self, now: Instant) {
         for (mut frame, meta) in self.unflushed.drain(..) {
-            let result = self.wire.of(&frame, meta, |segment| self.pipeline.offer(now, segment));
+            let result = self.wire.for_each(&frame, meta, |segment| self.pipeline.offer(now, segment));
             if result.is_err() {
                 self.counters.malformed.fetch_add(1, Relaxed);
             }
             frame.clear();
-            self.spare.push(frame);
+            self.spare_buffers.push(frame);
         }
         self.deliver(now);
     }
@@ -143,14 +143,14 @@ impl TxQueue for FaultsTx {
 struct FaultsRx {
     inner: Box<dyn RxQueue + Send>,
     pipeline: Pipeline,
-    counters: Arc<Counters>,
+    counters: Arc<LinkCounters>,
     /// Of the other direction, to be reported.
-    sent: Arc<Counters>,
+    tx_counters: Arc<LinkCounters>,
     wire: WireFrames,
     /// The frames of the last burst.
     lent: Vec<Vec<u8>>,
     /// The last call left something for the next.
-    more: bool,
+    has_more: bool,
 }
 
 impl FaultsRx {
@@ -161,7 +161,7 @@ impl FaultsRx {
     }
 
     /// Moves what the device has received into the link. Returns false if there may be more.
-    fn take(&mut self, now: Instant) -> bool {
+    fn drain_device(&mut self, now: Instant) -> bool {
         for _ in 0..BURSTS_MAX {
             let mut burst = RxBurst::new();
             self.inner.rx_burst(now, &mut burst);
@@ -169,8 +169,9 @@ impl FaultsRx {
                 return true;
             }
             for frame in &burst {
-                let result =
-                    self.wire.of(frame.bytes, meta_of(frame), |segment| self.pipeline.offer(now, segment));
+                let result = self
+                    .wire
+                    .for_each(frame.bytes, meta_of(frame), |segment| self.pipeline.offer(now, segment));
                 if result.is_err() {
                     self.counters.malformed.fetch_add(1, Relaxed);
                 }
@@ -183,12 +184,12 @@ impl FaultsRx {
 impl RxQueue for FaultsRx {
     fn rx_burst<'a>(&'a mut self, now: Instant, burst: &mut RxBurst<'a>) {
         self.recycle();
-        let empty = self.take(now);
+        let empty = self.drain_device(now);
         while self.lent.len() < burst.remaining_capacity() {
             let Some(frame) = self.pipeline.pop(now) else { break };
             self.lent.push(frame);
         }
-        self.more = !empty || self.pipeline.next_arrival().is_some_and(|arrival| arrival <= now);
+        self.has_more = !empty || self.pipeline.next_arrival().is_some_and(|arrival| arrival <= now);
         for frame in &self.lent {
             burst.push(RxFrame::new(frame));
         }
@@ -200,7 +201,7 @@ impl RxQueue for FaultsRx {
 
     fn arm(&mut self) -> bool {
         self.recycle();
-        self.inner.arm() && !self.more
+        self.inner.arm() && !self.has_more
     }
 
     fn wake_fd(&self) -> Option<RawFd> {
@@ -213,7 +214,7 @@ impl RxQueue for FaultsRx {
 
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
         self.inner.counters(report);
-        let Counters { lost, duplicated, reordered, corrupted, queue_full, .. } = &*self.sent;
+        let LinkCounters { lost, duplicated, reordered, corrupted, queue_full, .. } = &*self.tx_counters;
         for (name, count) in [
             ("faults_tx_lost", lost),
             ("faults_tx_duplicated", duplicated),
@@ -223,7 +224,7 @@ impl RxQueue for FaultsRx {
         ] {
             report(name, count.load(Relaxed));
         }
-        let Counters { lost, duplicated, reordered, corrupted, queue_full, .. } = &*self.counters;
+        let LinkCounters { lost, duplicated, reordered, corrupted, queue_full, .. } = &*self.counters;
         for (name, count) in [
             ("faults_rx_lost", lost),
             ("faults_rx_duplicated", duplicated),

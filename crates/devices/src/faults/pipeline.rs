@@ -13,34 +13,34 @@ use std::time::Duration;
 const SPARE_BUFFERS_MAX: usize = 4096;
 
 /// A frame on its way.
-struct Held {
+struct InFlightFrame {
     arrival: Instant,
     /// Counts frames in the order in which they came in, for those that arrive at one time.
     number: u64,
     frame: Vec<u8>,
 }
 
-impl PartialEq for Held {
+impl PartialEq for InFlightFrame {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl Eq for Held {}
+impl Eq for InFlightFrame {}
 
-impl PartialOrd for Held {
+impl PartialOrd for InFlightFrame {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Held {
+impl Ord for InFlightFrame {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.key().cmp(&other.key())
     }
 }
 
-impl Held {
+impl InFlightFrame {
     fn key(&self) -> (Instant, u64) {
         (self.arrival, self.number)
     }
@@ -49,7 +49,7 @@ impl Held {
 /// What chance says about one frame.
 ///
 /// All of it is drawn for each frame, whatever the configuration, so that the fate of the n-th frame depends on the seed and n alone.
-struct Fate {
+struct FaultSample {
     lost: bool,
     duplicated: bool,
     reordered: bool,
@@ -68,16 +68,16 @@ pub(super) struct Pipeline {
     /// In a run of losses (with `loss_burst`).
     in_burst: bool,
     /// When the link has sent all that waits.
-    free_at: Instant,
+    link_free_at: Instant,
     /// End of transmission and length of what waits in front of the link.
-    waiting: VecDeque<(Instant, usize)>,
-    waiting_bytes: u64,
+    queue: VecDeque<(Instant, usize)>,
+    queued_bytes: u64,
     /// Latest arrival of a frame that was not reordered: the others come after it.
     last_arrival: Instant,
-    held: BinaryHeap<Reverse<Held>>,
-    held_bytes: u64,
-    numbers: u64,
-    spare: Vec<Vec<u8>>,
+    in_flight: BinaryHeap<Reverse<InFlightFrame>>,
+    in_flight_bytes: u64,
+    last_number: u64,
+    spare_buffers: Vec<Vec<u8>>,
 }
 
 impl Pipeline {
@@ -87,33 +87,33 @@ impl Pipeline {
             random: Random::new(seed),
             stats,
             in_burst: false,
-            free_at: Instant::ZERO,
-            waiting: VecDeque::new(),
-            waiting_bytes: 0,
+            link_free_at: Instant::ZERO,
+            queue: VecDeque::new(),
+            queued_bytes: 0,
             last_arrival: Instant::ZERO,
-            held: BinaryHeap::new(),
-            held_bytes: 0,
-            numbers: 0,
-            spare: Vec::new(),
+            in_flight: BinaryHeap::new(),
+            in_flight_bytes: 0,
+            last_number: 0,
+            spare_buffers: Vec::new(),
         }
     }
 
     /// A wire frame enters.
     pub(super) fn offer(&mut self, now: Instant, frame: &[u8]) {
         self.stats.offered.fetch_add(1, Relaxed);
-        let fate = self.draw();
+        let fate = self.sample();
         if fate.lost {
             self.stats.lost.fetch_add(1, Relaxed);
             return;
         }
-        let mut copy = self.spare.pop().unwrap_or_default();
+        let mut copy = self.spare_buffers.pop().unwrap_or_default();
         copy.extend_from_slice(frame);
         if fate.corrupted {
             self.corrupt(&mut copy, fate.bit);
         }
         if fate.duplicated {
             self.stats.duplicated.fetch_add(1, Relaxed);
-            let mut twin = self.spare.pop().unwrap_or_default();
+            let mut twin = self.spare_buffers.pop().unwrap_or_default();
             twin.extend_from_slice(&copy);
             self.enqueue(now, twin, &fate);
         }
@@ -122,7 +122,7 @@ impl Pipeline {
 
     /// When the next frame arrives.
     pub(super) fn next_arrival(&self) -> Option<Instant> {
-        self.held.peek().map(|Reverse(held)| held.arrival)
+        self.in_flight.peek().map(|Reverse(held)| held.arrival)
     }
 
     /// The next frame that has arrived. It is to be given back with `recycle`.
@@ -130,41 +130,41 @@ impl Pipeline {
         if self.next_arrival()? > now {
             return None;
         }
-        let Reverse(held) = self.held.pop()?;
-        self.held_bytes -= held.frame.len() as u64;
+        let Reverse(held) = self.in_flight.pop()?;
+        self.in_flight_bytes -= held.frame.len() as u64;
         self.stats.delivered.fetch_add(1, Relaxed);
         Some(held.frame)
     }
 
     /// The next frame that has arrived, which stays where it is.
     pub(super) fn peek(&self, now: Instant) -> Option<&[u8]> {
-        self.held.peek().filter(|Reverse(held)| held.arrival <= now).map(|Reverse(held)| &held.frame[..])
+        self.in_flight.peek().filter(|Reverse(held)| held.arrival <= now).map(|Reverse(held)| &held.frame[..])
     }
 
     pub(super) fn recycle(&mut self, mut buffer: Vec<u8>) {
-        if self.spare.len() < SPARE_BUFFERS_MAX {
+        if self.spare_buffers.len() < SPARE_BUFFERS_MAX {
             buffer.clear();
-            self.spare.push(buffer);
+            self.spare_buffers.push(buffer);
         }
     }
 
-    fn draw(&mut self) -> Fate {
-        Fate {
+    fn sample(&mut self) -> FaultSample {
+        FaultSample {
             lost: self.draw_loss(),
-            duplicated: self.hit(self.impairment.duplicate),
-            reordered: self.hit(self.impairment.reorder),
-            corrupted: self.hit(self.impairment.corrupt),
+            duplicated: self.draw_event(self.impairment.duplicate),
+            reordered: self.draw_event(self.impairment.reorder),
+            corrupted: self.draw_event(self.impairment.corrupt),
             jitter: (self.random.next_u64() >> 32) as i64 - (1 << 31),
             bit: self.random.next_u64(),
         }
     }
 
-    fn hit(&mut self, probability: Probability) -> bool {
+    fn draw_event(&mut self, probability: Probability) -> bool {
         self.random.below(1_000_000_000) < u64::from(probability.billionths())
     }
 
     fn draw_loss(&mut self) -> bool {
-        let Some(burst) = self.impairment.loss_burst else { return self.hit(self.impairment.loss) };
+        let Some(burst) = self.impairment.loss_burst else { return self.draw_event(self.impairment.loss) };
         // Gilbert's model: all frames are lost in one state and none in the other. The bad state ends with 1 / mean length;
         // the good one so that the share of time in the bad one is `loss`.
         let draw = self.random.unit();
@@ -185,40 +185,40 @@ impl Pipeline {
         self.stats.corrupted.fetch_add(1, Relaxed);
     }
 
-    fn enqueue(&mut self, now: Instant, frame: Vec<u8>, fate: &Fate) {
-        while self.waiting.front().is_some_and(|&(sent, _)| sent <= now) {
-            self.waiting_bytes -= self.waiting.pop_front().map_or(0, |(_, len)| len as u64);
+    fn enqueue(&mut self, now: Instant, frame: Vec<u8>, fate: &FaultSample) {
+        while self.queue.front().is_some_and(|&(sent, _)| sent <= now) {
+            self.queued_bytes -= self.queue.pop_front().map_or(0, |(_, len)| len as u64);
         }
         let len = frame.len() as u64;
-        let full = self.waiting.len() >= self.impairment.limit as usize
-            || self.waiting_bytes + len > self.impairment.limit_bytes;
+        let full = self.queue.len() >= self.impairment.limit as usize
+            || self.queued_bytes + len > self.impairment.limit_bytes;
         if full {
             self.stats.queue_full.fetch_add(1, Relaxed);
             return self.recycle(frame);
         }
-        if self.held_bytes + len > self.impairment.memory {
+        if self.in_flight_bytes + len > self.impairment.memory {
             self.stats.out_of_memory.fetch_add(1, Relaxed);
             return self.recycle(frame);
         }
         let sent = self.transmit(now, frame.len());
         let arrival = self.arrival(sent, fate);
-        self.numbers += 1;
-        self.held_bytes += len;
-        self.held.push(Reverse(Held { arrival, number: self.numbers, frame }));
+        self.last_number += 1;
+        self.in_flight_bytes += len;
+        self.in_flight.push(Reverse(InFlightFrame { arrival, number: self.last_number, frame }));
     }
 
     /// When the last bit of a frame has left.
     fn transmit(&mut self, now: Instant, len: usize) -> Instant {
         let Some(rate) = self.impairment.rate else { return now };
         let nanos = (len as u128 * 8 * 1_000_000_000).div_ceil(u128::from(rate));
-        let start = self.free_at.max(now);
-        self.free_at = start + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-        self.waiting.push_back((self.free_at, len));
-        self.waiting_bytes += len as u64;
-        self.free_at
+        let start = self.link_free_at.max(now);
+        self.link_free_at = start + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        self.queue.push_back((self.link_free_at, len));
+        self.queued_bytes += len as u64;
+        self.link_free_at
     }
 
-    fn arrival(&mut self, sent: Instant, fate: &Fate) -> Instant {
+    fn arrival(&mut self, sent: Instant, fate: &FaultSample) -> Instant {
         let delay = self.impairment.delay.as_nanos() as i128;
         let jitter = (self.impairment.jitter.as_nanos() as i128 * i128::from(fate.jitter)) >> 31;
         let arrival = sent + Duration::from_nanos(u64::try_from(delay + jitter).unwrap_or(0));

@@ -180,7 +180,7 @@ const COUNT: Units = &[("", 1)];
 const THOUSANDTHS: Units = &[("", 1000)];
 
 /// One key: how it is written, where it is stored, and which values it takes (in the unit that is stored).
-struct Key {
+struct SpecKey {
     name: &'static str,
     units: Units,
     range: (u64, u64),
@@ -198,13 +198,13 @@ const fn key(
     range: (u64, u64),
     get: fn(&Impairment) -> u64,
     set: fn(&mut Impairment, u64),
-) -> Key {
-    Key { name, units, range, get, set }
+) -> SpecKey {
+    SpecKey { name, units, range, get, set }
 }
 
 /// In the order in which they are printed.
 #[rustfmt::skip] // a table
-const KEYS: [Key; 13] = [
+const KEYS: [SpecKey; 13] = [
     key("delay",         TIME,        (0, HOUR),               |i| nanos(i.delay),                         |i, v| i.delay = Duration::from_nanos(v)),
     key("jitter",        TIME,        (0, HOUR),               |i| nanos(i.jitter),                        |i, v| i.jitter = Duration::from_nanos(v)),
     key("rate",          RATE,        (1, 10_000_000_000_000), |i| i.rate.unwrap_or(ABSENT),               |i, v| i.rate = Some(v)),
@@ -285,13 +285,13 @@ impl Impairment {
             Err(LinkSpecError::OutOfRange { key: format!("{direction}.{key}"), value, range })
         };
         if self.jitter > self.delay {
-            return error("jitter", print(nanos(self.jitter), TIME), "at most the delay".into());
+            return error("jitter", format_value(nanos(self.jitter), TIME), "at most the delay".into());
         }
         if let Some(burst) = self.loss_burst {
-            let least = least_burst(self.loss);
+            let least = loss_burst_min(self.loss);
             if u64::from(burst) < least {
-                let range = format!("at least {} for this loss, or absent", print(least, THOUSANDTHS));
-                return error("loss-burst", print(burst.into(), THOUSANDTHS), range);
+                let range = format!("at least {} for this loss, or absent", format_value(least, THOUSANDTHS));
+                return error("loss-burst", format_value(burst.into(), THOUSANDTHS), range);
             }
         }
         Ok(())
@@ -300,7 +300,7 @@ impl Impairment {
 
 /// Shortest mean run of losses in thousandths: between two runs there is at least one frame, so runs must be long enough to make up
 /// the share.
-fn least_burst(loss: Probability) -> u64 {
+fn loss_burst_min(loss: Probability) -> u64 {
     let (lost, kept) = (u64::from(loss.0), u64::from(Probability::ONE - loss.0));
     if kept == 0 { 0 } else { (lost * 1000).div_ceil(kept) }
 }
@@ -320,7 +320,7 @@ impl fmt::Display for LinkSpec {
             };
             for (direction, value, usual) in words {
                 if value != usual {
-                    write!(f, "{separator}{direction}{}={}", key.name, print(value, key.units))?;
+                    write!(f, "{separator}{direction}{}={}", key.name, format_value(value, key.units))?;
                     separator = " ";
                 }
             }
@@ -330,7 +330,7 @@ impl fmt::Display for LinkSpec {
 }
 
 /// In the largest unit in which the number is whole.
-fn print(value: u64, units: Units) -> String {
+fn format_value(value: u64, units: Units) -> String {
     let whole = units.iter().find(|(_, scale)| value.is_multiple_of(*scale) && value > 0);
     let (unit, scale) = whole.or(units.last()).copied().unwrap_or(("", 1));
     let mut text = (value / scale).to_string();
@@ -346,7 +346,7 @@ fn print(value: u64, units: Units) -> String {
     text + unit
 }
 
-fn parse_value(key: &Key, name: &str, value: &str) -> Result<u64, LinkSpecError> {
+fn parse_value(key: &SpecKey, name: &str, value: &str) -> Result<u64, LinkSpecError> {
     let digits_end = value.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(value.len());
     let (number, unit) = value.split_at(digits_end);
     let bad_number = || LinkSpecError::BadNumber { key: name.into(), value: value.into() };
@@ -359,17 +359,17 @@ fn parse_value(key: &Key, name: &str, value: &str) -> Result<u64, LinkSpecError>
         let units = if names.is_empty() { "left out".into() } else { names };
         LinkSpecError::BadUnit { key: name.into(), value: value.into(), units }
     })?;
-    let stored = scaled(number, scale).ok_or_else(bad_number)?;
+    let stored = parse_scaled(number, scale).ok_or_else(bad_number)?;
     let (least, most) = key.range;
     if !(least..=most).contains(&stored) {
-        let range = format!("{}..={}", print(least, key.units), print(most, key.units));
+        let range = format!("{}..={}", format_value(least, key.units), format_value(most, key.units));
         return Err(LinkSpecError::OutOfRange { key: name.into(), value: value.into(), range });
     }
     Ok(stored)
 }
 
 /// A decimal number times `scale`. `None` if that is no whole number, or too large.
-fn scaled(number: &str, scale: u64) -> Option<u64> {
+fn parse_scaled(number: &str, scale: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     if fraction.is_empty() || fraction.len() > 18 {
         return None;
@@ -464,7 +464,7 @@ mod tests {
             }
             impairment.jitter = impairment.jitter.min(impairment.delay);
             impairment.loss_burst =
-                impairment.loss_burst.filter(|&burst| u64::from(burst) >= least_burst(impairment.loss));
+                impairment.loss_burst.filter(|&burst| u64::from(burst) >= loss_burst_min(impairment.loss));
             impairment
         })
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts of wire frames in one direction. They only grow.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct LinkCounters {
     /// Entered.
     pub offered: AtomicU64,
     /// Came out.
@@ -26,7 +26,7 @@ pub struct Counters {
     pub malformed: AtomicU64,
 }
 
-impl Counters {
+impl LinkCounters {
     /// Frames offered that will never come out.
     pub fn dropped(&self) -> u64 {
         [&self.lost, &self.queue_full, &self.out_of_memory]
@@ -37,13 +37,13 @@ impl Counters {
 }
 
 /// Shared by the half of the device that counts and whoever reads.
-pub(super) type DirectionStats = Arc<Counters>;
+pub(super) type DirectionStats = Arc<LinkCounters>;
 
 /// Counts of both directions.
 #[derive(Clone, Debug, Default)]
 pub struct FaultStats {
     /// What the device sent.
-    pub up: Arc<Counters>,
+    pub up: Arc<LinkCounters>,
     /// What it received.
-    pub down: Arc<Counters>,
+    pub down: Arc<LinkCounters>,
 }

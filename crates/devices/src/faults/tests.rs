@@ -1,8 +1,8 @@
 use super::*;
-use crate::conformance::{self, Promises};
+use crate::conformance::{self, Guarantees};
 use crate::memory::{MemoryConfig, pair};
 
-const PROMISES: Promises = Promises { back_pressure: true, super_frame_bytes_whole: 0, labels: false };
+const PROMISES: Guarantees = Guarantees { back_pressure: true, uncut_super_frame_bytes: 0, labels: false };
 
 fn wrapped(spec: &str, config: MemoryConfig) -> (Device, Device) {
     let spec = LinkSpec::parse(spec).expect("valid");
@@ -18,7 +18,7 @@ fn a_perfect_link_conforms() {
 #[test]
 fn a_slow_link_conforms_as_long_as_its_queue_holds() {
     let spec = "delay=300us jitter=100us rate=5gbit limit=100000000";
-    let promises = Promises { back_pressure: false, ..PROMISES };
+    let promises = Guarantees { back_pressure: false, ..PROMISES };
     conformance::run("faults with delay", promises, &mut || wrapped(spec, MemoryConfig::default()));
 }
 

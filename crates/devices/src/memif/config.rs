@@ -78,7 +78,7 @@ impl MemifConfig {
     }
 
     /// The address that is used if none is configured: locally administered, and different at both ends.
-    pub(super) fn own_mac(&self) -> [u8; 6] {
+    pub(super) fn mac_address(&self) -> [u8; 6] {
         self.mac.unwrap_or_else(|| {
             // FNV-1a: the same in every version of this program, which a hasher of the standard library need not be.
             let text = format!("{}#{}", self.socket, self.id);
@@ -176,11 +176,11 @@ impl FromStr for MemifConfig {
                         _ => return Err(format!("role: \"{value}\" is neither server nor client")),
                     });
                 }
-                "id" => config.id = number(key, value)?,
+                "id" => config.id = parse_number(key, value)?,
                 "secret" => config.secret = Some(value.into()),
-                "queues" => config.queues = number(key, value)?,
-                "ring" => config.ring = number(key, value)?,
-                "buffer" => config.buffer_bytes = number(key, value)?,
+                "queues" => config.queues = parse_number(key, value)?,
+                "ring" => config.ring = parse_number(key, value)?,
+                "buffer" => config.buffer_bytes = parse_number(key, value)?,
                 _ => {
                     return Err(format!(
                         "{key}: unknown key (socket, role, id, secret, queues, ring, buffer)"
@@ -195,7 +195,7 @@ impl FromStr for MemifConfig {
     }
 }
 
-fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
+fn parse_number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
     value.parse().map_err(|_| format!("{key}: \"{value}\" is no number, or too large"))
 }
 
@@ -251,9 +251,9 @@ mod tests {
         let server: MemifConfig = "socket=/a,role=server".parse().expect("valid");
         let client = MemifConfig { role: Role::Client, ..server.clone() };
         let other = MemifConfig { id: 1, ..server.clone() };
-        assert_eq!(server.own_mac(), server.own_mac());
-        assert_eq!(server.own_mac()[0], 2);
-        assert_ne!(server.own_mac(), client.own_mac());
-        assert_ne!(server.own_mac(), other.own_mac());
+        assert_eq!(server.mac_address(), server.mac_address());
+        assert_eq!(server.mac_address()[0], 2);
+        assert_ne!(server.mac_address(), client.mac_address());
+        assert_ne!(server.mac_address(), other.mac_address());
     }
 }

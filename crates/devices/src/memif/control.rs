@@ -1,16 +1,16 @@
 //! The control thread: listens or connects, shakes hands, and puts connections into the ports of the halves. It sleeps unless somebody comes or goes,
 //! and never waits for a peer.
 
-use super::channel::{Channel, Received};
 use super::config::{MemifConfig, Role};
-use super::handshake::{ClientHandshake, Link, Offered, ServerHandshake, Step};
-use super::message::Message;
-use super::port::{Complaint, Port, Waker};
+use super::control_channel::{ChannelEvent, ControlChannel};
+use super::handshake::{ClientHandshake, HandshakeStep, NegotiatedLink, NegotiatedRing, ServerHandshake};
+use super::message::ControlMessage;
+use super::ring_slot::{RingSlot, ViolationFlag, Waker};
 use super::rx::RxRing;
 use super::signal::Signaller;
-use super::socket::{Listener, connect_to};
+use super::socket::{MemifListener, connect_to};
 use super::tx::TxRing;
-use super::{Shared, count};
+use super::{MemifShared, increment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use std::io;
@@ -25,180 +25,184 @@ const CLIENTS_MAX: usize = 8;
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
 /// A client looks for its server again after this time, which doubles up to the longest.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
-const RETRY_LONGEST: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(1);
 /// After an error that would only come again.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_ERROR_PAUSE: Duration = Duration::from_millis(100);
 
 /// The ports of one queue.
 #[derive(Debug)]
-pub(super) struct QueuePorts {
-    pub(super) rx: Arc<Port<RxRing>>,
-    pub(super) tx: Arc<Port<TxRing>>,
+pub(super) struct QueueSlots {
+    pub(super) rx: Arc<RingSlot<RxRing>>,
+    pub(super) tx: Arc<RingSlot<TxRing>>,
     pub(super) waker: Arc<Waker>,
     pub(super) signaller: Arc<Signaller>,
 }
 
 /// What the thread works with.
 #[derive(Debug)]
-pub(super) struct Control {
+pub(super) struct ControlThread {
     pub(super) config: Arc<MemifConfig>,
-    pub(super) shared: Arc<Shared>,
-    pub(super) queues: Vec<QueuePorts>,
+    pub(super) shared: Arc<MemifShared>,
+    pub(super) queues: Vec<QueueSlots>,
 }
 
 /// A peer that is connected.
 pub(super) struct Connection {
-    complaint: Arc<Complaint>,
+    violation_flag: Arc<ViolationFlag>,
 }
 
 /// What a peer's messages led to.
-enum Progress {
+enum ReadOutcome {
     /// Nothing more to read.
-    Going,
+    Open,
     Connected(Connection),
     /// It is gone, or has been sent away. It may have been connected just before.
-    Over(Option<Connection>),
+    Closed(Option<Connection>),
 }
 
-impl Progress {
-    fn over(self) -> Self {
+impl ReadOutcome {
+    fn into_closed(self) -> Self {
         match self {
-            Self::Going => Self::Over(None),
-            Self::Connected(connection) => Self::Over(Some(connection)),
-            Self::Over(connection) => Self::Over(connection),
+            Self::Open => Self::Closed(None),
+            Self::Connected(connection) => Self::Closed(Some(connection)),
+            Self::Closed(connection) => Self::Closed(connection),
         }
     }
 }
 
-impl Control {
-    pub(super) fn serve(self, listener: Listener) {
-        let mut clients: Vec<Client> = Vec::new();
+impl ControlThread {
+    pub(super) fn run_server(self, listener: MemifListener) {
+        let mut clients: Vec<ClientPeer> = Vec::new();
         while !self.is_stopping() {
             let listening = (clients.len() < CLIENTS_MAX).then_some(listener.fd());
             let deadline = clients.iter().filter_map(|client| client.deadline).min();
-            self.sleep(listening.into_iter().chain(clients.iter().map(|c| c.channel.fd())), deadline);
+            self.wait_for_events(
+                listening.into_iter().chain(clients.iter().map(|c| c.channel.fd())),
+                deadline,
+            );
             if listening.is_some() {
                 self.accept(&listener, &mut clients);
             }
-            self.attend_all(&mut clients);
+            self.service_clients(&mut clients);
         }
         for client in &clients {
-            self.dismiss(&client.channel, "the device is closed");
+            self.send_disconnect(&client.channel, "the device is closed");
         }
-        self.put_down();
+        self.bring_down();
     }
 
     /// Reads and answers what clients say, and lets go of those that are through.
-    pub(super) fn attend_all(&self, clients: &mut Vec<Client>) {
-        let mut busy = clients.iter().any(|client| client.handshake.is_claimed());
+    pub(super) fn service_clients(&self, clients: &mut Vec<ClientPeer>) {
+        let mut busy = clients.iter().any(|client| client.handshake.has_init());
         let mut at = 0;
         while let Some(client) = clients.get_mut(at) {
-            if self.attend(client, busy) {
-                busy |= client.handshake.is_claimed();
+            if self.service_client(client, busy) {
+                busy |= client.handshake.has_init();
                 at += 1;
                 continue;
             }
-            let Client { channel, handshake, connection, .. } = clients.remove(at);
-            self.let_go((channel, handshake), connection);
+            let ClientPeer { channel, handshake, connection, .. } = clients.remove(at);
+            self.close_peer((channel, handshake), connection);
         }
     }
 
     /// The end of a peer. The link is down only when nothing of it is left.
-    fn let_go(&self, held: impl Sized, connection: Option<Connection>) {
+    fn close_peer(&self, held: impl Sized, connection: Option<Connection>) {
         drop(held);
         if connection.is_some() {
-            self.put_down();
+            self.bring_down();
         }
     }
 
-    fn accept(&self, listener: &Listener, clients: &mut Vec<Client>) {
+    fn accept(&self, listener: &MemifListener, clients: &mut Vec<ClientPeer>) {
         match listener.accept() {
             Ok(Some(channel)) => {
                 let (handshake, hello) = ServerHandshake::new(&self.config);
                 if channel.send(&hello, None).is_ok() {
-                    clients.push(Client::new(channel, handshake));
+                    clients.push(ClientPeer::new(channel, handshake));
                 }
             }
-            Ok(None) => count(&self.shared.stats.refused),
+            Ok(None) => increment(&self.shared.stats.refused),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
                 tracing::warn!(%error, socket = %self.config.socket, "accepting a memif client");
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(ACCEPT_ERROR_PAUSE);
             }
         }
     }
 
     /// Whether the client stays.
-    fn attend(&self, client: &mut Client, busy: bool) -> bool {
-        if client.connection.as_ref().is_some_and(|c| c.complaint.made.load(Ordering::Acquire)) {
-            self.dismiss(&client.channel, "broken ring");
+    fn service_client(&self, client: &mut ClientPeer, busy: bool) -> bool {
+        if client.connection.as_ref().is_some_and(|c| c.violation_flag.raised.load(Ordering::Acquire)) {
+            self.send_disconnect(&client.channel, "broken ring");
             return false;
         }
         if client.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-            count(&self.shared.stats.refused);
-            self.dismiss(&client.channel, "handshake takes too long");
+            increment(&self.shared.stats.refused);
+            self.send_disconnect(&client.channel, "handshake takes too long");
             return false;
         }
-        let Client { channel, handshake, .. } = client;
-        let claimed = handshake.is_claimed();
+        let ClientPeer { channel, handshake, .. } = client;
+        let claimed = handshake.has_init();
         let progress = self
             .read(channel, |message, descriptor| handshake.on_message(message, descriptor, busy && !claimed));
         match progress {
-            Progress::Going => true,
-            Progress::Connected(connection) => {
+            ReadOutcome::Open => true,
+            ReadOutcome::Connected(connection) => {
                 (client.connection, client.deadline) = (Some(connection), None);
                 true
             }
-            Progress::Over(connection) => {
+            ReadOutcome::Closed(connection) => {
                 client.connection = client.connection.take().or(connection);
                 false
             }
         }
     }
 
-    pub(super) fn connect(self) {
+    pub(super) fn run_client(self) {
         let (mut retry, mut wait) = (RETRY_FIRST, None);
         while !self.is_stopping() {
             if let Some(until) = wait.take() {
-                self.sleep([].into_iter(), Some(until));
+                self.wait_for_events([].into_iter(), Some(until));
                 if Instant::now() < until {
                     wait = Some(until);
                     continue;
                 }
             }
             if let Ok(channel) = connect_to(&self.config.socket)
-                && self.stay_with(Server::new(channel, &self.config))
+                && self.run_session(ServerPeer::new(channel, &self.config))
             {
                 retry = RETRY_FIRST;
             }
             wait = Some(Instant::now() + retry);
-            retry = (2 * retry).min(RETRY_LONGEST);
+            retry = (2 * retry).min(RETRY_MAX);
         }
     }
 
     /// Talks to a server until one of the two ends it. Whether they were connected.
-    fn stay_with(&self, mut server: Server) -> bool {
+    fn run_session(&self, mut server: ServerPeer) -> bool {
         loop {
             let until = server.connection.is_none().then_some(server.deadline);
-            self.sleep([server.channel.fd()].into_iter(), until);
-            if !self.attend_server(&mut server) {
+            self.wait_for_events([server.channel.fd()].into_iter(), until);
+            if !self.service_server(&mut server) {
                 break;
             }
         }
-        self.let_go_of_server(server)
+        self.close_server(server)
     }
 
     /// Returns whether it was connected.
-    pub(super) fn let_go_of_server(&self, server: Server) -> bool {
-        let Server { channel, handshake, connection, .. } = server;
+    pub(super) fn close_server(&self, server: ServerPeer) -> bool {
+        let ServerPeer { channel, handshake, connection, .. } = server;
         let connected = connection.is_some();
-        self.let_go((channel, handshake), connection);
+        self.close_peer((channel, handshake), connection);
         connected
     }
 
     /// Reads and answers what the server says. Whether it stays.
-    pub(super) fn attend_server(&self, server: &mut Server) -> bool {
-        let complained = server.connection.as_ref().is_some_and(|c| c.complaint.made.load(Ordering::Acquire));
+    pub(super) fn service_server(&self, server: &mut ServerPeer) -> bool {
+        let complained =
+            server.connection.as_ref().is_some_and(|c| c.violation_flag.raised.load(Ordering::Acquire));
         let late = server.connection.is_none() && server.deadline <= Instant::now();
         if self.is_stopping() || complained || late {
             let reason = if complained {
@@ -208,17 +212,17 @@ impl Control {
             } else {
                 "the device is closed"
             };
-            self.dismiss(&server.channel, reason);
+            self.send_disconnect(&server.channel, reason);
             return false;
         }
-        let Server { channel, handshake, .. } = server;
+        let ServerPeer { channel, handshake, .. } = server;
         match self.read(channel, |message, _| handshake.on_message(message)) {
-            Progress::Going => true,
-            Progress::Connected(connection) => {
+            ReadOutcome::Open => true,
+            ReadOutcome::Connected(connection) => {
                 server.connection = Some(connection);
                 true
             }
-            Progress::Over(connection) => {
+            ReadOutcome::Closed(connection) => {
                 server.connection = server.connection.take().or(connection);
                 false
             }
@@ -228,52 +232,52 @@ impl Control {
     /// Reads and answers what has come.
     fn read(
         &self,
-        channel: &Channel,
-        mut on_message: impl FnMut(Message, Option<OwnedFd>) -> Result<Step, String>,
-    ) -> Progress {
-        let mut progress = Progress::Going;
+        channel: &ControlChannel,
+        mut on_message: impl FnMut(ControlMessage, Option<OwnedFd>) -> Result<HandshakeStep, String>,
+    ) -> ReadOutcome {
+        let mut progress = ReadOutcome::Open;
         loop {
             let step = match channel.receive() {
-                Received::Message(message, descriptor) => on_message(message, descriptor),
-                Received::Nothing => return progress,
-                Received::Closed => return progress.over(),
-                Received::Malformed(problem) => Err(problem),
+                ChannelEvent::Message(message, descriptor) => on_message(message, descriptor),
+                ChannelEvent::Empty => return progress,
+                ChannelEvent::Closed => return progress.into_closed(),
+                ChannelEvent::Malformed(problem) => Err(problem),
             };
             let sent = match step {
-                Ok(Step::Send(message, descriptor)) => channel.send(&message, descriptor.as_ref()),
-                Ok(Step::Connect(link, message)) => self.put_up(*link).and_then(|connection| {
-                    progress = Progress::Connected(connection);
+                Ok(HandshakeStep::Send(message, descriptor)) => channel.send(&message, descriptor.as_ref()),
+                Ok(HandshakeStep::Connect(link, message)) => self.bring_up(*link).and_then(|connection| {
+                    progress = ReadOutcome::Connected(connection);
                     channel.send(&message, None)
                 }),
-                Ok(Step::Connected(link)) => {
-                    self.put_up(*link).map(|connection| progress = Progress::Connected(connection))
+                Ok(HandshakeStep::Connected(link)) => {
+                    self.bring_up(*link).map(|connection| progress = ReadOutcome::Connected(connection))
                 }
-                Ok(Step::Leave(reason)) => {
+                Ok(HandshakeStep::Disconnected(reason)) => {
                     tracing::info!(socket = %self.config.socket, reason, "the memif peer leaves");
-                    return progress.over();
+                    return progress.into_closed();
                 }
                 Err(reason) => {
-                    count(&self.shared.stats.refused);
-                    self.dismiss(channel, &reason);
-                    return progress.over();
+                    increment(&self.shared.stats.refused);
+                    self.send_disconnect(channel, &reason);
+                    return progress.into_closed();
                 }
             };
             if sent.is_err() {
-                return progress.over();
+                return progress.into_closed();
             }
         }
     }
 
     /// Tells a peer why, if it still listens.
-    fn dismiss(&self, channel: &Channel, reason: &str) {
+    fn send_disconnect(&self, channel: &ControlChannel, reason: &str) {
         tracing::info!(socket = %self.config.socket, reason, "memif peer sent away");
-        let _ = channel.send(&Message::Disconnect { code: 0, reason: reason.into() }, None);
+        let _ = channel.send(&ControlMessage::Disconnect { code: 0, reason: reason.into() }, None);
     }
 
     /// Gives all rings to the halves.
-    fn put_up(&self, link: Link) -> io::Result<Connection> {
-        let Link { regions, to_server, to_client, features, peer } = link;
-        let complaint = Complaint::new(&self.shared.event);
+    fn bring_up(&self, link: NegotiatedLink) -> io::Result<Connection> {
+        let NegotiatedLink { regions, to_server, to_client, features, peer } = link;
+        let complaint = ViolationFlag::new(&self.shared.event);
         let (received, sent) = match self.config.role {
             Role::Server => (to_server, to_client),
             Role::Client => (to_client, to_server),
@@ -281,27 +285,29 @@ impl Control {
         let (rx_count, tx_count) = (received.len(), sent.len());
         let (header_bytes, hashes) = (features.header_bytes(), features.hash.is_some());
         let mut rx_rings = Vec::new();
-        for (Offered { ring, bell, buffers }, queue) in received.into_iter().zip(&self.queues) {
-            let bell = queue.waker.attach(bell)?;
+        for (NegotiatedRing { ring, interrupt: bell, buffers }, queue) in
+            received.into_iter().zip(&self.queues)
+        {
+            let bell = queue.waker.register(bell)?;
             let (regions, complaint) = (regions.clone(), complaint.clone());
             rx_rings.push(RxRing {
                 ring,
                 regions,
                 buffers,
                 header_bytes,
-                hashes,
+                has_flow_hash: hashes,
                 position: 0,
-                complaint,
-                _bell: bell,
+                violation_flag: complaint,
+                _interrupt: bell,
             });
         }
         for (ring, queue) in rx_rings.into_iter().zip(&self.queues) {
-            ring.start();
-            queue.rx.put(Some(ring));
+            ring.prepare();
+            queue.rx.replace(Some(ring));
             queue.waker.wake();
         }
-        for (Offered { ring, bell, buffers }, queue) in sent.into_iter().zip(&self.queues) {
-            queue.tx.put(Some(TxRing::new(
+        for (NegotiatedRing { ring, interrupt: bell, buffers }, queue) in sent.into_iter().zip(&self.queues) {
+            queue.tx.replace(Some(TxRing::new(
                 ring,
                 regions.clone(),
                 buffers,
@@ -318,16 +324,16 @@ impl Control {
             );
         }
         tracing::info!(socket = %self.config.socket, peer, extended = features.frame_headers, "memif link is up");
-        count(&self.shared.stats.connections);
+        increment(&self.shared.stats.connections);
         self.shared.up.store(true, Ordering::Release);
-        Ok(Connection { complaint })
+        Ok(Connection { violation_flag: complaint })
     }
 
     /// Takes all rings away.
-    fn put_down(&self) {
+    fn bring_down(&self) {
         for queue in &self.queues {
-            queue.rx.put(None);
-            queue.tx.put(None);
+            queue.rx.replace(None);
+            queue.tx.replace(None);
             queue.waker.wake();
         }
         if self.shared.up.swap(false, Ordering::AcqRel) {
@@ -340,7 +346,7 @@ impl Control {
     }
 
     /// Sleeps until one of the descriptors is readable, a half has something to say, or the deadline.
-    fn sleep<'a>(&'a self, fds: impl Iterator<Item = &'a OwnedFd>, deadline: Option<Instant>) {
+    fn wait_for_events<'a>(&'a self, fds: impl Iterator<Item = &'a OwnedFd>, deadline: Option<Instant>) {
         let own = self.shared.event.fd();
         let mut fds: Vec<PollFd<'_>> =
             [own].into_iter().chain(fds).map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
@@ -354,30 +360,30 @@ impl Control {
 }
 
 /// A client of this server.
-pub(super) struct Client {
-    channel: Channel,
+pub(super) struct ClientPeer {
+    channel: ControlChannel,
     handshake: ServerHandshake,
     /// Until it is connected.
     deadline: Option<Instant>,
     connection: Option<Connection>,
 }
 
-impl Client {
-    pub(super) fn new(channel: Channel, handshake: ServerHandshake) -> Self {
+impl ClientPeer {
+    pub(super) fn new(channel: ControlChannel, handshake: ServerHandshake) -> Self {
         Self { channel, handshake, deadline: Some(Instant::now() + HANDSHAKE_MAX), connection: None }
     }
 }
 
 /// The server of this client.
-pub(super) struct Server {
-    channel: Channel,
+pub(super) struct ServerPeer {
+    channel: ControlChannel,
     handshake: ClientHandshake,
     deadline: Instant,
     connection: Option<Connection>,
 }
 
-impl Server {
-    pub(super) fn new(channel: Channel, config: &Arc<MemifConfig>) -> Self {
+impl ServerPeer {
+    pub(super) fn new(channel: ControlChannel, config: &Arc<MemifConfig>) -> Self {
         let (handshake, deadline) = (ClientHandshake::new(config), Instant::now() + HANDSHAKE_MAX);
         Self { channel, handshake, deadline, connection: None }
     }

@@ -30,10 +30,10 @@ pub(super) struct Features {
 
 impl Features {
     /// All that is known here.
-    pub(super) const ALL: Self = Self { frame_headers: true, hash: Some(toeplitz::CHECK) };
+    pub(super) const ALL: Self = Self { frame_headers: true, hash: Some(toeplitz::KEY_CHECK) };
 
     /// All zeros if there is nothing to announce, as a peer that knows nothing of it has them.
-    pub(super) fn announce(self) -> [u8; 16] {
+    pub(super) fn encode(self) -> [u8; 16] {
         let mut bytes = [0; 16];
         if self.frame_headers {
             bytes[..8].copy_from_slice(&MAGIC);
@@ -45,7 +45,7 @@ impl Features {
     }
 
     /// Features that are not known here are not seen.
-    pub(super) fn announced(bytes: [u8; 16]) -> Self {
+    pub(super) fn decode(bytes: [u8; 16]) -> Self {
         let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         if bytes[..8] != MAGIC || word(8) & FRAME_HEADERS == 0 {
             return Self::default();
@@ -54,7 +54,7 @@ impl Features {
     }
 
     /// What both can do.
-    pub(super) fn and(self, other: Self) -> Self {
+    pub(super) fn intersect(self, other: Self) -> Self {
         let frame_headers = self.frame_headers && other.frame_headers;
         Self { frame_headers, hash: self.hash.filter(|_| frame_headers && self.hash == other.hash) }
     }
@@ -94,40 +94,40 @@ mod tests {
 
     #[test]
     fn a_peer_that_knows_nothing_of_it_sees_zeros_and_announces_nothing() {
-        assert_eq!(Features::default().announce(), [0; 16]);
-        assert_eq!(Features::announced([0; 16]), Features::default());
-        assert_eq!(Features::announced([0xff; 16]), Features::default());
-        assert_eq!(Features::announced(BOTH.announce()), BOTH);
+        assert_eq!(Features::default().encode(), [0; 16]);
+        assert_eq!(Features::decode([0; 16]), Features::default());
+        assert_eq!(Features::decode([0xff; 16]), Features::default());
+        assert_eq!(Features::decode(BOTH.encode()), BOTH);
     }
 
     #[test]
     fn features_of_later_versions_are_ignored() {
-        let mut bytes = HEADERS.announce();
+        let mut bytes = HEADERS.encode();
         // All but the two that are known.
         bytes[8..].fill(0xff);
         bytes[8] = 0xfd;
-        assert_eq!(Features::announced(bytes), HEADERS);
+        assert_eq!(Features::decode(bytes), HEADERS);
         bytes[8] = 0xfe;
-        assert_eq!(Features::announced(bytes), Features::default());
+        assert_eq!(Features::decode(bytes), Features::default());
     }
 
     #[test]
     fn only_what_both_can_do_is_done() {
-        assert_eq!(BOTH.and(Features::default()), Features::default());
-        assert_eq!(BOTH.and(BOTH).header_bytes(), HEADER_BYTES);
+        assert_eq!(BOTH.intersect(Features::default()), Features::default());
+        assert_eq!(BOTH.intersect(BOTH).header_bytes(), HEADER_BYTES);
     }
 
     #[test]
     fn ends_that_mean_different_hashes_have_none() {
         let other = Features { hash: Some(7), ..BOTH };
-        assert_eq!(Features::announced(other.announce()), other);
-        assert_eq!(BOTH.and(BOTH), BOTH);
+        assert_eq!(Features::decode(other.encode()), other);
+        assert_eq!(BOTH.intersect(BOTH), BOTH);
         for end in [other, HEADERS] {
-            assert_eq!(Features::announced(end.announce()), end);
-            assert_eq!((BOTH.and(end), end.and(BOTH)), (HEADERS, HEADERS));
+            assert_eq!(Features::decode(end.encode()), end);
+            assert_eq!((BOTH.intersect(end), end.intersect(BOTH)), (HEADERS, HEADERS));
         }
         let without_headers = Features { frame_headers: false, ..BOTH };
-        assert_eq!(without_headers.and(BOTH), Features::default());
+        assert_eq!(without_headers.intersect(BOTH), Features::default());
         let meta = TxMeta { label: Label::new(Some(77), 5), ..TxMeta::NONE };
         for (sends, takes) in [(true, false), (false, true), (false, false)] {
             let header = encode(meta, sends);

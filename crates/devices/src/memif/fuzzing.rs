@@ -1,12 +1,12 @@
 //! One end of a memif without a thread and without a socket that others could find, for a fuzzer that plays the peer. Nothing waits, so an input does the same each
 //! time. What is done with messages and rings is the device's own code.
 
-use super::channel::Channel;
 use super::config::{MemifConfig, Role};
-use super::control::{Client, Control, Server};
+use super::control::{ClientPeer, ControlThread, ServerPeer};
+use super::control_channel::ControlChannel;
 use super::handshake::ServerHandshake;
 use super::signal::Signaller;
-use super::{Guard, MemifStats, Shared, parts};
+use super::{ControlThreadGuard, MemifShared, MemifStats, build_queues};
 use ginnel_stack::device::Device;
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -15,30 +15,30 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A device whose peer is the caller.
-pub struct Exposed {
-    control: Control,
-    peers: Peers,
+pub struct FuzzDevice {
+    control: ControlThread,
+    peers: PeerSessions,
     queues: Vec<Device>,
-    shared: Arc<Shared>,
+    shared: Arc<MemifShared>,
 }
 
 /// Whom the device talks to.
-enum Peers {
-    Clients(Vec<Client>),
-    Server(Option<Server>),
+enum PeerSessions {
+    Clients(Vec<ClientPeer>),
+    Server(Option<ServerPeer>),
 }
 
-impl Exposed {
+impl FuzzDevice {
     /// A device that has not met anybody.
     ///
     /// # Errors
     /// No descriptors.
     pub fn new(config: &MemifConfig) -> io::Result<Self> {
-        let shared = Arc::new(Shared::new()?);
-        let guard = Arc::new(Guard { shared: shared.clone(), thread: Mutex::new(None) });
+        let shared = Arc::new(MemifShared::new()?);
+        let guard = Arc::new(ControlThreadGuard { shared: shared.clone(), thread: Mutex::new(None) });
         // The kernel takes its time to take one away, so all have the same.
         static SIGNALLER: Mutex<Option<Arc<Signaller>>> = Mutex::new(None);
-        let (queues, control) = parts(config, &shared, &guard, || {
+        let (queues, control) = build_queues(config, &shared, &guard, || {
             let mut shared = SIGNALLER.lock().unwrap_or_else(PoisonError::into_inner);
             match &*shared {
                 Some(signaller) => Ok(signaller.clone()),
@@ -46,8 +46,8 @@ impl Exposed {
             }
         })?;
         let peers = match config.role {
-            Role::Server => Peers::Clients(Vec::new()),
-            Role::Client => Peers::Server(None),
+            Role::Server => PeerSessions::Clients(Vec::new()),
+            Role::Client => PeerSessions::Server(None),
         };
         Ok(Self { control, peers, queues, shared })
     }
@@ -57,19 +57,19 @@ impl Exposed {
     ///
     /// # Errors
     /// No descriptors.
-    pub fn meet(&mut self) -> io::Result<OwnedFd> {
+    pub fn connect_peer(&mut self) -> io::Result<OwnedFd> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let channel = Channel::new(ours);
+        let channel = ControlChannel::new(ours);
         match &mut self.peers {
-            Peers::Clients(clients) => {
+            PeerSessions::Clients(clients) => {
                 let (handshake, hello) = ServerHandshake::new(&self.control.config);
                 channel.send(&hello, None)?;
-                clients.push(Client::new(channel, handshake));
+                clients.push(ClientPeer::new(channel, handshake));
             }
-            Peers::Server(server) => {
-                if let Some(before) = server.replace(Server::new(channel, &self.control.config)) {
-                    self.control.let_go_of_server(before);
+            PeerSessions::Server(server) => {
+                if let Some(before) = server.replace(ServerPeer::new(channel, &self.control.config)) {
+                    self.control.close_server(before);
                 }
             }
         }
@@ -77,18 +77,18 @@ impl Exposed {
     }
 
     /// Reads and answers what has come over control channels. Returns how many peers stay.
-    pub fn attend(&mut self) -> usize {
+    pub fn process_control(&mut self) -> usize {
         match &mut self.peers {
-            Peers::Clients(clients) => {
-                self.control.attend_all(clients);
+            PeerSessions::Clients(clients) => {
+                self.control.service_clients(clients);
                 clients.len()
             }
-            Peers::Server(server) => {
+            PeerSessions::Server(server) => {
                 if let Some(mut present) = server.take() {
-                    if self.control.attend_server(&mut present) {
+                    if self.control.service_server(&mut present) {
                         *server = Some(present);
                     } else {
-                        self.control.let_go_of_server(present);
+                        self.control.close_server(present);
                     }
                 }
                 usize::from(server.is_some())

@@ -17,11 +17,11 @@
 
 use super::config::MemifConfig;
 use super::extension::Features;
-use super::message::{AddRing, Hello, Init, MODE_ETHERNET, Message, SECRET_BYTES, VERSION};
-use super::port::Bell;
+use super::message::{AddRing, ControlMessage, Hello, Init, MODE_ETHERNET, SECRET_BYTES, VERSION};
 use super::region::Region;
-use super::ring::{LOG2_MAX, Ring, ring_bytes};
-use super::rx::Buffers;
+use super::ring::{LOG2_MAX, MemifRing, ring_bytes};
+use super::ring_slot::InterruptFd;
+use super::rx::RingBuffers;
 use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,18 +33,18 @@ const REGION_BYTES_MAX: u64 = 1 << 32;
 
 /// A ring with its bell and its buffers.
 #[derive(Debug)]
-pub(super) struct Offered {
-    pub(super) ring: Ring,
-    pub(super) bell: Bell,
-    pub(super) buffers: Buffers,
+pub(super) struct NegotiatedRing {
+    pub(super) ring: MemifRing,
+    pub(super) interrupt: InterruptFd,
+    pub(super) buffers: RingBuffers,
 }
 
 /// All that a connection consists of.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct NegotiatedLink {
     pub(super) regions: Arc<[Arc<Region>]>,
-    pub(super) to_server: Vec<Offered>,
-    pub(super) to_client: Vec<Offered>,
+    pub(super) to_server: Vec<NegotiatedRing>,
+    pub(super) to_client: Vec<NegotiatedRing>,
     pub(super) features: Features,
     /// What the peer calls itself.
     pub(super) peer: String,
@@ -52,18 +52,18 @@ pub(super) struct Link {
 
 /// What to do after a message.
 #[derive(Debug)]
-pub(super) enum Step {
-    Send(Message, Option<OwnedFd>),
+pub(super) enum HandshakeStep {
+    Send(ControlMessage, Option<OwnedFd>),
     /// The server has all that it needs: it connects, then sends the message.
-    Connect(Box<Link>, Message),
+    Connect(Box<NegotiatedLink>, ControlMessage),
     /// The client is connected.
-    Connected(Box<Link>),
+    Connected(Box<NegotiatedLink>),
     /// The peer has said goodbye.
-    Leave(String),
+    Disconnected(String),
 }
 
 /// Why the peer is sent away.
-pub(super) type Refusal = String;
+pub(super) type RejectReason = String;
 
 fn name_of(config: &MemifConfig) -> String {
     format!("ginnel {} memif{}", env!("CARGO_PKG_VERSION"), config.id)
@@ -80,15 +80,15 @@ pub(super) struct ServerHandshake {
     /// From INIT.
     client: Option<(String, Features)>,
     regions: Vec<Arc<Region>>,
-    to_server: Vec<Option<Offered>>,
-    to_client: Vec<Option<Offered>>,
+    to_server: Vec<Option<NegotiatedRing>>,
+    to_client: Vec<Option<NegotiatedRing>>,
     /// Nothing but a goodbye is expected any more.
     is_done: bool,
 }
 
 impl ServerHandshake {
     /// The handshake, and its first message.
-    pub(super) fn new(config: &Arc<MemifConfig>) -> (Self, Message) {
+    pub(super) fn new(config: &Arc<MemifConfig>) -> (Self, ControlMessage) {
         let hello = Hello {
             name: name_of(config),
             version_min: VERSION,
@@ -108,11 +108,11 @@ impl ServerHandshake {
             to_client: rings(),
             is_done: false,
         };
-        (handshake, Message::Hello(hello))
+        (handshake, ControlMessage::Hello(hello))
     }
 
     /// A client has said who it is, so that nobody else can be connected.
-    pub(super) fn is_claimed(&self) -> bool {
+    pub(super) fn has_init(&self) -> bool {
         self.client.is_some()
     }
 
@@ -123,43 +123,46 @@ impl ServerHandshake {
     /// `busy`: another client is connected, or about to be.
     pub(super) fn on_message(
         &mut self,
-        message: Message,
+        message: ControlMessage,
         descriptor: Option<OwnedFd>,
         busy: bool,
-    ) -> Result<Step, Refusal> {
+    ) -> Result<HandshakeStep, RejectReason> {
         match message {
-            Message::Disconnect { reason, .. } => return Ok(Step::Leave(reason)),
-            Message::Init(init) if self.client.is_none() => {
+            ControlMessage::Disconnect { reason, .. } => return Ok(HandshakeStep::Disconnected(reason)),
+            ControlMessage::Init(init) if self.client.is_none() => {
                 self.check_init(&init, busy)?;
-                let features = features_of(&self.config).and(init.features);
+                let features = features_of(&self.config).intersect(init.features);
                 if features.frame_headers != init.features.frame_headers {
                     return Err("features that were not offered".into());
                 }
                 self.client = Some((init.name, features));
             }
-            Message::AddRegion { index, size } if self.is_setting_up() => {
+            ControlMessage::AddRegion { index, size } if self.is_setting_up() => {
                 let descriptor = descriptor.ok_or("region without descriptor")?;
                 if index >= REGIONS_MAX || usize::from(index) != self.regions.len() {
                     return Err("region index out of order".into());
                 }
                 let size = usize::try_from(size).ok().filter(|_| size <= REGION_BYTES_MAX);
                 let size = size.ok_or("region too large")?;
-                let region = Region::of_peer(&descriptor, size).map_err(|refused| refused.to_string())?;
+                let region = Region::from_peer(&descriptor, size).map_err(|refused| refused.to_string())?;
                 self.regions.push(Arc::new(region));
             }
-            Message::AddRing(ring) if self.is_setting_up() => {
+            ControlMessage::AddRing(ring) if self.is_setting_up() => {
                 self.add_ring(ring, descriptor.ok_or("ring without descriptor")?)?;
             }
-            Message::Connect { .. } if self.is_setting_up() => {
+            ControlMessage::Connect { .. } if self.is_setting_up() => {
                 let link = self.connect()?;
-                return Ok(Step::Connect(Box::new(link), Message::Connected { name: name_of(&self.config) }));
+                return Ok(HandshakeStep::Connect(
+                    Box::new(link),
+                    ControlMessage::Connected { name: name_of(&self.config) },
+                ));
             }
             other => return Err(format!("unexpected message: {}", other.kind())),
         }
-        Ok(Step::Send(Message::Ack, None))
+        Ok(HandshakeStep::Send(ControlMessage::Ack, None))
     }
 
-    fn check_init(&self, init: &Init, busy: bool) -> Result<(), Refusal> {
+    fn check_init(&self, init: &Init, busy: bool) -> Result<(), RejectReason> {
         let wrong = if init.version != VERSION {
             "version not supported"
         } else if init.mode != MODE_ETHERNET {
@@ -176,27 +179,27 @@ impl ServerHandshake {
         Err(wrong.into())
     }
 
-    fn add_ring(&mut self, offer: AddRing, descriptor: OwnedFd) -> Result<(), Refusal> {
+    fn add_ring(&mut self, offer: AddRing, descriptor: OwnedFd) -> Result<(), RejectReason> {
         let features = self.client.as_ref().map(|(_, features)| *features).unwrap_or_default();
         if features.frame_headers && usize::from(offer.private_header_bytes) != features.header_bytes() {
             return Err("frame header of another size".into());
         }
         let region = self.regions.get(usize::from(offer.region)).ok_or("ring in an unknown region")?;
-        let ring = Ring::new(region, offer.offset as usize, offer.log2)
+        let ring = MemifRing::new(region, offer.offset as usize, offer.log2)
             .ok_or("ring is outside its region, not aligned or of a size that is not allowed")?;
-        let bell = Bell::of_peer(descriptor).ok_or("ring without eventfd")?;
+        let bell = InterruptFd::from_peer(descriptor).ok_or("ring without eventfd")?;
         let rings = if offer.to_server { &mut self.to_server } else { &mut self.to_client };
         let slot = rings.get_mut(usize::from(offer.index)).ok_or("ring index too large")?;
         if slot.is_some() {
             return Err("ring added twice".into());
         }
-        *slot = Some(Offered { ring, bell, buffers: Buffers::Peers });
+        *slot = Some(NegotiatedRing { ring, interrupt: bell, buffers: RingBuffers::Peer });
         Ok(())
     }
 
-    fn connect(&mut self) -> Result<Link, Refusal> {
+    fn connect(&mut self) -> Result<NegotiatedLink, RejectReason> {
         let (peer, features) = self.client.clone().unwrap_or_default();
-        let rings = |rings: &mut Vec<Option<Offered>>| {
+        let rings = |rings: &mut Vec<Option<NegotiatedRing>>| {
             let count = rings.iter().flatten().count();
             let rings: Vec<_> = std::mem::take(rings).into_iter().map_while(|ring| ring).collect();
             if rings.is_empty() || rings.len() != count {
@@ -211,7 +214,7 @@ impl ServerHandshake {
         let (to_server, to_client) = (rings(&mut self.to_server)?, rings(&mut self.to_client)?);
         let regions = std::mem::take(&mut self.regions).into();
         self.is_done = true;
-        Ok(Link { regions, to_server, to_client, features, peer })
+        Ok(NegotiatedLink { regions, to_server, to_client, features, peer })
     }
 }
 
@@ -228,69 +231,69 @@ fn secret_bytes(config: &MemifConfig) -> [u8; SECRET_BYTES] {
 pub(super) struct ClientHandshake {
     config: Arc<MemifConfig>,
     /// What is sent next, each after an ACK.
-    steps: VecDeque<(Message, Option<OwnedFd>)>,
+    outgoing: VecDeque<(ControlMessage, Option<OwnedFd>)>,
     /// From HELLO on, until it is connected.
-    link: Option<Box<Link>>,
+    link: Option<Box<NegotiatedLink>>,
     /// HELLO has come. A second one is not expected.
-    is_greeted: bool,
+    has_hello: bool,
 }
 
 impl ClientHandshake {
     pub(super) fn new(config: &Arc<MemifConfig>) -> Self {
-        Self { config: config.clone(), steps: VecDeque::new(), link: None, is_greeted: false }
+        Self { config: config.clone(), outgoing: VecDeque::new(), link: None, has_hello: false }
     }
 
-    pub(super) fn on_message(&mut self, message: Message) -> Result<Step, Refusal> {
+    pub(super) fn on_message(&mut self, message: ControlMessage) -> Result<HandshakeStep, RejectReason> {
         match message {
-            Message::Disconnect { reason, .. } => Ok(Step::Leave(reason)),
-            Message::Hello(hello) if !self.is_greeted => {
-                self.is_greeted = true;
+            ControlMessage::Disconnect { reason, .. } => Ok(HandshakeStep::Disconnected(reason)),
+            ControlMessage::Hello(hello) if !self.has_hello => {
+                self.has_hello = true;
                 let failed = |error: std::io::Error| format!("no memory for rings and buffers: {error}");
-                self.build(&hello)?.map_err(failed)?;
-                self.next()
+                self.prepare_link(&hello)?.map_err(failed)?;
+                self.next_message()
             }
-            Message::Ack if !self.steps.is_empty() => self.next(),
-            Message::Connected { .. } if self.steps.is_empty() => {
+            ControlMessage::Ack if !self.outgoing.is_empty() => self.next_message(),
+            ControlMessage::Connected { .. } if self.outgoing.is_empty() => {
                 let link = self.link.take().ok_or("unexpected message: connected")?;
-                Ok(Step::Connected(link))
+                Ok(HandshakeStep::Connected(link))
             }
             other => Err(format!("unexpected message: {}", other.kind())),
         }
     }
 
-    fn next(&mut self) -> Result<Step, Refusal> {
-        let (message, descriptor) = self.steps.pop_front().ok_or("unexpected message: ack")?;
-        Ok(Step::Send(message, descriptor))
+    fn next_message(&mut self) -> Result<HandshakeStep, RejectReason> {
+        let (message, descriptor) = self.outgoing.pop_front().ok_or("unexpected message: ack")?;
+        Ok(HandshakeStep::Send(message, descriptor))
     }
 
     /// Makes the memory, and all messages about it.
-    fn build(&mut self, hello: &Hello) -> Result<std::io::Result<()>, Refusal> {
+    fn prepare_link(&mut self, hello: &Hello) -> Result<std::io::Result<()>, RejectReason> {
         if !(hello.version_min..=hello.version_max).contains(&VERSION) {
             return Err("version not supported".into());
         }
         let config = &self.config;
         let log2 = config.ring_log2().min(hello.ring_log2_max);
-        let features = features_of(config).and(hello.features);
+        let features = features_of(config).intersect(hello.features);
         let to_server = config.queues.min(hello.ring_to_server_max.saturating_add(1));
         let to_client = config.queues.min(hello.ring_to_client_max.saturating_add(1));
-        Ok(memory(config, log2, to_server, to_client, features).map(|(mut link, steps)| {
+        Ok(allocate_link(config, log2, to_server, to_client, features).map(|(mut link, steps)| {
             link.peer.clone_from(&hello.name);
             self.link = Some(Box::new(link));
-            self.steps = steps;
+            self.outgoing = steps;
         }))
     }
 }
 
-type Steps = VecDeque<(Message, Option<OwnedFd>)>;
+type OutgoingMessages = VecDeque<(ControlMessage, Option<OwnedFd>)>;
 
 /// One region with all rings, and behind them the buffers of each. Size, which the configuration bounds: below 4 GiB.
-fn memory(
+fn allocate_link(
     config: &MemifConfig,
     log2: u8,
     to_server: u16,
     to_client: u16,
     features: Features,
-) -> std::io::Result<(Link, Steps)> {
+) -> std::io::Result<(NegotiatedLink, OutgoingMessages)> {
     let rings = usize::from(to_server) + usize::from(to_client);
     let buffers_at = (rings * ring_bytes(log2)).next_multiple_of(4096);
     let buffer_bytes = config.buffer_bytes;
@@ -299,9 +302,10 @@ fn memory(
     let (region, memfd) = Region::create(size)?;
     let region = Arc::new(region);
     // A header in front of frames is of use only if the largest frame fits.
-    let features = if super::HEADED_BYTES_MAX <= ring_buffers { features } else { Features::default() };
+    let features =
+        if super::FRAME_WITH_HEADER_BYTES_MAX <= ring_buffers { features } else { Features::default() };
 
-    let mut steps = Steps::new();
+    let mut steps = OutgoingMessages::new();
     let init = Init {
         version: VERSION,
         id: config.id,
@@ -310,13 +314,13 @@ fn memory(
         name: name_of(config),
         features,
     };
-    steps.push_back((Message::Init(init), None));
-    steps.push_back((Message::AddRegion { index: 0, size: size as u64 }, Some(memfd)));
-    let mut offer = |number: usize, to_server: bool, index: u16| -> std::io::Result<Offered> {
+    steps.push_back((ControlMessage::Init(init), None));
+    steps.push_back((ControlMessage::AddRegion { index: 0, size: size as u64 }, Some(memfd)));
+    let mut offer = |number: usize, to_server: bool, index: u16| -> std::io::Result<NegotiatedRing> {
         let offset = number * ring_bytes(log2);
-        let ring = Ring::new(&region, offset, log2).ok_or(std::io::ErrorKind::InvalidInput)?;
+        let ring = MemifRing::new(&region, offset, log2).ok_or(std::io::ErrorKind::InvalidInput)?;
         ring.initialise();
-        let bell = Bell::new()?;
+        let bell = InterruptFd::new()?;
         let message = AddRing {
             to_server,
             index,
@@ -325,21 +329,27 @@ fn memory(
             log2,
             private_header_bytes: features.header_bytes() as u16,
         };
-        steps.push_back((Message::AddRing(message), Some(bell.fd().try_clone()?)));
+        steps.push_back((ControlMessage::AddRing(message), Some(bell.fd().try_clone()?)));
         let at = (buffers_at + number * ring_buffers) as u32;
-        let buffers = Buffers::Own { at, bytes: buffer_bytes };
+        let buffers = RingBuffers::Local { at, bytes: buffer_bytes };
         // Whoever reads the descriptors finds its buffers there, even before the ring is used.
-        buffers.describe(&ring);
-        Ok(Offered { ring, bell, buffers })
+        buffers.write_all_descriptors(&ring);
+        Ok(NegotiatedRing { ring, interrupt: bell, buffers })
     };
     let mut numbers = 0..rings;
-    let mut all = |to_server: bool, count: u16| -> std::io::Result<Vec<Offered>> {
+    let mut all = |to_server: bool, count: u16| -> std::io::Result<Vec<NegotiatedRing>> {
         (0..count).zip(&mut numbers).map(|(index, number)| offer(number, to_server, index)).collect()
     };
     let (to_server, to_client) = (all(true, to_server)?, all(false, to_client)?);
-    steps.push_back((Message::Connect { name: name_of(config) }, None));
+    steps.push_back((ControlMessage::Connect { name: name_of(config) }, None));
     Ok((
-        Link { regions: Arc::new([region.clone()]), to_server, to_client, features, peer: String::new() },
+        NegotiatedLink {
+            regions: Arc::new([region.clone()]),
+            to_server,
+            to_client,
+            features,
+            peer: String::new(),
+        },
         steps,
     ))
 }
@@ -360,7 +370,7 @@ mod tests {
     fn start(
         server: &Arc<MemifConfig>,
         client: &Arc<MemifConfig>,
-    ) -> (ServerHandshake, ClientHandshake, Result<Step, Refusal>) {
+    ) -> (ServerHandshake, ClientHandshake, Result<HandshakeStep, RejectReason>) {
         let (server, hello) = ServerHandshake::new(server);
         let mut client = ClientHandshake::new(client);
         let step = client.on_message(hello);
@@ -371,16 +381,18 @@ mod tests {
     fn run(
         server: &Arc<MemifConfig>,
         client: &Arc<MemifConfig>,
-        mut tamper: impl FnMut(&mut Message, &mut Option<OwnedFd>),
-    ) -> Result<(Box<Link>, Box<Link>), Refusal> {
+        mut tamper: impl FnMut(&mut ControlMessage, &mut Option<OwnedFd>),
+    ) -> Result<(Box<NegotiatedLink>, Box<NegotiatedLink>), RejectReason> {
         let (mut server, mut client, mut step) = start(server, client);
         loop {
-            let Step::Send(mut message, mut descriptor) = step? else { return Err("not sent".into()) };
+            let HandshakeStep::Send(mut message, mut descriptor) = step? else {
+                return Err("not sent".into());
+            };
             tamper(&mut message, &mut descriptor);
             match server.on_message(message, descriptor, false)? {
-                Step::Send(answer, _) => step = client.on_message(answer),
-                Step::Connect(link, answer) => match client.on_message(answer)? {
-                    Step::Connected(ours) => return Ok((link, ours)),
+                HandshakeStep::Send(answer, _) => step = client.on_message(answer),
+                HandshakeStep::Connect(link, answer) => match client.on_message(answer)? {
+                    HandshakeStep::Connected(ours) => return Ok((link, ours)),
                     other => return Err(format!("{other:?}")),
                 },
                 other => return Err(format!("{other:?}")),
@@ -403,7 +415,7 @@ mod tests {
         // A client that means another hash than was offered, or says nothing of one, is taken without.
         for hash in [Some(7), None] {
             let (server, _) = run(&large, &large, |message, _| {
-                if let Message::Init(init) = message {
+                if let ControlMessage::Init(init) = message {
                     init.features.hash = hash;
                 }
             })
@@ -419,75 +431,75 @@ mod tests {
 
     #[test]
     fn what_a_client_says_is_checked() {
-        type Tamper = fn(&mut Message, &mut Option<OwnedFd>);
+        type Tamper = fn(&mut ControlMessage, &mut Option<OwnedFd>);
         let cases: [(&str, Tamper); 14] = [
             ("version", |m, _| {
-                if let Message::Init(init) = m {
+                if let ControlMessage::Init(init) = m {
                     init.version += 1
                 }
             }),
             ("only Ethernet", |m, _| {
-                if let Message::Init(init) = m {
+                if let ControlMessage::Init(init) = m {
                     init.mode = 1
                 }
             }),
             ("id not found", |m, _| {
-                if let Message::Init(init) = m {
+                if let ControlMessage::Init(init) = m {
                     init.id = 9
                 }
             }),
             ("features", |m, _| {
-                if let Message::Init(init) = m {
+                if let ControlMessage::Init(init) = m {
                     init.features = Features::ALL
                 }
             }),
             ("region without", |m, fd| {
-                if let Message::AddRegion { .. } = m {
+                if let ControlMessage::AddRegion { .. } = m {
                     *fd = None
                 }
             }),
             ("region index", |m, _| {
-                if let Message::AddRegion { index, .. } = m {
+                if let ControlMessage::AddRegion { index, .. } = m {
                     *index = 1
                 }
             }),
             ("region too large", |m, _| {
-                if let Message::AddRegion { size, .. } = m {
+                if let ControlMessage::AddRegion { size, .. } = m {
                     *size = 1 << 40
                 }
             }),
             ("region is smaller", |m, _| {
-                if let Message::AddRegion { size, .. } = m {
+                if let ControlMessage::AddRegion { size, .. } = m {
                     *size += 1 << 20
                 }
             }),
             ("ring without descriptor", |m, fd| {
-                if let Message::AddRing(_) = m {
+                if let ControlMessage::AddRing(_) = m {
                     *fd = None
                 }
             }),
             ("ring in an unknown", |m, _| {
-                if let Message::AddRing(ring) = m {
+                if let ControlMessage::AddRing(ring) = m {
                     ring.region = 1
                 }
             }),
             ("ring is outside", |m, _| {
-                if let Message::AddRing(ring) = m {
+                if let ControlMessage::AddRing(ring) = m {
                     ring.offset = 1 << 30
                 }
             }),
             ("ring is outside", |m, _| {
-                if let Message::AddRing(ring) = m {
+                if let ControlMessage::AddRing(ring) = m {
                     ring.log2 = 16
                 }
             }),
             ("ring index", |m, _| {
-                if let Message::AddRing(ring) = m {
+                if let ControlMessage::AddRing(ring) = m {
                     ring.index = 5
                 }
             }),
             ("ring added twice", |m, _| {
-                if let Message::AddRing(ring) = m {
+                if let ControlMessage::AddRing(ring) = m {
                     ring.to_server = true
                 }
             }),
@@ -502,37 +514,41 @@ mod tests {
     #[test]
     fn messages_out_of_order_are_refused() {
         let config = config(|_| {});
-        let connect = || Message::Connect { name: String::new() };
-        let region = || Message::AddRegion { index: 0, size: 1 };
-        for message in [Message::Ack, region(), connect(), Message::Connected { name: String::new() }] {
+        let connect = || ControlMessage::Connect { name: String::new() };
+        let region = || ControlMessage::AddRegion { index: 0, size: 1 };
+        for message in
+            [ControlMessage::Ack, region(), connect(), ControlMessage::Connected { name: String::new() }]
+        {
             let (mut server, _, _) = start(&config, &config);
             assert!(server.on_message(message, None, false).is_err());
         }
         let (mut server, mut client, step) = start(&config, &config);
-        let Ok(Step::Send(init, _)) = step else { panic!("INIT comes first") };
+        let Ok(HandshakeStep::Send(init, _)) = step else { panic!("INIT comes first") };
         assert!(server.on_message(init.clone(), None, false).is_ok());
         assert!(server.on_message(init, None, false).is_err(), "twice");
         assert!(server.on_message(connect(), None, false).is_err(), "without rings");
         let (_, hello) = ServerHandshake::new(&config);
         assert!(client.on_message(hello).is_err(), "twice");
-        assert!(client.on_message(Message::Connected { name: String::new() }).is_err(), "too early");
+        assert!(client.on_message(ControlMessage::Connected { name: String::new() }).is_err(), "too early");
         let (mut server, mut client, mut step) = start(&config, &config);
-        while let Ok(Step::Send(message, descriptor)) = step {
+        while let Ok(HandshakeStep::Send(message, descriptor)) = step {
             step = match server.on_message(message, descriptor, false).expect("by the rules") {
-                Step::Send(answer, _) | Step::Connect(_, answer) => client.on_message(answer),
+                HandshakeStep::Send(answer, _) | HandshakeStep::Connect(_, answer) => {
+                    client.on_message(answer)
+                }
                 other => panic!("{other:?}"),
             };
         }
-        assert!(matches!(step, Ok(Step::Connected(_))));
+        assert!(matches!(step, Ok(HandshakeStep::Connected(_))));
         assert!(server.on_message(region(), None, false).is_err(), "all is said");
-        assert!(client.on_message(Message::Ack).is_err(), "all is said");
+        assert!(client.on_message(ControlMessage::Ack).is_err(), "all is said");
     }
 
     #[test]
     fn the_second_client_is_told_that_somebody_is_there() {
         let config = config(|_| {});
         let (mut server, _, step) = start(&config, &config);
-        let Ok(Step::Send(init, _)) = step else { panic!("INIT comes first") };
+        let Ok(HandshakeStep::Send(init, _)) = step else { panic!("INIT comes first") };
         assert_eq!(server.on_message(init, None, true).expect_err("busy"), "already connected");
     }
 }

@@ -62,7 +62,7 @@ pub(super) struct AddRing {
 
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Message {
+pub(super) enum ControlMessage {
     Ack,
     Hello(Hello),
     Init(Init),
@@ -86,14 +86,14 @@ pub(super) enum Message {
 
 /// No message: of another length, or of an unknown type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Malformed {
+pub(super) enum MessageError {
     Length(usize),
     Type(u16),
 }
 
-impl Message {
+impl ControlMessage {
     pub(super) fn encode(&self) -> [u8; MESSAGE_BYTES] {
-        let mut out = Writer { bytes: [0; MESSAGE_BYTES], at: 0 };
+        let mut out = MessageWriter { bytes: [0; MESSAGE_BYTES], at: 0 };
         match self {
             Self::Ack => out.put(1u16.to_ne_bytes()),
             Self::Hello(hello) => {
@@ -151,9 +151,9 @@ impl Message {
         out.bytes
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let bytes: &[u8; MESSAGE_BYTES] = bytes.try_into().map_err(|_| Malformed::Length(bytes.len()))?;
-        let mut input = Reader { bytes, at: 0 };
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
+        let bytes: &[u8; MESSAGE_BYTES] = bytes.try_into().map_err(|_| MessageError::Length(bytes.len()))?;
+        let mut input = MessageReader { bytes, at: 0 };
         Ok(match input.u16() {
             1 => Self::Ack,
             2 => Self::Hello(Hello {
@@ -186,7 +186,7 @@ impl Message {
             6 => Self::Connect { name: input.text(NAME_BYTES) },
             7 => Self::Connected { name: input.text(NAME_BYTES) },
             8 => Self::Disconnect { code: input.u32(), reason: input.text(REASON_BYTES) },
-            other => return Err(Malformed::Type(other)),
+            other => return Err(MessageError::Type(other)),
         })
     }
 
@@ -205,12 +205,12 @@ impl Message {
     }
 }
 
-struct Writer {
+struct MessageWriter {
     bytes: [u8; MESSAGE_BYTES],
     at: usize,
 }
 
-impl Writer {
+impl MessageWriter {
     fn put<const N: usize>(&mut self, field: [u8; N]) {
         self.bytes[self.at..self.at + N].copy_from_slice(&field);
         self.at += N;
@@ -228,16 +228,16 @@ impl Writer {
 
     fn extension(&mut self, features: Features) {
         self.at = EXTENSION_AT;
-        self.put(features.announce());
+        self.put(features.encode());
     }
 }
 
-struct Reader<'a> {
+struct MessageReader<'a> {
     bytes: &'a [u8; MESSAGE_BYTES],
     at: usize,
 }
 
-impl Reader<'_> {
+impl MessageReader<'_> {
     /// The fields of each message fit, which the test of the layout shows.
     fn take<const N: usize>(&mut self) -> [u8; N] {
         let field = std::array::from_fn(|i| self.bytes[self.at + i]);
@@ -263,7 +263,7 @@ impl Reader<'_> {
 
     fn extension(&mut self) -> Features {
         self.at = EXTENSION_AT;
-        Features::announced(self.take())
+        Features::decode(self.take())
     }
 }
 
@@ -271,11 +271,11 @@ impl Reader<'_> {
 mod tests {
     use super::*;
 
-    fn all() -> Vec<Message> {
+    fn all() -> Vec<ControlMessage> {
         let features = Features::ALL;
         vec![
-            Message::Ack,
-            Message::Hello(Hello {
+            ControlMessage::Ack,
+            ControlMessage::Hello(Hello {
                 name: "server".into(),
                 version_min: 0x0201,
                 version_max: 0x0403,
@@ -285,7 +285,7 @@ mod tests {
                 ring_log2_max: 0x0b,
                 features,
             }),
-            Message::Init(Init {
+            ControlMessage::Init(Init {
                 version: VERSION,
                 id: 0x0d0c_0b0a,
                 mode: MODE_ETHERNET,
@@ -293,8 +293,8 @@ mod tests {
                 name: "client".into(),
                 features,
             }),
-            Message::AddRegion { index: 3, size: 0x1_0203_0405 },
-            Message::AddRing(AddRing {
+            ControlMessage::AddRegion { index: 3, size: 0x1_0203_0405 },
+            ControlMessage::AddRing(AddRing {
                 to_server: true,
                 index: 0x0201,
                 region: 0x0403,
@@ -302,9 +302,9 @@ mod tests {
                 log2: 9,
                 private_header_bytes: 0x0b0a,
             }),
-            Message::Connect { name: "memif0".into() },
-            Message::Connected { name: "memif1".into() },
-            Message::Disconnect { code: 0x0403_0201, reason: "because".into() },
+            ControlMessage::Connect { name: "memif0".into() },
+            ControlMessage::Connected { name: "memif1".into() },
+            ControlMessage::Disconnect { code: 0x0403_0201, reason: "because".into() },
         ]
     }
 
@@ -313,7 +313,7 @@ mod tests {
         for (message, kind) in all().into_iter().zip(1u16..) {
             let bytes = message.encode();
             assert_eq!(bytes[..2], kind.to_ne_bytes());
-            assert_eq!(Message::decode(&bytes), Ok(message));
+            assert_eq!(ControlMessage::decode(&bytes), Ok(message));
         }
     }
 
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn fields_lie_where_the_protocol_has_them() {
         let [_, hello, init, region, ring, connect, _, disconnect] =
-            all().iter().map(Message::encode).collect::<Vec<_>>().try_into().expect("eight messages");
+            all().iter().map(ControlMessage::encode).collect::<Vec<_>>().try_into().expect("eight messages");
         assert_eq!(hello[2..9], *b"server\0");
         assert_eq!(hello[34..45], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
         assert_eq!(init[2..9], [0, 2, 0x0a, 0x0b, 0x0c, 0x0d, 0]);
@@ -335,26 +335,28 @@ mod tests {
 
     #[test]
     fn what_is_no_message_is_refused() {
-        let mut bytes = Message::Ack.encode();
-        assert_eq!(Message::decode(&bytes[..127]), Err(Malformed::Length(127)));
-        assert_eq!(Message::decode(&[]), Err(Malformed::Length(0)));
+        let mut bytes = ControlMessage::Ack.encode();
+        assert_eq!(ControlMessage::decode(&bytes[..127]), Err(MessageError::Length(127)));
+        assert_eq!(ControlMessage::decode(&[]), Err(MessageError::Length(0)));
         for kind in [0, 9, 0xffff] {
             bytes[..2].copy_from_slice(&u16::to_ne_bytes(kind));
-            assert_eq!(Message::decode(&bytes), Err(Malformed::Type(kind)));
+            assert_eq!(ControlMessage::decode(&bytes), Err(MessageError::Type(kind)));
         }
     }
 
     #[test]
     fn texts_of_any_length_and_content_are_cut_and_cleaned() {
         let long = "ö".repeat(40);
-        let Ok(Message::Connect { name }) = Message::decode(&Message::Connect { name: long }.encode()) else {
+        let Ok(ControlMessage::Connect { name }) =
+            ControlMessage::decode(&ControlMessage::Connect { name: long }.encode())
+        else {
             panic!("a connect message")
         };
         assert_eq!(name, "ö".repeat(15));
-        let mut bytes = Message::Connect { name: "x".into() }.encode();
+        let mut bytes = ControlMessage::Connect { name: "x".into() }.encode();
         bytes[2..34].fill(0x1b);
         bytes[5] = b'y';
         bytes[6] = 0xff;
-        assert_eq!(Message::decode(&bytes), Ok(Message::Connect { name: "y\u{fffd}".into() }));
+        assert_eq!(ControlMessage::decode(&bytes), Ok(ControlMessage::Connect { name: "y\u{fffd}".into() }));
     }
 }

@@ -7,17 +7,17 @@
 //! A thread of its own listens or connects; the halves of the device meet it only when a connection comes or goes. While nobody is connected, nothing is
 //! received and what is sent is dropped and counted.
 
-mod channel;
 mod config;
 mod control;
+mod control_channel;
 mod extension;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod handshake;
 mod message;
-mod port;
 mod region;
 mod ring;
+mod ring_slot;
 mod rx;
 mod signal;
 mod socket;
@@ -27,13 +27,13 @@ pub use config::{MemifConfig, QUEUES_MAX, Role, SocketName};
 
 use crate::joined;
 use crate::offload::GSO_BYTES_MAX;
-use control::{Control, QueuePorts};
+use control::{ControlThread, QueueSlots};
 use extension::HEADER_BYTES;
 use ginnel_stack::device::{Capabilities, Device};
-use port::{EventFd, Port, Waker};
+use ring_slot::{EventFd, RingSlot, Waker};
 use rx::MemifRx;
 use signal::Signaller;
-use socket::Listener;
+use socket::MemifListener;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -47,7 +47,7 @@ const LINK_HEADER_BYTES_MAX: usize = 18;
 /// Bytes of the largest frame: a super-frame with a VLAN tag.
 const FRAME_BYTES_MAX: usize = GSO_BYTES_MAX + 4;
 /// The same with the extension's header in front.
-const HEADED_BYTES_MAX: usize = HEADER_BYTES + FRAME_BYTES_MAX;
+const FRAME_WITH_HEADER_BYTES_MAX: usize = HEADER_BYTES + FRAME_BYTES_MAX;
 
 /// What happened that nobody could be told. Shared by all queues.
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ pub struct MemifStats {
     pub tx_dropped: AtomicU64,
 }
 
-fn count(counter: &AtomicU64) {
+fn increment(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
@@ -84,14 +84,14 @@ impl Memif {
     ///
     /// # Errors
     /// No descriptors.
-    pub fn into_one(self) -> io::Result<Device> {
+    pub fn into_single_device(self) -> io::Result<Device> {
         joined::join(self.queues, self.wakers.iter().map(|waker| waker.fd().as_fd()))
     }
 }
 
 /// Tells whether a peer is connected.
 #[derive(Clone, Debug)]
-pub struct LinkState(Arc<Shared>);
+pub struct LinkState(Arc<MemifShared>);
 
 impl LinkState {
     /// Whether a peer is connected now.
@@ -115,7 +115,7 @@ impl LinkState {
 
 /// What the control thread shares with the rest.
 #[derive(Debug)]
-struct Shared {
+struct MemifShared {
     up: AtomicBool,
     stop: AtomicBool,
     /// Wakes the control thread.
@@ -123,7 +123,7 @@ struct Shared {
     stats: Arc<MemifStats>,
 }
 
-impl Shared {
+impl MemifShared {
     fn new() -> io::Result<Self> {
         Ok(Self {
             up: AtomicBool::new(false),
@@ -136,12 +136,12 @@ impl Shared {
 
 /// Ends the control thread when the last half is gone.
 #[derive(Debug)]
-struct Guard {
-    shared: Arc<Shared>,
+struct ControlThreadGuard {
+    shared: Arc<MemifShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Drop for Guard {
+impl Drop for ControlThreadGuard {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.event.signal();
@@ -162,35 +162,35 @@ impl Drop for Guard {
 pub fn open(config: &MemifConfig) -> io::Result<Memif> {
     config.validate().map_err(|problem| io::Error::new(io::ErrorKind::InvalidInput, problem))?;
     let listener = match config.role {
-        Role::Server => Some(Listener::bind(&config.socket).map_err(|error| {
+        Role::Server => Some(MemifListener::bind(&config.socket).map_err(|error| {
             io::Error::new(error.kind(), format!("memif socket {}: {error}", config.socket))
         })?),
         Role::Client => None,
     };
-    let shared = Arc::new(Shared::new()?);
-    let guard = Arc::new(Guard { shared: shared.clone(), thread: Mutex::new(None) });
-    let (queues, control) = parts(config, &shared, &guard, || Ok(Arc::new(Signaller::new()?)))?;
+    let shared = Arc::new(MemifShared::new()?);
+    let guard = Arc::new(ControlThreadGuard { shared: shared.clone(), thread: Mutex::new(None) });
+    let (queues, control) = build_queues(config, &shared, &guard, || Ok(Arc::new(Signaller::new()?)))?;
     let wakers = control.queues.iter().map(|queue| queue.waker.clone()).collect();
     let thread =
         thread::Builder::new().name(format!("memif{}", config.id)).spawn(move || match listener {
-            Some(listener) => control.serve(listener),
-            None => control.connect(),
+            Some(listener) => control.run_server(listener),
+            None => control.run_client(),
         })?;
     *guard.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
     Ok(Memif { queues, stats: shared.stats.clone(), link: LinkState(shared), wakers })
 }
 
 /// All that a device consists of, but its listening socket and its thread.
-fn parts(
+fn build_queues(
     config: &MemifConfig,
-    shared: &Arc<Shared>,
-    guard: &Arc<Guard>,
+    shared: &Arc<MemifShared>,
+    guard: &Arc<ControlThreadGuard>,
     signaller: impl Fn() -> io::Result<Arc<Signaller>>,
-) -> io::Result<(Vec<Device>, Control)> {
+) -> io::Result<(Vec<Device>, ControlThread)> {
     let ports = (0..config.queues)
         .map(|_| {
             let (waker, signaller) = (Arc::new(Waker::new()?), signaller()?);
-            Ok(QueuePorts { rx: Port::new(), tx: Port::new(), waker, signaller })
+            Ok(QueueSlots { rx: RingSlot::new(), tx: RingSlot::new(), waker, signaller })
         })
         .collect::<io::Result<Vec<_>>>()?;
     let (capabilities, stats) = (capabilities(config), &shared.stats);
@@ -199,18 +199,18 @@ fn parts(
         .enumerate()
         .map(|(number, queue)| {
             let mut rx = MemifRx::new(queue.rx.clone(), queue.waker.clone(), stats.clone(), guard.clone());
-            rx.reports = number == 0;
+            rx.reports_stats = number == 0;
             let tx = MemifTx::new(queue.tx.clone(), capabilities, stats.clone(), guard.clone());
             Device { rx: Box::new(rx), tx: Box::new(tx) }
         })
         .collect();
-    Ok((queues, Control { config: Arc::new(config.clone()), shared: shared.clone(), queues: ports }))
+    Ok((queues, ControlThread { config: Arc::new(config.clone()), shared: shared.clone(), queues: ports }))
 }
 
 /// They stay the same whoever is connected: what a peer cannot take is done here.
 fn capabilities(config: &MemifConfig) -> Capabilities {
     Capabilities {
-        mac: config.own_mac(),
+        mac: config.mac_address(),
         mtu: config.mtu,
         tx_checksum: config.offload,
         gso_bytes_max: if config.offload { GSO_BYTES_MAX } else { 0 },

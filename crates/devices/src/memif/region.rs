@@ -35,24 +35,24 @@ unsafe impl Sync for Region {}
 
 /// Why a peer's region was not mapped.
 #[derive(Debug)]
-pub(super) enum Refused {
+pub(super) enum RegionError {
     /// The file can shrink, or is no memfd.
     NotSealed,
     /// The file is on huge pages, or some other file system.
-    NotOrdinary,
+    NotTmpfs,
     /// The file is smaller than the peer said.
     TooSmall,
     /// The kernel's answer.
-    System(io::Error),
+    Io(io::Error),
 }
 
-impl std::fmt::Display for Refused {
+impl std::fmt::Display for RegionError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NotSealed => f.write_str("region can shrink"),
-            Self::NotOrdinary => f.write_str("region is no memfd of ordinary pages"),
+            Self::NotTmpfs => f.write_str("region is no memfd of ordinary pages"),
             Self::TooSmall => f.write_str("region is smaller than said"),
-            Self::System(error) => write!(f, "region cannot be mapped: {error}"),
+            Self::Io(error) => write!(f, "region cannot be mapped: {error}"),
         }
     }
 }
@@ -67,22 +67,22 @@ impl Region {
     }
 
     /// The first `len` bytes of a peer's file.
-    pub(super) fn of_peer(fd: &OwnedFd, len: usize) -> Result<Self, Refused> {
+    pub(super) fn from_peer(fd: &OwnedFd, len: usize) -> Result<Self, RegionError> {
         // The seals come first: they are asked of the kernel alone. A file of a file system in user space, whose server could keep
         // the other calls waiting, has none.
-        let seals = fcntl_get_seals(fd).map_err(|_| Refused::NotSealed)?;
+        let seals = fcntl_get_seals(fd).map_err(|_| RegionError::NotSealed)?;
         if !seals.contains(SealFlags::SHRINK) {
-            fcntl_add_seals(fd, SealFlags::SHRINK).map_err(|_| Refused::NotSealed)?;
+            fcntl_add_seals(fd, SealFlags::SHRINK).map_err(|_| RegionError::NotSealed)?;
         }
-        let system = |error: rustix::io::Errno| Refused::System(error.into());
+        let system = |error: rustix::io::Errno| RegionError::Io(error.into());
         if fstatfs(fd).map_err(system)?.f_type as u64 != TMPFS_MAGIC {
-            return Err(Refused::NotOrdinary);
+            return Err(RegionError::NotTmpfs);
         }
         let size = fstat(fd).map_err(system)?.st_size;
         if usize::try_from(size).is_ok_and(|size| size >= len) && len > 0 {
-            Self::map(fd, len).map_err(Refused::System)
+            Self::map(fd, len).map_err(RegionError::Io)
         } else {
-            Err(Refused::TooSmall)
+            Err(RegionError::TooSmall)
         }
     }
 
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn two_mappings_of_one_file_share_their_bytes() {
         let (ours, fd) = Region::create(5000).expect("memory");
-        let theirs = Region::of_peer(&fd, 5000).expect("sealed");
+        let theirs = Region::from_peer(&fd, 5000).expect("sealed");
         assert!(ours.copy_in(4990, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]));
         let mut bytes = [0; 4];
         assert!(theirs.copy_out(4992, &mut bytes));
@@ -231,21 +231,21 @@ mod tests {
     #[test]
     fn a_file_that_can_shrink_is_sealed_or_refused() {
         let open = memfd(8192, MemfdFlags::ALLOW_SEALING);
-        let region = Region::of_peer(&open, 8192).expect("it is sealed here");
+        let region = Region::from_peer(&open, 8192).expect("it is sealed here");
         assert!(ftruncate(&open, 0).is_err(), "the seal holds");
         assert!(region.copy_in(8191, &[1]));
         let closed = memfd(8192, MemfdFlags::empty());
-        assert!(matches!(Region::of_peer(&closed, 8192), Err(Refused::NotSealed)));
+        assert!(matches!(Region::from_peer(&closed, 8192), Err(RegionError::NotSealed)));
         let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").expect("a file"));
-        assert!(matches!(Region::of_peer(&file, 100), Err(Refused::NotSealed)));
+        assert!(matches!(Region::from_peer(&file, 100), Err(RegionError::NotSealed)));
     }
 
     #[test]
     fn a_file_smaller_than_said_is_refused() {
         let fd = memfd(4096, MemfdFlags::ALLOW_SEALING);
         for len in [0, 4097, usize::MAX] {
-            assert!(matches!(Region::of_peer(&fd, len), Err(Refused::TooSmall)), "{len}");
+            assert!(matches!(Region::from_peer(&fd, len), Err(RegionError::TooSmall)), "{len}");
         }
-        assert!(Region::of_peer(&fd, 4096).is_ok());
+        assert!(Region::from_peer(&fd, 4096).is_ok());
     }
 }

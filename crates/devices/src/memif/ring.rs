@@ -29,8 +29,8 @@ const DESCRIPTORS_AT: usize = 128;
 const DESCRIPTOR_BYTES: usize = 16;
 /// Rings lie at multiples of this, so that descriptors can be read as two words.
 const ALIGN: usize = 8;
-const MASK_INTERRUPT: u16 = 1;
-const NEXT: u16 = 1;
+const FLAG_MASK_INT: u16 = 1;
+const FLAG_NEXT: u16 = 1;
 
 /// Sizes of rings as powers of two. With the largest, head and tail still tell a full ring from an empty one.
 pub(super) const LOG2_MIN: u8 = 1;
@@ -43,7 +43,7 @@ pub(super) const fn ring_bytes(log2: u8) -> usize {
 
 /// Where a piece of a frame lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Descriptor {
+pub(super) struct MemifDescriptor {
     /// The frame goes on in the next descriptor.
     pub(super) next: bool,
     pub(super) region: u16,
@@ -53,13 +53,13 @@ pub(super) struct Descriptor {
 
 /// A ring in shared memory. All of it is inside its region, whatever the peer writes there.
 #[derive(Clone, Debug)]
-pub(super) struct Ring {
+pub(super) struct MemifRing {
     region: Arc<Region>,
     at: usize,
     log2: u8,
 }
 
-impl Ring {
+impl MemifRing {
     /// `None` if the ring is not inside the region, not aligned, or of a size that the protocol does not allow.
     pub(super) fn new(region: &Arc<Region>, at: usize, log2: u8) -> Option<Self> {
         let valid = (LOG2_MIN..=LOG2_MAX).contains(&log2)
@@ -76,7 +76,7 @@ impl Ring {
     /// Makes an empty ring.
     pub(super) fn initialise(&self) {
         self.region.u32(self.at).store(COOKIE, Ordering::Relaxed);
-        self.region.u16(self.at + FLAGS_AT).store(MASK_INTERRUPT, Ordering::Relaxed);
+        self.region.u16(self.at + FLAGS_AT).store(FLAG_MASK_INT, Ordering::Relaxed);
         self.set_head(0);
         self.set_tail(0);
     }
@@ -102,14 +102,14 @@ impl Ring {
     }
 
     /// Says whether this side, which takes from the ring, wants interrupts.
-    pub(super) fn want_interrupts(&self, wanted: bool) {
-        let flags = if wanted { 0 } else { MASK_INTERRUPT };
+    pub(super) fn set_interrupts_enabled(&self, wanted: bool) {
+        let flags = if wanted { 0 } else { FLAG_MASK_INT };
         self.region.u16(self.at + FLAGS_AT).store(flags, Ordering::Relaxed);
     }
 
     /// Whether the other side, which takes from the ring, wants interrupts.
-    pub(super) fn wants_interrupts(&self) -> bool {
-        self.region.u16(self.at + FLAGS_AT).load(Ordering::Relaxed) & MASK_INTERRUPT == 0
+    pub(super) fn are_interrupts_enabled(&self) -> bool {
+        self.region.u16(self.at + FLAGS_AT).load(Ordering::Relaxed) & FLAG_MASK_INT == 0
     }
 
     fn descriptor_at(&self, index: u16) -> usize {
@@ -118,12 +118,12 @@ impl Ring {
     }
 
     /// A copy of the descriptor of an index: what the peer writes there later is not seen.
-    pub(super) fn descriptor(&self, index: u16) -> Descriptor {
+    pub(super) fn descriptor(&self, index: u16) -> MemifDescriptor {
         let at = self.descriptor_at(index);
         let low = self.region.u64(at).load(Ordering::Relaxed).to_ne_bytes();
         let high = self.region.u64(at + 8).load(Ordering::Relaxed).to_ne_bytes();
-        Descriptor {
-            next: u16::from_ne_bytes([low[0], low[1]]) & NEXT != 0,
+        MemifDescriptor {
+            next: u16::from_ne_bytes([low[0], low[1]]) & FLAG_NEXT != 0,
             region: u16::from_ne_bytes([low[2], low[3]]),
             length: u32::from_ne_bytes([low[4], low[5], low[6], low[7]]),
             offset: u32::from_ne_bytes([high[0], high[1], high[2], high[3]]),
@@ -131,7 +131,7 @@ impl Ring {
     }
 
     /// Seen by the peer once the head or tail has passed it.
-    pub(super) fn set_descriptor(&self, index: u16, descriptor: Descriptor) {
+    pub(super) fn set_descriptor(&self, index: u16, descriptor: MemifDescriptor) {
         let at = self.descriptor_at(index);
         let [f0, f1] = u16::from(descriptor.next).to_ne_bytes();
         let [r0, r1] = descriptor.region.to_ne_bytes();
@@ -156,29 +156,30 @@ mod tests {
     #[test]
     fn fields_lie_where_the_protocol_has_them() {
         let region = Arc::new(Region::create(4096).expect("memory").0);
-        let ring = Ring::new(&region, 64, 2).expect("it fits");
+        let ring = MemifRing::new(&region, 64, 2).expect("it fits");
         ring.initialise();
-        ring.want_interrupts(true);
+        ring.set_interrupts_enabled(true);
         ring.set_head(0x0102);
         ring.set_tail(0x0304);
-        let descriptor = Descriptor { next: true, region: 0x0506, length: 0x0708_090a, offset: 0x0b0c_0d0e };
+        let descriptor =
+            MemifDescriptor { next: true, region: 0x0506, length: 0x0708_090a, offset: 0x0b0c_0d0e };
         ring.set_descriptor(5, descriptor);
         assert_eq!(ring.descriptor(1), descriptor);
         assert_eq!(bytes(&region, 64, 8), [0x20, 0x1f, 0xe3, 0x03, 0, 0, 0x02, 0x01]);
         assert_eq!(bytes(&region, 128, 2), [0x04, 0x03]);
         let expected = [1, 0, 6, 5, 10, 9, 8, 7, 14, 13, 12, 11, 0, 0, 0, 0];
         assert_eq!(bytes(&region, 64 + 128 + 16, 16), expected);
-        ring.want_interrupts(false);
+        ring.set_interrupts_enabled(false);
         assert_eq!(bytes(&region, 68, 2), [1, 0]);
-        assert!(ring.has_cookie() && !ring.wants_interrupts());
+        assert!(ring.has_cookie() && !ring.are_interrupts_enabled());
     }
 
     #[test]
     fn a_ring_that_does_not_fit_is_refused() {
         let region = Arc::new(Region::create(128 + 64).expect("memory").0);
-        assert!(Ring::new(&region, 0, 2).is_some());
+        assert!(MemifRing::new(&region, 0, 2).is_some());
         for (at, log2) in [(8, 2), (0, 3), (0, 0), (0, 15), (0, 255), (4, 1), (usize::MAX - 7, 1)] {
-            assert!(Ring::new(&region, at, log2).is_none(), "{at} {log2}");
+            assert!(MemifRing::new(&region, at, log2).is_none(), "{at} {log2}");
         }
     }
 }

@@ -1,10 +1,10 @@
 //! The receiving half.
 
 use super::extension::{self, HEADER_BYTES};
-use super::port::{Attached, AttachedBell, Complaint, Port, Waker};
 use super::region::Region;
-use super::ring::{Descriptor, Ring};
-use super::{Guard, MemifStats, count};
+use super::ring::{MemifDescriptor, MemifRing};
+use super::ring_slot::{RegisteredInterrupt, RingSlot, SlotReader, ViolationFlag, Waker};
+use super::{ControlThreadGuard, MemifStats, increment};
 use crate::memif::FRAME_BYTES_MAX;
 use arrayvec::ArrayVec;
 use ginnel_stack::device::{BURST_FRAMES_MAX, Gso, Label, RxBurst, RxChecksum, RxFrame, RxQueue};
@@ -23,7 +23,7 @@ const SLOT_BYTES_MAX: usize = FRAME_AT + FRAME_BYTES_MAX;
 const ARENA_BYTES: usize = 8 * SLOT_BYTES_MAX.next_multiple_of(64);
 
 /// Pieces whose beginnings are asked for before they are needed: so many cache lines can be under way at once.
-const AHEAD: u16 = 8;
+const PREFETCH_AHEAD: u16 = 8;
 const CACHE_LINE_BYTES: usize = 64;
 
 /// The peer broke the rules of the ring: nothing it says can be relied on any more.
@@ -32,51 +32,51 @@ pub(super) struct Violation;
 
 /// Whose buffers a ring has.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Buffers {
+pub(super) enum RingBuffers {
     /// Ours, the client's: each descriptor has one for ever, from `at` on in region 0. What the peer writes about places is not even looked at.
-    Own { at: u32, bytes: u32 },
+    Local { at: u32, bytes: u32 },
     /// The peer's: wherever its descriptors say.
-    Peers,
+    Peer,
 }
 
-impl Buffers {
+impl RingBuffers {
     /// Region and offset of the buffer of an index in a ring.
-    pub(super) fn own_offset(at: u32, bytes: u32, ring: &Ring, index: u16) -> u32 {
+    pub(super) fn local_offset(at: u32, bytes: u32, ring: &MemifRing, index: u16) -> u32 {
         at + u32::from(index & (ring.size() - 1)) * bytes
     }
 
     /// Describes the empty buffer of an index, whatever the peer has written there.
-    fn describe_one(self, ring: &Ring, index: u16) {
-        if let Self::Own { at, bytes } = self {
-            let offset = Self::own_offset(at, bytes, ring, index);
-            ring.set_descriptor(index, Descriptor { next: false, region: 0, length: bytes, offset });
+    fn write_descriptor(self, ring: &MemifRing, index: u16) {
+        if let Self::Local { at, bytes } = self {
+            let offset = Self::local_offset(at, bytes, ring, index);
+            ring.set_descriptor(index, MemifDescriptor { next: false, region: 0, length: bytes, offset });
         }
     }
 
     /// Describes all buffers of a ring.
-    pub(super) fn describe(self, ring: &Ring) {
-        (0..ring.size()).for_each(|index| self.describe_one(ring, index));
+    pub(super) fn write_all_descriptors(self, ring: &MemifRing) {
+        (0..ring.size()).for_each(|index| self.write_descriptor(ring, index));
     }
 }
 
 /// A ring to take from, with all that belongs to it.
 #[derive(Debug)]
 pub(super) struct RxRing {
-    pub(super) ring: Ring,
+    pub(super) ring: MemifRing,
     pub(super) regions: Arc<[Arc<Region>]>,
-    pub(super) buffers: Buffers,
+    pub(super) buffers: RingBuffers,
     pub(super) header_bytes: usize,
     /// Both ends mean the same hash of flows.
-    pub(super) hashes: bool,
+    pub(super) has_flow_hash: bool,
     /// Index of the next descriptor to take: ours, the copy in shared memory is for the peer.
     pub(super) position: u16,
-    pub(super) complaint: Arc<Complaint>,
+    pub(super) violation_flag: Arc<ViolationFlag>,
     /// Hangs on the waker as long as the ring lives.
-    pub(super) _bell: AttachedBell,
+    pub(super) _interrupt: RegisteredInterrupt,
 }
 
 /// A frame in the arena.
-struct Filled {
+struct MemifFrame {
     bytes: Range<usize>,
     checksum: RxChecksum,
     gso: Option<Gso>,
@@ -84,49 +84,49 @@ struct Filled {
 }
 
 /// What became of a frame.
-enum Taken {
-    Frame(Filled),
+enum TakenFrame {
+    Frame(MemifFrame),
     Malformed,
 }
 
 impl RxRing {
     /// Makes the ring ready: no interrupts are wanted, and as client all buffers are offered.
-    pub(super) fn start(&self) {
-        self.ring.want_interrupts(false);
-        if let Buffers::Own { .. } = self.buffers {
-            self.buffers.describe(&self.ring);
+    pub(super) fn prepare(&self) {
+        self.ring.set_interrupts_enabled(false);
+        if let RingBuffers::Local { .. } = self.buffers {
+            self.buffers.write_all_descriptors(&self.ring);
             self.ring.set_head(self.ring.size());
         }
     }
 
     /// Index behind the last descriptor that is ready.
-    fn ready(&self) -> u16 {
+    fn ready_index(&self) -> u16 {
         match self.buffers {
-            Buffers::Own { .. } => self.ring.tail(),
-            Buffers::Peers => self.ring.head(),
+            RingBuffers::Local { .. } => self.ring.tail(),
+            RingBuffers::Peer => self.ring.head(),
         }
     }
 
     /// Number of descriptors that are ready.
     fn available(&self) -> Result<u16, Violation> {
-        let available = self.ready().wrapping_sub(self.position);
+        let available = self.ready_index().wrapping_sub(self.position);
         if available > self.ring.size() { Err(Violation) } else { Ok(available) }
     }
 
     /// The piece that an index stands for: read once, and put right or found wrong.
-    fn piece(&self, index: u16) -> Result<Descriptor, Violation> {
+    fn checked_descriptor(&self, index: u16) -> Result<MemifDescriptor, Violation> {
         let mut piece = self.ring.descriptor(index);
-        if let Buffers::Own { at, bytes } = self.buffers {
+        if let RingBuffers::Local { at, bytes } = self.buffers {
             if piece.length > bytes {
                 return Err(Violation);
             }
             piece.region = 0;
-            piece.offset = Buffers::own_offset(at, bytes, &self.ring, index);
+            piece.offset = RingBuffers::local_offset(at, bytes, &self.ring, index);
         }
         Ok(piece)
     }
 
-    fn copy_out(&self, piece: Descriptor, skip: usize, to: &mut [u8]) -> Result<(), Violation> {
+    fn copy_out(&self, piece: MemifDescriptor, skip: usize, to: &mut [u8]) -> Result<(), Violation> {
         let region = self.regions.get(usize::from(piece.region)).ok_or(Violation)?;
         region.copy_out(piece.offset as usize + skip, to).then_some(()).ok_or(Violation)
     }
@@ -134,8 +134,8 @@ impl RxRing {
     /// Asks for the beginning of a piece, which lies in the cache of the peer's core.
     fn prefetch(&self, index: u16) {
         let (region, offset) = match self.buffers {
-            Buffers::Own { at, bytes } => (0, Buffers::own_offset(at, bytes, &self.ring, index)),
-            Buffers::Peers => {
+            RingBuffers::Local { at, bytes } => (0, RingBuffers::local_offset(at, bytes, &self.ring, index)),
+            RingBuffers::Peer => {
                 let piece = self.ring.descriptor(index);
                 (piece.region, piece.offset)
             }
@@ -147,14 +147,14 @@ impl RxRing {
     }
 
     /// Copies the next frame to `at` in the arena, where there is room for the largest. `available` descriptors are ready, one at least.
-    fn take(&mut self, mut available: u16, arena: &mut [u8], at: usize) -> Result<Taken, Violation> {
+    fn take(&mut self, mut available: u16, arena: &mut [u8], at: usize) -> Result<TakenFrame, Violation> {
         let start = at + FRAME_AT;
         let mut end = start;
         let mut header = [0; HEADER_BYTES];
         let mut header_left = self.header_bytes;
         let mut is_whole = true;
         loop {
-            let piece = self.piece(self.position)?;
+            let piece = self.checked_descriptor(self.position)?;
             self.position = self.position.wrapping_add(1);
             available -= 1;
             let len = piece.length as usize;
@@ -177,22 +177,22 @@ impl RxRing {
             }
             if available == 0 {
                 // Frames are handed over whole.
-                return Ok(Taken::Malformed);
+                return Ok(TakenFrame::Malformed);
             }
         }
         if !is_whole || end == start || header_left > 0 {
-            return Ok(Taken::Malformed);
+            return Ok(TakenFrame::Malformed);
         }
         let frame = &arena[start..end];
         let known = if self.header_bytes == 0 {
             RxFrame::new(frame)
-        } else if let Some(known) = extension::decode(&header, frame, self.hashes) {
+        } else if let Some(known) = extension::decode(&header, frame, self.has_flow_hash) {
             known
         } else {
-            return Ok(Taken::Malformed);
+            return Ok(TakenFrame::Malformed);
         };
         let RxFrame { checksum, gso, label, .. } = known;
-        Ok(Taken::Frame(Filled { bytes: start..end, checksum, gso, label }))
+        Ok(TakenFrame::Frame(MemifFrame { bytes: start..end, checksum, gso, label }))
     }
 
     /// Copies as many frames as are ready and there is room for, and gives their buffers back.
@@ -201,7 +201,7 @@ impl RxRing {
         arena: &mut [u8],
         room: usize,
         stats: &MemifStats,
-    ) -> Result<ArrayVec<Filled, BURST_FRAMES_MAX>, Violation> {
+    ) -> Result<ArrayVec<MemifFrame, BURST_FRAMES_MAX>, Violation> {
         let mut filled = ArrayVec::new();
         let first = self.position;
         let mut at = 0;
@@ -212,48 +212,48 @@ impl RxRing {
             if left == 0 {
                 break;
             }
-            let until = (available - left).saturating_add(AHEAD).min(available);
+            let until = (available - left).saturating_add(PREFETCH_AHEAD).min(available);
             while asked < until {
                 self.prefetch(first.wrapping_add(asked));
                 asked += 1;
             }
             match self.take(left, arena, at)? {
-                Taken::Frame(frame) => {
+                TakenFrame::Frame(frame) => {
                     at = frame.bytes.end.next_multiple_of(64);
                     filled.push(frame);
                 }
-                Taken::Malformed => count(&stats.rx_malformed),
+                TakenFrame::Malformed => increment(&stats.rx_malformed),
             }
         }
         if self.position != first {
-            self.give_back(first);
+            self.return_buffers(first);
         }
         Ok(filled)
     }
 
     /// Returns the buffers from index `first` to the position.
-    fn give_back(&self, first: u16) {
+    fn return_buffers(&self, first: u16) {
         match self.buffers {
-            Buffers::Own { .. } => {
+            RingBuffers::Local { .. } => {
                 let mut index = first;
                 while index != self.position {
-                    self.buffers.describe_one(&self.ring, index);
+                    self.buffers.write_descriptor(&self.ring, index);
                     index = index.wrapping_add(1);
                 }
                 self.ring.set_head(self.position.wrapping_add(self.ring.size()));
             }
-            Buffers::Peers => self.ring.set_tail(self.position),
+            RingBuffers::Peer => self.ring.set_tail(self.position),
         }
     }
 
     /// Asks for a wake-up. False, and asks for none, if something is ready (or wrong, which is found out by taking it).
     fn arm(&self) -> bool {
-        self.ring.want_interrupts(true);
+        self.ring.set_interrupts_enabled(true);
         // Pairs with the fence of the sender: either this side sees what it has sent, or it sees the wish.
         fence(Ordering::SeqCst);
         let empty = self.available() == Ok(0);
         if !empty {
-            self.ring.want_interrupts(false);
+            self.ring.set_interrupts_enabled(false);
         }
         empty
     }
@@ -261,7 +261,7 @@ impl RxRing {
 
 /// The receiving half of a queue.
 pub(super) struct MemifRx {
-    connection: Attached<RxRing>,
+    slot: SlotReader<RxRing>,
     waker: Arc<Waker>,
     /// Frames of the last burst.
     arena: Box<[u8]>,
@@ -269,26 +269,26 @@ pub(super) struct MemifRx {
     armed: bool,
     stats: Arc<MemifStats>,
     /// It is the queue that reports what all have counted.
-    pub(super) reports: bool,
+    pub(super) reports_stats: bool,
     /// The control thread runs as long as there is a half.
-    _guard: Arc<Guard>,
+    _guard: Arc<ControlThreadGuard>,
 }
 
 impl MemifRx {
     pub(super) fn new(
-        port: Arc<Port<RxRing>>,
+        port: Arc<RingSlot<RxRing>>,
         waker: Arc<Waker>,
         stats: Arc<MemifStats>,
-        guard: Arc<Guard>,
+        guard: Arc<ControlThreadGuard>,
     ) -> Self {
         let arena = vec![0; ARENA_BYTES].into_boxed_slice();
         Self {
-            connection: Attached::new(port),
+            slot: SlotReader::new(port),
             waker,
             arena,
             armed: false,
             stats,
-            reports: false,
+            reports_stats: false,
             _guard: guard,
         }
     }
@@ -297,17 +297,17 @@ impl MemifRx {
     #[cold]
     fn disarm(&mut self) {
         self.armed = false;
-        if let Some(ring) = &self.connection.ring {
-            ring.ring.want_interrupts(false);
+        if let Some(ring) = &self.slot.ring {
+            ring.ring.set_interrupts_enabled(false);
         }
         self.waker.clear();
     }
 
     #[cold]
-    fn complain(&mut self) {
-        count(&self.stats.violations);
-        if let Some(ring) = self.connection.ring.take() {
-            ring.complaint.make();
+    fn report_violation(&mut self) {
+        increment(&self.stats.violations);
+        if let Some(ring) = self.slot.ring.take() {
+            ring.violation_flag.raise();
         }
     }
 }
@@ -317,24 +317,24 @@ impl RxQueue for MemifRx {
         if self.armed {
             self.disarm();
         }
-        self.connection.refresh();
-        let Some(ring) = &mut self.connection.ring else { return };
+        self.slot.refresh();
+        let Some(ring) = &mut self.slot.ring else { return };
         match ring.burst(&mut self.arena, burst.remaining_capacity(), &self.stats) {
             Ok(filled) => {
-                for Filled { bytes, checksum, gso, label } in filled {
+                for MemifFrame { bytes, checksum, gso, label } in filled {
                     burst.push(RxFrame { bytes: &self.arena[bytes], checksum, gso, label });
                 }
             }
-            Err(Violation) => self.complain(),
+            Err(Violation) => self.report_violation(),
         }
     }
 
     fn arm(&mut self) -> bool {
-        if self.connection.is_stale() {
+        if self.slot.is_stale() {
             return false;
         }
         self.armed = true;
-        let ready = self.connection.ring.as_ref().is_some_and(|ring| !ring.arm());
+        let ready = self.slot.ring.as_ref().is_some_and(|ring| !ring.arm());
         if ready {
             self.disarm();
         }
@@ -346,7 +346,7 @@ impl RxQueue for MemifRx {
     }
 
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
-        if self.reports {
+        if self.reports_stats {
             let MemifStats { connections, refused, violations, rx_malformed, tx_dropped } = &*self.stats;
             for (name, count) in [
                 ("memif_connections", connections),

@@ -10,18 +10,18 @@ use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::io;
 
-const READ: u16 = 0;
-const REPORT_BY_EVENTFD: u32 = 1;
+const IOCB_CMD_PREAD: u16 = 0;
+const IOCB_FLAG_RESFD: u32 = 1;
 /// Requests at a time: each is over when its submission returns.
 const REQUESTS_MAX: libc::c_long = 4;
 
 /// `struct iocb` of the kernel. What stands in pairs of 32 bits in the order of the machine is zero here.
 #[repr(C)]
 #[derive(Default)]
-struct Request {
+struct Iocb {
     data: u64,
     key_and_flags: u64,
-    operation: u16,
+    opcode: u16,
     priority: i16,
     file: u32,
     buffer: u64,
@@ -29,15 +29,15 @@ struct Request {
     offset: i64,
     reserved: u64,
     flags: u32,
-    report_to: u32,
+    result_fd: u32,
 }
 
 /// `struct io_event` of the kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Completion([u64; 4]);
+struct IoEvent([u64; 4]);
 
-const _: () = assert!(size_of::<Request>() == 64 && size_of::<Completion>() == 32);
+const _: () = assert!(size_of::<Iocb>() == 64 && size_of::<IoEvent>() == 32);
 
 /// A context of asynchronous I/O, and an empty file to read from. Without them (a kernel without, or its limit is reached) signals are written, when
 /// the eventfd says that there is room.
@@ -57,25 +57,25 @@ impl Signaller {
     #[cold]
     pub(super) fn signal(&self, eventfd: &OwnedFd) {
         if !self.submit(eventfd) {
-            write_if_there_is_room(eventfd);
+            write_if_writable(eventfd);
         }
     }
 
     fn submit(&self, eventfd: &OwnedFd) -> bool {
         let Some((context, file)) = &self.0 else { return false };
-        let mut request = Request {
-            operation: READ,
+        let mut request = Iocb {
+            opcode: IOCB_CMD_PREAD,
             file: file.as_raw_fd() as u32,
-            flags: REPORT_BY_EVENTFD,
-            report_to: eventfd.as_raw_fd() as u32,
-            ..Request::default()
+            flags: IOCB_FLAG_RESFD,
+            result_fd: eventfd.as_raw_fd() as u32,
+            ..Iocb::default()
         };
         let mut requests = [&raw mut request];
         // SAFETY: io_submit reads one pointer to a request and writes to that request's key. It reads no bytes from the file, so nothing is
         // written anywhere later.
         let submitted =
             unsafe { libc::syscall(libc::SYS_io_submit, *context, 1 as libc::c_long, requests.as_mut_ptr()) };
-        let mut completions = [Completion::default(); REQUESTS_MAX as usize];
+        let mut completions = [IoEvent::default(); REQUESTS_MAX as usize];
         // SAFETY: io_getevents writes so many completions at the most, and with a minimum of zero it does not wait. They are taken so that there
         // is room for the next.
         unsafe {
@@ -101,7 +101,7 @@ impl Drop for Signaller {
     }
 }
 
-fn write_if_there_is_room(eventfd: &OwnedFd) {
+fn write_if_writable(eventfd: &OwnedFd) {
     let mut fds = [PollFd::new(eventfd, PollFlags::OUT)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     if matches!(poll(&mut fds, Some(&now)), Ok(1)) && fds[0].revents().contains(PollFlags::OUT) {

@@ -1,7 +1,7 @@
 //! Sockets of the control channel: listening, accepting, connecting.
 
-use super::channel::Channel;
 use super::config::SocketName;
+use super::control_channel::ControlChannel;
 use rustix::fd::OwnedFd;
 use rustix::fs::{FileType, Mode, fchmod, lstat};
 use rustix::io::Errno;
@@ -29,14 +29,14 @@ fn address(name: &SocketName) -> io::Result<SocketAddrUnix> {
 
 /// A socket that clients find. Its file goes with it.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub(super) struct MemifListener {
     socket: OwnedFd,
     name: SocketName,
     /// The file that was made, by device and inode: not to remove somebody else's.
     file: Option<(PathBuf, (u64, u64))>,
 }
 
-impl Listener {
+impl MemifListener {
     /// A file that a dead server left is replaced; one that somebody listens on is `AddrInUse`, one that is no socket `AlreadyExists`.
     pub(super) fn bind(name: &SocketName) -> io::Result<Self> {
         let socket = socket()?;
@@ -48,7 +48,7 @@ impl Listener {
         bind(&socket, &address(name)?)?;
         listen(&socket, BACKLOG)?;
         let file = match name {
-            SocketName::Path(path) => Some((path.clone(), identity(path)?)),
+            SocketName::Path(path) => Some((path.clone(), device_and_inode(path)?)),
             SocketName::Abstract(_) => None,
         };
         Ok(Self { socket, name: name.clone(), file })
@@ -59,16 +59,16 @@ impl Listener {
     }
 
     /// A client, or `None` if it may not come in.
-    pub(super) fn accept(&self) -> io::Result<Option<Channel>> {
+    pub(super) fn accept(&self) -> io::Result<Option<ControlChannel>> {
         let socket = accept_with(&self.socket, FLAGS)?;
-        Ok(may_meet(&self.name, &socket).then(|| Channel::new(socket)))
+        Ok(is_peer_allowed(&self.name, &socket).then(|| ControlChannel::new(socket)))
     }
 }
 
-impl Drop for Listener {
+impl Drop for MemifListener {
     fn drop(&mut self) {
         if let Some((path, ours)) = &self.file
-            && identity(path).is_ok_and(|identity| identity == *ours)
+            && device_and_inode(path).is_ok_and(|identity| identity == *ours)
         {
             let _ = std::fs::remove_file(path);
         }
@@ -76,23 +76,23 @@ impl Drop for Listener {
 }
 
 /// Connects to the server, if there is one.
-pub(super) fn connect_to(name: &SocketName) -> io::Result<Channel> {
+pub(super) fn connect_to(name: &SocketName) -> io::Result<ControlChannel> {
     let socket = socket()?;
     connect(&socket, &address(name)?)?;
-    if !may_meet(name, &socket) {
+    if !is_peer_allowed(name, &socket) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    Ok(Channel::new(socket))
+    Ok(ControlChannel::new(socket))
 }
 
 /// An abstract name has no mode, so whoever is there must be of the same user, or root.
-fn may_meet(name: &SocketName, socket: &OwnedFd) -> bool {
+fn is_peer_allowed(name: &SocketName, socket: &OwnedFd) -> bool {
     let SocketName::Abstract(_) = name else { return true };
     let own = rustix::process::geteuid();
     sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
 }
 
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
+fn device_and_inode(path: &Path) -> io::Result<(u64, u64)> {
     let stat = lstat(path)?;
     Ok((stat.st_dev, stat.st_ino))
 }
@@ -122,10 +122,10 @@ mod tests {
         let folder = super::super::tests::Folder::new();
         let path = folder.path("socket");
         let name = SocketName::Path(path.clone());
-        let listener = Listener::bind(&name).expect("bound");
+        let listener = MemifListener::bind(&name).expect("bound");
         let mode = std::fs::metadata(&path).expect("the file").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(Listener::bind(&name).expect_err("in use").kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(MemifListener::bind(&name).expect_err("in use").kind(), io::ErrorKind::AddrInUse);
         let _client = connect_to(&name).expect("the server");
         assert!(listener.accept().expect("the second client").is_some(), "the first only looked");
         drop(listener);
@@ -137,22 +137,22 @@ mod tests {
         let folder = super::super::tests::Folder::new();
         let path = folder.path("socket");
         let name = SocketName::Path(path.clone());
-        let mut dead = Listener::bind(&name).expect("bound");
+        let mut dead = MemifListener::bind(&name).expect("bound");
         dead.file = None; // as after kill -9
         drop(dead);
         assert!(path.exists());
-        let listener = Listener::bind(&name).expect("replaced");
+        let listener = MemifListener::bind(&name).expect("replaced");
         std::fs::remove_file(&path).expect("removed by hand");
         std::fs::write(&path, "text").expect("somebody else's file");
         drop(listener);
         assert_eq!(std::fs::read_to_string(&path).expect("still there"), "text");
-        assert_eq!(Listener::bind(&name).expect_err("a file").kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(MemifListener::bind(&name).expect_err("a file").kind(), io::ErrorKind::AlreadyExists);
     }
 
     #[test]
     fn an_abstract_name_needs_no_file() {
         let name = SocketName::Abstract(format!("ginnel-test-{}", std::process::id()));
-        let listener = Listener::bind(&name).expect("bound");
+        let listener = MemifListener::bind(&name).expect("bound");
         let _client = connect_to(&name).expect("the server");
         assert!(listener.accept().expect("the client").is_some(), "of the same user");
     }

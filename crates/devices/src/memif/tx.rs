@@ -1,14 +1,14 @@
 //! The sending half.
 
 use super::extension::{self, HEADER_BYTES};
-use super::port::{Attached, Bell, Complaint, Port};
 use super::region::{Region, copy_shared};
-use super::ring::{Descriptor, Ring};
-use super::rx::{Buffers, Violation};
+use super::ring::{MemifDescriptor, MemifRing};
+use super::ring_slot::{InterruptFd, RingSlot, SlotReader, ViolationFlag};
+use super::rx::{RingBuffers, Violation};
 use super::signal::Signaller;
-use super::{FRAME_BYTES_MAX, Guard, MemifStats, count};
+use super::{ControlThreadGuard, FRAME_BYTES_MAX, MemifStats, increment};
 use crate::offload::WireFrames;
-use ginnel_stack::device::{Capabilities, GatherTx, Piece, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, GatherTx, PayloadPiece, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -20,17 +20,17 @@ const FRAME_AT: usize = 10 + HEADER_BYTES;
 const SEGMENT_BYTES_MIN: usize = 512;
 
 /// So many bytes are shown to the peer before `flush` asks for it: the other side takes them out while more is put in here.
-const PUBLISHED_TOGETHER: usize = 128 << 10;
+const PUBLISH_BYTES: usize = 128 << 10;
 
 /// A ring to send on, with all that belongs to it.
 #[derive(Debug)]
 pub(super) struct TxRing {
-    ring: Ring,
+    ring: MemifRing,
     regions: Arc<[Arc<Region>]>,
-    buffers: Buffers,
+    buffers: RingBuffers,
     header_bytes: usize,
     /// Both ends mean the same hash of flows.
-    hashes: bool,
+    has_flow_hash: bool,
     /// Index of the next descriptor to fill: ours, the copy in shared memory is for the peer.
     position: u16,
     /// Descriptors from `position` on that are free, as known last.
@@ -39,34 +39,34 @@ pub(super) struct TxRing {
     published: u16,
     /// Bytes that it has not seen.
     unpublished_bytes: usize,
-    bell: Bell,
+    interrupt: InterruptFd,
     signaller: Arc<Signaller>,
-    complaint: Arc<Complaint>,
+    violation_flag: Arc<ViolationFlag>,
 }
 
 impl TxRing {
     /// A ring on which nothing was sent yet.
     pub(super) fn new(
-        ring: Ring,
+        ring: MemifRing,
         regions: Arc<[Arc<Region>]>,
-        buffers: Buffers,
-        (header_bytes, hashes): (usize, bool),
-        (bell, signaller): (Bell, Arc<Signaller>),
-        complaint: Arc<Complaint>,
+        buffers: RingBuffers,
+        (header_bytes, has_flow_hash): (usize, bool),
+        (interrupt, signaller): (InterruptFd, Arc<Signaller>),
+        violation_flag: Arc<ViolationFlag>,
     ) -> Self {
         Self {
             ring,
             regions,
             buffers,
             header_bytes,
-            hashes,
+            has_flow_hash,
             position: 0,
             free: 0,
             published: 0,
             unpublished_bytes: 0,
-            bell,
+            interrupt,
             signaller,
-            complaint,
+            violation_flag,
         }
     }
 
@@ -74,11 +74,11 @@ impl TxRing {
     fn refresh_free(&mut self) -> Result<(), Violation> {
         let size = self.ring.size();
         let free = match self.buffers {
-            Buffers::Own { .. } => {
+            RingBuffers::Local { .. } => {
                 let used = self.position.wrapping_sub(self.ring.tail());
                 size.checked_sub(used).ok_or(Violation)?
             }
-            Buffers::Peers => self.ring.head().wrapping_sub(self.position),
+            RingBuffers::Peer => self.ring.head().wrapping_sub(self.position),
         };
         // What was free stays free.
         if free > size || free < self.free {
@@ -91,8 +91,8 @@ impl TxRing {
     /// Whether the free descriptors that are known have room for `len` bytes.
     fn fits(&self, len: usize) -> bool {
         match self.buffers {
-            Buffers::Own { bytes, .. } => len.div_ceil(bytes as usize) <= usize::from(self.free),
-            Buffers::Peers => {
+            RingBuffers::Local { bytes, .. } => len.div_ceil(bytes as usize) <= usize::from(self.free),
+            RingBuffers::Peer => {
                 let mut room = 0;
                 (0..self.free).any(|n| {
                     room += self.ring.descriptor(self.position.wrapping_add(n)).length as usize;
@@ -113,31 +113,31 @@ impl TxRing {
     }
 
     /// The empty buffer of an index.
-    fn buffer(&self, index: u16) -> Descriptor {
+    fn empty_descriptor(&self, index: u16) -> MemifDescriptor {
         match self.buffers {
-            Buffers::Own { at, bytes } => {
-                let offset = Buffers::own_offset(at, bytes, &self.ring, index);
-                Descriptor { next: false, region: 0, length: bytes, offset }
+            RingBuffers::Local { at, bytes } => {
+                let offset = RingBuffers::local_offset(at, bytes, &self.ring, index);
+                MemifDescriptor { next: false, region: 0, length: bytes, offset }
             }
-            Buffers::Peers => self.ring.descriptor(index),
+            RingBuffers::Peer => self.ring.descriptor(index),
         }
     }
 
     /// Copies a frame, with its header in front, into free buffers. `Ok(false)` if they are too few.
-    fn put(&mut self, bytes: &[u8]) -> Result<bool, Violation> {
-        self.put_gathered(bytes, &mut core::iter::empty::<Piece<'_>>())
+    fn enqueue(&mut self, bytes: &[u8]) -> Result<bool, Violation> {
+        self.enqueue_gathered(bytes, &mut core::iter::empty::<PayloadPiece<'_>>())
     }
 
     /// The same of a frame that goes on with all `pieces`, none of which is empty.
-    fn put_gathered<'a>(
+    fn enqueue_gathered<'a>(
         &mut self,
         head: &[u8],
-        pieces: &mut (impl Iterator<Item = Piece<'a>> + ?Sized),
+        pieces: &mut (impl Iterator<Item = PayloadPiece<'a>> + ?Sized),
     ) -> Result<bool, Violation> {
         let (mut used, mut bytes) = (0, 0);
-        let mut piece = Piece::Own(head);
+        let mut piece = PayloadPiece::Private(head);
         // Whether it is the frame's last is seen at the next.
-        let mut last: Option<(u16, Descriptor)> = None;
+        let mut last: Option<(u16, MemifDescriptor)> = None;
         while !piece.is_empty() {
             if used == self.free {
                 self.refresh_free()?;
@@ -146,18 +146,18 @@ impl TxRing {
                 }
             }
             if let Some((index, before)) = last {
-                self.ring.set_descriptor(index, Descriptor { next: true, ..before });
+                self.ring.set_descriptor(index, MemifDescriptor { next: true, ..before });
             }
             let index = self.position.wrapping_add(used);
-            let buffer = self.buffer(index);
+            let buffer = self.empty_descriptor(index);
             let mut filled = 0;
             let region = self.regions.get(usize::from(buffer.region)).ok_or(Violation)?;
             while filled < buffer.length as usize {
                 let (now, later) = piece.split_at(piece.len().min(buffer.length as usize - filled));
                 let at = buffer.offset as usize + filled;
                 let inside = match now {
-                    Piece::Own(bytes) => region.copy_in(at, bytes),
-                    Piece::Shared(bytes) => region.copy_in_shared(at, bytes),
+                    PayloadPiece::Private(bytes) => region.copy_in(at, bytes),
+                    PayloadPiece::Shared(bytes) => region.copy_in_shared(at, bytes),
                 };
                 if !inside {
                     return Err(Violation);
@@ -165,7 +165,7 @@ impl TxRing {
                 filled += now.len();
                 piece = later;
                 if piece.is_empty() {
-                    piece = pieces.next().unwrap_or(Piece::Own(&[]));
+                    piece = pieces.next().unwrap_or(PayloadPiece::Private(&[]));
                     if piece.is_empty() {
                         break;
                     }
@@ -177,7 +177,7 @@ impl TxRing {
             }
             bytes += filled;
             // Cannot truncate: at most the buffer's length.
-            last = Some((index, Descriptor { next: false, length: filled as u32, ..buffer }));
+            last = Some((index, MemifDescriptor { next: false, length: filled as u32, ..buffer }));
             used += 1;
         }
         if let Some((index, descriptor)) = last {
@@ -186,7 +186,7 @@ impl TxRing {
         self.position = self.position.wrapping_add(used);
         self.free -= used;
         self.unpublished_bytes += bytes;
-        if self.unpublished_bytes >= PUBLISHED_TOGETHER {
+        if self.unpublished_bytes >= PUBLISH_BYTES {
             self.publish();
         }
         Ok(true)
@@ -200,39 +200,39 @@ impl TxRing {
         self.published = self.position;
         self.unpublished_bytes = 0;
         match self.buffers {
-            Buffers::Own { .. } => self.ring.set_head(self.position),
-            Buffers::Peers => self.ring.set_tail(self.position),
+            RingBuffers::Local { .. } => self.ring.set_head(self.position),
+            RingBuffers::Peer => self.ring.set_tail(self.position),
         }
         // Pairs with the fence of whoever goes to sleep: either it sees the new index, or this side sees its wish.
         fence(Ordering::SeqCst);
-        if self.ring.wants_interrupts() {
-            self.signaller.signal(self.bell.fd());
+        if self.ring.are_interrupts_enabled() {
+            self.signaller.signal(self.interrupt.fd());
         }
     }
 }
 
 /// The sending half of a queue.
 pub(super) struct MemifTx {
-    connection: Attached<TxRing>,
+    slot: SlotReader<TxRing>,
     capabilities: Capabilities,
     /// The frame that is being built. The engine never sees shared memory: the peer could change a frame under its hands.
     staging: Box<[u8]>,
     wire: WireFrames,
     stats: Arc<MemifStats>,
     /// The control thread runs as long as there is a half.
-    _guard: Arc<Guard>,
+    _guard: Arc<ControlThreadGuard>,
 }
 
 impl MemifTx {
     pub(super) fn new(
-        port: Arc<Port<TxRing>>,
+        port: Arc<RingSlot<TxRing>>,
         capabilities: Capabilities,
         stats: Arc<MemifStats>,
-        guard: Arc<Guard>,
+        guard: Arc<ControlThreadGuard>,
     ) -> Self {
         let staging = vec![0; FRAME_AT + FRAME_BYTES_MAX].into_boxed_slice();
         Self {
-            connection: Attached::new(port),
+            slot: SlotReader::new(port),
             capabilities,
             staging,
             wire: WireFrames::new(),
@@ -242,37 +242,37 @@ impl MemifTx {
     }
 
     #[cold]
-    fn complain(&mut self) {
-        count(&self.stats.violations);
-        if let Some(ring) = self.connection.ring.take() {
-            ring.complaint.make();
+    fn report_violation(&mut self) {
+        increment(&self.stats.violations);
+        if let Some(ring) = self.slot.ring.take() {
+            ring.violation_flag.raise();
         }
     }
 
     /// Sends the frame in the staging buffer.
     fn send(&mut self, len: usize, meta: TxMeta) -> Result<(), Violation> {
-        let Some(ring) = &mut self.connection.ring else {
-            count(&self.stats.tx_dropped);
+        let Some(ring) = &mut self.slot.ring else {
+            increment(&self.stats.tx_dropped);
             return Ok(());
         };
         if ring.header_bytes > 0 {
             let start = FRAME_AT - HEADER_BYTES;
-            self.staging[start..FRAME_AT].copy_from_slice(&extension::encode(meta, ring.hashes));
-            if !ring.put(&self.staging[start..FRAME_AT + len])? {
-                count(&self.stats.tx_dropped);
+            self.staging[start..FRAME_AT].copy_from_slice(&extension::encode(meta, ring.has_flow_hash));
+            if !ring.enqueue(&self.staging[start..FRAME_AT + len])? {
+                increment(&self.stats.tx_dropped);
             }
             return Ok(());
         }
         let frame = &self.staging[FRAME_AT..FRAME_AT + len];
         let mut result = Ok(());
         let (wire, stats) = (&mut self.wire, &self.stats);
-        let valid = wire.of(frame, meta, |segment| match result.and_then(|()| ring.put(segment)) {
+        let valid = wire.for_each(frame, meta, |segment| match result.and_then(|()| ring.enqueue(segment)) {
             Ok(true) => {}
-            Ok(false) => count(&stats.tx_dropped),
+            Ok(false) => increment(&stats.tx_dropped),
             Err(violation) => result = Err(violation),
         });
         if valid.is_err() {
-            count(&self.stats.tx_dropped);
+            increment(&self.stats.tx_dropped);
         }
         result
     }
@@ -285,8 +285,8 @@ impl TxQueue for MemifTx {
 
     /// While nobody is connected there is room for everything: it is dropped and counted.
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.connection.refresh();
-        if let Some(ring) = &mut self.connection.ring {
+        self.slot.refresh();
+        if let Some(ring) = &mut self.slot.ring {
             let whole = ring.header_bytes > 0 || len <= self.capabilities.mtu + super::LINK_HEADER_BYTES_MAX;
             let room = if whole {
                 ring.has_room(1, ring.header_bytes + len)
@@ -296,7 +296,7 @@ impl TxQueue for MemifTx {
             match room {
                 Ok(true) => {}
                 Ok(false) => return None,
-                Err(Violation) => self.complain(),
+                Err(Violation) => self.report_violation(),
             }
         }
         self.staging.get_mut(FRAME_AT..FRAME_AT + len)
@@ -304,8 +304,8 @@ impl TxQueue for MemifTx {
 
     fn commit(&mut self, len: usize, meta: TxMeta) {
         if self.send(len, meta) == Err(Violation) {
-            count(&self.stats.tx_dropped);
-            self.complain();
+            increment(&self.stats.tx_dropped);
+            self.report_violation();
         }
     }
 
@@ -314,8 +314,8 @@ impl TxQueue for MemifTx {
     }
 
     fn flush(&mut self, _now: Instant) {
-        self.connection.refresh();
-        if let Some(ring) = &mut self.connection.ring {
+        self.slot.refresh();
+        if let Some(ring) = &mut self.slot.ring {
             ring.publish();
         }
     }
@@ -323,18 +323,23 @@ impl TxQueue for MemifTx {
 
 /// A payload goes from where it lies to the shared memory, without the staging buffer.
 impl GatherTx for MemifTx {
-    fn commit_gathered(&mut self, head: usize, pieces: &mut dyn Iterator<Item = Piece<'_>>, meta: TxMeta) {
-        if let Some(ring) = &mut self.connection.ring
+    fn commit_gathered(
+        &mut self,
+        head: usize,
+        pieces: &mut dyn Iterator<Item = PayloadPiece<'_>>,
+        meta: TxMeta,
+    ) {
+        if let Some(ring) = &mut self.slot.ring
             && ring.header_bytes > 0
         {
             let start = FRAME_AT - HEADER_BYTES;
-            self.staging[start..FRAME_AT].copy_from_slice(&extension::encode(meta, ring.hashes));
-            let put = ring.put_gathered(&self.staging[start..FRAME_AT + head], pieces);
+            self.staging[start..FRAME_AT].copy_from_slice(&extension::encode(meta, ring.has_flow_hash));
+            let put = ring.enqueue_gathered(&self.staging[start..FRAME_AT + head], pieces);
             if put != Ok(true) {
-                count(&self.stats.tx_dropped);
+                increment(&self.stats.tx_dropped);
             }
             if put == Err(Violation) {
-                self.complain();
+                self.report_violation();
             }
             return;
         }
@@ -343,8 +348,8 @@ impl GatherTx for MemifTx {
         for piece in pieces {
             let room = &mut self.staging[FRAME_AT + len..][..piece.len()];
             match piece {
-                Piece::Own(bytes) => room.copy_from_slice(bytes),
-                Piece::Shared(bytes) => copy_shared(bytes, room),
+                PayloadPiece::Private(bytes) => room.copy_from_slice(bytes),
+                PayloadPiece::Shared(bytes) => copy_shared(bytes, room),
             }
             len += piece.len();
         }

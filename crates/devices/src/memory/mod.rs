@@ -3,18 +3,18 @@
 //! Each direction is a ring of records (`ring.rs`): frames are written where they are read, without a copy, and indices
 //! cross once per burst. Super-frames and partial checksums pass as they are, so neither side segments or sums.
 
-mod fan;
-pub mod lane;
+mod multi_queue;
 mod ring;
+pub mod spsc;
 mod sync;
 
-pub use fan::{Spread, fan};
+pub use multi_queue::{RssMode, multi_queue};
 
 use crate::offload::GSO_BYTES_MAX;
 use crate::switch::Switch;
 use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
-use ring::{Consumer, Producer};
+use ring::{RecordConsumer, RecordProducer};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, OnceLock};
 
@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 const LINK_HEADER_BYTES_MAX: usize = 18;
 
 /// Bytes of the longest packet of [`to_itself`] that is no super-frame.
-pub const LOOP_MTU: usize = 16 << 10;
+pub const LOOPBACK_MTU: usize = 16 << 10;
 
 /// What [`pair`] makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,8 +81,8 @@ pub fn pair(config: MemoryConfig) -> (Device, Device) {
 /// bytes. Packets are no longer than [`LOOP_MTU`], so that what depends on the size of segments (when to acknowledge, how much of a window is worth telling) stays lively; as
 /// super-frames they are up to four times as long.
 #[must_use]
-pub fn to_itself(ring_bytes: usize) -> Device {
-    let config = MemoryConfig { mtu: LOOP_MTU, ring_bytes, ..MemoryConfig::default() };
+pub fn loopback(ring_bytes: usize) -> Device {
+    let config = MemoryConfig { mtu: LOOPBACK_MTU, ring_bytes, ..MemoryConfig::default() };
     let (tx, rx) = direction(&config, config.macs[0]);
     Device { rx: Box::new(rx), tx: Box::new(tx) }
 }
@@ -115,18 +115,18 @@ fn direction(config: &MemoryConfig, sender_mac: [u8; 6]) -> (MemoryTx, MemoryRx)
     let (producer, consumer) =
         ring::ring(config.ring_bytes.max(ring::capacity_min(frame_bytes_max)), ring::LAP_BYTES_MIN);
     let bell = Arc::new(OnceLock::new());
-    let tx = MemoryTx { ring: producer, capabilities, bell: bell.clone() };
-    (tx, MemoryRx { ring: consumer, bell, armed: false, unread: 0 })
+    let tx = MemoryTx { ring: producer, capabilities, doorbell: bell.clone() };
+    (tx, MemoryRx { ring: consumer, doorbell: bell, armed: false, unread: 0 })
 }
 
 /// The eventfd that wakes the receiver. It exists from the first time that the receiver wants to sleep, so that
 /// simulations with thousands of devices need no file descriptors. `None` inside: the kernel refused.
-type Bell = Arc<OnceLock<Option<OwnedFd>>>;
+type Doorbell = Arc<OnceLock<Option<OwnedFd>>>;
 
 struct MemoryTx {
-    ring: Producer,
+    ring: RecordProducer,
     capabilities: Capabilities,
-    bell: Bell,
+    doorbell: Doorbell,
 }
 
 impl TxQueue for MemoryTx {
@@ -144,13 +144,13 @@ impl TxQueue for MemoryTx {
 
     fn flush(&mut self, _now: Instant) {
         if self.ring.publish() {
-            ring_bell(&self.bell);
+            ring_doorbell(&self.doorbell);
         }
     }
 }
 
 #[cold]
-fn ring_bell(bell: &Bell) {
+fn ring_doorbell(bell: &Doorbell) {
     if let Some(Some(fd)) = bell.get() {
         // Fails only when the counter is full: then the receiver is awake anyway.
         let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
@@ -158,8 +158,8 @@ fn ring_bell(bell: &Bell) {
 }
 
 struct MemoryRx {
-    ring: Consumer,
-    bell: Bell,
+    ring: RecordConsumer,
+    doorbell: Doorbell,
     /// A wake-up was asked for and not taken back.
     armed: bool,
     /// Wake-ups that came, or are on their way, and were not taken from the bell.
@@ -167,9 +167,9 @@ struct MemoryRx {
 }
 
 impl MemoryRx {
-    fn bell(&self) -> Option<&OwnedFd> {
+    fn doorbell_fd(&self) -> Option<&OwnedFd> {
         use rustix::event::{EventfdFlags, eventfd};
-        self.bell.get_or_init(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()).as_ref()
+        self.doorbell.get_or_init(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()).as_ref()
     }
 
     /// After a sleep: the next wake-up must not come from this one.
@@ -180,7 +180,7 @@ impl MemoryRx {
         let mut count = [0; 8];
         // Would-block if it is on its way still: then the next sleep ends at once, and it is taken after that.
         if self.unread > 0
-            && let Some(fd) = self.bell()
+            && let Some(fd) = self.doorbell_fd()
             && rustix::io::read(fd, &mut count).is_ok()
         {
             self.unread = self.unread.saturating_sub(u64::from_ne_bytes(count));
@@ -199,7 +199,7 @@ impl RxQueue for MemoryRx {
     /// False too if the kernel refused an eventfd: then the caller must poll, as nothing could wake it.
     fn arm(&mut self) -> bool {
         self.ring.release();
-        if self.bell().is_none() {
+        if self.doorbell_fd().is_none() {
             return false;
         }
         self.armed = true;
@@ -211,18 +211,18 @@ impl RxQueue for MemoryRx {
     }
 
     fn wake_fd(&self) -> Option<RawFd> {
-        self.bell().map(AsRawFd::as_raw_fd)
+        self.doorbell_fd().map(AsRawFd::as_raw_fd)
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::conformance::{self, Promises};
+    use crate::conformance::{self, Guarantees};
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    const PROMISES: Promises =
-        Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX, labels: true };
+    const PROMISES: Guarantees =
+        Guarantees { back_pressure: true, uncut_super_frame_bytes: usize::MAX, labels: true };
 
     #[test]
     fn the_pair_conforms() {
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn two_devices_on_a_switch_conform() {
         let mut stop = Arc::new(AtomicBool::new(false));
-        conformance::run("switch", Promises { back_pressure: false, ..PROMISES }, &mut || {
+        conformance::run("switch", Guarantees { back_pressure: false, ..PROMISES }, &mut || {
             stop.store(true, Ordering::Relaxed);
             stop = Arc::new(AtomicBool::new(false));
             switched_pair(&stop)
@@ -278,9 +278,9 @@ mod tests {
         tx.commit(60, TxMeta::default());
         tx.flush(Instant::ZERO);
         rx.rx_burst(Instant::ZERO, &mut RxBurst::new());
-        assert!(rx.bell.get().is_none());
+        assert!(rx.doorbell.get().is_none());
         assert!(rx.arm());
-        assert!(rx.bell.get().is_some());
+        assert!(rx.doorbell.get().is_some());
     }
 
     #[test]
@@ -288,7 +288,7 @@ mod tests {
         let (mut tx, mut rx) = direction(&MemoryConfig::default(), [2, 0, 0, 0, 0, 1]);
         let is_readable = |rx: &MemoryRx| {
             use rustix::event::{PollFd, PollFlags, Timespec, poll};
-            let mut fd = [PollFd::new(rx.bell().unwrap(), PollFlags::IN)];
+            let mut fd = [PollFd::new(rx.doorbell_fd().unwrap(), PollFlags::IN)];
             poll(&mut fd, Some(&Timespec::default())).unwrap() > 0
         };
         assert!(rx.arm());
@@ -302,7 +302,7 @@ mod tests {
             burst.len()
         };
         assert_eq!(frames(&mut rx), 1);
-        ring_bell(&tx.bell);
+        ring_doorbell(&tx.doorbell);
         assert!(rx.arm() && is_readable(&rx));
         assert_eq!(frames(&mut rx), 0);
         assert!(rx.arm() && !is_readable(&rx));

@@ -33,11 +33,11 @@ const LAPS_PER_TRIAL: u32 = 16;
 /// Records start at multiples of this: one cache line.
 const ALIGN: usize = 64;
 /// Cache lines of waiting records that are asked for at once: about as many as a core can wait for.
-const FETCH_LINES_MAX: usize = 16;
+const READ_PREFETCH_LINES_MAX: usize = 16;
 /// How far in front of its position the producer takes cache lines back from the consumer's core.
-const OWN_LINES_AHEAD: usize = 16;
+const WRITE_PREFETCH_LINES_AHEAD: usize = 16;
 /// No more than these at once: of large frames the processor itself sees what comes.
-const OWN_LINES_AT_ONCE: usize = 8;
+const WRITE_PREFETCH_LINES_MAX: usize = 8;
 /// Where the frame starts inside its record.
 const FRAME_AT: usize = 10;
 /// Bytes of the extension behind a super-frame or a labelled frame, with the padding that aligns it.
@@ -58,16 +58,16 @@ const EXTENSION_HASH_AT: u32 = 64 - Label::HASH_BITS;
 
 /// Keeps what one side writes away from what the other writes: two lines, because the prefetcher fetches pairs.
 #[repr(align(128))]
-struct Padded<T>(T);
+struct CachePadded<T>(T);
 
-struct Shared {
+struct SharedRing {
     /// End of what the consumer may read. Written by the producer once per flush.
-    tail: Padded<AtomicUsize>,
+    tail: CachePadded<AtomicUsize>,
     /// End of what the producer may overwrite (plus capacity). Written by the consumer once per burst.
-    head: Padded<AtomicUsize>,
+    head: CachePadded<AtomicUsize>,
     /// The consumer is about to sleep, or sleeps, and wants a wake-up. On its own line, because the producer reads it at every
     /// flush and it seldom changes.
-    sleeping: Padded<AtomicBool>,
+    sleeping: CachePadded<AtomicBool>,
     /// The consumer was dropped: nothing will be read any more.
     abandoned: AtomicBool,
     bytes: NonNull<u8>,
@@ -78,11 +78,11 @@ struct Shared {
 
 // SAFETY: `bytes` is only reached through `Producer` and `Consumer`, of which there is one each; they touch disjoint
 // ranges as the module comment says, handed over by release/acquire pairs on `tail` and `head`.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for SharedRing {}
 // SAFETY: the allocation is not bound to a thread.
-unsafe impl Send for Shared {}
+unsafe impl Send for SharedRing {}
 
-impl Shared {
+impl SharedRing {
     fn layout(capacity: usize) -> Layout {
         Layout::from_size_align(capacity, 4096).expect("the capacity of a ring fits the address space")
     }
@@ -110,7 +110,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedRing {
     fn drop(&mut self) {
         // SAFETY: allocated in `ring` with the same layout; both sides are gone.
         unsafe { dealloc(self.bytes.as_ptr(), Self::layout(self.capacity)) }
@@ -136,45 +136,46 @@ pub(super) const fn capacity_min(frame_bytes_max: usize) -> usize {
 }
 
 /// A ring of `capacity` bytes, rounded up to a power of two. Laps may end from `lap_bytes_min` on ([`LAP_BYTES_MIN`]).
-pub(super) fn ring(capacity: usize, lap_bytes_min: usize) -> (Producer, Consumer) {
+pub(super) fn ring(capacity: usize, lap_bytes_min: usize) -> (RecordProducer, RecordConsumer) {
     let capacity = capacity.next_power_of_two().max(2 * ALIGN);
-    let layout = Shared::layout(capacity);
+    let layout = SharedRing::layout(capacity);
     // SAFETY: the layout has a size above 0. Zeroed, because room is lent as `&mut [u8]`, which must be initialised.
     let bytes = unsafe { alloc_zeroed(layout) };
     let bytes = NonNull::new(bytes).unwrap_or_else(|| handle_alloc_error(layout));
-    let shared = Arc::new(Shared {
-        tail: Padded(AtomicUsize::new(0)),
-        head: Padded(AtomicUsize::new(0)),
-        sleeping: Padded(AtomicBool::new(false)),
+    let shared = Arc::new(SharedRing {
+        tail: CachePadded(AtomicUsize::new(0)),
+        head: CachePadded(AtomicUsize::new(0)),
+        sleeping: CachePadded(AtomicBool::new(false)),
         abandoned: AtomicBool::new(false),
         bytes,
         capacity,
         #[cfg(loom)]
         lines: (0..capacity / ALIGN).map(|_| loom::cell::UnsafeCell::new(())).collect(),
     });
-    let lap = Lap { bytes_min: lap_bytes_min, bytes: lap_bytes_min, check_at: lap_bytes_min, turns: 0 };
-    let producer = Producer { shared: shared.clone(), position: 0, published: 0, head: 0, room: None, lap };
-    (producer, Consumer { shared, position: 0, released: 0, tail: 0 })
+    let lap = Lap { bytes_min: lap_bytes_min, bytes: lap_bytes_min, check_at: lap_bytes_min, laps: 0 };
+    let producer =
+        RecordProducer { shared: shared.clone(), position: 0, published: 0, head: 0, reservation: None, lap };
+    (producer, RecordConsumer { shared, position: 0, released: 0, tail: 0 })
 }
 
 /// Room that was reserved and not committed.
 #[derive(Clone, Copy)]
-struct Room {
+struct Reservation {
     /// Position of the record: that of the producer, or the start of the next lap.
     start: usize,
     len: usize,
 }
 
 /// The sending side of a ring.
-pub(super) struct Producer {
-    shared: Arc<Shared>,
+pub(super) struct RecordProducer {
+    shared: Arc<SharedRing>,
     /// Where the next record goes.
     position: usize,
     /// `tail` as stored last.
     published: usize,
     /// `head` as loaded last: re-read only when the ring seems full.
     head: usize,
-    room: Option<Room>,
+    reservation: Option<Reservation>,
     lap: Lap,
 }
 
@@ -186,26 +187,26 @@ struct Lap {
     /// Offset in the lap at which to look next whether it can end.
     check_at: usize,
     /// Laps since `bytes` changed.
-    turns: u32,
+    laps: u32,
 }
 
 impl Lap {
     fn on_full(&mut self, capacity: usize) {
         self.bytes = (self.bytes * 2).min(capacity);
-        self.turns = 0;
+        self.laps = 0;
     }
 
-    fn on_turn(&mut self) {
-        self.turns += 1;
-        if self.turns == LAPS_PER_TRIAL {
-            self.turns = 0;
+    fn on_wrap(&mut self) {
+        self.laps += 1;
+        if self.laps == LAPS_PER_TRIAL {
+            self.laps = 0;
             self.bytes = (self.bytes / 2).max(self.bytes_min);
         }
         self.check_at = self.bytes;
     }
 }
 
-impl Producer {
+impl RecordProducer {
     /// Lends room for a frame of `len` bytes, or `None` if the ring is full.
     pub(super) fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         let bytes = record_bytes(len, EXTENSION_BYTES_MAX);
@@ -214,8 +215,8 @@ impl Producer {
         let usual = offset < self.lap.check_at
             && bytes <= capacity - offset
             && self.position.wrapping_add(bytes).wrapping_sub(self.head) <= capacity;
-        let start = if usual { self.position } else { self.find_room(bytes)? };
-        self.room = Some(Room { start, len });
+        let start = if usual { self.position } else { self.find_record_slot(bytes)? };
+        self.reservation = Some(Reservation { start, len });
         self.shared.note_write(start, bytes);
         // SAFETY: [start, start + bytes) is inside one lap and free (what is used after it fits the capacity), so that nothing else refers to it
         // until it is published; the slice borrows `self`, so no second one can exist.
@@ -224,12 +225,12 @@ impl Producer {
 
     /// Where a record of `bytes` bytes can begin, after a closer look: perhaps the lap ends, or the consumer has read on. `None` if the ring is full.
     #[inline(never)]
-    fn find_room(&mut self, bytes: usize) -> Option<usize> {
-        self.room = None;
+    fn find_record_slot(&mut self, bytes: usize) -> Option<usize> {
+        self.reservation = None;
         let capacity = self.shared.capacity;
         let offset = self.position & (capacity - 1);
         let lap_left = capacity - offset;
-        let turn = bytes > lap_left || (offset >= self.lap.check_at && self.can_turn_early(offset, bytes));
+        let turn = bytes > lap_left || (offset >= self.lap.check_at && self.can_wrap_early(offset, bytes));
         let start = if turn { self.position.wrapping_add(lap_left) } else { self.position };
         let used_after = |head: usize| start.wrapping_add(bytes).wrapping_sub(head);
         if used_after(self.head) > capacity {
@@ -266,9 +267,11 @@ impl Producer {
         partial_checksum: Option<&(u16, u16)>,
         extension: Option<(Option<Gso>, Label)>,
     ) {
-        let Some(room) = self.room.take().filter(|room| len <= room.len) else { refuse_commit(len) };
+        let Some(room) = self.reservation.take().filter(|room| len <= room.len) else {
+            panic_without_reservation(len)
+        };
         if room.start != self.position {
-            self.lap.on_turn();
+            self.lap.on_wrap();
             self.shared.note_write(self.position, ALIGN);
             // SAFETY: the position is aligned to a line and not at the lap's end, or the record would start there; the
             // bytes up to `room.start` are free.
@@ -277,7 +280,8 @@ impl Producer {
         let record = self.shared.at(room.start);
         let mut header = len as u64;
         if let Some((start, offset)) = partial_checksum {
-            header |= FLAG_PARTIAL | u64::from(unmerged(start)) << 32 | u64::from(unmerged(offset)) << 48;
+            header |=
+                FLAG_PARTIAL | u64::from(read_unmerged(start)) << 32 | u64::from(read_unmerged(offset)) << 48;
         }
         let mut bytes = record_bytes(len, 0);
         if let Some((gso, label)) = extension {
@@ -289,14 +293,15 @@ impl Producer {
         // SAFETY: the record is reserved and starts at a line.
         unsafe { record.cast::<u64>().write(header) };
         self.position = room.start.wrapping_add(bytes);
-        self.take_back(bytes);
+        self.prefetch_next_lines(bytes);
     }
 
     /// Takes cache lines for records to come from the consumer's core, which read what was there a lap ago: as many as a record of
     /// `bytes` bytes has used up. Otherwise each would be waited for when it is written, for the processor keeps stores in order.
-    fn take_back(&self, bytes: usize) {
-        for line in 0..(bytes / ALIGN).min(OWN_LINES_AT_ONCE) {
-            let byte = self.shared.at(self.position.wrapping_add((OWN_LINES_AHEAD + line) * ALIGN));
+    fn prefetch_next_lines(&self, bytes: usize) {
+        for line in 0..(bytes / ALIGN).min(WRITE_PREFETCH_LINES_MAX) {
+            let byte =
+                self.shared.at(self.position.wrapping_add((WRITE_PREFETCH_LINES_AHEAD + line) * ALIGN));
             // SAFETY: inside the allocation. What is asked for is neither read nor written here.
             prefetch_to_write(unsafe { byte.as_ref() });
         }
@@ -318,7 +323,7 @@ impl Producer {
     /// Whether the lap can end at `offset` for a record of `bytes` bytes: the consumer keeps up, so that nearly all
     /// of the lap so far is free again.
     #[cold]
-    fn can_turn_early(&mut self, offset: usize, bytes: usize) -> bool {
+    fn can_wrap_early(&mut self, offset: usize, bytes: usize) -> bool {
         self.refresh_head();
         let waiting = self.position.wrapping_sub(self.head);
         let turn = waiting <= offset / 8 && bytes <= offset - waiting;
@@ -339,8 +344,8 @@ impl Producer {
 }
 
 /// The receiving side of a ring.
-pub(super) struct Consumer {
-    shared: Arc<Shared>,
+pub(super) struct RecordConsumer {
+    shared: Arc<SharedRing>,
     /// Next record to read.
     position: usize,
     /// `head` as stored last.
@@ -349,10 +354,10 @@ pub(super) struct Consumer {
     tail: usize,
 }
 
-impl Consumer {
+impl RecordConsumer {
     /// Asks for the cache lines of records from `position` on, as far as they are published.
-    fn fetch(&self, position: usize) {
-        let lines = (self.tail.wrapping_sub(position) / ALIGN).min(FETCH_LINES_MAX);
+    fn prefetch_records(&self, position: usize) {
+        let lines = (self.tail.wrapping_sub(position) / ALIGN).min(READ_PREFETCH_LINES_MAX);
         for line in 0..lines {
             let byte = self.shared.at(position.wrapping_add(line * ALIGN));
             // SAFETY: inside the allocation, published, and not written before it is released.
@@ -363,7 +368,7 @@ impl Consumer {
     /// Returns the frames of the last burst to the producer and lends the next ones.
     pub(super) fn burst<'a>(&'a mut self, burst: &mut RxBurst<'a>) {
         self.release();
-        let shared: &'a Shared = &self.shared;
+        let shared: &'a SharedRing = &self.shared;
         let mut position = self.position;
         while !burst.is_full() {
             if position == self.tail {
@@ -372,7 +377,7 @@ impl Consumer {
                     break;
                 }
                 // Each record says where the next one is, so without this their cache lines would come from the other core one after another.
-                self.fetch(position);
+                self.prefetch_records(position);
             }
             shared.note_read(position, ALIGN);
             let record = shared.at(position);
@@ -442,20 +447,20 @@ impl Consumer {
     }
 }
 
-impl Drop for Consumer {
+impl Drop for RecordConsumer {
     fn drop(&mut self) {
         self.shared.abandoned.store(true, Ordering::Release);
     }
 }
 
 #[cold]
-fn refuse_commit(len: usize) -> ! {
+fn panic_without_reservation(len: usize) -> ! {
     panic!("commit of {len} bytes without a reservation of as many");
 }
 
 /// Reads a field that the caller has just written. Two such reads merged into a wider one would wait until both writes
 /// have left the store buffer: 4 ns of the 10 that a frame may cost.
-fn unmerged(field: &u16) -> u16 {
+fn read_unmerged(field: &u16) -> u16 {
     // SAFETY: a reference is valid for reads.
     unsafe { std::ptr::from_ref(field).read_volatile() }
 }

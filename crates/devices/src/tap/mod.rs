@@ -90,7 +90,7 @@ pub fn open(config: &TapConfig) -> io::Result<Device> {
 /// `ResourceBusy` if somebody else has it open.
 pub fn open_queues(config: &TapConfig, queues: usize) -> io::Result<Tap> {
     let name = config.name.as_deref().unwrap_or("ginnel%d");
-    check(config, name, queues)?;
+    validate(config, name, queues)?;
     let context =
         |step: &str, error: io::Error| io::Error::new(error.kind(), format!("TAP {name}: {step}: {error}"));
     let (first, name) =
@@ -106,7 +106,7 @@ pub fn open_queues(config: &TapConfig, queues: usize) -> io::Result<Tap> {
         uso &= set_offloads(fd, config).map_err(|error| context("setting offloads", error.into()))?;
     }
     let kernel =
-        set_up_kernel_side(&name, config).map_err(|error| context("configuring the interface", error))?;
+        configure_interface(&name, config).map_err(|error| context("configuring the interface", error))?;
     let mut mac = kernel.mac;
     mac[5] ^= 1;
     let capabilities = Capabilities {
@@ -121,7 +121,8 @@ pub fn open_queues(config: &TapConfig, queues: usize) -> io::Result<Tap> {
         return Err(invalid("both sides of a TAP device have the same MAC address".into()));
     }
     let stats = Arc::new(TapStats::default());
-    let queues = fds.into_iter().enumerate().map(|(n, fd)| queue(fd, capabilities, &stats, n == 0)).collect();
+    let queues =
+        fds.into_iter().enumerate().map(|(n, fd)| new_queue(fd, capabilities, &stats, n == 0)).collect();
     Ok(Tap { name, kernel_mac: kernel.mac, queues, stats })
 }
 
@@ -129,7 +130,7 @@ fn invalid(message: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, message)
 }
 
-fn check(config: &TapConfig, name: &str, queues: usize) -> io::Result<()> {
+fn validate(config: &TapConfig, name: &str, queues: usize) -> io::Result<()> {
     if name.is_empty()
         || name.len() > 15
         || name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control())
@@ -169,7 +170,7 @@ fn set_offloads(fd: &OwnedFd, config: &TapConfig) -> Result<bool, Errno> {
 }
 
 /// Asks only for what differs, so that an interface which is ready needs no privilege.
-fn set_up_kernel_side(name: &str, config: &TapConfig) -> io::Result<netlink::Link> {
+fn configure_interface(name: &str, config: &TapConfig) -> io::Result<netlink::LinkInfo> {
     let mut netlink = Netlink::open()?;
     let link = netlink.link(name)?;
     let change = LinkChange {
@@ -185,16 +186,16 @@ fn set_up_kernel_side(name: &str, config: &TapConfig) -> io::Result<netlink::Lin
 }
 
 /// `reports`: whether it is the queue that reports what all have counted.
-fn queue(fd: OwnedFd, capabilities: Capabilities, stats: &Arc<TapStats>, reports: bool) -> Device {
+fn new_queue(fd: OwnedFd, capabilities: Capabilities, stats: &Arc<TapStats>, reports: bool) -> Device {
     let fd = Arc::new(fd);
     let tx = TapTx {
         fd: fd.clone(),
         capabilities,
-        slot: vec![0; SLOT_BYTES_MAX].into_boxed_slice(),
+        buffer: vec![0; SLOT_BYTES_MAX].into_boxed_slice(),
         stats: stats.clone(),
     };
     let arena = vec![0; ARENA_BYTES].into_boxed_slice();
-    let rx = TapRx { fd, arena, gone: false, stats: stats.clone(), reports };
+    let rx = TapRx { fd, arena, gone: false, stats: stats.clone(), reports_stats: reports };
     Device { rx: Box::new(rx), tx: Box::new(tx) }
 }
 
@@ -203,7 +204,7 @@ struct TapTx {
     fd: Arc<OwnedFd>,
     capabilities: Capabilities,
     /// Header and frame.
-    slot: Box<[u8]>,
+    buffer: Box<[u8]>,
     stats: Arc<TapStats>,
 }
 
@@ -213,13 +214,13 @@ impl TxQueue for TapTx {
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.slot.get_mut(vnet::LEN..vnet::LEN + len)
+        self.buffer.get_mut(vnet::LEN..vnet::LEN + len)
     }
 
     fn commit(&mut self, len: usize, meta: TxMeta) {
-        self.slot[..vnet::LEN].copy_from_slice(&vnet::encode(meta));
+        self.buffer[..vnet::LEN].copy_from_slice(&vnet::encode(meta));
         loop {
-            match rustix::io::write(&*self.fd, &self.slot[..vnet::LEN + len]) {
+            match rustix::io::write(&*self.fd, &self.buffer[..vnet::LEN + len]) {
                 Err(Errno::INTR) => {}
                 Ok(_) => return,
                 Err(_) => {
@@ -240,11 +241,11 @@ struct TapRx {
     /// Somebody deleted the interface.
     gone: bool,
     stats: Arc<TapStats>,
-    reports: bool,
+    reports_stats: bool,
 }
 
 /// A frame in the arena.
-struct Filled {
+struct TapFrame {
     bytes: Range<usize>,
     checksum: RxChecksum,
     gso: Option<Gso>,
@@ -252,7 +253,7 @@ struct Filled {
 
 impl TapRx {
     /// Reads a frame to `at`. `Ok(None)` if it was none.
-    fn read(&mut self, at: usize) -> Result<Option<Filled>, Errno> {
+    fn read_frame(&mut self, at: usize) -> Result<Option<TapFrame>, Errno> {
         let slot = &mut self.arena[at..at + SLOT_BYTES_MAX];
         let len = rustix::io::read(&*self.fd, &mut *slot)?;
         let decoded = slot[..len]
@@ -262,16 +263,16 @@ impl TapRx {
             self.stats.rx_malformed.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
         };
-        Ok(Some(Filled { bytes: at + vnet::LEN..at + len, checksum, gso }))
+        Ok(Some(TapFrame { bytes: at + vnet::LEN..at + len, checksum, gso }))
     }
 }
 
 impl RxQueue for TapRx {
     fn rx_burst<'a>(&'a mut self, _now: Instant, burst: &mut RxBurst<'a>) {
-        let mut filled = ArrayVec::<Filled, BURST_FRAMES_MAX>::new();
+        let mut filled = ArrayVec::<TapFrame, BURST_FRAMES_MAX>::new();
         let mut at = 0;
         while filled.len() < burst.remaining_capacity() && at + SLOT_BYTES_MAX <= self.arena.len() {
-            match self.read(at) {
+            match self.read_frame(at) {
                 Ok(Some(frame)) => {
                     at = frame.bytes.end.next_multiple_of(64);
                     filled.push(frame);
@@ -288,7 +289,7 @@ impl RxQueue for TapRx {
                 }
             }
         }
-        for Filled { bytes, checksum, gso } in filled {
+        for TapFrame { bytes, checksum, gso } in filled {
             burst.push(RxFrame { checksum, gso, ..RxFrame::new(&self.arena[bytes]) });
         }
     }
@@ -304,7 +305,7 @@ impl RxQueue for TapRx {
     }
 
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
-        if self.reports {
+        if self.reports_stats {
             report("tap_tx_dropped", self.stats.tx_dropped.load(Ordering::Relaxed));
             report("tap_rx_malformed", self.stats.rx_malformed.load(Ordering::Relaxed));
             report("tap_rx_errors", self.stats.rx_errors.load(Ordering::Relaxed));

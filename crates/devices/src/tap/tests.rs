@@ -1,5 +1,5 @@
 use super::*;
-use crate::conformance::{self, Promises};
+use crate::conformance::{self, Guarantees};
 use crate::namespace::in_namespace;
 
 /// Two TAP devices whose kernel sides are ports of a bridge.
@@ -17,7 +17,8 @@ fn bridged_pair(number: u32, config: &TapConfig) -> (Device, Device) {
     (port('a'), port('b'))
 }
 
-const PROMISES: Promises = Promises { back_pressure: false, super_frame_bytes_whole: 65_000, labels: false };
+const PROMISES: Guarantees =
+    Guarantees { back_pressure: false, uncut_super_frame_bytes: 65_000, labels: false };
 
 #[test]
 fn a_bridged_pair_conforms() {

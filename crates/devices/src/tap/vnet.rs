@@ -2,7 +2,7 @@
 //! a TAP device has it by default.
 
 use ginnel_stack::device::{Gso, GsoKind, RxChecksum, TxMeta};
-use ginnel_stack::wire::segment::headers_len;
+use ginnel_stack::wire::gso::headers_len;
 
 /// Length of the header in bytes.
 pub(crate) const LEN: usize = 10;
@@ -18,7 +18,7 @@ const GSO_ECN: u8 = 0x80;
 
 /// The header contradicts the frame behind it, or asks for something that was not agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Malformed;
+pub(crate) struct MalformedHeader;
 
 /// The header for a frame that is sent.
 pub(crate) fn encode(meta: TxMeta) -> [u8; LEN] {
@@ -41,12 +41,12 @@ pub(crate) fn encode(meta: TxMeta) -> [u8; LEN] {
 }
 
 /// What the header says about the frame behind it.
-pub(crate) fn decode(header: &[u8; LEN], frame: &[u8]) -> Result<(RxChecksum, Option<Gso>), Malformed> {
+pub(crate) fn decode(header: &[u8; LEN], frame: &[u8]) -> Result<(RxChecksum, Option<Gso>), MalformedHeader> {
     let field = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let checksum = if header[0] & NEEDS_CSUM != 0 {
         let (start, offset) = (field(6), field(8));
         if usize::from(start) + usize::from(offset) + 2 > frame.len() {
-            return Err(Malformed);
+            return Err(MalformedHeader);
         }
         RxChecksum::Partial { start, offset }
     } else if header[0] & DATA_VALID != 0 {
@@ -59,13 +59,13 @@ pub(crate) fn decode(header: &[u8; LEN], frame: &[u8]) -> Result<(RxChecksum, Op
         GSO_TCP4 => GsoKind::Tcp4,
         GSO_TCP6 => GsoKind::Tcp6,
         GSO_UDP => GsoKind::Udp,
-        _ => return Err(Malformed),
+        _ => return Err(MalformedHeader),
     };
     // The header's own `hdr_len` is a hint about the memory layout on the other side, not the length of the headers.
-    let header_len = headers_len(frame, kind).map_err(|_| Malformed)?;
+    let header_len = headers_len(frame, kind).map_err(|_| MalformedHeader)?;
     let size = field(4);
     if size == 0 {
-        return Err(Malformed);
+        return Err(MalformedHeader);
     }
     // Linux marks super-frames as partial whenever it made them itself; one that was merged from verified segments counts as such.
     let checksum = if checksum == RxChecksum::Unverified { RxChecksum::Verified } else { checksum };
@@ -117,8 +117,8 @@ mod tests {
             encode(TxMeta { partial_checksum: Some((start, offset)), ..TxMeta::NONE })
         };
         assert!(decode(&partial(150, 14), &frame()).is_ok());
-        assert_eq!(decode(&partial(150, 15), &frame()), Err(Malformed));
-        assert_eq!(decode(&partial(65_535, 65_535), &frame()), Err(Malformed));
+        assert_eq!(decode(&partial(150, 15), &frame()), Err(MalformedHeader));
+        assert_eq!(decode(&partial(65_535, 65_535), &frame()), Err(MalformedHeader));
         let super_frame = |kind: u8, size: u16| {
             let mut header = partial(34, 16);
             header[1] = kind;
@@ -126,8 +126,12 @@ mod tests {
             header
         };
         assert!(decode(&super_frame(GSO_TCP4, 40), &frame()).is_ok());
-        assert_eq!(decode(&super_frame(GSO_TCP4, 0), &frame()), Err(Malformed), "no segment size");
-        assert_eq!(decode(&super_frame(3, 40), &frame()), Err(Malformed), "UFO was not agreed on");
-        assert_eq!(decode(&super_frame(GSO_TCP4, 40), &frame()[..50]), Err(Malformed), "headers cut off");
+        assert_eq!(decode(&super_frame(GSO_TCP4, 0), &frame()), Err(MalformedHeader), "no segment size");
+        assert_eq!(decode(&super_frame(3, 40), &frame()), Err(MalformedHeader), "UFO was not agreed on");
+        assert_eq!(
+            decode(&super_frame(GSO_TCP4, 40), &frame()[..50]),
+            Err(MalformedHeader),
+            "headers cut off"
+        );
     }
 }

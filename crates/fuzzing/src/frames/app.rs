@@ -1,7 +1,7 @@
 //! The application: what it holds, and what it must be told.
 
-use super::datagrams::Datagrams;
 use super::peer::{Peer, inbound_byte, outbound_byte};
+use super::udp::UdpSockets;
 use core::net::SocketAddr;
 use ginnel_stack::device::RxBurst;
 use ginnel_stack::events::Event;
@@ -38,13 +38,13 @@ pub struct App {
     /// Listeners that are open.
     pub listeners: Vec<(Listener, SocketAddr)>,
     /// Accepts by itself.
-    pub accepts: bool,
+    pub auto_accept: bool,
     /// How much it takes of in-burst data: 0 nothing, 1 half, 2 all.
-    pub share: u8,
+    pub take_share: u8,
     /// Reads when it is told to.
-    pub greedy: bool,
+    pub reads_when_readable: bool,
     /// UDP sockets.
-    pub datagrams: Datagrams,
+    pub udp: UdpSockets,
     /// States that were seen.
     pub states: BTreeSet<State>,
     /// Events that were seen.
@@ -58,10 +58,10 @@ impl Default for App {
         Self {
             conns: Vec::new(),
             listeners: Vec::new(),
-            accepts: true,
-            share: 2,
-            greedy: true,
-            datagrams: Datagrams::default(),
+            auto_accept: true,
+            take_share: 2,
+            reads_when_readable: true,
+            udp: UdpSockets::default(),
             states: BTreeSet::from([State::Closed]),
             events: 0,
             frames: (0, 0),
@@ -70,9 +70,9 @@ impl Default for App {
 }
 
 /// A source whose bytes are those of any stream at the same offset.
-pub struct Endless;
+pub struct EndlessSource;
 
-impl Source for Endless {
+impl Source for EndlessSource {
     fn len(&self) -> u64 {
         1 << 40
     }
@@ -86,7 +86,7 @@ impl Source for Endless {
 
 impl App {
     /// The connection that an operand means.
-    pub fn pick(&mut self, number: u8) -> Option<&mut AppConn> {
+    pub fn pick_conn(&mut self, number: u8) -> Option<&mut AppConn> {
         // Living ones first: an operation on one that has ended is only now and then of interest.
         let living = self.conns.iter().filter(|c| !c.ended).count();
         if living > 0 && number < 0xf0 {
@@ -97,7 +97,7 @@ impl App {
     }
 
     /// Takes note of a connection.
-    pub fn add(&mut self, stack: &Stack, conn: Conn) {
+    pub fn register_conn(&mut self, stack: &Stack, conn: Conn) {
         let info = stack.info(conn).expect("a connection that was just given out");
         let known = self.conns.iter().any(|c| c.conn == conn);
         assert!(!known, "{conn:?} was given out twice");
@@ -123,7 +123,7 @@ impl App {
             self.events += 1;
             match event {
                 Event::Incoming { listener } => {
-                    if self.accepts {
+                    if self.auto_accept {
                         self.accept(stack, listener);
                     }
                 }
@@ -132,32 +132,35 @@ impl App {
                     assert!(!bytes.is_empty() && bytes.len() == data.len(), "data without bytes");
                     // What is buffered comes first.
                     let buffered = stack.buffered(conn) > 0;
-                    let take = if buffered { 0 } else { bytes.len() * usize::from(self.share.min(2)) / 2 };
-                    self.on_bytes(conn, &bytes[..take], peers);
+                    let take =
+                        if buffered { 0 } else { bytes.len() * usize::from(self.take_share.min(2)) / 2 };
+                    self.check_received(conn, &bytes[..take], peers);
                     stack.consume(conn, data, take, burst);
                 }
                 Event::Readable { conn } => {
-                    if self.greedy {
+                    if self.reads_when_readable {
                         self.read(stack, conn, usize::MAX, peers);
                     }
                 }
                 Event::PeerClosed { conn } => {
-                    let c = self.expect(conn, &event);
+                    let c = self.live_conn(conn, &event);
                     assert!(!c.peer_closed, "FIN is reported twice");
                     c.peer_closed = true;
                 }
                 Event::Closed { conn, .. } => {
                     // The last chance to read what is left.
                     self.read(stack, conn, usize::MAX, peers);
-                    self.expect(conn, &event).ended = true;
+                    self.live_conn(conn, &event).ended = true;
                 }
                 Event::Connected { conn }
                 | Event::Writable { conn }
                 | Event::Acked { conn, .. }
                 | Event::Urgent { conn, .. } => {
-                    self.expect(conn, &event);
+                    self.live_conn(conn, &event);
                 }
-                Event::UdpReadable { socket } => self.datagrams.on_readable(stack, socket, self.greedy),
+                Event::UdpReadable { socket } => {
+                    self.udp.on_readable(stack, socket, self.reads_when_readable)
+                }
             }
         }
         for c in self.conns.iter().filter(|c| c.ended) {
@@ -165,7 +168,7 @@ impl App {
         }
     }
 
-    fn expect(&mut self, conn: Conn, event: &Event) -> &mut AppConn {
+    fn live_conn(&mut self, conn: Conn, event: &Event) -> &mut AppConn {
         let found = self.conns.iter_mut().find(|c| c.conn == conn);
         let found = found.unwrap_or_else(|| panic!("{event:?} of a connection nobody knows"));
         assert!(!found.ended, "{event:?} after the end");
@@ -175,7 +178,7 @@ impl App {
     /// Accepts one connection.
     pub fn accept(&mut self, stack: &mut Stack, listener: Listener) {
         if let Some(conn) = stack.accept(listener) {
-            self.add(stack, conn);
+            self.register_conn(stack, conn);
         }
     }
 
@@ -190,7 +193,7 @@ impl App {
                 Ok(0) | Err(_) => break,
                 Ok(n) => {
                     assert!(n <= room && n <= promised, "{n} bytes of {promised}");
-                    self.on_bytes(conn, &buffer[..n], peers);
+                    self.check_received(conn, &buffer[..n], peers);
                     left -= n;
                 }
             }
@@ -198,7 +201,7 @@ impl App {
     }
 
     /// Bytes reached the application: they must be those of the stream.
-    fn on_bytes(&mut self, conn: Conn, bytes: &[u8], peers: &[Peer]) {
+    fn check_received(&mut self, conn: Conn, bytes: &[u8], peers: &[Peer]) {
         let Some(c) = self.conns.iter_mut().find(|c| c.conn == conn) else {
             panic!("data of a connection nobody knows")
         };
@@ -216,10 +219,10 @@ impl App {
             assert!(fits(start), "wrong bytes at offset {at}, {} of them", bytes.len());
             return;
         }
-        let mut candidates = peer.own_starts.iter().copied().filter(|s| fits(*s));
+        let mut candidates = peer.own_isns.iter().copied().filter(|s| fits(*s));
         let first = candidates.next();
         assert!(
-            first.is_some() || peer.own_starts.is_full(),
+            first.is_some() || peer.own_isns.is_full(),
             "wrong bytes at offset {at}, {} of them",
             bytes.len()
         );
@@ -231,7 +234,7 @@ impl App {
 
     /// Sends `len` bytes of the stream as far as there is room.
     pub fn send(&mut self, stack: &mut Stack, number: u8, len: usize, urgent: bool) {
-        let Some(c) = self.pick(number) else { return };
+        let Some(c) = self.pick_conn(number) else { return };
         let bytes: Vec<u8> = (c.sent..).take(len).map(outbound_byte).collect();
         let taken = if urgent { stack.send_urgent(c.conn, &bytes) } else { stack.send(c.conn, &bytes) };
         if let Ok(taken) = taken {
@@ -241,7 +244,7 @@ impl App {
     }
 
     /// Notes the states that are there.
-    pub fn note_states(&mut self, stack: &Stack) {
+    pub fn record_states(&mut self, stack: &Stack) {
         let usage = stack.usage();
         if !self.listeners.is_empty() {
             self.states.insert(State::Listen);

@@ -9,11 +9,11 @@ use ginnel_stack::wire::tcp::{self, TcpHeader, TcpOptions};
 use ginnel_stack::wire::{MacAddr, arp, icmpv4, icmpv6, ipv4, ipv6, ndp, protocol};
 
 /// The stack's address.
-pub const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+pub const LOCAL_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 /// The stack's address.
-pub const OUR_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+pub const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 /// The stack's address.
-pub const OUR_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
+pub const LOCAL_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
 /// Hosts on the link, and as many behind the gateway.
 pub const HOSTS: u8 = 4;
 /// The host that is the gateway.
@@ -41,7 +41,7 @@ pub fn address(host: u8, v6: bool, remote: bool) -> IpAddr {
 }
 
 /// The host on the link through which an address is reached.
-pub fn link_host(address: IpAddr) -> u8 {
+pub fn next_hop_host(address: IpAddr) -> u8 {
     (0..HOSTS).find(|h| on_link(*h).0 == address || on_link(*h).1 == address).unwrap_or(GATEWAY)
 }
 
@@ -112,13 +112,13 @@ fn ip6(src: Ipv6Addr, dst: Ipv6Addr, next_header: u8, ecn: u8, hop_limit: u8, l4
 }
 
 /// One TCP segment.
-pub struct Segment<'a> {
+pub struct SegmentSpec<'a> {
     /// Ports are set from the addresses.
     pub header: TcpHeader,
     /// Options.
     pub options: TcpOptions,
     /// Bytes behind the options that are part of them; cut so that the header stays within 60 bytes.
-    pub garbage: &'a [u8],
+    pub trailing_options: &'a [u8],
     /// Payload.
     pub payload: &'a [u8],
     /// ECN field of the IP header.
@@ -130,10 +130,10 @@ pub struct Segment<'a> {
 }
 
 /// The IP packet of a segment.
-pub fn tcp(src: SocketAddr, dst: SocketAddr, s: &Segment<'_>) -> Vec<u8> {
+pub fn tcp(src: SocketAddr, dst: SocketAddr, s: &SegmentSpec<'_>) -> Vec<u8> {
     let header = TcpHeader { src_port: src.port(), dst_port: dst.port(), ..s.header };
     let options = s.options.encoded_len();
-    let garbage = &s.garbage[..s.garbage.len().min(40 - options) & !3];
+    let garbage = &s.trailing_options[..s.trailing_options.len().min(40 - options) & !3];
     let header_len = 20 + options + garbage.len();
     let mut l4 = vec![0; header_len];
     tcp::emit(&header, &s.options, &mut l4);
@@ -193,29 +193,29 @@ pub fn echo_request(host: u8, v6: bool, data: &[u8]) -> Vec<u8> {
     if v6 {
         let message = icmpv6::Message::EchoRequest(Echo { ident: 1, seq: 2, data });
         let mut l4 = vec![0; message.encoded_len()];
-        message.emit(v6_address, OUR_V6, &mut l4);
-        ip6(v6_address, OUR_V6, protocol::ICMPV6, 0, 64, &l4)
+        message.emit(v6_address, LOCAL_V6, &mut l4);
+        ip6(v6_address, LOCAL_V6, protocol::ICMPV6, 0, 64, &l4)
     } else {
         let message = icmpv4::Message::EchoRequest(Echo { ident: 1, seq: 2, data });
         let mut l4 = vec![0; message.encoded_len()];
         message.emit(&mut l4);
-        ip(v4.into(), OUR_V4.into(), protocol::ICMP, 0, 9, &l4)
+        ip(v4.into(), LOCAL_V4.into(), protocol::ICMP, 0, 9, &l4)
     }
 }
 
 /// An ARP frame.
 pub fn arp(host: u8, kind: u8, vlan: Option<u16>) -> Vec<u8> {
-    let sender_ip = if kind % 3 == 2 { OUR_V4 } else { on_link(host).0 };
-    let packet = arp::Packet {
-        operation: if kind.is_multiple_of(3) { arp::Operation::Request } else { arp::Operation::Reply },
+    let sender_ip = if kind % 3 == 2 { LOCAL_V4 } else { on_link(host).0 };
+    let packet = arp::ArpPacket {
+        operation: if kind.is_multiple_of(3) { arp::ArpOperation::Request } else { arp::ArpOperation::Reply },
         sender_mac: mac(host),
         sender_ip,
-        target_mac: if kind.is_multiple_of(3) { MacAddr::ZERO } else { OUR_MAC },
-        target_ip: OUR_V4,
+        target_mac: if kind.is_multiple_of(3) { MacAddr::ZERO } else { LOCAL_MAC },
+        target_ip: LOCAL_V4,
     };
-    let mut out = [0; arp::Packet::LEN];
+    let mut out = [0; arp::ArpPacket::LEN];
     packet.emit(&mut out);
-    let dst = if kind % 3 == 1 { OUR_MAC } else { MacAddr::BROADCAST };
+    let dst = if kind % 3 == 1 { LOCAL_MAC } else { MacAddr::BROADCAST };
     frame(host, dst, vlan, EtherType::ARP, &out)
 }
 
@@ -231,25 +231,26 @@ pub fn ndp(host: u8, kind: u8, value: u32, vlan: Option<u16>) -> Vec<u8> {
     let source = (value & 1 == 0).then(|| mac(host));
     let (src, dst, message) = match kind % 4 {
         0 => {
-            let message = ndp::Message::NeighbourSolicitation { target: OUR_V6, source, nonce: None };
-            (own, ndp::solicited_node(OUR_V6), message)
+            let message =
+                ndp::NdpMessage::NeighbourSolicitation { target: LOCAL_V6, source_mac: source, nonce: None };
+            (own, ndp::solicited_node(LOCAL_V6), message)
         }
         kind @ (1 | 2) => {
-            let message = ndp::Message::NeighbourAdvertisement {
-                target: if kind == 1 { own } else { OUR_V6 },
+            let message = ndp::NdpMessage::NeighbourAdvertisement {
+                target: if kind == 1 { own } else { LOCAL_V6 },
                 router: value & 2 != 0,
                 solicited: value & 4 == 0,
                 overrides: value & 8 == 0,
                 target_mac: source,
             };
-            (own, if value & 4 == 0 { OUR_V6 } else { ALL_NODES }, message)
+            (own, if value & 4 == 0 { LOCAL_V6 } else { ALL_NODES }, message)
         }
-        _ => (link_local, ALL_NODES, ndp::Message::RouterAdvertisement(advertisement(value, source))),
+        _ => (link_local, ALL_NODES, ndp::NdpMessage::RouterAdvertisement(advertisement(value, source))),
     };
     let mut l4 = vec![0; 512];
     let len = message.emit(src, dst, &mut l4);
     let packet = ip6(src, dst, protocol::ICMPV6, 0, 255, &l4[..len]);
-    let to = if dst.is_multicast() { MacAddr::from_ipv6_multicast(dst) } else { OUR_MAC };
+    let to = if dst.is_multicast() { MacAddr::from_ipv6_multicast(dst) } else { LOCAL_MAC };
     frame(host, to, vlan, EtherType::IPV6, &packet)
 }
 
@@ -274,7 +275,7 @@ fn advertisement(value: u32, source: Option<MacAddr>) -> ndp::RouterAdvertisemen
         router_lifetime_s: lifetime.min(9000) as u16,
         reachable_time_ms: value >> 20 & 0xfff,
         retrans_timer_ms: value >> 12 & 0xfff,
-        source,
+        source_mac: source,
         mtu: (value & 0x80 != 0).then_some(1280 + (value >> 8 & 0xff)),
         prefixes,
     }
@@ -320,7 +321,7 @@ fn fragment(
         let header = ipv6::FragmentHeader {
             next_header: out[6],
             offset: offset as u16,
-            more,
+            more_fragments: more,
             ident: 0x1234_0000 | u32::from(ident),
         };
         out[6] = protocol::FRAGMENT;

@@ -1,8 +1,8 @@
 //! What must hold for every frame that the stack sends.
 
 use super::build;
-use super::datagrams::datagram_byte;
 use super::peer::{Peer, outbound_byte};
+use super::udp::datagram_byte;
 use core::net::{IpAddr, SocketAddr};
 use ginnel_stack::device::{Capabilities, TxMeta};
 use ginnel_stack::wire::checksum::Sum;
@@ -11,7 +11,7 @@ use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions, TcpSegment};
 use ginnel_stack::wire::{arp, ipv4, ipv6, protocol, udp};
 
 /// A TCP segment of the stack, with its ends.
-pub struct Seen<'a> {
+pub struct SentSegment<'a> {
     /// The stack's end.
     pub local: SocketAddr,
     /// The other end.
@@ -24,14 +24,14 @@ pub struct Seen<'a> {
 ///
 /// # Panics
 /// If something is wrong with it.
-pub fn frame<'a>(bytes: &'a [u8], mtu: usize) -> Option<Seen<'a>> {
+pub fn frame<'a>(bytes: &'a [u8], mtu: usize) -> Option<SentSegment<'a>> {
     let header = Header::parse(bytes).expect("Ethernet header");
-    assert_eq!(header.src, build::OUR_MAC, "source MAC");
+    assert_eq!(header.src, build::LOCAL_MAC, "source MAC");
     let packet = &bytes[usize::from(header.len)..];
     assert!(packet.len() <= mtu, "a packet of {} bytes on a link of {mtu}", packet.len());
     match header.ethertype {
         EtherType::ARP => {
-            arp::Packet::parse(packet).expect("ARP");
+            arp::ArpPacket::parse(packet).expect("ARP");
             None
         }
         EtherType::IPV4 => {
@@ -47,7 +47,7 @@ pub fn frame<'a>(bytes: &'a [u8], mtu: usize) -> Option<Seen<'a>> {
         EtherType::IPV6 => {
             let ip = ipv6::Header::parse(packet).expect("IPv6 header");
             assert_eq!(40 + usize::from(ip.payload_len), packet.len(), "IPv6 length");
-            let chain = ipv6::walk(packet, &ip).expect("extension headers");
+            let chain = ipv6::walk_header_chain(packet, &ip).expect("extension headers");
             if chain.fragment.is_some() {
                 return None;
             }
@@ -57,7 +57,7 @@ pub fn frame<'a>(bytes: &'a [u8], mtu: usize) -> Option<Seen<'a>> {
     }
 }
 
-fn transport(src: IpAddr, dst: IpAddr, protocol: u8, l4: &[u8]) -> Option<Seen<'_>> {
+fn transport(src: IpAddr, dst: IpAddr, protocol: u8, l4: &[u8]) -> Option<SentSegment<'_>> {
     let sum = match protocol {
         protocol::ICMP => Sum::of(l4),
         _ => build::pseudo(src, dst, protocol, l4.len()).add(Sum::of(l4)),
@@ -73,7 +73,7 @@ fn transport(src: IpAddr, dst: IpAddr, protocol: u8, l4: &[u8]) -> Option<Seen<'
     let (local, remote) = (segment.header.src_port, segment.header.dst_port);
     assert!(local != 0 && remote != 0 || segment.header.flags.contains(TcpFlags::RST), "port 0");
     options(&segment);
-    Some(Seen { local: SocketAddr::new(src, local), remote: SocketAddr::new(dst, remote), segment })
+    Some(SentSegment { local: SocketAddr::new(src, local), remote: SocketAddr::new(dst, remote), segment })
 }
 
 fn datagram(l4: &[u8]) {
@@ -100,7 +100,7 @@ fn options(segment: &TcpSegment<'_>) {
         assert!(start.lt(*end), "an empty SACK block");
     }
     if flags.contains(TcpFlags::URG) {
-        assert_ne!(segment.header.urgent, 0, "URG that points nowhere");
+        assert_ne!(segment.header.urg_ptr, 0, "URG that points nowhere");
     }
 }
 
@@ -108,7 +108,7 @@ fn options(segment: &TcpSegment<'_>) {
 ///
 /// # Panics
 /// If the stack asked for something that the device does not do.
-pub fn as_on_the_wire(frame: &[u8], meta: &TxMeta, caps: &Capabilities, mut each: impl FnMut(&[u8])) {
+pub fn to_wire_frames(frame: &[u8], meta: &TxMeta, caps: &Capabilities, mut each: impl FnMut(&[u8])) {
     assert!(meta.partial_checksum.is_none() || caps.tx_checksum, "the device completes no checksums");
     if let Some(gso) = meta.gso {
         assert!(
@@ -117,10 +117,10 @@ pub fn as_on_the_wire(frame: &[u8], meta: &TxMeta, caps: &Capabilities, mut each
             frame.len()
         );
         let mut scratch = vec![0; frame.len()];
-        ginnel_stack::wire::segment::segment(frame, gso, &mut scratch, each).expect("super-frame");
+        ginnel_stack::wire::gso::segment(frame, gso, &mut scratch, each).expect("super-frame");
     } else if let Some((start, offset)) = meta.partial_checksum {
         let mut frame = frame.to_vec();
-        ginnel_stack::wire::segment::complete_checksum(&mut frame, start.into(), offset.into())
+        ginnel_stack::wire::gso::complete_checksum(&mut frame, start.into(), offset.into())
             .expect("partial checksum");
         each(&frame);
     } else {
@@ -143,35 +143,25 @@ pub fn segment(peer: &Peer, segment: &TcpSegment<'_>, sent_max: u64, cookies: bo
         return;
     }
     // A cookie may bring a connection back that was reset.
-    let same = peer.stack_starts.len() <= 1 && peer.own_starts.len() <= 1 && !peer.tainted && !cookies;
+    let same = peer.stack_isns.len() <= 1 && peer.own_isns.len() <= 1 && !peer.tainted && !cookies;
     if !segment.payload.is_empty() {
         let fits = |start: &ginnel_stack::wire::tcp::SeqNumber| {
             let offset = u64::from((h.seq - *start) as u32).wrapping_sub(1);
             offset + segment.payload.len() as u64 <= sent_max
                 && segment.payload.iter().zip(offset..).all(|(byte, at)| *byte == outbound_byte(at))
         };
-        assert!(
-            peer.stack_starts.iter().any(fits),
-            "wrong bytes at {:?} of {}",
-            h.seq,
-            segment.payload.len()
-        );
+        assert!(peer.stack_isns.iter().any(fits), "wrong bytes at {:?} of {}", h.seq, segment.payload.len());
         if same {
             let end = h.seq + segment.payload.len() as u32;
             assert!(
-                peer.allowed.is_some_and(|edge| end.le(edge)),
+                peer.rcv_wnd_edge.is_some_and(|edge| end.le(edge)),
                 "data to {end:?} beyond the window's edge {:?}",
-                peer.allowed
+                peer.rcv_wnd_edge
             );
         }
     }
-    if same && peer.stack_acked && h.flags.contains(TcpFlags::ACK) {
-        assert!(
-            peer.stack_ack.le(h.ack),
-            "acknowledgement moves back from {:?} to {:?}",
-            peer.stack_ack,
-            h.ack
-        );
+    if same && peer.snd_una_known && h.flags.contains(TcpFlags::ACK) {
+        assert!(peer.snd_una.le(h.ack), "acknowledgement moves back from {:?} to {:?}", peer.snd_una, h.ack);
     }
 }
 
@@ -179,18 +169,18 @@ pub fn segment(peer: &Peer, segment: &TcpSegment<'_>, sent_max: u64, cookies: bo
 ///
 /// # Panics
 /// If it does.
-pub fn window_edge(peer: &mut Peer, segment: &TcpSegment<'_>, cookies: bool) {
+pub fn check_window_edge(peer: &mut Peer, segment: &TcpSegment<'_>, cookies: bool) {
     let h = &segment.header;
-    let certain = peer.stack_starts.len() == 1 && peer.own_starts.len() == 1 && !peer.tainted && !cookies;
+    let certain = peer.stack_isns.len() == 1 && peer.own_isns.len() == 1 && !peer.tainted && !cookies;
     if h.flags.intersects(TcpFlags::RST) || !h.flags.contains(TcpFlags::ACK) || !certain {
         return;
     }
-    let Some(scale) = peer.stack_scale else { return };
+    let Some(scale) = peer.snd_wscale else { return };
     let syn = h.flags.contains(TcpFlags::SYN);
     let edge = h.ack + (u32::from(h.window) << if syn { 0 } else { scale });
-    if let Some(before) = peer.stack_edge {
+    if let Some(before) = peer.snd_wnd_edge {
         // FIN takes a number of its own, and a field that is cut to 16 bits may fall short of what was offered unscaled.
         assert!(edge.ge(before), "right edge of the window moves back from {before:?} to {edge:?}");
     }
-    peer.stack_edge = Some(edge);
+    peer.snd_wnd_edge = Some(edge);
 }

@@ -16,21 +16,21 @@
 mod app;
 mod build;
 mod check;
-mod datagrams;
+mod fixture;
 mod mutate;
 mod peer;
 mod scenarios;
 mod setup;
+mod udp;
 pub mod word;
-mod world;
 
 pub use app::App;
 pub use mutate::mutate;
 pub use scenarios::scenarios;
 pub use setup::variant;
 
+use fixture::StackFixture;
 use word::{WORD_BYTES, Word};
-use world::World;
 
 /// Longest input in bytes that is looked at.
 pub const INPUT_BYTES_MAX: usize = 4096;
@@ -50,7 +50,7 @@ pub fn run(data: &[u8]) -> App {
 pub fn run_traced(data: &[u8], trace: Option<fn(&str)>) -> App {
     let data = &data[..data.len().min(INPUT_BYTES_MAX)];
     let mut words = data.chunks(WORD_BYTES);
-    let mut world = World::new(&words.next().map(Word::decode).unwrap_or_default(), trace);
+    let mut world = StackFixture::new(&words.next().map(Word::decode).unwrap_or_default(), trace);
     let mut at = WORD_BYTES;
     while at < data.len() {
         let word = Word::decode(&data[at..]);

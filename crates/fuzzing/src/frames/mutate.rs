@@ -1,6 +1,6 @@
 //! Changes inputs by whole operations, which plain byte mutation hardly ever does.
 
-use super::word::{Manner, Op, WORD_BYTES, Word, segment_bits};
+use super::word::{Op, PeerAction, WORD_BYTES, Word, segment_bits};
 use ginnel_devices::random::Random;
 
 /// Changes `data` in place; returns its new length, at most `max`. The buffer is at least `max` bytes long.
@@ -78,17 +78,17 @@ fn random(rng: &mut Random) -> Word {
         Op::Segment => {
             // Mostly acknowledgements near the right place.
             word.b = [0x10, 0x10, 0x18, 0x11, 0x02, 0x12, 0x04, 0x14, word.b][rng.below(9) as usize];
-            word.c = if rng.below(3) == 0 { rng.next_u64() as u8 } else { segment_bits::IN_TURN };
+            word.c = if rng.below(3) == 0 { rng.next_u64() as u8 } else { segment_bits::ADVANCE_SEQ };
             let offset = |rng: &mut Random| if rng.below(2) == 0 { 0 } else { rng.next_u64() as u32 % 5000 };
             word.x = offset(rng) | offset(rng) << 16;
             let window = [0u32, 1, 500, 5000, 0xffff][rng.below(5) as usize];
             word.y = (amount(rng) % 3000) | window << 16;
         }
-        Op::Behave => word.b = rng.below(Manner::ALL.len() as u64) as u8,
+        Op::PeerAction => word.b = rng.below(PeerAction::ALL.len() as u64) as u8,
         Op::Open => word.b = if rng.below(2) == 0 { 15 } else { word.b },
         Op::Advance => word.a = rng.below(4) as u8,
         Op::Repeat => word.a = rng.below(12) as u8,
-        Op::DeviceRoom => word.a = if rng.below(2) == 0 { 255 } else { word.a },
+        Op::TxCapacity => word.a = if rng.below(2) == 0 { 255 } else { word.a },
         _ => {}
     }
     word

@@ -3,8 +3,8 @@
 //! The bytes it sends depend on nothing but their sequence number, so however segments overlap, repeat and race, there is one right
 //! answer to what the application must read.
 
-use super::build::{self, Segment};
-use super::word::{Manner, Word, segment_bits, syn_options};
+use super::build::{self, SegmentSpec};
+use super::word::{PeerAction, Word, segment_bits, syn_options};
 use arrayvec::ArrayVec;
 use core::net::SocketAddr;
 use ginnel_stack::wire::tcp::{SeqNumber, TcpFlags, TcpHeader, TcpOptions, TcpSegment, Timestamps};
@@ -20,7 +20,7 @@ pub fn outbound_byte(offset: u64) -> u8 {
 }
 
 /// Sequence numbers that connections of the same addresses began with.
-type Starts = ArrayVec<SeqNumber, 8>;
+type Isns = ArrayVec<SeqNumber, 8>;
 
 /// A remote end.
 #[derive(Debug)]
@@ -30,45 +30,45 @@ pub struct Peer {
     /// The stack's address.
     pub local: SocketAddr,
     /// Initial sequence numbers that it used.
-    pub own_starts: Starts,
+    pub own_isns: Isns,
     /// Initial sequence numbers that the stack used.
-    pub stack_starts: Starts,
+    pub stack_isns: Isns,
     /// What it sends next.
-    pub next: SeqNumber,
+    pub snd_nxt: SeqNumber,
     /// End of what the stack sent.
-    pub stack_next: SeqNumber,
+    pub rcv_nxt: SeqNumber,
     /// What it has acknowledged.
-    pub acked: SeqNumber,
+    pub last_ack_sent: SeqNumber,
     /// Last acknowledgement and window of the stack.
-    pub stack_ack: SeqNumber,
+    pub snd_una: SeqNumber,
     /// The stack acknowledged something since its last SYN.
-    pub stack_acked: bool,
+    pub snd_una_known: bool,
     /// Right edge of the window that the stack offered.
-    pub stack_edge: Option<SeqNumber>,
+    pub snd_wnd_edge: Option<SeqNumber>,
     /// Shift of the stack's window, once a SYN+ACK of it said so.
-    pub stack_scale: Option<u8>,
+    pub snd_wscale: Option<u8>,
     /// Farthest that any segment of this end allowed the stack to send.
-    pub allowed: Option<SeqNumber>,
+    pub rcv_wnd_edge: Option<SeqNumber>,
     /// Options of its SYN.
-    pub options: u8,
+    pub syn_option_bits: u8,
     /// A SYN of it had the window scale option.
-    pub scales: bool,
+    pub sent_wscale: bool,
     /// The stack's timestamp to be echoed.
-    pub echo: u32,
+    pub ts_recent: u32,
     /// The window field it sends.
-    pub window: u16,
+    pub rcv_wnd: u16,
     /// Behaves by itself.
-    pub automatic: bool,
+    pub auto_respond: bool,
     /// Urgent data or mutated segments make it impossible to say what must be read.
     pub tainted: bool,
     /// It saw a FIN of the stack.
     pub fin_seen: bool,
     /// The stack's last SYN has no answer.
-    pub syn_waits: bool,
+    pub syn_unanswered: bool,
 }
 
 /// Shift of the window of all remote ends.
-const OWN_SCALE: u8 = 7;
+const RCV_WSCALE: u8 = 7;
 
 impl Peer {
     /// A remote end that has sent nothing.
@@ -76,28 +76,28 @@ impl Peer {
         Self {
             remote,
             local,
-            own_starts: Starts::new(),
-            stack_starts: Starts::new(),
-            next: start,
-            stack_next: SeqNumber(0),
-            acked: SeqNumber(0),
-            stack_ack: start,
-            stack_acked: false,
-            stack_edge: None,
-            stack_scale: None,
-            allowed: None,
-            options: syn_options::USUAL,
-            scales: false,
-            echo: 0,
-            window: 0xffff,
-            automatic: false,
+            own_isns: Isns::new(),
+            stack_isns: Isns::new(),
+            snd_nxt: start,
+            rcv_nxt: SeqNumber(0),
+            last_ack_sent: SeqNumber(0),
+            snd_una: start,
+            snd_una_known: false,
+            snd_wnd_edge: None,
+            snd_wscale: None,
+            rcv_wnd_edge: None,
+            syn_option_bits: syn_options::DEFAULT,
+            sent_wscale: false,
+            ts_recent: 0,
+            rcv_wnd: 0xffff,
+            auto_respond: false,
             tainted: false,
             fin_seen: false,
-            syn_waits: false,
+            syn_unanswered: false,
         }
     }
 
-    fn remember(starts: &mut Starts, start: SeqNumber) {
+    fn add_isn(starts: &mut Isns, start: SeqNumber) {
         if !starts.contains(&start) {
             if starts.is_full() {
                 starts.remove(0);
@@ -110,56 +110,59 @@ impl Peer {
     pub fn on_stack_segment(&mut self, segment: &TcpSegment<'_>) {
         let h = &segment.header;
         if h.flags.contains(TcpFlags::RST) {
-            return self.forget_stack();
+            return self.forget_stack_state();
         }
         let options = TcpOptions::parse(segment.options);
         let end = h.seq + segment.seq_len();
         if h.flags.contains(TcpFlags::SYN) {
-            let known = self.stack_starts.last() == Some(&h.seq);
-            Self::remember(&mut self.stack_starts, h.seq);
+            let known = self.stack_isns.last() == Some(&h.seq);
+            Self::add_isn(&mut self.stack_isns, h.seq);
             if !known {
-                self.stack_next = end;
-                self.acked = h.seq;
+                self.rcv_nxt = end;
+                self.last_ack_sent = h.seq;
                 self.fin_seen = false;
-                self.stack_edge = None;
-                self.allowed = None;
+                self.snd_wnd_edge = None;
+                self.rcv_wnd_edge = None;
             }
-            self.syn_waits = true;
-            self.forget_stack();
-            self.stack_scale = h.flags.contains(TcpFlags::ACK).then(|| options.window_scale.unwrap_or(0));
+            self.syn_unanswered = true;
+            self.forget_stack_state();
+            self.snd_wscale = h.flags.contains(TcpFlags::ACK).then(|| options.window_scale.unwrap_or(0));
         }
-        if end.gt(self.stack_next) {
-            self.stack_next = end;
+        if end.gt(self.rcv_nxt) {
+            self.rcv_nxt = end;
         }
         self.fin_seen |= h.flags.contains(TcpFlags::FIN);
         if let Some(ts) = options.timestamps {
-            self.echo = ts.value;
+            self.ts_recent = ts.tsval;
         }
         if h.flags.contains(TcpFlags::ACK) {
-            self.stack_ack = h.ack;
-            self.stack_acked = true;
+            self.snd_una = h.ack;
+            self.snd_una_known = true;
         }
     }
 
     /// Another connection may begin: what is known of the old one says nothing about it. After RST a cookie may still bring one back.
-    pub fn forget_stack(&mut self) {
-        self.stack_edge = None;
-        self.stack_acked = false;
+    pub fn forget_stack_state(&mut self) {
+        self.snd_wnd_edge = None;
+        self.snd_una_known = false;
     }
 
     /// Timestamps of a segment sent at `now_ms`.
     fn timestamps(&self, now_ms: u32, how: u8) -> Option<Timestamps> {
-        let wanted = self.options & syn_options::TIMESTAMPS != 0 && how & segment_bits::NO_TIMESTAMP == 0;
+        let wanted =
+            self.syn_option_bits & syn_options::TIMESTAMPS != 0 && how & segment_bits::NO_TIMESTAMP == 0;
         let age = if how & segment_bits::OLD_TIMESTAMP == 0 { 0 } else { 100_000 };
-        wanted
-            .then(|| Timestamps { value: now_ms.wrapping_add(7_000_000).wrapping_sub(age), echo: self.echo })
+        wanted.then(|| Timestamps {
+            tsval: now_ms.wrapping_add(7_000_000).wrapping_sub(age),
+            tsecr: self.ts_recent,
+        })
     }
 
     fn syn_options(&self, now_ms: u32) -> TcpOptions {
-        let has = |bit| self.options & bit != 0;
+        let has = |bit| self.syn_option_bits & bit != 0;
         TcpOptions {
             mss: has(syn_options::MSS).then_some(if has(syn_options::V6) { 1440 } else { 1460 }),
-            window_scale: has(syn_options::WSCALE).then_some(OWN_SCALE),
+            window_scale: has(syn_options::WSCALE).then_some(RCV_WSCALE),
             sack_permitted: has(syn_options::SACK),
             timestamps: self.timestamps(now_ms, 0),
             ..TcpOptions::default()
@@ -170,34 +173,34 @@ impl Peer {
     fn build(&mut self, header: TcpHeader, options: TcpOptions, len: usize, word: &Word) -> Vec<u8> {
         let syn = header.flags.contains(TcpFlags::SYN);
         if header.flags.contains(TcpFlags::ACK) || syn {
-            self.scales |= syn && self.options & syn_options::WSCALE != 0;
-            let shift = if syn || !self.scales { 0 } else { OWN_SCALE };
+            self.sent_wscale |= syn && self.syn_option_bits & syn_options::WSCALE != 0;
+            let shift = if syn || !self.sent_wscale { 0 } else { RCV_WSCALE };
             let from = if header.flags.contains(TcpFlags::ACK) {
                 Some(header.ack)
             } else {
-                self.stack_starts.last().map(|s| *s + 1)
+                self.stack_isns.last().map(|s| *s + 1)
             };
             if let Some(edge) = from.map(|f| f + (u32::from(header.window) << shift))
-                && self.allowed.is_none_or(|known| edge.gt(known))
+                && self.rcv_wnd_edge.is_none_or(|known| edge.gt(known))
             {
-                self.allowed = Some(edge);
+                self.rcv_wnd_edge = Some(edge);
             }
         }
         if syn || header.flags.contains(TcpFlags::RST) {
-            self.forget_stack();
+            self.forget_stack_state();
         }
         if syn {
-            self.stack_scale = None;
+            self.snd_wscale = None;
         }
         let first = header.seq + u32::from(syn);
         let payload: Vec<u8> = (0..len as u32).map(|i| inbound_byte(first + i)).collect();
         let how = word.c;
         let seed = word.z.to_le_bytes();
         let garbage = [seed, [word.a, word.b, seed[3], seed[1]], [seed[1], seed[2], 4, 2]].concat();
-        let segment = Segment {
+        let segment = SegmentSpec {
             header,
             options,
-            garbage: if how & segment_bits::GARBAGE != 0 { &garbage } else { &[] },
+            trailing_options: if how & segment_bits::GARBAGE != 0 { &garbage } else { &[] },
             payload: &payload,
             ecn: if how & segment_bits::CE != 0 { 3 } else { 0 },
             ident: 0,
@@ -213,8 +216,8 @@ impl Peer {
             seq,
             ack: if flags.contains(TcpFlags::ACK) { ack } else { SeqNumber(0) },
             flags,
-            window: self.window,
-            urgent: 0,
+            window: self.rcv_wnd,
+            urg_ptr: 0,
             header_len: 0,
         }
     }
@@ -222,10 +225,10 @@ impl Peer {
     /// SYN with a new initial sequence number. The low half of `z` is the window, the high half payload.
     pub fn open(&mut self, word: &Word, now_ms: u32) -> Vec<u8> {
         let start = SeqNumber(word.x);
-        self.options = word.b;
-        self.next = start + 1;
-        self.window = word.z as u16;
-        Self::remember(&mut self.own_starts, start);
+        self.syn_option_bits = word.b;
+        self.snd_nxt = start + 1;
+        self.rcv_wnd = word.z as u16;
+        Self::add_isn(&mut self.own_isns, start);
         let ecn = if word.b & syn_options::ECN == 0 { TcpFlags::NONE } else { TcpFlags::ECE | TcpFlags::CWR };
         let header = self.header(start, SeqNumber(0), TcpFlags::SYN | ecn);
         let plain = Word { c: 0, ..*word };
@@ -234,30 +237,30 @@ impl Peer {
 
     /// A segment as [`Word::segment`] describes it.
     pub fn segment(&mut self, word: &Word, now_ms: u32) -> Vec<u8> {
-        let scale = if word.c & segment_bits::FAR == 0 { 1 } else { 256 };
+        let scale = if word.c & segment_bits::SCALED_OFFSETS == 0 { 1 } else { 256 };
         let offset = |half: u32| (i64::from(half as u16 as i16) * scale) as i32 as u32;
         let flags = TcpFlags(word.b);
         let len = (word.y & 0xffff) as usize % 9000;
-        let seq = self.next + offset(word.x);
-        let mut header = self.header(seq, self.stack_next + offset(word.x >> 16), flags);
+        let seq = self.snd_nxt + offset(word.x);
+        let mut header = self.header(seq, self.rcv_nxt + offset(word.x >> 16), flags);
         header.window = (word.y >> 16) as u16;
-        header.urgent = if flags.contains(TcpFlags::URG) { (word.z >> 16) as u16 } else { 0 };
+        header.urg_ptr = if flags.contains(TcpFlags::URG) { (word.z >> 16) as u16 } else { 0 };
         self.tainted |= flags.contains(TcpFlags::URG);
         let mut options = TcpOptions { timestamps: self.timestamps(now_ms, word.c), ..TcpOptions::default() };
         if word.c & segment_bits::SACK != 0 {
             self.add_sack_blocks(word.z, &mut options);
         }
         if flags.contains(TcpFlags::SYN) {
-            Self::remember(&mut self.own_starts, seq);
+            Self::add_isn(&mut self.own_isns, seq);
             if word.c & segment_bits::GARBAGE == 0 {
                 options = self.syn_options(now_ms);
             }
         }
-        if word.c & segment_bits::IN_TURN != 0 {
+        if word.c & segment_bits::ADVANCE_SEQ != 0 {
             let space = u32::from(flags.contains(TcpFlags::SYN)) + u32::from(flags.contains(TcpFlags::FIN));
-            self.next = seq + (len as u32 + space);
+            self.snd_nxt = seq + (len as u32 + space);
             if flags.contains(TcpFlags::ACK) {
-                self.acked = header.ack;
+                self.last_ack_sent = header.ack;
             }
         }
         self.build(header, options, len, word)
@@ -265,74 +268,77 @@ impl Peer {
 
     /// Blocks relative to what is in flight; the bytes of `seed` choose where.
     fn add_sack_blocks(&self, seed: u32, options: &mut TcpOptions) {
-        let flight = (self.stack_next - self.acked).max(16) as u32;
+        let flight = (self.rcv_nxt - self.last_ack_sent).max(16) as u32;
         for i in 0..1 + (seed & 3) {
             let at = (seed >> (2 + 7 * i) & 15) * flight / 12;
             let len = (seed >> (6 + 7 * i) & 7) * flight / 8;
-            options.sack_blocks.push((self.acked + at, self.acked + (at + len)));
+            options.sack_blocks.push((self.last_ack_sent + at, self.last_ack_sent + (at + len)));
         }
     }
 
     /// What a correct host would do. `None` if there is nothing to do.
-    pub fn behave(&mut self, manner: Manner, amount: u32, now_ms: u32) -> Option<Vec<u8>> {
+    pub fn act(&mut self, manner: PeerAction, amount: u32, now_ms: u32) -> Option<Vec<u8>> {
         let plain = Word::default();
         let options = TcpOptions { timestamps: self.timestamps(now_ms, 0), ..TcpOptions::default() };
-        let ack = self.stack_next;
+        let ack = self.rcv_nxt;
         let (header, options, len) = match manner {
-            Manner::AcceptSyn | Manner::CrossingSyn => {
-                let start = self.next;
-                Self::remember(&mut self.own_starts, start);
-                let flags =
-                    if manner == Manner::AcceptSyn { TcpFlags::SYN | TcpFlags::ACK } else { TcpFlags::SYN };
+            PeerAction::AcceptSyn | PeerAction::CrossingSyn => {
+                let start = self.snd_nxt;
+                Self::add_isn(&mut self.own_isns, start);
+                let flags = if manner == PeerAction::AcceptSyn {
+                    TcpFlags::SYN | TcpFlags::ACK
+                } else {
+                    TcpFlags::SYN
+                };
                 let header = self.header(start, ack, flags);
-                self.next = start + 1;
+                self.snd_nxt = start + 1;
                 (header, self.syn_options(now_ms), 0)
             }
-            Manner::AckAll => (self.header(self.next, ack, TcpFlags::ACK), options, 0),
-            Manner::Data => {
+            PeerAction::AckAll => (self.header(self.snd_nxt, ack, TcpFlags::ACK), options, 0),
+            PeerAction::Data => {
                 let len = amount % 9000;
-                let header = self.header(self.next, ack, TcpFlags::ACK | TcpFlags::PSH);
-                self.next += len;
+                let header = self.header(self.snd_nxt, ack, TcpFlags::ACK | TcpFlags::PSH);
+                self.snd_nxt += len;
                 (header, options, len)
             }
-            Manner::Fin => {
-                let header = self.header(self.next, ack, TcpFlags::ACK | TcpFlags::FIN);
-                self.next += 1;
+            PeerAction::Fin => {
+                let header = self.header(self.snd_nxt, ack, TcpFlags::ACK | TcpFlags::FIN);
+                self.snd_nxt += 1;
                 (header, options, 0)
             }
-            Manner::Reset => (self.header(self.stack_ack, ack, TcpFlags::RST | TcpFlags::ACK), options, 0),
-            Manner::SackHoles => {
-                let header = self.header(self.next, self.acked, TcpFlags::ACK);
+            PeerAction::Reset => (self.header(self.snd_una, ack, TcpFlags::RST | TcpFlags::ACK), options, 0),
+            PeerAction::SackHoles => {
+                let header = self.header(self.snd_nxt, self.last_ack_sent, TcpFlags::ACK);
                 let mut options = options;
                 self.add_sack_blocks(amount, &mut options);
                 return Some(self.build(header, options, 0, &plain));
             }
-            Manner::Retransmit => {
-                let behind = (self.next - self.stack_ack).clamp(0, 9000) as u32;
+            PeerAction::Retransmit => {
+                let behind = (self.snd_nxt - self.snd_una).clamp(0, 9000) as u32;
                 let len = behind.max(amount % 100);
-                let header = self.header(self.next - len, ack, TcpFlags::ACK | TcpFlags::PSH);
+                let header = self.header(self.snd_nxt - len, ack, TcpFlags::ACK | TcpFlags::PSH);
                 (header, options, len)
             }
-            Manner::CloseWindow => {
-                self.window = 0;
-                (self.header(self.next, ack, TcpFlags::ACK), options, 0)
+            PeerAction::CloseWindow => {
+                self.rcv_wnd = 0;
+                (self.header(self.snd_nxt, ack, TcpFlags::ACK), options, 0)
             }
-            Manner::OpenWindow => {
-                self.window = (amount as u16).max(1);
-                (self.header(self.next, ack, TcpFlags::ACK), options, 0)
+            PeerAction::OpenWindow => {
+                self.rcv_wnd = (amount as u16).max(1);
+                (self.header(self.snd_nxt, ack, TcpFlags::ACK), options, 0)
             }
         };
-        self.syn_waits = false;
-        self.acked = ack;
+        self.syn_unanswered = false;
+        self.last_ack_sent = ack;
         Some(self.build(header, options, len as usize, &plain))
     }
 
     /// The answer of an automatic end to what the stack sent, if there is any.
     pub fn answer(&mut self, now_ms: u32) -> Option<Vec<u8>> {
-        if !self.automatic || !self.stack_next.gt(self.acked) {
+        if !self.auto_respond || !self.rcv_nxt.gt(self.last_ack_sent) {
             return None;
         }
-        let active_open = self.syn_waits && self.stack_scale.is_none();
-        self.behave(if active_open { Manner::AcceptSyn } else { Manner::AckAll }, 0, now_ms)
+        let active_open = self.syn_unanswered && self.snd_wscale.is_none();
+        self.act(if active_open { PeerAction::AcceptSyn } else { PeerAction::AckAll }, 0, now_ms)
     }
 }

@@ -1,30 +1,34 @@
 //! Inputs written by hand: what the fuzzer begins with. They are committed as `fuzz/corpus/frames`, and a test compares.
 
-use super::datagrams::datagram_bits;
 use super::setup::variant;
-use super::word::{Manner, Op, Word, segment_bits, syn_options};
+use super::udp::udp_bits;
+use super::word::{Op, PeerAction, Word, segment_bits, syn_options};
 use ginnel_stack::wire::tcp::TcpFlags;
 
 const ACK: TcpFlags = TcpFlags::ACK;
 const V6: u8 = syn_options::V6;
-const USUAL: u8 = syn_options::USUAL;
+const DEFAULT: u8 = syn_options::DEFAULT;
 
-fn first(a: u8, b: u8, c: u8) -> Word {
+fn setup_word(a: u8, b: u8, c: u8) -> Word {
     Word { a, b, c, x: 1_000, y: 1, ..Word::default() }
 }
 
-fn usual() -> Word {
-    first(0, 0, 0)
+fn default_setup() -> Word {
+    setup_word(0, 0, 0)
 }
 
 /// A listener, and a connection to it that is established and accepted.
 fn established(options: u8) -> Vec<Word> {
-    vec![Word::listen(1, 0, 16), Word::open(0, options, 0, 1, 5000), Word::behave(0, Manner::AckAll, 0)]
+    vec![
+        Word::listen(1, 0, 16),
+        Word::open(0, options, 0, 1, 5000),
+        Word::peer_action(0, PeerAction::AckAll, 0),
+    ]
 }
 
 /// A connection that the application opened.
 fn connected(options: u8) -> Vec<Word> {
-    vec![Word::connect(options, 0, 1), Word::behave(0, Manner::AcceptSyn, 0)]
+    vec![Word::connect(options, 0, 1), Word::peer_action(0, PeerAction::AcceptSyn, 0)]
 }
 
 fn scenario(first: Word, parts: &[&[Word]]) -> Vec<u8> {
@@ -39,74 +43,100 @@ pub fn scenarios() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Between them all states of a connection.
 fn states() -> Vec<(&'static str, Vec<u8>)> {
-    let data = [Word::behave(0, Manner::Data, 700), Word::send(0, 5000), Word::behave(0, Manner::AckAll, 0)];
-    let ack = Word::behave(0, Manner::AckAll, 0);
-    let fin = Word::behave(0, Manner::Fin, 0);
-    let (close, shutdown) = (Word::on(Op::Close, 0), Word::on(Op::Shutdown, 0));
+    let data = [
+        Word::peer_action(0, PeerAction::Data, 700),
+        Word::send(0, 5000),
+        Word::peer_action(0, PeerAction::AckAll, 0),
+    ];
+    let ack = Word::peer_action(0, PeerAction::AckAll, 0);
+    let fin = Word::peer_action(0, PeerAction::Fin, 0);
+    let (close, shutdown) = (Word::on_conn(Op::Close, 0), Word::on_conn(Op::Shutdown, 0));
     let minutes = Word::milliseconds(130_000);
-    let crossing = [Word::hold(), Word::behave(0, Manner::Fin, 0), close, Word::release(), ack, minutes];
-    let segment = |flags| Word::segment(0, flags, 0, 0, 0, segment_bits::IN_TURN);
+    let crossing =
+        [Word::hold(), Word::peer_action(0, PeerAction::Fin, 0), close, Word::release(), ack, minutes];
+    let segment = |flags| Word::segment(0, flags, 0, 0, 0, segment_bits::ADVANCE_SEQ);
     let crossing_fin =
-        [close, Word::segment(0, ACK | TcpFlags::FIN, 0, -1, 0, segment_bits::IN_TURN), ack, minutes];
+        [close, Word::segment(0, ACK | TcpFlags::FIN, 0, -1, 0, segment_bits::ADVANCE_SEQ), ack, minutes];
     vec![
-        ("passive-close", scenario(usual(), &[&established(USUAL), &data, &[fin, close, ack]])),
-        ("active-close", scenario(usual(), &[&established(USUAL), &data, &[close, ack, fin, minutes]])),
-        ("half-close", scenario(usual(), &[&established(0), &[shutdown, ack], &data, &[fin, minutes]])),
-        ("closing", scenario(usual(), &[&established(USUAL), &crossing_fin])),
-        ("crossing-fins", scenario(usual(), &[&established(USUAL), &crossing])),
-        ("connect", scenario(usual(), &[&connected(USUAL), &data, &[close, ack, fin]])),
-        ("connect-v6", scenario(usual(), &[&connected(USUAL | V6), &data, &[fin, close, ack]])),
+        ("passive-close", scenario(default_setup(), &[&established(DEFAULT), &data, &[fin, close, ack]])),
+        (
+            "active-close",
+            scenario(default_setup(), &[&established(DEFAULT), &data, &[close, ack, fin, minutes]]),
+        ),
+        (
+            "half-close",
+            scenario(default_setup(), &[&established(0), &[shutdown, ack], &data, &[fin, minutes]]),
+        ),
+        ("closing", scenario(default_setup(), &[&established(DEFAULT), &crossing_fin])),
+        ("crossing-fins", scenario(default_setup(), &[&established(DEFAULT), &crossing])),
+        ("connect", scenario(default_setup(), &[&connected(DEFAULT), &data, &[close, ack, fin]])),
+        ("connect-v6", scenario(default_setup(), &[&connected(DEFAULT | V6), &data, &[fin, close, ack]])),
         (
             "simultaneous-open",
             scenario(
-                usual(),
-                &[&[Word::connect(0, 0, 1), Word::behave(0, Manner::CrossingSyn, 0), ack], &data],
+                default_setup(),
+                &[&[Word::connect(0, 0, 1), Word::peer_action(0, PeerAction::CrossingSyn, 0), ack], &data],
             ),
         ),
         (
             "refused",
             scenario(
-                usual(),
+                default_setup(),
                 &[&[Word::connect(0, 0, 1), segment(TcpFlags::RST | ACK), Word::connect(0, 1, 2)]],
             ),
         ),
-        ("reset", scenario(usual(), &[&established(USUAL), &data, &[Word::behave(0, Manner::Reset, 0)]])),
-        ("abort", scenario(usual(), &[&established(USUAL), &data, &[Word::on(Op::Abort, 0), ack]])),
-        ("nobody-listens", scenario(usual(), &[&[Word::open(255, USUAL, 0, 1, 9), segment(ACK)]])),
+        (
+            "reset",
+            scenario(
+                default_setup(),
+                &[&established(DEFAULT), &data, &[Word::peer_action(0, PeerAction::Reset, 0)]],
+            ),
+        ),
+        (
+            "abort",
+            scenario(default_setup(), &[&established(DEFAULT), &data, &[Word::on_conn(Op::Abort, 0), ack]]),
+        ),
+        ("nobody-listens", scenario(default_setup(), &[&[Word::open(255, DEFAULT, 0, 1, 9), segment(ACK)]])),
         (
             "syn-ack-lost",
-            scenario(usual(), &[&[Word::listen(0, 0, 4), Word::open(0, 0, 0, 1, 9), minutes, minutes]]),
+            scenario(
+                default_setup(),
+                &[&[Word::listen(0, 0, 4), Word::open(0, 0, 0, 1, 9), minutes, minutes]],
+            ),
         ),
         (
             "connect-times-out",
             scenario(
-                first(variant::IMPATIENT, 0, 0),
+                setup_word(variant::SHORT_TIMEOUTS, 0, 0),
                 &[&[Word::connect(0, 0, 1), minutes, minutes, minutes]],
             ),
         ),
         (
             "time-wait-reuse",
             scenario(
-                usual(),
+                default_setup(),
                 &[
-                    &established(USUAL),
+                    &established(DEFAULT),
                     &[close, ack, fin, Word::milliseconds(2000)],
                     &[
-                        Word::open(0, USUAL, 0, 1, 9_000_000),
-                        Word::behave(0, Manner::AckAll, 0),
-                        Word::behave(0, Manner::Data, 10),
+                        Word::open(0, DEFAULT, 0, 1, 9_000_000),
+                        Word::peer_action(0, PeerAction::AckAll, 0),
+                        Word::peer_action(0, PeerAction::Data, 10),
                     ],
                 ],
             ),
         ),
-        ("fin-wait-2-times-out", scenario(usual(), &[&established(USUAL), &[close, ack, minutes, minutes]])),
+        (
+            "fin-wait-2-times-out",
+            scenario(default_setup(), &[&established(DEFAULT), &[close, ack, minutes, minutes]]),
+        ),
     ]
 }
 
 /// Segments lost, repeated, out of order, out of the window.
 fn faults() -> Vec<(&'static str, Vec<u8>)> {
-    let ack = Word::behave(0, Manner::AckAll, 0);
-    let turn = segment_bits::IN_TURN;
+    let ack = Word::peer_action(0, PeerAction::AckAll, 0);
+    let turn = segment_bits::ADVANCE_SEQ;
     let ahead = [
         Word::segment(0, ACK, 1000, 0, 500, 0),
         Word::segment(0, ACK, 2500, 0, 500, 0),
@@ -117,8 +147,8 @@ fn faults() -> Vec<(&'static str, Vec<u8>)> {
     ];
     let holes = [
         Word::send(0, 60_000),
-        Word::behave(0, Manner::SackHoles, 0x1234_5675),
-        Word::behave(0, Manner::SackHoles, 0x0f0f_3331),
+        Word::peer_action(0, PeerAction::SackHoles, 0x1234_5675),
+        Word::peer_action(0, PeerAction::SackHoles, 0x0f0f_3331),
         Word::deadlines(3),
         ack,
         Word::send(0, 60_000),
@@ -126,17 +156,17 @@ fn faults() -> Vec<(&'static str, Vec<u8>)> {
     ];
     let lost = [Word::send(0, 30_000), Word::deadlines(8), ack, Word::deadlines(5), ack, ack];
     let window = [
-        Word::behave(0, Manner::CloseWindow, 0),
+        Word::peer_action(0, PeerAction::CloseWindow, 0),
         Word::send(0, 4000),
         Word::deadlines(20),
-        Word::behave(0, Manner::OpenWindow, 700),
+        Word::peer_action(0, PeerAction::OpenWindow, 700),
         Word::deadlines(4),
-        Word::behave(0, Manner::OpenWindow, 60_000),
+        Word::peer_action(0, PeerAction::OpenWindow, 60_000),
         ack,
     ];
     let outside = [
         Word::segment(0, ACK, -30_000, 0, 10, 0),
-        Word::segment(0, ACK, 30_000, 0, 10, segment_bits::FAR),
+        Word::segment(0, ACK, 30_000, 0, 10, segment_bits::SCALED_OFFSETS),
         Word::segment(0, TcpFlags::RST, 100, 0, 0, 0),
         Word::segment(0, TcpFlags::SYN, 0, 0, 0, segment_bits::GARBAGE),
         Word::segment(0, ACK, 0, 20_000, 0, 0),
@@ -148,7 +178,7 @@ fn faults() -> Vec<(&'static str, Vec<u8>)> {
         Word::segment(0, ACK, 0, 0, 5, turn | segment_bits::GARBAGE),
     ];
     let mutated = [
-        Word::behave(0, Manner::Data, 300),
+        Word::peer_action(0, PeerAction::Data, 300),
         Word::mutate(0, 2, true, 7),
         Word::mutate(1, 1, true, 99),
         Word::mutate(2, 3, false, 5),
@@ -160,63 +190,75 @@ fn faults() -> Vec<(&'static str, Vec<u8>)> {
         Word::recv(0, 5),
         Word::recv(0, 100),
     ];
-    let raw = [Word::raw(2), Word::behave(0, Manner::Data, 1), Word::send(1, 2)];
+    let raw = [Word::raw(2), Word::peer_action(0, PeerAction::Data, 1), Word::send(1, 2)];
     let congestion = [
         Word { c: segment_bits::CE | turn, ..Word::segment(0, ACK, 0, 0, 900, 0) },
         Word::send(0, 9000),
         Word::segment(0, ACK | TcpFlags::ECE, 0, 0, 0, turn),
         Word::segment(0, ACK | TcpFlags::CWR, 0, 0, 10, turn),
     ];
-    let no_sack = first(0, variant::NO_SACK | variant::NO_TIMESTAMPS | variant::NEW_RENO, 0);
+    let no_sack = setup_word(0, variant::NO_SACK | variant::NO_TIMESTAMPS | variant::NEW_RENO, 0);
     let duplicates =
         [Word::send(0, 30_000), Word::repeat(5), Word::segment(0, ACK, 0, -14_600, 0, 0), ack, ack];
     vec![
-        ("out-of-order", scenario(usual(), &[&established(USUAL), &ahead, &[Word::milliseconds(100)]])),
-        ("sack", scenario(usual(), &[&established(USUAL), &holes])),
-        ("retransmission", scenario(usual(), &[&established(USUAL), &lost])),
+        (
+            "out-of-order",
+            scenario(default_setup(), &[&established(DEFAULT), &ahead, &[Word::milliseconds(100)]]),
+        ),
+        ("sack", scenario(default_setup(), &[&established(DEFAULT), &holes])),
+        ("retransmission", scenario(default_setup(), &[&established(DEFAULT), &lost])),
         ("duplicate-acks", scenario(no_sack, &[&established(0), &duplicates])),
-        ("zero-window", scenario(usual(), &[&established(USUAL), &window])),
-        ("outside", scenario(usual(), &[&established(USUAL), &outside, &[Word::send(0, 10), ack]])),
-        ("mutated", scenario(usual(), &[&established(USUAL), &mutated])),
-        ("urgent", scenario(usual(), &[&established(USUAL), &urgent])),
-        ("raw", scenario(usual(), &[&established(USUAL), &raw])),
-        ("ecn", scenario(first(0, variant::ECN, 0), &[&established(USUAL | syn_options::ECN), &congestion])),
+        ("zero-window", scenario(default_setup(), &[&established(DEFAULT), &window])),
+        ("outside", scenario(default_setup(), &[&established(DEFAULT), &outside, &[Word::send(0, 10), ack]])),
+        ("mutated", scenario(default_setup(), &[&established(DEFAULT), &mutated])),
+        ("urgent", scenario(default_setup(), &[&established(DEFAULT), &urgent])),
+        ("raw", scenario(default_setup(), &[&established(DEFAULT), &raw])),
+        (
+            "ecn",
+            scenario(
+                setup_word(0, variant::ECN, 0),
+                &[&established(DEFAULT | syn_options::ECN), &congestion],
+            ),
+        ),
         (
             "old-duplicate",
-            scenario(usual(), &[&established(USUAL), &[Word::behave(0, Manner::Retransmit, 50)]]),
+            scenario(
+                default_setup(),
+                &[&established(DEFAULT), &[Word::peer_action(0, PeerAction::Retransmit, 50)]],
+            ),
         ),
     ]
 }
 
 /// Limits, timers, options, devices.
 fn resources() -> Vec<(&'static str, Vec<u8>)> {
-    let ack = Word::behave(0, Manner::AckAll, 0);
-    let fin = Word::behave(0, Manner::Fin, 0);
-    let close = Word::on(Op::Close, 0);
-    let auto = Word::automatic(0, true);
-    let flood = [Word::listen(0, 0, 2), Word { b: 1, ..Word::repeat(12) }, Word::open(0, USUAL, 1, 50, 77)];
+    let ack = Word::peer_action(0, PeerAction::AckAll, 0);
+    let fin = Word::peer_action(0, PeerAction::Fin, 0);
+    let close = Word::on_conn(Op::Close, 0);
+    let auto = Word::auto_respond(0, true);
+    let flood = [Word::listen(0, 0, 2), Word { b: 1, ..Word::repeat(12) }, Word::open(0, DEFAULT, 1, 50, 77)];
     let mut time_wait = Vec::new();
     for i in 0..4 {
-        time_wait.push(Word::open(0, USUAL, 0, 10 + i, 5000));
-        time_wait.push(Word::behave(i as u8, Manner::AckAll, 0));
+        time_wait.push(Word::open(0, DEFAULT, 0, 10 + i, 5000));
+        time_wait.push(Word::peer_action(i as u8, PeerAction::AckAll, 0));
         time_wait.extend([
             close,
-            Word::behave(i as u8, Manner::AckAll, 0),
-            Word::behave(i as u8, Manner::Fin, 0),
+            Word::peer_action(i as u8, PeerAction::AckAll, 0),
+            Word::peer_action(i as u8, PeerAction::Fin, 0),
         ]);
     }
     let unread = [
-        Word::appetite(0, false),
+        Word::read_policy(0, false),
         Word::repeat(40),
-        Word::behave(0, Manner::Data, 1400),
+        Word::peer_action(0, PeerAction::Data, 1400),
         Word::recv(0, 3000),
-        Word::appetite(1, true),
-        Word::behave(0, Manner::Data, 1400),
+        Word::read_policy(1, true),
+        Word::peer_action(0, PeerAction::Data, 1400),
         Word::recv(0, 99_000),
     ];
     let bulk =
         [auto, Word::repeat(6), Word::send(0, 90_000), Word::deadlines(10), close, Word::deadlines(3), fin];
-    let full = [Word::device_room(0), Word::send(0, 20_000), Word::deadlines(3), Word::device_room(255), ack];
+    let full = [Word::tx_capacity(0), Word::send(0, 20_000), Word::deadlines(3), Word::tx_capacity(255), ack];
     let keepalive = [
         Word::set_option(0, 3, 1),
         Word::set_option(0, 4, 5),
@@ -235,11 +277,11 @@ fn resources() -> Vec<(&'static str, Vec<u8>)> {
         Word::send(0, 10),
         Word::set_option(0, 0, 1),
     ];
-    let unread_close = [Word::appetite(0, false), Word::behave(0, Manner::Data, 100), close];
-    let lazy = [Word::accept_by_itself(false), Word::listen(0, 0, 2), Word::open(0, USUAL, 0, 1, 3)];
+    let unread_close = [Word::read_policy(0, false), Word::peer_action(0, PeerAction::Data, 100), close];
+    let lazy = [Word::auto_accept(false), Word::listen(0, 0, 2), Word::open(0, DEFAULT, 0, 1, 3)];
     let lazy_rest = [
         ack,
-        Word::behave(0, Manner::Data, 100),
+        Word::peer_action(0, PeerAction::Data, 100),
         fin,
         Word::accept(),
         Word::recv(0, 1000),
@@ -249,42 +291,55 @@ fn resources() -> Vec<(&'static str, Vec<u8>)> {
         [auto, Word::send(0, 100), Word::send_source(0, 300_000), Word::send(0, 100), Word::deadlines(5)];
     let tiny = variant::SMALL_POOL | variant::SMALL_BUFFERS;
     vec![
-        ("syn-flood", scenario(first(variant::FEW | variant::COOKIES_NEVER, 0, 0), &[&flood])),
-        ("cookies", scenario(first(variant::FEW, 0, 0), &[&flood, &[Word::behave(8, Manner::AckAll, 0)]])),
+        ("syn-flood", scenario(setup_word(variant::SMALL_TABLES | variant::COOKIES_NEVER, 0, 0), &[&flood])),
+        (
+            "cookies",
+            scenario(
+                setup_word(variant::SMALL_TABLES, 0, 0),
+                &[&flood, &[Word::peer_action(8, PeerAction::AckAll, 0)]],
+            ),
+        ),
         (
             "cookie-connection",
             scenario(
-                first(variant::COOKIES_ALWAYS, 0, 0),
-                &[&established(USUAL), &[Word::behave(0, Manner::Data, 9)]],
+                setup_word(variant::COOKIES_ALWAYS, 0, 0),
+                &[&established(DEFAULT), &[Word::peer_action(0, PeerAction::Data, 9)]],
             ),
         ),
-        ("time-wait-limit", scenario(first(variant::FEW, 0, 0), &[&[Word::listen(0, 0, 9)], &time_wait])),
-        ("unread", scenario(first(tiny, 0, 0), &[&established(USUAL), &unread])),
-        ("bulk", scenario(usual(), &[&established(USUAL), &bulk])),
-        ("bulk-offload", scenario(first(0, 0, variant::OFFLOAD), &[&established(USUAL), &bulk])),
-        ("bulk-jumbo", scenario(first(0, 0, 3), &[&connected(USUAL), &bulk])),
+        (
+            "time-wait-limit",
+            scenario(setup_word(variant::SMALL_TABLES, 0, 0), &[&[Word::listen(0, 0, 9)], &time_wait]),
+        ),
+        ("unread", scenario(setup_word(tiny, 0, 0), &[&established(DEFAULT), &unread])),
+        ("bulk", scenario(default_setup(), &[&established(DEFAULT), &bulk])),
+        ("bulk-offload", scenario(setup_word(0, 0, variant::OFFLOAD), &[&established(DEFAULT), &bulk])),
+        ("bulk-jumbo", scenario(setup_word(0, 0, 3), &[&connected(DEFAULT), &bulk])),
         (
             "bulk-new-reno",
-            scenario(first(0, variant::NEW_RENO | variant::NO_SCALING, 0), &[&connected(USUAL), &bulk]),
+            scenario(
+                setup_word(0, variant::NEW_RENO | variant::NO_SCALING, 0),
+                &[&connected(DEFAULT), &bulk],
+            ),
         ),
-        ("device-full", scenario(usual(), &[&established(USUAL), &full])),
-        ("keepalive", scenario(usual(), &[&established(USUAL), &keepalive])),
-        ("user-timeout", scenario(usual(), &[&established(USUAL), &timeout])),
-        ("cork", scenario(usual(), &[&established(USUAL), &cork, &[ack]])),
-        ("close-with-unread-data", scenario(usual(), &[&established(USUAL), &unread_close])),
-        ("late-accept", scenario(usual(), &[&lazy, &lazy_rest])),
-        ("sources", scenario(usual(), &[&established(USUAL), &sources])),
+        ("device-full", scenario(default_setup(), &[&established(DEFAULT), &full])),
+        ("keepalive", scenario(default_setup(), &[&established(DEFAULT), &keepalive])),
+        ("user-timeout", scenario(default_setup(), &[&established(DEFAULT), &timeout])),
+        ("cork", scenario(default_setup(), &[&established(DEFAULT), &cork, &[ack]])),
+        ("close-with-unread-data", scenario(default_setup(), &[&established(DEFAULT), &unread_close])),
+        ("late-accept", scenario(default_setup(), &[&lazy, &lazy_rest])),
+        ("sources", scenario(default_setup(), &[&established(DEFAULT), &sources])),
     ]
 }
 
 /// Below TCP.
 fn network() -> Vec<(&'static str, Vec<u8>)> {
-    let ack = Word::behave(0, Manner::AckAll, 0);
-    let fragments = |order| [Word::fragment(2, 256, order), Word::behave(0, Manner::Data, 1000), ack];
+    let ack = Word::peer_action(0, PeerAction::AckAll, 0);
+    let fragments =
+        |order| [Word::fragment(2, 256, order), Word::peer_action(0, PeerAction::Data, 1000), ack];
     let too_big = [Word::send(0, 20_000), Word::icmp_error(0, 4, 900), Word::deadlines(3), ack, ack];
     let too_big6 = [Word::send(0, 20_000), Word::icmp_error(0, 7, 1300), Word::deadlines(3), ack, ack];
     let unreachable = [Word::connect(syn_options::REMOTE, 0, 1), Word::icmp_error(0, 1, 0)];
-    let neighbours = first(0, 0, variant::NEIGHBOURS | variant::VLAN);
+    let neighbours = setup_word(0, 0, variant::RESOLVE_NEIGHBOURS | variant::VLAN);
     let arp = [
         Word::connect(0, 0, 1),
         Word::arp(1, 0),
@@ -302,7 +357,7 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
         Word::milliseconds(100_000),
         Word::ndp(3, 4, 0x0110_0090),
     ];
-    let autoconf = first(0, 0, variant::NEIGHBOURS | variant::AUTOCONF | variant::SMALL_NETWORK);
+    let autoconf = setup_word(0, 0, variant::RESOLVE_NEIGHBOURS | variant::AUTOCONF | variant::SMALL_NETWORK);
     let pings = [
         Word::ping(0, 100),
         Word::ping(1, 100),
@@ -311,19 +366,22 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
         Word::ping(3, 60),
         Word::ping(132, 60),
     ];
-    let small = first(0, 0, 1);
+    let small = setup_word(0, 0, 1);
     vec![
-        ("fragments", scenario(usual(), &[&established(USUAL), &fragments(1), &fragments(3)])),
-        ("fragments-v6", scenario(usual(), &[&established(USUAL | V6), &fragments(0), &fragments(4)])),
-        ("path-mtu", scenario(usual(), &[&established(USUAL), &too_big])),
-        ("path-mtu-v6", scenario(usual(), &[&established(USUAL | V6), &too_big6])),
-        ("unreachable", scenario(usual(), &[&unreachable])),
+        ("fragments", scenario(default_setup(), &[&established(DEFAULT), &fragments(1), &fragments(3)])),
+        (
+            "fragments-v6",
+            scenario(default_setup(), &[&established(DEFAULT | V6), &fragments(0), &fragments(4)]),
+        ),
+        ("path-mtu", scenario(default_setup(), &[&established(DEFAULT), &too_big])),
+        ("path-mtu-v6", scenario(default_setup(), &[&established(DEFAULT | V6), &too_big6])),
+        ("unreachable", scenario(default_setup(), &[&unreachable])),
         ("arp", scenario(neighbours, &[&arp])),
         ("ndp", scenario(autoconf, &[&ndp])),
-        ("ping", scenario(usual(), &[&pings])),
+        ("ping", scenario(default_setup(), &[&pings])),
         (
             "small-mtu",
-            scenario(small, &[&established(USUAL), &[Word::automatic(0, true), Word::send(0, 9000)]]),
+            scenario(small, &[&established(DEFAULT), &[Word::auto_respond(0, true), Word::send(0, 9000)]]),
         ),
     ]
 }
@@ -340,12 +398,12 @@ fn datagrams() -> Vec<(&'static str, Vec<u8>)> {
             Word::fragment(1, 512, 1),
             Word::datagram(0, v6, 1, 4000, 5000),
             Word::udp_send(0, v6, 1, 4000, 5000),
-            Word::appetite(2, false),
+            Word::read_policy(2, false),
             Word::repeat(20),
             Word::datagram(0, v6, 1, 4000, 1200),
             Word::udp_recv(0, 300),
             Word::udp_recv(0, 3000),
-            Word::on(Op::UdpClose, 0),
+            Word::on_conn(Op::UdpClose, 0),
             Word::datagram(0, v6, 1, 4000, 10),
             Word::udp_recv(240, 10),
         ]
@@ -353,17 +411,17 @@ fn datagrams() -> Vec<(&'static str, Vec<u8>)> {
     let errors = [
         bind,
         Word::udp_connect(0, 0, 1, 9),
-        Word::udp_send(0, datagram_bits::CONNECTED, 0, 0, 1400),
+        Word::udp_send(0, udp_bits::CONNECTED, 0, 0, 1400),
         Word::udp_error(0, 0),
         Word::udp_error(4, 700),
-        Word::udp_send(0, datagram_bits::CONNECTED, 0, 0, 1400),
-        Word::udp_send(0, datagram_bits::CONNECTED, 0, 0, 1400),
+        Word::udp_send(0, udp_bits::CONNECTED, 0, 0, 1400),
+        Word::udp_send(0, udp_bits::CONNECTED, 0, 0, 1400),
         Word::udp_connect(0, syn_options::REMOTE, 2, 9),
-        Word::udp_send(0, datagram_bits::CONNECTED, 0, 0, 60_000),
+        Word::udp_send(0, udp_bits::CONNECTED, 0, 0, 60_000),
         Word::datagram(1, 0, 1, 5, 5),
-        Word::datagram(0, datagram_bits::BAD_CHECKSUM, 1, 5, 5),
-        Word::datagram(0, datagram_bits::NO_CHECKSUM, 1, 5, 5),
-        Word::datagram(0, datagram_bits::NO_CHECKSUM | V6, 1, 5, 5),
+        Word::datagram(0, udp_bits::BAD_CHECKSUM, 1, 5, 5),
+        Word::datagram(0, udp_bits::NO_CHECKSUM, 1, 5, 5),
+        Word::datagram(0, udp_bits::NO_CHECKSUM | V6, 1, 5, 5),
     ];
     let sockets = [
         Word::udp_bind(0, 0, 1),
@@ -371,11 +429,11 @@ fn datagrams() -> Vec<(&'static str, Vec<u8>)> {
         Word::udp_bind(0, 1, 6),
         Word::udp_bind(0, 1, 6),
         Word::udp_bind(2, 0x80, 0),
-        Word::datagram(0, datagram_bits::TO_ALL, 1, 6, 100),
+        Word::datagram(0, udp_bits::TO_ALL, 1, 6, 100),
         Word::datagram(1, 0, 2, 7, 100),
-        Word::udp_send(2, datagram_bits::TO_ALL, 0, 53, 100),
-        Word::udp_send(2, datagram_bits::TO_ALL, 1, 53, 100),
-        Word::on(Op::UdpClose, 0),
+        Word::udp_send(2, udp_bits::TO_ALL, 0, 53, 100),
+        Word::udp_send(2, udp_bits::TO_ALL, 1, 53, 100),
+        Word::on_conn(Op::UdpClose, 0),
         Word::udp_bind(5, 0x80, 4),
         Word::datagram(0x81, 0, 1, 6, 100),
     ];
@@ -388,12 +446,12 @@ fn datagrams() -> Vec<(&'static str, Vec<u8>)> {
         Word::milliseconds(9000),
         Word::udp_send(0, 0, 1, 9, 10),
     ];
-    let small = variant::NEIGHBOURS | variant::SMALL_NETWORK;
+    let small = variant::RESOLVE_NEIGHBOURS | variant::SMALL_NETWORK;
     vec![
-        ("datagrams", scenario(usual(), &[&exchange(0)])),
-        ("datagrams-v6", scenario(first(0, 0, variant::OFFLOAD), &[&exchange(V6)])),
-        ("datagram-errors", scenario(usual(), &[&errors])),
-        ("datagram-sockets", scenario(first(0, 0, variant::SMALL_NETWORK), &[&sockets, &sockets])),
-        ("datagrams-to-nobody", scenario(first(0, 0, small), &[&absent])),
+        ("datagrams", scenario(default_setup(), &[&exchange(0)])),
+        ("datagrams-v6", scenario(setup_word(0, 0, variant::OFFLOAD), &[&exchange(V6)])),
+        ("datagram-errors", scenario(default_setup(), &[&errors])),
+        ("datagram-sockets", scenario(setup_word(0, 0, variant::SMALL_NETWORK), &[&sockets, &sockets])),
+        ("datagrams-to-nobody", scenario(setup_word(0, 0, small), &[&absent])),
     ]
 }

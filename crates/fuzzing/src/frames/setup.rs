@@ -1,6 +1,6 @@
 //! The stack under test, as the first word of the input chooses it, and its device.
 
-use super::build::{self, GATEWAY, HOSTS, OUR_MAC, OUR_V4, OUR_V6};
+use super::build::{self, GATEWAY, HOSTS, LOCAL_MAC, LOCAL_V4, LOCAL_V6};
 use super::word::Word;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ginnel_stack::device::{Capabilities, TxMeta, TxQueue};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Bits of the first word: what differs from the usual.
 pub mod variant {
     /// `a`: a handful of connections, half-open ones and TIME_WAIT entries.
-    pub const FEW: u8 = 1;
+    pub const SMALL_TABLES: u8 = 1;
     /// `a`: SYN cookies always.
     pub const COOKIES_ALWAYS: u8 = 2;
     /// `a`: SYN cookies never.
@@ -25,7 +25,7 @@ pub mod variant {
     /// `a`: the smallest socket buffers.
     pub const SMALL_BUFFERS: u8 = 16;
     /// `a`: connections end after few retries, and TIME_WAIT after a second.
-    pub const IMPATIENT: u8 = 32;
+    pub const SHORT_TIMEOUTS: u8 = 32;
     /// `b`: no timestamps.
     pub const NO_TIMESTAMPS: u8 = 1;
     /// `b`: no SACK.
@@ -37,7 +37,7 @@ pub mod variant {
     /// `b`: NewReno.
     pub const NEW_RENO: u8 = 16;
     /// `b`: invalid segments are always answered.
-    pub const ANSWER_ALL: u8 = 32;
+    pub const NO_ACK_RATE_LIMIT: u8 = 32;
     /// `c`: MTU 1,500, 576 (IPv4 only), 1,280 or 9,000.
     pub const MTU: u8 = 3;
     /// `c`: the device completes checksums and cuts super-frames.
@@ -45,7 +45,7 @@ pub mod variant {
     /// `c`: the link is a VLAN.
     pub const VLAN: u8 = 8;
     /// `c`: neighbours must be found.
-    pub const NEIGHBOURS: u8 = 16;
+    pub const RESOLVE_NEIGHBOURS: u8 = 16;
     /// `c`: addresses are checked for duplicates, routers are asked for.
     pub const AUTOCONF: u8 = 32;
     /// `c`: the smallest budgets of the network layer.
@@ -54,24 +54,24 @@ pub mod variant {
 
 /// The device: what it was given, and how much it still takes.
 #[derive(Default)]
-pub struct Wire {
+pub struct DeviceState {
     /// Frames sent and not yet looked at.
     pub sent: Vec<(Vec<u8>, TxMeta)>,
     /// Frames it takes until the next turn; `None` is any number.
-    pub room: Option<usize>,
+    pub capacity: Option<usize>,
 }
 
-struct Tx {
-    wire: Arc<Mutex<Wire>>,
+struct FuzzTx {
+    device: Arc<Mutex<DeviceState>>,
     capabilities: Capabilities,
     frame: Vec<u8>,
 }
 
-fn locked(wire: &Mutex<Wire>) -> MutexGuard<'_, Wire> {
+fn lock(wire: &Mutex<DeviceState>) -> MutexGuard<'_, DeviceState> {
     wire.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl TxQueue for Tx {
+impl TxQueue for FuzzTx {
     fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
@@ -79,7 +79,7 @@ impl TxQueue for Tx {
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         let most = (self.capabilities.mtu + 18).max(self.capabilities.gso_bytes_max);
         assert!(len <= most, "{len} bytes asked of a device that takes {most}");
-        if locked(&self.wire).room == Some(0) {
+        if lock(&self.device).capacity == Some(0) {
             return None;
         }
         // What a device lends is never clean.
@@ -89,8 +89,8 @@ impl TxQueue for Tx {
     }
 
     fn commit(&mut self, len: usize, meta: TxMeta) {
-        let mut wire = locked(&self.wire);
-        if let Some(room) = &mut wire.room {
+        let mut wire = lock(&self.device);
+        if let Some(room) = &mut wire.capacity {
             *room -= 1;
         }
         wire.sent.push((self.frame[..len].to_vec(), meta));
@@ -104,7 +104,7 @@ pub struct Setup {
     /// The stack.
     pub stack: Stack,
     /// Its device.
-    wire: Arc<Mutex<Wire>>,
+    device: Arc<Mutex<DeviceState>>,
     /// Its port.
     pub port: PortId,
     /// VLAN of its link.
@@ -123,9 +123,9 @@ pub struct Setup {
 
 fn tcp_config(word: &Word) -> TcpConfig {
     let (a, b) = (word.a, word.b);
-    let few = a & variant::FEW != 0;
+    let few = a & variant::SMALL_TABLES != 0;
     let buffer = if a & variant::SMALL_BUFFERS != 0 { 4096 } else { 1 << 20 };
-    let impatient = a & variant::IMPATIENT != 0;
+    let impatient = a & variant::SHORT_TIMEOUTS != 0;
     TcpConfig {
         connections_max: if few { 6 } else { 64 },
         half_open_max: if few { 2 } else { 32 },
@@ -148,7 +148,7 @@ fn tcp_config(word: &Word) -> TcpConfig {
         } else {
             CongestionControl::NewReno
         },
-        invalid_ack_interval_ms: if b & variant::ANSWER_ALL == 0 { 500 } else { 0 },
+        invalid_ack_interval_ms: if b & variant::NO_ACK_RATE_LIMIT == 0 { 500 } else { 0 },
         time_wait_seconds: if impatient { 1 } else { 60 },
         fin_timeout_seconds: if impatient { 2 } else { 60 },
         retries: if impatient { 3 } else { 15 },
@@ -191,8 +191,8 @@ fn network_config(word: &Word) -> NetworkConfig {
 
 impl Setup {
     /// The device's side.
-    pub fn wire(&self) -> MutexGuard<'_, Wire> {
-        locked(&self.wire)
+    pub fn device(&self) -> MutexGuard<'_, DeviceState> {
+        lock(&self.device)
     }
 
     /// The stack that the first word asks for.
@@ -201,7 +201,7 @@ impl Setup {
         let mtu = [1500, 576, 1280, 9000][usize::from(c & variant::MTU)];
         let offload = c & variant::OFFLOAD != 0;
         let capabilities = Capabilities {
-            mac: OUR_MAC.0,
+            mac: LOCAL_MAC.0,
             mtu,
             tx_checksum: offload,
             gso_bytes_max: if offload { 65_550 } else { 0 },
@@ -215,26 +215,27 @@ impl Setup {
         let mut seed = [7; 32];
         seed[..4].copy_from_slice(&word.y.to_le_bytes());
         let mut stack = Stack::new(config, seed, now).expect("the configuration is valid");
-        let wire = Arc::new(Mutex::new(Wire::default()));
-        let port = stack.add_port(Box::new(Tx { wire: wire.clone(), capabilities, frame: Vec::new() }));
+        let device = Arc::new(Mutex::new(DeviceState::default()));
+        let port =
+            stack.add_port(Box::new(FuzzTx { device: device.clone(), capabilities, frame: Vec::new() }));
         let vlan = (c & variant::VLAN != 0).then_some(5);
         add_link(&mut stack, port, vlan, mtu >= 1280, c);
-        Self { stack, wire, port, vlan, mtu, capabilities, tcp, network, now }
+        Self { stack, device, port, vlan, mtu, capabilities, tcp, network, now }
     }
 }
 
 fn add_link(stack: &mut Stack, port: PortId, vlan: Option<u16>, v6: bool, c: u8) {
     let mut link = LinkConfig {
         name: "fuzz".into(),
-        addresses: vec![(OUR_V4.into(), 24)],
+        addresses: vec![(LOCAL_V4.into(), 24)],
         vlan,
         accept_ra: v6 && c & variant::AUTOCONF != 0,
         ..LinkConfig::default()
     };
     if v6 {
-        link.addresses.push((OUR_V6.into(), 64));
+        link.addresses.push((LOCAL_V6.into(), 64));
     }
-    if c & variant::NEIGHBOURS == 0 {
+    if c & variant::RESOLVE_NEIGHBOURS == 0 {
         for host in 0..=HOSTS {
             let (v4_address, v6_address) = build::on_link(host);
             link.static_neighbours.push((v4_address.into(), build::mac(host)));

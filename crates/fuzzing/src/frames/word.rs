@@ -36,7 +36,7 @@ pub enum Op {
     /// A segment of a remote host, relative to what it knows.
     Segment,
     /// A remote host does what a correct one would do next.
-    Behave,
+    PeerAction,
     /// Frames wait from here on, to arrive in one burst.
     Hold,
     /// The frames that wait arrive.
@@ -68,9 +68,9 @@ pub enum Op {
     /// The application sets an option.
     SetOption,
     /// How much of in-burst data the application takes.
-    Appetite,
+    ReadPolicy,
     /// How many more frames the device takes.
-    DeviceRoom,
+    TxCapacity,
     /// An ICMP error about a frame that the stack sent.
     IcmpError,
     /// The next packets of remote hosts come in fragments.
@@ -86,7 +86,7 @@ pub enum Op {
     /// The words that follow are a frame.
     Raw,
     /// A peer behaves by itself from here on, or ceases to.
-    Automatic,
+    AutoRespond,
     /// Many operations of the same kind.
     Repeat,
     /// The application opens a UDP socket.
@@ -110,7 +110,7 @@ impl Op {
     pub const ALL: [Self; 36] = [
         Self::Open,
         Self::Segment,
-        Self::Behave,
+        Self::PeerAction,
         Self::Hold,
         Self::Release,
         Self::Advance,
@@ -126,8 +126,8 @@ impl Op {
         Self::Close,
         Self::Abort,
         Self::SetOption,
-        Self::Appetite,
-        Self::DeviceRoom,
+        Self::ReadPolicy,
+        Self::TxCapacity,
         Self::IcmpError,
         Self::Fragment,
         Self::Arp,
@@ -135,7 +135,7 @@ impl Op {
         Self::Ping,
         Self::Mutate,
         Self::Raw,
-        Self::Automatic,
+        Self::AutoRespond,
         Self::Repeat,
         Self::UdpBind,
         Self::UdpConnect,
@@ -150,7 +150,7 @@ impl Op {
 /// What [`Op::Behave`] can mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Manner {
+pub enum PeerAction {
     /// Answers SYN with SYN+ACK.
     AcceptSyn,
     /// Acknowledges everything the stack sent.
@@ -173,7 +173,7 @@ pub enum Manner {
     OpenWindow,
 }
 
-impl Manner {
+impl PeerAction {
     /// All of them.
     pub const ALL: [Self; 10] = [
         Self::AcceptSyn,
@@ -206,7 +206,7 @@ pub mod syn_options {
     /// From a network behind the gateway.
     pub const REMOTE: u8 = 64;
     /// What everybody sends.
-    pub const USUAL: u8 = MSS | WSCALE | SACK | TIMESTAMPS;
+    pub const DEFAULT: u8 = MSS | WSCALE | SACK | TIMESTAMPS;
 }
 
 impl Word {
@@ -253,8 +253,8 @@ impl Word {
     }
 
     /// Remote end `peer` does what `manner` says; `amount` is how many bytes, where that means something.
-    pub fn behave(peer: u8, manner: Manner, amount: u32) -> Self {
-        Self { a: peer, b: manner as u8, x: amount, ..Self::op(Op::Behave) }
+    pub fn peer_action(peer: u8, manner: PeerAction, amount: u32) -> Self {
+        Self { a: peer, b: manner as u8, x: amount, ..Self::op(Op::PeerAction) }
     }
 
     /// Frames wait from here on.
@@ -294,7 +294,7 @@ impl Word {
     }
 
     /// Whether connections are accepted as they come.
-    pub fn accept_by_itself(on: bool) -> Self {
+    pub fn auto_accept(on: bool) -> Self {
         Self { a: 1 + u8::from(on), ..Self::op(Op::Accept) }
     }
 
@@ -324,7 +324,7 @@ impl Word {
     }
 
     /// An operation on a connection without operands.
-    pub fn on(op: Op, conn: u8) -> Self {
+    pub fn on_conn(op: Op, conn: u8) -> Self {
         Self { a: conn, ..Self::op(op) }
     }
 
@@ -334,13 +334,13 @@ impl Word {
     }
 
     /// How much of in-burst data is taken: 0 nothing, 1 half, 2 all; `greedy` reads buffered data when told of them.
-    pub fn appetite(share: u8, greedy: bool) -> Self {
-        Self { a: share, b: greedy.into(), ..Self::op(Op::Appetite) }
+    pub fn read_policy(share: u8, greedy: bool) -> Self {
+        Self { a: share, b: greedy.into(), ..Self::op(Op::ReadPolicy) }
     }
 
     /// The device takes that many more frames; 255 is all.
-    pub fn device_room(frames: u8) -> Self {
-        Self { a: frames, ..Self::op(Op::DeviceRoom) }
+    pub fn tx_capacity(frames: u8) -> Self {
+        Self { a: frames, ..Self::op(Op::TxCapacity) }
     }
 
     /// ICMP error of kind `kind` about the last frame sent to `peer`.
@@ -379,8 +379,8 @@ impl Word {
     }
 
     /// `peer` behaves by itself.
-    pub fn automatic(peer: u8, on: bool) -> Self {
-        Self { a: peer, b: on.into(), ..Self::op(Op::Automatic) }
+    pub fn auto_respond(peer: u8, on: bool) -> Self {
+        Self { a: peer, b: on.into(), ..Self::op(Op::AutoRespond) }
     }
 
     /// UDP socket: `kind` as with [`Word::listen`], and 5 for the broadcast address; port number `port`, or one that is chosen if its highest
@@ -423,9 +423,9 @@ impl Word {
 /// Bits of operand `how` of a segment.
 pub mod segment_bits {
     /// Sequence and acknowledgement offsets count in 256 bytes.
-    pub const FAR: u8 = 1;
+    pub const SCALED_OFFSETS: u8 = 1;
     /// The sender moves on behind it, as if it had sent this in its turn.
-    pub const IN_TURN: u8 = 2;
+    pub const ADVANCE_SEQ: u8 = 2;
     /// Without timestamps although they were negotiated.
     pub const NO_TIMESTAMP: u8 = 4;
     /// With an old timestamp.
@@ -456,7 +456,7 @@ mod tests {
         for (number, op) in Op::ALL.iter().enumerate() {
             assert_eq!(*op as usize, number);
         }
-        for (number, manner) in Manner::ALL.iter().enumerate() {
+        for (number, manner) in PeerAction::ALL.iter().enumerate() {
             assert_eq!(*manner as usize, number);
         }
     }

@@ -28,11 +28,11 @@ const EXTENSION: [u8; 12] = *b"GINNELX1\x01\0\0\0";
 const EXTENSION_AT: usize = 112;
 
 /// A message, and the descriptor that goes with it.
-pub(super) type Said = ([u8; MESSAGE_BYTES], Option<OwnedFd>);
+pub(super) type OutgoingMessage = ([u8; MESSAGE_BYTES], Option<OwnedFd>);
 
 /// A word of a ring's head.
 #[derive(Clone, Copy)]
-pub(super) enum Word {
+pub(super) enum RingField {
     Cookie = 0,
     Flags = 4,
     Head = 6,
@@ -40,7 +40,7 @@ pub(super) enum Word {
 }
 
 /// A descriptor in a ring.
-pub(super) struct Descriptor {
+pub(super) struct RingDescriptor {
     pub(super) flags: u16,
     pub(super) region: u16,
     pub(super) length: u32,
@@ -62,7 +62,7 @@ impl Ring {
 }
 
 /// The peer.
-pub(super) struct Peer {
+pub(super) struct MemifPeer {
     /// The device's, not this end's.
     role: Role,
     socket: OwnedFd,
@@ -70,23 +70,23 @@ pub(super) struct Peer {
     /// The ring to the server and the ring to the client, once their places are known.
     rings: [Option<Ring>; 2],
     /// Messages said so far.
-    said: usize,
+    next_step: usize,
     log2: u8,
     headers: bool,
     secret: bool,
     /// Frames sent, and frames looked at, in descriptors.
-    sent: u16,
-    taken: u16,
+    tx_index: u16,
+    rx_index: u16,
 }
 
 /// A descriptor that may or may not be what is expected.
-pub(super) fn descriptor(kind: u8) -> Option<OwnedFd> {
+pub(super) fn test_fd(kind: u8) -> Option<OwnedFd> {
     match kind % 6 {
         0 => None,
         1 => Some(rustix::pipe::pipe().ok()?.0),
         2 => memfd(1 << 20, MemfdFlags::empty()),
         3 => memfd(100, MemfdFlags::ALLOW_SEALING),
-        4 => bell(),
+        4 => interrupt_fd(),
         _ => memfd(1 << 20, MemfdFlags::ALLOW_SEALING),
     }
 }
@@ -97,11 +97,11 @@ fn memfd(len: u64, flags: MemfdFlags) -> Option<OwnedFd> {
     Some(file)
 }
 
-fn bell() -> Option<OwnedFd> {
+fn interrupt_fd() -> Option<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()
 }
 
-impl Peer {
+impl MemifPeer {
     /// Of its settings the lowest bit says whether it knows the extension, and the others how large its rings are.
     pub(super) fn new(role: Role, socket: OwnedFd, settings: u8) -> Self {
         let log2 = 3 + (settings >> 1) % 4;
@@ -111,37 +111,37 @@ impl Peer {
             socket,
             memory: None,
             rings: [None; 2],
-            said: 0,
+            next_step: 0,
             log2,
             headers,
             secret: false,
-            sent: 0,
-            taken: 0,
+            tx_index: 0,
+            rx_index: 0,
         }
     }
 
     /// One that wants nothing special, and knows the word if there is one.
-    pub(super) fn honest(role: Role, socket: OwnedFd, secret: bool) -> Self {
+    pub(super) fn well_behaved(role: Role, socket: OwnedFd, secret: bool) -> Self {
         Self { secret, ..Self::new(role, socket, 1) }
     }
 
     /// What the rules say it should say next, if it is its turn.
-    pub(super) fn next_message(&mut self) -> Option<Said> {
+    pub(super) fn next_message(&mut self) -> Option<OutgoingMessage> {
         let heard = self.receive();
         if self.role == Role::Server {
             // Greeted and acknowledged or not, it goes on.
-            self.said += 1;
-            return self.as_client(self.said - 1);
+            self.next_step += 1;
+            return self.client_message(self.next_step - 1);
         }
-        if self.said == 0 {
-            self.said = 1;
+        if self.next_step == 0 {
+            self.next_step = 1;
             return Some((self.hello(), None));
         }
         let (message, fd) = heard?;
-        self.as_server(&message, fd)
+        self.server_reply(&message, fd)
     }
 
-    fn as_client(&mut self, step: usize) -> Option<Said> {
+    fn client_message(&mut self, step: usize) -> Option<OutgoingMessage> {
         let ring_bytes = DESCRIPTORS_AT + (DESCRIPTOR_BYTES << self.log2);
         let private = if self.headers { 16u16 } else { 0 };
         let ring = |to_server: bool, log2: u8, fd| {
@@ -173,8 +173,8 @@ impl Peer {
                 let fields = [&0u16.to_ne_bytes()[..], &size.to_ne_bytes()];
                 Some((message(4, &fields.concat()), memory.try_clone().ok()))
             }
-            2 => ring(true, self.log2, bell()),
-            3 => ring(false, self.log2, bell()),
+            2 => ring(true, self.log2, interrupt_fd()),
+            3 => ring(false, self.log2, interrupt_fd()),
             4 => Some((message(6, b"fuzz"), None)),
             _ => None,
         }
@@ -190,14 +190,14 @@ impl Peer {
             let ring = Ring { at: number * ring_bytes, log2: self.log2 };
             self.rings[number as usize] = Some(ring);
             self.write(ring.at, &COOKIE.to_ne_bytes());
-            self.write(ring.at + Word::Flags as u32, &1u16.to_ne_bytes());
+            self.write(ring.at + RingField::Flags as u32, &1u16.to_ne_bytes());
             for index in 0..count {
                 let offset = buffers_at + (number * count + index) * BUFFER_BYTES;
-                let empty = Descriptor { flags: 0, region: 0, length: BUFFER_BYTES, offset };
-                self.describe(number as usize, index as u16, empty);
+                let empty = RingDescriptor { flags: 0, region: 0, length: BUFFER_BYTES, offset };
+                self.write_descriptor(number as usize, index as u16, empty);
             }
         }
-        self.change(1, Word::Head, |_| count as u16);
+        self.update_field(1, RingField::Head, |_| count as u16);
     }
 
     fn hello(&self) -> [u8; MESSAGE_BYTES] {
@@ -213,7 +213,7 @@ impl Peer {
         }
     }
 
-    fn as_server(&mut self, heard: &[u8], fd: Option<OwnedFd>) -> Option<Said> {
+    fn server_reply(&mut self, heard: &[u8], fd: Option<OwnedFd>) -> Option<OutgoingMessage> {
         let half = |at: usize| u16::from_ne_bytes([heard[at], heard[at + 1]]);
         match half(0) {
             3 => {}
@@ -274,7 +274,7 @@ impl Peer {
     }
 
     /// Writes anywhere in the memory.
-    pub(super) fn scribble(&self, at: u32, bytes: &[u8]) {
+    pub(super) fn write_anywhere(&self, at: u32, bytes: &[u8]) {
         let Some(memory) = &self.memory else { return };
         let size = fstat(memory).map_or(1, |stat| stat.st_size.max(1)) as u64;
         // Cannot truncate: below the size, which has 32 bits.
@@ -282,15 +282,15 @@ impl Peer {
     }
 
     /// Changes a word of a ring.
-    pub(super) fn change(&self, ring: usize, word: Word, change: impl Fn(u16) -> u16) {
+    pub(super) fn update_field(&self, ring: usize, word: RingField, change: impl Fn(u16) -> u16) {
         let Some(ring) = self.rings[ring] else { return };
         let at = ring.at + word as u32;
         self.write(at, &change(u16::from_ne_bytes(self.read(at))).to_ne_bytes());
     }
 
-    pub(super) fn describe(&self, ring: usize, index: u16, descriptor: Descriptor) {
+    pub(super) fn write_descriptor(&self, ring: usize, index: u16, descriptor: RingDescriptor) {
         let Some(ring) = self.rings[ring] else { return };
-        let Descriptor { flags, region, length, offset } = descriptor;
+        let RingDescriptor { flags, region, length, offset } = descriptor;
         let bytes = [
             &flags.to_ne_bytes()[..],
             &region.to_ne_bytes(),
@@ -303,39 +303,41 @@ impl Peer {
 
     /// Sends a frame as the rules have it, with a header in front if that was agreed on, and in as many buffers as it takes.
     pub(super) fn send_frame(&mut self, header: &[u8; 16], len: usize, fill: u8) {
-        let (number, word) = if self.role == Role::Server { (0, Word::Head) } else { (1, Word::Tail) };
+        let (number, word) =
+            if self.role == Role::Server { (0, RingField::Head) } else { (1, RingField::Tail) };
         let Some(ring) = self.rings[number] else { return };
         let mut frame = if self.headers { header.to_vec() } else { Vec::new() };
         frame.resize(frame.len() + len, fill);
         let pieces = frame.chunks(BUFFER_BYTES as usize);
         let last = pieces.len().saturating_sub(1);
         for (number_of, piece) in pieces.enumerate() {
-            let [.., o0, o1, o2, o3] = self.read::<12>(ring.descriptor_at(self.sent));
+            let [.., o0, o1, o2, o3] = self.read::<12>(ring.descriptor_at(self.tx_index));
             let offset = u32::from_ne_bytes([o0, o1, o2, o3]);
-            self.scribble(offset, piece);
+            self.write_anywhere(offset, piece);
             let flags = u16::from(number_of < last);
-            self.describe(
+            self.write_descriptor(
                 number,
-                self.sent,
-                Descriptor { flags, region: 0, length: piece.len() as u32, offset },
+                self.tx_index,
+                RingDescriptor { flags, region: 0, length: piece.len() as u32, offset },
             );
-            self.sent = self.sent.wrapping_add(1);
+            self.tx_index = self.tx_index.wrapping_add(1);
         }
-        self.change(number, word, |_| self.sent);
+        self.update_field(number, word, |_| self.tx_index);
     }
 
     /// How many descriptors the device has filled, and the frame in the last of them.
-    pub(super) fn received(&mut self) -> (u16, Vec<u8>) {
-        let (number, word) = if self.role == Role::Server { (1, Word::Tail) } else { (0, Word::Head) };
+    pub(super) fn last_received(&mut self) -> (u16, Vec<u8>) {
+        let (number, word) =
+            if self.role == Role::Server { (1, RingField::Tail) } else { (0, RingField::Head) };
         let Some(ring) = self.rings[number] else { return (0, Vec::new()) };
         let filled = u16::from_ne_bytes(self.read(ring.at + word as u32));
-        let [_, _, _, _, l0, l1, l2, l3, o0, o1, o2, o3] = self.read(ring.descriptor_at(self.taken));
+        let [_, _, _, _, l0, l1, l2, l3, o0, o1, o2, o3] = self.read(ring.descriptor_at(self.rx_index));
         let (len, at) = (u32::from_ne_bytes([l0, l1, l2, l3]), u32::from_ne_bytes([o0, o1, o2, o3]));
         let mut bytes = vec![0; len.min(BUFFER_BYTES) as usize];
         if let Some(memory) = &self.memory {
             let _ = pread(memory, &mut bytes, at.into());
         }
-        self.taken = filled;
+        self.rx_index = filled;
         (filled, bytes)
     }
 }

@@ -3,14 +3,15 @@
 
 use core::net::SocketAddr;
 use core::time::Duration;
+use ginnel::broker::GlobalSocketId;
 use ginnel::channel::control::ReserveError;
 use ginnel::channel::{
-    Arrived, Client, ClientEvent, CommonOf, LinkInfo, Mark, Reserved, Sharing, Standing, Status,
+    AddressSharing, Client, ClientEvent, DescriptionKey, LinkInfo, ReceivedDatagram, Reservation,
+    SocketState, SocketStatus, UrgentMark,
 };
-use ginnel::door::Held;
 use ginnel::{
     Conn, ConnectError, ConnectOptions, Error, ListenOptions, OptionError, RecvError, SendError,
-    SocketOptions, Stale, TcpInfo, TcpOption, UdpError, UdpOptions, UdpReport, UdpSending,
+    SocketOptions, Stale, TcpInfo, TcpOption, UdpError, UdpExtendedError, UdpOptions, UdpSendParams,
 };
 use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
 use rustix::thread::{CpuSet, sched_getaffinity};
@@ -30,19 +31,19 @@ pub enum ListenSpawn {
 /// Shards are bits of a word (`shards.count`).
 const SHARDS_MAX: usize = 64;
 /// What wakes the process has room for some hundreds that are not read.
-const UNREAD_MAX: u32 = 64;
+const UNREAD_WAKES_MAX: u32 = 64;
 /// Where reservations are kept: one place has to know them all.
-const KEEPER: usize = 0;
+const RESERVATION_SHARD: usize = 0;
 
 /// A listener on all shards.
 #[derive(Clone)]
-struct Spread {
+struct ShardedListener {
     /// Its number on each.
     numbers: Box<[u32]>,
     /// Those that may have something to be accepted.
-    offering: u64,
+    may_offer: u64,
     /// Where it is looked first.
-    turn: usize,
+    next_shard: usize,
 }
 
 /// All channels. Handles of connections are those of the channels' with the number of the shard in their lowest bits.
@@ -54,20 +55,20 @@ pub(crate) struct Channels {
     /// Shards whose channel was used since the last flush.
     dirty: u64,
     /// Whose news is taken next.
-    turn: usize,
+    next_event_shard: usize,
     /// Who opens the next connection.
-    opener: usize,
+    next_connect_shard: usize,
     /// Where the next UDP socket has its home.
-    udp_home: usize,
+    next_udp_shard: usize,
     /// By number. With one shard it is the channel's own number, and there is no table.
-    listeners: Vec<Option<Spread>>,
+    listeners: Vec<Option<ShardedListener>>,
     /// By shard, and number there: the number here and one, or 0.
-    spread: Vec<Vec<u32>>,
+    listener_of_shard: Vec<Vec<u32>>,
     listen_spawn: ListenSpawn,
     /// The CPU of each shard.
     cpus: Vec<u16>,
     /// How often the stack woke the process and that was not read.
-    unread: u32,
+    unread_wakes: u32,
 }
 
 impl Channels {
@@ -76,7 +77,7 @@ impl Channels {
         if clients.is_empty() || clients.len() > SHARDS_MAX {
             return None;
         }
-        clients.iter_mut().for_each(Client::accept_by_hand);
+        clients.iter_mut().for_each(Client::accept_explicitly);
         let bits = clients.len().next_power_of_two().trailing_zeros();
         // Processes that open one connection each do not all open it on the same shard.
         let opener = std::process::id() as usize % clients.len();
@@ -87,42 +88,42 @@ impl Channels {
             bits,
             mask: (1 << bits) - 1,
             dirty: 0,
-            turn: 0,
-            opener,
-            udp_home: opener,
+            next_event_shard: 0,
+            next_connect_shard: opener,
+            next_udp_shard: opener,
             listeners,
-            spread,
+            listener_of_shard: spread,
             listen_spawn,
             cpus,
-            unread: 0,
+            unread_wakes: 0,
         })
     }
 
     /// From now on connections are taken as this says, where shards have these CPUs.
-    pub fn prefer(&mut self, listen_spawn: ListenSpawn, cpus: Vec<u16>) {
+    pub fn set_listen_spawn(&mut self, listen_spawn: ListenSpawn, cpus: Vec<u16>) {
         (self.listen_spawn, self.cpus) = (listen_spawn, cpus);
     }
 
     /// The shard that this process serves first. Asked when a process begins to accept, so a worker that was bound after it was born is where it was bound to.
-    fn preferred(&self) -> Option<usize> {
+    fn preferred_shard(&self) -> Option<usize> {
         if self.clients.len() == 1 || self.listen_spawn == ListenSpawn::Off {
             return None;
         }
         let in_turn = || self.clients[0].number() as usize % self.clients.len();
-        self.beside().or_else(|| (self.listen_spawn == ListenSpawn::Auto).then(in_turn))
+        self.local_shard().or_else(|| (self.listen_spawn == ListenSpawn::Auto).then(in_turn))
     }
 
     /// The shard whose CPU is the only one on which this thread may run.
-    fn beside(&self) -> Option<usize> {
+    fn local_shard(&self) -> Option<usize> {
         let bound = sched_getaffinity(None).ok().filter(|cpus| cpus.count() == 1)?;
         let known = |cpu: &u16| usize::from(*cpu) < CpuSet::MAX_CPU;
         self.cpus.iter().position(|cpu| known(cpu) && bound.is_set((*cpu).into()))
     }
 
     /// The clients have become those of a child of the process.
-    pub fn are_childs(&mut self) {
-        self.udp_home = std::process::id() as usize % self.clients.len();
-        self.listeners.iter_mut().flatten().for_each(|spread| spread.offering = u64::MAX);
+    pub fn reset_in_child(&mut self) {
+        self.next_udp_shard = std::process::id() as usize % self.clients.len();
+        self.listeners.iter_mut().flatten().for_each(|spread| spread.may_offer = u64::MAX);
     }
 
     /// One after the other.
@@ -131,8 +132,8 @@ impl Channels {
     }
 
     /// Descriptors that they need.
-    pub fn own_fds(&self) -> impl Iterator<Item = RawFd> {
-        self.clients.iter().flat_map(Client::own_fds).map(|own| own.as_raw_fd())
+    pub fn internal_fds(&self) -> impl Iterator<Item = RawFd> {
+        self.clients.iter().flat_map(Client::internal_fds).map(|own| own.as_raw_fd())
     }
 
     /// The same, to be changed.
@@ -142,7 +143,7 @@ impl Channels {
 
     /// The shard of a connection, and its handle there.
     #[inline(always)]
-    fn there(&self, conn: Conn) -> (usize, Conn) {
+    fn to_shard(&self, conn: Conn) -> (usize, Conn) {
         let index = conn.index();
         let shard = (index & self.mask) as usize;
         (shard, Conn::new(index >> self.bits, conn.generation()))
@@ -150,51 +151,53 @@ impl Channels {
 
     /// The reverse.
     #[inline(always)]
-    fn here(&self, shard: usize, conn: Conn) -> Conn {
+    fn from_shard(&self, shard: usize, conn: Conn) -> Conn {
         // Cannot overflow: sockets are numbered with 24 bits, and shards with 6.
         Conn::new(conn.index() << self.bits | shard as u32, conn.generation())
     }
 
     /// The channel of a connection, to be looked at. A handle that was never made here finds none.
     #[inline(always)]
-    fn of(&self, conn: Conn) -> Result<(&Client, Conn), Stale> {
-        let (shard, conn) = self.there(conn);
+    fn client_of(&self, conn: Conn) -> Result<(&Client, Conn), Stale> {
+        let (shard, conn) = self.to_shard(conn);
         self.clients.get(shard).map(|client| (client, conn)).ok_or(Stale::Handle)
     }
 
     /// The same, to be used: the stack is told with the next flush.
     #[inline(always)]
-    fn with(&mut self, conn: Conn) -> Result<(&mut Client, Conn), Stale> {
-        let (shard, conn) = self.there(conn);
+    fn client_mut(&mut self, conn: Conn) -> Result<(&mut Client, Conn), Stale> {
+        let (shard, conn) = self.to_shard(conn);
         self.dirty |= 1 << shard;
         self.clients.get_mut(shard).map(|client| (client, conn)).ok_or(Stale::Handle)
     }
 
     /// What the stack calls a connection.
-    pub fn held(&self, conn: Conn) -> Held {
-        let (shard, conn) = self.there(conn);
+    pub fn socket_id(&self, conn: Conn) -> GlobalSocketId {
+        let (shard, conn) = self.to_shard(conn);
         // Cannot truncate: shards are 64 at the most.
-        Held::conn(shard as u16, conn)
+        GlobalSocketId::conn(shard as u16, conn)
     }
 
     /// What this calls a connection that the stack calls so.
     pub fn conn_of(&self, shard: u16, conn: Conn) -> Conn {
-        self.here(shard.into(), conn)
+        self.from_shard(shard.into(), conn)
     }
 
     /// What the stack calls a listener: one on each shard.
-    pub fn held_listeners(&self, listener: u32) -> Vec<Held> {
+    pub fn listener_ids(&self, listener: u32) -> Vec<GlobalSocketId> {
         // Cannot truncate: shards are 64 at the most.
         (0..self.clients.len())
-            .filter_map(|shard| Some(Held::listener(shard as u16, self.number(listener, shard)?)))
+            .filter_map(|shard| {
+                Some(GlobalSocketId::listener(shard as u16, self.number_on_shard(listener, shard)?))
+            })
             .collect()
     }
 
     /// A listener that this process holds already, by its number on each shard.
-    pub fn know_listener(&mut self, numbers: &[u32]) -> u32 {
+    pub fn import_listener(&mut self, numbers: &[u32]) -> u32 {
         match numbers {
             [only] if self.clients.len() == 1 => *only,
-            numbers => self.spread_over(numbers.into()),
+            numbers => self.add_sharded_listener(numbers.into()),
         }
     }
 
@@ -203,29 +206,29 @@ impl Channels {
         if self.clients.len() == 1 {
             return Some(number);
         }
-        self.spread.get(usize::from(shard))?.get(number as usize)?.checked_sub(1)
+        self.listener_of_shard.get(usize::from(shard))?.get(number as usize)?.checked_sub(1)
     }
 
     /// This process holds a listener of a shard no more.
-    pub fn unlisten_there(&mut self, shard: u16, number: u32) {
+    pub fn unlisten_on_shard(&mut self, shard: u16, number: u32) {
         if let Some(client) = self.clients.get_mut(usize::from(shard)) {
             // If the shard is gone, so is the listener.
             let _ = client.unlisten(number);
         }
     }
 
-    fn spread_over(&mut self, numbers: Box<[u32]>) -> u32 {
+    fn add_sharded_listener(&mut self, numbers: Box<[u32]>) -> u32 {
         let free = self.listeners.iter().position(Option::is_none);
         let here = free.unwrap_or(self.listeners.len());
         for (shard, &number) in numbers.iter().enumerate() {
-            let known = &mut self.spread[shard];
+            let known = &mut self.listener_of_shard[shard];
             if known.len() <= number as usize {
                 known.resize(number as usize + 1, 0);
             }
             known[number as usize] = here as u32 + 1;
         }
         // What was offered before this was known is looked for.
-        let spread = Some(Spread { numbers, offering: u64::MAX, turn: 0 });
+        let spread = Some(ShardedListener { numbers, may_offer: u64::MAX, next_shard: 0 });
         match free {
             Some(place) => self.listeners[place] = spread,
             None => self.listeners.push(spread),
@@ -234,7 +237,7 @@ impl Channels {
     }
 
     /// A listener's number on a shard.
-    fn number(&self, listener: u32, shard: usize) -> Option<u32> {
+    fn number_on_shard(&self, listener: u32, shard: usize) -> Option<u32> {
         if self.clients.len() == 1 {
             return Some(listener);
         }
@@ -243,19 +246,19 @@ impl Channels {
 
     /// The links of the stack: all shards have the same.
     pub fn links(&mut self) -> Result<Vec<LinkInfo>, Error> {
-        self.clients.get_mut(KEEPER).map_or(Ok(Vec::new()), Client::links)
+        self.clients.get_mut(RESERVATION_SHARD).map_or(Ok(Vec::new()), Client::links)
     }
 
     /// Keeps an address.
-    pub fn reserve(&mut self, address: SocketAddr, sharing: Sharing) -> Result<Reserved, Error> {
+    pub fn reserve(&mut self, address: SocketAddr, sharing: AddressSharing) -> Result<Reservation, Error> {
         self.clients
-            .get_mut(KEEPER)
+            .get_mut(RESERVATION_SHARD)
             .ok_or(Error::Reserve(address, ReserveError::NotAvailable))?
             .reserve(address, sharing)
     }
 
-    pub fn unreserve(&mut self, reserved: Reserved) -> Result<(), Error> {
-        self.clients.get_mut(KEEPER).map_or(Ok(()), |client| client.unreserve(reserved))
+    pub fn unreserve(&mut self, reserved: Reservation) -> Result<(), Error> {
+        self.clients.get_mut(RESERVATION_SHARD).map_or(Ok(()), |client| client.unreserve(reserved))
     }
 
     /// Listens on all shards, or on none.
@@ -276,18 +279,18 @@ impl Channels {
                 }
             }
         }
-        Ok(self.spread_over(numbers.into()))
+        Ok(self.add_sharded_listener(numbers.into()))
     }
 
     /// Does something with a listener on each shard.
-    fn on_all(
+    fn on_all_shards(
         &mut self,
         listener: u32,
         mut act: impl FnMut(&mut Client, u32) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut result = Ok(());
         for shard in 0..self.clients.len() {
-            if let Some(number) = self.number(listener, shard) {
+            if let Some(number) = self.number_on_shard(listener, shard) {
                 self.dirty |= 1 << shard;
                 result = result.and(act(&mut self.clients[shard], number));
             }
@@ -296,16 +299,16 @@ impl Channels {
     }
 
     /// This process holds a listener no more, nor what was reserved for it. All of that is one wait, for the last answer.
-    pub fn unlisten(&mut self, listener: u32, reserved: Option<Reserved>) -> Result<(), Error> {
+    pub fn unlisten(&mut self, listener: u32, reserved: Option<Reservation>) -> Result<(), Error> {
         let last = self.clients.len() - 1;
         let mut shard = 0;
-        let result = self.on_all(listener, |client, number| {
+        let result = self.on_all_shards(listener, |client, number| {
             let is_last = shard == last && reserved.is_none();
             shard += 1;
-            if is_last { client.unlisten(number) } else { client.unlisten_before_asking(number) }
+            if is_last { client.unlisten(number) } else { client.post_unlisten(number) }
         });
         if let Some(spread) = self.listeners.get_mut(listener as usize).and_then(Option::take) {
-            for (known, number) in self.spread.iter_mut().zip(&spread.numbers) {
+            for (known, number) in self.listener_of_shard.iter_mut().zip(&spread.numbers) {
                 known[*number as usize] = 0;
             }
         }
@@ -313,35 +316,35 @@ impl Channels {
     }
 
     pub fn set_backlog(&mut self, listener: u32, backlog: u32) -> Result<(), Error> {
-        self.on_all(listener, |client, number| client.set_backlog(number, backlog))
+        self.on_all_shards(listener, |client, number| client.set_backlog(number, backlog))
     }
 
     /// What waits at a listener is offered when this returns.
-    pub fn ask_for_offers(&mut self, listener: u32) -> Result<(), Error> {
-        self.on_all(listener, |client, _| client.ask_for_offers())
+    pub fn request_offers(&mut self, listener: u32) -> Result<(), Error> {
+        self.on_all_shards(listener, |client, _| client.request_offers())
     }
 
-    pub fn defer(&mut self, listener: u32, time: Duration) -> Result<(), Error> {
-        self.on_all(listener, |client, number| client.defer(number, time))
+    pub fn set_defer_accept(&mut self, listener: u32, time: Duration) -> Result<(), Error> {
+        self.on_all_shards(listener, |client, number| client.set_defer_accept(number, time))
     }
 
-    pub fn amend(&mut self, listener: u32, options: SocketOptions) -> Result<(), Error> {
-        self.on_all(listener, |client, number| client.amend(number, options))
+    pub fn set_listener_options(&mut self, listener: u32, options: SocketOptions) -> Result<(), Error> {
+        self.on_all_shards(listener, |client, number| client.set_listener_options(number, options))
     }
 
     pub fn saved_syn(&mut self, conn: Conn, room: usize) -> Result<Vec<u8>, Stale> {
-        let (client, conn) = self.with(conn)?;
+        let (client, conn) = self.client_mut(conn)?;
         client.saved_syn(conn, room)
     }
 
     pub fn set_credits(&mut self, listener: u32, credits: u32) {
-        let preferred = self.preferred();
+        let preferred = self.preferred_shard();
         for shard in 0..self.clients.len() {
-            let Some(number) = self.number(listener, shard) else { continue };
+            let Some(number) = self.number_on_shard(listener, shard) else { continue };
             self.dirty |= 1 << shard;
             match preferred {
                 Some(preferred) if preferred != shard => {
-                    self.clients[shard].set_credits_as_second_choice(number, credits);
+                    self.clients[shard].set_fallback_credits(number, credits);
                 }
                 _ => self.clients[shard].set_credits(number, credits),
             }
@@ -356,16 +359,16 @@ impl Channels {
         }
         let count = self.clients.len();
         let spread = self.listeners.get_mut(listener as usize)?.as_mut()?;
-        spread.offering &= u64::MAX >> (SHARDS_MAX - count);
-        while spread.offering != 0 {
-            let behind = spread.offering & u64::MAX.unbounded_shl(spread.turn as u32);
-            let shard = if behind != 0 { behind } else { spread.offering }.trailing_zeros() as usize;
+        spread.may_offer &= u64::MAX >> (SHARDS_MAX - count);
+        while spread.may_offer != 0 {
+            let behind = spread.may_offer & u64::MAX.unbounded_shl(spread.next_shard as u32);
+            let shard = if behind != 0 { behind } else { spread.may_offer }.trailing_zeros() as usize;
             if let Some(conn) = self.clients[shard].accept(spread.numbers[shard]) {
-                spread.turn = (shard + 1) % count;
+                spread.next_shard = (shard + 1) % count;
                 self.dirty |= 1 << shard;
-                return Some(self.here(shard, conn));
+                return Some(self.from_shard(shard, conn));
             }
-            spread.offering &= !(1 << shard);
+            spread.may_offer &= !(1 << shard);
         }
         None
     }
@@ -373,17 +376,17 @@ impl Channels {
     /// Whether a connection could be accepted.
     pub fn is_offered(&mut self, listener: u32) -> bool {
         if let [only] = self.clients.as_mut_slice() {
-            return only.is_offered(listener);
+            return only.has_offer(listener);
         }
         let count = self.clients.len();
         let Some(Some(spread)) = self.listeners.get_mut(listener as usize) else { return false };
-        spread.offering &= u64::MAX >> (SHARDS_MAX - count);
-        while spread.offering != 0 {
-            let shard = spread.offering.trailing_zeros() as usize;
-            if self.clients[shard].is_offered(spread.numbers[shard]) {
+        spread.may_offer &= u64::MAX >> (SHARDS_MAX - count);
+        while spread.may_offer != 0 {
+            let shard = spread.may_offer.trailing_zeros() as usize;
+            if self.clients[shard].has_offer(spread.numbers[shard]) {
                 return true;
             }
-            spread.offering &= !(1 << shard);
+            spread.may_offer &= !(1 << shard);
         }
         false
     }
@@ -393,12 +396,12 @@ impl Channels {
         let count = self.clients.len();
         let mut refused = None;
         for _ in 0..count {
-            let shard = self.opener;
-            self.opener = (shard + 1) % count;
+            let shard = self.next_connect_shard;
+            self.next_connect_shard = (shard + 1) % count;
             match self.clients[shard].connect(remote, options) {
                 Ok(conn) => {
                     self.dirty |= 1 << shard;
-                    return Ok(self.here(shard, conn));
+                    return Ok(self.from_shard(shard, conn));
                 }
                 Err(
                     error @ Error::Connect(
@@ -416,11 +419,11 @@ impl Channels {
 
     /// The same for one with no options that SYN carries and no address of its own, without a question where that can be ([`Client::connect_unasked`]).
     pub fn connect_unasked(&mut self, remote: SocketAddr) -> Result<Conn, Error> {
-        let shard = self.opener;
-        self.opener = (shard + 1) % self.clients.len();
+        let shard = self.next_connect_shard;
+        self.next_connect_shard = (shard + 1) % self.clients.len();
         self.dirty |= 1 << shard;
-        match self.clients[shard].connect_unasked(remote) {
-            Ok(conn) => Ok(self.here(shard, conn)),
+        match self.clients[shard].connect_without_request(remote) {
+            Ok(conn) => Ok(self.from_shard(shard, conn)),
             // It was asked, and another may have a port.
             Err(Error::Connect(_, ConnectError::AddressNotAvailable | ConnectError::PortsExhausted)) => {
                 self.connect(remote, ConnectOptions::default())
@@ -430,9 +433,9 @@ impl Channels {
     }
 
     /// Why a connection could not be opened, if that is why it is over.
-    pub fn refusal(&self, conn: Conn) -> Option<ConnectError> {
-        let (client, conn) = self.of(conn).ok()?;
-        client.refusal(conn)
+    pub fn connect_error(&self, conn: Conn) -> Option<ConnectError> {
+        let (client, conn) = self.client_of(conn).ok()?;
+        client.connect_error(conn)
     }
 
     /// The next thing that happened, from all in turn.
@@ -442,20 +445,21 @@ impl Channels {
             return only.next_event();
         }
         for _ in 0..self.clients.len() {
-            let shard = self.turn;
+            let shard = self.next_event_shard;
             if let Some(event) = self.clients[shard].next_event() {
-                return Some(self.event_here(shard, event));
+                return Some(self.event_from_shard(shard, event));
             }
-            self.turn = (shard + 1) % self.clients.len();
+            self.next_event_shard = (shard + 1) % self.clients.len();
         }
         None
     }
 
-    fn event_here(&mut self, shard: usize, event: ClientEvent) -> ClientEvent {
+    fn event_from_shard(&mut self, shard: usize, event: ClientEvent) -> ClientEvent {
         let listener_here = |this: &mut Self, number: u32| {
-            let here = this.spread[shard].get(number as usize).copied().unwrap_or(0).checked_sub(1)?;
+            let here =
+                this.listener_of_shard[shard].get(number as usize).copied().unwrap_or(0).checked_sub(1)?;
             let spread = this.listeners.get_mut(here as usize)?.as_mut()?;
-            spread.offering |= 1 << shard;
+            spread.may_offer |= 1 << shard;
             Some(here)
         };
         match event {
@@ -464,18 +468,22 @@ impl Channels {
                 ClientEvent::Offered { listener: listener_here(self, listener).unwrap_or(u32::MAX) }
             }
             ClientEvent::Accepted { conn, listener } => ClientEvent::Accepted {
-                conn: self.here(shard, conn),
+                conn: self.from_shard(shard, conn),
                 listener: listener_here(self, listener).unwrap_or(u32::MAX),
             },
-            ClientEvent::Connected { conn } => ClientEvent::Connected { conn: self.here(shard, conn) },
-            ClientEvent::Readable { conn } => ClientEvent::Readable { conn: self.here(shard, conn) },
-            ClientEvent::Writable { conn } => ClientEvent::Writable { conn: self.here(shard, conn) },
-            ClientEvent::Acked { conn, bytes } => ClientEvent::Acked { conn: self.here(shard, conn), bytes },
-            ClientEvent::Urgent { conn } => ClientEvent::Urgent { conn: self.here(shard, conn) },
-            ClientEvent::Datagrams { conn } => ClientEvent::Datagrams { conn: self.here(shard, conn) },
-            ClientEvent::PeerClosed { conn } => ClientEvent::PeerClosed { conn: self.here(shard, conn) },
+            ClientEvent::Connected { conn } => ClientEvent::Connected { conn: self.from_shard(shard, conn) },
+            ClientEvent::Readable { conn } => ClientEvent::Readable { conn: self.from_shard(shard, conn) },
+            ClientEvent::Writable { conn } => ClientEvent::Writable { conn: self.from_shard(shard, conn) },
+            ClientEvent::Acked { conn, bytes } => {
+                ClientEvent::Acked { conn: self.from_shard(shard, conn), bytes }
+            }
+            ClientEvent::Urgent { conn } => ClientEvent::Urgent { conn: self.from_shard(shard, conn) },
+            ClientEvent::Datagrams { conn } => ClientEvent::Datagrams { conn: self.from_shard(shard, conn) },
+            ClientEvent::PeerClosed { conn } => {
+                ClientEvent::PeerClosed { conn: self.from_shard(shard, conn) }
+            }
             ClientEvent::Closed { conn, reason } => {
-                ClientEvent::Closed { conn: self.here(shard, conn), reason }
+                ClientEvent::Closed { conn: self.from_shard(shard, conn), reason }
             }
         }
     }
@@ -507,50 +515,50 @@ impl Channels {
     }
 
     pub fn after_sleep(&mut self) {
-        if self.unread > 0 {
+        if self.unread_wakes > 0 {
             // Here the level counts.
-            self.read_wakes();
+            self.drain_wakes();
         }
         self.clients.iter_mut().for_each(|client| client.after_sleep(true));
-        if self.is_gone() {
+        if self.is_stack_gone() {
             // One has found out, and another had to do with its bells.
-            self.look_for_end();
+            self.check_stack_alive();
         }
     }
 
     /// Looks whether the stack is gone. Who never sleeps finds out only so.
-    pub fn look_for_end(&mut self) {
-        self.clients.iter_mut().for_each(Client::look_for_end);
+    pub fn check_stack_alive(&mut self) {
+        self.clients.iter_mut().for_each(Client::check_stack_alive);
     }
 
     /// The same after a sleep on the edges of [`wake_fd`](Self::wake_fd): whether there was one, and whether nobody holds the other end any more.
-    pub fn after_nap(&mut self, rang: bool, hung_up: bool) {
+    pub fn after_epoll_wait(&mut self, rang: bool, hung_up: bool) {
         // Whoever wakes the process writes one byte.
-        let wakes = self.clients.iter_mut().map(|client| u32::from(client.after_nap())).sum::<u32>();
-        self.unread += wakes.max(rang.into());
-        if self.unread >= UNREAD_MAX || hung_up {
-            self.read_wakes();
+        let wakes = self.clients.iter_mut().map(|client| u32::from(client.after_epoll_wait())).sum::<u32>();
+        self.unread_wakes += wakes.max(rang.into());
+        if self.unread_wakes >= UNREAD_WAKES_MAX || hung_up {
+            self.drain_wakes();
         }
         if hung_up {
             // It stands behind what was not read.
-            self.look_for_end();
+            self.check_stack_alive();
         }
     }
 
     /// Reads what was not read after naps.
-    fn read_wakes(&mut self) {
-        self.unread = 0;
+    fn drain_wakes(&mut self) {
+        self.unread_wakes = 0;
         self.clients[0].clear_wake();
     }
 
     /// Whether a shard is at work at this moment, on another CPU than the caller: then news may come without sleeping.
-    pub fn stack_works_elsewhere(&self) -> bool {
-        self.clients.iter().any(Client::stack_works_elsewhere)
+    pub fn is_stack_running_elsewhere(&self) -> bool {
+        self.clients.iter().any(Client::is_stack_running_elsewhere)
     }
 
     /// Whether the stack is gone, and all of its shards with it.
-    pub fn is_gone(&self) -> bool {
-        self.clients.iter().any(Client::is_gone)
+    pub fn is_stack_gone(&self) -> bool {
+        self.clients.iter().any(Client::is_stack_gone)
     }
 
     /// Whether the addresses of the stack can be used.
@@ -567,51 +575,52 @@ impl Channels {
 /// Descriptions that this process shares with others. Of a listener the first shard keeps what all agree on.
 impl Channels {
     #[inline]
-    fn common(&self, of: CommonOf) -> Option<(&Client, CommonOf)> {
+    fn client_of_description(&self, of: DescriptionKey) -> Option<(&Client, DescriptionKey)> {
         match of {
-            CommonOf::Socket(conn) => {
-                self.of(conn).ok().map(|(client, conn)| (client, CommonOf::Socket(conn)))
+            DescriptionKey::Socket(conn) => {
+                self.client_of(conn).ok().map(|(client, conn)| (client, DescriptionKey::Socket(conn)))
             }
-            CommonOf::Listener(listener) => {
-                Some((self.clients.get(KEEPER)?, CommonOf::Listener(self.number(listener, KEEPER)?)))
-            }
+            DescriptionKey::Listener(listener) => Some((
+                self.clients.get(RESERVATION_SHARD)?,
+                DescriptionKey::Listener(self.number_on_shard(listener, RESERVATION_SHARD)?),
+            )),
         }
     }
 
     #[inline]
-    pub fn common_version(&self, of: CommonOf) -> u32 {
-        self.common(of).map_or(0, |(client, of)| client.common_version(of))
+    pub fn description_version(&self, of: DescriptionKey) -> u32 {
+        self.client_of_description(of).map_or(0, |(client, of)| client.description_version(of))
     }
 
-    pub fn tell_common(&self, of: CommonOf, bytes: &[u8]) -> Option<u32> {
-        let (client, of) = self.common(of)?;
-        client.tell_common(of, bytes)
+    pub fn write_description(&self, of: DescriptionKey, bytes: &[u8]) -> Option<u32> {
+        let (client, of) = self.client_of_description(of)?;
+        client.write_description(of, bytes)
     }
 
-    pub fn common_told(&self, of: CommonOf) -> Option<(u32, Vec<u8>)> {
-        let (client, of) = self.common(of)?;
-        client.common_told(of)
+    pub fn read_description(&self, of: DescriptionKey) -> Option<(u32, Vec<u8>)> {
+        let (client, of) = self.client_of_description(of)?;
+        client.read_description(of)
     }
 }
 
 /// What is done with a connection: the same as of a channel.
 impl Channels {
     #[inline(always)]
-    pub fn status(&self, conn: Conn) -> Result<Status, Stale> {
-        let (client, conn) = self.of(conn)?;
+    pub fn status(&self, conn: Conn) -> Result<SocketStatus, Stale> {
+        let (client, conn) = self.client_of(conn)?;
         client.status(conn)
     }
 
     #[inline]
-    pub fn standing(&self, conn: Conn) -> Result<Standing, Stale> {
-        let (client, conn) = self.of(conn)?;
-        client.standing(conn)
+    pub fn socket_state(&self, conn: Conn) -> Result<SocketState, Stale> {
+        let (client, conn) = self.client_of(conn)?;
+        client.socket_state(conn)
     }
 
     #[inline]
-    pub fn status_beside(&self, conn: Conn, standing: Standing) -> Result<Status, Stale> {
-        let (client, conn) = self.of(conn)?;
-        client.status_beside(conn, standing)
+    pub fn status_with_state(&self, conn: Conn, standing: SocketState) -> Result<SocketStatus, Stale> {
+        let (client, conn) = self.client_of(conn)?;
+        client.status_with_state(conn, standing)
     }
 
     #[inline]
@@ -620,110 +629,110 @@ impl Channels {
         conn: Conn,
         buffers: &mut [IoSliceMut<'_>],
         skip: usize,
-    ) -> Result<(Standing, Option<usize>), Stale> {
-        let (shard, conn) = self.there(conn);
+    ) -> Result<(SocketState, Option<usize>), Stale> {
+        let (shard, conn) = self.to_shard(conn);
         let client = self.clients.get_mut(shard).ok_or(Stale::Handle)?;
         let result = client.recv_into(conn, buffers, skip);
         // Mostly the stack need not hear of it.
-        self.dirty |= u64::from(client.has_rung()) << shard;
+        self.dirty |= u64::from(client.needs_flush()) << shard;
         result
     }
 
     pub fn peer(&self, conn: Conn) -> Result<SocketAddr, Stale> {
-        let (client, conn) = self.of(conn)?;
+        let (client, conn) = self.client_of(conn)?;
         client.peer(conn)
     }
 
-    pub fn ends(&self, conn: Conn) -> Result<[SocketAddr; 2], Stale> {
-        let (client, conn) = self.of(conn)?;
-        client.ends(conn)
+    pub fn endpoints(&self, conn: Conn) -> Result<[SocketAddr; 2], Stale> {
+        let (client, conn) = self.client_of(conn)?;
+        client.endpoints(conn)
     }
 
     #[inline]
     pub fn peek(&self, conn: Conn, skip: usize, out: &mut [u8]) -> Result<usize, RecvError> {
-        let (client, conn) = self.of(conn).map_err(|_| RecvError::Stale)?;
+        let (client, conn) = self.client_of(conn).map_err(|_| RecvError::Stale)?;
         client.peek(conn, skip, out)
     }
 
     #[inline]
     pub fn consume(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
-        let (client, conn) = self.with(conn)?;
+        let (client, conn) = self.client_mut(conn)?;
         client.consume(conn, count)
     }
 
     #[inline]
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
-        let (client, conn) = self.with(conn).map_err(|_| SendError::Stale)?;
+        let (client, conn) = self.client_mut(conn).map_err(|_| SendError::Stale)?;
         client.send(conn, bytes)
     }
 
-    pub fn await_room(&mut self, conn: Conn, enough: usize) -> Result<bool, Stale> {
-        let (client, conn) = self.with(conn)?;
-        client.await_room(conn, enough)
+    pub fn await_send_space(&mut self, conn: Conn, enough: usize) -> Result<bool, Stale> {
+        let (client, conn) = self.client_mut(conn)?;
+        client.await_send_space(conn, enough)
     }
 
-    pub fn room_below(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> Result<u32, Stale> {
-        let (client, conn) = self.with(conn)?;
-        client.room_below(conn, len, most)
+    pub fn sendable_within(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> Result<u32, Stale> {
+        let (client, conn) = self.client_mut(conn)?;
+        client.sendable_within(conn, len, most)
     }
 
     pub fn written(&mut self, conn: Conn) -> Result<u64, Stale> {
-        let (client, conn) = self.with(conn)?;
+        let (client, conn) = self.client_mut(conn)?;
         client.written(conn)
     }
 
-    pub fn not_sent(&mut self, conn: Conn) -> Result<usize, Stale> {
-        let (client, conn) = self.with(conn)?;
+    pub fn notsent(&mut self, conn: Conn) -> Result<usize, Stale> {
+        let (client, conn) = self.client_mut(conn)?;
         client.not_sent(conn)
     }
 
     pub fn end_record(&mut self, conn: Conn) -> Result<(), Stale> {
-        let (client, conn) = self.with(conn)?;
+        let (client, conn) = self.client_mut(conn)?;
         client.end_record(conn)
     }
 
     pub fn shutdown_write(&mut self, conn: Conn) -> Result<(), Stale> {
-        let (client, conn) = self.with(conn)?;
+        let (client, conn) = self.client_mut(conn)?;
         client.shutdown_write(conn)
     }
 
     pub fn abort(&mut self, conn: Conn) -> Result<(), Stale> {
-        let (client, conn) = self.with(conn)?;
+        let (client, conn) = self.client_mut(conn)?;
         client.abort(conn)
     }
 
     pub fn release(&mut self, conn: Conn) -> Result<(), Stale> {
-        let (client, conn) = self.with(conn)?;
+        let (client, conn) = self.client_mut(conn)?;
         client.release(conn)
     }
 
     pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
-        let (client, conn) = self.with(conn).map_err(|_| OptionError::Stale)?;
+        let (client, conn) = self.client_mut(conn).map_err(|_| OptionError::Stale)?;
         client.set_option(conn, option)
     }
 
     pub fn info(&mut self, conn: Conn) -> Result<Box<TcpInfo>, Stale> {
-        let (client, conn) = self.with(conn)?;
+        let (client, conn) = self.client_mut(conn)?;
         client.info(conn)
     }
 
     pub fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
-        let (client, conn) = self.with(conn).map_err(|_| SendError::Stale)?;
+        let (client, conn) = self.client_mut(conn).map_err(|_| SendError::Stale)?;
         client.send_urgent(conn, bytes)
     }
 
-    pub fn mark(&mut self, conn: Conn) -> Result<Option<Mark>, Stale> {
-        let (client, conn) = self.with(conn)?;
-        client.mark(conn)
+    pub fn urgent_mark(&mut self, conn: Conn) -> Result<Option<UrgentMark>, Stale> {
+        let (client, conn) = self.client_mut(conn)?;
+        client.urgent_mark(conn)
     }
 
     pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
-        let (client, conn) = self.with(conn).map_err(|_| RecvError::Stale)?;
+        let (client, conn) = self.client_mut(conn).map_err(|_| RecvError::Stale)?;
         client.recv_urgent(conn)
     }
 
     pub fn shutdown_read(&mut self, conn: Conn) -> Result<(), Stale> {
-        let (client, conn) = self.with(conn)?;
+        let (client, conn) = self.client_mut(conn)?;
         client.shutdown_read(conn)
     }
 }
@@ -734,19 +743,19 @@ impl Channels {
     /// port by `SO_REUSEPORT`, over which datagrams are spread by sender.
     pub fn udp_open(&mut self, local: SocketAddr, options: UdpOptions) -> Result<Conn, Error> {
         let count = self.clients.len();
-        let first = if count == 1 { 0 } else { self.beside().unwrap_or(self.udp_home) };
+        let first = if count == 1 { 0 } else { self.local_shard().unwrap_or(self.next_udp_shard) };
         let mut refused = Error::Udp(local, UdpError::Stale);
         for shard in (first..count).chain(0..first) {
             match self.clients[shard].udp_open(local, options) {
                 Ok(conn) => {
-                    self.udp_home = (shard + 1) % count;
-                    return Ok(self.here(shard, conn));
+                    self.next_udp_shard = (shard + 1) % count;
+                    return Ok(self.from_shard(shard, conn));
                 }
                 // Another may have ports to choose from, or room; and what has the port may share it on its own shard only.
                 Err(
                     error @ Error::Udp(
                         _,
-                        UdpError::AddressInUse | UdpError::AddressNotAvailable | UdpError::TooMany,
+                        UdpError::AddressInUse | UdpError::AddressNotAvailable | UdpError::TooManySockets,
                     ),
                 ) => {
                     refused = error;
@@ -758,66 +767,74 @@ impl Channels {
     }
 
     pub fn udp_connect(&mut self, conn: Conn, remote: SocketAddr) -> Result<(), UdpError> {
-        let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
+        let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
         client.udp_connect(conn, remote)
     }
 
     pub fn udp_set_options(&mut self, conn: Conn, options: UdpOptions) -> Result<(), UdpError> {
-        let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
+        let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
         client.udp_set_options(conn, options)
     }
 
-    pub fn udp_send_from(&mut self, conn: Conn, sending: &UdpSending, data: &[u8]) -> Result<(), UdpError> {
-        let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
-        client.udp_send_from(conn, sending, data)
-    }
-
-    pub fn udp_post(
+    pub fn udp_send_with(
         &mut self,
         conn: Conn,
-        sending: &UdpSending,
-        buffers: &[IoSlice<'_>],
+        sending: &UdpSendParams,
+        data: &[u8],
     ) -> Result<(), UdpError> {
-        let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
-        client.udp_post(conn, sending, buffers)
+        let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
+        client.udp_send_with(conn, sending, data)
     }
 
-    pub fn udp_take(
+    pub fn udp_send_queued(
+        &mut self,
+        conn: Conn,
+        sending: &UdpSendParams,
+        buffers: &[IoSlice<'_>],
+    ) -> Result<(), UdpError> {
+        let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
+        client.udp_send_queued(conn, sending, buffers)
+    }
+
+    pub fn udp_recv_into(
         &mut self,
         conn: Conn,
         buffers: &mut [IoSliceMut<'_>],
         take: bool,
-    ) -> Result<Arrived, UdpError> {
-        let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
-        client.udp_take(conn, buffers, take)
+    ) -> Result<ReceivedDatagram, UdpError> {
+        let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
+        client.udp_recv_into(conn, buffers, take)
     }
 
     pub fn udp_error(&self, conn: Conn, take: bool) -> Option<UdpError> {
-        let (client, conn) = self.of(conn).ok()?;
+        let (client, conn) = self.client_of(conn).ok()?;
         client.udp_error(conn, take)
     }
 
-    pub fn udp_has_reports(&self, conn: Conn) -> bool {
-        self.of(conn).is_ok_and(|(client, conn)| client.udp_has_reports(conn))
+    pub fn udp_has_extended_errors(&self, conn: Conn) -> bool {
+        self.client_of(conn).is_ok_and(|(client, conn)| client.udp_has_extended_errors(conn))
     }
 
-    pub fn udp_take_report(&mut self, conn: Conn) -> Result<Box<(UdpReport, Vec<u8>)>, UdpError> {
-        let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
-        client.udp_take_report(conn)
+    pub fn udp_take_extended_error(
+        &mut self,
+        conn: Conn,
+    ) -> Result<Box<(UdpExtendedError, Vec<u8>)>, UdpError> {
+        let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
+        client.udp_take_extended_error(conn)
     }
 
     pub fn udp_path_mtu(&mut self, conn: Conn) -> Result<u16, UdpError> {
-        let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
+        let (client, conn) = self.client_mut(conn).map_err(|_| UdpError::Stale)?;
         client.udp_path_mtu(conn)
     }
 
-    pub fn udp_stamp(&mut self, conn: Conn) -> Result<(), Stale> {
-        let (client, conn) = self.with(conn)?;
-        client.udp_stamp(conn)
+    pub fn udp_enable_timestamps(&mut self, conn: Conn) -> Result<(), Stale> {
+        let (client, conn) = self.client_mut(conn)?;
+        client.udp_enable_timestamps(conn)
     }
 
-    pub fn udp_next_bytes(&self, conn: Conn) -> Option<usize> {
-        let (client, conn) = self.of(conn).ok()?;
-        client.udp_next_bytes(conn)
+    pub fn udp_next_len(&self, conn: Conn) -> Option<usize> {
+        let (client, conn) = self.client_of(conn).ok()?;
+        client.udp_next_len(conn)
     }
 }

@@ -5,34 +5,34 @@
 //! destination, and what the stack has is received first.
 
 mod ancillary;
-mod corked;
-mod errors;
-mod halves;
+mod cork;
+mod error_queue;
+mod via_kernel;
 
-pub use ancillary::{Control, Received};
-pub(crate) use corked::Corked;
+pub use ancillary::{ControlMessages, ReceivedMessage};
+pub(crate) use cork::CorkedDatagram;
 
 use crate::Ops;
 use crate::fd_table::FileId;
-use crate::file::{Dgram, Shape};
-use crate::held::Locked;
-use crate::lane::Lane;
-use crate::options::Flag;
-use crate::sleep::{Patience, Wait};
+use crate::file::{SocketRole, UdpSocket};
+use crate::lock::LockGuard;
+use crate::options::BoolOption;
+use crate::process::ProcessState;
+use crate::sleep::{Timeout, Wait};
 use crate::sockaddr::{self, Family};
-use ancillary::Wishes;
+use ancillary::SendCmsgs;
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
-use ginnel::channel::Arrived;
-use ginnel::{Conn, Error, UdpError, UdpOptions, UdpSending, errno};
+use ginnel::channel::ReceivedDatagram;
+use ginnel::{Conn, Error, UdpError, UdpOptions, UdpSendParams, errno};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
 
 /// What a datagram is sent with.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Sending<'a> {
+pub struct SendArgs<'a> {
     /// Flags of `send`.
     pub flags: c_int,
     /// Where to, as the program laid it out; `None` for the socket's other end.
@@ -41,7 +41,7 @@ pub struct Sending<'a> {
     pub control: &'a [u8],
 }
 
-fn refusal(error: &Error) -> Errno {
+fn udp_errno(error: &Error) -> Errno {
     match error {
         Error::Udp(_, error) => errno::udp(*error),
         _ => Errno::NETDOWN,
@@ -53,43 +53,48 @@ impl Ops {
     ///
     /// # Errors
     /// As [`Ops::send`]; `EDESTADDRREQ`, `EMSGSIZE`, `EACCES`, `ENETUNREACH`, and what came of earlier datagrams: `ECONNREFUSED` …
-    pub fn send_to(&self, fd: RawFd, buffers: &[IoSlice<'_>], sending: &Sending<'_>) -> Result<usize, Errno> {
+    pub fn send_to(
+        &self,
+        fd: RawFd,
+        buffers: &[IoSlice<'_>],
+        sending: &SendArgs<'_>,
+    ) -> Result<usize, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
-        if !lane.files.socket(file)?.datagrams {
+        let file = self.file_of(&mut lane, fd)?;
+        if !lane.files.socket(file)?.is_udp {
             drop(lane);
             return self.send(fd, buffers, sending.flags);
         }
         let socket = lane.files.socket(file)?;
         let family = socket.family;
         let dont_wait = socket.nonblocking || sending.flags & libc::MSG_DONTWAIT != 0;
-        let patience = if dont_wait { Patience::None } else { socket.options.send_patience() };
+        let patience = if dont_wait { Timeout::Zero } else { socket.options.send_timeout() };
         let (corks, piece, is_corked) = socket
-            .outbox
+            .udp_send
             .as_ref()
-            .map_or((false, 0, false), |outbox| (outbox.corks, outbox.piece, outbox.corked.is_some()));
+            .map_or((false, 0, false), |outbox| (outbox.corking, outbox.gso_size, outbox.corked.is_some()));
         let corks = corks || sending.flags & libc::MSG_MORE != 0;
         if is_corked {
             // Where it goes is settled.
             return self.append(lane, file, buffers, corks, patience);
         }
         let to = sending.to.map(|bytes| destination(bytes, family)).transpose()?;
-        let v4 = to.or(socket.other_end()).map_or(family == Family::V4, |to| to.is_ipv4());
+        let v4 = to.or(socket.connected_peer()).map_or(family == Family::V4, |to| to.is_ipv4());
         if sending.flags & libc::MSG_OOB != 0 && v4 {
             // Nobody looks at it for IPv6.
             return Err(Errno::OPNOTSUPP);
         }
-        let wishes = Wishes::read(sending.control, v4)?;
+        let wishes = SendCmsgs::read(sending.control, v4)?;
         let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         if len > DATAGRAM_BYTES_MAX && v4 {
             return Err(Errno::MSGSIZE);
         }
-        let dgram = match self.give_side(lane, (fd, file), to)? {
-            Side::Kernel(half) => {
+        let dgram = match self.choose_path(lane, (fd, file), to)? {
+            UdpPath::Kernel(half) => {
                 // The lane is not locked any more.
-                return halves::send(half, buffers, sending);
+                return via_kernel::send(half, buffers, sending);
             }
-            Side::Stack(locked, dgram) => {
+            UdpPath::Stack(locked, dgram) => {
                 lane = locked;
                 dgram
             }
@@ -100,39 +105,40 @@ impl Ops {
         if let Some(error) = lane.take_udp_error(file) {
             return Err(error);
         }
-        let remote = to.or(dgram.connected).ok_or(Errno::DESTADDRREQ)?;
+        let remote = to.or(dgram.peer).ok_or(Errno::DESTADDRREQ)?;
         if remote.port() == 0 {
             return Err(Errno::INVAL);
         }
-        let Wishes { source, hop_limit, tos, .. } = wishes;
-        let sending = UdpSending { to, source, piece: wishes.piece.unwrap_or(piece), hop_limit, tos };
-        let letter = Letter { remote, sending };
+        let SendCmsgs { source, hop_limit, tos, .. } = wishes;
+        let sending =
+            UdpSendParams { to, source, gso_size: wishes.gso_size.unwrap_or(piece), hop_limit, tos };
+        let letter = UdpMessage { remote, sending };
         if corks {
             lane.cork(file, letter, buffers)?;
             return Ok(len);
         }
-        self.post(lane, file, dgram, letter, buffers, patience)
+        self.send_datagram(lane, file, dgram, letter, buffers, patience)
     }
 
     /// Sends a datagram of a socket's side on the stack.
-    fn post(
+    fn send_datagram(
         &self,
-        mut lane: Locked<'_>,
+        mut lane: LockGuard<'_>,
         file: FileId,
-        dgram: Dgram,
-        letter: Letter,
+        dgram: UdpSocket,
+        letter: UdpMessage,
         buffers: &[IoSlice<'_>],
-        patience: Patience,
+        patience: Timeout,
     ) -> Result<usize, Errno> {
         let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
-        let Letter { remote, mut sending } = letter;
-        if len <= sending.piece.into() {
-            sending.piece = 0;
+        let UdpMessage { remote, mut sending } = letter;
+        if len <= sending.gso_size.into() {
+            sending.gso_size = 0;
         }
-        let piece = sending.piece;
+        let piece = sending.gso_size;
         let too_long =
             len > DATAGRAM_BYTES_MAX - if remote.is_ipv4() { HEADERS_BYTES } else { UDP_HEADER_BYTES };
-        if len > usize::from(piece) * PIECES_MAX && piece > 0 && !too_long {
+        if len > usize::from(piece) * UDP_MAX_SEGMENTS && piece > 0 && !too_long {
             return Err(Errno::INVAL);
         }
         if too_long || lane.is_new_destination(file, remote) || lane.may_be_too_long(file, len) {
@@ -140,17 +146,17 @@ impl Ops {
             // of one that is just too long.
             let bytes = buffers.iter().flat_map(|buffer| buffer.iter().copied());
             let bytes: Vec<u8> = bytes.take(DATAGRAM_BYTES_MAX).collect();
-            let sent = lane.client.udp_send_from(dgram.conn, &sending, &bytes);
+            let sent = lane.client.udp_send_with(dgram.conn, &sending, &bytes);
             if sent.is_ok() {
                 lane.note_destination(file, remote);
-                lane.note_length(file, len);
+                lane.note_sent_length(file, len);
             }
             return sent.map(|()| len).map_err(errno::udp);
         }
         let done = Cell::new(0);
         let wait = Wait::restarting(patience, &done);
-        let (mut lane, result) = self.until(lane, &[file], &mut [], &wait, |lane, _| {
-            lane.client.udp_post(dgram.conn, &sending, buffers).map_err(errno::udp)
+        let (mut lane, result) = self.block_until(lane, &[file], &mut [], &wait, |lane, _| {
+            lane.client.udp_send_queued(dgram.conn, &sending, buffers).map_err(errno::udp)
         });
         lane.client.flush();
         result.map(|()| len)
@@ -166,29 +172,31 @@ impl Ops {
         buffers: &mut [IoSliceMut<'_>],
         flags: c_int,
         control_room: usize,
-    ) -> Result<Received, Errno> {
+    ) -> Result<ReceivedMessage, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
+        let file = self.file_of(&mut lane, fd)?;
         let socket = lane.files.socket(file)?;
-        if !socket.datagrams {
-            let inq = socket.options.flag(Flag::Inq);
+        if !socket.is_udp {
+            let inq = socket.options.flag(BoolOption::Inq);
             drop(lane);
-            let mut received = self.recv(fd, buffers, flags).map(Received::of_stream)?;
+            let mut received = self.recv(fd, buffers, flags).map(ReceivedMessage::from_stream)?;
             if flags & libc::MSG_OOB != 0 && received.count > 0 {
                 received.flags |= libc::MSG_OOB;
             }
             if inq {
-                received.tell_waiting(self.waiting(fd)?, control_room);
+                received.put_inq(self.inq_hint(fd)?, control_room);
             }
             return Ok(received);
         }
         let family = socket.family;
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
-        let patience = if dont_wait { Patience::None } else { socket.options.recv_patience() };
-        let half = lane.kernel_half(file);
+        let patience = if dont_wait { Timeout::Zero } else { socket.options.recv_timeout() };
+        let half = lane.kernel_fd(file);
         if flags & libc::MSG_ERRQUEUE != 0 {
             return match (lane.recv_error(file, buffers, control_room), half) {
-                (Err(Errno::AGAIN), Some(half)) => halves::recv(half, buffers, flags, control_room, family),
+                (Err(Errno::AGAIN), Some(half)) => {
+                    via_kernel::recv(half, buffers, flags, control_room, family)
+                }
                 (result, _) => result,
             };
         }
@@ -196,10 +204,10 @@ impl Ops {
         let watched = &mut watched[..usize::from(half.is_some())];
         let done = Cell::new(0);
         let wait = Wait { exclusive: true, ..Wait::restarting(patience, &done) };
-        let (mut lane, result) = self.until(lane, &[file], watched, &wait, |lane, _| {
+        let (mut lane, result) = self.block_until(lane, &[file], watched, &wait, |lane, _| {
             match (lane.recv_datagram(file, buffers, flags, control_room), half) {
                 (Err(Errno::AGAIN), Some(half)) => {
-                    halves::recv(half, buffers, flags | libc::MSG_DONTWAIT, control_room, family)
+                    via_kernel::recv(half, buffers, flags | libc::MSG_DONTWAIT, control_room, family)
                 }
                 (result, _) => result,
             }
@@ -209,112 +217,112 @@ impl Ops {
     }
 
     /// `bind` of a UDP socket.
-    pub(crate) fn bind_datagrams(
+    pub(crate) fn bind_udp(
         &self,
-        mut lane: Locked<'_>,
+        mut lane: LockGuard<'_>,
         (fd, file): (RawFd, FileId),
         address: SocketAddr,
         bytes: &[u8],
     ) -> Result<(), Errno> {
         let ip = address.ip();
         if !ip.is_unspecified() {
-            let ours = (self.config.takes)(ip);
+            let ours = (self.config.is_stack_address)(ip);
             let refused = Err(Errno::ADDRNOTAVAIL);
-            let opened = if ours { lane.open_datagrams(file, address, true, None) } else { refused };
-            lane.write_down(fd, file);
+            let opened = if ours { lane.open_udp(file, address, true, None) } else { refused };
+            lane.report_fd(fd, file);
             if opened != refused || !self.config.kernel_listen {
                 return opened;
             }
-            self.hand_to_kernel(&mut lane, fd, file)?;
+            self.convert_to_kernel(&mut lane, fd, file)?;
             drop(lane);
-            return crate::raw::bind(fd, bytes);
+            return crate::syscall::bind(fd, bytes);
         }
         if !self.config.kernel_listen {
-            let opened = lane.open_datagrams(file, address, true, None);
-            lane.write_down(fd, file);
+            let opened = lane.open_udp(file, address, true, None);
+            lane.report_fd(fd, file);
             return opened;
         }
         // Whether the port is free, and may be had, the kernel knows better.
-        self.back_with_kernel(&mut lane, fd, file)?;
+        self.open_kernel_socket(&mut lane, fd, file)?;
         let family = lane.files.socket(file)?.family;
-        crate::raw::bind(fd, bytes)?;
-        let chosen = crate::kernel::name_of(fd, family)?;
-        let opened = lane.open_datagrams(file, SocketAddr::new(ip, chosen.port()), true, Some(fd));
-        lane.write_down(fd, file);
+        crate::syscall::bind(fd, bytes)?;
+        let chosen = crate::kernel_socket::local_address(fd, family)?;
+        let opened = lane.open_udp(file, SocketAddr::new(ip, chosen.port()), true, Some(fd));
+        lane.report_fd(fd, file);
         opened
     }
 
     /// `connect` of a UDP socket.
-    pub(crate) fn connect_datagrams(
+    pub(crate) fn connect_udp(
         &self,
-        mut lane: Locked<'_>,
+        mut lane: LockGuard<'_>,
         (fd, file): (RawFd, FileId),
         bytes: &[u8],
     ) -> Result<(), Errno> {
         let socket = lane.files.socket(file)?;
         let family = socket.family;
         if sockaddr::family_of(bytes)? == libc::AF_UNSPEC as u16 {
-            let disconnected = lane.disconnect_datagrams(file);
-            lane.write_down(fd, file);
+            let disconnected = lane.disconnect_udp(file);
+            lane.report_fd(fd, file);
             return disconnected;
         }
-        let to = crate::connect::loopback_for_any(sockaddr::read(bytes, family)?, None);
+        let to = crate::connect::loopback_for_any(sockaddr::decode(bytes, family)?, None);
         if to.is_ipv4() && family == Family::V6 && socket.options.is_v6_only() {
             return Err(Errno::NETUNREACH);
         }
-        let fresh = matches!(socket.shape, Shape::Fresh { .. });
-        let connected = match (self.config.takes)(to.ip()) {
-            true => lane.connect_datagrams(file, to),
+        let fresh = matches!(socket.role, SocketRole::Unconnected { .. });
+        let connected = match (self.config.is_stack_address)(to.ip()) {
+            true => lane.connect_udp(file, to),
             false => Err(Errno::NETUNREACH),
         };
-        match (connected, lane.kernel_half(file)) {
+        match (connected, lane.kernel_fd(file)) {
             (Err(Errno::NETUNREACH), Some(_)) => {
                 // The half that reaches it is all of it from now on.
-                self.leave_to_kernel(&mut lane, fd, file)?;
+                self.drop_stack_side(&mut lane, fd, file)?;
                 drop(lane);
-                crate::raw::connect(fd, bytes)
+                crate::syscall::connect(fd, bytes)
             }
             (Err(Errno::NETUNREACH), None) if fresh && self.config.kernel_listen => {
-                lane.close_datagrams(file);
-                self.hand_to_kernel(&mut lane, fd, file)?;
+                lane.close_udp(file);
+                self.convert_to_kernel(&mut lane, fd, file)?;
                 drop(lane);
-                crate::raw::connect(fd, bytes)
+                crate::syscall::connect(fd, bytes)
             }
             (connected, _) => {
-                lane.write_down(fd, file);
+                lane.report_fd(fd, file);
                 connected
             }
         }
     }
 
     /// Who is to send a datagram. A socket that has no address yet gets one, and the side is chosen by where it sends first.
-    fn give_side<'a>(
+    fn choose_path<'a>(
         &'a self,
-        mut lane: Locked<'a>,
+        mut lane: LockGuard<'a>,
         (fd, file): (RawFd, FileId),
         to: Option<SocketAddr>,
-    ) -> Result<Side<'a>, Errno> {
+    ) -> Result<UdpPath<'a>, Errno> {
         let socket = lane.files.socket(file)?;
         let family = socket.family;
-        let ours = to.is_none_or(|to| (self.config.takes)(to.ip()));
-        match socket.shape {
-            Shape::Datagrams(dgram) => match dgram.kernel {
-                Some(half) if dgram.connected.is_none() && (!ours || !lane.reaches(to)) => {
-                    Ok(Side::Kernel(half))
+        let ours = to.is_none_or(|to| (self.config.is_stack_address)(to.ip()));
+        match socket.role {
+            SocketRole::Udp(dgram) => match dgram.kernel_fd {
+                Some(half) if dgram.peer.is_none() && (!ours || !lane.is_reachable(to)) => {
+                    Ok(UdpPath::Kernel(half))
                 }
-                _ => Ok(Side::Stack(lane, dgram)),
+                _ => Ok(UdpPath::Stack(lane, dgram)),
             },
             _ => {
                 to.ok_or(Errno::DESTADDRREQ)?;
-                if self.config.kernel_listen && (!ours || !lane.reaches(to)) {
-                    self.hand_to_kernel(&mut lane, fd, file)?;
-                    return Ok(Side::Kernel(fd));
+                if self.config.kernel_listen && (!ours || !lane.is_reachable(to)) {
+                    self.convert_to_kernel(&mut lane, fd, file)?;
+                    return Ok(UdpPath::Kernel(fd));
                 }
-                let any = socket_any(family, to);
-                lane.open_datagrams(file, any, false, None)?;
-                lane.write_down(fd, file);
-                match lane.files.socket(file)?.shape {
-                    Shape::Datagrams(dgram) => Ok(Side::Stack(lane, dgram)),
+                let any = any_address(family, to);
+                lane.open_udp(file, any, false, None)?;
+                lane.report_fd(fd, file);
+                match lane.files.socket(file)?.role {
+                    SocketRole::Udp(dgram) => Ok(UdpPath::Stack(lane, dgram)),
                     _ => Err(Errno::BADF),
                 }
             }
@@ -324,30 +332,30 @@ impl Ops {
 
 /// Where a datagram goes, and how.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Letter {
+pub(crate) struct UdpMessage {
     /// Where it goes, also if the program left that to the socket.
     remote: SocketAddr,
-    sending: UdpSending,
+    sending: UdpSendParams,
 }
 
 /// Who sends.
-enum Side<'a> {
-    Stack(Locked<'a>, Dgram),
+enum UdpPath<'a> {
+    Stack(LockGuard<'a>, UdpSocket),
     Kernel(RawFd),
 }
 
 /// Most datagrams that are sent in one piece (`UDP_MAX_SEGMENTS`).
-const PIECES_MAX: usize = 128;
+const UDP_MAX_SEGMENTS: usize = 128;
 /// Most bytes of a datagram (`udp_sendmsg`).
 const DATAGRAM_BYTES_MAX: usize = 0xffff;
 /// Of which so many are headers over IPv4; IPv6 does not count its own.
 const HEADERS_BYTES: usize = 20 + UDP_HEADER_BYTES;
 const UDP_HEADER_BYTES: usize = 8;
 
-fn socket_any(family: Family, to: Option<SocketAddr>) -> SocketAddr {
+fn any_address(family: Family, to: Option<SocketAddr>) -> SocketAddr {
     match (family, to) {
         // An IPv6 socket takes what comes over IPv4 too, unless it may not.
-        (Family::V6, _) => family.any(),
+        (Family::V6, _) => family.unspecified(),
         _ => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
     }
 }
@@ -357,22 +365,22 @@ fn destination(bytes: &[u8], family: Family) -> Result<SocketAddr, Errno> {
     let foreign = sockaddr::family_of(bytes)?;
     let read = if family == Family::V6 && foreign == libc::AF_INET as u16 {
         // `udpv6_sendmsg` takes those of IPv4.
-        sockaddr::read(bytes, Family::V4)
+        sockaddr::decode(bytes, Family::V4)
     } else if family == Family::V4 && foreign == libc::AF_UNSPEC as u16 {
         // Old programs leave the family out.
         let mut copy = bytes.to_vec();
         copy[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
-        sockaddr::read(&copy, family)
+        sockaddr::decode(&copy, family)
     } else {
-        sockaddr::read(bytes, family)
+        sockaddr::decode(bytes, family)
     };
     let to = crate::connect::loopback_for_any(read?, None);
     if to.port() == 0 { Err(Errno::INVAL) } else { Ok(to) }
 }
 
-impl Lane {
+impl ProcessState {
     /// Opens the stack's side of a UDP socket.
-    fn open_datagrams(
+    fn open_udp(
         &mut self,
         file: FileId,
         address: SocketAddr,
@@ -380,87 +388,87 @@ impl Lane {
         kernel: Option<RawFd>,
     ) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
-        let options = socket.options.of_datagrams(socket.family);
-        socket.options.told_datagrams = Some(options);
+        let options = socket.options.udp_options(socket.family);
+        socket.options.applied_udp = Some(options);
         let ports = socket.options.local_ports().filter(|_| address.port() == 0);
         let conn = match ports {
-            None => self.client.udp_open(address, options).map_err(|e| refusal(&e)),
+            None => self.client.udp_open(address, options).map_err(|e| udp_errno(&e)),
             Some(ports) => crate::connect::first_free(ports, |port| {
                 let address = SocketAddr::new(address.ip(), port);
-                self.client.udp_open(address, options).map_err(|e| refusal(&e))
+                self.client.udp_open(address, options).map_err(|e| udp_errno(&e))
             }),
         }?;
         let socket = self.files.socket(file)?;
-        socket.shape = Shape::Datagrams(Dgram {
+        socket.role = SocketRole::Udp(UdpSocket {
             conn,
             bound,
-            connected: None,
-            kernel,
+            peer: None,
+            kernel_fd: kernel,
             shut_read: false,
             shut_write: false,
-            late: None,
+            deferred_error: None,
         });
         self.bind_conn(conn, file);
         self.apply_datagram_options(file)
     }
 
-    fn connect_datagrams(&mut self, file: FileId, to: SocketAddr) -> Result<(), Errno> {
+    fn connect_udp(&mut self, file: FileId, to: SocketAddr) -> Result<(), Errno> {
         let family = self.files.socket(file)?.family;
-        if !matches!(self.files.socket(file)?.shape, Shape::Datagrams(_)) {
-            self.open_datagrams(file, family.any(), false, None)?;
+        if !matches!(self.files.socket(file)?.role, SocketRole::Udp(_)) {
+            self.open_udp(file, family.unspecified(), false, None)?;
         }
-        let Shape::Datagrams(dgram) = &mut self.files.socket(file)?.shape else { return Err(Errno::BADF) };
+        let SocketRole::Udp(dgram) = &mut self.files.socket(file)?.role else { return Err(Errno::BADF) };
         let conn = dgram.conn;
         self.client.udp_connect(conn, to).map_err(errno::udp)?;
-        if let Shape::Datagrams(dgram) = &mut self.files.socket(file)?.shape {
-            dgram.connected = Some(to);
+        if let SocketRole::Udp(dgram) = &mut self.files.socket(file)?.role {
+            dgram.peer = Some(to);
         }
-        self.files.socket(file)?.outbox.get_or_insert_default().longest = 0;
+        self.files.socket(file)?.udp_send.get_or_insert_default().longest_sent = 0;
         self.note_destination(file, to);
         Ok(())
     }
 
     /// `connect` to no address (`__udp_disconnect`): a socket that was bound stays so.
-    fn disconnect_datagrams(&mut self, file: FileId) -> Result<(), Errno> {
-        let Shape::Datagrams(dgram) = self.files.socket(file)?.shape else { return Ok(()) };
-        if dgram.connected.is_none() {
+    fn disconnect_udp(&mut self, file: FileId) -> Result<(), Errno> {
+        let SocketRole::Udp(dgram) = self.files.socket(file)?.role else { return Ok(()) };
+        if dgram.peer.is_none() {
             return Ok(());
         }
-        let local = self.client.ends(dgram.conn).map(|[local, _]| local);
-        self.close_datagrams(file);
+        let local = self.client.endpoints(dgram.conn).map(|[local, _]| local);
+        self.close_udp(file);
         let family = self.files.socket(file)?.family;
         if let (true, Ok(local)) = (dgram.bound, local) {
-            let at = SocketAddr::new(dgram_ip(local, family), local.port());
-            self.open_datagrams(file, at, true, dgram.kernel)?;
+            let at = SocketAddr::new(local_ip(local, family), local.port());
+            self.open_udp(file, at, true, dgram.kernel_fd)?;
         }
         Ok(())
     }
 
     /// `shutdown`; one that is not connected cannot be.
-    pub fn shutdown_datagrams(&mut self, file: FileId, read: bool, write: bool) -> Result<(), Errno> {
-        let Shape::Datagrams(dgram) = &mut self.files.socket(file)?.shape else { return Err(Errno::NOTCONN) };
+    pub fn shutdown_udp(&mut self, file: FileId, read: bool, write: bool) -> Result<(), Errno> {
+        let SocketRole::Udp(dgram) = &mut self.files.socket(file)?.role else { return Err(Errno::NOTCONN) };
         dgram.shut_read |= read;
         dgram.shut_write |= write;
-        let connected = dgram.connected.is_some();
+        let connected = dgram.peer.is_some();
         self.wake(file, libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP | libc::POLLHUP | libc::POLLOUT);
         if connected { Ok(()) } else { Err(Errno::NOTCONN) }
     }
 
     /// What `getsockname` says.
-    pub fn local_of_datagrams(&self, dgram: Dgram, family: Family) -> Option<SocketAddr> {
-        let [local, _] = self.client.ends(dgram.conn).ok()?;
-        Some(SocketAddr::new(dgram_ip(local, family), local.port()))
+    pub fn udp_local(&self, dgram: UdpSocket, family: Family) -> Option<SocketAddr> {
+        let [local, _] = self.client.endpoints(dgram.conn).ok()?;
+        Some(SocketAddr::new(local_ip(local, family), local.port()))
     }
 
     /// The stack's side of a UDP socket ends; the socket is as good as new.
-    pub fn close_datagrams(&mut self, file: FileId) {
+    pub fn close_udp(&mut self, file: FileId) {
         let Ok(socket) = self.files.socket(file) else { return };
-        let Shape::Datagrams(dgram) = socket.shape else { return };
-        socket.shape = Shape::Fresh { bound: None };
-        self.release_datagrams(dgram.conn);
+        let SocketRole::Udp(dgram) = socket.role else { return };
+        socket.role = SocketRole::Unconnected { bound: None };
+        self.release_udp(dgram.conn);
     }
 
-    pub fn release_datagrams(&mut self, conn: Conn) {
+    pub fn release_udp(&mut self, conn: Conn) {
         self.unbind_conn(conn);
         // If the stack is gone there is nothing to give back.
         let _ = self.client.release(conn);
@@ -468,9 +476,9 @@ impl Lane {
     }
 
     /// Whether the stack has a way to a destination: connecting a socket that is nobody's tells.
-    fn reaches(&mut self, to: Option<SocketAddr>) -> bool {
+    fn is_reachable(&mut self, to: Option<SocketAddr>) -> bool {
         let Some(to) = to else { return true };
-        if self.ways.contains(&to.ip()) {
+        if self.reachable_hosts.contains(&to.ip()) {
             return true;
         }
         let any = SocketAddr::new(
@@ -486,31 +494,31 @@ impl Lane {
         let _ = self.client.release(probe);
         self.client.flush();
         if reached {
-            self.note_way(to.ip());
+            self.note_reachable(to.ip());
         }
         reached
     }
 
     /// The stack has a way there.
-    pub fn note_way(&mut self, ip: IpAddr) {
-        if self.ways.len() == WAYS_MAX {
-            self.ways.remove(0);
+    pub fn note_reachable(&mut self, ip: IpAddr) {
+        if self.reachable_hosts.len() == REMEMBERED_HOSTS_MAX {
+            self.reachable_hosts.remove(0);
         }
-        self.ways.push(ip);
+        self.reachable_hosts.push(ip);
     }
 
     /// Whether nothing was sent there by this socket yet.
     fn is_new_destination(&mut self, file: FileId, to: SocketAddr) -> bool {
         let socket = self.files.socket(file);
         socket.is_ok_and(|socket| {
-            !socket.outbox.as_ref().is_some_and(|outbox| outbox.destinations.contains(&to))
+            !socket.udp_send.as_ref().is_some_and(|outbox| outbox.destinations.contains(&to))
         })
     }
 
     fn note_destination(&mut self, file: FileId, to: SocketAddr) {
         let Ok(socket) = self.files.socket(file) else { return };
-        let destinations = &mut socket.outbox.get_or_insert_default().destinations;
-        if destinations.len() == WAYS_MAX {
+        let destinations = &mut socket.udp_send.get_or_insert_default().destinations;
+        if destinations.len() == REMEMBERED_HOSTS_MAX {
             destinations.remove(0);
         }
         if !destinations.contains(&to) {
@@ -520,8 +528,8 @@ impl Lane {
 
     /// What came of an earlier datagram, once.
     pub fn take_udp_error(&mut self, file: FileId) -> Option<Errno> {
-        let Shape::Datagrams(dgram) = &mut self.files.socket(file).ok()?.shape else { return None };
-        let late = dgram.late.take();
+        let SocketRole::Udp(dgram) = &mut self.files.socket(file).ok()?.role else { return None };
+        let late = dgram.deferred_error.take();
         late.or_else(|| self.client.udp_error(dgram.conn, true).map(errno::udp))
     }
 
@@ -531,36 +539,36 @@ impl Lane {
         buffers: &mut [IoSliceMut<'_>],
         flags: c_int,
         control_room: usize,
-    ) -> Result<Received, Errno> {
-        let Shape::Datagrams(dgram) = self.files.socket(file)?.shape else { return Err(Errno::AGAIN) };
+    ) -> Result<ReceivedMessage, Errno> {
+        let SocketRole::Udp(dgram) = self.files.socket(file)?.role else { return Err(Errno::AGAIN) };
         if let Some(error) = self.take_udp_error(file) {
             return Err(error);
         }
         let take = flags & libc::MSG_PEEK == 0;
-        let arrived = match self.client.udp_take(dgram.conn, buffers, take) {
-            Err(UdpError::WouldBlock) if dgram.shut_read => return Ok(Received::of_stream(0)),
+        let arrived = match self.client.udp_recv_into(dgram.conn, buffers, take) {
+            Err(UdpError::WouldBlock) if dgram.shut_read => return Ok(ReceivedMessage::from_stream(0)),
             result => result.map_err(errno::udp)?,
         };
         let room: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         let socket = self.files.socket(file)?;
         let family = socket.family;
-        let mut received = Received::of_datagram(&arrived, room, flags, family);
-        socket.options.describe(&arrived, family, received.control_within(control_room));
+        let mut received = ReceivedMessage::from_datagram(&arrived, room, flags, family);
+        socket.options.put_cmsgs(&arrived, family, received.control_with_room(control_room));
         Ok(received)
     }
 }
 
 /// Destinations that are remembered.
-const WAYS_MAX: usize = 32;
+const REMEMBERED_HOSTS_MAX: usize = 32;
 
-fn dgram_ip(local: SocketAddr, family: Family) -> IpAddr {
+fn local_ip(local: SocketAddr, family: Family) -> IpAddr {
     match (local.ip(), family) {
         (ip @ IpAddr::V4(_), Family::V4) | (ip, Family::V6) => ip,
-        _ => family.any().ip(),
+        _ => family.unspecified().ip(),
     }
 }
 
 /// Whether a datagram was cut off.
-pub(crate) fn is_cut(arrived: &Arrived, room: usize) -> bool {
+pub(crate) fn is_truncated(arrived: &ReceivedDatagram, room: usize) -> bool {
     arrived.len > room
 }

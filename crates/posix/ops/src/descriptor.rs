@@ -3,9 +3,9 @@
 #![allow(unsafe_code)] // descriptors go through the program as plain numbers and come back
 
 use crate::Ops;
-use crate::held::Locked;
+use crate::lock::LockGuard;
 use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use ginnel::own_fd::OwnFd;
+use ginnel::internal_fd::InternalFd;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::{Errno, FdFlags, dup, fcntl_dupfd_cloexec, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -13,22 +13,22 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// Lower placeholders are not kept: a program that closes its standard input means what it opens next to be that.
-const KEPT_FROM: RawFd = 3;
+const POOLED_FD_MIN: RawFd = 3;
 
 /// As many numbers as the table of descriptors has at the most, a bit each.
 static INTERNAL: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
 
 /// Placeholders that have not the close-on-exec flag that they were given: the program may have changed it.
-static CHANGED: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
+static FLAGS_CHANGED: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
 
 /// Placeholders that were given this flag.
 static CLOEXEC: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
 
 /// Placeholders of closed sockets, which wait for the next.
-static KEPT: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
+static POOLED: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
 
 /// Lower numbers are in use, or kept; this one may be free. Placeholders have the lowest that are free, so it is enough to know of those that the program frees.
-static FREED: AtomicI32 = AtomicI32::new(RawFd::MAX);
+static LOWEST_FREED: AtomicI32 = AtomicI32::new(RawFd::MAX);
 
 /// The bit of a descriptor in a set of them.
 fn bit(set: &'static [AtomicU64], fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
@@ -36,11 +36,11 @@ fn bit(set: &'static [AtomicU64], fd: RawFd) -> Option<(&'static AtomicU64, u64)
     Some((set.get(fd / 64)?, 1 << (fd % 64)))
 }
 
-fn is_in(set: &'static [AtomicU64], fd: RawFd) -> bool {
+fn has_bit(set: &'static [AtomicU64], fd: RawFd) -> bool {
     bit(set, fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
 
-fn put(set: &'static [AtomicU64], fd: RawFd, into: bool) {
+fn set_bit(set: &'static [AtomicU64], fd: RawFd, into: bool) {
     match bit(set, fd) {
         Some((word, bit)) if into => word.fetch_or(bit, Ordering::Relaxed),
         Some((word, bit)) => word.fetch_and(!bit, Ordering::Relaxed),
@@ -50,23 +50,23 @@ fn put(set: &'static [AtomicU64], fd: RawFd, into: bool) {
 
 /// Whether a descriptor is this library's own: to the program it is not open.
 pub(crate) fn is_internal(fd: RawFd) -> bool {
-    is_in(&INTERNAL, fd)
+    has_bit(&INTERNAL, fd)
 }
 
 /// Whether the program closed it, and it is open only for the next socket.
-pub(crate) fn is_kept(fd: RawFd) -> bool {
-    is_in(&KEPT, fd)
+pub(crate) fn is_pooled(fd: RawFd) -> bool {
+    has_bit(&POOLED, fd)
 }
 
 /// Whether it is, and needed: not one that is only kept.
-pub(crate) fn is_needed(fd: RawFd) -> bool {
-    is_internal(fd) && !is_kept(fd)
+pub(crate) fn is_internal_in_use(fd: RawFd) -> bool {
+    is_internal(fd) && !is_pooled(fd)
 }
 
 /// Notes that a descriptor of this library's own has another number.
-pub(crate) fn moved(from: RawFd, to: RawFd) {
-    forget_internal(from);
-    keep(to);
+pub(crate) fn renumber_internal(from: RawFd, to: RawFd) {
+    unregister_internal(from);
+    register_internal(to);
 }
 
 /// The first internal descriptor from `from` on, up to `last`.
@@ -86,19 +86,19 @@ pub(crate) fn next_internal(from: RawFd, last: RawFd) -> Option<RawFd> {
 }
 
 /// Notes that a descriptor is this library's own as long as the process lives.
-pub(crate) fn keep(fd: RawFd) {
-    put(&INTERNAL, fd, true);
+pub(crate) fn register_internal(fd: RawFd) {
+    set_bit(&INTERNAL, fd, true);
 }
 
 /// A descriptor of this library's own.
 #[derive(Debug)]
-pub(crate) struct Internal(OwnFd);
+pub(crate) struct HiddenFd(InternalFd);
 
-impl Internal {
+impl HiddenFd {
     /// Under a number that is out of the program's way.
     pub fn new(low: OwnedFd) -> Self {
-        let fd = OwnFd::new(low);
-        keep(fd.as_raw_fd());
+        let fd = InternalFd::new(low);
+        register_internal(fd.as_raw_fd());
         Self(fd)
     }
 
@@ -106,143 +106,143 @@ impl Internal {
     ///
     /// # Errors
     /// `EMFILE`.
-    pub fn make_way(&self, number: RawFd) -> Result<Option<RawFd>, Errno> {
-        self.0.make_way(number)
+    pub fn relocate(&self, number: RawFd) -> Result<Option<RawFd>, Errno> {
+        self.0.relocate_from(number)
     }
 }
 
-impl AsFd for Internal {
+impl AsFd for HiddenFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl AsRawFd for Internal {
+impl AsRawFd for HiddenFd {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 }
 
-impl Drop for Internal {
+impl Drop for HiddenFd {
     fn drop(&mut self) {
-        forget_internal(self.0.as_raw_fd());
+        unregister_internal(self.0.as_raw_fd());
     }
 }
 
 /// Where placeholders come from.
-pub(crate) struct Placeholders {
+pub(crate) struct ProxyFds {
     /// All of them are copies of this: a socket, so that `fstat` says so.
-    original: Internal,
+    template: HiddenFd,
     /// Those of closed sockets, by whether they are closed on exec: to change that would be a system call for each connection.
-    kept: [BinaryHeap<Reverse<RawFd>>; 2],
+    pooled: [BinaryHeap<Reverse<RawFd>>; 2],
 }
 
-impl Placeholders {
+impl ProxyFds {
     pub fn new() -> Result<Self, Errno> {
         let low = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        Ok(Self { original: Internal::new(low), kept: Default::default() })
+        Ok(Self { template: HiddenFd::new(low), pooled: Default::default() })
     }
 
     /// Whether the next one is there already, so that to take it cannot fail.
-    pub fn has_kept(&self) -> bool {
-        self.kept.iter().any(|kept| !kept.is_empty())
+    pub fn has_pooled(&self) -> bool {
+        self.pooled.iter().any(|kept| !kept.is_empty())
     }
 
     /// A new one: the lowest number that is free to the program, as far as its calls have told.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`.
-    pub fn take(&mut self, cloexec: bool) -> Result<RawFd, Errno> {
-        let lowest = self.kept.iter().filter_map(|kept| kept.peek()).map(|Reverse(fd)| *fd).min();
+    pub fn alloc(&mut self, cloexec: bool) -> Result<RawFd, Errno> {
+        let lowest = self.pooled.iter().filter_map(|kept| kept.peek()).map(|Reverse(fd)| *fd).min();
         if let Some(kept) = lowest
-            && kept < FREED.load(Ordering::Relaxed)
+            && kept < LOWEST_FREED.load(Ordering::Relaxed)
         {
-            return self.take_kept(cloexec);
+            return self.take_pooled(cloexec);
         }
         // What is freed from here on is noted.
-        FREED.store(RawFd::MAX, Ordering::Relaxed);
-        let new = if cloexec { fcntl_dupfd_cloexec(&self.original, 0) } else { dup(&self.original) };
+        LOWEST_FREED.store(RawFd::MAX, Ordering::Relaxed);
+        let new = if cloexec { fcntl_dupfd_cloexec(&self.template, 0) } else { dup(&self.template) };
         let fd = match (new, lowest) {
             (Ok(fd), _) => fd.into_raw_fd(),
-            (Err(_), Some(_)) => return self.take_kept(cloexec),
+            (Err(_), Some(_)) => return self.take_pooled(cloexec),
             (Err(error), None) => return Err(error),
         };
         // What is lower than the kernel's lowest is not free.
-        freed(fd.saturating_add(1));
-        put(&CHANGED, fd, false);
-        put(&CLOEXEC, fd, cloexec);
+        note_freed(fd.saturating_add(1));
+        set_bit(&FLAGS_CHANGED, fd, false);
+        set_bit(&CLOEXEC, fd, cloexec);
         if lowest.is_some_and(|kept| kept < fd) {
             // What the program had freed was taken again: the kept one is lower.
-            self.keep(fd);
-            return self.take_kept(cloexec);
+            self.add_to_pool(fd);
+            return self.take_pooled(cloexec);
         }
         Ok(fd)
     }
 
     /// The lowest of those that are kept, with or without this flag.
-    fn take_kept(&mut self, cloexec: bool) -> Result<RawFd, Errno> {
+    fn take_pooled(&mut self, cloexec: bool) -> Result<RawFd, Errno> {
         let lowest = |kept: &BinaryHeap<Reverse<RawFd>>| kept.peek().map_or(RawFd::MAX, |Reverse(fd)| *fd);
-        let list = usize::from(lowest(&self.kept[1]) < lowest(&self.kept[0]));
-        let Reverse(fd) = self.kept[list].pop().ok_or(Errno::MFILE)?;
-        forget_kept(fd);
+        let list = usize::from(lowest(&self.pooled[1]) < lowest(&self.pooled[0]));
+        let Reverse(fd) = self.pooled[list].pop().ok_or(Errno::MFILE)?;
+        unmark_pooled(fd);
         if list != usize::from(cloexec) {
             let flags = if cloexec { FdFlags::CLOEXEC } else { FdFlags::empty() };
             fcntl_setfd(borrow(fd)?, flags)?;
-            put(&CLOEXEC, fd, cloexec);
+            set_bit(&CLOEXEC, fd, cloexec);
         }
         Ok(fd)
     }
 
     /// One stays open for the next.
-    fn keep(&mut self, fd: RawFd) {
-        keep(fd);
-        put(&KEPT, fd, true);
-        self.kept[usize::from(is_in(&CLOEXEC, fd))].push(Reverse(fd));
+    fn add_to_pool(&mut self, fd: RawFd) {
+        register_internal(fd);
+        set_bit(&POOLED, fd, true);
+        self.pooled[usize::from(has_bit(&CLOEXEC, fd))].push(Reverse(fd));
     }
 
     /// Takes another number if it has this one. See [`OwnFd::make_way`].
     ///
     /// # Errors
     /// `EMFILE`.
-    pub fn make_way(&self, number: RawFd) -> Result<Option<RawFd>, Errno> {
-        self.original.make_way(number)
+    pub fn relocate(&self, number: RawFd) -> Result<Option<RawFd>, Errno> {
+        self.template.relocate(number)
     }
 
     /// What all of them are copies of.
-    pub fn original(&self) -> RawFd {
-        self.original.as_raw_fd()
+    pub fn template(&self) -> RawFd {
+        self.template.as_raw_fd()
     }
 
     /// Puts one behind a number that there is already.
     ///
     /// # Errors
     /// `EMFILE`.
-    pub fn replace(&self, fd: RawFd) -> Result<(), Errno> {
+    pub fn install_over(&self, fd: RawFd) -> Result<(), Errno> {
         let flags = rustix::io::fcntl_getfd(borrow(fd)?)?;
         let cloexec = if flags.contains(rustix::io::FdFlags::CLOEXEC) { libc::O_CLOEXEC } else { 0 };
-        crate::raw::dup3(self.original.as_raw_fd(), fd, cloexec)
+        crate::syscall::dup3(self.template.as_raw_fd(), fd, cloexec)
     }
 
     /// The program closed one. Up to `kept_max` stay open for the next.
-    pub fn give_back(&mut self, fd: RawFd, kept_max: usize) {
-        if is_in(&CHANGED, fd)
+    pub fn release(&mut self, fd: RawFd, kept_max: usize) {
+        if has_bit(&FLAGS_CHANGED, fd)
             || bit(&CLOEXEC, fd).is_none()
-            || fd < KEPT_FROM
-            || self.kept.iter().map(BinaryHeap::len).sum::<usize>() >= kept_max
+            || fd < POOLED_FD_MIN
+            || self.pooled.iter().map(BinaryHeap::len).sum::<usize>() >= kept_max
         {
             close(fd);
             return;
         }
-        self.keep(fd);
+        self.add_to_pool(fd);
     }
 
     /// The program closes all from `first` to `last`, and these as well.
-    pub fn close_kept(&mut self, first: RawFd, last: RawFd) {
-        for kept in &mut self.kept {
+    pub fn close_pooled(&mut self, first: RawFd, last: RawFd) {
+        for kept in &mut self.pooled {
             kept.retain(|Reverse(fd)| {
                 let goes = (first..=last).contains(fd);
                 if goes {
-                    forget_kept(*fd);
+                    unmark_pooled(*fd);
                     close(*fd);
                 }
                 !goes
@@ -251,16 +251,16 @@ impl Placeholders {
     }
 
     /// One that was kept is something else of the program's now.
-    pub fn lost(&mut self, fd: RawFd) {
-        for kept in &mut self.kept {
+    pub fn forget_pooled(&mut self, fd: RawFd) {
+        for kept in &mut self.pooled {
             kept.retain(|Reverse(kept)| *kept != fd);
         }
-        forget_kept(fd);
+        unmark_pooled(fd);
     }
 
     /// Sets the close-on-exec flag of all that are kept with or without it, as they are meant to be or not.
-    fn set_kept(&self, closed_on_exec: bool) {
-        for &Reverse(fd) in &self.kept[0] {
+    fn set_pooled_cloexec(&self, closed_on_exec: bool) {
+        for &Reverse(fd) in &self.pooled[0] {
             let flags = if closed_on_exec { FdFlags::CLOEXEC } else { FdFlags::empty() };
             // The number is ours; a program that closed it behind the library's back has nothing to lose.
             let _ = borrow(fd).and_then(|fd| fcntl_setfd(fd, flags));
@@ -269,22 +269,22 @@ impl Placeholders {
 }
 
 /// Another program is being started: no placeholder that is merely kept goes to it, and no other thread uses the stack. See [`Ops::before_exec`].
-pub struct Execing<'a> {
+pub struct ExecGuard<'a> {
     pub(crate) ops: &'a Ops,
-    pub(crate) lane: Locked<'a>,
+    pub(crate) state: LockGuard<'a>,
 }
 
-impl Execing<'_> {
+impl ExecGuard<'_> {
     /// All is prepared: signals that were put off come now, and others as they come, as the program that is started would find them blocked. A handler that comes in
     /// between, uses sockets and finds `EAGAIN` is as one that was installed past the library.
-    pub fn is_prepared(&self) {
-        Ops::put_off_no_more();
+    pub fn finish_preparation(&self) {
+        Ops::stop_deferring_signals();
     }
 }
 
-impl Drop for Execing<'_> {
+impl Drop for ExecGuard<'_> {
     fn drop(&mut self) {
-        self.lane.placeholders.set_kept(false);
+        self.state.proxy_fds.set_pooled_cloexec(false);
     }
 }
 
@@ -294,33 +294,33 @@ impl Ops {
     ///
     /// # Errors
     /// `EAGAIN` in a signal handler that interrupted a call.
-    pub fn before_exec(&self) -> Result<Execing<'_>, Errno> {
+    pub fn prepare_exec(&self) -> Result<ExecGuard<'_>, Errno> {
         let lane = self.lock()?;
-        lane.placeholders.set_kept(true);
-        Ok(Execing { ops: self, lane })
+        lane.proxy_fds.set_pooled_cloexec(true);
+        Ok(ExecGuard { ops: self, state: lane })
     }
 
     /// The program has changed the close-on-exec flag of one of its descriptors, or made it in another way than by these operations.
-    pub fn flags_changed(&self, fd: RawFd) {
-        put(&CHANGED, fd, true);
+    pub fn note_fd_flags_changed(&self, fd: RawFd) {
+        set_bit(&FLAGS_CHANGED, fd, true);
     }
 }
 
 /// Closes one that was a number of the program's.
 pub(crate) fn close(fd: RawFd) {
-    drop(own(fd));
-    freed(fd);
+    drop(take_ownership(fd));
+    note_freed(fd);
 }
 
 /// A number below those of placeholders is free again.
-pub(crate) fn freed(fd: RawFd) {
-    if fd < FREED.load(Ordering::Relaxed) {
-        FREED.fetch_min(fd, Ordering::Relaxed);
+pub(crate) fn note_freed(fd: RawFd) {
+    if fd < LOWEST_FREED.load(Ordering::Relaxed) {
+        LOWEST_FREED.fetch_min(fd, Ordering::Relaxed);
     }
 }
 
 /// Takes possession of a descriptor that was a number of the program's.
-pub(crate) fn own(fd: RawFd) -> OwnedFd {
+pub(crate) fn take_ownership(fd: RawFd) -> OwnedFd {
     // SAFETY: the number was given to the program by this crate, which took it out of its table before, so nobody else here will close it.
     // A program that closed it behind the library's back loses what has the number now, as it would by closing twice.
     unsafe { OwnedFd::from_raw_fd(fd) }
@@ -339,20 +339,20 @@ pub(crate) fn borrow<'a>(fd: RawFd) -> Result<BorrowedFd<'a>, Errno> {
 }
 
 /// A placeholder that was kept is used again, or gone.
-fn forget_kept(fd: RawFd) {
-    put(&KEPT, fd, false);
-    forget_internal(fd);
+fn unmark_pooled(fd: RawFd) {
+    set_bit(&POOLED, fd, false);
+    unregister_internal(fd);
 }
 
 /// A descriptor is not this library's own any more.
-pub(crate) fn forget_internal(fd: RawFd) {
-    put(&INTERNAL, fd, false);
+pub(crate) fn unregister_internal(fd: RawFd) {
+    set_bit(&INTERNAL, fd, false);
 }
 
-impl Drop for Placeholders {
+impl Drop for ProxyFds {
     fn drop(&mut self) {
-        for Reverse(fd) in self.kept.iter_mut().flat_map(BinaryHeap::drain) {
-            forget_kept(fd);
+        for Reverse(fd) in self.pooled.iter_mut().flat_map(BinaryHeap::drain) {
+            unmark_pooled(fd);
             close(fd);
         }
     }

@@ -2,13 +2,13 @@
 //! a set stand in an epoll set of the kernel's, which is what the program's descriptor is.
 
 use crate::Ops;
-use crate::descriptor::{Internal, borrow, is_kept};
+use crate::descriptor::{HiddenFd, borrow, is_pooled};
 use crate::fd_table::FileId;
-use crate::file::Kind;
-use crate::lane::Lane;
-use crate::nap::KernelPart;
-use crate::sleep::{Patience, Wait};
-use crate::wake::Watcher;
+use crate::file::FileKind;
+use crate::process::ProcessState;
+use crate::sleep::{Timeout, Wait};
+use crate::wait_queue::WaitEntry;
+use crate::wait_set::KernelEpoll;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering};
 use libc::{POLLIN, pollfd, sigset_t};
@@ -27,9 +27,9 @@ const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
 /// What may stand beside `EPOLLEXCLUSIVE`.
 const EXCLUSIVE_WITH: u32 = IN | libc::EPOLLOUT as u32 | ALWAYS | WAKEUP | ET | EXCLUSIVE;
 /// How an entry behaves, not what it waits for.
-const PRIVATE: u32 = WAKEUP | ONESHOT | ET | EXCLUSIVE;
+const PRIVATE_BITS: u32 = WAKEUP | ONESHOT | ET | EXCLUSIVE;
 /// While entries of the stack are ready the kernel's are looked at every so often.
-const KERNEL_EVERY: u32 = 8;
+const KERNEL_POLL_INTERVAL: u32 = 8;
 
 /// Sets may watch sets, so deep at the most (`EP_MAX_NESTS`).
 const NESTS_MAX: usize = 4;
@@ -44,7 +44,7 @@ pub struct EpollEvent {
 }
 
 /// One entry.
-struct Item {
+struct EpollItem {
     fd: RawFd,
     file: FileId,
     event: EpollEvent,
@@ -57,45 +57,45 @@ struct Item {
 /// One set.
 pub(crate) struct EpollSet {
     /// The kernel's, under a number of our own: the program may close its one and go on with a copy.
-    kernel: Internal,
-    items: Vec<Item>,
+    kernel: HiddenFd,
+    items: Vec<EpollItem>,
     free: Vec<u32>,
     ready: VecDeque<u32>,
     /// Descriptors of the kernel that were added and not taken out; some may be closed meanwhile.
     kernel_items: usize,
     /// Times that the kernel was not looked at.
-    skipped: u32,
+    rounds_without_kernel: u32,
     /// See [`KernelPart`].
     number: u64,
 }
 
 impl EpollSet {
-    fn new(kernel: Internal) -> Self {
-        Self::inherited(kernel, 0)
+    fn new(kernel: HiddenFd) -> Self {
+        Self::from_inherited(kernel, 0)
     }
 
     /// A set that was another process's, without its entries but for so many of the kernel.
-    pub fn inherited(kernel: Internal, kernel_items: usize) -> Self {
+    pub fn from_inherited(kernel: HiddenFd, kernel_items: usize) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let (items, free, ready) = (Vec::new(), Vec::new(), VecDeque::new());
-        Self { kernel, items, free, ready, kernel_items, skipped: 0, number }
+        Self { kernel, items, free, ready, kernel_items, rounds_without_kernel: 0, number }
     }
 
     /// Takes another number if it has this one.
     ///
     /// # Errors
     /// `EMFILE`.
-    pub fn make_way(&self, number: RawFd) -> Result<Option<RawFd>, Errno> {
-        self.kernel.make_way(number)
+    pub fn relocate(&self, number: RawFd) -> Result<Option<RawFd>, Errno> {
+        self.kernel.relocate(number)
     }
 
-    fn kernel_part(&self) -> KernelPart {
-        KernelPart { fd: self.kernel.as_raw_fd(), number: self.number }
+    fn kernel_epoll(&self) -> KernelEpoll {
+        KernelEpoll { fd: self.kernel.as_raw_fd(), number: self.number }
     }
 
     pub fn add(&mut self, fd: RawFd, file: FileId, event: EpollEvent) -> u32 {
-        let item = Item { fd, file, event, queued: false, live: true };
+        let item = EpollItem { fd, file, event, queued: false, live: true };
         match self.free.pop() {
             Some(number) => {
                 self.items[number as usize] = item;
@@ -121,10 +121,10 @@ impl EpollSet {
     }
 
     /// Something of `key` may be true of an entry's description. Whether that is for the entry (`ep_poll_callback`).
-    pub fn make_ready(&mut self, number: u32, key: i16) -> bool {
+    pub fn queue_ready(&mut self, number: u32, key: i16) -> bool {
         let item = &mut self.items[number as usize];
         let wants = item.event.events;
-        if !item.live || wants & !PRIVATE == 0 || key != 0 && wants & bits(key) == 0 {
+        if !item.live || wants & !PRIVATE_BITS == 0 || key != 0 && wants & poll_to_epoll(key) == 0 {
             return false;
         }
         if !item.queued {
@@ -148,7 +148,7 @@ impl EpollSet {
     }
 
     /// Descriptions that are watched.
-    pub fn watched(&self) -> impl Iterator<Item = FileId> + '_ {
+    pub fn watched_files(&self) -> impl Iterator<Item = FileId> + '_ {
         self.items.iter().filter(|item| item.live).map(|item| item.file)
     }
 
@@ -182,7 +182,7 @@ impl EpollSet {
 /// Events of the kernel taken at a time.
 const KERNEL_EVENTS_MAX: usize = 64;
 
-fn bits(ready: i16) -> u32 {
+fn poll_to_epoll(ready: i16) -> u32 {
     u32::from(ready.cast_unsigned())
 }
 
@@ -196,9 +196,9 @@ impl Ops {
             return Err(Errno::INVAL);
         }
         let program = epoll::create(epoll::CreateFlags::from_bits_retain(flags.cast_unsigned()))?;
-        let own = Internal::new(rustix::io::fcntl_dupfd_cloexec(&program, 0)?);
+        let own = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(&program, 0)?);
         let mut lane = self.lock()?;
-        self.adopt(&mut lane, program.into_raw_fd(), Kind::Epoll(Box::new(EpollSet::new(own))))
+        self.install(&mut lane, program.into_raw_fd(), FileKind::Epoll(Box::new(EpollSet::new(own))))
     }
 
     /// `epoll_ctl` on a set that is ours; `event` is absent only for `EPOLL_CTL_DEL`.
@@ -213,9 +213,9 @@ impl Ops {
         event: Option<EpollEvent>,
     ) -> Result<(), Errno> {
         let mut lane = self.lock()?;
-        let set = self.file(&mut lane, epfd)?;
+        let set = self.file_of(&mut lane, epfd)?;
         // What happened before concerns what is in the sets now.
-        lane.pump();
+        lane.process_events();
         let target = self.fds.get(fd);
         lane.files.epoll(set)?;
         if target == Some(set) {
@@ -223,10 +223,10 @@ impl Ops {
         }
         let Some(file) = target else {
             // Closed ones are the kernel's no more than ours.
-            return if is_kept(fd) { Err(Errno::BADF) } else { lane.kernel_ctl(set, op, fd, event) };
+            return if is_pooled(fd) { Err(Errno::BADF) } else { lane.kernel_ctl(set, op, fd, event) };
         };
         let event = event.unwrap_or_default();
-        let nested = matches!(lane.files.get(file).kind, Kind::Epoll(_));
+        let nested = matches!(lane.files.get(file).kind, FileKind::Epoll(_));
         let exclusive = event.events & EXCLUSIVE != 0;
         if exclusive
             && (op == libc::EPOLL_CTL_MOD
@@ -239,18 +239,18 @@ impl Ops {
         match (op, known) {
             (libc::EPOLL_CTL_ADD, Some(_)) => Err(Errno::EXIST),
             (libc::EPOLL_CTL_ADD, None) => {
-                if nested && lane.depth_with(set, file) > NESTS_MAX {
+                if nested && lane.nesting_depth(set, file) > NESTS_MAX {
                     return Err(Errno::LOOP);
                 }
                 let item = lane.files.epoll(set)?.add(fd, file, event);
-                lane.files.get(file).watchers.push(Watcher::Item { set, item });
+                lane.files.get(file).wait_queue.push(WaitEntry::EpollItem { set, item });
                 if nested {
-                    lane.nest(set, file, op, event);
-                } else if let Some(half) = lane.kernel_half(file) {
+                    lane.nest_kernel_epoll(set, file, op, event);
+                } else if let Some(half) = lane.kernel_fd(file) {
                     lane.kernel_ctl(set, op, half, Some(event))?;
                 }
                 lane.begin_accepting(file);
-                lane.look_at(set, item);
+                lane.queue_if_ready(set, item);
                 Ok(())
             }
             (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None) => Err(Errno::NOENT),
@@ -261,20 +261,20 @@ impl Ops {
                 }
                 entry.event = event;
                 if nested {
-                    lane.nest(set, file, op, event);
-                } else if let Some(half) = lane.kernel_half(file) {
+                    lane.nest_kernel_epoll(set, file, op, event);
+                } else if let Some(half) = lane.kernel_fd(file) {
                     lane.kernel_ctl(set, op, half, Some(event))?;
                 }
-                lane.look_at(set, item);
+                lane.queue_if_ready(set, item);
                 Ok(())
             }
             (libc::EPOLL_CTL_DEL, Some(item)) => {
                 lane.files.epoll(set)?.remove(item);
-                let gone = Watcher::Item { set, item };
-                lane.files.get(file).watchers.retain(|watcher| *watcher != gone);
+                let gone = WaitEntry::EpollItem { set, item };
+                lane.files.get(file).wait_queue.retain(|watcher| *watcher != gone);
                 if nested {
-                    lane.nest(set, file, op, event);
-                } else if let Some(half) = lane.kernel_half(file) {
+                    lane.nest_kernel_epoll(set, file, op, event);
+                } else if let Some(half) = lane.kernel_fd(file) {
                     lane.kernel_ctl(set, op, half, None)?;
                 }
                 Ok(())
@@ -291,29 +291,34 @@ impl Ops {
         &self,
         epfd: RawFd,
         events: &mut [EpollEvent],
-        patience: Patience,
+        patience: Timeout,
         mask: Option<&sigset_t>,
     ) -> Result<usize, Errno> {
         if events.is_empty() {
             return Err(Errno::INVAL);
         }
         let mut lane = self.lock()?;
-        let set = self.file(&mut lane, epfd)?;
+        let set = self.file_of(&mut lane, epfd)?;
         let epoll = lane.files.epoll(set)?;
-        let part = epoll.kernel_part();
+        let part = epoll.kernel_epoll();
         let mut kernel = [pollfd { fd: part.fd, events: POLLIN, revents: 0 }];
-        let wait =
-            Wait { mask, exclusive: true, part: Some(part), hears_of_stops: true, ..Wait::of(patience) };
+        let wait = Wait {
+            mask,
+            exclusive: true,
+            kernel_epoll: Some(part),
+            eintr_on_stop: true,
+            ..Wait::of(patience)
+        };
         // Who is going to sleep looks at the kernel's part by sleeping on it, and need not ask before.
-        let mut ask = patience == Patience::None;
-        let (mut lane, result) = self.until(lane, &[set], &mut kernel, &wait, |lane, kernel| {
-            lane.pump();
+        let mut ask = patience == Timeout::Zero;
+        let (mut lane, result) = self.block_until(lane, &[set], &mut kernel, &wait, |lane, kernel| {
+            lane.process_events();
             let ask = core::mem::take(&mut ask) || kernel[0].revents != 0;
-            if lane.sleepers.slept_on_kernel && !ask {
+            if lane.waiters.polled_kernel && !ask {
                 // The kernel has said that nothing is ready.
-                lane.files.epoll(set)?.skipped = 0;
+                lane.files.epoll(set)?.rounds_without_kernel = 0;
             }
-            lane.collect(set, events, ask)
+            lane.send_events(set, events, ask)
         });
         if result.is_ok()
             && let Ok(epoll) = lane.files.epoll(set)
@@ -324,8 +329,8 @@ impl Ops {
         }
         match result {
             Err(Errno::AGAIN) => {
-                if patience == Patience::None {
-                    lane.found_nothing();
+                if patience == Timeout::Zero {
+                    lane.note_empty_poll();
                 }
                 Ok(0)
             }
@@ -334,7 +339,7 @@ impl Ops {
     }
 }
 
-impl Lane {
+impl ProcessState {
     /// An entry for a descriptor of the kernel.
     fn kernel_ctl(
         &mut self,
@@ -345,7 +350,7 @@ impl Lane {
     ) -> Result<(), Errno> {
         let epoll = self.files.epoll(set)?;
         let fd = borrow(fd)?;
-        control(epoll.kernel.as_fd(), op, fd, event.unwrap_or_default())?;
+        kernel_epoll_ctl(epoll.kernel.as_fd(), op, fd, event.unwrap_or_default())?;
         match op {
             libc::EPOLL_CTL_ADD => epoll.kernel_items += 1,
             libc::EPOLL_CTL_DEL => epoll.kernel_items = epoll.kernel_items.saturating_sub(1),
@@ -356,26 +361,28 @@ impl Lane {
 
     /// The entry of a descriptor in a set. Whoever watches a description is few, so they are gone through.
     fn item_of(&mut self, set: FileId, fd: RawFd, file: FileId) -> Result<Option<u32>, Errno> {
-        let mut watchers = core::mem::take(&mut self.files.get(file).watchers);
+        let mut watchers = core::mem::take(&mut self.files.get(file).wait_queue);
         let found = self.files.epoll(set).map(|epoll| {
             watchers.iter().find_map(|watcher| match *watcher {
-                Watcher::Item { set: of, item } if of == set && epoll.items[item as usize].fd == fd => {
+                WaitEntry::EpollItem { set: of, item }
+                    if of == set && epoll.items[item as usize].fd == fd =>
+                {
                     Some(item)
                 }
                 _ => None,
             })
         });
-        core::mem::swap(&mut self.files.get(file).watchers, &mut watchers);
+        core::mem::swap(&mut self.files.get(file).wait_queue, &mut watchers);
         found
     }
 
     /// A set within a set: the kernel's parts are nested as ours are.
-    fn nest(&mut self, outer: FileId, inner: FileId, op: c_int, event: EpollEvent) {
+    fn nest_kernel_epoll(&mut self, outer: FileId, inner: FileId, op: c_int, event: EpollEvent) {
         let Ok(inner) = self.files.epoll(inner).map(|set| set.kernel.as_raw_fd()) else { return };
         let Ok(outer) = self.files.epoll(outer) else { return };
         let Ok(inner) = borrow(inner) else { return };
         // The kernel has the same view of what may be nested; where it has not, events of the kernel in the inner set are not seen.
-        if control(outer.kernel.as_fd(), op, inner, event).is_ok() {
+        if kernel_epoll_ctl(outer.kernel.as_fd(), op, inner, event).is_ok() {
             match op {
                 libc::EPOLL_CTL_ADD => outer.kernel_items += 1,
                 libc::EPOLL_CTL_DEL => outer.kernel_items = outer.kernel_items.saturating_sub(1),
@@ -385,16 +392,16 @@ impl Lane {
     }
 
     /// How deep sets would be nested if `outer` watched `inner`; more than admitted also for a circle (`ep_loop_check`).
-    fn depth_with(&mut self, outer: FileId, inner: FileId) -> usize {
+    fn nesting_depth(&mut self, outer: FileId, inner: FileId) -> usize {
         self.depth_below(inner, outer, 0) + self.depth_above(outer, 0)
     }
 
     fn depth_below(&mut self, set: FileId, circle: FileId, depth: usize) -> usize {
-        let Kind::Epoll(epoll) = &self.files.get(set).kind else { return 0 };
+        let FileKind::Epoll(epoll) = &self.files.get(set).kind else { return 0 };
         if set == circle || depth > NESTS_MAX {
             return NESTS_MAX + 1;
         }
-        let inner: Vec<FileId> = epoll.watched().collect();
+        let inner: Vec<FileId> = epoll.watched_files().collect();
         let sets = inner.into_iter().map(|file| self.depth_below(file, circle, depth + 1));
         1 + sets.max().unwrap_or(0)
     }
@@ -406,26 +413,26 @@ impl Lane {
         let outer: Vec<FileId> = self
             .files
             .get(set)
-            .watchers
+            .wait_queue
             .iter()
             .filter_map(|watcher| match watcher {
-                Watcher::Item { set, .. } => Some(*set),
-                Watcher::Thread { .. } => None,
+                WaitEntry::EpollItem { set, .. } => Some(*set),
+                WaitEntry::Thread { .. } => None,
             })
             .collect();
         outer.into_iter().map(|set| self.depth_above(set, depth + 1) + 1).max().unwrap_or(0)
     }
 
     /// An entry is new, or waits for something else: it may be ready already (`ep_insert`, `ep_modify`).
-    fn look_at(&mut self, set: FileId, item: u32) {
+    fn queue_if_ready(&mut self, set: FileId, item: u32) {
         let Ok(epoll) = self.files.epoll(set) else { return };
-        let Item { file, event, queued, .. } = epoll.items[item as usize];
+        let EpollItem { file, event, queued, .. } = epoll.items[item as usize];
         // What stands in the list already is nothing new to those who wait.
-        if queued || bits(self.readiness(file)) & event.events == 0 {
+        if queued || poll_to_epoll(self.readiness(file)) & event.events == 0 {
             return;
         }
         if let Ok(epoll) = self.files.epoll(set)
-            && epoll.make_ready(item, 0)
+            && epoll.queue_ready(item, 0)
         {
             self.wake(set, POLLIN);
         }
@@ -433,11 +440,11 @@ impl Lane {
 
     /// Whether one of these is ready.
     pub fn any_ready(&mut self, candidates: Vec<(FileId, u32)>) -> bool {
-        candidates.into_iter().any(|(file, events)| bits(self.readiness(file)) & events != 0)
+        candidates.into_iter().any(|(file, events)| poll_to_epoll(self.readiness(file)) & events != 0)
     }
 
     /// Writes what is ready (`ep_send_events`). `EAGAIN` if nothing is. `ask`: the kernel may have something ready.
-    fn collect(&mut self, set: FileId, out: &mut [EpollEvent], ask: bool) -> Result<usize, Errno> {
+    fn send_events(&mut self, set: FileId, out: &mut [EpollEvent], ask: bool) -> Result<usize, Errno> {
         let mut count = 0;
         let mut left = self.files.epoll(set)?.ready.len();
         while left > 0 && count < out.len() {
@@ -451,14 +458,14 @@ impl Lane {
                 continue;
             }
             let (file, event) = (item.file, item.event);
-            let ready = bits(self.readiness(file)) & event.events & !PRIVATE;
+            let ready = poll_to_epoll(self.readiness(file)) & event.events & !PRIVATE_BITS;
             if ready == 0 {
                 continue;
             }
             out[count] = EpollEvent { events: ready, data: event.data };
             count += 1;
             if event.events & ONESHOT != 0 {
-                self.files.epoll(set)?.items[number as usize].event.events &= PRIVATE;
+                self.files.epoll(set)?.items[number as usize].event.events &= PRIVATE_BITS;
             } else if event.events & ET == 0 {
                 let epoll = self.files.epoll(set)?;
                 epoll.items[number as usize].queued = true;
@@ -466,17 +473,22 @@ impl Lane {
             }
         }
         let epoll = self.files.epoll(set)?;
-        epoll.skipped += 1;
-        let ask = ask && count == 0 || epoll.skipped >= KERNEL_EVERY;
+        epoll.rounds_without_kernel += 1;
+        let ask = ask && count == 0 || epoll.rounds_without_kernel >= KERNEL_POLL_INTERVAL;
         if epoll.kernel_items > 0 && count < out.len() && ask {
-            epoll.skipped = 0;
+            epoll.rounds_without_kernel = 0;
             count += epoll.kernel_events(&mut out[count..])?;
         }
         if count > 0 { Ok(count) } else { Err(Errno::AGAIN) }
     }
 }
 
-fn control(set: BorrowedFd<'_>, op: c_int, fd: BorrowedFd<'_>, event: EpollEvent) -> Result<(), Errno> {
+fn kernel_epoll_ctl(
+    set: BorrowedFd<'_>,
+    op: c_int,
+    fd: BorrowedFd<'_>,
+    event: EpollEvent,
+) -> Result<(), Errno> {
     let data = epoll::EventData::new_u64(event.data);
     let flags = epoll::EventFlags::from_bits_retain(event.events);
     match op {

@@ -1,130 +1,143 @@
 //! A program becomes another one, or starts one, and leaves it the sockets that are not close-on-exec (docs/adr/0012-holders-and-placeholders.md).
 
 use crate::channels::Channels;
-use crate::descriptor::{Execing, Internal, borrow};
+use crate::descriptor::{ExecGuard, HiddenFd, borrow};
 use crate::epoll::{EpollEvent, EpollSet};
 use crate::fd_table::FileId;
-use crate::file::{Bound, Dgram, Kind, Listening, NOT_OURS, Outbox, Shape, Shut, Socket, Stream, Urgency};
-use crate::lane::Lane;
-use crate::note::{Note, fields};
-use crate::options::Options;
+use crate::file::{
+    BoundAddress, FOREIGN_RESERVATION, FileKind, Listener, ShutdownState, Socket, SocketRole, Stream,
+    UdpSendState, UdpSocket, UrgentState,
+};
+use crate::options::SocketOptionState;
+use crate::process::ProcessState;
+use crate::serialized::{Codec, fields};
 use crate::sockaddr::Family;
-use crate::wake::Watcher;
+use crate::wait_queue::WaitEntry;
 use crate::{Ops, OpsConfig};
 use core::net::SocketAddr;
 use ginnel::Conn;
-use ginnel::channel::{Reserved, Thing};
-use ginnel::door::{Expected, Held, Process};
-use ginnel::own_fd::OwnFd;
+use ginnel::broker::{Attachment, GlobalSocketId, PreparedProcess};
+use ginnel::channel::{Reservation, SocketId};
+use ginnel::internal_fd::InternalFd;
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::fs::fstat;
 use rustix::io::{Errno, FdFlags, fcntl_getfd, fcntl_setfd};
 use std::collections::BTreeMap;
 
 /// What the next program is left. If the program is not started, dropping it says so.
-pub struct Heir {
-    line: Internal,
-    table: Internal,
+pub struct Inheritance {
+    connection: HiddenFd,
+    table: HiddenFd,
 }
 
-impl Heir {
+impl Inheritance {
     /// The descriptors that the program needs, for [`Ops::resume`]: they stay open in it.
     ///
     /// # Errors
     /// They were closed behind the library's back.
-    pub fn bequeath(&self) -> Result<[RawFd; 2], Errno> {
-        for fd in [&self.line, &self.table] {
+    pub fn clear_cloexec(&self) -> Result<[RawFd; 2], Errno> {
+        for fd in [&self.connection, &self.table] {
             fcntl_setfd(fd, FdFlags::empty())?;
         }
-        Ok([self.line.as_raw_fd(), self.table.as_raw_fd()])
+        Ok([self.connection.as_raw_fd(), self.table.as_raw_fd()])
     }
 }
 
 /// A descriptor of the next program's.
-struct Fd {
+struct InheritedFd {
     /// Its number there.
     number: i32,
     /// Its description, by its place in the table.
-    file: u32,
+    file_index: u32,
     /// What the kernel has behind it, so that one which was closed or replaced meanwhile is not taken for it.
     inode: u64,
 }
-fields!(Fd { number, file, inode });
+fields!(InheritedFd { number, file_index, inode });
 
 /// A socket, in words that mean the same in another process.
-pub(crate) struct SocketNote {
+pub(crate) struct SerializedSocket {
     family: u8,
-    datagrams: bool,
+    is_udp: bool,
     destinations: Vec<SocketAddr>,
     nonblocking: bool,
-    options: Options,
-    shut: Shut,
-    shape: ShapeNote,
+    options: SocketOptionState,
+    shutdown: ShutdownState,
+    role: SerializedRole,
     cookie: u64,
-    past: Option<SocketAddr>,
+    last_address: Option<SocketAddr>,
 }
-fields!(SocketNote { family, datagrams, destinations, nonblocking, options, shut, shape, cookie, past });
-fields!(Shut { read, write });
+fields!(SerializedSocket {
+    family,
+    is_udp,
+    destinations,
+    nonblocking,
+    options,
+    shutdown,
+    role,
+    cookie,
+    last_address
+});
+fields!(ShutdownState { read, write });
 
-enum ShapeNote {
-    Fresh(Option<BoundNote>),
-    Listening(ListeningNote),
-    Stream(StreamNote),
-    Datagrams(DatagramsNote),
+enum SerializedRole {
+    Unconnected(Option<SerializedAddress>),
+    Listening(SerializedListener),
+    Stream(SerializedStream),
+    Udp(SerializedUdp),
 }
 
-impl Note for ShapeNote {
-    fn put(&self, out: &mut Vec<u8>) {
+impl Codec for SerializedRole {
+    fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Fresh(bound) => {
-                0u8.put(out);
-                bound.put(out);
+            Self::Unconnected(bound) => {
+                0u8.encode(out);
+                bound.encode(out);
             }
             Self::Listening(listening) => {
-                1u8.put(out);
-                listening.put(out);
+                1u8.encode(out);
+                listening.encode(out);
             }
             Self::Stream(stream) => {
-                2u8.put(out);
-                stream.put(out);
+                2u8.encode(out);
+                stream.encode(out);
             }
-            Self::Datagrams(socket) => {
-                3u8.put(out);
-                socket.put(out);
+            Self::Udp(socket) => {
+                3u8.encode(out);
+                socket.encode(out);
             }
         }
     }
 
-    fn get(from: &mut &[u8]) -> Option<Self> {
-        Some(match u8::get(from)? {
-            0 => Self::Fresh(Note::get(from)?),
-            1 => Self::Listening(Note::get(from)?),
-            2 => Self::Stream(Note::get(from)?),
-            3 => Self::Datagrams(Note::get(from)?),
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        Some(match u8::decode(from)? {
+            0 => Self::Unconnected(Codec::decode(from)?),
+            1 => Self::Listening(Codec::decode(from)?),
+            2 => Self::Stream(Codec::decode(from)?),
+            3 => Self::Udp(Codec::decode(from)?),
             _ => return None,
         })
     }
 }
 
-struct BoundNote {
+struct SerializedAddress {
     address: SocketAddr,
-    keeps_port: bool,
+    port_locked: bool,
     /// A socket of the kernel's is behind the descriptor.
-    backed: bool,
+    has_kernel_socket: bool,
 }
-fields!(BoundNote { address, keeps_port, backed });
+fields!(SerializedAddress { address, port_locked, has_kernel_socket });
 
-struct ListeningNote {
+struct SerializedListener {
     /// By shard.
     numbers: Vec<u32>,
-    bound: BoundNote,
-    accepts: bool,
+    bound: SerializedAddress,
+    accepting: bool,
     backlog: u32,
-    backed: bool,
+    has_kernel_socket: bool,
 }
-fields!(ListeningNote { numbers, bound, accepts, backlog, backed });
+fields!(SerializedListener { numbers, bound, accepting, backlog, has_kernel_socket });
 
-struct StreamNote {
+struct SerializedStream {
     /// The shard, and what the connection is called there.
     shard: u16,
     socket: u32,
@@ -133,87 +146,97 @@ struct StreamNote {
     disconnecting: bool,
     error: Option<Errno>,
     end_seen: bool,
-    more: bool,
-    bound: Option<BoundNote>,
+    msg_more: bool,
+    bound: Option<SerializedAddress>,
 }
-fields!(StreamNote { shard, socket, generation, connecting, disconnecting, error, end_seen, more, bound });
+fields!(SerializedStream {
+    shard,
+    socket,
+    generation,
+    connecting,
+    disconnecting,
+    error,
+    end_seen,
+    msg_more,
+    bound
+});
 
-struct DatagramsNote {
+struct SerializedUdp {
     /// As of a connection.
     shard: u16,
     socket: u32,
     generation: u32,
     bound: bool,
-    connected: Option<SocketAddr>,
-    backed: bool,
+    peer: Option<SocketAddr>,
+    has_kernel_socket: bool,
     shut_read: bool,
     shut_write: bool,
 }
-fields!(DatagramsNote { shard, socket, generation, bound, connected, backed, shut_read, shut_write });
+fields!(SerializedUdp { shard, socket, generation, bound, peer, has_kernel_socket, shut_read, shut_write });
 
 /// An entry of an epoll set: the descriptor and the description that it is of, and whether it stood in the list of those that may be ready.
-struct ItemNote {
+struct SerializedEpollItem {
     fd: i32,
-    file: u32,
+    file_index: u32,
     events: u32,
     data: u64,
     queued: bool,
 }
-fields!(ItemNote { fd, file, events, data, queued });
+fields!(SerializedEpollItem { fd, file_index, events, data, queued });
 
 /// A description.
-enum FileNote {
-    Socket(Box<SocketNote>),
+enum SerializedFile {
+    Socket(Box<SerializedSocket>),
     /// Those that may be ready come first, in their order. Beside them: entries of the kernel.
-    Epoll(Vec<ItemNote>, u32),
+    Epoll(Vec<SerializedEpollItem>, u32),
 }
 
-impl Note for FileNote {
-    fn put(&self, out: &mut Vec<u8>) {
+impl Codec for SerializedFile {
+    fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::Socket(socket) => {
-                0u8.put(out);
-                socket.put(out);
+                0u8.encode(out);
+                socket.encode(out);
             }
             Self::Epoll(items, kernel) => {
-                1u8.put(out);
-                items.put(out);
-                kernel.put(out);
+                1u8.encode(out);
+                items.encode(out);
+                kernel.encode(out);
             }
         }
     }
 
-    fn get(from: &mut &[u8]) -> Option<Self> {
-        Some(match u8::get(from)? {
-            0 => Self::Socket(Box::new(Note::get(from)?)),
-            1 => Self::Epoll(Note::get(from)?, Note::get(from)?),
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        Some(match u8::decode(from)? {
+            0 => Self::Socket(Box::new(Codec::decode(from)?)),
+            1 => Self::Epoll(Codec::decode(from)?, Codec::decode(from)?),
             _ => return None,
         })
     }
 }
 
-impl Execing<'_> {
+impl ExecGuard<'_> {
     /// The program that takes this one's place, or is started, will hold the sockets of these descriptors, each a number there and the number here. Without any
     /// nothing need be left.
     ///
     /// # Errors
     /// `ENOBUFS`: the stack has no room for another process, or there are too many sockets; no descriptors.
-    pub fn heir(&mut self, kept: &[(RawFd, RawFd)]) -> Result<Heir, Errno> {
-        let (held, note) = self.ops.note_of(&mut self.lane, kept)?;
-        let process = self.lane.process.as_ref().ok_or(Errno::NOBUFS)?;
-        let expected = process.expect_program(&held).map_err(|_| Errno::NOBUFS)?;
-        let table = Expected::table(&held, &note).map_err(|_| Errno::NOBUFS)?;
-        let line = Internal::new(rustix::io::fcntl_dupfd_cloexec(expected.line(), 0)?);
-        Ok(Heir { line, table: Internal::new(table) })
+    pub fn prepare_inheritance(&mut self, kept: &[(RawFd, RawFd)]) -> Result<Inheritance, Errno> {
+        let (held, note) = self.ops.serialize_fds(&mut self.state, kept)?;
+        let process = self.state.attachment.as_ref().ok_or(Errno::NOBUFS)?;
+        let expected = process.prepare_exec(&held).map_err(|_| Errno::NOBUFS)?;
+        let table = PreparedProcess::inheritance_table(&held, &note).map_err(|_| Errno::NOBUFS)?;
+        let line = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(expected.connection(), 0)?);
+        Ok(Inheritance { connection: line, table: HiddenFd::new(table) })
     }
 
     /// A way to the stack for a program that is left nothing else ([`Process::followed`]).
     ///
     /// # Errors
     /// `ENETDOWN`: the stack is gone, or there are no descriptors.
-    pub fn way(&self) -> Result<OwnFd, Errno> {
-        let process = self.lane.process.as_ref().ok_or(Errno::NETDOWN)?;
-        process.followed().map_err(|_| Errno::NETDOWN)
+    pub fn new_connection(&self) -> Result<InternalFd, Errno> {
+        let process = self.state.attachment.as_ref().ok_or(Errno::NETDOWN)?;
+        process.successor_connection().map_err(|_| Errno::NETDOWN)
     }
 }
 
@@ -227,13 +250,17 @@ impl Ops {
         self.fds.range(0, RawFd::MAX).filter(kept).collect()
     }
 
-    fn note_of(&self, lane: &mut Lane, kept: &[(RawFd, RawFd)]) -> Result<(Vec<Held>, Vec<u8>), Errno> {
+    fn serialize_fds(
+        &self,
+        lane: &mut ProcessState,
+        kept: &[(RawFd, RawFd)],
+    ) -> Result<(Vec<GlobalSocketId>, Vec<u8>), Errno> {
         let (mut fds, mut files, mut held) = (Vec::new(), BTreeMap::new(), Vec::new());
         for &(number, here) in kept {
             let Some(file) = self.fds.get(here) else { continue };
             let count = files.len() as u32;
             let file = *files.entry(file).or_insert(count);
-            fds.push(Fd { number, file, inode: fstat(borrow(here)?)?.st_ino });
+            fds.push(InheritedFd { number, file_index: file, inode: fstat(borrow(here)?)?.st_ino });
         }
         let mut in_order: Vec<(FileId, u32)> = files.iter().map(|(id, place)| (*id, *place)).collect();
         in_order.sort_by_key(|(_, place)| *place);
@@ -241,24 +268,30 @@ impl Ops {
         for (id, _) in in_order {
             lane.share(id);
             notes.push(match &lane.files.get(id).kind {
-                Kind::Socket(socket) => {
-                    let (note, things) = note_of_socket(socket, &lane.client);
+                FileKind::Socket(socket) => {
+                    let (note, things) = serialize_socket(socket, &lane.client);
                     held.extend(things);
-                    FileNote::Socket(Box::new(note))
+                    SerializedFile::Socket(Box::new(note))
                 }
-                Kind::Epoll(set) => {
+                FileKind::Epoll(set) => {
                     let items = set.entries().filter_map(|(fd, file, event, queued)| {
                         let file = *files.get(&file)?;
-                        Some(ItemNote { fd, file, events: event.events, data: event.data, queued })
+                        Some(SerializedEpollItem {
+                            fd,
+                            file_index: file,
+                            events: event.events,
+                            data: event.data,
+                            queued,
+                        })
                     });
-                    FileNote::Epoll(items.collect(), set.kernel_items() as u32)
+                    SerializedFile::Epoll(items.collect(), set.kernel_items() as u32)
                 }
-                Kind::Free => return Err(Errno::BADF),
+                FileKind::Free => return Err(Errno::BADF),
             });
         }
         let mut note = Vec::new();
-        fds.put(&mut note);
-        notes.put(&mut note);
+        fds.encode(&mut note);
+        notes.encode(&mut note);
         Ok((held, note))
     }
 
@@ -266,74 +299,82 @@ impl Ops {
     ///
     /// # Errors
     /// `ENETDOWN`: the stack is gone; `EINVAL`: what was left is none of ours; no descriptors.
-    pub fn resume(
+    pub fn from_inheritance(
         line: OwnedFd,
         table: OwnedFd,
-        config: impl FnOnce(&Process) -> OpsConfig,
+        config: impl FnOnce(&Attachment) -> OpsConfig,
     ) -> Result<Self, Errno> {
         fcntl_setfd(&line, FdFlags::CLOEXEC)?;
-        let (process, held, note) = Process::resume(line, table).map_err(|error| match error {
+        let (process, held, note) = Attachment::inherit(line, table).map_err(|error| match error {
             ginnel::Error::StackGone => Errno::NETDOWN,
             _ => Errno::INVAL,
         })?;
         let config = config(&process);
-        let ops = Self::over(process, config)?;
+        let ops = Self::from_process(process, config)?;
         let mut rest = &note[..];
-        let (fds, files) = <(Vec<Fd>, Vec<FileNote>)>::get(&mut rest).ok_or(Errno::INVAL)?;
+        let (fds, files) =
+            <(Vec<InheritedFd>, Vec<SerializedFile>)>::decode(&mut rest).ok_or(Errno::INVAL)?;
         let mut lane = ops.lock()?;
         ops.restore(&mut lane, &fds, files)?;
         lane.drop_unclaimed(&held);
-        ops.write_all_down(&mut lane);
+        ops.rebuild_report(&mut lane);
         lane.client.flush();
         drop(lane);
         Ok(ops)
     }
 
-    fn restore(&self, lane: &mut Lane, fds: &[Fd], files: Vec<FileNote>) -> Result<(), Errno> {
+    fn restore(
+        &self,
+        lane: &mut ProcessState,
+        fds: &[InheritedFd],
+        files: Vec<SerializedFile>,
+    ) -> Result<(), Errno> {
         // Those that are still what they were.
-        let same = |fd: &&Fd| {
+        let same = |fd: &&InheritedFd| {
             let there = borrow(fd.number).and_then(|fd| Ok(fstat(fd)?.st_ino));
             there.is_ok_and(|inode| inode == fd.inode)
         };
-        let fds: Vec<&Fd> = fds.iter().filter(same).collect();
-        let first = |place: usize| fds.iter().find(|fd| fd.file as usize == place).map(|fd| fd.number);
+        let fds: Vec<&InheritedFd> = fds.iter().filter(same).collect();
+        let first = |place: usize| fds.iter().find(|fd| fd.file_index as usize == place).map(|fd| fd.number);
         let mut ids = vec![None; files.len()];
         let mut sets = Vec::new();
         for (place, note) in files.into_iter().enumerate() {
             let Some(number) = first(place) else { continue };
             let kind = match note {
-                FileNote::Socket(note) => Kind::Socket(Box::new(lane.socket_of(*note, number)?)),
-                FileNote::Epoll(items, kernel_items) => {
-                    let own = Internal::new(rustix::io::fcntl_dupfd_cloexec(borrow(number)?, 0)?);
+                SerializedFile::Socket(note) => {
+                    FileKind::Socket(Box::new(lane.deserialize_socket(*note, number)?))
+                }
+                SerializedFile::Epoll(items, kernel_items) => {
+                    let own = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(borrow(number)?, 0)?);
                     sets.push((place, items));
-                    Kind::Epoll(Box::new(EpollSet::inherited(own, kernel_items as usize)))
+                    FileKind::Epoll(Box::new(EpollSet::from_inherited(own, kernel_items as usize)))
                 }
             };
             let id = lane.files.add(kind);
             // Others may have it, too; what they changed is told by the first look.
-            lane.files.get(id).shared = Some(0);
+            lane.files.get(id).shared_version = Some(0);
             ids[place] = Some(id);
         }
         for fd in &fds {
-            let Some(Some(id)) = ids.get(fd.file as usize) else { continue };
+            let Some(Some(id)) = ids.get(fd.file_index as usize) else { continue };
             if self.fds.set(fd.number, *id) {
                 let file = lane.files.get(*id);
-                file.users += 1;
-                file.descriptors += 1;
+                file.refcount += 1;
+                file.fd_count += 1;
             }
         }
         for id in ids.iter().flatten() {
-            lane.take_up(*id)?;
+            lane.activate(*id)?;
         }
         for (place, items) in sets {
             let Some(set) = ids[place] else { continue };
             for item in items {
-                let Some(Some(file)) = ids.get(item.file as usize).copied() else { continue };
+                let Some(Some(file)) = ids.get(item.file_index as usize).copied() else { continue };
                 let event = EpollEvent { events: item.events, data: item.data };
                 let number = lane.files.epoll(set)?.add(item.fd, file, event);
-                lane.files.get(file).watchers.push(Watcher::Item { set, item: number });
+                lane.files.get(file).wait_queue.push(WaitEntry::EpollItem { set, item: number });
                 if item.queued {
-                    lane.files.epoll(set)?.make_ready(number, 0);
+                    lane.files.epoll(set)?.queue_ready(number, 0);
                 }
             }
         }
@@ -342,37 +383,42 @@ impl Ops {
 }
 
 /// What another process needs to know of a socket, and what it is to hold.
-pub(crate) fn note_of_socket(socket: &Socket, channels: &Channels) -> (SocketNote, Vec<Held>) {
-    let bound_note = |bound: &Bound| BoundNote {
+pub(crate) fn serialize_socket(
+    socket: &Socket,
+    channels: &Channels,
+) -> (SerializedSocket, Vec<GlobalSocketId>) {
+    let bound_note = |bound: &BoundAddress| SerializedAddress {
         address: bound.reserved.address,
-        keeps_port: bound.keeps_port,
-        backed: bound.kernel.is_some(),
+        port_locked: bound.port_locked,
+        has_kernel_socket: bound.kernel_fd.is_some(),
     };
-    let named = |held: &Held| match held.thing {
-        Thing::Socket { socket, generation } => (socket, generation),
-        Thing::Listener(_) => (0, 0),
+    let named = |held: &GlobalSocketId| match held.id {
+        SocketId::Socket { socket, generation } => (socket, generation),
+        SocketId::Listener(_) => (0, 0),
     };
-    let (shape, held) = match &socket.shape {
-        Shape::Fresh { bound } => (ShapeNote::Fresh(bound.as_ref().map(bound_note)), Vec::new()),
-        Shape::Listening(listening) => {
-            let held = channels.held_listeners(listening.number);
-            let number = |held: &Held| match held.thing {
-                Thing::Listener(number) => number,
-                Thing::Socket { .. } => 0,
+    let (shape, held) = match &socket.role {
+        SocketRole::Unconnected { bound } => {
+            (SerializedRole::Unconnected(bound.as_ref().map(bound_note)), Vec::new())
+        }
+        SocketRole::Listening(listening) => {
+            let held = channels.listener_ids(listening.number);
+            let number = |held: &GlobalSocketId| match held.id {
+                SocketId::Listener(number) => number,
+                SocketId::Socket { .. } => 0,
             };
-            let note = ListeningNote {
+            let note = SerializedListener {
                 numbers: held.iter().map(number).collect(),
                 bound: bound_note(&listening.bound),
-                accepts: listening.accepts,
+                accepting: listening.accepting,
                 backlog: listening.backlog,
-                backed: listening.kernel.is_some(),
+                has_kernel_socket: listening.kernel_fd.is_some(),
             };
-            (ShapeNote::Listening(note), held)
+            (SerializedRole::Listening(note), held)
         }
-        Shape::Stream(stream) => {
-            let held = channels.held(stream.conn);
+        SocketRole::Stream(stream) => {
+            let held = channels.socket_id(stream.conn);
             let (socket, generation) = named(&held);
-            let note = StreamNote {
+            let note = SerializedStream {
                 shard: held.shard,
                 socket,
                 generation,
@@ -380,62 +426,71 @@ pub(crate) fn note_of_socket(socket: &Socket, channels: &Channels) -> (SocketNot
                 disconnecting: stream.disconnecting,
                 error: stream.error,
                 end_seen: stream.end_seen,
-                more: stream.more,
+                msg_more: stream.msg_more,
                 bound: stream.bound.as_ref().map(bound_note),
             };
-            (ShapeNote::Stream(note), vec![held])
+            (SerializedRole::Stream(note), vec![held])
         }
-        Shape::Datagrams(dgram) => {
-            let held = channels.held(dgram.conn);
+        SocketRole::Udp(dgram) => {
+            let held = channels.socket_id(dgram.conn);
             let (socket, generation) = named(&held);
-            let note = DatagramsNote {
+            let note = SerializedUdp {
                 shard: held.shard,
                 socket,
                 generation,
                 bound: dgram.bound,
-                connected: dgram.connected,
-                backed: dgram.kernel.is_some(),
+                peer: dgram.peer,
+                has_kernel_socket: dgram.kernel_fd.is_some(),
                 shut_read: dgram.shut_read,
                 shut_write: dgram.shut_write,
             };
-            (ShapeNote::Datagrams(note), vec![held])
+            (SerializedRole::Udp(note), vec![held])
         }
     };
     let family = match socket.family {
         Family::V4 => 4,
         Family::V6 => 6,
     };
-    let note = SocketNote {
+    let note = SerializedSocket {
         family,
-        datagrams: socket.datagrams,
-        destinations: socket.outbox.as_ref().map_or(Vec::new(), |outbox| outbox.destinations.clone()),
+        is_udp: socket.is_udp,
+        destinations: socket.udp_send.as_ref().map_or(Vec::new(), |outbox| outbox.destinations.clone()),
         nonblocking: socket.nonblocking,
         options: socket.options.clone(),
-        shut: socket.shut,
-        shape,
+        shutdown: socket.shutdown,
+        role: shape,
         cookie: socket.cookie,
-        past: socket.past,
+        last_address: socket.last_address,
     };
     (note, held)
 }
 
-impl Lane {
+impl ProcessState {
     /// A socket that another process described, which this one holds already, behind the descriptor `fd`.
-    pub fn socket_of(&mut self, note: SocketNote, fd: RawFd) -> Result<Socket, Errno> {
-        let SocketNote { datagrams, destinations, nonblocking, options, shut, shape, cookie, past, .. } =
-            note;
+    pub fn deserialize_socket(&mut self, note: SerializedSocket, fd: RawFd) -> Result<Socket, Errno> {
+        let SerializedSocket {
+            is_udp: datagrams,
+            destinations,
+            nonblocking,
+            options,
+            shutdown: shut,
+            role: shape,
+            cookie,
+            last_address: past,
+            ..
+        } = note;
         let family = match note.family {
             4 => Family::V4,
             6 => Family::V6,
             _ => return Err(Errno::INVAL),
         };
-        let bound_of = |BoundNote { address, keeps_port, backed }: BoundNote| Bound {
-            reserved: Reserved { number: NOT_OURS, address },
-            keeps_port,
-            kernel: backed.then_some(fd),
+        let bound_of = |SerializedAddress { address, port_locked: keeps_port, has_kernel_socket: backed }: SerializedAddress| BoundAddress {
+            reserved: Reservation { number: FOREIGN_RESERVATION, address },
+            port_locked: keeps_port,
+            kernel_fd: backed.then_some(fd),
         };
         let shape = match shape {
-            ShapeNote::Fresh(bound) => {
+            SerializedRole::Unconnected(bound) => {
                 let sharing = options.sharing(family);
                 let bound = bound.map(|bound| {
                     let mut bound = bound_of(bound);
@@ -443,59 +498,70 @@ impl Lane {
                     bound.reserved = self.client.reserve(bound.address(), sharing).unwrap_or(bound.reserved);
                     bound
                 });
-                Shape::Fresh { bound }
+                SocketRole::Unconnected { bound }
             }
-            ShapeNote::Listening(note) => Shape::Listening(Listening {
-                number: self.client.know_listener(&note.numbers),
+            SerializedRole::Listening(note) => SocketRole::Listening(Listener {
+                number: self.client.import_listener(&note.numbers),
                 bound: bound_of(note.bound),
-                accepts: note.accepts,
+                accepting: note.accepting,
                 backlog: note.backlog,
-                kernel: note.backed.then_some(fd),
+                kernel_fd: note.has_kernel_socket.then_some(fd),
             }),
-            ShapeNote::Stream(note) => Shape::Stream(Stream {
+            SerializedRole::Stream(note) => SocketRole::Stream(Stream {
                 conn: self.client.conn_of(note.shard, Conn::new(note.socket, note.generation)),
                 connecting: note.connecting,
                 disconnecting: note.disconnecting,
                 error: note.error,
                 end_seen: note.end_seen,
-                more: note.more,
-                cramped: None,
+                msg_more: note.msg_more,
+                nospace_acked: None,
                 bound: note.bound.map(bound_of),
-                unnamed: None,
+                incomplete_report_fd: None,
             }),
-            ShapeNote::Datagrams(note) => Shape::Datagrams(Dgram {
+            SerializedRole::Udp(note) => SocketRole::Udp(UdpSocket {
                 conn: self.client.conn_of(note.shard, Conn::new(note.socket, note.generation)),
                 bound: note.bound,
-                connected: note.connected,
-                kernel: note.backed.then_some(fd),
+                peer: note.peer,
+                kernel_fd: note.has_kernel_socket.then_some(fd),
                 shut_read: note.shut_read,
                 shut_write: note.shut_write,
-                late: None,
+                deferred_error: None,
             }),
         };
         let outbox = datagrams.then(|| {
-            let mut outbox = Box::new(Outbox { destinations, ..Outbox::default() });
-            options.for_outbox(family, &mut outbox);
+            let mut outbox = Box::new(UdpSendState { destinations, ..UdpSendState::default() });
+            options.apply_to_udp_send(family, &mut outbox);
             outbox
         });
-        let urgency = Urgency::default();
-        Ok(Socket { family, datagrams, outbox, nonblocking, options, shut, shape, cookie, urgency, past })
+        let urgency = UrgentState::default();
+        Ok(Socket {
+            family,
+            is_udp: datagrams,
+            udp_send: outbox,
+            nonblocking,
+            options,
+            shutdown: shut,
+            role: shape,
+            cookie,
+            urgent: urgency,
+            last_address: past,
+        })
     }
 
     /// A description that came from another process is at work: events go to it.
-    pub fn take_up(&mut self, file: FileId) -> Result<(), Errno> {
+    pub fn activate(&mut self, file: FileId) -> Result<(), Errno> {
         let Ok(socket) = self.files.socket(file) else { return Ok(()) };
-        match &mut socket.shape {
-            Shape::Fresh { .. } => {}
-            Shape::Listening(listening) => {
+        match &mut socket.role {
+            SocketRole::Unconnected { .. } => {}
+            SocketRole::Listening(listening) => {
                 // Asked for again: each process takes a share of its own.
-                let (number, wants) = (listening.number, core::mem::take(&mut listening.accepts));
+                let (number, wants) = (listening.number, core::mem::take(&mut listening.accepting));
                 self.bind_listener(number, file);
                 if wants {
                     self.begin_accepting(file);
                 }
             }
-            Shape::Stream(Stream { conn, .. }) | Shape::Datagrams(Dgram { conn, .. }) => {
+            SocketRole::Stream(Stream { conn, .. }) | SocketRole::Udp(UdpSocket { conn, .. }) => {
                 let conn = *conn;
                 self.bind_conn(conn, file);
             }
@@ -504,18 +570,18 @@ impl Lane {
     }
 
     /// What was left to this program and has no descriptor any more ends as if it had closed it.
-    fn drop_unclaimed(&mut self, held: &[Held]) {
+    fn drop_unclaimed(&mut self, held: &[GlobalSocketId]) {
         for held in held {
-            if let Thing::Socket { socket, generation } = held.thing {
+            if let SocketId::Socket { socket, generation } = held.id {
                 let conn = self.client.conn_of(held.shard, Conn::new(socket, generation));
                 if self.file_of(conn).is_none() {
                     // If it is over there is nothing to let go of.
                     let _ = self.client.release(conn);
                 }
-            } else if let Thing::Listener(number) = held.thing {
+            } else if let SocketId::Listener(number) = held.id {
                 let known = self.client.listener_of(held.shard, number);
                 if known.and_then(|number| self.file_of_listener(number)).is_none() {
-                    self.client.unlisten_there(held.shard, number);
+                    self.client.unlisten_on_shard(held.shard, number);
                 }
             }
         }

@@ -1,39 +1,39 @@
 //! `fork`: the child goes on with all that the parent holds (docs/adr/0012-holders-and-placeholders.md).
 
 use crate::fd_table::FileId;
-use crate::file::{Kind, NOT_OURS, Shape};
-use crate::held::Locked;
-use crate::lane::Lane;
-use crate::sleep::{self, Sleepers};
-use crate::wake::Watcher;
+use crate::file::{FOREIGN_RESERVATION, FileKind, SocketRole};
+use crate::lock::LockGuard;
+use crate::process::ProcessState;
+use crate::sleep::{self, Waiters};
+use crate::wait_queue::WaitEntry;
 use crate::{Ops, descriptor};
-use ginnel::door::Expected;
+use ginnel::broker::PreparedProcess;
 use rustix::io::Errno;
 
 /// A fork that is about to happen. While it exists no other thread uses the stack, so the child finds everything whole.
-pub struct Forking<'a> {
-    lane: Locked<'a>,
+pub struct ForkGuard<'a> {
+    state: LockGuard<'a>,
     /// The child's way in; `None` if the stack has no room for another process, or is gone.
-    child: Option<Expected>,
+    child: Option<PreparedProcess>,
 }
 
 impl Ops {
     /// To be called before `fork`, and its result to be given to [`Ops::forked_here`] in the parent and to [`Ops::forked_child`] in the child.
-    pub fn before_fork(&self) -> Forking<'_> {
-        let mut lane = self.lock_for_good();
+    pub fn prepare_fork(&self) -> ForkGuard<'_> {
+        let mut lane = self.lock_or_panic();
         for file in lane.files.ids() {
             lane.share(file);
-            lane.know_own_end(file);
+            lane.query_local_end(file);
         }
-        let child = lane.process.as_ref().and_then(|process| process.expect_child().ok());
+        let child = lane.attachment.as_ref().and_then(|process| process.prepare_fork().ok());
         if child.is_none() {
-            lane.client.look_for_end();
+            lane.client.check_stack_alive();
         }
-        Forking { lane, child }
+        ForkGuard { state: lane, child }
     }
 
     /// The parent goes on as it was.
-    pub fn forked_here(&self, forking: Forking<'_>) {
+    pub fn fork_parent(&self, forking: ForkGuard<'_>) {
         // Its copy of the child's connection closes: the child has the other.
         drop(forking);
     }
@@ -42,66 +42,66 @@ impl Ops {
     ///
     /// # Errors
     /// `ENOBUFS`: the stack had no room for it, so it must not use what it inherited.
-    pub fn forked_child(&self, forking: Forking<'_>) -> Result<(), Errno> {
-        let Forking { mut lane, child } = forking;
+    pub fn fork_child(&self, forking: ForkGuard<'_>) -> Result<(), Errno> {
+        let ForkGuard { state: mut lane, child } = forking;
         match child {
             Some(child) => lane.become_child(child)?,
             // There is nobody to be a process to: it goes on as its parent does, without network.
-            None if lane.client.is_gone() => drop(lane.begin_anew()?),
+            None if lane.client.is_stack_gone() => drop(lane.reset_waits_in_child()?),
             None => return Err(Errno::NOBUFS),
         }
-        self.note_line(&lane);
+        self.note_connection_fd(&lane);
         // The parent's book is the parent's.
-        self.write_all_down(&mut lane);
+        self.rebuild_report(&mut lane);
         Ok(())
     }
 }
 
-impl Lane {
-    fn become_child(&mut self, expected: Expected) -> Result<(), Errno> {
-        let process = self.process.as_mut().ok_or(Errno::NOBUFS)?;
-        let parents: Vec<_> = self.client.own_fds().chain([process.line()]).collect();
+impl ProcessState {
+    fn become_child(&mut self, expected: PreparedProcess) -> Result<(), Errno> {
+        let process = self.attachment.as_mut().ok_or(Errno::NOBUFS)?;
+        let parents: Vec<_> = self.client.internal_fds().chain([process.connection_fd()]).collect();
         // What the parent had is the parent's: here it is only put away, and what is closed is not hidden any more.
-        parents.iter().for_each(|fd| descriptor::forget_internal(*fd));
-        if process.become_child_of(self.client.all_mut(), expected).is_err() {
-            parents.into_iter().for_each(descriptor::keep);
+        parents.iter().for_each(|fd| descriptor::unregister_internal(*fd));
+        if process.become_child_with(self.client.all_mut(), expected).is_err() {
+            parents.into_iter().for_each(descriptor::register_internal);
             return Err(Errno::NOBUFS);
         }
-        self.client.are_childs();
-        self.client.own_fds().chain([process.line()]).for_each(descriptor::keep);
+        self.client.reset_in_child();
+        self.client.internal_fds().chain([process.connection_fd()]).for_each(descriptor::register_internal);
         // It takes a share of its own where the parent took one and nobody is going to say so: in a set of epoll's, and in a call that goes on here. Elsewhere it does with its first call about
         // the listener, if it ever makes one.
-        for file in self.begin_anew()? {
+        for file in self.reset_waits_in_child()? {
             self.begin_accepting(file);
         }
         Ok(())
     }
 
     /// Threads that waited are the parent's, but for the one that forked, in a handler. Returns the listeners at which it accepted, and which are waited for.
-    fn begin_anew(&mut self) -> Result<Vec<FileId>, Errno> {
-        let own = sleep::asleep();
-        self.sleepers = Sleepers::of_child(own)?;
-        let goes_on = |watcher: &Watcher| match watcher {
-            Watcher::Item { .. } => true,
-            Watcher::Thread { sleeper, .. } => Some(*sleeper) == own,
+    fn reset_waits_in_child(&mut self) -> Result<Vec<FileId>, Errno> {
+        let own = sleep::sleeping_waiter();
+        self.waiters = Waiters::for_child(own)?;
+        let goes_on = |watcher: &WaitEntry| match watcher {
+            WaitEntry::EpollItem { .. } => true,
+            WaitEntry::Thread { waiter: sleeper, .. } => Some(*sleeper) == own,
         };
         let mut listeners = Vec::new();
         for file in self.files.ids() {
             let known = self.files.get(file);
-            known.watchers.retain(goes_on);
-            let calls = known.watchers.iter().filter(|watcher| matches!(watcher, Watcher::Thread { .. }));
+            known.wait_queue.retain(goes_on);
+            let calls = known.wait_queue.iter().filter(|watcher| matches!(watcher, WaitEntry::Thread { .. }));
             // Cannot truncate: one thread, and what it waits for.
-            known.users = known.descriptors + calls.count() as u32;
-            let is_waited_for = !known.watchers.is_empty();
-            if let Kind::Socket(socket) = &mut known.kind
+            known.refcount = known.fd_count + calls.count() as u32;
+            let is_waited_for = !known.wait_queue.is_empty();
+            if let FileKind::Socket(socket) = &mut known.kind
                 && let Some(bound) = socket.bound_mut()
             {
                 // It is the parent's.
-                bound.reserved.number = NOT_OURS;
+                bound.reserved.number = FOREIGN_RESERVATION;
             }
-            if let Kind::Socket(socket) = &mut known.kind
-                && let Shape::Listening(listening) = &mut socket.shape
-                && core::mem::take(&mut listening.accepts)
+            if let FileKind::Socket(socket) = &mut known.kind
+                && let SocketRole::Listening(listening) = &mut socket.role
+                && core::mem::take(&mut listening.accepting)
                 && is_waited_for
             {
                 listeners.push(file);

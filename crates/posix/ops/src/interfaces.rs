@@ -63,9 +63,9 @@ impl Ops {
             return sockopt::socket_domain(borrow(fd)?).map(|family| family.as_raw().into());
         }
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
+        let file = self.file_of(&mut lane, fd)?;
         let family = lane.files.socket(file).map_err(|_| Errno::NOTSOCK)?.family;
-        Ok(family.number().into())
+        Ok(family.sa_family().into())
     }
 
     /// The links of the stack. `is_taken` says whether an interface of the kernel's has a name.
@@ -74,11 +74,11 @@ impl Ops {
     /// `ENETDOWN` if the stack is gone, `EAGAIN` in a handler that interrupted a call.
     pub fn interfaces(&self, is_taken: impl Fn(&str) -> bool) -> Result<Vec<Interface>, Errno> {
         let links = self.lock()?.client.links().map_err(|_| Errno::NETDOWN)?;
-        Ok(as_interfaces(links, is_taken))
+        Ok(to_interfaces(links, is_taken))
     }
 }
 
-fn as_interfaces(links: Vec<LinkInfo>, is_taken: impl Fn(&str) -> bool) -> Vec<Interface> {
+fn to_interfaces(links: Vec<LinkInfo>, is_taken: impl Fn(&str) -> bool) -> Vec<Interface> {
     let mut interfaces = Vec::<Interface>::new();
     for (index, link) in (FIRST_INDEX..).zip(links) {
         let LinkInfo { name, mac, mtu, loopback, addresses } = link;
@@ -86,7 +86,7 @@ fn as_interfaces(links: Vec<LinkInfo>, is_taken: impl Fn(&str) -> bool) -> Vec<I
             (1, "lo".into())
         } else {
             let known = |name: &str| is_taken(name) || interfaces.iter().any(|other| other.name == name);
-            (index, free_name(&printable(&name), known))
+            (index, unused_name(&sanitized(&name), known))
         };
         interfaces.push(Interface { index, name, mac, mtu, loopback, addresses });
     }
@@ -94,14 +94,14 @@ fn as_interfaces(links: Vec<LinkInfo>, is_taken: impl Fn(&str) -> bool) -> Vec<I
 }
 
 /// What a name of an interface may be (`dev_valid_name`), and no alias.
-fn printable(name: &str) -> String {
+fn sanitized(name: &str) -> String {
     let name: String =
         name.chars().map(|c| if c.is_ascii_graphic() && c != '/' && c != ':' { c } else { '_' }).collect();
     if matches!(&*name, "" | "." | "..") { "link".into() } else { name }
 }
 
 /// The name, or one like it that nobody has. All of it is ASCII.
-fn free_name(name: &str, is_known: impl Fn(&str) -> bool) -> String {
+fn unused_name(name: &str, is_known: impl Fn(&str) -> bool) -> String {
     let cut = |len: usize| &name[..name.len().min(len)];
     let plain = cut(NAME_MAX);
     if !is_known(plain) {
@@ -130,7 +130,7 @@ mod tests {
         let mut links: Vec<_> = links.map(|name| link(name, false)).into();
         links.insert(2, link("lo", true));
         let kernels = ["lo", "eth0", "eth0-stack"];
-        let seen = as_interfaces(links, |name| kernels.contains(&name));
+        let seen = to_interfaces(links, |name| kernels.contains(&name));
         let names: Vec<_> =
             seen.iter().map(|one| (one.index.wrapping_sub(FIRST_INDEX), &*one.name)).collect();
         let lo = 1u32.wrapping_sub(FIRST_INDEX);

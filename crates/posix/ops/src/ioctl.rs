@@ -1,8 +1,8 @@
 //! `ioctl` on sockets.
 
 use crate::Ops;
-use crate::file::Shape;
-use crate::options::Flag;
+use crate::file::SocketRole;
+use crate::options::BoolOption;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
@@ -11,26 +11,26 @@ impl Ops {
     ///
     /// # Errors
     /// `EINVAL` for a listener and for an epoll set, as on Linux.
-    pub fn bytes_readable(&self, fd: RawFd) -> Result<i32, Errno> {
+    pub fn siocinq(&self, fd: RawFd) -> Result<i32, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
-        match lane.files.socket(file).map_err(|_| Errno::INVAL)?.shape {
-            Shape::Fresh { .. } => Ok(0),
-            Shape::Listening(_) => Err(Errno::INVAL),
+        let file = self.file_of(&mut lane, fd)?;
+        match lane.files.socket(file).map_err(|_| Errno::INVAL)?.role {
+            SocketRole::Unconnected { .. } => Ok(0),
+            SocketRole::Listening(_) => Err(Errno::INVAL),
             // Bytes of the next datagram (`udp_ioctl`).
-            Shape::Datagrams(dgram) => {
-                let next = lane.client.udp_next_bytes(dgram.conn).unwrap_or(0);
+            SocketRole::Udp(dgram) => {
+                let next = lane.client.udp_next_len(dgram.conn).unwrap_or(0);
                 Ok(i32::try_from(next).unwrap_or(i32::MAX))
             }
-            Shape::Stream(_) => {
+            SocketRole::Stream(_) => {
                 let Some((conn, status)) = lane.status(file) else { return Ok(0) };
                 let mut readable = status.readable;
-                if status.notices != 0
-                    && let (Some(mark), there) = lane.mark_and_bytes(conn)
+                if status.oob_events != 0
+                    && let (Some(mark), there) = lane.urgent_mark_and_bytes(conn)
                 {
-                    let inline = lane.files.socket(file)?.options.flag(Flag::OobInline);
+                    let inline = lane.files.socket(file)?.options.flag(BoolOption::OobInline);
                     // As far as reads go (`tcp_inq`).
-                    readable = if mark.ahead < there && !inline { mark.ahead } else { there };
+                    readable = if mark.unread_before < there && !inline { mark.unread_before } else { there };
                 }
                 Ok(i32::try_from(readable).unwrap_or(i32::MAX))
             }
@@ -41,17 +41,17 @@ impl Ops {
     ///
     /// # Errors
     /// `EINVAL` for a listener and for an epoll set, as on Linux.
-    pub fn bytes_unacknowledged(&self, fd: RawFd) -> Result<i32, Errno> {
+    pub fn siocoutq(&self, fd: RawFd) -> Result<i32, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
-        match lane.files.socket(file).map_err(|_| Errno::INVAL)?.shape {
-            Shape::Fresh { .. } => Ok(0),
-            Shape::Listening(_) => Err(Errno::INVAL),
-            Shape::Datagrams(dgram) => {
+        let file = self.file_of(&mut lane, fd)?;
+        match lane.files.socket(file).map_err(|_| Errno::INVAL)?.role {
+            SocketRole::Unconnected { .. } => Ok(0),
+            SocketRole::Listening(_) => Err(Errno::INVAL),
+            SocketRole::Udp(dgram) => {
                 let waiting = lane.client.status(dgram.conn).map_or(0, |status| status.unsent);
                 Ok(i32::try_from(waiting).unwrap_or(i32::MAX))
             }
-            Shape::Stream(_) => {
+            SocketRole::Stream(_) => {
                 let waiting = lane.status(file).map_or(0, |(_, status)| status.unsent);
                 let engine = lane.info(file).map_or(0, |info| info.send_queued as usize);
                 Ok(i32::try_from(waiting + engine).unwrap_or(i32::MAX))
@@ -63,26 +63,26 @@ impl Ops {
     ///
     /// # Errors
     /// `EINVAL` for a listener and for an epoll set, `ENOTTY` for a socket of UDP, as on Linux.
-    pub fn bytes_not_sent(&self, fd: RawFd) -> Result<i32, Errno> {
+    pub fn siocoutqnsd(&self, fd: RawFd) -> Result<i32, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
+        let file = self.file_of(&mut lane, fd)?;
         let socket = lane.files.socket(file).map_err(|_| Errno::INVAL)?;
-        if socket.datagrams {
+        if socket.is_udp {
             return Err(Errno::NOTTY);
         }
-        match socket.shape {
-            Shape::Listening(_) => Err(Errno::INVAL),
-            Shape::Stream(_) => {
+        match socket.role {
+            SocketRole::Listening(_) => Err(Errno::INVAL),
+            SocketRole::Stream(_) => {
                 let info = lane.info(file);
                 // Behind the answer, by which the stack has taken what it has room for.
                 let Some((_, status)) = lane.status(file) else { return Ok(0) };
                 let waiting = status.unsent;
                 let engine = info
-                    .filter(|_| status.standing.is_connected())
+                    .filter(|_| status.state.is_connected())
                     .map_or(0, |info| info.notsent_bytes as usize);
                 Ok(i32::try_from(waiting + engine).unwrap_or(i32::MAX))
             }
-            Shape::Fresh { .. } | Shape::Datagrams(_) => Ok(0),
+            SocketRole::Unconnected { .. } | SocketRole::Udp(_) => Ok(0),
         }
     }
 }

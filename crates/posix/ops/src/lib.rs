@@ -18,78 +18,78 @@
 //!   Client     the channel to the shard
 //! ```
 
-pub mod book;
 mod channels;
-mod common;
-mod confine;
+mod cleanup;
 mod connect;
 mod datagram;
+mod description;
 mod descriptor;
+pub mod descriptor_report;
 mod epoll;
 mod exec;
+mod fd_passing;
 mod fd_table;
 mod file;
 mod fork;
-pub mod handlers;
-mod held;
 pub mod interfaces;
 mod ioctl;
-mod jumps;
-mod kernel;
-mod lane;
+mod kernel_socket;
 mod lifetime;
 mod listen;
-mod make_way;
-mod many;
-mod names;
-mod nap;
-mod note;
+mod lock;
+mod mmsg;
 mod options;
 mod poll;
-mod raw;
+mod process;
 mod readiness;
+mod relocate_fd;
+mod sandbox;
 mod scratch;
 mod sendfile;
+mod serialized;
 mod signal;
+pub mod signal_handlers;
 mod sleep;
 mod sockaddr;
+mod sockname;
 mod splice;
 mod stream;
-mod travel;
+mod syscall;
 mod urgent;
-mod wake;
+mod wait_queue;
+mod wait_set;
 
 pub use channels::ListenSpawn;
-pub use datagram::{Control, Received, Sending};
-pub use descriptor::Execing;
+pub use datagram::{ControlMessages, ReceivedMessage, SendArgs};
+pub use descriptor::ExecGuard;
 pub use epoll::EpollEvent;
-pub use exec::Heir;
-pub use fork::Forking;
-pub use held::Whole;
+pub use exec::Inheritance;
+pub use fd_passing::PassedFd;
+pub use fork::ForkGuard;
+pub use lock::SignalDeferred;
 pub use options::{OptionValue, table};
-pub use sleep::Patience;
-pub use sockaddr::{Family, Written};
-pub use travel::Traveller;
+pub use sleep::Timeout;
+pub use sockaddr::{Family, SockaddrBytes};
 
 use channels::Channels;
 use core::net::IpAddr;
 use core::time::Duration;
 use fd_table::{FdTable, FileId};
+use ginnel::broker::Attachment;
 use ginnel::channel::Client;
-use ginnel::door::Process;
-use lane::Lane;
+use process::ProcessState;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
 /// How often it is looked whether a stack that has just begun can be used.
-const READY_LOOKS_EVERY: Duration = Duration::from_millis(1);
+const READY_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How the operations behave.
 pub struct OpsConfig {
     /// How long a call that has to wait looks for news before it sleeps in the kernel.
     pub spin: Duration,
     /// Whether an address is for the stack, if the stack can reach it. Sockets for others become the kernel's.
-    pub takes: fn(IpAddr) -> bool,
+    pub is_stack_address: fn(IpAddr) -> bool,
     /// Listeners on all addresses take connections that come by the kernel, too.
     pub kernel_listen: bool,
     /// `bind` to a lower port needs `CAP_NET_BIND_SERVICE`.
@@ -97,7 +97,7 @@ pub struct OpsConfig {
     /// Of several shards, which a process takes connections from first.
     pub listen_spawn: ListenSpawn,
     /// Descriptors of closed sockets that are kept for the next ones. A program that needs the lowest number free (POSIX) wants 0.
-    pub descriptors_kept: usize,
+    pub proxy_pool_max: usize,
     /// Writes are bounded by send buffers to the byte, as far as the kernel's accounting can be told from payload: what a connection begins with (the second number of `tcp_wmem`), and what it may grow to.
     /// The stack is asked for each write. Without it writes are bounded by what the channel and the engine's buffer hold.
     pub send_buffer: Option<[u32; 2]>,
@@ -107,11 +107,11 @@ impl Default for OpsConfig {
     fn default() -> Self {
         Self {
             spin: Duration::from_micros(20),
-            takes: |_| true,
+            is_stack_address: |_| true,
             kernel_listen: false,
             unprivileged_port_start: 0,
             listen_spawn: ListenSpawn::Off,
-            descriptors_kept: 0,
+            proxy_pool_max: 0,
             send_buffer: None,
         }
     }
@@ -120,8 +120,8 @@ impl Default for OpsConfig {
 /// The socket calls of one process.
 pub struct Ops {
     fds: FdTable,
-    lane: held::Lock,
-    signals: signal::Signals,
+    lock: lock::ProcessLock,
+    signals: signal::HandlerCache,
     config: OpsConfig,
 }
 
@@ -131,31 +131,31 @@ impl Ops {
     /// # Errors
     /// No descriptors.
     pub fn new(client: Client, config: OpsConfig) -> Result<Self, Errno> {
-        Self::with(vec![client], config)
+        Self::from_clients(vec![client], config)
     }
 
-    fn with(clients: Vec<Client>, config: OpsConfig) -> Result<Self, Errno> {
+    fn from_clients(clients: Vec<Client>, config: OpsConfig) -> Result<Self, Errno> {
         let channels = Channels::new(clients).ok_or(Errno::OPNOTSUPP)?;
-        let mut lane = Lane::new(channels)?;
+        let mut lane = ProcessState::new(channels)?;
         lane.send_buffer = config.send_buffer;
-        let (lane, signals) = (held::Lock::new(lane), signal::Signals::default());
-        Ok(Self { fds: FdTable::new(), lane, signals, config })
+        let (lane, signals) = (lock::ProcessLock::new(lane), signal::HandlerCache::default());
+        Ok(Self { fds: FdTable::new(), lock: lane, signals, config })
     }
 
     /// Socket calls of a process that came through the door of a stack in another one.
     ///
     /// # Errors
     /// No descriptors.
-    pub fn over(mut process: Process, config: OpsConfig) -> Result<Self, Errno> {
+    pub fn from_process(mut process: Attachment, config: OpsConfig) -> Result<Self, Errno> {
         let config_spawn = config.listen_spawn;
         let clients: Vec<Client> = core::iter::from_fn(|| process.take_client()).collect();
-        let ops = Self::with(clients, config)?;
+        let ops = Self::from_clients(clients, config)?;
         let mut lane = ops.lock()?;
-        lane.client.own_fds().chain([process.line()]).for_each(descriptor::keep);
-        lane.client.prefer(config_spawn, process.terms().shard_cpus.clone());
-        lane.process = Some(process);
-        ops.note_line(&lane);
-        lane.begin_book(ops.fds.len());
+        lane.client.internal_fds().chain([process.connection_fd()]).for_each(descriptor::register_internal);
+        lane.client.set_listen_spawn(config_spawn, process.stack_info().shard_cpus.clone());
+        lane.attachment = Some(process);
+        ops.note_connection_fd(&lane);
+        lane.start_report(ops.fds.len());
         drop(lane);
         Ok(ops)
     }
@@ -163,8 +163,8 @@ impl Ops {
     /// Waits until the addresses of the stack can be used, or this time is over.
     pub fn wait_until_ready(&self, within: Duration) {
         let until = std::time::Instant::now() + within;
-        while !self.lock_for_good().client.is_ready() && std::time::Instant::now() < until {
-            std::thread::sleep(READY_LOOKS_EVERY);
+        while !self.lock_or_panic().client.is_ready() && std::time::Instant::now() < until {
+            std::thread::sleep(READY_POLL_INTERVAL);
         }
     }
 
@@ -176,44 +176,44 @@ impl Ops {
 
     /// Whether operations are to be asked about a descriptor: it is one of ours, or was until the program closed it, or is the library's own. Then they say `EBADF`, though the number is open.
     #[inline]
-    pub fn answers_for(&self, fd: RawFd) -> bool {
+    pub fn handles(&self, fd: RawFd) -> bool {
         self.owns(fd) || descriptor::is_internal(fd)
     }
 
     /// The program is about to change, or has changed, what it does about signals (`sigaction`).
-    pub fn handlers_changed(&self) {
-        self.signals.forget();
+    pub fn invalidate_handlers(&self) {
+        self.signals.invalidate();
     }
 
     /// Begins the book anew, with all descriptors that are ours.
-    pub(crate) fn write_all_down(&self, lane: &mut Lane) {
-        lane.begin_book(self.fds.len());
+    pub(crate) fn rebuild_report(&self, lane: &mut ProcessState) {
+        lane.start_report(self.fds.len());
         for fd in self.fds.range(0, RawFd::MAX) {
             if let Some(file) = self.fds.get(fd) {
-                lane.write_down(fd, file);
+                lane.report_fd(fd, file);
             }
         }
     }
 
     /// A descriptor is the library's own, though there are no operations yet.
-    pub fn keep_internal(fd: RawFd) {
-        descriptor::keep(fd);
+    pub fn register_internal(fd: RawFd) {
+        descriptor::register_internal(fd);
     }
 
     /// It is closed.
-    pub fn forget_internal(fd: RawFd) {
-        descriptor::forget_internal(fd);
+    pub fn unregister_internal(fd: RawFd) {
+        descriptor::unregister_internal(fd);
     }
 
     /// It has another number.
-    pub fn moved_internal(from: RawFd, to: RawFd) {
-        descriptor::moved(from, to);
+    pub fn renumber_internal(from: RawFd, to: RawFd) {
+        descriptor::renumber_internal(from, to);
     }
 
     /// The program closed one of its own descriptors: what it opens next may have this number.
     #[inline]
-    pub fn freed(fd: RawFd) {
-        descriptor::freed(fd);
+    pub fn note_freed(fd: RawFd) {
+        descriptor::note_freed(fd);
     }
 
     /// Whether a descriptor is the library's own, of which the program knows nothing.
@@ -228,9 +228,9 @@ impl Ops {
 
     /// The open file description of a descriptor, as it is now.
     #[inline]
-    fn file(&self, lane: &mut Lane, fd: RawFd) -> Result<FileId, Errno> {
+    fn file_of(&self, lane: &mut ProcessState, fd: RawFd) -> Result<FileId, Errno> {
         let file = self.fds.get(fd).ok_or(Errno::BADF)?;
-        lane.catch_up(file);
+        lane.sync_shared(file);
         Ok(file)
     }
 }

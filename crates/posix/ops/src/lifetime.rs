@@ -3,11 +3,11 @@
 use crate::Ops;
 use crate::descriptor;
 use crate::fd_table::FileId;
-use crate::file::{Kind, Shape, Shut, Socket, Urgency};
-use crate::held::Locked;
-use crate::lane::Lane;
-use crate::options::Options;
-use crate::sleep::{Patience, Wait};
+use crate::file::{FileKind, ShutdownState, Socket, SocketRole, UrgentState};
+use crate::lock::LockGuard;
+use crate::options::SocketOptionState;
+use crate::process::ProcessState;
+use crate::sleep::{Timeout, Wait};
 use crate::sockaddr::Family;
 use core::ffi::c_int;
 use ginnel::State;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 impl Ops {
     /// Whether a socket of this kind could become the stack's. Others are the kernel's from the beginning.
-    pub fn takes_socket(domain: c_int, kind: c_int, protocol: c_int) -> bool {
+    pub fn supports_socket(domain: c_int, kind: c_int, protocol: c_int) -> bool {
         let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
         matches!(domain, libc::AF_INET | libc::AF_INET6)
             && matches!(
@@ -31,48 +31,53 @@ impl Ops {
     /// # Errors
     /// `EMFILE`, `ENFILE`; `EAFNOSUPPORT` for those that it does not admit.
     pub fn socket(&self, domain: c_int, kind: c_int, protocol: c_int) -> Result<RawFd, Errno> {
-        if !Self::takes_socket(domain, kind, protocol) {
+        if !Self::supports_socket(domain, kind, protocol) {
             return Err(Errno::AFNOSUPPORT);
         }
         let family = if domain == libc::AF_INET { Family::V4 } else { Family::V6 };
         let datagrams = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_DGRAM;
-        let mut options = Options::new(family, datagrams);
+        let mut options = SocketOptionState::new(family, datagrams);
         if let Some([first, _]) = self.config.send_buffer.filter(|_| !datagrams) {
-            options.begin_send_buffer(first);
+            options.set_initial_send_buffer(first);
         }
         let socket = Socket {
             family,
-            datagrams,
-            outbox: None,
+            is_udp: datagrams,
+            udp_send: None,
             nonblocking: kind & libc::SOCK_NONBLOCK != 0,
             options,
-            shut: Shut::default(),
-            shape: Shape::Fresh { bound: None },
-            past: None,
-            urgency: Urgency::default(),
+            shutdown: ShutdownState::default(),
+            role: SocketRole::Unconnected { bound: None },
+            last_address: None,
+            urgent: UrgentState::default(),
             cookie: 0,
         };
         let mut lane = self.lock()?;
-        self.open(&mut lane, Kind::Socket(Box::new(socket)), kind & libc::SOCK_CLOEXEC != 0)
+        self.open(&mut lane, FileKind::Socket(Box::new(socket)), kind & libc::SOCK_CLOEXEC != 0)
     }
 
     /// A new description with a descriptor of its own.
-    pub(crate) fn open(&self, lane: &mut Lane, kind: Kind, cloexec: bool) -> Result<RawFd, Errno> {
-        let fd = lane.placeholders.take(cloexec)?;
-        self.adopt(lane, fd, kind)
+    pub(crate) fn open(
+        &self,
+        lane: &mut ProcessState,
+        kind: FileKind,
+        cloexec: bool,
+    ) -> Result<RawFd, Errno> {
+        let fd = lane.proxy_fds.alloc(cloexec)?;
+        self.install(lane, fd, kind)
     }
 
     /// A new description behind a descriptor that there is already. It is closed if there is no room for it.
-    pub(crate) fn adopt(&self, lane: &mut Lane, fd: RawFd, kind: Kind) -> Result<RawFd, Errno> {
+    pub(crate) fn install(&self, lane: &mut ProcessState, fd: RawFd, kind: FileKind) -> Result<RawFd, Errno> {
         let file = lane.files.add(kind);
         if !self.fds.set(fd, file) {
             descriptor::close(fd);
-            lane.forget(file);
+            lane.free_file(file);
             return Err(Errno::MFILE);
         }
         let known = lane.files.get(file);
-        (known.users, known.descriptors) = (1, 1);
-        lane.write_down(fd, file);
+        (known.refcount, known.fd_count) = (1, 1);
+        lane.report_fd(fd, file);
         Ok(fd)
     }
 
@@ -82,12 +87,12 @@ impl Ops {
     /// `EBADF` if `fd` is not ours, `EMFILE` if `copy` is beyond what can be ours.
     pub fn dup(&self, fd: RawFd, copy: RawFd) -> Result<(), Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
-        self.flags_changed(copy);
+        let file = self.file_of(&mut lane, fd)?;
+        self.note_fd_flags_changed(copy);
         if !self.fds.set(copy, file) {
             return Err(Errno::MFILE);
         }
-        Self::one_more(&mut lane, copy, file);
+        Self::add_fd(&mut lane, copy, file);
         Ok(())
     }
 
@@ -96,28 +101,28 @@ impl Ops {
     ///
     /// # Errors
     /// `EMFILE`, `EAGAIN` in a handler that interrupted a call.
-    pub fn dup_alike(&self, fd: RawFd, cloexec: bool) -> Result<Option<RawFd>, Errno> {
+    pub fn dup_from_pool(&self, fd: RawFd, cloexec: bool) -> Result<Option<RawFd>, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
-        if lane.is_backed(file) {
+        let file = self.file_of(&mut lane, fd)?;
+        if lane.has_kernel_socket(file) {
             return Ok(None);
         }
-        let copy = lane.placeholders.take(cloexec)?;
+        let copy = lane.proxy_fds.alloc(cloexec)?;
         if !self.fds.set(copy, file) {
             descriptor::close(copy);
             return Err(Errno::MFILE);
         }
-        Self::one_more(&mut lane, copy, file);
+        Self::add_fd(&mut lane, copy, file);
         Ok(Some(copy))
     }
 
     /// One descriptor more.
-    fn one_more(lane: &mut Lane, copy: RawFd, file: FileId) {
+    fn add_fd(lane: &mut ProcessState, copy: RawFd, file: FileId) {
         let known = lane.files.get(file);
-        known.users += 1;
-        known.descriptors += 1;
-        lane.know_own_end(file);
-        lane.write_down(copy, file);
+        known.refcount += 1;
+        known.fd_count += 1;
+        lane.query_local_end(file);
+        lane.report_fd(copy, file);
     }
 
     /// `close`. With `SO_LINGER` it may wait.
@@ -125,28 +130,28 @@ impl Ops {
     /// # Errors
     /// `EBADF`.
     pub fn close(&self, fd: RawFd) -> Result<(), Errno> {
-        if let Some(left) = self.close_later(fd) {
+        if let Some(left) = self.defer_close(fd) {
             return left;
         }
         let mut lane = self.lock()?;
         let file = self.fds.take(fd).ok_or(Errno::BADF)?;
-        if lane.is_backed(file) {
+        if lane.has_kernel_socket(file) {
             // Something of the kernel's stands behind it, which ends with its last descriptor.
             descriptor::close(fd);
         } else {
-            lane.placeholders.give_back(fd, self.config.descriptors_kept);
+            lane.proxy_fds.release(fd, self.config.proxy_pool_max);
         }
-        self.put_down(lane, fd, file);
+        self.drop_fd(lane, fd, file);
         Ok(())
     }
 
     /// The kernel has closed the descriptor already, or put something else behind it (`dup2`).
-    pub fn forget(&self, fd: RawFd) {
+    pub fn forget_fd(&self, fd: RawFd) {
         // A handler that puts something over a descriptor in the middle of a call leaves the socket open.
         let Ok(mut lane) = self.lock() else { return };
         match self.fds.take(fd) {
-            Some(file) => self.put_down(lane, fd, file),
-            None if descriptor::is_kept(fd) => lane.placeholders.lost(fd),
+            Some(file) => self.drop_fd(lane, fd, file),
+            None if descriptor::is_pooled(fd) => lane.proxy_fds.forget_pooled(fd),
             None => {}
         }
     }
@@ -154,43 +159,43 @@ impl Ops {
     /// `close_range`: the kernel closes the placeholders with all the others, so they are only forgotten here. Those that are kept are closed now.
     pub fn forget_range(&self, first: RawFd, last: RawFd) {
         if let Ok(mut lane) = self.lock() {
-            lane.placeholders.close_kept(first, last);
+            lane.proxy_fds.close_pooled(first, last);
         }
-        descriptor::freed(first);
+        descriptor::note_freed(first);
         for fd in self.fds.range(first, last) {
-            self.forget(fd);
+            self.forget_fd(fd);
         }
     }
 
     /// One descriptor less.
-    fn put_down<'a>(&'a self, mut lane: Locked<'a>, fd: RawFd, file: FileId) {
-        lane.strike_out(fd);
+    fn drop_fd<'a>(&'a self, mut lane: LockGuard<'a>, fd: RawFd, file: FileId) {
+        lane.unreport_fd(fd);
         let known = lane.files.get(file);
-        known.descriptors -= 1;
-        if known.descriptors > 0 {
-            known.users -= 1;
+        known.fd_count -= 1;
+        if known.fd_count > 0 {
+            known.refcount -= 1;
             // The kernel's half is reached by a copy from now on.
             let copy = || self.fds.range(0, RawFd::MAX).find(|copy| self.fds.get(*copy) == Some(file));
-            lane.rename_kernel_half(file, fd, copy);
+            lane.move_kernel_socket(file, fd, copy);
             return;
         }
-        if let Some(time) = lane.lingers(file) {
+        if let Some(time) = lane.linger_time(file) {
             lane = self.linger(lane, file, time);
         }
         let known = lane.files.get(file);
-        known.users -= 1;
-        if known.users == 0 {
-            lane.forget(file);
+        known.refcount -= 1;
+        if known.refcount == 0 {
+            lane.free_file(file);
         }
     }
 
     /// Waits until what was written is acknowledged, as `SO_LINGER` asks (`tcp_close`, `sk_stream_wait_close`).
-    fn linger<'a>(&'a self, mut lane: Locked<'a>, file: FileId, time: Duration) -> Locked<'a> {
+    fn linger<'a>(&'a self, mut lane: LockGuard<'a>, file: FileId, time: Duration) -> LockGuard<'a> {
         let Some((conn, status)) = lane.status(file) else { return lane };
         if status.readable > 0 || lane.client.shutdown_write(conn).is_err() {
             return lane;
         }
-        let wait = Wait::of(Patience::of(Some(time)));
+        let wait = Wait::of(Timeout::after(Some(time)));
         let end = Instant::now() + time;
         loop {
             let Ok(info) = lane.client.info(conn) else { return lane };
@@ -200,9 +205,9 @@ impl Ops {
             {
                 return lane;
             }
-            let pause = Wait { patience: Patience::of(Some(LINGER_LOOKS_EVERY)), ..wait };
+            let pause = Wait { timeout: Timeout::after(Some(LINGER_POLL_INTERVAL)), ..wait };
             let result: Result<(), Errno>;
-            (lane, result) = self.until(lane, &[file], &mut [], &pause, |_, _| Err(Errno::AGAIN));
+            (lane, result) = self.block_until(lane, &[file], &mut [], &pause, |_, _| Err(Errno::AGAIN));
             if result == Err(Errno::INTR) {
                 return lane;
             }
@@ -215,7 +220,7 @@ impl Ops {
     /// `EBADF`.
     pub fn is_nonblocking(&self, fd: RawFd) -> Result<bool, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
+        let file = self.file_of(&mut lane, fd)?;
         Ok(lane.files.socket(file).is_ok_and(|socket| socket.nonblocking))
     }
 
@@ -225,23 +230,23 @@ impl Ops {
     /// `EBADF`.
     pub fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
+        let file = self.file_of(&mut lane, fd)?;
         if let Ok(socket) = lane.files.socket(file) {
             socket.nonblocking = nonblocking;
-            lane.tell_sharers(file);
+            lane.publish_shared(file);
         }
         Ok(())
     }
 }
 
 /// How often a lingering close looks how far it is.
-const LINGER_LOOKS_EVERY: Duration = Duration::from_millis(1);
+const LINGER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-impl Lane {
+impl ProcessState {
     /// How long a close waits.
-    fn lingers(&mut self, file: FileId) -> Option<Duration> {
+    fn linger_time(&mut self, file: FileId) -> Option<Duration> {
         let socket = self.files.socket(file).ok()?;
-        let stream = matches!(socket.shape, Shape::Stream(_));
-        socket.options.lingers().filter(|time| stream && !time.is_zero())
+        let stream = matches!(socket.role, SocketRole::Stream(_));
+        socket.options.linger_time().filter(|time| stream && !time.is_zero())
     }
 }

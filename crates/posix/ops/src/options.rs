@@ -1,32 +1,32 @@
 //! `getsockopt` and `setsockopt`. An option is honoured or refused with `ENOPROTOOPT`; which are only kept, and why that is enough, the table says.
 
 mod get;
+mod int_options;
 mod ports;
 mod set;
-mod stamps;
 pub mod table;
 mod tcp_info;
 mod times;
+mod timestamps;
 mod values;
-mod words;
 
 use crate::fd_table::FileId;
-use crate::file::Shape;
-use crate::lane::Lane;
-use crate::sleep::Patience;
+use crate::file::SocketRole;
+use crate::process::ProcessState;
+use crate::sleep::Timeout;
 use crate::sockaddr::Family;
 use core::ffi::c_int;
 use core::time::Duration;
 pub use get::OptionValue;
-use ginnel::channel::{Arrived, Sharing};
+use ginnel::channel::{AddressSharing, ReceivedDatagram};
 use ginnel::{CongestionControl, OptionError, SocketOptions, TcpInfo, TcpOption};
+use int_options::IntOptions;
 use rustix::io::Errno;
-use stamps::Stamps;
-use words::Words;
+use timestamps::TimestampOptions;
 
 /// Options that are on or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flag {
+pub(crate) enum BoolOption {
     ReuseAddress,
     ReusePort,
     KeepAlive,
@@ -40,7 +40,7 @@ pub(crate) enum Flag {
 
 /// Options that have to be told to the stack, for which it is remembered that the program set them.
 #[derive(Clone, Copy)]
-enum Told {
+enum StackOption {
     NoDelay,
     Cork,
     KeepAlive,
@@ -54,30 +54,30 @@ enum Told {
     RecvBuffer,
     SendBuffer,
     Congestion,
-    Class,
+    Tos,
     HopLimit,
     SynCount,
-    MinHops,
+    MinTtl,
     RtoMin,
     RtoMax,
     DelayedAckMax,
     Priority,
-    NotSentLowWater,
+    NotsentLowat,
 }
 
 /// Those that connections of a listener, and connections that are opened, begin with.
-const AT_BIRTH: u32 = bit(Told::NoDelay)
-    | bit(Told::KeepAlive)
-    | bit(Told::MaxSegment)
-    | bit(Told::RecvBuffer)
-    | bit(Told::SendBuffer)
-    | bit(Told::MinHops)
-    | bit(Told::RtoMin)
-    | bit(Told::RtoMax)
-    | bit(Told::DelayedAckMax)
-    | bit(Told::Priority);
+const INITIAL_OPTIONS: u32 = bit(StackOption::NoDelay)
+    | bit(StackOption::KeepAlive)
+    | bit(StackOption::MaxSegment)
+    | bit(StackOption::RecvBuffer)
+    | bit(StackOption::SendBuffer)
+    | bit(StackOption::MinTtl)
+    | bit(StackOption::RtoMin)
+    | bit(StackOption::RtoMax)
+    | bit(StackOption::DelayedAckMax)
+    | bit(StackOption::Priority);
 
-const fn bit(told: Told) -> u32 {
+const fn bit(told: StackOption) -> u32 {
     1 << told as u32
 }
 
@@ -106,7 +106,7 @@ const LINGER2_MAX: i32 = 120;
 /// The highest priority of a packet (IEEE 802.1Q).
 const PRIORITY_MAX: u8 = 7;
 /// `IP_TTL` and its like at first.
-const HOPS_DEFAULT: u32 = 64;
+const TTL_DEFAULT: u32 = 64;
 /// Numbers that libc has no names for.
 const BINDTOIFINDEX: c_int = 62;
 const BUF_LOCK: c_int = 72;
@@ -120,15 +120,15 @@ const TIMEOUT_MAX_S: i64 = i64::MAX / 1000;
 
 /// What a program told a socket.
 #[derive(Clone, Debug)]
-pub(crate) struct Options {
+pub(crate) struct SocketOptionState {
     flags: u16,
     /// What the program set, and what the connection has been told already.
     set: u32,
-    told: u32,
+    applied: u32,
     linger: Option<Duration>,
     recv_timeout: Option<Duration>,
     send_timeout: Option<Duration>,
-    recv_low_water: u32,
+    rcvlowat: u32,
     recv_buffer: u32,
     send_buffer: u32,
     /// Which of the two the program has fixed (`SOCK_RCVBUF_LOCK`, `SOCK_SNDBUF_LOCK`).
@@ -145,35 +145,35 @@ pub(crate) struct Options {
     syn_count: u8,
     /// `None`: the stack's.
     congestion: Option<CongestionControl>,
-    class: u8,
-    class_v6: u8,
+    tos: u8,
+    tclass: u8,
     /// `SO_PRIORITY`, also what `IP_TOS` has made it.
     priority: c_int,
     /// -1: the stack's.
-    hops: i16,
-    hops_v6: i16,
+    ttl: i16,
+    unicast_hops: i16,
     defer_accept_s: u32,
     quick_ack: bool,
-    stamps: Stamps,
+    timestamps: TimestampOptions,
     /// `IP_LOCAL_PORT_RANGE`.
     port_range: u32,
     /// Who set `SO_REUSEPORT`.
     user: u32,
-    words: Words,
+    ints: IntOptions,
     /// What the engine knows of a UDP socket's.
-    pub told_datagrams: Option<ginnel::UdpOptions>,
+    pub applied_udp: Option<ginnel::UdpOptions>,
     /// As the program set them, while it is open whether the socket will be the kernel's.
-    as_set: Vec<(c_int, c_int, Box<[u8]>)>,
+    settings_log: Vec<(c_int, c_int, Box<[u8]>)>,
 }
 
-crate::note::fields!(Options {
+crate::serialized::fields!(SocketOptionState {
     flags,
     set,
-    told,
+    applied,
     linger,
     recv_timeout,
     send_timeout,
-    recv_low_water,
+    rcvlowat,
     recv_buffer,
     send_buffer,
     buf_lock,
@@ -186,31 +186,31 @@ crate::note::fields!(Options {
     linger2_s,
     syn_count,
     congestion,
-    class,
-    class_v6,
+    tos,
+    tclass,
     priority,
-    hops,
-    hops_v6,
+    ttl,
+    unicast_hops,
     defer_accept_s,
     quick_ack,
-    stamps,
+    timestamps,
     port_range,
     user,
-    words,
-    as_set,
-} anew { told_datagrams: None });
+    ints,
+    settings_log,
+} anew { applied_udp: None });
 
-impl Options {
+impl SocketOptionState {
     /// Of a new socket.
     pub fn new(_family: Family, datagrams: bool) -> Self {
         Self {
             flags: 0,
             set: 0,
-            told: 0,
+            applied: 0,
             linger: None,
             recv_timeout: None,
             send_timeout: None,
-            recv_low_water: 1,
+            rcvlowat: 1,
             recv_buffer: if datagrams { BUFFER_MAX } else { RCVBUF_DEFAULT },
             send_buffer: if datagrams { BUFFER_MAX } else { SNDBUF_DEFAULT },
             buf_lock: 0,
@@ -223,74 +223,74 @@ impl Options {
             linger2_s: 60,
             syn_count: 6,
             congestion: None,
-            class: 0,
-            class_v6: 0,
+            tos: 0,
+            tclass: 0,
             priority: 0,
-            hops: -1,
-            hops_v6: -1,
+            ttl: -1,
+            unicast_hops: -1,
             defer_accept_s: 0,
             quick_ack: true,
-            stamps: Stamps::default(),
+            timestamps: TimestampOptions::default(),
             port_range: 0,
             user: 0,
-            words: Words::default(),
-            told_datagrams: None,
-            as_set: Vec::new(),
+            ints: IntOptions::default(),
+            applied_udp: None,
+            settings_log: Vec::new(),
         }
     }
 
     /// Lets go of memory: the socket is closed.
-    pub fn forget_memory(&mut self) {
-        (self.words, self.as_set, self.told_datagrams) = (Words::default(), Vec::new(), None);
+    pub fn release_memory(&mut self) {
+        (self.ints, self.settings_log, self.applied_udp) = (IntOptions::default(), Vec::new(), None);
     }
 
     /// What processes that share the socket have in common.
-    pub fn common(&self) -> Self {
-        Self { as_set: Vec::new(), ..self.clone() }
+    pub fn shared(&self) -> Self {
+        Self { settings_log: Vec::new(), ..self.clone() }
     }
 
     /// Another process that has the socket, too, has set these.
-    pub fn take_over(&mut self, theirs: Self) {
-        let as_set = core::mem::take(&mut self.as_set);
-        *self = Self { as_set, ..theirs };
+    pub fn update_from_shared(&mut self, theirs: Self) {
+        let as_set = core::mem::take(&mut self.settings_log);
+        *self = Self { settings_log: as_set, ..theirs };
     }
 
-    pub fn flag(&self, flag: Flag) -> bool {
+    pub fn flag(&self, flag: BoolOption) -> bool {
         self.flags & 1 << flag as u16 != 0
     }
 
-    fn set_flag(&mut self, flag: Flag, on: bool) {
+    fn set_flag(&mut self, flag: BoolOption, on: bool) {
         self.flags = self.flags & !(1 << flag as u16) | u16::from(on) << flag as u16;
     }
 
     pub fn is_v6_only(&self) -> bool {
-        self.flag(Flag::V6Only)
+        self.flag(BoolOption::V6Only)
     }
 
     /// With whom an address may be shared.
-    pub fn sharing(&self, family: Family) -> Sharing {
-        Sharing {
-            reuse_address: self.flag(Flag::ReuseAddress),
-            reuse_port: self.flag(Flag::ReusePort),
-            user: self.user,
-            v6_only: family == Family::V6 && self.is_v6_only(),
+    pub fn sharing(&self, family: Family) -> AddressSharing {
+        AddressSharing {
+            reuse_address: self.flag(BoolOption::ReuseAddress),
+            reuse_port: self.flag(BoolOption::ReusePort),
+            uid: self.user,
+            v6only: family == Family::V6 && self.is_v6_only(),
         }
     }
 
-    pub fn recv_patience(&self) -> Patience {
-        Patience::of(self.recv_timeout)
+    pub fn recv_timeout(&self) -> Timeout {
+        Timeout::after(self.recv_timeout)
     }
 
-    pub fn send_patience(&self) -> Patience {
-        Patience::of(self.send_timeout)
+    pub fn send_timeout(&self) -> Timeout {
+        Timeout::after(self.send_timeout)
     }
 
-    pub fn recv_low_water(&self) -> usize {
-        self.recv_low_water as usize
+    pub fn rcvlowat(&self) -> usize {
+        self.rcvlowat as usize
     }
 
     /// What a send buffer begins with.
-    pub fn begin_send_buffer(&mut self, bytes: u32) {
+    pub fn set_initial_send_buffer(&mut self, bytes: u32) {
         self.send_buffer = bytes;
     }
 
@@ -318,58 +318,58 @@ impl Options {
     }
 
     /// How long a close waits, if it does.
-    pub fn lingers(&self) -> Option<Duration> {
+    pub fn linger_time(&self) -> Option<Duration> {
         self.linger
     }
 
     /// What connections of this family begin with. `None`: it is not known yet of which they will be, and they are told their class and hop limit later.
-    pub fn at_birth(&self, v4: Option<bool>) -> SocketOptions {
+    pub fn initial_options(&self, v4: Option<bool>) -> SocketOptions {
         let (tos, hops) = match v4 {
-            Some(true) => (self.class, self.hops),
-            Some(false) => (self.class_v6, self.hops_v6),
+            Some(true) => (self.tos, self.ttl),
+            Some(false) => (self.tclass, self.unicast_hops),
             None => (0, -1),
         };
         let set = |told, value: u32| (self.set & bit(told) != 0).then_some(value);
         SocketOptions {
-            recv_buffer_bytes: set(Told::RecvBuffer, self.window_bytes()),
-            send_buffer_bytes: set(Told::SendBuffer, self.send_buffer),
-            mss: set(Told::MaxSegment, self.max_segment.into()).map(|_| self.max_segment),
-            nodelay: self.flag(Flag::NoDelay),
-            keepalive: self.flag(Flag::KeepAlive),
+            recv_buffer_bytes: set(StackOption::RecvBuffer, self.window_bytes()),
+            send_buffer_bytes: set(StackOption::SendBuffer, self.send_buffer),
+            mss: set(StackOption::MaxSegment, self.max_segment.into()).map(|_| self.max_segment),
+            nodelay: self.flag(BoolOption::NoDelay),
+            keepalive: self.flag(BoolOption::KeepAlive),
             ack_events: false,
             // Bits of ECN are TCP's own.
             tos: tos & 0xfc,
             hop_limit: u8::try_from(hops).ok().filter(|hops| *hops > 0),
-            min_hops_v4: self.min_hops(true),
-            min_hops_v6: self.min_hops(false),
-            rto_min: set(Told::RtoMin, 0).map(|_| self.time(times::RTO_MIN)),
-            rto_max: set(Told::RtoMax, 0).map(|_| self.time(times::RTO_MAX)),
-            delayed_ack_max: set(Told::DelayedAckMax, 0).map(|_| self.time(times::DELACK_MAX)),
+            min_ttl: self.min_ttl(true),
+            min_hop_count: self.min_ttl(false),
+            rto_min: set(StackOption::RtoMin, 0).map(|_| self.duration_of(times::RTO_MIN)),
+            rto_max: set(StackOption::RtoMax, 0).map(|_| self.duration_of(times::RTO_MAX)),
+            delayed_ack_max: set(StackOption::DelayedAckMax, 0).map(|_| self.duration_of(times::DELACK_MAX)),
             save_syn: self.save_syn(),
             priority: self.link_priority(),
         }
     }
 
     /// Connections begin with what is set now, and are the stack's.
-    pub fn born(&mut self, v4: Option<bool>) {
-        let service = if v4.is_some() { bit(Told::Class) | bit(Told::HopLimit) } else { 0 };
-        self.told = self.set & (AT_BIRTH | service);
-        self.as_set = Vec::new();
+    pub fn mark_initial_applied(&mut self, v4: Option<bool>) {
+        let service = if v4.is_some() { bit(StackOption::Tos) | bit(StackOption::HopLimit) } else { 0 };
+        self.applied = self.set & (INITIAL_OPTIONS | service);
+        self.settings_log = Vec::new();
     }
 
     /// The same where the connection began with none of them.
-    pub fn born_untold(&mut self) {
-        self.told = 0;
-        self.as_set = Vec::new();
+    pub fn mark_none_applied(&mut self) {
+        self.applied = 0;
+        self.settings_log = Vec::new();
     }
 
     /// What the program has set, in its order.
-    pub fn as_set(&self) -> &[(c_int, c_int, Box<[u8]>)] {
-        &self.as_set
+    pub fn settings_log(&self) -> &[(c_int, c_int, Box<[u8]>)] {
+        &self.settings_log
     }
 
     /// What an accepted socket has of its listener.
-    pub fn inherited(&self) -> Self {
+    pub fn for_accepted_socket(&self) -> Self {
         // Not this one (`sk_clone_lock`).
         let mut options = self.clone();
         if options.priority != 0 {
@@ -380,7 +380,7 @@ impl Options {
 
     fn set_priority(&mut self, priority: c_int) {
         self.priority = priority;
-        self.note(Told::Priority);
+        self.mark_set(StackOption::Priority);
     }
 
     /// The priority as the stack knows it: there are no more than eight, and what Linux takes beyond them is the highest. It compares them without a sign.
@@ -389,67 +389,70 @@ impl Options {
     }
 
     /// The control message that says when a datagram came, if it is asked for.
-    pub fn stamp(&self, arrived: &Arrived) -> Option<(c_int, [u8; 16])> {
-        self.stamps.message(arrived.came_us)
+    pub fn timestamp_cmsg(&self, arrived: &ReceivedDatagram) -> Option<(c_int, [u8; 16])> {
+        self.timestamps.timestamp_cmsg(arrived.received_us)
     }
 
     /// The same for `SO_TIMESTAMPING`.
-    pub fn detailed_stamp(&self, arrived: &Arrived) -> Option<(c_int, [u8; 48])> {
-        self.stamps.detailed(arrived.came_us)
+    pub fn timestamping_cmsg(&self, arrived: &ReceivedDatagram) -> Option<(c_int, [u8; 48])> {
+        self.timestamps.timestamping_cmsg(arrived.received_us)
     }
 
     /// How long connections that bring nothing wait to be accepted (`TCP_DEFER_ACCEPT`).
-    pub fn defers_accept(&self) -> Option<Duration> {
+    pub fn defer_accept_time(&self) -> Option<Duration> {
         (self.defer_accept_s > 0).then(|| Duration::from_secs(self.defer_accept_s.into()))
     }
 
-    fn has_untold(&self) -> bool {
-        self.set & !self.told != 0
+    fn has_unapplied(&self) -> bool {
+        self.set & !self.applied != 0
     }
 
     /// `SO_MEMINFO`: what is allocated and may be, for receiving, sending, ahead and options; backlog and drops (`SK_MEMINFO_…`).
-    fn memory(&self) -> Vec<u8> {
+    fn meminfo(&self) -> Vec<u8> {
         let words = [0, self.recv_buffer, 0, self.send_buffer, 0, 0, 0, 0, 0];
         words.map(u32::to_ne_bytes).concat()
     }
 
     /// What the connection was not told yet.
-    fn untold(&mut self, v4: bool) -> impl Iterator<Item = TcpOption> + use<> {
-        let (class, hops) = if v4 { (self.class, self.hops) } else { (self.class_v6, self.hops_v6) };
-        let untold = self.set & !self.told;
-        self.told = self.set;
+    fn take_unapplied(&mut self, v4: bool) -> impl Iterator<Item = TcpOption> + use<> {
+        let (class, hops) = if v4 { (self.tos, self.ttl) } else { (self.tclass, self.unicast_hops) };
+        let untold = self.set & !self.applied;
+        self.applied = self.set;
         let seconds = |s: u32| Duration::from_secs(s.into());
         let all = [
-            (Told::NoDelay, TcpOption::NoDelay(self.flag(Flag::NoDelay))),
-            (Told::Cork, TcpOption::Cork(self.flag(Flag::Cork))),
-            (Told::KeepAlive, TcpOption::KeepAlive(self.flag(Flag::KeepAlive))),
-            (Told::OobInline, TcpOption::OobInline(self.flag(Flag::OobInline))),
-            (Told::KeepIdle, TcpOption::KeepIdle(seconds(self.keep_idle_s.into()))),
-            (Told::KeepInterval, TcpOption::KeepInterval(seconds(self.keep_interval_s.into()))),
-            (Told::KeepCount, TcpOption::KeepCount(self.keep_count)),
-            (Told::UserTimeout, TcpOption::UserTimeout(Duration::from_millis(self.user_timeout_ms.into()))),
+            (StackOption::NoDelay, TcpOption::NoDelay(self.flag(BoolOption::NoDelay))),
+            (StackOption::Cork, TcpOption::Cork(self.flag(BoolOption::Cork))),
+            (StackOption::KeepAlive, TcpOption::KeepAlive(self.flag(BoolOption::KeepAlive))),
+            (StackOption::OobInline, TcpOption::OobInline(self.flag(BoolOption::OobInline))),
+            (StackOption::KeepIdle, TcpOption::KeepIdle(seconds(self.keep_idle_s.into()))),
+            (StackOption::KeepInterval, TcpOption::KeepInterval(seconds(self.keep_interval_s.into()))),
+            (StackOption::KeepCount, TcpOption::KeepCount(self.keep_count)),
+            (
+                StackOption::UserTimeout,
+                TcpOption::UserTimeout(Duration::from_millis(self.user_timeout_ms.into())),
+            ),
             // Not to wait at all is to wait as short as possible.
-            (Told::Linger2, TcpOption::Linger2(seconds(self.linger2_s.max(1).unsigned_abs()))),
-            (Told::MaxSegment, TcpOption::MaxSegment(self.max_segment)),
-            (Told::RecvBuffer, TcpOption::RecvBuffer(self.window_bytes())),
-            (Told::SendBuffer, TcpOption::SendBuffer(self.send_buffer)),
-            (Told::Congestion, TcpOption::Congestion(self.congestion.unwrap_or_default())),
-            (Told::Class, TcpOption::Tos(class)),
-            (Told::HopLimit, TcpOption::HopLimit(u8::try_from(hops).ok().filter(|hops| *hops > 0))),
-            (Told::SynCount, TcpOption::SynRetries(self.syn_count)),
-            (Told::MinHops, TcpOption::MinHops(self.min_hops(v4))),
-            (Told::RtoMin, TcpOption::RtoMin(self.time(times::RTO_MIN))),
-            (Told::RtoMax, TcpOption::RtoMax(self.time(times::RTO_MAX))),
-            (Told::DelayedAckMax, TcpOption::DelayedAckMax(self.time(times::DELACK_MAX))),
-            (Told::Priority, TcpOption::Priority(self.link_priority())),
-            (Told::NotSentLowWater, TcpOption::NotSentLowWater(self.not_sent_low_water().unwrap_or(0))),
+            (StackOption::Linger2, TcpOption::Linger2(seconds(self.linger2_s.max(1).unsigned_abs()))),
+            (StackOption::MaxSegment, TcpOption::MaxSegment(self.max_segment)),
+            (StackOption::RecvBuffer, TcpOption::RecvBuffer(self.window_bytes())),
+            (StackOption::SendBuffer, TcpOption::SendBuffer(self.send_buffer)),
+            (StackOption::Congestion, TcpOption::Congestion(self.congestion.unwrap_or_default())),
+            (StackOption::Tos, TcpOption::Tos(class)),
+            (StackOption::HopLimit, TcpOption::HopLimit(u8::try_from(hops).ok().filter(|hops| *hops > 0))),
+            (StackOption::SynCount, TcpOption::SynRetries(self.syn_count)),
+            (StackOption::MinTtl, TcpOption::MinHopLimit(self.min_ttl(v4))),
+            (StackOption::RtoMin, TcpOption::RtoMin(self.duration_of(times::RTO_MIN))),
+            (StackOption::RtoMax, TcpOption::RtoMax(self.duration_of(times::RTO_MAX))),
+            (StackOption::DelayedAckMax, TcpOption::DelayedAckMax(self.duration_of(times::DELACK_MAX))),
+            (StackOption::Priority, TcpOption::Priority(self.link_priority())),
+            (StackOption::NotsentLowat, TcpOption::NotSentLowat(self.notsent_lowat().unwrap_or(0))),
         ];
         all.into_iter().filter(move |(told, _)| untold & bit(*told) != 0).map(|(_, option)| option)
     }
 
-    fn note(&mut self, told: Told) {
+    fn mark_set(&mut self, told: StackOption) {
         self.set |= bit(told);
-        self.told &= !bit(told);
+        self.applied &= !bit(told);
     }
 }
 
@@ -464,27 +467,27 @@ fn within(value: &[u8], range: core::ops::RangeInclusive<c_int>) -> Result<c_int
     if range.contains(&value) { Ok(value) } else { Err(Errno::INVAL) }
 }
 
-fn refusal(error: OptionError) -> Errno {
+fn option_errno(error: OptionError) -> Errno {
     match error {
         OptionError::Stale | OptionError::Invalid => Errno::INVAL,
         OptionError::TooMany => Errno::NOBUFS,
     }
 }
 
-impl Lane {
+impl ProcessState {
     /// Tells the stack what a UDP socket was told, if it is the stack's concern.
     pub(crate) fn apply_datagram_options(&mut self, file: FileId) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
-        let Shape::Datagrams(dgram) = socket.shape else { return Ok(()) };
-        if socket.options.stamps.are_on() {
+        let SocketRole::Udp(dgram) = socket.role else { return Ok(()) };
+        if socket.options.timestamps.are_on() {
             // If the stack is gone nothing comes that could have one.
-            let _ = self.client.udp_stamp(dgram.conn);
+            let _ = self.client.udp_enable_timestamps(dgram.conn);
         }
         let socket = self.files.socket(file)?;
-        let options = socket.options.of_datagrams(socket.family);
-        socket.options.for_outbox(socket.family, socket.outbox.get_or_insert_default());
-        if socket.options.told_datagrams != Some(options) {
-            socket.options.told_datagrams = Some(options);
+        let options = socket.options.udp_options(socket.family);
+        socket.options.apply_to_udp_send(socket.family, socket.udp_send.get_or_insert_default());
+        if socket.options.applied_udp != Some(options) {
+            socket.options.applied_udp = Some(options);
             self.client.udp_set_options(dgram.conn, options).map_err(ginnel::errno::udp)?;
         }
         Ok(())
@@ -492,7 +495,7 @@ impl Lane {
 
     /// `IP_MTU`, of what is connected.
     fn path_mtu(&mut self, file: FileId) -> Result<u32, Errno> {
-        if let Shape::Datagrams(dgram) = self.files.socket(file)?.shape {
+        if let SocketRole::Udp(dgram) = self.files.socket(file)?.role {
             return self.client.udp_path_mtu(dgram.conn).map(u32::from).map_err(|_| Errno::NOTCONN);
         }
         self.info(file).map(|info| info.pmtu).ok_or(Errno::NOTCONN)
@@ -512,14 +515,14 @@ impl Lane {
     /// Tells the connection of a socket, if it has one, what it does not know yet.
     pub fn apply_options(&mut self, file: FileId) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
-        let Shape::Stream(stream) = socket.shape else { return Ok(()) };
-        if !socket.options.has_untold() {
+        let SocketRole::Stream(stream) = socket.role else { return Ok(()) };
+        if !socket.options.has_unapplied() {
             return Ok(());
         }
-        let v4 = self.client.ends(stream.conn).is_ok_and(|[_, peer]| peer.is_ipv4());
+        let v4 = self.client.endpoints(stream.conn).is_ok_and(|[_, peer]| peer.is_ipv4());
         let mut told = false;
-        for option in self.files.socket(file)?.options.untold(v4) {
-            self.tell(stream.conn, option)?;
+        for option in self.files.socket(file)?.options.take_unapplied(v4) {
+            self.set_stack_option(stream.conn, option)?;
             told = true;
         }
         if told {
@@ -529,31 +532,36 @@ impl Lane {
     }
 
     /// Tells the stack what connections of a listener begin with from now on, if that is something else than `before`.
-    fn amend(&mut self, file: FileId, number: u32, before: &SocketOptions) -> Result<(), Errno> {
+    fn update_listener_options(
+        &mut self,
+        file: FileId,
+        number: u32,
+        before: &SocketOptions,
+    ) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
-        let v4 = socket.will_be_v4();
-        let now = socket.options.at_birth(v4);
+        let v4 = socket.child_is_v4();
+        let now = socket.options.initial_options(v4);
         if now != *before {
             // A listener that is gone has no connections.
-            let _ = self.client.amend(number, now);
+            let _ = self.client.set_listener_options(number, now);
         }
         Ok(())
     }
 
     /// `TCP_SAVED_SYN`.
     fn saved_syn(&mut self, file: FileId, room: usize) -> Result<OptionValue, Errno> {
-        let bytes = match self.files.socket(file)?.shape {
-            Shape::Stream(stream) => self.client.saved_syn(stream.conn, room).unwrap_or_default(),
+        let bytes = match self.files.socket(file)?.role {
+            SocketRole::Stream(stream) => self.client.saved_syn(stream.conn, room).unwrap_or_default(),
             _ => Vec::new(),
         };
-        Ok(OptionValue::whole(bytes))
+        Ok(OptionValue::indivisible(bytes))
     }
 
-    fn tell(&mut self, conn: ginnel::Conn, option: TcpOption) -> Result<(), Errno> {
+    fn set_stack_option(&mut self, conn: ginnel::Conn, option: TcpOption) -> Result<(), Errno> {
         match self.client.set_option(conn, option) {
             // A connection that is over needs no options.
             Ok(()) | Err(OptionError::Stale) => Ok(()),
-            Err(error) => Err(refusal(error)),
+            Err(error) => Err(option_errno(error)),
         }
     }
 

@@ -1,9 +1,9 @@
 //! `poll`, `ppoll`, `select` and `pselect`.
 
 use crate::Ops;
-use crate::held::Locked;
-use crate::scratch::{self, Lists};
-use crate::sleep::{Patience, Wait, poll_now};
+use crate::lock::LockGuard;
+use crate::scratch::{self, ScratchBuffers};
+use crate::sleep::{Timeout, Wait, poll_now};
 use core::ffi::c_int;
 use libc::{
     POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM,
@@ -28,38 +28,38 @@ impl Ops {
     pub fn poll(
         &self,
         fds: &mut [pollfd],
-        patience: Patience,
+        patience: Timeout,
         mask: Option<&sigset_t>,
     ) -> Result<usize, Errno> {
         let lane = self.lock()?;
-        self.poll_with(lane, fds, patience, mask).1
+        self.poll_locked(lane, fds, patience, mask).1
     }
 
     /// The same of a caller that goes on holding the sockets.
-    fn poll_with<'a>(
+    fn poll_locked<'a>(
         &'a self,
-        lane: Locked<'a>,
+        lane: LockGuard<'a>,
         fds: &mut [pollfd],
-        patience: Patience,
+        patience: Timeout,
         mask: Option<&sigset_t>,
-    ) -> (Locked<'a>, Result<usize, Errno>) {
-        scratch::with(|lists| self.poll_by(lane, fds, lists, patience, mask))
+    ) -> (LockGuard<'a>, Result<usize, Errno>) {
+        scratch::with(|lists| self.poll_with_buffers(lane, fds, lists, patience, mask))
     }
 
-    fn poll_by<'a>(
+    fn poll_with_buffers<'a>(
         &'a self,
-        mut lane: Locked<'a>,
+        mut lane: LockGuard<'a>,
         fds: &mut [pollfd],
-        lists: &mut Lists,
-        patience: Patience,
+        lists: &mut ScratchBuffers,
+        patience: Timeout,
         mask: Option<&sigset_t>,
-    ) -> (Locked<'a>, Result<usize, Errno>) {
-        let Lists { ours, files, kernel, .. } = lists;
+    ) -> (LockGuard<'a>, Result<usize, Errno>) {
+        let ScratchBuffers { stack_fds: ours, files, kernel_fds: kernel, .. } = lists;
         ours.extend(fds.iter().enumerate().filter_map(|(at, fd)| Some((at, self.fds.get(fd.fd)?))));
         // What the program has left in `revents` means nothing.
         kernel.extend(fds.iter().map(|asked| pollfd { fd: asked.fd, events: asked.events, revents: 0 }));
         for (at, file) in &*ours {
-            kernel[*at].fd = lane.kernel_half(*file).unwrap_or(-1);
+            kernel[*at].fd = lane.kernel_fd(*file).unwrap_or(-1);
             lane.begin_accepting(*file);
         }
         let any_kernel = kernel.iter().any(|fd| fd.fd >= 0);
@@ -67,8 +67,8 @@ impl Ops {
         let wait = Wait { mask, ..Wait::of(patience) };
         let watched = if any_kernel { &mut kernel[..] } else { &mut [] };
         let result;
-        (lane, result) = self.until(lane, files, watched, &wait, |lane, kernel| {
-            lane.pump();
+        (lane, result) = self.block_until(lane, files, watched, &wait, |lane, kernel| {
+            lane.process_events();
             let mut count = if any_kernel { poll_now(kernel)? } else { 0 };
             for (at, fd) in fds.iter_mut().enumerate() {
                 fd.revents = kernel.get(at).map_or(0, |fd| fd.revents);
@@ -83,8 +83,8 @@ impl Ops {
         });
         match result {
             Err(Errno::AGAIN) => {
-                if patience == Patience::None && !ours.is_empty() {
-                    lane.found_nothing();
+                if patience == Timeout::Zero && !ours.is_empty() {
+                    lane.note_empty_poll();
                 }
                 (lane, Ok(0))
             }
@@ -100,36 +100,37 @@ impl Ops {
         &self,
         nfds: c_int,
         sets: [FdSet<'_>; 3],
-        patience: Patience,
+        patience: Timeout,
         mask: Option<&sigset_t>,
     ) -> Result<usize, Errno> {
         let nfds = usize::try_from(nfds).map_err(|_| Errno::INVAL)?;
         let lane = self.lock()?;
         // Held to the end.
-        let (_lane, result) =
-            scratch::with(|lists| self.select_by(lane, nfds, sets, &mut lists.asked, patience, mask));
+        let (_lane, result) = scratch::with(|lists| {
+            self.select_with_buffers(lane, nfds, sets, &mut lists.select_fds, patience, mask)
+        });
         result
     }
 
-    fn select_by<'a>(
+    fn select_with_buffers<'a>(
         &'a self,
-        mut lane: Locked<'a>,
+        mut lane: LockGuard<'a>,
         nfds: usize,
         sets: [FdSet<'_>; 3],
         fds: &mut Vec<pollfd>,
-        patience: Patience,
+        patience: Timeout,
         mask: Option<&sigset_t>,
-    ) -> (Locked<'a>, Result<usize, Errno>) {
+    ) -> (LockGuard<'a>, Result<usize, Errno>) {
         let masks = [SELECT_IN, SELECT_OUT, SELECT_EXCEPT];
         for fd in 0..nfds {
-            let wanted = sets.iter().zip(masks).filter(|(set, _)| has(set, fd));
+            let wanted = sets.iter().zip(masks).filter(|(set, _)| contains(set, fd));
             let events = wanted.fold(0, |events, (_, mask)| events | mask);
             if events != 0 {
                 fds.push(pollfd { fd: fd as RawFd, events, revents: 0 });
             }
         }
         let result;
-        (lane, result) = self.poll_with(lane, fds, patience, mask);
+        (lane, result) = self.poll_locked(lane, fds, patience, mask);
         if result.is_err() {
             return (lane, result);
         }
@@ -140,7 +141,7 @@ impl Ops {
         for (mut set, mask) in sets.into_iter().zip(masks) {
             let asked = fds.iter().filter(|fd| fd.events & mask == mask).map(|fd| (fd.fd, fd.revents));
             let asked: Vec<(usize, bool)> = asked
-                .filter(|(fd, _)| has(&set, *fd as usize))
+                .filter(|(fd, _)| contains(&set, *fd as usize))
                 .map(|(fd, revents)| (fd as usize, revents & mask != 0))
                 .collect();
             let Some(words) = &mut set else { continue };
@@ -154,6 +155,6 @@ impl Ops {
     }
 }
 
-fn has(set: &FdSet<'_>, fd: usize) -> bool {
+fn contains(set: &FdSet<'_>, fd: usize) -> bool {
     set.as_ref().is_some_and(|words| words.get(fd / 64).is_some_and(|word| word & 1 << (fd % 64) != 0))
 }

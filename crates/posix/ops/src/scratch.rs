@@ -2,64 +2,71 @@
 //! with it, and the next call uses it again.
 #![allow(unsafe_code)] // a thread's memory is lent to the call that is left by a jump
 
+use crate::cleanup::CleanupHandler;
 use crate::fd_table::FileId;
-use crate::jumps::OnJump;
 use core::cell::{Cell, RefCell, UnsafeCell};
 use core::pin::pin;
 use libc::pollfd;
 
 /// Entries of a list that stay for the next call. Who has waited once for very many does not keep the memory for ever.
-const KEPT_MAX: usize = 1024;
+const CAPACITY_KEPT_MAX: usize = 1024;
 
 /// What one call needs. All are empty in the beginning.
 #[derive(Default)]
-pub(crate) struct Lists {
+pub(crate) struct ScratchBuffers {
     /// What `select` asks for.
-    pub asked: Vec<pollfd>,
+    pub select_fds: Vec<pollfd>,
     /// Places of the stack's descriptors among those asked for, and what they stand for.
-    pub ours: Vec<(usize, FileId)>,
+    pub stack_fds: Vec<(usize, FileId)>,
     /// These alone.
     pub files: Vec<FileId>,
     /// The kernel's part.
-    pub kernel: Vec<pollfd>,
+    pub kernel_fds: Vec<pollfd>,
     /// What is slept on.
-    pub slept_on: Vec<pollfd>,
+    pub sleep_fds: Vec<pollfd>,
     /// What is to be sent.
     pub bytes: Vec<u8>,
 }
 
-impl Lists {
+impl ScratchBuffers {
     fn clear(&mut self) {
-        let Self { asked, ours, files, kernel, slept_on, bytes } = self;
-        [asked, kernel, slept_on].into_iter().for_each(empty);
-        empty(ours);
-        empty(files);
-        empty(bytes);
+        let Self {
+            select_fds: asked,
+            stack_fds: ours,
+            files,
+            kernel_fds: kernel,
+            sleep_fds: slept_on,
+            bytes,
+        } = self;
+        [asked, kernel, slept_on].into_iter().for_each(clear_and_shrink);
+        clear_and_shrink(ours);
+        clear_and_shrink(files);
+        clear_and_shrink(bytes);
     }
 }
 
-fn empty<T>(list: &mut Vec<T>) {
+fn clear_and_shrink<T>(list: &mut Vec<T>) {
     list.clear();
-    list.shrink_to(KEPT_MAX);
+    list.shrink_to(CAPACITY_KEPT_MAX);
 }
 
 /// Lists, and whether a call has them. A handler may wait in the middle of a call that waits, so a thread may have several.
 #[derive(Default)]
-struct Place {
+struct ScratchSlot {
     in_use: Cell<bool>,
-    lists: UnsafeCell<Lists>,
+    lists: UnsafeCell<ScratchBuffers>,
 }
 
 /// In boxes, because they stay where they are while the list grows.
-type Places = RefCell<Vec<Box<Place>>>;
+type ScratchSlots = RefCell<Vec<Box<ScratchSlot>>>;
 
 thread_local! {
-    static PLACES: Places = const { RefCell::new(Vec::new()) };
+    static SLOTS: ScratchSlots = const { RefCell::new(Vec::new()) };
 }
 
 /// Runs a call with lists of its own, while the sockets are held: memory is taken and given back where no handler comes.
-pub(crate) fn with<R>(call: impl FnOnce(&mut Lists) -> R) -> R {
-    let take = |places: &Places| {
+pub(crate) fn with<R>(call: impl FnOnce(&mut ScratchBuffers) -> R) -> R {
+    let take = |places: &ScratchSlots| {
         let mut places = places.borrow_mut();
         let free = places.iter().position(|place| !place.in_use.get());
         let at = free.unwrap_or_else(|| {
@@ -70,12 +77,12 @@ pub(crate) fn with<R>(call: impl FnOnce(&mut Lists) -> R) -> R {
         &raw const *places[at]
     };
     // A thread that ends has no places any more.
-    let Ok(place) = PLACES.try_with(take) else { return call(&mut Lists::default()) };
+    let Ok(place) = SLOTS.try_with(take) else { return call(&mut ScratchBuffers::default()) };
     // SAFETY: it is in a box that only the end of the thread frees, behind all of its calls.
     let place = unsafe { &*place };
-    let given_back = GivenBack(place);
-    let on_jump = pin!(OnJump::new(|| place.in_use.set(false)));
-    let watched = on_jump.watch();
+    let given_back = SlotGuard(place);
+    let on_jump = pin!(CleanupHandler::new(|| place.in_use.set(false)));
+    let watched = on_jump.push();
     // SAFETY: only this call has it, by `in_use`, and only this thread sees it. Who jumps away from the call does not come back to it.
     let lists = unsafe { &mut *place.lists.get() };
     lists.clear();
@@ -87,9 +94,9 @@ pub(crate) fn with<R>(call: impl FnOnce(&mut Lists) -> R) -> R {
 }
 
 /// The call is over, be it by a panic.
-struct GivenBack<'a>(&'a Place);
+struct SlotGuard<'a>(&'a ScratchSlot);
 
-impl Drop for GivenBack<'_> {
+impl Drop for SlotGuard<'_> {
     fn drop(&mut self) {
         self.0.in_use.set(false);
     }
@@ -101,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_call_in_the_middle_of_another_has_lists_of_its_own_and_the_next_ones_have_the_same() {
-        let at = |lists: &mut Lists| {
+        let at = |lists: &mut ScratchBuffers| {
             lists.bytes.extend([1; 100]);
             lists.bytes.as_ptr().addr()
         };
@@ -115,24 +122,24 @@ mod tests {
             (first, inner)
         });
         assert_ne!(outer, inner);
-        let places = PLACES.with_borrow(Vec::len);
+        let places = SLOTS.with_borrow(Vec::len);
         assert_eq!((with(at), with(|_| with(at))), (outer, inner));
-        assert_eq!(PLACES.with_borrow(Vec::len), places);
+        assert_eq!(SLOTS.with_borrow(Vec::len), places);
     }
 
     #[test]
     fn what_was_very_long_is_not_kept() {
         with(|lists| lists.bytes.extend([1; 100_000]));
-        with(|lists| assert!(lists.bytes.is_empty() && lists.bytes.capacity() <= KEPT_MAX));
+        with(|lists| assert!(lists.bytes.is_empty() && lists.bytes.capacity() <= CAPACITY_KEPT_MAX));
     }
 
     #[test]
     fn a_call_that_panics_gives_its_lists_back() {
         with(|_| ());
-        let places = PLACES.with_borrow(Vec::len);
+        let places = SLOTS.with_borrow(Vec::len);
         let panicked = std::panic::catch_unwind(|| with(|_| panic!("on purpose")));
         assert!(panicked.is_err());
         with(|_| ());
-        assert_eq!(PLACES.with_borrow(Vec::len), places);
+        assert_eq!(SLOTS.with_borrow(Vec::len), places);
     }
 }

@@ -2,13 +2,13 @@
 
 use crate::Ops;
 use crate::descriptor::borrow;
-use crate::held::Whole;
+use crate::lock::SignalDeferred;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::io::IoSlice;
 
 /// Bytes moved at a time.
-const PIECE_BYTES: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 
 impl Ops {
     /// `sendfile` to a connection. With `offset` the file is read from there and the number moved on; without, from where the file stands.
@@ -27,7 +27,7 @@ impl Ops {
             Some(offset) => u64::try_from(**offset).map_err(|_| Errno::INVAL)?,
             None => rustix::fs::tell(file)?,
         };
-        let mut piece = Whole::new(|| vec![0; PIECE_BYTES.min(count)]);
+        let mut piece = SignalDeferred::new(|| vec![0; CHUNK_BYTES.min(count)]);
         let mut done = 0;
         let result = loop {
             let most = piece.len().min(count - done);

@@ -6,11 +6,11 @@
 //! them waits: it runs when the mask is taken off.
 #![allow(unsafe_code)] // raise
 
-use crate::{handlers, raw};
+use crate::{signal_handlers, syscall};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What the kernel does to a thread that writes where nobody reads.
-pub(crate) fn broken_pipe() {
+pub(crate) fn raise_sigpipe() {
     // SAFETY: raise has no preconditions; the signal goes to this thread.
     unsafe { libc::raise(libc::SIGPIPE) };
 }
@@ -20,37 +20,39 @@ pub(crate) type SignalSet = u64;
 
 /// Signals that have handlers, by what these do to calls that wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Handlers {
+pub(crate) struct HandlerSets {
     /// The call goes on (`SA_RESTART`).
     pub restarting: SignalSet,
     /// The call is `EINTR`.
     pub interrupting: SignalSet,
     /// The library does not stand in front of them, and does not see them run.
-    pub unseen: SignalSet,
+    pub unhooked: SignalSet,
 }
 
 /// Signals of what a thread does itself.
-pub(crate) const FAULTS: [i32; 6] =
+pub(crate) const SYNCHRONOUS_SIGNALS: [i32; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
 /// Those that libc keeps for its threads.
-pub(crate) const OF_LIBC: [i32; 2] = [32, 33];
+pub(crate) const LIBC_SIGNALS: [i32; 2] = [32, 33];
 pub(crate) const SIGNALS: core::ops::RangeInclusive<i32> = 1..=64;
 
 pub(crate) const fn bit(signal: i32) -> SignalSet {
     1 << (signal - 1)
 }
 
-impl Handlers {
+impl HandlerSets {
     /// What the kernel says now.
-    fn look() -> Self {
+    fn query() -> Self {
         let mut found = Self::default();
-        for signal in SIGNALS.filter(|signal| !FAULTS.contains(signal) && !OF_LIBC.contains(signal)) {
-            let Ok(action) = raw::action(signal) else { continue };
+        for signal in
+            SIGNALS.filter(|signal| !SYNCHRONOUS_SIGNALS.contains(signal) && !LIBC_SIGNALS.contains(signal))
+        {
+            let Ok(action) = syscall::sigaction(signal) else { continue };
             if action.handler == libc::SIG_DFL || action.handler == libc::SIG_IGN {
                 continue;
             }
-            if handlers::behind(action.handler).is_none() {
-                found.unseen |= bit(signal);
+            if signal_handlers::handler_of(action.handler).is_none() {
+                found.unhooked |= bit(signal);
             }
             match action.flags & libc::SA_RESTART as u64 != 0 {
                 true => found.restarting |= bit(signal),
@@ -61,59 +63,59 @@ impl Handlers {
     }
 
     /// Both kinds, so that an interruption alone does not say which it was.
-    pub fn are_mixed(self) -> bool {
+    pub fn is_mixed(self) -> bool {
         self.restarting != 0 && self.interrupting != 0
     }
 }
 
 /// What is known of the program's handlers.
 #[derive(Debug, Default)]
-pub(crate) struct Signals {
+pub(crate) struct HandlerCache {
     restarting: AtomicU64,
     interrupting: AtomicU64,
-    unseen: AtomicU64,
-    known: AtomicBool,
+    unhooked: AtomicU64,
+    is_valid: AtomicBool,
 }
 
-impl Signals {
+impl HandlerCache {
     /// The program changes its handlers.
-    pub fn forget(&self) {
-        self.known.store(false, Ordering::Release);
+    pub fn invalidate(&self) {
+        self.is_valid.store(false, Ordering::Release);
     }
 
     /// As they were when they were looked at last.
-    pub fn handlers(&self) -> Handlers {
-        if !self.known.load(Ordering::Acquire) {
-            return self.look();
+    pub fn handlers(&self) -> HandlerSets {
+        if !self.is_valid.load(Ordering::Acquire) {
+            return self.refresh();
         }
-        Handlers {
+        HandlerSets {
             restarting: self.restarting.load(Ordering::Relaxed),
             interrupting: self.interrupting.load(Ordering::Relaxed),
-            unseen: self.unseen.load(Ordering::Relaxed),
+            unhooked: self.unhooked.load(Ordering::Relaxed),
         }
     }
 
-    fn look(&self) -> Handlers {
+    fn refresh(&self) -> HandlerSets {
         // First: a change meanwhile is looked at the next time.
-        self.known.store(true, Ordering::Release);
-        let now = Handlers::look();
+        self.is_valid.store(true, Ordering::Release);
+        let now = HandlerSets::query();
         self.restarting.store(now.restarting, Ordering::Relaxed);
         self.interrupting.store(now.interrupting, Ordering::Relaxed);
-        self.unseen.store(now.unseen, Ordering::Relaxed);
+        self.unhooked.store(now.unhooked, Ordering::Relaxed);
         now
     }
 
     /// Whether no handler can have run that nobody has seen, of those that there were `before` or are now.
-    pub fn all_are_seen(&self, before: Handlers) -> bool {
-        before.unseen | self.look().unseen == 0
+    pub fn are_all_hooked(&self, before: HandlerSets) -> bool {
+        before.unhooked | self.refresh().unhooked == 0
     }
 
     /// Whether a call goes on that was interrupted while there were these handlers, of which some `ran`, as far as that is known. If nothing is, handlers of one kind alone could run.
-    pub fn goes_on(&self, before: Handlers, ran: SignalSet) -> bool {
+    pub fn restarts_after(&self, before: HandlerSets, ran: SignalSet) -> bool {
         if ran != 0 && ran & !(before.restarting | before.interrupting) == 0 {
             return ran & before.interrupting == 0;
         }
-        let now = self.look();
+        let now = self.refresh();
         // A handler may have been for one time only (`SA_RESETHAND`).
         before.restarting | now.restarting != 0 && before.interrupting | now.interrupting == 0
     }

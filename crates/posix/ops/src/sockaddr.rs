@@ -20,7 +20,7 @@ pub enum Family {
 
 impl Family {
     /// Its number.
-    pub fn number(self) -> u16 {
+    pub fn sa_family(self) -> u16 {
         match self {
             Self::V4 => libc::AF_INET as u16,
             Self::V6 => libc::AF_INET6 as u16,
@@ -28,7 +28,7 @@ impl Family {
     }
 
     /// The address that stands for all.
-    pub fn any(self) -> SocketAddr {
+    pub fn unspecified(self) -> SocketAddr {
         match self {
             Self::V4 => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
             Self::V6 => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
@@ -46,7 +46,7 @@ pub fn family_of(bytes: &[u8]) -> Result<u16, Errno> {
 ///
 /// # Errors
 /// `EINVAL` if it is too short, `EAFNOSUPPORT` if it is of another family.
-pub fn read(bytes: &[u8], family: Family) -> Result<SocketAddr, Errno> {
+pub fn decode(bytes: &[u8], family: Family) -> Result<SocketAddr, Errno> {
     let least = match family {
         Family::V4 => IN_BYTES,
         Family::V6 => IN6_BYTES_MIN,
@@ -54,7 +54,7 @@ pub fn read(bytes: &[u8], family: Family) -> Result<SocketAddr, Errno> {
     if bytes.len() < least {
         return Err(Errno::INVAL);
     }
-    if family_of(bytes)? != family.number() {
+    if family_of(bytes)? != family.sa_family() {
         return Err(Errno::AFNOSUPPORT);
     }
     let port = u16::from_be_bytes([bytes[2], bytes[3]]);
@@ -77,12 +77,12 @@ pub fn read(bytes: &[u8], family: Family) -> Result<SocketAddr, Errno> {
 
 /// An address as a socket of `family` shows it: IPv4 ones are mapped into IPv6 for those of IPv6.
 #[derive(Clone, Copy, Debug)]
-pub struct Written {
+pub struct SockaddrBytes {
     bytes: [u8; IN6_BYTES],
     len: usize,
 }
 
-impl Written {
+impl SockaddrBytes {
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
@@ -90,16 +90,16 @@ impl Written {
 }
 
 /// Writes an address for a socket of `family`.
-pub fn write(address: SocketAddr, family: Family) -> Written {
+pub fn encode(address: SocketAddr, family: Family) -> SockaddrBytes {
     let mut bytes = [0; IN6_BYTES];
-    bytes[..2].copy_from_slice(&family.number().to_ne_bytes());
+    bytes[..2].copy_from_slice(&family.sa_family().to_ne_bytes());
     bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
     match family {
         Family::V4 => {
             if let IpAddr::V4(v4) = address.ip() {
                 bytes[4..8].copy_from_slice(&v4.octets());
             }
-            Written { bytes, len: IN_BYTES }
+            SockaddrBytes { bytes, len: IN_BYTES }
         }
         Family::V6 => {
             let v6 = match address.ip() {
@@ -111,7 +111,7 @@ pub fn write(address: SocketAddr, family: Family) -> Written {
             if let SocketAddr::V6(v6) = address {
                 bytes[24..28].copy_from_slice(&v6.scope_id().to_ne_bytes());
             }
-            Written { bytes, len: IN6_BYTES }
+            SockaddrBytes { bytes, len: IN6_BYTES }
         }
     }
 }
@@ -126,20 +126,20 @@ mod tests {
             [("10.1.2.3:80", Family::V4), ("[2001:db8::1]:443", Family::V6), ("10.1.2.3:80", Family::V6)]
         {
             let address: SocketAddr = text.parse().unwrap();
-            assert_eq!(read(write(address, family).bytes(), family), Ok(address), "{text}");
+            assert_eq!(decode(encode(address, family).bytes(), family), Ok(address), "{text}");
         }
-        let mapped = write("10.1.2.3:80".parse().unwrap(), Family::V6);
+        let mapped = encode("10.1.2.3:80".parse().unwrap(), Family::V6);
         assert_eq!(mapped.bytes()[8..24], *b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x01\x02\x03");
     }
 
     #[test]
     fn short_and_foreign_addresses_are_refused_as_linux_does() {
-        let v4 = write("10.1.2.3:80".parse().unwrap(), Family::V4);
-        assert_eq!(read(&v4.bytes()[..15], Family::V4), Err(Errno::INVAL));
-        assert_eq!(read(v4.bytes(), Family::V6), Err(Errno::INVAL));
-        let v6 = write("[::1]:80".parse().unwrap(), Family::V6);
-        assert_eq!(read(v6.bytes(), Family::V4), Err(Errno::AFNOSUPPORT));
-        assert!(read(&v6.bytes()[..24], Family::V6).is_ok());
+        let v4 = encode("10.1.2.3:80".parse().unwrap(), Family::V4);
+        assert_eq!(decode(&v4.bytes()[..15], Family::V4), Err(Errno::INVAL));
+        assert_eq!(decode(v4.bytes(), Family::V6), Err(Errno::INVAL));
+        let v6 = encode("[::1]:80".parse().unwrap(), Family::V6);
+        assert_eq!(decode(v6.bytes(), Family::V4), Err(Errno::AFNOSUPPORT));
+        assert!(decode(&v6.bytes()[..24], Family::V6).is_ok());
         assert_eq!(family_of(&[1]), Err(Errno::INVAL));
     }
 }

@@ -2,8 +2,8 @@
 //! pipe alone: whether the connection is waited for, the socket says.
 
 use crate::descriptor::borrow;
-use crate::held::Whole;
-use crate::{Ops, Patience, signal};
+use crate::lock::SignalDeferred;
+use crate::{Ops, Timeout, signal};
 use core::cell::Cell;
 use core::ffi::c_uint;
 use libc::pollfd;
@@ -15,25 +15,25 @@ use rustix::pipe::fcntl_getpipe_size;
 use std::io::{IoSlice, IoSliceMut};
 
 /// Bytes moved at a time: what a pipe holds, unless it was made larger.
-const PIECE_BYTES: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 /// Bytes that fit into a pipe that can be written to (`PIPE_BUF`).
 const PIPE_BUF: usize = 4096;
 /// Not at an offset but where the file stands (`preadv2`).
-const AS_IT_STANDS: u64 = u64::MAX;
+const CURRENT_OFFSET: u64 = u64::MAX;
 
 thread_local! {
     /// Where bytes rest on their way.
-    static PIECE: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
+    static CHUNK: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
 /// Runs with a buffer of this thread's.
-fn with_piece<T>(run: impl FnOnce(&mut [u8]) -> T) -> T {
-    let kept = || PIECE.try_with(Cell::take).ok().flatten();
-    let mut piece = Whole::new(|| kept().unwrap_or_else(|| vec![0; PIECE_BYTES].into()));
+fn with_chunk<T>(run: impl FnOnce(&mut [u8]) -> T) -> T {
+    let kept = || CHUNK.try_with(Cell::take).ok().flatten();
+    let mut piece = SignalDeferred::new(|| kept().unwrap_or_else(|| vec![0; CHUNK_BYTES].into()));
     let result = run(&mut piece);
     // A thread that is at its end keeps none.
-    piece.end(|piece| {
-        let _ = PIECE.try_with(|place| place.set(Some(piece)));
+    piece.drop_with(|piece| {
+        let _ = CHUNK.try_with(|place| place.set(Some(piece)));
     });
     result
 }
@@ -43,26 +43,26 @@ impl Ops {
     ///
     /// # Errors
     /// As [`Ops::recv`]; `EINVAL` if `to` is no pipe, `EAGAIN` if it is full and not waited for, `EPIPE` if nobody reads from it.
-    pub fn splice_from(&self, from: RawFd, to: RawFd, len: usize, flags: c_uint) -> Result<usize, Errno> {
+    pub fn splice_to_pipe(&self, from: RawFd, to: RawFd, len: usize, flags: c_uint) -> Result<usize, Errno> {
         if len == 0 {
             return Ok(0);
         }
         let pipe = pipe_of(to)?;
-        with_piece(|piece| {
+        with_chunk(|piece| {
             let most = piece.len().min(len);
             loop {
                 // What the pipe does not take stays in the connection.
                 let count =
-                    self.recv_for(from, &mut [IoSliceMut::new(&mut piece[..most])], libc::MSG_PEEK, true)?;
+                    self.recv_stream(from, &mut [IoSliceMut::new(&mut piece[..most])], libc::MSG_PEEK, true)?;
                 if count == 0 {
                     return Ok(0);
                 }
                 match write_now(pipe, &piece[..count]) {
                     Ok(written) => {
                         let taken = &mut [IoSliceMut::new(&mut piece[..written])];
-                        return self.recv_for(from, taken, libc::MSG_DONTWAIT | libc::MSG_TRUNC, true);
+                        return self.recv_stream(from, taken, libc::MSG_DONTWAIT | libc::MSG_TRUNC, true);
                     }
-                    Err(Errno::AGAIN) if waits(pipe, flags)? => {
+                    Err(Errno::AGAIN) if may_block(pipe, flags)? => {
                         wait_for(pipe, PollFlags::OUT, true)?;
                     }
                     Err(error) => return Err(error),
@@ -75,16 +75,22 @@ impl Ops {
     ///
     /// # Errors
     /// As [`Ops::send`]; `EINVAL` if `from` is no pipe, `EAGAIN` if it is empty and not waited for.
-    pub fn splice_to(&self, from: RawFd, to: RawFd, len: usize, flags: c_uint) -> Result<usize, Errno> {
+    pub fn splice_from_pipe(
+        &self,
+        from: RawFd,
+        to: RawFd,
+        len: usize,
+        flags: c_uint,
+    ) -> Result<usize, Errno> {
         if len == 0 {
             return Ok(0);
         }
         let pipe = pipe_of(from)?;
         let more = if flags & libc::SPLICE_F_MORE != 0 { libc::MSG_MORE } else { 0 };
         let mut done = 0;
-        with_piece(|piece| {
+        with_chunk(|piece| {
             while done < len {
-                let wait = done == 0 && waits(pipe, flags)?;
+                let wait = done == 0 && may_block(pipe, flags)?;
                 let ready = wait_for(pipe, PollFlags::IN, wait)?;
                 if !ready.contains(PollFlags::IN) {
                     // Empty, and it stays so if nobody has it open for writing.
@@ -92,12 +98,12 @@ impl Ops {
                     return if done > 0 || ended { Ok(done) } else { Err(Errno::AGAIN) };
                 }
                 // What has left the pipe cannot go back, so there has to be room first.
-                let room = match self.wait_for_room(to, false) {
+                let room = match self.wait_for_send_space(to, false) {
                     Ok(room) => room,
                     Err(_) if done > 0 => return Ok(done),
                     Err(error) => {
                         if error == Errno::PIPE {
-                            signal::broken_pipe();
+                            signal::raise_sigpipe();
                         }
                         return Err(error);
                     }
@@ -109,7 +115,7 @@ impl Ops {
                     Ok(0) => return Ok(done),
                     result => result?,
                 };
-                match self.send_taken(to, &piece[..count], more) {
+                match self.send_all(to, &piece[..count], more) {
                     Ok(sent) => done += sent,
                     Err(_) if done > 0 => return Ok(done),
                     Err(error) => return Err(error),
@@ -120,7 +126,7 @@ impl Ops {
     }
 
     /// Sends bytes that are nowhere else any more. There is room, unless another thread writes too: then this one waits, whatever the socket says.
-    fn send_taken(&self, to: RawFd, bytes: &[u8], flags: libc::c_int) -> Result<usize, Errno> {
+    fn send_all(&self, to: RawFd, bytes: &[u8], flags: libc::c_int) -> Result<usize, Errno> {
         let mut sent = 0;
         while sent < bytes.len() {
             match self.send(to, &[IoSlice::new(&bytes[sent..])], flags) {
@@ -128,7 +134,7 @@ impl Ops {
                 Err(Errno::AGAIN) => {
                     let mut fds = [pollfd { fd: to, events: libc::POLLOUT, revents: 0 }];
                     // After a signal the next send tells what to do.
-                    let _ = self.poll(&mut fds, Patience::Endless, None);
+                    let _ = self.poll(&mut fds, Timeout::Infinite, None);
                 }
                 Err(error) if sent == 0 => return Err(error),
                 Err(_) => break,
@@ -149,7 +155,7 @@ fn pipe_of<'a>(fd: RawFd) -> Result<BorrowedFd<'a>, Errno> {
 }
 
 /// Whether a pipe is waited for.
-fn waits(pipe: BorrowedFd<'_>, flags: c_uint) -> Result<bool, Errno> {
+fn may_block(pipe: BorrowedFd<'_>, flags: c_uint) -> Result<bool, Errno> {
     Ok(flags & libc::SPLICE_F_NONBLOCK == 0 && !fcntl_getfl(pipe)?.contains(OFlags::NONBLOCK))
 }
 
@@ -163,7 +169,7 @@ fn wait_for(pipe: BorrowedFd<'_>, events: PollFlags, wait: bool) -> Result<PollF
 
 /// Writes what a pipe has room for, never waiting, also if the pipe itself would.
 fn write_now(pipe: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
-    match pwritev2(pipe, &[IoSlice::new(bytes)], AS_IT_STANDS, ReadWriteFlags::NOWAIT) {
+    match pwritev2(pipe, &[IoSlice::new(bytes)], CURRENT_OFFSET, ReadWriteFlags::NOWAIT) {
         // Pipes before Linux 6.4: what is ready has room for so much.
         Err(Errno::OPNOTSUPP) => match wait_for(pipe, PollFlags::OUT, false)? {
             ready if ready.is_empty() => Err(Errno::AGAIN),
@@ -175,7 +181,7 @@ fn write_now(pipe: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
 
 /// Reads what a pipe holds, never waiting, also if the pipe itself would.
 fn read_now(pipe: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, Errno> {
-    match preadv2(pipe, &mut [IoSliceMut::new(bytes)], AS_IT_STANDS, ReadWriteFlags::NOWAIT) {
+    match preadv2(pipe, &mut [IoSliceMut::new(bytes)], CURRENT_OFFSET, ReadWriteFlags::NOWAIT) {
         Err(Errno::OPNOTSUPP) => match wait_for(pipe, PollFlags::IN, false)? {
             ready if ready.is_empty() => Err(Errno::AGAIN),
             _ => rustix::io::read(pipe, bytes),

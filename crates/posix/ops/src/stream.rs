@@ -2,15 +2,15 @@
 
 use crate::Ops;
 use crate::channels::Channels;
-use crate::datagram::Sending;
+use crate::datagram::SendArgs;
 use crate::fd_table::FileId;
-use crate::file::Shape;
-use crate::lane::Lane;
+use crate::file::SocketRole;
+use crate::process::ProcessState;
 use crate::signal;
-use crate::sleep::{Patience, Wait};
+use crate::sleep::{Timeout, Wait};
 use core::cell::Cell;
 use core::ffi::c_int;
-use ginnel::channel::Standing;
+use ginnel::channel::SocketState;
 use ginnel::{Conn, TcpOption};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
@@ -32,14 +32,14 @@ impl Ops {
     /// `EAGAIN`, `EINTR`, `ENOTCONN`, and how the connection ended: `ECONNRESET`, `ETIMEDOUT` …
     #[inline]
     pub fn recv(&self, fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: c_int) -> Result<usize, Errno> {
-        self.recv_for(fd, buffers, flags, false)
+        self.recv_stream(fd, buffers, flags, false)
     }
 
     /// `recv` and its like into memory that there is not: the kernel finds that out only when it has something to put there, and takes nothing then.
     ///
     /// # Errors
     /// `EFAULT` if there is something, and those of [`recv`](Self::recv).
-    pub fn recv_nowhere(&self, fd: RawFd, flags: c_int) -> Result<usize, Errno> {
+    pub fn recv_to_null(&self, fd: RawFd, flags: c_int) -> Result<usize, Errno> {
         match self.recv(fd, &mut [IoSliceMut::new(&mut [0])], flags | libc::MSG_PEEK) {
             Ok(1..) => Err(Errno::FAULT),
             result => result,
@@ -47,7 +47,7 @@ impl Ops {
     }
 
     /// The same, or for a pipe: that never gets beyond an urgent byte (`tcp_read_sock`).
-    pub(crate) fn recv_for(
+    pub(crate) fn recv_stream(
         &self,
         fd: RawFd,
         buffers: &mut [IoSliceMut<'_>],
@@ -55,23 +55,25 @@ impl Ops {
         for_pipe: bool,
     ) -> Result<usize, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
+        let file = self.file_of(&mut lane, fd)?;
         let socket = lane.files.socket(file)?;
-        if socket.datagrams {
+        if socket.is_udp {
             drop(lane);
             return self.recv_from(fd, buffers, flags, 0).map(|received| received.count);
         }
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
-        let patience = if dont_wait { Patience::None } else { socket.options.recv_patience() };
-        let low_water = socket.options.recv_low_water();
-        if matches!(socket.shape, Shape::Fresh { .. }) && socket.shut.read && flags & libc::MSG_ERRQUEUE == 0
+        let patience = if dont_wait { Timeout::Zero } else { socket.options.recv_timeout() };
+        let low_water = socket.options.rcvlowat();
+        if matches!(socket.role, SocketRole::Unconnected { .. })
+            && socket.shutdown.read
+            && flags & libc::MSG_ERRQUEUE == 0
         {
             return Ok(0);
         }
         let offset = socket.options.peek_offset();
         let has_offset = offset.is_some();
         let offset = offset.filter(|_| flags & libc::MSG_PEEK != 0);
-        if !matches!(socket.shape, Shape::Stream(_)) {
+        if !matches!(socket.role, SocketRole::Stream(_)) {
             return Err(if flags & libc::MSG_ERRQUEUE != 0 { Errno::AGAIN } else { Errno::NOTCONN });
         }
         if flags & libc::MSG_ERRQUEUE != 0 {
@@ -86,15 +88,16 @@ impl Ops {
         let enough =
             if flags & libc::MSG_WAITALL != 0 { total } else { low_water.min(total).min(most) }.max(1);
         let done = Cell::new(0);
-        let reading = Reading { total, enough, flags, offset: offset.unwrap_or(0), for_pipe, done: &done };
+        let reading =
+            RecvArgs { total, target: enough, flags, offset: offset.unwrap_or(0), for_pipe, copied: &done };
         let mut waited = false;
         let result = match lane.recv_step(file, buffers, &reading) {
-            Err(Errno::AGAIN) if patience != Patience::None => {
+            Err(Errno::AGAIN) if patience != Timeout::Zero => {
                 waited = true;
                 let wait = Wait::restarting(patience, &done);
-                let step = |lane: &mut Lane, _: &mut [_]| lane.recv_step(file, buffers, &reading);
+                let step = |lane: &mut ProcessState, _: &mut [_]| lane.recv_step(file, buffers, &reading);
                 let result;
-                (lane, result) = self.wait_until(lane, &[file], &mut [], &wait, step);
+                (lane, result) = self.block_until_from_second(lane, &[file], &mut [], &wait, step);
                 result
             }
             result => result,
@@ -109,7 +112,7 @@ impl Ops {
         match result {
             Err(Errno::AGAIN | Errno::INTR) if done.get() > 0 => Ok(done.get()),
             // A call that has room for nothing waits once, and is content with whatever came (`tcp_recvmsg_locked`).
-            Err(Errno::AGAIN | Errno::INTR) if total == 0 && patience != Patience::None => Ok(0),
+            Err(Errno::AGAIN | Errno::INTR) if total == 0 && patience != Timeout::Zero => Ok(0),
             result => result,
         }
     }
@@ -120,37 +123,38 @@ impl Ops {
     /// `EAGAIN`, `EINTR`, `EPIPE`, and how the connection ended: `ECONNRESET`, `ETIMEDOUT` …
     pub fn send(&self, fd: RawFd, buffers: &[IoSlice<'_>], flags: c_int) -> Result<usize, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
+        let file = self.file_of(&mut lane, fd)?;
         let socket = lane.files.socket(file)?;
-        if socket.datagrams {
+        if socket.is_udp {
             drop(lane);
-            return self.send_to(fd, buffers, &Sending { flags, ..Sending::default() });
+            return self.send_to(fd, buffers, &SendArgs { flags, ..SendArgs::default() });
         }
         if flags & !SEND_FLAGS != 0 {
             return Err(Errno::OPNOTSUPP);
         }
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
-        let patience = if dont_wait { Patience::None } else { socket.options.send_patience() };
+        let patience = if dont_wait { Timeout::Zero } else { socket.options.send_timeout() };
         let result = if flags & libc::MSG_OOB != 0 {
             self.send_urgent(lane, file, buffers, patience)
         } else {
             let total = buffers.iter().map(|b| b.len()).sum();
             let done = Cell::new(0);
             if flags & libc::MSG_MORE != 0 {
-                lane.set_more(file, true);
+                lane.set_msg_more(file, true);
             }
             let result = match lane.send_step(file, buffers, total, &done) {
-                Err(Errno::AGAIN) if patience != Patience::None => {
+                Err(Errno::AGAIN) if patience != Timeout::Zero => {
                     let wait = Wait::restarting(patience, &done);
-                    let step = |lane: &mut Lane, _: &mut [_]| lane.send_step(file, buffers, total, &done);
+                    let step =
+                        |lane: &mut ProcessState, _: &mut [_]| lane.send_step(file, buffers, total, &done);
                     let result;
-                    (lane, result) = self.wait_until(lane, &[file], &mut [], &wait, step);
+                    (lane, result) = self.block_until_from_second(lane, &[file], &mut [], &wait, step);
                     result
                 }
                 result => result,
             };
             if flags & libc::MSG_MORE == 0 {
-                lane.set_more(file, false);
+                lane.set_msg_more(file, false);
             }
             if flags & libc::MSG_EOR != 0 && done.get() == total {
                 lane.end_record(file);
@@ -162,40 +166,40 @@ impl Ops {
             }
         };
         if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
-            signal::broken_pipe();
+            signal::raise_sigpipe();
         }
         result
     }
 
     /// Bytes that wait on a connection, and one for its end, so that whoever goes by it reads on (`tcp_inq_hint`).
-    pub(crate) fn waiting(&self, fd: RawFd) -> Result<c_int, Errno> {
+    pub(crate) fn inq_hint(&self, fd: RawFd) -> Result<c_int, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
+        let file = self.file_of(&mut lane, fd)?;
         let (_, status) = lane.status(file).ok_or(Errno::NOTCONN)?;
         let bytes = c_int::try_from(status.readable).unwrap_or(c_int::MAX);
-        let over = status.standing.is_over() && bytes == 0;
-        Ok(bytes.saturating_add((status.standing.peer_closed() || over).into()))
+        let over = status.state.is_closed() && bytes == 0;
+        Ok(bytes.saturating_add((status.state.has_fin() || over).into()))
     }
 
     /// Waits until something can be sent on a connection, unless neither the socket nor the caller waits. Returns how many bytes.
-    pub(crate) fn wait_for_room(&self, fd: RawFd, dont_wait: bool) -> Result<usize, Errno> {
+    pub(crate) fn wait_for_send_space(&self, fd: RawFd, dont_wait: bool) -> Result<usize, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
+        let file = self.file_of(&mut lane, fd)?;
         let socket = lane.files.socket(file)?;
         let patience = match dont_wait || socket.nonblocking {
-            true => Patience::None,
-            false => socket.options.send_patience(),
+            true => Timeout::Zero,
+            false => socket.options.send_timeout(),
         };
         let done = Cell::new(0);
         let wait = Wait::restarting(patience, &done);
-        let (_lane, result) = self.until(lane, &[file], &mut [], &wait, |lane, _| {
+        let (_lane, result) = self.block_until(lane, &[file], &mut [], &wait, |lane, _| {
             let (conn, standing) = lane.sendable(file)?;
-            let status = lane.client.status_beside(conn, standing).map_err(|_| Errno::PIPE)?;
-            if status.room > 0 {
-                return Ok(status.room);
+            let status = lane.client.status_with_state(conn, standing).map_err(|_| Errno::PIPE)?;
+            if status.send_space > 0 {
+                return Ok(status.send_space);
             }
             // Gone meanwhile, or room came meanwhile: the next look tells.
-            let _ = lane.client.await_room(conn, 1);
+            let _ = lane.client.await_send_space(conn, 1);
             Err(Errno::AGAIN)
         });
         result
@@ -203,43 +207,43 @@ impl Ops {
 }
 
 /// What a call that receives is about.
-struct Reading<'a> {
+struct RecvArgs<'a> {
     /// Bytes that there is room for.
     total: usize,
     /// Bytes with which it is content.
-    enough: usize,
+    target: usize,
     flags: c_int,
     /// Bytes that a look passes over (`SO_PEEK_OFF`).
     offset: usize,
     /// They go to a pipe.
     for_pipe: bool,
     /// Bytes that were copied, or taken.
-    done: &'a Cell<usize>,
+    copied: &'a Cell<usize>,
 }
 
-impl Lane {
+impl ProcessState {
     /// Copies what there is; says how much was copied in all when that is enough, or all there will ever be.
     fn recv_step(
         &mut self,
         file: FileId,
         buffers: &mut [IoSliceMut<'_>],
-        reading: &Reading<'_>,
+        reading: &RecvArgs<'_>,
     ) -> Result<usize, Errno> {
         let socket = self.files.socket(file)?;
-        let Shape::Stream(stream) = &socket.shape else { return Err(Errno::NOTCONN) };
+        let SocketRole::Stream(stream) = &socket.role else { return Err(Errno::NOTCONN) };
         let (mut conn, end_seen) = (stream.conn, stream.end_seen);
-        let (shut, low_water) = (socket.shut.read, socket.options.recv_low_water());
-        let &Reading { total, enough, flags, done, .. } = reading;
+        let (shut, low_water) = (socket.shutdown.read, socket.options.rcvlowat());
+        let &RecvArgs { total, target: enough, flags, copied: done, .. } = reading;
         let before = done.get();
         let (mut standing, taken);
         // Mostly bytes are taken as they come.
         if flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0 && before < total && low_water <= 1 {
             (standing, taken) = self.client.recv_into(conn, buffers, before).map_err(|_| Errno::NOTCONN)?;
         } else {
-            (standing, taken) = (self.client.standing(conn).map_err(|_| Errno::NOTCONN)?, None);
+            (standing, taken) = (self.client.socket_state(conn).map_err(|_| Errno::NOTCONN)?, None);
         }
-        if standing.is_over() && !end_seen {
-            (conn, standing) = self.see_end(file, standing).ok_or(Errno::NOTCONN)?;
+        if standing.is_closed() && !end_seen {
+            (conn, standing) = self.handle_end(file, standing).ok_or(Errno::NOTCONN)?;
         }
         if let Some(count) = taken {
             done.set(before + count);
@@ -247,27 +251,27 @@ impl Lane {
         } else {
             if before == 0 && low_water > 1 {
                 // Whether what came was enough to wake anybody is not to be judged by what is left; and of what came meanwhile nobody is told again.
-                self.pump();
-                standing = self.client.standing(conn).map_err(|_| Errno::NOTCONN)?;
+                self.process_events();
+                standing = self.client.socket_state(conn).map_err(|_| Errno::NOTCONN)?;
             }
-            if self.recv_in_another_way(file, buffers, reading)? {
+            if self.recv_slow_path(file, buffers, reading)? {
                 return Ok(done.get());
             }
         }
-        let no_more = standing.peer_closed() || standing.is_over() || shut;
+        let no_more = standing.has_fin() || standing.is_closed() || shut;
         if done.get() >= enough || done.get() > 0 && no_more {
             return Ok(done.get());
         }
         if total == 0 && self.client.status(conn).is_ok_and(|status| status.readable > 0) {
             return Ok(0);
         }
-        if standing.peer_closed() {
+        if standing.has_fin() {
             return Ok(0);
         }
         if let Some(error) = self.take_error(file) {
             return Err(error);
         }
-        if standing.is_over() || shut {
+        if standing.is_closed() || shut {
             return Ok(0);
         }
         Err(Errno::AGAIN)
@@ -275,87 +279,87 @@ impl Lane {
 
     /// The same for calls that look, or throw away, and on connections that have had urgent data. Whether the read ends, as it has come to the mark.
     #[inline(never)]
-    fn recv_in_another_way(
+    fn recv_slow_path(
         &mut self,
         file: FileId,
         buffers: &mut [IoSliceMut<'_>],
-        reading: &Reading<'_>,
+        reading: &RecvArgs<'_>,
     ) -> Result<bool, Errno> {
-        let &Reading { total, flags, offset, done, .. } = reading;
+        let &RecvArgs { total, flags, offset, copied: done, .. } = reading;
         let conn = self.files.stream(file).ok_or(Errno::NOTCONN)?.conn;
         if flags & libc::MSG_PEEK != 0 {
             done.set(0);
         }
         let status = self.client.status(conn).map_err(|_| Errno::NOTCONN)?;
-        if status.notices != 0 {
-            return Ok(self.recv_beside_mark(file, buffers, reading, conn));
+        if status.oob_events != 0 {
+            return Ok(self.recv_around_urgent(file, buffers, reading, conn));
         }
         let count = status.readable.saturating_sub(offset).min(total - done.get());
         if count > 0 {
-            self.take_piece(conn, buffers, reading, offset, count);
+            self.recv_chunk(conn, buffers, reading, offset, count);
         }
         Ok(false)
     }
 
     /// Takes, copies or looks at so many bytes of those that are there, `offset` bytes behind what was read.
     #[inline]
-    fn take_piece(
+    fn recv_chunk(
         &mut self,
         conn: Conn,
         buffers: &mut [IoSliceMut<'_>],
-        reading: &Reading<'_>,
+        reading: &RecvArgs<'_>,
         offset: usize,
         count: usize,
     ) {
-        let &Reading { flags, done, .. } = reading;
+        let &RecvArgs { flags, copied: done, .. } = reading;
         let (peek, discard) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0);
         let more = match (discard, peek) {
-            (false, true) => peek_in(&self.client, conn, buffers, offset, count),
-            (false, false) => copy_in(&mut self.client, conn, buffers, done.get(), count),
+            (false, true) => peek_to_buffers(&self.client, conn, buffers, offset, count),
+            (false, false) => copy_to_buffers(&mut self.client, conn, buffers, done.get(), count),
             (true, true) => count,
-            (true, false) => drop_bytes(&mut self.client, conn, count),
+            (true, false) => discard_bytes(&mut self.client, conn, count),
         };
         done.set(done.get() + more);
     }
 
     /// The same on a connection that has had urgent data. Whether the read ends, as it has come to the mark.
     #[cold]
-    fn recv_beside_mark(
+    fn recv_around_urgent(
         &mut self,
         file: FileId,
         buffers: &mut [IoSliceMut<'_>],
-        reading: &Reading<'_>,
+        reading: &RecvArgs<'_>,
         conn: Conn,
     ) -> bool {
-        let &Reading { total, offset, done, .. } = reading;
+        let &RecvArgs { total, offset, copied: done, .. } = reading;
         let peek = reading.flags & libc::MSG_PEEK != 0;
         if done.get() == total {
             return false;
         }
-        let front = self.front(file, conn, offset, total - done.get(), done.get() > 0);
-        if reading.for_pipe && front.is_at_mark && front.most + front.lead > 0 {
+        let front = self.read_limit(file, conn, offset, total - done.get(), done.get() > 0);
+        if reading.for_pipe && front.is_at_mark && front.len + front.skip > 0 {
             return true;
         }
-        if front.lead > 0 && !peek {
-            drop_bytes(&mut self.client, conn, front.lead);
+        if front.skip > 0 && !peek {
+            discard_bytes(&mut self.client, conn, front.skip);
         }
-        if front.most > 0 {
-            let from = offset + if peek { front.lead } else { 0 };
-            self.take_piece(conn, buffers, reading, from, front.most);
+        if front.len > 0 {
+            let from = offset + if peek { front.skip } else { 0 };
+            self.recv_chunk(conn, buffers, reading, from, front.len);
         }
-        front.stops
+        front.ends_read
     }
 
     /// The connection, if something could be sent on it.
     #[inline(always)]
-    pub fn sendable(&mut self, file: FileId) -> Result<(Conn, Standing), Errno> {
-        let (conn, standing) = match self.standing(file) {
+    pub fn sendable(&mut self, file: FileId) -> Result<(Conn, SocketState), Errno> {
+        let (conn, standing) = match self.socket_state(file) {
             Some(stands) => stands,
             None => return Err(self.files.socket(file).err().unwrap_or(Errno::PIPE)),
         };
         let socket = self.files.socket(file)?;
-        let failed = matches!(socket.shape, Shape::Stream(stream) if stream.error.is_some());
-        if failed || standing.is_over() || socket.shut.write {
+        let failed = matches!(socket.role, SocketRole::Stream(stream) if stream.error.is_some());
+        if failed || standing.is_closed() || socket.shutdown.write {
             return Err(self.take_error(file).unwrap_or(Errno::PIPE));
         }
         if standing.is_connected() { Ok((conn, standing)) } else { Err(Errno::AGAIN) }
@@ -370,7 +374,7 @@ impl Lane {
         done: &Cell<usize>,
     ) -> Result<usize, Errno> {
         let (conn, _) = self.sendable(file)?;
-        let end = done.get() + self.bytes_below(file, conn, total - done.get());
+        let end = done.get() + self.send_limit(file, conn, total - done.get());
         let mut skip = done.get();
         for buffer in buffers {
             if skip >= buffer.len() {
@@ -385,7 +389,7 @@ impl Lane {
             if sent < bytes.len() {
                 if sent == within.len() {
                     // Gone meanwhile, or less is ahead meanwhile: the next look tells.
-                    let _ = self.client.await_room(conn, 1);
+                    let _ = self.client.await_send_space(conn, 1);
                 }
                 return Err(Errno::AGAIN);
             }
@@ -396,46 +400,46 @@ impl Lane {
 
     /// How many of so many bytes may be written before too much was not sent (`TCP_NOTSENT_LOWAT`). Only the stack knows what it would send meanwhile; it is asked if that decides.
     #[inline]
-    fn bytes_below(&mut self, file: FileId, conn: Conn, most: usize) -> usize {
-        match self.files.socket(file).map(|socket| socket.options.not_sent_low_water()) {
-            Ok(low) if self.send_buffer.is_some() => self.bytes_within(file, conn, most, low),
-            Ok(Some(low)) => self.ask_bytes_below(conn, most, low),
+    fn send_limit(&mut self, file: FileId, conn: Conn, most: usize) -> usize {
+        match self.files.socket(file).map(|socket| socket.options.notsent_lowat()) {
+            Ok(low) if self.send_buffer.is_some() => self.send_buffer_limit(file, conn, most, low),
+            Ok(Some(low)) => self.notsent_limit(conn, most, low),
             _ => most,
         }
     }
 
     #[cold]
-    fn ask_bytes_below(&mut self, conn: Conn, most: usize, low: u32) -> usize {
-        let ahead = self.client.not_sent(conn).unwrap_or(usize::MAX);
+    fn notsent_limit(&mut self, conn: Conn, most: usize, low: u32) -> usize {
+        let ahead = self.client.notsent(conn).unwrap_or(usize::MAX);
         if ahead.saturating_add(most) <= low as usize {
             return most;
         }
         let len = u32::try_from(most).unwrap_or(u32::MAX);
         // Of a connection that is over there is nothing to know: to write tells.
-        self.client.room_below(conn, len, (low, u32::MAX)).map_or(most, |room| most.min(room as usize))
+        self.client.sendable_within(conn, len, (low, u32::MAX)).map_or(most, |room| most.min(room as usize))
     }
 
     /// The same where writes are bounded by the send buffer.
     #[cold]
-    fn bytes_within(&mut self, file: FileId, conn: Conn, most: usize, low: Option<u32>) -> usize {
-        let Some((bound, _)) = self.send_bound(file, conn) else { return most };
+    fn send_buffer_limit(&mut self, file: FileId, conn: Conn, most: usize, low: Option<u32>) -> usize {
+        let Some((bound, _)) = self.send_buffer_usage(file, conn) else { return most };
         let len = u32::try_from(most).unwrap_or(u32::MAX).min(1 << 30);
-        let room = self.client.room_below(conn, len, (low.unwrap_or(u32::MAX), bound));
+        let room = self.client.sendable_within(conn, len, (low.unwrap_or(u32::MAX), bound));
         let room = room.map_or(most, |room| most.min(room as usize));
         if room < most {
-            self.note_cramped(file, conn);
+            self.set_nospace(file, conn);
         } else if let Some(stream) = self.files.stream(file) {
-            stream.cramped = None;
+            stream.nospace_acked = None;
         }
         room
     }
 
     /// The send buffer of a connection by which writes are bounded, and how many bytes are not acknowledged. It grows when something was acknowledged that was in the way (`tcp_new_space`).
-    pub(crate) fn send_bound(&mut self, file: FileId, conn: Conn) -> Option<(u32, u32)> {
+    pub(crate) fn send_buffer_usage(&mut self, file: FileId, conn: Conn) -> Option<(u32, u32)> {
         let [_, most] = self.send_buffer?;
         let info = self.client.info(conn).ok()?;
         let acked = self.acked(conn)?;
-        let cramped = self.files.stream(file)?.cramped;
+        let cramped = self.files.stream(file)?.nospace_acked;
         let again = cramped.is_some_and(|before| acked > before) && info.unacked < info.snd_cwnd;
         let bound = self.files.socket(file).ok()?.options.grow_send_buffer(&info, most, again);
         let queued = self.client.written(conn).ok()?.saturating_sub(acked);
@@ -450,10 +454,10 @@ impl Lane {
     }
 
     /// The send buffer is too small for what is to be written.
-    pub(crate) fn note_cramped(&mut self, file: FileId, conn: Conn) {
+    pub(crate) fn set_nospace(&mut self, file: FileId, conn: Conn) {
         let acked = self.acked(conn);
         if let Some(stream) = self.files.stream(file) {
-            stream.cramped = acked;
+            stream.nospace_acked = acked;
         }
     }
 
@@ -467,12 +471,12 @@ impl Lane {
 
     /// Holds back a last small segment, or lets it go (`MSG_MORE`).
     #[inline]
-    fn set_more(&mut self, file: FileId, more: bool) {
+    fn set_msg_more(&mut self, file: FileId, more: bool) {
         let Ok(socket) = self.files.socket(file) else { return };
-        let Shape::Stream(stream) = &mut socket.shape else { return };
+        let SocketRole::Stream(stream) = &mut socket.role else { return };
         // Each such send says so anew, for the peer's acknowledgements let go what is held back.
-        if stream.more || more {
-            stream.more = more;
+        if stream.msg_more || more {
+            stream.msg_more = more;
             let conn = stream.conn;
             // A connection that is over holds nothing back.
             let _ = self.client.set_option(conn, TcpOption::More(more));
@@ -481,7 +485,7 @@ impl Lane {
 }
 
 /// Copies `most` bytes that are there from a connection into buffers from byte `at` on. No more: what comes meanwhile may be behind an urgent byte.
-fn copy_in(
+fn copy_to_buffers(
     client: &mut Channels,
     conn: Conn,
     buffers: &mut [IoSliceMut<'_>],
@@ -510,7 +514,13 @@ fn copy_in(
 }
 
 /// Copies `most` bytes from byte `from` of what waits on, and takes nothing.
-fn peek_in(client: &Channels, conn: Conn, buffers: &mut [IoSliceMut<'_>], from: usize, most: usize) -> usize {
+fn peek_to_buffers(
+    client: &Channels,
+    conn: Conn,
+    buffers: &mut [IoSliceMut<'_>],
+    from: usize,
+    most: usize,
+) -> usize {
     let mut copied = 0;
     for buffer in buffers {
         let wanted = buffer.len().min(most - copied);
@@ -524,7 +534,7 @@ fn peek_in(client: &Channels, conn: Conn, buffers: &mut [IoSliceMut<'_>], from: 
 }
 
 /// Takes bytes that nobody wants to see (`MSG_TRUNC`).
-fn drop_bytes(client: &mut Channels, conn: Conn, count: usize) -> usize {
+fn discard_bytes(client: &mut Channels, conn: Conn, count: usize) -> usize {
     let _ = client.consume(conn, count);
     client.flush();
     count

@@ -4,16 +4,16 @@
 
 use crate::Ops;
 use crate::fd_table::FileId;
-use crate::file::Shape;
-use crate::held::Locked;
-use crate::lane::Lane;
-use crate::options::Flag;
+use crate::file::SocketRole;
+use crate::lock::LockGuard;
+use crate::options::BoolOption;
+use crate::process::ProcessState;
 use crate::scratch;
-use crate::sleep::{Patience, Wait};
+use crate::sleep::{Timeout, Wait};
 use core::cell::Cell;
 use core::ffi::c_int;
 use ginnel::Conn;
-use ginnel::channel::{Mark, Status};
+use ginnel::channel::{SocketStatus, UrgentMark};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
@@ -21,68 +21,75 @@ use std::io::{IoSlice, IoSliceMut};
 
 /// What a read that heeds the mark may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Front {
+pub(crate) struct ReadLimit {
     /// Bytes of the stream to be passed over first: the urgent one.
-    pub lead: usize,
+    pub skip: usize,
     /// Bytes to be read behind those, of which so many are there.
-    pub most: usize,
+    pub len: usize,
     /// The next byte is the urgent one.
     pub is_at_mark: bool,
     /// The read ends there, whatever else it waits for.
-    pub stops: bool,
+    pub ends_read: bool,
 }
 
-impl Lane {
+impl ProcessState {
     /// The urgent byte that was announced last, unless reading has passed it.
     #[inline]
-    pub fn mark(&mut self, conn: Conn, status: &Status) -> Option<Mark> {
-        if status.notices == 0 {
+    pub fn urgent_mark(&mut self, conn: Conn, status: &SocketStatus) -> Option<UrgentMark> {
+        if status.oob_events == 0 {
             return None;
         }
-        self.client.mark(conn).ok().flatten()
+        self.client.urgent_mark(conn).ok().flatten()
     }
 
     /// What a read finds `offset` bytes behind what was read, with `room` left and after some was `copied`.
     #[cold]
-    pub fn front(&mut self, file: FileId, conn: Conn, offset: usize, room: usize, copied: bool) -> Front {
+    pub fn read_limit(
+        &mut self,
+        file: FileId,
+        conn: Conn,
+        offset: usize,
+        room: usize,
+        copied: bool,
+    ) -> ReadLimit {
         let inline = self.is_oob_inline(file);
-        let (mark, there) = self.mark_and_bytes(conn);
+        let (mark, there) = self.urgent_mark_and_bytes(conn);
         let there = there.saturating_sub(offset);
-        match mark.and_then(|mark| mark.ahead.checked_sub(offset)) {
-            None => Front { lead: 0, most: there.min(room), is_at_mark: false, stops: false },
-            Some(0) if copied => Front { lead: 0, most: 0, is_at_mark: true, stops: true },
+        match mark.and_then(|mark| mark.unread_before.checked_sub(offset)) {
+            None => ReadLimit { skip: 0, len: there.min(room), is_at_mark: false, ends_read: false },
+            Some(0) if copied => ReadLimit { skip: 0, len: 0, is_at_mark: true, ends_read: true },
             Some(0) => {
                 let lead = usize::from(there > 0 && !inline);
-                Front { lead, most: (there - lead).min(room), is_at_mark: true, stops: false }
+                ReadLimit { skip: lead, len: (there - lead).min(room), is_at_mark: true, ends_read: false }
             }
             Some(ahead) => {
                 let most = there.min(room).min(ahead);
-                Front { lead: 0, most, is_at_mark: false, stops: most == ahead }
+                ReadLimit { skip: 0, len: most, is_at_mark: false, ends_read: most == ahead }
             }
         }
     }
 
     /// The mark, and bytes that have come and were not read, the urgent one among them, and none behind another that is not known yet.
-    pub fn mark_and_bytes(&mut self, conn: Conn) -> (Option<Mark>, usize) {
+    pub fn urgent_mark_and_bytes(&mut self, conn: Conn) -> (Option<UrgentMark>, usize) {
         let mut seen = None;
         loop {
             // This may leave out bytes.
-            let mark = self.client.mark(conn).ok().flatten();
+            let mark = self.client.urgent_mark(conn).ok().flatten();
             let Ok(status) = self.client.status(conn) else { return (None, 0) };
-            if seen == Some(status.notices) {
+            if seen == Some(status.oob_events) {
                 return (mark, status.readable);
             }
-            seen = Some(status.notices);
+            seen = Some(status.oob_events);
         }
     }
 
     fn is_oob_inline(&mut self, file: FileId) -> bool {
-        self.files.socket(file).is_ok_and(|socket| socket.options.flag(Flag::OobInline))
+        self.files.socket(file).is_ok_and(|socket| socket.options.flag(BoolOption::OobInline))
     }
 
     /// Whether the next byte to be read is one that reads pass over.
-    pub fn is_at_hidden_byte(&mut self, file: FileId, mark: Option<Mark>) -> bool {
-        mark.is_some_and(|mark| mark.ahead == 0) && !self.is_oob_inline(file)
+    pub fn is_at_skipped_byte(&mut self, file: FileId, mark: Option<UrgentMark>) -> bool {
+        mark.is_some_and(|mark| mark.unread_before == 0) && !self.is_oob_inline(file)
     }
 
     /// The urgent byte (`tcp_recv_urg`).
@@ -92,20 +99,20 @@ impl Lane {
         buffers: &mut [IoSliceMut<'_>],
         flags: c_int,
     ) -> Result<usize, Errno> {
-        let shut = self.files.socket(file)?.shut.read;
+        let shut = self.files.socket(file)?.shutdown.read;
         let (conn, status) = self.status(file).ok_or(Errno::NOTCONN)?;
-        let Some(mark) = self.mark(conn, &status).filter(|mark| !mark.taken) else {
+        let Some(mark) = self.urgent_mark(conn, &status).filter(|mark| !mark.is_taken) else {
             return Err(Errno::INVAL);
         };
         if self.is_oob_inline(file) {
             return Err(Errno::INVAL);
         }
-        if status.standing.is_over() && !status.standing.peer_closed() {
+        if status.state.is_closed() && !status.state.has_fin() {
             return Err(Errno::NOTCONN);
         }
         let byte = if flags & libc::MSG_PEEK != 0 { mark.byte } else { self.client.recv_urgent(conn).ok() };
         let Some(byte) = byte else {
-            let no_more = status.standing.peer_closed() || status.standing.is_over() || shut;
+            let no_more = status.state.has_fin() || status.state.is_closed() || shut;
             return if no_more { Ok(0) } else { Err(Errno::AGAIN) };
         };
         let Some(place) = buffers.iter_mut().find(|buffer| !buffer.is_empty()) else { return Ok(0) };
@@ -116,19 +123,19 @@ impl Lane {
     }
 
     /// The stack has said something about urgent data. Returns whether whoever waits for bytes is to be told: an announcement alone is no byte.
-    pub fn heard_of_urgent(&mut self, file: FileId) -> bool {
+    pub fn handle_urgent_notice(&mut self, file: FileId) -> bool {
         let Some((conn, status)) = self.status(file) else { return false };
-        let mark = self.mark(conn, &status);
+        let mark = self.urgent_mark(conn, &status);
         let has_come = mark.is_some_and(|mark| mark.byte.is_some());
         if let Ok(socket) = self.files.socket(file)
-            && socket.urgency.heard != status.notices
+            && socket.urgent.notices_seen != status.oob_events
         {
             // A byte that comes later than what announced it is no news of that kind.
-            let announced = !(has_come && socket.urgency.awaited);
-            socket.urgency.awaited = mark.is_some() && !has_come;
-            socket.urgency.heard = status.notices;
-            if announced && socket.urgency.owner != 0 {
-                self.left.leave_signal(socket.urgency.owner);
+            let announced = !(has_come && socket.urgent.byte_pending);
+            socket.urgent.byte_pending = mark.is_some() && !has_come;
+            socket.urgent.notices_seen = status.oob_events;
+            if announced && socket.urgent.owner != 0 {
+                self.deferred.defer_sigurg(socket.urgent.owner);
             }
         }
         has_come
@@ -142,25 +149,25 @@ impl Ops {
     /// `ENOTTY` for anything but a socket of TCP.
     pub fn is_at_mark(&self, fd: RawFd) -> Result<bool, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
+        let file = self.file_of(&mut lane, fd)?;
         let socket = lane.files.socket(file).map_err(|_| Errno::INVAL)?;
-        if socket.datagrams {
+        if socket.is_udp {
             return Err(Errno::NOTTY);
         }
-        if !matches!(socket.shape, Shape::Stream(_)) {
+        if !matches!(socket.role, SocketRole::Stream(_)) {
             return Ok(false);
         }
         let Some((conn, status)) = lane.status(file) else { return Ok(false) };
-        Ok(lane.mark(conn, &status).is_some_and(|mark| mark.ahead == 0))
+        Ok(lane.urgent_mark(conn, &status).is_some_and(|mark| mark.unread_before == 0))
     }
 
     /// Sends bytes of which the last is urgent.
     pub(crate) fn send_urgent(
         &self,
-        lane: Locked<'_>,
+        lane: LockGuard<'_>,
         file: FileId,
         buffers: &[IoSlice<'_>],
-        patience: Patience,
+        patience: Timeout,
     ) -> Result<usize, Errno> {
         let (mut lane, result) = scratch::with(|lists| {
             buffers.iter().for_each(|buffer| lists.bytes.extend_from_slice(buffer));
@@ -172,14 +179,14 @@ impl Ops {
 
     fn send_urgent_bytes<'a>(
         &'a self,
-        lane: Locked<'a>,
+        lane: LockGuard<'a>,
         file: FileId,
         bytes: &[u8],
-        patience: Patience,
-    ) -> (Locked<'a>, Result<usize, Errno>) {
+        patience: Timeout,
+    ) -> (LockGuard<'a>, Result<usize, Errno>) {
         let done = Cell::new(0);
         let wait = Wait::restarting(patience, &done);
-        self.until(lane, &[file], &mut [], &wait, |lane, _| {
+        self.block_until(lane, &[file], &mut [], &wait, |lane, _| {
             let (conn, _) = lane.sendable(file)?;
             match lane.client.send_urgent(conn, bytes) {
                 Ok(sent) => Ok(sent),
@@ -195,8 +202,8 @@ impl Ops {
     /// It is none of ours.
     pub fn owner(&self, fd: RawFd) -> Result<c_int, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
-        Ok(lane.files.socket(file).map_or(0, |socket| socket.urgency.owner))
+        let file = self.file_of(&mut lane, fd)?;
+        Ok(lane.files.socket(file).map_or(0, |socket| socket.urgent.owner))
     }
 
     /// `F_SETOWN` (`f_setown`).
@@ -215,9 +222,9 @@ impl Ops {
             }
         }
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
+        let file = self.file_of(&mut lane, fd)?;
         if let Ok(socket) = lane.files.socket(file) {
-            socket.urgency.owner = owner;
+            socket.urgent.owner = owner;
         }
         Ok(())
     }
@@ -225,7 +232,7 @@ impl Ops {
 
 /// Tells a process or a group of urgent data. Nobody may hold the sockets: the handler is likely to take the byte.
 #[cold]
-pub(crate) fn signal(owner: c_int) {
+pub(crate) fn send_sigurg(owner: c_int) {
     let Some(pid) = owner.checked_abs().and_then(Pid::from_raw) else { return };
     // Who is gone hears nothing.
     let _ = match owner > 0 {

@@ -1,11 +1,11 @@
 //! Bytes in and out.
 #![allow(unsafe_code)] // functions that C calls
 
-use crate::calls::{ToC, instance, passed_on};
+use crate::calls::{ToC, instance, libc_size_result};
 use crate::instance::{CHANNEL_BYTES, Instance};
 use crate::memory;
 use core::ffi::{c_int, c_uint, c_void};
-use ginnel_posix_ops::Sending;
+use ginnel_posix_ops::SendArgs;
 use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -25,15 +25,15 @@ unsafe fn send_one(
     let instance = unsafe { instance(userdata) }?;
     if !instance.ops.owns(fd) {
         // SAFETY: passed on as it came.
-        return passed_on(unsafe { libc::send(fd, bytes, len, flags) });
+        return libc_size_result(unsafe { libc::send(fd, bytes, len, flags) });
     }
     // SAFETY: the caller's promise.
     let bytes = unsafe { memory::bytes(bytes, len) }?;
-    let mut sent = instance.settled(instance.ops.send(fd, &[IoSlice::new(bytes)], flags))?;
+    let mut sent = instance.settle(instance.ops.send(fd, &[IoSlice::new(bytes)], flags))?;
     // What a call that does not wait could not send because the channel was full the stack has taken meanwhile, as far as its own buffer goes.
     while sent < len {
         let rest = [IoSlice::new(&bytes[sent..])];
-        match instance.settled(instance.ops.send(fd, &rest, flags | libc::MSG_DONTWAIT)) {
+        match instance.settle(instance.ops.send(fd, &rest, flags | libc::MSG_DONTWAIT)) {
             Ok(more) if more > 0 => sent += more,
             _ => break,
         }
@@ -56,24 +56,24 @@ unsafe fn recv_one(
     let instance = unsafe { instance(userdata) }?;
     if !instance.ops.owns(fd) {
         // SAFETY: passed on as it came.
-        return passed_on(unsafe { libc::recv(fd, room, len, flags) });
+        return libc_size_result(unsafe { libc::recv(fd, room, len, flags) });
     }
     if flags & libc::MSG_TRUNC != 0 && room.is_null() {
         // What is dropped needs no place of the caller's.
         let mut place = vec![0; len.min(1 << 20)];
-        return instance.settled(instance.ops.recv(fd, &mut [IoSliceMut::new(&mut place)], flags));
+        return instance.settle(instance.ops.recv(fd, &mut [IoSliceMut::new(&mut place)], flags));
     }
     if room.is_null() && len > 0 {
-        return instance.ops.recv_nowhere(fd, flags);
+        return instance.ops.recv_to_null(fd, flags);
     }
     // SAFETY: the caller's promise.
-    let room = unsafe { memory::room(room, len) }?;
-    let mut received = instance.settled(instance.ops.recv(fd, &mut [IoSliceMut::new(room)], flags))?;
+    let room = unsafe { memory::writable_bytes(room, len) }?;
+    let mut received = instance.settle(instance.ops.recv(fd, &mut [IoSliceMut::new(room)], flags))?;
     // The channel was full: the stack may have had more, and fills it again.
     let mut again = received >= CHANNEL_BYTES && flags & libc::MSG_PEEK == 0;
     while again && received < len {
         let mut rest = [IoSliceMut::new(&mut room[received..])];
-        let more = instance.settled(instance.ops.recv(fd, &mut rest, flags | libc::MSG_DONTWAIT));
+        let more = instance.settle(instance.ops.recv(fd, &mut rest, flags | libc::MSG_DONTWAIT));
         again = more.is_ok_and(|more| more > 0);
         received += more.unwrap_or(0);
     }
@@ -81,7 +81,7 @@ unsafe fn recv_one(
 }
 
 /// The descriptor is the kernel's: a pipe's, for instance.
-fn is_kernels(instance: &Result<&Instance, Errno>, fd: c_int) -> bool {
+fn is_kernel_fd(instance: &Result<&Instance, Errno>, fd: c_int) -> bool {
     instance.as_ref().is_ok_and(|instance| !instance.ops.owns(fd))
 }
 
@@ -90,7 +90,7 @@ fn is_kernels(instance: &Result<&Instance, Errno>, fd: c_int) -> bool {
 pub unsafe extern "C" fn read(userdata: *mut c_void, fd: c_int, room: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: the caller's promises.
     unsafe {
-        if is_kernels(&instance(userdata), fd) {
+        if is_kernel_fd(&instance(userdata), fd) {
             return libc::read(fd, room, len);
         }
         // The socket is not asked for nothing (`sock_read_iter`).
@@ -109,14 +109,14 @@ pub unsafe extern "C" fn readv(
     // SAFETY: the caller's promises.
     unsafe {
         let instance = instance(userdata);
-        if is_kernels(&instance, fd) {
+        if is_kernel_fd(&instance, fd) {
             return libc::readv(fd, list, count);
         }
         let result = instance.and_then(|instance| {
             let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-            memory::with_room(list, count, |room| match room.iter().all(|part| part.is_empty()) {
+            memory::with_buffers_mut(list, count, |room| match room.iter().all(|part| part.is_empty()) {
                 true => Ok(0),
-                false => instance.settled(instance.ops.recv(fd, room, 0)),
+                false => instance.settle(instance.ops.recv(fd, room, 0)),
             })
         });
         result.to_c()
@@ -151,19 +151,18 @@ pub unsafe extern "C" fn recvfrom(
     let result = unsafe { instance(userdata) }.and_then(|instance| {
         if !instance.ops.owns(fd) {
             // SAFETY: passed on as it came.
-            return passed_on(unsafe { libc::recvfrom(fd, room, len, flags, from, from_len) });
+            return libc_size_result(unsafe { libc::recvfrom(fd, room, len, flags, from, from_len) });
         }
         if room.is_null() && len > 0 {
             // SAFETY: the caller's promises.
             return unsafe { recv_one(userdata, fd, room, len, flags) };
         }
         // SAFETY: the caller's promise.
-        let room = unsafe { memory::room(room, len) }?;
-        let received =
-            instance.settled(instance.ops.recv_from(fd, &mut [IoSliceMut::new(room)], flags, 0))?;
+        let room = unsafe { memory::writable_bytes(room, len) }?;
+        let received = instance.settle(instance.ops.recv_from(fd, &mut [IoSliceMut::new(room)], flags, 0))?;
         match received.from.filter(|_| !from.is_null()) {
             // SAFETY: there is as much room as told.
-            Some(name) => unsafe { memory::put(name.bytes(), from.cast(), from_len) }?,
+            Some(name) => unsafe { memory::write_value(name.bytes(), from.cast(), from_len) }?,
             // A stream does not say where each byte is from.
             // SAFETY: null or writable.
             None => unsafe { from_len.as_mut() }.into_iter().for_each(|len| *len = 0),
@@ -189,15 +188,15 @@ pub unsafe extern "C" fn recvmsg(
         let control_room = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
         // SAFETY: the caller's promise.
         let received = unsafe {
-            memory::with_room(list, message.msg_iovlen, |room| {
-                instance.settled(instance.ops.recv_from(fd, room, flags, control_room))
+            memory::with_buffers_mut(list, message.msg_iovlen, |room| {
+                instance.settle(instance.ops.recv_from(fd, room, flags, control_room))
             })
         }?;
         match received.from.filter(|_| !message.msg_name.is_null()) {
             Some(from) => {
                 let len = &raw mut message.msg_namelen;
                 // SAFETY: there is as much room as told.
-                unsafe { memory::put(from.bytes(), message.msg_name, len) }?;
+                unsafe { memory::write_value(from.bytes(), message.msg_name, len) }?;
             }
             None => message.msg_namelen = 0,
         }
@@ -207,7 +206,7 @@ pub unsafe extern "C" fn recvmsg(
             core::ptr::copy_nonoverlapping(control.as_ptr(), message.msg_control.cast(), control.len())
         };
         message.msg_controllen = control.len() as _;
-        let cut = if received.control.is_cut() { libc::MSG_CTRUNC } else { 0 };
+        let cut = if received.control.is_truncated() { libc::MSG_CTRUNC } else { 0 };
         message.msg_flags = received.flags | cut;
         Ok(received.count)
     });
@@ -224,7 +223,7 @@ pub unsafe extern "C" fn write(
 ) -> ssize_t {
     // SAFETY: the caller's promises.
     unsafe {
-        if is_kernels(&instance(userdata), fd) {
+        if is_kernel_fd(&instance(userdata), fd) {
             return libc::write(fd, bytes, len);
         }
         send_one(userdata, fd, bytes, len, 0).to_c()
@@ -242,12 +241,12 @@ pub unsafe extern "C" fn writev(
     // SAFETY: the caller's promises.
     unsafe {
         let instance = instance(userdata);
-        if is_kernels(&instance, fd) {
+        if is_kernel_fd(&instance, fd) {
             return libc::writev(fd, list, count);
         }
         let result = instance.and_then(|instance| {
             let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-            memory::with_buffers(list, count, |parts| instance.settled(instance.ops.send(fd, parts, 0)))
+            memory::with_buffers(list, count, |parts| instance.settle(instance.ops.send(fd, parts, 0)))
         });
         result.to_c()
     }
@@ -281,12 +280,12 @@ pub unsafe extern "C" fn sendto(
     let result = unsafe { instance(userdata) }.and_then(|instance| {
         if !instance.ops.owns(fd) {
             // SAFETY: passed on as it came.
-            return passed_on(unsafe { libc::sendto(fd, bytes, len, flags, to, to_len) });
+            return libc_size_result(unsafe { libc::sendto(fd, bytes, len, flags, to, to_len) });
         }
         // SAFETY: the caller's promises.
         let (bytes, to) = unsafe { (memory::bytes(bytes, len)?, memory::optional_address(to, to_len)?) };
-        let sending = Sending { flags, to, control: &[] };
-        instance.settled(instance.ops.send_to(fd, &[IoSlice::new(bytes)], &sending))
+        let sending = SendArgs { flags, to, control: &[] };
+        instance.settle(instance.ops.send_to(fd, &[IoSlice::new(bytes)], &sending))
     });
     result.to_c()
 }
@@ -306,9 +305,9 @@ pub unsafe extern "C" fn sendmsg(
             let list = message.msg_iov.cast_const();
             let to = memory::optional_address(message.msg_name.cast_const().cast(), message.msg_namelen)?;
             let control = memory::bytes(message.msg_control, message.msg_controllen)?;
-            let sending = Sending { flags, to, control };
+            let sending = SendArgs { flags, to, control };
             memory::with_buffers(list, message.msg_iovlen, |parts| {
-                instance.settled(instance.ops.send_to(fd, parts, &sending))
+                instance.settle(instance.ops.send_to(fd, parts, &sending))
             })
         });
         result.to_c()
@@ -319,7 +318,7 @@ pub unsafe extern "C" fn sendmsg(
 ///
 /// # Safety
 /// Null or readable.
-unsafe fn place(offset: *mut i64) -> *mut i64 {
+unsafe fn non_null_offset(offset: *mut i64) -> *mut i64 {
     // SAFETY: the caller's promise.
     let is_null = unsafe { offset.as_ref() } == Some(&0);
     if is_null { core::ptr::null_mut() } else { offset }
@@ -341,17 +340,17 @@ pub unsafe extern "C" fn splice(
     let result = instance.and_then(|instance| {
         let ops = &instance.ops;
         // SAFETY: null or readable.
-        let (from_offset, to_offset) = unsafe { (place(from_offset), place(to_offset)) };
+        let (from_offset, to_offset) = unsafe { (non_null_offset(from_offset), non_null_offset(to_offset)) };
         match (ops.owns(from), ops.owns(to)) {
             (true, true) => Err(Errno::INVAL),
             (true, false) if !from_offset.is_null() => Err(Errno::SPIPE),
             (false, true) if !to_offset.is_null() => Err(Errno::SPIPE),
-            (true, false) => instance.settled(ops.splice_from(from, to, len, flags)),
-            (false, true) => instance.settled(ops.splice_to(from, to, len, flags)),
+            (true, false) => instance.settle(ops.splice_to_pipe(from, to, len, flags)),
+            (false, true) => instance.settle(ops.splice_from_pipe(from, to, len, flags)),
             (false, false) => {
                 // SAFETY: passed on as it came.
                 let count = unsafe { libc::splice(from, from_offset, to, to_offset, len, flags) };
-                passed_on(count)
+                libc_size_result(count)
             }
         }
     });

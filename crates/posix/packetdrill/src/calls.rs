@@ -3,9 +3,9 @@
 
 use crate::instance::Instance;
 use crate::memory;
-use crate::place::Place;
+use crate::session::Session;
 use core::ffi::{c_int, c_long, c_ulong, c_void};
-use ginnel_posix_ops::{EpollEvent, Ops, Patience};
+use ginnel_posix_ops::{EpollEvent, Ops, Timeout};
 use libc::{epoll_event, nfds_t, pollfd, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 
@@ -21,9 +21,9 @@ const SIOCOUTQNSD: c_ulong = 0x894b;
 ///
 /// # Safety
 /// It is that of an interface which was filled and not freed.
-pub unsafe fn place<'a>(userdata: *mut c_void) -> Result<&'a Place, Errno> {
+pub unsafe fn session<'a>(userdata: *mut c_void) -> Result<&'a Session, Errno> {
     // SAFETY: the caller's promise; null if the flags were wrong.
-    unsafe { userdata.cast::<Place>().as_ref() }.ok_or(Errno::NODEV)
+    unsafe { userdata.cast::<Session>().as_ref() }.ok_or(Errno::NODEV)
 }
 
 /// The stack, which is used from now on.
@@ -32,7 +32,7 @@ pub unsafe fn place<'a>(userdata: *mut c_void) -> Result<&'a Place, Errno> {
 /// As above.
 pub unsafe fn instance<'a>(userdata: *mut c_void) -> Result<&'a Instance, Errno> {
     // SAFETY: the caller's promise.
-    unsafe { place(userdata) }?.instance()
+    unsafe { session(userdata) }?.instance()
 }
 
 /// The same for calls on the stack's descriptors: `Ok(None)` if the kernel is to be asked.
@@ -78,7 +78,7 @@ impl ToC<ssize_t> for Result<usize, Errno> {
 }
 
 /// What libc said.
-pub fn passed_on(result: ssize_t) -> Result<usize, Errno> {
+pub fn libc_size_result(result: ssize_t) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| last_error())
 }
 
@@ -86,7 +86,7 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-fn said(result: c_int) -> Result<c_int, Errno> {
+fn libc_int_result(result: c_int) -> Result<c_int, Errno> {
     if result < 0 { Err(last_error()) } else { Ok(result) }
 }
 
@@ -95,7 +95,7 @@ fn said(result: c_int) -> Result<c_int, Errno> {
 pub unsafe extern "C" fn free(userdata: *mut c_void) {
     if !userdata.is_null() {
         // SAFETY: it came from a box, and the caller's promise.
-        drop(unsafe { Box::from_raw(userdata.cast::<Place>()) });
+        drop(unsafe { Box::from_raw(userdata.cast::<Session>()) });
     }
 }
 
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn bind(
 /// `userdata` is the interface's.
 pub unsafe extern "C" fn listen(userdata: *mut c_void, fd: c_int, backlog: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { instance(userdata) }.and_then(|i| i.settled(i.ops.listen(fd, backlog))).to_c()
+    unsafe { instance(userdata) }.and_then(|i| i.settle(i.ops.listen(fd, backlog))).to_c()
 }
 
 /// # Safety
@@ -135,9 +135,9 @@ pub unsafe extern "C" fn accept(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let accepted = unsafe { instance(userdata) }.and_then(|instance| {
-        let (new, peer) = instance.settled(instance.ops.accept4(fd, 0))?;
+        let (new, peer) = instance.settle(instance.ops.accept4(fd, 0))?;
         // SAFETY: there is as much room as told.
-        unsafe { memory::put_address(&peer, address, len) }.map(|()| new)
+        unsafe { memory::write_address(&peer, address, len) }.map(|()| new)
     });
     accepted.to_c()
 }
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn connect(
 ) -> c_int {
     // SAFETY: the caller's promises.
     unsafe {
-        instance(userdata).and_then(|i| i.settled(i.ops.connect(fd, memory::address(address, len)?))).to_c()
+        instance(userdata).and_then(|i| i.settle(i.ops.connect(fd, memory::address(address, len)?))).to_c()
     }
 }
 
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn connect(
 /// As libc's, with the interface's `userdata`; an argument that is absent is not looked at.
 pub unsafe extern "C" fn fcntl(userdata: *mut c_void, fd: c_int, command: c_int, argument: c_long) -> c_int {
     // SAFETY: passed on as it came.
-    let kernel = || said(unsafe { libc::fcntl(fd, command, argument) });
+    let kernel = || libc_int_result(unsafe { libc::fcntl(fd, command, argument) });
     // SAFETY: the caller's promise.
     let result =
         unsafe { owner(userdata, fd) }.and_then(|owner| match (owner.map(|owner| &owner.ops), command) {
@@ -193,21 +193,21 @@ pub unsafe extern "C" fn ioctl(
     argument: *mut c_void,
 ) -> c_int {
     // SAFETY: passed on as it came.
-    let kernel = || said(unsafe { libc::ioctl(fd, request, argument) });
+    let kernel = || libc_int_result(unsafe { libc::ioctl(fd, request, argument) });
     // SAFETY: what these requests point to is a number.
     let number = || unsafe { argument.cast::<c_int>().as_mut() }.ok_or(Errno::FAULT);
     // SAFETY: the caller's promise.
     let result =
         unsafe { owner(userdata, fd) }.and_then(|owner| match (owner.map(|owner| &owner.ops), request) {
-            (Some(ops), libc::FIONREAD) => ops.bytes_readable(fd).and_then(|value| {
+            (Some(ops), libc::FIONREAD) => ops.siocinq(fd).and_then(|value| {
                 *number()? = value;
                 Ok(0)
             }),
-            (Some(ops), libc::TIOCOUTQ) => ops.bytes_unacknowledged(fd).and_then(|value| {
+            (Some(ops), libc::TIOCOUTQ) => ops.siocoutq(fd).and_then(|value| {
                 *number()? = value;
                 Ok(0)
             }),
-            (Some(ops), SIOCOUTQNSD) => ops.bytes_not_sent(fd).and_then(|value| {
+            (Some(ops), SIOCOUTQNSD) => ops.siocoutqnsd(fd).and_then(|value| {
                 *number()? = value;
                 Ok(0)
             }),
@@ -227,10 +227,10 @@ pub unsafe extern "C" fn ioctl(
 pub unsafe extern "C" fn close(userdata: *mut c_void, fd: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { owner(userdata, fd) }.and_then(|owner| match owner {
-        Some(instance) => instance.settled(instance.ops.close(fd)),
+        Some(instance) => instance.settle(instance.ops.close(fd)),
         None if Ops::is_internal(fd) => Err(Errno::BADF),
         // SAFETY: passed on as it came.
-        None => said(unsafe { libc::close(fd) }).map(|_| ()),
+        None => libc_int_result(unsafe { libc::close(fd) }).map(|_| ()),
     });
     result.to_c()
 }
@@ -239,7 +239,7 @@ pub unsafe extern "C" fn close(userdata: *mut c_void, fd: c_int) -> c_int {
 /// `userdata` is the interface's.
 pub unsafe extern "C" fn shutdown(userdata: *mut c_void, fd: c_int, how: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { instance(userdata) }.and_then(|i| i.settled(i.ops.shutdown(fd, how))).to_c()
+    unsafe { instance(userdata) }.and_then(|i| i.settle(i.ops.shutdown(fd, how))).to_c()
 }
 
 /// # Safety
@@ -255,7 +255,7 @@ pub unsafe extern "C" fn getsockopt(
     // SAFETY: the caller's promise.
     let result = unsafe { instance(userdata) }.and_then(|instance| {
         // SAFETY: there is as much room as told.
-        unsafe { memory::give_option(value, len, |room| instance.ops.getsockopt(fd, level, name, room)) }
+        unsafe { memory::write_option(value, len, |room| instance.ops.getsockopt(fd, level, name, room)) }
     });
     result.to_c()
 }
@@ -277,7 +277,7 @@ pub unsafe extern "C" fn setsockopt(
         }
         // SAFETY: the value is as long as told.
         let value = unsafe { memory::bytes(value, len as usize) }?;
-        instance.settled(instance.ops.setsockopt(fd, level, name, value))
+        instance.settle(instance.ops.setsockopt(fd, level, name, value))
     });
     result.to_c()
 }
@@ -299,7 +299,7 @@ pub unsafe extern "C" fn poll(
             // SAFETY: the list is as long as told.
             (_, false) => unsafe { core::slice::from_raw_parts_mut(fds, count) },
         };
-        instance.ops.poll(fds, Patience::of_ms(timeout), None)
+        instance.ops.poll(fds, Timeout::from_millis(timeout), None)
     });
     result.map(|count| count as c_int).to_c()
 }
@@ -351,7 +351,7 @@ pub unsafe extern "C" fn epoll_wait(
         let most = usize::try_from(most).ok().filter(|most| *most > 0).ok_or(Errno::INVAL)?;
         let mut place = [EpollEvent::default(); EVENTS_MAX];
         let place = &mut place[..most.min(EVENTS_MAX)];
-        let count = instance.ops.epoll_wait(set, place, Patience::of_ms(timeout), None)?;
+        let count = instance.ops.epoll_wait(set, place, Timeout::from_millis(timeout), None)?;
         for (at, event) in place[..count].iter().enumerate() {
             let event = epoll_event { events: event.events, u64: event.data };
             // SAFETY: there is room for as many as were asked for.
@@ -366,5 +366,5 @@ pub unsafe extern "C" fn epoll_wait(
 /// As libc's, with the interface's `userdata`.
 pub unsafe extern "C" fn pipe(userdata: *mut c_void, ends: *mut c_int) -> c_int {
     // SAFETY: the caller's promises; a pipe is the kernel's.
-    unsafe { instance(userdata).and_then(|_| said(libc::pipe(ends))) }.to_c()
+    unsafe { instance(userdata).and_then(|_| libc_int_result(libc::pipe(ends))) }.to_c()
 }

@@ -3,27 +3,27 @@
 #![allow(unsafe_code)] // functions that C calls, and functions by name
 
 use crate::calls::ToC;
+use crate::got;
 use crate::instance::Instance;
 use crate::memory;
-use crate::place::Place;
-use crate::slots;
+use crate::session::Session;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use libc::{off_t, size_t, socklen_t, ssize_t};
 use rustix::io::Errno;
 use std::sync::{Once, PoisonError, RwLock};
 
 /// Where instances are, from `packetdrill_interface_init` to `free`.
-static PLACES: RwLock<Vec<Entered>> = RwLock::new(Vec::new());
+static SESSIONS: RwLock<Vec<SessionPtr>> = RwLock::new(Vec::new());
 
-struct Entered(*const Place);
+struct SessionPtr(*const Session);
 
 // SAFETY: what it points to may be used by any thread, and is there until it has left the list.
-unsafe impl Send for Entered {}
+unsafe impl Send for SessionPtr {}
 // SAFETY: the same.
-unsafe impl Sync for Entered {}
+unsafe impl Sync for SessionPtr {}
 
 /// An instance begins: its descriptors are answered for from now on.
-pub fn enter(place: &Place) {
+pub fn register(place: &Session) {
     static LED_HERE: Once = Once::new();
     LED_HERE.call_once(|| {
         let ours = |name: &CStr| -> Option<*mut c_void> {
@@ -34,20 +34,20 @@ pub fn enter(place: &Place) {
                 _ => None,
             }
         };
-        stay();
-        slots::replace(&ours);
+        pin_library();
+        got::replace(&ours);
     });
-    PLACES.write().unwrap_or_else(PoisonError::into_inner).push(Entered(place));
+    SESSIONS.write().unwrap_or_else(PoisonError::into_inner).push(SessionPtr(place));
 }
 
 /// It ends.
-pub fn leave(place: &Place) {
-    let mut places = PLACES.write().unwrap_or_else(PoisonError::into_inner);
+pub fn unregister(place: &Session) {
+    let mut places = SESSIONS.write().unwrap_or_else(PoisonError::into_inner);
     places.retain(|entered| !core::ptr::eq(entered.0, place));
 }
 
 /// The library is never unloaded from now on: the program refers to it.
-fn stay() {
+fn pin_library() {
     // SAFETY: all zeros are no information; the function is one of this library.
     let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
     // SAFETY: the place is writable, and the name that comes back is a string of the loader's.
@@ -60,16 +60,16 @@ fn stay() {
 
 /// The instance whose socket it is.
 fn owner(fd: c_int) -> Option<&'static Instance> {
-    let places = PLACES.read().unwrap_or_else(PoisonError::into_inner);
+    let places = SESSIONS.read().unwrap_or_else(PoisonError::into_inner);
     let mut stacks = places.iter().filter_map(|entered| {
         // SAFETY: it has not left the list; and no function, so none of these either, may run while `free` does.
-        unsafe { &*entered.0 }.in_use()
+        unsafe { &*entered.0 }.used_instance()
     });
     stacks.find(|instance| instance.ops.owns(fd))
 }
 
 /// libc's function of this name.
-fn libcs(name: &CStr) -> *mut c_void {
+fn libc_function(name: &CStr) -> *mut c_void {
     // SAFETY: the name is a string.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) }
 }
@@ -85,11 +85,13 @@ unsafe extern "C" fn getsockopt(
     let Some(instance) = owner(fd) else {
         // SAFETY: libc's function of this name has this type, and gets what the caller gave.
         return unsafe {
-            core::mem::transmute::<*mut c_void, Function>(libcs(c"getsockopt"))(fd, level, name, value, len)
+            core::mem::transmute::<*mut c_void, Function>(libc_function(c"getsockopt"))(
+                fd, level, name, value, len,
+            )
         };
     };
     // SAFETY: there is as much room as told.
-    unsafe { memory::give_option(value, len, |room| instance.ops.getsockopt(fd, level, name, room)) }.to_c()
+    unsafe { memory::write_option(value, len, |room| instance.ops.getsockopt(fd, level, name, room)) }.to_c()
 }
 
 unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
@@ -97,20 +99,20 @@ unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count:
     let Some(instance) = owner(to) else {
         // SAFETY: libc's function of this name has this type, and gets what the caller gave.
         return unsafe {
-            core::mem::transmute::<*mut c_void, Function>(libcs(c"sendfile"))(to, from, offset, count)
+            core::mem::transmute::<*mut c_void, Function>(libc_function(c"sendfile"))(to, from, offset, count)
         };
     };
     // SAFETY: null or writable, by the caller's promise.
     let offset = unsafe { offset.as_mut() };
-    instance.settled(instance.ops.sendfile(to, from, offset, count)).to_c()
+    instance.settle(instance.ops.sendfile(to, from, offset, count)).to_c()
 }
 
 unsafe extern "C" fn close(fd: c_int) -> c_int {
     type Function = unsafe extern "C" fn(c_int) -> c_int;
     let Some(instance) = owner(fd) else {
         // SAFETY: libc's function of this name has this type.
-        return unsafe { core::mem::transmute::<*mut c_void, Function>(libcs(c"close"))(fd) };
+        return unsafe { core::mem::transmute::<*mut c_void, Function>(libc_function(c"close"))(fd) };
     };
-    let closed: Result<(), Errno> = instance.settled(instance.ops.close(fd));
+    let closed: Result<(), Errno> = instance.settle(instance.ops.close(fd));
     closed.to_c()
 }

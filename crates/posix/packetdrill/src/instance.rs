@@ -1,8 +1,8 @@
 //! One stack with its operations.
 
 use crate::clock::Clock;
-use crate::flags::Flags;
-use crate::sysctls::Settings;
+use crate::so_flags::SoFlags;
+use crate::sysctls::StackSettings;
 use crate::tunnel::{NEIGHBOUR_MAC, Tunnel};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
@@ -18,7 +18,7 @@ use rustix::process::{Resource, getrlimit};
 use std::thread::JoinHandle;
 
 /// Where everything is sent: whoever plays the network answers for all addresses.
-const GATEWAYS: [IpAddr; 2] =
+const GATEWAY_ADDRESSES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(169, 254, 0, 1)), IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1))];
 const DEVICE: &str = "packetdrill";
 /// Sockets of a script, and more. packetdrill locks all memory, so tables are no larger than they need be.
@@ -34,7 +34,7 @@ pub struct Instance {
     pub ops: Ops,
     pub tunnel: Tunnel,
     /// What it was started with.
-    pub settings: Settings,
+    pub settings: StackSettings,
     stop: StopFlag,
     thread: Option<JoinHandle<Result<(), ginnel::Error>>>,
 }
@@ -56,8 +56,8 @@ impl Instance {
     /// # Errors
     /// Something of the machine's is missing.
     pub fn start(
-        flags: &Flags,
-        settings: Settings,
+        flags: &SoFlags,
+        settings: StackSettings,
         tunnel: &Tunnel,
         clock: Clock,
     ) -> Result<Self, ginnel::Error> {
@@ -80,20 +80,20 @@ impl Instance {
         let send_buffer = Some([settings.send_buffer_first, settings.tcp.send_buffer_bytes]);
         let ops = OpsConfig { spin: Duration::ZERO, send_buffer, ..OpsConfig::default() };
         let ops = Ops::new(client, ops).map_err(no_descriptors)?;
-        let stop = StopFlag::new().map_err(no_descriptors_io)?;
+        let stop = StopFlag::new().map_err(io_error)?;
         let until = stop.clone();
         let thread = std::thread::Builder::new().name("ginnel".into());
-        let thread = thread.spawn(move || shard.run(&until)).map_err(no_descriptors_io)?;
+        let thread = thread.spawn(move || shard.run(&until)).map_err(io_error)?;
         Ok(Self { ops, tunnel: tunnel.clone(), settings, stop, thread: Some(thread) })
     }
 
     /// What came of a call, once the stack has done what the call asked for: in the kernel the packets that follow from a call have left when it returns.
-    pub fn settled<T>(&self, result: Result<T, Errno>) -> Result<T, Errno> {
+    pub fn settle<T>(&self, result: Result<T, Errno>) -> Result<T, Errno> {
         self.tunnel.settle().and(result)
     }
 }
 
-fn no_descriptors_io(error: std::io::Error) -> ginnel::Error {
+fn io_error(error: std::io::Error) -> ginnel::Error {
     ginnel::Error::application(error.to_string())
 }
 
@@ -116,21 +116,21 @@ impl Drop for Instance {
 }
 
 /// The prefix of one address.
-fn host(ip: &IpAddr) -> Prefix {
+fn host_prefix(ip: &IpAddr) -> Prefix {
     let bits = if ip.is_ipv4() { 32 } else { 128 };
     format!("{ip}/{bits}").parse().expect("an address with its length")
 }
 
-fn config_of(flags: &Flags, tcp: &TcpConfig) -> Config {
-    let local: Vec<Prefix> = flags.local.iter().map(host).collect();
+fn config_of(flags: &SoFlags, tcp: &TcpConfig) -> Config {
+    let local: Vec<Prefix> = flags.local.iter().map(host_prefix).collect();
     let families = |gateway: &&IpAddr| flags.local.iter().any(|ip| ip.is_ipv4() == gateway.is_ipv4());
-    let gateways: Vec<IpAddr> = GATEWAYS.iter().filter(families).copied().collect();
+    let gateways: Vec<IpAddr> = GATEWAY_ADDRESSES.iter().filter(families).copied().collect();
     let mut config = Config::single(DeviceConfig::new(DEVICE, DeviceKind::Memory), &local, &gateways);
     config.links[0].accept_ra = false;
     config.links[0].own_networks = flags.networks.clone();
     // First, that the gateways are on the link, though no address of the stack's is like theirs.
     let on_link = |ip: &IpAddr| RouteConfig {
-        destination: host(ip),
+        destination: host_prefix(ip),
         gateway: None,
         link: config.links[0].name.clone(),
         metric: 0,

@@ -1,7 +1,7 @@
 //! The interface of packetdrill's `packetdrill.h`, and the function that fills it.
 #![allow(unsafe_code)] // a function that C calls, and its pointers
 
-use crate::place::Place;
+use crate::session::Session;
 use crate::{bytes, calls, network};
 use core::ffi::{CStr, c_char, c_int, c_long, c_longlong, c_uint, c_ulong, c_void};
 use libc::{
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn packetdrill_interface_init(
         // SAFETY: the caller's promise.
         false => unsafe { CStr::from_ptr(flags) }.to_string_lossy(),
     };
-    let (userdata, result) = match Place::new(&flags) {
+    let (userdata, result) = match Session::new(&flags) {
         Ok(place) => (Box::into_raw(place).cast(), 0),
         Err(problem) => {
             eprintln!("packetdrill_ginnel: {problem}");

@@ -15,17 +15,17 @@
 mod bytes;
 mod calls;
 mod clock;
-mod flags;
 mod hooks;
 mod instance;
 mod interface;
+mod so_flags;
 // The library that programs are preloaded with looks at what they point to in the same way.
+mod got;
 #[expect(dead_code, reason = "that library has more calls")]
-#[path = "../../preload/src/hooks/memory.rs"]
+#[path = "../../preload/src/hooks/user_memory.rs"]
 mod memory;
 mod network;
-mod place;
-mod slots;
+mod session;
 mod sysctls;
 mod tunnel;
 

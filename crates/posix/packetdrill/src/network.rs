@@ -1,7 +1,7 @@
 //! The network, as packetdrill plays it, and time.
 #![allow(unsafe_code)] // functions that C calls
 
-use crate::calls::{ToC, instance, place};
+use crate::calls::{ToC, instance, session};
 use crate::memory;
 use core::ffi::{c_int, c_longlong, c_void};
 use core::time::Duration;
@@ -26,11 +26,11 @@ pub unsafe extern "C" fn netdev_receive(
     time: *mut c_longlong,
 ) -> c_int {
     // SAFETY: the caller's promises.
-    let (place, len, time) = unsafe { (place(userdata), len.as_mut(), time.as_mut()) };
+    let (place, len, time) = unsafe { (session(userdata), len.as_mut(), time.as_mut()) };
     let result = place.and_then(|place| {
         let (len, time) = (len.ok_or(Errno::FAULT)?, time.ok_or(Errno::FAULT)?);
         // SAFETY: there is as much room as told.
-        let room = unsafe { memory::room(room, *len) }?;
+        let room = unsafe { memory::writable_bytes(room, *len) }?;
         *len = 0;
         let packet = place.tunnel.receive();
         let place = room.get_mut(..packet.bytes.len()).ok_or(Errno::MSGSIZE)?;
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn netdev_receive(
 /// `userdata` is the interface's.
 pub unsafe extern "C" fn usleep(userdata: *mut c_void, time: useconds_t) -> c_int {
     // SAFETY: the caller's promise.
-    let place = unsafe { place(userdata) };
+    let place = unsafe { session(userdata) };
     place.map(|_| std::thread::sleep(Duration::from_micros(time.into()))).to_c()
 }
 
@@ -54,10 +54,10 @@ pub unsafe extern "C" fn usleep(userdata: *mut c_void, time: useconds_t) -> c_in
 /// `userdata` is the interface's, and `time` null or writable.
 pub unsafe extern "C" fn gettimeofday(userdata: *mut c_void, time: *mut timeval, _: *mut timezone) -> c_int {
     // SAFETY: the caller's promises.
-    let (place, time) = unsafe { (place(userdata), time.as_mut()) };
+    let (place, time) = unsafe { (session(userdata), time.as_mut()) };
     place
         .map(|place| {
-            place.prepare();
+            place.start_if_unstarted();
             let now = place.clock.now();
             if let Some(time) = time {
                 time.tv_sec = now.as_secs() as libc::time_t;

@@ -5,11 +5,11 @@ use ginnel_stack::tcp::config::{CongestionControl, EcnMode, MtuProbing, SynCooki
 use std::path::Path;
 
 /// Where the kernel shows them.
-pub const PROC: &str = "/proc/sys/net/ipv4";
+pub const PROC_DIR: &str = "/proc/sys/net/ipv4";
 
 /// What they say.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Settings {
+pub struct StackSettings {
     /// To the stack.
     pub tcp: TcpConfig,
     /// What a send buffer begins with, in bytes.
@@ -20,8 +20,8 @@ pub struct Settings {
 ///
 /// # Errors
 /// The stack has no such value.
-pub fn set(settings: &mut Settings, name: &str, value: &str) -> Result<bool, String> {
-    let Settings { tcp, send_buffer_first } = settings;
+pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Result<bool, String> {
+    let StackSettings { tcp, send_buffer_first } = settings;
     let words: Vec<&str> = value.split_whitespace().collect();
     let first = words.first().copied().unwrap_or_default();
     fn parse<T: core::str::FromStr>(word: &str) -> Result<T, String> {
@@ -118,7 +118,7 @@ pub fn set(settings: &mut Settings, name: &str, value: &str) -> Result<bool, Str
 }
 
 /// Reads all that are in a folder. What the stack does not have stays as it is, and so does a value that it has no use for: returns these with the reason.
-pub fn read(folder: &Path, settings: &mut Settings) -> Vec<String> {
+pub fn read_all(folder: &Path, settings: &mut StackSettings) -> Vec<String> {
     let mut refused = Vec::new();
     let Ok(entries) = std::fs::read_dir(folder) else { return refused };
     let mut names: Vec<String> =
@@ -129,7 +129,7 @@ pub fn read(folder: &Path, settings: &mut Settings) -> Vec<String> {
         let Ok(value) = std::fs::read_to_string(folder.join(&name)) else { continue };
         let mut changed = settings.clone();
         let value = value.trim();
-        let result = set(&mut changed, &name, value).and_then(|known| match known {
+        let result = set_sysctl(&mut changed, &name, value).and_then(|known| match known {
             true => changed.tcp.validate().map_err(|error| error.to_string()),
             false => Ok(()),
         });
@@ -145,8 +145,8 @@ pub fn read(folder: &Path, settings: &mut Settings) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn defaults() -> Settings {
-        Settings { tcp: TcpConfig::default(), send_buffer_first: 16_384 }
+    fn defaults() -> StackSettings {
+        StackSettings { tcp: TcpConfig::default(), send_buffer_first: 16_384 }
     }
 
     #[test]
@@ -167,8 +167,8 @@ mod tests {
             std::fs::write(folder.path().join(name), value).unwrap();
         }
         let mut settings = defaults();
-        let refused = read(folder.path(), &mut settings);
-        let Settings { tcp, send_buffer_first } = settings;
+        let refused = read_all(folder.path(), &mut settings);
+        let StackSettings { tcp, send_buffer_first } = settings;
         assert_eq!((send_buffer_first, tcp.send_buffer_bytes), (50_000, 4_194_304));
         assert_eq!((tcp.sack, tcp.recv_buffer_bytes, tcp.orphan_retries), (false, 500_000, 8));
         assert_eq!(tcp.recv_window_first_bytes, 270_000);
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn this_machine_can_be_read() {
         let mut settings = defaults();
-        read(Path::new(PROC), &mut settings);
+        read_all(Path::new(PROC_DIR), &mut settings);
         settings.tcp.validate().unwrap();
     }
 }

@@ -22,29 +22,29 @@ const PACKETS_MAX: usize = 4096;
 /// Longest packet (RFC 791; of IPv6 those that need no jumbo option are 40 bytes longer, and no device has them).
 const PACKET_BYTES_MAX: usize = 65_535;
 /// Types of ICMPv6 that are about the link: MLD, NDP, MLDv2 (RFC 2710, RFC 4861, RFC 3810).
-const LINK_TYPES: [core::ops::RangeInclusive<u8>; 2] = [130..=137, 143..=143];
+const LINK_ICMPV6_TYPES: [core::ops::RangeInclusive<u8>; 2] = [130..=137, 143..=143];
 
 /// A packet that left the stack, and when.
 #[derive(Debug)]
-pub struct Packet {
+pub struct OutboundPacket {
     pub bytes: Vec<u8>,
     pub at: Duration,
 }
 
-struct Shared {
+struct TunnelShared {
     inbound: Mutex<VecDeque<Vec<u8>>>,
     /// Readable when packets came and the stack may be asleep.
-    bell: OwnedFd,
-    outbound: Mutex<VecDeque<Packet>>,
-    left: Condvar,
-    turns: Mutex<Turns>,
-    turned: Condvar,
+    doorbell: OwnedFd,
+    outbound: Mutex<VecDeque<OutboundPacket>>,
+    outbound_ready: Condvar,
+    turns: Mutex<TurnCounters>,
+    turn_ended: Condvar,
     mtu: usize,
 }
 
 /// Turns of the stack, counted from 1.
 #[derive(Default)]
-struct Turns {
+struct TurnCounters {
     begun: u64,
     ended: u64,
     /// Somebody waits until this one has ended.
@@ -63,7 +63,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The side of the packets.
 #[derive(Clone)]
-pub struct Tunnel(Arc<Shared>);
+pub struct Tunnel(Arc<TunnelShared>);
 
 impl Tunnel {
     /// A tunnel for packets of so many bytes.
@@ -71,13 +71,13 @@ impl Tunnel {
     /// # Errors
     /// No descriptor is left.
     pub fn new(mtu: usize) -> Result<Self, Errno> {
-        Ok(Self(Arc::new(Shared {
+        Ok(Self(Arc::new(TunnelShared {
             inbound: Mutex::default(),
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            doorbell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             outbound: Mutex::default(),
-            left: Condvar::new(),
+            outbound_ready: Condvar::new(),
             turns: Mutex::default(),
-            turned: Condvar::new(),
+            turn_ended: Condvar::new(),
             mtu,
         })))
     }
@@ -121,10 +121,10 @@ impl Tunnel {
         let last = turns.begun + TURNS_TO_SETTLE;
         turns.wanted = turns.wanted.max(last);
         // A full counter is readable, too.
-        let _ = rustix::io::write(&self.0.bell, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.0.doorbell, &1u64.to_ne_bytes());
         while turns.ended < last {
             let (after, waited) =
-                self.0.turned.wait_timeout(turns, TURN_MAX).unwrap_or_else(PoisonError::into_inner);
+                self.0.turn_ended.wait_timeout(turns, TURN_MAX).unwrap_or_else(PoisonError::into_inner);
             turns = after;
             if waited.timed_out() {
                 return Err(Errno::IO);
@@ -134,13 +134,13 @@ impl Tunnel {
     }
 
     /// The next packet that left the stack. Waits for it.
-    pub fn receive(&self) -> Packet {
+    pub fn receive(&self) -> OutboundPacket {
         let mut outbound = lock(&self.0.outbound);
         loop {
             if let Some(packet) = outbound.pop_front() {
                 return packet;
             }
-            outbound = self.0.left.wait(outbound).unwrap_or_else(PoisonError::into_inner);
+            outbound = self.0.outbound_ready.wait(outbound).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -154,12 +154,12 @@ fn ethertype_of(packet: &[u8]) -> Option<[u8; 2]> {
 }
 
 /// Whether a frame is for whoever is at the other end, and not about the link.
-fn is_packet(frame: &[u8]) -> bool {
+fn is_ip_packet(frame: &[u8]) -> bool {
     let Some((header, packet)) = frame.split_at_checked(ETHERNET_BYTES) else { return false };
     let about_link = match packet {
         // MLD stands behind a hop-by-hop header of eight bytes.
-        [_, _, _, _, _, _, 0, ..] => packet.get(40) == Some(&58) && about_link(packet.get(48)),
-        [_, _, _, _, _, _, 58, ..] => about_link(packet.get(40)),
+        [_, _, _, _, _, _, 0, ..] => packet.get(40) == Some(&58) && is_link_message(packet.get(48)),
+        [_, _, _, _, _, _, 58, ..] => is_link_message(packet.get(40)),
         _ => false,
     };
     match &header[12..] {
@@ -169,32 +169,32 @@ fn is_packet(frame: &[u8]) -> bool {
     }
 }
 
-fn about_link(kind: Option<&u8>) -> bool {
-    kind.is_some_and(|kind| LINK_TYPES.iter().any(|types| types.contains(kind)))
+fn is_link_message(kind: Option<&u8>) -> bool {
+    kind.is_some_and(|kind| LINK_ICMPV6_TYPES.iter().any(|types| types.contains(kind)))
 }
 
-impl Shared {
+impl TunnelShared {
     /// The last turn has ended; another begins, or the stack is about to sleep. Whether nobody waits for another.
-    fn turn(&self, begins: bool) -> bool {
+    fn count_turn(&self, begins: bool) -> bool {
         let mut turns = lock(&self.turns);
         let news = turns.ended < turns.begun;
         turns.ended = turns.begun;
         turns.begun += u64::from(begins);
         if news {
-            self.turned.notify_all();
+            self.turn_ended.notify_all();
         }
         turns.wanted <= turns.ended
     }
 }
 
 struct TunnelRx {
-    shared: Arc<Shared>,
+    shared: Arc<TunnelShared>,
     lent: Vec<Vec<u8>>,
 }
 
 impl RxQueue for TunnelRx {
     fn rx_burst<'a>(&'a mut self, _: Instant, burst: &mut RxBurst<'a>) {
-        self.shared.turn(true);
+        self.shared.count_turn(true);
         let mut inbound = lock(&self.shared.inbound);
         let count = inbound.len().min(burst.remaining_capacity());
         self.lent.clear();
@@ -207,17 +207,17 @@ impl RxQueue for TunnelRx {
 
     fn arm(&mut self) -> bool {
         // Emptied before the look, so that what comes after it is heard.
-        let _ = rustix::io::read(&self.shared.bell, &mut [0; 8]);
-        self.shared.turn(false) && lock(&self.shared.inbound).is_empty()
+        let _ = rustix::io::read(&self.shared.doorbell, &mut [0; 8]);
+        self.shared.count_turn(false) && lock(&self.shared.inbound).is_empty()
     }
 
     fn wake_fd(&self) -> Option<RawFd> {
-        Some(self.shared.bell.as_raw_fd())
+        Some(self.shared.doorbell.as_raw_fd())
     }
 }
 
 struct TunnelTx {
-    shared: Arc<Shared>,
+    shared: Arc<TunnelShared>,
     clock: Clock,
     frame: Vec<u8>,
     committed: Vec<Vec<u8>>,
@@ -245,7 +245,7 @@ impl TxQueue for TunnelTx {
 
     fn commit(&mut self, len: usize, _: TxMeta) {
         let frame = &self.frame[..len];
-        if is_packet(frame) {
+        if is_ip_packet(frame) {
             self.committed.push(frame[ETHERNET_BYTES..].to_vec());
         }
     }
@@ -255,8 +255,9 @@ impl TxQueue for TunnelTx {
             return;
         }
         let at = self.clock.now();
-        lock(&self.shared.outbound).extend(self.committed.drain(..).map(|bytes| Packet { bytes, at }));
-        self.shared.left.notify_all();
+        lock(&self.shared.outbound)
+            .extend(self.committed.drain(..).map(|bytes| OutboundPacket { bytes, at }));
+        self.shared.outbound_ready.notify_all();
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! It does so in real time: what a stack sends again because the machine stood still is no failure.
 
-use ginnel_testkit::stalls;
+use ginnel_testkit::steal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
@@ -42,7 +42,7 @@ fn run(case: &str, flags: Option<&str>) -> Output {
 /// What a program says that ends well.
 fn told(name: &str, mut run: impl FnMut() -> Output) -> String {
     let mut said = String::new();
-    let ended = stalls::in_real_time(1, || {
+    let ended = steal::retry_in_real_time(1, || {
         let output = run();
         said = String::from_utf8_lossy(&output.stderr).into_owned();
         if output.status.success() { Ok(()) } else { Err(output.status) }

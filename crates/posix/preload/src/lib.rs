@@ -9,7 +9,7 @@
 //! broken libc would.
 
 mod attach;
-mod heritage;
+mod fork;
 mod hooks;
-mod process;
+mod inherit;
 mod real;

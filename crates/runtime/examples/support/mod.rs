@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
-use ginnel::executor::Outcome;
+use ginnel::executor::MainOutput;
 use ginnel::{Config, Executor, Handler, Instant, Shard};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_stack::device::Device;
@@ -37,7 +37,7 @@ where
 fn shard<M, F>(address: &str, device: Device, now: Instant, executor: Executor<M>) -> Shard<Executor<M>>
 where
     M: FnOnce() -> F + 'static,
-    F: Future<Output: Outcome> + 'static,
+    F: Future<Output: MainOutput> + 'static,
     Executor<M>: Handler,
 {
     let config =

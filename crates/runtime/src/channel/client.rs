@@ -1,29 +1,28 @@
 //! The application's end of a channel.
 
-mod blanks;
-mod blocked;
-mod common;
-mod datagrams;
-mod heirs;
+mod description;
+mod inherit;
 mod offers;
+mod preallocated;
 mod readiness;
-mod streams;
+mod send_blocked;
+mod shared_streams;
+mod urgent_and_udp;
 
-pub use super::hand::{Standing, Status};
-pub use common::CommonOf;
-pub use datagrams::Arrived;
-pub use heirs::Memory;
-pub use streams::Streams;
+pub use super::socket_ref::{SocketState, SocketStatus};
+pub use description::DescriptionKey;
+pub use inherit::ChannelMapping;
+pub use shared_streams::SharedStreams;
+pub use urgent_and_udp::ReceivedDatagram;
 
-use super::bells::{Answerer, RELEASED, RUNG, Ringer};
-use super::control::{Control, LinkInfo, Reply, Request};
-use super::hand::Hand;
-use super::region::{Direction, Region, SECOND_CHOICE};
-use super::socket::{reason, request, state};
+use super::control::{ChannelReply, ChannelRequest, ControlPath, LinkInfo};
+use super::doorbells::{NOTIFIED, Notifier, NotifyQueue, RELEASED};
+use super::region::{Direction, FALLBACK_CREDIT, Region};
+use super::socket::{close_reason, request, state};
+use super::socket_ref::SocketRef;
 use super::sync::Ordering;
 use crate::error::Error;
 use crate::wait::{self, EventFd};
-use blocked::Blocked;
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
@@ -31,8 +30,9 @@ use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::Conn;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
-use offers::Offers;
+use offers::ReceivedOffers;
 use rustix::fd::{BorrowedFd, OwnedFd};
+use send_blocked::SendBlockedFlags;
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
 use std::sync::Arc;
@@ -107,33 +107,33 @@ pub struct ClientParts {
     /// The memory of the channel.
     pub region: OwnedFd,
     /// Wakes the stack.
-    pub stack: OwnedFd,
+    pub stack_wake: OwnedFd,
     /// Wakes the client.
-    pub wake: OwnedFd,
+    pub client_wake: OwnedFd,
     /// The client's number.
-    pub number: u32,
+    pub client: u32,
 }
 
 /// What the client knows of a socket.
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
+struct ClientSocket {
     /// Of the connection; `None` if the client does not hold it.
     generation: Option<u32>,
     /// Bits of the state that were reported.
-    reported: u32,
+    reported_state: u32,
     /// How many bytes had come when readable was last reported.
-    shown: u64,
+    reported_written: u64,
     /// Bytes that were acknowledged, and notices, when they were last reported.
-    acked: u64,
-    notices: u32,
+    reported_acked: u64,
+    reported_oob_events: u32,
 }
 
 /// Who rings the stack.
-enum Up {
+enum StackNotifier {
     /// This thread alone.
-    Own(Ringer),
+    Exclusive(Notifier),
     /// All threads of the process, which may share its sockets with others.
-    Shared(Arc<Streams>),
+    Shared(Arc<SharedStreams>),
 }
 
 /// An application's end of a channel. Used by one thread at a time; if it came through the [door](crate::door), other threads may use its
@@ -141,26 +141,26 @@ enum Up {
 pub struct Client {
     pub(super) region: Arc<Region>,
     number: usize,
-    up: Up,
+    to_stack: StackNotifier,
     /// This client has rung since it asked last whether the stack has to be woken, if other threads ring as well.
-    rang: bool,
-    down: Answerer,
+    has_notified: bool,
+    from_stack: NotifyQueue,
     /// The stack's, to wake it.
-    stack: Arc<EventFd>,
+    stack_wake: Arc<EventFd>,
     /// Ours, to be woken.
     wake: Arc<EventFd>,
-    control: Box<dyn Control>,
-    sockets: Vec<Held>,
+    control: Box<dyn ControlPath>,
+    sockets: Vec<ClientSocket>,
     /// Sockets on which a write was cut short.
-    blocked: Arc<Blocked>,
+    blocked: Arc<SendBlockedFlags>,
     events: VecDeque<ClientEvent>,
     /// Where the next socket at hand is looked for.
-    blank: usize,
+    next_preallocated: usize,
     /// What is offered, if offers are not taken at once.
-    by_hand: Option<Box<Offers>>,
-    detached: bool,
+    explicit_offers: Option<Box<ReceivedOffers>>,
+    is_detached: bool,
     /// A child that has not looked yet at what it inherited.
-    is_heir: bool,
+    must_rescan: bool,
 }
 
 impl Client {
@@ -169,40 +169,40 @@ impl Client {
         number: usize,
         stack: Arc<EventFd>,
         wake: Arc<EventFd>,
-        control: Box<dyn Control>,
+        control: Box<dyn ControlPath>,
     ) -> Self {
-        let up = Up::Own(region.up(number).ringer());
-        let blocked = Arc::new(Blocked::new(region.sockets()));
-        Self::with(region, number, up, stack, wake, control, blocked)
+        let up = StackNotifier::Exclusive(region.to_stack(number).notifier());
+        let blocked = Arc::new(SendBlockedFlags::new(region.sockets()));
+        Self::assemble(region, number, up, stack, wake, control, blocked)
     }
 
-    fn with(
+    fn assemble(
         region: Arc<Region>,
         number: usize,
-        up: Up,
-        stack: Arc<EventFd>,
+        to_stack: StackNotifier,
+        stack_wake: Arc<EventFd>,
         wake: Arc<EventFd>,
-        control: Box<dyn Control>,
-        blocked: Arc<Blocked>,
+        control: Box<dyn ControlPath>,
+        blocked: Arc<SendBlockedFlags>,
     ) -> Self {
         // The stack may have rung since it knows of this client. Bells that nobody answers would be the last for their sockets.
-        let down = region.down(number).answerer_from_first();
+        let from_stack = region.to_client(number).notify_queue_from_start();
         Self {
             region,
             number,
-            up,
-            rang: false,
-            down,
-            stack,
+            to_stack,
+            has_notified: false,
+            from_stack,
+            stack_wake,
             wake,
             control,
             sockets: Vec::new(),
             blocked,
             events: VecDeque::new(),
-            blank: 0,
-            by_hand: None,
-            detached: false,
-            is_heir: false,
+            next_preallocated: 0,
+            explicit_offers: None,
+            is_detached: false,
+            must_rescan: false,
         }
     }
 
@@ -210,39 +210,39 @@ impl Client {
     ///
     /// # Errors
     /// The region cannot be mapped, or is not what it should be.
-    pub fn open(parts: ClientParts, control: Box<dyn Control>) -> Result<Self, Error> {
+    pub fn open(parts: ClientParts, control: Box<dyn ControlPath>) -> Result<Self, Error> {
         let region = Region::open(parts.region).map_err(|e| Error::io("region of the channel", e))?;
-        let number = parts.number as usize;
+        let number = parts.client as usize;
         if number >= region.clients() {
             return Err(Error::application("channel: the region has no client of this number"));
         }
         let event = |fd| Arc::new(EventFd::from_fd(fd));
-        let (stack, wake) = (event(parts.stack), event(parts.wake));
-        Ok(Self::shared(region, number, stack, wake, control))
+        let (stack, wake) = (event(parts.stack_wake), event(parts.client_wake));
+        Ok(Self::with_shared_streams(region, number, stack, wake, control))
     }
 
-    fn shared(
+    fn with_shared_streams(
         region: Arc<Region>,
         number: usize,
         stack: Arc<EventFd>,
         wake: Arc<EventFd>,
-        control: Box<dyn Control>,
+        control: Box<dyn ControlPath>,
     ) -> Self {
-        let blocked = Arc::new(Blocked::new(region.sockets()));
-        let streams = Arc::new(Streams::new(region.clone(), number, stack.clone(), blocked.clone()));
-        Self::with(region, number, Up::Shared(streams), stack, wake, control, blocked)
+        let blocked = Arc::new(SendBlockedFlags::new(region.sockets()));
+        let streams = Arc::new(SharedStreams::new(region.clone(), number, stack.clone(), blocked.clone()));
+        Self::assemble(region, number, StackNotifier::Shared(streams), stack, wake, control, blocked)
     }
 
     /// The streams of its connections, for other threads. `None` in the stack's own process, where a client is one thread's.
-    pub fn streams(&self) -> Option<Arc<Streams>> {
-        match &self.up {
-            Up::Shared(streams) => Some(streams.clone()),
-            Up::Own(_) => None,
+    pub fn streams(&self) -> Option<Arc<SharedStreams>> {
+        match &self.to_stack {
+            StackNotifier::Shared(streams) => Some(streams.clone()),
+            StackNotifier::Exclusive(_) => None,
         }
     }
 
-    pub(super) fn ask(&mut self, request: Request) -> Result<Reply, Error> {
-        self.control.ask(self.number, request)
+    pub(super) fn call(&mut self, request: ChannelRequest) -> Result<ChannelReply, Error> {
+        self.control.call(self.number, request)
     }
 
     /// Whether the stack can be used: before that its IPv6 addresses may not have been checked (RFC 4862 §5.4), and cannot be listened on.
@@ -255,18 +255,18 @@ impl Client {
     /// # Errors
     /// The stack's, or the shard is gone.
     pub fn listen(&mut self, local: SocketAddr, options: ListenOptions, credits: u32) -> Result<u32, Error> {
-        self.listen_as(Request::Listen(local, options), credits)
+        self.listen_as(ChannelRequest::Listen(local, options), credits)
     }
 
     /// The same as `request` asks for it.
-    pub(super) fn listen_as(&mut self, request: Request, credits: u32) -> Result<u32, Error> {
-        match self.ask(request)? {
-            Reply::Listen(Ok(listener)) => {
+    pub(super) fn listen_as(&mut self, request: ChannelRequest, credits: u32) -> Result<u32, Error> {
+        match self.call(request)? {
+            ChannelReply::Listen(Ok(listener)) => {
                 self.set_credits(listener, credits);
                 Ok(listener)
             }
-            Reply::Listen(Err(error)) => Err(error),
-            _ => Err(mismatch()),
+            ChannelReply::Listen(Err(error)) => Err(error),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -275,13 +275,13 @@ impl Client {
     /// # Errors
     /// There is none of this number, or the shard is gone.
     pub fn join(&mut self, listener: u32, credits: u32) -> Result<(), Error> {
-        match self.ask(Request::Join(listener))? {
-            Reply::Join(Ok(())) => {
+        match self.call(ChannelRequest::Join(listener))? {
+            ChannelReply::Join(Ok(())) => {
                 self.set_credits(listener, credits);
                 Ok(())
             }
-            Reply::Join(Err(_)) => Err(Error::application("channel: no listener of this number")),
-            _ => Err(mismatch()),
+            ChannelReply::Join(Err(_)) => Err(Error::application("channel: no listener of this number")),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -290,27 +290,27 @@ impl Client {
     pub fn set_credits(&mut self, listener: u32, credits: u32) {
         let Some(word) = self.region.credits(self.number).get(listener as usize) else { return };
         word.store(credits, Ordering::Release);
-        self.knock();
+        self.notify_any();
     }
 
     /// The same for connections that no other client would take now: this one serves another shard rather than this.
-    pub fn set_credits_as_second_choice(&mut self, listener: u32, credits: u32) {
-        self.set_credits(listener, credits.min(SECOND_CHOICE - 1) | SECOND_CHOICE);
+    pub fn set_fallback_credits(&mut self, listener: u32, credits: u32) {
+        self.set_credits(listener, credits.min(FALLBACK_CREDIT - 1) | FALLBACK_CREDIT);
     }
 
     /// Who did not take in time what it was offered, because it was busy, is offered nothing until it rings. It may have nothing else to ring for.
     #[inline]
-    pub(super) fn wake_up(&mut self) {
-        let dozes = self.region.dozes(self.number);
+    pub(super) fn resume_offers(&mut self) {
+        let dozes = self.region.offers_suspended(self.number);
         if dozes.load(Ordering::Relaxed) != 0 {
             dozes.store(0, Ordering::Relaxed);
-            self.knock();
+            self.notify_any();
         }
     }
 
     /// Rings for no socket in particular: credits are looked at with any bell.
-    fn knock(&mut self) {
-        self.ring(0, RUNG);
+    fn notify_any(&mut self) {
+        self.notify(0, NOTIFIED);
     }
 
     /// Takes no more connections of a listener. The last client to do so closes it: connections that nobody took are reset.
@@ -318,15 +318,15 @@ impl Client {
     /// # Errors
     /// The shard is gone.
     pub fn unlisten(&mut self, listener: u32) -> Result<(), Error> {
-        self.ask(Request::Unlisten(listener)).map(|_| ())
+        self.call(ChannelRequest::Unlisten(listener)).map(|_| ())
     }
 
     /// The same where somebody asks something afterwards, of this shard or of another one of the stack: when that is answered this is done.
     ///
     /// # Errors
     /// The shard is gone.
-    pub fn unlisten_before_asking(&mut self, listener: u32) -> Result<(), Error> {
-        self.control.tell(self.number, Request::Unlisten(listener))
+    pub fn post_unlisten(&mut self, listener: u32) -> Result<(), Error> {
+        self.control.post(self.number, ChannelRequest::Unlisten(listener))
     }
 
     /// Opens a connection; [`ClientEvent::Connected`] or [`ClientEvent::Closed`] follows.
@@ -334,13 +334,13 @@ impl Client {
     /// # Errors
     /// The stack's, or the shard is gone.
     pub fn connect(&mut self, remote: SocketAddr, options: ConnectOptions) -> Result<Conn, Error> {
-        match self.ask(Request::Connect(remote, options))? {
-            Reply::Connect(Ok((socket, generation))) => {
-                self.hold(socket, generation);
+        match self.call(ChannelRequest::Connect(remote, options))? {
+            ChannelReply::Connect(Ok((socket, generation))) => {
+                self.track(socket, generation);
                 Ok(Conn::new(socket, generation))
             }
-            Reply::Connect(Err(error)) => Err(error),
-            _ => Err(mismatch()),
+            ChannelReply::Connect(Err(error)) => Err(error),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -352,8 +352,8 @@ impl Client {
         if !option.is_valid() {
             return Err(OptionError::Invalid);
         }
-        self.hand(conn).map_err(|_| OptionError::Stale)?.wish(option)?;
-        self.ring(conn.index(), RUNG);
+        self.socket_ref(conn).map_err(|_| OptionError::Stale)?.set_option(option)?;
+        self.notify(conn.index(), NOTIFIED);
         Ok(())
     }
 
@@ -365,10 +365,10 @@ impl Client {
         let mut links = Vec::new();
         loop {
             // Cannot truncate: links are numbered with 16 bits.
-            match self.ask(Request::Links(links.len() as u32))? {
-                Reply::Links(more) if more.is_empty() => return Ok(links),
-                Reply::Links(more) if links.len() + more.len() <= LINKS_MAX => links.extend(more),
-                _ => return Err(mismatch()),
+            match self.call(ChannelRequest::Links(links.len() as u32))? {
+                ChannelReply::Links(more) if more.is_empty() => return Ok(links),
+                ChannelReply::Links(more) if links.len() + more.len() <= LINKS_MAX => links.extend(more),
+                _ => return Err(unexpected_reply()),
             }
         }
     }
@@ -378,15 +378,15 @@ impl Client {
     /// # Errors
     /// The handle is stale, the connection over, or the shard gone.
     pub fn info(&mut self, conn: Conn) -> Result<Box<TcpInfo>, Stale> {
-        self.held(conn)?;
-        match self.ask(Request::Info(conn.index())) {
-            Ok(Reply::Info(result)) => result,
+        self.tracked(conn)?;
+        match self.call(ChannelRequest::Info(conn.index())) {
+            Ok(ChannelReply::Info(result)) => result,
             _ => Err(Stale::Handle),
         }
     }
 
     /// Asks in another way from now on.
-    pub(super) fn set_control(&mut self, control: Box<dyn Control>) {
+    pub(super) fn set_control(&mut self, control: Box<dyn ControlPath>) {
         self.control = control;
     }
 
@@ -396,33 +396,33 @@ impl Client {
     }
 
     /// What is known of a socket. `None`: there is none of this number.
-    fn known(&mut self, socket: u32) -> Option<&mut Held> {
+    fn socket_entry(&mut self, socket: u32) -> Option<&mut ClientSocket> {
         let place = socket as usize;
         if place >= self.sockets.len() && place < self.sockets_max() {
-            self.sockets.resize(place + 1, Held::default());
+            self.sockets.resize(place + 1, ClientSocket::default());
         }
         self.sockets.get_mut(place)
     }
 
     /// What wakes the client.
-    pub(crate) fn wake(&self) -> Arc<EventFd> {
+    pub(crate) fn wake_event(&self) -> Arc<EventFd> {
         self.wake.clone()
     }
 
     /// The client holds this socket from now on, as the stack has answered.
-    pub(super) fn hold(&mut self, socket: u32, generation: u32) {
-        if let Some(held) = self.known(socket) {
-            *held = Held { generation: Some(generation), ..Held::default() };
+    pub(super) fn track(&mut self, socket: u32, generation: u32) {
+        if let Some(held) = self.socket_entry(socket) {
+            *held = ClientSocket { generation: Some(generation), ..ClientSocket::default() };
             self.blocked.clear(socket);
             // What happened meanwhile was rung before it was held.
-            self.look(Conn::new(socket, generation));
+            self.report_changes(Conn::new(socket, generation));
         }
     }
 
     /// How often urgent data of a connection were announced or came.
     #[inline]
-    pub(super) fn notices(&self, conn: Conn) -> u32 {
-        self.held(conn).map_or(0, |_| self.region.socket(conn.index()).notices.load(Ordering::Relaxed))
+    pub(super) fn oob_events(&self, conn: Conn) -> u32 {
+        self.tracked(conn).map_or(0, |_| self.region.socket(conn.index()).oob_events.load(Ordering::Relaxed))
     }
 
     /// How many bytes of a connection were read.
@@ -430,11 +430,11 @@ impl Client {
     /// # Errors
     /// The handle is stale.
     pub(super) fn read_position(&self, conn: Conn) -> Result<u64, Stale> {
-        Ok(self.hand(conn)?.read_position())
+        Ok(self.socket_ref(conn)?.read_position())
     }
 
     #[inline]
-    fn held(&self, conn: Conn) -> Result<&Held, Stale> {
+    fn tracked(&self, conn: Conn) -> Result<&ClientSocket, Stale> {
         let held = self.sockets.get(conn.index() as usize).ok_or(Stale::Handle)?;
         if held.generation == Some(conn.generation()) { Ok(held) } else { Err(Stale::Handle) }
     }
@@ -444,25 +444,25 @@ impl Client {
     /// # Errors
     /// The handle is stale.
     pub fn peer(&self, conn: Conn) -> Result<SocketAddr, Stale> {
-        self.held(conn)?;
-        Ok(self.region.socket(conn.index()).end(1))
+        self.tracked(conn)?;
+        Ok(self.region.socket(conn.index()).endpoint(1))
     }
 
     /// Our end and the peer's.
     ///
     /// # Errors
     /// The handle is stale.
-    pub fn ends(&self, conn: Conn) -> Result<[SocketAddr; 2], Stale> {
-        self.held(conn)?;
-        Ok(self.region.socket(conn.index()).ends())
+    pub fn endpoints(&self, conn: Conn) -> Result<[SocketAddr; 2], Stale> {
+        self.tracked(conn)?;
+        Ok(self.region.socket(conn.index()).endpoints())
     }
 
     /// What is done with the bytes of a connection.
     #[inline]
-    fn hand(&self, conn: Conn) -> Result<Hand<'_>, Stale> {
-        self.held(conn)?;
-        let shared_by = matches!(self.up, Up::Shared(_)).then_some(self.number);
-        Ok(Hand::new(&self.region, conn.index(), shared_by))
+    fn socket_ref(&self, conn: Conn) -> Result<SocketRef<'_>, Stale> {
+        self.tracked(conn)?;
+        let shared_by = matches!(self.to_stack, StackNotifier::Shared(_)).then_some(self.number);
+        Ok(SocketRef::new(&self.region, conn.index(), shared_by))
     }
 
     /// Bytes that wait to be read.
@@ -470,7 +470,7 @@ impl Client {
     /// # Errors
     /// The handle is stale.
     pub fn readable(&self, conn: Conn) -> Result<usize, Stale> {
-        Ok(self.hand(conn)?.readable())
+        Ok(self.socket_ref(conn)?.readable())
     }
 
     /// Copies what waits, from `skip` bytes behind its beginning on; it stays. Returns how many bytes.
@@ -478,7 +478,7 @@ impl Client {
     /// # Errors
     /// The handle is stale, or a process that shares it was stopped in the middle of using it.
     pub fn peek(&self, conn: Conn, skip: usize, out: &mut [u8]) -> Result<usize, RecvError> {
-        self.hand(conn).map_err(|_| RecvError::Stale)?.peek(skip, out)
+        self.socket_ref(conn).map_err(|_| RecvError::Stale)?.peek(skip, out)
     }
 
     /// Takes `count` bytes off the front of what waits, at most what there is.
@@ -486,8 +486,8 @@ impl Client {
     /// # Errors
     /// The handle is stale.
     pub fn consume(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
-        if self.hand(conn)?.consume(count) {
-            self.ring(conn.index(), RUNG);
+        if self.socket_ref(conn)?.consume(count) {
+            self.notify(conn.index(), NOTIFIED);
         }
         Ok(())
     }
@@ -497,9 +497,9 @@ impl Client {
     /// # Errors
     /// As [`Client::peek`].
     pub fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
-        let (count, ring) = self.hand(conn).map_err(|_| RecvError::Stale)?.recv(out)?;
+        let (count, ring) = self.socket_ref(conn).map_err(|_| RecvError::Stale)?.recv(out)?;
         if ring {
-            self.ring(conn.index(), RUNG);
+            self.notify(conn.index(), NOTIFIED);
         }
         Ok(count)
     }
@@ -515,22 +515,22 @@ impl Client {
         conn: Conn,
         buffers: &mut [IoSliceMut<'_>],
         skip: usize,
-    ) -> Result<(Standing, Option<usize>), Stale> {
-        let hand = self.hand(conn)?;
-        let standing = self.as_is(hand.standing());
+    ) -> Result<(SocketState, Option<usize>), Stale> {
+        let hand = self.socket_ref(conn)?;
+        let standing = self.with_stack_liveness(hand.state());
         let Ok(taken) = hand.recv_into(buffers, skip) else {
-            return Ok((standing.with_bytes_left(), Some(0)));
+            return Ok((standing.without_end(), Some(0)));
         };
         if let Some((_, true)) = taken {
-            self.ring(conn.index(), RUNG);
+            self.notify(conn.index(), NOTIFIED);
         }
         Ok((standing, taken.map(|(count, _)| count)))
     }
 
     /// Whether [`flush`](Self::flush) has anything to tell.
     #[inline]
-    pub fn has_rung(&self) -> bool {
-        self.rang || matches!(self.up, Up::Own(_))
+    pub fn needs_flush(&self) -> bool {
+        self.has_notified || matches!(self.to_stack, StackNotifier::Exclusive(_))
     }
 
     /// Writes as many bytes as there is room for, and returns how many. If that is less than all, [`ClientEvent::Writable`] follows.
@@ -540,14 +540,14 @@ impl Client {
     /// using it.
     #[inline]
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
-        if self.is_gone() {
+        if self.is_stack_gone() {
             return Err(SendError::Closed);
         }
-        let hand = self.hand(conn).map_err(|_| SendError::Stale)?;
-        let count = hand.send(bytes, self.blocked.of(conn.index()))?;
+        let hand = self.socket_ref(conn).map_err(|_| SendError::Stale)?;
+        let count = hand.send(bytes, self.blocked.flag(conn.index()))?;
         // Of what it sends from the buffer the stack may take something out, and does so only for those who wait.
-        if count > 0 || !bytes.is_empty() && hand.is_lent() {
-            self.ring(conn.index(), RUNG);
+        if count > 0 || !bytes.is_empty() && hand.has_loan() {
+            self.notify(conn.index(), NOTIFIED);
         }
         Ok(count)
     }
@@ -558,11 +558,11 @@ impl Client {
     /// # Errors
     /// The handle is stale.
     pub fn end_record(&mut self, conn: Conn) -> Result<(), Stale> {
-        if self.hand(conn)?.is_record_ahead() {
-            let _ = self.room_below(conn, 0, (u32::MAX, u32::MAX));
+        if self.socket_ref(conn)?.has_pending_record() {
+            let _ = self.sendable_within(conn, 0, (u32::MAX, u32::MAX));
         }
-        self.hand(conn)?.end_record();
-        self.ring(conn.index(), RUNG);
+        self.socket_ref(conn)?.end_record();
+        self.notify(conn.index(), NOTIFIED);
         Ok(())
     }
 
@@ -571,25 +571,25 @@ impl Client {
     ///
     /// # Errors
     /// The handle is stale, the connection over, or the shard gone.
-    pub fn room_below(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> Result<u32, Stale> {
-        self.held(conn)?;
+    pub fn sendable_within(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> Result<u32, Stale> {
+        self.tracked(conn)?;
         self.flush();
-        match self.ask(Request::RoomBelow(conn.index(), len, most)) {
-            Ok(Reply::RoomBelow(result)) => result,
+        match self.call(ChannelRequest::SendableWithin(conn.index(), len, most)) {
+            Ok(ChannelReply::SendableWithin(result)) => result,
             _ => Err(Stale::Handle),
         }
     }
 
     /// Says that what it writes lies in another ring.
     #[cfg(all(test, not(loom)))]
-    pub(super) fn pretend_ring(&self, conn: Conn, number: u32) {
+    pub(super) fn forge_ring(&self, conn: Conn, number: u32) {
         let words = self.region.socket(conn.index());
-        words.positions(Direction::Outgoing).pretend_ring(number);
+        words.positions(Direction::Outgoing).forge_ring(number);
     }
 
     fn request(&mut self, conn: Conn, what: u32) -> Result<(), Stale> {
-        self.hand(conn)?.request(what);
-        self.ring(conn.index(), RUNG);
+        self.socket_ref(conn)?.request(what);
+        self.notify(conn.index(), NOTIFIED);
         Ok(())
     }
 
@@ -632,19 +632,19 @@ impl Client {
     /// # Errors
     /// The handle is stale.
     pub fn release(&mut self, conn: Conn) -> Result<(), Stale> {
-        self.held(conn)?;
+        self.tracked(conn)?;
         self.sockets[conn.index() as usize].generation = None;
-        self.ring(conn.index(), RUNG | RELEASED);
+        self.notify(conn.index(), NOTIFIED | RELEASED);
         Ok(())
     }
 
     #[inline]
-    pub(super) fn ring(&mut self, socket: u32, why: u8) {
-        match &mut self.up {
-            Up::Own(up) => up.ring(self.region.up(self.number), socket, why),
-            Up::Shared(streams) => {
-                self.rang = true;
-                streams.ring(socket, why);
+    pub(super) fn notify(&mut self, socket: u32, why: u8) {
+        match &mut self.to_stack {
+            StackNotifier::Exclusive(up) => up.notify(self.region.to_stack(self.number), socket, why),
+            StackNotifier::Shared(streams) => {
+                self.has_notified = true;
+                streams.notify(socket, why);
             }
         }
     }
@@ -653,14 +653,14 @@ impl Client {
     /// [streams](Client::streams) is theirs to [tell](Streams::flush): this asks for nobody who has not rung himself. Only [`Client::before_sleep`] tells of theirs, too.
     #[inline]
     pub fn flush(&mut self) {
-        match &mut self.up {
-            Up::Own(up) => {
-                if up.must_wake(self.region.up(self.number)) {
-                    self.stack.signal();
+        match &mut self.to_stack {
+            StackNotifier::Exclusive(up) => {
+                if up.needs_wakeup(self.region.to_stack(self.number)) {
+                    self.stack_wake.signal();
                 }
             }
-            Up::Shared(streams) => {
-                if core::mem::take(&mut self.rang) {
+            StackNotifier::Shared(streams) => {
+                if core::mem::take(&mut self.has_notified) {
                     streams.flush();
                 }
             }
@@ -674,23 +674,24 @@ impl Client {
                 return Some(event);
             }
             // The stack does not break its rings.
-            let Some((socket, _)) = self.down.take(self.region.down(self.number)).ok().flatten() else {
-                if !self.is_heir {
+            let Some((socket, _)) = self.from_stack.pop(self.region.to_client(self.number)).ok().flatten()
+            else {
+                if !self.must_rescan {
                     return None;
                 }
-                self.look_at_all();
+                self.rescan();
                 continue;
             };
             match self.sockets.get(socket as usize).and_then(|held| held.generation) {
                 Some(generation) => {
                     let conn = Conn::new(socket, generation);
-                    if self.only_bytes_came(conn) {
+                    if self.has_only_new_bytes(conn) {
                         return Some(ClientEvent::Readable { conn });
                     }
-                    self.look(conn);
+                    self.report_changes(conn);
                 }
                 // Another process of the domain may have written any number there.
-                None if (socket as usize) < self.sockets_max() => self.look_for_offer(socket),
+                None if (socket as usize) < self.sockets_max() => self.check_offer(socket),
                 None => {}
             }
         }
@@ -698,52 +699,52 @@ impl Client {
 
     /// What mostly a bell is for: there are bytes to be read, and no other news. That is reported with this, and goes through no queue.
     #[inline]
-    fn only_bytes_came(&mut self, conn: Conn) -> bool {
+    fn has_only_new_bytes(&mut self, conn: Conn) -> bool {
         let place = conn.index() as usize;
         let (held, words) = (&mut self.sockets[place], self.region.socket(conn.index()));
-        let is_all = words.state.load(Ordering::Acquire) & !held.reported == 0
+        let is_all = words.state.load(Ordering::Acquire) & !held.reported_state == 0
             && !self.blocked.is_set(conn.index())
-            && words.acked.load(Ordering::Relaxed) == held.acked
-            && words.notices.load(Ordering::Relaxed) == held.notices;
+            && words.acked.load(Ordering::Relaxed) == held.reported_acked
+            && words.oob_events.load(Ordering::Relaxed) == held.reported_oob_events;
         let came = words.positions(Direction::Incoming).written();
-        is_all && core::mem::replace(&mut held.shown, came) != came
+        is_all && core::mem::replace(&mut held.reported_written, came) != came
     }
 
     /// Compares what the stack says of a socket with what was reported.
-    fn look(&mut self, conn: Conn) {
+    fn report_changes(&mut self, conn: Conn) {
         let socket = conn.index();
         let held = &mut self.sockets[socket as usize];
         let words = self.region.socket(socket);
         let now = words.state.load(Ordering::Acquire);
-        let new = now & !held.reported;
+        let new = now & !held.reported_state;
         if new != 0 {
-            held.reported |= now;
+            held.reported_state |= now;
         }
         if new & state::CONNECTED != 0 {
             self.events.push_back(ClientEvent::Connected { conn });
         }
         let came = words.positions(Direction::Incoming).written();
-        if came != held.shown {
-            held.shown = came;
+        if came != held.reported_written {
+            held.reported_written = came;
             self.events.push_back(ClientEvent::Readable { conn });
         }
         if self.blocked.is_set(socket)
-            && let hand = Hand::new(&self.region, socket, None)
-            && hand.room() > 0
+            && let hand = SocketRef::new(&self.region, socket, None)
+            && hand.send_space() > 0
             && hand.is_below_low_water()
         {
             self.blocked.clear(socket);
             self.events.push_back(ClientEvent::Writable { conn });
         }
         let acked = words.acked.load(Ordering::Relaxed);
-        if acked != held.acked {
-            let bytes = u32::try_from(acked.wrapping_sub(held.acked)).unwrap_or(u32::MAX);
-            held.acked = acked;
+        if acked != held.reported_acked {
+            let bytes = u32::try_from(acked.wrapping_sub(held.reported_acked)).unwrap_or(u32::MAX);
+            held.reported_acked = acked;
             self.events.push_back(ClientEvent::Acked { conn, bytes });
         }
-        let notices = words.notices.load(Ordering::Relaxed);
-        if notices != held.notices {
-            held.notices = notices;
+        let notices = words.oob_events.load(Ordering::Relaxed);
+        if notices != held.reported_oob_events {
+            held.reported_oob_events = notices;
             let datagrams = now & state::UDP != 0;
             self.events.push_back(match datagrams {
                 true => ClientEvent::Datagrams { conn },
@@ -753,8 +754,8 @@ impl Client {
         if new & state::FIN != 0 {
             self.events.push_back(ClientEvent::PeerClosed { conn });
         }
-        if new & state::ENDED != 0
-            && let Some(reason) = reason(now)
+        if new & state::CLOSED != 0
+            && let Some(reason) = close_reason(now)
         {
             self.events.push_back(ClientEvent::Closed { conn, reason });
         }
@@ -767,58 +768,59 @@ impl Client {
 
     /// To be called before sleeping on [`Client::wake_fd`]. False if something happened: do not sleep.
     pub fn before_sleep(&mut self) -> bool {
-        self.wake_up();
+        self.resume_offers();
         // Also for threads that have rung and not asked yet.
-        self.rang = true;
+        self.has_notified = true;
         self.flush();
-        let sleeps =
-            self.events.is_empty() && !self.is_heir && self.down.before_sleep(self.region.down(self.number));
+        let sleeps = self.events.is_empty()
+            && !self.must_rescan
+            && self.from_stack.before_sleep(self.region.to_client(self.number));
         if sleeps {
-            self.end_turn();
+            self.end_yield();
         }
         sleeps
     }
 
     /// A stack that left the CPU to this client goes on.
-    fn end_turn(&mut self) {
-        match &mut self.up {
-            Up::Own(_) => {
-                if self.region.up(self.number).ends_turn() {
-                    self.stack.signal();
+    fn end_yield(&mut self) {
+        match &mut self.to_stack {
+            StackNotifier::Exclusive(_) => {
+                if self.region.to_stack(self.number).ends_yield() {
+                    self.stack_wake.signal();
                 }
             }
-            Up::Shared(streams) => streams.end_turn(),
+            StackNotifier::Shared(streams) => streams.end_yield(),
         }
     }
 
     /// To be called after sleeping, and after [`Client::before_sleep`] said no. `readable`: [`Client::wake_fd`] is, or may be.
     pub fn after_sleep(&mut self, readable: bool) {
         self.region.set_client_cpu(self.number, rustix::thread::sched_getcpu());
-        if self.down.after_sleep(self.region.down(self.number)) {
+        if self.from_stack.after_sleep(self.region.to_client(self.number)) {
             self.wake.clear();
         } else if readable {
-            match self.up {
+            match self.to_stack {
                 // The signal of a bell that was heard before.
-                Up::Own(_) => self.wake.clear(),
-                Up::Shared(_) => self.look_for_end(),
+                StackNotifier::Exclusive(_) => self.wake.clear(),
+                StackNotifier::Shared(_) => self.check_stack_alive(),
             }
         }
     }
 
     /// Looks whether the stack, in another process, is gone. Who never sleeps finds out only so.
-    pub fn look_for_end(&mut self) {
-        if let Up::Shared(streams) = &self.up
-            && self.wake.hung_up()
-            && !streams.gone.swap(true, Relaxed)
+    pub fn check_stack_alive(&mut self) {
+        if let StackNotifier::Shared(streams) = &self.to_stack
+            && self.wake.drain_and_check_hangup()
+            && !streams.is_stack_gone.swap(true, Relaxed)
         {
-            self.lose_all();
+            self.close_all();
         }
     }
 
     /// The same after a sleep on the edges of [`Client::wake_fd`], which need not be read after each. Whether the stack has woken it.
-    pub fn after_nap(&mut self) -> bool {
+    pub fn after_epoll_wait(&mut self) -> bool {
         self.region.set_client_cpu(self.number, rustix::thread::sched_getcpu());
-        self.down.after_sleep(self.region.down(self.number))
+        self.from_stack.after_sleep(self.region.to_client(self.number))
     }
 
     /// Reads what was not read after such sleeps.
@@ -828,17 +830,18 @@ impl Client {
 
     /// Whether the stack, in another process, was found to be gone. Whatever is asked of it then is an error.
     #[inline]
-    pub fn is_gone(&self) -> bool {
-        matches!(&self.up, Up::Shared(streams) if streams.gone.load(Relaxed))
+    pub fn is_stack_gone(&self) -> bool {
+        matches!(&self.to_stack, StackNotifier::Shared(streams) if streams.is_stack_gone.load(Relaxed))
     }
 
     /// The stack is gone, and with it the connections.
-    fn lose_all(&mut self) {
+    fn close_all(&mut self) {
         for (socket, held) in self.sockets.iter_mut().enumerate() {
-            let Some(generation) = held.generation.filter(|_| held.reported & state::ENDED == 0) else {
+            let Some(generation) = held.generation.filter(|_| held.reported_state & state::CLOSED == 0)
+            else {
                 continue;
             };
-            held.reported |= state::ENDED;
+            held.reported_state |= state::CLOSED;
             let conn = Conn::new(socket as u32, generation);
             self.events.push_back(ClientEvent::Closed { conn, reason: CloseReason::Reset });
         }
@@ -862,20 +865,20 @@ impl Client {
     /// # Errors
     /// The shard is gone, and everything with it.
     pub fn detach(mut self) -> Result<(), Error> {
-        self.detached = true;
-        self.ask(Request::Detach).map(|_| ())
+        self.is_detached = true;
+        self.call(ChannelRequest::Detach).map(|_| ())
     }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
-        if !self.detached {
+        if !self.is_detached {
             // If the shard is gone there is nothing to give back.
-            let _ = self.ask(Request::Detach);
+            let _ = self.call(ChannelRequest::Detach);
         }
     }
 }
 
-fn mismatch() -> Error {
+fn unexpected_reply() -> Error {
     Error::application("channel: an answer to another question")
 }

@@ -14,33 +14,33 @@ use ginnel_stack::ip::{DropStats, LinkView, NetworkStats};
 use ginnel_stack::link::AddressState;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo};
 use ginnel_stack::tcp::TcpStats;
-use ginnel_stack::udp::{Datagram, UdpError, UdpOptions, UdpReport, UdpSending};
+use ginnel_stack::udp::{Datagram, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 use rustix::fd::OwnedFd;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
 /// Whoever waits for an answer looks so often whether the shard still runs.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const LIVENESS_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A question to the stack's side of a channel. `client` is the number of who asks.
 #[derive(Clone, Debug)]
-pub enum Request {
+pub enum ChannelRequest {
     /// Keep an address for a socket that is going to listen or to connect.
-    Reserve(SocketAddr, Sharing),
+    Reserve(SocketAddr, AddressSharing),
     /// Give up the reservation of this number.
     Unreserve(u32),
     /// Listen.
     Listen(SocketAddr, ListenOptions),
     /// The same, but on no port that another shard or worker listens on.
-    ListenAlone(SocketAddr, ListenOptions),
+    ListenExclusive(SocketAddr, ListenOptions),
     /// So many connections may wait at the listener of this number.
-    Backlog(u32, u32),
+    SetBacklog(u32, u32),
     /// Offer what waits at listeners, as far as credits allow.
-    Offer,
+    OfferPending,
     /// Connections at the listener of this number are offered when they have brought something, or so much time is over; 0 for at once.
-    Defer(u32, Duration),
+    DeferAccept(u32, Duration),
     /// Connections that come to the listener of this number from now on begin with these options.
-    Amend(u32, SocketOptions),
+    SetListenerOptions(u32, SocketOptions),
     /// Hold the listener of this number too.
     Join(u32),
     /// Hold the listener of this number no more. The last to do so closes it.
@@ -52,7 +52,7 @@ pub enum Request {
     /// The headers of the SYN that began a socket's connection, if they were kept. The stack lets go of them if there is room for so many bytes.
     SavedSyn(u32, u32),
     /// How many of so many bytes, 2^30 at the most, a socket may write before that many or more have not left, or that many are not acknowledged.
-    RoomBelow(u32, u32, (u32, u32)),
+    SendableWithin(u32, u32, (u32, u32)),
     /// Send bytes of which the last is urgent, on a socket.
     SendUrgent(u32, Vec<u8>),
     /// About UDP sockets.
@@ -65,30 +65,30 @@ pub enum Request {
     Detach,
 }
 
-impl Request {
+impl ChannelRequest {
     /// The same, of this user whatever it says.
-    pub(crate) fn of_user(mut self, of: u32) -> Self {
+    pub(crate) fn with_user(mut self, of: u32) -> Self {
         use UdpRequest::{Bind, Open, SetOptions};
         match &mut self {
-            Self::Reserve(_, Sharing { user, .. })
+            Self::Reserve(_, AddressSharing { uid: user, .. })
             | Self::Listen(_, ListenOptions { user, .. })
-            | Self::ListenAlone(_, ListenOptions { user, .. })
-            | Self::Udp(Bind(_, UdpOptions { user, .. }))
-            | Self::Udp(Open(_, UdpOptions { user, .. }) | SetOptions(_, UdpOptions { user, .. })) => {
-                *user = of
-            }
+            | Self::ListenExclusive(_, ListenOptions { user, .. })
+            | Self::Udp(Bind(_, UdpOptions { uid: user, .. }))
+            | Self::Udp(
+                Open(_, UdpOptions { uid: user, .. }) | SetOptions(_, UdpOptions { uid: user, .. }),
+            ) => *user = of,
             _ => {}
         }
         self
     }
 
     /// The port that it wants for itself, if it names one.
-    pub(crate) fn claims(&self) -> Option<u16> {
+    pub(crate) fn claimed_port(&self) -> Option<u16> {
         use UdpRequest::{Bind, Open};
         match self {
             Self::Reserve(address, _)
             | Self::Listen(address, _)
-            | Self::ListenAlone(address, _)
+            | Self::ListenExclusive(address, _)
             | Self::Udp(Bind(address, _) | Open(address, _)) => Some(address.port()),
             Self::Connect(_, options) => options.local.map(|local| local.port()),
             _ => None,
@@ -118,18 +118,18 @@ pub enum UdpRequest {
     /// Change how it behaves.
     SetOptions(UdpHandle, UdpOptions),
     /// The next datagram that did not fit into the region; whether it is taken.
-    Apart(UdpHandle, bool),
+    RecvOversize(UdpHandle, bool),
     /// The oldest report of an error, which is taken.
-    Report(UdpHandle),
+    TakeExtendedError(UdpHandle),
     /// What the path to the other end takes.
     PathMtu(UdpHandle),
     /// Send a datagram, or several, in this way.
-    SendWith(UdpHandle, UdpSending, Vec<u8>),
+    SendWith(UdpHandle, UdpSendParams, Vec<u8>),
 }
 
 /// What the stack has counted.
 #[derive(Clone, Debug, Default)]
-pub struct Counters {
+pub struct StackCounters {
     /// TCP.
     pub tcp: TcpStats,
     /// The network layer.
@@ -159,17 +159,17 @@ impl LinkInfo {
     /// Bytes of a name that are told.
     const NAME_MAX: usize = 64;
     /// Addresses in one answer, which fits into a message of the door.
-    const PORTION: usize = 2048;
+    const ADDRESSES_PER_REPLY: usize = 2048;
     /// What else a link has takes as much as so many.
-    const OVERHEAD: usize = 5;
+    const LINK_OVERHEAD: usize = 5;
 
     /// Those from number `from` on that fit into one answer.
-    pub(crate) fn portion<'a>(links: impl Iterator<Item = LinkView<'a>>, from: u32) -> Vec<Self> {
+    pub(crate) fn chunk<'a>(links: impl Iterator<Item = LinkView<'a>>, from: u32) -> Vec<Self> {
         let mut told = Vec::new();
-        let mut room = Self::PORTION;
+        let mut room = Self::ADDRESSES_PER_REPLY;
         for view in links.skip(from as usize) {
-            let info = Self::of(&view);
-            let needs = info.addresses.len() + Self::OVERHEAD;
+            let info = Self::from_view(&view);
+            let needs = info.addresses.len() + Self::LINK_OVERHEAD;
             if needs > room && !told.is_empty() {
                 break;
             }
@@ -179,7 +179,7 @@ impl LinkInfo {
         told
     }
 
-    fn of(view: &LinkView<'_>) -> Self {
+    fn from_view(view: &LinkView<'_>) -> Self {
         let name = &view.name[..view.name.floor_char_boundary(Self::NAME_MAX)];
         // Those that can be bound: not such as are being checked, or are another host's.
         let ours = view.addresses.iter().filter(|known| known.state == AddressState::Valid);
@@ -190,20 +190,20 @@ impl LinkInfo {
 
 /// With whom a reserved address may be shared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sharing {
+pub struct AddressSharing {
     /// With others that have this set, unless one listens (`SO_REUSEADDR`).
     pub reuse_address: bool,
     /// With others of the same user that have this set (`SO_REUSEPORT`).
     pub reuse_port: bool,
     /// Whose it is (on Linux, the effective user).
-    pub user: u32,
+    pub uid: u32,
     /// The IPv6 address that stands for all leaves IPv4 to others (`IPV6_V6ONLY`).
-    pub v6_only: bool,
+    pub v6only: bool,
 }
 
 /// An address that is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reserved {
+pub struct Reservation {
     /// Number of the reservation.
     pub number: u32,
     /// The address, with its port.
@@ -235,9 +235,9 @@ impl std::error::Error for ReserveError {}
 
 /// The answer.
 #[derive(Debug)]
-pub enum Reply {
+pub enum ChannelReply {
     /// To [`Request::Reserve`].
-    Reserve(Result<Reserved, ReserveError>),
+    Reserve(Result<Reservation, ReserveError>),
     /// To [`Request::Listen`] and [`Request::ListenAlone`]: the listener's number.
     Listen(Result<u32, Error>),
     /// To [`Request::Join`].
@@ -249,7 +249,7 @@ pub enum Reply {
     /// To [`Request::SavedSyn`]: nothing if there are none.
     SavedSyn(Vec<u8>),
     /// To [`Request::RoomBelow`].
-    RoomBelow(Result<u32, Stale>),
+    SendableWithin(Result<u32, Stale>),
     /// To [`Request::SendUrgent`].
     SendUrgent(Result<usize, SendError>),
     /// To [`UdpRequest::Bind`]: the socket's number and generation.
@@ -259,7 +259,7 @@ pub enum Reply {
     /// To [`UdpRequest::Local`].
     UdpLocal(Result<SocketAddr, UdpError>),
     /// To [`UdpRequest::Report`]: the report, and what is known of the datagram.
-    UdpReport(Result<Box<(UdpReport, Vec<u8>)>, UdpError>),
+    UdpExtendedError(Result<Box<(UdpExtendedError, Vec<u8>)>, UdpError>),
     /// To [`UdpRequest::PathMtu`].
     UdpPathMtu(Result<u16, UdpError>),
     /// To the other questions about UDP sockets.
@@ -267,21 +267,21 @@ pub enum Reply {
     /// To [`Request::Links`]. Behind the last there are none.
     Links(Vec<LinkInfo>),
     /// To [`Request::Counters`].
-    Counters(Box<Counters>),
+    Counters(Box<StackCounters>),
     /// To what cannot fail.
     Done,
 }
 
 /// A request on its way.
-pub(crate) struct Envelope {
+pub(crate) struct RequestEnvelope {
     pub client: usize,
-    pub request: Request,
-    pub reply: SyncSender<Reply>,
+    pub request: ChannelRequest,
+    pub reply: SyncSender<ChannelReply>,
 }
 
 /// Something that clients hold: its numbers in the region of one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Thing {
+pub enum SocketId {
     /// A connection or a UDP socket.
     Socket {
         /// Its number.
@@ -294,27 +294,27 @@ pub enum Thing {
 }
 
 /// What the door asks a shard to do. `domain` is a number of the shard's own.
-pub(crate) enum Errand {
+pub(crate) enum BrokerRequest {
     /// A new domain and its first client, to be woken over `wake`.
-    Open { wake: OwnedFd },
+    OpenDomain { wake: OwnedFd },
     /// A new client of a domain, to be woken over `wake`.
     Admit { domain: u8, wake: OwnedFd },
     /// A client is about to become two.
-    Fork { domain: u8, parent: u32, kept: Option<Vec<Thing>>, wake: OwnedFd },
+    Fork { domain: u8, parent: u32, kept: Option<Vec<SocketId>>, wake: OwnedFd },
     /// What a client asks for.
-    Ask { domain: u8, client: u32, request: Request },
+    Call { domain: u8, client: u32, request: ChannelRequest },
     /// A descriptor that travels holds these things of a client.
-    Hold { domain: u8, client: u32, things: Vec<Thing> },
+    AddProxy { domain: u8, client: u32, things: Vec<SocketId> },
     /// It arrived at this client.
-    Resolve { domain: u8, client: u32, things: Vec<Thing> },
+    ResolveProxy { domain: u8, client: u32, things: Vec<SocketId> },
     /// Its last copy is gone.
-    LetGo { domain: u8, things: Vec<Thing> },
+    ReleaseProxy { domain: u8, things: Vec<SocketId> },
     /// A client is gone.
-    Bury { domain: u8, client: u32 },
+    Reap { domain: u8, client: u32 },
 }
 
 /// What came of it.
-pub(crate) enum Outcome {
+pub(crate) enum BrokerReply {
     Opened {
         domain: u8,
         region: OwnedFd,
@@ -322,35 +322,35 @@ pub(crate) enum Outcome {
         client: u32,
     },
     /// The client's number.
-    Seat(u32),
-    Reply(Reply),
+    Admitted(u32),
+    Reply(ChannelReply),
     Done,
     /// As many as there may be.
-    NoRoom,
+    Full,
     /// There is no such thing, or the client does not hold it.
     Unknown,
 }
 
 /// An errand on its way.
-pub(crate) struct ErrandEnvelope {
-    pub errand: Errand,
-    pub reply: SyncSender<Outcome>,
+pub(crate) struct BrokerEnvelope {
+    pub request: BrokerRequest,
+    pub reply: SyncSender<BrokerReply>,
 }
 
 /// Carries requests to the stack's side and answers back.
-pub trait Control: Send {
+pub trait ControlPath: Send {
     /// Asks, and waits for the answer.
     ///
     /// # Errors
     /// The shard is gone.
-    fn ask(&mut self, client: usize, request: Request) -> Result<Reply, Error>;
+    fn call(&mut self, client: usize, request: ChannelRequest) -> Result<ChannelReply, Error>;
 
     /// Asks, and need not wait for the answer: what is asked next in the same way, by whichever client of the process, is answered behind it.
     ///
     /// # Errors
     /// The shard is gone.
-    fn tell(&mut self, client: usize, request: Request) -> Result<(), Error> {
-        self.ask(client, request).map(|_| ())
+    fn post(&mut self, client: usize, request: ChannelRequest) -> Result<(), Error> {
+        self.call(client, request).map(|_| ())
     }
 }
 
@@ -366,28 +366,28 @@ impl SameThread {
     }
 }
 
-impl Control for SameThread {
-    fn ask(&mut self, client: usize, request: Request) -> Result<Reply, Error> {
+impl ControlPath for SameThread {
+    fn call(&mut self, client: usize, request: ChannelRequest) -> Result<ChannelReply, Error> {
         let mut shard = self.0.lock().map_err(|_| Error::application("channel: the shard is gone"))?;
         let now = shard.now();
-        Ok(shard.with(now, |server, cx| server.serve(cx, client, request)))
+        Ok(shard.with(now, |server, cx| server.handle_request(cx, client, request)))
     }
 }
 
 /// The way from a thread that is not the shard's.
-impl Control for Commander {
-    fn ask(&mut self, client: usize, request: Request) -> Result<Reply, Error> {
-        answered(self, |reply| Box::new(Envelope { client, request, reply }))
+impl ControlPath for Commander {
+    fn call(&mut self, client: usize, request: ChannelRequest) -> Result<ChannelReply, Error> {
+        call_shard(self, |reply| Box::new(RequestEnvelope { client, request, reply }))
     }
 }
 
 /// Has a shard do something for the door.
-pub(crate) fn run(shard: &Commander, errand: Errand) -> Result<Outcome, Error> {
-    answered(shard, |reply| Box::new(ErrandEnvelope { errand, reply }))
+pub(crate) fn call_for_broker(shard: &Commander, errand: BrokerRequest) -> Result<BrokerReply, Error> {
+    call_shard(shard, |reply| Box::new(BrokerEnvelope { request: errand, reply }))
 }
 
 /// Sends a command and waits for the answer.
-fn answered<T>(shard: &Commander, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, Error> {
+fn call_shard<T>(shard: &Commander, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, Error> {
     let gone = || Error::application("channel: the shard is gone");
     let (reply, answer) = sync_channel(1);
     let mut command = command(reply);
@@ -402,7 +402,7 @@ fn answered<T>(shard: &Commander, command: impl FnOnce(SyncSender<T>) -> Command
         }
     }
     loop {
-        match answer.recv_timeout(LOOK_EVERY) {
+        match answer.recv_timeout(LIVENESS_INTERVAL) {
             Ok(reply) => return Ok(reply),
             Err(RecvTimeoutError::Timeout) if !shard.has_ended() => {}
             Err(_) => return Err(gone()),
@@ -413,14 +413,21 @@ fn answered<T>(shard: &Commander, command: impl FnOnce(SyncSender<T>) -> Command
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use ginnel_stack::link::Address;
+    use ginnel_stack::link::InterfaceAddress;
     use ginnel_stack::time::Instant;
     use ginnel_stack::wire::MacAddr;
 
-    fn address(number: u32, state: AddressState) -> Address {
+    fn address(number: u32, state: AddressState) -> InterfaceAddress {
         let (address, never) = (core::net::Ipv4Addr::from_bits(number).into(), Instant::MAX);
         let autoconfigured = false;
-        Address { address, prefix: 24, state, autoconfigured, preferred_until: never, valid_until: never }
+        InterfaceAddress {
+            address,
+            prefix: 24,
+            state,
+            autoconfigured,
+            preferred_until: never,
+            valid_until: never,
+        }
     }
 
     #[test]
@@ -442,7 +449,7 @@ mod tests {
         };
         let views =
             [view("a", &few[..]), view("b", &[]), view("c", &many), view(&long, &others), view("e", &few)];
-        let from = |from| LinkInfo::portion(views.into_iter(), from);
+        let from = |from| LinkInfo::chunk(views.into_iter(), from);
         let counts = |told: &[LinkInfo]| told.iter().map(|link| link.addresses.len()).collect::<Vec<_>>();
         assert_eq!(counts(&from(0)), [3, 0, LinkInfo::ADDRESSES_MAX, 1, 3]);
         let last = from(3);
@@ -450,8 +457,11 @@ mod tests {
         assert_eq!((last[0].name.len(), last[0].addresses[0]), (64, ("0.0.0.2".parse().unwrap(), 24)));
         assert!(from(5).is_empty() && from(u32::MAX).is_empty());
         let small: Vec<_> = (0..5000).map(|_| view("x", &[])).collect();
-        assert_eq!(LinkInfo::portion(small.into_iter(), 0).len(), LinkInfo::PORTION / LinkInfo::OVERHEAD);
+        assert_eq!(
+            LinkInfo::chunk(small.into_iter(), 0).len(),
+            LinkInfo::ADDRESSES_PER_REPLY / LinkInfo::LINK_OVERHEAD
+        );
         let large = [view("c", &many); 3];
-        assert_eq!(counts(&LinkInfo::portion(large.into_iter(), 0)), [LinkInfo::ADDRESSES_MAX]);
+        assert_eq!(counts(&LinkInfo::chunk(large.into_iter(), 0)), [LinkInfo::ADDRESSES_MAX]);
     }
 }

@@ -11,70 +11,70 @@ pub(super) const HEADER_BYTES: usize = 48;
 pub(super) const DATAGRAM_BYTES_MAX: usize = 65_535;
 
 /// What it costs at least to send one, in bytes of a stream: so many are a segment of one.
-const COST_BYTES: usize = 1024;
+const COST_BYTES_MIN: usize = 1024;
 
 /// Bits of [`Header::wanted`].
-pub(super) const TOS: u8 = 1;
-pub(super) const HOP_LIMIT: u8 = 2;
+pub(super) const HAS_TOS: u8 = 1;
+pub(super) const HAS_HOP_LIMIT: u8 = 2;
 
 /// What stands in front of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct DatagramHeader {
     /// Bytes of the datagram.
     pub len: u32,
     /// They do not follow: they are to be asked for.
-    pub apart: bool,
+    pub is_oversize: bool,
     /// Who sent it, or to whom it is to be sent; the unspecified address and port 0 stand for the socket's own other end.
     pub peer: SocketAddr,
     /// The address of ours that it was sent to, or is to be sent from; the unspecified address leaves the choice to the stack.
-    pub own: IpAddr,
+    pub local: IpAddr,
     /// Type of service; of what is to be sent only if that is `wanted`.
     pub tos: u8,
     /// The same of the hop limit.
     pub hop_limit: u8,
     /// Which of the two what is to be sent has for itself: [`TOS`], [`HOP_LIMIT`].
-    pub wanted: u8,
+    pub present: u8,
     /// They are several datagrams of so many bytes, of which the last may have fewer; 0 if it is one.
-    pub piece: u16,
+    pub gso_size: u16,
     /// When it came: the lowest 32 bits of the microseconds since 1970, if anybody wants to know.
-    pub came_us: Option<NonZeroU32>,
+    pub received_us: Option<NonZeroU32>,
 }
 
-fn mapped(ip: IpAddr) -> [u8; 16] {
+fn ipv6_octets(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
     }
 }
 
-impl Header {
+impl DatagramHeader {
     /// Bytes of the stream that it and what follows it take.
-    pub fn bytes(&self) -> usize {
-        HEADER_BYTES + if self.apart { 0 } else { self.len as usize }
+    pub fn stream_bytes(&self) -> usize {
+        HEADER_BYTES + if self.is_oversize { 0 } else { self.len as usize }
     }
 
     /// What it costs the stack to send it, in bytes of a stream that would cost as much.
     pub fn cost(&self) -> usize {
         let len = self.len as usize;
-        let packets = if self.piece == 0 { 1 } else { len.div_ceil(self.piece.into()).max(1) };
-        len.max(packets * COST_BYTES)
+        let packets = if self.gso_size == 0 { 1 } else { len.div_ceil(self.gso_size.into()).max(1) };
+        len.max(packets * COST_BYTES_MIN)
     }
 
-    pub fn put(&self) -> [u8; HEADER_BYTES] {
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
         out[..4].copy_from_slice(&self.len.to_ne_bytes());
-        (out[4], out[5], out[6]) = (self.apart.into(), self.tos, self.hop_limit);
-        out[7] = self.wanted;
+        (out[4], out[5], out[6]) = (self.is_oversize.into(), self.tos, self.hop_limit);
+        out[7] = self.present;
         out[8..10].copy_from_slice(&self.peer.port().to_ne_bytes());
-        out[10..12].copy_from_slice(&self.piece.to_ne_bytes());
-        out[12..16].copy_from_slice(&self.came_us.map_or(0, NonZeroU32::get).to_ne_bytes());
-        out[16..32].copy_from_slice(&mapped(self.peer.ip()));
-        out[32..48].copy_from_slice(&mapped(self.own));
+        out[10..12].copy_from_slice(&self.gso_size.to_ne_bytes());
+        out[12..16].copy_from_slice(&self.received_us.map_or(0, NonZeroU32::get).to_ne_bytes());
+        out[16..32].copy_from_slice(&ipv6_octets(self.peer.ip()));
+        out[32..48].copy_from_slice(&ipv6_octets(self.local));
         out
     }
 
     /// `None`: longer than a datagram can be.
-    pub fn get(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let len = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         let address = |from: usize| {
             let octets: [u8; 16] = bytes[from..from + 16].try_into().expect("sixteen bytes");
@@ -82,21 +82,21 @@ impl Header {
         };
         (len as usize <= DATAGRAM_BYTES_MAX).then(|| Self {
             len,
-            apart: bytes[4] != 0,
+            is_oversize: bytes[4] != 0,
             peer: SocketAddr::new(address(16), u16::from_ne_bytes([bytes[8], bytes[9]])),
-            own: address(32),
+            local: address(32),
             tos: bytes[5],
             hop_limit: bytes[6],
-            wanted: bytes[7],
-            piece: u16::from_ne_bytes([bytes[10], bytes[11]]),
-            came_us: NonZeroU32::new(u32::from_ne_bytes([bytes[12], bytes[13], bytes[14], bytes[15]])),
+            present: bytes[7],
+            gso_size: u16::from_ne_bytes([bytes[10], bytes[11]]),
+            received_us: NonZeroU32::new(u32::from_ne_bytes([bytes[12], bytes[13], bytes[14], bytes[15]])),
         })
     }
 }
 
 /// Errors that may be pending on a socket, by the number that stands in its word.
-const ERRORS: [UdpError; 10] = [
-    UdpError::Refused,
+const PENDING_ERRORS: [UdpError; 10] = [
+    UdpError::ConnectionRefused,
     UdpError::Unreachable,
     UdpError::HostUnreachable,
     UdpError::NetUnreachable,
@@ -105,20 +105,20 @@ const ERRORS: [UdpError; 10] = [
     UdpError::BroadcastForbidden,
     UdpError::ProtocolUnreachable,
     UdpError::Prohibited,
-    UdpError::Malformed,
+    UdpError::ProtocolError,
 ];
 
 /// Bit of a socket's word: there are reports to be asked for.
-pub(super) const REPORTS: u32 = 1 << 16;
+pub(super) const HAS_EXTENDED_ERRORS: u32 = 1 << 16;
 
 /// The word of an error; 0 is none. Errors that do not wait for anybody are none.
-pub(super) fn word_of(error: UdpError) -> u32 {
-    ERRORS.iter().position(|known| *known == error).map_or(0, |place| place as u32 + 1)
+pub(super) fn error_to_word(error: UdpError) -> u32 {
+    PENDING_ERRORS.iter().position(|known| *known == error).map_or(0, |place| place as u32 + 1)
 }
 
 /// The error of a word.
-pub(super) fn error_of(word: u32) -> Option<UdpError> {
-    ERRORS.get(((word & !REPORTS) as usize).checked_sub(1)?).copied()
+pub(super) fn error_from_word(word: u32) -> Option<UdpError> {
+    PENDING_ERRORS.get(((word & !HAS_EXTENDED_ERRORS) as usize).checked_sub(1)?).copied()
 }
 
 #[cfg(all(test, not(loom)))]
@@ -127,13 +127,13 @@ mod tests {
 
     #[test]
     fn many_small_ones_cost_as_much_as_the_segments_of_a_stream() {
-        let mut head = Header::get(&[0; HEADER_BYTES]).unwrap();
-        assert_eq!(head.cost(), COST_BYTES, "also one without a byte");
-        (head.len, head.piece) = (65_000, 0);
+        let mut head = DatagramHeader::decode(&[0; HEADER_BYTES]).unwrap();
+        assert_eq!(head.cost(), COST_BYTES_MIN, "also one without a byte");
+        (head.len, head.gso_size) = (65_000, 0);
         assert_eq!(head.cost(), 65_000);
-        head.piece = 1;
-        assert_eq!(head.cost(), 65_000 * COST_BYTES);
-        head.piece = 1400;
+        head.gso_size = 1;
+        assert_eq!(head.cost(), 65_000 * COST_BYTES_MIN);
+        head.gso_size = 1400;
         assert_eq!(head.cost(), 65_000);
     }
 
@@ -143,26 +143,32 @@ mod tests {
             [("192.0.2.1:53", "192.0.2.2"), ("[2001:db8::1]:53", "2001:db8::2"), ("0.0.0.0:0", "::")]
         {
             let (peer, own) = (peer.parse().unwrap(), own.parse().unwrap());
-            let header = Header {
+            let header = DatagramHeader {
                 len: 65_535,
-                apart: true,
+                is_oversize: true,
                 peer,
-                own,
+                local: own,
                 tos: 3,
                 hop_limit: 64,
-                wanted: TOS,
-                piece: 1400,
-                came_us: NonZeroU32::new(77),
+                present: HAS_TOS,
+                gso_size: 1400,
+                received_us: NonZeroU32::new(77),
             };
-            assert_eq!(Header::get(&header.put()), Some(header));
+            assert_eq!(DatagramHeader::decode(&header.encode()), Some(header));
         }
         let mut long = [0; HEADER_BYTES];
         long[2] = 1;
-        assert_eq!(Header::get(&long), None);
-        for error in ERRORS {
-            assert_eq!(error_of(word_of(error)), Some(error));
+        assert_eq!(DatagramHeader::decode(&long), None);
+        for error in PENDING_ERRORS {
+            assert_eq!(error_from_word(error_to_word(error)), Some(error));
         }
-        assert_eq!((error_of(0), error_of(99), word_of(UdpError::WouldBlock)), (None, None, 0));
-        assert_eq!((error_of(REPORTS), error_of(REPORTS | 1)), (None, Some(ERRORS[0])));
+        assert_eq!(
+            (error_from_word(0), error_from_word(99), error_to_word(UdpError::WouldBlock)),
+            (None, None, 0)
+        );
+        assert_eq!(
+            (error_from_word(HAS_EXTENDED_ERRORS), error_from_word(HAS_EXTENDED_ERRORS | 1)),
+            (None, Some(PENDING_ERRORS[0]))
+        );
     }
 }

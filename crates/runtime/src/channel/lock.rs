@@ -8,67 +8,67 @@ use super::sync::{AtomicU32, Ordering};
 use core::time::Duration;
 
 /// Somebody sleeps until it is opened.
-const WAITED_FOR: u32 = 1 << 31;
+const WAITERS: u32 = 1 << 31;
 /// Looks before sleeping: a holder that runs is done within this time.
-const LOOKS: u32 = 100;
+const SPINS: u32 = 100;
 /// Tries to open a dead holder's lock, against somebody who writes into it all the time.
-const TRIES: u32 = 64;
+const UNLOCK_TRIES: u32 = 64;
 
 /// Nobody holds it: it is open, or names a client that cannot be.
-fn is_open(word: u32) -> bool {
-    let owner = word & !WAITED_FOR;
+fn is_unlocked(word: u32) -> bool {
+    let owner = word & !WAITERS;
     owner == 0 || owner > CLIENTS_MAX
 }
 
-fn owned_by(client: usize) -> u32 {
+fn owner_word(client: usize) -> u32 {
     // Cannot truncate: clients are 64 at the most.
     client as u32 + 1
 }
 
 /// Takes it if nobody holds it.
 #[inline]
-fn try_take(word: &AtomicU32, client: usize) -> bool {
-    word.compare_exchange(0, owned_by(client), Ordering::Acquire, Ordering::Relaxed).is_ok()
+fn try_lock(word: &AtomicU32, client: usize) -> bool {
+    word.compare_exchange(0, owner_word(client), Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
 /// Takes it, or leaves a note that somebody waits. The note is what the word says then, to sleep on.
-fn take_or_note(word: &AtomicU32, client: usize) -> Result<(), u32> {
+fn lock_or_mark_waiting(word: &AtomicU32, client: usize) -> Result<(), u32> {
     loop {
         let now = word.load(Ordering::Relaxed);
         // Others may sleep, too: whoever has slept wakes the next when it is done.
-        let next = if is_open(now) { owned_by(client) | WAITED_FOR } else { now | WAITED_FOR };
+        let next = if is_unlocked(now) { owner_word(client) | WAITERS } else { now | WAITERS };
         if word.compare_exchange(now, next, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            return if is_open(now) { Ok(()) } else { Err(next) };
+            return if is_unlocked(now) { Ok(()) } else { Err(next) };
         }
     }
 }
 
 /// Opens it if `client` holds it. Whether a sleeper has to be woken.
 #[inline]
-fn open(word: &AtomicU32, client: usize) -> bool {
-    for _ in 0..TRIES {
+fn unlock(word: &AtomicU32, client: usize) -> bool {
+    for _ in 0..UNLOCK_TRIES {
         let now = word.load(Ordering::Relaxed);
-        if now & !WAITED_FOR != owned_by(client) {
+        if now & !WAITERS != owner_word(client) {
             // The stack took this client for dead, or somebody writes what is not allowed.
             return false;
         }
         if word.compare_exchange(now, 0, Ordering::Release, Ordering::Relaxed).is_ok() {
-            return now & WAITED_FOR != 0;
+            return now & WAITERS != 0;
         }
     }
     false
 }
 
 /// The lock, held.
-pub(super) struct Guard<'a> {
+pub(super) struct SocketLockGuard<'a> {
     word: &'a AtomicU32,
     client: usize,
 }
 
-impl Drop for Guard<'_> {
+impl Drop for SocketLockGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        if open(self.word, self.client) {
+        if unlock(self.word, self.client) {
             wake(self.word, 1);
         }
     }
@@ -77,27 +77,27 @@ impl Drop for Guard<'_> {
 /// Takes a lock, for which it waits as long as `patience` at the most. `None` if somebody holds it all that time: one that was stopped in the
 /// middle, which a debugger or SIGSTOP does.
 #[inline]
-pub(super) fn take(word: &AtomicU32, client: usize, patience: Duration) -> Option<Guard<'_>> {
-    if try_take(word, client) || wait_and_take(word, client, patience) {
-        return Some(Guard { word, client });
+pub(super) fn lock(word: &AtomicU32, client: usize, patience: Duration) -> Option<SocketLockGuard<'_>> {
+    if try_lock(word, client) || lock_slow(word, client, patience) {
+        return Some(SocketLockGuard { word, client });
     }
     None
 }
 
 #[cold]
-fn wait_and_take(word: &AtomicU32, client: usize, patience: Duration) -> bool {
-    for _ in 0..LOOKS {
-        if try_take(word, client) {
+fn lock_slow(word: &AtomicU32, client: usize, patience: Duration) -> bool {
+    for _ in 0..SPINS {
+        if try_lock(word, client) {
             return true;
         }
-        if is_open(word.load(Ordering::Relaxed)) {
+        if is_unlocked(word.load(Ordering::Relaxed)) {
             break;
         }
         core::hint::spin_loop();
     }
     let until = std::time::Instant::now() + patience;
     loop {
-        let Err(note) = take_or_note(word, client) else { return true };
+        let Err(note) = lock_or_mark_waiting(word, client) else { return true };
         let left = until.saturating_duration_since(std::time::Instant::now());
         if left.is_zero() {
             return false;
@@ -107,8 +107,8 @@ fn wait_and_take(word: &AtomicU32, client: usize, patience: Duration) -> bool {
 }
 
 /// A client died: if it held the lock, that is open.
-pub(super) fn open_for_dead(word: &AtomicU32, client: usize) {
-    if open(word, client) {
+pub(super) fn unlock_for_dead(word: &AtomicU32, client: usize) {
+    if unlock(word, client) {
         wake(word, u32::MAX >> 1);
     }
 }
@@ -152,7 +152,7 @@ mod tests {
                 let (word, count) = (&word, &count);
                 scope.spawn(move || {
                     for _ in 0..20_000 {
-                        let _guard = take(word, client, LONG).expect("soon free");
+                        let _guard = lock(word, client, LONG).expect("soon free");
                         let before = count.load(Ordering::Relaxed);
                         core::hint::spin_loop();
                         count.store(before + 1, Ordering::Relaxed);
@@ -167,31 +167,31 @@ mod tests {
     #[test]
     fn one_that_stopped_in_the_middle_is_given_up_for_now() {
         let word = AtomicU32::new(0);
-        let stopped = take(&word, 3, LONG).unwrap();
-        assert!(take(&word, 4, Duration::from_millis(5)).is_none());
+        let stopped = lock(&word, 3, LONG).unwrap();
+        assert!(lock(&word, 4, Duration::from_millis(5)).is_none());
         drop(stopped);
-        assert!(take(&word, 4, Duration::ZERO).is_some());
+        assert!(lock(&word, 4, Duration::ZERO).is_some());
     }
 
     #[test]
     fn the_lock_of_a_dead_client_is_opened_and_that_of_another_is_not() {
         let word = AtomicU32::new(0);
-        let dead = take(&word, 3, LONG).unwrap();
-        open_for_dead(&word, 2);
-        assert!(take(&word, 4, Duration::ZERO).is_none());
+        let dead = lock(&word, 3, LONG).unwrap();
+        unlock_for_dead(&word, 2);
+        assert!(lock(&word, 4, Duration::ZERO).is_none());
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| drop(take(&word, 4, LONG).expect("opened")));
+            let waiting = scope.spawn(|| drop(lock(&word, 4, LONG).expect("opened")));
             std::thread::sleep(Duration::from_millis(5));
-            open_for_dead(&word, 3);
+            unlock_for_dead(&word, 3);
             waiting.join().unwrap();
         });
         // It was not dead after all: what another holds stays closed.
-        let held = take(&word, 4, LONG).unwrap();
+        let held = lock(&word, 4, LONG).unwrap();
         drop(dead);
-        assert!(take(&word, 5, Duration::ZERO).is_none());
+        assert!(lock(&word, 5, Duration::ZERO).is_none());
         drop(held);
         word.store(u32::MAX - 7, Ordering::Relaxed);
-        assert!(take(&word, 5, Duration::ZERO).is_some(), "nobody has such a number");
+        assert!(lock(&word, 5, Duration::ZERO).is_some(), "nobody has such a number");
     }
 }
 
@@ -209,16 +209,16 @@ mod model {
             let other = {
                 let shared = shared.clone();
                 loom::thread::spawn(move || {
-                    let took = take_or_note(&shared.0, 1).is_ok();
+                    let took = lock_or_mark_waiting(&shared.0, 1).is_ok();
                     if took {
                         shared.1.with_mut(|_| ());
-                        open(&shared.0, 1);
+                        unlock(&shared.0, 1);
                     }
                 })
             };
-            if try_take(&shared.0, 0) {
+            if try_lock(&shared.0, 0) {
                 shared.1.with_mut(|_| ());
-                open(&shared.0, 0);
+                unlock(&shared.0, 0);
             }
             other.join().unwrap();
         });
@@ -230,13 +230,13 @@ mod model {
         for dies in [false, true] {
             loom::model(move || {
                 let word = Arc::new(AtomicU32::new(0));
-                assert!(try_take(&word, 0));
+                assert!(try_lock(&word, 0));
                 let other = {
                     let word = word.clone();
-                    loom::thread::spawn(move || take_or_note(&word, 1))
+                    loom::thread::spawn(move || lock_or_mark_waiting(&word, 1))
                 };
                 // The stack's way is the same as the holder's own.
-                let wakes = open(&word, 0);
+                let wakes = unlock(&word, 0);
                 if other.join().unwrap().is_err() {
                     assert!(wakes, "it sleeps and nobody wakes it (dead: {dies})");
                 }
@@ -250,19 +250,19 @@ mod model {
     fn a_lock_is_opened_for_its_holder_only() {
         loom::model(|| {
             let word = Arc::new(AtomicU32::new(0));
-            assert!(try_take(&word, 0));
+            assert!(try_lock(&word, 0));
             let holder = {
                 let word = word.clone();
-                loom::thread::spawn(move || open(&word, 0))
+                loom::thread::spawn(move || unlock(&word, 0))
             };
             let stack = {
                 let word = word.clone();
-                loom::thread::spawn(move || open(&word, 0))
+                loom::thread::spawn(move || unlock(&word, 0))
             };
-            let took = try_take(&word, 1);
+            let took = try_lock(&word, 1);
             holder.join().unwrap();
             stack.join().unwrap();
-            assert_eq!(word.load(Ordering::Relaxed), if took { owned_by(1) } else { 0 });
+            assert_eq!(word.load(Ordering::Relaxed), if took { owner_word(1) } else { 0 });
         });
     }
 }

@@ -12,18 +12,19 @@
 //!
 //! What is rare goes as a [`Request`](control::Request) through the shard's mailbox: to listen, to connect, to set options.
 
-mod bells;
-mod common;
 mod datagram;
-mod hand;
+mod description;
+mod doorbells;
 mod lock;
-mod mark;
-mod places;
+mod offer_slots;
+mod socket_ref;
 mod stream;
 mod sync;
+mod urgent_mark;
 
 pub mod client;
 pub mod control;
+mod pending_options;
 mod region;
 pub(crate) mod remote;
 pub mod server;
@@ -32,13 +33,15 @@ mod socket;
 mod stats;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests;
-mod wishes;
 
-pub use client::{Arrived, Client, ClientEvent, ClientParts, CommonOf, Memory, Standing, Status, Streams};
-pub use control::{LinkInfo, Reserved, Sharing, Thing};
-pub use mark::Mark;
+pub use client::{
+    ChannelMapping, Client, ClientEvent, ClientParts, DescriptionKey, ReceivedDatagram, SharedStreams,
+    SocketState, SocketStatus,
+};
+pub use control::{AddressSharing, LinkInfo, Reservation, SocketId};
 pub use server::ChannelServer;
 pub use stats::ChannelStats;
+pub use urgent_mark::UrgentMark;
 
 use core::ops::RangeInclusive;
 use ginnel_stack::error::ConfigError;

@@ -3,7 +3,7 @@
 //! What the engine does without copying, ranges of sources, is copied here piece by piece as room appears.
 
 use super::client::{Client, ClientEvent};
-use super::control::{Control, Counters, Reply, Request, UdpRequest};
+use super::control::{ChannelReply, ChannelRequest, ControlPath, StackCounters, UdpRequest};
 use super::region::OFFERS_MAX;
 use crate::error::Error;
 use crate::wait::EventFd;
@@ -17,7 +17,7 @@ use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::source::{Source, SourceId, SourceTable};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
-use ginnel_stack::udp::{Datagram, UdpError, UdpOptions, UdpReport, UdpSending};
+use ginnel_stack::udp::{Datagram, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 use ginnel_stack::wire::tcp::SeqNumber;
 use rustix::fd::BorrowedFd;
 use std::cell::{OnceCell, RefCell};
@@ -29,13 +29,13 @@ const RANGES_MAX: usize = 64;
 /// Bytes of a source copied at a time.
 const COPY_BYTES: usize = 16 << 10;
 /// A handler that left so many connections in the queue of a listener is offered no more until half of them are gone.
-const QUEUE_MAX: usize = 16;
+const ACCEPT_QUEUE_MAX: usize = 16;
 /// Counters of the stack are at most so old while something happens.
 const COUNTERS_AGE_MAX: Duration = Duration::from_millis(100);
 
 /// Bytes of a source that wait for room.
 #[derive(Clone, Copy, Debug)]
-struct Range {
+struct SourceRange {
     source: SourceId,
     offset: u64,
     len: u64,
@@ -43,7 +43,7 @@ struct Range {
 
 /// What the application asked for behind ranges that wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum After {
+enum DeferredClose {
     #[default]
     Nothing,
     Shutdown,
@@ -52,93 +52,94 @@ enum After {
 
 /// What only this side knows of a connection.
 #[derive(Debug, Default)]
-struct Side {
+struct RemoteConn {
     conn: Option<Conn>,
     token: u32,
     /// The handler has it; before that it is told nothing.
-    accepted: bool,
+    is_accepted: bool,
     /// Urgent bytes stay in the stream (`SO_OOBINLINE`).
     oob_inline: bool,
-    ranges: VecDeque<Range>,
-    after: After,
+    ranges: VecDeque<SourceRange>,
+    deferred_close: DeferredClose,
     /// A send was cut short.
-    blocked: bool,
+    is_send_blocked: bool,
     /// The handler closed it: what comes now is not for it.
-    closed: bool,
-    fin: bool,
-    ended: Option<CloseReason>,
+    is_closed_locally: bool,
+    has_fin: bool,
+    close_reason: Option<CloseReason>,
     /// Its end was put among the events.
-    reported: bool,
+    is_close_reported: bool,
 }
 
 /// One listener.
-struct Listening {
+struct RemoteListener {
     listener: Listener,
     queue: VecDeque<Conn>,
     /// It has no credits, because its queue is full.
-    full: bool,
+    is_full: bool,
 }
 
-pub(crate) struct Remote {
+pub(crate) struct RemoteEngine {
     /// In a cell because questions that change nothing here are asked through it, too.
     client: RefCell<Client>,
     wake: Arc<EventFd>,
     events: VecDeque<Event>,
-    sides: Vec<Side>,
+    conns: Vec<RemoteConn>,
     /// By the numbers of the channel.
-    listeners: Vec<Option<Listening>>,
+    listeners: Vec<Option<RemoteListener>>,
     /// Of listeners that had their numbers before.
     generation: u32,
     sources: SourceTable,
     /// Its end was taken: the next event makes it stale.
-    leaving: Option<Conn>,
+    releasing: Option<Conn>,
     /// Asked for when somebody looks, and then kept for a while.
-    counters: OnceCell<Counters>,
+    counters: OnceCell<StackCounters>,
     /// Those of the last look.
-    earlier: Counters,
-    counted: Instant,
+    last_counters: StackCounters,
+    counters_at: Instant,
     now: Instant,
     scratch: Box<[u8; COPY_BYTES]>,
 }
 
-impl Remote {
+impl RemoteEngine {
     pub fn new(client: Client, now: Instant) -> Self {
-        let (sockets, wake) = (client.sockets_max(), client.wake());
+        let (sockets, wake) = (client.sockets_max(), client.wake_event());
         Self {
             wake,
             client: RefCell::new(client),
             events: VecDeque::new(),
-            sides: (0..sockets).map(|_| Side::default()).collect(),
+            conns: (0..sockets).map(|_| RemoteConn::default()).collect(),
             listeners: Vec::new(),
             generation: 0,
             sources: SourceTable::new(),
-            leaving: None,
+            releasing: None,
             counters: OnceCell::new(),
-            earlier: Counters::default(),
-            counted: now,
+            last_counters: StackCounters::default(),
+            counters_at: now,
             now,
             scratch: Box::new([0; COPY_BYTES]),
         }
     }
 
-    fn ask(&self, request: Request) -> Result<Reply, Error> {
-        self.client.borrow_mut().ask(request)
+    fn call(&self, request: ChannelRequest) -> Result<ChannelReply, Error> {
+        self.client.borrow_mut().call(request)
     }
 
-    fn side(&self, conn: Conn) -> Option<&Side> {
-        self.sides.get(conn.index() as usize).filter(|side| side.conn == Some(conn))
+    fn conn(&self, conn: Conn) -> Option<&RemoteConn> {
+        self.conns.get(conn.index() as usize).filter(|side| side.conn == Some(conn))
     }
 
-    fn side_mut(&mut self, conn: Conn) -> Option<&mut Side> {
-        self.sides.get_mut(conn.index() as usize).filter(|side| side.conn == Some(conn))
+    fn conn_mut(&mut self, conn: Conn) -> Option<&mut RemoteConn> {
+        self.conns.get_mut(conn.index() as usize).filter(|side| side.conn == Some(conn))
     }
 
-    fn begin(&mut self, conn: Conn, accepted: bool) {
-        self.sides[conn.index() as usize] = Side { conn: Some(conn), accepted, ..Side::default() };
+    fn open_conn(&mut self, conn: Conn, accepted: bool) {
+        self.conns[conn.index() as usize] =
+            RemoteConn { conn: Some(conn), is_accepted: accepted, ..RemoteConn::default() };
     }
 
     /// Asks in another way from now on.
-    pub fn set_control(&mut self, control: Box<dyn Control>) {
+    pub fn set_control(&mut self, control: Box<dyn ControlPath>) {
         self.client.get_mut().set_control(control);
         self.forget_counters();
     }
@@ -153,18 +154,18 @@ impl Remote {
     }
 
     /// What the stack has counted, at most `COUNTERS_AGE_MAX` ago.
-    pub fn counters(&self) -> &Counters {
-        self.counters.get_or_init(|| match self.ask(Request::Counters) {
-            Ok(Reply::Counters(counters)) => *counters,
+    pub fn counters(&self) -> &StackCounters {
+        self.counters.get_or_init(|| match self.call(ChannelRequest::Counters) {
+            Ok(ChannelReply::Counters(counters)) => *counters,
             // The shard is gone.
-            _ => self.earlier.clone(),
+            _ => self.last_counters.clone(),
         })
     }
 
     fn forget_counters(&mut self) {
-        self.counted = self.now;
+        self.counters_at = self.now;
         if let Some(counters) = self.counters.take() {
-            self.earlier = counters;
+            self.last_counters = counters;
         }
     }
 
@@ -173,19 +174,19 @@ impl Remote {
     }
 
     pub fn listen(&mut self, local: SocketAddr, options: ListenOptions) -> Result<Listener, ListenError> {
-        self.listen_as(Request::Listen(local, options))
+        self.listen_as(ChannelRequest::Listen(local, options))
     }
 
     /// The same, but on no port that others listen on.
-    pub fn listen_alone(
+    pub fn listen_exclusive(
         &mut self,
         local: SocketAddr,
         options: ListenOptions,
     ) -> Result<Listener, ListenError> {
-        self.listen_as(Request::ListenAlone(local, options))
+        self.listen_as(ChannelRequest::ListenExclusive(local, options))
     }
 
-    fn listen_as(&mut self, request: Request) -> Result<Listener, ListenError> {
+    fn listen_as(&mut self, request: ChannelRequest) -> Result<Listener, ListenError> {
         let number = match self.client.get_mut().listen_as(request, OFFERS_MAX as u32) {
             Ok(number) => number as usize,
             Err(Error::Listen(_, error)) => return Err(error),
@@ -196,17 +197,17 @@ impl Remote {
         if self.listeners.len() <= number {
             self.listeners.resize_with(number + 1, || None);
         }
-        self.listeners[number] = Some(Listening { listener, queue: VecDeque::new(), full: false });
+        self.listeners[number] = Some(RemoteListener { listener, queue: VecDeque::new(), is_full: false });
         Ok(listener)
     }
 
-    fn listening(&mut self, listener: Listener) -> Option<&mut Listening> {
+    fn listener_mut(&mut self, listener: Listener) -> Option<&mut RemoteListener> {
         let listening = self.listeners.get_mut(listener.index() as usize)?.as_mut()?;
         (listening.listener == listener).then_some(listening)
     }
 
     pub fn unlisten(&mut self, listener: Listener) -> bool {
-        let Some(listening) = self.listening(listener) else { return false };
+        let Some(listening) = self.listener_mut(listener) else { return false };
         let nobodys = core::mem::take(&mut listening.queue);
         self.listeners[listener.index() as usize] = None;
         let client = self.client.get_mut();
@@ -214,26 +215,26 @@ impl Remote {
             // Connections in the queue of a listener that goes are reset.
             let _ = client.abort(conn);
             let _ = client.release(conn);
-            self.sides[conn.index() as usize].conn = None;
+            self.conns[conn.index() as usize].conn = None;
         }
         client.unlisten(listener.index()).is_ok()
     }
 
     pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
-        let listening = self.listening(listener)?;
+        let listening = self.listener_mut(listener)?;
         let conn = listening.queue.pop_front()?;
-        if listening.full && listening.queue.len() <= QUEUE_MAX / 2 {
-            listening.full = false;
+        if listening.is_full && listening.queue.len() <= ACCEPT_QUEUE_MAX / 2 {
+            listening.is_full = false;
             self.client.get_mut().set_credits(listener.index(), OFFERS_MAX as u32);
         }
         let readable = self.buffered(conn) > 0;
-        let side = self.side_mut(conn)?;
-        side.accepted = true;
-        let (fin, ended) = (side.fin, side.ended);
-        let urgent = self.client.get_mut().notices(conn) != 0;
+        let side = self.conn_mut(conn)?;
+        side.is_accepted = true;
+        let (fin, ended) = (side.has_fin, side.close_reason);
+        let urgent = self.client.get_mut().oob_events(conn) != 0;
         // What came before it was accepted was reported to nobody.
         if urgent {
-            self.tell_urgent(conn);
+            self.push_urgent(conn);
         }
         if readable {
             self.events.push_back(Event::Readable { conn });
@@ -242,7 +243,7 @@ impl Remote {
             self.events.push_back(Event::PeerClosed { conn });
         }
         if let Some(reason) = ended {
-            self.end(conn, reason);
+            self.push_closed(conn, reason);
         }
         Some(conn)
     }
@@ -258,22 +259,22 @@ impl Remote {
             Err(Error::Connect(_, error)) => return Err(error),
             Err(_) => return Err(ConnectError::NetUnreachable),
         };
-        self.begin(conn, true);
+        self.open_conn(conn, true);
         Ok(conn)
     }
 
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
-        let side = self.side_mut(conn).ok_or(SendError::Stale)?;
-        if side.after != After::Nothing {
+        let side = self.conn_mut(conn).ok_or(SendError::Stale)?;
+        if side.deferred_close != DeferredClose::Nothing {
             return Err(SendError::Closed);
         }
         if !side.ranges.is_empty() {
-            side.blocked |= !bytes.is_empty();
+            side.is_send_blocked |= !bytes.is_empty();
             return Ok(0);
         }
         let count = self.client.get_mut().send(conn, bytes)?;
         if count < bytes.len() {
-            self.sides[conn.index() as usize].blocked = true;
+            self.conns[conn.index() as usize].is_send_blocked = true;
         }
         Ok(count)
     }
@@ -285,39 +286,39 @@ impl Remote {
         offset: u64,
         len: u64,
     ) -> Result<(), SendError> {
-        let side = self.side(conn).ok_or(SendError::Stale)?;
+        let side = self.conn(conn).ok_or(SendError::Stale)?;
         let there = self.sources.get(source).ok_or(SendError::InvalidSource)?.len();
         if offset.checked_add(len).is_none_or(|end| end > there) {
             return Err(SendError::InvalidSource);
         }
-        if side.after != After::Nothing {
+        if side.deferred_close != DeferredClose::Nothing {
             return Err(SendError::Closed);
         }
         // Says whether sending is possible at all.
         self.client.get_mut().send(conn, &[])?;
-        let side = &mut self.sides[conn.index() as usize];
+        let side = &mut self.conns[conn.index() as usize];
         if side.ranges.len() == RANGES_MAX {
-            side.blocked = true;
+            side.is_send_blocked = true;
             return Err(SendError::Full);
         }
         if len > 0 {
-            self.sources.begin_use(source);
-            side.ranges.push_back(Range { source, offset, len });
-            self.pump(conn);
+            self.sources.add_ref(source);
+            side.ranges.push_back(SourceRange { source, offset, len });
+            self.send_ranges(conn);
         }
         Ok(())
     }
 
     /// Copies ranges of sources as far as there is room, then does what was asked for behind them. Whether nothing waits any more.
-    fn pump(&mut self, conn: Conn) -> bool {
-        let Some(side) = self.sides.get_mut(conn.index() as usize).filter(|s| s.conn == Some(conn)) else {
+    fn send_ranges(&mut self, conn: Conn) -> bool {
+        let Some(side) = self.conns.get_mut(conn.index() as usize).filter(|s| s.conn == Some(conn)) else {
             return false;
         };
         let client = self.client.get_mut();
         while let Some(range) = side.ranges.front_mut() {
             let count = usize::try_from(range.len).unwrap_or(usize::MAX).min(COPY_BYTES);
             let bytes = &mut self.scratch[..count];
-            self.sources.in_use(range.source).fill(range.offset, bytes);
+            self.sources.get_referenced(range.source).fill(range.offset, bytes);
             // If nothing can be sent any more, the end is about to be told.
             let sent = client.send(conn, bytes).unwrap_or(count);
             range.offset += sent as u64;
@@ -328,41 +329,41 @@ impl Remote {
             if range.len == 0 {
                 let done = range.source;
                 side.ranges.pop_front();
-                self.sources.end_use(done);
+                self.sources.release_ref(done);
             }
         }
         // Only a stale handle could be refused.
-        let _ = match side.after {
-            After::Nothing => Ok(()),
-            After::Shutdown => client.shutdown_write(conn),
-            After::Close => client.close(conn),
+        let _ = match side.deferred_close {
+            DeferredClose::Nothing => Ok(()),
+            DeferredClose::Shutdown => client.shutdown_write(conn),
+            DeferredClose::Close => client.close(conn),
         };
-        side.after = After::Nothing;
+        side.deferred_close = DeferredClose::Nothing;
         true
     }
 
     /// Forgets ranges that will never be sent.
-    fn forget(&mut self, conn: Conn) {
-        let Some(side) = self.side_mut(conn) else { return };
+    fn drop_ranges(&mut self, conn: Conn) {
+        let Some(side) = self.conn_mut(conn) else { return };
         for range in core::mem::take(&mut side.ranges) {
-            self.sources.end_use(range.source);
+            self.sources.release_ref(range.source);
         }
     }
 
     pub fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
-        let side = self.side_mut(conn).ok_or(SendError::Stale)?;
+        let side = self.conn_mut(conn).ok_or(SendError::Stale)?;
         if !side.ranges.is_empty() {
-            side.blocked = true;
+            side.is_send_blocked = true;
             return Ok(0);
         }
-        match self.ask(Request::SendUrgent(conn.index(), bytes.to_vec())) {
-            Ok(Reply::SendUrgent(result)) => result,
+        match self.call(ChannelRequest::SendUrgent(conn.index(), bytes.to_vec())) {
+            Ok(ChannelReply::SendUrgent(result)) => result,
             _ => Err(SendError::Stale),
         }
     }
 
     pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
-        let side = self.side(conn).ok_or(RecvError::Stale)?;
+        let side = self.conn(conn).ok_or(RecvError::Stale)?;
         if side.oob_inline {
             return Err(RecvError::WouldBlock);
         }
@@ -371,12 +372,12 @@ impl Remote {
 
     /// What a read finds in front of it after urgent data: bytes to be dropped first, and how many may be read behind those. It stops before the urgent byte, and the next
     /// one passes it.
-    fn front(&self, conn: Conn) -> (usize, usize) {
-        let Some(side) = self.side(conn) else { return (0, usize::MAX) };
+    fn read_limits(&self, conn: Conn) -> (usize, usize) {
+        let Some(side) = self.conn(conn) else { return (0, usize::MAX) };
         let mut client = self.client.borrow_mut();
-        match client.mark(conn).ok().flatten() {
+        match client.urgent_mark(conn).ok().flatten() {
             None => (0, usize::MAX),
-            Some(mark) if mark.ahead > 0 => (0, mark.ahead),
+            Some(mark) if mark.unread_before > 0 => (0, mark.unread_before),
             Some(_) => {
                 let come = client.readable(conn).is_ok_and(|count| count > 0);
                 (usize::from(come && !side.oob_inline), usize::MAX)
@@ -385,13 +386,13 @@ impl Remote {
     }
 
     /// Tells the handler where the urgent byte is.
-    fn tell_urgent(&mut self, conn: Conn) {
+    fn push_urgent(&mut self, conn: Conn) {
         let client = self.client.get_mut();
-        if let Ok(Some(mark)) = client.mark(conn)
+        if let Ok(Some(mark)) = client.urgent_mark(conn)
             && let Ok(read) = client.read_position(conn)
         {
-            let at = SeqNumber(read.wrapping_add(mark.ahead as u64) as u32);
-            self.tell(conn, Event::Urgent { conn, at, byte: mark.byte });
+            let at = SeqNumber(read.wrapping_add(mark.unread_before as u64) as u32);
+            self.push_event(conn, Event::Urgent { conn, at, byte: mark.byte });
         }
     }
 
@@ -400,20 +401,20 @@ impl Remote {
     }
 
     pub fn peek(&self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
-        let side = self.side(conn).ok_or(RecvError::Stale)?;
+        let side = self.conn(conn).ok_or(RecvError::Stale)?;
         let (mut seen, mut front) = (0, (0, usize::MAX));
         let count = loop {
             let (lead, most) = front;
             let room = out.len().min(most);
             let count = self.client.borrow().peek(conn, lead, &mut out[..room])?;
             // Behind the bytes: what is said of urgent ones comes before they do.
-            let now = self.client.borrow().notices(conn);
+            let now = self.client.borrow().oob_events(conn);
             if now == seen {
                 break count;
             }
-            (seen, front) = (now, self.front(conn));
+            (seen, front) = (now, self.read_limits(conn));
         };
-        if count == 0 && !side.fin && !out.is_empty() { Err(RecvError::WouldBlock) } else { Ok(count) }
+        if count == 0 && !side.has_fin && !out.is_empty() { Err(RecvError::WouldBlock) } else { Ok(count) }
     }
 
     pub fn buffered(&self, conn: Conn) -> usize {
@@ -421,14 +422,14 @@ impl Remote {
     }
 
     pub fn skip(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
-        self.side(conn).ok_or(Stale::Handle)?;
-        let (lead, most) = match self.client.get_mut().notices(conn) {
+        self.conn(conn).ok_or(Stale::Handle)?;
+        let (lead, most) = match self.client.get_mut().oob_events(conn) {
             0 => (0, usize::MAX),
-            _ => self.front(conn),
+            _ => self.read_limits(conn),
         };
         self.client.get_mut().consume(conn, lead + count.min(most))?;
-        if let Some(reason) = self.side(conn).and_then(|side| side.ended) {
-            self.end(conn, reason);
+        if let Some(reason) = self.conn(conn).and_then(|side| side.close_reason) {
+            self.push_closed(conn, reason);
         }
         Ok(())
     }
@@ -448,47 +449,47 @@ impl Remote {
     }
 
     pub fn shutdown_write(&mut self, conn: Conn) -> Result<(), Stale> {
-        let side = self.side_mut(conn).ok_or(Stale::Handle)?;
+        let side = self.conn_mut(conn).ok_or(Stale::Handle)?;
         if side.ranges.is_empty() {
             return self.client.get_mut().shutdown_write(conn);
         }
-        if side.after == After::Nothing {
-            side.after = After::Shutdown;
+        if side.deferred_close == DeferredClose::Nothing {
+            side.deferred_close = DeferredClose::Shutdown;
         }
         Ok(())
     }
 
     pub fn close(&mut self, conn: Conn) -> Result<(), Stale> {
-        let side = self.side_mut(conn).ok_or(Stale::Handle)?;
-        side.closed = true;
+        let side = self.conn_mut(conn).ok_or(Stale::Handle)?;
+        side.is_closed_locally = true;
         if side.ranges.is_empty() {
             return self.client.get_mut().close(conn);
         }
-        side.after = After::Close;
+        side.deferred_close = DeferredClose::Close;
         Ok(())
     }
 
     pub fn abort(&mut self, conn: Conn) -> Result<(), Stale> {
-        self.side(conn).ok_or(Stale::Handle)?;
-        self.forget(conn);
+        self.conn(conn).ok_or(Stale::Handle)?;
+        self.drop_ranges(conn);
         self.client.get_mut().abort(conn)
     }
 
     pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
-        if let (TcpOption::OobInline(on), Some(side)) = (option, self.side_mut(conn)) {
+        if let (TcpOption::OobInline(on), Some(side)) = (option, self.conn_mut(conn)) {
             side.oob_inline = on;
         }
         self.client.get_mut().set_option(conn, option)
     }
 
     /// Also of a connection that is over, until its handle is stale.
-    pub fn ends(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
-        self.side(conn)?;
-        self.client.borrow().ends(conn).ok()
+    pub fn endpoints(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
+        self.conn(conn)?;
+        self.client.borrow().endpoints(conn).ok()
     }
 
     pub fn info(&self, conn: Conn) -> Option<TcpInfo> {
-        self.side(conn)?;
+        self.conn(conn)?;
         self.client.borrow_mut().info(conn).ok().map(|info| *info)
     }
 
@@ -497,32 +498,32 @@ impl Remote {
     }
 
     pub fn token(&self, conn: Conn) -> Option<u32> {
-        self.side(conn).map(|side| side.token)
+        self.conn(conn).map(|side| side.token)
     }
 
     pub fn set_token(&mut self, conn: Conn, token: u32) -> bool {
-        let Some(side) = self.side_mut(conn) else { return false };
+        let Some(side) = self.conn_mut(conn) else { return false };
         side.token = token;
         true
     }
 
-    fn udp(&self, request: UdpRequest) -> Result<Reply, UdpError> {
-        self.ask(Request::Udp(request)).map_err(|_| UdpError::Stale)
+    fn udp_call(&self, request: UdpRequest) -> Result<ChannelReply, UdpError> {
+        self.call(ChannelRequest::Udp(request)).map_err(|_| UdpError::Stale)
     }
 
-    fn udp_done(&self, request: UdpRequest) -> Result<(), UdpError> {
-        match self.udp(request)? {
-            Reply::Udp(result) => result,
+    fn udp_call_done(&self, request: UdpRequest) -> Result<(), UdpError> {
+        match self.udp_call(request)? {
+            ChannelReply::Udp(result) => result,
             _ => Err(UdpError::Stale),
         }
     }
 
     pub fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> Result<UdpHandle, UdpError> {
-        match self.udp(UdpRequest::Bind(local, options))? {
-            Reply::UdpBind(result) => {
+        match self.udp_call(UdpRequest::Bind(local, options))? {
+            ChannelReply::UdpBind(result) => {
                 let (socket, generation) = result?;
-                self.client.get_mut().hold(socket, generation);
-                self.begin(Conn::new(socket, generation), false);
+                self.client.get_mut().track(socket, generation);
+                self.open_conn(Conn::new(socket, generation), false);
                 Ok(UdpHandle::new(socket, generation))
             }
             _ => Err(UdpError::Stale),
@@ -530,7 +531,7 @@ impl Remote {
     }
 
     pub fn udp_connect(&mut self, _now: Instant, socket: UdpHandle, to: SocketAddr) -> Result<(), UdpError> {
-        self.udp_done(UdpRequest::Connect(socket, to))
+        self.udp_call_done(UdpRequest::Connect(socket, to))
     }
 
     pub fn udp_send_to(
@@ -540,16 +541,16 @@ impl Remote {
         to: Option<SocketAddr>,
         data: &[u8],
     ) -> Result<(), UdpError> {
-        self.udp_done(UdpRequest::Send(socket, to, data.to_vec()))
+        self.udp_call_done(UdpRequest::Send(socket, to, data.to_vec()))
     }
 
     pub fn udp_reply(&mut self, socket: UdpHandle, to: &Datagram, data: &[u8]) -> Result<(), UdpError> {
-        self.udp_done(UdpRequest::Reply(socket, *to, data.to_vec()))
+        self.udp_call_done(UdpRequest::Reply(socket, *to, data.to_vec()))
     }
 
     pub fn udp_recv_from(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<Datagram, UdpError> {
-        match self.udp(UdpRequest::Recv(socket))? {
-            Reply::UdpRecv(result) => {
+        match self.udp_call(UdpRequest::Recv(socket))? {
+            ChannelReply::UdpRecv(result) => {
                 let (datagram, data) = result?;
                 let count = data.len().min(out.len());
                 out[..count].copy_from_slice(&data[..count]);
@@ -563,15 +564,19 @@ impl Remote {
         &mut self,
         _now: Instant,
         socket: UdpHandle,
-        sending: &UdpSending,
+        sending: &UdpSendParams,
         data: &[u8],
     ) -> Result<(), UdpError> {
-        self.udp_done(UdpRequest::SendWith(socket, *sending, data.to_vec()))
+        self.udp_call_done(UdpRequest::SendWith(socket, *sending, data.to_vec()))
     }
 
-    pub fn udp_take_report(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<UdpReport, UdpError> {
-        match self.udp(UdpRequest::Report(socket))? {
-            Reply::UdpReport(result) => {
+    pub fn udp_take_report(
+        &mut self,
+        socket: UdpHandle,
+        out: &mut [u8],
+    ) -> Result<UdpExtendedError, UdpError> {
+        match self.udp_call(UdpRequest::TakeExtendedError(socket))? {
+            ChannelReply::UdpExtendedError(result) => {
                 let (report, known) = *result?;
                 out.iter_mut().zip(&known).for_each(|(place, byte)| *place = *byte);
                 Ok(report)
@@ -581,27 +586,27 @@ impl Remote {
     }
 
     pub fn udp_path_mtu(&mut self, _now: Instant, socket: UdpHandle) -> Result<u16, UdpError> {
-        match self.udp(UdpRequest::PathMtu(socket))? {
-            Reply::UdpPathMtu(result) => result,
+        match self.udp_call(UdpRequest::PathMtu(socket))? {
+            ChannelReply::UdpPathMtu(result) => result,
             _ => Err(UdpError::Stale),
         }
     }
 
     pub fn udp_set_options(&mut self, socket: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
-        self.udp_done(UdpRequest::SetOptions(socket, options))
+        self.udp_call_done(UdpRequest::SetOptions(socket, options))
     }
 
     pub fn udp_local(&mut self, socket: UdpHandle) -> Result<SocketAddr, UdpError> {
-        match self.udp(UdpRequest::Local(socket))? {
-            Reply::UdpLocal(result) => result,
+        match self.udp_call(UdpRequest::Local(socket))? {
+            ChannelReply::UdpLocal(result) => result,
             _ => Err(UdpError::Stale),
         }
     }
 
     pub fn udp_close(&mut self, socket: UdpHandle) -> Result<(), UdpError> {
         let conn = Conn::new(socket.index(), socket.generation());
-        self.udp_done(UdpRequest::Close(socket))?;
-        self.sides[conn.index() as usize].conn = None;
+        self.udp_call_done(UdpRequest::Close(socket))?;
+        self.conns[conn.index() as usize].conn = None;
         // The stack's side has answered, so it is there.
         let _ = self.client.get_mut().release(conn);
         Ok(())
@@ -609,19 +614,19 @@ impl Remote {
 
     /// As that of the stack: slots of connections whose end was reported before are reused from here on.
     pub fn next_event(&mut self) -> Option<Event> {
-        if let Some(conn) = self.leaving.take() {
-            self.forget(conn);
-            self.sides[conn.index() as usize].conn = None;
+        if let Some(conn) = self.releasing.take() {
+            self.drop_ranges(conn);
+            self.conns[conn.index() as usize].conn = None;
             // Held until now.
             let _ = self.client.get_mut().release(conn);
         }
         while self.events.is_empty() {
             let event = self.client.get_mut().next_event()?;
-            self.take(event);
+            self.handle_event(event);
         }
         let mut event = self.events.pop_front();
         if let Some(Event::Closed { conn, token, .. }) = &mut event {
-            self.leaving = Some(*conn);
+            self.releasing = Some(*conn);
             // What it is by now.
             *token = self.token(*conn).unwrap_or(0);
         }
@@ -633,15 +638,15 @@ impl Remote {
         self.events.len()
     }
 
-    fn take(&mut self, event: ClientEvent) {
+    fn handle_event(&mut self, event: ClientEvent) {
         match event {
             ClientEvent::Accepted { conn, listener } => {
-                self.begin(conn, false);
+                self.open_conn(conn, false);
                 match self.listeners.get_mut(listener as usize).and_then(Option::as_mut) {
                     Some(listening) => {
                         listening.queue.push_back(conn);
-                        if listening.queue.len() == QUEUE_MAX {
-                            listening.full = true;
+                        if listening.queue.len() == ACCEPT_QUEUE_MAX {
+                            listening.is_full = true;
                             self.client.get_mut().set_credits(listener, 0);
                         }
                         self.events.push_back(Event::Incoming { listener: listening.listener });
@@ -651,64 +656,64 @@ impl Remote {
                         let client = self.client.get_mut();
                         let _ = client.abort(conn);
                         let _ = client.release(conn);
-                        self.sides[conn.index() as usize].conn = None;
+                        self.conns[conn.index() as usize].conn = None;
                     }
                 }
             }
             // Only those who accept by hand are told.
             ClientEvent::Offered { .. } => {}
             ClientEvent::Connected { conn } => self.events.push_back(Event::Connected { conn }),
-            ClientEvent::Readable { conn } => self.tell(conn, Event::Readable { conn }),
-            ClientEvent::Acked { conn, bytes } => self.tell(conn, Event::Acked { conn, bytes }),
+            ClientEvent::Readable { conn } => self.push_event(conn, Event::Readable { conn }),
+            ClientEvent::Acked { conn, bytes } => self.push_event(conn, Event::Acked { conn, bytes }),
             ClientEvent::Urgent { conn } => {
-                self.tell_urgent(conn);
+                self.push_urgent(conn);
             }
             ClientEvent::Datagrams { conn } => {
                 let socket = UdpHandle::new(conn.index(), conn.generation());
                 self.events.push_back(Event::UdpReadable { socket });
             }
             ClientEvent::Writable { conn } => {
-                if self.pump(conn)
-                    && let Some(side) = self.side_mut(conn)
-                    && core::mem::take(&mut side.blocked)
+                if self.send_ranges(conn)
+                    && let Some(side) = self.conn_mut(conn)
+                    && core::mem::take(&mut side.is_send_blocked)
                 {
-                    self.tell(conn, Event::Writable { conn });
+                    self.push_event(conn, Event::Writable { conn });
                 }
             }
             ClientEvent::PeerClosed { conn } => {
-                let Some(side) = self.side_mut(conn) else { return };
-                side.fin = true;
-                self.tell(conn, Event::PeerClosed { conn });
+                let Some(side) = self.conn_mut(conn) else { return };
+                side.has_fin = true;
+                self.push_event(conn, Event::PeerClosed { conn });
             }
             ClientEvent::Closed { conn, reason } => {
-                let Some(side) = self.side_mut(conn) else { return };
-                side.ended = Some(reason);
-                self.end(conn, reason);
+                let Some(side) = self.conn_mut(conn) else { return };
+                side.close_reason = Some(reason);
+                self.push_closed(conn, reason);
             }
         }
     }
 
     /// Events of connections that nobody accepted yet come with `accept`.
-    fn tell(&mut self, conn: Conn, event: Event) {
-        if self.side(conn).is_some_and(|side| side.accepted && !side.reported) {
+    fn push_event(&mut self, conn: Conn, event: Event) {
+        if self.conn(conn).is_some_and(|side| side.is_accepted && !side.is_close_reported) {
             self.events.push_back(event);
         }
     }
 
     /// Reports the end, unless bytes that came before an orderly one are still to be read.
-    fn end(&mut self, conn: Conn, reason: CloseReason) {
+    fn push_closed(&mut self, conn: Conn, reason: CloseReason) {
         let unread = reason == CloseReason::Normal && self.buffered(conn) > 0;
-        let Some(side) = self.side_mut(conn) else { return };
-        if !side.accepted || side.reported || unread && !side.closed {
+        let Some(side) = self.conn_mut(conn) else { return };
+        if !side.is_accepted || side.is_close_reported || unread && !side.is_closed_locally {
             return;
         }
-        side.reported = true;
+        side.is_close_reported = true;
         self.events.push_back(Event::Closed { conn, token: 0, reason });
     }
 
     pub fn advance(&mut self, now: Instant) {
         self.now = now;
-        if now - self.counted >= COUNTERS_AGE_MAX {
+        if now - self.counters_at >= COUNTERS_AGE_MAX {
             self.forget_counters();
         }
     }
@@ -718,7 +723,7 @@ impl Remote {
     }
 
     pub fn before_sleep(&mut self) -> bool {
-        self.events.is_empty() && self.leaving.is_none() && self.client.get_mut().before_sleep()
+        self.events.is_empty() && self.releasing.is_none() && self.client.get_mut().before_sleep()
     }
 
     pub fn after_sleep(&mut self, readable: bool) {

@@ -2,43 +2,45 @@
 //! wrote there itself and kept a copy of.
 
 mod accept;
-mod blanks;
-mod datagrams;
-mod deferred;
+mod client_state;
+mod datagram_queue;
+mod defer_accept;
 mod domain;
-mod holders;
-mod large;
-mod lent;
-mod numbers;
-mod ports;
-mod posts;
-mod reports;
+mod error_queue;
+mod large_buffers;
+mod owners;
+mod port_reservations;
+mod preallocated;
 mod requests;
-mod served;
-mod wake;
+mod slot_allocator;
+mod udp_requests;
+mod waker;
+mod zero_copy;
 
 use super::client::{Client, ClientParts};
-use super::control::{Control, Envelope, Errand, ErrandEnvelope, Outcome, Reply, Request};
+use super::control::{
+    BrokerEnvelope, BrokerReply, BrokerRequest, ChannelReply, ChannelRequest, ControlPath, RequestEnvelope,
+};
 use super::socket::state;
 use super::{ChannelConfig, ChannelStats};
 use crate::command::Command;
 use crate::context::{Context, WorkContext};
 use crate::error::Error;
 use crate::handler::{Handler, UrgentData};
-use crate::stats::Kind;
+use crate::stats::CounterKind;
 use crate::wait::EventFd;
 use core::any::Any;
 use core::time::Duration;
-use domain::{Domain, from_token};
+use domain::{Domain, split_token};
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::udp::{Datagram, UdpError};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use wake::{Alarms, Wake};
+use waker::{ClientWaker, DomainEpoll};
 
 /// The domain of clients in this process.
-const HERE: usize = 0;
+const LOCAL_DOMAIN: usize = 0;
 
 /// A handler that serves clients: threads of this process, which are one domain, and processes that came through the
 /// [door](crate::door), each domain with a region of its own.
@@ -49,14 +51,14 @@ pub struct ChannelServer {
     /// By the index of the engine's listener: it, its domain, and its number there.
     listeners: Vec<Option<(Listener, u8, u8)>>,
     /// Once there are processes.
-    alarms: Option<Alarms>,
-    ports: ports::Ports,
+    domain_epoll: Option<DomainEpoll>,
+    ports: port_reservations::PortReservations,
     /// The addresses can be used.
-    ready: bool,
+    is_ready: bool,
     /// Clients to which the shard left its CPU had all of their turn.
-    turn_ran_out: bool,
+    has_yield_expired: bool,
     /// Of domains that are gone.
-    past: ChannelStats,
+    closed_stats: ChannelStats,
 }
 
 impl ChannelServer {
@@ -66,16 +68,16 @@ impl ChannelServer {
     /// A key that is out of range; no memory or descriptors.
     pub fn new(config: &ChannelConfig) -> Result<Self, Error> {
         let mut server = Self::for_processes(config)?;
-        let here =
-            Domain::new(HERE as u8, config, false).map_err(|e| Error::io("region of the channel", e))?;
-        server.domains[HERE] = Some(Box::new(here));
+        let here = Domain::new(LOCAL_DOMAIN as u8, config, false)
+            .map_err(|e| Error::io("region of the channel", e))?;
+        server.domains[LOCAL_DOMAIN] = Some(Box::new(here));
         Ok(server)
     }
 
     /// The same for clients that are the workers of one program: each listens by itself, and they share the listeners.
     pub(crate) fn for_workers(config: &ChannelConfig) -> Result<Self, Error> {
         let mut server = Self::new(config)?;
-        server.here()?.workers = true;
+        server.local_domain()?.shares_listeners = true;
         Ok(server)
     }
 
@@ -89,27 +91,27 @@ impl ChannelServer {
             config: config.clone(),
             domains: (0..config.domains_max).map(|_| None).collect(),
             listeners: Vec::new(),
-            alarms: None,
-            ports: ports::Ports::default(),
-            ready: false,
-            turn_ran_out: false,
-            past: ChannelStats::default(),
+            domain_epoll: None,
+            ports: port_reservations::PortReservations::default(),
+            is_ready: false,
+            has_yield_expired: false,
+            closed_stats: ChannelStats::default(),
         })
     }
 
     /// The domain of this process.
-    fn here(&mut self) -> Result<&mut Domain, Error> {
+    fn local_domain(&mut self) -> Result<&mut Domain, Error> {
         let none = || Error::application("channel: this stack serves other processes only");
-        self.domains[HERE].as_deref_mut().filter(|d| !d.comes_and_goes).ok_or_else(none)
+        self.domains[LOCAL_DOMAIN].as_deref_mut().filter(|d| !d.is_for_processes).ok_or_else(none)
     }
 
     /// A new client in this process. `control` is how it asks: usually the shard's [`Commander`](crate::Commander).
     ///
     /// # Errors
     /// There are `channel.clients_max` already; no descriptors.
-    pub fn attach(&mut self, control: Box<dyn Control>) -> Result<Client, Error> {
+    pub fn attach(&mut self, control: Box<dyn ControlPath>) -> Result<Client, Error> {
         let (number, wake) = self.admit()?;
-        let here = self.here()?;
+        let here = self.local_domain()?;
         Ok(Client::new(here.region.clone(), number, here.wake.clone(), wake, control))
     }
 
@@ -121,28 +123,28 @@ impl ChannelServer {
         let copy = |fd: BorrowedFd<'_>| {
             fd.try_clone_to_owned().map_err(|e| Error::io("descriptors of the channel", e))
         };
-        let here = self.here()?;
+        let here = self.local_domain()?;
         let (region, stack) = (copy(here.region.file())?, copy(here.wake.as_fd())?);
         let (number, wake) = self.admit()?;
-        Ok(ClientParts { region, stack, wake: copy(wake.as_fd())?, number: number as u32 })
+        Ok(ClientParts { region, stack_wake: stack, client_wake: copy(wake.as_fd())?, client: number as u32 })
     }
 
     fn admit(&mut self) -> Result<(usize, Arc<EventFd>), Error> {
         let wake = EventFd::new().map_err(|e| Error::io("event descriptor of a client", e))?;
         let wake = Arc::new(wake);
-        let number = self.here()?.admit(Wake::Thread(wake.clone()));
+        let number = self.local_domain()?.admit(ClientWaker::Thread(wake.clone()));
         let full = || Error::application("channel: as many clients as channel.clients_max");
         Ok((number.ok_or_else(full)?, wake))
     }
 
     /// What was counted, over all domains that are and were.
     pub fn stats(&self) -> ChannelStats {
-        self.domains.iter().flatten().fold(self.past, |sum, domain| sum + domain.stats)
+        self.domains.iter().flatten().fold(self.closed_stats, |sum, domain| sum + domain.stats)
     }
 
     /// Sockets in use: connections, and those that clients still hold after their end.
     pub fn sockets_in_use(&self) -> usize {
-        self.domains.iter().flatten().map(|domain| domain.in_use()).sum()
+        self.domains.iter().flatten().map(|domain| domain.sockets_in_use()).sum()
     }
 
     /// Domains that there are: that of this process, those of processes that are attached, and those whose last bytes are still on their way.
@@ -151,20 +153,20 @@ impl ChannelServer {
     }
 
     /// Whether one domain at the most has clients: nobody else waits if they take their time.
-    fn is_alone(&self) -> bool {
-        self.domains.iter().flatten().filter(|domain| domain.members != 0).nth(1).is_none()
+    fn has_single_domain(&self) -> bool {
+        self.domains.iter().flatten().filter(|domain| domain.client_mask != 0).nth(1).is_none()
     }
 
     /// The domain and the socket of a connection.
-    fn of(&mut self, cx: &Context<'_>, conn: Conn) -> Option<(&mut Domain, u32)> {
-        let (domain, socket) = from_token(cx.token(conn).ok()?);
+    fn socket_of(&mut self, cx: &Context<'_>, conn: Conn) -> Option<(&mut Domain, u32)> {
+        let (domain, socket) = split_token(cx.token(conn).ok()?);
         let domain = self.domains.get_mut(domain)?.as_deref_mut()?;
-        let socket = domain.of(socket, conn)?;
+        let socket = domain.socket_of(socket, conn)?;
         Some((domain, socket))
     }
 
     /// The domain of a listener, and the listener's number there.
-    fn of_listener(&mut self, listener: Listener) -> Option<(&mut Domain, usize)> {
+    fn listener_of(&mut self, listener: Listener) -> Option<(&mut Domain, usize)> {
         let (known, domain, number) = (*self.listeners.get(listener.index() as usize)?)?;
         let domain = self.domains.get_mut(usize::from(domain))?.as_deref_mut()?;
         let lives = domain.listeners[usize::from(number)].as_ref().is_some_and(|l| l.listener == listener);
@@ -172,32 +174,37 @@ impl ChannelServer {
     }
 
     /// Does what a client in this process asks for.
-    pub(super) fn serve(&mut self, cx: &mut Context<'_>, number: usize, asked: Request) -> Reply {
-        self.serve_in(cx, HERE, number, asked).unwrap_or(Reply::Done)
+    pub(super) fn handle_request(
+        &mut self,
+        cx: &mut Context<'_>,
+        number: usize,
+        asked: ChannelRequest,
+    ) -> ChannelReply {
+        self.handle_domain_request(cx, LOCAL_DOMAIN, number, asked).unwrap_or(ChannelReply::Done)
     }
 
-    fn serve_in(
+    fn handle_domain_request(
         &mut self,
         cx: &mut Context<'_>,
         index: usize,
         number: usize,
-        asked: Request,
-    ) -> Option<Reply> {
-        let holder = ports::holder(index, number);
+        asked: ChannelRequest,
+    ) -> Option<ChannelReply> {
+        let holder = port_reservations::owner_id(index, number);
         match asked {
-            Request::Reserve(at, sharing) => {
-                return Some(Reply::Reserve(self.reserve(cx, holder, at, sharing)));
+            ChannelRequest::Reserve(at, sharing) => {
+                return Some(ChannelReply::Reserve(self.reserve(cx, holder, at, sharing)));
             }
-            Request::Unreserve(reservation) => {
+            ChannelRequest::Unreserve(reservation) => {
                 self.ports.release(reservation, holder);
-                return Some(Reply::Done);
+                return Some(ChannelReply::Done);
             }
-            Request::Detach => self.ports.release_all(holder),
+            ChannelRequest::Detach => self.ports.release_all(holder),
             _ => {}
         }
         let domain = self.domains.get_mut(index)?.as_deref_mut()?;
-        let reply = domain.serve(cx, number, asked);
-        if let Reply::Listen(Ok(number)) = reply
+        let reply = domain.handle_request(cx, number, asked);
+        if let ChannelReply::Listen(Ok(number)) = reply
             && let Some(listening) = &domain.listeners[number as usize]
         {
             let at = listening.listener.index() as usize;
@@ -211,83 +218,92 @@ impl ChannelServer {
     }
 
     /// Does what the door asks for.
-    pub(super) fn run_errand(&mut self, cx: &mut Context<'_>, errand: Errand) -> Outcome {
-        let outcome = self.run_one(cx, errand);
-        self.sweep();
+    pub(super) fn handle_broker_request(
+        &mut self,
+        cx: &mut Context<'_>,
+        errand: BrokerRequest,
+    ) -> BrokerReply {
+        let outcome = self.dispatch_broker_request(cx, errand);
+        self.reap_domains();
         outcome
     }
 
-    fn run_one(&mut self, cx: &mut Context<'_>, errand: Errand) -> Outcome {
+    fn dispatch_broker_request(&mut self, cx: &mut Context<'_>, errand: BrokerRequest) -> BrokerReply {
         match errand {
-            Errand::Open { wake } => self.open(wake).unwrap_or(Outcome::NoRoom),
-            Errand::Ask { domain, client, request } => {
-                let reply = self.serve_in(cx, domain.into(), client as usize, request);
-                reply.map_or(Outcome::Unknown, Outcome::Reply)
+            BrokerRequest::OpenDomain { wake } => self.open_domain(wake).unwrap_or(BrokerReply::Full),
+            BrokerRequest::Call { domain, client, request } => {
+                let reply = self.handle_domain_request(cx, domain.into(), client as usize, request);
+                reply.map_or(BrokerReply::Unknown, BrokerReply::Reply)
             }
-            Errand::Admit { domain, wake } => self.with(domain, |d| seat(d.admit(Wake::Process(wake)))),
-            Errand::Fork { domain, parent, kept, wake } => {
-                self.with(domain, |d| seat(d.fork(cx, parent as usize, kept.as_deref(), Wake::Process(wake))))
+            BrokerRequest::Admit { domain, wake } => {
+                self.with_process_domain(domain, |d| admitted_reply(d.admit(ClientWaker::Process(wake))))
             }
-            Errand::Hold { domain, client, things } => {
-                self.with(domain, |d| known(d.hold_by_placeholder(cx, client as usize, &things)))
-            }
-            Errand::Resolve { domain, client, things } => {
-                self.with(domain, |d| known(d.hold_as_placeholder_does(cx, client as usize, &things)))
-            }
-            Errand::LetGo { domain, things } => self.with(domain, |d| {
-                d.let_go(cx, &things);
-                Outcome::Done
+            BrokerRequest::Fork { domain, parent, kept, wake } => self.with_process_domain(domain, |d| {
+                admitted_reply(d.fork(cx, parent as usize, kept.as_deref(), ClientWaker::Process(wake)))
             }),
-            Errand::Bury { domain, client } => {
-                self.ports.release_all(ports::holder(domain.into(), client as usize));
-                self.with(domain, |d| {
+            BrokerRequest::AddProxy { domain, client, things } => self
+                .with_process_domain(domain, |d| done_or_unknown(d.add_proxy(cx, client as usize, &things))),
+            BrokerRequest::ResolveProxy { domain, client, things } => self.with_process_domain(domain, |d| {
+                done_or_unknown(d.own_via_proxy(cx, client as usize, &things))
+            }),
+            BrokerRequest::ReleaseProxy { domain, things } => self.with_process_domain(domain, |d| {
+                d.release_proxy(cx, &things);
+                BrokerReply::Done
+            }),
+            BrokerRequest::Reap { domain, client } => {
+                self.ports.release_all(port_reservations::owner_id(domain.into(), client as usize));
+                self.with_process_domain(domain, |d| {
                     d.detach(cx, client as usize);
-                    Outcome::Done
+                    BrokerReply::Done
                 })
             }
         }
     }
 
-    fn with(&mut self, index: u8, act: impl FnOnce(&mut Domain) -> Outcome) -> Outcome {
+    fn with_process_domain(
+        &mut self,
+        index: u8,
+        act: impl FnOnce(&mut Domain) -> BrokerReply,
+    ) -> BrokerReply {
         match self.domains.get_mut(usize::from(index)).and_then(Option::as_deref_mut) {
-            Some(domain) if domain.comes_and_goes => act(domain),
-            _ => Outcome::Unknown,
+            Some(domain) if domain.is_for_processes => act(domain),
+            _ => BrokerReply::Unknown,
         }
     }
 
     /// A new domain for processes.
-    fn open(&mut self, client: OwnedFd) -> Option<Outcome> {
+    fn open_domain(&mut self, client: OwnedFd) -> Option<BrokerReply> {
         let Some(index) = self.domains.iter().position(Option::is_none) else {
-            self.past.domains_refused += 1;
+            self.closed_stats.domains_refused += 1;
             return None;
         };
         // Cannot truncate: 64 at the most. Whatever the kernel is short of, there is no room.
         let mut domain = Domain::new(index as u8, &self.config, true).ok()?;
         let copy = |fd: BorrowedFd<'_>| -> Option<OwnedFd> { fd.try_clone_to_owned().ok() };
         let (region, wake) = (copy(domain.region.file())?, copy(domain.wake.as_fd())?);
-        if self.alarms.is_none() {
-            let alarms = Alarms::new().ok()?;
-            if let Some(here) = &self.domains[HERE] {
-                alarms.add(&here.wake, HERE as u8).ok()?;
+        if self.domain_epoll.is_none() {
+            let alarms = DomainEpoll::new().ok()?;
+            if let Some(here) = &self.domains[LOCAL_DOMAIN] {
+                alarms.add(&here.wake, LOCAL_DOMAIN as u8).ok()?;
             }
-            self.alarms = Some(alarms);
+            self.domain_epoll = Some(alarms);
         }
-        self.alarms.as_ref()?.add(&domain.wake, index as u8).ok()?;
+        self.domain_epoll.as_ref()?.add(&domain.wake, index as u8).ok()?;
         domain.region.set_cpu(rustix::thread::sched_getcpu());
-        if self.ready {
+        if self.is_ready {
             domain.region.set_ready();
         }
-        let client = domain.admit(Wake::Process(client))? as u32;
+        let client = domain.admit(ClientWaker::Process(client))? as u32;
         self.domains[index] = Some(Box::new(domain));
-        Some(Outcome::Opened { domain: index as u8, region, wake, client })
+        Some(BrokerReply::Opened { domain: index as u8, region, wake, client })
     }
 
     /// Forgets domains that nobody will use again.
-    fn sweep(&mut self) {
+    fn reap_domains(&mut self) {
         for place in &mut self.domains {
-            if let Some(domain) = place.take_if(|domain| domain.is_deserted()) {
-                self.past = self.past + domain.stats;
-                if let Some(alarms) = &self.alarms {
+            if let Some(domain) = place.take_if(|domain| domain.is_unused()) {
+                self.closed_stats = self.closed_stats + domain.stats;
+                if let Some(alarms) = &self.domain_epoll {
                     alarms.remove(&domain.wake);
                 }
             }
@@ -295,31 +311,31 @@ impl ChannelServer {
     }
 }
 
-fn seat(number: Option<usize>) -> Outcome {
-    number.map_or(Outcome::NoRoom, |number| Outcome::Seat(number as u32))
+fn admitted_reply(number: Option<usize>) -> BrokerReply {
+    number.map_or(BrokerReply::Full, |number| BrokerReply::Admitted(number as u32))
 }
 
-fn known(known: bool) -> Outcome {
-    if known { Outcome::Done } else { Outcome::Unknown }
+fn done_or_unknown(known: bool) -> BrokerReply {
+    if known { BrokerReply::Done } else { BrokerReply::Unknown }
 }
 
 impl Handler for ChannelServer {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
-        cx.hold_quick_acks(Duration::from_micros(self.config.ack_hold_us.into()));
-        self.ready = true;
+        cx.defer_quick_acks(Duration::from_micros(self.config.ack_hold_us.into()));
+        self.is_ready = true;
         for domain in self.domains.iter_mut().flatten() {
             domain.region.set_ready();
-            domain.ring_all();
+            domain.notify_all();
         }
         Ok(())
     }
 
     fn may_accept(&mut self, listener: Listener) -> bool {
-        self.of_listener(listener).is_some_and(|(domain, number)| domain.may_accept(number))
+        self.listener_of(listener).is_some_and(|(domain, number)| domain.may_accept(number))
     }
 
     fn accepted(&mut self, cx: &mut Context<'_>, conn: Conn, listener: Listener) {
-        match self.of_listener(listener) {
+        match self.listener_of(listener) {
             Some((domain, number)) => domain.accepted(cx, conn, number),
             None => {
                 let _ = cx.abort(conn);
@@ -328,36 +344,36 @@ impl Handler for ChannelServer {
     }
 
     fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        if let Some((domain, socket)) = self.of(cx, conn) {
+        if let Some((domain, socket)) = self.socket_of(cx, conn) {
             domain.connected(cx, conn, socket);
         }
     }
 
     fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
-        match self.of(cx, conn) {
+        match self.socket_of(cx, conn) {
             Some((domain, socket)) => domain.data(cx, conn, socket, data),
             None => data.len(),
         }
     }
 
     fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        if let Some((domain, socket)) = self.of(cx, conn) {
+        if let Some((domain, socket)) = self.socket_of(cx, conn) {
             domain.writable(cx, socket);
         }
     }
 
     fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        if let Some((domain, socket)) = self.of(cx, conn) {
+        if let Some((domain, socket)) = self.socket_of(cx, conn) {
             domain.promote(socket);
-            domain.add_bits(socket, state::FIN);
+            domain.add_state(socket, state::FIN);
         }
     }
 
     fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
-        if let Some((domain, socket)) = self.of(cx, conn) {
+        if let Some((domain, socket)) = self.socket_of(cx, conn) {
             domain.closed(cx, socket, reason);
-            if domain.is_deserted() {
-                self.sweep();
+            if domain.is_unused() {
+                self.reap_domains();
             }
         }
     }
@@ -365,15 +381,15 @@ impl Handler for ChannelServer {
     fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
         // Cannot truncate: the lower half is the domain's number.
         if let Some(Some(domain)) = self.domains.get_mut(token as u32 as usize) {
-            if token & deferred::TIMER != 0 {
-                domain.end_deferral(cx);
+            if token & defer_accept::DEFER_TIMER != 0 {
+                domain.promote_expired(cx);
             } else {
-                domain.take_back(cx);
+                domain.revoke_expired_offers(cx);
             }
         }
     }
 
-    fn counters(&self, report: &mut dyn FnMut(Kind, &'static str, u64)) {
+    fn report_counters(&self, report: &mut dyn FnMut(CounterKind, &'static str, u64)) {
         self.stats().report(report);
         let domains = || self.domains.iter().flatten();
         for (name, count) in [
@@ -381,41 +397,41 @@ impl Handler for ChannelServer {
             ("channel.domains_limit", self.domains.len()),
             ("channel.sockets", self.sockets_in_use()),
             ("channel.sockets_limit", domains().map(|domain| domain.sockets_max()).sum()),
-            ("channel.large_buffers", domains().map(|domain| domain.large_in_use()).sum()),
+            ("channel.large_buffers", domains().map(|domain| domain.large_buffers_in_use()).sum()),
             ("channel.large_buffers_limit", domains().map(|domain| domain.region.large().0 as usize).sum()),
             ("channel.clients", domains().map(|domain| domain.clients.iter().flatten().count()).sum()),
             ("channel.clients_limit", domains().map(|domain| domain.clients.len()).sum()),
         ] {
-            report(Kind::Gauge, name, count as u64);
+            report(CounterKind::Gauge, name, count as u64);
         }
     }
 
     fn command(&mut self, cx: &mut Context<'_>, command: Command) {
         let command: Box<dyn Any + Send> = command;
-        match command.downcast::<Envelope>() {
+        match command.downcast::<RequestEnvelope>() {
             Ok(envelope) => {
-                let Envelope { client, request, reply } = *envelope;
-                let answer = self.serve(cx, client, request);
+                let RequestEnvelope { client, request, reply } = *envelope;
+                let answer = self.handle_request(cx, client, request);
                 // Whoever asked may be gone.
                 let _ = reply.send(answer);
             }
             Err(other) => {
-                let Ok(envelope) = other.downcast::<ErrandEnvelope>() else { return };
-                let ErrandEnvelope { errand, reply } = *envelope;
-                let outcome = self.run_errand(cx, errand);
+                let Ok(envelope) = other.downcast::<BrokerEnvelope>() else { return };
+                let BrokerEnvelope { request: errand, reply } = *envelope;
+                let outcome = self.handle_broker_request(cx, errand);
                 let _ = reply.send(outcome);
             }
         }
     }
 
     fn acked(&mut self, cx: &mut Context<'_>, conn: Conn, bytes: u32) {
-        if let Some((domain, socket)) = self.of(cx, conn) {
+        if let Some((domain, socket)) = self.socket_of(cx, conn) {
             domain.acked(socket, bytes);
         }
     }
 
     fn urgent(&mut self, cx: &mut Context<'_>, conn: Conn, urgent: UrgentData) {
-        if let Some((domain, socket)) = self.of(cx, conn) {
+        if let Some((domain, socket)) = self.socket_of(cx, conn) {
             domain.urgent(cx, conn, socket, urgent);
         }
     }
@@ -423,11 +439,11 @@ impl Handler for ChannelServer {
     fn datagram(&mut self, _cx: &mut Context<'_>, socket: UdpHandle, datagram: &Datagram, data: &[u8]) {
         let mut domains = self.domains.iter_mut().flatten();
         // Whose it is only the domains know.
-        let _ = domains.any(|domain| domain.came(socket, Ok((*datagram, data))));
+        let _ = domains.any(|domain| domain.deliver_datagram(socket, Ok((*datagram, data))));
     }
 
     fn datagram_error(&mut self, _cx: &mut Context<'_>, socket: UdpHandle, error: UdpError) {
-        let _ = self.domains.iter_mut().flatten().any(|domain| domain.came(socket, Err(error)));
+        let _ = self.domains.iter_mut().flatten().any(|domain| domain.deliver_datagram(socket, Err(error)));
     }
 
     fn work(&mut self, cx: &mut WorkContext<'_>) -> Result<usize, Error> {
@@ -437,10 +453,10 @@ impl Handler for ChannelServer {
             let here = domain.work(cx);
             done += here;
             // The last of what a process wrote that is gone may have left.
-            deserted |= here > 0 && domain.members == 0 && domain.is_deserted();
+            deserted |= here > 0 && domain.client_mask == 0 && domain.is_unused();
         }
         if deserted {
-            self.sweep();
+            self.reap_domains();
         }
         Ok(done)
     }
@@ -454,56 +470,57 @@ impl Handler for ChannelServer {
         quiet
     }
 
-    fn is_in_the_way(&self) -> bool {
+    fn is_cpu_contended(&self) -> bool {
         self.config.turn_us > 0 && {
-            let (cpu, alone) = (rustix::thread::sched_getcpu(), self.is_alone());
-            self.domains.iter().flatten().any(|domain| domain.works_on(cpu, alone))
+            let (cpu, alone) = (rustix::thread::sched_getcpu(), self.has_single_domain());
+            self.domains.iter().flatten().any(|domain| domain.has_client_running_on(cpu, alone))
         }
     }
 
-    fn yields(&self) -> Option<Duration> {
+    fn yield_limit(&self) -> Option<Duration> {
         // Of several domains none may have the CPU again and again.
-        (self.is_alone() && self.is_in_the_way()).then(|| Duration::from_micros(self.config.turn_us.into()))
+        (self.has_single_domain() && self.is_cpu_contended())
+            .then(|| Duration::from_micros(self.config.turn_us.into()))
     }
 
-    fn give_way(&mut self) -> Option<Duration> {
+    fn yield_cpu(&mut self) -> Option<Duration> {
         if self.config.turn_us == 0 {
             return None;
         }
-        let (cpu, alone) = (rustix::thread::sched_getcpu(), self.is_alone());
+        let (cpu, alone) = (rustix::thread::sched_getcpu(), self.has_single_domain());
         let mut given = false;
         for domain in self.domains.iter_mut().flatten() {
-            match domain.give_way(cpu, alone) {
+            match domain.yield_cpu(cpu, alone) {
                 Some(way) => given |= way,
                 None => return Some(Duration::ZERO),
             }
         }
         // This sleep is what some owed. One that does not come about is not, and they owe it still.
-        self.domains.iter_mut().flatten().for_each(|domain| domain.owes = false);
+        self.domains.iter_mut().flatten().for_each(|domain| domain.is_penalised = false);
         given.then(|| Duration::from_micros(self.config.turn_us.into()))
     }
 
-    fn turn_ran_out(&mut self) {
-        self.turn_ran_out = true;
+    fn yield_expired(&mut self) {
+        self.has_yield_expired = true;
     }
 
     fn after_sleep(&mut self, rang: bool) {
-        let ran_out = core::mem::take(&mut self.turn_ran_out);
+        let ran_out = core::mem::take(&mut self.has_yield_expired);
         for domain in self.domains.iter_mut().flatten() {
             let woken = domain.after_sleep(ran_out);
             // Of a bell that was heard before the signal is left: without alarms it stands for all, and would end every sleep.
-            if (woken || rang && self.alarms.is_none()) && !domain.comes_and_goes {
+            if (woken || rang && self.domain_epoll.is_none()) && !domain.is_for_processes {
                 domain.wake.clear();
             }
         }
-        if rang && let Some(alarms) = &self.alarms {
+        if rang && let Some(alarms) = &self.domain_epoll {
             // Whatever the words say, which a process may have changed.
             alarms.clear();
         }
     }
 
     fn wake_fd(&self) -> Option<RawFd> {
-        match (&self.alarms, &self.domains[HERE]) {
+        match (&self.domain_epoll, &self.domains[LOCAL_DOMAIN]) {
             (Some(alarms), _) => Some(alarms.fd()),
             (None, here) => here.as_ref().map(|here| here.wake.as_fd().as_raw_fd()),
         }

@@ -1,7 +1,7 @@
 //! Domains of processes without processes, for simulations: the stack's shard is asked directly, and whoever calls is the client.
 
 use super::client::{Client, ClientParts};
-use super::control::{Control, Errand, Outcome, Reply, Request, SameThread};
+use super::control::{BrokerReply, BrokerRequest, ChannelReply, ChannelRequest, ControlPath, SameThread};
 use crate::error::Error;
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -13,17 +13,17 @@ pub struct SimulatedDomain {
     domain: u8,
 }
 
-impl Control for SimulatedDomain {
-    fn ask(&mut self, client: usize, request: Request) -> Result<Reply, Error> {
+impl ControlPath for SimulatedDomain {
+    fn call(&mut self, client: usize, request: ChannelRequest) -> Result<ChannelReply, Error> {
         // Cannot truncate: clients are 64 at the most.
         let client = client as u32;
-        match self.server.run(match request {
+        match self.server.call_for_broker(match request {
             // What its connection to the door would say by hanging up.
-            Request::Detach => Errand::Bury { domain: self.domain, client },
-            request => Errand::Ask { domain: self.domain, client, request },
+            ChannelRequest::Detach => BrokerRequest::Reap { domain: self.domain, client },
+            request => BrokerRequest::Call { domain: self.domain, client, request },
         })? {
-            Outcome::Reply(reply) => Ok(reply),
-            _ => Ok(Reply::Done),
+            BrokerReply::Reply(reply) => Ok(reply),
+            _ => Ok(ChannelReply::Done),
         }
     }
 }
@@ -35,19 +35,19 @@ impl SameThread {
     /// There are `channel.domains_max`.
     pub fn open_domain(&self) -> Result<(SimulatedDomain, ClientParts), Error> {
         let (wake, its) = wake_pair()?;
-        match self.run(Errand::Open { wake })? {
-            Outcome::Opened { domain, region, wake, client } => {
-                let parts = ClientParts { region, stack: wake, wake: its, number: client };
+        match self.call_for_broker(BrokerRequest::OpenDomain { wake })? {
+            BrokerReply::Opened { domain, region, wake, client } => {
+                let parts = ClientParts { region, stack_wake: wake, client_wake: its, client };
                 Ok((SimulatedDomain { server: self.clone(), domain }, parts))
             }
             _ => Err(Error::application("channel: as many domains as channel.domains_max")),
         }
     }
 
-    fn run(&self, errand: Errand) -> Result<Outcome, Error> {
+    fn call_for_broker(&self, errand: BrokerRequest) -> Result<BrokerReply, Error> {
         let mut shard = self.0.lock().map_err(|_| Error::application("channel: the shard is gone"))?;
         let now = shard.now();
-        Ok(shard.with(now, |server, cx| server.run_errand(cx, errand)))
+        Ok(shard.with(now, |server, cx| server.handle_broker_request(cx, errand)))
     }
 }
 
@@ -58,8 +58,8 @@ impl SimulatedDomain {
     /// There are `channel.clients_max`.
     pub fn admit(&self, like: &Client) -> Result<Client, Error> {
         let (wake, its) = wake_pair()?;
-        match self.server.run(Errand::Admit { domain: self.domain, wake })? {
-            Outcome::Seat(number) => Ok(like.beside(number, its, Box::new(self.clone()))),
+        match self.server.call_for_broker(BrokerRequest::Admit { domain: self.domain, wake })? {
+            BrokerReply::Admitted(number) => Ok(like.sibling(number, its, Box::new(self.clone()))),
             _ => Err(Error::application("channel: as many clients as channel.clients_max")),
         }
     }
@@ -70,10 +70,10 @@ impl SimulatedDomain {
     /// There are `channel.clients_max`.
     pub fn fork(&self, parent: &Client) -> Result<Client, Error> {
         let (wake, its) = wake_pair()?;
-        let errand = Errand::Fork { domain: self.domain, parent: parent.number(), kept: None, wake };
-        match self.server.run(errand)? {
-            Outcome::Seat(number) => {
-                let mut child = parent.beside(number, its, Box::new(self.clone()));
+        let errand = BrokerRequest::Fork { domain: self.domain, parent: parent.number(), kept: None, wake };
+        match self.server.call_for_broker(errand)? {
+            BrokerReply::Admitted(number) => {
+                let mut child = parent.sibling(number, its, Box::new(self.clone()));
                 child.inherit(parent);
                 Ok(child)
             }

@@ -10,7 +10,7 @@ pub(super) mod state {
     /// The peer's FIN follows what was received.
     pub const FIN: u32 = 1 << 1;
     /// It is over. Why stands in the bits above.
-    pub const ENDED: u32 = 1 << 2;
+    pub const CLOSED: u32 = 1 << 2;
     /// It is a UDP socket.
     pub const UDP: u32 = 1 << 3;
     /// Where the reason begins.
@@ -30,10 +30,10 @@ pub(super) mod request {
     /// Open a connection to the peer that stands in the socket's words. Only of a socket that the client had at hand.
     pub const CONNECT: u32 = 1 << 4;
     /// Datagrams are to say when they came.
-    pub const STAMPS: u32 = 1 << 5;
+    pub const TIMESTAMPS: u32 = 1 << 5;
 }
 
-const REASONS: [CloseReason; 8] = [
+const CLOSE_REASONS: [CloseReason; 8] = [
     CloseReason::Normal,
     CloseReason::Reset,
     CloseReason::Refused,
@@ -45,18 +45,18 @@ const REASONS: [CloseReason; 8] = [
 ];
 
 /// The bits of a connection that ended so.
-pub(super) fn ended(reason: CloseReason) -> u32 {
-    let place = REASONS.iter().position(|r| *r == reason).expect("all reasons are in the table");
-    state::ENDED | (place as u32) << state::REASON_SHIFT
+pub(super) fn closed_bits(reason: CloseReason) -> u32 {
+    let place = CLOSE_REASONS.iter().position(|r| *r == reason).expect("all reasons are in the table");
+    state::CLOSED | (place as u32) << state::REASON_SHIFT
 }
 
 /// Why a connection ended, if it did.
-pub(super) fn reason(bits: u32) -> Option<CloseReason> {
-    let place = (bits >> state::REASON_SHIFT) as usize & (REASONS.len() - 1);
-    (bits & state::ENDED != 0).then_some(REASONS[place])
+pub(super) fn close_reason(bits: u32) -> Option<CloseReason> {
+    let place = (bits >> state::REASON_SHIFT) as usize & (CLOSE_REASONS.len() - 1);
+    (bits & state::CLOSED != 0).then_some(CLOSE_REASONS[place])
 }
 
-const REFUSALS: [ConnectError; 7] = [
+const CONNECT_ERRORS: [ConnectError; 7] = [
     ConnectError::AddressInUse,
     ConnectError::AddressNotAvailable,
     ConnectError::InvalidAddress,
@@ -67,41 +67,41 @@ const REFUSALS: [ConnectError; 7] = [
 ];
 
 /// The word that says why a connection could not be opened.
-pub(super) fn word_of_refusal(why: ConnectError) -> u32 {
-    1 + REFUSALS.iter().position(|r| *r == why).expect("all errors are in the table") as u32
+pub(super) fn connect_error_to_word(why: ConnectError) -> u32 {
+    1 + CONNECT_ERRORS.iter().position(|r| *r == why).expect("all errors are in the table") as u32
 }
 
 /// Why a connection could not be opened, if that is why it is over.
-pub(super) fn refusal(word: u32) -> Option<ConnectError> {
-    REFUSALS.get((word as usize).checked_sub(1)?).copied()
+pub(super) fn connect_error_from_word(word: u32) -> Option<ConnectError> {
+    CONNECT_ERRORS.get((word as usize).checked_sub(1)?).copied()
 }
 
 /// A socket that a client has at hand, as it stands in a place for such. 0 is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Blank {
+pub(super) struct PreallocatedSocket {
     pub socket: u32,
     pub generation: u32,
 }
 
-impl Blank {
+impl PreallocatedSocket {
     /// Sockets are fewer than 2^24.
     const SOCKET_BITS: u32 = 24;
-    const THERE: u64 = 1 << 63;
+    const PRESENT: u64 = 1 << 63;
 
     pub fn to_bits(self) -> u64 {
-        Self::THERE | u64::from(self.generation) << Self::SOCKET_BITS | u64::from(self.socket)
+        Self::PRESENT | u64::from(self.generation) << Self::SOCKET_BITS | u64::from(self.socket)
     }
 
     pub fn from_bits(bits: u64) -> Option<Self> {
         let socket = (bits & ((1 << Self::SOCKET_BITS) - 1)) as u32;
         let generation = (bits >> Self::SOCKET_BITS) as u32;
-        (bits & Self::THERE != 0).then_some(Self { socket, generation })
+        (bits & Self::PRESENT != 0).then_some(Self { socket, generation })
     }
 }
 
 /// What stands in a place for offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Offer {
+pub(super) enum OfferSlot {
     /// Nothing.
     None,
     /// The client may take this connection of this listener.
@@ -110,7 +110,7 @@ pub(super) enum Offer {
     Taken { listener: u16, socket: u32 },
 }
 
-impl Offer {
+impl OfferSlot {
     pub fn to_bits(self) -> u64 {
         let bits = |what: u64, listener: u16, socket: u32| {
             what << 48 | u64::from(listener) << 32 | u64::from(socket)
@@ -139,25 +139,26 @@ mod tests {
     #[test]
     fn offers_and_reasons_go_through_words_and_come_back() {
         for offer in [
-            Offer::None,
-            Offer::Offered { listener: 63, socket: u32::MAX },
-            Offer::Taken { listener: 0, socket: 0 },
+            OfferSlot::None,
+            OfferSlot::Offered { listener: 63, socket: u32::MAX },
+            OfferSlot::Taken { listener: 0, socket: 0 },
         ] {
-            assert_eq!(Offer::from_bits(offer.to_bits()), offer);
+            assert_eq!(OfferSlot::from_bits(offer.to_bits()), offer);
         }
-        for blank in
-            [Blank { socket: 0, generation: 0 }, Blank { socket: (1 << 24) - 1, generation: u32::MAX }]
-        {
-            assert_eq!(Blank::from_bits(blank.to_bits()), Some(blank));
+        for blank in [
+            PreallocatedSocket { socket: 0, generation: 0 },
+            PreallocatedSocket { socket: (1 << 24) - 1, generation: u32::MAX },
+        ] {
+            assert_eq!(PreallocatedSocket::from_bits(blank.to_bits()), Some(blank));
         }
-        assert_eq!(Blank::from_bits(0), None);
-        for why in REFUSALS {
-            assert_eq!(refusal(word_of_refusal(why)), Some(why));
+        assert_eq!(PreallocatedSocket::from_bits(0), None);
+        for why in CONNECT_ERRORS {
+            assert_eq!(connect_error_from_word(connect_error_to_word(why)), Some(why));
         }
-        assert_eq!((refusal(0), refusal(99)), (None, None));
-        for why in REASONS {
-            assert_eq!(reason(ended(why)), Some(why));
+        assert_eq!((connect_error_from_word(0), connect_error_from_word(99)), (None, None));
+        for why in CLOSE_REASONS {
+            assert_eq!(close_reason(closed_bits(why)), Some(why));
         }
-        assert_eq!(reason(state::CONNECTED | state::FIN), None);
+        assert_eq!(close_reason(state::CONNECTED | state::FIN), None);
     }
 }

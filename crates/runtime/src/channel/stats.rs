@@ -1,15 +1,15 @@
 //! What the stack's end of a channel counts.
 
-use crate::stats::Kind;
+use crate::stats::CounterKind;
 use core::ops::Add;
 
 /// What the stack's end has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelStats {
     /// Bells answered.
-    pub bells: u64,
+    pub doorbells: u64,
     /// Sockets that were left for the next turn, because they had more to send than is taken of one in a turn, or because their domain had all of its turn: so that others had theirs.
-    pub portions: u64,
+    pub chunks: u64,
     /// Datagrams that nobody took in time.
     pub datagrams_dropped: u64,
     /// Connections that clients accepted.
@@ -31,9 +31,9 @@ pub struct ChannelStats {
     /// Times that a connection filled its buffer and there was no large one left: there were `channel.large_buffers_max`.
     pub large_buffers_refused: u64,
     /// Bytes that the engine was to send from large buffers, without copying them.
-    pub lent_bytes: u64,
+    pub zero_copy_bytes: u64,
     /// Those of them that were copied after all, because a client wanted their room.
-    pub lent_bytes_copied: u64,
+    pub zero_copy_bytes_copied: u64,
 }
 
 impl Add for ChannelStats {
@@ -41,8 +41,8 @@ impl Add for ChannelStats {
 
     fn add(self, other: Self) -> Self {
         Self {
-            bells: self.bells + other.bells,
-            portions: self.portions + other.portions,
+            doorbells: self.doorbells + other.doorbells,
+            chunks: self.chunks + other.chunks,
             datagrams_dropped: self.datagrams_dropped + other.datagrams_dropped,
             accepted: self.accepted + other.accepted,
             offers_revoked: self.offers_revoked + other.offers_revoked,
@@ -53,18 +53,18 @@ impl Add for ChannelStats {
             listeners_refused: self.listeners_refused + other.listeners_refused,
             options_refused: self.options_refused + other.options_refused,
             large_buffers_refused: self.large_buffers_refused + other.large_buffers_refused,
-            lent_bytes: self.lent_bytes + other.lent_bytes,
-            lent_bytes_copied: self.lent_bytes_copied + other.lent_bytes_copied,
+            zero_copy_bytes: self.zero_copy_bytes + other.zero_copy_bytes,
+            zero_copy_bytes_copied: self.zero_copy_bytes_copied + other.zero_copy_bytes_copied,
         }
     }
 }
 
 impl ChannelStats {
     /// Tells each with its name.
-    pub(super) fn report(&self, report: &mut dyn FnMut(Kind, &'static str, u64)) {
+    pub(super) fn report(&self, report: &mut dyn FnMut(CounterKind, &'static str, u64)) {
         let Self {
-            bells,
-            portions,
+            doorbells: bells,
+            chunks: portions,
             datagrams_dropped,
             accepted,
             offers_revoked,
@@ -75,8 +75,8 @@ impl ChannelStats {
             listeners_refused,
             options_refused,
             large_buffers_refused,
-            lent_bytes,
-            lent_bytes_copied,
+            zero_copy_bytes: lent_bytes,
+            zero_copy_bytes_copied: lent_bytes_copied,
         } = *self;
         for (name, count) in [
             ("channel.bells", bells),
@@ -94,7 +94,7 @@ impl ChannelStats {
             ("channel.lent_bytes", lent_bytes),
             ("channel.lent_bytes_copied", lent_bytes_copied),
         ] {
-            report(Kind::Counter, name, count);
+            report(CounterKind::Counter, name, count);
         }
     }
 }

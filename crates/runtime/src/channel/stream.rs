@@ -7,34 +7,34 @@
 //! The stack trusts only what it wrote itself: it passes its own copy of its position, and takes the other side's only if it can be.
 #![allow(unsafe_code)] // reads and writes bytes that another process may write at the same time
 
-use super::bells::Padded;
+use super::doorbells::CachePadded;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
 #[cfg(not(loom))]
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
 /// What both sides share, besides the bytes.
-pub(super) struct Positions {
+pub(super) struct StreamPositions {
     /// Written by the writer: how many bytes were ever written, and which of them lies at the start of the memory.
-    written: Padded<AtomicU64>,
+    written: CachePadded<AtomicU64>,
     base: AtomicU64,
     /// Written by the writer: which of the large rings the bytes lie in, and one; 0 for the socket's own.
     ring: AtomicU32,
     /// Written by the stack: the ring in which the writer may go on.
-    granted: AtomicU32,
+    granted_ring: AtomicU32,
     /// Written by the stack where it reads: how many bytes it has taken. It comes back to them until it has `read` them; 0, or less than that, if it does not.
     taken: AtomicU64,
     /// Written by the reader: what is before may be written over.
-    read: Padded<AtomicU64>,
+    read: CachePadded<AtomicU64>,
 }
 
-impl Positions {
+impl StreamPositions {
     #[cfg(test)]
     pub fn new() -> Self {
-        let position = || Padded(AtomicU64::new(0));
-        let (ring, granted) = (AtomicU32::new(0), AtomicU32::new(0));
+        let position = || CachePadded(AtomicU64::new(0));
+        let (ring, granted_ring) = (AtomicU32::new(0), AtomicU32::new(0));
         let (base, taken) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { written: position(), base, ring, granted, taken, read: position() }
+        Self { written: position(), base, ring, granted_ring, taken, read: position() }
     }
 
     /// Of a new connection, before anybody else knows it.
@@ -43,18 +43,18 @@ impl Positions {
             position.store(0, Ordering::Relaxed);
         }
         self.ring.store(0, Ordering::Relaxed);
-        self.granted.store(0, Ordering::Relaxed);
+        self.granted_ring.store(0, Ordering::Relaxed);
     }
 
     /// What a writer that keeps to no rules says.
     #[cfg(all(test, not(loom)))]
-    pub fn pretend_ring(&self, number: u32) {
+    pub fn forge_ring(&self, number: u32) {
         self.ring.store(number, Ordering::Relaxed);
     }
 
     /// The writer may go on in a large ring, by its number, as soon as all was read.
     pub fn grant(&self, ring: u32) {
-        self.granted.store(ring + 1, Ordering::Release);
+        self.granted_ring.store(ring + 1, Ordering::Release);
     }
 
     /// How many bytes were ever written, as the writer says.
@@ -75,12 +75,12 @@ impl Positions {
 
 /// A position of the other side that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Impossible;
+pub(crate) struct InvalidPosition;
 
 /// The large rings of a region, one behind the other.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rings {
-    pub first: NonNull<u8>,
+pub(super) struct LargeRings {
+    pub memory: NonNull<u8>,
     /// Bytes of each, a power of two.
     pub bytes: usize,
     pub count: u32,
@@ -88,28 +88,28 @@ pub(super) struct Rings {
 
 /// A ring that is used: its memory and how much that is.
 #[derive(Clone, Copy)]
-struct Ring<'a> {
+struct RingMemory<'a> {
     bytes: NonNull<u8>,
     capacity: usize,
     #[cfg(loom)]
     model: &'a [loom::cell::UnsafeCell<()>],
     #[cfg(not(loom))]
-    lent: PhantomData<&'a ()>,
+    lifetime: PhantomData<&'a ()>,
 }
 
 /// One direction. Copies are views of the same memory.
 #[derive(Clone, Copy)]
 pub(super) struct Stream<'a> {
-    positions: &'a Positions,
+    positions: &'a StreamPositions,
     /// The socket's own.
     bytes: NonNull<u8>,
     capacity: usize,
-    rings: &'a Rings,
+    large_rings: &'a LargeRings,
     /// For the model checker: the socket's own bytes, and those of the large rings.
     #[cfg(loom)]
     models: [&'a [loom::cell::UnsafeCell<()>]; 2],
     #[cfg(not(loom))]
-    lent: PhantomData<&'a ()>,
+    lifetime: PhantomData<&'a ()>,
 }
 
 impl<'a> Stream<'a> {
@@ -119,59 +119,59 @@ impl<'a> Stream<'a> {
     /// All these bytes stay mapped for `'a`, and are reached through values of this type only. Of those that run at the same time in
     /// well-behaved processes, one writes and one reads.
     pub unsafe fn new(
-        positions: &'a Positions,
+        positions: &'a StreamPositions,
         bytes: NonNull<u8>,
         capacity: usize,
-        rings: &'a Rings,
+        large_rings: &'a LargeRings,
     ) -> Self {
-        debug_assert!(capacity.is_power_of_two() && rings.bytes.is_power_of_two());
+        debug_assert!(capacity.is_power_of_two() && large_rings.bytes.is_power_of_two());
         Self {
             positions,
             bytes,
             capacity,
-            rings,
+            large_rings,
             // Shared memory is no place for the model checker's atomics: models make their own.
             #[cfg(loom)]
             models: [&[], &[]],
             #[cfg(not(loom))]
-            lent: PhantomData,
+            lifetime: PhantomData,
         }
     }
 
     /// The ring of a number, which others may have written: one that there is not stands for the socket's own.
     #[inline]
-    fn ring(&self, number: u32) -> Ring<'a> {
+    fn ring(&self, number: u32) -> RingMemory<'a> {
         match number.checked_sub(1) {
-            Some(place) if place < self.rings.count => Ring {
+            Some(place) if place < self.large_rings.count => RingMemory {
                 // SAFETY: there are so many, all inside of the mapping, as `new` was promised.
-                bytes: unsafe { self.rings.first.add(place as usize * self.rings.bytes) },
-                capacity: self.rings.bytes,
+                bytes: unsafe { self.large_rings.memory.add(place as usize * self.large_rings.bytes) },
+                capacity: self.large_rings.bytes,
                 #[cfg(loom)]
                 model: self.models[1],
                 #[cfg(not(loom))]
-                lent: PhantomData,
+                lifetime: PhantomData,
             },
-            _ => Ring {
+            _ => RingMemory {
                 bytes: self.bytes,
                 capacity: self.capacity,
                 #[cfg(loom)]
                 model: self.models[0],
                 #[cfg(not(loom))]
-                lent: PhantomData,
+                lifetime: PhantomData,
             },
         }
     }
 
     /// The ring in which the bytes lie. To be looked at behind the position that says that there are any.
     #[inline]
-    fn current(&self) -> Ring<'a> {
+    fn current_ring(&self) -> RingMemory<'a> {
         self.ring(self.positions.ring.load(Ordering::Relaxed))
     }
 
     /// The number of the ring in which the writer goes on when all was read.
     #[inline]
-    fn next_number(&self) -> u32 {
-        match self.positions.granted.load(Ordering::Acquire) {
+    fn next_ring(&self) -> u32 {
+        match self.positions.granted_ring.load(Ordering::Acquire) {
             0 => self.positions.ring.load(Ordering::Relaxed),
             granted => granted,
         }
@@ -182,15 +182,15 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// More than fit.
     #[inline]
-    fn waiting(&self, written: u64, read: u64) -> Result<usize, Impossible> {
-        let Some(count) = written.checked_sub(read) else { return Err(Impossible) };
+    fn unread_between(&self, written: u64, read: u64) -> Result<usize, InvalidPosition> {
+        let Some(count) = written.checked_sub(read) else { return Err(InvalidPosition) };
         // Mostly the socket's own ring is large enough for what waits.
         if count <= self.capacity as u64
-            || count <= self.capacity_of(self.positions.ring.load(Ordering::Relaxed)) as u64
+            || count <= self.ring_capacity(self.positions.ring.load(Ordering::Relaxed)) as u64
         {
             return Ok(count as usize);
         }
-        Err(Impossible)
+        Err(InvalidPosition)
     }
 
     /// Room for the writer, whose position is `written`.
@@ -198,25 +198,27 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// The reader says that it read what was not written, or gave room that it had not.
     #[inline]
-    pub fn room(&self, written: u64) -> Result<usize, Impossible> {
-        self.unread(written).map(|waiting| self.room_beside(waiting))
+    pub fn space(&self, written: u64) -> Result<usize, InvalidPosition> {
+        self.unread(written).map(|waiting| self.space_beside(waiting))
     }
 
     /// The same where the reader has not read `waiting` bytes.
     #[inline]
-    pub fn room_beside(&self, waiting: usize) -> usize {
+    pub fn space_beside(&self, waiting: usize) -> usize {
         match waiting {
-            0 => self.capacity_of(self.next_number()),
+            0 => self.ring_capacity(self.next_ring()),
             // What does not fit any more another process has made of the number of the ring.
-            waiting => self.capacity_of(self.positions.ring.load(Ordering::Relaxed)).saturating_sub(waiting),
+            waiting => {
+                self.ring_capacity(self.positions.ring.load(Ordering::Relaxed)).saturating_sub(waiting)
+            }
         }
     }
 
     /// Bytes of the ring of a number, as [`ring`](Self::ring) finds it.
     #[inline]
-    fn capacity_of(&self, number: u32) -> usize {
+    fn ring_capacity(&self, number: u32) -> usize {
         // 0, and what there is not, is the socket's own.
-        if number.wrapping_sub(1) < self.rings.count { self.rings.bytes } else { self.capacity }
+        if number.wrapping_sub(1) < self.large_rings.count { self.large_rings.bytes } else { self.capacity }
     }
 
     /// How many bytes the reader has not read, whose writer's position is `written`.
@@ -224,15 +226,15 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// As [`Stream::room`].
     #[inline]
-    pub fn unread(&self, written: u64) -> Result<usize, Impossible> {
-        self.waiting(written, self.positions.read())
+    pub fn unread(&self, written: u64) -> Result<usize, InvalidPosition> {
+        self.unread_between(written, self.positions.read())
     }
 
     /// Writes as many bytes as there is room for, and returns how many. `written` is the writer's position, and moves.
     ///
     /// # Errors
     /// As [`Stream::room`]; nothing was written.
-    pub fn write(&self, written: &mut u64, bytes: &[u8]) -> Result<usize, Impossible> {
+    pub fn write(&self, written: &mut u64, bytes: &[u8]) -> Result<usize, InvalidPosition> {
         let waiting = self.unread(*written)?;
         let mut base = self.positions.base.load(Ordering::Relaxed);
         let mut number = self.positions.ring.load(Ordering::Relaxed);
@@ -240,7 +242,7 @@ impl<'a> Stream<'a> {
             // All was read: nobody looks at the memory, nor at these words, until the position moves.
             base = *written;
             self.positions.base.store(base, Ordering::Relaxed);
-            let next = self.next_number();
+            let next = self.next_ring();
             if next != number {
                 number = next;
                 self.positions.ring.store(number, Ordering::Relaxed);
@@ -251,7 +253,7 @@ impl<'a> Stream<'a> {
         if count == 0 {
             return Ok(0);
         }
-        let (at, until_end) = ring.place(*written, base);
+        let (at, until_end) = ring.locate(*written, base);
         let (first, second) = bytes[..count].split_at(count.min(until_end));
         ring.copy_in(at, first);
         ring.copy_in(0, second);
@@ -265,25 +267,25 @@ impl<'a> Stream<'a> {
     /// # Errors
     /// The writer says that it wrote more than fits, or less than was read.
     #[inline]
-    pub fn readable(&self, read: u64) -> Result<usize, Impossible> {
-        self.waiting(self.positions.written(), read)
+    pub fn readable(&self, read: u64) -> Result<usize, InvalidPosition> {
+        self.unread_between(self.positions.written(), read)
     }
 
     /// Copies bytes that wait to `out`, from `skip` behind the reader's position on; returns how many. They stay.
     ///
     /// # Errors
     /// As [`Stream::readable`].
-    pub fn peek(&self, read: u64, skip: usize, out: &mut [u8]) -> Result<usize, Impossible> {
+    pub fn peek(&self, read: u64, skip: usize, out: &mut [u8]) -> Result<usize, InvalidPosition> {
         let count = self.readable(read)?.saturating_sub(skip).min(out.len());
-        self.copy_waiting(read, skip, &mut out[..count]);
+        self.copy_unread(read, skip, &mut out[..count]);
         Ok(count)
     }
 
     /// Fills `out` from `skip` bytes behind the reader's position on. So many wait, as [`readable`](Self::readable) has said: what the writer says by now is not asked.
-    pub fn copy_waiting(&self, read: u64, skip: usize, out: &mut [u8]) {
+    pub fn copy_unread(&self, read: u64, skip: usize, out: &mut [u8]) {
         let base = self.positions.base.load(Ordering::Relaxed);
-        let ring = self.current();
-        let (mut at, mut until_end) = ring.place(read.wrapping_add(skip as u64), base);
+        let ring = self.current_ring();
+        let (mut at, mut until_end) = ring.locate(read.wrapping_add(skip as u64), base);
         let mut out = out;
         // Twice at the most; more often only if another process has made the ring smaller meanwhile, whose bytes they are.
         while !out.is_empty() {
@@ -294,23 +296,23 @@ impl<'a> Stream<'a> {
     }
 
     /// Where the byte at the reader's position lies: the number of its large ring, if it is in one, its place there, and how many bytes follow without a gap.
-    pub fn place_in_large(&self, read: u64) -> Option<(u32, usize, usize)> {
+    pub fn locate_in_large(&self, read: u64) -> Option<(u32, usize, usize)> {
         let number = self.positions.ring.load(Ordering::Relaxed).checked_sub(1)?;
-        if number >= self.rings.count {
+        if number >= self.large_rings.count {
             return None;
         }
-        let (at, until_end) = self.ring(number + 1).place(read, self.positions.base.load(Ordering::Relaxed));
+        let (at, until_end) = self.ring(number + 1).locate(read, self.positions.base.load(Ordering::Relaxed));
         Some((number, at, until_end))
     }
 
     /// The stack has taken `count` bytes more, and comes back to them.
-    pub fn take(&self, taken: &mut u64, count: usize) {
+    pub fn advance_taken(&self, taken: &mut u64, count: usize) {
         *taken += count as u64;
         self.positions.taken.store(*taken, Ordering::Relaxed);
     }
 
     /// What is before `read` is read.
-    pub fn give_back(&self, read: u64) {
+    pub fn advance_read(&self, read: u64) {
         self.positions.read.0.store(read, Ordering::Release);
     }
 
@@ -321,29 +323,29 @@ impl<'a> Stream<'a> {
     }
 }
 
-impl Ring<'_> {
+impl RingMemory<'_> {
     /// The byte at a position: its place, and how many follow without a gap.
     #[inline]
-    fn place(&self, position: u64, base: u64) -> (usize, usize) {
+    fn locate(&self, position: u64, base: u64) -> (usize, usize) {
         let at = position.wrapping_sub(base) as usize & (self.capacity - 1);
         (at, self.capacity - at)
     }
 
     fn copy_in(&self, at: usize, bytes: &[u8]) {
-        self.note(at, bytes.len(), true);
+        self.record_access(at, bytes.len(), true);
         // SAFETY: `at + bytes.len()` is at most the capacity, by `place` and `split_at`. The reader does not look here before the
         // position moves; one that breaks the rules only sees other bytes.
         unsafe { self.bytes.add(at).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
     }
 
     fn copy_out(&self, at: usize, bytes: &mut [u8]) {
-        self.note(at, bytes.len(), false);
+        self.record_access(at, bytes.len(), false);
         // SAFETY: as for `copy_in`; a writer that breaks the rules changes what the copy holds, which nobody relies on.
         unsafe { self.bytes.add(at).copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len()) };
     }
 
     /// Tells the model checker what is read and written.
-    fn note(&self, _at: usize, _len: usize, _write: bool) {
+    fn record_access(&self, _at: usize, _len: usize, _write: bool) {
         #[cfg(loom)]
         for cell in &self.model[_at.._at + _len] {
             if _write { cell.with_mut(|_| ()) } else { cell.with(|_| ()) }
@@ -360,11 +362,11 @@ mod tests {
     const LARGE: usize = 32;
 
     struct Memory {
-        positions: Positions,
+        positions: StreamPositions,
         bytes: UnsafeCell<[u8; CAPACITY]>,
         /// Two large rings.
         large: Box<UnsafeCell<[u8; 2 * LARGE]>>,
-        rings: Rings,
+        rings: LargeRings,
         #[cfg(loom)]
         models: [Vec<loom::cell::UnsafeCell<()>>; 2],
     }
@@ -379,10 +381,10 @@ mod tests {
             let large = Box::new(UnsafeCell::new([0; 2 * LARGE]));
             let first = NonNull::new(large.get().cast()).expect("a box has an address");
             Self {
-                positions: Positions::new(),
+                positions: StreamPositions::new(),
                 bytes: UnsafeCell::new([0; CAPACITY]),
                 large,
-                rings: Rings { first, bytes: LARGE, count: 2 },
+                rings: LargeRings { memory: first, bytes: LARGE, count: 2 },
                 #[cfg(loom)]
                 models: [CAPACITY, LARGE]
                     .map(|bytes| (0..bytes).map(|_| loom::cell::UnsafeCell::new(())).collect()),
@@ -391,16 +393,16 @@ mod tests {
 
         fn stream(&self) -> Stream<'_> {
             let bytes = NonNull::new(self.bytes.get().cast()).expect("a field has an address");
-            assert_eq!(self.rings.first.as_ptr(), self.large.get().cast(), "the large rings are this one's");
+            assert_eq!(self.rings.memory.as_ptr(), self.large.get().cast(), "the large rings are this one's");
             Stream {
                 positions: &self.positions,
                 bytes,
                 capacity: CAPACITY,
-                rings: &self.rings,
+                large_rings: &self.rings,
                 #[cfg(loom)]
                 models: [&self.models[0], &self.models[1]],
                 #[cfg(not(loom))]
-                lent: PhantomData,
+                lifetime: PhantomData,
             }
         }
     }
@@ -430,10 +432,10 @@ mod tests {
             let memory = Memory::new();
             let (stream, mut written) = (memory.stream(), 5);
             memory.positions.read.0.store(6, Ordering::Relaxed);
-            assert_eq!(stream.write(&mut written, b"x"), Err(Impossible), "read what was not written");
+            assert_eq!(stream.write(&mut written, b"x"), Err(InvalidPosition), "read what was not written");
             memory.positions.written.0.store(20, Ordering::Relaxed);
-            assert_eq!(stream.readable(11), Err(Impossible), "more than fits");
-            assert_eq!(stream.readable(21), Err(Impossible), "less than was read");
+            assert_eq!(stream.readable(11), Err(InvalidPosition), "more than fits");
+            assert_eq!(stream.readable(21), Err(InvalidPosition), "less than was read");
             assert_eq!(stream.readable(12), Ok(8));
             assert_eq!(written, 5);
         }
@@ -444,14 +446,14 @@ mod tests {
             let (stream, mut written, mut read) = (memory.stream(), 0, 0);
             assert_eq!(stream.write(&mut written, &[1; 20]), Ok(CAPACITY));
             memory.positions.grant(1);
-            assert_eq!((stream.room(written), stream.write(&mut written, &[2])), (Ok(0), Ok(0)), "not yet");
+            assert_eq!((stream.space(written), stream.write(&mut written, &[2])), (Ok(0), Ok(0)), "not yet");
             stream.consume(&mut read, 7);
             assert_eq!(stream.write(&mut written, &[2, 3]), Ok(2), "there is a byte left");
             stream.consume(&mut read, 3);
-            assert_eq!((stream.unread(written), stream.room(written)), (Ok(0), Ok(LARGE)));
+            assert_eq!((stream.unread(written), stream.space(written)), (Ok(0), Ok(LARGE)));
             let long: Vec<u8> = (0..40).collect();
             assert_eq!(stream.write(&mut written, &long), Ok(LARGE));
-            assert_eq!((stream.readable(read), stream.room(written)), (Ok(LARGE), Ok(0)));
+            assert_eq!((stream.readable(read), stream.space(written)), (Ok(LARGE), Ok(0)));
             let mut out = [0; 40];
             assert_eq!(stream.peek(read, 2, &mut out), Ok(LARGE - 2));
             assert_eq!(out[..LARGE - 2], long[2..LARGE]);
@@ -463,7 +465,7 @@ mod tests {
                 "in the second one"
             );
             memory.positions.clear();
-            assert_eq!(memory.stream().room(0), Ok(CAPACITY), "the next connection has its own again");
+            assert_eq!(memory.stream().space(0), Ok(CAPACITY), "the next connection has its own again");
         }
 
         #[test]
@@ -471,15 +473,18 @@ mod tests {
             let memory = Memory::new();
             let (stream, mut written) = (memory.stream(), 0);
             for number in [3, 4, u32::MAX] {
-                memory.positions.granted.store(number, Ordering::Relaxed);
-                assert_eq!(stream.room(0), Ok(CAPACITY), "{number}");
+                memory.positions.granted_ring.store(number, Ordering::Relaxed);
+                assert_eq!(stream.space(0), Ok(CAPACITY), "{number}");
             }
-            memory.positions.granted.store(2, Ordering::Relaxed);
+            memory.positions.granted_ring.store(2, Ordering::Relaxed);
             assert_eq!(stream.write(&mut written, &[7; LARGE]), Ok(LARGE));
             // Another process makes the ring smaller while there is more in it.
             memory.positions.ring.store(0, Ordering::Relaxed);
-            assert_eq!((stream.readable(0), stream.room(written)), (Err(Impossible), Err(Impossible)));
-            stream.copy_waiting(0, 3, &mut [0; LARGE]);
+            assert_eq!(
+                (stream.readable(0), stream.space(written)),
+                (Err(InvalidPosition), Err(InvalidPosition))
+            );
+            stream.copy_unread(0, 3, &mut [0; LARGE]);
         }
 
         proptest! {

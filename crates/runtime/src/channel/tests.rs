@@ -16,14 +16,14 @@ use ginnel_devices::random::Random;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-mod ahead;
-mod blanks;
-mod large;
-mod lent;
+mod cpu_yields;
+mod large_buffers;
 mod limits;
+mod not_sent;
 mod options;
+mod preallocated;
 mod shared;
-mod turns;
+mod zero_copy;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -32,8 +32,8 @@ const SECOND: Duration = Duration::from_secs(1);
 pub(crate) struct Peer {
     /// Bytes of each connection, in the order in which they began.
     pub(crate) received: Vec<Vec<u8>>,
-    pub(crate) ends: Vec<Option<CloseReason>>,
-    pub(crate) finished: Vec<bool>,
+    pub(crate) close_reasons: Vec<Option<CloseReason>>,
+    pub(crate) has_fin: Vec<bool>,
     pub(crate) to_send: Vec<(Vec<u8>, usize)>,
     pub(crate) numbers: HashMap<Conn, usize>,
     pub(crate) conns: Vec<Conn>,
@@ -45,15 +45,15 @@ pub(crate) struct Peer {
 }
 
 /// Has the peer open a connection to this port and send this.
-pub(crate) struct Dial(pub u16, pub Vec<u8>);
+pub(crate) struct ConnectCommand(pub u16, pub Vec<u8>);
 
 impl Peer {
     pub(crate) fn add(&mut self, conn: Conn, text: &[u8]) {
         self.numbers.insert(conn, self.conns.len());
         self.conns.push(conn);
         self.received.push(Vec::new());
-        self.ends.push(None);
-        self.finished.push(false);
+        self.close_reasons.push(None);
+        self.has_fin.push(false);
         self.to_send.push((text.to_vec(), 0));
     }
 
@@ -79,7 +79,7 @@ impl Handler for Peer {
     }
 
     fn command(&mut self, cx: &mut Context<'_>, command: Box<dyn Any + Send>) {
-        let Dial(port, text) = *command.downcast().unwrap();
+        let ConnectCommand(port, text) = *command.downcast().unwrap();
         let conn = cx.connect(([10, 0, 0, 1], port).into(), ConnectOptions::default()).unwrap();
         self.add(conn, &text);
     }
@@ -106,19 +106,19 @@ impl Handler for Peer {
     }
 
     fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        self.finished[self.numbers[&conn]] = true;
+        self.has_fin[self.numbers[&conn]] = true;
         cx.close(conn).ok();
     }
 
     fn closed(&mut self, _cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
-        self.ends[self.numbers[&conn]] = Some(reason);
+        self.close_reasons[self.numbers[&conn]] = Some(reason);
     }
 }
 
 type Server = Arc<Mutex<Shard<ChannelServer>>>;
 
 /// A shard with a channel at 10.0.0.1 and a peer at 10.0.0.2, in simulated time.
-struct Rig {
+struct Fixture {
     server: Server,
     peer: Shard<Peer>,
     now: Instant,
@@ -139,11 +139,11 @@ fn shards(channel: &ChannelConfig, peer: Peer, now: Instant) -> (Shard<ChannelSe
     (server.seed([1; 32]).now(now).build().unwrap(), peer.seed([2; 32]).now(now).build().unwrap())
 }
 
-pub(crate) fn small() -> ChannelConfig {
+pub(crate) fn small_config() -> ChannelConfig {
     ChannelConfig { sockets_max: 8, clients_max: 3, socket_buffer_bytes: 4096, ..ChannelConfig::default() }
 }
 
-impl Rig {
+impl Fixture {
     fn new(channel: &ChannelConfig, peer: Peer) -> Self {
         let now = Instant::from_millis(1000);
         let (server, peer) = shards(channel, peer, now);
@@ -170,7 +170,7 @@ impl Rig {
     }
 
     /// The peer opens a connection and sends `text`.
-    fn dial(&mut self, text: &[u8]) -> usize {
+    fn connect_peer(&mut self, text: &[u8]) -> usize {
         let to: SocketAddr = "10.0.0.1:80".parse().unwrap();
         self.peer.with(self.now, |peer, cx| {
             let conn = cx.connect(to, ConnectOptions::default()).unwrap();
@@ -184,7 +184,7 @@ impl Rig {
         core::iter::from_fn(|| client.next_event()).collect()
     }
 
-    fn in_use(&self) -> usize {
+    fn sockets_in_use(&self) -> usize {
         self.server.lock().unwrap().handler().sockets_in_use()
     }
 
@@ -208,14 +208,14 @@ pub(crate) fn accepted(events: &[ClientEvent]) -> Vec<Conn> {
 
 #[test]
 fn a_connection_is_accepted_read_answered_and_closed() {
-    let mut rig = Rig::new(&small(), Peer::default());
+    let mut rig = Fixture::new(&small_config(), Peer::default());
     let mut client = rig.client();
     let listener = listen(&mut client, 4);
-    rig.dial(b"request");
+    rig.connect_peer(b"request");
     let events = rig.events(&mut client);
     let conn = accepted(&events)[0];
     assert_eq!(events, [ClientEvent::Accepted { conn, listener }, ClientEvent::Readable { conn }]);
-    let [ours, its] = client.ends(conn).unwrap();
+    let [ours, its] = client.endpoints(conn).unwrap();
     assert_eq!((ours, its.ip()), ("10.0.0.1:80".parse().unwrap(), "10.0.0.2".parse().unwrap()));
     assert_eq!(client.info(conn).unwrap().remote, its);
     let mut out = [0; 64];
@@ -230,28 +230,28 @@ fn a_connection_is_accepted_read_answered_and_closed() {
     let events = rig.events(&mut client);
     assert_eq!(events.last(), Some(&ClientEvent::Closed { conn, reason: CloseReason::Normal }));
     assert_eq!(rig.peer.handler().received[0], b"response");
-    assert_eq!(rig.peer.handler().ends[0], Some(CloseReason::Normal));
-    assert_eq!(rig.in_use(), 1, "the client still holds it");
+    assert_eq!(rig.peer.handler().close_reasons[0], Some(CloseReason::Normal));
+    assert_eq!(rig.sockets_in_use(), 1, "the client still holds it");
     client.release(conn).unwrap();
-    assert!(client.release(conn).is_err() && client.ends(conn).is_err(), "stale");
+    assert!(client.release(conn).is_err() && client.endpoints(conn).is_err(), "stale");
     rig.run(SECOND);
-    assert_eq!(rig.in_use(), 0);
+    assert_eq!(rig.sockets_in_use(), 0);
 }
 
 #[test]
 fn a_connection_is_opened_and_refused_ones_say_so() {
-    let mut rig = Rig::new(&small(), Peer { listens: true, echoes: true, ..Peer::default() });
+    let mut rig = Fixture::new(&small_config(), Peer { listens: true, echoes: true, ..Peer::default() });
     let mut client = rig.client();
     let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
     // What is written before it is established leaves when it is.
     assert_eq!(client.send(conn, b"early"), Ok(5));
     let events = rig.events(&mut client);
     assert_eq!(events, [ClientEvent::Connected { conn }, ClientEvent::Readable { conn }]);
-    assert_eq!(client.ends(conn).unwrap()[1], "10.0.0.2:90".parse().unwrap());
+    assert_eq!(client.endpoints(conn).unwrap()[1], "10.0.0.2:90".parse().unwrap());
     client.shutdown_write(conn).unwrap();
     let events = rig.events(&mut client);
     assert_eq!(events[0], ClientEvent::PeerClosed { conn });
-    assert!(rig.peer.handler().finished[0], "FIN came behind what was written");
+    assert!(rig.peer.handler().has_fin[0], "FIN came behind what was written");
     let mut out = [0; 8];
     assert_eq!(client.recv(conn, &mut out), Ok(5), "still there after the end");
     let refused = client.connect("10.0.0.2:91".parse().unwrap(), ConnectOptions::default()).unwrap();
@@ -270,10 +270,10 @@ fn bytes_pass_both_ways_whole_and_in_order_whoever_is_slower() {
     for seed in 0..6 {
         let mut random = Random::new(seed);
         let text: Vec<u8> = (0..300_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        let mut rig = Rig::new(&small(), Peer { close_when_sent: true, ..Peer::default() });
+        let mut rig = Fixture::new(&small_config(), Peer { close_when_sent: true, ..Peer::default() });
         let mut client = rig.client();
         listen(&mut client, 1);
-        rig.dial(&text);
+        rig.connect_peer(&text);
         let conn = accepted(&rig.events(&mut client))[0];
         let (mut got, mut sent, mut out) = (Vec::<u8>::new(), 0, vec![0; 5000]);
         let mut pause = 0;
@@ -302,17 +302,17 @@ fn bytes_pass_both_ways_whole_and_in_order_whoever_is_slower() {
         client.close(conn).unwrap();
         rig.run(SECOND);
         assert!(rig.peer.handler().received[0] == text, "seed {seed}: what the peer received");
-        assert_eq!(rig.peer.handler().ends[0], Some(CloseReason::Normal), "seed {seed}");
+        assert_eq!(rig.peer.handler().close_reasons[0], Some(CloseReason::Normal), "seed {seed}");
     }
 }
 
 // limit: channel.socket_buffer_bytes
 #[test]
 fn who_does_not_read_holds_the_peer_back_and_is_called_when_there_is_room() {
-    let mut rig = Rig::new(&small(), Peer::default());
+    let mut rig = Fixture::new(&small_config(), Peer::default());
     let mut client = rig.client();
     listen(&mut client, 1);
-    rig.dial(&vec![7; 10_000_000]);
+    rig.connect_peer(&vec![7; 10_000_000]);
     let conn = accepted(&rig.events(&mut client))[0];
     rig.run(10 * SECOND);
     assert_eq!(client.readable(conn), Ok(4096));
@@ -329,11 +329,11 @@ fn who_does_not_read_holds_the_peer_back_and_is_called_when_there_is_room() {
 
 #[test]
 fn closing_with_unread_bytes_resets_and_closing_with_unsent_ones_sends_them() {
-    let mut rig = Rig::new(&small(), Peer::default());
+    let mut rig = Fixture::new(&small_config(), Peer::default());
     let mut client = rig.client();
     listen(&mut client, 2);
-    rig.dial(b"never read");
-    rig.dial(b"");
+    rig.connect_peer(b"never read");
+    rig.connect_peer(b"");
     let conns = accepted(&rig.events(&mut client));
     client.close(conns[0]).unwrap();
     assert_eq!(client.send(conns[1], &[3; 4096]), Ok(4096));
@@ -341,28 +341,28 @@ fn closing_with_unread_bytes_resets_and_closing_with_unsent_ones_sends_them() {
     client.release(conns[1]).unwrap();
     client.release(conns[0]).unwrap();
     rig.run(SECOND);
-    assert_eq!(rig.peer.handler().ends[..2], [Some(CloseReason::Reset), Some(CloseReason::Normal)]);
+    assert_eq!(rig.peer.handler().close_reasons[..2], [Some(CloseReason::Reset), Some(CloseReason::Normal)]);
     assert_eq!(rig.peer.handler().received[1], [3; 4096]);
-    assert_eq!(rig.in_use(), 0);
+    assert_eq!(rig.sockets_in_use(), 0);
 }
 
 // limit: channel.sockets_max
 #[test]
 fn without_credit_nothing_is_accepted_and_at_the_limit_connections_wait() {
-    let mut rig = Rig::new(&small(), Peer::default());
+    let mut rig = Fixture::new(&small_config(), Peer::default());
     let mut client = rig.client();
     let listener = listen(&mut client, 0);
     for _ in 0..12 {
-        rig.dial(b"hello");
+        rig.connect_peer(b"hello");
     }
     assert_eq!(rig.events(&mut client), []);
     client.set_credits(listener, 64);
     client.flush();
     let first = accepted(&rig.events(&mut client));
     assert_eq!(first.len(), 8, "sockets_max");
-    assert_eq!(rig.in_use(), 8);
+    assert_eq!(rig.sockets_in_use(), 8);
     // Those beyond are established and wait in the engine.
-    assert_eq!(rig.peer.handler().ends.iter().flatten().count(), 0);
+    assert_eq!(rig.peer.handler().close_reasons.iter().flatten().count(), 0);
     for conn in &first {
         client.release(*conn).unwrap();
     }
@@ -370,18 +370,18 @@ fn without_credit_nothing_is_accepted_and_at_the_limit_connections_wait() {
     assert_eq!(second.len(), 4);
     assert!(second.iter().all(|conn| client.readable(*conn) == Ok(5)));
     client.unlisten(listener).unwrap();
-    rig.dial(b"too late");
+    rig.connect_peer(b"too late");
     rig.run(SECOND);
-    assert_eq!(rig.peer.handler().ends[12], Some(CloseReason::Refused));
+    assert_eq!(rig.peer.handler().close_reasons[12], Some(CloseReason::Refused));
 }
 
 #[test]
 fn a_worker_that_takes_nothing_loses_its_offers_to_one_that_does() {
-    let mut rig = Rig::new(&small(), Peer::default());
+    let mut rig = Fixture::new(&small_config(), Peer::default());
     let (mut lazy, mut eager) = (rig.client(), rig.client());
     let listener = listen(&mut lazy, 8);
     for _ in 0..3 {
-        rig.dial(b"x");
+        rig.connect_peer(b"x");
     }
     // `lazy` never looks at its events.
     rig.run(Duration::from_millis(30));
@@ -391,25 +391,25 @@ fn a_worker_that_takes_nothing_loses_its_offers_to_one_that_does() {
     rig.run(Duration::from_millis(60));
     assert_eq!(accepted(&rig.events(&mut eager)).len(), 3);
     assert_eq!(rig.stats().offers_revoked, 3);
-    rig.dial(b"x");
+    rig.connect_peer(b"x");
     assert_eq!(accepted(&rig.events(&mut eager)).len(), 1, "at once: the other one dozes");
     // Awake again, it gets its share.
     lazy.set_credits(listener, 8);
     eager.set_credits(listener, 0);
     rig.run(Duration::from_millis(1));
-    rig.dial(b"x");
+    rig.connect_peer(b"x");
     let events = rig.events(&mut lazy);
     assert_eq!(accepted(&events).len(), 1, "{events:?}");
 }
 
 #[test]
 fn what_a_client_leaves_behind_is_closed_and_its_offers_go_to_others() {
-    let mut rig = Rig::new(&small(), Peer::default());
+    let mut rig = Fixture::new(&small_config(), Peer::default());
     let (mut first, mut second) = (rig.client(), rig.client());
     let listener = listen(&mut first, 1);
-    rig.dial(b"");
+    rig.connect_peer(b"");
     let conn = accepted(&rig.events(&mut first))[0];
-    rig.dial(b"offered");
+    rig.connect_peer(b"offered");
     rig.run(Duration::from_millis(5));
     second.join(listener, 4).unwrap();
     assert!(second.join(listener + 1, 4).is_err());
@@ -418,19 +418,19 @@ fn what_a_client_leaves_behind_is_closed_and_its_offers_go_to_others() {
     drop(first);
     rig.run(Duration::from_millis(5));
     assert_eq!(rig.peer.handler().received[0], b"last words");
-    assert!(rig.peer.handler().finished[0]);
+    assert!(rig.peer.handler().has_fin[0]);
     let conns = accepted(&rig.events(&mut second));
     assert_eq!(conns.len(), 1);
     assert_eq!(second.readable(conns[0]), Ok(7));
     drop(second);
     rig.run(SECOND);
-    assert_eq!(rig.in_use(), 0);
+    assert_eq!(rig.sockets_in_use(), 0);
 }
 
 // limit: channel.clients_max
 #[test]
 fn clients_are_limited_and_numbers_are_used_again() {
-    let rig = Rig::new(&small(), Peer::default());
+    let rig = Fixture::new(&small_config(), Peer::default());
     let mut clients: Vec<Client> = (0..3).map(|_| rig.client()).collect();
     let attach = || {
         let control = Box::new(SameThread(rig.server.clone()));
@@ -447,14 +447,14 @@ fn a_hostile_client_hurts_nobody_but_its_domain() {
     let mut noticed = 0;
     for seed in 0..20 {
         let mut random = Random::new(seed);
-        let mut rig = Rig::new(&small(), Peer { listens: true, echoes: true, ..Peer::default() });
+        let mut rig = Fixture::new(&small_config(), Peer { listens: true, echoes: true, ..Peer::default() });
         let parts = rig.server.lock().unwrap().handler_mut().attach_process().unwrap();
         let memory = parts.region.try_clone().unwrap();
         let mut hostile = Client::open(parts, Box::new(SameThread(rig.server.clone()))).unwrap();
         listen(&mut hostile, 3);
         let size = rustix::fs::fstat(&memory).unwrap().st_size as u64;
         for _ in 0..60 {
-            rig.dial(b"something");
+            rig.connect_peer(b"something");
             let _ = rig.events(&mut hostile);
             let _ = hostile.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default());
             // Words near to what is used, and anywhere.
@@ -465,17 +465,17 @@ fn a_hostile_client_hurts_nobody_but_its_domain() {
                 rustix::io::pwrite(&memory, &few.to_ne_bytes(), at).unwrap();
             }
             rig.run(Duration::from_millis(20));
-            rig.server.lock().unwrap().core.stack.here().unwrap().check_invariants();
+            rig.server.lock().unwrap().core.stack.local().unwrap().check_invariants();
         }
         let violations = rig.stats().violations;
         noticed += violations;
         // Nothing of it is left.
         drop(hostile);
         rig.run(300 * SECOND);
-        assert_eq!(rig.in_use(), 0, "seed {seed}: {violations} violations");
+        assert_eq!(rig.sockets_in_use(), 0, "seed {seed}: {violations} violations");
         let mut good = rig.client();
         listen(&mut good, 1);
-        rig.dial(b"as ever");
+        rig.connect_peer(b"as ever");
         let conns = accepted(&rig.events(&mut good));
         assert_eq!(good.readable(conns[0]), Ok(7), "seed {seed}");
     }
@@ -487,7 +487,7 @@ fn a_hostile_client_hurts_nobody_but_its_domain() {
 fn on_threads_of_their_own_each_wakes_the_other() {
     const ROUNDS: usize = 3000;
     let now = clock::now();
-    let (mut server, mut peer) = shards(&small(), Peer { echoes: true, ..Peer::default() }, now);
+    let (mut server, mut peer) = shards(&small_config(), Peer { echoes: true, ..Peer::default() }, now);
     let commander = server.commander();
     let mut client = server.handler_mut().attach(Box::new(commander)).unwrap();
     let stop = StopFlag::new().unwrap();
@@ -519,18 +519,18 @@ fn on_threads_of_their_own_each_wakes_the_other() {
 
 #[test]
 fn connections_are_accepted_by_hand_in_the_order_in_which_they_came() {
-    let mut rig = Rig::new(&small(), Peer::default());
+    let mut rig = Fixture::new(&small_config(), Peer::default());
     let mut client = rig.client();
-    client.accept_by_hand();
+    client.accept_explicitly();
     let listener = listen(&mut client, 8);
     let mut told = Vec::new();
-    let mut take = |rig: &mut Rig, client: &mut Client, count: usize| {
+    let mut take = |rig: &mut Fixture, client: &mut Client, count: usize| {
         // What was dialled leaves at the end of the first.
         rig.run(Duration::from_millis(1));
         rig.run(Duration::from_millis(5));
         while client.next_event().is_some() {}
         for _ in 0..count {
-            assert!(client.is_offered(listener), "{told:?}");
+            assert!(client.has_offer(listener), "{told:?}");
             let conn = client.accept(listener).unwrap();
             let mut bytes = [0; 8];
             let count = client.recv(conn, &mut bytes).unwrap();
@@ -541,30 +541,30 @@ fn connections_are_accepted_by_hand_in_the_order_in_which_they_came() {
         rig.run(Duration::from_millis(5));
     };
     for name in ["a", "b", "c"] {
-        rig.dial(name.as_bytes());
+        rig.connect_peer(name.as_bytes());
         rig.run(Duration::from_millis(1));
     }
     take(&mut rig, &mut client, 1);
     // Its place is free for one that came later, and comes later.
-    rig.dial(b"d");
+    rig.connect_peer(b"d");
     take(&mut rig, &mut client, 3);
-    assert!(!client.is_offered(listener) && client.accept(listener).is_none());
+    assert!(!client.has_offer(listener) && client.accept(listener).is_none());
     assert_eq!(told, ["a", "b", "c", "d"]);
 }
 
 #[test]
 fn what_was_taken_back_is_offered_anew() {
-    let mut rig = Rig::new(&small(), Peer::default());
+    let mut rig = Fixture::new(&small_config(), Peer::default());
     let (mut lazy, mut eager) = (rig.client(), rig.client());
     for client in [&mut lazy, &mut eager] {
-        client.accept_by_hand();
+        client.accept_explicitly();
     }
     let listener = listen(&mut lazy, 8);
     eager.join(listener, 0).unwrap();
-    rig.dial(b"x");
+    rig.connect_peer(b"x");
     rig.run(Duration::from_millis(5));
     while lazy.next_event().is_some() {}
-    assert!(lazy.is_offered(listener));
+    assert!(lazy.has_offer(listener));
     eager.set_credits(listener, 8);
     rig.run(Duration::from_millis(100));
     assert_eq!(lazy.accept(listener), None, "the other one has it");
@@ -574,7 +574,7 @@ fn what_was_taken_back_is_offered_anew() {
     rig.run(Duration::from_millis(200));
     while eager.next_event().is_some() {}
     while lazy.next_event().is_some() {}
-    let offered = [lazy.is_offered(listener), eager.is_offered(listener)];
+    let offered = [lazy.has_offer(listener), eager.has_offer(listener)];
     assert_eq!(offered.iter().filter(|o| **o).count(), 1, "{offered:?}");
     let conn = lazy.accept(listener).or_else(|| eager.accept(listener));
     assert!(conn.is_some());

@@ -1,7 +1,7 @@
 //! Keys of the `[run]` table.
 
 use super::within;
-use crate::run_dir::is_name;
+use crate::run_dir::is_valid_name;
 use ginnel_stack::error::ConfigError;
 use serde::Deserialize;
 
@@ -30,7 +30,7 @@ impl Default for RunConfig {
 
 impl RunConfig {
     pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        if let Some(name) = self.name.as_deref().filter(|name| !is_name(name)) {
+        if let Some(name) = self.name.as_deref().filter(|name| !is_valid_name(name)) {
             let problem = format!(
                 "{name:?} is no name: 1 to 48 letters, digits, \".\", \"_\" and \"-\", the first a letter or digit"
             );

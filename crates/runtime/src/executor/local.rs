@@ -3,10 +3,10 @@
 //! Tasks reach their shard through here and not through an argument, because a future's `poll` has none for it. No reference is kept: the
 //! core itself, in its box, lies here while tasks run, so nothing here is unsafe.
 
-use super::state::{Inner, State, Wait};
-use super::waiters::{Caller, POLL};
-use super::waker::OwnWaker;
-use crate::context::{Core, Lent};
+use super::state::{ExecutorInner, ExecutorState, WaitTarget};
+use super::waiters::{POLL_ID, WaiterRef};
+use super::waker::LocalWaker;
+use crate::context::{CoreSlot, ShardCore};
 use core::cell::RefCell;
 use core::pin::Pin;
 use core::task::{Context, Poll};
@@ -14,94 +14,95 @@ use std::io;
 use std::rc::Rc;
 
 thread_local! {
-    static HERE: RefCell<Vec<Rc<Inner>>> = const { RefCell::new(Vec::new()) };
-    static RUNNING: RefCell<Option<Running>> = const { RefCell::new(None) };
+    static EXECUTORS: RefCell<Vec<Rc<ExecutorInner>>> = const { RefCell::new(Vec::new()) };
+    static RUNNING: RefCell<Option<RunningExecutor>> = const { RefCell::new(None) };
 }
 
 /// What a task may do at one go before it has to let others do something: so many reads, writes and the like that were successful.
-const STEPS_PER_POLL_MAX: u32 = 128;
+const OPERATIONS_PER_POLL_MAX: u32 = 128;
 
-const OUTSIDE: &str = "no task of a Ginnel shard is running on this thread";
-const FOREIGN: &str = "this belongs to another Ginnel shard, or its shard is not running";
+const NOT_IN_TASK: &str = "no task of a Ginnel shard is running on this thread";
+const WRONG_SHARD: &str = "this belongs to another Ginnel shard, or its shard is not running";
 
 /// The executor whose tasks run.
-struct Running {
-    core: Box<Core>,
-    inner: Rc<Inner>,
+struct RunningExecutor {
+    core: Box<ShardCore>,
+    inner: Rc<ExecutorInner>,
     /// The task that is being polled, and with which waker.
     task: u32,
-    waker: Option<OwnWaker>,
-    steps: u32,
+    waker: Option<LocalWaker>,
+    budget: u32,
 }
 
 /// An executor's way to its shard and to itself, while one of its tasks runs. Nothing that is reached from here may run an application's
 /// code: no waker is called and nothing of the application's is dropped.
 pub(super) struct Access<'a> {
-    pub(super) core: &'a mut Core,
-    pub(super) state: &'a mut State,
+    pub(super) core: &'a mut ShardCore,
+    pub(super) state: &'a mut ExecutorState,
     pub(super) executor: u32,
 }
 
 /// The time during which an executor's tasks run. Ends when dropped.
-pub(super) struct Entered<'a> {
-    place: &'a mut Lent,
+pub(super) struct ExecutorGuard<'a> {
+    core: &'a mut CoreSlot,
     /// An executor whose task drives another shard. Odd, but then it goes on afterwards.
-    outer: Option<Running>,
+    outer: Option<RunningExecutor>,
 }
 
-impl<'a> Entered<'a> {
-    pub(super) fn new(place: &'a mut Lent, inner: &Rc<Inner>) -> Self {
+impl<'a> ExecutorGuard<'a> {
+    pub(super) fn new(core: &'a mut CoreSlot, inner: &Rc<ExecutorInner>) -> Self {
         let inner = Rc::clone(inner);
-        let running = Running { core: place.take(), inner, task: u32::MAX, waker: None, steps: 0 };
-        Self { outer: RUNNING.replace(Some(running)), place }
+        let running = RunningExecutor { core: core.take(), inner, task: u32::MAX, waker: None, budget: 0 };
+        Self { outer: RUNNING.replace(Some(running)), core }
     }
 
     /// From now on it is this task that runs.
-    pub(super) fn task(&self, task: u32, waker: OwnWaker) {
+    pub(super) fn set_task(&self, task: u32, waker: LocalWaker) {
         RUNNING.with_borrow_mut(|running| {
             if let Some(running) = running {
                 running.task = task;
                 running.waker = Some(waker);
-                running.steps = STEPS_PER_POLL_MAX;
+                running.budget = OPERATIONS_PER_POLL_MAX;
             }
         });
     }
 }
 
-impl Drop for Entered<'_> {
+impl Drop for ExecutorGuard<'_> {
     fn drop(&mut self) {
         if let Some(running) = RUNNING.replace(self.outer.take()) {
-            self.place.put(running.core);
+            self.core.put(running.core);
         }
     }
 }
 
 /// Makes an executor known on this thread.
-pub(super) fn register(inner: Rc<Inner>) {
-    HERE.with_borrow_mut(|here| here.push(inner));
+pub(super) fn register(inner: Rc<ExecutorInner>) {
+    EXECUTORS.with_borrow_mut(|executors| executors.push(inner));
 }
 
 /// The opposite. The executor is returned, so that what it holds is dropped where nothing is borrowed.
-pub(super) fn unregister(id: u32) -> Option<Rc<Inner>> {
-    let taken = HERE.try_with(|here| {
-        let mut here = here.borrow_mut();
-        let at = here.iter().position(|inner| inner.id == id)?;
-        Some(here.swap_remove(at))
+pub(super) fn unregister(id: u32) -> Option<Rc<ExecutorInner>> {
+    let taken = EXECUTORS.try_with(|executors| {
+        let mut executors = executors.borrow_mut();
+        let position = executors.iter().position(|inner| inner.id == id)?;
+        Some(executors.swap_remove(position))
     });
     taken.ok().flatten()
 }
 
 /// The executor of this number, if it is one of this thread.
-pub(super) fn find(id: u32) -> Option<Rc<Inner>> {
-    let found = HERE.try_with(|here| here.borrow().iter().find(|inner| inner.id == id).cloned());
+pub(super) fn find(id: u32) -> Option<Rc<ExecutorInner>> {
+    let found =
+        EXECUTORS.try_with(|executors| executors.borrow().iter().find(|inner| inner.id == id).cloned());
     found.ok().flatten()
 }
 
 /// Lets a task go on. False if its executor is not one of this thread.
 pub(super) fn schedule(id: u32, task: u32) -> bool {
-    let scheduled = HERE.try_with(|here| {
-        let here = here.borrow();
-        let inner = here.iter().find(|inner| inner.id == id)?;
+    let scheduled = EXECUTORS.try_with(|executors| {
+        let executors = executors.borrow();
+        let inner = executors.iter().find(|inner| inner.id == id)?;
         inner.state.borrow_mut().tasks.schedule(task);
         Some(())
     });
@@ -109,10 +110,10 @@ pub(super) fn schedule(id: u32, task: u32) -> bool {
 }
 
 /// Reaches the state of an executor of this thread, be it running or not. `None` if there is none: it has ended.
-pub(super) fn state<R>(id: u32, act: impl FnOnce(&mut State) -> R) -> Option<R> {
+pub(super) fn state<R>(id: u32, act: impl FnOnce(&mut ExecutorState) -> R) -> Option<R> {
     let inner = find(id)?;
     let result = act(&mut inner.state.borrow_mut());
-    inner.settle();
+    inner.flush_wakers();
     Some(result)
 }
 
@@ -124,7 +125,7 @@ pub(super) fn state<R>(id: u32, act: impl FnOnce(&mut State) -> R) -> Option<R> 
 pub(super) fn current() -> u32 {
     match RUNNING.with_borrow(|running| running.as_ref().map(|r| r.inner.id)) {
         Some(id) => id,
-        None => panic!("{OUTSIDE}"),
+        None => panic!("{NOT_IN_TASK}"),
     }
 }
 
@@ -132,7 +133,7 @@ pub(super) fn current() -> u32 {
 pub(super) fn current_or_error() -> io::Result<u32> {
     RUNNING
         .with_borrow(|running| running.as_ref().map(|r| r.inner.id))
-        .ok_or_else(|| io::Error::other(OUTSIDE))
+        .ok_or_else(|| io::Error::other(NOT_IN_TASK))
 }
 
 /// Reaches the shard that is running, which must be the one of this executor.
@@ -142,19 +143,19 @@ pub(super) fn access<R>(executor: u32, act: impl FnOnce(&mut Access<'_>) -> R) -
         let running = running.as_mut().filter(|r| r.inner.id == executor)?;
         let mut state = running.inner.state.borrow_mut();
         let result = act(&mut Access { core: &mut running.core, state: &mut state, executor });
-        if !state.lists.leaving.is_empty() {
+        if !state.wait_lists.detached.is_empty() {
             unsettled = Some(Rc::clone(&running.inner));
         }
         Some(result)
     });
     if let Some(inner) = unsettled {
-        inner.settle();
+        inner.flush_wakers();
     }
-    result.ok_or_else(|| io::Error::other(FOREIGN))
+    result.ok_or_else(|| io::Error::other(WRONG_SHARD))
 }
 
 /// Reaches an executor's state, and the core of its shard if its tasks run just now: for what is dropped, wherever that happens.
-pub(super) fn release(executor: u32, act: impl FnOnce(&mut State, Option<&mut Core>)) {
+pub(super) fn release(executor: u32, act: impl FnOnce(&mut ExecutorState, Option<&mut ShardCore>)) {
     let mut act = Some(act);
     let inner = RUNNING.try_with(|running| {
         let mut running = running.borrow_mut();
@@ -166,7 +167,7 @@ pub(super) fn release(executor: u32, act: impl FnOnce(&mut State, Option<&mut Co
         Some(Rc::clone(&running.inner))
     });
     match (inner, act) {
-        (Ok(Some(inner)), _) => inner.settle(),
+        (Ok(Some(inner)), _) => inner.flush_wakers(),
         (_, Some(act)) => {
             state(executor, |state| act(state, None));
         }
@@ -176,28 +177,28 @@ pub(super) fn release(executor: u32, act: impl FnOnce(&mut State, Option<&mut Co
 
 /// A future's place among those who wait for something. Gives it back when dropped.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct WaitRegistration {
     executor: u32,
-    what: Wait,
+    target: WaitTarget,
     id: u64,
 }
 
 /// What became of an attempt.
-enum Step<R> {
+enum PollStep<R> {
     Done(R),
-    Waits,
-    Pauses,
+    Pending,
+    OutOfBudget,
 }
 
-impl Waiting {
+impl WaitRegistration {
     /// For a future of its own.
-    pub(super) const fn new(executor: u32, what: Wait) -> Self {
-        Self { executor, what, id: 0 }
+    pub(super) const fn new(executor: u32, target: WaitTarget) -> Self {
+        Self { executor, target, id: 0 }
     }
 
     /// For a `poll_…` function, which has no place of its own: the last caller is woken.
-    pub(super) const fn poll_function(executor: u32, what: Wait) -> Self {
-        Self { executor, what, id: POLL }
+    pub(super) const fn poll_function(executor: u32, target: WaitTarget) -> Self {
+        Self { executor, target, id: POLL_ID }
     }
 
     /// Tries, and waits if there is nothing to be had. A task that has done enough for once gets another turn.
@@ -209,39 +210,44 @@ impl Waiting {
         let mut unsettled = None;
         let step = RUNNING.with_borrow_mut(|running| {
             let running = running.as_mut().filter(|r| r.inner.id == self.executor)?;
-            let is_own = running.waker.as_ref().is_some_and(|own| own.waker().will_wake(cx.waker()));
-            if running.steps == 0 {
-                return Some(Step::Pauses);
+            let is_task_waker =
+                running.waker.as_ref().is_some_and(|waker| waker.waker().will_wake(cx.waker()));
+            if running.budget == 0 {
+                return Some(PollStep::OutOfBudget);
             }
             let mut state = running.inner.state.borrow_mut();
             let executor = self.executor;
             let step = match attempt(&mut Access { core: &mut running.core, state: &mut state, executor }) {
                 Some(result) => {
-                    running.steps -= 1;
-                    Step::Done(result)
+                    running.budget -= 1;
+                    PollStep::Done(result)
                 }
                 None => {
-                    let caller = if is_own { Caller::Task(running.task) } else { Caller::Waker(cx.waker()) };
-                    state.wait(self.what, caller, &mut self.id);
-                    Step::Waits
+                    let waiter = if is_task_waker {
+                        WaiterRef::Task(running.task)
+                    } else {
+                        WaiterRef::Waker(cx.waker())
+                    };
+                    state.wait(self.target, waiter, &mut self.id);
+                    PollStep::Pending
                 }
             };
-            if !state.lists.leaving.is_empty() {
+            if !state.wait_lists.detached.is_empty() {
                 unsettled = Some(Rc::clone(&running.inner));
             }
             Some(step)
         });
         if let Some(inner) = unsettled {
-            inner.settle();
+            inner.flush_wakers();
         }
         match step {
-            Some(Step::Done(result)) => Poll::Ready(result),
-            Some(Step::Waits) => Poll::Pending,
-            Some(Step::Pauses) => {
+            Some(PollStep::Done(result)) => Poll::Ready(result),
+            Some(PollStep::Pending) => Poll::Pending,
+            Some(PollStep::OutOfBudget) => {
                 cx.waker().wake_by_ref();
                 Poll::Pending
             }
-            None => Poll::Ready(Err(io::Error::other(FOREIGN))),
+            None => Poll::Ready(Err(io::Error::other(WRONG_SHARD))),
         }
     }
 }
@@ -249,16 +255,16 @@ impl Waiting {
 /// A future that tries until there is something to be had. Smaller than the same as an `async` block, which keeps what it captured twice.
 #[derive(Debug)]
 pub(super) struct Attempt<F> {
-    waiting: Waiting,
+    waiting: WaitRegistration,
     attempt: F,
 }
 
 impl<F> Attempt<F> {
-    pub(super) const fn new<R>(executor: u32, what: Wait, attempt: F) -> Self
+    pub(super) const fn new<R>(executor: u32, target: WaitTarget, attempt: F) -> Self
     where
         F: FnMut(&mut Access<'_>) -> Option<io::Result<R>>,
     {
-        Self { waiting: Waiting::new(executor, what), attempt }
+        Self { waiting: WaitRegistration::new(executor, target), attempt }
     }
 }
 
@@ -274,10 +280,10 @@ where
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitRegistration {
     fn drop(&mut self) {
-        if self.id > POLL {
-            state(self.executor, |state| state.cease(self.what, self.id));
+        if self.id > POLL_ID {
+            state(self.executor, |state| state.cancel_wait(self.target, self.id));
         }
     }
 }

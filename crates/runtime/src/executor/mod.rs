@@ -48,20 +48,20 @@ use crate::command::Command;
 use crate::context::{Context, WorkContext};
 use crate::error::Error;
 use crate::handler::Handler;
-use crate::stats::Kind;
+use crate::stats::CounterKind;
 use core::cell::RefCell;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
 use core::task::Poll;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
-use local::Entered;
-use state::{Inner, State, Wait};
+use local::ExecutorGuard;
+use state::{ExecutorInner, ExecutorState, WaitTarget};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
-use tasks::{Ended, Taken, TaskResult};
-use waker::Shared;
+use tasks::{TakenTask, TaskError, TaskResult};
+use waker::RemoteWakeups;
 
 /// Polls of tasks in one turn: between them the network waits. As many as a few full bursts can wake.
 const POLLS_PER_TURN_MAX: usize = 256;
@@ -82,7 +82,7 @@ impl<M> fmt::Debug for Executor<M> {
 }
 
 /// What a main task may return: nothing, or a result whose error ends the shard with [`Error::Application`].
-pub trait Outcome: sealed::Sealed {
+pub trait MainOutput: sealed::Sealed {
     /// As the shard's own.
     fn into_result(self) -> Result<(), Error>;
 }
@@ -93,7 +93,7 @@ mod sealed {
 
 impl sealed::Sealed for () {}
 
-impl Outcome for () {
+impl MainOutput for () {
     fn into_result(self) -> Result<(), Error> {
         Ok(())
     }
@@ -101,7 +101,7 @@ impl Outcome for () {
 
 impl<E: fmt::Display> sealed::Sealed for Result<(), E> {}
 
-impl<E: fmt::Display> Outcome for Result<(), E> {
+impl<E: fmt::Display> MainOutput for Result<(), E> {
     fn into_result(self) -> Result<(), Error> {
         self.map_err(|e| Error::application(e.to_string()))
     }
@@ -123,7 +123,7 @@ pub struct ExecutorStats {
 impl<M, F> Executor<M>
 where
     M: FnOnce() -> F + 'static,
-    F: Future<Output: Outcome> + 'static,
+    F: Future<Output: MainOutput> + 'static,
 {
     /// An executor whose first task is what `main` returns. It is called on the shard's thread, when the shard starts.
     pub fn new(main: M) -> Self {
@@ -139,24 +139,24 @@ impl<M> Executor<M> {
             tasks: state.tasks.live(),
             streams: state.net.sockets.len(),
             sleeps: state.sleeps.len(),
-            wait_lists: state.lists.lists(),
+            wait_lists: state.wait_lists.lists(),
         });
         stats.unwrap_or_default()
     }
 
-    fn inner(&self) -> Rc<Inner> {
+    fn inner(&self) -> Rc<ExecutorInner> {
         local::find(self.id).expect("a shard with an executor stays on the thread on which it began to run")
     }
 
     /// Changes the state and calls the wakers that this woke.
-    fn tell(&self, act: impl FnOnce(&mut State)) {
+    fn update_state(&self, update: impl FnOnce(&mut ExecutorState)) {
         let inner = self.inner();
         let mut state = inner.state.borrow_mut();
-        act(&mut state);
-        let settled = state.lists.leaving.is_empty();
+        update(&mut state);
+        let settled = state.wait_lists.detached.is_empty();
         drop(state);
         if !settled {
-            inner.settle();
+            inner.flush_wakers();
         }
     }
 }
@@ -164,15 +164,15 @@ impl<M> Executor<M> {
 impl<M, F> Handler for Executor<M>
 where
     M: FnOnce() -> F + 'static,
-    F: Future<Output: Outcome> + 'static,
+    F: Future<Output: MainOutput> + 'static,
 {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
-        let shared = Arc::new(Shared::new(self.id, cx.commander()));
-        let state = RefCell::new(State::new(&shared));
+        let shared = Arc::new(RemoteWakeups::new(self.id, cx.commander()));
+        let state = RefCell::new(ExecutorState::new(&shared));
         let id = self.id;
-        local::register(Rc::new(Inner { id, shared, state }));
+        local::register(Rc::new(ExecutorInner { id, shared, state }));
         if let Some(main) = self.main.take() {
-            self.tell(|state| {
+            self.update_state(|state| {
                 let main = async move {
                     let outcome = main().await.into_result();
                     local::state(id, |state| state.outcome = Some(outcome));
@@ -183,20 +183,20 @@ where
         Ok(())
     }
 
-    fn pulls(&self) -> bool {
+    fn is_pulling(&self) -> bool {
         true
     }
 
     fn incoming(&mut self, _: &mut Context<'_>, listener: Listener) {
-        self.tell(|state| state.incoming(listener));
+        self.update_state(|state| state.incoming(listener));
     }
 
     fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        self.tell(|state| state.connected(cx, conn));
+        self.update_state(|state| state.connected(cx, conn));
     }
 
     fn readable(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        self.tell(|state| state.readable(cx, conn));
+        self.update_state(|state| state.readable(cx, conn));
     }
 
     fn data(&mut self, _: &mut Context<'_>, _: Conn, _: &[u8]) -> usize {
@@ -204,36 +204,36 @@ where
     }
 
     fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        self.tell(|state| state.writable(cx, conn));
+        self.update_state(|state| state.writable(cx, conn));
     }
 
     fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        self.tell(|state| state.peer_closed(cx, conn));
+        self.update_state(|state| state.peer_closed(cx, conn));
     }
 
     fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
-        self.tell(|state| state.closed(cx, conn, reason));
+        self.update_state(|state| state.closed(cx, conn, reason));
     }
 
     fn datagrams(&mut self, _: &mut Context<'_>, socket: UdpHandle) {
-        self.tell(|state| state.datagrams(socket));
+        self.update_state(|state| state.datagrams(socket));
     }
 
     fn timer(&mut self, _: &mut Context<'_>, token: u64) {
-        self.tell(|state| {
-            let waiters = state.sleeps.ran_out(token);
+        self.update_state(|state| {
+            let waiters = state.sleeps.expire(token);
             state.wake_all(waiters);
         });
     }
 
     fn stopping(&mut self, _: &mut Context<'_>) {
-        self.tell(|state| {
-            state.stop.asked = true;
-            state.wake(Wait::Stop);
+        self.update_state(|state| {
+            state.stop.is_requested = true;
+            state.wake(WaitTarget::Stop);
         });
     }
 
-    fn counters(&self, report: &mut dyn FnMut(Kind, &'static str, u64)) {
+    fn report_counters(&self, report: &mut dyn FnMut(CounterKind, &'static str, u64)) {
         let ExecutorStats { tasks, streams, sleeps, wait_lists } = self.stats();
         for (name, count) in [
             ("tasks.live", tasks),
@@ -241,14 +241,14 @@ where
             ("tasks.sleeps", sleeps),
             ("tasks.wait_lists", wait_lists),
         ] {
-            report(Kind::Gauge, name, count as u64);
+            report(CounterKind::Gauge, name, count as u64);
         }
     }
 
     fn command(&mut self, _: &mut Context<'_>, command: Command) {
         // Commands of other kinds are not for tasks.
-        if let Ok(arrival) = command.downcast::<task::Arrival>() {
-            self.tell(|state| state.arrivals.push_back(arrival.0));
+        if let Ok(spawn) = command.downcast::<task::RemoteSpawn>() {
+            self.update_state(|state| state.remote_spawns.push_back(spawn.0));
         }
     }
 
@@ -258,30 +258,30 @@ where
             let mut state = inner.state.borrow_mut();
             state.take_woken(&inner.shared);
             state.tasks.begin_turn();
-            let stops = state.stop.asked && !state.stop.heard;
-            let nothing = state.tasks.is_idle() && state.arrivals.is_empty() && !state.net.has_dropped();
-            if nothing && !stops {
+            let must_stop = state.stop.is_requested && !state.stop.is_observed;
+            let is_idle = state.tasks.is_idle() && state.remote_spawns.is_empty() && !state.net.has_dropped();
+            if is_idle && !must_stop {
                 return Ok(0);
             }
         }
-        let entered = Entered::new(cx.core, &inner);
+        let entered = ExecutorGuard::new(cx.core, &inner);
         // Errors would say that this executor is not running.
-        let _ = local::access(self.id, |a| a.state.net.tell_dropped(a.core));
-        receive_arrivals(&inner);
+        let _ = local::access(self.id, |a| a.state.net.close_dropped(a.core));
+        run_remote_spawns(&inner);
         let mut polls = 0;
         while polls < POLLS_PER_TURN_MAX && poll_next(&inner, &entered) {
             polls += 1;
         }
-        let (outcome, stops) = {
+        let (outcome, must_stop) = {
             let mut state = inner.state.borrow_mut();
-            (state.outcome.take(), state.stop.asked && !state.stop.heard)
+            (state.outcome.take(), state.stop.is_requested && !state.stop.is_observed)
         };
-        let ends = stops || outcome.is_some();
-        if ends {
+        let is_ending = must_stop || outcome.is_some();
+        if is_ending {
             end_all(&inner, &entered);
         }
         drop(entered);
-        if ends {
+        if is_ending {
             cx.context().stop();
         }
         outcome.unwrap_or(Ok(())).map(|()| polls.max(1))
@@ -294,16 +294,16 @@ impl<M> Drop for Executor<M> {
             // Tasks go while nothing is borrowed. Their connections end with the shard.
             let tasks: Vec<_> = drain(&inner).collect();
             drop(tasks);
-            inner.settle();
+            inner.flush_wakers();
         }
     }
 }
 
 /// Makes the tasks that other threads sent.
-fn receive_arrivals(inner: &Inner) {
+fn run_remote_spawns(inner: &ExecutorInner) {
     loop {
         let mut state = inner.state.borrow_mut();
-        let Some(make) = state.arrivals.pop_front() else { return };
+        let Some(make) = state.remote_spawns.pop_front() else { return };
         drop(state);
         // It only makes a future and spawns it; if that panics nobody waits for the result.
         let _ = catch_unwind(AssertUnwindSafe(make));
@@ -311,70 +311,70 @@ fn receive_arrivals(inner: &Inner) {
 }
 
 /// Lets the next task go on. False if there is none.
-fn poll_next(inner: &Rc<Inner>, entered: &Entered<'_>) -> bool {
+fn poll_next(inner: &Rc<ExecutorInner>, entered: &ExecutorGuard<'_>) -> bool {
     let Some(taken) = inner.state.borrow_mut().tasks.take_next() else { return false };
-    entered.task(taken.index, taken.waker.clone());
-    let Taken { index, mut future, waker, joinable, abort } = taken;
+    entered.set_task(taken.index, taken.waker.clone());
+    let TakenTask { index, mut future, waker, joinable, abort } = taken;
     if abort {
-        end(inner, index, drop_quietly(future, Err(Ended::Aborted)));
+        end(inner, index, drop_quietly(future, Err(TaskError::Aborted)));
         return true;
     }
     let mut cx = core::task::Context::from_waker(waker.waker());
     match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll_task(&mut cx, joinable))) {
         Ok(Poll::Pending) => {
             drop(waker);
-            let back = inner.state.borrow_mut().tasks.put_back(index, future);
-            if let Err(future) = back {
-                end(inner, index, drop_quietly(future, Err(Ended::Aborted)));
+            let rest = inner.state.borrow_mut().tasks.put_back(index, future);
+            if let Err(future) = rest {
+                end(inner, index, drop_quietly(future, Err(TaskError::Aborted)));
             }
         }
         Ok(Poll::Ready(output)) => end(inner, index, drop_quietly(future, Ok(output))),
-        Err(panic) => end(inner, index, drop_quietly(future, Err(Ended::Panicked(panic)))),
+        Err(panic) => end(inner, index, drop_quietly(future, Err(TaskError::Panicked(panic)))),
     }
     true
 }
 
 /// Drops something of the application's. If that panics, it is the task's panic.
-fn drop_quietly<T>(it: T, result: TaskResult) -> TaskResult {
-    match catch_unwind(AssertUnwindSafe(|| drop(it))) {
+fn drop_quietly<T>(value: T, result: TaskResult) -> TaskResult {
+    match catch_unwind(AssertUnwindSafe(|| drop(value))) {
         Ok(()) => result,
-        Err(panic) => Err(Ended::Panicked(panic)),
+        Err(panic) => Err(TaskError::Panicked(panic)),
     }
 }
 
 /// A task has ended: whoever waits for it learns that.
-fn end(inner: &Inner, index: u32, result: TaskResult) {
-    let panicked = matches!(result, Err(Ended::Panicked(_)));
+fn end(inner: &ExecutorInner, index: u32, result: TaskResult) {
+    let panicked = matches!(result, Err(TaskError::Panicked(_)));
     let mut state = inner.state.borrow_mut();
     if index == MAIN && state.outcome.is_none() && panicked {
         state.outcome = Some(Err(Error::application("the main task panicked")));
     }
-    let (joiners, unwanted) = state.tasks.end(index, result);
+    let (joiners, unclaimed) = state.tasks.end(index, result);
     state.wake_all(joiners);
     drop(state);
     // The panic of a task that nobody waits for was reported by the panic hook.
-    let _ = catch_unwind(AssertUnwindSafe(|| drop(unwanted)));
-    inner.settle();
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(unclaimed)));
+    inner.flush_wakers();
 }
 
 /// The main task is the first one, and the shard ends with it.
 const MAIN: u32 = 0;
 
 /// Drops all tasks, with the shard at hand, so that their connections are closed as they should be.
-fn end_all(inner: &Inner, entered: &Entered<'_>) {
+fn end_all(inner: &ExecutorInner, entered: &ExecutorGuard<'_>) {
     for taken in drain(inner) {
-        entered.task(taken.index, taken.waker.clone());
+        entered.set_task(taken.index, taken.waker.clone());
         let _ = drop_quietly(taken.future, Ok(None));
     }
-    inner.settle();
+    inner.flush_wakers();
 }
 
 /// Takes all tasks out, one by one.
-fn drain(inner: &Inner) -> impl Iterator<Item = Taken> {
+fn drain(inner: &ExecutorInner) -> impl Iterator<Item = TakenTask> {
     (0..)
         .map_while(|index| {
             let mut state = inner.state.borrow_mut();
-            (index < state.tasks.places()).then(|| state.tasks.take(index))
+            (index < state.tasks.slot_count()).then(|| state.tasks.take(index))
         })
         .flatten()
 }

@@ -1,7 +1,7 @@
 //! Being asked to stop.
 
-use super::local::{self, Waiting};
-use super::state::Wait;
+use super::local::{self, WaitRegistration};
+use super::state::WaitTarget;
 use core::future::poll_fn;
 
 /// Waits until the shard is asked to stop ([`StopFlag`](crate::StopFlag)).
@@ -13,11 +13,11 @@ use core::future::poll_fn;
 /// Outside of a shard's task.
 pub async fn stop() {
     let executor = local::current();
-    let mut waiting = Waiting::new(executor, Wait::Stop);
+    let mut waiting = WaitRegistration::new(executor, WaitTarget::Stop);
     let stopped = poll_fn(|cx| {
         waiting.poll(cx, |a| {
-            a.state.stop.heard = true;
-            a.state.stop.asked.then_some(Ok(()))
+            a.state.stop.is_observed = true;
+            a.state.stop.is_requested.then_some(Ok(()))
         })
     });
     // The error says that this task is polled by another executor than it was made on.

@@ -5,38 +5,38 @@ use core::ops::{Index, IndexMut};
 /// Places by number. A place keeps its number until it is given back; the last one given back is the first one used again.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
-    places: Vec<Option<T>>,
+    slots: Vec<Option<T>>,
     free: Vec<u32>,
 }
 
 impl<T> Slab<T> {
     pub(super) const fn new() -> Self {
-        Self { places: Vec::new(), free: Vec::new() }
+        Self { slots: Vec::new(), free: Vec::new() }
     }
 
     pub(super) fn insert(&mut self, value: T) -> u32 {
         if let Some(index) = self.free.pop() {
-            self.places[index as usize] = Some(value);
+            self.slots[index as usize] = Some(value);
             return index;
         }
-        self.places.push(Some(value));
+        self.slots.push(Some(value));
         // Each place belongs to a connection, a task or a future: memory ends long before.
-        (self.places.len() - 1) as u32
+        (self.slots.len() - 1) as u32
     }
 
     pub(super) fn remove(&mut self, index: u32) -> Option<T> {
-        let value = self.places.get_mut(index as usize)?.take()?;
+        let value = self.slots.get_mut(index as usize)?.take()?;
         self.free.push(index);
         Some(value)
     }
 
     pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
-        self.places.get_mut(index as usize)?.as_mut()
+        self.slots.get_mut(index as usize)?.as_mut()
     }
 
     /// How many are in use.
     pub(super) fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 }
 
@@ -46,13 +46,13 @@ impl<T> Index<u32> for Slab<T> {
     type Output = T;
 
     fn index(&self, index: u32) -> &T {
-        self.places[index as usize].as_ref().expect(VACANT)
+        self.slots[index as usize].as_ref().expect(VACANT)
     }
 }
 
 impl<T> IndexMut<u32> for Slab<T> {
     fn index_mut(&mut self, index: u32) -> &mut T {
-        self.places[index as usize].as_mut().expect(VACANT)
+        self.slots[index as usize].as_mut().expect(VACANT)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Tasks: [`spawn`], [`JoinHandle`], [`yield_now`], and [`Spawner`] for other threads.
 
-use super::local::{self, Waiting};
-use super::state::Wait;
-use super::tasks::{Ended, Output};
+use super::local::{self, WaitRegistration};
+use super::state::WaitTarget;
+use super::tasks::{Output, TaskError};
 use crate::command::{CommandError, Commander};
 use core::any::Any;
 use core::fmt;
@@ -83,14 +83,14 @@ impl<T: 'static> Future for JoinHandle<T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         assert!(!self.done, "the result of a task was taken already");
         let (task, generation) = (self.task, self.generation);
-        let mut waiting = Waiting::poll_function(self.executor, Wait::End(task));
+        let mut waiting = WaitRegistration::poll_function(self.executor, WaitTarget::Join(task));
         let polled = waiting.poll(cx, |a| a.state.tasks.join(task, generation).map(Ok));
         polled.map(|ended| {
             let result = match ended {
                 Ok(Ok(output)) => Ok(downcast(output)),
-                Ok(Err(Ended::Aborted)) => Err(JoinError(None)),
-                Ok(Err(Ended::Panicked(panic))) => Err(JoinError(Some(panic))),
-                Err(foreign) => Err(JoinError(Some(Box::new(foreign.to_string())))),
+                Ok(Err(TaskError::Aborted)) => Err(JoinError(None)),
+                Ok(Err(TaskError::Panicked(panic))) => Err(JoinError(Some(panic))),
+                Err(error) => Err(JoinError(Some(Box::new(error.to_string())))),
             };
             self.done = true;
             result
@@ -109,12 +109,12 @@ impl<T> Drop for JoinHandle<T> {
             return;
         }
         // The result, if there is one, is dropped after nothing is borrowed any more.
-        let unwanted = local::state(self.executor, |state| {
-            let (joiners, unwanted) = state.tasks.detach(self.task, self.generation);
-            state.lists.forget(joiners);
-            unwanted
+        let unclaimed = local::state(self.executor, |state| {
+            let (joiners, unclaimed) = state.tasks.detach(self.task, self.generation);
+            state.wait_lists.forget(joiners);
+            unclaimed
         });
-        drop(unwanted);
+        drop(unclaimed);
     }
 }
 
@@ -171,7 +171,7 @@ impl From<JoinError> for io::Error {
 }
 
 /// A task that another thread sends.
-pub(super) struct Arrival(pub(super) Box<dyn FnOnce() + Send>);
+pub(super) struct RemoteSpawn(pub(super) Box<dyn FnOnce() + Send>);
 
 /// Starts tasks on a shard from other threads.
 #[derive(Clone, Debug)]
@@ -197,8 +197,8 @@ impl Spawner {
         M: FnOnce() -> F + Send + 'static,
         F: Future<Output: 'static> + 'static,
     {
-        let arrival = Arrival(Box::new(|| drop(spawn(make()))));
-        self.0.send(Box::new(arrival)).map_err(|error| match error {
+        let spawn = RemoteSpawn(Box::new(|| drop(spawn(make()))));
+        self.0.send(Box::new(spawn)).map_err(|error| match error {
             CommandError::Full(_) => SpawnError::Full,
             CommandError::Gone(_) => SpawnError::Gone,
         })

@@ -1,7 +1,7 @@
 //! The tasks of an executor: where they are, which of them can go on, and what became of those that ended.
 
 use super::waiters::Waiters;
-use super::waker::{OwnWaker, Shared};
+use super::waker::{LocalWaker, RemoteWakeups};
 use core::any::Any;
 use core::pin::Pin;
 use core::task::{Context, Poll};
@@ -26,13 +26,13 @@ impl<F: Future<Output: 'static>> Task for F {
 pub(super) type BoxedTask = Pin<Box<dyn Task>>;
 
 /// Why a task has no result.
-pub(super) enum Ended {
+pub(super) enum TaskError {
     Aborted,
     Panicked(Box<dyn Any + Send>),
 }
 
 /// How a task ended.
-pub(super) type TaskResult = Result<Output, Ended>;
+pub(super) type TaskResult = Result<Output, TaskError>;
 
 enum Stage {
     Vacant,
@@ -43,15 +43,15 @@ enum Stage {
 }
 
 /// A place for a task.
-struct Slot {
+struct TaskSlot {
     stage: Stage,
     /// Its waker, if anybody has a clone of it; stays with the place.
-    own: Option<OwnWaker>,
+    waker: Option<LocalWaker>,
     /// Who waits for its end.
     joiners: Waiters,
     generation: u32,
     /// It is in one of the queues.
-    queued: bool,
+    is_queued: bool,
     /// It is to be ended instead of polled.
     abort: bool,
     /// Somebody has a handle to it.
@@ -59,36 +59,36 @@ struct Slot {
 }
 
 /// A task that is taken out to be polled.
-pub(super) struct Taken {
+pub(super) struct TakenTask {
     pub(super) index: u32,
     pub(super) future: BoxedTask,
-    pub(super) waker: OwnWaker,
+    pub(super) waker: LocalWaker,
     pub(super) joinable: bool,
     pub(super) abort: bool,
 }
 
 pub(super) struct Tasks {
-    slots: Vec<Slot>,
+    slots: Vec<TaskSlot>,
     free: Vec<u32>,
     /// Tasks that can go on in this turn.
     queue: VecDeque<u32>,
     /// Tasks that woke themselves: they go on in the next turn, after the network had its own.
-    later: Vec<u32>,
+    next_turn: Vec<u32>,
     /// The waker that tasks are polled with until they give a clone of it away.
-    common: OwnWaker,
-    shared: Arc<Shared>,
+    unclaimed_waker: LocalWaker,
+    shared: Arc<RemoteWakeups>,
     live: usize,
 }
 
 impl Tasks {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
-        let common = OwnWaker::new(&shared);
+    pub(super) fn new(shared: Arc<RemoteWakeups>) -> Self {
+        let unclaimed_waker = LocalWaker::new(&shared);
         Self {
             slots: Vec::new(),
             free: Vec::new(),
             queue: VecDeque::new(),
-            later: Vec::new(),
-            common,
+            next_turn: Vec::new(),
+            unclaimed_waker,
             shared,
             live: 0,
         }
@@ -98,12 +98,12 @@ impl Tasks {
     pub(super) fn add(&mut self, future: BoxedTask) -> (u32, u32) {
         self.live += 1;
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot {
+            self.slots.push(TaskSlot {
                 stage: Stage::Vacant,
-                own: None,
+                waker: None,
                 joiners: Waiters::NONE,
                 generation: 0,
-                queued: false,
+                is_queued: false,
                 abort: false,
                 joinable: false,
             });
@@ -122,25 +122,25 @@ impl Tasks {
     /// Lets a task go on. A number that stands for no task is one of a waker that outlived its task.
     pub(super) fn schedule(&mut self, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
-        if slot.queued {
+        if slot.is_queued {
             return;
         }
         match slot.stage {
             Stage::Idle(_) => self.queue.push_back(index),
-            Stage::Running => self.later.push(index),
+            Stage::Running => self.next_turn.push(index),
             Stage::Vacant | Stage::Ended(_) => return,
         }
-        slot.queued = true;
+        slot.is_queued = true;
     }
 
     /// Those who woke themselves in the last turn can go on in this one.
     pub(super) fn begin_turn(&mut self) {
-        self.queue.extend(self.later.drain(..));
+        self.queue.extend(self.next_turn.drain(..));
     }
 
     /// Whether any task can go on.
     pub(super) fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.later.is_empty()
+        self.queue.is_empty() && self.next_turn.is_empty()
     }
 
     /// Tasks that have not ended.
@@ -149,15 +149,15 @@ impl Tasks {
     }
 
     /// Places that there are.
-    pub(super) const fn places(&self) -> u32 {
+    pub(super) const fn slot_count(&self) -> u32 {
         self.slots.len() as u32
     }
 
     /// Takes the next task out of the queue.
-    pub(super) fn take_next(&mut self) -> Option<Taken> {
+    pub(super) fn take_next(&mut self) -> Option<TakenTask> {
         loop {
             let index = self.queue.pop_front()?;
-            self.slots[index as usize].queued = false;
+            self.slots[index as usize].is_queued = false;
             let taken = self.take(index);
             if taken.is_some() {
                 return taken;
@@ -166,17 +166,17 @@ impl Tasks {
     }
 
     /// Takes out a task that is not being polled.
-    pub(super) fn take(&mut self, index: u32) -> Option<Taken> {
+    pub(super) fn take(&mut self, index: u32) -> Option<TakenTask> {
         let slot = &mut self.slots[index as usize];
         if !matches!(slot.stage, Stage::Idle(_)) {
             return None;
         }
         let Stage::Idle(future) = core::mem::replace(&mut slot.stage, Stage::Running) else { return None };
-        let waker = slot.own.clone().unwrap_or_else(|| {
-            self.common.assign(index);
-            self.common.clone()
+        let waker = slot.waker.clone().unwrap_or_else(|| {
+            self.unclaimed_waker.assign(index);
+            self.unclaimed_waker.clone()
         });
-        Some(Taken { index, future, waker, joinable: slot.joinable, abort: slot.abort })
+        Some(TakenTask { index, future, waker, joinable: slot.joinable, abort: slot.abort })
     }
 
     /// Puts a task back that is not done. Gives it back if it is to be ended.
@@ -193,8 +193,8 @@ impl Tasks {
     /// Once a clone of the common waker is about it stands for this place for ever.
     fn keep_waker(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
-        if slot.own.is_none() && self.common.is_shared() {
-            slot.own = Some(core::mem::replace(&mut self.common, OwnWaker::new(&self.shared)));
+        if slot.waker.is_none() && self.unclaimed_waker.is_shared() {
+            slot.waker = Some(core::mem::replace(&mut self.unclaimed_waker, LocalWaker::new(&self.shared)));
         }
     }
 
@@ -219,7 +219,7 @@ impl Tasks {
         Some(result)
     }
 
-    fn slot_of(&mut self, index: u32, generation: u32) -> Option<&mut Slot> {
+    fn slot_of(&mut self, index: u32, generation: u32) -> Option<&mut TaskSlot> {
         self.slots.get_mut(index as usize).filter(|slot| slot.generation == generation)
     }
 

@@ -1,7 +1,7 @@
 //! Time as the shard has it: in a simulation it is the simulation's.
 
-use super::local::{self, Access, Waiting};
-use super::state::Wait;
+use super::local::{self, Access, WaitRegistration};
+use super::state::WaitTarget;
 use super::timer::SleepId;
 use core::fmt;
 use core::future::poll_fn;
@@ -40,7 +40,7 @@ pub fn sleep(duration: Duration) -> Sleep {
 /// As [`sleep`].
 #[track_caller]
 pub fn sleep_until(deadline: Instant) -> Sleep {
-    Sleep { deadline, executor: local::current(), on: None }
+    Sleep { deadline, executor: local::current(), slot: None }
 }
 
 /// See [`sleep`]. Moving it to another thread is possible, because some traits of others demand that, but only its shard can poll it.
@@ -50,7 +50,7 @@ pub struct Sleep {
     deadline: Instant,
     executor: u32,
     /// Where it waits, once it does.
-    on: Option<SleepId>,
+    slot: Option<SleepId>,
 }
 
 impl Sleep {
@@ -74,10 +74,10 @@ impl Sleep {
     }
 
     fn end(&mut self) {
-        let Some(on) = self.on.take() else { return };
+        let Some(slot) = self.slot.take() else { return };
         local::release(self.executor, |state, core| {
-            let Some((timer, waiters)) = state.sleeps.end(on) else { return };
-            state.lists.forget(waiters);
+            let Some((timer, waiters)) = state.sleeps.end(slot) else { return };
+            state.wait_lists.forget(waiters);
             if let Some(core) = core {
                 core.timers.cancel(timer);
             }
@@ -86,14 +86,14 @@ impl Sleep {
     }
 
     /// Done, or waiting; an error if there is no timer left.
-    fn step(&mut self, a: &mut Access<'_>) -> Option<Result<(), NoTimer>> {
+    fn poll_timer(&mut self, a: &mut Access<'_>) -> Option<Result<(), NoTimer>> {
         if a.core.now >= self.deadline {
             return Some(Ok(()));
         }
-        if self.on.is_none_or(|on| !a.state.sleeps.is_on(on)) {
+        if self.slot.is_none_or(|slot| !a.state.sleeps.is_active(slot)) {
             let Access { core, state, .. } = a;
-            self.on = state.sleeps.begin(|token| core.timers.set(self.deadline, token));
-            if self.on.is_none() {
+            self.slot = state.sleeps.begin(|token| core.timers.set(self.deadline, token));
+            if self.slot.is_none() {
                 return Some(Err(NoTimer));
             }
         }
@@ -108,18 +108,18 @@ impl Future for Sleep {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let executor = self.executor;
-        let set = local::access(executor, |a| self.step(a)).unwrap_or_else(|e| panic!("{e}"));
-        match set {
+        let polled = local::access(executor, |a| self.poll_timer(a)).unwrap_or_else(|e| panic!("{e}"));
+        match polled {
             Some(Ok(())) => {
                 // A loop around a sleep of no time must let others have their turn, too.
-                let mut waiting = Waiting::poll_function(executor, Wait::Stop);
+                let mut waiting = WaitRegistration::poll_function(executor, WaitTarget::Stop);
                 let ready = waiting.poll(cx, |_| Some(Ok(())));
                 ready.map(|_: io::Result<()>| self.end())
             }
             Some(Err(NoTimer)) => panic!("the shard has as many timers as shard.timers_max permits"),
             None => {
-                let Some(on) = self.on else { return Poll::Pending };
-                let mut waiting = Waiting::poll_function(executor, Wait::Time(on.index));
+                let Some(slot) = self.slot else { return Poll::Pending };
+                let mut waiting = WaitRegistration::poll_function(executor, WaitTarget::Sleep(slot.index));
                 waiting.poll(cx, |_| None::<io::Result<()>>).map(|_| ())
             }
         }
@@ -239,11 +239,11 @@ impl Interval {
 
     /// As [`tick`](Self::tick), as a `poll` function.
     pub fn poll_tick(&mut self, cx: &mut Context<'_>) -> Poll<Instant> {
-        Pin::new(&mut self.sleep).poll(cx).map(|()| self.follow())
+        Pin::new(&mut self.sleep).poll(cx).map(|()| self.schedule_next())
     }
 
     /// Says when the tick was due that has come, and waits for the next.
-    fn follow(&mut self) -> Instant {
+    fn schedule_next(&mut self) -> Instant {
         let due = self.sleep.deadline();
         let now = now_of(self.sleep.executor);
         let next = match self.missed {

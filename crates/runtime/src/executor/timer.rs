@@ -5,7 +5,7 @@ use crate::timers::Timer;
 
 /// A sleeping future's place.
 #[derive(Debug)]
-struct Sleep {
+struct SleepSlot {
     /// `None`: the place is free.
     timer: Option<Timer>,
     generation: u32,
@@ -32,26 +32,26 @@ impl SleepId {
 
 #[derive(Debug)]
 pub(super) struct Sleeps {
-    places: Vec<Sleep>,
+    slots: Vec<SleepSlot>,
     free: Vec<u32>,
 }
 
 impl Sleeps {
     pub(super) const fn new() -> Self {
-        Self { places: Vec::new(), free: Vec::new() }
+        Self { slots: Vec::new(), free: Vec::new() }
     }
 
     /// Begins a sleep with the timer that `set` sets, which is given its token. `None` if it cannot.
-    pub(super) fn begin(&mut self, set: impl FnOnce(u64) -> Option<Timer>) -> Option<SleepId> {
+    pub(super) fn begin(&mut self, set_timer: impl FnOnce(u64) -> Option<Timer>) -> Option<SleepId> {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.places.push(Sleep { timer: None, generation: 0, waiters: Waiters::NONE });
+            self.slots.push(SleepSlot { timer: None, generation: 0, waiters: Waiters::NONE });
             // There are at most as many as the shard has timers.
-            (self.places.len() - 1) as u32
+            (self.slots.len() - 1) as u32
         });
-        let place = &mut self.places[index as usize];
-        let id = SleepId { index, generation: place.generation };
-        place.timer = set(id.token());
-        if place.timer.is_none() {
+        let slot = &mut self.slots[index as usize];
+        let id = SleepId { index, generation: slot.generation };
+        slot.timer = set_timer(id.token());
+        if slot.timer.is_none() {
             self.free.push(index);
             return None;
         }
@@ -60,28 +60,28 @@ impl Sleeps {
 
     /// Ends a sleep. Its timer, and who waited; nothing if it has ended before.
     pub(super) fn end(&mut self, id: SleepId) -> Option<(Timer, Waiters)> {
-        let place = self.places.get_mut(id.index as usize).filter(|p| p.generation == id.generation)?;
-        let timer = place.timer.take()?;
-        place.generation = place.generation.wrapping_add(1);
+        let slot = self.slots.get_mut(id.index as usize).filter(|p| p.generation == id.generation)?;
+        let timer = slot.timer.take()?;
+        slot.generation = slot.generation.wrapping_add(1);
         self.free.push(id.index);
-        Some((timer, core::mem::replace(&mut place.waiters, Waiters::NONE)))
+        Some((timer, core::mem::replace(&mut slot.waiters, Waiters::NONE)))
     }
 
     /// The same for the timer with this token, which ran out.
-    pub(super) fn ran_out(&mut self, token: u64) -> Waiters {
+    pub(super) fn expire(&mut self, token: u64) -> Waiters {
         self.end(SleepId::of_token(token)).map_or(Waiters::NONE, |(_, waiters)| waiters)
     }
 
-    pub(super) fn is_on(&self, id: SleepId) -> bool {
-        self.places.get(id.index as usize).is_some_and(|p| p.generation == id.generation && p.timer.is_some())
+    pub(super) fn is_active(&self, id: SleepId) -> bool {
+        self.slots.get(id.index as usize).is_some_and(|p| p.generation == id.generation && p.timer.is_some())
     }
 
     pub(super) fn waiters_mut(&mut self, index: u32) -> Option<&mut Waiters> {
-        self.places.get_mut(index as usize).map(|p| &mut p.waiters)
+        self.slots.get_mut(index as usize).map(|p| &mut p.waiters)
     }
 
     /// Sleeps that are on.
     pub(super) fn len(&self) -> usize {
-        self.places.len() - self.free.len()
+        self.slots.len() - self.free.len()
     }
 }

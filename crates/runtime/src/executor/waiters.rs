@@ -15,7 +15,7 @@ impl Waiters {
 
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Caller<'a> {
+pub(super) enum WaiterRef<'a> {
     /// The task that is being polled, with its own waker.
     Task(u32),
     /// Something inside the task that wants to know which of its parts can go on.
@@ -23,28 +23,28 @@ pub(super) enum Caller<'a> {
 }
 
 /// Names a future's place among those who wait. 0: it has none. `POLL`: the place of the `poll_…` functions, where the last caller is kept.
-pub(super) const POLL: u64 = 1;
+pub(super) const POLL_ID: u64 = 1;
 
 #[derive(Debug)]
-enum Who {
+enum Waiter {
     Task(u32),
     Waker(Waker),
 }
 
 #[derive(Debug)]
-struct Entry {
-    who: Who,
+struct WaitEntry {
+    waiter: Waiter,
     id: u64,
 }
 
 /// Wakers that leave the lists. They are called, and dropped, when nothing is borrowed any more, because both may run anybody's code.
 #[derive(Debug, Default)]
-pub(super) struct Leaving {
+pub(super) struct DetachedWakers {
     pub(super) to_wake: Vec<Waker>,
     pub(super) to_drop: Vec<Waker>,
 }
 
-impl Leaving {
+impl DetachedWakers {
     pub(super) fn is_empty(&self) -> bool {
         self.to_wake.is_empty() && self.to_drop.is_empty()
     }
@@ -52,35 +52,35 @@ impl Leaving {
 
 #[derive(Debug)]
 pub(super) struct WaitLists {
-    lists: Slab<Vec<Entry>>,
+    lists: Slab<Vec<WaitEntry>>,
     /// Lists that were used before, to be used again.
-    spare: Vec<Vec<Entry>>,
+    spare: Vec<Vec<WaitEntry>>,
     last_id: u64,
-    pub(super) leaving: Leaving,
+    pub(super) detached: DetachedWakers,
 }
 
 impl WaitLists {
     pub(super) fn new() -> Self {
-        Self { lists: Slab::new(), spare: Vec::new(), last_id: POLL, leaving: Leaving::default() }
+        Self { lists: Slab::new(), spare: Vec::new(), last_id: POLL_ID, detached: DetachedWakers::default() }
     }
 
     /// Adds a caller, and says who waits now. `id` is the future's; it gets one if it needs one.
-    pub(super) fn add(&mut self, waiters: Waiters, caller: Caller<'_>, id: &mut u64) -> Waiters {
-        let list = match (waiters, caller) {
-            (Waiters::NONE, Caller::Task(task)) => return Waiters(task),
+    pub(super) fn add(&mut self, waiters: Waiters, waiter: WaiterRef<'_>, id: &mut u64) -> Waiters {
+        let list = match (waiters, waiter) {
+            (Waiters::NONE, WaiterRef::Task(task)) => return Waiters(task),
             // One wake-up serves all parts of a task that share its waker.
-            (Waiters(other), Caller::Task(task)) if other == task => return waiters,
+            (Waiters(other), WaiterRef::Task(task)) if other == task => return waiters,
             (Waiters::NONE, _) => self.new_list(),
             (Waiters(code), _) if code & LIST != 0 => code & !LIST,
             (Waiters(task), _) => {
                 let list = self.new_list();
-                self.lists[list].push(Entry { who: Who::Task(task), id: 0 });
+                self.lists[list].push(WaitEntry { waiter: Waiter::Task(task), id: 0 });
                 list
             }
         };
         let entries = &mut self.lists[list];
-        if let Caller::Task(task) = caller
-            && entries.iter().any(|e| matches!(e.who, Who::Task(t) if t == task))
+        if let WaiterRef::Task(task) = waiter
+            && entries.iter().any(|e| matches!(e.waiter, Waiter::Task(t) if t == task))
         {
             return Waiters(list | LIST);
         }
@@ -88,20 +88,22 @@ impl WaitLists {
             self.last_id += 1;
             *id = self.last_id;
         }
-        let who = match (caller, entries.iter_mut().find(|e| e.id == *id)) {
-            (Caller::Waker(waker), Some(Entry { who: Who::Waker(there), .. })) if there.will_wake(waker) => {
+        let waiter = match (waiter, entries.iter_mut().find(|e| e.id == *id)) {
+            (WaiterRef::Waker(waker), Some(WaitEntry { waiter: Waiter::Waker(registered), .. }))
+                if registered.will_wake(waker) =>
+            {
                 return Waiters(list | LIST);
             }
-            (caller, Some(entry)) => {
-                let old = core::mem::replace(&mut entry.who, caller.to_owned());
-                if let Who::Waker(waker) = old {
-                    self.leaving.to_drop.push(waker);
+            (waiter, Some(entry)) => {
+                let old = core::mem::replace(&mut entry.waiter, waiter.to_owned());
+                if let Waiter::Waker(waker) = old {
+                    self.detached.to_drop.push(waker);
                 }
                 return Waiters(list | LIST);
             }
-            (caller, None) => caller.to_owned(),
+            (waiter, None) => waiter.to_owned(),
         };
-        entries.push(Entry { who, id: *id });
+        entries.push(WaitEntry { waiter, id: *id });
         Waiters(list | LIST)
     }
 
@@ -115,9 +117,9 @@ impl WaitLists {
         match waiters {
             Waiters::NONE => {}
             Waiters(code) if code & LIST == 0 => schedule(code),
-            Waiters(code) => self.end_list(code & !LIST, |who, leaving| match who {
-                Who::Task(task) => schedule(task),
-                Who::Waker(waker) => leaving.to_wake.push(waker),
+            Waiters(code) => self.end_list(code & !LIST, |waiter, detached| match waiter {
+                Waiter::Task(task) => schedule(task),
+                Waiter::Waker(waker) => detached.to_wake.push(waker),
             }),
         }
     }
@@ -125,18 +127,18 @@ impl WaitLists {
     /// What they waited for is gone, and nobody of them needs to know.
     pub(super) fn forget(&mut self, waiters: Waiters) {
         if waiters != Waiters::NONE && waiters.0 & LIST != 0 {
-            self.end_list(waiters.0 & !LIST, |who, leaving| {
-                if let Who::Waker(waker) = who {
-                    leaving.to_drop.push(waker);
+            self.end_list(waiters.0 & !LIST, |waiter, detached| {
+                if let Waiter::Waker(waker) = waiter {
+                    detached.to_drop.push(waker);
                 }
             });
         }
     }
 
-    fn end_list(&mut self, list: u32, mut each: impl FnMut(Who, &mut Leaving)) {
+    fn end_list(&mut self, list: u32, mut each: impl FnMut(Waiter, &mut DetachedWakers)) {
         let Some(mut entries) = self.lists.remove(list) else { return };
         for entry in entries.drain(..) {
-            each(entry.who, &mut self.leaving);
+            each(entry.waiter, &mut self.detached);
         }
         self.spare.push(entries);
     }
@@ -150,10 +152,10 @@ impl WaitLists {
         }
         let list = waiters.0 & !LIST;
         let entries = &mut self.lists[list];
-        let Some(at) = entries.iter().position(|e| e.id == id) else { return waiters };
-        match entries.swap_remove(at).who {
-            Who::Task(task) => schedule(task),
-            Who::Waker(waker) => self.leaving.to_drop.push(waker),
+        let Some(position) = entries.iter().position(|e| e.id == id) else { return waiters };
+        match entries.swap_remove(position).waiter {
+            Waiter::Task(task) => schedule(task),
+            Waiter::Waker(waker) => self.detached.to_drop.push(waker),
         }
         if !self.lists[list].is_empty() {
             return waiters;
@@ -168,18 +170,18 @@ impl WaitLists {
     }
 }
 
-impl Caller<'_> {
-    fn to_owned(self) -> Who {
+impl WaiterRef<'_> {
+    fn to_owned(self) -> Waiter {
         match self {
-            Self::Task(task) => Who::Task(task),
-            Self::Waker(waker) => Who::Waker(waker.clone()),
+            Self::Task(task) => Waiter::Task(task),
+            Self::Waker(waker) => Waiter::Waker(waker.clone()),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Caller, POLL, WaitLists, Waiters};
+    use super::{POLL_ID, WaitLists, WaiterRef, Waiters};
     use core::sync::atomic::{AtomicUsize, Ordering};
     use core::task::Waker;
     use std::sync::Arc;
@@ -196,7 +198,7 @@ mod tests {
     fn woken(lists: &mut WaitLists, waiters: Waiters) -> Vec<u32> {
         let mut tasks = Vec::new();
         lists.wake(waiters, |task| tasks.push(task));
-        lists.leaving.to_wake.drain(..).for_each(Waker::wake);
+        lists.detached.to_wake.drain(..).for_each(Waker::wake);
         tasks
     }
 
@@ -205,7 +207,7 @@ mod tests {
         let mut lists = WaitLists::new();
         let mut waiters = Waiters::NONE;
         for _ in 0..3 {
-            waiters = lists.add(waiters, Caller::Task(7), &mut 0);
+            waiters = lists.add(waiters, WaiterRef::Task(7), &mut 0);
         }
         assert_eq!(lists.lists(), 0);
         assert_eq!(woken(&mut lists, waiters), [7]);
@@ -217,10 +219,10 @@ mod tests {
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
         let (mut a, mut b, mut w) = (0, 0, 0);
-        let mut waiters = lists.add(Waiters::NONE, Caller::Task(1), &mut a);
-        waiters = lists.add(waiters, Caller::Task(2), &mut b);
-        waiters = lists.add(waiters, Caller::Waker(&waker), &mut w);
-        waiters = lists.add(waiters, Caller::Waker(&waker), &mut w);
+        let mut waiters = lists.add(Waiters::NONE, WaiterRef::Task(1), &mut a);
+        waiters = lists.add(waiters, WaiterRef::Task(2), &mut b);
+        waiters = lists.add(waiters, WaiterRef::Waker(&waker), &mut w);
+        waiters = lists.add(waiters, WaiterRef::Waker(&waker), &mut w);
         assert_eq!(woken(&mut lists, waiters), [1, 2]);
         assert_eq!((count.0.load(Ordering::Relaxed), lists.lists()), (1, 0));
     }
@@ -233,11 +235,11 @@ mod tests {
         let mut waiters = Waiters::NONE;
         for _ in 0..1000 {
             let mut id = 0;
-            waiters = lists.add(waiters, Caller::Waker(&waker), &mut id);
+            waiters = lists.add(waiters, WaiterRef::Waker(&waker), &mut id);
             waiters = lists.remove(waiters, id, |_| panic!("no task waits"));
         }
         assert_eq!((waiters, lists.lists()), (Waiters::NONE, 0));
-        lists.leaving.to_drop.clear();
+        lists.detached.to_drop.clear();
         drop(waker);
         assert_eq!(Arc::strong_count(&count), 1);
     }
@@ -246,9 +248,9 @@ mod tests {
     fn a_task_whose_entry_served_two_futures_is_told_when_one_of_them_goes() {
         let mut lists = WaitLists::new();
         let (mut other, mut first, mut second) = (0, 0, 0);
-        let mut waiters = lists.add(Waiters::NONE, Caller::Task(1), &mut other);
-        waiters = lists.add(waiters, Caller::Task(2), &mut first);
-        waiters = lists.add(waiters, Caller::Task(2), &mut second);
+        let mut waiters = lists.add(Waiters::NONE, WaiterRef::Task(1), &mut other);
+        waiters = lists.add(waiters, WaiterRef::Task(2), &mut first);
+        waiters = lists.add(waiters, WaiterRef::Task(2), &mut second);
         let mut told = Vec::new();
         waiters = lists.remove(waiters, first, |task| told.push(task));
         assert_eq!(told, [2]);
@@ -262,7 +264,7 @@ mod tests {
         let mut waiters = Waiters::NONE;
         for count in &counts {
             let waker = Waker::from(Arc::clone(count));
-            waiters = lists.add(waiters, Caller::Waker(&waker), &mut { POLL });
+            waiters = lists.add(waiters, WaiterRef::Waker(&waker), &mut { POLL_ID });
         }
         assert_eq!(woken(&mut lists, waiters), [0u32; 0]);
         assert_eq!(counts.map(|c| c.0.load(Ordering::Relaxed)), [0, 1]);

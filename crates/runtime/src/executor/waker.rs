@@ -10,22 +10,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Wake;
 
 /// The command that makes a shard look for tasks woken by other threads. Nothing in it: sending it allocates nothing.
-pub(super) struct LookForTasks;
+pub(super) struct CheckWokenTasks;
 
 /// What other threads have of an executor.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct RemoteWakeups {
     /// The executor's number.
     pub(super) id: u32,
     /// Something is in `woken`.
-    mail: AtomicBool,
+    has_woken: AtomicBool,
     woken: Mutex<Vec<Arc<TaskWaker>>>,
     commander: Commander,
 }
 
-impl Shared {
+impl RemoteWakeups {
     pub(super) fn new(id: u32, commander: Commander) -> Self {
-        Self { id, mail: AtomicBool::new(false), woken: Mutex::new(Vec::new()), commander }
+        Self { id, has_woken: AtomicBool::new(false), woken: Mutex::new(Vec::new()), commander }
     }
 
     pub(super) fn commander(&self) -> &Commander {
@@ -35,7 +35,7 @@ impl Shared {
     /// Tasks that other threads have woken since the last call. Costs one load if there are none.
     pub(super) fn take_woken(&self, into: &mut Vec<Arc<TaskWaker>>) {
         // Whoever finds the mailbox full relies on this: the shard, which then has a command to take, takes it before it looks here.
-        if !self.mail.load(Ordering::SeqCst) || !self.mail.swap(false, Ordering::SeqCst) {
+        if !self.has_woken.load(Ordering::SeqCst) || !self.has_woken.swap(false, Ordering::SeqCst) {
             return;
         }
         let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,7 +43,7 @@ impl Shared {
         drop(woken);
         for task in into {
             // From here on it may be entered again. Acquires what those wrote who found it entered.
-            task.entered.swap(false, Ordering::AcqRel);
+            task.is_queued.swap(false, Ordering::AcqRel);
         }
     }
 }
@@ -54,8 +54,8 @@ pub(super) struct TaskWaker {
     /// The task's place. Stays the same as long as anybody but the executor has this waker.
     task: AtomicU32,
     /// It is in `Shared::woken`, which thus never holds more entries than there are tasks.
-    entered: AtomicBool,
-    shared: Arc<Shared>,
+    is_queued: AtomicBool,
+    shared: Arc<RemoteWakeups>,
 }
 
 impl TaskWaker {
@@ -70,26 +70,26 @@ impl Wake for TaskWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if local::schedule(self.shared.id, self.task()) || self.entered.swap(true, Ordering::AcqRel) {
+        if local::schedule(self.shared.id, self.task()) || self.is_queued.swap(true, Ordering::AcqRel) {
             return;
         }
         let shared = &self.shared;
         shared.woken.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(self));
-        if !shared.mail.swap(true, Ordering::SeqCst) {
+        if !shared.has_woken.swap(true, Ordering::SeqCst) {
             // If the mailbox is full the shard has things to do and looks by itself; if the shard is gone nobody waits.
-            let _ = shared.commander.send(Box::new(LookForTasks));
+            let _ = shared.commander.send(Box::new(CheckWokenTasks));
         }
     }
 }
 
 /// A waker and what it shares with its clones. Cloning it touches no shared memory.
 #[derive(Clone, Debug)]
-pub(super) struct OwnWaker(Rc<(Arc<TaskWaker>, Waker)>);
+pub(super) struct LocalWaker(Rc<(Arc<TaskWaker>, Waker)>);
 
-impl OwnWaker {
-    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+impl LocalWaker {
+    pub(super) fn new(shared: &Arc<RemoteWakeups>) -> Self {
         let (task, entered) = (AtomicU32::new(0), AtomicBool::new(false));
-        let task = Arc::new(TaskWaker { task, entered, shared: Arc::clone(shared) });
+        let task = Arc::new(TaskWaker { task, is_queued: entered, shared: Arc::clone(shared) });
         let waker = Waker::from(Arc::clone(&task));
         Self(Rc::new((task, waker)))
     }

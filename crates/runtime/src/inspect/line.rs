@@ -2,23 +2,23 @@
 
 use core::fmt::{self, Write};
 use ginnel_stack::options::CaState;
-use ginnel_stack::stack::{Listed, Memory, Protocol, TimerKind};
+use ginnel_stack::stack::{ListedSocket, SocketMemory, SocketProtocol, TimerKind};
 use ginnel_stack::tcp::state::State;
 
 /// The fields, in order. Those of connections are named as in Linux's `struct tcp_info`, those of memory as in its `SK_MEMINFO_*`.
 pub(super) const FIELDS: &str = "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\ttimer\ttimer_ms\ttimer_count\tca_state\tretransmits\tprobes\tbackoff\trto_us\tato_us\tsnd_mss\trcv_mss\tadvmss\tpmtu\tunacked\tsacked\tlost\tretrans\ttotal_retrans\trtt_us\trttvar_us\tmin_rtt_us\tsnd_ssthresh\tsnd_cwnd\treordering\tsnd_wnd\trcv_wnd\tsnd_wscale\trcv_wscale\ttimestamps\tsack\tecn\tnotsent_bytes\trmem_alloc\trcvbuf\twmem_queued\tsndbuf\tfwd_alloc\tdrops\tmemory_bytes";
 
 /// So many of them are about memory, at the end; so many are of every socket, at the beginning.
-const FIELDS_OF_MEMORY: usize = 7;
-const FIELDS_OF_ALL: usize = 10;
+const MEMORY_FIELDS: usize = 7;
+const COMMON_FIELDS: usize = 10;
 
 /// Writes a socket of the shard `label`.
-pub(super) fn write(out: &mut String, label: &str, socket: &Listed) -> fmt::Result {
-    let Listed { protocol, state, local, remote, recv_queue, send_queue, timer, info, memory } = socket;
+pub(super) fn write(out: &mut String, label: &str, socket: &ListedSocket) -> fmt::Result {
+    let ListedSocket { protocol, state, local, remote, recv_queue, send_queue, timer, info, memory } = socket;
     let (netid, state) = match protocol {
-        Protocol::Tcp => ("tcp", name(*state)),
-        Protocol::Udp if *state == State::Established => ("udp", "ESTAB"),
-        Protocol::Udp => ("udp", "UNCONN"),
+        SocketProtocol::Tcp => ("tcp", state_name(*state)),
+        SocketProtocol::Udp if *state == State::Established => ("udp", "ESTAB"),
+        SocketProtocol::Udp => ("udp", "UNCONN"),
     };
     write!(out, "{label}\t{netid}\t{state}\t{recv_queue}\t{send_queue}\t{local}\t{remote}")?;
     match timer {
@@ -34,8 +34,8 @@ pub(super) fn write(out: &mut String, label: &str, socket: &Listed) -> fmt::Resu
         None => out.write_str("\t-\t-\t-")?,
     }
     let Some(info) = info else {
-        let missing = FIELDS.split('\t').count() - FIELDS_OF_ALL - FIELDS_OF_MEMORY;
-        out.extend(core::iter::repeat_n("\t-", missing));
+        let missing_fields = FIELDS.split('\t').count() - COMMON_FIELDS - MEMORY_FIELDS;
+        out.extend(core::iter::repeat_n("\t-", missing_fields));
         return write_memory(out, memory);
     };
     let ca_state = match info.ca_state {
@@ -85,8 +85,8 @@ pub(super) fn write(out: &mut String, label: &str, socket: &Listed) -> fmt::Resu
 }
 
 /// The end of a line.
-fn write_memory(out: &mut String, memory: &Memory) -> fmt::Result {
-    let Memory { rmem_alloc, rcvbuf, wmem_queued, sndbuf, fwd_alloc, drops, total } = memory;
+fn write_memory(out: &mut String, memory: &SocketMemory) -> fmt::Result {
+    let SocketMemory { rmem_alloc, rcvbuf, wmem_queued, sndbuf, fwd_alloc, drops, total } = memory;
     write!(out, "\t{rmem_alloc}\t{rcvbuf}\t{wmem_queued}\t{sndbuf}\t{fwd_alloc}")?;
     match drops {
         Some(drops) => writeln!(out, "\t{drops}\t{total}"),
@@ -99,7 +99,7 @@ fn micros(duration: core::time::Duration) -> u32 {
 }
 
 /// As `ss` writes it.
-fn name(state: State) -> &'static str {
+fn state_name(state: State) -> &'static str {
     match state {
         State::Closed => "CLOSED",
         State::Listen => "LISTEN",
@@ -119,13 +119,13 @@ fn name(state: State) -> &'static str {
 mod tests {
     use super::{FIELDS, write};
     use core::time::Duration;
-    use ginnel_stack::stack::{Listed, Memory, Protocol, Timer, TimerKind};
+    use ginnel_stack::stack::{ListedSocket, ListedTimer, SocketMemory, SocketProtocol, TimerKind};
     use ginnel_stack::tcp::state::State;
 
     #[test]
     fn each_line_has_a_field_for_each_name() {
-        let mut socket = Listed {
-            protocol: Protocol::Tcp,
+        let mut socket = ListedSocket {
+            protocol: SocketProtocol::Tcp,
             state: State::Listen,
             local: "[fd00::1]:80".parse().unwrap(),
             remote: "[::]:0".parse().unwrap(),
@@ -133,12 +133,13 @@ mod tests {
             send_queue: 128,
             timer: None,
             info: None,
-            memory: Memory { rmem_alloc: 1, rcvbuf: 2, total: 7, ..Memory::default() },
+            memory: SocketMemory { rmem_alloc: 1, rcvbuf: 2, total: 7, ..SocketMemory::default() },
         };
         let mut text = String::new();
         write(&mut text, "0", &socket).unwrap();
         assert!(text.starts_with("0\ttcp\tLISTEN\t1\t128\t[fd00::1]:80\t[::]:0\t-\t-\t-\t-"), "{text}");
-        socket.timer = Some(Timer { kind: TimerKind::Keepalive, left: Duration::from_millis(7), count: 2 });
+        socket.timer =
+            Some(ListedTimer { kind: TimerKind::Keepalive, left: Duration::from_millis(7), count: 2 });
         write(&mut text, "0", &socket).unwrap();
         assert!(text.contains("\tkeepalive\t7\t2\t"), "{text}");
         socket.memory.drops = Some(6);

@@ -2,8 +2,8 @@
 
 use super::line::{self, FIELDS};
 use super::list;
+use crate::broker::{AttachedProcess, AttachedQuery};
 use crate::command::Commander;
-use crate::door::{Roll, User};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 use std::fmt::Write as _;
@@ -19,10 +19,10 @@ pub(crate) const SOCKET: &str = "inspect";
 /// What is asked, and the version of the answer.
 const LIST: &str = "list 1";
 /// The same about the processes that are attached.
-const USERS: &str = "users 1";
+const PROCESSES: &str = "users 1";
 
 /// Askers at a time: each has a thread.
-const ASKERS_MAX: usize = 8;
+const CLIENTS_MAX: usize = 8;
 
 /// Bytes that wait for an asker before the shards are asked for more.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -31,59 +31,59 @@ const BUFFER_BYTES: usize = 64 << 10;
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 
 /// One that is refused has so long to have asked.
-const REFUSED_WITHIN: Duration = Duration::from_millis(100);
+const REFUSAL_READ_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// An asker that says nothing, or takes nothing, for so long is sent away.
-const ASKERS_PATIENCE: Duration = Duration::from_secs(10);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the shards are called, and how to ask them.
-type Shards = Mutex<Vec<(String, Commander)>>;
+type ShardList = Mutex<Vec<(String, Commander)>>;
 
 /// The thread, and where its shards are registered.
 #[derive(Debug)]
-pub(crate) struct Office {
+pub(crate) struct InspectServer {
     path: PathBuf,
-    shared: Arc<Shared>,
+    state: Arc<ServerState>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    shards: Shards,
+struct ServerState {
+    shards: ShardList,
     /// Of the stack's door, if it has one.
-    roll: Mutex<Option<Arc<Roll>>>,
-    askers: AtomicUsize,
-    closes: core::sync::atomic::AtomicBool,
+    attached: Mutex<Option<Arc<AttachedQuery>>>,
+    clients: AtomicUsize,
+    is_closing: core::sync::atomic::AtomicBool,
 }
 
-impl Office {
+impl InspectServer {
     /// Opens the socket in the directory of a stack.
     pub(crate) fn open(dir: &Path) -> io::Result<Self> {
         let path = dir.join(SOCKET);
         let listener = UnixListener::bind(&path)?;
-        let shared = Arc::<Shared>::default();
+        let state = Arc::<ServerState>::default();
         let thread = {
-            let shared = shared.clone();
-            thread::Builder::new().name(SOCKET.into()).spawn(move || serve(&listener, &shared))?
+            let state = state.clone();
+            thread::Builder::new().name(SOCKET.into()).spawn(move || serve(&listener, &state))?
         };
-        Ok(Self { path, shared, thread: Some(thread) })
+        Ok(Self { path, state, thread: Some(thread) })
     }
 
     /// A shard that may be asked from now on.
     pub(crate) fn register(&self, label: &str, shard: Commander) {
-        let mut shards = self.shared.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shards = self.state.shards.lock().unwrap_or_else(PoisonError::into_inner);
         shards.push((label.into(), shard));
     }
 
     /// The door of the stack is open.
-    pub(crate) fn introduce(&self, roll: Roll) {
-        *self.shared.roll.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(roll));
+    pub(crate) fn set_broker(&self, query: AttachedQuery) {
+        *self.state.attached.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(query));
     }
 }
 
-impl Drop for Office {
+impl Drop for InspectServer {
     fn drop(&mut self) {
-        self.shared.closes.store(true, Ordering::Relaxed);
+        self.state.is_closing.store(true, Ordering::Relaxed);
         // That is what the thread waits for. If nobody can connect any more it is left to the end of the process.
         if UnixStream::connect(&self.path).is_ok()
             && let Some(thread) = self.thread.take()
@@ -93,84 +93,84 @@ impl Drop for Office {
     }
 }
 
-fn serve(listener: &UnixListener, shared: &Arc<Shared>) {
-    for asker in listener.incoming() {
-        if shared.closes.load(Ordering::Relaxed) {
+fn serve(listener: &UnixListener, state: &Arc<ServerState>) {
+    for client in listener.incoming() {
+        if state.is_closing.load(Ordering::Relaxed) {
             return;
         }
-        let Ok(asker) = asker else {
+        let Ok(client) = client else {
             // No descriptors: some may be free again soon.
             thread::sleep(Duration::from_millis(100));
             continue;
         };
-        if shared.askers.fetch_add(1, Ordering::Relaxed) >= ASKERS_MAX {
-            shared.askers.fetch_sub(1, Ordering::Relaxed);
-            refuse(asker);
+        if state.clients.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
+            state.clients.fetch_sub(1, Ordering::Relaxed);
+            refuse(client);
             continue;
         }
-        let own = shared.clone();
-        let spawned = thread::Builder::new().name("asker".into()).spawn(move || {
+        let thread_state = state.clone();
+        let result = thread::Builder::new().name("asker".into()).spawn(move || {
             // Whoever asked may have gone, or not taken the answer.
-            let _ = answer(&asker, &own);
+            let _ = answer(&client, &thread_state);
             // Before the asker hears that this is the end, and asks again.
-            own.askers.fetch_sub(1, Ordering::Relaxed);
-            drop(asker);
+            thread_state.clients.fetch_sub(1, Ordering::Relaxed);
+            drop(client);
         });
-        if spawned.is_err() {
-            shared.askers.fetch_sub(1, Ordering::Relaxed);
+        if result.is_err() {
+            state.clients.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
 /// Tells somebody that there is no room, without waiting long: the answer fits into the socket's buffer.
-fn refuse(mut asker: UnixStream) {
-    let _ = asker.set_read_timeout(Some(REFUSED_WITHIN));
+fn refuse(mut client: UnixStream) {
+    let _ = client.set_read_timeout(Some(REFUSAL_READ_TIMEOUT));
     // With the question unread the asker would see an error before the answer.
-    let _ = asker.read(&mut [0; 64]);
-    let _ = writeln!(asker, "!\t{ASKERS_MAX} others are asking already");
+    let _ = client.read(&mut [0; 64]);
+    let _ = writeln!(client, "!\t{CLIENTS_MAX} others are asking already");
 }
 
-fn answer(mut asker: &UnixStream, shared: &Shared) -> io::Result<()> {
-    asker.set_read_timeout(Some(ASKERS_PATIENCE))?;
-    asker.set_write_timeout(Some(ASKERS_PATIENCE))?;
-    let mut question = String::new();
-    BufReader::new(asker.take(64)).read_line(&mut question)?;
-    match question.trim_end() {
+fn answer(mut client: &UnixStream, state: &ServerState) -> io::Result<()> {
+    client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    client.set_write_timeout(Some(CLIENT_TIMEOUT))?;
+    let mut request = String::new();
+    BufReader::new(client.take(64)).read_line(&mut request)?;
+    match request.trim_end() {
         LIST => {}
-        USERS => return asker.write_all(users_of(shared).as_bytes()),
-        _ => return writeln!(asker, "!\tthis stack understands \"{LIST}\" and \"{USERS}\""),
+        PROCESSES => return client.write_all(format_processes(state).as_bytes()),
+        _ => return writeln!(client, "!\tthis stack understands \"{LIST}\" and \"{PROCESSES}\""),
     }
-    let shards = shared.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let shards = state.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let mut text = format!("{FIELDS}\n");
     for (label, shard) in &shards {
-        let mut gone = None;
-        let listed = list(shard, |socket| {
+        let mut write_error = None;
+        let result = list(shard, |socket| {
             // Writing to a string cannot fail.
             let _ = line::write(&mut text, label, socket);
             if text.len() < BUFFER_BYTES {
                 return true;
             }
-            let written = asker.write_all(text.as_bytes());
+            let written = client.write_all(text.as_bytes());
             text.clear();
-            gone = written.err();
-            gone.is_none()
+            write_error = written.err();
+            write_error.is_none()
         });
-        if let Some(e) = gone {
+        if let Some(e) = write_error {
             return Err(e);
         }
-        if let Err(problem) = listed {
+        if let Err(problem) = result {
             let _ = writeln!(text, "!\tshard {label} {problem}");
         }
     }
     text.push_str(".\n");
-    asker.write_all(text.as_bytes())
+    client.write_all(text.as_bytes())
 }
 
 /// A line for each process that is attached.
-fn users_of(shared: &Shared) -> String {
+fn format_processes(state: &ServerState) -> String {
     let mut text = String::new();
-    let roll = shared.roll.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    for User { pid, since_ms } in roll.iter().flat_map(|roll| roll.call()) {
+    let query = state.attached.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for AttachedProcess { pid, since_ms } in query.iter().flat_map(|roll| roll.fetch()) {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{pid}\t{since_ms}");
     }
@@ -182,28 +182,28 @@ fn users_of(shared: &Shared) -> String {
 ///
 /// # Errors
 /// Nobody answers there, or says something else.
-pub fn users(dir: &Path) -> io::Result<Vec<User>> {
-    let mut asker = UnixStream::connect(dir.join(SOCKET))?;
-    asker.set_read_timeout(Some(ASKERS_PATIENCE))?;
-    writeln!(asker, "{USERS}")?;
+pub fn list_processes(dir: &Path) -> io::Result<Vec<AttachedProcess>> {
+    let mut client = UnixStream::connect(dir.join(SOCKET))?;
+    client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    writeln!(client, "{PROCESSES}")?;
     let mut text = String::new();
-    asker.take(ANSWER_BYTES_MAX).read_to_string(&mut text)?;
-    let garbled = || io::Error::new(io::ErrorKind::InvalidData, format!("said {:?}", text.trim_end()));
-    let lines = text.strip_suffix(".\n").ok_or_else(garbled)?.lines();
+    client.take(ANSWER_BYTES_MAX).read_to_string(&mut text)?;
+    let malformed = || io::Error::new(io::ErrorKind::InvalidData, format!("said {:?}", text.trim_end()));
+    let lines = text.strip_suffix(".\n").ok_or_else(malformed)?.lines();
     let user = |line: &str| {
         let (pid, since_ms) = line.split_once('\t')?;
-        Some(User { pid: pid.parse().ok()?, since_ms: since_ms.parse().ok()? })
+        Some(AttachedProcess { pid: pid.parse().ok()?, since_ms: since_ms.parse().ok()? })
     };
-    lines.map(|line| user(line).ok_or_else(garbled)).collect()
+    lines.map(|line| user(line).ok_or_else(malformed)).collect()
 }
 
 /// Asks the stack whose directory this is. The answer begins with a line of names; `!` begins a line that is a problem, and `.` alone is the end.
 ///
 /// # Errors
 /// Nobody answers there.
-pub fn ask(dir: &Path) -> io::Result<UnixStream> {
-    let mut asker = UnixStream::connect(dir.join(SOCKET))?;
-    asker.set_read_timeout(Some(ASKERS_PATIENCE))?;
-    writeln!(asker, "{LIST}")?;
-    Ok(asker)
+pub fn list_sockets(dir: &Path) -> io::Result<UnixStream> {
+    let mut client = UnixStream::connect(dir.join(SOCKET))?;
+    client.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    writeln!(client, "{LIST}")?;
+    Ok(client)
 }

@@ -1,6 +1,6 @@
 //! Askers, patient and not, of a shard with many sockets.
 
-use super::server::{Office, SOCKET};
+use super::server::{InspectServer, SOCKET};
 use crate::config::{DeviceConfig, DeviceKind, LinkConfig};
 use crate::{Config, Conn, Context, Error, Handler, Shard, StopFlag, UdpOptions};
 use ginnel_devices::memory::{MemoryConfig, pair};
@@ -10,14 +10,14 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// More than fit into the buffers of a Unix socket.
 const SOCKETS: u16 = 6_000;
 
 /// Has many UDP sockets and does nothing with them.
-struct Many(u16);
+struct ManyListeners(u16);
 
-impl Handler for Many {
+impl Handler for ManyListeners {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         cx.listen("10.0.0.1:80".parse().unwrap(), crate::ListenOptions::default())?;
         for port in 1..=self.0 {
@@ -32,47 +32,50 @@ impl Handler for Many {
 }
 
 /// A shard that runs, and the office where it is asked. All of it goes with the value.
-struct Asked {
-    folder: PathBuf,
-    office: Option<Office>,
+struct Fixture {
+    temp_folder: PathBuf,
+    inspect_server: Option<InspectServer>,
     stop: StopFlag,
     stats: crate::StatsReader,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Asked {
+impl Fixture {
     fn new(sockets: u16) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("ginnel-inspect-{}-{number}", std::process::id()));
-        std::fs::create_dir(&folder).unwrap();
-        let office = Office::open(&folder).unwrap();
+        let temp_folder =
+            std::env::temp_dir().join(format!("ginnel-inspect-{}-{number}", std::process::id()));
+        std::fs::create_dir(&temp_folder).unwrap();
+        let inspect_server = InspectServer::open(&temp_folder).unwrap();
         let config = Config {
             devices: vec![DeviceConfig::new("wire", DeviceKind::Memory)],
             links: vec![LinkConfig::new("lan", "wire", vec!["10.0.0.1/24".parse().unwrap()])],
             ..Config::default()
         };
         let (device, other) = pair(MemoryConfig::default());
-        let mut shard = Shard::builder(config).handler(Many(sockets)).device("wire", device).build().unwrap();
-        office.register("7", shard.commander());
+        let mut shard =
+            Shard::builder(config).handler(ManyListeners(sockets)).device("wire", device).build().unwrap();
+        inspect_server.register("7", shard.commander());
         let (stop, stats) = (StopFlag::new().unwrap(), shard.stats_reader());
         let flag = stop.clone();
         let thread = std::thread::spawn(move || {
             shard.run(&flag).unwrap();
             drop(other);
         });
-        let asked = Self { folder, office: Some(office), stop, stats, thread: Some(thread) };
-        let begun = Instant::now();
-        while asked.stats.snapshot().running_ns == 0 {
-            assert!(begun.elapsed() < PATIENCE);
+        let fixture =
+            Self { temp_folder, inspect_server: Some(inspect_server), stop, stats, thread: Some(thread) };
+        let started = Instant::now();
+        while fixture.stats.snapshot().running_ns == 0 {
+            assert!(started.elapsed() < TEST_TIMEOUT);
             std::thread::sleep(Duration::from_millis(1));
         }
-        asked
+        fixture
     }
 
     fn ask(&self, question: &str) -> UnixStream {
-        let mut stream = UnixStream::connect(self.folder.join(SOCKET)).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut stream = UnixStream::connect(self.temp_folder.join(SOCKET)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         // Whoever is one too many is told so, and its question is not read.
         match stream.write_all(format!("{question}\n").as_bytes()) {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => panic!("{error}"),
@@ -85,16 +88,16 @@ impl Asked {
     }
 
     /// How many portions the shard was asked for, once it is asked for no more and has shown so.
-    fn portions_at_rest(&self) -> u64 {
-        let (end, mut last) = (Instant::now() + PATIENCE, 0);
+    fn settled_chunks(&self) -> u64 {
+        let (end, mut last) = (Instant::now() + TEST_TIMEOUT, 0);
         loop {
             std::thread::sleep(Duration::from_millis(100));
-            let portions = self.stats.snapshot().commands;
-            if portions > 0 && portions == last {
-                return portions;
+            let chunks = self.stats.snapshot().commands;
+            if chunks > 0 && chunks == last {
+                return chunks;
             }
-            assert!(Instant::now() < end, "{portions} portions, and no rest");
-            last = portions;
+            assert!(Instant::now() < end, "{chunks} portions, and no rest");
+            last = chunks;
         }
     }
 
@@ -106,18 +109,18 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for Fixture {
     fn drop(&mut self) {
         self.end_shard();
-        self.office = None;
-        let _ = std::fs::remove_dir_all(&self.folder);
+        self.inspect_server = None;
+        let _ = std::fs::remove_dir_all(&self.temp_folder);
     }
 }
 
 #[test]
 fn every_socket_is_listed_once_and_no_turn_does_more_than_its_part() {
-    let asked = Asked::new(1_000);
-    let lines = asked.lines("list 1");
+    let fixture = Fixture::new(1_000);
+    let lines = fixture.lines("list 1");
     assert!(lines[0].starts_with("shard\tnetid\tstate\t"), "{}", lines[0]);
     assert!(lines[1].starts_with("7\ttcp\tLISTEN\t0\t"), "{}", lines[1]);
     assert_eq!(lines.last().map(String::as_str), Some("."));
@@ -129,40 +132,40 @@ fn every_socket_is_listed_once_and_no_turn_does_more_than_its_part() {
     }
     ports.sort_unstable();
     assert_eq!(ports, (1..=1_000).collect::<Vec<u16>>());
-    assert_eq!(asked.portions_at_rest(), 1_001u64.div_ceil(super::PLACES_PER_TURN as u64));
+    assert_eq!(fixture.settled_chunks(), 1_001u64.div_ceil(super::SLOTS_PER_TURN as u64));
 }
 
 #[test]
 fn an_asker_that_does_not_read_hurts_nobody() {
-    let mut asked = Asked::new(SOCKETS);
-    let stuck = asked.ask("list 1");
-    let (portions, all) = (asked.portions_at_rest(), u64::from(SOCKETS) / super::PLACES_PER_TURN as u64);
-    assert!(portions < all, "{portions}: it is not asked on");
-    assert_eq!(asked.lines("list 1").len(), usize::from(SOCKETS) + 3, "another one is served");
-    let portions = asked.portions_at_rest();
-    assert!((all..2 * all).contains(&portions), "{portions}: nor is the first one meanwhile");
+    let mut fixture = Fixture::new(SOCKETS);
+    let stuck = fixture.ask("list 1");
+    let (chunks, all) = (fixture.settled_chunks(), u64::from(SOCKETS) / super::SLOTS_PER_TURN as u64);
+    assert!(chunks < all, "{chunks}: it is not asked on");
+    assert_eq!(fixture.lines("list 1").len(), usize::from(SOCKETS) + 3, "another one is served");
+    let chunks = fixture.settled_chunks();
+    assert!((all..2 * all).contains(&chunks), "{chunks}: nor is the first one meanwhile");
     // Nor does the end wait for it.
-    let begun = Instant::now();
-    asked.end_shard();
-    asked.office = None;
-    assert!(begun.elapsed() < Duration::from_secs(5));
+    let started = Instant::now();
+    fixture.end_shard();
+    fixture.inspect_server = None;
+    assert!(started.elapsed() < Duration::from_secs(5));
     drop(stuck);
 }
 
 #[test]
 fn askers_that_are_too_many_or_not_understood_are_told() {
-    let asked = Asked::new(SOCKETS);
-    assert_eq!(asked.lines("tell me all"), ["!\tthis stack understands \"list 1\" and \"users 1\""]);
-    let _stuck: Vec<UnixStream> = (0..8).map(|_| asked.ask("list 1")).collect();
+    let fixture = Fixture::new(SOCKETS);
+    assert_eq!(fixture.lines("tell me all"), ["!\tthis stack understands \"list 1\" and \"users 1\""]);
+    let _stuck: Vec<UnixStream> = (0..8).map(|_| fixture.ask("list 1")).collect();
     let mut text = String::new();
-    asked.ask("list 1").read_to_string(&mut text).unwrap();
+    fixture.ask("list 1").read_to_string(&mut text).unwrap();
     assert_eq!(text, "!\t8 others are asking already\n");
 }
 
 #[test]
 fn a_shard_that_has_ended_is_reported() {
-    let mut asked = Asked::new(10);
-    asked.end_shard();
-    let lines = asked.lines("list 1");
+    let mut fixture = Fixture::new(10);
+    fixture.end_shard();
+    let lines = fixture.lines("list 1");
     assert_eq!(lines[1..], ["!\tshard 7 has ended", "."]);
 }

@@ -1,6 +1,6 @@
 //! Tests of the runtime directory, each in a place of its own.
 
-use super::{RunDir, RunDirError, Running, find_in, is_name, running_in};
+use super::{RunDir, RunDirError, RunningStack, find_in, is_valid_name, running_in};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
@@ -8,9 +8,9 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A place that goes when the test does.
-struct Place(PathBuf);
+struct TempPath(PathBuf);
 
-impl Place {
+impl TempPath {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -18,7 +18,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TempPath {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -30,40 +30,40 @@ fn mode(path: &std::path::Path) -> u32 {
 
 #[test]
 fn a_stack_has_a_directory_of_its_own_until_it_ends() {
-    let place = Place::new();
-    assert_eq!(running_in(&place.0).unwrap(), [], "a place that does not exist has no stacks");
-    let web = RunDir::create_in(&place.0, "web").unwrap();
-    let echo = RunDir::create_in(&place.0, "echo-2.b_c").unwrap();
-    assert_eq!((mode(&place.0), mode(web.path()), mode(&web.path().join("lock"))), (0o700, 0o700, 0o600));
+    let temp_path = TempPath::new();
+    assert_eq!(running_in(&temp_path.0).unwrap(), [], "a place that does not exist has no stacks");
+    let web = RunDir::create_in(&temp_path.0, "web").unwrap();
+    let echo = RunDir::create_in(&temp_path.0, "echo-2.b_c").unwrap();
+    assert_eq!((mode(&temp_path.0), mode(web.path()), mode(&web.path().join("lock"))), (0o700, 0o700, 0o600));
     let pid = std::process::id();
-    let of = |dir: &RunDir| Running { name: dir.name().into(), path: dir.path().into(), pid };
-    assert_eq!(running_in(&place.0).unwrap(), [of(&echo), of(&web)]);
-    assert_eq!(find_in(&place.0, Some("web")).unwrap(), of(&web));
+    let of = |dir: &RunDir| RunningStack { name: dir.name().into(), path: dir.path().into(), pid };
+    assert_eq!(running_in(&temp_path.0).unwrap(), [of(&echo), of(&web)]);
+    assert_eq!(find_in(&temp_path.0, Some("web")).unwrap(), of(&web));
     fs::write(web.path().join("something"), "in it").unwrap();
     let path = web.path().to_owned();
     drop(web);
     assert!(!path.exists());
-    assert_eq!(find_in(&place.0, None).unwrap(), of(&echo));
+    assert_eq!(find_in(&temp_path.0, None).unwrap(), of(&echo));
 }
 
 #[test]
 fn two_stacks_do_not_have_one_name() {
-    let place = Place::new();
-    let first = RunDir::create_in(&place.0, "web").unwrap();
-    let second = RunDir::create_in(&place.0, "web").unwrap_err();
+    let temp_path = TempPath::new();
+    let first = RunDir::create_in(&temp_path.0, "web").unwrap();
+    let second = RunDir::create_in(&temp_path.0, "web").unwrap_err();
     let expected = format!("a stack named \"web\" runs already, as process {}", std::process::id());
     assert_eq!(second.to_string(), expected);
     drop(first);
-    RunDir::create_in(&place.0, "web").unwrap();
+    RunDir::create_in(&temp_path.0, "web").unwrap();
 }
 
 #[test]
 fn which_stack_is_meant_must_be_clear() {
-    let place = Place::new();
-    let error = |name| find_in(&place.0, name).unwrap_err().to_string();
+    let temp_path = TempPath::new();
+    let error = |name| find_in(&temp_path.0, name).unwrap_err().to_string();
     assert!(error(None).starts_with("no stack of this user runs ("), "{}", error(None));
     assert_eq!(error(Some("x")), "no stack named \"x\" runs, nor any other of this user");
-    let _both = ["b", "a"].map(|name| RunDir::create_in(&place.0, name).unwrap());
+    let _both = ["b", "a"].map(|name| RunDir::create_in(&temp_path.0, name).unwrap());
     assert_eq!(error(None), "several stacks run, name one: a, b");
     assert_eq!(error(Some("x")), "no stack named \"x\" runs; there are: a, b");
 }
@@ -71,18 +71,18 @@ fn which_stack_is_meant_must_be_clear() {
 #[test]
 fn names_cannot_lead_elsewhere() {
     for good in ["a", "httpd-123", "9.x_Y", &"n".repeat(48)] {
-        assert!(is_name(good), "{good}");
+        assert!(is_valid_name(good), "{good}");
     }
     for bad in ["", ".", "..", "-x", "_x", ".lock", "a/b", "a b", "a\n", "ä", &"n".repeat(49)] {
-        assert!(!is_name(bad), "{bad}");
-        let place = Place::new();
-        assert!(matches!(RunDir::create_in(&place.0, bad), Err(RunDirError::Name(_))));
-        assert!(!place.0.exists());
+        assert!(!is_valid_name(bad), "{bad}");
+        let temp_path = TempPath::new();
+        assert!(matches!(RunDir::create_in(&temp_path.0, bad), Err(RunDirError::Name(_))));
+        assert!(!temp_path.0.exists());
     }
 }
 
 /// A process that holds the lock of `path/lock` until it is killed.
-fn holder(path: &std::path::Path) -> std::process::Child {
+fn sleeping_process(path: &std::path::Path) -> std::process::Child {
     let mut child = Command::new("flock");
     child.arg("--exclusive").arg("--no-fork").arg(path.join("lock")).args(["sleep", "1000"]);
     child.stdin(Stdio::null()).spawn().expect("flock of util-linux")
@@ -90,28 +90,28 @@ fn holder(path: &std::path::Path) -> std::process::Child {
 
 #[test]
 fn the_directory_of_a_killed_process_goes() {
-    let place = Place::new();
-    drop(RunDir::create_in(&place.0, "other").unwrap());
+    let temp_path = TempPath::new();
+    drop(RunDir::create_in(&temp_path.0, "other").unwrap());
     for look in ["list", "find", "create"] {
-        let path = place.0.join("web");
+        let path = temp_path.0.join("web");
         fs::create_dir(&path).unwrap();
         fs::write(path.join("lock"), "4242\n").unwrap();
         fs::write(path.join("stats"), "old").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
-        let mut child = holder(&path);
+        let mut child = sleeping_process(&path);
         // It needs a moment to take the lock; until then the directory would be stale.
         while fs::File::open(path.join("lock")).unwrap().try_lock_shared().is_ok() {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        assert_eq!(running_in(&place.0).unwrap().iter().map(|r| r.pid).collect::<Vec<_>>(), [4242]);
-        assert!(matches!(RunDir::create_in(&place.0, "web"), Err(RunDirError::Taken(_, 4242))));
+        assert_eq!(running_in(&temp_path.0).unwrap().iter().map(|r| r.pid).collect::<Vec<_>>(), [4242]);
+        assert!(matches!(RunDir::create_in(&temp_path.0, "web"), Err(RunDirError::NameInUse(_, 4242))));
         child.kill().unwrap();
         child.wait().unwrap();
         match look {
-            "list" => assert_eq!(running_in(&place.0).unwrap(), []),
-            "find" => assert!(find_in(&place.0, Some("web")).is_err()),
+            "list" => assert_eq!(running_in(&temp_path.0).unwrap(), []),
+            "find" => assert!(find_in(&temp_path.0, Some("web")).is_err()),
             _ => {
-                let dir = RunDir::create_in(&place.0, "web").unwrap();
+                let dir = RunDir::create_in(&temp_path.0, "web").unwrap();
                 assert!(!dir.path().join("stats").exists(), "what the dead one left is gone");
             }
         }
@@ -121,28 +121,28 @@ fn the_directory_of_a_killed_process_goes() {
 
 #[test]
 fn a_place_that_is_not_the_users_alone_is_refused() {
-    let place = Place::new();
-    let elsewhere = Place::new();
+    let temp_path = TempPath::new();
+    let elsewhere = TempPath::new();
     fs::create_dir(&elsewhere.0).unwrap();
-    symlink(&elsewhere.0, &place.0).unwrap();
-    let error = RunDir::create_in(&place.0, "web").unwrap_err().to_string();
+    symlink(&elsewhere.0, &temp_path.0).unwrap();
+    let error = RunDir::create_in(&temp_path.0, "web").unwrap_err().to_string();
     assert!(error.ends_with("is no directory, or a link to one"), "{error}");
-    assert!(running_in(&place.0).is_err());
-    fs::remove_file(&place.0).unwrap();
+    assert!(running_in(&temp_path.0).is_err());
+    fs::remove_file(&temp_path.0).unwrap();
 
-    fs::create_dir(&place.0).unwrap();
-    fs::set_permissions(&place.0, fs::Permissions::from_mode(0o770)).unwrap();
-    let error = RunDir::create_in(&place.0, "web").unwrap_err().to_string();
+    fs::create_dir(&temp_path.0).unwrap();
+    fs::set_permissions(&temp_path.0, fs::Permissions::from_mode(0o770)).unwrap();
+    let error = RunDir::create_in(&temp_path.0, "web").unwrap_err().to_string();
     assert!(error.ends_with("others than its owner may write there"), "{error}");
-    fs::set_permissions(&place.0, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::set_permissions(&temp_path.0, fs::Permissions::from_mode(0o700)).unwrap();
 
-    symlink(&elsewhere.0, place.0.join("web")).unwrap();
-    assert!(matches!(RunDir::create_in(&place.0, "web"), Err(RunDirError::Unsafe(..))));
-    assert_eq!(running_in(&place.0).unwrap(), []);
+    symlink(&elsewhere.0, temp_path.0.join("web")).unwrap();
+    assert!(matches!(RunDir::create_in(&temp_path.0, "web"), Err(RunDirError::Unsafe(..))));
+    assert_eq!(running_in(&temp_path.0).unwrap(), []);
     assert!(elsewhere.0.exists(), "nothing is done through a link");
 
-    fs::write(place.0.join("not-a-directory"), "").unwrap();
-    assert!(matches!(RunDir::create_in(&place.0, "not-a-directory"), Err(RunDirError::Unsafe(..))));
+    fs::write(temp_path.0.join("not-a-directory"), "").unwrap();
+    assert!(matches!(RunDir::create_in(&temp_path.0, "not-a-directory"), Err(RunDirError::Unsafe(..))));
 }
 
 #[test]
@@ -152,12 +152,12 @@ fn a_directory_of_another_user_is_refused() {
         assert_eq!(error, "/: belongs to another user");
         return;
     }
-    let place = Place::new();
-    let dir = RunDir::create_in(&place.0, "web").unwrap();
-    std::os::unix::fs::chown(&place.0, Some(65534), None).unwrap();
-    let error = RunDir::create_in(&place.0, "more").unwrap_err().to_string();
+    let temp_path = TempPath::new();
+    let dir = RunDir::create_in(&temp_path.0, "web").unwrap();
+    std::os::unix::fs::chown(&temp_path.0, Some(65534), None).unwrap();
+    let error = RunDir::create_in(&temp_path.0, "more").unwrap_err().to_string();
     assert!(error.ends_with("belongs to another user"), "{error}");
     // But root may look at anybody's stacks.
-    assert_eq!(running_in(&place.0).unwrap().len(), 1);
+    assert_eq!(running_in(&temp_path.0).unwrap().len(), 1);
     drop(dir);
 }

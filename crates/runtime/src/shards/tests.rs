@@ -19,7 +19,7 @@ use crate::shard::Shard;
 use crate::stats::ShardStats;
 use core::net::SocketAddr;
 use core::time::Duration;
-use ginnel_devices::memory::{MemoryConfig, Spread, fan};
+use ginnel_devices::memory::{MemoryConfig, RssMode, multi_queue};
 use ginnel_stack::device::{Device, RxBurst, TxMeta};
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
@@ -27,13 +27,13 @@ use ginnel_stack::time::Instant;
 use ginnel_stack::udp::{Datagram, UdpError};
 
 /// The shards' addresses and the client's.
-const OURS: [&str; 2] = ["10.0.0.1/24", "fd00::1/64"];
-const THEIRS: [&str; 2] = ["10.0.0.2/24", "fd00::2/64"];
+const STACK_ADDRESSES: [&str; 2] = ["10.0.0.1/24", "fd00::1/64"];
+const CLIENT_ADDRESSES: [&str; 2] = ["10.0.0.2/24", "fd00::2/64"];
 const START: Instant = Instant::from_millis(1000);
 
 /// An application that does nothing but what tests make it do, and remembers what happened.
 #[derive(Default)]
-struct Idle {
+struct RecordingHandler {
     started: bool,
     accepted: Vec<Conn>,
     connected: usize,
@@ -43,7 +43,7 @@ struct Idle {
     errors: Vec<UdpError>,
 }
 
-impl Handler for Idle {
+impl Handler for RecordingHandler {
     fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
         self.started = true;
         Ok(())
@@ -83,43 +83,43 @@ fn config(addresses: [&str; 2]) -> Config {
 }
 
 /// The shards' configuration, for `count` of them.
-fn ours(count: u32) -> Config {
-    let mut config = config(OURS);
+fn stack_config(count: u32) -> Config {
+    let mut config = config(STACK_ADDRESSES);
     config.shards.count = count;
     config
 }
 
 /// Shards whose far end is `Device`.
-fn shards_and_wire<S: Handler>(
+fn shards_and_device<S: Handler>(
     config: Config,
-    spread: Spread,
+    spread: RssMode,
     mut server: impl FnMut(usize) -> S,
 ) -> (Vec<Shard<S>>, Device) {
-    let (far, queues) = fan(&MemoryConfig::default(), config.shards.count as usize, spread);
+    let (far, queues) = multi_queue(&MemoryConfig::default(), config.shards.count as usize, spread);
     let opened = Shards::new(config).device("cable", queues).seed([1; 32]).now(START).open().unwrap();
     (opened.build(|index| Ok(server(index))).unwrap(), far)
 }
 
 /// Shards and a client.
-struct World<S, C> {
+struct Fixture<S, C> {
     shards: Vec<Shard<S>>,
     client: Shard<C>,
     now: Instant,
 }
 
-impl<S: Handler, C: Handler> World<S, C> {
-    fn new(config: Config, spread: Spread, server: impl FnMut(usize) -> S, client: C) -> Self {
-        Self::with(shards_and_wire(config, spread, server), client)
+impl<S: Handler, C: Handler> Fixture<S, C> {
+    fn new(config: Config, spread: RssMode, server: impl FnMut(usize) -> S, client: C) -> Self {
+        Self::with_devices(shards_and_device(config, spread, server), client)
     }
 
     /// Shards that have their devices, and a client at the other end.
-    fn with((shards, far): (Vec<Shard<S>>, Device), client: C) -> Self {
-        let client = Shard::builder(self::config(THEIRS)).handler(client).device("cable", far);
+    fn with_devices((shards, far): (Vec<Shard<S>>, Device), client: C) -> Self {
+        let client = Shard::builder(self::config(CLIENT_ADDRESSES)).handler(client).device("cable", far);
         Self { shards, client: client.seed([2; 32]).now(START).build().unwrap(), now: START }
     }
 
     /// Gives each its turn until `done`, or for `limit` of simulated time. Returns whether it was done.
-    fn until(&mut self, limit: Duration, mut done: impl FnMut(&[Shard<S>], &C) -> bool) -> bool {
+    fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&[Shard<S>], &C) -> bool) -> bool {
         let end = self.now + limit;
         while self.now <= end {
             let mut next = None;
@@ -141,27 +141,27 @@ impl<S: Handler, C: Handler> World<S, C> {
     }
 
     /// Lets this much time pass.
-    fn pass(&mut self, time: Duration) {
+    fn advance(&mut self, time: Duration) {
         let end = self.now + time;
-        self.until(time, |_, _| false);
+        self.run_until(time, |_, _| false);
         self.now = end;
     }
 
     /// Lets one shard's application do something.
-    fn on<R>(&mut self, shard: usize, act: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
+    fn with_shard<R>(&mut self, shard: usize, act: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
         self.shards[shard].with(self.now, act)
     }
 
     /// A counter, summed over the shards.
     fn sum(&self, counter: impl Fn(&ShardStats) -> u64) -> u64 {
         // All workers of a shard know its counters.
-        let first_of_each = self.shards.iter().filter(|shard| shard.core.number.1 == 0);
+        let first_of_each = self.shards.iter().filter(|shard| shard.core.shard_and_worker.1 == 0);
         first_of_each.map(|shard| counter(&shard.stack_stats())).sum()
     }
 
     /// A counter of the network layer, summed over the shards.
-    fn net(&self, counter: impl Fn(&ginnel_stack::ip::NetworkStats) -> u64) -> u64 {
-        self.shards.iter().map(|shard| counter(shard.core.stack.here().unwrap().network().stats())).sum()
+    fn sum_network(&self, counter: impl Fn(&ginnel_stack::ip::NetworkStats) -> u64) -> u64 {
+        self.shards.iter().map(|shard| counter(shard.core.stack.local().unwrap().network().stats())).sum()
     }
 }
 

@@ -10,7 +10,7 @@ use std::io;
 /// A part of a file, mapped.
 #[derive(Debug)]
 pub(super) struct Mapping {
-    at: NonNull<AtomicU64>,
+    base: NonNull<AtomicU64>,
     words: usize,
 }
 
@@ -27,21 +27,21 @@ impl Mapping {
         let bytes = words * size_of::<u64>();
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, unmapped when the value is dropped, which nobody who borrows from it outlives.
-        let at = unsafe { mmap(core::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, offset)? };
-        let at = NonNull::new(at.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
-        Ok(Self { at, words })
+        let base = unsafe { mmap(core::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, offset)? };
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
+        Ok(Self { base, words })
     }
 
     /// The words.
     pub(super) fn words(&self) -> &[AtomicU64] {
         // SAFETY: so many words are mapped there as long as `self` lives, aligned to a page, and all access to them is by atomics.
-        unsafe { core::slice::from_raw_parts(self.at.as_ptr(), self.words) }
+        unsafe { core::slice::from_raw_parts(self.base.as_ptr(), self.words) }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: it was mapped by `new` with this length, and nobody borrows from it any more.
-        let _ = unsafe { munmap(self.at.as_ptr().cast(), self.words * size_of::<u64>()) };
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.words * size_of::<u64>()) };
     }
 }

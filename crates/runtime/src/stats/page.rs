@@ -24,7 +24,7 @@ pub(super) const MAGIC: &[u8; 8] = b"GINNELST";
 pub(super) const VERSION: u32 = 1;
 pub(super) const HEADER_BYTES: u64 = 64;
 /// Words in front of the values.
-pub(super) const LEAD: u64 = 3;
+pub(super) const LEADING_WORDS: u64 = 3;
 /// Words begin at a multiple of this: a page, and so a cache line, of their own.
 pub(super) const ALIGNMENT: u64 = 4096;
 
@@ -33,7 +33,7 @@ pub(super) const PREFIX: &str = "stats.";
 
 /// What becomes of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum CounterKind {
     /// It only grows.
     Counter,
     /// It may fall.
@@ -43,71 +43,69 @@ pub enum Kind {
 /// What a shard does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
-pub enum Doing {
+pub enum ShardActivity {
     /// It has not begun.
-    Nothing = 0,
+    NotStarted = 0,
     /// It takes its turns.
-    Turns = 1,
+    Running = 1,
     /// It sleeps in the kernel.
-    Sleeps = 2,
+    Sleeping = 2,
     /// It has ended.
     Ended = 3,
 }
 
 /// The writer's end.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub(crate) struct StatsPage {
     mapping: Mapping,
-    every: Duration,
+    interval: Duration,
     /// When it was written last.
     published: Option<Instant>,
 }
 
-impl Page {
+impl StatsPage {
     /// A page for the shard called `label`, in the directory of its stack.
     pub(crate) fn create(
         dir: &Path,
         label: &str,
-        every: Duration,
-        names: &[(Kind, String)],
+        interval: Duration,
+        names: &[(CounterKind, String)],
     ) -> io::Result<Self> {
-        let text: String = names.iter().map(|(kind, name)| line(*kind, name)).collect();
-        let words = LEAD + names.len() as u64;
-        let words_at = (HEADER_BYTES + text.len() as u64).next_multiple_of(ALIGNMENT);
+        let names_text: String = names.iter().map(|(kind, name)| name_line(*kind, name)).collect();
+        let words = LEADING_WORDS + names.len() as u64;
+        let words_offset = (HEADER_BYTES + names_text.len() as u64).next_multiple_of(ALIGNMENT);
         let mut header = Vec::new();
         header.extend(MAGIC);
         header.extend(VERSION.to_le_bytes());
         header.extend((HEADER_BYTES as u32).to_le_bytes());
-        let nanos = u64::try_from(every.as_nanos()).unwrap_or(u64::MAX);
-        for number in [HEADER_BYTES, text.len() as u64, words_at, words, nanos, 0] {
+        let nanos = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
+        for number in [HEADER_BYTES, names_text.len() as u64, words_offset, words, nanos, 0] {
             header.extend(number.to_le_bytes());
         }
-        header.extend(text.as_bytes());
-        let (unfinished, path) =
-            (dir.join(format!(".{PREFIX}{label}")), dir.join(format!("{PREFIX}{label}")));
+        header.extend(names_text.as_bytes());
+        let (temporary, path) = (dir.join(format!(".{PREFIX}{label}")), dir.join(format!("{PREFIX}{label}")));
         // Only the owner may read: counters tell how a peer's guesses at sequence numbers and ports fare, which attacks on other users'
         // connections were built on (Qian, Mao and Xie, CCS 2012).
-        let file =
-            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&unfinished)?;
-        let created = Self::fill(&file, &header, words_at, words)
-            .and_then(|mapping| fs::rename(&unfinished, &path).map(|()| mapping));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let created = Self::fill(&file, &header, words_offset, words)
+            .and_then(|mapping| fs::rename(&temporary, &path).map(|()| mapping));
         if created.is_err() {
             // It is of no use to anybody, and its directory goes with the stack.
-            let _ = fs::remove_file(&unfinished);
+            let _ = fs::remove_file(&temporary);
         }
-        Ok(Self { mapping: created?, every, published: None })
+        Ok(Self { mapping: created?, interval, published: None })
     }
 
-    fn fill(mut file: &File, header: &[u8], words_at: u64, words: u64) -> io::Result<Mapping> {
+    fn fill(mut file: &File, header: &[u8], words_offset: u64, words: u64) -> io::Result<Mapping> {
         file.write_all(header)?;
         // A store to a page that the file system has no room for kills the process: ask for the room now.
-        fallocate(file, FallocateFlags::empty(), 0, words_at + words * 8)?;
-        Mapping::new(file, words_at, words as usize)
+        fallocate(file, FallocateFlags::empty(), 0, words_offset + words * 8)?;
+        Mapping::new(file, words_offset, words as usize)
     }
 
     /// Whether it is time to write again.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
-        self.published.is_none_or(|at| now - at >= self.every)
+        self.published.is_none_or(|at| now - at >= self.interval)
     }
 
     /// When it was written last.
@@ -116,21 +114,26 @@ impl Page {
     }
 
     /// Writes what `put` is given, as many values as there are names.
-    pub(crate) fn publish(&mut self, now: Instant, doing: Doing, values: impl FnOnce(&mut Publication<'_>)) {
+    pub(crate) fn publish(
+        &mut self,
+        now: Instant,
+        activity: ShardActivity,
+        write_values: impl FnOnce(&mut Publication<'_>),
+    ) {
         self.published = Some(now);
         let words: &[AtomicU64] = self.mapping.words();
         let Some(mut publication) = seqlock::begin(words) else { return };
         publication.put(now.as_nanos());
-        publication.put(doing as u64);
-        values(&mut publication);
+        publication.put(activity as u64);
+        write_values(&mut publication);
         publication.finish();
     }
 }
 
-fn line(kind: Kind, name: &str) -> String {
+fn name_line(kind: CounterKind, name: &str) -> String {
     let kind = match kind {
-        Kind::Counter => 'c',
-        Kind::Gauge => 'g',
+        CounterKind::Counter => 'c',
+        CounterKind::Gauge => 'g',
     };
     // A device may be called anything.
     let name: String = name.chars().map(|c| if c.is_ascii_graphic() { c } else { '_' }).collect();

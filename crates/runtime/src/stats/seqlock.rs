@@ -66,8 +66,8 @@ pub(crate) fn read_words(words: &[AtomicU64], out: &mut [u64]) -> bool {
         }
         Ok(())
     };
-    let Ok(whole) = read_once(load, copy);
-    whole
+    let Ok(is_consistent) = read_once(load, copy);
+    is_consistent
 }
 
 /// Run with `RUSTFLAGS="--cfg loom" cargo test -p ginnel --lib stats::`.

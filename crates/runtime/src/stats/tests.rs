@@ -1,7 +1,10 @@
 //! Tests of the counters and of the files they are shown in.
 
-use super::page::{HEADER_BYTES, LEAD};
-use super::{BURST_BUCKETS, Doing, Kind, Page, PageError, PageReader, ShardStats, StatsWriter, pages};
+use super::page::{HEADER_BYTES, LEADING_WORDS};
+use super::{
+    BURST_BUCKETS, CounterKind, PageError, PageReader, ShardActivity, ShardStats, StatsPage, StatsWriter,
+    pages,
+};
 use core::time::Duration;
 use ginnel_devices::random::Random;
 use ginnel_stack::time::Instant;
@@ -46,9 +49,9 @@ fn a_reader_never_sees_half_a_snapshot() {
 }
 
 /// A directory that goes when the test does.
-struct Folder(PathBuf);
+struct TempFolder(PathBuf);
 
-impl Folder {
+impl TempFolder {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -57,9 +60,10 @@ impl Folder {
         Self(path)
     }
 
-    fn page(&self, label: &str) -> Page {
-        let names = [(Kind::Counter, "tcp.a".into()), (Kind::Gauge, "device.my tap\n.b".into())];
-        Page::create(&self.0, label, Duration::from_millis(100), &names).unwrap()
+    fn page(&self, label: &str) -> StatsPage {
+        let names =
+            [(CounterKind::Counter, "tcp.a".into()), (CounterKind::Gauge, "device.my tap\n.b".into())];
+        StatsPage::create(&self.0, label, Duration::from_millis(100), &names).unwrap()
     }
 
     fn path(&self, label: &str) -> PathBuf {
@@ -67,30 +71,33 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-fn publish(page: &mut Page, at: u64, values: [u64; 2]) {
-    page.publish(Instant::from_nanos(at), Doing::Turns, |publication| {
+fn publish(page: &mut StatsPage, at: u64, values: [u64; 2]) {
+    page.publish(Instant::from_nanos(at), ShardActivity::Running, |publication| {
         values.into_iter().for_each(|value| publication.put(value));
     });
 }
 
 #[test]
 fn what_a_shard_shows_is_read_with_its_names() {
-    let folder = Folder::new();
-    let mut page = folder.page("0");
-    assert_eq!(fs::metadata(folder.path("0")).unwrap().permissions().mode() & 0o777, 0o600);
-    let reader = PageReader::open(&folder.0, "0").unwrap();
-    assert_eq!(reader.names(), [(Kind::Counter, "tcp.a".into()), (Kind::Gauge, "device.my_tap_.b".into())]);
-    assert_eq!(reader.every(), Duration::from_millis(100));
+    let temp_folder = TempFolder::new();
+    let mut page = temp_folder.page("0");
+    assert_eq!(fs::metadata(temp_folder.path("0")).unwrap().permissions().mode() & 0o777, 0o600);
+    let reader = PageReader::open(&temp_folder.0, "0").unwrap();
+    assert_eq!(
+        reader.names(),
+        [(CounterKind::Counter, "tcp.a".into()), (CounterKind::Gauge, "device.my_tap_.b".into())]
+    );
+    assert_eq!(reader.interval(), Duration::from_millis(100));
     assert_eq!(reader.read().unwrap().values, [0, 0], "nothing was shown yet");
     publish(&mut page, 5, [1, u64::MAX]);
     let snapshot = reader.read().unwrap();
-    assert_eq!((snapshot.published, snapshot.doing), (Instant::from_nanos(5), Doing::Turns));
+    assert_eq!((snapshot.published, snapshot.activity), (Instant::from_nanos(5), ShardActivity::Running));
     assert_eq!(snapshot.values, [1, u64::MAX]);
     drop(page);
     assert_eq!(reader.read().unwrap(), snapshot, "the last words of a shard stay");
@@ -98,18 +105,18 @@ fn what_a_shard_shows_is_read_with_its_names() {
 
 #[test]
 fn shards_are_listed_by_number() {
-    let folder = Folder::new();
-    let _shown = ["10", "2.app", "server", "2", "0"].map(|label| folder.page(label));
-    fs::write(folder.0.join("lock"), "").unwrap();
-    let labels: Vec<String> = pages(&folder.0).unwrap().iter().map(|page| page.label().into()).collect();
+    let temp_folder = TempFolder::new();
+    let _shown = ["10", "2.app", "server", "2", "0"].map(|label| temp_folder.page(label));
+    fs::write(temp_folder.0.join("lock"), "").unwrap();
+    let labels: Vec<String> = pages(&temp_folder.0).unwrap().iter().map(|page| page.label().into()).collect();
     assert_eq!(labels, ["0", "2", "2.app", "10", "server"]);
 }
 
 #[test]
 fn another_process_never_sees_half_a_publication() {
-    let folder = Folder::new();
-    let mut page = folder.page("0");
-    let reader = PageReader::open(&folder.0, "0").unwrap();
+    let temp_folder = TempFolder::new();
+    let mut page = temp_folder.page("0");
+    let reader = PageReader::open(&temp_folder.0, "0").unwrap();
     let thread = std::thread::spawn(move || {
         let mut last = 0;
         while last < 50_000 {
@@ -134,11 +141,11 @@ fn another_process_never_sees_half_a_publication() {
 
 #[test]
 fn a_shard_that_died_while_it_wrote_is_noticed() {
-    let folder = Folder::new();
-    let mut page = folder.page("0");
+    let temp_folder = TempFolder::new();
+    let mut page = temp_folder.page("0");
     publish(&mut page, 5, [1, 2]);
-    let reader = PageReader::open(&folder.0, "0").unwrap();
-    let file = OpenOptions::new().write(true).open(folder.path("0")).unwrap();
+    let reader = PageReader::open(&temp_folder.0, "0").unwrap();
+    let file = OpenOptions::new().write(true).open(temp_folder.path("0")).unwrap();
     file.write_all_at(&3u64.to_le_bytes(), 4096).unwrap();
     let error = reader.read().unwrap_err();
     assert!(matches!(error, PageError::Unfinished(_)), "{error}");
@@ -146,33 +153,33 @@ fn a_shard_that_died_while_it_wrote_is_noticed() {
 
 #[test]
 fn other_versions_and_other_files_are_refused() {
-    let folder = Folder::new();
-    let page = folder.page("0");
-    let file = OpenOptions::new().write(true).open(folder.path("0")).unwrap();
+    let temp_folder = TempFolder::new();
+    let page = temp_folder.page("0");
+    let file = OpenOptions::new().write(true).open(temp_folder.path("0")).unwrap();
     file.write_all_at(&2u32.to_le_bytes(), 8).unwrap();
-    let error = PageReader::open(&folder.0, "0").unwrap_err().to_string();
+    let error = PageReader::open(&temp_folder.0, "0").unwrap_err().to_string();
     assert!(error.ends_with("stats.0: is of version 2, this program knows version 1"), "{error}");
     file.write_all_at(b"X", 0).unwrap();
-    let error = PageReader::open(&folder.0, "0").unwrap_err().to_string();
+    let error = PageReader::open(&temp_folder.0, "0").unwrap_err().to_string();
     assert!(error.ends_with("stats.0: is no file of counters"), "{error}");
     drop(page);
-    fs::create_dir(folder.path("1")).unwrap();
-    assert!(matches!(PageReader::open(&folder.0, "1"), Err(PageError::Foreign(_))));
-    assert!(matches!(PageReader::open(&folder.0, "2"), Err(PageError::Io(..))));
+    fs::create_dir(temp_folder.path("1")).unwrap();
+    assert!(matches!(PageReader::open(&temp_folder.0, "1"), Err(PageError::NotStatsFile(_))));
+    assert!(matches!(PageReader::open(&temp_folder.0, "2"), Err(PageError::Io(..))));
 }
 
 /// A file that is cut off anywhere, or has any bytes anywhere, is an error or has some values, and never ends the reader.
 #[test]
 fn damaged_files_do_no_harm() {
-    let folder = Folder::new();
-    let mut page = folder.page("0");
+    let temp_folder = TempFolder::new();
+    let mut page = temp_folder.page("0");
     publish(&mut page, 5, [1, 2]);
     drop(page);
-    let whole = fs::read(folder.path("0")).unwrap();
-    assert_eq!(whole.len(), 4096 + 8 * (LEAD as usize + 2));
-    let open_and_read = || PageReader::open(&folder.0, "0").and_then(|reader| reader.read());
+    let whole = fs::read(temp_folder.path("0")).unwrap();
+    assert_eq!(whole.len(), 4096 + 8 * (LEADING_WORDS as usize + 2));
+    let open_and_read = || PageReader::open(&temp_folder.0, "0").and_then(|reader| reader.read());
     for len in (0..200).chain(whole.len() - 48..whole.len()) {
-        fs::write(folder.path("0"), &whole[..len]).unwrap();
+        fs::write(temp_folder.path("0"), &whole[..len]).unwrap();
         assert!(open_and_read().is_err(), "{len} bytes");
     }
     let mut random = Random::new(1);
@@ -188,7 +195,7 @@ fn damaged_files_do_no_harm() {
                 bytes[at] = random.below(256) as u8;
             }
         }
-        fs::write(folder.path("0"), &bytes).unwrap();
+        fs::write(temp_folder.path("0"), &bytes).unwrap();
         refused += u32::from(open_and_read().is_err());
     }
     assert!(refused > 1_000, "{refused}");

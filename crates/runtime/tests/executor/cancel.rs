@@ -127,13 +127,13 @@ fn run(seed: u64, bytes: usize, faults: &str) {
         sleep(Duration::from_secs(5)).await;
     };
     // What is said differs from run to run.
-    let mut pair = Pair::unheard(Executor::new(server), Executor::new(client), |config| {
+    let mut pair = Pair::without_transcript(Executor::new(server), Executor::new(client), |config| {
         if !faults.is_empty() {
             config.devices[0].faults = Some(faults.parse().unwrap());
         }
     });
     pair.run(Duration::from_secs(3600));
-    pair.pass(Duration::from_secs(1));
+    pair.advance(Duration::from_secs(1));
     let stats = pair.server.handler().stats();
     assert_eq!((stats.tasks, stats.streams, stats.sleeps, stats.wait_lists), (1, 0, 0, 0));
 }

@@ -1,9 +1,9 @@
 //! Two shards with executors, joined by a cable of memory, on one thread in simulated time.
 
-use crate::places::{Heard, build, here};
+use crate::places::{WireTranscript, build, placement_under_test};
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
-use ginnel::executor::Outcome;
+use ginnel::executor::MainOutput;
 use ginnel::{Config, Executor, Handler, Instant, Shard};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_stack::device::Device;
@@ -13,14 +13,14 @@ use std::rc::Rc;
 /// The server's address and port.
 pub const SERVER: &str = "10.0.0.1:80";
 /// An address of the server where nobody listens.
-pub const NOBODY: &str = "10.0.0.1:81";
+pub const CLOSED_PORT: &str = "10.0.0.1:81";
 
 /// A configuration with one memory device named `cable` and one address.
 pub fn config(address: &str) -> Config {
     let mut config =
         Config::single(DeviceConfig::new("cable", DeviceKind::Memory), &[address.parse().unwrap()], &[]);
     config.tcp.connections_max = 1000;
-    here().set(&mut config);
+    placement_under_test().set(&mut config);
     config
 }
 
@@ -29,7 +29,7 @@ pub struct Pair<S: Handler, C: Handler> {
     pub server: Shard<S>,
     pub client: Shard<C>,
     pub now: Instant,
-    heard: Option<Heard>,
+    transcript: Option<WireTranscript>,
 }
 
 impl<S: Handler, C: Handler> Pair<S, C> {
@@ -42,24 +42,29 @@ impl<S: Handler, C: Handler> Pair<S, C> {
     #[track_caller]
     pub fn with(server: S, client: C, change: impl Fn(&mut Config)) -> Self {
         let (a, b) = pair(MemoryConfig::default());
-        let (b, heard) = Heard::new(b);
-        let mut pair = Self::joined(server, client, change, [a, b]);
-        pair.heard = Some(heard);
+        let (b, transcript) = WireTranscript::new(b);
+        let mut pair = Self::connected_pair(server, client, change, [a, b]);
+        pair.transcript = Some(transcript);
         pair
     }
 
     /// The same, with nobody who takes down what is said.
-    pub fn unheard(server: S, client: C, change: impl Fn(&mut Config)) -> Self {
+    pub fn without_transcript(server: S, client: C, change: impl Fn(&mut Config)) -> Self {
         let (a, b) = pair(MemoryConfig::default());
-        Self::joined(server, client, change, [a, b])
+        Self::connected_pair(server, client, change, [a, b])
     }
 
-    fn joined(server: S, client: C, change: impl Fn(&mut Config), [a, b]: [Device; 2]) -> Self {
+    fn connected_pair(server: S, client: C, change: impl Fn(&mut Config), [a, b]: [Device; 2]) -> Self {
         let now = Instant::from_millis(1000);
         let (mut ca, mut cb) = (config("10.0.0.1/24"), config("10.0.0.2/24"));
         change(&mut ca);
         change(&mut cb);
-        Self { server: build(ca, server, a, 1, now), client: build(cb, client, b, 2, now), now, heard: None }
+        Self {
+            server: build(ca, server, a, 1, now),
+            client: build(cb, client, b, 2, now),
+            now,
+            transcript: None,
+        }
     }
 
     /// A turn of both. Returns when something is to be done next, if both found nothing to do and know that.
@@ -88,7 +93,7 @@ impl<S: Handler, C: Handler> Pair<S, C> {
     }
 
     /// Lets time pass, and both do what they have to.
-    pub fn pass(&mut self, time: Duration) {
+    pub fn advance(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
             let (work, next) = self.turn();
@@ -103,7 +108,7 @@ impl<S: Handler, C: Handler> Pair<S, C> {
 
 impl<S: Handler, C: Handler> Drop for Pair<S, C> {
     fn drop(&mut self) {
-        if let Some(heard) = self.heard.take().filter(|_| !std::thread::panicking()) {
+        if let Some(transcript) = self.transcript.take().filter(|_| !std::thread::panicking()) {
             // What is under way comes to its end.
             let end = self.now + Duration::from_secs(3);
             for _ in 0..100_000 {
@@ -115,7 +120,7 @@ impl<S: Handler, C: Handler> Drop for Pair<S, C> {
                     _ => break,
                 }
             }
-            heard.note();
+            transcript.record();
         }
     }
 }
@@ -126,26 +131,26 @@ pub fn run<S, C, SF, CF>(server: S, client: C)
 where
     S: FnOnce() -> SF + 'static,
     C: FnOnce() -> CF + 'static,
-    SF: Future<Output: Outcome> + 'static,
-    CF: Future<Output: Outcome> + 'static,
+    SF: Future<Output: MainOutput> + 'static,
+    CF: Future<Output: MainOutput> + 'static,
 {
     Pair::new(Executor::new(server), Executor::new(client)).run(Duration::from_secs(3600));
 }
 
 /// Runs one main task on a shard that nobody is joined to.
-pub fn alone<M, F>(main: M) -> Duration
+pub fn run_alone<M, F>(main: M) -> Duration
 where
     M: FnOnce() -> F + 'static,
-    F: Future<Output: Outcome> + 'static,
+    F: Future<Output: MainOutput> + 'static,
 {
-    alone_with(main, |_| {})
+    run_alone_with(main, |_| {})
 }
 
 /// The same with another configuration. Returns how much simulated time it took.
-pub fn alone_with<M, F>(main: M, change: impl Fn(&mut Config)) -> Duration
+pub fn run_alone_with<M, F>(main: M, change: impl Fn(&mut Config)) -> Duration
 where
     M: FnOnce() -> F + 'static,
-    F: Future<Output: Outcome> + 'static,
+    F: Future<Output: MainOutput> + 'static,
 {
     let (device, _other_end) = pair(MemoryConfig::default());
     let start = Instant::from_millis(1000);
@@ -180,9 +185,9 @@ pub fn shared<T: Default>() -> (Rc<RefCell<T>>, Rc<RefCell<T>>) {
 
 /// A counter that tasks and the test both see.
 #[derive(Clone, Default)]
-pub struct Counter(Rc<Cell<u32>>);
+pub struct SharedCounter(Rc<Cell<u32>>);
 
-impl Counter {
+impl SharedCounter {
     pub fn add(&self) {
         self.0.set(self.0.get() + 1);
     }

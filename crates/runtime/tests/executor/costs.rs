@@ -1,6 +1,6 @@
 //! What tasks cost: nothing from the heap while they serve, and no time while they wait.
 
-use super::common::{Counter, Pair, SERVER};
+use super::common::{Pair, SERVER, SharedCounter};
 use core::time::Duration;
 use futures_util::future::{Either, select};
 use ginnel::config::Config;
@@ -31,7 +31,7 @@ async fn echo() -> std::io::Result<()> {
 }
 
 /// Requests of three kinds, for ever: plain, with a race that is lost, and with a task of its own for the answer.
-async fn ask(count: Counter, own_task: bool) {
+async fn ask(count: SharedCounter, own_task: bool) {
     let mut stream = TcpStream::connect(SERVER).await.unwrap();
     stream.set_nodelay(true).unwrap();
     let mut answer = [0; 500];
@@ -61,7 +61,7 @@ async fn ask(count: Counter, own_task: bool) {
     }
 }
 
-fn requests<S: Handler, C: Handler>(pair: &mut Pair<S, C>, count: &Counter, more: u32) {
+fn requests<S: Handler, C: Handler>(pair: &mut Pair<S, C>, count: &SharedCounter, more: u32) {
     let wanted = count.get() + more;
     while count.get() < wanted {
         pair.turn();
@@ -70,7 +70,7 @@ fn requests<S: Handler, C: Handler>(pair: &mut Pair<S, C>, count: &Counter, more
 }
 
 fn allocations_of_1000_requests(own_task: bool) -> u64 {
-    let count = Counter::default();
+    let count = SharedCounter::default();
     let counted = count.clone();
     let client = async move || {
         let tasks: [JoinHandle<()>; 4] = core::array::from_fn(|_| spawn(ask(counted.clone(), own_task)));
@@ -78,7 +78,7 @@ fn allocations_of_1000_requests(own_task: bool) -> u64 {
             task.await.unwrap();
         }
     };
-    let mut pair = Pair::unheard(Executor::new(echo), Executor::new(client), |_| {});
+    let mut pair = Pair::without_transcript(Executor::new(echo), Executor::new(client), |_| {});
     requests(&mut pair, &count, 1000);
     let ((), made) = count_allocations(|| requests(&mut pair, &count, 1000));
     made.count
@@ -100,7 +100,7 @@ const IDLE: usize = 20_000;
 
 #[test]
 fn idle_tasks_cost_no_time_and_bytes_wake_one_of_them() {
-    let polls = Counter::default();
+    let polls = SharedCounter::default();
     let counted = polls.clone();
     let server = async move || -> std::io::Result<()> {
         let listener = TcpListener::bind(SERVER).await?;
@@ -121,7 +121,7 @@ fn idle_tasks_cost_no_time_and_bytes_wake_one_of_them() {
     };
     let streams: Rc<RefCell<Vec<TcpStream>>> = Rc::default();
     let opened = Rc::clone(&streams);
-    let go = Counter::default();
+    let go = SharedCounter::default();
     let gone = go.clone();
     let client = async move || {
         while opened.borrow().len() < IDLE {
@@ -140,18 +140,18 @@ fn idle_tasks_cost_no_time_and_bytes_wake_one_of_them() {
         opened.borrow_mut().push(stream);
     };
     let many = |config: &mut Config| config.tcp.connections_max = IDLE as u32;
-    let mut pair = Pair::unheard(Executor::new(server), Executor::new(client), many);
+    let mut pair = Pair::without_transcript(Executor::new(server), Executor::new(client), many);
     while streams.borrow().len() < IDLE {
         pair.turn();
         pair.now += Duration::from_micros(10);
     }
-    pair.pass(Duration::from_secs(250));
+    pair.advance(Duration::from_secs(250));
     let stats = pair.server.handler().stats();
     assert_eq!((stats.tasks, stats.streams, stats.sleeps), (IDLE + 1, IDLE, 0));
 
     let waiting = polls.get();
     let before = *pair.server.stats();
-    let ((), made) = count_allocations(|| pair.pass(Duration::from_secs(3600)));
+    let ((), made) = count_allocations(|| pair.advance(Duration::from_secs(3600)));
     let after = pair.server.stats();
     assert_eq!((polls.get(), after.events, after.timers), (waiting, before.events, before.timers));
     assert_eq!(made.count, 0);

@@ -1,6 +1,6 @@
 //! How connections and listeners end, in the words of Linux's errors.
 
-use super::common::{NOBODY, Pair, SERVER, run, shared};
+use super::common::{CLOSED_PORT, Pair, SERVER, run, shared};
 use core::future::pending;
 use core::time::Duration;
 use futures_util::future::{FutureExt, LocalBoxFuture};
@@ -32,13 +32,13 @@ fn a_connection_to_a_port_without_listener_is_refused() {
     run(
         async || pending::<()>().await,
         async || {
-            let error = TcpStream::connect(NOBODY).await.unwrap_err();
+            let error = TcpStream::connect(CLOSED_PORT).await.unwrap_err();
             assert_eq!((error.kind(), error.raw_os_error()), (ErrorKind::ConnectionRefused, Some(111)));
-            let nowhere = TcpStream::connect("192.0.2.1:80").await.unwrap_err();
-            assert_eq!(nowhere.kind(), ErrorKind::NetworkUnreachable);
+            let unreachable = TcpStream::connect("192.0.2.1:80").await.unwrap_err();
+            assert_eq!(unreachable.kind(), ErrorKind::NetworkUnreachable);
             // Nobody answers there, and after a while that is known.
-            let silent = TcpStream::connect("10.0.0.77:80").await.unwrap_err();
-            assert_eq!(silent.kind(), ErrorKind::HostUnreachable);
+            let unanswered = TcpStream::connect("10.0.0.77:80").await.unwrap_err();
+            assert_eq!(unanswered.kind(), ErrorKind::HostUnreachable);
         },
     );
 }
@@ -61,7 +61,7 @@ fn a_connect_that_is_given_up_leaves_nothing_behind() {
         }
     };
     let mut pair = Pair::new(Executor::new(server), Executor::new(client));
-    pair.pass(100 * SECOND);
+    pair.advance(100 * SECOND);
     for stats in [pair.client.handler().stats(), pair.server.handler().stats()] {
         assert_eq!((stats.tasks, stats.streams, stats.sleeps, stats.wait_lists), (1, 0, 0, 0));
     }
@@ -226,9 +226,9 @@ fn a_dropped_listener_frees_its_port_and_resets_who_was_not_accepted() {
         let mut accepted = TcpStream::connect(SERVER).await.unwrap();
         let mut waits = TcpStream::connect(SERVER).await.unwrap();
         assert_eq!(waits.read(&mut [0]).await.unwrap_err().kind(), ErrorKind::ConnectionReset);
-        let mut two = [0; 2];
-        accepted.read_exact(&mut two).await.unwrap();
-        assert_eq!(&two, b"on");
+        let mut pair = [0; 2];
+        accepted.read_exact(&mut pair).await.unwrap();
+        assert_eq!(&pair, b"on");
         let refused = TcpStream::connect(SERVER).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
         sleep(SECOND).await;
@@ -258,11 +258,11 @@ fn a_connection_that_ended_before_it_was_accepted_is_accepted_with_what_it_sent(
         let mut one = TcpStream::connect(SERVER).await.unwrap();
         one.write_all(b"one").await.unwrap();
         drop(one);
-        let mut two = TcpStream::connect(SERVER).await.unwrap();
-        two.write_all(b"two").await.unwrap();
+        let mut pair = TcpStream::connect(SERVER).await.unwrap();
+        pair.write_all(b"two").await.unwrap();
         sleep(Duration::from_millis(10)).await;
-        two.set_zero_linger().unwrap();
-        drop(two);
+        pair.set_zero_linger().unwrap();
+        drop(pair);
         sleep(2 * SECOND).await;
         assert!(*check.borrow());
     });
@@ -311,11 +311,11 @@ fn a_stream_dropped_between_turns_is_closed_in_the_next() {
         pending::<()>().await;
     };
     let mut pair = Pair::new(Executor::new(server), Executor::new(client));
-    pair.pass(SECOND);
+    pair.advance(SECOND);
     assert_eq!(pair.server.handler().stats().streams, 1);
     assert!(!*end.borrow());
     drop(taken.borrow_mut().take().unwrap());
-    pair.pass(SECOND);
+    pair.advance(SECOND);
     assert!(*end.borrow());
     assert_eq!(pair.server.handler().stats().streams, 0);
     // And one that outlives its shard.
@@ -327,9 +327,9 @@ fn a_stream_dropped_between_turns_is_closed_in_the_next() {
 }
 
 /// Sends an urgent byte, and nothing else but FIN.
-struct Urgent;
+struct UrgentSender;
 
-impl Handler for Urgent {
+impl Handler for UrgentSender {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         for _ in 0..3 {
             cx.connect(SERVER.parse().unwrap(), ConnectOptions::default())?;
@@ -362,7 +362,7 @@ fn an_urgent_byte_alone_does_not_hide_the_end() {
         *checked.borrow_mut() = true;
         pending::<()>().await;
     };
-    let mut pair = Pair::new(Executor::new(server), Urgent);
-    pair.pass(SECOND);
+    let mut pair = Pair::new(Executor::new(server), UrgentSender);
+    pair.advance(SECOND);
     assert!(*check.borrow());
 }

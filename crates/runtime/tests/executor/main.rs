@@ -21,8 +21,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// What tasks cost is counted in the shard's thread alone: elsewhere the buffers and tables of a channel, which grow as they are used, would be counted, too. On threads, workers are begun
 /// with their shard by `Shards::run` (`src/shards/tests`); these tests run one shard that was built.
-fn tests_of_place(place: places::Place) -> &'static [&'static str] {
-    if place.workers == 0 {
+fn tests_of_placement(placement: places::TestPlacement) -> &'static [&'static str] {
+    if placement.workers == 0 {
         &["--skip=places::", "--skip=costs::"]
     } else {
         &["--skip=places::", "--skip=costs::", "--skip=threads::"]

@@ -1,6 +1,6 @@
 //! Connections in good times: bytes both ways, back-pressure, halves, addresses.
 
-use super::common::{Counter, Pair, SERVER, pattern, run, shared};
+use super::common::{Pair, SERVER, SharedCounter, pattern, run, shared};
 use core::future::poll_fn;
 use core::pin::pin;
 use core::time::Duration;
@@ -67,7 +67,7 @@ fn megabytes_come_back_over_a_bad_line() {
     });
     pair.run(Duration::from_secs(3600));
     // Nothing stays behind: the echoing task is gone, and with it the connection.
-    pair.pass(Duration::from_secs(5));
+    pair.advance(Duration::from_secs(5));
     let stats = pair.server.handler().stats();
     assert_eq!((stats.tasks, stats.streams, stats.sleeps, stats.wait_lists), (1, 0, 0, 0));
 }
@@ -252,7 +252,7 @@ fn addresses_and_options_are_known() {
 #[test]
 fn several_tasks_take_connections_from_one_listener() {
     const CLIENTS: u32 = 40;
-    let taken = [Counter::default(), Counter::default()];
+    let taken = [SharedCounter::default(), SharedCounter::default()];
     let counted = taken.clone();
     let server = async move || {
         let listener = std::rc::Rc::new(TcpListener::bind(SERVER).await.unwrap());

@@ -1,6 +1,6 @@
 //! Spawning, joining, aborting, panics, and whose turn it is.
 
-use super::common::{Counter, alone, alone_with, shared};
+use super::common::{SharedCounter, run_alone, run_alone_with, shared};
 use core::future::{pending, poll_fn};
 use core::task::Poll;
 use core::time::Duration;
@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 #[test]
 fn tasks_spawn_tasks_and_get_what_they_return() {
-    alone(async || {
+    run_alone(async || {
         let outer = spawn(async {
             let inner: Vec<_> = (0..100u32).map(|i| spawn(async move { i * 2 })).collect();
             let mut sum = 0;
@@ -27,7 +27,7 @@ fn tasks_spawn_tasks_and_get_what_they_return() {
 
 #[test]
 fn a_panic_ends_its_task_alone_and_the_handle_says_so() {
-    alone(async || {
+    run_alone(async || {
         let bad = spawn(async {
             yield_now().await;
             if true {
@@ -58,7 +58,7 @@ impl Drop for Bomb {
 
 #[test]
 fn a_panic_while_an_aborted_task_is_dropped_is_a_panic_of_that_task() {
-    alone(async || {
+    run_alone(async || {
         let task = spawn(async {
             let _bomb = Bomb;
             pending::<()>().await;
@@ -72,7 +72,7 @@ fn a_panic_while_an_aborted_task_is_dropped_is_a_panic_of_that_task() {
 #[test]
 #[should_panic(expected = "the main task panicked")]
 fn a_panic_of_the_main_task_ends_the_shard_with_an_error() {
-    alone(async || {
+    run_alone(async || {
         yield_now().await;
         if true {
             panic!("the first of two messages");
@@ -83,10 +83,10 @@ fn a_panic_of_the_main_task_ends_the_shard_with_an_error() {
 #[test]
 #[should_panic(expected = "no luck")]
 fn an_error_of_the_main_task_is_the_shards() {
-    alone(async || -> Result<(), &'static str> { Err("no luck") });
+    run_alone(async || -> Result<(), &'static str> { Err("no luck") });
 }
 
-struct Flag(Counter);
+struct Flag(SharedCounter);
 
 impl Drop for Flag {
     fn drop(&mut self) {
@@ -96,9 +96,9 @@ impl Drop for Flag {
 
 #[test]
 fn an_aborted_task_is_dropped_and_says_so() {
-    let dropped = Counter::default();
+    let dropped = SharedCounter::default();
     let seen = dropped.clone();
-    alone(async move || {
+    run_alone(async move || {
         let flag = Flag(seen.clone());
         let task = spawn(async move {
             let _flag = flag;
@@ -132,7 +132,7 @@ fn an_aborted_task_is_dropped_and_says_so() {
 
 #[test]
 fn a_task_can_abort_itself() {
-    alone(async || {
+    run_alone(async || {
         let (handle, given) = shared::<Option<task::JoinHandle<()>>>();
         let task = spawn(async move {
             yield_now().await;
@@ -150,8 +150,8 @@ fn a_task_can_abort_itself() {
 
 #[test]
 fn a_task_without_a_handle_goes_on_and_its_place_is_used_again() {
-    alone(async || {
-        let done = Counter::default();
+    run_alone(async || {
+        let done = SharedCounter::default();
         for round in 0..1000 {
             let count = done.clone();
             drop(spawn(async move {
@@ -169,7 +169,7 @@ fn a_task_without_a_handle_goes_on_and_its_place_is_used_again() {
 
 #[test]
 fn many_tasks_may_wait_for_parts_of_each_other() {
-    alone(async || {
+    run_alone(async || {
         // Each future of the set has a waker of its own.
         let mut set: FuturesUnordered<_> = (0..50u64)
             .map(|i| async move {
@@ -187,30 +187,30 @@ fn many_tasks_may_wait_for_parts_of_each_other() {
 
 #[test]
 fn a_task_that_is_always_ready_lets_timers_and_others_have_their_turn() {
-    let took = alone(async || {
+    let took = run_alone(async || {
         let busy = spawn(async {
             loop {
                 yield_now().await;
             }
         });
         // A loop around something that is always there.
-        let greedy = spawn(async {
+        let flooder = spawn(async {
             loop {
                 sleep(Duration::ZERO).await;
             }
         });
         sleep(Duration::from_millis(3)).await;
         busy.abort();
-        greedy.abort();
-        let (busy, greedy) = (busy.await, greedy.await);
-        assert!(busy.unwrap_err().is_cancelled() && greedy.unwrap_err().is_cancelled());
+        flooder.abort();
+        let (busy, flooder) = (busy.await, flooder.await);
+        assert!(busy.unwrap_err().is_cancelled() && flooder.unwrap_err().is_cancelled());
     });
     assert!(took < Duration::from_millis(5), "{took:?}");
 }
 
 #[test]
 fn more_tasks_than_fit_into_a_turn_all_have_their_turn() {
-    alone(async || {
+    run_alone(async || {
         let tasks: Vec<_> = (0..5000u32).map(|i| spawn(async move { i })).collect();
         for (i, task) in tasks.into_iter().enumerate() {
             assert_eq!(task.await.unwrap(), i as u32);
@@ -220,14 +220,14 @@ fn more_tasks_than_fit_into_a_turn_all_have_their_turn() {
 
 #[test]
 fn a_waker_that_outlived_its_task_wakes_nobody() {
-    alone(async || {
+    run_alone(async || {
         let (waker, kept) = shared::<Option<core::task::Waker>>();
         let first = spawn(poll_fn(move |cx| {
             *kept.borrow_mut() = Some(cx.waker().clone());
             Poll::Ready(())
         }));
         first.await.unwrap();
-        let polls = Counter::default();
+        let polls = SharedCounter::default();
         let counted = polls.clone();
         // It has the same place.
         let second = spawn(poll_fn(move |_| {
@@ -269,5 +269,5 @@ fn a_sleep_without_a_timer_left_panics_its_task_alone() {
         assert!(error.to_string().contains("shard.timers_max"), "{error}");
         first.await.unwrap();
     };
-    alone_with(body, |config| config.shard.timers_max = 1);
+    run_alone_with(body, |config| config.shard.timers_max = 1);
 }

@@ -15,7 +15,7 @@ use std::thread;
 fn shard<M, F>(main: M) -> Shard<Executor<M>>
 where
     M: FnOnce() -> F + Send + 'static,
-    F: Future<Output: ginnel::executor::Outcome> + 'static,
+    F: Future<Output: ginnel::executor::MainOutput> + 'static,
 {
     shard_with(main, 1024)
 }
@@ -24,7 +24,7 @@ where
 fn shard_with<M, F>(main: M, commands_max: u32) -> Shard<Executor<M>>
 where
     M: FnOnce() -> F + Send + 'static,
-    F: Future<Output: ginnel::executor::Outcome> + 'static,
+    F: Future<Output: ginnel::executor::MainOutput> + 'static,
 {
     let (device, _) = pair(MemoryConfig::default());
     let mut config = config("10.0.0.1/24");
@@ -35,11 +35,11 @@ where
 
 /// A value that a task waits for and a thread gives.
 #[derive(Default)]
-struct Slot {
+struct SharedSlot {
     value: Mutex<(Option<u32>, Option<Waker>)>,
 }
 
-impl Slot {
+impl SharedSlot {
     fn give(&self, value: u32) {
         let mut slot = self.value.lock().unwrap();
         slot.0 = Some(value);
@@ -66,7 +66,7 @@ impl Slot {
 /// Would hang if a wake-up from another thread were lost.
 #[test]
 fn a_task_is_woken_from_another_thread_while_its_shard_sleeps() {
-    let (there, back) = (Arc::new(Slot::default()), Arc::new(Slot::default()));
+    let (there, back) = (Arc::new(SharedSlot::default()), Arc::new(SharedSlot::default()));
     let (to_task, from_task) = (Arc::clone(&there), Arc::clone(&back));
     let mut shard = shard(async move || {
         for expected in 0..2000 {
@@ -106,7 +106,7 @@ fn nor_do_they_when_the_mailbox_is_full() {
 fn wake_many(commands_max: u32) {
     const TASKS: u32 = 64;
     const ROUNDS: u32 = 500;
-    let slots: Arc<Vec<Slot>> = Arc::new((0..TASKS).map(|_| Slot::default()).collect());
+    let slots: Arc<Vec<SharedSlot>> = Arc::new((0..TASKS).map(|_| SharedSlot::default()).collect());
     let done: Arc<Vec<AtomicU32>> = Arc::new((0..TASKS).map(|_| AtomicU32::new(0)).collect());
     let (of_tasks, done_of_tasks) = (Arc::clone(&slots), Arc::clone(&done));
     let main = async move || {
@@ -161,7 +161,7 @@ fn other_threads_start_tasks_on_a_shard() {
     let (to, from) = mpsc::channel();
     let (results, got) = mpsc::channel();
     let over = Arc::new(AtomicBool::new(false));
-    let ends = Arc::new(Slot::default());
+    let ends = Arc::new(SharedSlot::default());
     let end = Arc::clone(&ends);
     let mut shard = shard(async move || {
         to.send(task::spawner()).unwrap();

@@ -1,6 +1,6 @@
 //! Time-outs and intervals on the simulated clock.
 
-use super::common::{Counter, alone};
+use super::common::{SharedCounter, run_alone};
 use core::future::pending;
 use core::time::Duration;
 use futures_util::future::join_all;
@@ -12,16 +12,16 @@ const fn ms(ms: u64) -> Duration {
 }
 
 /// What rounding to timer ticks adds at the most, and the steps of the simulation.
-const LATE: Duration = Duration::from_micros(100);
+const TOLERANCE: Duration = Duration::from_micros(100);
 
 fn assert_at(start: Instant, due: Duration) {
     let took = now().saturating_since(start);
-    assert!(took >= due && took <= due + LATE, "{took:?} instead of {due:?}");
+    assert!(took >= due && took <= due + TOLERANCE, "{took:?} instead of {due:?}");
 }
 
 #[test]
 fn sleeps_end_when_they_should_whatever_their_order() {
-    alone(async || {
+    run_alone(async || {
         let start = now();
         let tasks: Vec<_> = [30, 10, 20, 0, 15]
             .map(|t| {
@@ -45,7 +45,7 @@ fn sleeps_end_when_they_should_whatever_their_order() {
 
 #[test]
 fn a_timeout_ends_what_takes_too_long_and_nothing_else() {
-    alone(async || {
+    run_alone(async || {
         let start = now();
         assert!(timeout(ms(10), pending::<()>()).await.is_err());
         assert_at(start, ms(10));
@@ -64,7 +64,7 @@ fn a_timeout_ends_what_takes_too_long_and_nothing_else() {
 
 #[test]
 fn timeouts_that_did_not_run_out_leave_no_timer() {
-    let took = alone(async || {
+    let took = run_alone(async || {
         for _ in 0..10_000 {
             timeout(Duration::from_secs(3600), yield_now()).await.unwrap();
         }
@@ -74,7 +74,7 @@ fn timeouts_that_did_not_run_out_leave_no_timer() {
 
 #[test]
 fn a_sleep_can_be_reset_in_both_directions() {
-    alone(async || {
+    run_alone(async || {
         let start = now();
         let mut sleep = Box::pin(sleep(ms(50)));
         assert!(timeout(ms(5), &mut sleep).await.is_err());
@@ -91,7 +91,7 @@ fn a_sleep_can_be_reset_in_both_directions() {
 
 #[test]
 fn an_interval_ticks_at_once_and_then_after_each_period() {
-    alone(async || {
+    run_alone(async || {
         let start = now();
         let mut interval = interval(ms(10));
         for n in 0..5 {
@@ -106,7 +106,7 @@ fn an_interval_ticks_at_once_and_then_after_each_period() {
 
 #[test]
 fn missed_ticks_are_made_up_for_delayed_or_left_out() {
-    alone(async || {
+    run_alone(async || {
         for (behavior, next) in [
             (MissedTickBehavior::Burst, [10, 20, 30, 40]),
             (MissedTickBehavior::Delay, [10, 35, 45, 55]),
@@ -120,7 +120,7 @@ fn missed_ticks_are_made_up_for_delayed_or_left_out() {
             for due in next {
                 let due = start + ms(due);
                 let tick = interval.tick().await;
-                assert!(tick >= due && tick <= due + LATE, "{behavior:?}");
+                assert!(tick >= due && tick <= due + TOLERANCE, "{behavior:?}");
             }
         }
     });
@@ -128,9 +128,9 @@ fn missed_ticks_are_made_up_for_delayed_or_left_out() {
 
 #[test]
 fn a_sleep_dropped_while_no_task_runs_wakes_nobody() {
-    let count = Counter::default();
+    let count = SharedCounter::default();
     let seen = count.clone();
-    alone(async move || {
+    run_alone(async move || {
         let task = spawn(async move {
             sleep(ms(5)).await;
             seen.add();

@@ -9,10 +9,10 @@ use ginnel::net::UdpSocket;
 use ginnel::time::{now, sleep, timeout};
 use std::io::ErrorKind;
 
-const HERE: &str = "10.0.0.1:53";
+const CLIENT: &str = "10.0.0.1:53";
 
 async fn echo() {
-    let socket = UdpSocket::bind(HERE).await.unwrap();
+    let socket = UdpSocket::bind(CLIENT).await.unwrap();
     let mut buffer = vec![0; 1 << 16];
     loop {
         let (n, from) = socket.recv_from(&mut buffer).await.unwrap();
@@ -24,7 +24,7 @@ async fn echo() {
 fn datagrams_of_all_sizes_come_back() {
     run(echo, async || {
         let socket = UdpSocket::bind("0.0.0.0:0").await.unwrap();
-        socket.connect(HERE).await.unwrap();
+        socket.connect(CLIENT).await.unwrap();
         assert_ne!(socket.local_addr().unwrap().port(), 0);
         let mut buffer = vec![0; 1 << 16];
         for size in [0, 1, 1472, 1473, 9000, 65_507] {
@@ -37,7 +37,7 @@ fn datagrams_of_all_sizes_come_back() {
         // What does not fit is cut off, and how much there was is known.
         socket.send(b"longer").await.unwrap();
         let datagram = socket.recv_datagram(&mut buffer[..2]).await.unwrap();
-        assert_eq!((datagram.len, datagram.from.to_string().as_str()), (6, HERE));
+        assert_eq!((datagram.len, datagram.from.to_string().as_str()), (6, CLIENT));
     });
 }
 
@@ -65,14 +65,14 @@ fn a_receiver_that_gives_up_loses_nothing_and_two_may_wait() {
         let socket = UdpSocket::bind("10.0.0.2:2000").await.unwrap();
         let mut buffer = [0; 10];
         assert!(timeout(Duration::from_millis(5), socket.recv_from(&mut buffer)).await.is_err());
-        socket.send_to(b"a", HERE).await.unwrap();
-        socket.send_to(b"b", HERE).await.unwrap();
+        socket.send_to(b"a", CLIENT).await.unwrap();
+        socket.send_to(b"b", CLIENT).await.unwrap();
         sleep(Duration::from_millis(5)).await;
         // Both are there; each of two who wait gets one.
         let mut other = [0; 10];
         let (a, b) = join(socket.recv_from(&mut buffer), socket.recv_from(&mut other)).await;
         assert_eq!((a.unwrap().0, b.unwrap().0, buffer[0], other[0]), (1, 1, b'a', b'b'));
-        socket.send_to(b"cc", HERE).await.unwrap();
+        socket.send_to(b"cc", CLIENT).await.unwrap();
         let (first, _) = join(socket.recv_from(&mut buffer), async {
             let waits = timeout(Duration::from_millis(9), socket.recv_from(&mut other)).await;
             assert!(waits.is_err(), "there was one datagram");
@@ -84,7 +84,7 @@ fn a_receiver_that_gives_up_loses_nothing_and_two_may_wait() {
         pending::<()>().await;
     };
     let mut pair = Pair::new(Executor::new(echo), Executor::new(client));
-    pair.pass(Duration::from_secs(1));
+    pair.advance(Duration::from_secs(1));
     let stats = pair.client.handler().stats();
     assert_eq!((stats.tasks, stats.sleeps, stats.wait_lists), (1, 0, 0));
 }
@@ -93,7 +93,7 @@ fn a_receiver_that_gives_up_loses_nothing_and_two_may_wait() {
 fn a_sender_waits_for_a_device_that_is_full() {
     const COUNT: u32 = 3000;
     let server = async || {
-        let socket = UdpSocket::bind(HERE).await.unwrap();
+        let socket = UdpSocket::bind(CLIENT).await.unwrap();
         let mut buffer = [0; 1400];
         for expected in 0..COUNT {
             let (n, from) = socket.recv_from(&mut buffer).await.unwrap();
@@ -113,7 +113,7 @@ fn a_sender_waits_for_a_device_that_is_full() {
         let start = now();
         for i in 0..COUNT {
             datagram[..4].copy_from_slice(&i.to_be_bytes());
-            socket.send_to(&datagram, HERE).await.unwrap();
+            socket.send_to(&datagram, CLIENT).await.unwrap();
         }
         assert!(now() > start, "the device took them all at once, so nothing was tried");
         assert_eq!(socket.recv(&mut datagram).await.unwrap(), 3);

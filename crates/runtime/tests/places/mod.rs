@@ -4,7 +4,7 @@
 use ginnel::config::Placement;
 use ginnel::{Config, Handler, Instant, Shard, Shards};
 use ginnel_stack::device::Device;
-use ginnel_testkit::transcript::Witness;
+use ginnel_testkit::transcript::WireRecorder;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::panic::Location;
@@ -13,26 +13,26 @@ use std::sync::LazyLock;
 
 /// A place for an application, by configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TestPlacement {
     pub placement: Placement,
     pub workers: u32,
 }
 
-const fn place(placement: Placement, workers: u32) -> Place {
-    Place { placement, workers }
+const fn placement(placement: Placement, workers: u32) -> TestPlacement {
+    TestPlacement { placement, workers }
 }
 
 /// All of them; suites name them by number. A worker stands behind the shard's thread, or behind a thread of its application's.
-pub const PLACES: [Place; 6] = [
-    place(Placement::Inline, 0),
-    place(Placement::Paired, 0),
-    place(Placement::Split, 0),
-    place(Placement::Inline, 1),
-    place(Placement::Paired, 1),
-    place(Placement::Split, 1),
+pub const PLACEMENTS: [TestPlacement; 6] = [
+    placement(Placement::Inline, 0),
+    placement(Placement::Paired, 0),
+    placement(Placement::Split, 0),
+    placement(Placement::Inline, 1),
+    placement(Placement::Paired, 1),
+    placement(Placement::Split, 1),
 ];
 
-impl Place {
+impl TestPlacement {
     /// A configuration that asks for it.
     pub fn set(self, config: &mut Config) {
         (config.shard.placement, config.shard.workers) = (self.placement, self.workers);
@@ -48,22 +48,22 @@ pub fn build<H: Handler>(config: Config, handler: H, device: Device, seed: u8, n
 }
 
 /// What was said on the wire of one simulation.
-pub struct Heard {
-    witness: Witness,
+pub struct WireTranscript {
+    witness: WireRecorder,
     /// The line of the suite that began the simulation.
     at: &'static Location<'static>,
 }
 
-impl Heard {
+impl WireTranscript {
     #[track_caller]
     pub fn new(device: Device) -> (Device, Self) {
-        let (device, witness) = Witness::of(device);
+        let (device, witness) = WireRecorder::wrap(device);
         (device, Self { witness, at: Location::caller() })
     }
 
     /// The simulation is over: what was said is noted for the suite that runs this one.
-    pub fn note(&self) {
-        let Some(path) = std::env::var_os(NOTES) else { return };
+    pub fn record(&self) {
+        let Some(path) = std::env::var_os(TRANSCRIPTS_ENV) else { return };
         let transcript = format!("{:?}", self.witness.transcript()).replace('\n', "; ");
         let mut notes = OpenOptions::new().create(true).append(true).open(path).unwrap();
         // One write, so that lines of several threads do not mix.
@@ -72,26 +72,27 @@ impl Heard {
 }
 
 /// Which of the [`PLACES`] this process is to test: a number.
-const NUMBER: &str = "GINNEL_TEST_PLACE";
+const PLACEMENT_ENV: &str = "GINNEL_TEST_PLACE";
 /// The file to which it writes what was said on the wire.
-const NOTES: &str = "GINNEL_TEST_TRANSCRIPTS";
+const TRANSCRIPTS_ENV: &str = "GINNEL_TEST_TRANSCRIPTS";
 
 /// The place that this process is to test.
-pub fn here() -> Place {
-    std::env::var(NUMBER).map_or(PLACES[0], |number| PLACES[number.parse::<usize>().unwrap()])
+pub fn placement_under_test() -> TestPlacement {
+    std::env::var(PLACEMENT_ENV).map_or(PLACEMENTS[0], |number| PLACEMENTS[number.parse::<usize>().unwrap()])
 }
 
 /// Runs the suite in a place, in a process of its own, and returns what was said on the wire of each of its simulations.
 fn transcripts(number: usize) -> Vec<String> {
     let notes = tempfile::NamedTempFile::new().unwrap();
     let mut suite = Command::new(std::env::current_exe().unwrap());
-    suite.args(super::tests_of_place(PLACES[number]));
-    let ended = suite.env(NUMBER, number.to_string()).env(NOTES, notes.path()).output().unwrap();
+    suite.args(super::tests_of_placement(PLACEMENTS[number]));
+    let ended =
+        suite.env(PLACEMENT_ENV, number.to_string()).env(TRANSCRIPTS_ENV, notes.path()).output().unwrap();
     let output = String::from_utf8_lossy(&ended.stdout);
     assert!(
         ended.status.success(),
         "{:?}: {output}{}",
-        PLACES[number],
+        PLACEMENTS[number],
         String::from_utf8_lossy(&ended.stderr)
     );
     let mut lines: Vec<_> = fs::read_to_string(notes.path()).unwrap().lines().map(String::from).collect();
@@ -101,38 +102,38 @@ fn transcripts(number: usize) -> Vec<String> {
 }
 
 /// What is said in the shard's thread.
-static FIRST: LazyLock<Vec<String>> = LazyLock::new(|| transcripts(0));
+static INLINE_TRANSCRIPTS: LazyLock<Vec<String>> = LazyLock::new(|| transcripts(0));
 
-fn same_as_in_the_shards_thread(number: usize) {
+fn assert_same_as_inline(number: usize) {
     let told = transcripts(number);
-    assert!(FIRST.len() > 10, "most simulations have a wire");
-    for (first, here) in FIRST.iter().zip(&told) {
-        assert_eq!(here, first, "{:?}", PLACES[number]);
+    assert!(INLINE_TRANSCRIPTS.len() > 10, "most simulations have a wire");
+    for (first, here) in INLINE_TRANSCRIPTS.iter().zip(&told) {
+        assert_eq!(here, first, "{:?}", PLACEMENTS[number]);
     }
-    assert_eq!(told.len(), FIRST.len());
+    assert_eq!(told.len(), INLINE_TRANSCRIPTS.len());
 }
 
 #[test]
 fn the_suite_is_the_same_in_paired_applications() {
-    same_as_in_the_shards_thread(1);
+    assert_same_as_inline(1);
 }
 
 #[test]
 fn the_suite_is_the_same_in_split_applications() {
-    same_as_in_the_shards_thread(2);
+    assert_same_as_inline(2);
 }
 
 #[test]
 fn the_suite_is_the_same_in_a_worker() {
-    same_as_in_the_shards_thread(3);
+    assert_same_as_inline(3);
 }
 
 #[test]
 fn the_suite_is_the_same_in_a_worker_behind_a_paired_application() {
-    same_as_in_the_shards_thread(4);
+    assert_same_as_inline(4);
 }
 
 #[test]
 fn the_suite_is_the_same_in_a_worker_behind_a_split_application() {
-    same_as_in_the_shards_thread(5);
+    assert_same_as_inline(5);
 }

@@ -3,21 +3,21 @@
 //!
 //! Without the usual harness, because a program that was started must be what it is from its first line, and have one thread.
 
+mod fixture;
 mod peer;
-mod puppet;
-mod rig;
 mod scenarios;
+mod scripted_process;
 mod sys;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Ok(path) = std::env::var(rig::STACK) {
-        rig::be_the_stack(path.as_ref());
+    if let Ok(path) = std::env::var(fixture::STACK_PATH_ENV) {
+        fixture::run_stack(path.as_ref());
     }
-    if let Ok(address) = std::env::var(puppet::ADDRESS) {
-        puppet::main(address);
+    if let Ok(address) = std::env::var(scripted_process::ADDRESS_ENV) {
+        scripted_process::run(address);
     }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let filters: Vec<&String> = arguments.iter().filter(|a| !a.starts_with("--")).collect();
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         if !filters.is_empty() && !filters.iter().any(|filter| name.contains(*filter)) {
             continue;
         }
-        let ok = catch_unwind(AssertUnwindSafe(|| scenario(&mut rig::Rig::new(name)))).is_ok();
+        let ok = catch_unwind(AssertUnwindSafe(|| scenario(&mut fixture::Fixture::new(name)))).is_ok();
         println!("test {name} ... {}", if ok { "ok" } else { "FAILED" });
         if ok { passed += 1 } else { failed += 1 }
     }

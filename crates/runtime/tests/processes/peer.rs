@@ -6,42 +6,42 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 /// What it does when told.
-pub enum Tell {
+pub enum PeerCommand {
     /// Open a connection to this port and send this.
-    Dial(u16, Vec<u8>),
+    Connect(u16, Vec<u8>),
     /// Send this on the connection of this number.
     Send(usize, Vec<u8>),
 }
 
 /// What it saw of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct ConnRecord {
     pub received: Vec<u8>,
     /// FIN came.
-    pub finished: bool,
-    pub ended: Option<CloseReason>,
+    pub has_fin: bool,
+    pub close_reason: Option<CloseReason>,
 }
 
 /// The connections, in the order in which they began.
-pub type Book = Arc<Mutex<Vec<Seen>>>;
+pub type ConnRecords = Arc<Mutex<Vec<ConnRecord>>>;
 
 pub struct Peer {
-    pub book: Book,
+    pub records: ConnRecords,
     pub conns: Vec<Conn>,
     pub numbers: HashMap<Conn, usize>,
     pub to_send: Vec<Vec<u8>>,
 }
 
 impl Peer {
-    pub fn new(book: Book) -> Self {
-        Self { book, conns: Vec::new(), numbers: HashMap::new(), to_send: Vec::new() }
+    pub fn new(records: ConnRecords) -> Self {
+        Self { records, conns: Vec::new(), numbers: HashMap::new(), to_send: Vec::new() }
     }
 
     fn add(&mut self, conn: Conn, text: Vec<u8>) {
         self.numbers.insert(conn, self.conns.len());
         self.conns.push(conn);
         self.to_send.push(text);
-        self.book.lock().unwrap().push(Seen::default());
+        self.records.lock().unwrap().push(ConnRecord::default());
     }
 
     fn push(&mut self, cx: &mut Context<'_>, conn: Conn) {
@@ -51,8 +51,8 @@ impl Peer {
         }
     }
 
-    fn note(&self, conn: Conn, what: impl FnOnce(&mut Seen)) {
-        what(&mut self.book.lock().unwrap()[self.numbers[&conn]]);
+    fn note(&self, conn: Conn, what: impl FnOnce(&mut ConnRecord)) {
+        what(&mut self.records.lock().unwrap()[self.numbers[&conn]]);
     }
 }
 
@@ -80,21 +80,21 @@ impl Handler for Peer {
     }
 
     fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        self.note(conn, |seen| seen.finished = true);
+        self.note(conn, |seen| seen.has_fin = true);
         let _ = cx.close(conn);
     }
 
     fn closed(&mut self, _cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
-        self.note(conn, |seen| seen.ended = Some(reason));
+        self.note(conn, |seen| seen.close_reason = Some(reason));
     }
 
     fn command(&mut self, cx: &mut Context<'_>, command: Box<dyn Any + Send>) {
         match *command.downcast().unwrap() {
-            Tell::Dial(port, text) => {
+            PeerCommand::Connect(port, text) => {
                 let conn = cx.connect(([10, 0, 0, 1], port).into(), ConnectOptions::default()).unwrap();
                 self.add(conn, text);
             }
-            Tell::Send(number, text) => {
+            PeerCommand::Send(number, text) => {
                 self.to_send[number].extend(text);
                 let conn = self.conns[number];
                 self.push(cx, conn);

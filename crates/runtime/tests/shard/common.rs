@@ -1,14 +1,14 @@
 //! Two shards joined by a cable of memory, driven on one thread in simulated time.
 
-use crate::places::{Heard, build, here};
+use crate::places::{WireTranscript, build, placement_under_test};
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::{Config, Handler, Instant, Shard};
 use ginnel_devices::memory::{MemoryConfig, pair};
 
 /// Addresses of the two ends.
-pub const A: &str = "10.0.0.1/24";
-pub const B: &str = "10.0.0.2/24";
+pub const SERVER_ADDRESS: &str = "10.0.0.1/24";
+pub const CLIENT_ADDRESS: &str = "10.0.0.2/24";
 
 /// A configuration with one memory device named `cable` and one address.
 pub fn config(address: &str) -> Config {
@@ -19,14 +19,14 @@ pub fn config(address: &str) -> Config {
 }
 
 /// A shard for each of two applications, joined, both in the place that is tested.
-pub struct Two<S: Handler, C: Handler> {
+pub struct ShardPair<S: Handler, C: Handler> {
     pub server: Shard<S>,
     pub client: Shard<C>,
     pub now: Instant,
-    heard: Option<Heard>,
+    transcript: Option<WireTranscript>,
 }
 
-impl<S: Handler, C: Handler> Two<S, C> {
+impl<S: Handler, C: Handler> ShardPair<S, C> {
     #[track_caller]
     pub fn new(server: S, client: C) -> Self {
         Self::with(server, client, |_| {})
@@ -37,23 +37,23 @@ impl<S: Handler, C: Handler> Two<S, C> {
     pub fn with(server: S, client: C, change: impl Fn(&mut Config)) -> Self {
         let now = Instant::from_millis(1000);
         let (a, b) = pair(MemoryConfig::default());
-        let (b, heard) = Heard::new(b);
-        let (mut ca, mut cb) = (config(A), config(B));
+        let (b, transcript) = WireTranscript::new(b);
+        let (mut ca, mut cb) = (config(SERVER_ADDRESS), config(CLIENT_ADDRESS));
         for config in [&mut ca, &mut cb] {
-            here().set(config);
+            placement_under_test().set(config);
             change(config);
         }
         let (server, client) = (build(ca, server, a, 1, now), build(cb, client, b, 2, now));
-        Self { server, client, now, heard: Some(heard) }
+        Self { server, client, now, transcript: Some(transcript) }
     }
 
     /// How much is said depends on how often somebody has a turn.
-    pub fn compare_nothing(&mut self) {
-        self.heard = None;
+    pub fn discard_transcript(&mut self) {
+        self.transcript = None;
     }
 
     /// Turns both until `done` or nothing happens for ever, for `limit` of simulated time at the most. Returns whether it was done.
-    pub fn until(&mut self, limit: Duration, mut done: impl FnMut(&S, &C) -> bool) -> bool {
+    pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&S, &C) -> bool) -> bool {
         let end = self.now + limit;
         while self.now <= end {
             let a = self.server.poll_once(self.now).unwrap();
@@ -74,12 +74,12 @@ impl<S: Handler, C: Handler> Two<S, C> {
     }
 }
 
-impl<S: Handler, C: Handler> Drop for Two<S, C> {
+impl<S: Handler, C: Handler> Drop for ShardPair<S, C> {
     fn drop(&mut self) {
-        if let Some(heard) = self.heard.take().filter(|_| !std::thread::panicking()) {
+        if let Some(transcript) = self.transcript.take().filter(|_| !std::thread::panicking()) {
             // What is under way comes to its end.
-            self.until(Duration::from_secs(3), |_, _| false);
-            heard.note();
+            self.run_until(Duration::from_secs(3), |_, _| false);
+            transcript.record();
         }
     }
 }

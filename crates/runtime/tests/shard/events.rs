@@ -1,6 +1,6 @@
 //! What a handler is told, and when: two shards in simulated time.
 
-use crate::common::Two;
+use crate::common::ShardPair;
 use core::time::Duration;
 use ginnel::{
     CloseReason, Conn, ConnectOptions, Context, Datagram, Error, Handler, Instant, ListenOptions, Listener,
@@ -157,9 +157,9 @@ impl Handler for Client {
 
 #[test]
 fn an_echo_comes_back_whole_and_every_end_is_told_once() {
-    let mut two = Two::new(Server::new(usize::MAX), Client::new(300_000));
-    let done = two.until(10 * SECOND, |s, c| s.log.count("closed") + c.log.count("closed") == 2);
-    let (server, client) = (two.server.handler(), two.client.handler());
+    let mut pair = ShardPair::new(Server::new(usize::MAX), Client::new(300_000));
+    let done = pair.run_until(10 * SECOND, |s, c| s.log.count("closed") + c.log.count("closed") == 2);
+    let (server, client) = (pair.server.handler(), pair.client.handler());
     assert!(done, "{:?} {:?}", server.log.0, client.log.0);
     assert_eq!(client.received, client.to_send);
     assert_eq!(client.acked, 300_000);
@@ -170,47 +170,47 @@ fn an_echo_comes_back_whole_and_every_end_is_told_once() {
 
 #[test]
 fn the_end_of_the_stream_comes_after_all_that_was_left_unread() {
-    let mut two = Two::new(Server::new(700), Client::new(50_000));
-    two.until(SECOND, |_, _| false);
+    let mut pair = ShardPair::new(Server::new(700), Client::new(50_000));
+    pair.run_until(SECOND, |_, _| false);
     let mut resumed = 0;
-    while two.server.handler().received.len() < 50_000 {
-        assert_eq!(two.server.handler().log.count("peer closed"), 0);
-        let conn = two.server.handler().conn.unwrap();
-        two.server.with(two.now, |_, cx| cx.resume_reading(conn));
-        two.until(SECOND, |_, _| false);
+    while pair.server.handler().received.len() < 50_000 {
+        assert_eq!(pair.server.handler().log.count("peer closed"), 0);
+        let conn = pair.server.handler().conn.unwrap();
+        pair.server.with(pair.now, |_, cx| cx.resume_reading(conn));
+        pair.run_until(SECOND, |_, _| false);
         resumed += 1;
     }
     assert!(resumed > 10, "little was left unread");
-    assert!(two.until(10 * SECOND, |_, c| c.log.count("closed") == 1));
-    assert_eq!(two.server.handler().log.count("peer closed after 50000"), 1);
-    assert_eq!(two.client.handler().received, two.client.handler().to_send);
+    assert!(pair.run_until(10 * SECOND, |_, c| c.log.count("closed") == 1));
+    assert_eq!(pair.server.handler().log.count("peer closed after 50000"), 1);
+    assert_eq!(pair.client.handler().received, pair.client.handler().to_send);
 }
 
 #[test]
 fn a_handler_that_reads_nothing_holds_the_peer_back() {
-    let mut two = Two::with(Server::new(0), Client::new(10 << 20), |config| {
+    let mut pair = ShardPair::with(Server::new(0), Client::new(10 << 20), |config| {
         config.tcp.recv_buffer_bytes = 64 << 10;
         config.tcp.send_buffer_bytes = 64 << 10;
     });
-    two.until(30 * SECOND, |_, _| false);
-    let sent = two.client.handler().sent;
+    pair.run_until(30 * SECOND, |_, _| false);
+    let sent = pair.client.handler().sent;
     assert!((64 << 10..=400 << 10).contains(&sent), "{sent} bytes went out");
-    two.server.handler_mut().appetite = usize::MAX;
-    let conn = two.server.handler().conn.unwrap();
-    two.server.with(two.now, |_, cx| cx.resume_reading(conn));
-    assert!(two.until(600 * SECOND, |_, c| c.log.count("closed") == 1));
-    assert_eq!(two.client.handler().received, two.client.handler().to_send);
+    pair.server.handler_mut().appetite = usize::MAX;
+    let conn = pair.server.handler().conn.unwrap();
+    pair.server.with(pair.now, |_, cx| cx.resume_reading(conn));
+    assert!(pair.run_until(600 * SECOND, |_, c| c.log.count("closed") == 1));
+    assert_eq!(pair.client.handler().received, pair.client.handler().to_send);
 }
 
 /// It leaves unread what it is shown, until it is told to answer: then it closes within the call that shows it again.
 #[derive(Default)]
-struct Brief {
+struct BriefHandler {
     answers: bool,
     conn: Option<Conn>,
     ends: Vec<CloseReason>,
 }
 
-impl Handler for Brief {
+impl Handler for BriefHandler {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         cx.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default())?;
         Ok(())
@@ -235,41 +235,41 @@ impl Handler for Brief {
 fn what_is_shown_counts_as_read_if_the_handler_closes() {
     let mut client = Client::new(1000);
     client.finish = false;
-    let mut two = Two::new(Brief::default(), client);
-    assert!(two.until(SECOND, |server, _| server.conn.is_some()));
-    two.until(SECOND, |_, _| false);
-    let conn = two.server.handler().conn.unwrap();
-    two.server.with(two.now, |server, cx| {
+    let mut pair = ShardPair::new(BriefHandler::default(), client);
+    assert!(pair.run_until(SECOND, |server, _| server.conn.is_some()));
+    pair.run_until(SECOND, |_, _| false);
+    let conn = pair.server.handler().conn.unwrap();
+    pair.server.with(pair.now, |server, cx| {
         server.answers = true;
         cx.resume_reading(conn);
     });
-    assert!(two.until(SECOND, |server, client| client.log.count("closed") + server.ends.len() == 2));
-    assert_eq!(two.client.handler().received, b"enough");
-    assert_eq!(two.client.handler().log.0, ["connected", "closed Normal"]);
-    assert_eq!(two.server.handler().ends, [CloseReason::Normal]);
+    assert!(pair.run_until(SECOND, |server, client| client.log.count("closed") + server.ends.len() == 2));
+    assert_eq!(pair.client.handler().received, b"enough");
+    assert_eq!(pair.client.handler().log.0, ["connected", "closed Normal"]);
+    assert_eq!(pair.server.handler().ends, [CloseReason::Normal]);
 }
 
 #[test]
 fn a_refused_connection_is_closed_without_having_been_connected() {
     let mut client = Client::new(1);
     client.port = 81;
-    let mut two = Two::new(Server::new(0), client);
-    assert!(two.until(10 * SECOND, |_, c| c.log.count("closed") == 1));
-    assert_eq!(two.client.handler().log.0, ["closed Refused"]);
+    let mut pair = ShardPair::new(Server::new(0), client);
+    assert!(pair.run_until(10 * SECOND, |_, c| c.log.count("closed") == 1));
+    assert_eq!(pair.client.handler().log.0, ["closed Refused"]);
 }
 
 #[test]
 fn an_abort_is_a_reset_for_the_peer() {
     let mut client = Client::new(10);
     client.finish = false;
-    let mut two = Two::new(Server::new(usize::MAX), client);
-    assert!(two.until(10 * SECOND, |_, c| c.received.len() == 10));
-    let conn = two.client.handler().conn.unwrap();
-    two.client.with(two.now, |_, cx| cx.abort(conn)).unwrap();
-    assert!(two.until(10 * SECOND, |s, c| s.log.count("closed") + c.log.count("closed") == 2));
-    assert_eq!(two.client.handler().log.count("closed Aborted"), 1);
-    assert_eq!(two.server.handler().log.count("closed Reset"), 1);
-    let stale = two.client.with(two.now, |_, cx| cx.send(conn, b"x"));
+    let mut pair = ShardPair::new(Server::new(usize::MAX), client);
+    assert!(pair.run_until(10 * SECOND, |_, c| c.received.len() == 10));
+    let conn = pair.client.handler().conn.unwrap();
+    pair.client.with(pair.now, |_, cx| cx.abort(conn)).unwrap();
+    assert!(pair.run_until(10 * SECOND, |s, c| s.log.count("closed") + c.log.count("closed") == 2));
+    assert_eq!(pair.client.handler().log.count("closed Aborted"), 1);
+    assert_eq!(pair.server.handler().log.count("closed Reset"), 1);
+    let stale = pair.client.with(pair.now, |_, cx| cx.send(conn, b"x"));
     assert_eq!(stale, Err(ginnel::SendError::Stale));
 }
 
@@ -277,30 +277,34 @@ fn an_abort_is_a_reset_for_the_peer() {
 fn an_urgent_byte_is_no_part_of_the_stream_and_does_not_hide_its_end() {
     let mut client = Client::new(3);
     client.finish = false;
-    let mut two = Two::new(Server::new(usize::MAX), client);
-    assert!(two.until(10 * SECOND, |_, c| c.received.len() == 3));
-    let conn = two.client.handler().conn.unwrap();
-    two.client.with(two.now, |_, cx| {
+    let mut pair = ShardPair::new(Server::new(usize::MAX), client);
+    assert!(pair.run_until(10 * SECOND, |_, c| c.received.len() == 3));
+    let conn = pair.client.handler().conn.unwrap();
+    pair.client.with(pair.now, |_, cx| {
         cx.send_urgent(conn, b"xyz!").unwrap();
         cx.shutdown_write(conn).unwrap();
     });
-    assert!(two.until(10 * SECOND, |s, _| s.log.count("closed") == 1), "{:?}", two.server.handler().log.0);
-    assert!(two.server.handler().received.ends_with(b"xyz"), "{:?}", two.server.handler().received);
-    assert_eq!(two.server.handler().log.count("closed Normal"), 1, "{:?}", two.server.handler().log.0);
+    assert!(
+        pair.run_until(10 * SECOND, |s, _| s.log.count("closed") == 1),
+        "{:?}",
+        pair.server.handler().log.0
+    );
+    assert!(pair.server.handler().received.ends_with(b"xyz"), "{:?}", pair.server.handler().received);
+    assert_eq!(pair.server.handler().log.count("closed Normal"), 1, "{:?}", pair.server.handler().log.0);
 }
 
 #[test]
 fn the_answer_leaves_with_the_acknowledgement() {
     let mut client = Client::new(10);
     client.finish = false;
-    let mut two = Two::new(Server::new(usize::MAX), client);
-    assert!(two.until(10 * SECOND, |_, c| c.received.len() == 10));
+    let mut pair = ShardPair::new(Server::new(usize::MAX), client);
+    assert!(pair.run_until(10 * SECOND, |_, c| c.received.len() == 10));
     // SYN+ACK and one segment with the echo; ARP may add two.
-    let before = two.client.stack_stats().frames_received;
-    let conn = two.client.handler().conn.unwrap();
-    two.client.with(two.now, |_, cx| cx.send(conn, b"0123456789")).unwrap();
-    assert!(two.until(10 * SECOND, |_, c| c.received.len() == 20));
-    assert_eq!(two.client.stack_stats().frames_received - before, 1);
+    let before = pair.client.stack_stats().frames_received;
+    let conn = pair.client.handler().conn.unwrap();
+    pair.client.with(pair.now, |_, cx| cx.send(conn, b"0123456789")).unwrap();
+    assert!(pair.run_until(10 * SECOND, |_, c| c.received.len() == 20));
+    assert_eq!(pair.client.stack_stats().frames_received - before, 1);
 }
 
 #[derive(Default)]
@@ -333,10 +337,10 @@ impl Handler for Ticker {
 
 #[test]
 fn timers_run_out_in_order_and_cancelled_ones_do_not() {
-    let mut two = Two::new(Server::new(0), Ticker::default());
-    two.until(SECOND, |_, c| c.fired.len() == 3);
+    let mut pair = ShardPair::new(Server::new(0), Ticker::default());
+    pair.run_until(SECOND, |_, c| c.fired.len() == 3);
     let start = Instant::from_millis(1000);
-    let fired: Vec<(u64, u64)> = two
+    let fired: Vec<(u64, u64)> = pair
         .client
         .handler()
         .fired
@@ -348,8 +352,8 @@ fn timers_run_out_in_order_and_cancelled_ones_do_not() {
 
 #[test]
 fn commands_of_other_threads_arrive_in_order() {
-    let mut two = Two::new(Server::new(0), Ticker::default());
-    let commander = two.client.commander();
+    let mut pair = ShardPair::new(Server::new(0), Ticker::default());
+    let commander = pair.client.commander();
     std::thread::spawn(move || {
         for i in 0..100u32 {
             commander.send(Box::new(i)).unwrap();
@@ -357,27 +361,27 @@ fn commands_of_other_threads_arrive_in_order() {
     })
     .join()
     .unwrap();
-    assert!(two.until(SECOND, |_, c| c.commands.len() == 100));
-    assert!(two.client.handler().commands.iter().copied().eq(0..100));
+    assert!(pair.run_until(SECOND, |_, c| c.commands.len() == 100));
+    assert!(pair.client.handler().commands.iter().copied().eq(0..100));
 }
 
 /// Opens a connection whenever one has ended, and aborts it at once.
 #[derive(Default)]
-struct Restless {
+struct ReconnectingHandler {
     ended: u64,
     ticks: u64,
 }
 
-impl Restless {
-    fn again(cx: &mut Context<'_>) {
+impl ReconnectingHandler {
+    fn reconnect(cx: &mut Context<'_>) {
         let conn = cx.connect("10.0.0.1:80".parse().unwrap(), ConnectOptions::default()).unwrap();
         cx.abort(conn).unwrap();
     }
 }
 
-impl Handler for Restless {
+impl Handler for ReconnectingHandler {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
-        Self::again(cx);
+        Self::reconnect(cx);
         cx.set_timer(Duration::from_millis(1), 0);
         Ok(())
     }
@@ -388,7 +392,7 @@ impl Handler for Restless {
 
     fn closed(&mut self, cx: &mut Context<'_>, _: Conn, _: CloseReason) {
         self.ended += 1;
-        Self::again(cx);
+        Self::reconnect(cx);
     }
 
     fn timer(&mut self, _: &mut Context<'_>, _: u64) {
@@ -398,13 +402,13 @@ impl Handler for Restless {
 
 #[test]
 fn a_handler_that_opens_and_aborts_without_end_does_not_keep_its_shard_from_going_on() {
-    let mut two = Two::new(Ticker::default(), Restless::default());
-    two.compare_nothing();
-    assert!(two.until(10 * SECOND, |_, c| c.ticks == 1), "its timer runs out");
-    let before = two.client.handler().ended;
-    two.client.poll_once(two.now).unwrap();
-    two.client.poll_once(two.now).unwrap();
-    assert!((1..20_000).contains(&(two.client.handler().ended - before)));
+    let mut pair = ShardPair::new(Ticker::default(), ReconnectingHandler::default());
+    pair.discard_transcript();
+    assert!(pair.run_until(10 * SECOND, |_, c| c.ticks == 1), "its timer runs out");
+    let before = pair.client.handler().ended;
+    pair.client.poll_once(pair.now).unwrap();
+    pair.client.poll_once(pair.now).unwrap();
+    assert!((1..20_000).contains(&(pair.client.handler().ended - before)));
 }
 
 #[test]
@@ -420,8 +424,8 @@ fn a_handler_starts_when_its_ipv6_address_may_be_used() {
             data.len()
         }
     }
-    let two = || {
-        Two::with(Listens(None), Ticker::default(), |config| {
+    let pair = || {
+        ShardPair::with(Listens(None), Ticker::default(), |config| {
             let last =
                 config.links[0].addresses[0].to_string().replace("10.0.0.", "fd00::").replace("/24", "/64");
             config.links[0].addresses.push(last.parse().unwrap());
@@ -429,12 +433,13 @@ fn a_handler_starts_when_its_ipv6_address_may_be_used() {
             config.network.router_solicitations = 0;
         })
     };
-    let waited = |two: &Two<Listens, Ticker>| two.server.handler().0.unwrap() - Instant::from_millis(1000);
-    let mut both = two();
-    assert!(both.until(10 * SECOND, |s, _| s.0.is_some()));
+    let waited =
+        |pair: &ShardPair<Listens, Ticker>| pair.server.handler().0.unwrap() - Instant::from_millis(1000);
+    let mut both = pair();
+    assert!(both.run_until(10 * SECOND, |s, _| s.0.is_some()));
     assert!(waited(&both) >= SECOND, "{:?}", waited(&both));
     // RFC 4862 §5.4.2: a random delay of up to a second, then a second for an answer. Nobody else wakes the shard then.
-    let mut alone = two();
+    let mut alone = pair();
     while alone.server.handler().0.is_none() {
         let turn = alone.server.poll_once(alone.now).unwrap();
         if turn.work == 0 {
@@ -446,14 +451,14 @@ fn a_handler_starts_when_its_ipv6_address_may_be_used() {
 
 /// Sends a datagram each to port 7, where it is echoed, and to port 8, where nobody is.
 #[derive(Default)]
-struct Datagrams {
+struct DatagramEcho {
     serve: bool,
     sockets: Vec<UdpHandle>,
     received: Vec<Vec<u8>>,
     errors: Vec<(usize, UdpError)>,
 }
 
-impl Handler for Datagrams {
+impl Handler for DatagramEcho {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         let local = if self.serve { "0.0.0.0:7" } else { "0.0.0.0:0" };
         for port in if self.serve { 7..8 } else { 7..9 } {
@@ -486,9 +491,10 @@ impl Handler for Datagrams {
 
 #[test]
 fn datagrams_are_echoed_and_a_port_without_owner_is_an_error() {
-    let mut two = Two::new(Datagrams { serve: true, ..Datagrams::default() }, Datagrams::default());
-    assert!(two.until(10 * SECOND, |_, c| c.received.len() + c.errors.len() == 2));
-    let client = two.client.handler();
+    let mut pair =
+        ShardPair::new(DatagramEcho { serve: true, ..DatagramEcho::default() }, DatagramEcho::default());
+    assert!(pair.run_until(10 * SECOND, |_, c| c.received.len() + c.errors.len() == 2));
+    let client = pair.client.handler();
     assert_eq!(client.received, [vec![7; 5000]]);
-    assert_eq!(client.errors, [(1, UdpError::Refused)]);
+    assert_eq!(client.errors, [(1, UdpError::ConnectionRefused)]);
 }

@@ -1,6 +1,6 @@
 //! `shard.commands_max`, `shard.timers_max`, and the engine's limits as a handler sees them.
 
-use crate::common::{A, config};
+use crate::common::{SERVER_ADDRESS, config};
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel::config::Loopback;
@@ -12,12 +12,12 @@ use ginnel_devices::memory::{MemoryConfig, pair};
 
 /// Keeps what it is told.
 #[derive(Default)]
-struct Keeper {
+struct CommandCollector {
     commands: Vec<u32>,
     timers: Vec<u64>,
 }
 
-impl Handler for Keeper {
+impl Handler for CommandCollector {
     fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
         Ok(())
     }
@@ -37,11 +37,11 @@ impl Handler for Keeper {
 
 const START: Instant = Instant::from_millis(1000);
 
-fn shard(change: impl FnOnce(&mut ginnel::Config)) -> Shard<Keeper> {
+fn shard(change: impl FnOnce(&mut ginnel::Config)) -> Shard<CommandCollector> {
     let (device, _) = pair(MemoryConfig::default());
-    let mut config = config(A);
+    let mut config = config(SERVER_ADDRESS);
     change(&mut config);
-    let builder = Shard::builder(config).handler(Keeper::default()).device("cable", device);
+    let builder = Shard::builder(config).handler(CommandCollector::default()).device("cable", device);
     builder.seed([1; 32]).now(START).build().unwrap()
 }
 
@@ -69,7 +69,7 @@ fn a_full_mailbox_gives_commands_back_and_takes_more_when_the_shard_has_worked()
 #[test]
 fn timers_beyond_the_limit_are_refused_and_counted_until_others_have_run_out() {
     let mut shard = shard(|c| c.shard.timers_max = 3000);
-    let set = |shard: &mut Shard<Keeper>, now, token: u64| {
+    let set = |shard: &mut Shard<CommandCollector>, now, token: u64| {
         shard.with(now, |_, cx| cx.set_timer(Duration::from_millis(10), token)).is_some()
     };
     let taken = (0..3100).filter(|token| set(&mut shard, START, *token)).count();
@@ -117,12 +117,12 @@ fn the_engines_limits_are_errors_that_say_what_was_asked_for() {
 
 /// Accepts what it may.
 #[derive(Default)]
-struct Alone {
+struct SelfConnector {
     accepts: bool,
     connected: usize,
 }
 
-impl Handler for Alone {
+impl Handler for SelfConnector {
     fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
         Ok(())
     }
@@ -145,9 +145,9 @@ impl Handler for Alone {
 fn no_more_connect_to_their_own_stack_at_once_than_may_wait_there() {
     for (host, backlog) in [("10.0.0.1", 1), ("127.0.0.1", 0), ("127.9.9.9", 5), ("[::1]", 2)] {
         let (device, _cable) = pair(MemoryConfig::default());
-        let mut config = config(A);
+        let mut config = config(SERVER_ADDRESS);
         config.loopback = Loopback::Stack;
-        let builder = Shard::builder(config).handler(Alone::default()).device("cable", device);
+        let builder = Shard::builder(config).handler(SelfConnector::default()).device("cable", device);
         let mut shard = builder.seed([1; 32]).now(START).build().unwrap();
         let at: SocketAddr = format!("{host}:80").parse().unwrap();
         let options = ListenOptions { backlog, ..ListenOptions::default() };

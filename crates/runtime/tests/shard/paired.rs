@@ -1,6 +1,6 @@
 //! Two threads on one CPU: neither starves the other.
 
-use crate::common::{A, B, config};
+use crate::common::{CLIENT_ADDRESS, SERVER_ADDRESS, config};
 use core::time::Duration;
 use ginnel::config::Placement;
 use ginnel::{
@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A server whose application shares the first CPU with its stack.
 fn paired<H: Handler>(handler: H, device: Device, realtime: bool) -> Shard<H> {
-    let mut config = config(A);
+    let mut config = config(SERVER_ADDRESS);
     let allowed = rustix::thread::sched_getaffinity(None).unwrap();
     config.shard.cpu = (0..1024).find(|&cpu| allowed.is_set(cpu as usize));
     config.shard.placement = Placement::Paired;
@@ -25,11 +25,11 @@ fn paired<H: Handler>(handler: H, device: Device, realtime: bool) -> Shard<H> {
 }
 
 /// Computes in every turn, and never has enough.
-struct Burner {
+struct BusyHandler {
     turns: u64,
 }
 
-impl Handler for Burner {
+impl Handler for BusyHandler {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         cx.listen("0.0.0.0:7".parse().unwrap(), ListenOptions::default()).map(|_| ())
     }
@@ -40,8 +40,8 @@ impl Handler for Burner {
 
     fn work(&mut self, _: &mut WorkContext<'_>) -> Result<usize, Error> {
         self.turns += 1;
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_millis(2) {
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_millis(2) {
             core::hint::spin_loop();
         }
         Ok(1)
@@ -61,7 +61,7 @@ impl Dialer {
 
 impl Handler for Dialer {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
-        cx.set_timer(PATIENCE, 1).unwrap();
+        cx.set_timer(TEST_TIMEOUT, 1).unwrap();
         Self::dial(cx);
         Ok(())
     }
@@ -93,8 +93,9 @@ impl Handler for Dialer {
 fn an_application_that_computes_does_not_starve_its_stack() {
     for realtime in [true, false] {
         let (near, far) = pair(MemoryConfig::default());
-        let mut server = paired(Burner { turns: 0 }, near, realtime);
-        let client = Shard::builder(config(B)).handler(Dialer { left: 100 }).device("cable", far);
+        let mut server = paired(BusyHandler { turns: 0 }, near, realtime);
+        let client =
+            Shard::builder(config(CLIENT_ADDRESS)).handler(Dialer { left: 100 }).device("cable", far);
         let stop = StopFlag::new().unwrap();
         thread::scope(|scope| {
             let server = scope.spawn(|| {
@@ -147,8 +148,8 @@ fn flood(mut wire: Device, over: &AtomicBool) {
     frame[22..28].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
     frame[28..32].copy_from_slice(&[10, 0, 0, 9]);
     frame[38..42].copy_from_slice(&[10, 0, 0, 1]);
-    let begun = Instant::now();
-    while !over.load(Ordering::Acquire) && begun.elapsed() < PATIENCE {
+    let started = Instant::now();
+    while !over.load(Ordering::Acquire) && started.elapsed() < TEST_TIMEOUT {
         for _ in 0..64 {
             let Some(room) = wire.tx.reserve(frame.len()) else { break };
             room.copy_from_slice(&frame);

@@ -1,10 +1,10 @@
 //! A shard on a thread of its own: sleeping, waking, stopping.
 
-use crate::common::{A, Two, config};
+use crate::common::{SERVER_ADDRESS, ShardPair, config};
 use core::time::Duration;
 use ginnel::{Conn, ConnectOptions, Context, Error, Handler, ListenOptions, Listener, Shard, StopFlag};
 use ginnel_devices::memory::{MemoryConfig, pair};
-use ginnel_testkit::stalls;
+use ginnel_testkit::steal;
 use std::sync::mpsc;
 use std::thread;
 
@@ -46,7 +46,7 @@ impl Handler for Reporter {
 fn shard(leave_at_once: bool) -> (Shard<Reporter>, mpsc::Receiver<&'static str>) {
     let (to, from) = mpsc::channel();
     let (device, _) = pair(MemoryConfig::default());
-    let mut config = config(A);
+    let mut config = config(SERVER_ADDRESS);
     config.shard.stop_grace_ms = 20;
     let handler = Reporter { to, leave_at_once };
     (Shard::builder(config).handler(handler).device("cable", device).build().unwrap(), from)
@@ -78,13 +78,13 @@ fn a_sleeping_shard_wakes_for_timers_commands_and_the_stop_flag() {
 #[test]
 fn a_handler_that_does_not_leave_is_left_when_its_time_is_over() {
     // Its timer comes a moment later, and is heard only if the machine stands still meanwhile.
-    let ended = stalls::in_real_time(1, || {
+    let ended = steal::retry_in_real_time(1, || {
         let (mut shard, from) = shard(false);
         let stop = StopFlag::new().unwrap();
         stop.stop();
         shard.run(&stop).unwrap();
-        let heard: Vec<_> = from.try_iter().collect();
-        if heard == ["start", "stopping"] { Ok(()) } else { Err(heard) }
+        let reports: Vec<_> = from.try_iter().collect();
+        if reports == ["start", "stopping"] { Ok(()) } else { Err(reports) }
     });
     assert!(ended.is_ok(), "{ended:?}");
 }
@@ -141,7 +141,7 @@ impl Handler for Metronome {
 fn a_shard_polls_as_long_as_it_was_told_to_and_then_sleeps() {
     let run = |spin_us| {
         let (device, _other_end) = pair(MemoryConfig::default());
-        let mut config = config(A);
+        let mut config = config(SERVER_ADDRESS);
         config.shard.spin_us = spin_us;
         let mut shard = Shard::builder(config).handler(Metronome(0)).device("cable", device).build().unwrap();
         shard.run(&StopFlag::new().unwrap()).unwrap();
@@ -149,7 +149,7 @@ fn a_shard_polls_as_long_as_it_was_told_to_and_then_sleeps() {
     };
     // What the next tick overtakes while the machine stands still sleeps once less, or polls no more.
     let passes = |spin_us, so: fn(&ginnel::ShardStats) -> bool| {
-        let ended = stalls::in_real_time(1, || {
+        let ended = steal::retry_in_real_time(1, || {
             let stats = run(spin_us);
             if so(&stats) { Ok(()) } else { Err(format!("{stats:?}")) }
         });
@@ -165,15 +165,15 @@ fn a_shard_polls_as_long_as_it_was_told_to_and_then_sleeps() {
 /// Opens connections, a few at a time, and leaves them open.
 struct Opener {
     wanted: u32,
-    begun: u32,
+    started: u32,
     open: u32,
 }
 
 impl Opener {
     fn begin(&mut self, cx: &mut Context<'_>) {
-        while self.begun < self.wanted && self.begun - self.open < 64 {
+        while self.started < self.wanted && self.started - self.open < 64 {
             cx.connect("10.0.0.1:80".parse().unwrap(), ConnectOptions::default()).unwrap();
-            self.begun += 1;
+            self.started += 1;
         }
     }
 }
@@ -214,18 +214,18 @@ impl Handler for Acceptor {
 #[test]
 fn idle_connections_cost_no_processor_time() {
     const CONNECTIONS: u32 = 10_000;
-    let opener = Opener { wanted: CONNECTIONS, begun: 0, open: 0 };
-    let mut two = Two::with(Acceptor(0), opener, |config| config.tcp.connections_max = CONNECTIONS);
+    let opener = Opener { wanted: CONNECTIONS, started: 0, open: 0 };
+    let mut pair = ShardPair::with(Acceptor(0), opener, |config| config.tcp.connections_max = CONNECTIONS);
     let all = |s: &Acceptor, c: &Opener| (s.0, c.open) == (CONNECTIONS, CONNECTIONS);
-    assert!(two.until(Duration::from_secs(60), all));
+    assert!(pair.run_until(Duration::from_secs(60), all));
     // From simulated time into the machine's, which is later.
-    two.compare_nothing();
+    pair.discard_transcript();
     let stop = StopFlag::new().unwrap();
     let flag = stop.clone();
     let thread = thread::spawn(move || {
-        two.server.run(&flag).unwrap();
+        pair.server.run(&flag).unwrap();
         let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        (*two.server.stats(), Duration::new(used.tv_sec.unsigned_abs(), used.tv_nsec.unsigned_abs() as u32))
+        (*pair.server.stats(), Duration::new(used.tv_sec.unsigned_abs(), used.tv_nsec.unsigned_abs() as u32))
     });
     thread::sleep(Duration::from_secs(2));
     stop.stop();
@@ -238,7 +238,7 @@ fn idle_connections_cost_no_processor_time() {
 #[test]
 fn a_shard_without_its_memory_device_is_not_built() {
     let (to, _from) = mpsc::channel();
-    let built = Shard::builder(config(A)).handler(Reporter { to, leave_at_once: true }).build();
+    let built = Shard::builder(config(SERVER_ADDRESS)).handler(Reporter { to, leave_at_once: true }).build();
     let error = built.err().expect("refused").to_string();
     assert!(error.contains("memory device \"cable\" has no other end"), "{error}");
 }

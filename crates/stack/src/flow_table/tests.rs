@@ -20,7 +20,7 @@ fn check(table: &FlowTable) {
             assert!(bucket.is_full() || depth == 1 || chain.len() == 1, "a hole in a chain");
             assert!(bucket.count() > 0 || depth == 0);
             for slot in 0..bucket.count() as usize {
-                assert_eq!(table.address(bucket.lanes[slot]), home);
+                assert_eq!(table.address(bucket.hashes_and_count[slot]), home);
             }
             entries += bucket.count() as usize;
         }
@@ -30,7 +30,7 @@ fn check(table: &FlowTable) {
     while pending != 0 {
         let bucket = &table.overflow[pending as usize - 1];
         for slot in 0..bucket.count() as usize {
-            assert_eq!(bucket.lanes[slot] & table.pending_mask, table.pending_home);
+            assert_eq!(bucket.hashes_and_count[slot] & table.pending_mask, table.pending_bucket);
         }
         entries += bucket.count() as usize;
         overflow_buckets += 1;
@@ -157,7 +157,7 @@ fn growth_does_a_bounded_amount_of_work_even_if_all_hashes_are_equal() {
         let before = pending_buckets(&table);
         table.insert(hash(n), EQUAL + n).unwrap();
         let after = pending_buckets(&table);
-        assert!(before == 0 || before - after == DEAL_BUCKETS_MAX.min(before));
+        assert!(before == 0 || before - after == REDISTRIBUTED_BUCKETS_MAX.min(before));
         if after > 0 && !was_pending {
             // While the chain waits, what is in it is found, changed and removed.
             assert_eq!(table.find(77, |value| value == 3), Some(3));
@@ -184,7 +184,7 @@ fn entries_of_a_chain_that_waits_are_removed_where_they_are() {
         table.insert(if n < 70 { stays } else { goes }, n).unwrap();
     }
     let mut fillers = (1000..).filter(|&n| mix(hash(n)) & 63 != 5);
-    while table.pending == 0 || table.pending_home != 5 {
+    while table.pending == 0 || table.pending_bucket != 5 {
         let filler = fillers.next().unwrap();
         table.insert(hash(filler), filler).unwrap();
     }
@@ -304,7 +304,7 @@ proptest! {
             check(&table);
             prop_assert_eq!(table.len(), len);
             for hash in 0..12 {
-                prop_assert_eq!(table.likely(hash), table.find(hash, |_| true));
+                prop_assert_eq!(table.find_likely(hash), table.find(hash, |_| true));
             }
         }
         for (&hash, values) in &oracle {

@@ -1,6 +1,6 @@
 //! Errors about packets of ours, as transports see them.
 
-use super::extensions::Extensions;
+use super::extensions::IcmpExtensions;
 use crate::wire::{icmpv4, icmpv6, ipv4, ipv6, protocol, udp};
 use core::net::{IpAddr, SocketAddr};
 
@@ -48,19 +48,19 @@ impl IcmpErrorKind {
 
 /// The ICMP message that told of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IcmpSource {
+pub struct IcmpErrorOrigin {
     /// Who sent it; we ourselves, if a neighbour did not answer.
-    pub from: IpAddr,
+    pub offender: IpAddr,
     /// Its type.
-    pub kind: u8,
+    pub icmp_type: u8,
     /// Its code.
-    pub code: u8,
+    pub icmp_code: u8,
     /// Bytes of the largest packet that fits, or which byte was not understood; else 0.
     pub info: u32,
     /// What is behind the packet that it quotes, for datagrams.
-    pub extensions: Option<Extensions>,
+    pub extensions: Option<IcmpExtensions>,
     /// Hop limit that it arrived with; that of the packet, if it is ours.
-    pub hops: u8,
+    pub hop_limit: u8,
 }
 
 /// An error about a packet of ours. That the quoted packet has our address as its source is checked; anybody can know that much, so
@@ -78,18 +78,18 @@ pub struct TransportError {
     /// What went wrong.
     pub kind: IcmpErrorKind,
     /// What `IP_MINTTL` and `IPV6_MINHOPCOUNT` are compared with.
-    pub hops: u8,
+    pub hop_limit: u8,
     /// The message that says so.
-    pub source: IcmpSource,
+    pub origin: IcmpErrorOrigin,
 }
 
 /// Reads who sent a packet to whom, from its IP header on: a quote in an ICMP error, or a packet of ours that never left. It may be cut
 /// off after 8 bytes of transport header (RFC 792), and its lengths and checksums need not be right. The kind of the result, and who
 /// says so, are what we would say ourselves: its neighbour does not answer.
-pub(crate) fn describe_own_packet(packet: &[u8]) -> Option<TransportError> {
+pub(crate) fn parse_quoted_packet(packet: &[u8]) -> Option<TransportError> {
     let (src, dst, protocol, hops, transport) = match packet.first()? >> 4 {
-        4 => describe_v4(packet)?,
-        6 => describe_v6(packet)?,
+        4 => quoted_headers_v4(packet)?,
+        6 => quoted_headers_v6(packet)?,
         _ => return None,
     };
     let word = |at: usize| Some([*transport.get(at)?, *transport.get(at + 1)?]);
@@ -111,16 +111,23 @@ pub(crate) fn describe_own_packet(packet: &[u8]) -> Option<TransportError> {
         remote: SocketAddr::new(dst, ports.1),
         seq,
         kind: IcmpErrorKind::HostUnreachable,
-        hops,
-        source: IcmpSource { from: src, kind, code, info: 0, extensions: None, hops },
+        hop_limit: hops,
+        origin: IcmpErrorOrigin {
+            offender: src,
+            icmp_type: kind,
+            icmp_code: code,
+            info: 0,
+            extensions: None,
+            hop_limit: hops,
+        },
     })
 }
 
 /// What a UDP packet that [`describe_own_packet`] reads says behind its header; nothing of others.
-pub(crate) fn quoted_payload(packet: &[u8]) -> &[u8] {
+pub(crate) fn quoted_udp_payload(packet: &[u8]) -> &[u8] {
     let described = match packet.first().map(|first| first >> 4) {
-        Some(4) => describe_v4(packet),
-        Some(6) => describe_v6(packet),
+        Some(4) => quoted_headers_v4(packet),
+        Some(6) => quoted_headers_v6(packet),
         _ => None,
     };
     described
@@ -130,9 +137,9 @@ pub(crate) fn quoted_payload(packet: &[u8]) -> &[u8] {
 }
 
 /// From whom and to whom, protocol, hop limit, and what follows the headers of IP.
-type Described<'a> = (IpAddr, IpAddr, u8, u8, &'a [u8]);
+type QuotedHeaders<'a> = (IpAddr, IpAddr, u8, u8, &'a [u8]);
 
-fn describe_v4(packet: &[u8]) -> Option<Described<'_>> {
+fn quoted_headers_v4(packet: &[u8]) -> Option<QuotedHeaders<'_>> {
     let (header, rest) = ipv4::Header::parse_quoted(packet).ok()?;
     // Only the first fragment has the transport's header.
     (header.fragment_offset == 0).then_some((
@@ -144,9 +151,9 @@ fn describe_v4(packet: &[u8]) -> Option<Described<'_>> {
     ))
 }
 
-fn describe_v6(packet: &[u8]) -> Option<Described<'_>> {
+fn quoted_headers_v6(packet: &[u8]) -> Option<QuotedHeaders<'_>> {
     let header = ipv6::Header::parse_quoted(packet).ok()?;
-    let chain = ipv6::walk(packet, &header).ok()?;
+    let chain = ipv6::walk_header_chain(packet, &header).ok()?;
     if chain.fragment.is_some_and(|fragment| fragment.header.offset != 0) {
         return None;
     }

@@ -12,14 +12,14 @@ const VERSION: u8 = 2;
 
 /// Where the extensions of a message are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extensions {
+pub struct IcmpExtensions {
     /// So many bytes behind the beginning of the quoted datagram's payload.
-    pub at: u16,
+    pub offset: u16,
     /// Their checksum is wrong, or an object does not fit (`SO_EE_RFC4884_FLAG_INVALID`).
-    pub broken: bool,
+    pub is_invalid: bool,
 }
 
-impl Extensions {
+impl IcmpExtensions {
     /// Those of an ICMP message of this type, which begins with `head`; behind that is the quote, with so many bytes of headers in front of its payload.
     pub(super) fn find(kind: u8, v4: bool, head: &[u8], quote: &[u8], headers: usize) -> Option<Self> {
         // The length of the quote, in words of 4 bytes or of 8.
@@ -36,12 +36,12 @@ impl Extensions {
         }
         // Cannot truncate: at most 255 words of 8 bytes.
         let at = length.checked_sub(headers)? as u16;
-        Some(Self { at, broken: !are_whole(extensions) })
+        Some(Self { offset: at, is_invalid: !are_well_formed(extensions) })
     }
 }
 
 /// Whether nothing contradicts that they are what they claim to be (RFC 4884 §7, §8).
-fn are_whole(extensions: &[u8]) -> bool {
+fn are_well_formed(extensions: &[u8]) -> bool {
     let Some((&[version, _, a, b], mut objects)) = extensions.split_first_chunk::<HEADER_LEN>() else {
         return false;
     };
@@ -86,8 +86,8 @@ mod tests {
         let mut unchecked = good.clone();
         unchecked[2..4].fill(0);
         let odd = [&good[..], &[0, 0]].concat();
-        let whole = |at| Some(Extensions { at, broken: false });
-        let broken = Some(Extensions { at: 100, broken: true });
+        let whole = |at| Some(IcmpExtensions { offset: at, is_invalid: false });
+        let broken = Some(IcmpExtensions { offset: 100, is_invalid: true });
         let cases = [
             ("good", 32, &good, 100, whole(100)),
             ("no length", 0, &good, 100, None),
@@ -105,7 +105,7 @@ mod tests {
         ];
         for (name, length, behind, payload, expected) in cases {
             let quote = [&vec![7; 28 + payload][..], behind].concat();
-            let found = Extensions::find(3, true, &[3, 3, 0, 0, 0, length, 0, 0], &quote, 28);
+            let found = IcmpExtensions::find(3, true, &[3, 3, 0, 0, 0, length, 0, 0], &quote, 28);
             assert_eq!(found, expected, "{name}");
         }
     }
@@ -116,13 +116,13 @@ mod tests {
         let of = |kind, v4, at: usize, length| {
             let mut head = [0; 8];
             head[at] = length;
-            Extensions::find(kind, v4, &head, &quote, 48).map(|found| found.at)
+            IcmpExtensions::find(kind, v4, &head, &quote, 48).map(|found| found.offset)
         };
         for kind in 0..=u8::MAX {
             assert_eq!(of(kind, true, 5, 34), matches!(kind, 3 | 11 | 12).then_some(88), "{kind}");
             assert_eq!(of(kind, false, 4, 17), matches!(kind, 1 | 3).then_some(88), "{kind}");
         }
         // Headers that are longer than the quote says it is.
-        assert_eq!(Extensions::find(3, true, &[0, 0, 0, 0, 0, 34, 0, 0], &quote, 137), None);
+        assert_eq!(IcmpExtensions::find(3, true, &[0, 0, 0, 0, 0, 34, 0, 0], &quote, 137), None);
     }
 }

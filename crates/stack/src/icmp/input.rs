@@ -1,20 +1,20 @@
 //! ICMP messages that arrive: echo requests are answered, errors go to the transport that sent the quoted packet.
 
-use super::error::{IcmpErrorKind, IcmpSource, TransportError, describe_own_packet, quoted_payload};
-use super::extensions::Extensions;
+use super::error::{IcmpErrorKind, IcmpErrorOrigin, TransportError, parse_quoted_packet, quoted_udp_payload};
+use super::extensions::IcmpExtensions;
 use crate::device::Label;
 use crate::handle::LinkId;
-use crate::ip::{Input, IpHeader, Network, Packet4, Packet6};
+use crate::ip::{InputResult, IpHeader, Ipv4Packet, Ipv6Packet, Network};
 use crate::link::is_unicast;
 use crate::link::ndp::NdpPacket;
-use crate::steering::News;
+use crate::steering::ControlUpdate;
 use crate::time::Instant;
 use crate::wire::echo::Echo;
 use crate::wire::{MacAddr, icmpv4, icmpv6, protocol};
 use core::net::IpAddr;
 
 /// An echo request to be answered.
-struct Asked<'a> {
+struct ReceivedEcho<'a> {
     /// Us, if the request was for us alone.
     to: Option<IpAddr>,
     from: IpAddr,
@@ -24,11 +24,17 @@ struct Asked<'a> {
 
 impl Network {
     /// An ICMP message over IPv4.
-    pub(crate) fn icmpv4_input(&mut self, now: Instant, packet: &Packet4<'_>) -> Input {
+    pub(crate) fn icmpv4_input(&mut self, now: Instant, packet: &Ipv4Packet<'_>) -> InputResult {
         self.stats.icmp_in += 1;
         let (src, dst) = (IpAddr::V4(packet.header.src), IpAddr::V4(packet.header.dst));
-        let source =
-            IcmpSource { from: src, kind: 0, code: 0, info: 0, extensions: None, hops: packet.header.ttl };
+        let source = IcmpErrorOrigin {
+            offender: src,
+            icmp_type: 0,
+            icmp_code: 0,
+            info: 0,
+            extensions: None,
+            hop_limit: packet.header.ttl,
+        };
         match icmpv4::Message::parse(packet.payload) {
             Ok(icmpv4::Message::EchoRequest(echo)) => {
                 // RFC 1122 §3.2.2.6: nobody shall make a network shout at one host.
@@ -36,21 +42,23 @@ impl Network {
                     self.stats.icmp_echo_ignored += 1;
                 } else {
                     let tos = packet.header.dscp << 2 | packet.header.ecn;
-                    self.answer_echo(now, &Asked { to: Some(dst), from: src, tos, echo });
+                    self.send_echo_reply(now, &ReceivedEcho { to: Some(dst), from: src, tos, echo });
                 }
             }
             Ok(icmpv4::Message::Unreachable { code, mtu, quote }) => {
                 let info = if code == icmpv4::unreachable::FRAGMENTATION_NEEDED { mtu.into() } else { 0 };
-                let source = IcmpSource { kind: icmpv4::UNREACHABLE, code, info, ..source };
+                let source =
+                    IcmpErrorOrigin { icmp_type: icmpv4::UNREACHABLE, icmp_code: code, info, ..source };
                 return self.icmp_error(dst, packet.payload, quote, unreachable_v4(code, mtu), source);
             }
             Ok(icmpv4::Message::TimeExceeded { code, quote }) => {
-                let source = IcmpSource { kind: icmpv4::TIME_EXCEEDED, code, ..source };
+                let source = IcmpErrorOrigin { icmp_type: icmpv4::TIME_EXCEEDED, icmp_code: code, ..source };
                 return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::TimeExceeded, source);
             }
             Ok(icmpv4::Message::ParameterProblem { code, pointer, quote }) => {
                 let kind = icmpv4::PARAMETER_PROBLEM;
-                let source = IcmpSource { kind, code, info: pointer.into(), ..source };
+                let source =
+                    IcmpErrorOrigin { icmp_type: kind, icmp_code: code, info: pointer.into(), ..source };
                 return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::ParameterProblem, source);
             }
             Ok(icmpv4::Message::Redirect { .. }) => self.stats.redirects_ignored += 1,
@@ -59,7 +67,7 @@ impl Network {
             }
             Err(_) => self.stats.icmp_invalid += 1,
         }
-        Input::Nothing
+        InputResult::Handled
     }
 
     /// An ICMP message over IPv6. `source_mac` is not known for packets that came in fragments.
@@ -68,26 +76,32 @@ impl Network {
         now: Instant,
         link: LinkId,
         source_mac: Option<MacAddr>,
-        packet: &Packet6<'_>,
-    ) -> Input {
+        packet: &Ipv6Packet<'_>,
+    ) -> InputResult {
         self.stats.icmp_in += 1;
         let header = &packet.header;
         let (src, dst) = (IpAddr::V6(header.src), IpAddr::V6(header.dst));
-        let source =
-            IcmpSource { from: src, kind: 0, code: 0, info: 0, extensions: None, hops: header.hop_limit };
+        let source = IcmpErrorOrigin {
+            offender: src,
+            icmp_type: 0,
+            icmp_code: 0,
+            info: 0,
+            extensions: None,
+            hop_limit: header.hop_limit,
+        };
         match icmpv6::Message::parse(packet.payload, header.src, header.dst) {
             Ok(icmpv6::Message::EchoRequest(echo)) if !header.src.is_unspecified() => {
                 let tos = header.dscp << 2 | header.ecn;
                 // RFC 4443 §4.2: one sent to a group is answered from an address of our own.
                 let to = (!header.dst.is_multicast()).then_some(dst);
-                self.answer_echo(now, &Asked { to, from: src, tos, echo });
+                self.send_echo_reply(now, &ReceivedEcho { to, from: src, tos, echo });
             }
             Ok(icmpv6::Message::Unreachable { code, quote }) => {
-                let source = IcmpSource { kind: icmpv6::UNREACHABLE, code, ..source };
+                let source = IcmpErrorOrigin { icmp_type: icmpv6::UNREACHABLE, icmp_code: code, ..source };
                 return self.icmp_error(dst, packet.payload, quote, unreachable_v6(code), source);
             }
             Ok(icmpv6::Message::PacketTooBig { mtu, quote }) => {
-                let source = IcmpSource { kind: icmpv6::PACKET_TOO_BIG, info: mtu, ..source };
+                let source = IcmpErrorOrigin { icmp_type: icmpv6::PACKET_TOO_BIG, info: mtu, ..source };
                 let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
                 return self.icmp_error(
                     dst,
@@ -98,12 +112,12 @@ impl Network {
                 );
             }
             Ok(icmpv6::Message::TimeExceeded { code, quote }) => {
-                let source = IcmpSource { kind: icmpv6::TIME_EXCEEDED, code, ..source };
+                let source = IcmpErrorOrigin { icmp_type: icmpv6::TIME_EXCEEDED, icmp_code: code, ..source };
                 return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::TimeExceeded, source);
             }
             Ok(icmpv6::Message::ParameterProblem { code, pointer, quote }) => {
                 let kind = icmpv6::PARAMETER_PROBLEM;
-                let source = IcmpSource { kind, code, info: pointer, ..source };
+                let source = IcmpErrorOrigin { icmp_type: kind, icmp_code: code, info: pointer, ..source };
                 return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::ParameterProblem, source);
             }
             Ok(icmpv6::Message::Ndp(message)) => match source_mac {
@@ -124,10 +138,10 @@ impl Network {
             Ok(_) => self.stats.icmp_unhandled += 1,
             Err(_) => self.stats.icmp_invalid += 1,
         }
-        Input::Nothing
+        InputResult::Handled
     }
 
-    fn answer_echo(&mut self, now: Instant, asked: &Asked<'_>) {
+    fn send_echo_reply(&mut self, now: Instant, asked: &ReceivedEcho<'_>) {
         if !self.config.icmp_echo {
             self.stats.icmp_echo_ignored += 1;
             return;
@@ -172,36 +186,37 @@ impl Network {
         message: &[u8],
         quote: &[u8],
         kind: IcmpErrorKind,
-        mut source: IcmpSource,
-    ) -> Input {
-        let described = describe_own_packet(quote).filter(|error| {
+        mut source: IcmpErrorOrigin,
+    ) -> InputResult {
+        let described = parse_quoted_packet(quote).filter(|error| {
             error.local.ip() == dst
                 && self.local.link_of(dst).is_some()
-                && self.is_host(error.remote.ip())
+                && self.is_valid_remote(error.remote.ip())
                 && matches!(error.protocol, protocol::TCP | protocol::UDP)
         });
         match described {
             Some(error) => {
                 self.stats.icmp_errors_in += 1;
-                let payload = quoted_payload(quote);
-                self.note_quoted(payload);
+                let payload = quoted_udp_payload(quote);
+                self.set_quoted_payload(payload);
                 if !payload.is_empty() {
                     let headers = quote.len() - payload.len();
-                    source.extensions = Extensions::find(source.kind, dst.is_ipv4(), message, quote, headers);
+                    source.extensions =
+                        IcmpExtensions::find(source.icmp_type, dst.is_ipv4(), message, quote, headers);
                 }
                 // Linux looks at the quoted packet's over IPv4, and over IPv6 at the message's own.
-                let hops = if dst.is_ipv4() { error.hops } else { source.hops };
-                Input::Error(TransportError { kind, source, hops, ..error })
+                let hops = if dst.is_ipv4() { error.hop_limit } else { source.hop_limit };
+                InputResult::Error(TransportError { kind, origin: source, hop_limit: hops, ..error })
             }
             None => {
                 self.stats.icmp_errors_foreign += 1;
-                Input::Nothing
+                InputResult::Handled
             }
         }
     }
 
     /// Whether packets of ours go there: a host on some link, or ourselves.
-    fn is_host(&self, address: IpAddr) -> bool {
+    fn is_valid_remote(&self, address: IpAddr) -> bool {
         is_unicast(address) || self.local.link_of(address).is_some()
     }
 
@@ -217,7 +232,7 @@ impl Network {
         if self.path_mtu.learn(now, destination, mtu, current.mtu) {
             self.stats.path_mtu_learnt += 1;
             self.stats.path_mtu_evicted = self.path_mtu.evicted();
-            self.tell(News::PathMtu { destination, mtu });
+            self.broadcast_update(ControlUpdate::PathMtu { destination, mtu });
             self.route(now, destination, Some(error.local.ip())).ok().map(|route| route.mtu)
         } else {
             self.stats.path_mtu_ignored += 1;

@@ -1,6 +1,6 @@
 use super::*;
 use crate::ip::testbench::*;
-use crate::ip::{Input, NetworkConfig, Parsed};
+use crate::ip::{InputResult, NetworkConfig, ParsedFrame};
 use crate::link::LinkConfig;
 use crate::wire::ethernet::EtherType;
 use crate::wire::{ipv4, ipv6};
@@ -8,13 +8,13 @@ use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
 
 /// Both peers are known from the configuration.
-fn bench() -> Bench {
+fn bench() -> NetworkFixture {
     bench_with(network_config())
 }
 
-fn bench_with(config: NetworkConfig) -> Bench {
+fn bench_with(config: NetworkConfig) -> NetworkFixture {
     let static_neighbours = vec![(PEER_V4.into(), PEER_MAC), (PEER_V6.into(), PEER_MAC)];
-    Bench::with(config, &LinkConfig { static_neighbours, ..link_config() }, CAPABILITIES)
+    NetworkFixture::with(config, &LinkConfig { static_neighbours, ..link_config() }, CAPABILITIES)
 }
 
 fn icmp4(message: &icmpv4::Message<'_>) -> Vec<u8> {
@@ -39,15 +39,15 @@ fn our_packet6() -> Vec<u8> {
 }
 
 #[track_caller]
-fn error_of(input: Input) -> TransportError {
+fn error_of(input: InputResult) -> TransportError {
     match input {
-        Input::Error(error) => error,
+        InputResult::Error(error) => error,
         input => panic!("{input:?}"),
     }
 }
 
 /// Reads an ICMP message of ours.
-fn sent_icmp4(bench: &Bench, check: impl FnOnce(ipv4::Header, icmpv4::Message<'_>)) {
+fn sent_icmp4(bench: &NetworkFixture, check: impl FnOnce(ipv4::Header, icmpv4::Message<'_>)) {
     let frame = bench.sent_one();
     let (_, packet) = as_received(&frame);
     let header = ipv4::Header::parse(packet).unwrap();
@@ -55,7 +55,7 @@ fn sent_icmp4(bench: &Bench, check: impl FnOnce(ipv4::Header, icmpv4::Message<'_
     check(header, icmpv4::Message::parse(header.payload(packet)).unwrap());
 }
 
-fn sent_icmp6(bench: &Bench, check: impl FnOnce(ipv6::Header, icmpv6::Message<'_>)) {
+fn sent_icmp6(bench: &NetworkFixture, check: impl FnOnce(ipv6::Header, icmpv6::Message<'_>)) {
     let frame = bench.sent_one();
     let (_, packet) = as_received(&frame);
     let header = ipv6::Header::parse(packet).unwrap();
@@ -115,13 +115,15 @@ fn the_longest_ping_is_put_together_answered_and_cut_again() {
             fragment_offset: offset as u16,
             ..ipv4_header(PEER_V4, OUR_V4, protocol::ICMP, piece.len())
         };
-        if let Input::Reassembled(whole) = bench.input(&frame(EtherType::IPV4, &ipv4_packet(header, piece))) {
+        if let InputResult::Reassembled(whole) =
+            bench.input(&frame(EtherType::IPV4, &ipv4_packet(header, piece)))
+        {
             buffer = Some(whole);
         }
     }
     let buffer = buffer.unwrap();
     // The owner's part: parse again, input again, give the buffer back.
-    let Parsed::Other(other) = bench.network.parse_reassembled(&buffer) else { panic!() };
+    let ParsedFrame::Other(other) = bench.network.parse_reassembled(&buffer) else { panic!() };
     bench.network.input(bench.now, &other);
     bench.network.recycle(buffer);
     let frames = bench.sent();
@@ -147,7 +149,7 @@ fn a_ping_of_death_is_dropped_at_its_last_fragment() {
     };
     bench.input(&frame(EtherType::IPV4, &ipv4_packet(header(0, true, 1480), &[8; 1480])));
     let last = frame(EtherType::IPV4, &ipv4_packet(header(65_528, false, 1000), &[8; 1000]));
-    assert!(matches!(bench.parse(&last), Parsed::Drop(crate::ip::DropReason::BadIpHeader)));
+    assert!(matches!(bench.parse(&last), ParsedFrame::Drop(crate::ip::DropReason::BadIpHeader)));
 }
 
 #[test]
@@ -182,7 +184,7 @@ fn an_error_about_a_packet_that_is_not_ours_is_ignored() {
     let short = our_packet()[..27].to_vec();
     for quote in [&foreign[..], &to_group, &icmp, &later, &short, &[], &[0x45]] {
         let message = icmpv4::Message::Unreachable { code: 3, mtu: 0, quote };
-        assert!(matches!(bench.input(&v4_frame(protocol::ICMP, &icmp4(&message))), Input::Nothing));
+        assert!(matches!(bench.input(&v4_frame(protocol::ICMP, &icmp4(&message))), InputResult::Handled));
     }
     assert_eq!(bench.network.stats().icmp_errors_foreign, 7);
     assert_eq!(bench.network.stats().icmp_errors_in, 0);
@@ -311,7 +313,7 @@ fn unknown_options_are_reported_where_the_option_says_so() {
     assert_eq!(bench.sent().len(), 0);
     bench.input(&packet(0x80 | 30, OUR_V6, protocol::ICMPV6, &[128, 0, 0, 0, 0, 0, 0, 0]));
     assert_eq!(bench.sent().len(), 1);
-    assert!(matches!(bench.parse(&packet(0x40 | 30, OUR_V6, 99, &[0; 8])), Parsed::Drop(_)));
+    assert!(matches!(bench.parse(&packet(0x40 | 30, OUR_V6, 99, &[0; 8])), ParsedFrame::Drop(_)));
 }
 
 #[test]
@@ -373,12 +375,12 @@ fn ipv6_fragments_are_put_together_and_impossible_ones_reported() {
     let sum = crate::wire::checksum::pseudo_v6(PEER_V6, OUR_V6, protocol::UDP, 27)
         .add(crate::wire::checksum::Sum::of(&datagram));
     datagram[6..8].copy_from_slice(&sum.finish_udp().to_be_bytes());
-    assert!(matches!(bench.input(&fragment(16, false, &datagram[16..])), Input::Nothing));
-    let Input::Reassembled(buffer) = bench.input(&fragment(0, true, &datagram[..16])) else { panic!() };
-    let Parsed::Udp(l4) = bench.network.parse_reassembled(&buffer) else { panic!() };
+    assert!(matches!(bench.input(&fragment(16, false, &datagram[16..])), InputResult::Handled));
+    let InputResult::Reassembled(buffer) = bench.input(&fragment(0, true, &datagram[..16])) else { panic!() };
+    let ParsedFrame::Udp(l4) = bench.network.parse_reassembled(&buffer) else { panic!() };
     assert_eq!(l4.bytes, datagram);
     // RFC 6946: an atomic fragment is a whole packet.
-    assert!(matches!(bench.parse(&fragment(0, false, &datagram)), Parsed::Udp(_)));
+    assert!(matches!(bench.parse(&fragment(0, false, &datagram)), ParsedFrame::Udp(_)));
     // RFC 8200 §4.5: a length that is no multiple of 8, and one beyond the longest packet.
     bench.input(&fragment(0, true, &datagram[..15]));
     sent_icmp6(&bench, |_, message| {

@@ -3,7 +3,7 @@
 pub mod error;
 pub mod extensions;
 mod input;
-pub(crate) mod limit;
+pub(crate) mod rate_limit;
 mod send;
 
-pub use send::Unreachable;
+pub use send::UnreachableReason;

@@ -2,14 +2,14 @@
 //! RFC 4443 §2.4), and no more than the budget allows.
 
 use crate::device::Label;
-use crate::ip::{IpHeader, L4, Network, Packet4, Packet6, Problem6};
+use crate::ip::{IpHeader, Ipv4Packet, Ipv6Packet, Ipv6ParameterProblem, L4, Network};
 use crate::time::Instant;
 use crate::wire::{icmpv4, icmpv6, ipv6, protocol};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Why a transport cannot take a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Unreachable {
+pub enum UnreachableReason {
     /// Nobody has the port.
     Port,
     /// A rule forbids it.
@@ -21,23 +21,23 @@ const ERROR_TOS: u8 = 0xc0;
 
 impl Network {
     /// Tells the sender of a segment that it cannot be delivered, if it may be told.
-    pub fn send_icmp_unreachable(&mut self, now: Instant, l4: &L4<'_>, why: Unreachable) {
+    pub fn send_icmp_unreachable(&mut self, now: Instant, l4: &L4<'_>, why: UnreachableReason) {
         if l4.broadcast {
             return;
         }
         match (l4.src, l4.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 let code = match why {
-                    Unreachable::Port => icmpv4::unreachable::PORT,
-                    Unreachable::Prohibited => icmpv4::unreachable::ADMINISTRATIVELY_PROHIBITED,
+                    UnreachableReason::Port => icmpv4::unreachable::PORT,
+                    UnreachableReason::Prohibited => icmpv4::unreachable::ADMINISTRATIVELY_PROHIBITED,
                 };
                 let quote = quote(l4.ip_packet, icmpv4::QUOTE_LEN_MAX);
                 self.send_error_v4(now, src, dst, &icmpv4::Message::Unreachable { code, mtu: 0, quote });
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
                 let code = match why {
-                    Unreachable::Port => icmpv6::unreachable::PORT,
-                    Unreachable::Prohibited => icmpv6::unreachable::ADMINISTRATIVELY_PROHIBITED,
+                    UnreachableReason::Port => icmpv6::unreachable::PORT,
+                    UnreachableReason::Prohibited => icmpv6::unreachable::ADMINISTRATIVELY_PROHIBITED,
                 };
                 let quote = quote(l4.ip_packet, icmpv6::QUOTE_LEN_MAX);
                 self.send_error_v6(now, src, Some(dst), &icmpv6::Message::Unreachable { code, quote });
@@ -47,7 +47,7 @@ impl Network {
     }
 
     /// A protocol that nobody here speaks.
-    pub(crate) fn refuse_protocol_v4(&mut self, now: Instant, packet: &Packet4<'_>) {
+    pub(crate) fn reject_protocol_v4(&mut self, now: Instant, packet: &Ipv4Packet<'_>) {
         if !packet.broadcast {
             let code = icmpv4::unreachable::PROTOCOL;
             let quote = quote(packet.bytes, icmpv4::QUOTE_LEN_MAX);
@@ -57,24 +57,24 @@ impl Network {
     }
 
     /// The same for IPv6, where it is a parameter problem (RFC 4443 §3.4).
-    pub(crate) fn refuse_protocol_v6(&mut self, now: Instant, packet: &Packet6<'_>) {
+    pub(crate) fn reject_protocol_v6(&mut self, now: Instant, packet: &Ipv6Packet<'_>) {
         // RFC 8200 §4.7: there is nothing to be refused.
         if packet.chain.protocol == protocol::NO_NEXT_HEADER {
             return;
         }
-        let problem = Problem6 {
+        let problem = Ipv6ParameterProblem {
             header: packet.header,
             bytes: packet.bytes,
             code: icmpv6::parameter_problem::UNKNOWN_NEXT_HEADER,
             // Cannot truncate: an offset within a packet.
-            pointer: packet.chain.announced_at as u32,
+            pointer: packet.chain.next_header_offset as u32,
             even_if_multicast: false,
         };
         self.send_parameter_problem(now, &problem);
     }
 
     /// Tells a sender which byte of its packet we do not understand.
-    pub(crate) fn send_parameter_problem(&mut self, now: Instant, problem: &Problem6<'_>) {
+    pub(crate) fn send_parameter_problem(&mut self, now: Instant, problem: &Ipv6ParameterProblem<'_>) {
         let dst = problem.header.dst;
         if (dst.is_multicast() && !problem.even_if_multicast) || is_icmpv6_error(problem.bytes) {
             return;

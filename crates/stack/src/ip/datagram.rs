@@ -1,6 +1,6 @@
 //! Datagrams that may be longer than the path takes: UDP, and ICMP echo replies.
 
-use super::output::{Checksum, IpHeader, TxError};
+use super::output::{IpHeader, TxChecksum, TxError};
 use super::{Network, Route};
 use crate::time::Instant;
 use crate::wire::checksum::Sum;
@@ -33,13 +33,13 @@ impl Network {
             let mut packet = self.begin(now, &route.hop, &header, len)?;
             write(packet.l4());
             let sealed = match checksum {
-                Some(offset) => packet.seal(len, Checksum { offset, payload: None }, None),
+                Some(offset) => packet.seal(len, TxChecksum { offset, payload_sum: None }, None),
                 None => packet.seal_complete(len),
             };
             self.commit(sealed);
             return Ok(());
         }
-        let mut whole = core::mem::take(&mut self.datagram);
+        let mut whole = core::mem::take(&mut self.fragmentation_buffer);
         whole.clear();
         whole.resize(len, 0);
         write(&mut whole);
@@ -47,7 +47,7 @@ impl Network {
             complete_checksum(header, &mut whole, usize::from(offset));
         }
         let result = self.send_fragments(now, route, header, &whole);
-        self.datagram = whole;
+        self.fragmentation_buffer = whole;
         result
     }
 
@@ -68,7 +68,8 @@ impl Network {
             // Cannot truncate: `whole` fits an IP packet.
             let offset = (at * step) as u16;
             let more = usize::from(offset) + piece.len() < whole.len();
-            let fragment = ipv6::FragmentHeader { next_header: header.protocol, offset, more, ident };
+            let fragment =
+                ipv6::FragmentHeader { next_header: header.protocol, offset, more_fragments: more, ident };
             let sent = if is_ipv4 {
                 self.send_fragment_v4(now, route, header, &fragment, piece)
             } else {
@@ -98,7 +99,7 @@ impl Network {
         let header = IpHeader { dont_fragment: true, ..*header };
         let mut packet = self.begin(now, &route.hop, &header, piece.len())?;
         packet.l4().copy_from_slice(piece);
-        packet.set_fragment(fragment.ident as u16, fragment.offset, fragment.more);
+        packet.set_fragment(fragment.ident as u16, fragment.offset, fragment.more_fragments);
         let sealed = packet.seal_complete(piece.len());
         self.commit(sealed);
         Ok(())

@@ -9,39 +9,39 @@ use core::fmt;
 /// Bytes of a block. With 64 bytes charged for each fragment besides its own, no fragment takes more blocks than it is charged for.
 const BLOCK: usize = 64;
 /// No slot.
-pub(super) const NONE: u32 = u32::MAX;
+pub(super) const NO_SLOT: u32 = u32::MAX;
 
 /// Bytes in a chain of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Chain {
+pub(super) struct BlockList {
     first: u32,
     len: u16,
 }
 
 /// A piece of a datagram in the tree of its pieces: a treap, ordered by where pieces begin, and a heap by priority.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
+struct FragmentNode {
     start: u16,
     /// Nobody outside can foresee it, so nobody can make the tree a list.
     priority: u32,
     left: u32,
     right: u32,
-    payload: Chain,
+    payload: BlockList,
 }
 
 /// Where a piece begins and ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct FragmentRange {
     pub start: usize,
     pub end: usize,
 }
 
 /// The pieces of one datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pieces(u32);
+pub(super) struct FragmentTree(u32);
 
-impl Pieces {
-    pub(super) const EMPTY: Self = Self(NONE);
+impl FragmentTree {
+    pub(super) const EMPTY: Self = Self(NO_SLOT);
 }
 
 /// The memory.
@@ -50,31 +50,37 @@ pub(super) struct FragmentStore {
     /// Of each block the one behind it, in a chain or among the free ones.
     next: Vec<u32>,
     free_block: u32,
-    pieces: Vec<Piece>,
+    nodes: Vec<FragmentNode>,
     /// The first free piece; `left` leads to the others.
-    free_piece: u32,
+    free_node: u32,
 }
 
 impl fmt::Debug for FragmentStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (blocks, pieces) = (self.blocks.len(), self.pieces.len());
+        let (blocks, pieces) = (self.blocks.len(), self.nodes.len());
         f.debug_struct("FragmentStore").field("blocks", &blocks).field("pieces", &pieces).finish()
     }
 }
 
 impl FragmentStore {
     pub(super) const fn new() -> Self {
-        Self { blocks: Vec::new(), next: Vec::new(), free_block: NONE, pieces: Vec::new(), free_piece: NONE }
+        Self {
+            blocks: Vec::new(),
+            next: Vec::new(),
+            free_block: NO_SLOT,
+            nodes: Vec::new(),
+            free_node: NO_SLOT,
+        }
     }
 
     /// Copies bytes into blocks: 65,535 at the most.
-    pub(super) fn keep(&mut self, bytes: &[u8]) -> Chain {
-        let mut chain = Chain { first: NONE, len: bytes.len() as u16 };
-        let mut last = NONE;
+    pub(super) fn store(&mut self, bytes: &[u8]) -> BlockList {
+        let mut chain = BlockList { first: NO_SLOT, len: bytes.len() as u16 };
+        let mut last = NO_SLOT;
         for part in bytes.chunks(BLOCK) {
             let block = self.take_block();
             self.blocks[block as usize][..part.len()].copy_from_slice(part);
-            if last == NONE {
+            if last == NO_SLOT {
                 chain.first = block;
             } else {
                 self.next[last as usize] = block;
@@ -86,18 +92,18 @@ impl FragmentStore {
 
     fn take_block(&mut self) -> u32 {
         let block = self.free_block;
-        if block == NONE {
+        if block == NO_SLOT {
             self.blocks.push([0; BLOCK]);
-            self.next.push(NONE);
+            self.next.push(NO_SLOT);
             // Cannot truncate: the budget is below 2^32 bytes, 64 times the number of blocks.
             return (self.blocks.len() - 1) as u32;
         }
-        self.free_block = core::mem::replace(&mut self.next[block as usize], NONE);
+        self.free_block = core::mem::replace(&mut self.next[block as usize], NO_SLOT);
         block
     }
 
     /// Appends the bytes of a chain.
-    pub(super) fn read(&self, chain: Chain, out: &mut Vec<u8>) {
+    pub(super) fn read(&self, chain: BlockList, out: &mut Vec<u8>) {
         let (mut block, mut left) = (chain.first, usize::from(chain.len));
         while left > 0 {
             let part = left.min(BLOCK);
@@ -108,9 +114,9 @@ impl FragmentStore {
     }
 
     /// Gives the blocks of a chain back.
-    pub(super) fn forget(&mut self, chain: Chain) {
+    pub(super) fn free(&mut self, chain: BlockList) {
         let mut block = chain.first;
-        while block != NONE {
+        while block != NO_SLOT {
             let next = core::mem::replace(&mut self.next[block as usize], self.free_block);
             self.free_block = block;
             block = next;
@@ -118,14 +124,18 @@ impl FragmentStore {
     }
 
     /// The piece that begins last at or before `at`, and where the first behind that begins.
-    pub(super) fn around(&self, pieces: Pieces, at: usize) -> (Option<Span>, Option<usize>) {
+    pub(super) fn find_adjacent(
+        &self,
+        pieces: FragmentTree,
+        at: usize,
+    ) -> (Option<FragmentRange>, Option<usize>) {
         let (mut before, mut behind) = (None, None);
         let mut node = pieces.0;
-        while node != NONE {
-            let piece = &self.pieces[node as usize];
+        while node != NO_SLOT {
+            let piece = &self.nodes[node as usize];
             let start = usize::from(piece.start);
             if start <= at {
-                before = Some(Span { start, end: start + usize::from(piece.payload.len) });
+                before = Some(FragmentRange { start, end: start + usize::from(piece.payload.len) });
                 node = piece.right;
             } else {
                 behind = Some(start);
@@ -136,70 +146,77 @@ impl FragmentStore {
     }
 
     /// Adds a piece, which overlaps none that is there.
-    pub(super) fn insert(&mut self, pieces: Pieces, start: u16, payload: &[u8], priority: u32) -> Pieces {
-        let payload = self.keep(payload);
-        let piece = Piece { start, priority, left: NONE, right: NONE, payload };
-        let node = self.free_piece;
-        let node = if node == NONE {
-            self.pieces.push(piece);
-            (self.pieces.len() - 1) as u32
+    pub(super) fn insert(
+        &mut self,
+        pieces: FragmentTree,
+        start: u16,
+        payload: &[u8],
+        priority: u32,
+    ) -> FragmentTree {
+        let payload = self.store(payload);
+        let piece = FragmentNode { start, priority, left: NO_SLOT, right: NO_SLOT, payload };
+        let node = self.free_node;
+        let node = if node == NO_SLOT {
+            self.nodes.push(piece);
+            (self.nodes.len() - 1) as u32
         } else {
-            self.free_piece = core::mem::replace(&mut self.pieces[node as usize], piece).left;
+            self.free_node = core::mem::replace(&mut self.nodes[node as usize], piece).left;
             node
         };
-        Pieces(self.insert_below(pieces.0, node))
+        FragmentTree(self.insert_below(pieces.0, node))
     }
 
     /// Puts `node` into the tree below `root`, whose root it returns. As deep as the tree: a few dozen steps for the 8,192 pieces a datagram can have.
     fn insert_below(&mut self, root: u32, node: u32) -> u32 {
-        let Piece { start, priority, .. } = self.pieces[node as usize];
-        let Some(&Piece { start: here, priority: above, left, right, .. }) = self.pieces.get(root as usize)
+        let FragmentNode { start, priority, .. } = self.nodes[node as usize];
+        let Some(&FragmentNode { start: here, priority: above, left, right, .. }) =
+            self.nodes.get(root as usize)
         else {
             return node;
         };
         if priority > above {
             let (left, right) = self.split(root, start);
-            let piece = &mut self.pieces[node as usize];
+            let piece = &mut self.nodes[node as usize];
             (piece.left, piece.right) = (left, right);
             return node;
         }
         match start.cmp(&here) {
-            Ordering::Less => self.pieces[root as usize].left = self.insert_below(left, node),
-            _ => self.pieces[root as usize].right = self.insert_below(right, node),
+            Ordering::Less => self.nodes[root as usize].left = self.insert_below(left, node),
+            _ => self.nodes[root as usize].right = self.insert_below(right, node),
         }
         root
     }
 
     /// Cuts a tree in two: what begins before `at`, and the rest.
     fn split(&mut self, root: u32, at: u16) -> (u32, u32) {
-        let Some(&Piece { start, left, right, .. }) = self.pieces.get(root as usize) else {
-            return (NONE, NONE);
+        let Some(&FragmentNode { start, left, right, .. }) = self.nodes.get(root as usize) else {
+            return (NO_SLOT, NO_SLOT);
         };
         if start < at {
             let (before, behind) = self.split(right, at);
-            self.pieces[root as usize].right = before;
+            self.nodes[root as usize].right = before;
             (root, behind)
         } else {
             let (before, behind) = self.split(left, at);
-            self.pieces[root as usize].left = behind;
+            self.nodes[root as usize].left = behind;
             (before, root)
         }
     }
 
     /// Appends the payloads of all pieces in order.
-    pub(super) fn read_all(&self, pieces: Pieces, out: &mut Vec<u8>) {
-        if let Some(piece) = self.pieces.get(pieces.0 as usize) {
-            self.read_all(Pieces(piece.left), out);
+    pub(super) fn read_all(&self, pieces: FragmentTree, out: &mut Vec<u8>) {
+        if let Some(piece) = self.nodes.get(pieces.0 as usize) {
+            self.read_all(FragmentTree(piece.left), out);
             self.read(piece.payload, out);
-            self.read_all(Pieces(piece.right), out);
+            self.read_all(FragmentTree(piece.right), out);
         }
     }
 
     /// Appends the payload of the piece that begins at 0. False if there is none.
-    pub(super) fn read_first(&self, pieces: Pieces, out: &mut Vec<u8>) -> bool {
+    pub(super) fn read_first(&self, pieces: FragmentTree, out: &mut Vec<u8>) -> bool {
         let mut first = None;
         let mut node = pieces.0;
-        while let Some(piece) = self.pieces.get(node as usize) {
+        while let Some(piece) = self.nodes.get(node as usize) {
             first = Some(piece);
             node = piece.left;
         }
@@ -209,13 +226,13 @@ impl FragmentStore {
     }
 
     /// Gives all pieces and their payloads back.
-    pub(super) fn forget_all(&mut self, pieces: Pieces) {
-        if let Some(&Piece { left, right, payload, .. }) = self.pieces.get(pieces.0 as usize) {
-            self.forget_all(Pieces(left));
-            self.forget_all(Pieces(right));
-            self.forget(payload);
-            self.pieces[pieces.0 as usize].left = self.free_piece;
-            self.free_piece = pieces.0;
+    pub(super) fn free_all(&mut self, pieces: FragmentTree) {
+        if let Some(&FragmentNode { left, right, payload, .. }) = self.nodes.get(pieces.0 as usize) {
+            self.free_all(FragmentTree(left));
+            self.free_all(FragmentTree(right));
+            self.free(payload);
+            self.nodes[pieces.0 as usize].left = self.free_node;
+            self.free_node = pieces.0;
         }
     }
 
@@ -223,26 +240,26 @@ impl FragmentStore {
     #[cfg(test)]
     pub(super) fn in_use(&self) -> (usize, usize) {
         let count = |first: u32, next: &dyn Fn(u32) -> u32| {
-            let used = |at: &u32| *at != NONE;
+            let used = |at: &u32| *at != NO_SLOT;
             core::iter::successors(Some(first).filter(used), |&at| Some(next(at)).filter(used)).count()
         };
         let free_blocks = count(self.free_block, &|at| self.next[at as usize]);
-        let free_pieces = count(self.free_piece, &|at| self.pieces[at as usize].left);
-        (self.blocks.len() - free_blocks, self.pieces.len() - free_pieces)
+        let free_pieces = count(self.free_node, &|at| self.nodes[at as usize].left);
+        (self.blocks.len() - free_blocks, self.nodes.len() - free_pieces)
     }
 
     /// Blocks and pieces that there is memory for.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> (usize, usize) {
-        (self.blocks.len(), self.pieces.len())
+        (self.blocks.len(), self.nodes.len())
     }
 
     /// Steps from the root to the deepest piece.
     #[cfg(test)]
-    fn depth(&self, pieces: Pieces) -> usize {
-        self.pieces
-            .get(pieces.0 as usize)
-            .map_or(0, |piece| 1 + self.depth(Pieces(piece.left)).max(self.depth(Pieces(piece.right))))
+    fn depth(&self, pieces: FragmentTree) -> usize {
+        self.nodes.get(pieces.0 as usize).map_or(0, |piece| {
+            1 + self.depth(FragmentTree(piece.left)).max(self.depth(FragmentTree(piece.right)))
+        })
     }
 }
 
@@ -257,12 +274,12 @@ mod tests {
         let mut store = FragmentStore::new();
         for _ in 0..3 {
             let lens = [0, 1, 63, 64, 65, 1480, 65_535];
-            let chains = lens.map(|len| store.keep(&vec![len as u8; len]));
+            let chains = lens.map(|len| store.store(&vec![len as u8; len]));
             for (chain, len) in chains.into_iter().zip(lens) {
                 let mut out = Vec::new();
                 store.read(chain, &mut out);
                 assert_eq!(out, vec![len as u8; len]);
-                store.forget(chain);
+                store.free(chain);
             }
             assert_eq!(store.in_use(), (0, 0));
             assert_eq!(store.capacity(), (1 + 1 + 1 + 2 + 24 + 1024, 0));
@@ -275,13 +292,13 @@ mod tests {
         let orders: [fn(u32) -> u32; 3] = [|i| i, |i| 8190 - i, |i| i * 37 % 8191];
         for order in orders {
             let mut store = FragmentStore::new();
-            let mut pieces = Pieces::EMPTY;
+            let mut pieces = FragmentTree::EMPTY;
             for i in 0..8191 {
                 let start = order(i) as u16 * 8;
                 pieces = store.insert(pieces, start, &[i as u8; 8], hash.of(start) as u32);
             }
             assert!(store.depth(pieces) < 60, "{}", store.depth(pieces));
-            store.forget_all(pieces);
+            store.free_all(pieces);
             assert_eq!(store.in_use(), (0, 0));
         }
     }
@@ -295,7 +312,7 @@ mod tests {
             asked in prop::collection::vec(0_usize..8100, 20),
         ) {
             let mut store = FragmentStore::new();
-            let mut pieces = Pieces::EMPTY;
+            let mut pieces = FragmentTree::EMPTY;
             let mut inserted: Vec<_> = starts.iter().collect();
             inserted.sort_by_key(|(start, _)| order.wrapping_mul(u64::from(**start) * 2 + 1));
             for (&start, &(priority, fill)) in inserted {
@@ -308,11 +325,11 @@ mod tests {
             for at in asked {
                 let before = starts.keys().rev().map(|&start| usize::from(start) * 8).find(|&start| start <= at);
                 let behind = starts.keys().map(|&start| usize::from(start) * 8).find(|&start| start > at);
-                let before = before.map(|start| Span { start, end: start + 8 });
-                prop_assert_eq!(store.around(pieces, at), (before, behind));
+                let before = before.map(|start| FragmentRange { start, end: start + 8 });
+                prop_assert_eq!(store.find_adjacent(pieces, at), (before, behind));
             }
             prop_assert_eq!(store.in_use(), (starts.len(), starts.len()));
-            store.forget_all(pieces);
+            store.free_all(pieces);
             prop_assert_eq!(store.in_use(), (0, 0));
         }
     }

@@ -1,13 +1,13 @@
 //! What arrives and is neither TCP nor UDP: handed to ARP and ICMP, or put together from fragments.
 
 use super::Network;
-use super::parse::{Other, OtherKind, Packet4, Packet6, Parsed};
-use super::reassembly::{Key, Outcome, Piece, Rebuild};
+use super::parse::{Ipv4Packet, Ipv6Packet, OtherFrame, OtherFrameKind, ParsedFrame};
+use super::reassembly::{HeaderRebuild, ReassemblyKey, ReassemblyOutcome, ReceivedFragment};
 use super::stats::DropReason;
-use super::timers::Timer;
+use super::timers::NetworkTimer;
 use crate::handle::LinkId;
 use crate::icmp::error::TransportError;
-use crate::ip::Problem6;
+use crate::ip::Ipv6ParameterProblem;
 use crate::time::Instant;
 use crate::wire::{MacAddr, icmpv6, ipv6, protocol};
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -15,9 +15,9 @@ use core::time::Duration;
 
 /// What came of a frame that [`Network::input`] took.
 #[derive(Debug)]
-pub enum Input {
+pub enum InputResult {
     /// Nothing the transport needs to know.
-    Nothing,
+    Handled,
     /// Somebody says that a packet of ours could not be delivered. Anybody can say so: see [`TransportError`].
     Error(TransportError),
     /// The last fragment of a packet came: see [`Network::parse_reassembled`].
@@ -42,7 +42,7 @@ impl Reassembled {
     }
 
     /// True if its destination is a broadcast or multicast address.
-    pub(super) fn is_for_a_group(&self, net: &Network) -> bool {
+    pub(super) fn has_group_destination(&self, net: &Network) -> bool {
         match self.packet.as_slice() {
             [version, rest @ ..] if version >> 4 == 4 => match rest.get(15..19) {
                 Some(&[a, b, c, d]) => {
@@ -58,40 +58,40 @@ impl Reassembled {
 
 impl Network {
     /// Handles ARP, NDP, ICMP and fragments.
-    pub fn input(&mut self, now: Instant, other: &Other<'_>) -> Input {
+    pub fn input(&mut self, now: Instant, other: &OtherFrame<'_>) -> InputResult {
         match &other.kind {
-            OtherKind::Arp(packet) => {
+            OtherFrameKind::Arp(packet) => {
                 self.arp_input(now, other.link, packet, other.group_frame);
-                Input::Nothing
+                InputResult::Handled
             }
-            OtherKind::Ipv4(packet) if packet.header.protocol == protocol::ICMP => {
+            OtherFrameKind::Ipv4(packet) if packet.header.protocol == protocol::ICMP => {
                 self.icmpv4_input(now, packet)
             }
-            OtherKind::Ipv4(packet) => {
-                self.refuse_protocol_v4(now, packet);
-                Input::Nothing
+            OtherFrameKind::Ipv4(packet) => {
+                self.reject_protocol_v4(now, packet);
+                InputResult::Handled
             }
-            OtherKind::Ipv6(packet) if packet.chain.protocol == protocol::ICMPV6 => {
+            OtherFrameKind::Ipv6(packet) if packet.chain.protocol == protocol::ICMPV6 => {
                 let source_mac = (other.source_mac != MacAddr::ZERO).then_some(other.source_mac);
                 self.icmpv6_input(now, other.link, source_mac, packet)
             }
-            OtherKind::Ipv6(packet) => {
-                self.refuse_protocol_v6(now, packet);
-                Input::Nothing
+            OtherFrameKind::Ipv6(packet) => {
+                self.reject_protocol_v6(now, packet);
+                InputResult::Handled
             }
-            OtherKind::Fragment4(packet) => self.fragment_v4_input(now, other.link, packet),
-            OtherKind::Fragment6(packet) => self.fragment_v6_input(now, other.link, packet),
-            OtherKind::Problem6(problem) => {
+            OtherFrameKind::Ipv4Fragment(packet) => self.fragment_v4_input(now, other.link, packet),
+            OtherFrameKind::Ipv6Fragment(packet) => self.fragment_v6_input(now, other.link, packet),
+            OtherFrameKind::ParameterProblem(problem) => {
                 self.count_drop(DropReason::BadExtensionHeaders);
                 self.send_parameter_problem(now, problem);
-                Input::Nothing
+                InputResult::Handled
             }
         }
     }
 
     /// Says what a reassembled packet is, as [`Network::parse`] does for frames. Afterwards the buffer comes back with
     /// [`Network::recycle`].
-    pub fn parse_reassembled<'b>(&self, reassembled: &'b Reassembled) -> Parsed<'b> {
+    pub fn parse_reassembled<'b>(&self, reassembled: &'b Reassembled) -> ParsedFrame<'b> {
         self.parse_packet(reassembled.link, &reassembled.packet)
     }
 
@@ -100,10 +100,10 @@ impl Network {
         self.reassembly.recycle(reassembled.packet);
     }
 
-    fn fragment_v4_input(&mut self, now: Instant, link: LinkId, packet: &Packet4<'_>) -> Input {
+    fn fragment_v4_input(&mut self, now: Instant, link: LinkId, packet: &Ipv4Packet<'_>) -> InputResult {
         let header = &packet.header;
-        let piece = Piece {
-            key: Key {
+        let piece = ReceivedFragment {
+            key: ReassemblyKey {
                 src: header.src.into(),
                 dst: header.dst.into(),
                 protocol: header.protocol,
@@ -111,23 +111,25 @@ impl Network {
                 link: None,
             },
             offset: header.fragment_offset,
-            more: header.more_fragments,
+            more_fragments: header.more_fragments,
             headers: &packet.bytes[..usize::from(header.header_len)],
             payload: packet.payload,
             ecn: header.ecn,
             broadcast: packet.broadcast,
-            rebuild: Rebuild::V4,
+            rebuild: HeaderRebuild::V4,
         };
         self.fragment_input(now, link, &piece, self.config.fragment_timeout_v4_seconds)
     }
 
-    fn fragment_v6_input(&mut self, now: Instant, link: LinkId, packet: &Packet6<'_>) -> Input {
-        let Some(fragment) = packet.chain.fragment else { return Input::Nothing };
+    fn fragment_v6_input(&mut self, now: Instant, link: LinkId, packet: &Ipv6Packet<'_>) -> InputResult {
+        let Some(fragment) = packet.chain.fragment else { return InputResult::Handled };
         let header = &packet.header;
-        if fragment.header.offset == 0 && !holds_all_headers(fragment.header.next_header, packet.payload) {
+        if fragment.header.offset == 0
+            && !has_complete_header_chain(fragment.header.next_header, packet.payload)
+        {
             // RFC 7112 §5: otherwise filters would have to wait for the rest too.
             self.stats.reassembly_malformed += 1;
-            let problem = Problem6 {
+            let problem = Ipv6ParameterProblem {
                 header: packet.header,
                 bytes: packet.bytes,
                 code: icmpv6::parameter_problem::INCOMPLETE_HEADER_CHAIN,
@@ -135,11 +137,11 @@ impl Network {
                 even_if_multicast: false,
             };
             self.send_parameter_problem(now, &problem);
-            return Input::Nothing;
+            return InputResult::Handled;
         }
         let scoped = |address: Ipv6Addr| address.is_unicast_link_local();
-        let piece = Piece {
-            key: Key {
+        let piece = ReceivedFragment {
+            key: ReassemblyKey {
                 src: header.src.into(),
                 dst: header.dst.into(),
                 protocol: 0,
@@ -147,14 +149,14 @@ impl Network {
                 link: (scoped(header.src) || scoped(header.dst)).then_some(link),
             },
             offset: fragment.header.offset,
-            more: fragment.header.more,
+            more_fragments: fragment.header.more_fragments,
             headers: &packet.bytes[..packet.chain.offset],
             payload: packet.payload,
             ecn: header.ecn,
             broadcast: header.dst.is_multicast(),
-            rebuild: Rebuild::V6 {
-                at: fragment.at,
-                announced_at: fragment.announced_at,
+            rebuild: HeaderRebuild::V6 {
+                header_offset: fragment.header_offset,
+                next_header_offset: fragment.next_header_offset,
                 next_header: fragment.header.next_header,
             },
         };
@@ -165,33 +167,33 @@ impl Network {
         &mut self,
         now: Instant,
         link: LinkId,
-        piece: &Piece<'_>,
+        piece: &ReceivedFragment<'_>,
         timeout_seconds: u32,
-    ) -> Input {
+    ) -> InputResult {
         self.stats.fragments_in += 1;
         let until = now + Duration::from_secs(timeout_seconds.into());
         match self.reassembly.insert(piece, until) {
             // One timer for all, which is not stopped either: it finds out itself who is still there.
-            Outcome::Waiting => self.timers.arm_no_later(Timer::Reassembly, until),
-            Outcome::Duplicate => self.stats.reassembly_duplicates += 1,
-            Outcome::Complete(packet) => {
+            ReassemblyOutcome::Incomplete => self.timers.arm_no_later(NetworkTimer::Reassembly, until),
+            ReassemblyOutcome::Duplicate => self.stats.reassembly_duplicates += 1,
+            ReassemblyOutcome::Complete(packet) => {
                 self.stats.reassembled += 1;
-                return Input::Reassembled(Reassembled { link, packet });
+                return InputResult::Reassembled(Reassembled { link, packet });
             }
-            Outcome::Overlap => self.stats.reassembly_overlaps += 1,
-            Outcome::Malformed => self.stats.reassembly_malformed += 1,
+            ReassemblyOutcome::Overlap => self.stats.reassembly_overlaps += 1,
+            ReassemblyOutcome::Malformed => self.stats.reassembly_malformed += 1,
         }
         while self.reassembly.evict() {
             self.stats.reassembly_evicted += 1;
         }
-        Input::Nothing
+        InputResult::Handled
     }
 
     /// Fragments did not come in time.
     pub(super) fn on_reassembly_timeout(&mut self, now: Instant) {
         while let Some(expired) = self.reassembly.expire(now) {
             self.stats.reassembly_timeouts += 1;
-            let Some(first) = expired.first else { continue };
+            let Some(first) = expired.first_fragment else { continue };
             // RFC 1122 §3.3.2, RFC 8200 §4.5: only with the first fragment does the sender know what it is about.
             if !expired.broadcast {
                 self.send_reassembly_timeout(now, &first);
@@ -199,13 +201,13 @@ impl Network {
             self.reassembly.recycle(first);
         }
         if let Some(at) = self.reassembly.next_deadline() {
-            self.timers.arm(Timer::Reassembly, at);
+            self.timers.arm(NetworkTimer::Reassembly, at);
         }
     }
 }
 
 /// True if the headers behind a fragment header, up to and including the transport's, are all in the first fragment.
-fn holds_all_headers(mut next: u8, mut rest: &[u8]) -> bool {
+fn has_complete_header_chain(mut next: u8, mut rest: &[u8]) -> bool {
     for _ in 0..ipv6::EXTENSION_HEADERS_MAX {
         let len = match next {
             protocol::HOP_BY_HOP | protocol::ROUTING | protocol::DESTINATION_OPTIONS => match rest {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::ip::testbench::*;
-use crate::ip::{NetworkConfig, Parsed};
+use crate::ip::{NetworkConfig, ParsedFrame};
 use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
 use crate::wire::ethernet::EtherType;
 use crate::wire::{ipv4, udp};
@@ -37,7 +37,7 @@ fn fragment_v6(ident: u32, whole: &[u8], start: usize, end: usize) -> Vec<u8> {
     let header = ipv6::FragmentHeader {
         next_header: protocol::UDP,
         offset: start as u16,
-        more: end < whole.len(),
+        more_fragments: end < whole.len(),
         ident,
     };
     header.emit(&mut payload);
@@ -92,11 +92,11 @@ proptest! {
             }
             sent.push(next);
         }
-        let mut bench = Bench::new();
+        let mut bench = NetworkFixture::new();
         let mut arrived = [0, 0];
         for bytes in &sent {
-            if let Input::Reassembled(buffer) = bench.input(bytes) {
-                let Parsed::Udp(l4) = bench.network.parse_reassembled(&buffer) else {
+            if let InputResult::Reassembled(buffer) = bench.input(bytes) {
+                let ParsedFrame::Udp(l4) = bench.network.parse_reassembled(&buffer) else {
                     return Err(TestCaseError::fail("no datagram"));
                 };
                 prop_assert_eq!(&l4.bytes[8..], &payload[..]);
@@ -111,7 +111,7 @@ proptest! {
 #[test]
 fn the_budget_for_fragments_holds_against_a_flood() {
     let config = NetworkConfig { fragment_bytes: 65_536, ..network_config() };
-    let mut bench = Bench::with(config, &link_config(), CAPABILITIES);
+    let mut bench = NetworkFixture::with(config, &link_config(), CAPABILITIES);
     let whole = vec![7; 3000];
     for ident in 0..1000 {
         bench.input(&fragment_v4(ident, &whole, 0, 1480));
@@ -120,7 +120,7 @@ fn the_budget_for_fragments_holds_against_a_flood() {
     let kept = 1000 - stats.reassembly_evicted;
     assert_eq!(kept, 65_536 / (1480 + 20 + 2 * 64));
     // The youngest are still there; nothing of the others is left when their time is over.
-    assert!(matches!(bench.input(&fragment_v4(999, &whole, 1480, 3000)), Input::Reassembled(_)));
+    assert!(matches!(bench.input(&fragment_v4(999, &whole, 1480, 3000)), InputResult::Reassembled(_)));
     bench.advance(core::time::Duration::from_secs(31));
     assert_eq!(bench.network.stats().reassembly_timeouts, kept - 1);
     // The sender of those that had their first fragment was asked for, to be told.
@@ -130,7 +130,7 @@ fn the_budget_for_fragments_holds_against_a_flood() {
 
 #[test]
 fn fragments_of_fragments_are_not_put_together() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     // A fragment header that leads to another one.
     let inner = [&[protocol::UDP, 0, 0, 1, 0, 0, 0, 2][..], &[1; 16]].concat();
     let fragment = |start: usize, end: usize| {
@@ -138,7 +138,7 @@ fn fragments_of_fragments_are_not_put_together() {
         let header = ipv6::FragmentHeader {
             next_header: protocol::FRAGMENT,
             offset: start as u16,
-            more: end < inner.len(),
+            more_fragments: end < inner.len(),
             ident: 1,
         };
         header.emit(&mut payload);
@@ -146,7 +146,7 @@ fn fragments_of_fragments_are_not_put_together() {
         frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::FRAGMENT, 64, &payload))
     };
     bench.input(&fragment(0, 16));
-    let Input::Reassembled(buffer) = bench.input(&fragment(16, 24)) else { panic!() };
+    let InputResult::Reassembled(buffer) = bench.input(&fragment(16, 24)) else { panic!() };
     let parsed = bench.network.parse_reassembled(&buffer);
-    assert!(matches!(parsed, Parsed::Drop(DropReason::NestedFragment)), "{parsed:?}");
+    assert!(matches!(parsed, ParsedFrame::Drop(DropReason::NestedFragment)), "{parsed:?}");
 }

@@ -5,14 +5,15 @@ use super::route::{RouteConfig, RouteEntry, RouteOrigin};
 use crate::error::ConfigError;
 use crate::handle::{LinkId, PortId};
 use crate::link::neighbour::{NeighbourInfo, NeighbourState};
-use crate::link::{Address, AddressState, Link, LinkConfig};
+use crate::link::{AddressState, InterfaceAddress, Link, LinkConfig};
 use crate::time::Instant;
 use crate::wire::MacAddr;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 
 /// What the neighbour at the other end of the way to ourselves is called, in each family.
-pub(super) const SELVES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+pub(super) const LOOPBACK_NEIGHBOURS: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
 /// A link, as it is shown.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +27,7 @@ pub struct LinkView<'a> {
     /// It is the way to ourselves.
     pub loopback: bool,
     /// In the order in which they were added; those that another host has are among them ([`AddressState::Duplicate`]).
-    pub addresses: &'a [Address],
+    pub addresses: &'a [InterfaceAddress],
 }
 
 impl Network {
@@ -58,11 +59,12 @@ impl Network {
             return Err(ConfigError::new(key("loopback"), "another link is the way to ourselves already"));
         }
         let static_neighbours =
-            config.static_neighbours.len() + if config.loopback { SELVES.len() } else { 0 };
-        if static_neighbours > self.neighbours.room_for_static() {
+            config.static_neighbours.len() + if config.loopback { LOOPBACK_NEIGHBOURS.len() } else { 0 };
+        if static_neighbours > self.neighbours.permanent_slots_left() {
             return Err(ConfigError::new(key("static_neighbours"), "more than network.neighbours_max"));
         }
-        let reachable = self.draw_reachable(Duration::from_millis(self.config.neighbour_reachable_ms.into()));
+        let reachable =
+            self.randomize_reachable_time(Duration::from_millis(self.config.neighbour_reachable_ms.into()));
         let link = Link::new(config, port, &device, &self.config, reachable)?;
         self.links.push(link);
         let port = &mut self.ports[usize::from(port.0)];
@@ -76,7 +78,7 @@ impl Network {
         for &(address, prefix) in &config.addresses {
             self.add_configured_address(id, address, prefix);
         }
-        for &(network, prefix) in &config.own_networks {
+        for &(network, prefix) in &config.local_networks {
             self.local.insert_network(network, prefix, id);
         }
         self.start_ipv6(id);
@@ -84,9 +86,9 @@ impl Network {
             self.loopback = Some(id);
         }
         let own = self.link(id).mac;
-        let selves = SELVES.iter().filter(|_| config.loopback).map(|&address| (address, own));
+        let selves = LOOPBACK_NEIGHBOURS.iter().filter(|_| config.loopback).map(|&address| (address, own));
         for (address, mac) in config.static_neighbours.iter().copied().chain(selves) {
-            let added = self.add_neighbour(id, address, mac, NeighbourState::Static);
+            let added = self.add_neighbour(id, address, mac, NeighbourState::Permanent);
             debug_assert!(added.is_some(), "the room was counted");
         }
         self.bump_epoch();
@@ -94,7 +96,7 @@ impl Network {
     }
 
     /// RFC 4861 §6.3.2: a random factor between half and one and a half, so that hosts do not probe in step.
-    pub(crate) fn draw_reachable(&mut self, base: Duration) -> Duration {
+    pub(crate) fn randomize_reachable_time(&mut self, base: Duration) -> Duration {
         // Cannot overflow: 500 … 1,500.
         let per_mille = 500 + self.entropy.below(1001);
         base.saturating_mul(per_mille) / 1000
@@ -103,7 +105,11 @@ impl Network {
     fn add_configured_address(&mut self, link: LinkId, address: IpAddr, prefix: u8) {
         match address {
             IpAddr::V4(v4) => {
-                self.link_mut(link).add_address(Address::permanent(address, prefix, AddressState::Valid));
+                self.link_mut(link).add_address(InterfaceAddress::permanent(
+                    address,
+                    prefix,
+                    AddressState::Valid,
+                ));
                 self.local.insert_v4(v4, link);
                 if self.link(link).loopback {
                     // All of the network are we (RFC 1122 §3.2.1.3 (g)).
@@ -114,7 +120,11 @@ impl Network {
             }
             // Nobody else can have it.
             IpAddr::V6(v6) if self.link(link).loopback => {
-                self.link_mut(link).add_address(Address::permanent(address, prefix, AddressState::Valid));
+                self.link_mut(link).add_address(InterfaceAddress::permanent(
+                    address,
+                    prefix,
+                    AddressState::Valid,
+                ));
                 self.local.insert_v6(v6, link);
             }
             IpAddr::V6(v6) => {
@@ -123,7 +133,7 @@ impl Network {
                 }
                 self.add_ipv6_address(
                     link,
-                    Address::permanent(address, prefix, AddressState::Tentative { probes: 0 }),
+                    InterfaceAddress::permanent(address, prefix, AddressState::Tentative { probes: 0 }),
                 );
             }
         }
@@ -191,7 +201,7 @@ impl Network {
     }
 
     /// Addresses of a link, in the order they were added.
-    pub fn addresses(&self, link: LinkId) -> &[Address] {
+    pub fn addresses(&self, link: LinkId) -> &[InterfaceAddress] {
         self.links.get(usize::from(link.0)).map_or(&[], |link| &link.addresses)
     }
 

@@ -31,13 +31,13 @@ impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
 
     /// Whether an address is ours.
     #[inline(always)]
-    pub(crate) fn has(&self, address: T) -> bool {
+    pub(crate) fn contains(&self, address: T) -> bool {
         self.primary.is_some_and(|(primary, _)| primary == address)
             || (self.sorted.len() > 1 || !self.networks.is_empty()) && self.search(address).is_some()
     }
 
     /// The address, if there is one alone.
-    pub(crate) fn only(&self) -> Option<T> {
+    pub(crate) fn sole_address(&self) -> Option<T> {
         let alone = self.sorted.len() == 1 && self.networks.is_empty();
         self.primary.filter(|_| alone).map(|(address, _)| address)
     }
@@ -140,13 +140,13 @@ mod tests {
     fn all_addresses_of_a_network_are_ours_and_those_that_were_named_have_their_own_links() {
         let mut set = AddressSet::new();
         set.insert_network(0x7f00_0001_u32, 0xff00_0000, LinkId(7));
-        assert_eq!((set.link_of(0x7fab_cdef), set.has(0x7f00_0000)), (Some(LinkId(7)), true));
-        assert_eq!((set.link_of(0x8000_0000), set.has(0x7eff_ffff)), (None, false));
+        assert_eq!((set.link_of(0x7fab_cdef), set.contains(0x7f00_0000)), (Some(LinkId(7)), true));
+        assert_eq!((set.link_of(0x8000_0000), set.contains(0x7eff_ffff)), (None, false));
         set.insert_network(0xc0a8_0001, 0xffff_0000, LinkId(3));
         assert_eq!((set.link_of(0xc0a8_ffff), set.link_of(0x7fab_cdef)), (Some(LinkId(3)), Some(LinkId(7))));
         assert_eq!(set.link_of(0xc0a9_0000), None);
         set.insert(0x7f00_0005, LinkId(2));
-        assert_eq!((set.link_of(0x7f00_0005), set.has(0x7f00_0006)), (Some(LinkId(2)), true));
+        assert_eq!((set.link_of(0x7f00_0005), set.contains(0x7f00_0006)), (Some(LinkId(2)), true));
     }
 
     #[test]

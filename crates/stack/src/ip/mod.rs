@@ -9,52 +9,52 @@
 
 pub mod config;
 mod datagram;
-mod destinations;
+mod destination_cache;
 pub(crate) mod entropy;
 mod fragment_store;
 mod input;
 mod label;
 mod links;
 pub(crate) mod local;
+mod multi_shard;
 mod output;
 mod parse;
 pub mod path_mtu;
-mod plain;
 mod reassembly;
 pub(crate) mod route;
 mod routing;
-mod shared;
+pub(crate) mod rx_fast_path;
 pub mod stats;
 pub(crate) mod timers;
-pub(crate) mod usual;
+mod tx_fast_path;
 
 pub use config::NetworkConfig;
-pub use input::{Input, Reassembled};
+pub use input::{InputResult, Reassembled};
 pub use links::LinkView;
-pub use output::{Checksum, IpHeader, PacketOut, Sealed, Summing, TxError};
-pub use parse::{L4, Other, Parsed};
-pub(crate) use parse::{Packet4, Packet6, Problem6};
-pub(crate) use plain::{Lengths, PlainSealed, TcpV4};
+pub use output::{IpHeader, PayloadSum, SealedPacket, TxChecksum, TxError, TxPacket};
+pub(crate) use parse::{Ipv4Packet, Ipv6Packet, Ipv6ParameterProblem};
+pub use parse::{L4, OtherFrame, ParsedFrame};
 pub use route::RouteConfig;
-pub use routing::{Hop, Route, RouteError};
+pub use routing::{NextHop, Route, RouteError};
 pub use stats::{DropReason, DropStats, NetworkStats};
+pub(crate) use tx_fast_path::{SealedTcpV4, TcpV4Headers, TcpV4Lengths};
 
 use crate::device::{Capabilities, TxQueue};
 use crate::error::ConfigError;
 use crate::handle::{LinkId, PortId};
 use crate::icmp::error::TransportError;
-use crate::icmp::limit::Limiter;
-use crate::ip::destinations::Destinations;
+use crate::icmp::rate_limit::IcmpRateLimiter;
+use crate::ip::destination_cache::DestinationCache;
 use crate::ip::entropy::{Entropy, KeyedHash};
 use crate::ip::local::LocalAddresses;
 use crate::ip::path_mtu::PathMtuCache;
 use crate::ip::reassembly::Reassembly;
 use crate::ip::route::RouteTable;
-use crate::ip::timers::{Timer, Timers};
+use crate::ip::timers::{NetworkTimer, NetworkTimers};
 use crate::link::neighbour::NeighbourTable;
-use crate::link::{Link, Port};
+use crate::link::{Link, TxPort};
 use crate::steering::toeplitz::Toeplitz;
-use crate::steering::{News, Steering};
+use crate::steering::{ControlUpdate, Steering};
 use crate::time::Instant;
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -66,7 +66,7 @@ pub struct Network {
     drops: DropStats,
     pub(crate) entropy: Entropy,
     pub(crate) hash: KeyedHash,
-    pub(crate) ports: Vec<Port>,
+    pub(crate) ports: Vec<TxPort>,
     pub(crate) links: Vec<Link>,
     /// The way to ourselves, if there is one.
     loopback: Option<LinkId>,
@@ -74,33 +74,33 @@ pub struct Network {
     pub(crate) neighbours: NeighbourTable,
     pub(crate) routes: RouteTable,
     pub(crate) path_mtu: PathMtuCache,
-    destinations: Destinations,
+    destination_cache: DestinationCache,
     reassembly: Reassembly,
-    pub(crate) icmp_limit: Limiter,
-    pub(crate) timers: Timers,
+    pub(crate) icmp_limit: IcmpRateLimiter,
+    pub(crate) timers: NetworkTimers,
     /// Changes with every change of links, addresses and routes, which makes cached hops stale.
     pub(crate) epoch: u16,
     /// Where packets are built that wait for a neighbour, since they do not go into the device's room. Grows to the longest once.
     scratch: Vec<u8>,
     /// The same for datagrams that are to be cut into fragments.
-    datagram: Vec<u8>,
+    fragmentation_buffer: Vec<u8>,
     /// Neighbours whose waiting packets a full device refused.
     pub(crate) backlog: Vec<u32>,
     errors: VecDeque<(TransportError, Box<[u8]>)>,
     /// What the datagram said that the last error was about, as far as it is known.
-    quoted: Vec<u8>,
+    quoted_payload: Vec<u8>,
     /// Identifications of IPv4 packets that may be fragmented.
-    idents: Box<[u16; output::IDENTS]>,
+    ident_counters: Box<[u16; output::IDENT_COUNTERS]>,
     /// Set if this is one of several shards.
     pub(crate) steering: Option<Box<Steering>>,
     /// What the other shards must be told.
-    pub(crate) news: VecDeque<News>,
+    pub(crate) control_updates: VecDeque<ControlUpdate>,
     /// The way to the neighbour that was confirmed last in the present burst.
-    confirmed: Hop,
+    last_confirmed: NextHop,
     /// Frames of the present burst, a bit each, that a wrong hash of their sender's kept on this shard.
-    pub(crate) misdirected: u64,
+    pub(crate) misrouted: u64,
     /// Set if a device carries labels.
-    labeller: Option<Toeplitz>,
+    flow_hasher: Option<Toeplitz>,
 }
 
 impl Network {
@@ -116,14 +116,14 @@ impl Network {
             Duration::from_secs(config.path_mtu_seconds.into()),
             config.path_mtu_floor_bytes,
         );
-        let icmp_limit = Limiter::new(
+        let icmp_limit = IcmpRateLimiter::new(
             config.icmp_errors_per_second,
             config.icmp_errors_burst,
             Duration::from_millis(config.icmp_error_interval_ms.into()),
             hash,
         );
         let mut entropy = Entropy::new(seed);
-        let mut idents = Box::new([0; output::IDENTS]);
+        let mut idents = Box::new([0; output::IDENT_COUNTERS]);
         idents.fill_with(|| entropy.next_u64() as u16);
         Ok(Self {
             stats: NetworkStats::default(),
@@ -137,23 +137,23 @@ impl Network {
             neighbours: NeighbourTable::new(&config, hash),
             routes: RouteTable::default(),
             path_mtu,
-            destinations: Destinations::new(),
+            destination_cache: DestinationCache::new(),
             reassembly: Reassembly::new(config.fragment_bytes as usize, hash),
             icmp_limit,
-            timers: Timers::default(),
+            timers: NetworkTimers::default(),
             // Not 0, so that a default hop is stale.
             epoch: 1,
-            confirmed: Hop::default(),
+            last_confirmed: NextHop::default(),
             scratch: Vec::new(),
-            datagram: Vec::new(),
+            fragmentation_buffer: Vec::new(),
             backlog: Vec::new(),
             errors: VecDeque::new(),
-            quoted: Vec::new(),
-            idents,
+            quoted_payload: Vec::new(),
+            ident_counters: idents,
             steering: None,
-            news: VecDeque::new(),
-            misdirected: 0,
-            labeller: None,
+            control_updates: VecDeque::new(),
+            misrouted: 0,
+            flow_hasher: None,
             config,
         })
     }
@@ -175,12 +175,12 @@ impl Network {
 
     /// Counts a received frame. Separate from [`Network::parse`], which changes nothing.
     #[inline]
-    pub fn account(&mut self, parsed: &Parsed<'_>) {
+    pub fn count_received(&mut self, parsed: &ParsedFrame<'_>) {
         match parsed {
-            Parsed::Tcp(_) => self.stats.rx_tcp += 1,
-            Parsed::Udp(_) => self.stats.rx_udp += 1,
-            Parsed::Other(_) => self.stats.rx_other += 1,
-            Parsed::Drop(reason) => self.count_drop(*reason),
+            ParsedFrame::Tcp(_) => self.stats.rx_tcp += 1,
+            ParsedFrame::Udp(_) => self.stats.rx_udp += 1,
+            ParsedFrame::Other(_) => self.stats.rx_other += 1,
+            ParsedFrame::Drop(reason) => self.count_drop(*reason),
         }
     }
 
@@ -198,17 +198,17 @@ impl Network {
 
     /// Whether a link is the way to ourselves.
     #[inline(always)]
-    pub(crate) fn is_loop(&self, link: LinkId) -> bool {
+    pub(crate) fn is_loopback(&self, link: LinkId) -> bool {
         self.loopback == Some(link)
     }
 
     /// Bytes charged for fragments that wait for their rest, and the most that ever were.
     pub(crate) fn reassembly_bytes(&self) -> (usize, usize) {
-        self.reassembly.charged()
+        self.reassembly.memory_charged()
     }
 
     /// Frames and bytes that were given to a device, Ethernet headers included; a super-frame is one frame.
-    pub fn sent(&self, port: PortId) -> (u64, u64) {
+    pub fn tx_counters(&self, port: PortId) -> (u64, u64) {
         self.ports.get(usize::from(port.0)).map_or((0, 0), |port| (port.tx_frames, port.tx_bytes))
     }
 
@@ -246,27 +246,27 @@ impl Network {
     }
 
     /// Does everything that is due.
-    pub fn timers(&mut self, now: Instant) {
+    pub fn run_timers(&mut self, now: Instant) {
         while let Some(timer) = self.timers.pop_due(now) {
             match timer {
-                Timer::Neighbour(slot) => self.on_neighbour_timer(now, slot),
-                Timer::DuplicateCheckStart(link, address) => {
-                    self.on_duplicate_check_start(now, link, address);
+                NetworkTimer::Neighbour(slot) => self.on_neighbour_timer(now, slot),
+                NetworkTimer::DadStart(link, address) => {
+                    self.on_dad_start(now, link, address);
                 }
-                Timer::DuplicateCheck(link, address) => self.on_duplicate_check(now, link, address),
-                Timer::Lifetimes(link) => self.on_lifetimes(now, link),
-                Timer::RouterSolicitation(link) => self.on_router_solicitation(now, link),
-                Timer::ListenerReport(link) => self.on_listener_report(now, link),
-                Timer::Reassembly => self.on_reassembly_timeout(now),
-                Timer::Backlog => self.retry_backlog(now),
+                NetworkTimer::Dad(link, address) => self.on_dad_timer(now, link, address),
+                NetworkTimer::Lifetimes(link) => self.on_lifetimes(now, link),
+                NetworkTimer::RouterSolicitation(link) => self.on_router_solicitation(now, link),
+                NetworkTimer::ListenerReport(link) => self.on_listener_report(now, link),
+                NetworkTimer::Reassembly => self.on_reassembly_timeout(now),
+                NetworkTimer::Backlog => self.retry_backlog(now),
             }
         }
     }
 
     /// The next error about a packet of ours that no ICMP message brought: its neighbour did not answer.
-    pub fn poll_errors(&mut self) -> Option<TransportError> {
+    pub fn next_error(&mut self) -> Option<TransportError> {
         let (error, known) = self.errors.pop_front()?;
-        self.note_quoted(&known);
+        self.set_quoted_payload(&known);
         Some(error)
     }
 
@@ -280,13 +280,13 @@ impl Network {
     }
 
     /// What the datagram said that the last error was about, as far as it is known.
-    pub(crate) fn quoted(&self) -> &[u8] {
-        &self.quoted
+    pub(crate) fn quoted_payload(&self) -> &[u8] {
+        &self.quoted_payload
     }
 
-    pub(crate) fn note_quoted(&mut self, known: &[u8]) {
-        self.quoted.clear();
-        self.quoted.extend_from_slice(known);
+    pub(crate) fn set_quoted_payload(&mut self, known: &[u8]) {
+        self.quoted_payload.clear();
+        self.quoted_payload.extend_from_slice(known);
     }
 
     pub(crate) fn link(&self, link: LinkId) -> &Link {
@@ -297,7 +297,7 @@ impl Network {
         &mut self.links[usize::from(link.0)]
     }
 
-    pub(crate) fn port(&self, port: PortId) -> &Port {
+    pub(crate) fn port(&self, port: PortId) -> &TxPort {
         &self.ports[usize::from(port.0)]
     }
 
@@ -313,15 +313,15 @@ impl Network {
     /// If there are 65,535 already.
     pub fn add_port(&mut self, tx: Box<dyn TxQueue + Send>) -> PortId {
         let id = u16::try_from(self.ports.len()).expect("at most 65,535 devices");
-        self.ports.push(Port::new(tx));
+        self.ports.push(TxPort::new(tx));
         if self.port(PortId(id)).capabilities.labels {
-            self.make_labels();
+            self.enable_labels();
         }
         PortId(id)
     }
 }
 
 #[cfg(test)]
-mod loop_tests;
+mod loopback_tests;
 #[cfg(test)]
 pub(crate) mod testbench;

@@ -7,7 +7,7 @@
 //! A packet whose neighbour is not known yet is built in a scratch buffer instead and waits there for the answer, so the
 //! caller sees no difference.
 
-use super::{Hop, Network, Route};
+use super::{Network, NextHop, Route};
 use crate::device::{Gso, GsoKind, Label, TxMeta};
 use crate::link::neighbour::PendingFrame;
 use crate::time::Instant;
@@ -38,20 +38,20 @@ pub struct IpHeader {
 
 /// Where the transport checksum stands and what is known about the bytes it covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Checksum {
+pub struct TxChecksum {
     /// Byte offset of the checksum field in the segment. The field must be 0 when the packet is sealed.
     pub offset: u16,
     /// If the sum of the bytes from `.0` to the end of the segment is known, it is `.1` and they are not read again.
-    pub payload: Option<(usize, Sum)>,
+    pub payload_sum: Option<(usize, Sum)>,
 }
 
 /// Whether somebody needs the sum of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Summing {
+pub enum PayloadSum {
     /// It goes into the checksum.
-    Wanted,
+    Required,
     /// The device does checksums: any value will do.
-    Idle,
+    Ignored,
 }
 
 /// Why a packet could not be begun.
@@ -81,14 +81,14 @@ impl fmt::Display for TxError {
 impl std::error::Error for TxError {}
 
 /// Bytes of the longest headers in front of a transport segment: Ethernet with a VLAN tag, and IPv6.
-const FRONT_BYTES_MAX: usize = 18 + ipv6::Header::LEN;
+const HEADERS_LEN_MAX: usize = 18 + ipv6::Header::LEN;
 
 /// Counters that identifications come from.
-pub(super) const IDENTS: usize = 256;
+pub(super) const IDENT_COUNTERS: usize = 256;
 
 /// Where a sealed packet goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Target {
+enum TxTarget {
     /// Into the room that the device lent.
     Device,
     /// To what waits for the neighbour in this slot.
@@ -97,10 +97,10 @@ enum Target {
 
 /// What [`PacketOut::seal`] needs to know besides the bytes.
 #[derive(Clone, Copy, Debug)]
-struct Plan {
+struct TxPlan {
     header: IpHeader,
     port: u16,
-    target: Target,
+    target: TxTarget,
     /// Bytes of the link header.
     link_header: usize,
     /// Bytes in front of the segment.
@@ -115,23 +115,23 @@ struct Plan {
 
 /// A packet under construction. Dropping it sends nothing.
 #[must_use = "a packet leaves only when it is sealed and committed"]
-pub struct PacketOut<'a> {
+pub struct TxPacket<'a> {
     room: &'a mut [u8],
-    plan: Plan,
+    plan: TxPlan,
 }
 
 /// A finished packet, to be given to [`Network::commit`] at once.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a packet leaves only when it is committed"]
-pub struct Sealed {
+pub struct SealedPacket {
     port: u16,
-    target: Target,
+    target: TxTarget,
     len: usize,
     meta: TxMeta,
     too_big: bool,
 }
 
-impl PacketOut<'_> {
+impl TxPacket<'_> {
     /// Room for the segment: as many bytes as were asked for. Their contents are undefined.
     pub fn l4(&mut self) -> &mut [u8] {
         &mut self.room[self.plan.l4_start..]
@@ -139,7 +139,7 @@ impl PacketOut<'_> {
 
     /// Finishes the packet with the first `l4_len` bytes of the segment. `gso_size` makes it a super-frame with that many payload
     /// bytes per segment, or datagram; only if [`Network::capabilities`] says that the device takes it.
-    pub fn seal(self, l4_len: usize, checksum: Checksum, gso_size: Option<u16>) -> Sealed {
+    pub fn seal(self, l4_len: usize, checksum: TxChecksum, gso_size: Option<u16>) -> SealedPacket {
         let plan = self.plan;
         let at = usize::from(checksum.offset);
         let l4 = &mut self.room[plan.l4_start..plan.l4_start + l4_len];
@@ -151,7 +151,7 @@ impl PacketOut<'_> {
             meta.partial_checksum = Some((plan.l4_start as u16, checksum.offset));
         } else {
             debug_assert_eq!(l4[at..at + 2], [0, 0], "checksum field must be 0");
-            let sum = pseudo.add(segment_sum(l4, checksum.payload));
+            let sum = pseudo.add(segment_sum(l4, checksum.payload_sum));
             let value = match plan.header.protocol {
                 protocol::UDP => sum.finish_udp(),
                 _ => sum.finish(),
@@ -177,12 +177,12 @@ impl PacketOut<'_> {
     }
 
     /// Finishes a packet whose segment is complete: ICMP, and fragments of anything.
-    pub(crate) fn seal_complete(self, l4_len: usize) -> Sealed {
+    pub(crate) fn seal_complete(self, l4_len: usize) -> SealedPacket {
         let label = self.plan.header.label;
         self.finish(l4_len, TxMeta { label, ..TxMeta::NONE })
     }
 
-    fn finish(self, l4_len: usize, meta: TxMeta) -> Sealed {
+    fn finish(self, l4_len: usize, meta: TxMeta) -> SealedPacket {
         let plan = self.plan;
         let len = plan.l4_start + l4_len;
         let ip_len = len - plan.link_header;
@@ -199,7 +199,7 @@ impl PacketOut<'_> {
         if fits {
             write_ip_header(&plan, ip_len, l4_len, &mut self.room[plan.link_header..]);
         }
-        Sealed { port: plan.port, target: plan.target, len, meta, too_big: !fits }
+        SealedPacket { port: plan.port, target: plan.target, len, meta, too_big: !fits }
     }
 }
 
@@ -236,7 +236,7 @@ fn udp_gso(l4_start: usize, size: u16) -> Gso {
     Gso { kind: GsoKind::Udp, size, header_len: (l4_start + udp::Header::LEN) as u16, ecn: false }
 }
 
-fn write_ip_header(plan: &Plan, ip_len: usize, l4_len: usize, out: &mut [u8]) {
+fn write_ip_header(plan: &TxPlan, ip_len: usize, l4_len: usize, out: &mut [u8]) {
     let header = &plan.header;
     match (header.src, header.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
@@ -283,32 +283,32 @@ impl Network {
     pub(crate) fn send_tcp(
         &mut self,
         now: Instant,
-        hop: &Hop,
+        hop: &NextHop,
         header: &IpHeader,
         l4_len: usize,
         gso_size: Option<u16>,
-        write: impl FnOnce(&mut [u8], Summing) -> (usize, Sum),
+        write: impl FnOnce(&mut [u8], PayloadSum) -> (usize, Sum),
     ) -> Result<(), TxError> {
         let mut packet = self.begin(now, hop, header, l4_len)?;
-        let payload = Some(write(packet.l4(), Summing::Wanted));
-        let checksum = Checksum { offset: TcpHeader::CHECKSUM_OFFSET as u16, payload };
+        let payload = Some(write(packet.l4(), PayloadSum::Required));
+        let checksum = TxChecksum { offset: TcpHeader::CHECKSUM_OFFSET as u16, payload_sum: payload };
         let sealed = packet.seal(l4_len, checksum, gso_size);
         self.commit(sealed);
         Ok(())
     }
 
     /// Whether the device of a route cuts a super-frame of datagrams with so many bytes of transport segment.
-    pub(crate) fn cuts_udp(&self, route: &Route, l4_len: usize) -> bool {
+    pub(crate) fn can_segment_udp(&self, route: &Route, l4_len: usize) -> bool {
         let device = self.capabilities(route.hop.link());
         // Room for the longest headers in front of it, so that nothing has to be known of the neighbour.
-        device.is_some_and(|device| device.uso && l4_len + FRONT_BYTES_MAX <= device.gso_bytes_max)
+        device.is_some_and(|device| device.uso && l4_len + HEADERS_LEN_MAX <= device.gso_bytes_max)
     }
 
     /// Sends a super-frame of datagrams with `size` bytes of payload each; only if [`Network::cuts_udp`] says so. `write` fills it with one header for all.
     ///
     /// # Errors
     /// As [`Network::begin`].
-    pub(crate) fn send_udp_pieces(
+    pub(crate) fn send_udp_gso(
         &mut self,
         now: Instant,
         route: &Route,
@@ -320,7 +320,7 @@ impl Network {
         let header = IpHeader { dont_fragment: header.dont_fragment && !route.mtu_locked, ..*header };
         let mut packet = self.begin(now, &route.hop, &header, l4_len)?;
         write(packet.l4());
-        let checksum = Checksum { offset: udp::Header::CHECKSUM_OFFSET as u16, payload: None };
+        let checksum = TxChecksum { offset: udp::Header::CHECKSUM_OFFSET as u16, payload_sum: None };
         let sealed = packet.seal(l4_len, checksum, Some(size));
         self.commit(sealed);
         Ok(())
@@ -335,10 +335,10 @@ impl Network {
     pub fn begin(
         &mut self,
         now: Instant,
-        hop: &Hop,
+        hop: &NextHop,
         header: &IpHeader,
         l4_len_max: usize,
-    ) -> Result<PacketOut<'_>, TxError> {
+    ) -> Result<TxPacket<'_>, TxError> {
         if hop.epoch != self.epoch {
             return Err(TxError::Stale);
         }
@@ -347,10 +347,10 @@ impl Network {
         neighbour.referenced = true;
         let (link_header_bytes, link_header) = (neighbour.header, usize::from(neighbour.header_len));
         let slot = hop.neighbour.slot();
-        let target = if ready || self.use_unready_neighbour(now, slot, header.src) {
-            Target::Device
+        let target = if ready || self.send_to_unready_neighbour(now, slot, header.src) {
+            TxTarget::Device
         } else {
-            Target::Pending(slot)
+            TxTarget::Pending(slot)
         };
         let ident = if header.dont_fragment { 0 } else { self.next_ident(header) };
 
@@ -366,7 +366,7 @@ impl Network {
         if len > port.frame_bytes_max() {
             return Err(TxError::TooBig);
         }
-        let plan = Plan {
+        let plan = TxPlan {
             header: *header,
             port: link.port.0,
             target,
@@ -379,10 +379,10 @@ impl Network {
             fragment: (0, false),
         };
         let room = match target {
-            Target::Device => {
+            TxTarget::Device => {
                 port.tx.reserve(len).and_then(|room| room.get_mut(..len)).ok_or(TxError::Full)?
             }
-            Target::Pending(_) => {
+            TxTarget::Pending(_) => {
                 if self.scratch.len() < len {
                     self.scratch.resize(len, 0);
                 }
@@ -391,22 +391,22 @@ impl Network {
         };
         // Copying all 18 bytes is one fixed-size move; the IP header overwrites what was too much.
         room[..link_header_bytes.len()].copy_from_slice(&link_header_bytes);
-        Ok(PacketOut { room, plan })
+        Ok(TxPacket { room, plan })
     }
 
     /// Sends a sealed packet, or lets it wait for its neighbour. Nothing else may happen between [`Network::begin`] and this.
     #[inline]
-    pub fn commit(&mut self, sealed: Sealed) {
+    pub fn commit(&mut self, sealed: SealedPacket) {
         if sealed.too_big {
             self.stats.tx_too_big += 1;
             return;
         }
         match sealed.target {
-            Target::Device => {
+            TxTarget::Device => {
                 let port = &mut self.ports[usize::from(sealed.port)];
                 port.commit(sealed.len, sealed.meta, &mut self.stats);
             }
-            Target::Pending(slot) => {
+            TxTarget::Pending(slot) => {
                 let bytes = self.scratch[..sealed.len].into();
                 self.push_pending(slot, PendingFrame { bytes, meta: sealed.meta });
             }
@@ -416,8 +416,8 @@ impl Network {
     /// Identification for a packet that may be fragmented (RFC 6864 §4.3): a counter that only packets with the same
     /// addresses and protocol share, as far as its table is large enough, so that others cannot tell how much we send.
     pub(super) fn next_ident(&mut self, header: &IpHeader) -> u16 {
-        let at = self.hash.of((header.src, header.dst, header.protocol)) as usize % IDENTS;
-        let ident = &mut self.idents[at];
+        let at = self.hash.of((header.src, header.dst, header.protocol)) as usize % IDENT_COUNTERS;
+        let ident = &mut self.ident_counters[at];
         *ident = ident.wrapping_add(1);
         *ident
     }

@@ -2,7 +2,7 @@ use super::*;
 use crate::device::{Capabilities, RxChecksum, RxFrame};
 use crate::handle::LinkId;
 use crate::ip::testbench::*;
-use crate::ip::{Input, Parsed, Route, RouteConfig};
+use crate::ip::{InputResult, ParsedFrame, Route, RouteConfig};
 use crate::link::LinkConfig;
 use crate::wire::MacAddr;
 use crate::wire::ethernet::EtherType;
@@ -21,28 +21,34 @@ fn tcp(src: IpAddr, dst: IpAddr) -> IpHeader {
 }
 
 /// A bench whose peer is known, and the way there.
-fn known_peer(capabilities: Capabilities) -> (Bench, Route) {
-    let mut bench = Bench::with(network_config(), &link_config(), capabilities);
+fn known_peer(capabilities: Capabilities) -> (NetworkFixture, Route) {
+    let mut bench = NetworkFixture::with(network_config(), &link_config(), capabilities);
     bench.learn_v4(PEER_V4, PEER_MAC);
     let route = bench.route(PEER_V4);
     (bench, route)
 }
 
 /// Sends a segment whose payload sum may be given.
-fn send(bench: &mut Bench, route: &Route, payload_sum: Option<(usize, Sum)>, gso: Option<u16>, bytes: &[u8]) {
+fn send(
+    bench: &mut NetworkFixture,
+    route: &Route,
+    payload_sum: Option<(usize, Sum)>,
+    gso: Option<u16>,
+    bytes: &[u8],
+) {
     let header = tcp(route.src, PEER_V4.into());
     let mut packet = bench.network.begin(bench.now, &route.hop, &header, bytes.len() + 40).unwrap();
     assert_eq!(packet.l4().len(), bytes.len() + 40);
     packet.l4()[..bytes.len()].copy_from_slice(bytes);
-    let sealed = packet.seal(bytes.len(), Checksum { offset: 16, payload: payload_sum }, gso);
+    let sealed = packet.seal(bytes.len(), TxChecksum { offset: 16, payload_sum }, gso);
     bench.network.commit(sealed);
 }
 
 /// What a peer's stack makes of a frame of ours: the same code the other way round.
-fn peer_reads(frame: &[u8], checksum: RxChecksum, check: impl FnOnce(Parsed<'_>)) {
+fn peer_reads(frame: &[u8], checksum: RxChecksum, check: impl FnOnce(ParsedFrame<'_>)) {
     let link = LinkConfig { addresses: vec![(PEER_V4.into(), 24), (PEER_V6.into(), 64)], ..link_config() };
     let capabilities = Capabilities { mac: PEER_MAC.0, ..CAPABILITIES };
-    let peer = Bench::with(network_config(), &link, capabilities);
+    let peer = NetworkFixture::with(network_config(), &link, capabilities);
     check(peer.network.parse(peer.port, &RxFrame { checksum, ..RxFrame::new(frame) }));
 }
 
@@ -84,9 +90,9 @@ fn a_device_that_completes_checksums_gets_the_pseudo_header_sum() {
     let mut complete = frame.clone();
     let sum = Sum::of(&frame[34..]).finish();
     complete[50..52].copy_from_slice(&sum.to_be_bytes());
-    peer_reads(&complete, RxChecksum::Unverified, |parsed| assert!(matches!(parsed, Parsed::Tcp(_))));
+    peer_reads(&complete, RxChecksum::Unverified, |parsed| assert!(matches!(parsed, ParsedFrame::Tcp(_))));
     peer_reads(&frame, RxChecksum::Partial { start: 34, offset: 16 }, |parsed| {
-        assert!(matches!(parsed, Parsed::Tcp(_)))
+        assert!(matches!(parsed, ParsedFrame::Tcp(_)))
     });
 }
 
@@ -107,7 +113,11 @@ fn a_super_frame_tells_the_device_how_to_cut() {
 #[test]
 fn capabilities_keep_super_frames_within_what_a_length_field_can_say() {
     let capabilities = Capabilities { tx_checksum: true, gso_bytes_max: 200_000, ..CAPABILITIES };
-    let bench = Bench::with(network_config(), &LinkConfig { mtu: Some(1400), ..link_config() }, capabilities);
+    let bench = NetworkFixture::with(
+        network_config(),
+        &LinkConfig { mtu: Some(1400), ..link_config() },
+        capabilities,
+    );
     let link = bench.network.capabilities(bench.link).unwrap();
     assert_eq!((link.mtu, link.gso_bytes_max), (1400, 65_535 + 14));
     assert_eq!(bench.network.capabilities(LinkId(9)), None);
@@ -123,7 +133,7 @@ fn more_than_the_link_takes_is_never_sent() {
     let bytes = segment(1461);
     let mut packet = bench.network.begin(bench.now, &route.hop, &header, bytes.len()).unwrap();
     packet.l4().copy_from_slice(&bytes);
-    let sealed = packet.seal(bytes.len(), Checksum { offset: 16, payload: None }, None);
+    let sealed = packet.seal(bytes.len(), TxChecksum { offset: 16, payload_sum: None }, None);
     bench.network.commit(sealed);
     assert_eq!(bench.sent().len(), 0);
     assert_eq!(bench.network.stats().tx_too_big, 1);
@@ -132,9 +142,9 @@ fn more_than_the_link_takes_is_never_sent() {
 #[test]
 fn a_full_device_and_a_default_hop_are_told_apart() {
     let (mut bench, route) = known_peer(CAPABILITIES);
-    bench.set_room(0);
+    bench.set_capacity(0);
     assert_eq!(bench.send_tcp(&route, PEER_V4, &segment(0)), Err(TxError::Full));
-    let stale = Route { hop: Hop::default(), ..route };
+    let stale = Route { hop: NextHop::default(), ..route };
     assert_eq!(bench.send_tcp(&stale, PEER_V4, &segment(0)), Err(TxError::Stale));
     assert!(!bench.network.hop_is_current(&stale.hop));
     let header = tcp(route.src, PEER_V6.into());
@@ -154,7 +164,7 @@ fn an_abandoned_packet_leaves_no_trace() {
 #[test]
 fn packets_of_a_vlan_carry_its_tag_even_if_they_had_to_wait() {
     let link = LinkConfig { vlan: Some(77), ..link_config() };
-    let mut bench = Bench::with(network_config(), &link, CAPABILITIES);
+    let mut bench = NetworkFixture::with(network_config(), &link, CAPABILITIES);
     let route = bench.route(PEER_V4);
     bench.send_tcp(&route, PEER_V4, &segment(1460)).unwrap();
     let (header, _) = as_received(&bench.sent_one());
@@ -183,7 +193,12 @@ fn packets_that_may_be_fragmented_have_changing_identifications() {
 }
 
 /// Sends a UDP datagram with this payload and has the peer put it together.
-fn datagram_arrives(bench: &mut Bench, peer: &mut Bench, dst: IpAddr, payload: &[u8]) -> usize {
+fn datagram_arrives(
+    bench: &mut NetworkFixture,
+    peer: &mut NetworkFixture,
+    dst: IpAddr,
+    payload: &[u8],
+) -> usize {
     let route = bench.network.route(bench.now, dst, None).unwrap();
     let header = IpHeader {
         src: route.src,
@@ -207,19 +222,19 @@ fn datagram_arrives(bench: &mut Bench, peer: &mut Bench, dst: IpAddr, payload: &
     for bytes in frames.iter().rev() {
         assert!(bytes.len() <= 14 + usize::from(route.mtu));
         match peer.parse(bytes) {
-            Parsed::Udp(l4) => {
+            ParsedFrame::Udp(l4) => {
                 assert_eq!(&l4.bytes[8..], payload);
                 arrived += 1;
             }
-            Parsed::Other(other) => match peer.network.input(peer.now, &other) {
-                Input::Nothing => {}
-                Input::Reassembled(buffer) => {
-                    let Parsed::Udp(l4) = peer.network.parse_reassembled(&buffer) else { panic!() };
+            ParsedFrame::Other(other) => match peer.network.input(peer.now, &other) {
+                InputResult::Handled => {}
+                InputResult::Reassembled(buffer) => {
+                    let ParsedFrame::Udp(l4) = peer.network.parse_reassembled(&buffer) else { panic!() };
                     assert_eq!(&l4.bytes[8..], payload);
                     arrived += 1;
                     peer.network.recycle(buffer);
                 }
-                Input::Error(error) => panic!("{error:?}"),
+                InputResult::Error(error) => panic!("{error:?}"),
             },
             parsed => panic!("{parsed:?}"),
         }
@@ -244,10 +259,11 @@ fn datagrams_of_any_length_arrive_over_any_mtu() {
             ..ours.clone()
         };
         let ours = if mtu < 1280 { v4_only } else { ours };
-        let mut bench = Bench::with(network_config(), &ours, wide);
+        let mut bench = NetworkFixture::with(network_config(), &ours, wide);
         let link =
             LinkConfig { addresses: vec![(PEER_V4.into(), 24), (PEER_V6.into(), 64)], ..link_config() };
-        let mut peer = Bench::with(network_config(), &link, Capabilities { mac: PEER_MAC.0, ..wide });
+        let mut peer =
+            NetworkFixture::with(network_config(), &link, Capabilities { mac: PEER_MAC.0, ..wide });
         let payload: Vec<u8> = (0..65_507_u32).map(|at| (at * 7 / 3) as u8).collect();
         for len in [0, 1, mtu - 48, mtu - 47, mtu - 28, mtu - 27, 3 * mtu + 5, 65_507] {
             let count = datagram_arrives(&mut bench, &mut peer, PEER_V4.into(), &payload[..len]);
@@ -266,10 +282,10 @@ fn datagrams_of_any_length_arrive_over_any_mtu() {
 fn a_device_that_fills_up_between_fragments_loses_the_rest() {
     let (mut bench, route) = known_peer(CAPABILITIES);
     let header = IpHeader { protocol: protocol::UDP, ..tcp(route.src, PEER_V4.into()) };
-    bench.set_room(0);
+    bench.set_capacity(0);
     let sent = bench.network.send_datagram(bench.now, &route, &header, 4000, Some(6), |out| out.fill(0));
     assert_eq!(sent, Err(TxError::Full));
-    bench.set_room(2);
+    bench.set_capacity(2);
     let sent = bench.network.send_datagram(bench.now, &route, &header, 4000, Some(6), |out| out.fill(0));
     assert_eq!(sent, Ok(()));
     assert_eq!((bench.sent().len(), bench.network.stats().tx_fragments_lost), (2, 1));
@@ -279,7 +295,7 @@ fn a_device_that_fills_up_between_fragments_loses_the_rest() {
 
 #[test]
 fn multicast_over_ipv6_goes_to_the_groups_mac_address() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let group: IpAddr = "ff02::fb".parse().unwrap();
     let route = bench.route(group);
     assert!(matches!(route.src, IpAddr::V6(src) if src.is_unicast_link_local()));
@@ -290,7 +306,7 @@ fn multicast_over_ipv6_goes_to_the_groups_mac_address() {
 
 #[test]
 fn routes_with_impossible_gateways_are_refused() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let mut add = |destination: &str, prefix, gateway: &str, link| {
         let route = RouteConfig {
             destination: destination.parse().unwrap(),

@@ -12,13 +12,13 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// A received frame, checked as far as the network layer can.
 #[derive(Clone, Copy, Debug)]
-pub enum Parsed<'b> {
+pub enum ParsedFrame<'b> {
     /// A TCP segment for us with a correct checksum. Its header is not parsed.
     Tcp(L4<'b>),
     /// A UDP datagram for us with a correct length and checksum.
     Udp(L4<'b>),
     /// Work for [`Network::input`].
-    Other(Other<'b>),
+    Other(OtherFrame<'b>),
     /// To be dropped, and counted.
     Drop(DropReason),
 }
@@ -61,31 +61,31 @@ impl L4<'_> {
 
 /// A frame that is neither TCP nor UDP.
 #[derive(Clone, Copy, Debug)]
-pub struct Other<'b> {
+pub struct OtherFrame<'b> {
     pub(crate) link: LinkId,
     /// Sender of the frame; zero for packets that were put together from fragments.
     pub(crate) source_mac: MacAddr,
     /// The frame was addressed to more than us.
     pub(crate) group_frame: bool,
-    pub(crate) kind: OtherKind<'b>,
+    pub(crate) kind: OtherFrameKind<'b>,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum OtherKind<'b> {
-    Arp(arp::Packet),
+pub(crate) enum OtherFrameKind<'b> {
+    Arp(arp::ArpPacket),
     /// ICMP or another protocol, complete.
-    Ipv4(Packet4<'b>),
+    Ipv4(Ipv4Packet<'b>),
     /// The same for IPv6, with the extension headers walked through.
-    Ipv6(Packet6<'b>),
-    Fragment4(Packet4<'b>),
-    Fragment6(Packet6<'b>),
+    Ipv6(Ipv6Packet<'b>),
+    Ipv4Fragment(Ipv4Packet<'b>),
+    Ipv6Fragment(Ipv6Packet<'b>),
     /// IPv6 headers that we do not understand, and whose sender is to be told.
-    Problem6(Problem6<'b>),
+    ParameterProblem(Ipv6ParameterProblem<'b>),
 }
 
 /// An IPv4 packet without padding.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Packet4<'b> {
+pub(crate) struct Ipv4Packet<'b> {
     pub header: ipv4::Header,
     pub bytes: &'b [u8],
     pub payload: &'b [u8],
@@ -95,17 +95,17 @@ pub(crate) struct Packet4<'b> {
 
 /// An IPv6 packet without padding.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Packet6<'b> {
+pub(crate) struct Ipv6Packet<'b> {
     pub header: ipv6::Header,
     pub bytes: &'b [u8],
-    pub chain: ipv6::Chain,
+    pub chain: ipv6::HeaderChain,
     /// What follows the last extension header (of a fragment: what follows the fragment header).
     pub payload: &'b [u8],
 }
 
 /// An IPv6 packet whose extension headers cannot be followed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Problem6<'b> {
+pub(crate) struct Ipv6ParameterProblem<'b> {
     pub header: ipv6::Header,
     pub bytes: &'b [u8],
     /// For the ICMPv6 parameter problem.
@@ -116,7 +116,7 @@ pub(crate) struct Problem6<'b> {
 
 /// What the link layer says about a packet.
 #[derive(Clone, Copy)]
-struct Frame {
+struct RxMeta {
     link: LinkId,
     source_mac: MacAddr,
     group_frame: bool,
@@ -126,9 +126,9 @@ struct Frame {
     header_len: usize,
 }
 
-impl Frame {
-    fn other<'b>(&self, kind: OtherKind<'b>) -> Parsed<'b> {
-        Parsed::Other(Other {
+impl RxMeta {
+    fn other<'b>(&self, kind: OtherFrameKind<'b>) -> ParsedFrame<'b> {
+        ParsedFrame::Other(OtherFrame {
             link: self.link,
             source_mac: self.source_mac,
             group_frame: self.group_frame,
@@ -138,7 +138,7 @@ impl Frame {
 }
 
 /// A transport segment before its own checks.
-struct Segment<'b> {
+struct UncheckedSegment<'b> {
     src: IpAddr,
     dst: IpAddr,
     ecn: u8,
@@ -153,15 +153,15 @@ impl Network {
     /// Says what a received frame is. Everything about it is checked here but the contents of TCP segments and of what
     /// [`Network::input`] is for.
     #[inline]
-    pub fn parse<'b>(&self, port: PortId, frame: &RxFrame<'b>) -> Parsed<'b> {
+    pub fn parse<'b>(&self, port: PortId, frame: &RxFrame<'b>) -> ParsedFrame<'b> {
         match self.parse_frame(port, frame) {
             Ok(parsed) => parsed,
-            Err(reason) => Parsed::Drop(reason),
+            Err(reason) => ParsedFrame::Drop(reason),
         }
     }
 
     #[inline]
-    fn parse_frame<'b>(&self, port: PortId, frame: &RxFrame<'b>) -> Result<Parsed<'b>, DropReason> {
+    fn parse_frame<'b>(&self, port: PortId, frame: &RxFrame<'b>) -> Result<ParsedFrame<'b>, DropReason> {
         let ethernet = ethernet::Header::parse(frame.bytes).map_err(|_| DropReason::BadEthernet)?;
         let port = self.ports.get(usize::from(port.0)).ok_or(DropReason::UnknownVlan)?;
         let id = port.link_of(ethernet.vlan).ok_or(DropReason::UnknownVlan)?;
@@ -171,7 +171,7 @@ impl Network {
             return Err(DropReason::OtherHost);
         }
         let header_len = usize::from(ethernet.len);
-        let meta = Frame {
+        let meta = RxMeta {
             link: id,
             source_mac: ethernet.src,
             group_frame,
@@ -184,16 +184,16 @@ impl Network {
             EtherType::IPV4 => self.parse_ipv4(link, &meta, packet),
             EtherType::IPV6 => self.parse_ipv6(link, &meta, packet),
             EtherType::ARP => {
-                let packet = arp::Packet::parse(packet).map_err(|_| DropReason::BadArp)?;
-                Ok(meta.other(OtherKind::Arp(packet)))
+                let packet = arp::ArpPacket::parse(packet).map_err(|_| DropReason::BadArp)?;
+                Ok(meta.other(OtherFrameKind::Arp(packet)))
             }
             _ => Err(DropReason::UnknownEthertype),
         }
     }
 
     /// The same for a packet without a frame: it was put together from fragments.
-    pub(super) fn parse_packet<'b>(&self, link: LinkId, packet: &'b [u8]) -> Parsed<'b> {
-        let frame = Frame {
+    pub(super) fn parse_packet<'b>(&self, link: LinkId, packet: &'b [u8]) -> ParsedFrame<'b> {
+        let frame = RxMeta {
             link,
             source_mac: MacAddr::ZERO,
             group_frame: false,
@@ -208,16 +208,22 @@ impl Network {
         };
         match parsed {
             // A fragment inside a fragment (IPv6): each would be put together within the other, as deep as an attacker likes.
-            Ok(Parsed::Other(Other { kind: OtherKind::Fragment4(_) | OtherKind::Fragment6(_), .. })) => {
-                Parsed::Drop(DropReason::NestedFragment)
-            }
+            Ok(ParsedFrame::Other(OtherFrame {
+                kind: OtherFrameKind::Ipv4Fragment(_) | OtherFrameKind::Ipv6Fragment(_),
+                ..
+            })) => ParsedFrame::Drop(DropReason::NestedFragment),
             Ok(parsed) => parsed,
-            Err(reason) => Parsed::Drop(reason),
+            Err(reason) => ParsedFrame::Drop(reason),
         }
     }
 
     #[inline]
-    fn parse_ipv4<'b>(&self, link: &Link, frame: &Frame, packet: &'b [u8]) -> Result<Parsed<'b>, DropReason> {
+    fn parse_ipv4<'b>(
+        &self,
+        link: &Link,
+        frame: &RxMeta,
+        packet: &'b [u8],
+    ) -> Result<ParsedFrame<'b>, DropReason> {
         let header = ipv4::Header::parse(packet).map_err(|_| DropReason::BadIpHeader)?;
         if !header.checksum_ok(packet) {
             return Err(DropReason::BadIpChecksum);
@@ -235,11 +241,11 @@ impl Network {
         {
             return Err(DropReason::MartianSource);
         }
-        let other = Packet4 { header, bytes: packet, payload: &packet[header_len..], broadcast };
+        let other = Ipv4Packet { header, bytes: packet, payload: &packet[header_len..], broadcast };
         if header.is_fragment() {
-            return Ok(frame.other(OtherKind::Fragment4(other)));
+            return Ok(frame.other(OtherFrameKind::Ipv4Fragment(other)));
         }
-        let segment = Segment {
+        let segment = UncheckedSegment {
             src: header.src.into(),
             dst: header.dst.into(),
             ecn: header.ecn,
@@ -251,13 +257,13 @@ impl Network {
         match header.protocol {
             protocol::TCP => segment.tcp(frame),
             protocol::UDP => segment.udp(frame),
-            _ => Ok(frame.other(OtherKind::Ipv4(other))),
+            _ => Ok(frame.other(OtherFrameKind::Ipv4(other))),
         }
     }
 
     /// Returns whether the destination is a broadcast or multicast address.
     #[inline]
-    fn check_ipv4_destination(&self, link: &Link, frame: &Frame, dst: Ipv4Addr) -> Result<bool, DropReason> {
+    fn check_ipv4_destination(&self, link: &Link, frame: &RxMeta, dst: Ipv4Addr) -> Result<bool, DropReason> {
         // Any address of ours on any link: the weak host model (RFC 1122 §3.3.4.2), as on Linux. Only those of the loop mean something there alone.
         if let Some(owner) = self.local.v4.link_of(dst.to_bits()) {
             if Some(owner) == self.loopback && owner != frame.link {
@@ -270,7 +276,12 @@ impl Network {
     }
 
     #[inline]
-    fn parse_ipv6<'b>(&self, link: &Link, frame: &Frame, packet: &'b [u8]) -> Result<Parsed<'b>, DropReason> {
+    fn parse_ipv6<'b>(
+        &self,
+        link: &Link,
+        frame: &RxMeta,
+        packet: &'b [u8],
+    ) -> Result<ParsedFrame<'b>, DropReason> {
         if !link.ipv6 {
             return Err(DropReason::FamilyDisabled);
         }
@@ -282,11 +293,14 @@ impl Network {
         if own != link.loopback || !(link.loopback || nameless || is_unicast(header.src.into())) {
             return Err(DropReason::MartianSource);
         }
-        let chain = match ipv6::walk(packet, &header) {
+        let chain = match ipv6::walk_header_chain(packet, &header) {
             Ok(chain) => chain,
-            Err(ipv6::ChainError::ParameterProblem { code, pointer, even_if_multicast }) if !nameless => {
-                let problem = Problem6 { header, bytes: packet, code, pointer, even_if_multicast };
-                return Ok(frame.other(OtherKind::Problem6(problem)));
+            Err(ipv6::HeaderChainError::ParameterProblem { code, pointer, even_if_multicast })
+                if !nameless =>
+            {
+                let problem =
+                    Ipv6ParameterProblem { header, bytes: packet, code, pointer, even_if_multicast };
+                return Ok(frame.other(OtherFrameKind::ParameterProblem(problem)));
             }
             Err(_) => return Err(DropReason::BadExtensionHeaders),
         };
@@ -295,11 +309,11 @@ impl Network {
         if nameless && (chain.fragment.is_some() || chain.protocol != protocol::ICMPV6) {
             return Err(DropReason::MartianSource);
         }
-        let other = Packet6 { header, bytes: packet, chain, payload };
+        let other = Ipv6Packet { header, bytes: packet, chain, payload };
         if chain.fragment.is_some() {
-            return Ok(frame.other(OtherKind::Fragment6(other)));
+            return Ok(frame.other(OtherFrameKind::Ipv6Fragment(other)));
         }
-        let segment = Segment {
+        let segment = UncheckedSegment {
             src: header.src.into(),
             dst: header.dst.into(),
             ecn: header.ecn,
@@ -311,12 +325,12 @@ impl Network {
         match chain.protocol {
             protocol::TCP => segment.tcp(frame),
             protocol::UDP => segment.udp(frame),
-            _ => Ok(frame.other(OtherKind::Ipv6(other))),
+            _ => Ok(frame.other(OtherFrameKind::Ipv6(other))),
         }
     }
 
     #[inline]
-    fn check_ipv6_destination(&self, link: &Link, frame: &Frame, dst: Ipv6Addr) -> Result<bool, DropReason> {
+    fn check_ipv6_destination(&self, link: &Link, frame: &RxMeta, dst: Ipv6Addr) -> Result<bool, DropReason> {
         match self.local.v6.link_of(dst.to_bits()) {
             // A link-local address means something on its own link only (RFC 4291 §2.5.6), and so do those of the loop, which has others' addresses, too.
             Some(owner)
@@ -333,9 +347,9 @@ impl Network {
     }
 }
 
-impl<'b> Segment<'b> {
+impl<'b> UncheckedSegment<'b> {
     #[inline]
-    fn tcp(&self, frame: &Frame) -> Result<Parsed<'b>, DropReason> {
+    fn tcp(&self, frame: &RxMeta) -> Result<ParsedFrame<'b>, DropReason> {
         let bytes = &self.packet[self.at..];
         if self.broadcast {
             return Err(DropReason::TcpBroadcast);
@@ -343,14 +357,14 @@ impl<'b> Segment<'b> {
         if bytes.len() < tcp::TcpHeader::LEN {
             return Err(DropReason::BadTransportLength);
         }
-        if !self.is_trusted(frame) && !self.checksum_ok(protocol::TCP, bytes) {
+        if !self.is_checksum_verified(frame) && !self.checksum_ok(protocol::TCP, bytes) {
             return Err(DropReason::BadTransportChecksum);
         }
-        Ok(Parsed::Tcp(self.l4(frame, bytes)))
+        Ok(ParsedFrame::Tcp(self.l4(frame, bytes)))
     }
 
     #[inline]
-    fn udp(&self, frame: &Frame) -> Result<Parsed<'b>, DropReason> {
+    fn udp(&self, frame: &RxMeta) -> Result<ParsedFrame<'b>, DropReason> {
         let bytes = &self.packet[self.at..];
         let header = udp::Header::parse(bytes).map_err(|_| DropReason::BadTransportLength)?;
         let bytes = header.datagram(bytes);
@@ -358,17 +372,17 @@ impl<'b> Segment<'b> {
             // RFC 768: the sender made none. RFC 8200 §8.1: not in IPv6.
             self.src.is_ipv4()
         } else {
-            self.is_trusted(frame) || self.checksum_ok(protocol::UDP, bytes)
+            self.is_checksum_verified(frame) || self.checksum_ok(protocol::UDP, bytes)
         };
         if !ok {
             return Err(DropReason::BadTransportChecksum);
         }
-        Ok(Parsed::Udp(self.l4(frame, bytes)))
+        Ok(ParsedFrame::Udp(self.l4(frame, bytes)))
     }
 
     /// True if the device vouches for the checksum, and for that of this segment rather than of something inside it.
     #[inline]
-    fn is_trusted(&self, frame: &Frame) -> bool {
+    fn is_checksum_verified(&self, frame: &RxMeta) -> bool {
         match frame.checksum {
             RxChecksum::Unverified => false,
             RxChecksum::Verified => true,
@@ -388,7 +402,7 @@ impl<'b> Segment<'b> {
     }
 
     #[inline]
-    fn l4(&self, frame: &Frame, bytes: &'b [u8]) -> L4<'b> {
+    fn l4(&self, frame: &RxMeta, bytes: &'b [u8]) -> L4<'b> {
         L4 {
             src: self.src,
             dst: self.dst,

@@ -25,9 +25,9 @@ fn tcp6_frame() -> Vec<u8> {
 }
 
 #[track_caller]
-fn dropped(bench: &mut Bench, bytes: &[u8]) -> DropReason {
+fn dropped(bench: &mut NetworkFixture, bytes: &[u8]) -> DropReason {
     match bench.parse(bytes) {
-        Parsed::Drop(reason) => reason,
+        ParsedFrame::Drop(reason) => reason,
         parsed => panic!("not dropped: {parsed:?}"),
     }
 }
@@ -50,7 +50,7 @@ fn fix_checksum(bytes: &mut [u8]) {
 
 #[test]
 fn a_segment_for_us_comes_with_what_its_headers_said() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let mut bytes = with_header(|header| (header.ecn, header.ttl) = (2, 33));
     bytes.extend_from_slice(&[0xff; 9]);
     let l4 = tcp_of(bench.parse(&bytes));
@@ -65,10 +65,10 @@ fn a_segment_for_us_comes_with_what_its_headers_said() {
 
 #[test]
 fn no_prefix_of_a_frame_is_taken_for_the_whole() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     for whole in [tcp_frame(), tcp6_frame()] {
         for len in 0..whole.len() {
-            assert!(matches!(bench.parse(&whole[..len]), Parsed::Drop(_)), "{len}");
+            assert!(matches!(bench.parse(&whole[..len]), ParsedFrame::Drop(_)), "{len}");
         }
         tcp_of(bench.parse(&whole));
     }
@@ -76,18 +76,18 @@ fn no_prefix_of_a_frame_is_taken_for_the_whole() {
 
 #[test]
 fn any_single_flipped_bit_of_an_ipv4_segment_is_noticed() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let whole = tcp_frame();
     for bit in 14 * 8..whole.len() * 8 {
         let mut bytes = whole.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
-        assert!(matches!(bench.parse(&bytes), Parsed::Drop(_)), "{bit}");
+        assert!(matches!(bench.parse(&bytes), ParsedFrame::Drop(_)), "{bit}");
     }
 }
 
 #[test]
 fn impossible_lengths_are_dropped() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let lengths = [0, 19, 20, 39, 52, 1500, 65535];
     for total_len in lengths {
         let reason = dropped(&mut bench, &with_header(|header| header.total_len = total_len));
@@ -100,7 +100,7 @@ fn impossible_lengths_are_dropped() {
     for first in [0x40, 0x44, 0x4f, 0x55, 0x65, 0x05] {
         let mut bytes = tcp_frame();
         bytes[14] = first;
-        assert!(matches!(bench.parse(&bytes), Parsed::Drop(_)), "{first:#x}");
+        assert!(matches!(bench.parse(&bytes), ParsedFrame::Drop(_)), "{first:#x}");
     }
     // IPv6: the payload length reaches beyond the frame.
     let mut bytes = tcp6_frame();
@@ -110,7 +110,7 @@ fn impossible_lengths_are_dropped() {
 
 #[test]
 fn wrong_checksums_are_dropped() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let mut bytes = tcp_frame();
     bytes[24] ^= 1;
     assert_eq!(dropped(&mut bench, &bytes), DropReason::BadIpChecksum);
@@ -122,20 +122,20 @@ fn wrong_checksums_are_dropped() {
 
 #[test]
 fn the_devices_word_about_a_checksum_counts_for_this_segment_only() {
-    let bench = Bench::new();
+    let bench = NetworkFixture::new();
     let mut bytes = tcp_frame();
     *bytes.last_mut().unwrap() ^= 1;
     let parse = |checksum| bench.network.parse(bench.port, &RxFrame { checksum, ..RxFrame::new(&bytes) });
-    assert!(matches!(parse(RxChecksum::Verified), Parsed::Tcp(_)));
-    assert!(matches!(parse(RxChecksum::Partial { start: 34, offset: 16 }), Parsed::Tcp(_)));
+    assert!(matches!(parse(RxChecksum::Verified), ParsedFrame::Tcp(_)));
+    assert!(matches!(parse(RxChecksum::Partial { start: 34, offset: 16 }), ParsedFrame::Tcp(_)));
     // It is about a segment somewhere inside: ours is not covered.
     let parsed = parse(RxChecksum::Partial { start: 54, offset: 16 });
-    assert!(matches!(parsed, Parsed::Drop(DropReason::BadTransportChecksum)));
+    assert!(matches!(parsed, ParsedFrame::Drop(DropReason::BadTransportChecksum)));
 }
 
 #[test]
 fn sources_no_other_host_can_have_are_dropped() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     for source in
         ["0.0.0.0", "0.1.2.3", "127.0.0.1", "224.0.0.5", "255.255.255.255", "10.0.0.255", "10.0.0.1"]
     {
@@ -154,7 +154,7 @@ fn sources_no_other_host_can_have_are_dropped() {
 
 #[test]
 fn what_is_for_others_is_dropped() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let bytes = with_header(|header| header.dst = Ipv4Addr::new(10, 0, 0, 3));
     assert_eq!(dropped(&mut bench, &bytes), DropReason::NotLocal);
     let mut bytes = tcp_frame();
@@ -171,7 +171,7 @@ fn what_is_for_others_is_dropped() {
 
 #[test]
 fn tcp_to_broadcast_addresses_is_dropped() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     for dst in ["255.255.255.255", "10.0.0.255", "224.0.0.1"] {
         let mut bytes = with_header(|header| header.dst = dst.parse().unwrap());
         bytes[..6].fill(0xff);
@@ -181,7 +181,7 @@ fn tcp_to_broadcast_addresses_is_dropped() {
 
 #[test]
 fn source_routes_are_dropped_and_other_options_skipped() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let with_options = |options: [u8; 4]| {
         let segment = tcp_segment();
         let header = ipv4_header(PEER_V4, OUR_V4, protocol::TCP, segment.len() + 4);
@@ -206,7 +206,7 @@ fn source_routes_are_dropped_and_other_options_skipped() {
 
 #[test]
 fn frames_go_to_the_link_of_their_vlan() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let address = Ipv4Addr::new(10, 5, 0, 1);
     let config = LinkConfig {
         name: "vlan5".into(),
@@ -219,8 +219,8 @@ fn frames_go_to_the_link_of_their_vlan() {
     let mut link_of = |tag| {
         let bytes = frame_to(OUR_MAC, tag, EtherType::IPV4, &packet);
         match bench.parse(&bytes) {
-            Parsed::Tcp(l4) => Ok(l4.link),
-            Parsed::Drop(reason) => Err(reason),
+            ParsedFrame::Tcp(l4) => Ok(l4.link),
+            ParsedFrame::Drop(reason) => Err(reason),
             parsed => panic!("{parsed:?}"),
         }
     };
@@ -234,14 +234,14 @@ fn frames_go_to_the_link_of_their_vlan() {
 #[test]
 fn a_link_without_ipv6_drops_it() {
     let link = LinkConfig { addresses: vec![(OUR_V4.into(), 24)], ..link_config() };
-    let mut bench = Bench::with(network_config(), &link, CAPABILITIES);
+    let mut bench = NetworkFixture::with(network_config(), &link, CAPABILITIES);
     assert_eq!(dropped(&mut bench, &tcp6_frame()), DropReason::FamilyDisabled);
     assert_eq!(bench.network.stats().tx_frames, 0, "and says nothing of its own");
 }
 
 #[test]
 fn a_super_frame_is_one_segment() {
-    let bench = Bench::new();
+    let bench = NetworkFixture::new();
     let payload = 60_000;
     let mut bytes = segment(payload);
     bytes[16..18].copy_from_slice(&[0x12, 0x34]);
@@ -258,9 +258,9 @@ fn a_super_frame_is_one_segment() {
 
 #[test]
 fn udp_needs_a_checksum_over_ipv6_only() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let datagram = [0, 1, 0, 2, 0, 9, 0, 0, 77];
-    assert!(matches!(bench.parse(&v4_frame(protocol::UDP, &datagram)), Parsed::Udp(_)));
+    assert!(matches!(bench.parse(&v4_frame(protocol::UDP, &datagram)), ParsedFrame::Udp(_)));
     let packet = ipv6_packet(PEER_V6, OUR_V6, protocol::UDP, 64, &datagram);
     assert_eq!(dropped(&mut bench, &frame(EtherType::IPV6, &packet)), DropReason::BadTransportChecksum);
     for len in [0, 7, 10, 255] {
@@ -271,28 +271,28 @@ fn udp_needs_a_checksum_over_ipv6_only() {
 }
 
 /// Feeds a frame through everything, as the stack's owner does.
-fn feed(bench: &mut Bench, bytes: &[u8], checksum: RxChecksum, gso: Option<Gso>) {
+fn feed(bench: &mut NetworkFixture, bytes: &[u8], checksum: RxChecksum, gso: Option<Gso>) {
     let frame = RxFrame { checksum, gso, ..RxFrame::new(bytes) };
     let mut parsed = bench.network.parse(bench.port, &frame);
-    bench.network.account(&parsed);
+    bench.network.count_received(&parsed);
     let mut buffers = Vec::new();
     // Fragments within fragments: each round takes one header off, so this ends.
     loop {
         let input = match parsed {
-            Parsed::Tcp(l4) | Parsed::Udp(l4) => {
-                bench.network.send_icmp_unreachable(bench.now, &l4, crate::icmp::Unreachable::Port);
+            ParsedFrame::Tcp(l4) | ParsedFrame::Udp(l4) => {
+                bench.network.send_icmp_unreachable(bench.now, &l4, crate::icmp::UnreachableReason::Port);
                 return;
             }
-            Parsed::Drop(_) => return,
-            Parsed::Other(other) => bench.network.input(bench.now, &other),
+            ParsedFrame::Drop(_) => return,
+            ParsedFrame::Other(other) => bench.network.input(bench.now, &other),
         };
         match input {
-            crate::ip::Input::Reassembled(buffer) => buffers.push(buffer),
-            crate::ip::Input::Error(error) => {
+            crate::ip::InputResult::Reassembled(buffer) => buffers.push(buffer),
+            crate::ip::InputResult::Error(error) => {
                 bench.network.accept_path_mtu(bench.now, &error);
                 return;
             }
-            crate::ip::Input::Nothing => return,
+            crate::ip::InputResult::Handled => return,
         }
         parsed = bench.network.parse_reassembled(buffers.last().unwrap());
     }
@@ -317,7 +317,7 @@ fn samples() -> Vec<Vec<u8>> {
     }
     let mut message = vec![0; ndp::MESSAGE_LEN_MAX];
     let solicitation =
-        ndp::Message::NeighbourSolicitation { target: OUR_V6, source: Some(PEER_MAC), nonce: None };
+        ndp::NdpMessage::NeighbourSolicitation { target: OUR_V6, source_mac: Some(PEER_MAC), nonce: None };
     let len = solicitation.emit(PEER_V6, OUR_V6, &mut message);
     samples
         .push(frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::ICMPV6, 255, &message[..len])));
@@ -340,7 +340,7 @@ proptest! {
     fn random_bytes_never_panic(
         frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..20)
     ) {
-        let mut bench = Bench::new();
+        let mut bench = NetworkFixture::new();
         for bytes in &frames {
             feed(&mut bench, bytes, RxChecksum::Unverified, None);
             let mut ours = bytes.clone();
@@ -359,7 +359,7 @@ proptest! {
         damages in prop::collection::vec((any::<prop::sample::Index>(), prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4), any::<bool>(), any::<u16>()), 1..60)
     ) {
         let config = crate::ip::NetworkConfig { fragment_bytes: 65_536, neighbours_max: 16, ..network_config() };
-        let mut bench = Bench::with(config, &link_config(), CAPABILITIES);
+        let mut bench = NetworkFixture::with(config, &link_config(), CAPABILITIES);
         let samples = samples();
         for (which, damage, fix, cut) in damages {
             let mut bytes = which.get(&samples).clone();

@@ -10,7 +10,7 @@ pub const IPV6_MTU_MIN: u16 = 1280;
 
 /// What is known about one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PathMtu {
+pub(crate) struct PathMtuEntry {
     /// Bytes of the largest IP packet.
     pub mtu: u16,
     /// The path asked for less than the floor: packets go with the floor and may be fragmented by routers.
@@ -21,12 +21,12 @@ pub(crate) struct PathMtu {
 /// A bounded map; an entry goes when its time is over, or the oldest one when there is no room.
 #[derive(Debug)]
 pub(crate) struct PathMtuCache {
-    entries: BTreeMap<IpAddr, PathMtu>,
+    entries: BTreeMap<IpAddr, PathMtuEntry>,
     by_age: BTreeSet<(Instant, IpAddr)>,
     entries_max: usize,
     lifetime: Duration,
     floor_v4: u16,
-    changes: u64,
+    generation: u64,
     evicted: u64,
 }
 
@@ -38,13 +38,13 @@ impl PathMtuCache {
             entries_max,
             lifetime,
             floor_v4,
-            changes: 0,
+            generation: 0,
             evicted: 0,
         }
     }
 
     /// What is known about `destination`, or nothing if the link's own MTU applies.
-    pub(crate) fn get(&self, now: Instant, destination: IpAddr) -> Option<PathMtu> {
+    pub(crate) fn get(&self, now: Instant, destination: IpAddr) -> Option<PathMtuEntry> {
         // Hardly any stack ever learns one: no search in the common case.
         if self.entries.is_empty() {
             return None;
@@ -70,14 +70,14 @@ impl PathMtuCache {
         {
             return false;
         }
-        self.insert(destination, PathMtu { mtu, locked, expires: now + self.lifetime });
+        self.insert(destination, PathMtuEntry { mtu, locked, expires: now + self.lifetime });
         true
     }
 
     /// Counts up with each destination that becomes known.
     #[inline]
-    pub(crate) fn changes(&self) -> u64 {
-        self.changes
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// How many destinations had to go to make room for others.
@@ -85,8 +85,8 @@ impl PathMtuCache {
         self.evicted
     }
 
-    fn insert(&mut self, destination: IpAddr, entry: PathMtu) {
-        self.changes += 1;
+    fn insert(&mut self, destination: IpAddr, entry: PathMtuEntry) {
+        self.generation += 1;
         if let Some(before) = self.entries.insert(destination, entry) {
             self.by_age.remove(&(before.expires, destination));
         }

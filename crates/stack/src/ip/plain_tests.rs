@@ -6,8 +6,8 @@ use crate::wire::tcp::{self, SeqNumber, TcpOptions, Timestamps};
 
 const OFFLOADS: Capabilities = Capabilities { tx_checksum: true, gso_bytes_max: 40_000, ..CAPABILITIES };
 
-fn headers() -> TcpV4 {
-    TcpV4 {
+fn headers() -> TcpV4Headers {
+    TcpV4Headers {
         src: OUR_V4.to_bits(),
         dst: PEER_V4.to_bits(),
         tos: 2,
@@ -17,7 +17,7 @@ fn headers() -> TcpV4 {
         ack: 0x8000_0001,
         flags: TcpFlags::ACK.with(TcpFlags::PSH),
         window: 0xfffe,
-        urgent: 0,
+        urg_ptr: 0,
     }
 }
 
@@ -26,28 +26,28 @@ fn payload(len: usize) -> Vec<u8> {
 }
 
 fn send_plain(
-    bench: &mut Bench,
+    bench: &mut NetworkFixture,
     route: &Route,
-    headers: &TcpV4,
+    headers: &TcpV4Headers,
     options: &[u32],
     lengths: (usize, Option<u16>),
 ) -> bool {
     let (len, gso_size) = lengths;
-    let lengths = Lengths { options, payload: len, gso_size };
+    let lengths = TcpV4Lengths { options, payload: len, gso_size };
     let Some(packet) = bench.network.begin_tcp_v4(bench.now, &route.hop, lengths).unwrap() else {
         return false;
     };
     packet.payload.copy_from_slice(&payload(len));
-    let sum = if packet.summing == Summing::Wanted { Sum::of(packet.payload) } else { Sum::ZERO };
+    let sum = if packet.payload_sum == PayloadSum::Required { Sum::of(packet.payload) } else { Sum::ZERO };
     let sealed = packet.seal(headers, options, sum);
     bench.network.commit_tcp_v4(sealed, Label::NONE);
     true
 }
 
 fn send_any(
-    bench: &mut Bench,
+    bench: &mut NetworkFixture,
     route: &Route,
-    headers: &TcpV4,
+    headers: &TcpV4Headers,
     options: &TcpOptions,
     lengths: (usize, Option<u16>),
 ) {
@@ -68,7 +68,7 @@ fn send_any(
         ack: SeqNumber(headers.ack),
         flags: headers.flags,
         window: headers.window,
-        urgent: headers.urgent,
+        urg_ptr: headers.urg_ptr,
         header_len: 0,
     };
     let header_len = TcpHeader::LEN + options.encoded_len();
@@ -82,7 +82,7 @@ fn send_any(
 
 #[test]
 fn a_plain_packet_is_the_one_that_the_general_way_builds() {
-    let timestamps = Some(Timestamps { value: 0xdead_beef, echo: 1 });
+    let timestamps = Some(Timestamps { tsval: 0xdead_beef, tsecr: 1 });
     let syn = TcpOptions {
         mss: Some(1460),
         window_scale: Some(7),
@@ -94,9 +94,9 @@ fn a_plain_packet_is_the_one_that_the_general_way_builds() {
         [(SeqNumber(1), SeqNumber(2)), (SeqNumber(0xffff_ffff), SeqNumber(5))].into_iter().collect();
     let sack = TcpOptions { timestamps, sack_blocks, ..TcpOptions::default() };
     let options = [TcpOptions::default(), TcpOptions { timestamps, ..TcpOptions::default() }, syn, sack];
-    let urgent = TcpV4 { urgent: 17, flags: TcpFlags::URG.with(TcpFlags::CWR), tos: 0, ..headers() };
+    let urgent = TcpV4Headers { urg_ptr: 17, flags: TcpFlags::URG.with(TcpFlags::CWR), tos: 0, ..headers() };
     for capabilities in [CAPABILITIES, OFFLOADS] {
-        let mut bench = Bench::with(network_config(), &link_config(), capabilities);
+        let mut bench = NetworkFixture::with(network_config(), &link_config(), capabilities);
         bench.learn_v4(PEER_V4, PEER_MAC);
         let route = bench.route(PEER_V4);
         let large = (capabilities.gso_bytes_max > 0).then_some((30_000, Some(1400)));
@@ -115,13 +115,13 @@ fn a_plain_packet_is_the_one_that_the_general_way_builds() {
 
 #[test]
 fn a_sum_of_nothing_but_ones_is_written_as_the_general_way_does() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     bench.learn_v4(PEER_V4, PEER_MAC);
     let route = bench.route(PEER_V4);
     send_any(&mut bench, &route, &headers(), &TcpOptions::default(), (0, None));
     // The urgent field takes what the checksum was, so that 0 is left.
     let urgent = u16::from_be_bytes(crate::wire::array(bench.sent_one().first_chunk::<54>().unwrap(), 50));
-    let headers = TcpV4 { urgent, ..headers() };
+    let headers = TcpV4Headers { urg_ptr: urgent, ..headers() };
     assert!(send_plain(&mut bench, &route, &headers, &[], (0, None)));
     let plain = bench.sent_one();
     assert_eq!(plain[50..52], [0, 0]);
@@ -131,7 +131,7 @@ fn a_sum_of_nothing_but_ones_is_written_as_the_general_way_does() {
 
 #[test]
 fn what_needs_a_closer_look_is_left_alone() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let unknown = bench.route(PEER_V4);
     assert!(!send_plain(&mut bench, &unknown, &headers(), &[], (10, None)), "the neighbour is not known");
     bench.learn_v4(PEER_V4, PEER_MAC);
@@ -145,11 +145,11 @@ fn what_needs_a_closer_look_is_left_alone() {
 
 #[test]
 fn a_full_device_is_reported() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     bench.learn_v4(PEER_V4, PEER_MAC);
     let route = bench.route(PEER_V4);
-    bench.set_room(0);
-    let lengths = Lengths { options: &[], payload: 10, gso_size: None };
+    bench.set_capacity(0);
+    let lengths = TcpV4Lengths { options: &[], payload: 10, gso_size: None };
     let begun = bench.network.begin_tcp_v4(bench.now, &route.hop, lengths);
     assert!(matches!(begun, Err(TxError::Full)));
 }

@@ -7,7 +7,7 @@
 //! Nothing is allocated but to have more datagrams or bytes wait than ever before: everything is in slots that are used again.
 
 use super::entropy::KeyedHash;
-use super::fragment_store::{Chain, FragmentStore, NONE, Pieces};
+use super::fragment_store::{BlockList, FragmentStore, FragmentTree, NO_SLOT};
 use crate::handle::LinkId;
 use crate::time::Instant;
 use crate::wire::checksum::Sum;
@@ -19,7 +19,7 @@ const OVERHEAD: usize = 64;
 
 /// What fragments of one datagram have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Key {
+pub(crate) struct ReassemblyKey {
     pub src: IpAddr,
     pub dst: IpAddr,
     /// IPv4's protocol; 0 for IPv6, which identifies without it.
@@ -31,53 +31,53 @@ pub(crate) struct Key {
 
 /// How to turn the headers of the first fragment into those of the datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rebuild {
+pub(crate) enum HeaderRebuild {
     V4,
     /// Take the fragment header at `at` out; the next-header byte at `announced_at` becomes its.
     V6 {
-        at: usize,
-        announced_at: usize,
+        header_offset: usize,
+        next_header_offset: usize,
         next_header: u8,
     },
 }
 
 /// One fragment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece<'b> {
-    pub key: Key,
+pub(crate) struct ReceivedFragment<'b> {
+    pub key: ReassemblyKey,
     pub offset: u16,
-    pub more: bool,
+    pub more_fragments: bool,
     /// Everything in front of the payload.
     pub headers: &'b [u8],
     pub payload: &'b [u8],
     pub ecn: u8,
     /// The datagram went to a broadcast or multicast address.
     pub broadcast: bool,
-    pub rebuild: Rebuild,
+    pub rebuild: HeaderRebuild,
 }
 
 /// A datagram of which not everything is here.
 #[derive(Debug)]
-struct Partial {
-    key: Key,
+struct FragmentQueue {
+    key: ReassemblyKey,
     /// Grows from datagram to datagram.
-    number: u64,
+    serial: u64,
     /// When it is given up.
-    until: Instant,
+    expires: Instant,
     /// Neighbours by age among those of its family.
     older: u32,
     younger: u32,
-    pieces: Pieces,
+    fragments: FragmentTree,
     /// Payload bytes in `pieces`.
     bytes: usize,
     /// Where the last of them ends.
-    reach: usize,
+    end_max: usize,
     /// What it is charged.
     cost: usize,
     /// Payload bytes of the whole, once the last fragment is here.
-    total: Option<usize>,
+    total_len: Option<usize>,
     /// Headers of the first fragment, once it is here, and how to rebuild them.
-    headers: Option<(Chain, Rebuild)>,
+    headers: Option<(BlockList, HeaderRebuild)>,
     /// One bit for each ECN field seen.
     ecn_seen: u8,
     broadcast: bool,
@@ -85,9 +85,9 @@ struct Partial {
 
 /// What came of a fragment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum ReassemblyOutcome {
     /// More are needed.
-    Waiting,
+    Incomplete,
     /// It was here already.
     Duplicate,
     /// That was the last one: the packet from its IP header on.
@@ -100,15 +100,15 @@ pub(crate) enum Outcome {
 
 /// What is left of a datagram whose time is over.
 #[derive(Debug)]
-pub(crate) struct Expired {
+pub(crate) struct ExpiredDatagram {
     pub broadcast: bool,
     /// The first fragment as it came, if it did; to be given back with [`Reassembly::recycle`].
-    pub first: Option<Vec<u8>>,
+    pub first_fragment: Option<Vec<u8>>,
 }
 
 /// The datagrams of a family by age. Each waits for the same time, so this is also the order in which they expire.
 #[derive(Clone, Copy, Debug)]
-struct Ages {
+struct AgeList {
     oldest: u32,
     youngest: u32,
 }
@@ -116,96 +116,96 @@ struct Ages {
 /// All datagrams in the making.
 #[derive(Debug)]
 pub(crate) struct Reassembly {
-    slots: Vec<Partial>,
+    slots: Vec<FragmentQueue>,
     free: Vec<u32>,
     /// Only looked up, never iterated.
-    index: HashMap<Key, u32, KeyedHash>,
+    index: HashMap<ReassemblyKey, u32, KeyedHash>,
     /// IPv4, IPv6.
-    ages: [Ages; 2],
+    age_lists: [AgeList; 2],
     store: FragmentStore,
     hash: KeyedHash,
-    next_number: u64,
+    next_serial: u64,
     cost: usize,
-    cost_max: usize,
+    cost_limit: usize,
     /// Most that was ever charged.
-    cost_most: usize,
+    cost_peak: usize,
     /// Buffer for the next complete datagram.
     spare: Vec<u8>,
 }
 
-fn family(key: &Key) -> usize {
+fn family(key: &ReassemblyKey) -> usize {
     usize::from(key.src.is_ipv6())
 }
 
 impl Reassembly {
-    pub(crate) fn new(cost_max: usize, hash: KeyedHash) -> Self {
+    pub(crate) fn new(cost_limit: usize, hash: KeyedHash) -> Self {
         Self {
             slots: Vec::new(),
             free: Vec::new(),
             index: HashMap::with_hasher(hash),
-            ages: [Ages { oldest: NONE, youngest: NONE }; 2],
+            age_lists: [AgeList { oldest: NO_SLOT, youngest: NO_SLOT }; 2],
             store: FragmentStore::new(),
             hash,
-            next_number: 0,
+            next_serial: 0,
             cost: 0,
-            cost_max,
-            cost_most: 0,
+            cost_limit,
+            cost_peak: 0,
             spare: Vec::new(),
         }
     }
 
     /// Takes one fragment. If it is the first one seen of its datagram, that has time `until` then, which is never before what was said of another
     /// of the family.
-    pub(crate) fn insert(&mut self, piece: &Piece<'_>, until: Instant) -> Outcome {
+    pub(crate) fn insert(&mut self, piece: &ReceivedFragment<'_>, until: Instant) -> ReassemblyOutcome {
         let len = piece.payload.len();
-        if len == 0 || (piece.more && !len.is_multiple_of(8)) {
-            return Outcome::Malformed;
+        if len == 0 || (piece.more_fragments && !len.is_multiple_of(8)) {
+            return ReassemblyOutcome::Malformed;
         }
         let slot = match self.index.get(&piece.key) {
             Some(&slot) => slot,
-            None => self.begin(piece, until),
+            None => self.create_queue(piece, until),
         };
         let partial = &mut self.slots[slot as usize];
         let cost_before = partial.cost;
-        let result = partial.add(piece, &mut self.store, &self.hash);
+        let result = partial.insert(piece, &mut self.store, &self.hash);
         self.cost += partial.cost - cost_before;
-        self.cost_most = self.cost_most.max(self.cost);
+        self.cost_peak = self.cost_peak.max(self.cost);
         match result {
             Ok(()) if partial.is_complete() => match self.finish(slot) {
-                Some(packet) => Outcome::Complete(packet),
-                None => Outcome::Malformed,
+                Some(packet) => ReassemblyOutcome::Complete(packet),
+                None => ReassemblyOutcome::Malformed,
             },
-            Ok(()) => Outcome::Waiting,
-            Err(Refused::Duplicate) => Outcome::Duplicate,
-            Err(Refused::Overlap) => {
+            Ok(()) => ReassemblyOutcome::Incomplete,
+            Err(FragmentRejection::Duplicate) => ReassemblyOutcome::Duplicate,
+            Err(FragmentRejection::Overlap) => {
                 self.remove(slot);
-                Outcome::Overlap
+                ReassemblyOutcome::Overlap
             }
-            Err(Refused::Contradiction) => {
+            Err(FragmentRejection::Contradiction) => {
                 self.remove(slot);
-                Outcome::Malformed
+                ReassemblyOutcome::Malformed
             }
         }
     }
 
-    fn begin(&mut self, piece: &Piece<'_>, until: Instant) -> u32 {
-        let ages = &mut self.ages[family(&piece.key)];
-        let partial = Partial {
+    fn create_queue(&mut self, piece: &ReceivedFragment<'_>, until: Instant) -> u32 {
+        let ages = &mut self.age_lists[family(&piece.key)];
+        let partial = FragmentQueue {
             key: piece.key,
-            number: self.next_number,
-            until,
+            serial: self.next_serial,
+            expires: until,
             older: ages.youngest,
-            younger: NONE,
-            pieces: Pieces::EMPTY,
+            younger: NO_SLOT,
+            fragments: FragmentTree::EMPTY,
             bytes: 0,
-            reach: 0,
+            end_max: 0,
             cost: OVERHEAD,
-            total: None,
+            total_len: None,
             headers: None,
             ecn_seen: 0,
             broadcast: piece.broadcast,
         };
-        self.next_number += 1;
+        self.next_serial += 1;
         self.cost += partial.cost;
         let slot = match self.free.pop() {
             Some(slot) => {
@@ -219,7 +219,7 @@ impl Reassembly {
             }
         };
         match core::mem::replace(&mut ages.youngest, slot) {
-            NONE => ages.oldest = slot,
+            NO_SLOT => ages.oldest = slot,
             before => self.slots[before as usize].younger = slot,
         }
         self.index.insert(piece.key, slot);
@@ -231,41 +231,41 @@ impl Reassembly {
         let partial = &self.slots[slot as usize];
         self.index.remove(&partial.key);
         self.cost -= partial.cost;
-        self.store.forget_all(partial.pieces);
+        self.store.free_all(partial.fragments);
         if let Some((headers, _)) = partial.headers {
-            self.store.forget(headers);
+            self.store.free(headers);
         }
         let (family, older, younger) = (family(&partial.key), partial.older, partial.younger);
         match older {
-            NONE => self.ages[family].oldest = younger,
+            NO_SLOT => self.age_lists[family].oldest = younger,
             _ => self.slots[older as usize].younger = younger,
         }
         match younger {
-            NONE => self.ages[family].youngest = older,
+            NO_SLOT => self.age_lists[family].youngest = older,
             _ => self.slots[younger as usize].older = older,
         }
         self.free.push(slot);
     }
 
     /// The oldest of each family.
-    fn oldest(&self) -> impl Iterator<Item = (u32, &Partial)> {
-        let slots = self.ages.iter().map(|ages| ages.oldest).filter(|&slot| slot != NONE);
+    fn oldest(&self) -> impl Iterator<Item = (u32, &FragmentQueue)> {
+        let slots = self.age_lists.iter().map(|ages| ages.oldest).filter(|&slot| slot != NO_SLOT);
         slots.map(|slot| (slot, &self.slots[slot as usize]))
     }
 
     /// What is charged now, and the most that ever was: for a moment more than the budget, by one fragment.
-    pub(crate) fn charged(&self) -> (usize, usize) {
-        (self.cost, self.cost_most)
+    pub(crate) fn memory_charged(&self) -> (usize, usize) {
+        (self.cost, self.cost_peak)
     }
 
     /// When [`Reassembly::expire`] will have something to do.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.oldest().map(|(_, partial)| partial.until).min()
+        self.oldest().map(|(_, partial)| partial.expires).min()
     }
 
     /// Gives up a datagram whose time is over; to be repeated.
-    pub(crate) fn expire(&mut self, now: Instant) -> Option<Expired> {
-        let (slot, partial) = self.oldest().find(|(_, partial)| partial.until <= now)?;
+    pub(crate) fn expire(&mut self, now: Instant) -> Option<ExpiredDatagram> {
+        let (slot, partial) = self.oldest().find(|(_, partial)| partial.expires <= now)?;
         let broadcast = partial.broadcast;
         let mut packet = core::mem::take(&mut self.spare);
         packet.clear();
@@ -273,7 +273,7 @@ impl Reassembly {
         let first = match partial.headers {
             Some((headers, _)) => {
                 self.store.read(headers, &mut packet);
-                self.store.read_first(partial.pieces, &mut packet);
+                self.store.read_first(partial.fragments, &mut packet);
                 Some(packet)
             }
             None => {
@@ -282,15 +282,15 @@ impl Reassembly {
             }
         };
         self.remove(slot);
-        Some(Expired { broadcast, first })
+        Some(ExpiredDatagram { broadcast, first_fragment: first })
     }
 
     /// Gives the oldest datagram up if the budget is exceeded, and returns whether it was; to be repeated.
     pub(crate) fn evict(&mut self) -> bool {
-        if self.cost <= self.cost_max {
+        if self.cost <= self.cost_limit {
             return false;
         }
-        let Some((slot, _)) = self.oldest().min_by_key(|(_, partial)| partial.number) else { return false };
+        let Some((slot, _)) = self.oldest().min_by_key(|(_, partial)| partial.serial) else { return false };
         self.remove(slot);
         true
     }
@@ -299,7 +299,7 @@ impl Reassembly {
     fn finish(&mut self, slot: u32) -> Option<Vec<u8>> {
         let mut packet = core::mem::take(&mut self.spare);
         packet.clear();
-        let built = self.slots[slot as usize].build(&self.store, &mut packet);
+        let built = self.slots[slot as usize].reassemble(&self.store, &mut packet);
         self.remove(slot);
         if built.is_none() {
             self.spare = packet;
@@ -317,57 +317,62 @@ impl Reassembly {
 }
 
 /// Why a piece does not fit.
-enum Refused {
+enum FragmentRejection {
     Duplicate,
     Overlap,
     Contradiction,
 }
 
-impl Partial {
-    fn add(&mut self, piece: &Piece<'_>, store: &mut FragmentStore, hash: &KeyedHash) -> Result<(), Refused> {
+impl FragmentQueue {
+    fn insert(
+        &mut self,
+        piece: &ReceivedFragment<'_>,
+        store: &mut FragmentStore,
+        hash: &KeyedHash,
+    ) -> Result<(), FragmentRejection> {
         let start = usize::from(piece.offset);
         let end = start + piece.payload.len();
         // Two different ends, or something beyond the end.
-        let contradiction = match (self.total, piece.more) {
+        let contradiction = match (self.total_len, piece.more_fragments) {
             (Some(total), true) => end > total,
             (Some(total), false) => end != total,
             (None, true) => false,
-            (None, false) => end < self.reach,
+            (None, false) => end < self.end_max,
         };
         if contradiction {
-            return Err(Refused::Contradiction);
+            return Err(FragmentRejection::Contradiction);
         }
-        let (before, behind) = store.around(self.pieces, start);
+        let (before, behind) = store.find_adjacent(self.fragments, start);
         if let Some(before) = before {
             if end <= before.end {
-                return Err(Refused::Duplicate);
+                return Err(FragmentRejection::Duplicate);
             }
             if start < before.end {
-                return Err(Refused::Overlap);
+                return Err(FragmentRejection::Overlap);
             }
         }
         if behind.is_some_and(|behind| behind < end) {
-            return Err(Refused::Overlap);
+            return Err(FragmentRejection::Overlap);
         }
-        if !piece.more {
-            self.total = Some(end);
+        if !piece.more_fragments {
+            self.total_len = Some(end);
         }
         if piece.offset == 0 {
-            self.headers = Some((store.keep(piece.headers), piece.rebuild));
+            self.headers = Some((store.store(piece.headers), piece.rebuild));
             self.cost += piece.headers.len();
         }
         self.ecn_seen |= 1 << (piece.ecn & 3);
         self.bytes += piece.payload.len();
-        self.reach = self.reach.max(end);
+        self.end_max = self.end_max.max(end);
         self.cost += piece.payload.len() + OVERHEAD;
-        let priority = hash.of((self.number, piece.offset)) as u32;
-        self.pieces = store.insert(self.pieces, piece.offset, piece.payload, priority);
+        let priority = hash.of((self.serial, piece.offset)) as u32;
+        self.fragments = store.insert(self.fragments, piece.offset, piece.payload, priority);
         Ok(())
     }
 
     /// Without overlaps, as many bytes as the whole has are the whole.
     fn is_complete(&self) -> bool {
-        self.total == Some(self.bytes)
+        self.total_len == Some(self.bytes)
     }
 
     /// RFC 3168 §5.3: congestion experienced by one fragment is experienced by all; not-ECT beside anything else is impossible.
@@ -383,16 +388,16 @@ impl Partial {
         }
     }
 
-    fn build(&self, store: &FragmentStore, packet: &mut Vec<u8>) -> Option<()> {
+    fn reassemble(&self, store: &FragmentStore, packet: &mut Vec<u8>) -> Option<()> {
         let (headers, rebuild) = self.headers?;
         let ecn = self.ecn()?;
         store.read(headers, packet);
         match rebuild {
-            Rebuild::V4 => {
+            HeaderRebuild::V4 => {
                 let total = u16::try_from(packet.len() + self.bytes).ok()?;
                 write_v4_header(packet, total, ecn)?;
             }
-            Rebuild::V6 { at, announced_at, next_header } => {
+            HeaderRebuild::V6 { header_offset: at, next_header_offset: announced_at, next_header } => {
                 packet.get(..at)?;
                 packet.truncate(at);
                 let payload_len = u16::try_from(packet.len().checked_sub(40)? + self.bytes).ok()?;
@@ -402,7 +407,7 @@ impl Partial {
                 *second = *second & 0xcf | ecn << 4;
             }
         }
-        store.read_all(self.pieces, packet);
+        store.read_all(self.fragments, packet);
         Some(())
     }
 }

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 const SRC: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const DST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 
-fn key(ident: u32) -> Key {
-    Key { src: SRC.into(), dst: DST.into(), protocol: protocol::UDP, ident, link: None }
+fn key(ident: u32) -> ReassemblyKey {
+    ReassemblyKey { src: SRC.into(), dst: DST.into(), protocol: protocol::UDP, ident, link: None }
 }
 
 fn header(offset: u16, more: bool, len: usize) -> Vec<u8> {
@@ -30,8 +30,23 @@ fn header(offset: u16, more: bool, len: usize) -> Vec<u8> {
     out
 }
 
-fn piece<'b>(ident: u32, offset: u16, more: bool, headers: &'b [u8], payload: &'b [u8]) -> Piece<'b> {
-    Piece { key: key(ident), offset, more, headers, payload, ecn: 0, broadcast: false, rebuild: Rebuild::V4 }
+fn piece<'b>(
+    ident: u32,
+    offset: u16,
+    more: bool,
+    headers: &'b [u8],
+    payload: &'b [u8],
+) -> ReceivedFragment<'b> {
+    ReceivedFragment {
+        key: key(ident),
+        offset,
+        more_fragments: more,
+        headers,
+        payload,
+        ecn: 0,
+        broadcast: false,
+        rebuild: HeaderRebuild::V4,
+    }
 }
 
 const UNTIL: Instant = Instant::from_millis(30_000);
@@ -48,7 +63,7 @@ fn assert_empty(table: &Reassembly) {
     assert_eq!((table.next_deadline(), table.oldest().count()), (None, 0));
 }
 
-fn insert(table: &mut Reassembly, ident: u32, offset: u16, more: bool, payload: &[u8]) -> Outcome {
+fn insert(table: &mut Reassembly, ident: u32, offset: u16, more: bool, payload: &[u8]) -> ReassemblyOutcome {
     table.insert(&piece(ident, offset, more, &header(offset, more, payload.len()), payload), UNTIL)
 }
 
@@ -62,9 +77,9 @@ fn fragments_in_any_order_give_the_packet_with_a_correct_header() {
             let (offset, more, payload) = pieces[at];
             let outcome = insert(&mut table, 1, offset, more, &payload);
             match step {
-                0 | 1 => assert_eq!(outcome, Outcome::Waiting),
+                0 | 1 => assert_eq!(outcome, ReassemblyOutcome::Incomplete),
                 _ => {
-                    let Outcome::Complete(packet) = outcome else { panic!("{outcome:?}") };
+                    let ReassemblyOutcome::Complete(packet) = outcome else { panic!("{outcome:?}") };
                     let header = ipv4::Header::parse(&packet).unwrap();
                     assert!(header.checksum_ok(&packet) && !header.is_fragment());
                     assert_eq!((header.total_len, header.dscp, header.ttl), (68, 4, 60));
@@ -83,10 +98,14 @@ fn an_overlap_gives_the_whole_datagram_up() {
         let mut table = table(100_000);
         insert(&mut table, 1, 0, true, &[1; 16]);
         insert(&mut table, 1, 32, true, &[2; 16]);
-        assert_eq!(insert(&mut table, 1, offset, true, &vec![9; len]), Outcome::Overlap, "{offset} {len}");
+        assert_eq!(
+            insert(&mut table, 1, offset, true, &vec![9; len]),
+            ReassemblyOutcome::Overlap,
+            "{offset} {len}"
+        );
         assert_empty(&table);
         // What comes later begins anew and stays incomplete.
-        assert_eq!(insert(&mut table, 1, 16, true, &[3; 16]), Outcome::Waiting);
+        assert_eq!(insert(&mut table, 1, 16, true, &[3; 16]), ReassemblyOutcome::Incomplete);
     }
 }
 
@@ -94,9 +113,9 @@ fn an_overlap_gives_the_whole_datagram_up() {
 fn a_duplicate_is_ignored_and_the_first_content_stays() {
     let mut table = table(100_000);
     insert(&mut table, 1, 0, true, &[1; 16]);
-    assert_eq!(insert(&mut table, 1, 0, true, &[9; 16]), Outcome::Duplicate);
-    assert_eq!(insert(&mut table, 1, 8, true, &[9; 8]), Outcome::Duplicate);
-    let Outcome::Complete(packet) = insert(&mut table, 1, 16, false, &[2; 3]) else { panic!() };
+    assert_eq!(insert(&mut table, 1, 0, true, &[9; 16]), ReassemblyOutcome::Duplicate);
+    assert_eq!(insert(&mut table, 1, 8, true, &[9; 8]), ReassemblyOutcome::Duplicate);
+    let ReassemblyOutcome::Complete(packet) = insert(&mut table, 1, 16, false, &[2; 3]) else { panic!() };
     assert_eq!(packet[20..], [&[1; 16][..], &[2; 3]].concat());
 }
 
@@ -104,20 +123,24 @@ fn a_duplicate_is_ignored_and_the_first_content_stays() {
 fn fragments_that_contradict_each_other_give_the_datagram_up() {
     let mut table = table(100_000);
     insert(&mut table, 1, 16, false, &[1; 8]);
-    assert_eq!(insert(&mut table, 1, 32, false, &[1; 8]), Outcome::Malformed, "two ends");
+    assert_eq!(insert(&mut table, 1, 32, false, &[1; 8]), ReassemblyOutcome::Malformed, "two ends");
     insert(&mut table, 1, 16, false, &[1; 8]);
-    assert_eq!(insert(&mut table, 1, 24, true, &[1; 8]), Outcome::Malformed, "beyond the end");
+    assert_eq!(insert(&mut table, 1, 24, true, &[1; 8]), ReassemblyOutcome::Malformed, "beyond the end");
     insert(&mut table, 1, 24, true, &[1; 8]);
-    assert_eq!(insert(&mut table, 1, 0, false, &[1; 8]), Outcome::Malformed, "end before the reach");
+    assert_eq!(
+        insert(&mut table, 1, 0, false, &[1; 8]),
+        ReassemblyOutcome::Malformed,
+        "end before the reach"
+    );
     assert_empty(&table);
 }
 
 #[test]
 fn empty_fragments_and_odd_lengths_are_refused() {
     let mut table = table(100_000);
-    assert_eq!(insert(&mut table, 1, 0, true, &[]), Outcome::Malformed);
-    assert_eq!(insert(&mut table, 1, 8, false, &[]), Outcome::Malformed);
-    assert_eq!(insert(&mut table, 1, 0, true, &[1; 15]), Outcome::Malformed);
+    assert_eq!(insert(&mut table, 1, 0, true, &[]), ReassemblyOutcome::Malformed);
+    assert_eq!(insert(&mut table, 1, 8, false, &[]), ReassemblyOutcome::Malformed);
+    assert_eq!(insert(&mut table, 1, 0, true, &[1; 15]), ReassemblyOutcome::Malformed);
     assert_empty(&table);
 }
 
@@ -130,7 +153,7 @@ fn a_datagram_beyond_65535_bytes_is_refused() {
     long.resize(60, 1);
     table.insert(&piece(1, 0, true, &long, &vec![1; 32_768]), UNTIL);
     let rest = 65_535 - 20 - 32_768;
-    assert_eq!(insert(&mut table, 1, 32_768, false, &vec![2; rest]), Outcome::Malformed);
+    assert_eq!(insert(&mut table, 1, 32_768, false, &vec![2; rest]), ReassemblyOutcome::Malformed);
     assert_empty(&table);
 }
 
@@ -138,14 +161,14 @@ fn a_datagram_beyond_65535_bytes_is_refused() {
 fn at_the_limit_the_oldest_datagram_goes() {
     let mut table = table(3 * (8 + 20 + 2 * OVERHEAD));
     for ident in 0..3 {
-        assert_eq!(insert(&mut table, ident, 0, true, &[1; 8]), Outcome::Waiting);
+        assert_eq!(insert(&mut table, ident, 0, true, &[1; 8]), ReassemblyOutcome::Incomplete);
         assert!(!table.evict());
     }
-    assert_eq!(insert(&mut table, 3, 0, true, &[1; 8]), Outcome::Waiting);
+    assert_eq!(insert(&mut table, 3, 0, true, &[1; 8]), ReassemblyOutcome::Incomplete);
     assert!(table.evict());
     assert!(!table.evict());
-    assert_eq!(insert(&mut table, 0, 8, false, &[1; 8]), Outcome::Waiting);
-    assert!(matches!(insert(&mut table, 1, 8, false, &[1; 8]), Outcome::Complete(_)));
+    assert_eq!(insert(&mut table, 0, 8, false, &[1; 8]), ReassemblyOutcome::Incomplete);
+    assert!(matches!(insert(&mut table, 1, 8, false, &[1; 8]), ReassemblyOutcome::Complete(_)));
 }
 
 #[test]
@@ -165,12 +188,13 @@ fn congestion_experienced_by_one_is_experienced_by_all() {
     for (first, second, expected) in cases {
         let mut table = table(100_000);
         let headers = header(0, true, 8);
-        table.insert(&Piece { ecn: first, ..piece(1, 0, true, &headers, &[1; 8]) }, UNTIL);
-        let outcome = table.insert(&Piece { ecn: second, ..piece(1, 8, false, &headers, &[1; 8]) }, UNTIL);
+        table.insert(&ReceivedFragment { ecn: first, ..piece(1, 0, true, &headers, &[1; 8]) }, UNTIL);
+        let outcome =
+            table.insert(&ReceivedFragment { ecn: second, ..piece(1, 8, false, &headers, &[1; 8]) }, UNTIL);
         match expected {
-            None => assert_eq!(outcome, Outcome::Malformed),
+            None => assert_eq!(outcome, ReassemblyOutcome::Malformed),
             Some(ecn) => {
-                let Outcome::Complete(packet) = outcome else { panic!("{outcome:?}") };
+                let ReassemblyOutcome::Complete(packet) = outcome else { panic!("{outcome:?}") };
                 assert_eq!(packet[1], 4 << 2 | ecn);
             }
         }
@@ -188,16 +212,17 @@ fn what_expires_goes_in_its_time_and_remembers_its_first_fragment() {
     at(2, 16, &[8; 8], &mut table, 200);
     // Only the first fragment seen says until when.
     at(1, 16, &[8; 8], &mut table, 300);
-    let six = Key { src: core::net::Ipv6Addr::LOCALHOST.into(), ..key(1) };
-    table.insert(&Piece { key: six, ..piece(1, 8, true, &[], &[9; 8]) }, Instant::from_millis(150));
+    let six = ReassemblyKey { src: core::net::Ipv6Addr::LOCALHOST.into(), ..key(1) };
+    table
+        .insert(&ReceivedFragment { key: six, ..piece(1, 8, true, &[], &[9; 8]) }, Instant::from_millis(150));
     assert_eq!(table.next_deadline(), Some(Instant::from_millis(100)));
     assert!(table.expire(Instant::from_millis(99)).is_none());
-    let first = table.expire(Instant::from_millis(100)).unwrap().first.unwrap();
+    let first = table.expire(Instant::from_millis(100)).unwrap().first_fragment.unwrap();
     assert_eq!(first, [&header(0, true, 8)[..], &[7; 8]].concat());
     table.recycle(first);
     assert_eq!(table.next_deadline(), Some(Instant::from_millis(150)));
-    assert_eq!(table.expire(Instant::from_millis(200)).unwrap().first, None);
-    assert_eq!(table.expire(Instant::from_millis(200)).unwrap().first, None);
+    assert_eq!(table.expire(Instant::from_millis(200)).unwrap().first_fragment, None);
+    assert_eq!(table.expire(Instant::from_millis(200)).unwrap().first_fragment, None);
     assert!(table.expire(Instant::MAX).is_none());
     assert_empty(&table);
 }
@@ -231,10 +256,10 @@ proptest! {
             let outcome = insert(&mut table, 1, offset, more, &payload);
             let expected = model.insert(usize::from(offset), more, &payload);
             match (&outcome, &expected) {
-                (Outcome::Waiting, Expected::Waiting)
-                | (Outcome::Duplicate, Expected::Duplicate)
-                | (Outcome::Overlap | Outcome::Malformed, Expected::GivenUp) => {}
-                (Outcome::Complete(packet), Expected::Complete(bytes)) => {
+                (ReassemblyOutcome::Incomplete, Expected::Waiting)
+                | (ReassemblyOutcome::Duplicate, Expected::Duplicate)
+                | (ReassemblyOutcome::Overlap | ReassemblyOutcome::Malformed, Expected::GivenUp) => {}
+                (ReassemblyOutcome::Complete(packet), Expected::Complete(bytes)) => {
                     prop_assert_eq!(&packet[20..], &bytes[..]);
                 }
                 _ => prop_assert!(false, "{:?} but {:?}", outcome, expected),

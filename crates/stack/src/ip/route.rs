@@ -66,7 +66,7 @@ pub(crate) fn common_bits(a: IpAddr, b: IpAddr) -> u32 {
 
 /// All routes of one prefix length.
 #[derive(Debug)]
-struct Level {
+struct PrefixLevel {
     prefix: u8,
     networks: BTreeMap<u128, Vec<RouteEntry>>,
 }
@@ -74,12 +74,12 @@ struct Level {
 /// Routes of both families.
 #[derive(Debug, Default)]
 pub(crate) struct RouteTable {
-    v4: Vec<Level>,
-    v6: Vec<Level>,
+    v4: Vec<PrefixLevel>,
+    v6: Vec<PrefixLevel>,
 }
 
 impl RouteTable {
-    fn levels(&mut self, family: IpAddr) -> &mut Vec<Level> {
+    fn levels(&mut self, family: IpAddr) -> &mut Vec<PrefixLevel> {
         if family.is_ipv4() { &mut self.v4 } else { &mut self.v6 }
     }
 
@@ -88,7 +88,7 @@ impl RouteTable {
         let levels = self.levels(destination);
         let at = levels.partition_point(|level| level.prefix > prefix);
         if levels.get(at).is_none_or(|level| level.prefix != prefix) {
-            levels.insert(at, Level { prefix, networks: BTreeMap::new() });
+            levels.insert(at, PrefixLevel { prefix, networks: BTreeMap::new() });
         }
         let entries = levels[at].networks.entry(bits(destination) & mask(prefix)).or_default();
         entries.retain(|known| (known.gateway, known.link) != (entry.gateway, entry.link));
@@ -165,7 +165,7 @@ impl RouteTable {
     }
 
     /// Number of routes on `link` that router advertisements created.
-    pub(crate) fn advertised_on(&self, link: LinkId) -> usize {
+    pub(crate) fn advertised_count(&self, link: LinkId) -> usize {
         self.v6
             .iter()
             .flat_map(|level| level.networks.values().flatten())

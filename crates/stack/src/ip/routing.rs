@@ -1,7 +1,7 @@
 //! From a destination to a hop: route, source address, neighbour, path MTU. Done once per connection; the hop is kept.
 
 use super::Network;
-use super::links::SELVES;
+use super::links::LOOPBACK_NEIGHBOURS;
 use super::route::{RouteEntry, RouteOrigin, common_bits};
 use crate::handle::LinkId;
 use crate::link::neighbour::{NeighbourRef, NeighbourState, NewNeighbour};
@@ -14,13 +14,13 @@ use core::net::{IpAddr, Ipv6Addr};
 
 /// Where packets to a destination go next: 8 bytes that a connection keeps. The default one is stale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hop {
+pub struct NextHop {
     pub(crate) neighbour: NeighbourRef,
     pub(crate) link: u16,
     pub(crate) epoch: u16,
 }
 
-impl Hop {
+impl NextHop {
     /// The link packets leave by.
     pub const fn link(&self) -> LinkId {
         LinkId(self.link)
@@ -31,7 +31,7 @@ impl Hop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// To be kept.
-    pub hop: Hop,
+    pub hop: NextHop,
     /// Source address: the one asked for, or the best.
     pub src: IpAddr,
     /// Path MTU as known now: bytes of the largest IP packet.
@@ -71,12 +71,12 @@ impl std::error::Error for RouteError {}
 
 /// The next hop before its neighbour is looked up.
 #[derive(Clone, Copy, Debug)]
-struct NextHop {
+struct NextHopLookup {
     link: LinkId,
     /// Router or destination.
     address: IpAddr,
     /// Set if the MAC address follows from the destination.
-    computed: Option<MacAddr>,
+    fixed_mac: Option<MacAddr>,
 }
 
 impl Network {
@@ -89,28 +89,28 @@ impl Network {
             return self.find_route(now, dst, src);
         };
         let (to, from) = (to.to_bits(), from.to_bits());
-        if let Some(route) = self.remembered_route(to, from) {
+        if let Some(route) = self.cached_route(to, from) {
             return Ok(*route);
         }
-        let changes = self.changes();
+        let changes = self.route_generation();
         let route = self.find_route(now, dst, src)?;
         if self.path_mtu.get(now, dst).is_none() {
-            self.destinations.put(to, from, changes, route);
+            self.destination_cache.put(to, from, changes, route);
         }
         Ok(route)
     }
 
     /// The route between two IPv4 addresses, if it was asked for lately.
     #[inline(always)]
-    pub(crate) fn remembered_route(&self, to: u32, from: u32) -> Option<&Route> {
-        let route = self.destinations.get(to, from, self.changes())?;
+    pub(crate) fn cached_route(&self, to: u32, from: u32) -> Option<&Route> {
+        let route = self.destination_cache.get(to, from, self.route_generation())?;
         self.hop_is_current(&route.hop).then_some(route)
     }
 
     /// What makes remembered routes void. References to neighbours tell the tenants of a slot apart, but not for ever.
     #[inline(always)]
-    fn changes(&self) -> u64 {
-        self.path_mtu.changes().wrapping_add(self.stats.neighbours_evicted)
+    fn route_generation(&self) -> u64 {
+        self.path_mtu.generation().wrapping_add(self.stats.neighbours_evicted)
     }
 
     fn find_route(&mut self, now: Instant, dst: IpAddr, src: Option<IpAddr>) -> Result<Route, RouteError> {
@@ -120,7 +120,7 @@ impl Network {
             Some(src) => Some(self.local.link_of(src).ok_or(RouteError::SourceNotLocal)?),
         };
         if self.local.link_of(dst).is_some() {
-            return self.route_to_ourselves(dst, src);
+            return self.route_to_self(dst, src);
         }
         if source_link.is_some() && source_link == self.loopback {
             // An address that means nothing to others (RFC 1122 §3.2.1.3 (g)).
@@ -129,12 +129,13 @@ impl Network {
         let next = self.next_hop(dst, source_link)?;
         let src = match src {
             Some(src) => src,
-            None => {
-                self.choose_source(now, next.link, next.address, dst).ok_or(RouteError::NetUnreachable)?
-            }
+            None => self
+                .select_source_address(now, next.link, next.address, dst)
+                .ok_or(RouteError::NetUnreachable)?,
         };
-        let slot = self.neighbour_slot(next.link, next.address, next.computed)?;
-        let hop = Hop { neighbour: self.neighbours.reference(slot), link: next.link.0, epoch: self.epoch };
+        let slot = self.neighbour_slot(next.link, next.address, next.fixed_mac)?;
+        let hop =
+            NextHop { neighbour: self.neighbours.reference(slot), link: next.link.0, epoch: self.epoch };
         let link_mtu = self.link(next.link).mtu_for(dst);
         let (mtu, mtu_locked) = match self.path_mtu.get(now, dst) {
             Some(path) => (path.mtu.min(link_mtu), path.locked),
@@ -144,61 +145,61 @@ impl Network {
     }
 
     /// Bytes of the largest IP packet that the first link of a route takes.
-    pub(crate) fn first_mtu(&self, route: &Route) -> u16 {
+    pub(crate) fn link_mtu(&self, route: &Route) -> u16 {
         self.link(route.hop.link()).mtu_for(route.src)
     }
 
     /// To one of our own addresses: over the loop, whatever link the address is of. Whoever asks for no source address speaks from the one it speaks to, as on Linux.
-    fn route_to_ourselves(&mut self, dst: IpAddr, src: Option<IpAddr>) -> Result<Route, RouteError> {
+    fn route_to_self(&mut self, dst: IpAddr, src: Option<IpAddr>) -> Result<Route, RouteError> {
         let link = self.loopback.ok_or(RouteError::OwnAddress)?;
-        let [v4, v6] = SELVES;
+        let [v4, v6] = LOOPBACK_NEIGHBOURS;
         let next = if dst.is_ipv4() { v4 } else { v6 };
         let own = if dst.is_loopback() { next } else { dst };
         let slot = self.neighbour_slot(link, next, None)?;
-        let hop = Hop { neighbour: self.neighbours.reference(slot), link: link.0, epoch: self.epoch };
+        let hop = NextHop { neighbour: self.neighbours.reference(slot), link: link.0, epoch: self.epoch };
         Ok(Route { hop, src: src.unwrap_or(own), mtu: self.link(link).mtu_for(dst), mtu_locked: false })
     }
 
     /// False if links, addresses or routes have changed since the hop was made, or its neighbour was forgotten: ask
     /// [`Network::route`] again. A neighbour's new MAC address needs no new hop.
     #[inline]
-    pub fn hop_is_current(&self, hop: &Hop) -> bool {
+    pub fn hop_is_current(&self, hop: &NextHop) -> bool {
         hop.epoch == self.epoch && self.neighbours.is_current(hop.neighbour)
     }
 
     /// What was said of a neighbour must be said again: the burst is over, or somebody else has said something.
     #[inline]
-    pub(crate) fn forget_confirmed(&mut self) {
+    pub(crate) fn reset_last_confirmed(&mut self) {
         // No route has the epoch 0.
-        self.confirmed = Hop::default();
+        self.last_confirmed = NextHop::default();
     }
 
     /// The transport has proof that what it sent over `hop` arrived (RFC 4861 §7.3.1): the neighbour need not be asked
     /// whether it is still there.
     #[inline]
-    pub(crate) fn confirm(&mut self, now: Instant, hop: &Hop) {
-        if *hop != self.confirmed {
-            self.confirm_first(now, hop);
+    pub(crate) fn confirm_neighbour(&mut self, now: Instant, hop: &NextHop) {
+        if *hop != self.last_confirmed {
+            self.confirm_neighbour_slow(now, hop);
         }
     }
 
     /// The same for the first time in a burst.
     #[inline(never)]
-    fn confirm_first(&mut self, now: Instant, hop: &Hop) {
+    fn confirm_neighbour_slow(&mut self, now: Instant, hop: &NextHop) {
         if hop.epoch != self.epoch {
             return;
         }
-        self.confirmed = *hop;
-        let reachable = self.links[usize::from(hop.link)].reachable;
+        self.last_confirmed = *hop;
+        let reachable = self.links[usize::from(hop.link)].reachable_time;
         if let Some(neighbour) = self.neighbours.resolve(hop.neighbour) {
             neighbour.confirm(now, reachable);
         }
     }
 
-    fn next_hop(&self, dst: IpAddr, source_link: Option<LinkId>) -> Result<NextHop, RouteError> {
+    fn next_hop(&self, dst: IpAddr, source_link: Option<LinkId>) -> Result<NextHopLookup, RouteError> {
         if let Some(mac) = group_mac(dst) {
             let link = source_link.or_else(|| self.default_link(dst)).ok_or(RouteError::NetUnreachable)?;
-            return Ok(NextHop { link, address: dst, computed: Some(mac) });
+            return Ok(NextHopLookup { link, address: dst, fixed_mac: Some(mac) });
         }
         if !is_unicast(dst) {
             return Err(RouteError::InvalidDestination);
@@ -207,7 +208,7 @@ impl Network {
             && address.is_unicast_link_local()
         {
             let link = source_link.or_else(|| self.default_link(dst)).ok_or(RouteError::NetUnreachable)?;
-            return Ok(NextHop { link, address: dst, computed: None });
+            return Ok(NextHopLookup { link, address: dst, fixed_mac: None });
         }
         // RFC 4861 §6.3.6: a default router that does not answer is passed over while there is another.
         let answering = |entry: &RouteEntry| {
@@ -224,10 +225,10 @@ impl Network {
             IpAddr::V4(dst) => entry.gateway.is_none() && link.is_broadcast(dst),
             IpAddr::V6(_) => false,
         };
-        Ok(NextHop {
+        Ok(NextHopLookup {
             link: entry.link,
             address: entry.gateway.unwrap_or(dst),
-            computed: broadcast.then_some(MacAddr::BROADCAST),
+            fixed_mac: broadcast.then_some(MacAddr::BROADCAST),
         })
     }
 
@@ -250,7 +251,7 @@ impl Network {
     }
 
     /// Source address for packets to `dst` by way of `next` on `link`.
-    pub(crate) fn choose_source(
+    pub(crate) fn select_source_address(
         &self,
         now: Instant,
         link: LinkId,
@@ -285,7 +286,7 @@ impl Network {
         if let Some(slot) = self.neighbours.find(link, address) {
             return Ok(slot);
         }
-        let state = if computed.is_some() { NeighbourState::Computed } else { NeighbourState::Unresolved };
+        let state = if computed.is_some() { NeighbourState::NoArp } else { NeighbourState::Unresolved };
         self.add_neighbour(link, address, computed.unwrap_or(MacAddr::ZERO), state)
             .ok_or(RouteError::NeighboursExhausted)
     }
@@ -308,7 +309,7 @@ impl Network {
         self.stats.neighbours_created += 1;
         if let Some(evicted) = evicted {
             self.stats.neighbours_evicted += 1;
-            self.forget_neighbour(evicted);
+            self.on_neighbour_evicted(evicted);
         }
         Some(slot)
     }

@@ -1,9 +1,9 @@
 //! A network layer on a recording device, and the frames a peer would send it.
 
-use super::{Checksum, Input, IpHeader, L4, Network, NetworkConfig, Parsed, Route, TxError};
+use super::{InputResult, IpHeader, L4, Network, NetworkConfig, ParsedFrame, Route, TxChecksum, TxError};
 use crate::device::{Capabilities, Label, RxFrame, TxMeta, TxQueue};
 use crate::handle::{LinkId, PortId};
-use crate::ip::usual::{self, Usual};
+use crate::ip::rx_fast_path::{self, FastPathSegment};
 use crate::link::LinkConfig;
 use crate::time::Instant;
 use crate::wire::ethernet::{self, EtherType, VlanTag};
@@ -23,19 +23,19 @@ pub(crate) const PEER_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0,
 
 /// What the device has sent, and how much more it takes.
 #[derive(Default)]
-pub(crate) struct Recorder {
+pub(crate) struct TxRecorder {
     pub sent: Vec<(Vec<u8>, TxMeta)>,
-    pub room: usize,
+    pub capacity: usize,
 }
 
 /// A device's sending half that records frames.
-pub(crate) struct RecordingQueue {
-    pub recorder: Arc<Mutex<Recorder>>,
+pub(crate) struct RecordingTxQueue {
+    pub recorder: Arc<Mutex<TxRecorder>>,
     pub capabilities: Capabilities,
     pub buffer: Vec<u8>,
 }
 
-impl TxQueue for RecordingQueue {
+impl TxQueue for RecordingTxQueue {
     fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
@@ -45,7 +45,7 @@ impl TxQueue for RecordingQueue {
             len <= (self.capabilities.mtu + 18).max(self.capabilities.gso_bytes_max),
             "too much asked: {len}"
         );
-        if self.recorder.lock().unwrap().room == 0 {
+        if self.recorder.lock().unwrap().capacity == 0 {
             return None;
         }
         // Undefined contents, and different ones each time.
@@ -56,7 +56,7 @@ impl TxQueue for RecordingQueue {
 
     fn commit(&mut self, len: usize, meta: TxMeta) {
         let mut recorder = self.recorder.lock().unwrap();
-        recorder.room -= 1;
+        recorder.capacity -= 1;
         recorder.sent.push((self.buffer[..len].to_vec(), meta));
     }
 
@@ -72,9 +72,9 @@ pub(crate) const CAPABILITIES: Capabilities = Capabilities {
     labels: false,
 };
 
-pub(crate) struct Bench {
+pub(crate) struct NetworkFixture {
     pub network: Network,
-    pub recorder: Arc<Mutex<Recorder>>,
+    pub recorder: Arc<Mutex<TxRecorder>>,
     pub port: PortId,
     pub link: LinkId,
     pub now: Instant,
@@ -93,15 +93,15 @@ pub(crate) fn network_config() -> NetworkConfig {
     NetworkConfig { dad_transmits: 0, ..NetworkConfig::default() }
 }
 
-impl Bench {
+impl NetworkFixture {
     pub(crate) fn new() -> Self {
         Self::with(network_config(), &link_config(), CAPABILITIES)
     }
 
     pub(crate) fn with(config: NetworkConfig, link: &LinkConfig, capabilities: Capabilities) -> Self {
         let mut network = Network::new(config, &[3; 32]).unwrap();
-        let recorder = Arc::new(Mutex::new(Recorder { sent: Vec::new(), room: usize::MAX }));
-        let queue = RecordingQueue { recorder: recorder.clone(), capabilities, buffer: Vec::new() };
+        let recorder = Arc::new(Mutex::new(TxRecorder { sent: Vec::new(), capacity: usize::MAX }));
+        let queue = RecordingTxQueue { recorder: recorder.clone(), capabilities, buffer: Vec::new() };
         let port = network.add_port(Box::new(queue));
         let link = network.add_link(port, link).unwrap();
         let mut bench = Self { network, recorder, port, link, now: Instant::from_millis(1_000) };
@@ -112,8 +112,8 @@ impl Bench {
     }
 
     /// Gives the device this much room.
-    pub(crate) fn set_room(&self, room: usize) {
-        self.recorder.lock().unwrap().room = room;
+    pub(crate) fn set_capacity(&self, room: usize) {
+        self.recorder.lock().unwrap().capacity = room;
     }
 
     /// Takes the frames sent so far, with what the device was asked to do.
@@ -139,27 +139,29 @@ impl Bench {
         let end = self.now + by;
         while let Some(at) = self.network.next_deadline().filter(|&at| at <= end) {
             self.now = self.now.max(at);
-            self.network.timers(self.now);
+            self.network.run_timers(self.now);
         }
         self.now = end;
-        self.network.timers(self.now);
+        self.network.run_timers(self.now);
     }
 
-    pub(crate) fn parse<'b>(&mut self, frame: &'b [u8]) -> Parsed<'b> {
+    pub(crate) fn parse<'b>(&mut self, frame: &'b [u8]) -> ParsedFrame<'b> {
         let frame = RxFrame::new(frame);
         let parsed = self.network.parse(self.port, &frame);
-        self.network.account(&parsed);
-        self.check_glance(&frame, &parsed);
+        self.network.count_received(&parsed);
+        self.check_fast_path(&frame, &parsed);
         parsed
     }
 
     /// Whatever is taken for a usual segment at a glance is one, with the same contents.
     #[track_caller]
-    fn check_glance(&self, frame: &RxFrame<'_>, parsed: &Parsed<'_>) {
-        let ends = usual::ends(frame.bytes);
-        let Some(usual) = self.network.usual(self.port, frame) else { return };
-        let Parsed::Tcp(l4) = parsed else { panic!("no segment for those who look closely: {parsed:?}") };
-        let Usual { key, ecn, header, options, payload, payload_at, hops: _ } = usual;
+    fn check_fast_path(&self, frame: &RxFrame<'_>, parsed: &ParsedFrame<'_>) {
+        let ends = rx_fast_path::peek_flow_key(frame.bytes);
+        let Some(usual) = self.network.parse_fast(self.port, frame) else { return };
+        let ParsedFrame::Tcp(l4) = parsed else {
+            panic!("no segment for those who look closely: {parsed:?}")
+        };
+        let FastPathSegment { key, ecn, header, options, payload, payload_at, hop_limit: _ } = usual;
         let segment = TcpSegment { header: TcpHeader::parse(header), options, payload };
         assert_eq!((key.remote.ip(), key.local.ip(), ecn), (l4.src, l4.dst, l4.ecn));
         assert_eq!((key.remote_port, key.local_port), (segment.header.src_port, segment.header.dst_port));
@@ -170,9 +172,9 @@ impl Bench {
 
     /// A frame arrives that is neither TCP nor UDP nor to be dropped.
     #[track_caller]
-    pub(crate) fn input(&mut self, frame: &[u8]) -> Input {
+    pub(crate) fn input(&mut self, frame: &[u8]) -> InputResult {
         match self.parse(frame) {
-            Parsed::Other(other) => self.network.input(self.now, &other),
+            ParsedFrame::Other(other) => self.network.input(self.now, &other),
             parsed => panic!("not for input: {parsed:?}"),
         }
     }
@@ -200,7 +202,7 @@ impl Bench {
         };
         let mut packet = self.network.begin(self.now, &route.hop, &header, segment.len())?;
         packet.l4().copy_from_slice(segment);
-        let sealed = packet.seal(segment.len(), Checksum { offset: 16, payload: None }, None);
+        let sealed = packet.seal(segment.len(), TxChecksum { offset: 16, payload_sum: None }, None);
         self.network.commit(sealed);
         Ok(())
     }
@@ -240,15 +242,15 @@ pub(crate) fn frame_to(dst: MacAddr, vlan: Option<u16>, ethertype: EtherType, pa
     out
 }
 
-pub(crate) fn arp_frame(dst: MacAddr, packet: arp::Packet) -> Vec<u8> {
-    let mut out = [0; arp::Packet::LEN];
+pub(crate) fn arp_frame(dst: MacAddr, packet: arp::ArpPacket) -> Vec<u8> {
+    let mut out = [0; arp::ArpPacket::LEN];
     packet.emit(&mut out);
     frame_to(dst, None, EtherType::ARP, &out)
 }
 
 pub(crate) fn arp_request(from: Ipv4Addr, mac: MacAddr, target: Ipv4Addr) -> Vec<u8> {
-    let packet = arp::Packet {
-        operation: arp::Operation::Request,
+    let packet = arp::ArpPacket {
+        operation: arp::ArpOperation::Request,
         sender_mac: mac,
         sender_ip: from,
         target_mac: MacAddr::ZERO,
@@ -258,8 +260,8 @@ pub(crate) fn arp_request(from: Ipv4Addr, mac: MacAddr, target: Ipv4Addr) -> Vec
 }
 
 pub(crate) fn arp_reply(from: Ipv4Addr, mac: MacAddr) -> Vec<u8> {
-    let packet = arp::Packet {
-        operation: arp::Operation::Reply,
+    let packet = arp::ArpPacket {
+        operation: arp::ArpOperation::Reply,
         sender_mac: mac,
         sender_ip: from,
         target_mac: OUR_MAC,
@@ -324,9 +326,9 @@ pub(crate) fn as_received(frame: &[u8]) -> (ethernet::Header, &[u8]) {
 }
 
 #[track_caller]
-pub(crate) fn tcp_of<'b>(parsed: Parsed<'b>) -> L4<'b> {
+pub(crate) fn tcp_of<'b>(parsed: ParsedFrame<'b>) -> L4<'b> {
     match parsed {
-        Parsed::Tcp(l4) => l4,
+        ParsedFrame::Tcp(l4) => l4,
         parsed => panic!("not TCP: {parsed:?}"),
     }
 }

@@ -7,15 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// What is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Timer {
+pub(crate) enum NetworkTimer {
     /// The neighbour in this slot: solicit again, or give up.
     Neighbour(u32),
     /// Fragments of the oldest datagrams did not come in time, unless they have been completed meanwhile.
     Reassembly,
     /// A new address: draw the delay before the first solicitation.
-    DuplicateCheckStart(LinkId, Ipv6Addr),
+    DadStart(LinkId, Ipv6Addr),
     /// Next step of duplicate address detection.
-    DuplicateCheck(LinkId, Ipv6Addr),
+    Dad(LinkId, Ipv6Addr),
     /// An address, prefix or router learnt on the link has had its time.
     Lifetimes(LinkId),
     /// Ask for routers again.
@@ -28,14 +28,14 @@ pub(crate) enum Timer {
 
 /// At most one deadline per timer.
 #[derive(Debug, Default)]
-pub(crate) struct Timers {
-    queue: BTreeSet<(Instant, Timer)>,
-    armed: BTreeMap<Timer, Instant>,
+pub(crate) struct NetworkTimers {
+    queue: BTreeSet<(Instant, NetworkTimer)>,
+    armed: BTreeMap<NetworkTimer, Instant>,
 }
 
-impl Timers {
+impl NetworkTimers {
     /// Sets the timer, replacing its earlier deadline.
-    pub(crate) fn arm(&mut self, timer: Timer, at: Instant) {
+    pub(crate) fn arm(&mut self, timer: NetworkTimer, at: Instant) {
         if let Some(before) = self.armed.insert(timer, at) {
             self.queue.remove(&(before, timer));
         }
@@ -43,21 +43,21 @@ impl Timers {
     }
 
     /// Sets the timer unless it is due earlier already.
-    pub(crate) fn arm_no_later(&mut self, timer: Timer, at: Instant) {
+    pub(crate) fn arm_no_later(&mut self, timer: NetworkTimer, at: Instant) {
         if self.deadline(timer).is_none_or(|before| at < before) {
             self.arm(timer, at);
         }
     }
 
     /// Takes the timer back.
-    pub(crate) fn cancel(&mut self, timer: Timer) {
+    pub(crate) fn cancel(&mut self, timer: NetworkTimer) {
         if let Some(before) = self.armed.remove(&timer) {
             self.queue.remove(&(before, timer));
         }
     }
 
     /// When the timer is due, if it is set.
-    pub(crate) fn deadline(&self, timer: Timer) -> Option<Instant> {
+    pub(crate) fn deadline(&self, timer: NetworkTimer) -> Option<Instant> {
         self.armed.get(&timer).copied()
     }
 
@@ -67,7 +67,7 @@ impl Timers {
     }
 
     /// Takes one timer that is due, the earliest first.
-    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<Timer> {
+    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<NetworkTimer> {
         let &(at, timer) = self.queue.first()?;
         if at > now {
             return None;
@@ -84,17 +84,17 @@ mod tests {
 
     #[test]
     fn timers_come_in_order_and_a_second_arm_replaces_the_first() {
-        let mut timers = Timers::default();
-        timers.arm(Timer::Neighbour(1), Instant::from_millis(30));
-        timers.arm(Timer::Neighbour(2), Instant::from_millis(20));
-        timers.arm(Timer::Neighbour(1), Instant::from_millis(10));
-        timers.arm_no_later(Timer::Neighbour(2), Instant::from_millis(25));
-        timers.arm(Timer::Reassembly, Instant::from_millis(5));
-        timers.cancel(Timer::Reassembly);
+        let mut timers = NetworkTimers::default();
+        timers.arm(NetworkTimer::Neighbour(1), Instant::from_millis(30));
+        timers.arm(NetworkTimer::Neighbour(2), Instant::from_millis(20));
+        timers.arm(NetworkTimer::Neighbour(1), Instant::from_millis(10));
+        timers.arm_no_later(NetworkTimer::Neighbour(2), Instant::from_millis(25));
+        timers.arm(NetworkTimer::Reassembly, Instant::from_millis(5));
+        timers.cancel(NetworkTimer::Reassembly);
         assert_eq!(timers.next_deadline(), Some(Instant::from_millis(10)));
         assert_eq!(timers.pop_due(Instant::from_millis(9)), None);
-        assert_eq!(timers.pop_due(Instant::from_millis(20)), Some(Timer::Neighbour(1)));
-        assert_eq!(timers.pop_due(Instant::from_millis(20)), Some(Timer::Neighbour(2)));
+        assert_eq!(timers.pop_due(Instant::from_millis(20)), Some(NetworkTimer::Neighbour(1)));
+        assert_eq!(timers.pop_due(Instant::from_millis(20)), Some(NetworkTimer::Neighbour(2)));
         assert_eq!(timers.pop_due(Instant::MAX), None);
         assert_eq!(timers.next_deadline(), None);
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ip::Parsed;
+use crate::ip::ParsedFrame;
 use crate::ip::testbench::*;
 use crate::wire::MacAddr;
 use crate::wire::ethernet::EtherType;
@@ -21,15 +21,15 @@ fn v6_frame() -> Vec<u8> {
 }
 
 /// Whether a frame is taken for a usual one; if it is, [`Bench::parse`] compares it with the close look.
-fn is_usual(bench: &mut Bench, bytes: &[u8]) -> bool {
+fn is_usual(bench: &mut NetworkFixture, bytes: &[u8]) -> bool {
     bench.parse(bytes);
     let frame = RxFrame::new(bytes);
-    bench.network.usual(bench.port, &frame).is_some()
+    bench.network.parse_fast(bench.port, &frame).is_some()
 }
 
 #[test]
 fn plain_segments_of_both_families_are_usual() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     assert!(is_usual(&mut bench, &v4_frame(protocol::TCP, &v4_segment())));
     assert!(is_usual(&mut bench, &v6_frame()));
     let mut padded = v4_frame(protocol::TCP, &v4_segment());
@@ -39,7 +39,7 @@ fn plain_segments_of_both_families_are_usual() {
 
 #[test]
 fn whatever_is_different_is_left_to_the_close_look() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let packet = |change: &dyn Fn(&mut ipv4::Header)| {
         let mut header = ipv4_header(PEER_V4, OUR_V4, protocol::TCP, v4_segment().len());
         change(&mut header);
@@ -71,7 +71,7 @@ fn whatever_is_different_is_left_to_the_close_look() {
 
 #[test]
 fn no_prefix_and_no_flipped_bit_is_usual_by_mistake() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     for whole in [v4_frame(protocol::TCP, &v4_segment()), v6_frame()] {
         for len in 0..whole.len() {
             assert!(!is_usual(&mut bench, &whole[..len]), "{len}");
@@ -87,16 +87,16 @@ fn no_prefix_and_no_flipped_bit_is_usual_by_mistake() {
 
 #[test]
 fn a_device_that_vouches_for_another_checksum_is_not_believed() {
-    let bench = Bench::new();
+    let bench = NetworkFixture::new();
     let mut bytes = v4_frame(protocol::TCP, &v4_segment());
     *bytes.last_mut().unwrap() ^= 1;
     let seen = |checksum| {
         let frame = RxFrame { checksum, ..RxFrame::new(&bytes) };
         assert_eq!(
-            bench.network.usual(bench.port, &frame).is_some(),
-            matches!(bench.network.parse(bench.port, &frame), Parsed::Tcp(_))
+            bench.network.parse_fast(bench.port, &frame).is_some(),
+            matches!(bench.network.parse(bench.port, &frame), ParsedFrame::Tcp(_))
         );
-        bench.network.usual(bench.port, &frame).is_some()
+        bench.network.parse_fast(bench.port, &frame).is_some()
     };
     assert!(seen(RxChecksum::Verified));
     assert!(seen(RxChecksum::Partial { start: 34, offset: 16 }));

@@ -2,27 +2,28 @@
 //! everything else only updates what is known.
 
 use super::is_unicast;
-use super::neighbour::Claim;
+use super::neighbour::NeighbourUpdate;
 use crate::handle::LinkId;
 use crate::ip::{DropReason, Network};
 use crate::time::Instant;
 use crate::wire::MacAddr;
-use crate::wire::arp::{Operation, Packet};
+use crate::wire::arp::{ArpOperation, ArpPacket};
 use crate::wire::ethernet::EtherType;
 use core::net::{IpAddr, Ipv4Addr};
 use core::time::Duration;
 
 impl Network {
     /// An ARP packet arrived. `group_frame`: not to us alone.
-    pub(crate) fn arp_input(&mut self, now: Instant, link: LinkId, packet: &Packet, group_frame: bool) {
+    pub(crate) fn arp_input(&mut self, now: Instant, link: LinkId, packet: &ArpPacket, group_frame: bool) {
         match packet.operation {
-            Operation::Request => self.stats.arp_requests_in += 1,
-            Operation::Reply => self.stats.arp_replies_in += 1,
+            ArpOperation::Request => self.stats.arp_requests_in += 1,
+            ArpOperation::Reply => self.stats.arp_replies_in += 1,
         }
-        let target_is_ours = self.owns_on_link(link, packet.target_ip);
+        let target_is_ours = self.is_local_on_link(link, packet.target_ip);
         // RFC 5227 §2.1.1: a probe has no sender address. It is answered so that the prober learns of us, but teaches nothing.
         if packet.sender_ip.is_unspecified() {
-            let answered = packet.operation == Operation::Request && target_is_ours && !self.follows();
+            let answered =
+                packet.operation == ArpOperation::Request && target_is_ours && !self.is_secondary_shard();
             if answered && packet.sender_mac.is_unicast() {
                 self.send_arp_reply(link, packet);
             }
@@ -43,16 +44,16 @@ impl Network {
             }
             return;
         }
-        let for_us = packet.operation == Operation::Request && target_is_ours;
+        let for_us = packet.operation == ArpOperation::Request && target_is_ours;
         self.learn_from_arp(now, link, packet, for_us, group_frame);
-        if for_us && !self.follows() {
+        if for_us && !self.is_secondary_shard() {
             self.send_arp_reply(link, packet);
         }
     }
 
     /// True if `address` is ours and belongs to this link: unlike Linux by default (but like its `arp_ignore=1`) we do not answer for
     /// addresses of other links.
-    fn owns_on_link(&self, link: LinkId, address: Ipv4Addr) -> bool {
+    fn is_local_on_link(&self, link: LinkId, address: Ipv4Addr) -> bool {
         self.local.v4.link_of(address.to_bits()) == Some(link)
     }
 
@@ -60,31 +61,38 @@ impl Network {
         &mut self,
         now: Instant,
         link: LinkId,
-        packet: &Packet,
+        packet: &ArpPacket,
         for_us: bool,
         group_frame: bool,
     ) {
         let address = IpAddr::V4(packet.sender_ip);
         let lock = Duration::from_millis(self.config.neighbour_lock_ms.into());
-        let locked = match self.neighbours.find(link, address).and_then(|slot| self.neighbours.slot(slot)) {
-            Some(neighbour) => neighbour.is_locked(now, lock),
-            None => false,
-        };
+        let locked =
+            match self.neighbours.find(link, address).and_then(|slot| self.neighbours.neighbour_mut(slot)) {
+                Some(neighbour) => neighbour.is_locked(now, lock),
+                None => false,
+            };
         // An announcement about itself replaces at once (RFC 5227 §3); other claims wait for the lock time, so that the first of
         // several answers wins. A question to us is always believed, as on Linux: we are about to answer it there.
         let gratuitous = packet.sender_ip == packet.target_ip;
-        let claim = Claim {
+        let claim = NeighbourUpdate {
             mac: Some(packet.sender_mac),
-            solicited: packet.operation == Operation::Reply && !group_frame && !gratuitous,
-            replaces: for_us || gratuitous || !locked,
-            casts_doubt: false,
+            solicited: packet.operation == ArpOperation::Reply && !group_frame && !gratuitous,
+            overrides: for_us || gratuitous || !locked,
+            makes_stale: false,
         };
-        self.neighbour_claim(now, link, address, claim, for_us || self.asks_for_others(&claim));
+        self.update_neighbour(
+            now,
+            link,
+            address,
+            claim,
+            for_us || self.accepts_answer_to_other_shard(&claim),
+        );
     }
 
-    fn send_arp_reply(&mut self, link: LinkId, request: &Packet) {
-        let reply = Packet {
-            operation: Operation::Reply,
+    fn send_arp_reply(&mut self, link: LinkId, request: &ArpPacket) {
+        let reply = ArpPacket {
+            operation: ArpOperation::Reply,
             sender_mac: self.link(link).mac,
             sender_ip: request.target_ip,
             target_mac: request.sender_mac,
@@ -103,8 +111,8 @@ impl Network {
         target: Ipv4Addr,
         to: Option<MacAddr>,
     ) -> bool {
-        let request = Packet {
-            operation: Operation::Request,
+        let request = ArpPacket {
+            operation: ArpOperation::Request,
             sender_mac: self.link(link).mac,
             sender_ip: source,
             target_mac: MacAddr::ZERO,
@@ -115,8 +123,8 @@ impl Network {
         left
     }
 
-    fn send_arp(&mut self, link: LinkId, dst: MacAddr, packet: &Packet) -> bool {
-        self.send_control(link, dst, EtherType::ARP, Packet::LEN, |out| packet.emit(out))
+    fn send_arp(&mut self, link: LinkId, dst: MacAddr, packet: &ArpPacket) -> bool {
+        self.send_control(link, dst, EtherType::ARP, ArpPacket::LEN, |out| packet.emit(out))
     }
 }
 

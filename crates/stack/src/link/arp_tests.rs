@@ -1,7 +1,7 @@
 use crate::handle::PortId;
 use crate::icmp::error::IcmpErrorKind;
 use crate::ip::testbench::*;
-use crate::ip::{Input, NetworkConfig, RouteError, TxError};
+use crate::ip::{InputResult, NetworkConfig, RouteError, TxError};
 use crate::link::LinkConfig;
 use crate::wire::checksum::{Sum, pseudo_v4};
 use crate::wire::ethernet::EtherType;
@@ -13,15 +13,15 @@ const OTHER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Reads an ARP packet of ours.
-fn arp_of(frame: &[u8]) -> (MacAddr, arp::Packet) {
+fn arp_of(frame: &[u8]) -> (MacAddr, arp::ArpPacket) {
     let (header, packet) = as_received(frame);
     assert_eq!(header.ethertype, EtherType::ARP);
-    (header.dst, arp::Packet::parse(packet).unwrap())
+    (header.dst, arp::ArpPacket::parse(packet).unwrap())
 }
 
 #[test]
 fn one_reply_releases_every_waiting_packet_in_order() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let route = bench.route(PEER_V4);
     for payload in [1, 2, 3] {
         bench.send_tcp(&route, PEER_V4, &segment(payload)).unwrap();
@@ -40,23 +40,23 @@ fn one_reply_releases_every_waiting_packet_in_order() {
         assert_eq!(l4.len(), 21 + at);
         assert!(pseudo_v4(ip.src, ip.dst, protocol::TCP, l4.len()).add(Sum::of(l4)).is_valid());
     }
-    assert_eq!(bench.network.poll_errors(), None);
+    assert_eq!(bench.network.next_error(), None);
 }
 
 #[test]
 fn a_full_device_delays_released_packets_but_loses_none() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let route = bench.route(PEER_V4);
     for payload in 0..10 {
         bench.send_tcp(&route, PEER_V4, &segment(payload)).unwrap();
     }
     bench.sent();
-    bench.set_room(4);
+    bench.set_capacity(4);
     bench.input(&arp_reply(PEER_V4, PEER_MAC));
     assert_eq!(bench.sent().len(), 4);
     bench.advance(Duration::from_millis(3));
     assert_eq!(bench.sent().len(), 0);
-    bench.set_room(100);
+    bench.set_capacity(100);
     bench.advance(Duration::from_millis(1));
     let lens: Vec<_> = bench.sent().iter().map(|frame| frame.len() - 54).collect();
     assert_eq!(lens, [4, 5, 6, 7, 8, 9]);
@@ -64,23 +64,23 @@ fn a_full_device_delays_released_packets_but_loses_none() {
 
 #[test]
 fn a_failed_resolution_reports_every_packet_and_the_next_packet_asks_again() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let route = bench.route(PEER_V4);
     for _ in 0..2 {
         bench.send_tcp(&route, PEER_V4, &segment(5)).unwrap();
         bench.send_tcp(&route, PEER_V4, &segment(6)).unwrap();
         bench.advance(Duration::from_millis(2_999));
         assert_eq!(bench.sent().len(), 3);
-        assert_eq!(bench.network.poll_errors(), None);
+        assert_eq!(bench.network.next_error(), None);
         bench.advance(Duration::from_millis(1));
         for _ in 0..2 {
-            let error = bench.network.poll_errors().unwrap();
+            let error = bench.network.next_error().unwrap();
             assert_eq!(error.kind, IcmpErrorKind::HostUnreachable);
             assert_eq!(error.local, SocketAddr::new(OUR_V4.into(), 12345));
             assert_eq!(error.remote, SocketAddr::new(PEER_V4.into(), 80));
             assert_eq!((error.protocol, error.seq), (protocol::TCP, Some(0x0102_0304)));
         }
-        assert_eq!(bench.network.poll_errors(), None);
+        assert_eq!(bench.network.next_error(), None);
         assert_eq!(bench.sent().len(), 0);
     }
     assert_eq!(bench.network.stats().tx_unresolved, 4);
@@ -88,50 +88,50 @@ fn a_failed_resolution_reports_every_packet_and_the_next_packet_asks_again() {
 
 #[test]
 fn a_question_that_finds_the_device_full_is_asked_as_soon_as_there_is_room() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let route = bench.route(PEER_V4);
-    bench.set_room(0);
+    bench.set_capacity(0);
     bench.send_tcp(&route, PEER_V4, &segment(5)).unwrap();
     bench.advance(Duration::from_millis(2));
     let stats = bench.network.stats().clone();
     assert_eq!((stats.arp_requests_out, stats.tx_control_dropped), (0, 2), "at once and after 1 ms");
-    bench.set_room(usize::MAX);
+    bench.set_capacity(usize::MAX);
     bench.advance(Duration::from_millis(1));
     assert_eq!(arp_of(&bench.sent_one()).1.target_ip, PEER_V4);
     // From here on as if nothing had been: two more questions, a second apart.
     bench.advance(Duration::from_millis(2_999));
-    assert_eq!((bench.sent().len(), bench.network.poll_errors()), (2, None));
+    assert_eq!((bench.sent().len(), bench.network.next_error()), (2, None));
     bench.advance(Duration::from_millis(1));
-    assert_eq!(bench.network.poll_errors().unwrap().kind, IcmpErrorKind::HostUnreachable);
+    assert_eq!(bench.network.next_error().unwrap().kind, IcmpErrorKind::HostUnreachable);
 }
 
 #[test]
 fn a_known_neighbour_is_not_given_up_for_questions_that_found_the_device_full() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     bench.learn_v4(PEER_V4, PEER_MAC);
     let route = bench.route(PEER_V4);
     bench.advance(60 * SECOND);
     bench.send_tcp(&route, PEER_V4, &segment(0)).unwrap();
     bench.sent();
     // The delay is over, and the device is full until the third question would have been the last.
-    bench.set_room(0);
+    bench.set_capacity(0);
     bench.advance(5 * SECOND + Duration::from_millis(2_900));
-    bench.set_room(usize::MAX);
+    bench.set_capacity(usize::MAX);
     bench.advance(SECOND / 2);
     assert_eq!(arp_of(&bench.sent_one()).0, PEER_MAC);
     bench.input(&arp_reply(PEER_V4, PEER_MAC));
     bench.advance(10 * SECOND);
-    assert_eq!((bench.network.poll_errors(), bench.network.stats().neighbours_failed), (None, 0));
+    assert_eq!((bench.network.next_error(), bench.network.stats().neighbours_failed), (None, 0));
 }
 
 #[test]
 fn a_device_that_stays_full_keeps_nobody_waiting_for_ever() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let route = bench.route(PEER_V4);
-    bench.set_room(0);
+    bench.set_capacity(0);
     bench.send_tcp(&route, PEER_V4, &segment(5)).unwrap();
     bench.advance(7 * SECOND);
-    assert_eq!(bench.network.poll_errors().unwrap().kind, IcmpErrorKind::HostUnreachable);
+    assert_eq!(bench.network.next_error().unwrap().kind, IcmpErrorKind::HostUnreachable);
     // Three questions, each tried again ten times at growing intervals.
     assert_eq!(bench.network.stats().tx_control_dropped, 33);
     assert_eq!(bench.network.next_deadline(), None);
@@ -141,7 +141,7 @@ fn a_device_that_stays_full_keeps_nobody_waiting_for_ever() {
 fn a_static_entry_survives_hours_of_use_and_contradiction() {
     let static_neighbours = vec![(IpAddr::V4(PEER_V4), PEER_MAC)];
     let link = LinkConfig { static_neighbours, ..link_config() };
-    let mut bench = Bench::with(network_config(), &link, CAPABILITIES);
+    let mut bench = NetworkFixture::with(network_config(), &link, CAPABILITIES);
     let route = bench.route(PEER_V4);
     for _ in 0..120 {
         bench.advance(60 * SECOND);
@@ -156,7 +156,7 @@ fn a_static_entry_survives_hours_of_use_and_contradiction() {
 
 #[test]
 fn a_dynamic_entry_survives_hours_if_the_neighbour_answers() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     bench.learn_v4(PEER_V4, PEER_MAC);
     let route = bench.route(PEER_V4);
     let mut asked = 0;
@@ -172,18 +172,18 @@ fn a_dynamic_entry_survives_hours_if_the_neighbour_answers() {
             }
         }
     }
-    assert_eq!(bench.network.poll_errors(), None);
+    assert_eq!(bench.network.next_error(), None);
     // Once per reachable time (15 to 45 s) and the 5 s of delay.
     assert!((7200 / 51..7200 / 19).contains(&asked), "{asked}");
 }
 
 #[test]
 fn requests_for_our_address_are_answered_and_teach_the_asker() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     bench.input(&arp_request(PEER_V4, PEER_MAC, OUR_V4));
     let (dst, reply) = arp_of(&bench.sent_one());
     assert_eq!(dst, PEER_MAC);
-    assert_eq!(reply.operation, arp::Operation::Reply);
+    assert_eq!(reply.operation, arp::ArpOperation::Reply);
     assert_eq!((reply.sender_mac, reply.sender_ip), (OUR_MAC, OUR_V4));
     assert_eq!((reply.target_mac, reply.target_ip), (PEER_MAC, PEER_V4));
     let route = bench.route(PEER_V4);
@@ -193,7 +193,7 @@ fn requests_for_our_address_are_answered_and_teach_the_asker() {
 
 #[test]
 fn requests_for_others_and_announcements_of_strangers_create_nothing() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     bench.input(&arp_request(PEER_V4, PEER_MAC, ROUTER_V4));
     bench.input(&arp_request(PEER_V4, PEER_MAC, PEER_V4));
     bench.input(&arp_reply(PEER_V4, PEER_MAC));
@@ -203,7 +203,7 @@ fn requests_for_others_and_announcements_of_strangers_create_nothing() {
 
 #[test]
 fn a_probe_is_answered_but_teaches_nothing() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     bench.input(&arp_request(Ipv4Addr::UNSPECIFIED, PEER_MAC, OUR_V4));
     let (dst, reply) = arp_of(&bench.sent_one());
     assert_eq!((dst, reply.target_ip), (PEER_MAC, Ipv4Addr::UNSPECIFIED));
@@ -212,7 +212,7 @@ fn a_probe_is_answered_but_teaches_nothing() {
 
 #[test]
 fn no_answer_for_an_address_of_another_link() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let other = Ipv4Addr::new(192, 168, 7, 1);
     let config = LinkConfig {
         name: "vlan".into(),
@@ -227,7 +227,7 @@ fn no_answer_for_an_address_of_another_link() {
 
 #[test]
 fn a_gratuitous_announcement_moves_a_known_neighbour_at_once() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     bench.learn_v4(PEER_V4, PEER_MAC);
     bench.input(&arp_request(PEER_V4, OTHER_MAC, PEER_V4));
     let route = bench.route(PEER_V4);
@@ -238,7 +238,7 @@ fn a_gratuitous_announcement_moves_a_known_neighbour_at_once() {
 
 #[test]
 fn of_several_answers_within_the_lock_time_the_first_wins() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     bench.learn_v4(PEER_V4, PEER_MAC);
     bench.input(&arp_reply(PEER_V4, OTHER_MAC));
     let route = bench.route(PEER_V4);
@@ -253,7 +253,7 @@ fn of_several_answers_within_the_lock_time_the_first_wins() {
 
 #[test]
 fn a_claim_to_our_own_address_is_counted_and_teaches_nothing() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     bench.input(&arp_request(OUR_V4, OTHER_MAC, OUR_V4));
     assert_eq!(bench.network.stats().arp_conflicts, 1);
     bench.input(&arp_request(OUR_V4, OUR_MAC, OUR_V4));
@@ -263,7 +263,7 @@ fn a_claim_to_our_own_address_is_counted_and_teaches_nothing() {
 
 #[test]
 fn impossible_senders_are_dropped() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let senders = [
         (Ipv4Addr::new(224, 0, 0, 1), PEER_MAC),
         (Ipv4Addr::new(10, 0, 0, 255), PEER_MAC),
@@ -281,7 +281,7 @@ fn impossible_senders_are_dropped() {
 
 #[test]
 fn the_gateway_is_asked_for_destinations_beyond_it() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let far = IpAddr::from([192, 0, 2, 9]);
     assert_eq!(bench.network.route(bench.now, far, None), Err(RouteError::NetUnreachable));
     let old = bench.route(PEER_V4);
@@ -315,7 +315,7 @@ fn more_static_neighbours_than_there_is_room_for_are_refused_before_anything_is_
             .collect(),
         ..LinkConfig::default()
     };
-    let mut bench = Bench::with(config, &link_config(), CAPABILITIES);
+    let mut bench = NetworkFixture::with(config, &link_config(), CAPABILITIES);
     // Neighbours that were found give way.
     for last in 100..120 {
         bench.route(Ipv4Addr::new(10, 0, 0, last));
@@ -332,7 +332,7 @@ fn more_static_neighbours_than_there_is_room_for_are_refused_before_anything_is_
 #[test]
 fn an_evicted_neighbour_makes_its_hops_stale_and_reports_what_waited() {
     let config = NetworkConfig { neighbours_max: 16, ..network_config() };
-    let mut bench = Bench::with(config, &link_config(), CAPABILITIES);
+    let mut bench = NetworkFixture::with(config, &link_config(), CAPABILITIES);
     let first = bench.route(PEER_V4);
     bench.send_tcp(&first, PEER_V4, &segment(0)).unwrap();
     for last in 100..200 {
@@ -340,13 +340,13 @@ fn an_evicted_neighbour_makes_its_hops_stale_and_reports_what_waited() {
     }
     assert!(!bench.network.hop_is_current(&first.hop));
     assert_eq!(bench.send_tcp(&first, PEER_V4, &segment(0)), Err(TxError::Stale));
-    assert!(bench.network.poll_errors().is_some());
+    assert!(bench.network.next_error().is_some());
     assert!(bench.network.stats().neighbours_evicted > 80);
 }
 
 #[test]
 fn what_waits_is_bounded_and_the_oldest_goes() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let route = bench.route(PEER_V4);
     for _ in 0..1000 {
         bench.send_tcp(&route, PEER_V4, &segment(1400)).unwrap();
@@ -359,7 +359,7 @@ fn what_waits_is_bounded_and_the_oldest_goes() {
 
 #[test]
 fn broadcast_and_multicast_need_no_resolution() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let cases = [
         (Ipv4Addr::BROADCAST, MacAddr::BROADCAST),
         (Ipv4Addr::new(10, 0, 0, 255), MacAddr::BROADCAST),
@@ -374,7 +374,7 @@ fn broadcast_and_multicast_need_no_resolution() {
 
 #[test]
 fn impossible_destinations_and_foreign_sources_are_refused() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     for dst in ["0.0.0.0", "127.0.0.1", "::", "::1", "::ffff:10.0.0.2"] {
         let dst: IpAddr = dst.parse().unwrap();
         assert_eq!(bench.network.route(bench.now, dst, None), Err(RouteError::InvalidDestination), "{dst}");
@@ -388,11 +388,11 @@ fn impossible_destinations_and_foreign_sources_are_refused() {
 
 #[test]
 fn truncated_and_foreign_arp_is_dropped() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let good = arp_request(PEER_V4, PEER_MAC, OUR_V4);
     for len in 0..good.len() {
         bench.parse(&good[..len]);
     }
     assert_eq!(bench.network.stats().rx_dropped, good.len() as u64);
-    assert!(matches!(bench.input(&good), Input::Nothing));
+    assert!(matches!(bench.input(&good), InputResult::Handled));
 }

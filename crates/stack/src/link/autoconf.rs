@@ -1,28 +1,28 @@
 //! Router discovery (RFC 4861 §6.3) and addresses formed from prefixes (RFC 4862 §5.5).
 
-use super::ndp::{REFUSED_QUESTION_RETRY, with_interface_id};
-use super::neighbour::Claim;
-use super::{Address, AddressState};
+use super::ndp::{SOLICITATION_RETRY, with_interface_id};
+use super::neighbour::NeighbourUpdate;
+use super::{AddressState, InterfaceAddress};
 use crate::handle::LinkId;
 use crate::ip::Network;
 use crate::ip::path_mtu::IPV6_MTU_MIN;
 use crate::ip::route::{RouteEntry, RouteOrigin};
-use crate::ip::timers::Timer;
+use crate::ip::timers::NetworkTimer;
 use crate::time::Instant;
-use crate::wire::ndp::{Message, PrefixInfo, RouterAdvertisement, solicited_node};
+use crate::wire::ndp::{NdpMessage, PrefixInfo, RouterAdvertisement, solicited_node};
 use core::net::{IpAddr, Ipv6Addr};
 use core::time::Duration;
 
 /// All routers of the link (RFC 4291 §2.7.1).
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 /// Time between router solicitations (RFC 4861 §10).
-const SOLICITATION_INTERVAL: Duration = Duration::from_secs(4);
+const RTR_SOLICITATION_INTERVAL: Duration = Duration::from_secs(4);
 /// An advertisement may not shorten an address's remaining life below this (RFC 4862 §5.5.3 (e)), since anybody can send one.
-const LIFETIME_FLOOR: Duration = Duration::from_secs(2 * 3600);
+const VALID_LIFETIME_MIN: Duration = Duration::from_secs(2 * 3600);
 /// What routers may make of the time a neighbour counts as reachable, in milliseconds: below it we would solicit all the time.
-const REACHABLE_MS: core::ops::RangeInclusive<u32> = 100..=3_600_000;
+const REACHABLE_TIME_MS: core::ops::RangeInclusive<u32> = 100..=3_600_000;
 /// The same for the time between solicitations.
-const RETRANSMIT_MS: core::ops::RangeInclusive<u32> = 10..=60_000;
+const RETRANS_TIMER_MS: core::ops::RangeInclusive<u32> = 10..=60_000;
 /// Metric of routes that routers advertise, Linux's: routes from the configuration go before them.
 const ADVERTISED_METRIC: u32 = 1024;
 
@@ -30,8 +30,8 @@ impl Network {
     /// The link-local address may be used: now we can ask.
     pub(crate) fn on_link_local_address(&mut self, id: LinkId) {
         let link = self.link(id);
-        if link.accept_ra && link.router_solicitations_left > 0 && !self.follows() {
-            self.timers.arm(Timer::RouterSolicitation(id), Instant::ZERO);
+        if link.accept_ra && link.router_solicitations_left > 0 && !self.is_secondary_shard() {
+            self.timers.arm(NetworkTimer::RouterSolicitation(id), Instant::ZERO);
         }
     }
 
@@ -39,13 +39,13 @@ impl Network {
         let link = self.link_mut(id);
         let Some(source) = link.link_local() else { return };
         let Some(left) = link.router_solicitations_left.checked_sub(1) else { return };
-        let message = Message::RouterSolicitation { source: Some(link.mac) };
+        let message = NdpMessage::RouterSolicitation { source_mac: Some(link.mac) };
         if !self.send_ndp(id, source, ALL_ROUTERS, None, &message) {
-            return self.timers.arm(Timer::RouterSolicitation(id), now + REFUSED_QUESTION_RETRY);
+            return self.timers.arm(NetworkTimer::RouterSolicitation(id), now + SOLICITATION_RETRY);
         }
         self.link_mut(id).router_solicitations_left = left;
         if left > 0 {
-            self.timers.arm(Timer::RouterSolicitation(id), now + SOLICITATION_INTERVAL);
+            self.timers.arm(NetworkTimer::RouterSolicitation(id), now + RTR_SOLICITATION_INTERVAL);
         }
     }
 
@@ -61,12 +61,13 @@ impl Network {
             return;
         }
         self.stats.ndp_router_advertisements_in += 1;
-        self.take_link_parameters(id, advertisement);
+        self.apply_link_parameters(id, advertisement);
         self.set_default_router(now, id, router, advertisement.router_lifetime_s);
-        if let Some(mac) = advertisement.source.filter(|mac| mac.is_unicast()) {
-            let claim = Claim { mac: Some(mac), solicited: false, replaces: true, casts_doubt: true };
-            if let Some(slot) = self.neighbour_claim(now, id, router.into(), claim, true)
-                && let Some(neighbour) = self.neighbours.slot(slot)
+        if let Some(mac) = advertisement.source_mac.filter(|mac| mac.is_unicast()) {
+            let claim =
+                NeighbourUpdate { mac: Some(mac), solicited: false, overrides: true, makes_stale: true };
+            if let Some(slot) = self.update_neighbour(now, id, router.into(), claim, true)
+                && let Some(neighbour) = self.neighbours.neighbour_mut(slot)
             {
                 neighbour.is_router = true;
             }
@@ -83,25 +84,26 @@ impl Network {
                 self.set_on_link_prefix(now, id, prefix);
             }
             if prefix.autonomous && prefix.prefix_len == 64 {
-                self.form_address(now, id, prefix);
+                self.autoconfigure_address(now, id, prefix);
             }
         }
         self.on_lifetimes(now, id);
     }
 
-    fn take_link_parameters(&mut self, id: LinkId, advertisement: &RouterAdvertisement) {
+    fn apply_link_parameters(&mut self, id: LinkId, advertisement: &RouterAdvertisement) {
         let reachable = advertisement.reachable_time_ms;
         let link = &mut self.links[usize::from(id.0)];
         if advertisement.router_lifetime_s != 0 {
             link.router_solicitations_left = 0;
-            self.timers.cancel(Timer::RouterSolicitation(id));
+            self.timers.cancel(NetworkTimer::RouterSolicitation(id));
         }
         if advertisement.hop_limit != 0 {
             link.hop_limit = advertisement.hop_limit;
         }
         if advertisement.retrans_timer_ms != 0 {
-            let time = advertisement.retrans_timer_ms.clamp(*RETRANSMIT_MS.start(), *RETRANSMIT_MS.end());
-            link.retransmit = Duration::from_millis(time.into());
+            let time =
+                advertisement.retrans_timer_ms.clamp(*RETRANS_TIMER_MS.start(), *RETRANS_TIMER_MS.end());
+            link.retrans_timer = Duration::from_millis(time.into());
         }
         if let Some(mtu) = advertisement.mtu
             && let Ok(mtu) = u16::try_from(mtu)
@@ -111,12 +113,12 @@ impl Network {
             link.mtu_v6 = mtu;
             self.bump_epoch();
         }
-        if reachable != 0 && reachable != self.link(id).advertised_reachable_ms {
-            let time = reachable.clamp(*REACHABLE_MS.start(), *REACHABLE_MS.end());
-            let drawn = self.draw_reachable(Duration::from_millis(time.into()));
+        if reachable != 0 && reachable != self.link(id).advertised_reachable_time_ms {
+            let time = reachable.clamp(*REACHABLE_TIME_MS.start(), *REACHABLE_TIME_MS.end());
+            let drawn = self.randomize_reachable_time(Duration::from_millis(time.into()));
             let link = self.link_mut(id);
-            link.advertised_reachable_ms = reachable;
-            link.reachable = drawn;
+            link.advertised_reachable_time_ms = reachable;
+            link.reachable_time = drawn;
         }
     }
 
@@ -151,7 +153,7 @@ impl Network {
             }
             return;
         }
-        let expires = until(now, prefix.valid_lifetime_s);
+        let expires = expiry(now, prefix.valid_lifetime_s);
         self.set_advertised_route(id, prefix.prefix, prefix.prefix_len, None, expires);
     }
 
@@ -175,7 +177,7 @@ impl Network {
             // What the configuration says is not for routers to change.
             Some(known) if known.origin != RouteOrigin::Advertised => {}
             Some(_) => self.routes.add(destination.into(), prefix, entry),
-            None if self.routes.advertised_on(id) < usize::from(self.config.autoconf_routes_max) => {
+            None if self.routes.advertised_count(id) < usize::from(self.config.autoconf_routes_max) => {
                 self.routes.add(destination.into(), prefix, entry);
                 self.bump_epoch();
             }
@@ -184,18 +186,18 @@ impl Network {
     }
 
     /// RFC 4862 §5.5.3 (d), (e).
-    fn form_address(&mut self, now: Instant, id: LinkId, prefix: &PrefixInfo) {
+    fn autoconfigure_address(&mut self, now: Instant, id: LinkId, prefix: &PrefixInfo) {
         let limit = usize::from(self.config.autoconf_addresses_max);
         let link = self.link_mut(id);
         let address = with_interface_id(prefix.prefix, link.mac);
-        let valid_until = until(now, prefix.valid_lifetime_s);
-        let preferred_until = until(now, prefix.preferred_lifetime_s);
+        let valid_until = expiry(now, prefix.valid_lifetime_s);
+        let preferred_until = expiry(now, prefix.preferred_lifetime_s);
         if let Some(known) = link.address_mut(address.into()) {
             if !known.autoconfigured {
                 return;
             }
             known.preferred_until = preferred_until;
-            let floor = now + LIFETIME_FLOOR;
+            let floor = now + VALID_LIFETIME_MIN;
             known.valid_until = if valid_until > floor || valid_until > known.valid_until {
                 valid_until
             } else {
@@ -211,11 +213,11 @@ impl Network {
             return;
         }
         let state = AddressState::Tentative { probes: 0 };
-        let address = Address {
+        let address = InterfaceAddress {
             autoconfigured: true,
             preferred_until,
             valid_until,
-            ..Address::permanent(address.into(), 64, state)
+            ..InterfaceAddress::permanent(address.into(), 64, state)
         };
         self.stats.slaac_addresses += 1;
         self.add_ipv6_address(id, address);
@@ -239,13 +241,13 @@ impl Network {
         }
         let next = next_address.unwrap_or(Instant::MAX).min(next_route);
         if next < Instant::MAX {
-            self.timers.arm(Timer::Lifetimes(id), next);
+            self.timers.arm(NetworkTimer::Lifetimes(id), next);
         }
     }
 
     fn forget_ipv6_address(&mut self, id: LinkId, address: Ipv6Addr) {
-        self.timers.cancel(Timer::DuplicateCheckStart(id, address));
-        self.timers.cancel(Timer::DuplicateCheck(id, address));
+        self.timers.cancel(NetworkTimer::DadStart(id, address));
+        self.timers.cancel(NetworkTimer::Dad(id, address));
         self.local.remove_v6(address);
         self.bump_epoch();
         let group = solicited_node(address);
@@ -261,6 +263,6 @@ impl Network {
 }
 
 /// A lifetime in seconds from now, where the largest number means for ever (RFC 4861 §4.6.2).
-fn until(now: Instant, seconds: u32) -> Instant {
+fn expiry(now: Instant, seconds: u32) -> Instant {
     if seconds == u32::MAX { Instant::MAX } else { now + Duration::from_secs(seconds.into()) }
 }

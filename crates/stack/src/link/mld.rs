@@ -2,18 +2,18 @@
 
 use crate::handle::LinkId;
 use crate::ip::Network;
-use crate::ip::timers::Timer;
+use crate::ip::timers::NetworkTimer;
 use crate::time::Instant;
 use crate::wire::ethernet::EtherType;
-use crate::wire::mld::{self, Query, Record, RecordKind};
+use crate::wire::mld::{self, MldQuery, MulticastAddressRecord, RecordType};
 use crate::wire::{MacAddr, ipv6, protocol};
 use core::net::Ipv6Addr;
 use core::time::Duration;
 
 /// How often a new group is reported (RFC 3810 §9.1, the robustness variable).
-const ROBUSTNESS: u8 = 2;
+const ROBUSTNESS_VARIABLE: u8 = 2;
 /// Longest time between those reports (RFC 3810 §9.11).
-const UNSOLICITED_INTERVAL_MS: u32 = 1000;
+const UNSOLICITED_REPORT_INTERVAL_MS: u32 = 1000;
 /// Bytes of the hop-by-hop header with the router alert.
 const ROUTER_ALERT_LEN: usize = 8;
 
@@ -23,11 +23,11 @@ impl Network {
         let link = self.link_mut(id);
         if let Err(at) = link.groups.binary_search(&group) {
             link.groups.insert(at, group);
-            if self.follows() {
+            if self.is_secondary_shard() {
                 return;
             }
-            self.link_mut(id).join_reports_left = ROBUSTNESS;
-            self.timers.arm(Timer::ListenerReport(id), Instant::ZERO);
+            self.link_mut(id).join_reports_left = ROBUSTNESS_VARIABLE;
+            self.timers.arm(NetworkTimer::ListenerReport(id), Instant::ZERO);
         }
     }
 
@@ -36,10 +36,13 @@ impl Network {
         let link = self.link_mut(id);
         if let Ok(at) = link.groups.binary_search(&group) {
             link.groups.remove(at);
-            if self.follows() {
+            if self.is_secondary_shard() {
                 return;
             }
-            self.send_listener_report(id, &[Record { kind: RecordKind::Leave, group }]);
+            self.send_listener_report(
+                id,
+                &[MulticastAddressRecord { kind: RecordType::ChangeToIncludeMode, group }],
+            );
         }
     }
 
@@ -52,7 +55,7 @@ impl Network {
         hop_limit: u8,
         message: &[u8],
     ) {
-        let Ok(query) = Query::parse(message, src, hop_limit) else {
+        let Ok(query) = MldQuery::parse(message, src, hop_limit) else {
             self.stats.icmp_invalid += 1;
             return;
         };
@@ -65,7 +68,7 @@ impl Network {
         if concerned {
             // RFC 3810 §6.2: after a random part of the time the router gives.
             let delay = Duration::from_millis(self.entropy.below(query.max_response_ms).into());
-            self.timers.arm_no_later(Timer::ListenerReport(id), now + delay);
+            self.timers.arm_no_later(NetworkTimer::ListenerReport(id), now + delay);
         }
     }
 
@@ -74,8 +77,9 @@ impl Network {
         let joining = link.join_reports_left > 0;
         link.join_reports_left = link.join_reports_left.saturating_sub(1);
         let again = link.join_reports_left > 0;
-        let kind = if joining { RecordKind::Join } else { RecordKind::Listening };
-        let records: Vec<_> = link.groups.iter().map(|&group| Record { kind, group }).collect();
+        let kind = if joining { RecordType::ChangeToExcludeMode } else { RecordType::ModeIsExclude };
+        let records: Vec<_> =
+            link.groups.iter().map(|&group| MulticastAddressRecord { kind, group }).collect();
         let headers = ipv6::Header::LEN + ROUTER_ALERT_LEN;
         let mut per_report = 1;
         while headers + mld::report_len(per_report + 1) <= usize::from(link.mtu_v6) {
@@ -85,15 +89,15 @@ impl Network {
             self.send_listener_report(id, records);
         }
         if again {
-            let delay = Duration::from_millis(self.entropy.below(UNSOLICITED_INTERVAL_MS).into());
-            self.timers.arm(Timer::ListenerReport(id), now + delay);
+            let delay = Duration::from_millis(self.entropy.below(UNSOLICITED_REPORT_INTERVAL_MS).into());
+            self.timers.arm(NetworkTimer::ListenerReport(id), now + delay);
         }
     }
 
-    fn send_listener_report(&mut self, id: LinkId, records: &[Record]) {
+    fn send_listener_report(&mut self, id: LinkId, records: &[MulticastAddressRecord]) {
         // RFC 3590 §4: without a link-local address yet, reports come from the unspecified one.
         let src = self.link(id).link_local().unwrap_or(Ipv6Addr::UNSPECIFIED);
-        let dst = mld::ALL_ROUTERS;
+        let dst = mld::ALL_MLDV2_ROUTERS;
         let at = ipv6::Header::LEN + ROUTER_ALERT_LEN;
         let room = at + mld::report_len(records.len());
         let sent = self.send_control(id, MacAddr::from_ipv6_multicast(dst), EtherType::IPV6, room, |out| {

@@ -8,7 +8,7 @@ pub(crate) mod ndp;
 pub mod neighbour;
 mod resolve;
 
-use crate::device::{Capabilities, Piece, TxMeta, TxQueue};
+use crate::device::{Capabilities, PayloadPiece, TxMeta, TxQueue};
 use crate::error::ConfigError;
 use crate::handle::{LinkId, PortId};
 use crate::ip::path_mtu::IPV6_MTU_MIN;
@@ -38,7 +38,7 @@ pub struct LinkConfig {
     pub addresses: Vec<(IpAddr, u8)>,
     /// Networks with their prefix lengths, all of whose addresses are ours, besides those above: packets to them are taken and sockets may have them, as with Linux's
     /// `local` routes. ARP answers for them, NDP does not, and no source address is chosen from them.
-    pub own_networks: Vec<(IpAddr, u8)>,
+    pub local_networks: Vec<(IpAddr, u8)>,
     /// Largest IP packet in bytes: 68 … the device's MTU; `None` takes the device's. Below 1,280 the link does no IPv6, and cannot have
     /// addresses of it.
     pub mtu: Option<usize>,
@@ -69,7 +69,7 @@ pub enum AddressState {
 
 /// An address of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Address {
+pub struct InterfaceAddress {
     /// The address.
     pub address: IpAddr,
     /// Length of its network prefix in bits.
@@ -84,7 +84,7 @@ pub struct Address {
     pub valid_until: Instant,
 }
 
-impl Address {
+impl InterfaceAddress {
     /// An address that stays.
     pub(crate) const fn permanent(address: IpAddr, prefix: u8, state: AddressState) -> Self {
         Self {
@@ -103,11 +103,11 @@ impl Address {
 }
 
 /// A device's sending half and the links on it.
-pub(crate) struct Port {
+pub(crate) struct TxPort {
     pub tx: Box<dyn TxQueue + Send>,
     pub capabilities: Capabilities,
     /// It takes payloads in pieces.
-    pub gathers: bool,
+    pub can_gather: bool,
     /// The link of untagged frames.
     pub untagged: Option<LinkId>,
     /// The links of VLANs, sorted.
@@ -119,11 +119,11 @@ pub(crate) struct Port {
     pub tx_bytes: u64,
 }
 
-impl Port {
+impl TxPort {
     pub(crate) fn new(mut tx: Box<dyn TxQueue + Send>) -> Self {
-        let (capabilities, gathers) = (tx.capabilities(), tx.gather().is_some());
+        let (capabilities, can_gather) = (tx.capabilities(), tx.gather().is_some());
         let (untagged, tagged) = (None, Vec::new());
-        Self { tx, capabilities, gathers, untagged, tagged, dirty: false, tx_frames: 0, tx_bytes: 0 }
+        Self { tx, capabilities, can_gather, untagged, tagged, dirty: false, tx_frames: 0, tx_bytes: 0 }
     }
 
     /// The link a frame belongs to. VLAN 0 only carries a priority (IEEE 802.1Q).
@@ -149,7 +149,7 @@ impl Port {
     pub(crate) fn commit_gathered(
         &mut self,
         (head, len): (usize, usize),
-        pieces: &mut dyn Iterator<Item = Piece<'_>>,
+        pieces: &mut dyn Iterator<Item = PayloadPiece<'_>>,
         meta: TxMeta,
         stats: &mut NetworkStats,
     ) {
@@ -190,15 +190,15 @@ pub(crate) struct Link {
     pub accept_ra: bool,
     /// What is sent here comes back.
     pub loopback: bool,
-    pub addresses: Vec<Address>,
+    pub addresses: Vec<InterfaceAddress>,
     /// Broadcast addresses of the IPv4 networks, sorted.
     broadcasts: Vec<Ipv4Addr>,
     /// IPv6 multicast groups, sorted.
     pub groups: Vec<Ipv6Addr>,
     /// How long an answer of a neighbour is believed.
-    pub reachable: Duration,
+    pub reachable_time: Duration,
     /// Time between solicitations.
-    pub retransmit: Duration,
+    pub retrans_timer: Duration,
     /// Hop limit that routers advise, for ICMP and UDP.
     pub hop_limit: u8,
     /// Router solicitations still to be sent.
@@ -206,9 +206,9 @@ pub(crate) struct Link {
     /// Reports about new groups still to be sent.
     pub join_reports_left: u8,
     /// In our questions whether an address is taken.
-    pub nonce: [u8; 6],
+    pub dad_nonce: [u8; 6],
     /// The reachable time routers advise, 0 if none does.
-    pub advertised_reachable_ms: u32,
+    pub advertised_reachable_time_ms: u32,
 }
 
 impl Link {
@@ -266,13 +266,13 @@ impl Link {
             addresses: Vec::new(),
             broadcasts: Vec::new(),
             groups: Vec::new(),
-            reachable,
-            retransmit: network.retransmit_interval(),
+            reachable_time: reachable,
+            retrans_timer: network.retransmit_interval(),
             hop_limit: network.hop_limit,
             router_solicitations_left: network.router_solicitations,
             join_reports_left: 0,
-            nonce: [0; 6],
-            advertised_reachable_ms: 0,
+            dad_nonce: [0; 6],
+            advertised_reachable_time_ms: 0,
         })
     }
 
@@ -305,22 +305,22 @@ impl Link {
         match self.broadcasts.as_slice() {
             // Most links have one network.
             [only] => *only == address || address.is_broadcast(),
-            _ => self.is_one_of_several(address),
+            _ => self.is_broadcast_slow(address),
         }
     }
 
     /// The broadcast address of its only network, if it has one. 255.255.255.255 is another.
-    pub(crate) fn only_broadcast(&self) -> Option<Ipv4Addr> {
+    pub(crate) fn sole_broadcast(&self) -> Option<Ipv4Addr> {
         if let [only] = *self.broadcasts { Some(only) } else { None }
     }
 
     #[inline(never)]
-    fn is_one_of_several(&self, address: Ipv4Addr) -> bool {
+    fn is_broadcast_slow(&self, address: Ipv4Addr) -> bool {
         address.is_broadcast() || self.broadcasts.binary_search(&address).is_ok()
     }
 
     /// Adds an address. Returns false if it is there already.
-    pub(crate) fn add_address(&mut self, address: Address) -> bool {
+    pub(crate) fn add_address(&mut self, address: InterfaceAddress) -> bool {
         if self.address(address.address).is_some() {
             return false;
         }
@@ -340,11 +340,11 @@ impl Link {
     }
 
     /// The entry of an address of ours.
-    pub(crate) fn address(&self, address: IpAddr) -> Option<&Address> {
+    pub(crate) fn address(&self, address: IpAddr) -> Option<&InterfaceAddress> {
         self.addresses.iter().find(|known| known.address == address)
     }
 
-    pub(crate) fn address_mut(&mut self, address: IpAddr) -> Option<&mut Address> {
+    pub(crate) fn address_mut(&mut self, address: IpAddr) -> Option<&mut InterfaceAddress> {
         self.addresses.iter_mut().find(|known| known.address == address)
     }
 

@@ -1,23 +1,23 @@
 //! Neighbour discovery (RFC 4861 §7) and duplicate address detection (RFC 4862 §5.4).
 
-use super::neighbour::Claim;
-use super::{ALL_NODES_V6, Address, AddressState, is_unicast};
+use super::neighbour::NeighbourUpdate;
+use super::{ALL_NODES_V6, AddressState, InterfaceAddress, is_unicast};
 use crate::handle::LinkId;
 use crate::ip::Network;
-use crate::ip::timers::Timer;
-use crate::steering::News;
+use crate::ip::timers::NetworkTimer;
+use crate::steering::ControlUpdate;
 use crate::time::Instant;
 use crate::wire::ethernet::EtherType;
-use crate::wire::ndp::{self, Message, solicited_node};
+use crate::wire::ndp::{self, NdpMessage, solicited_node};
 use crate::wire::{MacAddr, ipv6, protocol};
 use core::net::{IpAddr, Ipv6Addr};
 use core::time::Duration;
 
 /// The first solicitation about a new address waits for up to this long, so that hosts that start together do not speak
 /// together (RFC 4862 §5.4.2).
-const START_DELAY_MS_MAX: u32 = 1000;
+const DAD_DELAY_MS_MAX: u32 = 1000;
 /// A question about an address of ours, or for routers, that found the device full is asked again after this time.
-pub(super) const REFUSED_QUESTION_RETRY: Duration = Duration::from_millis(100);
+pub(super) const SOLICITATION_RETRY: Duration = Duration::from_millis(100);
 
 /// A packet that carries a neighbour discovery message.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ impl Network {
         }
         let [_, _, nonce @ ..] = self.entropy.next_u64().to_be_bytes();
         let link = self.link_mut(id);
-        link.nonce = nonce;
+        link.dad_nonce = nonce;
         let has_link_local = link
             .addresses
             .iter()
@@ -47,12 +47,12 @@ impl Network {
         if !has_link_local {
             let address = with_interface_id(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), link.mac);
             let state = AddressState::Tentative { probes: 0 };
-            self.add_ipv6_address(id, Address::permanent(address.into(), 64, state));
+            self.add_ipv6_address(id, InterfaceAddress::permanent(address.into(), 64, state));
         }
     }
 
     /// Adds an address, which is used once nobody else turns out to have it.
-    pub(crate) fn add_ipv6_address(&mut self, id: LinkId, mut address: Address) {
+    pub(crate) fn add_ipv6_address(&mut self, id: LinkId, mut address: InterfaceAddress) {
         let IpAddr::V6(v6) = address.address else { return };
         let checked = self.config.dad_transmits == 0;
         if checked {
@@ -63,64 +63,65 @@ impl Network {
         }
         self.join_group(id, solicited_node(v6));
         if checked {
-            self.ipv6_address_is_ours(id, v6);
-        } else if !self.follows() {
+            self.on_dad_completed(id, v6);
+        } else if !self.is_secondary_shard() {
             // The time is not known here: the first call of `timers` draws the delay.
-            self.timers.arm(Timer::DuplicateCheckStart(id, v6), Instant::ZERO);
+            self.timers.arm(NetworkTimer::DadStart(id, v6), Instant::ZERO);
         }
     }
 
-    pub(crate) fn on_duplicate_check_start(&mut self, now: Instant, id: LinkId, address: Ipv6Addr) {
-        let delay = Duration::from_millis(self.entropy.below(START_DELAY_MS_MAX).into());
-        self.timers.arm(Timer::DuplicateCheck(id, address), now + delay);
+    pub(crate) fn on_dad_start(&mut self, now: Instant, id: LinkId, address: Ipv6Addr) {
+        let delay = Duration::from_millis(self.entropy.below(DAD_DELAY_MS_MAX).into());
+        self.timers.arm(NetworkTimer::Dad(id, address), now + delay);
     }
 
     /// Asks once more whether somebody has the address, or takes it after enough silence.
-    pub(crate) fn on_duplicate_check(&mut self, now: Instant, id: LinkId, address: Ipv6Addr) {
+    pub(crate) fn on_dad_timer(&mut self, now: Instant, id: LinkId, address: Ipv6Addr) {
         let transmits = self.config.dad_transmits;
         let link = self.link_mut(id);
-        let (retransmit, nonce) = (link.retransmit, link.nonce);
+        let (retransmit, nonce) = (link.retrans_timer, link.dad_nonce);
         let Some(known) = link.address_mut(address.into()) else { return };
         let AddressState::Tentative { probes } = &mut known.state else { return };
         if *probes >= transmits {
             known.state = AddressState::Valid;
-            self.ipv6_address_is_ours(id, address);
-            self.tell(News::Address { link: id.0, address, valid: true });
+            self.on_dad_completed(id, address);
+            self.broadcast_update(ControlUpdate::DadResult { link: id.0, address, valid: true });
             return;
         }
         *probes += 1;
         // RFC 7527: by the nonce we know our own question if the network sends it back to us.
-        let message = Message::NeighbourSolicitation { target: address, source: None, nonce: Some(nonce) };
+        let message =
+            NdpMessage::NeighbourSolicitation { target: address, source_mac: None, nonce: Some(nonce) };
         let left = self.send_ndp(id, Ipv6Addr::UNSPECIFIED, solicited_node(address), None, &message);
         let mut after = retransmit;
         if !left {
             // Nobody can object to what nobody was asked.
-            after = after.min(REFUSED_QUESTION_RETRY);
-            if let Some(Address { state: AddressState::Tentative { probes }, .. }) =
+            after = after.min(SOLICITATION_RETRY);
+            if let Some(InterfaceAddress { state: AddressState::Tentative { probes }, .. }) =
                 self.link_mut(id).address_mut(address.into())
             {
                 *probes -= 1;
             }
         }
-        self.timers.arm(Timer::DuplicateCheck(id, address), now + after);
+        self.timers.arm(NetworkTimer::Dad(id, address), now + after);
     }
 
-    fn ipv6_address_is_ours(&mut self, id: LinkId, address: Ipv6Addr) {
+    fn on_dad_completed(&mut self, id: LinkId, address: Ipv6Addr) {
         self.activate_ipv6_address(id, address);
         if address.is_unicast_link_local() {
             self.on_link_local_address(id);
         }
     }
 
-    fn address_is_taken(&mut self, id: LinkId, address: Ipv6Addr) {
-        if self.follows() {
+    fn on_dad_failure(&mut self, id: LinkId, address: Ipv6Addr) {
+        if self.is_secondary_shard() {
             // It has not asked: the first shard says what came of it.
             return;
         }
-        self.tell(News::Address { link: id.0, address, valid: false });
+        self.broadcast_update(ControlUpdate::DadResult { link: id.0, address, valid: false });
         self.stats.dad_duplicates += 1;
-        self.timers.cancel(Timer::DuplicateCheck(id, address));
-        self.timers.cancel(Timer::DuplicateCheckStart(id, address));
+        self.timers.cancel(NetworkTimer::Dad(id, address));
+        self.timers.cancel(NetworkTimer::DadStart(id, address));
         if let Some(known) = self.link_mut(id).address_mut(address.into()) {
             known.state = AddressState::Duplicate;
         }
@@ -128,21 +129,21 @@ impl Network {
 
     /// A neighbour discovery message arrived.
     pub(crate) fn ndp_input(&mut self, now: Instant, packet: &NdpPacket<'_>) {
-        match Message::parse(packet.message, packet.src, packet.dst, packet.hop_limit) {
-            Ok(Message::NeighbourSolicitation { target, source, nonce }) => {
+        match NdpMessage::parse(packet.message, packet.src, packet.dst, packet.hop_limit) {
+            Ok(NdpMessage::NeighbourSolicitation { target, source_mac: source, nonce }) => {
                 self.stats.ndp_solicitations_in += 1;
                 self.on_solicitation(now, packet, target, source, nonce);
             }
-            Ok(Message::NeighbourAdvertisement { target, router, solicited, overrides, target_mac }) => {
+            Ok(NdpMessage::NeighbourAdvertisement { target, router, solicited, overrides, target_mac }) => {
                 self.stats.ndp_advertisements_in += 1;
-                let claim = Claim { mac: target_mac, solicited, replaces: overrides, casts_doubt: true };
+                let claim = NeighbourUpdate { mac: target_mac, solicited, overrides, makes_stale: true };
                 self.on_advertisement(now, packet.link, target, router, claim);
             }
-            Ok(Message::RouterAdvertisement(advertisement)) => {
+            Ok(NdpMessage::RouterAdvertisement(advertisement)) => {
                 self.on_router_advertisement(now, packet.link, packet.src, &advertisement);
             }
             // This is a host.
-            Ok(Message::RouterSolicitation { .. }) => {}
+            Ok(NdpMessage::RouterSolicitation { .. }) => {}
             Err(_) if packet.message.first() == Some(&ndp::REDIRECT) => self.stats.redirects_ignored += 1,
             Err(_) => self.stats.ndp_invalid += 1,
         }
@@ -164,16 +165,16 @@ impl Network {
             AddressState::Duplicate => return,
             AddressState::Tentative { .. } => {
                 // Somebody checks the same address at the same time: neither may have it.
-                if detection && nonce != Some(link.nonce) {
-                    self.address_is_taken(packet.link, target);
+                if detection && nonce != Some(link.dad_nonce) {
+                    self.on_dad_failure(packet.link, target);
                 }
                 return;
             }
             AddressState::Valid => {}
         }
         let own_mac = link.mac;
-        let answers = !self.follows();
-        let answer = |solicited| Message::NeighbourAdvertisement {
+        let answers = !self.is_secondary_shard();
+        let answer = |solicited| NdpMessage::NeighbourAdvertisement {
             target,
             router: false,
             solicited,
@@ -186,8 +187,8 @@ impl Network {
             }
         } else {
             let source = source.filter(|mac| mac.is_unicast());
-            let claim = Claim { mac: source, solicited: false, replaces: true, casts_doubt: true };
-            self.neighbour_claim(now, packet.link, packet.src.into(), claim, true);
+            let claim = NeighbourUpdate { mac: source, solicited: false, overrides: true, makes_stale: true };
+            self.update_neighbour(now, packet.link, packet.src.into(), claim, true);
             let to = source.unwrap_or(packet.source_mac);
             if answers {
                 self.send_ndp(packet.link, target, packet.src, Some(to), &answer(true));
@@ -196,10 +197,17 @@ impl Network {
     }
 
     /// RFC 4861 §7.2.5, RFC 4862 §5.4.4.
-    fn on_advertisement(&mut self, now: Instant, id: LinkId, target: Ipv6Addr, router: bool, claim: Claim) {
+    fn on_advertisement(
+        &mut self,
+        now: Instant,
+        id: LinkId,
+        target: Ipv6Addr,
+        router: bool,
+        claim: NeighbourUpdate,
+    ) {
         if let Some(known) = self.link(id).address(target.into()) {
             match known.state {
-                AddressState::Tentative { .. } => self.address_is_taken(id, target),
+                AddressState::Tentative { .. } => self.on_dad_failure(id, target),
                 AddressState::Valid if claim.mac != Some(self.link(id).mac) => self.stats.ndp_conflicts += 1,
                 AddressState::Valid | AddressState::Duplicate => {}
             }
@@ -209,11 +217,12 @@ impl Network {
             self.stats.ndp_invalid += 1;
             return;
         }
-        let Some(slot) = self.neighbour_claim(now, id, target.into(), claim, self.asks_for_others(&claim))
+        let Some(slot) =
+            self.update_neighbour(now, id, target.into(), claim, self.accepts_answer_to_other_shard(&claim))
         else {
             return;
         };
-        let Some(neighbour) = self.neighbours.slot(slot) else { return };
+        let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return };
         let was_router = core::mem::replace(&mut neighbour.is_router, router);
         if was_router && !router {
             // RFC 4861 §7.2.5: it has ceased to be a router.
@@ -229,7 +238,8 @@ impl Network {
         target: Ipv6Addr,
         to: Option<MacAddr>,
     ) -> bool {
-        let message = Message::NeighbourSolicitation { target, source: Some(self.link(id).mac), nonce: None };
+        let message =
+            NdpMessage::NeighbourSolicitation { target, source_mac: Some(self.link(id).mac), nonce: None };
         let dst = if to.is_some() { target } else { solicited_node(target) };
         self.send_ndp(id, source, dst, to, &message)
     }
@@ -241,7 +251,7 @@ impl Network {
         src: Ipv6Addr,
         dst: Ipv6Addr,
         mac: Option<MacAddr>,
-        message: &Message,
+        message: &NdpMessage,
     ) -> bool {
         let mac = mac.unwrap_or_else(|| MacAddr::from_ipv6_multicast(dst));
         let room = ipv6::Header::LEN + ndp::MESSAGE_LEN_MAX;
@@ -262,10 +272,10 @@ impl Network {
         });
         if left {
             match message {
-                Message::NeighbourSolicitation { .. } => self.stats.ndp_solicitations_out += 1,
-                Message::NeighbourAdvertisement { .. } => self.stats.ndp_advertisements_out += 1,
-                Message::RouterSolicitation { .. } => self.stats.ndp_router_solicitations_out += 1,
-                Message::RouterAdvertisement(_) => {}
+                NdpMessage::NeighbourSolicitation { .. } => self.stats.ndp_solicitations_out += 1,
+                NdpMessage::NeighbourAdvertisement { .. } => self.stats.ndp_advertisements_out += 1,
+                NdpMessage::RouterSolicitation { .. } => self.stats.ndp_router_solicitations_out += 1,
+                NdpMessage::RouterAdvertisement(_) => {}
             }
         }
         left

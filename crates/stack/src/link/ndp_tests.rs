@@ -1,11 +1,11 @@
 use crate::device::Capabilities;
 use crate::icmp::error::IcmpErrorKind;
 use crate::ip::testbench::*;
-use crate::ip::{Input, NetworkConfig, Parsed, RouteError};
+use crate::ip::{InputResult, NetworkConfig, ParsedFrame, RouteError};
 use crate::link::{AddressState, LinkConfig};
 use crate::time::Instant;
 use crate::wire::ethernet::EtherType;
-use crate::wire::ndp::{self, Message, PrefixInfo, RouterAdvertisement, solicited_node};
+use crate::wire::ndp::{self, NdpMessage, PrefixInfo, RouterAdvertisement, solicited_node};
 use crate::wire::{MacAddr, icmpv6, ipv6, mld, protocol};
 use core::net::{IpAddr, Ipv6Addr};
 use core::time::Duration;
@@ -26,11 +26,11 @@ fn slaac(prefix: u16) -> Ipv6Addr {
     Ipv6Addr::new(0x2001, 0xdb8, prefix, 0, 0, 0xff, 0xfe00, 1)
 }
 
-fn ndp_frame(src: Ipv6Addr, dst: Ipv6Addr, message: &Message) -> Vec<u8> {
+fn ndp_frame(src: Ipv6Addr, dst: Ipv6Addr, message: &NdpMessage) -> Vec<u8> {
     ndp_frame_hops(src, dst, 255, message)
 }
 
-fn ndp_frame_hops(src: Ipv6Addr, dst: Ipv6Addr, hops: u8, message: &Message) -> Vec<u8> {
+fn ndp_frame_hops(src: Ipv6Addr, dst: Ipv6Addr, hops: u8, message: &NdpMessage) -> Vec<u8> {
     let mut out = vec![0; ndp::MESSAGE_LEN_MAX];
     let len = message.emit(src, dst, &mut out);
     let packet = ipv6_packet(src, dst, protocol::ICMPV6, hops, &out[..len]);
@@ -38,8 +38,8 @@ fn ndp_frame_hops(src: Ipv6Addr, dst: Ipv6Addr, hops: u8, message: &Message) -> 
     frame_to(mac, None, EtherType::IPV6, &packet)
 }
 
-fn advertisement(target: Ipv6Addr, mac: MacAddr) -> Message {
-    Message::NeighbourAdvertisement {
+fn advertisement(target: Ipv6Addr, mac: MacAddr) -> NdpMessage {
+    NdpMessage::NeighbourAdvertisement {
         target,
         router: false,
         solicited: true,
@@ -48,37 +48,37 @@ fn advertisement(target: Ipv6Addr, mac: MacAddr) -> Message {
     }
 }
 
-fn solicitation(target: Ipv6Addr, source: Option<MacAddr>) -> Message {
-    Message::NeighbourSolicitation { target, source, nonce: None }
+fn solicitation(target: Ipv6Addr, source: Option<MacAddr>) -> NdpMessage {
+    NdpMessage::NeighbourSolicitation { target, source_mac: source, nonce: None }
 }
 
 /// Reads a neighbour discovery message of ours: destination MAC, source, destination.
 #[track_caller]
-fn ndp_of(frame: &[u8]) -> (MacAddr, Ipv6Addr, Ipv6Addr, Message) {
+fn ndp_of(frame: &[u8]) -> (MacAddr, Ipv6Addr, Ipv6Addr, NdpMessage) {
     let (ethernet, packet) = as_received(frame);
     let header = ipv6::Header::parse(packet).unwrap();
     let payload = header.payload(packet);
     assert!(icmpv6::Message::parse(payload, header.src, header.dst).is_ok(), "checksum");
-    let message = Message::parse(payload, header.src, header.dst, header.hop_limit).unwrap();
+    let message = NdpMessage::parse(payload, header.src, header.dst, header.hop_limit).unwrap();
     (ethernet.dst, header.src, header.dst, message)
 }
 
 /// Only the neighbour discovery messages among what we sent.
-fn sent_ndp(bench: &Bench) -> Vec<(MacAddr, Ipv6Addr, Ipv6Addr, Message)> {
+fn sent_ndp(bench: &NetworkFixture) -> Vec<(MacAddr, Ipv6Addr, Ipv6Addr, NdpMessage)> {
     let frames = bench.sent();
     let is_ndp = |frame: &&Vec<u8>| frame[20] == protocol::ICMPV6;
     frames.iter().filter(is_ndp).map(|frame| ndp_of(frame)).collect()
 }
 
-fn ra_bench() -> Bench {
+fn ra_bench() -> NetworkFixture {
     let link = LinkConfig { addresses: vec![], accept_ra: true, ..link_config() };
-    Bench::with(network_config(), &link, CAPABILITIES)
+    NetworkFixture::with(network_config(), &link, CAPABILITIES)
 }
 
 fn router() -> RouterAdvertisement {
     RouterAdvertisement {
         router_lifetime_s: 1800,
-        source: Some(ROUTER_MAC),
+        source_mac: Some(ROUTER_MAC),
         ..RouterAdvertisement::default()
     }
 }
@@ -94,8 +94,8 @@ fn prefix(number: u16, valid: u32, preferred: u32) -> PrefixInfo {
     }
 }
 
-fn receive_ra(bench: &mut Bench, advertisement: RouterAdvertisement) {
-    let message = Message::RouterAdvertisement(advertisement);
+fn receive_ra(bench: &mut NetworkFixture, advertisement: RouterAdvertisement) {
+    let message = NdpMessage::RouterAdvertisement(advertisement);
     bench.input(&ndp_frame(ROUTER, ALL_NODES, &message));
 }
 
@@ -107,7 +107,7 @@ fn with_prefix(info: PrefixInfo) -> RouterAdvertisement {
 
 #[test]
 fn a_solicitation_is_answered_and_teaches_the_asker() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     bench.input(&ndp_frame(PEER_V6, solicited_node(OUR_V6), &solicitation(OUR_V6, Some(PEER_MAC))));
     let (mac, src, dst, message) = ndp_of(&bench.sent_one());
     assert_eq!((mac, src, dst), (PEER_MAC, OUR_V6, PEER_V6));
@@ -119,7 +119,7 @@ fn a_solicitation_is_answered_and_teaches_the_asker() {
 
 #[test]
 fn solicitations_for_others_are_not_answered() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     // The same group as an address of ours, but another address.
     let neighbour: Ipv6Addr = "2001:db8:7::1".parse().unwrap();
     assert_eq!(solicited_node(neighbour), solicited_node(OUR_V6));
@@ -130,7 +130,7 @@ fn solicitations_for_others_are_not_answered() {
 
 #[test]
 fn one_advertisement_releases_every_waiting_packet() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let route = bench.route(PEER_V6);
     assert_eq!(route.src, IpAddr::V6(OUR_V6));
     for payload in [1, 2, 3] {
@@ -141,7 +141,7 @@ fn one_advertisement_releases_every_waiting_packet() {
     assert_eq!((src, dst), (OUR_V6, solicited_node(PEER_V6)));
     assert_eq!(message, solicitation(PEER_V6, Some(OUR_MAC)));
     // Without a MAC address it is of no use.
-    let nothing = Message::NeighbourAdvertisement {
+    let nothing = NdpMessage::NeighbourAdvertisement {
         target: PEER_V6,
         router: false,
         solicited: true,
@@ -157,14 +157,14 @@ fn one_advertisement_releases_every_waiting_packet() {
 
 #[test]
 fn a_failed_resolution_reports_every_packet() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let route = bench.route(PEER_V6);
     bench.send_tcp(&route, PEER_V6, &segment(1)).unwrap();
     bench.send_tcp(&route, PEER_V6, &segment(1)).unwrap();
     bench.advance(3 * SECOND);
     assert_eq!(bench.sent().len(), 3);
     for _ in 0..2 {
-        let error = bench.network.poll_errors().unwrap();
+        let error = bench.network.next_error().unwrap();
         assert_eq!((error.kind, error.remote.ip()), (IcmpErrorKind::HostUnreachable, PEER_V6.into()));
         assert_eq!(error.seq, Some(0x0102_0304));
     }
@@ -172,7 +172,7 @@ fn a_failed_resolution_reports_every_packet() {
 
 #[test]
 fn messages_from_beyond_the_link_are_ignored() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     bench.input(&ndp_frame_hops(PEER_V6, OUR_V6, 254, &solicitation(OUR_V6, Some(PEER_MAC))));
     bench.input(&ndp_frame_hops(PEER_V6, OUR_V6, 64, &advertisement(PEER_V6, PEER_MAC)));
     assert_eq!(bench.sent().len(), 0);
@@ -182,11 +182,14 @@ fn messages_from_beyond_the_link_are_ignored() {
 #[test]
 fn an_address_is_used_after_nobody_objected() {
     let config = NetworkConfig::default();
-    let mut network =
-        Bench::with(config.clone(), &LinkConfig { addresses: vec![], ..link_config() }, CAPABILITIES);
+    let mut network = NetworkFixture::with(
+        config.clone(),
+        &LinkConfig { addresses: vec![], ..link_config() },
+        CAPABILITIES,
+    );
     let link = LinkConfig { name: "second".into(), vlan: Some(3), ..link_config() };
     let id = network.network.add_link(network.port, &link).unwrap();
-    let states = |bench: &Bench| -> Vec<AddressState> {
+    let states = |bench: &NetworkFixture| -> Vec<AddressState> {
         bench.network.addresses(id).iter().skip(1).map(|known| known.state).collect()
     };
     assert_eq!(network.network.addresses(id)[2].address, IpAddr::V6(link_local()));
@@ -214,7 +217,9 @@ fn an_address_is_used_after_nobody_objected() {
         .filter(|frame| frame[24] == protocol::ICMPV6)
         .map(|frame| ndp_of(frame))
         .map(|(_, src, dst, message)| match message {
-            Message::NeighbourSolicitation { target, source: None, nonce: Some(_) } => (src, dst, target),
+            NdpMessage::NeighbourSolicitation { target, source_mac: None, nonce: Some(_) } => {
+                (src, dst, target)
+            }
             message => panic!("{message:?}"),
         })
         .collect();
@@ -226,13 +231,13 @@ fn an_address_is_used_after_nobody_objected() {
 }
 
 /// A link whose addresses are still being checked, and the nonce of our question about `OUR_V6`.
-fn checking() -> (Bench, [u8; 6]) {
+fn checking() -> (NetworkFixture, [u8; 6]) {
     let config = NetworkConfig { dad_transmits: 5, ..NetworkConfig::default() };
-    let mut bench = Bench::with(config, &link_config(), CAPABILITIES);
+    let mut bench = NetworkFixture::with(config, &link_config(), CAPABILITIES);
     for _ in 0..3 {
         bench.advance(SECOND);
         for (_, _, _, message) in sent_ndp(&bench) {
-            if let Message::NeighbourSolicitation { target: OUR_V6, nonce: Some(nonce), .. } = message {
+            if let NdpMessage::NeighbourSolicitation { target: OUR_V6, nonce: Some(nonce), .. } = message {
                 return (bench, nonce);
             }
         }
@@ -243,7 +248,7 @@ fn checking() -> (Bench, [u8; 6]) {
 #[test]
 fn an_address_that_somebody_defends_is_not_used() {
     let (mut bench, _) = checking();
-    let defence = Message::NeighbourAdvertisement {
+    let defence = NdpMessage::NeighbourAdvertisement {
         target: OUR_V6,
         router: false,
         solicited: false,
@@ -261,7 +266,7 @@ fn an_address_that_somebody_defends_is_not_used() {
 #[test]
 fn an_address_that_somebody_else_checks_too_is_not_used() {
     let (mut bench, nonce) = checking();
-    let question = |nonce| Message::NeighbourSolicitation { target: OUR_V6, source: None, nonce };
+    let question = |nonce| NdpMessage::NeighbourSolicitation { target: OUR_V6, source_mac: None, nonce };
     let group = solicited_node(OUR_V6);
     // Our own question come back (RFC 7527).
     bench.input(&ndp_frame(Ipv6Addr::UNSPECIFIED, group, &question(Some(nonce))));
@@ -273,19 +278,20 @@ fn an_address_that_somebody_else_checks_too_is_not_used() {
 #[test]
 fn an_address_is_not_used_before_the_device_had_room_to_ask_for_it() {
     let config = NetworkConfig { dad_transmits: 2, ..NetworkConfig::default() };
-    let mut bench = Bench::with(config, &LinkConfig { addresses: vec![], ..link_config() }, CAPABILITIES);
-    bench.set_room(0);
+    let mut bench =
+        NetworkFixture::with(config, &LinkConfig { addresses: vec![], ..link_config() }, CAPABILITIES);
+    bench.set_capacity(0);
     let link = LinkConfig { name: "second".into(), vlan: Some(3), ..link_config() };
     let id = bench.network.add_link(bench.port, &link).unwrap();
     bench.advance(20 * SECOND);
-    let states = |bench: &Bench| -> Vec<AddressState> {
+    let states = |bench: &NetworkFixture| -> Vec<AddressState> {
         bench.network.addresses(id).iter().skip(1).map(|known| known.state).collect()
     };
     assert_eq!(states(&bench), [AddressState::Tentative { probes: 0 }; 2]);
     let stats = bench.network.stats().clone();
     assert_eq!(stats.ndp_solicitations_out, 0);
     assert!((300..450).contains(&stats.tx_control_dropped), "each 100 ms: {}", stats.tx_control_dropped);
-    bench.set_room(usize::MAX);
+    bench.set_capacity(usize::MAX);
     bench.advance(Duration::from_millis(2_200));
     assert_eq!(states(&bench), [AddressState::Valid; 2]);
     assert_eq!(bench.network.stats().ndp_solicitations_out, 4);
@@ -293,12 +299,12 @@ fn an_address_is_not_used_before_the_device_had_room_to_ask_for_it() {
 
 #[test]
 fn a_solicitation_that_finds_the_device_full_is_sent_as_soon_as_there_is_room() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let route = bench.route(PEER_V6);
-    bench.set_room(0);
+    bench.set_capacity(0);
     bench.send_tcp(&route, PEER_V6, &segment(5)).unwrap();
     assert_eq!(bench.network.stats().ndp_solicitations_out, 0);
-    bench.set_room(usize::MAX);
+    bench.set_capacity(usize::MAX);
     bench.advance(Duration::from_millis(1));
     let (_, _, dst, message) = ndp_of(&bench.sent_one());
     assert_eq!((dst, message), (solicited_node(PEER_V6), solicitation(PEER_V6, Some(OUR_MAC))));
@@ -314,12 +320,12 @@ fn routers_are_asked_for_three_times_however_often_the_device_was_full() {
         accept_ra: true,
         ..link_config()
     };
-    let mut bench = Bench::new();
-    bench.set_room(0);
+    let mut bench = NetworkFixture::new();
+    bench.set_capacity(0);
     bench.network.add_link(bench.port, &link).unwrap();
     bench.advance(10 * SECOND);
     assert_eq!(bench.network.stats().ndp_router_solicitations_out, 0);
-    bench.set_room(usize::MAX);
+    bench.set_capacity(usize::MAX);
     bench.advance(Duration::from_millis(8_100));
     assert_eq!(bench.network.stats().ndp_router_solicitations_out, 3);
     bench.advance(60 * SECOND);
@@ -328,17 +334,18 @@ fn routers_are_asked_for_three_times_however_often_the_device_was_full() {
 
 #[test]
 fn our_address_is_defended_to_all_nodes() {
-    let mut bench = Bench::new();
-    let question = Message::NeighbourSolicitation { target: OUR_V6, source: None, nonce: Some([1; 6]) };
+    let mut bench = NetworkFixture::new();
+    let question =
+        NdpMessage::NeighbourSolicitation { target: OUR_V6, source_mac: None, nonce: Some([1; 6]) };
     bench.input(&ndp_frame(Ipv6Addr::UNSPECIFIED, solicited_node(OUR_V6), &question));
     let (_, src, dst, message) = ndp_of(&bench.sent_one());
     assert_eq!((src, dst), (OUR_V6, ALL_NODES));
-    assert!(matches!(message, Message::NeighbourAdvertisement { target: OUR_V6, solicited: false, .. }));
+    assert!(matches!(message, NdpMessage::NeighbourAdvertisement { target: OUR_V6, solicited: false, .. }));
 }
 
 #[test]
 fn somebody_with_our_address_is_counted() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     bench.input(&ndp_frame(PEER_V6, OUR_V6, &advertisement(OUR_V6, OTHER_MAC)));
     assert_eq!(bench.network.stats().ndp_conflicts, 1);
     assert!(bench.network.is_local(OUR_V6.into()));
@@ -347,7 +354,8 @@ fn somebody_with_our_address_is_counted() {
 #[test]
 fn routers_are_asked_for_three_times_from_the_link_local_address() {
     let link = LinkConfig { addresses: vec![], accept_ra: true, ..link_config() };
-    let mut bench = Bench::with(NetworkConfig { dad_transmits: 0, ..network_config() }, &link, CAPABILITIES);
+    let mut bench =
+        NetworkFixture::with(NetworkConfig { dad_transmits: 0, ..network_config() }, &link, CAPABILITIES);
     // The first one left while the bench was set up.
     assert_eq!(bench.network.stats().ndp_router_solicitations_out, 1);
     bench.advance(60 * SECOND);
@@ -355,7 +363,7 @@ fn routers_are_asked_for_three_times_from_the_link_local_address() {
     assert_eq!(sent.len(), 2);
     for (_, src, dst, message) in sent {
         assert_eq!((src, dst), (link_local(), "ff02::2".parse().unwrap()));
-        assert_eq!(message, Message::RouterSolicitation { source: Some(OUR_MAC) });
+        assert_eq!(message, NdpMessage::RouterSolicitation { source_mac: Some(OUR_MAC) });
     }
     let mut bench = ra_bench();
     receive_ra(&mut bench, router());
@@ -382,13 +390,13 @@ fn an_advertisement_gives_an_address_a_route_and_link_parameters() {
     let route = bench.route(on_link);
     bench.send_tcp(&route, on_link, &segment(0)).unwrap();
     assert!(
-        matches!(ndp_of(&bench.sent_one()).3, Message::NeighbourSolicitation { target, .. } if target == on_link)
+        matches!(ndp_of(&bench.sent_one()).3, NdpMessage::NeighbourSolicitation { target, .. } if target == on_link)
     );
 }
 
 #[test]
 fn advertisements_are_ignored_unless_asked_for() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     receive_ra(&mut bench, with_prefix(prefix(1, 3600, 1800)));
     assert!(!bench.network.is_local(slaac(1).into()));
     assert_eq!(bench.network.route(bench.now, FAR.into(), None), Err(RouteError::NetUnreachable));
@@ -450,17 +458,17 @@ fn a_router_that_does_not_answer_is_passed_over_for_one_that_may() {
     let mut bench = ra_bench();
     let silent: Ipv6Addr = "fe80::1".parse().unwrap();
     let mut first = with_prefix(prefix(1, 3600, 1800));
-    first.source = None;
-    bench.input(&ndp_frame(silent, ALL_NODES, &Message::RouterAdvertisement(first)));
+    first.source_mac = None;
+    bench.input(&ndp_frame(silent, ALL_NODES, &NdpMessage::RouterAdvertisement(first)));
     receive_ra(&mut bench, router());
     bench.sent();
     let route = bench.route(FAR);
     bench.send_tcp(&route, FAR, &segment(0)).unwrap();
     assert!(
-        matches!(ndp_of(&bench.sent_one()).3, Message::NeighbourSolicitation { target, .. } if target == silent)
+        matches!(ndp_of(&bench.sent_one()).3, NdpMessage::NeighbourSolicitation { target, .. } if target == silent)
     );
     bench.advance(3 * SECOND);
-    assert!(bench.network.poll_errors().is_some());
+    assert!(bench.network.next_error().is_some());
     bench.sent();
     let route = bench.route(FAR);
     bench.send_tcp(&route, FAR, &segment(0)).unwrap();
@@ -504,7 +512,7 @@ fn impossible_prefixes_and_mtus_are_ignored() {
 #[test]
 fn an_advertisement_does_not_change_what_the_configuration_says() {
     let link = LinkConfig { accept_ra: true, ..link_config() };
-    let mut bench = Bench::with(network_config(), &link, CAPABILITIES);
+    let mut bench = NetworkFixture::with(network_config(), &link, CAPABILITIES);
     receive_ra(&mut bench, with_prefix(prefix(0, 0, 0)));
     receive_ra(&mut bench, with_prefix(prefix(0, 10, 10)));
     bench.advance(20 * SECOND);
@@ -514,7 +522,7 @@ fn an_advertisement_does_not_change_what_the_configuration_says() {
 
 #[test]
 fn groups_are_reported_twice_and_when_asked() {
-    let bench = Bench::new();
+    let bench = NetworkFixture::new();
     assert_eq!(bench.network.stats().mld_reports_out, 2);
     let mut bench = bench;
     let mut query = vec![mld::QUERY, 0, 0, 0, 0x03, 0xe8, 0, 0];
@@ -532,9 +540,9 @@ fn groups_are_reported_twice_and_when_asked() {
     let frame = bench.sent_one();
     let (ethernet, packet6) = as_received(&frame);
     let header = ipv6::Header::parse(packet6).unwrap();
-    assert_eq!(ethernet.dst, MacAddr::from_ipv6_multicast(mld::ALL_ROUTERS));
-    assert_eq!((header.src, header.dst, header.hop_limit), (link_local(), mld::ALL_ROUTERS, 1));
-    let chain = ipv6::walk(packet6, &header).unwrap();
+    assert_eq!(ethernet.dst, MacAddr::from_ipv6_multicast(mld::ALL_MLDV2_ROUTERS));
+    assert_eq!((header.src, header.dst, header.hop_limit), (link_local(), mld::ALL_MLDV2_ROUTERS, 1));
+    let chain = ipv6::walk_header_chain(packet6, &header).unwrap();
     assert_eq!((chain.protocol, chain.router_alert), (protocol::ICMPV6, Some(0)));
     let report = &packet6[chain.offset..];
     assert!(icmpv6::Message::parse(report, header.src, header.dst).is_ok());
@@ -551,14 +559,14 @@ fn groups_are_reported_twice_and_when_asked() {
 fn a_link_too_narrow_for_ipv6_speaks_none() {
     let narrow = Capabilities { mtu: 1279, ..CAPABILITIES };
     let link = LinkConfig { addresses: vec![(OUR_V4.into(), 24)], ..link_config() };
-    let mut bench = Bench::with(network_config(), &link, narrow);
+    let mut bench = NetworkFixture::with(network_config(), &link, narrow);
     let bytes = ndp_frame(PEER_V6, solicited_node(OUR_V6), &solicitation(OUR_V6, Some(PEER_MAC)));
-    assert!(matches!(bench.parse(&bytes), Parsed::Drop(_)));
+    assert!(matches!(bench.parse(&bytes), ParsedFrame::Drop(_)));
 }
 
 #[test]
 fn link_local_peers_are_reached_over_the_link() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let peer: Ipv6Addr = "fe80::2".parse().unwrap();
     let route = bench.route(peer);
     assert_eq!(route.src, IpAddr::V6(link_local()));
@@ -572,12 +580,12 @@ fn link_local_peers_are_reached_over_the_link() {
 fn the_whole_start_is_the_same_for_the_same_seed() {
     let run = || {
         let link = LinkConfig { accept_ra: true, ..link_config() };
-        let mut bench = Bench::with(NetworkConfig::default(), &link, CAPABILITIES);
+        let mut bench = NetworkFixture::with(NetworkConfig::default(), &link, CAPABILITIES);
         let mut times = Vec::new();
         for _ in 0..50 {
             let Some(at) = bench.network.next_deadline() else { break };
             bench.now = at.max(Instant::ZERO);
-            bench.network.timers(at);
+            bench.network.run_timers(at);
             times.push((at, bench.sent()));
         }
         times
@@ -587,7 +595,7 @@ fn the_whole_start_is_the_same_for_the_same_seed() {
 
 #[test]
 fn neighbour_discovery_in_fragments_is_ignored() {
-    let mut bench = Bench::new();
+    let mut bench = NetworkFixture::new();
     let mut out = vec![0; ndp::MESSAGE_LEN_MAX];
     let len = solicitation(OUR_V6, Some(PEER_MAC)).emit(PEER_V6, OUR_V6, &mut out);
     let fragment = |offset: usize, end: usize| {
@@ -596,8 +604,8 @@ fn neighbour_discovery_in_fragments_is_ignored() {
         frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::FRAGMENT, 255, &payload))
     };
     bench.input(&fragment(0, 16));
-    let Input::Reassembled(buffer) = bench.input(&fragment(16, len)) else { panic!() };
-    let Parsed::Other(other) = bench.network.parse_reassembled(&buffer) else { panic!() };
+    let InputResult::Reassembled(buffer) = bench.input(&fragment(16, len)) else { panic!() };
+    let ParsedFrame::Other(other) = bench.network.parse_reassembled(&buffer) else { panic!() };
     bench.network.input(bench.now, &other);
     assert_eq!(bench.sent().len(), 0);
     assert_eq!(bench.network.stats().ndp_invalid, 1);

@@ -72,9 +72,9 @@ pub enum NeighbourState {
     /// Did not answer. The next packet asks again.
     Failed,
     /// From the configuration: never asked, never changed, never forgotten.
-    Static,
+    Permanent,
     /// A multicast or broadcast address, whose MAC address follows from it.
-    Computed,
+    NoArp,
 }
 
 /// A frame, complete but for its destination MAC address, that waits for an answer.
@@ -95,7 +95,7 @@ pub(crate) struct Neighbour {
     /// Solicitations sent since the state was entered.
     probes: u8,
     /// Attempts to send the next one that found the device full.
-    refused: u8,
+    refused_sends: u8,
     /// Used since the eviction hand passed by.
     pub referenced: bool,
     /// Said to be a router in its last advertisement.
@@ -113,46 +113,46 @@ pub(crate) struct Neighbour {
 
 /// What to do with a packet for a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum SendDecision {
     /// Send it: the MAC address is known.
     Send,
     /// Send it, and look after the neighbour in the given time.
     SendThenProbe(Duration),
     /// Let it wait.
-    Wait,
+    Queue,
     /// Let it wait, and send the first solicitation.
-    WaitAndSolicit,
+    QueueAndSolicit,
 }
 
 /// What a neighbour's timer asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Due {
+pub(crate) enum NeighbourTimerAction {
     /// Nothing any more.
-    Nothing,
+    None,
     /// Ask all hosts of the link.
-    SolicitAll,
+    SolicitMulticast,
     /// Ask the neighbour itself.
-    SolicitKnown,
+    SolicitUnicast,
     /// Give up: report the packets that waited.
     Fail,
 }
 
 /// What somebody said about a neighbour.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Claim {
+pub(crate) struct NeighbourUpdate {
     /// Its MAC address, if that was said.
     pub mac: Option<MacAddr>,
     /// It is an answer to a question of ours.
     pub solicited: bool,
     /// It may replace another MAC address.
-    pub replaces: bool,
+    pub overrides: bool,
     /// A claim that may not replace makes a reachable neighbour stale (RFC 4861 §7.2.5; not so in ARP).
-    pub casts_doubt: bool,
+    pub makes_stale: bool,
 }
 
 /// What came of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ClaimOutcome {
+pub(crate) enum NeighbourUpdateOutcome {
     /// The neighbour could not be used before and can now: send what waits.
     Resolved,
     /// It has another MAC address now.
@@ -184,74 +184,74 @@ impl Neighbour {
     /// The common case of [`Neighbour::on_use`]: nothing to decide.
     #[inline]
     pub(crate) fn is_ready(&self, now: Instant) -> bool {
-        use NeighbourState::{Computed, Delay, Probe, Reachable, Static};
+        use NeighbourState::{Delay, NoArp, Permanent, Probe, Reachable};
         match self.state {
             Reachable => now < self.reachable_until,
-            Delay | Probe | Static | Computed => true,
+            Delay | Probe | Permanent | NoArp => true,
             _ => false,
         }
     }
 
     /// A packet is to be sent.
-    pub(crate) fn on_use(&mut self, now: Instant, config: &NetworkConfig) -> Use {
+    pub(crate) fn on_send(&mut self, now: Instant, config: &NetworkConfig) -> SendDecision {
         use NeighbourState::{Delay, Failed, Incomplete, Unresolved};
         self.referenced = true;
         if self.is_ready(now) {
-            return Use::Send;
+            return SendDecision::Send;
         }
         match self.state {
             Unresolved | Failed => {
                 self.state = Incomplete;
-                (self.probes, self.refused) = (1, 0);
-                Use::WaitAndSolicit
+                (self.probes, self.refused_sends) = (1, 0);
+                SendDecision::QueueAndSolicit
             }
-            Incomplete => Use::Wait,
+            Incomplete => SendDecision::Queue,
             // RFC 4861 §7.3.3: a stale neighbour is used at once and probed only if nothing vouches for it meanwhile.
             _ => {
                 self.state = Delay;
-                Use::SendThenProbe(Duration::from_millis(config.neighbour_delay_probe_ms.into()))
+                SendDecision::SendThenProbe(Duration::from_millis(config.neighbour_delay_probe_ms.into()))
             }
         }
     }
 
     /// The timer went off.
-    pub(crate) fn on_timer(&mut self, now: Instant, config: &NetworkConfig) -> Due {
+    pub(crate) fn on_timer(&mut self, now: Instant, config: &NetworkConfig) -> NeighbourTimerAction {
         use NeighbourState::{Delay, Failed, Incomplete, Probe, Reachable};
         match self.state {
             Incomplete if self.probes < config.neighbour_multicast_probes => {
                 self.probes += 1;
-                Due::SolicitAll
+                NeighbourTimerAction::SolicitMulticast
             }
             Delay | Probe if now < self.reachable_until => {
                 self.state = Reachable;
-                Due::Nothing
+                NeighbourTimerAction::None
             }
             Delay => {
                 self.state = Probe;
-                (self.probes, self.refused) = (1, 0);
-                Due::SolicitKnown
+                (self.probes, self.refused_sends) = (1, 0);
+                NeighbourTimerAction::SolicitUnicast
             }
             Probe if self.probes < config.neighbour_unicast_probes => {
                 self.probes += 1;
-                Due::SolicitKnown
+                NeighbourTimerAction::SolicitUnicast
             }
             Incomplete | Probe => {
                 self.state = Failed;
-                Due::Fail
+                NeighbourTimerAction::Fail
             }
-            _ => Due::Nothing,
+            _ => NeighbourTimerAction::None,
         }
     }
 
     /// A solicitation left, or found the device full. Returns when the timer is due, which is after `interval` once it left. Otherwise it does not
     /// count, and is tried again soon; but a device that stays full for so long has lost it, as a wire would: those who wait must learn of it.
     pub(crate) fn on_solicited(&mut self, left: bool, interval: Duration) -> Duration {
-        let soon = DEVICE_RETRY * (1 << self.refused);
+        let soon = DEVICE_RETRY * (1 << self.refused_sends);
         if left || soon >= interval {
-            self.refused = 0;
+            self.refused_sends = 0;
             return interval;
         }
-        self.refused += 1;
+        self.refused_sends += 1;
         self.probes -= 1;
         soon
     }
@@ -267,27 +267,32 @@ impl Neighbour {
     }
 
     /// Somebody said something. The rules are RFC 4861 §7.2.5's; ARP passes `replaces` by the lock time.
-    pub(crate) fn on_claim(&mut self, now: Instant, claim: Claim, reachable: Duration) -> ClaimOutcome {
-        use NeighbourState::{Computed, Reachable, Stale, Static};
-        if matches!(self.state, Static | Computed) {
+    pub(crate) fn update(
+        &mut self,
+        now: Instant,
+        claim: NeighbourUpdate,
+        reachable: Duration,
+    ) -> NeighbourUpdateOutcome {
+        use NeighbourState::{NoArp, Permanent, Reachable, Stale};
+        if matches!(self.state, Permanent | NoArp) {
             return if claim.mac == Some(self.mac()) {
-                ClaimOutcome::Unchanged
+                NeighbourUpdateOutcome::Unchanged
             } else {
-                ClaimOutcome::Refused
+                NeighbourUpdateOutcome::Refused
             };
         }
         let was_resolved = self.is_resolved();
         let moves = match claim.mac {
             Some(mac) => !was_resolved || mac != self.mac(),
             // Nothing to send to: of no use to a neighbour whose MAC address is unknown.
-            None if !was_resolved => return ClaimOutcome::Refused,
+            None if !was_resolved => return NeighbourUpdateOutcome::Refused,
             None => false,
         };
-        if was_resolved && moves && !claim.replaces {
-            if claim.casts_doubt && self.state == Reachable {
+        if was_resolved && moves && !claim.overrides {
+            if claim.makes_stale && self.state == Reachable {
                 self.state = Stale;
             }
-            return ClaimOutcome::Refused;
+            return NeighbourUpdateOutcome::Refused;
         }
         if let Some(mac) = claim.mac
             && moves
@@ -302,9 +307,9 @@ impl Neighbour {
             self.state = Stale;
         }
         match (was_resolved, moves) {
-            (false, _) => ClaimOutcome::Resolved,
-            (true, true) => ClaimOutcome::Moved,
-            (true, false) => ClaimOutcome::Unchanged,
+            (false, _) => NeighbourUpdateOutcome::Resolved,
+            (true, true) => NeighbourUpdateOutcome::Moved,
+            (true, false) => NeighbourUpdateOutcome::Unchanged,
         }
     }
 
@@ -348,18 +353,18 @@ pub(crate) struct NeighbourTable {
     /// Slots of neighbours that may be thrown out: all but static ones.
     evictable: Vec<u32>,
     /// Where in `evictable` the search for a victim goes on.
-    hand: usize,
+    clock_hand: usize,
     /// Neighbours looked at in such searches.
     #[cfg(test)]
-    steps: u64,
+    victim_search_steps: u64,
     pending_bytes: usize,
     pending_bytes_max: usize,
-    pending_bytes_each_max: usize,
+    pending_bytes_per_neighbour_max: usize,
 }
 
 /// A neighbour that was thrown out, with what waited for it.
 #[derive(Debug)]
-pub(crate) struct Evicted {
+pub(crate) struct EvictedNeighbour {
     pub slot: u32,
     pub pending: VecDeque<PendingFrame>,
 }
@@ -382,12 +387,12 @@ impl NeighbourTable {
             index: HashMap::with_hasher(hash),
             slots_max: config.neighbours_max.min(SLOTS_MAX) as usize,
             evictable: Vec::new(),
-            hand: 0,
+            clock_hand: 0,
             #[cfg(test)]
-            steps: 0,
+            victim_search_steps: 0,
             pending_bytes: 0,
             pending_bytes_max: config.neighbour_pending_total_bytes as usize,
-            pending_bytes_each_max: config.neighbour_pending_bytes as usize,
+            pending_bytes_per_neighbour_max: config.neighbour_pending_bytes as usize,
         }
     }
 
@@ -407,7 +412,7 @@ impl NeighbourTable {
     }
 
     /// The neighbour in a slot that is known to be taken.
-    pub(crate) fn slot(&mut self, slot: u32) -> Option<&mut Neighbour> {
+    pub(crate) fn neighbour_mut(&mut self, slot: u32) -> Option<&mut Neighbour> {
         self.slots.get_mut(slot as usize)
     }
 
@@ -438,9 +443,9 @@ impl NeighbourTable {
     }
 
     /// Adds a neighbour that is not there yet, throwing out another if need be.
-    pub(crate) fn insert(&mut self, new: NewNeighbour) -> Result<(u32, Option<Evicted>), NoRoom> {
+    pub(crate) fn insert(&mut self, new: NewNeighbour) -> Result<(u32, Option<EvictedNeighbour>), NoRoom> {
         let key = (new.link, new.address);
-        let stays = new.state == NeighbourState::Static;
+        let stays = new.state == NeighbourState::Permanent;
         let (slot, generation, evicted) = if self.slots.len() < self.slots_max {
             let slot = self.slots.len();
             if !stays {
@@ -449,7 +454,7 @@ impl NeighbourTable {
             }
             (slot, 0, None)
         } else {
-            let at = self.choose_victim().ok_or(NoRoom)?;
+            let at = self.find_victim().ok_or(NoRoom)?;
             let victim = self.evictable[at] as usize;
             if stays {
                 self.evictable.swap_remove(at);
@@ -462,7 +467,7 @@ impl NeighbourTable {
             header_len: new.header_len,
             state: new.state,
             probes: 0,
-            refused: 0,
+            refused_sends: 0,
             referenced: true,
             is_router: false,
             generation,
@@ -484,20 +489,20 @@ impl NeighbourTable {
     }
 
     /// Static neighbours that there is still room for: all others give way to them.
-    pub(crate) fn room_for_static(&self) -> usize {
+    pub(crate) fn permanent_slots_left(&self) -> usize {
         self.slots_max - (self.slots.len() - self.evictable.len())
     }
 
     /// Second chance: the hand takes the mark off whoever was used since it last came by, and stops at who was not. Each step but the last takes off a mark
     /// that a packet has paid for. Returns a place in `evictable`.
-    fn choose_victim(&mut self) -> Option<usize> {
+    fn find_victim(&mut self) -> Option<usize> {
         for _ in 0..=self.evictable.len() {
-            let at = if self.hand < self.evictable.len() { self.hand } else { 0 };
+            let at = if self.clock_hand < self.evictable.len() { self.clock_hand } else { 0 };
             let slot = *self.evictable.get(at)?;
-            self.hand = at + 1;
+            self.clock_hand = at + 1;
             #[cfg(test)]
             {
-                self.steps += 1;
+                self.victim_search_steps += 1;
             }
             if !core::mem::take(&mut self.slots[slot as usize].referenced) {
                 return Some(at);
@@ -507,12 +512,12 @@ impl NeighbourTable {
     }
 
     /// Empties a slot. Returns the generation of its next tenant.
-    fn evict(&mut self, at: usize) -> (u16, Evicted) {
+    fn evict(&mut self, at: usize) -> (u16, EvictedNeighbour) {
         let pending = self.take_pending(at as u32);
         let neighbour = &self.slots[at];
         self.index.remove(&(neighbour.link, neighbour.address));
         let generation = (neighbour.generation + 1) & (u16::MAX >> (SLOT_BITS - 16));
-        (generation, Evicted { slot: at as u32, pending })
+        (generation, EvictedNeighbour { slot: at as u32, pending })
     }
 
     /// Lets a frame wait. Returns how many older ones had to go for it.
@@ -520,7 +525,7 @@ impl NeighbourTable {
         let len = frame.bytes.len();
         let neighbour = &mut self.slots[slot as usize];
         let mut dropped = 0;
-        while neighbour.pending_bytes + len > self.pending_bytes_each_max {
+        while neighbour.pending_bytes + len > self.pending_bytes_per_neighbour_max {
             let Some(oldest) = neighbour.pending.pop_front() else { return Err(NoRoom) };
             neighbour.pending_bytes -= oldest.bytes.len();
             self.pending_bytes -= oldest.bytes.len();
@@ -543,7 +548,7 @@ impl NeighbourTable {
     }
 
     /// Puts back what the device had no room for, in front of what has come since.
-    pub(crate) fn put_back_pending(&mut self, slot: u32, mut frames: VecDeque<PendingFrame>) {
+    pub(crate) fn requeue_pending(&mut self, slot: u32, mut frames: VecDeque<PendingFrame>) {
         let bytes: usize = frames.iter().map(|frame| frame.bytes.len()).sum();
         let neighbour = &mut self.slots[slot as usize];
         frames.append(&mut neighbour.pending);

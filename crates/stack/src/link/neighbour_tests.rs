@@ -32,17 +32,17 @@ fn frame(len: usize) -> PendingFrame {
     PendingFrame { bytes: vec![0; len].into(), meta: TxMeta::default() }
 }
 
-fn reply(mac: MacAddr) -> Claim {
-    Claim { mac: Some(mac), solicited: true, replaces: true, casts_doubt: false }
+fn reply(mac: MacAddr) -> NeighbourUpdate {
+    NeighbourUpdate { mac: Some(mac), solicited: true, overrides: true, makes_stale: false }
 }
 
 /// A neighbour that answered at time zero.
 fn reachable() -> (NeighbourTable, u32) {
     let mut table = table();
     let (slot, _) = table.insert(new(1, NeighbourState::Unresolved)).unwrap();
-    let neighbour = table.slot(slot).unwrap();
-    assert_eq!(neighbour.on_use(Instant::ZERO, &config()), Use::WaitAndSolicit);
-    assert_eq!(neighbour.on_claim(Instant::ZERO, reply(MAC), REACHABLE), ClaimOutcome::Resolved);
+    let neighbour = table.neighbour_mut(slot).unwrap();
+    assert_eq!(neighbour.on_send(Instant::ZERO, &config()), SendDecision::QueueAndSolicit);
+    assert_eq!(neighbour.update(Instant::ZERO, reply(MAC), REACHABLE), NeighbourUpdateOutcome::Resolved);
     (table, slot)
 }
 
@@ -50,13 +50,13 @@ fn reachable() -> (NeighbourTable, u32) {
 fn an_absent_neighbour_is_asked_three_times_and_then_fails_until_the_next_packet() {
     let mut table = table();
     let (slot, _) = table.insert(new(1, NeighbourState::Unresolved)).unwrap();
-    let neighbour = table.slot(slot).unwrap();
+    let neighbour = table.neighbour_mut(slot).unwrap();
     for _ in 0..2 {
-        assert_eq!(neighbour.on_use(Instant::ZERO, &config()), Use::WaitAndSolicit);
-        assert_eq!(neighbour.on_use(Instant::ZERO, &config()), Use::Wait);
-        assert_eq!(neighbour.on_timer(Instant::ZERO, &config()), Due::SolicitAll);
-        assert_eq!(neighbour.on_timer(Instant::ZERO, &config()), Due::SolicitAll);
-        assert_eq!(neighbour.on_timer(Instant::ZERO, &config()), Due::Fail);
+        assert_eq!(neighbour.on_send(Instant::ZERO, &config()), SendDecision::QueueAndSolicit);
+        assert_eq!(neighbour.on_send(Instant::ZERO, &config()), SendDecision::Queue);
+        assert_eq!(neighbour.on_timer(Instant::ZERO, &config()), NeighbourTimerAction::SolicitMulticast);
+        assert_eq!(neighbour.on_timer(Instant::ZERO, &config()), NeighbourTimerAction::SolicitMulticast);
+        assert_eq!(neighbour.on_timer(Instant::ZERO, &config()), NeighbourTimerAction::Fail);
         assert_eq!(neighbour.state, NeighbourState::Failed);
     }
 }
@@ -64,70 +64,70 @@ fn an_absent_neighbour_is_asked_three_times_and_then_fails_until_the_next_packet
 #[test]
 fn a_reachable_neighbour_goes_through_delay_and_probe_to_failed_without_answers() {
     let (mut table, slot) = reachable();
-    let neighbour = table.slot(slot).unwrap();
-    assert_eq!(neighbour.on_use(Instant::from_millis(29_999), &config()), Use::Send);
+    let neighbour = table.neighbour_mut(slot).unwrap();
+    assert_eq!(neighbour.on_send(Instant::from_millis(29_999), &config()), SendDecision::Send);
     let now = Instant::ZERO + REACHABLE;
-    assert_eq!(neighbour.on_use(now, &config()), Use::SendThenProbe(5 * SECOND));
-    assert_eq!(neighbour.on_use(now, &config()), Use::Send);
+    assert_eq!(neighbour.on_send(now, &config()), SendDecision::SendThenProbe(5 * SECOND));
+    assert_eq!(neighbour.on_send(now, &config()), SendDecision::Send);
     for _ in 0..3 {
-        assert_eq!(neighbour.on_timer(now, &config()), Due::SolicitKnown);
+        assert_eq!(neighbour.on_timer(now, &config()), NeighbourTimerAction::SolicitUnicast);
     }
-    assert_eq!(neighbour.on_timer(now, &config()), Due::Fail);
+    assert_eq!(neighbour.on_timer(now, &config()), NeighbourTimerAction::Fail);
     assert_eq!(neighbour.state, NeighbourState::Failed);
 }
 
 #[test]
 fn the_transports_word_saves_the_probe() {
     let (mut table, slot) = reachable();
-    let neighbour = table.slot(slot).unwrap();
+    let neighbour = table.neighbour_mut(slot).unwrap();
     let now = Instant::ZERO + REACHABLE;
-    neighbour.on_use(now, &config());
+    neighbour.on_send(now, &config());
     neighbour.confirm(now + SECOND, REACHABLE);
-    assert_eq!(neighbour.on_timer(now + 5 * SECOND, &config()), Due::Nothing);
+    assert_eq!(neighbour.on_timer(now + 5 * SECOND, &config()), NeighbourTimerAction::None);
     assert_eq!(neighbour.state, NeighbourState::Reachable);
 }
 
 #[test]
 fn a_refused_claim_changes_nothing_in_arp_and_casts_doubt_in_ndp() {
     let (mut table, slot) = reachable();
-    let neighbour = table.slot(slot).unwrap();
-    let claim = Claim { replaces: false, ..reply(OTHER_MAC) };
-    assert_eq!(neighbour.on_claim(Instant::ZERO, claim, REACHABLE), ClaimOutcome::Refused);
+    let neighbour = table.neighbour_mut(slot).unwrap();
+    let claim = NeighbourUpdate { overrides: false, ..reply(OTHER_MAC) };
+    assert_eq!(neighbour.update(Instant::ZERO, claim, REACHABLE), NeighbourUpdateOutcome::Refused);
     assert_eq!((neighbour.mac(), neighbour.state), (MAC, NeighbourState::Reachable));
-    let claim = Claim { casts_doubt: true, ..claim };
-    assert_eq!(neighbour.on_claim(Instant::ZERO, claim, REACHABLE), ClaimOutcome::Refused);
+    let claim = NeighbourUpdate { makes_stale: true, ..claim };
+    assert_eq!(neighbour.update(Instant::ZERO, claim, REACHABLE), NeighbourUpdateOutcome::Refused);
     assert_eq!((neighbour.mac(), neighbour.state), (MAC, NeighbourState::Stale));
 }
 
 #[test]
 fn an_unsolicited_claim_moves_the_neighbour_but_does_not_vouch_for_it() {
     let (mut table, slot) = reachable();
-    let neighbour = table.slot(slot).unwrap();
-    let claim = Claim { solicited: false, ..reply(MAC) };
-    assert_eq!(neighbour.on_claim(Instant::ZERO, claim, REACHABLE), ClaimOutcome::Unchanged);
+    let neighbour = table.neighbour_mut(slot).unwrap();
+    let claim = NeighbourUpdate { solicited: false, ..reply(MAC) };
+    assert_eq!(neighbour.update(Instant::ZERO, claim, REACHABLE), NeighbourUpdateOutcome::Unchanged);
     assert_eq!(neighbour.state, NeighbourState::Reachable);
-    let claim = Claim { solicited: false, ..reply(OTHER_MAC) };
-    assert_eq!(neighbour.on_claim(Instant::ZERO, claim, REACHABLE), ClaimOutcome::Moved);
+    let claim = NeighbourUpdate { solicited: false, ..reply(OTHER_MAC) };
+    assert_eq!(neighbour.update(Instant::ZERO, claim, REACHABLE), NeighbourUpdateOutcome::Moved);
     assert_eq!((neighbour.mac(), neighbour.state), (OTHER_MAC, NeighbourState::Stale));
 }
 
 #[test]
 fn the_lock_time_counts_from_the_last_change_of_mac_address() {
     let (mut table, slot) = reachable();
-    let neighbour = table.slot(slot).unwrap();
+    let neighbour = table.neighbour_mut(slot).unwrap();
     assert!(neighbour.is_locked(Instant::from_millis(999), SECOND));
-    neighbour.on_claim(Instant::from_millis(999), reply(MAC), REACHABLE);
+    neighbour.update(Instant::from_millis(999), reply(MAC), REACHABLE);
     assert!(!neighbour.is_locked(Instant::from_millis(1_000), SECOND));
 }
 
 #[test]
 fn a_static_neighbour_is_never_changed_probed_or_evicted() {
     let mut table = table();
-    let (slot, _) = table.insert(new(0, NeighbourState::Static)).unwrap();
-    let neighbour = table.slot(slot).unwrap();
-    assert_eq!(neighbour.on_claim(Instant::ZERO, reply(MAC), REACHABLE), ClaimOutcome::Refused);
-    assert_eq!(neighbour.on_use(Instant::MAX, &config()), Use::Send);
-    assert_eq!(neighbour.on_timer(Instant::MAX, &config()), Due::Nothing);
+    let (slot, _) = table.insert(new(0, NeighbourState::Permanent)).unwrap();
+    let neighbour = table.neighbour_mut(slot).unwrap();
+    assert_eq!(neighbour.update(Instant::ZERO, reply(MAC), REACHABLE), NeighbourUpdateOutcome::Refused);
+    assert_eq!(neighbour.on_send(Instant::MAX, &config()), SendDecision::Send);
+    assert_eq!(neighbour.on_timer(Instant::MAX, &config()), NeighbourTimerAction::None);
     for last in 1..100 {
         let (new_slot, _) = table.insert(new(last, NeighbourState::Unresolved)).unwrap();
         assert_ne!(new_slot, slot);
@@ -144,7 +144,7 @@ fn eviction_takes_what_was_not_used_and_makes_its_references_stale() {
     let old: Vec<_> = (0..16).map(|slot| table.reference(slot)).collect();
     // The first one too many takes every mark off; from then on only used ones are spared.
     table.insert(new(16, NeighbourState::Unresolved)).unwrap();
-    table.slot(1).unwrap().referenced = true;
+    table.neighbour_mut(1).unwrap().referenced = true;
     let (slot, evicted) = table.insert(new(17, NeighbourState::Unresolved)).unwrap();
     assert_eq!((slot, evicted.unwrap().slot), (2, 2));
     assert!(table.resolve(old[1]).is_some());
@@ -157,7 +157,7 @@ fn eviction_takes_what_was_not_used_and_makes_its_references_stale() {
 fn a_table_of_static_neighbours_refuses_more() {
     let mut table = table();
     for last in 0..16 {
-        table.insert(new(last, NeighbourState::Static)).unwrap();
+        table.insert(new(last, NeighbourState::Permanent)).unwrap();
     }
     assert_eq!(table.insert(new(16, NeighbourState::Unresolved)).unwrap_err(), NoRoom);
 }
@@ -174,17 +174,21 @@ fn at_the_limit_a_search_looks_at_static_neighbours_never_and_at_others_once_for
         for number in 0..2_000 {
             // The first place is a static neighbour's, so that the hand has somebody to pass.
             let state =
-                if number < 2_000 - dynamic { NeighbourState::Static } else { NeighbourState::Unresolved };
+                if number < 2_000 - dynamic { NeighbourState::Permanent } else { NeighbourState::Unresolved };
             add(&mut table, number, state).unwrap();
         }
-        assert_eq!(table.room_for_static(), dynamic as usize);
+        assert_eq!(table.permanent_slots_left(), dynamic as usize);
         for number in 0..3_000 {
             let added = add(&mut table, 10_000 + number, NeighbourState::Unresolved);
             assert_eq!(added.is_ok(), dynamic > 0);
         }
         // A mark for each that was ever added, and a look at each that went.
         let most = if dynamic > 0 { u64::from(dynamic) + 2 * 3_000 } else { 0 };
-        assert!(table.steps <= most, "{} steps with {dynamic} that may go", table.steps);
+        assert!(
+            table.victim_search_steps <= most,
+            "{} steps with {dynamic} that may go",
+            table.victim_search_steps
+        );
     }
 }
 
@@ -195,7 +199,7 @@ fn static_neighbours_take_the_place_of_others_one_by_one() {
         table.insert(new(last, NeighbourState::Unresolved)).unwrap();
     }
     for last in 100..116 {
-        table.insert(new(last, NeighbourState::Static)).unwrap();
+        table.insert(new(last, NeighbourState::Permanent)).unwrap();
         // Between two of them the others come and go.
         for other in 0..40 {
             let address = Ipv4Addr::new(10, 1, last, other).into();
@@ -203,7 +207,7 @@ fn static_neighbours_take_the_place_of_others_one_by_one() {
             assert_eq!(added.is_ok(), last < 115);
         }
         let here = (100..=last).filter(|&last| table.find(LinkId(0), address(last)).is_some()).count();
-        assert_eq!((here, table.room_for_static()), (usize::from(last) - 99, 115 - usize::from(last)));
+        assert_eq!((here, table.permanent_slots_left()), (usize::from(last) - 99, 115 - usize::from(last)));
     }
 }
 
@@ -224,6 +228,6 @@ fn waiting_packets_are_bounded_per_neighbour_and_in_all() {
     let frames = table.take_pending(first);
     assert_eq!(frames.len(), 2);
     assert_eq!(table.pending_bytes, 0);
-    table.put_back_pending(first, frames);
+    table.requeue_pending(first, frames);
     assert_eq!(table.pending_bytes, 2001);
 }

@@ -1,10 +1,13 @@
 //! Finding neighbours: what the state machine in [`neighbour`](super::neighbour) asks for is done here.
 
-use super::neighbour::{Claim, ClaimOutcome, DEVICE_RETRY, Due, Evicted, PendingFrame, Use};
+use super::neighbour::{
+    DEVICE_RETRY, EvictedNeighbour, NeighbourTimerAction, NeighbourUpdate, NeighbourUpdateOutcome,
+    PendingFrame, SendDecision,
+};
 use crate::handle::LinkId;
-use crate::icmp::error::{describe_own_packet, quoted_payload};
+use crate::icmp::error::{parse_quoted_packet, quoted_udp_payload};
 use crate::ip::Network;
-use crate::ip::timers::Timer;
+use crate::ip::timers::NetworkTimer;
 use crate::time::Instant;
 use crate::wire::ethernet::EtherType;
 use core::net::IpAddr;
@@ -12,28 +15,28 @@ use std::collections::VecDeque;
 
 /// Who is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ask {
+pub(crate) enum SolicitTarget {
     /// All hosts of the link.
-    All,
+    Multicast,
     /// The neighbour itself, at the MAC address known so far.
-    Known,
+    Unicast,
 }
 
 impl Network {
     /// A packet from `source` is to go to a neighbour that is not simply ready. Returns true if it may be sent now, false if
     /// it has to wait.
     #[cold]
-    pub(crate) fn use_unready_neighbour(&mut self, now: Instant, slot: u32, source: IpAddr) -> bool {
-        let Some(neighbour) = self.neighbours.slot(slot) else { return false };
-        match neighbour.on_use(now, &self.config) {
-            Use::Send => true,
-            Use::SendThenProbe(after) => {
-                self.timers.arm(Timer::Neighbour(slot), now + after);
+    pub(crate) fn send_to_unready_neighbour(&mut self, now: Instant, slot: u32, source: IpAddr) -> bool {
+        let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return false };
+        match neighbour.on_send(now, &self.config) {
+            SendDecision::Send => true,
+            SendDecision::SendThenProbe(after) => {
+                self.timers.arm(NetworkTimer::Neighbour(slot), now + after);
                 true
             }
-            Use::Wait => false,
-            Use::WaitAndSolicit => {
-                self.ask(now, slot, Ask::All, Some(source));
+            SendDecision::Queue => false,
+            SendDecision::QueueAndSolicit => {
+                self.solicit_and_arm_timer(now, slot, SolicitTarget::Multicast, Some(source));
                 false
             }
         }
@@ -41,44 +44,44 @@ impl Network {
 
     /// A neighbour's timer went off.
     pub(crate) fn on_neighbour_timer(&mut self, now: Instant, slot: u32) {
-        let Some(neighbour) = self.neighbours.slot(slot) else { return };
+        let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return };
         let ask = match neighbour.on_timer(now, &self.config) {
-            Due::Nothing => return,
-            Due::SolicitAll => Ask::All,
-            Due::SolicitKnown => Ask::Known,
-            Due::Fail => {
+            NeighbourTimerAction::None => return,
+            NeighbourTimerAction::SolicitMulticast => SolicitTarget::Multicast,
+            NeighbourTimerAction::SolicitUnicast => SolicitTarget::Unicast,
+            NeighbourTimerAction::Fail => {
                 self.stats.neighbours_failed += 1;
                 let pending = self.neighbours.take_pending(slot);
                 self.report_unreachable(&pending);
                 return;
             }
         };
-        self.ask(now, slot, ask, None);
+        self.solicit_and_arm_timer(now, slot, ask, None);
     }
 
     /// Sends one solicitation, and sees to it that it is repeated.
-    fn ask(&mut self, now: Instant, slot: u32, ask: Ask, source: Option<IpAddr>) {
+    fn solicit_and_arm_timer(&mut self, now: Instant, slot: u32, ask: SolicitTarget, source: Option<IpAddr>) {
         let left = self.solicit(slot, ask, source);
-        let Some(neighbour) = self.neighbours.slot(slot) else { return };
-        let interval = self.links[usize::from(neighbour.link.0)].retransmit;
+        let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return };
+        let interval = self.links[usize::from(neighbour.link.0)].retrans_timer;
         let after = neighbour.on_solicited(left, interval);
-        self.timers.arm(Timer::Neighbour(slot), now + after);
+        self.timers.arm(NetworkTimer::Neighbour(slot), now + after);
     }
 
     /// Sends one solicitation. The source address is that of the packet that waits, as far as it belongs to the link
     /// (RFC 4861 §7.2.2; for ARP as with Linux's `arp_announce=1`). False if the device is full.
-    fn solicit(&mut self, slot: u32, ask: Ask, source: Option<IpAddr>) -> bool {
-        let Some(neighbour) = self.neighbours.slot(slot) else { return true };
+    fn solicit(&mut self, slot: u32, ask: SolicitTarget, source: Option<IpAddr>) -> bool {
+        let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return true };
         let (link, address, mac) = (neighbour.link, neighbour.address, neighbour.mac());
         let waiting = || {
             let frame = neighbour.first_pending()?;
             let packet = frame.bytes.get(usize::from(neighbour.header_len)..)?;
-            describe_own_packet(packet).map(|error| error.local.ip())
+            parse_quoted_packet(packet).map(|error| error.local.ip())
         };
         let source = source.or_else(waiting).filter(|&source| self.local.link_of(source) == Some(link));
         let to = match ask {
-            Ask::All => None,
-            Ask::Known => Some(mac),
+            SolicitTarget::Multicast => None,
+            SolicitTarget::Unicast => Some(mac),
         };
         match (address, source) {
             (IpAddr::V4(target), Some(IpAddr::V4(source))) => self.send_arp_request(link, source, target, to),
@@ -101,12 +104,12 @@ impl Network {
     }
 
     /// Somebody said something about `address`. With `create`, a neighbour that was unknown is added.
-    pub(crate) fn neighbour_claim(
+    pub(crate) fn update_neighbour(
         &mut self,
         now: Instant,
         link: LinkId,
         address: IpAddr,
-        claim: Claim,
+        claim: NeighbourUpdate,
         create: bool,
     ) -> Option<u32> {
         let slot = match self.neighbours.find(link, address) {
@@ -114,24 +117,24 @@ impl Network {
             None if create && claim.mac.is_some() => self.neighbour_slot(link, address, None).ok()?,
             None => return None,
         };
-        let reachable = self.link(link).reachable;
-        let neighbour = self.neighbours.slot(slot)?;
-        match neighbour.on_claim(now, claim, reachable) {
-            ClaimOutcome::Resolved => {
-                self.timers.cancel(Timer::Neighbour(slot));
-                self.release_pending(now, slot);
+        let reachable = self.link(link).reachable_time;
+        let neighbour = self.neighbours.neighbour_mut(slot)?;
+        match neighbour.update(now, claim, reachable) {
+            NeighbourUpdateOutcome::Resolved => {
+                self.timers.cancel(NetworkTimer::Neighbour(slot));
+                self.send_pending(now, slot);
             }
-            ClaimOutcome::Moved => self.stats.neighbours_moved += 1,
-            ClaimOutcome::Unchanged => {}
-            ClaimOutcome::Refused => self.stats.neighbour_updates_refused += 1,
+            NeighbourUpdateOutcome::Moved => self.stats.neighbours_moved += 1,
+            NeighbourUpdateOutcome::Unchanged => {}
+            NeighbourUpdateOutcome::Refused => self.stats.neighbour_updates_refused += 1,
         }
         Some(slot)
     }
 
     /// Sends everything that waited for a neighbour. What the device has no room for is tried again soon.
-    fn release_pending(&mut self, now: Instant, slot: u32) {
+    fn send_pending(&mut self, now: Instant, slot: u32) {
         let mut frames = self.neighbours.take_pending(slot);
-        let Some(neighbour) = self.neighbours.slot(slot) else { return };
+        let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return };
         let (link, mac) = (neighbour.link, neighbour.mac());
         let port = &mut self.ports[usize::from(self.links[usize::from(link.0)].port.0)];
         while let Some(frame) = frames.front() {
@@ -143,9 +146,9 @@ impl Network {
             frames.pop_front();
         }
         if !frames.is_empty() {
-            self.neighbours.put_back_pending(slot, frames);
+            self.neighbours.requeue_pending(slot, frames);
             self.backlog.push(slot);
-            self.timers.arm(Timer::Backlog, now + DEVICE_RETRY);
+            self.timers.arm(NetworkTimer::Backlog, now + DEVICE_RETRY);
         }
     }
 
@@ -153,8 +156,8 @@ impl Network {
     pub(crate) fn retry_backlog(&mut self, now: Instant) {
         for slot in core::mem::take(&mut self.backlog) {
             // Meanwhile it may have failed or made room for another: then those rules apply.
-            if self.neighbours.slot(slot).is_some_and(|neighbour| neighbour.is_resolved()) {
-                self.release_pending(now, slot);
+            if self.neighbours.neighbour_mut(slot).is_some_and(|neighbour| neighbour.is_resolved()) {
+                self.send_pending(now, slot);
             }
         }
     }
@@ -169,8 +172,8 @@ impl Network {
     }
 
     /// The rest of a neighbour that was thrown out.
-    pub(crate) fn forget_neighbour(&mut self, evicted: Evicted) {
-        self.timers.cancel(Timer::Neighbour(evicted.slot));
+    pub(crate) fn on_neighbour_evicted(&mut self, evicted: EvictedNeighbour) {
+        self.timers.cancel(NetworkTimer::Neighbour(evicted.slot));
         self.backlog.retain(|&slot| slot != evicted.slot);
         self.report_unreachable(&evicted.pending);
     }
@@ -182,8 +185,8 @@ impl Network {
             let vlan = frame.bytes.get(12..14) == Some(&EtherType::VLAN.0.to_be_bytes());
             let header = if vlan { 18 } else { 14 };
             let packet = frame.bytes.get(header..).unwrap_or(&[]);
-            if let Some(error) = describe_own_packet(packet) {
-                self.push_error(error, quoted_payload(packet));
+            if let Some(error) = parse_quoted_packet(packet) {
+                self.push_error(error, quoted_udp_payload(packet));
             }
         }
     }

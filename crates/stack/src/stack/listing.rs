@@ -10,9 +10,9 @@ use core::time::Duration;
 
 /// A socket, as a listing shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedSocket {
     /// TCP or UDP.
-    pub protocol: Protocol,
+    pub protocol: SocketProtocol,
     /// Its state. Of a UDP socket [`State::Established`] if it is connected, else [`State::Closed`].
     pub state: State,
     /// Our end.
@@ -24,16 +24,16 @@ pub struct Listed {
     /// Bytes queued and not acknowledged; of a listener, how many connections may wait.
     pub send_queue: u64,
     /// The timer that is most worth knowing.
-    pub timer: Option<Timer>,
+    pub timer: Option<ListedTimer>,
     /// More about a connection.
     pub info: Option<TcpInfo>,
     /// What it occupies.
-    pub memory: Memory,
+    pub memory: SocketMemory,
 }
 
 /// The memory of a socket, in bytes, under the names of Linux's `INET_DIAG_SKMEMINFO` where that has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct SocketMemory {
     /// Bytes received and held: those that can be read and those that wait behind gaps. Of UDP with what each datagram is charged.
     pub rmem_alloc: u64,
     /// The limit of what is held unread.
@@ -54,7 +54,7 @@ pub struct Memory {
 
 /// What a socket speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Protocol {
+pub enum SocketProtocol {
     /// TCP.
     Tcp,
     /// UDP.
@@ -63,7 +63,7 @@ pub enum Protocol {
 
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timer {
+pub struct ListedTimer {
     /// Why.
     pub kind: TimerKind,
     /// How much longer.
@@ -87,13 +87,13 @@ pub enum TimerKind {
 
 /// Where a listing goes on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cursor {
+pub struct ListCursor {
     table: u8,
     at: u32,
 }
 
 /// So many entries of a buffer's lists take as long as a place.
-const ENTRIES_PER_PLACE: usize = 64;
+const ENTRIES_PER_SLOT: usize = 64;
 
 impl Stack {
     /// Appends sockets to `out` from `cursor` on: listeners, connections, TIME_WAIT, UDP. Looks at no more than `places` places, of which some may
@@ -101,17 +101,17 @@ impl Stack {
     pub fn list(
         &self,
         now: Instant,
-        cursor: Cursor,
+        cursor: ListCursor,
         places: usize,
-        out: &mut impl Extend<Listed>,
-    ) -> Option<Cursor> {
-        let Cursor { mut table, at } = cursor;
+        out: &mut impl Extend<ListedSocket>,
+    ) -> Option<ListCursor> {
+        let ListCursor { mut table, at } = cursor;
         let (mut at, mut left) = (at as usize, places);
         loop {
             let len = match table {
-                0 => self.tcp.listeners.places(),
-                1 => self.tcp.conns.most(),
-                2 => self.tcp.time_wait.most(),
+                0 => self.tcp.listeners.slots(),
+                1 => self.tcp.conns.high_water(),
+                2 => self.tcp.time_wait.high_water(),
                 3 => self.udp.sockets().1,
                 _ => return None,
             };
@@ -129,37 +129,37 @@ impl Stack {
                         let (listed, looked_at) = listed_connection(tcp, now, next as u32).unzip();
                         out.extend(listed);
                         next += 1;
-                        end = next.max(end.saturating_sub(looked_at.unwrap_or(0) / ENTRIES_PER_PLACE));
+                        end = next.max(end.saturating_sub(looked_at.unwrap_or(0) / ENTRIES_PER_SLOT));
                     }
                 }
-                2 => out.extend(range.filter_map(|i| tcp.time_wait_listed(now, i))),
-                _ => out.extend(range.filter_map(|i| self.udp.listed(i))),
+                2 => out.extend(range.filter_map(|i| tcp.listed_time_wait(now, i))),
+                _ => out.extend(range.filter_map(|i| self.udp.listing(i))),
             }
             left -= end.saturating_sub(at);
             if end < len {
-                return Some(Cursor { table, at: end as u32 });
+                return Some(ListCursor { table, at: end as u32 });
             }
             (table, at) = (table + 1, 0);
             if left == 0 {
-                return (table <= 3).then_some(Cursor { table, at: 0 });
+                return (table <= 3).then_some(ListCursor { table, at: 0 });
             }
         }
     }
 }
 
 /// The connection in a place, and how many entries of its buffers' lists were looked at.
-fn listed_connection(tcp: &Tcp, now: Instant, index: u32) -> Option<(Listed, usize)> {
+fn listed_connection(tcp: &Tcp, now: Instant, index: u32) -> Option<(ListedSocket, usize)> {
     // What has ended and waits for its owner is no socket to anybody else.
     let info = tcp.info_at(index).filter(|info| info.state != State::Closed)?;
     let (memory, looked_at) = tcp.memory_at(index);
-    let listed = Listed {
-        protocol: Protocol::Tcp,
+    let listed = ListedSocket {
+        protocol: SocketProtocol::Tcp,
         state: info.state,
         local: info.local,
         remote: info.remote,
         recv_queue: info.recv_queued.into(),
         send_queue: tcp.send_queued(index),
-        timer: tcp.timer_shown(now, index),
+        timer: tcp.listed_timer(now, index),
         info: Some(info),
         memory,
     };
@@ -167,13 +167,13 @@ fn listed_connection(tcp: &Tcp, now: Instant, index: u32) -> Option<(Listed, usi
 }
 
 /// What stands for "no peer" in a listing.
-pub(crate) fn nobody(local: SocketAddr) -> SocketAddr {
+pub(crate) fn unspecified_addr(local: SocketAddr) -> SocketAddr {
     if local.is_ipv4() { ([0u8; 4], 0).into() } else { ([0u16; 8], 0).into() }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Cursor, Listed};
+    use super::{ListCursor, ListedSocket};
     use crate::chunk_pool::CHUNK_BYTES;
     use crate::stack::{Stack, StackConfig};
     use crate::tcp::recv_buffer::RANGES_MAX;
@@ -184,11 +184,11 @@ mod tests {
         let now = Instant::from_millis(1_000);
         let mut stack = Stack::new(StackConfig::default(), [1; 32], now).unwrap();
         for ranges in [RANGES_MAX, RANGES_MAX, 0, 1] {
-            stack.tcp.add_fragmented(ranges);
+            stack.tcp.add_fragmented_conn(ranges);
         }
-        let (mut portions, mut cursor) = (Vec::new(), Some(Cursor::default()));
+        let (mut portions, mut cursor) = (Vec::new(), Some(ListCursor::default()));
         while let Some(at) = cursor {
-            let mut portion: Vec<Listed> = Vec::new();
+            let mut portion: Vec<ListedSocket> = Vec::new();
             cursor = stack.list(now, at, 64, &mut portion);
             portions.push(portion);
         }

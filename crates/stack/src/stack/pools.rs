@@ -5,7 +5,7 @@ use crate::chunk_pool::CHUNK_BYTES;
 
 /// Something of which there is only so much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pool {
+pub struct PoolUsage {
     /// What it holds. In bytes if the name ends so.
     pub name: &'static str,
     /// In use now.
@@ -17,13 +17,13 @@ pub struct Pool {
 }
 
 /// Pools of a stack.
-pub const POOLS: usize = 8;
+pub const POOL_COUNT: usize = 8;
 
 impl Stack {
     /// All of them, always in the same order.
-    pub fn pools(&self) -> [Pool; POOLS] {
+    pub fn pools(&self) -> [PoolUsage; POOL_COUNT] {
         let Self { net, tcp, udp, .. } = self;
-        let pool = |name, used: usize, limit: usize, high_water: usize| Pool {
+        let pool = |name, used: usize, limit: usize, high_water: usize| PoolUsage {
             name,
             used: used as u64,
             limit: limit as u64,
@@ -33,14 +33,24 @@ impl Stack {
         let (fragments, datagrams) = (net.reassembly_bytes(), udp.queued_bytes());
         let (listeners, sockets) = (tcp.listeners.usage(), udp.sockets());
         [
-            pool("connections", tcp.conns.live(), tcp.config.connections_max as usize, tcp.conns.most()),
+            pool(
+                "connections",
+                tcp.conns.live(),
+                tcp.config.connections_max as usize,
+                tcp.conns.high_water(),
+            ),
             pool(
                 "half_open",
                 tcp.half_open as usize,
                 tcp.config.half_open_max as usize,
-                tcp.half_open_most as usize,
+                tcp.half_open_high_water as usize,
             ),
-            pool("time_wait", tcp.time_wait.len(), tcp.config.time_wait_max as usize, tcp.time_wait.most()),
+            pool(
+                "time_wait",
+                tcp.time_wait.len(),
+                tcp.config.time_wait_max as usize,
+                tcp.time_wait.high_water(),
+            ),
             pool("listeners", listeners.0, tcp.config.listeners_max as usize, listeners.1),
             pool(
                 "buffer_bytes",

@@ -18,40 +18,40 @@ pub mod udp;
 
 use crate::device::{Label, RxFrame};
 use crate::handle::PortId;
-use crate::icmp::error::{TransportError, describe_own_packet};
+use crate::icmp::error::{TransportError, parse_quoted_packet};
 use crate::ip::NetworkConfig;
 use crate::wire::ethernet::EtherType;
 use crate::wire::{icmpv4, icmpv6, ipv6, protocol};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use toeplitz::Toeplitz;
-use udp::{UdpHome, UdpHomes};
+use udp::{UdpOwner, UdpPortTable};
 
 /// Most shards of one stack.
 pub const SHARDS_MAX: u8 = 64;
 /// Entries of the indirection table of usual adapters: the hash's low bits choose one, and they are dealt out to the queues in turn.
-const INDIRECTION: u32 = 128;
+const INDIRECTION_ENTRIES: u32 = 128;
 
 /// Where a frame belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Home {
+pub enum FrameOwner {
     /// To this shard.
     Shard(u8),
     /// To each of them: a datagram for a group that several have joined.
-    Every,
+    All,
     /// To the first shard, which speaks for all of them on the link.
-    First {
+    Primary {
         /// The others are to learn what it says.
-        told: bool,
+        broadcast: bool,
     },
 }
 
 /// A shard's view of who has what.
 pub struct Steering {
-    me: u8,
-    count: u8,
+    shard: u8,
+    shards: u8,
     toeplitz: Toeplitz,
-    udp: Arc<UdpHomes>,
+    udp: Arc<UdpPortTable>,
     udp_port_first: u16,
     udp_port_last: u16,
 }
@@ -61,11 +61,11 @@ impl Steering {
     ///
     /// # Panics
     /// If there is no such shard.
-    pub fn new(me: u8, count: u8, network: &NetworkConfig) -> Self {
-        assert!(me < count && count <= SHARDS_MAX, "shard {me} of {count}");
+    pub fn new(shard: u8, shards: u8, network: &NetworkConfig) -> Self {
+        assert!(shard < shards && shards <= SHARDS_MAX, "shard {shard} of {shards}");
         Self {
-            me,
-            count,
+            shard,
+            shards,
             toeplitz: Toeplitz::new(&toeplitz::KEY),
             udp: Arc::default(),
             udp_port_first: network.udp_port_first,
@@ -74,64 +74,64 @@ impl Steering {
     }
 
     /// Which shard this is.
-    pub fn me(&self) -> u8 {
-        self.me
+    pub fn shard(&self) -> u8 {
+        self.shard
     }
 
     /// True for every shard but the first.
-    pub fn follows(&self) -> bool {
-        self.me != 0
+    pub fn is_secondary(&self) -> bool {
+        self.shard != 0
     }
 
     /// Takes over who has which UDP port.
-    pub fn set_udp_homes(&mut self, homes: Arc<UdpHomes>) {
+    pub fn set_udp_ports(&mut self, homes: Arc<UdpPortTable>) {
         self.udp = homes;
     }
 
     /// The shard of a TCP flow, by what its received packets say.
     #[inline]
-    pub fn flow_home(&self, src: SocketAddr, dst: SocketAddr) -> u8 {
-        self.deal(self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port()))))
+    pub fn flow_owner(&self, src: SocketAddr, dst: SocketAddr) -> u8 {
+        self.shard_of_hash(self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port()))))
     }
 
     /// True if packets from `remote` to `local` come home to this shard: a connection from there may be opened here.
-    pub(crate) fn is_home(&self, remote: SocketAddr, local: SocketAddr) -> bool {
-        self.flow_home(remote, local) == self.me
+    pub(crate) fn owns_flow(&self, remote: SocketAddr, local: SocketAddr) -> bool {
+        self.flow_owner(remote, local) == self.shard
     }
 
     /// True if a UDP socket of this shard may choose the port: each shard has its part of them, so that a datagram's home follows from the port
     /// without asking anybody, and nobody has bound it by name.
-    pub(crate) fn may_choose_udp(&self, port: u16) -> bool {
-        self.owner_of_udp_port(port) == Some(self.me) && !self.udp.has_port(port)
+    pub(crate) fn may_choose_udp_port(&self, port: u16) -> bool {
+        self.owner_of_ephemeral_port(port) == Some(self.shard) && !self.udp.has_port(port)
     }
 
-    fn owner_of_udp_port(&self, port: u16) -> Option<u8> {
+    fn owner_of_ephemeral_port(&self, port: u16) -> Option<u8> {
         let chosen = (self.udp_port_first..=self.udp_port_last).contains(&port);
         // Cannot truncate: the remainder is below 64.
-        chosen.then(|| ((port - self.udp_port_first) % u16::from(self.count)) as u8)
+        chosen.then(|| ((port - self.udp_port_first) % u16::from(self.shards)) as u8)
     }
 
-    fn deal(&self, hash: u32) -> u8 {
+    fn shard_of_hash(&self, hash: u32) -> u8 {
         // Cannot truncate: the remainder is below 64.
-        (hash % INDIRECTION % u32::from(self.count)) as u8
+        (hash % INDIRECTION_ENTRIES % u32::from(self.shards)) as u8
     }
 
     /// The home of a received frame, Ethernet header included. What is malformed stays where it is: somebody has to count it. If its label says the hash of its
     /// flow, that is not computed again.
     #[inline]
-    pub fn home_of(&self, frame: &RxFrame<'_>) -> Home {
-        self.home_knowing(frame.bytes, frame.label.hash())
+    pub fn owner_of_frame(&self, frame: &RxFrame<'_>) -> FrameOwner {
+        self.owner_with_hash(frame.bytes, frame.label.hash())
     }
 
     /// The home of a frame of which nothing else is known.
     #[inline]
-    pub fn home(&self, frame: &[u8]) -> Home {
-        self.home_knowing(frame, None)
+    pub fn owner_of_bytes(&self, frame: &[u8]) -> FrameOwner {
+        self.owner_with_hash(frame, None)
     }
 
     #[inline]
-    fn home_knowing(&self, frame: &[u8], hash: Option<u32>) -> Home {
-        let here = Home::Shard(self.me);
+    fn owner_with_hash(&self, frame: &[u8], hash: Option<u32>) -> FrameOwner {
+        let here = FrameOwner::Shard(self.shard);
         let Some(&[group, .., e0, e1]) = frame.first_chunk::<14>() else { return here };
         let (mut ethertype, mut at) = (EtherType(u16::from_be_bytes([e0, e1])), 14);
         if ethertype == EtherType::VLAN {
@@ -139,101 +139,103 @@ impl Steering {
             (ethertype, at) = (EtherType(u16::from_be_bytes([e0, e1])), 18);
         }
         match ethertype {
-            EtherType::ARP => Home::First { told: true },
-            EtherType::IPV4 | EtherType::IPV6 => self.home_of_packet(&frame[at..], group & 1 != 0, hash),
+            EtherType::ARP => FrameOwner::Primary { broadcast: true },
+            EtherType::IPV4 | EtherType::IPV6 => self.owner_of_packet(&frame[at..], group & 1 != 0, hash),
             _ => here,
         }
     }
 
     /// The same for a packet, from its IP header on. `group`: it is meant for more than one host.
-    pub(crate) fn home_of_packet(&self, packet: &[u8], group: bool, hash: Option<u32>) -> Home {
+    pub(crate) fn owner_of_packet(&self, packet: &[u8], group: bool, hash: Option<u32>) -> FrameOwner {
         let home = match packet.first().map(|byte| byte >> 4) {
-            Some(4) => self.home_v4(packet, group, hash),
-            Some(6) => self.home_v6(packet, group, hash),
+            Some(4) => self.owner_v4(packet, group, hash),
+            Some(6) => self.owner_v6(packet, group, hash),
             _ => None,
         };
-        home.unwrap_or(Home::Shard(self.me))
+        home.unwrap_or(FrameOwner::Shard(self.shard))
     }
 
-    fn home_v4(&self, packet: &[u8], group: bool, hash: Option<u32>) -> Option<Home> {
+    fn owner_v4(&self, packet: &[u8], group: bool, hash: Option<u32>) -> Option<FrameOwner> {
         let header = packet.first_chunk::<20>()?;
         let [.., s0, s1, s2, s3, d0, d1, d2, d3] = *header;
         let (src, dst) = (Ipv4Addr::new(s0, s1, s2, s3).into(), Ipv4Addr::new(d0, d1, d2, d3));
         if u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0 {
-            return Some(Home::Shard(self.deal(self.toeplitz.hash(src, dst.into(), None))));
+            return Some(FrameOwner::Shard(self.shard_of_hash(self.toeplitz.hash(src, dst.into(), None))));
         }
         let transport = packet.get(usize::from(header[0] & 15) * 4..)?;
         match header[9] {
             protocol::ICMP => match *transport.first()? {
                 // The checksum is the home's business.
                 icmpv4::UNREACHABLE | icmpv4::TIME_EXCEEDED | icmpv4::PARAMETER_PROBLEM => {
-                    self.home_of_quote(transport.get(icmpv4::HEADER_LEN..)?)
+                    self.owner_of_quoted(transport.get(icmpv4::HEADER_LEN..)?)
                 }
                 _ => None,
             },
-            protocol => self.home_of_transport((protocol, transport), src, dst.into(), group, hash),
+            protocol => self.owner_of_transport((protocol, transport), src, dst.into(), group, hash),
         }
     }
 
-    fn home_v6(&self, packet: &[u8], group: bool, hash: Option<u32>) -> Option<Home> {
+    fn owner_v6(&self, packet: &[u8], group: bool, hash: Option<u32>) -> Option<FrameOwner> {
         let header = ipv6::Header::parse(packet).ok()?;
         let (src, dst) = (header.src.into(), header.dst.into());
-        let chain = ipv6::walk(packet, &header).ok()?;
+        let chain = ipv6::walk_header_chain(packet, &header).ok()?;
         if chain.fragment.is_some() {
-            return Some(Home::Shard(self.deal(self.toeplitz.hash(src, dst, None))));
+            return Some(FrameOwner::Shard(self.shard_of_hash(self.toeplitz.hash(src, dst, None))));
         }
         let transport = packet.get(chain.offset..)?;
         if chain.protocol != protocol::ICMPV6 {
-            return self.home_of_transport((chain.protocol, transport), src, dst, group, hash);
+            return self.owner_of_transport((chain.protocol, transport), src, dst, group, hash);
         }
         match transport.first()? {
             // Errors.
-            1..=4 => self.home_of_quote(transport.get(icmpv6::HEADER_LEN..)?),
+            1..=4 => self.owner_of_quoted(transport.get(icmpv6::HEADER_LEN..)?),
             // Listener discovery and questions for routers teach nothing.
-            130..=133 | 143 => Some(Home::First { told: false }),
-            134..=137 => Some(Home::First { told: true }),
+            130..=133 | 143 => Some(FrameOwner::Primary { broadcast: false }),
+            134..=137 => Some(FrameOwner::Primary { broadcast: true }),
             _ => None,
         }
     }
 
-    fn home_of_transport(
+    fn owner_of_transport(
         &self,
         (protocol, transport): (u8, &[u8]),
         src: IpAddr,
         dst: IpAddr,
         group: bool,
         hash: Option<u32>,
-    ) -> Option<Home> {
+    ) -> Option<FrameOwner> {
         let &[s0, s1, d0, d1] = transport.first_chunk()?;
         let src = SocketAddr::new(src, u16::from_be_bytes([s0, s1]));
         let dst = SocketAddr::new(dst, u16::from_be_bytes([d0, d1]));
         match protocol {
-            protocol::TCP => {
-                Some(Home::Shard(hash.map_or_else(|| self.flow_home(src, dst), |hash| self.deal(hash))))
-            }
-            protocol::UDP => Some(self.udp_home(src, dst, group, hash)),
+            protocol::TCP => Some(FrameOwner::Shard(
+                hash.map_or_else(|| self.flow_owner(src, dst), |hash| self.shard_of_hash(hash)),
+            )),
+            protocol::UDP => Some(self.udp_owner(src, dst, group, hash)),
             _ => None,
         }
     }
 
-    fn udp_home(&self, src: SocketAddr, dst: SocketAddr, group: bool, known: Option<u32>) -> Home {
+    fn udp_owner(&self, src: SocketAddr, dst: SocketAddr, group: bool, known: Option<u32>) -> FrameOwner {
         // As much of it as a label says, so that the same socket is chosen with a label and without.
         let computed =
             || self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port()))) & Label::HASH_MASK;
         let hash = || known.unwrap_or_else(computed);
-        match self.udp.home(dst, src, group, hash) {
-            Some(UdpHome::Shard(shard)) => Home::Shard(shard),
-            Some(UdpHome::Every) => Home::Every,
-            None => Home::Shard(self.owner_of_udp_port(dst.port()).unwrap_or_else(|| self.deal(hash()))),
+        match self.udp.owner(dst, src, group, hash) {
+            Some(UdpOwner::Shard(shard)) => FrameOwner::Shard(shard),
+            Some(UdpOwner::All) => FrameOwner::All,
+            None => FrameOwner::Shard(
+                self.owner_of_ephemeral_port(dst.port()).unwrap_or_else(|| self.shard_of_hash(hash())),
+            ),
         }
     }
 
     /// The home of a packet of ours that an error quotes: where packets of its flow come in.
-    fn home_of_quote(&self, quote: &[u8]) -> Option<Home> {
-        let TransportError { protocol, local, remote, .. } = describe_own_packet(quote)?;
+    fn owner_of_quoted(&self, quote: &[u8]) -> Option<FrameOwner> {
+        let TransportError { protocol, local, remote, .. } = parse_quoted_packet(quote)?;
         match protocol {
-            protocol::TCP => Some(Home::Shard(self.flow_home(remote, local))),
-            protocol::UDP => Some(self.udp_home(remote, local, false, None)),
+            protocol::TCP => Some(FrameOwner::Shard(self.flow_owner(remote, local))),
+            protocol::UDP => Some(self.udp_owner(remote, local, false, None)),
             _ => None,
         }
     }
@@ -241,9 +243,9 @@ impl Steering {
 
 /// A packet that one shard has put together from fragments and that belongs to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stray {
+pub struct MisroutedPacket {
     /// Where it belongs.
-    pub home: Home,
+    pub owner: FrameOwner,
     /// The device that the fragments came from.
     pub port: PortId,
     /// The packet with an Ethernet header.
@@ -252,9 +254,9 @@ pub struct Stray {
 
 /// What a shard tells all others, beside the frames that teach neighbours and routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum ControlUpdate {
     /// The first shard has found out whether an IPv6 address may be used (RFC 4862 §5.4).
-    Address {
+    DadResult {
         /// The number of its link.
         link: u16,
         /// The address.
@@ -271,14 +273,14 @@ pub enum News {
     },
 }
 
-impl News {
+impl ControlUpdate {
     /// Bytes of encoded news.
     pub const LEN: usize = 20;
 
     /// As bytes, for a mailbox: kind, flag, a number, and an address.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let (kind, flag, number, address) = match *self {
-            Self::Address { link, address, valid } => (0, u8::from(valid), link, address),
+            Self::DadResult { link, address, valid } => (0, u8::from(valid), link, address),
             Self::PathMtu { destination: IpAddr::V4(to), mtu } => (1, 4, mtu, to.to_ipv6_mapped()),
             Self::PathMtu { destination: IpAddr::V6(to), mtu } => (1, 6, mtu, to),
         };
@@ -297,7 +299,7 @@ impl News {
         octets.copy_from_slice(&bytes[4..]);
         let address = Ipv6Addr::from_octets(octets);
         match (bytes[0], bytes[1]) {
-            (0, valid @ 0..=1) => Some(Self::Address { link: number, address, valid: valid == 1 }),
+            (0, valid @ 0..=1) => Some(Self::DadResult { link: number, address, valid: valid == 1 }),
             (1, 4) => Some(Self::PathMtu { destination: address.to_ipv4_mapped()?.into(), mtu: number }),
             (1, 6) => Some(Self::PathMtu { destination: address.into(), mtu: number }),
             _ => None,
@@ -307,7 +309,7 @@ impl News {
     /// True if `later` says all that this says, so that only it need be told.
     pub fn is_superseded_by(&self, later: &Self) -> bool {
         match (self, later) {
-            (Self::Address { link, address, .. }, Self::Address { link: l, address: a, .. }) => {
+            (Self::DadResult { link, address, .. }, Self::DadResult { link: l, address: a, .. }) => {
                 link == l && address == a
             }
             (Self::PathMtu { destination, .. }, Self::PathMtu { destination: d, .. }) => destination == d,

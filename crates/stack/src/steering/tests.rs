@@ -1,4 +1,4 @@
-use super::udp::UdpClaim;
+use super::udp::UdpBinding;
 use super::*;
 use crate::udp::UdpOptions;
 
@@ -47,9 +47,9 @@ fn every_shard_says_the_same_and_flows_are_spread_over_all() {
         let mut flows = vec![0; usize::from(count)];
         for port in 1000..9000 {
             let frame = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(port, 80)));
-            let home = steering(0, count).home(&frame);
-            assert_eq!(home, steering(count - 1, count).home(&frame));
-            let Home::Shard(home) = home else { panic!("{home:?}") };
+            let home = steering(0, count).owner_of_bytes(&frame);
+            assert_eq!(home, steering(count - 1, count).owner_of_bytes(&frame));
+            let FrameOwner::Shard(home) = home else { panic!("{home:?}") };
             flows[usize::from(home)] += 1;
         }
         let fair = 8000 / usize::from(count);
@@ -62,42 +62,46 @@ fn every_shard_says_the_same_and_flows_are_spread_over_all() {
 fn the_hash_of_a_frame_is_that_of_its_flow_with_and_without_a_vlan_tag_and_in_both_families() {
     let steering = steering(0, 7);
     let packet = ipv4(PEER, OURS, protocol::TCP, 0, &ports(5000, 80));
-    let flow = steering.flow_home((PEER, 5000).into(), (OURS, 80).into());
-    assert_eq!(steering.home(&frame(0x0800, &packet)), Home::Shard(flow));
+    let flow = steering.flow_owner((PEER, 5000).into(), (OURS, 80).into());
+    assert_eq!(steering.owner_of_bytes(&frame(0x0800, &packet)), FrameOwner::Shard(flow));
     let tagged = [&[0, 7, 0x08, 0x00], &packet[..]].concat();
-    assert_eq!(steering.home(&frame(0x8100, &tagged)), Home::Shard(flow));
+    assert_eq!(steering.owner_of_bytes(&frame(0x8100, &tagged)), FrameOwner::Shard(flow));
     let packet = ipv6("fd00::9", "fd00::1", protocol::TCP, &ports(5000, 80));
     let [src, dst] = ["[fd00::9]:5000", "[fd00::1]:80"].map(|end| end.parse().unwrap());
-    assert_eq!(steering.home(&frame(0x86dd, &packet)), Home::Shard(steering.flow_home(src, dst)));
+    assert_eq!(
+        steering.owner_of_bytes(&frame(0x86dd, &packet)),
+        FrameOwner::Shard(steering.flow_owner(src, dst))
+    );
 }
 
 #[test]
 fn a_hash_that_the_device_has_computed_is_not_computed_again() {
     use crate::device::{Label, RxFrame};
     let steering = steering(0, 7);
-    let home =
-        |bytes: &[u8], hash| steering.home_of(&RxFrame { label: Label::new(hash, 3), ..RxFrame::new(bytes) });
+    let home = |bytes: &[u8], hash| {
+        steering.owner_of_frame(&RxFrame { label: Label::new(hash, 3), ..RxFrame::new(bytes) })
+    };
     let (src, dst) = ((PEER, 5000).into(), (OURS, 80).into());
     let true_hash = steering.toeplitz.hash(PEER.into(), OURS.into(), Some((5000, 80)));
     let tcp = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(5000, 80)));
-    assert_eq!(home(&tcp, Some(true_hash)), Home::Shard(steering.flow_home(src, dst)));
+    assert_eq!(home(&tcp, Some(true_hash)), FrameOwner::Shard(steering.flow_owner(src, dst)));
     // It is taken at its word, and only its low bits count.
     assert_eq!(
         (0..7).map(|hash| home(&tcp, Some(hash))).collect::<Vec<_>>(),
-        (0..7).map(Home::Shard).collect::<Vec<_>>()
+        (0..7).map(FrameOwner::Shard).collect::<Vec<_>>()
     );
-    assert_eq!(home(&tcp, None), steering.home(&tcp));
+    assert_eq!(home(&tcp, None), steering.owner_of_bytes(&tcp));
     let six = frame(0x86dd, &ipv6("fd00::9", "fd00::1", protocol::TCP, &ports(5000, 80)));
-    assert_eq!(home(&six, Some(5)), Home::Shard(5));
+    assert_eq!(home(&six, Some(5)), FrameOwner::Shard(5));
     // What does not go by the hash of a flow is not moved by one: fragments, ARP, ports of sockets.
     let fragment = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0x2000, &ports(5000, 80)));
     let arp = frame(0x0806, &[0; 28]);
     let chosen = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(5000, 40_000)));
     for bytes in [fragment, arp, chosen] {
-        assert!((0..7).all(|hash| home(&bytes, Some(hash)) == steering.home(&bytes)));
+        assert!((0..7).all(|hash| home(&bytes, Some(hash)) == steering.owner_of_bytes(&bytes)));
     }
     let free = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(5000, 53)));
-    assert_eq!(home(&free, Some(6)), Home::Shard(6), "nobody has the port");
+    assert_eq!(home(&free, Some(6)), FrameOwner::Shard(6), "nobody has the port");
 }
 
 #[test]
@@ -106,13 +110,16 @@ fn all_fragments_of_a_packet_meet_whatever_their_ports_would_say() {
     let first = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0x2000, &ports(5000, 53)));
     let last = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0x0003, &[7; 20]));
     let addresses = steering.toeplitz.hash(PEER.into(), OURS.into(), None);
-    assert_eq!(steering.home(&first), Home::Shard(steering.deal(addresses)));
-    assert_eq!(steering.home(&last), steering.home(&first));
+    assert_eq!(steering.owner_of_bytes(&first), FrameOwner::Shard(steering.shard_of_hash(addresses)));
+    assert_eq!(steering.owner_of_bytes(&last), steering.owner_of_bytes(&first));
     let fragment = |offset_more: u16, rest: &[u8]| {
         let header = [&[protocol::UDP, 0][..], &offset_more.to_be_bytes(), &[0, 0, 0, 9], rest].concat();
         frame(0x86dd, &ipv6("fd00::9", "fd00::1", protocol::FRAGMENT, &header))
     };
-    assert_eq!(steering.home(&fragment(1, &ports(5000, 53))), steering.home(&fragment(24, &[7; 16])));
+    assert_eq!(
+        steering.owner_of_bytes(&fragment(1, &ports(5000, 53))),
+        steering.owner_of_bytes(&fragment(24, &[7; 16]))
+    );
 }
 
 #[test]
@@ -122,39 +129,40 @@ fn an_error_goes_where_the_flow_is_that_it_quotes() {
         let quote = ipv4(OURS, PEER, protocol::TCP, 0x4000, &ports(80, port));
         let error = [&[kind, 4, 0, 0, 0, 0, 5, 0], &quote[..]].concat();
         let from_a_router = frame(0x0800, &ipv4([192, 0, 2, 1], OURS, protocol::ICMP, 0, &error));
-        let flow = steering.flow_home((PEER, port).into(), (OURS, 80).into());
-        assert_eq!(steering.home(&from_a_router), Home::Shard(flow));
+        let flow = steering.flow_owner((PEER, port).into(), (OURS, 80).into());
+        assert_eq!(steering.owner_of_bytes(&from_a_router), FrameOwner::Shard(flow));
     }
     let quote = ipv6("fd00::1", "fd00::9", protocol::TCP, &ports(80, 5000));
     let error = [&[2, 0, 0, 0, 0, 0, 5, 0], &quote[..]].concat();
     let [src, dst] = ["[fd00::9]:5000", "[fd00::1]:80"].map(|end| end.parse().unwrap());
-    let home = steering.home(&frame(0x86dd, &ipv6("2001:db8::1", "fd00::1", protocol::ICMPV6, &error)));
-    assert_eq!(home, Home::Shard(steering.flow_home(src, dst)));
+    let home =
+        steering.owner_of_bytes(&frame(0x86dd, &ipv6("2001:db8::1", "fd00::1", protocol::ICMPV6, &error)));
+    assert_eq!(home, FrameOwner::Shard(steering.flow_owner(src, dst)));
 }
 
 #[test]
 fn a_datagram_and_an_error_about_one_go_to_the_shard_that_has_the_socket() {
     let mut steering = steering(1, 4);
-    let mut homes = UdpHomes::default();
+    let mut homes = UdpPortTable::default();
     let options = UdpOptions::default();
-    homes.add(UdpClaim { id: 1, shard: 2, local: "0.0.0.0:53".parse().unwrap(), remote: None, options });
-    steering.set_udp_homes(Arc::new(homes));
+    homes.add(UdpBinding { id: 1, shard: 2, local: "0.0.0.0:53".parse().unwrap(), remote: None, options });
+    steering.set_udp_ports(Arc::new(homes));
     for port in 5000..5050 {
         let datagram = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(port, 53)));
-        assert_eq!(steering.home(&datagram), Home::Shard(2));
+        assert_eq!(steering.owner_of_bytes(&datagram), FrameOwner::Shard(2));
         let quote = ipv4(OURS, PEER, protocol::UDP, 0, &ports(53, port));
         let error = [&[3, 3, 0, 0, 0, 0, 0, 0], &quote[..]].concat();
         assert_eq!(
-            steering.home(&frame(0x0800, &ipv4(PEER, OURS, protocol::ICMP, 0, &error))),
-            Home::Shard(2)
+            steering.owner_of_bytes(&frame(0x0800, &ipv4(PEER, OURS, protocol::ICMP, 0, &error))),
+            FrameOwner::Shard(2)
         );
     }
-    assert!(!steering.may_choose_udp(53));
-    let mine = (32_768..=60_999).filter(|&port| steering.may_choose_udp(port)).count();
+    assert!(!steering.may_choose_udp_port(53));
+    let mine = (32_768..=60_999).filter(|&port| steering.may_choose_udp_port(port)).count();
     assert_eq!(mine, (60_999 - 32_768 + 1) / 4, "each shard has its part of the ports that are chosen");
-    let chosen = (32_768..).find(|&port| steering.may_choose_udp(port)).unwrap();
+    let chosen = (32_768..).find(|&port| steering.may_choose_udp_port(port)).unwrap();
     let datagram = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(9, chosen)));
-    assert_eq!(steering.home(&datagram), Home::Shard(1));
+    assert_eq!(steering.owner_of_bytes(&datagram), FrameOwner::Shard(1));
 }
 
 /// Also where the group is no power of two, so that each bit of the hash counts.
@@ -162,21 +170,21 @@ fn a_datagram_and_an_error_about_one_go_to_the_shard_that_has_the_socket() {
 fn a_datagram_goes_to_the_same_socket_of_a_group_with_a_label_and_without() {
     use crate::device::{Label, RxFrame};
     let mut steering = steering(0, 3);
-    let mut homes = UdpHomes::default();
+    let mut homes = UdpPortTable::default();
     let options = UdpOptions { reuse_port: true, ..UdpOptions::default() };
     for shard in 0..3 {
         let local = "0.0.0.0:53".parse().unwrap();
-        homes.add(UdpClaim { id: shard.into(), shard, local, remote: None, options });
+        homes.add(UdpBinding { id: shard.into(), shard, local, remote: None, options });
     }
-    steering.set_udp_homes(Arc::new(homes));
+    steering.set_udp_ports(Arc::new(homes));
     let mut chosen = [0; 3];
     for port in 5000..5300 {
         let datagram = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(port, 53)));
         let hash = steering.toeplitz.hash(PEER.into(), OURS.into(), Some((port, 53)));
         let label = Label::new(Some(hash), 0);
-        let home = steering.home_of(&RxFrame { label, ..RxFrame::new(&datagram) });
-        assert_eq!(home, steering.home(&datagram), "{port}: {hash:#x}");
-        let Home::Shard(shard) = home else { panic!("{home:?}") };
+        let home = steering.owner_of_frame(&RxFrame { label, ..RxFrame::new(&datagram) });
+        assert_eq!(home, steering.owner_of_bytes(&datagram), "{port}: {hash:#x}");
+        let FrameOwner::Shard(shard) = home else { panic!("{home:?}") };
         chosen[usize::from(shard)] += 1;
     }
     assert!(chosen.iter().all(|count| (60..140).contains(count)), "{chosen:?}");
@@ -185,22 +193,26 @@ fn a_datagram_goes_to_the_same_socket_of_a_group_with_a_label_and_without() {
 #[test]
 fn what_is_about_the_link_goes_to_the_first_and_what_is_nothing_stays() {
     let steering = steering(3, 4);
-    assert_eq!(steering.home(&frame(0x0806, &[0; 28])), Home::First { told: true });
+    assert_eq!(steering.owner_of_bytes(&frame(0x0806, &[0; 28])), FrameOwner::Primary { broadcast: true });
     for (kind, home) in [
-        (134, Home::First { told: true }),
-        (135, Home::First { told: true }),
-        (136, Home::First { told: true }),
-        (130, Home::First { told: false }),
-        (128, Home::Shard(3)),
+        (134, FrameOwner::Primary { broadcast: true }),
+        (135, FrameOwner::Primary { broadcast: true }),
+        (136, FrameOwner::Primary { broadcast: true }),
+        (130, FrameOwner::Primary { broadcast: false }),
+        (128, FrameOwner::Shard(3)),
     ] {
         let message = [kind, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(steering.home(&frame(0x86dd, &ipv6("fe80::9", "fe80::1", 58, &message))), home, "{kind}");
+        assert_eq!(
+            steering.owner_of_bytes(&frame(0x86dd, &ipv6("fe80::9", "fe80::1", 58, &message))),
+            home,
+            "{kind}"
+        );
     }
     let echo = frame(0x0800, &ipv4(PEER, OURS, protocol::ICMP, 0, &[8, 0, 0, 0, 0, 0, 0, 0]));
     let whole = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(5000, 80)));
-    assert_eq!(steering.home(&echo), Home::Shard(3));
+    assert_eq!(steering.owner_of_bytes(&echo), FrameOwner::Shard(3));
     for len in 0..14 + 20 + 4 {
-        assert_eq!(steering.home(&whole[..len]), Home::Shard(3), "cut off after {len} bytes");
+        assert_eq!(steering.owner_of_bytes(&whole[..len]), FrameOwner::Shard(3), "cut off after {len} bytes");
     }
 }
 
@@ -208,13 +220,13 @@ fn what_is_about_the_link_goes_to_the_first_and_what_is_nothing_stays() {
 fn news_reads_back_as_it_was_told_and_other_bytes_are_none() {
     let address = "fe80::1".parse().unwrap();
     for news in [
-        News::Address { link: 3, address, valid: true },
-        News::Address { link: 3, address, valid: false },
-        News::PathMtu { destination: "10.0.0.9".parse().unwrap(), mtu: 1400 },
-        News::PathMtu { destination: "fd00::9".parse().unwrap(), mtu: 1400 },
+        ControlUpdate::DadResult { link: 3, address, valid: true },
+        ControlUpdate::DadResult { link: 3, address, valid: false },
+        ControlUpdate::PathMtu { destination: "10.0.0.9".parse().unwrap(), mtu: 1400 },
+        ControlUpdate::PathMtu { destination: "fd00::9".parse().unwrap(), mtu: 1400 },
     ] {
-        assert_eq!(News::decode(&news.encode()), Some(news));
+        assert_eq!(ControlUpdate::decode(&news.encode()), Some(news));
     }
-    assert_eq!(News::decode(&[9; News::LEN]), None);
-    assert_eq!(News::decode(&[0; 3]), None);
+    assert_eq!(ControlUpdate::decode(&[9; ControlUpdate::LEN]), None);
+    assert_eq!(ControlUpdate::decode(&[0; 3]), None);
 }

@@ -11,7 +11,7 @@ pub const KEY: [u8; 40] = [
 
 /// What tells two ends that they mean the same hash: that of a flow of Microsoft's verification suite, 3ffe:2501:200:1fff::7 port 2794 to 3ffe:2501:200:3::1 port 1766, under
 /// [`KEY`]. With another key, or another hash, it is another number.
-pub const CHECK: u32 = 0x4020_7d3d;
+pub const KEY_CHECK: u32 = 0x4020_7d3d;
 
 /// Two IPv6 addresses and two ports.
 const INPUT_BYTES_MAX: usize = 36;
@@ -30,13 +30,13 @@ impl Toeplitz {
             for (value, entry) in table.iter_mut().enumerate() {
                 // Bit 3 of a half is the first on the wire.
                 let set = (0..4).filter(|bit| value & (8 >> bit) != 0);
-                *entry = set.fold(0, |hash, bit| hash ^ window(key, 4 * at + bit));
+                *entry = set.fold(0, |hash, bit| hash ^ key_window(key, 4 * at + bit));
             }
         }
         Self { tables }
     }
 
-    fn add(&self, hash: &mut u32, at: &mut usize, bytes: &[u8]) {
+    fn absorb(&self, hash: &mut u32, at: &mut usize, bytes: &[u8]) {
         for byte in bytes {
             *hash ^= self.tables[*at][usize::from(byte >> 4)] ^ self.tables[*at + 1][usize::from(byte & 15)];
             *at += 2;
@@ -50,20 +50,20 @@ impl Toeplitz {
         let (mut hash, mut at) = (0, 0);
         for address in [src, dst] {
             match address {
-                IpAddr::V4(address) => self.add(&mut hash, &mut at, &address.octets()),
-                IpAddr::V6(address) => self.add(&mut hash, &mut at, &address.octets()),
+                IpAddr::V4(address) => self.absorb(&mut hash, &mut at, &address.octets()),
+                IpAddr::V6(address) => self.absorb(&mut hash, &mut at, &address.octets()),
             }
         }
         if let Some((src, dst)) = ports {
-            self.add(&mut hash, &mut at, &src.to_be_bytes());
-            self.add(&mut hash, &mut at, &dst.to_be_bytes());
+            self.absorb(&mut hash, &mut at, &src.to_be_bytes());
+            self.absorb(&mut hash, &mut at, &dst.to_be_bytes());
         }
         hash
     }
 }
 
 /// The 32 bits of the key from bit `at` on.
-fn window(key: &[u8; 40], at: usize) -> u32 {
+fn key_window(key: &[u8; 40], at: usize) -> u32 {
     let byte = |i: usize| u64::from(key.get(at / 8 + i).copied().unwrap_or(0));
     let wide = byte(0) << 32 | byte(1) << 24 | byte(2) << 16 | byte(3) << 8 | byte(4);
     // Cannot lose what counts: the upper bits are those before the window.
@@ -107,10 +107,10 @@ mod tests {
     fn the_check_tells_keys_apart() {
         let [src, dst] = ["3ffe:2501:200:1fff::7", "3ffe:2501:200:3::1"].map(|text| text.parse().unwrap());
         let check = |key: &[u8; 40]| Toeplitz::new(key).hash(src, dst, Some((2794, 1766)));
-        assert_eq!(check(&KEY), CHECK);
+        assert_eq!(check(&KEY), KEY_CHECK);
         // A key that makes the hash the same both ways, as some adapters have it, and others.
         for other in [[0x6d, 0x5a].repeat(20), vec![0; 40], (0..40).collect()] {
-            assert_ne!(check(&other.try_into().unwrap()), CHECK);
+            assert_ne!(check(&other.try_into().unwrap()), KEY_CHECK);
         }
     }
 }

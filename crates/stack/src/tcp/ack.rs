@@ -1,12 +1,12 @@
 //! What a segment acknowledges: window, retransmission queue, round trip time, loss, congestion window.
 
-use super::busy::{Busy, More, RetransmitTimer};
+use super::active::{ActiveConn, MsgMore, RetransmitTimer};
 use super::congestion::AckEvent;
 use super::conn::{Flags, NONE, Tcb};
-use super::input::Arrived;
+use super::input::Segment;
 use super::profile::Profile;
 use super::recovery::{self, AckSummary};
-use super::sent_queue::Delivery;
+use super::rtx_queue::Delivery;
 use super::state::State;
 use super::{Tcp, rtt};
 use crate::events::Event;
@@ -29,7 +29,7 @@ pub(crate) enum AckOutcome {
 
 /// SACK blocks sorted by what they say.
 #[derive(Default)]
-struct Blocks {
+struct SackBlocks {
     /// New knowledge, within the window.
     valid: ArrayVec<(SeqNumber, SeqNumber), 4>,
     /// A report of something received twice (RFC 2883).
@@ -42,18 +42,18 @@ impl Tcp {
         &mut self,
         net: &mut Network,
         idx: u32,
-        seg: &Arrived<'_>,
+        seg: &Segment<'_>,
         timestamps: Option<Timestamps>,
     ) -> AckOutcome {
         let ack = seg.header.ack;
         let c = &mut self.conns[idx];
         let old = ack.lt(c.snd_una);
         let window_changed = !old && update_window(c, seg);
-        if c.busy == NONE {
+        if c.active == NONE {
             return if old { AckOutcome::Old } else { AckOutcome::Accepted };
         }
         let advanced = ack.gt(c.snd_una);
-        self.acknowledge(idx, seg, timestamps, advanced, window_changed);
+        self.process_ack(idx, seg, timestamps, advanced, window_changed);
         if old {
             AckOutcome::Old
         } else if self.fin_acknowledged(idx) {
@@ -63,38 +63,38 @@ impl Tcp {
         }
     }
 
-    fn acknowledge(
+    fn process_ack(
         &mut self,
         idx: u32,
-        seg: &Arrived<'_>,
+        seg: &Segment<'_>,
         timestamps: Option<Timestamps>,
         advanced: bool,
         window_changed: bool,
     ) {
         let now = self.now;
         let c = &mut self.conns[idx];
-        let b = &mut self.busy[c.busy];
+        let b = &mut self.active[c.active];
         let mss = c.mss();
-        let outstanding = b.sent.packets_out;
+        let outstanding = b.rtx_queue.packets_out;
         let blocks = sack_blocks(c, seg);
         let mut delivery = Delivery::default();
-        let highest = b.rack.highest.unwrap_or(c.snd_una);
+        let highest = b.rack.fack.unwrap_or(c.snd_una);
         let prior_una = c.snd_una;
         if advanced {
-            let bytes = advance(c, b, seg.header.ack);
+            let bytes = snd_una_update(c, b, seg.header.ack);
             b.send.discard_front(&mut self.chunks, &mut self.sources, bytes.into());
             if c.has(Flags::ACK_EVENTS) {
                 b.acked_bytes = b.acked_bytes.saturating_add(bytes);
             }
         }
-        let in_flight_before = b.sent.packets_out;
-        b.sent.acknowledge(c.snd_una, mss, c.has(Flags::SACK), highest, &mut delivery);
+        let in_flight_before = b.rtx_queue.packets_out;
+        b.rtx_queue.clean_acked(c.snd_una, mss, c.has(Flags::SACK), highest, &mut delivery);
         if !blocks.valid.is_empty() {
-            b.sent.mark_sacked(&blocks.valid, mss, highest, &mut delivery);
+            b.rtx_queue.mark_sacked(&blocks.valid, mss, highest, &mut delivery);
         }
         if !c.has(Flags::SACK) {
             let repeats = !advanced && !window_changed && seg.payload.is_empty() && in_flight_before > 0;
-            count_duplicates(
+            count_dupacks(
                 b,
                 repeats && seg.header.ack == prior_una,
                 in_flight_before,
@@ -108,99 +108,102 @@ impl Tcp {
         }
         // An acknowledgement that reports a duplicate echoes what arrived before it: its timestamp says nothing about now.
         let fresh = timestamps.filter(|_| advanced && blocks.dsack.is_none());
-        if take_rtt(c, self.profiles.get(c.profile), now, &delivery, fresh) {
+        if ack_update_rtt(c, self.profiles.get(c.profile), now, &delivery, fresh) {
             // Karn: a lengthened time-out lasts until something new was measured (RFC 6298 §5, note behind §5.7).
             b.backoff = 0;
         }
         if advanced {
             c.flags.clear(Flags::SOFT_ERROR);
             b.retransmits = 0;
-            b.trouble_since = None;
+            b.retransmit_since = None;
         }
         let closed = c.snd_wnd == 0 && !c.has(Flags::ORPHAN);
         if closed && self.profiles.get(c.profile).user_timeout_ms == 0 {
             // RFC 9293 §3.8.6.1: a peer that answers may keep its window closed, even over data in flight.
-            b.trouble_since = None;
+            b.retransmit_since = None;
         }
         // If it answers a window probe, the peer lives.
-        b.probes = 0;
+        b.probes_out = 0;
         if b.mtu.probe.is_some() {
             self.on_mtu_probe_acknowledged(idx);
         }
         if outstanding > 0 {
-            self.react(idx, seg, &delivery, &blocks, advanced, timestamps);
+            self.update_recovery_and_cwnd(idx, seg, &delivery, &blocks, advanced, timestamps);
         }
         self.after_ack(idx, advanced);
     }
 
     /// Loss detection, recovery, congestion window.
-    fn react(
+    fn update_recovery_and_cwnd(
         &mut self,
         idx: u32,
-        seg: &Arrived<'_>,
+        seg: &Segment<'_>,
         delivery: &Delivery,
-        blocks: &Blocks,
+        blocks: &SackBlocks,
         advanced: bool,
         timestamps: Option<Timestamps>,
     ) {
         let now = self.now;
         let threshold = self.config.reordering_segments;
         let c = &mut self.conns[idx];
-        let b = &mut self.busy[c.busy];
-        let echo = timestamps.map(|t| t.echo);
-        let lost_before = b.sent.lost_out;
+        let b = &mut self.active[c.active];
+        let echo = timestamps.map(|t| t.tsecr);
+        let lost_before = b.rtx_queue.lost_out;
         let mut reorder_at = None;
         if c.has(Flags::SACK) {
             let highest = blocks.valid.iter().map(|r| r.1).fold(c.snd_una, SeqNumber::max);
-            let stale_echo = match (echo, delivery.newest) {
-                (Some(echo), Some(n)) if n.retransmitted => {
-                    let sent = (n.at.as_millis() as u32).wrapping_add(c.ts_offset);
+            let stale_echo = match (echo, delivery.most_recent) {
+                (Some(echo), Some(n)) if n.is_retransmitted => {
+                    let sent = (n.xmit_ts.as_millis() as u32).wrapping_add(c.ts_offset);
                     (echo.wrapping_sub(sent) as i32) < 0
                 }
                 _ => false,
             };
             let input = recovery::rack_input(c, b, now, threshold, stale_echo);
             b.rack.on_delivery(delivery, Some(highest), &input);
-            reorder_at = b.rack.detect_loss(&mut b.sent, &input).1;
+            reorder_at = b.rack.detect_loss(&mut b.rtx_queue, &input).1;
         } else {
-            detect_by_duplicates(c, b, threshold, advanced);
+            detect_loss_by_dupacks(c, b, threshold, advanced);
         }
-        let (c, b) = if b.sent.lost_out > 0 && b.mtu.probe.is_some() {
-            self.judge_mtu_probe(idx);
+        let (c, b) = if b.rtx_queue.lost_out > 0 && b.mtu.probe.is_some() {
+            self.check_mtu_probe_loss(idx);
             let c = &mut self.conns[idx];
-            let b = &mut self.busy[c.busy];
+            let b = &mut self.active[c.active];
             (c, b)
         } else {
             (c, b)
         };
-        let was = b.recovery.state;
-        process_tail_probe(c, b, blocks.dsack, advanced);
-        let newly_lost = b.sent.lost_out.saturating_sub(lost_before);
+        let was = b.recovery.ca_state;
+        process_tlp_ack(c, b, blocks.dsack, advanced);
+        let newly_lost = b.rtx_queue.lost_out.saturating_sub(lost_before);
         let summary = AckSummary {
             delivered: delivery.delivered,
-            una_advanced: advanced,
+            snd_una_advanced: advanced,
             newly_lost,
             ece: c.has(Flags::ECN) && seg.header.flags.contains(TcpFlags::ECE),
             dsack: blocks.dsack.is_some(),
             echo,
             original_end: delivery.original_end,
-            behind_hole: delivery.sacked > 0 || !advanced && seg.payload.is_empty(),
+            is_dupack: delivery.sacked > 0 || !advanced && seg.payload.is_empty(),
             more_to_send: was == CaState::Loss
                 && (c.snd_una + b.send.len() as u32).gt(c.snd_nxt)
                 && (c.snd_una + c.snd_wnd).gt(c.snd_nxt),
-            reorders: b.rack.degree(threshold) > threshold,
+            has_reordering: b.rack.reordering(threshold) > threshold,
         };
         let limited = is_cwnd_limited(c, b);
-        let may_grow = recovery::on_ack(c, b, &summary);
-        if was != CaState::Recovery && b.recovery.state == CaState::Recovery {
+        let may_grow = recovery::fastretrans_alert(c, b, &summary);
+        if was != CaState::Recovery && b.recovery.ca_state == CaState::Recovery {
             self.stats.fast_recoveries += 1;
         }
-        if b.recovery.reduces() && !matches!(was, CaState::Cwr | CaState::Recovery) && c.has(Flags::ECN) {
+        if b.recovery.is_in_cwnd_reduction()
+            && !matches!(was, CaState::Cwr | CaState::Recovery)
+            && c.has(Flags::ECN)
+        {
             // RFC 3168 §6.1.2: the peer learns of each reduction, whatever caused it.
             c.flags.set(Flags::ECN_CWR);
         }
         if advanced || may_grow {
-            grow(c, b, now, (delivery.delivered, delivery.rtt_us(now)), may_grow && limited);
+            cong_avoid(c, b, now, (delivery.delivered, delivery.rtt_us(now)), may_grow && limited);
         }
         self.set_retransmit_timer(idx, advanced, reorder_at);
     }
@@ -209,31 +212,31 @@ impl Tcp {
     #[inline(always)]
     pub fn after_ack(&mut self, idx: u32, advanced: bool) {
         let c = &self.conns[idx];
-        let b = &mut self.busy[c.busy];
+        let b = &mut self.active[c.active];
         if advanced && b.send.is_empty() {
-            b.chrono.stop(self.now, b.last_sent);
+            b.chrono.stop(self.now, b.lsndtime);
         }
         let nothing = b.send.is_empty()
-            && b.sent.lost_out | b.acked_bytes == 0
+            && b.rtx_queue.lost_out | b.acked_bytes == 0
             && !c.has(Flags::FIN_QUEUED | Flags::WANT_WRITABLE);
         if !nothing {
-            self.follow_ack(idx, advanced);
+            self.after_ack_slow(idx, advanced);
         }
     }
 
     #[inline(never)]
-    fn follow_ack(&mut self, idx: u32, advanced: bool) {
+    fn after_ack_slow(&mut self, idx: u32, advanced: bool) {
         let c = &self.conns[idx];
-        let b = &mut self.busy[c.busy];
-        if b.more == More::Expected {
+        let b = &mut self.active[c.active];
+        if b.msg_more == MsgMore::Expected {
             // The peer has come to answer before the application to say more (`tcp_data_snd_check`).
-            b.more = More::Late;
+            b.msg_more = MsgMore::Released;
         }
-        if !b.send.is_empty() || c.has(Flags::FIN_QUEUED) && !b.fin_sent || b.sent.lost_out > 0 {
+        if !b.send.is_empty() || c.has(Flags::FIN_QUEUED) && !b.fin_sent || b.rtx_queue.lost_out > 0 {
             self.want_transmit(idx);
         }
         let c = &self.conns[idx];
-        let b = &self.busy[c.busy];
+        let b = &self.active[c.active];
         if advanced && c.has(Flags::WANT_WRITABLE) && !c.has(Flags::ORPHAN) {
             let limit = u64::from(self.profile(idx).send_buffer_bytes);
             // Linux wakes a writer when a third of the buffer is free.
@@ -241,14 +244,14 @@ impl Tcp {
                 let conn = self.conns.handle(idx);
                 self.conns[idx].flags.clear(Flags::WANT_WRITABLE);
                 self.events.push_back(Event::Writable { conn });
-                let b = &mut self.busy[self.conns[idx].busy];
-                if b.chrono.waits_for_room() && !b.send.is_empty() {
-                    b.chrono.run(self.now);
+                let b = &mut self.active[self.conns[idx].active];
+                if b.chrono.is_sndbuf_limited() && !b.send.is_empty() {
+                    b.chrono.start_busy(self.now);
                 }
             }
         }
         let c = &self.conns[idx];
-        let acked = core::mem::take(&mut self.busy[c.busy].acked_bytes);
+        let acked = core::mem::take(&mut self.active[c.active].acked_bytes);
         if acked > 0 && !c.has(Flags::ORPHAN) {
             let conn = self.conns.handle(idx);
             self.events.push_back(Event::Acked { conn, bytes: acked });
@@ -259,9 +262,9 @@ impl Tcp {
         let c = &self.conns[idx];
         matches!(c.state, State::FinWait1 | State::Closing | State::LastAck)
             && c.snd_una == c.snd_nxt
-            && c.busy != NONE
-            && self.busy[c.busy].fin_sent
-            && self.busy[c.busy].send.is_empty()
+            && c.active != NONE
+            && self.active[c.active].fin_sent
+            && self.active[c.active].send.is_empty()
     }
 
     /// Retransmission time-out, tail loss probe, or a second look at segments that may be reordered (RFC 6298 §5, RFC 8985 §7.2). None of
@@ -273,25 +276,25 @@ impl Tcp {
         restart: bool,
         reorder_at: Option<crate::time::Instant>,
     ) {
-        let b = &mut self.busy[self.conns[idx].busy];
-        if !b.sent.is_empty() {
-            return self.time_flight(idx, restart, reorder_at);
+        let b = &mut self.active[self.conns[idx].active];
+        if !b.rtx_queue.is_empty() {
+            return self.arm_retransmit_timer(idx, restart, reorder_at);
         }
-        b.stop_flight_timer();
+        b.stop_retransmit_timer();
     }
 
     #[inline(never)]
-    fn time_flight(&mut self, idx: u32, restart: bool, reorder_at: Option<crate::time::Instant>) {
+    fn arm_retransmit_timer(&mut self, idx: u32, restart: bool, reorder_at: Option<crate::time::Instant>) {
         let now = self.now;
         let c = &self.conns[idx];
-        let b = &mut self.busy[c.busy];
+        let b = &mut self.active[c.active];
         if let Some(at) = reorder_at {
             let slack = Duration::from_millis(self.config.reordering_slack_ms.into());
-            b.set_timer(RetransmitTimer::Reorder, at + slack);
+            b.set_timer(RetransmitTimer::ReoTimeout, at + slack);
             return;
         }
-        let running = matches!(b.timer_kind, RetransmitTimer::Rto | RetransmitTimer::Probe);
-        if !restart && b.timer_kind == RetransmitTimer::Probe {
+        let running = matches!(b.timer_kind, RetransmitTimer::Rto | RetransmitTimer::LossProbe);
+        if !restart && b.timer_kind == RetransmitTimer::LossProbe {
             return;
         }
         let rto_at = if restart || !running {
@@ -300,8 +303,8 @@ impl Tcp {
             b.timer_at
         };
         let times = (self.config.tail_loss_probes, self.profiles.get(c.profile));
-        let (kind, at) = probe_or_timeout(c, b, times, now, rto_at);
-        if kind == RetransmitTimer::Probe || restart || !running {
+        let (kind, at) = loss_probe_or_rto(c, b, times, now, rto_at);
+        if kind == RetransmitTimer::LossProbe || restart || !running {
             b.set_timer(kind, at);
         }
     }
@@ -309,28 +312,28 @@ impl Tcp {
 
 /// What comes first while segments are in flight: a tail loss probe, if one is allowed now, or the time-out.
 #[inline]
-pub(super) fn probe_or_timeout(
+pub(super) fn loss_probe_or_rto(
     c: &Tcb,
-    b: &Busy,
+    b: &ActiveConn,
     (probes, profile): (bool, &Profile),
     now: crate::time::Instant,
     rto_at: crate::time::Instant,
 ) -> (RetransmitTimer, crate::time::Instant) {
     let probe_allowed = probes
         && c.has(Flags::SACK)
-        && b.sent.sacked_out == 0
-        && b.sent.lost_out == 0
-        && b.probe_end.is_none()
-        && matches!(b.recovery.state, CaState::Open | CaState::Cwr);
+        && b.rtx_queue.sacked_out == 0
+        && b.rtx_queue.lost_out == 0
+        && b.tlp.is_none()
+        && matches!(b.recovery.ca_state, CaState::Open | CaState::Cwr);
     if !probe_allowed {
         return (RetransmitTimer::Rto, rto_at);
     }
     // RFC 8985 §7.2: a probe comes no later than the time-out would, and in its place.
-    (RetransmitTimer::Probe, rto_at.min(now.after_micros(tail_probe_timeout_us(c, b, profile))))
+    (RetransmitTimer::LossProbe, rto_at.min(now.after_micros(loss_probe_timeout_us(c, b, profile))))
 }
 
 /// Whether something is acknowledged that was never sent, or absurdly long ago (RFC 5961 §5.2).
-pub(super) fn is_of_nothing_sent(c: &Tcb, ack: SeqNumber) -> bool {
+pub(super) fn is_unacceptable_ack(c: &Tcb, ack: SeqNumber) -> bool {
     // The largest window ever offered is not kept; its scale bounds it.
     let window_max = 65_535u32 << c.snd_wscale();
     ack.gt(c.snd_nxt) || ack.lt(c.snd_una - window_max)
@@ -339,9 +342,9 @@ pub(super) fn is_of_nothing_sent(c: &Tcb, ack: SeqNumber) -> bool {
 /// The congestion window after an acknowledgement of something new: of so many segments, with such a round trip time. It grows only if it was
 /// what `limited` the sender (RFC 7661).
 #[inline(always)]
-pub(super) fn grow(
+pub(super) fn cong_avoid(
     c: &mut Tcb,
-    b: &mut Busy,
+    b: &mut ActiveConn,
     now: crate::time::Instant,
     (delivered, rtt_us): (u32, Option<u32>),
     limited: bool,
@@ -354,17 +357,17 @@ pub(super) fn grow(
 }
 
 /// RFC 8985 §7.2: two round trips, and time for a delayed acknowledgement if only one segment is out.
-fn tail_probe_timeout_us(c: &Tcb, b: &Busy, profile: &Profile) -> u64 {
+fn loss_probe_timeout_us(c: &Tcb, b: &ActiveConn, profile: &Profile) -> u64 {
     if c.srtt == 0 {
         return profile.rto_initial_us();
     }
-    let allowance = if b.sent.packets_out == 1 { profile.rto_min_us().into() } else { 2000 };
+    let allowance = if b.rtx_queue.packets_out == 1 { profile.rto_min_us().into() } else { 2000 };
     u64::from(c.srtt >> 2) + allowance
 }
 
 /// RFC 9293 §3.10.7.4: the window of the newest segment counts.
 #[inline(always)]
-pub(super) fn update_window(c: &mut Tcb, seg: &Arrived<'_>) -> bool {
+pub(super) fn update_window(c: &mut Tcb, seg: &Segment<'_>) -> bool {
     let window = u32::from(seg.header.window) << c.snd_wscale();
     let newer = seg.header.ack.gt(c.snd_una)
         || seg.header.seq.gt(c.snd_wl1)
@@ -377,21 +380,21 @@ pub(super) fn update_window(c: &mut Tcb, seg: &Arrived<'_>) -> bool {
 }
 
 /// Moves `snd_una`. Returns the bytes of payload that were acknowledged, without FIN.
-pub(super) fn advance(c: &mut Tcb, b: &mut Busy, ack: SeqNumber) -> u32 {
+pub(super) fn snd_una_update(c: &mut Tcb, b: &mut ActiveConn, ack: SeqNumber) -> u32 {
     let acked = (ack - c.snd_una) as u32;
     c.snd_una = ack;
-    if b.small_end.is_some_and(|end| end.le(ack)) {
-        b.small_end = None;
+    if b.snd_sml.is_some_and(|end| end.le(ack)) {
+        b.snd_sml = None;
     }
-    if b.urgent_out.is_some_and(|end| end.le(ack)) {
-        b.urgent_out = None;
+    if b.snd_up.is_some_and(|end| end.le(ack)) {
+        b.snd_up = None;
     }
     acked.min(b.send.len() as u32)
 }
 
 /// Sorts SACK blocks; what lies outside of the data in flight is ignored (RFC 2018 §5, RFC 2883 §4).
-fn sack_blocks(c: &Tcb, seg: &Arrived<'_>) -> Blocks {
-    let mut out = Blocks::default();
+fn sack_blocks(c: &Tcb, seg: &Segment<'_>) -> SackBlocks {
+    let mut out = SackBlocks::default();
     // With timestamps 12 bytes hold nothing else; without, they hold one block.
     let shortest = if c.has(Flags::TIMESTAMPS) { 13 } else { 10 };
     if !c.has(Flags::SACK) || seg.options.len() < shortest {
@@ -420,57 +423,58 @@ fn sack_blocks(c: &Tcb, seg: &Arrived<'_>) -> Blocks {
 }
 
 /// Without SACK a duplicate acknowledgement stands for one segment that left the network.
-fn count_duplicates(b: &mut Busy, duplicate: bool, before: u32, advanced: bool, delivery: &mut Delivery) {
+fn count_dupacks(b: &mut ActiveConn, duplicate: bool, before: u32, advanced: bool, delivery: &mut Delivery) {
     if advanced {
         // One of the acknowledged segments filled the hole; the others had been counted as they came.
-        let acked = before - b.sent.packets_out;
-        let counted = acked.saturating_sub(1).min(b.sent.sacked_out);
-        b.sent.sacked_out -= counted;
+        let acked = before - b.rtx_queue.packets_out;
+        let counted = acked.saturating_sub(1).min(b.rtx_queue.sacked_out);
+        b.rtx_queue.sacked_out -= counted;
         delivery.delivered = acked.saturating_sub(counted);
-    } else if duplicate && b.sent.sacked_out + 1 < b.sent.packets_out.max(2) {
-        b.sent.sacked_out += 1;
+    } else if duplicate && b.rtx_queue.sacked_out + 1 < b.rtx_queue.packets_out.max(2) {
+        b.rtx_queue.sacked_out += 1;
         delivery.delivered += 1;
     }
-    b.sent.sacked_out = b.sent.sacked_out.min(b.sent.packets_out.saturating_sub(b.sent.lost_out));
+    b.rtx_queue.sacked_out =
+        b.rtx_queue.sacked_out.min(b.rtx_queue.packets_out.saturating_sub(b.rtx_queue.lost_out));
 }
 
 /// Three duplicate acknowledgements, or a partial one in recovery: the head is lost (RFC 6582 §3.2).
-fn detect_by_duplicates(c: &Tcb, b: &mut Busy, threshold: u32, advanced: bool) {
+fn detect_loss_by_dupacks(c: &Tcb, b: &mut ActiveConn, threshold: u32, advanced: bool) {
     let mss = c.mss();
-    match b.recovery.state {
+    match b.recovery.ca_state {
         CaState::Recovery => {
             if advanced && c.snd_una.lt(b.recovery.high_seq) {
-                b.sent.mark_head_lost(mss);
+                b.rtx_queue.mark_head_lost(mss);
             }
         }
         CaState::Loss => {}
         _ => {
-            if b.sent.sacked_out >= threshold {
-                b.sent.mark_head_lost(mss);
+            if b.rtx_queue.sacked_out >= threshold {
+                b.rtx_queue.mark_head_lost(mss);
             }
         }
     }
 }
 
 /// `timestamps` only of a segment that moved `snd_una`: others echo an older one (RFC 7323 §4.1). Whether there was a measurement.
-pub(super) fn take_rtt(
+pub(super) fn ack_update_rtt(
     c: &mut Tcb,
     profile: &Profile,
     now: crate::time::Instant,
     delivery: &Delivery,
     timestamps: Option<Timestamps>,
 ) -> bool {
-    let cumulative = delivery.first_at.filter(|_| !delivery.retransmitted_acked);
-    if let Some(at) = cumulative.or(delivery.sacked_at) {
+    let cumulative = delivery.first_ackt.filter(|_| !delivery.has_retrans_acked);
+    if let Some(at) = cumulative.or(delivery.last_sackt) {
         rtt::on_sample(c, profile, now.micros_since(at) as u32);
         return true;
     }
     if delivery.delivered > 0
-        && let Some(ts) = timestamps.filter(|ts| ts.echo != 0)
+        && let Some(ts) = timestamps.filter(|ts| ts.tsecr != 0)
     {
         // Karn's ambiguity does not exist with timestamps (RFC 7323 §4.1).
         let now_ts = (now.as_millis() as u32).wrapping_add(c.ts_offset);
-        let ms = now_ts.wrapping_sub(ts.echo);
+        let ms = now_ts.wrapping_sub(ts.tsecr);
         if ms < 1 << 20 {
             rtt::on_sample(c, profile, ms.max(1) * 1000);
             return true;
@@ -480,26 +484,26 @@ pub(super) fn take_rtt(
 }
 
 /// RFC 8985 §7.4: was a loss repaired by the probe itself?
-fn process_tail_probe(c: &mut Tcb, b: &mut Busy, dsack: Option<(SeqNumber, SeqNumber)>, advanced: bool) {
-    let Some((end, retransmission)) = b.probe_end else { return };
+fn process_tlp_ack(c: &mut Tcb, b: &mut ActiveConn, dsack: Option<(SeqNumber, SeqNumber)>, advanced: bool) {
+    let Some((end, retransmission)) = b.tlp else { return };
     if c.snd_una.lt(end) {
         return;
     }
     if !retransmission || dsack.is_some_and(|d| d.1 == end) {
-        b.probe_end = None;
+        b.tlp = None;
     } else if c.snd_una.gt(end) {
-        b.probe_end = None;
-        recovery::on_probe_repaired(c, b);
+        b.tlp = None;
+        recovery::on_tlp_repaired_loss(c, b);
     } else if !advanced {
         // The probe arrived as a duplicate and the DSACK was lost.
-        b.probe_end = None;
+        b.tlp = None;
     }
 }
 
 /// Whether the congestion window was what kept the sender from sending more (RFC 7661): only then may it grow.
-pub(super) fn is_cwnd_limited(c: &Tcb, b: &Busy) -> bool {
-    if b.cwnd_limited {
+pub(super) fn is_cwnd_limited(c: &Tcb, b: &ActiveConn) -> bool {
+    if b.is_cwnd_limited {
         return true;
     }
-    c.cwnd < c.ssthresh && c.cwnd < 2 * b.flight_max
+    c.cwnd < c.ssthresh && c.cwnd < 2 * b.max_packets_out
 }

@@ -3,64 +3,64 @@
 
 use super::Tcp;
 use super::ack;
-use super::busy::Busy;
+use super::active::ActiveConn;
 use super::conn::Flags;
 use crate::time::Instant;
 
 /// What is waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Waits {
+pub(crate) enum ChronoType {
     /// Nothing is queued or in flight; or no more than one message, which begins to count when it is acknowledged.
     #[default]
     Idle,
     /// The network.
     Busy,
     /// The peer's window.
-    Window,
+    RwndLimited,
     /// The application, which waits for room.
-    Room,
+    SndbufLimited,
 }
 
 /// The time of one connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Chrono {
-    waits: Waits,
-    since: Instant,
+    chrono_type: ChronoType,
+    chrono_start: Instant,
     /// Of busy, window and room, in ns.
-    spent: [u64; 3],
+    chrono_stat: [u64; 3],
 }
 
 impl Chrono {
     /// Something leaves.
     #[inline]
-    pub fn run(&mut self, now: Instant) {
-        if self.waits != Waits::Busy {
-            self.set(Waits::Busy, now);
+    pub fn start_busy(&mut self, now: Instant) {
+        if self.chrono_type != ChronoType::Busy {
+            self.set(ChronoType::Busy, now);
         }
     }
 
     /// All is acknowledged now, of which the last was sent then.
     #[inline(always)]
     pub fn stop(&mut self, now: Instant, sent: Instant) {
-        if self.waits == Waits::Idle {
+        if self.chrono_type == ChronoType::Idle {
             // Mostly it was a message.
-            self.spent[0] += now.as_nanos().wrapping_sub(sent.as_nanos());
+            self.chrono_stat[0] += now.as_nanos().wrapping_sub(sent.as_nanos());
         } else {
-            self.set(Waits::Idle, now);
+            self.set(ChronoType::Idle, now);
         }
     }
 
     /// Waits for something else from now on.
     #[inline(never)]
-    pub fn set(&mut self, waits: Waits, now: Instant) {
-        if let Some(place) = (self.waits as usize).checked_sub(1) {
-            self.spent[place] += now.as_nanos().wrapping_sub(self.since.as_nanos());
+    pub fn set(&mut self, waits: ChronoType, now: Instant) {
+        if let Some(place) = (self.chrono_type as usize).checked_sub(1) {
+            self.chrono_stat[place] += now.as_nanos().wrapping_sub(self.chrono_start.as_nanos());
         }
-        (self.waits, self.since) = (waits, now);
+        (self.chrono_type, self.chrono_start) = (waits, now);
     }
 
-    pub fn waits_for_room(&self) -> bool {
-        self.waits == Waits::Room
+    pub fn is_sndbuf_limited(&self) -> bool {
+        self.chrono_type == ChronoType::SndbufLimited
     }
 
     /// How long it was busy in all, and of that how long it waited for the peer's window and for room, in µs. `sent`: something is in flight, and the last of it was sent then.
@@ -68,29 +68,29 @@ impl Chrono {
         let mut upto = *self;
         match sent {
             Some(sent) => upto.stop(now, sent),
-            None => upto.set(Waits::Idle, now),
+            None => upto.set(ChronoType::Idle, now),
         }
-        let [busy, window, room] = upto.spent.map(|ns| ns / 1000);
+        let [busy, window, room] = upto.chrono_stat.map(|ns| ns / 1000);
         [busy + window + room, window, room]
     }
 }
 
-impl Busy {
+impl ActiveConn {
     /// The same of the connection.
     pub fn spent_us(&self, now: Instant) -> [u64; 3] {
-        self.chrono.spent_us(now, (!self.send.is_empty()).then_some(self.last_sent))
+        self.chrono.spent_us(now, (!self.send.is_empty()).then_some(self.lsndtime))
     }
 }
 
 impl Tcp {
     /// All that is queued has left, and the congestion window would have taken more (`tcp_cwnd_validate`): it is the application that waits, if it waits for room.
     #[inline]
-    pub(super) fn note_room(&mut self, idx: u32) {
+    pub(super) fn chrono_sndbuf_limited(&mut self, idx: u32) {
         let c = &self.conns[idx];
         if c.has(Flags::WANT_WRITABLE) {
-            let b: &mut Busy = &mut self.busy[c.busy];
+            let b: &mut ActiveConn = &mut self.active[c.active];
             if !ack::is_cwnd_limited(c, b) {
-                b.chrono.set(Waits::Room, self.now);
+                b.chrono.set(ChronoType::SndbufLimited, self.now);
             }
         }
     }
@@ -105,18 +105,18 @@ mod tests {
         let at = Instant::from_millis;
         let mut chrono = Chrono::default();
         assert_eq!(chrono.spent_us(at(50), None), [0; 3]);
-        chrono.run(at(100));
-        chrono.run(at(110));
-        chrono.set(Waits::Window, at(120));
-        chrono.run(at(150));
-        chrono.set(Waits::Room, at(151));
+        chrono.start_busy(at(100));
+        chrono.start_busy(at(110));
+        chrono.set(ChronoType::RwndLimited, at(120));
+        chrono.start_busy(at(150));
+        chrono.set(ChronoType::SndbufLimited, at(151));
         assert_eq!(chrono.spent_us(at(155), Some(at(151))), [55_000, 30_000, 4000]);
         chrono.stop(at(155), at(151));
         assert_eq!(chrono.spent_us(at(900), None), [55_000, 30_000, 4000]);
         // A message.
         assert_eq!(chrono.spent_us(at(1001), Some(at(1000))), [56_000, 30_000, 4000]);
         chrono.stop(at(1002), at(1000));
-        chrono.run(at(2000));
+        chrono.start_busy(at(2000));
         assert_eq!(chrono.spent_us(at(2001), Some(at(2000))), [58_000, 30_000, 4000]);
     }
 }

@@ -2,9 +2,9 @@
 
 use super::Tcp;
 use super::ack::AckOutcome;
-use super::conn::{Flags, Life, NONE};
+use super::conn::{Flags, NONE, SlotState};
 use super::demux::TIME_WAIT_BIT;
-use super::input::Arrived;
+use super::input::Segment;
 use super::state::State;
 use super::time_wait::TimeWait;
 use crate::device::RxBurst;
@@ -26,14 +26,14 @@ impl Tcp {
             }
             State::Closing => {
                 if self.conns[idx].has(Flags::ACK_NOW | Flags::ACK_DELAYED) {
-                    self.reply_ack(net, idx);
+                    self.send_ack_at_once(net, idx);
                 }
                 self.enter_time_wait(idx);
                 AckOutcome::Gone
             }
             State::LastAck => {
-                self.forget_flow(idx);
-                self.conclude(idx);
+                self.remove_flow(idx);
+                self.finish_when_read(idx);
                 AckOutcome::Gone
             }
             _ => AckOutcome::Accepted,
@@ -42,20 +42,20 @@ impl Tcp {
 
     /// Both directions are closed and the flow table knows the connection no more. The connection ends when the owner has read everything.
     #[inline(always)]
-    fn conclude(&mut self, idx: u32) {
+    fn finish_when_read(&mut self, idx: u32) {
         let c = &self.conns[idx];
         if c.has(Flags::ORPHAN) || !c.has(Flags::ACCEPTED) || self.unread(idx) == 0 {
             self.finish(idx, CloseReason::Normal);
             return;
         }
         self.wheel.cancel(&mut self.conns, idx);
-        if let Some((_, b)) = self.both(idx) {
+        if let Some((_, b)) = self.tcb_and_active(idx) {
             b.stop_timer();
-            b.cork_at = None;
+            b.cork_deadline = None;
         }
         let c = &mut self.conns[idx];
         c.state = State::Closed;
-        c.life = Life::Unread;
+        c.slot_state = SlotState::Unread;
     }
 
     /// Nobody holds the connection any more: the peer has a limited time to send its FIN (Linux's tcp_fin_timeout).
@@ -63,17 +63,17 @@ impl Tcp {
         let ms = u32::from(self.profile(idx).fin_timeout_seconds) * 1000;
         let deadline = self.now_ms().wrapping_add(ms);
         // An orphan's receive window does not grow: the field is free for the deadline.
-        self.conns[idx].grow_mark = SeqNumber(deadline);
+        self.conns[idx].rcv_grow_seq = SeqNumber(deadline);
     }
 
     /// Moves a connection to TIME_WAIT. Its addresses stay blocked by a small entry; the connection itself ends here.
     pub fn enter_time_wait(&mut self, idx: u32) {
         let hash = self.secrets.flow_hash(&self.key(idx));
-        self.enter_time_wait_with(idx, hash);
+        self.enter_time_wait_hashed(idx, hash);
     }
 
     /// The same if its flow hash is known.
-    pub fn enter_time_wait_with(&mut self, idx: u32, hash: u32) {
+    pub fn enter_time_wait_hashed(&mut self, idx: u32, hash: u32) {
         while self.time_wait.is_full() {
             let Some(oldest) = self.time_wait.oldest() else { break };
             self.end_time_wait(oldest);
@@ -89,7 +89,7 @@ impl Tcp {
         let index = self.time_wait.insert(entry, self.now_ms());
         let replaced = self.flows.replace(hash, idx, index | TIME_WAIT_BIT);
         debug_assert!(replaced, "a live connection is in the flow table");
-        self.conclude(idx);
+        self.finish_when_read(idx);
     }
 
     /// Removes an entry in TIME_WAIT.
@@ -100,15 +100,15 @@ impl Tcp {
         self.flows.remove(hash, index | TIME_WAIT_BIT);
         self.addresses.release(v6, remote_ip);
         self.time_wait.remove(index);
-        if self.outgrows_cache() {
-            self.fetch_oldest_ahead();
+        if self.exceeds_cache() {
+            self.prefetch_oldest_time_wait();
         }
     }
 
     /// Those that go next were put there long ago: what they stand in is in no cache. Each is asked for some ends before its own, for several may follow each other at once.
     #[inline(always)]
-    fn fetch_oldest_ahead(&self) {
-        let after = |entry| self.time_wait.after(entry);
+    fn prefetch_oldest_time_wait(&self) {
+        let after = |entry| self.time_wait.next_expiring(entry);
         let oldest = self.time_wait.oldest().map(|oldest| self.time_wait.get(oldest));
         let Some(ahead) = oldest.and_then(after).and_then(after) else { return };
         self.flows.prefetch(self.time_wait_hash(ahead));
@@ -124,10 +124,10 @@ impl Tcp {
     }
 
     /// A segment for a connection in TIME_WAIT (RFC 9293 §3.10.7.4, RFC 6191).
-    pub fn input_time_wait(&mut self, net: &mut Network, index: u32, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
+    pub fn input_time_wait(&mut self, net: &mut Network, index: u32, seg: &Segment<'_>, burst: &RxBurst<'_>) {
         let entry = *self.time_wait.get(index);
         let timestamps = if entry.timestamps() { seg.timestamps() } else { None };
-        let old_timestamp = timestamps.is_some_and(|ts| (ts.value.wrapping_sub(entry.ts_recent) as i32) < 0);
+        let old_timestamp = timestamps.is_some_and(|ts| (ts.tsval.wrapping_sub(entry.ts_recent) as i32) < 0);
         let flags = seg.header.flags;
         let rst = flags.contains(TcpFlags::RST);
         let syn = flags.contains(TcpFlags::SYN);
@@ -136,12 +136,12 @@ impl Tcp {
                 // Linux's default; RFC 1337 would ignore it.
                 self.end_time_wait(index);
             } else {
-                self.restart_time_wait(index, timestamps.map(|ts| ts.value));
+                self.restart_time_wait(index, timestamps.map(|ts| ts.tsval));
             }
             return;
         }
         let newer_timestamp =
-            timestamps.is_some_and(|ts| (ts.value.wrapping_sub(entry.ts_recent) as i32) > 0);
+            timestamps.is_some_and(|ts| (ts.tsval.wrapping_sub(entry.ts_recent) as i32) > 0);
         let reusable = seg.header.seq.gt(entry.rcv_nxt) || newer_timestamp;
         if syn
             && !rst
@@ -165,10 +165,10 @@ impl Tcp {
             self.time_wait.restart(index, now_ms);
         }
         let interval = self.config.invalid_ack_interval_ms;
-        let limited = seg.payload.is_empty() && now_ms.wrapping_sub(entry.last_answer) < interval;
+        let limited = seg.payload.is_empty() && now_ms.wrapping_sub(entry.last_oow_ack_time) < interval;
         if !limited || flags.contains(TcpFlags::FIN) {
-            self.time_wait.get_mut(index).last_answer = now_ms;
-            self.reply_time_wait(net, &entry, seg);
+            self.time_wait.get_mut(index).last_oow_ack_time = now_ms;
+            self.send_time_wait_ack(net, &entry, seg);
         }
     }
 
@@ -186,10 +186,10 @@ impl Tcp {
         net: &mut Network,
         index: u32,
         entry: &TimeWait,
-        (seg, burst): (&Arrived<'_>, &RxBurst<'_>),
+        (seg, burst): (&Segment<'_>, &RxBurst<'_>),
         listener: u32,
     ) {
-        if self.min_hops_used && self.is_from_afar(self.listeners.get(listener).profile, seg) {
+        if self.is_gtsm_used && self.fails_gtsm(self.listeners.get(listener).profile, seg) {
             return;
         }
         // Beyond anything the old connection could have sent.
@@ -207,7 +207,7 @@ impl Tcp {
             State::Closing | State::LastAck => !self.everything_acknowledged(idx),
             _ => true,
         };
-        if self.conns[idx].life == Life::Unread {
+        if self.conns[idx].slot_state == SlotState::Unread {
             self.conns[idx].flags.set(Flags::ORPHAN);
             self.finish(idx, CloseReason::Aborted);
             return;
@@ -218,13 +218,13 @@ impl Tcp {
                 // answer, and reset the connection to have done with it. What cannot leave is lost.
                 let _ = self.output(net, idx);
             }
-            self.reply_reset(net, idx);
+            self.send_active_reset(net, idx);
         }
         self.destroy(idx, CloseReason::Aborted);
     }
 
     fn everything_acknowledged(&self, idx: u32) -> bool {
         let c = &self.conns[idx];
-        c.snd_una == c.snd_nxt && (c.busy == NONE || self.busy[c.busy].send.is_empty())
+        c.snd_una == c.snd_nxt && (c.active == NONE || self.active[c.active].send.is_empty())
     }
 }

@@ -4,13 +4,13 @@
 //! (buffers, retransmission queue, scoreboard) is a [`Busy`] from a pool, taken when there is something to queue and given back after
 //! a retransmission time-out of idleness. All references are indices.
 
-use super::busy::Busy;
-use super::mtu_search::SearchState;
+use super::active::ActiveConn;
+use super::mtu_search::MtuSearchState;
 use super::profile::ProfileId;
 use super::state::State;
 use crate::events::CloseReason;
 use crate::handle::Conn;
-use crate::ip::Hop;
+use crate::ip::NextHop;
 use crate::options::SocketOptions;
 use crate::tables::memory_of;
 use crate::timer_wheel::{TimerNode, TimerStore};
@@ -54,7 +54,7 @@ impl Flags {
     /// The application took it from the accept queue, or opened it itself.
     pub const ACCEPTED: Self = Self(1 << 13);
     /// It began with our SYN.
-    pub const ACTIVE: Self = Self(1 << 14);
+    pub const ACTIVE_OPEN: Self = Self(1 << 14);
     /// No Nagle.
     pub const NODELAY: Self = Self(1 << 15);
     /// Hold back partial segments.
@@ -89,12 +89,12 @@ impl Flags {
     pub const URGENT: Self = Self(1 << 30);
 
     /// `ts_recent` is older than `last_rx` says, and no measure any more (RFC 7323 §5.5).
-    pub const TS_OLD: Self = Self(1 << 31);
+    pub const TS_RECENT_OLD: Self = Self(1 << 31);
 
     pub const NONE: Self = Self(0);
 
     /// Those that a socket's options ask for.
-    pub fn of(options: &SocketOptions) -> Self {
+    pub fn from_options(options: &SocketOptions) -> Self {
         let mut flags = Self::NONE;
         flags.assign(Self::NODELAY, options.nodelay);
         flags.assign(Self::KEEPALIVE, options.keepalive);
@@ -154,7 +154,7 @@ impl BitOrAssign for Flags {
 /// What a slot of the table holds. The wire knows a connection only while it is `Open`, and [`State`] speaks of that time; what comes
 /// afterwards is between the engine and the owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Life {
+pub(crate) enum SlotState {
     /// No connection.
     #[default]
     Vacant,
@@ -196,9 +196,9 @@ pub(crate) struct Tcb {
     /// Right edge of the window we advertised: never moves back (RFC 9293 §3.8.6).
     pub rcv_edge: SeqNumber,
     /// `rcv_nxt` when we sent the last acknowledgement.
-    pub rcv_acked: SeqNumber,
+    pub rcv_wup: SeqNumber,
     /// `rcv_nxt` when the receive window last grew.
-    pub grow_mark: SeqNumber,
+    pub rcv_grow_seq: SeqNumber,
     pub snd_una: SeqNumber,
     pub snd_nxt: SeqNumber,
     pub snd_wnd: u32,
@@ -220,15 +220,15 @@ pub(crate) struct Tcb {
     /// Smallest round trip time in µs. During the handshake: when SYN or SYN+ACK left (low bits of the clock in µs).
     pub min_rtt: u32,
     pub timer: TimerNode,
-    pub hop: Hop,
+    pub hop: NextHop,
     /// Index of the [`Busy`] part, or [`NONE`].
-    pub busy: u32,
+    pub active: u32,
     /// The application's; before `accept` the listener's index (see [`super::listen::listener_of`]); in a free slot the next free one.
     pub token: u32,
     pub profile: ProfileId,
     /// Low four bits: the receive window may grow to 64 KiB << this; high four: a [`SearchState`].
-    pub rcv_grow_and_search: u8,
-    pub life: Life,
+    pub rcv_grow_and_mtu_search: u8,
+    pub slot_state: SlotState,
     /// Largest payload the peer takes in a segment, from its MSS option.
     pub peer_mss: u16,
     /// Path MTU in bytes: the route's, or less if probes have shown no more to arrive.
@@ -258,8 +258,8 @@ impl Tcb {
             flags: Flags::NONE,
             rcv_nxt: SeqNumber(0),
             rcv_edge: SeqNumber(0),
-            rcv_acked: SeqNumber(0),
-            grow_mark: SeqNumber(0),
+            rcv_wup: SeqNumber(0),
+            rcv_grow_seq: SeqNumber(0),
             snd_una: SeqNumber(0),
             snd_nxt: SeqNumber(0),
             snd_wnd: 0,
@@ -272,12 +272,12 @@ impl Tcb {
             rttvar: 0,
             min_rtt: 0,
             timer: TimerNode::default(),
-            hop: Hop::default(),
-            busy: NONE,
+            hop: NextHop::default(),
+            active: NONE,
             token: NONE,
             profile: ProfileId::DEFAULT,
-            rcv_grow_and_search: 0,
-            life: Life::Vacant,
+            rcv_grow_and_mtu_search: 0,
+            slot_state: SlotState::Vacant,
             peer_mss: 536,
             pmtu: 576,
             rcv_mss: 536,
@@ -321,24 +321,24 @@ impl Tcb {
 
     /// An acknowledgement leaves.
     #[inline]
-    pub fn count_quick_ack(&mut self) {
+    pub fn dec_quick_acks(&mut self) {
         self.quick_acks_and_pushed = self.quick_acks().saturating_sub(1);
     }
 
     /// The receive window may grow to 64 KiB << this.
     #[inline]
     pub const fn rcv_grow(&self) -> u8 {
-        self.rcv_grow_and_search & 15
+        self.rcv_grow_and_mtu_search & 15
     }
 
     /// Whether the path MTU is found by probing (RFC 4821).
     #[inline]
-    pub const fn mtu_search(&self) -> SearchState {
-        SearchState::from_bits(self.rcv_grow_and_search >> 4)
+    pub const fn mtu_search(&self) -> MtuSearchState {
+        MtuSearchState::from_bits(self.rcv_grow_and_mtu_search >> 4)
     }
 
-    pub fn set_mtu_search(&mut self, state: SearchState) {
-        self.rcv_grow_and_search = self.rcv_grow() | state.to_bits() << 4;
+    pub fn set_mtu_search(&mut self, state: MtuSearchState) {
+        self.rcv_grow_and_mtu_search = self.rcv_grow() | state.to_bits() << 4;
     }
 
     #[inline]
@@ -360,7 +360,7 @@ impl Tcb {
 
     /// Our FIN is queued or sent, and not acknowledged.
     #[inline]
-    pub fn owes_fin(&self) -> bool {
+    pub fn has_unacked_fin(&self) -> bool {
         matches!(self.state, State::FinWait1 | State::Closing | State::LastAck)
     }
 
@@ -433,10 +433,10 @@ impl ConnTable {
     /// Gives a slot back. From here on handles to it are stale.
     pub fn free(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
-        debug_assert!(slot.busy == NONE && slot.state == State::Closed);
+        debug_assert!(slot.active == NONE && slot.state == State::Closed);
         slot.generation = slot.generation.wrapping_add(1);
         slot.flags = Flags::NONE;
-        slot.life = Life::Vacant;
+        slot.slot_state = SlotState::Vacant;
         slot.token = self.free;
         self.free = index;
         self.live -= 1;
@@ -461,7 +461,7 @@ impl ConnTable {
     }
 
     /// Most connections that there ever were at a time: slots are used again before there are more.
-    pub fn most(&self) -> usize {
+    pub fn high_water(&self) -> usize {
         self.slots.len()
     }
 
@@ -494,12 +494,12 @@ impl TimerStore for ConnTable {
 }
 
 /// Pool of busy parts. Entries keep the capacity of their queues, so that reuse allocates nothing.
-pub(crate) struct BusyPool {
-    entries: Vec<Busy>,
+pub(crate) struct ActivePool {
+    entries: Vec<ActiveConn>,
     free: Vec<u32>,
 }
 
-impl BusyPool {
+impl ActivePool {
     pub fn new() -> Self {
         Self { entries: Vec::new(), free: Vec::new() }
     }
@@ -507,7 +507,7 @@ impl BusyPool {
     /// Takes an entry for connection `owner`; it is in its initial state.
     pub fn alloc(&mut self, owner: u32) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(Busy::new());
+            self.entries.push(ActiveConn::new());
             (self.entries.len() - 1) as u32
         });
         self.entries[index as usize].owner = owner;
@@ -527,17 +527,17 @@ impl BusyPool {
     }
 }
 
-impl Index<u32> for BusyPool {
-    type Output = Busy;
+impl Index<u32> for ActivePool {
+    type Output = ActiveConn;
     #[inline]
-    fn index(&self, index: u32) -> &Busy {
+    fn index(&self, index: u32) -> &ActiveConn {
         &self.entries[index as usize]
     }
 }
 
-impl IndexMut<u32> for BusyPool {
+impl IndexMut<u32> for ActivePool {
     #[inline]
-    fn index_mut(&mut self, index: u32) -> &mut Busy {
+    fn index_mut(&mut self, index: u32) -> &mut ActiveConn {
         &mut self.entries[index as usize]
     }
 }

@@ -2,10 +2,10 @@
 
 use super::Tcp;
 use super::conn::{Flags, NONE};
-use super::demux::{self, FlowKey, Found};
-use super::mtu_search::SearchState;
+use super::demux::{self, FlowEntry, FlowKey};
+use super::mtu_search::MtuSearchState;
 use super::profile::ProfileId;
-use super::sent_queue::Sent;
+use super::rtx_queue::RtxEntry;
 use super::state::State;
 use crate::error::ConnectError;
 use crate::events::CloseReason;
@@ -36,12 +36,12 @@ impl Tcp {
             RouteError::NeighboursExhausted => ConnectError::TooMany,
             RouteError::NetUnreachable | RouteError::OwnAddress => ConnectError::NetUnreachable,
         })?;
-        let profile = self.profiles.get(ProfileId::DEFAULT).with(&self.config, &options.socket);
+        let profile = self.profiles.get(ProfileId::DEFAULT).with_options(&self.config, &options.socket);
         let profile = profile.and_then(|p| self.profiles.intern(p)).ok_or(ConnectError::InvalidOption)?;
-        self.note_min_hops(profile);
+        self.note_min_hop_limit(profile);
         let port = options.local.map_or(0, |l| l.port());
         let opened = self
-            .choose_key(net.steering(), remote, route.src, (port, options.port_was_chosen))
+            .choose_key(net.steering(), remote, route.src, (port, options.is_ephemeral_port))
             .and_then(|(key, hash, reused)| {
                 let idx = self.insert_connection(&key, hash, profile).ok_or(ConnectError::TooMany)?;
                 if let Some(index) = reused {
@@ -64,9 +64,9 @@ impl Tcp {
         c.snd_una = iss;
         c.snd_nxt = iss + 1;
         c.peer_mss = u16::MAX;
-        c.flags |= Flags::ACTIVE | Flags::ACCEPTED | Flags::SYN_PENDING;
+        c.flags |= Flags::ACTIVE_OPEN | Flags::ACCEPTED | Flags::SYN_PENDING;
         c.flags.assign(Flags::ECN, self.config.ecn == EcnMode::Active);
-        c.flags |= Flags::of(&options.socket);
+        c.flags |= Flags::from_options(&options.socket);
         self.init_windows(idx);
         self.stats.active_opens += 1;
         self.want_transmit(idx);
@@ -84,7 +84,7 @@ impl Tcp {
         (port, was_chosen): (u16, bool),
     ) -> Result<(FlowKey, u32, Option<u32>), ConnectError> {
         let comes_home =
-            |port| steering.is_none_or(|steering| steering.is_home(remote, SocketAddr::new(local, port)));
+            |port| steering.is_none_or(|steering| steering.owns_flow(remote, SocketAddr::new(local, port)));
         if port != 0 && !comes_home(port) {
             return Err(ConnectError::AddressNotAvailable);
         }
@@ -93,7 +93,7 @@ impl Tcp {
         if port != 0 {
             let key = key(port);
             let hash = self.secrets.flow_hash(&key);
-            let reused = self.claim(&key, hash, was_chosen)?;
+            let reused = self.check_port_free(&key, hash, was_chosen)?;
             return Ok((key, hash, reused));
         }
         let first = u32::from(self.config.local_port_first);
@@ -108,7 +108,7 @@ impl Tcp {
             }
             let key = key(port);
             let hash = self.secrets.flow_hash(&key);
-            if let Ok(reused) = self.claim(&key, hash, true) {
+            if let Ok(reused) = self.check_port_free(&key, hash, true) {
                 return Ok((key, hash, reused));
             }
         }
@@ -117,11 +117,16 @@ impl Tcp {
 
     /// Whether the addresses are free, or would be without the entry in TIME_WAIT that is returned. It gives them up if timestamps tell old
     /// segments from new ones (RFC 6191; Linux's `tcp_twsk_unique`): to whoever asks for the port at once, if it `was_chosen` after a time.
-    fn claim(&self, key: &FlowKey, hash: u32, was_chosen: bool) -> Result<Option<u32>, ConnectError> {
-        match demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, hash, key) {
+    fn check_port_free(
+        &self,
+        key: &FlowKey,
+        hash: u32,
+        was_chosen: bool,
+    ) -> Result<Option<u32>, ConnectError> {
+        match demux::lookup_flow(&self.flows, &self.conns, &self.time_wait, &self.addresses, hash, key) {
             None => Ok(None),
-            Some(Found::Connection(_)) => Err(ConnectError::AddressInUse),
-            Some(Found::TimeWait(index)) => {
+            Some(FlowEntry::Connection(_)) => Err(ConnectError::AddressInUse),
+            Some(FlowEntry::TimeWait(index)) => {
                 let age_ms = self.time_wait.age_ms(index, self.now_ms());
                 let reusable = self.time_wait.get(index).timestamps()
                     && self.config.timestamps
@@ -144,10 +149,11 @@ impl Tcp {
             return;
         }
         let hash = self.secrets.flow_hash(&key);
-        let found = demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, hash, &key);
-        let Some(Found::Connection(idx)) = found else { return };
+        let found =
+            demux::lookup_flow(&self.flows, &self.conns, &self.time_wait, &self.addresses, hash, &key);
+        let Some(FlowEntry::Connection(idx)) = found else { return };
         let profile = self.conns[idx].profile;
-        if self.min_hops_used && self.took_more_hops(profile, key.remote.is_v4(), error.hops) {
+        if self.is_gtsm_used && self.is_below_min_hop_limit(profile, key.remote.is_v4(), error.hop_limit) {
             return;
         }
         let c = &self.conns[idx];
@@ -167,7 +173,7 @@ impl Tcp {
             return;
         }
         let opening = matches!(c.state, State::SynSent | State::SynReceived);
-        if opening && c.has(Flags::ACTIVE) {
+        if opening && c.has(Flags::ACTIVE_OPEN) {
             // Linux ends an attempt to connect at the first word that it cannot succeed.
             let reason = match error.kind {
                 IcmpErrorKind::PortUnreachable => CloseReason::Refused,
@@ -191,8 +197,8 @@ impl Tcp {
                 c.hop = route.hop;
                 c.flags.assign(Flags::MTU_LOCKED, route.mtu_locked);
                 if route.mtu < c.pmtu {
-                    self.on_smaller_mtu(idx, route.mtu);
-                } else if c.mtu_search() == SearchState::Off {
+                    self.mtu_reduced(idx, route.mtu);
+                } else if c.mtu_search() == MtuSearchState::Off {
                     c.pmtu = route.mtu;
                 }
                 self.bound_mtu_search(idx, route.mtu);
@@ -203,7 +209,7 @@ impl Tcp {
     }
 
     /// The path takes less than we thought (RFC 1191, RFC 8201): segments that are too large are sent again, cut anew.
-    pub fn on_smaller_mtu(&mut self, idx: u32, mtu: u16) {
+    pub fn mtu_reduced(&mut self, idx: u32, mtu: u16) {
         let c = &mut self.conns[idx];
         if mtu >= c.pmtu {
             return;
@@ -211,15 +217,15 @@ impl Tcp {
         let old = c.mss();
         c.pmtu = mtu;
         let mss = c.mss();
-        if c.busy == NONE || mss >= old {
+        if c.active == NONE || mss >= old {
             return;
         }
-        let b = &mut self.busy[c.busy];
-        b.sent.mark_oversized_lost(old, mss);
-        b.sent.resegment(mss);
-        let oversized = b.sent.iter().any(|s: &Sent| s.has(super::sent_queue::LOST));
+        let b = &mut self.active[c.active];
+        b.rtx_queue.mark_oversized_lost(old, mss);
+        b.rtx_queue.resegment(mss);
+        let oversized = b.rtx_queue.iter().any(|s: &RtxEntry| s.has(super::rtx_queue::LOST));
         if oversized {
-            super::recovery::enter_resegmentation(c, b);
+            super::recovery::simple_retransmit(c, b);
             self.want_transmit(idx);
         }
     }

@@ -11,12 +11,12 @@ pub(crate) const TIME_WAIT_BIT: u32 = 1 << 31;
 /// The address of one end: an IPv6 address as a number, an IPv4 address as the IPv6 address it is mapped to (RFC 4291 §2.5.5.2), which
 /// no packet has. So both families compare and hash without a branch.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Host(u128);
+pub(crate) struct HostAddr(u128);
 
 /// The upper 96 bits of mapped addresses, the lower 32 being 0.
 const MAPPED: u128 = 0xffff_0000_0000;
 
-impl Host {
+impl HostAddr {
     #[inline(always)]
     pub const fn v4(address: u32) -> Self {
         Self(MAPPED | address as u128)
@@ -34,7 +34,7 @@ impl Host {
 
     /// The IPv4 address as a number, if it is one.
     #[inline(always)]
-    pub const fn low(self) -> u32 {
+    pub const fn v4_bits(self) -> u32 {
         self.0 as u32
     }
 
@@ -47,14 +47,14 @@ impl Host {
     #[inline]
     pub const fn ip(self) -> IpAddr {
         if self.is_v4() {
-            IpAddr::V4(Ipv4Addr::from_bits(self.low()))
+            IpAddr::V4(Ipv4Addr::from_bits(self.v4_bits()))
         } else {
             IpAddr::V6(Ipv6Addr::from_bits(self.0))
         }
     }
 }
 
-impl From<IpAddr> for Host {
+impl From<IpAddr> for HostAddr {
     #[inline]
     fn from(address: IpAddr) -> Self {
         match address {
@@ -64,7 +64,7 @@ impl From<IpAddr> for Host {
     }
 }
 
-impl core::fmt::Debug for Host {
+impl core::fmt::Debug for HostAddr {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         self.ip().fmt(f)
     }
@@ -76,8 +76,8 @@ pub(crate) const NO_HINT: u32 = u32::MAX;
 /// Both ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlowKey {
-    pub remote: Host,
-    pub local: Host,
+    pub remote: HostAddr,
+    pub local: HostAddr,
     pub remote_port: u16,
     pub local_port: u16,
 }
@@ -101,7 +101,7 @@ impl FlowKey {
 /// IPv6 addresses of connections: too large for the connection itself, which holds an index.
 #[derive(Default)]
 pub(crate) struct AddressPool {
-    pairs: Vec<(Host, Host)>,
+    pairs: Vec<(HostAddr, HostAddr)>,
     free: Vec<u32>,
 }
 
@@ -109,7 +109,11 @@ impl AddressPool {
     /// What a connection stores for its addresses: (remote, local, is IPv6).
     #[inline]
     pub fn store(&mut self, key: &FlowKey) -> (u32, u32, bool) {
-        if key.remote.is_v4() { (key.remote.low(), key.local.low(), false) } else { self.store_v6(key) }
+        if key.remote.is_v4() {
+            (key.remote.v4_bits(), key.local.v4_bits(), false)
+        } else {
+            self.store_v6(key)
+        }
     }
 
     #[inline(never)]
@@ -130,7 +134,7 @@ impl AddressPool {
 
     /// Bytes of what is stored for a connection.
     pub const fn bytes_of(v6: bool) -> usize {
-        if v6 { size_of::<(Host, Host)>() } else { 0 }
+        if v6 { size_of::<(HostAddr, HostAddr)>() } else { 0 }
     }
 
     #[inline(never)]
@@ -156,35 +160,38 @@ impl AddressPool {
         if v6 {
             self.pairs[remote_ip as usize] == (key.remote, key.local)
         } else {
-            key.remote == Host::v4(remote_ip) && key.local == Host::v4(local_ip)
+            key.remote == HostAddr::v4(remote_ip) && key.local == HostAddr::v4(local_ip)
         }
     }
 
     #[inline(always)]
     pub fn key(&self, v6: bool, remote_ip: u32, local_ip: u32, remote_port: u16, local_port: u16) -> FlowKey {
-        let (remote, local) =
-            if v6 { self.pairs[remote_ip as usize] } else { (Host::v4(remote_ip), Host::v4(local_ip)) };
+        let (remote, local) = if v6 {
+            self.pairs[remote_ip as usize]
+        } else {
+            (HostAddr::v4(remote_ip), HostAddr::v4(local_ip))
+        };
         FlowKey { remote, local, remote_port, local_port }
     }
 }
 
 /// What the flow table knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum FlowEntry {
     Connection(u32),
     TimeWait(u32),
 }
 
 /// Looks up a connection by its key.
 #[inline]
-pub(crate) fn find(
+pub(crate) fn lookup_flow(
     flows: &FlowTable,
     conns: &ConnTable,
     time_wait: &TimeWaitTable,
     addresses: &AddressPool,
     hash: u32,
     key: &FlowKey,
-) -> Option<Found> {
+) -> Option<FlowEntry> {
     let value = flows.find(hash, |value| {
         if value & TIME_WAIT_BIT != 0 {
             time_wait.get(value & !TIME_WAIT_BIT).matches(key, addresses)
@@ -193,9 +200,9 @@ pub(crate) fn find(
         }
     })?;
     Some(if value & TIME_WAIT_BIT != 0 {
-        Found::TimeWait(value & !TIME_WAIT_BIT)
+        FlowEntry::TimeWait(value & !TIME_WAIT_BIT)
     } else {
-        Found::Connection(value)
+        FlowEntry::Connection(value)
     })
 }
 

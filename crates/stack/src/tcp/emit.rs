@@ -4,7 +4,7 @@ use super::Tcp;
 use super::conn::{Flags, NONE, Tcb};
 use super::profile::ProfileId;
 use crate::device::Label;
-use crate::ip::{IpHeader, Lengths, Network, PlainSealed, Summing, TcpV4, TxError};
+use crate::ip::{IpHeader, Network, PayloadSum, SealedTcpV4, TcpV4Headers, TcpV4Lengths, TxError};
 use crate::wire::checksum::Sum;
 use crate::wire::protocol;
 use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
@@ -25,7 +25,7 @@ pub(super) fn max_sack_blocks(c: &Tcb) -> usize {
 
 /// One segment (or super-frame) to be built.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Segment {
+pub(crate) struct TxSegment {
     pub seq: SeqNumber,
     pub len: u32,
     pub flags: TcpFlags,
@@ -35,7 +35,7 @@ pub(crate) struct Segment {
     pub ect: bool,
 }
 
-impl Segment {
+impl TxSegment {
     /// How many segments it is on the wire.
     fn wire_segments(&self) -> u64 {
         self.gso_size.map_or(1, |size| u64::from(self.len.div_ceil(size.into())))
@@ -44,8 +44,8 @@ impl Segment {
 
 /// What stands in the headers of a segment over IPv4 that is not to be fragmented.
 #[inline(always)]
-fn v4_headers(c: &Tcb, segment: &Segment, (tos, ttl): (u8, u8), window: u16, urgent: u16) -> TcpV4 {
-    TcpV4 {
+fn v4_headers(c: &Tcb, segment: &TxSegment, (tos, ttl): (u8, u8), window: u16, urgent: u16) -> TcpV4Headers {
+    TcpV4Headers {
         src: c.local_ip,
         dst: c.remote_ip,
         tos: tos | if segment.ect { ECT0 } else { 0 },
@@ -55,45 +55,45 @@ fn v4_headers(c: &Tcb, segment: &Segment, (tos, ttl): (u8, u8), window: u16, urg
         ack: if segment.flags.contains(TcpFlags::ACK) { c.rcv_nxt.0 } else { 0 },
         flags: segment.flags,
         window,
-        urgent,
+        urg_ptr: urgent,
     }
 }
 
 impl Tcp {
     /// Builds one segment.
     #[inline(never)]
-    pub fn emit(&mut self, net: &mut Network, idx: u32, segment: &Segment) -> Result<(), TxError> {
+    pub fn emit(&mut self, net: &mut Network, idx: u32, segment: &TxSegment) -> Result<(), TxError> {
         if self.is_plain(idx, segment) && self.emit_plain(net, idx, segment)? {
             return Ok(());
         }
-        self.emit_any(net, idx, segment)
+        self.emit_slow_path(net, idx, segment)
     }
 
     /// Whether a segment has no options but timestamps, and nothing else that is not on nearly every one.
     #[inline(always)]
-    fn is_plain(&self, idx: u32, segment: &Segment) -> bool {
+    fn is_plain(&self, idx: u32, segment: &TxSegment) -> bool {
         let c = &self.conns[idx];
         if segment.flags.0 & (TcpFlags::SYN.0 | TcpFlags::RST.0) != 0
             || c.has(Flags::V6 | Flags::ECN_ECHO | Flags::MTU_LOCKED)
         {
             return false;
         }
-        if c.busy == NONE {
+        if c.active == NONE {
             return true;
         }
-        let b = &self.busy[c.busy];
-        b.urgent_out.is_none() && b.dsack.is_none() && b.recv.range_count() == 0
+        let b = &self.active[c.active];
+        b.snd_up.is_none() && b.dsack.is_none() && b.recv.range_count() == 0
     }
 
     /// An acknowledgement by itself.
     #[inline(never)]
     pub fn send_ack(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let seq = self.conns[idx].snd_nxt;
-        let segment = Segment { seq, len: 0, flags: TcpFlags::ACK, gso_size: None, ect: false };
+        let segment = TxSegment { seq, len: 0, flags: TcpFlags::ACK, gso_size: None, ect: false };
         if self.is_plain(idx, &segment) && self.emit_single(net, idx, seq, 0, TcpFlags::ACK)? {
             return Ok(());
         }
-        self.emit_any(net, idx, &segment)
+        self.emit_slow_path(net, idx, &segment)
     }
 
     /// Builds a plain segment that is one on the wire, too, and not ECN-capable; `false` as below.
@@ -109,14 +109,14 @@ impl Tcp {
         len: u32,
         flags: TcpFlags,
     ) -> Result<bool, TxError> {
-        self.emit_plain(net, idx, &Segment { seq, len, flags, gso_size: None, ect: false })
+        self.emit_plain(net, idx, &TxSegment { seq, len, flags, gso_size: None, ect: false })
     }
 
     /// Builds a plain segment; `false` if the network layer wants a closer look at where it goes.
     #[inline(always)]
-    fn emit_plain(&mut self, net: &mut Network, idx: u32, segment: &Segment) -> Result<bool, TxError> {
+    fn emit_plain(&mut self, net: &mut Network, idx: u32, segment: &TxSegment) -> Result<bool, TxError> {
         let c = &self.conns[idx];
-        let timestamps = Timestamps { value: self.now_ms().wrapping_add(c.ts_offset), echo: c.ts_recent };
+        let timestamps = Timestamps { tsval: self.now_ms().wrapping_add(c.ts_offset), tsecr: c.ts_recent };
         let options = timestamps.words();
         let options = if c.has(Flags::TIMESTAMPS) { &options[..] } else { &[] };
         let (window, edge) = self.window_field(idx, false);
@@ -133,7 +133,7 @@ impl Tcp {
         &mut self,
         net: &mut Network,
         idx: u32,
-        segment: &Segment,
+        segment: &TxSegment,
     ) -> Result<bool, TxError> {
         let options = self.syn_options(idx, true).words();
         let (window, edge) = self.window_field(idx, true);
@@ -150,27 +150,27 @@ impl Tcp {
         &mut self,
         net: &mut Network,
         idx: u32,
-        segment: &Segment,
+        segment: &TxSegment,
         window: u16,
         urgent: u16,
         options: &[u32],
     ) -> Result<bool, TxError> {
         // Of all devices, because which one it is going to be is not known yet, and the others leave it out.
-        let label = if net.makes_labels() { self.label(net, idx) } else { Label::NONE };
+        let label = if net.has_flow_hasher() { self.label(net, idx) } else { Label::NONE };
         let c = &self.conns[idx];
-        let (tos, ttl) = self.service(c);
-        let lengths = Lengths { options, payload: segment.len as usize, gso_size: segment.gso_size };
+        let (tos, ttl) = self.tos_and_hop_limit(c);
+        let lengths = TcpV4Lengths { options, payload: segment.len as usize, gso_size: segment.gso_size };
         let Some(packet) = net.begin_tcp_v4(self.now, &c.hop, lengths)? else { return Ok(false) };
-        if packet.gathers && self.busy[c.busy].send.lies_in_pieces() {
+        if packet.can_gather && self.active[c.active].send.is_gatherable() {
             let sealed = packet.seal(&v4_headers(c, segment, (tos, ttl), window, urgent), options, Sum::ZERO);
-            self.commit_in_pieces(net, idx, segment, (sealed, label));
+            self.commit_gathered(net, idx, segment, (sealed, label));
             return Ok(true);
         }
         let mut sum = Sum::ZERO;
         if segment.len > 0 {
             let offset = (segment.seq - c.snd_una) as u64;
-            let send = &self.busy[c.busy].send;
-            sum = send.fill(&self.chunks, &self.sources, offset, packet.payload, packet.summing);
+            let send = &self.active[c.active].send;
+            sum = send.fill(&self.chunks, &self.sources, offset, packet.payload, packet.payload_sum);
         }
         let sealed = packet.seal(&v4_headers(c, segment, (tos, ttl), window, urgent), options, sum);
         net.commit_tcp_v4(sealed, label);
@@ -180,16 +180,16 @@ impl Tcp {
 
     /// A super-frame for a device that copies, and can copy from where the bytes lie.
     #[inline(never)]
-    fn commit_in_pieces(
+    fn commit_gathered(
         &mut self,
         net: &mut Network,
         idx: u32,
-        segment: &Segment,
-        (sealed, label): (PlainSealed, Label),
+        segment: &TxSegment,
+        (sealed, label): (SealedTcpV4, Label),
     ) {
         let c = &self.conns[idx];
         let offset = (segment.seq - c.snd_una) as u64;
-        let send = &self.busy[c.busy].send;
+        let send = &self.active[c.active].send;
         let mut pieces = send.pieces(&self.chunks, &self.sources, offset, segment.len as usize);
         net.commit_gathered_v4(sealed, label, &mut pieces);
         self.stats.segments_out += segment.wire_segments();
@@ -200,25 +200,25 @@ impl Tcp {
     pub(super) fn label(&mut self, net: &Network, idx: u32) -> Label {
         let c = &self.conns[idx];
         let priority = self.priority(c);
-        if c.busy != NONE && self.busy[c.busy].label != Label::NONE {
-            return Label::new(self.busy[c.busy].label.hash(), priority);
+        if c.active != NONE && self.active[c.active].label != Label::NONE {
+            return Label::new(self.active[c.active].label.hash(), priority);
         }
-        let (key, busy) = (self.key(idx), c.busy);
-        let hash = net.hash_of_sent(key.local_addr(), key.remote_addr());
+        let (key, busy) = (self.key(idx), c.active);
+        let hash = net.tx_flow_hash(key.local_addr(), key.remote_addr());
         if busy != NONE {
-            self.busy[busy].label = Label::new(hash, 0);
+            self.active[busy].label = Label::new(hash, 0);
         }
         Label::new(hash, priority)
     }
 
     /// The same if a device carries labels.
     pub(super) fn label_if_carried(&mut self, net: &Network, idx: u32) -> Label {
-        if net.makes_labels() { self.label(net, idx) } else { Label::NONE }
+        if net.has_flow_hasher() { self.label(net, idx) } else { Label::NONE }
     }
 
     /// Type of service and hop limit of what a connection sends.
     #[inline(always)]
-    fn service(&self, c: &Tcb) -> (u8, u8) {
+    fn tos_and_hop_limit(&self, c: &Tcb) -> (u8, u8) {
         if c.profile == ProfileId::DEFAULT {
             // Most connections: not even their profile is looked at.
             return (0, self.config.hop_limit);
@@ -235,7 +235,7 @@ impl Tcp {
 
     /// Builds any segment.
     #[inline(never)]
-    fn emit_any(&mut self, net: &mut Network, idx: u32, segment: &Segment) -> Result<(), TxError> {
+    fn emit_slow_path(&mut self, net: &mut Network, idx: u32, segment: &TxSegment) -> Result<(), TxError> {
         if !net.hop_is_current(&self.conns[idx].hop) {
             self.reroute(net, idx)?;
         }
@@ -249,8 +249,8 @@ impl Tcp {
         }
         let mut urgent = 0;
         if !syn
-            && c.busy != NONE
-            && let Some(end) = self.busy[c.busy].urgent_out
+            && c.active != NONE
+            && let Some(end) = self.active[c.active].snd_up
         {
             // RFC 6093 §3.2: points behind the urgent byte, as all implementations have it.
             let ahead = end - segment.seq;
@@ -261,33 +261,33 @@ impl Tcp {
         }
         let plain = !c.has(Flags::V6 | Flags::MTU_LOCKED);
         if !plain || !self.emit_v4(net, idx, &segment, window, urgent, &options.words())? {
-            self.emit_unusual(net, idx, &segment, window, urgent, &options)?;
+            self.emit_generic(net, idx, &segment, window, urgent, &options)?;
         }
         if segment.flags.contains(TcpFlags::ACK) {
             let c = &self.conns[idx];
             let unsaid = options.sack_blocks.is_empty()
                 && c.has(Flags::ACK_NOW)
-                && c.busy != NONE
+                && c.active != NONE
                 && c.has(Flags::SACK)
-                && (self.busy[c.busy].dsack.is_some() || self.busy[c.busy].recv.range_count() > 0);
-            let dsack = if unsaid { self.busy[c.busy].dsack } else { None };
+                && (self.active[c.active].dsack.is_some() || self.active[c.active].recv.range_count() > 0);
+            let dsack = if unsaid { self.active[c.active].dsack } else { None };
             self.on_ack_sent(idx, edge);
             if unsaid {
                 // There was no room for what arrived out of order: it goes by itself.
                 let c = &mut self.conns[idx];
                 c.flags.set(Flags::ACK_NOW);
-                self.busy[c.busy].dsack = dsack;
+                self.active[c.active].dsack = dsack;
             }
         }
         Ok(())
     }
 
     /// Builds a segment over IPv6, one that may be fragmented, or one to a neighbour that has to be asked for first.
-    fn emit_unusual(
+    fn emit_generic(
         &mut self,
         net: &mut Network,
         idx: u32,
-        segment: &Segment,
+        segment: &TxSegment,
         window: u16,
         urgent: u16,
         options: &TcpOptions,
@@ -301,22 +301,25 @@ impl Tcp {
             ack: if segment.flags.contains(TcpFlags::ACK) { c.rcv_nxt } else { SeqNumber(0) },
             flags: segment.flags,
             window,
-            urgent,
+            urg_ptr: urgent,
             header_len: 0,
         };
         let header_len = TcpHeader::LEN + options.encoded_len();
         let l4_len = header_len + segment.len as usize;
-        let write = |l4: &mut [u8], summing: Summing| {
+        let write = |l4: &mut [u8], summing: PayloadSum| {
             tcp::emit(&tcp_header, options, l4);
             let payload = &mut l4[header_len..];
             if payload.is_empty() {
                 return (header_len, Sum::ZERO);
             }
             let offset = (segment.seq - c.snd_una) as u64;
-            (header_len, self.busy[c.busy].send.fill(&self.chunks, &self.sources, offset, payload, summing))
+            (
+                header_len,
+                self.active[c.active].send.fill(&self.chunks, &self.sources, offset, payload, summing),
+            )
         };
         let key = self.key(idx);
-        let (tos, hop_limit) = self.service(c);
+        let (tos, hop_limit) = self.tos_and_hop_limit(c);
         let header = IpHeader {
             src: key.local.ip(),
             dst: key.remote.ip(),
@@ -336,8 +339,8 @@ impl Tcp {
     fn on_ack_sent(&mut self, idx: u32, edge: SeqNumber) {
         self.on_plain_ack_sent(idx, edge);
         let c = &self.conns[idx];
-        if c.busy != NONE {
-            self.busy[c.busy].dsack = None;
+        if c.active != NONE {
+            self.active[c.active].dsack = None;
         }
     }
 
@@ -346,8 +349,8 @@ impl Tcp {
     fn on_plain_ack_sent(&mut self, idx: u32, edge: SeqNumber) {
         let c = &mut self.conns[idx];
         c.rcv_edge = edge;
-        c.rcv_acked = c.rcv_nxt;
-        c.count_quick_ack();
+        c.rcv_wup = c.rcv_nxt;
+        c.dec_quick_acks();
         c.flags.clear(Flags::ACK_NOW | Flags::ACK_DELAYED);
     }
 
@@ -361,14 +364,14 @@ impl Tcp {
             return (window as u16, c.rcv_nxt + window);
         }
         let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
-        let window = if c.state.may_receive() { self.window_to_offer(idx) } else { c.rcv_wnd() };
+        let window = if c.state.may_receive() { self.select_window(idx) } else { c.rcv_wnd() };
         // Rounded up, so that the right edge does not move back by rounding.
         let field = ((u64::from(window) + (1 << scale) - 1) >> scale).min(65_535) as u32;
         let edge = c.rcv_nxt + (field << scale);
         (field as u16, if edge.lt(c.rcv_edge) && field == 65_535 { c.rcv_edge } else { edge.max(c.rcv_nxt) })
     }
 
-    fn options_for(&self, idx: u32, segment: &Segment) -> TcpOptions {
+    fn options_for(&self, idx: u32, segment: &TxSegment) -> TcpOptions {
         let c = &self.conns[idx];
         if segment.flags.contains(TcpFlags::SYN) {
             return self.syn_options(idx, segment.flags.contains(TcpFlags::ACK));
@@ -376,9 +379,9 @@ impl Tcp {
         let mut options = TcpOptions::default();
         if c.has(Flags::TIMESTAMPS) {
             let value = self.now_ms().wrapping_add(c.ts_offset);
-            options.timestamps = Some(Timestamps { value, echo: c.ts_recent });
+            options.timestamps = Some(Timestamps { tsval: value, tsecr: c.ts_recent });
         }
-        if c.busy != NONE && c.has(Flags::SACK) {
+        if c.active != NONE && c.has(Flags::SACK) {
             self.sack_blocks_for(idx, segment, &mut options);
         }
         options
@@ -392,9 +395,9 @@ impl Tcp {
         // A passive open answers only what was offered (RFC 7323 §1.3).
         let offers = |flag: Flags, configured: bool| if answer { c.has(flag) } else { configured };
         let value = self.now_ms().wrapping_add(c.ts_offset);
-        let timestamps = Timestamps { value, echo: c.ts_recent };
+        let timestamps = Timestamps { tsval: value, tsecr: c.ts_recent };
         TcpOptions {
-            mss: Some(self.announced_mss(idx)),
+            mss: Some(self.advmss(idx)),
             sack_permitted: offers(Flags::SACK, config.sack),
             window_scale: offers(Flags::WSCALE, config.window_scaling).then_some(c.rcv_wscale()),
             timestamps: offers(Flags::TIMESTAMPS, config.timestamps).then_some(timestamps),
@@ -403,9 +406,9 @@ impl Tcp {
     }
 
     /// What was received twice, then what came out of order, the latest first (RFC 2883 §4, RFC 2018 §4).
-    fn sack_blocks_for(&self, idx: u32, segment: &Segment, options: &mut TcpOptions) {
+    fn sack_blocks_for(&self, idx: u32, segment: &TxSegment, options: &mut TcpOptions) {
         let c = &self.conns[idx];
-        let b = &self.busy[c.busy];
+        let b = &self.active[c.active];
         let payload = segment.gso_size.map_or(segment.len, u32::from);
         let room = match payload {
             0 => max_sack_blocks(c),

@@ -1,19 +1,19 @@
 //! What a connection occupies: counted when somebody asks, from the lists that it has anyway, so that nothing is kept for it.
 
 use super::Tcp;
-use super::busy::Busy;
+use super::active::ActiveConn;
 use super::conn::{Flags, NONE, Tcb};
 use super::demux::AddressPool;
 use super::listen::ListenEntry;
 use super::time_wait::TimeWait;
 #[cfg(test)]
-use super::{conn::Life, state::State};
+use super::{conn::SlotState, state::State};
 use crate::chunk_pool::CHUNK_BYTES;
-use crate::stack::Memory;
+use crate::stack::SocketMemory;
 
 /// What a buffer holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct BufferMemory {
     /// Bytes of the stream that lie in chunks.
     pub bytes: u64,
     /// Chunks.
@@ -21,66 +21,67 @@ pub(crate) struct Held {
     /// Bytes of the lists that say where what is.
     pub list_bytes: usize,
     /// Entries of lists that were looked at to find out.
-    pub looked_at: usize,
+    pub entries_visited: usize,
 }
 
 impl Tcp {
     /// The memory of the connection in a place, and how many entries of lists were looked at.
-    pub fn memory_at(&self, idx: u32) -> (Memory, usize) {
+    pub fn memory_at(&self, idx: u32) -> (SocketMemory, usize) {
         let c = &self.conns[idx];
         let profile = self.profile(idx);
         let own = size_of::<Tcb>() + AddressPool::bytes_of(c.has(Flags::V6));
-        let mut memory = Memory {
+        let mut memory = SocketMemory {
             rcvbuf: profile.recv_buffer_bytes.into(),
             sndbuf: profile.send_buffer_bytes.into(),
             drops: Some(0),
             total: own as u64,
-            ..Memory::default()
+            ..SocketMemory::default()
         };
-        if c.busy == NONE {
+        if c.active == NONE {
             return (memory, 0);
         }
-        let b = &self.busy[c.busy];
-        let (recv, send) = (b.recv.held(), b.send.held());
+        let b = &self.active[c.active];
+        let (recv, send) = (b.recv.memory(), b.send.memory());
         let chunks = ((recv.chunks + send.chunks) * CHUNK_BYTES) as u64;
-        let lists = recv.list_bytes + send.list_bytes + b.sent.list_bytes() + b.cuts.list_bytes();
+        let lists =
+            recv.list_bytes + send.list_bytes + b.rtx_queue.list_bytes() + b.record_marks.list_bytes();
         memory.rmem_alloc = recv.bytes;
         memory.wmem_queued = send.bytes;
         memory.fwd_alloc = chunks - recv.bytes - send.bytes;
         memory.drops = Some(b.recv.dropped_ranges());
-        memory.total += chunks + (size_of::<Busy>() + lists) as u64;
-        (memory, recv.looked_at + send.looked_at)
+        memory.total += chunks + (size_of::<ActiveConn>() + lists) as u64;
+        (memory, recv.entries_visited + send.entries_visited)
     }
 
     /// The memory of a listener. The limits are those that its connections begin with.
-    pub fn listener_memory(&self, entry: &ListenEntry) -> Memory {
+    pub fn listener_memory(&self, entry: &ListenEntry) -> SocketMemory {
         let profile = self.profiles.get(entry.profile);
-        Memory {
+        SocketMemory {
             rcvbuf: profile.recv_buffer_bytes.into(),
             sndbuf: profile.send_buffer_bytes.into(),
             total: (size_of::<ListenEntry>() + entry.queue_bytes()) as u64,
-            ..Memory::default()
+            ..SocketMemory::default()
         }
     }
 
     /// The memory of an entry in TIME_WAIT, which holds no bytes of the stream.
-    pub fn time_wait_memory(v6: bool) -> Memory {
+    pub fn time_wait_memory(v6: bool) -> SocketMemory {
         let total = size_of::<TimeWait>() + AddressPool::bytes_of(v6);
-        Memory { drops: Some(0), total: total as u64, ..Memory::default() }
+        SocketMemory { drops: Some(0), total: total as u64, ..SocketMemory::default() }
     }
 }
 
 #[cfg(test)]
 impl Tcp {
     /// Adds an established connection with so many ranges out of order.
-    pub fn add_fragmented(&mut self, ranges: usize) {
+    pub fn add_fragmented_conn(&mut self, ranges: usize) {
         let idx = self.conns.alloc().unwrap();
         let c = &mut self.conns[idx];
-        (c.life, c.state) = (Life::Open, State::Established);
+        (c.slot_state, c.state) = (SlotState::Open, State::Established);
         if ranges > 0 {
-            let busy = self.ensure_busy(idx);
+            let busy = self.ensure_active(idx);
             for n in 1..=ranges {
-                let out = self.busy[busy].recv.write(&mut self.chunks, n * 4000, b"ab", usize::MAX);
+                let out = self.active[busy].recv.write(&mut self.chunks, n * 4000, b"ab", usize::MAX);
                 assert_eq!(out.stored, 2);
             }
         }

@@ -1,9 +1,9 @@
 //! A segment arrives: the checks of RFC 9293 §3.10.7, in their order.
 
 use super::Tcp;
-use super::ack::{AckOutcome, is_of_nothing_sent};
-use super::conn::{Flags, Life, Tcb};
-use super::demux::{FlowKey, Found};
+use super::ack::{AckOutcome, is_unacceptable_ack};
+use super::conn::{Flags, SlotState, Tcb};
+use super::demux::{FlowEntry, FlowKey};
 use super::profile::ProfileId;
 use super::state::State;
 use super::{listen, prediction};
@@ -13,11 +13,11 @@ use crate::ip::Network;
 use crate::wire::tcp::{SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 
 /// Linux's bound on the age of a timestamp to compare with (RFC 7323 §5.5: 24 days).
-pub(crate) const PAWS_IDLE_MS: u32 = 24 * 24 * 3600 * 1000;
+pub(crate) const PAWS_24DAYS_MS: u32 = 24 * 24 * 3600 * 1000;
 
 /// What a segment's header says beside ports and lengths, which are in [`Arrived`] itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Fields {
+pub(crate) struct SegmentHeader {
     pub seq: SeqNumber,
     pub ack: SeqNumber,
     pub flags: TcpFlags,
@@ -25,21 +25,21 @@ pub(crate) struct Fields {
     pub urgent: u16,
 }
 
-impl From<&TcpHeader> for Fields {
+impl From<&TcpHeader> for SegmentHeader {
     #[inline(always)]
     fn from(header: &TcpHeader) -> Self {
-        let TcpHeader { seq, ack, flags, window, urgent, .. } = *header;
+        let TcpHeader { seq, ack, flags, window, urg_ptr: urgent, .. } = *header;
         Self { seq, ack, flags, window, urgent }
     }
 }
 
 /// A segment with all that was found out about it before its connection was touched.
-pub(crate) struct Arrived<'a> {
+pub(crate) struct Segment<'a> {
     pub key: FlowKey,
     pub hash: u32,
     /// What the flow table had under `hash` a moment ago, or [`super::demux::NO_HINT`]: to be looked at first, and not to be relied on.
     pub hint: u32,
-    pub header: Fields,
+    pub header: SegmentHeader,
     pub options: &'a [u8],
     pub payload: &'a [u8],
     /// Where the payload lies in the burst, if it does.
@@ -49,10 +49,10 @@ pub(crate) struct Arrived<'a> {
     /// Wire segments in it (more than one after receive coalescing).
     pub segments: u16,
     /// Hop limit, or time to live, that was left.
-    pub hops: u8,
+    pub hop_limit: u8,
 }
 
-impl Arrived<'_> {
+impl Segment<'_> {
     /// Sequence number after the segment.
     pub fn end(&self) -> SeqNumber {
         self.header.seq + self.seq_len()
@@ -68,7 +68,7 @@ impl Arrived<'_> {
 
     /// Payload of each of its segments on the wire.
     #[inline(always)]
-    pub fn wire_bytes(&self) -> usize {
+    pub fn wire_payload(&self) -> usize {
         if self.segments > 1 { self.payload.len() / usize::from(self.segments) } else { self.payload.len() }
     }
 
@@ -85,31 +85,34 @@ impl Arrived<'_> {
 impl Tcp {
     /// Takes one segment. `burst` is what `seg.frame` refers to.
     #[inline(never)]
-    pub fn input_other(&mut self, net: &mut Network, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
-        self.input(net, seg, burst);
+    pub fn input(&mut self, net: &mut Network, seg: &Segment<'_>, burst: &RxBurst<'_>) {
+        self.input_inlined(net, seg, burst);
     }
 
     /// The same for the usual frames of IPv4, in whose loop all of it lies.
     #[inline(always)]
-    pub fn input(&mut self, net: &mut Network, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
+    pub fn input_inlined(&mut self, net: &mut Network, seg: &Segment<'_>, burst: &RxBurst<'_>) {
         self.stats.segments_in += u64::from(seg.segments);
-        let found = self.find(seg);
+        let found = self.lookup(seg);
         match found {
-            None if net.is_misdirected(seg.frame, burst, &seg.key) => {}
+            None if net.is_misrouted(seg.frame, burst, &seg.key) => {}
             None => self.input_listen(net, seg, burst),
-            Some(Found::TimeWait(index)) => self.input_time_wait(net, index, seg, burst),
-            Some(Found::Connection(idx)) => {
-                if self.min_hops_used && self.is_from_afar(self.conns[idx].profile, seg) {
+            Some(FlowEntry::TimeWait(index)) => self.input_time_wait(net, index, seg, burst),
+            Some(FlowEntry::Connection(idx)) => {
+                if self.is_gtsm_used && self.fails_gtsm(self.conns[idx].profile, seg) {
                     return;
                 }
-                if self.conns[idx].has(Flags::INLINE) && !seg.payload.is_empty() && !self.may_lend(idx, seg) {
+                if self.conns[idx].has(Flags::INLINE)
+                    && !seg.payload.is_empty()
+                    && !self.can_deliver_inline(idx, seg)
+                {
                     // What cannot follow in place must not overtake.
-                    self.stash_pending(idx, burst);
+                    self.buffer_pending(idx, burst);
                 }
                 let c = &self.conns[idx];
                 let predicted = prediction::predict(c, seg);
                 #[cfg(test)]
-                let predicted = predicted.filter(|_| !self.unpredicted);
+                let predicted = predicted.filter(|_| !self.is_fast_path_disabled);
                 if let Some(timestamps) = predicted {
                     if c.state == State::SynReceived && !self.complete_handshake(net, idx, seg) {
                         return self.after_segment(idx, seg);
@@ -128,8 +131,8 @@ impl Tcp {
 
     /// Sees to the timers of a connection that a segment came for. What is on the transmit list gets its timer there, once however many segments came; and the answer of the
     /// application, which is about to put it there, is nearly certain.
-    pub(super) fn after_segment(&mut self, idx: u32, seg: &Arrived<'_>) {
-        if self.conns[idx].life != Life::Open {
+    pub(super) fn after_segment(&mut self, idx: u32, seg: &Segment<'_>) {
+        if self.conns[idx].slot_state != SlotState::Open {
             return;
         }
         if seg.payload.is_empty() {
@@ -141,27 +144,27 @@ impl Tcp {
 
     /// Whether a segment took more hops than its socket allows (RFC 5082): it is dropped, and nobody is told.
     #[inline(never)]
-    pub fn is_from_afar(&mut self, profile: ProfileId, seg: &Arrived<'_>) -> bool {
-        self.took_more_hops(profile, seg.key.remote.is_v4(), seg.hops)
+    pub fn fails_gtsm(&mut self, profile: ProfileId, seg: &Segment<'_>) -> bool {
+        self.is_below_min_hop_limit(profile, seg.key.remote.is_v4(), seg.hop_limit)
     }
 
     /// The same for whatever arrived with this hop limit.
-    pub fn took_more_hops(&mut self, profile: ProfileId, is_v4: bool, hops: u8) -> bool {
-        let [v4, v6] = self.profiles.get(profile).min_hops;
+    pub fn is_below_min_hop_limit(&mut self, profile: ProfileId, is_v4: bool, hops: u8) -> bool {
+        let [v4, v6] = self.profiles.get(profile).min_hop_limits;
         let is_far = hops < if is_v4 { v4 } else { v6 };
         self.stats.min_hops_drops += u64::from(is_far);
         is_far
     }
 
     /// A socket has this profile now.
-    pub fn note_min_hops(&mut self, profile: ProfileId) {
-        self.min_hops_used |= self.profiles.get(profile).min_hops != [0; 2];
+    pub fn note_min_hop_limit(&mut self, profile: ProfileId) {
+        self.is_gtsm_used |= self.profiles.get(profile).min_hop_limits != [0; 2];
     }
 
     /// RFC 9293 §3.10.7.4: all states but CLOSED, LISTEN and SYN_SENT.
-    pub fn input_established(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) {
+    pub fn input_established(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
         let timestamps = if self.conns[idx].has(Flags::TIMESTAMPS) { seg.timestamps() } else { None };
-        if !self.acceptable(net, idx, seg, timestamps) {
+        if !self.validate_incoming(net, idx, seg, timestamps) {
             return;
         }
         // Second check: RST (RFC 5961 §3.2).
@@ -181,9 +184,9 @@ impl Tcp {
         if self.conns[idx].state == State::SynReceived && !self.complete_handshake(net, idx, seg) {
             return;
         }
-        if is_of_nothing_sent(&self.conns[idx], seg.header.ack) {
+        if is_unacceptable_ack(&self.conns[idx], seg.header.ack) {
             // Whoever sent it does not know where we are: nothing in it counts, its timestamp neither.
-            self.challenge(idx);
+            self.send_challenge_ack(idx);
             return;
         }
         self.note_arrival(idx, seg, timestamps);
@@ -192,7 +195,7 @@ impl Tcp {
         let outcome = self.on_ack(net, idx, seg, timestamps);
         if seg.header.ack.gt(una) {
             // What we sent arrived, so the neighbour is there (RFC 4861 §7.3.1).
-            net.confirm(self.now, &hop);
+            net.confirm_neighbour(self.now, &hop);
         }
         match outcome {
             AckOutcome::Accepted => {}
@@ -207,11 +210,11 @@ impl Tcp {
     }
 
     /// First check: does any of it lie in the window, and is it not an old duplicate (RFC 9293 §3.10.7.4, RFC 7323 §5.3)?
-    fn acceptable(
+    fn validate_incoming(
         &mut self,
         net: &mut Network,
         idx: u32,
-        seg: &Arrived<'_>,
+        seg: &Segment<'_>,
         timestamps: Option<Timestamps>,
     ) -> bool {
         let now_ms = self.now_ms();
@@ -219,16 +222,16 @@ impl Tcp {
         let rst = seg.has(TcpFlags::RST);
         if let Some(ts) = timestamps
             && !rst
-            && !paws_accepts(c, ts.value, now_ms)
+            && !paws_accepts(c, ts.tsval, now_ms)
         {
             self.stats.paws_rejected += 1;
-            self.answer_invalid(net, idx, seg);
+            self.send_dup_ack(net, idx, seg);
             return false;
         }
         // The left edge is what we acknowledged last: a segment between it and rcv_nxt may cross our acknowledgement. A segment at the
         // right edge is acceptable for what it acknowledges, even if the window is closed to what it carries.
         let edge = c.rcv_edge.max(c.rcv_nxt);
-        if seg.end().ge(c.rcv_acked) && seg.header.seq.le(edge) {
+        if seg.end().ge(c.rcv_wup) && seg.header.seq.le(edge) {
             return true;
         }
         self.stats.out_of_window += 1;
@@ -236,50 +239,50 @@ impl Tcp {
             if seg.has(TcpFlags::SYN) {
                 self.on_unexpected_syn(idx, seg);
             } else {
-                self.answer_invalid(net, idx, seg);
+                self.send_dup_ack(net, idx, seg);
             }
         }
         false
     }
 
     /// RFC 5961 §3.2: only an RST at exactly the expected sequence number resets; another one in the window is challenged.
-    fn on_rst(&mut self, idx: u32, seg: &Arrived<'_>) {
+    fn on_rst(&mut self, idx: u32, seg: &Segment<'_>) {
         let c = &self.conns[idx];
         if seg.header.seq != c.rcv_nxt {
-            self.challenge(idx);
+            self.send_challenge_ack(idx);
             return;
         }
         let reason = match c.state {
             // The peer has all our data and its FIN was received: nothing was lost.
             State::Closing | State::LastAck | State::TimeWait => CloseReason::Normal,
-            State::SynReceived if c.has(Flags::ACTIVE) => CloseReason::Refused,
+            State::SynReceived if c.has(Flags::ACTIVE_OPEN) => CloseReason::Refused,
             _ => CloseReason::Reset,
         };
         self.destroy(idx, reason);
     }
 
-    fn on_unexpected_syn(&mut self, idx: u32, seg: &Arrived<'_>) {
+    fn on_unexpected_syn(&mut self, idx: u32, seg: &Segment<'_>) {
         let c = &mut self.conns[idx];
         let repeated = c.state == State::SynReceived && seg.header.seq + 1 == c.rcv_nxt;
-        if repeated && !seg.has(TcpFlags::ACK) && !c.has(Flags::ACTIVE) {
+        if repeated && !seg.has(TcpFlags::ACK) && !c.has(Flags::ACTIVE_OPEN) {
             // Our SYN+ACK was lost: it leaves again, without counting as a time-out. What comes may be the answer to either (Karn).
-            c.rttvar = listen::AMBIGUOUS;
+            c.rttvar = listen::SYNACK_AMBIGUOUS;
             // One that has not left at all yet is not sent again.
             self.stats.retransmitted += u64::from(!c.has(Flags::SYN_PENDING));
             c.flags.set(Flags::SYN_PENDING);
             self.want_transmit(idx);
             return;
         }
-        if repeated && c.has(Flags::ACTIVE) && seg.has(TcpFlags::ACK) && seg.header.ack == c.snd_nxt {
+        if repeated && c.has(Flags::ACTIVE_OPEN) && seg.has(TcpFlags::ACK) && seg.header.ack == c.snd_nxt {
             // Simultaneous open: the peer's SYN+ACK acknowledges our SYN.
             return self.finish_simultaneous_open(idx, seg);
         }
-        self.challenge(idx);
+        self.send_challenge_ack(idx);
     }
 
     /// A challenge acknowledgement (RFC 5961), within its budgets.
-    pub fn challenge(&mut self, idx: u32) {
-        if self.rate_limited(idx) || !self.may_challenge() {
+    pub fn send_challenge_ack(&mut self, idx: u32) {
+        if self.is_oow_rate_limited(idx) || !self.may_challenge() {
             return;
         }
         self.stats.challenge_acks += 1;
@@ -287,18 +290,18 @@ impl Tcp {
     }
 
     /// An acknowledgement that tells the peer where we are, in answer to a segment outside of the window.
-    fn answer_invalid(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) {
+    fn send_dup_ack(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
         let c = &self.conns[idx];
-        if c.state == State::SynReceived && !c.has(Flags::ACTIVE) {
+        if c.state == State::SynReceived && !c.has(Flags::ACTIVE_OPEN) {
             // A SYN+ACK that waits for the device says all that, and more: an acknowledgement in front of it would give away the number
             // that opens the connection before the peer has seen our offer.
             if !c.has(Flags::SYN_PENDING) {
-                self.reply_ack(net, idx);
+                self.send_ack_at_once(net, idx);
             }
             return;
         }
         // Segments with data are rarely part of an acknowledgement loop: always answered, as on Linux.
-        if seg.payload.is_empty() && self.rate_limited(idx) {
+        if seg.payload.is_empty() && self.is_oow_rate_limited(idx) {
             return;
         }
         self.note_duplicate(idx, seg);
@@ -308,32 +311,32 @@ impl Tcp {
     }
 
     /// One answer in `invalid_ack_interval_ms`, so that two confused ends do not answer each other for ever.
-    fn rate_limited(&mut self, idx: u32) -> bool {
+    fn is_oow_rate_limited(&mut self, idx: u32) -> bool {
         let interval = self.config.invalid_ack_interval_ms;
         if interval == 0 {
             return false;
         }
         let now_ms = self.now_ms();
-        let busy = self.ensure_busy(idx);
-        let b = &mut self.busy[busy];
-        let limited = b.last_invalid_ms.is_some_and(|at| now_ms.wrapping_sub(at) < interval);
+        let busy = self.ensure_active(idx);
+        let b = &mut self.active[busy];
+        let limited = b.last_oow_ack_time.is_some_and(|at| now_ms.wrapping_sub(at) < interval);
         if !limited {
-            b.last_invalid_ms = Some(now_ms);
+            b.last_oow_ack_time = Some(now_ms);
         }
         limited
     }
 
     /// The acknowledgement that completes a passive or simultaneous open. False if the segment goes no further.
     #[inline(always)]
-    pub fn complete_handshake(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) -> bool {
+    pub fn complete_handshake(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) -> bool {
         let now_us = self.now.as_micros() as u32;
         let c = &self.conns[idx];
         if seg.header.ack.le(c.snd_una) || seg.header.ack.gt(c.snd_nxt) {
             // RFC 9293 §3.10.7.4, fifth check, SYN-RECEIVED.
-            self.reset_segment(net, seg);
+            self.send_reset(net, seg);
             return false;
         }
-        if c.has(Flags::ACTIVE) {
+        if c.has(Flags::ACTIVE_OPEN) {
             let c = &mut self.conns[idx];
             listen::take_handshake_rtt(c, self.profiles.get(c.profile), now_us);
             c.snd_una += 1;
@@ -341,7 +344,7 @@ impl Tcp {
         } else {
             let token = c.token;
             if !self.listeners.is_open(listen::listener_of(token)) {
-                self.reset_segment(net, seg);
+                self.send_reset(net, seg);
                 self.destroy(idx, CloseReason::Aborted);
                 return false;
             }
@@ -364,15 +367,15 @@ impl Tcp {
     }
 
     /// What every acceptable segment updates: timestamp to echo, idle time, ECN.
-    fn note_arrival(&mut self, idx: u32, seg: &Arrived<'_>, timestamps: Option<Timestamps>) {
+    fn note_arrival(&mut self, idx: u32, seg: &Segment<'_>, timestamps: Option<Timestamps>) {
         let now_ms = self.now_ms();
         let c = &mut self.conns[idx];
         if let Some(ts) = timestamps {
             // RFC 7323 §4.3: only from the segment that covers the left edge of what we acknowledged. PAWS has found it to be newer, or
             // the one before it too old to tell.
-            if seg.header.seq.le(c.rcv_acked) {
-                c.ts_recent = ts.value;
-                c.flags.clear(Flags::TS_OLD);
+            if seg.header.seq.le(c.rcv_wup) {
+                c.ts_recent = ts.tsval;
+                c.flags.clear(Flags::TS_RECENT_OLD);
             }
         }
         c.last_rx = now_ms;
@@ -393,6 +396,6 @@ impl Tcp {
 /// Protection against wrapped sequence numbers (RFC 7323 §5). A timestamp older than 24 days is no measure.
 fn paws_accepts(c: &Tcb, value: u32, now_ms: u32) -> bool {
     (value.wrapping_sub(c.ts_recent) as i32) >= 0
-        || now_ms.wrapping_sub(c.last_rx) > PAWS_IDLE_MS
-        || c.has(Flags::TS_OLD)
+        || now_ms.wrapping_sub(c.last_rx) > PAWS_24DAYS_MS
+        || c.has(Flags::TS_RECENT_OLD)
 }

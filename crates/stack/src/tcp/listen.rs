@@ -1,11 +1,11 @@
 //! Listeners: lookup, half-open connections, accept queues.
 
-use super::conn::{Flags, Life, NONE, Tcb};
+use super::conn::{Flags, NONE, SlotState, Tcb};
 use super::cookies::{self, CookieOptions};
 use super::demux::FlowKey;
-use super::input::Arrived;
+use super::input::Segment;
 use super::profile::{Profile, ProfileId};
-use super::reply::Offer;
+use super::reply::CookieSynAck;
 use super::state::State;
 use super::{Tcp, rtt};
 use crate::device::RxBurst;
@@ -14,19 +14,19 @@ use crate::events::Event;
 use crate::handle::{Conn, Listener};
 use crate::ip::{Network, TxError};
 use crate::options::{ListenOptions, SaveSyn, SocketOptions};
-use crate::stack::{Listed, Memory, Protocol, nobody};
+use crate::stack::{ListedSocket, SocketMemory, SocketProtocol, unspecified_addr};
 use crate::tcp::config::{EcnMode, SynCookies};
 use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions};
 use core::net::{IpAddr, SocketAddr};
 use std::collections::VecDeque;
 
 /// A bit of a half-open connection's token, beside the number of its listener: both of its ends are ours.
-const WITH_OURSELVES: u32 = 1 << 31;
+const LOOPBACK_BIT: u32 = 1 << 31;
 
 /// The listener of a connection that is half open, by its token.
 #[inline(always)]
 pub(super) const fn listener_of(token: u32) -> u32 {
-    token & !WITH_OURSELVES
+    token & !LOOPBACK_BIT
 }
 
 /// One listener.
@@ -40,11 +40,11 @@ pub(crate) struct ListenEntry {
     open: bool,
     half_open: u32,
     /// Those of them that come from ourselves.
-    half_open_own: u32,
+    half_open_loopback: u32,
     /// Established, not yet accepted.
     queue: VecDeque<u32>,
     /// Accepted by somebody who keeps them for others: they count as if they waited.
-    kept: u32,
+    accepted_undelivered: u32,
 }
 
 impl ListenEntry {
@@ -53,7 +53,7 @@ impl ListenEntry {
     }
 
     /// Whether a segment to `local` may belong to it.
-    fn takes(&self, local: IpAddr) -> bool {
+    fn matches(&self, local: IpAddr) -> bool {
         match (self.addr.ip(), local) {
             (own, local) if own == local => true,
             (IpAddr::V4(own), IpAddr::V4(_)) => own.is_unspecified(),
@@ -75,7 +75,7 @@ impl ListenEntry {
     /// Whether the queue is full with so many more. Linux lets one more wait than the backlog says.
     #[inline(always)]
     fn is_full_with(&self, more: u32) -> bool {
-        self.queue.len() + self.kept as usize + more as usize > self.options.backlog as usize
+        self.queue.len() + self.accepted_undelivered as usize + more as usize > self.options.backlog as usize
     }
 }
 
@@ -101,7 +101,7 @@ impl ListenTable {
     ) -> Result<Listener, ListenError> {
         if self.by_port.iter().any(|(_, i)| {
             let entry = &self.entries[*i as usize];
-            entry.options.is_in_conflict(entry.addr, addr, &options)
+            entry.options.conflicts_with(entry.addr, addr, &options)
         }) {
             return Err(ListenError::AddressInUse);
         }
@@ -112,13 +112,13 @@ impl ListenTable {
             addr,
             options,
             profile,
-            flags: Flags::of(&options.socket),
+            flags: Flags::from_options(&options.socket),
             generation,
             open: true,
             half_open: 0,
-            half_open_own: 0,
+            half_open_loopback: 0,
             queue: VecDeque::new(),
-            kept: 0,
+            accepted_undelivered: 0,
         };
         let index = match self.free.pop() {
             Some(index) => {
@@ -149,7 +149,7 @@ impl ListenTable {
     }
 
     /// Places of listeners, vacant ones included.
-    pub fn places(&self) -> usize {
+    pub fn slots(&self) -> usize {
         self.entries.len()
     }
 
@@ -159,13 +159,17 @@ impl ListenTable {
     }
 
     /// The listener in a place, as a listing shows it.
-    pub fn listed(&self, index: u32, memory: impl FnOnce(&ListenEntry) -> Memory) -> Option<Listed> {
+    pub fn listed(
+        &self,
+        index: u32,
+        memory: impl FnOnce(&ListenEntry) -> SocketMemory,
+    ) -> Option<ListedSocket> {
         let entry = self.entries.get(index as usize).filter(|entry| entry.open)?;
-        Some(Listed {
-            protocol: Protocol::Tcp,
+        Some(ListedSocket {
+            protocol: SocketProtocol::Tcp,
             state: State::Listen,
             local: entry.addr,
-            remote: nobody(entry.addr),
+            remote: unspecified_addr(entry.addr),
             recv_queue: entry.queue.len() as u64,
             send_queue: entry.options.backlog.into(),
             timer: None,
@@ -196,7 +200,7 @@ impl ListenTable {
             && rest.first().is_none_or(|e| e.0 != port)
         {
             // Most ports have one listener.
-            return (*first == port && self.entries[*index as usize].takes(local)).then_some(*index);
+            return (*first == port && self.entries[*index as usize].matches(local)).then_some(*index);
         }
         self.find_among(&self.by_port[from..], local, port, hash)
     }
@@ -208,7 +212,7 @@ impl ListenTable {
             (entry.is_wildcard(), entry.addr.is_ipv4() != local.is_ipv4())
         };
         let of_port = from.iter().take_while(|e| e.0 == port).map(|e| e.1);
-        let candidates = of_port.filter(|index| self.entries[*index as usize].takes(local));
+        let candidates = of_port.filter(|index| self.entries[*index as usize].matches(local));
         let best = candidates.clone().map(rank).min()?;
         let mut equals = candidates.filter(|index| rank(*index) == best);
         let count = equals.clone().count() as u64;
@@ -222,7 +226,7 @@ impl ListenTable {
         let index = listener_of(token);
         let entry = &mut self.entries[index as usize];
         entry.half_open -= 1;
-        entry.half_open_own -= u32::from(token != index);
+        entry.half_open_loopback -= u32::from(token != index);
         if !entry.open && entry.half_open == 0 {
             self.free.push(index);
         }
@@ -245,10 +249,10 @@ impl Tcp {
         let profile = self
             .profiles
             .get(ProfileId::DEFAULT)
-            .with(&self.config, &options.socket)
+            .with_options(&self.config, &options.socket)
             .and_then(|p| self.profiles.intern(p))
             .ok_or(ListenError::InvalidOption)?;
-        self.note_min_hops(profile);
+        self.note_min_hop_limit(profile);
         self.listeners.add(addr, options, profile).inspect_err(|_| self.profiles.release(profile))
     }
 
@@ -259,12 +263,12 @@ impl Tcp {
         options: &SocketOptions,
     ) -> Result<(), OptionError> {
         let index = self.listeners.index(listener).ok_or(OptionError::Stale)?;
-        let profile = self.profiles.get(ProfileId::DEFAULT).with(&self.config, options);
+        let profile = self.profiles.get(ProfileId::DEFAULT).with_options(&self.config, options);
         let profile =
             self.profiles.intern(profile.ok_or(OptionError::Invalid)?).ok_or(OptionError::TooMany)?;
-        self.note_min_hops(profile);
+        self.note_min_hop_limit(profile);
         let entry = &mut self.listeners.entries[index as usize];
-        (entry.options.socket, entry.flags) = (*options, Flags::of(options));
+        (entry.options.socket, entry.flags) = (*options, Flags::from_options(options));
         let old = core::mem::replace(&mut entry.profile, profile);
         self.profiles.release(old);
         Ok(())
@@ -274,7 +278,7 @@ impl Tcp {
     pub fn set_backlog(&mut self, listener: Listener, backlog: u32, kept: u32) {
         if let Some(index) = self.listeners.index(listener) {
             let entry = &mut self.listeners.entries[index as usize];
-            (entry.options.backlog, entry.kept) = (backlog, kept);
+            (entry.options.backlog, entry.accepted_undelivered) = (backlog, kept);
         }
     }
 
@@ -285,9 +289,9 @@ impl Tcp {
         for idx in queue {
             let c = &mut self.conns[idx];
             c.flags.clear(Flags::IN_ACCEPT_QUEUE);
-            match c.life {
+            match c.slot_state {
                 // Its peer knows already.
-                Life::Unaccepted(_) => self.free_slot(idx),
+                SlotState::Unaccepted(_) => self.free_slot(idx),
                 _ => self.abort(net, idx),
             }
         }
@@ -304,8 +308,8 @@ impl Tcp {
         c.flags.set(Flags::ACCEPTED);
         c.token = 0;
         let conn = Conn::new(idx, c.generation);
-        let nothing = c.busy == NONE
-            && c.life == Life::Open
+        let nothing = c.active == NONE
+            && c.slot_state == SlotState::Open
             && !c.has(Flags::PEER_FIN)
             && !(c.has(Flags::INLINE) && self.pending.has_withheld());
         if !nothing {
@@ -320,9 +324,9 @@ impl Tcp {
         let c = &self.conns[idx];
         let (peer_fin, inline) = (c.has(Flags::PEER_FIN), c.has(Flags::INLINE));
         if c.has(Flags::URGENT) {
-            self.tell_urgent(idx);
+            self.report_urgent(idx);
         }
-        let readable = self.both(idx).is_some_and(|(_, b)| b.recv.readable() > 0);
+        let readable = self.tcb_and_active(idx).is_some_and(|(_, b)| b.recv.readable() > 0);
         if readable {
             self.conns[idx].flags.set(Flags::READABLE_QUEUED);
             self.events.push_back(Event::Readable { conn });
@@ -336,19 +340,19 @@ impl Tcp {
         if peer_fin {
             self.events.push_back(Event::PeerClosed { conn });
         }
-        if let Life::Unaccepted(reason) = self.conns[idx].life {
-            self.report_end(idx, reason);
+        if let SlotState::Unaccepted(reason) = self.conns[idx].slot_state {
+            self.report_closed(idx, reason);
         }
     }
 
     /// A segment for which there is no connection (RFC 9293 §3.10.7.1 and §3.10.7.2).
-    pub fn input_listen(&mut self, net: &mut Network, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
+    pub fn input_listen(&mut self, net: &mut Network, seg: &Segment<'_>, burst: &RxBurst<'_>) {
         let Some(listener) = self.listeners.find(seg.key.local.ip(), seg.key.local_port, seg.hash) else {
             self.stats.no_listener += 1;
-            self.reset_segment(net, seg);
+            self.send_reset(net, seg);
             return;
         };
-        if self.min_hops_used && self.is_from_afar(self.listeners.get(listener).profile, seg) {
+        if self.is_gtsm_used && self.fails_gtsm(self.listeners.get(listener).profile, seg) {
             return;
         }
         let flags = seg.header.flags;
@@ -360,7 +364,7 @@ impl Tcp {
             if !flags.contains(TcpFlags::SYN) && self.accept_cookie(net, listener, seg) {
                 return;
             }
-            self.reset_segment(net, seg);
+            self.send_reset(net, seg);
             return;
         }
         if flags.contains(TcpFlags::SYN) && !flags.contains(TcpFlags::FIN) {
@@ -374,13 +378,13 @@ impl Tcp {
         &mut self,
         net: &mut Network,
         listener: u32,
-        (seg, burst): (&Arrived<'_>, &RxBurst<'_>),
+        (seg, burst): (&Segment<'_>, &RxBurst<'_>),
         sequence: Option<SeqNumber>,
     ) -> bool {
         let entry = &self.listeners.entries[listener as usize];
         // A handshake with ourselves cannot fail, and Linux is through with it before anybody else can connect: whoever has begun one counts as if it waited. Nobody floods himself, so
         // there is no cookie beyond it.
-        if entry.is_full_with(entry.half_open_own)
+        if entry.is_full_with(entry.half_open_loopback)
             && (entry.queue_is_full() || net.is_local(seg.key.remote.ip()))
         {
             self.stats.accept_overflows += 1;
@@ -408,13 +412,13 @@ impl Tcp {
             self.save_syn(idx, save, seg, burst);
         }
         self.half_open += 1;
-        self.half_open_most = self.half_open_most.max(self.half_open);
-        let own = net.is_loop(self.conns[idx].hop.link());
+        self.half_open_high_water = self.half_open_high_water.max(self.half_open);
+        let own = net.is_loopback(self.conns[idx].hop.link());
         let entry = &mut self.listeners.entries[listener as usize];
         entry.half_open += 1;
         if own {
-            entry.half_open_own += 1;
-            self.conns[idx].token |= WITH_OURSELVES;
+            entry.half_open_loopback += 1;
+            self.conns[idx].token |= LOOPBACK_BIT;
         }
         // Nothing of the application can ride on the answer, so there is nothing to wait for.
         if self.send_syn(net, idx) == Err(TxError::Full) {
@@ -435,18 +439,18 @@ impl Tcp {
         &mut self,
         net: &mut Network,
         listener: u32,
-        seg: &Arrived<'_>,
+        seg: &Segment<'_>,
         options: &TcpOptions,
         iss: SeqNumber,
     ) -> Option<u32> {
         let (remote, local) = (seg.key.remote, seg.key.local);
-        let route = match net.remembered_route(remote.low(), local.low()).filter(|_| remote.is_v4()) {
+        let route = match net.cached_route(remote.v4_bits(), local.v4_bits()).filter(|_| remote.is_v4()) {
             Some(route) => *route,
             None => net.route(self.now, remote.ip(), Some(local.ip())).ok()?,
         };
         let entry = &self.listeners.entries[listener as usize];
         let (profile, flags) = (entry.profile, entry.flags);
-        let Some((idx, mut c)) = self.take_slot(&seg.key, seg.hash, profile) else {
+        let Some((idx, mut c)) = self.alloc_conn(&seg.key, seg.hash, profile) else {
             self.stats.connection_overflows += 1;
             return None;
         };
@@ -463,14 +467,14 @@ impl Tcp {
         c.hop = route.hop;
         c.pmtu = route.mtu;
         c.rcv_nxt = seg.header.seq + 1;
-        c.rcv_acked = c.rcv_nxt;
-        c.grow_mark = c.rcv_nxt;
+        c.rcv_wup = c.rcv_nxt;
+        c.rcv_grow_seq = c.rcv_nxt;
         c.snd_una = iss;
         c.snd_nxt = iss + 1;
         c.snd_wnd = seg.header.window.into();
         c.snd_wl1 = seg.header.seq;
         c.last_rx = self.now_ms();
-        take_peer_options(&mut c, &self.config, options);
+        apply_peer_options(&mut c, &self.config, options);
         init_windows(&mut c, self.profiles.get(profile));
         if !c.has(Flags::WSCALE) {
             c.wscale = 0;
@@ -485,7 +489,7 @@ impl Tcp {
         &mut self,
         net: &mut Network,
         listener: u32,
-        seg: &Arrived<'_>,
+        seg: &Segment<'_>,
         options: &TcpOptions,
         cookie: SeqNumber,
     ) -> Option<u32> {
@@ -494,7 +498,7 @@ impl Tcp {
 
     /// A slot in the flow table with the addresses of `key`, and what is to be stored there.
     #[inline(always)]
-    fn take_slot(&mut self, key: &FlowKey, hash: u32, profile: ProfileId) -> Option<(u32, Tcb)> {
+    fn alloc_conn(&mut self, key: &FlowKey, hash: u32, profile: ProfileId) -> Option<(u32, Tcb)> {
         let idx = self.conns.alloc()?;
         if self.flows.insert(hash, idx).is_err() {
             self.conns[idx].state = State::Closed;
@@ -512,7 +516,7 @@ impl Tcp {
             cwnd: self.config.initial_window_segments,
             token: 0,
             profile: self.profiles.share(profile),
-            life: Life::Open,
+            slot_state: SlotState::Open,
             ..Tcb::vacant()
         };
         Some((idx, tcb))
@@ -520,7 +524,7 @@ impl Tcp {
 
     /// A connection with the addresses of `key`, in the flow table.
     pub fn insert_connection(&mut self, key: &FlowKey, hash: u32, profile: ProfileId) -> Option<u32> {
-        let (idx, tcb) = self.take_slot(key, hash, profile)?;
+        let (idx, tcb) = self.alloc_conn(key, hash, profile)?;
         self.conns[idx] = tcb;
         Some(idx)
     }
@@ -533,9 +537,9 @@ impl Tcp {
 
     /// The segment size we announce: what the path takes (RFC 6691), or less if the socket asks so.
     #[inline]
-    pub fn announced_mss(&self, idx: u32) -> u16 {
+    pub fn advmss(&self, idx: u32) -> u16 {
         let c = &self.conns[idx];
-        announced_mss(c, self.profiles.get(c.profile))
+        advmss(c, self.profiles.get(c.profile))
     }
 
     /// The handshake of a passive open is complete: into the accept queue. False if there is no room, or no listener any more.
@@ -555,7 +559,7 @@ impl Tcp {
         true
     }
 
-    fn send_cookie(&mut self, net: &mut Network, listener: u32, seg: &Arrived<'_>) {
+    fn send_cookie(&mut self, net: &mut Network, listener: u32, seg: &Segment<'_>) {
         let options = TcpOptions::parse(seg.options);
         let Ok(route) = net.route(self.now, seg.key.remote.ip(), Some(seg.key.local.ip())) else { return };
         let peer_mss = options.mss.unwrap_or(536);
@@ -568,12 +572,12 @@ impl Tcp {
         self.stats.cookies_sent += 1;
         let profile = self.profiles.get(self.listeners.get(listener).profile);
         let (window, scale) = initial_window(profile, announced);
-        let offer = Offer { sequence: SeqNumber(cookie), mss: announced, window, scale };
-        self.reply_cookie(net, &route, seg, &options, &offer);
+        let offer = CookieSynAck { sequence: SeqNumber(cookie), mss: announced, window, scale };
+        self.send_cookie_synack(net, &route, seg, &options, &offer);
     }
 
     /// ACK for a listener: perhaps the answer to a cookie. Returns whether it was.
-    fn accept_cookie(&mut self, net: &mut Network, listener: u32, seg: &Arrived<'_>) -> bool {
+    fn accept_cookie(&mut self, net: &mut Network, listener: u32, seg: &Segment<'_>) -> bool {
         if self.config.syn_cookies == SynCookies::Off || self.stats.cookies_sent == 0 {
             return false;
         }
@@ -590,7 +594,7 @@ impl Tcp {
         let timestamps = TcpOptions::parse(seg.options).timestamps.filter(|_| self.config.timestamps);
         let ts_offset = self.secrets.timestamp_offset(seg.key.local, seg.key.remote);
         let kept = match timestamps {
-            Some(ts) => cookies::decode_timestamp(ts.echo.wrapping_sub(ts_offset), mss),
+            Some(ts) => cookies::decode_timestamp(ts.tsecr.wrapping_sub(ts_offset), mss),
             None => CookieOptions { mss, window_scale: None, sack: false, ecn: false },
         };
         let options = TcpOptions {
@@ -604,8 +608,8 @@ impl Tcp {
         self.stats.cookies_accepted += 1;
         let c = &mut self.conns[idx];
         c.rcv_nxt = seg.header.seq;
-        c.rcv_acked = c.rcv_nxt;
-        c.grow_mark = c.rcv_nxt;
+        c.rcv_wup = c.rcv_nxt;
+        c.rcv_grow_seq = c.rcv_nxt;
         c.snd_una = seg.header.ack;
         c.snd_nxt = seg.header.ack;
         c.snd_wnd = u32::from(seg.header.window) << c.snd_wscale();
@@ -618,21 +622,21 @@ impl Tcp {
         debug_assert!(established, "room was checked");
         self.input_established(net, idx, seg);
         self.rearm(idx);
-        self.watch_timestamp(idx);
+        self.arm_paws_timer(idx);
         true
     }
 }
 
 /// The same, without looking for both.
 #[inline]
-pub(super) fn announced_mss(c: &Tcb, profile: &Profile) -> u16 {
+pub(super) fn advmss(c: &Tcb, profile: &Profile) -> u16 {
     let mss = c.pmtu.saturating_sub(c.header_bytes());
     if profile.mss == 0 { mss } else { mss.min(profile.mss) }
 }
 
 #[inline(always)]
 fn init_windows(c: &mut Tcb, profile: &Profile) {
-    let mss = announced_mss(c, profile);
+    let mss = advmss(c, profile);
     let (window, shift) = initial_window(profile, mss);
     c.wscale = c.wscale & 15 | shift << 4;
     if profile.mss != 0 {
@@ -654,7 +658,7 @@ fn initial_window(profile: &Profile, mss: u16) -> (u16, u8) {
 
 /// Takes over what the peer's SYN offers, as far as we want it too.
 #[inline(always)]
-pub(crate) fn take_peer_options(c: &mut Tcb, config: &crate::tcp::config::TcpConfig, options: &TcpOptions) {
+pub(crate) fn apply_peer_options(c: &mut Tcb, config: &crate::tcp::config::TcpConfig, options: &TcpOptions) {
     // RFC 9293 §3.7.1: without the option 536 (IPv4) or 1220 (IPv6). A peer that announces next to nothing gets Linux's
     // minimum of 48 instead of a flood of tiny segments.
     let default = if c.has(Flags::V6) { 1220 } else { 536 };
@@ -670,18 +674,18 @@ pub(crate) fn take_peer_options(c: &mut Tcb, config: &crate::tcp::config::TcpCon
         && let Some(ts) = options.timestamps
     {
         c.flags.set(Flags::TIMESTAMPS);
-        c.ts_recent = ts.value;
+        c.ts_recent = ts.tsval;
     }
 }
 
 /// In `rttvar` before there is a measurement: SYN+ACK was sent twice without a time-out.
-pub(crate) const AMBIGUOUS: u32 = 1;
+pub(crate) const SYNACK_AMBIGUOUS: u32 = 1;
 
 /// The first round trip time, of SYN or SYN+ACK, if it was sent only once (Karn).
 #[inline(always)]
 pub(crate) fn take_handshake_rtt(c: &mut Tcb, profile: &Profile, now_us: u32) {
     let sent = core::mem::replace(&mut c.min_rtt, u32::MAX);
-    let ambiguous = core::mem::take(&mut c.rttvar) == AMBIGUOUS;
+    let ambiguous = core::mem::take(&mut c.rttvar) == SYNACK_AMBIGUOUS;
     if c.retries == 0 && !ambiguous {
         rtt::on_sample(c, profile, now_us.wrapping_sub(sent));
     }

@@ -5,8 +5,8 @@
 //! transmit list, and `output` is the only place that builds segments.
 
 mod ack;
+mod active;
 mod burst;
-mod busy;
 mod chrono;
 mod close;
 pub mod config;
@@ -14,14 +14,13 @@ mod congestion;
 mod conn;
 mod connect;
 mod cookies;
-mod cuts;
+mod deferred_acks;
 pub(crate) mod demux;
 mod emit;
 mod footprint;
-mod held_acks;
 pub(crate) mod input;
 mod listen;
-mod message;
+mod memory_waiters;
 mod mtu_search;
 mod output;
 mod pending;
@@ -29,17 +28,18 @@ mod prediction;
 pub(crate) mod profile;
 mod rack;
 mod receive;
+mod record_marks;
 mod recovery;
 pub mod recv_buffer;
 mod reply;
 mod rtt;
+mod rtx_queue;
 mod saved_syn;
 mod secrets;
 pub mod send_buffer;
-mod sent_queue;
+mod single_segment;
 mod socket;
 pub mod source;
-mod starved;
 pub mod state;
 mod stats;
 mod syn_sent;
@@ -58,38 +58,38 @@ use crate::prefetch::prefetch;
 use crate::stack::Usage;
 use crate::time::Instant;
 use crate::timer_wheel::{TimerNode, TimerWheel};
-use busy::{Busy, Extras};
+use active::{ActiveConn, SlowPathFlags};
 use config::{MtuProbing, TcpConfig};
-use conn::{BusyPool, ConnTable, Flags, Life, NONE, Tcb};
+use conn::{ActivePool, ConnTable, Flags, NONE, SlotState, Tcb};
 use core::time::Duration;
+use deferred_acks::DeferredAcks;
 use demux::AddressPool;
 pub(crate) use demux::FlowKey;
-use held_acks::HeldAcks;
 use listen::ListenTable;
+use memory_waiters::MemoryWaiters;
 use pending::PendingQueue;
 use profile::{Profile, ProfileId, ProfileTable};
 use saved_syn::SavedSyns;
 use secrets::Secrets;
 use source::SourceTable;
-use starved::Starved;
 use state::State;
 use std::collections::VecDeque;
 use time_wait::TimeWaitTable;
 use tx_list::TxList;
 
 /// What the second-level cache of a core holds beside other things, in bytes.
-const CACHE_BYTES: usize = 512 << 10;
+const L2_CACHE_BYTES: usize = 512 << 10;
 
 /// All TCP state of a shard.
 pub(crate) struct Tcp {
     pub config: TcpConfig,
     pub conns: ConnTable,
-    pub busy: BusyPool,
+    pub active: ActivePool,
     pub addresses: AddressPool,
     pub flows: FlowTable,
     pub wheel: TimerWheel,
     /// Timers that are not in the wheel yet, in order of time.
-    pub deferred: timers::Deferrals,
+    pub deferred_timers: timers::DeferredTimers,
     pub time_wait: TimeWaitTable,
     pub listeners: ListenTable,
     pub profiles: ProfileTable,
@@ -101,19 +101,19 @@ pub(crate) struct Tcp {
     /// Data of the current burst whose events were not taken, or not dealt with, yet.
     pub pending: PendingQueue,
     /// Senders that found no memory: they are told when there is some.
-    pub starved: Starved,
-    pub held_acks: HeldAcks,
+    pub memory_waiters: MemoryWaiters,
+    pub deferred_acks: DeferredAcks,
     /// Connections that have something to send.
     pub tx_list: TxList,
     /// A connection whose end was reported: its slot goes when the owner asks for the next event.
     pub reap: Option<u32>,
     pub half_open: u32,
     /// Most that there ever were at a time.
-    pub half_open_most: u32,
+    pub half_open_high_water: u32,
     /// Whether a socket ever asked for a smallest hop limit: segments are not compared with it before.
-    pub min_hops_used: bool,
-    challenge_second: u64,
-    challenges_left: u32,
+    pub is_gtsm_used: bool,
+    challenge_timestamp: u64,
+    challenge_count: u32,
     /// Counts up with each chosen local port.
     next_port: u32,
     pub stats: TcpStats,
@@ -123,7 +123,7 @@ pub(crate) struct Tcp {
     now_ms: u32,
     /// Header prediction and short messages are off: what they do is compared with what is done without them.
     #[cfg(test)]
-    pub unpredicted: bool,
+    pub is_fast_path_disabled: bool,
 }
 
 impl Tcp {
@@ -131,11 +131,11 @@ impl Tcp {
         let flows = config.connections_max as usize + config.time_wait_max as usize;
         Self {
             conns: ConnTable::new(config.connections_max),
-            busy: BusyPool::new(),
+            active: ActivePool::new(),
             addresses: AddressPool::default(),
             flows: FlowTable::with_capacity(flows),
             wheel: TimerWheel::new(now),
-            deferred: timers::Deferrals::default(),
+            deferred_timers: timers::DeferredTimers::default(),
             time_wait: TimeWaitTable::new(
                 config.time_wait_max,
                 Duration::from_secs(config.time_wait_seconds.into()),
@@ -148,21 +148,21 @@ impl Tcp {
             secrets: Secrets::new(seed),
             events: VecDeque::new(),
             pending: PendingQueue::default(),
-            starved: Starved::default(),
-            held_acks: HeldAcks::default(),
+            memory_waiters: MemoryWaiters::default(),
+            deferred_acks: DeferredAcks::default(),
             tx_list: TxList::default(),
             reap: None,
             half_open: 0,
-            half_open_most: 0,
-            min_hops_used: false,
-            challenge_second: 0,
-            challenges_left: 0,
+            half_open_high_water: 0,
+            is_gtsm_used: false,
+            challenge_timestamp: 0,
+            challenge_count: 0,
             next_port: 0,
             stats: TcpStats::default(),
             now,
             now_ms: now.as_millis() as u32,
             #[cfg(test)]
-            unpredicted: false,
+            is_fast_path_disabled: false,
             config,
         }
     }
@@ -200,29 +200,29 @@ impl Tcp {
 
     /// The busy part, taken from the pool if there is none.
     #[inline]
-    pub fn ensure_busy(&mut self, idx: u32) -> u32 {
-        match self.conns[idx].busy {
-            NONE => self.take_busy(idx),
+    pub fn ensure_active(&mut self, idx: u32) -> u32 {
+        match self.conns[idx].active {
+            NONE => self.alloc_active(idx),
             busy => busy,
         }
     }
 
     #[inline(never)]
-    fn take_busy(&mut self, idx: u32) -> u32 {
+    fn alloc_active(&mut self, idx: u32) -> u32 {
         let c = &mut self.conns[idx];
-        let busy = self.busy.alloc(idx);
-        c.busy = busy;
-        let b = &mut self.busy[busy];
-        b.congestion.choose(self.profiles.get(c.profile).congestion);
-        b.usage_end = c.snd_nxt;
+        let busy = self.active.alloc(idx);
+        c.active = busy;
+        let b = &mut self.active[busy];
+        b.congestion.set_algorithm(self.profiles.get(c.profile).congestion);
+        b.cwnd_usage_seq = c.snd_nxt;
         b.recovery.high_seq = c.snd_una;
-        b.window_max = c.snd_wnd;
+        b.max_window = c.snd_wnd;
         // A busy part that was given back means idleness since about the last segment received.
         let idle = self.now_ms.wrapping_sub(c.last_rx);
-        b.last_data = c.last_rx;
-        b.last_sent = Instant::from_nanos(self.now.as_nanos().saturating_sub(u64::from(idle) * 1_000_000));
-        if self.profiles.get(c.profile).not_sent_low_water != 0 {
-            b.extras.set(Extras::LOW_WATER);
+        b.lrcvtime = c.last_rx;
+        b.lsndtime = Instant::from_nanos(self.now.as_nanos().saturating_sub(u64::from(idle) * 1_000_000));
+        if self.profiles.get(c.profile).notsent_lowat != 0 {
+            b.slow_path.set(SlowPathFlags::NOTSENT_LOWAT);
         }
         if self.config.mtu_probing != MtuProbing::Off {
             self.resume_mtu_search(idx);
@@ -232,37 +232,37 @@ impl Tcp {
 
     /// Gives the busy part back, with all it holds, if there is one.
     #[inline(always)]
-    pub fn release_busy(&mut self, idx: u32) {
-        if self.conns[idx].busy != NONE {
-            self.give_busy_back(idx);
+    pub fn release_active(&mut self, idx: u32) {
+        if self.conns[idx].active != NONE {
+            self.free_active(idx);
         }
     }
 
     #[inline(always)]
-    fn give_busy_back(&mut self, idx: u32) {
+    fn free_active(&mut self, idx: u32) {
         let c = &mut self.conns[idx];
-        let b = &mut self.busy[c.busy];
+        let b = &mut self.active[c.active];
         b.send.clear(&mut self.chunks, &mut self.sources);
         b.recv.clear(&mut self.chunks);
-        self.busy.free(c.busy);
-        c.busy = NONE;
+        self.active.free(c.active);
+        c.active = NONE;
     }
 
     /// Whether what is looked up for segments is more than a core's own cache can hold: only then asking for it ahead of time pays.
     #[inline]
-    pub fn outgrows_cache(&self) -> bool {
-        self.flows.bytes_used() + self.conns.live() * size_of::<Tcb>() > CACHE_BYTES
+    pub fn exceeds_cache(&self) -> bool {
+        self.flows.bytes_used() + self.conns.live() * size_of::<Tcb>() > L2_CACHE_BYTES
     }
 
     /// The same of what belongs to connections that live: what is left of those that ended is not looked up again.
     #[inline]
-    pub fn live_outgrow_cache(&self) -> bool {
-        self.conns.live() * (size_of::<Tcb>() + FlowTable::BUCKET_BYTES) > CACHE_BYTES
+    pub fn live_conns_exceed_cache(&self) -> bool {
+        self.conns.live() * (size_of::<Tcb>() + FlowTable::BUCKET_BYTES) > L2_CACHE_BYTES
     }
 
     /// Asks for the cache lines of what the flow table has under a hash, and returns that: a hint for [`Tcp::find`].
     #[inline]
-    pub fn fetch_ahead(&self, hash: u32) -> u32 {
+    pub fn prefetch_flow(&self, hash: u32) -> u32 {
         let Some(value) = self.flows.find(hash, |_| true) else { return demux::NO_HINT };
         if value & demux::TIME_WAIT_BIT == 0 {
             let c = &self.conns[value];
@@ -276,26 +276,26 @@ impl Tcp {
 
     /// What a segment belongs to.
     #[inline(always)]
-    pub fn find(&self, seg: &input::Arrived<'_>) -> Option<demux::Found> {
+    pub fn lookup(&self, seg: &input::Segment<'_>) -> Option<demux::FlowEntry> {
         // What has the same hash is nearly always it.
         let likely = match seg.hint {
-            demux::NO_HINT => self.flows.likely(seg.hash)?,
+            demux::NO_HINT => self.flows.find_likely(seg.hash)?,
             hint => hint,
         };
         // Only a connection that lives is certain to be what the table would say.
         if likely & demux::TIME_WAIT_BIT == 0 {
             let c = &self.conns[likely];
-            if c.life == Life::Open && demux::tcb_matches(c, &self.addresses, &seg.key) {
-                return Some(demux::Found::Connection(likely));
+            if c.slot_state == SlotState::Open && demux::tcb_matches(c, &self.addresses, &seg.key) {
+                return Some(demux::FlowEntry::Connection(likely));
             }
         }
-        self.find_exactly(seg)
+        self.lookup_exact(seg)
     }
 
     /// The same of what is no connection, or not the first one under its hash.
     #[inline(never)]
-    fn find_exactly(&self, seg: &input::Arrived<'_>) -> Option<demux::Found> {
-        demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, seg.hash, &seg.key)
+    fn lookup_exact(&self, seg: &input::Segment<'_>) -> Option<demux::FlowEntry> {
+        demux::lookup_flow(&self.flows, &self.conns, &self.time_wait, &self.addresses, seg.hash, &seg.key)
     }
 
     /// The next event whose connection still exists.
@@ -339,7 +339,7 @@ impl Tcp {
                     conn
                 }
                 Event::Urgent { conn, .. } => {
-                    self.urgent_is_told(conn);
+                    self.on_urgent_event_taken(conn);
                     conn
                 }
                 Event::Connected { conn } | Event::Writable { conn } | Event::Acked { conn, .. } => conn,
@@ -373,7 +373,7 @@ impl Tcp {
             connections: self.conns.live(),
             half_open: self.half_open as usize,
             time_wait: self.time_wait.len(),
-            busy: self.busy.in_use(),
+            active: self.active.in_use(),
             chunks: self.chunks.in_use(),
             chunks_high_water: self.chunks.high_water(),
             timers: self.wheel.len(),
@@ -383,24 +383,24 @@ impl Tcp {
 
     /// Connection and busy part at once.
     #[inline]
-    pub fn both(&mut self, idx: u32) -> Option<(&mut Tcb, &mut Busy)> {
+    pub fn tcb_and_active(&mut self, idx: u32) -> Option<(&mut Tcb, &mut ActiveConn)> {
         let c = &mut self.conns[idx];
-        if c.busy == NONE {
+        if c.active == NONE {
             return None;
         }
-        let b = &mut self.busy[c.busy];
+        let b = &mut self.active[c.active];
         Some((c, b))
     }
 
     /// Ends a connection: it leaves flow table, wheel, queues and pools. Its end is reported; a connection whose owner
     /// might still read keeps its receive buffer until the report was taken.
     pub fn destroy(&mut self, idx: u32, reason: CloseReason) {
-        self.forget_flow(idx);
+        self.remove_flow(idx);
         self.finish(idx, reason);
     }
 
     /// Removes a connection from the flow table.
-    fn forget_flow(&mut self, idx: u32) {
+    fn remove_flow(&mut self, idx: u32) {
         let key = self.key(idx);
         let removed = self.flows.remove(self.secrets.flow_hash(&key), idx);
         debug_assert!(removed, "a live connection is in the flow table");
@@ -413,16 +413,16 @@ impl Tcp {
         // Also if it was only deferred.
         c.timer = TimerNode::default();
         let (state, token, flags) = (c.state, c.token, c.flags);
-        if state == State::SynReceived && !flags.has(Flags::ACTIVE) {
+        if state == State::SynReceived && !flags.has(Flags::ACTIVE_OPEN) {
             self.half_open -= 1;
             self.listeners.on_half_open_end(token);
         }
         let waits = flags.has(Flags::IN_ACCEPT_QUEUE);
         let known = flags.has(Flags::ACCEPTED);
         let readable = waits || known && !flags.has(Flags::ORPHAN);
-        if readable && let Some((_, b)) = self.both(idx) {
+        if readable && let Some((_, b)) = self.tcb_and_active(idx) {
             b.stop_timer();
-            b.cork_at = None;
+            b.cork_deadline = None;
         }
         if flags.has(Flags::INLINE) && !readable {
             let handle = self.conns.handle(idx);
@@ -442,22 +442,22 @@ impl Tcp {
         c.flags.clear(Flags::TX_LISTED);
         if waits {
             // As on Linux it stays where it is, also in the count: the application learns that there was a connection, and what became of it.
-            c.life = Life::Unaccepted(reason);
+            c.slot_state = SlotState::Unaccepted(reason);
             return;
         }
         if !readable {
-            self.release_busy(idx);
+            self.release_active(idx);
         }
         if known {
-            self.report_end(idx, reason);
+            self.report_closed(idx, reason);
         } else {
             self.free_slot(idx);
         }
     }
 
     /// The last event of a connection. The slot has no new tenant before its owner has seen it.
-    pub fn report_end(&mut self, idx: u32, reason: CloseReason) {
-        self.conns[idx].life = Life::Reported;
+    pub fn report_closed(&mut self, idx: u32, reason: CloseReason) {
+        self.conns[idx].slot_state = SlotState::Reported;
         let conn = self.conns.handle(idx);
         // The token is filled in when the event is taken: the owner may set it until then.
         self.events.push_back(Event::Closed { conn, token: 0, reason });
@@ -466,28 +466,28 @@ impl Tcp {
     /// The last step of a connection's life: its handle is stale from here on.
     #[inline]
     pub fn free_slot(&mut self, idx: u32) {
-        self.release_busy(idx);
+        self.release_active(idx);
         let c = &self.conns[idx];
         self.addresses.release(c.has(Flags::V6), c.remote_ip);
-        self.saved_syns.forget(idx);
+        self.saved_syns.remove(idx);
         self.conns.free(idx);
     }
 
     /// Whether another challenge acknowledgement may leave in this second (RFC 5961 §10).
     pub fn may_challenge(&mut self) -> bool {
         let second = self.now.as_millis() / 1000;
-        if second != self.challenge_second {
-            self.challenge_second = second;
+        if second != self.challenge_timestamp {
+            self.challenge_timestamp = second;
             // RFC 5961's fixed budget was measurable from outside (CVE-2016-5696): spread it.
             let limit = self.config.challenge_acks_per_second;
             let half = limit.div_ceil(2);
-            self.challenges_left = half.saturating_add((self.secrets.random() % u64::from(limit)) as u32);
+            self.challenge_count = half.saturating_add((self.secrets.random() % u64::from(limit)) as u32);
         }
-        if self.challenges_left == 0 {
+        if self.challenge_count == 0 {
             self.stats.challenge_acks_limited += 1;
             return false;
         }
-        self.challenges_left -= 1;
+        self.challenge_count -= 1;
         true
     }
 }
@@ -499,36 +499,36 @@ impl Tcp {
         let mut half_open = 0;
         let mut v6 = self.time_wait.iter().filter(|e| e.v6).count();
         for (idx, c) in self.conns.iter() {
-            if c.life == Life::Vacant {
-                assert!(c.busy == NONE, "a vacant slot has a busy part");
+            if c.slot_state == SlotState::Vacant {
+                assert!(c.active == NONE, "a vacant slot has a busy part");
                 continue;
             }
             live += 1;
             v6 += usize::from(c.has(Flags::V6));
             assert_eq!(
-                c.life == Life::Open,
+                c.slot_state == SlotState::Open,
                 c.state != State::Closed,
                 "state and life contradict each other"
             );
-            half_open += u32::from(c.state == State::SynReceived && !c.has(Flags::ACTIVE));
+            half_open += u32::from(c.state == State::SynReceived && !c.has(Flags::ACTIVE_OPEN));
             assert!(c.snd_una.le(c.snd_nxt), "snd_una is beyond snd_nxt");
-            assert!(c.rcv_acked.le(c.rcv_nxt), "more was acknowledged than received");
-            if c.busy == NONE {
+            assert!(c.rcv_wup.le(c.rcv_nxt), "more was acknowledged than received");
+            if c.active == NONE {
                 continue;
             }
-            let b = &self.busy[c.busy];
+            let b = &self.active[c.active];
             assert_eq!(b.owner, idx, "a busy part has another owner");
-            b.sent.check();
-            let in_flight = b.sent.back().map(|s| s.end);
+            b.rtx_queue.check();
+            let in_flight = b.rtx_queue.back().map(|s| s.end_seq);
             if c.state.is_synchronized()
                 && let Some(end) = in_flight
             {
                 assert_eq!(end, c.snd_nxt, "the retransmission queue ends at snd_nxt");
-                assert!(b.sent.front().is_some_and(|s| s.start == c.snd_una), "it begins at snd_una");
+                assert!(b.rtx_queue.front().is_some_and(|s| s.seq == c.snd_una), "it begins at snd_una");
                 assert!(
-                    b.timer_kind != busy::RetransmitTimer::Off
+                    b.timer_kind != active::RetransmitTimer::Off
                         || c.has(Flags::TX_LISTED)
-                        || c.life != Life::Open,
+                        || c.slot_state != SlotState::Open,
                     "data are in flight and no timer is set"
                 );
             }

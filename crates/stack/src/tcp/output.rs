@@ -2,13 +2,13 @@
 //! and an acknowledgement by itself if nothing else carried it.
 
 use super::Tcp;
+use super::active::{MsgMore, RetransmitTimer, SlowPathFlags};
 use super::burst::Burst;
-use super::busy::{Extras, More, RetransmitTimer};
-use super::chrono::Waits;
+use super::chrono::ChronoType;
 use super::conn::{Flags, NONE};
-use super::emit::{SACK_BLOCK_BYTES, SACK_FIXED_BYTES, Segment, max_sack_blocks};
+use super::emit::{SACK_BLOCK_BYTES, SACK_FIXED_BYTES, TxSegment, max_sack_blocks};
 use super::rtt;
-use super::sent_queue::{Ends, Sent};
+use super::rtx_queue::{EndKind, RtxEntry};
 use super::state::State;
 use crate::events::Event;
 use crate::ip::{Network, TxError};
@@ -19,16 +19,16 @@ use core::time::Duration;
 const CORK_MAX: Duration = Duration::from_millis(200);
 
 /// Payload of a super-frame at the most: what an IPv4 packet can carry less headers.
-const SUPER_PAYLOAD_MAX: u32 = 65_535 - 120;
+const GSO_PAYLOAD_MAX: u32 = 65_535 - 120;
 
 /// What may be sent now.
-pub(super) struct Allowance {
+pub(super) struct SendQuota {
     /// Bytes queued behind `snd_nxt`.
     pub unsent: u32,
     /// Of those, the peer's window takes.
     pub window: u32,
     /// Segments the congestion window takes.
-    pub segments: u32,
+    pub cwnd_quota: u32,
     /// Bytes of a full one.
     pub mss: u32,
 }
@@ -36,7 +36,7 @@ pub(super) struct Allowance {
 impl Tcp {
     /// Works off the transmit list. Connections for which the device has no room stay on it.
     pub fn transmit(&mut self, net: &mut Network) {
-        self.release_held_acks();
+        self.release_deferred_acks();
         let mut round = self.tx_list.begin();
         while let Some(idx) = self.tx_list.next(&mut round) {
             if !self.conns[idx].has(Flags::TX_LISTED) {
@@ -44,7 +44,7 @@ impl Tcp {
                 continue;
             }
             self.conns[idx].flags.clear(Flags::TX_LISTED);
-            let result = match self.send_message(net, idx) {
+            let result = match self.send_single_segment(net, idx) {
                 Ok(true) => continue,
                 Ok(false) => self.output(net, idx),
                 Err(error) => Err(error),
@@ -55,28 +55,28 @@ impl Tcp {
                     self.stats.device_full += 1;
                     self.want_transmit(idx);
                 }
-                Err(_) => self.try_later(idx),
+                Err(_) => self.arm_retry_timer(idx),
             }
             self.rearm(idx);
             if result == Err(TxError::Full) && net.port_count() == 1 {
                 break;
             }
         }
-        self.forget_sent_acks();
+        self.drop_sent_deferred_acks();
     }
 
     /// There is no way out now: without a timer nothing would ever try again.
-    fn try_later(&mut self, idx: u32) {
+    fn arm_retry_timer(&mut self, idx: u32) {
         let now = self.now;
         let c = &self.conns[idx];
-        if c.busy == NONE || !c.state.is_synchronized() {
+        if c.active == NONE || !c.state.is_synchronized() {
             return;
         }
-        let b = &mut self.busy[c.busy];
-        let fin_waits = c.owes_fin() && !b.fin_sent;
+        let b = &mut self.active[c.active];
+        let fin_waits = c.has_unacked_fin() && !b.fin_sent;
         if b.timer_kind == RetransmitTimer::Off && (!b.send.is_empty() || fin_waits) {
             let rto = rtt::rto(c, self.profiles.get(c.profile), b.backoff);
-            let kind = if b.sent.is_empty() { RetransmitTimer::Persist } else { RetransmitTimer::Rto };
+            let kind = if b.rtx_queue.is_empty() { RetransmitTimer::Persist } else { RetransmitTimer::Rto };
             b.set_timer(kind, now + rto);
         }
     }
@@ -84,26 +84,26 @@ impl Tcp {
     /// Sends what one connection has to send.
     pub(super) fn output(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         if self.conns[idx].has(Flags::SYN_PENDING) {
-            return self.send_syn_later(net, idx);
+            return self.send_syn_outlined(net, idx);
         }
         let c = &self.conns[idx];
         if !c.state.is_synchronized() {
             let answer = c.state == State::SynReceived && c.has(Flags::ACK_NOW);
             return if answer { self.send_ack(net, idx) } else { Ok(()) };
         }
-        if c.busy != NONE {
+        if c.active != NONE {
             if !net.hop_is_current(&c.hop) {
                 // The new way may take less: that must be known before segments are cut.
                 self.reroute(net, idx)?;
             }
-            self.restart_after_idle(idx);
+            self.cwnd_restart(idx);
             let before = self.conns[idx].snd_nxt;
-            if self.send_new_first(net, idx)? || self.send_lost(net, idx)? {
+            if self.send_frto_new_data(net, idx)? || self.xmit_retransmit_queue(net, idx)? {
                 self.send_new(net, idx)?;
             }
             let c = &self.conns[idx];
-            if c.snd_nxt != before && self.busy[c.busy].extras.has(Extras::LOW_WATER) {
-                self.report_low_water(idx);
+            if c.snd_nxt != before && self.active[c.active].slow_path.has(SlowPathFlags::NOTSENT_LOWAT) {
+                self.report_notsent_lowat(idx);
             }
         }
         if self.conns[idx].has(Flags::ACK_NOW) {
@@ -114,17 +114,17 @@ impl Tcp {
 
     /// Something has left: tells the owner if little enough is left (`__sk_stream_memory_free`).
     #[cold]
-    fn report_low_water(&mut self, idx: u32) {
+    fn report_notsent_lowat(&mut self, idx: u32) {
         let conn = self.conns.handle(idx);
-        let low = u64::from(self.profile(idx).not_sent_low_water);
-        if 2 * u64::from(self.not_sent(conn)) < low && !self.conns[idx].has(Flags::ORPHAN) {
+        let low = u64::from(self.profile(idx).notsent_lowat);
+        if 2 * u64::from(self.notsent(conn)) < low && !self.conns[idx].has(Flags::ORPHAN) {
             self.events.push_back(Event::Writable { conn });
         }
     }
 
     /// SYN, or a SYN+ACK that did not leave at once.
     #[inline(never)]
-    fn send_syn_later(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+    fn send_syn_outlined(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         self.send_syn(net, idx)
     }
 
@@ -143,10 +143,10 @@ impl Tcp {
             // RFC 3168 §6.1.1; after a loss without it, for middleboxes that drop such SYNs (§6.1.1.1).
             flags |= TcpFlags::ECE | TcpFlags::CWR;
         }
-        let segment = Segment { seq: c.snd_una, len: 0, flags, gso_size: None, ect: false };
+        let segment = TxSegment { seq: c.snd_una, len: 0, flags, gso_size: None, ect: false };
         let (now_us, now_ms) = (self.now.as_micros() as u32, self.now_ms());
         // In a connection that somebody asks for nothing is queued and nothing came twice, so that its SYN+ACK is plain.
-        let plain = passive && !c.has(Flags::V6 | Flags::MTU_LOCKED | Flags::ACTIVE);
+        let plain = passive && !c.has(Flags::V6 | Flags::MTU_LOCKED | Flags::ACTIVE_OPEN);
         let sent = if plain { self.emit_syn_ack(net, idx, &segment) } else { Ok(false) };
         let result = match sent {
             Ok(true) => Ok(()),
@@ -171,19 +171,19 @@ impl Tcp {
     }
 
     /// Linux's slow start after idle (RFC 5681 §4.1): the window halves for each time-out without sending, down to the initial one.
-    fn restart_after_idle(&mut self, idx: u32) {
+    fn cwnd_restart(&mut self, idx: u32) {
         let now = self.now;
         let c = &mut self.conns[idx];
-        let b = &mut self.busy[c.busy];
-        b.window_max = b.window_max.max(c.snd_wnd);
-        if !b.sent.is_empty() || b.send.is_empty() {
+        let b = &mut self.active[c.active];
+        b.max_window = b.max_window.max(c.snd_wnd);
+        if !b.rtx_queue.is_empty() || b.send.is_empty() {
             return;
         }
         if !self.config.slow_start_after_idle {
             return;
         }
         let rto = rtt::rto_us(c, self.profiles.get(c.profile), 0);
-        let mut idle = now.micros_since(b.last_sent);
+        let mut idle = now.micros_since(b.lsndtime);
         if idle <= rto {
             return;
         }
@@ -194,20 +194,20 @@ impl Tcp {
             c.cwnd >>= 1;
         }
         c.cwnd = c.cwnd.max(restart);
-        b.last_sent = now;
+        b.lsndtime = now;
         b.congestion.on_idle();
     }
 
     /// RFC 5682 §2.1, step 2b: new data instead of what is lost, whatever Nagle's algorithm says. False if there is no reason to, or no room.
-    fn send_new_first(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
-        let busy = self.conns[idx].busy;
-        if !self.busy[busy].recovery.sends_new_first() {
+    fn send_frto_new_data(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
+        let busy = self.conns[idx].active;
+        if !self.active[busy].recovery.is_frto_sending_new_data() {
             return Ok(false);
         }
-        self.busy[busy].force = true;
+        self.active[busy].nagle_push = true;
         let result = self.send_new(net, idx);
-        let (c, b) = (&self.conns[idx], &mut self.busy[busy]);
-        b.force = false;
+        let (c, b) = (&self.conns[idx], &mut self.active[busy]);
+        b.nagle_push = false;
         result?;
         let sent = c.snd_nxt.gt(b.recovery.high_seq);
         if !sent {
@@ -217,134 +217,140 @@ impl Tcp {
     }
 
     /// Retransmits what is lost, as far as the congestion window goes. False if new data have to wait.
-    fn send_lost(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
+    fn xmit_retransmit_queue(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
         let mut before = None;
         loop {
             let c = &self.conns[idx];
-            let sent = &self.busy[c.busy].sent;
+            let sent = &self.active[c.active].rtx_queue;
             if sent.lost_out == 0 || sent.in_flight() >= c.cwnd {
                 break;
             }
             let room = c.cwnd - sent.in_flight();
-            if self.busy[c.busy].mtu.probe.is_some() {
+            if self.active[c.active].mtu.probe.is_some() {
                 self.forget_mtu_probe(idx);
             }
             let c = &self.conns[idx];
-            let (mss, busy, window_end) = (c.mss(), c.busy, c.snd_una + c.snd_wnd);
-            let bytes_max = self.super_payload(net, idx, mss, room);
-            let sent = &mut self.busy[busy].sent;
+            let (mss, busy, window_end) = (c.mss(), c.active, c.snd_una + c.snd_wnd);
+            let bytes_max = self.gso_payload_max(net, idx, mss, room);
+            let sent = &mut self.active[busy].rtx_queue;
             let Some(lost) = sent.next_lost(mss, bytes_max, window_end) else { break };
-            let first = sent.front().is_some_and(|s| s.start == lost.start);
+            let first = sent.front().is_some_and(|s| s.seq == lost.seq);
             // It leaves with the one before it as it did before.
-            let pushes = lost.ends == Ends::Packet && before == Some(lost.start);
-            before = (lost.ends == Ends::Segment).then_some(lost.end);
-            self.resend(net, idx, &lost, pushes)?;
+            let pushes = lost.end_kind == EndKind::Packet && before == Some(lost.seq);
+            before = (lost.end_kind == EndKind::Segment).then_some(lost.end_seq);
+            self.retransmit_entry(net, idx, &lost, pushes)?;
             let c = &self.conns[idx];
-            let b = &self.busy[c.busy];
-            if first && b.timer_kind != RetransmitTimer::Reorder {
+            let b = &self.active[c.active];
+            if first && b.timer_kind != RetransmitTimer::ReoTimeout {
                 let rto = rtt::rto(c, self.profiles.get(c.profile), b.backoff);
-                let at = self.no_later_than_user_timeout(idx, rto);
-                self.busy[busy].set_timer(RetransmitTimer::Rto, at);
+                let at = self.clamp_rto_to_user_timeout(idx, rto);
+                self.active[busy].set_timer(RetransmitTimer::Rto, at);
             }
         }
-        if self.busy[self.conns[idx].busy].extras == Extras::NONE {
+        if self.active[self.conns[idx].active].slow_path == SlowPathFlags::NONE {
             return Ok(true);
         }
-        self.send_extras(net, idx)
+        self.send_probes(net, idx)
     }
 
     /// Probes: for a lost tail, and for a larger path MTU. False if new data have to wait.
     #[cold]
-    fn send_extras(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
-        let b = &mut self.busy[self.conns[idx].busy];
-        if b.extras.take(Extras::TAIL_PROBE) && b.sent.lost_out == 0 {
-            self.send_tail_probe(net, idx)?;
+    fn send_probes(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
+        let b = &mut self.active[self.conns[idx].active];
+        if b.slow_path.take(SlowPathFlags::LOSS_PROBE) && b.rtx_queue.lost_out == 0 {
+            self.send_loss_probe(net, idx)?;
         }
-        if self.busy[self.conns[idx].busy].extras.has(Extras::MTU_SEARCH) {
+        if self.active[self.conns[idx].active].slow_path.has(SlowPathFlags::MTU_SEARCH) {
             return self.search_mtu(net, idx);
         }
         Ok(true)
     }
 
     /// Sends one entry of the retransmission queue again, with PSH if it pushes or did so for all that was queued.
-    fn resend(&mut self, net: &mut Network, idx: u32, sent: &Sent, pushes: bool) -> Result<(), TxError> {
+    fn retransmit_entry(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+        sent: &RtxEntry,
+        pushes: bool,
+    ) -> Result<(), TxError> {
         let c = &self.conns[idx];
-        let b = &self.busy[c.busy];
+        let b = &self.active[c.active];
         let queued_end = c.snd_una + b.send.len() as u32;
-        let payload_end = sent.end.min(queued_end);
-        let len = (payload_end - sent.start).max(0) as u32;
+        let payload_end = sent.end_seq.min(queued_end);
+        let len = (payload_end - sent.seq).max(0) as u32;
         let mut flags = TcpFlags::ACK;
-        if sent.end.gt(queued_end) {
+        if sent.end_seq.gt(queued_end) {
             flags |= TcpFlags::FIN;
         }
-        if len > 0 && payload_end == queued_end || pushes || sent.ends == Ends::Message {
+        if len > 0 && payload_end == queued_end || pushes || sent.end_kind == EndKind::Push {
             flags |= TcpFlags::PSH;
         }
         let mss = c.mss();
         let gso_size = (len > mss).then_some(mss as u16);
-        let segment = Segment { seq: sent.start, len, flags, gso_size, ect: false };
+        let segment = TxSegment { seq: sent.seq, len, flags, gso_size, ect: false };
         self.emit(net, idx, &segment)?;
         let now = self.now;
         let our_ts = self.now_ms().wrapping_add(self.conns[idx].ts_offset);
         let c = &self.conns[idx];
-        let b = &mut self.busy[c.busy];
-        b.sent.on_retransmitted(sent.start, now);
+        let b = &mut self.active[c.active];
+        b.rtx_queue.on_retransmitted(sent.seq, now);
         b.recovery.on_retransmit(sent.segments.into(), our_ts);
         b.recovery.on_sent(sent.segments.into());
         b.total_retrans += u32::from(sent.segments);
-        b.trouble_since.get_or_insert(now);
+        b.retransmit_since.get_or_insert(now);
         self.stats.retransmitted += u64::from(sent.segments);
         Ok(())
     }
 
     /// RFC 8985 §7.3: one new segment if there is one and the window takes it, otherwise the last one again.
-    fn send_tail_probe(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
-        let allowance = self.allowance(idx);
+    fn send_loss_probe(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        let allowance = self.send_quota(idx);
         let mss = allowance.mss;
         let len = allowance.unsent.min(allowance.window).min(mss);
         self.stats.tail_probes += 1;
         if len > 0 {
             let last = len == allowance.unsent;
-            let ends = if last { Ends::Message } else { Ends::Segment };
-            self.send_one(net, idx, len, last, ends, mss)?;
+            let ends = if last { EndKind::Push } else { EndKind::Segment };
+            self.send_segment(net, idx, len, last, ends, mss)?;
             let c = &self.conns[idx];
-            self.busy[c.busy].probe_end = Some((c.snd_nxt, false));
+            self.active[c.active].tlp = Some((c.snd_nxt, false));
         } else {
             self.forget_mtu_probe(idx);
             let c = &self.conns[idx];
-            let Some(tail) = self.busy[c.busy].sent.tail(mss) else { return Ok(()) };
-            self.resend(net, idx, &tail, false)?;
+            let Some(tail) = self.active[c.active].rtx_queue.tail(mss) else { return Ok(()) };
+            self.retransmit_entry(net, idx, &tail, false)?;
             let c = &self.conns[idx];
-            self.busy[c.busy].probe_end = Some((c.snd_nxt, true));
+            self.active[c.active].tlp = Some((c.snd_nxt, true));
         }
         let c = &self.conns[idx];
-        let b = &mut self.busy[c.busy];
+        let b = &mut self.active[c.active];
         let rto = rtt::rto(c, self.profiles.get(c.profile), b.backoff);
         b.set_timer(RetransmitTimer::Rto, self.now + rto);
         Ok(())
     }
 
     /// What windows and queue allow.
-    pub(super) fn allowance(&self, idx: u32) -> Allowance {
+    pub(super) fn send_quota(&self, idx: u32) -> SendQuota {
         let c = &self.conns[idx];
-        let b = &self.busy[c.busy];
+        let b = &self.active[c.active];
         let queued_end = c.snd_una + b.send.len() as u32;
         let unsent = (queued_end - c.snd_nxt).max(0) as u32;
         let window_end = c.snd_una + c.snd_wnd;
         let window = (window_end - c.snd_nxt).max(0) as u32;
-        let segments = c.cwnd.saturating_sub(b.sent.in_flight());
+        let segments = c.cwnd.saturating_sub(b.rtx_queue.in_flight());
         // Never more than half of the largest window the peer had (RFC 9293 §3.8.6.2.1): with a tiny window a full segment would never fit.
-        let half = if b.window_max > 536 { b.window_max / 2 } else { b.window_max };
+        let half = if b.max_window > 536 { b.max_window / 2 } else { b.max_window };
         let mss = if half > 0 { c.mss().min(half.max(28)) } else { c.mss() };
         // SACK blocks that ride on data take their room from it (RFC 6691 §2).
         let mss = mss.min(c.mss() - self.sack_bytes_on_data(idx));
-        Allowance { unsent, window, segments, mss }
+        SendQuota { unsent, window, cwnd_quota: segments, mss }
     }
 
     /// Bytes of the SACK option that a data segment carries now. None on tiny segments.
     fn sack_bytes_on_data(&self, idx: u32) -> u32 {
         let c = &self.conns[idx];
-        let b = &self.busy[c.busy];
+        let b = &self.active[c.active];
         let blocks = usize::from(b.dsack.is_some()) + b.recv.range_count();
         if blocks == 0 || !c.has(Flags::SACK) {
             return 0;
@@ -357,27 +363,27 @@ impl Tcp {
     fn send_new(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let mut burst = Burst::default();
         loop {
-            let a = self.allowance(idx);
+            let a = self.send_quota(idx);
             if a.unsent == 0 {
                 return self.send_fin(net, idx, &a);
             }
-            if a.segments == 0 {
-                self.note_usage(idx, true);
+            if a.cwnd_quota == 0 {
+                self.cwnd_validate(idx, true);
                 let now = self.now;
-                self.busy[self.conns[idx].busy].chrono.run(now);
+                self.active[self.conns[idx].active].chrono.start_busy(now);
                 return Ok(());
             }
             let mut most = a.unsent.min(a.window);
-            let has_cuts = self.busy[self.conns[idx].busy].extras.has(Extras::CUTS);
-            let record = if has_cuts { self.record_bytes(idx, &a, burst.begins()) } else { None };
+            let has_cuts = self.active[self.conns[idx].active].slow_path.has(SlowPathFlags::RECORD_MARKS);
+            let record = if has_cuts { self.bytes_to_record_end(idx, &a, burst.begins()) } else { None };
             most = most.min(record.unwrap_or(most));
             if most > a.mss {
-                most = most.min(self.super_payload(net, idx, a.mss, a.segments));
+                most = most.min(self.gso_payload_max(net, idx, a.mss, a.cwnd_quota));
             }
-            let probes = self.busy[self.conns[idx].busy].force;
+            let probes = self.active[self.conns[idx].active].nagle_push;
             let Some(len) = self.size_to_send(idx, &a, most, record == Some(most)) else {
-                self.note_usage(idx, false);
-                self.hold(idx, &a);
+                self.cwnd_validate(idx, false);
+                self.arm_held_data_timer(idx, &a);
                 return Ok(());
             };
             let last = len == a.unsent;
@@ -385,52 +391,52 @@ impl Tcp {
             let ends = match last {
                 _ if has_cuts && self.pushes_within(idx, len) => {
                     burst = Burst::default();
-                    Ends::Message
+                    EndKind::Push
                 }
-                true if self.busy[self.conns[idx].busy].more != More::Late => Ends::Message,
-                false if probes && len < a.mss || burst.pushes(self, idx, &a, len) => Ends::Packet,
-                _ => Ends::Segment,
+                true if self.active[self.conns[idx].active].msg_more != MsgMore::Released => EndKind::Push,
+                false if probes && len < a.mss || burst.pushes(self, idx, &a, len) => EndKind::Packet,
+                _ => EndKind::Segment,
             };
-            self.send_one(net, idx, len, last, ends, a.mss)?;
+            self.send_segment(net, idx, len, last, ends, a.mss)?;
             let c = &self.conns[idx];
-            let b = &mut self.busy[c.busy];
-            if last && b.more == More::Late {
-                b.more = More::Expected;
+            let b = &mut self.active[c.active];
+            if last && b.msg_more == MsgMore::Released {
+                b.msg_more = MsgMore::Expected;
             }
-            if len == a.unsent && c.has(Flags::FIN_QUEUED) == self.busy[c.busy].fin_sent {
-                self.note_room(idx);
+            if len == a.unsent && c.has(Flags::FIN_QUEUED) == self.active[c.active].fin_sent {
+                self.chrono_sndbuf_limited(idx);
                 return Ok(());
             }
         }
     }
 
     /// How much of `most` bytes leaves now; `None` if it waits (Nagle, cork, window). `ends_record`: what follows them is of another record.
-    fn size_to_send(&mut self, idx: u32, a: &Allowance, most: u32, ends_record: bool) -> Option<u32> {
+    fn size_to_send(&mut self, idx: u32, a: &SendQuota, most: u32, ends_record: bool) -> Option<u32> {
         let c = &self.conns[idx];
-        let b = &mut self.busy[c.busy];
+        let b = &mut self.active[c.active];
         let partial = most % a.mss;
         if partial == 0 {
             return (most > 0).then_some(most);
         }
         let whole = most - partial;
         let last = most == a.unsent;
-        let urgent = b.urgent_out.is_some();
+        let urgent = b.snd_up.is_some();
         if ends_record && !last {
             return Some(most);
         }
         if last {
-            let corked = c.has(Flags::CORK) || b.more == More::Expected;
+            let corked = c.has(Flags::CORK) || b.msg_more == MsgMore::Expected;
             // Minshall: hold a small segment only while another small one is not acknowledged.
-            let nagle = !c.has(Flags::NODELAY) && !b.sent.is_empty() && b.small_end.is_some();
-            if urgent || c.has(Flags::FIN_QUEUED) || b.force || !(corked || nagle) {
-                b.force = false;
+            let nagle = !c.has(Flags::NODELAY) && !b.rtx_queue.is_empty() && b.snd_sml.is_some();
+            if urgent || c.has(Flags::FIN_QUEUED) || b.nagle_push || !(corked || nagle) {
+                b.nagle_push = false;
                 return Some(most);
             }
-        } else if b.force && whole == 0 {
+        } else if b.nagle_push && whole == 0 {
             // A probe into a window that is open, but not for a whole segment. It opens no further, so the peer's buffer is smaller than it was: what it was is no
             // measure any more of what is worth sending.
-            b.force = false;
-            b.window_max = c.snd_wnd;
+            b.nagle_push = false;
+            b.max_window = c.snd_wnd;
             return Some(most);
         } else if most < a.window {
             // Limited by the congestion window or the size of a super-frame: whole segments.
@@ -440,30 +446,30 @@ impl Tcp {
     }
 
     /// Data wait: sees to it that something will make them leave.
-    fn hold(&mut self, idx: u32, a: &Allowance) {
+    fn arm_held_data_timer(&mut self, idx: u32, a: &SendQuota) {
         let now = self.now;
         let c = &self.conns[idx];
-        let b = &mut self.busy[c.busy];
+        let b = &mut self.active[c.active];
         let fits = a.unsent <= a.window;
         if !fits {
-            b.chrono.set(Waits::Window, now);
+            b.chrono.set(ChronoType::RwndLimited, now);
         }
-        if (c.has(Flags::CORK) || b.more == More::Expected) && fits {
-            b.cork_at.get_or_insert(now + CORK_MAX);
+        if (c.has(Flags::CORK) || b.msg_more == MsgMore::Expected) && fits {
+            b.cork_deadline.get_or_insert(now + CORK_MAX);
             return;
         }
-        if b.sent.is_empty() && b.timer_kind == RetransmitTimer::Off {
+        if b.rtx_queue.is_empty() && b.timer_kind == RetransmitTimer::Off {
             // RFC 9293 §3.8.6.1: without a timer a lost window update would stop both ends for ever.
             let rto = rtt::rto(c, self.profiles.get(c.profile), b.backoff);
             b.set_timer(RetransmitTimer::Persist, now + rto);
         }
     }
 
-    fn send_fin(&mut self, net: &mut Network, idx: u32, a: &Allowance) -> Result<(), TxError> {
+    fn send_fin(&mut self, net: &mut Network, idx: u32, a: &SendQuota) -> Result<(), TxError> {
         let c = &self.conns[idx];
-        let b = &self.busy[c.busy];
+        let b = &self.active[c.active];
         if b.timer_kind == RetransmitTimer::Persist && !c.has(Flags::FIN_QUEUED) {
-            self.busy[c.busy].stop_timer();
+            self.active[c.active].stop_timer();
             return Ok(());
         }
         let fin_seq = c.snd_una + b.send.len() as u32;
@@ -477,32 +483,32 @@ impl Tcp {
             return Ok(());
         }
         if a.window == 0 {
-            self.hold(idx, a);
+            self.arm_held_data_timer(idx, a);
             return Ok(());
         }
-        self.send_one(net, idx, 0, true, Ends::Segment, a.mss)
+        self.send_segment(net, idx, 0, true, EndKind::Segment, a.mss)
     }
 
     /// Sends `len` new bytes from `snd_nxt` on in segments of `mss`, with FIN if they are the last, and PSH on the last segment unless it is the end of no more than that.
-    pub(super) fn send_one(
+    pub(super) fn send_segment(
         &mut self,
         net: &mut Network,
         idx: u32,
         len: u32,
         last: bool,
-        ends: Ends,
+        ends: EndKind,
         mss: u32,
     ) -> Result<(), TxError> {
         let now = self.now;
         let mut flags = TcpFlags::ACK;
         let c = &self.conns[idx];
-        let b = &self.busy[c.busy];
+        let b = &self.active[c.active];
         let window_end = c.snd_una + c.snd_wnd;
         let fin = last && c.has(Flags::FIN_QUEUED) && (c.snd_nxt + len).lt(window_end);
         if fin {
             flags |= TcpFlags::FIN;
         }
-        if ends != Ends::Segment {
+        if ends != EndKind::Segment {
             flags |= TcpFlags::PSH;
         }
         if c.has(Flags::ECN_CWR) && len > 0 {
@@ -510,14 +516,14 @@ impl Tcp {
         }
         let gso_size = (len > mss).then_some(mss as u16);
         let segments = len.div_ceil(mss).max(1) as u16;
-        let was_empty = b.sent.is_empty();
-        let segment = Segment { seq: c.snd_nxt, len, flags, gso_size, ect: c.has(Flags::ECN) && len > 0 };
+        let was_empty = b.rtx_queue.is_empty();
+        let segment = TxSegment { seq: c.snd_nxt, len, flags, gso_size, ect: c.has(Flags::ECN) && len > 0 };
         self.emit(net, idx, &segment)?;
         self.stats.bytes_out += u64::from(len);
         let now_ms = self.now_ms();
         let delay = self.config.delayed_ack_ms;
         let c = &mut self.conns[idx];
-        let b = &mut self.busy[c.busy];
+        let b = &mut self.active[c.active];
         let start = c.snd_nxt;
         let end = start + (len + u32::from(fin));
         if flags.contains(TcpFlags::CWR) {
@@ -526,52 +532,53 @@ impl Tcp {
         if b.timer_kind == RetransmitTimer::Persist {
             // The window opened: what its closing has lengthened is short again.
             b.backoff = 0;
-            b.trouble_since = None;
+            b.retransmit_since = None;
         }
-        b.sent.push(start, end, now, segments, ends);
+        b.rtx_queue.push(start, end, now, segments, ends);
         b.recovery.on_sent(segments.into());
         b.fin_sent |= fin;
         c.snd_nxt = end;
         if !len.is_multiple_of(mss) {
-            b.small_end = Some(end);
+            b.snd_sml = Some(end);
         }
-        b.last_sent = now;
-        b.chrono.run(now);
+        b.lsndtime = now;
+        b.chrono.start_busy(now);
         b.idle_since = None;
-        b.cork_at = None;
+        b.cork_deadline = None;
         if c.has(Flags::ATO_SET) && now_ms.wrapping_sub(c.last_rx) < delay {
             c.flags.set(Flags::PINGPONG);
         }
-        let restart =
-            was_empty || b.timer_kind == RetransmitTimer::Probe || b.timer_kind == RetransmitTimer::Persist;
-        let limited = b.sent.in_flight() >= c.cwnd;
-        self.note_usage(idx, limited);
+        let restart = was_empty
+            || b.timer_kind == RetransmitTimer::LossProbe
+            || b.timer_kind == RetransmitTimer::Persist;
+        let limited = b.rtx_queue.in_flight() >= c.cwnd;
+        self.cwnd_validate(idx, limited);
         self.set_retransmit_timer(idx, restart, None);
         Ok(())
     }
 
     /// Congestion window validation (RFC 7661 in Linux's form): how much of the window was used during the last round.
-    fn note_usage(&mut self, idx: u32, limited: bool) {
+    fn cwnd_validate(&mut self, idx: u32, limited: bool) {
         let c = &self.conns[idx];
-        let b = &mut self.busy[c.busy];
-        let out = b.sent.packets_out;
-        if c.snd_una.ge(b.usage_end) || limited || !b.cwnd_limited && out > b.flight_max {
-            b.cwnd_limited = limited;
-            b.flight_max = out;
-            b.usage_end = c.snd_nxt;
+        let b = &mut self.active[c.active];
+        let out = b.rtx_queue.packets_out;
+        if c.snd_una.ge(b.cwnd_usage_seq) || limited || !b.is_cwnd_limited && out > b.max_packets_out {
+            b.is_cwnd_limited = limited;
+            b.max_packets_out = out;
+            b.cwnd_usage_seq = c.snd_nxt;
         }
     }
 
     /// Payload bytes of the largest (super-)frame for `segments` segments.
-    fn super_payload(&self, net: &Network, idx: u32, mss: u32, segments: u32) -> u32 {
+    fn gso_payload_max(&self, net: &Network, idx: u32, mss: u32, segments: u32) -> u32 {
         let c = &self.conns[idx];
-        let urgent = c.busy != NONE && self.busy[c.busy].urgent_out.is_some();
+        let urgent = c.active != NONE && self.active[c.active].snd_up.is_some();
         let max = net.capabilities(c.hop.link()).map_or(0, |caps| caps.gso_bytes_max);
         if max == 0 || urgent {
             return mss;
         }
         let headers = u32::from(c.header_bytes()) + 40 + 18;
-        let room = (max as u32).saturating_sub(headers).min(SUPER_PAYLOAD_MAX) / mss;
+        let room = (max as u32).saturating_sub(headers).min(GSO_PAYLOAD_MAX) / mss;
         room.clamp(1, segments.max(1)) * mss
     }
 }

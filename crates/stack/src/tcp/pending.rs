@@ -8,7 +8,7 @@ use crate::handle::Conn;
 
 /// In-burst data that the owner has not dealt with yet.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pending {
+pub(crate) struct PendingData {
     pub conn: Conn,
     pub data: InlineData,
     /// Its event was taken: the owner is reading it.
@@ -20,7 +20,7 @@ pub(crate) struct Pending {
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct PendingQueue {
-    entries: Vec<Pending>,
+    entries: Vec<PendingData>,
     /// Entries before this one are done.
     first: usize,
     /// The event of one of them was withheld, because its connection was not accepted yet.
@@ -34,13 +34,13 @@ impl PendingQueue {
         if again && let Some(before) = self.entries[self.first..].iter_mut().rev().find(|p| p.conn == conn) {
             before.followed = true;
         }
-        self.entries.push(Pending { conn, data, delivered: false, followed: false });
+        self.entries.push(PendingData { conn, data, delivered: false, followed: false });
     }
 
     /// Where data are in the queue.
     #[inline]
     fn position(&self, conn: Conn, data: InlineData) -> Option<usize> {
-        let wanted = |p: &Pending| p.conn == conn && p.data == data;
+        let wanted = |p: &PendingData| p.conn == conn && p.data == data;
         let first = self.entries.get(self.first)?;
         if wanted(first) {
             return Some(self.first);
@@ -73,7 +73,7 @@ impl PendingQueue {
         let at = self.position(conn, data)?;
         if at != self.first {
             self.entries.remove(at);
-            return Some(self.settle(conn));
+            return Some(self.clear_followed(conn));
         }
         let followed = self.entries[at].followed;
         self.skip_first();
@@ -82,7 +82,7 @@ impl PendingQueue {
 
     /// Takes the first entry.
     #[inline]
-    pub fn pop(&mut self) -> Option<Pending> {
+    pub fn pop(&mut self) -> Option<PendingData> {
         let first = *self.entries.get(self.first)?;
         self.skip_first();
         Some(first)
@@ -97,24 +97,24 @@ impl PendingQueue {
     }
 
     /// All entries.
-    pub fn iter(&self) -> impl Iterator<Item = &Pending> {
+    pub fn iter(&self) -> impl Iterator<Item = &PendingData> {
         self.entries[self.first..].iter()
     }
 
     /// The entries of a connection.
-    pub fn of(&self, conn: Conn) -> impl Iterator<Item = &Pending> {
+    pub fn of_conn(&self, conn: Conn) -> impl Iterator<Item = &PendingData> {
         self.iter().filter(move |p| p.conn == conn)
     }
 
     /// Removes the entries of a connection that `unwanted` names. Each of them is passed to it once, in order.
-    pub fn remove_of(&mut self, conn: Conn, mut unwanted: impl FnMut(&Pending) -> bool) {
+    pub fn remove_of(&mut self, conn: Conn, mut unwanted: impl FnMut(&PendingData) -> bool) {
         self.entries.drain(..core::mem::take(&mut self.first));
         self.entries.retain(|p| p.conn != conn || !unwanted(p));
-        self.settle(conn);
+        self.clear_followed(conn);
     }
 
     /// The last of a connection is followed no more. Returns whether there is one.
-    fn settle(&mut self, conn: Conn) -> bool {
+    fn clear_followed(&mut self, conn: Conn) -> bool {
         let last = self.entries[self.first..].iter_mut().rev().find(|p| p.conn == conn);
         last.map(|p| p.followed = false).is_some()
     }
@@ -158,7 +158,7 @@ mod tests {
         let mut q = queue();
         assert!(q.deliver(A, data(0)));
         q.remove_of(A, |p| !p.delivered);
-        assert_eq!(q.of(A).count(), 1);
+        assert_eq!(q.of_conn(A).count(), 1);
         assert!(!q.deliver(A, data(2)));
         assert_eq!(q.remove(A, data(0)), Some(false));
         assert_eq!(q.iter().count(), 1);

@@ -4,12 +4,12 @@
 //! What is done here is what `input` and `ack` would do with such a segment, and nothing else: tests compare the two (docs/adr/0007).
 
 use super::ack::AckOutcome;
-use super::busy::Busy;
+use super::active::ActiveConn;
 use super::conn::{Flags, NONE, Tcb};
-use super::input::Arrived;
+use super::input::Segment;
 use super::profile::Profile;
 use super::receive::{AckDue, chunks_for};
-use super::sent_queue::Delivery;
+use super::rtx_queue::Delivery;
 use super::state::State;
 use super::{Tcp, ack, receive, recovery, rtt};
 use crate::events::InlineData;
@@ -19,22 +19,22 @@ use crate::time::Instant;
 use crate::wire::tcp::{TcpFlags, TcpOptions, Timestamps};
 
 /// Flags that a predicted segment may have besides ACK, which it must have.
-const HARMLESS: TcpFlags = TcpFlags::PSH.with(TcpFlags::FIN);
+const PREDICTED_FLAGS: TcpFlags = TcpFlags::PSH.with(TcpFlags::FIN);
 
 /// The timestamps of a segment that is expected next; `None` if it is not.
 #[inline(always)]
-pub(super) fn predict(c: &Tcb, seg: &Arrived<'_>) -> Option<Option<Timestamps>> {
+pub(super) fn predict(c: &Tcb, seg: &Segment<'_>) -> Option<Option<Timestamps>> {
     let header = &seg.header;
     // In SYN-RECEIVED only what completes the handshake.
     let acknowledges = if c.state == State::SynReceived {
-        header.ack == c.snd_nxt && !c.has(Flags::ACTIVE)
+        header.ack == c.snd_nxt && !c.has(Flags::ACTIVE_OPEN)
     } else {
         c.state.is_synchronized() && header.ack.ge(c.snd_una) && header.ack.le(c.snd_nxt)
     };
     let usual = acknowledges
-        && header.flags.without(HARMLESS) == TcpFlags::ACK
+        && header.flags.without(PREDICTED_FLAGS) == TcpFlags::ACK
         && header.seq == c.rcv_nxt
-        && !c.has(Flags::ECN | Flags::URGENT | Flags::TS_OLD);
+        && !c.has(Flags::ECN | Flags::URGENT | Flags::TS_RECENT_OLD);
     if !usual {
         return None;
     }
@@ -42,13 +42,13 @@ pub(super) fn predict(c: &Tcb, seg: &Arrived<'_>) -> Option<Option<Timestamps>> 
         return seg.options.is_empty().then_some(None);
     }
     let ts = TcpOptions::parse_timestamps_only(seg.options)?;
-    (ts.value.wrapping_sub(c.ts_recent).cast_signed() >= 0).then_some(Some(ts))
+    (ts.tsval.wrapping_sub(c.ts_recent).cast_signed() >= 0).then_some(Some(ts))
 }
 
 /// Whether a segment is the last that a connection waits for which the application has closed: it acknowledges all, our FIN included, and
 /// carries the peer's.
 #[inline(always)]
-fn ends_with(c: &Tcb, b: &Busy, seg: &Arrived<'_>) -> bool {
+fn completes_close(c: &Tcb, b: &ActiveConn, seg: &Segment<'_>) -> bool {
     c.state == State::FinWait1
         && c.has(Flags::ORPHAN)
         && seg.header.flags.contains(TcpFlags::FIN)
@@ -59,12 +59,12 @@ fn ends_with(c: &Tcb, b: &Busy, seg: &Arrived<'_>) -> bool {
 
 /// Nothing is lost, reordered, sent again or probed for.
 #[inline(always)]
-fn is_quiet(c: &Tcb, b: &mut Busy) -> bool {
-    b.recovery.state == CaState::Open && b.sent.is_untroubled(c.snd_una) && b.probe_end.is_none()
+fn is_open_state(c: &Tcb, b: &mut ActiveConn) -> bool {
+    b.recovery.ca_state == CaState::Open && b.rtx_queue.has_no_loss_pending(c.snd_una) && b.tlp.is_none()
 }
 
 /// Flags of connections on which more happens when something is acknowledged than that it is gone.
-const HAS_MORE_TO_DO: Flags = Flags::FIN_QUEUED.with(Flags::WANT_WRITABLE).with(Flags::ACK_EVENTS);
+const ACK_SLOW_PATH: Flags = Flags::FIN_QUEUED.with(Flags::WANT_WRITABLE).with(Flags::ACK_EVENTS);
 
 impl Tcp {
     /// Takes a segment that [`predict`] let pass, on a connection whose handshake is complete.
@@ -74,52 +74,55 @@ impl Tcp {
         &mut self,
         net: &mut Network,
         idx: u32,
-        seg: &Arrived<'_>,
+        seg: &Segment<'_>,
         timestamps: Option<Timestamps>,
     ) {
         let (now, now_ms) = (self.now, self.now_ms);
         let c = &mut self.conns[idx];
         if let Some(ts) = timestamps
-            && c.rcv_acked == c.rcv_nxt
+            && c.rcv_wup == c.rcv_nxt
         {
             // RFC 7323 §4.3.
-            c.ts_recent = ts.value;
+            c.ts_recent = ts.tsval;
         }
         c.last_rx = now_ms;
         c.retries = 0;
         let advanced = seg.header.ack != c.snd_una;
         if advanced {
-            net.confirm(now, &c.hop);
+            net.confirm_neighbour(now, &c.hop);
         }
         let profile = self.profiles.get(c.profile);
-        if c.busy != NONE {
-            let b = &mut self.busy[c.busy];
-            if ends_with(c, b, seg) {
-                return self.end_at_once(net, idx, seg.hash);
+        if c.active != NONE {
+            let b = &mut self.active[c.active];
+            if completes_close(c, b, seg) {
+                return self.enter_time_wait_at_once(net, idx, seg.hash);
             }
-            if !(advanced && is_quiet(c, b)) {
+            if !(advanced && is_open_state(c, b)) {
                 let outcome = self.on_ack(net, idx, seg, timestamps);
-                return self.on_payload_behind(net, idx, seg, outcome);
+                return self.finish_on_slow_path(net, idx, seg, outcome);
             }
             let acked = (seg.header.ack - c.snd_una) as u32;
             let whole = seg.header.ack == c.snd_nxt
-                && !c.has(HAS_MORE_TO_DO)
+                && !c.has(ACK_SLOW_PATH)
                 && b.send.len() == acked.into()
-                && b.rack.highest.is_none_or(|highest| highest.le(seg.header.ack));
+                && b.rack.fack.is_none_or(|highest| highest.le(seg.header.ack));
             ack::update_window(c, seg);
-            let message =
-                b.sent.one_up_to(seg.header.ack).filter(|_| whole).map(|one| (one.at, one.segments));
+            let message = b
+                .rtx_queue
+                .sole_entry_ending_at(seg.header.ack)
+                .filter(|_| whole)
+                .map(|one| (one.xmit_ts, one.segments));
             let Some(message) = message else {
-                let outcome = self.acknowledge_in_order(net, idx, seg, timestamps);
-                return self.on_payload_behind(net, idx, seg, outcome);
+                let outcome = self.process_in_order_ack(net, idx, seg, timestamps);
+                return self.finish_on_slow_path(net, idx, seg, outcome);
             };
-            ack::advance(c, b, seg.header.ack);
+            ack::snd_una_update(c, b, seg.header.ack);
             b.send.clear(&mut self.chunks, &mut self.sources);
-            b.sent.acknowledge_only();
-            forget_troubles(c, b);
-            on_one_delivered(c, b, profile, now, message);
-            b.stop_flight_timer();
-            b.chrono.stop(now, b.last_sent);
+            b.rtx_queue.remove_sole_entry();
+            reset_retransmit_state(c, b);
+            on_single_delivery(c, b, profile, now, message);
+            b.stop_retransmit_timer();
+            b.chrono.stop(now, b.lsndtime);
         } else {
             ack::update_window(c, seg);
         }
@@ -129,33 +132,33 @@ impl Tcp {
             && c.state.may_receive()
             && !c.has(Flags::ORPHAN)
             && len <= c.rcv_wnd() as usize
-            && (c.busy == NONE || self.busy[c.busy].has_received_nothing())
+            && (c.active == NONE || self.active[c.active].is_receive_queue_empty())
             && self.chunks.spare() >= chunks_for(len);
         let Some((frame, start)) = seg.frame.filter(|_| usual) else {
-            return self.on_payload_behind(net, idx, seg, AckOutcome::Accepted);
+            return self.finish_on_slow_path(net, idx, seg, AckOutcome::Accepted);
         };
         // It is next, fits and brings no FIN: the application gets it where it lies.
         let data = InlineData { frame, start, len: len as u32 };
-        receive::lend(c, idx, data, &mut self.chunks, &mut self.events, &mut self.pending);
+        receive::queue_inline(c, idx, data, &mut self.chunks, &mut self.events, &mut self.pending);
         self.stats.bytes_in += u64::from(data.len);
-        if c.busy != NONE {
-            self.busy[c.busy].last_data = now_ms;
+        if c.active != NONE {
+            self.active[c.active].lrcvtime = now_ms;
         }
-        let due = receive::note_new_bytes(c, profile, now_ms, seg, false);
-        let held = due == AckDue::Quick && self.held_acks.holds(c);
+        let due = receive::event_data_recv(c, profile, now_ms, seg, false);
+        let held = due == AckDue::Quick && self.deferred_acks.defers(c);
         if due != AckDue::Later && !held {
             c.flags.set(Flags::ACK_NOW);
         }
         // The answer of the application, which is about to put it there, is nearly certain.
-        self.tx_list.add(c, idx, &self.profiles);
+        self.tx_list.push(c, idx, &self.profiles);
         if held {
-            self.hold_ack(idx);
+            self.defer_ack(idx);
         }
     }
 
     /// What a segment carries whose acknowledgement is dealt with.
     #[inline(never)]
-    fn on_payload_behind(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>, outcome: AckOutcome) {
+    fn finish_on_slow_path(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>, outcome: AckOutcome) {
         if outcome != AckOutcome::Gone {
             self.on_payload(net, idx, seg);
         }
@@ -163,49 +166,49 @@ impl Tcp {
     }
 
     /// From FIN-WAIT-1 to TIME-WAIT. What the acknowledgement says of the path is of no use to anybody any more.
-    fn end_at_once(&mut self, net: &mut Network, idx: u32, hash: u32) {
+    fn enter_time_wait_at_once(&mut self, net: &mut Network, idx: u32, hash: u32) {
         let c = &mut self.conns[idx];
         c.snd_una = c.snd_nxt;
         c.rcv_nxt += 1;
         c.flags.set(Flags::PEER_FIN);
         // As Linux's `tcp_fin`: nobody asks any more what came twice.
-        self.busy[c.busy].dsack = None;
+        self.active[c.active].dsack = None;
         if self.send_ack(net, idx).is_err() {
-            self.reply_ack(net, idx);
+            self.send_ack_at_once(net, idx);
         }
-        self.enter_time_wait_with(idx, hash);
+        self.enter_time_wait_hashed(idx, hash);
     }
 
     /// An acknowledgement of something new while nothing is lost, reordered or sent again.
-    fn acknowledge_in_order(
+    fn process_in_order_ack(
         &mut self,
         net: &mut Network,
         idx: u32,
-        seg: &Arrived<'_>,
+        seg: &Segment<'_>,
         timestamps: Option<Timestamps>,
     ) -> AckOutcome {
         let now = self.now;
         let c = &mut self.conns[idx];
-        let b = &mut self.busy[c.busy];
+        let b = &mut self.active[c.active];
         let profile = self.profiles.get(c.profile);
-        let highest = b.rack.highest.unwrap_or(c.snd_una);
-        let bytes = ack::advance(c, b, seg.header.ack);
+        let highest = b.rack.fack.unwrap_or(c.snd_una);
+        let bytes = ack::snd_una_update(c, b, seg.header.ack);
         b.send.discard_front(&mut self.chunks, &mut self.sources, bytes.into());
         if c.has(Flags::ACK_EVENTS) {
             b.acked_bytes = b.acked_bytes.saturating_add(bytes);
         }
-        forget_troubles(c, b);
+        reset_retransmit_state(c, b);
         if highest.le(c.snd_una)
-            && let Some(first) = b.sent.acknowledge_first(c.snd_una)
+            && let Some(first) = b.rtx_queue.remove_first_entry(c.snd_una)
         {
-            on_one_delivered(c, b, profile, now, (first.at, first.segments));
+            on_single_delivery(c, b, profile, now, (first.xmit_ts, first.segments));
             self.set_retransmit_timer(idx, true, None);
         } else {
             let sack = c.has(Flags::SACK);
             let mut delivery = Delivery::default();
-            let outstanding = b.sent.packets_out;
-            b.sent.acknowledge(c.snd_una, c.mss(), sack, highest, &mut delivery);
-            if ack::take_rtt(c, profile, now, &delivery, timestamps) {
+            let outstanding = b.rtx_queue.packets_out;
+            b.rtx_queue.clean_acked(c.snd_una, c.mss(), sack, highest, &mut delivery);
+            if ack::ack_update_rtt(c, profile, now, &delivery, timestamps) {
                 b.backoff = 0;
             }
             if outstanding > 0 {
@@ -214,7 +217,7 @@ impl Tcp {
                     b.rack.on_delivery(&delivery, Some(c.snd_una), &input);
                 }
                 let limited = ack::is_cwnd_limited(c, b);
-                ack::grow(c, b, now, (delivery.delivered, delivery.rtt_us(now)), limited);
+                ack::cong_avoid(c, b, now, (delivery.delivered, delivery.rtt_us(now)), limited);
                 self.set_retransmit_timer(idx, true, None);
             }
         }
@@ -225,19 +228,19 @@ impl Tcp {
 
 /// The peer lives, and what was sent arrives.
 #[inline(always)]
-fn forget_troubles(c: &mut Tcb, b: &mut Busy) {
+fn reset_retransmit_state(c: &mut Tcb, b: &mut ActiveConn) {
     c.flags.clear(Flags::SOFT_ERROR);
     b.retransmits = 0;
-    b.trouble_since = None;
-    b.probes = 0;
+    b.retransmit_since = None;
+    b.probes_out = 0;
     b.recovery.high_seq = c.snd_una;
 }
 
 /// What was sent at once, at `sent`, the only transmission that an acknowledgement covers, is through.
 #[inline(always)]
-fn on_one_delivered(
+fn on_single_delivery(
     c: &mut Tcb,
-    b: &mut Busy,
+    b: &mut ActiveConn,
     profile: &Profile,
     now: Instant,
     (sent, segments): (Instant, u16),
@@ -249,5 +252,5 @@ fn on_one_delivered(
         b.rack.on_in_order(sent, c.snd_una, rtt_us);
     }
     let limited = ack::is_cwnd_limited(c, b);
-    ack::grow(c, b, now, (segments.into(), Some(rtt_us as u32)), limited);
+    ack::cong_avoid(c, b, now, (segments.into(), Some(rtt_us as u32)), limited);
 }

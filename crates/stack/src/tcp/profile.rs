@@ -25,7 +25,7 @@ pub(crate) struct Profile {
     pub recv_window_first: u32,
     pub send_buffer_bytes: u32,
     /// Half of it is what the application is told of, if less is left that was not sent; 0 for never.
-    pub not_sent_low_water: u32,
+    pub notsent_lowat: u32,
     /// 0 if none was set.
     pub mss: u16,
     pub keep_idle_seconds: u16,
@@ -43,7 +43,7 @@ pub(crate) struct Profile {
     /// Of SYNs that open a connection.
     pub syn_retries: u8,
     /// Smallest hop limit of segments that are taken, over IPv4 and over IPv6.
-    pub min_hops: [u8; 2],
+    pub min_hop_limits: [u8; 2],
     /// Retransmission time-out before there is a measurement.
     rto_initial_ms: u32,
     rto_min_us: u32,
@@ -55,11 +55,11 @@ pub(crate) struct Profile {
 }
 
 /// What may be asked for as shortest time-out and as longest delay of an acknowledgement (`TCP_RTO_MIN`, `TCP_DELACK_MAX`).
-pub(crate) const SHORT_TIMES: RangeInclusive<Duration> =
+pub(crate) const RTO_MIN_RANGE: RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_millis(200);
 
 /// What may be asked for as longest time-out (`TCP_RTO_MAX_SEC`).
-pub(crate) const TIMEOUTS_MAX: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(120);
+pub(crate) const RTO_MAX_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(120);
 
 impl Profile {
     pub fn from_config(config: &TcpConfig) -> Self {
@@ -67,7 +67,7 @@ impl Profile {
             recv_buffer_bytes: config.recv_buffer_bytes,
             recv_window_first: config.recv_window_first_bytes.min(config.recv_buffer_bytes),
             send_buffer_bytes: config.send_buffer_bytes,
-            not_sent_low_water: 0,
+            notsent_lowat: 0,
             mss: 0,
             keep_idle_seconds: config.keepalive_time_seconds as u16,
             keep_interval_seconds: config.keepalive_interval_seconds as u16,
@@ -79,7 +79,7 @@ impl Profile {
             hop_limit: config.hop_limit,
             priority: 0,
             syn_retries: config.syn_retries,
-            min_hops: [0; 2],
+            min_hop_limits: [0; 2],
             rto_initial_ms: config.rto_initial_ms,
             rto_min_us: config.rto_min_ms * 1000,
             rto_max_ms: config.rto_max_seconds * 1000,
@@ -115,7 +115,7 @@ impl Profile {
     /// [`SHORT_TIMES`] has been looked at.
     pub fn set_rto_min(&mut self, time: Duration) {
         self.rto_min_us = time.as_micros() as u32;
-        self.settle_delay();
+        self.update_delayed_ack();
     }
 
     /// [`TIMEOUTS_MAX`] has been looked at.
@@ -126,17 +126,17 @@ impl Profile {
     /// [`SHORT_TIMES`] has been looked at. A delay that is longer than the configuration's changes nothing.
     pub fn set_delayed_ack_max(&mut self, config: &TcpConfig, time: Duration) {
         self.delayed_ack_max_us = (time.as_micros() as u32).min(config.delayed_ack_ms * 1000);
-        self.settle_delay();
+        self.update_delayed_ack();
     }
 
     /// A peer with the same options must not take a delay for a loss (`tcp_delack_max`).
-    fn settle_delay(&mut self) {
+    fn update_delayed_ack(&mut self) {
         let ms = self.delayed_ack_max_us.min(self.rto_min_us.max(2000) - 1000) / 1000;
         self.delayed_ack_ms = ms.max(1);
     }
 
     /// With what a socket asks for; `None` if a value is out of range.
-    pub fn with(mut self, config: &TcpConfig, options: &SocketOptions) -> Option<Self> {
+    pub fn with_options(mut self, config: &TcpConfig, options: &SocketOptions) -> Option<Self> {
         if let Some(bytes) = options.recv_buffer_bytes {
             self.set_recv_buffer(checked_buffer(bytes)?);
         }
@@ -152,15 +152,15 @@ impl Profile {
         self.tos = options.tos;
         self.priority = options.priority;
         self.hop_limit = options.hop_limit.unwrap_or(self.hop_limit);
-        self.min_hops = [options.min_hops_v4, options.min_hops_v6];
+        self.min_hop_limits = [options.min_ttl, options.min_hop_count];
         if let Some(time) = options.rto_min {
-            self.set_rto_min(within(SHORT_TIMES, time)?);
+            self.set_rto_min(within(RTO_MIN_RANGE, time)?);
         }
         if let Some(time) = options.rto_max {
-            self.set_rto_max(within(TIMEOUTS_MAX, time)?);
+            self.set_rto_max(within(RTO_MAX_RANGE, time)?);
         }
         if let Some(time) = options.delayed_ack_max {
-            self.set_delayed_ack_max(config, within(SHORT_TIMES, time)?);
+            self.set_delayed_ack_max(config, within(RTO_MIN_RANGE, time)?);
         }
         Some(self)
     }

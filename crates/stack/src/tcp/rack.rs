@@ -1,6 +1,6 @@
 //! RACK: loss detection by time (RFC 8985 §6).
 
-use super::sent_queue::{Delivery, Newest, SentQueue};
+use super::rtx_queue::{DeliveredSegment, Delivery, RtxQueue};
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
@@ -9,26 +9,26 @@ use core::time::Duration;
 const PERSIST_ROUNDS: u8 = 16;
 
 /// Segments of reordering that are believed at the most (`tcp_max_reordering`).
-const DEGREE_MAX: u32 = 300;
+const REORDERING_MAX: u32 = 300;
 
 /// State of RACK.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rack {
     /// When the most recently sent delivered segment was sent, and its end.
-    newest: Option<(Instant, SeqNumber)>,
+    most_recent: Option<(Instant, SeqNumber)>,
     /// The round trip that is waited for: that of what was acknowledged last.
     rtt_us: u64,
     /// Highest sequence number known to have arrived (RACK.fack).
-    pub highest: Option<SeqNumber>,
+    pub fack: Option<SeqNumber>,
     /// An original transmission was delivered below a later one, or a retransmission was for nothing.
     pub reordering_seen: bool,
     /// How often the former was seen.
-    pub reorderings: u32,
+    pub reord_seen: u32,
     /// How far below, in segments, at the most; 0 for what the configuration says.
-    degree: u16,
+    reordering: u16,
     /// Multiplier of the reordering window, less one.
-    steps: u8,
-    persist: u8,
+    reo_wnd_mult_minus_1: u8,
+    reo_wnd_persist: u8,
     /// No other DSACK counts until this was acknowledged.
     dsack_round: Option<SeqNumber>,
 }
@@ -41,7 +41,7 @@ pub(crate) struct RackInput {
     pub srtt_us: u32,
     pub in_recovery: bool,
     pub sacked_out: u32,
-    pub dup_threshold: u32,
+    pub dup_thresh: u32,
     pub mss: u32,
     /// Timestamp echoed by this acknowledgement and that of the newest delivered segment's last transmission, if timestamps are on.
     pub echo_is_older_than_retransmission: bool,
@@ -56,30 +56,35 @@ impl Rack {
         input: &RackInput,
     ) -> bool {
         if let Some(h) = highest
-            && self.highest.is_none_or(|old| h.gt(old))
+            && self.fack.is_none_or(|old| h.gt(old))
         {
-            self.highest = Some(h);
+            self.fack = Some(h);
         }
-        if let Some(low) = delivery.reordered {
-            self.on_reordering(low, delivery.reorderings, input);
+        if let Some(low) = delivery.reord {
+            self.on_reordering(low, delivery.reord_kinds, input);
         }
-        let Some(n) = delivery.newest else { return false };
+        let Some(n) = delivery.most_recent else { return false };
         // An acknowledgement of a retransmitted segment may be one of the original: step 2 leaves those out.
-        let ambiguous = |n: &Newest| {
-            let too_soon = input.now.micros_since(n.at) < u64::from(input.min_rtt_us);
-            n.retransmitted && (input.echo_is_older_than_retransmission || too_soon)
+        let ambiguous = |n: &DeliveredSegment| {
+            let too_soon = input.now.micros_since(n.xmit_ts) < u64::from(input.min_rtt_us);
+            n.is_retransmitted && (input.echo_is_older_than_retransmission || too_soon)
         };
         // What was sent later may have come back sooner. The longer of both, as on Linux, gives the rest of what was sent with the former as much time.
-        let last = delivery.last.filter(|last| !ambiguous(last)).map(|last| last.at).or(delivery.last_at);
+        let last = delivery
+            .last_in_sequence
+            .filter(|last| !ambiguous(last))
+            .map(|last| last.xmit_ts)
+            .or(delivery.last_ackt);
         if let Some(at) = last {
             self.rtt_us = input.now.micros_since(at);
         }
         if ambiguous(&n) {
             return false;
         }
-        let newer = self.newest.is_none_or(|(at, end)| n.at > at || (n.at == at && n.end.gt(end)));
+        let newer =
+            self.most_recent.is_none_or(|(at, end)| n.xmit_ts > at || (n.xmit_ts == at && n.end_seq.gt(end)));
         if newer {
-            self.newest = Some((n.at, n.end));
+            self.most_recent = Some((n.xmit_ts, n.end_seq));
         }
         newer
     }
@@ -88,26 +93,26 @@ impl Rack {
     #[cold]
     fn on_reordering(&mut self, low: SeqNumber, kinds: u8, input: &RackInput) {
         self.reordering_seen = true;
-        self.reorderings = self.reorderings.saturating_add(kinds.into());
-        let bytes = self.highest.map_or(0, |highest| (highest - low).max(0) as u32);
-        let segments = bytes.div_ceil(input.mss.max(1)).min(DEGREE_MAX);
-        if segments > self.degree(input.dup_threshold) {
-            self.degree = segments as u16;
+        self.reord_seen = self.reord_seen.saturating_add(kinds.into());
+        let bytes = self.fack.map_or(0, |highest| (highest - low).max(0) as u32);
+        let segments = bytes.div_ceil(input.mss.max(1)).min(REORDERING_MAX);
+        if segments > self.reordering(input.dup_thresh) {
+            self.reordering = segments as u16;
         }
     }
 
     /// Segments by which others may be ahead of one that still arrives: what the configuration says, or more that was seen.
-    pub fn degree(&self, configured: u32) -> u32 {
-        configured.max(self.degree.into())
+    pub fn reordering(&self, configured: u32) -> u32 {
+        configured.max(self.reordering.into())
     }
 
     /// The same for an acknowledgement of the one segment in flight, never retransmitted and up to the highest sequence number known.
     #[inline]
     pub fn on_in_order(&mut self, at: Instant, end: SeqNumber, rtt_us: u64) {
-        self.highest = Some(end);
+        self.fack = Some(end);
         self.rtt_us = rtt_us;
-        if self.newest.is_none_or(|(newest, last)| at > newest || (at == newest && end.gt(last))) {
-            self.newest = Some((at, end));
+        if self.most_recent.is_none_or(|(newest, last)| at > newest || (at == newest && end.gt(last))) {
+            self.most_recent = Some((at, end));
         }
     }
 
@@ -117,38 +122,36 @@ impl Rack {
             return;
         }
         self.dsack_round = Some(snd_nxt);
-        self.steps = self.steps.saturating_add(1);
-        self.persist = PERSIST_ROUNDS;
+        self.reo_wnd_mult_minus_1 = self.reo_wnd_mult_minus_1.saturating_add(1);
+        self.reo_wnd_persist = PERSIST_ROUNDS;
         self.reordering_seen = true;
     }
 
     /// A recovery ended: the widened window lasts for a number of recoveries.
     pub fn on_recovery_end(&mut self) {
-        self.persist = self.persist.saturating_sub(1);
-        if self.persist == 0 {
-            self.steps = 0;
+        self.reo_wnd_persist = self.reo_wnd_persist.saturating_sub(1);
+        if self.reo_wnd_persist == 0 {
+            self.reo_wnd_mult_minus_1 = 0;
         }
     }
 
     /// How long after its peers a segment may still arrive.
-    fn reorder_window(&self, input: &RackInput) -> Duration {
-        if !self.reordering_seen && (input.in_recovery || input.sacked_out >= input.dup_threshold) {
+    fn reo_wnd(&self, input: &RackInput) -> Duration {
+        if !self.reordering_seen && (input.in_recovery || input.sacked_out >= input.dup_thresh) {
             return Duration::ZERO;
         }
         if input.min_rtt_us == u32::MAX {
             return Duration::ZERO;
         }
         let step = u64::from(input.min_rtt_us / 4);
-        Duration::from_micros((step * (u64::from(self.steps) + 1)).min(u64::from(input.srtt_us)))
+        Duration::from_micros(
+            (step * (u64::from(self.reo_wnd_mult_minus_1) + 1)).min(u64::from(input.srtt_us)),
+        )
     }
 
     /// Step 5: marks what is lost. Returns the number of segments and when to look again.
-    pub fn detect_loss(&self, queue: &mut SentQueue, input: &RackInput) -> (u32, Option<Instant>) {
-        let Some(newest) = self.newest else { return (0, None) };
-        queue.mark_lost_by_time(
-            newest,
-            Duration::from_micros(self.rtt_us) + self.reorder_window(input),
-            input.now,
-        )
+    pub fn detect_loss(&self, queue: &mut RtxQueue, input: &RackInput) -> (u32, Option<Instant>) {
+        let Some(newest) = self.most_recent else { return (0, None) };
+        queue.mark_lost_by_time(newest, Duration::from_micros(self.rtt_us) + self.reo_wnd(input), input.now)
     }
 }

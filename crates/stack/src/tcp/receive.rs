@@ -1,14 +1,14 @@
 //! What a segment carries: payload in and out of order, urgent data, FIN; and when it is acknowledged.
 
 use super::Tcp;
-use super::busy::Busy;
-use super::conn::{Flags, Life, NONE, Tcb};
-use super::input::Arrived;
-use super::listen::announced_mss;
-use super::mtu_search::SearchState;
+use super::active::ActiveConn;
+use super::conn::{Flags, NONE, SlotState, Tcb};
+use super::input::Segment;
+use super::listen::advmss;
+use super::memory_waiters::BYTES_UNDER_PRESSURE_MAX;
+use super::mtu_search::MtuSearchState;
 use super::pending::PendingQueue;
 use super::profile::Profile;
-use super::starved::HELD_WHEN_SCARCE;
 use super::state::State;
 use crate::chunk_pool::{CHUNK_BYTES, ChunkPool};
 use crate::device::{BURST_FRAMES_MAX, RxBurst};
@@ -21,20 +21,20 @@ use arrayvec::ArrayVec;
 use std::collections::VecDeque;
 
 /// What the receive window begins with at the most, in bytes: as much as can be said without scaling.
-const WINDOW_FIRST: u32 = 65_535;
+const INITIAL_WINDOW_MAX: u32 = 65_535;
 
 /// How often it doubles at the most: what [`Tcb::rcv_grow`] has room for.
-const GROW_MAX: u8 = 15;
+const WINDOW_DOUBLINGS_MAX: u8 = 15;
 
 /// Immediate acknowledgements a connection begins with (Linux's TCP_MAX_QUICKACKS): the sender is in slow start.
 const QUICK_ACKS_MAX: u32 = 16;
 
 /// What a segment carries on most paths at the most.
-const SEGMENT_USUAL: u16 = 1460;
+const ETHERNET_MSS: u16 = 1460;
 
 impl Tcp {
     /// RFC 9293 §3.10.7.4, seventh and eighth check.
-    pub fn on_payload(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) {
+    pub fn on_payload(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
         let fin = seg.header.flags.contains(TcpFlags::FIN);
         if seg.payload.is_empty() && !fin {
             return;
@@ -43,7 +43,7 @@ impl Tcp {
         if seg.end().le(c.rcv_nxt) {
             // All of it is old: the peer missed our acknowledgement.
             self.note_duplicate(idx, seg);
-            self.quick_ack(idx);
+            self.enter_quickack_mode(idx);
             return;
         }
         if !c.state.may_receive() {
@@ -53,7 +53,7 @@ impl Tcp {
         let new_data = !seg.payload.is_empty() && (seg.header.seq + seg.payload.len() as u32).gt(c.rcv_nxt);
         if c.has(Flags::ORPHAN) && new_data {
             // Nobody will ever read it, so the peer must learn that it was lost (RFC 2525 §2.17).
-            self.reset_segment(net, seg);
+            self.send_reset(net, seg);
             self.destroy(idx, CloseReason::Aborted);
             return;
         }
@@ -64,7 +64,7 @@ impl Tcp {
         }
     }
 
-    fn on_in_order(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) {
+    fn on_in_order(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
         let c = &self.conns[idx];
         let skip = (c.rcv_nxt - seg.header.seq) as usize;
         let room = c.rcv_wnd() as usize;
@@ -75,14 +75,14 @@ impl Tcp {
             self.note_dsack(idx, seg.header.seq, end);
         }
         // RFC 5681 §4.2: what fills a hole, wholly or in part, is acknowledged at once.
-        let busy = self.conns[idx].busy;
-        let fills_hole = busy != NONE && self.busy[busy].recv.range_count() > 0;
-        let taken = if data.is_empty() { 0 } else { self.take_in_order(idx, seg, skip, data) };
+        let busy = self.conns[idx].active;
+        let fills_hole = busy != NONE && self.active[busy].recv.range_count() > 0;
+        let taken = if data.is_empty() { 0 } else { self.queue_in_order(idx, seg, skip, data) };
         let refused = taken < data.len() || data.is_empty();
-        let due = if taken > 0 { self.on_new_bytes(idx, seg, taken, fills_hole) } else { AckDue::Later };
+        let due = if taken > 0 { self.on_in_order_bytes(idx, seg, taken, fills_hole) } else { AckDue::Later };
         let fin_seq = seg.header.seq + seg.payload.len() as u32;
         let fin_here = seg.header.flags.contains(TcpFlags::FIN) && fin_seq == self.conns[idx].rcv_nxt;
-        if fin_here || self.waiting_fin(idx) {
+        if fin_here || self.is_ooo_fin_next(idx) {
             if due == AckDue::Now {
                 self.ack_now(idx);
             }
@@ -92,49 +92,52 @@ impl Tcp {
             // What is refused for want of room, too: say where we are.
             self.ack_now(idx);
         } else if due == AckDue::Quick {
-            self.quick_ack_or_hold(idx);
+            self.quick_ack_or_defer(idx);
         }
     }
 
     /// Whether the payload of a segment may be lent where it lies in the burst: it is next, nothing waits in front of it, and there
     /// is memory should nobody consume it.
     #[inline(always)]
-    pub fn may_lend(&self, idx: u32, seg: &Arrived<'_>) -> bool {
+    pub fn can_deliver_inline(&self, idx: u32, seg: &Segment<'_>) -> bool {
         let c = &self.conns[idx];
         seg.frame.is_some()
             && seg.header.seq.le(c.rcv_nxt)
             && !c.has(Flags::URGENT)
             && !seg.header.flags.contains(TcpFlags::URG)
-            && (c.busy == NONE || self.busy[c.busy].recv.is_empty())
+            && (c.active == NONE || self.active[c.active].recv.is_empty())
             && self.chunks.available() >= chunks_for(seg.payload.len())
-            && self.is_fair(idx, seg.payload.len())
+            && self.may_use_memory(idx, seg.payload.len())
     }
 
     /// Whether a connection may take memory for so many bytes more: the last quarter of the pool is for those that hold hardly anything, so
     /// that connections nobody reads do not stop those that are read.
     #[inline(always)]
-    fn is_fair(&self, idx: u32, bytes: usize) -> bool {
-        self.chunks.spare() >= chunks_for(bytes) || self.unread(idx) <= HELD_WHEN_SCARCE
+    fn may_use_memory(&self, idx: u32, bytes: usize) -> bool {
+        self.chunks.spare() >= chunks_for(bytes) || self.unread(idx) <= BYTES_UNDER_PRESSURE_MAX
     }
 
     /// Lends data that begin at `rcv_nxt`; [`Tcp::may_lend`] has allowed it.
-    fn lend(&mut self, idx: u32, data: InlineData) {
-        lend(&mut self.conns[idx], idx, data, &mut self.chunks, &mut self.events, &mut self.pending);
+    fn deliver_inline(&mut self, idx: u32, data: InlineData) {
+        queue_inline(&mut self.conns[idx], idx, data, &mut self.chunks, &mut self.events, &mut self.pending);
     }
 
     /// Stores or lends data that begin at `rcv_nxt`. Returns how far `rcv_nxt` moved.
-    pub fn take_in_order(&mut self, idx: u32, seg: &Arrived<'_>, skip: usize, data: &[u8]) -> usize {
-        if let Some((frame, start)) = seg.frame.filter(|_| self.may_lend(idx, seg)) {
-            self.lend(idx, InlineData { frame, start: start + skip as u32, len: data.len() as u32 });
+    pub fn queue_in_order(&mut self, idx: u32, seg: &Segment<'_>, skip: usize, data: &[u8]) -> usize {
+        if let Some((frame, start)) = seg.frame.filter(|_| self.can_deliver_inline(idx, seg)) {
+            self.deliver_inline(
+                idx,
+                InlineData { frame, start: start + skip as u32, len: data.len() as u32 },
+            );
             return data.len();
         }
-        if !self.is_fair(idx, data.len()) {
+        if !self.may_use_memory(idx, data.len()) {
             self.stats.pool_exhausted += 1;
             return 0;
         }
         let capacity = self.profile(idx).recv_buffer_bytes as usize + 65_535;
-        let busy = self.ensure_busy(idx);
-        let b = &mut self.busy[busy];
+        let busy = self.ensure_active(idx);
+        let b = &mut self.active[busy];
         let (at, dropped) = (b.recv.readable(), b.recv.dropped_ranges());
         let out = b.recv.write(&mut self.chunks, at, data, at + capacity);
         self.stats.pieces_dropped += b.recv.dropped_ranges() - dropped;
@@ -156,15 +159,15 @@ impl Tcp {
     }
 
     /// Data behind a gap: kept in place, and acknowledged at once with SACK blocks (RFC 5681 §4.2, RFC 2018 §4).
-    fn on_out_of_order(&mut self, idx: u32, seg: &Arrived<'_>) {
+    fn on_out_of_order(&mut self, idx: u32, seg: &Segment<'_>) {
         self.stats.out_of_order += 1;
-        if seg.wire_bytes() > usize::from(self.conns[idx].rcv_mss) {
+        if seg.wire_payload() > usize::from(self.conns[idx].rcv_mss) {
             let c = &mut self.conns[idx];
-            raise_rcv_mss(c, self.profiles.get(c.profile), seg.wire_bytes());
+            measure_rcv_mss(c, self.profiles.get(c.profile), seg.wire_payload());
         }
-        let busy = self.ensure_busy(idx);
+        let busy = self.ensure_active(idx);
         let c = &self.conns[idx];
-        let b = &mut self.busy[busy];
+        let b = &mut self.active[busy];
         let gap = (seg.header.seq - c.rcv_nxt) as usize;
         let room = (c.rcv_wnd() as usize).saturating_sub(gap);
         let data = &seg.payload[..seg.payload.len().min(room)];
@@ -184,30 +187,30 @@ impl Tcp {
         }
         if seg.header.flags.contains(TcpFlags::FIN) && data.len() == seg.payload.len() {
             // It counts when the hole in front of it is filled, not before.
-            b.fin_at = Some(seg.header.seq + seg.payload.len() as u32);
+            b.ooo_fin_seq = Some(seg.header.seq + seg.payload.len() as u32);
         }
         self.ack_now(idx);
     }
 
     /// Whether a FIN that came out of order is next.
-    fn waiting_fin(&self, idx: u32) -> bool {
+    fn is_ooo_fin_next(&self, idx: u32) -> bool {
         let c = &self.conns[idx];
-        c.busy != NONE && self.busy[c.busy].fin_at == Some(c.rcv_nxt)
+        c.active != NONE && self.active[c.active].ooo_fin_seq == Some(c.rcv_nxt)
     }
 
     /// `count` bytes were received in order: window growth, and when that is acknowledged.
-    fn on_new_bytes(&mut self, idx: u32, seg: &Arrived<'_>, count: usize, fills_hole: bool) -> AckDue {
+    fn on_in_order_bytes(&mut self, idx: u32, seg: &Segment<'_>, count: usize, fills_hole: bool) -> AckDue {
         self.stats.bytes_in += count as u64;
         let now_ms = self.now_ms();
         let c = &mut self.conns[idx];
-        if c.busy != NONE {
-            self.busy[c.busy].last_data = now_ms;
+        if c.active != NONE {
+            self.active[c.active].lrcvtime = now_ms;
         }
-        note_new_bytes(c, self.profiles.get(c.profile), now_ms, seg, fills_hole)
+        event_data_recv(c, self.profiles.get(c.profile), now_ms, seg, fills_hole)
     }
 
     /// A segment that was received before: reported first in the next acknowledgement (RFC 2883).
-    pub fn note_duplicate(&mut self, idx: u32, seg: &Arrived<'_>) {
+    pub fn note_duplicate(&mut self, idx: u32, seg: &Segment<'_>) {
         let c = &self.conns[idx];
         if seg.seq_len() == 0 || !seg.end().le(c.rcv_nxt) {
             return;
@@ -220,12 +223,12 @@ impl Tcp {
         if !self.conns[idx].has(Flags::SACK) {
             return;
         }
-        let busy = self.ensure_busy(idx);
-        self.busy[busy].dsack = Some((start, end));
+        let busy = self.ensure_active(idx);
+        self.active[busy].dsack = Some((start, end));
     }
 
     /// Acknowledge at once, and stay quick for a while: something is wrong on the path.
-    pub fn quick_ack(&mut self, idx: u32) {
+    pub fn enter_quickack_mode(&mut self, idx: u32) {
         let c = &mut self.conns[idx];
         c.raise_quick_acks(QUICK_ACKS_MAX as u8);
         self.ack_now(idx);
@@ -233,18 +236,18 @@ impl Tcp {
 
     /// FIN in order (RFC 9293 §3.10.7.4, eighth check).
     fn on_fin(&mut self, net: &mut Network, idx: u32) {
-        if self.conns[idx].busy != NONE {
-            let busy = self.conns[idx].busy;
-            self.busy[busy].fin_at = None;
+        if self.conns[idx].active != NONE {
+            let busy = self.conns[idx].active;
+            self.active[busy].ooo_fin_seq = None;
             // All has come: nothing about duplicates is of use any more (`tcp_fin`).
-            self.busy[busy].dsack = None;
+            self.active[busy].dsack = None;
         }
         let (now_ms, delay) = (self.now_ms(), self.profile(idx).delayed_ack_ms);
         let c = &mut self.conns[idx];
         c.rcv_nxt += 1;
         c.flags.set(Flags::PEER_FIN);
         let state = c.state;
-        let unacked = (c.rcv_nxt - c.rcv_acked) as u32;
+        let unacked = (c.rcv_nxt - c.rcv_wup) as u32;
         if state == State::Established && c.has(Flags::ATO_SET) && unacked <= u32::from(c.rcv_mss) {
             // Very likely our own FIN follows soon (`tcp_fin`), which says the same.
             c.flags.set(Flags::PINGPONG);
@@ -269,7 +272,7 @@ impl Tcp {
                 self.want_transmit(idx);
             }
             State::FinWait2 => {
-                self.reply_ack(net, idx);
+                self.send_ack_at_once(net, idx);
                 self.enter_time_wait(idx);
             }
             _ => debug_assert!(false, "FIN in a state that does not receive"),
@@ -287,31 +290,31 @@ impl Tcp {
     }
 
     /// Moves all in-burst data of a connection to its receive buffer.
-    pub fn stash_pending(&mut self, idx: u32, burst: &RxBurst<'_>) {
+    pub fn buffer_pending(&mut self, idx: u32, burst: &RxBurst<'_>) {
         if !self.conns[idx].has(Flags::INLINE) {
             return;
         }
         let conn = self.conns.handle(idx);
         let waiting: ArrayVec<InlineData, BURST_FRAMES_MAX> =
-            self.pending.of(conn).filter(|p| !p.delivered).map(|p| p.data).collect();
+            self.pending.of_conn(conn).filter(|p| !p.delivered).map(|p| p.data).collect();
         for data in waiting {
             self.chunks.unreserve(chunks_for(data.len()));
-            self.stash(idx, data.bytes(burst));
+            self.append_received(idx, data.bytes(burst));
         }
         // What was delivered is being read: its rest comes through `consume`.
         self.pending.remove_of(conn, |p| !p.delivered);
-        let delivered = self.pending.of(conn).next().is_some();
+        let delivered = self.pending.of_conn(conn).next().is_some();
         self.conns[idx].flags.assign(Flags::INLINE, delivered);
     }
 
     /// Appends bytes that `rcv_nxt` has passed already to the receive buffer. There is room: it was reserved when they came, and the caller has
     /// just given the reservation back.
-    pub fn stash(&mut self, idx: u32, bytes: &[u8]) {
+    pub fn append_received(&mut self, idx: u32, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
         }
-        let busy = self.ensure_busy(idx);
-        let b = &mut self.busy[busy];
+        let busy = self.ensure_active(idx);
+        let b = &mut self.active[busy];
         let at = b.recv.readable();
         let out = b.recv.write(&mut self.chunks, at, bytes, usize::MAX);
         debug_assert_eq!(out.accepted, bytes.len());
@@ -323,33 +326,33 @@ impl Tcp {
     #[inline]
     pub fn unread(&self, idx: u32) -> usize {
         let c = &self.conns[idx];
-        let buffered = if c.busy == NONE { 0 } else { self.busy[c.busy].recv.readable() };
+        let buffered = if c.active == NONE { 0 } else { self.active[c.active].recv.readable() };
         if c.has(Flags::INLINE) { self.unread_inline(idx, buffered) } else { buffered }
     }
 
     #[inline(never)]
     fn unread_inline(&self, idx: u32, buffered: usize) -> usize {
         let conn = self.conns.handle(idx);
-        let pending = self.pending.of(conn).filter(|p| !p.delivered);
+        let pending = self.pending.of_conn(conn).filter(|p| !p.delivered);
         buffered + pending.map(|p| p.data.len()).sum::<usize>()
     }
 
-    fn held(&self, idx: u32) -> usize {
-        let busy = self.conns[idx].busy;
-        if busy == NONE { 0 } else { self.busy[busy].held as usize }
+    fn delivered_unread(&self, idx: u32) -> usize {
+        let busy = self.conns[idx].active;
+        if busy == NONE { 0 } else { self.active[busy].delivered_unread as usize }
     }
 
     /// So many bytes of those that the owner has taken were read by nobody: they count against the window.
-    pub fn set_held(&mut self, conn: Conn, bytes: u32) -> Result<(), Stale> {
+    pub fn set_unread(&mut self, conn: Conn, bytes: u32) -> Result<(), Stale> {
         let idx = self.index(conn).ok_or(Stale::Handle)?;
         // Behind the peer's FIN there is no window to be told of.
         let receives = self.conns[idx].state.may_receive();
         let bytes = if receives { bytes } else { 0 };
-        if self.held(idx) == bytes as usize {
+        if self.delivered_unread(idx) == bytes as usize {
             return Ok(());
         }
-        let busy = self.ensure_busy(idx);
-        let before = core::mem::replace(&mut self.busy[busy].held, bytes);
+        let busy = self.ensure_active(idx);
+        let before = core::mem::replace(&mut self.active[busy].delivered_unread, bytes);
         if bytes < before && receives {
             self.after_read(idx);
         }
@@ -362,21 +365,21 @@ impl Tcp {
     pub fn after_read(&mut self, idx: u32) {
         let c = &self.conns[idx];
         if !c.state.may_receive() {
-            if c.life == Life::Unread && self.unread(idx) == 0 {
+            if c.slot_state == SlotState::Unread && self.unread(idx) == 0 {
                 self.finish(idx, CloseReason::Normal);
             }
             return;
         }
         if c.flags.has_first_only(Flags::ACK_DELAYED, Flags::PINGPONG) {
-            self.ack_what_was_read(idx);
+            self.ack_after_read(idx);
         }
         let c = &self.conns[idx];
         let left = u64::from(c.rcv_wnd());
-        if 2 * left > window_capacity(c, self.profiles.get(c.profile)) {
+        if 2 * left > rcv_ssthresh(c, self.profiles.get(c.profile)) {
             // It cannot have doubled.
             return;
         }
-        let window = self.window_to_offer(idx);
+        let window = self.select_window(idx);
         if window > 0 && u64::from(window) >= 2 * left {
             self.ack_now(idx);
         }
@@ -385,34 +388,39 @@ impl Tcp {
     /// A write of the peer's has come to its end, and all of it was read: there may be no room for the next one before this one is acknowledged
     /// (`tcp_cleanup_rbuf`). Not where exchanges are interactive: there the acknowledgement rides on the answer.
     #[inline(never)]
-    fn ack_what_was_read(&mut self, idx: u32) {
+    fn ack_after_read(&mut self, idx: u32) {
         let c = &self.conns[idx];
-        if c.is_pushed() && c.quick_acks() == 0 && self.unread(idx) + self.held(idx) == 0 {
+        if c.is_pushed() && c.quick_acks() == 0 && self.unread(idx) + self.delivered_unread(idx) == 0 {
             self.ack_now(idx);
         }
     }
 
     /// Window the next segment of ours should offer, by receiver's silly window avoidance (RFC 9293 §3.8.6.2.2), unscaled.
     #[inline(always)]
-    pub fn window_to_offer(&self, idx: u32) -> u32 {
+    pub fn select_window(&self, idx: u32) -> u32 {
         let c = &self.conns[idx];
         let profile = self.profiles.get(c.profile);
-        let capacity = window_capacity(c, profile).min(profile.recv_buffer_bytes.into()) as u32;
-        let is_empty = |b: &Busy| b.recv.readable() == 0 && b.held == 0;
-        let idle = !c.has(Flags::INLINE) && (c.busy == NONE || is_empty(&self.busy[c.busy]));
+        let capacity = rcv_ssthresh(c, profile).min(profile.recv_buffer_bytes.into()) as u32;
+        let is_empty = |b: &ActiveConn| b.recv.readable() == 0 && b.delivered_unread == 0;
+        let idle = !c.has(Flags::INLINE) && (c.active == NONE || is_empty(&self.active[c.active]));
         if idle && self.chunks.available() * CHUNK_BYTES / 2 >= capacity as usize {
             // Nothing stands in the way of all of it.
             return capacity.max(c.rcv_wnd());
         }
-        self.window_beside(idx, capacity, if idle { 0 } else { self.unread(idx) + self.held(idx) })
+        self.select_window_slow(
+            idx,
+            capacity,
+            if idle { 0 } else { self.unread(idx) + self.delivered_unread(idx) },
+        )
     }
 
     /// The same beside bytes that nobody has read, or with little memory.
     #[inline(never)]
-    fn window_beside(&self, idx: u32, capacity: u32, unread: usize) -> u32 {
+    fn select_window_slow(&self, idx: u32, capacity: u32, unread: usize) -> u32 {
         let c = &self.conns[idx];
         // No more than the pool could take, so that a peer is slowed down by its window and not by losses.
-        let chunks = if unread > HELD_WHEN_SCARCE { self.chunks.spare() } else { self.chunks.available() };
+        let chunks =
+            if unread > BYTES_UNDER_PRESSURE_MAX { self.chunks.spare() } else { self.chunks.available() };
         let pool = u32::try_from(chunks * CHUNK_BYTES / 2).unwrap_or(u32::MAX);
         let free = capacity.saturating_sub(unread as u32).min(pool);
         let left = c.rcv_wnd();
@@ -423,7 +431,7 @@ impl Tcp {
 
 /// Lends data that begin at `rcv_nxt` to the application, where they lie in the burst. There is memory should nobody consume them.
 #[inline(always)]
-pub(super) fn lend(
+pub(super) fn queue_inline(
     c: &mut Tcb,
     idx: u32,
     data: InlineData,
@@ -452,30 +460,31 @@ pub(super) enum AckDue {
 
 /// Bytes were received in order: the window grows.
 #[inline(always)]
-pub(super) fn note_new_bytes(
+pub(super) fn event_data_recv(
     c: &mut Tcb,
     profile: &Profile,
     now_ms: u32,
-    seg: &Arrived<'_>,
+    seg: &Segment<'_>,
     fills_hole: bool,
 ) -> AckDue {
     let limit = profile.recv_buffer_bytes;
-    let wire = seg.wire_bytes();
+    let wire = seg.wire_payload();
     if wire > usize::from(c.rcv_mss) {
-        raise_rcv_mss(c, profile, wire);
+        measure_rcv_mss(c, profile, wire);
     }
-    let first = profile.recv_window_first.min(WINDOW_FIRST);
+    let first = profile.recv_window_first.min(INITIAL_WINDOW_MAX);
     let window = (u64::from(first) << c.rcv_grow()).min(limit.into()) as u32;
-    if (c.rcv_nxt - c.grow_mark) as u32 >= window && window < limit && c.rcv_grow() < GROW_MAX {
-        c.rcv_grow_and_search += 1;
-        c.grow_mark = c.rcv_nxt;
+    if (c.rcv_nxt - c.rcv_grow_seq) as u32 >= window && window < limit && c.rcv_grow() < WINDOW_DOUBLINGS_MAX
+    {
+        c.rcv_grow_and_mtu_search += 1;
+        c.rcv_grow_seq = c.rcv_nxt;
     }
     if !c.has(Flags::ATO_SET) {
         c.flags.set(Flags::ATO_SET);
         let grant = (c.rcv_wnd() / (2 * u32::from(c.rcv_mss.max(1)))).clamp(2, QUICK_ACKS_MAX);
         c.raise_quick_acks(grant as u8);
     }
-    let unacked = (c.rcv_nxt - c.rcv_acked) as u32;
+    let unacked = (c.rcv_nxt - c.rcv_wup) as u32;
     if unacked > u32::from(c.rcv_mss) || fills_hole {
         return AckDue::Now;
     }
@@ -494,11 +503,11 @@ pub(super) fn note_new_bytes(
 
 /// The peer sends segments of so many bytes.
 #[inline(never)]
-fn raise_rcv_mss(c: &mut Tcb, profile: &Profile, wire: usize) {
-    let announced = announced_mss(c, profile);
+fn measure_rcv_mss(c: &mut Tcb, profile: &Profile, wire: usize) {
+    let announced = advmss(c, profile);
     // What arrives at the peer says nothing about what arrives here.
-    let searches = c.mtu_search() != SearchState::Off;
-    let most = if searches { announced.max(SEGMENT_USUAL) } else { announced };
+    let searches = c.mtu_search() != MtuSearchState::Off;
+    let most = if searches { announced.max(ETHERNET_MSS) } else { announced };
     let wire = wire.min(most.into()) as u16;
     c.rcv_mss = c.rcv_mss.max(wire);
 }
@@ -506,13 +515,13 @@ fn raise_rcv_mss(c: &mut Tcb, profile: &Profile, wire: usize) {
 /// The largest window a connection may offer now, by how it has grown. It grows by a byte with each byte that arrives, so that it doubles
 /// in a round trip like that of a sender in slow start, and without steps, which would make the sender burst.
 #[inline]
-fn window_capacity(c: &Tcb, profile: &Profile) -> u64 {
-    let step = u64::from(profile.recv_window_first.min(WINDOW_FIRST)) << c.rcv_grow();
+fn rcv_ssthresh(c: &Tcb, profile: &Profile) -> u64 {
+    let step = u64::from(profile.recv_window_first.min(INITIAL_WINDOW_MAX)) << c.rcv_grow();
     if c.has(Flags::ORPHAN) {
         // Nobody reads any more; and in FIN-WAIT-2 the mark is a deadline.
         return step;
     }
-    step + u64::from((c.rcv_nxt - c.grow_mark) as u32).min(step)
+    step + u64::from((c.rcv_nxt - c.rcv_grow_seq) as u32).min(step)
 }
 
 /// Chunks that so many bytes may need in a receive buffer: they may begin and end inside one.

@@ -16,7 +16,7 @@
 //! order may push it out, so that a pool full of fragments cannot block the bytes that complete them.
 //! An empty buffer holds no chunk.
 
-use super::footprint::Held;
+use super::footprint::BufferMemory;
 use crate::chunk_pool::{CHUNK_BYTES, ChunkId, ChunkPool};
 use arrayvec::ArrayVec;
 use core::ops::Range;
@@ -95,19 +95,19 @@ impl RecvBuffer {
 
     /// The next tenant's drops are its own.
     #[inline(always)]
-    pub(crate) fn forget_drops(&mut self) {
+    pub(crate) fn reset_dropped_ranges(&mut self) {
         self.dropped_ranges = 0;
     }
 
     /// What it holds. Looks at every chunk and every range: not for the path of a packet.
-    pub(crate) fn held(&self) -> Held {
+    pub(crate) fn memory(&self) -> BufferMemory {
         let waiting: u64 = self.ranges.iter().map(|range| range.end - range.start).sum();
-        Held {
+        BufferMemory {
             bytes: self.readable() as u64 + waiting,
             chunks: self.chunks.iter().filter(|&&chunk| chunk != ABSENT).count(),
             list_bytes: self.chunks.capacity() * size_of::<ChunkId>()
                 + self.ranges.capacity() * size_of::<Range<u64>>(),
-            looked_at: self.chunks.len() + self.ranges.len(),
+            entries_visited: self.chunks.len() + self.ranges.len(),
         }
     }
 
@@ -152,11 +152,11 @@ impl RecvBuffer {
 
     /// The first readable bytes, as many as lie together in memory. Empty only if nothing is readable.
     pub fn peek<'a>(&self, pool: &'a ChunkPool) -> &'a [u8] {
-        self.peek_behind(pool, 0)
+        self.peek_at(pool, 0)
     }
 
     /// The same from `offset` bytes after the first unread one on.
-    pub fn peek_behind<'a>(&self, pool: &'a ChunkPool, offset: usize) -> &'a [u8] {
+    pub fn peek_at<'a>(&self, pool: &'a ChunkPool, offset: usize) -> &'a [u8] {
         let left = self.readable().saturating_sub(offset);
         if left == 0 {
             return &[];

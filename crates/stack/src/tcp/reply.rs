@@ -4,17 +4,17 @@ use super::Tcp;
 use super::conn::Flags;
 use super::cookies::{self, CookieOptions};
 use super::demux::FlowKey;
-use super::input::Arrived;
+use super::input::Segment;
 use super::time_wait::TimeWait;
 use crate::device::Label;
-use crate::ip::{Hop, IpHeader, Network, Route};
+use crate::ip::{IpHeader, Network, NextHop, Route};
 use crate::tcp::config::EcnMode;
 use crate::wire::checksum::Sum;
 use crate::wire::protocol;
 use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 
 /// What a SYN+ACK with a cookie says of us: what the connection made from it will begin with.
-pub(crate) struct Offer {
+pub(crate) struct CookieSynAck {
     pub sequence: SeqNumber,
     pub mss: u16,
     pub window: u16,
@@ -24,10 +24,10 @@ pub(crate) struct Offer {
 impl Tcp {
     /// Sends a segment without payload. If the device has no room it is lost like any other packet: all of these are sent again
     /// when they are needed again.
-    fn send_bare(
+    fn send_control(
         &mut self,
         net: &mut Network,
-        hop: &Hop,
+        hop: &NextHop,
         key: &FlowKey,
         header: &TcpHeader,
         options: &TcpOptions,
@@ -54,7 +54,7 @@ impl Tcp {
         }
     }
 
-    fn send_to_stranger(
+    fn send_routed(
         &mut self,
         net: &mut Network,
         key: &FlowKey,
@@ -63,7 +63,7 @@ impl Tcp {
         label: Label,
     ) {
         if let Ok(route) = net.route(self.now, key.remote.ip(), Some(key.local.ip())) {
-            self.send_bare(net, &route.hop, key, header, options, label);
+            self.send_control(net, &route.hop, key, header, options, label);
         }
     }
 
@@ -75,13 +75,13 @@ impl Tcp {
             ack,
             flags,
             window,
-            urgent: 0,
+            urg_ptr: 0,
             header_len: 0,
         }
     }
 
     /// RST in answer to a segment that fits no connection (RFC 9293 §3.10.7.1). Never in answer to RST.
-    pub fn reset_segment(&mut self, net: &mut Network, seg: &Arrived<'_>) {
+    pub fn send_reset(&mut self, net: &mut Network, seg: &Segment<'_>) {
         if seg.header.flags.contains(TcpFlags::RST) {
             return;
         }
@@ -90,20 +90,20 @@ impl Tcp {
         } else {
             Self::header(&seg.key, SeqNumber(0), seg.end(), TcpFlags::RST | TcpFlags::ACK, 0)
         };
-        self.send_to_stranger(net, &seg.key, &header, &TcpOptions::default(), Label::NONE);
+        self.send_routed(net, &seg.key, &header, &TcpOptions::default(), Label::NONE);
     }
 
     fn timestamps_for(&self, idx: u32) -> TcpOptions {
         let c = &self.conns[idx];
         let value = self.now_ms().wrapping_add(c.ts_offset);
         TcpOptions {
-            timestamps: c.has(Flags::TIMESTAMPS).then_some(Timestamps { value, echo: c.ts_recent }),
+            timestamps: c.has(Flags::TIMESTAMPS).then_some(Timestamps { tsval: value, tsecr: c.ts_recent }),
             ..TcpOptions::default()
         }
     }
 
     /// Sends a bare segment of a connection at `seq`.
-    fn send_for(&mut self, net: &mut Network, idx: u32, seq: SeqNumber, flags: TcpFlags) {
+    fn send_conn_control(&mut self, net: &mut Network, idx: u32, seq: SeqNumber, flags: TcpFlags) {
         let key = self.key(idx);
         let options = self.timestamps_for(idx);
         let (window, edge) = self.window_field(idx, false);
@@ -118,57 +118,57 @@ impl Tcp {
         let hop = c.hop;
         let label = self.label_if_carried(net, idx);
         if net.hop_is_current(&hop) {
-            self.send_bare(net, &hop, &key, &header, &options, label);
+            self.send_control(net, &hop, &key, &header, &options, label);
         } else {
-            self.send_to_stranger(net, &key, &header, &options, label);
+            self.send_routed(net, &key, &header, &options, label);
         }
     }
 
     /// RST of a connection that we give up.
-    pub fn reply_reset(&mut self, net: &mut Network, idx: u32) {
+    pub fn send_active_reset(&mut self, net: &mut Network, idx: u32) {
         let seq = self.conns[idx].snd_nxt;
-        self.send_for(net, idx, seq, TcpFlags::RST | TcpFlags::ACK);
+        self.send_conn_control(net, idx, seq, TcpFlags::RST | TcpFlags::ACK);
     }
 
     /// An acknowledgement that cannot wait for the end of the batch, because the connection's entry goes before it.
-    pub fn reply_ack(&mut self, net: &mut Network, idx: u32) {
+    pub fn send_ack_at_once(&mut self, net: &mut Network, idx: u32) {
         if self.conns[idx].state.is_synchronized() && self.send_ack(net, idx).is_ok() {
             return;
         }
         let seq = self.conns[idx].snd_nxt;
-        self.send_for(net, idx, seq, TcpFlags::ACK);
+        self.send_conn_control(net, idx, seq, TcpFlags::ACK);
         let c = &mut self.conns[idx];
-        c.rcv_acked = c.rcv_nxt;
+        c.rcv_wup = c.rcv_nxt;
         c.flags.clear(Flags::ACK_NOW | Flags::ACK_DELAYED);
     }
 
     /// A segment below the window, which the peer must answer: keepalive and zero window probe (RFC 1122 §4.2.3.6 and §4.2.2.17 as
     /// Linux does both).
-    pub fn reply_probe(&mut self, net: &mut Network, idx: u32) {
+    pub fn xmit_probe(&mut self, net: &mut Network, idx: u32) {
         let seq = self.conns[idx].snd_una - 1;
-        self.send_for(net, idx, seq, TcpFlags::ACK);
+        self.send_conn_control(net, idx, seq, TcpFlags::ACK);
     }
 
     /// Acknowledgement from TIME_WAIT.
-    pub fn reply_time_wait(&mut self, net: &mut Network, entry: &TimeWait, seg: &Arrived<'_>) {
+    pub fn send_time_wait_ack(&mut self, net: &mut Network, entry: &TimeWait, seg: &Segment<'_>) {
         let value = self.now_ms().wrapping_add(entry.ts_offset);
         let options = TcpOptions {
-            timestamps: entry.timestamps().then_some(Timestamps { value, echo: entry.ts_recent }),
+            timestamps: entry.timestamps().then_some(Timestamps { tsval: value, tsecr: entry.ts_recent }),
             ..TcpOptions::default()
         };
         let header = Self::header(&seg.key, entry.snd_nxt, entry.rcv_nxt, TcpFlags::ACK, entry.window);
         let label = Label::new(None, entry.priority());
-        self.send_to_stranger(net, &seg.key, &header, &options, label);
+        self.send_routed(net, &seg.key, &header, &options, label);
     }
 
     /// SYN+ACK that keeps nothing here: the cookie and the timestamp remember.
-    pub fn reply_cookie(
+    pub fn send_cookie_synack(
         &mut self,
         net: &mut Network,
         route: &Route,
-        seg: &Arrived<'_>,
+        seg: &Segment<'_>,
         peer: &TcpOptions,
-        offer: &Offer,
+        offer: &CookieSynAck,
     ) {
         let config = &self.config;
         let timestamps = peer.timestamps.filter(|_| config.timestamps);
@@ -186,7 +186,7 @@ impl Tcp {
             mss: Some(offer.mss),
             window_scale: kept.window_scale.map(|_| offer.scale),
             sack_permitted: kept.sack,
-            timestamps: timestamps.map(|ts| Timestamps { value, echo: ts.value }),
+            timestamps: timestamps.map(|ts| Timestamps { tsval: value, tsecr: ts.tsval }),
             ..TcpOptions::default()
         };
         let mut flags = TcpFlags::SYN | TcpFlags::ACK;
@@ -194,6 +194,6 @@ impl Tcp {
             flags |= TcpFlags::ECE;
         }
         let header = Self::header(&seg.key, offer.sequence, seg.header.seq + 1, flags, offer.window);
-        self.send_bare(net, &route.hop, &seg.key, &header, &options, Label::NONE);
+        self.send_control(net, &route.hop, &seg.key, &header, &options, Label::NONE);
     }
 }

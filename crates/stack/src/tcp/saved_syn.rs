@@ -1,7 +1,7 @@
 //! SYNs that are kept for who accepts their connections (`TCP_SAVE_SYN`): rare, so they lie beside the connections, and none has room for one.
 
 use super::Tcp;
-use super::input::Arrived;
+use super::input::Segment;
 use crate::device::{RxBurst, RxFrame};
 use crate::handle::Conn;
 use crate::options::SaveSyn;
@@ -24,16 +24,16 @@ pub(crate) struct SavedSyns(BTreeMap<u32, Box<[u8]>>);
 impl SavedSyns {
     /// A connection is gone.
     #[inline]
-    pub fn forget(&mut self, idx: u32) {
+    pub fn remove(&mut self, idx: u32) {
         if !self.0.is_empty() {
-            self.remove(idx);
+            self.remove_cold(idx);
         }
     }
 
     /// Apart, because hardly anybody keeps any.
     #[cold]
     #[inline(never)]
-    fn remove(&mut self, idx: u32) {
+    fn remove_cold(&mut self, idx: u32) {
         self.0.remove(&idx);
     }
 }
@@ -42,7 +42,7 @@ impl Tcp {
     /// Keeps the headers of a SYN that has begun a connection. One that came in fragments is not kept, nor one with more headers than [`BYTES_MAX`].
     #[cold]
     #[inline(never)]
-    pub(super) fn save_syn(&mut self, idx: u32, how: SaveSyn, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
+    pub(super) fn save_syn(&mut self, idx: u32, how: SaveSyn, seg: &Segment<'_>, burst: &RxBurst<'_>) {
         let frame = seg.frame.and_then(|(index, payload_at)| {
             Some((burst.get(usize::from(index))?, usize::try_from(payload_at).ok()?))
         });
@@ -60,7 +60,7 @@ impl Tcp {
     /// They have been read: that is done once.
     pub fn drop_saved_syn(&mut self, conn: Conn) {
         if let Some(idx) = self.index(conn) {
-            self.saved_syns.forget(idx);
+            self.saved_syns.remove(idx);
         }
     }
 }

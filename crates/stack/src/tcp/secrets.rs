@@ -3,14 +3,14 @@
 //! What a peer sees is keyed with SipHash-1-3 from the seed that the owner gave. The flow hash, which nobody outside ever sees and every
 //! segment needs, is a keyed product instead (docs/adr/0007).
 
-use super::demux::{FlowKey, Host};
+use super::demux::{FlowKey, HostAddr};
 use crate::time::Instant;
 use core::hash::Hasher;
 use core::net::IpAddr;
 use siphasher::sip::SipHasher13;
 
 /// Timestamp offsets that are remembered: a power of two.
-const OFFSETS: usize = 256;
+const TIMESTAMP_OFFSET_CACHE_LEN: usize = 256;
 
 /// Keys of a stack.
 pub(crate) struct Secrets {
@@ -18,13 +18,13 @@ pub(crate) struct Secrets {
     sequence: (u64, u64),
     timestamp: SipHasher13,
     /// Timestamp offsets asked for last, each with the addresses it is for.
-    offsets: Box<[(u64, u32); OFFSETS]>,
+    timestamp_offset_cache: Box<[(u64, u32); TIMESTAMP_OFFSET_CACHE_LEN]>,
     cookie: SipHasher13,
     port: SipHasher13,
     random: u64,
 }
 
-fn write_address(hasher: &mut SipHasher13, address: Host) {
+fn write_address(hasher: &mut SipHasher13, address: HostAddr) {
     match address.ip() {
         IpAddr::V4(a) => hasher.write(&a.octets()),
         IpAddr::V6(a) => hasher.write(&a.octets()),
@@ -33,14 +33,14 @@ fn write_address(hasher: &mut SipHasher13, address: Host) {
 
 /// Both halves of a product, folded: every bit of the factors reaches every bit of the result.
 #[inline(always)]
-const fn fold(a: u64, b: u64) -> u64 {
+const fn folded_multiply(a: u64, b: u64) -> u64 {
     let product = a as u128 * b as u128;
     product as u64 ^ (product >> 64) as u64
 }
 
 /// SipHash-1-3 of two words, for what every connection needs: without the buffering that input of any length takes.
 #[inline]
-fn sip_of_two((k0, k1): (u64, u64), words: [u64; 2]) -> u64 {
+fn siphash13_2u64((k0, k1): (u64, u64), words: [u64; 2]) -> u64 {
     const LENGTH: u64 = 16 << 56;
     let mut v = [
         k0 ^ 0x736f_6d65_7073_6575,
@@ -76,8 +76,8 @@ fn sip_round([v0, v1, v2, v3]: &mut [u64; 4]) {
 
 /// Two IPv4 addresses in one number.
 #[inline(always)]
-fn pair_v4(remote: Host, local: Host) -> u64 {
-    u64::from(remote.low()) << 32 | u64::from(local.low())
+fn pair_v4(remote: HostAddr, local: HostAddr) -> u64 {
+    u64::from(remote.v4_bits()) << 32 | u64::from(local.v4_bits())
 }
 
 impl Secrets {
@@ -90,7 +90,7 @@ impl Secrets {
             sequence: key(0x6973_6e00).keys(),
             timestamp: key(0x7473_0000),
             // No peer has the address 0.0.0.0.
-            offsets: Box::new([(0, 0); OFFSETS]),
+            timestamp_offset_cache: Box::new([(0, 0); TIMESTAMP_OFFSET_CACHE_LEN]),
             cookie: key(0x636f_6f6b),
             port: key(0x706f_7274),
             random: word(2) ^ word(3).rotate_left(32) | 1,
@@ -113,7 +113,10 @@ impl Secrets {
             return self.flow_hash_v4(key);
         }
         let ((r0, r1), (l0, l1)) = (key.remote.halves(), key.local.halves());
-        self.with_ports(fold(r0 ^ k2, r1 ^ k0).wrapping_add(fold(l0 ^ k1, l1 ^ k2)), key)
+        self.with_ports(
+            folded_multiply(r0 ^ k2, r1 ^ k0).wrapping_add(folded_multiply(l0 ^ k1, l1 ^ k2)),
+            key,
+        )
     }
 
     /// The same of a key that is known to be of IPv4.
@@ -125,15 +128,15 @@ impl Secrets {
     #[inline(always)]
     fn with_ports(&self, addresses: u64, key: &FlowKey) -> u32 {
         let [k0, k1, k2] = self.flow;
-        let hash = fold(addresses ^ k0, u64::from(key.ports()) ^ k1);
-        let hash = fold(hash ^ k2, k1);
+        let hash = folded_multiply(addresses ^ k0, u64::from(key.ports()) ^ k1);
+        let hash = folded_multiply(hash ^ k2, k1);
         hash as u32
     }
 
     /// Initial sequence number (RFC 6528): a clock of 64 ns plus a hash of the connection.
     pub fn initial_sequence(&self, key: &FlowKey, now: Instant) -> u32 {
         let hash = if key.remote.is_v4() {
-            sip_of_two(self.sequence, [pair_v4(key.remote, key.local), key.ports().into()])
+            siphash13_2u64(self.sequence, [pair_v4(key.remote, key.local), key.ports().into()])
         } else {
             let (k0, k1) = self.sequence;
             Self::with_key(SipHasher13::new_with_keys(k0, k1), key).finish()
@@ -143,11 +146,12 @@ impl Secrets {
 
     /// Offset of our timestamps towards a peer (RFC 7323 §5.4). The same for all connections between two addresses, so that
     /// TIME_WAIT can compare old and new ones.
-    pub fn timestamp_offset(&mut self, local: Host, remote: Host) -> u32 {
+    pub fn timestamp_offset(&mut self, local: HostAddr, remote: HostAddr) -> u32 {
         if remote.is_v4() {
             let pair = pair_v4(remote, local);
-            let place = remote.low().wrapping_mul(0x9E37_79B1) >> (32 - OFFSETS.ilog2());
-            let known = &mut self.offsets[place as usize];
+            let place =
+                remote.v4_bits().wrapping_mul(0x9E37_79B1) >> (32 - TIMESTAMP_OFFSET_CACHE_LEN.ilog2());
+            let known = &mut self.timestamp_offset_cache[place as usize];
             if known.0 != pair {
                 *known = (pair, self.timestamp.hash(&pair.to_le_bytes()) as u32);
             }
@@ -169,7 +173,7 @@ impl Secrets {
     }
 
     /// Where the search for a free port begins for a destination (RFC 6056 §3.3.3).
-    pub fn port_offset(&self, local: Host, remote: Host, remote_port: u16) -> u32 {
+    pub fn port_offset(&self, local: HostAddr, remote: HostAddr, remote_port: u16) -> u32 {
         let mut hasher = self.port;
         write_address(&mut hasher, local);
         write_address(&mut hasher, remote);
@@ -201,7 +205,7 @@ mod tests {
         for _ in 0..1000 {
             let (k0, k1, words) = (next(), next(), [next(), next()]);
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            assert_eq!(sip_of_two((k0, k1), words), SipHasher13::new_with_keys(k0, k1).hash(&bytes));
+            assert_eq!(siphash13_2u64((k0, k1), words), SipHasher13::new_with_keys(k0, k1).hash(&bytes));
         }
     }
 }

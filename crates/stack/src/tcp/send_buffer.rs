@@ -13,11 +13,11 @@
 //!
 //! Bounds: bytes by the limit that the caller passes, slices by [`SLICES_MAX`]; a chunk is freed with its last byte.
 
-use super::footprint::Held;
+use super::footprint::BufferMemory;
 use super::source::{SourceId, SourceTable};
 use crate::chunk_pool::{CHUNK_BYTES, ChunkId, ChunkPool};
-use crate::device::Piece;
-use crate::ip::Summing;
+use crate::device::PayloadPiece;
+use crate::ip::PayloadSum;
 use crate::wire::checksum::{Sum, copy_and_sum};
 use std::collections::VecDeque;
 
@@ -52,35 +52,35 @@ impl core::fmt::Display for PushSourceError {
 impl core::error::Error for PushSourceError {}
 
 #[derive(Clone, Copy, Debug)]
-enum Content {
+enum ItemContent {
     Bytes {
         chunk: ChunkId,
         /// Of the first byte in the chunk.
         start: u16,
         /// A later item has bytes in the same chunk, and frees it.
-        goes_on: bool,
+        is_continued: bool,
     },
     Slice {
         source: SourceId,
         /// Of the first byte in the source.
         offset: u64,
         /// Its bytes can be had where they lie ([`Source::shared`](super::source::Source::shared)).
-        lies_open: bool,
+        is_shared: bool,
     },
 }
 
 /// A piece of the stream. It ends where the next one begins.
 #[derive(Clone, Copy, Debug)]
-struct Item {
+struct StreamItem {
     position: u64,
-    content: Content,
+    content: ItemContent,
 }
 
-const _: () = assert!(size_of::<Item>() == 32);
+const _: () = assert!(size_of::<StreamItem>() == 32);
 
 /// The chunk that can take more bytes.
 #[derive(Clone, Copy, Debug)]
-struct Tail {
+struct TailChunk {
     chunk: ChunkId,
     used: usize,
     /// Number of the last item with bytes in it, counted from the first item ever.
@@ -93,15 +93,15 @@ pub struct SendBuffer {
     /// Position of the first unacknowledged byte, counted from the first byte of all.
     start: u64,
     end: u64,
-    items: VecDeque<Item>,
+    items: VecDeque<StreamItem>,
     /// Items that were discarded: the number of the first one that is there.
     discarded: u64,
     slices: usize,
     /// Those whose bytes cannot be had where they lie.
-    hidden: usize,
+    unshared_slices: usize,
     /// Slices have become ours: chunks in the middle may be partly used, and two items share one.
-    uneven: bool,
-    tail: Option<Tail>,
+    has_partial_chunks: bool,
+    tail: Option<TailChunk>,
 }
 
 impl SendBuffer {
@@ -121,15 +121,21 @@ impl SendBuffer {
     }
 
     /// What it holds; slices of sources are not ours. Looks at every item, but only if there are slices, or were: not for the path of a packet.
-    pub(crate) fn held(&self) -> Held {
-        let list_bytes = self.items.capacity() * size_of::<Item>();
-        if self.slices == 0 && !self.uneven {
+    pub(crate) fn memory(&self) -> BufferMemory {
+        let list_bytes = self.items.capacity() * size_of::<StreamItem>();
+        if self.slices == 0 && !self.has_partial_chunks {
             // Only around a slice do two items share a chunk.
-            return Held { bytes: self.len(), chunks: self.items.len(), list_bytes, looked_at: 0 };
+            return BufferMemory {
+                bytes: self.len(),
+                chunks: self.items.len(),
+                list_bytes,
+                entries_visited: 0,
+            };
         }
-        let mut held = Held { list_bytes, looked_at: self.items.len(), ..Held::default() };
+        let mut held =
+            BufferMemory { list_bytes, entries_visited: self.items.len(), ..BufferMemory::default() };
         for (index, item) in self.items.iter().enumerate() {
-            if let Content::Bytes { goes_on, .. } = item.content {
+            if let ItemContent::Bytes { is_continued: goes_on, .. } = item.content {
                 held.bytes += self.item_end(index) - item.position;
                 held.chunks += usize::from(!goes_on);
             }
@@ -156,7 +162,7 @@ impl SendBuffer {
             let Some(chunk) = self.begin_chunk(pool) else { return 0 };
             fill(0, &mut pool.bytes_mut(chunk)[..len]);
             self.end += len as u64;
-            self.tail = Some(Tail { chunk, used: len, item: self.discarded });
+            self.tail = Some(TailChunk { chunk, used: len, item: self.discarded });
             return len;
         }
         let room = usize::try_from(limit.saturating_sub(self.len())).unwrap_or(usize::MAX);
@@ -194,21 +200,21 @@ impl SendBuffer {
             return Ok(());
         }
         let continues = self.items.back().is_some_and(|last| match last.content {
-            Content::Slice { source: queued, offset: from, .. } => {
+            ItemContent::Slice { source: queued, offset: from, .. } => {
                 queued == source && from + (self.end - last.position) == offset
             }
-            Content::Bytes { .. } => false,
+            ItemContent::Bytes { .. } => false,
         });
         if !continues {
             if self.slices == SLICES_MAX {
                 return Err(PushSourceError::Full);
             }
             let lies_open = known.shared(offset, 1).is_some();
-            sources.begin_use(source);
+            sources.add_ref(source);
             self.slices += 1;
-            self.hidden += usize::from(!lies_open);
-            let content = Content::Slice { source, offset, lies_open };
-            self.items.push_back(Item { position: self.end, content });
+            self.unshared_slices += usize::from(!lies_open);
+            let content = ItemContent::Slice { source, offset, is_shared: lies_open };
+            self.items.push_back(StreamItem { position: self.end, content });
         }
         self.end += len;
         Ok(())
@@ -225,12 +231,13 @@ impl SendBuffer {
         sources: &SourceTable,
         offset: u64,
         out: &mut [u8],
-        summing: Summing,
+        summing: PayloadSum,
     ) -> Sum {
         assert!(offset <= self.len() && out.len() as u64 <= self.len() - offset, "more than is queued");
-        if summing == Summing::Idle
+        if summing == PayloadSum::Ignored
             && self.items.len() == 1
-            && let Some(Item { position, content: Content::Bytes { chunk, start, .. } }) = self.items.front()
+            && let Some(StreamItem { position, content: ItemContent::Bytes { chunk, start, .. } }) =
+                self.items.front()
         {
             // A short message, as most are.
             let from = usize::from(*start) + (self.start + offset - position) as usize;
@@ -247,7 +254,7 @@ impl SendBuffer {
         sources: &SourceTable,
         offset: u64,
         out: &mut [u8],
-        summing: Summing,
+        summing: PayloadSum,
     ) -> Sum {
         if out.is_empty() {
             return Sum::ZERO;
@@ -263,23 +270,25 @@ impl SendBuffer {
             let within = position - item.position;
             let piece = &mut out[done..done + n];
             let piece_sum = match item.content {
-                Content::Bytes { chunk, start, .. } => {
+                ItemContent::Bytes { chunk, start, .. } => {
                     let from = usize::from(start) + within as usize;
                     let bytes = &pool.bytes(chunk)[from..from + n];
                     match summing {
-                        Summing::Wanted => copy_and_sum(bytes, piece),
-                        Summing::Idle => {
+                        PayloadSum::Required => copy_and_sum(bytes, piece),
+                        PayloadSum::Ignored => {
                             piece.copy_from_slice(bytes);
                             Sum::ZERO
                         }
                     }
                 }
-                Content::Slice { source, offset, .. } => {
-                    let source = sources.in_use(source);
+                ItemContent::Slice { source, offset, .. } => {
+                    let source = sources.get_referenced(source);
                     source.fill(offset + within, piece);
                     match summing {
-                        Summing::Wanted => source.sum(offset + within, n).unwrap_or_else(|| Sum::of(piece)),
-                        Summing::Idle => Sum::ZERO,
+                        PayloadSum::Required => {
+                            source.sum(offset + within, n).unwrap_or_else(|| Sum::of(piece))
+                        }
+                        PayloadSum::Ignored => Sum::ZERO,
                     }
                 }
             };
@@ -293,8 +302,8 @@ impl SendBuffer {
 
     /// Whether all bytes can be had as [`pieces`](Self::pieces): those of sources, too.
     #[inline]
-    pub fn lies_in_pieces(&self) -> bool {
-        self.hidden == 0
+    pub fn is_gatherable(&self) -> bool {
+        self.unshared_slices == 0
     }
 
     /// The `len` bytes that begin `offset` bytes after the first unacknowledged one, where they lie. Only if [`lies_in_pieces`](Self::lies_in_pieces).
@@ -307,10 +316,10 @@ impl SendBuffer {
         sources: &'a SourceTable,
         offset: u64,
         len: usize,
-    ) -> Pieces<'a> {
+    ) -> GatherPieces<'a> {
         assert!(len > 0 && offset <= self.len() && len as u64 <= self.len() - offset, "more than is queued");
         let position = self.start + offset;
-        Pieces { buffer: self, pool, sources, index: self.index_at(position), position, left: len }
+        GatherPieces { buffer: self, pool, sources, index: self.index_at(position), position, left: len }
     }
 
     /// Drops the first `n` bytes, which were acknowledged.
@@ -337,33 +346,33 @@ impl SendBuffer {
             first.position = self.start;
             match &mut first.content {
                 // What is gone is less than the chunk.
-                Content::Bytes { start, .. } => *start += gone as u16,
-                Content::Slice { offset, .. } => *offset += gone,
+                ItemContent::Bytes { start, .. } => *start += gone as u16,
+                ItemContent::Slice { offset, .. } => *offset += gone,
             }
         }
     }
 
     /// Copies slices of sources whose bytes others may write into chunks, from the front on: until `len` bytes at the front or all are ours, or memory is used up. Returns how many
     /// bytes at the front are.
-    pub fn own_front(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable, len: u64) -> u64 {
+    pub fn privatize_front(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable, len: u64) -> u64 {
         let until = self.start + len.min(self.len());
         let mut index = 0;
         while let Some(item) = self.items.get(index).copied()
             && item.position < until
         {
-            let Content::Slice { source, offset, lies_open: true } = item.content else {
+            let ItemContent::Slice { source, offset, is_shared: true } = item.content else {
                 index += 1;
                 continue;
             };
             let end = self.item_end(index);
             let n = (end - item.position).min(CHUNK_BYTES as u64);
             let Some(chunk) = pool.alloc() else { return item.position - self.start };
-            sources.in_use(source).fill(offset, &mut pool.bytes_mut(chunk)[..n as usize]);
-            self.uneven = true;
-            self.items[index].content = Content::Bytes { chunk, start: 0, goes_on: false };
+            sources.get_referenced(source).fill(offset, &mut pool.bytes_mut(chunk)[..n as usize]);
+            self.has_partial_chunks = true;
+            self.items[index].content = ItemContent::Bytes { chunk, start: 0, is_continued: false };
             if item.position + n < end {
-                let content = Content::Slice { source, offset: offset + n, lies_open: true };
-                self.items.insert(index + 1, Item { position: item.position + n, content });
+                let content = ItemContent::Slice { source, offset: offset + n, is_shared: true };
+                self.items.insert(index + 1, StreamItem { position: item.position + n, content });
                 // What was copied behind it is one place further.
                 if let Some(tail) = &mut self.tail
                     && tail.item > self.discarded + index as u64
@@ -371,7 +380,7 @@ impl SendBuffer {
                     tail.item += 1;
                 }
             } else {
-                sources.end_use(source);
+                sources.release_ref(source);
                 self.slices -= 1;
             }
             index += 1;
@@ -386,10 +395,10 @@ impl SendBuffer {
             return;
         }
         self.start = self.end;
-        self.uneven = false;
+        self.has_partial_chunks = false;
         self.discarded += self.items.len() as u64;
         self.tail = None;
-        if let (1, Some(Item { content: Content::Bytes { chunk, .. }, .. })) =
+        if let (1, Some(StreamItem { content: ItemContent::Bytes { chunk, .. }, .. })) =
             (self.items.len(), self.items.front())
         {
             // A short message, as most are.
@@ -405,12 +414,12 @@ impl SendBuffer {
 
     #[inline(never)]
     fn clear_items(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable) {
-        (self.slices, self.hidden) = (0, 0);
+        (self.slices, self.unshared_slices) = (0, 0);
         for item in self.items.drain(..) {
             match item.content {
-                Content::Bytes { goes_on: true, .. } => {}
-                Content::Bytes { chunk, goes_on: false, .. } => pool.free(chunk),
-                Content::Slice { source, .. } => sources.end_use(source),
+                ItemContent::Bytes { is_continued: true, .. } => {}
+                ItemContent::Bytes { chunk, is_continued: false, .. } => pool.free(chunk),
+                ItemContent::Slice { source, .. } => sources.release_ref(source),
             }
         }
     }
@@ -424,17 +433,18 @@ impl SendBuffer {
             if tail.item + 1 < next {
                 // A slice came in between: another item goes on in the same chunk.
                 let before = &mut self.items[(tail.item - self.discarded) as usize];
-                if let Content::Bytes { goes_on, .. } = &mut before.content {
+                if let ItemContent::Bytes { is_continued: goes_on, .. } = &mut before.content {
                     *goes_on = true;
                 }
                 tail.item = next;
-                let content = Content::Bytes { chunk: tail.chunk, start: tail.used as u16, goes_on: false };
-                self.items.push_back(Item { position: self.end, content });
+                let content =
+                    ItemContent::Bytes { chunk: tail.chunk, start: tail.used as u16, is_continued: false };
+                self.items.push_back(StreamItem { position: self.end, content });
             }
             return Some((tail.chunk, tail.used));
         }
         let chunk = self.begin_chunk(pool)?;
-        self.tail = Some(Tail { chunk, used: 0, item: next });
+        self.tail = Some(TailChunk { chunk, used: 0, item: next });
         Some((chunk, 0))
     }
 
@@ -442,8 +452,8 @@ impl SendBuffer {
     #[inline]
     fn begin_chunk(&mut self, pool: &mut ChunkPool) -> Option<ChunkId> {
         let chunk = pool.alloc()?;
-        let content = Content::Bytes { chunk, start: 0, goes_on: false };
-        self.items.push_back(Item { position: self.end, content });
+        let content = ItemContent::Bytes { chunk, start: 0, is_continued: false };
+        self.items.push_back(StreamItem { position: self.end, content });
         Some(chunk)
     }
 
@@ -451,17 +461,17 @@ impl SendBuffer {
     fn discard_item(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable) {
         let Some(item) = self.items.pop_front() else { return };
         match item.content {
-            Content::Bytes { goes_on: true, .. } => {}
-            Content::Bytes { chunk, goes_on: false, .. } => {
+            ItemContent::Bytes { is_continued: true, .. } => {}
+            ItemContent::Bytes { chunk, is_continued: false, .. } => {
                 pool.free(chunk);
                 if self.tail.is_some_and(|tail| tail.item == self.discarded) {
                     self.tail = None;
                 }
             }
-            Content::Slice { source, lies_open, .. } => {
-                sources.end_use(source);
+            ItemContent::Slice { source, is_shared: lies_open, .. } => {
+                sources.release_ref(source);
                 self.slices -= 1;
-                self.hidden -= usize::from(!lies_open);
+                self.unshared_slices -= usize::from(!lies_open);
             }
         }
         self.discarded += 1;
@@ -476,8 +486,8 @@ impl SendBuffer {
     fn index_at(&self, position: u64) -> usize {
         // Without slices all chunks but the last are full, so a division finds the item.
         let skipped = match self.items[0].content {
-            Content::Bytes { start, .. } => u64::from(start),
-            Content::Slice { .. } => 0,
+            ItemContent::Bytes { start, .. } => u64::from(start),
+            ItemContent::Slice { .. } => 0,
         };
         let guess =
             usize::try_from((position - self.start + skipped) / CHUNK_BYTES as u64).unwrap_or(usize::MAX);
@@ -493,7 +503,7 @@ impl SendBuffer {
 
 /// Bytes of a send buffer where they lie, in order: see [`SendBuffer::pieces`].
 #[derive(Debug)]
-pub struct Pieces<'a> {
+pub struct GatherPieces<'a> {
     buffer: &'a SendBuffer,
     pool: &'a ChunkPool,
     sources: &'a SourceTable,
@@ -502,24 +512,24 @@ pub struct Pieces<'a> {
     left: usize,
 }
 
-impl<'a> Iterator for Pieces<'a> {
-    type Item = Piece<'a>;
+impl<'a> Iterator for GatherPieces<'a> {
+    type Item = PayloadPiece<'a>;
 
     #[inline]
-    fn next(&mut self) -> Option<Piece<'a>> {
+    fn next(&mut self) -> Option<PayloadPiece<'a>> {
         let item = self.buffer.items.get(self.index).filter(|_| self.left > 0)?;
         let end = self.buffer.item_end(self.index);
         let within = self.position - item.position;
         let mut count = usize::try_from(end - self.position).unwrap_or(usize::MAX).min(self.left);
         let piece = match item.content {
-            Content::Bytes { chunk, start, .. } => {
+            ItemContent::Bytes { chunk, start, .. } => {
                 let from = usize::from(start) + within as usize;
-                Piece::Own(&self.pool.bytes(chunk)[from..from + count])
+                PayloadPiece::Private(&self.pool.bytes(chunk)[from..from + count])
             }
-            Content::Slice { source, offset, .. } => {
-                let bytes = self.sources.in_use(source).shared(offset + within, count)?;
+            ItemContent::Slice { source, offset, .. } => {
+                let bytes = self.sources.get_referenced(source).shared(offset + within, count)?;
                 count = count.min(bytes.len());
-                Piece::Shared(&bytes[..count])
+                PayloadPiece::Shared(&bytes[..count])
             }
         };
         self.position += count as u64;

@@ -1,16 +1,16 @@
 //! What applications do with a connection.
 
 use super::Tcp;
-use super::busy::{Extras, More};
+use super::active::{MsgMore, SlowPathFlags};
 
-use super::conn::{Flags, Life, NONE};
+use super::conn::{Flags, NONE, SlotState};
+use super::memory_waiters::BYTES_UNDER_PRESSURE_MAX;
 use super::receive::chunks_for;
 use super::rtt;
 use super::send_buffer::PushSourceError;
 use super::source::SourceId;
-use super::starved::HELD_WHEN_SCARCE;
 use super::state::State;
-use super::urgent::Front;
+use super::urgent::ReadSpan;
 use crate::chunk_pool::CHUNK_BYTES;
 use crate::device::RxBurst;
 use crate::error::{OptionError, RecvError, SendError, Stale};
@@ -31,7 +31,7 @@ impl Tcp {
     }
 
     /// May the application still write?
-    fn writable(&self, conn: Conn) -> Result<u32, SendError> {
+    fn check_writable(&self, conn: Conn) -> Result<u32, SendError> {
         let idx = self.index(conn).ok_or(SendError::Stale)?;
         let c = &self.conns[idx];
         let opening = matches!(c.state, State::SynSent | State::SynReceived);
@@ -56,26 +56,27 @@ impl Tcp {
         continues: bool,
         fill: impl FnMut(usize, &mut [u8]),
     ) -> Result<usize, SendError> {
-        let idx = self.writable(conn)?;
+        let idx = self.check_writable(conn)?;
         let limit = u64::from(self.profile(idx).send_buffer_bytes);
-        let busy = self.ensure_busy(idx);
-        let b = &mut self.busy[busy];
+        let busy = self.ensure_active(idx);
+        let b = &mut self.active[busy];
         let spare = self.chunks.spare() * CHUNK_BYTES;
-        let fair = (b.send.len() + spare as u64).max(HELD_WHEN_SCARCE as u64);
+        let fair = (b.send.len() + spare as u64).max(BYTES_UNDER_PRESSURE_MAX as u64);
         let taken = b.send.push_with(&mut self.chunks, len, limit.min(fair), fill);
         // Mostly it is the whole of a write, and far too short to push before its end.
-        let is_cut = continues | b.extras.has(Extras::CUTS) | (taken > b.window_max as usize / 2);
+        let is_cut =
+            continues | b.slow_path.has(SlowPathFlags::RECORD_MARKS) | (taken > b.max_window as usize / 2);
         if taken < len {
             let queued = b.send.len();
             if queued < limit {
                 // It is the pool that is used up, and perhaps nothing of ours will be acknowledged to free some of it.
-                self.starve(idx, queued);
+                self.wait_for_memory(idx, queued);
             }
             self.conns[idx].flags.set(Flags::WANT_WRITABLE);
         }
         if taken > 0 {
             if is_cut {
-                self.cut_write(idx, taken as u32, continues);
+                self.mark_write(idx, taken as u32, continues);
             }
             self.want_transmit(idx);
         }
@@ -90,10 +91,10 @@ impl Tcp {
         offset: u64,
         len: u64,
     ) -> Result<(), SendError> {
-        let idx = self.writable(conn)?;
+        let idx = self.check_writable(conn)?;
         let limit = u64::from(self.profile(idx).send_buffer_bytes);
-        let busy = self.ensure_busy(idx);
-        let b = &mut self.busy[busy];
+        let busy = self.ensure_active(idx);
+        let b = &mut self.active[busy];
         if len > QUEUED_BYTES_MAX {
             // No room will ever be enough: waiting for some would be for nothing.
             return Err(SendError::InvalidSource);
@@ -118,17 +119,17 @@ impl Tcp {
     }
 
     /// Queues up to `len` bytes of a source from `offset` on, as many as the send buffer has room for, and returns how many. If fewer than given, `Writable` will follow.
-    pub fn send_lent(
+    pub fn send_source_partial(
         &mut self,
         conn: Conn,
         source: SourceId,
         offset: u64,
         len: usize,
     ) -> Result<usize, SendError> {
-        let idx = self.writable(conn)?;
+        let idx = self.check_writable(conn)?;
         let limit = u64::from(self.profile(idx).send_buffer_bytes);
-        let busy = self.ensure_busy(idx);
-        let b = &mut self.busy[busy];
+        let busy = self.ensure_active(idx);
+        let b = &mut self.active[busy];
         let count = limit.saturating_sub(b.send.len()).min(len as u64);
         let pushed = b.send.push_source(&mut self.sources, source, offset, count);
         if count < len as u64 || pushed == Err(PushSourceError::Full) {
@@ -147,35 +148,35 @@ impl Tcp {
     }
 
     /// Copies what is queued of sources whose bytes others may write, until `len` bytes from the first unacknowledged one on are copies, or memory is used up. Returns how many are.
-    pub fn own(&mut self, conn: Conn, len: u64) -> u64 {
-        let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].busy);
+    pub fn privatize(&mut self, conn: Conn, len: u64) -> u64 {
+        let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);
         if busy == NONE {
             return 0;
         }
-        self.busy[busy].send.own_front(&mut self.chunks, &mut self.sources, len)
+        self.active[busy].send.privatize_front(&mut self.chunks, &mut self.sources, len)
     }
 
     /// `Writable` is to follow when some of what is queued was acknowledged.
-    pub fn await_acked(&mut self, conn: Conn) {
+    pub fn request_writable(&mut self, conn: Conn) {
         if let Some(idx) = self.index(conn) {
             self.conns[idx].flags.set(Flags::WANT_WRITABLE);
-            if self.conns[idx].busy != NONE && self.queued(conn) > 0 && self.not_sent(conn) == 0 {
-                self.note_room(idx);
+            if self.conns[idx].active != NONE && self.queued(conn) > 0 && self.notsent(conn) == 0 {
+                self.chrono_sndbuf_limited(idx);
             }
         }
     }
 
     /// Bytes that are queued and not acknowledged.
     pub fn queued(&self, conn: Conn) -> u64 {
-        let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].busy);
-        if busy == NONE { 0 } else { self.busy[busy].send.len() }
+        let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);
+        if busy == NONE { 0 } else { self.active[busy].send.len() }
     }
 
     /// Bytes that are queued and were not sent.
-    pub fn not_sent(&self, conn: Conn) -> u32 {
-        let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].busy != NONE) else { return 0 };
+    pub fn notsent(&self, conn: Conn) -> u32 {
+        let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].active != NONE) else { return 0 };
         let c = &self.conns[idx];
-        let queued = self.busy[c.busy].send.len() as u32;
+        let queued = self.active[c.active].send.len() as u32;
         if c.state.is_synchronized() { (c.snd_una + queued - c.snd_nxt).max(0) as u32 } else { queued }
     }
 
@@ -184,11 +185,11 @@ impl Tcp {
         let taken = self.send(conn, bytes)?;
         if taken > 0
             && let Some(idx) = self.index(conn)
-            && let Some((c, b)) = self.both(idx)
+            && let Some((c, b)) = self.tcb_and_active(idx)
         {
             // Before the handshake is over SYN still stands in front of the first byte.
             let syn = u32::from(!c.state.is_synchronized());
-            b.urgent_out = Some(c.snd_una + (b.send.len() as u32 + syn));
+            b.snd_up = Some(c.snd_una + (b.send.len() as u32 + syn));
         }
         Ok(taken)
     }
@@ -198,21 +199,21 @@ impl Tcp {
         let idx = self.index(conn).ok_or(RecvError::Stale)?;
         self.conns[idx].flags.clear(Flags::READABLE_QUEUED);
         let c = &self.conns[idx];
-        if c.busy == NONE {
-            return self.nothing_to_read(idx);
+        if c.active == NONE {
+            return self.empty_read_result(idx);
         }
-        let front = Front::of(c, &self.busy[c.busy]);
-        let passed = front.lead > 0;
-        self.pass_mark(idx, &front);
-        let busy = self.conns[idx].busy;
-        let most = front.most.min(out.len());
-        let n = self.busy[busy].recv.read(&mut self.chunks, &mut out[..most]);
+        let front = ReadSpan::of(c, &self.active[c.active]);
+        let passed = front.skip > 0;
+        self.pass_urgent_mark(idx, &front);
+        let busy = self.conns[idx].active;
+        let most = front.max.min(out.len());
+        let n = self.active[busy].recv.read(&mut self.chunks, &mut out[..most]);
         if n == 0 && !passed {
-            return self.nothing_to_read(idx);
+            return self.empty_read_result(idx);
         }
         self.after_read(idx);
         if n == 0 {
-            return self.nothing_to_read(idx);
+            return self.empty_read_result(idx);
         }
         if self.conns.lookup(conn).is_some() {
             self.rearm(idx);
@@ -220,7 +221,7 @@ impl Tcp {
         Ok(n)
     }
 
-    fn nothing_to_read(&self, idx: u32) -> Result<usize, RecvError> {
+    fn empty_read_result(&self, idx: u32) -> Result<usize, RecvError> {
         let c = &self.conns[idx];
         let open = c.state.may_receive() || matches!(c.state, State::SynSent | State::SynReceived);
         if open && !c.has(Flags::PEER_FIN) || self.unread(idx) > 0 {
@@ -239,14 +240,14 @@ impl Tcp {
     pub fn peek(&self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
         let idx = self.index(conn).ok_or(RecvError::Stale)?;
         let c = &self.conns[idx];
-        if c.busy == NONE {
-            return self.nothing_to_read(idx);
+        if c.active == NONE {
+            return self.empty_read_result(idx);
         }
-        let front = Front::of(c, &self.busy[c.busy]);
-        let bytes = self.busy[c.busy].recv.peek_behind(&self.chunks, front.lead);
-        let n = bytes.len().min(out.len()).min(front.most);
+        let front = ReadSpan::of(c, &self.active[c.active]);
+        let bytes = self.active[c.active].recv.peek_at(&self.chunks, front.skip);
+        let n = bytes.len().min(out.len()).min(front.max);
         if n == 0 {
-            return self.nothing_to_read(idx);
+            return self.empty_read_result(idx);
         }
         out[..n].copy_from_slice(&bytes[..n]);
         Ok(n)
@@ -254,20 +255,20 @@ impl Tcp {
 
     /// Bytes in the receive buffer that can be read; none of a connection that is gone.
     pub fn buffered(&self, conn: Conn) -> usize {
-        let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].busy);
-        if busy == NONE { 0 } else { self.busy[busy].recv.readable() }
+        let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);
+        if busy == NONE { 0 } else { self.active[busy].recv.readable() }
     }
 
     /// Consumes buffered bytes that `peek` showed.
     pub fn skip(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
         let idx = self.index(conn).ok_or(Stale::Handle)?;
         let c = &self.conns[idx];
-        if c.busy != NONE {
-            let busy = c.busy;
-            let front = Front::of(c, &self.busy[busy]);
-            self.pass_mark(idx, &front);
-            let b = &mut self.busy[busy];
-            let n = count.min(front.most).min(b.recv.readable());
+        if c.active != NONE {
+            let busy = c.active;
+            let front = ReadSpan::of(c, &self.active[busy]);
+            self.pass_urgent_mark(idx, &front);
+            let b = &mut self.active[busy];
+            let n = count.min(front.max).min(b.recv.readable());
             b.recv.consume(&mut self.chunks, n);
         }
         self.after_read(idx);
@@ -287,7 +288,7 @@ impl Tcp {
         }
         if count < data.len() {
             let bytes = data.bytes(burst);
-            self.stash(idx, &bytes[count..]);
+            self.append_received(idx, &bytes[count..]);
         }
         self.after_read(idx);
     }
@@ -298,7 +299,7 @@ impl Tcp {
             self.chunks.unreserve(chunks_for(p.data.len()));
             let Some(idx) = self.index(p.conn) else { continue };
             self.conns[idx].flags.clear(Flags::INLINE);
-            self.stash(idx, p.data.bytes(burst));
+            self.append_received(idx, p.data.bytes(burst));
             self.rearm(idx);
         }
     }
@@ -324,7 +325,7 @@ impl Tcp {
             _ => return,
         }
         c.flags.set(Flags::FIN_QUEUED);
-        self.ensure_busy(idx);
+        self.ensure_active(idx);
         self.want_transmit(idx);
     }
 
@@ -332,12 +333,12 @@ impl Tcp {
     pub fn close(&mut self, net: &mut Network, conn: Conn) -> Result<(), Stale> {
         let idx = self.index(conn).ok_or(Stale::Handle)?;
         let c = &self.conns[idx];
-        if c.life == Life::Reported || c.has(Flags::ORPHAN) {
+        if c.slot_state == SlotState::Reported || c.has(Flags::ORPHAN) {
             return Ok(());
         }
         let unread = self.unread(idx) > 0;
         let c = &mut self.conns[idx];
-        if c.life == Life::Unread {
+        if c.slot_state == SlotState::Unread {
             c.flags.set(Flags::ORPHAN);
             self.finish(idx, CloseReason::Normal);
             return Ok(());
@@ -362,7 +363,7 @@ impl Tcp {
     /// Ends the connection with RST.
     pub fn abort_conn(&mut self, net: &mut Network, conn: Conn) -> Result<(), Stale> {
         let idx = self.index(conn).ok_or(Stale::Handle)?;
-        if self.conns[idx].life == Life::Reported {
+        if self.conns[idx].slot_state == SlotState::Reported {
             return Ok(());
         }
         self.conns[idx].flags.set(Flags::ORPHAN);
@@ -374,20 +375,20 @@ impl Tcp {
     pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
         let idx = self
             .index(conn)
-            .filter(|idx| self.conns[*idx].life != Life::Reported)
+            .filter(|idx| self.conns[*idx].slot_state != SlotState::Reported)
             .ok_or(OptionError::Stale)?;
         let c = &mut self.conns[idx];
         match option {
             TcpOption::NoDelay(on) => {
                 c.flags.assign(Flags::NODELAY, on);
                 if on {
-                    self.push_now(idx);
+                    self.push_pending_frames(idx);
                 }
             }
             TcpOption::Cork(on) => {
                 c.flags.assign(Flags::CORK, on);
                 if !on {
-                    self.push_now(idx);
+                    self.push_pending_frames(idx);
                 }
             }
             TcpOption::More(on) => self.set_more(idx, on),
@@ -416,12 +417,12 @@ impl Tcp {
         Ok(())
     }
 
-    fn push_now(&mut self, idx: u32) {
-        if let Some((_, b)) = self.both(idx) {
-            b.cork_at = None;
-            b.force = true;
-            if b.more == More::Expected {
-                b.more = More::Late;
+    fn push_pending_frames(&mut self, idx: u32) {
+        if let Some((_, b)) = self.tcb_and_active(idx) {
+            b.cork_deadline = None;
+            b.nagle_push = true;
+            if b.msg_more == MsgMore::Expected {
+                b.msg_more = MsgMore::Released;
             }
             self.want_transmit(idx);
         }
@@ -429,11 +430,11 @@ impl Tcp {
 
     fn set_more(&mut self, idx: u32, on: bool) {
         if on {
-            let busy = self.ensure_busy(idx);
-            self.busy[busy].more = More::Expected;
-        } else if let Some((_, b)) = self.both(idx) {
-            b.more = More::No;
-            b.cork_at = None;
+            let busy = self.ensure_active(idx);
+            self.active[busy].msg_more = MsgMore::Expected;
+        } else if let Some((_, b)) = self.tcb_and_active(idx) {
+            b.msg_more = MsgMore::No;
+            b.cork_deadline = None;
             self.want_transmit(idx);
         }
     }
@@ -453,12 +454,12 @@ impl Tcp {
             TcpOption::Linger2(time) => p.fin_timeout_seconds = seconds(time),
             TcpOption::RecvBuffer(bytes) => p.set_recv_buffer(bytes),
             TcpOption::SendBuffer(bytes) => p.send_buffer_bytes = bytes,
-            TcpOption::NotSentLowWater(bytes) => p.not_sent_low_water = bytes,
+            TcpOption::NotSentLowat(bytes) => p.notsent_lowat = bytes,
             TcpOption::MaxSegment(bytes) => p.mss = bytes,
             TcpOption::Congestion(kind) => p.congestion = kind,
             TcpOption::SynRetries(count) => p.syn_retries = count,
             TcpOption::Tos(tos) => p.tos = tos,
-            TcpOption::MinHops(hops) => p.min_hops = [hops; 2],
+            TcpOption::MinHopLimit(hops) => p.min_hop_limits = [hops; 2],
             TcpOption::RtoMin(time) => p.set_rto_min(time),
             TcpOption::RtoMax(time) => p.set_rto_max(time),
             TcpOption::DelayedAckMax(time) => p.set_delayed_ack_max(&self.config, time),
@@ -467,17 +468,17 @@ impl Tcp {
             _ => return Err(OptionError::Invalid),
         }
         let id = self.profiles.intern(p).ok_or(OptionError::TooMany)?;
-        self.note_min_hops(id);
+        self.note_min_hop_limit(id);
         let c = &mut self.conns[idx];
         let old = core::mem::replace(&mut c.profile, id);
         if p.mss != 0 {
             c.peer_mss = c.peer_mss.min(p.mss);
         }
         self.profiles.release(old);
-        if let Some((c, b)) = self.both(idx) {
-            b.congestion.choose(p.congestion);
-            b.extras.assign(Extras::LOW_WATER, p.not_sent_low_water != 0);
-            b.sent.resegment(c.mss());
+        if let Some((c, b)) = self.tcb_and_active(idx) {
+            b.congestion.set_algorithm(p.congestion);
+            b.slow_path.assign(SlowPathFlags::NOTSENT_LOWAT, p.notsent_lowat != 0);
+            b.rtx_queue.resegment(c.mss());
         }
         Ok(())
     }
@@ -494,8 +495,8 @@ impl Tcp {
     }
 
     /// Our end and the peer's of a connection that has not ended.
-    pub fn ends(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
-        let idx = self.index(conn).filter(|idx| self.conns[*idx].life != Life::Vacant)?;
+    pub fn endpoints(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
+        let idx = self.index(conn).filter(|idx| self.conns[*idx].slot_state != SlotState::Vacant)?;
         let key = self.key(idx);
         Some([key.local_addr(), key.remote_addr()])
     }
@@ -508,43 +509,43 @@ impl Tcp {
     /// The same of what is in a place; `None` if that is no connection, or one that has ended.
     pub fn info_at(&self, idx: u32) -> Option<TcpInfo> {
         let c = &self.conns[idx];
-        if c.life == Life::Vacant {
+        if c.slot_state == SlotState::Vacant {
             return None;
         }
         let key = self.key(idx);
-        let b = (c.busy != NONE).then(|| &self.busy[c.busy]);
+        let b = (c.active != NONE).then(|| &self.active[c.active]);
         let us = |us: u32| Duration::from_micros(us.into());
         let threshold = self.config.reordering_segments;
         let [busy_time, rwnd_limited, sndbuf_limited] =
             b.map_or([0; 3], |b| b.spent_us(self.now)).map(Duration::from_micros);
-        let last_data = b.map_or(c.last_rx, |b| b.last_data);
+        let last_data = b.map_or(c.last_rx, |b| b.lrcvtime);
         let seen = c.min_rtt != u32::MAX && c.state.is_synchronized();
         Some(TcpInfo {
             state: c.state,
             local: key.local_addr(),
             remote: key.remote_addr(),
-            ca_state: b.map_or(CaState::Open, |b| b.recovery.state),
+            ca_state: b.map_or(CaState::Open, |b| b.recovery.ca_state),
             retransmits: b.map_or(c.retries, |b| b.retransmits),
-            probes: b.map_or(0, |b| b.probes),
+            probes: b.map_or(0, |b| b.probes_out),
             backoff: b.map_or(0, |b| b.backoff),
             rto: rtt::rto(c, self.profiles.get(c.profile), b.map_or(0, |b| b.backoff)),
             ato: Duration::from_millis(self.profile(idx).delayed_ack_ms.into()),
             snd_mss: c.mss(),
             rcv_mss: c.rcv_mss.into(),
-            advmss: self.announced_mss(idx).into(),
+            advmss: self.advmss(idx).into(),
             pmtu: c.pmtu.into(),
-            unacked: b.map_or(0, |b| b.sent.packets_out),
-            sacked: b.map_or(0, |b| b.sent.sacked_out),
-            lost: b.map_or(0, |b| b.sent.lost_out),
-            retrans: b.map_or(0, |b| b.sent.retrans_out),
+            unacked: b.map_or(0, |b| b.rtx_queue.packets_out),
+            sacked: b.map_or(0, |b| b.rtx_queue.sacked_out),
+            lost: b.map_or(0, |b| b.rtx_queue.lost_out),
+            retrans: b.map_or(0, |b| b.rtx_queue.retrans_out),
             total_retrans: b.map_or(0, |b| b.total_retrans),
             rtt: us(c.srtt >> 3),
             rttvar: us(c.rttvar >> 2),
             min_rtt: us(if seen { c.min_rtt } else { 0 }),
             snd_ssthresh: c.ssthresh,
             snd_cwnd: c.cwnd,
-            reordering: b.map_or(threshold, |b| b.rack.degree(threshold)),
-            reorderings: b.map_or(0, |b| b.rack.reorderings),
+            reordering: b.map_or(threshold, |b| b.rack.reordering(threshold)),
+            reord_seen: b.map_or(0, |b| b.rack.reord_seen),
             snd_wnd: c.snd_wnd,
             rcv_wnd: c.rcv_wnd(),
             snd_wscale: c.snd_wscale(),

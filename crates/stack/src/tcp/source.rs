@@ -45,18 +45,18 @@ pub struct SourceId {
     pub generation: u32,
 }
 
-struct Entry {
+struct SourceEntry {
     source: Option<Box<dyn Source>>,
     generation: u32,
     /// Queued slices that refer to it.
-    uses: u32,
+    refs: u32,
     released: bool,
 }
 
 /// The sources of a shard.
 #[derive(Default)]
 pub struct SourceTable {
-    entries: Vec<Entry>,
+    entries: Vec<SourceEntry>,
     free: Vec<u32>,
 }
 
@@ -75,7 +75,7 @@ impl SourceTable {
     /// Registers a source.
     pub fn add(&mut self, source: Box<dyn Source>) -> SourceId {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.entries.push(Entry { source: None, generation: 0, uses: 0, released: false });
+            self.entries.push(SourceEntry { source: None, generation: 0, refs: 0, released: false });
             (self.entries.len() - 1) as u32
         });
         let entry = &mut self.entries[index as usize];
@@ -112,27 +112,27 @@ impl SourceTable {
     }
 
     /// A slice of the source was queued. The id must be valid. Until [`SourceTable::end_use`] the source stays, released or not.
-    pub fn begin_use(&mut self, id: SourceId) {
+    pub fn add_ref(&mut self, id: SourceId) {
         let entry = &mut self.entries[id.index as usize];
-        entry.uses = entry.uses.checked_add(1).expect("more slices than memory can hold");
+        entry.refs = entry.refs.checked_add(1).expect("more slices than memory can hold");
     }
 
     /// A slice is not queued any more.
-    pub fn end_use(&mut self, id: SourceId) {
-        self.entries[id.index as usize].uses -= 1;
+    pub fn release_ref(&mut self, id: SourceId) {
+        self.entries[id.index as usize].refs -= 1;
         self.drop_if_unused(id.index);
     }
 
     /// The source of a queued slice, released or not.
-    pub fn in_use(&self, id: SourceId) -> &dyn Source {
+    pub fn get_referenced(&self, id: SourceId) -> &dyn Source {
         let entry = &self.entries[id.index as usize];
-        debug_assert!(entry.generation == id.generation && entry.uses > 0);
+        debug_assert!(entry.generation == id.generation && entry.refs > 0);
         entry.source.as_deref().expect("a source lives as long as it is in use")
     }
 
     fn drop_if_unused(&mut self, index: u32) {
         let entry = &mut self.entries[index as usize];
-        if entry.released && entry.uses == 0 {
+        if entry.released && entry.refs == 0 {
             entry.source = None;
             entry.generation = entry.generation.wrapping_add(1);
             self.free.push(index);
@@ -277,14 +277,14 @@ mod tests {
     fn a_source_lives_until_it_is_released_and_no_slice_uses_it() {
         let (alive, mut table) = (Arc::new(()), SourceTable::new());
         let id = table.add(Box::new(Tracked { _alive: alive.clone() }));
-        table.begin_use(id);
-        table.begin_use(id);
+        table.add_ref(id);
+        table.add_ref(id);
         assert!(table.release(id));
         assert!(!table.release(id));
         assert!(table.get(id).is_none());
-        table.end_use(id);
-        assert_eq!((Arc::strong_count(&alive), table.in_use(id).len()), (2, 8));
-        table.end_use(id);
+        table.release_ref(id);
+        assert_eq!((Arc::strong_count(&alive), table.get_referenced(id).len()), (2, 8));
+        table.release_ref(id);
         assert_eq!((Arc::strong_count(&alive), table.len()), (1, 0));
     }
 

@@ -2,8 +2,8 @@
 
 use super::Tcp;
 use super::conn::{Flags, NONE};
-use super::input::Arrived;
-use super::listen::{take_handshake_rtt, take_peer_options};
+use super::input::Segment;
+use super::listen::{apply_peer_options, take_handshake_rtt};
 use super::state::State;
 use crate::events::{CloseReason, Event};
 use crate::ip::Network;
@@ -11,13 +11,13 @@ use crate::wire::tcp::{TcpFlags, TcpOptions};
 
 impl Tcp {
     /// A segment for a connection whose SYN we sent.
-    pub fn input_syn_sent(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) {
+    pub fn input_syn_sent(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
         let flags = seg.header.flags;
         let c = &self.conns[idx];
         let ack = flags.contains(TcpFlags::ACK);
         // First: the ACK must be of our SYN.
         if ack && (seg.header.ack.le(c.snd_una) || seg.header.ack.gt(c.snd_nxt)) {
-            self.reset_segment(net, seg);
+            self.send_reset(net, seg);
             return;
         }
         // Second: RST, believed only with an acceptable ACK (RFC 5961 §3.2).
@@ -49,14 +49,14 @@ impl Tcp {
         }
     }
 
-    fn take_syn(&mut self, idx: u32, seg: &Arrived<'_>) {
+    fn take_syn(&mut self, idx: u32, seg: &Segment<'_>) {
         let options = TcpOptions::parse(seg.options);
         let flags = seg.header.flags;
         let now_ms = self.now_ms();
         let c = &mut self.conns[idx];
         c.rcv_nxt = seg.header.seq + 1;
-        c.rcv_acked = c.rcv_nxt;
-        c.grow_mark = c.rcv_nxt;
+        c.rcv_wup = c.rcv_nxt;
+        c.rcv_grow_seq = c.rcv_nxt;
         c.snd_wnd = seg.header.window.into();
         c.snd_wl1 = seg.header.seq;
         c.last_rx = now_ms;
@@ -68,7 +68,7 @@ impl Tcp {
         };
         let ecn = c.has(Flags::ECN) && agreed;
         c.flags.assign(Flags::ECN, ecn);
-        take_peer_options(c, &self.config, &options);
+        apply_peer_options(c, &self.config, &options);
         let said = c.wscale & 0xf0;
         self.init_windows(idx);
         let c = &mut self.conns[idx];
@@ -85,12 +85,12 @@ impl Tcp {
             c.state = State::FinWait1;
         }
         let orphan = c.has(Flags::ORPHAN);
-        if c.busy != NONE {
+        if c.active != NONE {
             let (una, nxt) = (c.snd_una, c.snd_nxt);
-            let b = &mut self.busy[c.busy];
+            let b = &mut self.active[c.active];
             b.recovery.high_seq = una;
-            b.usage_end = nxt;
-            b.last_sent = self.now;
+            b.cwnd_usage_seq = nxt;
+            b.lsndtime = self.now;
             self.want_transmit(idx);
         }
         if !orphan {
@@ -100,7 +100,7 @@ impl Tcp {
     }
 
     /// The peer's SYN+ACK in a simultaneous open.
-    pub fn finish_simultaneous_open(&mut self, idx: u32, seg: &Arrived<'_>) {
+    pub fn finish_simultaneous_open(&mut self, idx: u32, seg: &Segment<'_>) {
         let now_us = self.now.as_micros() as u32;
         let c = &mut self.conns[idx];
         take_handshake_rtt(c, self.profiles.get(c.profile), now_us);

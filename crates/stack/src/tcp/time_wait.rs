@@ -24,14 +24,14 @@ pub(crate) struct TimeWait {
     /// When it ends, in ms (low bits of the clock).
     deadline: u32,
     /// When we last answered, in ms: answers are rate limited.
-    pub last_answer: u32,
+    pub last_oow_ack_time: u32,
     prev: u32,
     next: u32,
     /// Window we advertised, unscaled.
     pub window: u16,
     pub v6: bool,
     /// Bit 0: with timestamps; above it the priority of what it sends.
-    service: u8,
+    timestamps_and_priority: u8,
 }
 
 const _: () = assert!(size_of::<TimeWait>() <= 48);
@@ -51,12 +51,12 @@ impl TimeWait {
     /// Timestamps are in use (RFC 7323).
     #[inline(always)]
     pub const fn timestamps(&self) -> bool {
-        self.service & 1 != 0
+        self.timestamps_and_priority & 1 != 0
     }
 
     /// The connection's.
     pub const fn priority(&self) -> u8 {
-        self.service >> 1
+        self.timestamps_and_priority >> 1
     }
 
     /// The entry for a connection of this priority. `remote_ip` is a reference of its own into the address pool.
@@ -73,13 +73,13 @@ impl TimeWait {
             ts_recent: c.ts_recent,
             ts_offset: c.ts_offset,
             deadline: 0,
-            last_answer: 0,
+            last_oow_ack_time: 0,
             prev: NONE,
             next: NONE,
             // Rounded up, so that the right edge does not move back.
             window: u16::try_from(c.rcv_wnd().div_ceil(1 << scale)).unwrap_or(u16::MAX),
             v6: c.has(Flags::V6),
-            service: u8::from(c.has(Flags::TIMESTAMPS)) | priority << 1,
+            timestamps_and_priority: u8::from(c.has(Flags::TIMESTAMPS)) | priority << 1,
         }
     }
 }
@@ -118,17 +118,17 @@ impl TimeWaitTable {
     }
 
     /// Most entries that there ever were at a time: places are used again before there are more.
-    pub fn most(&self) -> usize {
+    pub fn high_water(&self) -> usize {
         self.entries.len()
     }
 
     /// The entry in a place, if there is one.
-    pub fn at(&self, index: u32) -> Option<&TimeWait> {
+    pub fn get_live(&self, index: u32) -> Option<&TimeWait> {
         self.entries.get(index as usize).filter(|entry| entry.prev != index)
     }
 
     /// How much longer an entry lives, in ms.
-    pub fn left_ms(&self, entry: &TimeWait, now_ms: u32) -> u32 {
+    pub fn remaining_ms(&self, entry: &TimeWait, now_ms: u32) -> u32 {
         (entry.deadline.wrapping_sub(now_ms) as i32).max(0) as u32
     }
 
@@ -156,7 +156,7 @@ impl TimeWaitTable {
     }
 
     /// The entry that ends after `entry`.
-    pub fn after(&self, entry: &TimeWait) -> Option<&TimeWait> {
+    pub fn next_expiring(&self, entry: &TimeWait) -> Option<&TimeWait> {
         self.entries.get(entry.next as usize)
     }
 
@@ -170,7 +170,7 @@ impl TimeWaitTable {
     #[inline(always)]
     pub fn insert(&mut self, mut entry: TimeWait, now_ms: u32) -> u32 {
         entry.deadline = now_ms.wrapping_add(self.lifetime_ms);
-        entry.last_answer = now_ms.wrapping_sub(1 << 20);
+        entry.last_oow_ack_time = now_ms.wrapping_sub(1 << 20);
         entry.prev = self.tail;
         let index = if self.free != NONE {
             let index = self.free;

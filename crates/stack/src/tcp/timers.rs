@@ -1,15 +1,15 @@
 //! Timers of connections. One node in the wheel stands for all timers of a connection; it is set for the earliest.
 
-use super::busy::{Extras, RetransmitTimer};
-use super::conn::{Flags, Life, NONE};
-use super::input::PAWS_IDLE_MS;
+use super::active::{RetransmitTimer, SlowPathFlags};
+use super::conn::{Flags, NONE, SlotState};
+use super::input::PAWS_24DAYS_MS;
 use super::recovery;
 use super::state::State;
 use super::{Tcp, rtt};
 use crate::events::CloseReason;
 use crate::ip::Network;
 use crate::options::CaState;
-use crate::stack::{Listed, Protocol, Timer, TimerKind};
+use crate::stack::{ListedSocket, ListedTimer, SocketProtocol, TimerKind};
 use crate::time::Instant;
 use crate::timer_wheel::TimerNode;
 use core::time::Duration;
@@ -26,7 +26,7 @@ const KEEPALIVE_PROBES_MAX: u32 = 240;
 
 /// Timers that are further away than this are not put into the wheel at once but when it has passed: the connection may be gone by then, and
 /// if it is busy its timer has moved on many times.
-const DEFERRAL: Duration = Duration::from_millis(8);
+const TIMER_DEFERRAL: Duration = Duration::from_millis(8);
 
 /// No timer of a connection is further away: the wheel tells earlier from later only up to 39 hours apart.
 const TIMER_MAX: Duration = Duration::from_secs(36 * 3600);
@@ -36,23 +36,23 @@ const DEFERRED_MAX: usize = 1 << 15;
 
 /// A connection whose timer goes into the wheel at a later time.
 #[derive(Clone, Copy, Debug)]
-struct Deferred {
+struct DeferredTimer {
     idx: u32,
-    until: Instant,
+    due: Instant,
 }
 
 /// Such connections in order of time. Each entry has a number, which its connection notes: slots have many short connections in the time of a
 /// deferral, and the entry of one that is gone must not put the timer of a later one into the wheel.
 #[derive(Debug, Default)]
-pub(crate) struct Deferrals {
-    queue: VecDeque<Deferred>,
+pub(crate) struct DeferredTimers {
+    queue: VecDeque<DeferredTimer>,
     /// Number of the first entry.
     first: u32,
 }
 
-impl Deferrals {
+impl DeferredTimers {
     /// Appends an entry. Returns its number.
-    fn push(&mut self, deferred: Deferred) -> u32 {
+    fn push(&mut self, deferred: DeferredTimer) -> u32 {
         let number = self.first.wrapping_add(self.queue.len() as u32);
         self.queue.push_back(deferred);
         number
@@ -61,7 +61,7 @@ impl Deferrals {
     /// Takes the first entry if its time has come. Returns its connection and its number.
     #[inline]
     fn pop_due(&mut self, now: Instant) -> Option<(u32, u32)> {
-        let &Deferred { idx, until } = self.queue.front()?;
+        let &DeferredTimer { idx, due: until } = self.queue.front()?;
         if until > now {
             return None;
         }
@@ -75,11 +75,11 @@ impl Deferrals {
 impl Tcp {
     /// Runs all timers that are due.
     pub fn advance(&mut self, net: &mut Network) {
-        while let Some((idx, number)) = self.deferred.pop_due(self.now) {
+        while let Some((idx, number)) = self.deferred_timers.pop_due(self.now) {
             // Otherwise it was armed meanwhile, or its connection is gone.
             if self.conns[idx].timer == TimerNode::deferred(number) {
                 self.conns[idx].timer = TimerNode::default();
-                if let Some(at) = self.earliest(idx).or_else(|| self.timestamp_outdated_at(idx)) {
+                if let Some(at) = self.earliest_timer(idx).or_else(|| self.paws_deadline(idx)) {
                     self.wheel.schedule(&mut self.conns, idx, at);
                 }
             }
@@ -91,17 +91,17 @@ impl Tcp {
             let Some(index) = self.time_wait.expired(self.now_ms) else { break };
             self.end_time_wait(index);
         }
-        self.wake_starved();
+        self.wake_memory_waiters();
     }
 
     /// When `advance` has to be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        if !self.tx_list.is_empty() || self.starved.can_be_woken(&self.chunks) {
+        if !self.tx_list.is_empty() || self.memory_waiters.can_wake(&self.chunks) {
             return Some(self.now);
         }
         let time_wait = self.time_wait.next_deadline(self.now).map(|at| at + TIME_WAIT_SLACK);
-        let deferred = self.deferred.queue.front().map(|d| d.until);
-        [self.wheel.next_deadline(), time_wait, deferred, self.held_acks.next_deadline()]
+        let deferred = self.deferred_timers.queue.front().map(|d| d.due);
+        [self.wheel.next_deadline(), time_wait, deferred, self.deferred_acks.next_deadline()]
             .into_iter()
             .flatten()
             .min()
@@ -114,9 +114,9 @@ impl Tcp {
     }
 
     /// The earliest timer of a connection.
-    fn earliest(&self, idx: u32) -> Option<Instant> {
+    fn earliest_timer(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
-        if c.life != Life::Open {
+        if c.slot_state != SlotState::Open {
             return None;
         }
         match c.state {
@@ -130,19 +130,19 @@ impl Tcp {
             at = at.min(self.now + Duration::from_millis(left.max(0) as u64));
         }
         if c.has(Flags::KEEPALIVE) && !c.has(Flags::ORPHAN) {
-            let left = self.keepalive_after(idx).saturating_sub(self.silence(idx));
+            let left = self.keepalive_after(idx).saturating_sub(self.keepalive_time_elapsed(idx));
             at = at.min(self.now + Duration::from_millis(left.into()));
         }
         if c.state == State::FinWait2 && c.has(Flags::ORPHAN) {
-            at = at.min(self.instant(c.grow_mark.0));
+            at = at.min(self.instant(c.rcv_grow_seq.0));
         }
-        if c.busy != NONE {
-            let b = &self.busy[c.busy];
+        if c.active != NONE {
+            let b = &self.active[c.active];
             at = at.min(b.timer_at);
-            if let Some(cork) = b.cork_at {
+            if let Some(cork) = b.cork_deadline {
                 at = at.min(cork);
             }
-            if let Some(release) = self.release_at(idx) {
+            if let Some(release) = self.active_release_at(idx) {
                 at = at.min(release);
             }
         }
@@ -153,23 +153,23 @@ impl Tcp {
     /// to be noted, because of the time of the last segment only low bits are kept, and after 49.7 days it would seem young again.
     ///
     /// It is looked at in steps, for the wheel compares no times that are further apart than [`TIMER_MAX`].
-    fn timestamp_outdated_at(&self, idx: u32) -> Option<Instant> {
+    fn paws_deadline(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
-        if c.life != Life::Open || !c.state.is_synchronized() || !c.has(Flags::TIMESTAMPS) {
+        if c.slot_state != SlotState::Open || !c.state.is_synchronized() || !c.has(Flags::TIMESTAMPS) {
             return None;
         }
-        let silence = if c.has(Flags::TS_OLD) { 0 } else { self.silence(idx) };
-        let left = Duration::from_millis((PAWS_IDLE_MS + 1).saturating_sub(silence).into());
+        let silence = if c.has(Flags::TS_RECENT_OLD) { 0 } else { self.keepalive_time_elapsed(idx) };
+        let left = Duration::from_millis((PAWS_24DAYS_MS + 1).saturating_sub(silence).into());
         Some(self.now + left.min(TIMER_MAX))
     }
 
     /// Sees to it that the age of the peer's timestamp is noted, if no other timer will make the connection be looked at. Done when a timer
     /// was looked at, and not for each segment: a connection begins with a timer, or here.
-    pub(super) fn watch_timestamp(&mut self, idx: u32) {
+    pub(super) fn arm_paws_timer(&mut self, idx: u32) {
         let node = &self.conns[idx].timer;
         if !node.is_armed()
             && !node.is_deferred()
-            && let Some(at) = self.timestamp_outdated_at(idx)
+            && let Some(at) = self.paws_deadline(idx)
         {
             self.wheel.schedule(&mut self.conns, idx, at);
         }
@@ -179,7 +179,7 @@ impl Tcp {
     /// time-outs on with each acknowledgement, and the wheel need not know.
     pub fn rearm(&mut self, idx: u32) {
         self.note_idle(idx);
-        if let Some(at) = self.earliest(idx) {
+        if let Some(at) = self.earliest_timer(idx) {
             self.arm(idx, at);
         }
     }
@@ -187,7 +187,7 @@ impl Tcp {
     /// Sees to it that a connection is looked at no later than `at`.
     #[inline(always)]
     pub(super) fn arm(&mut self, idx: u32, at: Instant) {
-        let until = self.now.after_micros(DEFERRAL.as_micros() as u64);
+        let until = self.now.after_micros(TIMER_DEFERRAL.as_micros() as u64);
         if !self.conns[idx].timer.is_deferred() || at <= until {
             self.arm_or_defer(idx, at, until);
         }
@@ -199,17 +199,17 @@ impl Tcp {
         let node = &mut self.conns[idx].timer;
         if node.is_armed() || at <= until {
             self.wheel.schedule_no_later(&mut self.conns, idx, at);
-        } else if self.deferred.queue.len() == DEFERRED_MAX {
+        } else if self.deferred_timers.queue.len() == DEFERRED_MAX {
             self.wheel.schedule(&mut self.conns, idx, at);
         } else {
-            *node = TimerNode::deferred(self.deferred.push(Deferred { idx, until }));
+            *node = TimerNode::deferred(self.deferred_timers.push(DeferredTimer { idx, due: until }));
         }
     }
 
     /// Starts or stops the time after which an idle connection gives its busy part back.
     fn note_idle(&mut self, idx: u32) {
         let now = self.now;
-        let Some((c, b)) = self.both(idx) else { return };
+        let Some((c, b)) = self.tcb_and_active(idx) else { return };
         if b.is_idle(c.state) && b.dsack.is_none() && c.state.is_synchronized() {
             b.idle_since.get_or_insert(now);
         } else {
@@ -218,12 +218,12 @@ impl Tcp {
     }
 
     /// When an idle connection gives its busy part back: after a time-out, and not while it has to remember that it answered an invalid segment.
-    fn release_at(&self, idx: u32) -> Option<Instant> {
+    fn active_release_at(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
-        let b = &self.busy[c.busy];
+        let b = &self.active[c.active];
         let at = b.idle_since?.after_micros(rtt::rto_us(c, self.profiles.get(c.profile), 0));
         let interval = self.config.invalid_ack_interval_ms;
-        Some(b.last_invalid_ms.map_or(at, |answered| at.max(self.instant(answered.wrapping_add(interval)))))
+        Some(b.last_oow_ack_time.map_or(at, |answered| at.max(self.instant(answered.wrapping_add(interval)))))
     }
 
     /// SYN and SYN+ACK are sent again after 1, 2, 4 … s.
@@ -253,48 +253,50 @@ impl Tcp {
     }
 
     /// The timer that says most about what a connection waits for, at the time `now`.
-    pub fn timer_shown(&self, now: Instant, idx: u32) -> Option<Timer> {
+    pub fn listed_timer(&self, now: Instant, idx: u32) -> Option<ListedTimer> {
         let c = &self.conns[idx];
-        if c.life != Life::Open {
+        if c.slot_state != SlotState::Open {
             return None;
         }
         let until = |at: Instant| at.saturating_since(now);
-        let timer = |kind, left, count| Some(Timer { kind, left, count });
+        let timer = |kind, left, count| Some(ListedTimer { kind, left, count });
         if !c.state.is_synchronized() {
             return timer(TimerKind::On, until(self.syn_deadline(idx)?), c.retries);
         }
-        if c.busy != NONE {
-            let b = &self.busy[c.busy];
+        if c.active != NONE {
+            let b = &self.active[c.active];
             match b.timer_kind {
                 RetransmitTimer::Off => {}
-                RetransmitTimer::Persist => return timer(TimerKind::Persist, until(b.timer_at), b.probes),
+                RetransmitTimer::Persist => {
+                    return timer(TimerKind::Persist, until(b.timer_at), b.probes_out);
+                }
                 _ => return timer(TimerKind::On, until(b.timer_at), b.retransmits),
             }
         }
         if c.state == State::FinWait2 && c.has(Flags::ORPHAN) {
-            return timer(TimerKind::TimeWait, until(self.instant(c.grow_mark.0)), 0);
+            return timer(TimerKind::TimeWait, until(self.instant(c.rcv_grow_seq.0)), 0);
         }
         if c.has(Flags::KEEPALIVE) && !c.has(Flags::ORPHAN) {
-            let left = self.keepalive_after(idx).saturating_sub(self.silence(idx));
+            let left = self.keepalive_after(idx).saturating_sub(self.keepalive_time_elapsed(idx));
             return timer(TimerKind::Keepalive, Duration::from_millis(left.into()), c.retries);
         }
         None
     }
 
     /// An entry in TIME_WAIT, as a listing shows it.
-    pub fn time_wait_listed(&self, now: Instant, index: u32) -> Option<Listed> {
-        let entry = self.time_wait.at(index)?;
+    pub fn listed_time_wait(&self, now: Instant, index: u32) -> Option<ListedSocket> {
+        let entry = self.time_wait.get_live(index)?;
         let key = entry.key(&self.addresses);
-        let left = self.time_wait.left_ms(entry, now.as_millis() as u32);
+        let left = self.time_wait.remaining_ms(entry, now.as_millis() as u32);
         let left = Duration::from_millis(left.into());
-        Some(Listed {
-            protocol: Protocol::Tcp,
+        Some(ListedSocket {
+            protocol: SocketProtocol::Tcp,
             state: State::TimeWait,
             local: key.local_addr(),
             remote: key.remote_addr(),
             recv_queue: 0,
             send_queue: 0,
-            timer: Some(Timer { kind: TimerKind::TimeWait, left, count: 0 }),
+            timer: Some(ListedTimer { kind: TimerKind::TimeWait, left, count: 0 }),
             info: None,
             memory: Self::time_wait_memory(entry.v6),
         })
@@ -302,12 +304,12 @@ impl Tcp {
 
     /// Bytes queued and not acknowledged.
     pub fn send_queued(&self, idx: u32) -> u64 {
-        let busy = self.conns[idx].busy;
-        if busy == NONE { 0 } else { self.busy[busy].send.len() }
+        let busy = self.conns[idx].active;
+        if busy == NONE { 0 } else { self.active[busy].send.len() }
     }
 
     /// Time since something was received, in ms. Right for 49 days.
-    fn silence(&self, idx: u32) -> u32 {
+    fn keepalive_time_elapsed(&self, idx: u32) -> u32 {
         self.now_ms().wrapping_sub(self.conns[idx].last_rx)
     }
 
@@ -325,7 +327,7 @@ impl Tcp {
     /// The wheel says that one of the timers may be due.
     fn on_timer(&mut self, net: &mut Network, idx: u32) {
         let c = &self.conns[idx];
-        if c.life != Life::Open {
+        if c.slot_state != SlotState::Open {
             return;
         }
         if !c.state.is_synchronized() {
@@ -335,15 +337,15 @@ impl Tcp {
             self.rearm(idx);
             return;
         }
-        if self.on_simple_timers(net, idx) && self.on_busy_timers(net, idx) {
+        if self.on_conn_timers(net, idx) && self.on_active_timers(net, idx) {
             self.rearm(idx);
-            self.watch_timestamp(idx);
+            self.arm_paws_timer(idx);
         }
     }
 
     /// False if the connection is gone.
     fn on_syn_timeout(&mut self, idx: u32) -> bool {
-        let limit = if self.conns[idx].state == State::SynSent || self.conns[idx].has(Flags::ACTIVE) {
+        let limit = if self.conns[idx].state == State::SynSent || self.conns[idx].has(Flags::ACTIVE_OPEN) {
             self.profile(idx).syn_retries
         } else {
             self.config.synack_retries
@@ -370,7 +372,7 @@ impl Tcp {
     }
 
     /// Delayed acknowledgement, keepalive, FIN_WAIT_2. False if the connection is gone.
-    fn on_simple_timers(&mut self, net: &mut Network, idx: u32) -> bool {
+    fn on_conn_timers(&mut self, net: &mut Network, idx: u32) -> bool {
         let now_ms = self.now_ms();
         let c = &mut self.conns[idx];
         if c.has(Flags::ACK_DELAYED) && (now_ms as u16).wrapping_sub(c.ack_deadline) as i16 >= 0 {
@@ -379,19 +381,19 @@ impl Tcp {
             self.ack_now(idx);
         }
         let c = &self.conns[idx];
-        if c.has(Flags::TIMESTAMPS) && self.silence(idx) > PAWS_IDLE_MS {
-            self.conns[idx].flags.set(Flags::TS_OLD);
+        if c.has(Flags::TIMESTAMPS) && self.keepalive_time_elapsed(idx) > PAWS_24DAYS_MS {
+            self.conns[idx].flags.set(Flags::TS_RECENT_OLD);
         }
         let c = &self.conns[idx];
         if c.state == State::FinWait2
             && c.has(Flags::ORPHAN)
-            && now_ms.wrapping_sub(c.grow_mark.0) as i32 >= 0
+            && now_ms.wrapping_sub(c.rcv_grow_seq.0) as i32 >= 0
         {
             self.destroy(idx, CloseReason::TimedOut);
             return false;
         }
         let probes = c.has(Flags::KEEPALIVE) && !c.has(Flags::ORPHAN);
-        if probes && self.silence(idx) >= self.keepalive_after(idx) {
+        if probes && self.keepalive_time_elapsed(idx) >= self.keepalive_after(idx) {
             return self.on_keepalive(net, idx);
         }
         true
@@ -400,8 +402,8 @@ impl Tcp {
     /// RFC 1122 §4.2.3.6. False if the connection is gone.
     fn on_keepalive(&mut self, net: &mut Network, idx: u32) -> bool {
         let c = &self.conns[idx];
-        let waiting =
-            c.busy != NONE && (!self.busy[c.busy].sent.is_empty() || !self.busy[c.busy].send.is_empty());
+        let waiting = c.active != NONE
+            && (!self.active[c.active].rtx_queue.is_empty() || !self.active[c.active].send.is_empty());
         if waiting {
             // Data in flight are probe enough.
             let now_ms = self.now_ms();
@@ -409,14 +411,14 @@ impl Tcp {
             return true;
         }
         let p = *self.profile(idx);
-        let idle = self.silence(idx);
+        let idle = self.keepalive_time_elapsed(idx);
         let over = if p.user_timeout_ms != 0 {
             c.retries > 0 && idle >= p.user_timeout_ms
         } else {
             c.retries >= p.keep_count
         };
         if over {
-            self.reply_reset(net, idx);
+            self.send_active_reset(net, idx);
             self.destroy(idx, CloseReason::TimedOut);
             return false;
         }
@@ -426,33 +428,33 @@ impl Tcp {
         let c = &mut self.conns[idx];
         c.last_rx = c.last_rx.wrapping_add(late);
         c.retries = c.retries.saturating_add(1);
-        self.reply_probe(net, idx);
+        self.xmit_probe(net, idx);
         true
     }
 
     /// Retransmission, probes, cork, release of the busy part. False if the connection is gone.
-    fn on_busy_timers(&mut self, net: &mut Network, idx: u32) -> bool {
+    fn on_active_timers(&mut self, net: &mut Network, idx: u32) -> bool {
         let now = self.now;
         let c = &self.conns[idx];
-        if c.busy == NONE {
+        if c.active == NONE {
             return true;
         }
         let rto = rtt::rto(c, self.profiles.get(c.profile), 0);
-        let release = self.release_at(idx);
-        let b = &mut self.busy[c.busy];
-        if b.cork_at.is_some_and(|at| at <= now) {
-            b.cork_at = None;
-            b.force = true;
+        let release = self.active_release_at(idx);
+        let b = &mut self.active[c.active];
+        if b.cork_deadline.is_some_and(|at| at <= now) {
+            b.cork_deadline = None;
+            b.nagle_push = true;
             self.want_transmit(idx);
         }
         let c = &self.conns[idx];
-        let b = &mut self.busy[c.busy];
+        let b = &mut self.active[c.active];
         if release.is_some_and(|at| at <= now) {
             if b.is_idle(c.state) && c.state.is_synchronized() {
-                if self.busy[self.conns[idx].busy].mtu.has_failed() {
+                if self.active[self.conns[idx].active].mtu.has_failed() {
                     self.suspend_mtu_search(idx);
                 }
-                self.release_busy(idx);
+                self.release_active(idx);
                 return true;
             }
             b.idle_since = None;
@@ -463,13 +465,13 @@ impl Tcp {
         match core::mem::take(&mut b.timer_kind) {
             RetransmitTimer::Off => b.timer_at = Instant::MAX,
             RetransmitTimer::Rto => return self.on_retransmission_timeout(idx),
-            RetransmitTimer::Probe => {
-                b.extras.set(Extras::TAIL_PROBE);
+            RetransmitTimer::LossProbe => {
+                b.slow_path.set(SlowPathFlags::LOSS_PROBE);
                 // Should the probe not leave, this is what is left.
                 b.set_timer(RetransmitTimer::Rto, now + rto);
                 self.want_transmit(idx);
             }
-            RetransmitTimer::Reorder => self.on_reorder_timeout(idx),
+            RetransmitTimer::ReoTimeout => self.on_reorder_timeout(idx),
             RetransmitTimer::Persist => return self.on_persist(net, idx),
         }
         true
@@ -478,40 +480,40 @@ impl Tcp {
     /// RFC 6298 §5.4 to §5.7. False if the connection is gone.
     fn on_retransmission_timeout(&mut self, idx: u32) -> bool {
         let now = self.now;
-        let b = match self.both(idx) {
-            Some((_, b)) if !b.sent.is_empty() => b,
+        let b = match self.tcb_and_active(idx) {
+            Some((_, b)) if !b.rtx_queue.is_empty() => b,
             _ => {
-                if let Some((_, b)) = self.both(idx) {
+                if let Some((_, b)) = self.tcb_and_active(idx) {
                     b.stop_timer();
                 }
                 return true;
             }
         };
-        let since = b.trouble_since;
-        if self.gave_up(idx, since) {
-            self.report_timeout(idx);
+        let since = b.retransmit_since;
+        if self.retransmits_timed_out(idx, since) {
+            self.destroy_timed_out(idx);
             return false;
         }
         self.stats.timeouts += 1;
         self.detect_black_hole(idx);
         let frto = self.config.frto;
-        let Some((c, b)) = self.both(idx) else { return true };
+        let Some((c, b)) = self.tcb_and_active(idx) else { return true };
         recovery::enter_loss(c, b, frto);
         // Also if the retransmission finds no way out.
-        b.trouble_since.get_or_insert(now);
-        b.probe_end = None;
+        b.retransmit_since.get_or_insert(now);
+        b.tlp = None;
         b.retransmits = b.retransmits.saturating_add(1);
         b.backoff = b.backoff.saturating_add(1);
-        let (c, backoff) = (&self.conns[idx], self.busy[self.conns[idx].busy].backoff);
+        let (c, backoff) = (&self.conns[idx], self.active[self.conns[idx].active].backoff);
         let rto = rtt::rto(c, self.profiles.get(c.profile), backoff);
-        let busy = c.busy;
-        self.busy[busy].set_timer(RetransmitTimer::Rto, now + rto);
+        let busy = c.active;
+        self.active[busy].set_timer(RetransmitTimer::Rto, now + rto);
         self.want_transmit(idx);
         true
     }
 
     /// Whether retransmissions or probes went on for long enough (RFC 1122 §4.2.3.5, RFC 5482).
-    fn gave_up(&self, idx: u32, since: Option<Instant>) -> bool {
+    fn retransmits_timed_out(&self, idx: u32, since: Option<Instant>) -> bool {
         let Some(since) = since else { return false };
         let elapsed = self.now - since;
         let user = self.profile(idx).user_timeout_ms;
@@ -531,27 +533,27 @@ impl Tcp {
 
     /// Whether nobody holds the connection and its peer kept the window closed until the time-out grew no more (as Linux has it): such a
     /// peer could otherwise make any number of connections last for ever.
-    fn orphan_waited(&self, idx: u32) -> bool {
+    fn has_orphan_timed_out(&self, idx: u32) -> bool {
         let c = &self.conns[idx];
-        let backoff = self.busy[c.busy].backoff;
+        let backoff = self.active[c.active].backoff;
         c.has(Flags::ORPHAN)
             && backoff >= self.config.orphan_retries
             && rtt::rto(c, self.profiles.get(c.profile), backoff) >= rtt::rto_max(self.profile(idx))
     }
 
     /// A time-out that does not overshoot the user timeout: `after` from now, or less.
-    pub fn no_later_than_user_timeout(&self, idx: u32, after: Duration) -> Instant {
+    pub fn clamp_rto_to_user_timeout(&self, idx: u32, after: Duration) -> Instant {
         let at = self.now + after;
         let c = &self.conns[idx];
         let user = self.profile(idx).user_timeout_ms;
-        match self.busy[c.busy].trouble_since {
+        match self.active[c.active].retransmit_since {
             Some(since) if user != 0 => at.min((since + Duration::from_millis(user.into())).max(self.now)),
             _ => at,
         }
     }
 
     /// The peer is not told: it has not answered for long, and RFC 9293 §3.10.8 only deletes the connection.
-    fn report_timeout(&mut self, idx: u32) {
+    fn destroy_timed_out(&mut self, idx: u32) {
         let c = &self.conns[idx];
         let reason =
             if c.has(Flags::SOFT_ERROR) { CloseReason::HostUnreachable } else { CloseReason::TimedOut };
@@ -562,16 +564,16 @@ impl Tcp {
     fn on_reorder_timeout(&mut self, idx: u32) {
         let now = self.now;
         let threshold = self.config.reordering_segments;
-        let Some((c, b)) = self.both(idx) else { return };
+        let Some((c, b)) = self.tcb_and_active(idx) else { return };
         b.timer_at = Instant::MAX;
         let input = recovery::rack_input(c, b, now, threshold, false);
-        let (marked, again) = b.rack.detect_loss(&mut b.sent, &input);
+        let (marked, again) = b.rack.detect_loss(&mut b.rtx_queue, &input);
         if marked > 0 {
-            self.judge_mtu_probe(idx);
-            let Some((c, b)) = self.both(idx) else { return };
-            let was = b.recovery.state;
-            recovery::on_loss_found(c, b);
-            let began = was != CaState::Recovery && b.recovery.state == CaState::Recovery;
+            self.check_mtu_probe_loss(idx);
+            let Some((c, b)) = self.tcb_and_active(idx) else { return };
+            let was = b.recovery.ca_state;
+            recovery::on_loss_without_ack(c, b);
+            let began = was != CaState::Recovery && b.recovery.ca_state == CaState::Recovery;
             self.stats.fast_recoveries += u64::from(began);
         }
         self.set_retransmit_timer(idx, true, again);
@@ -581,38 +583,42 @@ impl Tcp {
     /// RFC 9293 §3.8.6.1: the window may have opened without our knowing. False if the connection is gone.
     fn on_persist(&mut self, net: &mut Network, idx: u32) -> bool {
         let now = self.now;
-        let Some((c, b)) = self.both(idx) else { return true };
+        let Some((c, b)) = self.tcb_and_active(idx) else { return true };
         b.timer_at = Instant::MAX;
         let fin_waits = c.has(Flags::FIN_QUEUED) && !b.fin_sent;
-        if b.send.is_empty() && !fin_waits || !b.sent.is_empty() {
+        if b.send.is_empty() && !fin_waits || !b.rtx_queue.is_empty() {
             return true;
         }
-        let since = *b.trouble_since.get_or_insert(now);
-        let probes = b.probes;
+        let since = *b.retransmit_since.get_or_insert(now);
+        let probes = b.probes_out;
         // A peer that answers keeps its window closed for as long as it likes (RFC 9293 §3.8.6.1), but for the user timeout (RFC 5482 §3).
         let user = self.profile(idx).user_timeout_ms;
-        let over = if user != 0 { self.gave_up(idx, Some(since)) } else { probes >= self.retry_limit(idx) };
-        if over || self.orphan_waited(idx) {
-            self.report_timeout(idx);
+        let over = if user != 0 {
+            self.retransmits_timed_out(idx, Some(since))
+        } else {
+            probes >= self.retry_limit(idx)
+        };
+        if over || self.has_orphan_timed_out(idx) {
+            self.destroy_timed_out(idx);
             return false;
         }
         self.stats.window_probes += 1;
-        let Some((c, b)) = self.both(idx) else { return true };
-        b.probes = b.probes.saturating_add(1);
+        let Some((c, b)) = self.tcb_and_active(idx) else { return true };
+        b.probes_out = b.probes_out.saturating_add(1);
         b.backoff = b.backoff.saturating_add(1);
         let open = (c.snd_una + c.snd_wnd).gt(c.snd_nxt);
         if open {
-            b.force = true;
+            b.nagle_push = true;
         }
-        let (c, probes) = (&self.conns[idx], self.busy[self.conns[idx].busy].backoff);
+        let (c, probes) = (&self.conns[idx], self.active[self.conns[idx].active].backoff);
         let rto = rtt::rto(c, self.profiles.get(c.profile), probes);
-        let busy = c.busy;
-        let at = self.no_later_than_user_timeout(idx, rto);
-        self.busy[busy].set_timer(RetransmitTimer::Persist, at);
+        let busy = c.active;
+        let at = self.clamp_rto_to_user_timeout(idx, rto);
+        self.active[busy].set_timer(RetransmitTimer::Persist, at);
         if open {
             self.want_transmit(idx);
         } else {
-            self.reply_probe(net, idx);
+            self.xmit_probe(net, idx);
         }
         true
     }

@@ -11,65 +11,65 @@ use std::collections::VecDeque;
 #[derive(Debug, Default)]
 pub(crate) struct TxList {
     /// Of the usual priority, whose class is not looked up.
-    usual: VecDeque<u32>,
+    best_effort: VecDeque<u32>,
     /// All others, by class, and how many they are.
     classes: [VecDeque<u32>; CLASSES],
-    classed: usize,
+    classes_len: usize,
     /// Of each class, how many are still to come in a round that has several.
-    left: [usize; CLASSES],
+    class_quota: [usize; CLASSES],
 }
 
 /// Working off the list as it is at the beginning: who comes back onto it meanwhile has to wait for the next round.
 #[derive(Debug)]
-pub(crate) struct Round {
-    usual_left: usize,
+pub(crate) struct TxRound {
+    best_effort_left: usize,
     has_classes: bool,
 }
 
 impl TxList {
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.usual.is_empty() && self.classed == 0
+        self.best_effort.is_empty() && self.classes_len == 0
     }
 
     #[inline(always)]
-    pub fn begin(&mut self) -> Round {
-        let has_classes = self.classed != 0;
+    pub fn begin(&mut self) -> TxRound {
+        let has_classes = self.classes_len != 0;
         if has_classes {
             self.begin_classes();
         }
-        Round { usual_left: self.usual.len(), has_classes }
+        TxRound { best_effort_left: self.best_effort.len(), has_classes }
     }
 
     #[cold]
     fn begin_classes(&mut self) {
-        self.left = self.classes.each_ref().map(VecDeque::len);
+        self.class_quota = self.classes.each_ref().map(VecDeque::len);
     }
 
     /// Takes the next one.
     #[inline(always)]
-    pub fn next(&mut self, round: &mut Round) -> Option<u32> {
+    pub fn next(&mut self, round: &mut TxRound) -> Option<u32> {
         if round.has_classes {
             return self.next_of_classes(round);
         }
-        if round.usual_left == 0 {
+        if round.best_effort_left == 0 {
             return None;
         }
-        round.usual_left -= 1;
-        self.usual.pop_front()
+        round.best_effort_left -= 1;
+        self.best_effort.pop_front()
     }
 
     #[cold]
     #[inline(never)]
-    fn next_of_classes(&mut self, round: &mut Round) -> Option<u32> {
+    fn next_of_classes(&mut self, round: &mut TxRound) -> Option<u32> {
         for class in (0..CLASSES).rev() {
-            if class == usize::from(priority::class(0)) && round.usual_left > 0 {
-                round.usual_left -= 1;
-                return self.usual.pop_front();
+            if class == usize::from(priority::class(0)) && round.best_effort_left > 0 {
+                round.best_effort_left -= 1;
+                return self.best_effort.pop_front();
             }
-            if self.left[class] > 0 {
-                self.left[class] -= 1;
-                self.classed -= 1;
+            if self.class_quota[class] > 0 {
+                self.class_quota[class] -= 1;
+                self.classes_len -= 1;
                 return self.classes[class].pop_front();
             }
         }
@@ -78,11 +78,11 @@ impl TxList {
 
     /// Puts a connection on it that is not there yet.
     #[inline(always)]
-    pub fn add(&mut self, c: &mut Tcb, idx: u32, profiles: &ProfileTable) {
+    pub fn push(&mut self, c: &mut Tcb, idx: u32, profiles: &ProfileTable) {
         if !c.has(Flags::TX_LISTED) {
             c.flags.set(Flags::TX_LISTED);
             if c.profile == ProfileId::DEFAULT {
-                self.usual.push_back(idx);
+                self.best_effort.push_back(idx);
             } else {
                 self.push_to_class(idx, profiles.get(c.profile).priority);
             }
@@ -92,10 +92,10 @@ impl TxList {
     #[inline(never)]
     fn push_to_class(&mut self, idx: u32, priority: u8) {
         if priority == 0 {
-            self.usual.push_back(idx);
+            self.best_effort.push_back(idx);
         } else {
             self.classes[usize::from(priority::class(priority))].push_back(idx);
-            self.classed += 1;
+            self.classes_len += 1;
         }
     }
 }
@@ -104,6 +104,6 @@ impl Tcp {
     /// Puts a connection on the transmit list.
     #[inline(always)]
     pub fn want_transmit(&mut self, idx: u32) {
-        self.tx_list.add(&mut self.conns[idx], idx, &self.profiles);
+        self.tx_list.push(&mut self.conns[idx], idx, &self.profiles);
     }
 }

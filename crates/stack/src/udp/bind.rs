@@ -1,21 +1,21 @@
 //! Which socket has which address: binding, and choosing the socket for a datagram.
 
-use super::queue::ReceiveQueue;
-use super::{Slot, Socket, Udp, UdpError, UdpOptions, address_matches};
+use super::queue::UdpReceiveQueue;
+use super::{Udp, UdpError, UdpOptions, UdpSlot, UdpSocket, address_matches};
 use crate::handle::UdpHandle;
 use crate::ip::Network;
 use core::net::SocketAddr;
 
 /// How well a socket bound to `bound`, with `fixed` as its other end, fits a datagram from `remote` to `local`; `None` if it is not for it. A
 /// fixed other end beats a bound address, which beats the wildcard, which beats the wildcard of the other family.
-pub(crate) fn fit(
+pub(crate) fn compute_score(
     bound: SocketAddr,
     fixed: Option<SocketAddr>,
     options: &UdpOptions,
     local: SocketAddr,
     remote: SocketAddr,
 ) -> Option<u8> {
-    if !address_matches(bound.ip(), options.only_v6, local.ip()) {
+    if !address_matches(bound.ip(), options.v6only, local.ip()) {
         return None;
     }
     let same_family = u8::from(bound.is_ipv4() == local.is_ipv4());
@@ -28,12 +28,12 @@ pub(crate) fn fit(
 }
 
 /// True if two sockets of one port stand in each other's way.
-pub(crate) fn is_in_conflict(a: (SocketAddr, &UdpOptions), b: (SocketAddr, &UdpOptions)) -> bool {
+pub(crate) fn has_bind_conflict(a: (SocketAddr, &UdpOptions), b: (SocketAddr, &UdpOptions)) -> bool {
     let ((a, a_options), (b, b_options)) = (a, b);
     let shared = (a_options.reuse_address && b_options.reuse_address)
-        || (a_options.reuse_port && b_options.reuse_port && a_options.user == b_options.user);
-    let overlap = address_matches(a.ip(), a_options.only_v6, b.ip())
-        || address_matches(b.ip(), b_options.only_v6, a.ip());
+        || (a_options.reuse_port && b_options.reuse_port && a_options.uid == b_options.uid);
+    let overlap = address_matches(a.ip(), a_options.v6only, b.ip())
+        || address_matches(b.ip(), b_options.v6only, a.ip());
     overlap && !shared
 }
 
@@ -55,8 +55,8 @@ impl Udp {
             return Err(UdpError::AddressNotAvailable);
         }
         let port = match local.port() {
-            0 => self.choose_port(network, local, &options).ok_or(UdpError::AddressNotAvailable)?,
-            port if self.conflicts(SocketAddr::new(ip, port), &options) => {
+            0 => self.choose_ephemeral_port(network, local, &options).ok_or(UdpError::AddressNotAvailable)?,
+            port if self.is_port_in_use(SocketAddr::new(ip, port), &options) => {
                 return Err(UdpError::AddressInUse);
             }
             port => port,
@@ -64,21 +64,21 @@ impl Udp {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.slots.len() < self.sockets_max => {
-                self.slots.push(Slot::default());
+                self.slots.push(UdpSlot::default());
                 // Cannot truncate: sockets_max is at most 2^20.
                 (self.slots.len() - 1) as u32
             }
-            None => return Err(UdpError::TooMany),
+            None => return Err(UdpError::TooManySockets),
         };
         let slot = &mut self.slots[index as usize];
-        slot.socket = Some(Socket {
+        slot.socket = Some(UdpSocket {
             local: SocketAddr::new(ip, port),
             remote: None,
             options,
-            queue: ReceiveQueue::default(),
+            queue: UdpReceiveQueue::default(),
             error: None,
-            reports: None,
-            listed: false,
+            error_queue: None,
+            in_readable_list: false,
             route: None,
             drops: 0,
         });
@@ -87,27 +87,34 @@ impl Udp {
     }
 
     /// The first free port from a random one on. Ports that could be shared are passed over too.
-    fn choose_port(&self, network: &mut Network, local: SocketAddr, options: &UdpOptions) -> Option<u16> {
+    fn choose_ephemeral_port(
+        &self,
+        network: &mut Network,
+        local: SocketAddr,
+        options: &UdpOptions,
+    ) -> Option<u16> {
         let alone = UdpOptions { reuse_address: false, reuse_port: false, ..*options };
         let count = u32::from(self.port_last - self.port_first) + 1;
         let start = network.entropy.below(count);
         (0..count)
             // Cannot truncate: the remainder is below 65,536 - port_first.
             .map(|step| self.port_first + ((start + step) % count) as u16)
-            .filter(|&port| network.steering.as_ref().is_none_or(|steering| steering.may_choose_udp(port)))
-            .find(|&port| !self.conflicts(SocketAddr::new(local.ip(), port), &alone))
+            .filter(|&port| {
+                network.steering.as_ref().is_none_or(|steering| steering.may_choose_udp_port(port))
+            })
+            .find(|&port| !self.is_port_in_use(SocketAddr::new(local.ip(), port), &alone))
     }
 
     /// True if another socket stands in the way.
-    fn conflicts(&self, local: SocketAddr, options: &UdpOptions) -> bool {
+    fn is_port_in_use(&self, local: SocketAddr, options: &UdpOptions) -> bool {
         let Some(sockets) = self.ports.get(&local.port()) else { return false };
         sockets
             .iter()
-            .filter_map(|&index| self.at(index))
-            .any(|other| is_in_conflict((local, options), (other.local, &other.options)))
+            .filter_map(|&index| self.socket_at(index))
+            .any(|other| has_bind_conflict((local, options), (other.local, &other.options)))
     }
 
-    pub(super) fn unlist_port(&mut self, port: u16, index: u32) {
+    pub(super) fn remove_from_port(&mut self, port: u16, index: u32) {
         if let Some(sockets) = self.ports.get_mut(&port) {
             sockets.retain(|&other| other != index);
             if sockets.is_empty() {
@@ -116,22 +123,24 @@ impl Udp {
         }
     }
 
-    fn fit(socket: &Socket, local: SocketAddr, remote: SocketAddr) -> Option<u8> {
-        fit(socket.local, socket.remote, &socket.options, local, remote)
+    fn compute_score(socket: &UdpSocket, local: SocketAddr, remote: SocketAddr) -> Option<u8> {
+        compute_score(socket.local, socket.remote, &socket.options, local, remote)
     }
 
     /// Every socket that a datagram could be for.
-    pub(super) fn candidates(&self, local: SocketAddr, remote: SocketAddr) -> Vec<u32> {
+    pub(super) fn matching_sockets(&self, local: SocketAddr, remote: SocketAddr) -> Vec<u32> {
         let sockets = self.ports.get(&local.port()).map_or(&[][..], Vec::as_slice);
-        let fits =
-            |index: &u32| self.at(*index).is_some_and(|socket| Self::fit(socket, local, remote).is_some());
+        let fits = |index: &u32| {
+            self.socket_at(*index).is_some_and(|socket| Self::compute_score(socket, local, remote).is_some())
+        };
         sockets.iter().copied().filter(fits).collect()
     }
 
     /// The socket that a datagram is for. Among equals that share the port by `reuse_port` the sender decides, otherwise the last one bound.
-    pub(super) fn choose(&self, network: &Network, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+    pub(super) fn lookup(&self, network: &Network, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
         let sockets = self.ports.get(&local.port())?;
-        let fit = |index: u32| self.at(index).and_then(|socket| Self::fit(socket, local, remote));
+        let fit =
+            |index: u32| self.socket_at(index).and_then(|socket| Self::compute_score(socket, local, remote));
         let mut best: Option<(u8, u32)> = None;
         let mut equals = 0_u64;
         for &index in sockets {
@@ -149,7 +158,7 @@ impl Udp {
             }
         }
         let (rank, last) = best?;
-        if equals == 1 || !self.at(last)?.options.reuse_port {
+        if equals == 1 || !self.socket_at(last)?.options.reuse_port {
             return Some(last);
         }
         let chosen = network.hash.of((local, remote)) % equals;

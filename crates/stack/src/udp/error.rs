@@ -13,7 +13,7 @@ pub enum UdpError {
     /// The address is not ours, or no port is free (`EADDRNOTAVAIL`).
     AddressNotAvailable,
     /// `udp_sockets_max` is reached (`ENFILE`).
-    TooMany,
+    TooManySockets,
     /// No destination was given and the socket is not connected (`EDESTADDRREQ`).
     NoDestination,
     /// Port 0, or an address that cannot be sent to (`EINVAL`).
@@ -29,7 +29,7 @@ pub enum UdpError {
     /// The host cannot be reached (`EHOSTUNREACH`).
     HostUnreachable,
     /// Nobody has the port over there (`ECONNREFUSED`).
-    Refused,
+    ConnectionRefused,
     /// The host, or a router on the way, will not have it (`EHOSTUNREACH`).
     Unreachable,
     /// The host does not speak UDP (`ENOPROTOOPT`).
@@ -37,7 +37,7 @@ pub enum UdpError {
     /// A rule on the way forbids it; so it is called for IPv6 alone (`EACCES`).
     Prohibited,
     /// Somebody did not understand our header (`EPROTO`).
-    Malformed,
+    ProtocolError,
     /// The device, or a table, is full (`ENOBUFS`; blocking sockets wait).
     NoBuffers,
     /// Nothing to read (`EAGAIN`).
@@ -50,7 +50,7 @@ impl fmt::Display for UdpError {
             Self::Stale => "stale socket handle",
             Self::AddressInUse => "address already in use",
             Self::AddressNotAvailable => "cannot assign requested address",
-            Self::TooMany => "too many sockets",
+            Self::TooManySockets => "too many sockets",
             Self::NoDestination => "destination address required",
             Self::InvalidAddress => "invalid destination address",
             Self::WrongFamily => "address family not supported by the socket",
@@ -58,11 +58,11 @@ impl fmt::Display for UdpError {
             Self::TooLong => "message too long",
             Self::NetUnreachable => "network is unreachable",
             Self::HostUnreachable => "no route to host",
-            Self::Refused => "connection refused",
+            Self::ConnectionRefused => "connection refused",
             Self::Unreachable => "destination unreachable",
             Self::ProtocolUnreachable => "protocol not available",
             Self::Prohibited => "prohibited on the way",
-            Self::Malformed => "protocol error",
+            Self::ProtocolError => "protocol error",
             Self::NoBuffers => "no buffer space available",
             Self::WouldBlock => "nothing to read yet",
         })
@@ -73,16 +73,16 @@ impl std::error::Error for UdpError {}
 
 impl UdpError {
     /// What an error about a datagram over IPv4 (`v4`) or IPv6 is to its socket (`icmp_err_convert`, `icmpv6_err_convert`).
-    pub(super) fn of(kind: IcmpErrorKind, v4: bool) -> Self {
+    pub(super) fn from_icmp(kind: IcmpErrorKind, v4: bool) -> Self {
         match kind {
             IcmpErrorKind::NetUnreachable => Self::NetUnreachable,
             IcmpErrorKind::HostUnreachable | IcmpErrorKind::TimeExceeded => Self::HostUnreachable,
-            IcmpErrorKind::PortUnreachable => Self::Refused,
+            IcmpErrorKind::PortUnreachable => Self::ConnectionRefused,
             IcmpErrorKind::PacketTooBig { .. } => Self::TooLong,
             IcmpErrorKind::ProtocolUnreachable => Self::ProtocolUnreachable,
             IcmpErrorKind::Prohibited if !v4 => Self::Prohibited,
             IcmpErrorKind::Prohibited | IcmpErrorKind::Unreachable => Self::Unreachable,
-            IcmpErrorKind::ParameterProblem => Self::Malformed,
+            IcmpErrorKind::ParameterProblem => Self::ProtocolError,
         }
     }
 }

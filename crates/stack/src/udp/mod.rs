@@ -5,31 +5,31 @@
 
 mod bind;
 mod error;
-mod path_mtu;
-mod pieces;
+mod error_queue;
+mod gso;
+mod pmtu_discovery;
 mod queue;
-mod reports;
 
-pub(crate) use bind::{fit, is_in_conflict};
+pub(crate) use bind::{compute_score, has_bind_conflict};
 pub use error::UdpError;
-pub use path_mtu::PathMtu;
+pub use error_queue::UdpExtendedError;
+pub use pmtu_discovery::PmtuDiscovery;
 pub use queue::Datagram;
-pub use reports::UdpReport;
 
 use crate::device::Label;
 use crate::handle::UdpHandle;
-use crate::icmp::Unreachable;
-use crate::icmp::error::{IcmpErrorKind, IcmpSource, TransportError};
+use crate::icmp::UnreachableReason;
+use crate::icmp::error::{IcmpErrorKind, IcmpErrorOrigin, TransportError};
 use crate::ip::stats::counters;
 use crate::ip::{IpHeader, L4, Network, NetworkConfig, Route, RouteError, TxError};
 use crate::priority;
-use crate::stack::{Listed, Memory, Protocol, nobody};
+use crate::stack::{ListedSocket, SocketMemory, SocketProtocol, unspecified_addr};
 use crate::tcp::state::State;
 use crate::time::Instant;
 use crate::wire::{protocol, udp};
 use core::net::{IpAddr, SocketAddr};
-use queue::ReceiveQueue;
-use reports::Reports;
+use error_queue::UdpErrorQueue;
+use queue::UdpReceiveQueue;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Hop limit of multicast datagrams (RFC 1112 §6.1).
@@ -37,13 +37,13 @@ const MULTICAST_HOP_LIMIT: u8 = 1;
 
 /// How a datagram is sent, or several of one length that stand one behind the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UdpSending {
+pub struct UdpSendParams {
     /// Where to; `None` is the other end of a connected socket.
     pub to: Option<SocketAddr>,
     /// From this address, whatever the socket is bound to (`IP_PKTINFO`); one that is not ours is not looked at.
     pub source: Option<IpAddr>,
     /// Bytes of each but the last, which may have fewer (`UDP_SEGMENT`); 0 if it is one.
-    pub piece: u16,
+    pub gso_size: u16,
     /// Hop limit of these alone; `None` is the socket's (`IP_TTL`, `IPV6_HOPLIMIT` as control messages).
     pub hop_limit: Option<u8>,
     /// Type of service, or traffic class, of these alone; `None` is the socket's (`IP_TOS`, `IPV6_TCLASS` as control messages). Over IPv4 their priority is what the former
@@ -59,13 +59,13 @@ pub struct UdpOptions {
     /// Others that have this set too may bind the same address; datagrams are spread over them by sender (`SO_REUSEPORT`).
     pub reuse_port: bool,
     /// Whose it is: sockets of several users do not share a port by `reuse_port` (on Linux, effective users).
-    pub user: u32,
+    pub uid: u32,
     /// May send to broadcast addresses (`SO_BROADCAST`).
     pub broadcast: bool,
     /// A socket of the IPv6 wildcard address leaves IPv4 to others (`IPV6_V6ONLY`).
-    pub only_v6: bool,
+    pub v6only: bool,
     /// Receive queue in bytes; `None` takes `udp_receive_bytes` (`SO_RCVBUF`, but exactly these bytes).
-    pub receive_bytes: Option<u32>,
+    pub rcvbuf: Option<u32>,
     /// Hop limit of what it sends to single hosts; `None` takes the link's (`IP_TTL`, `IPV6_UNICAST_HOPS`).
     pub hop_limit: Option<u8>,
     /// Type of service, or traffic class, of what it sends (`IP_TOS`, `IPV6_TCLASS`).
@@ -73,18 +73,18 @@ pub struct UdpOptions {
     /// Priority of what it sends, for devices that carry that: 0, the usual one, to 7, in the order that [`crate::priority`] says (`SO_PRIORITY`). Larger ones are 7.
     pub priority: u8,
     /// Errors about datagrams over IPv4 are kept, and pending also if they may pass, or the other end is not fixed (`IP_RECVERR`).
-    pub reports_v4: bool,
+    pub recverr_v4: bool,
     /// The same over IPv6 (`IPV6_RECVERR`).
-    pub reports_v6: bool,
+    pub recverr_v6: bool,
     /// What becomes of datagrams that are longer than a link on their way (`IP_MTU_DISCOVER`, `IPV6_MTU_DISCOVER`).
-    pub path_mtu: PathMtu,
+    pub pmtu_discovery: PmtuDiscovery,
     /// Datagrams of one sender and one length that come together are received as one ([`Datagram::piece`], `UDP_GRO`).
-    pub coalesces: bool,
+    pub gro: bool,
 }
 
 impl UdpOptions {
-    fn reports(&self, v4: bool) -> bool {
-        if v4 { self.reports_v4 } else { self.reports_v6 }
+    fn recverr(&self, v4: bool) -> bool {
+        if v4 { self.recverr_v4 } else { self.recverr_v6 }
     }
 }
 
@@ -106,16 +106,16 @@ counters! {
 
 /// A socket.
 #[derive(Debug)]
-struct Socket {
+struct UdpSocket {
     local: SocketAddr,
     remote: Option<SocketAddr>,
     options: UdpOptions,
-    queue: ReceiveQueue,
+    queue: UdpReceiveQueue,
     error: Option<UdpError>,
     /// Errors for those who ask, from the first one on.
-    reports: Option<Box<Reports>>,
+    error_queue: Option<Box<UdpErrorQueue>>,
     /// It is in the list of readable sockets.
-    listed: bool,
+    in_readable_list: bool,
     /// The way to `remote`, and the hash of the flow there if somebody reads it.
     route: Option<(Route, Option<u32>)>,
     /// Datagrams that found no room.
@@ -124,15 +124,15 @@ struct Socket {
 
 /// A place for a socket.
 #[derive(Debug, Default)]
-struct Slot {
+struct UdpSlot {
     generation: u32,
-    socket: Option<Socket>,
+    socket: Option<UdpSocket>,
 }
 
 /// All UDP sockets of a shard.
 #[derive(Debug)]
 pub struct Udp {
-    slots: Vec<Slot>,
+    slots: Vec<UdpSlot>,
     free: Vec<u32>,
     /// Sockets by local port, in the order they were bound.
     ports: BTreeMap<u16, Vec<u32>>,
@@ -141,7 +141,7 @@ pub struct Udp {
     /// Charged for queued datagrams, over all sockets.
     queued: usize,
     /// Most that ever was.
-    queued_most: usize,
+    queued_peak: usize,
     /// What all queues could hold without growing.
     capacity: usize,
     stats: UdpStats,
@@ -161,7 +161,7 @@ impl Udp {
             ports: BTreeMap::new(),
             readable: VecDeque::new(),
             queued: 0,
-            queued_most: 0,
+            queued_peak: 0,
             capacity: 0,
             stats: UdpStats::default(),
             sockets_max: config.udp_sockets_max as usize,
@@ -179,7 +179,7 @@ impl Udp {
 
     /// Bytes charged for queued datagrams, and the most that ever were.
     pub fn queued_bytes(&self) -> (usize, usize) {
-        (self.queued, self.queued_most)
+        (self.queued, self.queued_peak)
     }
 
     /// The limit of that.
@@ -188,13 +188,13 @@ impl Udp {
     }
 
     /// The socket in a place, as a listing shows it.
-    pub(crate) fn listed(&self, index: u32) -> Option<Listed> {
-        let socket = self.at(index)?;
-        Some(Listed {
-            protocol: Protocol::Udp,
+    pub(crate) fn listing(&self, index: u32) -> Option<ListedSocket> {
+        let socket = self.socket_at(index)?;
+        Some(ListedSocket {
+            protocol: SocketProtocol::Udp,
             state: if socket.remote.is_some() { State::Established } else { State::Closed },
             local: socket.local,
-            remote: socket.remote.unwrap_or_else(|| nobody(socket.local)),
+            remote: socket.remote.unwrap_or_else(|| unspecified_addr(socket.local)),
             recv_queue: socket.queue.cost() as u64,
             send_queue: 0,
             timer: None,
@@ -203,17 +203,17 @@ impl Udp {
         })
     }
 
-    fn memory_of(&self, socket: &Socket) -> Memory {
+    fn memory_of(&self, socket: &UdpSocket) -> SocketMemory {
         let (cost, capacity) = (socket.queue.cost(), socket.queue.capacity());
-        let reports = socket.reports.as_ref().map_or(0, |reports| reports.bytes());
-        Memory {
+        let reports = socket.error_queue.as_ref().map_or(0, |reports| reports.memory_bytes());
+        SocketMemory {
             rmem_alloc: cost as u64,
-            rcvbuf: socket.receive_limit(self.receive_bytes) as u64,
+            rcvbuf: socket.rcvbuf(self.receive_bytes) as u64,
             // The charge for a datagram is not exactly what its description takes.
             fwd_alloc: capacity.saturating_sub(cost) as u64,
             drops: Some(socket.drops),
-            total: (size_of::<Slot>() + capacity + reports) as u64,
-            ..Memory::default()
+            total: (size_of::<UdpSlot>() + capacity + reports) as u64,
+            ..SocketMemory::default()
         }
     }
 
@@ -222,14 +222,16 @@ impl Udp {
         &self.stats
     }
 
-    fn socket(&mut self, handle: UdpHandle) -> Result<&mut Socket, UdpError> {
+    fn socket(&mut self, handle: UdpHandle) -> Result<&mut UdpSocket, UdpError> {
         match self.slots.get_mut(handle.index as usize) {
-            Some(Slot { generation, socket: Some(socket) }) if *generation == handle.generation => Ok(socket),
+            Some(UdpSlot { generation, socket: Some(socket) }) if *generation == handle.generation => {
+                Ok(socket)
+            }
             _ => Err(UdpError::Stale),
         }
     }
 
-    fn at(&self, index: u32) -> Option<&Socket> {
+    fn socket_at(&self, index: u32) -> Option<&UdpSocket> {
         self.slots.get(index as usize)?.socket.as_ref()
     }
 
@@ -247,8 +249,8 @@ impl Udp {
     pub fn set_options(&mut self, handle: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
         let socket = self.socket(handle)?;
         let before = core::mem::replace(&mut socket.options, options);
-        if before.reports_v4 && !options.reports_v4 || before.reports_v6 && !options.reports_v6 {
-            socket.reports = None;
+        if before.recverr_v4 && !options.recverr_v4 || before.recverr_v6 && !options.recverr_v6 {
+            socket.error_queue = None;
         }
         Ok(())
     }
@@ -261,7 +263,7 @@ impl Udp {
         if let Some(socket) = slot.socket.take() {
             self.queued -= socket.queue.cost();
             self.capacity -= socket.queue.capacity();
-            self.unlist_port(socket.local.port(), handle.index);
+            self.remove_from_port(socket.local.port(), handle.index);
         }
         self.readable.retain(|&index| index != handle.index);
         self.free.push(handle.index);
@@ -286,7 +288,7 @@ impl Udp {
         let route = network.route(now, remote.ip(), from).map_err(route_error)?;
         socket.local.set_ip(route.src);
         socket.remote = Some(remote);
-        socket.keep_route(network, route, remote);
+        socket.cache_route(network, route, remote);
         Ok(())
     }
 
@@ -302,7 +304,7 @@ impl Udp {
         to: Option<SocketAddr>,
         payload: &[u8],
     ) -> Result<(), UdpError> {
-        self.send(now, network, handle, &UdpSending { to, ..UdpSending::default() }, payload)
+        self.send(now, network, handle, &UdpSendParams { to, ..UdpSendParams::default() }, payload)
     }
 
     /// The same from one of our addresses, whatever the socket is bound to (`IP_PKTINFO`): a socket that listens on all of them
@@ -319,7 +321,7 @@ impl Udp {
         to: SocketAddr,
         payload: &[u8],
     ) -> Result<(), UdpError> {
-        let sending = UdpSending { to: Some(to), source: Some(source), ..UdpSending::default() };
+        let sending = UdpSendParams { to: Some(to), source: Some(source), ..UdpSendParams::default() };
         self.send(now, network, handle, &sending, payload)
     }
 
@@ -333,10 +335,10 @@ impl Udp {
         now: Instant,
         network: &mut Network,
         handle: UdpHandle,
-        sending: &UdpSending,
+        sending: &UdpSendParams,
         payload: &[u8],
     ) -> Result<(), UdpError> {
-        let &UdpSending { to, source, piece, .. } = sending;
+        let &UdpSendParams { to, source, gso_size: piece, .. } = sending;
         let piece = if piece == 0 { payload.len() } else { piece.into() };
         let socket = self.socket(handle)?;
         if let Some(error) = socket.error.take() {
@@ -354,9 +356,9 @@ impl Udp {
             Some(tos) if remote.is_ipv4() => priority::of_tos(tos),
             _ => socket.options.priority,
         };
-        let fits = len_max.min(socket.options.path_mtu.longest(network, &route));
+        let fits = len_max.min(socket.options.pmtu_discovery.datagram_len_max(network, &route));
         if len > fits && (piece == payload.len() || len > len_max) {
-            socket.report_too_long(remote, &route, network);
+            socket.queue_message_too_long(remote, &route, network);
             return Err(UdpError::TooLong);
         }
         let header = IpHeader {
@@ -370,7 +372,7 @@ impl Udp {
                 (None, Some(hop_limit)) => hop_limit,
                 (None, None) => network.hop_limit(route.hop.link()),
             },
-            dont_fragment: socket.options.path_mtu.dont_fragment(),
+            dont_fragment: socket.options.pmtu_discovery.dont_fragment(),
             label: Label::new(hash, priority),
         };
         let udp = udp::Header {
@@ -382,7 +384,7 @@ impl Udp {
         };
         let checksum = Some(udp::Header::CHECKSUM_OFFSET as u16);
         if piece < payload.len() {
-            let sent = pieces::send(now, network, &route, &header, &udp, (payload, piece));
+            let sent = gso::send(now, network, &route, &header, &udp, (payload, piece));
             self.stats.sent += sent?;
             return Ok(());
         }
@@ -411,7 +413,7 @@ impl Udp {
         let before = (socket.queue.cost(), socket.queue.capacity());
         let datagram = socket.queue.pop(out).ok_or(UdpError::WouldBlock)?;
         self.queued -= before.0 - self.slots[handle.index as usize].queue_cost();
-        self.release_if_scarce(handle.index, before.1);
+        self.shrink_if_scarce(handle.index, before.1);
         Ok(datagram)
     }
 
@@ -447,7 +449,7 @@ impl Udp {
         let socket = self.socket(handle)?;
         let remote = socket.remote.ok_or(UdpError::NoDestination)?;
         let (route, _) = route_for(now, network, socket, remote, false)?;
-        Ok(socket.options.path_mtu.of(network, &route))
+        Ok(socket.options.pmtu_discovery.mtu(network, &route))
     }
 
     /// The next socket that has got something to read, or an error, since it was named last.
@@ -455,7 +457,7 @@ impl Udp {
         let index = self.readable.pop_front()?;
         let slot = &mut self.slots[index as usize];
         if let Some(socket) = &mut slot.socket {
-            socket.listed = false;
+            socket.in_readable_list = false;
         }
         Some(UdpHandle { index, generation: slot.generation })
     }
@@ -467,9 +469,9 @@ impl Udp {
 
     fn list_readable(&mut self, index: u32) {
         if let Some(socket) = &mut self.slots[index as usize].socket
-            && !socket.listed
+            && !socket.in_readable_list
         {
-            socket.listed = true;
+            socket.in_readable_list = true;
             self.readable.push_back(index);
         }
     }
@@ -484,26 +486,26 @@ impl Udp {
         let piece = l4.gso.map_or(payload.len(), |gso| usize::from(gso.size)).max(1);
         if l4.broadcast {
             // Every socket that could be meant gets a copy, as on Linux.
-            for index in self.candidates(local, remote) {
+            for index in self.matching_sockets(local, remote) {
                 self.deliver(index, l4, remote, payload, piece);
             }
             return;
         }
-        match self.choose(network, local, remote) {
+        match self.lookup(network, local, remote) {
             Some(index) => self.deliver(index, l4, remote, payload, piece),
             None => {
                 self.stats.no_port += 1;
-                network.send_icmp_unreachable(now, l4, Unreachable::Port);
+                network.send_icmp_unreachable(now, l4, UnreachableReason::Port);
             }
         }
     }
 
     fn deliver(&mut self, index: u32, l4: &L4<'_>, from: SocketAddr, payload: &[u8], piece: usize) {
         let (tos, hop_limit) = (l4.tos(), l4.hop_limit);
-        let whole = Datagram { len: payload.len(), from, to: l4.dst, tos, hop_limit, piece: 0 };
-        if piece < payload.len() && self.at(index).is_some_and(|socket| socket.options.coalesces) {
+        let whole = Datagram { len: payload.len(), from, to: l4.dst, tos, hop_limit, gso_size: 0 };
+        if piece < payload.len() && self.socket_at(index).is_some_and(|socket| socket.options.gro) {
             // Cannot truncate: shorter than the payload of an IP packet.
-            self.enqueue(index, Datagram { piece: piece as u16, ..whole }, payload);
+            self.enqueue(index, Datagram { gso_size: piece as u16, ..whole }, payload);
             return;
         }
         let mut rest = payload;
@@ -520,7 +522,7 @@ impl Udp {
     fn enqueue(&mut self, index: u32, datagram: Datagram, payload: &[u8]) {
         let Some(socket) = &mut self.slots[index as usize].socket else { return };
         let cost = payload.len() + queue::OVERHEAD;
-        let limit = socket.receive_limit(self.receive_bytes);
+        let limit = socket.rcvbuf(self.receive_bytes);
         // An empty queue takes any datagram, so that a small limit cannot shut a socket up for ever.
         let fits = socket.queue.is_empty() || socket.queue.cost() + cost <= limit;
         if !fits || self.queued + cost > self.receive_total_bytes {
@@ -529,31 +531,31 @@ impl Udp {
             return;
         }
         let (capacity, before) = (socket.queue.capacity(), socket.queue.cost());
-        if !(socket.options.coalesces && datagram.piece == 0 && socket.queue.join(&datagram, payload)) {
+        if !(socket.options.gro && datagram.gso_size == 0 && socket.queue.coalesce(&datagram, payload)) {
             socket.queue.push(datagram, payload);
         }
         self.capacity += socket.queue.capacity() - capacity;
         self.queued += socket.queue.cost() - before;
-        self.queued_most = self.queued_most.max(self.queued);
+        self.queued_peak = self.queued_peak.max(self.queued);
         // Cannot truncate: 64 at the most.
-        let count = if datagram.piece == 0 { 1 } else { payload.len().div_ceil(datagram.piece.into()) };
+        let count = if datagram.gso_size == 0 { 1 } else { payload.len().div_ceil(datagram.gso_size.into()) };
         self.stats.received += count as u64;
         self.list_readable(index);
     }
 
     /// Queues keep their memory for the next datagrams, unless all together keep more than half of what they may hold.
-    fn release_if_scarce(&mut self, index: u32, capacity_before: usize) {
+    fn shrink_if_scarce(&mut self, index: u32, capacity_before: usize) {
         let scarce = self.capacity > self.receive_total_bytes / 2;
         let Some(socket) = &mut self.slots[index as usize].socket else { return };
         if scarce {
-            socket.queue.release();
+            socket.queue.shrink();
         }
         self.capacity = self.capacity - capacity_before + socket.queue.capacity();
     }
 
     /// Somebody says that a datagram of ours could not be delivered. All that can be checked is that there is such a socket.
-    pub fn error(&mut self, now: Instant, network: &mut Network, error: &TransportError) {
-        let Some(index) = self.choose(network, error.local, error.remote) else {
+    pub fn on_error(&mut self, now: Instant, network: &mut Network, error: &TransportError) {
+        let Some(index) = self.lookup(network, error.local, error.remote) else {
             self.stats.foreign_errors += 1;
             return;
         };
@@ -563,17 +565,26 @@ impl Udp {
         if too_big {
             network.accept_path_mtu(now, error);
             socket.route = None;
-            if socket.options.path_mtu == PathMtu::Ignore && v4 {
+            if socket.options.pmtu_discovery == PmtuDiscovery::Dont && v4 {
                 return;
             }
         }
-        let meaning = UdpError::of(error.kind, v4);
-        let asked = socket.options.reports(v4);
+        let meaning = UdpError::from_icmp(error.kind, v4);
+        let asked = socket.options.recverr(v4);
         if asked {
-            let IcmpSource { from, kind, code, info, extensions, .. } = error.source;
-            let report = socket.report(meaning, error.remote);
-            let report = UdpReport { from: Some(from), kind, code, info, extensions, ..report };
-            socket.keep_report(report, network.quoted());
+            let IcmpErrorOrigin {
+                offender: from, icmp_type: kind, icmp_code: code, info, extensions, ..
+            } = error.origin;
+            let report = socket.extended_error(meaning, error.remote);
+            let report = UdpExtendedError {
+                offender: Some(from),
+                icmp_type: kind,
+                icmp_code: code,
+                info,
+                extensions,
+                ..report
+            };
+            socket.queue_error(report, network.quoted_payload());
         }
         // Linux: soft errors, and errors of sockets without a fixed other end, are only for those who ask.
         if asked || socket.remote == Some(error.remote) && (error.kind.is_hard() || too_big) {
@@ -583,66 +594,69 @@ impl Udp {
     }
 }
 
-impl Socket {
+impl UdpSocket {
     /// Remembers the way to its other end.
-    fn keep_route(&mut self, network: &Network, route: Route, remote: SocketAddr) -> (Route, Option<u32>) {
+    fn cache_route(&mut self, network: &Network, route: Route, remote: SocketAddr) -> (Route, Option<u32>) {
         let local = SocketAddr::new(route.src, self.local.port());
-        let hash =
-            if network.carries_labels(&route.hop) { network.hash_of_sent(local, remote) } else { None };
+        let hash = if network.device_carries_labels(&route.hop) {
+            network.tx_flow_hash(local, remote)
+        } else {
+            None
+        };
         *self.route.insert((route, hash))
     }
 
     /// Bytes that may be queued on it; `default` is the configuration's.
-    fn receive_limit(&self, default: usize) -> usize {
-        self.options.receive_bytes.map_or(default, |bytes| bytes as usize)
+    fn rcvbuf(&self, default: usize) -> usize {
+        self.options.rcvbuf.map_or(default, |bytes| bytes as usize)
     }
 
-    fn report(&self, error: UdpError, to: SocketAddr) -> UdpReport {
-        UdpReport {
+    fn extended_error(&self, error: UdpError, to: SocketAddr) -> UdpExtendedError {
+        UdpExtendedError {
             error,
-            to,
-            from: None,
-            kind: 0,
-            code: 0,
+            destination: to,
+            offender: None,
+            icmp_type: 0,
+            icmp_code: 0,
             info: 0,
             extensions: None,
-            len: 0,
-            next: None,
-            more: false,
+            payload_len: 0,
+            next_error: None,
+            has_more: false,
         }
     }
 
-    fn keep_report(&mut self, report: UdpReport, known: &[u8]) {
-        self.reports.get_or_insert_default().push(report, known);
+    fn queue_error(&mut self, report: UdpExtendedError, known: &[u8]) {
+        self.error_queue.get_or_insert_default().push(report, known);
     }
 
     /// A datagram is too long to be sent at all (`ip_local_error`).
-    fn report_too_long(&mut self, to: SocketAddr, route: &Route, network: &Network) {
-        if self.options.reports(to.is_ipv4()) {
+    fn queue_message_too_long(&mut self, to: SocketAddr, route: &Route, network: &Network) {
+        if self.options.recverr(to.is_ipv4()) {
             let port = self.remote.map_or(0, |remote| remote.port());
             // IPv6 names the port that this one was for.
             let port = if to.is_ipv4() { port } else { to.port() };
-            let info = self.options.path_mtu.of(network, route).into();
-            let report = self.report(UdpError::TooLong, SocketAddr::new(to.ip(), port));
-            self.keep_report(UdpReport { info, ..report }, &[]);
+            let info = self.options.pmtu_discovery.mtu(network, route).into();
+            let report = self.extended_error(UdpError::TooLong, SocketAddr::new(to.ip(), port));
+            self.queue_error(UdpExtendedError { info, ..report }, &[]);
         }
     }
 }
 
-impl Slot {
+impl UdpSlot {
     fn queue_cost(&self) -> usize {
         self.socket.as_ref().map_or(0, |socket| socket.queue.cost())
     }
 }
 
 /// Whether a socket may send to an address at all.
-fn check_destination(network: &Network, socket: &Socket, remote: SocketAddr) -> Result<(), UdpError> {
+fn check_destination(network: &Network, socket: &UdpSocket, remote: SocketAddr) -> Result<(), UdpError> {
     if remote.port() == 0 {
         return Err(UdpError::InvalidAddress);
     }
     let local = socket.local.ip();
     // Only the IPv6 wildcard is open to both families.
-    let both = local.is_ipv6() && local.is_unspecified() && !socket.options.only_v6;
+    let both = local.is_ipv6() && local.is_unspecified() && !socket.options.v6only;
     if local.is_ipv4() != remote.is_ipv4() && !both {
         return Err(UdpError::WrongFamily);
     }
@@ -656,7 +670,7 @@ fn check_destination(network: &Network, socket: &Socket, remote: SocketAddr) -> 
 fn route_for(
     now: Instant,
     network: &mut Network,
-    socket: &mut Socket,
+    socket: &mut UdpSocket,
     remote: SocketAddr,
     named: bool,
 ) -> Result<(Route, Option<u32>), UdpError> {
@@ -675,7 +689,7 @@ fn route_for(
         // Its receiver needs the hash only of ports that several of its shards have: who sends to many leaves it to that one.
         return Ok((route, None));
     }
-    Ok(socket.keep_route(network, route, remote))
+    Ok(socket.cache_route(network, route, remote))
 }
 
 fn tx_error(error: TxError) -> UdpError {

@@ -22,21 +22,21 @@ pub struct Datagram {
     /// It is several, one behind the other: bytes of each but the last, which may have fewer. 0 of a single one ([`UdpOptions::coalesces`]).
     ///
     /// [`UdpOptions::coalesces`]: super::UdpOptions::coalesces
-    pub piece: u16,
+    pub gso_size: u16,
 }
 
 /// Most datagrams that come as one (`UDP_GRO_CNT_MAX`), and their bytes.
-const PIECES_MAX: usize = 64;
-const PIECES_BYTES_MAX: usize = 65_507;
+const GRO_COUNT_MAX: usize = 64;
+const GRO_BYTES_MAX: usize = 65_507;
 
 /// The queue.
 #[derive(Debug, Default)]
-pub(super) struct ReceiveQueue {
+pub(super) struct UdpReceiveQueue {
     datagrams: VecDeque<Datagram>,
     bytes: VecDeque<u8>,
 }
 
-impl ReceiveQueue {
+impl UdpReceiveQueue {
     pub(super) fn is_empty(&self) -> bool {
         self.datagrams.is_empty()
     }
@@ -57,25 +57,25 @@ impl ReceiveQueue {
     }
 
     /// Gives the memory of an empty queue back.
-    pub(super) fn release(&mut self) {
+    pub(super) fn shrink(&mut self) {
         if self.is_empty() {
             *self = Self::default();
         }
     }
 
     /// Adds a datagram to the last one, if they are of one kind and all before it are as long as the first; whether it was.
-    pub(super) fn join(&mut self, datagram: &Datagram, payload: &[u8]) -> bool {
+    pub(super) fn coalesce(&mut self, datagram: &Datagram, payload: &[u8]) -> bool {
         let Some(last) = self.datagrams.back_mut() else { return false };
-        let piece = if last.piece == 0 { last.len } else { last.piece.into() };
-        let whole = Datagram { len: last.len, piece: last.piece, ..*datagram };
+        let piece = if last.gso_size == 0 { last.len } else { last.gso_size.into() };
+        let whole = Datagram { len: last.len, gso_size: last.gso_size, ..*datagram };
         let joins = *last == whole
             && (1..=piece).contains(&payload.len())
             && last.len.is_multiple_of(piece)
-            && last.len / piece < PIECES_MAX
-            && last.len + payload.len() <= PIECES_BYTES_MAX;
+            && last.len / piece < GRO_COUNT_MAX
+            && last.len + payload.len() <= GRO_BYTES_MAX;
         if joins {
             // Cannot truncate: a datagram is not longer.
-            last.piece = piece as u16;
+            last.gso_size = piece as u16;
             last.len += payload.len();
             self.bytes.extend(payload);
         }
@@ -113,12 +113,12 @@ mod tests {
 
     fn datagram(len: usize) -> Datagram {
         let from = SocketAddr::from(([10, 0, 0, 2], 53));
-        Datagram { len, from, to: IpAddr::from([10, 0, 0, 1]), tos: 0, hop_limit: 64, piece: 0 }
+        Datagram { len, from, to: IpAddr::from([10, 0, 0, 1]), tos: 0, hop_limit: 64, gso_size: 0 }
     }
 
     #[test]
     fn datagrams_come_back_in_order_across_the_end_of_the_ring() {
-        let mut queue = ReceiveQueue::default();
+        let mut queue = UdpReceiveQueue::default();
         let mut out = [0; 64];
         for round in 0..100_u8 {
             queue.push(datagram(37), &[round; 37]);
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_small_buffer_gets_the_beginning_and_the_rest_is_lost() {
-        let mut queue = ReceiveQueue::default();
+        let mut queue = UdpReceiveQueue::default();
         queue.push(datagram(4), b"abcd");
         queue.push(datagram(2), b"ef");
         let mut out = [0; 3];
@@ -149,21 +149,21 @@ mod tests {
 
     #[test]
     fn datagrams_of_one_kind_come_as_one() {
-        let mut queue = ReceiveQueue::default();
+        let mut queue = UdpReceiveQueue::default();
         let mut out = [0; 64];
         queue.push(datagram(3), b"abc");
-        assert!(queue.join(&datagram(3), b"def") && queue.join(&datagram(1), b"g"));
-        assert!(!queue.join(&datagram(3), b"hij"), "the shorter one was the last");
+        assert!(queue.coalesce(&datagram(3), b"def") && queue.coalesce(&datagram(1), b"g"));
+        assert!(!queue.coalesce(&datagram(3), b"hij"), "the shorter one was the last");
         queue.push(datagram(3), b"hij");
-        assert!(!queue.join(&datagram(4), b"longer"));
-        assert!(!queue.join(&datagram(0), b""));
-        assert!(!queue.join(&Datagram { tos: 3, ..datagram(3) }, b"klm"));
-        assert_eq!(queue.pop(&mut out), Some(Datagram { len: 7, piece: 3, ..datagram(7) }));
+        assert!(!queue.coalesce(&datagram(4), b"longer"));
+        assert!(!queue.coalesce(&datagram(0), b""));
+        assert!(!queue.coalesce(&Datagram { tos: 3, ..datagram(3) }, b"klm"));
+        assert_eq!(queue.pop(&mut out), Some(Datagram { len: 7, gso_size: 3, ..datagram(7) }));
         assert_eq!(&out[..7], b"abcdefg");
         assert_eq!(queue.pop(&mut out), Some(datagram(3)));
-        assert!(!queue.join(&datagram(3), b"abc"), "there is none to be joined");
+        assert!(!queue.coalesce(&datagram(3), b"abc"), "there is none to be joined");
         queue.push(datagram(1), b"x");
-        let joined = (0..100).take_while(|_| queue.join(&datagram(1), b"x")).count();
-        assert_eq!(joined, PIECES_MAX - 1);
+        let joined = (0..100).take_while(|_| queue.coalesce(&datagram(1), b"x")).count();
+        assert_eq!(joined, GRO_COUNT_MAX - 1);
     }
 }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::device::{Capabilities, Gso, GsoKind, RxChecksum, RxFrame};
 use crate::ip::testbench::*;
-use crate::ip::{Input, Parsed};
+use crate::ip::{InputResult, ParsedFrame};
 use crate::link::LinkConfig;
 use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
 use crate::wire::ethernet::EtherType;
@@ -12,7 +12,7 @@ const ANY_V4: &str = "0.0.0.0";
 const ANY_V6: &str = "::";
 
 struct Sockets {
-    bench: Bench,
+    bench: NetworkFixture,
     udp: Udp,
 }
 
@@ -24,7 +24,7 @@ fn sockets_with(config: NetworkConfig) -> Sockets {
     let static_neighbours = vec![(PEER_V4.into(), PEER_MAC), (PEER_V6.into(), PEER_MAC)];
     let udp = Udp::new(&config);
     Sockets {
-        bench: Bench::with(config, &LinkConfig { static_neighbours, ..link_config() }, CAPABILITIES),
+        bench: NetworkFixture::with(config, &LinkConfig { static_neighbours, ..link_config() }, CAPABILITIES),
         udp,
     }
 }
@@ -58,9 +58,11 @@ impl Sockets {
     #[track_caller]
     fn receive_frame(&mut self, frame: &[u8]) {
         match self.bench.parse(frame) {
-            Parsed::Udp(l4) => self.udp.input(self.bench.now, &mut self.bench.network, &l4),
-            Parsed::Other(other) => match self.bench.network.input(self.bench.now, &other) {
-                Input::Error(error) => self.udp.error(self.bench.now, &mut self.bench.network, &error),
+            ParsedFrame::Udp(l4) => self.udp.input(self.bench.now, &mut self.bench.network, &l4),
+            ParsedFrame::Other(other) => match self.bench.network.input(self.bench.now, &other) {
+                InputResult::Error(error) => {
+                    self.udp.on_error(self.bench.now, &mut self.bench.network, &error)
+                }
                 input => panic!("{input:?}"),
             },
             parsed => panic!("{parsed:?}"),
@@ -158,7 +160,7 @@ fn ipv6_works_the_same_and_an_open_wildcard_takes_both_families() {
     s.send(socket, Some(at("2001:db8::2", 1)), b"x").unwrap();
     s.send(socket, Some(at("10.0.0.2", 1)), b"x").unwrap();
     assert_eq!(s.bench.sent().len(), 2);
-    let only_v6 = s.bind_with(ANY_V6, 5001, UdpOptions { only_v6: true, ..options() }).unwrap();
+    let only_v6 = s.bind_with(ANY_V6, 5001, UdpOptions { v6only: true, ..options() }).unwrap();
     assert_eq!(s.send(only_v6, Some(at("10.0.0.2", 1)), b"x"), Err(UdpError::WrongFamily));
     let v4 = s.bind(ANY_V4, 5001);
     assert_eq!(s.send(v4, Some(at("2001:db8::2", 1)), b"x"), Err(UdpError::WrongFamily));
@@ -171,7 +173,7 @@ fn ipv6_works_the_same_and_an_open_wildcard_takes_both_families() {
 fn binding_follows_linux() {
     let reuse_address = UdpOptions { reuse_address: true, ..options() };
     let reuse_port = UdpOptions { reuse_port: true, ..options() };
-    let only_v6 = UdpOptions { only_v6: true, ..options() };
+    let only_v6 = UdpOptions { v6only: true, ..options() };
     // First socket, second socket, whether both can be.
     let cases = [
         (ANY_V4, options(), ANY_V4, options(), false),
@@ -347,7 +349,7 @@ fn refusals_are_pending_errors_of_connected_sockets_only() {
     s.send(connected, None, b"x").unwrap();
     s.peer_complains(3, 0);
     assert_eq!(s.udp.next_readable(), Some(connected));
-    assert_eq!(s.send(connected, None, b"x"), Err(UdpError::Refused));
+    assert_eq!(s.send(connected, None, b"x"), Err(UdpError::ConnectionRefused));
     s.send(connected, None, b"x").unwrap();
     // Host unreachable is soft.
     s.peer_complains(1, 0);
@@ -395,14 +397,14 @@ fn destinations_that_cannot_be_are_refused() {
     assert_eq!(s.connect(socket, at("192.0.2.1", 1)), Err(UdpError::NetUnreachable));
     assert_eq!(s.send(socket, Some(at("10.0.0.2", 1)), &[0; 65_508]), Err(UdpError::TooLong));
     assert_eq!(s.send(socket, Some(at("10.0.0.2", 1)), &[0; 65_507]), Ok(()));
-    s.bench.set_room(0);
+    s.bench.set_capacity(0);
     assert_eq!(s.send(socket, Some(at("10.0.0.2", 1)), b"x"), Err(UdpError::NoBuffers));
 }
 
 #[test]
 fn queues_are_bounded_each_and_in_all() {
     let mut s = sockets_with(NetworkConfig { udp_receive_total_bytes: 65_536, ..network_config() });
-    let small = s.bind_with(ANY_V4, 7, UdpOptions { receive_bytes: Some(3000), ..options() }).unwrap();
+    let small = s.bind_with(ANY_V4, 7, UdpOptions { rcvbuf: Some(3000), ..options() }).unwrap();
     for _ in 0..10 {
         s.receive(1, 7, &[1; 936]);
     }
@@ -415,7 +417,7 @@ fn queues_are_bounded_each_and_in_all() {
     assert_eq!(s.udp.stats().receive_overflow, 7 + 38);
     assert_eq!(s.udp.queued, 65_000);
     // A listing says so of each.
-    let memory = |s: &Sockets, socket: UdpHandle| s.udp.listed(socket.index).unwrap().memory;
+    let memory = |s: &Sockets, socket: UdpHandle| s.udp.listing(socket.index).unwrap().memory;
     let full = memory(&s, small);
     assert_eq!((full.rmem_alloc, full.rcvbuf, full.drops), (3 * 1000, 3000, Some(7)));
     assert!(full.total > 3 * 936, "{full:?}");
@@ -426,7 +428,7 @@ fn queues_are_bounded_each_and_in_all() {
     assert_eq!(s.udp.queued, 0);
     assert!(s.udp.capacity <= 65_536 / 2 + 4096, "{}", s.udp.capacity);
     // An empty queue takes a datagram that is longer than its limit.
-    let tiny = s.bind_with(ANY_V4, 9, UdpOptions { receive_bytes: Some(10), ..options() }).unwrap();
+    let tiny = s.bind_with(ANY_V4, 9, UdpOptions { rcvbuf: Some(10), ..options() }).unwrap();
     s.receive(1, 9, &[1; 1000]);
     assert_eq!(s.read(tiny).unwrap().len(), 1000);
 }
@@ -439,7 +441,7 @@ fn a_super_frame_is_several_datagrams() {
     let frame = v4_frame(protocol::UDP, &datagram(1, 7, &payload));
     let gso = Some(Gso { kind: GsoKind::Udp, size: 100, header_len: 42, ecn: false });
     let frame = RxFrame { checksum: RxChecksum::Verified, gso, ..RxFrame::new(&frame) };
-    let Parsed::Udp(l4) = s.bench.network.parse(s.bench.port, &frame) else { panic!() };
+    let ParsedFrame::Udp(l4) = s.bench.network.parse(s.bench.port, &frame) else { panic!() };
     s.udp.input(s.bench.now, &mut s.bench.network, &l4);
     for piece in payload.chunks(100) {
         assert_eq!(s.read(socket).unwrap(), piece);
@@ -452,7 +454,7 @@ fn sockets_are_limited_and_slots_reused() {
     let mut s = sockets_with(NetworkConfig { udp_sockets_max: 2, ..network_config() });
     let first = s.bind(ANY_V4, 1);
     s.bind(ANY_V4, 2);
-    assert_eq!(s.bind_with(ANY_V4, 3, options()), Err(UdpError::TooMany));
+    assert_eq!(s.bind_with(ANY_V4, 3, options()), Err(UdpError::TooManySockets));
     s.udp.close(first).unwrap();
     assert_eq!(s.bind(ANY_V4, 3).index, first.index);
 }
@@ -460,8 +462,8 @@ fn sockets_are_limited_and_slots_reused() {
 #[test]
 fn who_asks_for_reports_gets_all_errors_with_what_is_known() {
     let mut s = sockets();
-    let asking = s.bind_with(ANY_V4, 7, UdpOptions { reports_v4: true, ..options() }).unwrap();
-    let deaf = s.bind_with(ANY_V4, 8, UdpOptions { reports_v6: true, ..options() }).unwrap();
+    let asking = s.bind_with(ANY_V4, 7, UdpOptions { recverr_v4: true, ..options() }).unwrap();
+    let deaf = s.bind_with(ANY_V4, 8, UdpOptions { recverr_v6: true, ..options() }).unwrap();
     let to = at("10.0.0.2", 1);
     let mut out = [0; 10];
     // Host unreachable is soft, and the other end is not fixed.
@@ -470,19 +472,22 @@ fn who_asks_for_reports_gets_all_errors_with_what_is_known() {
         s.peer_complains(1, 0);
         assert_eq!(s.udp.take_error(socket), Ok(error));
     }
-    assert_eq!(s.udp.take_report(deaf, &mut out), Err(UdpError::WouldBlock));
-    let report = s.udp.take_report(asking, &mut out).unwrap();
-    assert_eq!((report.error, report.to, report.from), (UdpError::HostUnreachable, to, Some(PEER_V4.into())));
+    assert_eq!(s.udp.take_extended_error(deaf, &mut out), Err(UdpError::WouldBlock));
+    let report = s.udp.take_extended_error(asking, &mut out).unwrap();
+    assert_eq!(
+        (report.error, report.destination, report.offender),
+        (UdpError::HostUnreachable, to, Some(PEER_V4.into()))
+    );
     // The peer quotes the headers alone.
-    assert_eq!((report.kind, report.code, report.len, report.more), (3, 1, 0, false));
+    assert_eq!((report.icmp_type, report.icmp_code, report.payload_len, report.has_more), (3, 1, 0, false));
     assert_eq!(s.send(asking, Some(to), &[0; 65_508]), Err(UdpError::TooLong));
-    let report = s.udp.take_report(asking, &mut out).unwrap();
-    assert_eq!((report.error, report.from, report.info), (UdpError::TooLong, None, 1500));
-    assert_eq!((report.to, s.udp.take_error(asking)), (at("10.0.0.2", 0), Ok(None)));
+    let report = s.udp.take_extended_error(asking, &mut out).unwrap();
+    assert_eq!((report.error, report.offender, report.info), (UdpError::TooLong, None, 1500));
+    assert_eq!((report.destination, s.udp.take_error(asking)), (at("10.0.0.2", 0), Ok(None)));
     s.send(asking, Some(to), b"x").unwrap();
     s.peer_complains(3, 0);
     s.udp.set_options(asking, options()).unwrap();
-    assert_eq!(s.udp.take_report(asking, &mut out), Err(UdpError::WouldBlock));
+    assert_eq!(s.udp.take_extended_error(asking, &mut out), Err(UdpError::WouldBlock));
 }
 
 #[test]
@@ -495,14 +500,14 @@ fn what_is_too_long_for_the_path_is_cut_or_refused_as_the_socket_wants() {
     s.peer_complains(4, 900);
     assert_eq!(s.udp.take_error(socket), Ok(Some(UdpError::TooLong)));
     for (path_mtu, most, cut, alone) in [
-        (PathMtu::Want, 900, true, true),
-        (PathMtu::Do, 900, false, true),
-        (PathMtu::Probe, 1500, false, true),
-        (PathMtu::Interface, 1500, false, false),
-        (PathMtu::Omit, 1500, true, false),
-        (PathMtu::Ignore, 900, true, false),
+        (PmtuDiscovery::Want, 900, true, true),
+        (PmtuDiscovery::Do, 900, false, true),
+        (PmtuDiscovery::Probe, 1500, false, true),
+        (PmtuDiscovery::Interface, 1500, false, false),
+        (PmtuDiscovery::Omit, 1500, true, false),
+        (PmtuDiscovery::Dont, 900, true, false),
     ] {
-        s.udp.set_options(socket, UdpOptions { path_mtu, ..options() }).unwrap();
+        s.udp.set_options(socket, UdpOptions { pmtu_discovery: path_mtu, ..options() }).unwrap();
         assert_eq!(s.udp.path_mtu(s.bench.now, &mut s.bench.network, socket), Ok(most), "{path_mtu:?}");
         s.send(socket, None, &[0; 872]).unwrap();
         assert_eq!(dont_fragment(&s.bench.sent_one()), alone, "{path_mtu:?}");
@@ -526,10 +531,10 @@ fn one_piece_is_cut_here_or_by_the_device() {
         let mut s = sockets();
         let static_neighbours = vec![(PEER_V4.into(), PEER_MAC)];
         let link = LinkConfig { static_neighbours, ..link_config() };
-        s.bench = Bench::with(network_config(), &link, capabilities);
+        s.bench = NetworkFixture::with(network_config(), &link, capabilities);
         let socket = s.bind(ANY_V4, 7);
         let mut send = |to: Option<SocketAddr>, bytes: &[u8], piece| {
-            let sending = UdpSending { to, piece, ..UdpSending::default() };
+            let sending = UdpSendParams { to, gso_size: piece, ..UdpSendParams::default() };
             s.udp.send(s.bench.now, &mut s.bench.network, socket, &sending, bytes)
         };
         let to = Some(at("10.0.0.2", 1));
@@ -556,7 +561,7 @@ fn one_piece_is_so_many_datagrams_at_the_most() {
     for (bytes, expected) in [(128, Ok(())), (129, Err(UdpError::TooLong)), (65_507, Err(UdpError::TooLong))]
     {
         let (now, payload) = (s.bench.now, vec![0; bytes]);
-        let sending = UdpSending { to, piece: 1, ..UdpSending::default() };
+        let sending = UdpSendParams { to, gso_size: 1, ..UdpSendParams::default() };
         let sent = s.udp.send(now, &mut s.bench.network, socket, &sending, &payload);
         assert_eq!(sent, expected, "{bytes} of one byte");
     }
@@ -566,14 +571,14 @@ fn one_piece_is_so_many_datagrams_at_the_most() {
 #[test]
 fn who_wants_them_together_gets_a_burst_as_one() {
     let mut s = sockets();
-    let together = s.bind_with(ANY_V4, 7, UdpOptions { coalesces: true, ..options() }).unwrap();
+    let together = s.bind_with(ANY_V4, 7, UdpOptions { gro: true, ..options() }).unwrap();
     for payload in [&b"abc"[..], b"def", b"g", b"hij"] {
         s.receive(1, 7, payload);
     }
     s.receive(2, 7, b"klm");
     let mut out = [0; 100];
     let mut read =
-        || s.udp.recv_from(together, &mut out).map(|came| (came.len, came.piece, came.from.port()));
+        || s.udp.recv_from(together, &mut out).map(|came| (came.len, came.gso_size, came.from.port()));
     assert_eq!(read(), Ok((7, 3, 1)));
     assert_eq!(read(), Ok((3, 0, 1)));
     assert_eq!(read(), Ok((3, 0, 2)));
@@ -589,24 +594,24 @@ fn datagrams_are_labelled_where_the_device_carries_that() {
     let link = LinkConfig { static_neighbours, ..link_config() };
     let other = at("10.0.0.2", 53);
     for capabilities in [labelled, CAPABILITIES] {
-        s.bench = Bench::with(network_config(), &link, capabilities);
+        s.bench = NetworkFixture::with(network_config(), &link, capabilities);
         s.udp = Udp::new(&network_config());
         let socket = s.bind_with(ANY_V4, 7, UdpOptions { priority: 3, ..options() }).unwrap();
-        let labels = |s: &mut Sockets, sending: &UdpSending, bytes: usize| -> Vec<Label> {
+        let labels = |s: &mut Sockets, sending: &UdpSendParams, bytes: usize| -> Vec<Label> {
             s.udp.send(s.bench.now, &mut s.bench.network, socket, sending, &vec![0; bytes]).unwrap();
             s.bench.sent_with_meta().into_iter().map(|(_, meta)| meta.label).collect()
         };
-        let named = UdpSending { to: Some(other), ..UdpSending::default() };
+        let named = UdpSendParams { to: Some(other), ..UdpSendParams::default() };
         assert_eq!(labels(&mut s, &named, 10), [Label::new(None, 3)], "who sends to many has no hash");
         s.connect(socket, other).unwrap();
         let hash = capabilities.labels.then(|| {
             let toeplitz = crate::steering::toeplitz::Toeplitz::new(&crate::steering::toeplitz::KEY);
             toeplitz.hash(OUR_V4.into(), PEER_V4.into(), Some((7, 53)))
         });
-        let connected = UdpSending::default();
+        let connected = UdpSendParams::default();
         assert_eq!(labels(&mut s, &connected, 10), [Label::new(hash, 3)]);
         // As Linux has it, a type of service that comes with a datagram says its priority.
-        let urgent = UdpSending { tos: Some(0x10), ..connected };
+        let urgent = UdpSendParams { tos: Some(0x10), ..connected };
         assert_eq!(labels(&mut s, &urgent, 10), [Label::new(hash, 6)]);
         assert_eq!(labels(&mut s, &connected, 2_000), [Label::new(None, 3); 2], "fragments");
         s.udp.set_options(socket, UdpOptions { priority: 200, ..options() }).unwrap();

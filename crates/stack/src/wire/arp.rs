@@ -5,7 +5,7 @@ use core::net::Ipv4Addr;
 
 /// What an ARP packet is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Operation {
+pub enum ArpOperation {
     /// Who has the target address?
     Request,
     /// The sender has its address.
@@ -14,9 +14,9 @@ pub enum Operation {
 
 /// An ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Packet {
+pub struct ArpPacket {
     /// Request or reply.
-    pub operation: Operation,
+    pub operation: ArpOperation,
     /// The sender's Ethernet address.
     pub sender_mac: MacAddr,
     /// The sender's IPv4 address: 0.0.0.0 in a probe (RFC 5227).
@@ -30,7 +30,7 @@ pub struct Packet {
 /// Hardware type Ethernet, protocol type IPv4, and the lengths of their addresses.
 const ETHERNET_IPV4: [u8; 6] = [0, 1, 0x08, 0x00, 6, 4];
 
-impl Packet {
+impl ArpPacket {
     /// Bytes of a packet.
     pub const LEN: usize = 28;
 
@@ -44,8 +44,8 @@ impl Packet {
             return Err(WireError::BadVersion);
         }
         let operation = match be16(bytes, 6) {
-            1 => Operation::Request,
-            2 => Operation::Reply,
+            1 => ArpOperation::Request,
+            2 => ArpOperation::Reply,
             _ => return Err(WireError::Unsupported),
         };
         Ok(Self {
@@ -64,8 +64,8 @@ impl Packet {
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let out = room::<{ Self::LEN }>(out);
         let operation: u16 = match self.operation {
-            Operation::Request => 1,
-            Operation::Reply => 2,
+            ArpOperation::Request => 1,
+            ArpOperation::Reply => 2,
         };
         out[..6].copy_from_slice(&ETHERNET_IPV4);
         out[6..8].copy_from_slice(&operation.to_be_bytes());
@@ -81,9 +81,9 @@ impl Packet {
 mod tests {
     use super::*;
 
-    fn request() -> Packet {
-        Packet {
-            operation: Operation::Request,
+    fn request() -> ArpPacket {
+        ArpPacket {
+            operation: ArpOperation::Request,
             sender_mac: MacAddr([2, 0, 0, 0, 0, 1]),
             sender_ip: Ipv4Addr::new(10, 0, 0, 1),
             target_mac: MacAddr::ZERO,
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(request().emit(&mut out), 28);
         let expected = [0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 1, 10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 10, 0, 0, 2];
         assert_eq!(out[..28], expected);
-        assert_eq!(Packet::parse(&out), Ok(request()));
+        assert_eq!(ArpPacket::parse(&out), Ok(request()));
     }
 
     #[test]
@@ -105,14 +105,14 @@ mod tests {
         let mut out = [0; 28];
         request().emit(&mut out);
         for len in 0..28 {
-            assert_eq!(Packet::parse(&out[..len]), Err(WireError::Truncated));
+            assert_eq!(ArpPacket::parse(&out[..len]), Err(WireError::Truncated));
         }
         for at in 0..6 {
             let mut bad = out;
             bad[at] ^= 1;
-            assert_eq!(Packet::parse(&bad), Err(WireError::BadVersion));
+            assert_eq!(ArpPacket::parse(&bad), Err(WireError::BadVersion));
         }
         out[7] = 3;
-        assert_eq!(Packet::parse(&out), Err(WireError::Unsupported));
+        assert_eq!(ArpPacket::parse(&out), Err(WireError::Unsupported));
     }
 }

@@ -182,13 +182,13 @@ impl<'a> Message<'a> {
         }
         let body_at = out.len() - body.len();
         out[body_at..].copy_from_slice(body);
-        complete(src, dst, out);
+        complete_checksum(src, dst, out);
         out.len()
     }
 }
 
 /// Completes the checksum of a message between these addresses.
-pub(super) fn complete(src: Ipv6Addr, dst: Ipv6Addr, message: &mut [u8]) {
+pub(super) fn complete_checksum(src: Ipv6Addr, dst: Ipv6Addr, message: &mut [u8]) {
     message[2..4].fill(0);
     let sum = pseudo_v6(src, dst, protocol::ICMPV6, message.len()).add(Sum::of(message));
     message[2..4].copy_from_slice(&sum.finish().to_be_bytes());

@@ -3,7 +3,8 @@
 mod extension;
 
 pub use extension::{
-    Chain, ChainError, EXTENSION_HEADERS_MAX, Fragment, FragmentHeader, OPTIONS_MAX, emit_router_alert, walk,
+    EXTENSION_HEADERS_MAX, FragmentHeader, FragmentLocation, HeaderChain, HeaderChainError, OPTIONS_MAX,
+    emit_router_alert, walk_header_chain,
 };
 
 use super::{WireError, array, be16, be32, head, room};

@@ -9,27 +9,27 @@ pub const QUERY: u8 = 130;
 pub const REPORT: u8 = 143;
 
 /// Where reports go: all MLDv2-capable routers (RFC 3810 §5.2.14).
-pub const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
+pub const ALL_MLDV2_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
 const REPORT_HEADER_LEN: usize = 8;
 const RECORD_LEN: usize = 20;
 
 /// What a report says about a group. A group without source filter is one that excludes no source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RecordKind {
+pub enum RecordType {
     /// Listening, in answer to a query (`MODE_IS_EXCLUDE`).
-    Listening,
+    ModeIsExclude,
     /// Begins to listen (`CHANGE_TO_EXCLUDE_MODE`).
-    Join,
+    ChangeToExcludeMode,
     /// No longer listens (`CHANGE_TO_INCLUDE_MODE` without sources).
-    Leave,
+    ChangeToIncludeMode,
 }
 
 /// One record of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct MulticastAddressRecord {
     /// What happened to the group.
-    pub kind: RecordKind,
+    pub kind: RecordType,
     /// The group.
     pub group: Ipv6Addr,
 }
@@ -44,27 +44,32 @@ pub const fn report_len(records: usize) -> usize {
 ///
 /// # Panics
 /// If `out` is shorter than [`report_len`] of the number of records.
-pub fn emit_report(records: &[Record], src: Ipv6Addr, dst: Ipv6Addr, out: &mut [u8]) -> usize {
+pub fn emit_report(
+    records: &[MulticastAddressRecord],
+    src: Ipv6Addr,
+    dst: Ipv6Addr,
+    out: &mut [u8],
+) -> usize {
     let out = &mut out[..report_len(records.len())];
     out[..REPORT_HEADER_LEN].copy_from_slice(&[REPORT, 0, 0, 0, 0, 0, 0, 0]);
     out[6..8].copy_from_slice(&(records.len() as u16).to_be_bytes());
     for (record, out) in records.iter().zip(out[REPORT_HEADER_LEN..].chunks_exact_mut(RECORD_LEN)) {
         // RFC 3810 §5.2.12.
         let kind = match record.kind {
-            RecordKind::Listening => 2,
-            RecordKind::Leave => 3,
-            RecordKind::Join => 4,
+            RecordType::ModeIsExclude => 2,
+            RecordType::ChangeToIncludeMode => 3,
+            RecordType::ChangeToExcludeMode => 4,
         };
         out[..4].copy_from_slice(&[kind, 0, 0, 0]);
         out[4..].copy_from_slice(&record.group.octets());
     }
-    icmpv6::complete(src, dst, out);
+    icmpv6::complete_checksum(src, dst, out);
     out.len()
 }
 
 /// A router asks who listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Query {
+pub struct MldQuery {
     /// The answer is to come within this time, in milliseconds.
     pub max_response_ms: u32,
     /// Which group, or none for all of them.
@@ -73,7 +78,7 @@ pub struct Query {
     pub version_1: bool,
 }
 
-impl Query {
+impl MldQuery {
     /// Reads a query whose checksum was verified. `hop_limit` and `src` are of its packet.
     ///
     /// # Errors
@@ -117,16 +122,16 @@ mod tests {
     #[test]
     fn report_lists_its_records() {
         let records = [
-            Record { kind: RecordKind::Join, group: GROUP },
-            Record { kind: RecordKind::Leave, group: ALL_ROUTERS },
+            MulticastAddressRecord { kind: RecordType::ChangeToExcludeMode, group: GROUP },
+            MulticastAddressRecord { kind: RecordType::ChangeToIncludeMode, group: ALL_MLDV2_ROUTERS },
         ];
         let mut out = [0xee; 64];
-        let len = emit_report(&records, HOST, ALL_ROUTERS, &mut out);
+        let len = emit_report(&records, HOST, ALL_MLDV2_ROUTERS, &mut out);
         assert_eq!(len, 48);
         assert_eq!((out[0], out[1], &out[4..12]), (143, 0, &[0, 0, 0, 2, 4, 0, 0, 0][..]));
         assert_eq!(out[12..28], GROUP.octets());
         assert_eq!(out[28..32], [3, 0, 0, 0]);
-        let parsed = icmpv6::Message::parse(&out[..len], HOST, ALL_ROUTERS).unwrap();
+        let parsed = icmpv6::Message::parse(&out[..len], HOST, ALL_MLDV2_ROUTERS).unwrap();
         assert!(matches!(parsed, icmpv6::Message::Other { kind: 143, .. }));
     }
 
@@ -135,25 +140,25 @@ mod tests {
         let mut message = [0; 28];
         message[0] = QUERY;
         message[4..6].copy_from_slice(&10_000u16.to_be_bytes());
-        let general = Query { max_response_ms: 10_000, group: None, version_1: false };
-        assert_eq!(Query::parse(&message, HOST, 1), Ok(general));
-        assert_eq!(Query::parse(&message[..24], HOST, 1), Ok(Query { version_1: true, ..general }));
+        let general = MldQuery { max_response_ms: 10_000, group: None, version_1: false };
+        assert_eq!(MldQuery::parse(&message, HOST, 1), Ok(general));
+        assert_eq!(MldQuery::parse(&message[..24], HOST, 1), Ok(MldQuery { version_1: true, ..general }));
         message[8..24].copy_from_slice(&GROUP.octets());
         message[4] = 0xff;
         message[5] = 0xff;
-        let slow = Query { max_response_ms: 0x1fff << 10, group: Some(GROUP), version_1: false };
-        assert_eq!(Query::parse(&message, HOST, 1), Ok(slow));
+        let slow = MldQuery { max_response_ms: 0x1fff << 10, group: Some(GROUP), version_1: false };
+        assert_eq!(MldQuery::parse(&message, HOST, 1), Ok(slow));
     }
 
     #[test]
     fn query_from_afar_or_about_a_host_is_refused() {
         let mut message = [0; 28];
         message[0] = QUERY;
-        assert_eq!(Query::parse(&message, HOST, 2), Err(WireError::BadValue));
-        assert_eq!(Query::parse(&message, Ipv6Addr::UNSPECIFIED, 1), Err(WireError::BadValue));
-        assert_eq!(Query::parse(&message[..23], HOST, 1), Err(WireError::Truncated));
-        assert_eq!(Query::parse(&message[..26], HOST, 1), Err(WireError::BadLength));
+        assert_eq!(MldQuery::parse(&message, HOST, 2), Err(WireError::BadValue));
+        assert_eq!(MldQuery::parse(&message, Ipv6Addr::UNSPECIFIED, 1), Err(WireError::BadValue));
+        assert_eq!(MldQuery::parse(&message[..23], HOST, 1), Err(WireError::Truncated));
+        assert_eq!(MldQuery::parse(&message[..26], HOST, 1), Err(WireError::BadLength));
         message[8..24].copy_from_slice(&HOST.octets());
-        assert_eq!(Query::parse(&message, HOST, 1), Err(WireError::BadValue));
+        assert_eq!(MldQuery::parse(&message, HOST, 1), Err(WireError::BadValue));
     }
 }

@@ -8,6 +8,7 @@ pub mod arp;
 pub mod checksum;
 pub mod echo;
 pub mod ethernet;
+pub mod gso;
 pub mod icmpv4;
 pub mod icmpv6;
 pub mod ipv4;
@@ -15,7 +16,6 @@ pub mod ipv6;
 mod mac;
 pub mod mld;
 pub mod ndp;
-pub mod segment;
 pub mod tcp;
 pub mod udp;
 

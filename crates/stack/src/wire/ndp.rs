@@ -24,8 +24,8 @@ pub const PREFIXES_MAX: usize = 8;
 /// Longest message that [`Message::emit`] writes: a router advertisement with everything in it.
 pub const MESSAGE_LEN_MAX: usize = 16 + 8 + 8 + PREFIXES_MAX * 32;
 
-const SOURCE_LINK_ADDRESS: u8 = 1;
-const TARGET_LINK_ADDRESS: u8 = 2;
+const SOURCE_LINK_LAYER_ADDRESS: u8 = 1;
+const TARGET_LINK_LAYER_ADDRESS: u8 = 2;
 const PREFIX_INFORMATION: u8 = 3;
 const MTU: u8 = 5;
 const NONCE: u8 = 14;
@@ -69,7 +69,7 @@ pub struct RouterAdvertisement {
     /// Time between solicitations, in milliseconds, 0 if the router does not say.
     pub retrans_timer_ms: u32,
     /// The router's Ethernet address.
-    pub source: Option<MacAddr>,
+    pub source_mac: Option<MacAddr>,
     /// MTU of the link, in bytes, as it came: not checked against anything.
     pub mtu: Option<u32>,
     /// Prefixes, at most [`PREFIXES_MAX`].
@@ -79,11 +79,11 @@ pub struct RouterAdvertisement {
 /// A neighbour discovery message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant)] // messages are short-lived and rare, and nothing here allocates
-pub enum Message {
+pub enum NdpMessage {
     /// Which routers are there?
     RouterSolicitation {
         /// The sender's Ethernet address.
-        source: Option<MacAddr>,
+        source_mac: Option<MacAddr>,
     },
     /// A router presents itself.
     RouterAdvertisement(RouterAdvertisement),
@@ -92,7 +92,7 @@ pub enum Message {
         /// The address asked for.
         target: Ipv6Addr,
         /// The sender's Ethernet address. Never there in duplicate address detection.
-        source: Option<MacAddr>,
+        source_mac: Option<MacAddr>,
         /// By which a sender knows its own solicitation when the network loops it back (RFC 7527).
         nonce: Option<[u8; 6]>,
     },
@@ -113,15 +113,15 @@ pub enum Message {
 
 /// What the options of a message hold, as far as we look.
 #[derive(Default)]
-struct Options {
-    source: Option<MacAddr>,
-    target: Option<MacAddr>,
+struct NdpOptions {
+    source_mac: Option<MacAddr>,
+    target_mac: Option<MacAddr>,
     mtu: Option<u32>,
     nonce: Option<[u8; 6]>,
     prefixes: ArrayVec<PrefixInfo, PREFIXES_MAX>,
 }
 
-impl Options {
+impl NdpOptions {
     /// Reads options. Unknown ones, and known ones of another length than theirs, are skipped (RFC 4861 §6.1.2, §7.1.1).
     fn parse(mut bytes: &[u8]) -> Result<Self, WireError> {
         let mut options = Self::default();
@@ -142,8 +142,8 @@ impl Options {
     fn read(&mut self, kind: u8, option: &[u8]) {
         if let Ok(option) = <&[u8; 8]>::try_from(option) {
             match kind {
-                SOURCE_LINK_ADDRESS => self.source = Some(MacAddr(array(option, 2))),
-                TARGET_LINK_ADDRESS => self.target = Some(MacAddr(array(option, 2))),
+                SOURCE_LINK_LAYER_ADDRESS => self.source_mac = Some(MacAddr(array(option, 2))),
+                TARGET_LINK_LAYER_ADDRESS => self.target_mac = Some(MacAddr(array(option, 2))),
                 MTU => self.mtu = Some(be32(option, 4)),
                 NONCE => self.nonce = Some(array(option, 2)),
                 _ => {}
@@ -164,7 +164,7 @@ impl Options {
     }
 }
 
-impl Message {
+impl NdpMessage {
     /// Reads a message whose checksum was verified, with all the checks of RFC 4861 §6.1 and §7.1. `src`, `dst` and
     /// `hop_limit` are of its packet.
     ///
@@ -185,17 +185,17 @@ impl Message {
     }
 
     fn parse_router_solicitation(message: &[u8], src: Ipv6Addr) -> Result<Self, WireError> {
-        let options = Options::parse(&message[8..])?;
+        let options = NdpOptions::parse(&message[8..])?;
         // RFC 4861 §6.1.1: who has no address yet must not announce one.
-        if src.is_unspecified() && options.source.is_some() {
+        if src.is_unspecified() && options.source_mac.is_some() {
             return Err(WireError::BadValue);
         }
-        Ok(Self::RouterSolicitation { source: options.source })
+        Ok(Self::RouterSolicitation { source_mac: options.source_mac })
     }
 
     fn parse_router_advertisement(message: &[u8], src: Ipv6Addr) -> Result<Self, WireError> {
         let bytes = head::<16>(message)?;
-        let options = Options::parse(&message[16..])?;
+        let options = NdpOptions::parse(&message[16..])?;
         // RFC 4861 §6.1.2: routers use their link-local address.
         if !src.is_unicast_link_local() {
             return Err(WireError::BadValue);
@@ -207,7 +207,7 @@ impl Message {
             router_lifetime_s: be16(bytes, 6),
             reachable_time_ms: be32(bytes, 8),
             retrans_timer_ms: be32(bytes, 12),
-            source: options.source,
+            source_mac: options.source_mac,
             mtu: options.mtu,
             prefixes: options.prefixes,
         }))
@@ -215,19 +215,19 @@ impl Message {
 
     fn parse_neighbour_solicitation(message: &[u8], src: Ipv6Addr, dst: Ipv6Addr) -> Result<Self, WireError> {
         let bytes = head::<24>(message)?;
-        let options = Options::parse(&message[24..])?;
+        let options = NdpOptions::parse(&message[24..])?;
         let target = Ipv6Addr::from_octets(array(bytes, 8));
         // RFC 4861 §7.1.1: duplicate address detection goes to the target's group and announces no address.
-        let detection_ok = dst == solicited_node(target) && options.source.is_none();
+        let detection_ok = dst == solicited_node(target) && options.source_mac.is_none();
         if target.is_multicast() || (src.is_unspecified() && !detection_ok) {
             return Err(WireError::BadValue);
         }
-        Ok(Self::NeighbourSolicitation { target, source: options.source, nonce: options.nonce })
+        Ok(Self::NeighbourSolicitation { target, source_mac: options.source_mac, nonce: options.nonce })
     }
 
     fn parse_neighbour_advertisement(message: &[u8], dst: Ipv6Addr) -> Result<Self, WireError> {
         let bytes = head::<24>(message)?;
-        let options = Options::parse(&message[24..])?;
+        let options = NdpOptions::parse(&message[24..])?;
         let target = Ipv6Addr::from_octets(array(bytes, 8));
         let solicited = bytes[4] & 0x40 != 0;
         // RFC 4861 §7.1.2: what goes to a group answers nobody.
@@ -239,7 +239,7 @@ impl Message {
             router: bytes[4] & 0x80 != 0,
             solicited,
             overrides: bytes[4] & 0x20 != 0,
-            target_mac: options.target,
+            target_mac: options.target_mac,
         })
     }
 
@@ -249,46 +249,46 @@ impl Message {
     /// # Panics
     /// If `out` is too short; [`MESSAGE_LEN_MAX`] is always enough.
     pub fn emit(&self, src: Ipv6Addr, dst: Ipv6Addr, out: &mut [u8]) -> usize {
-        let mut writer = Writer { out: &mut *out, len: 0 };
+        let mut writer = NdpWriter { out: &mut *out, len: 0 };
         match self {
-            Self::RouterSolicitation { source } => {
+            Self::RouterSolicitation { source_mac: source } => {
                 writer.put(&[ROUTER_SOLICITATION, 0, 0, 0, 0, 0, 0, 0]);
-                writer.link_address(SOURCE_LINK_ADDRESS, *source);
+                writer.link_layer_address(SOURCE_LINK_LAYER_ADDRESS, *source);
             }
             Self::RouterAdvertisement(router) => writer.router_advertisement(router),
-            Self::NeighbourSolicitation { target, source, nonce } => {
+            Self::NeighbourSolicitation { target, source_mac: source, nonce } => {
                 writer.put(&[NEIGHBOUR_SOLICITATION, 0, 0, 0, 0, 0, 0, 0]);
                 writer.put(&target.octets());
-                writer.link_address(SOURCE_LINK_ADDRESS, *source);
-                writer.link_address(NONCE, nonce.map(MacAddr));
+                writer.link_layer_address(SOURCE_LINK_LAYER_ADDRESS, *source);
+                writer.link_layer_address(NONCE, nonce.map(MacAddr));
             }
             Self::NeighbourAdvertisement { target, router, solicited, overrides, target_mac } => {
                 let flags = u8::from(*router) << 7 | u8::from(*solicited) << 6 | u8::from(*overrides) << 5;
                 writer.put(&[NEIGHBOUR_ADVERTISEMENT, 0, 0, 0, flags, 0, 0, 0]);
                 writer.put(&target.octets());
-                writer.link_address(TARGET_LINK_ADDRESS, *target_mac);
+                writer.link_layer_address(TARGET_LINK_LAYER_ADDRESS, *target_mac);
             }
         }
         let len = writer.len;
-        icmpv6::complete(src, dst, &mut out[..len]);
+        icmpv6::complete_checksum(src, dst, &mut out[..len]);
         len
     }
 }
 
 /// Appends the parts of a message.
-struct Writer<'a> {
+struct NdpWriter<'a> {
     out: &'a mut [u8],
     len: usize,
 }
 
-impl Writer<'_> {
+impl NdpWriter<'_> {
     fn put(&mut self, bytes: &[u8]) {
         self.out[self.len..self.len + bytes.len()].copy_from_slice(bytes);
         self.len += bytes.len();
     }
 
     /// An option of 8 bytes, 6 of them its value.
-    fn link_address(&mut self, kind: u8, address: Option<MacAddr>) {
+    fn link_layer_address(&mut self, kind: u8, address: Option<MacAddr>) {
         if let Some(MacAddr(address)) = address {
             self.put(&[kind, 1]);
             self.put(&address);
@@ -301,7 +301,7 @@ impl Writer<'_> {
         self.put(&router.router_lifetime_s.to_be_bytes());
         self.put(&router.reachable_time_ms.to_be_bytes());
         self.put(&router.retrans_timer_ms.to_be_bytes());
-        self.link_address(SOURCE_LINK_ADDRESS, router.source);
+        self.link_layer_address(SOURCE_LINK_LAYER_ADDRESS, router.source_mac);
         if let Some(mtu) = router.mtu {
             self.put(&[MTU, 1, 0, 0]);
             self.put(&mtu.to_be_bytes());

@@ -207,7 +207,7 @@ pub struct TcpHeader {
     /// Window, not scaled.
     pub window: u16,
     /// Urgent pointer. Counts only with URG.
-    pub urgent: u16,
+    pub urg_ptr: u16,
     /// Bytes of the header, options included: 20 … 60. Set by the parser; [`emit`] writes the length that its options need.
     pub header_len: u8,
 }
@@ -230,14 +230,14 @@ impl TcpHeader {
             ack: SeqNumber(be32(bytes, 8)),
             flags: TcpFlags(bytes[13]),
             window: be16(bytes, 14),
-            urgent: be16(bytes, 18),
-            header_len: Self::len_said(bytes) as u8,
+            urg_ptr: be16(bytes, 18),
+            header_len: Self::data_offset_bytes(bytes) as u8,
         }
     }
 
     /// Bytes of the whole header, as its data offset says.
     #[inline(always)]
-    pub(crate) const fn len_said(bytes: &[u8; Self::LEN]) -> usize {
+    pub(crate) const fn data_offset_bytes(bytes: &[u8; Self::LEN]) -> usize {
         (bytes[12] as usize >> 4) << 2
     }
 }
@@ -293,7 +293,7 @@ pub fn emit(header: &TcpHeader, options: &TcpOptions, out: &mut [u8]) -> usize {
     out[13] = header.flags.0;
     out[14..16].copy_from_slice(&header.window.to_be_bytes());
     out[16..18].fill(0);
-    out[18..20].copy_from_slice(&header.urgent.to_be_bytes());
+    out[18..20].copy_from_slice(&header.urg_ptr.to_be_bytes());
     header_len
 }
 

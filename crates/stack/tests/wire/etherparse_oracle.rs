@@ -17,7 +17,7 @@ fn options_of(header: &TcpHeader) -> TcpOptions {
             Ok(TcpOptionElement::WindowScale(shift)) => options.window_scale = Some(shift),
             Ok(TcpOptionElement::SelectiveAcknowledgementPermitted) => options.sack_permitted = true,
             Ok(TcpOptionElement::Timestamp(value, echo)) => {
-                options.timestamps = Some(Timestamps { value, echo })
+                options.timestamps = Some(Timestamps { tsval: value, tsecr: echo })
             }
             Ok(TcpOptionElement::SelectiveAcknowledgement(first, more)) => {
                 let blocks = core::iter::once(first).chain(more.into_iter().flatten());
@@ -55,7 +55,7 @@ proptest! {
         let mut ours = [0xee; 28];
         packet.emit(&mut ours);
         let theirs = ArpPacket::from_slice(&ours).unwrap().try_eth_ipv4().unwrap();
-        prop_assert_eq!(arp::Packet::parse(&theirs.to_bytes()), Ok(packet));
+        prop_assert_eq!(arp::ArpPacket::parse(&theirs.to_bytes()), Ok(packet));
         prop_assert_eq!((theirs.sender_mac, theirs.target_mac), (packet.sender_mac.0, packet.target_mac.0));
         prop_assert_eq!((theirs.sender_ipv4_addr(), theirs.target_ipv4_addr()), (packet.sender_ip, packet.target_ip));
     }
@@ -123,12 +123,12 @@ proptest! {
         let mut packet = vec![0; 40];
         header.emit(&mut packet);
         packet.extend(bytes);
-        let chain = ipv6::walk(&packet, &header).unwrap();
+        let chain = ipv6::walk_header_chain(&packet, &header).unwrap();
         prop_assert_eq!((chain.protocol, chain.offset, chain.fragment), (transport, packet.len(), None));
-        prop_assert_eq!(packet[chain.announced_at], transport);
+        prop_assert_eq!(packet[chain.next_header_offset], transport);
         // However the packet is cut, as by an ICMP error, the chain is found or not, but never another one.
         for len in 40..packet.len() {
-            prop_assert!(ipv6::walk(&packet[..len], &header).is_err());
+            prop_assert!(ipv6::walk_header_chain(&packet[..len], &header).is_err());
         }
     }
 
@@ -261,11 +261,11 @@ proptest! {
             }
         }
         let (mac, expected) = match &message {
-            ndp::Message::RouterSolicitation { source } => {
+            ndp::NdpMessage::RouterSolicitation { source_mac } => {
                 prop_assert_eq!(header.icmp_type, Icmpv6Type::RouterSolicitation);
-                (*source, vec![])
+                (*source_mac, vec![])
             }
-            ndp::Message::RouterAdvertisement(router) => {
+            ndp::NdpMessage::RouterAdvertisement(router) => {
                 let fields = RouterAdvertisementHeader {
                     cur_hop_limit: router.hop_limit,
                     managed_address_config: router.managed,
@@ -273,13 +273,13 @@ proptest! {
                     router_lifetime: router.router_lifetime_s,
                 };
                 prop_assert_eq!(header.icmp_type, Icmpv6Type::RouterAdvertisement(fields));
-                (router.source, router.prefixes.iter().map(|p| p.prefix.octets()).collect())
+                (router.source_mac, router.prefixes.iter().map(|p| p.prefix.octets()).collect())
             }
-            ndp::Message::NeighbourSolicitation { source, .. } => {
+            ndp::NdpMessage::NeighbourSolicitation { source_mac, .. } => {
                 prop_assert_eq!(header.icmp_type, Icmpv6Type::NeighborSolicitation);
-                (*source, vec![])
+                (*source_mac, vec![])
             }
-            ndp::Message::NeighbourAdvertisement { router, solicited, overrides, target_mac, .. } => {
+            ndp::NdpMessage::NeighbourAdvertisement { router, solicited, overrides, target_mac, .. } => {
                 let fields = NeighborAdvertisementHeader { router: *router, solicited: *solicited, r#override: *overrides };
                 prop_assert_eq!(header.icmp_type, Icmpv6Type::NeighborAdvertisement(fields));
                 (*target_mac, vec![])

@@ -11,7 +11,7 @@ fn read_all(bytes: &[u8], a: Ipv6Addr, b: Ipv6Addr) -> Result<(), TestCaseError>
     if let Ok(header) = ethernet::Header::parse(bytes) {
         prop_assert!(usize::from(header.len) <= bytes.len());
     }
-    let _ = arp::Packet::parse(bytes);
+    let _ = arp::ArpPacket::parse(bytes);
     if let Ok(header) = ipv4::Header::parse(bytes) {
         let payload = header.payload(bytes);
         prop_assert_eq!(payload.len() + usize::from(header.header_len), usize::from(header.total_len));
@@ -26,13 +26,16 @@ fn read_all(bytes: &[u8], a: Ipv6Addr, b: Ipv6Addr) -> Result<(), TestCaseError>
         prop_assert_eq!(header.payload(bytes).len(), usize::from(header.payload_len));
     }
     if let Ok(header) = ipv6::Header::parse_quoted(bytes)
-        && let Ok(chain) = ipv6::walk(bytes, &header)
+        && let Ok(chain) = ipv6::walk_header_chain(bytes, &header)
     {
-        prop_assert!(chain.offset <= bytes.len() && chain.announced_at < chain.offset);
-        prop_assert_eq!(bytes[chain.announced_at], chain.protocol);
+        prop_assert!(chain.offset <= bytes.len() && chain.next_header_offset < chain.offset);
+        prop_assert_eq!(bytes[chain.next_header_offset], chain.protocol);
         if let Some(fragment) = chain.fragment {
-            prop_assert!(fragment.announced_at < fragment.at && fragment.at + 8 == chain.offset);
-            prop_assert_eq!(bytes[fragment.announced_at], 44);
+            prop_assert!(
+                fragment.next_header_offset < fragment.header_offset
+                    && fragment.header_offset + 8 == chain.offset
+            );
+            prop_assert_eq!(bytes[fragment.next_header_offset], 44);
         }
     }
     let _ = ipv6::FragmentHeader::parse(bytes);
@@ -45,8 +48,8 @@ fn read_all(bytes: &[u8], a: Ipv6Addr, b: Ipv6Addr) -> Result<(), TestCaseError>
     }
     let _ = icmpv4::Message::parse(bytes);
     let _ = icmpv6::Message::parse(bytes, a, b);
-    let _ = ndp::Message::parse(bytes, a, b, 255);
-    let _ = mld::Query::parse(bytes, a, 1);
+    let _ = ndp::NdpMessage::parse(bytes, a, b, 255);
+    let _ = mld::MldQuery::parse(bytes, a, 1);
     Ok(())
 }
 
@@ -82,7 +85,7 @@ proptest! {
         let mut packet = vec![0; 40];
         header.emit(&mut packet);
         packet.append(&mut body);
-        if let Ok(chain) = ipv6::walk(&packet, &header) {
+        if let Ok(chain) = ipv6::walk_header_chain(&packet, &header) {
             prop_assert!(chain.offset <= packet.len().min(40 + usize::from(declared)));
         }
         read_all(&packet, Ipv6Addr::LOCALHOST, Ipv6Addr::LOCALHOST)?;
@@ -126,7 +129,7 @@ proptest! {
         let len = ethernet.emit(&mut out);
         prop_assert!((0..len).all(|cut| ethernet::Header::parse(&out[..cut]).is_err()));
         let len = arp.emit(&mut out);
-        prop_assert!((0..len).all(|cut| arp::Packet::parse(&out[..cut]).is_err()));
+        prop_assert!((0..len).all(|cut| arp::ArpPacket::parse(&out[..cut]).is_err()));
         let len = v4.emit(&mut out) + 9;
         prop_assert!((0..len).all(|cut| ipv4::Header::parse(&out[..cut]).is_err()));
         prop_assert!((0..20).all(|cut| ipv4::Header::parse_quoted(&out[..cut]).is_err()));

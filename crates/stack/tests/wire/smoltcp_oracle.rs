@@ -47,7 +47,7 @@ proptest! {
     #[test]
     fn arp_packets(packet in arp_packet()) {
         let repr = ArpRepr::EthernetIpv4 {
-            operation: if packet.operation == arp::Operation::Request { ArpOperation::Request } else { ArpOperation::Reply },
+            operation: if packet.operation == arp::ArpOperation::Request { ArpOperation::Request } else { ArpOperation::Reply },
             source_hardware_addr: EthernetAddress(packet.sender_mac.0),
             source_protocol_addr: packet.sender_ip,
             target_hardware_addr: EthernetAddress(packet.target_mac.0),
@@ -58,7 +58,7 @@ proptest! {
         repr.emit(&mut ArpPacket::new_unchecked(&mut theirs));
         prop_assert_eq!(ours, theirs);
         prop_assert_eq!(ArpRepr::parse(&ArpPacket::new_unchecked(&ours)), Ok(repr));
-        prop_assert_eq!(arp::Packet::parse(&theirs), Ok(packet));
+        prop_assert_eq!(arp::ArpPacket::parse(&theirs), Ok(packet));
     }
 
     #[test]
@@ -121,7 +121,7 @@ proptest! {
     fn ipv6_fragment_headers(header in fragment_header()) {
         let mut ours = [0xee; 8];
         header.emit(&mut ours);
-        let repr = Ipv6FragmentRepr { frag_offset: header.offset / 8, more_frags: header.more, ident: header.ident };
+        let repr = Ipv6FragmentRepr { frag_offset: header.offset / 8, more_frags: header.more_fragments, ident: header.ident };
         // smoltcp's view begins after the next-header and reserved bytes.
         prop_assert_eq!(Ipv6FragmentRepr::parse(&Ipv6FragmentHeader::new_unchecked(&ours[2..])), Ok(repr));
         let mut theirs = [header.next_header, 0, 0, 0, 0, 0, 0, 0];
@@ -173,7 +173,7 @@ proptest! {
         let flags = [packet.fin(), packet.syn(), packet.rst(), packet.psh(), packet.ack(), packet.urg(), packet.ece(), packet.cwr()];
         let flags = flags.iter().enumerate().fold(0, |byte, (bit, &set)| byte | u8::from(set) << bit);
         prop_assert_eq!(TcpFlags(flags), header.flags);
-        prop_assert_eq!((packet.window_len(), packet.urgent_at()), (header.window, header.urgent));
+        prop_assert_eq!((packet.window_len(), packet.urgent_at()), (header.window, header.urg_ptr));
         prop_assert_eq!(packet.payload(), &body[..]);
         prop_assert!(!packet.ns());
 
@@ -186,7 +186,7 @@ proptest! {
                 TcpOption::MaxSegmentSize(mss) => read.mss = Some(mss),
                 TcpOption::WindowScale(shift) => read.window_scale = Some(shift),
                 TcpOption::SackPermitted => read.sack_permitted = true,
-                TcpOption::TimeStamp { tsval, tsecr } => read.timestamps = Some(Timestamps { value: tsval, echo: tsecr }),
+                TcpOption::TimeStamp { tsval, tsecr } => read.timestamps = Some(Timestamps { tsval: tsval, tsecr: tsecr }),
                 // smoltcp reads the first three only.
                 TcpOption::SackRange(blocks) => read.sack_blocks = blocks.iter().flatten().map(|&(a, b)| (SeqNumber(a), SeqNumber(b))).collect(),
                 TcpOption::Unknown { kind: 28, data: &[a, b] } => read.user_timeout = Some(u16::from_be_bytes([a, b])),
@@ -230,7 +230,7 @@ proptest! {
             max_seg_size: expected.mss,
             sack_permitted: expected.sack_permitted,
             sack_ranges,
-            timestamp: expected.timestamps.map(|t| TcpTimestampRepr::new(t.value, t.echo)),
+            timestamp: expected.timestamps.map(|t| TcpTimestampRepr::new(t.tsval, t.tsecr)),
             payload: &body,
         };
         let mut theirs = vec![0; repr.buffer_len()];
@@ -239,7 +239,7 @@ proptest! {
         let segment = TcpSegment::parse(&theirs).unwrap();
         let read = segment.header;
         prop_assert_eq!((read.src_port, read.dst_port, read.seq), (header.src_port, header.dst_port, header.seq));
-        prop_assert_eq!((read.window, read.urgent), (header.window, 0));
+        prop_assert_eq!((read.window, read.urg_ptr), (header.window, 0));
         if acked {
             prop_assert_eq!((read.ack, read.flags), (header.ack, controls[control].1 | TcpFlags::ACK));
         } else {
@@ -299,14 +299,14 @@ proptest! {
     #[test]
     fn ndp_messages(message in ndp_message(1), a in link_local(), b in unicast()) {
         let repr = match &message {
-            ndp::Message::RouterSolicitation { source } => NdiscRepr::RouterSolicit { lladdr: source.map(raw_mac) },
-            ndp::Message::RouterAdvertisement(router) => NdiscRepr::RouterAdvert {
+            ndp::NdpMessage::RouterSolicitation { source_mac } => NdiscRepr::RouterSolicit { lladdr: source_mac.map(raw_mac) },
+            ndp::NdpMessage::RouterAdvertisement(router) => NdiscRepr::RouterAdvert {
                 hop_limit: router.hop_limit,
                 flags: NdiscRouterFlags::from_bits_truncate(u8::from(router.managed) << 7 | u8::from(router.other) << 6),
                 router_lifetime: Duration::from_secs(router.router_lifetime_s.into()),
                 reachable_time: Duration::from_millis(router.reachable_time_ms.into()),
                 retrans_time: Duration::from_millis(router.retrans_timer_ms.into()),
-                lladdr: router.source.map(raw_mac),
+                lladdr: router.source_mac.map(raw_mac),
                 mtu: router.mtu,
                 prefix_info: router.prefixes.first().map(|prefix| NdiscPrefixInformation {
                     prefix_len: prefix.prefix_len,
@@ -316,10 +316,10 @@ proptest! {
                     prefix: prefix.prefix,
                 }),
             },
-            ndp::Message::NeighbourSolicitation { target, source, .. } => {
-                NdiscRepr::NeighborSolicit { target_addr: *target, lladdr: source.map(raw_mac) }
+            ndp::NdpMessage::NeighbourSolicitation { target, source_mac, .. } => {
+                NdiscRepr::NeighborSolicit { target_addr: *target, lladdr: source_mac.map(raw_mac) }
             }
-            ndp::Message::NeighbourAdvertisement { target, router, solicited, overrides, target_mac } => NdiscRepr::NeighborAdvert {
+            ndp::NdpMessage::NeighbourAdvertisement { target, router, solicited, overrides, target_mac } => NdiscRepr::NeighborAdvert {
                 flags: NdiscNeighborFlags::from_bits_truncate(u8::from(*router) << 7 | u8::from(*solicited) << 6 | u8::from(*overrides) << 5),
                 target_addr: *target,
                 lladdr: target_mac.map(raw_mac),
@@ -334,24 +334,24 @@ proptest! {
         let mut theirs = vec![0; repr.buffer_len()];
         repr.emit(&a, &b, &mut Icmpv6Packet::new_unchecked(&mut theirs[..]), &caps());
         prop_assert_eq!(icmpv6::Message::parse(&theirs, a, b), Ok(icmpv6::Message::Ndp(&theirs)));
-        prop_assert_eq!(ndp::Message::parse(&theirs, a, b, 255), Ok(message));
+        prop_assert_eq!(ndp::NdpMessage::parse(&theirs, a, b, 255), Ok(message));
     }
 
     #[test]
     fn mld_reports_of_ours(groups in prop::collection::vec((multicast(), 0usize..3), 0..5), a in link_local()) {
         let kinds = [
-            (mld::RecordKind::Listening, MldRecordType::ModeIsExclude),
-            (mld::RecordKind::Join, MldRecordType::ChangeToExclude),
-            (mld::RecordKind::Leave, MldRecordType::ChangeToInclude),
+            (mld::RecordType::ModeIsExclude, MldRecordType::ModeIsExclude),
+            (mld::RecordType::ChangeToExcludeMode, MldRecordType::ChangeToExclude),
+            (mld::RecordType::ChangeToIncludeMode, MldRecordType::ChangeToInclude),
         ];
-        let records: Vec<_> = groups.iter().map(|&(group, kind)| mld::Record { kind: kinds[kind].0, group }).collect();
+        let records: Vec<_> = groups.iter().map(|&(group, kind)| mld::MulticastAddressRecord { kind: kinds[kind].0, group }).collect();
         let theirs: Vec<_> = groups.iter().map(|&(group, kind)| MldAddressRecordRepr::new(kinds[kind].1, group)).collect();
         let mut ours = vec![0xee; mld::report_len(records.len())];
-        mld::emit_report(&records, a, mld::ALL_ROUTERS, &mut ours);
+        mld::emit_report(&records, a, mld::ALL_MLDV2_ROUTERS, &mut ours);
         let repr = Icmpv6Repr::Mld(MldRepr::ReportRecordReprs(&theirs));
         // smoltcp counts a report's head only, although it writes the records too.
         let mut bytes = vec![0; ours.len()];
-        repr.emit(&a, &mld::ALL_ROUTERS, &mut Icmpv6Packet::new_unchecked(&mut bytes[..]), &caps());
+        repr.emit(&a, &mld::ALL_MLDV2_ROUTERS, &mut Icmpv6Packet::new_unchecked(&mut bytes[..]), &caps());
         prop_assert_eq!(ours, bytes);
     }
 
@@ -362,7 +362,7 @@ proptest! {
         let mut bytes = vec![0; repr.buffer_len()];
         repr.emit(&a, &group, &mut Icmpv6Packet::new_unchecked(&mut bytes[..]), &caps());
         prop_assert_eq!(icmpv6::Message::parse(&bytes, a, group), Ok(icmpv6::Message::MldQuery(&bytes)));
-        let expected = mld::Query { max_response_ms: code.into(), group: specific.then_some(group), version_1: false };
-        prop_assert_eq!(mld::Query::parse(&bytes, a, 1), Ok(expected));
+        let expected = mld::MldQuery { max_response_ms: code.into(), group: specific.then_some(group), version_1: false };
+        prop_assert_eq!(mld::MldQuery::parse(&bytes, a, 1), Ok(expected));
     }
 }

@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 use core::net::{Ipv4Addr, Ipv6Addr};
 use ginnel_stack::wire::ethernet::{EtherType, VlanTag};
-use ginnel_stack::wire::ndp::{Message, PREFIXES_MAX, PrefixInfo, RouterAdvertisement};
+use ginnel_stack::wire::ndp::{NdpMessage, PREFIXES_MAX, PrefixInfo, RouterAdvertisement};
 use ginnel_stack::wire::tcp::{OPTIONS_LEN_MAX, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 use ginnel_stack::wire::{MacAddr, arp, ethernet, ipv4, ipv6};
 use proptest::option;
@@ -47,10 +47,10 @@ pub fn ethernet_header() -> impl Strategy<Value = ethernet::Header> {
         .prop_map(|(dst, src, vlan, kind)| ethernet::Header::new(dst, src, vlan, EtherType(kind)))
 }
 
-pub fn arp_packet() -> impl Strategy<Value = arp::Packet> {
-    let operation = prop_oneof![Just(arp::Operation::Request), Just(arp::Operation::Reply)];
+pub fn arp_packet() -> impl Strategy<Value = arp::ArpPacket> {
+    let operation = prop_oneof![Just(arp::ArpOperation::Request), Just(arp::ArpOperation::Reply)];
     (operation, mac(), v4(), mac(), v4()).prop_map(
-        |(operation, sender_mac, sender_ip, target_mac, target_ip)| arp::Packet {
+        |(operation, sender_mac, sender_ip, target_mac, target_ip)| arp::ArpPacket {
             operation,
             sender_mac,
             sender_ip,
@@ -101,7 +101,7 @@ pub fn ipv6_header(payload_len: usize) -> impl Strategy<Value = ipv6::Header> {
 
 pub fn fragment_header() -> impl Strategy<Value = ipv6::FragmentHeader> {
     (any::<u8>(), 0u16..8192, any::<bool>(), any::<u32>()).prop_map(|(next_header, offset, more, ident)| {
-        ipv6::FragmentHeader { next_header, offset: offset * 8, more, ident }
+        ipv6::FragmentHeader { next_header, offset: offset * 8, more_fragments: more, ident }
     })
 }
 
@@ -116,7 +116,7 @@ pub fn tcp_header() -> impl Strategy<Value = (TcpHeader, TcpOptions)> {
             ack: SeqNumber(ack),
             flags: TcpFlags(flags),
             window,
-            urgent,
+            urg_ptr: urgent,
             header_len: 20 + options.encoded_len() as u8,
         };
         (header, options)
@@ -125,7 +125,7 @@ pub fn tcp_header() -> impl Strategy<Value = (TcpHeader, TcpOptions)> {
 
 /// Options that all fit a header, and that come back from the parser as they are.
 pub fn tcp_options() -> impl Strategy<Value = TcpOptions> {
-    let timestamps = any::<(u32, u32)>().prop_map(|(value, echo)| Timestamps { value, echo });
+    let timestamps = any::<(u32, u32)>().prop_map(|(value, echo)| Timestamps { tsval: value, tsecr: echo });
     let blocks = prop::collection::vec(any::<(u32, u32)>(), 0..=4);
     let few = (option::of(1u16..), option::of(0u8..=14), any::<bool>(), option::of(any::<u16>()));
     (few, option::of(timestamps), blocks).prop_map(
@@ -176,7 +176,7 @@ pub fn router_advertisement(prefixes_max: usize) -> impl Strategy<Value = Router
                 router_lifetime_s,
                 reachable_time_ms,
                 retrans_timer_ms,
-                source,
+                source_mac: source,
                 mtu,
                 prefixes: prefixes.into_iter().collect(),
             }
@@ -185,17 +185,17 @@ pub fn router_advertisement(prefixes_max: usize) -> impl Strategy<Value = Router
 }
 
 /// Any neighbour discovery message, for a packet from a link-local to a unicast address.
-pub fn ndp_message(prefixes_max: usize) -> impl Strategy<Value = Message> {
+pub fn ndp_message(prefixes_max: usize) -> impl Strategy<Value = NdpMessage> {
     prop_oneof![
-        option::of(mac()).prop_map(|source| Message::RouterSolicitation { source }),
-        router_advertisement(prefixes_max).prop_map(Message::RouterAdvertisement),
-        (unicast(), option::of(mac())).prop_map(|(target, source)| Message::NeighbourSolicitation {
+        option::of(mac()).prop_map(|source_mac| NdpMessage::RouterSolicitation { source_mac }),
+        router_advertisement(prefixes_max).prop_map(NdpMessage::RouterAdvertisement),
+        (unicast(), option::of(mac())).prop_map(|(target, source_mac)| NdpMessage::NeighbourSolicitation {
             target,
-            source,
+            source_mac,
             nonce: None
         }),
         (unicast(), any::<bool>(), any::<bool>(), any::<bool>(), option::of(mac())).prop_map(
-            |(target, router, solicited, overrides, target_mac)| Message::NeighbourAdvertisement {
+            |(target, router, solicited, overrides, target_mac)| NdpMessage::NeighbourAdvertisement {
                 target,
                 router,
                 solicited,

@@ -1,7 +1,7 @@
 //! Runs packet scripts: `ginnel-script [--backend kernel|ginnel] [--ip v4|v6] [--repeat N] FILES…`.
 
 use ginnel_testkit::script::ast::{BackendKind, IpVersion, Script};
-use ginnel_testkit::script::suite::{self, Case, Options, Outcome};
+use ginnel_testkit::script::suite::{self, Case, CaseOutcome, RunOptions};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -19,7 +19,7 @@ struct Arguments {
     backend: Option<BackendKind>,
     ip: Option<IpVersion>,
     repeat: u32,
-    options: Options,
+    options: RunOptions,
     quiet: bool,
     differences: bool,
     files: Vec<PathBuf>,
@@ -30,7 +30,7 @@ fn arguments() -> Result<Arguments, String> {
         backend: None,
         ip: None,
         repeat: 1,
-        options: Options::default(),
+        options: RunOptions::default(),
         quiet: false,
         differences: false,
         files: Vec::new(),
@@ -110,16 +110,16 @@ fn main() -> ExitCode {
             }
         }
     }
-    let report = |case: Case<'_>, outcome: &Outcome| match outcome {
-        Outcome::Passed(1) if arguments.quiet => {}
-        Outcome::Passed(1) => println!("ok    {} ({})", case.script.path.display(), case.target),
-        Outcome::Passed(n) => {
+    let report = |case: Case<'_>, outcome: &CaseOutcome| match outcome {
+        CaseOutcome::Passed(1) if arguments.quiet => {}
+        CaseOutcome::Passed(1) => println!("ok    {} ({})", case.script.path.display(), case.target),
+        CaseOutcome::Passed(n) => {
             println!("ok    {} ({}) at attempt {n}", case.script.path.display(), case.target)
         }
-        Outcome::Failed(failure) => println!("FAIL  {failure}"),
+        CaseOutcome::Failed(failure) => println!("FAIL  {failure}"),
     };
     let outcomes = suite::run_all(&cases, arguments.options, &report);
-    let failed = outcomes.iter().filter(|o| matches!(o, Outcome::Failed(_))).count();
+    let failed = outcomes.iter().filter(|o| matches!(o, CaseOutcome::Failed(_))).count();
     println!("{} passed, {failed} failed", outcomes.len() - failed);
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

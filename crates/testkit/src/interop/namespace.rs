@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Where this differs from the settings that packet scripts depend on: what they switch off because it makes single packets hard to
 /// foresee is on here.
-const SETTINGS: &[(&str, &str)] =
+const INTEROP_SYSCTLS: &[(&str, &str)] =
     &[("net.ipv4.tcp_comp_sack_nr", "44"), ("net.ipv4.ping_group_range", "0 2147483647")];
 
 /// A network namespace. It goes when this value, all sockets and devices in it and all threads that entered it are gone.
@@ -30,12 +30,12 @@ impl Namespace {
         let create = || {
             sys::enter_new_network_namespace()?;
             settings::apply_defaults()?;
-            for (name, value) in SETTINGS {
+            for (name, value) in INTEROP_SYSCTLS {
                 settings::set_sysctl(name, value)?;
             }
             File::open("/proc/thread-self/ns/net")
         };
-        let namespace = Self { file: on_a_thread(create)? };
+        let namespace = Self { file: run_on_new_thread(create)? };
         namespace.ip("link set lo up")?;
         Ok(namespace)
     }
@@ -53,7 +53,7 @@ impl Namespace {
     /// # Errors
     /// What the kernel answered, or what `work` returned.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> io::Result<R> + Send) -> io::Result<R> {
-        on_a_thread(|| {
+        run_on_new_thread(|| {
             self.enter()?;
             work()
         })
@@ -122,7 +122,7 @@ impl Namespace {
     ///
     /// # Errors
     /// [`io::ErrorKind::TimedOut`] with what the last attempt ended with.
-    pub fn wait_until_reached(&self, address: IpAddr) -> io::Result<()> {
+    pub fn wait_until_reachable(&self, address: IpAddr) -> io::Result<()> {
         // Nobody listens there, so that a reset is the answer.
         let there = SocketAddr::new(address, 9);
         let mut last = None;
@@ -191,7 +191,7 @@ pub fn unavailable() -> Option<String> {
 }
 
 /// Namespaces belong to threads, so what concerns one happens on a thread that ends with it.
-fn on_a_thread<R: Send>(work: impl FnOnce() -> io::Result<R> + Send) -> io::Result<R> {
+fn run_on_new_thread<R: Send>(work: impl FnOnce() -> io::Result<R> + Send) -> io::Result<R> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, work)?;
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -6,7 +6,7 @@
 
 use super::calls::Fd;
 use super::names::INFO_CONSTANTS;
-use super::scanner::{Parsed, Scanner};
+use super::scanner::{ParseResult, Scanner};
 use std::collections::BTreeMap;
 
 /// Values of a connection by field name, with the prefix `tcpi_`.
@@ -66,7 +66,7 @@ pub enum Operator {
 }
 
 /// Operators by binding strength; within a level a longer spelling comes before its prefix.
-const LEVELS: [&[(&str, Operator)]; 6] = [
+const PRECEDENCE: [&[(&str, Operator)]; 6] = [
     &[("||", Operator::Or)],
     &[("&&", Operator::And)],
     &[
@@ -84,7 +84,7 @@ const LEVELS: [&[(&str, Operator)]; 6] = [
 
 impl Assertion {
     /// Parses what stands between `%{` and `}%`; the scanner stands behind `%{`.
-    pub fn parse(s: &mut Scanner<'_>) -> Parsed<Self> {
+    pub fn parse(s: &mut Scanner<'_>) -> ParseResult<Self> {
         let line = s.line();
         let text = s.take_until("}%")?;
         let at_line = |mut e: super::scanner::ParseError| {
@@ -116,8 +116,8 @@ impl Assertion {
     }
 }
 
-fn expression(s: &mut Scanner<'_>, level: usize) -> Parsed<Expr> {
-    let Some(operators) = LEVELS.get(level) else { return operand(s) };
+fn expression(s: &mut Scanner<'_>, level: usize) -> ParseResult<Expr> {
+    let Some(operators) = PRECEDENCE.get(level) else { return operand(s) };
     let mut left = expression(s, level + 1)?;
     'more: loop {
         for (text, operator) in *operators {
@@ -133,7 +133,7 @@ fn expression(s: &mut Scanner<'_>, level: usize) -> Parsed<Expr> {
     }
 }
 
-fn operand(s: &mut Scanner<'_>) -> Parsed<Expr> {
+fn operand(s: &mut Scanner<'_>) -> ParseResult<Expr> {
     if s.take("(") {
         let inner = expression(s, 0)?;
         s.expect(")")?;

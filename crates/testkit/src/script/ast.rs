@@ -71,7 +71,7 @@ impl fmt::Display for Target {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Which stack departs from what the RFC (or the other stack) does.
-    pub who: BackendKind,
+    pub backend: BackendKind,
     /// What it does, and the section that decides.
     pub reason: String,
 }
@@ -175,7 +175,7 @@ impl Script {
     /// The runs the script asks for.
     pub fn targets(&self) -> Vec<Target> {
         let backends = [BackendKind::Kernel, BackendKind::Ginnel];
-        let wanted = |b: &BackendKind| self.directives.only.as_ref().is_none_or(|only| only.who == *b);
+        let wanted = |b: &BackendKind| self.directives.only.as_ref().is_none_or(|only| only.backend == *b);
         let backends: Vec<_> = backends.into_iter().filter(wanted).collect();
         let with_ip =
             |ip: &IpVersion| backends.iter().map(|&backend| Target { backend, ip: *ip }).collect::<Vec<_>>();
@@ -255,12 +255,12 @@ pub struct Packet {
     /// Which of the script's connections, from 1 (`<2 S …`).
     pub flow: u16,
     /// What it carries.
-    pub body: Body,
+    pub body: PacketBody,
 }
 
 /// What a packet carries.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Body {
+pub enum PacketBody {
     /// A TCP segment.
     Tcp(Segment),
     /// An ICMP error about a segment of ours.

@@ -1,6 +1,6 @@
 //! Socket calls as scripts write them, typed.
 
-use super::names::{Errno, MsgFlags, PollEvents, QueueQuery, Shut, SockOpt};
+use super::names::{Errno, MsgFlags, PollEvents, ShutdownHow, SockOpt, SocketIoctl};
 
 /// A file descriptor as numbered in the script; each backend maps it to what it stands for.
 pub type Fd = i32;
@@ -13,12 +13,12 @@ pub struct Call {
     /// The text as written, for messages.
     pub text: String,
     /// What it must return.
-    pub expect: Expect,
+    pub expect: ExpectedReturn,
 }
 
 /// What a call must return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Expect {
+pub struct ExpectedReturn {
     /// The value; `None` is `*`.
     pub value: Option<i64>,
     /// The error, if the value is -1.
@@ -82,7 +82,7 @@ pub enum Op {
         /// Socket.
         fd: Fd,
         /// Which direction.
-        how: Shut,
+        how: ShutdownHow,
     },
     /// `setsockopt`.
     SetOption {
@@ -115,11 +115,11 @@ pub enum Op {
         timeout_ms: i32,
     },
     /// `ioctl(4, SIOCINQ, [n])`.
-    Queued {
+    Ioctl {
         /// Socket.
         fd: Fd,
         /// Which.
-        query: QueueQuery,
+        query: SocketIoctl,
         /// What must come back.
         expected: i64,
     },
@@ -141,7 +141,7 @@ impl Op {
             | Self::SetOption { fd, .. }
             | Self::GetOption { fd, .. }
             | Self::Fcntl { fd }
-            | Self::Queued { fd, .. } => Some(*fd),
+            | Self::Ioctl { fd, .. } => Some(*fd),
         }
     }
 }
@@ -175,7 +175,7 @@ pub struct PollEntry {
 
 /// What a call returned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Returned {
+pub struct CallResult {
     /// Value, -1 on error.
     pub value: i64,
     /// Error.
@@ -188,7 +188,7 @@ pub struct Returned {
     pub data: Vec<u8>,
 }
 
-impl Returned {
+impl CallResult {
     /// A plain value.
     pub fn value(value: i64) -> Self {
         Self { value, ..Self::default() }

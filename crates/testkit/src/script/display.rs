@@ -1,6 +1,6 @@
 //! Prints packets in the syntax of scripts.
 
-use super::ast::{Body, Ecn, Flags, Icmp, IcmpKind, MssValue, Packet, Segment, TcpOpt, TsValue};
+use super::ast::{Ecn, Flags, Icmp, IcmpKind, MssValue, Packet, PacketBody, Segment, TcpOpt, TsValue};
 use core::fmt;
 
 impl fmt::Display for Flags {
@@ -108,8 +108,8 @@ impl fmt::Display for Packet {
             write!(f, "{}", self.flow)?;
         }
         match &self.body {
-            Body::Tcp(segment) => write!(f, " {segment}"),
-            Body::Icmp(icmp) => write!(f, " {icmp}"),
+            PacketBody::Tcp(segment) => write!(f, " {segment}"),
+            PacketBody::Icmp(icmp) => write!(f, " {icmp}"),
         }
     }
 }

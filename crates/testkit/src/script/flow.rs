@@ -21,11 +21,11 @@ pub struct Flow {
     /// The stack's next SYN is of a new connection, so its number is to be learnt.
     expects_new_isn: bool,
     /// Script number of the stack's last SYN: data starts one behind it.
-    local_start: u32,
+    local_syn: u32,
     /// Added to script numbers of the remote direction.
     remote_isn: u32,
     /// Script number of the last SYN the script sent.
-    remote_start: u32,
+    remote_syn: u32,
     /// The stack's first timestamp: script value, wire value, and when it came.
     timestamp_base: Option<(u32, u32)>,
     /// The stack's newest timestamp on the wire.
@@ -51,9 +51,9 @@ impl Flow {
             remote_port,
             local_isn: None,
             expects_new_isn: true,
-            local_start: 0,
+            local_syn: 0,
             remote_isn,
-            remote_start: 0,
+            remote_syn: 0,
             timestamp_base: None,
             last_timestamp: 0,
             last_window: u16::MAX,
@@ -61,7 +61,7 @@ impl Flow {
     }
 
     /// Whether a segment of the stack belongs to this flow.
-    pub fn owns(&self, segment: &WireSegment) -> bool {
+    pub fn matches(&self, segment: &WireSegment) -> bool {
         self.local_port == segment.src_port && self.remote_port == segment.dst_port
     }
 
@@ -82,7 +82,7 @@ impl Flow {
         }
         if actual.flags.has(Flags::SYN) && expected.flags.has(Flags::SYN) && self.expects_new_isn {
             self.local_isn = Some(actual.seq.wrapping_sub(expected.seq));
-            self.local_start = expected.seq;
+            self.local_syn = expected.seq;
             self.expects_new_isn = false;
             self.timestamp_base = None;
         }
@@ -129,11 +129,11 @@ impl Flow {
     pub fn to_wire(&mut self, script: &Segment) -> WireSegment {
         let has = |flag| script.flags.has(flag);
         // A SYN repeated must be answered with the same number, one behind a reset or with another number need not.
-        if has(Flags::RST) || has(Flags::SYN) && script.seq != self.remote_start {
+        if has(Flags::RST) || has(Flags::SYN) && script.seq != self.remote_syn {
             self.expects_new_isn = true;
         }
         if has(Flags::SYN) {
-            self.remote_start = script.seq;
+            self.remote_syn = script.seq;
         }
         self.last_window = script.window.unwrap_or(self.last_window);
         let seq = script.seq.wrapping_add(self.remote_isn);
@@ -144,7 +144,7 @@ impl Flow {
             TcpOpt::Ts { val, ecr } => TcpOpt::Ts { val: *val, ecr: TsValue::Number(self.echo(*ecr)) },
             other => other.clone(),
         });
-        let first = script.seq.wrapping_sub(self.remote_start).wrapping_sub(u32::from(!has(Flags::SYN)));
+        let first = script.seq.wrapping_sub(self.remote_syn).wrapping_sub(u32::from(!has(Flags::SYN)));
         WireSegment {
             ecn: script.ecn.unwrap_or(super::ast::Ecn::NotEct),
             ttl: script.ttl.unwrap_or(64),
@@ -170,7 +170,7 @@ impl Flow {
 
     /// The payload that a segment of the stack with this script number must carry.
     pub fn expected_payload(&self, seq: u32, len: usize, syn: bool) -> Vec<u8> {
-        let first = seq.wrapping_sub(self.local_start).wrapping_sub(u32::from(!syn));
+        let first = seq.wrapping_sub(self.local_syn).wrapping_sub(u32::from(!syn));
         (0..len as u32).map(|i| local_byte(first.wrapping_add(i).into())).collect()
     }
 }
@@ -200,19 +200,20 @@ pub fn local_byte(offset: u64) -> u8 {
 
 /// Whether an expected option list fits the actual one: same options in the same order; `*` fits anything, the
 /// timestamp value may differ by `timestamp_slack`.
-pub fn options_fit(expected: &[TcpOpt], actual: &[TcpOpt], mss: u16, timestamp_slack: Duration) -> bool {
+pub fn options_match(expected: &[TcpOpt], actual: &[TcpOpt], mss: u16, timestamp_slack: Duration) -> bool {
     let fits = |pair: (&TcpOpt, &TcpOpt)| match pair {
         (TcpOpt::Mss(None), TcpOpt::Mss(_)) | (TcpOpt::Wscale(None), TcpOpt::Wscale(_)) => true,
         (TcpOpt::Mss(Some(MssValue::Link)), TcpOpt::Mss(Some(MssValue::Number(n)))) => *n == mss,
         (TcpOpt::Ts { val, ecr }, TcpOpt::Ts { val: actual_val, ecr: actual_ecr }) => {
-            ts_fits(*val, *actual_val, timestamp_slack) && ts_fits(*ecr, *actual_ecr, Duration::ZERO)
+            timestamp_matches(*val, *actual_val, timestamp_slack)
+                && timestamp_matches(*ecr, *actual_ecr, Duration::ZERO)
         }
         (expected, actual) => expected == actual,
     };
     expected.len() == actual.len() && expected.iter().zip(actual).all(fits)
 }
 
-fn ts_fits(expected: TsValue, actual: TsValue, slack: Duration) -> bool {
+fn timestamp_matches(expected: TsValue, actual: TsValue, slack: Duration) -> bool {
     match (expected, actual) {
         (TsValue::Number(expected), TsValue::Number(actual)) => {
             let apart = actual.wrapping_sub(expected) as i32;

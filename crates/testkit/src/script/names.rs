@@ -145,7 +145,7 @@ impl fmt::Display for PollEvents {
 
 /// Directions of `shutdown`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shut {
+pub enum ShutdownHow {
     /// `SHUT_RD`.
     Read,
     /// `SHUT_WR`.
@@ -156,7 +156,7 @@ pub enum Shut {
 
 /// What `ioctl` can ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QueueQuery {
+pub enum SocketIoctl {
     /// `SIOCINQ` (`FIONREAD`): bytes to read.
     Unread,
     /// `SIOCOUTQ`: bytes not acknowledged.
@@ -167,7 +167,7 @@ pub enum QueueQuery {
     AtMark,
 }
 
-impl QueueQuery {
+impl SocketIoctl {
     /// The request with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {

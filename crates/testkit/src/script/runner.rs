@@ -1,17 +1,17 @@
 //! Runs the events of a script against a backend.
 
 use super::assertion::Assertion;
-use super::ast::{BackendKind, Body, Event, EventKind, Flags, Packet, Script, Segment, Target, Time};
+use super::ast::{BackendKind, Event, EventKind, Flags, Packet, PacketBody, Script, Segment, Target, Time};
 use super::backend::Backend;
-use super::calls::{Call, Fd, Op, Returned};
-use super::flow::{Flow, local_byte, options_fit, remote_byte};
+use super::calls::{Call, CallResult, Fd, Op};
+use super::flow::{Flow, local_byte, options_match, remote_byte};
 use super::report::{Failure, History};
-use super::wire::{Spoil, WireIcmp, WireSegment, addresses};
+use super::wire::{Corruption, WireIcmp, WireSegment, addresses};
 use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
 
 /// How long after the latest permitted time a packet is waited for, so that the report can say how late it was.
-const GRACE: Duration = Duration::from_millis(100);
+const LATE_PACKET_GRACE: Duration = Duration::from_millis(100);
 
 /// Runs one script against one stack.
 pub fn run(script: &Script, target: Target, backend: &mut dyn Backend) -> Result<(), Failure> {
@@ -20,12 +20,12 @@ pub fn run(script: &Script, target: Target, backend: &mut dyn Backend) -> Result
         target,
         backend,
         flows: BTreeMap::new(),
-        waiting: VecDeque::new(),
+        unmatched: VecDeque::new(),
         history: History::default(),
         last: Duration::ZERO,
         nominal: Duration::ZERO,
         streams: BTreeMap::new(),
-        newest: None,
+        latest_fd: None,
         pending: Vec::new(),
     };
     let mut line = 0;
@@ -50,8 +50,8 @@ pub fn run(script: &Script, target: Target, backend: &mut dyn Backend) -> Result
 }
 
 /// A blocking call that has not returned.
-struct Pending {
-    ticket: usize,
+struct PendingCall {
+    call_id: usize,
     call: Call,
     line: u32,
     /// When it may return.
@@ -61,7 +61,7 @@ struct Pending {
 
 /// Bytes of a descriptor's streams so far.
 #[derive(Clone, Copy, Default)]
-struct Streams {
+struct StreamOffsets {
     read: u64,
     written: u64,
 }
@@ -72,22 +72,22 @@ struct Runner<'a> {
     backend: &'a mut dyn Backend,
     flows: BTreeMap<u16, Flow>,
     /// Segments of the stack that no event has matched yet.
-    waiting: VecDeque<(Duration, WireSegment)>,
+    unmatched: VecDeque<(Duration, WireSegment)>,
     history: History,
     /// When the last event really happened.
     last: Duration,
     /// When it should have happened.
     nominal: Duration,
-    streams: BTreeMap<Fd, Streams>,
+    streams: BTreeMap<Fd, StreamOffsets>,
     /// The descriptor connected or accepted last.
-    newest: Option<Fd>,
-    pending: Vec<Pending>,
+    latest_fd: Option<Fd>,
+    pending: Vec<PendingCall>,
 }
 
-type Step = Result<(), String>;
+type StepResult = Result<(), String>;
 
 impl Runner<'_> {
-    fn event(&mut self, event: &Event) -> Step {
+    fn event(&mut self, event: &Event) -> StepResult {
         let (earliest, latest) = match event.time {
             Time::Relative { from, to } => {
                 let nominal = self.nominal;
@@ -103,7 +103,7 @@ impl Runner<'_> {
         if let EventKind::Outbound(packet) = &event.kind {
             return self.outbound(packet, earliest, latest);
         }
-        self.pass_time(earliest)?;
+        self.wait_until(earliest)?;
         self.last = self.backend.now();
         match &event.kind {
             EventKind::Inbound(packet) => self.inbound(packet),
@@ -126,18 +126,18 @@ impl Runner<'_> {
     }
 
     /// Waits until `until`; a packet that comes long before it is one that the script does not expect.
-    fn pass_time(&mut self, until: Duration) -> Step {
+    fn wait_until(&mut self, until: Duration) -> StepResult {
         while self.receive(until)? {}
-        self.harvest()?;
+        self.check_finished_calls()?;
         let tolerance = self.script.directives.tolerance;
-        match self.waiting.front() {
-            Some((at, _)) if *at + tolerance < until => self.unexpected(),
+        match self.unmatched.front() {
+            Some((at, _)) if *at + tolerance < until => self.check_nothing_unmatched(),
             _ => Ok(()),
         }
     }
 
-    fn unexpected(&mut self) -> Step {
-        let Some((at, segment)) = self.waiting.pop_front() else { return Ok(()) };
+    fn check_nothing_unmatched(&mut self) -> StepResult {
+        let Some((at, segment)) = self.unmatched.pop_front() else { return Ok(()) };
         let text = self.actual_text(&segment);
         self.history.add(at, &format!(">{text}"));
         Err(format!("the stack sent a packet that is not expected: >{text}"))
@@ -149,7 +149,7 @@ impl Runner<'_> {
         while let Some(sent) = self.backend.wait(until) {
             match WireSegment::from_bytes(&sent.packet, local, remote) {
                 Ok(Some(segment)) => {
-                    self.waiting.push_back((sent.at, segment));
+                    self.unmatched.push_back((sent.at, segment));
                     return Ok(true);
                 }
                 Ok(None) => {}
@@ -161,9 +161,9 @@ impl Runner<'_> {
 
     /// A segment of the stack, with its flow's number, in the script's numbers.
     fn actual_text(&self, segment: &WireSegment) -> String {
-        match self.flows.iter().find(|(_, flow)| flow.owns(segment)) {
+        match self.flows.iter().find(|(_, flow)| flow.matches(segment)) {
             Some((number, flow)) => {
-                let body = Body::Tcp(flow.to_script(segment));
+                let body = PacketBody::Tcp(flow.to_script(segment));
                 Packet { flow: *number, body }.to_string()
             }
             None => {
@@ -173,18 +173,21 @@ impl Runner<'_> {
         }
     }
 
-    fn outbound(&mut self, packet: &Packet, earliest: Duration, latest: Duration) -> Step {
-        let Body::Tcp(expected) = &packet.body else { return Err("only TCP can be expected".into()) };
+    fn outbound(&mut self, packet: &Packet, earliest: Duration, latest: Duration) -> StepResult {
+        let PacketBody::Tcp(expected) = &packet.body else { return Err("only TCP can be expected".into()) };
         let tolerance = self.script.directives.tolerance;
         let since_last = earliest.saturating_sub(self.last);
-        let bound = latest.saturating_add(tolerance + self.backend.lateness(since_last));
-        if self.waiting.is_empty() {
-            let limit =
-                if latest == Duration::MAX { self.last + Duration::from_secs(150) } else { bound + GRACE };
+        let bound = latest.saturating_add(tolerance + self.backend.timer_slack(since_last));
+        if self.unmatched.is_empty() {
+            let limit = if latest == Duration::MAX {
+                self.last + Duration::from_secs(150)
+            } else {
+                bound + LATE_PACKET_GRACE
+            };
             self.receive(limit)?;
         }
-        self.harvest()?;
-        let Some((at, segment)) = self.waiting.pop_front() else {
+        self.check_finished_calls()?;
+        let Some((at, segment)) = self.unmatched.pop_front() else {
             return Err(match bound {
                 Duration::MAX => format!("no packet came for a long time; expected >{packet}"),
                 _ => format!("no packet came until {:.6}; expected >{packet}", bound.as_secs_f64()),
@@ -198,12 +201,12 @@ impl Runner<'_> {
             let (src, dst, isn) = (segment.src_port, segment.dst_port, self.script.directives.remote_isn);
             self.flows.entry(number).or_insert_with(|| Flow::active(src, dst, isn));
         }
-        if let Some(flow) = self.flows.get_mut(&number).filter(|flow| flow.owns(&segment)) {
+        if let Some(flow) = self.flows.get_mut(&number).filter(|flow| flow.matches(&segment)) {
             flow.learn(expected, &segment);
         }
         let text = self.actual_text(&segment);
         self.history.add(at, &format!(">{text}"));
-        let Some(flow) = self.flows.get(&number).filter(|flow| flow.owns(&segment)) else {
+        let Some(flow) = self.flows.get(&number).filter(|flow| flow.matches(&segment)) else {
             return Err(format!("packet of another connection\n  expected >{packet}\n  actual   >{text}"));
         };
         let drift = at.abs_diff(self.nominal);
@@ -245,7 +248,7 @@ impl Runner<'_> {
             Some(ecn) => wire.ecn == ecn,
         };
         let options_fit = match (&expected.options, &actual.options) {
-            (Some(expected), Some(actual)) => options_fit(expected, actual, mss, slack),
+            (Some(expected), Some(actual)) => options_match(expected, actual, mss, slack),
             _ => true,
         };
         let syn = wire.flags.has(Flags::SYN);
@@ -253,7 +256,7 @@ impl Runner<'_> {
         let may_push = self.target.backend == BackendKind::Kernel
             && (!wire.payload.is_empty() || wire.flags.has(Flags::FIN));
         let checks = [
-            ("flags", flags_fit(expected.flags, actual.flags, may_push)),
+            ("flags", flags_match(expected.flags, actual.flags, may_push)),
             ("sequence number", expected.seq == actual.seq),
             ("length", expected.len == actual.len),
             ("acknowledgement number", expected.ack == actual.ack),
@@ -272,19 +275,19 @@ impl Runner<'_> {
         checks.into_iter().filter(|(_, fits)| !fits).map(|(name, _)| name).collect()
     }
 
-    fn inbound(&mut self, packet: &Packet) -> Step {
+    fn inbound(&mut self, packet: &Packet) -> StepResult {
         let (local, remote) = addresses(self.target.ip);
         let isn = self.script.directives.remote_isn;
         let flow = self.flows.entry(packet.flow).or_insert_with(|| Flow::passive(packet.flow, isn));
         let bytes = match &packet.body {
-            Body::Tcp(segment) => {
-                let spoil = Spoil { checksum: segment.bad_checksum, data_offset: segment.data_offset };
+            PacketBody::Tcp(segment) => {
+                let spoil = Corruption { checksum: segment.bad_checksum, data_offset: segment.data_offset };
                 let mut wire = flow.to_wire(segment);
                 let mss = self.script.directives.mtu.saturating_sub(self.target.ip.header_bytes()) as u16;
                 resolve_mss(&mut wire, mss);
                 wire.to_bytes(remote, local, spoil)
             }
-            Body::Icmp(icmp) => {
+            PacketBody::Icmp(icmp) => {
                 let error = WireIcmp {
                     kind: icmp.kind,
                     mtu: icmp.mtu,
@@ -304,7 +307,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn call(&mut self, call: &Call) -> Step {
+    fn call(&mut self, call: &Call) -> StepResult {
         let (new_fd, data) = self.prepare(call);
         let returned = self.backend.call(&call.op, new_fd, &data);
         self.history.add(self.last, &format!("{} = {}", call.text, returned_text(&returned)));
@@ -332,21 +335,21 @@ impl Runner<'_> {
         let (new_fd, data) = self.prepare(call);
         self.history.add(self.last, &format!("{} …", call.text));
         let ticket = line as usize;
-        self.pending.push(Pending { ticket, call: call.clone(), line, from: self.last, until });
+        self.pending.push(PendingCall { call_id: ticket, call: call.clone(), line, from: self.last, until });
         self.backend.call_blocking(ticket, &call.op, new_fd, &data);
     }
 
     /// Checks the blocking calls that returned.
-    fn harvest(&mut self) -> Step {
-        while let Some(done) = self.backend.finished() {
-            let Some(index) = self.pending.iter().position(|p| p.ticket == done.ticket) else { continue };
+    fn check_finished_calls(&mut self) -> StepResult {
+        while let Some(done) = self.backend.take_finished_call() {
+            let Some(index) = self.pending.iter().position(|p| p.call_id == done.call_id) else { continue };
             let pending = self.pending.remove(index);
             let text = returned_text(&done.returned);
             self.history.add(done.at, &format!("{} = {text} (of line {})", pending.call.text, pending.line));
             self.check_returned(&pending.call, &done.returned)
                 .map_err(|message| format!("line {}: {message}", pending.line))?;
             let tolerance = self.script.directives.tolerance;
-            let late = tolerance + self.backend.lateness(pending.until.saturating_sub(pending.from));
+            let late = tolerance + self.backend.timer_slack(pending.until.saturating_sub(pending.from));
             if done.at + tolerance < pending.until || done.at > pending.until + late {
                 let (at, until) = (done.at.as_secs_f64(), pending.until.as_secs_f64());
                 return Err(format!(
@@ -358,7 +361,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn check_returned(&mut self, call: &Call, returned: &Returned) -> Step {
+    fn check_returned(&mut self, call: &Call, returned: &CallResult) -> StepResult {
         let expect = call.expect;
         let fits = expect.value.is_none_or(|v| match call.op {
             // The number of a new descriptor is the script's own.
@@ -373,16 +376,16 @@ impl Runner<'_> {
             };
             return Err(format!("{} returned {text}, expected {wanted}", call.text));
         }
-        self.newest = match call.op {
+        self.latest_fd = match call.op {
             Op::Accept { .. } if returned.value >= 0 => expect.value.map(|v| v as Fd),
             Op::Connect { fd } => Some(fd),
-            _ => self.newest,
+            _ => self.latest_fd,
         };
         self.check_detail(call, returned)
     }
 
     /// What came back beside the return value.
-    fn check_detail(&mut self, call: &Call, returned: &Returned) -> Step {
+    fn check_detail(&mut self, call: &Call, returned: &CallResult) -> StepResult {
         let done = u64::try_from(returned.value).unwrap_or(0);
         match &call.op {
             Op::Send { fd, .. } => self.streams.entry(*fd).or_default().written += done,
@@ -399,7 +402,7 @@ impl Runner<'_> {
                     self.streams.entry(*fd).or_default().read += done;
                 }
             }
-            Op::GetOption { expected, .. } | Op::Queued { expected, .. }
+            Op::GetOption { expected, .. } | Op::Ioctl { expected, .. }
                 if returned.value == 0 && returned.detail != Some(*expected) =>
             {
                 let got = returned.detail.map_or("nothing".into(), |v| v.to_string());
@@ -420,8 +423,8 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn assert(&mut self, assertion: &Assertion) -> Step {
-        let Some(fd) = assertion.fd.or(self.newest) else {
+    fn assert(&mut self, assertion: &Assertion) -> StepResult {
+        let Some(fd) = assertion.fd.or(self.latest_fd) else {
             return Err("there is no connection to ask about".into());
         };
         let mut info = self.backend.info(fd)?;
@@ -439,24 +442,26 @@ impl Runner<'_> {
     }
 
     /// After the last event: nothing more may come, and every call must have returned.
-    fn finish(&mut self) -> Step {
+    fn finish(&mut self) -> StepResult {
         let mut until = self.backend.now() + self.backend.settle_time();
         for pending in &self.pending {
             until = until.max(
-                pending.until + self.backend.lateness(pending.until.saturating_sub(pending.from)) + GRACE,
+                pending.until
+                    + self.backend.timer_slack(pending.until.saturating_sub(pending.from))
+                    + LATE_PACKET_GRACE,
             );
         }
         while self.receive(until)? {}
-        self.harvest()?;
+        self.check_finished_calls()?;
         if let Some(pending) = self.pending.first() {
             return Err(format!("line {}: {} has not returned", pending.line, pending.call.text));
         }
-        self.unexpected()
+        self.check_nothing_unmatched()
     }
 }
 
 /// PSH must be where the script has it (RFC 9293 §3.9.1.2: on the last segment of a send). The kernel may have it on other segments with data or FIN, too.
-fn flags_fit(expected: Flags, actual: Flags, may_push: bool) -> bool {
+fn flags_match(expected: Flags, actual: Flags, may_push: bool) -> bool {
     expected == actual || may_push && expected.with(Flags::PSH) == actual
 }
 
@@ -469,7 +474,7 @@ fn resolve_mss(segment: &mut WireSegment, link: u16) {
     }
 }
 
-fn returned_text(returned: &Returned) -> String {
+fn returned_text(returned: &CallResult) -> String {
     match returned.errno {
         Some(errno) => format!("{} {errno}", returned.value),
         None => returned.value.to_string(),

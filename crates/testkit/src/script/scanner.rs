@@ -21,7 +21,7 @@ impl fmt::Display for ParseError {
 impl std::error::Error for ParseError {}
 
 /// Result of a parsing step.
-pub type Parsed<T> = Result<T, ParseError>;
+pub type ParseResult<T> = Result<T, ParseError>;
 
 /// A cursor over the text.
 pub struct Scanner<'a> {
@@ -41,18 +41,18 @@ impl<'a> Scanner<'a> {
     }
 
     /// An error at the current line.
-    pub fn error<T>(&self, message: impl Into<String>) -> Parsed<T> {
+    pub fn error<T>(&self, message: impl Into<String>) -> ParseResult<T> {
         Err(ParseError { line: self.line, message: message.into() })
     }
 
     /// An error that names what was expected and what is there.
-    pub fn expected<T>(&self, what: &str) -> Parsed<T> {
+    pub fn expected<T>(&self, what: &str) -> ParseResult<T> {
         let found: String = self.rest.chars().take_while(|c| *c != '\n').take(30).collect();
         let found = if self.rest.is_empty() { "the end of the file".into() } else { format!("`{found}`") };
         self.error(format!("expected {what}, found {found}"))
     }
 
-    fn bump(&mut self, bytes: usize) {
+    fn advance(&mut self, bytes: usize) {
         let (eaten, rest) = self.rest.split_at(bytes);
         self.line += eaten.bytes().filter(|b| *b == b'\n').count() as u32;
         self.rest = rest;
@@ -62,11 +62,11 @@ impl<'a> Scanner<'a> {
     pub fn skip_space(&mut self) {
         loop {
             let space = self.rest.len() - self.rest.trim_start().len();
-            self.bump(space);
+            self.advance(space);
             if self.rest.starts_with("//") {
-                self.bump(self.rest.find('\n').unwrap_or(self.rest.len()));
+                self.advance(self.rest.find('\n').unwrap_or(self.rest.len()));
             } else if self.rest.starts_with("/*") {
-                self.bump(self.rest.find("*/").map_or(self.rest.len(), |at| at + 2));
+                self.advance(self.rest.find("*/").map_or(self.rest.len(), |at| at + 2));
             } else {
                 return;
             }
@@ -106,13 +106,13 @@ impl<'a> Scanner<'a> {
     pub fn take_here(&mut self, text: &str) -> bool {
         let found = self.rest.starts_with(text);
         if found {
-            self.bump(text.len());
+            self.advance(text.len());
         }
         found
     }
 
     /// Takes `text` or fails.
-    pub fn expect(&mut self, text: &str) -> Parsed<()> {
+    pub fn expect(&mut self, text: &str) -> ParseResult<()> {
         if self.take(text) { Ok(()) } else { self.expected(&format!("`{text}`")) }
     }
 
@@ -122,7 +122,7 @@ impl<'a> Scanner<'a> {
         let follows = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let found = self.rest.starts_with(word) && !self.rest[word.len()..].starts_with(follows);
         if found {
-            self.bump(word.len());
+            self.advance(word.len());
         }
         found
     }
@@ -132,20 +132,20 @@ impl<'a> Scanner<'a> {
         self.skip_space();
         let end = self.rest.find(|c| !wanted(c)).unwrap_or(self.rest.len());
         let taken = &self.rest[..end];
-        self.bump(end);
+        self.advance(end);
         taken
     }
 
     /// Everything up to `end`, which is taken too.
-    pub fn take_until(&mut self, end: &str) -> Parsed<&'a str> {
+    pub fn take_until(&mut self, end: &str) -> ParseResult<&'a str> {
         let Some(at) = self.rest.find(end) else { return self.error(format!("`{end}` is missing")) };
         let taken = &self.rest[..at];
-        self.bump(at + end.len());
+        self.advance(at + end.len());
         Ok(taken)
     }
 
     /// A name: letters, digits, underscores.
-    pub fn identifier(&mut self) -> Parsed<&'a str> {
+    pub fn identifier(&mut self) -> ParseResult<&'a str> {
         match self.peek() {
             Some(c) if c.is_ascii_alphabetic() || c == '_' => {
                 Ok(self.take_while(|c| c.is_ascii_alphanumeric() || c == '_'))
@@ -160,7 +160,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// An unsigned number, decimal or `0x…`.
-    pub fn number(&mut self) -> Parsed<u64> {
+    pub fn number(&mut self) -> ParseResult<u64> {
         if !self.at_digit() {
             return self.expected("a number");
         }
@@ -172,13 +172,13 @@ impl<'a> Scanner<'a> {
     }
 
     /// An unsigned number no larger than `T` holds.
-    pub fn number_as<T: TryFrom<u64>>(&mut self) -> Parsed<T> {
+    pub fn number_as<T: TryFrom<u64>>(&mut self) -> ParseResult<T> {
         let value = self.number()?;
         T::try_from(value).or_else(|_| self.error(format!("{value} is too large")))
     }
 
     /// Seconds with up to nine decimal places.
-    pub fn seconds(&mut self) -> Parsed<Duration> {
+    pub fn seconds(&mut self) -> ParseResult<Duration> {
         self.skip_space();
         // `0...` is a range that starts at 0, so a dot belongs to the number only if a digit follows it.
         let bytes = self.rest.as_bytes();
@@ -199,7 +199,7 @@ impl<'a> Scanner<'a> {
         let seconds = if whole == 0 { Some(0) } else { text[..whole].parse().ok() };
         let nanos = format!("{fraction:0<9}").parse().ok();
         let (Some(seconds), Some(nanos)) = (seconds, nanos) else { return self.error("time out of range") };
-        self.bump(end);
+        self.advance(end);
         Ok(Duration::new(seconds, nanos))
     }
 }

@@ -1,12 +1,12 @@
 //! Finds scripts, runs many of them, and lists the differences that they declare.
 
 use super::ast::{BackendKind, Script, Target};
-use super::ginnel::Ginnel;
+use super::ginnel::GinnelBackend;
 use super::kernel;
 use super::parser;
 use super::report::Failure;
 use super::runner;
-use crate::stalls;
+use crate::steal;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io;
@@ -20,14 +20,14 @@ const KERNEL_ATTEMPTS: u32 = 4;
 
 /// How cases are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct RunOptions {
     /// Cases at once. On the kernel they mostly sleep.
     pub jobs: usize,
     /// Failures of a kernel case that count: those of a machine that stood still do not.
     pub kernel_attempts: u32,
 }
 
-impl Default for Options {
+impl Default for RunOptions {
     fn default() -> Self {
         Self { jobs: 32, kernel_attempts: KERNEL_ATTEMPTS }
     }
@@ -44,7 +44,7 @@ pub struct Case<'a> {
 
 /// How a case ended.
 #[derive(Clone, Debug)]
-pub enum Outcome {
+pub enum CaseOutcome {
     /// It passed, at this attempt.
     Passed(u32),
     /// It failed, the last time so.
@@ -85,12 +85,12 @@ pub fn load(path: &Path) -> Result<Script, String> {
 }
 
 /// Runs one case.
-pub fn run_case(case: Case<'_>, options: Options) -> Outcome {
+pub fn run_case(case: Case<'_>, options: RunOptions) -> CaseOutcome {
     let ended = match case.target.backend {
-        BackendKind::Kernel => stalls::in_real_time(options.kernel_attempts, || run_once(case)),
+        BackendKind::Kernel => steal::retry_in_real_time(options.kernel_attempts, || run_once(case)),
         BackendKind::Ginnel => run_once(case).map(|()| 1),
     };
-    ended.map_or_else(|failure| Outcome::Failed(Box::new(failure)), Outcome::Passed)
+    ended.map_or_else(|failure| CaseOutcome::Failed(Box::new(failure)), CaseOutcome::Passed)
 }
 
 /// Runs one case, without a second chance.
@@ -102,7 +102,7 @@ pub fn run_once(case: Case<'_>) -> Result<(), Failure> {
             kernel::with_backend(target, &script.directives, work)
                 .unwrap_or_else(|e| Err(cannot_start(case, &e)))
         }
-        BackendKind::Ginnel => match Ginnel::new(target, &script.directives) {
+        BackendKind::Ginnel => match GinnelBackend::new(target, &script.directives) {
             Ok(mut ginnel) => runner::run(script, target, &mut ginnel),
             Err(problem) => Err(cannot_start(case, &problem)),
         },
@@ -122,9 +122,9 @@ fn cannot_start(case: Case<'_>, error: &dyn std::fmt::Display) -> Failure {
 /// Runs cases in parallel, the longest first, and calls `report` after each.
 pub fn run_all(
     cases: &[Case<'_>],
-    options: Options,
-    report: &(dyn Fn(Case<'_>, &Outcome) + Sync),
-) -> Vec<Outcome> {
+    options: RunOptions,
+    report: &(dyn Fn(Case<'_>, &CaseOutcome) + Sync),
+) -> Vec<CaseOutcome> {
     let mut order: Vec<usize> = (0..cases.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(cases[i].script.nominal_duration(cases[i].target)));
     let next = AtomicUsize::new(0);
@@ -159,7 +159,7 @@ pub fn differences_listing(scripts: &[Script]) -> String {
                 script.directives.differs.iter().collect()
             };
             let name = script.path.strip_prefix("tests/scripts").unwrap_or(&script.path).display();
-            rows.extend(chosen.iter().map(|d| format!("| {name} | {} | {} |", d.who.name(), d.reason)));
+            rows.extend(chosen.iter().map(|d| format!("| {name} | {} | {} |", d.backend.name(), d.reason)));
         }
         if !rows.is_empty() {
             let _ = write!(

@@ -49,7 +49,7 @@ pub struct WireSegment {
 
 /// How a packet is spoilt on purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Spoil {
+pub struct Corruption {
     /// Wrong checksum.
     pub checksum: bool,
     /// This data offset instead of the right one.
@@ -172,7 +172,7 @@ fn option_bytes(option: &TcpOpt, out: &mut Vec<u8>) {
 
 impl WireSegment {
     /// The IP packet from `src` to `dst`. Options are padded with zeros to a multiple of four bytes.
-    pub fn to_bytes(&self, src: IpAddr, dst: IpAddr, spoil: Spoil) -> Vec<u8> {
+    pub fn to_bytes(&self, src: IpAddr, dst: IpAddr, spoil: Corruption) -> Vec<u8> {
         let mut options = Vec::new();
         self.options.iter().for_each(|o| option_bytes(o, &mut options));
         options.resize(options.len().next_multiple_of(4), 0);
@@ -321,7 +321,7 @@ impl WireIcmp {
             options: Vec::new(),
             payload: vec![0; self.len.into()],
         };
-        let mut quote = quoted.to_bytes(local, remote, Spoil::default());
+        let mut quote = quoted.to_bytes(local, remote, Corruption::default());
         let v4 = local.is_ipv4();
         // RFC 792 asks for the header and 8 bytes, RFC 1812 and 4443 for more: the whole TCP header is what routers send today.
         quote.truncate(if v4 { 40 } else { 60 });
@@ -410,7 +410,7 @@ mod tests {
     fn a_segment_survives_the_wire() {
         for ip in [IpVersion::V4, IpVersion::V6] {
             let (local, remote) = addresses(ip);
-            let bytes = sample().to_bytes(local, remote, Spoil::default());
+            let bytes = sample().to_bytes(local, remote, Corruption::default());
             assert_eq!(WireSegment::from_bytes(&bytes, local, remote).unwrap().unwrap(), sample());
         }
     }
@@ -418,9 +418,9 @@ mod tests {
     #[test]
     fn a_spoilt_segment_is_noticed() {
         let (local, remote) = addresses(IpVersion::V4);
-        let bytes = sample().to_bytes(local, remote, Spoil { checksum: true, data_offset: None });
+        let bytes = sample().to_bytes(local, remote, Corruption { checksum: true, data_offset: None });
         assert!(WireSegment::from_bytes(&bytes, local, remote).unwrap_err().contains("checksum"));
-        let bytes = sample().to_bytes(local, remote, Spoil { checksum: false, data_offset: Some(4) });
+        let bytes = sample().to_bytes(local, remote, Corruption { checksum: false, data_offset: Some(4) });
         assert!(WireSegment::from_bytes(&bytes, local, remote).unwrap_err().contains("data offset"));
     }
 
@@ -430,7 +430,7 @@ mod tests {
         assert_eq!(WireSegment::from_bytes(&[0x45, 0, 0, 20], local, remote), Ok(None));
         assert_eq!(WireSegment::from_bytes(&[], local, remote), Ok(None));
         let (local4, remote4) = addresses(IpVersion::V4);
-        let bytes = sample().to_bytes(local4, remote4, Spoil::default());
+        let bytes = sample().to_bytes(local4, remote4, Corruption::default());
         assert_eq!(WireSegment::from_bytes(&bytes, remote4, local4), Ok(None));
     }
 }

@@ -20,7 +20,7 @@ pub struct HostConfig {
     /// MTU of its device in bytes; 0 means 1,500.
     pub mtu: usize,
     /// Data stay unread until the test reads them with [`Host::read`].
-    pub lazy_reader: bool,
+    pub defer_reads: bool,
     /// It obeys router advertisements.
     pub accept_ra: bool,
     /// Neighbours that it need not look for.
@@ -29,7 +29,7 @@ pub struct HostConfig {
 
 /// What a connection received and how it ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Received {
+pub struct ConnRecord {
     /// The bytes, in order.
     pub bytes: Vec<u8>,
     /// The handshake succeeded.
@@ -44,61 +44,61 @@ pub struct Received {
 
 /// Frames that the stack sent, until the simulation takes them.
 #[derive(Clone, Default)]
-pub(crate) struct Outbox(Arc<Mutex<Queue>>);
+pub(crate) struct FrameQueue(Arc<Mutex<QueuedFrames>>);
 
 #[derive(Default)]
-struct Queue {
+struct QueuedFrames {
     frames: Vec<Vec<u8>>,
     /// So many it takes at the most.
-    room: Option<usize>,
+    capacity: Option<usize>,
 }
 
-pub(crate) struct OutboxTx {
-    outbox: Outbox,
+pub(crate) struct FrameQueueTx {
+    queue: FrameQueue,
     capabilities: Capabilities,
-    room: Vec<u8>,
+    buffer: Vec<u8>,
 }
 
-impl Outbox {
+impl FrameQueue {
     /// The frames sent since the last call.
     pub fn take(&self) -> Vec<Vec<u8>> {
         core::mem::take(&mut self.queue().frames)
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, QueuedFrames> {
         self.0.lock().expect("nothing panics while holding it")
     }
 }
 
-impl OutboxTx {
+impl FrameQueueTx {
     /// A device without offloads.
-    pub fn new(outbox: Outbox, mac: [u8; 6], mtu: usize) -> Self {
+    pub fn new(queue: FrameQueue, mac: [u8; 6], mtu: usize) -> Self {
         let capabilities =
             Capabilities { mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false, labels: false };
-        Self { outbox, capabilities, room: Vec::new() }
+        Self { queue, capabilities, buffer: Vec::new() }
     }
 }
 
-impl TxQueue for OutboxTx {
+impl TxQueue for FrameQueueTx {
     fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        let queue = self.outbox.queue();
-        if queue.room.is_some_and(|room| queue.frames.len() >= room) {
+        let queue = self.queue.queue();
+        if queue.capacity.is_some_and(|room| queue.frames.len() >= room) {
             return None;
         }
         drop(queue);
         // What a device lends is never clean.
-        self.room.clear();
-        self.room.resize(len, 0xa5);
-        Some(&mut self.room)
+        self.buffer.clear();
+        self.buffer.resize(len, 0xa5);
+        Some(&mut self.buffer)
     }
 
     fn commit(&mut self, len: usize, _meta: TxMeta) {
-        let frame = self.room[..len].to_vec();
-        self.outbox.queue().frames.push(frame);
+        let frame = self.buffer[..len].to_vec();
+        self.queue.queue().frames.push(frame);
     }
 
     fn flush(&mut self, _now: Instant) {}
@@ -119,16 +119,16 @@ pub struct Host {
     /// Connections that were accepted, in order.
     pub accepted: Vec<Conn>,
     /// What each connection received.
-    pub received: BTreeMap<Conn, Received>,
+    pub received: BTreeMap<Conn, ConnRecord>,
     /// Bytes to be sent as room comes.
     sending: BTreeMap<Conn, (Vec<u8>, usize, bool)>,
     /// Data stay unread.
-    pub lazy_reader: bool,
+    pub defer_reads: bool,
     /// Connections are left in the accept queue.
-    pub lazy_accepter: bool,
+    pub defer_accepts: bool,
     /// Closes when the peer does.
     pub close_on_peer_close: bool,
-    outbox: Outbox,
+    sent_frames: FrameQueue,
 }
 
 impl Host {
@@ -137,9 +137,10 @@ impl Host {
         key[..8].copy_from_slice(&seed.to_le_bytes());
         let mut stack =
             Stack::new(config.stack.clone(), key, now).expect("the test's configuration is valid");
-        let outbox = Outbox::default();
+        let sent_frames = FrameQueue::default();
         let mtu = if config.mtu == 0 { 1500 } else { config.mtu };
-        let port = stack.add_port(Box::new(OutboxTx::new(outbox.clone(), [2, 0, 0, 0, 0, number], mtu)));
+        let port =
+            stack.add_port(Box::new(FrameQueueTx::new(sent_frames.clone(), [2, 0, 0, 0, 0, number], mtu)));
         let v4 = Ipv4Addr::new(10, 0, 0, number);
         let v6 = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into());
         let mut addresses = vec![(IpAddr::V4(v4), 24)];
@@ -163,16 +164,16 @@ impl Host {
             accepted: Vec::new(),
             received: BTreeMap::new(),
             sending: BTreeMap::new(),
-            lazy_reader: config.lazy_reader,
-            lazy_accepter: false,
+            defer_reads: config.defer_reads,
+            defer_accepts: false,
             close_on_peer_close: false,
-            outbox,
+            sent_frames,
         }
     }
 
     /// From now on the device takes so many frames in a turn at the most, or any number.
-    pub fn set_device_room(&mut self, frames: Option<usize>) {
-        self.outbox.queue().room = frames;
+    pub fn set_device_capacity(&mut self, frames: Option<usize>) {
+        self.sent_frames.queue().capacity = frames;
     }
 
     /// Listens on all IPv4 addresses.
@@ -184,7 +185,7 @@ impl Host {
     /// Opens a connection.
     pub fn connect(&mut self, now: Instant, remote: SocketAddr) -> Conn {
         let conn = self.stack.connect(now, remote, &ConnectOptions::default()).expect("there is a route");
-        self.received.insert(conn, Received::default());
+        self.received.insert(conn, ConnRecord::default());
         self.stack.transmit(now);
         conn
     }
@@ -192,11 +193,11 @@ impl Host {
     /// Sends bytes as room comes, then closes the write side if asked to.
     pub fn send_all(&mut self, now: Instant, conn: Conn, bytes: Vec<u8>, then_fin: bool) {
         self.sending.insert(conn, (bytes, 0, then_fin));
-        self.pump(conn);
+        self.send_queued(conn);
         self.stack.transmit(now);
     }
 
-    fn pump(&mut self, conn: Conn) {
+    fn send_queued(&mut self, conn: Conn) {
         let Some((bytes, done, fin)) = self.sending.get_mut(&conn) else { return };
         while *done < bytes.len() {
             match self.stack.send(conn, &bytes[*done..]) {
@@ -240,7 +241,7 @@ impl Host {
         while let Some(event) = self.stack.next_event() {
             self.events.push(event);
             match event {
-                Event::Incoming { listener } if !self.lazy_accepter => {
+                Event::Incoming { listener } if !self.defer_accepts => {
                     if let Some(conn) = self.stack.accept(listener) {
                         self.accepted.push(conn);
                         self.received.entry(conn).or_default().connected = true;
@@ -248,13 +249,13 @@ impl Host {
                 }
                 Event::Connected { conn } => {
                     self.received.entry(conn).or_default().connected = true;
-                    self.pump(conn);
+                    self.send_queued(conn);
                 }
                 Event::Data { conn, data } => {
-                    let lazy = self.lazy_reader || self.stack.buffered(conn) > 0;
+                    let lazy = self.defer_reads || self.stack.buffered(conn) > 0;
                     if lazy {
                         self.stack.consume(conn, data, 0, burst);
-                        if !self.lazy_reader {
+                        if !self.defer_reads {
                             while self.read(conn, 1 << 16) > 0 {}
                         }
                     } else {
@@ -263,8 +264,8 @@ impl Host {
                         self.stack.consume(conn, data, bytes.len(), burst);
                     }
                 }
-                Event::Readable { conn } if !self.lazy_reader => while self.read(conn, 1 << 16) > 0 {},
-                Event::Writable { conn } => self.pump(conn),
+                Event::Readable { conn } if !self.defer_reads => while self.read(conn, 1 << 16) > 0 {},
+                Event::Writable { conn } => self.send_queued(conn),
                 Event::Acked { conn, bytes } => {
                     self.received.entry(conn).or_default().acked += u64::from(bytes)
                 }
@@ -275,7 +276,7 @@ impl Host {
                     }
                 }
                 Event::Closed { conn, reason, .. } => {
-                    while !self.lazy_reader && self.read(conn, 1 << 16) > 0 {}
+                    while !self.defer_reads && self.read(conn, 1 << 16) > 0 {}
                     let r = self.received.entry(conn).or_default();
                     assert!(r.closed.is_none(), "a connection ends once");
                     r.closed = Some(reason);
@@ -286,6 +287,6 @@ impl Host {
     }
 
     pub(super) fn take_sent(&mut self) -> Vec<Vec<u8>> {
-        self.outbox.take()
+        self.sent_frames.take()
     }
 }

@@ -5,8 +5,8 @@
 mod host;
 mod link;
 
-pub use host::{Host, HostConfig, Received};
-pub(crate) use host::{Outbox, OutboxTx};
+pub use host::{ConnRecord, Host, HostConfig};
+pub(crate) use host::{FrameQueue, FrameQueueTx};
 pub use link::{LinkModel, LinkStats};
 
 use crate::checks::Check;
@@ -39,12 +39,12 @@ pub struct Sim {
     in_flight: BinaryHeap<Reverse<InFlight>>,
     order: u64,
     /// When the last step was.
-    stepped: Instant,
+    last_step: Instant,
     rng: Random,
     seed: u64,
     /// Called with (time, sender, frame) for every frame that enters a link.
     pub tap: Option<FrameTap>,
-    watches: Vec<(HostId, Check)>,
+    checks: Vec<(HostId, Check)>,
 }
 
 /// Sees every frame that enters a link.
@@ -67,11 +67,11 @@ impl Sim {
             links,
             in_flight: BinaryHeap::new(),
             order: 0,
-            stepped: Instant::ZERO,
+            last_step: Instant::ZERO,
             rng: Random::new(seed),
             seed,
             tap: None,
-            watches: Vec::new(),
+            checks: Vec::new(),
         }
     }
 
@@ -81,8 +81,8 @@ impl Sim {
     }
 
     /// Fails unless all that the host sends from now on is as `check` wants it.
-    pub fn watch(&mut self, host: HostId, check: Check) {
-        self.watches.push((host, check));
+    pub fn check_sent(&mut self, host: HostId, check: Check) {
+        self.checks.push((host, check));
     }
 
     /// Changes both directions of the link between the two hosts.
@@ -121,9 +121,9 @@ impl Sim {
             return false;
         };
         // A deadline that has come already means another turn at once, but time must pass in the end.
-        let soonest = if self.stepped == self.now { self.now + Duration::from_micros(1) } else { self.now };
+        let soonest = if self.last_step == self.now { self.now + Duration::from_micros(1) } else { self.now };
         self.now = next.max(soonest);
-        self.stepped = self.now;
+        self.last_step = self.now;
         let mut due: Vec<Vec<Vec<u8>>> = self.hosts.iter().map(|_| Vec::new()).collect();
         while self.in_flight.peek().is_some_and(|f| f.0.at <= self.now) {
             if let Some(Reverse(frame)) = self.in_flight.pop() {
@@ -160,8 +160,8 @@ impl Sim {
     pub fn collect(&mut self, id: HostId) {
         let now = self.now;
         for frame in self.hosts[id].take_sent() {
-            for (_, check) in self.watches.iter_mut().filter(|(host, _)| *host == id) {
-                check.look(&frame).unwrap_or_else(|problem| panic!("host {id} at {now:?}: {problem}"));
+            for (_, check) in self.checks.iter_mut().filter(|(host, _)| *host == id) {
+                check.verify(&frame).unwrap_or_else(|problem| panic!("host {id} at {now:?}: {problem}"));
             }
             if let Some(tap) = &mut self.tap {
                 tap(now, id, &frame);
@@ -228,8 +228,8 @@ mod tests {
     fn what_a_host_sends_is_watched() {
         let mut sim = Sim::pair(1);
         // The other host may say what it likes.
-        sim.watch(1, arp() | !arp());
-        sim.watch(0, tcp());
+        sim.check_sent(1, arp() | !arp());
+        sim.check_sent(0, tcp());
         let (now, to) = (sim.now, core::net::SocketAddr::new(sim.hosts[1].v4.into(), 80));
         sim.hosts[0].connect(now, to);
         sim.collect(0);

@@ -6,7 +6,7 @@ use crate::network::{Network, Node};
 use crate::plan::{Ended, Finish, Outcome, Plan};
 use crate::stream::Stream;
 use ginnel::{Config, SocketOptions};
-use ginnel_devices::faults::Counters;
+use ginnel_devices::faults::LinkCounters;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -100,7 +100,7 @@ impl Default for Case {
 }
 
 /// What a case that succeeded reports.
-pub struct Passed {
+pub struct CaseReport {
     pub ginnel: Vec<Outcome>,
     pub kernel: Vec<Outcome>,
     pub took: Duration,
@@ -128,9 +128,9 @@ impl Case {
     ///
     /// # Errors
     /// Everything known about what went wrong.
-    pub fn run(&self) -> Result<Passed, String> {
+    pub fn run(&self) -> Result<CaseReport, String> {
         let start = Instant::now();
-        let mut run = Run::start(self).map_err(|e| format!("{}: setting up: {e}", self.name))?;
+        let mut run = RunningCase::start(self).map_err(|e| format!("{}: setting up: {e}", self.name))?;
         let result = run.wait(start).and_then(|()| run.judge());
         let description = result.as_ref().err().map(|_| run.describe());
         let frames_lost = run.network.faults.up.dropped() + run.network.faults.down.dropped();
@@ -140,7 +140,7 @@ impl Case {
             Ok(()) => {
                 // There is none if the case was to do without.
                 let _ = std::fs::remove_dir_all(self.capture_folder());
-                Ok(Passed { ginnel, kernel, took: start.elapsed(), frames_lost })
+                Ok(CaseReport { ginnel, kernel, took: start.elapsed(), frames_lost })
             }
             Err(problem) => {
                 let text = description.unwrap_or_default();
@@ -172,7 +172,7 @@ impl std::fmt::Debug for Case {
 }
 
 /// A case under way.
-struct Run<'a> {
+struct RunningCase<'a> {
     case: &'a Case,
     network: Network,
     kernel_end: KernelEnd,
@@ -183,7 +183,7 @@ struct Run<'a> {
     kernel: Vec<Outcome>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> RunningCase<'a> {
     fn start(case: &'a Case) -> Result<Self, String> {
         let (network, device) = Network::new(case)?;
         let (to_ginnel, from_ginnel) = channel();
@@ -192,7 +192,7 @@ impl<'a> Run<'a> {
         let kernel_end = KernelEnd::new(case, to_kernel);
         let role = match case.client {
             Client::Kernel if case.listens => Role::Server(ginnel),
-            Client::Kernel => Role::Bystander,
+            Client::Kernel => Role::Idle,
             Client::Ginnel => {
                 if case.listens {
                     kernel_end.serve(&network.host, kernel).map_err(|e| e.to_string())?;
@@ -315,7 +315,7 @@ fn judge(outcome: &Outcome, ended: Ended, own: &Plan, peer: &Plan, stream: Strea
     Ok(())
 }
 
-fn counts(counters: &Counters) -> String {
+fn counts(counters: &LinkCounters) -> String {
     let all = [
         ("offered", &counters.offered),
         ("delivered", &counters.delivered),

@@ -16,30 +16,30 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 const PORT: u16 = 7000;
-const NOBODYS_PORT: u16 = 7001;
+const CLOSED_PORT: u16 = 7001;
 /// How long an answer may take. Only a lost one takes that long.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Payloads that fit, fill a packet of MTU 1,500, just do not (in IPv4 and IPv6), and make many fragments.
 const SIZES: [usize; 10] = [0, 1, 56, 1452, 1453, 1472, 1473, 2960, 8000, 65_000];
 
 /// What Ginnel does with datagrams.
-enum Role {
+enum UdpRole {
     /// Sends each back.
     Echo,
     /// Sends one of each size, and reports what comes back.
-    Ask { remote: SocketAddr, report: Sender<Result<Vec<u8>, UdpError>> },
+    Query { remote: SocketAddr, report: Sender<Result<Vec<u8>, UdpError>> },
 }
 
 struct Datagrams {
     local: SocketAddr,
-    role: Role,
+    role: UdpRole,
 }
 
 impl Handler for Datagrams {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         let open = |e: UdpError| Error::application(e.to_string());
         let socket = cx.udp_bind(self.local, UdpOptions::default()).map_err(open)?;
-        if let Role::Ask { remote, .. } = self.role {
+        if let UdpRole::Query { remote, .. } = self.role {
             cx.udp_connect(socket, remote).map_err(open)?;
             for size in SIZES {
                 cx.udp_send(socket, None, Stream::Request.piece(0, size as u64)).map_err(open)?;
@@ -54,22 +54,22 @@ impl Handler for Datagrams {
 
     fn datagram(&mut self, cx: &mut Context<'_>, socket: UdpHandle, datagram: &Datagram, data: &[u8]) {
         match &self.role {
-            Role::Echo => cx.udp_send(socket, Some(datagram.from), data).expect("the answer leaves"),
-            Role::Ask { report, .. } => {
+            UdpRole::Echo => cx.udp_send(socket, Some(datagram.from), data).expect("the answer leaves"),
+            UdpRole::Query { report, .. } => {
                 let _ = report.send(Ok(data.to_vec()));
             }
         }
     }
 
     fn datagram_error(&mut self, _: &mut Context<'_>, _: UdpHandle, error: UdpError) {
-        if let Role::Ask { report, .. } = &self.role {
+        if let UdpRole::Query { report, .. } = &self.role {
             let _ = report.send(Err(error));
         }
     }
 }
 
 /// The same with the networks that matter: both families, with and without offloads, and reordering, which fragments must survive.
-fn everywhere(test: &str, check: fn(&Case) -> Result<(), String>) {
+fn on_all_networks(test: &str, check: fn(&Case) -> Result<(), String>) {
     let mut cases = Vec::new();
     for family in [Family::V4, Family::V6] {
         for (what, mtu, offload, link) in [
@@ -89,7 +89,7 @@ fn everywhere(test: &str, check: fn(&Case) -> Result<(), String>) {
 /// A case's network with a stack that treats datagrams so.
 fn with_node(
     case: &Case,
-    role: impl FnOnce(&Network) -> Role,
+    role: impl FnOnce(&Network) -> UdpRole,
     work: impl FnOnce(&Network) -> Result<(), String>,
 ) -> Result<(), String> {
     let (network, device) = Network::new(case)?;
@@ -103,7 +103,7 @@ fn with_node(
 fn kernel_socket(network: &Network, port: u16) -> Result<UdpSocket, String> {
     let bind = || {
         let socket = UdpSocket::bind(SocketAddr::new(network.kernel, port))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
         Ok(socket)
     };
     network.host.run(bind).map_err(|e| format!("a UDP socket: {e}"))
@@ -126,10 +126,10 @@ fn received<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 
 #[test]
 fn ginnel_answers_datagrams_of_every_size() {
-    everywhere("Ginnel answers UDP", |case| {
+    on_all_networks("Ginnel answers UDP", |case| {
         with_node(
             case,
-            |_| Role::Echo,
+            |_| UdpRole::Echo,
             |network| {
                 let socket = kernel_socket(network, 0)?;
                 context("connect", socket.connect(SocketAddr::new(network.ginnel, PORT)))?;
@@ -157,13 +157,13 @@ fn ginnel_answers_datagrams_of_every_size() {
 
 #[test]
 fn the_kernel_answers_datagrams_of_every_size() {
-    everywhere("the kernel answers UDP", |case| {
+    on_all_networks("the kernel answers UDP", |case| {
         let (report, reports) = channel();
         let kernel = std::cell::OnceCell::new();
         let role = |network: &Network| {
             let socket = kernel_socket(network, PORT).expect("a free port");
             kernel.set(socket).expect("once");
-            Role::Ask { remote: SocketAddr::new(network.kernel, PORT), report }
+            UdpRole::Query { remote: SocketAddr::new(network.kernel, PORT), report }
         };
         with_node(case, role, |_| {
             let socket = kernel.get().expect("set by now");
@@ -193,7 +193,7 @@ fn echo(socket: &UdpSocket, done: &AtomicBool) {
 fn answers(reports: &Receiver<Result<Vec<u8>, UdpError>>) -> Result<(), String> {
     let mut missing = SIZES.to_vec();
     while !missing.is_empty() {
-        let answer = reports.recv_timeout(PATIENCE).map_err(|_| format!("{missing:?} are missing"))?;
+        let answer = reports.recv_timeout(TIMEOUT).map_err(|_| format!("{missing:?} are missing"))?;
         let answer = answer.map_err(|e| e.to_string())?;
         if answer != Stream::Request.piece(0, answer.len() as u64)[..answer.len()] {
             return Err(format!("wrong bytes in the answer of {} bytes", answer.len()));
@@ -205,13 +205,13 @@ fn answers(reports: &Receiver<Result<Vec<u8>, UdpError>>) -> Result<(), String> 
 
 #[test]
 fn the_kernel_learns_that_nobody_has_a_port() {
-    everywhere("Ginnel has no such port", |case| {
+    on_all_networks("Ginnel has no such port", |case| {
         with_node(
             case,
-            |_| Role::Echo,
+            |_| UdpRole::Echo,
             |network| {
                 let socket = kernel_socket(network, 0)?;
-                context("connect", socket.connect(SocketAddr::new(network.ginnel, NOBODYS_PORT)))?;
+                context("connect", socket.connect(SocketAddr::new(network.ginnel, CLOSED_PORT)))?;
                 for size in [0, 100, 1472] {
                     context("send", socket.send(Stream::Request.piece(0, size)))?;
                     match received(|| socket.recv(&mut [0; 10])) {
@@ -227,12 +227,14 @@ fn the_kernel_learns_that_nobody_has_a_port() {
 
 #[test]
 fn ginnel_learns_that_nobody_has_a_port() {
-    everywhere("the kernel has no such port", |case| {
+    on_all_networks("the kernel has no such port", |case| {
         let (report, reports) = channel();
-        let role =
-            |network: &Network| Role::Ask { remote: SocketAddr::new(network.kernel, NOBODYS_PORT), report };
-        with_node(case, role, |_| match reports.recv_timeout(PATIENCE) {
-            Ok(Err(UdpError::Refused)) => Ok(()),
+        let role = |network: &Network| UdpRole::Query {
+            remote: SocketAddr::new(network.kernel, CLOSED_PORT),
+            report,
+        };
+        with_node(case, role, |_| match reports.recv_timeout(TIMEOUT) {
+            Ok(Err(UdpError::ConnectionRefused)) => Ok(()),
             other => Err(format!("{other:?} instead of a refusal")),
         })
     });
@@ -250,7 +252,7 @@ fn ping_socket(network: &Network, family: Family) -> io::Result<OwnedFd> {
         rustix::net::sockopt::set_socket_timeout(
             &socket,
             rustix::net::sockopt::Timeout::Recv,
-            Some(PATIENCE),
+            Some(TIMEOUT),
         )?;
         rustix::net::connect(&socket, &SocketAddr::new(network.ginnel, 0))?;
         Ok(socket)
@@ -259,10 +261,10 @@ fn ping_socket(network: &Network, family: Family) -> io::Result<OwnedFd> {
 
 #[test]
 fn ginnel_answers_echo_requests_of_every_size() {
-    everywhere("ping", |case| {
+    on_all_networks("ping", |case| {
         with_node(
             case,
-            |_| Role::Echo,
+            |_| UdpRole::Echo,
             |network| {
                 let socket = context("a ping socket", ping_socket(network, case.family))?;
                 let (request, reply) = if case.family == Family::V4 { (8, 0) } else { (128, 129) };

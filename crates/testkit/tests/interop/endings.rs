@@ -7,7 +7,7 @@ use crate::suite;
 const MIB: u64 = 1 << 20;
 
 /// The same for both families and both roles.
-fn everywhere(name: &str, case: &Case) -> Vec<Case> {
+fn in_all_roles(name: &str, case: &Case) -> Vec<Case> {
     let mut cases = Vec::new();
     for family in [Family::V4, Family::V6] {
         for client in [Client::Ginnel, Client::Kernel] {
@@ -24,14 +24,14 @@ fn one_side_closes_and_the_other_answers() {
         (Plan::send(4 * MIB), Plan { send: 4 * MIB, answer_after_fin: true, ..Plan::default() });
     let ginnel = Case { ginnel: asks, kernel: answers, ..Case::default() };
     let kernel = Case { ginnel: answers, kernel: asks, ..Case::default() };
-    let mut cases = everywhere("Ginnel closes its half first", &ginnel);
-    cases.extend(everywhere("the kernel closes its half first", &kernel));
+    let mut cases = in_all_roles("Ginnel closes its half first", &ginnel);
+    cases.extend(in_all_roles("the kernel closes its half first", &kernel));
     suite::run("one_side_closes_and_the_other_answers", 4, cases);
 }
 
 #[test]
 fn connections_that_carry_nothing_close() {
-    suite::run("connections_that_carry_nothing_close", 4, everywhere("nothing is sent", &Case::default()));
+    suite::run("connections_that_carry_nothing_close", 4, in_all_roles("nothing is sent", &Case::default()));
 }
 
 #[test]
@@ -42,10 +42,10 @@ fn resets_reach_the_other_side() {
     for (when, after) in [("soon", 1), ("while receiving", MIB)] {
         let ends = (Ended::Aborted, Ended::Reset);
         let ginnel = Case { ginnel: resets(after), kernel: endless, ends, ..Case::default() };
-        cases.extend(everywhere(&format!("Ginnel resets {when}"), &ginnel));
+        cases.extend(in_all_roles(&format!("Ginnel resets {when}"), &ginnel));
         let ends = (Ended::Reset, Ended::Aborted);
         let kernel = Case { ginnel: endless, kernel: resets(after), ends, ..Case::default() };
-        cases.extend(everywhere(&format!("the kernel resets {when}"), &kernel));
+        cases.extend(in_all_roles(&format!("the kernel resets {when}"), &kernel));
     }
     suite::run("resets_reach_the_other_side", 4, cases);
 }
@@ -58,8 +58,8 @@ fn resets_of_senders_reach_the_receiver() {
         Case { ginnel: resets, kernel: patient, ends: (Ended::Aborted, Ended::Reset), ..Case::default() };
     let kernel =
         Case { ginnel: patient, kernel: resets, ends: (Ended::Reset, Ended::Aborted), ..Case::default() };
-    let mut cases = everywhere("Ginnel resets what it has sent", &ginnel);
-    cases.extend(everywhere("the kernel resets what it has sent", &kernel));
+    let mut cases = in_all_roles("Ginnel resets what it has sent", &ginnel);
+    cases.extend(in_all_roles("the kernel resets what it has sent", &kernel));
     suite::run("resets_of_senders_reach_the_receiver", 4, cases);
 }
 
@@ -72,9 +72,9 @@ fn servers_may_reset_at_once() {
         Case { ginnel: resets, kernel: endless, ends: (Ended::Aborted, Ended::Reset), ..Case::default() };
     let kernel =
         Case { ginnel: endless, kernel: resets, ends: (Ended::Reset, Ended::Aborted), ..Case::default() };
-    let mut cases = everywhere("Ginnel resets at once", &ginnel);
+    let mut cases = in_all_roles("Ginnel resets at once", &ginnel);
     cases.retain(|case| case.client == Client::Kernel);
-    cases.extend(everywhere("the kernel resets at once", &kernel));
+    cases.extend(in_all_roles("the kernel resets at once", &kernel));
     suite::run("servers_may_reset_at_once", 4, cases);
 }
 
@@ -87,15 +87,15 @@ fn closing_with_unread_bytes_resets() {
         Case { ginnel: closes, kernel: endless, ends: (Ended::Aborted, Ended::Reset), ..Case::default() };
     let kernel =
         Case { ginnel: endless, kernel: closes, ends: (Ended::Reset, Ended::Closed), ..Case::default() };
-    let mut cases = everywhere("Ginnel closes with unread bytes", &ginnel);
-    cases.extend(everywhere("the kernel closes with unread bytes", &kernel));
+    let mut cases = in_all_roles("Ginnel closes with unread bytes", &ginnel);
+    cases.extend(in_all_roles("the kernel closes with unread bytes", &kernel));
     suite::run("closing_with_unread_bytes_resets", 4, cases);
 }
 
 #[test]
 fn connections_to_closed_ports_are_refused() {
     let case = Case { listens: false, ends: (Ended::Refused, Ended::Refused), count: 10, ..Case::default() };
-    suite::run("connections_to_closed_ports_are_refused", 4, everywhere("nobody listens", &case));
+    suite::run("connections_to_closed_ports_are_refused", 4, in_all_roles("nobody listens", &case));
 }
 
 /// Handshakes, FINs and resets get lost too.
@@ -104,5 +104,5 @@ fn connections_end_over_a_bad_link() {
     let link = "loss=10% duplicate=5% reorder=5%";
     let plan = Plan::send(1000);
     let bad = Case { ginnel: plan, kernel: plan, count: 200, parallel: 200, link, ..Case::default() };
-    suite::run("connections_end_over_a_bad_link", 4, everywhere("a tenth of all frames is lost", &bad));
+    suite::run("connections_end_over_a_bad_link", 4, in_all_roles("a tenth of all frames is lost", &bad));
 }

@@ -24,7 +24,7 @@ pub enum Role {
     /// Opens `count` connections, `parallel` at a time.
     Client { remote: SocketAddr, count: usize, parallel: usize },
     /// Does nothing.
-    Bystander,
+    Idle,
 }
 
 /// Asks for everything known, as text.
@@ -40,7 +40,7 @@ struct Flow {
     peer_closed: bool,
     paused: bool,
     pause_over: bool,
-    trouble: Option<&'static str>,
+    problem: Option<&'static str>,
     info: Option<TcpInfo>,
 }
 
@@ -54,7 +54,7 @@ pub struct GinnelEnd {
     report: Sender<Outcome>,
     opened: usize,
     /// Connections that must be established before the first sends.
-    together: usize,
+    open_before_sending: usize,
     established: Vec<Conn>,
     flows: HashMap<Conn, Flow>,
     /// Connections with a pause, by the token of its timer.
@@ -75,7 +75,7 @@ impl GinnelEnd {
             incoming,
             report,
             opened: 0,
-            together: if case.all_open { case.count } else { 1 },
+            open_before_sending: if case.all_open { case.count } else { 1 },
             established: Vec::new(),
             flows: HashMap::new(),
             paused: Vec::new(),
@@ -91,7 +91,7 @@ impl GinnelEnd {
             peer_closed: false,
             paused: false,
             pause_over: false,
-            trouble: None,
+            problem: None,
             info: None,
         };
         assert!(self.flows.insert(conn, flow).is_none(), "a handle is not used twice");
@@ -113,26 +113,26 @@ impl GinnelEnd {
         if self.plan.answer_after_fin {
             return;
         }
-        if self.together <= 1 {
-            return self.begin(cx, conn);
+        if self.open_before_sending <= 1 {
+            return self.start_sending(cx, conn);
         }
         self.established.push(conn);
-        if self.established.len() == self.together {
+        if self.established.len() == self.open_before_sending {
             for conn in std::mem::take(&mut self.established) {
-                self.begin(cx, conn);
+                self.start_sending(cx, conn);
             }
         }
     }
 
-    fn begin(&mut self, cx: &mut Context<'_>, conn: Conn) {
+    fn start_sending(&mut self, cx: &mut Context<'_>, conn: Conn) {
         if let Some(flow) = self.flows.get_mut(&conn) {
             flow.started = true;
         }
-        self.go_on(cx, conn);
+        self.send_more(cx, conn);
     }
 
     /// Sends what there is room for, and finishes when everything is done.
-    fn go_on(&mut self, cx: &mut Context<'_>, conn: Conn) {
+    fn send_more(&mut self, cx: &mut Context<'_>, conn: Conn) {
         let plan = self.plan;
         let Some(flow) = self.flows.get_mut(&conn) else { return };
         if !flow.started {
@@ -148,7 +148,7 @@ impl GinnelEnd {
                     }
                 }
                 Err(_) => {
-                    flow.trouble = Some("send was refused");
+                    flow.problem = Some("send was refused");
                     return;
                 }
             }
@@ -163,7 +163,7 @@ impl GinnelEnd {
                 Finish::Reset => cx.abort(conn),
             };
             if result.is_err() {
-                flow.trouble = Some("the handle went stale before its end was reported");
+                flow.problem = Some("the handle went stale before its end was reported");
             }
         }
     }
@@ -176,7 +176,7 @@ impl GinnelEnd {
             let _ = writeln!(
                 text,
                 "  {conn:?}: sent {} received {received} finished {} peer closed {} paused {} trouble {:?}\n    {state}",
-                flow.sent, flow.finished, flow.peer_closed, flow.paused, flow.trouble
+                flow.sent, flow.finished, flow.peer_closed, flow.paused, flow.problem
             );
         }
         let open = self.flows.len();
@@ -216,7 +216,7 @@ impl Handler for GinnelEnd {
                 cx.listen(address, options).map(drop)
             }
             Role::Client { .. } => self.open_more(cx),
-            Role::Bystander => Ok(()),
+            Role::Idle => Ok(()),
         }
     }
 
@@ -245,12 +245,12 @@ impl Handler for GinnelEnd {
                 (flow.paused, flow.pause_over) = (true, true);
                 self.paused.push(conn);
                 if cx.set_timer(pause.time, self.paused.len() as u64 - 1).is_none() {
-                    flow.trouble = Some("no timer left");
+                    flow.problem = Some("no timer left");
                 }
             }
         }
         flow.incoming.take(&data[..taken]);
-        self.go_on(cx, conn);
+        self.send_more(cx, conn);
         taken
     }
 
@@ -263,7 +263,7 @@ impl Handler for GinnelEnd {
     }
 
     fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        self.go_on(cx, conn);
+        self.send_more(cx, conn);
     }
 
     fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
@@ -272,18 +272,18 @@ impl Handler for GinnelEnd {
         if flow.finished {
             flow.info = cx.info(conn).ok();
             if cx.close(conn).is_err() {
-                flow.trouble = Some("the handle went stale before its end was reported");
+                flow.problem = Some("the handle went stale before its end was reported");
             }
         } else if flow.started || !self.plan.answer_after_fin {
-            self.go_on(cx, conn);
+            self.send_more(cx, conn);
         } else {
-            self.begin(cx, conn);
+            self.start_sending(cx, conn);
         }
     }
 
     fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
         let Some(flow) = self.flows.remove(&conn) else { return };
-        let ended = match (flow.trouble, reason) {
+        let ended = match (flow.problem, reason) {
             (Some("send was refused") | None, CloseReason::Reset) => Ended::Reset,
             (Some(trouble), _) => Ended::Otherwise(trouble),
             (_, CloseReason::Normal) => match self.plan.finish {

@@ -56,7 +56,7 @@ impl KernelEnd {
         let accept = move || {
             while let Ok((stream, _)) = listener.accept() {
                 let end = end.clone();
-                let converse = move || end.shared.converse(stream);
+                let converse = move || end.shared.run_connection(stream);
                 if let Err(e) = thread::Builder::new().stack_size(STACK).spawn(converse) {
                     eprintln!("interop: a thread for a connection: {e}");
                 }
@@ -83,7 +83,7 @@ impl KernelEnd {
                 drop(namespace);
                 while opened.fetch_add(1, Ordering::Relaxed) < count {
                     match TcpStream::connect(to) {
-                        Ok(stream) => end.shared.converse(stream),
+                        Ok(stream) => end.shared.run_connection(stream),
                         Err(e) => end.shared.failed(&e),
                     }
                 }
@@ -118,7 +118,7 @@ impl KernelEnd {
 }
 
 /// Where a conversation is.
-struct Talk<'a> {
+struct PlanRun<'a> {
     shared: &'a Shared,
     stream: &'a TcpStream,
     incoming: Verifier,
@@ -138,7 +138,7 @@ impl Shared {
         let _ = self.report.send(outcome);
     }
 
-    fn converse(&self, stream: TcpStream) {
+    fn run_connection(&self, stream: TcpStream) {
         let stream = Arc::new(stream);
         {
             let mut open = self.open.lock().expect("no panic while held");
@@ -158,7 +158,8 @@ impl Shared {
     fn follow_plan(&self, stream: &TcpStream) -> io::Result<Outcome> {
         stream.set_read_timeout(Some(self.limit))?;
         stream.set_write_timeout(Some(self.limit))?;
-        let mut talk = Talk { shared: self, stream, incoming: Verifier::new(self.incoming), paused: false };
+        let mut talk =
+            PlanRun { shared: self, stream, incoming: Verifier::new(self.incoming), paused: false };
         let sent = AtomicU64::new(0);
         let result = talk.follow_plan(&sent);
         let info = info(stream);
@@ -203,7 +204,7 @@ fn send_fin(stream: &TcpStream) -> io::Result<()> {
         .or_else(|e| if e.kind() == ErrorKind::NotConnected { Ok(()) } else { Err(e) })
 }
 
-impl Talk<'_> {
+impl PlanRun<'_> {
     fn follow_plan(&mut self, sent: &AtomicU64) -> io::Result<()> {
         let (shared, stream, plan) = (self.shared, self.stream, self.shared.plan);
         if plan.answer_after_fin {

@@ -127,7 +127,7 @@ fn behind_routers(
     far.ip(&format!("route add {}/{prefix} via {}", at(0, 0), at(1, 1)))?;
     host.ip(&format!("route add {}/{prefix} via {} congctl {}", at(0, 0), at(2, 1), case.congestion))?;
     host.wait_until_local(at(2, 2))?;
-    host.wait_until_reached(at(0, 1))?;
+    host.wait_until_reachable(at(0, 1))?;
     Ok((host, far))
 }
 

@@ -8,7 +8,7 @@ use ginnel::config::TcpConfig;
 use ginnel_stack::tcp::config::{CongestionControl, EcnMode, SynCookies};
 
 /// What both ends must have agreed on.
-type Agreed = fn(&Info) -> bool;
+type AgreedOptions = fn(&Info) -> bool;
 
 /// One combination of settings.
 struct Setting {
@@ -19,7 +19,7 @@ struct Setting {
     check: fn(&Outcome, &Outcome) -> Result<(), String>,
 }
 
-fn agree(ginnel: &Outcome, kernel: &Outcome, agreed: Agreed) -> Result<(), String> {
+fn agree(ginnel: &Outcome, kernel: &Outcome, agreed: AgreedOptions) -> Result<(), String> {
     for (who, outcome) in [("Ginnel", ginnel), ("the kernel", kernel)] {
         if !agreed(&outcome.info) {
             return Err(format!("{who} agreed on something else: {}", outcome.info.text));

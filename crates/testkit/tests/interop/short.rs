@@ -10,20 +10,20 @@ const RESPONSE: u64 = 1000;
 
 /// Who sends the first FIN, and thus keeps TIME_WAIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum First {
+enum FirstFin {
     Client,
     Server,
 }
 
 /// What client and server do for one request with its response.
-fn exchange(first: First) -> (Plan, Plan) {
+fn exchange(first: FirstFin) -> (Plan, Plan) {
     match first {
         // The request ends with FIN, and the response follows it.
-        First::Client => {
+        FirstFin::Client => {
             (Plan::send(REQUEST), Plan { send: RESPONSE, answer_after_fin: true, ..Plan::default() })
         }
         // As HTTP without keep-alive: the end of the response is the server's FIN.
-        First::Server => (
+        FirstFin::Server => (
             Plan { send: REQUEST, finish_after: RESPONSE, ..Plan::default() },
             Plan { send: RESPONSE, finish_after: REQUEST, ..Plan::default() },
         ),
@@ -41,7 +41,7 @@ fn short(count: usize, parallel: usize, link: &'static str) -> Vec<Case> {
     let mut cases = Vec::new();
     for family in [Family::V4, Family::V6] {
         for client in [Client::Ginnel, Client::Kernel] {
-            for first in [First::Client, First::Server] {
+            for first in [FirstFin::Client, FirstFin::Server] {
                 let name =
                     format!("{count} short, {family:?}, {client:?} connects, {first:?} closes first {link}");
                 let case = Case { name, family, count, parallel, link, ..Case::default() };

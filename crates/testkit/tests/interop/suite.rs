@@ -1,6 +1,6 @@
 //! Runs cases beside each other: most of them wait most of the time.
 
-use crate::case::{Case, Passed};
+use crate::case::{Case, CaseReport};
 use ginnel_testkit::interop::unavailable;
 use ginnel_testkit::skip;
 use std::sync::Mutex;
@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// `GINNEL_INTEROP=text` runs only the cases whose names contain the text.
 pub fn run(test: &str, lanes: usize, cases: Vec<Case>) {
-    all(test, lanes, cases, |case| case.run().map(|passed| summary(case, &passed)));
+    run_cases(test, lanes, cases, |case| case.run().map(|passed| summary(case, &passed)));
 }
 
 /// The same for cases that only describe a network.
 pub fn check(test: &str, lanes: usize, cases: Vec<Case>, check: fn(&Case) -> Result<(), String>) {
-    all(test, lanes, cases, |case| {
+    run_cases(test, lanes, cases, |case| {
         let folder = case.capture_folder();
         match check(case) {
             Ok(()) => {
@@ -28,7 +28,12 @@ pub fn check(test: &str, lanes: usize, cases: Vec<Case>, check: fn(&Case) -> Res
     });
 }
 
-fn all(test: &str, lanes: usize, cases: Vec<Case>, run: impl Fn(&Case) -> Result<String, String> + Sync) {
+fn run_cases(
+    test: &str,
+    lanes: usize,
+    cases: Vec<Case>,
+    run: impl Fn(&Case) -> Result<String, String> + Sync,
+) {
     if let Some(reason) = unavailable() {
         return skip(test, &reason);
     }
@@ -57,7 +62,7 @@ fn all(test: &str, lanes: usize, cases: Vec<Case>, run: impl Fn(&Case) -> Result
 }
 
 /// One line about a case that passed.
-fn summary(case: &Case, passed: &Passed) -> String {
+fn summary(case: &Case, passed: &CaseReport) -> String {
     let bytes: u64 = passed.ginnel.iter().chain(&passed.kernel).map(|outcome| outcome.received).sum();
     let seconds = passed.took.as_secs_f64();
     let retransmits = |outcomes: &[crate::plan::Outcome]| -> u32 {

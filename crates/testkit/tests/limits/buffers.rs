@@ -26,7 +26,7 @@ fn read_some(sim: &mut Sim, conn: Conn, bytes: usize) -> usize {
 fn receivers_that_compete_for_memory_all_get_their_bytes() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = POOL);
     sim.hosts[SERVER].listen(80);
-    sim.hosts[SERVER].lazy_reader = true;
+    sim.hosts[SERVER].defer_reads = true;
     let conns: Vec<_> = (0..8).map(|_| connect(&mut sim)).collect();
     sim.run(SECOND / 10);
     let there: Vec<_> = conns.iter().map(|c| served(&sim, *c)).collect();
@@ -103,7 +103,7 @@ fn exchanges(sim: &mut Sim, conn: Conn, there: Conn) -> usize {
 fn connections_that_nobody_reads_do_not_hurt_those_that_are_read() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = LARGER_POOL);
     sim.hosts[SERVER].listen(80);
-    sim.hosts[SERVER].lazy_reader = true;
+    sim.hosts[SERVER].defer_reads = true;
     let good = connect(&mut sim);
     let hogs: Vec<_> = (0..6).map(|_| connect(&mut sim)).collect();
     sim.run(SECOND / 10);
@@ -123,8 +123,8 @@ fn connections_that_nobody_reads_do_not_hurt_those_that_are_read() {
 fn connections_whose_peers_do_not_read_do_not_hurt_those_whose_peers_do() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = LARGER_POOL);
     sim.hosts[SERVER].listen(80);
-    sim.hosts[SERVER].lazy_reader = true;
-    sim.hosts[CLIENT].lazy_reader = true;
+    sim.hosts[SERVER].defer_reads = true;
+    sim.hosts[CLIENT].defer_reads = true;
     let good = connect(&mut sim);
     let hogs: Vec<_> = (0..6).map(|_| connect(&mut sim)).collect();
     sim.run(SECOND / 10);
@@ -134,7 +134,7 @@ fn connections_whose_peers_do_not_read_do_not_hurt_those_whose_peers_do() {
     }
     sim.run(SECOND * 5);
     let there = served(&sim, good);
-    sim.hosts[CLIENT].lazy_reader = false;
+    sim.hosts[CLIENT].defer_reads = false;
     let count = exchanges(&mut sim, good, there);
     assert!(count > 100, "{count} exchanges");
 }
@@ -185,7 +185,7 @@ fn a_full_send_buffer_takes_no_more_than_its_limit_and_tells_when_there_is_room(
 fn a_receive_buffer_holds_no_more_than_its_limit_and_the_sender_waits() {
     let mut sim = server_with(|c| c.tcp.recv_buffer_bytes = 30_000);
     sim.hosts[SERVER].listen(80);
-    sim.hosts[SERVER].lazy_reader = true;
+    sim.hosts[SERVER].defer_reads = true;
     let conn = connect(&mut sim);
     sim.run(SECOND / 10);
     let there = served(&sim, conn);
@@ -207,7 +207,7 @@ fn a_receive_buffer_holds_no_more_than_its_limit_and_the_sender_waits() {
 fn a_connection_that_found_no_memory_goes_on_when_others_have_given_theirs_back() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = POOL);
     sim.hosts[SERVER].listen(80);
-    sim.hosts[SERVER].lazy_reader = true;
+    sim.hosts[SERVER].defer_reads = true;
     let good = connect(&mut sim);
     let hogs: Vec<_> = (0..20).map(|_| connect(&mut sim)).collect();
     sim.run(SECOND / 10);

@@ -93,7 +93,7 @@ pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
 pub fn assert_nothing_left(host: &Host) {
     let usage = host.stack.usage();
     assert_eq!(
-        (usage.connections, usage.half_open, usage.time_wait, usage.busy, usage.chunks, usage.timers),
+        (usage.connections, usage.half_open, usage.time_wait, usage.active, usage.chunks, usage.timers),
         (0, 0, 0, 0, 0, 0)
     );
 }

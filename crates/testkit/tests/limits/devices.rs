@@ -13,14 +13,14 @@ use ginnel_stack::stack::{Stack, StackConfig};
 use ginnel_stack::time::Instant;
 
 /// A stack and the receiving halves of its devices.
-struct End {
+struct Endpoint {
     stack: Stack,
     ports: Vec<(PortId, Box<dyn RxQueue + Send>)>,
     accepted: Vec<Conn>,
     read: Vec<u8>,
 }
 
-impl End {
+impl Endpoint {
     /// On the `n`-th device it is 10.`n`.0.`host`.
     fn new(host: u8, devices: Vec<(u8, Device)>) -> Self {
         let mut stack = Stack::new(StackConfig::default(), [host; 32], Instant::ZERO).unwrap();
@@ -76,7 +76,7 @@ fn address(network: u8, host: u8) -> IpAddr {
 }
 
 /// Turns of all of them for some time.
-fn run(ends: &mut [&mut End], now: &mut Instant, time: Duration) {
+fn run(ends: &mut [&mut Endpoint], now: &mut Instant, time: Duration) {
     let until = *now + time;
     while *now < until {
         ends.iter_mut().for_each(|end| end.turn(*now));
@@ -89,8 +89,8 @@ fn run(ends: &mut [&mut End], now: &mut Instant, time: Duration) {
 fn a_full_ring_keeps_frames_back_is_counted_and_leaves_other_devices_alone() {
     let small = MemoryConfig { ring_bytes: 1, ..MemoryConfig::default() }.without_offloads();
     let ((near, far), (other, away)) = (pair(small), pair(MemoryConfig::default()));
-    let mut server = End::new(1, vec![(0, near), (1, other)]);
-    let (mut slow, mut quick) = (End::new(2, vec![(0, far)]), End::new(2, vec![(1, away)]));
+    let mut server = Endpoint::new(1, vec![(0, near), (1, other)]);
+    let (mut slow, mut quick) = (Endpoint::new(2, vec![(0, far)]), Endpoint::new(2, vec![(1, away)]));
     let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 80);
     server.stack.listen(any, ListenOptions::default()).unwrap();
     let mut now = Instant::from_millis(1000);

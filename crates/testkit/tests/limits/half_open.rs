@@ -7,24 +7,24 @@ use ginnel_stack::options::ListenOptions;
 use ginnel_stack::stack::StackConfig;
 use ginnel_stack::tcp::config::SynCookies;
 use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions};
-use ginnel_testkit::puppet::{PORT, Puppet, STACK, Sent};
+use ginnel_testkit::scripted_peer::{PORT, STACK, ScriptedPeer, SentSegment};
 
 const SYN: TcpFlags = TcpFlags::SYN;
 const ACK: TcpFlags = TcpFlags::ACK;
 /// After so long every half-open connection was given up: SYN+ACK was sent again after 1, 3, 7, 15 and 31 s.
 const GIVEN_UP: core::time::Duration = core::time::Duration::from_secs(64);
 
-fn listening(cookies: SynCookies, half_open_max: u32) -> Puppet {
+fn listening(cookies: SynCookies, half_open_max: u32) -> ScriptedPeer {
     let mut config = StackConfig::default();
     config.tcp.half_open_max = half_open_max;
     config.tcp.syn_cookies = cookies;
-    let mut p = Puppet::new(config);
+    let mut p = ScriptedPeer::new(config);
     p.listen();
     p
 }
 
 /// SYN from another port of the peer. Returns the answers.
-fn syn(p: &mut Puppet, port: u16) -> Vec<Sent> {
+fn syn(p: &mut ScriptedPeer, port: u16) -> Vec<SentSegment> {
     p.ports.1 = port;
     let options = TcpOptions { mss: Some(1000), ..TcpOptions::default() };
     let syn = p.segment(SYN, 0, 0, &[], &options);
@@ -32,12 +32,12 @@ fn syn(p: &mut Puppet, port: u16) -> Vec<Sent> {
 }
 
 /// SYNs that nobody means, from ports `from`. Returns how many were answered.
-fn flood(p: &mut Puppet, from: u16, count: u16) -> usize {
+fn flood(p: &mut ScriptedPeer, from: u16, count: u16) -> usize {
     (from..from + count).filter(|port| !syn(p, *port).is_empty()).count()
 }
 
 /// A whole handshake. Returns whether it succeeded.
-fn handshake(p: &mut Puppet, port: u16) -> bool {
+fn handshake(p: &mut ScriptedPeer, port: u16) -> bool {
     p.conn = None;
     if syn(p, port).is_empty() {
         return false;
@@ -134,7 +134,7 @@ fn the_backlog_of_one_listener_bounds_its_half_open_connections_and_no_others() 
 /// Six clients at a listener with room for three, of which the application accepts one after the other.
 fn full_queue(cookies: SynCookies) {
     let mut sim = server_with(|c| c.tcp.syn_cookies = cookies);
-    sim.hosts[SERVER].lazy_accepter = true;
+    sim.hosts[SERVER].defer_accepts = true;
     let addr = server(&sim, false, 80);
     let options = ListenOptions { backlog: 2, ..ListenOptions::default() };
     let listener = sim.hosts[SERVER].stack.listen(addr, options).unwrap();

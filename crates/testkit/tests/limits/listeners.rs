@@ -5,12 +5,12 @@ use ginnel_stack::error::ListenError;
 use ginnel_stack::options::ListenOptions;
 use ginnel_stack::stack::StackConfig;
 use ginnel_stack::wire::tcp::TcpFlags;
-use ginnel_testkit::puppet::{Puppet, STACK};
+use ginnel_testkit::scripted_peer::{STACK, ScriptedPeer};
 
-fn puppet(max: u32) -> Puppet {
+fn scripted_peer(max: u32) -> ScriptedPeer {
     let mut config = StackConfig::default();
     config.tcp.listeners_max = max;
-    Puppet::new(config)
+    ScriptedPeer::new(config)
 }
 
 fn at(port: u16) -> SocketAddr {
@@ -18,7 +18,7 @@ fn at(port: u16) -> SocketAddr {
 }
 
 /// Whether a SYN to `port` is answered with SYN+ACK and not with RST.
-fn is_open(p: &mut Puppet, port: u16) -> bool {
+fn is_open(p: &mut ScriptedPeer, port: u16) -> bool {
     p.ports = (port, p.ports.1 + 1);
     let answers = p.deliver(TcpFlags::SYN, 0, 0, &[]);
     answers.len() == 1 && answers[0].header.flags.contains(TcpFlags::SYN)
@@ -27,7 +27,7 @@ fn is_open(p: &mut Puppet, port: u16) -> bool {
 // limit: tcp.listeners_max
 #[test]
 fn one_more_than_the_limit_is_refused_until_another_closes() {
-    let mut p = puppet(3);
+    let mut p = scripted_peer(3);
     let options = ListenOptions::default();
     let mut listeners: Vec<_> = (1..=3).map(|port| p.stack.listen(at(port), options).unwrap()).collect();
     assert_eq!(p.stack.listen(at(4), options), Err(ListenError::TooMany));
@@ -46,7 +46,7 @@ fn one_more_than_the_limit_is_refused_until_another_closes() {
 
 #[test]
 fn what_was_half_open_at_a_closed_listener_is_not_taken_for_the_next_ones() {
-    let mut p = puppet(1);
+    let mut p = scripted_peer(1);
     for round in 0..20 {
         let first = p.stack.listen(at(80), ListenOptions::default()).unwrap();
         assert!(is_open(&mut p, 80));
@@ -61,7 +61,7 @@ fn what_was_half_open_at_a_closed_listener_is_not_taken_for_the_next_ones() {
 
 #[test]
 fn an_address_that_is_not_ours_takes_no_place() {
-    let mut p = puppet(1);
+    let mut p = scripted_peer(1);
     let foreign = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), 80);
     assert_eq!(p.stack.listen(foreign, ListenOptions::default()), Err(ListenError::AddressNotAvailable));
     assert!(p.stack.listen(at(80), ListenOptions::default()).is_ok());

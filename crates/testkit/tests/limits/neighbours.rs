@@ -66,8 +66,8 @@ fn strangers_that_ask_for_us_do_not_displace_whom_we_talk_to() {
             let mac = MacAddr([2, 0, 0, 1, round, last]);
             let mut frame = vec![0; 14 + 28];
             let at = ethernet::Header::new(MacAddr::BROADCAST, mac, None, EtherType::ARP).emit(&mut frame);
-            let question = arp::Packet {
-                operation: arp::Operation::Request,
+            let question = arp::ArpPacket {
+                operation: arp::ArpOperation::Request,
                 sender_mac: mac,
                 sender_ip: Ipv4Addr::new(10, 0, 0, last),
                 target_mac: MacAddr::ZERO,

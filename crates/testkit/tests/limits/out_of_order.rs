@@ -4,14 +4,15 @@ use super::common::pattern;
 use ginnel_stack::stack::StackConfig;
 use ginnel_stack::tcp::recv_buffer::RANGES_MAX;
 use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions};
-use ginnel_testkit::puppet::Puppet;
+use ginnel_testkit::scripted_peer::ScriptedPeer;
 
 const ACK: TcpFlags = TcpFlags::ACK;
 
 /// Sends one byte of `text` at each of the positions, in bursts.
-fn pieces(p: &mut Puppet, text: &[u8], positions: impl Iterator<Item = usize>) {
-    let byte =
-        |p: &Puppet, at: usize| p.segment(ACK, 1 + at as i64, 1, &text[at..=at], &TcpOptions::default());
+fn send_single_bytes(p: &mut ScriptedPeer, text: &[u8], positions: impl Iterator<Item = usize>) {
+    let byte = |p: &ScriptedPeer, at: usize| {
+        p.segment(ACK, 1 + at as i64, 1, &text[at..=at], &TcpOptions::default())
+    };
     let frames: Vec<_> = positions.map(|at| byte(p, at)).collect();
     for burst in frames.chunks(64) {
         p.deliver_frames(burst);
@@ -19,7 +20,7 @@ fn pieces(p: &mut Puppet, text: &[u8], positions: impl Iterator<Item = usize>) {
 }
 
 /// Another connection, from another port, that says a word.
-fn says(p: &mut Puppet, port: u16, word: &[u8]) -> bool {
+fn send_on_other_connection(p: &mut ScriptedPeer, port: u16, word: &[u8]) -> bool {
     let (ports, iss, conn) = (p.ports, p.iss, p.conn.take());
     let before = p.read.len();
     p.ports.1 = port;
@@ -32,17 +33,17 @@ fn says(p: &mut Puppet, port: u16, word: &[u8]) -> bool {
 // limit: out-of-order ranges of a connection
 #[test]
 fn pieces_beyond_the_limit_are_dropped_and_taken_when_they_come_again() {
-    let mut p = Puppet::established(StackConfig::default(), &TcpOptions::default());
+    let mut p = ScriptedPeer::established(StackConfig::default(), &TcpOptions::default());
     let text = pattern(1, 2 * (RANGES_MAX + 100));
     // Every second byte: nothing touches anything.
-    pieces(&mut p, &text, (0..RANGES_MAX + 100).map(|n| 2 * n + 1));
+    send_single_bytes(&mut p, &text, (0..RANGES_MAX + 100).map(|n| 2 * n + 1));
     let stats = *p.stack.tcp_stats();
     assert_eq!((stats.out_of_order, stats.pieces_dropped), ((RANGES_MAX + 100) as u64, 100));
     assert_eq!(stats.pool_exhausted, 0, "there is memory");
-    assert!(says(&mut p, 5000, b"hello"), "nobody else is hurt");
+    assert!(send_on_other_connection(&mut p, 5000, b"hello"), "nobody else is hurt");
     p.read.clear();
     // Nearer ones displace those farthest ahead: they are needed first.
-    pieces(&mut p, &text, [2usize].into_iter());
+    send_single_bytes(&mut p, &text, [2usize].into_iter());
     assert_eq!(p.stack.tcp_stats().pieces_dropped, 100, "it joins two");
     for (n, piece) in text.chunks(1000).enumerate() {
         p.deliver(ACK, 1 + 1000 * n as i64, 1, piece);
@@ -56,12 +57,12 @@ fn pieces_beyond_the_limit_are_dropped_and_taken_when_they_come_again() {
 fn data_in_order_get_the_memory_that_pieces_of_others_hold() {
     let mut config = StackConfig::default();
     config.tcp.buffer_pool_bytes = 1 << 16;
-    let mut p = Puppet::established(config, &TcpOptions::default());
+    let mut p = ScriptedPeer::established(config, &TcpOptions::default());
     let text = pattern(2, 65_000);
     // A byte in each chunk of memory there is.
-    pieces(&mut p, &text, (0..31).map(|n| 2048 * n + 100));
+    send_single_bytes(&mut p, &text, (0..31).map(|n| 2048 * n + 100));
     assert!(p.stack.tcp_stats().pool_exhausted > 0, "the last of the memory is not for pieces");
-    assert!(says(&mut p, 5000, &[7; 1000]));
+    assert!(send_on_other_connection(&mut p, 5000, &[7; 1000]));
     p.read.clear();
     for (n, piece) in text.chunks(1000).enumerate() {
         p.deliver(ACK, 1 + 1000 * n as i64, 1, piece);

@@ -3,10 +3,10 @@
 use core::time::Duration;
 use ginnel_stack::stack::StackConfig;
 use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions};
-use ginnel_testkit::puppet::Puppet;
+use ginnel_testkit::scripted_peer::ScriptedPeer;
 
 /// SYNs in the middle of a connection. Returns how many were answered.
-fn provoke(p: &mut Puppet, count: usize) -> u64 {
+fn provoke(p: &mut ScriptedPeer, count: usize) -> u64 {
     (0..count).filter(|_| !p.deliver(TcpFlags::SYN, 1, 0, &[]).is_empty()).count() as u64
 }
 
@@ -17,7 +17,7 @@ fn challenge_acks_keep_to_their_rate_which_cannot_be_measured_and_data_need_none
     config.tcp.challenge_acks_per_second = 20;
     // What one connection gets has a limit of its own.
     config.tcp.invalid_ack_interval_ms = 0;
-    let mut p = Puppet::established(config, &TcpOptions::default());
+    let mut p = ScriptedPeer::established(config, &TcpOptions::default());
     let mut answered = Vec::new();
     for second in 1..=8u64 {
         let before = *p.stack.tcp_stats();

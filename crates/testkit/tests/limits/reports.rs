@@ -8,7 +8,7 @@ use ginnel_stack::wire::protocol;
 use ginnel_testkit::sim::Sim;
 
 /// A datagram from `src` to a port of the server's that nobody has.
-fn knock(sim: &mut Sim, src: [u8; 4]) {
+fn send_to_closed_port(sim: &mut Sim, src: [u8; 4]) {
     let header = header_v4(src, [10, 0, 0, 2], protocol::UDP);
     sim.inject(SERVER, packet_v4(1, 2, &header, &datagram(1000, 9, b"anybody?")));
 }
@@ -26,19 +26,19 @@ fn errors_keep_to_their_rates_and_come_again_when_it_is_quiet() {
         (stats.icmp_errors_out, stats.icmp_errors_limited)
     };
     for _ in 0..50 {
-        knock(&mut sim, [10, 0, 0, 1]);
+        send_to_closed_port(&mut sim, [10, 0, 0, 1]);
     }
     sim.run(Duration::from_micros(1));
     assert_eq!(stats(&sim), (6, 44), "to one destination");
     for last in 10..200 {
-        knock(&mut sim, [10, 0, 0, last]);
+        send_to_closed_port(&mut sim, [10, 0, 0, last]);
     }
     sim.run(Duration::from_micros(1));
     assert_eq!(stats(&sim).0, 20, "to all");
     assert_eq!(stats(&sim).1, 240 - 20);
     sim.run(SECOND * 10);
     let before = stats(&sim).0;
-    knock(&mut sim, [10, 0, 0, 1]);
+    send_to_closed_port(&mut sim, [10, 0, 0, 1]);
     sim.run(Duration::from_micros(1));
     assert_eq!(stats(&sim).0, before + 1);
 }
@@ -48,7 +48,7 @@ fn errors_keep_to_their_rates_and_come_again_when_it_is_quiet() {
 fn a_rate_of_zero_sends_none_and_all_else_goes_on() {
     let mut sim = server_with(|c| c.network.icmp_errors_per_second = 0);
     sim.hosts[SERVER].listen(80);
-    knock(&mut sim, [10, 0, 0, 1]);
+    send_to_closed_port(&mut sim, [10, 0, 0, 1]);
     let conn = connect(&mut sim);
     sim.run(SECOND / 10);
     assert!(is_connected(&sim.hosts[CLIENT], conn));

@@ -5,14 +5,14 @@ use super::common::{
 };
 use ginnel_stack::stack::StackConfig;
 use ginnel_stack::wire::tcp::TcpFlags;
-use ginnel_testkit::puppet::Puppet;
+use ginnel_testkit::scripted_peer::ScriptedPeer;
 
 const SYN: TcpFlags = TcpFlags::SYN;
 const ACK: TcpFlags = TcpFlags::ACK;
 const FIN: TcpFlags = TcpFlags::FIN;
 
 /// Opens a connection from `port` and lets the stack close first. Returns its initial sequence number.
-fn through_time_wait(p: &mut Puppet, port: u16) -> u32 {
+fn through_time_wait(p: &mut ScriptedPeer, port: u16) -> u32 {
     p.ports.1 = port;
     p.deliver(SYN, 0, 0, &[]);
     p.deliver(ACK, 1, 1, &[]);
@@ -25,17 +25,17 @@ fn through_time_wait(p: &mut Puppet, port: u16) -> u32 {
 }
 
 /// Whether the peer's FIN, sent again, finds the entry of its connection. This starts the entry's time again.
-fn is_there(p: &mut Puppet, port: u16, iss: u32) -> bool {
+fn has_time_wait_entry(p: &mut ScriptedPeer, port: u16, iss: u32) -> bool {
     (p.ports.1, p.iss) = (port, iss);
     let answers = p.deliver(FIN | ACK, 1, 2, &[]);
     assert_eq!(answers.len(), 1);
     !answers[0].header.flags.contains(TcpFlags::RST)
 }
 
-fn puppet(max: u32) -> Puppet {
+fn scripted_peer(max: u32) -> ScriptedPeer {
     let mut config = StackConfig::default();
     config.tcp.time_wait_max = max;
-    let mut p = Puppet::new(config);
+    let mut p = ScriptedPeer::new(config);
     p.listen();
     p
 }
@@ -43,10 +43,11 @@ fn puppet(max: u32) -> Puppet {
 // limit: tcp.time_wait_max
 #[test]
 fn the_oldest_entry_goes_and_is_counted() {
-    let mut p = puppet(4);
+    let mut p = scripted_peer(4);
     let iss: Vec<u32> = (0..6).map(|i| through_time_wait(&mut p, 1000 + i)).collect();
     assert_eq!((p.stack.usage().time_wait, p.stack.tcp_stats().time_wait_overflows), (4, 2));
-    let there: Vec<bool> = (0..6).map(|i| is_there(&mut p, 1000 + i, iss[usize::from(i)])).collect();
+    let there: Vec<bool> =
+        (0..6).map(|i| has_time_wait_entry(&mut p, 1000 + i, iss[usize::from(i)])).collect();
     assert_eq!(there, [false, false, true, true, true, true]);
     p.wait(SECOND * 61);
     assert_eq!(p.stack.usage().time_wait, 0);
@@ -56,25 +57,25 @@ fn the_oldest_entry_goes_and_is_counted() {
 
 #[test]
 fn an_entry_that_began_again_is_no_longer_the_oldest() {
-    let mut p = puppet(3);
+    let mut p = scripted_peer(3);
     let iss: Vec<u32> = (0..3)
         .map(|i| {
             p.wait(SECOND);
             through_time_wait(&mut p, 1000 + i)
         })
         .collect();
-    assert!(is_there(&mut p, 1000, iss[0]));
+    assert!(has_time_wait_entry(&mut p, 1000, iss[0]));
     through_time_wait(&mut p, 1003);
-    assert!(is_there(&mut p, 1000, iss[0]));
-    assert!(!is_there(&mut p, 1001, iss[1]), "this one went");
-    assert!(is_there(&mut p, 1002, iss[2]));
+    assert!(has_time_wait_entry(&mut p, 1000, iss[0]));
+    assert!(!has_time_wait_entry(&mut p, 1001, iss[1]), "this one went");
+    assert!(has_time_wait_entry(&mut p, 1002, iss[2]));
     p.wait(SECOND * 61);
     assert_eq!(p.stack.usage().time_wait, 0);
 }
 
 #[test]
 fn a_limit_of_one_works_too() {
-    let mut p = puppet(1);
+    let mut p = scripted_peer(1);
     for i in 0..100 {
         through_time_wait(&mut p, 1000 + i);
     }

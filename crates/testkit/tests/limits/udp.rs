@@ -31,7 +31,7 @@ fn sockets_are_refused_at_the_limit_and_stale_ones_stay_stale() {
     let mut held: Vec<_> =
         (1..=3).map(|port| bind(&mut sim, SERVER, server_with_port(port)).unwrap()).collect();
     for port in 4..300 {
-        assert_eq!(bind(&mut sim, SERVER, server_with_port(port)), Err(UdpError::TooMany));
+        assert_eq!(bind(&mut sim, SERVER, server_with_port(port)), Err(UdpError::TooManySockets));
         let oldest = held.remove(0);
         sim.hosts[SERVER].stack.udp_close(oldest).unwrap();
         held.push(bind(&mut sim, SERVER, server_with_port(port)).unwrap());

@@ -1,12 +1,12 @@
 use super::*;
 use proptest::prelude::*;
 
-const ROOM: HeaderRoom<'static> = [const { MaybeUninit::uninit() }; HEADERS_MAX];
+const ROOM: HeaderBuffer<'static> = [const { MaybeUninit::uninit() }; HEADERS_MAX];
 
 /// The status a head is refused with, or the request in brief.
 fn outcome(head: &str) -> Result<String, u16> {
-    let mut room = ROOM;
-    parse(head.as_bytes(), &mut room)
+    let mut buffer = ROOM;
+    parse(head.as_bytes(), &mut buffer)
         .map(|r| {
             let text = |b: &[u8]| String::from_utf8_lossy(b).into_owned();
             format!(
@@ -173,17 +173,17 @@ fn fragment() -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// What the careful way makes of the bytes: the head's length and the request in brief, or the status; `None` if more must come.
-fn careful(bytes: &[u8], limits: &Limits) -> Option<(usize, Result<String, Status>)> {
+fn parse_by_scanner(bytes: &[u8], limits: &Limits) -> Option<(usize, Result<String, Status>)> {
     let end = Scanner::default().find_end(bytes, limits).ok()??;
-    let mut room = ROOM;
-    Some((end, parse(&bytes[..end], &mut room).map(|r| format!("{r:?}"))))
+    let mut buffer = ROOM;
+    Some((end, parse(&bytes[..end], &mut buffer).map(|r| format!("{r:?}"))))
 }
 
 #[test]
 fn the_usual_request_is_read_at_once_and_peculiar_ones_are_not() {
     let at_once = |bytes: &str| {
-        let mut room = ROOM;
-        parse_at_once(bytes.as_bytes(), &mut room, &Limits::default()).map(|(len, _)| len)
+        let mut buffer = ROOM;
+        parse_complete_head(bytes.as_bytes(), &mut buffer, &Limits::default()).map(|(len, _)| len)
     };
     assert_eq!(at_once("GET / HTTP/1.1\r\nHost: a\r\n\r\nGET"), Some(27));
     for peculiar in [
@@ -217,10 +217,10 @@ proptest! {
         let bytes = parts.concat();
         let max = if small { 40 } else { 1000 };
         let limits = Limits { line_bytes_max: max, head_bytes_max: 2 * max, body_bytes_max: 0 };
-        let mut room = ROOM;
-        if let Some((len, request)) = parse_at_once(&bytes, &mut room, &limits) {
+        let mut buffer = ROOM;
+        if let Some((len, request)) = parse_complete_head(&bytes, &mut buffer, &limits) {
             let at_once = Some((len, request.map(|r| format!("{r:?}"))));
-            prop_assert_eq!(at_once, careful(&bytes, &limits));
+            prop_assert_eq!(at_once, parse_by_scanner(&bytes, &limits));
         }
     }
 
@@ -246,8 +246,8 @@ proptest! {
     fn any_head_parses_without_panic(parts in proptest::collection::vec(fragment(), 0..8)) {
         let bytes = parts.concat();
         if let Ok(Some(end)) = Scanner::default().find_end(&bytes, &Limits::default()) {
-            let mut room = ROOM;
-            let _ = parse(&bytes[..end], &mut room);
+            let mut buffer = ROOM;
+            let _ = parse(&bytes[..end], &mut buffer);
         }
     }
 }

@@ -2,7 +2,7 @@
 //! end, and each kind of end comes once.
 
 use super::Transport;
-use crate::httpd::site::{Body, FileId, Site};
+use crate::httpd::site::{FileBody, FileId, Site};
 use ginnel::Conn;
 
 /// What happened to one connection.
@@ -29,9 +29,9 @@ pub struct Recorder {
 impl Recorder {
     /// The contents of a site's loaded files; nothing of those that are streamed.
     pub fn files_of(site: &Site) -> Vec<Vec<u8>> {
-        let bytes_of = |body: &Body| match body {
-            Body::Loaded(source) => source.bytes().to_vec(),
-            Body::Streamed(_) => Vec::new(),
+        let bytes_of = |body: &FileBody| match body {
+            FileBody::Loaded(source) => source.bytes().to_vec(),
+            FileBody::Streamed(_) => Vec::new(),
         };
         site.entries().iter().map(|e| bytes_of(&e.body)).collect()
     }

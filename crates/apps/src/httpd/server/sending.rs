@@ -1,8 +1,8 @@
 //! How responses leave: at once if there is room, otherwise piece by piece out of the connection's record.
 
-use super::{Answer, Phase, Server, Transport};
+use super::{ConnectionPhase, ResponsePlan, Server, Transport};
 use crate::httpd::body::BodyReader;
-use crate::httpd::busy::{self, Payload, Piece};
+use crate::httpd::exchange::{self, FileRead, Payload};
 use crate::httpd::response::{DateText, Persistence, write_plain};
 use crate::httpd::site::{FileId, Site};
 use crate::httpd::status::Status;
@@ -12,30 +12,30 @@ const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 impl Server {
     /// Keeps an answer until the body of its request was read.
-    pub(super) fn defer(&mut self, conn: Conn, answer: Answer, body: BodyReader) {
+    pub(super) fn defer(&mut self, conn: Conn, plan: ResponsePlan, body: BodyReader) {
         let mut head = core::mem::take(&mut self.head);
-        if let Some((file, is_head)) = answer.prepared {
+        if let Some((file, is_head)) = plan.prepared {
             head.clear();
             let date = self.clock.date;
-            head.extend_from_slice(prepared(&mut self.site, file, is_head, answer.close, &date));
+            head.extend_from_slice(prepared_bytes(&mut self.site, file, is_head, plan.close, &date));
         }
-        let busy = self.busy(conn);
-        busy.output.clear();
-        busy.output.extend_from_slice(&head);
-        (busy.sent, busy.interim) = (0, 0);
-        (busy.payload, busy.close, busy.body) = (answer.payload, answer.close, Some(body));
+        let exchange = self.exchange(conn);
+        exchange.output.clear();
+        exchange.output.extend_from_slice(&head);
+        (exchange.sent, exchange.interim) = (0, 0);
+        (exchange.payload, exchange.close, exchange.body) = (plan.payload, plan.close, Some(body));
         self.head = head;
-        self.set_phase(conn, Phase::Body);
+        self.set_phase(conn, ConnectionPhase::Body);
     }
 
     /// Sends the answer that was kept without waiting for the body, and closes after it.
     pub(super) fn send_deferred_and_close(&mut self, conn: Conn, net: &mut impl Transport) {
-        let busy = self.busy(conn);
-        if !busy.close {
-            busy.close = true;
-            mark_closing(&mut busy.output);
+        let exchange = self.exchange(conn);
+        if !exchange.close {
+            exchange.close = true;
+            insert_connection_close(&mut exchange.output);
         }
-        self.set_phase(conn, Phase::Sending);
+        self.set_phase(conn, ConnectionPhase::Sending);
         self.flush(conn, net);
     }
 
@@ -43,18 +43,18 @@ impl Server {
     pub(super) fn send_continue(&mut self, conn: Conn, net: &mut impl Transport) {
         let sent = net.send(conn, CONTINUE);
         if sent > 0 && sent < CONTINUE.len() {
-            let busy = self.busy(conn);
-            busy.interim = CONTINUE.len() - sent;
-            busy.output.splice(0..0, CONTINUE[sent..].iter().copied());
+            let exchange = self.exchange(conn);
+            exchange.interim = CONTINUE.len() - sent;
+            exchange.output.splice(0..0, CONTINUE[sent..].iter().copied());
         }
     }
 
     /// Sends an answer: in the usual case in one or two calls, without touching a record.
-    pub(super) fn respond(&mut self, conn: Conn, answer: Answer, net: &mut impl Transport) {
-        let Answer { payload, close, .. } = answer;
+    pub(super) fn respond(&mut self, conn: Conn, plan: ResponsePlan, net: &mut impl Transport) {
+        let ResponsePlan { payload, close, .. } = plan;
         let date = self.clock.date;
-        let bytes = match answer.prepared {
-            Some((file, is_head)) => prepared(&mut self.site, file, is_head, close, &date),
+        let bytes = match plan.prepared {
+            Some((file, is_head)) => prepared_bytes(&mut self.site, file, is_head, close, &date),
             None => &self.head,
         };
         let sent = net.send(conn, bytes);
@@ -70,20 +70,20 @@ impl Server {
             if matches!(rest, Payload::None) {
                 return self.responded(conn, close, net);
             }
-            let busy = self.busy(conn);
-            (busy.payload, busy.close) = (rest, close);
+            let exchange = self.exchange(conn);
+            (exchange.payload, exchange.close) = (rest, close);
         } else {
             let slot = &mut self.connections[conn.index() as usize];
-            if slot.busy == busy::NONE {
-                slot.busy = self.pool.take();
+            if slot.exchange == exchange::NONE {
+                slot.exchange = self.exchanges.take();
             }
-            let busy = self.pool.get(slot.busy);
-            busy.output.clear();
-            busy.output.extend_from_slice(&bytes[sent..]);
-            (busy.sent, busy.interim, busy.payload, busy.close) = (0, 0, payload, close);
+            let exchange = self.exchanges.get(slot.exchange);
+            exchange.output.clear();
+            exchange.output.extend_from_slice(&bytes[sent..]);
+            (exchange.sent, exchange.interim, exchange.payload, exchange.close) = (0, 0, payload, close);
         }
-        let is_stream = matches!(self.busy(conn).payload, Payload::Stream(_));
-        self.set_phase(conn, Phase::Sending);
+        let is_stream = matches!(self.exchange(conn).payload, Payload::Stream(_));
+        self.set_phase(conn, ConnectionPhase::Sending);
         if is_stream && is_complete {
             self.flush(conn, net);
         }
@@ -92,63 +92,63 @@ impl Server {
     /// Sends what there is room for of the response in the connection's record.
     pub(super) fn flush(&mut self, conn: Conn, net: &mut impl Transport) {
         let slot = self.connections[conn.index() as usize];
-        let busy = self.pool.get(slot.busy);
+        let exchange = self.exchanges.get(slot.exchange);
         let mut progress = 0;
-        if busy.sent < busy.output.len() {
-            progress = net.send(conn, &busy.output[busy.sent..]);
-            busy.sent += progress;
+        if exchange.sent < exchange.output.len() {
+            progress = net.send(conn, &exchange.output[exchange.sent..]);
+            exchange.sent += progress;
         }
-        let mut done = busy.sent == busy.output.len();
-        let mut broken = false;
+        let mut done = exchange.sent == exchange.output.len();
+        let mut is_failed = false;
         if done {
-            match &mut busy.payload {
+            match &mut exchange.payload {
                 Payload::None => {}
                 Payload::File { file, offset, len } => done = net.send_file(conn, *file, *offset, *len),
                 Payload::Stream(stream) => {
-                    while stream.left() > 0 && !broken {
-                        match stream.read(&mut self.piece) {
-                            Piece::Bytes(n) => {
-                                let sent = net.send(conn, &self.piece[..n]);
+                    while stream.left() > 0 && !is_failed {
+                        match stream.read(&mut self.read_buffer) {
+                            FileRead::Bytes(n) => {
+                                let sent = net.send(conn, &self.read_buffer[..n]);
                                 stream.advance(sent);
                                 progress += sent;
                                 if sent < n {
                                     break;
                                 }
                             }
-                            Piece::NotYet => {
+                            FileRead::WouldBlock => {
                                 self.waiting_for_disk.push(conn);
                                 break;
                             }
-                            Piece::Broken => broken = true,
+                            FileRead::Failed => is_failed = true,
                         }
                     }
                     done = stream.left() == 0;
                 }
             }
         }
-        if broken {
+        if is_failed {
             // The length was promised already; only a reset says that it does not hold.
             net.abort(conn);
-            self.set_phase(conn, Phase::Closed);
+            self.set_phase(conn, ConnectionPhase::Closed);
         } else if done {
-            let close = busy.close;
+            let close = exchange.close;
             self.responded(conn, close, net);
         } else if progress > 0 {
-            self.set_phase(conn, Phase::Sending);
+            self.set_phase(conn, ConnectionPhase::Sending);
         }
     }
 
     /// A response was handed over as a whole.
     pub(super) fn responded(&mut self, conn: Conn, close: bool, net: &mut impl Transport) {
-        self.give_back_busy(conn);
+        self.release_exchange(conn);
         let slot = &mut self.connections[conn.index() as usize];
-        let (was_sending, half_closed) = (slot.phase == Phase::Sending, slot.half_closed);
+        let (was_sending, half_closed) = (slot.phase == ConnectionPhase::Sending, slot.half_closed);
         if close {
             self.finish(conn, net);
         } else if half_closed {
             self.close(conn, net);
         } else {
-            self.set_phase(conn, Phase::Idle);
+            self.set_phase(conn, ConnectionPhase::Idle);
             if was_sending {
                 net.resume_reading(conn);
             }
@@ -157,22 +157,22 @@ impl Server {
 
     /// Ends our side and waits for the client's end.
     pub(super) fn finish(&mut self, conn: Conn, net: &mut impl Transport) {
-        self.give_back_busy(conn);
+        self.release_exchange(conn);
         if self.connections[conn.index() as usize].half_closed {
             return self.close(conn, net);
         }
         net.finish(conn);
-        let was_sending = self.connections[conn.index() as usize].phase == Phase::Sending;
-        self.set_phase(conn, Phase::Draining);
+        let was_sending = self.connections[conn.index() as usize].phase == ConnectionPhase::Sending;
+        self.set_phase(conn, ConnectionPhase::Draining);
         if was_sending {
             net.resume_reading(conn); // what was left unread must go, or the close becomes a reset
         }
     }
 
     pub(super) fn close(&mut self, conn: Conn, net: &mut impl Transport) {
-        self.give_back_busy(conn);
+        self.release_exchange(conn);
         net.close(conn);
-        self.set_phase(conn, Phase::Closed);
+        self.set_phase(conn, ConnectionPhase::Closed);
     }
 
     /// Answers with an error after which the connection cannot go on. What the client still sends is dropped.
@@ -180,21 +180,27 @@ impl Server {
         let mut head = core::mem::take(&mut self.head);
         head.clear();
         write_plain(&mut head, status, &self.clock.date, None, Persistence::Close, is_head);
-        let in_body = self.connections[conn.index() as usize].phase == Phase::Body;
+        let in_body = self.connections[conn.index() as usize].phase == ConnectionPhase::Body;
         self.counters.responses += u64::from(!in_body); // the request in whose body the error is was counted already
         self.counters.errors += 1;
-        let busy = self.busy(conn);
+        let exchange = self.exchange(conn);
         // An interim response that was sent in part is completed first.
-        busy.output.truncate(busy.interim);
-        busy.output.extend_from_slice(&head);
-        (busy.sent, busy.payload, busy.close) = (0, Payload::None, true);
+        exchange.output.truncate(exchange.interim);
+        exchange.output.extend_from_slice(&head);
+        (exchange.sent, exchange.payload, exchange.close) = (0, Payload::None, true);
         self.head = head;
-        self.set_phase(conn, Phase::Sending);
+        self.set_phase(conn, ConnectionPhase::Sending);
         self.flush(conn, net);
     }
 }
 
-fn prepared<'a>(site: &'a mut Site, file: FileId, is_head: bool, close: bool, date: &DateText) -> &'a [u8] {
+fn prepared_bytes<'a>(
+    site: &'a mut Site,
+    file: FileId,
+    is_head: bool,
+    close: bool,
+    date: &DateText,
+) -> &'a [u8] {
     match &mut site.entry_mut(file).prepared {
         Some(pair) => {
             let response = if close { &mut pair.1 } else { &mut pair.0 };
@@ -205,7 +211,7 @@ fn prepared<'a>(site: &'a mut Site, file: FileId, is_head: bool, close: bool, da
 }
 
 /// Adds `Connection: close` to a head that was written without.
-fn mark_closing(output: &mut Vec<u8>) {
+fn insert_connection_close(output: &mut Vec<u8>) {
     if let Some(end) = memchr::memmem::find(output, b"\r\n\r\n") {
         output.splice(end + 2..end + 2, *b"Connection: close\r\n");
     }

@@ -13,7 +13,7 @@ const UNIX: u64 = 784_111_777; // Sun, 06 Nov 1994 08:49:37 GMT
 const CONN: Conn = Conn::new(3, 7);
 
 /// A server with one connection.
-struct Rig {
+struct ServerFixture {
     server: Server,
     net: Recorder,
     now: Instant,
@@ -21,7 +21,7 @@ struct Rig {
     unread: Vec<u8>,
 }
 
-impl Rig {
+impl ServerFixture {
     fn new(root: &Path, site: &SiteOptions, options: ServerOptions) -> Self {
         let date = DateText::new(UNIX);
         let site = Site::read(root, site, &date).unwrap();
@@ -36,11 +36,11 @@ impl Rig {
     /// More bytes arrive.
     fn feed(&mut self, bytes: &[u8]) {
         self.unread.extend_from_slice(bytes);
-        self.show();
+        self.offer_input();
     }
 
     /// Shows the server what it has not taken, as a transport does.
-    fn show(&mut self) {
+    fn offer_input(&mut self) {
         loop {
             self.net.resumed = false;
             let taken = self.server.data(self.now, CONN, &self.unread, &mut self.net);
@@ -57,34 +57,34 @@ impl Rig {
         self.server.writable(self.now, CONN, &mut self.net);
         self.server.read_disk(self.now, &mut self.net);
         if self.net.resumed {
-            self.show();
+            self.offer_input();
         }
     }
 
     /// The client closes its side.
-    fn peer_closes(&mut self) {
+    fn close_by_peer(&mut self) {
         assert!(self.unread.is_empty(), "only told when everything was taken");
         self.server.peer_closed(CONN, &mut self.net);
     }
 
-    fn pass(&mut self, seconds: u64) {
+    fn pass_seconds(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.now += Duration::from_secs(1);
             self.server.tick(self.now, &mut self.net);
         }
     }
 
-    fn take(&mut self) -> String {
+    fn take_output(&mut self) -> String {
         String::from_utf8(core::mem::take(&mut self.net.output)).unwrap()
     }
 
-    fn ended(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.net.finished || self.net.closed || self.net.aborted
     }
 }
 
 /// A site with a small page, a file too large to stand behind its head, an empty one, and a directory.
-fn tree() -> tempfile::TempDir {
+fn site_directory() -> tempfile::TempDir {
     let outer = tempfile::tempdir().unwrap();
     let root = outer.path().join("root");
     fs::create_dir_all(root.join("dir with space/sub")).unwrap();
@@ -92,7 +92,7 @@ fn tree() -> tempfile::TempDir {
     fs::write(root.join("index.html"), "<p>home</p>").unwrap();
     fs::write(root.join("dir with space/index.html"), "dir").unwrap();
     fs::write(root.join("empty.txt"), "").unwrap();
-    fs::write(root.join("large.bin"), large()).unwrap();
+    fs::write(root.join("large.bin"), large_file()).unwrap();
     std::os::unix::fs::symlink("../secret.txt", root.join("leak.txt")).unwrap();
     for name in ["index.html", "dir with space/index.html", "empty.txt", "large.bin"] {
         let file = fs::File::open(root.join(name)).unwrap();
@@ -101,17 +101,17 @@ fn tree() -> tempfile::TempDir {
     outer
 }
 
-fn large() -> Vec<u8> {
+fn large_file() -> Vec<u8> {
     (0..200_000u32).map(|i| (i * 31 % 251) as u8).collect()
 }
 
-fn rig(outer: &tempfile::TempDir) -> Rig {
-    Rig::new(&outer.path().join("root"), &SiteOptions::default(), ServerOptions::default())
+fn fixture(outer: &tempfile::TempDir) -> ServerFixture {
+    ServerFixture::new(&outer.path().join("root"), &SiteOptions::default(), ServerOptions::default())
 }
 
-fn rig_streamed(outer: &tempfile::TempDir) -> Rig {
+fn streaming_fixture(outer: &tempfile::TempDir) -> ServerFixture {
     let site = SiteOptions { memory_bytes_max: 0, ..SiteOptions::default() };
-    Rig::new(&outer.path().join("root"), &site, ServerOptions::default())
+    ServerFixture::new(&outer.path().join("root"), &site, ServerOptions::default())
 }
 
 const HEAD_200: &str = "HTTP/1.1 200 OK\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\nServer: ginnel\r\n";

@@ -13,16 +13,16 @@ use std::sync::{Arc, Mutex};
 type Behaviour = fn(&mut TcpStream, &[u8]) -> bool;
 
 /// A server with a thread per connection.
-struct Server {
+struct TestServer {
     address: SocketAddr,
     accepted: Arc<AtomicU64>,
     requests: Arc<AtomicU64>,
     peers: Arc<Mutex<Vec<IpAddr>>>,
 }
 
-fn serve(behaviour: Behaviour) -> Server {
+fn serve(behaviour: Behaviour) -> TestServer {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let server = Server {
+    let server = TestServer {
         address: listener.local_addr().unwrap(),
         accepted: Arc::default(),
         requests: Arc::default(),

@@ -3,12 +3,12 @@
 /// Bytes of a chunk: several requests, or a part of a long one.
 pub(super) const CHUNK_BYTES: usize = 1024;
 /// Most bytes that one connection may have waiting.
-pub(super) const WAITING_MAX: usize = 64 << 10;
+pub(super) const SEND_QUEUE_BYTES_MAX: usize = 64 << 10;
 const NONE: u32 = u32::MAX;
 
 /// The bytes of one connection, the oldest first.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Waiting {
+pub(super) struct SendQueue {
     head: u32,
     tail: u32,
     /// Bytes.
@@ -17,7 +17,7 @@ pub(super) struct Waiting {
     offset: u16,
 }
 
-impl Waiting {
+impl SendQueue {
     /// No bytes.
     pub const EMPTY: Self = Self { head: NONE, tail: NONE, len: 0, offset: 0 };
 
@@ -29,14 +29,14 @@ impl Waiting {
 
 /// The pool. It grows with what all connections have waiting, each at most [`WAITING_MAX`].
 #[derive(Debug, Default)]
-pub(super) struct Buffers {
+pub(super) struct SendBuffers {
     #[allow(clippy::vec_box)] // the pool grows in the middle of a run: what is there must not be copied
     chunks: Vec<Box<[u8; CHUNK_BYTES]>>,
     next: Vec<u32>,
     free: Vec<u32>,
 }
 
-impl Buffers {
+impl SendBuffers {
     fn take(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| self.grow())
     }
@@ -51,34 +51,34 @@ impl Buffers {
     }
 
     /// Appends as many bytes as there is room for; returns how many.
-    pub fn append(&mut self, waiting: &mut Waiting, bytes: &[u8]) -> usize {
-        let bytes = &bytes[..bytes.len().min(WAITING_MAX - waiting.len as usize)];
+    pub fn append(&mut self, queue: &mut SendQueue, bytes: &[u8]) -> usize {
+        let bytes = &bytes[..bytes.len().min(SEND_QUEUE_BYTES_MAX - queue.len as usize)];
         let mut rest = bytes;
         while !rest.is_empty() {
-            let used = (usize::from(waiting.offset) + waiting.len as usize) % CHUNK_BYTES;
-            if waiting.head == NONE {
-                waiting.head = self.take();
-                waiting.tail = waiting.head;
+            let used = (usize::from(queue.offset) + queue.len as usize) % CHUNK_BYTES;
+            if queue.head == NONE {
+                queue.head = self.take();
+                queue.tail = queue.head;
             } else if used == 0 {
                 let chunk = self.take();
-                self.next[waiting.tail as usize] = chunk;
-                waiting.tail = chunk;
+                self.next[queue.tail as usize] = chunk;
+                queue.tail = chunk;
             }
             let n = rest.len().min(CHUNK_BYTES - used);
-            self.chunks[waiting.tail as usize][used..used + n].copy_from_slice(&rest[..n]);
-            waiting.len += n as u32;
+            self.chunks[queue.tail as usize][used..used + n].copy_from_slice(&rest[..n]);
+            queue.len += n as u32;
             rest = &rest[n..];
         }
         bytes.len()
     }
 
     /// The bytes from `offset` to the end of their chunk.
-    pub fn from(&self, waiting: &Waiting, offset: u32) -> &[u8] {
-        if offset >= waiting.len {
+    pub fn slice_at(&self, queue: &SendQueue, offset: u32) -> &[u8] {
+        if offset >= queue.len {
             return &[];
         }
-        let (mut chunk, mut at) = (waiting.head, usize::from(waiting.offset) + offset as usize);
-        let mut end = usize::from(waiting.offset) + waiting.len as usize;
+        let (mut chunk, mut at) = (queue.head, usize::from(queue.offset) + offset as usize);
+        let mut end = usize::from(queue.offset) + queue.len as usize;
         while at >= CHUNK_BYTES {
             chunk = self.next[chunk as usize];
             at -= CHUNK_BYTES;
@@ -88,22 +88,22 @@ impl Buffers {
     }
 
     /// Forgets the first `count` bytes, of at most as many as there are.
-    pub fn forget(&mut self, waiting: &mut Waiting, count: u32) {
-        waiting.len -= count;
-        let mut passed = usize::from(waiting.offset) + count as usize;
+    pub fn acknowledge(&mut self, queue: &mut SendQueue, count: u32) {
+        queue.len -= count;
+        let mut passed = usize::from(queue.offset) + count as usize;
         // A chunk that is full to its end stays until the next one is begun: `append` looks for the place behind it.
-        while waiting.head != waiting.tail && passed >= CHUNK_BYTES {
-            self.free.push(waiting.head);
-            waiting.head = self.next[waiting.head as usize];
+        while queue.head != queue.tail && passed >= CHUNK_BYTES {
+            self.free.push(queue.head);
+            queue.head = self.next[queue.head as usize];
             passed -= CHUNK_BYTES;
         }
-        if waiting.len == 0 {
-            if waiting.head != NONE {
-                self.free.push(waiting.head);
+        if queue.len == 0 {
+            if queue.head != NONE {
+                self.free.push(queue.head);
             }
-            *waiting = Waiting::EMPTY;
+            *queue = SendQueue::EMPTY;
         } else {
-            waiting.offset = passed as u16;
+            queue.offset = passed as u16;
         }
     }
 
@@ -124,28 +124,28 @@ mod tests {
         fn bytes_come_back_in_order_whatever_is_appended_and_forgotten(
             steps in prop::collection::vec((0usize..3000, 0u32..3000), 1..60),
         ) {
-            let (mut buffers, mut waiting, mut model) = (Buffers::default(), Waiting::EMPTY, Vec::new());
+            let (mut buffers, mut queue, mut model) = (SendBuffers::default(), SendQueue::EMPTY, Vec::new());
             let mut next = 0u8;
             for (add, remove) in steps {
                 let bytes: Vec<u8> = (0..add).map(|_| { next = next.wrapping_mul(5).wrapping_add(1); next }).collect();
-                let taken = buffers.append(&mut waiting, &bytes);
-                prop_assert_eq!(taken, add.min(WAITING_MAX - model.len()));
+                let taken = buffers.append(&mut queue, &bytes);
+                prop_assert_eq!(taken, add.min(SEND_QUEUE_BYTES_MAX - model.len()));
                 model.extend_from_slice(&bytes[..taken]);
                 let mut seen = Vec::new();
                 while seen.len() < model.len() {
-                    let piece = buffers.from(&waiting, seen.len() as u32);
-                    prop_assert!(!piece.is_empty());
-                    seen.extend_from_slice(piece);
+                    let chunk = buffers.slice_at(&queue, seen.len() as u32);
+                    prop_assert!(!chunk.is_empty());
+                    seen.extend_from_slice(chunk);
                 }
                 prop_assert_eq!(&seen, &model);
-                prop_assert!(buffers.from(&waiting, model.len() as u32).is_empty());
+                prop_assert!(buffers.slice_at(&queue, model.len() as u32).is_empty());
                 let remove = remove.min(model.len() as u32);
-                buffers.forget(&mut waiting, remove);
+                buffers.acknowledge(&mut queue, remove);
                 model.drain(..remove as usize);
-                prop_assert_eq!(waiting.len() as usize, model.len());
+                prop_assert_eq!(queue.len() as usize, model.len());
             }
-            let left = waiting.len();
-            buffers.forget(&mut waiting, left);
+            let left = queue.len();
+            buffers.acknowledge(&mut queue, left);
             prop_assert_eq!(buffers.in_use(), 0);
         }
     }

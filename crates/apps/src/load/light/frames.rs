@@ -17,16 +17,16 @@ const TCP_AT_V6: usize = IP_AT + ipv6::Header::LEN;
 const HEAD_V4: usize = TCP_AT_V4 + TcpHeader::LEN;
 const HEAD_V6: usize = TCP_AT_V6 + TcpHeader::LEN;
 /// Hop limit of what we send.
-const HOPS: u8 = 64;
+const HOP_LIMIT: u8 = 64;
 
 /// A received frame that concerns us.
 #[derive(Debug)]
-pub(super) enum Received<'a> {
+pub(super) enum ReceivedPacket<'a> {
     /// A TCP segment for one of our addresses, with a correct checksum.
-    Tcp(Arrival<'a>),
-    Arp(arp::Packet),
+    Tcp(ReceivedSegment<'a>),
+    Arp(arp::ArpPacket),
     Ndp {
-        message: ndp::Message,
+        message: ndp::NdpMessage,
         src: Ipv6Addr,
         src_mac: MacAddr,
     },
@@ -39,7 +39,7 @@ pub(super) enum Received<'a> {
 
 /// A TCP segment and where it comes from.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Arrival<'a> {
+pub(super) struct ReceivedSegment<'a> {
     /// Number of the own address it is for.
     pub local: u16,
     pub from: IpAddr,
@@ -50,7 +50,7 @@ pub(super) struct Arrival<'a> {
 
 /// What a frame is; `None` if it is nothing for us, or wrong in any way.
 #[inline]
-pub(super) fn parse<'a>(frame: &RxFrame<'a>, mac: MacAddr, locals: &Locals) -> Option<Received<'a>> {
+pub(super) fn parse<'a>(frame: &RxFrame<'a>, mac: MacAddr, locals: &Locals) -> Option<ReceivedPacket<'a>> {
     let ethernet = ethernet::Header::parse(frame.bytes).ok()?;
     if ethernet.vlan.is_some() || !(ethernet.dst == mac || ethernet.dst.is_multicast()) {
         return None;
@@ -68,14 +68,19 @@ pub(super) fn parse<'a>(frame: &RxFrame<'a>, mac: MacAddr, locals: &Locals) -> O
                 return too_big_v4(locals, header.protocol, bytes);
             }
             let at = IP_AT + usize::from(header.header_len);
-            if !is_vouched_for(frame, at) && !tcp_sum_v4(header.src, header.dst, bytes) {
+            if !is_checksum_verified(frame, at) && !tcp_sum_v4(header.src, header.dst, bytes) {
                 return None;
             }
             let segment = TcpSegment::parse(bytes).ok()?;
-            Some(Received::Tcp(Arrival { local, from: header.src.into(), mac: ethernet.src, segment }))
+            Some(ReceivedPacket::Tcp(ReceivedSegment {
+                local,
+                from: header.src.into(),
+                mac: ethernet.src,
+                segment,
+            }))
         }
         EtherType::IPV6 => parse_v6(frame, packet, ethernet.src, locals),
-        EtherType::ARP => arp::Packet::parse(packet).ok().map(Received::Arp),
+        EtherType::ARP => arp::ArpPacket::parse(packet).ok().map(ReceivedPacket::Arp),
         _ => None,
     }
 }
@@ -89,28 +94,29 @@ fn parse_v6<'a>(
     packet: &'a [u8],
     mac: MacAddr,
     locals: &Locals,
-) -> Option<Received<'a>> {
+) -> Option<ReceivedPacket<'a>> {
     let header = ipv6::Header::parse(packet).ok()?;
     let bytes = header.payload(packet);
     match header.next_header {
         protocol::TCP => {
             let local = locals.number_v6(header.dst)?;
             let sum = || pseudo_v6(header.src, header.dst, protocol::TCP, bytes.len()).add(Sum::of(bytes));
-            if !is_vouched_for(frame, TCP_AT_V6) && !sum().is_valid() {
+            if !is_checksum_verified(frame, TCP_AT_V6) && !sum().is_valid() {
                 return None;
             }
             let segment = TcpSegment::parse(bytes).ok()?;
-            Some(Received::Tcp(Arrival { local, from: header.src.into(), mac, segment }))
+            Some(ReceivedPacket::Tcp(ReceivedSegment { local, from: header.src.into(), mac, segment }))
         }
         protocol::ICMPV6 => match icmpv6::Message::parse(bytes, header.src, header.dst).ok()? {
             icmpv6::Message::Ndp(message) => {
-                let message = ndp::Message::parse(message, header.src, header.dst, header.hop_limit).ok()?;
-                Some(Received::Ndp { message, src: header.src, src_mac: mac })
+                let message =
+                    ndp::NdpMessage::parse(message, header.src, header.dst, header.hop_limit).ok()?;
+                Some(ReceivedPacket::Ndp { message, src: header.src, src_mac: mac })
             }
             icmpv6::Message::PacketTooBig { mtu, quote } => {
                 let quoted = ipv6::Header::parse_quoted(quote).ok()?;
                 locals.number_v6(quoted.src)?;
-                Some(Received::TooBig { to: quoted.dst.into(), mtu })
+                Some(ReceivedPacket::TooBig { to: quoted.dst.into(), mtu })
             }
             _ => None,
         },
@@ -118,7 +124,7 @@ fn parse_v6<'a>(
     }
 }
 
-fn too_big_v4(locals: &Locals, proto: u8, bytes: &[u8]) -> Option<Received<'static>> {
+fn too_big_v4(locals: &Locals, proto: u8, bytes: &[u8]) -> Option<ReceivedPacket<'static>> {
     if proto != protocol::ICMP {
         return None;
     }
@@ -127,7 +133,7 @@ fn too_big_v4(locals: &Locals, proto: u8, bytes: &[u8]) -> Option<Received<'stat
             let (quoted, _) = ipv4::Header::parse_quoted(quote).ok()?;
             // Only about what we sent (RFC 5927 §4).
             locals.number_v4(quoted.src).filter(|_| quoted.protocol == protocol::TCP)?;
-            Some(Received::TooBig { to: quoted.dst.into(), mtu: mtu.into() })
+            Some(ReceivedPacket::TooBig { to: quoted.dst.into(), mtu: mtu.into() })
         }
         _ => None,
     }
@@ -135,7 +141,7 @@ fn too_big_v4(locals: &Locals, proto: u8, bytes: &[u8]) -> Option<Received<'stat
 
 /// True if the device vouches for the checksum of the segment at `at`.
 #[inline]
-fn is_vouched_for(frame: &RxFrame<'_>, at: usize) -> bool {
+fn is_checksum_verified(frame: &RxFrame<'_>, at: usize) -> bool {
     match frame.checksum {
         RxChecksum::Unverified => false,
         RxChecksum::Verified => true,
@@ -145,7 +151,7 @@ fn is_vouched_for(frame: &RxFrame<'_>, at: usize) -> bool {
 
 /// The numbers of a segment to be sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Numbers {
+pub(super) struct SegmentFields {
     pub port: u16,
     pub seq: SeqNumber,
     pub ack: SeqNumber,
@@ -240,7 +246,7 @@ impl Template {
 
     /// Fills `out`, which has room for head, options (a multiple of four bytes) and payload and nothing else.
     #[inline]
-    pub fn write(&self, out: &mut [u8], from: &Local, numbers: Numbers, options: &[u8], payload: &[u8]) {
+    pub fn write(&self, out: &mut [u8], from: &Local, fields: SegmentFields, options: &[u8], payload: &[u8]) {
         let (head, rest) = out.split_at_mut(self.head_len());
         let (option_room, payload_room) = rest.split_at_mut(options.len());
         // Most segments have no options and many no payload: a copy of nothing would still be a call.
@@ -272,7 +278,7 @@ impl Template {
         }
         let pseudo = self.pseudo.add(from.sum).add_u16(tcp_len as u16);
         if let Some(tcp) = head.last_chunk_mut::<{ TcpHeader::LEN }>() {
-            let Numbers { port, seq: SeqNumber(seq), ack: SeqNumber(ack), flags } = numbers;
+            let SegmentFields { port, seq: SeqNumber(seq), ack: SeqNumber(ack), flags } = fields;
             let control = ((TcpHeader::LEN + options.len()) as u16) << 10 | u16::from(flags.0);
             tcp[0..2].copy_from_slice(&port.to_be_bytes());
             tcp[4..8].copy_from_slice(&seq.to_be_bytes());
@@ -299,7 +305,7 @@ fn header_v4(src: Ipv4Addr, dst: Ipv4Addr, len: usize) -> ipv4::Header {
         dont_fragment: true,
         more_fragments: false,
         fragment_offset: 0,
-        ttl: HOPS,
+        ttl: HOP_LIMIT,
         protocol: protocol::TCP,
         src,
         dst,
@@ -314,7 +320,7 @@ fn header_v6(src: Ipv6Addr, dst: Ipv6Addr, len: usize) -> ipv6::Header {
         flow_label: 0,
         payload_len: len as u16,
         next_header: protocol::TCP,
-        hop_limit: HOPS,
+        hop_limit: HOP_LIMIT,
         src,
         dst,
     }
@@ -324,14 +330,14 @@ fn header_v6(src: Ipv6Addr, dst: Ipv6Addr, len: usize) -> ipv6::Header {
 pub(super) const NEIGHBOUR_BYTES: usize = IP_AT + ipv6::Header::LEN + 32;
 
 /// Writes an ARP packet as a frame and returns its length.
-pub(super) fn arp(packet: &arp::Packet, to: MacAddr, out: &mut [u8]) -> usize {
+pub(super) fn arp(packet: &arp::ArpPacket, to: MacAddr, out: &mut [u8]) -> usize {
     ethernet::Header::new(to, packet.sender_mac, None, EtherType::ARP).emit(out);
     IP_AT + packet.emit(&mut out[IP_AT..])
 }
 
 /// Writes a neighbour discovery message as a frame and returns its length.
 pub(super) fn ndp(
-    message: &ndp::Message,
+    message: &ndp::NdpMessage,
     (src, dst): (Ipv6Addr, Ipv6Addr),
     (from, to): (MacAddr, MacAddr),
     out: &mut [u8],
@@ -348,7 +354,7 @@ pub(super) fn ndp(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ginnel_stack::wire::segment::complete_checksum;
+    use ginnel_stack::wire::gso::complete_checksum;
 
     const OURS: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
     const THEIRS: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -363,25 +369,25 @@ mod tests {
         let locals = Locals::new([own.parse().unwrap(), target.ip()]);
         let template = Template::new(target, THEIRS, OURS, 4321, offload);
         let from = locals.get(locals.number(own.parse().unwrap()).unwrap());
-        let numbers = Numbers {
+        let fields = SegmentFields {
             port: 40_001,
             seq: SeqNumber(u32::MAX),
             ack: SeqNumber(0x8000_ffff),
             flags: TcpFlags::PSH | TcpFlags::ACK,
         };
         let mut frame = vec![0xa5; template.head_len() + options.len() + payload.len()];
-        template.write(&mut frame, from, numbers, options, payload);
+        template.write(&mut frame, from, fields, options, payload);
         if let Some((start, offset)) = template.meta().partial_checksum {
             complete_checksum(&mut frame, start.into(), offset.into()).unwrap();
         }
-        let Some(Received::Tcp(arrival)) = parse(&view(&frame), OURS, &locals) else {
+        let Some(ReceivedPacket::Tcp(received)) = parse(&view(&frame), OURS, &locals) else {
             panic!("{own} {target} {offload}: not understood")
         };
-        let header = arrival.segment.header;
+        let header = received.segment.header;
         assert_eq!((header.src_port, header.dst_port, header.window), (40_001, target.port(), 4321));
-        assert_eq!((header.seq, header.ack, header.flags), (numbers.seq, numbers.ack, numbers.flags));
-        assert_eq!((arrival.segment.options, arrival.segment.payload), (options, payload));
-        assert_eq!((arrival.from, arrival.mac), (own.parse().unwrap(), THEIRS));
+        assert_eq!((header.seq, header.ack, header.flags), (fields.seq, fields.ack, fields.flags));
+        assert_eq!((received.segment.options, received.segment.payload), (options, payload));
+        assert_eq!((received.from, received.mac), (own.parse().unwrap(), THEIRS));
         // Whatever bit of it is wrong, it is not taken for a segment of the same contents, nor for one at all behind the addresses.
         for at in 14..frame.len() {
             let mut wrong = frame.clone();
@@ -414,13 +420,14 @@ mod tests {
     fn neighbour_messages_are_read_as_they_were_written() {
         let own: Ipv6Addr = "fd00::2".parse().unwrap();
         let locals = Locals::new([own.into()]);
-        let message = ndp::Message::NeighbourSolicitation { target: own, source: Some(THEIRS), nonce: None };
+        let message =
+            ndp::NdpMessage::NeighbourSolicitation { target: own, source_mac: Some(THEIRS), nonce: None };
         let mut frame = [0; NEIGHBOUR_BYTES];
         let group = ndp::solicited_node(own);
         let to = MacAddr::from_ipv6_multicast(group);
         let len = ndp(&message, ("fd00::1".parse().unwrap(), group), (THEIRS, to), &mut frame);
         match parse(&view(&frame[..len]), OURS, &locals) {
-            Some(Received::Ndp { message: seen, src_mac, .. }) => {
+            Some(ReceivedPacket::Ndp { message: seen, src_mac, .. }) => {
                 assert_eq!((seen, src_mac), (message, THEIRS))
             }
             other => panic!("{other:?}"),

@@ -35,7 +35,7 @@ pub(super) struct Local {
 
 /// Consecutive addresses with consecutive numbers.
 #[derive(Clone, Copy, Debug)]
-struct Run<T> {
+struct AddressRange<T> {
     first: T,
     count: u32,
     base: u32,
@@ -43,20 +43,20 @@ struct Run<T> {
 
 /// What belongs to a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tenant {
+pub(super) enum PortUser {
     /// A connection.
     Conn(u32),
     /// One that was closed in good order.
     Ended,
     /// None.
-    Nobody,
+    Free,
 }
 
 /// All of them.
 pub(super) struct Locals {
     list: Vec<Local>,
-    v4: Vec<Run<u32>>,
-    v6: Vec<Run<u128>>,
+    v4: Vec<AddressRange<u32>>,
+    v6: Vec<AddressRange<u128>>,
     /// An entry for each port of each address; those of one port lie side by side, because addresses take turns.
     table: Vec<u32>,
     /// Ports of each address, a power of two.
@@ -69,18 +69,18 @@ impl Locals {
         let mut addresses: Vec<IpAddr> = addresses.into_iter().collect();
         addresses.sort_unstable();
         addresses.dedup();
-        let (mut v4, mut v6): (Vec<Run<u32>>, Vec<Run<u128>>) = (Vec::new(), Vec::new());
+        let (mut v4, mut v6): (Vec<AddressRange<u32>>, Vec<AddressRange<u128>>) = (Vec::new(), Vec::new());
         for (number, address) in (0..).zip(&addresses) {
             match address {
                 IpAddr::V4(a) => match v4.last_mut() {
                     Some(run) if run.first.checked_add(run.count) == Some(a.to_bits()) => run.count += 1,
-                    _ => v4.push(Run { first: a.to_bits(), count: 1, base: number }),
+                    _ => v4.push(AddressRange { first: a.to_bits(), count: 1, base: number }),
                 },
                 IpAddr::V6(a) => match v6.last_mut() {
                     Some(run) if run.first.checked_add(run.count.into()) == Some(a.to_bits()) => {
                         run.count += 1
                     }
-                    _ => v6.push(Run { first: a.to_bits(), count: 1, base: number }),
+                    _ => v6.push(AddressRange { first: a.to_bits(), count: 1, base: number }),
                 },
             }
         }
@@ -91,7 +91,7 @@ impl Locals {
     }
 
     /// Begins with another port than the first. Who comes anew would otherwise begin with those of who was there before it, and wait for a second each if the server still has their connections.
-    pub fn begin_at(&mut self, index: u32) {
+    pub fn start_ports_at(&mut self, index: u32) {
         for local in &mut self.list {
             local.next = index & (self.ports - 1);
         }
@@ -120,7 +120,7 @@ impl Locals {
     /// The same for IPv4.
     #[inline]
     pub fn number_v4(&self, address: Ipv4Addr) -> Option<u16> {
-        let distance = |run: &Run<u32>| address.to_bits().wrapping_sub(run.first);
+        let distance = |run: &AddressRange<u32>| address.to_bits().wrapping_sub(run.first);
         let run = self.v4.iter().find(|run| distance(run) < run.count)?;
         Some((run.base + distance(run)) as u16)
     }
@@ -128,31 +128,31 @@ impl Locals {
     /// The same for IPv6.
     #[inline]
     pub fn number_v6(&self, address: Ipv6Addr) -> Option<u16> {
-        let distance = |run: &Run<u128>| address.to_bits().wrapping_sub(run.first);
+        let distance = |run: &AddressRange<u128>| address.to_bits().wrapping_sub(run.first);
         let run = self.v6.iter().find(|run| distance(run) < run.count.into())?;
         Some((run.base + distance(run) as u32) as u16)
     }
 
     #[inline]
-    fn place(&self, number: u16, port: u16) -> Option<usize> {
+    fn table_index(&self, number: u16, port: u16) -> Option<usize> {
         let index = u32::from(port.wrapping_sub(PORT_MIN));
         (index < self.ports).then(|| index as usize * self.list.len() + usize::from(number))
     }
 
     /// Who has this port.
     #[inline]
-    pub fn tenant(&self, number: u16, port: u16) -> Tenant {
-        let entry = self.place(number, port).and_then(|place| self.table.get(place));
+    pub fn port_user(&self, number: u16, port: u16) -> PortUser {
+        let entry = self.table_index(number, port).and_then(|index| self.table.get(index));
         match entry.copied().unwrap_or(VACANT) {
-            VACANT => Tenant::Nobody,
-            ENDED => Tenant::Ended,
-            entry => Tenant::Conn(entry - FIRST),
+            VACANT => PortUser::Free,
+            ENDED => PortUser::Ended,
+            entry => PortUser::Conn(entry - FIRST),
         }
     }
 
     /// Gives the next free port of an address to a connection. `None` if none is free.
     #[inline]
-    pub fn lease(&mut self, number: u16, conn: u32) -> Option<u16> {
+    pub fn allocate_port(&mut self, number: u16, conn: u32) -> Option<u16> {
         let count = self.list.len();
         for _ in 0..self.ports {
             let local = &mut self.list[usize::from(number)];
@@ -169,9 +169,9 @@ impl Locals {
 
     /// Takes a port back.
     #[inline]
-    pub fn give_back(&mut self, number: u16, port: u16, in_order: bool) {
-        if let Some(place) = self.place(number, port) {
-            self.table[place] = if in_order { ENDED } else { VACANT };
+    pub fn release_port(&mut self, number: u16, port: u16, in_order: bool) {
+        if let Some(index) = self.table_index(number, port) {
+            self.table[index] = if in_order { ENDED } else { VACANT };
         }
     }
 }
@@ -208,32 +208,32 @@ mod tests {
     #[test]
     fn a_port_comes_again_only_when_all_others_were_taken() {
         let mut locals = Locals::new([address("10.0.0.1"), address("10.0.0.2")]);
-        let first = locals.lease(1, 7).unwrap();
-        assert_eq!(locals.tenant(1, first), Tenant::Conn(7));
-        assert_eq!(locals.tenant(0, first), Tenant::Nobody);
-        locals.give_back(1, first, true);
-        assert_eq!(locals.tenant(1, first), Tenant::Ended);
+        let first = locals.allocate_port(1, 7).unwrap();
+        assert_eq!(locals.port_user(1, first), PortUser::Conn(7));
+        assert_eq!(locals.port_user(0, first), PortUser::Free);
+        locals.release_port(1, first, true);
+        assert_eq!(locals.port_user(1, first), PortUser::Ended);
         let mut others = 0;
-        while locals.lease(1, 8).unwrap() != first {
+        while locals.allocate_port(1, 8).unwrap() != first {
             others += 1;
         }
         assert_eq!(others, PORTS_MAX - 1);
-        assert_eq!(locals.lease(1, 9), None, "all are taken");
-        assert!(locals.lease(0, 9).is_some(), "the other address has its own");
-        locals.give_back(1, 40_000, false);
-        assert_eq!(locals.lease(1, 9), Some(40_000));
+        assert_eq!(locals.allocate_port(1, 9), None, "all are taken");
+        assert!(locals.allocate_port(0, 9).is_some(), "the other address has its own");
+        locals.release_port(1, 40_000, false);
+        assert_eq!(locals.allocate_port(1, 9), Some(40_000));
         for port in [0, 80, 32_767] {
-            assert_eq!(locals.tenant(1, port), Tenant::Nobody);
+            assert_eq!(locals.port_user(1, port), PortUser::Free);
         }
     }
 
     #[test]
     fn all_ports_are_taken_wherever_it_begins() {
         let mut locals = Locals::new([address("10.0.0.1")]);
-        locals.begin_at(u32::MAX);
-        assert_eq!(locals.lease(0, 1), Some(u16::MAX));
-        assert_eq!(locals.lease(0, 2), Some(PORT_MIN));
-        let rest = core::iter::from_fn(|| locals.lease(0, 3)).count();
+        locals.start_ports_at(u32::MAX);
+        assert_eq!(locals.allocate_port(0, 1), Some(u16::MAX));
+        assert_eq!(locals.allocate_port(0, 2), Some(PORT_MIN));
+        let rest = core::iter::from_fn(|| locals.allocate_port(0, 3)).count();
         assert_eq!(rest, PORTS_MAX as usize - 2);
     }
 
@@ -242,8 +242,8 @@ mod tests {
         let all = (0..10_000u32).map(|n| Ipv4Addr::from_bits(0x0a00_0000 + n).into());
         let mut locals = Locals::new(all);
         assert_eq!(locals.ports, 4096);
-        let port = locals.lease(9_999, 3).unwrap();
-        assert_eq!(locals.tenant(9_999, port), Tenant::Conn(3));
-        assert_eq!(locals.tenant(9_999, PORT_MIN + 4096), Tenant::Nobody);
+        let port = locals.allocate_port(9_999, 3).unwrap();
+        assert_eq!(locals.port_user(9_999, port), PortUser::Conn(3));
+        assert_eq!(locals.port_user(9_999, PORT_MIN + 4096), PortUser::Free);
     }
 }

@@ -26,20 +26,20 @@
 
 mod buffer;
 mod conn;
+mod destination;
 mod frames;
 mod input;
 mod locals;
 mod neighbour;
 mod network;
-mod target;
 
-use self::input::Outcome;
+use self::input::InputEvent;
 use self::locals::{LOCALS_MAX, Locals};
-use self::network::{Net, Out};
-use super::busy::Busy;
+use self::network::{FrameSender, LightNetwork};
+use super::busy_time::BusyTime;
 use super::options::Job;
 use super::session::Session;
-use super::stats::{Progress, Stats};
+use super::stats::{LiveProgress, Stats};
 use core::time::Duration;
 use ginnel::config::DeviceKind;
 use ginnel::{Config, Error, Instant, StopFlag, clock, raw};
@@ -48,12 +48,12 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 /// Time for the last closes to be answered.
-const FAREWELL: Duration = Duration::from_millis(100);
+const LINGER: Duration = Duration::from_millis(100);
 /// The kernel wakes a sleeper so much too late at the most, usually: a request that is due is awaited by polling from then on.
 const WAKE_EARLY: Duration = Duration::from_micros(150);
 
 /// Where a worker runs: a configuration as a shard would have it, with one device and one link, and the device if it is supplied.
-pub struct Place {
+pub struct WorkerStack {
     /// The configuration. Of its tables only `shard`'s CPU and spin time count, the device, the link and the routes.
     pub config: Config,
     /// The device; a memory device must be supplied, others are opened where none is.
@@ -62,7 +62,7 @@ pub struct Place {
 
 /// What a turn did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct TurnResult {
     /// Frames and events handled. If 0, the next turn is in vain before `next_deadline` or the next frame.
     pub work: usize,
     /// When something is due.
@@ -71,29 +71,29 @@ pub struct Turn {
     pub done: bool,
 }
 
-enum Phase {
+enum WorkerPhase {
     /// Neighbours are looked for.
-    Finding,
+    Resolving,
     Running,
     /// All was said; the last segments are on their way.
-    Leaving(Instant),
+    Lingering(Instant),
 }
 
 /// A worker of the generator on its own TCP.
-pub struct Light {
+pub struct LightWorker {
     rx: Box<dyn RxQueue + Send>,
-    net: Net,
+    net: LightNetwork,
     job: Job,
     share: (u32, u32),
-    progress: Arc<Progress>,
+    progress: Arc<LiveProgress>,
     session: Option<Session>,
     /// When the session is to be called.
     due: Instant,
-    phase: Phase,
-    busy: Busy,
+    phase: WorkerPhase,
+    busy: BusyTime,
 }
 
-impl Light {
+impl LightWorker {
     /// Worker `worker` of `workers`, at the time `now`.
     ///
     /// # Errors
@@ -101,11 +101,11 @@ impl Light {
     pub fn new(
         job: &Job,
         (worker, workers): (u32, u32),
-        progress: Arc<Progress>,
-        place: Place,
+        progress: Arc<LiveProgress>,
+        stack: WorkerStack,
         now: Instant,
     ) -> Result<Self, Error> {
-        let Place { config, device } = place;
+        let WorkerStack { config, device } = stack;
         config.validate()?;
         let ([device_config], [link]) = (config.devices.as_slice(), config.links.as_slice()) else {
             return Err(Error::application("--stack light needs exactly one [[device]] and one [[link]]"));
@@ -121,29 +121,30 @@ impl Light {
             return Err(Error::application(problem));
         }
         let mut locals = Locals::new(locals);
-        locals.begin_at(RandomState::new().hash_one(worker) as u32);
+        locals.start_ports_at(RandomState::new().hash_one(worker) as u32);
         let Device { rx, tx } = raw::open(device_config, &config, device)?;
         let mtu = link.mtu.map_or(tx.capabilities().mtu, |mtu| (mtu as usize).min(tx.capabilities().mtu));
-        let ways = target::ways(&job.targets, link, &config.routes, &locals, mtu as u32)?;
+        let destinations =
+            destination::resolve_destinations(&job.targets, link, &config.routes, &locals, mtu as u32)?;
         // Timestamps tell servers how long the way is even if every segment is sent twice. Where none is lost there is nothing to tell.
         let is_lossy = device_config.kind != DeviceKind::Memory || device_config.faults.is_some();
         let seed = job.plan.seed.wrapping_add(worker.into());
         Ok(Self {
             rx,
-            net: Net::new(Out::new(tx), locals, ways, seed, is_lossy, now),
+            net: LightNetwork::new(FrameSender::new(tx), locals, destinations, seed, is_lossy, now),
             job: job.clone(),
             share: (worker, workers),
             progress,
             session: None,
             due: now,
-            phase: Phase::Finding,
-            busy: Busy::default(),
+            phase: WorkerPhase::Resolving,
+            busy: BusyTime::default(),
         })
     }
 
     /// One turn at the time `now`, which must not run backwards.
     #[inline]
-    pub fn turn(&mut self, now: Instant) -> Turn {
+    pub fn turn(&mut self, now: Instant) -> TurnResult {
         let Self { rx, net, session, .. } = self;
         net.set_time(now);
         let mut burst = RxBurst::new();
@@ -152,7 +153,7 @@ impl Light {
         for frame in &burst {
             let outcome = net.receive(frame);
             if let Some(session) = session {
-                tell(session, net, outcome, now);
+                deliver(session, net, outcome, now);
             }
         }
         drop(burst);
@@ -162,7 +163,7 @@ impl Light {
                 session.ended(slot, failure, now, net);
             }
         }
-        net.ask();
+        net.solicit_neighbours();
         let due = match session.as_ref().and_then(Session::next_arrival) {
             Some(arrival) => arrival.min(self.due),
             None => self.due,
@@ -170,33 +171,33 @@ impl Light {
         if due <= now {
             work += 1;
             self.poll(now);
-        } else if !matches!(self.phase, Phase::Running) {
+        } else if !matches!(self.phase, WorkerPhase::Running) {
             self.poll(now);
         }
         self.net.acknowledge();
         self.net.flush();
-        Turn { work, next_deadline: self.next_deadline(), done: self.is_done(now) }
+        TurnResult { work, next_deadline: self.next_deadline(), done: self.is_done(now) }
     }
 
     fn poll(&mut self, now: Instant) {
         match &self.phase {
-            Phase::Finding => {
+            WorkerPhase::Resolving => {
                 self.due = Instant::MAX;
                 if self.net.is_ready() {
                     self.begin(now);
                 }
             }
-            Phase::Running => {
+            WorkerPhase::Running => {
                 let Some(session) = &mut self.session else { return };
                 match session.poll(now, &mut self.net) {
                     Some(at) => self.due = at,
                     None => {
-                        self.phase = Phase::Leaving(now + FAREWELL);
-                        self.due = now + FAREWELL;
+                        self.phase = WorkerPhase::Lingering(now + LINGER);
+                        self.due = now + LINGER;
                     }
                 }
             }
-            Phase::Leaving(_) => {}
+            WorkerPhase::Lingering(_) => {}
         }
     }
 
@@ -206,12 +207,12 @@ impl Light {
         let (requests, progress) = (Arc::clone(&self.job.requests), Arc::clone(&self.progress));
         let (targets, sources) = (self.job.targets.clone(), self.job.sources(worker, workers));
         self.session = Some(Session::new(plan, requests, targets, sources, progress, now));
-        (self.phase, self.due) = (Phase::Running, now);
+        (self.phase, self.due) = (WorkerPhase::Running, now);
         self.poll(now);
     }
 
     fn is_done(&self, now: Instant) -> bool {
-        matches!(self.phase, Phase::Leaving(until) if now >= until || self.net.live() == 0)
+        matches!(self.phase, WorkerPhase::Lingering(until) if now >= until || self.net.open_connections() == 0)
     }
 
     fn next_deadline(&self) -> Instant {
@@ -239,7 +240,7 @@ impl Light {
 
     /// Connections that are not over, those included that the session has done with.
     pub fn connections(&self) -> usize {
-        self.net.live()
+        self.net.open_connections()
     }
 
     fn is_measuring(&self) -> bool {
@@ -249,10 +250,10 @@ impl Light {
     /// Turns until the run is over.
     fn run(&mut self, spin: Duration, stop: &StopFlag) -> Result<(), Error> {
         let mut now = clock::now();
-        let (mut worked, mut told) = (now, false);
+        let (mut last_work, mut is_interrupted) = (now, false);
         loop {
-            if stop.is_set() && !told {
-                told = true;
+            if stop.is_set() && !is_interrupted {
+                is_interrupted = true;
                 self.interrupt(now);
             }
             let turn = self.turn(now);
@@ -264,8 +265,8 @@ impl Light {
             }
             let is_idle = turn.work == 0;
             if !is_idle {
-                worked = now;
-            } else if now - worked < spin || self.wake_at(turn.next_deadline) <= now {
+                last_work = now;
+            } else if now - last_work < spin || self.wake_at(turn.next_deadline) <= now {
                 core::hint::spin_loop();
             } else {
                 let until = self.wake_at(turn.next_deadline);
@@ -292,12 +293,12 @@ impl Light {
 
 /// Tells the session what a frame came to.
 #[inline]
-fn tell(session: &mut Session, net: &mut Net, outcome: Outcome<'_>, now: Instant) {
+fn deliver(session: &mut Session, net: &mut LightNetwork, outcome: InputEvent<'_>, now: Instant) {
     match outcome {
-        Outcome::Nothing => {}
-        Outcome::Connected(slot) => session.connected(slot, now, net),
-        Outcome::Ended(slot, failure) => session.ended(slot, failure, now, net),
-        Outcome::Progress(p) => {
+        InputEvent::Nothing => {}
+        InputEvent::Connected(slot) => session.connected(slot, now, net),
+        InputEvent::Ended(slot, failure) => session.ended(slot, failure, now, net),
+        InputEvent::Progress(p) => {
             if p.writable {
                 session.writable(p.slot, net);
             }
@@ -316,15 +317,15 @@ fn tell(session: &mut Session, net: &mut Net, outcome: Outcome<'_>, now: Instant
 pub(super) fn run(
     job: &Job,
     share: (u32, u32),
-    progress: Arc<Progress>,
-    place: Place,
+    progress: Arc<LiveProgress>,
+    stack: WorkerStack,
     stop: &StopFlag,
 ) -> Result<Stats, Error> {
-    let shard = place.config.shard.clone();
+    let shard = stack.config.shard.clone();
     if let Some(cpu) = shard.cpu {
         raw::pin(cpu)?;
     }
-    let mut light = Light::new(job, share, progress, place, clock::now())?;
+    let mut light = LightWorker::new(job, share, progress, stack, clock::now())?;
     light.run(Duration::from_micros(shard.spin_us.into()), stop)?;
     Ok(light.stats())
 }

@@ -1,11 +1,11 @@
 //! The network that a session drives: connections, and what leaves on them.
 
-use super::buffer::{Buffers, Waiting};
-use super::conn::{Conn, FLIGHT_SEGMENTS_MAX, Flags, NO_SLOT, State};
-use super::frames::{self, NEIGHBOUR_BYTES, Numbers, Template};
+use super::buffer::{SendBuffers, SendQueue};
+use super::conn::{CWND_SEGMENTS_MAX, Conn, ConnFlags, NO_SLOT, TcpState};
+use super::destination::{Destination, WINDOW_SHIFT};
+use super::frames::{self, NEIGHBOUR_BYTES, SegmentFields, Template};
 use super::locals::{Local, Locals};
-use super::neighbour::Neighbour;
-use super::target::{Target, WINDOW_SHIFT};
+use super::neighbour::PeerNeighbour;
 use crate::load::session::Network;
 use crate::load::stats::Failure;
 use core::net::{IpAddr, SocketAddr};
@@ -24,10 +24,10 @@ const ORPHAN_RETRIES_MAX: u8 = 8;
 /// A connection whose FIN was acknowledged waits so long for the peer's (Linux's `tcp_fin_timeout`).
 const FIN_WAIT_2_MS: u32 = 60_000;
 /// Time between two looks at a connection that has a deadline, and so the longest that a time-out may be late.
-const LOOK_MS: u32 = 100;
+const TIMER_CHECK_MS: u32 = 100;
 
 /// Where frames leave.
-pub(super) struct Out {
+pub(super) struct FrameSender {
     pub tx: Box<dyn TxQueue + Send>,
     pub mac: MacAddr,
     /// The device completes checksums.
@@ -36,7 +36,7 @@ pub(super) struct Out {
     now: Instant,
 }
 
-impl Out {
+impl FrameSender {
     pub fn new(tx: Box<dyn TxQueue + Send>) -> Self {
         let capabilities = tx.capabilities();
         let (mac, offload) = (MacAddr(capabilities.mac), capabilities.tx_checksum);
@@ -49,13 +49,13 @@ impl Out {
         &mut self,
         template: &Template,
         from: &Local,
-        numbers: Numbers,
+        fields: SegmentFields,
         options: &[u8],
         payload: &[u8],
     ) {
         let len = template.head_len() + options.len() + payload.len();
         if let Some(room) = self.tx.reserve(len) {
-            template.write(&mut room[..len], from, numbers, options, payload);
+            template.write(&mut room[..len], from, fields, options, payload);
             self.tx.commit(len, template.meta());
             self.count();
         }
@@ -84,29 +84,29 @@ impl Out {
 }
 
 /// All connections.
-pub(super) struct Net {
-    pub out: Out,
+pub(super) struct LightNetwork {
+    pub out: FrameSender,
     pub conns: Vec<Conn>,
     /// Places without a connection.
     free: Vec<u32>,
     /// Connections by slot of the session, or [`NO_CONN`].
     conn_of: Vec<u32>,
     pub locals: Locals,
-    pub targets: Vec<Target>,
-    pub neighbours: Vec<Neighbour>,
-    pub buffers: Buffers,
+    pub destinations: Vec<Destination>,
+    pub neighbours: Vec<PeerNeighbour>,
+    pub buffers: SendBuffers,
     /// Connections whose deadline is to be looked at, each [`LOOK_MS`] after the time it was entered.
-    looks: VecDeque<(u32, u32)>,
+    timer_queue: VecDeque<(u32, u32)>,
     /// Connections that received something in this burst.
     pub unacked: Vec<u32>,
-    next_target: usize,
+    next_destination: usize,
     start: Instant,
     /// Since the start, in milliseconds and (wrapping) microseconds.
     pub now_ms: u32,
     pub now_us: u32,
     /// The clock of initial sequence numbers (RFC 9293 §3.4.1): one step in 4 µs, and what it was put forward.
-    clock: u32,
-    ahead: u32,
+    isn_clock: u32,
+    isn_advance: u32,
     seed: u32,
     /// Timestamps are offered, and their clock in milliseconds.
     timestamps: bool,
@@ -115,11 +115,11 @@ pub(super) struct Net {
 
 const NO_CONN: u32 = u32::MAX;
 
-impl Net {
+impl LightNetwork {
     pub fn new(
-        out: Out,
+        out: FrameSender,
         locals: Locals,
-        (targets, neighbours): (Vec<Target>, Vec<Neighbour>),
+        (targets, neighbours): (Vec<Destination>, Vec<PeerNeighbour>),
         seed: u64,
         timestamps: bool,
         now: Instant,
@@ -130,24 +130,24 @@ impl Net {
             free: Vec::new(),
             conn_of: Vec::new(),
             locals,
-            targets,
+            destinations: targets,
             neighbours,
-            buffers: Buffers::default(),
-            looks: VecDeque::new(),
+            buffers: SendBuffers::default(),
+            timer_queue: VecDeque::new(),
             unacked: Vec::with_capacity(BURST_FRAMES_MAX),
-            next_target: 0,
+            next_destination: 0,
             start: now,
             now_ms: 0,
             now_us: 0,
-            clock: 0,
-            ahead: 0,
+            isn_clock: 0,
+            isn_advance: 0,
             seed: (seed ^ seed >> 32) as u32,
             timestamps,
             ts_now: 0,
         };
         net.set_time(now);
         for neighbour in 0..net.neighbours.len() {
-            net.found(neighbour);
+            net.apply_neighbour(neighbour);
         }
         net
     }
@@ -157,26 +157,26 @@ impl Net {
         self.out.now = now;
         let since = now.saturating_since(self.start);
         (self.now_ms, self.now_us) = (since.as_millis() as u32, since.as_micros() as u32);
-        self.clock = (now.as_nanos() >> 12) as u32;
+        self.isn_clock = (now.as_nanos() >> 12) as u32;
         // Not from the start: it must go on from one run to the next.
         self.ts_now = now.as_millis() as u32;
     }
 
     /// Whether it is known of all neighbours where they are, or that they do not answer.
     pub fn is_ready(&self) -> bool {
-        self.neighbours.iter().all(|n| n.mac.is_some() || n.is_given_up())
+        self.neighbours.iter().all(|n| n.mac.is_some() || n.is_unreachable())
     }
 
     /// Connections that are not over.
-    pub fn live(&self) -> usize {
+    pub fn open_connections(&self) -> usize {
         self.conns.len() - self.free.len()
     }
 
     /// When there is something to do.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let look = self.looks.front().map(|(at, _)| at + LOOK_MS);
-        let ask = self.neighbours.iter().filter_map(Neighbour::due).min();
-        let ms = [look, ask].into_iter().flatten().min();
+        let timer = self.timer_queue.front().map(|(at, _)| at + TIMER_CHECK_MS);
+        let solicitation = self.neighbours.iter().filter_map(PeerNeighbour::due).min();
+        let ms = [timer, solicitation].into_iter().flatten().min();
         let ms = ms.map(|ms| self.start + core::time::Duration::from_millis(ms.into()));
         [ms, self.out.tx.next_deadline()].into_iter().flatten().min()
     }
@@ -195,64 +195,65 @@ impl Net {
     /// The initial sequence number of a port at this time. It grows from one connection of the port to the next, so that a server which still
     /// holds the last one in TIME-WAIT takes the new one (RFC 9293 §3.10.7.4, “if the sequence number is greater”).
     fn isn(&self, source: u16, port: u16) -> SeqNumber {
-        let place = (u32::from(source) << 16 | u32::from(port)) ^ self.seed;
-        SeqNumber(self.clock.wrapping_add(self.ahead).wrapping_add(place.wrapping_mul(0x9e37_79b1)))
+        let key = (u32::from(source) << 16 | u32::from(port)) ^ self.seed;
+        SeqNumber(self.isn_clock.wrapping_add(self.isn_advance).wrapping_add(key.wrapping_mul(0x9e37_79b1)))
     }
 
     /// Sends a segment without payload.
     #[inline]
-    pub fn control(&mut self, conn: u32, flags: TcpFlags) {
-        let Self { out, conns, targets, locals, ts_now, .. } = self;
+    pub fn send_control(&mut self, conn: u32, flags: TcpFlags) {
+        let Self { out, conns, destinations, locals, ts_now, .. } = self;
         let c = &mut conns[conn as usize];
-        if let Some(template) = &targets[usize::from(c.target)].template {
+        if let Some(template) = &destinations[usize::from(c.destination)].template {
             // Never beyond the peer's window, whatever a probe has sent there: it would not be acceptable (RFC 9293 §3.10.7.4).
-            let window_end = c.una + c.window;
-            let seq = if c.max.gt(window_end) { window_end } else { c.max };
-            let numbers = Numbers { port: c.port, seq, ack: c.rcv_nxt, flags };
+            let window_end = c.snd_una + c.snd_wnd;
+            let seq = if c.snd_max.gt(window_end) { window_end } else { c.snd_max };
+            let fields = SegmentFields { port: c.port, seq, ack: c.rcv_nxt, flags };
             let options = frames::timestamps(*ts_now, c.ts_recent);
-            out.segment(template, locals.get(c.source), numbers, &options[..c.options_len()], &[]);
+            out.segment(template, locals.get(c.source), fields, &options[..c.options_len()], &[]);
         }
-        c.flags.clear(Flags::ACK);
+        c.flags.clear(ConnFlags::ACK_PENDING);
     }
 
     fn send_syn(&mut self, conn: u32) {
-        let Self { out, conns, targets, locals, .. } = self;
+        let Self { out, conns, destinations, locals, .. } = self;
         let c = &conns[conn as usize];
-        let target = &targets[usize::from(c.target)];
-        if let Some(template) = &target.template {
-            let numbers = Numbers { port: c.port, seq: c.una, ack: SeqNumber(0), flags: TcpFlags::SYN };
+        let destination = &destinations[usize::from(c.destination)];
+        if let Some(template) = &destination.template {
+            let fields =
+                SegmentFields { port: c.port, seq: c.snd_una, ack: SeqNumber(0), flags: TcpFlags::SYN };
             let value = self.timestamps.then_some(self.ts_now);
-            let (options, len) = frames::syn_options(target.offer, WINDOW_SHIFT, value);
-            out.segment(template, locals.get(c.source), numbers, &options[..len], &[]);
+            let (options, len) = frames::syn_options(destination.advmss, WINDOW_SHIFT, value);
+            out.segment(template, locals.get(c.source), fields, &options[..len], &[]);
         }
     }
 
     /// Sends what may be sent from `nxt` on. As a probe it sends a byte even into a closed window (RFC 9293 §3.8.6.1).
     pub fn transmit(&mut self, conn: u32, probe: bool) {
-        let Self { out, conns, targets, locals, buffers, now_us, ts_now, .. } = self;
+        let Self { out, conns, destinations, locals, buffers, now_us, ts_now, .. } = self;
         let c = &mut conns[conn as usize];
-        let target = &targets[usize::from(c.target)];
-        let Some(template) = &target.template else { return };
+        let destination = &destinations[usize::from(c.destination)];
+        let Some(template) = &destination.template else { return };
         let from = locals.get(c.source);
         let options = frames::timestamps(*ts_now, c.ts_recent);
         let options = &options[..c.options_len()];
-        let mss = u32::from(c.mss.min(target.mss)) - options.len() as u32;
-        let window = if probe { c.window.max(1) } else { c.window };
-        let room = window.min(u32::from(c.flight) * mss);
-        let len = c.waiting.len();
+        let mss = u32::from(c.mss.min(destination.mss)) - options.len() as u32;
+        let window = if probe { c.snd_wnd.max(1) } else { c.snd_wnd };
+        let room = window.min(u32::from(c.cwnd_segments) * mss);
+        let len = c.send_queue.len();
         loop {
-            let offset = (c.nxt - c.una) as u32;
-            if offset > len || (offset == len && !c.flags.has(Flags::FIN)) {
+            let offset = (c.snd_nxt - c.snd_una) as u32;
+            if offset > len || (offset == len && !c.flags.has(ConnFlags::FIN_PENDING)) {
                 break;
             }
-            let piece = buffers.from(&c.waiting, offset);
-            let whole = piece.len().min(mss as usize);
-            let n = whole.min(room.saturating_sub(offset) as usize);
+            let chunk = buffers.slice_at(&c.send_queue, offset);
+            let full = chunk.len().min(mss as usize);
+            let n = full.min(room.saturating_sub(offset) as usize);
             // RFC 9293 §3.8.6.2.1: a part that the window happens to leave is not sent while an acknowledgement is to come.
-            if n < whole && (n == 0 || offset > 0) {
+            if n < full && (n == 0 || offset > 0) {
                 break;
             }
-            let fin = c.flags.has(Flags::FIN) && offset + n as u32 == len;
+            let fin = c.flags.has(ConnFlags::FIN_PENDING) && offset + n as u32 == len;
             let mut flags = TcpFlags::ACK;
             if n > 0 {
                 flags |= TcpFlags::PSH;
@@ -260,18 +261,18 @@ impl Net {
             if fin {
                 flags |= TcpFlags::FIN;
             }
-            let numbers = Numbers { port: c.port, seq: c.nxt, ack: c.rcv_nxt, flags };
-            out.segment(template, from, numbers, options, &piece[..n]);
-            if c.nxt == c.max && c.una == c.max {
-                (c.sent_at, c.flags) = (*now_us, c.flags.with(Flags::TIMING));
+            let fields = SegmentFields { port: c.port, seq: c.snd_nxt, ack: c.rcv_nxt, flags };
+            out.segment(template, from, fields, options, &chunk[..n]);
+            if c.snd_nxt == c.snd_max && c.snd_una == c.snd_max {
+                (c.sent_at, c.flags) = (*now_us, c.flags.with(ConnFlags::RTT_TIMED));
             }
-            c.flags.clear(Flags::ACK);
-            c.nxt += n as u32 + u32::from(fin);
-            c.max = c.max.max(c.nxt);
+            c.flags.clear(ConnFlags::ACK_PENDING);
+            c.snd_nxt += n as u32 + u32::from(fin);
+            c.snd_max = c.snd_max.max(c.snd_nxt);
         }
-        let is_waiting = !c.is_quiet() || c.waiting.len() > 0;
-        if is_waiting && !c.flags.has(Flags::ARMED) {
-            let ms = target.rto_ms(c.retries);
+        let is_waiting = !c.is_all_acked() || c.send_queue.len() > 0;
+        if is_waiting && !c.flags.has(ConnFlags::ARMED) {
+            let ms = destination.rto_ms(c.retries);
             self.arm(conn, ms);
         }
     }
@@ -281,28 +282,28 @@ impl Net {
     pub fn arm(&mut self, conn: u32, ms: u32) {
         let c = &mut self.conns[conn as usize];
         c.deadline = self.now_ms + ms;
-        c.flags.set(Flags::ARMED);
-        if !c.flags.has(Flags::QUEUED) {
-            c.flags.set(Flags::QUEUED);
-            self.looks.push_back((self.now_ms, conn));
+        c.flags.set(ConnFlags::ARMED);
+        if !c.flags.has(ConnFlags::IN_TIMER_QUEUE) {
+            c.flags.set(ConnFlags::IN_TIMER_QUEUE);
+            self.timer_queue.push_back((self.now_ms, conn));
         }
     }
 
     /// Deals with the next deadline that is over. Some if that ends a connection which the session knows. To be called until `None`.
     pub fn expire(&mut self) -> Option<(u32, Failure)> {
-        while let Some(&(entered, conn)) = self.looks.front() {
-            if entered + LOOK_MS > self.now_ms {
+        while let Some(&(entered, conn)) = self.timer_queue.front() {
+            if entered + TIMER_CHECK_MS > self.now_ms {
                 break;
             }
-            self.looks.pop_front();
+            self.timer_queue.pop_front();
             let c = &mut self.conns[conn as usize];
-            if !c.flags.has(Flags::ARMED) {
-                c.flags.clear(Flags::QUEUED);
+            if !c.flags.has(ConnFlags::ARMED) {
+                c.flags.clear(ConnFlags::IN_TIMER_QUEUE);
             } else if c.deadline > self.now_ms {
-                self.looks.push_back((self.now_ms, conn));
+                self.timer_queue.push_back((self.now_ms, conn));
             } else {
-                c.flags.clear(Flags::QUEUED);
-                c.flags.clear(Flags::ARMED);
+                c.flags.clear(ConnFlags::IN_TIMER_QUEUE);
+                c.flags.clear(ConnFlags::ARMED);
                 if let Some(end) = self.time_out(conn) {
                     return Some(end);
                 }
@@ -313,14 +314,14 @@ impl Net {
 
     fn time_out(&mut self, conn: u32) -> Option<(u32, Failure)> {
         let c = &mut self.conns[conn as usize];
-        let (slot, target) = (c.slot, usize::from(c.target));
+        let (slot, destination) = (c.slot, usize::from(c.destination));
         let (retries_max, failure) = match c.state {
-            State::Closed => return None,
-            State::SynSent => (SYN_RETRIES_MAX, Failure::ConnectTimeout),
+            TcpState::Closed => return None,
+            TcpState::SynSent => (SYN_RETRIES_MAX, Failure::ConnectTimeout),
             _ if slot == NO_SLOT => (ORPHAN_RETRIES_MAX, Failure::Timeout),
             _ => (RETRIES_MAX, Failure::Timeout),
         };
-        if c.state == State::FinWait2 || c.retries >= retries_max {
+        if c.state == TcpState::FinWait2 || c.retries >= retries_max {
             self.release(conn, false);
             return (slot != NO_SLOT).then_some((slot, failure));
         }
@@ -328,24 +329,24 @@ impl Net {
         let retries = c.retries;
         if retries > 1 {
             // It may have moved.
-            self.neighbours[self.targets[target].neighbour].want();
+            self.neighbours[self.destinations[destination].neighbour].resolve();
         }
         // RFC 6298 §5.4-5.6: again from the first that is not acknowledged, one segment, and twice as long.
-        if c.state == State::SynSent {
-            c.flags.clear(Flags::TIMING);
+        if c.state == TcpState::SynSent {
+            c.flags.clear(ConnFlags::RTT_TIMED);
             self.send_syn(conn);
         } else {
-            (c.nxt, c.flight) = (c.una, 1);
-            c.flags.clear(Flags::TIMING);
+            (c.snd_nxt, c.cwnd_segments) = (c.snd_una, 1);
+            c.flags.clear(ConnFlags::RTT_TIMED);
             self.transmit(conn, true);
         }
-        let ms = self.targets[target].rto_ms(retries);
+        let ms = self.destinations[destination].rto_ms(retries);
         self.arm(conn, ms);
         None
     }
 
     /// The connection's FIN was acknowledged, and the peer's is still to come.
-    pub fn await_fin(&mut self, conn: u32) {
+    pub fn arm_fin_wait_2(&mut self, conn: u32) {
         self.arm(conn, FIN_WAIT_2_MS);
     }
 
@@ -357,76 +358,76 @@ impl Net {
     }
 
     /// The peer has answered the offer of timestamps, if it was made.
-    pub fn agree_on_timestamps(&mut self, conn: u32) {
+    pub fn enable_timestamps(&mut self, conn: u32) {
         if self.timestamps {
-            self.conns[conn as usize].flags.set(Flags::TIMESTAMPS);
+            self.conns[conn as usize].flags.set(ConnFlags::TIMESTAMPS);
         }
     }
 
     /// Forgets a connection.
     pub fn release(&mut self, conn: u32, in_order: bool) {
         let c = &mut self.conns[conn as usize];
-        let (waiting, slot, source, port, max) = (c.waiting.len(), c.slot, c.source, c.port, c.max);
-        if waiting > 0 {
-            self.buffers.forget(&mut c.waiting, waiting);
+        let (queued, slot, source, port, max) = (c.send_queue.len(), c.slot, c.source, c.port, c.snd_max);
+        if queued > 0 {
+            self.buffers.acknowledge(&mut c.send_queue, queued);
         }
-        *c = Conn { flags: c.flags.only(Flags::QUEUED), ..Conn::VACANT };
+        *c = Conn { flags: c.flags.only(ConnFlags::IN_TIMER_QUEUE), ..Conn::VACANT };
         self.free.push(conn);
-        self.locals.give_back(source, port, in_order);
+        self.locals.release_port(source, port, in_order);
         if slot != NO_SLOT {
             self.conn_of[slot as usize] = NO_CONN;
         }
         // Who sends faster than the clock of sequence numbers runs puts it forward.
         let excess = max - self.isn(source, port);
         if excess >= 0 {
-            self.ahead = self.ahead.wrapping_add(excess as u32 + 1);
+            self.isn_advance = self.isn_advance.wrapping_add(excess as u32 + 1);
         }
     }
 
     /// Sends the acknowledgements that nothing else has carried, one for each connection.
     pub fn acknowledge(&mut self) {
         while let Some(conn) = self.unacked.pop() {
-            if self.conns[conn as usize].flags.has(Flags::ACK) {
-                self.control(conn, TcpFlags::ACK);
+            if self.conns[conn as usize].flags.has(ConnFlags::ACK_PENDING) {
+                self.send_control(conn, TcpFlags::ACK);
             }
         }
     }
 
     /// Shows the device what was sent.
     pub fn flush(&mut self) {
-        let held = self.out.tx.next_deadline().is_some_and(|at| at <= self.out.now);
-        if self.out.unflushed > 0 || held {
+        let is_tx_deadline_past = self.out.tx.next_deadline().is_some_and(|at| at <= self.out.now);
+        if self.out.unflushed > 0 || is_tx_deadline_past {
             self.out.flush();
         }
     }
 
     /// Answers a segment that belongs to no connection with a reset (RFC 9293 §3.10.7.1), or with `flags`.
-    pub fn reply(&mut self, to: SocketAddr, mac: MacAddr, local: u16, numbers: Numbers) {
+    pub fn reply(&mut self, to: SocketAddr, mac: MacAddr, local: u16, fields: SegmentFields) {
         let template = Template::new(to, self.out.mac, mac, 0, self.out.offload);
-        self.out.segment(&template, self.locals.get(local), numbers, &[], &[]);
+        self.out.segment(&template, self.locals.get(local), fields, &[], &[]);
     }
 
     /// A neighbour's address is known: the ways by it are open.
-    pub fn found(&mut self, neighbour: usize) {
+    pub fn apply_neighbour(&mut self, neighbour: usize) {
         if let Some(mac) = self.neighbours[neighbour].mac {
-            for target in self.targets.iter_mut().filter(|t| t.neighbour == neighbour) {
-                target.found(self.out.mac, mac, self.out.offload);
+            for destination in self.destinations.iter_mut().filter(|t| t.neighbour == neighbour) {
+                destination.set_next_hop(self.out.mac, mac, self.out.offload);
             }
         }
     }
 
     /// Asks for the neighbours that are to be asked for.
-    pub fn ask(&mut self) {
+    pub fn solicit_neighbours(&mut self) {
         for neighbour in &mut self.neighbours {
-            if !neighbour.is_to_be_asked(self.now_ms) {
+            if !neighbour.take_due_solicitation(self.now_ms) {
                 continue;
             }
             let mut frame = [0; NEIGHBOUR_BYTES];
             let mac = self.out.mac;
-            let len = match (neighbour.address, self.locals.get(neighbour.asker).address) {
+            let len = match (neighbour.address, self.locals.get(neighbour.source).address) {
                 (IpAddr::V4(target_ip), IpAddr::V4(sender_ip)) => {
-                    let request = arp::Packet {
-                        operation: arp::Operation::Request,
+                    let request = arp::ArpPacket {
+                        operation: arp::ArpOperation::Request,
                         sender_mac: mac,
                         sender_ip,
                         target_mac: MacAddr::ZERO,
@@ -437,7 +438,7 @@ impl Net {
                 (IpAddr::V6(target), IpAddr::V6(src)) => {
                     let group = ndp::solicited_node(target);
                     let message =
-                        ndp::Message::NeighbourSolicitation { target, source: Some(mac), nonce: None };
+                        ndp::NdpMessage::NeighbourSolicitation { target, source_mac: Some(mac), nonce: None };
                     let to = MacAddr::from_ipv6_multicast(group);
                     frames::ndp(&message, (src, group), (mac, to), &mut frame)
                 }
@@ -452,30 +453,30 @@ impl Net {
         self.out.frame(frame);
     }
 
-    fn target(&mut self, to: SocketAddr) -> Option<usize> {
+    fn destination_of(&mut self, to: SocketAddr) -> Option<usize> {
         // A session takes them in turn.
-        let guess = self.next_target;
-        let found = match self.targets.get(guess) {
-            Some(target) if target.address == to => guess,
-            _ => self.targets.iter().position(|t| t.address == to)?,
+        let expected = self.next_destination;
+        let found = match self.destinations.get(expected) {
+            Some(target) if target.address == to => expected,
+            _ => self.destinations.iter().position(|t| t.address == to)?,
         };
-        self.next_target = if found + 1 < self.targets.len() { found + 1 } else { 0 };
+        self.next_destination = if found + 1 < self.destinations.len() { found + 1 } else { 0 };
         Some(found)
     }
 }
 
-impl Network for Net {
+impl Network for LightNetwork {
     fn connect(&mut self, slot: u32, to: SocketAddr, from: Option<IpAddr>) -> Result<(), Failure> {
-        let number = self.target(to).ok_or(Failure::Unreachable)?;
-        let target = &self.targets[number];
-        if target.template.is_none() {
-            let neighbour = target.neighbour;
-            self.neighbours[neighbour].want();
+        let number = self.destination_of(to).ok_or(Failure::Unreachable)?;
+        let destination = &self.destinations[number];
+        if destination.template.is_none() {
+            let neighbour = destination.neighbour;
+            self.neighbours[neighbour].resolve();
             return Err(Failure::Unreachable);
         }
-        let (mss, rto_ms) = (target.mss, target.rto_ms(0));
+        let (mss, rto_ms) = (destination.mss, destination.rto_ms(0));
         let source = match from {
-            None => target.local,
+            None => destination.local,
             Some(from) if from.is_ipv4() == to.is_ipv4() => {
                 self.locals.number(from).ok_or(Failure::Unreachable)?
             }
@@ -490,40 +491,40 @@ impl Network for Net {
                 self.conns.len() as u32 - 1
             }
         };
-        let Some(port) = self.locals.lease(source, conn) else {
+        let Some(port) = self.locals.allocate_port(source, conn) else {
             self.free.push(conn);
             return Err(Failure::Exhausted);
         };
         let una = self.isn(source, port);
         let c = &mut self.conns[conn as usize];
-        let mut flags = c.flags.only(Flags::QUEUED);
-        flags.set(Flags::TIMING);
+        let mut flags = c.flags.only(ConnFlags::IN_TIMER_QUEUE);
+        flags.set(ConnFlags::RTT_TIMED);
         *c = Conn {
             slot,
-            una,
-            nxt: una + 1,
-            max: una + 1,
+            snd_una: una,
+            snd_nxt: una + 1,
+            snd_max: una + 1,
             rcv_nxt: SeqNumber(0),
             ts_recent: 0,
-            window: 0,
+            snd_wnd: 0,
             deadline: 0,
             sent_at: self.now_us,
-            waiting: Waiting::EMPTY,
+            send_queue: SendQueue::EMPTY,
             mss,
             source,
             port,
-            target: number as u16,
-            state: State::SynSent,
+            destination: number as u16,
+            state: TcpState::SynSent,
             retries: 0,
-            shift: 0,
-            flight: FLIGHT_SEGMENTS_MAX,
+            snd_wscale: 0,
+            cwnd_segments: CWND_SEGMENTS_MAX,
             flags,
         };
-        let place = slot as usize;
-        if self.conn_of.len() <= place {
-            self.conn_of.resize(place + 1, NO_CONN);
+        let index = slot as usize;
+        if self.conn_of.len() <= index {
+            self.conn_of.resize(index + 1, NO_CONN);
         }
-        self.conn_of[place] = conn;
+        self.conn_of[index] = conn;
         self.send_syn(conn);
         self.arm(conn, rto_ms);
         Ok(())
@@ -532,12 +533,12 @@ impl Network for Net {
     fn send(&mut self, slot: u32, bytes: &[u8]) -> usize {
         let Some(conn) = self.conn_of(slot) else { return 0 };
         let c = &mut self.conns[conn as usize];
-        if !c.may_send() {
+        if !c.can_send() {
             return 0;
         }
-        let taken = self.buffers.append(&mut c.waiting, bytes);
+        let taken = self.buffers.append(&mut c.send_queue, bytes);
         if taken < bytes.len() {
-            c.flags.set(Flags::WANTS_ROOM);
+            c.flags.set(ConnFlags::WANTS_WRITABLE);
         }
         self.transmit(conn, false);
         taken
@@ -547,13 +548,13 @@ impl Network for Net {
         let Some(conn) = self.conn_of(slot) else { return };
         let c = &mut self.conns[conn as usize];
         c.state = match c.state {
-            State::Established => State::FinWait1,
-            State::CloseWait => State::LastAck,
+            TcpState::Established => TcpState::FinWait1,
+            TcpState::CloseWait => TcpState::LastAck,
             // Not open yet: nobody will miss it. (A close comes once, so it is in none of the other states.)
             _ => return self.release(conn, false),
         };
         c.slot = NO_SLOT;
-        c.flags.set(Flags::FIN);
+        c.flags.set(ConnFlags::FIN_PENDING);
         self.conn_of[slot as usize] = NO_CONN;
         self.transmit(conn, false);
     }
@@ -561,7 +562,7 @@ impl Network for Net {
     fn abort(&mut self, slot: u32) {
         let Some(conn) = self.conn_of(slot) else { return };
         if self.conns[conn as usize].is_synchronized() {
-            self.control(conn, TcpFlags::RST | TcpFlags::ACK);
+            self.send_control(conn, TcpFlags::RST | TcpFlags::ACK);
         }
         self.release(conn, false);
     }

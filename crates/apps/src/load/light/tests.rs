@@ -1,9 +1,9 @@
 //! The client's TCP without a session, against Ginnel's servers in simulated time: what arrives, and what is left behind.
 
-use super::frames::{Numbers, Template};
-use super::input::Outcome;
+use super::frames::{SegmentFields, Template};
+use super::input::InputEvent;
 use super::locals::Locals;
-use super::{Light, Place};
+use super::{LightWorker, WorkerStack};
 use crate::echo::{self, Echo};
 use crate::httpd::{Httpd, Options as HttpdOptions};
 use crate::load::options::tests::job;
@@ -23,16 +23,16 @@ use std::path::Path;
 
 const V4: (&str, &str, &str) = ("10.0.0.1/16", "10.0.0.2/16", "10.0.0.1:80");
 const V6: (&str, &str, &str) = ("fd00::1/64", "fd00::2/64", "[fd00::1]:80");
-const BAD_LINE: &str = "delay=2ms loss=3% duplicate=2% reorder=5% corrupt=1%";
+const FAULTY_LINK: &str = "delay=2ms loss=3% duplicate=2% reorder=5% corrupt=1%";
 
 #[derive(Parser)]
-struct Words<T: clap::Args> {
+struct ParsedOptions<T: clap::Args> {
     #[command(flatten)]
     options: T,
 }
 
 fn options<T: clap::Args>(words: &[&str]) -> T {
-    Words::parse_from([&["program"], words].concat()).options
+    ParsedOptions::parse_from([&["program"], words].concat()).options
 }
 
 fn echo() -> Echo {
@@ -46,22 +46,22 @@ fn httpd(root: &Path) -> Httpd {
 }
 
 /// A server and the client's TCP at the ends of a cable.
-struct Ends<S> {
+struct ConnectedPair<S> {
     server: Shard<S>,
-    client: Light,
+    client: LightWorker,
     to: SocketAddr,
     now: Instant,
 }
 
 /// What a test has of a connection.
 #[derive(Default)]
-struct Seen {
+struct ExchangeResult {
     sent: usize,
     received: Vec<u8>,
     end: Option<Result<(), Failure>>,
 }
 
-impl<S: Handler> Ends<S> {
+impl<S: Handler> ConnectedPair<S> {
     fn new(
         server: S,
         (own, near, to): (&str, &str, &str),
@@ -78,10 +78,10 @@ impl<S: Handler> Ends<S> {
         let builder = Shard::builder(config(own)).handler(server).device("cable", far);
         let server = builder.seed([seed as u8; 32]).now(now).build().unwrap();
         let job = job(&format!("http://{to}/"));
-        let mut place = Place { config: config(near), device: Some(device) };
+        let mut place = WorkerStack { config: config(near), device: Some(device) };
         place.config.devices[0].faults = faults.map(|f| f.parse().unwrap());
         place.config.devices[0].faults_seed = seed;
-        let client = Light::new(&job, (0, 1), Default::default(), place, now).unwrap();
+        let client = LightWorker::new(&job, (0, 1), Default::default(), place, now).unwrap();
         let mut ends = Self { server, client, to: to.parse().unwrap(), now };
         // Duplicate address detection of the server's IPv6 address, and neighbours.
         while !(ends.client.net.is_ready() && ends.server.stats().running_ns > 0) {
@@ -93,8 +93,8 @@ impl<S: Handler> Ends<S> {
     }
 
     /// One turn of both; then time goes on to where something happens.
-    fn turn(&mut self, told: &mut dyn FnMut(&mut super::Net, Outcome<'_>)) {
-        let Light { rx, net, .. } = &mut self.client;
+    fn turn(&mut self, told: &mut dyn FnMut(&mut super::LightNetwork, InputEvent<'_>)) {
+        let LightWorker { rx, net, .. } = &mut self.client;
         net.set_time(self.now);
         let mut burst = RxBurst::new();
         rx.rx_burst(self.now, &mut burst);
@@ -105,10 +105,10 @@ impl<S: Handler> Ends<S> {
         }
         drop(burst);
         while let Some((slot, failure)) = net.expire() {
-            told(net, Outcome::Ended(slot, failure));
+            told(net, InputEvent::Ended(slot, failure));
             work += 1;
         }
-        net.ask();
+        net.solicit_neighbours();
         net.acknowledge();
         net.flush();
         let server = self.server.poll_once(self.now).unwrap();
@@ -127,9 +127,9 @@ impl<S: Handler> Ends<S> {
         slots: u32,
         stream: impl Fn(u32) -> Vec<u8>,
         is_done: impl Fn(u32, &[u8]) -> bool,
-    ) -> Vec<Seen> {
+    ) -> Vec<ExchangeResult> {
         let streams: Vec<Vec<u8>> = (0..slots).map(stream).collect();
-        let mut seen: Vec<Seen> = (0..slots).map(|_| Seen::default()).collect();
+        let mut seen: Vec<ExchangeResult> = (0..slots).map(|_| ExchangeResult::default()).collect();
         for slot in 0..slots {
             self.client.net.connect(slot, self.to, None).unwrap();
         }
@@ -137,10 +137,10 @@ impl<S: Handler> Ends<S> {
         while seen.iter().any(|s| s.end.is_none()) {
             self.turn(&mut |net, outcome| {
                 let (slot, fin) = match outcome {
-                    Outcome::Nothing => return,
-                    Outcome::Ended(slot, failure) => return seen[slot as usize].end = Some(Err(failure)),
-                    Outcome::Connected(slot) => (slot, false),
-                    Outcome::Progress(p) => {
+                    InputEvent::Nothing => return,
+                    InputEvent::Ended(slot, failure) => return seen[slot as usize].end = Some(Err(failure)),
+                    InputEvent::Connected(slot) => (slot, false),
+                    InputEvent::Progress(p) => {
                         seen[p.slot as usize].received.extend_from_slice(p.data);
                         (p.slot, p.fin)
                     }
@@ -160,11 +160,11 @@ impl<S: Handler> Ends<S> {
     /// Lets the last segments pass, and sees that nothing is left.
     fn settle(&mut self) {
         let limit = self.now + Duration::from_secs(200);
-        while self.client.net.live() > 0 && self.now < limit {
-            self.turn(&mut |_, outcome| assert!(matches!(outcome, Outcome::Nothing), "{outcome:?}"));
+        while self.client.net.open_connections() > 0 && self.now < limit {
+            self.turn(&mut |_, outcome| assert!(matches!(outcome, InputEvent::Nothing), "{outcome:?}"));
         }
         let net = &self.client.net;
-        assert_eq!((net.live(), net.buffers.in_use()), (0, 0), "{:?}", net.conns);
+        assert_eq!((net.open_connections(), net.buffers.in_use()), (0, 0), "{:?}", net.conns);
     }
 }
 
@@ -176,7 +176,7 @@ fn noise(seed: u64, len: usize) -> Vec<u8> {
 
 /// Both directions at once, and the client closes first.
 fn echo_through(net: (&str, &str, &str), faults: Option<&str>, memory: MemoryConfig, len: usize, seed: u64) {
-    let mut ends = Ends::new(echo(), net, faults, memory, seed);
+    let mut ends = ConnectedPair::new(echo(), net, faults, memory, seed);
     let stream = |slot| noise(seed * 100 + u64::from(slot), len + slot as usize);
     for _ in 0..2 {
         let seen = ends.exchange(5, stream, |slot, received| received.len() >= len + slot as usize);
@@ -201,7 +201,7 @@ fn what_is_sent_arrives_and_comes_back() {
 fn a_bad_line_costs_time_and_no_byte() {
     for seed in 0..12u64 {
         let net = if seed.is_multiple_of(2) { V4 } else { V6 };
-        echo_through(net, Some(BAD_LINE), MemoryConfig::default(), 30_000, seed);
+        echo_through(net, Some(FAULTY_LINK), MemoryConfig::default(), 30_000, seed);
     }
 }
 
@@ -213,7 +213,7 @@ fn pages(faults: Option<&str>, sizes: &[usize], seed: u64) {
     for (slot, body) in &bodies {
         std::fs::write(root.path().join(format!("{slot}.bin")), body).unwrap();
     }
-    let mut ends = Ends::new(httpd(root.path()), V4, faults, MemoryConfig::default(), seed);
+    let mut ends = ConnectedPair::new(httpd(root.path()), V4, faults, MemoryConfig::default(), seed);
     let request =
         |slot| format!("GET /{slot}.bin HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").into_bytes();
     let seen = ends.exchange(sizes.len() as u32, request, |_, _| false);
@@ -229,14 +229,14 @@ fn pages(faults: Option<&str>, sizes: &[usize], seed: u64) {
 fn pages_arrive_unchanged_when_the_server_closes_first() {
     pages(None, &[0, 1, 64, 1_460, 70_000, 3_000_000], 3);
     for seed in 0..8 {
-        pages(Some(BAD_LINE), &[0, 1, 64, 1_460, 70_000, 500_000], seed);
+        pages(Some(FAULTY_LINK), &[0, 1, 64, 1_460, 70_000, 500_000], seed);
     }
 }
 
 #[test]
 fn a_port_that_nobody_listens_on_refuses() {
     let root = tempfile::tempdir().unwrap();
-    let mut ends = Ends::new(
+    let mut ends = ConnectedPair::new(
         httpd(root.path()),
         ("10.0.0.1/16", "10.0.0.2/16", "10.0.0.1:81"),
         None,
@@ -251,7 +251,7 @@ fn a_port_that_nobody_listens_on_refuses() {
 #[test]
 fn a_server_that_is_gone_ends_in_a_time_out() {
     // Everything but ARP is lost on the way up: a frame of an ARP request has 42 bytes, and there are no others before.
-    let mut ends = Ends::new(echo(), V4, None, MemoryConfig::default(), 1);
+    let mut ends = ConnectedPair::new(echo(), V4, None, MemoryConfig::default(), 1);
     let Device { rx, tx } = pair(MemoryConfig::default()).0;
     (ends.client.rx, ends.client.net.out.tx) = (rx, tx);
     let start = ends.now;
@@ -265,13 +265,13 @@ fn a_server_that_is_gone_ends_in_a_time_out() {
 
 #[test]
 fn a_reset_ends_and_is_answered_by_nothing() {
-    let mut ends = Ends::new(echo(), V4, None, MemoryConfig::default(), 1);
+    let mut ends = ConnectedPair::new(echo(), V4, None, MemoryConfig::default(), 1);
     for slot in 0..3 {
         ends.client.net.connect(slot, ends.to, None).unwrap();
     }
     let mut connected = 0;
     while connected < 3 {
-        ends.turn(&mut |_, outcome| connected += u32::from(matches!(outcome, Outcome::Connected(_))));
+        ends.turn(&mut |_, outcome| connected += u32::from(matches!(outcome, InputEvent::Connected(_))));
     }
     for slot in 0..3 {
         ends.client.net.abort(slot);
@@ -284,30 +284,36 @@ fn a_reset_ends_and_is_answered_by_nothing() {
 }
 
 /// One connection that is open, in slot 0.
-fn open_one() -> Ends<Echo> {
-    let mut ends = Ends::new(echo(), V4, None, MemoryConfig::default(), 1);
+fn open_one() -> ConnectedPair<Echo> {
+    let mut ends = ConnectedPair::new(echo(), V4, None, MemoryConfig::default(), 1);
     ends.client.net.connect(0, ends.to, None).unwrap();
     let mut connected = false;
     while !connected {
-        ends.turn(&mut |_, outcome| connected |= matches!(outcome, Outcome::Connected(0)));
+        ends.turn(&mut |_, outcome| connected |= matches!(outcome, InputEvent::Connected(0)));
     }
     ends
 }
 
 /// What a segment in the server's name comes to, with numbers so far ahead of the ones that are expected.
-fn forged(ends: &mut Ends<Echo>, flags: TcpFlags, ahead: u32, ack_ahead: u32) -> Option<Failure> {
+fn inject_forged(
+    ends: &mut ConnectedPair<Echo>,
+    flags: TcpFlags,
+    ahead: u32,
+    ack_ahead: u32,
+) -> Option<Failure> {
     let net = &mut ends.client.net;
     let c = net.conns[0];
     let client = SocketAddr::new(net.locals.get(c.source).address, c.port);
     let mac = net.out.mac;
     let template = Template::new(client, MacAddr([2, 0, 0, 0, 0, 1]), mac, 1_000, false);
-    let numbers = Numbers { port: ends.to.port(), seq: c.rcv_nxt + ahead, ack: c.max + ack_ahead, flags };
+    let numbers =
+        SegmentFields { port: ends.to.port(), seq: c.rcv_nxt + ahead, ack: c.snd_max + ack_ahead, flags };
     let mut bytes = vec![0; template.head_len()];
     template.write(&mut bytes, Locals::new([ends.to.ip()]).get(0), numbers, &[], &[]);
     let frame = RxFrame::new(&bytes);
     match net.receive(&frame) {
-        Outcome::Ended(_, failure) => Some(failure),
-        Outcome::Nothing => None,
+        InputEvent::Ended(_, failure) => Some(failure),
+        InputEvent::Nothing => None,
         other => panic!("{other:?}"),
     }
 }
@@ -324,34 +330,34 @@ fn only_a_reset_where_the_next_byte_is_expected_ends_a_connection() {
         (TcpFlags::SYN | TcpFlags::ACK, 0),
         (TcpFlags::SYN, 5),
     ] {
-        assert_eq!(forged(&mut ends, flags, ahead, 0), None, "{flags:?} {ahead}");
+        assert_eq!(inject_forged(&mut ends, flags, ahead, 0), None, "{flags:?} {ahead}");
         assert!(ends.client.net.conns[0].is_synchronized());
     }
-    assert_eq!(forged(&mut ends, rst, 0, 0), Some(Failure::Reset));
-    assert_eq!(ends.client.net.live(), 0);
+    assert_eq!(inject_forged(&mut ends, rst, 0, 0), Some(Failure::Reset));
+    assert_eq!(ends.client.net.open_connections(), 0);
 }
 
 #[test]
 fn an_acknowledgement_of_what_was_never_sent_is_not_believed() {
     let mut ends = open_one();
-    let una = ends.client.net.conns[0].una;
+    let una = ends.client.net.conns[0].snd_una;
     for ack_ahead in [1, 1_000, 1 << 30, u32::MAX] {
-        assert_eq!(forged(&mut ends, TcpFlags::ACK, 0, ack_ahead), None);
-        assert_eq!(ends.client.net.conns[0].una, una, "{ack_ahead}");
+        assert_eq!(inject_forged(&mut ends, TcpFlags::ACK, 0, ack_ahead), None);
+        assert_eq!(ends.client.net.conns[0].snd_una, una, "{ack_ahead}");
     }
 }
 
 #[test]
 fn a_closed_window_is_probed_until_it_opens() {
     let mut ends = open_one();
-    ends.client.net.conns[0].window = 0;
+    ends.client.net.conns[0].snd_wnd = 0;
     let bytes = noise(1, 5_000);
     assert_eq!(ends.client.net.send(0, &bytes), bytes.len());
-    assert!(ends.client.net.conns[0].is_quiet(), "nothing may be sent");
+    assert!(ends.client.net.conns[0].is_all_acked(), "nothing may be sent");
     let (start, mut received) = (ends.now, Vec::new());
     while received.len() < bytes.len() {
         ends.turn(&mut |_, outcome| {
-            if let Outcome::Progress(p) = outcome {
+            if let InputEvent::Progress(p) = outcome {
                 received.extend_from_slice(p.data);
             }
         });
@@ -364,15 +370,15 @@ fn a_closed_window_is_probed_until_it_opens() {
 #[test]
 fn no_frame_whatever_does_harm() {
     for seed in 0..40 {
-        hostile(seed);
+        run_hostile_frames(seed);
     }
 }
 
 /// Connections in all states, while frames come that are random, or were made of true ones by changing them. Checksums are said to be
 /// verified, so that the changes get past them.
-fn hostile(seed: u64) {
+fn run_hostile_frames(seed: u64) {
     let net = if seed.is_multiple_of(2) { V4 } else { V6 };
-    let mut ends = Ends::new(echo(), net, None, MemoryConfig::default().without_offloads(), seed);
+    let mut ends = ConnectedPair::new(echo(), net, None, MemoryConfig::default().without_offloads(), seed);
     let mut rng = Random::new(seed);
     let mut seen: Vec<Vec<u8>> = Vec::new();
     let request = noise(seed, 5_000);
@@ -388,7 +394,7 @@ fn hostile(seed: u64) {
             _ => _ = ends.client.net.send(slot, &request[..rng.next_u64() as usize % 5_000]),
         }
         // What the server has sent is seen on its way, and delivered.
-        let Light { rx, net, .. } = &mut ends.client;
+        let LightWorker { rx, net, .. } = &mut ends.client;
         net.set_time(ends.now);
         let mut burst = RxBurst::new();
         rx.rx_burst(ends.now, &mut burst);
@@ -422,7 +428,7 @@ fn hostile(seed: u64) {
             let _ = net.receive(&frame);
         }
         while net.expire().is_some() {}
-        net.ask();
+        net.solicit_neighbours();
         net.acknowledge();
         net.flush();
         check(net, step);
@@ -434,7 +440,7 @@ fn hostile(seed: u64) {
         ends.client.net.abort(slot);
     }
     let limit = ends.now + Duration::from_secs(200);
-    while ends.client.net.live() > 0 {
+    while ends.client.net.open_connections() > 0 {
         ends.turn(&mut |_, _| {});
         assert!(ends.now < limit, "seed {seed}: {:?}", ends.client.net.conns);
     }
@@ -442,13 +448,13 @@ fn hostile(seed: u64) {
 }
 
 /// What must be true at any time.
-fn check(net: &super::Net, step: u32) {
+fn check(net: &super::LightNetwork, step: u32) {
     for c in &net.conns {
-        let in_flight = c.max - c.una;
+        let in_flight = c.snd_max - c.snd_una;
         let ok = (0..=70_000).contains(&in_flight)
-            && c.una.le(c.nxt)
-            && c.nxt.le(c.max)
-            && c.waiting.len() as usize <= super::buffer::WAITING_MAX;
+            && c.snd_una.le(c.snd_nxt)
+            && c.snd_nxt.le(c.snd_max)
+            && c.send_queue.len() as usize <= super::buffer::SEND_QUEUE_BYTES_MAX;
         assert!(ok, "step {step}: {c:?}");
     }
     assert!(net.conns.len() <= 600 && net.unacked.is_empty(), "step {step}");

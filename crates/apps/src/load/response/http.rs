@@ -1,6 +1,6 @@
 //! Just enough of HTTP to know the status and where each response ends (RFC 9112 §6.3).
 
-use super::{BadResponse, KEEP_BYTES_MAX, Parser, Progress, Records, State};
+use super::{BadResponse, ParseProgress, Parser, ParserState, PartialResponses, RETAINED_BYTES_MAX};
 use crate::httpd::head::trim;
 
 /// Longest head; servers send a few hundred bytes.
@@ -8,7 +8,7 @@ use crate::httpd::head::trim;
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// How the end of a body is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Framing {
+enum ResponseFraming {
     Length(u64),
     Chunked,
     UntilClose,
@@ -16,9 +16,9 @@ enum Framing {
 
 /// What a head says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct ResponseHead {
     status: u16,
-    framing: Framing,
+    framing: ResponseFraming,
     /// The server closes afterwards.
     close: bool,
 }
@@ -29,13 +29,13 @@ impl Parser {
         &mut self,
         bytes: &[u8],
         to_head: bool,
-        records: &mut Records,
-    ) -> Result<Progress, BadResponse> {
+        records: &mut PartialResponses,
+    ) -> Result<ParseProgress, BadResponse> {
         let mut used = 0;
         while used < bytes.len() {
             let rest = &bytes[used..];
             match self.state {
-                State::Start => match records.last.head(rest)? {
+                ParserState::Start => match records.last.head(rest)? {
                     Some((len, head)) => {
                         used += len;
                         if self.begin_body(head, to_head, records) {
@@ -43,22 +43,22 @@ impl Parser {
                         }
                     }
                     None => {
-                        self.record = records.take();
-                        records.get(self.record).pieces.extend_from_slice(rest);
-                        self.state = State::Head;
-                        return Ok(Progress::More);
+                        self.partial = records.take();
+                        records.get(self.partial).bytes.extend_from_slice(rest);
+                        self.state = ParserState::Head;
+                        return Ok(ParseProgress::More);
                     }
                 },
-                State::Head => {
+                ParserState::Head => {
                     let Some((len, head)) = self.more_of_head(rest, records)? else {
-                        return Ok(Progress::More);
+                        return Ok(ParseProgress::More);
                     };
                     used += len;
                     if self.begin_body(head, to_head, records) {
                         return Ok(self.complete(used));
                     }
                 }
-                State::Length => {
+                ParserState::Length => {
                     let here = self.left.min(rest.len() as u64);
                     self.left -= here;
                     used += here as usize;
@@ -66,26 +66,26 @@ impl Parser {
                         return Ok(self.complete(used));
                     }
                 }
-                State::Chunked => {
-                    let reader = &mut records.get(self.record).body;
+                ParserState::Chunked => {
+                    let reader = &mut records.get(self.partial).body;
                     used += reader.read(rest).map_err(|_| BadResponse)?;
                     if reader.is_done() {
                         self.release(records);
                         return Ok(self.complete(used));
                     }
                 }
-                State::UntilClose => used = bytes.len(),
+                ParserState::UntilClose => used = bytes.len(),
                 // States of another language.
-                State::Closing | State::ClosingHead => return Err(BadResponse),
+                ParserState::Closing | ParserState::ClosingHead => return Err(BadResponse),
             }
         }
-        Ok(Progress::More)
+        Ok(ParseProgress::More)
     }
 
     /// True if the response is complete with its head.
-    fn begin_body(&mut self, head: Head, to_head: bool, records: &mut Records) -> bool {
+    fn begin_body(&mut self, head: ResponseHead, to_head: bool, records: &mut PartialResponses) -> bool {
         if (100..200).contains(&head.status) {
-            self.state = State::Start; // an interim response; the real one follows
+            self.state = ParserState::Start; // an interim response; the real one follows
             return false;
         }
         (self.status, self.close) = (head.status, head.close);
@@ -93,14 +93,14 @@ impl Parser {
             return true;
         }
         match head.framing {
-            Framing::Length(0) => return true,
-            Framing::Length(left) => (self.state, self.left) = (State::Length, left),
-            Framing::Chunked => {
-                self.record = records.take();
-                self.state = State::Chunked;
+            ResponseFraming::Length(0) => return true,
+            ResponseFraming::Length(left) => (self.state, self.left) = (ParserState::Length, left),
+            ResponseFraming::Chunked => {
+                self.partial = records.take();
+                self.state = ParserState::Chunked;
             }
-            Framing::UntilClose => {
-                self.state = State::UntilClose;
+            ResponseFraming::UntilClose => {
+                self.state = ParserState::UntilClose;
                 self.close = true;
             }
         }
@@ -111,9 +111,9 @@ impl Parser {
     fn more_of_head(
         &mut self,
         bytes: &[u8],
-        records: &mut Records,
-    ) -> Result<Option<(usize, Head)>, BadResponse> {
-        let buffer = &mut records.get(self.record).pieces;
+        records: &mut PartialResponses,
+    ) -> Result<Option<(usize, ResponseHead)>, BadResponse> {
+        let buffer = &mut records.get(self.partial).bytes;
         let before = buffer.len();
         let room = HEAD_BYTES_MAX.saturating_sub(before).min(bytes.len());
         buffer.extend_from_slice(&bytes[..room]);
@@ -130,19 +130,19 @@ impl Parser {
 
 /// The head read last. Within a second a server's heads for one page are the same byte for byte, and comparing is much faster than reading.
 #[derive(Debug, Default)]
-pub(super) struct Last {
+pub(super) struct LastHead {
     bytes: Vec<u8>,
-    head: Option<Head>,
+    head: Option<ResponseHead>,
 }
 
-impl Last {
+impl LastHead {
     /// [`parse_head`], by comparison if the head is the last one again.
-    fn head(&mut self, bytes: &[u8]) -> Result<Option<(usize, Head)>, BadResponse> {
+    fn head(&mut self, bytes: &[u8]) -> Result<Option<(usize, ResponseHead)>, BadResponse> {
         if let Some(head) = self.head.filter(|_| bytes.starts_with(&self.bytes)) {
             return Ok(Some((self.bytes.len(), head)));
         }
         let parsed = parse_head(bytes)?;
-        if let Some((len, head)) = parsed.filter(|(len, _)| *len <= KEEP_BYTES_MAX) {
+        if let Some((len, head)) = parsed.filter(|(len, _)| *len <= RETAINED_BYTES_MAX) {
             self.bytes.clear();
             self.bytes.extend_from_slice(&bytes[..len]);
             self.head = Some(head);
@@ -152,7 +152,7 @@ impl Last {
 }
 
 /// The head at the start of `bytes` with its length, or `None` if its end is not there. Lines may end with a bare LF.
-fn parse_head(bytes: &[u8]) -> Result<Option<(usize, Head)>, BadResponse> {
+fn parse_head(bytes: &[u8]) -> Result<Option<(usize, ResponseHead)>, BadResponse> {
     let (version, status) = match bytes {
         [b'H', b'T', b'T', b'P', b'/', b'1', b'.', minor @ (b'0' | b'1'), b' ', a, b, c, after, ..]
             if [a, b, c].iter().all(|d| d.is_ascii_digit()) && matches!(after, b' ' | b'\r' | b'\n') =>
@@ -161,14 +161,14 @@ fn parse_head(bytes: &[u8]) -> Result<Option<(usize, Head)>, BadResponse> {
             (*minor, digit(a) * 100 + digit(b) * 10 + digit(c))
         }
         // Too short to tell.
-        _ if bytes.len() < 13 && could_begin(bytes) => return Ok(None),
+        _ if bytes.len() < 13 && may_be_status_line(bytes) => return Ok(None),
         _ => return Err(BadResponse),
     };
     let mut at = match memchr::memchr(b'\n', &bytes[12..]) {
         Some(offset) => 12 + offset + 1,
         None => return Ok(None),
     };
-    let mut fields = Fields { close: version == b'0', ..Fields::default() };
+    let mut fields = ResponseFields { close: version == b'0', ..ResponseFields::default() };
     loop {
         // An empty line, or the first letter of a name that matters?
         match bytes.get(at) {
@@ -191,7 +191,7 @@ fn parse_head(bytes: &[u8]) -> Result<Option<(usize, Head)>, BadResponse> {
 }
 
 /// True if `bytes` could be the first bytes of a status line.
-fn could_begin(bytes: &[u8]) -> bool {
+fn may_be_status_line(bytes: &[u8]) -> bool {
     let start = b"HTTP/1.";
     let n = bytes.len().min(start.len());
     bytes[..n] == start[..n]
@@ -199,13 +199,13 @@ fn could_begin(bytes: &[u8]) -> bool {
 
 /// The fields that matter.
 #[derive(Default)]
-struct Fields {
+struct ResponseFields {
     length: Option<u64>,
     chunked: bool,
     close: bool,
 }
 
-impl Fields {
+impl ResponseFields {
     fn read(&mut self, line: &[u8]) -> Result<(), BadResponse> {
         let Some(colon) = memchr::memchr(b':', line) else { return Err(BadResponse) };
         let (name, value) = (&line[..colon], trim(&line[colon + 1..]));
@@ -238,13 +238,13 @@ impl Fields {
         Ok(())
     }
 
-    const fn head(&self, status: u16) -> Head {
+    const fn head(&self, status: u16) -> ResponseHead {
         let framing = match (self.chunked, self.length) {
-            (true, _) => Framing::Chunked,
-            (false, Some(length)) => Framing::Length(length),
-            (false, None) => Framing::UntilClose,
+            (true, _) => ResponseFraming::Chunked,
+            (false, Some(length)) => ResponseFraming::Length(length),
+            (false, None) => ResponseFraming::UntilClose,
         };
-        Head { status, framing, close: self.close }
+        ResponseHead { status, framing, close: self.close }
     }
 }
 
@@ -261,34 +261,35 @@ pub(super) fn decimal(digits: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::response::Language;
+    use crate::load::response::Protocol;
     use proptest::prelude::*;
 
     /// All responses in `bytes` shown in pieces of `step`, then the end. Status 0 stands for an error.
     fn read(bytes: &[u8], step: usize, to_head: bool) -> Vec<(u16, bool)> {
-        let (mut parser, mut records, mut seen) = (Parser::default(), Records::default(), Vec::new());
-        for mut piece in bytes.chunks(step) {
-            while !piece.is_empty() {
-                match parser.read(piece, Language::Http { head: to_head }, &mut records) {
-                    Ok(Progress::More) => break,
-                    Ok(Progress::Complete(used, response)) => {
-                        seen.push((response.status, response.close));
+        let (mut parser, mut records, mut responses) =
+            (Parser::default(), PartialResponses::default(), Vec::new());
+        for mut chunk in bytes.chunks(step) {
+            while !chunk.is_empty() {
+                match parser.read(chunk, Protocol::Http { head: to_head }, &mut records) {
+                    Ok(ParseProgress::More) => break,
+                    Ok(ParseProgress::Complete(used, response)) => {
+                        responses.push((response.status, response.close));
                         assert!(parser.is_at_start());
-                        piece = &piece[used..];
+                        chunk = &chunk[used..];
                     }
                     Err(BadResponse) => {
-                        seen.push((0, true));
+                        responses.push((0, true));
                         parser.reset(&mut records);
                         assert_eq!(records.in_use(), 0);
-                        return seen;
+                        return responses;
                     }
                 }
             }
         }
-        seen.extend(parser.end().map(|r| (r.status, r.close)));
+        responses.extend(parser.end().map(|r| (r.status, r.close)));
         parser.reset(&mut records);
         assert_eq!(records.in_use(), 0);
-        seen
+        responses
     }
 
     const OK: &str =

@@ -12,13 +12,13 @@ mod values;
 use crate::httpd::body::BodyReader;
 
 /// A buffer that grew beyond this is given back instead of kept.
-const KEEP_BYTES_MAX: usize = 8 << 10;
+const RETAINED_BYTES_MAX: usize = 8 << 10;
 /// No record.
 const NONE: u32 = u32::MAX;
 
 /// How a server answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Language {
+pub enum Protocol {
     /// HTTP/1.1; `head` says that responses answer HEAD and have no bodies whatever they say.
     Http {
         /// Without bodies.
@@ -35,7 +35,7 @@ const HTTP_CLASSES: [&str; 6] = ["0xx", "1xx", "2xx", "3xx", "4xx", "5xx"];
 /// The same of values that are asked for by keys. The others do not occur.
 const VALUE_CLASSES: [&str; 6] = ["0", "1", "hit", "3", "miss", "error"];
 
-impl Language {
+impl Protocol {
     /// Names of the classes that statuses fall into: their hundreds.
     pub const fn classes(self) -> [&'static str; 6] {
         match self {
@@ -50,7 +50,7 @@ impl Language {
 pub struct BadResponse;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ParserState {
     /// Nothing of a response has come.
     Start,
     /// A part of a head, or of a line, lies in the record.
@@ -70,9 +70,9 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 pub struct Parser {
     left: u64,
-    record: u32,
+    partial: u32,
     status: u16,
-    state: State,
+    state: ParserState,
     close: bool,
 }
 
@@ -87,7 +87,7 @@ pub struct Response {
 
 /// What [`Parser::read`] came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum ParseProgress {
     /// All bytes were used, and the response is not complete.
     More,
     /// A response was completed with this many bytes.
@@ -96,14 +96,14 @@ pub enum Progress {
 
 impl Default for Parser {
     fn default() -> Self {
-        Self { left: 0, record: NONE, status: 0, state: State::Start, close: false }
+        Self { left: 0, partial: NONE, status: 0, state: ParserState::Start, close: false }
     }
 }
 
 impl Parser {
     /// The next byte will be the first of a response.
     pub fn is_at_start(&self) -> bool {
-        self.state == State::Start
+        self.state == ParserState::Start
     }
 
     /// Reads on. After an error the parser is of no use any more and must be reset.
@@ -114,74 +114,74 @@ impl Parser {
     pub fn read(
         &mut self,
         bytes: &[u8],
-        language: Language,
-        records: &mut Records,
-    ) -> Result<Progress, BadResponse> {
+        language: Protocol,
+        records: &mut PartialResponses,
+    ) -> Result<ParseProgress, BadResponse> {
         match language {
-            Language::Http { head } => self.read_http(bytes, head, records),
-            Language::Redis => self.read_redis(bytes, records),
-            Language::Memcached => self.read_memcached(bytes, records),
+            Protocol::Http { head } => self.read_http(bytes, head, records),
+            Protocol::Redis => self.read_redis(bytes, records),
+            Protocol::Memcached => self.read_memcached(bytes, records),
         }
     }
 
     /// The server closed. Some if that completes a response.
     pub fn end(&mut self) -> Option<Response> {
-        (self.state == State::UntilClose).then(|| {
-            self.state = State::Start;
+        (self.state == ParserState::UntilClose).then(|| {
+            self.state = ParserState::Start;
             Response { status: self.status, close: true }
         })
     }
 
     /// Gives back what it borrowed and begins anew.
-    pub fn reset(&mut self, records: &mut Records) {
+    pub fn reset(&mut self, records: &mut PartialResponses) {
         self.release(records);
         *self = Self::default();
     }
 
-    fn complete(&mut self, used: usize) -> Progress {
-        self.state = State::Start;
-        Progress::Complete(used, Response { status: self.status, close: self.close })
+    fn complete(&mut self, used: usize) -> ParseProgress {
+        self.state = ParserState::Start;
+        ParseProgress::Complete(used, Response { status: self.status, close: self.close })
     }
 
-    fn release(&mut self, records: &mut Records) {
-        if self.record != NONE {
-            records.give_back(core::mem::replace(&mut self.record, NONE));
+    fn release(&mut self, records: &mut PartialResponses) {
+        if self.partial != NONE {
+            records.put_back(core::mem::replace(&mut self.partial, NONE));
         }
     }
 }
 
 /// What a response in pieces needs.
 #[derive(Debug)]
-struct Record {
+struct PartialResponse {
     /// Of a head or a line: what has come.
-    pieces: Vec<u8>,
+    bytes: Vec<u8>,
     body: BodyReader,
 }
 
 /// Records that connections borrow, one at most each; and the head read last.
 #[derive(Debug, Default)]
-pub struct Records {
-    records: Vec<Record>,
+pub struct PartialResponses {
+    records: Vec<PartialResponse>,
     free: Vec<u32>,
-    last: http::Last,
+    last: http::LastHead,
 }
 
-impl Records {
+impl PartialResponses {
     fn take(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
-            self.records.push(Record { pieces: Vec::new(), body: BodyReader::chunked() });
+            self.records.push(PartialResponse { bytes: Vec::new(), body: BodyReader::chunked() });
             self.records.len() as u32 - 1
         })
     }
 
-    fn get(&mut self, index: u32) -> &mut Record {
+    fn get(&mut self, index: u32) -> &mut PartialResponse {
         &mut self.records[index as usize]
     }
 
-    fn give_back(&mut self, index: u32) {
+    fn put_back(&mut self, index: u32) {
         let record = &mut self.records[index as usize];
-        record.pieces.clear();
-        record.pieces.shrink_to(KEEP_BYTES_MAX);
+        record.bytes.clear();
+        record.bytes.shrink_to(RETAINED_BYTES_MAX);
         record.body = BodyReader::chunked();
         self.free.push(index);
     }

@@ -3,7 +3,7 @@
 //! Both answer with a line, which may announce a number of bytes that follow with a line's end behind them; memcached then has one more line.
 
 use super::http::decimal;
-use super::{BadResponse, Parser, Progress, Records, State};
+use super::{BadResponse, ParseProgress, Parser, ParserState, PartialResponses};
 
 /// Longest line: of those that are read, errors are the longest.
 // limit: bytes of a redis or memcached line
@@ -12,7 +12,7 @@ const LINE_BYTES_MAX: usize = 4 << 10;
 // limit: bytes of a received value
 const VALUE_BYTES_MAX: u64 = 512 << 20;
 /// What ends a line, and a value.
-const END: &[u8; 2] = b"\r\n";
+const CRLF: &[u8; 2] = b"\r\n";
 
 /// A value was found, or what was asked for was done.
 const FOUND: u16 = 200;
@@ -23,9 +23,9 @@ const ERROR: u16 = 500;
 
 /// What a line says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Line {
+enum ReplyLine {
     /// It is the whole answer.
-    Whole(u16),
+    Complete(u16),
     /// So many bytes follow.
     Value(u64),
 }
@@ -35,8 +35,8 @@ impl Parser {
     pub(super) fn read_redis(
         &mut self,
         bytes: &[u8],
-        records: &mut Records,
-    ) -> Result<Progress, BadResponse> {
+        records: &mut PartialResponses,
+    ) -> Result<ParseProgress, BadResponse> {
         self.read_values(bytes, records, redis, false)
     }
 
@@ -44,8 +44,8 @@ impl Parser {
     pub(super) fn read_memcached(
         &mut self,
         bytes: &[u8],
-        records: &mut Records,
-    ) -> Result<Progress, BadResponse> {
+        records: &mut PartialResponses,
+    ) -> Result<ParseProgress, BadResponse> {
         self.read_values(bytes, records, memcached, true)
     }
 
@@ -54,73 +54,73 @@ impl Parser {
     fn read_values(
         &mut self,
         bytes: &[u8],
-        records: &mut Records,
-        understand: fn(&[u8]) -> Result<Line, BadResponse>,
+        records: &mut PartialResponses,
+        parse_line: fn(&[u8]) -> Result<ReplyLine, BadResponse>,
         has_end: bool,
-    ) -> Result<Progress, BadResponse> {
+    ) -> Result<ParseProgress, BadResponse> {
         let mut used = 0;
         while used < bytes.len() {
             let rest = &bytes[used..];
             match self.state {
-                State::Start | State::Head | State::Closing | State::ClosingHead => {
-                    let is_closing = matches!(self.state, State::Closing | State::ClosingHead);
-                    let Some((len, said)) = self.line(rest, records, |line| match is_closing {
+                ParserState::Start | ParserState::Head | ParserState::Closing | ParserState::ClosingHead => {
+                    let is_closing = matches!(self.state, ParserState::Closing | ParserState::ClosingHead);
+                    let Some((len, reply)) = self.line(rest, records, |line| match is_closing {
                         // Only one key was asked for.
-                        true if line == b"END" => Ok(Line::Whole(FOUND)),
+                        true if line == b"END" => Ok(ReplyLine::Complete(FOUND)),
                         true => Err(BadResponse),
-                        false => understand(line),
+                        false => parse_line(line),
                     })?
                     else {
-                        self.state = if is_closing { State::ClosingHead } else { State::Head };
-                        return Ok(Progress::More);
+                        self.state = if is_closing { ParserState::ClosingHead } else { ParserState::Head };
+                        return Ok(ParseProgress::More);
                     };
                     used += len;
-                    match said {
-                        Line::Whole(status) => {
+                    match reply {
+                        ReplyLine::Complete(status) => {
                             self.status = status;
                             return Ok(self.complete(used));
                         }
-                        Line::Value(len) => {
+                        ReplyLine::Value(len) => {
                             (self.status, self.state, self.left) =
-                                (FOUND, State::Length, len + END.len() as u64);
+                                (FOUND, ParserState::Length, len + CRLF.len() as u64);
                         }
                     }
                 }
-                State::Length => {
+                ParserState::Length => {
                     let here = self.left.min(rest.len() as u64);
-                    check_end(&rest[..here as usize], self.left)?;
+                    check_crlf(&rest[..here as usize], self.left)?;
                     self.left -= here;
                     used += here as usize;
                     if self.left == 0 {
                         if !has_end {
                             return Ok(self.complete(used));
                         }
-                        self.state = State::Closing;
+                        self.state = ParserState::Closing;
                     }
                 }
                 // States of another language.
-                State::Chunked | State::UntilClose => return Err(BadResponse),
+                ParserState::Chunked | ParserState::UntilClose => return Err(BadResponse),
             }
         }
-        Ok(Progress::More)
+        Ok(ParseProgress::More)
     }
 
     /// What the line says whose rest begins `bytes`, and how many of them belong to it; `None` if its end is not there.
     fn line(
         &mut self,
         bytes: &[u8],
-        records: &mut Records,
-        understand: impl FnOnce(&[u8]) -> Result<Line, BadResponse>,
-    ) -> Result<Option<(usize, Line)>, BadResponse> {
-        let is_whole = matches!(self.state, State::Start | State::Closing);
+        records: &mut PartialResponses,
+        parse_line: impl FnOnce(&[u8]) -> Result<ReplyLine, BadResponse>,
+    ) -> Result<Option<(usize, ReplyLine)>, BadResponse> {
+        let is_whole = matches!(self.state, ParserState::Start | ParserState::Closing);
         let end = memchr::memchr(b'\n', &bytes[..bytes.len().min(LINE_BYTES_MAX)]);
         if let (true, Some(end)) = (is_whole, end) {
-            return Ok(Some((end + 1, understand(without_end(&bytes[..=end])?)?)));
+            return Ok(Some((end + 1, parse_line(strip_crlf(&bytes[..=end])?)?)));
         }
         if is_whole {
-            self.record = records.take();
+            self.partial = records.take();
         }
-        let pieces = &mut records.get(self.record).pieces;
+        let pieces = &mut records.get(self.partial).bytes;
         let here = end.map_or(bytes.len(), |end| end + 1);
         if pieces.len() + here > LINE_BYTES_MAX {
             return Err(BadResponse);
@@ -129,33 +129,33 @@ impl Parser {
         if end.is_none() {
             return Ok(None);
         }
-        let said = understand(without_end(pieces)?)?;
+        let reply = parse_line(strip_crlf(pieces)?)?;
         self.release(records);
-        Ok(Some((here, said)))
+        Ok(Some((here, reply)))
     }
 }
 
-fn without_end(line: &[u8]) -> Result<&[u8], BadResponse> {
-    line.strip_suffix(END).ok_or(BadResponse)
+fn strip_crlf(line: &[u8]) -> Result<&[u8], BadResponse> {
+    line.strip_suffix(CRLF).ok_or(BadResponse)
 }
 
 /// Fails if the last bytes of what is to come of a value, as far as `bytes` has them, do not end a line. `left` counts them from the start of `bytes`.
-fn check_end(bytes: &[u8], left: u64) -> Result<(), BadResponse> {
+fn check_crlf(bytes: &[u8], left: u64) -> Result<(), BadResponse> {
     let from_end = |n: u64| left.checked_sub(n).and_then(|at| bytes.get(usize::try_from(at).ok()?));
     let is = |byte: Option<&u8>, wanted: u8| byte.is_none_or(|byte| *byte == wanted);
-    if is(from_end(2), END[0]) && is(from_end(1), END[1]) { Ok(()) } else { Err(BadResponse) }
+    if is(from_end(2), CRLF[0]) && is(from_end(1), CRLF[1]) { Ok(()) } else { Err(BadResponse) }
 }
 
 /// What a line of RESP says.
-fn redis(line: &[u8]) -> Result<Line, BadResponse> {
+fn redis(line: &[u8]) -> Result<ReplyLine, BadResponse> {
     match line.split_first() {
-        Some((b'$', b"-1")) => Ok(Line::Whole(MISSING)),
-        Some((b'$', digits)) => value(digits),
-        Some((b'+', _)) => Ok(Line::Whole(FOUND)),
-        Some((b'-', _)) => Ok(Line::Whole(ERROR)),
+        Some((b'$', b"-1")) => Ok(ReplyLine::Complete(MISSING)),
+        Some((b'$', digits)) => parse_length(digits),
+        Some((b'+', _)) => Ok(ReplyLine::Complete(FOUND)),
+        Some((b'-', _)) => Ok(ReplyLine::Complete(ERROR)),
         Some((b':', number)) => {
             let digits = number.strip_prefix(b"-").unwrap_or(number);
-            decimal(digits).map(|_| Line::Whole(FOUND)).ok_or(BadResponse)
+            decimal(digits).map(|_| ReplyLine::Complete(FOUND)).ok_or(BadResponse)
         }
         // Arrays are no answer to what is asked here.
         _ => Err(BadResponse),
@@ -163,13 +163,13 @@ fn redis(line: &[u8]) -> Result<Line, BadResponse> {
 }
 
 /// What a line of memcached says.
-fn memcached(line: &[u8]) -> Result<Line, BadResponse> {
+fn memcached(line: &[u8]) -> Result<ReplyLine, BadResponse> {
     match line {
-        b"END" => Ok(Line::Whole(MISSING)),
-        b"STORED" => Ok(Line::Whole(FOUND)),
-        b"NOT_STORED" | b"ERROR" => Ok(Line::Whole(ERROR)),
+        b"END" => Ok(ReplyLine::Complete(MISSING)),
+        b"STORED" => Ok(ReplyLine::Complete(FOUND)),
+        b"NOT_STORED" | b"ERROR" => Ok(ReplyLine::Complete(ERROR)),
         _ if line.starts_with(b"SERVER_ERROR ") || line.starts_with(b"CLIENT_ERROR ") => {
-            Ok(Line::Whole(ERROR))
+            Ok(ReplyLine::Complete(ERROR))
         }
         _ => {
             // VALUE key flags bytes
@@ -179,36 +179,37 @@ fn memcached(line: &[u8]) -> Result<Line, BadResponse> {
                 return Err(BadResponse);
             }
             words.next().and_then(decimal).ok_or(BadResponse)?;
-            let found = value(words.next().unwrap_or_default())?;
+            let found = parse_length(words.next().unwrap_or_default())?;
             if words.next().is_some() { Err(BadResponse) } else { Ok(found) }
         }
     }
 }
 
-fn value(digits: &[u8]) -> Result<Line, BadResponse> {
-    decimal(digits).filter(|len| *len <= VALUE_BYTES_MAX).map(Line::Value).ok_or(BadResponse)
+fn parse_length(digits: &[u8]) -> Result<ReplyLine, BadResponse> {
+    decimal(digits).filter(|len| *len <= VALUE_BYTES_MAX).map(ReplyLine::Value).ok_or(BadResponse)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::response::Language;
+    use crate::load::response::Protocol;
     use proptest::prelude::*;
 
     /// The statuses of all answers in `bytes` shown in pieces of `step`; 0 stands for an error.
-    fn read(language: Language, bytes: &[u8], step: usize) -> Vec<u16> {
-        let (mut parser, mut records, mut seen) = (Parser::default(), Records::default(), Vec::new());
-        'all: for mut piece in bytes.chunks(step) {
-            while !piece.is_empty() {
-                match parser.read(piece, language, &mut records) {
-                    Ok(Progress::More) => break,
-                    Ok(Progress::Complete(used, response)) => {
+    fn read(language: Protocol, bytes: &[u8], step: usize) -> Vec<u16> {
+        let (mut parser, mut records, mut statuses) =
+            (Parser::default(), PartialResponses::default(), Vec::new());
+        'all: for mut chunk in bytes.chunks(step) {
+            while !chunk.is_empty() {
+                match parser.read(chunk, language, &mut records) {
+                    Ok(ParseProgress::More) => break,
+                    Ok(ParseProgress::Complete(used, response)) => {
                         assert!(!response.close && parser.is_at_start() && records.in_use() == 0);
-                        seen.push(response.status);
-                        piece = &piece[used..];
+                        statuses.push(response.status);
+                        chunk = &chunk[used..];
                     }
                     Err(BadResponse) => {
-                        seen.push(0);
+                        statuses.push(0);
                         break 'all;
                     }
                 }
@@ -217,10 +218,10 @@ mod tests {
         assert_eq!(parser.end(), None, "the end of a connection completes nothing");
         parser.reset(&mut records);
         assert_eq!(records.in_use(), 0);
-        seen
+        statuses
     }
 
-    fn check(language: Language, table: &[(&str, &[u16])]) {
+    fn check(language: Protocol, table: &[(&str, &[u16])]) {
         for (bytes, expected) in table {
             for step in [1, 2, 3, 5, 7, 10_000] {
                 assert_eq!(read(language, bytes.as_bytes(), step), *expected, "{bytes:?} by {step}");
@@ -232,7 +233,7 @@ mod tests {
     #[test]
     fn answers_of_redis() {
         check(
-            Language::Redis,
+            Protocol::Redis,
             &[
                 ("$3\r\nabc\r\n", &[200]),
                 ("$0\r\n\r\n$-1\r\n+OK\r\n:12\r\n:-3\r\n-ERR unknown\r\n", &[200, 404, 200, 200, 200, 500]),
@@ -259,7 +260,7 @@ mod tests {
     #[test]
     fn answers_of_memcached() {
         check(
-            Language::Memcached,
+            Protocol::Memcached,
             &[
                 ("VALUE key 0 3\r\nabc\r\nEND\r\n", &[200]),
                 ("VALUE key 0 0\r\n\r\nEND\r\nEND\r\nSTORED\r\nERROR\r\n", &[200, 404, 200, 500]),
@@ -285,7 +286,7 @@ mod tests {
     // limit: bytes of a redis or memcached line
     #[test]
     fn an_endless_line_is_an_error() {
-        for language in [Language::Redis, Language::Memcached] {
+        for language in [Protocol::Redis, Protocol::Memcached] {
             let bytes = format!("-{}", "x".repeat(2 * LINE_BYTES_MAX));
             for step in [1, 1000, 100_000] {
                 assert_eq!(read(language, bytes.as_bytes(), step), [0], "{language:?} by {step}");
@@ -306,7 +307,7 @@ mod tests {
             step in 1usize..50,
         ) {
             let bytes = parts.concat();
-            for language in [Language::Redis, Language::Memcached] {
+            for language in [Protocol::Redis, Protocol::Memcached] {
                 let (whole, pieces) = (read(language, bytes.as_bytes(), 1 << 20), read(language, bytes.as_bytes(), step));
                 prop_assert_eq!(whole, pieces);
             }

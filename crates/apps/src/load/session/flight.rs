@@ -10,17 +10,17 @@ const GATHER_BYTES_MAX: usize = 16 << 10;
 
 /// A request in flight.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingRequest {
     pub intended: Instant,
     pub request: u32,
 }
 
 impl Session {
-    pub(super) fn pending(&self, slot: u32, i: u16) -> &Pending {
-        &self.pending[self.place(slot, i)]
+    pub(super) fn pending(&self, slot: u32, i: u16) -> &PendingRequest {
+        &self.pending[self.pending_index(slot, i)]
     }
 
-    pub(super) fn place(&self, slot: u32, i: u16) -> usize {
+    pub(super) fn pending_index(&self, slot: u32, i: u16) -> usize {
         let depth = usize::from(self.plan.pipeline);
         let head = usize::from(self.slots[slot as usize].head);
         slot as usize * depth + (head + usize::from(i)) % depth
@@ -29,11 +29,11 @@ impl Session {
     /// Puts a request in flight without sending it.
     pub(super) fn enqueue(&mut self, slot: u32, intended: Instant, now: Instant) {
         let request = self.requests.choose(&mut self.rng);
-        self.put_in_flight(slot, Pending { intended, request });
+        self.put_in_flight(slot, PendingRequest { intended, request });
         let s = &mut self.slots[slot as usize];
         s.requests_left = s.requests_left.saturating_sub(u32::from(s.requests_left != u32::MAX));
         if self.is_measured(intended) {
-            self.begun += 1;
+            self.requests_begun += 1;
             self.stats.counters.started += 1;
             if self.plan.rate.is_some() {
                 self.stats.lag.record(intended, now);
@@ -42,28 +42,34 @@ impl Session {
     }
 
     /// Puts this one in flight, for which nobody counts.
-    pub(super) fn put_in_flight(&mut self, slot: u32, pending: Pending) {
-        let place = self.place(slot, self.slots[slot as usize].in_flight);
-        self.pending[place] = pending;
+    pub(super) fn put_in_flight(&mut self, slot: u32, pending: PendingRequest) {
+        let index = self.pending_index(slot, self.slots[slot as usize].in_flight);
+        self.pending[index] = pending;
         self.slots[slot as usize].in_flight += 1;
         self.in_flight += 1;
     }
 
     /// It is the one that a connection begins with.
-    pub(super) fn is_opening(&self, request: u32) -> bool {
+    pub(super) fn is_opening_request(&self, request: u32) -> bool {
         self.requests.opening() == Some(request)
     }
 
-    pub(super) fn issue(&mut self, slot: u32, intended: Instant, now: Instant, net: &mut impl Network) {
+    pub(super) fn begin_request(
+        &mut self,
+        slot: u32,
+        intended: Instant,
+        now: Instant,
+        net: &mut impl Network,
+    ) {
         if self.slots[slot as usize].in_flight == 0 {
             self.set_deadline(slot, now);
         }
         self.enqueue(slot, intended, now);
-        self.push(slot, net);
+        self.send_pending(slot, net);
     }
 
     /// In a closed loop: fills the connection's pipeline. All its requests leave in one call.
-    pub(super) fn refill(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
+    pub(super) fn fill_pipeline(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
         let was_idle = self.slots[slot as usize].in_flight == 0;
         while self.is_running() && self.has_capacity(slot) && self.may_begin(now) {
             self.enqueue(slot, now, now);
@@ -71,14 +77,14 @@ impl Session {
         if was_idle {
             self.set_deadline(slot, now);
         }
-        self.push(slot, net);
+        self.send_pending(slot, net);
     }
 
     /// Sends what is in flight and not sent.
-    pub(super) fn push(&mut self, slot: u32, net: &mut impl Network) {
+    pub(super) fn send_pending(&mut self, slot: u32, net: &mut impl Network) {
         let s = &self.slots[slot as usize];
         if s.in_flight - s.sent > 1 {
-            return self.push_many(slot, net);
+            return self.send_pipelined(slot, net);
         }
         if s.in_flight == s.sent {
             return;
@@ -93,34 +99,34 @@ impl Session {
     }
 
     /// The same for several requests: as many as fit into a buffer leave in one call.
-    fn push_many(&mut self, slot: u32, net: &mut impl Network) {
+    fn send_pipelined(&mut self, slot: u32, net: &mut impl Network) {
         let requests = Arc::clone(&self.requests);
-        let mut gather = core::mem::take(&mut self.gather);
+        let mut buffer = core::mem::take(&mut self.send_buffer);
         loop {
             let s = &self.slots[slot as usize];
             if s.in_flight == s.sent {
                 break;
             }
-            gather.clear();
+            buffer.clear();
             for i in s.sent..s.in_flight {
                 let request = requests.get(self.pending(slot, i).request);
-                if !gather.is_empty() && gather.len() + request.len() > GATHER_BYTES_MAX {
+                if !buffer.is_empty() && buffer.len() + request.len() > GATHER_BYTES_MAX {
                     break;
                 }
-                gather.extend_from_slice(request);
+                buffer.extend_from_slice(request);
             }
-            let bytes = &gather[s.offset as usize..];
+            let bytes = &buffer[s.offset as usize..];
             let accepted = net.send(slot, bytes);
-            self.account(slot, accepted, &requests);
+            self.count_sent(slot, accepted, &requests);
             if accepted < bytes.len() {
                 break;
             }
         }
-        self.gather = gather;
+        self.send_buffer = buffer;
     }
 
     /// `accepted` bytes of the requests not sent yet were sent.
-    fn account(&mut self, slot: u32, accepted: usize, requests: &Requests) {
+    fn count_sent(&mut self, slot: u32, accepted: usize, requests: &Requests) {
         let mut left = accepted + self.slots[slot as usize].offset as usize;
         loop {
             let s = &self.slots[slot as usize];

@@ -1,6 +1,6 @@
 use super::*;
 use crate::load::plan::Rate;
-use crate::load::response::Language;
+use crate::load::response::Protocol;
 use crate::load::urls::RequestStyle;
 use proptest::prelude::*;
 use std::cmp::Reverse;
@@ -10,7 +10,7 @@ const MS: u64 = 1_000_000;
 
 /// What the simulated server does.
 #[derive(Clone)]
-struct Server {
+struct SimulatedServer {
     /// Time one way, in nanoseconds.
     delay: u64,
     /// While it stalls it takes nothing in: from, to.
@@ -28,7 +28,7 @@ struct Server {
     piece: usize,
 }
 
-impl Default for Server {
+impl Default for SimulatedServer {
     fn default() -> Self {
         Self {
             delay: MS,
@@ -55,13 +55,13 @@ enum Event {
 }
 
 /// Time, order of posting, slot, connection and what happens, the earliest first.
-type Posted = Reverse<(u64, u64, u32, u32, Event)>;
+type ScheduledEvent = Reverse<(u64, u64, u32, u32, Event)>;
 
 /// A server and the way to it, in simulated time.
-struct Net {
-    server: Server,
+struct SimulatedNetwork {
+    server: SimulatedServer,
     now: u64,
-    events: BinaryHeap<Posted>,
+    events: BinaryHeap<ScheduledEvent>,
     sequence: u64,
     /// Number of the slot's connection; `None` if it has none.
     connections: Vec<Option<u32>>,
@@ -74,8 +74,8 @@ struct Net {
     sources: Vec<Option<IpAddr>>,
 }
 
-impl Net {
-    fn new(server: Server) -> Self {
+impl SimulatedNetwork {
+    fn new(server: SimulatedServer) -> Self {
         Self {
             server,
             now: 0,
@@ -91,7 +91,7 @@ impl Net {
         }
     }
 
-    fn post(&mut self, at: u64, slot: u32, event: Event) {
+    fn schedule(&mut self, at: u64, slot: u32, event: Event) {
         let connection = self.connections[slot as usize].unwrap();
         self.sequence += 1;
         self.events.push(Reverse((at, self.sequence, slot, connection, event)));
@@ -105,7 +105,7 @@ impl Net {
     }
 }
 
-impl Network for Net {
+impl Network for SimulatedNetwork {
     fn connect(&mut self, slot: u32, _: SocketAddr, from: Option<IpAddr>) -> Result<(), Failure> {
         let len = self.connections.len().max(slot as usize + 1);
         self.connections.resize(len, None);
@@ -116,7 +116,7 @@ impl Network for Net {
         self.received[slot as usize].clear();
         self.sources.push(from);
         let event = if self.server.refuses { Event::Refused } else { Event::Connected };
-        self.post(self.answer_at(self.now), slot, event);
+        self.schedule(self.answer_at(self.now), slot, event);
         Ok(())
     }
 
@@ -130,22 +130,26 @@ impl Network for Net {
             self.received[slot as usize].drain(..end + 4);
             self.requests += 1;
             if self.requests.is_multiple_of(self.server.resets_each) {
-                self.post(at, slot, Event::Reset);
+                self.schedule(at, slot, Event::Reset);
                 break;
             }
             if !self.server.is_mute {
                 let len = self.server.response.len();
                 for start in (0..len).step_by(self.server.piece.min(len).max(1)) {
-                    self.post(at, slot, Event::Data(start, len.min(start.saturating_add(self.server.piece))));
+                    self.schedule(
+                        at,
+                        slot,
+                        Event::Data(start, len.min(start.saturating_add(self.server.piece))),
+                    );
                 }
                 if self.server.closes {
-                    self.post(at, slot, Event::Closed);
+                    self.schedule(at, slot, Event::Closed);
                     break;
                 }
             }
         }
         if n < bytes.len() {
-            self.post(self.now + 1000, slot, Event::Writable);
+            self.schedule(self.now + 1000, slot, Event::Writable);
         }
         n
     }
@@ -187,19 +191,19 @@ const fn at_rate(plan: Plan, per_second: f64) -> Plan {
 }
 
 /// Runs a plan to its end.
-fn run(plan: Plan, server: Server) -> (Session, Net) {
+fn run(plan: Plan, server: SimulatedServer) -> (Session, SimulatedNetwork) {
     let style = RequestStyle { close: plan.is_short(), ..RequestStyle::default() };
     let paths = [("/a".to_owned(), 1), ("/longer/path".to_owned(), 2)];
     run_with(plan, Requests::new("h", &paths, &style).unwrap(), server)
 }
 
-fn run_with(plan: Plan, requests: Requests, server: Server) -> (Session, Net) {
+fn run_with(plan: Plan, requests: Requests, server: SimulatedServer) -> (Session, SimulatedNetwork) {
     let target = "10.0.0.1:80".parse().unwrap();
     let ranges = ["10.0.0.2-4".parse().unwrap()];
     let sources = Sources::new(&ranges, 0, 1);
-    let (requests, progress) = (Arc::new(requests), Arc::new(Progress::default()));
+    let (requests, progress) = (Arc::new(requests), Arc::new(LiveProgress::default()));
     let mut session = Session::new(plan, requests, vec![target], sources, progress, Instant::ZERO);
-    let mut net = Net::new(server);
+    let mut net = SimulatedNetwork::new(server);
     let mut turns = 0u64;
     while let Some(next) = session.poll(Instant::from_nanos(net.now), &mut net) {
         turns += 1;
@@ -217,7 +221,7 @@ fn run_with(plan: Plan, requests: Requests, server: Server) -> (Session, Net) {
     (session, net)
 }
 
-fn deliver(session: &mut Session, net: &mut Net, slot: u32, event: Event) {
+fn deliver(session: &mut Session, net: &mut SimulatedNetwork, slot: u32, event: Event) {
     let now = Instant::from_nanos(net.now);
     match event {
         Event::Connected => session.connected(slot, now, net),
@@ -238,10 +242,10 @@ fn deliver(session: &mut Session, net: &mut Net, slot: u32, event: Event) {
 /// What must hold at any time.
 fn check(session: &Session) {
     let count = |state| session.slots.iter().filter(|s| s.state == state).count() as u32;
-    let open = count(State::Open) + count(State::Connecting) + count(State::Closing);
+    let open = count(SlotState::Open) + count(SlotState::Connecting) + count(SlotState::Closing);
     assert_eq!(session.open, open);
-    assert_eq!(session.connecting, count(State::Connecting));
-    assert_eq!(session.building, session.slots.iter().filter(|s| s.is_new).count() as u32);
+    assert_eq!(session.connecting, count(SlotState::Connecting));
+    assert_eq!(session.initial_connects, session.slots.iter().filter(|s| s.is_new).count() as u32);
     assert_eq!(session.in_flight, session.slots.iter().map(|s| u64::from(s.in_flight)).sum::<u64>());
     assert!(session.open <= session.plan.connections);
 }
@@ -261,7 +265,7 @@ fn is_near(value: u64, expected: u64) -> bool {
 #[test]
 fn short_connections_in_a_closed_loop_send_exactly_the_requests_asked_for() {
     let plan = Plan { requests: Some(100), duration: None, ..short() };
-    let (session, net) = run(plan, Server { closes: true, ..Server::default() });
+    let (session, net) = run(plan, SimulatedServer { closes: true, ..SimulatedServer::default() });
     let c = session.stats().counters;
     assert_eq!((net.requests, net.opened, net.closed, net.aborted), (100, 100, 100, 0));
     assert_eq!(
@@ -278,11 +282,11 @@ fn short_connections_in_a_closed_loop_send_exactly_the_requests_asked_for() {
 #[test]
 fn who_closes_is_a_matter_of_choice() {
     let plan = Plan { requests: Some(20), duration: None, ..short() };
-    let (_, net) = run(Plan { closer: Closer::Client, ..plan }, Server::default());
+    let (_, net) = run(Plan { closer: Closer::Client, ..plan }, SimulatedServer::default());
     assert_eq!((net.closed, net.aborted), (20, 0));
-    let (_, net) = run(Plan { closer: Closer::Reset, ..plan }, Server::default());
+    let (_, net) = run(Plan { closer: Closer::Reset, ..plan }, SimulatedServer::default());
     assert_eq!((net.closed, net.aborted), (0, 20));
-    let (session, net) = run(Plan { timeout: Duration::from_secs(1), ..plan }, Server::default());
+    let (session, net) = run(Plan { timeout: Duration::from_secs(1), ..plan }, SimulatedServer::default());
     assert_eq!(
         (net.closed + net.aborted, session.stats().counters.completed),
         (20, 20),
@@ -292,7 +296,7 @@ fn who_closes_is_a_matter_of_choice() {
 
 #[test]
 fn keep_alive_in_a_closed_loop_keeps_its_connections_and_asks_as_fast_as_it_is_answered() {
-    let (session, net) = run(plan(), Server::default());
+    let (session, net) = run(plan(), SimulatedServer::default());
     let c = session.stats().counters;
     assert_eq!((net.opened, net.closed, c.open_max), (10, 10, 10));
     assert!(is_near(c.completed, 10 * 10_000 / 2), "{c:?}");
@@ -305,7 +309,7 @@ fn keep_alive_in_a_closed_loop_keeps_its_connections_and_asks_as_fast_as_it_is_a
 fn connections_are_closed_after_their_number_of_requests() {
     let plan =
         Plan { requests_per_connection: 7, requests: Some(700), duration: None, connections: 5, ..plan() };
-    for server in [Server::default(), Server { piece: 3, ..Server::default() }] {
+    for server in [SimulatedServer::default(), SimulatedServer { piece: 3, ..SimulatedServer::default() }] {
         let (session, net) = run(plan, server);
         assert_eq!((net.requests, session.stats().counters.completed), (700, 700));
         assert!((100..=105).contains(&net.opened), "{}", net.opened);
@@ -315,7 +319,9 @@ fn connections_are_closed_after_their_number_of_requests() {
 #[test]
 fn pipelined_requests_are_matched_in_order() {
     let plan = Plan { pipeline: 8, connections: 2, ..plan() };
-    for server in [Server::default(), Server { piece: 10, room: 25, ..Server::default() }] {
+    for server in
+        [SimulatedServer::default(), SimulatedServer { piece: 10, room: 25, ..SimulatedServer::default() }]
+    {
         let (session, _) = run(plan, server);
         let c = session.stats().counters;
         assert!(c.completed > 1000 && failures(&session) == 0, "{c:?}");
@@ -326,8 +332,10 @@ fn pipelined_requests_are_matched_in_order() {
 #[test]
 fn an_open_loop_keeps_its_rate() {
     for (plan, opened) in [(plan(), 10..=10), (short(), 5_000..=5_000)] {
-        let (session, net) =
-            run(at_rate(plan, 500.0), Server { closes: plan.is_short(), ..Server::default() });
+        let (session, net) = run(
+            at_rate(plan, 500.0),
+            SimulatedServer { closes: plan.is_short(), ..SimulatedServer::default() },
+        );
         let c = session.stats().counters;
         assert_eq!((c.started, c.not_started, failures(&session)), (5_000, 0, 0));
         assert!(opened.contains(&net.opened), "{}", net.opened);
@@ -339,7 +347,7 @@ fn an_open_loop_keeps_its_rate() {
 #[test]
 fn a_stall_of_the_server_shows_in_an_open_loop() {
     // 1 s of 10 s: 10 % of the requests were due meanwhile and waited for up to 1 s.
-    let server = Server { stall: (4_000 * MS, 5_000 * MS), ..Server::default() };
+    let server = SimulatedServer { stall: (4_000 * MS, 5_000 * MS), ..SimulatedServer::default() };
     let open = Plan { connections: 1_000, ..at_rate(plan(), 1_000.0) };
     let (session, _) = run(open, server.clone());
     let total = &session.stats().total;
@@ -363,7 +371,7 @@ fn a_stall_of_the_server_shows_in_an_open_loop() {
 #[test]
 fn what_could_not_be_begun_is_reported() {
     // One connection serves 500/s, twice as many are due.
-    let (session, _) = run(Plan { connections: 1, ..at_rate(plan(), 1_000.0) }, Server::default());
+    let (session, _) = run(Plan { connections: 1, ..at_rate(plan(), 1_000.0) }, SimulatedServer::default());
     let c = session.stats().counters;
     assert!(is_near(c.started, 5_000) && is_near(c.not_started, 5_000), "{c:?}");
     assert_eq!(c.started + c.not_started, 10_000);
@@ -372,7 +380,7 @@ fn what_could_not_be_begun_is_reported() {
 #[test]
 fn poisson_arrivals_keep_the_rate_in_the_mean() {
     let rate = Some(Rate { per_second: 1_000.0, poisson: true });
-    let (session, _) = run(Plan { rate, connections: 100, ..plan() }, Server::default());
+    let (session, _) = run(Plan { rate, connections: 100, ..plan() }, SimulatedServer::default());
     assert!(session.stats().counters.started.abs_diff(10_000) < 400);
     assert!(is_near(at(&session.stats().total, 0.99), 2 * MS));
 }
@@ -381,7 +389,7 @@ fn poisson_arrivals_keep_the_rate_in_the_mean() {
 fn warm_up_and_set_up_are_not_measured() {
     let plan = Plan { warmup: Duration::from_secs(2), setup: Duration::from_secs(1), ..plan() };
     let stall = (1_000 * MS, 2_000 * MS); // all within the warm-up
-    let (session, net) = run(plan, Server { stall, ..Server::default() });
+    let (session, net) = run(plan, SimulatedServer { stall, ..SimulatedServer::default() });
     assert!(is_near(at(&session.stats().total, 1.0), 2 * MS));
     assert!(is_near(session.stats().counters.completed, 50_000));
     assert!(net.requests > 55_000);
@@ -390,7 +398,7 @@ fn warm_up_and_set_up_are_not_measured() {
 
 #[test]
 fn a_server_that_refuses_is_not_asked_without_pause() {
-    let (session, net) = run(short(), Server { refuses: true, ..Server::default() });
+    let (session, net) = run(short(), SimulatedServer { refuses: true, ..SimulatedServer::default() });
     let c = session.stats().counters;
     assert_eq!(c.failures[Failure::Refused as usize], failures(&session));
     // 10 slots, each trying again after 10 ms and a round trip.
@@ -401,7 +409,7 @@ fn a_server_that_refuses_is_not_asked_without_pause() {
 #[test]
 fn a_server_that_is_mute_times_out() {
     let plan = Plan { requests: Some(30), duration: None, timeout: Duration::from_secs(2), ..plan() };
-    let (session, net) = run(plan, Server { is_mute: true, ..Server::default() });
+    let (session, net) = run(plan, SimulatedServer { is_mute: true, ..SimulatedServer::default() });
     let c = session.stats().counters;
     assert_eq!((c.failures[Failure::Timeout as usize], c.completed, net.aborted), (30, 0, 30));
     assert!(net.now < 8_000 * MS);
@@ -417,9 +425,9 @@ fn a_run_without_an_end_is_given_up_when_nothing_was_answered_for_long_enough() 
         // Nobody listens; connections come to nothing; what is answered is nonsense.
         let nonsense = b"nonsense".to_vec();
         for server in [
-            Server { refuses: true, ..Server::default() },
-            Server { resets_each: 1, ..Server::default() },
-            Server { response: nonsense, ..Server::default() },
+            SimulatedServer { refuses: true, ..SimulatedServer::default() },
+            SimulatedServer { resets_each: 1, ..SimulatedServer::default() },
+            SimulatedServer { response: nonsense, ..SimulatedServer::default() },
         ] {
             let (session, net) = run(plan, server);
             let (stats, waited) = (session.stats(), net.now / MS);
@@ -430,11 +438,13 @@ fn a_run_without_an_end_is_given_up_when_nothing_was_answered_for_long_enough() 
         // One that stands still for longer than that, and fails nothing.
         let plan = Plan { requests: Some(2000), timeout: 20 * second, ..plan };
         let stall = (500 * MS, 8_000 * MS);
-        let (session, _) = run(plan, Server { stall, ..Server::default() });
+        let (session, _) = run(plan, SimulatedServer { stall, ..SimulatedServer::default() });
         assert_eq!((session.stats().gave_up, session.stats().counters.completed), (false, 2000), "{plan:?}");
         // One of which half of the answers fail.
-        let (session, _) =
-            run(Plan { requests: Some(5000), ..plan }, Server { resets_each: 2, ..Server::default() });
+        let (session, _) = run(
+            Plan { requests: Some(5000), ..plan },
+            SimulatedServer { resets_each: 2, ..SimulatedServer::default() },
+        );
         assert!(!session.stats().gave_up, "{plan:?}");
     }
 }
@@ -450,7 +460,8 @@ fn a_server_that_dies_during_a_run_without_an_end_leaves_what_was_measured() {
         ..plan()
     };
     // It answers nothing after five seconds.
-    let (session, net) = run(plan, Server { stall: (5_000 * MS, u64::MAX / 4), ..Server::default() });
+    let (session, net) =
+        run(plan, SimulatedServer { stall: (5_000 * MS, u64::MAX / 4), ..SimulatedServer::default() });
     let stats = session.stats();
     assert!(stats.gave_up && stats.counters.completed > 1_000, "{:?}", stats.counters);
     assert!((9_000..12_000).contains(&(net.now / MS)), "{}", net.now / MS);
@@ -460,21 +471,25 @@ fn a_server_that_dies_during_a_run_without_an_end_leaves_what_was_measured() {
 #[test]
 fn resets_and_nonsense_are_told_apart() {
     let plan = Plan { requests: Some(100), duration: None, ..short() };
-    let (session, _) = run(plan, Server { resets_each: 10, closes: true, ..Server::default() });
+    let (session, _) =
+        run(plan, SimulatedServer { resets_each: 10, closes: true, ..SimulatedServer::default() });
     let c = session.stats().counters;
     assert_eq!((c.completed, c.failures[Failure::Reset as usize], failures(&session)), (90, 10, 10));
 
-    let (session, net) = run(plan, Server { response: b"SSH-2.0-OpenSSH\r\n".to_vec(), ..Server::default() });
+    let (session, net) = run(
+        plan,
+        SimulatedServer { response: b"SSH-2.0-OpenSSH\r\n".to_vec(), ..SimulatedServer::default() },
+    );
     let c = session.stats().counters;
     assert_eq!((c.completed, c.failures[Failure::BadResponse as usize], net.aborted), (0, 100, 100));
 
     let response = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello".to_vec();
-    let (session, _) = run(plan, Server { response, closes: true, ..Server::default() });
+    let (session, _) = run(plan, SimulatedServer { response, closes: true, ..SimulatedServer::default() });
     let c = session.stats().counters;
     assert_eq!((c.completed, c.failures[Failure::ClosedEarly as usize]), (0, 100));
 
     let response = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n".to_vec();
-    let (session, _) = run(plan, Server { response, closes: true, ..Server::default() });
+    let (session, _) = run(plan, SimulatedServer { response, closes: true, ..SimulatedServer::default() });
     assert_eq!(session.stats().counters.by_class[5], 100);
 }
 
@@ -483,8 +498,10 @@ fn a_response_that_ends_with_the_connection_is_complete() {
     let response = b"HTTP/1.0 200 OK\r\n\r\nuntil the end".to_vec();
     for plan in [short(), plan()] {
         let plan = Plan { requests: Some(50), duration: None, ..plan };
-        let (session, net) =
-            run(plan, Server { response: response.clone(), closes: true, ..Server::default() });
+        let (session, net) = run(
+            plan,
+            SimulatedServer { response: response.clone(), closes: true, ..SimulatedServer::default() },
+        );
         assert_eq!((session.stats().counters.completed, failures(&session)), (50, 0));
         assert_eq!(net.aborted, 0);
     }
@@ -494,14 +511,14 @@ fn a_response_that_ends_with_the_connection_is_complete() {
 fn a_keep_alive_server_that_closes_each_time_is_followed() {
     let response = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".to_vec();
     let plan = Plan { requests: Some(50), duration: None, ..plan() };
-    let (session, net) = run(plan, Server { response, closes: true, ..Server::default() });
+    let (session, net) = run(plan, SimulatedServer { response, closes: true, ..SimulatedServer::default() });
     assert_eq!((session.stats().counters.completed, net.requests, failures(&session)), (50, 50, 0));
 }
 
 #[test]
 fn a_closed_loop_has_as_many_connections_as_asked_for_though_half_of_them_are_being_opened() {
     let plan = Plan { connections: 5000, duration: Some(Duration::from_millis(100)), ..short() };
-    let (session, net) = run(plan, Server { closes: true, ..Server::default() });
+    let (session, net) = run(plan, SimulatedServer { closes: true, ..SimulatedServer::default() });
     assert_eq!(session.stats().counters.open_max, 5000);
     assert!(failures(&session) == 0 && net.requests > 50_000, "{}", net.requests);
 }
@@ -509,7 +526,7 @@ fn a_closed_loop_has_as_many_connections_as_asked_for_though_half_of_them_are_be
 #[test]
 fn set_up_opens_connections_evenly() {
     let plan = Plan { connections: 1_000, setup: Duration::from_secs(10), ..at_rate(plan(), 10.0) };
-    let (session, net) = run(plan, Server::default());
+    let (session, net) = run(plan, SimulatedServer::default());
     assert_eq!((net.opened, session.stats().counters.open_max), (1_000, 1_000));
     assert!(net.now > 19_900 * MS, "measuring began when all were open");
     assert_eq!(session.stats().counters.started, 100);
@@ -519,10 +536,10 @@ fn set_up_opens_connections_evenly() {
 fn an_interrupted_run_reports_what_it_has() {
     let requests = Requests::new("h", &[("/".to_owned(), 1)], &RequestStyle::default()).unwrap();
     let target = "10.0.0.1:80".parse().unwrap();
-    let (requests, progress) = (Arc::new(requests), Arc::new(Progress::default()));
+    let (requests, progress) = (Arc::new(requests), Arc::new(LiveProgress::default()));
     let mut session =
         Session::new(plan(), requests, vec![target], Sources::new(&[], 0, 1), progress, Instant::ZERO);
-    let mut net = Net::new(Server { is_mute: true, ..Server::default() });
+    let mut net = SimulatedNetwork::new(SimulatedServer { is_mute: true, ..SimulatedServer::default() });
     session.poll(Instant::ZERO, &mut net);
     session.connected(0, Instant::from_millis(1), &mut net);
     let now = Instant::from_millis(2_500);
@@ -536,7 +553,7 @@ fn an_interrupted_run_reports_what_it_has() {
 
 #[test]
 fn a_connection_begins_with_its_opening_which_counts_for_nothing() {
-    let language = Language::Http { head: false };
+    let language = Protocol::Http { head: false };
     let get = b"GET /value HTTP/1.1\r\n\r\n";
     let store = [&b"GET /store HTTP/1.1\r\nX: "[..], &[b'x'; 500], b"\r\n\r\n"].concat();
     let closed = Plan { requests: Some(100), duration: None, ..plan() };
@@ -548,7 +565,8 @@ fn a_connection_begins_with_its_opening_which_counts_for_nothing() {
     ] {
         for (room, piece) in [(usize::MAX, usize::MAX), (33, 5)] {
             let requests = Requests::of_values(language, get, Some(&store));
-            let (session, net) = run_with(plan, requests, Server { room, piece, ..Server::default() });
+            let (session, net) =
+                run_with(plan, requests, SimulatedServer { room, piece, ..SimulatedServer::default() });
             let c = session.stats().counters;
             assert_eq!(
                 (c.started, c.completed, failures(&session), c.unanswered),
@@ -593,7 +611,7 @@ proptest! {
             closer,
             ..plan()
         };
-        let mut server = Server { closes, is_mute, resets_each, room, piece, ..Server::default() };
+        let mut server = SimulatedServer { closes, is_mute, resets_each, room, piece, ..SimulatedServer::default() };
         if bad {
             server.response = b"nonsense".to_vec();
         }

@@ -1,22 +1,22 @@
 //! What the runs of a comparison came to.
 
-use crate::table::{Table, grouped};
+use crate::table::{Table, with_thousands_separators};
 use core::fmt;
 use ginnel_apps::load::Report;
 use ginnel_apps::units::show_nanos;
-use ginnel_measure::account::{Account, Bottleneck};
-use ginnel_measure::wire::Wire;
-use ginnel_measure::{Layout, median};
+use ginnel_measure::cpu_account::{Bottleneck, CpuAccount};
+use ginnel_measure::testbed::Medium;
+use ginnel_measure::{CoreLayout, median};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 /// Others that have more of the cores than this share spoil a result.
-const FOREIGN_MAX: f64 = 0.1;
+const OTHER_PROGRAMS_SHARE_MAX: f64 = 0.1;
 
 /// What one run of one arm found.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct MeasuredRun {
     /// Requests per second.
     rate: f64,
     /// Nanoseconds.
@@ -32,9 +32,9 @@ pub struct Run {
     account: String,
 }
 
-impl Run {
+impl MeasuredRun {
     /// From what was measured.
-    pub fn new(report: &Report, account: &Account) -> Self {
+    pub fn new(report: &Report, account: &CpuAccount) -> Self {
         Self {
             rate: report.achieved.requests_per_second,
             median_ns: report.latency_ns.total.p50,
@@ -42,7 +42,7 @@ impl Run {
             errors: report.failures.values().sum::<u64>() + report.unsuccessful(),
             bottleneck: account.bottleneck,
             shares: account.shares.clone(),
-            foreign: account.foreign,
+            foreign: account.foreign_share,
             account: account.line.clone(),
         }
     }
@@ -51,7 +51,7 @@ impl Run {
     pub fn line(&self) -> String {
         format!(
             "{} requests/s, median {}, {} errors; {}",
-            grouped(self.rate as u64),
+            with_thousands_separators(self.rate as u64),
             show_nanos(self.median_ns),
             self.errors,
             self.account
@@ -73,33 +73,33 @@ impl Run {
 
 /// All runs.
 #[derive(Clone, Debug)]
-pub struct Summary {
+pub struct ComparisonSummary {
     program: Vec<String>,
     url: String,
-    layout: Layout,
-    wire: Wire,
-    kernel: Vec<Run>,
-    ginnel: Vec<Run>,
+    layout: CoreLayout,
+    wire: Medium,
+    kernel: Vec<MeasuredRun>,
+    ginnel: Vec<MeasuredRun>,
 }
 
 /// Who is faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum ComparisonVerdict {
     Ginnel,
     Kernel,
     /// Some pairs say so, and some so.
     Neither,
 }
 
-impl Summary {
+impl ComparisonSummary {
     /// Without runs so far.
-    pub fn new(program: &[OsString], url: &str, layout: Layout, wire: Wire) -> Self {
+    pub fn new(program: &[OsString], url: &str, layout: CoreLayout, wire: Medium) -> Self {
         let program = program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         Self { program, url: url.into(), layout, wire, kernel: Vec::new(), ginnel: Vec::new() }
     }
 
     /// Adds a pair.
-    pub fn add(&mut self, kernel: Run, ginnel: Run) {
+    pub fn add(&mut self, kernel: MeasuredRun, ginnel: MeasuredRun) {
         self.kernel.push(kernel);
         self.ginnel.push(ginnel);
     }
@@ -112,11 +112,11 @@ impl Summary {
         Some([median(&ratios)?, low, high])
     }
 
-    fn verdict(&self) -> Verdict {
+    fn verdict(&self) -> ComparisonVerdict {
         match self.ratio() {
-            Some([_, low, _]) if low > 1.0 => Verdict::Ginnel,
-            Some([_, _, high]) if high < 1.0 => Verdict::Kernel,
-            _ => Verdict::Neither,
+            Some([_, low, _]) if low > 1.0 => ComparisonVerdict::Ginnel,
+            Some([_, _, high]) if high < 1.0 => ComparisonVerdict::Kernel,
+            _ => ComparisonVerdict::Neither,
         }
     }
 
@@ -124,16 +124,18 @@ impl Summary {
     fn sentence(&self) -> String {
         let Some([ratio, low, high]) = self.ratio() else { return "Nothing was measured.".into() };
         match self.verdict() {
-            Verdict::Ginnel => format!("Ginnel is faster: {ratio:.2} times as fast as the kernel."),
-            Verdict::Kernel => format!("The kernel is faster: {:.2} times as fast as Ginnel.", 1.0 / ratio),
-            Verdict::Neither => format!(
+            ComparisonVerdict::Ginnel => format!("Ginnel is faster: {ratio:.2} times as fast as the kernel."),
+            ComparisonVerdict::Kernel => {
+                format!("The kernel is faster: {:.2} times as fast as Ginnel.", 1.0 / ratio)
+            }
+            ComparisonVerdict::Neither => format!(
                 "Neither is faster for certain: Ginnel was between {low:.2} and {high:.2} times as fast as the kernel."
             ),
         }
     }
 
     /// What makes the result doubtful.
-    fn doubts(&self) -> Vec<String> {
+    fn find_warnings(&self) -> Vec<String> {
         let mut doubts = Vec::new();
         for (name, runs) in [("the kernel", &self.kernel), ("Ginnel", &self.ginnel)] {
             let idle = runs.iter().filter(|run| !run.bottleneck.is_server()).count();
@@ -149,7 +151,7 @@ impl Summary {
             }
         }
         let foreign = self.kernel.iter().chain(&self.ginnel).map(|run| run.foreign).fold(0.0, f64::max);
-        if foreign > FOREIGN_MAX {
+        if foreign > OTHER_PROGRAMS_SHARE_MAX {
             doubts.push(format!(
                 "other programs had up to {:.0} % of the cores: repeat it on a quiet machine",
                 100.0 * foreign
@@ -160,10 +162,10 @@ impl Summary {
 
     /// One line of JSON.
     pub fn to_json(&self) -> String {
-        let runs = |runs: &[Run]| runs.iter().map(Run::to_json).collect::<Vec<_>>();
+        let runs = |runs: &[MeasuredRun]| runs.iter().map(MeasuredRun::to_json).collect::<Vec<_>>();
         let ratio =
             self.ratio().map(|[median, low, high]| json!({"median": median, "min": low, "max": high}));
-        let arm = |runs: &[Run]| median(&rates(runs));
+        let arm = |runs: &[MeasuredRun]| median(&rates(runs));
         json!({
             "program": self.program,
             "url": self.url,
@@ -173,19 +175,19 @@ impl Summary {
             "requests_per_second": {"kernel": arm(&self.kernel), "ginnel": arm(&self.ginnel)},
             "ratio": ratio,
             "faster": match self.verdict() {
-                Verdict::Ginnel => "ginnel",
-                Verdict::Kernel => "kernel",
-                Verdict::Neither => "neither",
+                ComparisonVerdict::Ginnel => "ginnel",
+                ComparisonVerdict::Kernel => "kernel",
+                ComparisonVerdict::Neither => "neither",
             },
             "verdict": self.sentence(),
-            "doubts": self.doubts(),
+            "doubts": self.find_warnings(),
             "runs": {"kernel": runs(&self.kernel), "ginnel": runs(&self.ginnel)},
         })
         .to_string()
     }
 }
 
-fn rates(runs: &[Run]) -> Vec<f64> {
+fn rates(runs: &[MeasuredRun]) -> Vec<f64> {
     runs.iter().map(|run| run.rate).collect()
 }
 
@@ -193,28 +195,30 @@ fn spread(values: &[f64]) -> (f64, f64) {
     (values.iter().copied().fold(f64::MAX, f64::min), values.iter().copied().fold(f64::MIN, f64::max))
 }
 
-impl fmt::Display for Summary {
+impl fmt::Display for ComparisonSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let wire = self.wire.name();
         let ginnel = format!("Ginnel, {wire}");
         let mut table = Table::new(&[&self.program.join(" "), "kernel, veth", &ginnel]);
-        let mut row = |name: &str, of: &dyn Fn(&[Run]) -> String| {
-            table.row([name.into(), of(&self.kernel), of(&self.ginnel)]);
+        let mut row = |name: &str, of: &dyn Fn(&[MeasuredRun]) -> String| {
+            table.add_row([name.into(), of(&self.kernel), of(&self.ginnel)]);
         };
-        let middle = |of: fn(&Run) -> u64| {
-            move |runs: &[Run]| {
+        let middle = |of: fn(&MeasuredRun) -> u64| {
+            move |runs: &[MeasuredRun]| {
                 let values: Vec<f64> = runs.iter().map(|run| of(run) as f64).collect();
                 median(&values).unwrap_or_default()
             }
         };
-        row("requests/s, median", &|runs| grouped(median(&rates(runs)).unwrap_or_default() as u64));
+        row("requests/s, median", &|runs| {
+            with_thousands_separators(median(&rates(runs)).unwrap_or_default() as u64)
+        });
         row("spread", &|runs| {
             let (low, high) = spread(&rates(runs));
-            format!("{} to {}", grouped(low as u64), grouped(high as u64))
+            format!("{} to {}", with_thousands_separators(low as u64), with_thousands_separators(high as u64))
         });
         row("answer, median", &|runs| show_nanos(middle(|run| run.median_ns)(runs) as u64));
         row("answer, p99", &|runs| show_nanos(middle(|run| run.p99_ns)(runs) as u64));
-        row("errors", &|runs| grouped(runs.iter().map(|run| run.errors).sum()));
+        row("errors", &|runs| with_thousands_separators(runs.iter().map(|run| run.errors).sum()));
         row("bottleneck", &|runs| {
             let mut names: Vec<&str> = runs.iter().map(|run| run.bottleneck.name()).collect();
             names.sort_unstable();
@@ -227,7 +231,7 @@ impl fmt::Display for Summary {
             writeln!(f, "\nGinnel / kernel: {ratio:.2} ({low:.2} to {high:.2}, {pairs} pairs)")?;
         }
         writeln!(f, "{}", self.sentence())?;
-        for doubt in self.doubts() {
+        for doubt in self.find_warnings() {
             writeln!(f, "warning: {doubt}")?;
         }
         Ok(())
@@ -238,8 +242,8 @@ impl fmt::Display for Summary {
 mod tests {
     use super::*;
 
-    fn run(rate: f64) -> Run {
-        Run {
+    fn run(rate: f64) -> MeasuredRun {
+        MeasuredRun {
             rate,
             median_ns: 1000,
             p99_ns: 2000,
@@ -251,8 +255,9 @@ mod tests {
         }
     }
 
-    fn summary(pairs: &[(f64, f64)]) -> Summary {
-        let mut summary = Summary::new(&["nginx".into()], "http://10.77.0.1/", Layout::Charged, Wire::Veth);
+    fn summary(pairs: &[(f64, f64)]) -> ComparisonSummary {
+        let mut summary =
+            ComparisonSummary::new(&["nginx".into()], "http://10.77.0.1/", CoreLayout::Charged, Medium::Veth);
         for (kernel, ginnel) in pairs {
             summary.add(run(*kernel), run(*ginnel));
         }

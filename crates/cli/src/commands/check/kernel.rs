@@ -51,16 +51,16 @@ pub fn sockets(pid: u32) -> HashMap<u64, KernelSocket> {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/net/{file}")).unwrap_or_default();
     let mut all = HashMap::new();
     for (file, kind) in [("tcp", "tcp"), ("tcp6", "tcp"), ("udp", "udp"), ("udp6", "udp")] {
-        all.extend(read(file).lines().skip(1).filter_map(|line| internet(line, kind)));
+        all.extend(read(file).lines().skip(1).filter_map(|line| parse_inet(line, kind)));
     }
-    all.extend(read("unix").lines().skip(1).filter_map(unix));
+    all.extend(read("unix").lines().skip(1).filter_map(parse_unix));
     all
 }
 
 /// A line of `tcp` or `udp`: number, local, remote, state, queues, timers, retransmissions, user, probes, inode.
-fn internet(line: &str, kind: &'static str) -> Option<(u64, KernelSocket)> {
+fn parse_inet(line: &str, kind: &'static str) -> Option<(u64, KernelSocket)> {
     let cells: Vec<&str> = line.split_whitespace().collect();
-    let (local, remote) = (address(cells.get(1)?)?, address(cells.get(2)?)?);
+    let (local, remote) = (parse_address(cells.get(1)?)?, parse_address(cells.get(2)?)?);
     let state = STATES.get(usize::from_str_radix(cells.get(3)?, 16).ok()?).copied().unwrap_or_default();
     let remote_text = if remote.port() == 0 { String::new() } else { remote.to_string() };
     let (local_text, port) = (local.to_string(), local.port());
@@ -69,7 +69,7 @@ fn internet(line: &str, kind: &'static str) -> Option<(u64, KernelSocket)> {
 }
 
 /// `0100007F:1F90`: words of the address in the machine's order, then the port.
-fn address(text: &str) -> Option<SocketAddr> {
+fn parse_address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let word = |at: usize| u32::from_str_radix(ip.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
     let ip: IpAddr = match ip.len() {
@@ -87,7 +87,7 @@ fn address(text: &str) -> Option<SocketAddr> {
 }
 
 /// A line of `unix`: number, references, protocol, flags, type, state, inode, path.
-fn unix(line: &str) -> Option<(u64, KernelSocket)> {
+fn parse_unix(line: &str) -> Option<(u64, KernelSocket)> {
     let cells: Vec<&str> = line.split_whitespace().collect();
     let listens = *cells.get(3)? == "00010000";
     let state = match (listens, *cells.get(5)?) {
@@ -133,8 +133,8 @@ mod tests {
         for line in
             ["", "0: 0100007F:1F90", "0: 0100007F:1F90 00000000:0000 0A", "0: 01:1 01:1 0A 0 0 0 0 0 5"]
         {
-            assert_eq!(internet(line, "tcp"), None, "{line}");
+            assert_eq!(parse_inet(line, "tcp"), None, "{line}");
         }
-        assert_eq!(unix("0: 00000002 00000000 00000000"), None);
+        assert_eq!(parse_unix("0: 00000002 00000000 00000000"), None);
     }
 }

@@ -12,21 +12,21 @@ const AT_SECURE: u64 = 23;
 const PT_INTERP: u32 = 3;
 
 /// Stands for the inode of epoll sets, which have none of their own.
-pub const EPOLL: u64 = 0;
+pub const EPOLL_INODE: u64 = 0;
 
-pub struct Process {
+pub struct InspectedProcess {
     pub pid: u32,
     pub name: String,
 }
 
-impl Process {
+impl InspectedProcess {
     pub fn find(pid: u32) -> Result<Self, Failure> {
         let name = fs::read_to_string(format!("/proc/{pid}/comm"));
         let name = name.map_err(|_| Failure::running(format!("there is no process {pid}")))?;
         Ok(Self { pid, name: name.trim_end().into() })
     }
 
-    fn path(&self, file: &str) -> PathBuf {
+    fn proc_path(&self, file: &str) -> PathBuf {
         Path::new("/proc").join(self.pid.to_string()).join(file)
     }
 
@@ -34,14 +34,14 @@ impl Process {
     pub fn sockets(&self) -> Result<Vec<(i32, u64)>, Failure> {
         let failed = |e| Failure::running(format!("descriptors of process {}: {e}", self.pid));
         let mut found = Vec::new();
-        for entry in fs::read_dir(self.path("fd")).map_err(failed)? {
+        for entry in fs::read_dir(self.proc_path("fd")).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             // It may have been closed meanwhile.
             let Ok(target) = fs::read_link(&path) else { continue };
             let fd = path.file_name().and_then(|name| name.to_str()?.parse().ok());
             let target = target.to_string_lossy();
             let inode = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')?.parse().ok());
-            let inode = inode.or((target == "anon_inode:[eventpoll]").then_some(EPOLL));
+            let inode = inode.or((target == "anon_inode:[eventpoll]").then_some(EPOLL_INODE));
             found.extend(fd.zip(inode));
         }
         found.sort_unstable();
@@ -49,15 +49,15 @@ impl Process {
     }
 
     /// Why no stack knows it.
-    pub fn why_not(&self) -> String {
-        if self.runs_with_rights_of_others() {
+    pub fn why_not_attached(&self) -> String {
+        if self.is_secure_execution() {
             return "setuid program, or one with capabilities of its file".into();
         }
         if self.is_statically_linked() {
             return "statically linked".into();
         }
-        let maps = fs::read_to_string(self.path("maps")).unwrap_or_default();
-        let environment = fs::read(self.path("environ")).unwrap_or_default();
+        let maps = fs::read_to_string(self.proc_path("maps")).unwrap_or_default();
+        let environment = fs::read(self.proc_path("environ")).unwrap_or_default();
         let variable = |name: &str| {
             let texts = environment.split(|byte| *byte == 0).map(String::from_utf8_lossy);
             texts.filter_map(|text| Some(text.strip_prefix(name)?.strip_prefix('=')?.to_string())).next()
@@ -73,8 +73,8 @@ impl Process {
         }
     }
 
-    fn runs_with_rights_of_others(&self) -> bool {
-        let vector = fs::read(self.path("auxv")).unwrap_or_default();
+    fn is_secure_execution(&self) -> bool {
+        let vector = fs::read(self.proc_path("auxv")).unwrap_or_default();
         let (words, _) = vector.as_chunks::<8>();
         let words: Vec<u64> = words.iter().map(|word| u64::from_ne_bytes(*word)).collect();
         words.chunks_exact(2).any(|pair| pair[0] == AT_SECURE && pair[1] != 0)
@@ -82,13 +82,13 @@ impl Process {
 
     /// A program without a loader loads no library.
     fn is_statically_linked(&self) -> bool {
-        let Ok(program) = fs::read(self.path("exe")) else { return false };
-        has_loader(&program) == Some(false)
+        let Ok(program) = fs::read(self.proc_path("exe")) else { return false };
+        has_interpreter(&program) == Some(false)
     }
 }
 
 /// Whether a program names a loader. `None`: it is no program of 64 bits in this machine's order.
-fn has_loader(program: &[u8]) -> Option<bool> {
+fn has_interpreter(program: &[u8]) -> Option<bool> {
     let field = |at: usize, len: usize| -> Option<u64> {
         let bytes = program.get(at..at.checked_add(len)?)?;
         Some(bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
@@ -106,23 +106,23 @@ mod tests {
     #[test]
     fn programs_with_and_without_a_loader_are_told_apart() {
         let this = fs::read("/proc/self/exe").unwrap();
-        assert_eq!(has_loader(&this), Some(true));
+        assert_eq!(has_interpreter(&this), Some(true));
         // The same without its program headers.
         let mut none = this[..4096].to_vec();
         none[56..58].fill(0);
-        assert_eq!(has_loader(&none), Some(false));
+        assert_eq!(has_interpreter(&none), Some(false));
         for broken in [&b"#!/bin/sh\n"[..], b"", &this[..40]] {
-            assert_eq!(has_loader(broken), None);
+            assert_eq!(has_interpreter(broken), None);
         }
     }
 
     #[test]
     fn this_process_has_no_stack_and_is_told_why() {
-        let this = Process::find(std::process::id()).unwrap();
-        assert_eq!(this.why_not(), "not started with ginnel run");
+        let this = InspectedProcess::find(std::process::id()).unwrap();
+        assert_eq!(this.why_not_attached(), "not started with ginnel run");
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
         assert!(this.sockets().unwrap().iter().any(|(known, inode)| *known == fd && *inode != 0));
-        assert!(Process::find(4_194_304).is_err());
+        assert!(InspectedProcess::find(4_194_304).is_err());
     }
 }

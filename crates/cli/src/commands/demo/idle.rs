@@ -1,6 +1,6 @@
 //! What an idle connection costs: resident memory while many are open, both ends in this process.
 
-use super::Row;
+use super::DemoRow;
 use crate::failure::Failure;
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -11,19 +11,19 @@ use ginnel::{
 use ginnel_devices::memory::{MemoryConfig, pair};
 
 /// Connections on one of the server's ports: fewer than there are local ports.
-const PER_PORT: u32 = 20_000;
+const CONNECTIONS_PER_PORT: u32 = 20_000;
 
 /// Handshakes under way at the same time.
-const OPENING_MAX: u32 = 256;
+const CONNECTING_MAX: u32 = 256;
 
 /// Connections that are open when the first look is taken, so that fixed costs do not count.
-const WARM: u32 = 1_000;
+const WARM_UP_CONNECTIONS: u32 = 1_000;
 
-struct Holder {
+struct IdleServer {
     ports: u16,
 }
 
-impl Handler for Holder {
+impl Handler for IdleServer {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         for port in 1..=self.ports {
             cx.listen(SocketAddr::new([10, 0, 0, 1].into(), port), ListenOptions::default())?;
@@ -37,17 +37,17 @@ impl Handler for Holder {
 }
 
 #[derive(Default)]
-struct Opener {
+struct IdleClient {
     wanted: u32,
     begun: u32,
     open: u32,
     failed: u32,
 }
 
-impl Opener {
+impl IdleClient {
     fn begin(&mut self, cx: &mut Context<'_>) {
-        while self.begun < self.wanted && self.begun - self.open - self.failed < OPENING_MAX {
-            let port = 1 + (self.begun / PER_PORT) as u16;
+        while self.begun < self.wanted && self.begun - self.open - self.failed < CONNECTING_MAX {
+            let port = 1 + (self.begun / CONNECTIONS_PER_PORT) as u16;
             self.begun += 1;
             if cx.connect(SocketAddr::new([10, 0, 0, 1].into(), port), ConnectOptions::default()).is_err() {
                 self.failed += 1;
@@ -56,7 +56,7 @@ impl Opener {
     }
 }
 
-impl Handler for Opener {
+impl Handler for IdleClient {
     fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
         Ok(())
     }
@@ -76,15 +76,15 @@ impl Handler for Opener {
 }
 
 /// Two shards on this thread, in simulated time.
-struct Pair {
-    server: Shard<Holder>,
-    client: Shard<Opener>,
+struct IdlePair {
+    server: Shard<IdleServer>,
+    client: Shard<IdleClient>,
     now: Instant,
 }
 
-impl Pair {
+impl IdlePair {
     fn new(connections: u32) -> Result<Self, Failure> {
-        let (near, far) = pair(MemoryConfig::default());
+        let (client_device, server_device) = pair(MemoryConfig::default());
         let config = |host: u8| {
             let address = Prefix { address: [10, 0, 0, host].into(), len: 24 };
             let device = DeviceConfig::new("memory", DeviceKind::Memory);
@@ -93,10 +93,14 @@ impl Pair {
             config
         };
         let now = Instant::from_millis(1);
-        let holder = Holder { ports: connections.div_ceil(PER_PORT) as u16 };
-        let server = Shard::builder(config(1)).handler(holder).device("memory", far).now(now).build()?;
-        let client =
-            Shard::builder(config(2)).handler(Opener::default()).device("memory", near).now(now).build()?;
+        let server = IdleServer { ports: connections.div_ceil(CONNECTIONS_PER_PORT) as u16 };
+        let server =
+            Shard::builder(config(1)).handler(server).device("memory", server_device).now(now).build()?;
+        let client = Shard::builder(config(2))
+            .handler(IdleClient::default())
+            .device("memory", client_device)
+            .now(now)
+            .build()?;
         Ok(Self { server, client, now })
     }
 
@@ -120,18 +124,18 @@ impl Pair {
 }
 
 /// Opens `connections` connections and compares resident memory.
-pub(super) fn measure(connections: u32) -> Result<Row, Failure> {
-    let mut pair = Pair::new(connections)?;
-    pair.open(WARM)?;
+pub(super) fn measure(connections: u32) -> Result<DemoRow, Failure> {
+    let mut pair = IdlePair::new(connections)?;
+    pair.open(WARM_UP_CONNECTIONS)?;
     let before = resident_bytes()?;
     pair.open(connections)?;
     let grown = resident_bytes()?.saturating_sub(before);
-    let ends = 2 * u64::from(connections - WARM);
-    Ok(Row {
+    let ends = 2 * u64::from(connections - WARM_UP_CONNECTIONS);
+    Ok(DemoRow {
         name: "memory: idle connection, each end".into(),
         bytes_per_connection: Some(grown as f64 / ends as f64),
         errors: pair.client.handler().failed.into(),
-        ..Row::default()
+        ..DemoRow::default()
     })
 }
 

@@ -1,7 +1,7 @@
 //! The part of the demonstration that needs the kernel as a client: curl and wrk against `ginnel httpd` over a TAP device, in a network
 //! namespace of its own.
 
-use super::{Row, nginx, site_of};
+use super::{DemoRow, nginx, site_of};
 use crate::commands::serve;
 use crate::failure::Failure;
 use ginnel::config::{DeviceConfig, DeviceKind};
@@ -15,7 +15,7 @@ use std::process::{Command, Output, Stdio};
 const STACK: &str = "10.99.0.2";
 
 /// Runs this program again inside a new namespace and reads its rows. The error says why that is not possible.
-pub(super) fn outside(folder: &Path, seconds: u32) -> Result<Vec<Row>, String> {
+pub(super) fn run_in_namespace(folder: &Path, seconds: u32) -> Result<Vec<DemoRow>, String> {
     eprintln!("\nTAP: the kernel's TCP as the client, in a network namespace");
     let program = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
     let mut command = Command::new("unshare");
@@ -28,11 +28,11 @@ pub(super) fn outside(folder: &Path, seconds: u32) -> Result<Vec<Row>, String> {
     if !output.status.success() {
         return Err("this machine does not permit it (see the line above)".into());
     }
-    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(Row::from_line).collect())
+    Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(DemoRow::from_line).collect())
 }
 
 /// Inside the namespace: serves, runs the clients, prints rows.
-pub(super) fn inside(folder: &Path, seconds: u32) -> Result<(), Failure> {
+pub(super) fn run_inside_namespace(folder: &Path, seconds: u32) -> Result<(), Failure> {
     let site = site_of(folder);
     let mut device = DeviceConfig::new("gtap0", DeviceKind::Tap);
     device.kernel_addresses = vec!["10.99.0.1/24".parse().map_err(Failure::running)?];
@@ -59,7 +59,7 @@ pub(super) fn inside(folder: &Path, seconds: u32) -> Result<(), Failure> {
 }
 
 /// What each client measured; one that this machine does not have is named and left out.
-fn clients(site: &Path, seconds: u32) -> Vec<Row> {
+fn clients(site: &Path, seconds: u32) -> Vec<DemoRow> {
     let mut rows = Vec::new();
     match curl(site) {
         Ok(row) => rows.push(row),
@@ -77,8 +77,8 @@ fn clients(site: &Path, seconds: u32) -> Vec<Row> {
 }
 
 /// Fetches every 25th page and compares it with its file.
-fn curl(site: &Path) -> Result<Row, String> {
-    let mut row = Row { name: "TAP: curl, pages compared".into(), ..Row::default() };
+fn curl(site: &Path) -> Result<DemoRow, String> {
+    let mut row = DemoRow { name: "TAP: curl, pages compared".into(), ..DemoRow::default() };
     let entries = fs::read_dir(site).map_err(|e| format!("{}: {e}", site.display()))?;
     let mut names: Vec<_> = entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
     names.sort();
@@ -94,7 +94,7 @@ fn curl(site: &Path) -> Result<Row, String> {
 }
 
 /// A run of wrk, with a connection for each request if a header says so.
-pub(super) fn wrk(name: &str, host: &str, header: Option<&str>, seconds: u32) -> Result<Row, String> {
+pub(super) fn wrk(name: &str, host: &str, header: Option<&str>, seconds: u32) -> Result<DemoRow, String> {
     let mut command = Command::new("wrk");
     command.args(["--threads", "1", "--connections", "64", "--latency", "--duration"]);
     command.arg(format!("{seconds}s"));
@@ -103,28 +103,28 @@ pub(super) fn wrk(name: &str, host: &str, header: Option<&str>, seconds: u32) ->
     }
     let output = run(command.arg(format!("http://{host}/64.html")))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let row = read_wrk(name, header.is_some(), &text).ok_or("wrk: its output was not understood")?;
+    let row = parse_wrk(name, header.is_some(), &text).ok_or("wrk: its output was not understood")?;
     eprintln!("{name}: {:.0} requests/s", row.requests_per_second.unwrap_or_default());
     Ok(row)
 }
 
 /// Reads what wrk prints with --latency.
-fn read_wrk(name: &str, short: bool, text: &str) -> Option<Row> {
+fn parse_wrk(name: &str, short: bool, text: &str) -> Option<DemoRow> {
     let after = |label: &str| text.lines().find_map(|l| l.trim().strip_prefix(label)).map(str::trim);
     let requests: f64 = after("Requests/sec:")?.parse().ok()?;
     // “Socket errors: connect 0, read 3, write 0, timeout 0”, “Non-2xx or 3xx responses: 5”: only there if not zero.
     let numbers = |line: &str| line.split([' ', ',']).filter_map(|w| w.parse::<u64>().ok()).sum::<u64>();
-    let time = |label: &str| Some(units::show_nanos(scaled(after(label)?, TIMES)? as u64));
-    Some(Row {
+    let time = |label: &str| Some(units::show_nanos(parse_scaled(after(label)?, TIMES)? as u64));
+    Some(DemoRow {
         name: name.into(),
         connections_per_second: short.then_some(requests),
         requests_per_second: Some(requests),
-        megabytes_per_second: Some(scaled(after("Transfer/sec:")?, SIZES)? / 1e6),
+        megabytes_per_second: Some(parse_scaled(after("Transfer/sec:")?, SIZES)? / 1e6),
         p50: time("50%")?,
         p99: time("99%")?,
         errors: after("Socket errors:").map_or(0, numbers)
             + after("Non-2xx or 3xx responses:").map_or(0, numbers),
-        ..Row::default()
+        ..DemoRow::default()
     })
 }
 
@@ -135,7 +135,7 @@ const SIZES: &[(&str, f64)] =
     &[("KB", 1024.0), ("MB", 1048576.0), ("GB", 1073741824.0), ("TB", 1099511627776.0), ("B", 1.0)];
 
 /// A number with one of these units behind it.
-fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
+fn parse_scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     let (unit, scale) = units.iter().find(|(unit, _)| text.ends_with(unit))?;
     Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * scale)
 }
@@ -146,7 +146,7 @@ fn run(command: &mut Command) -> Result<Output, String> {
     command.stderr(Stdio::null()).output().map_err(|e| format!("{name}: {e}"))
 }
 
-impl Row {
+impl DemoRow {
     /// One line for the parent process, fields apart by tabs.
     fn to_line(&self) -> String {
         let number = |n: Option<f64>| n.map(|n| n.to_string()).unwrap_or_default();
@@ -180,7 +180,7 @@ impl Row {
 
 #[cfg(test)]
 mod tests {
-    use super::{Row, read_wrk};
+    use super::{DemoRow, parse_wrk};
 
     const OUTPUT: &str = "\
 Running 3s test @ http://10.99.0.2/64.html
@@ -201,11 +201,11 @@ Transfer/sec:      1.86GB
 
     #[test]
     fn the_output_of_wrk_is_understood_and_survives_the_way_to_the_parent() {
-        let row = read_wrk("x", true, OUTPUT).unwrap();
-        let row = Row::from_line(&row.to_line()).unwrap();
+        let row = parse_wrk("x", true, OUTPUT).unwrap();
+        let row = DemoRow::from_line(&row.to_line()).unwrap();
         assert_eq!((row.requests_per_second, row.errors), (Some(35792.69), 4));
         assert_eq!((row.p50.as_str(), row.p99.as_str()), ("597.00 µs", "786.00 µs"));
         assert_eq!(row.megabytes_per_second.map(f64::round), Some(1997.0));
-        assert!(read_wrk("x", true, "unable to connect to 10.99.0.2:80 Connection refused").is_none());
+        assert!(parse_wrk("x", true, "unable to connect to 10.99.0.2:80 Connection refused").is_none());
     }
 }

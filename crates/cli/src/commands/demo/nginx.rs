@@ -1,7 +1,7 @@
 //! nginx, unmodified, on Ginnel and on the kernel: the same program and configuration, the same client. Both are started, and asked in turn.
 
 use super::kernel::wrk;
-use super::{Row, site_of};
+use super::{DemoRow, site_of};
 use crate::failure::Failure;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -14,17 +14,17 @@ use std::time::{Duration, Instant};
 const ON_GINNEL: &str = "10.99.1.2:8080";
 const ON_KERNEL: &str = "10.99.2.2:8080";
 /// A server that does not answer by then never will.
-const STARTS_WITHIN: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Where nginx is, which is not in everybody's path.
-const ALSO_IN: &str = "/usr/sbin:/sbin";
+const ADDITIONAL_PATH: &str = "/usr/sbin:/sbin";
 
 /// A server that goes with the value.
-struct Server(Child);
+struct NginxServer(Child);
 
-impl Server {
+impl NginxServer {
     fn start(command: &mut Command, address: &str) -> Result<Self, String> {
         let path = std::env::var("PATH").unwrap_or_default();
-        command.env("PATH", format!("{path}:{ALSO_IN}"));
+        command.env("PATH", format!("{path}:{ADDITIONAL_PATH}"));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
         let name = command.get_program().to_string_lossy().into_owned();
         Ok(Self(command.spawn().map_err(|e| format!("{name}: {e}"))?)).and_then(|server| server.wait(address))
@@ -33,7 +33,7 @@ impl Server {
     /// Until it takes connections.
     fn wait(mut self, address: &str) -> Result<Self, String> {
         let to: SocketAddr = address.parse().map_err(|e| format!("{address}: {e}"))?;
-        let end = Instant::now() + STARTS_WITHIN;
+        let end = Instant::now() + START_TIMEOUT;
         while let Err(error) = TcpStream::connect_timeout(&to, Duration::from_secs(1)) {
             if let Ok(Some(status)) = self.0.try_wait() {
                 return Err(format!("the server for {address} ended ({status})"));
@@ -47,7 +47,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for NginxServer {
     fn drop(&mut self) {
         if let Some(pid) = Pid::from_raw(self.0.id().cast_signed()) {
             // It may have ended.
@@ -63,10 +63,10 @@ impl Drop for Server {
 }
 
 /// Inside the namespace: what wrk measures of each.
-pub(super) fn rows(folder: &Path, seconds: u32) -> Result<Vec<Row>, String> {
+pub(super) fn rows(folder: &Path, seconds: u32) -> Result<Vec<DemoRow>, String> {
     let failed = |e: Failure| e.to_string();
     let ginnel = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
-    let conf = configuration(folder, "ginnel").map_err(failed)?;
+    let conf = write_configuration(folder, "ginnel").map_err(failed)?;
     let mut run = Command::new(ginnel);
     run.args([
         "run",
@@ -78,8 +78,8 @@ pub(super) fn rows(folder: &Path, seconds: u32) -> Result<Vec<Row>, String> {
         "10.99.1.1/24",
     ]);
     run.args(["--", "nginx", "-c", &conf]).env("XDG_RUNTIME_DIR", folder).env_remove("GINNEL_RUN_DIR");
-    let _on_ginnel = Server::start(&mut run, ON_GINNEL)?;
-    let conf = configuration(folder, "kernel").map_err(failed)?;
+    let _on_ginnel = NginxServer::start(&mut run, ON_GINNEL)?;
+    let conf = write_configuration(folder, "kernel").map_err(failed)?;
     let _on_kernel = on_kernel(&conf)?;
 
     let mut rows = Vec::new();
@@ -93,17 +93,17 @@ pub(super) fn rows(folder: &Path, seconds: u32) -> Result<Vec<Row>, String> {
 }
 
 /// nginx in a namespace of its own, at the other end of a cable: as far away as the one on Ginnel is.
-fn on_kernel(conf: &str) -> Result<Server, String> {
+fn on_kernel(conf: &str) -> Result<NginxServer, String> {
     let script = "until ip link set far up 2>/dev/null; do sleep 0.05; done
         ip address add 10.99.2.2/24 dev far && exec nginx -c \"$0\"";
     let mut command = Command::new("unshare");
     command.args(["--net", "--", "sh", "-c", script, conf]);
     let path = std::env::var("PATH").unwrap_or_default();
-    command.env("PATH", format!("{path}:{ALSO_IN}")).stdin(Stdio::null()).stdout(Stdio::null());
-    let server = Server(command.spawn().map_err(|e| format!("unshare: {e}"))?);
+    command.env("PATH", format!("{path}:{ADDITIONAL_PATH}")).stdin(Stdio::null()).stdout(Stdio::null());
+    let server = NginxServer(command.spawn().map_err(|e| format!("unshare: {e}"))?);
     let pid = server.0.id().to_string();
     let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
-    let end = Instant::now() + STARTS_WITHIN;
+    let end = Instant::now() + START_TIMEOUT;
     while namespace(&pid) == namespace("self") && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -121,7 +121,7 @@ fn on_kernel(conf: &str) -> Result<Server, String> {
 }
 
 /// One process that serves the site; the same for both but for where it writes. The namespace knows no user but the one that it calls root.
-fn configuration(folder: &Path, name: &str) -> Result<String, Failure> {
+fn write_configuration(folder: &Path, name: &str) -> Result<String, Failure> {
     let (at, site) = (folder.display(), site_of(folder));
     let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
     let temporary: String = temporary.iter().map(|what| format!("{what}_temp_path {at};\n")).collect();

@@ -11,11 +11,11 @@ use ginnel::config::Prefix;
 use ginnel_apps::load;
 
 /// Connections for which a worker takes one address: fewer than there are local ports.
-const PER_ADDRESS: u32 = 20_000;
+const CONNECTIONS_PER_ADDRESS: u32 = 20_000;
 
 /// The two ends of one worker's cable.
 #[derive(Debug)]
-pub struct End {
+pub struct CableEnds {
     /// Configuration of the worker.
     pub worker: Config,
     /// The server's address on this cable.
@@ -23,7 +23,7 @@ pub struct End {
 }
 
 /// The parts of a configuration: one link with its device for each worker.
-pub fn split(config: &Config, workers: u32) -> Result<Vec<Config>, Failure> {
+pub fn split_config(config: &Config, workers: u32) -> Result<Vec<Config>, Failure> {
     if workers == 1 {
         return Ok(vec![config.clone()]);
     }
@@ -45,23 +45,27 @@ pub fn split(config: &Config, workers: u32) -> Result<Vec<Config>, Failure> {
 }
 
 /// The only worker's cable to a server with the address `server`.
-pub fn sole_end(stack: &StackOptions, server: IpAddr) -> Result<End, Failure> {
+pub fn sole_cable(stack: &StackOptions, server: IpAddr) -> Result<CableEnds, Failure> {
     let mut stack = stack.clone();
     if stack.address.is_empty() && stack.config.is_none() {
-        stack.address.push(neighbour_of(server));
+        stack.address.push(adjacent_address(server));
     }
     let worker = stack.to_config()?;
     let known = worker.links.iter().flat_map(|l| &l.addresses);
-    let Some(near) = known.clone().find(|p| p.address.is_ipv4() == server.is_ipv4()) else {
+    let Some(prefix) = known.clone().find(|p| p.address.is_ipv4() == server.is_ipv4()) else {
         return Err(Failure::usage(format!("--address: none of the family of {server}")));
     };
-    let server = Prefix { address: server, len: near.len };
-    Ok(End { worker, server })
+    let server = Prefix { address: server, len: prefix.len };
+    Ok(CableEnds { worker, server })
 }
 
 /// A cable for each of several workers, in a network of its own each; all reach the server by the address `server`. Source addresses are
 /// chosen here, as many as the connections need.
-pub fn ends(stack: &StackOptions, load: &mut load::Common, server: IpAddr) -> Result<Vec<End>, Failure> {
+pub fn worker_cables(
+    stack: &StackOptions,
+    load: &mut load::CommonOptions,
+    server: IpAddr,
+) -> Result<Vec<CableEnds>, Failure> {
     let given = [
         ("--config", stack.config.is_some()),
         ("--address", !stack.address.is_empty()),
@@ -75,27 +79,28 @@ pub fn ends(stack: &StackOptions, load: &mut load::Common, server: IpAddr) -> Re
             load.workers()
         )));
     }
-    let addresses = load.connections.div_ceil(load.workers()).div_ceil(PER_ADDRESS);
-    let mut ends = Vec::new();
+    let addresses = load.connections.div_ceil(load.workers()).div_ceil(CONNECTIONS_PER_ADDRESS);
+    let mut cables = Vec::new();
     for worker in 0..load.workers() {
-        let near =
-            Prefix { address: in_network(server, worker), len: if server.is_ipv4() { 16 } else { 64 } };
+        let prefix =
+            Prefix { address: in_nth_network(server, worker), len: if server.is_ipv4() { 16 } else { 64 } };
         let mut own = stack.clone();
-        own.address.push(Prefix { address: beside(near.address, 0), len: near.len });
+        own.address.push(Prefix { address: client_address(prefix.address, 0), len: prefix.len });
         if worker > 0 {
-            own.gateway.push(near.address);
+            own.gateway.push(prefix.address);
         }
         own.cpu = stack.cpu.map(|cpu| cpu + worker);
         own.link_seed = stack.link_seed.map(|seed| seed.wrapping_add(worker.into()));
-        let (first, last) = (beside(near.address, 0), beside(near.address, addresses - 1));
+        let (first, last) =
+            (client_address(prefix.address, 0), client_address(prefix.address, addresses - 1));
         load.source.push(format!("{first}-{last}").parse().map_err(Failure::usage)?);
-        ends.push(End { worker: own.to_config()?, server: near });
+        cables.push(CableEnds { worker: own.to_config()?, server: prefix });
     }
-    Ok(ends)
+    Ok(cables)
 }
 
 /// The same address in the `n`-th network after its own (/16 or /64).
-fn in_network(address: IpAddr, n: u32) -> IpAddr {
+fn in_nth_network(address: IpAddr, n: u32) -> IpAddr {
     match address {
         IpAddr::V4(v4) => {
             let [a, b, c, d] = v4.octets();
@@ -110,7 +115,7 @@ fn in_network(address: IpAddr, n: u32) -> IpAddr {
 }
 
 /// The `n`-th address (below 32,000) of the half of the network in which `address` is not.
-fn beside(address: IpAddr, n: u32) -> IpAddr {
+fn client_address(address: IpAddr, n: u32) -> IpAddr {
     const HALF: u32 = 1 << 15;
     match address {
         IpAddr::V4(v4) => Ipv4Addr::from_bits(((v4.to_bits() ^ HALF) & !(HALF - 1)) + 1 + n).into(),
@@ -122,7 +127,7 @@ fn beside(address: IpAddr, n: u32) -> IpAddr {
 }
 
 /// An address beside this one, in a network that holds both.
-fn neighbour_of(address: IpAddr) -> Prefix {
+fn adjacent_address(address: IpAddr) -> Prefix {
     match address {
         IpAddr::V4(v4) => {
             let [a, b, c, d] = v4.octets();
@@ -138,7 +143,7 @@ fn neighbour_of(address: IpAddr) -> Prefix {
 
 #[cfg(test)]
 mod tests {
-    use super::{beside, in_network, split};
+    use super::{client_address, in_nth_network, split_config};
     use ginnel::Config;
     use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig, RouteConfig};
 
@@ -149,10 +154,10 @@ mod tests {
             ("10.255.200.9", 2, "10.1.200.9", "10.1.0.1", "10.1.0.3"),
             ("fd00::1", 3, "fd00:0:0:3::1", "fd00:0:0:3::8001", "fd00:0:0:3::8003"),
         ];
-        for (server, worker, near, first, third) in table {
-            let address = in_network(server.parse().unwrap(), worker);
-            assert_eq!(address.to_string(), near);
-            assert_eq!([0, 2].map(|n| beside(address, n).to_string()), [first, third]);
+        for (server, worker, prefix, first, third) in table {
+            let address = in_nth_network(server.parse().unwrap(), worker);
+            assert_eq!(address.to_string(), prefix);
+            assert_eq!([0, 2].map(|n| client_address(address, n).to_string()), [first, third]);
         }
     }
 
@@ -170,15 +175,15 @@ mod tests {
                 metric: 0,
             });
         }
-        let parts = split(&config, 2).unwrap();
+        let parts = split_config(&config, 2).unwrap();
         for (part, (name, cpu)) in parts.iter().zip([("a", 2), ("b", 3)]) {
             assert_eq!((part.devices.len(), part.links.len(), part.routes.len()), (1, 1, 1));
             assert_eq!((part.devices[0].name.as_str(), part.links[0].device.as_str()), (name, name));
             assert_eq!((&part.routes[0].link, part.shard.cpu), (&part.links[0].name, Some(cpu)));
         }
-        assert_eq!(split(&config, 1).unwrap(), [config.clone()]);
-        assert!(split(&config, 3).is_err());
+        assert_eq!(split_config(&config, 1).unwrap(), [config.clone()]);
+        assert!(split_config(&config, 3).is_err());
         config.links[1].device = "a".into();
-        assert!(split(&config, 2).is_err(), "two stacks cannot have one device");
+        assert!(split_config(&config, 2).is_err(), "two stacks cannot have one device");
     }
 }

@@ -1,6 +1,6 @@
 //! The filters of `ss`: conditions that must all hold.
 
-use super::socket::Socket;
+use super::socket::SocketLine;
 use core::net::{IpAddr, SocketAddr};
 
 /// What is asked for.
@@ -8,19 +8,19 @@ use core::net::{IpAddr, SocketAddr};
 pub struct Filter {
     /// Any of these; empty for all.
     states: Vec<&'static str>,
-    conditions: Vec<(Condition, bool)>,
+    conditions: Vec<(FilterCondition, bool)>,
 }
 
 #[derive(Debug, PartialEq)]
-enum Condition {
-    Port(End, Comparison, u16),
-    Address(End, Network),
+enum FilterCondition {
+    Port(Side, Comparison, u16),
+    Address(Side, AddressPattern),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum End {
-    Ours,
-    Peers,
+enum Side {
+    Local,
+    Peer,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,7 +34,7 @@ enum Comparison {
 }
 
 #[derive(Debug, PartialEq)]
-struct Network {
+struct AddressPattern {
     address: Option<IpAddr>,
     bits: u8,
     port: Option<u16>,
@@ -108,23 +108,23 @@ impl Filter {
                 "state" if holds => filter.states.extend(states(argument()?)?),
                 "exclude" | "state" => excluded.extend(states(argument()?)?),
                 "sport" | "dport" => {
-                    let end = if word == "sport" { End::Ours } else { End::Peers };
+                    let end = if word == "sport" { Side::Local } else { Side::Peer };
                     let comparison = comparison(argument()?)?;
                     let port = argument()?;
                     let number = port.trim_start_matches(':').parse();
                     let number = number.map_err(|_| format!("{word}: \"{port}\" is no port, as :80 is"))?;
-                    filter.conditions.push((Condition::Port(end, comparison, number), holds));
+                    filter.conditions.push((FilterCondition::Port(end, comparison, number), holds));
                 }
                 "src" | "dst" => {
-                    let end = if word == "src" { End::Ours } else { End::Peers };
+                    let end = if word == "src" { Side::Local } else { Side::Peer };
                     let mut text = argument()?;
                     if matches!(text, "=" | "==" | "eq") {
                         text = argument()?;
                     }
-                    let network = Network::parse(text).ok_or_else(|| {
+                    let network = AddressPattern::parse(text).ok_or_else(|| {
                         format!("{word}: \"{text}\" is none of 10.0.0.1, 10.0.0.0/8, 10.0.0.1:80, [fd00::1]:80, :80")
                     })?;
-                    filter.conditions.push((Condition::Address(end, network), holds));
+                    filter.conditions.push((FilterCondition::Address(end, network), holds));
                 }
                 _ => {
                     return Err(format!(
@@ -149,7 +149,7 @@ impl Filter {
     }
 
     /// Whether a socket is wanted.
-    pub fn matches(&self, socket: &Socket<'_>) -> bool {
+    pub fn matches(&self, socket: &SocketLine<'_>) -> bool {
         let state = self.states.is_empty() || self.states.contains(&socket.state);
         state && self.conditions.iter().all(|(condition, holds)| condition.is_met(socket) == *holds)
     }
@@ -167,11 +167,11 @@ fn comparison(word: &str) -> Result<Comparison, String> {
     })
 }
 
-impl Condition {
-    fn is_met(&self, socket: &Socket<'_>) -> bool {
-        let at = |end: &End| match end {
-            End::Ours => socket.local,
-            End::Peers => socket.peer,
+impl FilterCondition {
+    fn is_met(&self, socket: &SocketLine<'_>) -> bool {
+        let at = |end: &Side| match end {
+            Side::Local => socket.local,
+            Side::Peer => socket.peer,
         };
         match self {
             Self::Port(end, comparison, wanted) => {
@@ -190,7 +190,7 @@ impl Condition {
     }
 }
 
-impl Network {
+impl AddressPattern {
     fn parse(text: &str) -> Option<Self> {
         if let Some(port) = text.strip_prefix(':').and_then(|port| port.parse().ok()) {
             return Some(Self { address: None, bits: 0, port: Some(port) });

@@ -1,9 +1,9 @@
 //! Sockets as `ss` shows them.
 
 use super::SsOptions;
-use super::socket::{Columns, Socket};
+use super::socket::{Columns, SocketLine};
 use crate::commands::stat::quoted;
-use crate::table::{Table, grouped};
+use crate::table::{Table, with_thousands_separators};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
@@ -14,9 +14,9 @@ pub fn header(out: &mut impl Write) -> io::Result<()> {
 }
 
 /// A socket, and under it what more was asked for.
-pub fn row(out: &mut impl Write, socket: &Socket<'_>, options: &SsOptions) -> io::Result<()> {
-    let Socket { shard, netid, state, recv_q, send_q, local, .. } = socket;
-    let (local, peer) = (ends(local), ends(&socket.peer));
+pub fn row(out: &mut impl Write, socket: &SocketLine<'_>, options: &SsOptions) -> io::Result<()> {
+    let SocketLine { shard, netid, state, recv_q, send_q, local, .. } = socket;
+    let (local, peer) = (format_endpoint(local), format_endpoint(&socket.peer));
     write!(out, "{netid:<5} {state:<10} {recv_q:>6} {send_q:>6} {local:>26} {peer:>26} {shard}")?;
     if options.options
         && let (Some(kind), Some(ms), Some(count)) =
@@ -35,7 +35,7 @@ pub fn row(out: &mut impl Write, socket: &Socket<'_>, options: &SsOptions) -> io
 }
 
 /// Memory in the words of ss, all of which are there for those who take them apart, but for drops that nobody counts; and behind them all of it.
-fn memory(socket: &Socket<'_>) -> String {
+fn memory(socket: &SocketLine<'_>) -> String {
     let number = |name| socket.number(name).unwrap_or(0);
     let [r, rb, w, tb, f] = ["rmem_alloc", "rcvbuf", "wmem_queued", "sndbuf", "fwd_alloc"].map(number);
     let drops = socket.number("drops").map(|drops| format!(",d{drops}")).unwrap_or_default();
@@ -44,7 +44,7 @@ fn memory(socket: &Socket<'_>) -> String {
 }
 
 /// As ss has it: nobody is a star.
-fn ends(end: &core::net::SocketAddr) -> String {
+fn format_endpoint(end: &core::net::SocketAddr) -> String {
     if end.port() == 0 && end.ip().is_unspecified() {
         return if end.is_ipv4() { "0.0.0.0:*".into() } else { "[::]:*".into() };
     }
@@ -63,7 +63,7 @@ fn duration(ms: u64) -> String {
 }
 
 /// What TCP knows, in the words and units of ss.
-fn details(socket: &Socket<'_>) -> String {
+fn details(socket: &SocketLine<'_>) -> String {
     let number = |name| socket.number(name).unwrap_or(0);
     let ms = |name| {
         let us = number(name);
@@ -138,15 +138,15 @@ pub fn json(out: &mut impl Write, columns: &Columns, line: &str) -> io::Result<(
 
 /// How many sockets there are.
 #[derive(Default)]
-pub struct Summary {
+pub struct SocketSummary {
     /// By protocol and state, and by shard.
     counts: BTreeMap<(String, String), BTreeMap<String, u64>>,
     shards: Vec<String>,
 }
 
-impl Summary {
+impl SocketSummary {
     /// One more.
-    pub fn add(&mut self, socket: &Socket<'_>) {
+    pub fn add(&mut self, socket: &SocketLine<'_>) {
         if !self.shards.iter().any(|known| known == socket.shard) {
             self.shards.push(socket.shard.into());
         }
@@ -163,8 +163,8 @@ impl Summary {
         for ((netid, state), shards) in &self.counts {
             let each = self.shards.iter().map(|shard| shards.get(shard).copied().unwrap_or(0));
             let all: u64 = each.clone().sum();
-            let cells = each.chain([all]).map(grouped);
-            table.row(core::iter::once(format!("{netid} {state}")).chain(cells));
+            let cells = each.chain([all]).map(with_thousands_separators);
+            table.add_row(core::iter::once(format!("{netid} {state}")).chain(cells));
         }
         table
     }
@@ -174,7 +174,7 @@ impl Summary {
 mod tests {
     use super::super::socket::Columns;
     use super::super::tests::options;
-    use super::{Summary, duration, row};
+    use super::{SocketSummary, duration, row};
 
     #[test]
     fn durations_are_written_as_ss_does() {
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn sockets_are_counted_by_state_and_shard() {
         let columns = Columns::new("shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer");
-        let mut summary = Summary::default();
+        let mut summary = SocketSummary::default();
         for (shard, state) in [(0, "ESTAB"), (1, "ESTAB"), (1, "ESTAB"), (0, "TIME-WAIT")] {
             let line = format!("{shard}\ttcp\t{state}\t0\t0\t10.0.0.1:80\t10.0.0.2:999");
             summary.add(&columns.socket(&line).unwrap());

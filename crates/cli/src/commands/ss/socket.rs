@@ -6,7 +6,7 @@ use core::net::SocketAddr;
 pub struct Columns(Vec<String>);
 
 /// What is shown of every socket; the rest is looked up by name.
-pub struct Socket<'a> {
+pub struct SocketLine<'a> {
     pub shard: &'a str,
     pub netid: &'a str,
     pub state: &'a str,
@@ -34,13 +34,13 @@ impl Columns {
     }
 
     /// `None` if something is missing that every socket has, or would upset a terminal.
-    pub fn socket<'a>(&'a self, line: &'a str) -> Option<Socket<'a>> {
+    pub fn socket<'a>(&'a self, line: &'a str) -> Option<SocketLine<'a>> {
         if line.bytes().any(|b| b != b'\t' && !b.is_ascii_graphic()) {
             return None;
         }
         let fields: Vec<&str> = line.split('\t').collect();
         let get = |name| self.at(name).and_then(|at| fields.get(at).copied());
-        Some(Socket {
+        Some(SocketLine {
             shard: get("shard")?,
             netid: get("netid")?,
             state: get("state")?,
@@ -54,7 +54,7 @@ impl Columns {
     }
 }
 
-impl Socket<'_> {
+impl SocketLine<'_> {
     /// A field that not every socket has.
     pub fn text(&self, name: &str) -> Option<&str> {
         let at = self.columns.at(name)?;

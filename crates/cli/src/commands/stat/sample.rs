@@ -1,35 +1,35 @@
 //! What was counted at a time.
 
 use crate::failure::Failure;
-use ginnel::run_dir::Running;
-use ginnel::stats::{Doing, Kind, PageReader, Snapshot, pages};
+use ginnel::run_dir::RunningStack;
+use ginnel::stats::{CounterKind, PageReader, ShardActivity, Snapshot, pages};
 use ginnel::{Instant, clock};
 
 /// Where the counters of a stack are.
-pub struct Source {
-    pub running: Running,
+pub struct StatSource {
+    pub running: RunningStack,
     pub pages: Vec<PageReader>,
     /// All names, in the order of the first shard that has them.
-    pub names: Vec<(Kind, String)>,
+    pub names: Vec<(CounterKind, String)>,
     /// For each of them and each shard, where its value is.
-    places: Vec<Vec<Option<usize>>>,
+    counter_indices: Vec<Vec<Option<usize>>>,
 }
 
 /// The counters of all shards.
-pub struct Sample {
+pub struct StatSample {
     pub at: Instant,
     pub shards: Vec<Snapshot>,
 }
 
-impl Source {
+impl StatSource {
     /// All shards that there are now.
-    pub fn open(running: Running) -> Result<Self, Failure> {
+    pub fn open(running: RunningStack) -> Result<Self, Failure> {
         let pages = pages(&running.path).map_err(|e| Failure::running(e.to_string()))?;
         if pages.is_empty() {
             let text = format!("the stack \"{}\" shows no counters (yet)", running.name);
             return Err(Failure::running(text));
         }
-        let mut names: Vec<(Kind, String)> = Vec::new();
+        let mut names: Vec<(CounterKind, String)> = Vec::new();
         for page in &pages {
             let mut at = 0;
             for (kind, name) in page.names() {
@@ -43,19 +43,20 @@ impl Source {
                 }
             }
         }
-        let place = |page: &PageReader, name: &str| page.names().iter().position(|(_, known)| known == name);
-        let places =
-            names.iter().map(|(_, name)| pages.iter().map(|page| place(page, name)).collect()).collect();
-        Ok(Self { running, pages, names, places })
+        let index_of =
+            |page: &PageReader, name: &str| page.names().iter().position(|(_, known)| known == name);
+        let indices =
+            names.iter().map(|(_, name)| pages.iter().map(|page| index_of(page, name)).collect()).collect();
+        Ok(Self { running, pages, names, counter_indices: indices })
     }
 
     /// The counters now. What a sleeping shard has counted since it wrote is known: time.
-    pub fn take(&self) -> Result<Sample, Failure> {
+    pub fn take(&self) -> Result<StatSample, Failure> {
         let read = |page: &PageReader| page.read().map_err(|e| Failure::running(e.to_string()));
         let mut shards = self.pages.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         let at = clock::now();
         for (page, snapshot) in self.pages.iter().zip(&mut shards) {
-            if snapshot.doing == Doing::Sleeps {
+            if snapshot.activity == ShardActivity::Sleeping {
                 let asleep = at.saturating_since(snapshot.published).as_nanos() as u64;
                 for ((_, name), value) in page.names().iter().zip(&mut snapshot.values) {
                     if ["shard.running_ns", "shard.idle_ns", "shard.slept_ns"].contains(&name.as_str()) {
@@ -65,27 +66,27 @@ impl Source {
                 snapshot.published = at;
             }
         }
-        Ok(Sample { at, shards })
+        Ok(StatSample { at, shards })
     }
 
     /// The values of a name, by shard.
     pub fn values<'a>(
         &'a self,
-        sample: &'a Sample,
+        sample: &'a StatSample,
         index: usize,
     ) -> impl Iterator<Item = Option<u64>> + use<'a> {
-        let places = self.places[index].iter().zip(&sample.shards);
-        places.map(|(place, snapshot)| snapshot.values.get((*place)?).copied())
+        let indices = self.counter_indices[index].iter().zip(&sample.shards);
+        indices.map(|(index, snapshot)| snapshot.values.get((*index)?).copied())
     }
 
     /// The value of a counter of a shard.
-    pub fn value(&self, sample: &Sample, shard: usize, name: &str) -> Option<u64> {
+    pub fn value(&self, sample: &StatSample, shard: usize, name: &str) -> Option<u64> {
         let at = self.pages[shard].names().iter().position(|(_, known)| known == name)?;
         sample.shards[shard].values.get(at).copied()
     }
 
     /// Share of the time in which a shard had something to do, since `before` or since its start.
-    pub fn busy(&self, now: &Sample, before: Option<&Sample>, shard: usize) -> Option<f64> {
+    pub fn busy(&self, now: &StatSample, before: Option<&StatSample>, shard: usize) -> Option<f64> {
         let since = |name| {
             let earlier = before.map_or(Some(0), |before| self.value(before, shard, name))?;
             Some(self.value(now, shard, name)?.saturating_sub(earlier))
@@ -95,8 +96,9 @@ impl Source {
     }
 
     /// Whether nothing more is going to change.
-    pub fn has_ended(&self, sample: &Sample) -> bool {
-        sample.shards.iter().all(|snapshot| snapshot.doing == Doing::Ended) || !self.running.path.exists()
+    pub fn has_ended(&self, sample: &StatSample) -> bool {
+        sample.shards.iter().all(|snapshot| snapshot.activity == ShardActivity::Ended)
+            || !self.running.path.exists()
     }
 }
 
@@ -104,11 +106,15 @@ impl Source {
 pub fn is_wanted(name: &str, patterns: &[String]) -> bool {
     patterns.is_empty()
         || patterns.iter().any(|pattern| {
-            if pattern.contains('*') { is_like(name, pattern) } else { name.contains(pattern.as_str()) }
+            if pattern.contains('*') {
+                matches_pattern(name, pattern)
+            } else {
+                name.contains(pattern.as_str())
+            }
         })
 }
 
-fn is_like(name: &str, pattern: &str) -> bool {
+fn matches_pattern(name: &str, pattern: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = name.strip_prefix(parts.next().unwrap_or_default()) else { return false };
     let mut parts = parts.peekable();

@@ -1,8 +1,8 @@
 //! Counters as tables, lines and JSON.
 
-use super::sample::{Sample, Source, is_wanted};
-use crate::table::{Table, grouped};
-use ginnel::stats::{Doing, Kind};
+use super::sample::{StatSample, StatSource, is_wanted};
+use crate::table::{Table, with_thousands_separators};
+use ginnel::stats::{CounterKind, ShardActivity};
 use std::fmt::Write as _;
 
 /// Longest that two samples may lie apart for rates to be worth a digit behind the point.
@@ -10,9 +10,9 @@ const EXACT_BELOW: f64 = 100.0;
 
 /// A row for each counter, a column for each shard, and their sum. With an earlier sample, what counters grew by in a second.
 pub fn table(
-    source: &Source,
-    sample: &Sample,
-    before: Option<&Sample>,
+    source: &StatSource,
+    sample: &StatSample,
+    before: Option<&StatSample>,
     filter: &[String],
     all: bool,
 ) -> Table {
@@ -26,7 +26,7 @@ pub fn table(
     if is_wanted("busy", filter) {
         let busy = (0..source.pages.len())
             .map(|shard| source.busy(sample, before, shard).map_or(String::new(), percent));
-        table.row(core::iter::once("busy".into()).chain(busy));
+        table.add_row(core::iter::once("busy".into()).chain(busy));
     }
     for (index, (kind, name)) in source.names.iter().enumerate() {
         if !is_wanted(name, filter) {
@@ -35,7 +35,7 @@ pub fn table(
         let mut cells = Vec::new();
         let mut sum = 0.0;
         let earlier: Vec<Option<u64>> = match before {
-            Some(before) if *kind == Kind::Counter => source.values(before, index).collect(),
+            Some(before) if *kind == CounterKind::Counter => source.values(before, index).collect(),
             _ => Vec::new(),
         };
         for (shard, value) in source.values(sample, index).enumerate() {
@@ -55,17 +55,17 @@ pub fn table(
             cells.push(Some(sum));
         }
         let shown = cells.into_iter().map(|value| value.map_or(String::new(), number));
-        table.row(core::iter::once(name.clone()).chain(shown));
+        table.add_row(core::iter::once(name.clone()).chain(shown));
     }
     table
 }
 
 /// The same as lines, for whoever reads them from a pipe: seconds since the first sample, name, sum, and what a counter grew by in a second.
 pub fn lines(
-    source: &Source,
-    first: &Sample,
-    before: &Sample,
-    sample: &Sample,
+    source: &StatSource,
+    first: &StatSample,
+    before: &StatSample,
+    sample: &StatSample,
     filter: &[String],
     all: bool,
 ) -> String {
@@ -77,7 +77,7 @@ pub fn lines(
             continue;
         }
         let _ = write!(out, "{at:.3} {name} {sum}");
-        if *kind == Kind::Counter {
+        if *kind == CounterKind::Counter {
             let earlier: u64 = source.values(before, index).flatten().fold(0, u64::wrapping_add);
             let rate = rate(sum.saturating_sub(earlier), seconds_between(before, sample, 0));
             let _ = write!(out, " {rate:.1}");
@@ -88,16 +88,16 @@ pub fn lines(
 }
 
 /// Everything, on one line.
-pub fn json(source: &Source, sample: &Sample, filter: &[String]) -> String {
+pub fn json(source: &StatSource, sample: &StatSample, filter: &[String]) -> String {
     let mut out = String::new();
     let name = quoted(&source.running.name);
     let _ = write!(out, "{{\"name\":{name},\"pid\":{},\"shards\":[", source.running.pid);
     for (shard, (page, snapshot)) in source.pages.iter().zip(&sample.shards).enumerate() {
-        let doing = match snapshot.doing {
-            Doing::Nothing => "nothing",
-            Doing::Turns => "turns",
-            Doing::Sleeps => "sleeps",
-            Doing::Ended => "ended",
+        let doing = match snapshot.activity {
+            ShardActivity::NotStarted => "nothing",
+            ShardActivity::Running => "turns",
+            ShardActivity::Sleeping => "sleeps",
+            ShardActivity::Ended => "ended",
         };
         let comma = if shard > 0 { "," } else { "" };
         let label = quoted(page.label());
@@ -105,7 +105,7 @@ pub fn json(source: &Source, sample: &Sample, filter: &[String]) -> String {
         let _ =
             write!(out, "{comma}{{\"shard\":{label},\"doing\":\"{doing}\",\"at_ns\":{at},\"counters\":{{");
         let values = page.names().iter().zip(&snapshot.values).map(|((_, name), value)| (name, *value));
-        members(&mut out, values.filter(|(name, _)| is_wanted(name, filter)));
+        write_members(&mut out, values.filter(|(name, _)| is_wanted(name, filter)));
         out.push_str("}}");
     }
     out.push_str("],\"all\":{");
@@ -113,12 +113,12 @@ pub fn json(source: &Source, sample: &Sample, filter: &[String]) -> String {
         source.names.iter().enumerate().map(|(index, (_, name))| {
             (name, source.values(sample, index).flatten().fold(0, u64::wrapping_add))
         });
-    members(&mut out, sums.filter(|(name, _)| is_wanted(name, filter)));
+    write_members(&mut out, sums.filter(|(name, _)| is_wanted(name, filter)));
     out.push_str("}}\n");
     out
 }
 
-fn members<'a>(out: &mut String, values: impl Iterator<Item = (&'a String, u64)>) {
+fn write_members<'a>(out: &mut String, values: impl Iterator<Item = (&'a String, u64)>) {
     for (index, (name, value)) in values.enumerate() {
         let _ = write!(out, "{}{}:{value}", if index > 0 { "," } else { "" }, quoted(name));
     }
@@ -141,8 +141,8 @@ pub fn quoted(text: &str) -> String {
 }
 
 /// Time between what a shard wrote; if it wrote nothing since, between the looks.
-fn seconds_between(before: &Sample, now: &Sample, shard: usize) -> f64 {
-    let written = |sample: &Sample| sample.shards.get(shard).map_or(sample.at, |s| s.published);
+fn seconds_between(before: &StatSample, now: &StatSample, shard: usize) -> f64 {
+    let written = |sample: &StatSample| sample.shards.get(shard).map_or(sample.at, |s| s.published);
     let between = written(now).saturating_since(written(before));
     if between.is_zero() { now.at.saturating_since(before.at) } else { between }.as_secs_f64()
 }
@@ -155,7 +155,7 @@ fn number(value: f64) -> String {
     if value > 0.0 && value < EXACT_BELOW && value.fract() != 0.0 {
         format!("{value:.1}")
     } else {
-        grouped(value.round() as u64)
+        with_thousands_separators(value.round() as u64)
     }
 }
 

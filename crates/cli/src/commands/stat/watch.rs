@@ -1,6 +1,6 @@
 //! The same again and again: redrawn in place on a terminal, as lines for everybody else.
 
-use super::sample::Source;
+use super::sample::StatSource;
 use super::{StatOptions, show};
 use crate::failure::Failure;
 use core::time::Duration;
@@ -8,7 +8,7 @@ use rustix::termios::tcgetwinsize;
 use std::io::{self, IsTerminal, Write};
 
 /// Shows what is counted until the stack ends, or the reader has enough.
-pub fn run(options: &StatOptions, source: &Source, every: Duration) -> Result<(), Failure> {
+pub fn run(options: &StatOptions, source: &StatSource, every: Duration) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     let terminal = out.is_terminal();
     let first = source.take()?;

@@ -1,8 +1,8 @@
 //! Rings whose other side writes nonsense. The kernel does not; if it did, errors would be counted and nothing worse would happen.
 
-use super::super::filter::Attached;
-use super::super::rings::other_side::{OFFSETS, memory, set_needs_wakeup, set_producer};
-use super::super::rings::{Consumer, Descriptor, Producer};
+use super::super::filter::AttachedProgram;
+use super::super::rings::kernel_side::{OFFSETS, memory, set_needs_wakeup, set_producer};
+use super::super::rings::{ConsumerRing, ProducerRing, XdpDescriptor};
 use super::super::umem;
 use super::*;
 use crate::random::Random;
@@ -31,21 +31,21 @@ fn address(random: &mut Random) -> u64 {
 fn nonsense_in_the_receive_ring_is_counted_and_skipped() {
     let stats = Arc::new(AfXdpStats::default());
     let (_, chunks, _) = umem::create(CHUNK, RING as usize, RING as usize).expect("memory");
-    let (rx_memory, fill_memory) = (memory::<Descriptor>(RING), memory::<u64>(RING));
-    let mut kernel = Producer::<Descriptor>::new(rx_memory.clone(), &OFFSETS, RING);
-    let mut fill = Consumer::<u64>::new(fill_memory.clone(), &OFFSETS, RING);
+    let (rx_memory, fill_memory) = (memory::<XdpDescriptor>(RING), memory::<u64>(RING));
+    let mut kernel = ProducerRing::<XdpDescriptor>::new(rx_memory.clone(), &OFFSETS, RING);
+    let mut fill = ConsumerRing::<u64>::new(fill_memory.clone(), &OFFSETS, RING);
     set_needs_wakeup(&fill_memory, true);
     let mut rx = AfXdpRx::new(
         (
-            Socket::of(fd()),
-            Consumer::new(rx_memory.clone(), &OFFSETS, RING),
-            Producer::new(fill_memory, &OFFSETS, RING),
+            XdpSocket::of(fd()),
+            ConsumerRing::new(rx_memory.clone(), &OFFSETS, RING),
+            ProducerRing::new(fill_memory, &OFFSETS, RING),
             chunks,
         ),
         (MTU + LINK_HEADER_BYTES, 2 * 9024),
-        Packets::Watch(fd()),
+        PacketSocket::LinkWatch(fd()),
         stats.clone(),
-        Attached::of(fd()),
+        AttachedProgram::of(fd()),
     )
     .expect("a queue");
     let mut random = Random::new(5);
@@ -55,7 +55,7 @@ fn nonsense_in_the_receive_ring_is_counted_and_skipped() {
             let len = if random.below(2) == 0 { random.next_u64() as u32 } else { random.below(4097) as u32 };
             let options =
                 if random.below(3) == 0 { random.next_u64() as u32 } else { random.below(2) as u32 };
-            let _ = kernel.push(Descriptor { address: address(&mut random), len, options });
+            let _ = kernel.push(XdpDescriptor { address: address(&mut random), len, options });
         }
         kernel.publish();
         let mut burst = RxBurst::new();
@@ -88,9 +88,9 @@ fn nonsense_in_the_receive_ring_is_counted_and_skipped() {
 fn nonsense_in_the_completion_ring_gives_no_memory() {
     let stats = Arc::new(AfXdpStats::default());
     let (_, _, chunks) = umem::create(CHUNK, RING as usize, RING as usize).expect("memory");
-    let (tx_memory, completion_memory) = (memory::<Descriptor>(RING), memory::<u64>(RING));
-    let mut kernel = Producer::<u64>::new(completion_memory.clone(), &OFFSETS, RING);
-    let mut sent = Consumer::<Descriptor>::new(tx_memory.clone(), &OFFSETS, RING);
+    let (tx_memory, completion_memory) = (memory::<XdpDescriptor>(RING), memory::<u64>(RING));
+    let mut kernel = ProducerRing::<u64>::new(completion_memory.clone(), &OFFSETS, RING);
+    let mut sent = ConsumerRing::<XdpDescriptor>::new(tx_memory.clone(), &OFFSETS, RING);
     let capabilities = Capabilities {
         mac: [2; 6],
         mtu: MTU,
@@ -100,16 +100,16 @@ fn nonsense_in_the_completion_ring_gives_no_memory() {
         labels: false,
     };
     let mut tx = AfXdpTx::new(
-        Socket::of(fd()),
+        XdpSocket::of(fd()),
         (
-            Producer::new(tx_memory, &OFFSETS, RING),
-            Consumer::new(completion_memory.clone(), &OFFSETS, RING),
+            ProducerRing::new(tx_memory, &OFFSETS, RING),
+            ConsumerRing::new(completion_memory.clone(), &OFFSETS, RING),
             chunks,
         ),
         CHUNK,
         capabilities,
         stats.clone(),
-        Attached::of(fd()),
+        AttachedProgram::of(fd()),
     );
     let mut random = Random::new(6);
     let mut committed = 0;

@@ -1,9 +1,9 @@
 //! The redirect program beside a model of it that says the same in Rust: the kernel runs the program on frames of every kind, whole, cut and changed at random.
 
 use super::super::bpf;
-use super::super::filter::{Filter, PortKind};
+use super::super::filter::{PortKind, RedirectFilter};
 use super::super::redirect::{XDP_DROP, XDP_PASS};
-use super::super::{Take, causes};
+use super::super::{RedirectScope, errors};
 use super::in_bpf_namespace;
 use crate::random::Random;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -199,8 +199,8 @@ fn kind(frame: &[u8]) -> (u16, u8) {
 #[test]
 fn the_program_decides_as_its_model() {
     in_bpf_namespace("af_xdp::tests::model::the_program_decides_as_its_model", || {
-        for (take, shared) in [(Take::Addresses, false), (Take::Ports, true)] {
-            let filter = Filter::new(take, 4, 4).expect("maps");
+        for (take, shared) in [(RedirectScope::Addresses, false), (RedirectScope::Ports, true)] {
+            let filter = RedirectFilter::new(take, 4, 4).expect("maps");
             for vlan in [0, VLAN] {
                 filter.add_address(OURS_4.into(), vlan).expect("room");
                 filter.add_address(OURS_6.into(), vlan).expect("room");
@@ -213,7 +213,7 @@ fn the_program_decides_as_its_model() {
             let mut kinds = BTreeSet::new();
             for number in 0..200_000 {
                 let frame = frame(&mut random);
-                let verdict = bpf::run(program.as_fd(), &frame).expect("a run");
+                let verdict = bpf::test_run(program.as_fd(), &frame).expect("a run");
                 let expected = is_ours(&frame, shared).unwrap_or(false);
                 // There is no socket, so that what is the stack's is dropped and counted.
                 let said = if expected { XDP_DROP } else { XDP_PASS };
@@ -223,7 +223,7 @@ fn the_program_decides_as_its_model() {
                 }
                 missed += u64::from(verdict == XDP_DROP as u32);
             }
-            assert_eq!(filter.missed().expect("a counter"), missed);
+            assert_eq!(filter.drops_without_socket().expect("a counter"), missed);
             let both = [(0x0800, 6), (0x0800, 17), (0x0800, 1), (0x86dd, 6), (0x86dd, 17), (0x86dd, 58)];
             let alone = [(0x0806, 0), (0x86dd, 132)];
             assert!(both.iter().all(|kind| kinds.contains(kind)), "shared: {shared}, only {kinds:?}");
@@ -235,14 +235,14 @@ fn the_program_decides_as_its_model() {
 #[test]
 fn what_is_ours_changes_while_the_program_runs() {
     in_bpf_namespace("af_xdp::tests::model::what_is_ours_changes_while_the_program_runs", || {
-        let filter = Filter::new(Take::Ports, 4, 1).expect("maps");
+        let filter = RedirectFilter::new(RedirectScope::Ports, 4, 1).expect("maps");
         let program = filter.load(true).expect("the verifier agrees");
         let mut packet = vec![0; 12];
         packet.extend([8, 0, 0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0]);
         packet.extend([THEIRS_4.octets(), OURS_4.octets()].concat());
         packet.extend([0x10, 0, 0, TCP_PORT as u8]);
         packet.resize(54, 0);
-        let is_taken = || bpf::run(program.as_fd(), &packet).expect("a run") == XDP_DROP as u32;
+        let is_taken = || bpf::test_run(program.as_fd(), &packet).expect("a run") == XDP_DROP as u32;
         assert!(!is_taken(), "nothing is the stack's yet");
         filter.set_ports(PortKind::Tcp, 0..=u16::MAX, true).expect("ports");
         assert!(!is_taken(), "the address is not");
@@ -266,6 +266,6 @@ fn the_kernels_refusal_of_a_program_tells_why() {
         let code = assembler.finish().expect("an end");
         let (error, log) = bpf::load(&code, false, "wrong").expect_err("R0 was never set");
         assert!(log.contains("R0 !read_ok"), "{error}: {log}");
-        assert!(causes::of_load(error, &log, false).to_string().contains("R0 !read_ok"));
+        assert!(errors::load_error(error, &log, false).to_string().contains("R0 !read_ok"));
     });
 }

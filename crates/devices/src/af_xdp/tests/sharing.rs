@@ -22,7 +22,7 @@ fn pair(name: &str, config: AfXdpConfig) -> (AfXdp, Device) {
 fn config(name: &str, keys: &str, addresses: &[IpAddr]) -> AfXdpConfig {
     AfXdpConfig {
         interface: format!("{name}0"),
-        keys: keys.parse().expect("valid keys"),
+        options: keys.parse().expect("valid keys"),
         addresses: addresses.iter().map(|&address| (address, 0)).collect(),
         ephemeral: [(61_000, 62_000); 2],
         ..AfXdpConfig::default()
@@ -121,7 +121,7 @@ fn what_comes_on_another_queue_is_counted() {
         let mut sender = only(open(&all_of("other1", "queues=3")).expect("the far end"));
         send(&mut sender, &[udp(mac, STACK, 5), udp(mac, KERNEL, 5)]);
         assert_eq!(receive(&mut stack, 1), [[0u8; 0]; 0]);
-        assert_eq!(filter.missed().expect("a counter"), 1);
+        assert_eq!(filter.drops_without_socket().expect("a counter"), 1);
     });
 }
 

@@ -1,16 +1,17 @@
 //! The conformance suite, in both roles, with and without the extension.
 
 use super::*;
-use crate::conformance::{self, Promises};
+use crate::conformance::{self, Guarantees};
 
 /// Between ends that agreed on the extension.
-const WHOLE: Promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX, labels: true };
+const WHOLE: Guarantees =
+    Guarantees { back_pressure: true, uncut_super_frame_bytes: usize::MAX, labels: true };
 
 /// Between others: frames as the protocol has them.
-const PLAIN: Promises = Promises { labels: false, ..WHOLE };
+const PLAIN: Guarantees = Guarantees { labels: false, ..WHOLE };
 
 /// Runs the suite with the server on the left, then with the client there.
-fn run(name: &str, promises: Promises, adjust: impl Fn(&mut MemifConfig)) {
+fn run(name: &str, promises: Guarantees, adjust: impl Fn(&mut MemifConfig)) {
     for server_first in [true, false] {
         conformance::run(&format!("{name}, server first: {server_first}"), promises, &mut || {
             let folder = Folder::new();
@@ -38,7 +39,7 @@ fn two_ends_without_offloads_conform_with_any_mtu() {
 /// One end does not offer the extension, as foreign peers do not: the other cuts and sums in software.
 #[test]
 fn an_end_with_offloads_conforms_at_one_without() {
-    let cut = Promises { super_frame_bytes_whole: 0, ..PLAIN };
+    let cut = Guarantees { uncut_super_frame_bytes: 0, ..PLAIN };
     for role in [Role::Server, Role::Client] {
         run("memif with one end without offloads", cut, |config| config.offload = config.role != role);
     }
@@ -56,6 +57,9 @@ fn several_queues_as_one_device_conform() {
     conformance::run("memif with three queues as one", WHOLE, &mut || {
         let folder = Folder::new();
         let (server, client) = connected(&folder, |config| config.queues = 3);
-        (server.into_one().expect("a descriptor"), client.into_one().expect("a descriptor"))
+        (
+            server.into_single_device().expect("a descriptor"),
+            client.into_single_device().expect("a descriptor"),
+        )
     });
 }

@@ -254,12 +254,12 @@ fn the_peer_is_woken_only_if_it_asked_for_it() {
         let link = peer.link.as_ref().expect("connected");
         let takes = if role == Role::Server { &link.to_client[0] } else { &link.to_server[0] };
         let rings = |wanted: bool, device: &mut Device| {
-            takes.ring.want_interrupts(wanted);
+            takes.ring.set_interrupts_enabled(wanted);
             send(device, 1);
             send(device, 2);
             device.tx.flush(Time::ZERO);
             let mut counter = [0; 8];
-            rustix::io::read(takes.bell.fd(), &mut counter).map_or(0, |_| u64::from_ne_bytes(counter))
+            rustix::io::read(takes.interrupt.fd(), &mut counter).map_or(0, |_| u64::from_ne_bytes(counter))
         };
         let device = &mut memif.queues[0];
         assert_eq!(rings(false, device), 0);
@@ -268,13 +268,13 @@ fn the_peer_is_woken_only_if_it_asked_for_it() {
         // And the other way round: the wish of the device stands in its ring while it sleeps.
         let sends = if role == Role::Server { &link.to_server[0] } else { &link.to_client[0] };
         assert_eq!(received(device), []);
-        assert!(!sends.ring.wants_interrupts());
+        assert!(!sends.ring.are_interrupts_enabled());
         assert!(device.rx.arm());
-        assert!(sends.ring.wants_interrupts());
-        Signaller::new().expect("a descriptor").signal(sends.bell.fd());
+        assert!(sends.ring.are_interrupts_enabled());
+        Signaller::new().expect("a descriptor").signal(sends.interrupt.fd());
         assert!(sleep(device.rx.wake_fd(), PATIENCE));
         assert_eq!(received(device), []);
-        assert!(!sends.ring.wants_interrupts());
+        assert!(!sends.ring.are_interrupts_enabled());
         assert!(!sleep(device.rx.wake_fd(), Duration::from_millis(1)), "the bell was heard");
     }
 }
@@ -285,7 +285,7 @@ fn one_device_hears_every_queue_of_its_peer() {
     let mut server = device(&folder, Role::Server, |config| config.queues = 3);
     let client = device(&folder, Role::Client, |config| config.queues = 3);
     assert!(client.link.wait_for(true, PATIENCE) && server.link.wait_for(true, PATIENCE));
-    let mut one = client.into_one().expect("a descriptor");
+    let mut one = client.into_single_device().expect("a descriptor");
     for (number, queue) in (0u8..).zip(&mut server.queues) {
         // The connection itself is news that may end the first sleep.
         while one.rx.arm() && sleep(one.rx.wake_fd(), Duration::from_millis(1)) {

@@ -119,7 +119,7 @@ fn scribble(peer: &Peer, role: Role, random: &mut Random) {
             }
             sends.set_descriptor(sent, descriptor);
         }
-        90..93 => sends.want_interrupts(random.below(2) == 0),
+        90..93 => sends.set_interrupts_enabled(random.below(2) == 0),
         93 => sends.set_head(random.next_u64() as u16),
         94 => sends.set_tail(random.next_u64() as u16),
         95 => takes.set_head(takes.head().wrapping_add(random.below(80) as u16).wrapping_sub(8)),

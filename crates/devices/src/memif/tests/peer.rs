@@ -1,10 +1,10 @@
 //! A peer made of the same messages and rings as the device, but in the hands of a test.
 
 use super::*;
-use crate::memif::channel::{Channel, Received};
-use crate::memif::handshake::{ClientHandshake, Link, ServerHandshake, Step};
-use crate::memif::message::{MESSAGE_BYTES, Message};
-use crate::memif::socket::{Listener, connect_to};
+use crate::memif::control_channel::{ChannelEvent, ControlChannel};
+use crate::memif::handshake::{ClientHandshake, HandshakeStep, NegotiatedLink, ServerHandshake};
+use crate::memif::message::{ControlMessage, MESSAGE_BYTES};
+use crate::memif::socket::{MemifListener, connect_to};
 use crate::random::Random;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -14,14 +14,14 @@ use std::sync::Arc;
 
 /// The far end of a connection.
 pub(super) struct Peer {
-    channel: Channel,
-    pub(super) link: Option<Link>,
+    channel: ControlChannel,
+    pub(super) link: Option<NegotiatedLink>,
 }
 
 /// Makes connections to one device.
 pub(super) struct Meet {
     config: MemifConfig,
-    listener: Option<Listener>,
+    listener: Option<MemifListener>,
 }
 
 enum Side {
@@ -30,7 +30,11 @@ enum Side {
 }
 
 impl Side {
-    fn on_message(&mut self, message: Message, descriptor: Option<OwnedFd>) -> Result<Step, String> {
+    fn on_message(
+        &mut self,
+        message: ControlMessage,
+        descriptor: Option<OwnedFd>,
+    ) -> Result<HandshakeStep, String> {
         match self {
             Self::Server(handshake) => handshake.on_message(message, descriptor, false),
             Self::Client(handshake) => handshake.on_message(message),
@@ -41,7 +45,7 @@ impl Side {
 impl Peer {
     /// Whether the device has not ended the connection yet.
     pub(super) fn is_open(&self) -> bool {
-        matches!(self.channel.receive(), Received::Nothing)
+        matches!(self.channel.receive(), ChannelEvent::Empty)
     }
 
     /// Whether the device ends the connection.
@@ -49,9 +53,9 @@ impl Peer {
         loop {
             wait_for(self.channel.fd());
             match self.channel.receive() {
-                Received::Closed => return true,
-                Received::Message(..) => {}
-                Received::Nothing | Received::Malformed(_) => return false,
+                ChannelEvent::Closed => return true,
+                ChannelEvent::Message(..) => {}
+                ChannelEvent::Empty | ChannelEvent::Malformed(_) => return false,
             }
         }
     }
@@ -68,14 +72,14 @@ impl Peer {
     pub(super) fn stranger(memif: &Memif, folder: &Folder) -> Meet {
         let config = Self::config(memif, folder);
         let listener = (config.role == Role::Server)
-            .then(|| Listener::bind(&config.socket).expect("a listening socket"));
+            .then(|| MemifListener::bind(&config.socket).expect("a listening socket"));
         Meet { config, listener }
     }
 }
 
 impl Meet {
     /// The channel to the device, and this side of the handshake.
-    fn channel(&self, offload: bool) -> (Channel, Side) {
+    fn channel(&self, offload: bool) -> (ControlChannel, Side) {
         let config = Arc::new(MemifConfig { offload, ..self.config.clone() });
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -119,14 +123,16 @@ impl Meet {
         for _ in 0..20 {
             wait_at_most(channel.fd(), 50);
             let step = match channel.receive() {
-                Received::Message(message, descriptor) => side.on_message(message, descriptor),
-                Received::Nothing => Err("nothing".into()),
-                Received::Closed | Received::Malformed(_) => return,
+                ChannelEvent::Message(message, descriptor) => side.on_message(message, descriptor),
+                ChannelEvent::Empty => Err("nothing".into()),
+                ChannelEvent::Closed | ChannelEvent::Malformed(_) => return,
             };
             let (message, descriptor) = match step {
-                Ok(Step::Send(message, descriptor)) => (message, descriptor),
-                Ok(Step::Connect(_, message)) => (message, None),
-                Ok(Step::Connected(_) | Step::Leave(_)) | Err(_) => (Message::Ack, None),
+                Ok(HandshakeStep::Send(message, descriptor)) => (message, descriptor),
+                Ok(HandshakeStep::Connect(_, message)) => (message, None),
+                Ok(HandshakeStep::Connected(_) | HandshakeStep::Disconnected(_)) | Err(_) => {
+                    (ControlMessage::Ack, None)
+                }
             };
             let mut bytes = message.encode();
             let mut len = MESSAGE_BYTES;
@@ -145,7 +151,7 @@ impl Meet {
                 _ => {}
             }
             let sent = if len == MESSAGE_BYTES {
-                match Message::decode(&bytes) {
+                match ControlMessage::decode(&bytes) {
                     Ok(message) => channel.send(&message, descriptor.as_ref()).is_ok(),
                     Err(_) => send(channel.fd(), &bytes, SendFlags::NOSIGNAL).is_ok(),
                 }
@@ -176,22 +182,22 @@ fn wait_at_most(fd: &OwnedFd, milliseconds: i64) {
 }
 
 /// The whole handshake. `None` if the device says no.
-fn shake(channel: &Channel, side: &mut Side) -> Option<Link> {
+fn shake(channel: &ControlChannel, side: &mut Side) -> Option<NegotiatedLink> {
     loop {
         wait_for(channel.fd());
-        let Received::Message(message, descriptor) = channel.receive() else { return None };
+        let ChannelEvent::Message(message, descriptor) = channel.receive() else { return None };
         match side.on_message(message, descriptor).ok()? {
-            Step::Send(message, descriptor) => channel.send(&message, descriptor.as_ref()).ok()?,
-            Step::Connect(link, message) => {
+            HandshakeStep::Send(message, descriptor) => channel.send(&message, descriptor.as_ref()).ok()?,
+            HandshakeStep::Connect(link, message) => {
                 channel.send(&message, None).ok()?;
                 return Some(*link);
             }
-            Step::Connected(link) => {
+            HandshakeStep::Connected(link) => {
                 // What the receiving halves of a device would do: offer all buffers.
                 link.to_client.iter().for_each(|offered| offered.ring.set_head(offered.ring.size()));
                 return Some(*link);
             }
-            Step::Leave(_) => return None,
+            HandshakeStep::Disconnected(_) => return None,
         }
     }
 }

@@ -10,14 +10,14 @@ mod sequential {
         (0..len).map(|i| (number.wrapping_mul(0x9e37_79b9) as usize + i * 7) as u8).collect()
     }
 
-    fn send(producer: &mut Producer, bytes: &[u8], meta: TxMeta) -> bool {
+    fn send(producer: &mut RecordProducer, bytes: &[u8], meta: TxMeta) -> bool {
         let Some(room) = producer.reserve(bytes.len()) else { return false };
         room.copy_from_slice(bytes);
         producer.commit(bytes.len(), meta);
         true
     }
 
-    fn receive(consumer: &mut Consumer) -> Vec<(Vec<u8>, RxChecksum, Option<Gso>, Label)> {
+    fn receive(consumer: &mut RecordConsumer) -> Vec<(Vec<u8>, RxChecksum, Option<Gso>, Label)> {
         let mut burst = RxBurst::new();
         consumer.burst(&mut burst);
         burst.iter().map(|f| (f.bytes.to_vec(), f.checksum, f.gso, f.label)).collect()
@@ -261,14 +261,14 @@ mod model {
     use super::*;
     use loom::thread;
 
-    fn send(producer: &mut Producer, byte: u8, len: usize) -> bool {
+    fn send(producer: &mut RecordProducer, byte: u8, len: usize) -> bool {
         let Some(room) = producer.reserve(len) else { return false };
         room.fill(byte);
         producer.commit(len, TxMeta::default());
         true
     }
 
-    fn receive(consumer: &mut Consumer, received: &mut Vec<u8>) {
+    fn receive(consumer: &mut RecordConsumer, received: &mut Vec<u8>) {
         let mut burst = RxBurst::new();
         consumer.burst(&mut burst);
         received.extend(burst.iter().map(|f| f.bytes[0]));

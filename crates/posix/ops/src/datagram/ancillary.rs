@@ -1,29 +1,29 @@
 //! What comes with a datagram besides its bytes: who sent it, and control messages (`<bits/socket.h>`).
 
-use crate::options::{Options, TCP_INQ};
-use crate::sockaddr::{self, Family, Written};
+use crate::options::{SocketOptionState, TCP_INQ};
+use crate::sockaddr::{self, Family, SockaddrBytes};
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use ginnel::channel::Arrived;
+use ginnel::channel::ReceivedDatagram;
 use rustix::io::Errno;
 
 /// Room for all control messages that there can be at a time.
 const CONTROL_BYTES: usize = 256;
 /// Length, level and type.
-const HEAD_BYTES: usize = 16;
+const CMSG_HEADER_BYTES: usize = 16;
 
 /// Control messages, as a program gets them.
 #[derive(Clone, Copy, Debug)]
-pub struct Control {
+pub struct ControlMessages {
     bytes: [u8; CONTROL_BYTES],
     len: usize,
     room: usize,
-    cut: bool,
+    truncated: bool,
 }
 
-impl Control {
+impl ControlMessages {
     pub(super) fn none() -> Self {
-        Self { bytes: [0; CONTROL_BYTES], len: 0, room: 0, cut: false }
+        Self { bytes: [0; CONTROL_BYTES], len: 0, room: 0, truncated: false }
     }
 
     /// Their bytes.
@@ -32,7 +32,7 @@ impl Control {
     }
 
     /// Room for the kernel to write them, of which a program has so much.
-    pub(super) fn whole(&mut self, room: usize) -> &mut [u8] {
+    pub(super) fn buffer(&mut self, room: usize) -> &mut [u8] {
         &mut self.bytes[..room.min(CONTROL_BYTES)]
     }
 
@@ -41,25 +41,25 @@ impl Control {
     }
 
     /// There was no room for all (`MSG_CTRUNC`).
-    pub fn is_cut(&self) -> bool {
-        self.cut
+    pub fn is_truncated(&self) -> bool {
+        self.truncated
     }
 
     /// Adds one (`put_cmsg`).
     pub(super) fn put(&mut self, level: c_int, kind: c_int, value: &[u8]) {
-        let whole = HEAD_BYTES + value.len();
+        let whole = CMSG_HEADER_BYTES + value.len();
         let room = self.room.min(CONTROL_BYTES).saturating_sub(self.len);
-        if room < HEAD_BYTES {
-            self.cut = true;
+        if room < CMSG_HEADER_BYTES {
+            self.truncated = true;
             return;
         }
         let len = whole.min(room);
-        self.cut |= len < whole;
+        self.truncated |= len < whole;
         let place = &mut self.bytes[self.len..];
         place[..8].copy_from_slice(&len.to_ne_bytes());
         place[8..12].copy_from_slice(&level.to_ne_bytes());
         place[12..16].copy_from_slice(&kind.to_ne_bytes());
-        place[HEAD_BYTES..len].copy_from_slice(&value[..len - HEAD_BYTES]);
+        place[CMSG_HEADER_BYTES..len].copy_from_slice(&value[..len - CMSG_HEADER_BYTES]);
         // The next begins where a word does, if there is room.
         self.len += whole.next_multiple_of(8).min(room);
     }
@@ -67,68 +67,78 @@ impl Control {
 
 /// What was received.
 #[derive(Clone, Copy, Debug)]
-pub struct Received {
+pub struct ReceivedMessage {
     /// Bytes: those that were copied, or with `MSG_TRUNC` those that there were.
     pub count: usize,
     /// Who sent them. A stream does not say where each byte is from.
-    pub from: Option<Written>,
+    pub from: Option<SockaddrBytes>,
     /// Control messages.
-    pub control: Control,
+    pub control: ControlMessages,
     /// What the kernel puts into `msg_flags`.
     pub flags: c_int,
 }
 
-impl Received {
-    pub(crate) fn of_stream(count: usize) -> Self {
-        Self { count, from: None, control: Control::none(), flags: 0 }
+impl ReceivedMessage {
+    pub(crate) fn from_stream(count: usize) -> Self {
+        Self { count, from: None, control: ControlMessages::none(), flags: 0 }
     }
 
-    pub(super) fn of_datagram(arrived: &Arrived, room: usize, flags: c_int, family: Family) -> Self {
-        let cut = super::is_cut(arrived, room);
+    pub(super) fn from_datagram(
+        arrived: &ReceivedDatagram,
+        room: usize,
+        flags: c_int,
+        family: Family,
+    ) -> Self {
+        let cut = super::is_truncated(arrived, room);
         Self {
             count: if flags & libc::MSG_TRUNC != 0 { arrived.len } else { arrived.len.min(room) },
-            from: Some(sockaddr::write(arrived.from, family)),
-            control: Control::none(),
+            from: Some(sockaddr::encode(arrived.from, family)),
+            control: ControlMessages::none(),
             flags: if cut { libc::MSG_TRUNC } else { 0 },
         }
     }
 
     /// Says how many bytes wait (`TCP_INQ`).
-    pub(super) fn tell_waiting(&mut self, bytes: c_int, room: usize) {
-        self.control_within(room).put(libc::IPPROTO_TCP, TCP_INQ, &bytes.to_ne_bytes());
+    pub(super) fn put_inq(&mut self, bytes: c_int, room: usize) {
+        self.control_with_room(room).put(libc::IPPROTO_TCP, TCP_INQ, &bytes.to_ne_bytes());
     }
 
     /// The control messages, for which there is so much room.
-    pub(super) fn control_within(&mut self, room: usize) -> &mut Control {
+    pub(super) fn control_with_room(&mut self, room: usize) -> &mut ControlMessages {
         self.control.room = room;
         &mut self.control
     }
 }
 
 /// The number of the device to which a datagram for this address came. `lo` is the first one everywhere; the stack's others have no number that programs could ask the kernel about.
-fn device_of(to: IpAddr) -> [u8; 4] {
+fn ifindex_of(to: IpAddr) -> [u8; 4] {
     c_int::from(to.is_loopback()).to_ne_bytes()
 }
 
-impl Options {
+impl SocketOptionState {
     /// Writes the control messages that a program asked for (`ip_cmsg_recv`, `ip6_datagram_recv_ctl`).
-    pub(super) fn describe(&self, arrived: &Arrived, family: Family, control: &mut Control) {
+    pub(super) fn put_cmsgs(
+        &self,
+        arrived: &ReceivedDatagram,
+        family: Family,
+        control: &mut ControlMessages,
+    ) {
         let asked = |text| self.is_on(text);
-        if let Some((name, value)) = self.stamp(arrived) {
+        if let Some((name, value)) = self.timestamp_cmsg(arrived) {
             control.put(libc::SOL_SOCKET, name, &value);
         }
-        if let Some((name, value)) = self.detailed_stamp(arrived) {
+        if let Some((name, value)) = self.timestamping_cmsg(arrived) {
             control.put(libc::SOL_SOCKET, name, &value);
         }
-        if arrived.piece != 0 {
-            let bytes = c_int::from(arrived.piece).to_ne_bytes();
+        if arrived.gso_size != 0 {
+            let bytes = c_int::from(arrived.gso_size).to_ne_bytes();
             control.put(libc::IPPROTO_UDP, libc::UDP_GRO, &bytes);
         }
         let class = c_int::from(arrived.tos);
         match (arrived.to, family) {
             (IpAddr::V4(to), _) => {
                 if asked("IP_PKTINFO") {
-                    let info = [device_of(arrived.to), to.octets(), to.octets()].concat();
+                    let info = [ifindex_of(arrived.to), to.octets(), to.octets()].concat();
                     control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
                 }
                 if asked("IP_RECVTTL") {
@@ -142,13 +152,13 @@ impl Options {
                     control.put(libc::IPPROTO_IP, libc::IP_TOS, &[arrived.tos]);
                 }
                 if family == Family::V6 && asked("IPV6_RECVPKTINFO") {
-                    let info = [&to.to_ipv6_mapped().octets()[..], &device_of(arrived.to)].concat();
+                    let info = [&to.to_ipv6_mapped().octets()[..], &ifindex_of(arrived.to)].concat();
                     control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
                 }
             }
             (IpAddr::V6(to), _) => {
                 if asked("IPV6_RECVPKTINFO") {
-                    let info = [&to.octets()[..], &device_of(arrived.to)].concat();
+                    let info = [&to.octets()[..], &ifindex_of(arrived.to)].concat();
                     control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
                 }
                 if asked("IPV6_RECVHOPLIMIT") {
@@ -165,30 +175,30 @@ impl Options {
 
 /// What a program wants of one datagram that it sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wishes {
+pub(super) struct SendCmsgs {
     /// One of our addresses to send from.
     pub source: Option<IpAddr>,
     /// It is several of so many bytes.
-    pub piece: Option<u16>,
+    pub gso_size: Option<u16>,
     /// What it has instead of the socket's.
     pub hop_limit: Option<u8>,
     pub tos: Option<u8>,
 }
 
-impl Wishes {
+impl SendCmsgs {
     /// Reads control messages (`ip_cmsg_send`, `ip6_datagram_send_ctl`).
     ///
     /// # Errors
     /// `EINVAL` for those that are malformed, or unknown. Of those that are about the other version of IP only the source counts.
     pub fn read(mut control: &[u8], v4: bool) -> Result<Self, Errno> {
         let mut wishes = Self::default();
-        while control.len() >= HEAD_BYTES {
+        while control.len() >= CMSG_HEADER_BYTES {
             let word = |at: usize| c_int::from_ne_bytes(control[at..at + 4].try_into().expect("four bytes"));
             let len = usize::from_ne_bytes(control[..8].try_into().expect("eight bytes"));
-            if len < HEAD_BYTES || len > control.len() {
+            if len < CMSG_HEADER_BYTES || len > control.len() {
                 return Err(Errno::INVAL);
             }
-            let value = &control[HEAD_BYTES..len];
+            let value = &control[CMSG_HEADER_BYTES..len];
             match (word(8), word(12)) {
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                     let info: [u8; 12] = value.try_into().map_err(|_| Errno::INVAL)?;
@@ -202,25 +212,27 @@ impl Wishes {
                     wishes.source = Some(source).filter(|source| !source.is_unspecified());
                 }
                 (libc::IPPROTO_IP, libc::IP_TTL) if v4 => {
-                    wishes.hop_limit = Some(number(value, 1)?.ok_or(Errno::INVAL)?);
+                    wishes.hop_limit = Some(byte_or_default(value, 1)?.ok_or(Errno::INVAL)?);
                 }
                 (libc::IPPROTO_IP, libc::IP_TOS) if v4 => {
                     wishes.tos = match value {
                         [byte] => Some(*byte),
-                        _ => Some(number(value, 0)?.ok_or(Errno::INVAL)?),
+                        _ => Some(byte_or_default(value, 0)?.ok_or(Errno::INVAL)?),
                     };
                 }
                 // -1 is the socket's.
-                (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) if !v4 => wishes.hop_limit = number(value, 0)?,
+                (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) if !v4 => {
+                    wishes.hop_limit = byte_or_default(value, 0)?
+                }
                 // Here it is all bits.
                 (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if !v4 => {
-                    wishes.tos = Some(number(value, 0)?.unwrap_or(u8::MAX));
+                    wishes.tos = Some(byte_or_default(value, 0)?.unwrap_or(u8::MAX));
                 }
                 (libc::IPPROTO_IP, _) if !v4 => {}
                 (libc::IPPROTO_IPV6, _) if v4 => {}
                 (libc::IPPROTO_UDP, libc::UDP_SEGMENT) => {
                     let bytes: [u8; 2] = value.try_into().map_err(|_| Errno::INVAL)?;
-                    wishes.piece = Some(u16::from_ne_bytes(bytes));
+                    wishes.gso_size = Some(u16::from_ne_bytes(bytes));
                 }
                 _ => return Err(Errno::INVAL),
             }
@@ -231,7 +243,7 @@ impl Wishes {
 }
 
 /// A number of an `int`, from `least` to 255; `None` is -1.
-fn number(value: &[u8], least: c_int) -> Result<Option<u8>, Errno> {
+fn byte_or_default(value: &[u8], least: c_int) -> Result<Option<u8>, Errno> {
     let number = c_int::from_ne_bytes(value.try_into().map_err(|_| Errno::INVAL)?);
     match u8::try_from(number) {
         Ok(value) if number >= least => Ok(Some(value)),
@@ -246,25 +258,25 @@ mod tests {
 
     #[test]
     fn control_messages_are_cut_where_the_room_ends() {
-        let mut control = Control { room: 40, ..Control::none() };
+        let mut control = ControlMessages { room: 40, ..ControlMessages::none() };
         control.put(0, 8, &[1; 12]);
-        assert_eq!((control.bytes().len(), control.is_cut()), (32, false));
+        assert_eq!((control.bytes().len(), control.is_truncated()), (32, false));
         control.put(0, 2, &[2; 4]);
-        assert_eq!((control.bytes().len(), control.is_cut()), (32, true), "no room for a head");
-        let mut control = Control { room: 20, ..Control::none() };
+        assert_eq!((control.bytes().len(), control.is_truncated()), (32, true), "no room for a head");
+        let mut control = ControlMessages { room: 20, ..ControlMessages::none() };
         control.put(0, 8, &[1; 12]);
-        assert_eq!((control.bytes()[0], control.bytes().len(), control.is_cut()), (20, 20, true));
+        assert_eq!((control.bytes()[0], control.bytes().len(), control.is_truncated()), (20, 20, true));
     }
 
     #[test]
     fn what_is_written_can_be_read() {
-        let mut control = Control { room: 100, ..Control::none() };
+        let mut control = ControlMessages { room: 100, ..ControlMessages::none() };
         control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &[0, 0, 0, 0, 10, 0, 0, 1, 10, 0, 0, 1]);
         let source = Some(Ipv4Addr::new(10, 0, 0, 1).into());
-        assert_eq!(Wishes::read(control.bytes(), true), Ok(Wishes { source, ..Wishes::default() }));
-        assert_eq!(Wishes::read(&[], true), Ok(Wishes::default()));
-        assert_eq!(Wishes::read(&[255; 32], true), Err(Errno::INVAL));
+        assert_eq!(SendCmsgs::read(control.bytes(), true), Ok(SendCmsgs { source, ..SendCmsgs::default() }));
+        assert_eq!(SendCmsgs::read(&[], true), Ok(SendCmsgs::default()));
+        assert_eq!(SendCmsgs::read(&[255; 32], true), Err(Errno::INVAL));
         control.put(1, 77, &[]);
-        assert_eq!(Wishes::read(control.bytes(), true), Err(Errno::INVAL));
+        assert_eq!(SendCmsgs::read(control.bytes(), true), Err(Errno::INVAL));
     }
 }

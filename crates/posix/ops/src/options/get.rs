@@ -1,13 +1,13 @@
 //! `getsockopt`.
 
-use super::stamps::Stamps;
+use super::timestamps::TimestampOptions;
 use super::values::congestion_name;
 use super::{
-    BINDTOIFINDEX, BUF_LOCK, Flag, HOPS_DEFAULT, IPV6_PATHMTU, MINHOPCOUNT, RCVTIMEO_NEW, SNDTIMEO_NEW,
-    TCP_INQ, ports, tcp_info, times, words,
+    BINDTOIFINDEX, BUF_LOCK, BoolOption, IPV6_PATHMTU, MINHOPCOUNT, RCVTIMEO_NEW, SNDTIMEO_NEW, TCP_INQ,
+    TTL_DEFAULT, int_options, ports, tcp_info, times,
 };
 use crate::Ops;
-use crate::file::Shape;
+use crate::file::SocketRole;
 use crate::sockaddr::Family;
 use core::ffi::c_int;
 use core::time::Duration;
@@ -33,20 +33,20 @@ impl OptionValue {
     }
 
     /// One of which a part is of no use.
-    pub(super) fn whole(bytes: Vec<u8>) -> Self {
+    pub(super) fn indivisible(bytes: Vec<u8>) -> Self {
         Self(bytes, true)
     }
 
-    pub(super) fn cut(bytes: Vec<u8>) -> Self {
+    pub(super) fn truncatable(bytes: Vec<u8>) -> Self {
         Self(bytes, false)
     }
 
     pub(super) fn int(value: c_int) -> Self {
-        Self::cut(value.to_ne_bytes().to_vec())
+        Self::truncatable(value.to_ne_bytes().to_vec())
     }
 
     fn ints(values: &[i64]) -> Self {
-        Self::cut(values.iter().flat_map(|v| v.to_ne_bytes()).collect())
+        Self::truncatable(values.iter().flat_map(|v| v.to_ne_bytes()).collect())
     }
 }
 
@@ -63,12 +63,12 @@ impl Ops {
         room: usize,
     ) -> Result<OptionValue, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
-        lane.standing(file);
+        let file = self.file_of(&mut lane, fd)?;
+        lane.socket_state(file);
         let socket = lane.files.socket(file)?;
-        let (family, shape, datagrams) = (socket.family, socket.shape, socket.datagrams);
+        let (family, shape, datagrams) = (socket.family, socket.role, socket.is_udp);
         if datagrams && level == libc::IPPROTO_TCP || !datagrams && level == libc::IPPROTO_UDP {
-            return Err(words::foreign(family));
+            return Err(int_options::wrong_protocol_errno(family));
         }
         let options = socket.options.clone();
         let flag = |flag| OptionValue::int(options.flag(flag).into());
@@ -78,21 +78,21 @@ impl Ops {
         };
         let number = |value: u32| OptionValue::int(value.cast_signed());
         Ok(match (level, name) {
-            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => flag(Flag::ReuseAddress),
-            (libc::SOL_SOCKET, libc::SO_REUSEPORT) => flag(Flag::ReusePort),
-            (libc::SOL_SOCKET, libc::SO_BROADCAST) => flag(Flag::Broadcast),
-            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => flag(Flag::KeepAlive),
-            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => flag(Flag::OobInline),
-            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => flag(Flag::NoDelay),
-            (libc::IPPROTO_TCP, libc::TCP_CORK) => flag(Flag::Cork),
-            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if family == Family::V6 => flag(Flag::V6Only),
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => flag(BoolOption::ReuseAddress),
+            (libc::SOL_SOCKET, libc::SO_REUSEPORT) => flag(BoolOption::ReusePort),
+            (libc::SOL_SOCKET, libc::SO_BROADCAST) => flag(BoolOption::Broadcast),
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => flag(BoolOption::KeepAlive),
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => flag(BoolOption::OobInline),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => flag(BoolOption::NoDelay),
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => flag(BoolOption::Cork),
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if family == Family::V6 => flag(BoolOption::V6Only),
             (libc::SOL_SOCKET, libc::SO_TYPE) if datagrams => OptionValue::int(libc::SOCK_DGRAM),
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) if datagrams => OptionValue::int(libc::IPPROTO_UDP),
             (libc::SOL_SOCKET, libc::SO_TYPE) => OptionValue::int(libc::SOCK_STREAM),
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => OptionValue::int(libc::IPPROTO_TCP),
-            (libc::SOL_SOCKET, libc::SO_DOMAIN) => OptionValue::int(family.number().into()),
+            (libc::SOL_SOCKET, libc::SO_DOMAIN) => OptionValue::int(family.sa_family().into()),
             (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
-                OptionValue::int(matches!(shape, Shape::Listening(_)).into())
+                OptionValue::int(matches!(shape, SocketRole::Listening(_)).into())
             }
             (libc::SOL_SOCKET, libc::SO_ERROR) => {
                 let error = lane.take_udp_error(file).or_else(|| lane.take_error(file));
@@ -102,32 +102,32 @@ impl Ops {
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
                 let seconds = options.linger.map_or(0, |time| time.as_secs() as c_int);
                 let on = c_int::from(options.linger.is_some());
-                OptionValue::cut([on.to_ne_bytes(), seconds.to_ne_bytes()].concat())
+                OptionValue::truncatable([on.to_ne_bytes(), seconds.to_ne_bytes()].concat())
             }
             (libc::SOL_SOCKET, libc::SO_RCVTIMEO | RCVTIMEO_NEW) => time(options.recv_timeout),
             (libc::SOL_SOCKET, libc::SO_SNDTIMEO | SNDTIMEO_NEW) => time(options.send_timeout),
-            (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => number(options.recv_low_water),
+            (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => number(options.rcvlowat),
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => number(options.recv_buffer),
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => number(options.send_buffer),
-            (libc::SOL_SOCKET, name) if Stamps::is_one(name) => {
-                OptionValue::int(options.stamps.get(name).into())
+            (libc::SOL_SOCKET, name) if TimestampOptions::is_timestamp(name) => {
+                OptionValue::int(options.timestamps.get(name).into())
             }
-            (libc::SOL_SOCKET, name) if Stamps::has_flags(name) => {
-                OptionValue::cut(options.stamps.flags(name))
+            (libc::SOL_SOCKET, name) if TimestampOptions::is_timestamping(name) => {
+                OptionValue::truncatable(options.timestamps.flags(name))
             }
             (libc::SOL_SOCKET, BUF_LOCK) => number(options.buf_lock.into()),
             (libc::IPPROTO_IP, ports::LOCAL_PORT_RANGE) => number(options.port_range),
             (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => number(match (options.window_clamp, shape) {
-                (0, Shape::Stream(_)) => options.window_bytes(),
+                (0, SocketRole::Stream(_)) => options.window_bytes(),
                 (clamp, _) => clamp,
             }),
-            (libc::IPPROTO_TCP, TCP_INQ) => flag(Flag::Inq),
+            (libc::IPPROTO_TCP, TCP_INQ) => flag(BoolOption::Inq),
             // Neither `cubic` nor `reno` says anything of itself.
-            (libc::IPPROTO_TCP, libc::TCP_CC_INFO) => OptionValue::cut(Vec::new()),
+            (libc::IPPROTO_TCP, libc::TCP_CC_INFO) => OptionValue::truncatable(Vec::new()),
             (libc::IPPROTO_IPV6, IPV6_PATHMTU) if family == Family::V6 => {
                 // `struct ip6_mtuinfo`: an address that is not filled in, and what it is about.
                 let mtu = lane.path_mtu(file)?;
-                OptionValue::cut([&[0; 28][..], &mtu.to_ne_bytes()].concat())
+                OptionValue::truncatable([&[0; 28][..], &mtu.to_ne_bytes()].concat())
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => number(options.keep_idle_s.into()),
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => number(options.keep_interval_s.into()),
@@ -138,48 +138,48 @@ impl Ops {
             (libc::IPPROTO_TCP, name) if let Some(time) = times::find(name) => options.time_value(time),
             (libc::IPPROTO_TCP, libc::TCP_SAVE_SYN) => OptionValue::int(options.save_syn() as c_int),
             (libc::IPPROTO_TCP, libc::TCP_SAVED_SYN) => lane.saved_syn(file, room)?,
-            (libc::IPPROTO_IP, libc::IP_MINTTL) => number(options.min_hops(true).into()),
+            (libc::IPPROTO_IP, libc::IP_MINTTL) => number(options.min_ttl(true).into()),
             (libc::IPPROTO_IPV6, MINHOPCOUNT) if family == Family::V6 => {
-                number(options.min_hops(false).into())
+                number(options.min_ttl(false).into())
             }
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => number(options.defer_accept_s),
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => OptionValue::int(options.quick_ack.into()),
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
                 congestion_name(options.congestion.unwrap_or_default())
             }
-            (libc::IPPROTO_TCP, libc::TCP_ULP) => OptionValue::cut(Vec::new()),
-            (libc::IPPROTO_IP, libc::IP_TOS) => number(options.class.into()),
-            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if family == Family::V6 => {
-                number(options.class_v6.into())
-            }
-            (libc::IPPROTO_IP, libc::IP_TTL) => number(hops(options.hops)),
+            (libc::IPPROTO_TCP, libc::TCP_ULP) => OptionValue::truncatable(Vec::new()),
+            (libc::IPPROTO_IP, libc::IP_TOS) => number(options.tos.into()),
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if family == Family::V6 => number(options.tclass.into()),
+            (libc::IPPROTO_IP, libc::IP_TTL) => number(ttl_or_default(options.ttl)),
             (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) if family == Family::V6 => {
-                number(hops(options.hops_v6))
+                number(ttl_or_default(options.unicast_hops))
             }
             (libc::IPPROTO_IP, libc::IP_MTU) => number(lane.path_mtu(file)?),
             (libc::IPPROTO_IPV6, libc::IPV6_MTU) if family == Family::V6 => number(lane.path_mtu(file)?),
-            (libc::SOL_SOCKET, libc::SO_BINDTODEVICE) => OptionValue::cut(Vec::new()),
+            (libc::SOL_SOCKET, libc::SO_BINDTODEVICE) => OptionValue::truncatable(Vec::new()),
             (libc::SOL_SOCKET, BINDTOIFINDEX) => OptionValue::int(0),
             // `struct ucred` of nobody.
             (libc::SOL_SOCKET, libc::SO_PEERCRED) => {
-                OptionValue::cut([0, -1, -1].map(i32::to_ne_bytes).concat())
+                OptionValue::truncatable([0, -1, -1].map(i32::to_ne_bytes).concat())
             }
             (libc::SOL_SOCKET, libc::SO_PEERNAME) => {
                 drop(lane);
-                return self.getpeername(fd).map(|name| OptionValue::cut(name.bytes().to_vec()));
+                return self.getpeername(fd).map(|name| OptionValue::truncatable(name.bytes().to_vec()));
             }
-            (libc::SOL_SOCKET, libc::SO_MEMINFO) => OptionValue::cut(options.memory()),
-            (libc::SOL_SOCKET, libc::SO_COOKIE) => OptionValue::cut(lane.cookie(file).to_ne_bytes().to_vec()),
+            (libc::SOL_SOCKET, libc::SO_MEMINFO) => OptionValue::truncatable(options.meminfo()),
+            (libc::SOL_SOCKET, libc::SO_COOKIE) => {
+                OptionValue::truncatable(lane.cookie(file).to_ne_bytes().to_vec())
+            }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match lane.info(file) {
                 Some(info) => number(info.snd_mss),
                 None if options.max_segment > 0 => number(options.max_segment.into()),
                 None => number(MSS_DEFAULT),
             },
             (libc::IPPROTO_TCP, libc::TCP_INFO) => {
-                let listens = matches!(shape, Shape::Listening(_));
-                OptionValue::cut(tcp_info::bytes(lane.info(file).as_deref(), listens))
+                let listens = matches!(shape, SocketRole::Listening(_));
+                OptionValue::truncatable(tcp_info::bytes(lane.info(file).as_deref(), listens))
             }
-            _ => options.get_word(family, level, name)?,
+            _ => options.get_int(family, level, name)?,
         })
     }
 }
@@ -187,6 +187,6 @@ impl Ops {
 /// What `TCP_MAXSEG` is before there is a connection (`TCP_MSS_DEFAULT`).
 const MSS_DEFAULT: u32 = 536;
 
-fn hops(hops: i16) -> u32 {
-    u32::try_from(hops).unwrap_or(HOPS_DEFAULT)
+fn ttl_or_default(hops: i16) -> u32 {
+    u32::try_from(hops).unwrap_or(TTL_DEFAULT)
 }

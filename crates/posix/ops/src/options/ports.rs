@@ -1,6 +1,6 @@
 //! Which ports are chosen for a socket that names none: `IP_LOCAL_PORT_RANGE`.
 
-use super::Options;
+use super::SocketOptionState;
 use rustix::io::Errno;
 use std::hash::{BuildHasher, RandomState};
 
@@ -13,28 +13,28 @@ pub(super) const LOCAL_PORT_RANGE: core::ffi::c_int = 51;
 /// `EINVAL`.
 pub(super) fn read(value: &[u8]) -> Result<u32, Errno> {
     let range = u32::from_ne_bytes(value.try_into().map_err(|_| Errno::INVAL)?);
-    let (low, high) = halves(range);
+    let (low, high) = low_high(range);
     if low != 0 && high != 0 && low > high { Err(Errno::INVAL) } else { Ok(range) }
 }
 
-fn halves(range: u32) -> (u16, u16) {
+fn low_high(range: u32) -> (u16, u16) {
     (range as u16, (range >> 16) as u16)
 }
 
 /// Ports from which one is chosen where nobody says otherwise (`net.ipv4.ip_local_port_range`), which none goes beyond.
-const LOW: u16 = 32_768;
-const HIGH: u16 = 60_999;
+const PORT_MIN: u16 = 32_768;
+const PORT_MAX: u16 = 60_999;
 
-impl Options {
+impl SocketOptionState {
     /// Ports to be tried, from a random one on; `None` leaves the choice to the stack.
     pub fn local_ports(&self) -> Option<impl Iterator<Item = u16> + use<>> {
-        let (low, high) = halves(self.port_range);
-        let within = |port: u16| (LOW..=HIGH).contains(&port);
+        let (low, high) = low_high(self.port_range);
+        let within = |port: u16| (PORT_MIN..=PORT_MAX).contains(&port);
         if self.port_range == 0 || !within(low) && !within(high) {
             return None;
         }
-        let low = if within(low) { low } else { LOW };
-        let high = if within(high) { high } else { HIGH };
+        let low = if within(low) { low } else { PORT_MIN };
+        let high = if within(high) { high } else { PORT_MAX };
         let count = u32::from(high - low) + 1;
         // Of each hasher's keys.
         let start = (RandomState::new().hash_one(()) % u64::from(count)) as u32;
@@ -50,8 +50,8 @@ mod tests {
 
     #[test]
     fn all_ports_of_a_range_are_tried_and_no_others() {
-        let mut options = Options::new(Family::V4, false);
-        let ports = |options: &Options| {
+        let mut options = SocketOptionState::new(Family::V4, false);
+        let ports = |options: &SocketOptionState| {
             let mut ports: Vec<u16> = options.local_ports()?.collect();
             ports.sort_unstable();
             Some((ports[0], *ports.last()?, ports.len()))

@@ -1,19 +1,19 @@
 //! `setsockopt`.
 
-use super::stamps::Stamps;
-use super::values::{congestion, defer};
+use super::timestamps::TimestampOptions;
+use super::values::{congestion, defer_accept};
 use super::{
-    BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, FORCED_MAX, Flag, LINGER2_DEFAULT, LINGER2_MAX, MINHOPCOUNT,
-    Options, RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW, SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW, TCP_INQ,
-    TIMEOUT_MAX_S, Told, int, ports, times, within,
+    BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, BoolOption, FORCED_MAX, LINGER2_DEFAULT, LINGER2_MAX, MINHOPCOUNT,
+    RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW, SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW, SocketOptionState,
+    StackOption, TCP_INQ, TIMEOUT_MAX_S, int, ports, times, within,
 };
 use crate::Ops;
 use crate::fd_table::FileId;
-use crate::file::Shape;
-use crate::held::Locked;
-use crate::sleep::Patience;
+use crate::file::SocketRole;
+use crate::lock::LockGuard;
+use crate::sleep::Timeout;
 use crate::sockaddr::Family;
-use crate::{kernel, raw};
+use crate::{kernel_socket, syscall};
 use core::ffi::c_int;
 use core::time::Duration;
 use ginnel::TcpOption;
@@ -30,46 +30,50 @@ impl Ops {
     /// `ENOPROTOOPT` for what is not honoured, `EINVAL`, `EDOM`.
     pub fn setsockopt(&self, fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(&mut lane, fd)?;
+        let file = self.file_of(&mut lane, fd)?;
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
             // What came before is judged by the mark of then.
-            lane.pump();
+            lane.process_events();
         }
         // The stack need not know of a buffer by which writes are bounded here.
         let bounds = lane.send_buffer.is_some();
-        let tell_send_buffer = |options: &mut Options| {
+        let tell_send_buffer = |options: &mut SocketOptionState| {
             if !bounds {
-                options.note(Told::SendBuffer);
+                options.mark_set(StackOption::SendBuffer);
             }
         };
         let socket = lane.files.socket(file)?;
-        let (family, shape, datagrams) = (socket.family, socket.shape, socket.datagrams);
-        let v4 = socket.will_be_v4();
+        let (family, shape, datagrams) = (socket.family, socket.role, socket.is_udp);
+        let v4 = socket.child_is_v4();
         let options = &mut socket.options;
-        let before = matches!(shape, Shape::Listening(_)).then(|| options.at_birth(v4));
+        let before = matches!(shape, SocketRole::Listening(_)).then(|| options.initial_options(v4));
         if datagrams && level == libc::IPPROTO_TCP || !datagrams && level == libc::IPPROTO_UDP {
             return Err(Errno::NOPROTOOPT);
         }
-        let mut flag = |flag: Flag, told: Option<Told>| {
+        let mut flag = |flag: BoolOption, told: Option<StackOption>| {
             let on = int(value)? != 0;
             options.set_flag(flag, on);
             if let Some(told) = told {
-                options.note(told);
+                options.mark_set(told);
             }
             Ok::<_, Errno>(())
         };
         match (level, name) {
-            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => flag(Flag::ReuseAddress, None)?,
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => flag(BoolOption::ReuseAddress, None)?,
             (libc::SOL_SOCKET, libc::SO_REUSEPORT) => {
-                flag(Flag::ReusePort, None)?;
+                flag(BoolOption::ReusePort, None)?;
                 // Linux remembers who made the socket; only who shares a port needs it, so only that one pays for the question.
                 options.user = rustix::process::geteuid().as_raw();
             }
-            (libc::SOL_SOCKET, libc::SO_BROADCAST) => flag(Flag::Broadcast, None)?,
-            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => flag(Flag::KeepAlive, Some(Told::KeepAlive))?,
-            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => flag(Flag::OobInline, Some(Told::OobInline))?,
-            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => flag(Flag::NoDelay, Some(Told::NoDelay))?,
-            (libc::IPPROTO_TCP, libc::TCP_CORK) => flag(Flag::Cork, Some(Told::Cork))?,
+            (libc::SOL_SOCKET, libc::SO_BROADCAST) => flag(BoolOption::Broadcast, None)?,
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => {
+                flag(BoolOption::KeepAlive, Some(StackOption::KeepAlive))?
+            }
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => {
+                flag(BoolOption::OobInline, Some(StackOption::OobInline))?
+            }
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => flag(BoolOption::NoDelay, Some(StackOption::NoDelay))?,
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => flag(BoolOption::Cork, Some(StackOption::Cork))?,
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
                 let seconds = int(value.get(4..8).ok_or(Errno::INVAL)?)?;
                 let on = int(value)? != 0;
@@ -79,7 +83,7 @@ impl Ops {
                 let priority = int(value)?;
                 if !(0..=PRIORITY_FREE_MAX).contains(&priority) {
                     // Whether this program may have these the kernel knows.
-                    kernel::try_option(family, level, name, value)?;
+                    kernel_socket::try_option(family, level, name, value)?;
                 }
                 options.set_priority(priority);
             }
@@ -89,17 +93,17 @@ impl Ops {
                 let bytes = int(value)?;
                 // A negative one is as much as there can be, and none is one.
                 let bytes = u32::try_from(bytes).unwrap_or(c_int::MAX.unsigned_abs());
-                options.recv_low_water = bytes.clamp(1, options.recv_buffer / 2);
+                options.rcvlowat = bytes.clamp(1, options.recv_buffer / 2);
             }
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
                 options.recv_buffer = doubled(int(value)?, RCVBUF_MIN, BUFFER_MAX);
                 options.buf_lock |= RCVBUF_LOCK;
-                options.note(Told::RecvBuffer);
+                options.mark_set(StackOption::RecvBuffer);
             }
             (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE) => {
                 options.recv_buffer = doubled(int(value)?.max(0), RCVBUF_MIN, FORCED_MAX);
                 options.buf_lock |= RCVBUF_LOCK;
-                options.note(Told::RecvBuffer);
+                options.mark_set(StackOption::RecvBuffer);
             }
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                 options.send_buffer = doubled(int(value)?, SNDBUF_MIN, BUFFER_MAX);
@@ -111,50 +115,54 @@ impl Ops {
                 options.buf_lock |= SNDBUF_LOCK;
                 tell_send_buffer(options);
             }
-            (libc::SOL_SOCKET, name) if Stamps::is_one(name) => options.stamps.set(name, int(value)? != 0),
-            (libc::SOL_SOCKET, name) if Stamps::has_flags(name) => {
-                let can_count = datagrams || matches!(shape, Shape::Stream(_));
-                options.stamps.set_flags(name, value, can_count)?;
+            (libc::SOL_SOCKET, name) if TimestampOptions::is_timestamp(name) => {
+                options.timestamps.set(name, int(value)? != 0)
+            }
+            (libc::SOL_SOCKET, name) if TimestampOptions::is_timestamping(name) => {
+                let can_count = datagrams || matches!(shape, SocketRole::Stream(_));
+                options.timestamps.set_flags(name, value, can_count)?;
             }
             (libc::SOL_SOCKET, BUF_LOCK) => {
                 let locks = int(value)?;
                 options.buf_lock =
                     u8::try_from(locks).ok().filter(|locks| *locks <= 3).ok_or(Errno::INVAL)?;
                 // What is fixed stays as large as it is now.
-                for (lock, told) in [(RCVBUF_LOCK, Told::RecvBuffer), (SNDBUF_LOCK, Told::SendBuffer)] {
+                for (lock, told) in
+                    [(RCVBUF_LOCK, StackOption::RecvBuffer), (SNDBUF_LOCK, StackOption::SendBuffer)]
+                {
                     if options.buf_lock & lock != 0 && (lock == RCVBUF_LOCK || !bounds) {
-                        options.note(told);
+                        options.mark_set(told);
                     }
                 }
             }
             (libc::IPPROTO_IP, ports::LOCAL_PORT_RANGE) => options.port_range = ports::read(value)?,
             (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => {
                 options.window_clamp = match int(value)? {
-                    0 if matches!(shape, Shape::Fresh { .. }) => 0,
+                    0 if matches!(shape, SocketRole::Unconnected { .. }) => 0,
                     0 => return Err(Errno::INVAL),
                     bytes => u32::try_from(bytes).unwrap_or(0).max(RCVBUF_MIN / 2),
                 };
-                options.note(Told::RecvBuffer);
+                options.mark_set(StackOption::RecvBuffer);
             }
             (libc::IPPROTO_TCP, TCP_INQ) => {
                 let on = within(value, 0..=1)? != 0;
-                options.set_flag(Flag::Inq, on);
+                options.set_flag(BoolOption::Inq, on);
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
                 options.keep_idle_s = within(value, 1..=32_767)? as u16;
-                options.note(Told::KeepIdle);
+                options.mark_set(StackOption::KeepIdle);
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => {
                 options.keep_interval_s = within(value, 1..=32_767)? as u16;
-                options.note(Told::KeepInterval);
+                options.mark_set(StackOption::KeepInterval);
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => {
                 options.keep_count = within(value, 1..=127)? as u8;
-                options.note(Told::KeepCount);
+                options.mark_set(StackOption::KeepCount);
             }
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
                 options.user_timeout_ms = within(value, 0..=c_int::MAX)?.unsigned_abs();
-                options.note(Told::UserTimeout);
+                options.mark_set(StackOption::UserTimeout);
             }
             (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
                 options.linger2_s = match int(value)? {
@@ -162,7 +170,7 @@ impl Ops {
                     seconds if seconds < 0 => -1,
                     seconds => seconds.min(LINGER2_MAX),
                 };
-                options.note(Told::Linger2);
+                options.mark_set(StackOption::Linger2);
             }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
                 options.max_segment = match int(value)? {
@@ -170,110 +178,109 @@ impl Ops {
                     _ => within(value, 88..=32_767)? as u16,
                 };
                 if options.max_segment > 0 {
-                    options.note(Told::MaxSegment);
+                    options.mark_set(StackOption::MaxSegment);
                 }
             }
             (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
                 options.syn_count = within(value, 1..=127)? as u8;
-                options.note(Told::SynCount);
+                options.mark_set(StackOption::SynCount);
             }
             (libc::IPPROTO_TCP, name) if let Some(time) = times::find(name) => {
                 options.set_time(time, value)?
             }
             (libc::IPPROTO_TCP, libc::TCP_SAVE_SYN) => options.set_save_syn(value)?,
-            (libc::IPPROTO_IP, libc::IP_MINTTL) => options.set_min_hops(true, value)?,
+            (libc::IPPROTO_IP, libc::IP_MINTTL) => options.set_min_ttl(true, value)?,
             (libc::IPPROTO_IPV6, MINHOPCOUNT) if family == Family::V6 => {
-                options.set_min_hops(false, value)?;
+                options.set_min_ttl(false, value)?;
             }
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => {
-                options.defer_accept_s = defer::seconds(int(value)?);
+                options.defer_accept_s = defer_accept::seconds(int(value)?);
                 let time = Duration::from_secs(options.defer_accept_s.into());
-                if let Shape::Listening(listening) = shape {
+                if let SocketRole::Listening(listening) = shape {
                     // Connections that come from now on; a listener that is gone needs no time.
-                    let _ = lane.client.defer(listening.number, time);
-                    lane.tell_sharers(file);
+                    let _ = lane.client.set_defer_accept(listening.number, time);
+                    lane.publish_shared(file);
                     return Ok(());
                 }
             }
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
                 options.congestion = Some(congestion(value)?);
-                options.note(Told::Congestion);
+                options.mark_set(StackOption::Congestion);
             }
             (libc::IPPROTO_TCP, libc::TCP_ULP) => {
                 // Each would be a module of the kernel's.
                 return Err(if value.is_empty() { Errno::INVAL } else { Errno::NOENT });
             }
-            (libc::IPPROTO_IP, libc::IP_TOS) => options.set_class(level, value, datagrams)?,
+            (libc::IPPROTO_IP, libc::IP_TOS) => options.set_tos(level, value, datagrams)?,
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if family == Family::V6 => {
-                options.set_class(level, value, datagrams)?;
+                options.set_tos(level, value, datagrams)?;
             }
-            (libc::IPPROTO_IP, libc::IP_TTL) => options.set_hops(level, value)?,
+            (libc::IPPROTO_IP, libc::IP_TTL) => options.set_ttl(level, value)?,
             (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) if family == Family::V6 => {
-                options.set_hops(level, value)?;
+                options.set_ttl(level, value)?;
             }
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
                 let on = int(value)? != 0;
                 options.quick_ack = on;
-                if let Shape::Stream(stream) = shape {
-                    let result = lane.tell(stream.conn, TcpOption::QuickAck(on));
+                if let SocketRole::Stream(stream) = shape {
+                    let result = lane.set_stack_option(stream.conn, TcpOption::QuickAck(on));
                     lane.client.flush();
-                    lane.tell_sharers(file);
+                    lane.publish_shared(file);
                     return result;
                 }
             }
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if family == Family::V6 => {
-                if !matches!(shape, Shape::Fresh { bound: None }) {
+                if !matches!(shape, SocketRole::Unconnected { bound: None }) {
                     return Err(Errno::INVAL);
                 }
-                flag(Flag::V6Only, None)?;
+                flag(BoolOption::V6Only, None)?;
             }
-            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) if matches!(shape, Shape::Stream(_)) => {
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) if matches!(shape, SocketRole::Stream(_)) => {
                 return Err(Errno::INVAL);
             }
             (libc::SOL_SOCKET, libc::SO_BINDTODEVICE | BINDTOIFINDEX) => {
                 return self.bind_to_device(lane, (fd, file), name, value);
             }
-            _ => options.set_word(family, level, name, value)?,
+            _ => options.set_int(family, level, name, value)?,
         }
-        if matches!(shape, Shape::Fresh { .. }) {
-            let as_set = &mut lane.files.socket(file)?.options.as_set;
+        if matches!(shape, SocketRole::Unconnected { .. }) {
+            let as_set = &mut lane.files.socket(file)?.options.settings_log;
             as_set.retain(|(l, n, _)| (*l, *n) != (level, name));
             as_set.push((level, name, value.into()));
         }
         if level == libc::IPPROTO_UDP {
             let socket = lane.files.socket(file)?;
-            let outbox = socket.outbox.get_or_insert_default();
-            socket.options.for_outbox(family, outbox);
-            if name == libc::UDP_CORK && !outbox.corks && outbox.corked.is_some() {
+            let outbox = socket.udp_send.get_or_insert_default();
+            socket.options.apply_to_udp_send(family, outbox);
+            if name == libc::UDP_CORK && !outbox.corking && outbox.corked.is_some() {
                 // What became of it is not told.
-                lane.tell_sharers(file);
-                let _ = self.send_corked(lane, file, Patience::None);
+                lane.publish_shared(file);
+                let _ = self.send_corked(lane, file, Timeout::Zero);
                 return Ok(());
             }
         }
-        if let Shape::Datagrams(dgram) = shape {
-            if let Some(half) = dgram.kernel {
+        if let SocketRole::Udp(dgram) = shape {
+            if let Some(half) = dgram.kernel_fd {
                 // What the kernel does not take it has no use for.
-                let _ = raw::setsockopt(half, level, name, value);
+                let _ = syscall::setsockopt(half, level, name, value);
             }
             let applied = lane.apply_datagram_options(file);
-            lane.tell_sharers(file);
+            lane.publish_shared(file);
             return applied;
         }
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
             // As much may be there already (`tcp_set_rcvlowat`).
-            if lane
-                .status(file)
-                .is_some_and(|(_, status)| status.readable > 0 || status.standing.peer_closed())
-            {
+            if lane.status(file).is_some_and(|(_, status)| status.readable > 0 || status.state.has_fin()) {
                 lane.data_ready(file);
             }
         }
         let applied = match (shape, before) {
-            (Shape::Listening(listening), Some(before)) => lane.amend(file, listening.number, &before),
+            (SocketRole::Listening(listening), Some(before)) => {
+                lane.update_listener_options(file, listening.number, &before)
+            }
             _ => lane.apply_options(file),
         };
-        lane.tell_sharers(file);
+        lane.publish_shared(file);
         applied
     }
 }
@@ -282,7 +289,7 @@ impl Ops {
     /// `SO_BINDTODEVICE` and `SO_BINDTOIFINDEX`. Devices that a program can name are the kernel's, and so is a socket that is bound to one.
     fn bind_to_device(
         &self,
-        mut lane: Locked<'_>,
+        mut lane: LockGuard<'_>,
         (fd, file): (RawFd, FileId),
         name: c_int,
         value: &[u8],
@@ -297,14 +304,14 @@ impl Ops {
         if none {
             return Ok(());
         }
-        let fresh = matches!(lane.files.socket(file)?.shape, Shape::Fresh { bound: None });
+        let fresh = matches!(lane.files.socket(file)?.role, SocketRole::Unconnected { bound: None });
         if !fresh || !self.config.kernel_listen {
             return Err(Errno::NODEV);
         }
-        kernel::try_option(lane.files.socket(file)?.family, libc::SOL_SOCKET, name, value)?;
-        self.hand_to_kernel(&mut lane, fd, file)?;
+        kernel_socket::try_option(lane.files.socket(file)?.family, libc::SOL_SOCKET, name, value)?;
+        self.convert_to_kernel(&mut lane, fd, file)?;
         drop(lane);
-        raw::setsockopt(fd, libc::SOL_SOCKET, name, value)
+        syscall::setsockopt(fd, libc::SOL_SOCKET, name, value)
     }
 }
 

@@ -8,37 +8,37 @@ use rustix::io::Errno;
 
 /// One option.
 #[derive(Clone, Copy, Debug)]
-pub struct Row {
+pub struct OptionRow {
     /// `SOL_SOCKET`, `IPPROTO_…`.
     pub level: c_int,
     /// Its number.
     pub name: c_int,
     /// What Linux calls it.
-    pub text: &'static str,
+    pub linux_name: &'static str,
     /// What becomes of it.
-    pub kind: Kind,
+    pub kind: OptionKind,
     /// How it differs from Linux; empty if it does not.
     pub note: &'static str,
 }
 
 /// What becomes of an option.
 #[derive(Clone, Copy, Debug)]
-pub enum Kind {
+pub enum OptionKind {
     /// It has its own place in `options.rs`.
-    Own,
+    Dedicated,
     /// A number that is kept.
-    Number {
+    Int {
         /// How its bytes are read.
-        reads: Reads,
+        format: IntFormat,
         /// Which values it takes.
-        takes: Takes,
+        accepts: AcceptedValues,
         /// What it is at first.
         first: c_int,
     },
     /// It can be asked for only, or not even that; to set it is this error.
     Fixed {
         /// How its bytes would be read.
-        reads: Reads,
+        format: IntFormat,
         /// What `getsockopt` says.
         get: Result<c_int, Errno>,
         /// What `setsockopt` says.
@@ -50,26 +50,26 @@ pub enum Kind {
 
 /// How the bytes of a number are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reads {
+pub enum IntFormat {
     /// Four bytes; fewer are `EINVAL`.
-    Four,
+    Int,
     /// Four bytes, or one if there are fewer, or none, which is 0 (`do_ip_setsockopt`).
-    Byte,
+    IntOrByteOrNone,
     /// The same, but none is `EINVAL`.
-    SomeByte,
+    IntOrByte,
     /// Four bytes; fewer are 0 (`do_ipv6_setsockopt`).
-    FourOrZero,
+    IntOrZero,
     /// Not at all.
-    Nothing,
+    Ignored,
 }
 
 /// Which values a number takes.
 #[derive(Clone, Debug, Copy, PartialEq, Eq)]
-pub enum Takes {
+pub enum AcceptedValues {
     /// All; it is 0 or 1.
     Flag,
     /// A flag that cannot be taken back.
-    Latch,
+    OneWayFlag,
     /// All.
     Any,
     /// Those from the first to the second.
@@ -77,16 +77,16 @@ pub enum Takes {
     /// The same, and -1, which is the first value again.
     OrDefault(c_int, c_int),
     /// The same without the bits of ECN, which are TCP's own.
-    Class(c_int, c_int),
+    TosClass(c_int, c_int),
     /// Those that are not negative, up to this one at the most.
-    UpTo(c_int),
+    ClampedTo(c_int),
     /// Those from this one on, and 0, which says none.
     ZeroOr(c_int),
     /// None but 0, which changes nothing.
     Zero(Errno),
 }
 
-impl Reads {
+impl IntFormat {
     /// The number.
     ///
     /// # Errors
@@ -94,34 +94,34 @@ impl Reads {
     pub fn read(self, value: &[u8]) -> Result<c_int, Errno> {
         let four = value.get(..4).map(|b| c_int::from_ne_bytes(b.try_into().expect("four bytes")));
         match (self, four, value.first()) {
-            (Self::Nothing, ..) => Ok(0),
+            (Self::Ignored, ..) => Ok(0),
             (_, Some(number), _) => Ok(number),
-            (Self::Four, None, _) | (Self::SomeByte, None, None) => Err(Errno::INVAL),
-            (Self::Byte | Self::SomeByte, None, Some(byte)) => Ok((*byte).into()),
-            (Self::Byte, None, None) | (Self::FourOrZero, None, _) => Ok(0),
+            (Self::Int, None, _) | (Self::IntOrByte, None, None) => Err(Errno::INVAL),
+            (Self::IntOrByteOrNone | Self::IntOrByte, None, Some(byte)) => Ok((*byte).into()),
+            (Self::IntOrByteOrNone, None, None) | (Self::IntOrZero, None, _) => Ok(0),
         }
     }
 }
 
-impl Takes {
+impl AcceptedValues {
     /// What a number becomes that was `old`.
     ///
     /// # Errors
     /// What the kernel says of values that it does not take.
-    pub fn take(self, value: c_int, old: c_int, first: c_int) -> Result<c_int, Errno> {
+    pub fn apply(self, value: c_int, old: c_int, first: c_int) -> Result<c_int, Errno> {
         let within =
             |range: RangeInclusive<c_int>| if range.contains(&value) { Ok(value) } else { Err(Errno::INVAL) };
         match self {
             Self::Flag => Ok((value != 0).into()),
-            Self::Latch if value == 0 && old != 0 => Err(Errno::PERM),
-            Self::Latch => Ok((value != 0).into()),
+            Self::OneWayFlag if value == 0 && old != 0 => Err(Errno::PERM),
+            Self::OneWayFlag => Ok((value != 0).into()),
             Self::Any => Ok(value),
             Self::Within(least, most) => within(least..=most),
             Self::OrDefault(..) if value == -1 => Ok(first),
             Self::OrDefault(least, most) => within(least..=most),
-            Self::Class(..) if value == -1 => Ok(0),
-            Self::Class(least, most) => Ok(within(least..=most)? & 0xfc),
-            Self::UpTo(most) => Ok(within(0..=c_int::MAX)?.min(most)),
+            Self::TosClass(..) if value == -1 => Ok(0),
+            Self::TosClass(least, most) => Ok(within(least..=most)? & 0xfc),
+            Self::ClampedTo(most) => Ok(within(0..=c_int::MAX)?.min(most)),
             Self::ZeroOr(_) if value == 0 => Ok(0),
             Self::ZeroOr(least) => within(least..=c_int::MAX),
             Self::Zero(_) if value == 0 => Ok(old),
@@ -130,64 +130,70 @@ impl Takes {
     }
 }
 
-const fn row(level: c_int, name: c_int, text: &'static str, kind: Kind, note: &'static str) -> Row {
-    Row { level, name, text, kind, note }
+const fn row(
+    level: c_int,
+    name: c_int,
+    text: &'static str,
+    kind: OptionKind,
+    note: &'static str,
+) -> OptionRow {
+    OptionRow { level, name, linux_name: text, kind, note }
 }
 
-const fn own(level: c_int, name: c_int, text: &'static str) -> Row {
-    row(level, name, text, Kind::Own, "")
+const fn dedicated(level: c_int, name: c_int, text: &'static str) -> OptionRow {
+    row(level, name, text, OptionKind::Dedicated, "")
 }
 
-const fn own_but(level: c_int, name: c_int, text: &'static str, note: &'static str) -> Row {
-    row(level, name, text, Kind::Own, note)
+const fn dedicated_with_note(level: c_int, name: c_int, text: &'static str, note: &'static str) -> OptionRow {
+    row(level, name, text, OptionKind::Dedicated, note)
 }
 
 const fn number(
     level: c_int,
     name: c_int,
     text: &'static str,
-    reads: Reads,
-    takes: Takes,
+    reads: IntFormat,
+    takes: AcceptedValues,
     first: c_int,
-) -> Row {
-    row(level, name, text, Kind::Number { reads, takes, first }, "")
+) -> OptionRow {
+    row(level, name, text, OptionKind::Int { format: reads, accepts: takes, first }, "")
 }
 
 /// One that is taken and has no effect.
-const fn kept(
+const fn ignored(
     level: c_int,
     name: c_int,
     text: &'static str,
-    kind: (Reads, Takes, c_int),
+    kind: (IntFormat, AcceptedValues, c_int),
     why: &'static str,
-) -> Row {
+) -> OptionRow {
     let (reads, takes, first) = kind;
-    row(level, name, text, Kind::Number { reads, takes, first }, why)
+    row(level, name, text, OptionKind::Int { format: reads, accepts: takes, first }, why)
 }
 
 const fn fixed(
     level: c_int,
     name: c_int,
     text: &'static str,
-    reads: Reads,
+    reads: IntFormat,
     get: Result<c_int, Errno>,
     set: Errno,
-) -> Row {
-    row(level, name, text, Kind::Fixed { reads, get, set: Err(set) }, "")
+) -> OptionRow {
+    row(level, name, text, OptionKind::Fixed { format: reads, get, set: Err(set) }, "")
 }
 
 /// One of which every value is taken, and does nothing.
-const fn taken(name: c_int, text: &'static str, get: Result<c_int, Errno>) -> Row {
-    row(SOL, name, text, Kind::Fixed { reads: Reads::Four, get, set: Ok(()) }, "")
+const fn accepted(name: c_int, text: &'static str, get: Result<c_int, Errno>) -> OptionRow {
+    row(SOL, name, text, OptionKind::Fixed { format: IntFormat::Int, get, set: Ok(()) }, "")
 }
 
-const fn refused(level: c_int, name: c_int, text: &'static str, why: &'static str) -> Row {
-    row(level, name, text, Kind::Refused, why)
+const fn refused(level: c_int, name: c_int, text: &'static str, why: &'static str) -> OptionRow {
+    row(level, name, text, OptionKind::Refused, why)
 }
 
-const NONE: Errno = Errno::NOPROTOOPT;
-const FLAG: (Reads, Takes, c_int) = (Reads::Four, Takes::Flag, 0);
-const IP_FLAG: (Reads, Takes, c_int) = (Reads::Byte, Takes::Flag, 0);
+const UNKNOWN_OPTION: Errno = Errno::NOPROTOOPT;
+const FLAG: (IntFormat, AcceptedValues, c_int) = (IntFormat::Int, AcceptedValues::Flag, 0);
+const IP_FLAG: (IntFormat, AcceptedValues, c_int) = (IntFormat::IntOrByteOrNone, AcceptedValues::Flag, 0);
 const NO_EFFECT_ON_TCP: &str = "";
 const NO_FILTERS: &str = "programs of BPF do not run in the stack";
 const NOT_WITH_COOKIES: &str = "not on SYN+ACKs with cookies";
@@ -202,321 +208,375 @@ const TCP: c_int = IPPROTO_TCP;
 const UDP: c_int = IPPROTO_UDP;
 
 /// All rows, by level and number.
-pub const OPTIONS: &[Row] = &[
-    kept(SOL, 1, "SO_DEBUG", FLAG, NO_EFFECT_ON_TCP),
-    own(SOL, 2, "SO_REUSEADDR"),
-    own(SOL, 3, "SO_TYPE"),
-    own(SOL, 4, "SO_ERROR"),
-    kept(SOL, 5, "SO_DONTROUTE", FLAG, "kept, without effect: hosts behind routers are reached all the same"),
-    own(SOL, 6, "SO_BROADCAST"),
-    own_but(SOL, 7, "SO_SNDBUF", "at most 212,992 bytes, Linux's default, whatever `net.core.wmem_max` says"),
-    own_but(SOL, 8, "SO_RCVBUF", "at most 212,992 bytes, Linux's default, whatever `net.core.rmem_max` says"),
-    own(SOL, 9, "SO_KEEPALIVE"),
-    own(SOL, 10, "SO_OOBINLINE"),
-    kept(SOL, 11, "SO_NO_CHECK", FLAG, NO_EFFECT_ON_TCP),
-    own_but(
+pub const OPTIONS: &[OptionRow] = &[
+    ignored(SOL, 1, "SO_DEBUG", FLAG, NO_EFFECT_ON_TCP),
+    dedicated(SOL, 2, "SO_REUSEADDR"),
+    dedicated(SOL, 3, "SO_TYPE"),
+    dedicated(SOL, 4, "SO_ERROR"),
+    ignored(
+        SOL,
+        5,
+        "SO_DONTROUTE",
+        FLAG,
+        "kept, without effect: hosts behind routers are reached all the same",
+    ),
+    dedicated(SOL, 6, "SO_BROADCAST"),
+    dedicated_with_note(
+        SOL,
+        7,
+        "SO_SNDBUF",
+        "at most 212,992 bytes, Linux's default, whatever `net.core.wmem_max` says",
+    ),
+    dedicated_with_note(
+        SOL,
+        8,
+        "SO_RCVBUF",
+        "at most 212,992 bytes, Linux's default, whatever `net.core.rmem_max` says",
+    ),
+    dedicated(SOL, 9, "SO_KEEPALIVE"),
+    dedicated(SOL, 10, "SO_OOBINLINE"),
+    ignored(SOL, 11, "SO_NO_CHECK", FLAG, NO_EFFECT_ON_TCP),
+    dedicated_with_note(
         SOL,
         12,
         "SO_PRIORITY",
         "which connection sends first, and between stacks over memif which frame is processed first: IEEE 802.1Q's order (1 comes last, then 0, and 7 first), larger values as 7; \
          not on SYN+ACKs with cookies",
     ),
-    own_but(SOL, 13, "SO_LINGER", "a time that is set and not on reads back as 0"),
-    taken(14, "SO_BSDCOMPAT", Ok(0)),
-    own(SOL, 15, "SO_REUSEPORT"),
-    fixed(SOL, 16, "SO_PASSCRED", Reads::Four, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
-    own(SOL, 17, "SO_PEERCRED"),
-    own_but(SOL, 18, "SO_RCVLOWAT", "at most half of `SO_RCVBUF`, and no more than the channel holds"),
-    fixed(SOL, 19, "SO_SNDLOWAT", Reads::Four, Ok(1), NONE),
-    own(SOL, 20, "SO_RCVTIMEO"),
-    own(SOL, 21, "SO_SNDTIMEO"),
-    own_but(
+    dedicated_with_note(SOL, 13, "SO_LINGER", "a time that is set and not on reads back as 0"),
+    accepted(14, "SO_BSDCOMPAT", Ok(0)),
+    dedicated(SOL, 15, "SO_REUSEPORT"),
+    fixed(SOL, 16, "SO_PASSCRED", IntFormat::Int, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
+    dedicated(SOL, 17, "SO_PEERCRED"),
+    dedicated_with_note(
+        SOL,
+        18,
+        "SO_RCVLOWAT",
+        "at most half of `SO_RCVBUF`, and no more than the channel holds",
+    ),
+    fixed(SOL, 19, "SO_SNDLOWAT", IntFormat::Int, Ok(1), UNKNOWN_OPTION),
+    dedicated(SOL, 20, "SO_RCVTIMEO"),
+    dedicated(SOL, 21, "SO_SNDTIMEO"),
+    dedicated_with_note(
         SOL,
         25,
         "SO_BINDTODEVICE",
         "a device of the kernel's makes the socket the kernel's; links of the stack are none (`ENODEV`)",
     ),
     refused(SOL, 26, "SO_ATTACH_FILTER", NO_FILTERS),
-    fixed(SOL, 27, "SO_DETACH_FILTER", Reads::Four, Err(NONE), Errno::NOENT),
-    own(SOL, 28, "SO_PEERNAME"),
-    own_but(SOL, 29, "SO_TIMESTAMP", "datagrams have one, to the microsecond; streams have none"),
-    own(SOL, 30, "SO_ACCEPTCONN"),
-    fixed(SOL, 31, "SO_PEERSEC", Reads::Four, Err(NONE), NONE),
-    own_but(SOL, 32, "SO_SNDBUFFORCE", "at most 1 GiB"),
-    own_but(SOL, 33, "SO_RCVBUFFORCE", "at most 1 GiB"),
-    fixed(SOL, 34, "SO_PASSSEC", Reads::Four, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
-    own_but(SOL, 35, "SO_TIMESTAMPNS", "datagrams have one, to the microsecond; streams have none"),
-    kept(SOL, 36, "SO_MARK", (Reads::Four, Takes::Any, 0), KERNELS_TABLES),
-    own_but(
+    fixed(SOL, 27, "SO_DETACH_FILTER", IntFormat::Int, Err(UNKNOWN_OPTION), Errno::NOENT),
+    dedicated(SOL, 28, "SO_PEERNAME"),
+    dedicated_with_note(SOL, 29, "SO_TIMESTAMP", "datagrams have one, to the microsecond; streams have none"),
+    dedicated(SOL, 30, "SO_ACCEPTCONN"),
+    fixed(SOL, 31, "SO_PEERSEC", IntFormat::Int, Err(UNKNOWN_OPTION), UNKNOWN_OPTION),
+    dedicated_with_note(SOL, 32, "SO_SNDBUFFORCE", "at most 1 GiB"),
+    dedicated_with_note(SOL, 33, "SO_RCVBUFFORCE", "at most 1 GiB"),
+    fixed(SOL, 34, "SO_PASSSEC", IntFormat::Int, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
+    dedicated_with_note(
+        SOL,
+        35,
+        "SO_TIMESTAMPNS",
+        "datagrams have one, to the microsecond; streams have none",
+    ),
+    ignored(SOL, 36, "SO_MARK", (IntFormat::Int, AcceptedValues::Any, 0), KERNELS_TABLES),
+    dedicated_with_note(
         SOL,
         37,
         "SO_TIMESTAMPING",
         "datagrams that come have the software's time, to the microsecond; those that leave, and streams, have none",
     ),
-    own(SOL, 38, "SO_PROTOCOL"),
-    own(SOL, 39, "SO_DOMAIN"),
-    kept(SOL, 40, "SO_RXQ_OVFL", FLAG, NO_EFFECT_ON_TCP),
-    kept(SOL, 41, "SO_WIFI_STATUS", FLAG, NO_EFFECT_ON_TCP),
-    number(SOL, 42, "SO_PEEK_OFF", Reads::Four, Takes::Any, -1),
-    kept(SOL, 43, "SO_NOFCS", FLAG, NO_EFFECT_ON_TCP),
-    number(SOL, 44, "SO_LOCK_FILTER", Reads::Four, Takes::Latch, 0),
-    kept(SOL, 45, "SO_SELECT_ERR_QUEUE", FLAG, NO_EFFECT_ON_TCP),
-    kept(
+    dedicated(SOL, 38, "SO_PROTOCOL"),
+    dedicated(SOL, 39, "SO_DOMAIN"),
+    ignored(SOL, 40, "SO_RXQ_OVFL", FLAG, NO_EFFECT_ON_TCP),
+    ignored(SOL, 41, "SO_WIFI_STATUS", FLAG, NO_EFFECT_ON_TCP),
+    number(SOL, 42, "SO_PEEK_OFF", IntFormat::Int, AcceptedValues::Any, -1),
+    ignored(SOL, 43, "SO_NOFCS", FLAG, NO_EFFECT_ON_TCP),
+    number(SOL, 44, "SO_LOCK_FILTER", IntFormat::Int, AcceptedValues::OneWayFlag, 0),
+    ignored(SOL, 45, "SO_SELECT_ERR_QUEUE", FLAG, NO_EFFECT_ON_TCP),
+    ignored(
         SOL,
         46,
         "SO_BUSY_POLL",
-        (Reads::Four, Takes::Within(0, c_int::MAX), 0),
+        (IntFormat::Int, AcceptedValues::Within(0, c_int::MAX), 0),
         "kept, without effect: `ginnel run --spin` is the stack's",
     ),
     refused(SOL, 47, "SO_MAX_PACING_RATE", "the stack does not pace"),
-    fixed(SOL, 48, "SO_BPF_EXTENSIONS", Reads::Four, Ok(64), NONE),
-    kept(
+    fixed(SOL, 48, "SO_BPF_EXTENSIONS", IntFormat::Int, Ok(64), UNKNOWN_OPTION),
+    ignored(
         SOL,
         49,
         "SO_INCOMING_CPU",
-        (Reads::Four, Takes::Any, -1),
+        (IntFormat::Int, AcceptedValues::Any, -1),
         "kept, without effect: a shard has one core",
     ),
     refused(SOL, 50, "SO_ATTACH_BPF", NO_FILTERS),
     refused(SOL, 51, "SO_ATTACH_REUSEPORT_CBPF", NO_FILTERS),
     refused(SOL, 52, "SO_ATTACH_REUSEPORT_EBPF", NO_FILTERS),
-    taken(53, "SO_CNX_ADVICE", Err(NONE)),
-    own_but(
+    accepted(53, "SO_CNX_ADVICE", Err(UNKNOWN_OPTION)),
+    dedicated_with_note(
         SOL,
         55,
         "SO_MEMINFO",
         "buffers as `SO_RCVBUF` and `SO_SNDBUF` say them, and 0 for what the kernel would have allocated",
     ),
-    fixed(SOL, 56, "SO_INCOMING_NAPI_ID", Reads::Four, Ok(0), NONE),
-    own_but(SOL, 57, "SO_COOKIE", "unique in the process"),
-    fixed(SOL, 59, "SO_PEERGROUPS", Reads::Four, Err(Errno::NODATA), NONE),
+    fixed(SOL, 56, "SO_INCOMING_NAPI_ID", IntFormat::Int, Ok(0), UNKNOWN_OPTION),
+    dedicated_with_note(SOL, 57, "SO_COOKIE", "unique in the process"),
+    fixed(SOL, 59, "SO_PEERGROUPS", IntFormat::Int, Err(Errno::NODATA), UNKNOWN_OPTION),
     refused(SOL, 60, "SO_ZEROCOPY", "what is sent is copied, and programs copy without it"),
     refused(SOL, 61, "SO_TXTIME", "the stack does not pace"),
-    own_but(SOL, 62, "SO_BINDTOIFINDEX", "as `SO_BINDTODEVICE`"),
-    own_but(SOL, 63, "SO_TIMESTAMP_NEW", "datagrams have one, to the microsecond; streams have none"),
-    own_but(SOL, 64, "SO_TIMESTAMPNS_NEW", "datagrams have one, to the microsecond; streams have none"),
-    own_but(
+    dedicated_with_note(SOL, 62, "SO_BINDTOIFINDEX", "as `SO_BINDTODEVICE`"),
+    dedicated_with_note(
+        SOL,
+        63,
+        "SO_TIMESTAMP_NEW",
+        "datagrams have one, to the microsecond; streams have none",
+    ),
+    dedicated_with_note(
+        SOL,
+        64,
+        "SO_TIMESTAMPNS_NEW",
+        "datagrams have one, to the microsecond; streams have none",
+    ),
+    dedicated_with_note(
         SOL,
         65,
         "SO_TIMESTAMPING_NEW",
         "datagrams that come have the software's time, to the microsecond; those that leave, and streams, have none",
     ),
-    own(SOL, 66, "SO_RCVTIMEO_NEW"),
-    own(SOL, 67, "SO_SNDTIMEO_NEW"),
+    dedicated(SOL, 66, "SO_RCVTIMEO_NEW"),
+    dedicated(SOL, 67, "SO_SNDTIMEO_NEW"),
     refused(SOL, 68, "SO_DETACH_REUSEPORT_BPF", NO_FILTERS),
-    kept(SOL, 69, "SO_PREFER_BUSY_POLL", FLAG, NO_EFFECT_ON_TCP),
-    taken(70, "SO_BUSY_POLL_BUDGET", Err(NONE)).but("any value is taken"),
+    ignored(SOL, 69, "SO_PREFER_BUSY_POLL", FLAG, NO_EFFECT_ON_TCP),
+    accepted(70, "SO_BUSY_POLL_BUDGET", Err(UNKNOWN_OPTION)).with_note("any value is taken"),
     refused(SOL, 71, "SO_NETNS_COOKIE", "the stack is in no namespace of the kernel's"),
-    own_but(SOL, 72, "SO_BUF_LOCK", "what was fixed on a connection stays as it is"),
+    dedicated_with_note(SOL, 72, "SO_BUF_LOCK", "what was fixed on a connection stays as it is"),
     refused(SOL, 73, "SO_RESERVE_MEM", "memory of the stack is reserved by its configuration"),
-    kept(
+    ignored(
         SOL,
         74,
         "SO_TXREHASH",
-        (Reads::Four, Takes::OrDefault(0, 1), 1),
+        (IntFormat::Int, AcceptedValues::OrDefault(0, 1), 1),
         "kept, without effect: flows have no hash that a router sees",
     ),
-    kept(SOL, 75, "SO_RCVMARK", FLAG, NO_EFFECT_ON_TCP),
-    fixed(SOL, 76, "SO_PASSPIDFD", Reads::Four, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
-    fixed(SOL, 77, "SO_PEERPIDFD", Reads::Four, Err(Errno::NODATA), NONE),
+    ignored(SOL, 75, "SO_RCVMARK", FLAG, NO_EFFECT_ON_TCP),
+    fixed(SOL, 76, "SO_PASSPIDFD", IntFormat::Int, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
+    fixed(SOL, 77, "SO_PEERPIDFD", IntFormat::Int, Err(Errno::NODATA), UNKNOWN_OPTION),
     refused(SOL, 80, "SO_DEVMEM_DONTNEED", "there is no memory of devices"),
-    kept(SOL, 82, "SO_RCVPRIORITY", FLAG, NO_EFFECT_ON_TCP),
-    fixed(SOL, 83, "SO_PASSRIGHTS", Reads::Four, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
-    own_but(IP, 1, "IP_TOS", NOT_WITH_COOKIES),
-    own_but(IP, 2, "IP_TTL", NOT_WITH_COOKIES),
-    fixed(IP, 3, "IP_HDRINCL", Reads::Nothing, Ok(0), NONE),
+    ignored(SOL, 82, "SO_RCVPRIORITY", FLAG, NO_EFFECT_ON_TCP),
+    fixed(SOL, 83, "SO_PASSRIGHTS", IntFormat::Int, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
+    dedicated_with_note(IP, 1, "IP_TOS", NOT_WITH_COOKIES),
+    dedicated_with_note(IP, 2, "IP_TTL", NOT_WITH_COOKIES),
+    fixed(IP, 3, "IP_HDRINCL", IntFormat::Ignored, Ok(0), UNKNOWN_OPTION),
     refused(IP, 4, "IP_OPTIONS", "the stack sends no options of IP"),
-    fixed(IP, 5, "IP_ROUTER_ALERT", Reads::Nothing, Ok(0), Errno::INVAL),
-    kept(IP, 6, "IP_RECVOPTS", IP_FLAG, NO_EFFECT_ON_TCP),
-    kept(IP, 7, "IP_RETOPTS", IP_FLAG, NO_EFFECT_ON_TCP),
-    kept(IP, 8, "IP_PKTINFO", IP_FLAG, NO_EFFECT_ON_TCP),
+    fixed(IP, 5, "IP_ROUTER_ALERT", IntFormat::Ignored, Ok(0), Errno::INVAL),
+    ignored(IP, 6, "IP_RECVOPTS", IP_FLAG, NO_EFFECT_ON_TCP),
+    ignored(IP, 7, "IP_RETOPTS", IP_FLAG, NO_EFFECT_ON_TCP),
+    ignored(IP, 8, "IP_PKTINFO", IP_FLAG, NO_EFFECT_ON_TCP),
     refused(IP, 9, "IP_PKTOPTIONS", NOT_YET),
-    kept(
+    ignored(
         IP,
         10,
         "IP_MTU_DISCOVER",
-        (Reads::Byte, Takes::Within(0, 5), 1),
+        (IntFormat::IntOrByteOrNone, AcceptedValues::Within(0, 5), 1),
         "without effect on TCP: `tcp.mtu_probing` and ICMP find the path's",
     ),
-    kept(IP, 11, "IP_RECVERR", IP_FLAG, "without effect on TCP: soft errors stay soft"),
-    kept(IP, 12, "IP_RECVTTL", IP_FLAG, NO_EFFECT_ON_TCP),
-    kept(IP, 13, "IP_RECVTOS", IP_FLAG, NO_EFFECT_ON_TCP),
-    own(IP, 14, "IP_MTU"),
+    ignored(IP, 11, "IP_RECVERR", IP_FLAG, "without effect on TCP: soft errors stay soft"),
+    ignored(IP, 12, "IP_RECVTTL", IP_FLAG, NO_EFFECT_ON_TCP),
+    ignored(IP, 13, "IP_RECVTOS", IP_FLAG, NO_EFFECT_ON_TCP),
+    dedicated(IP, 14, "IP_MTU"),
     refused(IP, 15, "IP_FREEBIND", "addresses are the stack's, or nobody's"),
     refused(IP, 16, "IP_IPSEC_POLICY", "the stack has no IPsec"),
     refused(IP, 17, "IP_XFRM_POLICY", "the stack has no IPsec"),
-    kept(IP, 18, "IP_PASSSEC", IP_FLAG, NO_EFFECT_ON_TCP),
+    ignored(IP, 18, "IP_PASSSEC", IP_FLAG, NO_EFFECT_ON_TCP),
     refused(IP, 19, "IP_TRANSPARENT", "addresses are the stack's, or nobody's"),
-    kept(IP, 20, "IP_RECVORIGDSTADDR", IP_FLAG, NO_EFFECT_ON_TCP),
-    own(IP, 21, "IP_MINTTL"),
-    fixed(IP, 22, "IP_NODEFRAG", Reads::Nothing, Ok(0), NONE),
-    kept(IP, 23, "IP_CHECKSUM", IP_FLAG, NO_EFFECT_ON_TCP),
-    kept(IP, 24, "IP_BIND_ADDRESS_NO_PORT", IP_FLAG, "`bind` of a UDP socket chooses a port all the same"),
-    fixed(IP, 25, "IP_RECVFRAGSIZE", Reads::Nothing, Ok(0), Errno::INVAL),
-    kept(
+    ignored(IP, 20, "IP_RECVORIGDSTADDR", IP_FLAG, NO_EFFECT_ON_TCP),
+    dedicated(IP, 21, "IP_MINTTL"),
+    fixed(IP, 22, "IP_NODEFRAG", IntFormat::Ignored, Ok(0), UNKNOWN_OPTION),
+    ignored(IP, 23, "IP_CHECKSUM", IP_FLAG, NO_EFFECT_ON_TCP),
+    ignored(IP, 24, "IP_BIND_ADDRESS_NO_PORT", IP_FLAG, "`bind` of a UDP socket chooses a port all the same"),
+    fixed(IP, 25, "IP_RECVFRAGSIZE", IntFormat::Ignored, Ok(0), Errno::INVAL),
+    ignored(
         IP,
         26,
         "IP_RECVERR_RFC4884",
-        (Reads::Byte, Takes::Within(0, 1), 0),
+        (IntFormat::IntOrByteOrNone, AcceptedValues::Within(0, 1), 0),
         "looked at when an error is read",
     ),
-    fixed(IP, 32, "IP_MULTICAST_IF", Reads::Nothing, Ok(0), Errno::INVAL),
-    fixed(IP, 33, "IP_MULTICAST_TTL", Reads::Nothing, Ok(1), Errno::INVAL),
-    kept(IP, 34, "IP_MULTICAST_LOOP", (Reads::SomeByte, Takes::Flag, 1), NO_EFFECT_ON_TCP),
-    fixed(IP, 35, "IP_ADD_MEMBERSHIP", Reads::Nothing, Err(NONE), Errno::PROTO),
-    fixed(IP, 36, "IP_DROP_MEMBERSHIP", Reads::Nothing, Err(NONE), Errno::PROTO),
-    fixed(IP, 37, "IP_UNBLOCK_SOURCE", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(IP, 38, "IP_BLOCK_SOURCE", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(IP, 39, "IP_ADD_SOURCE_MEMBERSHIP", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(IP, 40, "IP_DROP_SOURCE_MEMBERSHIP", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(IP, 41, "IP_MSFILTER", Reads::Nothing, Err(Errno::INVAL), Errno::INVAL),
-    fixed(IP, 42, "MCAST_JOIN_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(IP, 43, "MCAST_BLOCK_SOURCE", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(IP, 44, "MCAST_UNBLOCK_SOURCE", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(IP, 45, "MCAST_LEAVE_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(IP, 46, "MCAST_JOIN_SOURCE_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(IP, 47, "MCAST_LEAVE_SOURCE_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(IP, 48, "MCAST_MSFILTER", Reads::Nothing, Err(Errno::INVAL), Errno::INVAL),
+    fixed(IP, 32, "IP_MULTICAST_IF", IntFormat::Ignored, Ok(0), Errno::INVAL),
+    fixed(IP, 33, "IP_MULTICAST_TTL", IntFormat::Ignored, Ok(1), Errno::INVAL),
+    ignored(IP, 34, "IP_MULTICAST_LOOP", (IntFormat::IntOrByte, AcceptedValues::Flag, 1), NO_EFFECT_ON_TCP),
+    fixed(IP, 35, "IP_ADD_MEMBERSHIP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::PROTO),
+    fixed(IP, 36, "IP_DROP_MEMBERSHIP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::PROTO),
+    fixed(IP, 37, "IP_UNBLOCK_SOURCE", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(IP, 38, "IP_BLOCK_SOURCE", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(IP, 39, "IP_ADD_SOURCE_MEMBERSHIP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(IP, 40, "IP_DROP_SOURCE_MEMBERSHIP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(IP, 41, "IP_MSFILTER", IntFormat::Ignored, Err(Errno::INVAL), Errno::INVAL),
+    fixed(IP, 42, "MCAST_JOIN_GROUP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(IP, 43, "MCAST_BLOCK_SOURCE", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(IP, 44, "MCAST_UNBLOCK_SOURCE", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(IP, 45, "MCAST_LEAVE_GROUP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(IP, 46, "MCAST_JOIN_SOURCE_GROUP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(IP, 47, "MCAST_LEAVE_SOURCE_GROUP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(IP, 48, "MCAST_MSFILTER", IntFormat::Ignored, Err(Errno::INVAL), Errno::INVAL),
     refused(IP, 49, "IP_MULTICAST_ALL", "there are no groups for TCP"),
     refused(IP, 50, "IP_UNICAST_IF", "the route says over which link"),
-    own(IP, 51, "IP_LOCAL_PORT_RANGE"),
-    fixed(IP, 52, "IP_PROTOCOL", Reads::Nothing, Ok(0), NONE),
+    dedicated(IP, 51, "IP_LOCAL_PORT_RANGE"),
+    fixed(IP, 52, "IP_PROTOCOL", IntFormat::Ignored, Ok(0), UNKNOWN_OPTION),
     refused(IP, 64, "IPT_SO_SET_REPLACE", "the stack has no netfilter"),
     refused(IP, 65, "IPT_SO_SET_ADD_COUNTERS", "the stack has no netfilter"),
     refused(IP, 66, "IPT_SO_GET_REVISION_MATCH", "the stack has no netfilter"),
     refused(IP, 67, "IPT_SO_GET_REVISION_TARGET", "the stack has no netfilter"),
-    fixed(IP, 80, "SO_ORIGINAL_DST", Reads::Nothing, Err(Errno::NOENT), NONE),
+    fixed(IP, 80, "SO_ORIGINAL_DST", IntFormat::Ignored, Err(Errno::NOENT), UNKNOWN_OPTION),
     refused(V6, 1, "IPV6_ADDRFORM", NOT_YET),
-    kept(V6, 2, "IPV6_2292PKTINFO", FLAG, NO_EFFECT_ON_TCP),
-    kept(V6, 3, "IPV6_2292HOPOPTS", FLAG, NO_EFFECT_ON_TCP),
-    kept(V6, 4, "IPV6_2292DSTOPTS", FLAG, NO_EFFECT_ON_TCP),
-    kept(V6, 5, "IPV6_2292RTHDR", FLAG, NO_EFFECT_ON_TCP),
+    ignored(V6, 2, "IPV6_2292PKTINFO", FLAG, NO_EFFECT_ON_TCP),
+    ignored(V6, 3, "IPV6_2292HOPOPTS", FLAG, NO_EFFECT_ON_TCP),
+    ignored(V6, 4, "IPV6_2292DSTOPTS", FLAG, NO_EFFECT_ON_TCP),
+    ignored(V6, 5, "IPV6_2292RTHDR", FLAG, NO_EFFECT_ON_TCP),
     refused(V6, 6, "IPV6_2292PKTOPTIONS", NOT_YET),
-    kept(V6, 8, "IPV6_2292HOPLIMIT", FLAG, NO_EFFECT_ON_TCP),
-    kept(V6, 11, "IPV6_FLOWINFO", FLAG, NO_EFFECT_ON_TCP),
-    own_but(V6, 16, "IPV6_UNICAST_HOPS", NOT_WITH_COOKIES_V6),
-    fixed(V6, 17, "IPV6_MULTICAST_IF", Reads::Nothing, Ok(0), NONE),
-    fixed(V6, 18, "IPV6_MULTICAST_HOPS", Reads::Nothing, Ok(1), NONE),
-    kept(V6, 19, "IPV6_MULTICAST_LOOP", (Reads::Four, Takes::Within(0, 1), 1), NO_EFFECT_ON_TCP),
-    fixed(V6, 20, "IPV6_ADD_MEMBERSHIP", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(V6, 21, "IPV6_DROP_MEMBERSHIP", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(V6, 22, "IPV6_ROUTER_ALERT", Reads::Four, Ok(0), NONE),
-    kept(
+    ignored(V6, 8, "IPV6_2292HOPLIMIT", FLAG, NO_EFFECT_ON_TCP),
+    ignored(V6, 11, "IPV6_FLOWINFO", FLAG, NO_EFFECT_ON_TCP),
+    dedicated_with_note(V6, 16, "IPV6_UNICAST_HOPS", NOT_WITH_COOKIES_V6),
+    fixed(V6, 17, "IPV6_MULTICAST_IF", IntFormat::Ignored, Ok(0), UNKNOWN_OPTION),
+    fixed(V6, 18, "IPV6_MULTICAST_HOPS", IntFormat::Ignored, Ok(1), UNKNOWN_OPTION),
+    ignored(
+        V6,
+        19,
+        "IPV6_MULTICAST_LOOP",
+        (IntFormat::Int, AcceptedValues::Within(0, 1), 1),
+        NO_EFFECT_ON_TCP,
+    ),
+    fixed(V6, 20, "IPV6_ADD_MEMBERSHIP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(V6, 21, "IPV6_DROP_MEMBERSHIP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(V6, 22, "IPV6_ROUTER_ALERT", IntFormat::Int, Ok(0), UNKNOWN_OPTION),
+    ignored(
         V6,
         23,
         "IPV6_MTU_DISCOVER",
-        (Reads::Four, Takes::Within(0, 5), 1),
+        (IntFormat::Int, AcceptedValues::Within(0, 5), 1),
         "without effect on TCP: `tcp.mtu_probing` and ICMP find the path's",
     ),
-    kept(
+    ignored(
         V6,
         24,
         "IPV6_MTU",
-        (Reads::Four, Takes::ZeroOr(1280), 0),
+        (IntFormat::Int, AcceptedValues::ZeroOr(1280), 0),
         "to set it has no effect: fragments are as large as the path takes",
     ),
-    kept(V6, 25, "IPV6_RECVERR", FLAG, "without effect on TCP: soft errors stay soft"),
-    own(V6, 26, "IPV6_V6ONLY"),
-    fixed(V6, 27, "IPV6_JOIN_ANYCAST", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(V6, 28, "IPV6_LEAVE_ANYCAST", Reads::Nothing, Err(NONE), Errno::INVAL),
-    kept(V6, 29, "IPV6_MULTICAST_ALL", (Reads::Four, Takes::Flag, 1), NO_EFFECT_ON_TCP),
-    kept(V6, 30, "IPV6_ROUTER_ALERT_ISOLATE", FLAG, NO_EFFECT_ON_TCP),
-    kept(
+    ignored(V6, 25, "IPV6_RECVERR", FLAG, "without effect on TCP: soft errors stay soft"),
+    dedicated(V6, 26, "IPV6_V6ONLY"),
+    fixed(V6, 27, "IPV6_JOIN_ANYCAST", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(V6, 28, "IPV6_LEAVE_ANYCAST", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    ignored(V6, 29, "IPV6_MULTICAST_ALL", (IntFormat::Int, AcceptedValues::Flag, 1), NO_EFFECT_ON_TCP),
+    ignored(V6, 30, "IPV6_ROUTER_ALERT_ISOLATE", FLAG, NO_EFFECT_ON_TCP),
+    ignored(
         V6,
         31,
         "IPV6_RECVERR_RFC4884",
-        (Reads::Four, Takes::Within(0, 1), 0),
+        (IntFormat::Int, AcceptedValues::Within(0, 1), 0),
         "looked at when an error is read",
     ),
     refused(V6, 32, "IPV6_FLOWLABEL_MGR", "the stack chooses flow labels"),
-    kept(V6, 33, "IPV6_FLOWINFO_SEND", FLAG, "kept, without effect: the stack chooses flow labels"),
+    ignored(V6, 33, "IPV6_FLOWINFO_SEND", FLAG, "kept, without effect: the stack chooses flow labels"),
     refused(V6, 34, "IPV6_IPSEC_POLICY", "the stack has no IPsec"),
     refused(V6, 35, "IPV6_XFRM_POLICY", "the stack has no IPsec"),
-    fixed(V6, 42, "MCAST_JOIN_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(V6, 43, "MCAST_BLOCK_SOURCE", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(V6, 44, "MCAST_UNBLOCK_SOURCE", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(V6, 45, "MCAST_LEAVE_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(V6, 46, "MCAST_JOIN_SOURCE_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
-    fixed(V6, 47, "MCAST_LEAVE_SOURCE_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(V6, 42, "MCAST_JOIN_GROUP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(V6, 43, "MCAST_BLOCK_SOURCE", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(V6, 44, "MCAST_UNBLOCK_SOURCE", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(V6, 45, "MCAST_LEAVE_GROUP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(V6, 46, "MCAST_JOIN_SOURCE_GROUP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
+    fixed(V6, 47, "MCAST_LEAVE_SOURCE_GROUP", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL),
     refused(V6, 48, "MCAST_MSFILTER", "there are no groups for TCP"),
-    kept(V6, 49, "IPV6_RECVPKTINFO", FLAG, NO_EFFECT_ON_TCP),
-    fixed(V6, 50, "IPV6_PKTINFO", Reads::Nothing, Err(NONE), Errno::INVAL).but("cannot be set"),
-    kept(V6, 51, "IPV6_RECVHOPLIMIT", FLAG, NO_EFFECT_ON_TCP),
-    kept(V6, 53, "IPV6_RECVHOPOPTS", FLAG, NO_EFFECT_ON_TCP),
+    ignored(V6, 49, "IPV6_RECVPKTINFO", FLAG, NO_EFFECT_ON_TCP),
+    fixed(V6, 50, "IPV6_PKTINFO", IntFormat::Ignored, Err(UNKNOWN_OPTION), Errno::INVAL)
+        .with_note("cannot be set"),
+    ignored(V6, 51, "IPV6_RECVHOPLIMIT", FLAG, NO_EFFECT_ON_TCP),
+    ignored(V6, 53, "IPV6_RECVHOPOPTS", FLAG, NO_EFFECT_ON_TCP),
     refused(V6, 54, "IPV6_HOPOPTS", "the stack sends no extension headers for programs"),
     refused(V6, 55, "IPV6_RTHDRDSTOPTS", "the stack sends no extension headers for programs"),
-    kept(V6, 56, "IPV6_RECVRTHDR", FLAG, NO_EFFECT_ON_TCP),
+    ignored(V6, 56, "IPV6_RECVRTHDR", FLAG, NO_EFFECT_ON_TCP),
     refused(V6, 57, "IPV6_RTHDR", "the stack sends no extension headers for programs"),
-    kept(V6, 58, "IPV6_RECVDSTOPTS", FLAG, NO_EFFECT_ON_TCP),
+    ignored(V6, 58, "IPV6_RECVDSTOPTS", FLAG, NO_EFFECT_ON_TCP),
     refused(V6, 59, "IPV6_DSTOPTS", "the stack sends no extension headers for programs"),
-    kept(V6, 60, "IPV6_RECVPATHMTU", FLAG, NO_EFFECT_ON_TCP),
-    own(V6, 61, "IPV6_PATHMTU"),
-    kept(V6, 62, "IPV6_DONTFRAG", (Reads::FourOrZero, Takes::Flag, 0), NO_EFFECT_ON_TCP),
+    ignored(V6, 60, "IPV6_RECVPATHMTU", FLAG, NO_EFFECT_ON_TCP),
+    dedicated(V6, 61, "IPV6_PATHMTU"),
+    ignored(V6, 62, "IPV6_DONTFRAG", (IntFormat::IntOrZero, AcceptedValues::Flag, 0), NO_EFFECT_ON_TCP),
     refused(V6, 64, "IP6T_SO_SET_REPLACE", "the stack has no netfilter"),
     refused(V6, 65, "IP6T_SO_SET_ADD_COUNTERS", "the stack has no netfilter"),
-    kept(V6, 66, "IPV6_RECVTCLASS", FLAG, NO_EFFECT_ON_TCP),
-    own_but(V6, 67, "IPV6_TCLASS", NOT_WITH_COOKIES_V6),
+    ignored(V6, 66, "IPV6_RECVTCLASS", FLAG, NO_EFFECT_ON_TCP),
+    dedicated_with_note(V6, 67, "IPV6_TCLASS", NOT_WITH_COOKIES_V6),
     refused(V6, 68, "IP6T_SO_GET_REVISION_MATCH", "the stack has no netfilter"),
     refused(V6, 69, "IP6T_SO_GET_REVISION_TARGET", "the stack has no netfilter"),
-    kept(
+    ignored(
         V6,
         70,
         "IPV6_AUTOFLOWLABEL",
-        (Reads::FourOrZero, Takes::Flag, 1),
+        (IntFormat::IntOrZero, AcceptedValues::Flag, 1),
         "kept, without effect: the stack chooses flow labels",
     ),
     refused(V6, 72, "IPV6_ADDR_PREFERENCES", NOT_YET),
-    own(V6, 73, "IPV6_MINHOPCOUNT"),
-    kept(V6, 74, "IPV6_ORIGDSTADDR", FLAG, NO_EFFECT_ON_TCP),
+    dedicated(V6, 73, "IPV6_MINHOPCOUNT"),
+    ignored(V6, 74, "IPV6_ORIGDSTADDR", FLAG, NO_EFFECT_ON_TCP),
     refused(V6, 75, "IPV6_TRANSPARENT", "addresses are the stack's, or nobody's"),
     refused(V6, 76, "IPV6_UNICAST_IF", "the route says over which link"),
-    kept(V6, 77, "IPV6_RECVFRAGSIZE", (Reads::FourOrZero, Takes::Flag, 0), NO_EFFECT_ON_TCP),
+    ignored(V6, 77, "IPV6_RECVFRAGSIZE", (IntFormat::IntOrZero, AcceptedValues::Flag, 0), NO_EFFECT_ON_TCP),
     refused(V6, 78, "IPV6_FREEBIND", "addresses are the stack's, or nobody's"),
-    fixed(V6, 80, "IP6T_SO_ORIGINAL_DST", Reads::Nothing, Err(Errno::NOENT), NONE),
-    own(TCP, 1, "TCP_NODELAY"),
-    own(TCP, 2, "TCP_MAXSEG"),
-    own(TCP, 3, "TCP_CORK"),
-    own(TCP, 4, "TCP_KEEPIDLE"),
-    own(TCP, 5, "TCP_KEEPINTVL"),
-    own(TCP, 6, "TCP_KEEPCNT"),
-    own(TCP, 7, "TCP_SYNCNT"),
-    own(TCP, 8, "TCP_LINGER2"),
-    own_but(
+    fixed(V6, 80, "IP6T_SO_ORIGINAL_DST", IntFormat::Ignored, Err(Errno::NOENT), UNKNOWN_OPTION),
+    dedicated(TCP, 1, "TCP_NODELAY"),
+    dedicated(TCP, 2, "TCP_MAXSEG"),
+    dedicated(TCP, 3, "TCP_CORK"),
+    dedicated(TCP, 4, "TCP_KEEPIDLE"),
+    dedicated(TCP, 5, "TCP_KEEPINTVL"),
+    dedicated(TCP, 6, "TCP_KEEPCNT"),
+    dedicated(TCP, 7, "TCP_SYNCNT"),
+    dedicated(TCP, 8, "TCP_LINGER2"),
+    dedicated_with_note(
         TCP,
         9,
         "TCP_DEFER_ACCEPT",
         "the handshake is over for the peer meanwhile; SYN+ACKs are not sent again",
     ),
-    own_but(
+    dedicated_with_note(
         TCP,
         10,
         "TCP_WINDOW_CLAMP",
         "no less than 2,048 bytes; a window that was offered is not taken back",
     ),
-    own_but(TCP, 11, "TCP_INFO", "fields that the stack does not count are 0"),
-    own_but(TCP, 12, "TCP_QUICKACK", "reads back as it was set"),
-    own_but(TCP, 13, "TCP_CONGESTION", "`cubic` and `reno`; at first what the stack is configured to"),
+    dedicated_with_note(TCP, 11, "TCP_INFO", "fields that the stack does not count are 0"),
+    dedicated_with_note(TCP, 12, "TCP_QUICKACK", "reads back as it was set"),
+    dedicated_with_note(
+        TCP,
+        13,
+        "TCP_CONGESTION",
+        "`cubic` and `reno`; at first what the stack is configured to",
+    ),
     refused(TCP, 14, "TCP_MD5SIG", "segments are not signed"),
-    kept(TCP, 16, "TCP_THIN_LINEAR_TIMEOUTS", (Reads::Four, Takes::Within(0, 1), 0), "kept, without effect"),
-    number(TCP, 17, "TCP_THIN_DUPACK", Reads::Four, Takes::Within(0, 1), 0)
-        .but("kept, without effect on Linux, too, where it reads back as 0"),
-    own(TCP, 18, "TCP_USER_TIMEOUT"),
+    ignored(
+        TCP,
+        16,
+        "TCP_THIN_LINEAR_TIMEOUTS",
+        (IntFormat::Int, AcceptedValues::Within(0, 1), 0),
+        "kept, without effect",
+    ),
+    number(TCP, 17, "TCP_THIN_DUPACK", IntFormat::Int, AcceptedValues::Within(0, 1), 0)
+        .with_note("kept, without effect on Linux, too, where it reads back as 0"),
+    dedicated(TCP, 18, "TCP_USER_TIMEOUT"),
     refused(TCP, 19, "TCP_REPAIR", NOT_YET),
     refused(TCP, 20, "TCP_REPAIR_QUEUE", NOT_YET),
     refused(TCP, 21, "TCP_QUEUE_SEQ", NOT_YET),
     refused(TCP, 22, "TCP_REPAIR_OPTIONS", NOT_YET),
-    kept(
+    ignored(
         TCP,
         23,
         "TCP_FASTOPEN",
-        (Reads::Four, Takes::UpTo(4096), 0),
+        (IntFormat::Int, AcceptedValues::ClampedTo(4096), 0),
         "as on Linux with `net.ipv4.tcp_fastopen` off for servers: kept, and SYNs carry no data",
     ),
     refused(TCP, 24, "TCP_TIMESTAMP", NOT_YET),
-    number(TCP, 25, "TCP_NOTSENT_LOWAT", Reads::Four, Takes::Any, 0),
-    own_but(TCP, 26, "TCP_CC_INFO", "nothing, as of `cubic` and `reno` on Linux"),
-    own(TCP, 27, "TCP_SAVE_SYN"),
-    own_but(
+    number(TCP, 25, "TCP_NOTSENT_LOWAT", IntFormat::Int, AcceptedValues::Any, 0),
+    dedicated_with_note(TCP, 26, "TCP_CC_INFO", "nothing, as of `cubic` and `reno` on Linux"),
+    dedicated(TCP, 27, "TCP_SAVE_SYN"),
+    dedicated_with_note(
         TCP,
         28,
         "TCP_SAVED_SYN",
@@ -524,35 +584,41 @@ pub const OPTIONS: &[Row] = &[
     ),
     refused(TCP, 29, "TCP_REPAIR_WINDOW", NOT_YET),
     refused(TCP, 30, "TCP_FASTOPEN_CONNECT", "SYNs carry no data"),
-    own_but(TCP, 31, "TCP_ULP", "as on Linux without modules for it"),
+    dedicated_with_note(TCP, 31, "TCP_ULP", "as on Linux without modules for it"),
     refused(TCP, 32, "TCP_MD5SIG_EXT", "segments are not signed"),
     refused(TCP, 33, "TCP_FASTOPEN_KEY", "SYNs carry no data"),
     refused(TCP, 34, "TCP_FASTOPEN_NO_COOKIE", "SYNs carry no data"),
     refused(TCP, 35, "TCP_ZEROCOPY_RECEIVE", "what is received is copied, and programs copy without it"),
-    own(TCP, 36, "TCP_INQ"),
+    dedicated(TCP, 36, "TCP_INQ"),
     refused(TCP, 37, "TCP_TX_DELAY", NOT_YET),
-    fixed(TCP, 43, "TCP_IS_MPTCP", Reads::Four, Ok(0), NONE),
-    own_but(TCP, 44, "TCP_RTO_MAX_MS", TICKS),
-    own_but(TCP, 45, "TCP_RTO_MIN_US", TICKS),
-    own_but(TCP, 46, "TCP_DELACK_MAX_US", TICKS),
-    number(UDP, 1, "UDP_CORK", Reads::Four, Takes::Flag, 0),
-    fixed(UDP, 10, "UDPLITE_SEND_CSCOV", Reads::Four, Ok(0), NONE),
-    fixed(UDP, 11, "UDPLITE_RECV_CSCOV", Reads::Four, Ok(0), NONE),
+    fixed(TCP, 43, "TCP_IS_MPTCP", IntFormat::Int, Ok(0), UNKNOWN_OPTION),
+    dedicated_with_note(TCP, 44, "TCP_RTO_MAX_MS", TICKS),
+    dedicated_with_note(TCP, 45, "TCP_RTO_MIN_US", TICKS),
+    dedicated_with_note(TCP, 46, "TCP_DELACK_MAX_US", TICKS),
+    number(UDP, 1, "UDP_CORK", IntFormat::Int, AcceptedValues::Flag, 0),
+    fixed(UDP, 10, "UDPLITE_SEND_CSCOV", IntFormat::Int, Ok(0), UNKNOWN_OPTION),
+    fixed(UDP, 11, "UDPLITE_RECV_CSCOV", IntFormat::Int, Ok(0), UNKNOWN_OPTION),
     refused(UDP, 100, "UDP_ENCAP", "the stack has no IPsec"),
-    kept(UDP, 101, "UDP_NO_CHECK6_TX", FLAG, "kept, without effect: there always are checksums"),
-    kept(UDP, 102, "UDP_NO_CHECK6_RX", FLAG, "kept, without effect: datagrams over IPv6 must have checksums"),
-    number(UDP, 103, "UDP_SEGMENT", Reads::Four, Takes::Within(0, 65_535), 0),
-    number(UDP, 104, "UDP_GRO", Reads::Four, Takes::Flag, 0),
+    ignored(UDP, 101, "UDP_NO_CHECK6_TX", FLAG, "kept, without effect: there always are checksums"),
+    ignored(
+        UDP,
+        102,
+        "UDP_NO_CHECK6_RX",
+        FLAG,
+        "kept, without effect: datagrams over IPv6 must have checksums",
+    ),
+    number(UDP, 103, "UDP_SEGMENT", IntFormat::Int, AcceptedValues::Within(0, 65_535), 0),
+    number(UDP, 104, "UDP_GRO", IntFormat::Int, AcceptedValues::Flag, 0),
 ];
 
-impl Row {
+impl OptionRow {
     /// The row differs from Linux in this.
-    const fn but(self, note: &'static str) -> Self {
+    const fn with_note(self, note: &'static str) -> Self {
         Self { note, ..self }
     }
 }
 
 /// The row of an option that a socket of this family has.
-pub fn find(family: Family, level: c_int, name: c_int) -> Option<&'static Row> {
+pub fn find(family: Family, level: c_int, name: c_int) -> Option<&'static OptionRow> {
     OPTIONS.iter().find(|row| row.level == level && row.name == name && (family == Family::V6 || level != V6))
 }

@@ -77,7 +77,7 @@ pub(super) fn bytes(info: Option<&TcpInfo>, listens: bool) -> Vec<u8> {
         (144, info.notsent_bytes),
         (148, us(info.min_rtt)),
         // tcpi_reord_seen, tcpi_snd_wnd, tcpi_rcv_wnd
-        (220, info.reorderings),
+        (220, info.reord_seen),
         (228, info.snd_wnd),
         (232, info.rcv_wnd),
     ];

@@ -1,7 +1,7 @@
 //! Options of TCP that are times which few sockets set, and others that are as rare: their values stand with the numbers that differ from the first ones.
 
-use super::table::{Reads, Takes};
-use super::{OptionValue, Options, Told};
+use super::table::{AcceptedValues, IntFormat};
+use super::{OptionValue, SocketOptionState, StackOption};
 use core::ffi::c_int;
 use core::time::Duration;
 use ginnel::SaveSyn;
@@ -12,10 +12,10 @@ const TICK_US: u32 = 4000;
 
 /// One of these options.
 #[derive(Clone, Copy)]
-pub(super) struct Time {
+pub(super) struct TimeOption {
     number: c_int,
-    text: &'static str,
-    told: Told,
+    linux_name: &'static str,
+    stack_option: StackOption,
     /// µs in a unit of its value.
     unit_us: u32,
     least: c_int,
@@ -23,77 +23,84 @@ pub(super) struct Time {
 }
 
 /// `TCP_RTO_MAX_MS`, of 1 s to `TCP_RTO_MAX_SEC`.
-pub(super) const RTO_MAX: Time = Time {
+pub(super) const RTO_MAX: TimeOption = TimeOption {
     number: 44,
-    text: "TCP_RTO_MAX_MS",
-    told: Told::RtoMax,
+    linux_name: "TCP_RTO_MAX_MS",
+    stack_option: StackOption::RtoMax,
     unit_us: 1000,
     least: 1000,
     most: 120_000,
 };
 /// `TCP_RTO_MIN_US`, of `TCP_TIMEOUT_MIN` (two ticks) to `TCP_RTO_MIN`.
-pub(super) const RTO_MIN: Time = short(45, "TCP_RTO_MIN_US", Told::RtoMin);
+pub(super) const RTO_MIN: TimeOption = short(45, "TCP_RTO_MIN_US", StackOption::RtoMin);
 /// `TCP_DELACK_MAX_US`, likewise to `TCP_DELACK_MAX`.
-pub(super) const DELACK_MAX: Time = short(46, "TCP_DELACK_MAX_US", Told::DelayedAckMax);
+pub(super) const DELACK_MAX: TimeOption = short(46, "TCP_DELACK_MAX_US", StackOption::DelayedAckMax);
 
-const TIMES: [Time; 3] = [RTO_MAX, RTO_MIN, DELACK_MAX];
+const TIMES: [TimeOption; 3] = [RTO_MAX, RTO_MIN, DELACK_MAX];
 
-const fn short(number: c_int, text: &'static str, told: Told) -> Time {
-    Time { number, text, told, unit_us: 1, least: TICK_US.cast_signed() + 1, most: 200_000 }
+const fn short(number: c_int, text: &'static str, told: StackOption) -> TimeOption {
+    TimeOption {
+        number,
+        linux_name: text,
+        stack_option: told,
+        unit_us: 1,
+        least: TICK_US.cast_signed() + 1,
+        most: 200_000,
+    }
 }
 
 /// The option with this number, if it is one of them.
-pub(super) fn find(number: c_int) -> Option<Time> {
+pub(super) fn find(number: c_int) -> Option<TimeOption> {
     TIMES.into_iter().find(|time| time.number == number)
 }
 
-impl Options {
+impl SocketOptionState {
     /// Sets one.
     ///
     /// # Errors
     /// `EINVAL` out of its range.
-    pub(super) fn set_time(&mut self, time: Time, value: &[u8]) -> Result<(), Errno> {
-        let value = Takes::Within(time.least, time.most).take(Reads::Four.read(value)?, 0, 0)?;
+    pub(super) fn set_time(&mut self, time: TimeOption, value: &[u8]) -> Result<(), Errno> {
+        let value = AcceptedValues::Within(time.least, time.most).apply(IntFormat::Int.read(value)?, 0, 0)?;
         let tick = (TICK_US / time.unit_us).cast_signed();
         // Cannot overflow: 200,000 at the most.
-        self.words.set(time.text, (value + tick - 1) / tick * tick);
-        self.note(time.told);
+        self.ints.set(time.linux_name, (value + tick - 1) / tick * tick);
+        self.mark_set(time.stack_option);
         Ok(())
     }
 
     /// What it is, at first the longest.
-    pub(super) fn time_value(&self, time: Time) -> OptionValue {
-        OptionValue::int(self.words.get(time.text).unwrap_or(time.most))
+    pub(super) fn time_value(&self, time: TimeOption) -> OptionValue {
+        OptionValue::int(self.ints.get(time.linux_name).unwrap_or(time.most))
     }
 
     /// The same as a time.
-    pub(super) fn time(&self, time: Time) -> Duration {
-        let value = self.words.get(time.text).unwrap_or(time.most).unsigned_abs();
+    pub(super) fn duration_of(&self, time: TimeOption) -> Duration {
+        let value = self.ints.get(time.linux_name).unwrap_or(time.most).unsigned_abs();
         Duration::from_micros(u64::from(value) * u64::from(time.unit_us))
     }
 
     /// `IP_MINTTL`, or `IPV6_MINHOPCOUNT`.
-    pub(super) fn min_hops(&self, v4: bool) -> u8 {
+    pub(super) fn min_ttl(&self, v4: bool) -> u8 {
         let text = if v4 { "IP_MINTTL" } else { "IPV6_MINHOPCOUNT" };
         // Cannot truncate: larger values are not taken.
-        self.words.get(text).map_or(0, |hops| hops as u8)
+        self.ints.get(text).map_or(0, |hops| hops as u8)
     }
 
     /// Sets it; over IPv4 a byte is enough.
     ///
     /// # Errors
     /// `EINVAL` for values that no packet has.
-    pub(super) fn set_min_hops(&mut self, v4: bool, value: &[u8]) -> Result<(), Errno> {
-        let reads = if v4 { Reads::SomeByte } else { Reads::Four };
-        let hops = Takes::Within(0, 255).take(reads.read(value)?, 0, 0)?;
-        self.words.set(if v4 { "IP_MINTTL" } else { "IPV6_MINHOPCOUNT" }, hops);
-        self.note(Told::MinHops);
+    pub(super) fn set_min_ttl(&mut self, v4: bool, value: &[u8]) -> Result<(), Errno> {
+        let reads = if v4 { IntFormat::IntOrByte } else { IntFormat::Int };
+        let hops = AcceptedValues::Within(0, 255).apply(reads.read(value)?, 0, 0)?;
+        self.ints.set(if v4 { "IP_MINTTL" } else { "IPV6_MINHOPCOUNT" }, hops);
+        self.mark_set(StackOption::MinTtl);
         Ok(())
     }
 
     /// What a listener keeps of SYNs.
     pub(super) fn save_syn(&self) -> SaveSyn {
-        match self.words.get("TCP_SAVE_SYN") {
+        match self.ints.get("TCP_SAVE_SYN") {
             Some(1) => SaveSyn::Packet,
             Some(2) => SaveSyn::Frame,
             _ => SaveSyn::Off,
@@ -105,8 +112,8 @@ impl Options {
     /// # Errors
     /// `EINVAL` for what is neither 0, 1 nor 2.
     pub(super) fn set_save_syn(&mut self, value: &[u8]) -> Result<(), Errno> {
-        let value = Takes::Within(0, 2).take(Reads::Four.read(value)?, 0, 0)?;
-        self.words.set("TCP_SAVE_SYN", value);
+        let value = AcceptedValues::Within(0, 2).apply(IntFormat::Int.read(value)?, 0, 0)?;
+        self.ints.set("TCP_SAVE_SYN", value);
         Ok(())
     }
 }

@@ -25,11 +25,11 @@ pub(super) fn congestion_name(kind: CongestionControl) -> OptionValue {
         CongestionControl::NewReno => b"reno".to_vec(),
     };
     name.resize(CONGESTION_NAME_BYTES, 0);
-    OptionValue::cut(name)
+    OptionValue::truncatable(name)
 }
 
 /// `TCP_DEFER_ACCEPT` is kept as a number of SYN+ACKs, so times read back as what these take.
-pub(super) mod defer {
+pub(super) mod defer_accept {
     /// Time until the second SYN+ACK, and between two of them at the most, in seconds.
     const FIRST_S: u32 = 1;
     const MOST_S: u32 = 120;

@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_secs(20);
 fn socket(ops: &Ops, address: &str) -> RawFd {
     let fd = ops.socket(libc::AF_INET, libc::SOCK_DGRAM, 0).unwrap();
     let address: SocketAddr = address.parse().unwrap();
-    ops.bind(fd, crate::sockaddr::write(address, crate::Family::V4).bytes()).unwrap();
+    ops.bind(fd, crate::sockaddr::encode(address, crate::Family::V4).bytes()).unwrap();
     fd
 }
 
@@ -46,28 +46,28 @@ fn what_comes_while_a_handler_takes_over_from_the_sleep_below_it_is_not_lost() {
     let to: SocketAddr = ADDRESS.parse().unwrap();
 
     let mut lane = own.lock().unwrap();
-    let file = own.file(&mut lane, waits).unwrap();
+    let file = own.file_of(&mut lane, waits).unwrap();
     // The call that the handler interrupts: it leads, and sleeps.
-    let below = lane.sleepers.add().unwrap();
-    lane.sleepers.sleepers[below as usize].asleep = true;
-    lane.sleepers.leader = Some(below);
+    let below = lane.waiters.add().unwrap();
+    lane.waiters.waiters[below as usize].asleep = true;
+    lane.waiters.leader = Some(below);
     while !lane.client.before_sleep() {
         lane.client.after_sleep();
-        lane.pump();
+        lane.process_events();
     }
-    ASLEEP.set(Some(below));
+    SLEEPING.set(Some(below));
 
     let mut looks = 0;
     let begin = Instant::now();
-    let wait = Wait::of(Patience::of(Some(LONG)));
-    let (lane, result) = own.until(lane, &[file], &mut [], &wait, |_, _| {
+    let wait = Wait::of(Timeout::after(Some(LONG)));
+    let (lane, result) = own.block_until(lane, &[file], &mut [], &wait, |_, _| {
         looks += 1;
         if looks > 1 {
             return Ok(());
         }
         let send = || {
-            let to = crate::sockaddr::write(to, crate::Family::V4);
-            let sending = crate::Sending { flags: 0, to: Some(to.bytes()), control: &[] };
+            let to = crate::sockaddr::encode(to, crate::Family::V4);
+            let sending = crate::SendArgs { flags: 0, to: Some(to.bytes()), control: &[] };
             assert_eq!(other.send_to(sends, &[std::io::IoSlice::new(b"x")], &sending), Ok(1));
             // What is looped is delivered in the turn in which it was sent, or the next; answers come behind that.
             for _ in 0..3 {
@@ -79,7 +79,7 @@ fn what_comes_while_a_handler_takes_over_from_the_sleep_below_it_is_not_lost() {
         Err(Errno::AGAIN)
     });
     drop(lane);
-    ASLEEP.set(None);
+    SLEEPING.set(None);
     assert_eq!((result, looks), (Ok(()), 2));
     assert!(begin.elapsed() < LONG / 2, "{:?}", begin.elapsed());
     drop((own, other));

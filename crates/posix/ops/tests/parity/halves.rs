@@ -10,9 +10,9 @@ use std::net::SocketAddr;
 
 fn config() -> OpsConfig {
     OpsConfig {
-        takes: |ip| !ip.is_loopback(),
+        is_stack_address: |ip| !ip.is_loopback(),
         kernel_listen: true,
-        descriptors_kept: 8,
+        proxy_pool_max: 8,
         ..OpsConfig::default()
     }
 }

@@ -4,7 +4,7 @@ use crate::kernel::Kernel;
 use crate::stack::Stacks;
 use crate::sys::{Sys, World, port};
 use core::ffi::c_int;
-use ginnel_posix_ops::table::{self, Kind, Row};
+use ginnel_posix_ops::table::{self, OptionKind, OptionRow};
 use libc::{
     AF_INET, AF_INET6, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, IPPROTO_UDP, MSG_PEEK, SOCK_DGRAM, SOCK_STREAM,
     SOL_SOCKET,
@@ -48,8 +48,9 @@ fn transcript(sys: &dyn Sys, domain: c_int, level: c_int, name: c_int) -> Vec<St
 }
 
 /// The table says how it differs: `ENOPROTOOPT` to all, or in its own way, which other cases look at.
-fn may_differ(row: &Row) -> bool {
-    matches!(row.kind, Kind::Refused | Kind::Own | Kind::Fixed { .. }) && !row.note.is_empty()
+fn may_differ(row: &OptionRow) -> bool {
+    matches!(row.kind, OptionKind::Refused | OptionKind::Dedicated | OptionKind::Fixed { .. })
+        && !row.note.is_empty()
 }
 
 #[test]
@@ -62,7 +63,7 @@ fn every_option_is_what_it_is_on_linux_or_differs_as_the_table_says() {
                 let row = table::OPTIONS.iter().find(|row| row.level == level && row.name == name);
                 let row = row.filter(|_| domain == AF_INET6 || level != IPPROTO_IPV6);
                 let on_stack = transcript(stacks.a(), domain, level, name);
-                if let Some(Row { kind: Kind::Refused, text, note, .. }) = row {
+                if let Some(OptionRow { kind: OptionKind::Refused, linux_name: text, note, .. }) = row {
                     assert!(!note.is_empty(), "{text} is refused, and nobody says why");
                     let refused = |line: &String| line.contains("error 92");
                     assert!(on_stack.iter().all(refused), "{text}: {on_stack:#?}");
@@ -73,7 +74,7 @@ fn every_option_is_what_it_is_on_linux_or_differs_as_the_table_says() {
                 let on_kernel = transcript(&Kernel, domain, level, name);
                 for (kernel, stack) in on_kernel.iter().zip(&on_stack) {
                     if kernel != stack {
-                        let text = row.map_or("no option", |row| row.text);
+                        let text = row.map_or("no option", |row| row.linux_name);
                         wrong.push(format!("{family} {level} {name} {text}: {kernel} — {stack}"));
                     }
                 }
@@ -209,9 +210,9 @@ pub mod tests {
 
 #[test]
 fn the_table_is_in_order_and_names_each_option_once() {
-    let order = |row: &Row| (LEVELS.iter().position(|level| *level == row.level).unwrap(), row.name);
+    let order = |row: &OptionRow| (LEVELS.iter().position(|level| *level == row.level).unwrap(), row.name);
     for pair in table::OPTIONS.windows(2) {
-        assert!(order(&pair[0]) < order(&pair[1]), "{} {}", pair[0].text, pair[1].text);
+        assert!(order(&pair[0]) < order(&pair[1]), "{} {}", pair[0].linux_name, pair[1].linux_name);
     }
 }
 
@@ -223,18 +224,18 @@ pub fn document() -> String {
         let same: Vec<&str> = table::OPTIONS
             .iter()
             .filter(|row| row.level == level && row.note.is_empty())
-            .map(|row| row.text)
+            .map(|row| row.linux_name)
             .collect();
         text += &format!("| {name}: {} | as on Linux |\n", same.join(", "));
         let mut notes: Vec<(String, Vec<&str>)> = Vec::new();
         for row in table::OPTIONS.iter().filter(|row| row.level == level && !row.note.is_empty()) {
             let note = match row.kind {
-                Kind::Refused => format!("`ENOPROTOOPT`: {}", row.note),
+                OptionKind::Refused => format!("`ENOPROTOOPT`: {}", row.note),
                 _ => row.note.into(),
             };
             match notes.iter_mut().find(|(known, _)| *known == note) {
-                Some((_, names)) => names.push(row.text),
-                None => notes.push((note, vec![row.text])),
+                Some((_, names)) => names.push(row.linux_name),
+                None => notes.push((note, vec![row.linux_name])),
             }
         }
         for (note, names) in notes {

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use std::os::fd::AsRawFd;
 
 fn config() -> OpsConfig {
-    OpsConfig { descriptors_kept: 4, ..OpsConfig::default() }
+    OpsConfig { proxy_pool_max: 4, ..OpsConfig::default() }
 }
 
 fn closed_on_exec(fd: i32) -> bool {
@@ -39,7 +39,7 @@ fn what_the_program_changed_is_not_kept() {
     let on = stacks.a();
     let fd = open(on, 0);
     Kernel.set_fd_flags(fd, libc::FD_CLOEXEC).unwrap();
-    on.0.flags_changed(fd);
+    on.0.note_fd_flags_changed(fd);
     on.close(fd).unwrap();
     let next = open(on, 0);
     assert!(!closed_on_exec(next));
@@ -60,7 +60,7 @@ fn nothing_that_is_kept_goes_to_another_program() {
     let fd = open(on, 0);
     on.close(fd).unwrap();
     assert!(!closed_on_exec(fd), "it is kept as it was");
-    let execing = on.0.before_exec().unwrap();
+    let execing = on.0.prepare_exec().unwrap();
     assert!(closed_on_exec(fd));
     drop(execing);
     assert!(!closed_on_exec(fd), "the program did not begin, and this one goes on");
@@ -75,7 +75,7 @@ fn what_is_kept_is_closed_to_the_program() {
     let set = on.0.epoll_create1(0).unwrap();
     let fd = open(on, 0);
     on.close(fd).unwrap();
-    assert!(on.0.answers_for(fd) && !on.0.owns(fd));
+    assert!(on.0.handles(fd) && !on.0.owns(fd));
     assert_eq!(on.listen(fd, 1), Err(Errno::BADF));
     assert_eq!(on.set_nonblocking(fd, true), Err(Errno::BADF));
     assert_eq!(on.0.epoll_ctl(set, libc::EPOLL_CTL_DEL, fd, None), Err(Errno::BADF));
@@ -92,8 +92,8 @@ fn a_number_that_the_program_gave_to_something_else_is_no_sockets() {
     on.close(fd).unwrap();
     let file = std::fs::File::open("/dev/null").unwrap();
     Kernel.dup_to(file.as_raw_fd(), fd).unwrap();
-    on.0.forget(fd);
-    assert!(!on.0.answers_for(fd));
+    on.0.forget_fd(fd);
+    assert!(!on.0.handles(fd));
     assert_ne!(open(on, 0), fd);
     Kernel.close(fd).unwrap();
 }

@@ -118,7 +118,7 @@ fn one(value: c_int, names: Names) -> String {
 /// The name of an option, or of the control message that has its number.
 fn option(level: c_int, name: c_int) -> String {
     let row = table::OPTIONS.iter().find(|row| row.level == level && row.name == name);
-    row.map_or_else(|| format!("{level}:{name}"), |row| row.text.to_owned())
+    row.map_or_else(|| format!("{level}:{name}"), |row| row.linux_name.to_owned())
 }
 
 fn family(address: &[u8]) -> Option<String> {

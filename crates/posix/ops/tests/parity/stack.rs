@@ -9,7 +9,7 @@ use ginnel::channel::{ChannelConfig, ChannelServer};
 use ginnel::config::{Config, DeviceConfig, DeviceKind, Loopback};
 use ginnel::{Shard, StopFlag};
 use ginnel_devices::memory::{MemoryConfig, pair};
-use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, Patience, Sending};
+use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, SendArgs, Timeout};
 use ginnel_stack::device::Device;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -113,7 +113,7 @@ impl OnStack {
         });
         let [read, write, except] = &mut bits;
         let count =
-            self.0.select(most, [Some(read), Some(write), Some(except)], Patience::None, mask.as_ref())?;
+            self.0.select(most, [Some(read), Some(write), Some(except)], Timeout::Zero, mask.as_ref())?;
         let has = |set: usize, fd: &&Fd| bits[set][**fd as usize / 64] & 1 << (**fd % 64) != 0;
         let ready = [0, 1, 2].map(|set| sets[set].iter().filter(|fd| has(set, fd)).copied().collect());
         Ok((count, ready))
@@ -182,14 +182,14 @@ impl Sys for OnStack {
         control: &[u8],
         flags: c_int,
     ) -> Result<usize, Errno> {
-        self.0.send_to(fd, &[IoSlice::new(bytes)], &Sending { flags, to, control })
+        self.0.send_to(fd, &[IoSlice::new(bytes)], &SendArgs { flags, to, control })
     }
 
     fn recv_from(&self, fd: Fd, most: usize, control_room: usize, flags: c_int) -> Result<Message, Errno> {
         let mut bytes = vec![0; most];
         let received = self.0.recv_from(fd, &mut [IoSliceMut::new(&mut bytes)], flags, control_room)?;
         bytes.truncate(received.count.min(most));
-        let cut = if received.control.is_cut() { libc::MSG_CTRUNC } else { 0 };
+        let cut = if received.control.is_truncated() { libc::MSG_CTRUNC } else { 0 };
         Ok(Message {
             count: received.count,
             bytes,
@@ -206,7 +206,7 @@ impl Sys for OnStack {
         flags: c_int,
     ) -> Result<Vec<usize>, Errno> {
         let mut went = Vec::new();
-        let count = self.0.send_many(messages.len(), |number| {
+        let count = self.0.sendmmsg(messages.len(), |number| {
             let (bytes, to) = messages[number];
             went.push(self.send_to(fd, bytes, to, &[], flags)?);
             Ok((went[number], bytes.len()))
@@ -224,7 +224,7 @@ impl Sys for OnStack {
         timeout: Option<Duration>,
     ) -> Result<Vec<Vec<u8>>, Errno> {
         let mut came = Vec::new();
-        let (count, _) = self.0.recv_many(fd, count, flags, timeout, |_, flags| {
+        let (count, _) = self.0.recvmmsg(fd, count, flags, timeout, |_, flags| {
             let message = self.recv_from(fd, most, 0, flags)?;
             came.push(message.bytes);
             Ok(message.flags)
@@ -263,7 +263,7 @@ impl Sys for OnStack {
         timeout: Option<Duration>,
         mask: &[c_int],
     ) -> Result<usize, Errno> {
-        self.0.poll(fds, Patience::of(timeout), Some(&set_of(mask)))
+        self.0.poll(fds, Timeout::after(timeout), Some(&set_of(mask)))
     }
 
     fn sendfile(&self, to: Fd, from: Fd, offset: Option<&mut i64>, count: usize) -> Result<usize, Errno> {
@@ -300,10 +300,10 @@ impl Sys for OnStack {
 
     fn query(&self, fd: Fd, request: c_ulong) -> Result<c_int, Errno> {
         match request {
-            libc::FIONREAD => self.0.bytes_readable(fd),
-            libc::TIOCOUTQ => self.0.bytes_unacknowledged(fd),
+            libc::FIONREAD => self.0.siocinq(fd),
+            libc::TIOCOUTQ => self.0.siocoutq(fd),
             SIOCATMARK => self.0.is_at_mark(fd).map(c_int::from),
-            SIOCOUTQNSD => self.0.bytes_not_sent(fd),
+            SIOCOUTQNSD => self.0.siocoutqnsd(fd),
             _ => Err(Errno::NOTTY),
         }
     }
@@ -317,7 +317,7 @@ impl Sys for OnStack {
     }
 
     fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno> {
-        self.0.poll(fds, Patience::of_ms(timeout_ms), None)
+        self.0.poll(fds, Timeout::from_millis(timeout_ms), None)
     }
 
     fn select(&self, sets: &[Vec<Fd>; 3]) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
@@ -337,20 +337,20 @@ impl Sys for OnStack {
     }
 
     fn handlers_changed(&self) {
-        self.0.handlers_changed();
+        self.0.invalidate_handlers();
     }
 
     fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno> {
         let mut events = vec![EpollEvent::default(); most];
-        let count = self.0.epoll_wait(set, &mut events, Patience::of_ms(timeout_ms), None)?;
+        let count = self.0.epoll_wait(set, &mut events, Timeout::from_millis(timeout_ms), None)?;
         Ok(events[..count].iter().map(|event| (event.events, event.data)).collect())
     }
 
     fn splice(&self, from: Fd, to: Fd, len: usize, flags: c_uint) -> Result<usize, Errno> {
         match (self.0.owns(from), self.0.owns(to)) {
             (true, true) => Err(Errno::INVAL),
-            (true, false) => self.0.splice_from(from, to, len, flags),
-            (false, _) => self.0.splice_to(from, to, len, flags),
+            (true, false) => self.0.splice_to_pipe(from, to, len, flags),
+            (false, _) => self.0.splice_from_pipe(from, to, len, flags),
         }
     }
 }

@@ -5,11 +5,11 @@ use core::ffi::c_void;
 use core::time::Duration;
 use ginnel_testkit::script::assertion::Info;
 use ginnel_testkit::script::ast::{IpVersion, Script, Target};
-use ginnel_testkit::script::backend::{Backend, Finished, Sent};
-use ginnel_testkit::script::calls::{Fd, Op, OptionValue, Returned};
+use ginnel_testkit::script::backend::{Backend, FinishedCall, SentPacket};
+use ginnel_testkit::script::calls::{CallResult, Fd, Op, OptionValue};
 use ginnel_testkit::script::flow::SERVER_PORT;
 use ginnel_testkit::script::kernel::tcp_info;
-use ginnel_testkit::script::names::{Errno, PollEvents, QueueQuery, Shut};
+use ginnel_testkit::script::names::{Errno, PollEvents, ShutdownHow, SocketIoctl};
 use ginnel_testkit::script::wire::addresses;
 use packetdrill_ginnel::{PacketdrillInterface, packetdrill_interface_init};
 use std::collections::BTreeMap;
@@ -88,8 +88,8 @@ fn last_error() -> Errno {
     Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
 
-fn returned(value: i64) -> Returned {
-    if value < 0 { Returned::error(last_error()) } else { Returned::value(value) }
+fn returned(value: i64) -> CallResult {
+    if value < 0 { CallResult::error(last_error()) } else { CallResult::value(value) }
 }
 
 /// Descriptors by those of the script.
@@ -102,12 +102,12 @@ pub struct Library {
     local: IpAddr,
     remote: IpAddr,
     table: Table,
-    packets: Receiver<Sent>,
+    packets: Receiver<SentPacket>,
     receiver: Option<JoinHandle<()>>,
     ends: Arc<AtomicBool>,
     callers: Vec<JoinHandle<()>>,
-    report: Sender<Finished>,
-    done: Receiver<Finished>,
+    report: Sender<FinishedCall>,
+    done: Receiver<FinishedCall>,
 }
 
 impl Library {
@@ -133,7 +133,7 @@ impl Library {
                         return;
                     }
                     // Whoever listens is gone only when the script has failed already.
-                    let _ = sender.send(Sent { at: at.saturating_sub(start), packet });
+                    let _ = sender.send(SentPacket { at: at.saturating_sub(start), packet });
                 }
             })
         };
@@ -224,7 +224,7 @@ impl Backend for Library {
         self.interface.now() - self.start
     }
 
-    fn wait(&mut self, until: Duration) -> Option<Sent> {
+    fn wait(&mut self, until: Duration) -> Option<SentPacket> {
         let left = until.saturating_sub(self.now());
         self.packets.recv_timeout(left).ok()
     }
@@ -234,7 +234,7 @@ impl Backend for Library {
         let _ = call!(self.interface, netdev_send, packet.as_ptr().cast(), packet.len());
     }
 
-    fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
+    fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> CallResult {
         self.caller().call(op, new_fd, data)
     }
 
@@ -252,11 +252,11 @@ impl Backend for Library {
                 caller.interface.set_blocking(fd, false);
             }
             // Whoever listens is gone only when the script has failed already.
-            let _ = report.send(Finished { ticket, at, returned });
+            let _ = report.send(FinishedCall { call_id: ticket, at, returned });
         }));
     }
 
-    fn finished(&mut self) -> Option<Finished> {
+    fn take_finished_call(&mut self) -> Option<FinishedCall> {
         self.done.try_recv().ok()
     }
 
@@ -266,7 +266,7 @@ impl Backend for Library {
         bytes.map(|bytes| tcp_info::parse(&bytes)).map_err(|error| format!("TCP_INFO: {error}"))
     }
 
-    fn lateness(&self, _: Duration) -> Duration {
+    fn timer_slack(&self, _: Duration) -> Duration {
         SCHEDULING
     }
 
@@ -288,17 +288,17 @@ impl Caller {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).get(&fd).copied()
     }
 
-    fn opened(&self, fd: Fd, new_fd: Option<Fd>) -> Returned {
+    fn opened(&self, fd: Fd, new_fd: Option<Fd>) -> CallResult {
         if fd < 0 {
-            return Returned::error(last_error());
+            return CallResult::error(last_error());
         }
         if let Some(new_fd) = new_fd {
             self.table.lock().unwrap_or_else(PoisonError::into_inner).insert(new_fd, fd);
         }
-        Returned::value(new_fd.map_or(0, Into::into))
+        CallResult::value(new_fd.map_or(0, Into::into))
     }
 
-    fn call(&self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
+    fn call(&self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> CallResult {
         let i = &self.interface;
         if let Op::Socket = op {
             let domain = if self.local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
@@ -308,13 +308,13 @@ impl Caller {
             let entry = |fd: Fd, events: PollEvents| libc::pollfd { fd, events: events.0, revents: 0 };
             let fds: Option<Vec<_>> =
                 entries.iter().map(|e| Some(entry(self.find(e.fd)?, e.events))).collect();
-            let Some(mut fds) = fds else { return Returned::error(Errno(libc::EBADF)) };
+            let Some(mut fds) = fds else { return CallResult::error(Errno(libc::EBADF)) };
             let count = call!(i, poll, fds.as_mut_ptr(), fds.len() as libc::nfds_t, *timeout_ms);
             let revents = fds.iter().map(|fd| PollEvents(fd.revents)).collect();
-            return Returned { revents, ..returned(count.into()) };
+            return CallResult { revents, ..returned(count.into()) };
         }
         let Some(fd) = op.fd().and_then(|fd| self.find(fd)) else {
-            return Returned::error(Errno(libc::EBADF));
+            return CallResult::error(Errno(libc::EBADF));
         };
         match op {
             Op::Accept { .. } => {
@@ -340,7 +340,7 @@ impl Caller {
                     flags => call!(i, recv, fd, room.as_mut_ptr().cast(), *len, flags),
                 };
                 room.truncate(usize::try_from(count).unwrap_or(0));
-                Returned { data: room, ..returned(count as i64) }
+                CallResult { data: room, ..returned(count as i64) }
             }
             Op::Send { flags, .. } => {
                 let flags = flags.0 | libc::MSG_NOSIGNAL;
@@ -348,9 +348,9 @@ impl Caller {
             }
             Op::Shutdown { how, .. } => {
                 let how = match how {
-                    Shut::Read => libc::SHUT_RD,
-                    Shut::Write => libc::SHUT_WR,
-                    Shut::Both => libc::SHUT_RDWR,
+                    ShutdownHow::Read => libc::SHUT_RD,
+                    ShutdownHow::Write => libc::SHUT_WR,
+                    ShutdownHow::Both => libc::SHUT_RDWR,
                 };
                 returned(call!(i, shutdown, fd, how).into())
             }
@@ -371,20 +371,20 @@ impl Caller {
             Op::GetOption { option, .. } => match i.option(fd, option.level_number, option.number, 4) {
                 Ok(value) => {
                     let detail = value.try_into().map(i32::from_ne_bytes).ok().map(Into::into);
-                    Returned { detail, ..Returned::value(0) }
+                    CallResult { detail, ..CallResult::value(0) }
                 }
-                Err(error) => Returned::error(error),
+                Err(error) => CallResult::error(error),
             },
-            Op::Queued { query, .. } => {
+            Op::Ioctl { query, .. } => {
                 let request = match query {
-                    QueueQuery::Unread => libc::FIONREAD,
-                    QueueQuery::Unacknowledged => libc::TIOCOUTQ,
-                    QueueQuery::Unsent => SIOCOUTQNSD,
-                    QueueQuery::AtMark => SIOCATMARK,
+                    SocketIoctl::Unread => libc::FIONREAD,
+                    SocketIoctl::Unacknowledged => libc::TIOCOUTQ,
+                    SocketIoctl::Unsent => SIOCOUTQNSD,
+                    SocketIoctl::AtMark => SIOCATMARK,
                 };
                 let mut value: i32 = 0;
                 let result = call!(i, ioctl, fd, request, (&raw mut value).cast());
-                Returned { detail: (result == 0).then_some(value.into()), ..returned(result.into()) }
+                CallResult { detail: (result == 0).then_some(value.into()), ..returned(result.into()) }
             }
             Op::Fcntl { .. } => returned(call!(i, fcntl, fd, libc::F_SETFL, libc::O_NONBLOCK.into()).into()),
             Op::Socket | Op::Poll { .. } => unreachable!("they are no calls on a descriptor"),

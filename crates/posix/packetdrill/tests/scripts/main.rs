@@ -4,7 +4,7 @@ mod library;
 
 use ginnel_testkit::script::ast::{BackendKind, Script, Target};
 use ginnel_testkit::script::{runner, suite};
-use ginnel_testkit::stalls;
+use ginnel_testkit::steal;
 use library::Library;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -56,7 +56,7 @@ fn failures(mut cases: Vec<(&Script, Target)>) -> Vec<String> {
     let stumbled =
         in_parallel(JOBS, &cases, |script, target| run(script, target).err().map(|_| (script, target)));
     let mut failed = in_parallel(FEW_JOBS, &stumbled, |script, target| {
-        let problem = stalls::in_real_time(TRIES, || run(script, target)).err()?;
+        let problem = steal::retry_in_real_time(TRIES, || run(script, target)).err()?;
         Some(format!("{} over {}: {problem}", script.path.display(), library::ip_name(target.ip)))
     });
     failed.sort();

@@ -1,7 +1,7 @@
 //! Descriptors: closing, copying, and what `fcntl` and `ioctl` say of them.
 #![allow(unsafe_code)] // functions that C calls
 
-use super::{ToC, ours};
+use super::{ToC, stack_ops};
 use crate::{attach, real};
 use core::ffi::{c_int, c_long, c_uint, c_void};
 use ginnel_posix_ops::Ops;
@@ -9,14 +9,14 @@ use rustix::io::Errno;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
-    match ours(fd) {
+    match stack_ops(fd) {
         Some(ops) => ops.close(fd).to_c(),
         // To the program it is not open.
         None if Ops::is_internal(fd) => Err::<(), _>(Errno::BADF).to_c(),
         None => {
             // SAFETY: passed on as it came.
             let result = unsafe { real::close(fd) };
-            Ops::freed(fd);
+            Ops::note_freed(fd);
             result
         }
     }
@@ -37,7 +37,7 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
         ops.forget_range(limit(first), limit(last));
     }
     // SAFETY: passed on, but the process's own descriptors stay open.
-    unsafe { attach::close_range_but_own(first, last, flags) }
+    unsafe { attach::close_range_except_internal(first, last, flags) }
 }
 
 #[unsafe(no_mangle)]
@@ -47,8 +47,8 @@ unsafe extern "C" fn closefrom(first: c_int) {
 }
 
 /// Notes that the kernel made `copy` of the placeholder `fd`.
-fn copied(fd: c_int, copy: c_int) -> c_int {
-    let Some(ops) = ours(fd) else { return copy };
+fn register_copy(fd: c_int, copy: c_int) -> c_int {
+    let Some(ops) = stack_ops(fd) else { return copy };
     if copy < 0 {
         return copy;
     }
@@ -67,27 +67,27 @@ unsafe extern "C" fn dup(fd: c_int) -> c_int {
     if Ops::is_internal(fd) {
         return Err::<c_int, _>(Errno::BADF).to_c();
     }
-    if let Some(done) = ours(fd).and_then(|ops| ops.dup_alike(fd, false).transpose()) {
+    if let Some(done) = stack_ops(fd).and_then(|ops| ops.dup_from_pool(fd, false).transpose()) {
         return done.to_c();
     }
     // SAFETY: passed on as it came.
-    copied(fd, unsafe { real::dup(fd) })
+    register_copy(fd, unsafe { real::dup(fd) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
     // SAFETY: passed on as it came.
-    unsafe { replace(fd, to, || real::dup2(fd, to)) }
+    unsafe { dup_over(fd, to, || real::dup2(fd, to)) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     // SAFETY: passed on as it came.
-    unsafe { replace(fd, to, || real::dup3(fd, to, flags)) }
+    unsafe { dup_over(fd, to, || real::dup3(fd, to, flags)) }
 }
 
 /// A copy under a number that something else may have.
-unsafe fn replace(fd: c_int, to: c_int, copy: impl FnOnce() -> c_int) -> c_int {
+unsafe fn dup_over(fd: c_int, to: c_int, copy: impl FnOnce() -> c_int) -> c_int {
     // What is the library's is not open to the program, neither here nor there.
     if Ops::is_internal(fd) {
         return Err::<c_int, _>(Errno::BADF).to_c();
@@ -95,7 +95,7 @@ unsafe fn replace(fd: c_int, to: c_int, copy: impl FnOnce() -> c_int) -> c_int {
     if fd == to {
         return copy();
     }
-    if let Err(error) = attach::make_way(to) {
+    if let Err(error) = attach::relocate_fd(to) {
         return Err::<c_int, _>(error).to_c();
     }
     let copy = copy();
@@ -103,14 +103,14 @@ unsafe fn replace(fd: c_int, to: c_int, copy: impl FnOnce() -> c_int) -> c_int {
         && let Some(ops) = attach::ops()
     {
         // What was there is closed.
-        ops.forget(to);
+        ops.forget_fd(to);
     }
-    copied(fd, copy)
+    register_copy(fd, copy)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
-    let Some(ops) = ours(fd) else {
+    let Some(ops) = stack_ops(fd) else {
         if Ops::is_internal(fd) {
             return Err::<c_int, _>(Errno::BADF).to_c();
         }
@@ -127,9 +127,9 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int
         libc::F_SETFL => ops.set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0).to_c(),
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
             let cloexec = command == libc::F_DUPFD_CLOEXEC;
-            let alike = if argument as c_int == 0 { ops.dup_alike(fd, cloexec) } else { Ok(None) };
+            let alike = if argument as c_int == 0 { ops.dup_from_pool(fd, cloexec) } else { Ok(None) };
             // SAFETY: passed on as it came.
-            let by_kernel = || copied(fd, unsafe { real::fcntl64(fd, command, argument) });
+            let by_kernel = || register_copy(fd, unsafe { real::fcntl64(fd, command, argument) });
             alike.transpose().map_or_else(by_kernel, ToC::to_c)
         }
         libc::F_GETOWN => ops.owner(fd).to_c(),
@@ -137,7 +137,7 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int
         // Flags of the descriptor itself are the placeholder's.
         _ => {
             if command == libc::F_SETFD {
-                ops.flags_changed(fd);
+                ops.note_fd_flags_changed(fd);
             }
             // SAFETY: passed on as it came.
             unsafe { real::fcntl64(fd, command, argument) }
@@ -153,10 +153,10 @@ unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_i
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_void) -> c_int {
-    let Some(ops) = ours(fd) else {
+    let Some(ops) = stack_ops(fd) else {
         // Interfaces are those of the process, whatever socket is asked.
-        if super::interfaces::are_asked_for(request)
-            && let Some(ops) = attach::wanted()
+        if super::interfaces::is_interface_request(request)
+            && let Some(ops) = attach::ops_or_attach_quietly()
         {
             // SAFETY: passed on as it came.
             return unsafe { super::interfaces::ioctl(ops, fd, request, argument) };
@@ -172,9 +172,9 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
         Ok(())
     };
     match request {
-        libc::FIONREAD => answer(ops.bytes_readable(fd)).to_c(),
-        libc::TIOCOUTQ => answer(ops.bytes_unacknowledged(fd)).to_c(),
-        SIOCOUTQNSD => answer(ops.bytes_not_sent(fd)).to_c(),
+        libc::FIONREAD => answer(ops.siocinq(fd)).to_c(),
+        libc::TIOCOUTQ => answer(ops.siocoutq(fd)).to_c(),
+        SIOCOUTQNSD => answer(ops.siocoutqnsd(fd)).to_c(),
         SIOCATMARK => answer(ops.is_at_mark(fd).map(c_int::from)).to_c(),
         SIOCGPGRP | FIOGETOWN => answer(ops.owner(fd)).to_c(),
         SIOCSPGRP | FIOSETOWN => {
@@ -189,7 +189,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
         }
         libc::FIOCLEX | libc::FIONCLEX => {
             // Flags of the descriptor itself are the placeholder's.
-            ops.flags_changed(fd);
+            ops.note_fd_flags_changed(fd);
             // SAFETY: passed on as it came.
             unsafe { real::ioctl(fd, request, argument) }
         }

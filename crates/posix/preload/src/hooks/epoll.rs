@@ -1,10 +1,10 @@
 //! Epoll sets. All of the program's are ours, because a thread may wait at one when the first of the stack's descriptors is added to it.
 #![allow(unsafe_code)] // functions that C calls
 
-use super::{ToC, memory, ours};
+use super::{ToC, stack_ops, user_memory};
 use crate::{attach, real};
 use core::ffi::c_int;
-use ginnel_posix_ops::{EpollEvent, Ops, Patience};
+use ginnel_posix_ops::{EpollEvent, Ops, Timeout};
 use libc::{epoll_event, sigset_t, timespec};
 use rustix::io::Errno;
 
@@ -13,7 +13,7 @@ const EVENTS_MAX: usize = 512;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
-    match attach::needed() {
+    match attach::ops_or_attach() {
         Some(_) if size <= 0 => Err::<c_int, _>(Errno::INVAL).to_c(),
         Some(ops) => ops.epoll_create1(0).to_c(),
         // SAFETY: passed on as it came.
@@ -23,7 +23,7 @@ unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
-    match attach::needed() {
+    match attach::ops_or_attach() {
         Some(ops) => ops.epoll_create1(flags).to_c(),
         // SAFETY: passed on as it came.
         None => unsafe { real::epoll_create1(flags) },
@@ -32,7 +32,7 @@ unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    let Some(ops) = ours(set) else {
+    let Some(ops) = stack_ops(set) else {
         // SAFETY: passed on as it came.
         return unsafe { real::epoll_ctl(set, op, fd, event) };
     };
@@ -52,7 +52,7 @@ unsafe fn wait(
     set: c_int,
     events: *mut epoll_event,
     most: c_int,
-    patience: Patience,
+    patience: Timeout,
     mask: *const sigset_t,
 ) -> c_int {
     let Some(most) = usize::try_from(most).ok().filter(|most| *most > 0) else {
@@ -76,8 +76,8 @@ unsafe fn wait(
 unsafe extern "C" fn epoll_wait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int {
     // SAFETY: the program's room is as much as it says.
     unsafe {
-        match ours(set) {
-            Some(ops) => wait(ops, set, events, most, Patience::of_ms(timeout), core::ptr::null()),
+        match stack_ops(set) {
+            Some(ops) => wait(ops, set, events, most, Timeout::from_millis(timeout), core::ptr::null()),
             None => real::epoll_wait(set, events, most, timeout),
         }
     }
@@ -93,8 +93,8 @@ unsafe extern "C" fn epoll_pwait(
 ) -> c_int {
     // SAFETY: the program's room is as much as it says.
     unsafe {
-        match ours(set) {
-            Some(ops) => wait(ops, set, events, most, Patience::of_ms(timeout), mask),
+        match stack_ops(set) {
+            Some(ops) => wait(ops, set, events, most, Timeout::from_millis(timeout), mask),
             None => real::epoll_pwait(set, events, most, timeout, mask),
         }
     }
@@ -110,9 +110,9 @@ unsafe extern "C" fn epoll_pwait2(
 ) -> c_int {
     // SAFETY: the program's room is as much as it says.
     unsafe {
-        let Some(ops) = ours(set) else { return real::epoll_pwait2(set, events, most, timeout, mask) };
-        match memory::timeout(timeout) {
-            Ok(timeout) => wait(ops, set, events, most, Patience::of(timeout), mask),
+        let Some(ops) = stack_ops(set) else { return real::epoll_pwait2(set, events, most, timeout, mask) };
+        match user_memory::timeout(timeout) {
+            Ok(timeout) => wait(ops, set, events, most, Timeout::after(timeout), mask),
             Err(error) => Err::<usize, _>(error).to_c(),
         }
     }

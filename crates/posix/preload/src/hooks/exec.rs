@@ -2,14 +2,14 @@
 #![allow(unsafe_code)] // functions that C calls, and such with any number of arguments
 
 use super::spawn_actions;
-use crate::heritage::{self, Environment};
+use crate::inherit::{self, Environment};
 use crate::{attach, real};
 use core::ffi::{c_char, c_int, c_short, c_void};
 use core::mem::zeroed;
 use core::ptr;
-use ginnel_posix_ops::{Execing, Heir, Ops, Whole};
+use ginnel_posix_ops::{ExecGuard, Inheritance, Ops, SignalDeferred};
 use libc::{pid_t, posix_spawnattr_t};
-use runtime::own_fd::OwnFd;
+use runtime::internal_fd::InternalFd;
 use rustix::fd::AsRawFd;
 
 unsafe extern "C" {
@@ -17,16 +17,16 @@ unsafe extern "C" {
 }
 
 /// What a program that takes this one's place is given. Dropped if it does not: then nothing has happened.
-struct Successor(Whole<Gift>);
+struct NextProgram(SignalDeferred<NextProgramParts>);
 
-struct Gift {
+struct NextProgramParts {
     environment: Environment,
-    _way: Option<OwnFd>,
-    _heir: Option<Heir>,
-    execing: Option<Execing<'static>>,
+    _connection: Option<InternalFd>,
+    _inheritance: Option<Inheritance>,
+    execing: Option<ExecGuard<'static>>,
 }
 
-impl Successor {
+impl NextProgram {
     /// # Safety
     /// As of [`heritage::complete`].
     unsafe fn new(envp: *const *mut c_char) -> Self {
@@ -34,7 +34,7 @@ impl Successor {
         // SAFETY: the caller's promise.
         let next = unsafe { Self::with(envp, same) };
         if let Some(execing) = &next.0.execing {
-            execing.is_prepared();
+            execing.finish_preparation();
         }
         next
     }
@@ -45,76 +45,78 @@ impl Successor {
     /// As of [`heritage::complete`].
     unsafe fn with(envp: *const *mut c_char, kept: impl FnOnce(&Ops) -> Vec<(c_int, c_int)>) -> Self {
         // SAFETY: the caller's promise.
-        Self(Whole::new(|| unsafe { Gift::of(envp, kept) }))
+        Self(SignalDeferred::new(|| unsafe { NextProgramParts::prepare(envp, kept) }))
     }
 
-    fn environment(&self) -> Strings {
+    fn environment(&self) -> StringArray {
         self.0.environment.as_ptr()
     }
 }
 
-impl Gift {
+impl NextProgramParts {
     /// # Safety
     /// As of [`heritage::complete`].
-    unsafe fn of(envp: *const *mut c_char, kept: impl FnOnce(&Ops) -> Vec<(c_int, c_int)>) -> Self {
+    unsafe fn prepare(envp: *const *mut c_char, kept: impl FnOnce(&Ops) -> Vec<(c_int, c_int)>) -> Self {
         let (mut heir, mut fds, mut execing) = (None, None, None);
         if let Some(ops) = attach::ops() {
             let kept = kept(ops);
-            match ops.before_exec() {
-                Ok(begun) => (heir, fds) = heritage::leave(execing.insert(begun), &kept).unzip(),
-                Err(error) => heritage::say_that_none_are_left(&kept, error),
+            match ops.prepare_exec() {
+                Ok(begun) => (heir, fds) = inherit::leave_sockets(execing.insert(begun), &kept).unzip(),
+                Err(error) => inherit::warn_sockets_lost(&kept, error),
             }
         }
         // Who is left sockets comes with them.
-        let way = if heir.is_none() { attach::leave_way(execing.as_ref()) } else { None };
+        let way = if heir.is_none() { attach::leave_connection(execing.as_ref()) } else { None };
         let left = match (&way, fds) {
-            (Some(way), _) => Some((heritage::FOLLOWS, way.as_raw_fd().to_string())),
-            (None, Some([line, table])) => Some((heritage::HEIR, format!("{line}:{table}"))),
+            (Some(way), _) => Some((inherit::INHERITED_CONNECTION_VARIABLE, way.as_raw_fd().to_string())),
+            (None, Some([line, table])) => {
+                Some((inherit::INHERITED_SOCKETS_VARIABLE, format!("{line}:{table}")))
+            }
             (None, None) => None,
         };
         // SAFETY: the caller's promise.
-        let environment = unsafe { heritage::complete(envp, left) };
-        Self { environment, _way: way, _heir: heir, execing }
+        let environment = unsafe { inherit::complete_environment(envp, left) };
+        Self { environment, _connection: way, _inheritance: heir, execing }
     }
 }
 
-type Strings = *const *mut c_char;
+type StringArray = *const *mut c_char;
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int {
+unsafe extern "C" fn execve(path: *const c_char, argv: StringArray, envp: StringArray) -> c_int {
     // SAFETY: the program's arrays are as C wants them.
     unsafe {
-        let next = Successor::new(envp);
+        let next = NextProgram::new(envp);
         real::execve(path, argv, next.environment())
     }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn execv(path: *const c_char, argv: Strings) -> c_int {
+unsafe extern "C" fn execv(path: *const c_char, argv: StringArray) -> c_int {
     // SAFETY: passed on with the program's environment.
     unsafe { execve(path, argv, environ) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int {
+unsafe extern "C" fn execvpe(file: *const c_char, argv: StringArray, envp: StringArray) -> c_int {
     // SAFETY: the program's arrays are as C wants them.
     unsafe {
-        let next = Successor::new(envp);
+        let next = NextProgram::new(envp);
         real::execvpe(file, argv, next.environment())
     }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_int {
+unsafe extern "C" fn execvp(file: *const c_char, argv: StringArray) -> c_int {
     // SAFETY: passed on with the program's environment.
     unsafe { execvpe(file, argv, environ) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int {
+unsafe extern "C" fn fexecve(fd: c_int, argv: StringArray, envp: StringArray) -> c_int {
     // SAFETY: the program's arrays are as C wants them.
     unsafe {
-        let next = Successor::new(envp);
+        let next = NextProgram::new(envp);
         real::fexecve(fd, argv, next.environment())
     }
 }
@@ -123,13 +125,13 @@ unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int {
 unsafe extern "C" fn execveat(
     folder: c_int,
     path: *const c_char,
-    argv: Strings,
-    envp: Strings,
+    argv: StringArray,
+    envp: StringArray,
     flags: c_int,
 ) -> c_int {
     // SAFETY: the program's arrays are as C wants them.
     unsafe {
-        let next = Successor::new(envp);
+        let next = NextProgram::new(envp);
         real::execveat(folder, path, argv, next.environment(), flags)
     }
 }
@@ -140,12 +142,12 @@ unsafe extern "C" fn posix_spawn(
     path: *const c_char,
     actions: *const c_void,
     attributes: *const posix_spawnattr_t,
-    argv: Strings,
-    envp: Strings,
+    argv: StringArray,
+    envp: StringArray,
 ) -> c_int {
     // SAFETY: the program's arrays are as C wants them.
     unsafe {
-        let (started, attributes) = spawned(actions, attributes, envp);
+        let (started, attributes) = prepare_spawn(actions, attributes, envp);
         real::posix_spawn(pid, path, actions, attributes.as_ptr(), argv, started.environment())
     }
 }
@@ -156,12 +158,12 @@ unsafe extern "C" fn posix_spawnp(
     file: *const c_char,
     actions: *const c_void,
     attributes: *const posix_spawnattr_t,
-    argv: Strings,
-    envp: Strings,
+    argv: StringArray,
+    envp: StringArray,
 ) -> c_int {
     // SAFETY: the program's arrays are as C wants them.
     unsafe {
-        let (started, attributes) = spawned(actions, attributes, envp);
+        let (started, attributes) = prepare_spawn(actions, attributes, envp);
         real::posix_spawnp(pid, file, actions, attributes.as_ptr(), argv, started.environment())
     }
 }
@@ -170,32 +172,32 @@ unsafe extern "C" fn posix_spawnp(
 ///
 /// # Safety
 /// As of [`heritage::complete`].
-unsafe fn spawned(
+unsafe fn prepare_spawn(
     actions: *const c_void,
     attributes: *const posix_spawnattr_t,
-    envp: Strings,
-) -> (Successor, Attributes) {
+    envp: StringArray,
+) -> (NextProgram, SpawnAttributes) {
     // SAFETY: the caller's promise.
     unsafe {
-        let kept = |ops: &Ops| spawn_actions::kept(actions, ops.inheritable(), |fd| ops.owns(fd));
-        let successor = Successor::with(envp, kept);
+        let kept = |ops: &Ops| spawn_actions::surviving_fds(actions, ops.inheritable(), |fd| ops.owns(fd));
+        let successor = NextProgram::with(envp, kept);
         // Whoever holds the sockets blocks what was put off.
         let blocked = successor.0.execing.as_ref().and_then(|_| Ops::blocked_signals().ok());
         let attributes = match blocked {
-            Some(blocked) => Attributes::with(attributes, blocked),
-            None => Attributes { programs: attributes, ours: None },
+            Some(blocked) => SpawnAttributes::with(attributes, blocked),
+            None => SpawnAttributes { original: attributes, modified: None },
         };
         (successor, attributes)
     }
 }
 
 /// The attributes of a program that is started: those that were asked for, or the same and what it is to block.
-struct Attributes {
-    programs: *const posix_spawnattr_t,
-    ours: Option<posix_spawnattr_t>,
+struct SpawnAttributes {
+    original: *const posix_spawnattr_t,
+    modified: Option<posix_spawnattr_t>,
 }
 
-impl Attributes {
+impl SpawnAttributes {
     /// It blocks these signals, if nothing was said of that.
     ///
     /// # Safety
@@ -207,18 +209,18 @@ impl Attributes {
             let mut flags = 0;
             libc::posix_spawnattr_getflags(&raw const ours, &raw mut flags);
             if c_int::from(flags) & libc::POSIX_SPAWN_SETSIGMASK != 0 {
-                return Self { programs, ours: None };
+                return Self { original: programs, modified: None };
             }
             let mut set: libc::sigset_t = zeroed();
             (&raw mut set).cast::<u64>().write_unaligned(blocked);
             libc::posix_spawnattr_setflags(&raw mut ours, flags | libc::POSIX_SPAWN_SETSIGMASK as c_short);
             libc::posix_spawnattr_setsigmask(&raw mut ours, &raw const set);
-            Self { programs, ours: Some(ours) }
+            Self { original: programs, modified: Some(ours) }
         }
     }
 
     fn as_ptr(&self) -> *const posix_spawnattr_t {
-        self.ours.as_ref().map_or(self.programs, ptr::from_ref)
+        self.modified.as_ref().map_or(self.original, ptr::from_ref)
     }
 }
 
@@ -227,11 +229,11 @@ impl Attributes {
 ///
 /// # Safety
 /// Both point to arguments, of which one is null.
-unsafe fn collect(
+unsafe fn collect_varargs(
     registers: *const *mut c_char,
     count: usize,
-    stack: Strings,
-) -> (Vec<*mut c_char>, Strings) {
+    stack: StringArray,
+) -> (Vec<*mut c_char>, StringArray) {
     let mut all = Vec::new();
     loop {
         let at = all.len();
@@ -250,30 +252,30 @@ unsafe fn collect(
 
 /// Registers with arguments behind the first.
 #[cfg(target_arch = "x86_64")]
-const REGISTERS: usize = 5;
+const REGISTER_ARGUMENTS: usize = 5;
 #[cfg(target_arch = "aarch64")]
-const REGISTERS: usize = 7;
+const REGISTER_ARGUMENTS: usize = 7;
 
-unsafe extern "C" fn ginnel_execl(path: *const c_char, registers: Strings, stack: Strings) -> c_int {
+unsafe extern "C" fn ginnel_execl(path: *const c_char, registers: StringArray, stack: StringArray) -> c_int {
     // SAFETY: the program's arguments end with null.
     unsafe {
-        let (argv, _) = collect(registers, REGISTERS, stack);
+        let (argv, _) = collect_varargs(registers, REGISTER_ARGUMENTS, stack);
         execve(path, argv.as_ptr(), environ)
     }
 }
 
-unsafe extern "C" fn ginnel_execlp(file: *const c_char, registers: Strings, stack: Strings) -> c_int {
+unsafe extern "C" fn ginnel_execlp(file: *const c_char, registers: StringArray, stack: StringArray) -> c_int {
     // SAFETY: the program's arguments end with null.
     unsafe {
-        let (argv, _) = collect(registers, REGISTERS, stack);
+        let (argv, _) = collect_varargs(registers, REGISTER_ARGUMENTS, stack);
         execvpe(file, argv.as_ptr(), environ)
     }
 }
 
-unsafe extern "C" fn ginnel_execle(path: *const c_char, registers: Strings, stack: Strings) -> c_int {
+unsafe extern "C" fn ginnel_execle(path: *const c_char, registers: StringArray, stack: StringArray) -> c_int {
     // SAFETY: the program's arguments end with null, and the environment follows.
     unsafe {
-        let (argv, behind) = collect(registers, REGISTERS, stack);
+        let (argv, behind) = collect_varargs(registers, REGISTER_ARGUMENTS, stack);
         execve(path, argv.as_ptr(), (*behind).cast())
     }
 }

@@ -23,14 +23,14 @@ const IFF_LOWER_UP: c_int = 1 << 16;
 const MARK: u64 = 0x6669_6c65_6e6e_6967;
 
 /// The stack's links. None where it is gone, or this is no place to ask.
-fn links(ops: &Ops) -> Vec<Interface> {
-    let kernels = names_of_the_kernels();
+fn stack_links(ops: &Ops) -> Vec<Interface> {
+    let kernels = kernel_interface_names();
     let is_taken = |wanted: &str| kernels.iter().any(|name| **name == *wanted.as_bytes());
     ops.interfaces(is_taken).unwrap_or_default()
 }
 
 /// Names of the kernel's interfaces, from its list: asked about a name that it does not know, it looks for a module of this name to load, with root's rights if that is who asks.
-fn names_of_the_kernels() -> Vec<Box<[u8]>> {
+fn kernel_interface_names() -> Vec<Box<[u8]>> {
     // SAFETY: as libc's.
     let list = unsafe { real::if_nameindex() };
     let mut names = Vec::new();
@@ -49,12 +49,12 @@ fn names_of_the_kernels() -> Vec<Box<[u8]>> {
 }
 
 /// Those that stand beside the kernel's: the loop is the kernel's `lo`.
-fn links_of_their_own(ops: &Ops) -> impl Iterator<Item = Interface> {
-    links(ops).into_iter().filter(|link| !link.loopback)
+fn non_loopback_links(ops: &Ops) -> impl Iterator<Item = Interface> {
+    stack_links(ops).into_iter().filter(|link| !link.loopback)
 }
 
 /// Writes a name as C has it.
-fn name_of(link: &Interface) -> [c_char; NAME_MAX + 1] {
+fn c_name(link: &Interface) -> [c_char; NAME_MAX + 1] {
     let mut name = [0; NAME_MAX + 1];
     for (place, byte) in name.iter_mut().zip(link.name.bytes().take(NAME_MAX)) {
         *place = byte.cast_signed();
@@ -71,7 +71,7 @@ fn flags_of(link: &Interface) -> c_int {
     }
 }
 
-fn in_addr(address: Ipv4Addr) -> sockaddr_in {
+fn in_sockaddr(address: Ipv4Addr) -> sockaddr_in {
     // SAFETY: all zero is an address.
     let mut name: sockaddr_in = unsafe { zeroed() };
     name.sin_family = libc::AF_INET as u16;
@@ -85,7 +85,7 @@ fn as_sockaddr(name: sockaddr_in) -> sockaddr {
     unsafe { core::mem::transmute::<sockaddr_in, sockaddr>(name) }
 }
 
-fn in6_addr_of(address: Ipv6Addr, scope: u32) -> sockaddr_in6 {
+fn in6_sockaddr(address: Ipv6Addr, scope: u32) -> sockaddr_in6 {
     // SAFETY: as above.
     let mut name: sockaddr_in6 = unsafe { zeroed() };
     name.sin6_family = libc::AF_INET6 as u16;
@@ -96,7 +96,7 @@ fn in6_addr_of(address: Ipv6Addr, scope: u32) -> sockaddr_in6 {
 
 /// Room for one address of whatever kind.
 #[repr(C)]
-union Name {
+union AnySockaddr {
     v4: sockaddr_in,
     v6: sockaddr_in6,
     link: sockaddr_ll,
@@ -104,26 +104,26 @@ union Name {
 
 /// An entry of a list, with all that it points to.
 #[repr(C)]
-struct Row {
+struct IfaddrsBlock {
     // First, so that both have one address.
     entry: ifaddrs,
     /// Of the first row alone: the mark, and its own address.
     mark: [u64; 2],
     name: [c_char; NAME_MAX + 1],
-    address: Name,
-    mask: Name,
-    broadcast: Name,
+    address: AnySockaddr,
+    mask: AnySockaddr,
+    broadcast: AnySockaddr,
 }
 
 /// What stands in a row.
-struct Entry<'a> {
+struct IfaddrsEntry<'a> {
     link: &'a Interface,
-    address: Name,
-    mask: Option<Name>,
-    broadcast: Option<Name>,
+    address: AnySockaddr,
+    mask: Option<AnySockaddr>,
+    broadcast: Option<AnySockaddr>,
 }
 
-fn link_entry(link: &Interface) -> Entry<'_> {
+fn link_entry(link: &Interface) -> IfaddrsEntry<'_> {
     let name = |mac: [u8; 6]| {
         // SAFETY: all zero is an address.
         let mut name: sockaddr_ll = unsafe { zeroed() };
@@ -132,29 +132,29 @@ fn link_entry(link: &Interface) -> Entry<'_> {
         name.sll_hatype = ARPHRD_ETHER;
         name.sll_halen = 6;
         name.sll_addr[..6].copy_from_slice(&mac);
-        Name { link: name }
+        AnySockaddr { link: name }
     };
-    Entry { link, address: name(link.mac), mask: None, broadcast: Some(name([0xff; 6])) }
+    IfaddrsEntry { link, address: name(link.mac), mask: None, broadcast: Some(name([0xff; 6])) }
 }
 
-fn address_entry(link: &Interface, address: IpAddr, prefix: u8) -> Entry<'_> {
+fn address_entry(link: &Interface, address: IpAddr, prefix: u8) -> IfaddrsEntry<'_> {
     match address {
         IpAddr::V4(v4) => {
             let broadcast = broadcast_v4(v4, prefix).filter(|_| !link.loopback);
-            Entry {
+            IfaddrsEntry {
                 link,
-                address: Name { v4: in_addr(v4) },
-                mask: Some(Name { v4: in_addr(mask_v4(prefix)) }),
-                broadcast: broadcast.map(|address| Name { v4: in_addr(address) }),
+                address: AnySockaddr { v4: in_sockaddr(v4) },
+                mask: Some(AnySockaddr { v4: in_sockaddr(mask_v4(prefix)) }),
+                broadcast: broadcast.map(|address| AnySockaddr { v4: in_sockaddr(address) }),
             }
         }
         IpAddr::V6(v6) => {
             let scope = if v6.is_unicast_link_local() { link.index } else { 0 };
             let mask = Ipv6Addr::from_bits(u128::MAX.unbounded_shl(128 - u32::from(prefix.min(128))));
-            Entry {
+            IfaddrsEntry {
                 link,
-                address: Name { v6: in6_addr_of(v6, scope) },
-                mask: Some(Name { v6: in6_addr_of(mask, 0) }),
+                address: AnySockaddr { v6: in6_sockaddr(v6, scope) },
+                mask: Some(AnySockaddr { v6: in6_sockaddr(mask, 0) }),
                 broadcast: None,
             }
         }
@@ -162,21 +162,21 @@ fn address_entry(link: &Interface, address: IpAddr, prefix: u8) -> Entry<'_> {
 }
 
 /// The entries as a list in one piece of libc's memory. Null if there is none, or no memory.
-fn list_of(entries: Vec<Entry<'_>>) -> *mut ifaddrs {
+fn build_list(entries: Vec<IfaddrsEntry<'_>>) -> *mut ifaddrs {
     let count = entries.len();
     if count == 0 {
         return null_mut();
     }
     // SAFETY: asks for memory, which is zero.
-    let rows = unsafe { libc::calloc(count, size_of::<Row>()) }.cast::<Row>();
+    let rows = unsafe { libc::calloc(count, size_of::<IfaddrsBlock>()) }.cast::<IfaddrsBlock>();
     if rows.is_null() {
         return null_mut();
     }
-    for (at, Entry { link, address, mask, broadcast }) in entries.into_iter().enumerate() {
+    for (at, IfaddrsEntry { link, address, mask, broadcast }) in entries.into_iter().enumerate() {
         // SAFETY: there are so many rows, all zero, which each of their fields may be, and nobody else knows of them.
         let row = unsafe { &mut *rows.add(at) };
         let flags = flags_of(link) | IFF_LOWER_UP;
-        (row.name, row.address) = (name_of(link), address);
+        (row.name, row.address) = (c_name(link), address);
         row.entry.ifa_name = row.name.as_mut_ptr();
         row.entry.ifa_flags = flags.cast_unsigned();
         row.entry.ifa_addr = (&raw mut row.address).cast();
@@ -226,7 +226,7 @@ unsafe extern "C" fn getifaddrs(list: *mut *mut ifaddrs) -> c_int {
     if result != 0 {
         return result;
     }
-    let Some(ops) = attach::wanted() else { return result };
+    let Some(ops) = attach::ops_or_attach_quietly() else { return result };
     let (mut kernels, mut end) = (Vec::new(), list);
     // SAFETY: libc has made a list, which ends with null.
     unsafe {
@@ -235,13 +235,13 @@ unsafe extern "C" fn getifaddrs(list: *mut *mut ifaddrs) -> c_int {
             end = &raw mut entry.ifa_next;
         }
     }
-    let links = links(ops);
+    let links = stack_links(ops);
     let own = links.iter().filter(|link| !link.loopback).map(link_entry);
     // What the kernel has, too, is there already: programs would bind it twice.
     let addresses = links.iter().flat_map(|link| link.addresses.iter().map(move |known| (link, known)));
     let addresses = addresses.filter(|(_, (address, _))| !kernels.contains(address));
     let addresses = addresses.map(|(link, (address, prefix))| address_entry(link, *address, *prefix));
-    let ours = list_of(own.chain(addresses).collect());
+    let ours = build_list(own.chain(addresses).collect());
     // SAFETY: the end of libc's list.
     unsafe { *end = ours };
     result
@@ -252,19 +252,19 @@ unsafe extern "C" fn getifaddrs(list: *mut *mut ifaddrs) -> c_int {
 ///
 /// # Safety
 /// It must be an entry of a list.
-unsafe fn is_ours(entry: *const ifaddrs) -> bool {
+unsafe fn is_stack_part(entry: *const ifaddrs) -> bool {
     // SAFETY: the caller's promise.
     let name = unsafe { (*entry).ifa_name };
-    name.addr() == entry.addr() + offset_of!(Row, name)
+    name.addr() == entry.addr() + offset_of!(IfaddrsBlock, name)
         // SAFETY: see above.
-        && unsafe { (&raw const (*entry.cast::<Row>()).mark).read() } == [MARK, entry.addr() as u64]
+        && unsafe { (&raw const (*entry.cast::<IfaddrsBlock>()).mark).read() } == [MARK, entry.addr() as u64]
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn freeifaddrs(list: *mut ifaddrs) {
     let mut list = list;
     // SAFETY: a list that `getifaddrs` has made, or libc's own, which ends with null.
-    unsafe { free_ours(&raw mut list) };
+    unsafe { free_stack_part(&raw mut list) };
     if !list.is_null() {
         // SAFETY: what libc has made.
         unsafe { real::freeifaddrs(list) };
@@ -275,13 +275,13 @@ unsafe extern "C" fn freeifaddrs(list: *mut ifaddrs) {
 ///
 /// # Safety
 /// It must be a list, and nobody else's.
-unsafe fn free_ours(list: *mut *mut ifaddrs) {
+unsafe fn free_stack_part(list: *mut *mut ifaddrs) {
     let mut place = list;
     // SAFETY: the caller's promise. The stack's part is in one piece, and libc's memory.
     unsafe {
         while let Some(entry) = (*place).as_mut() {
             let entry: *mut ifaddrs = entry;
-            if is_ours(entry) {
+            if is_stack_part(entry) {
                 *place = null_mut();
                 libc::free(entry.cast());
                 return;
@@ -294,7 +294,7 @@ unsafe fn free_ours(list: *mut *mut ifaddrs) {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn if_nametoindex(name: *const c_char) -> c_uint {
     // SAFETY: the program's name ends with a zero.
-    if let Some(link) = unsafe { link_called(CStr::from_ptr(name).to_bytes()) } {
+    if let Some(link) = unsafe { link_by_name(CStr::from_ptr(name).to_bytes()) } {
         return link.index;
     }
     // SAFETY: passed on as it came.
@@ -302,18 +302,18 @@ unsafe extern "C" fn if_nametoindex(name: *const c_char) -> c_uint {
 }
 
 /// The link of the stack's with this name, which none of the kernel's has. It comes first: see [`names_of_the_kernels`].
-fn link_called(name: &[u8]) -> Option<Interface> {
-    links_of_their_own(attach::wanted()?).find(|link| link.name.as_bytes() == name)
+fn link_by_name(name: &[u8]) -> Option<Interface> {
+    non_loopback_links(attach::ops_or_attach_quietly()?).find(|link| link.name.as_bytes() == name)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn if_indextoname(index: c_uint, name: *mut c_char) -> *mut c_char {
     if index >= FIRST_INDEX
-        && let Some(ops) = attach::wanted()
-        && let Some(link) = links_of_their_own(ops).find(|link| link.index == index)
+        && let Some(ops) = attach::ops_or_attach_quietly()
+        && let Some(link) = non_loopback_links(ops).find(|link| link.index == index)
     {
         // SAFETY: the program has room for `IF_NAMESIZE` bytes.
-        unsafe { name.cast::<[c_char; NAME_MAX + 1]>().write_unaligned(name_of(&link)) };
+        unsafe { name.cast::<[c_char; NAME_MAX + 1]>().write_unaligned(c_name(&link)) };
         return name;
     }
     // SAFETY: passed on as it came.
@@ -324,8 +324,8 @@ unsafe extern "C" fn if_indextoname(index: c_uint, name: *mut c_char) -> *mut c_
 unsafe extern "C" fn if_nameindex() -> *mut NameIndex {
     // SAFETY: as libc's.
     let kernels = unsafe { real::if_nameindex() };
-    let Some(ops) = attach::wanted().filter(|_| !kernels.is_null()) else { return kernels };
-    let links: Vec<_> = links_of_their_own(ops).collect();
+    let Some(ops) = attach::ops_or_attach_quietly().filter(|_| !kernels.is_null()) else { return kernels };
+    let links: Vec<_> = non_loopback_links(ops).collect();
     let mut count = 0;
     // SAFETY: libc's array ends with an entry of nothing.
     while unsafe { (*kernels.add(count)).if_index } != 0 {
@@ -342,7 +342,7 @@ unsafe extern "C" fn if_nameindex() -> *mut NameIndex {
     let mut at = count;
     for link in &links {
         // SAFETY: a name that ends with a zero.
-        let name = unsafe { libc::strdup(name_of(link).as_ptr()) };
+        let name = unsafe { libc::strdup(c_name(link).as_ptr()) };
         if !name.is_null() {
             // SAFETY: there is room for all of them.
             unsafe { all.add(at).write(NameIndex { if_index: link.index, if_name: name }) };
@@ -355,8 +355,8 @@ unsafe extern "C" fn if_nameindex() -> *mut NameIndex {
 }
 
 /// Whether a request lists interfaces or tells of one: any socket may be asked.
-pub fn are_asked_for(request: c_ulong) -> bool {
-    request == SIOCGIFCONF || TOLD.contains(&request)
+pub fn is_interface_request(request: c_ulong) -> bool {
+    request == SIOCGIFCONF || SINGLE_INTERFACE_REQUESTS.contains(&request)
 }
 
 /// The requests of `ioctl` that list interfaces and tell of them, on a socket. All others about the kernel's network are the kernel's.
@@ -366,22 +366,22 @@ pub fn are_asked_for(request: c_ulong) -> bool {
 pub unsafe fn ioctl(ops: &Ops, fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     match ops.family_of(fd) {
         // The kernel does not know of a socket of the stack's that it is one of IPv6.
-        Ok(family) if family != libc::AF_INET && OF_IPV4.contains(&request) => {
-            return super::fails(Errno::NOTTY, -1);
+        Ok(family) if family != libc::AF_INET && IPV4_REQUESTS.contains(&request) => {
+            return super::fail_with(Errno::NOTTY, -1);
         }
         Ok(_) => {}
-        Err(Errno::AGAIN) => return super::fails(Errno::AGAIN, -1),
+        Err(Errno::AGAIN) => return super::fail_with(Errno::AGAIN, -1),
         // SAFETY: passed on as it came: the kernel says what is wrong with it.
         Err(_) => return unsafe { real::ioctl(fd, request, argument) },
     }
     if request == SIOCGIFCONF {
         // SAFETY: the caller's promise.
-        return unsafe { conf(ops, fd, argument.cast()) };
+        return unsafe { siocgifconf(ops, fd, argument.cast()) };
     }
-    if TOLD.contains(&request)
+    if SINGLE_INTERFACE_REQUESTS.contains(&request)
         // SAFETY: the caller's promise; null is the kernel's to refuse.
         && let Some(asked) = unsafe { argument.cast::<ifreq>().as_mut() }
-        && let Some(answer) = tell(ops, request, asked)
+        && let Some(answer) = answer_request(ops, request, asked)
     {
         return answer.to_c();
     }
@@ -390,24 +390,24 @@ pub unsafe fn ioctl(ops: &Ops, fd: c_int, request: c_ulong, argument: *mut c_voi
 }
 
 /// What a request wants to know of one of the stack's links. `None`: it is about none.
-fn tell(ops: &Ops, request: c_ulong, asked: &mut ifreq) -> Option<Result<(), Errno>> {
+fn answer_request(ops: &Ops, request: c_ulong, asked: &mut ifreq) -> Option<Result<(), Errno>> {
     // What is too long is cut, as by the kernel, and a request for the name need not hold one.
     let bytes = asked.ifr_name.map(c_char::cast_unsigned);
     let name = bytes[..NAME_MAX].split(|byte| *byte == 0).next()?;
     // SAFETY: a number, whatever stands there.
     let index = unsafe { asked.ifr_ifru.ifru_ifindex };
-    let link = links_of_their_own(ops).find(|link| match request {
+    let link = non_loopback_links(ops).find(|link| match request {
         SIOCGIFNAME => link.index.cast_signed() == index,
         _ => link.name.as_bytes() == name,
     })?;
     let of_v4 = |what: &dyn Fn(Ipv4Addr, u8) -> Ipv4Addr| {
         let (address, prefix) = link.ipv4().ok_or(Errno::ADDRNOTAVAIL)?;
-        Ok(as_sockaddr(in_addr(what(address, prefix))))
+        Ok(as_sockaddr(in_sockaddr(what(address, prefix))))
     };
     let answer = &mut asked.ifr_ifru;
     let told = match request {
         SIOCGIFNAME => {
-            asked.ifr_name = name_of(&link);
+            asked.ifr_name = c_name(&link);
             return Some(Ok(()));
         }
         SIOCGIFADDR | SIOCGIFDSTADDR => of_v4(&|address, _| address),
@@ -447,9 +447,9 @@ fn tell(ops: &Ops, request: c_ulong, asked: &mut ifreq) -> Option<Result<(), Err
 ///
 /// # Safety
 /// Null, or as netdevice(7) has it.
-unsafe fn conf(ops: &Ops, fd: c_int, asked: *mut libc::ifconf) -> c_int {
+unsafe fn siocgifconf(ops: &Ops, fd: c_int, asked: *mut libc::ifconf) -> c_int {
     // SAFETY: the caller's promise.
-    let Some(asked) = (unsafe { asked.as_mut() }) else { return super::fails(Errno::FAULT, -1) };
+    let Some(asked) = (unsafe { asked.as_mut() }) else { return super::fail_with(Errno::FAULT, -1) };
     let request = size_of::<ifreq>();
     // SAFETY: all zero asks how long it is.
     let mut kernels: libc::ifconf = unsafe { zeroed() };
@@ -472,14 +472,14 @@ unsafe fn conf(ops: &Ops, fd: c_int, asked: *mut libc::ifconf) -> c_int {
     // SAFETY: the kernel wrote addresses.
     let known: Vec<_> =
         all.iter().filter_map(|one| unsafe { ip_of(&raw const one.ifr_ifru.ifru_addr) }).collect();
-    for link in links(ops) {
+    for link in stack_links(ops) {
         for (address, _) in &link.addresses {
             let IpAddr::V4(v4) = address else { continue };
             if !known.contains(address) {
                 // SAFETY: all zero is a request.
                 let mut one = unsafe { zeroed::<ifreq>() };
-                one.ifr_name = name_of(&link);
-                one.ifr_ifru.ifru_addr = as_sockaddr(in_addr(*v4));
+                one.ifr_name = c_name(&link);
+                one.ifr_ifru.ifru_addr = as_sockaddr(in_sockaddr(*v4));
                 all.push(one);
             }
         }
@@ -511,7 +511,7 @@ const SIOCGIFMTU: c_ulong = 0x8921;
 const SIOCGIFHWADDR: c_ulong = 0x8927;
 const SIOCGIFINDEX: c_ulong = 0x8933;
 /// Those that tell of one interface.
-const TOLD: [c_ulong; 10] = [
+const SINGLE_INTERFACE_REQUESTS: [c_ulong; 10] = [
     SIOCGIFNAME,
     SIOCGIFFLAGS,
     SIOCGIFADDR,
@@ -524,4 +524,4 @@ const TOLD: [c_ulong; 10] = [
     SIOCGIFINDEX,
 ];
 /// Those that are about an address of IPv4: on Linux sockets of IPv4 alone answer them.
-const OF_IPV4: [c_ulong; 4] = [SIOCGIFADDR, SIOCGIFDSTADDR, SIOCGIFBRDADDR, SIOCGIFNETMASK];
+const IPV4_REQUESTS: [c_ulong; 4] = [SIOCGIFADDR, SIOCGIFDSTADDR, SIOCGIFBRDADDR, SIOCGIFNETMASK];

@@ -1,18 +1,18 @@
 //! The functions that stand in front of libc's. Each asks whether a descriptor is the stack's, and if not passes the call on.
 
-mod bytes;
-mod confine;
 mod descriptors;
 mod epoll;
 mod exec;
 mod interfaces;
-mod memory;
 mod poll;
-mod rights;
+mod sandbox;
+mod scm_rights;
+mod send_recv;
 mod signals;
 mod sockets;
 mod spawn_actions;
 mod syscall;
+mod user_memory;
 
 use crate::attach;
 use core::ffi::{c_int, c_long};
@@ -22,8 +22,8 @@ use rustix::io::Errno;
 
 /// The stack's operations, if the descriptor is the stack's, or was until it was closed.
 #[inline]
-fn ours(fd: c_int) -> Option<&'static Ops> {
-    attach::ops().filter(|ops| ops.answers_for(fd))
+fn stack_ops(fd: c_int) -> Option<&'static Ops> {
+    attach::ops().filter(|ops| ops.handles(fd))
 }
 
 /// Results as C has them: -1, and the reason in `errno`.
@@ -31,32 +31,32 @@ trait ToC<T> {
     fn to_c(self) -> T;
 }
 
-fn fails<T>(error: Errno, minus_one: T) -> T {
-    memory::set_errno(error.raw_os_error());
+fn fail_with<T>(error: Errno, minus_one: T) -> T {
+    user_memory::set_errno(error.raw_os_error());
     minus_one
 }
 
 impl ToC<c_int> for Result<(), Errno> {
     fn to_c(self) -> c_int {
-        self.map_or_else(|error| fails(error, -1), |()| 0)
+        self.map_or_else(|error| fail_with(error, -1), |()| 0)
     }
 }
 
 impl ToC<c_int> for Result<c_int, Errno> {
     fn to_c(self) -> c_int {
-        self.unwrap_or_else(|error| fails(error, -1))
+        self.unwrap_or_else(|error| fail_with(error, -1))
     }
 }
 
 impl ToC<c_int> for Result<usize, Errno> {
     fn to_c(self) -> c_int {
-        self.map_or_else(|error| fails(error, -1), |value| c_int::try_from(value).unwrap_or(c_int::MAX))
+        self.map_or_else(|error| fail_with(error, -1), |value| c_int::try_from(value).unwrap_or(c_int::MAX))
     }
 }
 
 impl ToC<ssize_t> for Result<usize, Errno> {
     fn to_c(self) -> ssize_t {
-        self.map_or_else(|error| fails(error, -1), usize::cast_signed)
+        self.map_or_else(|error| fail_with(error, -1), usize::cast_signed)
     }
 }
 

@@ -1,10 +1,10 @@
 //! `poll` and `select` and their kin.
 #![allow(unsafe_code)] // functions that C calls
 
-use super::{ToC, memory};
+use super::{ToC, user_memory};
 use crate::{attach, real};
 use core::ffi::c_int;
-use ginnel_posix_ops::{Ops, Patience};
+use ginnel_posix_ops::{Ops, Timeout};
 use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 ///
 /// # Safety
 /// The list must be as long as told.
-unsafe fn any_ours(fds: *const pollfd, count: nfds_t) -> Option<&'static Ops> {
+unsafe fn any_stack_fd(fds: *const pollfd, count: nfds_t) -> Option<&'static Ops> {
     let ops = attach::ops()?;
     let count = usize::try_from(count).ok()?;
     // SAFETY: the caller's promise.
@@ -22,11 +22,11 @@ unsafe fn any_ours(fds: *const pollfd, count: nfds_t) -> Option<&'static Ops> {
 
 /// # Safety
 /// The list must be as long as told, the mask null or a mask.
-unsafe fn poll_ours(
+unsafe fn poll_stack(
     ops: &Ops,
     fds: *mut pollfd,
     count: nfds_t,
-    patience: Patience,
+    patience: Timeout,
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: the caller's promise; the length fits as it was counted before.
@@ -39,8 +39,8 @@ unsafe fn poll_ours(
 unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the program's list is as long as it says.
     unsafe {
-        match any_ours(fds, count) {
-            Some(ops) => poll_ours(ops, fds, count, Patience::of_ms(timeout), core::ptr::null()),
+        match any_stack_fd(fds, count) {
+            Some(ops) => poll_stack(ops, fds, count, Timeout::from_millis(timeout), core::ptr::null()),
             None => real::poll(fds, count, timeout),
         }
     }
@@ -50,8 +50,8 @@ unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_
 unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
     // SAFETY: the program's list is as long as it says; libc ends one that says too much.
     unsafe {
-        match any_ours(fds, count).filter(|_| count as usize * size_of::<pollfd>() <= room) {
-            Some(ops) => poll_ours(ops, fds, count, Patience::of_ms(timeout), core::ptr::null()),
+        match any_stack_fd(fds, count).filter(|_| count as usize * size_of::<pollfd>() <= room) {
+            Some(ops) => poll_stack(ops, fds, count, Timeout::from_millis(timeout), core::ptr::null()),
             None => real::__poll_chk(fds, count, timeout, room),
         }
     }
@@ -66,9 +66,9 @@ unsafe extern "C" fn ppoll(
 ) -> c_int {
     // SAFETY: the program's list is as long as it says.
     unsafe {
-        let Some(ops) = any_ours(fds, count) else { return real::ppoll(fds, count, timeout, mask) };
-        match memory::timeout(timeout) {
-            Ok(timeout) => poll_ours(ops, fds, count, Patience::of(timeout), mask),
+        let Some(ops) = any_stack_fd(fds, count) else { return real::ppoll(fds, count, timeout, mask) };
+        match user_memory::timeout(timeout) {
+            Ok(timeout) => poll_stack(ops, fds, count, Timeout::after(timeout), mask),
             Err(error) => Err::<usize, _>(error).to_c(),
         }
     }
@@ -84,7 +84,7 @@ unsafe extern "C" fn __ppoll_chk(
 ) -> c_int {
     // SAFETY: the program's list is as long as it says; libc ends one that says too much.
     unsafe {
-        if any_ours(fds, count).is_some() && count as usize * size_of::<pollfd>() <= room {
+        if any_stack_fd(fds, count).is_some() && count as usize * size_of::<pollfd>() <= room {
             return ppoll(fds, count, timeout, mask);
         }
         real::__ppoll_chk(fds, count, timeout, mask, room)
@@ -99,7 +99,7 @@ unsafe fn words<'a>(set: *mut fd_set, count: c_int) -> Option<&'a mut [u64]> {
 }
 
 /// The operations, if one of the descriptors in the sets is the stack's.
-unsafe fn any_in_sets(count: c_int, sets: [*mut fd_set; 3]) -> Option<&'static Ops> {
+unsafe fn any_stack_fd_in_sets(count: c_int, sets: [*mut fd_set; 3]) -> Option<&'static Ops> {
     let ops = attach::ops()?;
     let ours = sets.iter().any(|set| {
         // SAFETY: the program's sets are as it says.
@@ -122,7 +122,7 @@ unsafe extern "C" fn select(
 ) -> c_int {
     // SAFETY: the program's sets and time are as it says.
     unsafe {
-        let Some(ops) = any_in_sets(count, [read, write, except]) else {
+        let Some(ops) = any_stack_fd_in_sets(count, [read, write, except]) else {
             return real::select(count, read, write, except, timeout);
         };
         let time = timeout.as_mut();
@@ -136,7 +136,7 @@ unsafe extern "C" fn select(
         };
         let began = Instant::now();
         let sets = [words(read, count), words(write, count), words(except, count)];
-        let result = ops.select(count, sets, Patience::of(limit), None);
+        let result = ops.select(count, sets, Timeout::after(limit), None);
         if let (Some(time), Some(limit)) = (time, limit) {
             // Linux tells how much time was left.
             let left = limit.saturating_sub(began.elapsed());
@@ -158,12 +158,12 @@ unsafe extern "C" fn pselect(
 ) -> c_int {
     // SAFETY: the program's sets and time are as it says.
     unsafe {
-        let Some(ops) = any_in_sets(count, [read, write, except]) else {
+        let Some(ops) = any_stack_fd_in_sets(count, [read, write, except]) else {
             return real::pselect(count, read, write, except, timeout, mask);
         };
         let sets = [words(read, count), words(write, count), words(except, count)];
-        let limit = memory::timeout(timeout);
-        limit.and_then(|limit| ops.select(count, sets, Patience::of(limit), mask.as_ref())).to_c()
+        let limit = user_memory::timeout(timeout);
+        limit.and_then(|limit| ops.select(count, sets, Timeout::after(limit), mask.as_ref())).to_c()
     }
 }
 

@@ -9,7 +9,7 @@ use core::ffi::{c_int, c_long};
 use core::mem::zeroed;
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
-use ginnel_posix_ops::handlers;
+use ginnel_posix_ops::signal_handlers;
 use libc::{SA_NODEFER, SA_RESETHAND, SA_RESTART, SA_SIGINFO, SIG_DFL, SIG_ERR, SIG_IGN, sighandler_t};
 
 /// What `sysv_signal` has always set beside the others, and means nothing.
@@ -18,15 +18,15 @@ const SA_INTERRUPT: c_int = 0x2000_0000;
 const SIG_HOLD: sighandler_t = 2;
 
 /// Signals that `siginterrupt` was asked to let interrupt calls, a bit each: `signal` heeds it.
-static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
+static SIGINTERRUPT_SIGNALS: AtomicU64 = AtomicU64::new(0);
 
 /// Signals whose handler was to be in force once, and is of one argument: what is left of it when it was does not say so.
-static OF_ONE_ARGUMENT: AtomicU64 = AtomicU64::new(0);
+static ONE_SHOT_PLAIN: AtomicU64 = AtomicU64::new(0);
 
 /// After a change, which the next call that waits looks at.
-fn changed<T>(result: T) -> T {
+fn after_change<T>(result: T) -> T {
     if let Some(ops) = attach::ops() {
-        ops.handlers_changed();
+        ops.invalidate_handlers();
     }
     result
 }
@@ -40,11 +40,11 @@ fn bit(number: c_int) -> u64 {
     if (1..=64).contains(&number) { 1 << (number - 1) } else { 0 }
 }
 
-fn has(set: &AtomicU64, number: c_int) -> bool {
+fn contains(set: &AtomicU64, number: c_int) -> bool {
     set.load(Ordering::Relaxed) & bit(number) != 0
 }
 
-fn put(set: &AtomicU64, number: c_int, is_in: bool) {
+fn set_bit(set: &AtomicU64, number: c_int, is_in: bool) {
     match is_in {
         true => set.fetch_or(bit(number), Ordering::Relaxed),
         false => set.fetch_and(!bit(number), Ordering::Relaxed),
@@ -52,13 +52,13 @@ fn put(set: &AtomicU64, number: c_int, is_in: bool) {
 }
 
 /// What the kernel is told instead of a handler and its flags.
-fn told(number: c_int, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
+fn to_kernel(number: c_int, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
     let of_three = flags & SA_SIGINFO != 0;
     if flags & SA_RESETHAND != 0 {
-        put(&OF_ONE_ARGUMENT, number, is_handler(handler) && !of_three);
+        set_bit(&ONE_SHOT_PLAIN, number, is_handler(handler) && !of_three);
     }
     if is_handler(handler)
-        && let Some(entry) = handlers::entry(handler, of_three)
+        && let Some(entry) = signal_handlers::trampoline(handler, of_three)
     {
         return (entry, flags | SA_SIGINFO);
     }
@@ -66,8 +66,8 @@ fn told(number: c_int, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_
 }
 
 /// What the program said of what the kernel was told; of one argument were those that were to be in force once.
-fn said(of_one: bool, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
-    match handlers::behind(handler) {
+fn to_program(of_one: bool, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
+    match signal_handlers::handler_of(handler) {
         Some((handler, true)) => (handler, flags),
         Some((handler, false)) => (handler, flags & !SA_SIGINFO),
         None if handler == SIG_DFL && flags & SA_RESETHAND != 0 && of_one => (handler, flags & !SA_SIGINFO),
@@ -81,20 +81,20 @@ unsafe extern "C" fn sigaction(
     action: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
-    let of_one = has(&OF_ONE_ARGUMENT, signal);
+    let of_one = contains(&ONE_SHOT_PLAIN, signal);
     // SAFETY: the program's actions are null or as they say, and libc's function wants such.
     unsafe {
         let action = action.as_ref().map(|action| {
-            let (handler, flags) = told(signal, action.sa_sigaction, action.sa_flags);
+            let (handler, flags) = to_kernel(signal, action.sa_sigaction, action.sa_flags);
             libc::sigaction { sa_sigaction: handler, sa_flags: flags, ..*action }
         });
         let result = real::sigaction(signal, action.as_ref().map_or(ptr::null(), ptr::from_ref), old);
         if result == 0
             && let Some(old) = old.as_mut()
         {
-            (old.sa_sigaction, old.sa_flags) = said(of_one, old.sa_sigaction, old.sa_flags);
+            (old.sa_sigaction, old.sa_flags) = to_program(of_one, old.sa_sigaction, old.sa_flags);
         }
-        if action.is_some() { changed(result) } else { result }
+        if action.is_some() { after_change(result) } else { result }
     }
 }
 
@@ -128,11 +128,11 @@ pub unsafe fn rt_sigaction(signal: c_long, action: c_long, old: c_long, len: c_l
     // The flags are the lower half, all of them.
     let flags = |flags: u64| flags as c_int;
     let number = signal as c_int;
-    let of_one = has(&OF_ONE_ARGUMENT, number);
+    let of_one = contains(&ONE_SHOT_PLAIN, number);
     // SAFETY: the caller's promise.
     unsafe {
         let action = ptr::with_exposed_provenance::<Action>(action as usize).as_ref().map(|action| {
-            let (handler, flags) = told(number, action.handler, flags(action.flags));
+            let (handler, flags) = to_kernel(number, action.handler, flags(action.flags));
             Action { handler, flags: flags.cast_unsigned().into(), ..*action }
         });
         let place = action.as_ref().map_or(ptr::null(), ptr::from_ref).expose_provenance() as c_long;
@@ -140,10 +140,10 @@ pub unsafe fn rt_sigaction(signal: c_long, action: c_long, old: c_long, len: c_l
         if result == 0
             && let Some(old) = ptr::with_exposed_provenance_mut::<Action>(old as usize).as_mut()
         {
-            let (handler, flags) = said(of_one, old.handler, flags(old.flags));
+            let (handler, flags) = to_program(of_one, old.handler, flags(old.flags));
             (old.handler, old.flags) = (handler, flags.cast_unsigned().into());
         }
-        Some(if action.is_some() { changed(result) } else { result })
+        Some(if action.is_some() { after_change(result) } else { result })
     }
 }
 
@@ -170,9 +170,9 @@ fn install(number: c_int, handler: sighandler_t, flags: c_int, blocked: Option<c
 unsafe extern "C" fn signal(number: c_int, handler: sighandler_t) -> sighandler_t {
     if !is_handler(handler) {
         // SAFETY: passed on as it came.
-        return said(false, changed(unsafe { real::signal(number, handler) }), 0).0;
+        return to_program(false, after_change(unsafe { real::signal(number, handler) }), 0).0;
     }
-    let interrupts = has(&INTERRUPTING, number);
+    let interrupts = contains(&SIGINTERRUPT_SIGNALS, number);
     install(number, handler, if interrupts { 0 } else { SA_RESTART }, Some(number))
 }
 
@@ -192,7 +192,7 @@ unsafe extern "C" fn ssignal(number: c_int, handler: sighandler_t) -> sighandler
 unsafe extern "C" fn __sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
     if !is_handler(handler) {
         // SAFETY: passed on as it came.
-        return said(false, changed(unsafe { real::__sysv_signal(number, handler) }), 0).0;
+        return to_program(false, after_change(unsafe { real::__sysv_signal(number, handler) }), 0).0;
     }
     install(number, handler, SA_RESETHAND | SA_NODEFER | SA_INTERRUPT, None)
 }
@@ -207,7 +207,7 @@ unsafe extern "C" fn sysv_signal(number: c_int, handler: sighandler_t) -> sighan
 unsafe extern "C" fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t {
     if !is_handler(handler) || handler == SIG_HOLD {
         // SAFETY: passed on as it came.
-        return said(false, changed(unsafe { real::sigset(number, handler) }), 0).0;
+        return to_program(false, after_change(unsafe { real::sigset(number, handler) }), 0).0;
     }
     let old = install(number, handler, 0, None);
     if old == SIG_ERR {
@@ -225,9 +225,9 @@ unsafe extern "C" fn sigset(number: c_int, handler: sighandler_t) -> sighandler_
 #[unsafe(no_mangle)]
 unsafe extern "C" fn siginterrupt(number: c_int, on: c_int) -> c_int {
     // SAFETY: passed on as it came.
-    let result = changed(unsafe { real::siginterrupt(number, on) });
+    let result = after_change(unsafe { real::siginterrupt(number, on) });
     if result == 0 {
-        put(&INTERRUPTING, number, on != 0);
+        set_bit(&SIGINTERRUPT_SIGNALS, number, on != 0);
     }
     result
 }

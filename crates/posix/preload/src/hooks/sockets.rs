@@ -1,17 +1,17 @@
 //! Sockets: how they come to be, and what is asked about them.
 #![allow(unsafe_code)] // functions that C calls
 
-use super::{ToC, memory, ours};
+use super::{ToC, stack_ops, user_memory};
 use crate::{attach, real};
 use core::ffi::{c_int, c_void};
-use ginnel_posix_ops::{Ops, Whole};
+use ginnel_posix_ops::{Ops, SignalDeferred};
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    if Ops::takes_socket(domain, kind, protocol)
-        && let Some(ops) = attach::needed_for_network()
+    if Ops::supports_socket(domain, kind, protocol)
+        && let Some(ops) = attach::ops_for_new_socket()
     {
         return ops.socket(domain, kind, protocol).to_c();
     }
@@ -21,10 +21,10 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    match ours(fd) {
+    match stack_ops(fd) {
         Some(ops) => {
             // SAFETY: the program's address is as long as it says.
-            unsafe { memory::address(address, len) }.and_then(|address| ops.bind(fd, address)).to_c()
+            unsafe { user_memory::address(address, len) }.and_then(|address| ops.bind(fd, address)).to_c()
         }
         // SAFETY: passed on as it came.
         None => unsafe { real::bind(fd, address, len) },
@@ -33,7 +33,7 @@ unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    match ours(fd) {
+    match stack_ops(fd) {
         Some(ops) => ops.listen(fd, backlog).to_c(),
         // SAFETY: passed on as it came.
         None => unsafe { real::listen(fd, backlog) },
@@ -48,23 +48,23 @@ unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
-    let Some(ops) = ours(fd) else {
+    let Some(ops) = stack_ops(fd) else {
         // SAFETY: passed on as it came.
         return unsafe { real::accept4(fd, address, len, flags) };
     };
     let accepted = ops.accept4(fd, flags).and_then(|(new, peer)| {
         // SAFETY: the program's room is as much as it says.
-        unsafe { memory::put_address(&peer, address, len) }.map(|()| new)
+        unsafe { user_memory::write_address(&peer, address, len) }.map(|()| new)
     });
     accepted.to_c()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    match ours(fd) {
+    match stack_ops(fd) {
         Some(ops) => {
             // SAFETY: the program's address is as long as it says.
-            unsafe { memory::address(address, len) }.and_then(|address| ops.connect(fd, address)).to_c()
+            unsafe { user_memory::address(address, len) }.and_then(|address| ops.connect(fd, address)).to_c()
         }
         // SAFETY: passed on as it came.
         None => unsafe { real::connect(fd, address, len) },
@@ -79,7 +79,7 @@ unsafe extern "C" fn __connect(fd: c_int, address: *const sockaddr, len: socklen
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    match ours(fd) {
+    match stack_ops(fd) {
         Some(ops) => ops.shutdown(fd, how).to_c(),
         // SAFETY: passed on as it came.
         None => unsafe { real::shutdown(fd, how) },
@@ -88,22 +88,26 @@ unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    let Some(ops) = ours(fd) else {
+    let Some(ops) = stack_ops(fd) else {
         // SAFETY: passed on as it came.
         return unsafe { real::getsockname(fd, address, len) };
     };
     // SAFETY: the program's room is as much as it says.
-    ops.getsockname(fd).and_then(|name| unsafe { memory::put(name.bytes(), address.cast(), len) }).to_c()
+    ops.getsockname(fd)
+        .and_then(|name| unsafe { user_memory::write_value(name.bytes(), address.cast(), len) })
+        .to_c()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    let Some(ops) = ours(fd) else {
+    let Some(ops) = stack_ops(fd) else {
         // SAFETY: passed on as it came.
         return unsafe { real::getpeername(fd, address, len) };
     };
     // SAFETY: the program's room is as much as it says.
-    ops.getpeername(fd).and_then(|name| unsafe { memory::put(name.bytes(), address.cast(), len) }).to_c()
+    ops.getpeername(fd)
+        .and_then(|name| unsafe { user_memory::write_value(name.bytes(), address.cast(), len) })
+        .to_c()
 }
 
 #[unsafe(no_mangle)]
@@ -114,14 +118,14 @@ unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> c_int {
-    let Some(ops) = ours(fd) else {
+    let Some(ops) = stack_ops(fd) else {
         // SAFETY: passed on as it came.
         return unsafe { real::getsockopt(fd, level, name, value, len) };
     };
     // Its value is memory for a moment.
-    let given = Whole::new(|| {
+    let given = SignalDeferred::new(|| {
         // SAFETY: the program's room is as much as it says.
-        unsafe { memory::give_option(value, len, |room| ops.getsockopt(fd, level, name, room)) }
+        unsafe { user_memory::write_option(value, len, |room| ops.getsockopt(fd, level, name, room)) }
     });
     given.to_c()
 }
@@ -134,7 +138,7 @@ unsafe extern "C" fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> c_int {
-    let Some(ops) = ours(fd) else {
+    let Some(ops) = stack_ops(fd) else {
         // SAFETY: passed on as it came.
         return unsafe { real::setsockopt(fd, level, name, value, len) };
     };
@@ -142,7 +146,7 @@ unsafe extern "C" fn setsockopt(
         return Err::<(), _>(Errno::INVAL).to_c();
     }
     // SAFETY: the program's value is as long as it says.
-    unsafe { memory::bytes(value, len as usize) }
+    unsafe { user_memory::bytes(value, len as usize) }
         .and_then(|value| ops.setsockopt(fd, level, name, value))
         .to_c()
 }
@@ -158,7 +162,7 @@ const RESERVED_PORTS: core::ops::RangeInclusive<u16> = 600..=1023;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bindresvport(fd: c_int, address: *mut libc::sockaddr_in) -> c_int {
-    if ours(fd).is_none() {
+    if stack_ops(fd).is_none() {
         // SAFETY: passed on as it came.
         return unsafe { real::bindresvport(fd, address) };
     }

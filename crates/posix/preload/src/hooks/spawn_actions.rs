@@ -10,24 +10,24 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// One step.
 #[derive(Clone, Copy)]
-enum Action {
+enum FileAction {
     /// This one is closed, or something of the kernel's opened there.
-    Gone(RawFd),
+    Close(RawFd),
     /// The first becomes the second.
-    Copy(RawFd, RawFd),
+    Dup2(RawFd, RawFd),
     /// All from some number on are closed, and with them the way to the stack.
-    GoneFrom,
+    CloseFrom,
 }
 
 /// By the address of the program's list.
-static LISTS: Mutex<BTreeMap<usize, Vec<Action>>> = Mutex::new(BTreeMap::new());
+static LISTS: Mutex<BTreeMap<usize, Vec<FileAction>>> = Mutex::new(BTreeMap::new());
 
-fn lists() -> MutexGuard<'static, BTreeMap<usize, Vec<Action>>> {
+fn lists() -> MutexGuard<'static, BTreeMap<usize, Vec<FileAction>>> {
     // A list is whole after each step.
     LISTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn note(list: *const c_void, result: c_int, action: Action) -> c_int {
+fn record(list: *const c_void, result: c_int, action: FileAction) -> c_int {
     if result == 0 {
         lists().entry(list.addr()).or_default().push(action);
     }
@@ -35,16 +35,20 @@ fn note(list: *const c_void, result: c_int, action: Action) -> c_int {
 }
 
 /// What of ours a program keeps that is started with this list: the numbers there and here. `inherited` are those without close-on-exec.
-pub fn kept(list: *const c_void, inherited: Vec<RawFd>, ours: impl Fn(RawFd) -> bool) -> Vec<(RawFd, RawFd)> {
+pub fn surviving_fds(
+    list: *const c_void,
+    inherited: Vec<RawFd>,
+    ours: impl Fn(RawFd) -> bool,
+) -> Vec<(RawFd, RawFd)> {
     let mut there: BTreeMap<RawFd, RawFd> = inherited.into_iter().map(|fd| (fd, fd)).collect();
     let lists = lists();
     for action in lists.get(&list.addr()).into_iter().flatten() {
         match *action {
-            Action::Gone(fd) => {
+            FileAction::Close(fd) => {
                 there.remove(&fd);
             }
             // Also of one that would be closed: its copy is not.
-            Action::Copy(from, to) => {
+            FileAction::Dup2(from, to) => {
                 match there.get(&from).copied().or_else(|| ours(from).then_some(from)) {
                     Some(here) => {
                         there.insert(to, here);
@@ -54,7 +58,7 @@ pub fn kept(list: *const c_void, inherited: Vec<RawFd>, ours: impl Fn(RawFd) -> 
                     }
                 }
             }
-            Action::GoneFrom => there.clear(),
+            FileAction::CloseFrom => there.clear(),
         }
     }
     there.into_iter().collect()
@@ -77,13 +81,17 @@ unsafe extern "C" fn posix_spawn_file_actions_destroy(list: *mut c_void) -> c_in
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_spawn_file_actions_addclose(list: *mut c_void, fd: c_int) -> c_int {
     // SAFETY: passed on as it came.
-    note(list, unsafe { real::posix_spawn_file_actions_addclose(list, fd) }, Action::Gone(fd))
+    record(list, unsafe { real::posix_spawn_file_actions_addclose(list, fd) }, FileAction::Close(fd))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_spawn_file_actions_adddup2(list: *mut c_void, from: c_int, to: c_int) -> c_int {
     // SAFETY: passed on as it came.
-    note(list, unsafe { real::posix_spawn_file_actions_adddup2(list, from, to) }, Action::Copy(from, to))
+    record(
+        list,
+        unsafe { real::posix_spawn_file_actions_adddup2(list, from, to) },
+        FileAction::Dup2(from, to),
+    )
 }
 
 #[unsafe(no_mangle)]
@@ -96,7 +104,7 @@ unsafe extern "C" fn posix_spawn_file_actions_addopen(
 ) -> c_int {
     // SAFETY: passed on as it came.
     let result = unsafe { real::posix_spawn_file_actions_addopen(list, fd, path, flags, mode) };
-    note(list, result, Action::Gone(fd))
+    record(list, result, FileAction::Close(fd))
 }
 
 /// All of the library's own are beyond it, as a rule, and closed with the others: such a program finds none of our sockets, which it asked for.
@@ -104,5 +112,5 @@ unsafe extern "C" fn posix_spawn_file_actions_addopen(
 unsafe extern "C" fn posix_spawn_file_actions_addclosefrom_np(list: *mut c_void, first: c_int) -> c_int {
     // SAFETY: passed on as it came.
     let result = unsafe { real::posix_spawn_file_actions_addclosefrom_np(list, first) };
-    note(list, result, Action::GoneFrom)
+    record(list, result, FileAction::CloseFrom)
 }

@@ -1,7 +1,7 @@
 //! `syscall`: system calls by number, which name descriptors too. Those that the library answers by name it answers by number.
 #![allow(unsafe_code)] // functions that C calls
 
-use super::ours;
+use super::stack_ops;
 use crate::{attach, real};
 use core::ffi::{c_int, c_long};
 use ginnel_posix_ops::Ops;
@@ -90,16 +90,17 @@ unsafe extern "C" fn syscall(
     }
     // A ring would take descriptors past these hooks: programs that find none use the calls.
     if number == libc::SYS_io_uring_setup {
-        return super::fails(Errno::NOSYS, -1);
+        return super::fail_with(Errno::NOSYS, -1);
     }
     // A process with memory of its own that goes on where this one is; others begin elsewhere, and are threads.
     if number == libc::SYS_clone && a & c_long::from(libc::CLONE_VM) == 0 && b == 0 {
         // SAFETY: passed on as it came.
-        return crate::process::forks(|| unsafe { real::syscall(number, a, b, c, d, e, f) });
+        return crate::fork::run_fork_syscall(|| unsafe { real::syscall(number, a, b, c, d, e, f) });
     }
     // SAFETY: the program's arguments are what the call of this number wants.
-    let done =
-        unsafe { by_number(number, [a, b, c, d, e, f]).or_else(|| by_old_number(number, [a, b, c, d, e])) };
+    let done = unsafe {
+        by_number(number, [a, b, c, d, e, f]).or_else(|| by_legacy_number(number, [a, b, c, d, e]))
+    };
     // SAFETY: passed on as it came.
     done.unwrap_or_else(|| unsafe { real::syscall(number, a, b, c, d, e, f) })
 }
@@ -119,7 +120,7 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c
             libc::SYS_close_range => call::close_range(a, b, c),
             libc::SYS_prctl => call::prctl(a, b, c, d, e),
             libc::SYS_prlimit64 => call::prlimit64(a, b, c, d),
-            libc::SYS_seccomp => return Some(super::confine::seccomp(a, b, c)),
+            libc::SYS_seccomp => return Some(super::sandbox::seccomp(a, b, c)),
             libc::SYS_dup3 => call::dup3(a, b, c),
             libc::SYS_ppoll => call::ppoll(a, b, c, d),
             libc::SYS_pselect6 => {
@@ -136,7 +137,7 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c
             libc::SYS_recvmmsg => call::recvmmsg(a, b, c, d, e),
             libc::SYS_sendfile => return Some(call::sendfile(a, b, c, d)),
             libc::SYS_splice => return Some(call::splice(a, b, c, d, e, f)),
-            _ => return by_number_of_ours(number, [a, b, c, d, e, f]),
+            _ => return by_fd_number(number, [a, b, c, d, e, f]),
         };
         Some(any.into())
     }
@@ -146,12 +147,12 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c
 ///
 /// # Safety
 /// As above.
-unsafe fn by_number_of_ours(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c_long> {
+unsafe fn by_fd_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c_long> {
     use by_name as call;
-    if ours(a as c_int).is_none() {
+    if stack_ops(a as c_int).is_none() {
         // Also before there are operations: this one is not to be closed, and to be known of by nobody.
         return Ops::is_internal(a as c_int)
-            .then(|| super::fails(Errno::BADF, -1))
+            .then(|| super::fail_with(Errno::BADF, -1))
             .filter(|_| matches!(number, libc::SYS_close | libc::SYS_dup | libc::SYS_fcntl));
     }
     // SAFETY: the caller's promise.
@@ -193,7 +194,7 @@ unsafe fn by_number_of_ours(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> 
 /// # Safety
 /// As above.
 #[cfg(target_arch = "x86_64")]
-unsafe fn by_old_number(number: c_long, [a, b, c, d, e]: [c_long; 5]) -> Option<c_long> {
+unsafe fn by_legacy_number(number: c_long, [a, b, c, d, e]: [c_long; 5]) -> Option<c_long> {
     use by_name as call;
     // SAFETY: the caller's promise.
     let result = unsafe {
@@ -202,7 +203,7 @@ unsafe fn by_old_number(number: c_long, [a, b, c, d, e]: [c_long; 5]) -> Option<
             libc::SYS_poll => call::poll(a, b, c),
             libc::SYS_select => call::select(a, b, c, d, e),
             libc::SYS_epoll_create if a > 0 => call::epoll_create1(0),
-            libc::SYS_epoll_wait if ours(a as c_int).is_some() => call::epoll_wait(a, b, c, d),
+            libc::SYS_epoll_wait if stack_ops(a as c_int).is_some() => call::epoll_wait(a, b, c, d),
             // A child that shared this process's memory would change its tables.
             libc::SYS_vfork => call::vfork(),
             _ => return None,
@@ -216,6 +217,6 @@ unsafe fn by_old_number(number: c_long, [a, b, c, d, e]: [c_long; 5]) -> Option<
 /// # Safety
 /// None is needed.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn by_old_number(_: c_long, _: [c_long; 5]) -> Option<c_long> {
+unsafe fn by_legacy_number(_: c_long, _: [c_long; 5]) -> Option<c_long> {
     None
 }

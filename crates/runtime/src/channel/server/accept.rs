@@ -1,11 +1,11 @@
 //! Listeners, and connections that are offered to clients (docs/adr/0013-accept-credits.md).
 
-use super::domain::{Domain, Listening, ones};
-use super::served::{Offered, Served};
-use crate::channel::bells::RUNG;
-use crate::channel::control::Sharing;
-use crate::channel::places::{self, Revoked};
-use crate::channel::region::{OFFERS_MAX, SECOND_CHOICE};
+use super::client_state::{ClientState, PendingOffer};
+use super::domain::{Domain, DomainListener, set_bits};
+use crate::channel::control::AddressSharing;
+use crate::channel::doorbells::NOTIFIED;
+use crate::channel::offer_slots::{self, RevokeOutcome};
+use crate::channel::region::{FALLBACK_CREDIT, OFFERS_MAX};
 use crate::channel::sync::Ordering;
 use crate::context::Context;
 use crate::error::Error;
@@ -16,42 +16,42 @@ use std::collections::VecDeque;
 
 impl Domain {
     /// A connection that a client took is its own.
-    pub(super) fn settle(&mut self, cx: &mut Context<'_>, number: usize, place: usize) {
+    pub(super) fn complete_accept(&mut self, cx: &mut Context<'_>, number: usize, place: usize) {
         let Some(client) = &mut self.clients[number] else { return };
-        let Some(Offered { listener, socket, .. }) = client.offered(place) else { return };
-        if !places::settle(&self.region.offers(number)[place], listener, socket) {
+        let Some(PendingOffer { listener, socket, .. }) = client.offer(place) else { return };
+        if !offer_slots::clear_accepted(&self.region.offers(number)[place], listener, socket) {
             return;
         }
-        client.clear(place);
+        client.clear_offer(place);
         if let Some(listening) = &mut self.listeners[usize::from(listener)] {
-            listening.keep(cx, listening.kept.saturating_sub(1));
+            listening.set_unaccepted(cx, listening.unaccepted.saturating_sub(1));
         }
         let known = self.socket(socket);
-        known.offered = None;
-        known.holders |= 1 << number;
+        known.offer = None;
+        known.owners |= 1 << number;
         self.stats.accepted += 1;
         // Whatever came since it was offered.
-        self.ring(socket);
+        self.notify_owners(socket);
     }
 
     /// Takes an offer back; whether the client had not taken it.
-    pub(super) fn revoke(&mut self, number: usize, place: usize) -> bool {
+    pub(super) fn revoke_offer(&mut self, number: usize, place: usize) -> bool {
         let Some(client) = &mut self.clients[number] else { return false };
-        let Some(Offered { listener, socket, .. }) = client.offered(place) else { return false };
-        match places::revoke(&self.region.offers(number)[place], listener, socket) {
-            Revoked::Taken => return false,
+        let Some(PendingOffer { listener, socket, .. }) = client.offer(place) else { return false };
+        match offer_slots::revoke(&self.region.offers(number)[place], listener, socket) {
+            RevokeOutcome::Taken => return false,
             // What it was offered goes to others.
-            Revoked::Overwritten => self.stats.violations += 1,
-            Revoked::Back => {}
+            RevokeOutcome::Overwritten => self.stats.violations += 1,
+            RevokeOutcome::Revoked => {}
         }
-        client.clear(place);
+        client.clear_offer(place);
         let known = &mut self.sockets[socket as usize];
-        known.offered = None;
+        known.offer = None;
         let listening = self.listeners[usize::from(listener)].as_mut();
-        known.waits = listening.is_some();
+        known.is_pending = listening.is_some();
         if let Some(listening) = listening {
-            listening.waiting.push_front(socket);
-            self.queued |= 1 << listener;
+            listening.pending.push_front(socket);
+            self.pending_listeners |= 1 << listener;
         }
         true
     }
@@ -61,65 +61,67 @@ impl Domain {
         let (Some(client), Some(listening)) = (&self.clients[number], &self.listeners[listener]) else {
             return false;
         };
-        if client.dozes || listening.holders & 1 << number == 0 {
+        if client.is_suspended || listening.owners & 1 << number == 0 {
             return false;
         }
         let credits = self.region.credits(number)[listener].load(Ordering::Acquire);
-        client.out_of(listener) < ((credits & !SECOND_CHOICE) as usize).min(OFFERS_MAX)
+        client.outstanding_of(listener) < ((credits & !FALLBACK_CREDIT) as usize).min(OFFERS_MAX)
     }
 
     /// Whether a client would rather serve another shard.
-    fn is_second_choice(&self, number: usize, listener: usize) -> bool {
-        self.region.credits(number)[listener].load(Ordering::Relaxed) & SECOND_CHOICE != 0
+    fn is_fallback(&self, number: usize, listener: usize) -> bool {
+        self.region.credits(number)[listener].load(Ordering::Relaxed) & FALLBACK_CREDIT != 0
     }
 
     /// Offers what waits to those who have credit: those whose first choice this shard is before others, the one with the fewest offers first, and of several in turn.
-    pub(super) fn deal(&mut self, cx: &mut Context<'_>) {
-        for listener in ones(self.queued) {
+    pub(super) fn distribute(&mut self, cx: &mut Context<'_>) {
+        for listener in set_bits(self.pending_listeners) {
             loop {
-                let Some(listening) = self.listeners[listener].as_ref().filter(|l| !l.waiting.is_empty())
+                let Some(listening) = self.listeners[listener].as_ref().filter(|l| !l.pending.is_empty())
                 else {
-                    self.queued &= !(1 << listener);
+                    self.pending_listeners &= !(1 << listener);
                     break;
                 };
-                let out = |n: &usize| self.clients[*n].as_ref().map_or(0, Served::out);
+                let out = |n: &usize| self.clients[*n].as_ref().map_or(0, ClientState::outstanding);
                 // Those behind the last that got one come first.
-                let holders = self.members & listening.holders;
-                let first = holders & !(u64::MAX >> (63 - self.dealt_to));
-                let in_turn = ones(first).chain(ones(holders & !first));
+                let holders = self.client_mask & listening.owners;
+                let first = holders & !(u64::MAX >> (63 - self.distributed_to));
+                let in_turn = set_bits(first).chain(set_bits(holders & !first));
                 let mut able = in_turn.filter(|n| self.has_credit(*n, listener));
-                let rank = |n: &usize| (self.is_second_choice(*n, listener), out(n));
+                let rank = |n: &usize| (self.is_fallback(*n, listener), out(n));
                 // Mostly there is one who accepts, and nobody to be compared with.
                 let chosen = if holders.is_power_of_two() { able.next() } else { able.min_by_key(rank) };
                 let Some(number) = chosen else { break };
-                if !self.offer(cx, listener, number) {
+                if !self.offer_to(cx, listener, number) {
                     break;
                 }
-                self.dealt_to = number;
+                self.distributed_to = number;
             }
         }
     }
 
-    pub(super) fn offer(&mut self, cx: &mut Context<'_>, listener: usize, number: usize) -> bool {
+    pub(super) fn offer_to(&mut self, cx: &mut Context<'_>, listener: usize, number: usize) -> bool {
         let (Some(listening), Some(client)) = (&mut self.listeners[listener], &mut self.clients[number])
         else {
             return false;
         };
-        let Some(&socket) = listening.waiting.front() else { return false };
-        let until = cx.now() + self.offer_time;
+        let Some(&socket) = listening.pending.front() else { return false };
+        let until = cx.now() + self.offer_timeout;
         let listener = listener as u16;
-        let Some(place) = client.put(Offered { listener, socket, until }) else { return false };
-        listening.waiting.pop_front();
-        self.region.socket(socket).offer_place.store(place as u32, Ordering::Relaxed);
+        let Some(place) = client.add_offer(PendingOffer { listener, socket, deadline: until }) else {
+            return false;
+        };
+        listening.pending.pop_front();
+        self.region.socket(socket).offer_slot.store(place as u32, Ordering::Relaxed);
         let known = &mut self.sockets[socket as usize];
-        known.waits = false;
-        known.offered = Some((number as u8, place as u8));
-        places::offer(&self.region.offers(number)[place], listener, socket);
-        client.down.ring(self.region.down(number), socket, RUNG);
-        if !self.timer_runs {
-            self.timer_runs = cx.set_timer(self.offer_time, self.token()).is_some();
+        known.is_pending = false;
+        known.offer = Some((number as u8, place as u8));
+        offer_slots::offer(&self.region.offers(number)[place], listener, socket);
+        client.to_client.notify(self.region.to_client(number), socket, NOTIFIED);
+        if !self.is_offer_timer_set {
+            self.is_offer_timer_set = cx.set_timer(self.offer_timeout, self.token()).is_some();
         }
-        self.take_more(cx);
+        self.accept_more(cx);
         true
     }
 
@@ -131,10 +133,11 @@ impl Domain {
         options: ListenOptions,
         alone: bool,
     ) -> Result<u32, Error> {
-        if self.workers && !alone {
+        if self.shares_listeners && !alone {
             let shared = self.listeners.iter_mut().zip(0..).find_map(|(listening, number)| {
-                let listening = listening.as_mut().filter(|l| l.at == at && l.holders & 1 << client == 0)?;
-                listening.holders |= 1 << client;
+                let listening =
+                    listening.as_mut().filter(|l| l.address == at && l.owners & 1 << client == 0)?;
+                listening.owners |= 1 << client;
                 Some(number)
             });
             if let Some(number) = shared {
@@ -148,27 +151,27 @@ impl Domain {
         let backlog = options.backlog.min(self.backlog_max as u32);
         let options = ListenOptions { backlog, ..options };
         let ListenOptions { reuse_port, user, v6_only, .. } = options;
-        let is_narrow = self.is_narrow(options.socket.recv_buffer_bytes);
-        let listener = if alone { cx.listen_alone(at, options) } else { cx.listen(at, options) }?;
-        self.listeners[number] = Some(Listening {
+        let is_narrow = self.is_small_recv_buffer(options.socket.recv_buffer_bytes);
+        let listener = if alone { cx.listen_exclusive(at, options) } else { cx.listen(at, options) }?;
+        self.listeners[number] = Some(DomainListener {
             listener,
-            at,
-            sharing: Sharing { reuse_address: false, reuse_port, user, v6_only },
-            holders: 1 << client,
-            placeholders: 0,
-            waiting: VecDeque::new(),
-            kept: 0,
+            address: at,
+            sharing: AddressSharing { reuse_address: false, reuse_port, uid: user, v6only: v6_only },
+            owners: 1 << client,
+            proxies: 0,
+            pending: VecDeque::new(),
+            unaccepted: 0,
             backlog: backlog.max(1) as usize,
-            asked: backlog,
-            is_narrow,
+            requested_backlog: backlog,
+            has_small_recv_buffer: is_narrow,
         });
         for client in 0..self.clients.len() {
             // Credit for a listener that had this number before.
             self.region.credits(client)[number].store(0, Ordering::Relaxed);
         }
         // Another shard may have listened first, and connections have come since.
-        self.starved = true;
-        self.take_more(cx);
+        self.is_accept_stalled = true;
+        self.accept_more(cx);
         Ok(number as u32)
     }
 
@@ -178,18 +181,23 @@ impl Domain {
         let most = self.backlog_max;
         if let Some(Some(listening)) = self.listeners.get_mut(number as usize) {
             listening.backlog = (backlog.max(1) as usize).min(most);
-            listening.asked = backlog.min(most as u32);
-            listening.keep(cx, listening.kept);
+            listening.requested_backlog = backlog.min(most as u32);
+            listening.set_unaccepted(cx, listening.unaccepted);
         }
-        self.take_more(cx);
-        self.deal(cx);
+        self.accept_more(cx);
+        self.distribute(cx);
     }
 
     /// What connections of a listener begin with from now on.
-    pub(super) fn amend(&mut self, cx: &mut Context<'_>, number: u32, options: &SocketOptions) {
-        let is_narrow = self.is_narrow(options.recv_buffer_bytes);
+    pub(super) fn set_listener_options(
+        &mut self,
+        cx: &mut Context<'_>,
+        number: u32,
+        options: &SocketOptions,
+    ) {
+        let is_narrow = self.is_small_recv_buffer(options.recv_buffer_bytes);
         if let Some(Some(listening)) = self.listeners.get_mut(number as usize) {
-            listening.is_narrow = is_narrow;
+            listening.has_small_recv_buffer = is_narrow;
             if cx.set_listener_options(listening.listener, options).is_err() {
                 self.stats.options_refused += 1;
             }
@@ -198,73 +206,73 @@ impl Domain {
 
     pub(super) fn join(&mut self, client: usize, number: u32) -> Result<(), Stale> {
         let listening = self.listeners.get_mut(number as usize).and_then(Option::as_mut);
-        listening.ok_or(Stale::Handle)?.holders |= 1 << client;
+        listening.ok_or(Stale::Handle)?.owners |= 1 << client;
         Ok(())
     }
 
     /// A client holds a listener no more.
     pub(super) fn unlisten(&mut self, cx: &mut Context<'_>, client: usize, number: u32) {
         let Some(Some(listening)) = self.listeners.get_mut(number as usize) else { return };
-        let held = listening.holders & 1 << client != 0;
-        listening.holders &= !(1 << client);
+        let held = listening.owners & 1 << client != 0;
+        listening.owners &= !(1 << client);
         if held {
-            self.unheld_listener(cx, number);
+            self.close_listener_if_unowned(cx, number);
         }
     }
 
     /// A listener may have lost its last holder.
-    pub(super) fn unheld_listener(&mut self, cx: &mut Context<'_>, number: u32) {
+    pub(super) fn close_listener_if_unowned(&mut self, cx: &mut Context<'_>, number: u32) {
         let Some(slot) = self.listeners.get_mut(number as usize) else { return };
-        let Some(listening) = slot.take_if(|l| l.holders == 0 && l.placeholders == 0) else { return };
+        let Some(listening) = slot.take_if(|l| l.owners == 0 && l.proxies == 0) else { return };
         // Only a stale handle can be refused.
         let _ = cx.unlisten(listening.listener);
-        let mut nobodys: Vec<u32> = listening.waiting.into();
-        self.stop_deferring(number as usize, &mut nobodys);
+        let mut nobodys: Vec<u32> = listening.pending.into();
+        self.drain_deferred(number as usize, &mut nobodys);
         for client in 0..self.clients.len() {
             for place in 0..OFFERS_MAX {
-                let offer = self.clients[client].as_ref().and_then(|c| c.offered(place));
+                let offer = self.clients[client].as_ref().and_then(|c| c.offer(place));
                 if let Some(offer) = offer.filter(|o| u32::from(o.listener) == number)
-                    && self.revoke(client, place)
+                    && self.revoke_offer(client, place)
                 {
                     nobodys.push(offer.socket);
                 }
             }
         }
         for socket in nobodys {
-            self.socket(socket).waits = false;
+            self.socket(socket).is_pending = false;
             if let Some(conn) = self.socket(socket).conn {
                 let _ = cx.abort(conn);
             }
-            self.unheld(cx, socket);
+            self.close_if_unowned(cx, socket);
         }
     }
 
     /// Takes back what was offered and not taken in time, if somebody else would.
-    pub(super) fn take_back(&mut self, cx: &mut Context<'_>) {
-        self.timer_runs = false;
+    pub(super) fn revoke_expired_offers(&mut self, cx: &mut Context<'_>) {
+        self.is_offer_timer_set = false;
         let now = cx.now();
         let mut next = None;
         for number in 0..self.clients.len() {
             for place in 0..OFFERS_MAX {
-                self.settle(cx, number, place);
+                self.complete_accept(cx, number, place);
                 let Some(client) = &self.clients[number] else { break };
-                let Some(offer) = client.offered(place) else { continue };
+                let Some(offer) = client.offer(place) else { continue };
                 let others = (0..self.clients.len()).filter(|other| *other != number);
                 let mut others = others.filter(|other| self.has_credit(*other, offer.listener.into()));
-                if now >= offer.until && others.next().is_some() && self.revoke(number, place) {
+                if now >= offer.deadline && others.next().is_some() && self.revoke_offer(number, place) {
                     self.stats.offers_revoked += 1;
                     if let Some(client) = &mut self.clients[number] {
-                        client.dozes = true;
-                        self.region.dozes(number).store(1, Ordering::Release);
+                        client.is_suspended = true;
+                        self.region.offers_suspended(number).store(1, Ordering::Release);
                     }
                 } else {
-                    next = Some(self.offer_time);
+                    next = Some(self.offer_timeout);
                 }
             }
         }
-        self.deal(cx);
-        if let Some(after) = next.filter(|_| !self.timer_runs) {
-            self.timer_runs = cx.set_timer(after, self.token()).is_some();
+        self.distribute(cx);
+        if let Some(after) = next.filter(|_| !self.is_offer_timer_set) {
+            self.is_offer_timer_set = cx.set_timer(after, self.token()).is_some();
         }
     }
 }

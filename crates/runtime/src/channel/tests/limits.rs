@@ -2,14 +2,14 @@
 
 use super::*;
 use crate::channel::simulation::SimulatedDomain;
-use ginnel_stack::udp::{UdpError, UdpOptions, UdpSending};
+use ginnel_stack::udp::{UdpError, UdpOptions, UdpSendParams};
 
 fn peer() -> Peer {
     Peer { listens: true, echoes: true, ..Peer::default() }
 }
 
 /// Two domains beside each other.
-fn two(rig: &Rig) -> [(SimulatedDomain, Client); 2] {
+fn two(rig: &Fixture) -> [(SimulatedDomain, Client); 2] {
     let server = SameThread(rig.server.clone());
     [(); 2].map(|()| {
         let (domain, parts) = server.open_domain().unwrap();
@@ -23,7 +23,7 @@ fn connect(client: &mut Client) -> Result<Conn, Error> {
 }
 
 /// Sends a line and gets it back.
-fn is_served(rig: &mut Rig, client: &mut Client, conn: Conn) {
+fn is_served(rig: &mut Fixture, client: &mut Client, conn: Conn) {
     client.send(conn, b"as ever").unwrap();
     rig.events(client);
     let mut out = [0; 64];
@@ -34,8 +34,8 @@ fn is_served(rig: &mut Rig, client: &mut Client, conn: Conn) {
 // limit: channel.buffer_bytes_max
 #[test]
 fn buffers_of_a_domain_are_bounded_and_another_has_its_own() {
-    let config = ChannelConfig { buffer_bytes_max: 3 * 2 * 4096, ..small() };
-    let mut rig = Rig::new(&config, peer());
+    let config = ChannelConfig { buffer_bytes_max: 3 * 2 * 4096, ..small_config() };
+    let mut rig = Fixture::new(&config, peer());
     let [(_, mut greedy), (_, mut good)] = two(&rig);
     let conn = connect(&mut good).unwrap();
     let conns: Vec<Conn> = (0..3).map(|_| connect(&mut greedy).unwrap()).collect();
@@ -56,13 +56,13 @@ fn buffers_of_a_domain_are_bounded_and_another_has_its_own() {
     is_served(&mut rig, &mut greedy, conn);
     drop(greedy);
     rig.run(300 * SECOND);
-    assert_eq!(rig.in_use(), 2, "those of the other");
+    assert_eq!(rig.sockets_in_use(), 2, "those of the other");
 }
 
 // limit: channel.datagram_bytes_max
 #[test]
 fn datagrams_that_wait_for_a_domain_are_bounded_and_another_has_its_own() {
-    let mut rig = Rig::new(&ChannelConfig { datagram_bytes_max: 1 << 16, ..small() }, peer());
+    let mut rig = Fixture::new(&ChannelConfig { datagram_bytes_max: 1 << 16, ..small_config() }, peer());
     let [(_, mut lazy), (_, mut good)] = two(&rig);
     let bind = |client: &mut Client, port: u16| {
         client.udp_bind(([0, 0, 0, 0], port).into(), UdpOptions::default()).unwrap()
@@ -71,7 +71,7 @@ fn datagrams_that_wait_for_a_domain_are_bounded_and_another_has_its_own() {
     let from = rig
         .peer
         .with(rig.now, |_, cx| cx.udp_bind("0.0.0.0:1000".parse().unwrap(), UdpOptions::default()).unwrap());
-    let send = |rig: &mut Rig, port: u16| {
+    let send = |rig: &mut Fixture, port: u16| {
         let sent =
             rig.peer.with(rig.now, |_, cx| cx.udp_send(from, Some(([10, 0, 0, 1], port).into()), &[7; 1400]));
         rig.run(Duration::from_millis(1));
@@ -95,7 +95,7 @@ fn datagrams_that_wait_for_a_domain_are_bounded_and_another_has_its_own() {
     assert_eq!((first, count(&mut lazy, also)), (23, fit));
     drop(lazy);
     rig.run(SECOND);
-    assert_eq!(rig.in_use(), 1);
+    assert_eq!(rig.sockets_in_use(), 1);
 }
 
 // limit: bytes of a socket in one turn
@@ -103,21 +103,21 @@ fn datagrams_that_wait_for_a_domain_are_bounded_and_another_has_its_own() {
 fn datagrams_of_one_socket_have_a_part_of_each_turn_and_the_others_have_theirs() {
     // 131,072 bytes, charged 1,024 for each, and the one that passes it.
     const IN_A_TURN: u64 = 128;
-    let mut rig = Rig::new(&ChannelConfig { socket_buffer_bytes: 1 << 18, ..small() }, peer());
+    let mut rig = Fixture::new(&ChannelConfig { socket_buffer_bytes: 1 << 18, ..small_config() }, peer());
     let [(_, mut greedy), (_, mut good)] = two(&rig);
     let conn = connect(&mut good).unwrap();
     let socket = greedy.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
     rig.peer.with(rig.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
     greedy.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
-    let small = UdpSending { to: None, source: None, piece: 0, hop_limit: None, tos: None };
+    let small = UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None };
     let write = |client: &mut Client| {
-        (0..).take_while(|_| client.udp_post(socket, &small, &[]).is_ok()).count() as u64
+        (0..).take_while(|_| client.udp_send_queued(socket, &small, &[]).is_ok()).count() as u64
     };
     rig.run(Duration::from_millis(1));
     let written = write(&mut greedy);
     assert!(written > 30 * IN_A_TURN, "{written}");
     assert_eq!(good.send(conn, b"as ever"), Ok(7));
-    let turn = |rig: &mut Rig| {
+    let turn = |rig: &mut Fixture| {
         let before = rig.peer.stats().frames_received;
         let turn = rig.server.lock().unwrap().poll_once(rig.now).unwrap();
         // A burst is 64 frames.
@@ -133,19 +133,19 @@ fn datagrams_of_one_socket_have_a_part_of_each_turn_and_the_others_have_theirs()
     let (worked, more) = turn(&mut rig);
     assert!(worked && (IN_A_TURN..IN_A_TURN + 3).contains(&more), "{more}");
     // However often it rings, and while it writes on.
-    let before = rig.stats().portions;
+    let before = rig.stats().chunks;
     for _ in 0..20 {
         write(&mut greedy);
         let (_, more) = turn(&mut rig);
         assert!(more < IN_A_TURN + 3, "{more}");
     }
-    assert_eq!(rig.stats().portions - before, 20);
+    assert_eq!(rig.stats().chunks - before, 20);
     assert_eq!(good.recv(conn, &mut [0; 64]), Ok(7), "it was answered meanwhile");
     is_served(&mut rig, &mut good, conn);
     // Nor does it change where they go what comes behind them.
     while turn(&mut rig).1 > 2 {}
     for _ in 0..200 {
-        greedy.udp_post(socket, &small, &[]).unwrap();
+        greedy.udp_send_queued(socket, &small, &[]).unwrap();
     }
     greedy.udp_connect(socket, "10.0.0.2:10".parse().unwrap()).unwrap();
     assert!((200..204).contains(&turn(&mut rig).1));
@@ -154,7 +154,11 @@ fn datagrams_of_one_socket_have_a_part_of_each_turn_and_the_others_have_theirs()
     assert!(write(&mut greedy) > 2 * IN_A_TURN);
     turn(&mut rig);
     while greedy.next_event().is_some() {}
-    assert_eq!(greedy.udp_post(socket, &small, &[]), Ok(()), "there is room, of which it will hear nothing");
+    assert_eq!(
+        greedy.udp_send_queued(socket, &small, &[]),
+        Ok(()),
+        "there is room, of which it will hear nothing"
+    );
     write(&mut greedy);
     greedy.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
     turn(&mut rig);
@@ -164,23 +168,23 @@ fn datagrams_of_one_socket_have_a_part_of_each_turn_and_the_others_have_theirs()
     let written = write(&mut greedy);
     while turn(&mut rig).1 > 2 {}
     let written = written.max(write(&mut greedy));
-    greedy.udp_post(socket, &small, &[std::io::IoSlice::new(b"last")]).unwrap_err();
+    greedy.udp_send_queued(socket, &small, &[std::io::IoSlice::new(b"last")]).unwrap_err();
     greedy.release(socket).unwrap();
     let mut sent = 0;
     for _ in 0..written / IN_A_TURN {
         let (_, more) = turn(&mut rig);
         assert!(more < IN_A_TURN + 3, "{more}");
         sent += more;
-        assert_eq!(rig.in_use(), 2, "{sent} of {written}");
+        assert_eq!(rig.sockets_in_use(), 2, "{sent} of {written}");
     }
     turn(&mut rig);
     rig.run(SECOND);
-    assert_eq!((rig.in_use(), rig.stats().violations), (1, 0));
+    assert_eq!((rig.sockets_in_use(), rig.stats().violations), (1, 0));
     // So does what a process leaves behind, and then its domain goes.
-    let domains = |rig: &Rig| rig.server.lock().unwrap().handler().domains();
+    let domains = |rig: &Fixture| rig.server.lock().unwrap().handler().domains();
     let socket = greedy.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
     greedy.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
-    assert!((0..10 * IN_A_TURN).all(|_| greedy.udp_post(socket, &small, &[]).is_ok()));
+    assert!((0..10 * IN_A_TURN).all(|_| greedy.udp_send_queued(socket, &small, &[]).is_ok()));
     let before = domains(&rig);
     drop(greedy);
     turn(&mut rig);
@@ -197,12 +201,12 @@ fn all_sockets_of_a_domain_have_a_part_of_each_turn_together_and_take_turns_them
     // 1,048,576 bytes, charged 1,024 for each datagram, and what each portion passes its end by.
     const IN_A_TURN: u64 = 1024 + 8;
     const SOCKETS: usize = 20;
-    let config = ChannelConfig { sockets_max: 32, socket_buffer_bytes: 1 << 18, ..small() };
-    let mut rig = Rig::new(&config, peer());
+    let config = ChannelConfig { sockets_max: 32, socket_buffer_bytes: 1 << 18, ..small_config() };
+    let mut rig = Fixture::new(&config, peer());
     let [(_, mut greedy), (_, mut good)] = two(&rig);
     let conn = connect(&mut good).unwrap();
     rig.peer.with(rig.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
-    let small = UdpSending { to: None, source: None, piece: 0, hop_limit: None, tos: None };
+    let small = UdpSendParams { to: None, source: None, gso_size: 0, hop_limit: None, tos: None };
     let sockets: Vec<Conn> = (0..SOCKETS)
         .map(|_| {
             let socket = greedy.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
@@ -212,10 +216,10 @@ fn all_sockets_of_a_domain_have_a_part_of_each_turn_together_and_take_turns_them
         .collect();
     rig.run(Duration::from_millis(1));
     for &socket in &sockets {
-        while greedy.udp_post(socket, &small, &[]).is_ok() {}
+        while greedy.udp_send_queued(socket, &small, &[]).is_ok() {}
     }
     good.send(conn, b"as ever").unwrap();
-    let turn = |rig: &mut Rig| {
+    let turn = |rig: &mut Fixture| {
         let before = rig.peer.stats().frames_received;
         rig.server.lock().unwrap().poll_once(rig.now).unwrap();
         for _ in 0..20 {
@@ -233,7 +237,7 @@ fn all_sockets_of_a_domain_have_a_part_of_each_turn_together_and_take_turns_them
         rig.server.lock().unwrap().handler_mut().after_sleep(false);
         for (had, &socket) in had.iter_mut().zip(&sockets) {
             // There is room for one only if something was taken.
-            *had |= greedy.udp_post(socket, &small, &[]).is_ok();
+            *had |= greedy.udp_send_queued(socket, &small, &[]).is_ok();
         }
         assert_eq!(had.iter().filter(|had| **had).count(), expected);
     }
@@ -241,7 +245,7 @@ fn all_sockets_of_a_domain_have_a_part_of_each_turn_together_and_take_turns_them
     assert_eq!(good.recv(conn, &mut [0; 64]), Ok(7), "it was answered in the first of them");
     // A process that ends leaves no more to each turn than one that lives.
     for &socket in &sockets {
-        while greedy.udp_post(socket, &small, &[]).is_ok() {}
+        while greedy.udp_send_queued(socket, &small, &[]).is_ok() {}
     }
     drop(greedy);
     for _ in 0..40 {
@@ -249,24 +253,24 @@ fn all_sockets_of_a_domain_have_a_part_of_each_turn_together_and_take_turns_them
         assert!(sent <= 2 * (IN_A_TURN + 2), "{sent}");
     }
     rig.run(SECOND);
-    assert_eq!((rig.in_use(), rig.stats().violations), (1, 0));
+    assert_eq!((rig.sockets_in_use(), rig.stats().violations), (1, 0));
     is_served(&mut rig, &mut good, conn);
 }
 
 // limit: channel.backlog_max
 #[test]
 fn a_backlog_is_no_longer_than_allowed_whatever_a_client_asks_for() {
-    let mut rig = Rig::new(&ChannelConfig { sockets_max: 64, backlog_max: 4, ..small() }, peer());
+    let mut rig = Fixture::new(&ChannelConfig { sockets_max: 64, backlog_max: 4, ..small_config() }, peer());
     let [(_, mut lazy), (_, mut good)] = two(&rig);
     let long = ListenOptions { backlog: u32::MAX, ..ListenOptions::default() };
     lazy.listen("0.0.0.0:80".parse().unwrap(), long, 0).unwrap();
     good.listen("0.0.0.0:81".parse().unwrap(), ListenOptions::default(), 8).unwrap();
     for _ in 0..40 {
         // Who has something to say comes again until it is heard: an accept queue that is full answers with cookies.
-        rig.dial(b"?");
+        rig.connect_peer(b"?");
     }
     rig.run(Duration::from_millis(100));
-    assert_eq!(rig.in_use(), 4, "the others wait in the engine, or for its answer");
+    assert_eq!(rig.sockets_in_use(), 4, "the others wait in the engine, or for its answer");
     rig.peer.with(rig.now, |peer, cx| {
         let conn = cx.connect("10.0.0.1:81".parse().unwrap(), ConnectOptions::default()).unwrap();
         peer.add(conn, b"as ever");
@@ -287,7 +291,7 @@ fn a_backlog_is_no_longer_than_allowed_whatever_a_client_asks_for() {
 // limit: listeners of a domain
 #[test]
 fn listeners_of_a_domain_are_bounded() {
-    let mut rig = Rig::new(&small(), peer());
+    let mut rig = Fixture::new(&small_config(), peer());
     let [(_, mut greedy), (_, mut good)] = two(&rig);
     let mut listen = |client: &mut Client, port: u16| {
         let listener = client.listen(([0, 0, 0, 0], port).into(), ListenOptions::default(), 1);

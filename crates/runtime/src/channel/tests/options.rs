@@ -2,27 +2,27 @@
 
 use super::*;
 use crate::TcpOption;
-use crate::channel::control::{Control, Reply, Request};
+use crate::channel::control::{ChannelReply, ChannelRequest, ControlPath};
 use ginnel_stack::error::OptionError;
 
 /// Counts the questions that are asked.
 struct Counting(SameThread, Arc<Mutex<Vec<String>>>);
 
-impl Control for Counting {
-    fn ask(&mut self, client: usize, request: Request) -> Result<Reply, Error> {
+impl ControlPath for Counting {
+    fn call(&mut self, client: usize, request: ChannelRequest) -> Result<ChannelReply, Error> {
         self.1.lock().unwrap().push(format!("{request:?}"));
-        self.0.ask(client, request)
+        self.0.call(client, request)
     }
 }
 
 #[test]
 fn options_of_connections_are_set_without_a_question() {
-    let mut rig = Rig::new(&small(), Peer::default());
+    let mut rig = Fixture::new(&small_config(), Peer::default());
     let asked = Arc::new(Mutex::new(Vec::new()));
     let control = Counting(SameThread(rig.server.clone()), asked.clone());
     let mut client = rig.server.lock().unwrap().handler_mut().attach(Box::new(control)).unwrap();
     listen(&mut client, 1);
-    rig.dial(b"");
+    rig.connect_peer(b"");
     rig.run(SECOND);
     let conn = rig.events(&mut client).iter().find_map(|event| match event {
         ClientEvent::Accepted { conn, .. } => Some(*conn),

@@ -5,11 +5,11 @@ use super::*;
 /// A parent and its child read the same stream in turns, and write to the same one: each byte once and in order.
 #[test]
 fn a_child_goes_on_where_its_parent_stopped() {
-    let mut rig = Rig::new(&small(), Peer { echoes: true, ..Peer::default() });
+    let mut rig = Fixture::new(&small_config(), Peer { echoes: true, ..Peer::default() });
     let (domain, parts) = SameThread(rig.server.clone()).open_domain().unwrap();
     let mut parent = Client::open(parts, Box::new(domain.clone())).unwrap();
     let listener = listen(&mut parent, 4);
-    rig.dial(b"first half, second half");
+    rig.connect_peer(b"first half, second half");
     let conn = accepted(&rig.events(&mut parent))[0];
     let mut out = [0; 12];
     assert_eq!(parent.recv(conn, &mut out), Ok(12));
@@ -28,29 +28,29 @@ fn a_child_goes_on_where_its_parent_stopped() {
     parent.release(conn).unwrap();
     drop(parent);
     rig.run(SECOND);
-    assert_eq!((rig.peer.handler().ends[0], rig.peer.handler().finished[0]), (None, false));
+    assert_eq!((rig.peer.handler().close_reasons[0], rig.peer.handler().has_fin[0]), (None, false));
     child.set_credits(listener, 4);
-    rig.dial(b"to the child");
+    rig.connect_peer(b"to the child");
     assert_eq!(accepted(&rig.events(&mut child)).len(), 1, "it holds the listener, too");
     child.send(conn, b"6").unwrap();
     child.shutdown_write(conn).unwrap();
     rig.run(SECOND);
     assert_eq!(rig.peer.handler().received[0], b"0123456");
-    assert!(rig.peer.handler().finished[0]);
+    assert!(rig.peer.handler().has_fin[0]);
     drop(child);
     rig.run(300 * SECOND);
-    assert_eq!(rig.in_use(), 0);
+    assert_eq!(rig.sockets_in_use(), 0);
     assert_eq!(rig.server.lock().unwrap().handler().domains(), 1, "this process's own alone");
 }
 
 /// A client dies with the lock of a stream in its hand, having written without committing: the other goes on as soon as it is buried.
 #[test]
 fn who_dies_with_the_lock_holds_nobody_up() {
-    let mut rig = Rig::new(&small(), Peer::default());
+    let mut rig = Fixture::new(&small_config(), Peer::default());
     let (domain, parts) = SameThread(rig.server.clone()).open_domain().unwrap();
     let mut parent = Client::open(parts, Box::new(domain.clone())).unwrap();
     listen(&mut parent, 4);
-    rig.dial(b"something");
+    rig.connect_peer(b"something");
     let conn = accepted(&rig.events(&mut parent))[0];
     let child = domain.fork(&parent).unwrap();
     std::mem::forget(child.lock(conn).unwrap());
@@ -67,7 +67,7 @@ fn who_dies_with_the_lock_holds_nobody_up() {
 fn threads_share_a_stream() {
     const LINES: u32 = 2000;
     let now = clock::now();
-    let (server, mut peer) = shards(&small(), Peer { echoes: true, ..Peer::default() }, now);
+    let (server, mut peer) = shards(&small_config(), Peer { echoes: true, ..Peer::default() }, now);
     let stop = StopFlag::new().unwrap();
     let server = Arc::new(Mutex::new(server));
     let (domain, parts) = SameThread(server.clone()).open_domain().unwrap();

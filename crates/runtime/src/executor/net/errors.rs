@@ -8,7 +8,7 @@ use std::io;
 
 /// How a connection ended badly, until somebody asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::executor) enum Fault {
+pub(in crate::executor) enum SocketError {
     Reset,
     /// Reset after the peer had said that it would send no more: whoever writes is told of a broken pipe (Linux's `tcp_reset`).
     Pipe,
@@ -20,9 +20,9 @@ pub(in crate::executor) enum Fault {
     Aborted,
 }
 
-impl Fault {
+impl SocketError {
     /// `None` for a good end.
-    pub(in crate::executor) const fn of(reason: CloseReason, after_fin: bool) -> Option<Self> {
+    pub(in crate::executor) const fn from_close_reason(reason: CloseReason, after_fin: bool) -> Option<Self> {
         match reason {
             CloseReason::Normal => None,
             CloseReason::Reset if after_fin => Some(Self::Pipe),
@@ -37,17 +37,17 @@ impl Fault {
     }
 }
 
-impl From<Fault> for io::Error {
-    fn from(fault: Fault) -> Self {
+impl From<SocketError> for io::Error {
+    fn from(fault: SocketError) -> Self {
         Self::from(match fault {
-            Fault::Reset => Errno::CONNRESET,
-            Fault::Pipe => Errno::PIPE,
-            Fault::Refused => Errno::CONNREFUSED,
-            Fault::TimedOut => Errno::TIMEDOUT,
-            Fault::HostUnreachable => Errno::HOSTUNREACH,
-            Fault::NetUnreachable => Errno::NETUNREACH,
-            Fault::ProtocolUnreachable => Errno::NOPROTOOPT,
-            Fault::Aborted => Errno::CONNABORTED,
+            SocketError::Reset => Errno::CONNRESET,
+            SocketError::Pipe => Errno::PIPE,
+            SocketError::Refused => Errno::CONNREFUSED,
+            SocketError::TimedOut => Errno::TIMEDOUT,
+            SocketError::HostUnreachable => Errno::HOSTUNREACH,
+            SocketError::NetUnreachable => Errno::NETUNREACH,
+            SocketError::ProtocolUnreachable => Errno::NOPROTOOPT,
+            SocketError::Aborted => Errno::CONNABORTED,
         })
     }
 }

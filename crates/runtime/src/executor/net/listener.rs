@@ -2,10 +2,10 @@
 
 use super::addr::ToSocketAddr;
 use super::errors;
-use super::state::{Dropped, ListenerState, Phase};
+use super::state::{ConnPhase, DroppedHandle, ListenerState};
 use super::stream::TcpStream;
-use crate::executor::local::{self, Access, Attempt, Waiting};
-use crate::executor::state::Wait;
+use crate::executor::local::{self, Access, Attempt, WaitRegistration};
+use crate::executor::state::WaitTarget;
 use crate::executor::waiters::Waiters;
 use core::marker::PhantomData;
 use core::net::SocketAddr;
@@ -15,7 +15,7 @@ use ginnel_stack::options::{ListenOptions, SocketOptions};
 use std::io;
 
 /// Ports that a listener on port 0 is given, as Linux's default range for clients.
-const PORTS: core::ops::RangeInclusive<u16> = 32_768..=60_999;
+const EPHEMERAL_PORTS: core::ops::RangeInclusive<u16> = 32_768..=60_999;
 
 /// A TCP socket that takes connections.
 ///
@@ -25,7 +25,7 @@ const PORTS: core::ops::RangeInclusive<u16> = 32_768..=60_999;
 pub struct TcpListener {
     listener: u32,
     executor: u32,
-    _stays: PhantomData<*const ()>,
+    _not_send: PhantomData<*const ()>,
 }
 
 impl TcpListener {
@@ -51,7 +51,7 @@ impl TcpListener {
         let options = ListenOptions { socket, ..options };
         let executor = local::current_or_error()?;
         let listener = local::access(executor, |a| listen(a, address, options))??;
-        Ok(Self { listener, executor, _stays: PhantomData })
+        Ok(Self { listener, executor, _not_send: PhantomData })
     }
 
     /// Waits for a connection and takes it. Any number of tasks may wait.
@@ -61,7 +61,7 @@ impl TcpListener {
     /// # Errors
     /// Only if the listener belongs to another shard.
     pub fn accept(&self) -> impl Future<Output = io::Result<(TcpStream, SocketAddr)>> {
-        Attempt::new(self.executor, Wait::Accept(self.listener), |a| accept(a, self.listener))
+        Attempt::new(self.executor, WaitTarget::Accept(self.listener), |a| accept(a, self.listener))
     }
 
     /// The same as a `poll` function. Of several tasks that use it only the last one is woken.
@@ -69,7 +69,7 @@ impl TcpListener {
     /// # Errors
     /// As for [`accept`](Self::accept).
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
-        let mut waiting = Waiting::poll_function(self.executor, Wait::Accept(self.listener));
+        let mut waiting = WaitRegistration::poll_function(self.executor, WaitTarget::Accept(self.listener));
         waiting.poll(cx, |a| accept(a, self.listener))
     }
 
@@ -113,17 +113,17 @@ impl Incoming<'_> {
 
 fn listen(a: &mut Access<'_>, address: SocketAddr, options: ListenOptions) -> io::Result<u32> {
     let mut local = address;
-    let count = u64::from(PORTS.end() - PORTS.start()) + 1;
+    let count = u64::from(EPHEMERAL_PORTS.end() - EPHEMERAL_PORTS.start()) + 1;
     let start = a.core.rng.next_u64() % count;
     let mut result = Err(ListenError::AddressInUse);
-    for step in 0..if address.port() == 0 { count } else { 1 } {
+    for offset in 0..if address.port() == 0 { count } else { 1 } {
         if address.port() == 0 {
             // Cannot truncate: the remainder is below the number of ports.
-            local.set_port(PORTS.start() + ((start + step) % count) as u16);
+            local.set_port(EPHEMERAL_PORTS.start() + ((start + offset) % count) as u16);
         }
         // One that was chosen is not shared with other shards.
         result = match address.port() {
-            0 => a.core.listen_alone(local, options),
+            0 => a.core.listen_exclusive(local, options),
             _ => a.core.listen(local, options),
         };
         if result != Err(ListenError::AddressInUse) {
@@ -132,17 +132,17 @@ fn listen(a: &mut Access<'_>, address: SocketAddr, options: ListenOptions) -> io
     }
     let listener = result.map_err(errors::listen)?;
     let net = &mut a.state.net;
-    let number = net.listeners.insert(ListenerState { listener, local, waiters: Waiters::NONE });
-    net.listener_numbers.insert(listener, number);
-    Ok(number)
+    let listener_id = net.listeners.insert(ListenerState { listener, local, waiters: Waiters::NONE });
+    net.listener_numbers.insert(listener, listener_id);
+    Ok(listener_id)
 }
 
 fn accept(a: &mut Access<'_>, listener: u32) -> Option<io::Result<(TcpStream, SocketAddr)>> {
     let listener = a.state.net.listeners[listener].listener;
     let conn = a.core.stack.accept(listener)?;
     // A connection that was accepted just now is known, were it over already.
-    let [_, peer] = a.core.stack.ends(conn)?;
-    let socket = a.state.net.add(a.core, conn, Phase::Open);
+    let [_, peer] = a.core.stack.endpoints(conn)?;
+    let socket = a.state.net.add(a.core, conn, ConnPhase::Open);
     Some(Ok((TcpStream::new(socket, a.executor), peer)))
 }
 
@@ -151,10 +151,10 @@ impl Drop for TcpListener {
         local::release(self.executor, |state, core| {
             let Some(listener) = state.net.listeners.remove(self.listener) else { return };
             state.net.listener_numbers.remove(&listener.listener);
-            state.lists.forget(listener.waiters);
-            let dropped = Dropped::Listener(listener.listener);
+            state.wait_lists.forget(listener.waiters);
+            let dropped = DroppedHandle::Listener(listener.listener);
             match core {
-                Some(core) => dropped.tell(core),
+                Some(core) => dropped.close(core),
                 None => state.net.dropped.push(dropped),
             }
         });

@@ -23,7 +23,7 @@ pub struct OwnedReadHalf(Rc<TcpStream>);
 #[derive(Debug)]
 pub struct OwnedWriteHalf {
     stream: Rc<TcpStream>,
-    shuts: bool,
+    shutdown_on_drop: bool,
 }
 
 /// Halves of different streams, which cannot be reunited.
@@ -41,7 +41,7 @@ impl std::error::Error for ReuniteError {}
 impl OwnedReadHalf {
     pub(super) fn halves(stream: TcpStream) -> (Self, OwnedWriteHalf) {
         let stream = Rc::new(stream);
-        (Self(Rc::clone(&stream)), OwnedWriteHalf { stream, shuts: true })
+        (Self(Rc::clone(&stream)), OwnedWriteHalf { stream, shutdown_on_drop: true })
     }
 
     /// Puts the halves together again.
@@ -52,7 +52,7 @@ impl OwnedReadHalf {
         if !Rc::ptr_eq(&self.0, &other.stream) {
             return Err(ReuniteError(self, other));
         }
-        other.shuts = false;
+        other.shutdown_on_drop = false;
         drop(other);
         match Rc::try_unwrap(self.0) {
             Ok(stream) => Ok(stream),
@@ -64,49 +64,49 @@ impl OwnedReadHalf {
 impl OwnedWriteHalf {
     /// Drops the half without sending FIN, as long as the other one lives.
     pub fn forget(mut self) {
-        self.shuts = false;
+        self.shutdown_on_drop = false;
     }
 }
 
 impl Drop for OwnedWriteHalf {
     fn drop(&mut self) {
-        if self.shuts {
+        if self.shutdown_on_drop {
             // An error says that the connection is over.
-            let _ = self.stream.shut();
+            let _ = self.stream.shutdown_write();
         }
     }
 }
 
 /// Where the stream of each type is.
-trait Of {
+trait AsTcpStream {
     fn stream(&self) -> &TcpStream;
 }
 
-impl Of for TcpStream {
+impl AsTcpStream for TcpStream {
     fn stream(&self) -> &TcpStream {
         self
     }
 }
 
-impl Of for ReadHalf<'_> {
+impl AsTcpStream for ReadHalf<'_> {
     fn stream(&self) -> &TcpStream {
         self.0
     }
 }
 
-impl Of for WriteHalf<'_> {
+impl AsTcpStream for WriteHalf<'_> {
     fn stream(&self) -> &TcpStream {
         self.0
     }
 }
 
-impl Of for OwnedReadHalf {
+impl AsTcpStream for OwnedReadHalf {
     fn stream(&self) -> &TcpStream {
         &self.0
     }
 }
 
-impl Of for OwnedWriteHalf {
+impl AsTcpStream for OwnedWriteHalf {
     fn stream(&self) -> &TcpStream {
         &self.stream
     }
@@ -203,7 +203,7 @@ macro_rules! writes {
             /// # Errors
             /// `NotConnected` if the connection is over, or the error that it ended with.
             pub async fn shutdown(&mut self) -> io::Result<()> {
-                self.stream().shut()
+                self.stream().shutdown_write()
             }
 
             /// As [`write`](Self::write), as a `poll` function: the last task that called it is woken.
@@ -219,7 +219,7 @@ macro_rules! writes {
             /// # Errors
             /// As for [`shutdown`](Self::shutdown).
             pub fn poll_shutdown(&self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-                Poll::Ready(self.stream().shut())
+                Poll::Ready(self.stream().shutdown_write())
             }
         }
     )* };

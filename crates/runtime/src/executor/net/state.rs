@@ -1,9 +1,9 @@
 //! What an executor knows of its sockets: who waits for them, and how they ended.
 
-use super::errors::Fault;
-use crate::context::{Context, Core};
+use super::errors::SocketError;
+use crate::context::{Context, ShardCore};
 use crate::executor::slab::Slab;
-use crate::executor::state::{State, Wait};
+use crate::executor::state::{ExecutorState, WaitTarget};
 use crate::executor::waiters::Waiters;
 use core::net::SocketAddr;
 use ginnel_stack::events::CloseReason;
@@ -12,33 +12,33 @@ use std::collections::HashMap;
 
 /// How far a connection has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::executor) enum Phase {
+pub(in crate::executor) enum ConnPhase {
     Connecting,
     Open,
     /// The engine has forgotten it.
-    Over,
+    Closed,
 }
 
 /// A connection that a task has. The connection's token is its number plus one.
 #[derive(Debug)]
-pub(in crate::executor) struct Socket {
+pub(in crate::executor) struct TaskSocket {
     pub(super) conn: Conn,
     pub(in crate::executor) readers: Waiters,
     pub(in crate::executor) writers: Waiters,
-    pub(super) phase: Phase,
+    pub(super) phase: ConnPhase,
     /// The peer has sent FIN.
-    pub(super) fin: bool,
+    pub(super) peer_fin: bool,
     /// We have.
-    pub(super) shut: bool,
+    pub(super) write_shutdown: bool,
     /// The last write found less room than it wanted.
-    pub(super) full: bool,
+    pub(super) send_buffer_full: bool,
     /// Told once.
-    pub(super) fault: Option<Fault>,
+    pub(super) error: Option<SocketError>,
 }
 
 /// What is left of a connection that is over while a task still has it.
 #[derive(Debug)]
-pub(super) struct Remains {
+pub(super) struct ClosedStream {
     pub(super) local: SocketAddr,
     /// What was received and not read. A reset takes nothing away that arrived before it.
     pub(super) unread: Vec<u8>,
@@ -58,65 +58,65 @@ pub(in crate::executor) struct UdpState {
     pub(in crate::executor) waiters: Waiters,
 }
 
-pub(in crate::executor) struct Net {
-    pub(in crate::executor) sockets: Slab<Socket>,
-    pub(super) remains: HashMap<u32, Remains>,
+pub(in crate::executor) struct NetState {
+    pub(in crate::executor) sockets: Slab<TaskSocket>,
+    pub(super) closed_streams: HashMap<u32, ClosedStream>,
     pub(in crate::executor) listeners: Slab<ListenerState>,
     pub(super) listener_numbers: HashMap<Listener, u32>,
     pub(in crate::executor) udp: Slab<UdpState>,
     pub(super) udp_numbers: HashMap<UdpHandle, u32>,
     /// Room for bytes on their way to a buffer of a kind that the engine does not know.
     #[cfg(feature = "hyper")]
-    pub(super) between: Vec<u8>,
+    pub(super) bounce_buffer: Vec<u8>,
     /// Dropped while no task was running: the engine is told when one runs next.
-    pub(super) dropped: Vec<Dropped>,
+    pub(super) dropped: Vec<DroppedHandle>,
 }
 
 /// Something that the engine has and no task any more.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Dropped {
+pub(super) enum DroppedHandle {
     Conn(Conn),
     Listener(Listener),
     Udp(UdpHandle),
 }
 
-impl Net {
+impl NetState {
     pub(in crate::executor) fn new() -> Self {
         Self {
             sockets: Slab::new(),
-            remains: HashMap::new(),
+            closed_streams: HashMap::new(),
             listeners: Slab::new(),
             listener_numbers: HashMap::new(),
             udp: Slab::new(),
             udp_numbers: HashMap::new(),
             #[cfg(feature = "hyper")]
-            between: Vec::new(),
+            bounce_buffer: Vec::new(),
             dropped: Vec::new(),
         }
     }
 
     /// Enters a connection and returns its number.
-    pub(super) fn add(&mut self, core: &mut Core, conn: Conn, phase: Phase) -> u32 {
-        let socket = self.sockets.insert(Socket {
+    pub(super) fn add(&mut self, core: &mut ShardCore, conn: Conn, phase: ConnPhase) -> u32 {
+        let socket = self.sockets.insert(TaskSocket {
             conn,
             readers: Waiters::NONE,
             writers: Waiters::NONE,
             phase,
-            fin: false,
-            shut: false,
-            full: false,
-            fault: None,
+            peer_fin: false,
+            write_shutdown: false,
+            send_buffer_full: false,
+            error: None,
         });
         // False only for a handle that is stale, and this one is new.
-        let known = core.stack.set_token(conn, socket + 1);
-        debug_assert!(known);
+        let is_known = core.stack.set_token(conn, socket + 1);
+        debug_assert!(is_known);
         socket
     }
 
     /// Tells the engine what was dropped meanwhile.
-    pub(in crate::executor) fn tell_dropped(&mut self, core: &mut Core) {
+    pub(in crate::executor) fn close_dropped(&mut self, core: &mut ShardCore) {
         for dropped in self.dropped.drain(..) {
-            dropped.tell(core);
+            dropped.close(core);
         }
     }
 
@@ -125,16 +125,16 @@ impl Net {
     }
 
     /// The socket of a connection, if a task has it.
-    fn of(&mut self, cx: &Context<'_>, conn: Conn) -> Option<u32> {
+    fn find_socket(&mut self, cx: &Context<'_>, conn: Conn) -> Option<u32> {
         let socket = cx.token(conn).ok()?.checked_sub(1)?;
         debug_assert_eq!(self.sockets.get_mut(socket).map(|s| s.conn), Some(conn));
         Some(socket)
     }
 }
 
-impl Dropped {
+impl DroppedHandle {
     /// Errors would say that it is gone already.
-    pub(super) fn tell(self, core: &mut Core) {
+    pub(super) fn close(self, core: &mut ShardCore) {
         match self {
             Self::Conn(conn) => {
                 core.stack.set_token(conn, 0);
@@ -151,46 +151,46 @@ impl Dropped {
 }
 
 /// What the shard tells.
-impl State {
+impl ExecutorState {
     pub(in crate::executor) fn incoming(&mut self, listener: Listener) {
         if let Some(listener) = self.net.listener_numbers.get(&listener) {
-            self.wake(Wait::Accept(*listener));
+            self.wake(WaitTarget::Accept(*listener));
         }
     }
 
     pub(in crate::executor) fn connected(&mut self, cx: &Context<'_>, conn: Conn) {
-        if let Some(socket) = self.net.of(cx, conn) {
-            self.net.sockets[socket].phase = Phase::Open;
-            self.wake(Wait::Write(socket));
+        if let Some(socket) = self.net.find_socket(cx, conn) {
+            self.net.sockets[socket].phase = ConnPhase::Open;
+            self.wake(WaitTarget::Write(socket));
         }
     }
 
     pub(in crate::executor) fn readable(&mut self, cx: &Context<'_>, conn: Conn) {
-        if let Some(socket) = self.net.of(cx, conn) {
-            self.wake(Wait::Read(socket));
+        if let Some(socket) = self.net.find_socket(cx, conn) {
+            self.wake(WaitTarget::Read(socket));
         }
     }
 
     pub(in crate::executor) fn writable(&mut self, cx: &Context<'_>, conn: Conn) {
-        if let Some(socket) = self.net.of(cx, conn) {
-            self.net.sockets[socket].full = false;
-            self.wake(Wait::Write(socket));
+        if let Some(socket) = self.net.find_socket(cx, conn) {
+            self.net.sockets[socket].send_buffer_full = false;
+            self.wake(WaitTarget::Write(socket));
         }
     }
 
     pub(in crate::executor) fn peer_closed(&mut self, cx: &Context<'_>, conn: Conn) {
-        if let Some(socket) = self.net.of(cx, conn) {
-            self.net.sockets[socket].fin = true;
-            self.wake(Wait::Read(socket));
+        if let Some(socket) = self.net.find_socket(cx, conn) {
+            self.net.sockets[socket].peer_fin = true;
+            self.wake(WaitTarget::Read(socket));
         }
     }
 
     pub(in crate::executor) fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
-        let Some(socket) = self.net.of(cx, conn) else { return };
+        let Some(socket) = self.net.find_socket(cx, conn) else { return };
         let mut unread = Vec::new();
-        let waiting = cx.unread(conn);
-        if waiting > 0 {
-            unread.resize(waiting, 0);
+        let unread_bytes = cx.unread(conn);
+        if unread_bytes > 0 {
+            unread.resize(unread_bytes, 0);
             let mut filled = 0;
             while let Ok(n @ 1..) = cx.recv(conn, &mut unread[filled..]) {
                 filled += n;
@@ -198,18 +198,18 @@ impl State {
             unread.truncate(filled);
         }
         let s = &mut self.net.sockets[socket];
-        s.phase = Phase::Over;
-        s.fault = Fault::of(reason, s.fin && !s.shut);
-        if let Ok([local, _]) = cx.ends(conn) {
-            self.net.remains.insert(socket, Remains { local, unread, read: 0 });
+        s.phase = ConnPhase::Closed;
+        s.error = SocketError::from_close_reason(reason, s.peer_fin && !s.write_shutdown);
+        if let Ok([local, _]) = cx.endpoints(conn) {
+            self.net.closed_streams.insert(socket, ClosedStream { local, unread, read: 0 });
         }
-        self.wake(Wait::Read(socket));
-        self.wake(Wait::Write(socket));
+        self.wake(WaitTarget::Read(socket));
+        self.wake(WaitTarget::Write(socket));
     }
 
     pub(in crate::executor) fn datagrams(&mut self, socket: UdpHandle) {
         if let Some(socket) = self.net.udp_numbers.get(&socket) {
-            self.wake(Wait::Datagrams(*socket));
+            self.wake(WaitTarget::Datagrams(*socket));
         }
     }
 }

@@ -3,9 +3,9 @@
 use super::addr::ToSocketAddr;
 use super::errors;
 use super::split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
-use super::state::{Dropped, Phase};
-use crate::executor::local::{self, Access, Attempt, Waiting};
-use crate::executor::state::Wait;
+use super::state::{ConnPhase, DroppedHandle};
+use crate::executor::local::{self, Access, Attempt, WaitRegistration};
+use crate::executor::state::WaitTarget;
 use core::marker::PhantomData;
 use core::net::SocketAddr;
 use core::task::{Context, Poll};
@@ -16,7 +16,7 @@ use std::io;
 
 /// How much is received at a time on the way through `Net::between`.
 #[cfg(feature = "hyper")]
-const BETWEEN_BYTES: usize = 1 << 14;
+const BOUNCE_BYTES: usize = 1 << 14;
 
 /// A TCP connection.
 ///
@@ -29,12 +29,12 @@ const BETWEEN_BYTES: usize = 1 << 14;
 pub struct TcpStream {
     pub(super) socket: u32,
     pub(super) executor: u32,
-    _stays: PhantomData<*const ()>,
+    _not_send: PhantomData<*const ()>,
 }
 
 impl TcpStream {
     pub(super) const fn new(socket: u32, executor: u32) -> Self {
-        Self { socket, executor, _stays: PhantomData }
+        Self { socket, executor, _not_send: PhantomData }
     }
 
     /// Opens a connection. Dropping the future gives it up.
@@ -58,20 +58,20 @@ impl TcpStream {
         let socket = local::access(executor, |a| {
             let now = a.core.now;
             let conn = a.core.stack.connect(now, address, &options).map_err(errors::connect)?;
-            Ok::<_, io::Error>(a.state.net.add(a.core, conn, Phase::Connecting))
+            Ok::<_, io::Error>(a.state.net.add(a.core, conn, ConnPhase::Connecting))
         })??;
         let stream = Self::new(socket, executor);
-        Attempt::new(executor, Wait::Write(socket), move |a| established(a, socket)).await?;
+        Attempt::new(executor, WaitTarget::Write(socket), move |a| established(a, socket)).await?;
         Ok(stream)
     }
 
     /// Receives up to as many bytes as `buffer` takes; 0 is the end of the stream.
     pub(super) fn recv(&self, buffer: &mut [u8]) -> impl Future<Output = io::Result<usize>> {
-        Attempt::new(self.executor, Wait::Read(self.socket), move |a| recv(a, self.socket, buffer))
+        Attempt::new(self.executor, WaitTarget::Read(self.socket), move |a| recv(a, self.socket, buffer))
     }
 
     pub(super) fn poll_recv(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
-        let mut waiting = Waiting::poll_function(self.executor, Wait::Read(self.socket));
+        let mut waiting = WaitRegistration::poll_function(self.executor, WaitTarget::Read(self.socket));
         waiting.poll(cx, |a| recv(a, self.socket, buffer))
     }
 
@@ -80,41 +80,41 @@ impl TcpStream {
     pub(in crate::executor) fn poll_recv_with(
         &self,
         cx: &mut Context<'_>,
-        most: usize,
-        take: impl FnOnce(&[u8]),
+        limit: usize,
+        consume: impl FnOnce(&[u8]),
     ) -> Poll<io::Result<usize>> {
-        let mut waiting = Waiting::poll_function(self.executor, Wait::Read(self.socket));
+        let mut waiting = WaitRegistration::poll_function(self.executor, WaitTarget::Read(self.socket));
         waiting.poll(cx, |a| {
-            let mut between = core::mem::take(&mut a.state.net.between);
-            between.resize(BETWEEN_BYTES, 0);
-            let most = most.min(between.len());
-            let received = recv(a, self.socket, &mut between[..most]);
+            let mut bounce = core::mem::take(&mut a.state.net.bounce_buffer);
+            bounce.resize(BOUNCE_BYTES, 0);
+            let limit = limit.min(bounce.len());
+            let received = recv(a, self.socket, &mut bounce[..limit]);
             if let Some(Ok(n)) = received {
-                take(&between[..n]);
+                consume(&bounce[..n]);
             }
-            a.state.net.between = between;
+            a.state.net.bounce_buffer = bounce;
             received
         })
     }
 
     /// Queues as many bytes as there is room for, at least one.
     pub(super) fn send(&self, bytes: &[u8]) -> impl Future<Output = io::Result<usize>> {
-        Attempt::new(self.executor, Wait::Write(self.socket), move |a| send(a, self.socket, bytes))
+        Attempt::new(self.executor, WaitTarget::Write(self.socket), move |a| send(a, self.socket, bytes))
     }
 
     pub(super) fn poll_send(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let mut waiting = Waiting::poll_function(self.executor, Wait::Write(self.socket));
+        let mut waiting = WaitRegistration::poll_function(self.executor, WaitTarget::Write(self.socket));
         waiting.poll(cx, |a| send(a, self.socket, bytes))
     }
 
     /// Sends FIN after what was written; receiving goes on.
-    pub(super) fn shut(&self) -> io::Result<()> {
+    pub(super) fn shutdown_write(&self) -> io::Result<()> {
         local::access(self.executor, |a| {
             let socket = &mut a.state.net.sockets[self.socket];
-            if socket.phase == Phase::Over {
-                return Err(socket.fault.take().map_or_else(errors::not_connected, io::Error::from));
+            if socket.phase == ConnPhase::Closed {
+                return Err(socket.error.take().map_or_else(errors::not_connected, io::Error::from));
             }
-            socket.shut = true;
+            socket.write_shutdown = true;
             a.core.stack.shutdown_write(socket.conn).map_err(|_| errors::not_connected())
         })?
     }
@@ -124,7 +124,7 @@ impl TcpStream {
     /// # Errors
     /// As for reading.
     pub fn peek(&self, buffer: &mut [u8]) -> impl Future<Output = io::Result<usize>> {
-        Attempt::new(self.executor, Wait::Read(self.socket), move |a| peek(a, self.socket, buffer))
+        Attempt::new(self.executor, WaitTarget::Read(self.socket), move |a| peek(a, self.socket, buffer))
     }
 
     /// Waits until there is something to read, or the end of the stream, or an error. A task that waits here needs no buffer
@@ -134,7 +134,9 @@ impl TcpStream {
     /// Only if the stream belongs to another shard; an error of the connection is left for the next read.
     pub fn readable(&self) -> impl Future<Output = io::Result<()>> {
         let socket = self.socket;
-        Attempt::new(self.executor, Wait::Read(socket), move |a| is_readable(a, socket).then_some(Ok(())))
+        Attempt::new(self.executor, WaitTarget::Read(socket), move |a| {
+            is_readable(a, socket).then_some(Ok(()))
+        })
     }
 
     /// Waits until there is room to write, or an error.
@@ -142,10 +144,10 @@ impl TcpStream {
     /// # Errors
     /// Only if the stream belongs to another shard; an error of the connection is left for the next write.
     pub fn writable(&self) -> impl Future<Output = io::Result<()>> {
-        let number = self.socket;
-        Attempt::new(self.executor, Wait::Write(number), move |a| {
-            let socket = &a.state.net.sockets[number];
-            (!socket.full || socket.phase == Phase::Over).then_some(Ok(()))
+        let socket_id = self.socket;
+        Attempt::new(self.executor, WaitTarget::Write(socket_id), move |a| {
+            let socket = &a.state.net.sockets[socket_id];
+            (!socket.send_buffer_full || socket.phase == ConnPhase::Closed).then_some(Ok(()))
         })
     }
 
@@ -174,7 +176,7 @@ impl TcpStream {
     /// # Errors
     /// Only if the stream belongs to another shard.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        local::access(self.executor, |a| a.state.net.sockets[self.socket].fault.take().map(io::Error::from))
+        local::access(self.executor, |a| a.state.net.sockets[self.socket].error.take().map(io::Error::from))
     }
 
     /// The peer's address.
@@ -190,10 +192,10 @@ impl TcpStream {
     /// # Errors
     /// Only if the stream belongs to another shard.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        local::access(self.executor, |a| match a.state.net.remains.get(&self.socket) {
-            Some(remains) => Ok(remains.local),
+        local::access(self.executor, |a| match a.state.net.closed_streams.get(&self.socket) {
+            Some(closed) => Ok(closed.local),
             None => {
-                let ends = a.core.stack.ends(a.state.net.sockets[self.socket].conn);
+                let ends = a.core.stack.endpoints(a.state.net.sockets[self.socket].conn);
                 ends.map(|[local, _]| local).ok_or_else(errors::not_connected)
             }
         })?
@@ -206,7 +208,7 @@ impl TcpStream {
     pub fn info(&self) -> io::Result<TcpInfo> {
         local::access(self.executor, |a| {
             let socket = &a.state.net.sockets[self.socket];
-            let open = (socket.phase != Phase::Over).then_some(socket.conn);
+            let open = (socket.phase != ConnPhase::Closed).then_some(socket.conn);
             open.and_then(|conn| a.core.stack.info(conn)).ok_or_else(errors::not_connected)
         })?
     }
@@ -224,7 +226,7 @@ impl TcpStream {
         }
         local::access(self.executor, |a| {
             let socket = &a.state.net.sockets[self.socket];
-            if socket.phase == Phase::Over {
+            if socket.phase == ConnPhase::Closed {
                 return Err(errors::not_connected());
             }
             a.core.stack.set_option(socket.conn, option).map_err(errors::option)
@@ -280,87 +282,87 @@ impl TcpStream {
 fn established(a: &mut Access<'_>, socket: u32) -> Option<io::Result<()>> {
     let socket = &mut a.state.net.sockets[socket];
     match socket.phase {
-        Phase::Connecting => None,
-        Phase::Open => Some(Ok(())),
-        Phase::Over => Some(match socket.fault.take() {
-            Some(fault) => Err(fault.into()),
+        ConnPhase::Connecting => None,
+        ConnPhase::Open => Some(Ok(())),
+        ConnPhase::Closed => Some(match socket.error.take() {
+            Some(error) => Err(error.into()),
             // The peer closed it at once.
             None => Ok(()),
         }),
     }
 }
 
-fn recv(a: &mut Access<'_>, number: u32, buffer: &mut [u8]) -> Option<io::Result<usize>> {
+fn recv(a: &mut Access<'_>, socket_id: u32, buffer: &mut [u8]) -> Option<io::Result<usize>> {
     let net = &mut a.state.net;
-    let socket = &mut net.sockets[number];
+    let socket = &mut net.sockets[socket_id];
     if buffer.is_empty() {
         return Some(Ok(0));
     }
-    if socket.phase == Phase::Over {
-        if let Some(remains) = net.remains.get_mut(&number) {
-            let rest = &remains.unread[remains.read..];
-            let n = rest.len().min(buffer.len());
-            buffer[..n].copy_from_slice(&rest[..n]);
-            remains.read += n;
+    if socket.phase == ConnPhase::Closed {
+        if let Some(closed) = net.closed_streams.get_mut(&socket_id) {
+            let unread = &closed.unread[closed.read..];
+            let n = unread.len().min(buffer.len());
+            buffer[..n].copy_from_slice(&unread[..n]);
+            closed.read += n;
             if n > 0 {
                 return Some(Ok(n));
             }
         }
-        return Some(socket.fault.take().map_or(Ok(0), |fault| Err(fault.into())));
+        return Some(socket.error.take().map_or(Ok(0), |error| Err(error.into())));
     }
     match a.core.stack.recv(socket.conn, buffer) {
         // It is over, and how is about to be told.
-        Ok(0) if !socket.fin => None,
+        Ok(0) if !socket.peer_fin => None,
         Ok(n) => Some(Ok(n)),
         Err(RecvError::WouldBlock) => None,
         Err(RecvError::Stale) => Some(Err(errors::not_connected())),
     }
 }
 
-fn peek(a: &mut Access<'_>, number: u32, buffer: &mut [u8]) -> Option<io::Result<usize>> {
+fn peek(a: &mut Access<'_>, socket_id: u32, buffer: &mut [u8]) -> Option<io::Result<usize>> {
     let net = &mut a.state.net;
-    let socket = &mut net.sockets[number];
+    let socket = &mut net.sockets[socket_id];
     if buffer.is_empty() {
         return Some(Ok(0));
     }
-    if socket.phase == Phase::Over {
-        let rest = net.remains.get(&number).map_or(&[][..], |r| &r.unread[r.read..]);
-        let n = rest.len().min(buffer.len());
-        buffer[..n].copy_from_slice(&rest[..n]);
+    if socket.phase == ConnPhase::Closed {
+        let unread = net.closed_streams.get(&socket_id).map_or(&[][..], |r| &r.unread[r.read..]);
+        let n = unread.len().min(buffer.len());
+        buffer[..n].copy_from_slice(&unread[..n]);
         if n > 0 {
             return Some(Ok(n));
         }
-        return Some(socket.fault.take().map_or(Ok(0), |fault| Err(fault.into())));
+        return Some(socket.error.take().map_or(Ok(0), |error| Err(error.into())));
     }
-    if socket.fin && matches!(a.core.stack.peek(socket.conn, buffer), Err(RecvError::WouldBlock)) {
+    if socket.peer_fin && matches!(a.core.stack.peek(socket.conn, buffer), Err(RecvError::WouldBlock)) {
         // Nothing but an urgent byte is in front of the end, and that is no part of the stream.
         let _ = a.core.stack.skip(socket.conn, 0);
     }
     match a.core.stack.peek(socket.conn, buffer) {
-        Ok(0) if !socket.fin => None,
+        Ok(0) if !socket.peer_fin => None,
         Ok(n) => Some(Ok(n)),
         Err(RecvError::WouldBlock) => None,
         Err(RecvError::Stale) => Some(Err(errors::not_connected())),
     }
 }
 
-fn is_readable(a: &mut Access<'_>, number: u32) -> bool {
-    let socket = &a.state.net.sockets[number];
+fn is_readable(a: &mut Access<'_>, socket_id: u32) -> bool {
+    let socket = &a.state.net.sockets[socket_id];
     // Behind an urgent byte there may be nothing but the end.
-    socket.phase == Phase::Over || socket.fin || peek(a, number, &mut [0]).is_some()
+    socket.phase == ConnPhase::Closed || socket.peer_fin || peek(a, socket_id, &mut [0]).is_some()
 }
 
-fn send(a: &mut Access<'_>, number: u32, bytes: &[u8]) -> Option<io::Result<usize>> {
-    let socket = &mut a.state.net.sockets[number];
-    if socket.phase == Phase::Over {
-        return Some(Err(socket.fault.take().map_or_else(errors::broken_pipe, io::Error::from)));
+fn send(a: &mut Access<'_>, socket_id: u32, bytes: &[u8]) -> Option<io::Result<usize>> {
+    let socket = &mut a.state.net.sockets[socket_id];
+    if socket.phase == ConnPhase::Closed {
+        return Some(Err(socket.error.take().map_or_else(errors::broken_pipe, io::Error::from)));
     }
     match a.core.stack.send(socket.conn, bytes) {
         Ok(n) => {
-            socket.full = n < bytes.len();
+            socket.send_buffer_full = n < bytes.len();
             (n > 0 || bytes.is_empty()).then_some(Ok(n))
         }
-        Err(_) if socket.shut => Some(Err(errors::broken_pipe())),
+        Err(_) if socket.write_shutdown => Some(Err(errors::broken_pipe())),
         // It is over, and how is about to be told.
         Err(SendError::Closed) => None,
         Err(_) => Some(Err(errors::broken_pipe())),
@@ -371,15 +373,15 @@ impl Drop for TcpStream {
     fn drop(&mut self) {
         local::release(self.executor, |state, core| {
             let Some(socket) = state.net.sockets.remove(self.socket) else { return };
-            state.lists.forget(socket.readers);
-            state.lists.forget(socket.writers);
-            if socket.phase == Phase::Over {
-                state.net.remains.remove(&self.socket);
+            state.wait_lists.forget(socket.readers);
+            state.wait_lists.forget(socket.writers);
+            if socket.phase == ConnPhase::Closed {
+                state.net.closed_streams.remove(&self.socket);
                 return;
             }
-            let dropped = Dropped::Conn(socket.conn);
+            let dropped = DroppedHandle::Conn(socket.conn);
             match core {
-                Some(core) => dropped.tell(core),
+                Some(core) => dropped.close(core),
                 None => state.net.dropped.push(dropped),
             }
         });

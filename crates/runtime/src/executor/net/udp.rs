@@ -2,9 +2,9 @@
 
 use super::addr::ToSocketAddr;
 use super::errors;
-use super::state::{Dropped, UdpState};
-use crate::executor::local::{self, Access, Attempt, Waiting};
-use crate::executor::state::Wait;
+use super::state::{DroppedHandle, UdpState};
+use crate::executor::local::{self, Access, Attempt, WaitRegistration};
+use crate::executor::state::WaitTarget;
 use crate::executor::waiters::Waiters;
 use crate::time;
 use core::marker::PhantomData;
@@ -15,14 +15,14 @@ use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
 use std::io;
 
 /// How long a sender waits for a device that is full before it tries again.
-const FULL_DEVICE_WAIT: Duration = Duration::from_micros(100);
+const DEVICE_FULL_RETRY: Duration = Duration::from_micros(100);
 
 /// A UDP socket. Any number of tasks may send and receive on it at the same time; dropping it closes it.
 #[derive(Debug)]
 pub struct UdpSocket {
     socket: u32,
     executor: u32,
-    _stays: PhantomData<*const ()>,
+    _not_send: PhantomData<*const ()>,
 }
 
 impl UdpSocket {
@@ -43,20 +43,20 @@ impl UdpSocket {
         let executor = local::current_or_error()?;
         let socket = local::access(executor, |a| {
             let socket = a.core.udp_bind(address, options).map_err(errors::udp)?;
-            let number = a.state.net.udp.insert(UdpState { socket, waiters: Waiters::NONE });
-            a.state.net.udp_numbers.insert(socket, number);
-            Ok::<_, io::Error>(number)
+            let socket_id = a.state.net.udp.insert(UdpState { socket, waiters: Waiters::NONE });
+            a.state.net.udp_numbers.insert(socket, socket_id);
+            Ok::<_, io::Error>(socket_id)
         })??;
-        Ok(Self { socket, executor, _stays: PhantomData })
+        Ok(Self { socket, executor, _not_send: PhantomData })
     }
 
     fn with<R>(
         &self,
-        act: impl FnOnce(&mut Access<'_>, ginnel_stack::handle::UdpHandle) -> R,
+        operation: impl FnOnce(&mut Access<'_>, ginnel_stack::handle::UdpHandle) -> R,
     ) -> io::Result<R> {
         local::access(self.executor, |a| {
             let socket = a.state.net.udp[self.socket].socket;
-            act(a, socket)
+            operation(a, socket)
         })
     }
 
@@ -74,7 +74,7 @@ impl UdpSocket {
     /// # Errors
     /// `EMSGSIZE`, `NetworkUnreachable` and the like; the error of an earlier datagram (`ConnectionRefused`) first, as on Linux.
     pub async fn send_to(&self, bytes: &[u8], to: impl ToSocketAddr) -> io::Result<usize> {
-        self.send_any(bytes, Some(to.to_socket_addr()?)).await
+        self.send_datagram(bytes, Some(to.to_socket_addr()?)).await
     }
 
     /// Sends a datagram to the connected end. Waits if the device is full.
@@ -82,10 +82,10 @@ impl UdpSocket {
     /// # Errors
     /// `EDESTADDRREQ` if there is none; otherwise as for [`send_to`](Self::send_to).
     pub async fn send(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.send_any(bytes, None).await
+        self.send_datagram(bytes, None).await
     }
 
-    async fn send_any(&self, bytes: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
+    async fn send_datagram(&self, bytes: &[u8], to: Option<SocketAddr>) -> io::Result<usize> {
         loop {
             let sent = self.with(|a, socket| {
                 let now = a.core.now;
@@ -93,7 +93,7 @@ impl UdpSocket {
             })?;
             match sent {
                 Ok(()) => return Ok(bytes.len()),
-                Err(UdpError::NoBuffers) => time::sleep(FULL_DEVICE_WAIT).await,
+                Err(UdpError::NoBuffers) => time::sleep(DEVICE_FULL_RETRY).await,
                 Err(error) => return Err(errors::udp(error)),
             }
         }
@@ -113,8 +113,8 @@ impl UdpSocket {
     /// # Errors
     /// `ConnectionRefused` and the like, about something that was sent from here.
     pub async fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        let room = buffer.len();
-        self.recv_datagram(buffer).await.map(|d| (d.len.min(room), d.from))
+        let capacity = buffer.len();
+        self.recv_datagram(buffer).await.map(|d| (d.len.min(capacity), d.from))
     }
 
     /// Waits for a datagram of the connected end, or of anybody.
@@ -130,7 +130,7 @@ impl UdpSocket {
     /// # Errors
     /// As for [`recv_from`](Self::recv_from).
     pub fn recv_datagram(&self, buffer: &mut [u8]) -> impl Future<Output = io::Result<Datagram>> {
-        Attempt::new(self.executor, Wait::Datagrams(self.socket), move |a| recv(a, self.socket, buffer))
+        Attempt::new(self.executor, WaitTarget::Datagrams(self.socket), move |a| recv(a, self.socket, buffer))
     }
 
     /// As [`recv_from`](Self::recv_from), as a `poll` function: the last task that called it is woken.
@@ -142,9 +142,9 @@ impl UdpSocket {
         cx: &mut Context<'_>,
         buffer: &mut [u8],
     ) -> Poll<io::Result<(usize, SocketAddr)>> {
-        let room = buffer.len();
-        let mut waiting = Waiting::poll_function(self.executor, Wait::Datagrams(self.socket));
-        waiting.poll(cx, |a| recv(a, self.socket, buffer)).map_ok(|d| (d.len.min(room), d.from))
+        let capacity = buffer.len();
+        let mut waiting = WaitRegistration::poll_function(self.executor, WaitTarget::Datagrams(self.socket));
+        waiting.poll(cx, |a| recv(a, self.socket, buffer)).map_ok(|d| (d.len.min(capacity), d.from))
     }
 
     /// Our address.
@@ -170,10 +170,10 @@ impl Drop for UdpSocket {
         local::release(self.executor, |state, core| {
             let Some(socket) = state.net.udp.remove(self.socket) else { return };
             state.net.udp_numbers.remove(&socket.socket);
-            state.lists.forget(socket.waiters);
-            let dropped = Dropped::Udp(socket.socket);
+            state.wait_lists.forget(socket.waiters);
+            let dropped = DroppedHandle::Udp(socket.socket);
             match core {
-                Some(core) => dropped.tell(core),
+                Some(core) => dropped.close(core),
                 None => state.net.dropped.push(dropped),
             }
         });

@@ -1,27 +1,32 @@
 //! Neighbours, addresses, routes and path MTUs: learnt by one, known to all; and one speaks for all on the link.
 
-use super::{Idle, START, World, ours, receive, send, shards_and_wire};
+use super::{Fixture, RecordingHandler, START, receive, send, shards_and_device, stack_config};
 use crate::shard::Shard;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
-use ginnel_devices::memory::Spread;
+use ginnel_devices::memory::RssMode;
 use ginnel_stack::handle::LinkId;
 use ginnel_stack::link::AddressState;
 use ginnel_stack::link::neighbour::NeighbourState;
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::ethernet::{EtherType, Header};
-use ginnel_stack::wire::ndp::{Message, PrefixInfo, RouterAdvertisement};
+use ginnel_stack::wire::ndp::{NdpMessage, PrefixInfo, RouterAdvertisement};
 use ginnel_stack::wire::{MacAddr, arp, icmpv4, ipv4, ipv6, protocol};
 
 /// MAC addresses of the shards' device and of the wire's end.
 const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 const WIRE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 
-fn world(count: u32, spread: Spread) -> World<Idle, Idle> {
-    let mut world = World::new(ours(count), spread, |_| Idle::default(), Idle::default());
-    world.pass(Duration::from_secs(3));
-    world
+fn fixture(count: u32, spread: RssMode) -> Fixture<RecordingHandler, RecordingHandler> {
+    let mut fixture = Fixture::new(
+        stack_config(count),
+        spread,
+        |_| RecordingHandler::default(),
+        RecordingHandler::default(),
+    );
+    fixture.advance(Duration::from_secs(3));
+    fixture
 }
 
 fn ethernet(dst: MacAddr, ethertype: EtherType, payload: &[u8]) -> Vec<u8> {
@@ -31,21 +36,26 @@ fn ethernet(dst: MacAddr, ethertype: EtherType, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-pub(super) fn arp(operation: arp::Operation, sender: Ipv4Addr, sender_mac: MacAddr, dst: MacAddr) -> Vec<u8> {
-    let packet = arp::Packet {
+pub(super) fn arp(
+    operation: arp::ArpOperation,
+    sender: Ipv4Addr,
+    sender_mac: MacAddr,
+    dst: MacAddr,
+) -> Vec<u8> {
+    let packet = arp::ArpPacket {
         operation,
         sender_mac,
         sender_ip: sender,
         target_mac: MacAddr::ZERO,
         target_ip: Ipv4Addr::new(10, 0, 0, 1),
     };
-    let mut bytes = [0; arp::Packet::LEN];
+    let mut bytes = [0; arp::ArpPacket::LEN];
     packet.emit(&mut bytes);
     ethernet(dst, EtherType::ARP, &bytes)
 }
 
 /// Gives each shard some turns at `now`.
-pub(super) fn turn(shards: &mut [Shard<Idle>], now: Instant) {
+pub(super) fn turn(shards: &mut [Shard<RecordingHandler>], now: Instant) {
     for _ in 0..4 {
         for shard in shards.iter_mut() {
             shard.poll_once(now).unwrap();
@@ -54,7 +64,7 @@ pub(super) fn turn(shards: &mut [Shard<Idle>], now: Instant) {
 }
 
 /// Lets the shards' time pass until `end`.
-fn pass(shards: &mut [Shard<Idle>], from: Instant, to: Instant) {
+fn pass(shards: &mut [Shard<RecordingHandler>], from: Instant, to: Instant) {
     let mut now = from;
     while now < to {
         turn(shards, now);
@@ -65,25 +75,25 @@ fn pass(shards: &mut [Shard<Idle>], from: Instant, to: Instant) {
 }
 
 /// What a shard knows of a neighbour.
-pub(super) fn neighbour(shard: &Shard<Idle>, address: &str) -> Option<(MacAddr, NeighbourState)> {
+pub(super) fn neighbour(shard: &Shard<RecordingHandler>, address: &str) -> Option<(MacAddr, NeighbourState)> {
     let address: IpAddr = address.parse().unwrap();
     let known =
-        shard.core.stack.here().unwrap().network().neighbours().find(|known| known.address == address)?;
+        shard.core.stack.local().unwrap().network().neighbours().find(|known| known.address == address)?;
     Some((known.mac?, known.state))
 }
 
 #[test]
 fn a_neighbour_that_one_shard_asked_for_serves_all() {
-    for spread in [Spread::Fixed(0), Spread::Fixed(2), Spread::RoundRobin] {
-        let mut world = world(4, spread);
-        let asked = world.net(|n| n.arp_requests_out);
+    for spread in [RssMode::Fixed(0), RssMode::Fixed(2), RssMode::RoundRobin] {
+        let mut fixture = fixture(4, spread);
+        let requests_before = fixture.sum_network(|n| n.arp_requests_out);
         for shard in [3, 1, 2, 0] {
             let to = "10.0.0.2:9".parse().unwrap();
-            world.on(shard, |_, cx| cx.connect(to, ConnectOptions::default()).map(|_| ())).unwrap();
-            world.pass(Duration::from_millis(20));
+            fixture.with_shard(shard, |_, cx| cx.connect(to, ConnectOptions::default()).map(|_| ())).unwrap();
+            fixture.advance(Duration::from_millis(20));
         }
-        assert_eq!(world.net(|n| n.arp_requests_out) - asked, 1, "{spread:?}");
-        for shard in &world.shards {
+        assert_eq!(fixture.sum_network(|n| n.arp_requests_out) - requests_before, 1, "{spread:?}");
+        for shard in &fixture.shards {
             let known = neighbour(shard, "10.0.0.2").unwrap();
             assert_eq!(known, (WIRE_MAC, NeighbourState::Reachable), "{spread:?}");
             assert_eq!(shard.handler().closed.len(), 1, "refused, but by the peer itself");
@@ -94,23 +104,23 @@ fn a_neighbour_that_one_shard_asked_for_serves_all() {
 #[test]
 fn one_shard_speaks_for_all_on_the_link() {
     for count in [1, 4] {
-        let mut world = world(count, Spread::RoundRobin);
-        world.pass(Duration::from_secs(20));
+        let mut fixture = fixture(count, RssMode::RoundRobin);
+        fixture.advance(Duration::from_secs(20));
         // Each address was checked once, routers asked for three times, groups reported as by one host.
-        assert_eq!(world.net(|n| n.ndp_solicitations_out), 2, "{count} shards");
-        assert_eq!(world.net(|n| n.ndp_router_solicitations_out), 3, "{count} shards");
-        let reports = world.net(|n| n.mld_reports_out);
+        assert_eq!(fixture.sum_network(|n| n.ndp_solicitations_out), 2, "{count} shards");
+        assert_eq!(fixture.sum_network(|n| n.ndp_router_solicitations_out), 3, "{count} shards");
+        let reports = fixture.sum_network(|n| n.mld_reports_out);
         assert!((1..=4).contains(&reports), "{count} shards: {reports}");
         // The client asks for us once in each family, and gets one answer.
         for to in ["10.0.0.1:9", "[fd00::1]:9"] {
             let to = to.parse().unwrap();
-            world.client.with(world.now, |_, cx| cx.connect(to, ConnectOptions::default())).unwrap();
+            fixture.client.with(fixture.now, |_, cx| cx.connect(to, ConnectOptions::default())).unwrap();
         }
-        world.pass(Duration::from_millis(100));
-        assert_eq!(world.client.handler().closed.len(), 2);
-        assert_eq!(world.net(|n| n.arp_replies_out), 1, "{count} shards");
-        assert_eq!(world.net(|n| n.ndp_advertisements_out), 1, "{count} shards");
-        for shard in &world.shards {
+        fixture.advance(Duration::from_millis(100));
+        assert_eq!(fixture.client.handler().closed.len(), 2);
+        assert_eq!(fixture.sum_network(|n| n.arp_replies_out), 1, "{count} shards");
+        assert_eq!(fixture.sum_network(|n| n.ndp_advertisements_out), 1, "{count} shards");
+        for shard in &fixture.shards {
             assert!(neighbour(shard, "10.0.0.2").is_some() && neighbour(shard, "fd00::2").is_some());
         }
     }
@@ -118,21 +128,25 @@ fn one_shard_speaks_for_all_on_the_link() {
 
 #[test]
 fn neighbours_of_the_configuration_never_expire_on_any_shard() {
-    let mut config = ours(3);
+    let mut config = stack_config(3);
     config.links[0].neighbours = vec![crate::config::NeighbourConfig {
         address: "10.0.0.66".parse().unwrap(),
         mac: crate::config::Mac([2; 6]),
     }];
-    let (mut shards, mut wire) = shards_and_wire(config, Spread::RoundRobin, |_| Idle::default());
+    let (mut shards, mut wire) =
+        shards_and_device(config, RssMode::RoundRobin, |_| RecordingHandler::default());
     let day = START + Duration::from_secs(86_400);
     pass(&mut shards, START, day);
     receive(&mut wire);
     // Somebody claims the address: not believed.
-    send(&mut wire, &arp(arp::Operation::Request, Ipv4Addr::new(10, 0, 0, 66), WIRE_MAC, MacAddr::BROADCAST));
+    send(
+        &mut wire,
+        &arp(arp::ArpOperation::Request, Ipv4Addr::new(10, 0, 0, 66), WIRE_MAC, MacAddr::BROADCAST),
+    );
     turn(&mut shards, day);
     receive(&mut wire);
     for shard in &mut shards {
-        assert_eq!(neighbour(shard, "10.0.0.66"), Some((MacAddr([2; 6]), NeighbourState::Static)));
+        assert_eq!(neighbour(shard, "10.0.0.66"), Some((MacAddr([2; 6]), NeighbourState::Permanent)));
         let to = "10.0.0.66:9".parse().unwrap();
         shard.with(day, |_, cx| cx.connect(to, ConnectOptions::default())).unwrap();
     }
@@ -143,7 +157,7 @@ fn neighbours_of_the_configuration_never_expire_on_any_shard() {
 }
 
 /// An IPv6 packet with a neighbour discovery message.
-fn discovery(src: Ipv6Addr, dst: Ipv6Addr, message: &Message) -> Vec<u8> {
+fn discovery(src: Ipv6Addr, dst: Ipv6Addr, message: &NdpMessage) -> Vec<u8> {
     let mut packet = vec![0; 1280];
     let len = message.emit(src, dst, &mut packet[40..]);
     let header = ipv6::Header {
@@ -163,7 +177,8 @@ fn discovery(src: Ipv6Addr, dst: Ipv6Addr, message: &Message) -> Vec<u8> {
 
 #[test]
 fn what_a_router_advertises_all_shards_have_once_one_has_checked_it() {
-    let (mut shards, mut wire) = shards_and_wire(ours(3), Spread::Fixed(1), |_| Idle::default());
+    let (mut shards, mut wire) =
+        shards_and_device(stack_config(3), RssMode::Fixed(1), |_| RecordingHandler::default());
     let now = START + Duration::from_secs(5);
     pass(&mut shards, START, now);
     let router: Ipv6Addr = "fe80::99".parse().unwrap();
@@ -177,16 +192,16 @@ fn what_a_router_advertises_all_shards_have_once_one_has_checked_it() {
     };
     let advertisement = RouterAdvertisement {
         router_lifetime_s: 1800,
-        source: Some(WIRE_MAC),
+        source_mac: Some(WIRE_MAC),
         prefixes: [prefix].into_iter().collect(),
         ..RouterAdvertisement::default()
     };
-    let message = Message::RouterAdvertisement(advertisement);
+    let message = NdpMessage::RouterAdvertisement(advertisement);
     send(&mut wire, &discovery(router, "ff02::1".parse().unwrap(), &message));
     turn(&mut shards, now);
-    let states = |shards: &[Shard<Idle>]| -> Vec<_> {
-        let of = |shard: &Shard<Idle>| {
-            let addresses = shard.core.stack.here().unwrap().network().addresses(LinkId(0));
+    let states = |shards: &[Shard<RecordingHandler>]| -> Vec<_> {
+        let of = |shard: &Shard<RecordingHandler>| {
+            let addresses = shard.core.stack.local().unwrap().network().addresses(LinkId(0));
             addresses.iter().find(|known| known.autoconfigured).map(|known| (known.address, known.state))
         };
         shards.iter().map(of).collect()
@@ -202,7 +217,7 @@ fn what_a_router_advertises_all_shards_have_once_one_has_checked_it() {
         let route = shard
             .core
             .stack
-            .here_mut()
+            .local_mut()
             .unwrap()
             .network_mut()
             .route(later, "2001:4860::1".parse().unwrap(), None)
@@ -214,9 +229,10 @@ fn what_a_router_advertises_all_shards_have_once_one_has_checked_it() {
 
 #[test]
 fn an_address_that_somebody_else_has_is_used_by_no_shard() {
-    let (mut shards, mut wire) = shards_and_wire(ours(3), Spread::Fixed(2), |_| Idle::default());
+    let (mut shards, mut wire) =
+        shards_and_device(stack_config(3), RssMode::Fixed(2), |_| RecordingHandler::default());
     let ours: Ipv6Addr = "fd00::1".parse().unwrap();
-    let taken = Message::NeighbourAdvertisement {
+    let taken = NdpMessage::NeighbourAdvertisement {
         target: ours,
         router: false,
         solicited: false,
@@ -226,10 +242,10 @@ fn an_address_that_somebody_else_has_is_used_by_no_shard() {
     send(&mut wire, &discovery(ours, "ff02::1".parse().unwrap(), &taken));
     pass(&mut shards, START, START + Duration::from_secs(5));
     for shard in &shards {
-        let addresses = shard.core.stack.here().unwrap().network().addresses(LinkId(0));
+        let addresses = shard.core.stack.local().unwrap().network().addresses(LinkId(0));
         let known = addresses.iter().find(|known| known.address == IpAddr::V6(ours)).unwrap();
         assert_eq!(known.state, AddressState::Duplicate);
-        assert!(!shard.core.stack.here().unwrap().network().is_local(ours.into()));
+        assert!(!shard.core.stack.local().unwrap().network().is_local(ours.into()));
         assert!(shard.handler().started, "the other addresses serve");
     }
 }
@@ -261,27 +277,28 @@ fn too_big(quote: &[u8], mtu: u16) -> Vec<u8> {
 
 #[test]
 fn an_error_finds_the_connection_it_is_about_and_the_path_mtu_reaches_all() {
-    for asked in 0..3 {
+    for connecting in 0..3 {
         // All frames arrive at the first shard.
-        let (mut shards, mut wire) = shards_and_wire(ours(3), Spread::Fixed(0), |_| Idle::default());
+        let (mut shards, mut wire) =
+            shards_and_device(stack_config(3), RssMode::Fixed(0), |_| RecordingHandler::default());
         let now = START + Duration::from_secs(5);
         pass(&mut shards, START, now);
         let peer = Ipv4Addr::new(10, 0, 0, 9);
-        send(&mut wire, &arp(arp::Operation::Request, peer, WIRE_MAC, MacAddr::BROADCAST));
+        send(&mut wire, &arp(arp::ArpOperation::Request, peer, WIRE_MAC, MacAddr::BROADCAST));
         turn(&mut shards, now);
         receive(&mut wire);
         let to = SocketAddr::from((peer, 80));
-        shards[asked].with(now, |_, cx| cx.connect(to, ConnectOptions::default())).unwrap();
+        shards[connecting].with(now, |_, cx| cx.connect(to, ConnectOptions::default())).unwrap();
         turn(&mut shards, now);
         let syn = receive(&mut wire).into_iter().find(|frame| frame[12..14] == [8, 0]).unwrap();
         let before: Vec<u64> =
-            shards.iter().map(|s| s.core.stack.here().unwrap().network().stats().icmp_errors_in).collect();
+            shards.iter().map(|s| s.core.stack.local().unwrap().network().stats().icmp_errors_in).collect();
         send(&mut wire, &too_big(&syn[14..14 + 28], 1000));
         turn(&mut shards, now);
         for (index, shard) in shards.iter_mut().enumerate() {
-            let network = shard.core.stack.here_mut().unwrap().network_mut();
+            let network = shard.core.stack.local_mut().unwrap().network_mut();
             let seen = network.stats().icmp_errors_in - before[index];
-            assert_eq!(seen, u64::from(index == asked), "shard {index}, for one of {asked}");
+            assert_eq!(seen, u64::from(index == connecting), "shard {index}, for one of {connecting}");
             assert_eq!(network.route(now, peer.into(), None).unwrap().mtu, 1000, "shard {index}");
         }
     }
@@ -289,11 +306,12 @@ fn an_error_finds_the_connection_it_is_about_and_the_path_mtu_reaches_all() {
 
 #[test]
 fn a_forged_error_about_no_connection_is_told_to_nobody() {
-    let (mut shards, mut wire) = shards_and_wire(ours(2), Spread::Fixed(0), |_| Idle::default());
+    let (mut shards, mut wire) =
+        shards_and_device(stack_config(2), RssMode::Fixed(0), |_| RecordingHandler::default());
     let now = START + Duration::from_secs(5);
     pass(&mut shards, START, now);
     shards[0].with(now, |_, cx| cx.listen("10.0.0.1:80".parse().unwrap(), ListenOptions::default())).unwrap();
-    let told: u64 = shards.iter().map(|shard| shard.stats().told).sum();
+    let told: u64 = shards.iter().map(|shard| shard.stats().broadcasts_sent).sum();
     let mut quote = [0; 28];
     quote[..10].copy_from_slice(&[0x45, 0, 5, 0xdc, 0, 0, 0x40, 0, 64, protocol::TCP]);
     quote[12..24].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 9, 0, 80, 0x13, 0x88]);
@@ -302,12 +320,12 @@ fn a_forged_error_about_no_connection_is_told_to_nobody() {
         send(&mut wire, &too_big(&quote, 600));
     }
     turn(&mut shards, now);
-    assert_eq!(shards.iter().map(|shard| shard.stats().told).sum::<u64>(), told);
+    assert_eq!(shards.iter().map(|shard| shard.stats().broadcasts_sent).sum::<u64>(), told);
     for shard in &mut shards {
         let route = shard
             .core
             .stack
-            .here_mut()
+            .local_mut()
             .unwrap()
             .network_mut()
             .route(now, "10.0.0.9".parse().unwrap(), None)

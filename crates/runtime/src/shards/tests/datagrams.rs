@@ -1,14 +1,14 @@
 //! UDP sockets live on the shard that bound them, and get all that is for them.
 
-use super::{Idle, World, ours};
+use super::{Fixture, RecordingHandler, stack_config};
 use crate::context::Context;
 use crate::error::Error;
 use crate::handler::Handler;
 use core::net::SocketAddr;
 use core::time::Duration;
-use ginnel_devices::memory::Spread;
+use ginnel_devices::memory::RssMode;
 use ginnel_stack::handle::{Conn, UdpHandle};
-use ginnel_stack::udp::{Datagram, PathMtu, UdpError, UdpOptions};
+use ginnel_stack::udp::{Datagram, PmtuDiscovery, UdpError, UdpOptions};
 use std::collections::BTreeSet;
 
 /// Sends datagrams back.
@@ -37,175 +37,181 @@ fn at(address: &str) -> SocketAddr {
 const SHARED: UdpOptions = UdpOptions {
     reuse_address: false,
     reuse_port: true,
-    user: 0,
+    uid: 0,
     broadcast: false,
-    only_v6: false,
-    receive_bytes: None,
+    v6only: false,
+    rcvbuf: None,
     hop_limit: None,
     tos: 0,
     priority: 0,
-    reports_v4: false,
-    reports_v6: false,
-    path_mtu: PathMtu::Want,
-    coalesces: false,
+    recverr_v4: false,
+    recverr_v6: false,
+    pmtu_discovery: PmtuDiscovery::Want,
+    gro: false,
 };
 
-fn world(count: u32, spread: Spread) -> World<Idle, Idle> {
-    let mut world = World::new(ours(count), spread, |_| Idle::default(), Idle::default());
-    world.pass(Duration::from_secs(3));
-    world
+fn fixture(count: u32, spread: RssMode) -> Fixture<RecordingHandler, RecordingHandler> {
+    let mut fixture = Fixture::new(
+        stack_config(count),
+        spread,
+        |_| RecordingHandler::default(),
+        RecordingHandler::default(),
+    );
+    fixture.advance(Duration::from_secs(3));
+    fixture
 }
 
 fn bind<C: Handler>(
-    world: &mut World<Idle, C>,
+    fixture: &mut Fixture<RecordingHandler, C>,
     shard: usize,
     local: &str,
     options: UdpOptions,
 ) -> Result<UdpHandle, UdpError> {
-    let bound = world.on(shard, |_, cx| cx.udp_bind(at(local), options));
-    world.pass(Duration::from_millis(1));
+    let bound = fixture.with_shard(shard, |_, cx| cx.udp_bind(at(local), options));
+    fixture.advance(Duration::from_millis(1));
     bound
 }
 
 /// Sends `count` datagrams of `len` bytes from as many ports of the client.
-fn send(world: &mut World<Idle, Idle>, to: &str, count: usize, len: usize) {
+fn send(fixture: &mut Fixture<RecordingHandler, RecordingHandler>, to: &str, count: usize, len: usize) {
     let options = UdpOptions { broadcast: true, ..UdpOptions::default() };
     for _ in 0..count {
-        let act = |_: &mut Idle, cx: &mut Context<'_>| {
+        let act = |_: &mut RecordingHandler, cx: &mut Context<'_>| {
             let socket = cx.udp_bind(at("0.0.0.0:0"), options)?;
             cx.udp_send(socket, Some(at(to)), &vec![7; len])
         };
-        world.client.with(world.now, act).unwrap();
-        world.pass(Duration::from_micros(50));
+        fixture.client.with(fixture.now, act).unwrap();
+        fixture.advance(Duration::from_micros(50));
     }
-    world.pass(Duration::from_millis(50));
+    fixture.advance(Duration::from_millis(50));
 }
 
 /// Datagrams that each shard's application has got.
-fn got(world: &World<Idle, Idle>) -> Vec<usize> {
-    world.shards.iter().map(|shard| shard.handler().datagrams.len()).collect()
+fn received(fixture: &Fixture<RecordingHandler, RecordingHandler>) -> Vec<usize> {
+    fixture.shards.iter().map(|shard| shard.handler().datagrams.len()).collect()
 }
 
 #[test]
 fn a_socket_gets_all_datagrams_of_its_port_wherever_they_arrive() {
-    for spread in [Spread::RoundRobin, Spread::Hash, Spread::Fixed(3)] {
-        let mut world = world(4, spread);
-        bind(&mut world, 2, "0.0.0.0:53", UdpOptions::default()).unwrap();
-        send(&mut world, "10.0.0.1:53", 40, 100);
-        assert_eq!(got(&world), [0, 0, 40, 0], "{spread:?}");
-        assert!(world.client.handler().errors.is_empty());
+    for spread in [RssMode::RoundRobin, RssMode::Hash, RssMode::Fixed(3)] {
+        let mut fixture = fixture(4, spread);
+        bind(&mut fixture, 2, "0.0.0.0:53", UdpOptions::default()).unwrap();
+        send(&mut fixture, "10.0.0.1:53", 40, 100);
+        assert_eq!(received(&fixture), [0, 0, 40, 0], "{spread:?}");
+        assert!(fixture.client.handler().errors.is_empty());
     }
 }
 
 #[test]
 fn a_port_is_refused_to_other_shards_until_its_socket_is_closed() {
-    let mut world = world(3, Spread::RoundRobin);
-    let first = bind(&mut world, 1, "0.0.0.0:53", UdpOptions::default()).unwrap();
-    assert_eq!(bind(&mut world, 2, "10.0.0.1:53", UdpOptions::default()), Err(UdpError::AddressInUse));
-    assert_eq!(bind(&mut world, 2, "10.0.0.1:53", SHARED), Err(UdpError::AddressInUse));
-    bind(&mut world, 2, "0.0.0.0:54", UdpOptions::default()).unwrap();
-    world.on(1, |_, cx| cx.udp_close(first)).unwrap();
-    bind(&mut world, 2, "10.0.0.1:53", UdpOptions::default()).unwrap();
-    send(&mut world, "10.0.0.1:53", 20, 100);
-    assert_eq!(got(&world), [0, 0, 20]);
+    let mut fixture = fixture(3, RssMode::RoundRobin);
+    let first = bind(&mut fixture, 1, "0.0.0.0:53", UdpOptions::default()).unwrap();
+    assert_eq!(bind(&mut fixture, 2, "10.0.0.1:53", UdpOptions::default()), Err(UdpError::AddressInUse));
+    assert_eq!(bind(&mut fixture, 2, "10.0.0.1:53", SHARED), Err(UdpError::AddressInUse));
+    bind(&mut fixture, 2, "0.0.0.0:54", UdpOptions::default()).unwrap();
+    fixture.with_shard(1, |_, cx| cx.udp_close(first)).unwrap();
+    bind(&mut fixture, 2, "10.0.0.1:53", UdpOptions::default()).unwrap();
+    send(&mut fixture, "10.0.0.1:53", 20, 100);
+    assert_eq!(received(&fixture), [0, 0, 20]);
 }
 
 #[test]
 fn shards_that_share_a_port_share_its_datagrams_and_a_groups_go_to_all_of_them() {
-    let mut world = world(4, Spread::RoundRobin);
+    let mut fixture = fixture(4, RssMode::RoundRobin);
     for shard in [1, 3] {
-        bind(&mut world, shard, "0.0.0.0:53", SHARED).unwrap();
+        bind(&mut fixture, shard, "0.0.0.0:53", SHARED).unwrap();
     }
-    send(&mut world, "10.0.0.1:53", 60, 100);
-    let unicast = got(&world);
+    send(&mut fixture, "10.0.0.1:53", 60, 100);
+    let unicast = received(&fixture);
     assert_eq!((unicast[0], unicast[2], unicast[1] + unicast[3]), (0, 0, 60));
     assert!(unicast[1] >= 15 && unicast[3] >= 15, "{unicast:?}");
-    send(&mut world, "10.0.0.255:53", 10, 100);
-    assert_eq!(got(&world), [0, unicast[1] + 10, 0, unicast[3] + 10]);
+    send(&mut fixture, "10.0.0.255:53", 10, 100);
+    assert_eq!(received(&fixture), [0, unicast[1] + 10, 0, unicast[3] + 10]);
     // A sender's datagrams stay together, so that each has one shard to talk to.
     let senders = |shard: usize| -> BTreeSet<SocketAddr> {
-        world.shards[shard].handler().datagrams[..unicast[shard]].iter().map(|(from, _)| *from).collect()
+        fixture.shards[shard].handler().datagrams[..unicast[shard]].iter().map(|(from, _)| *from).collect()
     };
     assert!(senders(1).is_disjoint(&senders(3)));
 }
 
 #[test]
 fn each_shard_chooses_ports_of_its_own_and_gets_the_answers() {
-    let mut world = World::new(ours(4), Spread::RoundRobin, |_| Idle::default(), Reflector);
-    world.pass(Duration::from_secs(3));
+    let mut fixture =
+        Fixture::new(stack_config(4), RssMode::RoundRobin, |_| RecordingHandler::default(), Reflector);
+    fixture.advance(Duration::from_secs(3));
     let mut ports = BTreeSet::new();
     for shard in 0..4 {
         for _ in 0..25 {
-            let act = |_: &mut Idle, cx: &mut Context<'_>| {
+            let act = |_: &mut RecordingHandler, cx: &mut Context<'_>| {
                 let socket = cx.udp_bind(at("0.0.0.0:0"), UdpOptions::default()).unwrap();
                 cx.udp_send(socket, Some(at("10.0.0.2:7")), b"there and back").unwrap();
                 cx.udp_local(socket).unwrap().port()
             };
-            assert!(ports.insert(world.on(shard, act)), "a port was chosen twice");
-            world.pass(Duration::from_micros(100));
+            assert!(ports.insert(fixture.with_shard(shard, act)), "a port was chosen twice");
+            fixture.advance(Duration::from_micros(100));
         }
     }
-    world.pass(Duration::from_millis(50));
-    for shard in &world.shards {
+    fixture.advance(Duration::from_millis(50));
+    for shard in &fixture.shards {
         assert_eq!(shard.handler().datagrams.len(), 25);
     }
     // What is chosen stands in the way of those who ask for it by name.
     let taken = format!("0.0.0.0:{}", ports.first().unwrap());
-    let refused = (0..4).filter(|&shard| bind(&mut world, shard, &taken, SHARED).is_err()).count();
+    let refused = (0..4).filter(|&shard| bind(&mut fixture, shard, &taken, SHARED).is_err()).count();
     assert_eq!(refused, 4);
 }
 
 #[test]
 fn a_port_that_was_chosen_for_a_socket_that_shares_it_is_shared_with_other_shards() {
-    let mut world = world(3, Spread::RoundRobin);
-    let first = bind(&mut world, 1, "0.0.0.0:0", SHARED).unwrap();
-    let port = world.on(1, |_, cx| cx.udp_local(first)).unwrap().port();
+    let mut fixture = fixture(3, RssMode::RoundRobin);
+    let first = bind(&mut fixture, 1, "0.0.0.0:0", SHARED).unwrap();
+    let port = fixture.with_shard(1, |_, cx| cx.udp_local(first)).unwrap().port();
     let named = format!("0.0.0.0:{port}");
-    assert_eq!(bind(&mut world, 2, &named, UdpOptions::default()), Err(UdpError::AddressInUse));
-    bind(&mut world, 2, &named, SHARED).unwrap();
-    send(&mut world, &format!("10.0.0.1:{port}"), 40, 100);
-    let got = got(&world);
+    assert_eq!(bind(&mut fixture, 2, &named, UdpOptions::default()), Err(UdpError::AddressInUse));
+    bind(&mut fixture, 2, &named, SHARED).unwrap();
+    send(&mut fixture, &format!("10.0.0.1:{port}"), 40, 100);
+    let got = received(&fixture);
     assert!(got[0] == 0 && got[1] >= 10 && got[2] >= 10 && got[1] + got[2] == 40, "{got:?}");
 }
 
 #[test]
 fn fragments_meet_on_one_shard_and_the_datagram_goes_to_the_socket() {
-    let mut strays = 0;
-    for home in 0..4 {
-        let mut world = world(4, Spread::RoundRobin);
-        bind(&mut world, home, "0.0.0.0:53", UdpOptions::default()).unwrap();
-        send(&mut world, "10.0.0.1:53", 10, 4000);
+    let mut misrouted = 0;
+    for owner in 0..4 {
+        let mut fixture = fixture(4, RssMode::RoundRobin);
+        bind(&mut fixture, owner, "0.0.0.0:53", UdpOptions::default()).unwrap();
+        send(&mut fixture, "10.0.0.1:53", 10, 4000);
         let mut expected = vec![0; 4];
-        expected[home] = 10;
-        assert_eq!(got(&world), expected);
-        assert!(world.shards[home].handler().datagrams.iter().all(|(_, len)| *len == 4000));
-        let met = world
+        expected[owner] = 10;
+        assert_eq!(received(&fixture), expected);
+        assert!(fixture.shards[owner].handler().datagrams.iter().all(|(_, len)| *len == 4000));
+        let met = fixture
             .shards
             .iter()
-            .filter(|shard| shard.core.stack.here().unwrap().network().stats().reassembled > 0);
+            .filter(|shard| shard.core.stack.local().unwrap().network().stats().reassembled > 0);
         assert_eq!(met.count(), 1, "the shard that the addresses name");
-        let reassembler = world
+        let reassembler = fixture
             .shards
             .iter()
-            .position(|shard| shard.core.stack.here().unwrap().network().stats().reassembled == 10);
-        strays += usize::from(reassembler != Some(home));
+            .position(|shard| shard.core.stack.local().unwrap().network().stats().reassembled == 10);
+        misrouted += usize::from(reassembler != Some(owner));
     }
-    assert_eq!(strays, 3, "and that was another one for three homes of four");
+    assert_eq!(misrouted, 3, "and that was another one for three homes of four");
 }
 
 #[test]
 fn an_error_about_a_datagram_is_told_to_its_socket() {
     for shard in 0..3 {
-        let mut world = world(3, Spread::Fixed(0));
-        let act = |_: &mut Idle, cx: &mut Context<'_>| {
+        let mut fixture = fixture(3, RssMode::Fixed(0));
+        let act = |_: &mut RecordingHandler, cx: &mut Context<'_>| {
             let socket = cx.udp_bind(at("0.0.0.0:5353"), UdpOptions::default())?;
             cx.udp_connect(socket, at("10.0.0.2:99"))?;
             cx.udp_send(socket, None, b"is anybody there?")
         };
-        world.on(shard, act).unwrap();
-        world.pass(Duration::from_millis(50));
-        for (index, other) in world.shards.iter().enumerate() {
-            let expected: &[UdpError] = if index == shard { &[UdpError::Refused] } else { &[] };
+        fixture.with_shard(shard, act).unwrap();
+        fixture.advance(Duration::from_millis(50));
+        for (index, other) in fixture.shards.iter().enumerate() {
+            let expected: &[UdpError] = if index == shard { &[UdpError::ConnectionRefused] } else { &[] };
             assert_eq!(other.handler().errors, expected, "shard {index}");
         }
     }
@@ -214,26 +220,26 @@ fn an_error_about_a_datagram_is_told_to_its_socket() {
 /// The socket moves to another shard while a datagram is on its way to the first: it makes no second hop.
 #[test]
 fn a_frame_makes_one_hop_whatever_has_changed_meanwhile() {
-    let mut world = world(3, Spread::Fixed(0));
-    let socket = bind(&mut world, 1, "0.0.0.0:53", UdpOptions::default()).unwrap();
-    send(&mut world, "10.0.0.1:53", 1, 100);
-    assert_eq!(got(&world), [0, 1, 0]);
-    let act = |_: &mut Idle, cx: &mut Context<'_>| {
+    let mut fixture = fixture(3, RssMode::Fixed(0));
+    let socket = bind(&mut fixture, 1, "0.0.0.0:53", UdpOptions::default()).unwrap();
+    send(&mut fixture, "10.0.0.1:53", 1, 100);
+    assert_eq!(received(&fixture), [0, 1, 0]);
+    let act = |_: &mut RecordingHandler, cx: &mut Context<'_>| {
         let socket = cx.udp_bind(at("0.0.0.0:0"), UdpOptions::default())?;
         cx.udp_send(socket, Some(at("10.0.0.1:53")), b"late")
     };
-    world.client.with(world.now, act).unwrap();
-    world.client.poll_once(world.now).unwrap();
-    let forwarded = world.sum(|s| s.frames_forwarded);
-    world.shards[0].poll_once(world.now).unwrap();
-    assert_eq!(world.sum(|s| s.frames_forwarded), forwarded + 1, "it lies in the second shard's mailbox");
-    world.on(1, |_, cx| cx.udp_close(socket)).unwrap();
-    world.on(2, |_, cx| cx.udp_bind(at("0.0.0.0:53"), UdpOptions::default()).map(|_| ())).unwrap();
-    for shard in &mut world.shards[1..] {
-        shard.poll_once(world.now).unwrap();
+    fixture.client.with(fixture.now, act).unwrap();
+    fixture.client.poll_once(fixture.now).unwrap();
+    let forwarded = fixture.sum(|s| s.frames_forwarded);
+    fixture.shards[0].poll_once(fixture.now).unwrap();
+    assert_eq!(fixture.sum(|s| s.frames_forwarded), forwarded + 1, "it lies in the second shard's mailbox");
+    fixture.with_shard(1, |_, cx| cx.udp_close(socket)).unwrap();
+    fixture.with_shard(2, |_, cx| cx.udp_bind(at("0.0.0.0:53"), UdpOptions::default()).map(|_| ())).unwrap();
+    for shard in &mut fixture.shards[1..] {
+        shard.poll_once(fixture.now).unwrap();
     }
-    assert_eq!(world.sum(|s| s.frames_forwarded), forwarded + 1);
-    assert_eq!(world.shards[1].core.stack.here().unwrap().udp_stats().no_port, 1, "refused where it came");
-    send(&mut world, "10.0.0.1:53", 1, 100);
-    assert_eq!(got(&world), [0, 1, 1], "the next goes to the new home");
+    assert_eq!(fixture.sum(|s| s.frames_forwarded), forwarded + 1);
+    assert_eq!(fixture.shards[1].core.stack.local().unwrap().udp_stats().no_port, 1, "refused where it came");
+    send(&mut fixture, "10.0.0.1:53", 1, 100);
+    assert_eq!(received(&fixture), [0, 1, 1], "the next goes to the new home");
 }

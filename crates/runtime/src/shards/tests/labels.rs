@@ -1,19 +1,19 @@
 //! What peers say about a frame's flow: the hash saves work and never loses anything, and what is urgent is processed first. Between two stacks over memif.
 
 use super::control::turn;
-use super::{Idle, START, World, ours, shards_and_wire};
+use super::{Fixture, RecordingHandler, START, shards_and_device, stack_config};
 use crate::context::Context;
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::shards::Shards;
 use core::time::Duration;
 use ginnel_devices::memif::{self, MemifConfig, Role, SocketName};
-use ginnel_devices::memory::Spread;
-use ginnel_stack::device::{Capabilities, Device, GatherTx, Label, Piece, TxMeta, TxQueue};
+use ginnel_devices::memory::RssMode;
+use ginnel_stack::device::{Capabilities, Device, GatherTx, Label, PayloadPiece, TxMeta, TxQueue};
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener};
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
-use ginnel_stack::steering::{Home, Steering};
+use ginnel_stack::steering::{FrameOwner, Steering};
 use ginnel_stack::time::Instant;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -31,17 +31,18 @@ fn segment(src_port: u16) -> Vec<u8> {
 /// frame stays.
 #[test]
 fn a_frame_comes_home_whatever_its_hash_says() {
-    let config = ours(3);
+    let config = stack_config(3);
     let steering = Steering::new(0, 3, &config.network);
-    let (mut shards, mut wire) = shards_and_wire(config, Spread::Fixed(0), |_| Idle::default());
+    let (mut shards, mut wire) =
+        shards_and_device(config, RssMode::Fixed(0), |_| RecordingHandler::default());
     let mut now = START + Duration::from_secs(5);
     turn(&mut shards, now);
     let mut seen = 0;
     for hash in 0..9 {
         for port in 1000..1010 {
             let before: Vec<_> = shards.iter().map(|shard| *shard.stats()).collect();
-            let frame = checked(segment(port));
-            let Home::Shard(home) = steering.home(&frame) else { panic!("a home") };
+            let frame = assert_checked(segment(port));
+            let FrameOwner::Shard(owner) = steering.owner_of_bytes(&frame) else { panic!("a home") };
             wire.tx.reserve(frame.len()).unwrap().copy_from_slice(&frame);
             wire.tx.commit(frame.len(), TxMeta { label: Label::new(Some(hash), 2), ..TxMeta::NONE });
             wire.tx.flush(now);
@@ -52,18 +53,18 @@ fn a_frame_comes_home_whatever_its_hash_says() {
             let hops: Vec<u64> = shards
                 .iter()
                 .zip(&before)
-                .map(|(shard, b)| shard.stats().frames_taken - b.frames_taken)
+                .map(|(shard, b)| shard.stats().forwards_received - b.forwards_received)
                 .collect();
-            let expected: Vec<u64> = (0..3).map(|shard| u64::from(shard == home && home != 0)).collect();
+            let expected: Vec<u64> = (0..3).map(|shard| u64::from(shard == owner && owner != 0)).collect();
             assert_eq!(hops, expected, "hash {hash}, port {port}");
             let (was, is) = (before[0], shards[0].stats());
-            let taken = u64::from(hash % 3 == 0 && home == 0);
-            let wrong = u64::from(hash % 3 != u32::from(home));
+            let taken = u64::from(hash % 3 == 0 && owner == 0);
+            let wrong = u64::from(hash % 3 != u32::from(owner));
             assert_eq!(
-                (is.hashes_taken - was.hashes_taken, is.hashes_wrong - was.hashes_wrong),
+                (is.hashes_trusted - was.hashes_trusted, is.hashes_mismatched - was.hashes_mismatched),
                 (taken, wrong)
             );
-            seen |= 1 << (home * 2 + u8::from(wrong == 1));
+            seen |= 1 << (owner * 2 + u8::from(wrong == 1));
         }
     }
     assert_eq!(seen, 0b11_1111, "every home, with right and wrong hashes");
@@ -72,11 +73,11 @@ fn a_frame_comes_home_whatever_its_hash_says() {
 }
 
 fn resets<H: Handler>(shard: &crate::shard::Shard<H>) -> u64 {
-    shard.core.stack.here().unwrap().tcp_stats().resets_out
+    shard.core.stack.local().unwrap().tcp_stats().resets_out
 }
 
 /// A frame with right checksums.
-fn checked(mut frame: Vec<u8>) -> Vec<u8> {
+fn assert_checked(mut frame: Vec<u8>) -> Vec<u8> {
     let sum = |bytes: &mut dyn Iterator<Item = u8>| {
         let bytes: Vec<u8> = bytes.collect();
         let mut sum: u32 =
@@ -120,7 +121,7 @@ impl Handler for Echo {
 
 /// Opens connections, over both families.
 #[derive(Default)]
-struct Asker {
+struct RequestClient {
     conns: Vec<Conn>,
     connected: usize,
     /// First bytes of what came back, in order.
@@ -128,7 +129,7 @@ struct Asker {
     closed: Vec<CloseReason>,
 }
 
-impl Asker {
+impl RequestClient {
     fn open(&mut self, cx: &mut Context<'_>, count: usize) {
         for number in 0..count {
             let to = if number % 3 == 2 { "[fd00::1]:80" } else { "10.0.0.1:80" };
@@ -137,7 +138,7 @@ impl Asker {
     }
 }
 
-impl Handler for Asker {
+impl Handler for RequestClient {
     fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
         Ok(())
     }
@@ -157,12 +158,12 @@ impl Handler for Asker {
 }
 
 /// What a peer does with the hashes that its stack has made.
-type Lie = fn(Label) -> Label;
+type RewriteLabel = fn(Label) -> Label;
 
 /// A device that lies about hashes.
-struct Liar(Box<dyn TxQueue + Send>, Lie);
+struct ForgedHashTx(Box<dyn TxQueue + Send>, RewriteLabel);
 
-impl TxQueue for Liar {
+impl TxQueue for ForgedHashTx {
     fn capabilities(&self) -> Capabilities {
         self.0.capabilities()
     }
@@ -180,15 +181,20 @@ impl TxQueue for Liar {
     }
 }
 
-impl GatherTx for Liar {
-    fn commit_gathered(&mut self, head: usize, pieces: &mut dyn Iterator<Item = Piece<'_>>, meta: TxMeta) {
+impl GatherTx for ForgedHashTx {
+    fn commit_gathered(
+        &mut self,
+        head: usize,
+        pieces: &mut dyn Iterator<Item = PayloadPiece<'_>>,
+        meta: TxMeta,
+    ) {
         let gather = self.0.gather().expect("memif gathers");
         gather.commit_gathered(head, pieces, TxMeta { label: (self.1)(meta.label), ..meta });
     }
 }
 
 /// As many shards, and a client, in this process, with memif between them.
-fn over_memif(count: u32, offload: bool, lie: Lie) -> World<Echo, Asker> {
+fn over_memif(count: u32, offload: bool, rewrite: RewriteLabel) -> Fixture<Echo, RequestClient> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let name = format!("ginnel-labels-{}-{number}", std::process::id());
@@ -198,70 +204,76 @@ fn over_memif(count: u32, offload: bool, lie: Lie) -> World<Echo, Asker> {
     });
     assert!(server.link.wait_for(true, Duration::from_secs(10)));
     assert!(client.link.wait_for(true, Duration::from_secs(10)));
-    let Device { rx, tx } = client.into_one().unwrap();
-    let far = Device { rx, tx: Box::new(Liar(tx, lie)) };
-    let opened = Shards::new(ours(count)).device("cable", server.queues).seed([1; 32]).now(START);
+    let Device { rx, tx } = client.into_single_device().unwrap();
+    let far = Device { rx, tx: Box::new(ForgedHashTx(tx, rewrite)) };
+    let opened = Shards::new(stack_config(count)).device("cable", server.queues).seed([1; 32]).now(START);
     let shards = opened.open().unwrap().build(|_| Ok(Echo::default())).unwrap();
-    let mut world = World::with((shards, far), Asker::default());
+    let mut fixture = Fixture::with_devices((shards, far), RequestClient::default());
     // Until addresses of IPv6 are known to be free.
-    world.pass(Duration::from_secs(5));
-    world
+    fixture.advance(Duration::from_secs(5));
+    fixture
 }
 
 /// Opens connections, asks three times on each of them, and closes them. Returns how many frames came from the wire.
-fn talk(world: &mut World<Echo, Asker>, count: usize) -> u64 {
-    world.client.with(world.now, |asker, cx| asker.open(cx, count));
-    assert!(world.until(Duration::from_secs(1), |_, asker| asker.connected == count));
+fn exchange_requests(fixture: &mut Fixture<Echo, RequestClient>, count: usize) -> u64 {
+    fixture.client.with(fixture.now, |client, cx| client.open(cx, count));
+    assert!(fixture.run_until(Duration::from_secs(1), |_, client| client.connected == count));
     for round in 1..=3 {
-        world.client.with(world.now, |asker, cx| {
-            for (number, conn) in asker.conns.iter().enumerate() {
+        fixture.client.with(fixture.now, |client, cx| {
+            for (number, conn) in client.conns.iter().enumerate() {
                 // More than a segment, too.
                 assert_eq!(cx.send(*conn, &vec![number as u8; 10 + 1_000 * round]), Ok(10 + 1_000 * round));
             }
         });
-        world.pass(Duration::from_millis(100));
+        fixture.advance(Duration::from_millis(100));
     }
-    world.client.with(world.now, |asker, cx| asker.conns.iter().for_each(|conn| cx.close(*conn).unwrap()));
-    world.pass(Duration::from_secs(1));
+    fixture
+        .client
+        .with(fixture.now, |client, cx| client.conns.iter().for_each(|conn| cx.close(*conn).unwrap()));
+    fixture.advance(Duration::from_secs(1));
     for ends in
-        world.shards.iter().map(|shard| &shard.handler().closed).chain([&world.client.handler().closed])
+        fixture.shards.iter().map(|shard| &shard.handler().closed).chain([&fixture.client.handler().closed])
     {
         assert!(ends.iter().all(|reason| *reason == CloseReason::Normal), "{ends:?}");
     }
-    assert_eq!(world.client.handler().closed.len(), count);
-    let got = &world.client.handler().got;
+    assert_eq!(fixture.client.handler().closed.len(), count);
+    let got = &fixture.client.handler().got;
     assert!((0..count).all(|number| got.iter().filter(|byte| usize::from(**byte) == number).count() >= 3));
-    assert_eq!(world.shards.iter().map(resets).sum::<u64>() + resets(&world.client), 0);
-    assert_eq!(world.sum(|s| s.frames_taken), world.sum(|s| s.frames_forwarded), "one hop, and none is lost");
-    world.sum(|s| s.frames_received)
+    assert_eq!(fixture.shards.iter().map(resets).sum::<u64>() + resets(&fixture.client), 0);
+    assert_eq!(
+        fixture.sum(|s| s.forwards_received),
+        fixture.sum(|s| s.frames_forwarded),
+        "one hop, and none is lost"
+    );
+    fixture.sum(|s| s.frames_received)
 }
 
 /// Frames of ARP and neighbour discovery, fewer than that in each of these runs.
-const ABOUT_THE_LINK: u64 = 40;
+const LINK_FRAMES_MAX: u64 = 40;
 
 #[test]
 fn the_hash_of_a_stack_at_the_other_end_is_not_computed_again() {
-    let mut world = over_memif(3, true, |label| label);
-    let received = talk(&mut world, 40);
-    assert_eq!(world.sum(|s| s.hashes_wrong), 0);
-    let (taken, forwarded) = (world.sum(|s| s.hashes_taken), world.sum(|s| s.frames_forwarded));
+    let mut fixture = over_memif(3, true, |label| label);
+    let received = exchange_requests(&mut fixture, 40);
+    assert_eq!(fixture.sum(|s| s.hashes_mismatched), 0);
+    let (taken, forwarded) = (fixture.sum(|s| s.hashes_trusted), fixture.sum(|s| s.frames_forwarded));
     // The client sends on its first queue: of its frames, those of the first shard stay there.
     assert!(taken > 100 && forwarded > 100, "{taken} {forwarded}");
-    assert!(taken + forwarded + ABOUT_THE_LINK > received, "{taken} and {forwarded} of {received}");
+    assert!(taken + forwarded + LINK_FRAMES_MAX > received, "{taken} and {forwarded} of {received}");
     // Ends that have not agreed on a hash use none, and all is well.
-    for (offload, lie) in [(false, (|label| label) as Lie), (true, Label::without_hash)] {
-        let mut world = over_memif(3, offload, lie);
-        talk(&mut world, 40);
-        assert_eq!((world.sum(|s| s.hashes_taken), world.sum(|s| s.hashes_wrong)), (0, 0));
+    for (offload, rewrite) in [(false, (|label| label) as RewriteLabel), (true, Label::without_hash)] {
+        let mut fixture = over_memif(3, offload, rewrite);
+        exchange_requests(&mut fixture, 40);
+        assert_eq!((fixture.sum(|s| s.hashes_trusted), fixture.sum(|s| s.hashes_mismatched)), (0, 0));
     }
 }
 
 #[test]
 fn a_peer_that_lies_about_hashes_loses_nothing() {
-    let mut world = over_memif(3, true, |label| label);
-    talk(&mut world, 40);
-    let honest = world.sum(|s| s.frames_forwarded);
-    let lies: [Lie; 4] = [
+    let mut fixture = over_memif(3, true, |label| label);
+    exchange_requests(&mut fixture, 40);
+    let honest = fixture.sum(|s| s.frames_forwarded);
+    let forges_hashes: [RewriteLabel; 4] = [
         // All belong to the shard that receives them, to another one, to one that is not theirs, and to a different one each time.
         |label| Label::new(Some(0), label.priority()),
         |label| Label::new(Some(1), label.priority()),
@@ -271,10 +283,10 @@ fn a_peer_that_lies_about_hashes_loses_nothing() {
             Label::new(Some(NUMBER.fetch_add(0x9e37_79b9, Ordering::Relaxed) >> 5), label.priority())
         },
     ];
-    for (number, lie) in lies.into_iter().enumerate() {
-        let mut world = over_memif(3, true, lie);
-        talk(&mut world, 40);
-        let (wrong, forwarded) = (world.sum(|s| s.hashes_wrong), world.sum(|s| s.frames_forwarded));
+    for (number, rewrite) in forges_hashes.into_iter().enumerate() {
+        let mut fixture = over_memif(3, true, rewrite);
+        exchange_requests(&mut fixture, 40);
+        let (wrong, forwarded) = (fixture.sum(|s| s.hashes_mismatched), fixture.sum(|s| s.frames_forwarded));
         assert!(wrong > 100, "lie {number}: {wrong}");
         // The same hops as without, but for where segments are cut otherwise.
         assert!(forwarded.abs_diff(honest) < honest / 5, "lie {number}: {forwarded}, {honest} without");
@@ -283,25 +295,25 @@ fn a_peer_that_lies_about_hashes_loses_nothing() {
 
 /// First bytes in the order in which one shard got them, and the client its answers, of 30 connections that send in one turn; of the last the frame says `priority`.
 fn one_burst(shards: u32, priority: u8) -> (Vec<u8>, Vec<u8>) {
-    let mut world = over_memif(shards, true, |label| label);
-    world.client.with(world.now, |asker, cx| asker.open(cx, 30));
-    assert!(world.until(Duration::from_secs(1), |_, asker| asker.connected == 30));
-    world.pass(Duration::from_millis(100));
-    let before = world.sum(|s| s.bursts.iter().sum());
-    world.client.with(world.now, |asker, cx| {
-        for (number, conn) in asker.conns.iter().enumerate() {
+    let mut fixture = over_memif(shards, true, |label| label);
+    fixture.client.with(fixture.now, |client, cx| client.open(cx, 30));
+    assert!(fixture.run_until(Duration::from_secs(1), |_, client| client.connected == 30));
+    fixture.advance(Duration::from_millis(100));
+    let before = fixture.sum(|s| s.bursts.iter().sum());
+    fixture.client.with(fixture.now, |client, cx| {
+        for (number, conn) in client.conns.iter().enumerate() {
             assert_eq!(cx.send(*conn, &[number as u8; 10]), Ok(10));
         }
         // After it has got its turn to send, so that it sends last.
-        cx.set_priority(asker.conns[29], priority).unwrap();
+        cx.set_priority(client.conns[29], priority).unwrap();
     });
-    let now = world.now;
-    world.client.poll_once(now).unwrap();
-    world.shards[0].poll_once(now).unwrap();
-    assert_eq!(world.sum(|s| s.bursts.iter().sum()), before + 1, "it was one burst");
-    world.pass(Duration::from_millis(100));
-    let last = world.shards.iter().find(|shard| shard.handler().got.contains(&29)).unwrap();
-    (last.handler().got.clone(), world.client.handler().got.clone())
+    let now = fixture.now;
+    fixture.client.poll_once(now).unwrap();
+    fixture.shards[0].poll_once(now).unwrap();
+    assert_eq!(fixture.sum(|s| s.bursts.iter().sum()), before + 1, "it was one burst");
+    fixture.advance(Duration::from_millis(100));
+    let last = fixture.shards.iter().find(|shard| shard.handler().got.contains(&29)).unwrap();
+    (last.handler().got.clone(), fixture.client.handler().got.clone())
 }
 
 #[test]

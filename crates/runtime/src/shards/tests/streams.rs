@@ -1,13 +1,13 @@
 //! Connections: the application sees the same with any number of shards, and their work does not grow with it.
 
-use super::{Idle, World, ours};
+use super::{Fixture, RecordingHandler, stack_config};
 use crate::config::{Config, Placement};
 use crate::context::Context;
 use crate::error::Error;
 use crate::handler::Handler;
 use core::net::SocketAddr;
 use core::time::Duration;
-use ginnel_devices::memory::Spread;
+use ginnel_devices::memory::RssMode;
 use ginnel_devices::random::Random;
 use ginnel_stack::error::ConnectError;
 use ginnel_stack::events::CloseReason;
@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 /// Answers each request, which is a length, with as many bytes.
 #[derive(Default)]
-struct Server {
+struct StreamServer {
     /// Bytes received by client port.
     transcript: BTreeMap<u16, Vec<u8>>,
     closed: Vec<(u16, CloseReason)>,
@@ -25,7 +25,7 @@ struct Server {
     owed: BTreeMap<Conn, usize>,
 }
 
-impl Server {
+impl StreamServer {
     fn pay(&mut self, cx: &mut Context<'_>, conn: Conn) {
         let Some(owed) = self.owed.get_mut(&conn) else { return };
         while *owed > 0 {
@@ -39,7 +39,7 @@ impl Server {
     }
 }
 
-impl Handler for Server {
+impl Handler for StreamServer {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         cx.listen("[::]:80".parse().unwrap(), ListenOptions::default()).map(|_| ())
     }
@@ -68,7 +68,7 @@ impl Handler for Server {
 }
 
 /// Opens connections of which each makes some requests, one after the other.
-struct Client {
+struct StreamClient {
     rng: Random,
     total: usize,
     opened: usize,
@@ -79,7 +79,7 @@ struct Client {
     ended: usize,
 }
 
-impl Client {
+impl StreamClient {
     fn new(seed: u64, total: usize) -> Self {
         Self {
             rng: Random::new(seed),
@@ -117,7 +117,7 @@ impl Client {
     }
 }
 
-impl Handler for Client {
+impl Handler for StreamClient {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         (0..16).for_each(|_| self.open_one(cx));
         Ok(())
@@ -146,7 +146,7 @@ impl Handler for Client {
 }
 
 /// What the application at both ends has seen, and what it cost.
-struct Outcome {
+struct StreamTotals {
     client: BTreeMap<usize, Vec<u8>>,
     server: BTreeMap<u16, Vec<u8>>,
     closed: Vec<(u16, CloseReason)>,
@@ -158,21 +158,26 @@ struct Outcome {
 
 const CONNECTIONS: usize = 120;
 
-fn run(count: u32, spread: Spread, seed: u64) -> Outcome {
-    run_with(ours(count), spread, seed)
+fn run(count: u32, spread: RssMode, seed: u64) -> StreamTotals {
+    run_with(stack_config(count), spread, seed)
 }
 
-fn run_with(config: Config, spread: Spread, seed: u64) -> Outcome {
+fn run_with(config: Config, spread: RssMode, seed: u64) -> StreamTotals {
     let count = config.shards.count;
-    let mut world = World::new(config, spread, |_| Server::default(), Client::new(seed, CONNECTIONS));
+    let mut fixture =
+        Fixture::new(config, spread, |_| StreamServer::default(), StreamClient::new(seed, CONNECTIONS));
     // The client begins once its IPv6 address is known to be its own; the server's takes about as long.
-    let done = world.until(Duration::from_secs(60), |_, client| client.ended == CONNECTIONS);
-    assert!(done, "{count} shards, {spread:?}: {} of {CONNECTIONS}", world.client.handler().ended);
-    world.pass(Duration::from_secs(1));
-    assert_eq!(world.sum(|s| s.forwards_dropped), 0);
-    assert_eq!(world.sum(|s| s.frames_taken), world.sum(|s| s.frames_forwarded), "none is lost on the way");
+    let done = fixture.run_until(Duration::from_secs(60), |_, client| client.ended == CONNECTIONS);
+    assert!(done, "{count} shards, {spread:?}: {} of {CONNECTIONS}", fixture.client.handler().ended);
+    fixture.advance(Duration::from_secs(1));
+    assert_eq!(fixture.sum(|s| s.forwards_dropped), 0);
+    assert_eq!(
+        fixture.sum(|s| s.forwards_received),
+        fixture.sum(|s| s.frames_forwarded),
+        "none is lost on the way"
+    );
     let (mut server, mut closed) = (BTreeMap::new(), Vec::new());
-    for shard in &world.shards {
+    for shard in &fixture.shards {
         for (port, bytes) in &shard.handler().transcript {
             assert!(server.insert(*port, bytes.clone()).is_none(), "port {port} was served twice");
         }
@@ -180,14 +185,14 @@ fn run_with(config: Config, spread: Spread, seed: u64) -> Outcome {
         shard.check_invariants();
     }
     closed.sort_by_key(|(port, _)| *port);
-    let served_by = world.shards.iter().filter(|shard| !shard.handler().closed.is_empty()).count();
-    Outcome {
-        client: world.client.handler().transcript.clone(),
+    let served_by = fixture.shards.iter().filter(|shard| !shard.handler().closed.is_empty()).count();
+    StreamTotals {
+        client: fixture.client.handler().transcript.clone(),
         server,
         closed,
-        forwarded: world.sum(|s| s.frames_forwarded),
-        received: world.sum(|s| s.frames_received),
-        told: world.sum(|s| s.told),
+        forwarded: fixture.sum(|s| s.frames_forwarded),
+        received: fixture.sum(|s| s.frames_received),
+        told: fixture.sum(|s| s.broadcasts_sent),
         served_by,
     }
 }
@@ -195,10 +200,10 @@ fn run_with(config: Config, spread: Spread, seed: u64) -> Outcome {
 #[test]
 fn applications_see_the_same_with_any_number_of_shards_wherever_frames_arrive() {
     for seed in 1..=3 {
-        let alone = run(1, Spread::Hash, seed);
+        let alone = run(1, RssMode::Hash, seed);
         assert_eq!((alone.forwarded, alone.told), (0, 0));
         for count in [2, 4] {
-            for spread in [Spread::Hash, Spread::Fixed(0), Spread::RoundRobin] {
+            for spread in [RssMode::Hash, RssMode::Fixed(0), RssMode::RoundRobin] {
                 let many = run(count, spread, seed);
                 assert_eq!(many.client, alone.client, "{count} shards, {spread:?}, seed {seed}");
                 assert_eq!(many.server, alone.server, "{count} shards, {spread:?}, seed {seed}");
@@ -212,12 +217,12 @@ fn applications_see_the_same_with_any_number_of_shards_wherever_frames_arrive() 
 /// The same application with one shard, in its thread, and with several, beside them, and in workers behind either.
 #[test]
 fn applications_see_the_same_in_every_placement_and_with_workers() {
-    let alone = run(1, Spread::Hash, 1);
+    let alone = run(1, RssMode::Hash, 1);
     for placement in [Placement::Inline, Placement::Paired, Placement::Split] {
         for (count, workers) in [(1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (3, 0), (3, 3)] {
-            let mut config = ours(count);
+            let mut config = stack_config(count);
             (config.shard.placement, config.shard.workers) = (placement, workers);
-            let many = run_with(config, Spread::RoundRobin, 1);
+            let many = run_with(config, RssMode::RoundRobin, 1);
             let what = format!("{placement:?}, {count} shards with {workers} workers each");
             assert_eq!(many.client, alone.client, "{what}");
             assert_eq!(many.server, alone.server, "{what}");
@@ -229,11 +234,11 @@ fn applications_see_the_same_in_every_placement_and_with_workers() {
 
 #[test]
 fn what_crosses_between_shards_does_not_grow_with_their_number() {
-    let alone = run(1, Spread::Hash, 1);
+    let alone = run(1, RssMode::Hash, 1);
     for count in [2, 4] {
-        let hashed = run(count, Spread::Hash, 1);
+        let hashed = run(count, RssMode::Hash, 1);
         assert_eq!(hashed.forwarded, 0, "frames that come home make no hop");
-        let astray = run(count, Spread::RoundRobin, 1);
+        let astray = run(count, RssMode::RoundRobin, 1);
         // As many frames come for the same connections, and each makes one hop at the most.
         assert!(astray.received <= alone.received * 11 / 10, "{} and {}", astray.received, alone.received);
         assert!(astray.forwarded <= astray.received);
@@ -244,35 +249,47 @@ fn what_crosses_between_shards_does_not_grow_with_their_number() {
 
 #[test]
 fn a_connection_is_opened_where_its_packets_come_home() {
-    let mut world = World::new(ours(4), Spread::Hash, |_| Idle::default(), Server::default());
-    world.pass(Duration::from_secs(3));
+    let mut fixture = Fixture::new(
+        stack_config(4),
+        RssMode::Hash,
+        |_| RecordingHandler::default(),
+        StreamServer::default(),
+    );
+    fixture.advance(Duration::from_secs(3));
     for shard in 0..4 {
         for to in ["10.0.0.2:80", "[fd00::2]:80"] {
             for _ in 0..20 {
                 let to = to.parse().unwrap();
-                world.on(shard, |_, cx| cx.connect(to, ConnectOptions::default()).map(|_| ())).unwrap();
+                fixture
+                    .with_shard(shard, |_, cx| cx.connect(to, ConnectOptions::default()).map(|_| ()))
+                    .unwrap();
             }
         }
     }
-    world.pass(Duration::from_secs(1));
-    for shard in &world.shards {
-        assert_eq!(shard.core.stack.here().unwrap().usage().connections, 40);
+    fixture.advance(Duration::from_secs(1));
+    for shard in &fixture.shards {
+        assert_eq!(shard.core.stack.local().unwrap().usage().connections, 40);
         assert_eq!(shard.handler().connected, 40, "all were answered");
     }
-    assert_eq!(world.sum(|s| s.frames_forwarded), 0);
+    assert_eq!(fixture.sum(|s| s.frames_forwarded), 0);
 }
 
 #[test]
 fn a_local_port_whose_packets_would_come_elsewhere_is_refused() {
-    let mut world = World::new(ours(2), Spread::Hash, |_| Idle::default(), Server::default());
-    world.pass(Duration::from_secs(3));
+    let mut fixture = Fixture::new(
+        stack_config(2),
+        RssMode::Hash,
+        |_| RecordingHandler::default(),
+        StreamServer::default(),
+    );
+    fixture.advance(Duration::from_secs(3));
     let to: SocketAddr = "10.0.0.2:80".parse().unwrap();
     let mut opened = [0; 2];
     for port in 5000..5050 {
         for (shard, opened) in opened.iter_mut().enumerate() {
             let local = Some(SocketAddr::from(([0, 0, 0, 0], port)));
             let options = ConnectOptions { local, ..ConnectOptions::default() };
-            match world.on(shard, |_, cx| cx.connect(to, options)) {
+            match fixture.with_shard(shard, |_, cx| cx.connect(to, options)) {
                 Ok(_) => *opened += 1,
                 Err(Error::Connect(_, ConnectError::AddressNotAvailable)) => {}
                 Err(other) => panic!("{other}"),

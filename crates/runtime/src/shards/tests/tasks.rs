@@ -1,12 +1,12 @@
 //! Tasks on several shards: an executor on each.
 
 use super::threads::{Pinger, only_v4};
-use super::{World, ours};
+use super::{Fixture, stack_config};
 use crate::executor::Executor;
 use crate::net::{TcpListener, UdpSocket};
 use crate::task::spawn;
 use core::time::Duration;
-use ginnel_devices::memory::Spread;
+use ginnel_devices::memory::RssMode;
 use ginnel_stack::udp::UdpOptions;
 use std::io;
 
@@ -34,11 +34,12 @@ async fn echo() -> io::Result<()> {
 #[test]
 fn tasks_of_every_shard_serve_what_arrives_anywhere() {
     let server = |_| Executor::new(echo);
-    let mut world = World::new(only_v4(ours(3)), Spread::RoundRobin, server, Pinger { left: 60 });
-    let served = |world: &World<_, Pinger>| -> Vec<u64> {
-        world.shards.iter().map(|shard| shard.core.stack.tcp_stats().passive_opens).collect()
+    let mut fixture =
+        Fixture::new(only_v4(stack_config(3)), RssMode::RoundRobin, server, Pinger { left: 60 });
+    let served = |fixture: &Fixture<_, Pinger>| -> Vec<u64> {
+        fixture.shards.iter().map(|shard| shard.core.stack.tcp_stats().passive_opens).collect()
     };
-    world.pass(Duration::from_secs(2));
-    assert_eq!(served(&world).iter().sum::<u64>(), 60);
-    assert!(served(&world).iter().all(|&n| n >= 8), "{:?}", served(&world));
+    fixture.advance(Duration::from_secs(2));
+    assert_eq!(served(&fixture).iter().sum::<u64>(), 60);
+    assert!(served(&fixture).iter().all(|&n| n >= 8), "{:?}", served(&fixture));
 }

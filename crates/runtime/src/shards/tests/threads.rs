@@ -1,7 +1,7 @@
 //! Shards on threads of their own: beginning, ending and failing together.
 
 use super::control::arp;
-use super::{Idle, THEIRS, ours, receive, send};
+use super::{CLIENT_ADDRESSES, RecordingHandler, receive, send, stack_config};
 use crate::config::{Config, DeviceConfig, DeviceKind, Placement};
 use crate::context::Context;
 use crate::error::Error;
@@ -11,13 +11,13 @@ use crate::shards::Shards;
 use crate::stop::StopFlag;
 use core::net::Ipv4Addr;
 use core::time::Duration;
-use ginnel_devices::memory::{MemoryConfig, Spread, fan};
+use ginnel_devices::memory::{MemoryConfig, RssMode, multi_queue};
 use ginnel_stack::device::Device;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::Conn;
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
 use ginnel_stack::wire::MacAddr;
-use ginnel_stack::wire::arp::Operation;
+use ginnel_stack::wire::arp::ArpOperation;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -87,8 +87,8 @@ pub(super) fn only_v4(mut config: Config) -> Config {
     config
 }
 
-pub(super) fn open(config: Config, spread: Spread) -> (super::super::Opened, Device) {
-    let (far, queues) = fan(&MemoryConfig::default(), config.shards.count as usize, spread);
+pub(super) fn open(config: Config, spread: RssMode) -> (super::super::OpenedShards, Device) {
+    let (far, queues) = multi_queue(&MemoryConfig::default(), config.shards.count as usize, spread);
     (Shards::new(config).device("cable", queues).open().unwrap(), far)
 }
 
@@ -100,9 +100,9 @@ fn shards_on_threads_serve_what_arrives_anywhere_and_sleep_meanwhile() {
 }
 
 fn serve_on_two(placement: Placement) {
-    let mut config = only_v4(ours(2));
+    let mut config = only_v4(stack_config(2));
     config.shard.placement = placement;
-    let (opened, far) = open(config, Spread::Fixed(0));
+    let (opened, far) = open(config, RssMode::Fixed(0));
     let (stop, readers) = (StopFlag::new().unwrap(), opened.stats_readers());
     let flag = stop.clone();
     let server = thread::spawn(move || {
@@ -112,7 +112,7 @@ fn serve_on_two(placement: Placement) {
         };
         opened.run(&flag, |_| Ok(Echo), finish)
     });
-    let client = only_v4(super::config(THEIRS));
+    let client = only_v4(super::config(CLIENT_ADDRESSES));
     let mut client =
         Shard::builder(client).handler(Pinger { left: 60 }).device("cable", far).build().unwrap();
     client.run(&StopFlag::new().unwrap()).unwrap();
@@ -127,15 +127,15 @@ fn serve_on_two(placement: Placement) {
         assert!(stats.sleeps > 20, "shard {index} sleeps and is woken: {stats:?}");
     }
     // Everything arrives at the first; the second has only what was sent on to it.
-    assert_eq!((ends[1].2.frames_received, ends[1].2.frames_taken), (0, ends[0].2.frames_forwarded));
+    assert_eq!((ends[1].2.frames_received, ends[1].2.forwards_received), (0, ends[0].2.frames_forwarded));
 }
 
 /// Takes its leave once it may.
-struct Leaving {
+struct DrainingHandler {
     may: Arc<AtomicBool>,
 }
 
-impl Leaving {
+impl DrainingHandler {
     fn try_to(&self, cx: &mut Context<'_>) {
         if self.may.load(Ordering::Acquire) || cx.set_timer(Duration::from_millis(5), 0).is_none() {
             cx.stop();
@@ -143,7 +143,7 @@ impl Leaving {
     }
 }
 
-impl Handler for Leaving {
+impl Handler for DrainingHandler {
     fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
         Ok(())
     }
@@ -163,8 +163,8 @@ impl Handler for Leaving {
 
 /// Whether somebody answers a question for the shards' address, sent by a neighbour that asks each time for the first time.
 fn is_answered(wire: &mut Device, number: u8) -> bool {
-    let (who, mac) = (Ipv4Addr::new(10, 0, 0, 100 + number), MacAddr([2, 0, 0, 0, 9, number]));
-    send(wire, &arp(Operation::Request, who, mac, MacAddr::BROADCAST));
+    let (ip, mac) = (Ipv4Addr::new(10, 0, 0, 100 + number), MacAddr([2, 0, 0, 0, 9, number]));
+    send(wire, &arp(ArpOperation::Request, ip, mac, MacAddr::BROADCAST));
     let deadline = std::time::Instant::now() + Duration::from_secs(5);
     while std::time::Instant::now() < deadline {
         if receive(wire).iter().any(|frame| frame[..6] == mac.0) {
@@ -178,10 +178,10 @@ fn is_answered(wire: &mut Device, number: u8) -> bool {
 /// The first shard speaks for all on the link, and everything arrives there: it may not go while another one still works.
 #[test]
 fn no_shard_leaves_before_the_last_has_done_its_work() {
-    let mut config = only_v4(ours(3));
+    let mut config = only_v4(stack_config(3));
     // They end with the last, and not when its time is over.
     config.shard.stop_grace_ms = 3_600_000;
-    let (opened, mut far) = open(config, Spread::Fixed(0));
+    let (opened, mut far) = open(config, RssMode::Fixed(0));
     let stop = StopFlag::new().unwrap();
     let (flag, readers) = (stop.clone(), opened.stats_readers());
     let (told, ends) = mpsc::channel();
@@ -190,7 +190,9 @@ fn no_shard_leaves_before_the_last_has_done_its_work() {
     let shards = thread::spawn(move || {
         let handler = |index| {
             // The others go at once.
-            Ok(Leaving { may: if index == 2 { may.clone() } else { Arc::new(AtomicBool::new(true)) } })
+            Ok(DrainingHandler {
+                may: if index == 2 { may.clone() } else { Arc::new(AtomicBool::new(true)) },
+            })
         };
         opened.run(&flag, handler, |index, shard| {
             told.send(index).unwrap();
@@ -209,16 +211,16 @@ fn no_shard_leaves_before_the_last_has_done_its_work() {
     let stats = shards.join().unwrap().unwrap();
     assert_eq!(ends.try_iter().count(), 3);
     // What the first one said to the others it said to the end: each question teaches all of them a neighbour.
-    assert!(stats[0].told >= 2 * u64::from(answered), "{:?}", stats[0]);
+    assert!(stats[0].broadcasts_sent >= 2 * u64::from(answered), "{:?}", stats[0]);
     assert_eq!(readers[0].snapshot(), stats[0], "the last counters are published");
 }
 
 /// Fails in a way of its own when its time has come.
-struct Failing {
+struct FailingHandler {
     fails: bool,
 }
 
-impl Handler for Failing {
+impl Handler for FailingHandler {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         if self.fails {
             cx.set_timer(Duration::from_millis(20), 0);
@@ -237,9 +239,9 @@ impl Handler for Failing {
 
 #[test]
 fn a_panic_of_one_ends_all_and_is_told() {
-    let (opened, _far) = open(only_v4(ours(3)), Spread::Hash);
+    let (opened, _far) = open(only_v4(stack_config(3)), RssMode::Hash);
     let stop = StopFlag::new().unwrap();
-    let ended = opened.run(&stop, |index| Ok(Failing { fails: index == 1 }), |_, _| ());
+    let ended = opened.run(&stop, |index| Ok(FailingHandler { fails: index == 1 }), |_, _| ());
     assert_eq!(ended.unwrap_err().to_string(), "shard 1: panicked: out of ideas");
     assert!(stop.is_set());
 }
@@ -247,8 +249,8 @@ fn a_panic_of_one_ends_all_and_is_told() {
 #[test]
 fn a_shard_that_cannot_be_built_keeps_the_others_from_beginning() {
     let (started, starts) = mpsc::channel();
-    struct Telling(mpsc::Sender<()>);
-    impl Handler for Telling {
+    struct ReportingHandler(mpsc::Sender<()>);
+    impl Handler for ReportingHandler {
         fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
             self.0.send(()).map_err(|e| Error::application(e.to_string()))
         }
@@ -257,12 +259,12 @@ fn a_shard_that_cannot_be_built_keeps_the_others_from_beginning() {
         }
     }
     for panics in [false, true] {
-        let (opened, _far) = open(only_v4(ours(3)), Spread::Hash);
+        let (opened, _far) = open(only_v4(stack_config(3)), RssMode::Hash);
         let started = started.clone();
         let handler = move |index| match index {
             2 if panics => panic!("no page found"),
             2 => Err(Error::application("no page found")),
-            _ => Ok(Telling(started.clone())),
+            _ => Ok(ReportingHandler(started.clone())),
         };
         let ended = opened.run(&StopFlag::new().unwrap(), handler, |_, _| ()).unwrap_err().to_string();
         assert_eq!(ended, format!("shard 2: {}no page found", if panics { "panicked: " } else { "" }));
@@ -273,40 +275,46 @@ fn a_shard_that_cannot_be_built_keeps_the_others_from_beginning() {
 #[test]
 fn what_does_not_fit_the_machine_is_refused_before_anything_runs() {
     let refused = |config: Config, queues: usize| {
-        let (_, queues) = fan(&MemoryConfig::default(), queues, Spread::Hash);
+        let (_, queues) = multi_queue(&MemoryConfig::default(), queues, RssMode::Hash);
         Shards::new(config).device("cable", queues).open().err().map(|e| e.to_string())
     };
-    assert_eq!(refused(ours(2), 2), None);
+    assert_eq!(refused(stack_config(2), 2), None);
     assert_eq!(
-        refused(ours(4), 2).as_deref(),
+        refused(stack_config(4), 2).as_deref(),
         Some("shards.count: device \"cable\" has 2 queue(s), and 4 shard(s) need one each")
     );
-    let mut config = ours(2);
+    let mut config = stack_config(2);
     config.shards.cpus = vec![0];
     assert_eq!(
         refused(config, 2).as_deref(),
         Some("shards.cpus: 1 CPU(s) for 2 shard(s): each needs one of its own")
     );
-    let mut config = ours(2);
+    let mut config = stack_config(2);
     config.shards.cpus = vec![0, 0];
     assert_eq!(refused(config, 2).as_deref(), Some("shards.cpus[1]: CPU 0 is there already"));
-    let mut config = ours(2);
+    let mut config = stack_config(2);
     config.shards.cpus = vec![0, 1023];
     assert!(refused(config, 2).unwrap().starts_with("shards.cpus[1]: CPU 1023 is not among those"));
-    let mut config = ours(2);
+    let mut config = stack_config(2);
     config.shard.cpu = Some(0);
     assert_eq!(
         refused(config, 2).as_deref(),
         Some("shard.cpu: is for a single shard: shards.cpus pins several")
     );
-    let alone = Shard::builder(ours(2)).handler(Idle::default()).build().err().unwrap().to_string();
+    let alone = Shard::builder(stack_config(2))
+        .handler(RecordingHandler::default())
+        .build()
+        .err()
+        .unwrap()
+        .to_string();
     assert_eq!(alone, "shards.count: is for programs that run several shards: this one runs one");
-    let mut config = ours(1);
+    let mut config = stack_config(1);
     config.shard.workers = 2;
-    let alone = Shard::builder(config).handler(Idle::default()).build().err().unwrap().to_string();
+    let alone =
+        Shard::builder(config).handler(RecordingHandler::default()).build().err().unwrap().to_string();
     let problem = "is for programs that make an application for each thread (Shards): this one made one";
     assert_eq!(alone, format!("shard.workers: {problem}"));
-    let unopened = Shards::new(ours(2)).open().err().unwrap().to_string();
+    let unopened = Shards::new(stack_config(2)).open().err().unwrap().to_string();
     assert!(unopened.contains("memory device \"cable\" has no other end"), "{unopened}");
 }
 
@@ -318,31 +326,31 @@ pub(super) fn cpus() -> Vec<u32> {
 
 #[test]
 fn each_shard_is_pinned_to_its_cpu() {
-    let mut config = only_v4(ours(2));
+    let mut config = only_v4(stack_config(2));
     let cpus: Vec<u32> = cpus().into_iter().take(2).collect();
     config.shards.cpus = cpus.clone();
     if cpus.len() < 2 {
         // A machine with one CPU cannot pin two shards, and says so.
-        let (_, queues) = fan(&MemoryConfig::default(), 2, Spread::Hash);
+        let (_, queues) = multi_queue(&MemoryConfig::default(), 2, RssMode::Hash);
         assert!(Shards::new(config).device("cable", queues).open().is_err());
         return;
     }
-    let (opened, _far) = open(config, Spread::Hash);
+    let (opened, _far) = open(config, RssMode::Hash);
     let stop = StopFlag::new().unwrap();
     stop.stop();
-    let pinned = opened.run(&stop, |_| Ok(Idle::default()), |_, _| self::cpus());
+    let pinned = opened.run(&stop, |_| Ok(RecordingHandler::default()), |_, _| self::cpus());
     assert_eq!(pinned.unwrap(), [vec![cpus[0]], vec![cpus[1]]]);
 }
 
 #[test]
 fn queues_of_one_device_do_not_share_a_capture_or_a_seed_of_faults() {
-    let mut config = ours(3);
+    let mut config = stack_config(3);
     let cable = DeviceConfig {
         capture: Some("frames.pcapng".into()),
         ..DeviceConfig::new("cable", DeviceKind::Memory)
     };
     config.devices = vec![cable];
-    let of = |index| super::super::config_of(&config, index).devices.remove(0);
+    let of = |index| super::super::shard_config(&config, index).devices.remove(0);
     let paths: Vec<_> = (0..3).map(|index| of(index).capture.unwrap()).collect();
     assert_eq!(paths, ["frames.pcapng", "frames.pcapng.1", "frames.pcapng.2"].map(std::path::PathBuf::from));
     assert_eq!([0, 1, 2].map(|index| of(index).faults_seed), [1, 2, 3]);

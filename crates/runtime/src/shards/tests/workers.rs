@@ -1,7 +1,7 @@
 //! Workers behind the application's place: who has which connection, and what a worker does to the others.
 
 use super::threads::{cpus, only_v4, open};
-use super::{THEIRS, World, config, ours};
+use super::{CLIENT_ADDRESSES, Fixture, config, stack_config};
 use crate::config::{Config, Placement};
 use crate::context::Context;
 use crate::error::Error;
@@ -13,7 +13,7 @@ use crate::stop::StopFlag;
 use crate::time::sleep;
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
-use ginnel_devices::memory::Spread;
+use ginnel_devices::memory::RssMode;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener};
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
@@ -23,7 +23,7 @@ use std::{io, thread};
 const PLACEMENTS: [Placement; 3] = [Placement::Inline, Placement::Paired, Placement::Split];
 
 fn with_workers(count: u32, placement: Placement, workers: u32) -> Config {
-    let mut config = only_v4(ours(count));
+    let mut config = only_v4(stack_config(count));
     (config.shard.placement, config.shard.workers) = (placement, workers);
     config
 }
@@ -33,13 +33,13 @@ fn listen(cx: &mut Context<'_>) -> Result<(), Error> {
 }
 
 /// Answers each byte with the number of its worker, but `!` only when it is let go.
-struct Stuck<'a> {
+struct StuckHandler<'a> {
     is_stuck: &'a AtomicBool,
-    let_go: &'a Mutex<mpsc::Receiver<()>>,
+    released: &'a Mutex<mpsc::Receiver<()>>,
     accepted: u32,
 }
 
-impl Handler for Stuck<'_> {
+impl Handler for StuckHandler<'_> {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         listen(cx)
     }
@@ -51,7 +51,7 @@ impl Handler for Stuck<'_> {
     fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
         if data.contains(&b'!') {
             self.is_stuck.store(true, Ordering::Release);
-            self.let_go.lock().unwrap().recv_timeout(Duration::from_secs(20)).unwrap();
+            self.released.lock().unwrap().recv_timeout(Duration::from_secs(20)).unwrap();
         }
         let answer = vec![b'0' + cx.worker() as u8; data.len()];
         cx.send(conn, &answer).unwrap()
@@ -84,7 +84,7 @@ async fn connect() -> io::Result<(TcpStream, u8)> {
 }
 
 /// The client: one worker gets stuck, and everything else goes on.
-async fn surround(is_stuck: &AtomicBool, release: mpsc::Sender<()>) -> io::Result<()> {
+async fn with_noise(is_stuck: &AtomicBool, release: mpsc::Sender<()>) -> io::Result<()> {
     let (mut one, stuck) = connect().await?;
     let (mut same, mut others) = (Vec::new(), Vec::new());
     while same.len() < 2 || others.len() < 2 {
@@ -120,24 +120,25 @@ async fn surround(is_stuck: &AtomicBool, release: mpsc::Sender<()>) -> io::Resul
 #[test]
 fn a_worker_that_is_stuck_delays_only_its_own_connections() {
     for placement in PLACEMENTS {
-        let (opened, far) = open(with_workers(1, placement, 2), Spread::Hash);
+        let (opened, far) = open(with_workers(1, placement, 2), RssMode::Hash);
         assert_eq!((opened.count(), opened.applications()), (1, 2));
         let stop = StopFlag::new().unwrap();
-        let (release, let_go) = mpsc::channel();
-        let let_go = Mutex::new(let_go);
+        let (release, released) = mpsc::channel();
+        let released = Mutex::new(released);
         // The client's task outlives everything that is borrowed here.
         let is_stuck: &'static AtomicBool = Box::leak(Box::default());
         thread::scope(|scope| {
-            let make = |_| Ok(Stuck { is_stuck, let_go: &let_go, accepted: 0 });
-            let finish = |number, shard: Shard<Stuck<'_>>| {
+            let make = |_| Ok(StuckHandler { is_stuck, released: &released, accepted: 0 });
+            let finish = |number, shard: Shard<StuckHandler<'_>>| {
                 let name = thread::current().name().unwrap().to_string();
                 assert_eq!(name, format!("worker-0-{number}"));
                 (shard.handler().accepted, shard.stats().sleeps, shard.stack_stats())
             };
             let flag = stop.clone();
             let server = scope.spawn(move || opened.run(&flag, make, finish));
-            let client = Executor::new(move || surround(is_stuck, release));
-            let client = Shard::builder(only_v4(config(THEIRS))).handler(client).device("cable", far);
+            let client = Executor::new(move || with_noise(is_stuck, release));
+            let client =
+                Shard::builder(only_v4(config(CLIENT_ADDRESSES))).handler(client).device("cable", far);
             let ended = client.build().unwrap().run(&StopFlag::new().unwrap());
             stop.stop();
             let ends = server.join().unwrap().unwrap();
@@ -151,14 +152,14 @@ fn a_worker_that_is_stuck_delays_only_its_own_connections() {
 
 /// Takes nothing of what comes on the first connection until it is let go, and everything of others.
 #[derive(Default)]
-struct Hoarder {
+struct UnreadingHandler {
     first: Option<Conn>,
     goes: bool,
     taken: Vec<u8>,
     closed: u32,
 }
 
-impl Handler for Hoarder {
+impl Handler for UnreadingHandler {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         listen(cx)
     }
@@ -185,7 +186,7 @@ impl Handler for Hoarder {
 }
 
 /// Sends a pattern on each of its connections, as fast as it can.
-struct Flood {
+struct FloodClient {
     conns: Vec<(Conn, usize)>,
 }
 
@@ -195,7 +196,7 @@ fn pattern(range: core::ops::Range<usize>) -> Vec<u8> {
     range.map(|i| (i * 7 % 251) as u8).collect()
 }
 
-impl Flood {
+impl FloodClient {
     fn pour(&mut self, cx: &mut Context<'_>, conn: Conn) {
         let (_, sent) = self.conns.iter_mut().find(|(c, _)| *c == conn).unwrap();
         while *sent < FLOOD {
@@ -209,7 +210,7 @@ impl Flood {
     }
 }
 
-impl Handler for Flood {
+impl Handler for FloodClient {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         let to = "10.0.0.1:7".parse().unwrap();
         let conns = (0..4).map(|_| Ok((cx.connect(to, ConnectOptions::default())?, 0)));
@@ -235,28 +236,28 @@ fn what_a_worker_does_not_take_holds_its_peer_back_and_nobody_else() {
     for placement in PLACEMENTS {
         let mut config = with_workers(1, placement, 2);
         (config.tcp.recv_buffer_bytes, config.channel.socket_buffer_bytes) = (64 << 10, 16 << 10);
-        let flood = Flood { conns: Vec::new() };
-        let mut world = World::new(config, Spread::Hash, |_| Hoarder::default(), flood);
-        world.client.core.stack.here_mut().unwrap();
-        world.pass(Duration::from_secs(5));
-        let closed = |world: &World<Hoarder, Flood>| -> u32 {
-            world.shards.iter().map(|shard| shard.handler().closed).sum()
+        let flood = FloodClient { conns: Vec::new() };
+        let mut fixture = Fixture::new(config, RssMode::Hash, |_| UnreadingHandler::default(), flood);
+        fixture.client.core.stack.local_mut().unwrap();
+        fixture.advance(Duration::from_secs(5));
+        let closed = |fixture: &Fixture<UnreadingHandler, FloodClient>| -> u32 {
+            fixture.shards.iter().map(|shard| shard.handler().closed).sum()
         };
         // Each worker holds its first back, and the other two are through.
-        assert_eq!(closed(&world), 2, "{placement:?}");
-        let mut sent: Vec<usize> = world.client.handler().conns.iter().map(|(_, sent)| *sent).collect();
+        assert_eq!(closed(&fixture), 2, "{placement:?}");
+        let mut sent: Vec<usize> = fixture.client.handler().conns.iter().map(|(_, sent)| *sent).collect();
         sent.sort_unstable();
         // What the buffers between both applications hold: its send buffer is the largest by far.
         assert_eq!(sent[2..], [FLOOD; 2]);
         for worker in 0..2 {
-            world.on(worker, |handler, cx| {
+            fixture.with_shard(worker, |handler, cx| {
                 handler.goes = true;
                 cx.resume_reading(handler.first.unwrap());
             });
         }
-        world.pass(Duration::from_secs(20));
-        assert_eq!(closed(&world), 4, "{placement:?}");
-        for shard in &world.shards {
+        fixture.advance(Duration::from_secs(20));
+        assert_eq!(closed(&fixture), 4, "{placement:?}");
+        for shard in &fixture.shards {
             assert!(shard.handler().taken == pattern(0..FLOOD), "{placement:?}");
             shard.check_invariants();
         }
@@ -264,12 +265,12 @@ fn what_a_worker_does_not_take_holds_its_peer_back_and_nobody_else() {
 }
 
 /// Accepts or does not.
-struct Choosy {
+struct DecliningHandler {
     may: bool,
     accepted: u32,
 }
 
-impl Handler for Choosy {
+impl Handler for DecliningHandler {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         listen(cx)
     }
@@ -290,23 +291,26 @@ impl Handler for Choosy {
 #[test]
 fn a_worker_that_accepts_nothing_is_offered_no_more_after_a_few() {
     let config = with_workers(1, Placement::Split, 2);
-    let server = |number| Choosy { may: number == 1, accepted: 0 };
-    let mut world = World::new(config, Spread::Hash, server, super::Idle::default());
-    world.pass(Duration::from_millis(10));
+    let server = |number| DecliningHandler { may: number == 1, accepted: 0 };
+    let mut fixture = Fixture::new(config, RssMode::Hash, server, super::RecordingHandler::default());
+    fixture.advance(Duration::from_millis(10));
     for _ in 0..300 {
         let to = "10.0.0.1:7".parse().unwrap();
-        world.client.with(world.now, |_, cx| cx.connect(to, ConnectOptions::default()).map(|_| ())).unwrap();
-        world.pass(Duration::from_millis(1));
+        fixture
+            .client
+            .with(fixture.now, |_, cx| cx.connect(to, ConnectOptions::default()).map(|_| ()))
+            .unwrap();
+        fixture.advance(Duration::from_millis(1));
     }
-    assert_eq!(world.client.handler().connected, 300);
-    let [one, other] = [0, 1].map(|worker| world.shards[worker].handler().accepted);
+    assert_eq!(fixture.client.handler().connected, 300);
+    let [one, other] = [0, 1].map(|worker| fixture.shards[worker].handler().accepted);
     assert_eq!((one, other), (0, 300 - 16));
 }
 
 /// Listens after a while, unless it is the first.
-struct Late(usize, u32);
+struct LateListener(usize, u32);
 
-impl Handler for Late {
+impl Handler for LateListener {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         if self.0 == 0 {
             return listen(cx);
@@ -333,26 +337,27 @@ impl Handler for Late {
 fn connections_wait_for_the_application_of_their_shard_to_listen() {
     for (placement, workers) in [(Placement::Inline, 0), (Placement::Split, 0), (Placement::Split, 2)] {
         let config = with_workers(2, placement, workers);
-        let server = |number| Late(number, 0);
-        let mut world = World::new(config, Spread::RoundRobin, server, super::Idle::default());
-        world.pass(Duration::from_millis(10));
+        let server = |number| LateListener(number, 0);
+        let mut fixture =
+            Fixture::new(config, RssMode::RoundRobin, server, super::RecordingHandler::default());
+        fixture.advance(Duration::from_millis(10));
         for _ in 0..40 {
             let to = "10.0.0.1:7".parse().unwrap();
             let dial = |cx: &mut Context<'_>| cx.connect(to, ConnectOptions::default()).map(|_| ());
-            world.client.with(world.now, |_, cx| dial(cx)).unwrap();
+            fixture.client.with(fixture.now, |_, cx| dial(cx)).unwrap();
         }
-        world.pass(Duration::from_millis(200));
-        assert_eq!(world.client.handler().connected, 40);
-        let accepted: Vec<u32> = world.shards.iter().map(|shard| shard.handler().1).collect();
+        fixture.advance(Duration::from_millis(200));
+        assert_eq!(fixture.client.handler().connected, 40);
+        let accepted: Vec<u32> = fixture.shards.iter().map(|shard| shard.handler().1).collect();
         assert_eq!(accepted.iter().sum::<u32>(), 40, "{placement:?}, {workers} workers: {accepted:?}");
         assert!(accepted[accepted.len() / 2..].iter().sum::<u32>() > 5, "{accepted:?}");
     }
 }
 
 /// Panics, or is refused, or fails later.
-struct Frail(&'static str);
+struct EndingHandler(&'static str);
 
-impl Handler for Frail {
+impl Handler for EndingHandler {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         listen(cx)?;
         match self.0 {
@@ -386,13 +391,13 @@ fn workers_and_shards_end_together_however_one_of_them_ends() {
             ("panic", Some("shard 1: panicked: out of ideas")),
             ("stop", None),
         ] {
-            let (opened, _far) = open(with_workers(2, placement, 2), Spread::Hash);
+            let (opened, _far) = open(with_workers(2, placement, 2), RssMode::Hash);
             assert_eq!(opened.applications(), 4);
             let stop = StopFlag::new().unwrap();
             let make = |number| match (number, how) {
                 (2, "build") => Err(Error::application("no more")),
-                (2, how) => Ok(Frail(how)),
-                _ => Ok(Frail("")),
+                (2, how) => Ok(EndingHandler(how)),
+                _ => Ok(EndingHandler("")),
             };
             let ended = opened.run(&stop, make, |number, _| number);
             match error {
@@ -405,8 +410,8 @@ fn workers_and_shards_end_together_however_one_of_them_ends() {
 
 #[test]
 fn commands_reach_the_worker_they_are_for() {
-    struct Told(Option<u32>);
-    impl Handler for Told {
+    struct CommandRecorder(Option<u32>);
+    impl Handler for CommandRecorder {
         fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
             Ok(())
         }
@@ -421,14 +426,15 @@ fn commands_reach_the_worker_they_are_for() {
     for (placement, count, workers) in
         [(Placement::Inline, 1, 3), (Placement::Split, 2, 0), (Placement::Split, 2, 2)]
     {
-        let (opened, _far) = open(with_workers(count, placement, workers), Spread::Hash);
+        let (opened, _far) = open(with_workers(count, placement, workers), RssMode::Hash);
         let commanders = opened.commanders();
         assert_eq!((commanders.len(), opened.applications()), (opened.applications(), commanders.len()));
         for (number, commander) in (0u32..).zip(&commanders) {
             commander.send(Box::new(number)).unwrap();
         }
-        let told =
-            opened.run(&StopFlag::new().unwrap(), |_| Ok(Told(None)), |_, shard| shard.handler().0).unwrap();
+        let told = opened
+            .run(&StopFlag::new().unwrap(), |_| Ok(CommandRecorder(None)), |_, shard| shard.handler().0)
+            .unwrap();
         // The first to stop stops all, so not all may have come to theirs.
         for (number, told) in (0..).zip(&told) {
             assert!(told.is_none_or(|told| told == number), "{placement:?}: {told:?}");
@@ -441,12 +447,12 @@ fn commands_reach_the_worker_they_are_for() {
 fn applications_and_workers_are_pinned_where_their_keys_say() {
     let cpus = cpus();
     let [first, .., last] = cpus[..] else { return };
-    let mask = |_: usize, _: Shard<super::Idle>| self::cpus();
+    let mask = |_: usize, _: Shard<super::RecordingHandler>| self::cpus();
     let run = |config: Config| {
-        let (opened, _far) = open(config, Spread::Hash);
+        let (opened, _far) = open(config, RssMode::Hash);
         let stop = StopFlag::new().unwrap();
         stop.stop();
-        opened.run(&stop, |_| Ok(super::Idle::default()), mask).unwrap()
+        opened.run(&stop, |_| Ok(super::RecordingHandler::default()), mask).unwrap()
     };
     let mut config = with_workers(1, Placement::Split, 2);
     config.shard.cpu = Some(first);

@@ -15,10 +15,10 @@ const CSS_ROUNDS: u32 = 5;
 pub(crate) struct HyStart {
     /// What ends the round when it is acknowledged. Between two rounds there is none: the next begins with an acknowledgement, and with all that was sent before it, as on Linux. What is
     /// sent because of the last acknowledgement of a round has not left yet, so that a round would be over at once that began with that one and nothing in flight.
-    round_end: Option<SeqNumber>,
-    last_round_min_us: Option<u32>,
-    round_min_us: Option<u32>,
-    samples: u32,
+    window_end: Option<SeqNumber>,
+    last_round_min_rtt_us: Option<u32>,
+    current_round_min_rtt_us: Option<u32>,
+    rtt_sample_count: u32,
     /// In conservative slow start: the round trip time it began with, and rounds so far.
     css: Option<(u32, u32)>,
     /// Slow start was left once; from then on it is the plain one (RFC 9406 §4.3).
@@ -52,13 +52,15 @@ impl HyStart {
         if self.ended {
             return;
         }
-        self.round_end.get_or_insert(c.snd_nxt);
-        self.round_min_us = Some(self.round_min_us.map_or(rtt_us, |m| m.min(rtt_us)));
-        self.samples += 1;
-        if self.samples < RTT_SAMPLES {
+        self.window_end.get_or_insert(c.snd_nxt);
+        self.current_round_min_rtt_us = Some(self.current_round_min_rtt_us.map_or(rtt_us, |m| m.min(rtt_us)));
+        self.rtt_sample_count += 1;
+        if self.rtt_sample_count < RTT_SAMPLES {
             return;
         }
-        let (Some(current), Some(last)) = (self.round_min_us, self.last_round_min_us) else { return };
+        let (Some(current), Some(last)) = (self.current_round_min_rtt_us, self.last_round_min_rtt_us) else {
+            return;
+        };
         match self.css {
             None => {
                 let threshold = (last / MIN_RTT_DIVISOR).clamp(MIN_RTT_THRESH_US, MAX_RTT_THRESH_US);
@@ -74,12 +76,12 @@ impl HyStart {
 
     /// A cumulative acknowledgement: a round ends when what had been sent at its start is acknowledged.
     pub fn on_una(&mut self, una: SeqNumber, c: &mut Tcb) {
-        if self.ended || !self.round_end.is_some_and(|end| una.ge(end)) {
+        if self.ended || !self.window_end.is_some_and(|end| una.ge(end)) {
             return;
         }
-        self.round_end = None;
-        self.last_round_min_us = self.round_min_us.take();
-        self.samples = 0;
+        self.window_end = None;
+        self.last_round_min_rtt_us = self.current_round_min_rtt_us.take();
+        self.rtt_sample_count = 0;
         if let Some((baseline, rounds)) = self.css {
             if rounds + 1 >= CSS_ROUNDS {
                 c.ssthresh = c.cwnd;

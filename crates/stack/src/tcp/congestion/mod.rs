@@ -28,14 +28,14 @@ pub(crate) struct AckEvent {
 pub(crate) struct Congestion {
     kind: CongestionControl,
     /// Segments acknowledged that have not yet grown the window by one.
-    credit: u32,
+    snd_cwnd_cnt: u32,
     cubic: Cubic,
     hystart: HyStart,
 }
 
 impl Congestion {
     /// Sets the algorithm of a state in which nothing happened yet.
-    pub fn choose(&mut self, kind: CongestionControl) {
+    pub fn set_algorithm(&mut self, kind: CongestionControl) {
         self.kind = kind;
     }
 
@@ -54,14 +54,14 @@ impl Congestion {
             }
         }
         match self.kind {
-            CongestionControl::Cubic => self.cubic.on_ack(c, &mut self.credit, ack.now, acked),
-            CongestionControl::NewReno => newreno::additive_increase(c, &mut self.credit, acked),
+            CongestionControl::Cubic => self.cubic.on_ack(c, &mut self.snd_cwnd_cnt, ack.now, acked),
+            CongestionControl::NewReno => newreno::additive_increase(c, &mut self.snd_cwnd_cnt, acked),
         }
     }
 
     /// RFC 5681 §3.1. Returns what is left over when the threshold is reached.
     fn slow_start(&mut self, c: &mut Tcb, acked: u32) -> u32 {
-        let growth = self.hystart.growth(acked, &mut self.credit);
+        let growth = self.hystart.growth(acked, &mut self.snd_cwnd_cnt);
         let room = c.ssthresh - c.cwnd;
         let used = growth.min(room);
         c.cwnd += used;
@@ -71,7 +71,7 @@ impl Congestion {
     /// The slow start threshold after a congestion signal.
     pub fn on_congestion(&mut self, c: &Tcb) -> u32 {
         self.hystart.end();
-        self.credit = 0;
+        self.snd_cwnd_cnt = 0;
         match self.kind {
             CongestionControl::Cubic => self.cubic.on_congestion(c),
             CongestionControl::NewReno => newreno::threshold(c),
@@ -80,7 +80,7 @@ impl Congestion {
 
     /// The window is counted in segments of another size now.
     pub fn on_resized(&mut self) {
-        self.credit = 0;
+        self.snd_cwnd_cnt = 0;
     }
 
     /// The congestion signal was a mistake.
@@ -90,7 +90,7 @@ impl Congestion {
 
     /// The window collapsed after a time-out.
     pub fn on_timeout(&mut self) {
-        self.credit = 0;
+        self.snd_cwnd_cnt = 0;
         self.cubic.on_timeout();
         self.hystart.restart();
     }

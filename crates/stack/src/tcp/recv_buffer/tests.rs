@@ -33,7 +33,7 @@ fn check(buffer: &RecvBuffer, pool: &ChunkPool, capacity: usize) {
     assert!(buffer.ranges.len() <= RANGES_MAX);
     assert!((end - buffer.base) as usize <= capacity);
     let held = buffer.chunks.iter().filter(|&&chunk| chunk != ABSENT).count();
-    assert_eq!((held, buffer.held().chunks), (pool.in_use(), pool.in_use()));
+    assert_eq!((held, buffer.memory().chunks), (pool.in_use(), pool.in_use()));
     assert!(held <= capacity / CHUNK_BYTES + 2);
     let needed = ((end - buffer.origin) as usize).div_ceil(CHUNK_BYTES);
     assert!(buffer.chunks.iter().skip(needed).all(|&chunk| chunk == ABSENT), "a chunk beyond all data");
@@ -202,9 +202,9 @@ fn a_chunk_can_be_lent_to_a_handler_in_place() {
     buffer.write(&mut pool, 0, &stream(0..3000), NO_LIMIT);
     buffer.consume(&mut pool, 100);
     let (chunk, within) = buffer.peek_chunk().unwrap();
-    let lent = pool.take(chunk);
+    let lent = pool.lend(chunk);
     assert_eq!(lent[within.clone()], stream(100..2048));
-    pool.put_back(chunk, lent);
+    pool.return_lent(chunk, lent);
     buffer.consume(&mut pool, within.len());
     assert_eq!(buffer.peek(&pool), stream(2048..3000));
 }
@@ -362,7 +362,7 @@ proptest! {
             let (ranges, reported) = (oracle.ranges(), buffer.ranges());
             prop_assert_eq!(buffer.range_count(), ranges.len());
             let waiting: usize = ranges.iter().map(|(start, end)| end - start).sum();
-            prop_assert_eq!(buffer.held().bytes, (oracle.readable() + waiting) as u64);
+            prop_assert_eq!(buffer.memory().bytes, (oracle.readable() + waiting) as u64);
             prop_assert_eq!(reported.len(), ranges.len().min(REPORTED_RANGES_MAX));
             prop_assert!(reported.iter().all(|range| ranges.contains(range)));
             if let Some(offset) = changed && offset > buffer.readable() {

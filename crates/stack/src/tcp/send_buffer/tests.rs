@@ -34,9 +34,9 @@ impl Bench {
 
     fn filled(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
-        let sum = self.buffer.fill(&self.pool, &self.sources, offset, &mut out, Summing::Wanted);
+        let sum = self.buffer.fill(&self.pool, &self.sources, offset, &mut out, PayloadSum::Required);
         let mut again = vec![0; out.len()];
-        self.buffer.fill(&self.pool, &self.sources, offset, &mut again, Summing::Idle);
+        self.buffer.fill(&self.pool, &self.sources, offset, &mut again, PayloadSum::Ignored);
         assert_eq!(again, out, "the same bytes whether or not they are summed");
         assert_eq!(sum.fold() % 0xffff, Sum::of(&out).fold() % 0xffff);
         out
@@ -62,7 +62,7 @@ impl Source for Open {
     }
 
     fn fill(&self, offset: u64, out: &mut [u8]) {
-        Piece::Shared(&self.0[offset as usize..offset as usize + out.len()]).copy_to(out);
+        PayloadPiece::Shared(&self.0[offset as usize..offset as usize + out.len()]).copy_to(out);
     }
 
     fn shared(&self, offset: u64, len: usize) -> Option<&[AtomicU8]> {
@@ -200,7 +200,7 @@ fn the_sum_a_source_knows_is_used_if_it_covers_the_whole_piece() {
     bench.push(b"z");
     let mut out = [0; 9];
     let sum = |bench: &Bench, out: &mut [u8]| {
-        bench.buffer.fill(&bench.pool, &bench.sources, 0, out, Summing::Wanted).fold()
+        bench.buffer.fill(&bench.pool, &bench.sources, 0, out, PayloadSum::Required).fold()
     };
     assert_eq!(sum(&bench, &mut out), Sum::ZERO.add_u16(0x1234).add(Sum::of(b"z")).fold());
     assert_eq!(sum(&bench, &mut out[..6]), Sum::of(&[1; 6]).fold());
@@ -297,7 +297,7 @@ proptest! {
                     let len = len.min(oracle.len() - offset as usize);
                     let expected = &oracle[offset as usize..offset as usize + len];
                     prop_assert_eq!(bench.filled(offset, len), expected);
-                    if len > 0 && bench.buffer.lies_in_pieces() {
+                    if len > 0 && bench.buffer.is_gatherable() {
                         let pieces = bench.buffer.pieces(&bench.pool, &bench.sources, offset, len);
                         let copies = pieces.map(|piece| {
                             let mut copy = vec![0; piece.len()];
@@ -314,13 +314,13 @@ proptest! {
                     ids[which] = add(&mut bench, which);
                 }
                 Step::Own { len } => {
-                    let owned = bench.buffer.own_front(&mut bench.pool, &mut bench.sources, len);
+                    let owned = bench.buffer.privatize_front(&mut bench.pool, &mut bench.sources, len);
                     prop_assert_eq!(owned, len.min(oracle.len() as u64));
                     // What others might write by now is not looked at.
-                    let pieces = (0..owned).filter(|_| bench.buffer.lies_in_pieces()).flat_map(|at| {
+                    let pieces = (0..owned).filter(|_| bench.buffer.is_gatherable()).flat_map(|at| {
                         bench.buffer.pieces(&bench.pool, &bench.sources, at, 1)
                     });
-                    prop_assert!(pieces.into_iter().all(|piece| matches!(piece, Piece::Own(_))));
+                    prop_assert!(pieces.into_iter().all(|piece| matches!(piece, PayloadPiece::Private(_))));
                 }
                 Step::Clear => {
                     bench.buffer.clear(&mut bench.pool, &mut bench.sources);
@@ -328,7 +328,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(bench.buffer.len(), oracle.len() as u64);
-            let held = bench.buffer.held();
+            let held = bench.buffer.memory();
             prop_assert_eq!(held.chunks, bench.pool.in_use());
             let slices = bench.buffer.len() - held.bytes;
             prop_assert_eq!(slices > 0, bench.buffer.slices > 0);

@@ -24,7 +24,7 @@ pub struct FragmentHeader {
     /// Where the fragment belongs in the original packet's fragmentable part, in bytes (a multiple of 8).
     pub offset: u16,
     /// This is not the last fragment.
-    pub more: bool,
+    pub more_fragments: bool,
     /// Identification of a packet's fragments.
     pub ident: u32,
 }
@@ -43,7 +43,7 @@ impl FragmentHeader {
         Ok(Self {
             next_header: bytes[0],
             offset: field & 0xfff8,
-            more: field & 1 != 0,
+            more_fragments: field & 1 != 0,
             ident: be32(bytes, 4),
         })
     }
@@ -54,7 +54,7 @@ impl FragmentHeader {
     /// If `out` is shorter than the header.
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let out = room::<{ Self::LEN }>(out);
-        let field = self.offset & 0xfff8 | u16::from(self.more);
+        let field = self.offset & 0xfff8 | u16::from(self.more_fragments);
         out[..2].copy_from_slice(&[self.next_header, 0]);
         out[2..4].copy_from_slice(&field.to_be_bytes());
         out[4..].copy_from_slice(&self.ident.to_be_bytes());
@@ -64,34 +64,34 @@ impl FragmentHeader {
 
 /// A fragment header and where it is: what reassembly needs to take it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fragment {
+pub struct FragmentLocation {
     /// The header.
     pub header: FragmentHeader,
     /// Its first byte, counted from the start of the packet. All before it is the unfragmentable part.
-    pub at: usize,
+    pub header_offset: usize,
     /// The next-header byte that announced it, counted from the start of the packet.
-    pub announced_at: usize,
+    pub next_header_offset: usize,
 }
 
 /// What a chain of headers leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chain {
+pub struct HeaderChain {
     /// The transport, or what else is no extension header that we look into. Of a fragment: what its header announces.
     pub protocol: u8,
     /// First byte after the chain, counted from the start of the packet.
     pub offset: usize,
     /// The next-header byte that named `protocol`, counted from the start of the packet: where an ICMP error about an unknown
     /// one points (RFC 4443 §3.4).
-    pub announced_at: usize,
+    pub next_header_offset: usize,
     /// Set if the packet is a fragment. An atomic one, which is the whole packet, is none (RFC 6946).
-    pub fragment: Option<Fragment>,
+    pub fragment: Option<FragmentLocation>,
     /// Value of the router alert option, if it is there (RFC 2711): 0 for MLD.
     pub router_alert: Option<u16>,
 }
 
 /// Why a chain cannot be followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChainError {
+pub enum HeaderChainError {
     /// Drop the packet silently.
     Drop(WireError),
     /// Drop the packet and tell the sender with an ICMPv6 parameter problem.
@@ -105,15 +105,15 @@ pub enum ChainError {
     },
 }
 
-impl From<WireError> for ChainError {
+impl From<WireError> for HeaderChainError {
     fn from(error: WireError) -> Self {
         Self::Drop(error)
     }
 }
 
 /// A parameter problem that is not reported about packets to groups.
-fn problem(code: u8, at: usize) -> ChainError {
-    ChainError::ParameterProblem { code, pointer: at as u32, even_if_multicast: false }
+fn problem(code: u8, at: usize) -> HeaderChainError {
+    HeaderChainError::ParameterProblem { code, pointer: at as u32, even_if_multicast: false }
 }
 
 /// Follows the headers of a packet, or of as much of one as an ICMP error quotes, up to the transport.
@@ -121,15 +121,15 @@ fn problem(code: u8, at: usize) -> ChainError {
 /// # Errors
 /// [`ChainError`]: the packet must be dropped.
 #[inline]
-pub fn walk(packet: &[u8], header: &Header) -> Result<Chain, ChainError> {
+pub fn walk_header_chain(packet: &[u8], header: &Header) -> Result<HeaderChain, HeaderChainError> {
     match header.next_header {
         protocol::HOP_BY_HOP | protocol::ROUTING | protocol::FRAGMENT | protocol::DESTINATION_OPTIONS => {
             walk_extensions(packet, header)
         }
-        transport => Ok(Chain {
+        transport => Ok(HeaderChain {
             protocol: transport,
             offset: Header::LEN,
-            announced_at: 6,
+            next_header_offset: 6,
             fragment: None,
             router_alert: None,
         }),
@@ -137,13 +137,13 @@ pub fn walk(packet: &[u8], header: &Header) -> Result<Chain, ChainError> {
 }
 
 #[cold]
-fn walk_extensions(packet: &[u8], header: &Header) -> Result<Chain, ChainError> {
+fn walk_extensions(packet: &[u8], header: &Header) -> Result<HeaderChain, HeaderChainError> {
     let declared_end = Header::LEN + usize::from(header.payload_len);
     let packet = &packet[..packet.len().min(declared_end)];
-    let mut chain = Chain {
+    let mut chain = HeaderChain {
         protocol: header.next_header,
         offset: Header::LEN,
-        announced_at: 6,
+        next_header_offset: 6,
         fragment: None,
         router_alert: None,
     };
@@ -153,10 +153,10 @@ fn walk_extensions(packet: &[u8], header: &Header) -> Result<Chain, ChainError> 
         match chain.protocol {
             protocol::HOP_BY_HOP if at != Header::LEN => {
                 // RFC 8200 §4.1: it may only come first; anywhere else it is an unknown header.
-                return Err(problem(UNKNOWN_NEXT_HEADER, chain.announced_at));
+                return Err(problem(UNKNOWN_NEXT_HEADER, chain.next_header_offset));
             }
             protocol::HOP_BY_HOP | protocol::DESTINATION_OPTIONS => {
-                let extension = sized(rest)?;
+                let extension = extension_header(rest)?;
                 let alert = check_options(extension, at)?;
                 if chain.protocol == protocol::HOP_BY_HOP {
                     chain.router_alert = alert;
@@ -164,7 +164,7 @@ fn walk_extensions(packet: &[u8], header: &Header) -> Result<Chain, ChainError> 
                 chain.offset += extension.len();
             }
             protocol::ROUTING => {
-                let extension = sized(rest)?;
+                let extension = extension_header(rest)?;
                 // RFC 8200 §4.4, RFC 5095: no routing type is known here, so there must be nothing left to visit.
                 if extension[3] != 0 {
                     return Err(problem(ERRONEOUS_FIELD, at + 2));
@@ -175,32 +175,35 @@ fn walk_extensions(packet: &[u8], header: &Header) -> Result<Chain, ChainError> 
                 let fragment = FragmentHeader::parse(rest)?;
                 chain.offset += FragmentHeader::LEN;
                 // RFC 6946: offset 0 and no more to come is a whole packet, whatever other fragments there are.
-                if fragment.offset != 0 || fragment.more {
+                if fragment.offset != 0 || fragment.more_fragments {
                     check_fragment(&fragment, at, declared_end.saturating_sub(chain.offset))?;
-                    chain.fragment =
-                        Some(Fragment { header: fragment, at, announced_at: chain.announced_at });
+                    chain.fragment = Some(FragmentLocation {
+                        header: fragment,
+                        header_offset: at,
+                        next_header_offset: chain.next_header_offset,
+                    });
                     chain.protocol = fragment.next_header;
-                    chain.announced_at = at;
+                    chain.next_header_offset = at;
                     return Ok(chain);
                 }
             }
             _ => return Ok(chain),
         }
         chain.protocol = rest[0];
-        chain.announced_at = at;
+        chain.next_header_offset = at;
     }
-    Err(ChainError::Drop(WireError::Unsupported))
+    Err(HeaderChainError::Drop(WireError::Unsupported))
 }
 
 /// The extension header at the start of `rest`, which says its own length.
-fn sized(rest: &[u8]) -> Result<&[u8], WireError> {
+fn extension_header(rest: &[u8]) -> Result<&[u8], WireError> {
     let bytes = head::<8>(rest)?;
     rest.get(..8 + usize::from(bytes[1]) * 8).ok_or(WireError::Truncated)
 }
 
 /// RFC 8200 §4.5: what makes a fragment impossible to put back, each with where to point.
-fn check_fragment(fragment: &FragmentHeader, at: usize, payload_len: usize) -> Result<(), ChainError> {
-    if fragment.more && !payload_len.is_multiple_of(8) {
+fn check_fragment(fragment: &FragmentHeader, at: usize, payload_len: usize) -> Result<(), HeaderChainError> {
+    if fragment.more_fragments && !payload_len.is_multiple_of(8) {
         return Err(problem(ERRONEOUS_FIELD, 4));
     }
     // The rebuilt packet's payload length counts the unfragmentable part's extension headers as well.
@@ -211,7 +214,7 @@ fn check_fragment(fragment: &FragmentHeader, at: usize, payload_len: usize) -> R
 }
 
 /// Checks the options of a hop-by-hop or destination options header and returns the router alert, if there is one.
-fn check_options(extension: &[u8], extension_at: usize) -> Result<Option<u16>, ChainError> {
+fn check_options(extension: &[u8], extension_at: usize) -> Result<Option<u16>, HeaderChainError> {
     let mut alert = None;
     let (mut count, mut padding) = (0, 0);
     let mut at = 2;
@@ -235,18 +238,18 @@ fn check_options(extension: &[u8], extension_at: usize) -> Result<Option<u16>, C
             at += 2 + len;
         }
         if padding > PADDING_MAX || count > OPTIONS_MAX {
-            return Err(ChainError::Drop(WireError::Unsupported));
+            return Err(HeaderChainError::Drop(WireError::Unsupported));
         }
     }
     Ok(alert)
 }
 
 /// RFC 8200 §4.2: the two highest bits of an option's type say what to do with a packet if it is unknown.
-fn unknown_option(kind: u8, at: usize) -> Result<(), ChainError> {
+fn unknown_option(kind: u8, at: usize) -> Result<(), HeaderChainError> {
     match kind >> 6 {
         0 => Ok(()),
-        1 => Err(ChainError::Drop(WireError::Unsupported)),
-        action => Err(ChainError::ParameterProblem {
+        1 => Err(HeaderChainError::Drop(WireError::Unsupported)),
+        action => Err(HeaderChainError::ParameterProblem {
             code: UNKNOWN_OPTION,
             pointer: at as u32,
             even_if_multicast: action == 2,

@@ -16,26 +16,26 @@ fn prefix(n: u16) -> PrefixInfo {
     }
 }
 
-fn router(prefixes: u16) -> Message {
-    Message::RouterAdvertisement(RouterAdvertisement {
+fn router(prefixes: u16) -> NdpMessage {
+    NdpMessage::RouterAdvertisement(RouterAdvertisement {
         hop_limit: 64,
         managed: true,
         other: false,
         router_lifetime_s: 1800,
         reachable_time_ms: 30_000,
         retrans_timer_ms: 1000,
-        source: Some(MAC),
+        source_mac: Some(MAC),
         mtu: Some(1492),
         prefixes: (0..prefixes).map(prefix).collect(),
     })
 }
 
-fn solicitation(source: Option<MacAddr>, nonce: Option<[u8; 6]>) -> Message {
-    Message::NeighbourSolicitation { target: PEER, source, nonce }
+fn solicitation(source: Option<MacAddr>, nonce: Option<[u8; 6]>) -> NdpMessage {
+    NdpMessage::NeighbourSolicitation { target: PEER, source_mac: source, nonce }
 }
 
-fn advertisement(solicited: bool) -> Message {
-    Message::NeighbourAdvertisement {
+fn advertisement(solicited: bool) -> NdpMessage {
+    NdpMessage::NeighbourAdvertisement {
         target: PEER,
         router: false,
         solicited,
@@ -44,7 +44,7 @@ fn advertisement(solicited: bool) -> Message {
     }
 }
 
-fn emitted(message: &Message) -> Vec<u8> {
+fn emitted(message: &NdpMessage) -> Vec<u8> {
     let mut out = [0xee; MESSAGE_LEN_MAX];
     let len = message.emit(HOST, PEER, &mut out);
     let whole = icmpv6::Message::parse(&out[..len], HOST, PEER);
@@ -62,8 +62,8 @@ fn every_message_round_trips() {
     let full = router(PREFIXES_MAX as u16);
     assert_eq!(emitted(&full).len(), MESSAGE_LEN_MAX);
     for message in [
-        Message::RouterSolicitation { source: Some(MAC) },
-        Message::RouterSolicitation { source: None },
+        NdpMessage::RouterSolicitation { source_mac: Some(MAC) },
+        NdpMessage::RouterSolicitation { source_mac: None },
         router(0),
         full,
         solicitation(Some(MAC), None),
@@ -72,12 +72,12 @@ fn every_message_round_trips() {
         advertisement(false),
     ] {
         let bytes = emitted(&message);
-        assert_eq!(Message::parse(&bytes, HOST, PEER, 255), Ok(message));
+        assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 255), Ok(message));
         for len in 0..bytes.len() {
             // Cut between two options a message is still one.
             if len < 8 || !(len - 8).is_multiple_of(8) {
                 assert_eq!(
-                    Message::parse(&bytes[..len], HOST, PEER, 255),
+                    NdpMessage::parse(&bytes[..len], HOST, PEER, 255),
                     Err(WireError::Truncated),
                     "{len}"
                 );
@@ -90,23 +90,23 @@ fn every_message_round_trips() {
 fn messages_from_beyond_the_link_are_refused() {
     for message in [router(1), solicitation(Some(MAC), None), advertisement(true)] {
         let mut bytes = emitted(&message);
-        assert_eq!(Message::parse(&bytes, HOST, PEER, 254), Err(WireError::BadValue));
+        assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 254), Err(WireError::BadValue));
         bytes[1] = 1;
-        assert_eq!(Message::parse(&bytes, HOST, PEER, 255), Err(WireError::BadValue), "code");
+        assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 255), Err(WireError::BadValue), "code");
     }
     let global = "2001:db8::1".parse().unwrap();
-    assert_eq!(Message::parse(&emitted(&router(1)), global, PEER, 255), Err(WireError::BadValue));
+    assert_eq!(NdpMessage::parse(&emitted(&router(1)), global, PEER, 255), Err(WireError::BadValue));
 }
 
 #[test]
 fn unspecified_source_only_detects_duplicates() {
     let none = Ipv6Addr::UNSPECIFIED;
     let group = solicited_node(PEER);
-    let parse = |message: &Message, dst| Message::parse(&emitted(message), none, dst, 255);
+    let parse = |message: &NdpMessage, dst| NdpMessage::parse(&emitted(message), none, dst, 255);
     assert_eq!(parse(&solicitation(None, None), group), Ok(solicitation(None, None)));
     assert_eq!(parse(&solicitation(None, None), PEER), Err(WireError::BadValue));
     assert_eq!(parse(&solicitation(Some(MAC), None), group), Err(WireError::BadValue));
-    let announced = Message::RouterSolicitation { source: Some(MAC) };
+    let announced = NdpMessage::RouterSolicitation { source_mac: Some(MAC) };
     assert_eq!(parse(&announced, ALL_NODES), Err(WireError::BadValue));
 }
 
@@ -114,25 +114,25 @@ fn unspecified_source_only_detects_duplicates() {
 fn multicast_targets_and_solicited_advertisements_to_groups_are_refused() {
     let mut bytes = emitted(&solicitation(Some(MAC), None));
     bytes[8] = 0xff;
-    assert_eq!(Message::parse(&bytes, HOST, PEER, 255), Err(WireError::BadValue));
+    assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 255), Err(WireError::BadValue));
     let bytes = emitted(&advertisement(true));
-    assert_eq!(Message::parse(&bytes, PEER, ALL_NODES, 255), Err(WireError::BadValue));
+    assert_eq!(NdpMessage::parse(&bytes, PEER, ALL_NODES, 255), Err(WireError::BadValue));
     let bytes = emitted(&advertisement(false));
-    assert_eq!(Message::parse(&bytes, PEER, ALL_NODES, 255), Ok(advertisement(false)));
+    assert_eq!(NdpMessage::parse(&bytes, PEER, ALL_NODES, 255), Ok(advertisement(false)));
 }
 
 #[test]
 fn option_of_length_zero_spoils_the_message_and_unknown_ones_do_not() {
     let mut bytes = emitted(&solicitation(Some(MAC), None));
     bytes[25] = 0;
-    assert_eq!(Message::parse(&bytes, HOST, PEER, 255), Err(WireError::BadLength));
+    assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 255), Err(WireError::BadLength));
     bytes[25] = 2;
-    assert_eq!(Message::parse(&bytes, HOST, PEER, 255), Err(WireError::Truncated));
+    assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 255), Err(WireError::Truncated));
     bytes[24..26].copy_from_slice(&[200, 1]);
-    assert_eq!(Message::parse(&bytes, HOST, PEER, 255), Ok(solicitation(None, None)));
+    assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 255), Ok(solicitation(None, None)));
     bytes.extend([0; 8]);
-    bytes[24..26].copy_from_slice(&[SOURCE_LINK_ADDRESS, 2]);
-    assert_eq!(Message::parse(&bytes, HOST, PEER, 255), Ok(solicitation(None, None)), "another length");
+    bytes[24..26].copy_from_slice(&[SOURCE_LINK_LAYER_ADDRESS, 2]);
+    assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 255), Ok(solicitation(None, None)), "another length");
 }
 
 #[test]
@@ -140,12 +140,12 @@ fn surplus_and_impossible_prefixes_are_not_read() {
     let mut bytes = emitted(&router(PREFIXES_MAX as u16));
     let last = bytes[bytes.len() - 32..].to_vec();
     bytes.extend(&last);
-    let Ok(Message::RouterAdvertisement(read)) = Message::parse(&bytes, HOST, PEER, 255) else {
+    let Ok(NdpMessage::RouterAdvertisement(read)) = NdpMessage::parse(&bytes, HOST, PEER, 255) else {
         panic!("refused")
     };
     assert_eq!(read.prefixes.len(), PREFIXES_MAX);
     bytes[32 + 2] = 129;
-    let Ok(Message::RouterAdvertisement(read)) = Message::parse(&bytes, HOST, PEER, 255) else {
+    let Ok(NdpMessage::RouterAdvertisement(read)) = NdpMessage::parse(&bytes, HOST, PEER, 255) else {
         panic!("refused")
     };
     assert_eq!(read.prefixes[0], prefix(1));
@@ -155,5 +155,5 @@ fn surplus_and_impossible_prefixes_are_not_read() {
 fn redirects_are_not_read() {
     let mut bytes = [0; 40];
     bytes[0] = REDIRECT;
-    assert_eq!(Message::parse(&bytes, HOST, PEER, 255), Err(WireError::Unsupported));
+    assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 255), Err(WireError::Unsupported));
 }

@@ -29,16 +29,16 @@ const TIMESTAMPS_ALIGNED: [u8; 4] = [NOP, NOP, TIMESTAMPS, 10];
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Timestamps {
     /// The sender's clock (TSval).
-    pub value: u32,
+    pub tsval: u32,
     /// The newest clock value the sender has from its peer (TSecr).
-    pub echo: u32,
+    pub tsecr: u32,
 }
 
 impl Timestamps {
     /// The option as the words of a header, two NOPs in front.
     #[inline(always)]
     pub(crate) const fn words(self) -> [u32; 3] {
-        [u32::from_be_bytes(TIMESTAMPS_ALIGNED), self.value, self.echo]
+        [u32::from_be_bytes(TIMESTAMPS_ALIGNED), self.tsval, self.tsecr]
     }
 }
 
@@ -65,7 +65,7 @@ impl TcpOptions {
     /// another length than theirs are skipped. If one comes twice the last counts. All this as Linux does it.
     #[inline(always)]
     pub fn parse(options: &[u8]) -> Self {
-        Self::parse_aligned(options).unwrap_or_else(|| Self::parse_any(options))
+        Self::parse_aligned(options).unwrap_or_else(|| Self::parse_slow(options))
     }
 
     /// The same for options that are padded to whole words, as all systems send those of SYN and timestamps: word by word. `None` if there
@@ -86,7 +86,7 @@ impl TcpOptions {
                     parsed.sack_permitted |= first == SACK_PERMITTED;
                     let (value, echo) = (words.next()?, words.next()?);
                     let (value, echo) = (u32::from_be_bytes(*value), u32::from_be_bytes(*echo));
-                    parsed.timestamps = Some(Timestamps { value, echo });
+                    parsed.timestamps = Some(Timestamps { tsval: value, tsecr: echo });
                 }
                 _ => return None,
             }
@@ -95,7 +95,7 @@ impl TcpOptions {
     }
 
     #[inline(never)]
-    pub(super) fn parse_any(options: &[u8]) -> Self {
+    pub(super) fn parse_slow(options: &[u8]) -> Self {
         let mut parsed = Self::default();
         let mut rest = options;
         while let Some((&kind, after_kind)) = rest.split_first() {
@@ -125,7 +125,7 @@ impl TcpOptions {
             (SACK_PERMITTED, []) => self.sack_permitted = true,
             (TIMESTAMPS, body) => {
                 if let Ok(body) = <&[u8; 8]>::try_from(body) {
-                    self.timestamps = Some(Timestamps { value: be32(body, 0), echo: be32(body, 4) });
+                    self.timestamps = Some(Timestamps { tsval: be32(body, 0), tsecr: be32(body, 4) });
                 }
             }
             (SACK, body) => {
@@ -148,7 +148,7 @@ impl TcpOptions {
         if array::<4, 12>(bytes, 0) != TIMESTAMPS_ALIGNED {
             return None;
         }
-        Some(Timestamps { value: be32(bytes, 4), echo: be32(bytes, 8) })
+        Some(Timestamps { tsval: be32(bytes, 4), tsecr: be32(bytes, 8) })
     }
 
     /// Bytes without SACK blocks. Every option comes with the padding that makes it a multiple of 4.
@@ -165,7 +165,7 @@ impl TcpOptions {
 
     /// How many SACK blocks have room beside the other options: up to 4, or 3 with timestamps (RFC 2018 §3).
     #[inline]
-    fn sack_blocks_that_fit(&self) -> usize {
+    fn sack_blocks_fitting(&self) -> usize {
         ((OPTIONS_LEN_MAX - self.len_without_sack() - 4) / 8).min(self.sack_blocks.len())
     }
 
@@ -176,7 +176,7 @@ impl TcpOptions {
         if self.sack_blocks.is_empty() {
             return len;
         }
-        len + 4 + 8 * self.sack_blocks_that_fit()
+        len + 4 + 8 * self.sack_blocks_fitting()
     }
 
     /// Writes the options and returns their length.
@@ -218,7 +218,7 @@ impl TcpOptions {
             words.push(u32::from_be_bytes([USER_TIMEOUT, 4, 0, 0]) | u32::from(timeout));
         }
         if !self.sack_blocks.is_empty() {
-            let fit = self.sack_blocks_that_fit();
+            let fit = self.sack_blocks_fitting();
             words.push(u32::from_be_bytes([NOP, NOP, SACK, 2 + 8 * fit as u8]));
             words.extend(self.sack_blocks[..fit].iter().flat_map(|(start, end)| [start.0, end.0]));
         }

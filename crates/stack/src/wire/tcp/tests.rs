@@ -10,7 +10,7 @@ fn emitted(options: &TcpOptions) -> Vec<u8> {
     out[TcpHeader::LEN..len].to_vec()
 }
 
-const TS: Timestamps = Timestamps { value: 0x0102_0304, echo: 0x0506_0708 };
+const TS: Timestamps = Timestamps { tsval: 0x0102_0304, tsecr: 0x0506_0708 };
 
 fn blocks(n: u32) -> ArrayVec<(SeqNumber, SeqNumber), 4> {
     (0..n).map(|i| (SeqNumber(i * 16), SeqNumber(i * 16 + 8))).collect()
@@ -160,7 +160,7 @@ fn segment_round_trips() {
         ack: SeqNumber(0x0bad_cafe),
         flags: TcpFlags::ACK | TcpFlags::PSH | TcpFlags::FIN,
         window: 0xfff0,
-        urgent: 9,
+        urg_ptr: 9,
         header_len: 32,
     };
     let options = TcpOptions { timestamps: Some(TS), ..Default::default() };
@@ -217,7 +217,7 @@ fn options_in_whole_words_are_read_as_any_others_are() {
         match TcpOptions::parse_aligned(&options) {
             Some(parsed) => {
                 aligned += 1;
-                assert_eq!(parsed, TcpOptions::parse_any(&options), "{options:?}");
+                assert_eq!(parsed, TcpOptions::parse_slow(&options), "{options:?}");
             }
             None => others += 1,
         }

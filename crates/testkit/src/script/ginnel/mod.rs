@@ -5,8 +5,8 @@ mod sockets;
 
 use super::assertion::Info;
 use super::ast::{Directives, Target};
-use super::backend::{Backend, Finished, Sent};
-use super::calls::{Fd, Op, Returned};
+use super::backend::{Backend, FinishedCall, SentPacket};
+use super::calls::{CallResult, Fd, Op};
 use super::wire::addresses;
 use core::time::Duration;
 use ginnel_stack::device::{Capabilities, RxBurst, RxFrame, TxMeta, TxQueue};
@@ -15,34 +15,34 @@ use ginnel_stack::link::LinkConfig;
 use ginnel_stack::stack::Stack;
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::MacAddr;
-use sockets::{Sockets, Step};
+use sockets::{CallProgress, EngineSockets};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-const OUR_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-const THEIR_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const REMOTE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const ETHERNET_BYTES: usize = 14;
 
 /// Where the engine's clock starts: not at zero, so that a deadline "before now" exists.
-const START: Duration = Duration::from_secs(1000);
+const CLOCK_START: Duration = Duration::from_secs(1000);
 
 /// Turns without progress of the clock after which the engine is considered to run in circles.
 const IDLE_TURNS_MAX: u32 = 10_000;
 
 /// Frames that the engine has sent and the backend has not fetched.
-type Outbox = Arc<Mutex<VecDeque<Vec<u8>>>>;
+type SentFrames = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
 /// The sending half of the link: it remembers frames.
-struct Recorder {
+struct RecordingTx {
     mtu: usize,
     buffer: Vec<u8>,
-    sent: Outbox,
+    sent: SentFrames,
 }
 
-impl TxQueue for Recorder {
+impl TxQueue for RecordingTx {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            mac: OUR_MAC,
+            mac: LOCAL_MAC,
             mtu: self.mtu,
             tx_checksum: false,
             gso_bytes_max: 0,
@@ -65,8 +65,8 @@ impl TxQueue for Recorder {
 }
 
 /// A blocking call that waits for its moment.
-struct Blocked {
-    ticket: usize,
+struct BlockedCall {
+    call_id: usize,
     op: Op,
     new_fd: Option<Fd>,
     data: Vec<u8>,
@@ -75,32 +75,33 @@ struct Blocked {
 }
 
 /// The engine as a backend.
-pub struct Ginnel {
+pub struct GinnelBackend {
     stack: Stack,
     port: PortId,
     now: Duration,
-    sent: Outbox,
-    queue: VecDeque<Sent>,
-    sockets: Sockets,
-    blocked: Vec<Blocked>,
-    finished: VecDeque<Finished>,
+    sent: SentFrames,
+    queue: VecDeque<SentPacket>,
+    sockets: EngineSockets,
+    blocked: Vec<BlockedCall>,
+    finished: VecDeque<FinishedCall>,
 }
 
-impl Ginnel {
+impl GinnelBackend {
     /// A fresh stack with one link.
     pub fn new(target: Target, directives: &Directives) -> Result<Self, String> {
         let config = config::from_directives(directives)?;
         // Any seed will do; a fixed one makes every run alike.
-        let mut stack = Stack::new(config, [7; 32], Instant::ZERO + START).map_err(|e| e.to_string())?;
-        let sent = Outbox::default();
+        let mut stack =
+            Stack::new(config, [7; 32], Instant::ZERO + CLOCK_START).map_err(|e| e.to_string())?;
+        let sent = SentFrames::default();
         let mtu = directives.mtu as usize;
-        let port = stack.add_port(Box::new(Recorder { mtu, buffer: Vec::new(), sent: Arc::clone(&sent) }));
+        let port = stack.add_port(Box::new(RecordingTx { mtu, buffer: Vec::new(), sent: Arc::clone(&sent) }));
         let (local, remote) = addresses(target.ip);
         let prefix = if local.is_ipv4() { 24 } else { 64 };
         let link = LinkConfig {
             name: "script0".into(),
             addresses: vec![(local, prefix)],
-            static_neighbours: vec![(remote, MacAddr(THEIR_MAC))],
+            static_neighbours: vec![(remote, MacAddr(REMOTE_MAC))],
             ..LinkConfig::default()
         };
         stack.add_link(port, &link).map_err(|e| e.to_string())?;
@@ -110,7 +111,7 @@ impl Ginnel {
             now: Duration::ZERO,
             sent,
             queue: VecDeque::new(),
-            sockets: Sockets::new(local, remote),
+            sockets: EngineSockets::new(local, remote),
             blocked: Vec::new(),
             finished: VecDeque::new(),
         };
@@ -119,7 +120,7 @@ impl Ginnel {
     }
 
     fn instant(&self) -> Instant {
-        Instant::ZERO + START + self.now
+        Instant::ZERO + CLOCK_START + self.now
     }
 
     /// One turn of a shard, with or without a frame.
@@ -135,23 +136,25 @@ impl Ginnel {
         self.stack.advance(now);
         self.stack.transmit(now);
         self.sockets.take_events(&mut self.stack);
-        self.wake_blocked();
+        self.retry_blocked_calls();
         self.stack.transmit(now);
         let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         for frame in sent.drain(..) {
-            self.queue
-                .push_back(Sent { at: self.now, packet: frame[ETHERNET_BYTES.min(frame.len())..].to_vec() });
+            self.queue.push_back(SentPacket {
+                at: self.now,
+                packet: frame[ETHERNET_BYTES.min(frame.len())..].to_vec(),
+            });
         }
         drop(sent);
         self.stack.check_invariants();
     }
 
     /// Tries again what blocks.
-    fn wake_blocked(&mut self) {
+    fn retry_blocked_calls(&mut self) {
         let now = self.instant();
         for blocked in core::mem::take(&mut self.blocked) {
             let expired = blocked.limit.is_some_and(|limit| limit <= self.now);
-            let step = self.sockets.try_blocking(
+            let step = self.sockets.retry_blocking(
                 &mut self.stack,
                 now,
                 &blocked.op,
@@ -160,27 +163,31 @@ impl Ginnel {
                 expired,
             );
             match step {
-                Step::Done(returned) => {
-                    self.finished.push_back(Finished { ticket: blocked.ticket, at: self.now, returned });
+                CallProgress::Done(returned) => {
+                    self.finished.push_back(FinishedCall {
+                        call_id: blocked.call_id,
+                        at: self.now,
+                        returned,
+                    });
                 }
-                Step::Wait => self.blocked.push(blocked),
+                CallProgress::Wait => self.blocked.push(blocked),
             }
         }
     }
 
     fn next_deadline(&self) -> Option<Duration> {
-        let nanos = |at: Instant| Duration::from_nanos(at.as_nanos()).saturating_sub(START);
+        let nanos = |at: Instant| Duration::from_nanos(at.as_nanos()).saturating_sub(CLOCK_START);
         let limits = self.blocked.iter().filter_map(|b| b.limit);
         limits.chain(self.stack.next_deadline().map(nanos)).min()
     }
 }
 
-impl Backend for Ginnel {
+impl Backend for GinnelBackend {
     fn now(&mut self) -> Duration {
         self.now
     }
 
-    fn wait(&mut self, until: Duration) -> Option<Sent> {
+    fn wait(&mut self, until: Duration) -> Option<SentPacket> {
         let mut idle_turns = 0;
         loop {
             if let Some(sent) = self.queue.pop_front() {
@@ -206,11 +213,11 @@ impl Backend for Ginnel {
 
     fn inject(&mut self, packet: &[u8]) {
         let ethertype: u16 = if packet.first().is_some_and(|b| b >> 4 == 4) { 0x0800 } else { 0x86dd };
-        let frame = [&OUR_MAC[..], &THEIR_MAC[..], &ethertype.to_be_bytes(), packet].concat();
+        let frame = [&LOCAL_MAC[..], &REMOTE_MAC[..], &ethertype.to_be_bytes(), packet].concat();
         self.turn(Some(&frame));
     }
 
-    fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
+    fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> CallResult {
         let now = self.instant();
         self.stack.set_now(now);
         let returned = self.sockets.call(&mut self.stack, now, op, new_fd, data);
@@ -222,15 +229,23 @@ impl Backend for Ginnel {
         let now = self.instant();
         let limit = self.sockets.time_limit(op).map(|limit| self.now + limit);
         match self.sockets.start_blocking(&mut self.stack, now, op, new_fd, data) {
-            Step::Done(returned) => self.finished.push_back(Finished { ticket, at: self.now, returned }),
-            Step::Wait => {
-                self.blocked.push(Blocked { ticket, op: op.clone(), new_fd, data: data.to_vec(), limit });
+            CallProgress::Done(returned) => {
+                self.finished.push_back(FinishedCall { call_id: ticket, at: self.now, returned })
+            }
+            CallProgress::Wait => {
+                self.blocked.push(BlockedCall {
+                    call_id: ticket,
+                    op: op.clone(),
+                    new_fd,
+                    data: data.to_vec(),
+                    limit,
+                });
             }
         }
         self.turn(None);
     }
 
-    fn finished(&mut self) -> Option<Finished> {
+    fn take_finished_call(&mut self) -> Option<FinishedCall> {
         self.finished.pop_front()
     }
 
@@ -241,7 +256,7 @@ impl Backend for Ginnel {
         self.sockets.info(&self.stack, fd)
     }
 
-    fn lateness(&self, _after: Duration) -> Duration {
+    fn timer_slack(&self, _after: Duration) -> Duration {
         Duration::ZERO
     }
 
@@ -283,7 +298,7 @@ mod tests {
         );
         let script = parse(Path::new("slack.pkt"), &text).map_err(|_| "the script is not one").unwrap();
         let target = script.targets().into_iter().find(|t| t.backend == BackendKind::Ginnel).unwrap();
-        let mut backend = Ginnel::new(target, &script.directives).unwrap();
+        let mut backend = GinnelBackend::new(target, &script.directives).unwrap();
         runner::run(&script, target, &mut backend).is_ok()
     }
 

@@ -1,9 +1,9 @@
 //! The socket calls of scripts on the engine's API: what Linux's socket layer adds to TCP, as far as scripts need it.
 
 use crate::script::assertion::Info;
-use crate::script::calls::{Fd, Op, OptionValue, Returned};
+use crate::script::calls::{CallResult, Fd, Op, OptionValue};
 use crate::script::flow::SERVER_PORT;
-use crate::script::names::{Errno, MsgFlags, PollEvents, QueueQuery, Shut, SockOpt};
+use crate::script::names::{Errno, MsgFlags, PollEvents, ShutdownHow, SockOpt, SocketIoctl};
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError};
@@ -16,28 +16,28 @@ use ginnel_stack::time::Instant;
 use std::collections::BTreeMap;
 
 /// What became of a call that may block.
-pub enum Step {
+pub enum CallProgress {
     /// It returned.
-    Done(Returned),
+    Done(CallResult),
     /// It waits.
     Wait,
 }
 
-enum Kind {
+enum SocketKind {
     /// Neither listening nor connected.
-    Fresh,
+    Unconnected,
     Listening(Listener),
     Connected(Conn),
     /// The connection is over; what had arrived can still be read.
-    Over(Vec<u8>),
+    Closed(Vec<u8>),
 }
 
 struct Socket {
-    kind: Kind,
+    kind: SocketKind,
     bound: Option<SocketAddr>,
     /// Options set before there is a connection.
     options: SocketOptions,
-    later: Vec<TcpOption>,
+    pending_options: Vec<TcpOption>,
     /// `SO_ERROR`.
     error: Option<i32>,
     shut_read: bool,
@@ -47,36 +47,36 @@ struct Socket {
     /// Seconds that `close` lingers, if it does.
     linger: Option<u32>,
     /// The last send was one with `MSG_MORE`.
-    more: bool,
+    msg_more: bool,
     /// `TCP_NOTSENT_LOWAT`; 0 for none.
-    not_sent_low: u32,
+    notsent_lowat: u32,
     /// Connections waiting to be accepted.
-    waiting: usize,
+    accept_pending: usize,
     oob_inline: bool,
 }
 
 impl Socket {
-    fn new(kind: Kind) -> Self {
+    fn new(kind: SocketKind) -> Self {
         Self {
             kind,
             bound: None,
             options: SocketOptions::default(),
-            later: Vec::new(),
+            pending_options: Vec::new(),
             error: None,
             shut_read: false,
             shut_write: false,
             peer_closed: false,
             linger: None,
-            more: false,
-            not_sent_low: 0,
-            waiting: 0,
+            msg_more: false,
+            notsent_lowat: 0,
+            accept_pending: 0,
             oob_inline: false,
         }
     }
 }
 
 /// The script's sockets.
-pub struct Sockets {
+pub struct EngineSockets {
     local: IpAddr,
     remote: IpAddr,
     table: BTreeMap<Fd, Socket>,
@@ -84,18 +84,18 @@ pub struct Sockets {
     lingering: BTreeMap<Fd, Conn>,
 }
 
-fn fail(errno: i32) -> Returned {
-    Returned::error(Errno(errno))
+fn fail(errno: i32) -> CallResult {
+    CallResult::error(Errno(errno))
 }
 
-impl Sockets {
+impl EngineSockets {
     /// No sockets yet.
     pub fn new(local: IpAddr, remote: IpAddr) -> Self {
         Self { local, remote, table: BTreeMap::new(), lingering: BTreeMap::new() }
     }
 
-    fn of_conn(&mut self, conn: Conn) -> Option<&mut Socket> {
-        self.table.values_mut().find(|s| matches!(s.kind, Kind::Connected(c) if c == conn))
+    fn find_conn(&mut self, conn: Conn) -> Option<&mut Socket> {
+        self.table.values_mut().find(|s| matches!(s.kind, SocketKind::Connected(c) if c == conn))
     }
 
     /// Takes what the engine reports.
@@ -106,23 +106,23 @@ impl Sockets {
                     let found = self
                         .table
                         .values_mut()
-                        .find(|s| matches!(s.kind, Kind::Listening(l) if l == listener));
+                        .find(|s| matches!(s.kind, SocketKind::Listening(l) if l == listener));
                     if let Some(socket) = found {
-                        socket.waiting += 1;
+                        socket.accept_pending += 1;
                     }
                 }
                 Event::Closed { conn, reason, .. } => {
                     self.lingering.retain(|_, c| *c != conn);
-                    let Some(socket) = self.of_conn(conn) else { continue };
+                    let Some(socket) = self.find_conn(conn) else { continue };
                     // The last moment at which its buffer can be read.
                     let mut unread = vec![0; stack.readable(conn)];
                     let got = stack.recv(conn, &mut unread).unwrap_or(0);
                     unread.truncate(got);
                     socket.error = close_errno(reason, socket.peer_closed);
-                    socket.kind = Kind::Over(unread);
+                    socket.kind = SocketKind::Closed(unread);
                 }
                 Event::PeerClosed { conn } => {
-                    if let Some(socket) = self.of_conn(conn) {
+                    if let Some(socket) = self.find_conn(conn) {
                         socket.peer_closed = true;
                     }
                 }
@@ -146,31 +146,31 @@ impl Sockets {
         op: &Op,
         new_fd: Option<Fd>,
         data: &[u8],
-    ) -> Returned {
+    ) -> CallResult {
         match op {
             Op::Socket => {
                 let Some(fd) = new_fd else { return fail(libc::EMFILE) };
-                self.table.insert(fd, Socket::new(Kind::Fresh));
-                Returned::value(fd.into())
+                self.table.insert(fd, Socket::new(SocketKind::Unconnected));
+                CallResult::value(fd.into())
             }
             Op::Poll { entries, .. } => {
                 let revents: Vec<_> = entries.iter().map(|e| self.readiness(stack, e.fd, e.events)).collect();
                 let ready = revents.iter().filter(|r| r.0 != 0).count();
-                Returned { revents, ..Returned::value(ready as i64) }
+                CallResult { revents, ..CallResult::value(ready as i64) }
             }
             Op::Close { fd } => match self.table.remove(fd) {
                 Some(socket) => {
                     match socket.kind {
-                        Kind::Listening(listener) => {
+                        SocketKind::Listening(listener) => {
                             stack.unlisten(listener);
                         }
-                        Kind::Connected(conn) => {
+                        SocketKind::Connected(conn) => {
                             let _ = stack.close(conn);
                             self.lingering.insert(*fd, conn);
                         }
-                        Kind::Fresh | Kind::Over(_) => {}
+                        SocketKind::Unconnected | SocketKind::Closed(_) => {}
                     }
-                    Returned::value(0)
+                    CallResult::value(0)
                 }
                 None => fail(libc::EBADF),
             },
@@ -185,23 +185,23 @@ impl Sockets {
         }
     }
 
-    fn accept(&mut self, stack: &mut Stack, fd: Fd, new_fd: Option<Fd>) -> Returned {
+    fn accept(&mut self, stack: &mut Stack, fd: Fd, new_fd: Option<Fd>) -> CallResult {
         let Some(socket) = self.table.get_mut(&fd) else { return fail(libc::EBADF) };
-        let Kind::Listening(listener) = socket.kind else { return fail(libc::EINVAL) };
+        let SocketKind::Listening(listener) = socket.kind else { return fail(libc::EINVAL) };
         let Some(conn) = stack.accept(listener) else {
-            socket.waiting = 0;
+            socket.accept_pending = 0;
             return fail(libc::EAGAIN);
         };
-        socket.waiting = socket.waiting.saturating_sub(1);
-        let mut accepted = Socket::new(Kind::Connected(conn));
+        socket.accept_pending = socket.accept_pending.saturating_sub(1);
+        let mut accepted = Socket::new(SocketKind::Connected(conn));
         accepted.peer_closed = stack.state(conn).is_some_and(peer_has_closed);
         let Some(new_fd) = new_fd else {
             // The script expected an error.
             let _ = stack.abort(conn);
-            return Returned::value(0);
+            return CallResult::value(0);
         };
         self.table.insert(new_fd, accepted);
-        Returned::value(new_fd.into())
+        CallResult::value(new_fd.into())
     }
 
     /// Starts a call that may block.
@@ -212,17 +212,17 @@ impl Sockets {
         op: &Op,
         new_fd: Option<Fd>,
         data: &[u8],
-    ) -> Step {
+    ) -> CallProgress {
         let lingers = matches!(op, Op::Close { fd } if self.table.get(fd).is_some_and(|s| s.linger.is_some_and(|l| l > 0)));
         let returned = self.call(stack, now, op, new_fd, data);
         let blocks = lingers
             || matches!(returned.errno, Some(Errno(libc::EAGAIN | libc::EINPROGRESS)))
             || matches!(op, Op::Poll { timeout_ms, .. } if *timeout_ms != 0 && returned.value == 0);
-        if blocks { Step::Wait } else { Step::Done(returned) }
+        if blocks { CallProgress::Wait } else { CallProgress::Done(returned) }
     }
 
     /// Tries a call again that blocks; `expired` says that its time limit is over.
-    pub fn try_blocking(
+    pub fn retry_blocking(
         &mut self,
         stack: &mut Stack,
         now: Instant,
@@ -230,31 +230,41 @@ impl Sockets {
         new_fd: Option<Fd>,
         data: &[u8],
         expired: bool,
-    ) -> Step {
+    ) -> CallProgress {
         match op {
             Op::Connect { fd } => {
-                let Some(socket) = self.table.get_mut(fd) else { return Step::Done(fail(libc::EBADF)) };
+                let Some(socket) = self.table.get_mut(fd) else {
+                    return CallProgress::Done(fail(libc::EBADF));
+                };
                 match socket.kind {
-                    Kind::Connected(conn) => match stack.state(conn) {
-                        Some(State::SynSent | State::SynReceived) => Step::Wait,
-                        _ => Step::Done(Returned::value(0)),
+                    SocketKind::Connected(conn) => match stack.state(conn) {
+                        Some(State::SynSent | State::SynReceived) => CallProgress::Wait,
+                        _ => CallProgress::Done(CallResult::value(0)),
                     },
-                    _ => Step::Done(fail(socket.error.take().unwrap_or(libc::ECONNABORTED))),
+                    _ => CallProgress::Done(fail(socket.error.take().unwrap_or(libc::ECONNABORTED))),
                 }
             }
             Op::Close { fd } => {
                 let open = self.lingering.get(fd).and_then(|conn| stack.state(*conn));
                 let unfinished = matches!(open, Some(State::FinWait1 | State::Closing | State::LastAck));
-                if unfinished && !expired { Step::Wait } else { Step::Done(Returned::value(0)) }
+                if unfinished && !expired {
+                    CallProgress::Wait
+                } else {
+                    CallProgress::Done(CallResult::value(0))
+                }
             }
             Op::Poll { .. } => {
                 let returned = self.call(stack, now, op, new_fd, data);
-                if returned.value == 0 && !expired { Step::Wait } else { Step::Done(returned) }
+                if returned.value == 0 && !expired {
+                    CallProgress::Wait
+                } else {
+                    CallProgress::Done(returned)
+                }
             }
             _ => {
                 let returned = self.call(stack, now, op, new_fd, data);
                 let again = returned.errno == Some(Errno(libc::EAGAIN));
-                if again { Step::Wait } else { Step::Done(returned) }
+                if again { CallProgress::Wait } else { CallProgress::Done(returned) }
             }
         }
     }
@@ -278,9 +288,9 @@ impl Sockets {
     pub fn info(&self, stack: &Stack, fd: Fd) -> Result<Info, String> {
         let socket = self.table.get(&fd).ok_or(format!("there is no descriptor {fd}"))?;
         Ok(match socket.kind {
-            Kind::Connected(conn) => info(stack, conn).unwrap_or_else(closed_info),
-            Kind::Listening(_) => Info::from([("tcpi_state", 10)]),
-            Kind::Fresh | Kind::Over(_) => closed_info(),
+            SocketKind::Connected(conn) => info(stack, conn).unwrap_or_else(closed_info),
+            SocketKind::Listening(_) => Info::from([("tcpi_state", 10)]),
+            SocketKind::Unconnected | SocketKind::Closed(_) => closed_info(),
         })
     }
 }
@@ -312,11 +322,11 @@ impl Socket {
         ends: (IpAddr, IpAddr),
         op: &Op,
         data: &[u8],
-    ) -> Returned {
+    ) -> CallResult {
         match op {
             Op::Bind { port, .. } => {
                 self.bound = Some(SocketAddr::new(ends.0, port.unwrap_or(SERVER_PORT)));
-                Returned::value(0)
+                CallResult::value(0)
             }
             Op::Listen { backlog, .. } => self.listen(stack, *backlog),
             Op::Connect { .. } => self.connect(stack, now, SocketAddr::new(ends.1, SERVER_PORT)),
@@ -326,27 +336,27 @@ impl Socket {
             Op::SetOption { option, value, .. } => self.set_option(stack, option, value),
             Op::GetOption { option, .. } => match (option.name, self.options.send_buffer_bytes) {
                 ("SO_ERROR", _) => {
-                    Returned { detail: Some(self.error.take().unwrap_or(0).into()), ..Returned::value(0) }
+                    CallResult { detail: Some(self.error.take().unwrap_or(0).into()), ..CallResult::value(0) }
                 }
                 // As Linux says it, with what it needs itself (`sock_setsockopt`).
                 ("SO_SNDBUF", Some(bytes)) => {
-                    Returned { detail: Some((2 * i64::from(bytes)).max(4608)), ..Returned::value(0) }
+                    CallResult { detail: Some((2 * i64::from(bytes)).max(4608)), ..CallResult::value(0) }
                 }
                 _ => fail(libc::ENOPROTOOPT),
             },
-            Op::Queued { query, .. } => self.queued(stack, *query),
-            _ => Returned::value(0),
+            Op::Ioctl { query, .. } => self.ioctl(stack, *query),
+            _ => CallResult::value(0),
         }
     }
 
-    fn listen(&mut self, stack: &mut Stack, backlog: i32) -> Returned {
+    fn listen(&mut self, stack: &mut Stack, backlog: i32) -> CallResult {
         let Some(address) = self.bound else { return fail(libc::EINVAL) };
         let backlog = u32::try_from(backlog).unwrap_or(4096);
         let options = ListenOptions { backlog, socket: self.options, ..ListenOptions::default() };
         match stack.listen(address, options) {
             Ok(listener) => {
-                self.kind = Kind::Listening(listener);
-                Returned::value(0)
+                self.kind = SocketKind::Listening(listener);
+                CallResult::value(0)
             }
             Err(ListenError::AddressInUse) => fail(libc::EADDRINUSE),
             Err(ListenError::AddressNotAvailable) => fail(libc::EADDRNOTAVAIL),
@@ -354,21 +364,21 @@ impl Socket {
         }
     }
 
-    fn connect(&mut self, stack: &mut Stack, now: Instant, remote: SocketAddr) -> Returned {
+    fn connect(&mut self, stack: &mut Stack, now: Instant, remote: SocketAddr) -> CallResult {
         match self.kind {
-            Kind::Connected(conn) => {
+            SocketKind::Connected(conn) => {
                 let opening = matches!(stack.state(conn), Some(State::SynSent | State::SynReceived));
                 return fail(if opening { libc::EALREADY } else { libc::EISCONN });
             }
-            Kind::Over(_) => return fail(self.error.take().unwrap_or(libc::ECONNABORTED)),
-            Kind::Listening(_) => return fail(libc::EISCONN),
-            Kind::Fresh => {}
+            SocketKind::Closed(_) => return fail(self.error.take().unwrap_or(libc::ECONNABORTED)),
+            SocketKind::Listening(_) => return fail(libc::EISCONN),
+            SocketKind::Unconnected => {}
         }
         let options = ConnectOptions { local: self.bound, socket: self.options, ..ConnectOptions::default() };
         match stack.connect(now, remote, &options) {
             Ok(conn) => {
-                self.kind = Kind::Connected(conn);
-                for option in self.later.drain(..) {
+                self.kind = SocketKind::Connected(conn);
+                for option in self.pending_options.drain(..) {
                     let _ = stack.set_option(conn, option);
                 }
                 fail(libc::EINPROGRESS)
@@ -382,16 +392,16 @@ impl Socket {
         }
     }
 
-    fn receive(&mut self, stack: &mut Stack, len: usize, flags: MsgFlags) -> Returned {
+    fn receive(&mut self, stack: &mut Stack, len: usize, flags: MsgFlags) -> CallResult {
         if flags.has(libc::MSG_OOB) {
             return self.receive_urgent(stack);
         }
         let mut buffer = vec![0; len];
         let result = match &mut self.kind {
-            Kind::Fresh | Kind::Listening(_) => return fail(libc::ENOTCONN),
-            Kind::Connected(conn) if flags.has(libc::MSG_PEEK) => stack.peek(*conn, &mut buffer),
-            Kind::Connected(conn) => stack.recv(*conn, &mut buffer),
-            Kind::Over(unread) => {
+            SocketKind::Unconnected | SocketKind::Listening(_) => return fail(libc::ENOTCONN),
+            SocketKind::Connected(conn) if flags.has(libc::MSG_PEEK) => stack.peek(*conn, &mut buffer),
+            SocketKind::Connected(conn) => stack.recv(*conn, &mut buffer),
+            SocketKind::Closed(unread) => {
                 let n = len.min(unread.len());
                 buffer[..n].copy_from_slice(&unread[..n]);
                 if !flags.has(libc::MSG_PEEK) {
@@ -403,25 +413,25 @@ impl Socket {
         match result {
             Ok(0) => match self.error.take() {
                 Some(errno) => fail(errno),
-                None => Returned::value(0),
+                None => CallResult::value(0),
             },
             Ok(n) => {
                 buffer.truncate(n);
-                Returned { data: buffer, ..Returned::value(n as i64) }
+                CallResult { data: buffer, ..CallResult::value(n as i64) }
             }
-            Err(RecvError::WouldBlock) if self.shut_read => Returned::value(0),
+            Err(RecvError::WouldBlock) if self.shut_read => CallResult::value(0),
             Err(RecvError::WouldBlock) => fail(libc::EAGAIN),
             Err(_) => fail(libc::ENOTCONN),
         }
     }
 
-    fn receive_urgent(&mut self, stack: &mut Stack) -> Returned {
-        let Kind::Connected(conn) = self.kind else { return fail(libc::EINVAL) };
+    fn receive_urgent(&mut self, stack: &mut Stack) -> CallResult {
+        let SocketKind::Connected(conn) = self.kind else { return fail(libc::EINVAL) };
         if self.oob_inline {
             return fail(libc::EINVAL);
         }
         match stack.recv_urgent(conn) {
-            Ok(byte) => Returned { data: vec![byte], ..Returned::value(1) },
+            Ok(byte) => CallResult { data: vec![byte], ..CallResult::value(1) },
             // Announced and not there yet, or none, or read before.
             Err(_) => match stack.urgent_mark(conn) {
                 Some(mark) if mark.ahead >= stack.readable(conn) => fail(libc::EAGAIN),
@@ -430,11 +440,11 @@ impl Socket {
         }
     }
 
-    fn send(&mut self, stack: &mut Stack, data: &[u8], flags: MsgFlags) -> Returned {
+    fn send(&mut self, stack: &mut Stack, data: &[u8], flags: MsgFlags) -> CallResult {
         if let Some(errno) = self.error.take() {
             return fail(errno);
         }
-        let Kind::Connected(conn) = self.kind else { return fail(libc::EPIPE) };
+        let SocketKind::Connected(conn) = self.kind else { return fail(libc::EPIPE) };
         if self.shut_write {
             return fail(libc::EPIPE);
         }
@@ -445,9 +455,9 @@ impl Socket {
         if more {
             let _ = stack.set_option(conn, TcpOption::More(true));
         }
-        let most = match self.not_sent_low {
+        let most = match self.notsent_lowat {
             0 => data.len(),
-            low => stack.room_below(conn, data.len() as u32, (low, u32::MAX)) as usize,
+            low => stack.sendable_within(conn, data.len() as u32, (low, u32::MAX)) as usize,
         };
         if most == 0 && !data.is_empty() {
             return fail(libc::EAGAIN);
@@ -455,32 +465,32 @@ impl Socket {
         let data = &data[..most];
         let result =
             if flags.has(libc::MSG_OOB) { stack.send_urgent(conn, data) } else { stack.send(conn, data) };
-        if self.more && !more {
+        if self.msg_more && !more {
             let _ = stack.set_option(conn, TcpOption::More(false));
         }
-        self.more = more;
+        self.msg_more = more;
         if flags.has(libc::MSG_EOR) && result == Ok(data.len()) {
             stack.end_record(conn);
         }
         match result {
             Ok(0) if !data.is_empty() => fail(libc::EAGAIN),
-            Ok(n) => Returned::value(n as i64),
+            Ok(n) => CallResult::value(n as i64),
             Err(SendError::Full) => fail(libc::EAGAIN),
             Err(_) => fail(libc::EPIPE),
         }
     }
 
-    fn shutdown(&mut self, stack: &mut Stack, how: Shut) -> Returned {
-        let Kind::Connected(conn) = self.kind else { return fail(libc::ENOTCONN) };
-        self.shut_read |= matches!(how, Shut::Read | Shut::Both);
-        if matches!(how, Shut::Write | Shut::Both) {
+    fn shutdown(&mut self, stack: &mut Stack, how: ShutdownHow) -> CallResult {
+        let SocketKind::Connected(conn) = self.kind else { return fail(libc::ENOTCONN) };
+        self.shut_read |= matches!(how, ShutdownHow::Read | ShutdownHow::Both);
+        if matches!(how, ShutdownHow::Write | ShutdownHow::Both) {
             self.shut_write = true;
             let _ = stack.shutdown_write(conn);
         }
-        Returned::value(0)
+        CallResult::value(0)
     }
 
-    fn set_option(&mut self, stack: &mut Stack, option: &SockOpt, value: &OptionValue) -> Returned {
+    fn set_option(&mut self, stack: &mut Stack, option: &SockOpt, value: &OptionValue) -> CallResult {
         let (number, on) = match value {
             OptionValue::Int(n) => (u32::try_from(*n).unwrap_or(0), *n != 0),
             OptionValue::Linger { on, seconds } => {
@@ -492,7 +502,7 @@ impl Socket {
         let seconds = Duration::from_secs(number.into());
         let option = match option.name {
             // Paths are found without it.
-            "SO_REUSEADDR" | "IP_MTU_DISCOVER" | "IPV6_MTU_DISCOVER" => return Returned::value(0),
+            "SO_REUSEADDR" | "IP_MTU_DISCOVER" | "IPV6_MTU_DISCOVER" => return CallResult::value(0),
             "SO_KEEPALIVE" => TcpOption::KeepAlive(on),
             "SO_LINGER" => TcpOption::LingerZero(on),
             "SO_OOBINLINE" => {
@@ -512,8 +522,8 @@ impl Socket {
                 TcpOption::MaxSegment(u16::try_from(number).unwrap_or(0))
             }
             "TCP_NOTSENT_LOWAT" => {
-                self.not_sent_low = number;
-                TcpOption::NotSentLowWater(number)
+                self.notsent_lowat = number;
+                TcpOption::NotSentLowat(number)
             }
             "TCP_NODELAY" => TcpOption::NoDelay(on),
             "TCP_CORK" => TcpOption::Cork(on),
@@ -527,7 +537,7 @@ impl Socket {
             "TCP_RTO_MIN_US" => TcpOption::RtoMin(Duration::from_micros(number.into())),
             "TCP_DELACK_MAX_US" => TcpOption::DelayedAckMax(Duration::from_micros(number.into())),
             "IP_MINTTL" | "IPV6_MINHOPCOUNT" => match u8::try_from(number) {
-                Ok(hops) => TcpOption::MinHops(hops),
+                Ok(hops) => TcpOption::MinHopLimit(hops),
                 Err(_) => return fail(libc::EINVAL),
             },
             _ => return fail(libc::ENOPROTOOPT),
@@ -539,50 +549,50 @@ impl Socket {
             TcpOption::RtoMax(time) => self.options.rto_max = Some(time),
             TcpOption::RtoMin(time) => self.options.rto_min = Some(time),
             TcpOption::DelayedAckMax(time) => self.options.delayed_ack_max = Some(time),
-            TcpOption::MinHops(hops) => {
-                (self.options.min_hops_v4, self.options.min_hops_v6) = (hops, hops);
+            TcpOption::MinHopLimit(hops) => {
+                (self.options.min_ttl, self.options.min_hop_count) = (hops, hops);
             }
             _ => {}
         }
         match self.kind {
-            Kind::Connected(conn) => match stack.set_option(conn, option) {
-                Ok(()) => Returned::value(0),
+            SocketKind::Connected(conn) => match stack.set_option(conn, option) {
+                Ok(()) => CallResult::value(0),
                 Err(_) => fail(libc::EINVAL),
             },
-            Kind::Listening(listener) => match stack.set_listener_options(listener, &self.options) {
-                Ok(()) => Returned::value(0),
+            SocketKind::Listening(listener) => match stack.set_listener_options(listener, &self.options) {
+                Ok(()) => CallResult::value(0),
                 Err(_) => fail(libc::EINVAL),
             },
             _ => {
-                self.later.push(option);
-                Returned::value(0)
+                self.pending_options.push(option);
+                CallResult::value(0)
             }
         }
     }
 
-    fn queued(&self, stack: &Stack, query: QueueQuery) -> Returned {
+    fn ioctl(&self, stack: &Stack, query: SocketIoctl) -> CallResult {
         let detail = match (&self.kind, query) {
-            (Kind::Connected(conn), QueueQuery::Unread) => stack.readable(*conn) as i64,
-            (Kind::Over(unread), QueueQuery::Unread) => unread.len() as i64,
-            (Kind::Connected(conn), QueueQuery::Unsent) => {
+            (SocketKind::Connected(conn), SocketIoctl::Unread) => stack.readable(*conn) as i64,
+            (SocketKind::Closed(unread), SocketIoctl::Unread) => unread.len() as i64,
+            (SocketKind::Connected(conn), SocketIoctl::Unsent) => {
                 stack.info(*conn).map_or(0, |i| i.notsent_bytes.into())
             }
-            (Kind::Connected(conn), QueueQuery::AtMark) => {
+            (SocketKind::Connected(conn), SocketIoctl::AtMark) => {
                 stack.urgent_mark(*conn).is_some_and(|mark| mark.ahead == 0).into()
             }
             _ => return fail(libc::EINVAL),
         };
-        Returned { detail: Some(detail), ..Returned::value(0) }
+        CallResult { detail: Some(detail), ..CallResult::value(0) }
     }
 
     /// As Linux's `tcp_poll` decides.
     fn readiness(&self, stack: &Stack) -> i16 {
         let mut ready = if self.error.is_some() { libc::POLLERR } else { 0 };
         match &self.kind {
-            Kind::Fresh => ready |= libc::POLLOUT | libc::POLLHUP,
-            Kind::Listening(_) if self.waiting > 0 => ready |= libc::POLLIN | libc::POLLRDNORM,
-            Kind::Listening(_) => {}
-            Kind::Over(_) => {
+            SocketKind::Unconnected => ready |= libc::POLLOUT | libc::POLLHUP,
+            SocketKind::Listening(_) if self.accept_pending > 0 => ready |= libc::POLLIN | libc::POLLRDNORM,
+            SocketKind::Listening(_) => {}
+            SocketKind::Closed(_) => {
                 ready |= libc::POLLIN
                     | libc::POLLRDNORM
                     | libc::POLLRDHUP
@@ -590,7 +600,7 @@ impl Socket {
                     | libc::POLLWRNORM
                     | libc::POLLHUP;
             }
-            Kind::Connected(conn) => {
+            SocketKind::Connected(conn) => {
                 let state = stack.state(*conn).unwrap_or(State::Closed);
                 if matches!(state, State::SynSent) {
                     return ready;
@@ -605,8 +615,8 @@ impl Socket {
                 if stack.readable(*conn) > 0 {
                     ready |= libc::POLLIN | libc::POLLRDNORM;
                 }
-                if self.not_sent_low == 0
-                    || 2 * u64::from(stack.not_sent(*conn)) < u64::from(self.not_sent_low)
+                if self.notsent_lowat == 0
+                    || 2 * u64::from(stack.notsent(*conn)) < u64::from(self.notsent_lowat)
                 {
                     ready |= libc::POLLOUT | libc::POLLWRNORM;
                 }
@@ -676,7 +686,7 @@ fn info(stack: &Stack, conn: Conn) -> Option<Info> {
         ("tcpi_snd_cwnd", i.snd_cwnd.into()),
         ("tcpi_advmss", i.advmss.into()),
         ("tcpi_reordering", i.reordering.into()),
-        ("tcpi_reord_seen", i.reorderings.into()),
+        ("tcpi_reord_seen", i.reord_seen.into()),
         ("tcpi_total_retrans", i.total_retrans.into()),
         ("tcpi_last_data_recv", us(i.last_data_recv) / 1000),
         ("tcpi_busy_time", us(i.busy_time)),

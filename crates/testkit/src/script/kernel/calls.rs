@@ -2,9 +2,9 @@
 
 use super::sys;
 use crate::script::ast::IpVersion;
-use crate::script::calls::{Fd, Op, OptionValue, Returned};
+use crate::script::calls::{CallResult, Fd, Op, OptionValue};
 use crate::script::flow::SERVER_PORT;
-use crate::script::names::{Errno, PollEvents, QueueQuery, Shut};
+use crate::script::names::{Errno, PollEvents, ShutdownHow, SocketIoctl};
 use crate::script::wire::addresses;
 use core::net::SocketAddr;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
@@ -14,25 +14,25 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Where the result of a blocking call goes.
-type Finish = Box<dyn FnOnce(Returned) + Send>;
+type OnReturn = Box<dyn FnOnce(CallResult) + Send>;
 
 /// Sockets by the script's descriptors. A blocking call's thread holds one too.
-type Table = BTreeMap<Fd, Arc<OwnedFd>>;
+type SocketTable = BTreeMap<Fd, Arc<OwnedFd>>;
 
 /// The script's sockets. They never block, but during a call that the script gives a time range.
-pub struct Sockets {
-    settings: Settings,
-    table: Arc<Mutex<Table>>,
+pub struct KernelSockets {
+    defaults: SocketDefaults,
+    table: Arc<Mutex<SocketTable>>,
 }
 
 /// What holds for every socket of a run.
 #[derive(Clone)]
-struct Settings {
+struct SocketDefaults {
     ip: IpVersion,
     congestion_control: String,
 }
 
-impl Drop for Sockets {
+impl Drop for KernelSockets {
     fn drop(&mut self) {
         // Threads still inside a blocking call leave it, so that namespace and device can go.
         for socket in lock(&self.table).values() {
@@ -41,36 +41,36 @@ impl Drop for Sockets {
     }
 }
 
-fn lock(table: &Mutex<Table>) -> std::sync::MutexGuard<'_, Table> {
+fn lock(table: &Mutex<SocketTable>) -> std::sync::MutexGuard<'_, SocketTable> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn returned<T: TryInto<i64>>(result: io::Result<T>) -> Returned {
+fn call_result<T: TryInto<i64>>(result: io::Result<T>) -> CallResult {
     match result {
-        Ok(value) => Returned::value(value.try_into().unwrap_or(i64::MAX)),
-        Err(e) => Returned::error(Errno(e.raw_os_error().unwrap_or(0))),
+        Ok(value) => CallResult::value(value.try_into().unwrap_or(i64::MAX)),
+        Err(e) => CallResult::error(Errno(e.raw_os_error().unwrap_or(0))),
     }
 }
 
-fn done<E: Into<io::Error>>(result: Result<(), E>) -> Returned {
-    returned(result.map(|()| 0i64).map_err(Into::into))
+fn unit_result<E: Into<io::Error>>(result: Result<(), E>) -> CallResult {
+    call_result(result.map(|()| 0i64).map_err(Into::into))
 }
 
-impl Sockets {
+impl KernelSockets {
     /// No sockets yet.
     pub fn new(ip: IpVersion, congestion_control: &str) -> Self {
-        let settings = Settings { ip, congestion_control: congestion_control.into() };
-        Self { settings, table: Arc::default() }
+        let defaults = SocketDefaults { ip, congestion_control: congestion_control.into() };
+        Self { defaults, table: Arc::default() }
     }
 
     /// A call that does not block.
-    pub fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
-        call(&self.settings, &self.table, op, new_fd, data)
+    pub fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> CallResult {
+        call(&self.defaults, &self.table, op, new_fd, data)
     }
 
     /// A call that may block, in a thread of its own.
-    pub fn call_blocking(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8], finish: Finish) {
-        let (settings, table) = (self.settings.clone(), Arc::clone(&self.table));
+    pub fn call_blocking(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8], finish: OnReturn) {
+        let (settings, table) = (self.defaults.clone(), Arc::clone(&self.table));
         let (op, data) = (op.clone(), data.to_vec());
         let work = move || {
             // Otherwise the time of return would be that of the next free moment of a busy machine.
@@ -106,13 +106,19 @@ impl Sockets {
     }
 }
 
-fn call(settings: &Settings, table: &Mutex<Table>, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
-    let bad = || Returned::error(Errno(libc::EBADF));
+fn call(
+    settings: &SocketDefaults,
+    table: &Mutex<SocketTable>,
+    op: &Op,
+    new_fd: Option<Fd>,
+    data: &[u8],
+) -> CallResult {
+    let bad = || CallResult::error(Errno(libc::EBADF));
     let insert = |socket: OwnedFd| {
         if let Some(fd) = new_fd {
             lock(table).insert(fd, Arc::new(socket));
         }
-        Returned::value(new_fd.map_or(0, Into::into))
+        CallResult::value(new_fd.map_or(0, Into::into))
     };
     let find = |fd: &Fd| lock(table).get(fd).cloned();
     if let Op::Socket = op {
@@ -126,9 +132,9 @@ fn call(settings: &Settings, table: &Mutex<Table>, op: &Op, new_fd: Option<Fd>, 
                 settings.congestion_control.as_bytes(),
             ) {
                 Ok(()) => insert(socket),
-                Err(e) => returned::<i64>(Err(e)),
+                Err(e) => call_result::<i64>(Err(e)),
             },
-            Err(e) => returned::<i64>(Err(e.into())),
+            Err(e) => call_result::<i64>(Err(e.into())),
         };
     }
     if let Op::Poll { entries, timeout_ms } = op {
@@ -138,16 +144,16 @@ fn call(settings: &Settings, table: &Mutex<Table>, op: &Op, new_fd: Option<Fd>, 
         let mut fds: Vec<_> = with_socket
             .map(|(e, s)| libc::pollfd { fd: s.as_raw_fd(), events: e.events.0, revents: 0 })
             .collect();
-        let mut result = returned(sys::poll(&mut fds, *timeout_ms));
+        let mut result = call_result(sys::poll(&mut fds, *timeout_ms));
         result.revents = fds.iter().map(|f| PollEvents(f.revents)).collect();
         return result;
     }
     if let Op::Close { fd } = op {
         let Some(socket) = lock(table).remove(fd) else { return bad() };
         return match Arc::try_unwrap(socket) {
-            Ok(socket) => done(sys::close(socket)),
+            Ok(socket) => unit_result(sys::close(socket)),
             // A blocking call still uses it; the close takes place when that returns.
-            Err(_) => Returned::value(0),
+            Err(_) => CallResult::value(0),
         };
     }
     let Some(socket) = op.fd().as_ref().and_then(find) else { return bad() };
@@ -156,35 +162,35 @@ fn call(settings: &Settings, table: &Mutex<Table>, op: &Op, new_fd: Option<Fd>, 
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             match rustix::net::accept_with(socket.as_fd(), flags) {
                 Ok(accepted) => insert(accepted),
-                Err(e) => returned::<i64>(Err(e.into())),
+                Err(e) => call_result::<i64>(Err(e.into())),
             }
         }
         _ => call_on(settings.ip, &socket, op, data),
     }
 }
 
-fn call_on(ip: IpVersion, socket: &OwnedFd, op: &Op, data: &[u8]) -> Returned {
+fn call_on(ip: IpVersion, socket: &OwnedFd, op: &Op, data: &[u8]) -> CallResult {
     let (local, remote) = addresses(ip);
     let fd = socket.as_fd();
     match op {
         Op::Bind { port, .. } => {
-            done(rustix::net::bind(fd, &SocketAddr::new(local, port.unwrap_or(SERVER_PORT))))
+            unit_result(rustix::net::bind(fd, &SocketAddr::new(local, port.unwrap_or(SERVER_PORT))))
         }
-        Op::Listen { backlog, .. } => done(rustix::net::listen(fd, *backlog)),
-        Op::Connect { .. } => done(rustix::net::connect(fd, &SocketAddr::new(remote, SERVER_PORT))),
+        Op::Listen { backlog, .. } => unit_result(rustix::net::listen(fd, *backlog)),
+        Op::Connect { .. } => unit_result(rustix::net::connect(fd, &SocketAddr::new(remote, SERVER_PORT))),
         Op::Receive { len, flags, .. } => {
             let mut buffer = vec![0; *len];
             let got = sys::receive(fd, &mut buffer, flags.0);
             buffer.truncate(*got.as_ref().unwrap_or(&0));
-            Returned { data: buffer, ..returned(got) }
+            CallResult { data: buffer, ..call_result(got) }
         }
-        Op::Send { flags, .. } => returned(sys::send(fd, data, flags.0)),
-        Op::Shutdown { how, .. } => done(rustix::net::shutdown(
+        Op::Send { flags, .. } => call_result(sys::send(fd, data, flags.0)),
+        Op::Shutdown { how, .. } => unit_result(rustix::net::shutdown(
             fd,
             match how {
-                Shut::Read => Shutdown::Read,
-                Shut::Write => Shutdown::Write,
-                Shut::Both => Shutdown::Both,
+                ShutdownHow::Read => Shutdown::Read,
+                ShutdownHow::Write => Shutdown::Write,
+                ShutdownHow::Both => Shutdown::Both,
             },
         )),
         Op::SetOption { option, value, .. } => {
@@ -193,27 +199,27 @@ fn call_on(ip: IpVersion, socket: &OwnedFd, op: &Op, data: &[u8]) -> Returned {
                 OptionValue::Linger { on, seconds } => [on.to_ne_bytes(), seconds.to_ne_bytes()].concat(),
                 OptionValue::Text(text) => text.as_bytes().to_vec(),
             };
-            done(sys::set_socket_option(fd, option.level_number, option.number, &bytes))
+            unit_result(sys::set_socket_option(fd, option.level_number, option.number, &bytes))
         }
         Op::GetOption { option, .. } => {
             let mut bytes = [0; 4];
             let result = sys::socket_option(fd, option.level_number, option.number, &mut bytes);
             let detail = result.is_ok().then(|| i32::from_ne_bytes(bytes).into());
-            Returned { detail, ..returned(result.map(|_| 0i64)) }
+            CallResult { detail, ..call_result(result.map(|_| 0i64)) }
         }
-        Op::Queued { query, .. } => {
+        Op::Ioctl { query, .. } => {
             let code = match query {
-                QueueQuery::Unread => libc::FIONREAD,
-                QueueQuery::Unacknowledged => libc::TIOCOUTQ,
-                QueueQuery::Unsent => SIOCOUTQNSD,
-                QueueQuery::AtMark => SIOCATMARK,
+                SocketIoctl::Unread => libc::FIONREAD,
+                SocketIoctl::Unacknowledged => libc::TIOCOUTQ,
+                SocketIoctl::Unsent => SIOCOUTQNSD,
+                SocketIoctl::AtMark => SIOCATMARK,
             };
             let result = sys::ioctl_int(fd, code);
             let detail = result.as_ref().ok().map(|v| i64::from(*v));
-            Returned { detail, ..returned(result.map(|_| 0i64)) }
+            CallResult { detail, ..call_result(result.map(|_| 0i64)) }
         }
         Op::Fcntl { .. } | Op::Socket | Op::Poll { .. } | Op::Close { .. } | Op::Accept { .. } => {
-            Returned::value(0)
+            CallResult::value(0)
         }
     }
 }

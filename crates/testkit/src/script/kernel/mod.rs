@@ -7,9 +7,9 @@ pub mod tcp_info;
 
 use super::assertion::Info;
 use super::ast::{Directives, Target};
-use super::backend::{Backend, Finished, Sent};
-use super::calls::{Fd, Op, Returned};
-use calls::Sockets;
+use super::backend::{Backend, FinishedCall, SentPacket};
+use super::calls::{CallResult, Fd, Op};
+use calls::KernelSockets;
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::io;
@@ -18,10 +18,10 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 /// Length of a tick of the kernel's timers (`CONFIG_HZ` = 250, the lowest of the usual values but 100).
-const TICK: Duration = Duration::from_millis(4);
+const JIFFY: Duration = Duration::from_millis(4);
 
 /// How late a packet's time may be read because this thread did not run, with real-time priority or without.
-const SCHEDULING: Duration = Duration::from_millis(4);
+const SCHEDULING_LATENCY: Duration = Duration::from_millis(4);
 
 /// Why the kernel cannot be used here, if it cannot.
 pub fn unavailable() -> Option<String> {
@@ -42,7 +42,7 @@ pub fn with_backend<R: Send>(
     work: impl FnOnce(&mut dyn Backend) -> R + Send,
 ) -> io::Result<R> {
     let run = || {
-        let mut kernel = Kernel::new(target, directives)?;
+        let mut kernel = KernelBackend::new(target, directives)?;
         Ok(work(&mut kernel))
     };
     std::thread::scope(|scope| {
@@ -52,17 +52,17 @@ pub fn with_backend<R: Send>(
 }
 
 /// The kernel as a backend.
-struct Kernel {
+struct KernelBackend {
     start: Instant,
     tun: OwnedFd,
-    sockets: Sockets,
+    sockets: KernelSockets,
     buffer: Vec<u8>,
-    queue: VecDeque<Sent>,
-    done: mpsc::Receiver<Finished>,
-    report: mpsc::Sender<Finished>,
+    queue: VecDeque<SentPacket>,
+    finished_rx: mpsc::Receiver<FinishedCall>,
+    finished_tx: mpsc::Sender<FinishedCall>,
 }
 
-impl Kernel {
+impl KernelBackend {
     fn new(target: Target, directives: &Directives) -> io::Result<Self> {
         let tun = namespace::create(target.ip, directives)?;
         // Without the right to real-time priority, scripts run all the same, only more often late.
@@ -71,11 +71,11 @@ impl Kernel {
         Ok(Self {
             start: Instant::now(),
             tun,
-            sockets: Sockets::new(target.ip, directives.congestion_control()),
+            sockets: KernelSockets::new(target.ip, directives.congestion_control()),
             buffer: vec![0; 1 << 16],
             queue: VecDeque::new(),
-            done,
-            report,
+            finished_rx: done,
+            finished_tx: report,
         })
     }
 
@@ -83,17 +83,17 @@ impl Kernel {
     fn drain(&mut self) {
         while let Ok(len) = rustix::io::read(&self.tun, &mut self.buffer[..]) {
             let at = self.start.elapsed();
-            self.queue.push_back(Sent { at, packet: self.buffer[..len].to_vec() });
+            self.queue.push_back(SentPacket { at, packet: self.buffer[..len].to_vec() });
         }
     }
 }
 
-impl Backend for Kernel {
+impl Backend for KernelBackend {
     fn now(&mut self) -> Duration {
         self.start.elapsed()
     }
 
-    fn wait(&mut self, until: Duration) -> Option<Sent> {
+    fn wait(&mut self, until: Duration) -> Option<SentPacket> {
         loop {
             self.drain();
             if let Some(sent) = self.queue.pop_front() {
@@ -112,24 +112,24 @@ impl Backend for Kernel {
         self.drain();
     }
 
-    fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
+    fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> CallResult {
         let returned = self.sockets.call(op, new_fd, data);
         self.drain();
         returned
     }
 
     fn call_blocking(&mut self, ticket: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]) {
-        let (report, start) = (self.report.clone(), self.start);
+        let (report, start) = (self.finished_tx.clone(), self.start);
         let finish = move |returned| {
             // The receiver is gone only when the script has failed already.
-            let _ = report.send(Finished { ticket, at: start.elapsed(), returned });
+            let _ = report.send(FinishedCall { call_id: ticket, at: start.elapsed(), returned });
         };
         self.sockets.call_blocking(op, new_fd, data, Box::new(finish));
         self.drain();
     }
 
-    fn finished(&mut self) -> Option<Finished> {
-        self.done.try_recv().ok()
+    fn take_finished_call(&mut self) -> Option<FinishedCall> {
+        self.finished_rx.try_recv().ok()
     }
 
     fn info(&mut self, fd: Fd) -> Result<Info, String> {
@@ -137,10 +137,10 @@ impl Backend for Kernel {
         Ok(tcp_info::parse(&bytes))
     }
 
-    fn lateness(&self, after: Duration) -> Duration {
+    fn timer_slack(&self, after: Duration) -> Duration {
         // A timer is armed for the tick after next and rounded up to its wheel level's granularity, an eighth of its length
         // at the most (kernel/time/timer.c).
-        2 * TICK + SCHEDULING + after / 8
+        2 * JIFFY + SCHEDULING_LATENCY + after / 8
     }
 
     fn settle_time(&self) -> Duration {

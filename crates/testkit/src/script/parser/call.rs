@@ -1,11 +1,11 @@
 //! Socket calls: `setsockopt(4, SOL_TCP, TCP_NODELAY, [1], 4) = 0`.
 
-use crate::script::calls::{Call, Expect, Fd, Op, OptionValue, PollEntry};
-use crate::script::names::{Errno, MsgFlags, PollEvents, QueueQuery, Shut, SockOpt};
-use crate::script::scanner::{Parsed, Scanner};
+use crate::script::calls::{Call, ExpectedReturn, Fd, Op, OptionValue, PollEntry};
+use crate::script::names::{Errno, MsgFlags, PollEvents, ShutdownHow, SockOpt, SocketIoctl};
+use crate::script::scanner::{ParseResult, Scanner};
 
 /// Parses a call and what it must return.
-pub fn parse(s: &mut Scanner<'_>) -> Parsed<Call> {
+pub fn parse(s: &mut Scanner<'_>) -> ParseResult<Call> {
     let name = s.identifier()?;
     s.expect("(")?;
     let (op, arguments) = operation(s, name)?;
@@ -15,9 +15,9 @@ pub fn parse(s: &mut Scanner<'_>) -> Parsed<Call> {
 }
 
 /// `0`, `-1 EAGAIN (comment)`, `*`.
-fn expect(s: &mut Scanner<'_>) -> Parsed<Expect> {
+fn expect(s: &mut Scanner<'_>) -> ParseResult<ExpectedReturn> {
     if s.take("*") {
-        return Ok(Expect { value: None, errno: None });
+        return Ok(ExpectedReturn { value: None, errno: None });
     }
     let negative = s.take("-");
     let value = i64::from(s.number_as::<u32>()?);
@@ -33,11 +33,11 @@ fn expect(s: &mut Scanner<'_>) -> Parsed<Expect> {
             s.take_until(")")?;
         }
     }
-    Ok(Expect { value, errno })
+    Ok(ExpectedReturn { value, errno })
 }
 
 /// The arguments of `name`, typed, and as text in one normal form.
-fn operation(s: &mut Scanner<'_>, name: &str) -> Parsed<(Op, String)> {
+fn operation(s: &mut Scanner<'_>, name: &str) -> ParseResult<(Op, String)> {
     if name == "socket" {
         skip_arguments(s)?;
         return Ok((Op::Socket, "...".into()));
@@ -69,9 +69,9 @@ fn operation(s: &mut Scanner<'_>, name: &str) -> Parsed<(Op, String)> {
         "shutdown" => {
             s.expect(",")?;
             let (how, text) = match s.identifier()? {
-                "SHUT_RD" => (Shut::Read, "SHUT_RD"),
-                "SHUT_WR" => (Shut::Write, "SHUT_WR"),
-                "SHUT_RDWR" => (Shut::Both, "SHUT_RDWR"),
+                "SHUT_RD" => (ShutdownHow::Read, "SHUT_RD"),
+                "SHUT_WR" => (ShutdownHow::Write, "SHUT_WR"),
+                "SHUT_RDWR" => (ShutdownHow::Both, "SHUT_RDWR"),
                 other => return s.error(format!("unknown direction `{other}`")),
             };
             (Op::Shutdown { fd, how }, format!("{fd}, {text}"))
@@ -94,23 +94,23 @@ fn operation(s: &mut Scanner<'_>, name: &str) -> Parsed<(Op, String)> {
         "ioctl" => {
             s.expect(",")?;
             let request = s.identifier()?;
-            let Some(query) = QueueQuery::from_name(request) else {
+            let Some(query) = SocketIoctl::from_name(request) else {
                 return s.error(format!("unknown request `{request}`"));
             };
             s.expect(",")?;
             let expected = bracketed(s)?;
-            (Op::Queued { fd, query, expected: expected.into() }, format!("{fd}, {request}"))
+            (Op::Ioctl { fd, query, expected: expected.into() }, format!("{fd}, {request}"))
         }
         _ => return s.error(format!("unknown call `{name}`")),
     })
 }
 
 /// Arguments that the script leaves to the runner, up to the closing parenthesis.
-fn skip_arguments<'a>(s: &mut Scanner<'a>) -> Parsed<&'a str> {
+fn skip_arguments<'a>(s: &mut Scanner<'a>) -> ParseResult<&'a str> {
     Ok(s.take_while(|c| c != ')' && c != '\n').trim_end())
 }
 
-fn port(s: &mut Scanner<'_>) -> Parsed<Option<u16>> {
+fn port(s: &mut Scanner<'_>) -> ParseResult<Option<u16>> {
     if !s.take("{") {
         return Ok(None);
     }
@@ -121,7 +121,7 @@ fn port(s: &mut Scanner<'_>) -> Parsed<Option<u16>> {
     Ok(Some(port))
 }
 
-fn transfer(s: &mut Scanner<'_>, name: &str, fd: Fd) -> Parsed<(Op, String)> {
+fn transfer(s: &mut Scanner<'_>, name: &str, fd: Fd) -> ParseResult<(Op, String)> {
     s.expect(",")?;
     s.expect("...")?;
     s.expect(",")?;
@@ -142,7 +142,7 @@ fn transfer(s: &mut Scanner<'_>, name: &str, fd: Fd) -> Parsed<(Op, String)> {
 }
 
 /// `A|B` or a plain `0`; the value and the text.
-fn alternatives(s: &mut Scanner<'_>, lookup: impl Fn(&str) -> Option<i64>) -> Parsed<(i64, String)> {
+fn alternatives(s: &mut Scanner<'_>, lookup: impl Fn(&str) -> Option<i64>) -> ParseResult<(i64, String)> {
     if s.at_digit() {
         let value = s.number_as::<u16>()?;
         return if value == 0 { Ok((0, "0".into())) } else { s.error("write flags by name") };
@@ -160,7 +160,7 @@ fn alternatives(s: &mut Scanner<'_>, lookup: impl Fn(&str) -> Option<i64>) -> Pa
     }
 }
 
-fn option_name(s: &mut Scanner<'_>) -> Parsed<SockOpt> {
+fn option_name(s: &mut Scanner<'_>) -> ParseResult<SockOpt> {
     s.expect(",")?;
     let level = s.identifier()?;
     s.expect(",")?;
@@ -171,7 +171,7 @@ fn option_name(s: &mut Scanner<'_>) -> Parsed<SockOpt> {
     }
 }
 
-fn set_option(s: &mut Scanner<'_>, fd: Fd) -> Parsed<(Op, String)> {
+fn set_option(s: &mut Scanner<'_>, fd: Fd) -> ParseResult<(Op, String)> {
     let option = option_name(s)?;
     s.expect(",")?;
     let value = if s.take("{") {
@@ -195,7 +195,7 @@ fn set_option(s: &mut Scanner<'_>, fd: Fd) -> Parsed<(Op, String)> {
 }
 
 /// `[5]`, `[-1]`, `[ECONNRESET]`.
-fn bracketed(s: &mut Scanner<'_>) -> Parsed<i32> {
+fn bracketed(s: &mut Scanner<'_>) -> ParseResult<i32> {
     s.expect("[")?;
     let negative = s.take("-");
     let value = if s.at_digit() {
@@ -212,7 +212,7 @@ fn bracketed(s: &mut Scanner<'_>) -> Parsed<i32> {
 }
 
 /// `[{fd=4, events=POLLIN, revents=0}], 1, 100`.
-fn poll(s: &mut Scanner<'_>) -> Parsed<(Op, String)> {
+fn poll(s: &mut Scanner<'_>) -> ParseResult<(Op, String)> {
     s.expect("[")?;
     let mut entries = Vec::new();
     loop {

@@ -1,13 +1,13 @@
 //! Comment directives: the `// key: value` lines at the head of a script.
 
 use crate::script::ast::{BackendKind, Difference, Directives, IpVersion};
-use crate::script::scanner::{ParseError, Parsed, parse_number};
+use crate::script::scanner::{ParseError, ParseResult, parse_number};
 use core::time::Duration;
 
 const KEYS: &[&str] = &["ip", "sysctl", "differs", "only", "tolerance", "mtu", "isn", "payload"];
 
 /// The summary line and the directives: all comments before the first event.
-pub fn parse(text: &str) -> Parsed<(String, Directives)> {
+pub fn parse(text: &str) -> ParseResult<(String, Directives)> {
     let mut directives = Directives::default();
     let mut summary = String::new();
     for (index, line) in text.lines().enumerate() {
@@ -74,7 +74,7 @@ fn difference(text: &str) -> Result<Difference, String> {
     if !reason.contains("RFC") {
         return Err("the reason must name the RFC and section that decides".into());
     }
-    Ok(Difference { who, reason: reason.into() })
+    Ok(Difference { backend: who, reason: reason.into() })
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

@@ -6,19 +6,19 @@ mod packet;
 
 use super::assertion::Assertion;
 use super::ast::{BackendKind, Condition, Event, EventKind, IpVersion, Item, Script, Time};
-use super::scanner::{Parsed, Scanner};
+use super::scanner::{ParseResult, Scanner};
 use core::time::Duration;
 use std::path::Path;
 
 /// Parses the text of one script; `path` is only remembered.
-pub fn parse(path: &Path, text: &str) -> Parsed<Script> {
+pub fn parse(path: &Path, text: &str) -> ParseResult<Script> {
     let (summary, directives) = directives::parse(text)?;
     let mut scanner = Scanner::new(text);
     let items = items(&mut scanner, 0)?;
     Ok(Script { path: path.to_path_buf(), summary, directives, items })
 }
 
-fn items(s: &mut Scanner<'_>, depth: usize) -> Parsed<Vec<Item>> {
+fn items(s: &mut Scanner<'_>, depth: usize) -> ParseResult<Vec<Item>> {
     let mut items = Vec::new();
     loop {
         if depth > 0 && s.take("}") {
@@ -40,7 +40,7 @@ fn items(s: &mut Scanner<'_>, depth: usize) -> Parsed<Vec<Item>> {
     }
 }
 
-fn condition(s: &mut Scanner<'_>) -> Parsed<Condition> {
+fn condition(s: &mut Scanner<'_>) -> ParseResult<Condition> {
     Ok(match s.identifier()? {
         "kernel" => Condition::Backend(BackendKind::Kernel),
         "ginnel" => Condition::Backend(BackendKind::Ginnel),
@@ -50,7 +50,7 @@ fn condition(s: &mut Scanner<'_>) -> Parsed<Condition> {
     })
 }
 
-fn event(s: &mut Scanner<'_>) -> Parsed<Event> {
+fn event(s: &mut Scanner<'_>) -> ParseResult<Event> {
     let line = {
         s.skip_space();
         s.line()
@@ -79,13 +79,13 @@ fn event(s: &mut Scanner<'_>) -> Parsed<Event> {
 }
 
 /// `+0.1`, `0.1`, `+0.1~+0.2`, `+0...+0.3`, `*`.
-fn time(s: &mut Scanner<'_>) -> Parsed<(Time, Option<Duration>)> {
+fn time(s: &mut Scanner<'_>) -> ParseResult<(Time, Option<Duration>)> {
     if s.take("*") {
         return Ok((Time::Any, None));
     }
     let relative = s.take("+");
     let from = s.seconds()?;
-    let end_of = |s: &mut Scanner<'_>| -> Parsed<Duration> {
+    let end_of = |s: &mut Scanner<'_>| -> ParseResult<Duration> {
         // As in packetdrill, both ends count from the same point, whether or not the second has a `+`.
         s.take("+");
         let end = s.seconds()?;

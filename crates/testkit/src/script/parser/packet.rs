@@ -1,7 +1,9 @@
 //! Packets: `S. 0:0(0) ack 1 win 65535 <mss 1460>` and `icmp unreachable frag_needed mtu 1200 [1:1001(1000)]`.
 
-use crate::script::ast::{Body, Ecn, Flags, Icmp, IcmpKind, MssValue, Packet, Segment, TcpOpt, TsValue};
-use crate::script::scanner::{Parsed, Scanner};
+use crate::script::ast::{
+    Ecn, Flags, Icmp, IcmpKind, MssValue, Packet, PacketBody, Segment, TcpOpt, TsValue,
+};
+use crate::script::scanner::{ParseResult, Scanner};
 
 /// Who sends the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +15,7 @@ pub enum Direction {
 }
 
 /// Parses what follows `<` or `>`.
-pub fn parse(s: &mut Scanner<'_>, direction: Direction) -> Parsed<Packet> {
+pub fn parse(s: &mut Scanner<'_>, direction: Direction) -> ParseResult<Packet> {
     // The number of a flow stands directly at the arrow, so `<2 S` is no time or flag.
     let flow = if s.peek_here().is_some_and(|c| c.is_ascii_digit()) { s.number_as()? } else { 1 };
     if flow == 0 {
@@ -23,14 +25,14 @@ pub fn parse(s: &mut Scanner<'_>, direction: Direction) -> Parsed<Packet> {
         if direction == Direction::Outbound {
             return s.error("a TCP stack sends no ICMP errors; only inbound ones are supported");
         }
-        Body::Icmp(icmp(s)?)
+        PacketBody::Icmp(icmp(s)?)
     } else {
-        Body::Tcp(segment(s, direction)?)
+        PacketBody::Tcp(segment(s, direction)?)
     };
     Ok(Packet { flow, body })
 }
 
-fn segment(s: &mut Scanner<'_>, direction: Direction) -> Parsed<Segment> {
+fn segment(s: &mut Scanner<'_>, direction: Direction) -> ParseResult<Segment> {
     let mut segment = Segment::default();
     while s.take("[") {
         modifier(s, direction, &mut segment)?;
@@ -68,7 +70,7 @@ fn segment(s: &mut Scanner<'_>, direction: Direction) -> Parsed<Segment> {
     Ok(segment)
 }
 
-fn modifier(s: &mut Scanner<'_>, direction: Direction, segment: &mut Segment) -> Parsed<()> {
+fn modifier(s: &mut Scanner<'_>, direction: Direction, segment: &mut Segment) -> ParseResult<()> {
     match s.identifier()? {
         "noecn" => segment.ecn = Some(Ecn::NotEct),
         "ect0" => segment.ecn = Some(Ecn::Ect0),
@@ -83,7 +85,7 @@ fn modifier(s: &mut Scanner<'_>, direction: Direction, segment: &mut Segment) ->
     Ok(())
 }
 
-fn flags(s: &mut Scanner<'_>) -> Parsed<Flags> {
+fn flags(s: &mut Scanner<'_>) -> ParseResult<Flags> {
     let text = s.take_while(|c| c == '.' || c == '-' || c.is_ascii_uppercase());
     if text.is_empty() {
         return s.expected("TCP flags such as `S.` or `P.` (`-` for none)");
@@ -99,7 +101,7 @@ fn flags(s: &mut Scanner<'_>) -> Parsed<Flags> {
 }
 
 /// `first:end(length)`, as a number and the length.
-fn sequence(s: &mut Scanner<'_>) -> Parsed<(u32, u32)> {
+fn sequence(s: &mut Scanner<'_>) -> ParseResult<(u32, u32)> {
     let first: u32 = s.number_as()?;
     s.expect(":")?;
     let end: u32 = s.number_as()?;
@@ -115,7 +117,7 @@ fn sequence(s: &mut Scanner<'_>) -> Parsed<(u32, u32)> {
     Ok((first, len))
 }
 
-fn tcp_options(s: &mut Scanner<'_>, direction: Direction) -> Parsed<Vec<TcpOpt>> {
+fn tcp_options(s: &mut Scanner<'_>, direction: Direction) -> ParseResult<Vec<TcpOpt>> {
     let mut options = Vec::new();
     if s.take(">") {
         return Ok(options);
@@ -129,7 +131,7 @@ fn tcp_options(s: &mut Scanner<'_>, direction: Direction) -> Parsed<Vec<TcpOpt>>
     }
 }
 
-fn tcp_option(s: &mut Scanner<'_>, direction: Direction) -> Parsed<TcpOpt> {
+fn tcp_option(s: &mut Scanner<'_>, direction: Direction) -> ParseResult<TcpOpt> {
     let outbound = direction == Direction::Outbound;
     Ok(match s.identifier()? {
         "nop" => TcpOpt::Nop,
@@ -161,7 +163,7 @@ fn tcp_option(s: &mut Scanner<'_>, direction: Direction) -> Parsed<TcpOpt> {
     })
 }
 
-fn timestamp(s: &mut Scanner<'_>, direction: Direction) -> Parsed<TsValue> {
+fn timestamp(s: &mut Scanner<'_>, direction: Direction) -> ParseResult<TsValue> {
     if direction == Direction::Outbound && s.take("*") {
         return Ok(TsValue::Any);
     }
@@ -171,7 +173,7 @@ fn timestamp(s: &mut Scanner<'_>, direction: Direction) -> Parsed<TsValue> {
     Ok(TsValue::Number(s.number_as()?))
 }
 
-fn hex(s: &mut Scanner<'_>) -> Parsed<Vec<u8>> {
+fn hex(s: &mut Scanner<'_>) -> ParseResult<Vec<u8>> {
     let text = s.take_while(|c| c.is_ascii_hexdigit());
     let digit = |c: u8| (c as char).to_digit(16).unwrap_or(0) as u8;
     if text.is_empty() || !text.len().is_multiple_of(2) {
@@ -181,7 +183,7 @@ fn hex(s: &mut Scanner<'_>) -> Parsed<Vec<u8>> {
 }
 
 /// `[ttl 5]`, if it stands here; else what packets have.
-fn hop_limit(s: &mut Scanner<'_>) -> Parsed<u8> {
+fn hop_limit(s: &mut Scanner<'_>) -> ParseResult<u8> {
     if !s.take("[ttl ") {
         return Ok(64);
     }
@@ -190,7 +192,7 @@ fn hop_limit(s: &mut Scanner<'_>) -> Parsed<u8> {
     Ok(ttl)
 }
 
-fn icmp(s: &mut Scanner<'_>) -> Parsed<Icmp> {
+fn icmp(s: &mut Scanner<'_>) -> ParseResult<Icmp> {
     let ttl = hop_limit(s)?;
     let mut name = s.identifier()?.to_string();
     if name == "unreachable" || name == "time_exceeded" {

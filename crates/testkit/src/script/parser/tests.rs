@@ -1,5 +1,7 @@
 use super::*;
-use crate::script::ast::{Body, Ecn, Flags, IcmpKind, MssValue, Packet, Segment, Target, TcpOpt, TsValue};
+use crate::script::ast::{
+    Ecn, Flags, IcmpKind, MssValue, Packet, PacketBody, Segment, Target, TcpOpt, TsValue,
+};
 use crate::script::calls::{Op, OptionValue};
 use crate::script::names::Errno;
 
@@ -20,8 +22,8 @@ fn only_event(text: &str) -> Event {
 
 fn segment(text: &str) -> Segment {
     match only_event(text).kind {
-        EventKind::Inbound(Packet { body: Body::Tcp(segment), .. })
-        | EventKind::Outbound(Packet { body: Body::Tcp(segment), .. }) => segment,
+        EventKind::Inbound(Packet { body: PacketBody::Tcp(segment), .. })
+        | EventKind::Outbound(Packet { body: PacketBody::Tcp(segment), .. }) => segment,
         other => panic!("{other:?}"),
     }
 }
@@ -36,7 +38,7 @@ fn directives_at_the_head_are_read() {
     assert_eq!(s.directives.ip, [IpVersion::V6]);
     assert_eq!(s.directives.sysctls, [("net.ipv4.tcp_sack".to_string(), "0".to_string())]);
     assert_eq!(s.directives.tolerance, Duration::from_millis(10));
-    assert_eq!(s.directives.differs[0].who, BackendKind::Kernel);
+    assert_eq!(s.directives.differs[0].backend, BackendKind::Kernel);
     assert_eq!(s.directives.mtu, 9000);
 }
 
@@ -82,11 +84,11 @@ fn segments_are_read() {
 #[test]
 fn flows_and_icmp_errors_are_read() {
     let event = only_event("+0 <2 icmp unreachable frag_needed mtu 1200 [1:1001(1000)]");
-    let EventKind::Inbound(Packet { flow: 2, body: Body::Icmp(icmp) }) = event.kind else { panic!() };
+    let EventKind::Inbound(Packet { flow: 2, body: PacketBody::Icmp(icmp) }) = event.kind else { panic!() };
     assert_eq!((icmp.kind, icmp.mtu, icmp.seq, icmp.len), (IcmpKind::FragNeeded, 1200, 1, 1000));
     assert_eq!((icmp.ttl, icmp.quoted_ttl), (64, 64));
     let event = only_event("+0 < icmp [ttl 9] unreachable port_unreachable [[ttl 3] S 0:0(0)]");
-    let EventKind::Inbound(Packet { body: Body::Icmp(icmp), .. }) = event.kind else { panic!() };
+    let EventKind::Inbound(Packet { body: PacketBody::Icmp(icmp), .. }) = event.kind else { panic!() };
     assert_eq!((icmp.kind, icmp.ttl, icmp.quoted_ttl), (IcmpKind::PortUnreachable, 9, 3));
     assert_eq!(icmp.to_string(), "icmp [ttl 9] unreachable port_unreachable [[ttl 3] S 0:0(0)]");
 }

@@ -4,11 +4,11 @@ use super::*;
 
 /// Sends one request and returns the whole output.
 fn exchange(request: &str) -> String {
-    let outer = tree();
-    let mut rig = rig(&outer);
-    rig.feed(request.as_bytes());
-    let closes = rig.ended();
-    let output = rig.take();
+    let outer = site_directory();
+    let mut fixture = fixture(&outer);
+    fixture.feed(request.as_bytes());
+    let closes = fixture.has_ended();
+    let output = fixture.take_output();
     assert_eq!(closes, output.contains("\r\nConnection: close\r\n"), "{output}");
     output
 }
@@ -157,7 +157,7 @@ fn no_path_leaves_the_root() {
 
 /// A response as an independent reader sees it.
 #[derive(Debug, PartialEq, Eq)]
-struct Seen {
+struct ParsedResponse {
     status: u16,
     body: Vec<u8>,
     close: bool,
@@ -165,8 +165,8 @@ struct Seen {
 
 /// Cuts a stream of responses by nothing but its own framing. `is_head(i)` says whether the i-th request was HEAD. Panics if anything is left
 /// over or malformed.
-fn cut(mut stream: &[u8], is_head: impl Fn(usize) -> bool) -> Vec<Seen> {
-    let mut seen = Vec::new();
+fn split_responses(mut stream: &[u8], is_head: impl Fn(usize) -> bool) -> Vec<ParsedResponse> {
+    let mut responses = Vec::new();
     while !stream.is_empty() {
         let text = String::from_utf8_lossy(stream);
         let end = text.find("\r\n\r\n").expect("a whole head");
@@ -182,17 +182,17 @@ fn cut(mut stream: &[u8], is_head: impl Fn(usize) -> bool) -> Vec<Seen> {
         if status == 100 {
             continue;
         }
-        let length = if is_head(seen.len()) { 0 } else { length };
-        seen.push(Seen { status, body: stream[..length].to_vec(), close });
+        let length = if is_head(responses.len()) { 0 } else { length };
+        responses.push(ParsedResponse { status, body: stream[..length].to_vec(), close });
         stream = &stream[length..];
         assert!(!close || stream.is_empty(), "nothing follows a response that closes");
     }
-    seen
+    responses
 }
 
 /// A request and what must be answered to it.
 fn request() -> impl Strategy<Value = (String, bool, u16, Vec<u8>)> {
-    let large = large();
+    let large = large_file();
     let ok = |path: &'static str, body: &[u8]| {
         let body = body.to_vec();
         prop_oneof![
@@ -237,31 +237,31 @@ proptest! {
         rooms in proptest::collection::vec(1usize..100_000, 1..20),
         streamed: bool,
     ) {
-        let outer = tree();
-        let mut rig = if streamed { rig_streamed(&outer) } else { rig(&outer) };
-        rig.net.room = 0;
+        let outer = site_directory();
+        let mut fixture = if streamed { streaming_fixture(&outer) } else { fixture(&outer) };
+        fixture.net.room = 0;
         let wire: Vec<u8> = requests.iter().flat_map(|r| r.0.bytes()).collect();
         let (mut at, mut turn) = (0, 0);
         while at < wire.len() {
             let end = (at + pieces[turn % pieces.len()]).min(wire.len());
-            rig.feed(&wire[at..end]);
-            rig.make_room(rooms[turn % rooms.len()]);
+            fixture.feed(&wire[at..end]);
+            fixture.make_room(rooms[turn % rooms.len()]);
             (at, turn) = (end, turn + 1);
         }
         for _ in 0..10_000 {
-            if rig.unread.is_empty() && rig.server.slot(CONN).unwrap().phase == Phase::Idle {
+            if fixture.unread.is_empty() && fixture.server.slot(CONN).unwrap().phase == ConnectionPhase::Idle {
                 break;
             }
-            rig.make_room(50_000);
+            fixture.make_room(50_000);
         }
-        let seen = cut(&rig.net.output, |i| requests[i].1);
-        prop_assert_eq!(seen.len(), requests.len());
-        for (seen, (_, _, status, body)) in seen.iter().zip(&requests) {
-            prop_assert_eq!((seen.status, seen.close), (*status, false));
-            prop_assert!(seen.body == *body);
+        let responses = split_responses(&fixture.net.output, |i| requests[i].1);
+        prop_assert_eq!(responses.len(), requests.len());
+        for (responses, (_, _, status, body)) in responses.iter().zip(&requests) {
+            prop_assert_eq!((responses.status, responses.close), (*status, false));
+            prop_assert!(responses.body == *body);
         }
-        prop_assert!(!rig.ended());
-        prop_assert_eq!(rig.server.pool.in_use(), 0);
+        prop_assert!(!fixture.has_ended());
+        prop_assert_eq!(fixture.server.exchanges.in_use(), 0);
     }
 
     #[test]
@@ -285,25 +285,25 @@ proptest! {
         step in 1usize..100,
         end in 0u8..3,
     ) {
-        let outer = tree();
-        let mut rig = rig(&outer);
+        let outer = site_directory();
+        let mut fixture = fixture(&outer);
         let wire = parts.concat();
-        for piece in wire.chunks(step) {
-            rig.feed(piece);
+        for chunk in wire.chunks(step) {
+            fixture.feed(chunk);
         }
-        prop_assert!(rig.unread.is_empty());
+        prop_assert!(fixture.unread.is_empty());
         match end {
-            0 => rig.peer_closes(),
-            1 => rig.pass(200),
+            0 => fixture.close_by_peer(),
+            1 => fixture.pass_seconds(200),
             _ => {}
         }
         // Requests that are answered are known only to the server here, but a HEAD among them would be seen by its missing body.
         if !wire.windows(4).any(|w| w == b"HEAD") {
-            for seen in cut(&rig.net.output, |_| false) {
-                prop_assert!((200..=505).contains(&seen.status));
+            for responses in split_responses(&fixture.net.output, |_| false) {
+                prop_assert!((200..=505).contains(&responses.status));
             }
         }
-        rig.server.closed(CONN);
-        prop_assert_eq!(rig.server.pool.in_use(), 0);
+        fixture.server.closed(CONN);
+        prop_assert_eq!(fixture.server.exchanges.in_use(), 0);
     }
 }

@@ -21,21 +21,21 @@ fn packet(first: u8, extensions: &[&[u8]]) -> Vec<u8> {
     packet
 }
 
-fn follow(packet: &[u8]) -> Result<Chain, ChainError> {
-    walk(packet, &Header::parse(packet).unwrap())
+fn follow(packet: &[u8]) -> Result<HeaderChain, HeaderChainError> {
+    walk_header_chain(packet, &Header::parse(packet).unwrap())
 }
 
-fn drops(error: WireError) -> Result<Chain, ChainError> {
-    Err(ChainError::Drop(error))
+fn drops(error: WireError) -> Result<HeaderChain, HeaderChainError> {
+    Err(HeaderChainError::Drop(error))
 }
 
-const TCP_ONLY: Chain =
-    Chain { protocol: 6, offset: 40, announced_at: 6, fragment: None, router_alert: None };
+const TCP_ONLY: HeaderChain =
+    HeaderChain { protocol: 6, offset: 40, next_header_offset: 6, fragment: None, router_alert: None };
 
 #[test]
 fn transport_without_extensions_is_found_at_40() {
     assert_eq!(follow(&packet(6, &[])), Ok(TCP_ONLY));
-    assert_eq!(follow(&packet(59, &[])), Ok(Chain { protocol: 59, ..TCP_ONLY }));
+    assert_eq!(follow(&packet(59, &[])), Ok(HeaderChain { protocol: 59, ..TCP_ONLY }));
 }
 
 #[test]
@@ -45,63 +45,69 @@ fn chain_of_known_headers_is_followed() {
     let options = [43, 1, 1, 4, 0, 0, 0, 0, 0x1e, 4, 9, 9, 9, 9, 0, 0];
     let routing = [6, 0, 4, 0, 0, 0, 0, 0];
     let packet = packet(0, &[&alert, &options, &routing]);
-    let expected = Chain { offset: 72, announced_at: 64, router_alert: Some(0), ..TCP_ONLY };
+    let expected = HeaderChain { offset: 72, next_header_offset: 64, router_alert: Some(0), ..TCP_ONLY };
     assert_eq!(follow(&packet), Ok(expected));
 }
 
 #[test]
 fn fragment_ends_the_walk_and_an_atomic_one_does_not() {
     let mut fragment = [0; 8];
-    let header = FragmentHeader { next_header: 17, offset: 1448, more: true, ident: 0xdead_beef };
+    let header = FragmentHeader { next_header: 17, offset: 1448, more_fragments: true, ident: 0xdead_beef };
     header.emit(&mut fragment);
     assert_eq!(FragmentHeader::parse(&fragment), Ok(header));
-    let found = Fragment { header, at: 40, announced_at: 6 };
-    let expected =
-        Chain { protocol: 17, offset: 48, announced_at: 40, fragment: Some(found), router_alert: None };
+    let found = FragmentLocation { header, header_offset: 40, next_header_offset: 6 };
+    let expected = HeaderChain {
+        protocol: 17,
+        offset: 48,
+        next_header_offset: 40,
+        fragment: Some(found),
+        router_alert: None,
+    };
     assert_eq!(follow(&packet(44, &[&fragment])), Ok(expected));
 
-    FragmentHeader { offset: 0, more: false, next_header: 6, ..header }.emit(&mut fragment);
-    let expected = Chain { offset: 48, announced_at: 40, ..TCP_ONLY };
+    FragmentHeader { offset: 0, more_fragments: false, next_header: 6, ..header }.emit(&mut fragment);
+    let expected = HeaderChain { offset: 48, next_header_offset: 40, ..TCP_ONLY };
     assert_eq!(follow(&packet(44, &[&fragment])), Ok(expected));
 }
 
 #[test]
 fn impossible_fragments_are_reported() {
     let mut fragment = [0; 8];
-    let header = FragmentHeader { next_header: 17, offset: 65_528, more: false, ident: 1 };
+    let header = FragmentHeader { next_header: 17, offset: 65_528, more_fragments: false, ident: 1 };
     header.emit(&mut fragment);
-    let expected = ChainError::ParameterProblem { code: 0, pointer: 42, even_if_multicast: false };
+    let expected = HeaderChainError::ParameterProblem { code: 0, pointer: 42, even_if_multicast: false };
     assert_eq!(follow(&packet(44, &[&fragment])), Err(expected));
 
-    FragmentHeader { offset: 0, more: true, ..header }.emit(&mut fragment);
+    FragmentHeader { offset: 0, more_fragments: true, ..header }.emit(&mut fragment);
     let mut odd = packet(44, &[&fragment]);
     odd.pop();
     odd[5] -= 1;
-    let expected = ChainError::ParameterProblem { code: 0, pointer: 4, even_if_multicast: false };
+    let expected = HeaderChainError::ParameterProblem { code: 0, pointer: 4, even_if_multicast: false };
     assert_eq!(follow(&odd), Err(expected));
 }
 
 #[test]
 fn hop_by_hop_may_only_come_first() {
     let options = [0, 0, 1, 4, 0, 0, 0, 0];
-    let expected = ChainError::ParameterProblem { code: 1, pointer: 40, even_if_multicast: false };
+    let expected = HeaderChainError::ParameterProblem { code: 1, pointer: 40, even_if_multicast: false };
     assert_eq!(follow(&packet(60, &[&options, &options])), Err(expected));
 }
 
 #[test]
 fn route_with_hops_left_is_reported() {
     let routing = [6, 0, 0, 1, 0, 0, 0, 0];
-    let expected = ChainError::ParameterProblem { code: 0, pointer: 42, even_if_multicast: false };
+    let expected = HeaderChainError::ParameterProblem { code: 0, pointer: 42, even_if_multicast: false };
     assert_eq!(follow(&packet(43, &[&routing])), Err(expected));
 }
 
 #[test]
 fn unknown_option_does_what_its_type_says() {
     let with = |kind: u8| follow(&packet(60, &[&[6, 0, kind, 4, 0, 0, 0, 0]])).map(|chain| chain.offset);
-    let report =
-        |even_if_multicast| Err(ChainError::ParameterProblem { code: 2, pointer: 42, even_if_multicast });
+    let report = |even_if_multicast| {
+        Err(HeaderChainError::ParameterProblem { code: 2, pointer: 42, even_if_multicast })
+    };
     assert_eq!(with(0x1e), Ok(48));
-    assert_eq!(with(0x5e), Err(ChainError::Drop(WireError::Unsupported)));
+    assert_eq!(with(0x5e), Err(HeaderChainError::Drop(WireError::Unsupported)));
     assert_eq!(with(0x9e), report(true));
     assert_eq!(with(0xde), report(false));
 }
@@ -135,7 +141,7 @@ fn endless_chain_is_dropped() {
         follow(&packet(60, &headers)).map(|chain| chain.offset)
     };
     assert_eq!(chain(EXTENSION_HEADERS_MAX), Ok(40 + 8 * EXTENSION_HEADERS_MAX));
-    assert_eq!(chain(EXTENSION_HEADERS_MAX + 1), Err(ChainError::Drop(WireError::Unsupported)));
+    assert_eq!(chain(EXTENSION_HEADERS_MAX + 1), Err(HeaderChainError::Drop(WireError::Unsupported)));
 }
 
 #[test]

@@ -1,0 +1,73 @@
+//! Unmodified servers other than nginx alone, on a stack and on the kernel: redis and memcached, and HAProxy in front of nginx.
+
+use crate::harness::result::BenchResult;
+use crate::harness::{MeasureError, Options};
+use crate::program_comparison::{ADDRESS, Figure, ProgramComparison};
+use crate::programs;
+use ginnel_measure::generator::{LoadProtocol, LoadSpec};
+use ginnel_measure::testbed::Medium;
+use std::ffi::OsString;
+
+/// Connections to a server of values, each with one request in flight.
+const VALUE_CONNECTIONS: &str = "50";
+/// Bytes of the value.
+const VALUE_BYTES: &str = "64";
+/// Connections to a proxy at the same time.
+const PROXY_CONNECTIONS: &str = "64";
+/// Where nginx is behind it.
+const BACKEND_PORT: u16 = 8080;
+
+/// GET of redis.
+pub fn redis(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
+    programs::require("redis-server")?;
+    values("redis-vs-kernel", LoadProtocol::Redis, options, |contest| {
+        programs::redis(contest.folder(), ADDRESS)
+    })
+}
+
+/// get of memcached.
+pub fn memcached(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
+    programs::require("memcached")?;
+    values("memcached-vs-kernel", LoadProtocol::Memcached, options, |_| programs::memcached(ADDRESS))
+}
+
+/// Over memory and over AF_XDP; the kernel, which has no memif, over its cable beside each.
+fn values(
+    name: &str,
+    language: LoadProtocol,
+    options: &Options,
+    program: fn(&ProgramComparison<'_>) -> Vec<OsString>,
+) -> Result<Vec<BenchResult>, MeasureError> {
+    let address = ADDRESS.to_string();
+    let words = [&*address, "--size", VALUE_BYTES, "--connections", VALUE_CONNECTIONS];
+    let mut results = Vec::new();
+    for (part, wire) in [("memory", Medium::Memif), ("af_xdp", Medium::Veth)] {
+        let name = format!("{name}/{part}");
+        if !options.wants(&name) {
+            continue;
+        }
+        let load = LoadSpec::new(language, &words);
+        let contest = ProgramComparison::new(name, "requests/s", Figure::Rate, options, load)?;
+        let program = [program(&contest)];
+        let ours = Box::new(|| contest.on_stack(&program, wire));
+        let theirs = Box::new(|| contest.on_kernel(&program));
+        results.push(contest.run(ours, Some(theirs))?);
+    }
+    Ok(results)
+}
+
+/// HAProxy in front of nginx, both on one core, and on one stack or on the kernel.
+pub fn haproxy(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
+    programs::require("haproxy")?;
+    programs::require("nginx")?;
+    let url = format!("http://{ADDRESS}/64");
+    let load = LoadSpec::new(LoadProtocol::Http, &[&url, "--connections", PROXY_CONNECTIONS]);
+    let contest = ProgramComparison::new("haproxy-vs-kernel", "connections/s", Figure::Rate, options, load)?;
+    let both = [
+        programs::nginx(contest.folder(), ADDRESS, BACKEND_PORT)?,
+        programs::haproxy(contest.folder(), ADDRESS, 80, BACKEND_PORT)?,
+    ];
+    let ours = Box::new(|| contest.on_stack(&both, Medium::Veth));
+    let theirs = Box::new(|| contest.on_kernel(&both));
+    Ok(vec![contest.run(ours, Some(theirs))?])
+}

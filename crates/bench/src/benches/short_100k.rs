@@ -1,0 +1,69 @@
+//! Many connections at once: a hundred thousand open, the oldest of them served and replaced, all day long.
+
+use super::vs_smoltcp::checksums;
+use crate::client::{ClientConfig, Mode};
+use crate::harness::machine::Cpus;
+use crate::harness::pairs::{self, Bound, Measurement};
+use crate::harness::result::BenchResult;
+use crate::harness::{MeasureError, Options};
+use crate::http;
+use crate::server::{EngineOptions, EngineServer, cable, link_setup};
+use crate::two_threads::{self, RunPlan};
+use ginnel_stack::tcp::config::TcpConfig;
+
+/// Connections open at the same time.
+const CONNECTIONS: u32 = 100_000;
+/// Of these, so many do something at the same time.
+const ACTIVE: u32 = 256;
+/// Bytes of each ring: room for a segment of every active connection.
+const RING_BYTES: usize = 1 << 20;
+/// Longer than TIME_WAIT, so that its end is measured, too.
+const SECONDS: f64 = 75.0;
+/// Room for all who wait: 60 s at two million connections per second. Memory is used as they come.
+const TIME_WAIT_MAX: u32 = 120_000_000;
+/// What a run at the goal needs: 60 million entries and their share of the flow table.
+const MEMORY_BYTES_MIN: u64 = 6 << 30;
+
+/// Short connections while 100,000 are open; the server closes first and keeps everyone in TIME_WAIT for 60 s.
+pub fn short_100k(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
+    let seconds = options.seconds(SECONDS);
+    let available = available_memory();
+    if available < MEMORY_BYTES_MIN && seconds > 10.0 {
+        let gib = available >> 30;
+        return Err(MeasureError::Skipped(format!("needs 6 GiB of memory for TIME_WAIT, there are {gib}")));
+    }
+    let plan = RunPlan::new(Cpus::choose()?, seconds);
+    let checksums = checksums(options);
+    let client = ClientConfig {
+        wire: link_setup(checksums),
+        mode: Mode::Rotate { active: ACTIVE },
+        connections: CONNECTIONS,
+        requests: vec![http::REQUEST.to_vec()],
+        window_scale: None,
+    };
+    let ours = || -> Result<Measurement, MeasureError> {
+        let tcp = TcpConfig {
+            connections_max: 2 * CONNECTIONS,
+            time_wait_max: TIME_WAIT_MAX,
+            ..TcpConfig::default()
+        };
+        let options = EngineOptions { tcp, ..EngineOptions::new(false) };
+        let cable = cable(checksums, RING_BYTES);
+        let sample =
+            two_threads::run(&plan, &client, cable, |device, now| EngineServer::new(device, options, now))?;
+        let mut measured = sample.rate().with("open_at_the_end", sample.counts.open as f64);
+        if measured.facts.get("time_wait_overflows").is_some_and(|n| *n > 0.0) {
+            measured.complaints.push("some connections left TIME_WAIT early".into());
+        }
+        Ok(measured)
+    };
+    Ok(vec![pairs::run("short-100k", "connections/s", options, Bound::Machine, Box::new(ours), None)?])
+}
+
+/// Memory that programs can have without swapping, in bytes.
+fn available_memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}

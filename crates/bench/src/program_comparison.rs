@@ -1,0 +1,220 @@
+//! Servers in processes of their own, or in this one, on the kernel and on a stack, beside each other: the same generator puts the same load on each.
+
+use crate::harness::machine::{Cpus, pin};
+use crate::harness::pairs::{self, Arm, Better, Bound, Measurement};
+use crate::harness::result::BenchResult;
+use crate::harness::{CoreLayout, MeasureError, Options};
+use crate::http;
+use core::time::Duration;
+use ginnel::{Error, Shard, StopFlag};
+use ginnel_apps::httpd::{self, Httpd};
+use ginnel_apps::load::Report;
+use ginnel_measure::cpu_account::{CpuAccount, Participants, this_thread};
+use ginnel_measure::generator::{ANSWER_TIMEOUT, LoadSpec, parse};
+use ginnel_measure::program::{NetworkStack, RunningPrograms, ginnel_path};
+use ginnel_measure::testbed::{Medium, Testbed};
+use std::ffi::OsString;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use tempfile::TempDir;
+
+/// The server's address in either arm.
+pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+
+/// Runs `ginnel httpd`, which serves the files of a folder, on the server's core of this process while `act` runs, which is told its thread's folder below /proc.
+pub fn run_beside_httpd<R>(
+    ground: &Testbed,
+    site: &Path,
+    act: impl FnOnce(String) -> Result<R, MeasureError>,
+) -> Result<R, MeasureError> {
+    let words = [site.to_string_lossy().into_owned(), "--listen".into(), "0.0.0.0:80".into()];
+    let options: httpd::Options = parse(&words)?;
+    let config = ground.server_config()?;
+    let stop = StopFlag::new().map_err(MeasureError::failed)?;
+    let cpu = ground.cpus.server;
+    std::thread::scope(|scope| {
+        let (started, ready) = mpsc::channel();
+        let server = scope.spawn({
+            let stop = stop.clone();
+            move || -> Result<(), Error> {
+                pin(cpu).map_err(|e| Error::application(e.to_string()))?;
+                let mut shard = Shard::builder(config).handler(Httpd::new(&options)?).build()?;
+                // Nobody waits for it if the measurement has failed meanwhile.
+                let _ = started.send(this_thread());
+                shard.run(&stop)
+            }
+        });
+        let result = match ready.recv_timeout(ANSWER_TIMEOUT) {
+            Ok(thread) => act(thread),
+            Err(_) => Err(MeasureError::Failed("the server did not start".into())),
+        };
+        stop.stop();
+        server.join().expect("the server does not panic").map_err(MeasureError::failed)?;
+        result
+    })
+}
+
+/// A site with one file of 64 bytes, "64".
+pub fn create_site(folder: &Path) -> Result<PathBuf, MeasureError> {
+    let site = folder.join("site");
+    std::fs::create_dir_all(&site)?;
+    std::fs::write(site.join("64"), [b'x'; http::BODY_BYTES])?;
+    Ok(site)
+}
+
+/// What is read off a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figure {
+    /// Requests per second; with a connection for each, these.
+    Rate,
+    /// The median of the time from a request to its answer, in microseconds. Its server is not the bottleneck, and need not be.
+    RoundTrip,
+}
+
+/// How servers are put under load.
+pub struct ProgramComparison<'a> {
+    name: String,
+    unit: &'static str,
+    figure: Figure,
+    options: &'a Options,
+    load: LoadSpec,
+    cpus: Cpus,
+    folder: TempDir,
+}
+
+impl<'a> ProgramComparison<'a> {
+    /// A contest under this name.
+    ///
+    /// # Errors
+    /// This machine does not permit it.
+    pub fn new(
+        name: impl Into<String>,
+        unit: &'static str,
+        figure: Figure,
+        options: &'a Options,
+        load: LoadSpec,
+    ) -> Result<Self, MeasureError> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(MeasureError::Skipped("needs root: BPF programs, and the kernel's threads".into()));
+        }
+        let mut cpus = Cpus::choose()?;
+        if options.layout == CoreLayout::One {
+            cpus.client = cpus.server;
+        }
+        Ok(Self { name: name.into(), unit, figure, options, load, cpus, folder: tempfile::tempdir()? })
+    }
+
+    /// A folder for files of the servers.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Lets them compete.
+    pub fn run(&self, ours: Arm<'_>, theirs: Option<Arm<'_>>) -> Result<BenchResult, MeasureError> {
+        let better = match self.figure {
+            Figure::Rate => Better::Higher,
+            Figure::RoundTrip => Better::Lower,
+        };
+        pairs::run_for(better, &self.name, self.unit, self.options, Bound::Machine, ours, theirs)
+    }
+
+    fn ground(&self, wire: Medium) -> Testbed {
+        let folder = self.folder.path().to_owned();
+        // A rate tells by idle time who was the bottleneck; and over the cable the kernel receives on the same core.
+        let polls = self.figure == Figure::RoundTrip && wire == Medium::Memif;
+        Testbed {
+            medium: wire,
+            cpus: self.cpus,
+            layout: self.options.layout,
+            polls,
+            address: ADDRESS,
+            folder,
+        }
+    }
+
+    /// Measures programs on the kernel.
+    pub fn on_kernel(&self, programs: &[Vec<OsString>]) -> Result<Measurement, MeasureError> {
+        self.programs("theirs", programs, NetworkStack::Kernel, Medium::Veth)
+    }
+
+    /// Measures programs on a stack.
+    pub fn on_stack(&self, programs: &[Vec<OsString>], wire: Medium) -> Result<Measurement, MeasureError> {
+        // Missing is said before anything is measured.
+        ginnel_path()?;
+        self.programs("ours", programs, NetworkStack::Stack, wire)
+    }
+
+    fn programs(
+        &self,
+        arm: &str,
+        programs: &[Vec<OsString>],
+        host: NetworkStack,
+        wire: Medium,
+    ) -> Result<Measurement, MeasureError> {
+        let ground = self.ground(wire);
+        ground.set_up(host == NetworkStack::Kernel)?;
+        let mut running = RunningPrograms::start(programs, host, &ground)?;
+        let with_output = |running: &RunningPrograms, failure| match failure {
+            MeasureError::Failed(why) if !why.contains("it said") => {
+                MeasureError::Failed(why + &running.last_output())
+            }
+            other => other,
+        };
+        self.load
+            .wait_for_answer(&ground, ANSWER_TIMEOUT, || running.check())
+            .map_err(|e| with_output(&running, e))?;
+        let measured = self.measure(&ground, arm, |parts| running.add_to(parts))?;
+        running.check()?;
+        Ok(measured)
+    }
+
+    /// Measures `ginnel httpd`, which serves the files of a folder, in this process over AF_XDP.
+    pub fn on_httpd(&self, site: &Path) -> Result<Measurement, MeasureError> {
+        let ground = self.ground(Medium::Veth);
+        ground.set_up(false)?;
+        run_beside_httpd(&ground, site, |thread| {
+            self.measure(&ground, "ours", |parts| parts.add_thread("server", thread))
+        })
+    }
+
+    fn measure(
+        &self,
+        ground: &Testbed,
+        arm: &str,
+        add: impl FnOnce(&mut Participants) + Send,
+    ) -> Result<Measurement, MeasureError> {
+        let (report, account) = self.load.measure(ground, self.options.seconds(5.0), add)?;
+        Ok(self.check_run(arm, &report, &account))
+    }
+
+    fn check_run(&self, arm: &str, report: &Report, account: &CpuAccount) -> Measurement {
+        let rate = report.achieved.requests_per_second;
+        let median = Duration::from_nanos(report.latency_ns.total.p50).as_secs_f64() * 1e6;
+        let mut measured = Measurement::new(match self.figure {
+            Figure::Rate => rate,
+            Figure::RoundTrip => median,
+        });
+        measured.kernel_time = account.kernel_time;
+        println!("    {arm}: {rate:.0}/s, median {median:.1} µs; {}", account.line);
+        let facts = &mut measured.facts;
+        facts.extend(account.shares.iter().map(|(role, share)| ((*role).to_string(), *share)));
+        facts.insert("median_us".into(), median);
+        facts.insert("p99_us".into(), report.latency_ns.total.p99 as f64 / 1e3);
+        let answered = report.requests.completed.max(1) as f64;
+        if account.packets > 0 {
+            // What the warm-up sent is not among the requests, so this is a little too much, for both alike.
+            facts.insert("packets_per_request".into(), account.packets as f64 / answered);
+        }
+        let failures = report.failures.values().sum::<u64>() + report.unsuccessful();
+        facts.insert("failures".into(), failures as f64);
+        if failures > 0 {
+            let (failures, statuses) = (&report.failures, &report.statuses);
+            measured.complaints.push(format!("{} failed of {arm}: {failures:?}, {statuses:?}", self.name));
+        }
+        if self.figure == Figure::Rate && !account.bottleneck.is_server() {
+            measured.complaints.push(format!("{arm}: the server was not the {}", account.line));
+        }
+        measured
+    }
+}

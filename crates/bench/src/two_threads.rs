@@ -1,0 +1,230 @@
+//! A server and the client on two pinned threads, joined by memory.
+
+use crate::client::{Client, ClientConfig, ClientCounts};
+use crate::harness::machine::{Cpus, pin};
+use crate::harness::pairs::Measurement;
+use crate::server::Server;
+use core::time::Duration;
+use ginnel::clock;
+use ginnel_stack::device::Device;
+use ginnel_stack::time::Instant;
+use std::io;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// A server that spends a larger share of its time on polls that find nothing was not the bottleneck. Their number says little: with few
+/// connections there are many between two bursts, each a fiftieth of the time that a burst takes.
+const IDLE_TIME_MAX: f64 = 0.02;
+/// A run in which a larger share of connections got stuck or was reset is no measurement.
+const FAILED_SHARE_MAX: f64 = 1e-4;
+
+const WARM_UP: u8 = 0;
+const MEASURE: u8 = 1;
+const STOP: u8 = 2;
+
+/// How long.
+#[derive(Clone, Copy, Debug)]
+pub struct RunPlan {
+    /// Where the threads run.
+    pub cpus: Cpus,
+    /// Before the measurement begins, and after all connections are open if the client opens many.
+    pub warm_up: Duration,
+    /// The measurement.
+    pub measure: Duration,
+    /// The client lets others have its CPU when it finds nothing to do.
+    pub yields_when_idle: bool,
+}
+
+impl RunPlan {
+    /// A measurement of so many seconds.
+    pub fn new(cpus: Cpus, seconds: f64) -> Self {
+        let measure = Duration::from_secs_f64(seconds);
+        Self {
+            cpus,
+            warm_up: (measure / 5).min(Duration::from_millis(500)),
+            measure,
+            yields_when_idle: false,
+        }
+    }
+}
+
+/// What a polling loop did with its time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PollTime {
+    turns: u64,
+    idle_turns: u64,
+    busy: Duration,
+    idle: Duration,
+}
+
+impl PollTime {
+    /// Counts a turn.
+    pub fn count(&mut self, frames: usize, took: Duration) {
+        self.turns += 1;
+        if frames == 0 {
+            self.idle_turns += 1;
+            self.idle += took;
+        } else {
+            self.busy += took;
+        }
+    }
+
+    /// Counts what another one counted.
+    pub fn add(&mut self, other: &Self) {
+        self.turns += other.turns;
+        self.idle_turns += other.idle_turns;
+        self.busy += other.busy;
+        self.idle += other.idle;
+    }
+
+    /// Time spent in polls that found nothing.
+    pub fn idle_for(&self) -> Duration {
+        self.idle
+    }
+
+    /// Share of polls that found nothing.
+    pub fn idle_polls(&self) -> f64 {
+        self.idle_turns as f64 / self.turns.max(1) as f64
+    }
+
+    /// Share of time spent in polls that found nothing.
+    pub fn idle_time(&self) -> f64 {
+        self.idle.as_secs_f64() / (self.busy + self.idle).as_secs_f64().max(1e-9)
+    }
+}
+
+/// What came out.
+#[derive(Clone, Debug)]
+pub struct RunResult {
+    /// How long it really took.
+    pub seconds: f64,
+    /// What the client did in that time; `open` is at the end.
+    pub counts: ClientCounts,
+    /// The server's loop.
+    pub server: PollTime,
+    /// The client's loop.
+    pub client: PollTime,
+    /// What the server counted, since its start.
+    pub server_facts: Vec<(&'static str, u64)>,
+    /// Why it cannot be trusted.
+    pub complaints: Vec<String>,
+}
+
+/// Runs server and client. The server is made on its own thread, so that its memory is near.
+pub fn run<S: Server>(
+    plan: &RunPlan,
+    client: &ClientConfig,
+    cable: (Device, Device),
+    make: impl FnOnce(Device, Instant) -> S + Send,
+) -> io::Result<RunResult> {
+    let phase = AtomicU8::new(WARM_UP);
+    let (server_end, client_end) = cable;
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| -> io::Result<_> {
+            pin(plan.cpus.server)?;
+            let mut server = make(server_end, clock::now());
+            let load = serve(&mut server, &phase);
+            Ok((load, server.facts()))
+        });
+        let client = scope.spawn(|| -> io::Result<_> {
+            let result = pin(plan.cpus.client).map(|()| drive_client(plan, client, client_end, &phase));
+            phase.store(STOP, Ordering::Relaxed);
+            result
+        });
+        let (seconds, counts, client) = client.join().expect("the client does not panic")?;
+        let (server, server_facts) = server.join().expect("the server does not panic")?;
+        Ok(RunResult { seconds, counts, server, client, server_facts, complaints: Vec::new() })
+    })
+}
+
+fn serve<S: Server>(server: &mut S, phase: &AtomicU8) -> PollTime {
+    let mut load = PollTime::default();
+    let mut phase_seen = WARM_UP;
+    let mut now = clock::now();
+    loop {
+        match phase.load(Ordering::Relaxed) {
+            STOP => return load,
+            p if p != phase_seen => {
+                phase_seen = p;
+                load = PollTime::default();
+            }
+            _ => {}
+        }
+        let frames = server.turn(now);
+        let end = clock::now();
+        load.count(frames, end - now);
+        now = end;
+    }
+}
+
+/// The client's loop, until the measurement is over.
+pub fn drive_client(
+    plan: &RunPlan,
+    config: &ClientConfig,
+    device: Device,
+    phase: &AtomicU8,
+) -> (f64, ClientCounts, PollTime) {
+    let mut client = Client::new(device, config);
+    let mut load = PollTime::default();
+    let mut before = ClientCounts::default();
+    let mut now = clock::now();
+    let mut started = now;
+    let mut phase_seen = WARM_UP;
+    loop {
+        let frames = client.turn(now);
+        if frames == 0 && plan.yields_when_idle {
+            std::thread::yield_now();
+        }
+        let end = clock::now();
+        load.count(frames, end - now);
+        now = end;
+        if phase_seen == WARM_UP {
+            if !client.is_ready() {
+                started = now;
+            } else if now - started >= plan.warm_up {
+                phase_seen = MEASURE;
+                phase.store(MEASURE, Ordering::Relaxed);
+                (before, load, started) = (client.counts(), PollTime::default(), now);
+            }
+        } else if now - started >= plan.measure {
+            return ((now - started).as_secs_f64(), client.counts().since(&before), load);
+        }
+    }
+}
+
+impl RunResult {
+    /// Connections or requests per second, with what must be known beside it.
+    pub fn rate(&self) -> Measurement {
+        let c = &self.counts;
+        let done = (c.done as f64).max(1.0);
+        let mut measured = Measurement::new(c.done as f64 / self.seconds)
+            .with("server_idle_polls", self.server.idle_polls())
+            .with("server_idle_time", self.server.idle_time())
+            .with("client_busy_time", 1.0 - self.client.idle_time())
+            .with("packets_to_server", c.sent as f64 / done)
+            .with("packets_to_client", c.received as f64 / done)
+            .with("seconds", self.seconds);
+        for (name, count) in [("resets", c.resets), ("stuck", c.stuck), ("stray", c.stray), ("full", c.full)]
+        {
+            if count > 0 {
+                measured = measured.with(name, count as f64);
+            }
+        }
+        for (name, count) in &self.server_facts {
+            measured = measured.with(name, *count as f64);
+        }
+        measured.complaints.extend(self.complaints.iter().cloned());
+        let idle = self.server.idle_time();
+        if idle >= IDLE_TIME_MAX {
+            measured.complaints.push(format!(
+                "the server was not the bottleneck: it spent {:.1} % of its time on polls that found nothing ({:.1} % of them)",
+                100.0 * idle,
+                100.0 * self.server.idle_polls()
+            ));
+        }
+        let trouble = (c.resets + c.stuck) as f64 / done;
+        if trouble > FAILED_SHARE_MAX {
+            measured.complaints.push(format!("{} connections were reset, {} got stuck", c.resets, c.stuck));
+        }
+        measured
+    }
+}

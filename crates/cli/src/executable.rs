@@ -1,0 +1,139 @@
+//! Whether a program can use the library at all: it must load it, and call libc for its sockets.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// More program headers, or longer notes, than a program has.
+const PROGRAM_HEADERS_MAX: u16 = 256;
+const NOTE_BYTES_MAX: u64 = 1 << 16;
+/// Bytes of a header of ELF's 64-bit form, and of a program header (elf(5)).
+const ELF_HEADER_BYTES: usize = 64;
+const PROGRAM_HEADER_BYTES: usize = 56;
+const PT_INTERP: u32 = 3;
+const PT_NOTE: u32 = 4;
+const SET_ID: u32 = 0o6000;
+const EXECUTE_BITS: u32 = 0o111;
+
+/// Why the program that is started by this word cannot be on a stack, if it cannot. Scripts are what runs them.
+pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
+    let path = find_executable(program)?;
+    let name = path.display();
+    let file = File::open(&path).ok()?;
+    let metadata = file.metadata().ok()?;
+    if metadata.mode() & SET_ID != 0 && metadata.uid() != rustix::process::geteuid().as_raw() {
+        return Some(format!("{name} runs with the rights of others (setuid), where libc loads no library"));
+    }
+    let mut head = [0; ELF_HEADER_BYTES];
+    let length = (&file).read(&mut head).ok()?;
+    if let Some(rest) = head[..length].strip_prefix(b"#!") {
+        let line = rest.split(|byte| *byte == b'\n').next()?;
+        let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        let interpreter = std::str::from_utf8(words.next()?).ok()?;
+        // One that is a script itself is none that the kernel runs.
+        return (interpreter.starts_with('/') && !is_script(interpreter))
+            .then(|| why_not_preloadable(interpreter.as_ref()))?;
+    }
+    // 64 bits, of this machine's order.
+    if length < ELF_HEADER_BYTES || head[..6] != *b"\x7fELF\x02\x01" {
+        return None;
+    }
+    let number = |at: usize, bytes: usize| -> u64 {
+        head[at..at + bytes].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    };
+    let (at, count) = (number(32, 8), u16::try_from(number(56, 2)).ok()?.min(PROGRAM_HEADERS_MAX));
+    let mut headers = vec![0; usize::from(count) * PROGRAM_HEADER_BYTES];
+    file.read_exact_at(&mut headers, at).ok()?;
+    let (mut has_interpreter, mut is_go) = (false, false);
+    for header in headers.chunks_exact(PROGRAM_HEADER_BYTES) {
+        let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
+        match word(0) as u32 {
+            PT_INTERP => has_interpreter = true,
+            PT_NOTE => {
+                let mut notes = vec![0; word(32).min(NOTE_BYTES_MAX) as usize];
+                file.read_exact_at(&mut notes, word(8)).ok()?;
+                // Four bytes of a length come before the owner's name (`.note.go.buildid`).
+                is_go |= notes.windows(8).any(|owner| owner == b"\x04\0\0\0Go\0\0");
+            }
+            _ => {}
+        }
+    }
+    if is_go {
+        return Some(format!("{name} is a program of Go, which makes its system calls without libc"));
+    }
+    (!has_interpreter).then(|| format!("{name} is linked statically, so it loads no library"))
+}
+
+fn is_script(path: &str) -> bool {
+    let mut head = [0; 2];
+    File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok() && head == *b"#!"
+}
+
+/// Where a program is, as `execvp` finds it.
+fn find_executable(program: &OsStr) -> Option<PathBuf> {
+    let is_executable = |path: &Path| {
+        path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.mode() & EXECUTE_BITS != 0)
+    };
+    let path = Path::new(program);
+    if path.components().count() > 1 || path.is_absolute() {
+        return is_executable(path).then(|| path.into());
+    }
+    let directories = std::env::var_os("PATH")?;
+    std::env::split_paths(&directories)
+        .map(|directory| directory.join(program))
+        .find(|path| is_executable(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Program headers: kinds, and what they hold.
+    type Headers<'a> = &'a [(u32, &'a [u8])];
+
+    fn program(name: &str, headers: Headers<'_>) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("ginnel-image-{name}-{}", std::process::id()));
+        let mut bytes = vec![0; ELF_HEADER_BYTES + headers.len() * PROGRAM_HEADER_BYTES];
+        bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        bytes[32] = ELF_HEADER_BYTES as u8;
+        bytes[56] = headers.len() as u8;
+        for (number, (kind, contents)) in headers.iter().enumerate() {
+            let (at, end) = (ELF_HEADER_BYTES + number * PROGRAM_HEADER_BYTES, bytes.len() as u64);
+            bytes[at..at + 4].copy_from_slice(&kind.to_le_bytes());
+            bytes[at + 8..at + 16].copy_from_slice(&end.to_le_bytes());
+            bytes[at + 32..at + 40].copy_from_slice(&(contents.len() as u64).to_le_bytes());
+            bytes.extend(*contents);
+        }
+        std::fs::write(&path, bytes).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    #[test]
+    fn programs_that_load_no_library_or_call_no_libc_are_known() {
+        let go = b"\x04\0\0\0\x08\0\0\0\x04\0\0\0Go\0\0abcdefgh";
+        let gnu = b"\x04\0\0\0\x08\0\0\0\x03\0\0\0GNU\0abcdefgh";
+        let cases: [(&str, Headers<'_>, &str); 4] = [
+            ("usual", &[(PT_INTERP, b"/lib/ld.so\0"), (PT_NOTE, gnu)], ""),
+            ("static", &[(1, b""), (PT_NOTE, gnu)], "linked statically"),
+            ("go", &[(PT_NOTE, go)], "program of Go"),
+            ("go-and-c", &[(PT_INTERP, b"/lib/ld.so\0"), (PT_NOTE, gnu), (PT_NOTE, go)], "program of Go"),
+        ];
+        for (name, headers, expected) in cases {
+            let path = program(name, headers);
+            let reason = why_not_preloadable(path.as_os_str());
+            std::fs::remove_file(&path).unwrap();
+            assert_eq!(reason.is_some(), !expected.is_empty(), "{name}: {reason:?}");
+            assert!(reason.is_none_or(|said| said.contains(expected)), "{name}");
+        }
+        let cut = program("cut", &[(PT_NOTE, go)]);
+        std::fs::write(&cut, &std::fs::read(&cut).unwrap()[..70]).unwrap();
+        assert_eq!(why_not_preloadable(cut.as_os_str()), None, "the kernel says what is wrong with it");
+        std::fs::remove_file(cut).unwrap();
+        assert_eq!(why_not_preloadable("sh".as_ref()), None);
+        assert_eq!(why_not_preloadable("no-such-program-anywhere".as_ref()), None);
+    }
+}

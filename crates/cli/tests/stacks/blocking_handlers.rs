@@ -1,0 +1,52 @@
+//! Handlers of signals that wait for sockets themselves, in the middle of a call that waits.
+
+use crate::fixture::{Fixture, skipped};
+
+const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
+
+/// The handler is C's: Python's own run when the interrupted call is over.
+const SCRIPT: &str = "
+import ctypes
+libc = ctypes.CDLL(None); libc.signal.restype = ctypes.c_void_p
+s = server('127.0.0.1', 7413)
+def pair():
+    c = socket.create_connection(s.getsockname()); return c, s.accept()[0]
+outer, inner, polled, of_another = pair(), pair(), pair(), pair()
+said = []
+def handler(number):
+    said.append(inner[0].recv(9))
+    p = select.poll(); p.register(polled[0], select.POLLIN); said.append([event for _, event in p.poll()])
+    said.append(polled[0].recv(9))
+kept = ctypes.CFUNCTYPE(None, ctypes.c_int)(handler)
+libc.signal(signal.SIGUSR1, ctypes.cast(kept, ctypes.c_void_p))
+def another(): said.append(of_another[0].recv(9))
+def later():
+    time.sleep(0.2)
+    if MANY: threads[1].start(); time.sleep(0.1)
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1); time.sleep(0.2)
+    if MANY: of_another[1].sendall(b'another'); threads[1].join()
+    inner[1].sendall(b'inner'); time.sleep(0.1); polled[1].sendall(b'polled'); time.sleep(0.1)
+    outer[1].sendall(b'outer')
+threads = [threading.Thread(target=later), threading.Thread(target=another)]
+threads[0].start(); said.append(outer[0].recv(9)); threads[0].join()
+print(said)";
+
+#[test]
+fn a_handler_may_wait_while_its_own_thread_waits_for_all() {
+    if skipped("a_handler_may_wait_while_its_own_thread_waits_for_all") {
+        return;
+    }
+    let place = Fixture::new("waits");
+    let said = place.script_output(&LOOPBACK, &format!("MANY = False{SCRIPT}"));
+    assert_eq!(said, "[b'inner', [1], b'polled', b'outer']\n");
+}
+
+#[test]
+fn and_another_thread_takes_the_lead_meanwhile() {
+    if skipped("and_another_thread_takes_the_lead_meanwhile") {
+        return;
+    }
+    let place = Fixture::new("leads");
+    let said = place.script_output(&LOOPBACK, &format!("MANY = True{SCRIPT}"));
+    assert_eq!(said, "[b'another', b'inner', [1], b'polled', b'outer']\n");
+}

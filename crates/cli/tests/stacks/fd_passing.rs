@@ -1,0 +1,142 @@
+//! Sockets that one program sends to another.
+
+use crate::fixture::{Fixture, PRELUDE, RunningProgram, python, run_to_end, skipped, wait_until};
+use std::process::Command;
+
+const MEMORY: [&str; 4] = ["--device", "memory", "--address", "10.5.0.1/24"];
+const ON_LAB: [&str; 2] = ["--stack", "lab"];
+
+/// Who waits at `where` for descriptors.
+const RECEIVER: &str = "
+u = socket.socket(socket.AF_UNIX); u.bind('where'); u.listen(); open('waits', 'w').close()
+m, _ = u.accept()
+text, fds, _, _ = socket.recv_fds(m, 100, 9)
+all_ = [socket.socket(fileno=fd) for fd in fds]
+";
+/// Who has them.
+const SENDER: &str = "
+s = server('10.5.0.1', 7201); c = socket.create_connection(('10.5.0.1', 7201)); a, _ = s.accept(); c.sendall(b'unread')
+def send(*all_):
+    m = socket.socket(socket.AF_UNIX); m.connect('where')
+    socket.send_fds(m, [b'these'], [x.fileno() for x in all_])
+    return m
+";
+
+#[test]
+fn connections_and_listeners_go_on_in_the_program_that_receives_them() {
+    if skipped("connections_and_listeners_go_on_in_the_program_that_receives_them") {
+        return;
+    }
+    let place = Fixture::new("rights");
+    let _up = place.start_stack("lab", &MEMORY);
+    let receive = format!(
+        "{RECEIVER}
+a, s = all_
+print(a.getpeername()[0], s.getsockname(), a.recv(6)); a.sendall(b'from another')
+b, _ = s.accept(); b.sendall(b'accepted elsewhere')
+assert m.recv(1) == b''
+a.close()"
+    );
+    let receiver = RunningProgram::new(place.script(&ON_LAB, &receive));
+    wait_until("it waits", || place.path().join("waits").exists());
+    // It sends its only descriptors, and closes them before anybody has received them.
+    let send = format!(
+        "{SENDER}
+m = send(a, s); a.close(); s.close()
+print(exactly(c, 12)); print(exactly(socket.create_connection(('10.5.0.1', 7201)), 18))
+m.close()
+print(c.recv(9))"
+    );
+    let said = place.script_output(&ON_LAB, &send);
+    assert_eq!(said, "b'from another'\nb'accepted elsewhere'\nb''\n");
+    let received = receiver.wait_for_output();
+    assert!(received.status.success(), "{received:?}");
+    let said = String::from_utf8(received.stdout).unwrap();
+    assert_eq!(said, "10.5.0.1 ('10.5.0.1', 7201) b'unread'\n");
+    // Nobody holds the listener any more.
+    wait_until("it is gone", || place.run_ok(&["ss", "lab", "-l", "-H", "-t"]).is_empty());
+}
+
+#[test]
+fn a_socket_on_its_way_lives_though_its_sender_is_dead_and_one_that_nobody_receives_ends() {
+    if skipped("a_socket_on_its_way_lives_though_its_sender_is_dead_and_one_that_nobody_receives_ends") {
+        return;
+    }
+    let place = Fixture::new("way");
+    let _up = place.start_stack("lab", &MEMORY);
+    let script = format!(
+        "
+l = socket.socket(socket.AF_UNIX); l.bind('where'); l.listen()
+if not os.fork():
+    {}
+    send(a, c); os._exit(0)
+os.wait()
+m, _ = l.accept()
+fds = socket.recv_fds(m, 100, 9)[1]
+a, c = [socket.socket(fileno=fd) for fd in fds]
+print(a.recv(6)); a.sendall(b'alive'); print(c.recv(5))
+# Back to this process itself: the same socket once more.
+x, y = socket.socketpair(socket.AF_UNIX); socket.send_fds(x, [b'-'], [a.fileno()])
+again = socket.socket(fileno=socket.recv_fds(y, 9, 9)[1][0]); a.close(); again.sendall(b'twice'); print(c.recv(5))
+# On their way, and the way is gone.
+socket.send_fds(x, [b'-'], [again.fileno()]); again.close(); c.settimeout(0.3)
+try: print(c.recv(5))
+except TimeoutError: print('still there')
+c.settimeout(None); x.close(); y.close(); print(c.recv(5))",
+        SENDER.trim().replace('\n', "\n    ")
+    );
+    let said = place.script_output(&ON_LAB, &script);
+    assert_eq!(said, "b'unread'\nb'alive'\nb'twice'\nstill there\nb''\n");
+}
+
+#[test]
+fn a_program_that_does_not_know_the_library_receives_a_stream_that_has_ended() {
+    if skipped("a_program_that_does_not_know_the_library_receives_a_stream_that_has_ended") {
+        return;
+    }
+    let place = Fixture::new("stranger");
+    let _up = place.start_stack("lab", &MEMORY);
+    let mut stranger = Command::new(python().unwrap());
+    let script = format!("{PRELUDE}{RECEIVER}\nprint(all_[0].recv(9)); m.recv(1)");
+    stranger.args(["-c", &script]).current_dir(place.path());
+    let stranger = RunningProgram::new(stranger);
+    wait_until("it waits", || place.path().join("waits").exists());
+    // The sender goes on with its own copy.
+    let send = format!("{SENDER}\nm = send(a); print(a.recv(9)); a.sendall(b'mine'); print(c.recv(9))");
+    assert_eq!(place.script_output(&ON_LAB, &send), "b'unread'\nb'mine'\n");
+    let output = stranger.wait_for_output();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "b''\n", "{output:?}");
+}
+
+#[test]
+fn both_halves_of_a_listener_on_all_addresses_arrive() {
+    if skipped("both_halves_of_a_listener_on_all_addresses_arrive") {
+        return;
+    }
+    let place = Fixture::new("halves");
+    let _up = place.start_stack("lab", &MEMORY);
+    let receive = format!(
+        "{RECEIVER}
+for _ in range(2):
+    b, peer = all_[0].accept(); b.sendall(peer[0].encode()); b.close()"
+    );
+    let receiver = RunningProgram::new(place.script(&ON_LAB, &receive));
+    wait_until("it waits", || place.path().join("waits").exists());
+    let send = format!(
+        "{}
+w = server('0.0.0.0', 0); open('port', 'w').write(str(w.getsockname()[1]))
+m = send(w); m.recv(1)",
+        SENDER
+    );
+    let sender = RunningProgram::new(place.script(&ON_LAB, &send));
+    let port = || std::fs::read_to_string(place.path().join("port")).unwrap_or_default();
+    wait_until("it listens", || !port().is_empty());
+    let ask =
+        |host: &str| format!("print(exactly(socket.create_connection(('{host}', {})), 99).decode())", port());
+    assert_eq!(place.script_output(&ON_LAB, &ask("10.5.0.1")), "10.5.0.1\n");
+    let mut kernels = Command::new(python().unwrap());
+    kernels.args(["-c", &format!("{PRELUDE}{}", ask("127.0.0.1"))]);
+    assert_eq!(String::from_utf8_lossy(&run_to_end(kernels).stdout), "127.0.0.1\n");
+    assert!(receiver.wait_for_output().status.success());
+    assert!(sender.wait_for_output().status.success());
+}

@@ -1,0 +1,221 @@
+//! Stacks and programs on them, in a place of a test's own.
+
+use ginnel_testkit::skip;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+pub const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
+/// Nothing here takes longer.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The library, which cargo does not build for the tests of another package by itself.
+pub fn built_library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let folder = Path::new(GINNEL).parent().unwrap();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--locked", "--package", "ginnel-posix"]);
+        build.arg("--target-dir").arg(folder.parent().unwrap());
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
+        let built = build.output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        folder.join("libginnel.so")
+    })
+}
+
+/// The interpreter itself, not a script that looks for it.
+pub fn python() -> Option<&'static str> {
+    static PYTHON: OnceLock<Option<String>> = OnceLock::new();
+    let find = || {
+        let output =
+            Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().ok()?;
+        Some(String::from_utf8(output.stdout).ok()?.trim().to_string()).filter(|path| !path.is_empty())
+    };
+    PYTHON.get_or_init(find).as_deref()
+}
+
+/// True, with a note, if the test cannot run here.
+pub fn skipped(test: &str) -> bool {
+    let missing = python().is_none();
+    if missing {
+        skip(test, "no python3");
+    }
+    missing
+}
+
+/// Where a test's stacks are. They go with the value.
+pub struct Fixture(PathBuf);
+
+impl Fixture {
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("ginnel-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A command of `ginnel`.
+    pub fn ginnel(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(GINNEL);
+        command
+            .args(arguments)
+            .env("GINNEL_LIBRARY", built_library())
+            .env("GINNEL_RUN_DIR", self.0.join("run"));
+        command.env_remove("LD_PRELOAD").env_remove("GINNEL_STACK").current_dir(&self.0);
+        command
+    }
+
+    /// The same, done.
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        run_to_end(self.ginnel(arguments))
+    }
+
+    /// The same, which must succeed.
+    #[track_caller]
+    pub fn run_ok(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// A stack that goes with the value.
+    #[track_caller]
+    pub fn start_stack<'a>(&'a self, name: &'a str, options: &[&str]) -> RunningStack<'a> {
+        self.run_ok(&[&["up", name, "--background"], options].concat());
+        RunningStack(self, name)
+    }
+
+    /// A program of Python's as `ginnel run` takes it.
+    pub fn script(&self, options: &[&str], text: &str) -> Command {
+        self.script_without_prelude(options, &format!("{PRELUDE}\n{text}"))
+    }
+
+    /// The same without the modules that are loaded before: `socket` makes an epoll set for a moment, and so is a first use of the stack.
+    pub fn script_without_prelude(&self, options: &[&str], text: &str) -> Command {
+        self.ginnel(&[&["run"], options, &["--", python().unwrap(), "-c", text]].concat())
+    }
+
+    /// A program of C's, of which the source stands beside the tests.
+    pub fn compile_c(&self, name: &str) -> String {
+        let program = self.0.join(name);
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stacks").join(name).with_extension("c");
+        let mut cc = Command::new("cc");
+        cc.args(["-Wall", "-Wno-deprecated-declarations", "-O1", "-pthread", "-o"]).arg(&program).arg(source);
+        assert!(cc.status().expect("cc, a C compiler, runs").success());
+        program.to_str().unwrap().to_string()
+    }
+
+    /// What it says, once it has ended well.
+    #[track_caller]
+    pub fn script_output(&self, options: &[&str], text: &str) -> String {
+        let output = run_to_end(self.script(options, text));
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A stack that runs.
+pub struct RunningStack<'a>(&'a Fixture, &'a str);
+
+impl Drop for RunningStack<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.run(&["down", self.1, "--force"]);
+    }
+}
+
+/// What scripts begin with.
+pub const PRELUDE: &str = "import os, sys, socket, select, signal, struct, time, threading
+def server(host, port, **more):
+    s = socket.create_server((host, port), **more)
+    return s
+def exactly(s, n):
+    got = b''
+    while len(got) < n:
+        part = s.recv(n - len(got))
+        if not part: break
+        got += part
+    return got
+signal.alarm(50)
+";
+
+/// Runs a command to its end, which has to come.
+pub fn run_to_end(mut command: Command) -> Output {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    RunningProgram(Some(child)).wait_for_output()
+}
+
+/// A program that runs beside the test, and goes with the value.
+pub struct RunningProgram(Option<Child>);
+
+impl RunningProgram {
+    pub fn new(mut command: Command) -> Self {
+        Self(Some(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.as_ref().unwrap().id()
+    }
+
+    pub fn signal(&self, name: &str) {
+        let done = Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status();
+        assert!(done.unwrap().success());
+    }
+
+    /// Waits for its end.
+    pub fn wait_for_output(mut self) -> Output {
+        let mut child = self.0.take().unwrap();
+        let until = Instant::now() + TIMEOUT;
+        let mut streams = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let readers = [
+            std::thread::spawn(move || std::io::read_to_string(&mut streams.0)),
+            std::thread::spawn(move || std::io::read_to_string(&mut streams.1)),
+        ];
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            if Instant::now() > until {
+                let _ = child.kill();
+                let _ = child.wait();
+                panic!("it does not end");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let [stdout, stderr] = readers.map(|reader| reader.join().unwrap().unwrap_or_default().into_bytes());
+        Output { status, stdout, stderr }
+    }
+}
+
+impl Drop for RunningProgram {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
+    let end = Instant::now() + TIMEOUT;
+    while !so() {
+        assert!(Instant::now() < end, "{what}: not in time");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,340 @@
+//! How stacks come and go.
+
+use crate::fixture::{Fixture, RunningProgram, built_library, run_to_end, skipped, wait_until};
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+#[test]
+fn a_stack_is_kept_until_it_is_ended_and_says_who_uses_it() {
+    if skipped("a_stack_is_kept_until_it_is_ended_and_says_who_uses_it") {
+        return;
+    }
+    let place = Fixture::new("kept");
+    let up = place.start_stack("lab", &["--loopback", "stack"]);
+    let directory = place.path().join("run/lab");
+    assert!(directory.join("ready").exists());
+    let twice = place.run(&["up", "lab", "--background", "--loopback", "stack"]);
+    let said = String::from_utf8(twice.stderr).unwrap();
+    assert_eq!((twice.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+    assert!(said.contains("\"lab\" runs already"), "{said}");
+    let waiting = RunningProgram::new(
+        place.script(&["--stack", "lab"], "s = server('127.0.0.1', 7001); s.accept()[0].sendall(b'bye')"),
+    );
+    let lists = |state: &str, text: &str| {
+        place.run_ok(&["ss", "lab", "-a", "state", state]).lines().any(|line| line.contains(text))
+    };
+    wait_until("the program listens", || lists("listening", "127.0.0.1:7001"));
+    let refused = place.run(&["down", "lab"]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("python3") && said.contains(&format!("({})", waiting.pid())), "{said}");
+    let heard = place.script_output(
+        &["--stack", "lab"],
+        "print(exactly(socket.create_connection(('127.0.0.1', 7001)), 9).decode())",
+    );
+    assert_eq!(heard, "bye\n");
+    assert!(waiting.wait_for_output().status.success());
+    // Nobody is there any more.
+    place.run_ok(&["down", "lab"]);
+    assert!(!directory.exists());
+    assert_eq!(place.run(&["down", "lab"]).status.code(), Some(1));
+    drop(up);
+}
+
+#[test]
+fn a_stack_that_is_ended_by_force_leaves_its_programs_without_network_and_alive() {
+    if skipped("a_stack_that_is_ended_by_force_leaves_its_programs_without_network_and_alive") {
+        return;
+    }
+    let place = Fixture::new("force");
+    let _up = place.start_stack("lab", &["--loopback", "stack"]);
+    let script =
+        "s = server('127.0.0.1', 7001); c = socket.create_connection(('127.0.0.1', 7001)); a, _ = s.accept()
+open('there', 'w').close()
+try: print('got', a.recv(10))
+except OSError as e: print(type(e).__name__)";
+    let program = RunningProgram::new(place.script(&["--stack", "lab"], script));
+    wait_until("the program waits", || place.path().join("there").exists());
+    place.run_ok(&["down", "lab", "--force"]);
+    let output = program.wait_for_output();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "ConnectionResetError\n");
+}
+
+/// What was found where programs use a whole core though there is nothing to do: calls that fail at once and are made again, in whatever way they wait.
+#[test]
+fn a_program_whose_stack_was_killed_hears_of_its_connections_once_and_has_nothing_to_do() {
+    let test = "a_program_whose_stack_was_killed_hears_of_its_connections_once_and_has_nothing_to_do";
+    if skipped(test) {
+        return;
+    }
+    let place = Fixture::new("killed");
+    std::fs::write(place.path().join("two.toml"), "[shards]\ncount = 2\n").unwrap();
+    let up = RunningProgram::new(place.ginnel(&["up", "lab", "--config", "two.toml", "--loopback", "stack"]));
+    wait_until("it serves", || place.path().join("run/lab/ready").exists());
+    let script = "
+s = server('127.0.0.1', 7001); t = server('127.0.0.1', 7002); t.setblocking(False)
+cs = [socket.create_connection(('127.0.0.1', 7001)) for _ in range(8)]; as_ = [s.accept()[0] for _ in cs]
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 7003))
+ends = []
+def again(f):
+    while True:
+        try: f()
+        except OSError: pass
+def accepts(): s.accept()
+def receives(): u.recv(100)
+def loop(all_, wait, make):
+    p = make()
+    for x in all_: p.register(x, select.POLLIN)
+    by = {x.fileno(): x for x in all_}
+    while True:
+        for fd, ev in p.poll(wait):
+            try:
+                if by[fd] is t: t.accept()
+                elif not by[fd].recv(9): raise ConnectionResetError
+            except BlockingIOError: pass
+            except ConnectionResetError: ends.append(fd); p.unregister(fd); by[fd].close()
+        if not wait: time.sleep(0.0005)
+waiting = [lambda: again(accepts), lambda: again(receives), lambda: loop(cs[:4] + [t], None, select.epoll),
+    lambda: loop(cs[4:] + [t], None, select.poll), lambda: loop(as_, 0, select.poll)]
+for w in waiting: threading.Thread(target=w, daemon=True).start()
+open('there', 'w').close()
+while len(ends) < 16: time.sleep(0.01)
+# Children find the same.
+child = os.fork()
+if not child:
+    threading.Thread(target=lambda: again(accepts), daemon=True).start()
+    threading.Thread(target=lambda: loop([t], None, select.epoll), daemon=True).start()
+    time.sleep(1); open('child', 'w').write(str(time.process_time())); os._exit(0)
+begun = time.process_time(); time.sleep(1); own = time.process_time() - begun
+os.waitpid(child, 0)
+def refused(f):
+    try: f()
+    except OSError as e: return e.errno == 100
+print(len(ends), len(set(ends)), own < 0.3, float(open('child').read()) < 0.3)
+print(refused(lambda: socket.create_connection(('127.0.0.1', 7001))), refused(lambda: server('127.0.0.1', 7009)))
+os._exit(0)";
+    let program = RunningProgram::new(place.script(&["--stack", "lab"], script));
+    wait_until("the program waits", || place.path().join("there").exists());
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    up.signal("KILL");
+    let output = program.wait_for_output();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "16 16 True True\nTrue True\n", "{output:?}");
+}
+
+#[test]
+fn a_missing_stack_is_told_in_one_line_and_what_was_chosen_for_it_happens() {
+    let place = Fixture::new("missing");
+    let run = |options: &[&str]| {
+        let output = place.run(&[&["run"], options, &["--", "echo", "here"]].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains("no stack named \"lab\" runs"), "{said}");
+        (output.status.code(), output.stdout)
+    };
+    assert_eq!(run(&["--stack", "lab"]), (Some(125), vec![]));
+    assert_eq!(run(&["--stack", "lab", "--on-missing=fail"]), (Some(125), vec![]));
+    assert_eq!(run(&["--stack", "lab", "--on-missing=kernel"]), (Some(0), b"here\n".to_vec()));
+    // A device that nobody can have: the stack of the program's own is the one that is missing.
+    let own = ["run", "--device", "af_xdp:no-such", "--address", "10.0.0.1/24"];
+    let own = |policy| place.run(&[&own[..], &[policy, "--", "echo", "here"]].concat());
+    assert_eq!(own("--on-missing=fail").status.code(), Some(125));
+    let fallen = own("--on-missing=kernel");
+    assert_eq!((fallen.status.code(), &fallen.stdout[..]), (Some(0), &b"here\n"[..]));
+    assert!(String::from_utf8(fallen.stderr).unwrap().contains("no-such"));
+}
+
+#[test]
+fn the_name_kernel_stands_for_no_stack() {
+    let place = Fixture::new("kernel");
+    let refused = place.run(&["up", "kernel", "--loopback", "stack"]);
+    assert_eq!(refused.status.code(), Some(2));
+    // As it is where somebody runs all of a script on a stack.
+    let script = "echo ${LD_PRELOAD-none} ${GINNEL_STACK-none}";
+    let mut command = place.ginnel(&["run", "--stack", "kernel", "--", "sh", "-c", script]);
+    command.env("LD_PRELOAD", "/nowhere/libginnel.so").env("GINNEL_STACK", "/nowhere");
+    let output = crate::fixture::run_to_end(command);
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "none none\n");
+}
+
+#[test]
+fn what_killed_stacks_left_goes_when_another_is_made() {
+    let place = Fixture::new("stale");
+    let mut killed = Vec::new();
+    for name in ["one", "two"] {
+        let up = RunningProgram::new(place.ginnel(&["up", name, "--loopback", "stack"]));
+        wait_until("it serves", || place.path().join("run").join(name).join("ready").exists());
+        up.signal("KILL");
+        killed.push(up.wait_for_output());
+        assert!(place.path().join("run").join(name).exists());
+    }
+    let _up = place.start_stack("three", &["--loopback", "stack"]);
+    let left = fs::read_dir(place.path().join("run")).unwrap();
+    let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    left.sort();
+    assert_eq!(left, [".lock", "three"]);
+}
+
+#[test]
+fn a_stack_of_its_own_lives_as_long_as_the_last_process_of_a_program_that_went_to_the_background() {
+    if skipped(
+        "a_stack_of_its_own_lives_as_long_as_the_last_process_of_a_program_that_went_to_the_background",
+    ) {
+        return;
+    }
+    let place = Fixture::new("daemon");
+    let script = "s = server('127.0.0.1', 7001)
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+open('daemon', 'w').write(str(os.getpid()))
+def end(*_):
+    open('ended', 'w').close()
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+while True:
+    a, _ = s.accept(); a.sendall(b'here'); a.close()";
+    let program = RunningProgram::new(place.script(&["--name", "lab", "--loopback", "stack"], script));
+    wait_until("the daemon is there", || {
+        fs::read_to_string(place.path().join("daemon")).is_ok_and(|s| !s.is_empty())
+    });
+    let ask = "print(exactly(socket.create_connection(('127.0.0.1', 7001)), 9).decode())";
+    for _ in 0..2 {
+        assert_eq!(place.script_output(&["--stack", "lab"], ask), "here\n");
+    }
+    // Who would be sent it if it had stayed in the foreground gets it now, too.
+    program.signal("TERM");
+    assert_eq!(program.wait_for_output().status.code(), Some(0));
+    assert!(place.path().join("ended").exists());
+}
+
+#[test]
+fn a_program_that_cannot_load_the_library_is_not_run_on_the_kernel_unasked() {
+    let place = Fixture::new("image");
+    // Enough of a program that is linked statically: a header of ELF, and no program header.
+    let mut image = vec![0; 64];
+    image[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    let path = place.path().join("static");
+    fs::write(&path, image).unwrap();
+    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let _up = place.start_stack("lab", &["--loopback", "stack"]);
+    for options in [&["--loopback", "stack"][..], &["--stack", "lab"]] {
+        let output = place.run(&[&["run"], options, &["--", "./static"]].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(125), 1), "{said}");
+        assert!(
+            said.contains("./static is linked statically") && said.contains("--on-missing=kernel"),
+            "{said}"
+        );
+        let asked = place.run(&[&["run", "--on-missing=kernel"], options, &["--", "./static"]].concat());
+        let said = String::from_utf8(asked.stderr).unwrap();
+        assert!(said.contains("loads no library; ./static goes on with the kernel's network"), "{said}");
+    }
+}
+
+/// A system call that forks tells libc's hooks nothing (vsftpd isolates its sessions so).
+#[test]
+fn a_fork_by_its_number_leaves_the_child_the_sockets() {
+    if skipped("a_fork_by_its_number_leaves_the_child_the_sockets") {
+        return;
+    }
+    let script = "
+import ctypes, platform
+number = {'x86_64': 56, 'aarch64': 220}[platform.machine()]
+libc = ctypes.CDLL(None)
+s = server('127.0.0.1', 7415); c = socket.create_connection(s.getsockname()); a, _ = s.accept()
+child = libc.syscall(number, ctypes.c_long(signal.SIGCHLD), None, None, None, None)
+if child == 0:
+    a.sendall(b'by the child'); got = exactly(a, 2); os._exit(got != b'ok')
+a.close(); print(exactly(c, 12)); c.sendall(b'ok'); print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), c.recv(9))";
+    let place = Fixture::new("clone");
+    assert_eq!(place.script_output(&["--loopback", "stack"], script), "b'by the child'\n0 b''\n");
+}
+
+/// Whether this test, which becomes another user, cannot run.
+fn skipped_as_another_user(test: &str) -> bool {
+    if !rustix::process::geteuid().is_root() {
+        ginnel_testkit::skip(test, "not root");
+        return true;
+    }
+    skipped(test)
+}
+
+/// `setpriv`, `su`, a server that starts the shell of a session: what comes of a program on a stack is on it, as another user, too, with memory of its own there and no right to low ports.
+#[test]
+fn programs_started_as_another_user_are_on_the_stack_as_that_user() {
+    const NAME: &str = "programs_started_as_another_user_are_on_the_stack_as_that_user";
+    if skipped_as_another_user(NAME) {
+        return;
+    }
+    // One that others may run: this test's Python may be root's alone.
+    if !std::path::Path::new("/usr/bin/perl").exists() {
+        ginnel_testkit::skip(NAME, "no perl");
+        return;
+    }
+    let place = Fixture::new("another-user");
+    fs::write(place.path().join("low.toml"), "[run]\nunprivileged_port_start = 1024\n").unwrap();
+    // One is started before the stack was used, one afterwards. Both are shells that start a program.
+    let script = "
+import os, sys
+inner = '''use Socket; my ($at, $tcp) = (inet_aton(q(127.0.0.1)), getprotobyname(q(tcp)) || 6);
+    socket(L, PF_INET, SOCK_STREAM, $tcp); my $low = bind(L, sockaddr_in(74, $at)) ? q(bound) : $!;
+    socket(S, PF_INET, SOCK_STREAM, $tcp); bind(S, sockaddr_in($ARGV[0], $at)) && listen(S, 1) or die $!;
+    socket(C, PF_INET, SOCK_STREAM, $tcp); connect(C, sockaddr_in(7433, $at)) or die $!; syswrite(C, qq($> $low));
+    accept(P, S) or die $!; sysread(P, my $said, 9); syswrite(P, uc $said)'''
+go, goes = os.pipe()
+def as_nobody(port):
+    child = os.fork()
+    if not child:
+        os.read(go, 1); os.setgid(65534); os.setuid(65534)
+        os.execv('/bin/sh', ['sh', '-c', 'perl -e \"$0\" $1; exit $?', inner, str(port)])
+    return child
+early = as_nobody(7434)
+import socket
+s = socket.create_server(('127.0.0.1', 7433)); late = as_nobody(7435); os.write(goes, b'..')
+for _ in range(2): print(s.accept()[0].recv(99))
+for port, child in (7434, early), (7435, late):
+    c = socket.create_connection(('127.0.0.1', port)); c.sendall(b'loud')
+    print(c.recv(9), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)";
+    let options = ["--loopback", "stack", "--config", "low.toml"];
+    let output = run_to_end(place.script_without_prelude(&options, script));
+    assert!(output.status.success(), "{output:?}");
+    let expected = "b'65534 Permission denied'\n".repeat(2) + &"b'LOUD' 0\n".repeat(2);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{output:?}");
+}
+
+/// A program of another user whom nobody inside has started runs as long as it uses no network.
+#[test]
+fn programs_of_strangers_run_as_long_as_they_use_no_network() {
+    const NAME: &str = "programs_of_strangers_run_as_long_as_they_use_no_network";
+    if skipped_as_another_user(NAME) {
+        return;
+    }
+    if !std::path::Path::new("/bin/bash").exists() {
+        ginnel_testkit::skip(NAME, "no bash");
+        return;
+    }
+    let place = Fixture::new("stranger");
+    let _up = place.start_stack("lab", &["--loopback", "stack"]);
+    let stranger = |policy: &str, text: &str| {
+        let mut command = Command::new("/bin/bash");
+        command.args(["-c", text]).uid(65_534).gid(65_534).current_dir("/");
+        command.env("LD_PRELOAD", built_library()).env("GINNEL_STACK", place.path().join("run/lab/control"));
+        command.env("GINNEL_ON_MISSING", policy);
+        let output = run_to_end(command);
+        let [said, told] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (output.status.code(), said, told)
+    };
+    assert_eq!(stranger("fail", "/bin/echo hello; exit 3"), (Some(3), "hello\n".into(), String::new()));
+    let connect = "echo 1; exec 3<>/dev/tcp/127.0.0.1/7436; echo 2";
+    let (code, said, told) = stranger("fail", connect);
+    assert_eq!((code, &*said), (Some(125), "1\n"), "{told}");
+    assert!(told.contains("Permission denied") && told.lines().count() == 1, "{told}");
+    let (_, said, told) = stranger("kernel", connect);
+    // The kernel has nobody there, and bash goes on.
+    assert!(said.starts_with("1\n"), "{said}{told}");
+    assert_eq!(told.matches("goes on with the kernel's network").count(), 1, "{told}");
+}

@@ -1,0 +1,162 @@
+//! On which shards sockets live.
+
+use crate::fixture::{Fixture, RunningProgram, RunningStack, skipped, wait_until};
+
+const ON_LAB: [&str; 2] = ["--stack", "lab"];
+
+/// A stack with two shards.
+fn two_shards<'a>(place: &'a Fixture, more: &str) -> RunningStack<'a> {
+    std::fs::write(place.path().join("two.toml"), format!("[shards]\ncount = 2\n{more}")).unwrap();
+    place.start_stack("lab", &["--config", "two.toml", "--loopback", "stack"])
+}
+
+/// Lines that `ginnel ss` has of UDP sockets, by shard.
+fn datagram_sockets(place: &Fixture, filter: &[&str]) -> [usize; 2] {
+    let lines = place.run_ok(&[&["ss", "lab", "-u", "-a", "-H"], filter].concat());
+    ["0", "1"]
+        .map(|shard| lines.lines().filter(|line| line.trim_end().ends_with(&format!(" {shard}"))).count())
+}
+
+#[test]
+fn datagram_sockets_live_on_all_shards_and_are_one_to_the_program() {
+    if skipped("datagram_sockets_live_on_all_shards_and_are_one_to_the_program") {
+        return;
+    }
+    let place = Fixture::new("homes");
+    let _up = two_shards(&place, "");
+    let script = "
+def udp(port=None, share=False):
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(20)
+    if share: s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if port is not None: s.bind(('127.0.0.1', port))
+    return s
+named = [udp(21000 + n) for n in range(20)]
+chosen = [udp(0) for n in range(20)]
+connected = []
+for n in range(20):
+    c = udp(); c.connect(named[n].getsockname()); connected.append(c)
+def step(name):
+    open(name, 'w').close()
+    while not os.path.exists(name + '-seen'): time.sleep(0.01)
+step('open')
+def talk():
+    # Everybody with everybody, whichever shard is whose.
+    for n, c in enumerate(connected): c.send(b'to %d' % n)
+    for n, s in enumerate(named):
+        data, peer = s.recvfrom(100); assert data == b'to %d' % n and peer == connected[n].getsockname(), data
+        s.sendto(b'back', peer); chosen[n].sendto(b'third', s.getsockname())
+    for c in connected: assert c.recv(100) == b'back'
+    for n, s in enumerate(named): assert s.recvfrom(100) == (b'third', chosen[n].getsockname())
+    # All of them in one set, and the empty ones stay silent.
+    e = select.epoll()
+    for s in chosen: e.register(s, select.EPOLLIN)
+    for s in chosen: named[3].sendto(b'all', s.getsockname())
+    left = {s.fileno(): s for s in chosen}
+    while left:
+        for fd, ev in e.poll(): assert left.pop(fd).recv(9) == b'all'; e.unregister(fd)
+    # As large as can be, which goes in fragments.
+    connected[1].send(b'x' * 60000); assert len(named[1].recv(65535)) == 60000
+talk()
+child = os.fork()
+if not child: talk(); os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+talk()
+for s in named: s.close()
+try:
+    while True: connected[0].send(b'?'); time.sleep(0.01)
+except ConnectionRefusedError: pass
+again = udp(21000); again.close()
+for s in chosen + connected: s.close()
+step('closed')
+# One port for several, first by a number that was chosen: each has a share, and a sender stays with one.
+first = udp(0, share=True); port = first.getsockname()[1]
+group = [first] + [udp(port, share=True) for _ in range(3)]
+try: udp(port); print('shared with a stranger')
+except OSError as e: print(os.strerror(e.errno))
+step('group')
+for n in range(80):
+    c = udp(0); c.sendto(b'%d' % n, ('127.0.0.1', port)); c.sendto(b'%d' % n, ('127.0.0.1', port)); c.close()
+got = [[] for _ in group]
+while sum(map(len, got)) < 160:
+    for s in select.select(group, [], [])[0]: got[group.index(s)].append(s.recv(9))
+print(select.select(group, [], [], 0.3)[0], min(map(len, got)) > 10, all(m.count(d) == 2 for m in got for d in m))";
+    let program = RunningProgram::new(place.script(&ON_LAB, script));
+    let seen = |name: &str| std::fs::write(place.path().join(format!("{name}-seen")), "").unwrap();
+    let reached = |name: &str| wait_until(name, || place.path().join(name).exists());
+    reached("open");
+    let all = datagram_sockets(&place, &[]);
+    assert!(all[0] + all[1] == 60 && all.iter().all(|count| (25..=35).contains(count)), "{all:?}");
+    seen("open");
+    reached("closed");
+    wait_until("all are gone", || datagram_sockets(&place, &[]) == [0, 0]);
+    seen("closed");
+    reached("group");
+    assert_eq!(datagram_sockets(&place, &[]), [2, 2]);
+    seen("group");
+    let output = program.wait_for_output();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said, "Address already in use\n[] True True\n", "{output:?}");
+}
+
+#[test]
+fn programs_with_one_datagram_socket_each_are_not_all_on_the_first_shard() {
+    if skipped("programs_with_one_datagram_socket_each_are_not_all_on_the_first_shard") {
+        return;
+    }
+    let place = Fixture::new("single");
+    let _up = two_shards(&place, "");
+    let script = "
+for n in range(8):
+    if not os.fork():
+        s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 22000 + n)); time.sleep(40); os._exit(0)
+time.sleep(40)";
+    let _program = RunningProgram::new(place.script(&ON_LAB, script));
+    let all = || datagram_sockets(&place, &[]);
+    wait_until("all are there", || all().iter().sum::<usize>() == 8);
+    let all = all();
+    assert!(all.iter().all(|count| *count >= 2), "{all:?}");
+}
+
+/// Each shard has its part of the ports, and opens in turn: who does not wait has asked nobody whether there is one.
+#[test]
+fn a_connection_is_opened_while_any_shard_has_a_port() {
+    if skipped("a_connection_is_opened_while_any_shard_has_a_port") {
+        return;
+    }
+    let place = Fixture::new("ports");
+    // Two of the ports are one shard's, and eight are the other's.
+    let _up = two_shards(&place, "[tcp]\nlocal_port_first = 40006\nlocal_port_last = 40015\n");
+    let script = "
+s = server('127.0.0.1', 7401, backlog=100)
+# The first asks; those behind it do not.
+first = socket.create_connection(('127.0.0.1', 7401))
+e = select.epoll(); open_ = {}
+for n in range(12):
+    c = socket.socket(); c.setblocking(False); c.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try: c.connect(('127.0.0.1', 7401)); print('at once?')
+    except BlockingIOError: pass
+    except OSError as e_: print('refused', n, os.strerror(e_.errno)); c.close(); continue
+    open_[c.fileno()] = c; e.register(c, select.EPOLLOUT | select.EPOLLET)
+errors = []; good = {}
+while open_:
+    for fd, ev in e.poll():
+        c = open_.pop(fd); e.unregister(c); error = c.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error: errors.append(os.strerror(error))
+        else: good[c.getsockname()[1]] = c
+print(len(good), sorted(good) + [first.getsockname()[1]] == sorted(good) + [p for p in range(40006, 40016) if p not in good])
+print(errors)
+for port, c in good.items():
+    assert c.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY); c.setblocking(True); c.sendall(b'%d' % port)
+peers = {}
+for _ in range(10): a, peer = s.accept(); peers[peer[1]] = a
+for port, c in good.items():
+    assert peers[port].recv(9) == b'%d' % port; peers[port].sendall(b'and back'); assert c.recv(99) == b'and back'
+c = socket.socket(); c.settimeout(None)
+try: c.connect(('127.0.0.1', 7401))
+except OSError as e_: print(os.strerror(e_.errno))";
+    let none = "Cannot assign requested address";
+    assert_eq!(
+        place.script_output(&ON_LAB, script),
+        format!("9 True\n['{none}', '{none}', '{none}']\n{none}\n")
+    );
+}

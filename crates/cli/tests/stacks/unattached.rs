@@ -1,0 +1,135 @@
+//! Programs that have no use for the stack that they are on, or not yet: they take no place.
+
+use crate::fixture::{Fixture, RunningProgram, run_to_end, skipped, wait_until};
+
+const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
+
+#[test]
+fn what_a_shell_starts_takes_no_places() {
+    let place = Fixture::new("shell");
+    std::fs::write(place.path().join("few.toml"), "[channel]\nclients_max = 2\n").unwrap();
+    let _up = place.start_stack("lab", &["--config", "few.toml", "--loopback", "stack"]);
+    // Bounded, so that nothing is left of a test that failed.
+    let wait = "for turn in $(seq 600); do test -e go && break; sleep 0.05; done";
+    let script = format!(
+        "for n in 1 2 3 4 5 6 7 8 9 10; do (echo $n >here$n; {wait}) & done; ls >/dev/null; wait; echo done"
+    );
+    let shell = RunningProgram::new(place.ginnel(&["run", "--stack", "lab", "--", "sh", "-c", &script]));
+    wait_until("all are there", || (1..=10).all(|n| place.path().join(format!("here{n}")).exists()));
+    let clients = place.run_ok(&["stat", "lab", "--json"]);
+    assert!(
+        clients.contains("\"channel.clients\":0") || clients.contains("\"channel.clients\": 0"),
+        "{clients}"
+    );
+    // It is used all the same.
+    let refused = place.run(&["down", "lab"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains(&format!("({})", shell.pid())), "{refused:?}");
+    std::fs::write(place.path().join("go"), "").unwrap();
+    let output = shell.wait_for_output();
+    assert_eq!((&output.stdout[..], &output.stderr[..]), (&b"done\n"[..], &b""[..]), "{output:?}");
+    place.run_ok(&["down", "lab"]);
+}
+
+#[test]
+fn a_program_comes_in_late_from_another_root_and_with_other_rights() {
+    if skipped("a_program_comes_in_late_from_another_root_and_with_other_rights") {
+        return;
+    }
+    let place = Fixture::new("late");
+    // Python's `socket` would be a use of the stack when it is loaded (it tries an epoll set), before the program has gone anywhere.
+    let script = "
+import os, _socket, encodings.idna
+before = os.geteuid()
+if before == 0:
+    os.mkdir('jail'); os.chroot('jail'); os.chdir('/'); os.setgid(65534); os.setuid(65534)
+child = os.fork()
+# Both, over the same connection.
+s = _socket.socket(); s.bind(('127.0.0.1', 7401 + (child == 0))); s.listen(1)
+c = _socket.socket(); c.connect(s.getsockname()); a = _socket.socket(fileno=s._accept()[0]); c.sendall(b'in'); data = a.recv(9)
+if child: os.waitpid(child, 0)
+print(data, before == 0 and os.geteuid() == 65534 or before != 0, any(':1CE9' in line for line in open('/proc/net/tcp')) if before else False, flush=True)";
+    let output = run_to_end(place.script_without_prelude(&LOOPBACK, script));
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "b'in' True False\n".repeat(2), "{output:?}");
+}
+
+#[test]
+fn a_stack_of_its_own_waits_for_a_daemon_that_has_not_used_it_yet() {
+    if skipped("a_stack_of_its_own_waits_for_a_daemon_that_has_not_used_it_yet") {
+        return;
+    }
+    let place = Fixture::new("idle-daemon");
+    let script = "
+if os.fork(): os._exit(0)
+os.setsid(); time.sleep(0.7)
+s = server('127.0.0.1', 7402); c = socket.create_connection(s.getsockname()); open('served', 'w').close()";
+    let output = run_to_end(place.script(&LOOPBACK, script));
+    assert!(output.status.success(), "{output:?}");
+    assert!(place.path().join("served").exists(), "it was waited for");
+}
+
+/// The handler is `fork` itself: what it forks goes on where the signal came. `INSTALLER` installs it, and `ENOUGH` says when.
+const FORKING_HANDLER: &str = "
+import ctypes
+libc = ctypes.CDLL(None)
+s = server('127.0.0.1', 7403); c = socket.create_connection(s.getsockname()); a, _ = s.accept()
+r, w = os.pipe(); me = os.getpid(); signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+installer = INSTALLER; installer.signal.restype = ctypes.c_void_p
+installer.signal(signal.SIGALRM, ctypes.cast(libc.fork, ctypes.c_void_p))
+data = bytes(range(250)) * 40; c.sendall(data)
+while len(a.recv(len(data), socket.MSG_PEEK)) < len(data): time.sleep(0.01)
+a.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', 3, 0))
+room = bytearray(len(data)); end = time.monotonic() + 20; seen = b''
+def ours():
+    if os.getpid() == me: return
+    # One that was forked between calls has the sockets, the others have none.
+    try: c.getpeername(); os.write(w, b'o')
+    except OSError: os.write(w, b'i')
+    os._exit(0)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.005)
+while not (ENOUGH):
+    assert time.monotonic() < end, seen
+    # Only calls that a child may make, too, and nobody notices; and no memory is taken, which the handler's fork needs.
+    for _ in range(50):
+        try: count = a.recv_into(room, len(data), socket.MSG_PEEK)
+        except OSError: ours(); raise
+        ours(); assert count == len(data) and room == data
+    if select.select([r], [], [], 0)[0]: seen += os.read(r, 99)
+    ours()
+signal.setitimer(signal.ITIMER_REAL, 0); ours()
+d = socket.create_connection(s.getsockname()); b, _ = s.accept(); d.sendall(b'and goes on'); print(exactly(b, 11), exactly(a, len(data)) == data, b'i' in seen)";
+
+/// What the program says, and what it complains of.
+#[track_caller]
+fn run_forking_handler(name: &str, installer: &str, enough: &str) -> (String, String) {
+    let place = Fixture::new(name);
+    let script = FORKING_HANDLER.replace("INSTALLER", installer).replace("ENOUGH", enough);
+    let output = run_to_end(place.script(&LOOPBACK, &script));
+    assert!(output.status.success(), "{output:?}");
+    let [said, complaints] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    (said, complaints)
+}
+
+/// A handler that was installed past the library cannot be put off.
+#[test]
+fn a_handler_that_forks_in_the_middle_of_a_call_harms_neither_the_program_nor_its_connections() {
+    let test = "a_handler_that_forks_in_the_middle_of_a_call_harms_neither_the_program_nor_its_connections";
+    if skipped(test) {
+        return;
+    }
+    let past_the_library = "ctypes.CDLL('libc.so.6')";
+    let said = run_forking_handler("handler", past_the_library, "seen.count(b'i') >= 5 and b'o' in seen");
+    assert_eq!(said.0, "b'and goes on' True True\n", "{said:?}");
+}
+
+#[test]
+fn what_a_handler_forks_has_the_sockets() {
+    if skipped("what_a_handler_forks_has_the_sockets") {
+        return;
+    }
+    let (said, complaints) = run_forking_handler("forks", "libc", "seen.count(b'o') >= 40");
+    // Unless the stack has not heard yet of the end of so many others.
+    let is_full = complaints.contains("no room for another process");
+    let expected = if is_full { "b'and goes on' True" } else { "b'and goes on' True False\n" };
+    assert!(said.starts_with(expected), "{said} {complaints}");
+}

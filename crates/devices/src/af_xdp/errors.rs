@@ -1,0 +1,136 @@
+//! What the kernel's answers mean here, and what can be done about it.
+
+use super::config::{Attach, CopyMode};
+use super::socket::SetupStep;
+use rustix::io::Errno;
+use std::io;
+
+/// What a process needs, and where it may get it.
+const CAPABILITIES: &str =
+    "needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF (root, or AmbientCapabilities= of a systemd unit)";
+
+fn with_context(error: impl Into<io::Error>, text: &str) -> io::Error {
+    let error = error.into();
+    io::Error::new(error.kind(), format!("{text}: {error}"))
+}
+
+/// Another program, or another socket, is there already.
+pub(super) fn is_busy(error: Errno) -> bool {
+    matches!(error, Errno::BUSY | Errno::EXIST)
+}
+
+pub(super) fn map_error(error: Errno) -> io::Error {
+    match error {
+        Errno::PERM | Errno::ACCESS => with_context(error, CAPABILITIES),
+        Errno::NOSYS | Errno::INVAL => {
+            with_context(error, "the kernel has no BPF maps of AF_XDP sockets (CONFIG_XDP_SOCKETS)")
+        }
+        _ => with_context(error, "making a BPF map"),
+    }
+}
+
+pub(super) fn load_error(error: Errno, log: &str, multi_buffer: bool) -> io::Error {
+    match error {
+        Errno::PERM => with_context(error, CAPABILITIES),
+        Errno::INVAL if multi_buffer && log.is_empty() => with_context(
+            error,
+            "an MTU above 3,822 needs frames in several buffers, which the kernel has since Linux 6.6: set a smaller MTU",
+        ),
+        _ => {
+            // The last lines say what the verifier minded.
+            let lines: Vec<&str> = log.lines().rev().take(3).collect();
+            let end: Vec<&str> = lines.into_iter().rev().collect();
+            with_context(error, &format!("the kernel refuses the redirect program ({})", end.join("; ")))
+        }
+    }
+}
+
+pub(super) fn attach_error(error: Errno, how: Attach) -> io::Error {
+    match error {
+        Errno::PERM => with_context(error, CAPABILITIES),
+        error if is_busy(error) => with_context(
+            error,
+            "the interface has another XDP program: see \"ip link show\", detach it with \"ip link set dev … xdp off\" or end the program that owns it",
+        ),
+        Errno::INVAL if how == Attach::Generic => {
+            with_context(error, "the kernel has no XDP links (since Linux 5.9)")
+        }
+        Errno::OPNOTSUPP | Errno::INVAL | Errno::RANGE if how == Attach::Driver => with_context(
+            error,
+            "the driver does not take the redirect program, at least not with this MTU: attach=generic works with every driver",
+        ),
+        _ => with_context(error, "attaching the redirect program"),
+    }
+}
+
+pub(super) fn socket_error(
+    step: SetupStep,
+    error: io::Error,
+    queue: u16,
+    mode: CopyMode,
+    bytes: usize,
+) -> io::Error {
+    let Some(errno) = Errno::from_io_error(&error) else { return with_context(error, "AF_XDP socket") };
+    let text = match (step, errno) {
+        (_, Errno::PERM | Errno::ACCESS) => CAPABILITIES.into(),
+        (SetupStep::Open, Errno::AFNOSUPPORT) => {
+            "the kernel has no AF_XDP sockets (CONFIG_XDP_SOCKETS)".into()
+        }
+        (SetupStep::Memory, Errno::NOBUFS) => format!(
+            "{} MiB of locked memory are above the limit: raise it (ulimit -l, LimitMEMLOCK= of a systemd unit), give CAP_IPC_LOCK, or take a smaller ring=",
+            bytes >> 20
+        ),
+        (SetupStep::BusyPoll, Errno::NOPROTOOPT) => {
+            "the kernel has no busy polling of this kind (since Linux 5.11): busy_poll=0".into()
+        }
+        (SetupStep::Bind, Errno::BUSY) => {
+            format!(
+                "queue {queue} has another AF_XDP socket: choose other queues, or end the program that owns it"
+            )
+        }
+        (SetupStep::Bind, Errno::INVAL) => format!(
+            "the kernel or the driver does not know what is asked for of queue {queue} (an MTU above 3,822 needs Linux 6.6)"
+        ),
+        (SetupStep::Bind, Errno::OPNOTSUPP) if mode == CopyMode::ZeroCopy => {
+            "the driver has no zero copy for AF_XDP: mode=copy or mode=auto".into()
+        }
+        (SetupStep::Bind, Errno::OPNOTSUPP) => {
+            "the driver cannot do this with AF_XDP: try mode=copy, attach=generic or a smaller MTU".into()
+        }
+        (SetupStep::Bind, Errno::NETDOWN) => "the interface is down: ip link set … up".into(),
+        (step, _) => format!("AF_XDP socket of queue {queue} ({step:?})"),
+    };
+    with_context(error, &text)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_cause_and_remedy_and_keeps_its_kind() {
+        let socket = |step, errno: Errno, mode| socket_error(step, errno.into(), 3, mode, 5 << 20);
+        for (error, words) in [
+            (map_error(Errno::PERM), "CAP_BPF"),
+            (load_error(Errno::PERM, "", false), "CAP_NET_ADMIN"),
+            (load_error(Errno::INVAL, "", true), "Linux 6.6"),
+            (
+                load_error(Errno::ACCESS, "1: r0 = 0\nR3 invalid\nprocessed 9", false),
+                "(1: r0 = 0; R3 invalid; processed 9)",
+            ),
+            (attach_error(Errno::BUSY, Attach::Auto), "xdp off"),
+            (attach_error(Errno::OPNOTSUPP, Attach::Driver), "attach=generic"),
+            (socket(SetupStep::Memory, Errno::NOBUFS, CopyMode::Auto), "5 MiB of locked memory"),
+            (socket(SetupStep::Bind, Errno::BUSY, CopyMode::Auto), "queue 3 has another"),
+            (socket(SetupStep::Bind, Errno::INVAL, CopyMode::Auto), "of queue 3"),
+            (socket(SetupStep::Bind, Errno::OPNOTSUPP, CopyMode::ZeroCopy), "mode=copy"),
+            (socket(SetupStep::Bind, Errno::NETDOWN, CopyMode::Copy), "ip link set"),
+            (socket(SetupStep::Open, Errno::AFNOSUPPORT, CopyMode::Copy), "CONFIG_XDP_SOCKETS"),
+            (socket(SetupStep::BusyPoll, Errno::NOPROTOOPT, CopyMode::Copy), "busy_poll=0"),
+        ] {
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        assert_eq!(attach_error(Errno::BUSY, Attach::Auto).kind(), io::ErrorKind::ResourceBusy);
+        assert_eq!(map_error(Errno::PERM).kind(), io::ErrorKind::PermissionDenied);
+    }
+}

@@ -1,0 +1,139 @@
+//! The control channel: a SEQPACKET socket that carries messages, each with a file descriptor or none.
+
+use super::message::{ControlMessage, MESSAGE_BYTES, MessageError};
+use rustix::cmsg_space;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+
+/// Descriptors that a message can have before the kernel drops the rest: more than the one that is allowed, so that it shows.
+const DESCRIPTORS_MAX: usize = 3;
+
+/// One end of a connected socket.
+#[derive(Debug)]
+pub(super) struct ControlChannel(OwnedFd);
+
+/// What came.
+#[derive(Debug)]
+pub(super) enum ChannelEvent {
+    Message(ControlMessage, Option<OwnedFd>),
+    /// Nothing is waiting.
+    Empty,
+    /// The peer is gone.
+    Closed,
+    /// No message of the protocol.
+    Malformed(String),
+}
+
+impl ControlChannel {
+    /// The socket must not block.
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
+
+    pub(super) fn fd(&self) -> &OwnedFd {
+        &self.0
+    }
+
+    /// Sends a message. A peer that has left so many unread that there is no room gets an error like one that is gone.
+    pub(super) fn send(&self, message: &ControlMessage, descriptor: Option<&OwnedFd>) -> io::Result<()> {
+        let bytes = message.encode();
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let descriptors: Vec<_> = descriptor.into_iter().map(AsFd::as_fd).collect();
+        if !descriptors.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&descriptors));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, flags)?;
+        Ok(())
+    }
+
+    pub(super) fn receive(&self) -> ChannelEvent {
+        // A byte more, so that a message which is too long shows.
+        let mut bytes = [0; MESSAGE_BYTES + 1];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+        let received = match recvmsg(&self.0, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+            Ok(received) => received,
+            Err(Errno::AGAIN | Errno::INTR) => return ChannelEvent::Empty,
+            Err(_) => return ChannelEvent::Closed,
+        };
+        let mut descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptors.extend(rights);
+            }
+        }
+        if received.bytes == 0 {
+            return ChannelEvent::Closed;
+        }
+        if descriptors.len() > 1 || received.flags.contains(ReturnFlags::CTRUNC) {
+            return ChannelEvent::Malformed("more than one descriptor".into());
+        }
+        match ControlMessage::decode(&bytes[..received.bytes]) {
+            Ok(message) => ChannelEvent::Message(message, descriptors.pop()),
+            Err(MessageError::Length(_)) => ChannelEvent::Malformed("message of another length".into()),
+            Err(MessageError::Type(_)) => ChannelEvent::Malformed("message of an unknown type".into()),
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+pub(super) mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, send, socketpair};
+
+    pub(in crate::memif) fn pair() -> (ControlChannel, ControlChannel) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (a, b) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("two sockets");
+        (ControlChannel(a), ControlChannel(b))
+    }
+
+    #[test]
+    fn messages_arrive_with_their_descriptor() {
+        let (a, b) = pair();
+        assert!(matches!(b.receive(), ChannelEvent::Empty));
+        let region = ControlMessage::AddRegion { index: 0, size: 5 };
+        let fd = rustix::pipe::pipe().expect("a pipe").0;
+        a.send(&region, Some(&fd)).expect("room");
+        a.send(&ControlMessage::Ack, None).expect("room");
+        assert!(matches!(b.receive(), ChannelEvent::Message(message, Some(_)) if message == region));
+        assert!(matches!(b.receive(), ChannelEvent::Message(ControlMessage::Ack, None)));
+        drop(a);
+        assert!(matches!(b.receive(), ChannelEvent::Closed));
+        assert!(b.send(&ControlMessage::Ack, None).is_err(), "and no signal");
+    }
+
+    #[test]
+    fn what_is_no_message_is_malformed() {
+        let (a, b) = pair();
+        for len in [1, 127, 129, 4000] {
+            send(&a.0, &vec![1; len], SendFlags::empty()).expect("room");
+            assert!(matches!(b.receive(), ChannelEvent::Malformed(_)), "{len}");
+        }
+        let fds: Vec<_> = (0..5).map(|_| rustix::pipe::pipe().expect("a pipe").0).collect();
+        for count in [2, 5] {
+            let fds: Vec<_> = fds[..count].iter().map(AsFd::as_fd).collect();
+            let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(5))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            let bytes = ControlMessage::Ack.encode();
+            sendmsg(&a.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::empty()).expect("room");
+            assert!(matches!(b.receive(), ChannelEvent::Malformed(_)), "{count} descriptors");
+        }
+    }
+
+    #[test]
+    fn a_peer_that_reads_nothing_is_like_one_that_is_gone() {
+        let (a, _b) = pair();
+        assert!((0..100_000).any(|_| a.send(&ControlMessage::Ack, None).is_err()));
+    }
+}

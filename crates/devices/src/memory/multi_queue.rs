@@ -1,0 +1,173 @@
+//! A cable with one device at one end and several queues at the other, as an adapter with receive-side scaling has.
+
+use super::{Doorbell, MemoryConfig, MemoryRx, MemoryTx, direction};
+use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::ip::NetworkConfig;
+use ginnel_stack::steering::{FrameOwner, Steering};
+use ginnel_stack::time::Instant;
+use std::os::fd::RawFd;
+
+/// Which queue a frame goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RssMode {
+    /// All to this one, as a device does that has no hash.
+    Fixed(usize),
+    /// In turn: nearly always the wrong one.
+    RoundRobin,
+    /// By the hash of addresses and ports, as an adapter does; what has none, to the first.
+    Hash,
+}
+
+/// A device, and `queues` devices at the other end of its cable that share the second MAC address. What any of them sends, the first receives;
+/// what the first sends, one of them receives, as `spread` says. One wake-up serves all that the first receives.
+///
+/// # Panics
+/// If `queues` is 0 or above 64, or `spread` names a queue that does not exist.
+#[must_use]
+pub fn multi_queue(config: &MemoryConfig, queues: usize, spread: RssMode) -> (Device, Vec<Device>) {
+    assert!((1..=64).contains(&queues), "{queues} queues");
+    assert!(!matches!(spread, RssMode::Fixed(queue) if queue >= queues), "no such queue");
+    let [one, many] = config.macs;
+    let bell = Doorbell::default();
+    let (mut tx, mut rx, mut devices) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..queues {
+        let (towards, queue_rx) = direction(config, one);
+        let (mut queue_tx, back) = direction(config, many);
+        queue_tx.doorbell = bell.clone();
+        rx.push(MemoryRx { doorbell: bell.clone(), ..back });
+        tx.push(towards);
+        devices.push(Device { rx: Box::new(queue_rx), tx: Box::new(queue_tx) });
+    }
+    // Cannot truncate: 64 at the most. The ports of UDP sockets are the receiver's business.
+    let hash = Steering::new(0, queues as u8, &NetworkConfig::default());
+    let capabilities = tx[0].capabilities;
+    let fan = MultiQueueTx {
+        queues: tx,
+        buffer: Vec::new(),
+        rss_mode: spread,
+        next_queue: 0,
+        steering: hash,
+        capabilities,
+    };
+    (Device { rx: Box::new(MultiQueueRx { queues: rx, next_queue: 0 }), tx: Box::new(fan) }, devices)
+}
+
+struct MultiQueueTx {
+    queues: Vec<MemoryTx>,
+    /// Where a frame goes depends on what is in it, so it is built here.
+    buffer: Vec<u8>,
+    rss_mode: RssMode,
+    next_queue: usize,
+    steering: Steering,
+    capabilities: Capabilities,
+}
+
+impl MultiQueueTx {
+    fn choose_queue(&mut self, len: usize) -> usize {
+        match self.rss_mode {
+            RssMode::Fixed(queue) => queue,
+            RssMode::RoundRobin => {
+                self.next_queue = (self.next_queue + 1) % self.queues.len();
+                self.next_queue
+            }
+            RssMode::Hash => match self.steering.owner_of_bytes(&self.buffer[..len]) {
+                FrameOwner::Shard(queue) => queue.into(),
+                FrameOwner::All | FrameOwner::Primary { .. } => 0,
+            },
+        }
+    }
+}
+
+impl TxQueue for MultiQueueTx {
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        if !self.queues.iter_mut().all(|queue| queue.reserve(len).is_some()) {
+            return None;
+        }
+        self.buffer.resize(len, 0);
+        Some(&mut self.buffer)
+    }
+
+    fn commit(&mut self, len: usize, meta: TxMeta) {
+        let chosen = self.choose_queue(len);
+        let queue = &mut self.queues[chosen];
+        if let Some(room) = queue.reserve(len) {
+            room.copy_from_slice(&self.buffer[..len]);
+            queue.commit(len, meta);
+        }
+    }
+
+    fn flush(&mut self, now: Instant) {
+        self.queues.iter_mut().for_each(|queue| queue.flush(now));
+    }
+}
+
+struct MultiQueueRx {
+    queues: Vec<MemoryRx>,
+    /// Which is asked first, in turn, so that a busy one does not shut the others out.
+    next_queue: usize,
+}
+
+impl RxQueue for MultiQueueRx {
+    fn rx_burst<'a>(&'a mut self, now: Instant, burst: &mut RxBurst<'a>) {
+        self.next_queue = (self.next_queue + 1) % self.queues.len();
+        let (before, from) = self.queues.split_at_mut(self.next_queue);
+        for queue in from.iter_mut().chain(before) {
+            queue.rx_burst(now, burst);
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        self.queues.iter_mut().all(RxQueue::arm)
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.queues[0].wake_fd()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::conformance::{self, Guarantees};
+
+    const PROMISES: Guarantees =
+        Guarantees { back_pressure: true, uncut_super_frame_bytes: usize::MAX, labels: true };
+
+    #[test]
+    fn a_fan_of_one_queue_conforms() {
+        conformance::run("fan", PROMISES, &mut || {
+            let (one, mut queues) = multi_queue(&MemoryConfig::default(), 1, RssMode::Hash);
+            (one, queues.remove(0))
+        });
+    }
+
+    #[test]
+    fn the_queue_of_a_device_without_a_hash_conforms_beside_another() {
+        conformance::run("fan of two", PROMISES, &mut || {
+            let (one, mut queues) = multi_queue(&MemoryConfig::default(), 2, RssMode::Fixed(1));
+            (one, queues.remove(1))
+        });
+    }
+
+    #[test]
+    fn frames_are_spread_as_was_asked() {
+        for (spread, expected) in [(RssMode::Fixed(2), [0, 0, 8, 0]), (RssMode::RoundRobin, [2, 2, 2, 2])] {
+            let (mut one, mut queues) = multi_queue(&MemoryConfig::default(), 4, spread);
+            for _ in 0..8 {
+                one.tx.reserve(60).unwrap().fill(0);
+                one.tx.commit(60, TxMeta::default());
+            }
+            one.tx.flush(Instant::ZERO);
+            let received = queues.iter_mut().map(|queue| {
+                let mut burst = RxBurst::new();
+                queue.rx.rx_burst(Instant::ZERO, &mut burst);
+                burst.len()
+            });
+            assert_eq!(received.collect::<Vec<_>>(), expected, "{spread:?}");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! A lane between two threads of one process, for frames that one received and the other is to process.
+//!
+//! It is the ring of a memory device without the device: a frame is copied once, into the ring, and lent from there to whoever processes it. The
+//! memory is bounded, belongs to the lane, and is the receiver's from `publish` to `release`. Waking a receiver that sleeps is the callers'
+//! business.
+
+use super::ring::{self, RecordConsumer, RecordProducer};
+use arrayvec::ArrayVec;
+use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxChecksum, RxFrame, TxMeta};
+
+/// Bytes behind each frame: the sender's word, and one that says whether the checksum was verified (a ring tells only partial ones).
+const TRAILER_BYTES: usize = 8;
+const VERIFIED: u32 = 1;
+
+/// A frame that crossed, with what the sender wrote on it.
+#[derive(Clone, Copy, Debug)]
+pub struct TaggedFrame<'a> {
+    /// The frame, as it was received.
+    pub frame: RxFrame<'a>,
+    /// The sender's word.
+    pub tag: u32,
+}
+
+/// The frames of one burst.
+pub type TaggedBurst<'a> = ArrayVec<TaggedFrame<'a>, BURST_FRAMES_MAX>;
+
+/// The sending end.
+pub struct SpscTx {
+    ring: RecordProducer,
+    has_unpublished: bool,
+}
+
+/// The receiving end.
+pub struct SpscRx {
+    ring: RecordConsumer,
+}
+
+/// A lane of `bytes` bytes, rounded up to a power of two. Half of it is the most that one frame may take.
+#[must_use]
+pub fn spsc_ring(bytes: usize) -> (SpscTx, SpscRx) {
+    let (producer, consumer) = ring::ring(bytes, ring::LAP_BYTES_MIN);
+    (SpscTx { ring: producer, has_unpublished: false }, SpscRx { ring: consumer })
+}
+
+impl SpscTx {
+    /// Whether a frame of `len` bytes fits now. The receiver can only make more room.
+    pub fn has_room(&mut self, len: usize) -> bool {
+        self.ring.reserve(len + TRAILER_BYTES).is_some()
+    }
+
+    /// Copies a frame into the lane. False, and nothing, if there is no room.
+    pub fn push(&mut self, tag: u32, frame: &RxFrame<'_>) -> bool {
+        let RxFrame { bytes, checksum, gso, label } = *frame;
+        let len = bytes.len() + TRAILER_BYTES;
+        let Some((room, trailer)) =
+            self.ring.reserve(len).and_then(|room| room.split_last_chunk_mut::<TRAILER_BYTES>())
+        else {
+            return false;
+        };
+        room.copy_from_slice(bytes);
+        let (partial_checksum, flags) = match checksum {
+            RxChecksum::Partial { start, offset } => (Some((start, offset)), 0),
+            RxChecksum::Verified => (None, VERIFIED),
+            RxChecksum::Unverified => (None, 0),
+        };
+        *trailer = (u64::from(flags) << 32 | u64::from(tag)).to_ne_bytes();
+        self.ring.commit(len, TxMeta { partial_checksum, gso, label });
+        self.has_unpublished = true;
+        true
+    }
+
+    /// Shows the receiver what was pushed. Returns whether there was anything new.
+    pub fn publish(&mut self) -> bool {
+        if !core::mem::take(&mut self.has_unpublished) {
+            return false;
+        }
+        // Nobody arms the ring, so there is nobody to wake at this level.
+        let _ = self.ring.publish();
+        true
+    }
+}
+
+impl SpscRx {
+    /// Lends the next frames, up to 64 of them.
+    pub fn burst(&mut self) -> TaggedBurst<'_> {
+        let mut burst = RxBurst::new();
+        self.ring.burst(&mut burst);
+        // The sender puts a trailer behind each.
+        burst.into_iter().filter_map(Self::without_trailer).collect()
+    }
+
+    fn without_trailer(frame: RxFrame<'_>) -> Option<TaggedFrame<'_>> {
+        let (bytes, trailer) = frame.bytes.split_last_chunk::<TRAILER_BYTES>()?;
+        let trailer = u64::from_ne_bytes(*trailer);
+        let checksum = match frame.checksum {
+            RxChecksum::Unverified if (trailer >> 32) as u32 & VERIFIED != 0 => RxChecksum::Verified,
+            checksum => checksum,
+        };
+        // The lower half.
+        Some(TaggedFrame { frame: RxFrame { bytes, checksum, ..frame }, tag: trailer as u32 })
+    }
+
+    /// Gives the room of the frames lent last back to the sender.
+    pub fn release(&mut self) {
+        self.ring.release();
+    }
+
+    /// Whether frames wait.
+    pub fn is_waiting(&mut self) -> bool {
+        self.ring.is_waiting()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use ginnel_stack::device::{Gso, GsoKind, Label};
+
+    const GSO: Gso = Gso { kind: GsoKind::Tcp4, size: 1400, header_len: 54, ecn: true };
+
+    #[test]
+    fn a_frame_arrives_with_all_that_was_known_of_it() {
+        let (mut tx, mut rx) = spsc_ring(4096);
+        let partial = RxChecksum::Partial { start: 34, offset: 16 };
+        let label = Label::new(Some(77), 5);
+        let sent = [
+            (1, RxChecksum::Unverified, None, Label::NONE),
+            (u32::MAX, RxChecksum::Verified, None, label),
+            (3, partial, Some(GSO), Label::NONE),
+            (4, RxChecksum::Verified, Some(GSO), label),
+        ];
+        for (tag, checksum, gso, label) in sent {
+            assert!(tx.push(tag, &RxFrame { bytes: &[tag as u8; 60], checksum, gso, label }));
+        }
+        assert!(!rx.is_waiting(), "nothing is seen before it is published");
+        assert!(tx.publish() && !tx.publish());
+        assert!(rx.is_waiting());
+        let burst = rx.burst();
+        let got: Vec<_> =
+            burst.iter().map(|c| (c.tag, c.frame.checksum, c.frame.gso, c.frame.label)).collect();
+        assert_eq!(got, sent);
+        assert!(burst.iter().all(|c| c.frame.bytes == [c.tag as u8; 60]));
+    }
+
+    #[test]
+    fn a_full_lane_refuses_and_takes_again_when_the_frames_were_given_back() {
+        let (mut tx, mut rx) = spsc_ring(4096);
+        let mut sent = 0;
+        while tx.push(sent, &RxFrame::new(&[0; 500])) {
+            sent += 1;
+        }
+        assert!(sent >= 3, "{sent}");
+        assert!(!tx.has_room(500));
+        tx.publish();
+        assert_eq!(rx.burst().len(), sent as usize);
+        assert!(!tx.has_room(500), "they are still lent");
+        rx.release();
+        assert!(tx.has_room(500));
+    }
+
+    #[test]
+    fn what_is_sent_to_a_receiver_that_is_gone_vanishes() {
+        let (mut tx, rx) = spsc_ring(4096);
+        drop(rx);
+        for tag in 0..1000 {
+            assert!(tx.push(tag, &RxFrame::new(&[0; 500])), "{tag}");
+            tx.publish();
+        }
+    }
+}
+
+/// Run with `RUSTFLAGS="--cfg loom" cargo test -p ginnel-devices --lib memory::`.
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use loom::thread;
+
+    /// In every order of steps the receiver sees each frame whole, with its tag and what is known of its checksum, and the sender
+    /// overwrites none that is lent.
+    #[test]
+    fn frames_cross_whole_and_in_order() {
+        loom::model(|| {
+            let (mut tx, mut rx) = spsc_ring(256);
+            let sender = thread::spawn(move || {
+                let mut sent = Vec::new();
+                for tag in 1..=3 {
+                    if tx.push(
+                        tag,
+                        &RxFrame { checksum: RxChecksum::Verified, ..RxFrame::new(&[tag as u8; 40]) },
+                    ) {
+                        sent.push(tag);
+                    }
+                    tx.publish();
+                }
+                sent
+            });
+            let mut received = Vec::new();
+            for _ in 0..2 {
+                for crossed in rx.burst() {
+                    assert_eq!(crossed.frame.bytes, [crossed.tag as u8; 40]);
+                    assert_eq!(crossed.frame.checksum, RxChecksum::Verified);
+                    received.push(crossed.tag);
+                }
+                rx.release();
+            }
+            let sent = sender.join().expect("no panic");
+            received.extend(rx.burst().iter().map(|crossed| crossed.tag));
+            assert_eq!(received, sent);
+        });
+    }
+}

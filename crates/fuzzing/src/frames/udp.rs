@@ -1,0 +1,281 @@
+//! UDP: the application's sockets, datagrams of remote hosts, and ICMP errors about datagrams of ours.
+
+use super::build;
+use super::word::{Op, Word, syn_options};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::ip::NetworkConfig;
+use ginnel_stack::stack::Stack;
+use ginnel_stack::time::Instant;
+use ginnel_stack::udp::{PmtuDiscovery, UdpError, UdpOptions, UdpSendParams};
+use ginnel_stack::wire::checksum::Sum;
+use ginnel_stack::wire::{protocol, udp};
+
+/// First port that sockets are bound to and datagrams sent to.
+const PORT: u16 = 53;
+/// Ports in use.
+const PORTS: u8 = 5;
+/// What sockets do about paths.
+const PATH_MTU_MODES: [PmtuDiscovery; 6] = [
+    PmtuDiscovery::Want,
+    PmtuDiscovery::Dont,
+    PmtuDiscovery::Do,
+    PmtuDiscovery::Probe,
+    PmtuDiscovery::Interface,
+    PmtuDiscovery::Omit,
+];
+/// Sockets that were closed and are tried again, at the most.
+const CLOSED_MAX: usize = 8;
+
+/// Bits of operand `b` of datagrams, beside [`syn_options::V6`] and [`syn_options::REMOTE`].
+pub mod udp_bits {
+    /// A wrong checksum.
+    pub const BAD_CHECKSUM: u8 = 1;
+    /// No checksum.
+    pub const NO_CHECKSUM: u8 = 2;
+    /// To the broadcast address, or to a group.
+    pub const TO_ALL: u8 = 4;
+    /// Without a destination: to the socket's own.
+    pub const CONNECTED: u8 = 8;
+}
+
+/// The byte at offset `at` of every datagram that port `port` sends.
+pub fn datagram_byte(port: u16, at: usize) -> u8 {
+    (port as u8).wrapping_mul(31).wrapping_add((at as u8).wrapping_mul(7)).wrapping_add((at >> 8) as u8)
+}
+
+/// The sockets.
+#[derive(Default)]
+pub struct UdpSockets {
+    open: Vec<UdpHandle>,
+    closed: Vec<UdpHandle>,
+    /// Something arrived whose content is uncertain.
+    tainted: bool,
+    /// The last datagram of ours, from its IP header on.
+    last_sent: Vec<u8>,
+    /// Datagrams read.
+    pub received: u64,
+    /// Errors reported.
+    pub errors: u64,
+}
+
+impl UdpSockets {
+    /// From here on contents are uncertain.
+    pub fn taint(&mut self) {
+        self.tainted = true;
+    }
+
+    fn pick(&self, number: u8) -> Option<UdpHandle> {
+        // One that is closed is only now and then of interest.
+        let among = if number >= 0xf0 || self.open.is_empty() { &self.closed } else { &self.open };
+        usize::from(number).checked_rem(among.len()).map(|at| among[at])
+    }
+
+    /// An error is one that a call on such a socket may report.
+    fn check_result<T>(&mut self, socket: UdpHandle, result: &Result<T, UdpError>) {
+        let stale = matches!(result, Err(UdpError::Stale));
+        assert_eq!(stale, !self.open.contains(&socket), "{socket:?}: {:?}", result.as_ref().err());
+        self.errors += u64::from(result.as_ref().is_err_and(|error| *error != UdpError::WouldBlock));
+    }
+
+    /// Carries an operation out. Returns a packet that a remote host sends, with its address.
+    pub fn apply(
+        &mut self,
+        stack: &mut Stack,
+        now: Instant,
+        limits: &NetworkConfig,
+        word: &Word,
+    ) -> Option<(IpAddr, Vec<u8>)> {
+        let remote = SocketAddr::new(host(word), word.y as u16);
+        match word.operation() {
+            Op::UdpBind => self.bind(stack, limits, word),
+            Op::UdpConnect => {
+                let socket = self.pick(word.a)?;
+                let result = stack.udp_connect(now, socket, remote);
+                self.check_result(socket, &result);
+            }
+            Op::UdpSend => {
+                let socket = self.pick(word.a)?;
+                let port = stack.udp_local(socket).map_or(0, |local| local.port());
+                // Several datagrams in one piece begin anew each.
+                let piece = if word.c & 16 == 0 { 0 } else { word.z as u16 };
+                let each = if piece == 0 { usize::MAX } else { piece.into() };
+                let bytes: Vec<u8> =
+                    (0..word.x as usize % 70_000).map(|at| datagram_byte(port, at % each)).collect();
+                let to = (word.b & udp_bits::CONNECTED == 0).then_some(remote);
+                let result = match word.c & 16 {
+                    0 => stack.udp_send_to(now, socket, to, &bytes),
+                    _ => stack.udp_send_with(
+                        now,
+                        socket,
+                        &UdpSendParams { to, gso_size: piece, ..UdpSendParams::default() },
+                        &bytes,
+                    ),
+                };
+                self.check_result(socket, &result);
+                // Whoever asks for reports finds them here.
+                let mut known = [0; 100];
+                while let Ok(report) = stack.udp_take_report(socket, &mut known) {
+                    assert!(report.has_more || report.next_error.is_none(), "{report:?}");
+                }
+            }
+            Op::UdpRecv => {
+                let socket = self.pick(word.a)?;
+                self.read(stack, socket, word.x as usize % 70_000);
+            }
+            Op::UdpClose => {
+                let socket = self.pick(word.a)?;
+                let result = stack.udp_close(socket);
+                self.check_result(socket, &result);
+                self.open.retain(|other| *other != socket);
+                if self.closed.len() < CLOSED_MAX && !self.closed.contains(&socket) {
+                    self.closed.push(socket);
+                }
+            }
+            Op::UdpError => {
+                let packet = build::icmp_error(word.b, word.x, &self.last_sent)?;
+                return Some((build::on_link(build::GATEWAY).0.into(), packet));
+            }
+            _ => return Some(self.build_datagram(stack, word)),
+        }
+        None
+    }
+
+    fn bind(&mut self, stack: &mut Stack, limits: &NetworkConfig, word: &Word) {
+        let ip: IpAddr = match word.a % 6 {
+            0 => Ipv4Addr::UNSPECIFIED.into(),
+            1 | 2 => Ipv6Addr::UNSPECIFIED.into(),
+            3 => build::LOCAL_V4.into(),
+            4 => build::LOCAL_V6.into(),
+            _ => Ipv4Addr::BROADCAST.into(),
+        };
+        let port = if word.b & 0x80 != 0 { 0 } else { PORT + u16::from(word.b % PORTS) };
+        let options = UdpOptions {
+            reuse_address: word.c & 1 != 0,
+            reuse_port: word.c & 2 != 0,
+            uid: u32::from(word.c >> 7),
+            broadcast: word.c & 4 != 0,
+            v6only: word.a % 6 == 2,
+            rcvbuf: (word.x != 0).then_some(word.x % 100_000),
+            hop_limit: (word.c & 8 != 0).then_some(word.c),
+            tos: word.z as u8,
+            priority: (word.z >> 16) as u8,
+            gro: word.c & 16 != 0,
+            recverr_v4: word.c & 32 != 0,
+            recverr_v6: word.c & 64 != 0,
+            pmtu_discovery: PATH_MTU_MODES[word.z as usize / 256 % PATH_MTU_MODES.len()],
+        };
+        match stack.udp_bind(SocketAddr::new(ip, port), options) {
+            Ok(socket) => {
+                assert!(!self.open.contains(&socket), "{socket:?} was given out twice");
+                self.closed.retain(|other| *other != socket);
+                self.open.push(socket);
+                assert!(self.open.len() <= limits.udp_sockets_max as usize, "too many sockets");
+                let local = stack.udp_local(socket).expect("an open socket");
+                let chosen = limits.udp_port_first..=limits.udp_port_last;
+                assert!(local.port() == port || port == 0 && chosen.contains(&local.port()), "{local}");
+            }
+            Err(error) => {
+                assert_ne!(error, UdpError::Stale);
+                self.errors += 1;
+            }
+        }
+    }
+
+    /// A datagram of a remote host.
+    fn build_datagram(&self, stack: &mut Stack, word: &Word) -> (IpAddr, Vec<u8>) {
+        let from = SocketAddr::new(host(&Word { b: word.b & !udp_bits::TO_ALL, ..*word }), word.y as u16);
+        let v6 = word.b & syn_options::V6 != 0;
+        let to: IpAddr = match (v6, word.b & udp_bits::TO_ALL != 0) {
+            (false, false) => build::LOCAL_V4.into(),
+            (true, false) => build::LOCAL_V6.into(),
+            (false, true) => Ipv4Addr::new(10, 0, 0, 255).into(),
+            (true, true) => Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1).into(),
+        };
+        let bound = self.pick(word.a & 0x7f).and_then(|socket| stack.udp_local(socket).ok());
+        let port = match bound {
+            Some(local) if word.a & 0x80 != 0 => local.port(),
+            _ => PORT + u16::from(word.a % PORTS),
+        };
+        let len = word.x as usize % 20_000;
+        let total = udp::Header::LEN + len;
+        let header = udp::Header { src_port: from.port(), dst_port: port, len: total as u16, checksum: 0 };
+        let mut l4 = vec![0; udp::Header::LEN];
+        header.emit(&mut l4);
+        l4.extend((0..len).map(|at| datagram_byte(from.port(), at)));
+        if word.b & udp_bits::NO_CHECKSUM == 0 {
+            let sum = build::pseudo(from.ip(), to, protocol::UDP, total).add(Sum::of(&l4)).finish();
+            // 0 would mean that there is none.
+            let sum = if sum == 0 { 0xffff } else { sum };
+            l4[6..8].copy_from_slice(&sum.to_be_bytes());
+        }
+        if word.b & udp_bits::BAD_CHECKSUM != 0 {
+            l4[7] ^= 1;
+        }
+        (from.ip(), build::ip(from.ip(), to, protocol::UDP, word.z as u8 & 3, word.z as u16 | 1, &l4))
+    }
+
+    /// Reads one datagram into a buffer of `len` bytes, and checks it.
+    fn read(&mut self, stack: &mut Stack, socket: UdpHandle, len: usize) -> bool {
+        let mut buffer = vec![0x5a; len];
+        let result = stack.udp_recv_from(socket, &mut buffer);
+        self.check_result(socket, &result);
+        let Ok(datagram) = result else {
+            return !matches!(result, Err(UdpError::WouldBlock | UdpError::Stale));
+        };
+        self.received += 1;
+        let shown = datagram.len.min(len);
+        let port = datagram.from.port();
+        // Several that came together begin anew each.
+        let piece = if datagram.gso_size == 0 { usize::MAX } else { datagram.gso_size.into() };
+        let whole = (0..shown).all(|at| buffer[at] == datagram_byte(port, at % piece));
+        assert!(
+            whole || self.tainted,
+            "wrong bytes in a datagram of {} from {}",
+            datagram.len,
+            datagram.from
+        );
+        assert!(buffer[shown..].iter().all(|byte| *byte == 0x5a), "bytes behind the end of a datagram");
+        true
+    }
+
+    /// A socket is said to have something.
+    pub fn on_readable(&mut self, stack: &mut Stack, socket: UdpHandle, greedy: bool) {
+        assert!(self.open.contains(&socket), "{socket:?} is readable and not open");
+        if greedy {
+            assert!(self.read(stack, socket, 2000), "{socket:?} was said to be readable");
+            while self.read(stack, socket, 2000) {}
+        }
+    }
+
+    /// Takes note of a packet that the stack sent.
+    pub fn on_sent(&mut self, packet: &[u8]) {
+        let is_udp = match packet.first().map(|byte| byte >> 4) {
+            Some(4) => packet.get(9) == Some(&protocol::UDP),
+            Some(6) => packet.get(6) == Some(&protocol::UDP),
+            _ => false,
+        };
+        if is_udp {
+            self.last_sent = packet.to_vec();
+        }
+    }
+
+    /// All sockets close, and say so.
+    pub fn finish(&mut self, stack: &mut Stack) {
+        for socket in core::mem::take(&mut self.open) {
+            assert_eq!(stack.udp_close(socket), Ok(()));
+            assert_eq!(stack.udp_close(socket), Err(UdpError::Stale));
+        }
+    }
+}
+
+/// The remote host that a word names.
+fn host(word: &Word) -> IpAddr {
+    let v6 = word.b & syn_options::V6 != 0;
+    match (word.b & udp_bits::TO_ALL != 0, v6) {
+        (true, false) if word.c & 1 == 0 => Ipv4Addr::new(10, 0, 0, 255).into(),
+        (true, false) => Ipv4Addr::new(224, 0, 0, 251).into(),
+        (true, true) => Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0xfb).into(),
+        _ => build::address(word.c, v6, word.b & syn_options::REMOTE != 0),
+    }
+}

@@ -1,0 +1,327 @@
+//! What a measurement cost whom: CPU time of each part, and whose core was full.
+
+use crate::machine::{CpuTimes, Cpus, process_cpu_time};
+use crate::{CoreLayout, MeasureError, veth};
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, Pid, sched_setaffinity};
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// How long the kernel may take to start its threads.
+const NAPI_THREAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// Where the threads of this process are.
+const OWN_THREADS: &str = "/proc/self/task/";
+
+/// Threads that do one part of the work.
+#[derive(Clone, Debug)]
+enum ThreadSet {
+    /// One thread: its folder below /proc.
+    Thread(String),
+    /// All threads of a process.
+    Process(u32),
+    /// All threads of all processes that came of one.
+    Descendants(u32),
+}
+
+/// Threads that take part in a measurement, by what they do, and where they were told to run.
+#[derive(Clone, Debug)]
+pub struct Participants {
+    parts: Vec<(&'static str, ThreadSet)>,
+    cpus: Cpus,
+    layout: CoreLayout,
+}
+
+impl Participants {
+    /// None so far.
+    pub fn new(cpus: Cpus, layout: CoreLayout) -> Self {
+        Self { parts: Vec::new(), cpus, layout }
+    }
+
+    /// Puts the kernel's threads that receive on a cable where the layout wants them. Both interfaces must be in use by now: the kernel starts threads for those that receive.
+    pub fn place_napi_threads(&mut self) -> Result<(), MeasureError> {
+        if self.layout == CoreLayout::Sender {
+            return Ok(());
+        }
+        let ends = [
+            (veth::server(), "server_receives", self.cpus.server),
+            (veth::generator(), "generator_receives", self.cpus.client),
+        ];
+        for (interface, role, cpu) in ends {
+            let mut one = CpuSet::new();
+            one.set(cpu);
+            let deadline = Instant::now() + NAPI_THREAD_TIMEOUT;
+            let mut placed = Vec::new();
+            while placed.is_empty() {
+                if Instant::now() > deadline {
+                    return Err(MeasureError::Failed(format!(
+                        "the kernel has no thread that receives for {interface}"
+                    )));
+                }
+                for pid in veth::napi_threads(interface) {
+                    match sched_setaffinity(Pid::from_raw(pid), &one) {
+                        Ok(()) => placed.push(pid),
+                        // It ended since it was listed.
+                        Err(Errno::SRCH) => {}
+                        Err(error) => {
+                            let why =
+                                format!("the thread that receives for {interface}, on CPU {cpu}: {error}");
+                            return Err(MeasureError::Failed(why));
+                        }
+                    }
+                }
+                if placed.is_empty() {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+            for pid in placed {
+                self.add_thread(role, format!("/proc/{pid}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a thread into the account. `path` is its folder below /proc.
+    pub fn add_thread(&mut self, role: &'static str, path: String) {
+        self.parts.push((role, ThreadSet::Thread(path)));
+    }
+
+    /// Takes a process into the account, without its children.
+    pub fn add_process(&mut self, role: &'static str, pid: u32) {
+        self.parts.push((role, ThreadSet::Process(pid)));
+    }
+
+    /// Takes all processes that came of one into the account, and not that one.
+    pub fn add_descendants(&mut self, role: &'static str, pid: u32) {
+        self.parts.push((role, ThreadSet::Descendants(pid)));
+    }
+
+    /// CPU time of each part.
+    fn times(&self) -> BTreeMap<&'static str, Duration> {
+        let mut times = BTreeMap::new();
+        for (role, who) in &self.parts {
+            *times.entry(*role).or_default() += match who {
+                ThreadSet::Thread(path) => thread_time(path),
+                ThreadSet::Process(pid) => process_time(*pid),
+                ThreadSet::Descendants(pid) => {
+                    descendants(*pid).into_iter().map(process_time).sum::<Duration>()
+                }
+            };
+        }
+        times
+    }
+
+    /// CPU time of those parts that are threads of this process.
+    fn own_time(&self) -> Duration {
+        let own = self.parts.iter().filter_map(|(_, who)| match who {
+            ThreadSet::Thread(path) if path.starts_with(OWN_THREADS) => Some(thread_time(path)),
+            _ => None,
+        });
+        own.sum()
+    }
+
+    /// CPU time of the kernel's threads, which are nobody's children.
+    fn kernel_time(times: &BTreeMap<&'static str, Duration>) -> Duration {
+        times.iter().filter(|(role, _)| role.ends_with("_receives")).map(|(_, time)| *time).sum()
+    }
+}
+
+/// CPU time of a thread; none of one that is gone.
+fn thread_time(path: &str) -> Duration {
+    let text = fs::read_to_string(format!("{path}/schedstat")).unwrap_or_default();
+    Duration::from_nanos(text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0))
+}
+
+/// CPU time of the threads that a process has now.
+fn process_time(pid: u32) -> Duration {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.map(|thread| thread_time(&thread.path().to_string_lossy())).sum()
+}
+
+/// The parent of a process, if it is there.
+fn parent_of(pid: u32) -> Option<u32> {
+    // proc(5): the name in parentheses may hold anything; the parent is the second word behind it.
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    text.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+/// All processes that came of one and are there now, those of the first generation first.
+pub fn descendants(pid: u32) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let all = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let pairs: Vec<(u32, u32)> = all.filter_map(|child| Some((child, parent_of(child)?))).collect();
+    let mut found = Vec::new();
+    let mut generation = vec![pid];
+    while !generation.is_empty() {
+        let next = pairs.iter().filter(|(_, parent)| generation.contains(parent)).map(|(child, _)| *child);
+        generation = next.collect();
+        found.extend(&generation);
+    }
+    found
+}
+
+/// The folder below /proc of the calling thread.
+pub fn this_thread() -> String {
+    format!("{OWN_THREADS}{}", rustix::thread::gettid().as_raw_nonzero())
+}
+
+/// A CPU is the bottleneck if it is busy for this share of the time.
+const BUSY: f64 = 0.95;
+
+/// Who kept a measurement from being faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bottleneck {
+    /// The server, as it should be.
+    Server,
+    /// The generator: the server could do more.
+    Generator,
+    /// Both.
+    Both,
+    /// Nobody's core was full.
+    Neither,
+}
+
+impl Bottleneck {
+    fn of(server: f64, generator: f64) -> Self {
+        match (server >= BUSY, generator >= BUSY) {
+            (true, false) => Self::Server,
+            (false, true) => Self::Generator,
+            (true, true) => Self::Both,
+            (false, false) => Self::Neither,
+        }
+    }
+
+    /// The server could not have done more.
+    pub const fn is_server(self) -> bool {
+        matches!(self, Self::Server | Self::Both)
+    }
+
+    /// The generator, or a client in its place, could not have done more.
+    pub const fn is_generator(self) -> bool {
+        matches!(self, Self::Generator | Self::Both)
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Server => "server",
+            Self::Generator => "generator",
+            Self::Both => "both",
+            Self::Neither => "neither",
+        }
+    }
+}
+
+/// What the cores did during a measurement.
+#[derive(Clone, Debug)]
+pub struct CpuAccount {
+    /// CPU time of each part, as a share of the time that passed.
+    pub shares: BTreeMap<&'static str, f64>,
+    /// Whose core was full.
+    pub bottleneck: Bottleneck,
+    /// One line for whoever watches.
+    pub line: String,
+    /// CPU time of the kernel's threads that took part.
+    pub kernel_time: Duration,
+    /// Share of the cores' time that went to others than these parts.
+    pub foreign_share: f64,
+    /// Packets at the generator's interface, both ways; 0 without one.
+    pub packets: u64,
+}
+
+/// Lets the generator do its `work`, on threads of this process, and says what that cost whom.
+///
+/// # Errors
+/// The kernel's counters cannot be read.
+pub fn measure_cpu<R>(
+    parts: &Participants,
+    work: impl FnOnce() -> R,
+) -> Result<(R, CpuAccount), MeasureError> {
+    let (times, own, packets) = (parts.times(), own_time(parts), veth::packets(veth::generator()));
+    let (cpus, begun) = (CpuTimes::read()?, Instant::now());
+    let result = work();
+    let passed = begun.elapsed().as_secs_f64();
+    let (mut after, own) = (parts.times(), own_time(parts).saturating_sub(own));
+    let busy = CpuTimes::read()?.since(&cpus).busy_shares();
+    // All threads of this process are the generator's but those that are the server.
+    after.insert("generator", own);
+    let used = |role: &'static str| {
+        let used = after[role].saturating_sub(times.get(role).copied().unwrap_or_default());
+        (role, used.as_secs_f64() / passed)
+    };
+    let mut shares: BTreeMap<_, _> = after.keys().copied().map(used).collect();
+    let of = |cpu: usize| busy.get(cpu).copied().unwrap_or(0.0);
+    let (server, generator) = (of(parts.cpus.server), of(parts.cpus.client));
+    let cores = if parts.cpus.server == parts.cpus.client { vec![server] } else { vec![server, generator] };
+    let foreign = (cores.iter().sum::<f64>() - shares.values().sum::<f64>()).max(0.0) / cores.len() as f64;
+    shares.extend([("server_cpu", server), ("generator_cpu", generator)]);
+    let bottleneck = Bottleneck::of(server, generator);
+    let each: Vec<String> =
+        shares.iter().map(|(role, share)| format!("{role} {:.0} %", 100.0 * share)).collect();
+    let line = format!("bottleneck: {} ({}; layout {:?})", bottleneck.name(), each.join(", "), parts.layout)
+        .to_lowercase();
+    let kernel_time = Participants::kernel_time(&after).saturating_sub(Participants::kernel_time(&times));
+    let packets = veth::packets(veth::generator()).saturating_sub(packets);
+    Ok((result, CpuAccount { shares, bottleneck, line, kernel_time, foreign_share: foreign, packets }))
+}
+
+/// CPU time of this process without that of its threads that are servers.
+fn own_time(parts: &Participants) -> Duration {
+    process_cpu_time().saturating_sub(parts.own_time())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARTS: Participants =
+        Participants { parts: Vec::new(), cpus: Cpus { server: 0, client: 0 }, layout: CoreLayout::One };
+
+    fn spin() {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(50) {
+            std::hint::spin_loop();
+        }
+    }
+
+    #[test]
+    fn whose_core_is_full_is_the_bottleneck() {
+        assert_eq!(Bottleneck::of(0.99, 0.7), Bottleneck::Server);
+        assert_eq!(Bottleneck::of(0.7, 0.99), Bottleneck::Generator);
+        assert_eq!(Bottleneck::of(0.96, 0.96), Bottleneck::Both);
+        assert_eq!(Bottleneck::of(0.5, 0.94), Bottleneck::Neither);
+    }
+
+    #[test]
+    fn the_time_of_a_thread_is_what_it_worked_and_not_the_generator_s() {
+        let mut parts = PARTS;
+        parts.add_thread("server", this_thread());
+        let (_, account) = measure_cpu(&parts, spin).expect("the kernel's counters");
+        assert!(account.shares["server"] > 0.0, "{}", account.line);
+        assert!(account.shares["generator"] < account.shares["server"], "{}", account.line);
+        assert!(account.line.starts_with("bottleneck: ") && account.line.contains("layout one"));
+    }
+
+    #[test]
+    fn the_time_of_a_process_is_that_of_its_children_apart_from_its_own() {
+        let script = "(while :; do :; done) & wait";
+        let mut child = std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
+        let mut parts = PARTS;
+        parts.add_process("parent", child.id());
+        parts.add_descendants("children", child.id());
+        // The loop has to have been started, and to have had a turn on a busy machine.
+        let until = Instant::now() + Duration::from_secs(20);
+        let used = loop {
+            let (_, account) = measure_cpu(&parts, || std::thread::sleep(Duration::from_millis(50))).unwrap();
+            if account.shares["children"] > 0.0 || Instant::now() > until {
+                break account.shares;
+            }
+        };
+        for pid in descendants(child.id()) {
+            let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        }
+        child.wait().unwrap();
+        assert!(used["children"] > used["parent"], "{used:?}");
+    }
+}

@@ -1,0 +1,200 @@
+//! What joins the server and the generator, and how each end is told to use it.
+
+use crate::machine::Cpus;
+use crate::veth::{self, PREFIX_LEN, VethOffloads};
+use crate::{CoreLayout, MeasureError};
+use ginnel::config::{AfXdpOptions, Config, DeviceConfig, DeviceKind};
+use ginnel_apps::load::light::WorkerStack;
+use ginnel_stack::tcp::config::TcpConfig;
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+/// Room for all connections that wait for the end of TIME_WAIT.
+pub const TIME_WAIT_MAX: u32 = 6_000_000;
+/// Hosts of the network that the generator has: with 32,768 ports each they last longer than TIME_WAIT.
+const SOURCES: core::ops::RangeInclusive<u8> = 50..=249;
+
+/// What frames go through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// Two veth interfaces, with AF_XDP at the ends that are not the kernel's.
+    Veth,
+    /// A memif: shared memory between two processes. The kernel cannot be at one of its ends.
+    Memif,
+}
+
+impl Medium {
+    /// Its name, for reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Veth => "veth (AF_XDP)",
+            Self::Memif => "memif",
+        }
+    }
+}
+
+/// Where a measurement takes place.
+#[derive(Clone, Debug)]
+pub struct Testbed {
+    /// What joins the two ends.
+    pub medium: Medium,
+    /// Their CPUs.
+    pub cpus: Cpus,
+    /// Who pays for receiving.
+    pub layout: CoreLayout,
+    /// The stack polls as long as it does by default. Then it has no idle time by which to tell that it was the bottleneck; and no thread may have to receive for it on its core.
+    pub polls: bool,
+    /// The server's address.
+    pub address: Ipv4Addr,
+    /// A folder for what processes have to find: sockets, configurations. It must last as long as the value.
+    pub folder: PathBuf,
+}
+
+impl Testbed {
+    /// Makes it ready for the next server: of the cable before nothing is left. On `kernel` the address is the kernel's.
+    pub fn set_up(&self, kernel: bool) -> Result<(), MeasureError> {
+        match self.medium {
+            Medium::Veth => {
+                veth::create(VethOffloads::Disabled, self.layout)?;
+                if kernel { veth::assign_kernel_address(veth::server(), self.address, "") } else { Ok(()) }
+            }
+            Medium::Memif if kernel => Err(MeasureError::failed("the kernel has no memif")),
+            // The server removes what is left of the socket.
+            Medium::Memif => Ok(()),
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.join("wire")
+    }
+
+    /// Options of `ginnel run` or `ginnel up` for a stack at the server's end. Usually the shard sleeps when there is nothing to do: on its core there are the program and the thread
+    /// that receives for it.
+    pub fn stack_options(&self) -> Result<Vec<String>, MeasureError> {
+        self.options_of_end(veth::server(), "server", self.address)
+    }
+
+    /// The same for a client, which has the generator's place.
+    pub fn client_options(&self) -> Result<Vec<String>, MeasureError> {
+        self.options_of_end(veth::generator(), "client", self.client_address())
+    }
+
+    /// The address of a client in the generator's place.
+    pub fn client_address(&self) -> Ipv4Addr {
+        self.with_host(*SOURCES.start())
+    }
+
+    fn options_of_end(
+        &self,
+        interface: &str,
+        role: &str,
+        address: Ipv4Addr,
+    ) -> Result<Vec<String>, MeasureError> {
+        let file = self.folder.join("stack.toml");
+        fs::write(&file, format!("[tcp]\ntime_wait_max = {TIME_WAIT_MAX}\n"))?;
+        let device = match self.medium {
+            Medium::Veth => ["--device".into(), format!("af_xdp:{interface}")],
+            Medium::Memif => ["--memif".into(), format!("socket={},role={role}", self.socket().display())],
+        };
+        let mut options: Vec<String> = device.into();
+        options.extend(["--config".into(), display(&file)]);
+        options.extend(["--address".into(), format!("{address}/{PREFIX_LEN}")]);
+        if !self.polls {
+            options.extend(["--spin-us".into(), "0".into()]);
+        }
+        Ok(options)
+    }
+
+    /// A stack in this process at the server's end.
+    pub fn server_config(&self) -> Result<Config, MeasureError> {
+        self.config("", veth::server(), "server", self.address)
+    }
+
+    /// Where the generator runs.
+    pub fn generator(&self) -> Result<WorkerStack, MeasureError> {
+        let config = self.config("take=all", veth::generator(), "client", self.client_address())?;
+        Ok(WorkerStack { config, device: None })
+    }
+
+    /// The generator's options for its source addresses: all but the server's.
+    pub fn source_options(&self) -> Vec<String> {
+        let host = self.address.octets()[3];
+        let (first, last) = (*SOURCES.start(), *SOURCES.end());
+        let ranges = match host {
+            _ if !SOURCES.contains(&host) => vec![(first, last)],
+            _ => vec![(first, host.saturating_sub(1)), (host.saturating_add(1), last)],
+        };
+        let range = |(from, to): (u8, u8)| {
+            (from <= to).then(|| format!("{}-{}", self.with_host(from), self.with_host(to)))
+        };
+        ranges.into_iter().filter_map(range).flat_map(|range| ["--source".into(), range]).collect()
+    }
+
+    fn with_host(&self, host: u8) -> Ipv4Addr {
+        let [a, b, c, _] = self.address.octets();
+        let taken = self.address.octets()[3] == host;
+        // One that the server has is nobody else's.
+        Ipv4Addr::new(a, b, c, if taken { host + 1 } else { host })
+    }
+
+    fn config(
+        &self,
+        keys: &str,
+        interface: &str,
+        role: &str,
+        address: Ipv4Addr,
+    ) -> Result<Config, MeasureError> {
+        let device = match self.medium {
+            Medium::Veth => {
+                let keys: AfXdpOptions = keys.parse().map_err(MeasureError::Failed)?;
+                DeviceConfig { af_xdp: Some(keys), ..DeviceConfig::new(interface, DeviceKind::AfXdp) }
+            }
+            Medium::Memif => {
+                let memif = format!("socket={},role={role}", self.socket().display());
+                let memif = memif.parse().map_err(MeasureError::Failed)?;
+                DeviceConfig { memif: Some(memif), ..DeviceConfig::new("memif", DeviceKind::Memif) }
+            }
+        };
+        let prefix = format!("{address}/{PREFIX_LEN}").parse().map_err(MeasureError::Failed)?;
+        let mut config = Config {
+            tcp: TcpConfig { time_wait_max: TIME_WAIT_MAX, ..TcpConfig::default() },
+            ..Config::single(device, &[prefix], &[])
+        };
+        config.shard.spin_us = 0;
+        Ok(config)
+    }
+}
+
+fn display(path: &Path) -> String {
+    path.display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ground(address: &str) -> Testbed {
+        Testbed {
+            medium: Medium::Veth,
+            cpus: Cpus { server: 0, client: 1 },
+            layout: CoreLayout::Charged,
+            polls: false,
+            address: address.parse().unwrap(),
+            folder: std::env::temp_dir(),
+        }
+    }
+
+    #[test]
+    fn the_generator_has_all_addresses_but_the_server_s() {
+        assert_eq!(ground("10.77.0.1").source_options(), ["--source", "10.77.0.50-10.77.0.249"]);
+        let around = ground("10.77.0.60").source_options();
+        assert_eq!(around, ["--source", "10.77.0.50-10.77.0.59", "--source", "10.77.0.61-10.77.0.249"]);
+        assert_eq!(ground("10.77.0.50").source_options(), ["--source", "10.77.0.51-10.77.0.249"]);
+        assert_eq!(ground("10.77.0.249").source_options(), ["--source", "10.77.0.50-10.77.0.248"]);
+        for address in ["10.77.0.1", "10.77.0.50", "10.77.0.249"] {
+            let config = ground(address).generator().unwrap().config;
+            assert_ne!(config.links[0].addresses[0].address.to_string(), address);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Handlers that leave a waiting call by `siglongjmp`, as old programs end what takes too long: whatever the call has registered is taken back.
+//!
+//! libc itself knows which calls such a jump leaves: it runs their cleanup buffers, those of `pthread_cleanup_push`, in the handler, and jumps then.
+#![allow(unsafe_code)] // libc keeps the address of a buffer in the stack
+
+use core::ffi::{c_int, c_void};
+use core::marker::PhantomPinned;
+use core::pin::Pin;
+use core::ptr;
+
+/// `struct _pthread_cleanup_buffer`.
+#[repr(C)]
+struct CleanupBuffer {
+    routine: Option<unsafe extern "C" fn(*mut c_void)>,
+    argument: *mut c_void,
+    cancel_type: c_int,
+    previous: *mut CleanupBuffer,
+}
+
+unsafe extern "C" {
+    fn _pthread_cleanup_push(
+        buffer: *mut CleanupBuffer,
+        routine: unsafe extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    );
+    fn _pthread_cleanup_pop(buffer: *mut CleanupBuffer, execute: c_int);
+}
+
+/// What is to be done if this frame is left by a jump. It stays where it is.
+pub(crate) struct CleanupHandler<F: Fn()> {
+    buffer: CleanupBuffer,
+    handler: F,
+    _stays: PhantomPinned,
+}
+
+/// While it lives, a jump over it does what is to be done.
+pub(crate) struct CleanupGuard<'a, F: Fn()>(Pin<&'a mut CleanupHandler<F>>);
+
+impl<F: Fn()> CleanupHandler<F> {
+    pub fn new(handler: F) -> Self {
+        let buffer = CleanupBuffer {
+            routine: None,
+            argument: ptr::null_mut(),
+            cancel_type: 0,
+            previous: ptr::null_mut(),
+        };
+        Self { buffer, handler, _stays: PhantomPinned }
+    }
+
+    /// From here on. What is watched last must end first.
+    pub fn push(self: Pin<&mut Self>) -> CleanupGuard<'_, F> {
+        unsafe extern "C" fn run<F: Fn()>(this: *mut c_void) {
+            // SAFETY: libc gives back the pointer to `then` below, whose frame is still there: the jump comes after this.
+            let then = unsafe { &*this.cast::<F>() };
+            then();
+        }
+        // SAFETY: nothing is moved out of it.
+        let this = unsafe { self.get_unchecked_mut() };
+        let argument = (&raw const this.handler).cast_mut().cast();
+        // SAFETY: the buffer is pinned, and taken off by `Watched` before it goes; frames go in the order of their nesting, so buffers do.
+        unsafe { _pthread_cleanup_push(&raw mut this.buffer, run::<F>, argument) };
+        // SAFETY: it was pinned.
+        CleanupGuard(unsafe { Pin::new_unchecked(this) })
+    }
+}
+
+impl<F: Fn()> Drop for CleanupGuard<'_, F> {
+    fn drop(&mut self) {
+        // SAFETY: nothing is moved out of it; it was pushed by this thread, and is the last that was.
+        unsafe {
+            let this = self.0.as_mut().get_unchecked_mut();
+            _pthread_cleanup_pop(&raw mut this.buffer, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+    use core::pin::pin;
+
+    #[test]
+    fn who_returns_does_nothing() {
+        let ran = Cell::new(0);
+        {
+            let outer = pin!(CleanupHandler::new(|| ran.set(1)));
+            let _outer = outer.push();
+            let inner = pin!(CleanupHandler::new(|| ran.set(2)));
+            let _inner = inner.push();
+        }
+        assert_eq!(ran.get(), 0);
+    }
+}

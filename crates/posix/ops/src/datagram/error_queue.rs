@@ -1,0 +1,108 @@
+//! Errors about datagrams as messages (`MSG_ERRQUEUE`), as `ip_recv_error` and `ipv6_recv_error` lay them out.
+
+use super::ancillary::ReceivedMessage;
+use crate::fd_table::FileId;
+use crate::file::SocketRole;
+use crate::process::ProcessState;
+use crate::sockaddr::{self, Family};
+use core::ffi::c_int;
+use core::net::SocketAddr;
+use ginnel::{UdpExtendedError, errno};
+use rustix::io::Errno;
+use std::io::IoSliceMut;
+
+/// Bytes of `struct sock_extended_err`.
+const EXTENDED_BYTES: usize = 16;
+/// Who says so (`<linux/errqueue.h>`).
+const ORIGIN_LOCAL: u8 = 1;
+const ORIGIN_ICMP: u8 = 2;
+const ORIGIN_ICMP6: u8 = 3;
+/// Types of ICMP messages (RFC 792, RFC 4443).
+const UNREACHABLE: u8 = 3;
+const UNREACHABLE_V6: u8 = 1;
+
+/// What `icmp_err_convert` and `icmpv6_err_convert` make of it: of some codes more than the socket's error says.
+fn errno_of(report: &UdpExtendedError) -> Errno {
+    match (report.offender.map(|from| from.is_ipv4()), report.icmp_type, report.icmp_code) {
+        (Some(true), UNREACHABLE, 5) => Errno::OPNOTSUPP,
+        (Some(true), UNREACHABLE, 6 | 9) => Errno::NETUNREACH,
+        (Some(true), UNREACHABLE, 7) => Errno::HOSTDOWN,
+        (Some(true), UNREACHABLE, 8) => Errno::NONET,
+        (Some(false), UNREACHABLE_V6, 7..) => Errno::PROTO,
+        _ => errno::udp(report.error),
+    }
+}
+
+/// `SO_EE_RFC4884_FLAG_INVALID`.
+const RFC4884_FLAG_INVALID: u8 = 1;
+
+/// `struct sock_extended_err`, and behind it the address of who says so. `tells`: where extensions are, too (`struct sock_ee_data_rfc4884`).
+fn sock_extended_err(report: &UdpExtendedError, family: Family, tells: bool) -> Vec<u8> {
+    let origin = match report.offender.map(|from| from.is_ipv4()) {
+        None => ORIGIN_LOCAL,
+        Some(true) => ORIGIN_ICMP,
+        Some(false) => ORIGIN_ICMP6,
+    };
+    let mut out = Vec::with_capacity(EXTENDED_BYTES + 28);
+    out.extend(errno_of(report).raw_os_error().to_ne_bytes());
+    out.extend([origin, report.icmp_type, report.icmp_code, 0]);
+    out.extend(report.info.to_ne_bytes());
+    let extensions = report.extensions.filter(|_| tells);
+    out.extend(extensions.map_or(0, |extensions| extensions.offset).to_ne_bytes());
+    out.extend([extensions.map_or(0, |e| if e.is_invalid { RFC4884_FLAG_INVALID } else { 0 }), 0]);
+    match report.offender {
+        Some(from) => out.extend(sockaddr::encode(SocketAddr::new(from, 0), family).bytes()),
+        None => out.resize(out.len() + sockaddr::encode(family.unspecified(), family).bytes().len(), 0),
+    }
+    out
+}
+
+impl ProcessState {
+    /// The oldest error: as much of the datagram as is known, where it was sent to, and what went wrong.
+    pub(super) fn recv_error(
+        &mut self,
+        file: FileId,
+        buffers: &mut [IoSliceMut<'_>],
+        control_room: usize,
+    ) -> Result<ReceivedMessage, Errno> {
+        let socket = self.files.socket(file)?;
+        let family = socket.family;
+        let SocketRole::Udp(dgram) = socket.role else { return Err(Errno::AGAIN) };
+        if !self.client.udp_has_extended_errors(dgram.conn) {
+            return Err(Errno::AGAIN);
+        }
+        let tells = |name| socket.options.is_on(name);
+        let (tells_v4, tells_v6) = (tells("IP_RECVERR_RFC4884"), tells("IPV6_RECVERR_RFC4884"));
+        let (report, known) = *self.client.udp_take_extended_error(dgram.conn).map_err(|_| Errno::AGAIN)?;
+        let mut rest = &known[..];
+        for buffer in buffers {
+            let (now, later) = rest.split_at(rest.len().min(buffer.len()));
+            buffer[..now.len()].copy_from_slice(now);
+            rest = later;
+        }
+        let mut received = ReceivedMessage::from_stream(known.len() - rest.len());
+        received.from = Some(sockaddr::encode(report.destination, family));
+        received.flags = libc::MSG_ERRQUEUE | if rest.is_empty() { 0 } else { libc::MSG_TRUNC };
+        let tells = if report.offender.is_some_and(|from| from.is_ipv4()) { tells_v4 } else { tells_v6 };
+        let (level, kind): (c_int, c_int) = match family {
+            Family::V4 => (libc::IPPROTO_IP, libc::IP_RECVERR),
+            Family::V6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+        };
+        received.control_with_room(control_room).put(level, kind, &sock_extended_err(&report, family, tells));
+        Ok(received)
+    }
+
+    /// Whether a datagram of this length is to be a question, so that the program hears at once if it is too long: nothing as long has gone so far.
+    pub(super) fn may_be_too_long(&mut self, file: FileId, bytes: usize) -> bool {
+        let outbox = self.files.socket(file).ok().and_then(|socket| socket.udp_send.as_ref());
+        outbox.is_some_and(|outbox| outbox.refuses_too_long && bytes > outbox.longest_sent)
+    }
+
+    /// A datagram of this length has gone.
+    pub(super) fn note_sent_length(&mut self, file: FileId, bytes: usize) {
+        if let Ok(socket) = self.files.socket(file) {
+            let longest = &mut socket.udp_send.get_or_insert_default().longest_sent;
+            *longest = bytes.max(*longest);
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! What a process says of its descriptors to whoever asks (`ginnel check`): a file in memory, which others read through /proc without asking it. A line of the cache for each descriptor, written when a
+//! decision is made about it and when a connection is accepted; never for bytes.
+#![allow(unsafe_code)] // memory that others read
+
+use crate::descriptor::HiddenFd;
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Relaxed, Release};
+use rustix::fd::{AsRawFd, OwnedFd, RawFd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Name of the file in memory.
+const MEMFD_NAME: &str = "ginnel-book";
+/// "ginnelbk", and the version of the layout.
+const MAGIC: u64 = 0x6b62_6c65_6e6e_6701;
+const ENTRY_WORDS: usize = 8;
+const ENTRY_BYTES: usize = ENTRY_WORDS * size_of::<u64>();
+const PROTECTION: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+const MAP_FLAGS: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);
+
+/// Why a socket of the program is the kernel's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum KernelReason {
+    /// It connects to an address that the stack has no way to.
+    Unreachable = 1,
+    /// It is bound to an address that is not the stack's.
+    NotLocal = 2,
+}
+
+/// What is known of a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReportEntry {
+    /// A socket that is neither bound, nor connected, nor listens: nobody has decided yet.
+    Unconnected,
+    /// A socket with an address alone.
+    Bound(SocketAddr),
+    /// A listener of the stack's; of the kernel's, too, if it says so.
+    Listener(SocketAddr, bool),
+    /// A connection of the stack's, with its own end and the peer's.
+    Stream([SocketAddr; 2]),
+    /// A UDP socket, with its own end and the peer's, if it is connected; of the kernel's, too, if it says so. Without a port nobody has decided yet.
+    Udp([SocketAddr; 2], bool),
+    /// An epoll set.
+    Epoll,
+    /// The socket is the kernel's. Beside why: its inode, for the number may have become another socket's.
+    Kernel(KernelReason, u64),
+    /// It is the library's own.
+    Internal,
+}
+
+/// The book of this process.
+pub(crate) struct DescriptorReport {
+    at: NonNull<[AtomicU64; ENTRY_WORDS]>,
+    entries: usize,
+    /// To be found by others in /proc.
+    pub file: HiddenFd,
+}
+
+// SAFETY: it is made of atomics.
+unsafe impl Send for DescriptorReport {}
+// SAFETY: as above.
+unsafe impl Sync for DescriptorReport {}
+
+impl DescriptorReport {
+    /// A book for so many descriptors.
+    ///
+    /// # Errors
+    /// No memory, or no descriptors.
+    pub fn new(descriptors: usize) -> Result<Self, Errno> {
+        let entries = descriptors + 1;
+        let file = HiddenFd::new(empty_file(entries)?);
+        // SAFETY: a new mapping, which is unmapped when the value is dropped and nobody borrows from it.
+        let at =
+            unsafe { mmap(core::ptr::null_mut(), entries * ENTRY_BYTES, PROTECTION, MAP_FLAGS, &file, 0)? };
+        let at = NonNull::new(at.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Self { at, entries, file }.with_magic())
+    }
+
+    /// In a child: an empty one in the place of the parent's, which is the parent's.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn for_child(self) -> Result<Self, Errno> {
+        let file = empty_file(self.entries)?;
+        crate::syscall::dup3(file.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC)?;
+        // SAFETY: over the mapping that this value has made and nobody borrows from.
+        unsafe {
+            let flags = MAP_FLAGS | MapFlags::FIXED;
+            mmap(self.at.as_ptr().cast(), self.entries * ENTRY_BYTES, PROTECTION, flags, &self.file, 0)?;
+        }
+        Ok(self.with_magic())
+    }
+
+    fn with_magic(self) -> Self {
+        if let Some(head) = self.entry(-1) {
+            head[0].store(MAGIC, Release);
+        }
+        self
+    }
+
+    /// The words of a descriptor; those of -1 are the head.
+    #[inline(always)]
+    fn entry(&self, fd: RawFd) -> Option<&[AtomicU64; ENTRY_WORDS]> {
+        let place = usize::try_from(i64::from(fd) + 1).ok().filter(|place| *place < self.entries)?;
+        // SAFETY: inside of the mapping, which lives as long as `self`; any bits are valid atomics, and pages are aligned.
+        Some(unsafe { self.at.add(place).as_ref() })
+    }
+
+    pub fn write(&self, fd: RawFd, entry: ReportEntry) {
+        let Some(words) = self.entry(fd) else { return };
+        let nowhere = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
+        let (tag, more, ends) = match entry {
+            ReportEntry::Unconnected => (1, 0, [nowhere; 2]),
+            ReportEntry::Bound(at) => (2, 0, [at, nowhere]),
+            ReportEntry::Listener(at, kernel) => (3, u64::from(kernel), [at, nowhere]),
+            ReportEntry::Stream(ends) => (4, 0, ends),
+            ReportEntry::Epoll => (5, 0, [nowhere; 2]),
+            ReportEntry::Kernel(why, inode) => {
+                words[6].store(inode, Relaxed);
+                (6, why as u64, [nowhere; 2])
+            }
+            ReportEntry::Internal => (7, 0, [nowhere; 2]),
+            ReportEntry::Udp(ends, kernel) => (8, u64::from(kernel), ends),
+        };
+        let family = ends.map(|end| u64::from(end.is_ipv6()));
+        words[0].store(tag | more << 8 | family[0] << 16 | family[1] << 17, Relaxed);
+        words[1].store(u64::from(ends[0].port()) | u64::from(ends[1].port()) << 16, Relaxed);
+        for (words, end) in words[2..6].chunks_exact(2).zip(ends) {
+            let bits = match end.ip() {
+                IpAddr::V4(ip) => u128::from(ip.to_bits()),
+                IpAddr::V6(ip) => ip.to_bits(),
+            };
+            words[0].store(bits as u64, Relaxed);
+            words[1].store((bits >> 64) as u64, Relaxed);
+        }
+    }
+
+    /// Both ends of a connection whose own end was not known, if the descriptor still is such a one.
+    pub fn complete(&self, fd: RawFd, ends: [SocketAddr; 2]) {
+        let Some(words) = self.entry(fd) else { return };
+        if let Some(ReportEntry::Stream([own, peer])) =
+            decode(core::array::from_fn(|at| words[at].load(Relaxed)))
+            && own.port() == 0
+            && peer == ends[1]
+        {
+            self.write(fd, ReportEntry::Stream(ends));
+        }
+    }
+
+    /// It is ours no more, or closed.
+    #[inline]
+    pub fn clear(&self, fd: RawFd) {
+        if let Some(words) = self.entry(fd) {
+            words[0].store(0, Relaxed);
+        }
+    }
+}
+
+fn empty_file(entries: usize) -> Result<OwnedFd, Errno> {
+    let file = memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, (entries * ENTRY_BYTES) as u64)?;
+    Ok(file)
+}
+
+impl Drop for DescriptorReport {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length, and nobody borrows from it any more.
+        let _ = unsafe { munmap(self.at.as_ptr().cast(), self.entries * ENTRY_BYTES) };
+    }
+}
+
+fn decode(words: [u64; ENTRY_WORDS]) -> Option<ReportEntry> {
+    let end = |which: usize| {
+        let bits = u128::from(words[2 + 2 * which]) | u128::from(words[3 + 2 * which]) << 64;
+        let ip = match words[0] >> (16 + which) & 1 {
+            0 => IpAddr::V4((bits as u32).into()),
+            _ => IpAddr::V6(Ipv6Addr::from_bits(bits)),
+        };
+        SocketAddr::new(ip, (words[1] >> (16 * which)) as u16)
+    };
+    let more = words[0] >> 8 & 0xff;
+    Some(match words[0] & 0xff {
+        1 => ReportEntry::Unconnected,
+        2 => ReportEntry::Bound(end(0)),
+        3 => ReportEntry::Listener(end(0), more != 0),
+        4 => ReportEntry::Stream([end(0), end(1)]),
+        5 => ReportEntry::Epoll,
+        6 => match more {
+            1 => ReportEntry::Kernel(KernelReason::Unreachable, words[6]),
+            2 => ReportEntry::Kernel(KernelReason::NotLocal, words[6]),
+            _ => return None,
+        },
+        7 => ReportEntry::Internal,
+        8 => ReportEntry::Udp([end(0), end(1)], more != 0),
+        _ => return None,
+    })
+}
+
+/// Reads the book of another process: what its library knows of each of these descriptors. `None`: it has none.
+///
+/// # Errors
+/// The process is somebody else's, or gone.
+pub fn read(pid: u32, fds: &[RawFd]) -> io::Result<Option<Vec<Option<ReportEntry>>>> {
+    let folder = format!("/proc/{pid}/fd");
+    for file in std::fs::read_dir(&folder)? {
+        let path = file?.path();
+        let is_book = |target: &Path| target.to_str().is_some_and(|t| t.starts_with("/memfd:ginnel-book"));
+        if !std::fs::read_link(&path).is_ok_and(|target| is_book(&target)) {
+            continue;
+        }
+        let file = File::open(&path)?;
+        let entry = |fd: i64| -> Option<[u64; ENTRY_WORDS]> {
+            let mut bytes = [0; ENTRY_BYTES];
+            file.read_exact_at(&mut bytes, u64::try_from(fd + 1).ok()? * ENTRY_BYTES as u64).ok()?;
+            let word =
+                |at: usize| u64::from_ne_bytes(bytes[8 * at..8 * at + 8].try_into().unwrap_or_default());
+            Some(core::array::from_fn(word))
+        };
+        if entry(-1).is_some_and(|head| head[0] == MAGIC) {
+            return Ok(Some(fds.iter().map(|fd| decode(entry((*fd).into())?)).collect()));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_by_another_process_and_what_is_cleared_is_not() {
+        let book = DescriptorReport::new(64).unwrap();
+        let ends = ["10.0.0.1:80".parse().unwrap(), "[2001:db8::1]:443".parse().unwrap()];
+        let entries = [
+            ReportEntry::Unconnected,
+            ReportEntry::Bound(ends[1]),
+            ReportEntry::Listener(ends[0], true),
+            ReportEntry::Stream(ends),
+            ReportEntry::Epoll,
+            ReportEntry::Kernel(KernelReason::NotLocal, 4711),
+            ReportEntry::Internal,
+        ];
+        for (fd, entry) in (10..).zip(entries) {
+            book.write(fd, entry);
+        }
+        book.write(63, ReportEntry::Stream(ends));
+        book.write(64, ReportEntry::Unconnected);
+        book.clear(10);
+        let fds = [10, 11, 12, 13, 14, 15, 16, 63, 64, 17];
+        let read = super::read(std::process::id(), &fds).unwrap().expect("a book");
+        let expected: Vec<_> = entries.iter().skip(1).copied().map(Some).collect();
+        assert_eq!((&read[0], &read[1..7]), (&None, &expected[..]));
+        assert_eq!(read[7..], [Some(ReportEntry::Stream(ends)), None, None]);
+        // A child has an empty one under the same number, and its parent's stays as it is.
+        let (parents, number) = (rustix::io::dup(&book.file).unwrap(), book.file.as_raw_fd());
+        let book = book.for_child().unwrap();
+        assert_eq!(book.file.as_raw_fd(), number);
+        assert_eq!(rustix::io::fcntl_getfd(&book.file), Ok(rustix::io::FdFlags::CLOEXEC));
+        book.write(10, ReportEntry::Epoll);
+        let tag = |file: &dyn std::os::fd::AsFd, fd: u64| {
+            let mut tag = [0];
+            rustix::io::pread(file, &mut tag, (fd + 1) * ENTRY_BYTES as u64).unwrap();
+            tag[0]
+        };
+        assert_eq!((tag(&book.file, 10), tag(&book.file, 11)), (5, 0));
+        assert_eq!((tag(&parents, 10), tag(&parents, 11)), (0, 2));
+    }
+}

@@ -1,0 +1,173 @@
+//! Sockets that turn out to be the kernel's, and the kernel's half of listeners that serve both.
+
+use crate::Ops;
+use crate::descriptor_report::{KernelReason, ReportEntry};
+use crate::fd_table::FileId;
+use crate::file::{FileKind, Socket, SocketRole};
+use crate::process::ProcessState;
+use crate::sockaddr::{self, Family, SockaddrBytes};
+use crate::syscall;
+use core::ffi::c_int;
+use core::net::SocketAddr;
+use rustix::fd::{AsRawFd, RawFd};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+impl Ops {
+    /// Puts a socket of the kernel's behind a descriptor, with the options that the program has set. It still is ours.
+    pub(crate) fn open_kernel_socket(
+        &self,
+        lane: &mut ProcessState,
+        fd: RawFd,
+        file: FileId,
+    ) -> Result<(), Errno> {
+        let socket = lane.files.socket(file)?;
+        let family = match socket.family {
+            Family::V4 => AddressFamily::INET,
+            Family::V6 => AddressFamily::INET6,
+        };
+        let flags = if socket.nonblocking { SocketFlags::NONBLOCK } else { SocketFlags::empty() };
+        let kind = if socket.is_udp { SocketType::DGRAM } else { SocketType::STREAM };
+        let real = socket_with(family, kind, flags | SocketFlags::CLOEXEC, None)?;
+        for (level, name, value) in socket.options.settings_log() {
+            syscall::setsockopt(real.as_raw_fd(), *level, *name, value)?;
+        }
+        let cloexec = rustix::io::fcntl_getfd(crate::descriptor::borrow(fd)?)?;
+        let flags = if cloexec.contains(rustix::io::FdFlags::CLOEXEC) { libc::O_CLOEXEC } else { 0 };
+        syscall::dup3(real.as_raw_fd(), fd, flags)
+    }
+
+    /// A socket that is not for the stack becomes the kernel's, and the descriptor is ours no longer.
+    pub(crate) fn convert_to_kernel(
+        &self,
+        lane: &mut ProcessState,
+        fd: RawFd,
+        file: FileId,
+    ) -> Result<(), Errno> {
+        let shared = lane.files.get(file).fd_count > 1;
+        if shared {
+            // Its copies would go on being placeholders.
+            return Err(Errno::NETUNREACH);
+        }
+        self.open_kernel_socket(lane, fd, file)?;
+        self.detach_fd(lane, fd, file);
+        Ok(())
+    }
+
+    /// The kernel's half is all of a socket from now on.
+    pub(crate) fn drop_stack_side(
+        &self,
+        lane: &mut ProcessState,
+        fd: RawFd,
+        file: FileId,
+    ) -> Result<(), Errno> {
+        if lane.files.get(file).fd_count > 1 {
+            return Err(Errno::NETUNREACH);
+        }
+        if lane.files.socket(file)?.nonblocking {
+            set_nonblocking(fd)?;
+        }
+        self.detach_fd(lane, fd, file);
+        Ok(())
+    }
+
+    fn detach_fd(&self, lane: &mut ProcessState, fd: RawFd, file: FileId) {
+        self.fds.take(fd);
+        lane.report_kernel_socket(fd, KernelReason::Unreachable);
+        lane.files.get(file).fd_count = 0;
+        lane.free_file(file);
+    }
+}
+
+/// Whether the kernel would take an option for a new socket.
+pub(crate) fn try_option(family: Family, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
+    let family = match family {
+        Family::V4 => AddressFamily::INET,
+        Family::V6 => AddressFamily::INET6,
+    };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    syscall::setsockopt(socket.as_raw_fd(), level, name, value)
+}
+
+/// Calls on the kernel's half of a listener never wait: another process may have been faster.
+pub(crate) fn set_nonblocking(fd: RawFd) -> Result<(), Errno> {
+    rustix::fs::fcntl_setfl(crate::descriptor::borrow(fd)?, rustix::fs::OFlags::NONBLOCK)
+}
+
+/// The address that the kernel chose.
+pub(crate) fn local_address(fd: RawFd, family: Family) -> Result<SocketAddr, Errno> {
+    let mut bytes = [0u8; 128];
+    let len = syscall::getsockname(fd, &mut bytes)?;
+    sockaddr::decode(bytes.get(..len).ok_or(Errno::INVAL)?, family)
+}
+
+/// A connection that came by the kernel, if there is one; never waits.
+pub(crate) fn accept(fd: RawFd, flags: c_int, family: Family) -> Result<(RawFd, SockaddrBytes), Errno> {
+    let mut ready = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+    if crate::sleep::poll_now(&mut ready)? == 0 {
+        return Err(Errno::AGAIN);
+    }
+    let mut bytes = [0u8; 128];
+    let (new, len) = syscall::accept4(fd, &mut bytes, flags)?;
+    let peer = bytes.get(..len).and_then(|bytes| sockaddr::decode(bytes, family).ok());
+    Ok((new, sockaddr::encode(peer.unwrap_or(family.unspecified()), family)))
+}
+
+impl ProcessState {
+    /// Whether something of the kernel's stands behind a description's descriptors, not mere placeholders.
+    pub fn has_kernel_socket(&mut self, file: FileId) -> bool {
+        match &self.files.get(file).kind {
+            FileKind::Epoll(_) => true,
+            FileKind::Free => false,
+            FileKind::Socket(socket) => match socket.role {
+                SocketRole::Udp(dgram) => dgram.kernel_fd.is_some(),
+                _ => socket.bound().is_some_and(|bound| bound.kernel_fd.is_some()),
+            },
+        }
+    }
+
+    /// The descriptor `from` is gone: the kernel's half, if it stood behind that, stands behind a copy.
+    pub fn move_kernel_socket(&mut self, file: FileId, from: RawFd, copy: impl FnOnce() -> Option<RawFd>) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        if let SocketRole::Udp(dgram) = &mut socket.role {
+            if dgram.kernel_fd == Some(from) {
+                dgram.kernel_fd = copy();
+            }
+            return;
+        }
+        if socket.bound().is_none_or(|bound| bound.kernel_fd != Some(from)) {
+            return;
+        }
+        let copy = copy();
+        match &mut socket.role {
+            SocketRole::Unconnected { bound: Some(bound) } => bound.kernel_fd = copy,
+            SocketRole::Listening(listening) => {
+                listening.kernel_fd = listening.kernel_fd.and(copy);
+                listening.bound.kernel_fd = copy;
+            }
+            SocketRole::Stream(stream) => {
+                if let Some(bound) = &mut stream.bound {
+                    bound.kernel_fd = copy;
+                }
+            }
+            SocketRole::Unconnected { bound: None } | SocketRole::Udp(_) => {}
+        }
+    }
+
+    /// Notes for others why a socket is the kernel's.
+    pub fn report_kernel_socket(&mut self, fd: RawFd, why: KernelReason) {
+        let inode = crate::descriptor::borrow(fd).and_then(|fd| Ok(rustix::fs::fstat(fd)?.st_ino));
+        if let (Some(book), Ok(inode)) = (&self.report, inode) {
+            book.write(fd, ReportEntry::Kernel(why, inode));
+        }
+    }
+
+    /// The descriptor behind which the kernel's half of a listener stands.
+    pub fn kernel_fd(&mut self, file: FileId) -> Option<RawFd> {
+        match self.files.socket(file) {
+            Ok(Socket { role: SocketRole::Listening(listening), .. }) => listening.kernel_fd,
+            Ok(Socket { role: SocketRole::Udp(dgram), .. }) => dgram.kernel_fd,
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! `sendmmsg` and `recvmmsg`: the same call again and again, as `__sys_sendmmsg` and `do_recvmmsg` make it.
+
+use crate::Ops;
+use crate::file::SocketRole;
+use core::ffi::c_int;
+use core::time::Duration;
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+use std::time::Instant;
+
+/// Most messages that are sent in one call (`UIO_MAXIOV`).
+const MESSAGES_MAX: usize = 1024;
+
+impl Ops {
+    /// Sends messages until one does not go, or only in part; how many went. `one` sends the message of a number, and says how many bytes went and how many there are.
+    ///
+    /// # Errors
+    /// That of the first message.
+    pub fn sendmmsg(
+        &self,
+        count: usize,
+        mut one: impl FnMut(usize) -> Result<(usize, usize), Errno>,
+    ) -> Result<usize, Errno> {
+        let count = count.min(MESSAGES_MAX);
+        for number in 0..count {
+            match one(number) {
+                Ok((sent, of)) if sent < of => return Ok(number + 1),
+                Ok(_) => {}
+                Err(error) if number == 0 => return Err(error),
+                Err(_) => return Ok(number),
+            }
+        }
+        Ok(count)
+    }
+
+    /// Receives messages until one does not come or the time is over, at which is looked only when one has come; how many came, and how much of the time is left. `one` receives the
+    /// message of a number with these flags, and says what the kernel puts into `msg_flags`. An error behind the first message is that of the next call.
+    ///
+    /// # Errors
+    /// What is pending, and that of the first message.
+    pub fn recvmmsg(
+        &self,
+        fd: RawFd,
+        count: usize,
+        flags: c_int,
+        timeout: Option<Duration>,
+        mut one: impl FnMut(usize, c_int) -> Result<c_int, Errno>,
+    ) -> Result<(usize, Option<Duration>), Errno> {
+        let end = timeout.map(|timeout| Instant::now() + timeout);
+        if flags & libc::MSG_ERRQUEUE == 0 {
+            self.take_pending_error(fd)?;
+        }
+        let mut left = timeout;
+        let mut each = flags & !libc::MSG_WAITFORONE;
+        for number in 0..count {
+            let found = match one(number, each) {
+                Ok(found) => found,
+                Err(error) if number == 0 => return Err(error),
+                Err(error) => {
+                    if error != Errno::AGAIN {
+                        self.set_pending_error(fd, error)?;
+                    }
+                    return Ok((number, left));
+                }
+            };
+            if flags & libc::MSG_WAITFORONE != 0 {
+                each |= libc::MSG_DONTWAIT;
+            }
+            left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) || found & libc::MSG_OOB != 0 {
+                return Ok((number + 1, left));
+            }
+        }
+        Ok((count, left))
+    }
+
+    /// Takes the pending error of a socket (`sock_error`).
+    fn take_pending_error(&self, fd: RawFd) -> Result<(), Errno> {
+        let mut lane = self.lock()?;
+        let file = self.file_of(&mut lane, fd)?;
+        lane.files.socket(file)?;
+        lane.take_udp_error(file).or_else(|| lane.take_error(file)).map_or(Ok(()), Err)
+    }
+
+    /// The next call is to say this.
+    fn set_pending_error(&self, fd: RawFd, error: Errno) -> Result<(), Errno> {
+        let mut lane = self.lock()?;
+        let file = self.file_of(&mut lane, fd)?;
+        match &mut lane.files.socket(file)?.role {
+            SocketRole::Stream(stream) => stream.error = Some(error),
+            SocketRole::Udp(dgram) => dgram.deferred_error = Some(error),
+            SocketRole::Unconnected { .. } | SocketRole::Listening(_) => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,216 @@
+//! Options that are numbers, kept for each socket that was told one.
+
+use super::table::{self, AcceptedValues, IntFormat, OptionKind, OptionRow};
+use super::{BoolOption, OptionValue, SocketOptionState, StackOption};
+use crate::file::UdpSendState;
+use crate::serialized::Codec;
+use crate::sockaddr::Family;
+use core::ffi::c_int;
+use ginnel::{PmtuDiscovery, UdpOptions, priority};
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// Values that differ from the first ones, by the row of the table. Sockets of one listener share them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct IntOptions(Option<Arc<Vec<(&'static str, c_int)>>>);
+
+impl IntOptions {
+    /// The value of an option, if it was set.
+    pub fn get(&self, text: &'static str) -> Option<c_int> {
+        self.0.as_ref()?.iter().find(|(of, _)| *of == text).map(|(_, value)| *value)
+    }
+
+    pub fn set(&mut self, text: &'static str, value: c_int) {
+        let words = Arc::make_mut(self.0.get_or_insert_default());
+        match words.iter_mut().find(|(of, _)| *of == text) {
+            Some((_, old)) => *old = value,
+            None => words.push((text, value)),
+        }
+    }
+}
+
+impl Codec for IntOptions {
+    fn encode(&self, out: &mut Vec<u8>) {
+        let words = self.0.iter().flat_map(|words| words.iter());
+        let named: Vec<(Vec<u8>, c_int)> =
+            words.map(|(text, value)| (text.as_bytes().to_vec(), *value)).collect();
+        named.encode(out);
+    }
+
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        let mut words = Self::default();
+        for (text, value) in <Vec<(Vec<u8>, c_int)>>::decode(from)? {
+            words.set(table::OPTIONS.iter().find(|row| row.linux_name.as_bytes() == text)?.linux_name, value);
+        }
+        Some(words)
+    }
+}
+
+/// What is said to who asks for another protocol's option (`do_ip_getsockopt`, `ipv6_getsockopt`).
+pub(super) fn wrong_protocol_errno(family: Family) -> Errno {
+    match family {
+        Family::V4 => Errno::OPNOTSUPP,
+        Family::V6 => Errno::NOPROTOOPT,
+    }
+}
+
+impl SocketOptionState {
+    fn number(&self, row: &OptionRow, first: c_int) -> c_int {
+        self.ints.get(row.linux_name).unwrap_or(first)
+    }
+
+    /// Sets an option that has no place of its own.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT` for those that are refused or do not exist, and the kernel's for values that are not taken.
+    pub(super) fn set_int(
+        &mut self,
+        family: Family,
+        level: c_int,
+        name: c_int,
+        value: &[u8],
+    ) -> Result<(), Errno> {
+        // These look at the length before they look at the option.
+        let early = matches!(level, libc::SOL_SOCKET | libc::IPPROTO_TCP | libc::IPPROTO_UDP);
+        let unknown = if early && value.len() < 4 { Errno::INVAL } else { Errno::NOPROTOOPT };
+        let row = table::find(family, level, name).ok_or(unknown)?;
+        match row.kind {
+            OptionKind::Dedicated => Err(unknown),
+            OptionKind::Refused => Err(Errno::NOPROTOOPT),
+            OptionKind::Fixed { format: reads, set, .. } => reads.read(value).and(set),
+            OptionKind::Int { format: reads, accepts: takes, first } => {
+                let value = takes.apply(reads.read(value)?, self.number(row, first), first)?;
+                // It has no effect there either.
+                let value = if row.linux_name == "TCP_THIN_DUPACK" { 0 } else { value };
+                self.ints.set(row.linux_name, value);
+                if row.linux_name == "TCP_NOTSENT_LOWAT" {
+                    self.mark_set(StackOption::NotsentLowat);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Asks for such an option.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT`, and what the kernel says of those that cannot be asked for.
+    pub(super) fn get_int(&self, family: Family, level: c_int, name: c_int) -> Result<OptionValue, Errno> {
+        let Some(row) = table::find(family, level, name) else {
+            let known =
+                matches!(level, libc::SOL_SOCKET | libc::IPPROTO_IP | libc::IPPROTO_TCP | libc::IPPROTO_UDP);
+            return Err(if known { Errno::NOPROTOOPT } else { wrong_protocol_errno(family) });
+        };
+        match row.kind {
+            OptionKind::Dedicated | OptionKind::Refused => Err(Errno::NOPROTOOPT),
+            OptionKind::Fixed { get, .. } => get.map(OptionValue::int),
+            OptionKind::Int { first, .. } => Ok(OptionValue::int(self.number(row, first))),
+        }
+    }
+
+    /// Whether an option of the table is set.
+    pub fn is_on(&self, text: &'static str) -> bool {
+        self.ints.get(text).is_some_and(|value| value != 0)
+    }
+
+    /// What the engine is told of a UDP socket.
+    pub fn udp_options(&self, family: Family) -> UdpOptions {
+        let (class, hops) = match family {
+            Family::V4 => (self.tos, self.ttl),
+            Family::V6 => (self.tclass, self.unicast_hops),
+        };
+        UdpOptions {
+            reuse_address: self.flag(BoolOption::ReuseAddress),
+            reuse_port: self.flag(BoolOption::ReusePort),
+            uid: self.user,
+            broadcast: self.flag(BoolOption::Broadcast),
+            v6only: family == Family::V6 && self.is_v6_only(),
+            rcvbuf: None,
+            hop_limit: u8::try_from(hops).ok(),
+            tos: class,
+            priority: self.link_priority(),
+            recverr_v4: self.is_on("IP_RECVERR"),
+            recverr_v6: family == Family::V6 && self.is_on("IPV6_RECVERR"),
+            pmtu_discovery: self.path_mtu(family),
+            gro: self.is_on("UDP_GRO"),
+        }
+    }
+
+    /// What a UDP socket's side here has to know.
+    pub fn apply_to_udp_send(&self, family: Family, outbox: &mut UdpSendState) {
+        outbox.refuses_too_long = matches!(
+            self.path_mtu(family),
+            PmtuDiscovery::Do | PmtuDiscovery::Probe | PmtuDiscovery::Interface
+        );
+        outbox.corking = self.is_on("UDP_CORK");
+        // Cannot truncate: larger values are not taken.
+        outbox.gso_size = self.ints.get("UDP_SEGMENT").map_or(0, |bytes| bytes as u16);
+    }
+
+    /// What becomes of datagrams that are too long; of an IPv6 socket also of those over IPv4.
+    fn path_mtu(&self, family: Family) -> PmtuDiscovery {
+        let name = match family {
+            Family::V4 => "IP_MTU_DISCOVER",
+            Family::V6 => "IPV6_MTU_DISCOVER",
+        };
+        match self.ints.get(name) {
+            Some(0) => PmtuDiscovery::Dont,
+            Some(2) => PmtuDiscovery::Do,
+            Some(3) => PmtuDiscovery::Probe,
+            Some(4) => PmtuDiscovery::Interface,
+            Some(5) => PmtuDiscovery::Omit,
+            _ if family == Family::V6 && self.is_on("IPV6_DONTFRAG") => PmtuDiscovery::Do,
+            _ => PmtuDiscovery::Want,
+        }
+    }
+
+    /// Where `MSG_PEEK` reads, if it does not from the beginning (`SO_PEEK_OFF`).
+    pub fn peek_offset(&self) -> Option<usize> {
+        self.ints.get("SO_PEEK_OFF").and_then(|offset| usize::try_from(offset).ok())
+    }
+
+    /// So much was peeked at, or taken (`sk_peek_offset_fwd`, `sk_peek_offset_bwd`).
+    pub fn move_peek_offset(&mut self, forward: bool, bytes: usize) {
+        if let Some(offset) = self.peek_offset() {
+            let moved = if forward { offset.saturating_add(bytes) } else { offset.saturating_sub(bytes) };
+            self.ints.set("SO_PEEK_OFF", c_int::try_from(moved).unwrap_or(c_int::MAX));
+        }
+    }
+
+    /// With how many bytes that were not sent nothing more is taken (`TCP_NOTSENT_LOWAT`).
+    pub fn notsent_lowat(&self) -> Option<u32> {
+        // 0 is what the kernel is set to for all (`tcp_notsent_lowat`), which is as many as there can be unless somebody changes it.
+        let bytes = self.ints.get("TCP_NOTSENT_LOWAT")?.cast_unsigned();
+        Some(bytes).filter(|bytes| !matches!(*bytes, 0 | u32::MAX))
+    }
+
+    /// The type of service, or traffic class; of an IPv6 socket each family has its own. With the former comes a priority (`__ip_sock_set_tos`).
+    pub(super) fn set_tos(&mut self, level: c_int, value: &[u8], datagrams: bool) -> Result<(), Errno> {
+        if level == libc::IPPROTO_IP {
+            // Bits of ECN are TCP's own.
+            let class = IntFormat::IntOrByteOrNone.read(value)? as u8 & if datagrams { 0xff } else { 0xfc };
+            if class != self.tos {
+                self.tos = class;
+                self.set_priority(priority::of_tos(class).into());
+            }
+        } else {
+            self.tclass = AcceptedValues::TosClass(0, 255).apply(IntFormat::Int.read(value)?, 0, 0)? as u8;
+        }
+        self.mark_set(StackOption::Tos);
+        Ok(())
+    }
+
+    /// Time to live, or hop limit, likewise; -1 is the stack's.
+    pub(super) fn set_ttl(&mut self, level: c_int, value: &[u8]) -> Result<(), Errno> {
+        if level == libc::IPPROTO_IP {
+            self.ttl =
+                AcceptedValues::OrDefault(1, 255).apply(IntFormat::IntOrByteOrNone.read(value)?, 0, -1)?
+                    as i16;
+        } else {
+            self.unicast_hops =
+                AcceptedValues::OrDefault(0, 255).apply(IntFormat::Int.read(value)?, 0, -1)? as i16;
+        }
+        self.mark_set(StackOption::HopLimit);
+        Ok(())
+    }
+}

@@ -1,0 +1,426 @@
+//! What all calls of a process share: the channel, and the open file descriptions whose sockets are at its other end.
+
+use crate::channels::Channels;
+use crate::connect::connect_errno;
+use crate::descriptor::{HiddenFd, ProxyFds};
+use crate::descriptor_report::{DescriptorReport, ReportEntry};
+use crate::fd_table::FileId;
+use crate::file::{BoundAddress, FileKind, Files, Socket, SocketRole};
+use crate::lock::DeferredWork;
+use crate::sleep::Waiters;
+use crate::wait_queue::{self, WaitEntry};
+use core::net::{IpAddr, SocketAddr};
+use ginnel::broker::Attachment;
+use ginnel::channel::{ClientEvent, SocketState, SocketStatus};
+use ginnel::{CloseReason, Conn};
+use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM};
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// What may have become true, by the kernel's callbacks: `sk_data_ready`, `sk_write_space`, and `sk_state_change`, which concerns whoever waits for whatever.
+pub(crate) const DATA_READY: i16 = POLLIN | POLLPRI | POLLRDNORM | POLLRDBAND;
+const WRITE_SPACE: i16 = POLLOUT | POLLWRNORM | POLLWRBAND;
+const STATE_CHANGE: i16 = 0;
+/// Looks for readiness that do not wait and find nothing, of which one looks for the end of the stack.
+const LIVENESS_CHECK_INTERVAL: u32 = 256;
+
+pub(crate) struct ProcessState {
+    pub client: Channels,
+    pub files: Files,
+    pub proxy_fds: ProxyFds,
+    pub waiters: Waiters,
+    /// The connection to the stack's process, which tells it when this one is gone.
+    pub attachment: Option<Attachment>,
+    /// The next of `SO_COOKIE`.
+    pub next_cookie: u64,
+    /// Hosts that UDP sockets reach.
+    pub reachable_hosts: Vec<IpAddr>,
+    /// What holds listeners of the kernel and the stack that were sent to other processes, by the cookie of the kernel's half.
+    pub passed_listeners: Vec<(u64, HiddenFd)>,
+    /// What others may know of the descriptors; absent where nobody is to read it.
+    pub report: Option<DescriptorReport>,
+    /// What is to be done when the sockets are let go of.
+    pub deferred: Arc<DeferredWork>,
+    /// See [`OpsConfig::send_buffer`](crate::OpsConfig).
+    pub send_buffer: Option<[u32; 2]>,
+    /// Calls that did not wait and found nothing.
+    empty_polls: u32,
+    /// By the number of the channel's socket: the description and one, or 0.
+    by_socket: Vec<FileId>,
+    /// By the number of the channel's listener, the same.
+    by_listener: Vec<FileId>,
+}
+
+impl ProcessState {
+    pub fn new(client: Channels) -> Result<Self, Errno> {
+        Ok(Self {
+            client,
+            files: Files::default(),
+            proxy_fds: ProxyFds::new()?,
+            waiters: Waiters::default(),
+            attachment: None,
+            next_cookie: 1,
+            reachable_hosts: Vec::new(),
+            passed_listeners: Vec::new(),
+            report: None,
+            deferred: Arc::default(),
+            send_buffer: None,
+            empty_polls: 0,
+            by_socket: Vec::new(),
+            by_listener: Vec::new(),
+        })
+    }
+
+    /// Events about a connection go to this description from now on.
+    pub fn bind_conn(&mut self, conn: Conn, file: FileId) {
+        set_slot(&mut self.by_socket, conn.index(), file + 1);
+    }
+
+    pub fn unbind_conn(&mut self, conn: Conn) {
+        set_slot(&mut self.by_socket, conn.index(), 0);
+    }
+
+    /// The description behind a listener.
+    pub fn file_of_listener(&self, listener: u32) -> Option<FileId> {
+        get_slot(&self.by_listener, listener)
+    }
+
+    pub fn bind_listener(&mut self, listener: u32, file: FileId) {
+        set_slot(&mut self.by_listener, listener, file + 1);
+    }
+
+    pub fn unbind_listener(&mut self, listener: u32) {
+        set_slot(&mut self.by_listener, listener, 0);
+    }
+
+    /// Notes for others what a descriptor of this description is.
+    pub fn report_fd(&mut self, fd: RawFd, file: FileId) {
+        let Self { report: Some(book), files, client, .. } = self else { return };
+        let entry = match &files.get(file).kind {
+            FileKind::Free => return,
+            FileKind::Epoll(_) => ReportEntry::Epoll,
+            FileKind::Socket(socket) => match socket.role {
+                SocketRole::Unconnected { .. } if socket.is_udp => {
+                    ReportEntry::Udp([socket.family.unspecified(); 2], false)
+                }
+                SocketRole::Udp(dgram) => {
+                    let [own, _] = client.endpoints(dgram.conn).unwrap_or([socket.family.unspecified(); 2]);
+                    let peer = dgram.peer.unwrap_or(socket.family.unspecified());
+                    ReportEntry::Udp([own, peer], dgram.kernel_fd.is_some())
+                }
+                SocketRole::Unconnected { bound: None } => ReportEntry::Unconnected,
+                SocketRole::Unconnected { bound: Some(bound) } => ReportEntry::Bound(bound.address()),
+                SocketRole::Listening(listening) => {
+                    ReportEntry::Listener(listening.bound.address(), listening.kernel_fd.is_some())
+                }
+                SocketRole::Stream(stream) => {
+                    client.endpoints(stream.conn).map_or(ReportEntry::Unconnected, ReportEntry::Stream)
+                }
+            },
+        };
+        book.write(fd, entry);
+    }
+
+    /// The same of a connection that was opened without a question: its own end is known now.
+    fn complete_report(&mut self, conn: Conn) {
+        let unnamed =
+            self.file_of(conn).and_then(|file| self.files.stream(file)?.incomplete_report_fd.take());
+        if let (Some(fd), Some(book), Ok(ends)) = (unnamed, &self.report, self.client.endpoints(conn)) {
+            book.complete(fd, ends);
+        }
+    }
+
+    /// Before a connection is shared that was opened without a question a moment ago: the stack is asked for its own end, as only one descriptor is completed
+    /// when it says so by itself.
+    pub fn query_local_end(&mut self, file: FileId) {
+        let unnamed = self.files.stream(file).filter(|stream| stream.incomplete_report_fd.is_some());
+        if let Some(conn) = unnamed.map(|stream| stream.conn)
+            && self.endpoints(conn).is_some_and(|[own, _]| own.port() != 0)
+        {
+            self.complete_report(conn);
+        }
+    }
+
+    /// Both ends of a connection: the stack is asked if it has not said yet.
+    pub fn endpoints(&mut self, conn: Conn) -> Option<[SocketAddr; 2]> {
+        let ends = self.client.endpoints(conn).ok()?;
+        if ends[0].port() != 0 {
+            return Some(ends);
+        }
+        // By the answer it has opened the connection, or could not.
+        let _ = self.client.info(conn);
+        self.client.endpoints(conn).ok()
+    }
+
+    /// A descriptor is ours no more.
+    pub fn unreport_fd(&self, fd: RawFd) {
+        if let Some(book) = &self.report {
+            book.clear(fd);
+        }
+    }
+
+    /// Begins a book for so many descriptors, of which these are the library's own.
+    pub fn start_report(&mut self, descriptors: usize) {
+        self.report = match self.report.take() {
+            Some(parents) => parents.for_child(),
+            None => DescriptorReport::new(descriptors),
+        }
+        .ok();
+        let Some(book) = &self.report else { return };
+        let of_process = self.attachment.iter().map(Attachment::connection_fd);
+        for fd in of_process.chain(self.client.internal_fds()).chain([self.proxy_fds.template()]) {
+            book.write(fd, ReportEntry::Internal);
+        }
+    }
+
+    /// Takes news from the channel and tells those concerned.
+    pub fn process_events(&mut self) {
+        while let Some(event) = self.client.next_event() {
+            match event {
+                ClientEvent::Offered { listener } => {
+                    if let Some(file) = get_slot(&self.by_listener, listener) {
+                        self.wake(file, DATA_READY);
+                    }
+                }
+                // Connections are accepted by hand.
+                ClientEvent::Accepted { .. } => {}
+                ClientEvent::Connected { conn } => {
+                    self.complete_report(conn);
+                    self.wake_conn(conn, STATE_CHANGE);
+                }
+                ClientEvent::Readable { conn } => {
+                    if let Some(file) = self.file_of(conn) {
+                        self.data_ready(file);
+                    }
+                }
+                // Something was said about a datagram.
+                ClientEvent::Datagrams { conn } => self.wake_conn(conn, STATE_CHANGE),
+                ClientEvent::Urgent { conn } => {
+                    if let Some(file) = self.file_of(conn)
+                        && self.handle_urgent_notice(file)
+                    {
+                        self.wake(file, DATA_READY);
+                    }
+                }
+                ClientEvent::Writable { conn } => self.wake_conn(conn, WRITE_SPACE),
+                ClientEvent::Acked { conn, .. }
+                | ClientEvent::PeerClosed { conn }
+                | ClientEvent::Closed { conn, .. } => self.wake_conn(conn, STATE_CHANGE),
+            }
+        }
+    }
+
+    /// The description behind a connection, or a UDP socket.
+    #[inline]
+    pub fn file_of(&mut self, conn: Conn) -> Option<FileId> {
+        let file = get_slot(&self.by_socket, conn.index())?;
+        let current = match self.files.socket(file).ok()?.role {
+            SocketRole::Stream(stream) => stream.conn == conn,
+            SocketRole::Udp(dgram) => dgram.conn == conn,
+            _ => false,
+        };
+        current.then_some(file)
+    }
+
+    fn wake_conn(&mut self, conn: Conn, key: i16) {
+        if let Some(file) = self.file_of(conn) {
+            self.wake(file, key);
+        }
+    }
+
+    /// Wakes those who wait for bytes, if there are as many as it takes (`tcp_data_ready`).
+    #[inline]
+    pub fn data_ready(&mut self, file: FileId) {
+        // Datagrams are counted, not their bytes.
+        let low_water = match self.files.socket(file) {
+            Ok(socket) if !socket.is_udp => socket.options.rcvlowat(),
+            _ => 1,
+        };
+        // One is enough, also if it was read before anybody looked here: it came.
+        if low_water <= 1 || self.is_above_low_water(file, low_water) {
+            self.wake(file, DATA_READY);
+        }
+    }
+
+    #[cold]
+    fn is_above_low_water(&mut self, file: FileId, low_water: usize) -> bool {
+        let low_water = low_water.min(self.client.buffer_bytes());
+        self.status(file).is_some_and(|(_, status)| status.readable >= low_water || status.state.has_fin())
+    }
+
+    /// Tells whoever watches a description that something of `key` may have become true.
+    pub fn wake(&mut self, file: FileId, key: i16) {
+        wait_queue::wake(&mut self.files, &mut self.waiters, file, key);
+    }
+
+    /// Tells threads that sleep at a description.
+    pub fn wake_threads(&mut self, file: FileId) {
+        wait_queue::wake_threads(&mut self.files, &mut self.waiters, file);
+    }
+
+    /// A call that does not wait found nothing. One that is made again and again never sleeps, so that it looks now and then whether there is a stack.
+    pub fn note_empty_poll(&mut self) {
+        self.empty_polls = self.empty_polls.wrapping_add(1);
+        if self.empty_polls.is_multiple_of(LIVENESS_CHECK_INTERVAL) && !self.client.is_stack_gone() {
+            self.client.check_stack_alive();
+            if self.client.is_stack_gone() {
+                self.process_events();
+                self.wake_all();
+            }
+        }
+    }
+
+    /// The stack is gone: whoever waits for anything looks again.
+    pub fn wake_all(&mut self) {
+        for file in self.files.ids() {
+            self.wake(file, STATE_CHANGE);
+        }
+    }
+
+    /// How things stand with a connection; its end becomes the error that the kernel would report, once.
+    pub fn status(&mut self, file: FileId) -> Option<(Conn, SocketStatus)> {
+        self.status_inline(file)
+    }
+
+    /// The same where all of it is made use of at once.
+    #[inline(always)]
+    pub fn status_inline(&mut self, file: FileId) -> Option<(Conn, SocketStatus)> {
+        let stream = self.files.stream(file)?;
+        let (conn, end_seen) = (stream.conn, stream.end_seen);
+        let status = self.client.status(conn).ok()?;
+        if status.state.is_closed() && !end_seen {
+            let (conn, standing) = self.handle_end(file, status.state)?;
+            return Some((conn, self.client.status_with_state(conn, standing).ok()?));
+        }
+        Some((conn, status))
+    }
+
+    /// The same without what is known of its bytes.
+    #[inline(always)]
+    pub fn socket_state(&mut self, file: FileId) -> Option<(Conn, SocketState)> {
+        let stream = self.files.stream(file)?;
+        let (conn, end_seen) = (stream.conn, stream.end_seen);
+        let standing = self.client.socket_state(conn).ok()?;
+        if standing.is_closed() && !end_seen {
+            return self.handle_end(file, standing);
+        }
+        Some((conn, standing))
+    }
+
+    /// It is over, and nobody was told yet.
+    #[cold]
+    pub(crate) fn handle_end(
+        &mut self,
+        file: FileId,
+        mut standing: SocketState,
+    ) -> Option<(Conn, SocketState)> {
+        if standing.close_reason() == Some(CloseReason::Aborted)
+            && self.files.stream(file)?.connecting
+            && let Some(conn) = self.connect_on_other_shard(file)
+        {
+            standing = self.client.socket_state(conn).ok()?;
+        }
+        let stream = self.files.stream(file)?;
+        if let Some(reason) = standing.close_reason() {
+            stream.end_seen = true;
+            let refused = (stream.connecting && reason == CloseReason::Aborted)
+                .then(|| self.client.connect_error(stream.conn));
+            let error = match refused.flatten() {
+                Some(why) => Some(connect_errno(why)),
+                None => sk_err_of(reason, standing.has_fin()),
+            };
+            // An error that came before stays.
+            stream.error = stream.error.or(error);
+        }
+        Some((stream.conn, standing))
+    }
+
+    /// Takes the pending error (`sock_error`).
+    pub fn take_error(&mut self, file: FileId) -> Option<Errno> {
+        self.socket_state(file)?;
+        self.files.stream(file)?.error.take()
+    }
+
+    /// Nobody uses a description any more.
+    pub fn free_file(&mut self, file: FileId) {
+        // In its place, whose memory is kept for the next.
+        while let Some(watcher) = self.files.get(file).wait_queue.pop() {
+            if let WaitEntry::EpollItem { set, item } = watcher
+                && let Ok(set) = self.files.epoll(set)
+            {
+                set.remove(item);
+            }
+        }
+        match self.files.remove(file) {
+            FileKind::Socket(mut socket) => {
+                self.close_socket(&mut socket);
+                // What it has beside itself is not kept.
+                socket.udp_send = None;
+                socket.options.release_memory();
+                self.files.recycle(socket);
+            }
+            FileKind::Epoll(set) => {
+                for watched in set.watched_files() {
+                    let watchers = &mut self.files.get(watched).wait_queue;
+                    watchers.retain(|w| !matches!(w, WaitEntry::EpollItem { set, .. } if *set == file));
+                }
+            }
+            FileKind::Free => {}
+        }
+    }
+
+    pub fn unreserve(&mut self, bound: Option<BoundAddress>) {
+        if let Some(reserved) = bound.and_then(|bound| bound.own_reservation()) {
+            // If the stack is gone there is nothing reserved.
+            let _ = self.client.unreserve(reserved);
+        }
+    }
+
+    fn close_socket(&mut self, socket: &mut Socket) {
+        match socket.role {
+            SocketRole::Unconnected { bound } => self.unreserve(bound),
+            SocketRole::Listening(listening) => {
+                self.unbind_listener(listening.number);
+                // If the stack is gone there is nothing to close.
+                let _ = self.client.unlisten(listening.number, listening.bound.own_reservation());
+            }
+            SocketRole::Udp(dgram) => self.release_udp(dgram.conn),
+            SocketRole::Stream(stream) => {
+                self.unreserve(stream.bound);
+                self.unbind_conn(stream.conn);
+                if socket.options.resets_at_close() {
+                    let _ = self.client.abort(stream.conn);
+                }
+                let _ = self.client.release(stream.conn);
+                self.client.flush();
+            }
+        }
+    }
+}
+
+/// What `sk_err` becomes when a connection ends (`tcp_reset`, `tcp_write_err`). A reset in CLOSE_WAIT is `EPIPE`.
+fn sk_err_of(reason: CloseReason, fin: bool) -> Option<Errno> {
+    Some(match reason {
+        CloseReason::Normal | CloseReason::Aborted => return None,
+        CloseReason::Reset if fin => Errno::PIPE,
+        CloseReason::Reset => Errno::CONNRESET,
+        CloseReason::Refused => Errno::CONNREFUSED,
+        CloseReason::TimedOut => Errno::TIMEDOUT,
+        CloseReason::HostUnreachable => Errno::HOSTUNREACH,
+        CloseReason::NetUnreachable => Errno::NETUNREACH,
+        CloseReason::ProtocolUnreachable => Errno::NOPROTOOPT,
+    })
+}
+
+fn set_slot(table: &mut Vec<FileId>, number: u32, file: FileId) {
+    let number = number as usize;
+    if table.len() <= number {
+        table.resize(number + 1, 0);
+    }
+    table[number] = file;
+}
+
+fn get_slot(table: &[FileId], number: u32) -> Option<FileId> {
+    table.get(number as usize)?.checked_sub(1)
+}

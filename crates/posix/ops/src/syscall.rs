@@ -1,0 +1,388 @@
+//! System calls past libc: in a program that is preloaded, libc's functions are this crate's callers.
+#![allow(unsafe_code)] // system calls
+
+use crate::lock;
+use core::ffi::{c_int, c_long};
+use libc::{epoll_event, msghdr, pollfd, siginfo_t, sigset_t, timespec};
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+use std::io::{IoSlice, IoSliceMut};
+
+/// One system call.
+///
+/// # Safety
+/// The arguments must be what the call of this number wants.
+unsafe fn syscall<const N: usize>(number: c_long, arguments: [usize; N]) -> Result<usize, Errno> {
+    const { assert!(N <= 6, "no system call has more arguments") };
+    let [a, b, c, d, e, f] = core::array::from_fn(|at| arguments.get(at).copied().unwrap_or(0));
+    let result: isize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's promise; the kernel changes no other registers.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the caller's promise; the kernel changes no other registers.
+    unsafe {
+        core::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a as isize => result, in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+            options(nostack),
+        );
+    }
+    usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result as c_int))
+}
+
+fn fd(number: RawFd) -> usize {
+    number as usize
+}
+
+pub(crate) fn dup3(from: RawFd, to: RawFd, flags: c_int) -> Result<(), Errno> {
+    // SAFETY: no memory is passed.
+    unsafe { syscall(libc::SYS_dup3, [fd(from), fd(to), flags as usize, 0, 0]) }.map(|_| ())
+}
+
+pub(crate) fn setsockopt(socket: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
+    let arguments =
+        [fd(socket), level as usize, name as usize, value.as_ptr().expose_provenance(), value.len()];
+    // SAFETY: the value is as long as told.
+    unsafe { syscall(libc::SYS_setsockopt, arguments) }.map(|_| ())
+}
+
+pub(crate) fn bind(socket: RawFd, address: &[u8]) -> Result<(), Errno> {
+    let arguments = [fd(socket), address.as_ptr().expose_provenance(), address.len(), 0, 0];
+    // SAFETY: the address is as long as told.
+    unsafe { syscall(libc::SYS_bind, arguments) }.map(|_| ())
+}
+
+pub(crate) fn connect(socket: RawFd, address: &[u8]) -> Result<(), Errno> {
+    let arguments = [fd(socket), address.as_ptr().expose_provenance(), address.len(), 0, 0];
+    // SAFETY: the address is as long as told.
+    unsafe { syscall(libc::SYS_connect, arguments) }.map(|_| ())
+}
+
+pub(crate) fn listen(socket: RawFd, backlog: u32) -> Result<(), Errno> {
+    // SAFETY: no memory is passed.
+    unsafe { syscall(libc::SYS_listen, [fd(socket), backlog as usize, 0, 0, 0]) }.map(|_| ())
+}
+
+/// The call and its room for an address; returns the address's length, and the call's result.
+fn with_address(
+    number: c_long,
+    socket: RawFd,
+    room: &mut [u8],
+    flags: c_int,
+) -> Result<(usize, usize), Errno> {
+    let mut len = u32::try_from(room.len()).unwrap_or(u32::MAX);
+    let place = (&raw mut len).expose_provenance();
+    let arguments = [fd(socket), room.as_mut_ptr().expose_provenance(), place, flags as usize, 0];
+    // SAFETY: there is as much room as told, and the length lives through the call.
+    let result = unsafe { syscall(number, arguments) }?;
+    Ok((len as usize, result))
+}
+
+pub(crate) fn getsockname(socket: RawFd, room: &mut [u8]) -> Result<usize, Errno> {
+    with_address(libc::SYS_getsockname, socket, room, 0).map(|(len, _)| len)
+}
+
+/// The new descriptor, and the length of the peer's address.
+pub(crate) fn accept4(socket: RawFd, room: &mut [u8], flags: c_int) -> Result<(RawFd, usize), Errno> {
+    with_address(libc::SYS_accept4, socket, room, flags).map(|(len, new)| (new as RawFd, len))
+}
+
+/// What `recvmsg` says besides the bytes.
+pub(crate) struct RecvmsgResult {
+    pub count: usize,
+    pub name_len: usize,
+    pub control_len: usize,
+    pub flags: c_int,
+}
+
+pub(crate) fn recvmsg(
+    socket: RawFd,
+    buffers: &mut [IoSliceMut<'_>],
+    name: &mut [u8],
+    control: &mut [u8],
+    flags: c_int,
+) -> Result<RecvmsgResult, Errno> {
+    // SAFETY: all zero is an empty message.
+    let mut message: msghdr = unsafe { core::mem::zeroed() };
+    message.msg_name = name.as_mut_ptr().cast();
+    message.msg_namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
+    // `IoSliceMut` is laid out as `iovec` (its documentation).
+    message.msg_iov = buffers.as_mut_ptr().cast();
+    message.msg_iovlen = buffers.len() as _;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = control.len() as _;
+    let place = (&raw mut message).expose_provenance();
+    // SAFETY: the message, and all that it names, lives through the call and has as much room as told.
+    let count = unsafe { syscall(libc::SYS_recvmsg, [fd(socket), place, flags as usize, 0, 0]) }?;
+    let (name_len, control_len) = (message.msg_namelen as usize, message.msg_controllen as usize);
+    Ok(RecvmsgResult { count, name_len, control_len, flags: message.msg_flags })
+}
+
+pub(crate) fn sendmsg(
+    socket: RawFd,
+    buffers: &[IoSlice<'_>],
+    name: &[u8],
+    control: &[u8],
+    flags: c_int,
+) -> Result<usize, Errno> {
+    // SAFETY: all zero is an empty message.
+    let mut message: msghdr = unsafe { core::mem::zeroed() };
+    if !name.is_empty() {
+        message.msg_name = name.as_ptr().cast_mut().cast();
+        message.msg_namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
+    }
+    // `IoSlice` is laid out as `iovec` (its documentation).
+    message.msg_iov = buffers.as_ptr().cast_mut().cast();
+    message.msg_iovlen = buffers.len() as _;
+    message.msg_control = control.as_ptr().cast_mut().cast();
+    message.msg_controllen = control.len() as _;
+    let place = (&raw const message).expose_provenance();
+    // SAFETY: the message, and all that it names, lives through the call, and the kernel only reads it.
+    unsafe { syscall(libc::SYS_sendmsg, [fd(socket), place, flags as usize, 0, 0]) }
+}
+
+unsafe extern "C" {
+    /// The look and the system call, in registers that the kernel leaves alone: so the look can be repeated until the call is made.
+    fn ginnel_unless_ran(number: c_long, arguments: *const usize, ran: *const u64, heeded: u64) -> isize;
+    /// The look's first instruction.
+    static ginnel_look: u8;
+    /// What stands behind the system call.
+    static ginnel_looked: u8;
+}
+
+#[cfg(target_arch = "x86_64")]
+core::arch::global_asm!(
+    ".pushsection .text.ginnel_unless_ran, \"ax\", @progbits",
+    ".globl ginnel_unless_ran, ginnel_look, ginnel_looked",
+    ".hidden ginnel_unless_ran, ginnel_look, ginnel_looked",
+    ".type ginnel_unless_ran, @function",
+    ".balign 16",
+    "ginnel_unless_ran:",
+    ".cfi_startproc",
+    "push rbx",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_rel_offset rbx, 0",
+    "push rbp",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_rel_offset rbp, 0",
+    "mov rbx, rdx",
+    "mov rbp, rcx",
+    "mov rax, rdi",
+    "mov rdi, [rsi]",
+    "mov rdx, [rsi + 16]",
+    "mov r10, [rsi + 24]",
+    "mov r8, [rsi + 32]",
+    "mov r9, [rsi + 40]",
+    "mov rsi, [rsi + 8]",
+    "ginnel_look:",
+    "test [rbx], rbp",
+    "jne 2f",
+    "syscall",
+    "ginnel_looked:",
+    "jmp 3f",
+    "2:",
+    "mov rax, {interrupted}",
+    "3:",
+    "pop rbp",
+    ".cfi_adjust_cfa_offset -8",
+    ".cfi_restore rbp",
+    "pop rbx",
+    ".cfi_adjust_cfa_offset -8",
+    ".cfi_restore rbx",
+    "ret",
+    ".cfi_endproc",
+    ".size ginnel_unless_ran, . - ginnel_unless_ran",
+    ".popsection",
+    interrupted = const -libc::EINTR,
+);
+
+#[cfg(target_arch = "aarch64")]
+core::arch::global_asm!(
+    ".pushsection .text.ginnel_unless_ran, \"ax\", @progbits",
+    ".globl ginnel_unless_ran, ginnel_look, ginnel_looked",
+    ".hidden ginnel_unless_ran, ginnel_look, ginnel_looked",
+    ".type ginnel_unless_ran, @function",
+    ".balign 16",
+    "ginnel_unless_ran:",
+    ".cfi_startproc",
+    "mov x8, x0",
+    "mov x9, x1",
+    "mov x10, x2",
+    "mov x11, x3",
+    "ldp x0, x1, [x9]",
+    "ldp x2, x3, [x9, #16]",
+    "ldp x4, x5, [x9, #32]",
+    "ginnel_look:",
+    "ldr x12, [x10]",
+    "tst x12, x11",
+    "b.ne 2f",
+    "svc 0",
+    "ginnel_looked:",
+    "ret",
+    "2:",
+    "mov x0, {interrupted}",
+    "ret",
+    ".cfi_endproc",
+    ".size ginnel_unless_ran, . - ginnel_unless_ran",
+    ".popsection",
+    interrupted = const -libc::EINTR,
+);
+
+/// A system call that sleeps. It is `EINTR` at once if a handler of one of the `heeded` signals ran before (of which [`held::ran`] knows), be it at the last moment.
+///
+/// # Safety
+/// The arguments must be what the call of this number wants.
+unsafe fn interruptible_syscall<const N: usize>(
+    number: c_long,
+    arguments: [usize; N],
+    heeded: u64,
+) -> Result<usize, Errno> {
+    const { assert!(N <= 6, "no system call has more arguments") };
+    let arguments: [usize; 6] = core::array::from_fn(|at| arguments.get(at).copied().unwrap_or(0));
+    // SAFETY: the caller's promise; the word is this thread's, and lives as long as it.
+    let result = unsafe { ginnel_unless_ran(number, arguments.as_ptr(), lock::handlers_ran_ptr(), heeded) };
+    usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result as c_int))
+}
+
+/// Where a thread goes on that a handler interrupted at an address: at the look again, if it has looked and not made its system call.
+pub(crate) fn resume_address(address: usize) -> usize {
+    let [look, looked] = [(&raw const ginnel_look).addr(), (&raw const ginnel_looked).addr()];
+    if (look..looked).contains(&address) { look } else { address }
+}
+
+/// `ppoll`; no time-out is endless. `EINTR`, too, if a handler of one of the `heeded` signals ran before. How many are ready.
+pub(crate) fn ppoll(
+    fds: &mut [pollfd],
+    timeout: Option<timespec>,
+    mask: Option<u64>,
+    heeded: u64,
+) -> Result<usize, Errno> {
+    // The kernel writes into it what was left.
+    let mut timeout = timeout;
+    let timeout = timeout.as_mut().map_or(core::ptr::null_mut(), core::ptr::from_mut);
+    let mask = mask.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    let arguments = [
+        fds.as_mut_ptr().expose_provenance(),
+        fds.len(),
+        timeout.expose_provenance(),
+        mask.expose_provenance(),
+        KERNEL_SIGSET_BYTES,
+    ];
+    // SAFETY: list, time and mask live through the call, and the list is as long as told.
+    unsafe { interruptible_syscall(libc::SYS_ppoll, arguments, heeded) }
+}
+
+/// `epoll_pwait2` (since Linux 5.11); no time-out is endless. `EINTR` as above. How many events there are.
+pub(crate) fn epoll_pwait2(
+    set: RawFd,
+    events: &mut [epoll_event],
+    timeout: Option<timespec>,
+    mask: Option<u64>,
+    heeded: u64,
+) -> Result<usize, Errno> {
+    let timeout = timeout.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    let mask = mask.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    let arguments = [
+        fd(set),
+        events.as_mut_ptr().expose_provenance(),
+        events.len(),
+        timeout.expose_provenance(),
+        mask.expose_provenance(),
+        KERNEL_SIGSET_BYTES,
+    ];
+    // SAFETY: room, time and mask live through the call, and there is as much room as told.
+    unsafe { interruptible_syscall(libc::SYS_epoll_pwait2, arguments, heeded) }
+}
+
+/// Bytes of the kernel's set of signals, which is shorter than libc's.
+const KERNEL_SIGSET_BYTES: usize = 8;
+
+/// The signals of a set of libc's, a bit each.
+pub(crate) fn kernel_sigset(set: &sigset_t) -> u64 {
+    const { assert!(size_of::<sigset_t>() >= KERNEL_SIGSET_BYTES) };
+    // SAFETY: libc's set begins with the kernel's, and is longer.
+    unsafe { core::ptr::from_ref(set).cast::<u64>().read_unaligned() }
+}
+
+/// Changes them.
+pub(crate) fn set_kernel_sigset(set: &mut sigset_t, signals: u64) {
+    // SAFETY: as above.
+    unsafe { core::ptr::from_mut(set).cast::<u64>().write_unaligned(signals) };
+}
+
+/// What the kernel does about a signal (`struct kernel_sigaction`).
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct KernelSigaction {
+    pub handler: usize,
+    pub flags: u64,
+    restorer: usize,
+    mask: u64,
+}
+
+pub(crate) fn sigaction(signal: c_int) -> Result<KernelSigaction, Errno> {
+    let mut action = KernelSigaction::default();
+    let place = (&raw mut action).expose_provenance();
+    let arguments = [signal as usize, 0, place, KERNEL_SIGSET_BYTES, 0];
+    // SAFETY: nothing is changed, and there is room for what is.
+    unsafe { syscall(libc::SYS_rt_sigaction, arguments) }?;
+    Ok(action)
+}
+
+/// Does about a signal again what was done about it before.
+///
+/// # Safety
+/// It must be what [`action`] said but for its handler, and that one must be good.
+pub(crate) unsafe fn set_sigaction(signal: c_int, action: &KernelSigaction) -> Result<(), Errno> {
+    let place = core::ptr::from_ref(action).expose_provenance();
+    let arguments = [signal as usize, place, 0, KERNEL_SIGSET_BYTES, 0];
+    // SAFETY: the action lives through the call, and the caller says that it is good.
+    unsafe { syscall(libc::SYS_rt_sigaction, arguments) }.map(|_| ())
+}
+
+/// Signals that this thread blocks, a bit each.
+pub(crate) fn blocked_signals() -> Result<u64, Errno> {
+    let mut set = 0u64;
+    let place = (&raw mut set).expose_provenance();
+    // SAFETY: nothing is changed, and there is room for what is.
+    unsafe { syscall(libc::SYS_rt_sigprocmask, [0, 0, place, KERNEL_SIGSET_BYTES, 0]) }?;
+    Ok(set)
+}
+
+/// From now on this thread blocks these signals and no others. Those that waited and are not blocked any more come before this returns.
+pub(crate) fn set_signal_mask(set: u64) {
+    let place = (&raw const set).expose_provenance();
+    let arguments = [libc::SIG_SETMASK as usize, place, 0, KERNEL_SIGSET_BYTES, 0];
+    // SAFETY: the set lives through the call, which cannot fail then.
+    let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, arguments) };
+}
+
+/// Sends a signal that has come to this thread to it again, as it came.
+pub(crate) fn requeue_signal(signal: c_int, info: &siginfo_t) -> Result<(), Errno> {
+    // SAFETY: no memory is passed.
+    let (process, thread) = unsafe { (syscall(libc::SYS_getpid, [])?, syscall(libc::SYS_gettid, [])?) };
+    let arguments = [process, thread, signal as usize, core::ptr::from_ref(info).expose_provenance()];
+    // SAFETY: what is told about it lives through the call.
+    unsafe { syscall(libc::SYS_rt_tgsigqueueinfo, arguments) }.map(|_| ())
+}
+
+/// A new descriptor that is readable while one of these signals waits, or other signals for one that there is.
+pub(crate) fn signalfd(old: Option<RawFd>, set: u64) -> Result<RawFd, Errno> {
+    let place = (&raw const set).expose_provenance();
+    let flags = (libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) as usize;
+    // SAFETY: the set lives through the call.
+    let fd = unsafe {
+        syscall(libc::SYS_signalfd4, [fd(old.unwrap_or(-1)), place, KERNEL_SIGSET_BYTES, flags, 0])
+    }?;
+    Ok(fd as RawFd)
+}

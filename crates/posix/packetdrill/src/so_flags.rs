@@ -1,0 +1,204 @@
+//! What `--so_flags` says: `KEY=VALUE`, separated by commas or blanks.
+
+use crate::instance::defaults;
+use crate::sysctls::{self, StackSettings};
+use core::net::IpAddr;
+use ginnel::config::{Prefix, TcpConfig};
+use std::path::PathBuf;
+
+/// Networks from which `packetdrill` takes its own address, at random or by what it is told, and the addresses in them from which connections are opened.
+const NETWORKS: [(&str, &str); 2] =
+    [("192.168.0.2", "192.168.0.0/16"), ("fd3d:fa7b:d17d::2", "fd3d:fa7b:d17d::/48")];
+const MTU: u32 = 1500;
+/// What a send buffer begins with (`tcp_wmem`).
+const SEND_BUFFER_FIRST: u32 = 16_384;
+/// The kernel's timer of segments that may be merely reordered has 2 ms more than RFC 8985 says, and waits for the tick behind the next one: with 250 ticks a second up to 10 ms in all, with 100 up to 22. Public
+/// scripts expect about 15.
+const SLACK_MS: u32 = 12;
+
+/// Settings of an instance.
+#[derive(Debug)]
+pub struct SoFlags {
+    /// The stack's addresses.
+    pub local: Vec<IpAddr>,
+    /// Networks whose addresses all are the stack's, too.
+    pub networks: Vec<Prefix>,
+    /// Largest packet in bytes.
+    pub mtu: u32,
+    /// Where the kernel's settings are read.
+    proc_dir: Option<PathBuf>,
+    /// Names and values that go before these.
+    overrides: Vec<(String, String)>,
+    /// What the timer of segments that may be merely reordered has more, in milliseconds.
+    slack_ms: u32,
+}
+
+impl SoFlags {
+    /// Reads what was given, and what packetdrill itself was given.
+    ///
+    /// # Errors
+    /// The first that is wrong, and how.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let arguments = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+        let arguments: Vec<_> = arguments.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+        Self::parse_with_arguments(text, arguments.iter().map(AsRef::as_ref))
+    }
+
+    fn parse_with_arguments<'a>(
+        text: &str,
+        arguments: impl Iterator<Item = &'a str>,
+    ) -> Result<Self, String> {
+        let (told_local, told_mtu) = addresses_from_arguments(arguments);
+        let mut local = Vec::new();
+        let mut mtu = told_mtu.unwrap_or(MTU);
+        let mut folder = Some(PathBuf::from(sysctls::PROC_DIR));
+        let mut own = Vec::new();
+        let mut slack_ms = SLACK_MS;
+        let separators = |c: char| c == ',' || c.is_whitespace();
+        for word in text.split(separators).filter(|word| !word.is_empty()) {
+            let (key, value) = word.split_once('=').ok_or_else(|| format!("{word:?} is not KEY=VALUE"))?;
+            let wrong = |what: &str| format!("{key}: {value:?} is not {what}");
+            match key {
+                "local" => local.push(value.parse().map_err(|_| wrong("an IP address"))?),
+                "mtu" => mtu = parse_mtu(value).ok_or_else(|| wrong("from 68 to 65521"))?,
+                "slack" => {
+                    let slack = value.parse().ok().filter(|ms| *ms <= 200);
+                    slack_ms = slack.ok_or_else(|| wrong("from 0 to 200"))?;
+                }
+                "proc" => folder = (value != "off").then(|| PathBuf::from(value)),
+                _ => match key.strip_prefix("net.ipv4.") {
+                    Some(name) => own.push((name.to_owned(), value.replace(':', " "))),
+                    None => return Err(format!("{key:?} is none of local, mtu, proc, slack and net.ipv4.…")),
+                },
+            }
+        }
+        if local.is_empty() {
+            local.extend(told_local);
+        }
+        let mut networks = Vec::new();
+        if local.is_empty() {
+            // IPv6 has no smaller links (RFC 8200 §5).
+            let fits = |(address, _): &&(&str, &str)| mtu >= 1280 || !address.contains(':');
+            for (address, network) in NETWORKS.iter().filter(fits) {
+                local.push(address.parse().expect("an address"));
+                networks.push(network.parse().expect("a network"));
+            }
+        }
+        let flags = Self { local, networks, mtu, proc_dir: folder, overrides: own, slack_ms };
+        flags.tcp_settings().map(|_| flags)
+    }
+
+    /// What TCP is set to, by the kernel at this moment and by the flags, and the settings of the kernel's that the stack does not have, with the reason.
+    ///
+    /// # Errors
+    /// Flags that the stack has nothing for.
+    pub fn tcp_settings(&self) -> Result<(StackSettings, Vec<String>), String> {
+        let tcp = TcpConfig { reordering_slack_ms: self.slack_ms, ..defaults() };
+        let mut settings = StackSettings { tcp, send_buffer_first: SEND_BUFFER_FIRST };
+        let refused =
+            self.proc_dir.as_ref().map_or_else(Vec::new, |folder| sysctls::read_all(folder, &mut settings));
+        for (name, value) in &self.overrides {
+            let known = sysctls::set_sysctl(&mut settings, name, value);
+            let known = known.map_err(|problem| format!("net.ipv4.{name}: {problem}"))?;
+            if !known {
+                return Err(format!("net.ipv4.{name}: the stack has nothing that corresponds to it"));
+            }
+        }
+        settings.tcp.validate().map_err(|error| error.to_string())?;
+        Ok((settings, refused))
+    }
+}
+
+fn parse_mtu(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|mtu| (68..=65_521).contains(mtu))
+}
+
+/// `--local_ip` and `--mtu` of packetdrill's command line, which the interface does not hand on. The last of each counts, and nonsense is packetdrill's to refuse.
+fn addresses_from_arguments<'a>(arguments: impl Iterator<Item = &'a str>) -> (Option<IpAddr>, Option<u32>) {
+    let (mut local, mut mtu) = (None, None);
+    let mut arguments = arguments.skip(1);
+    while let Some(argument) = arguments.next() {
+        let Some(option) = argument.strip_prefix("--") else { continue };
+        let (name, value) = match option.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (option, None),
+        };
+        if !["local_ip", "mtu"].contains(&name) {
+            continue;
+        }
+        let Some(value) = value.or_else(|| arguments.next()) else { break };
+        match name {
+            "local_ip" => local = value.parse().ok().or(local),
+            _ => mtu = parse_mtu(value).or(mtu),
+        }
+    }
+    (local, mtu)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<SoFlags, String> {
+        SoFlags::parse_with_arguments(text, core::iter::empty())
+    }
+
+    #[test]
+    fn without_flags_it_is_what_packetdrill_expects() {
+        let flags = parse("").unwrap();
+        let [v4, v6] = &flags.networks[..] else { panic!("{flags:?}") };
+        assert_eq!((v4.to_string(), v6.to_string()), ("192.168.0.0/16".into(), "fd3d:fa7b:d17d::/48".into()));
+        assert_eq!((flags.local.len(), flags.mtu), (2, 1500));
+        assert_eq!(parse("mtu=600").unwrap().networks, [*v4]);
+    }
+
+    #[test]
+    fn what_packetdrill_was_told_goes_before_what_it_expects() {
+        let line = |text: &'static str| addresses_from_arguments(text.split(' '));
+        let address: IpAddr = "10.0.0.9".parse().unwrap();
+        assert_eq!(line("packetdrill --local_ip=10.0.0.9 --mtu 1520 a.pkt"), (Some(address), Some(1520)));
+        assert_eq!(line("--local_ip=10.0.0.9 a.pkt --mtu=1 --mtu"), (None, None));
+        let flags = SoFlags::parse_with_arguments(
+            "",
+            ["packetdrill", "--local_ip=10.0.0.9", "--mtu=1520"].into_iter(),
+        )
+        .unwrap();
+        assert_eq!((&flags.local[..], flags.networks.len(), flags.mtu), (&[address][..], 0, 1520));
+        let flags =
+            SoFlags::parse_with_arguments("local=10.1.1.1 mtu=600", ["x", "--local_ip=10.0.0.9"].into_iter())
+                .unwrap();
+        assert_eq!((flags.local, flags.mtu), (vec!["10.1.1.1".parse().unwrap()], 600));
+    }
+
+    #[test]
+    fn what_is_given_goes_before_what_the_kernel_is_set_to() {
+        let flags =
+            parse("proc=off local=10.1.1.1,mtu=9000, net.ipv4.tcp_sack=0 net.ipv4.tcp_rmem=4096:8192:70000");
+        let flags = flags.unwrap();
+        let (StackSettings { tcp, .. }, refused) = flags.tcp_settings().unwrap();
+        assert_eq!((flags.local, flags.mtu), (vec!["10.1.1.1".parse().unwrap()], 9000));
+        assert_eq!((tcp.sack, tcp.recv_buffer_bytes, refused.len()), (false, 70_000, 0));
+        assert_eq!((tcp.recv_window_first_bytes, tcp.reordering_slack_ms), (4096, SLACK_MS));
+        assert_eq!(
+            parse("proc=off,slack=200").unwrap().tcp_settings().unwrap().0.tcp.reordering_slack_ms,
+            200
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, part) in [
+            ("local", "KEY=VALUE"),
+            ("local=10.0.0", "not an IP address"),
+            ("mtu=10", "from 68 to 65521"),
+            ("slack=201", "from 0 to 200"),
+            ("colour=red", "\"colour\" is none of"),
+            ("net.ipv4.tcp_sack=yes", "\"yes\" is not a number"),
+            ("net.ipv4.tcp_nothing=1", "nothing that corresponds"),
+            ("net.ipv4.tcp_syn_retries=0", "tcp.syn_retries"),
+        ] {
+            let problem = parse(text).unwrap_err();
+            assert!(problem.contains(part), "{text}: {problem}");
+        }
+    }
+}

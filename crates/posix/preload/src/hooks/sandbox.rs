@@ -1,0 +1,196 @@
+//! Programs that confine themselves: limits and filters hold for what the program does, and leave the library what it needs.
+//!
+//! Before a filter of system calls (`seccomp(2)`) stands one line more: the calls that the library makes itself are admitted. That is less than it was without the filter, and more than
+//! the program wanted to be left with (docs/posix.md).
+#![allow(unsafe_code)] // functions that C calls
+
+use crate::{attach, real};
+use core::ffi::{c_int, c_long, c_ulong, c_void};
+use ginnel_posix_ops::Ops;
+use libc::{pid_t, rlimit, sock_filter, sock_fprog};
+
+/// Most instructions that the kernel takes (`BPF_MAXINSNS`).
+const INSTRUCTIONS_MAX: usize = 4096;
+/// `AUDIT_ARCH_X86_64`, `AUDIT_ARCH_AARCH64`.
+const ARCHITECTURE: u32 = if cfg!(target_arch = "x86_64") { 0xc000_003e } else { 0xc000_00b7 };
+/// Where `struct seccomp_data` has the number of the call, and the architecture.
+const NUMBER_AT: u32 = 0;
+const ARCHITECTURE_AT: u32 = 4;
+/// `BPF_LD|BPF_W|BPF_ABS`, `BPF_JMP|BPF_JEQ|BPF_K`, `BPF_RET|BPF_K`.
+const LOAD: u16 = 0x20;
+const IF_EQUAL: u16 = 0x15;
+const RETURN: u16 = 0x06;
+
+/// What stands before the program's own filter.
+fn preamble() -> Vec<sock_filter> {
+    let calls = Ops::system_calls();
+    let line = |code, k, jt, jf| sock_filter { code, jt, jf, k };
+    let mut lines = vec![line(LOAD, ARCHITECTURE_AT, 0, 0)];
+    // Cannot truncate: they are few. Over the load and all comparisons, and over what admits.
+    lines.push(line(IF_EQUAL, ARCHITECTURE, 0, calls.len() as u8 + 2));
+    lines.push(line(LOAD, NUMBER_AT, 0, 0));
+    for (at, call) in calls.iter().enumerate() {
+        let left = (calls.len() - 1 - at) as u8;
+        // The last goes on behind what admits.
+        lines.push(line(IF_EQUAL, *call as u32, left, u8::from(left == 0)));
+    }
+    lines.push(line(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0));
+    lines
+}
+
+/// The filter with what the library needs, if it fits.
+///
+/// # Safety
+/// Null, or a filter as `seccomp(2)` takes it.
+unsafe fn with_preamble(filter: *const sock_fprog) -> Option<Vec<sock_filter>> {
+    // SAFETY: the caller's promise.
+    let filter = unsafe { filter.as_ref() }?;
+    if filter.filter.is_null() || filter.len == 0 {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let own = unsafe { core::slice::from_raw_parts(filter.filter, filter.len.into()) };
+    let mut lines = preamble();
+    lines.extend_from_slice(own);
+    (lines.len() <= INSTRUCTIONS_MAX).then_some(lines)
+}
+
+/// Installs a filter by what `install` calls, which takes it as it came, or completed.
+///
+/// # Safety
+/// `filter` is null, or as `seccomp(2)` takes it.
+pub(super) unsafe fn install_filter<T>(filter: *const c_void, install: impl FnOnce(*const c_void) -> T) -> T {
+    let Some(ops) = attach::ops() else { return install(filter) };
+    ops.prepare_for_seccomp();
+    // SAFETY: the caller's promise.
+    match unsafe { with_preamble(filter.cast()) } {
+        Some(mut lines) => {
+            // Cannot truncate: INSTRUCTIONS_MAX.
+            let whole = sock_fprog { len: lines.len() as u16, filter: lines.as_mut_ptr() };
+            install((&raw const whole).cast())
+        }
+        None => install(filter),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+    if option == libc::PR_SET_SECCOMP && a == c_ulong::from(libc::SECCOMP_MODE_FILTER) {
+        let filter = core::ptr::with_exposed_provenance(b as usize);
+        // SAFETY: the program's filter, and the rest passed on as it came.
+        return unsafe {
+            install_filter(filter, |filter| {
+                real::prctl(option, a, filter.expose_provenance() as c_ulong, c, d)
+            })
+        };
+    }
+    // SAFETY: passed on as it came.
+    unsafe { real::prctl(option, a, b, c, d) }
+}
+
+/// `seccomp`, which libc has by number only.
+///
+/// # Safety
+/// As its manual page says.
+pub(super) unsafe fn seccomp(operation: c_long, flags: c_long, argument: c_long) -> c_long {
+    // SAFETY: passed on as it came.
+    let call =
+        |argument: c_long| unsafe { real::syscall(libc::SYS_seccomp, operation, flags, argument, 0, 0, 0) };
+    if operation != c_long::from(libc::SECCOMP_SET_MODE_FILTER) {
+        return call(argument);
+    }
+    let filter = core::ptr::with_exposed_provenance(argument as usize);
+    // SAFETY: the program's filter.
+    unsafe { install_filter(filter, |filter| call(filter.expose_provenance() as c_long)) }
+}
+
+/// Sets a limit, which holds for the program's own.
+fn set_limit(resource: c_int, limit: Option<rlimit>, set: impl FnOnce(Option<&rlimit>) -> c_int) -> c_int {
+    let (Some(ops), Some(mut limit)) = (attach::ops(), limit) else { return set(limit.as_ref()) };
+    if resource == libc::RLIMIT_NOFILE as c_int {
+        ops.prepare_for_sandbox();
+    }
+    if resource == libc::RLIMIT_AS as c_int {
+        let more = ops.address_bytes();
+        for bound in [&mut limit.rlim_cur, &mut limit.rlim_max] {
+            *bound = bound.saturating_add(more);
+        }
+    }
+    set(Some(&limit))
+}
+
+fn pointer(limit: Option<&rlimit>) -> *const rlimit {
+    limit.map_or(core::ptr::null(), core::ptr::from_ref)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setrlimit(resource: c_int, limit: *const rlimit) -> c_int {
+    // SAFETY: the program's limit, or null; otherwise passed on as it came.
+    unsafe { set_limit(resource, limit.as_ref().copied(), |limit| real::setrlimit(resource, pointer(limit))) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn setrlimit64(resource: c_int, limit: *const rlimit) -> c_int {
+    // SAFETY: the same by another name.
+    unsafe { setrlimit(resource, limit) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn prlimit(pid: pid_t, resource: c_int, limit: *const rlimit, old: *mut rlimit) -> c_int {
+    // SAFETY: the program's limit, or null.
+    let given = unsafe { limit.as_ref().copied() };
+    // SAFETY: the rest passed on as it came.
+    let call = |limit: Option<&rlimit>| unsafe { real::prlimit(pid, resource, pointer(limit), old) };
+    if pid == 0 { set_limit(resource, given, call) } else { call(given.as_ref()) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn prlimit64(pid: pid_t, resource: c_int, limit: *const rlimit, old: *mut rlimit) -> c_int {
+    // SAFETY: the same by another name.
+    unsafe { prlimit(pid, resource, limit, old) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a filter of these few instructions on a call: where it ends, and what it says there.
+    fn run(lines: &[sock_filter], architecture: u32, number: u32) -> (usize, Option<u32>) {
+        let (mut at, mut value) = (0, 0);
+        while let Some(line) = lines.get(at) {
+            at += 1;
+            match line.code {
+                LOAD => value = if line.k == NUMBER_AT { number } else { architecture },
+                IF_EQUAL => at += usize::from(if value == line.k { line.jt } else { line.jf }),
+                _ => return (at, Some(line.k)),
+            }
+        }
+        (at, None)
+    }
+
+    #[test]
+    fn what_the_library_needs_is_admitted_and_all_else_is_the_programs_to_say() {
+        let lines = preamble();
+        for call in Ops::system_calls() {
+            assert_eq!(run(&lines, ARCHITECTURE, *call as u32).1, Some(libc::SECCOMP_RET_ALLOW));
+            // Numbers of another architecture are other calls.
+            assert_eq!(run(&lines, 0x4000_0003, *call as u32), (lines.len(), None));
+        }
+        for call in [libc::SYS_openat, libc::SYS_execve, libc::SYS_socket, libc::SYS_connect, 9999] {
+            assert_eq!(run(&lines, ARCHITECTURE, call as u32), (lines.len(), None));
+        }
+    }
+
+    #[test]
+    fn a_filter_that_does_not_fit_stays_as_it_is() {
+        let mut own = vec![sock_filter { code: RETURN, jt: 0, jf: 0, k: 0 }; INSTRUCTIONS_MAX];
+        let mut filter = |len: usize| sock_fprog { len: len as u16, filter: own.as_mut_ptr() };
+        let most = INSTRUCTIONS_MAX - preamble().len();
+        // SAFETY: as many instructions as there are, at least.
+        let lines = |len: usize, filter: sock_fprog| {
+            unsafe { with_preamble(&raw const filter) }.map(|l| l.len() - len)
+        };
+        assert_eq!(lines(most, filter(most)), Some(preamble().len()));
+        assert_eq!(lines(most + 1, filter(most + 1)), None);
+    }
+}

@@ -1,0 +1,493 @@
+//! Bytes in and out.
+#![allow(unsafe_code)] // functions that C calls
+
+use super::{ToC, scm_rights, stack_ops, user_memory};
+use crate::{attach, real};
+use core::ffi::{c_int, c_uint, c_void};
+use ginnel_posix_ops::{Ops, SendArgs, SignalDeferred};
+use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use rustix::io::Errno;
+use std::io::{IoSlice, IoSliceMut};
+
+/// Sends one buffer.
+///
+/// # Safety
+/// It must be as long as told.
+unsafe fn send_one(ops: &Ops, fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe { user_memory::bytes(bytes, len) }
+        .and_then(|bytes| ops.send(fd, &[IoSlice::new(bytes)], flags))
+        .to_c()
+}
+
+/// Receives into one buffer.
+///
+/// # Safety
+/// It must be as long as told.
+unsafe fn recv_one(ops: &Ops, fd: c_int, bytes: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    if flags & libc::MSG_TRUNC != 0 && bytes.is_null() {
+        let mut nowhere = SignalDeferred::new(|| vec![0; len.min(1 << 20)]);
+        return ops.recv(fd, &mut [IoSliceMut::new(&mut nowhere)], flags).to_c();
+    }
+    if bytes.is_null() && len > 0 {
+        return ops.recv_to_null(fd, flags).to_c();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { user_memory::writable_bytes(bytes, len) }
+        .and_then(|room| ops.recv(fd, &mut [IoSliceMut::new(room)], flags))
+        .to_c()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    match stack_ops(fd) {
+        // SAFETY: the program's buffer is as long as it says.
+        Some(ops) => unsafe { send_one(ops, fd, bytes, len, flags) },
+        // SAFETY: passed on as it came.
+        None => unsafe { real::send(fd, bytes, len, flags) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the same by another name.
+    unsafe { send(fd, bytes, len, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendto(
+    fd: c_int,
+    bytes: *const c_void,
+    len: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    to_len: socklen_t,
+) -> ssize_t {
+    match stack_ops(fd) {
+        // SAFETY: the program's buffer and address are as long as it says.
+        Some(ops) => unsafe {
+            user_memory::bytes(bytes, len)
+                .and_then(|bytes| {
+                    let to = user_memory::optional_address(to, to_len)?;
+                    ops.send_to(fd, &[IoSlice::new(bytes)], &SendArgs { flags, to, control: &[] })
+                })
+                .to_c()
+        },
+        // SAFETY: passed on as it came.
+        None => unsafe { real::sendto(fd, bytes, len, flags, to, to_len) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: size_t) -> ssize_t {
+    match stack_ops(fd) {
+        // SAFETY: the program's buffer is as long as it says.
+        Some(ops) => unsafe { send_one(ops, fd, bytes, len, 0) },
+        // SAFETY: passed on as it came.
+        None => unsafe { real::write(fd, bytes, len) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __write(fd: c_int, bytes: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: the same by another name.
+    unsafe { write(fd, bytes, len) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn writev(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t {
+    let Some(ops) = stack_ops(fd) else {
+        // SAFETY: passed on as it came.
+        return unsafe { real::writev(fd, buffers, count) };
+    };
+    let Ok(count) = usize::try_from(count) else { return Err::<usize, _>(Errno::INVAL).to_c() };
+    // SAFETY: the program's buffers are as it says.
+    unsafe { user_memory::with_buffers(buffers, count, |buffers| ops.send(fd, buffers, 0)) }.to_c()
+}
+
+/// Sends a message. What comes with it and is for the kernel alone, descriptors for instance, a socket of the stack cannot carry.
+///
+/// # Safety
+/// It must be as it says.
+unsafe fn send_message(ops: &Ops, fd: c_int, message: *const msghdr, flags: c_int) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let message = user_memory::message(message)?;
+        let buffers = message.msg_iov.cast_const();
+        let to = user_memory::optional_address(message.msg_name.cast_const().cast(), message.msg_namelen)?;
+        let control = user_memory::bytes(message.msg_control, message.msg_controllen)?;
+        let sending = SendArgs { flags, to, control };
+        user_memory::with_buffers(buffers, message.msg_iovlen, |buffers| ops.send_to(fd, buffers, &sending))
+    }
+}
+
+/// Receives a message, with its sender and control messages as far as there is room.
+///
+/// # Safety
+/// It must be as it says.
+unsafe fn recv_message(ops: &Ops, fd: c_int, message: *mut msghdr, flags: c_int) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let message = message.as_mut().ok_or(Errno::FAULT)?;
+        let buffers = message.msg_iov.cast_const();
+        let control_room = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
+        let received = user_memory::with_buffers_mut(buffers, message.msg_iovlen, |buffers| {
+            ops.recv_from(fd, buffers, flags, control_room)
+        })?;
+        match received.from.filter(|_| !message.msg_name.is_null()) {
+            Some(from) => {
+                user_memory::write_value(from.bytes(), message.msg_name, &raw mut message.msg_namelen)?
+            }
+            None => message.msg_namelen = 0,
+        }
+        let control = received.control.bytes();
+        // There is room for as many: it was told.
+        core::ptr::copy_nonoverlapping(control.as_ptr(), message.msg_control.cast(), control.len());
+        message.msg_controllen = control.len() as _;
+        let cut = if received.control.is_truncated() { libc::MSG_CTRUNC } else { 0 };
+        message.msg_flags = received.flags | cut;
+        Ok(received.count)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    match stack_ops(fd) {
+        // SAFETY: the program's message is as it says.
+        Some(ops) => unsafe { send_message(ops, fd, message, flags) }.to_c(),
+        // SAFETY: passed on as it came, but for descriptors of ours in it.
+        None => unsafe {
+            match scm_rights::send_passing_fds(message, |message| real::sendmsg(fd, message, flags)) {
+                Some(Ok(sent)) => sent,
+                Some(Err(error)) => Err::<usize, _>(error).to_c(),
+                None => real::sendmsg(fd, message, flags),
+            }
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    let Some(ops) = stack_ops(fd) else {
+        // SAFETY: passed on as it came, one by one if there may be descriptors of ours in it.
+        return unsafe {
+            let carries = |at: usize| (*messages.add(at)).msg_hdr.msg_controllen > 0;
+            if attach::ops().is_none() || !(0..count as usize).any(carries) {
+                return real::sendmmsg(fd, messages, count, flags);
+            }
+            for at in 0..count as usize {
+                let message = &mut *messages.add(at);
+                match sendmsg(fd, &raw const message.msg_hdr, flags) {
+                    ..0 => return if at == 0 { -1 } else { at as c_int },
+                    sent => message.msg_len = sent as c_uint,
+                }
+            }
+            count as c_int
+        };
+    };
+    let sent = ops.sendmmsg(count as usize, |number| {
+        // SAFETY: the program's list is as long as it says, and each message and its buffers are as they say.
+        unsafe {
+            let message = &mut *messages.add(number);
+            let sent = send_message(ops, fd, &raw const message.msg_hdr, flags)?;
+            message.msg_len = sent as c_uint;
+            Ok((sent, user_memory::total_len(message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen)))
+        }
+    });
+    sent.map_or_else(|error| Err::<usize, _>(error).to_c(), |count| count as c_int)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recv(fd: c_int, bytes: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    match stack_ops(fd) {
+        // SAFETY: the program's room is as much as it says.
+        Some(ops) => unsafe { recv_one(ops, fd, bytes, len, flags) },
+        // SAFETY: passed on as it came.
+        None => unsafe { real::recv(fd, bytes, len, flags) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    bytes: *mut c_void,
+    len: size_t,
+    room: size_t,
+    flags: c_int,
+) -> ssize_t {
+    match stack_ops(fd).filter(|_| len <= room) {
+        // SAFETY: the program's room is as much as it says.
+        Some(ops) => unsafe { recv_one(ops, fd, bytes, len, flags) },
+        // SAFETY: passed on as it came; libc ends a program that says too much.
+        None => unsafe { real::__recv_chk(fd, bytes, len, room, flags) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    bytes: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    let Some(ops) = stack_ops(fd) else {
+        // SAFETY: passed on as it came.
+        return unsafe { real::recvfrom(fd, bytes, len, flags, from, from_len) };
+    };
+    // SAFETY: the program's room is as much as it says.
+    unsafe {
+        if flags & libc::MSG_TRUNC != 0 && bytes.is_null() {
+            return recv_one(ops, fd, bytes, len, flags);
+        }
+        let received = user_memory::writable_bytes(bytes, len)
+            .and_then(|room| ops.recv_from(fd, &mut [IoSliceMut::new(room)], flags, 0))
+            .and_then(|received| {
+                match received.from.filter(|_| !from.is_null()) {
+                    Some(name) => user_memory::write_value(name.bytes(), from.cast(), from_len)?,
+                    // A stream does not say where each byte is from.
+                    None if !from.is_null() && !from_len.is_null() => *from_len = 0,
+                    None => {}
+                }
+                Ok(received.count)
+            });
+        received.to_c()
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    bytes: *mut c_void,
+    len: size_t,
+    room: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    if stack_ops(fd).is_some() && len <= room {
+        // SAFETY: passed on as it came.
+        return unsafe { recvfrom(fd, bytes, len, flags, from, from_len) };
+    }
+    // SAFETY: passed on as it came; libc ends a program that says too much.
+    unsafe { real::__recvfrom_chk(fd, bytes, len, room, flags, from, from_len) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, len: size_t) -> ssize_t {
+    match stack_ops(fd) {
+        // The socket is not asked (`sock_read_iter`).
+        Some(ops) if len == 0 && ops.owns(fd) => 0,
+        // SAFETY: the program's room is as much as it says.
+        Some(ops) => unsafe { recv_one(ops, fd, bytes, len, 0) },
+        // SAFETY: passed on as it came.
+        None => unsafe { real::read(fd, bytes, len) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __read(fd: c_int, bytes: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: the same by another name.
+    unsafe { read(fd, bytes, len) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __read_chk(fd: c_int, bytes: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+    if stack_ops(fd).is_some() && len <= room {
+        // SAFETY: passed on as it came.
+        return unsafe { read(fd, bytes, len) };
+    }
+    // SAFETY: passed on as it came; libc ends a program that says too much.
+    unsafe { real::__read_chk(fd, bytes, len, room) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn readv(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t {
+    let Some(ops) = stack_ops(fd) else {
+        // SAFETY: passed on as it came.
+        return unsafe { real::readv(fd, buffers, count) };
+    };
+    let Ok(count) = usize::try_from(count) else { return Err::<usize, _>(Errno::INVAL).to_c() };
+    // SAFETY: the program's buffers are as it says.
+    unsafe { user_memory::with_buffers_mut(buffers, count, |buffers| ops.recv(fd, buffers, 0)) }.to_c()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    match stack_ops(fd) {
+        // SAFETY: the program's message is as it says.
+        Some(ops) => unsafe { recv_message(ops, fd, message, flags) }.to_c(),
+        // SAFETY: passed on as it came.
+        None => unsafe {
+            let count = real::recvmsg(fd, message, flags);
+            if count >= 0 {
+                scm_rights::import_received_fds(message);
+            }
+            count
+        },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    let Some(ops) = stack_ops(fd) else {
+        // SAFETY: passed on as it came.
+        return unsafe {
+            let count = real::recvmmsg(fd, messages, count, flags, timeout);
+            (0..usize::try_from(count).unwrap_or(0))
+                .for_each(|at| scm_rights::import_received_fds(&raw const (*messages.add(at)).msg_hdr));
+            count
+        };
+    };
+    // SAFETY: the program's timeout is null or a time.
+    let limit = match unsafe { user_memory::timeout(timeout) } {
+        Ok(limit) => limit,
+        Err(error) => return Err::<usize, _>(error).to_c(),
+    };
+    let received = ops.recvmmsg(fd, count as usize, flags, limit, |number, flags| {
+        // SAFETY: the program's list is as long as it says, and each message as it says.
+        unsafe {
+            let message = &mut *messages.add(number);
+            message.msg_len = recv_message(ops, fd, &raw mut message.msg_hdr, flags)? as c_uint;
+            Ok(message.msg_hdr.msg_flags)
+        }
+    });
+    match received {
+        Ok((count, left)) => {
+            if let Some(left) = left {
+                // SAFETY: a limit was read from there.
+                let place = unsafe { &mut *timeout };
+                place.tv_sec = left.as_secs().cast_signed();
+                place.tv_nsec = left.subsec_nanos().into();
+            }
+            count as c_int
+        }
+        Err(error) => Err::<usize, _>(error).to_c(),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    let Some(ops) = stack_ops(out) else {
+        // SAFETY: passed on as it came.
+        return unsafe { real::sendfile(out, from, offset, count) };
+    };
+    // SAFETY: the program's offset is null or a number.
+    let place = unsafe { offset.as_mut() };
+    ops.sendfile(out, from, place, count).to_c()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile64(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    // SAFETY: the same where files are as long as can be.
+    unsafe { sendfile(out, from, offset, count) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn splice(
+    from: c_int,
+    from_offset: *mut i64,
+    to: c_int,
+    to_offset: *mut i64,
+    len: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    let result = match (stack_ops(from), stack_ops(to)) {
+        (Some(_), Some(_)) => Err(Errno::INVAL),
+        (Some(_), None) | (None, Some(_)) if !from_offset.is_null() && stack_ops(from).is_some() => {
+            Err(Errno::SPIPE)
+        }
+        (None, Some(_)) if !to_offset.is_null() => Err(Errno::SPIPE),
+        (Some(ops), None) => ops.splice_to_pipe(from, to, len, flags),
+        (None, Some(ops)) => ops.splice_from_pipe(from, to, len, flags),
+        // SAFETY: passed on as it came.
+        (None, None) => return unsafe { real::splice(from, from_offset, to, to_offset, len, flags) },
+    };
+    result.to_c()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recv(fd: c_int, bytes: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the same by another name.
+    unsafe { recv(fd, bytes, len, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    // SAFETY: the same by another name.
+    unsafe { sendmmsg(fd, messages, count, flags) }
+}
+
+/// Whether `preadv2` and `pwritev2` are to do what `readv` and `writev` do: with no position and no flags that a socket could not honour (`RWF_NOWAIT` it could).
+fn check_no_position(offset: off_t, flags: c_int) -> Result<(), Errno> {
+    match (offset, flags) {
+        (-1, 0) => Ok(()),
+        (-1, _) => Err(Errno::OPNOTSUPP),
+        _ => Err(Errno::SPIPE),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn preadv2(
+    fd: c_int,
+    buffers: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    match stack_ops(fd).map(|_| check_no_position(offset, flags)) {
+        // SAFETY: passed on as it came.
+        None => unsafe { real::preadv2(fd, buffers, count, offset, flags) },
+        // SAFETY: passed on as it came.
+        Some(Ok(())) => unsafe { readv(fd, buffers, count) },
+        Some(Err(error)) => Err::<usize, _>(error).to_c(),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn preadv64v2(
+    fd: c_int,
+    buffers: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the same where files are as long as can be.
+    unsafe { preadv2(fd, buffers, count, offset, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pwritev2(
+    fd: c_int,
+    buffers: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    match stack_ops(fd).map(|_| check_no_position(offset, flags)) {
+        // SAFETY: passed on as it came.
+        None => unsafe { real::pwritev2(fd, buffers, count, offset, flags) },
+        // SAFETY: passed on as it came.
+        Some(Ok(())) => unsafe { writev(fd, buffers, count) },
+        Some(Err(error)) => Err::<usize, _>(error).to_c(),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pwritev64v2(
+    fd: c_int,
+    buffers: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the same where files are as long as can be.
+    unsafe { pwritev2(fd, buffers, count, offset, flags) }
+}

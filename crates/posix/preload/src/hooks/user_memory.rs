@@ -1,0 +1,208 @@
+//! What programs point to: buffers, addresses, messages. What they point to wrongly is `EFAULT` where it can be told, which is for null, and a fault of the program's
+//! own otherwise, as in any library.
+#![allow(unsafe_code)] // the program's pointers
+
+use core::ffi::{c_int, c_void};
+use ginnel_posix_ops::{OptionValue, SignalDeferred, SockaddrBytes};
+use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, timespec};
+use rustix::io::Errno;
+use std::io::{IoSlice, IoSliceMut};
+use std::time::Duration;
+
+/// Most buffers of one call (`IOV_MAX`).
+const BUFFERS_MAX: usize = 1024;
+
+pub fn set_errno(value: c_int) {
+    // SAFETY: libc's variable of this thread.
+    unsafe { *libc::__errno_location() = value };
+}
+
+/// Bytes that the program hands in.
+///
+/// # Safety
+/// As many bytes must stand there.
+pub unsafe fn bytes<'a>(pointer: *const c_void, len: size_t) -> Result<&'a [u8], Errno> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    if pointer.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise; longer ones than memory is are cut as the kernel does (`MAX_RW_COUNT`).
+    Ok(unsafe { core::slice::from_raw_parts(pointer.cast(), len.min(0x7fff_f000)) })
+}
+
+/// Room that the program offers.
+///
+/// # Safety
+/// As many bytes must be writable there.
+pub unsafe fn writable_bytes<'a>(pointer: *mut c_void, len: size_t) -> Result<&'a mut [u8], Errno> {
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    if pointer.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: as above.
+    Ok(unsafe { core::slice::from_raw_parts_mut(pointer.cast(), len.min(0x7fff_f000)) })
+}
+
+/// Bytes that the program's buffers hold in all.
+///
+/// # Safety
+/// There are as many buffers as told.
+pub unsafe fn total_len(buffers: *const iovec, count: size_t) -> usize {
+    // SAFETY: the caller's promise.
+    (0..count).map(|at| unsafe { (*buffers.add(at)).iov_len }).sum()
+}
+
+/// An address that the program hands in.
+///
+/// # Safety
+/// As many bytes must stand there.
+pub unsafe fn address<'a>(pointer: *const sockaddr, len: socklen_t) -> Result<&'a [u8], Errno> {
+    if len as usize > 128 {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { bytes(pointer.cast(), len as usize) }
+}
+
+/// An address that the program may leave out.
+///
+/// # Safety
+/// As above.
+pub unsafe fn optional_address<'a>(
+    pointer: *const sockaddr,
+    len: socklen_t,
+) -> Result<Option<&'a [u8]>, Errno> {
+    if pointer.is_null() || len == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { address(pointer, len) }.map(Some)
+}
+
+/// Writes an address as far as there is room, and how long it is.
+///
+/// # Safety
+/// Either pointer is null, or what it says is writable.
+pub unsafe fn write_address(
+    name: &SockaddrBytes,
+    to: *mut sockaddr,
+    len: *mut socklen_t,
+) -> Result<(), Errno> {
+    if to.is_null() {
+        return Ok(());
+    }
+    // SAFETY: the caller's promise.
+    unsafe { write_value(name.bytes(), to.cast(), len) }
+}
+
+/// Writes a value as far as there is room, and how long it is.
+///
+/// # Safety
+/// As above.
+pub unsafe fn write_value(value: &[u8], to: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
+    if len.is_null() || to.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise.
+    let room = usize::try_from(unsafe { *len }.cast_signed()).map_err(|_| Errno::INVAL)?;
+    let count = room.min(value.len());
+    // SAFETY: there is room for as many.
+    unsafe { core::ptr::copy_nonoverlapping(value.as_ptr(), to.cast(), count) };
+    // SAFETY: as above.
+    unsafe { *len = value.len() as socklen_t };
+    Ok(())
+}
+
+/// Writes the value of an option that `ask` gets, which hears how much room there is. The length is told that was written, or that would be needed.
+///
+/// # Safety
+/// As above.
+pub unsafe fn write_option(
+    to: *mut c_void,
+    len: *mut socklen_t,
+    ask: impl FnOnce(usize) -> Result<OptionValue, Errno>,
+) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    let said = if len.is_null() { 0 } else { unsafe { *len } };
+    let room = usize::try_from(said.cast_signed()).unwrap_or(0);
+    let option = ask(room)?;
+    let fits = option.fits(room);
+    let value = if fits.is_ok() { option.bytes() } else { &[] };
+    // SAFETY: the caller's promise.
+    unsafe {
+        write_value(value, to, len)?;
+        let needed = option.bytes().len();
+        *len = if fits.is_ok() { room.min(needed) } else { needed } as socklen_t;
+    }
+    fits
+}
+
+fn checked_count(count: usize) -> Result<usize, Errno> {
+    if count <= BUFFERS_MAX { Ok(count) } else { Err(Errno::INVAL) }
+}
+
+/// Runs with the buffers of a call that sends.
+///
+/// # Safety
+/// The list and each buffer must be as long as told.
+pub unsafe fn with_buffers<T>(
+    list: *const iovec,
+    len: usize,
+    run: impl FnOnce(&[IoSlice<'_>]) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    let len = checked_count(len)?;
+    // SAFETY: `IoSlice` is laid out as `iovec` (its documentation), and the list is as long as told.
+    let list = if len == 0 { &[] } else { unsafe { core::slice::from_raw_parts(list.cast(), len) } };
+    run(list)
+}
+
+/// Runs with the buffers of a call that receives.
+///
+/// # Safety
+/// As above, and writable.
+pub unsafe fn with_buffers_mut<T>(
+    list: *const iovec,
+    len: usize,
+    run: impl FnOnce(&mut [IoSliceMut<'_>]) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    let len = checked_count(len)?;
+    if len == 0 {
+        return run(&mut []);
+    }
+    // The program's list stays as it is: a copy of it is what may change.
+    let mut copy = [const { std::mem::MaybeUninit::<iovec>::uninit() }; 16];
+    let mut long = (len > copy.len()).then(|| SignalDeferred::new(|| Vec::with_capacity(len)));
+    let place: *mut iovec = match &mut long {
+        Some(long) => long.as_mut_ptr(),
+        None => copy.as_mut_ptr().cast(),
+    };
+    // SAFETY: there is room for as many, and as many stand there.
+    unsafe { core::ptr::copy_nonoverlapping(list, place, len) };
+    // SAFETY: `IoSliceMut` is laid out as `iovec`, and as many were copied.
+    run(unsafe { core::slice::from_raw_parts_mut(place.cast(), len) })
+}
+
+/// What a message consists of.
+///
+/// # Safety
+/// The pointer is null or points to a message.
+pub unsafe fn message<'a>(pointer: *const msghdr) -> Result<&'a msghdr, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { pointer.as_ref() }.ok_or(Errno::FAULT)
+}
+
+/// A time-out that may be absent, which is endless.
+///
+/// # Safety
+/// The pointer is null or points to a time.
+pub unsafe fn timeout(pointer: *const timespec) -> Result<Option<Duration>, Errno> {
+    // SAFETY: the caller's promise.
+    let Some(time) = (unsafe { pointer.as_ref() }) else { return Ok(None) };
+    let seconds = u64::try_from(time.tv_sec).map_err(|_| Errno::INVAL)?;
+    let nanos = u32::try_from(time.tv_nsec).ok().filter(|n| *n < 1_000_000_000).ok_or(Errno::INVAL)?;
+    Ok(Some(Duration::new(seconds, nanos)))
+}

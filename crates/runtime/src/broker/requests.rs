@@ -1,0 +1,299 @@
+//! Requests of the channel, and answers to them, as they stand in messages of the door.
+
+use super::codec::{Codec, Decoder, choice, record};
+use crate::channel::SocketId;
+use crate::channel::control::{
+    AddressSharing, ChannelReply, ChannelRequest, LinkInfo, Reservation, ReserveError, UdpRequest,
+};
+use crate::error::Error;
+use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError, Stale};
+use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::icmp::extensions::IcmpExtensions;
+use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, SaveSyn, SocketOptions, TcpInfo};
+use ginnel_stack::tcp::state::State;
+use ginnel_stack::udp::{Datagram, PmtuDiscovery, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
+
+choice!(ListenError { 0 => AddressInUse, 1 => AddressNotAvailable, 2 => TooMany, 3 => InvalidOption });
+choice!(ConnectError {
+    0 => PortsExhausted, 1 => AddressNotAvailable, 2 => AddressInUse, 3 => NetUnreachable, 4 => InvalidAddress, 5 => TooMany,
+    6 => InvalidOption,
+});
+choice!(SendError { 0 => Stale, 1 => Closed, 2 => InvalidSource, 3 => Full });
+choice!(RecvError { 0 => Stale, 1 => WouldBlock });
+choice!(Stale { 0 => Handle });
+choice!(ReserveError { 0 => InUse, 1 => NotAvailable, 2 => TooMany });
+record!(AddressSharing { reuse_address, reuse_port, uid, v6only });
+record!(LinkInfo { name, mac, mtu, loopback, addresses });
+record!(Reservation { number, address });
+choice!(UdpError {
+    0 => Stale, 1 => AddressInUse, 2 => AddressNotAvailable, 3 => TooManySockets, 4 => NoDestination, 5 => InvalidAddress, 6 => WrongFamily,
+    7 => BroadcastForbidden, 8 => TooLong, 9 => NetUnreachable, 10 => HostUnreachable, 11 => ConnectionRefused, 12 => Unreachable,
+    13 => NoBuffers, 14 => WouldBlock, 15 => ProtocolUnreachable, 16 => Prohibited, 17 => ProtocolError,
+});
+choice!(State {
+    0 => Closed, 1 => Listen, 2 => SynSent, 3 => SynReceived, 4 => Established, 5 => FinWait1, 6 => FinWait2, 7 => CloseWait,
+    8 => Closing, 9 => LastAck, 10 => TimeWait,
+});
+choice!(CaState { 0 => Open, 1 => Disorder, 2 => Cwr, 3 => Recovery, 4 => Loss });
+record!(SocketOptions {
+    recv_buffer_bytes,
+    send_buffer_bytes,
+    mss,
+    nodelay,
+    keepalive,
+    ack_events,
+    tos,
+    hop_limit,
+    min_ttl,
+    min_hop_count,
+    rto_min,
+    rto_max,
+    delayed_ack_max,
+    save_syn,
+    priority,
+});
+choice!(SaveSyn { 0 => Off, 1 => Packet, 2 => Frame });
+record!(ListenOptions { backlog, v6_only, reuse_port, user, socket });
+record!(ConnectOptions { local, is_ephemeral_port, socket });
+choice!(PmtuDiscovery { 0 => Want, 1 => Dont, 2 => Do, 3 => Probe, 4 => Interface, 5 => Omit });
+record!(UdpOptions {
+    reuse_address,
+    reuse_port,
+    uid,
+    broadcast,
+    v6only,
+    rcvbuf,
+    hop_limit,
+    tos,
+    priority,
+    recverr_v4,
+    recverr_v6,
+    pmtu_discovery,
+    gro,
+});
+record!(UdpExtendedError {
+    error,
+    destination,
+    offender,
+    icmp_type,
+    icmp_code,
+    info,
+    extensions,
+    payload_len,
+    next_error,
+    has_more
+});
+record!(IcmpExtensions { offset, is_invalid });
+record!(Datagram { len, from, to, tos, hop_limit, gso_size });
+record!(UdpSendParams { to, source, gso_size, hop_limit, tos });
+record!(TcpInfo {
+    state,
+    local,
+    remote,
+    ca_state,
+    retransmits,
+    probes,
+    backoff,
+    rto,
+    ato,
+    snd_mss,
+    rcv_mss,
+    advmss,
+    pmtu,
+    unacked,
+    sacked,
+    lost,
+    retrans,
+    total_retrans,
+    rtt,
+    rttvar,
+    min_rtt,
+    snd_ssthresh,
+    snd_cwnd,
+    reordering,
+    reord_seen,
+    snd_wnd,
+    rcv_wnd,
+    snd_wscale,
+    rcv_wscale,
+    timestamps,
+    sack,
+    wscale,
+    ecn,
+    notsent_bytes,
+    last_data_recv,
+    busy_time,
+    rwnd_limited,
+    sndbuf_limited,
+    send_queued,
+    recv_queued,
+});
+choice!(SocketId { 0 => Socket { socket, generation }, 1 => Listener(number) });
+
+impl Codec for UdpHandle {
+    fn encode(&self, out: &mut Vec<u8>) {
+        (self.index(), self.generation()).encode(out);
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+        <(u32, u32)>::decode(from).map(|(index, generation)| Self::new(index, generation))
+    }
+}
+
+choice!(UdpRequest {
+    0 => Bind(local, options), 1 => Connect(socket, remote), 2 => Send(socket, remote, data), 3 => Reply(socket, datagram, data),
+    4 => Recv(socket), 5 => Local(socket), 6 => Close(socket), 7 => Open(local, options), 8 => SetOptions(socket, options),
+    9 => RecvOversize(socket, take), 10 => TakeExtendedError(socket), 11 => PathMtu(socket),
+    12 => SendWith(socket, sending, data),
+});
+
+// `Detach` is the hang-up of a connection to the door, and counters are asked for in other ways.
+impl Codec for ChannelRequest {
+    fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Listen(at, options) => (0u8, (*at, *options)).encode(out),
+            Self::Join(listener) => (1u8, *listener).encode(out),
+            Self::Unlisten(listener) => (2u8, *listener).encode(out),
+            Self::Connect(remote, options) => (3u8, (*remote, *options)).encode(out),
+            Self::Info(socket) => (5u8, *socket).encode(out),
+            Self::SendUrgent(socket, bytes) => {
+                (6u8, *socket).encode(out);
+                bytes.encode(out);
+            }
+            Self::Udp(request) => {
+                8u8.encode(out);
+                request.encode(out);
+            }
+            Self::ListenExclusive(at, options) => (9u8, (*at, *options)).encode(out),
+            Self::Reserve(at, sharing) => (12u8, (*at, *sharing)).encode(out),
+            Self::Unreserve(number) => (10u8, *number).encode(out),
+            Self::SetListenerOptions(listener, options) => (14u8, (*listener, *options)).encode(out),
+            Self::SavedSyn(socket, room) => (15u8, (*socket, *room)).encode(out),
+            Self::SendableWithin(socket, len, most) => (16u8, (*socket, (*len, *most))).encode(out),
+            Self::Links(from) => (17u8, *from).encode(out),
+            Self::DeferAccept(listener, time) => (13u8, (*listener, *time)).encode(out),
+            Self::SetBacklog(listener, backlog) => (11u8, (*listener, *backlog)).encode(out),
+            Self::OfferPending => 18u8.encode(out),
+            Self::Counters | Self::Detach => u8::MAX.encode(out),
+        }
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+        Some(match u8::decode(from)? {
+            0 => Self::Listen(Codec::decode(from)?, Codec::decode(from)?),
+            1 => Self::Join(Codec::decode(from)?),
+            2 => Self::Unlisten(Codec::decode(from)?),
+            3 => Self::Connect(Codec::decode(from)?, Codec::decode(from)?),
+            5 => Self::Info(Codec::decode(from)?),
+            6 => Self::SendUrgent(Codec::decode(from)?, Codec::decode(from)?),
+            8 => Self::Udp(Codec::decode(from)?),
+            9 => Self::ListenExclusive(Codec::decode(from)?, Codec::decode(from)?),
+            12 => Self::Reserve(Codec::decode(from)?, Codec::decode(from)?),
+            10 => Self::Unreserve(Codec::decode(from)?),
+            14 => Self::SetListenerOptions(Codec::decode(from)?, Codec::decode(from)?),
+            15 => Self::SavedSyn(Codec::decode(from)?, Codec::decode(from)?),
+            16 => Self::SendableWithin(Codec::decode(from)?, Codec::decode(from)?, Codec::decode(from)?),
+            17 => Self::Links(Codec::decode(from)?),
+            13 => Self::DeferAccept(Codec::decode(from)?, Codec::decode(from)?),
+            11 => Self::SetBacklog(Codec::decode(from)?, Codec::decode(from)?),
+            18 => Self::OfferPending,
+            _ => return None,
+        })
+    }
+}
+
+impl Codec for Error {
+    fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Listen(at, error) => (0u8, (*at, *error)).encode(out),
+            Self::Connect(to, error) => (1u8, (*to, *error)).encode(out),
+            other => (2u8, other.to_string()).encode(out),
+        }
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+        Some(match u8::decode(from)? {
+            0 => Self::Listen(Codec::decode(from)?, Codec::decode(from)?),
+            1 => Self::Connect(Codec::decode(from)?, Codec::decode(from)?),
+            2 => Self::application(String::decode(from)?),
+            _ => return None,
+        })
+    }
+}
+
+impl Codec for ChannelReply {
+    fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Listen(result) => tagged(out, 0, result),
+            Self::Join(result) => tagged(out, 1, result),
+            Self::Connect(result) => tagged(out, 2, result),
+            Self::Info(result) => tagged(out, 4, result),
+            Self::SendUrgent(result) => tagged(out, 5, result),
+            Self::UdpBind(result) => tagged(out, 7, result),
+            Self::UdpRecv(result) => tagged(out, 8, result),
+            Self::UdpLocal(result) => tagged(out, 9, result),
+            Self::Udp(result) => tagged(out, 10, result),
+            Self::Reserve(result) => tagged(out, 12, result),
+            Self::UdpExtendedError(result) => tagged(out, 13, result),
+            Self::UdpPathMtu(result) => tagged(out, 14, result),
+            Self::SavedSyn(bytes) => tagged(out, 15, bytes),
+            Self::SendableWithin(result) => tagged(out, 16, result),
+            Self::Links(links) => tagged(out, 17, links),
+            // Counters are not asked for over the door.
+            Self::Done | Self::Counters(_) => out.push(11),
+        }
+    }
+
+    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+        Some(match u8::decode(from)? {
+            0 => Self::Listen(Codec::decode(from)?),
+            1 => Self::Join(Codec::decode(from)?),
+            2 => Self::Connect(Codec::decode(from)?),
+            4 => Self::Info(Codec::decode(from)?),
+            5 => Self::SendUrgent(Codec::decode(from)?),
+            7 => Self::UdpBind(Codec::decode(from)?),
+            8 => Self::UdpRecv(Codec::decode(from)?),
+            9 => Self::UdpLocal(Codec::decode(from)?),
+            10 => Self::Udp(Codec::decode(from)?),
+            11 => Self::Done,
+            12 => Self::Reserve(Codec::decode(from)?),
+            13 => Self::UdpExtendedError(Codec::decode(from)?),
+            14 => Self::UdpPathMtu(Codec::decode(from)?),
+            15 => Self::SavedSyn(Codec::decode(from)?),
+            16 => Self::SendableWithin(Codec::decode(from)?),
+            17 => Self::Links(Codec::decode(from)?),
+            _ => return None,
+        })
+    }
+}
+
+fn tagged(out: &mut Vec<u8>, tag: u8, value: &impl Codec) {
+    out.push(tag);
+    value.encode(out);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::broker::message::{ControlReply, MESSAGE_BYTES_MAX, decode, encode};
+
+    #[test]
+    fn the_longest_list_of_links_fits_into_a_message() {
+        let link = |addresses: usize| LinkInfo {
+            name: "x".repeat(64),
+            mac: [2, 0, 0, 0, 0, 1],
+            mtu: 1500,
+            loopback: false,
+            addresses: vec![(core::net::Ipv6Addr::LOCALHOST.into(), 64); addresses],
+        };
+        let most = LinkInfo::ADDRESSES_MAX;
+        for links in [vec![link(most), link(most)], vec![link(1); 2048 / 6], vec![link(0); 2048 / 5]] {
+            let bytes = encode(1, &ControlReply::Reply(ChannelReply::Links(links.clone())));
+            assert!(bytes.len() <= MESSAGE_BYTES_MAX, "{} links: {} bytes", links.len(), bytes.len());
+            let (1, Some(ControlReply::Reply(ChannelReply::Links(told)))) = decode(&bytes) else {
+                panic!("not a message")
+            };
+            assert_eq!(told, links);
+        }
+    }
+}

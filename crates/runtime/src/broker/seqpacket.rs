@@ -1,0 +1,71 @@
+//! Packets with descriptors, over sequenced-packet sockets of the Unix domain.
+
+use super::message::{DESCRIPTORS_MAX, MESSAGE_BYTES_MAX};
+use rustix::cmsg_space;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+
+/// What came.
+#[derive(Debug)]
+pub(super) enum RecvResult {
+    /// A packet of so many bytes.
+    Packet(usize, Vec<OwnedFd>),
+    /// Nothing is waiting.
+    WouldBlock,
+    /// The other end is gone.
+    Closed,
+    /// Longer, or with more descriptors, than a message can be.
+    Oversized,
+}
+
+/// Two ends of a connection.
+pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
+}
+
+/// Room for a message, and for one byte more so that a longer one shows.
+pub(super) fn buffer() -> Vec<u8> {
+    vec![0; MESSAGE_BYTES_MAX + 1]
+}
+
+/// Sends a packet. Does not wait: one that left so much unread that there is no room gets an error like one that is gone.
+pub(super) fn send(to: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    sendmsg(to, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
+    Ok(())
+}
+
+/// Receives a packet, if there is one.
+pub(super) fn receive(from: impl AsFd, buffer: &mut [u8]) -> RecvResult {
+    // More descriptors than a message may have, so that it shows.
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2 * DESCRIPTORS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = match recvmsg(from, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
+        Ok(received) => received,
+        Err(Errno::AGAIN | Errno::INTR) => return RecvResult::WouldBlock,
+        Err(_) => return RecvResult::Closed,
+    };
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    let is_truncated = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    if is_truncated || received.bytes > MESSAGE_BYTES_MAX || descriptors.len() > DESCRIPTORS_MAX {
+        return RecvResult::Oversized;
+    }
+    // No message is empty.
+    if received.bytes == 0 { RecvResult::Closed } else { RecvResult::Packet(received.bytes, descriptors) }
+}

@@ -1,0 +1,712 @@
+//! The door with a shard that runs on a thread, over memory to a peer that runs on another.
+
+use super::*;
+use crate::channel::tests::{ConnectCommand, Peer, config, small_config};
+use crate::channel::{ChannelConfig, ChannelServer, Client, ClientEvent};
+use crate::internal_fd::InternalFd;
+use crate::{Conn, ConnectOptions, ListenOptions, Shard, StopFlag};
+use ginnel_devices::memory::{MemoryConfig, pair};
+use rustix::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes.
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A stack at 10.0.0.1 and a peer at 10.0.0.2 that echoes, each on a thread, until it is dropped. With several shards each has a cable of its own, to a peer
+/// of its own.
+struct Fixture {
+    broker: Broker,
+    peers: Vec<Commander>,
+    stop: StopFlag,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Fixture {
+    fn new(channel: &ChannelConfig, path: Option<&Path>) -> Self {
+        Self::with_shards(1, channel, path)
+    }
+
+    fn with_shards(count: usize, channel: &ChannelConfig, path: Option<&Path>) -> Self {
+        Self::with_stack_info(count, channel, path, StackInfo::default())
+    }
+
+    fn with_stack_info(
+        count: usize,
+        channel: &ChannelConfig,
+        path: Option<&Path>,
+        stack_info: StackInfo,
+    ) -> Self {
+        let stop = StopFlag::new().unwrap();
+        let (mut servers, mut peers, mut threads) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..count {
+            let (a, b) = pair(MemoryConfig::default());
+            let served = ChannelServer::for_processes(channel).unwrap();
+            let server = Shard::builder(config("10.0.0.1/24")).handler(served).device("cable", a);
+            let peer = Peer { echoes: true, listens: true, ..Peer::default() };
+            let peer = Shard::builder(config("10.0.0.2/24")).handler(peer).device("cable", b);
+            let (mut server, mut peer) = (server.build().unwrap(), peer.build().unwrap());
+            servers.push(server.commander());
+            peers.push(peer.commander());
+            let (first, second) = (stop.clone(), stop.clone());
+            threads.push(std::thread::spawn(move || server.run(&first).unwrap()));
+            threads.push(std::thread::spawn(move || peer.run(&second).unwrap()));
+        }
+        let broker = Broker::open_with(path, servers, stack_info).unwrap();
+        Self { broker, peers, stop, threads }
+    }
+
+    fn connect_peer(&self, port: u16, text: &[u8]) {
+        self.connect_peer_from(0, port, text);
+    }
+
+    fn connect_peer_from(&self, peer: usize, port: u16, text: &[u8]) {
+        self.peers[peer].send(Box::new(ConnectCommand(port, text.to_vec()))).unwrap();
+    }
+
+    /// Attaches a process of this domain: here, another thread would do as well.
+    fn attach(&self, domain: &str) -> Attachment {
+        Attachment::from_connection(self.broker.open_connection(domain).unwrap()).unwrap()
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        self.stop.stop();
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// The next event for which `wanted` has an answer. The others are passed over.
+fn wait_for<T>(client: &mut Client, mut wanted: impl FnMut(&mut Client, ClientEvent) -> Option<T>) -> T {
+    let until = Instant::now() + TEST_TIMEOUT;
+    loop {
+        while let Some(event) = client.next_event() {
+            if let Some(found) = wanted(client, event) {
+                return found;
+            }
+        }
+        assert!(Instant::now() < until, "nothing came");
+        client.sleep(Some(Duration::from_millis(100))).unwrap();
+    }
+}
+
+fn wait_for_text(client: &mut Client, conn: Conn, text: &[u8]) {
+    let mut got = Vec::<u8>::new();
+    let mut take = |client: &mut Client| {
+        let mut out = [0; 4096];
+        let count = client.recv(conn, &mut out).unwrap();
+        got.extend(&out[..count]);
+        (got.len() >= text.len()).then(|| assert_eq!(got, text))
+    };
+    if take(client).is_none() {
+        wait_for(client, |client, _| take(client));
+    }
+}
+
+fn listen(client: &mut Client, port: u16) -> u32 {
+    client.listen(([0, 0, 0, 0], port).into(), ListenOptions::default(), 4).unwrap()
+}
+
+fn accept(client: &mut Client) -> Conn {
+    wait_for(client, |_, event| match event {
+        ClientEvent::Accepted { conn, .. } => Some(conn),
+        _ => None,
+    })
+}
+
+#[test]
+fn processes_of_two_domains_are_attached_listen_connect_and_go() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let fixture = Fixture::new(&small_config(), Some(&path));
+    let mut first = Attachment::connect(&path, "first").unwrap();
+    let mut second = fixture.attach("second");
+    let (one, pair) = (&mut first.clients()[0], &mut second.clients()[0]);
+    listen(one, 80);
+    let error = pair.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default(), 1).unwrap_err();
+    assert_eq!(error.to_string(), "listen on 0.0.0.0:80: address already in use", "of the other domain");
+    listen(pair, 81);
+    fixture.connect_peer(80, b"to the first");
+    fixture.connect_peer(81, b"to the second");
+    let (to_one, to_two) = (accept(one), accept(pair));
+    wait_for_text(one, to_one, b"to the first");
+    wait_for_text(pair, to_two, b"to the second");
+    assert_eq!(one.info(to_one).unwrap().local, "10.0.0.1:80".parse().unwrap());
+    let out = pair.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
+    pair.send(out, b"there and back").unwrap();
+    pair.flush();
+    wait_for_text(pair, out, b"there and back");
+    let stats = fixture.broker.stats();
+    assert_eq!((stats.admitted, stats.reaped, stats.requests_refused), (2, 0, 0));
+    drop(first);
+    // Its port is free as soon as it was buried.
+    let until = Instant::now() + TEST_TIMEOUT;
+    while second.clients()[0].listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default(), 1).is_err() {
+        assert!(Instant::now() < until);
+    }
+    assert_eq!(fixture.broker.stats().reaped, 1);
+    assert!(!second.is_disconnected());
+    drop(fixture);
+    assert!(second.is_disconnected());
+    let error = second.clients()[0].connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default());
+    assert!(matches!(error, Err(Error::StackGone)));
+}
+
+// limit: channel.clients_max
+// limit: channel.domains_max
+#[test]
+fn whoever_finds_no_room_or_speaks_another_version_is_told_so() {
+    let fixture = Fixture::new(&ChannelConfig { domains_max: 2, ..small_config() }, None);
+    let refused = |domain: &str| {
+        Attachment::from_connection(fixture.broker.open_connection(domain).unwrap()).err().unwrap()
+    };
+    let first: Vec<Attachment> = (0..3).map(|_| fixture.attach("first")).collect();
+    assert!(matches!(refused("first"), Error::Refused(Refusal::Clients)));
+    let _second = fixture.attach("second");
+    assert!(matches!(refused("third"), Error::Refused(Refusal::Domains)));
+    assert_eq!(fixture.broker.stats().limit_reached, 2);
+    drop(first);
+    // The domain went with its last process, and another has its place.
+    let until = Instant::now() + TEST_TIMEOUT;
+    while Attachment::from_connection(fixture.broker.open_connection("third").unwrap()).is_err() {
+        assert!(Instant::now() < until);
+    }
+    let connection = fixture.broker.open_connection("").unwrap();
+    let hello =
+        message::Hello { magic: message::MAGIC, version: PROTOCOL_VERSION + 1, domain: String::new() };
+    seqpacket::send(&connection, &message::encode(5, &hello), &[]).unwrap();
+    let mut buffer = seqpacket::buffer();
+    let bytes = loop {
+        if let seqpacket::RecvResult::Packet(bytes, _) = seqpacket::receive(&connection, &mut buffer) {
+            break bytes;
+        }
+    };
+    let (5, Some(message::ControlReply::Refused(refusal))) = message::decode(&buffer[..bytes]) else {
+        panic!("{bytes}")
+    };
+    assert_eq!(refusal, Refusal::Version(PROTOCOL_VERSION));
+}
+
+#[test]
+fn a_message_that_was_cut_or_grown_or_changed_is_no_message_or_another() {
+    use super::codec::Codec;
+    use super::message::{ControlRequest, decode, encode};
+    let ask = encode(7, &ControlRequest::Resolve(77));
+    assert!(matches!(decode::<ControlRequest>(&ask), (7, Some(ControlRequest::Resolve(77)))));
+    for end in 0..ask.len() {
+        assert!(decode::<ControlRequest>(&ask[..end]).1.is_none(), "{end}");
+    }
+    let mut longer = ask.clone();
+    0u8.encode(&mut longer);
+    assert!(decode::<ControlRequest>(&longer).1.is_none());
+    // A list that says it is longer than memory is.
+    let mut list = encode(1, &ControlRequest::Exec(Vec::new()));
+    let end = list.len();
+    list[end - 4..].copy_from_slice(&u32::MAX.to_le_bytes());
+    assert!(decode::<ControlRequest>(&list).1.is_none());
+}
+
+/// A process has a client on each shard, and one descriptor wakes it for all of them.
+#[test]
+fn a_process_uses_all_shards_and_sleeps_once() {
+    let fixture = Fixture::with_shards(3, &small_config(), None);
+    let mut process = fixture.attach("");
+    for client in process.clients() {
+        listen(client, 80);
+    }
+    for shard in [2, 0, 1, 1] {
+        fixture.connect_peer_from(shard, 80, &[b'a' + shard as u8; 10]);
+        // It sleeps on the descriptor of another one.
+        let until = Instant::now() + TEST_TIMEOUT;
+        let mut came = Vec::new();
+        while came.is_empty() {
+            assert!(Instant::now() < until, "nothing came");
+            let quiet = process.clients().iter_mut().all(Client::before_sleep);
+            if quiet {
+                let first = &process.clients()[0];
+                let fd = first.wake_fd().try_clone_to_owned().unwrap();
+                crate::wait::sleep([fd.as_fd(), fd.as_fd()], &[], Some(Duration::from_secs(1))).unwrap();
+            }
+            for (number, client) in process.clients().iter_mut().enumerate() {
+                client.after_sleep(true);
+                while let Some(event) = client.next_event() {
+                    if let ClientEvent::Accepted { conn, .. } = event {
+                        came.push((number, conn));
+                    }
+                }
+            }
+        }
+        let [(number, conn)] = came[..] else { panic!("{came:?}") };
+        assert_eq!(number, shard);
+        wait_for_text(&mut process.clients()[number], conn, &[b'a' + shard as u8; 10]);
+    }
+    // Things of several shards travel together.
+    let mut other = fixture.attach("");
+    let mut sockets: Vec<GlobalSocketId> = (0..3).map(|shard| GlobalSocketId::listener(shard, 0)).collect();
+    sockets.extend(process.owned_sockets());
+    assert_eq!(sockets.len(), 3 + 4);
+    let proxy = process.share(&sockets).unwrap();
+    assert_eq!(other.resolve(&proxy).unwrap(), sockets);
+    assert_eq!(other.owned_sockets().len(), 4);
+    let error = process.share(&[GlobalSocketId::listener(3, 0)]).unwrap_err();
+    assert!(matches!(error, Error::Refused(Refusal::Unknown)));
+    let error = process.share(&[GlobalSocketId::listener(0, 0), GlobalSocketId::listener(1, 7)]).unwrap_err();
+    assert!(matches!(error, Error::Refused(Refusal::Unknown)), "the second it does not hold");
+    // What was held for it before the second was found out is not held any more: nobody but the first process and the placeholder has the listeners.
+    drop((process, proxy));
+    for client in other.clients() {
+        client.set_credits(0, 4);
+        client.flush();
+    }
+    fixture.connect_peer_from(1, 80, b"still served");
+    accept(&mut other.clients()[1]);
+    drop(other);
+    let mut late = fixture.attach("");
+    let until = Instant::now() + TEST_TIMEOUT;
+    for client in late.clients() {
+        while client.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default(), 1).is_err() {
+            assert!(Instant::now() < until, "the port is held by nobody");
+        }
+    }
+}
+
+#[test]
+fn a_stack_that_shows_itself_is_found_in_its_directory() {
+    let base = tempfile::tempdir().unwrap();
+    let config = crate::config::RunConfig { name: Some("mine".into()), ..Default::default() };
+    let published = PublishedStack::new_in(base.path(), &config, "test").unwrap().unwrap();
+    let fixture = Fixture::new(&small_config(), None);
+    let broker = Broker::open_for(&published, Vec::new(), StackInfo::default()).unwrap();
+    let path = crate::run_dir::running_in(base.path()).unwrap()[0].path.join("control");
+    let mut process = Attachment::connect(&path, "").unwrap();
+    assert_eq!(process.clients().len(), 0, "it has no shards");
+    let directory = published.dir().path();
+    let users = || crate::inspect::list_processes(directory).unwrap();
+    assert_eq!(users().iter().map(|user| user.pid).collect::<Vec<_>>(), [std::process::id()]);
+    let child = process.prepare_fork().unwrap();
+    assert_eq!((users().len(), users()[1].pid, broker.processes()), (2, 0, 2));
+    // Who has come is told of, though the door may not have been looked at yet.
+    let mut unattached = Vec::new();
+    while unattached.len() < 20 {
+        unattached.push(UnattachedProcess::connect(&path).unwrap());
+        assert_eq!(users().len(), 2 + unattached.len());
+    }
+    drop((child, process, unattached));
+    let until = Instant::now() + TEST_TIMEOUT;
+    while !users().is_empty() {
+        assert!(Instant::now() < until, "{:?}", users());
+    }
+    drop((broker, fixture));
+    assert!(matches!(Attachment::connect(&path, ""), Err(Error::Io(..))));
+}
+
+#[test]
+fn a_child_goes_on_without_an_answer_and_nobody_else_says_that_it_is_one() {
+    use super::message::{ControlReply, Hello, MAGIC_CHILD, decode, encode};
+
+    let fixture = Fixture::with_shards(2, &small_config(), None);
+    let mut process = fixture.attach("");
+    let client = &mut process.clients()[1];
+    let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
+    client.send(conn, b"of the parent").unwrap();
+    wait_for_text(client, conn, b"of the parent");
+    let child = process.prepare_fork().unwrap();
+    // Here the parent goes by that, and the child has what it held.
+    process.become_child(child).unwrap();
+    let client = &mut process.clients()[1];
+    client.send(conn, b"of the child").unwrap();
+    wait_for_text(client, conn, b"of the child");
+    let until = Instant::now() + TEST_TIMEOUT;
+    while (fixture.broker.stats().reaped, fixture.broker.stats().admitted) != (1, 2) {
+        assert!(Instant::now() < until, "one has come, and one gone: {:?}", fixture.broker.stats());
+    }
+    let pids: Vec<u32> = fixture.broker.attached_processes().iter().map(|user| user.pid).collect();
+    assert_eq!(pids, [std::process::id()]);
+    // A program asks for its places, and a stranger has none.
+    let program = process.prepare_exec(&[]).unwrap();
+    let this = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty());
+    let this = this.unwrap();
+    for (connection, version, refusal) in [
+        (program.connection().try_clone_to_owned().unwrap(), PROTOCOL_VERSION, Refusal::Unknown),
+        (fixture.broker.open_connection("").unwrap(), PROTOCOL_VERSION, Refusal::Unknown),
+        (
+            fixture.broker.open_connection("").unwrap(),
+            PROTOCOL_VERSION + 1,
+            Refusal::Version(PROTOCOL_VERSION),
+        ),
+    ] {
+        let hello = Hello { magic: MAGIC_CHILD, version, domain: String::new() };
+        seqpacket::send(&connection, &encode(0, &hello), &[this.as_fd()]).unwrap();
+        let mut buffer = seqpacket::buffer();
+        let bytes = loop {
+            match seqpacket::receive(&connection, &mut buffer) {
+                seqpacket::RecvResult::Packet(bytes, _) => break bytes,
+                seqpacket::RecvResult::WouldBlock => assert!(Instant::now() < until),
+                other => panic!("{other:?}"),
+            }
+        };
+        let (0, Some(ControlReply::Refused(told))) = decode(&buffer[..bytes]) else { panic!("an answer") };
+        assert_eq!(told, refusal);
+    }
+    assert_eq!(fixture.broker.stats().rejected, 3);
+}
+
+// limit: sockets of a domain in SCM_RIGHTS messages
+#[test]
+fn sockets_on_their_way_are_bounded_for_each_domain() {
+    let fixture = Fixture::new(&small_config(), None);
+    let (mut flooder, mut good) = (fixture.attach("greedy"), fixture.attach("good"));
+    listen(&mut flooder.clients()[0], 80);
+    listen(&mut good.clients()[0], 81);
+    let listener = [GlobalSocketId::listener(0, 0)];
+    let mut on_their_way: Vec<OwnedFd> =
+        (0..thread::PROXY_FDS_MAX).map(|_| flooder.share(&listener).unwrap()).collect();
+    assert!(matches!(flooder.share(&listener), Err(Error::Refused(Refusal::ProxyDescriptors))));
+    assert_eq!(fixture.broker.stats().limit_reached, 1);
+    let proxy = good.share(&listener).unwrap();
+    assert_eq!(good.resolve(&proxy).unwrap(), listener);
+    // One arrives nowhere, and there is room for another.
+    on_their_way.pop();
+    let until = Instant::now() + TEST_TIMEOUT;
+    while flooder.share(&listener).is_err() {
+        assert!(Instant::now() < until);
+    }
+}
+
+// limit: connections to the broker before their first message
+#[test]
+fn those_who_come_and_say_nothing_make_room_for_those_who_do() {
+    let fixture = Fixture::new(&small_config(), None);
+    let mut early = fixture.attach("");
+    let pending: Vec<OwnedFd> =
+        (0..3 * thread::PENDING_MAX).map(|_| fixture.broker.open_connection("").unwrap()).collect();
+    let mut late = fixture.attach("");
+    assert!(fixture.broker.stats().rejected >= 2 * thread::PENDING_MAX as u64);
+    for process in [&mut early, &mut late] {
+        let client = &mut process.clients()[0];
+        let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
+        client.send(conn, b"as ever").unwrap();
+        wait_for_text(client, conn, b"as ever");
+    }
+    drop(pending);
+}
+
+// limit: unattached processes
+#[test]
+fn a_guest_takes_no_place_and_leads_in_whoever_has_its_connection() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let fixture = Fixture::new(&ChannelConfig { clients_max: 2, ..small_config() }, Some(&path));
+    let unattached: Vec<UnattachedProcess> =
+        (0..10).map(|_| UnattachedProcess::connect(&path).unwrap()).collect();
+    let until = Instant::now() + TEST_TIMEOUT;
+    while fixture.broker.processes() < unattached.len() {
+        assert!(Instant::now() < until, "they are known");
+    }
+    assert_eq!(fixture.broker.stats().admitted, 0);
+    // A forked process has the same connection.
+    let (mut first, second) = (unattached[0].attach().unwrap(), unattached[0].attach().unwrap());
+    assert!(matches!(unattached[1].attach(), Err(Error::Refused(Refusal::Clients))), "there are two places");
+    let client = &mut first.clients()[0];
+    let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
+    client.send(conn, b"as ever").unwrap();
+    wait_for_text(client, conn, b"as ever");
+    drop(second);
+    while unattached[1].attach().is_err() {
+        assert!(Instant::now() < until, "one went");
+    }
+    drop((unattached, first));
+    while fixture.broker.processes() > 0 {
+        assert!(
+            Instant::now() < until,
+            "nobody is there any more: {:?}",
+            fixture.broker.attached_processes()
+        );
+    }
+    // Where the process may have few descriptors, guests leave half of them to others.
+    assert_eq!([Some(1024), Some(1 << 20), None].map(thread::unattached_max), [256, 2048, 2048]);
+    // One user has no more than it leaves free.
+    let most = thread::UNATTACHED_MAX / 2;
+    let mut more: Vec<UnattachedProcess> =
+        (0..=most).map(|_| UnattachedProcess::connect(&path).unwrap()).collect();
+    while fixture.broker.stats().rejected == 0 {
+        assert!(Instant::now() < until, "there are only so many");
+    }
+    assert_eq!(fixture.broker.processes(), most);
+    let last = more.pop().unwrap();
+    assert!(matches!(last.attach(), Err(Error::Refused(Refusal::UserLimit))));
+    assert!(more[0].attach().is_ok());
+    // Another user's, who come after one of those that are there.
+    if rustix::process::geteuid().is_root() {
+        let (first, refused) = (more.remove(0), fixture.broker.stats().rejected);
+        let (process_end, first) = run_as_nobody(move || {
+            // The door may not have read what came before.
+            let connect =
+                |_| std::iter::repeat_with(|| first.successor_connection()).find_map(Result::ok).unwrap();
+            ((0..=most / 2).map(connect).collect::<Vec<InternalFd>>(), first)
+        });
+        while fixture.broker.stats().rejected == refused {
+            assert!(Instant::now() < until, "of these there are only so many, too");
+        }
+        assert_eq!(fixture.broker.processes(), most + most / 2);
+        // When they have gone there is room for others again.
+        drop((process_end, first));
+        while fixture.broker.processes() >= most {
+            assert!(Instant::now() < until, "they went");
+        }
+    }
+    let refused = fixture.broker.stats().rejected;
+    let late = UnattachedProcess::connect(&path).unwrap();
+    assert!(late.attach().is_ok());
+    assert_eq!(fixture.broker.stats().rejected, refused);
+}
+
+/// Does something as user nobody.
+fn run_as_nobody<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
+    run_as_user(65_534, what)
+}
+
+/// Does something as another user.
+fn run_as_user<T: Send + 'static>(user: u32, what: impl FnOnce() -> T + Send + 'static) -> T {
+    use rustix::thread::{Uid, set_thread_res_uid};
+
+    let user = Uid::from_raw(user);
+    // Of this thread alone, and for good.
+    let done = std::thread::spawn(move || {
+        set_thread_res_uid(user, user, user).unwrap();
+        what()
+    });
+    done.join().unwrap()
+}
+
+// limit: connections to the broker before their first message
+#[test]
+fn of_those_who_say_nothing_the_user_with_most_makes_room_and_no_other() {
+    use super::message::unattached;
+
+    if !rustix::process::geteuid().is_root() {
+        return ginnel_testkit::skip("door::tests other users", "only root can be another user");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let fixture = Fixture::new(&small_config(), Some(&path));
+    let inside = UnattachedProcess::connect(&path).unwrap();
+    let early = fixture.broker.open_connection("").unwrap();
+    let pending = run_as_nobody(move || {
+        let connect = |_| {
+            let (process_end, stacks) = seqpacket::pair().unwrap();
+            // As `Guest::followed`, and without a word.
+            loop {
+                match inside.send(unattached::SUCCESSOR, &stacks) {
+                    Ok(()) => break process_end,
+                    // The door has not read what came before.
+                    Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock),
+                }
+            }
+        };
+        (0..3 * thread::PENDING_MAX).map(connect).collect::<Vec<OwnedFd>>()
+    });
+    let until = Instant::now() + TEST_TIMEOUT;
+    let over = 2 * thread::PENDING_MAX as u64 + 1;
+    while fixture.broker.stats().rejected < over {
+        assert!(Instant::now() < until, "there are only so many: {:?}", fixture.broker.stats());
+    }
+    // Whose were most was told so.
+    assert!(matches!(
+        Attachment::from_connection(pending.into_iter().next().unwrap()),
+        Err(Error::Refused(Refusal::UserLimit))
+    ));
+    assert!(Attachment::from_connection(early).is_ok(), "it had as much time as ever");
+    assert_eq!(fixture.broker.stats().rejected, over);
+}
+
+/// A person is many users in a namespace of users, each with few connections.
+// limit: unattached processes
+#[test]
+fn many_users_that_may_be_one_person_keep_no_other_out() {
+    use super::message::unattached;
+
+    if !rustix::process::geteuid().is_root() {
+        return ginnel_testkit::skip("door::tests many users", "only root can be another user");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let fixture = Fixture::new(&small_config(), Some(&path));
+    let inside = Arc::new(UnattachedProcess::connect(&path).unwrap());
+    let users = |count: usize| (100_000u32..).take(count);
+    let until = Instant::now() + TEST_TIMEOUT;
+    // Each says nothing, behind one of an ordinary user's who has said nothing yet, either.
+    let pending = |user| {
+        let inside = inside.clone();
+        run_as_user(user, move || {
+            let (process_end, stacks) = seqpacket::pair().unwrap();
+            loop {
+                match inside.send(unattached::SUCCESSOR, &stacks) {
+                    Ok(()) => break process_end,
+                    Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock),
+                }
+            }
+        })
+    };
+    let early = [pending(1001), pending(1001)];
+    let many: Vec<OwnedFd> = users(2 * thread::PENDING_MAX).map(pending).collect();
+    let over = (2 + thread::PENDING_MAX) as u64;
+    while fixture.broker.stats().rejected < over {
+        assert!(Instant::now() < until, "there are only so many: {:?}", fixture.broker.stats());
+    }
+    for connection in early {
+        assert!(Attachment::from_connection(connection).is_ok(), "it had as much time as ever");
+    }
+    assert_eq!(fixture.broker.stats().rejected, over);
+    drop(many);
+    // And each comes, and does not use the stack.
+    let connect = |user| {
+        let inside = inside.clone();
+        run_as_user(user, move || {
+            std::iter::repeat_with(|| inside.successor_connection()).find_map(Result::ok).unwrap()
+        })
+    };
+    let most = thread::UNATTACHED_MAX / 4;
+    let before = fixture.broker.stats().rejected;
+    let many: Vec<InternalFd> = users(most + 1).map(connect).collect();
+    while fixture.broker.stats().rejected == before {
+        assert!(Instant::now() < until, "of these there are only so many: {}", fixture.broker.processes());
+    }
+    let known = || fixture.broker.processes();
+    assert_eq!(known(), 1 + most, "with the one inside");
+    let other = connect(1001);
+    let own = UnattachedProcess::connect(&path).unwrap();
+    while known() < most + 3 {
+        assert!(Instant::now() < until, "for another user, and for the stack's own, there is room");
+    }
+    drop((many, other, own));
+}
+
+/// What another user's program says does not matter: which user has made its connection the kernel knows.
+#[test]
+fn who_follows_somebody_inside_as_another_user_has_a_domain_of_its_own_and_no_low_ports() {
+    use std::os::unix::process::CommandExt;
+
+    const SUCCESSOR_VARIABLE: &str = "GINNEL_TEST_FOLLOWER";
+    if std::env::var_os(SUCCESSOR_VARIABLE).is_some() {
+        let connection = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+        let mut process = UnattachedProcess::from_connection(connection).unwrap().attach().unwrap();
+        let client = &mut process.clients()[0];
+        for low in [80, 1023] {
+            let refused = client.listen(([0, 0, 0, 0], low).into(), ListenOptions::default(), 4);
+            assert!(matches!(refused, Err(Error::Refused(Refusal::Port(1024)))), "{refused:?}");
+        }
+        listen(client, 1024);
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return ginnel_testkit::skip("door::tests other users", "only root can be another user");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let stack_info = StackInfo { unprivileged_port_start: 1024, ..StackInfo::default() };
+    let fixture = Fixture::with_stack_info(
+        1,
+        &ChannelConfig { domains_max: 2, ..small_config() },
+        Some(&path),
+        stack_info,
+    );
+    let (inside, unattached) = (fixture.attach(""), UnattachedProcess::connect(&path).unwrap());
+    let (mut inside, [from_inside, from_guest]) = run_as_nobody(move || {
+        let lines = [inside.successor_connection().unwrap(), unattached.successor_connection().unwrap()];
+        (inside, lines)
+    });
+    let request = from_inside.as_fd().try_clone_to_owned().unwrap();
+    let connect = |connection: InternalFd| {
+        UnattachedProcess::from_connection(connection.as_fd().try_clone_to_owned().unwrap()).unwrap()
+    };
+    let (first, second) = (connect(from_inside), connect(from_guest));
+    let (mut one, mut pair) = (first.attach().unwrap(), second.attach().unwrap());
+    // Both are in the second domain, and there is no third.
+    assert!(matches!(
+        Attachment::from_connection(fixture.broker.open_connection("another").unwrap()),
+        Err(Error::Refused(Refusal::Domains))
+    ));
+    // What one holds the other may share; what the first domain holds, neither.
+    listen(&mut one.clients()[0], 8000);
+    listen(&mut inside.clients()[0], 8001);
+    let sockets = [
+        one.share(&[GlobalSocketId::listener(0, 0)]).unwrap(),
+        inside.share(&[GlobalSocketId::listener(0, 0)]).unwrap(),
+    ];
+    assert!(pair.resolve(&sockets[0]).is_ok());
+    assert!(matches!(pair.resolve(&sockets[1]), Err(Error::Refused(Refusal::Unknown))));
+    // In a process of its own, whose rights count and not this one's.
+    let name = "who_follows_somebody_inside_as_another_user_has_a_domain_of_its_own_and_no_low_ports";
+    let mut successor = std::process::Command::new(std::env::current_exe().unwrap());
+    successor.args(["--exact", &format!("door::tests::{name}")]).env(SUCCESSOR_VARIABLE, "1").uid(65_534);
+    let output = successor.stdin(request.try_clone().unwrap()).current_dir("/").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    listen(&mut inside.clients()[0], 80);
+    // What a guest says that makes no sense is counted.
+    let before = fixture.broker.stats().requests_refused;
+    seqpacket::send(&request, &[9], &[]).unwrap();
+    let until = Instant::now() + TEST_TIMEOUT;
+    while fixture.broker.stats().requests_refused == before {
+        assert!(Instant::now() < until);
+    }
+    assert!(first.attach().is_ok(), "it stays");
+}
+
+/// The door's thread is one for all: it waits for nobody who is at the door.
+#[test]
+fn who_asks_without_end_reads_no_answer_or_says_nothing_keeps_no_other_waiting() {
+    use super::message::{ControlRequest, Hello, MAGIC, encode};
+    use std::sync::atomic::AtomicBool;
+
+    let fixture = Fixture::new(&small_config(), None);
+    let mut good = fixture.attach("good");
+    let _silent = fixture.broker.open_connection("silent").unwrap();
+    let (stop, requests) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let flood = || {
+            while !stop.load(Ordering::Relaxed) {
+                let connection = fixture.broker.open_connection("greedy").unwrap();
+                let this = rustix::process::pidfd_open(
+                    rustix::process::getpid(),
+                    rustix::process::PidfdFlags::empty(),
+                );
+                let hello = Hello { magic: MAGIC, version: PROTOCOL_VERSION, domain: String::new() };
+                seqpacket::send(&connection, &encode(0, &hello), &[this.unwrap().as_fd()]).unwrap();
+                // Until it is sent away, because nobody takes the answers. Full is not yet away.
+                loop {
+                    match seqpacket::send(&connection, &encode(1, &ControlRequest::Attach(0)), &[]) {
+                        Ok(()) => drop(requests.fetch_add(1, Ordering::Relaxed)),
+                        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                            std::thread::yield_now();
+                        }
+                        Err(_) => break,
+                    }
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            }
+        };
+        let flooder = scope.spawn(flood);
+        let until = Instant::now() + TEST_TIMEOUT;
+        while requests.load(Ordering::Relaxed) < 100 && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let client = &mut good.clients()[0];
+        let mut longest = Duration::ZERO;
+        for port in 100..150 {
+            let started = Instant::now();
+            let listener = listen(client, port);
+            client.unlisten(listener).unwrap();
+            longest = longest.max(started.elapsed());
+        }
+        stop.store(true, Ordering::Relaxed);
+        flooder.join().unwrap();
+        // On a busy machine a turn of a thread takes its time; who is stuck is so for good.
+        assert!(longest < TEST_TIMEOUT, "{longest:?}");
+        assert!(requests.load(Ordering::Relaxed) >= 100);
+    });
+}

@@ -1,0 +1,55 @@
+//! Opening connections with sockets that the client has at hand (docs/adr/0018-connecting-without-a-question.md).
+
+use super::Client;
+use crate::channel::doorbells::NOTIFIED;
+use crate::channel::offer_slots;
+use crate::channel::region::PREALLOCATED_MAX;
+use crate::channel::socket::{PreallocatedSocket, connect_error_from_word, request};
+use crate::channel::sync::Ordering;
+use crate::error::Error;
+use core::net::{Ipv6Addr, SocketAddr};
+use ginnel_stack::error::ConnectError;
+use ginnel_stack::handle::Conn;
+use ginnel_stack::options::ConnectOptions;
+
+impl Client {
+    /// As [`Client::connect`], but asks nothing where that can be: whether the connection could be opened at all is told by [`ClientEvent::Closed`](super::ClientEvent::Closed)
+    /// and [`Client::refusal`]. Until the stack has looked, our [end](Client::ends) has port 0. Options can be set at once.
+    ///
+    /// # Errors
+    /// As [`Client::connect`], when it had to ask.
+    pub fn connect_without_request(&mut self, remote: SocketAddr) -> Result<Conn, Error> {
+        match self.connect_preallocated(remote) {
+            Some(conn) => Ok(conn),
+            None => self.connect(remote, ConnectOptions::default()),
+        }
+    }
+
+    fn connect_preallocated(&mut self, remote: SocketAddr) -> Option<Conn> {
+        if matches!(remote, SocketAddr::V6(v6) if v6.scope_id() != 0) || self.is_stack_gone() {
+            // The words have no room for it.
+            return None;
+        }
+        let blanks = self.region.preallocated(self.number);
+        let (behind, before) = (self.next_preallocated..PREALLOCATED_MAX, 0..self.next_preallocated);
+        let place = behind.chain(before).find(|at| offer_slots::has_preallocated(&blanks[*at]))?;
+        self.next_preallocated = (place + 1) % PREALLOCATED_MAX;
+        let PreallocatedSocket { socket, generation } = offer_slots::take_preallocated(&blanks[place])?;
+        // Another process of the domain may have written any number there.
+        if socket as usize >= self.sockets_max() {
+            return None;
+        }
+        let words = self.region.socket(socket);
+        words.set_endpoints([SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0), remote]);
+        words.requests.store(request::CONNECT, Ordering::Release);
+        self.track(socket, generation);
+        self.notify(socket, NOTIFIED);
+        Some(Conn::new(socket, generation))
+    }
+
+    /// Why a connection could not be opened, if that is why it is over.
+    pub fn connect_error(&self, conn: Conn) -> Option<ConnectError> {
+        self.tracked(conn).ok()?;
+        connect_error_from_word(self.region.socket(conn.index()).error.load(Ordering::Acquire))
+    }
+}

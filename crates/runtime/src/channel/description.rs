@@ -1,0 +1,127 @@
+//! What several processes that share an open file description have to agree on: its status flags and options. What they mean the library knows.
+//!
+//! A word counts changes and is odd while somebody writes, so that whoever reads knows what it read as a whole (as in [`crate::stats`]). Nobody touches it for a socket
+//! that is one process's alone.
+
+use super::sync::{AtomicU8, AtomicU32, Ordering, fence};
+
+/// Bytes that fit.
+pub(super) const DESCRIPTION_BYTES_MAX: usize = 1012;
+/// Looks at a word that says that somebody writes. Who wrote is dead, or was stopped, after so many.
+const LOCK_TRIES: usize = 1000;
+
+/// Of one socket, or one listener.
+#[repr(C, align(128))]
+pub(super) struct SharedDescription {
+    version: AtomicU32,
+    /// Of the connection that it is about.
+    generation: AtomicU32,
+    len: AtomicU32,
+    bytes: [AtomicU8; DESCRIPTION_BYTES_MAX],
+}
+
+impl SharedDescription {
+    /// Counts up with each change.
+    #[inline]
+    pub fn version(&self) -> u32 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// Writes it anew; which change this is. `None` if it does not fit.
+    pub fn write(&self, generation: u32, bytes: &[u8]) -> Option<u32> {
+        let len = u32::try_from(bytes.len()).ok().filter(|len| *len as usize <= DESCRIPTION_BYTES_MAX)?;
+        let mut version = self.version();
+        for _ in 0..LOCK_TRIES {
+            if version & 1 == 0 {
+                let odd = version.wrapping_add(1);
+                match self.version.compare_exchange(version, odd, Ordering::Acquire, Ordering::Acquire) {
+                    Ok(_) => break,
+                    Err(now) => version = now,
+                }
+            } else {
+                core::hint::spin_loop();
+                version = self.version();
+            }
+        }
+        let odd = version | 1;
+        self.version.store(odd, Ordering::Relaxed);
+        // Nothing of what follows is seen before the word is odd.
+        fence(Ordering::Release);
+        self.generation.store(generation, Ordering::Relaxed);
+        self.len.store(len, Ordering::Relaxed);
+        for (place, byte) in self.bytes.iter().zip(bytes) {
+            place.store(*byte, Ordering::Relaxed);
+        }
+        let done = odd.wrapping_add(1);
+        self.version.store(done, Ordering::Release);
+        Some(done)
+    }
+
+    /// What was written last about this connection, and which change it was. `None`: nothing, or somebody is writing.
+    pub fn read(&self, generation: u32) -> Option<(u32, Vec<u8>)> {
+        for _ in 0..LOCK_TRIES {
+            let before = self.version();
+            if before & 1 == 0 {
+                let of = self.generation.load(Ordering::Relaxed);
+                let len = (self.len.load(Ordering::Relaxed) as usize).min(DESCRIPTION_BYTES_MAX);
+                let bytes = self.bytes[..len].iter().map(|byte| byte.load(Ordering::Relaxed)).collect();
+                fence(Ordering::Acquire);
+                if self.version.load(Ordering::Relaxed) == before {
+                    return (before != 0 && of == generation).then_some((before, bytes));
+                }
+            }
+            core::hint::spin_loop();
+        }
+        None
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn nothing() -> SharedDescription {
+        let word = || AtomicU32::new(0);
+        let bytes = [const { AtomicU8::new(0) }; DESCRIPTION_BYTES_MAX];
+        SharedDescription { version: word(), generation: word(), len: word(), bytes }
+    }
+
+    #[test]
+    fn what_was_written_is_read_as_a_whole_and_of_its_connection_only() {
+        let common = nothing();
+        assert_eq!(common.read(0), None);
+        let first = common.write(7, b"first").unwrap();
+        assert_eq!(common.read(7), Some((first, b"first".to_vec())));
+        assert_eq!(common.read(8), None, "of another connection in the same place");
+        let second = common.write(8, b"2").unwrap();
+        assert!(second != first && common.version() == second);
+        assert_eq!(common.read(8), Some((second, b"2".to_vec())));
+        assert_eq!(common.write(8, &[0; DESCRIPTION_BYTES_MAX + 1]), None);
+        assert_eq!(common.version(), second);
+        // Somebody who died while it wrote.
+        common.version.store(second + 1, Ordering::Relaxed);
+        assert_eq!(common.read(8), None);
+        let third = common.write(8, b"third").unwrap();
+        assert_eq!(common.read(8), Some((third, b"third".to_vec())));
+    }
+
+    #[test]
+    fn two_writers_and_a_reader_never_see_halves() {
+        let common = nothing();
+        std::thread::scope(|scope| {
+            for fill in [1u8, 2] {
+                let common = &common;
+                scope.spawn(move || {
+                    for count in 1..400 {
+                        common.write(0, &vec![fill; count]).unwrap();
+                    }
+                });
+            }
+            for _ in 0..400 {
+                if let Some((_, bytes)) = common.read(0) {
+                    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "{bytes:?}");
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,186 @@
+//! Places in which the stack lays something out for one client: connections that are offered (docs/adr/0013-accept-credits.md), and sockets to open connections with
+//! (docs/adr/0018-connecting-without-a-question.md).
+//!
+//! Whatever the stack wrote about a socket before it laid it out is seen by the client that takes it. An offer is the client's or goes back, never both.
+
+use super::socket::{OfferSlot, PreallocatedSocket};
+use super::sync::{AtomicU64, Ordering};
+
+/// What became of an offer that was to go back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RevokeOutcome {
+    /// It did.
+    Revoked,
+    /// The client had taken it.
+    Taken,
+    /// The client overwrote the place, which cannot be. It is empty now.
+    Overwritten,
+}
+
+/// Offers a connection in a place where nothing lies.
+pub(super) fn offer(place: &AtomicU64, listener: u16, socket: u32) {
+    place.store(OfferSlot::Offered { listener, socket }.to_bits(), Ordering::Release);
+}
+
+/// Takes what was seen to be offered, unless the stack took it back meanwhile.
+pub(super) fn accept(place: &AtomicU64, listener: u16, socket: u32) -> bool {
+    let (offered, taken) = (OfferSlot::Offered { listener, socket }, OfferSlot::Taken { listener, socket });
+    place.compare_exchange(offered.to_bits(), taken.to_bits(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+}
+
+/// Empties a place whose offer the client took. False if it did not.
+pub(super) fn clear_accepted(place: &AtomicU64, listener: u16, socket: u32) -> bool {
+    let is_taken =
+        OfferSlot::from_bits(place.load(Ordering::Acquire)) == OfferSlot::Taken { listener, socket };
+    if is_taken {
+        place.store(OfferSlot::None.to_bits(), Ordering::Release);
+    }
+    is_taken
+}
+
+/// Takes an offer back.
+pub(super) fn revoke(place: &AtomicU64, listener: u16, socket: u32) -> RevokeOutcome {
+    let (offered, none) = (OfferSlot::Offered { listener, socket }.to_bits(), OfferSlot::None.to_bits());
+    match place.compare_exchange(offered, none, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => RevokeOutcome::Revoked,
+        Err(bits) if OfferSlot::from_bits(bits) == (OfferSlot::Taken { listener, socket }) => {
+            RevokeOutcome::Taken
+        }
+        Err(_) => {
+            place.store(none, Ordering::Release);
+            RevokeOutcome::Overwritten
+        }
+    }
+}
+
+/// Puts a socket into a place where none lies.
+pub(super) fn put_preallocated(place: &AtomicU64, blank: PreallocatedSocket) {
+    place.store(blank.to_bits(), Ordering::Release);
+}
+
+/// Whether something may lie there.
+pub(super) fn has_preallocated(place: &AtomicU64) -> bool {
+    place.load(Ordering::Relaxed) != 0
+}
+
+/// Takes the socket that lies there.
+pub(super) fn take_preallocated(place: &AtomicU64) -> Option<PreallocatedSocket> {
+    PreallocatedSocket::from_bits(place.swap(0, Ordering::Acquire))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_client_wrote_over_an_offer_is_no_offer() {
+        let place = AtomicU64::new(0);
+        offer(&place, 3, 7);
+        assert!(!accept(&place, 3, 8) && !accept(&place, 2, 7) && !clear_accepted(&place, 3, 7));
+        place.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(revoke(&place, 3, 7), RevokeOutcome::Overwritten);
+        assert_eq!(place.load(Ordering::Relaxed), 0);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use crate::channel::sync::AtomicU32;
+    use std::sync::Arc;
+
+    /// A place, and for each of two sockets what the stack writes before it lays it out, what the client asks for then, and to whom it is to be connected.
+    struct Memory {
+        place: AtomicU64,
+        about: [AtomicU32; 2],
+        asked: [AtomicU32; 2],
+        peer: [AtomicU32; 2],
+    }
+
+    fn memory() -> Arc<Memory> {
+        let zeros = || [AtomicU32::new(0), AtomicU32::new(0)];
+        Arc::new(Memory { place: AtomicU64::new(0), about: zeros(), asked: zeros(), peer: zeros() })
+    }
+
+    fn mark(socket: u32) -> u32 {
+        10 + socket
+    }
+
+    /// Takes what is offered, as a client does that a bell woke.
+    fn accept_offered(memory: &Memory) -> Option<u32> {
+        let bits = memory.place.load(Ordering::Acquire);
+        let OfferSlot::Offered { listener, socket } = OfferSlot::from_bits(bits) else { return None };
+        accept(&memory.place, listener, socket).then(|| {
+            let about = memory.about[socket as usize].load(Ordering::Relaxed);
+            assert_eq!(about, mark(socket), "what was written before it was offered");
+            socket
+        })
+    }
+
+    /// Each connection that was offered has one owner, and what it was when it was offered is seen.
+    #[test]
+    fn an_offer_is_taken_or_goes_back_and_never_both() {
+        loom::model(|| {
+            let memory = memory();
+            let client = {
+                let memory = memory.clone();
+                loom::thread::spawn(move || [accept_offered(&memory), accept_offered(&memory)])
+            };
+            let mut back = Vec::new();
+            for socket in 0..2 {
+                memory.about[socket as usize].store(mark(socket), Ordering::Relaxed);
+                offer(&memory.place, 1, socket);
+                match revoke(&memory.place, 1, socket) {
+                    RevokeOutcome::Revoked => back.push(socket),
+                    RevokeOutcome::Taken => {
+                        assert!(clear_accepted(&memory.place, 1, socket), "it stays taken")
+                    }
+                    RevokeOutcome::Overwritten => panic!("nobody wrote what cannot be"),
+                }
+            }
+            let taken = client.join().unwrap();
+            let mut all: Vec<u32> = taken.into_iter().flatten().chain(back).collect();
+            all.sort_unstable();
+            assert_eq!(all, [0, 1]);
+        });
+    }
+
+    /// Opens a connection with what lies there.
+    fn open(memory: &Memory) -> Option<u32> {
+        let blank = has_preallocated(&memory.place).then(|| take_preallocated(&memory.place))??;
+        let socket = blank.socket as usize;
+        assert_eq!(memory.about[socket].load(Ordering::Relaxed), blank.generation, "as it was laid out");
+        memory.peer[socket].store(mark(blank.socket), Ordering::Relaxed);
+        // As `Client::connect_with_blank` and `Domain::open_blank` do.
+        memory.asked[socket].store(1, Ordering::Release);
+        Some(blank.socket)
+    }
+
+    /// A socket is used once, as it was laid out, and the stack that sees that it is to be connected sees to whom.
+    #[test]
+    fn what_lies_in_a_place_is_used_once_and_as_it_was_laid_out() {
+        loom::model(|| {
+            let memory = memory();
+            let client = {
+                let memory = memory.clone();
+                loom::thread::spawn(move || [open(&memory), open(&memory)])
+            };
+            let mut laid = 0;
+            for socket in 0..2 {
+                laid += 1;
+                memory.about[socket as usize].store(mark(socket), Ordering::Relaxed);
+                put_preallocated(&memory.place, PreallocatedSocket { socket, generation: mark(socket) });
+                // The next only behind a bell for this one.
+                if memory.asked[socket as usize].load(Ordering::Acquire) == 0 {
+                    break;
+                }
+                assert_eq!(memory.peer[socket as usize].load(Ordering::Relaxed), mark(socket));
+                memory.place.store(0, Ordering::Relaxed);
+            }
+            let used: Vec<u32> = client.join().unwrap().into_iter().flatten().collect();
+            let left = take_preallocated(&memory.place).map(|blank| blank.socket);
+            let all: Vec<u32> = used.into_iter().chain(left).collect();
+            assert!(all.iter().copied().eq(0..laid), "each once: {all:?} of {laid}");
+        });
+    }
+}

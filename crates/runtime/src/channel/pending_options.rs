@@ -1,0 +1,197 @@
+//! Options that clients want a connection to have: a word of the region for each, and a bit that it is new. No question is asked, because programs set
+//! some for every connection.
+//!
+//! The bit is set behind the value. The stack clears the bit before it reads the value, so the last value that a client wrote is the last one read.
+
+use super::region::SocketArea;
+use super::sync::Ordering;
+use core::time::Duration;
+use ginnel_stack::options::TcpOption;
+use ginnel_stack::tcp::config::CongestionControl;
+
+/// Kinds of options, a bit each.
+pub(super) const OPTION_KINDS: usize = 26;
+/// The kind of [`TcpOption::NotSentLowWater`], which clients look at themselves, too.
+pub(super) const NOT_SENT_LOW_WATER: usize = 25;
+
+/// No hop limit of its own.
+const DEFAULT_HOP_LIMIT: u32 = u32::MAX;
+
+/// The kind of an option, and its value as a word. Times beyond a word are as long as a word can say.
+fn to_word(option: TcpOption) -> (usize, u32) {
+    let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+    let micros = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+    let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+    match option {
+        TcpOption::NoDelay(on) => (0, on.into()),
+        TcpOption::Cork(on) => (1, on.into()),
+        TcpOption::QuickAck(on) => (2, on.into()),
+        TcpOption::KeepAlive(on) => (3, on.into()),
+        TcpOption::KeepIdle(time) => (4, seconds(time)),
+        TcpOption::KeepInterval(time) => (5, seconds(time)),
+        TcpOption::KeepCount(count) => (6, count.into()),
+        TcpOption::UserTimeout(time) => (7, millis(time)),
+        TcpOption::LingerZero(on) => (8, on.into()),
+        TcpOption::Linger2(time) => (9, seconds(time)),
+        TcpOption::OobInline(on) => (10, on.into()),
+        TcpOption::AckEvents(on) => (11, on.into()),
+        TcpOption::RecvBuffer(bytes) => (12, bytes),
+        TcpOption::SendBuffer(bytes) => (13, bytes),
+        TcpOption::MaxSegment(bytes) => (14, bytes.into()),
+        TcpOption::Congestion(kind) => (15, (kind == CongestionControl::NewReno).into()),
+        TcpOption::Tos(tos) => (16, tos.into()),
+        TcpOption::SynRetries(count) => (18, count.into()),
+        TcpOption::MinHopLimit(hops) => (19, hops.into()),
+        TcpOption::RtoMin(time) => (20, micros(time)),
+        TcpOption::RtoMax(time) => (21, millis(time)),
+        TcpOption::DelayedAckMax(time) => (22, micros(time)),
+        TcpOption::Priority(priority) => (23, priority.into()),
+        TcpOption::More(on) => (24, on.into()),
+        TcpOption::NotSentLowat(bytes) => (NOT_SENT_LOW_WATER, bytes),
+        TcpOption::HopLimit(hops) => (17, hops.map_or(DEFAULT_HOP_LIMIT, u32::from)),
+    }
+}
+
+/// The option of a kind with this value. What a client wrote there that cannot be comes out as something that the engine refuses.
+fn from_word(kind: usize, word: u32) -> Option<TcpOption> {
+    let (on, time) = (word != 0, Duration::from_secs(word.into()));
+    Some(match kind {
+        0 => TcpOption::NoDelay(on),
+        1 => TcpOption::Cork(on),
+        2 => TcpOption::QuickAck(on),
+        3 => TcpOption::KeepAlive(on),
+        4 => TcpOption::KeepIdle(time),
+        5 => TcpOption::KeepInterval(time),
+        6 => TcpOption::KeepCount(u8::try_from(word).unwrap_or(u8::MAX)),
+        7 => TcpOption::UserTimeout(Duration::from_millis(word.into())),
+        8 => TcpOption::LingerZero(on),
+        9 => TcpOption::Linger2(time),
+        10 => TcpOption::OobInline(on),
+        11 => TcpOption::AckEvents(on),
+        12 => TcpOption::RecvBuffer(word),
+        13 => TcpOption::SendBuffer(word),
+        14 => TcpOption::MaxSegment(u16::try_from(word).unwrap_or(u16::MAX)),
+        15 if on => TcpOption::Congestion(CongestionControl::NewReno),
+        15 => TcpOption::Congestion(CongestionControl::Cubic),
+        16 => TcpOption::Tos(u8::try_from(word).unwrap_or(u8::MAX)),
+        18 => TcpOption::SynRetries(u8::try_from(word).unwrap_or(u8::MAX)),
+        17 => TcpOption::HopLimit(u8::try_from(word).ok()),
+        19 => TcpOption::MinHopLimit(u8::try_from(word).unwrap_or(u8::MAX)),
+        20 => TcpOption::RtoMin(Duration::from_micros(word.into())),
+        21 => TcpOption::RtoMax(Duration::from_millis(word.into())),
+        22 => TcpOption::DelayedAckMax(Duration::from_micros(word.into())),
+        23 => TcpOption::Priority(u8::try_from(word).unwrap_or(u8::MAX)),
+        24 => TcpOption::More(on),
+        NOT_SENT_LOW_WATER => TcpOption::NotSentLowat(word),
+        _ => return None,
+    })
+}
+
+/// Whether an option sends what was held back: it comes behind what was written before it.
+fn releases_held_data(option: TcpOption) -> bool {
+    matches!(option, TcpOption::NoDelay(true) | TcpOption::Cork(false) | TcpOption::More(false))
+}
+
+/// When in a turn an option comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OptionOrder {
+    /// Before what was written is taken.
+    BeforeData,
+    /// Behind it.
+    AfterData,
+}
+
+/// The client's end: the stack is to be rung for it.
+pub(super) fn set(words: &SocketArea, wished: TcpOption) {
+    let (kind, value) = to_word(wished);
+    words.option_values[kind].store(value, Ordering::Relaxed);
+    words.pending_options.fetch_or(1 << kind, Ordering::Release);
+}
+
+/// The stack's end: the next option that is new.
+pub(super) fn take_next(words: &SocketArea, when: OptionOrder) -> Option<TcpOption> {
+    let mut new = words.pending_options.load(Ordering::Acquire);
+    while new != 0 {
+        let kind = new.trailing_zeros() as usize;
+        new &= new - 1;
+        let read =
+            || words.option_values.get(kind).and_then(|word| from_word(kind, word.load(Ordering::Relaxed)));
+        if read().is_some_and(|option| releases_held_data(option) != (when == OptionOrder::AfterData)) {
+            continue;
+        }
+        words.pending_options.fetch_and(!(1 << kind), Ordering::AcqRel);
+        // Once more, as it may have changed before the bit was cleared.
+        if let Some(option) = read() {
+            return Some(option);
+        }
+    }
+    None
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::ChannelConfig;
+    use super::super::region::Region;
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    const ALL: [TcpOption; OPTION_KINDS] = [
+        TcpOption::NoDelay(true),
+        TcpOption::Cork(true),
+        TcpOption::QuickAck(false),
+        TcpOption::KeepAlive(true),
+        TcpOption::KeepIdle(SECOND),
+        TcpOption::KeepInterval(SECOND),
+        TcpOption::KeepCount(9),
+        TcpOption::UserTimeout(Duration::from_millis(77)),
+        TcpOption::LingerZero(true),
+        TcpOption::Linger2(SECOND),
+        TcpOption::OobInline(true),
+        TcpOption::AckEvents(true),
+        TcpOption::RecvBuffer(1 << 20),
+        TcpOption::SendBuffer(4096),
+        TcpOption::MaxSegment(1000),
+        TcpOption::Congestion(CongestionControl::NewReno),
+        TcpOption::Tos(0x20),
+        TcpOption::HopLimit(Some(7)),
+        TcpOption::SynRetries(3),
+        TcpOption::MinHopLimit(255),
+        TcpOption::RtoMin(Duration::from_millis(8)),
+        TcpOption::RtoMax(SECOND),
+        TcpOption::DelayedAckMax(Duration::from_millis(40)),
+        TcpOption::Priority(6),
+        TcpOption::More(true),
+        TcpOption::NotSentLowat(16_384),
+    ];
+
+    #[test]
+    fn options_go_through_words_and_come_back() {
+        for (kind, wished) in ALL.into_iter().enumerate() {
+            let (place, value) = to_word(wished);
+            assert_eq!((place, from_word(place, value)), (kind, Some(wished)));
+        }
+        assert_eq!(from_word(OPTION_KINDS, 1), None);
+    }
+
+    #[test]
+    fn what_sends_comes_behind_and_the_last_value_counts() {
+        let region = Region::create(&ChannelConfig { sockets_max: 1, ..ChannelConfig::default() }).unwrap();
+        let words = region.socket(0);
+        set(words, TcpOption::Cork(true));
+        set(words, TcpOption::NoDelay(true));
+        set(words, TcpOption::Cork(false));
+        set(words, TcpOption::KeepCount(3));
+        assert_eq!(take_next(words, OptionOrder::BeforeData), Some(TcpOption::KeepCount(3)));
+        assert_eq!(take_next(words, OptionOrder::BeforeData), None);
+        assert_eq!(take_next(words, OptionOrder::AfterData), Some(TcpOption::NoDelay(true)));
+        assert_eq!(take_next(words, OptionOrder::AfterData), Some(TcpOption::Cork(false)));
+        assert_eq!(take_next(words, OptionOrder::AfterData), None);
+        // Another process of the domain writes what it likes.
+        words.pending_options.store(u32::MAX, Ordering::Relaxed);
+        while take_next(words, OptionOrder::BeforeData).is_some()
+            || take_next(words, OptionOrder::AfterData).is_some()
+        {}
+        assert_eq!(words.pending_options.load(Ordering::Relaxed), 0);
+    }
+}

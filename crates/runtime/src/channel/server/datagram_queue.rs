@@ -1,0 +1,300 @@
+//! UDP sockets whose datagrams go through the region.
+
+use super::domain::{CHUNK_BYTES, DatagramQueue, Domain};
+use crate::channel::control::ChannelReply;
+use crate::channel::datagram::{
+    DATAGRAM_BYTES_MAX, DatagramHeader, HAS_HOP_LIMIT, HAS_TOS, HEADER_BYTES, error_to_word,
+};
+use crate::channel::region::Direction;
+use crate::channel::socket::request;
+use crate::channel::sync::{Ordering, fence};
+use crate::context::Context;
+use core::net::{Ipv6Addr, SocketAddr};
+use core::num::NonZeroU32;
+use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::udp::{Datagram, UdpError, UdpSendParams};
+use rustix::time::{ClockId, clock_gettime};
+
+/// Datagrams that wait for room in the region, or are apart from it.
+const PENDING_MAX: usize = 256;
+
+impl Domain {
+    /// A UDP socket's datagrams go through the region from now on.
+    pub(super) fn open_datagram_queue(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle) {
+        self.sockets[socket as usize].datagram_queue = Some(Box::default());
+        if self.datagram_buffer.is_empty() {
+            self.datagram_buffer = vec![0; DATAGRAM_BYTES_MAX].into();
+        }
+        self.publish_endpoints(cx, socket, udp, None);
+    }
+
+    /// Writes both ends where clients read them.
+    pub(super) fn publish_endpoints(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: u32,
+        udp: UdpHandle,
+        remote: Option<SocketAddr>,
+    ) {
+        if let Ok(local) = cx.udp_local(udp) {
+            let nobody = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
+            self.region.socket(socket).set_endpoints([local, remote.unwrap_or(nobody)]);
+        }
+    }
+
+    /// A datagram or an error came for such a socket.
+    pub(super) fn queue_datagram(&mut self, socket: u32, what: Result<(Datagram, &[u8]), UdpError>) {
+        let (datagram, data) = match what {
+            Ok(came) => came,
+            Err(error) => {
+                self.publish_udp_error(socket, error);
+                return;
+            }
+        };
+        let fits = HEADER_BYTES + data.len() <= self.region.buffer_bytes();
+        let mut post = self.sockets[socket as usize].datagram_queue.take().unwrap_or_default();
+        if post.pending.is_empty()
+            && fits
+            && self.write_datagram(socket, &self.datagram_header(socket, &datagram, false), data)
+        {
+            self.sockets[socket as usize].datagram_queue = Some(post);
+            self.notify_owners(socket);
+            return;
+        }
+        if post.pending.len() + post.oversize.len() == PENDING_MAX
+            || data.len() > self.datagram_bytes_max - self.datagram_bytes
+        {
+            self.stats.datagrams_dropped += 1;
+        } else {
+            self.datagram_bytes += data.len();
+            post.pending.push_back((datagram, data.to_vec()));
+        }
+        self.move_pending(socket, &mut post);
+        self.sockets[socket as usize].datagram_queue = Some(post);
+        self.notify_owners(socket);
+    }
+
+    /// Moves what waits to the region, as far as there is room.
+    fn move_pending(&mut self, socket: u32, post: &mut DatagramQueue) {
+        while let Some((datagram, data)) = post.pending.pop_front() {
+            let apart = HEADER_BYTES + data.len() > self.region.buffer_bytes();
+            let header = self.datagram_header(socket, &datagram, apart);
+            let bytes = if apart { &[][..] } else { &data };
+            let mut delivered = self.write_datagram(socket, &header, bytes);
+            if !delivered {
+                self.region.socket(socket).wants_recv_space.store(1, Ordering::Relaxed);
+                // Pairs with the fence of a client that has read.
+                fence(Ordering::SeqCst);
+                delivered = self.write_datagram(socket, &header, bytes);
+            }
+            if !delivered {
+                post.pending.push_front((datagram, data));
+                return;
+            }
+            if apart {
+                post.oversize.push_back((datagram, data));
+            } else {
+                self.datagram_bytes -= data.len();
+            }
+        }
+    }
+
+    /// Writes one to the region; whether there was room.
+    fn write_datagram(&mut self, socket: u32, header: &DatagramHeader, data: &[u8]) -> bool {
+        let stream = self.region.stream(socket, Direction::Incoming);
+        let known = &mut self.sockets[socket as usize];
+        match stream.space(known.received) {
+            Ok(room) if room >= HEADER_BYTES + data.len() => {
+                // There is room for both, and who reads waits for both.
+                let _ = stream.write(&mut known.received, &header.encode());
+                let _ = stream.write(&mut known.received, data);
+                true
+            }
+            Ok(_) => false,
+            Err(_) => {
+                self.stats.violations += 1;
+                // To go on with a position that cannot be is not possible: it is as if all was read.
+                true
+            }
+        }
+    }
+
+    /// What stands in front of a datagram.
+    fn datagram_header(&self, socket: u32, datagram: &Datagram, apart: bool) -> DatagramHeader {
+        let Datagram { len, from: peer, to: own, tos, hop_limit, gso_size: piece } = *datagram;
+        let stamps = self.region.socket(socket).requests.load(Ordering::Relaxed) & request::TIMESTAMPS != 0;
+        let came_us = if stamps { now_us() } else { None };
+        // Cannot truncate: no datagram is as long.
+        DatagramHeader {
+            len: len as u32,
+            is_oversize: apart,
+            peer,
+            local: own,
+            tos,
+            hop_limit,
+            present: 0,
+            gso_size: piece,
+            received_us: came_us,
+        }
+    }
+
+    fn publish_udp_error(&mut self, socket: u32, error: UdpError) {
+        let word = error_to_word(error);
+        if word != 0 {
+            let word = word | self.extended_error_bit(socket);
+            self.region.socket(socket).error.store(word, Ordering::Release);
+            self.notify_oob_event(socket);
+        }
+    }
+
+    /// Sends what clients wrote, as much as costs `most` or a little more, and makes use of the room that they made. The rest follows in the next turn.
+    pub(super) fn send_queued_datagrams(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: u32,
+        udp: UdpHandle,
+        most: usize,
+    ) {
+        if let Some(mut post) = self.sockets[socket as usize].datagram_queue.take() {
+            if !post.pending.is_empty() {
+                self.move_pending(socket, &mut post);
+                self.notify_owners(socket);
+            }
+            self.sockets[socket as usize].datagram_queue = Some(post);
+        }
+        let mut taken = self.sockets[socket as usize].taken;
+        let before = taken;
+        let mut long = core::mem::take(&mut self.datagram_buffer);
+        // What is pending stands in nobody's way.
+        if let Some(error) = cx.udp_take_error(udp) {
+            self.publish_udp_error(socket, error);
+        }
+        // Whatever is written meanwhile is rung for anew.
+        let end = taken.wrapping_add(self.region.buffer_bytes() as u64);
+        let (mut done, mut rest) = (0, false);
+        while taken < end {
+            let mut head = [0; HEADER_BYTES];
+            let stream = self.region.stream(socket, Direction::Outgoing);
+            let Ok(count) = stream.peek(taken, 0, &mut head) else {
+                self.stats.violations += 1;
+                break;
+            };
+            if count < HEADER_BYTES {
+                break;
+            }
+            let Some(header) = DatagramHeader::decode(&head).filter(|header| !header.is_oversize) else {
+                self.stats.violations += 1;
+                break;
+            };
+            let bytes = &mut long[..header.len as usize];
+            if stream.peek(taken, HEADER_BYTES, bytes) != Ok(bytes.len()) {
+                // The rest is being written.
+                break;
+            }
+            if done >= most {
+                rest = true;
+                break;
+            }
+            done += header.cost();
+            stream.consume(&mut taken, header.stream_bytes());
+            if let Err(error) = send_datagram(cx, udp, &header, bytes) {
+                self.publish_udp_error(socket, error);
+            }
+        }
+        self.datagram_buffer = long;
+        self.sockets[socket as usize].taken = taken;
+        self.charge(done);
+        if rest {
+            // The writer hears of room when there is more of it.
+            self.queue_chunked(socket);
+        } else if taken != before {
+            // Pairs with the fence of a client that found no room.
+            fence(Ordering::SeqCst);
+            let wants = &self.region.socket(socket).wants_send_space;
+            if wants.load(Ordering::Relaxed) != 0 && wants.swap(0, Ordering::Relaxed) != 0 {
+                self.notify_owners(socket);
+            }
+        }
+    }
+
+    /// Sends all that clients wrote, which is not more than the region holds: what is asked for comes behind it. Questions are asked one by one.
+    pub(super) fn send_all_datagrams(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle) {
+        if self.sockets[socket as usize].datagram_queue.is_some() {
+            self.send_queued_datagrams(cx, socket, udp, usize::MAX);
+        }
+    }
+
+    /// The last client let go of a UDP socket. What was written is still sent, a portion in a turn. Whether that was all.
+    pub(super) fn finish_datagrams(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle) -> bool {
+        let known = self.socket(socket);
+        // What is written afterwards, by nobody who may, keeps it no longer.
+        if !core::mem::replace(&mut known.is_closing, true)
+            && known.datagram_queue.is_some()
+            && !known.is_unfinished
+        {
+            self.send_queued_datagrams(cx, socket, udp, CHUNK_BYTES);
+        }
+        !self.socket(socket).is_unfinished
+    }
+
+    /// The next of those that did not fit into the region.
+    pub(super) fn recv_oversize(&mut self, socket: u32, take: bool) -> ChannelReply {
+        let mut freed = 0;
+        let next = self.sockets[socket as usize].datagram_queue.as_mut().and_then(|post| {
+            if !take {
+                return post.oversize.front().cloned();
+            }
+            let next = post.oversize.pop_front();
+            freed = next.as_ref().map_or(0, |(_, data)| data.len());
+            next
+        });
+        self.datagram_bytes -= freed;
+        ChannelReply::UdpRecv(next.ok_or(UdpError::WouldBlock))
+    }
+
+    /// What waits on a socket goes with it.
+    pub(super) fn drop_datagram_queue(&mut self, socket: u32) {
+        if let Some(post) = self.sockets[socket as usize].datagram_queue.take() {
+            let bytes = |(_, data): &(Datagram, Vec<u8>)| data.len();
+            self.datagram_bytes -= post.pending.iter().chain(&post.oversize).map(bytes).sum::<usize>();
+        }
+    }
+}
+
+/// Sends one.
+fn send_datagram(
+    cx: &mut Context<'_>,
+    udp: UdpHandle,
+    header: &DatagramHeader,
+    data: &[u8],
+) -> Result<(), UdpError> {
+    let to = (header.peer.port() != 0 || !header.peer.ip().is_unspecified()).then_some(header.peer);
+    let own = (!header.local.is_unspecified()).then_some(header.local);
+    let sent = match (to, own) {
+        (to, source) if header.gso_size != 0 || header.present != 0 => {
+            let wanted = |bit, value| (header.present & bit != 0).then_some(value);
+            let (tos, hop_limit) = (wanted(HAS_TOS, header.tos), wanted(HAS_HOP_LIMIT, header.hop_limit));
+            cx.udp_send_with(
+                udp,
+                &UdpSendParams { to, source, gso_size: header.gso_size, hop_limit, tos },
+                data,
+            )
+        }
+        (Some(from), Some(to)) => {
+            cx.udp_reply(udp, &Datagram { len: 0, from, to, tos: 0, hop_limit: 0, gso_size: 0 }, data)
+        }
+        (to, _) => cx.udp_send(udp, to, data),
+    };
+    match sent {
+        // What a device has no room for is lost, as anywhere on the way.
+        Err(UdpError::NoBuffers) => Ok(()),
+        result => result,
+    }
+}
+
+/// The lowest 32 bits of the microseconds since 1970; one later where they are 0.
+fn now_us() -> Option<NonZeroU32> {
+    let now = clock_gettime(ClockId::Realtime);
+    let micros = now.tv_sec.wrapping_mul(1_000_000).wrapping_add(now.tv_nsec / 1000);
+    NonZeroU32::new((micros as u32).max(1))
+}

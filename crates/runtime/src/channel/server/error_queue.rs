@@ -1,0 +1,80 @@
+//! Reports of errors about datagrams, for those who ask (`IP_RECVERR`). They stay in the engine until they are taken; the socket's word says that there are
+//! some.
+
+use super::domain::Domain;
+use crate::channel::datagram::{HAS_EXTENDED_ERRORS, error_to_word};
+use crate::channel::sync::Ordering;
+use crate::context::Context;
+use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::udp::{UdpError, UdpExtendedError};
+
+/// Most bytes that an ICMP message quotes of a datagram that are handed out (RFC 4443 §2.4 (c)).
+const QUOTE_BYTES_MAX: usize = 1280;
+
+impl Domain {
+    /// The clients of a socket want reports, or no more.
+    pub(super) fn set_recverr(&mut self, socket: u32, wants: bool) {
+        if let Some(post) = &mut self.sockets[socket as usize].datagram_queue {
+            post.recverr = wants;
+        }
+        if !wants {
+            self.region.socket(socket).error.fetch_and(!HAS_EXTENDED_ERRORS, Ordering::Relaxed);
+        }
+    }
+
+    /// The bit that says that there are reports, if a socket has got an error and keeps them.
+    pub(super) fn extended_error_bit(&self, socket: u32) -> u32 {
+        let post = self.sockets.get(socket as usize).and_then(|known| known.datagram_queue.as_ref());
+        if post.is_some_and(|post| post.recverr) { HAS_EXTENDED_ERRORS } else { 0 }
+    }
+
+    /// What came of a datagram, which is answered; the stack may have left a report of it.
+    pub(super) fn record_send_result(
+        &mut self,
+        socket: u32,
+        result: Result<(), UdpError>,
+    ) -> Result<(), UdpError> {
+        if result == Err(UdpError::TooLong) && self.extended_error_bit(socket) != 0 {
+            self.region.socket(socket).error.fetch_or(HAS_EXTENDED_ERRORS, Ordering::Release);
+            self.notify_oob_event(socket);
+        }
+        result
+    }
+
+    pub(super) fn take_extended_error(
+        &mut self,
+        cx: &mut Context<'_>,
+        udp: UdpHandle,
+    ) -> Result<Box<(UdpExtendedError, Vec<u8>)>, UdpError> {
+        let mut known = vec![0; QUOTE_BYTES_MAX];
+        let report = cx.udp_take_report(udp, &mut known)?;
+        known.truncate(report.payload_len);
+        Ok(Box::new((report, known)))
+    }
+
+    /// A report was taken, or there was none: what is pending now (`sock_dequeue_err_skb`).
+    pub(super) fn publish_error_queue(
+        &mut self,
+        socket: u32,
+        taken: &Result<Box<(UdpExtendedError, Vec<u8>)>, UdpError>,
+    ) {
+        let word = &self.region.socket(socket).error;
+        let Ok((report, _)) = taken.as_deref() else {
+            word.fetch_and(!HAS_EXTENDED_ERRORS, Ordering::Relaxed);
+            return;
+        };
+        let more = if report.has_more { HAS_EXTENDED_ERRORS } else { 0 };
+        match report.next_error {
+            Some(next) => word.store(error_to_word(next) | more, Ordering::Release),
+            None if report.offender.is_some() => word.store(more, Ordering::Release),
+            // A report of the stack's own leaves alone what is pending.
+            None if more == 0 => {
+                word.fetch_and(!HAS_EXTENDED_ERRORS, Ordering::Relaxed);
+            }
+            None => {}
+        }
+        if report.has_more {
+            self.notify_oob_event(socket);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Who holds what: clients that come, multiply and go, and descriptors between them (docs/adr/0012-holders-and-placeholders.md).
+
+use super::client_state::ClientState;
+use super::domain::Domain;
+use super::waker::ClientWaker;
+use crate::channel::control::SocketId;
+use crate::channel::lock;
+use crate::channel::region::{LISTENERS_MAX, OFFERS_MAX};
+use crate::context::Context;
+
+impl Domain {
+    /// A new client: its number. `None`: there are as many as there may be.
+    pub(super) fn admit(&mut self, wake: ClientWaker) -> Option<usize> {
+        let Some(number) = self.clients.iter().position(Option::is_none) else {
+            self.stats.clients_refused += 1;
+            return None;
+        };
+        self.region.clear_client(number);
+        self.clients[number] = Some(ClientState::new(&self.region, number, wake));
+        self.client_mask |= 1 << number;
+        Some(number)
+    }
+
+    /// A client is about to become two, or to start another program: a number for the new one, which holds from now on what the first holds, of
+    /// that only `kept` if it says so.
+    pub(super) fn fork(
+        &mut self,
+        cx: &mut Context<'_>,
+        parent: usize,
+        kept: Option<&[SocketId]>,
+        wake: ClientWaker,
+    ) -> Option<usize> {
+        self.drain_client(cx, parent);
+        let child = self.admit(wake)?;
+        let (parent, child) = (1 << parent, 1 << child);
+        match kept {
+            None => {
+                for listening in self.listeners.iter_mut().flatten().filter(|l| l.owners & parent != 0) {
+                    listening.owners |= child;
+                }
+                for known in self.used_sockets().iter_mut().filter(|known| known.owners & parent != 0) {
+                    known.owners |= child;
+                }
+            }
+            Some(kept) => {
+                for thing in kept {
+                    if let Some((holders, _)) = self.owners_of(*thing)
+                        && *holders & parent != 0
+                    {
+                        *holders |= child;
+                    }
+                }
+            }
+        }
+        Some(child.trailing_zeros() as usize)
+    }
+
+    /// What a client did before it asked is in its ring and in its places for offers.
+    fn drain_client(&mut self, cx: &mut Context<'_>, number: usize) {
+        self.handle_doorbells(cx, number, usize::MAX);
+        (0..OFFERS_MAX).for_each(|place| self.complete_accept(cx, number, place));
+    }
+
+    /// The clients that hold a thing, and how many descriptors between them do. `None` if there is no such thing any more.
+    fn owners_of(&mut self, thing: SocketId) -> Option<(&mut u64, &mut u32)> {
+        match thing {
+            SocketId::Socket { socket, generation } => {
+                let known = self.sockets.get_mut(socket as usize)?;
+                let lives = known.is_in_use && known.generation == generation;
+                lives.then_some((&mut known.owners, &mut known.proxies))
+            }
+            SocketId::Listener(number) => {
+                let listening = self.listeners.get_mut(number as usize)?.as_mut()?;
+                Some((&mut listening.owners, &mut listening.proxies))
+            }
+        }
+    }
+
+    /// A descriptor holds these things, all of which the client holds, from now on. False, and nothing has changed, if it does not.
+    pub(super) fn add_proxy(&mut self, cx: &mut Context<'_>, client: usize, things: &[SocketId]) -> bool {
+        self.drain_client(cx, client);
+        let held =
+            things.iter().all(|thing| self.owners_of(*thing).is_some_and(|(h, _)| *h & 1 << client != 0));
+        if held {
+            for thing in things {
+                if let Some((_, placeholders)) = self.owners_of(*thing) {
+                    *placeholders += 1;
+                }
+            }
+        }
+        held
+    }
+
+    /// A client got such a descriptor: it holds what that holds.
+    pub(super) fn own_via_proxy(&mut self, cx: &mut Context<'_>, client: usize, things: &[SocketId]) -> bool {
+        // It may have let go of one before it got this one.
+        self.drain_client(cx, client);
+        let held = things.iter().all(|thing| self.owners_of(*thing).is_some_and(|(_, p)| *p > 0));
+        if held && self.clients.get(client).is_some_and(Option::is_some) {
+            for thing in things {
+                if let Some((holders, _)) = self.owners_of(*thing) {
+                    *holders |= 1 << client;
+                }
+            }
+            return true;
+        }
+        false
+    }
+
+    /// The last copy of such a descriptor is gone.
+    pub(super) fn release_proxy(&mut self, cx: &mut Context<'_>, things: &[SocketId]) {
+        for thing in things {
+            let Some((_, placeholders)) = self.owners_of(*thing) else { continue };
+            *placeholders = placeholders.saturating_sub(1);
+            match thing {
+                SocketId::Socket { socket, .. } => self.close_if_unowned(cx, *socket),
+                SocketId::Listener(number) => self.close_listener_if_unowned(cx, *number),
+            }
+        }
+    }
+
+    /// Forgets a client. What it alone held is closed, and what it had locked is open.
+    pub(super) fn detach(&mut self, cx: &mut Context<'_>, number: usize) {
+        if self.clients.get(number).is_none_or(Option::is_none) {
+            return;
+        }
+        // A bell of its last moment may say that it took a connection, or let go of one.
+        self.drain_client(cx, number);
+        for place in 0..OFFERS_MAX {
+            self.revoke_offer(number, place);
+        }
+        for listener in 0..LISTENERS_MAX {
+            self.unlisten(cx, number, listener as u32);
+        }
+        self.free_preallocated(cx, number);
+        self.clients[number] = None;
+        self.client_mask &= !(1 << number);
+        for socket in 0..self.used_sockets().len() as u32 {
+            if !self.socket(socket).is_in_use {
+                continue;
+            }
+            // Also of a socket that it has let go of, in another thread.
+            lock::unlock_for_dead(&self.region.socket(socket).lock, number);
+            let known = self.socket(socket);
+            if known.owners & 1 << number == 0 {
+                continue;
+            }
+            known.owners &= !(1 << number);
+            // It may have written and not rung.
+            self.process_socket(cx, socket);
+            self.close_if_unowned(cx, socket);
+        }
+        self.distribute(cx);
+    }
+}

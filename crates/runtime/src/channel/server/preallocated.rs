@@ -1,0 +1,106 @@
+//! Sockets that clients have at hand, to open connections with and ask nothing (docs/adr/0018-connecting-without-a-question.md).
+
+use super::client_state::ClientState;
+use super::domain::{Domain, DomainSocket};
+use super::waker::ClientWaker;
+use crate::channel::offer_slots;
+use crate::channel::region::PREALLOCATED_MAX;
+use crate::channel::socket::{PreallocatedSocket, closed_bits, connect_error_to_word, request};
+use crate::channel::sync::Ordering;
+use crate::context::Context;
+use crate::error::Error;
+use core::net::{Ipv6Addr, SocketAddr};
+use ginnel_stack::error::ConnectError;
+use ginnel_stack::events::CloseReason;
+use ginnel_stack::options::ConnectOptions;
+
+impl Domain {
+    /// Whether there are so many free sockets that those that clients have at hand keep none from connections that come.
+    fn has_spare_sockets(&self) -> bool {
+        self.socket_slots.free_count() > self.sockets_max() / 2 + PREALLOCATED_MAX
+    }
+
+    /// Gives a client in another process, which has opened a connection, as many as it may have.
+    pub(super) fn preallocate(&mut self, client: usize) {
+        if !matches!(&self.clients[client], Some(ClientState { wake: ClientWaker::Process(_), .. })) {
+            return;
+        }
+        for place in 0..PREALLOCATED_MAX {
+            self.preallocate_slot(client, place);
+        }
+    }
+
+    /// Puts one into a place where there is none.
+    fn preallocate_slot(&mut self, client: usize, place: usize) {
+        let plenty = self.has_spare_sockets();
+        let Some(served) =
+            self.clients[client].as_mut().filter(|c| plenty && c.preallocated[place].is_none())
+        else {
+            return;
+        };
+        let Some(socket) = self.socket_slots.allocate() else { return };
+        served.preallocated[place] = Some(socket);
+        self.preallocated_count += 1;
+        let generation = self.socket(socket).generation;
+        // Cannot truncate: clients and places are 64 at the most.
+        let blank = Some((client as u8, place as u8));
+        *self.socket(socket) =
+            DomainSocket { is_in_use: true, generation, preallocated: blank, ..DomainSocket::default() };
+        let words = self.region.socket(socket);
+        words.reset(generation);
+        let nobody = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
+        words.set_endpoints([nobody; 2]);
+        words.state.store(0, Ordering::Relaxed);
+        offer_slots::put_preallocated(
+            &self.region.preallocated(client)[place],
+            PreallocatedSocket { socket, generation },
+        );
+    }
+
+    /// Opens a connection with a socket that its client rang for, if it asks for that, and lays out another.
+    pub(super) fn connect_preallocated(
+        &mut self,
+        cx: &mut Context<'_>,
+        client: usize,
+        place: usize,
+        socket: u32,
+    ) {
+        let words = self.region.socket(socket);
+        if words.requests.load(Ordering::Acquire) & request::CONNECT == 0 {
+            return;
+        }
+        let [_, remote] = words.endpoints();
+        self.take_preallocated(client, place);
+        self.region.preallocated(client)[place].store(0, Ordering::Relaxed);
+        self.socket(socket).owners = 1 << client;
+        self.preallocate_slot(client, place);
+        match cx.connect(remote, ConnectOptions::default()) {
+            Ok(conn) => self.attach_conn(cx, conn, socket),
+            Err(error) => {
+                let why = match error {
+                    Error::Connect(_, why) => why,
+                    _ => ConnectError::NetUnreachable,
+                };
+                self.region.socket(socket).error.store(connect_error_to_word(why), Ordering::Relaxed);
+                self.add_state(socket, closed_bits(CloseReason::Aborted));
+            }
+        }
+    }
+
+    /// What lies in a place is a client's no more.
+    fn take_preallocated(&mut self, client: usize, place: usize) -> Option<u32> {
+        let socket = self.clients[client].as_mut()?.preallocated[place].take()?;
+        self.preallocated_count -= 1;
+        self.socket(socket).preallocated = None;
+        Some(socket)
+    }
+
+    /// Takes all back from a client that goes.
+    pub(super) fn free_preallocated(&mut self, cx: &mut Context<'_>, client: usize) {
+        for place in 0..PREALLOCATED_MAX {
+            if let Some(socket) = self.take_preallocated(client, place) {
+                self.free_socket(cx, socket);
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Numbers of sockets that are free.
+
+/// The lowest are given out first, and one that comes back is the next: where few sockets are in use at once, few were ever used.
+#[derive(Debug)]
+pub(super) struct SlotAllocator {
+    free: Vec<u32>,
+    /// Numbers from this one on were never used.
+    high_water: usize,
+}
+
+impl SlotAllocator {
+    /// Numbers below `count`, all of them free.
+    pub fn new(count: usize) -> Self {
+        // Cannot truncate: the configuration has fewer.
+        Self { free: (0..count as u32).rev().collect(), high_water: 0 }
+    }
+
+    /// How many are free.
+    pub fn free_count(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Those below this one may have been used.
+    pub fn high_water(&self) -> usize {
+        self.high_water
+    }
+
+    /// The one that is given out next.
+    pub fn peek(&self) -> Option<u32> {
+        self.free.last().copied()
+    }
+
+    /// Gives it out.
+    pub fn allocate(&mut self) -> Option<u32> {
+        let number = self.free.pop()?;
+        self.high_water = self.high_water.max(number as usize + 1);
+        Some(number)
+    }
+
+    /// One that was given out is free again.
+    pub fn release(&mut self, number: u32) {
+        self.free.push(number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn low_numbers_are_used_again_and_again_and_high_ones_never_while_there_are_such() {
+        let mut numbers = SlotAllocator::new(3);
+        for _ in 0..10 {
+            assert_eq!((numbers.peek(), numbers.allocate(), numbers.allocate()), (Some(0), Some(0), Some(1)));
+            numbers.release(1);
+            numbers.release(0);
+        }
+        assert_eq!((numbers.free_count(), numbers.high_water()), (3, 2));
+        assert_eq!([(); 4].map(|()| numbers.allocate()), [Some(0), Some(1), Some(2), None]);
+        assert_eq!((numbers.free_count(), numbers.high_water(), numbers.peek()), (0, 3, None));
+    }
+}

@@ -1,0 +1,149 @@
+//! The pace of two threads on one CPU (`shard.placement` `paired`).
+//!
+//! The stack's thread has real-time priority where that is allowed, so frames and timers do not wait for an application that computes: it
+//! takes the CPU when it wakes. So that this cannot starve the application, it works for `shard.paired_work_us` at the most after each sleep; if
+//! it has not come to an end by then, it goes on as an ordinary thread, among which the kernel divides the CPU evenly, until it sleeps again.
+
+use crate::realtime;
+use core::time::Duration;
+use ginnel_stack::time::Instant;
+use std::io;
+
+/// What the kernel does for a thread.
+pub(crate) trait Scheduler {
+    /// Gives or takes real-time priority.
+    fn set_realtime(&mut self, on: bool) -> io::Result<()>;
+    /// Lets others on the CPU have their turn.
+    fn yield_cpu(&mut self);
+}
+
+/// That of the calling thread.
+pub(crate) struct ThreadScheduler;
+
+impl Scheduler for ThreadScheduler {
+    fn set_realtime(&mut self, on: bool) -> io::Result<()> {
+        realtime::set_realtime(on)
+    }
+
+    fn yield_cpu(&mut self) {
+        std::thread::yield_now();
+    }
+}
+
+/// The pace of one of the two.
+pub(crate) struct CpuShare<S> {
+    scheduler: S,
+    /// How long it works after a sleep before the other gets a turn.
+    quantum: Duration,
+    /// When it began to work.
+    work_started: Option<Instant>,
+    /// It may have real-time priority, and has it now.
+    may_be_realtime: bool,
+    is_realtime: bool,
+}
+
+impl<S: Scheduler> CpuShare<S> {
+    /// `realtime`: it shall have priority if that is allowed.
+    pub fn new(mut scheduler: S, quantum: Duration, realtime: bool) -> Self {
+        let granted = realtime && {
+            let granted = scheduler.set_realtime(true);
+            if let Err(error) = &granted {
+                tracing::warn!(
+                    "shard.paired_realtime: {error}: the stack's thread shares its CPU as any other"
+                );
+            }
+            granted.is_ok()
+        };
+        Self { scheduler, quantum, work_started: None, may_be_realtime: granted, is_realtime: granted }
+    }
+
+    /// It has worked until `now`, and goes on.
+    pub fn record_work(&mut self, now: Instant) {
+        let since = *self.work_started.get_or_insert(now);
+        if now - since < self.quantum {
+            return;
+        }
+        if core::mem::take(&mut self.is_realtime) && self.scheduler.set_realtime(false).is_err() {
+            // Somebody has taken it already.
+            self.may_be_realtime = false;
+        }
+        self.scheduler.yield_cpu();
+        self.work_started = Some(now);
+    }
+
+    /// It has slept, or would have if nothing had come meanwhile.
+    pub fn record_sleep(&mut self) {
+        self.work_started = None;
+        if self.may_be_realtime && !self.is_realtime {
+            self.is_realtime = self.scheduler.set_realtime(true).is_ok();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CpuShare, Scheduler};
+    use core::time::Duration;
+    use ginnel_stack::time::Instant;
+    use std::cell::RefCell;
+    use std::io;
+
+    /// Notes what it is asked for.
+    struct Notes<'a>(&'a RefCell<Vec<&'static str>>, bool);
+
+    impl Scheduler for Notes<'_> {
+        fn set_realtime(&mut self, on: bool) -> io::Result<()> {
+            self.0.borrow_mut().push(if on { "raise" } else { "lower" });
+            if self.1 { Ok(()) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+        }
+
+        fn yield_cpu(&mut self) {
+            self.0.borrow_mut().push("give way");
+        }
+    }
+
+    fn at(us: u64) -> Instant {
+        Instant::from_millis(1) + Duration::from_micros(us)
+    }
+
+    #[test]
+    fn work_after_a_sleep_has_a_bound_beyond_which_there_is_no_priority() {
+        let notes = RefCell::new(Vec::new());
+        let taken = || core::mem::take(&mut *notes.borrow_mut());
+        let mut pace = CpuShare::new(Notes(&notes, true), Duration::from_micros(100), true);
+        assert_eq!(taken(), ["raise"]);
+        for us in [0, 50, 99] {
+            pace.record_work(at(us));
+        }
+        assert!(taken().is_empty(), "it may work for so long");
+        pace.record_work(at(100));
+        assert_eq!(taken(), ["lower", "give way"]);
+        pace.record_work(at(199));
+        pace.record_work(at(200));
+        pace.record_work(at(310));
+        assert_eq!(taken(), ["give way", "give way"], "once in each such time, as an ordinary thread");
+        pace.record_sleep();
+        assert_eq!(taken(), ["raise"]);
+        pace.record_sleep();
+        pace.record_work(at(1000));
+        pace.record_work(at(1090));
+        pace.record_sleep();
+        pace.record_work(at(1110));
+        assert!(taken().is_empty(), "what was done before a sleep does not count");
+    }
+
+    #[test]
+    fn without_priority_the_bound_stays() {
+        for (wanted, allowed, asked) in [(false, true, 0), (true, false, 1)] {
+            let notes = RefCell::new(Vec::new());
+            let mut pace = CpuShare::new(Notes(&notes, allowed), Duration::from_micros(100), wanted);
+            for us in (0..=400).step_by(50) {
+                pace.record_work(at(us));
+            }
+            pace.record_sleep();
+            let notes = notes.borrow();
+            let count = |what| notes.iter().filter(|note| **note == what).count();
+            assert_eq!((count("raise"), count("lower"), count("give way")), (asked, 0, 4));
+        }
+    }
+}

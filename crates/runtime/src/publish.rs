@@ -1,0 +1,94 @@
+//! A shard shows its counters to other processes: now and then while it is busy, before it sleeps for long, and at its end.
+
+use crate::error::Error;
+use crate::handler::Handler;
+use crate::published_stack::PublishedStack;
+use crate::shard::Shard;
+use crate::stats::{ShardActivity, StatsPage, StatsView, names};
+use core::time::Duration;
+use ginnel_stack::time::Instant;
+use std::sync::Arc;
+
+/// A shard that falls asleep shows its counters no more often than this: one that is woken a hundred thousand times per second has other things to do.
+const IDLE_PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Where a shard's counters are shown.
+pub(crate) struct Publisher {
+    pub(crate) stats_page: StatsPage,
+    /// Turns that had done something when they were shown last.
+    turns: u64,
+    activity: ShardActivity,
+    /// Keeps the directory.
+    _published: Arc<PublishedStack>,
+}
+
+impl<H: Handler> Shard<H> {
+    /// From now on other processes see the counters.
+    pub(crate) fn start_publishing(
+        &mut self,
+        published: Arc<PublishedStack>,
+        label: &str,
+    ) -> Result<(), Error> {
+        let names = names(&self.stats_view());
+        let stats_page = StatsPage::create(published.dir().path(), label, published.publish_every(), &names);
+        let stats_page = stats_page.map_err(|e| Error::io(format!("counters of shard {label}"), e))?;
+        if self.core.stack.local().is_some() {
+            published.register(label, self.commander());
+        }
+        self.publisher = Some(Publisher {
+            stats_page,
+            turns: 0,
+            activity: ShardActivity::NotStarted,
+            _published: published,
+        });
+        self.publish_page(self.core.now, ShardActivity::NotStarted);
+        Ok(())
+    }
+
+    fn stats_view(&self) -> StatsView<'_, H> {
+        StatsView {
+            stats: &self.core.stats,
+            engine: &self.core.stack,
+            ports: &self.ports,
+            timers: &self.core.timers,
+            handler: &self.handler,
+        }
+    }
+
+    /// Turns that found something to do.
+    fn busy_turns(&self) -> u64 {
+        self.core.stats.turns - self.core.stats.idle_turns
+    }
+
+    /// Shows the counters.
+    #[cold]
+    pub(crate) fn publish_page(&mut self, now: Instant, activity: ShardActivity) {
+        let Some(mut publisher) = self.publisher.take() else { return };
+        (publisher.turns, publisher.activity) = (self.busy_turns(), activity);
+        publisher.stats_page.publish(now, activity, |publication| {
+            self.stats_view().visit(&mut |_, _, value| publication.put(value));
+        });
+        self.publisher = Some(publisher);
+    }
+
+    /// Shows what has changed before a sleep that ends at `until`, or says when it has to end earlier to do so.
+    pub(crate) fn publish_before_sleep(
+        &mut self,
+        now: Instant,
+        deadline: Option<Instant>,
+    ) -> Option<Instant> {
+        let Some(publisher) = &self.publisher else { return deadline };
+        if publisher.turns == self.busy_turns() && publisher.activity == ShardActivity::Sleeping {
+            return deadline;
+        }
+        match publisher.stats_page.published().map(|next_publish| next_publish + IDLE_PUBLISH_INTERVAL) {
+            Some(next_publish) if next_publish > now => {
+                Some(deadline.map_or(next_publish, |until| until.min(next_publish)))
+            }
+            _ => {
+                self.publish_page(now, ShardActivity::Sleeping);
+                deadline
+            }
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! One of several shards: what it has to do with the others.
+
+use crate::cross_shard::CrossShardSender;
+use crate::listener_registry::{ListenerRegistry, RegistryEntry, RegistryState, ReuseportEntry};
+use crate::stats::ShardStats;
+use core::net::SocketAddr;
+use ginnel_stack::device::{RxBurst, RxFrame};
+use ginnel_stack::error::ListenError;
+use ginnel_stack::handle::{Listener, PortId, UdpHandle};
+use ginnel_stack::options::ListenOptions;
+use ginnel_stack::stack::Stack;
+use ginnel_stack::steering::udp::UdpBinding;
+use ginnel_stack::steering::{FrameOwner, Steering};
+use ginnel_stack::udp::{UdpError, UdpOptions};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A port that was chosen turns out to be taken only if somebody has bound it by name since the last turn.
+const EPHEMERAL_ATTEMPTS_MAX: usize = 16;
+
+/// A shard's way to the others.
+pub(crate) struct ShardRouter {
+    shard: u8,
+    /// By number of the shard; `None` at this one's.
+    senders: Vec<Option<CrossShardSender>>,
+    registry: Arc<ListenerRegistry>,
+    /// The change of the board that was taken over last.
+    seen_version: u64,
+    /// A listener could not be opened, perhaps because its address is not ours yet.
+    has_unopened: bool,
+    listeners: BTreeMap<SocketAddr, SharedListener>,
+    /// Listeners of this shard that share their addresses, with their numbers on the board.
+    reuseport: Vec<(Listener, u64)>,
+    /// Numbers and ports of the claims of this shard's sockets.
+    udp_claims: BTreeMap<UdpHandle, (u64, u16)>,
+}
+
+/// A listener of the board on this shard.
+struct SharedListener {
+    id: u64,
+    listener: Listener,
+    /// This shard's application listens too.
+    is_claimed: bool,
+}
+
+impl ShardRouter {
+    pub(crate) fn new(
+        shard: u8,
+        senders: Vec<Option<CrossShardSender>>,
+        registry: Arc<ListenerRegistry>,
+    ) -> Self {
+        Self {
+            shard,
+            senders,
+            registry,
+            seen_version: 0,
+            has_unopened: false,
+            listeners: BTreeMap::new(),
+            reuseport: Vec::new(),
+            udp_claims: BTreeMap::new(),
+        }
+    }
+
+    /// Leaves in `burst` what belongs to this shard, and sends the rest on.
+    pub(crate) fn route(
+        &mut self,
+        steering: Option<&Steering>,
+        port: PortId,
+        burst: &mut RxBurst<'_>,
+        stats: &mut ShardStats,
+    ) {
+        let Some(steering) = steering else { return };
+        burst.retain(|frame| match self.owner_of(steering, frame, stats) {
+            FrameOwner::Shard(owner) if owner == self.shard => true,
+            FrameOwner::Shard(owner) => {
+                self.send(owner, port, frame, stats);
+                false
+            }
+            FrameOwner::All => {
+                self.send_to_all(port, frame, stats);
+                true
+            }
+            FrameOwner::Primary { .. } if self.shard != 0 => {
+                self.send(0, port, frame, stats);
+                false
+            }
+            FrameOwner::Primary { broadcast: told } => !told || self.broadcast(port, frame, stats),
+        });
+        self.flush();
+    }
+
+    /// Where a frame belongs. A hash that its sender has computed is enough to stay, but a hop costs more than computing it: it is checked before. So no sender can fill
+    /// mailboxes with frames that do not belong there.
+    #[inline]
+    fn owner_of(&self, steering: &Steering, frame: &RxFrame<'_>, stats: &mut ShardStats) -> FrameOwner {
+        if frame.label.hash().is_none() {
+            return steering.owner_of_bytes(frame.bytes);
+        }
+        let claimed_owner = steering.owner_of_frame(frame);
+        if claimed_owner == FrameOwner::Shard(self.shard) {
+            stats.hashes_trusted += 1;
+            return claimed_owner;
+        }
+        let owner = steering.owner_of_bytes(frame.bytes);
+        stats.hashes_mismatched += u64::from(claimed_owner != owner);
+        owner
+    }
+
+    /// Sends frames of a burst home that a wrong hash kept here, a bit of `frames` for each: the engine does not know their flows, and has done nothing with them.
+    #[cold]
+    pub(crate) fn redirect(
+        &mut self,
+        steering: Option<&Steering>,
+        port: PortId,
+        burst: &RxBurst<'_>,
+        frames: u64,
+        stats: &mut ShardStats,
+    ) {
+        let Some(steering) = steering else { return };
+        for (_, frame) in burst.iter().enumerate().filter(|(index, _)| frames >> index & 1 != 0) {
+            stats.hashes_trusted -= 1;
+            stats.hashes_mismatched += 1;
+            if let FrameOwner::Shard(owner) = steering.owner_of_bytes(frame.bytes) {
+                self.send(owner, port, frame, stats);
+            }
+        }
+        self.flush();
+    }
+
+    /// A frame that another shard has sent here stays here, wherever it would belong by now: frames make one hop. Returns false if it may not be
+    /// processed, because the others could not be told.
+    pub(crate) fn accepts(
+        &mut self,
+        steering: Option<&Steering>,
+        port: PortId,
+        frame: &RxFrame<'_>,
+        stats: &mut ShardStats,
+    ) -> bool {
+        let is_primary = self.shard == 0;
+        match steering {
+            Some(steering)
+                if is_primary
+                    && steering.owner_of_bytes(frame.bytes) == (FrameOwner::Primary { broadcast: true }) =>
+            {
+                self.broadcast(port, frame, stats)
+            }
+            _ => true,
+        }
+    }
+
+    fn send(&mut self, owner: u8, port: PortId, frame: &RxFrame<'_>, stats: &mut ShardStats) {
+        let Some(Some(out)) = self.senders.get_mut(usize::from(owner)) else { return };
+        // Nobody looks at the hash again.
+        let frame = RxFrame { label: frame.label.without_hash(), ..*frame };
+        if out.send(port, &frame) {
+            stats.frames_forwarded += 1;
+        } else {
+            stats.forwards_dropped += 1;
+        }
+    }
+
+    fn send_to_all(&mut self, port: PortId, frame: &RxFrame<'_>, stats: &mut ShardStats) {
+        // Cannot truncate: 64 shards at the most.
+        (0..self.senders.len() as u8).for_each(|owner| self.send(owner, port, frame, stats));
+    }
+
+    /// Lets all others see a frame that teaches something, or nobody: then it must not be seen here either.
+    fn broadcast(&mut self, port: PortId, frame: &RxFrame<'_>, stats: &mut ShardStats) -> bool {
+        if !self.senders.iter_mut().flatten().all(|sender| sender.has_broadcast_room(frame.bytes.len())) {
+            stats.broadcasts_refused += 1;
+            return false;
+        }
+        for sender in self.senders.iter_mut().flatten() {
+            sender.broadcast(port, frame);
+            stats.broadcasts_sent += 1;
+        }
+        true
+    }
+
+    /// Sends what the engine has for the others.
+    pub(crate) fn exchange(&mut self, stack: &mut Stack, stats: &mut ShardStats) {
+        while let Some(packet) = stack.next_misrouted() {
+            let frame = RxFrame::new(&packet.frame);
+            match packet.owner {
+                FrameOwner::Shard(owner) => self.send(owner, packet.port, &frame, stats),
+                FrameOwner::All => self.send_to_all(packet.port, &frame, stats),
+                FrameOwner::Primary { .. } => self.send(0, packet.port, &frame, stats),
+            }
+        }
+        while let Some(update) = stack.network_mut().next_control_update() {
+            for sender in self.senders.iter_mut().flatten() {
+                sender.broadcast_update(update);
+                stats.broadcasts_sent += 1;
+            }
+        }
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        self.senders.iter_mut().flatten().for_each(CrossShardSender::publish);
+    }
+
+    /// True if something waits for room in a mailbox.
+    pub(crate) fn has_pending_updates(&self) -> bool {
+        self.senders.iter().flatten().any(CrossShardSender::has_pending_updates)
+    }
+
+    /// True if the board has changed.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.registry.version() != self.seen_version
+    }
+
+    /// An address became usable: what could not be listened on may be now.
+    pub(crate) fn retry_listens(&mut self, stack: &mut Stack, stats: &mut ShardStats) {
+        if self.has_unopened {
+            self.sync_registry(stack, stats);
+        }
+    }
+
+    /// Takes over what stands on the board.
+    pub(crate) fn sync_registry(&mut self, stack: &mut Stack, stats: &mut ShardStats) {
+        let registry = Arc::clone(&self.registry);
+        self.apply_registry(&registry.lock(), stack, stats);
+    }
+
+    fn apply_registry(&mut self, state: &RegistryState, stack: &mut Stack, stats: &mut ShardStats) {
+        self.seen_version = state.version();
+        self.listeners.retain(|address, shared| {
+            let is_current = state.listeners.get(address).is_some_and(|entry| entry.id == shared.id);
+            if !is_current {
+                stack.unlisten(shared.listener);
+            }
+            is_current
+        });
+        self.has_unopened = false;
+        for (&address, entry) in &state.listeners {
+            if self.listeners.contains_key(&address) {
+                continue;
+            }
+            match stack.listen(address, entry.options) {
+                Ok(listener) => {
+                    self.listeners
+                        .insert(address, SharedListener { id: entry.id, listener, is_claimed: false });
+                }
+                Err(error) => {
+                    self.has_unopened |= error == ListenError::AddressNotAvailable;
+                    stats.listens_refused += 1;
+                }
+            }
+        }
+        if let Some(steering) = stack.network_mut().steering_mut() {
+            steering.set_udp_ports(state.udp_owners());
+        }
+    }
+
+    fn publish_registry(
+        &mut self,
+        registry: &ListenerRegistry,
+        state: &mut RegistryState,
+        stack: &mut Stack,
+        stats: &mut ShardStats,
+    ) {
+        registry.publish(state);
+        self.apply_registry(state, stack, stats);
+    }
+
+    /// The others look at the board when they have their next turn.
+    fn ring_all(&self) {
+        self.senders.iter().flatten().for_each(CrossShardSender::ring);
+    }
+
+    /// Listens here and everywhere. What another shard listens on already is shared with it, as it is: whose handler gets a connection depends on
+    /// where it arrives. Not so if `alone`: then it is in use. One that shares its address by `reuse_port` is this shard's own.
+    pub(crate) fn listen(
+        &mut self,
+        stack: &mut Stack,
+        stats: &mut ShardStats,
+        address: SocketAddr,
+        options: ListenOptions,
+        exclusive: bool,
+    ) -> Result<Listener, ListenError> {
+        let registry = Arc::clone(&self.registry);
+        let mut state = registry.lock();
+        self.apply_registry(&state, stack, stats);
+        if state.reuseport_conflicts(address, &options) {
+            return Err(ListenError::AddressInUse);
+        }
+        if options.reuse_port {
+            let listener = stack.listen(address, options)?;
+            let id = state.next_id();
+            state.reuseport.push(ReuseportEntry { id, address, options });
+            self.reuseport.push((listener, id));
+            return Ok(listener);
+        }
+        if let Some(shared) = self.listeners.get_mut(&address) {
+            if exclusive || core::mem::replace(&mut shared.is_claimed, true) {
+                return Err(ListenError::AddressInUse);
+            }
+            return Ok(shared.listener);
+        }
+        let listener = stack.listen(address, options)?;
+        let id = state.next_id();
+        state.listeners.insert(address, RegistryEntry { id, options });
+        self.listeners.insert(address, SharedListener { id, listener, is_claimed: true });
+        self.publish_registry(&registry, &mut state, stack, stats);
+        drop(state);
+        self.ring_all();
+        Ok(listener)
+    }
+
+    /// Stops listening, here and everywhere. False if somebody has done so already.
+    pub(crate) fn unlisten(&mut self, stack: &mut Stack, stats: &mut ShardStats, listener: Listener) -> bool {
+        if let Some(position) = self.reuseport.iter().position(|(listener_id, _)| *listener_id == listener) {
+            let (_, id) = self.reuseport.swap_remove(position);
+            self.registry.lock().reuseport.retain(|entry| entry.id != id);
+            return stack.unlisten(listener);
+        }
+        let found = self.listeners.iter().find(|(_, shared)| shared.listener == listener);
+        let Some((&address, known)) = found else { return stack.unlisten(listener) };
+        let id = known.id;
+        let registry = Arc::clone(&self.registry);
+        let mut state = registry.lock();
+        if state.listeners.get(&address).is_none_or(|entry| entry.id != id) {
+            self.apply_registry(&state, stack, stats);
+            return false;
+        }
+        state.listeners.remove(&address);
+        self.publish_registry(&registry, &mut state, stack, stats);
+        drop(state);
+        self.ring_all();
+        true
+    }
+
+    /// Opens a UDP socket that lives here: its datagrams come here wherever they arrive.
+    pub(crate) fn udp_bind(
+        &mut self,
+        stack: &mut Stack,
+        stats: &mut ShardStats,
+        local: SocketAddr,
+        options: UdpOptions,
+    ) -> Result<UdpHandle, UdpError> {
+        let registry = Arc::clone(&self.registry);
+        let mut state = registry.lock();
+        self.apply_registry(&state, stack, stats);
+        let mut claim = UdpBinding { id: state.next_id(), shard: self.shard, local, remote: None, options };
+        if local.port() != 0 && state.udp_conflicts(&claim) {
+            return Err(UdpError::AddressInUse);
+        }
+        for _ in 0..EPHEMERAL_ATTEMPTS_MAX {
+            let socket = stack.udp_bind(local, options)?;
+            claim.local = stack.udp_local(socket)?;
+            if local.port() == 0 && state.udp_conflicts(&claim) {
+                stack.udp_close(socket)?;
+                continue;
+            }
+            self.udp_claims.insert(socket, (claim.id, claim.local.port()));
+            // Others may come to one that shares its port, also on other shards.
+            if local.port() == 0 && !options.reuse_port {
+                state.ephemeral_udp.add(claim);
+            } else {
+                state.udp.add(claim);
+                self.publish_registry(&registry, &mut state, stack, stats);
+                drop(state);
+                self.ring_all();
+            }
+            return Ok(socket);
+        }
+        Err(UdpError::AddressNotAvailable)
+    }
+
+    /// A socket of this shard has got a fixed other end.
+    pub(crate) fn udp_connected(
+        &mut self,
+        stack: &mut Stack,
+        stats: &mut ShardStats,
+        socket: UdpHandle,
+        remote: SocketAddr,
+    ) {
+        let (Some(&(id, _)), Ok(local)) = (self.udp_claims.get(&socket), stack.udp_local(socket)) else {
+            return;
+        };
+        let registry = Arc::clone(&self.registry);
+        let mut state = registry.lock();
+        if state.udp.connect(id, local, remote) {
+            self.publish_registry(&registry, &mut state, stack, stats);
+            drop(state);
+            self.ring_all();
+        }
+    }
+
+    /// A socket of this shard was closed.
+    pub(crate) fn udp_closed(&mut self, stack: &mut Stack, stats: &mut ShardStats, socket: UdpHandle) {
+        let Some((id, port)) = self.udp_claims.remove(&socket) else { return };
+        let registry = Arc::clone(&self.registry);
+        let mut state = registry.lock();
+        state.ephemeral_udp.remove(port, id);
+        if state.udp.remove(port, id) {
+            self.publish_registry(&registry, &mut state, stack, stats);
+            drop(state);
+            self.ring_all();
+        }
+    }
+}

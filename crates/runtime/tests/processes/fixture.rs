@@ -1,0 +1,246 @@
+//! A stack with its door, a peer, and the strings of puppets.
+
+use crate::peer::{ConnRecord, ConnRecords, Peer, PeerCommand};
+use crate::scripted_process::ADDRESS_ENV;
+use ginnel::broker::{Broker, BrokerStats};
+use ginnel::channel::{ChannelConfig, ChannelServer};
+use ginnel::config::{Config, DeviceConfig, DeviceKind};
+use ginnel::{Commander, Shard, StopFlag};
+use ginnel_devices::memory::{MemoryConfig, pair};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The path of the door, for a program that is to be a stack.
+pub const STACK_PATH_ENV: &str = "GINNEL_STACK";
+/// Nothing takes longer.
+pub const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The shards, each on a thread.
+struct TestStack {
+    broker: Option<Broker>,
+    peer: Commander,
+    records: ConnRecords,
+    stop: StopFlag,
+    threads: Vec<JoinHandle<()>>,
+}
+
+fn config(address: &str) -> Config {
+    let device = DeviceConfig::new("cable", DeviceKind::Memory);
+    let mut config = Config::single(device, &[address.parse().unwrap()], &[]);
+    config.tcp.connections_max = 1000;
+    config
+}
+
+impl TestStack {
+    fn new(path: &Path) -> Self {
+        let channel =
+            ChannelConfig { sockets_max: 64, socket_buffer_bytes: 4096, ..ChannelConfig::default() };
+        let (a, b) = pair(MemoryConfig::default());
+        let served = ChannelServer::for_processes(&channel).unwrap();
+        let server = Shard::builder(config("10.0.0.1/24")).handler(served).device("cable", a);
+        let records = ConnRecords::default();
+        let peer =
+            Shard::builder(config("10.0.0.2/24")).handler(Peer::new(records.clone())).device("cable", b);
+        let (mut server, mut peer) = (server.build().unwrap(), peer.build().unwrap());
+        let stop = StopFlag::new().unwrap();
+        let (to_server, to_peer) = (server.commander(), peer.commander());
+        let (first, second) = (stop.clone(), stop.clone());
+        let threads = vec![
+            std::thread::spawn(move || server.run(&first).unwrap()),
+            std::thread::spawn(move || peer.run(&second).unwrap()),
+        ];
+        let broker = Some(Broker::open(Some(path), vec![to_server]).unwrap());
+        Self { broker, peer: to_peer, records, stop, threads }
+    }
+}
+
+impl Drop for TestStack {
+    fn drop(&mut self) {
+        self.broker = None;
+        self.stop.stop();
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// A stack in a process of its own, to be killed.
+pub fn run_stack(path: &Path) -> ! {
+    let _stack = TestStack::new(path);
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// A puppet's strings.
+pub struct ProcessControl {
+    pub pid: u32,
+    to: UnixStream,
+    from: BufReader<UnixStream>,
+}
+
+pub struct Fixture {
+    stack: Option<TestStack>,
+    directory: tempfile::TempDir,
+    callers: UnixListener,
+    children: Vec<Child>,
+    /// Everybody who came, to be ended.
+    pids: Vec<u32>,
+    next: usize,
+}
+
+impl Fixture {
+    pub fn new(name: &str) -> Self {
+        let directory = tempfile::Builder::new().prefix(&name[..name.len().min(20)]).tempdir().unwrap();
+        let callers = UnixListener::bind(directory.path().join("test")).unwrap();
+        let stack = Some(TestStack::new(&directory.path().join("control")));
+        Self { stack, directory, callers, children: Vec::new(), pids: Vec::new(), next: 0 }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn program(&mut self, variable: &str, value: &Path) -> u32 {
+        let program = std::env::current_exe().unwrap();
+        let child = Command::new(program).env(variable, value).spawn().unwrap();
+        let pid = child.id();
+        self.children.push(child);
+        self.pids.push(pid);
+        pid
+    }
+
+    /// A stack in another process, at a path of its own.
+    pub fn spawn_stack(&mut self) -> (u32, PathBuf) {
+        let path = self.path("other");
+        let pid = self.program(STACK_PATH_ENV, &path);
+        eventually("the other stack's door", || path.exists());
+        (pid, path)
+    }
+
+    /// A new puppet.
+    pub fn spawn_process(&mut self) -> ProcessControl {
+        let address = self.path("test");
+        self.program(ADDRESS_ENV, &address);
+        self.accept_process("puppet")
+    }
+
+    /// A new puppet that is attached to the stack.
+    pub fn spawn_attached(&mut self, domain: &str) -> ProcessControl {
+        let mut puppet = self.spawn_process();
+        let path = self.path("control");
+        puppet.request_ok(&format!("attach {} {domain}", path.display()));
+        puppet
+    }
+
+    /// Whoever comes next.
+    pub fn accept_process(&mut self, who: &str) -> ProcessControl {
+        let (to, _) = self.callers.accept().unwrap();
+        to.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let mut from = BufReader::new(to.try_clone().unwrap());
+        let mut line = String::new();
+        from.read_line(&mut line).unwrap();
+        let (name, pid) = line.trim_end().split_once(' ').unwrap();
+        assert_eq!(name, who);
+        let pid = pid.parse().unwrap();
+        self.pids.push(pid);
+        ProcessControl { pid, to, from }
+    }
+
+    /// Has the peer open a connection; its number.
+    pub fn connect_peer(&mut self, port: u16, text: &str) -> usize {
+        self.command_peer(PeerCommand::Connect(port, text.into()));
+        self.next += 1;
+        self.next - 1
+    }
+
+    pub fn command_peer(&self, what: PeerCommand) {
+        self.stack.as_ref().unwrap().peer.send(Box::new(what)).unwrap();
+    }
+
+    /// What the peer saw of a connection.
+    pub fn conn_record(&self, number: usize) -> ConnRecord {
+        self.stack.as_ref().unwrap().records.lock().unwrap().get(number).cloned().unwrap_or_default()
+    }
+
+    pub fn broker_stats(&self) -> BrokerStats {
+        self.stack.as_ref().unwrap().broker.as_ref().unwrap().stats()
+    }
+
+    /// Waits until the peer has received this.
+    pub fn await_received(&self, number: usize, text: &str) {
+        eventually(&format!("{text:?} at the peer"), || self.conn_record(number).received == text.as_bytes());
+    }
+
+    /// Waits until the peer got a FIN.
+    pub fn await_fin(&self, number: usize) {
+        eventually("a FIN at the peer", || self.conn_record(number).has_fin);
+    }
+
+    /// For a while, the connection stays open.
+    pub fn assert_stays_open(&self, number: usize) {
+        std::thread::sleep(Duration::from_millis(100));
+        let seen = self.conn_record(number);
+        assert!(!seen.has_fin && seen.close_reason.is_none(), "{seen:?}");
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        for pid in &self.pids {
+            signal(*pid, Signal::KILL);
+        }
+        for child in &mut self.children {
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Waits until it is so.
+pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let until = Instant::now() + TIMEOUT;
+    while !so() {
+        assert!(Instant::now() < until, "{what}: not within {TIMEOUT:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A signal to a process that this test has started, itself or through one that it has started.
+pub fn signal(pid: u32, signal: Signal) {
+    let _ = kill_process(Pid::from_raw(pid as i32).unwrap(), signal);
+}
+
+impl ProcessControl {
+    /// Says a line, and does not wait for an answer.
+    pub fn send(&mut self, line: &str) {
+        writeln!(self.to, "{line}").unwrap();
+    }
+
+    pub fn read_answer(&mut self) -> String {
+        let mut answer = String::new();
+        self.from.read_line(&mut answer).unwrap();
+        answer.trim_end().to_string()
+    }
+
+    /// Says a line; the answer.
+    pub fn request(&mut self, line: &str) -> String {
+        self.send(line);
+        self.read_answer()
+    }
+
+    /// Says a line that must succeed; the answer.
+    pub fn request_ok(&mut self, line: &str) -> String {
+        let answer = self.request(line);
+        assert!(!answer.starts_with("error") && !answer.is_empty(), "{line}: {answer:?}");
+        answer
+    }
+
+    pub fn kill(&self) {
+        signal(self.pid, Signal::KILL);
+    }
+}

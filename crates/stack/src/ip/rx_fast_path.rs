@@ -1,0 +1,256 @@
+//! The frame that nearly every frame is: untagged, addressed to us, with a TCP segment in one piece behind an IP header without
+//! options. It is checked here at a glance. Whatever is different in any way, and be it only wrong, is left to
+//! [`Network::parse`], which knows the reasons.
+
+use super::Network;
+use crate::device::{RxChecksum, RxFrame};
+use crate::handle::{LinkId, PortId};
+use crate::tcp::demux::{FlowKey, HostAddr};
+use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
+use crate::wire::tcp::{TcpFlags, TcpHeader};
+use crate::wire::{array, be16, be32, protocol};
+use core::net::{Ipv4Addr, Ipv6Addr};
+
+/// Bytes of an Ethernet header without tag.
+const ETHERNET: usize = 14;
+/// Bytes in front of the segment, and up to the end of its shortest header.
+const L4_V4: usize = ETHERNET + 20;
+const END_V4: usize = L4_V4 + TcpHeader::LEN;
+const L4_V6: usize = ETHERNET + 40;
+const END_V6: usize = L4_V6 + TcpHeader::LEN;
+/// Where the flags are in a segment.
+const FLAGS: usize = 13;
+
+/// A usual segment. Its checksum is right, and so are its addresses.
+pub(crate) struct FastPathSegment<'b> {
+    pub key: FlowKey,
+    /// Explicit congestion notification field (RFC 3168): 0 … 3.
+    pub ecn: u8,
+    /// Hop limit, or time to live, that was left.
+    pub hop_limit: u8,
+    /// The fixed part of the header, to be read where its fields are stored.
+    pub header: &'b [u8; TcpHeader::LEN],
+    pub options: &'b [u8],
+    /// Without padding.
+    pub payload: &'b [u8],
+    /// Where its payload begins in the frame.
+    pub payload_at: u32,
+}
+
+/// What frames of IPv4 on a link are compared with: looked up once for many. It holds as long as neither links nor addresses change.
+pub(crate) struct FastPathFilter {
+    link: LinkId,
+    /// Our MAC address, as the first bytes of a frame are read from the third on.
+    mac: u64,
+    /// Our only address and the only broadcast address of the link, if that is how it is, and it is not the loop.
+    sole_addresses: Option<(u32, u32)>,
+}
+
+impl<'b> FastPathSegment<'b> {
+    /// The segment that begins at `l4` in a packet, if its header is all there.
+    #[inline(always)]
+    fn new(packet: &'b [u8], l4: usize, key: FlowKey, (ecn, hops): (u8, u8)) -> Option<Self> {
+        let header = packet.get(l4..)?.first_chunk()?;
+        let payload_at = l4 + TcpHeader::data_offset_bytes(header);
+        let (headers, payload) = packet.split_at_checked(payload_at)?;
+        let options = headers.get(l4 + TcpHeader::LEN..)?;
+        Some(Self { key, ecn, hop_limit: hops, header, options, payload, payload_at: payload_at as u32 })
+    }
+}
+
+/// Whether a frame may be a usual segment that begins a connection: for fetching ahead, so nothing is checked.
+#[inline(always)]
+pub(crate) fn may_be_syn(frame: &[u8]) -> bool {
+    let flags = match frame.get(12) {
+        Some(0x86) => frame.get(L4_V6 + FLAGS),
+        _ => frame.get(L4_V4 + FLAGS),
+    };
+    flags.is_some_and(|flags| flags & TcpFlags::SYN.0 != 0)
+}
+
+/// Addresses and ports of what may be a usual segment: for hashing ahead, so nothing is checked but what tells where they are.
+#[inline(always)]
+pub(crate) fn peek_flow_key(frame: &[u8]) -> Option<FlowKey> {
+    let head = frame.first_chunk::<END_V4>()?;
+    if head[12..15] == [0x08, 0x00, 0x45] && head[23] == protocol::TCP {
+        return Some(FlowKey {
+            remote: HostAddr::v4(be32(head, 26)),
+            local: HostAddr::v4(be32(head, 30)),
+            remote_port: be16(head, L4_V4),
+            local_port: be16(head, L4_V4 + 2),
+        });
+    }
+    let head = frame.first_chunk::<END_V6>()?;
+    if head[12..14] == [0x86, 0xdd] && head[20] == protocol::TCP {
+        return Some(FlowKey {
+            remote: HostAddr::v6(v6(head, 22)),
+            local: HostAddr::v6(v6(head, 38)),
+            remote_port: be16(head, L4_V6),
+            local_port: be16(head, L4_V6 + 2),
+        });
+    }
+    None
+}
+
+#[inline(always)]
+fn v6<const N: usize>(head: &[u8; N], at: usize) -> Ipv6Addr {
+    Ipv6Addr::from_octets(array(head, at))
+}
+
+impl Network {
+    /// The link of a device's frames that have no tag.
+    pub(crate) fn untagged_link(&self, port: PortId) -> Option<LinkId> {
+        self.ports.get(usize::from(port.0))?.untagged
+    }
+
+    /// The segment in a usual frame of either family.
+    #[cfg(test)]
+    pub(crate) fn parse_fast<'b>(&self, port: PortId, frame: &RxFrame<'b>) -> Option<FastPathSegment<'b>> {
+        let link = self.untagged_link(port)?;
+        self.parse_fast_v4(&self.fast_path_filter(link), frame).or_else(|| self.parse_fast_v6(link, frame))
+    }
+
+    /// What frames of IPv4 that come on a link are compared with.
+    pub(crate) fn fast_path_filter(&self, link: LinkId) -> FastPathFilter {
+        let at = self.link(link);
+        let alone = match (self.local.v4.sole_address(), at.sole_broadcast()) {
+            (Some(own), Some(broadcast)) if !at.loopback && !is_loopback_v4(own) => {
+                Some((own, broadcast.to_bits()))
+            }
+            _ => None,
+        };
+        let [m0, m1, m2, m3, m4, m5] = at.mac.0;
+        FastPathFilter {
+            link,
+            mac: u64::from_le_bytes([0, 0, m0, m1, m2, m3, m4, m5]),
+            sole_addresses: alone,
+        }
+    }
+
+    /// The segment in a usual frame of IPv4 that came on a link; `None` for every other frame.
+    #[inline(always)]
+    pub(crate) fn parse_fast_v4<'b>(
+        &self,
+        gate: &FastPathFilter,
+        frame: &RxFrame<'b>,
+    ) -> Option<FastPathSegment<'b>> {
+        let head = frame.bytes.first_chunk::<END_V4>()?;
+        // Ethertype, then version 4 without options; neither a fragment's offset nor more of them.
+        let kind = be32(head, 12) & 0xffff_ff00;
+        if u64::from_le_bytes(array(head, 0)) << 16 != gate.mac
+            || kind != 0x0800_4500
+            || be16(head, 20) & 0x3fff != 0
+            || head[23] != protocol::TCP
+        {
+            return None;
+        }
+        // In ones' complement a right checksum makes the sum of all a multiple of 0xffff, in whatever byte order (RFC 1071 §2 (B)).
+        let word = |at| u64::from(u32::from_ne_bytes(array(head, at)));
+        if !(word(14) + word(18) + word(22) + word(26) + word(30)).is_multiple_of(0xffff) {
+            return None;
+        }
+        let (src, dst) = (be32(head, 26), be32(head, 30));
+        let fits = match gate.sole_addresses {
+            Some((own, broadcast)) => {
+                dst == own && src != own && src != broadcast && is_ordinary_unicast_v4(src)
+            }
+            None => self.accepts_addresses_v4(gate.link, src, dst),
+        };
+        if !fits {
+            return None;
+        }
+        let packet = frame.bytes.get(..ETHERNET + usize::from(be16(head, 16)))?;
+        if !is_checksum_verified(frame, L4_V4) {
+            let l4 = packet.get(L4_V4..)?;
+            let (src, dst) = (Ipv4Addr::from_bits(src), Ipv4Addr::from_bits(dst));
+            if !pseudo_v4(src, dst, protocol::TCP, l4.len()).add(Sum::of(l4)).is_valid() {
+                return None;
+            }
+        }
+        let key = FlowKey {
+            remote: HostAddr::v4(src),
+            local: HostAddr::v4(dst),
+            remote_port: be16(head, L4_V4),
+            local_port: be16(head, L4_V4 + 2),
+        };
+        FastPathSegment::new(packet, L4_V4, key, (head[15] & 3, head[22]))
+    }
+
+    /// Whether a usual packet may have these addresses.
+    #[inline(never)]
+    fn accepts_addresses_v4(&self, link: LinkId, src: u32, dst: u32) -> bool {
+        let link = self.link(link);
+        // Over the loop both are ours.
+        if !self.local.v4.contains(dst) || self.local.v4.contains(src) != link.loopback {
+            return false;
+        }
+        link.loopback
+            || is_ordinary_unicast_v4(src)
+                && !is_loopback_v4(dst)
+                && !link.is_broadcast(Ipv4Addr::from_bits(src))
+    }
+
+    /// The same of IPv6.
+    #[inline]
+    pub(crate) fn parse_fast_v6<'b>(&self, link: LinkId, frame: &RxFrame<'b>) -> Option<FastPathSegment<'b>> {
+        let link = self.link(link);
+        let head = frame.bytes.first_chunk::<END_V6>()?;
+        if head[..6] != link.mac.0
+            || be16(head, 12) != 0x86dd
+            || head[14] >> 4 != 6
+            || head[20] != protocol::TCP
+            || !link.ipv6
+        {
+            return None;
+        }
+        let (src, dst) = (v6(head, 22), v6(head, 38));
+        // Global unicast (RFC 4291 §2.4) and unique local addresses (RFC 4193): they mean the same on every link.
+        let plain = |first: u8| first >> 5 == 1 || first >> 1 == 0x7e;
+        if !link.loopback && (!plain(head[22]) || !plain(head[38])) {
+            return None;
+        }
+        if !self.local.v6.contains(dst.to_bits()) || self.local.v6.contains(src.to_bits()) != link.loopback {
+            return None;
+        }
+        let packet = frame.bytes.get(..L4_V6 + usize::from(be16(head, 18)))?;
+        let l4 = packet.get(L4_V6..)?;
+        if !is_checksum_verified(frame, L4_V6)
+            && !pseudo_v6(src, dst, protocol::TCP, l4.len()).add(Sum::of(l4)).is_valid()
+        {
+            return None;
+        }
+        let key = FlowKey {
+            remote: HostAddr::v6(src),
+            local: HostAddr::v6(dst),
+            remote_port: be16(head, L4_V6),
+            local_port: be16(head, L4_V6 + 2),
+        };
+        FastPathSegment::new(packet, L4_V6, key, (head[15] >> 4 & 3, head[21]))
+    }
+}
+
+/// An address that any host can have: neither of network 0, nor loopback, nor multicast or beyond.
+#[inline(always)]
+const fn is_ordinary_unicast_v4(address: u32) -> bool {
+    let first = address >> 24;
+    first != 0 && first != 127 && first < 224
+}
+
+#[inline(always)]
+const fn is_loopback_v4(address: u32) -> bool {
+    address >> 24 == 127
+}
+
+/// True if the device vouches for the checksum of the segment at `at`.
+#[inline(always)]
+fn is_checksum_verified(frame: &RxFrame<'_>, at: usize) -> bool {
+    match frame.checksum {
+        RxChecksum::Unverified => false,
+        RxChecksum::Verified => true,
+        RxChecksum::Partial { start, .. } => usize::from(start) == at,
+    }
+}
+
+#[cfg(test)]
+#[path = "usual_tests.rs"]
+mod tests;

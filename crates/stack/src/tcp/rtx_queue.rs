@@ -1,0 +1,758 @@
+//! The retransmission queue: what was sent and is not acknowledged, with the scoreboard of RFC 6675 in it.
+//!
+//! ```text
+//!   snd_una                                              snd_nxt
+//!      │ lost,resent │ sacked │ sacked │ lost │ in flight │
+//! ```
+//!
+//! Entries are in sequence order. An entry is one transmission: a segment, or a super-frame of several. All counters are in segments.
+
+use crate::time::Instant;
+use crate::wire::tcp::SeqNumber;
+use std::collections::VecDeque;
+
+/// The receiver has it.
+pub(crate) const SACKED: u8 = 1;
+/// Considered lost.
+pub(crate) const LOST: u8 = 2;
+/// Retransmitted, and that retransmission is in flight.
+pub(crate) const SACKED_RETRANS: u8 = 4;
+/// Was retransmitted at some time (Karn: no round trip sample).
+pub(crate) const EVER_RETRANS: u8 = 8;
+
+/// What its end is, for PSH on a retransmission.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum EndKind {
+    /// Nothing but the end of a segment.
+    #[default]
+    Segment,
+    /// The end of what would have left as one packet of several segments ([`super::burst`]).
+    Packet,
+    /// The end of all that was queued when it was sent, or where a long write pushes, or a record ends ([`super::cuts`]).
+    Push,
+}
+
+/// One transmission.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RtxEntry {
+    pub seq: SeqNumber,
+    pub end_seq: SeqNumber,
+    /// When it was sent last.
+    pub xmit_ts: Instant,
+    /// Segments it has on the wire.
+    pub segments: u16,
+    pub sacked_flags: u8,
+    pub end_kind: EndKind,
+}
+
+impl RtxEntry {
+    #[inline]
+    pub fn has(&self, flag: u8) -> bool {
+        self.sacked_flags & flag != 0
+    }
+
+    fn bytes(&self) -> u32 {
+        (self.end_seq - self.seq) as u32
+    }
+}
+
+/// The most recently sent segment among those an acknowledgement newly covers: what RACK works on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeliveredSegment {
+    pub xmit_ts: Instant,
+    pub end_seq: SeqNumber,
+    pub is_retransmitted: bool,
+}
+
+impl From<&RtxEntry> for DeliveredSegment {
+    fn from(sent: &RtxEntry) -> Self {
+        Self { xmit_ts: sent.xmit_ts, end_seq: sent.end_seq, is_retransmitted: sent.has(EVER_RETRANS) }
+    }
+}
+
+/// What one acknowledgement did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Delivery {
+    /// Segments newly known to have arrived, cumulatively or selectively.
+    pub delivered: u32,
+    /// Of those, by a selective acknowledgement.
+    pub sacked: u32,
+    /// When the oldest newly acknowledged segment that was never retransmitted was sent.
+    pub first_ackt: Option<Instant>,
+    /// When the youngest of them was sent.
+    pub last_ackt: Option<Instant>,
+    /// When the youngest segment that was newly acknowledged selectively, and never retransmitted, was sent.
+    pub last_sackt: Option<Instant>,
+    /// The most recently sent of all.
+    pub most_recent: Option<DeliveredSegment>,
+    /// Lowest start of the original transmissions that arrived below the highest one known to have arrived.
+    pub reord: Option<SeqNumber>,
+    /// Kinds of acknowledgement, selective or cumulative, that told of such.
+    pub reord_kinds: u8,
+    /// The last in the sequence of those acknowledged cumulatively, or else selectively: it is whose round trip RACK waits for, as on Linux.
+    pub last_in_sequence: Option<DeliveredSegment>,
+    /// A retransmitted segment is among those acknowledged cumulatively.
+    pub has_retrans_acked: bool,
+    /// Lowest end of the segments newly acknowledged that were never retransmitted.
+    pub original_end: Option<SeqNumber>,
+}
+
+impl Delivery {
+    /// Round trip time of the youngest segment that was never retransmitted, in µs.
+    pub fn rtt_us(&self, now: Instant) -> Option<u32> {
+        self.last_ackt.map(|at| now.micros_since(at) as u32)
+    }
+
+    fn note_original(&mut self, end: SeqNumber) {
+        self.original_end = Some(self.original_end.map_or(end, |e| e.min(end)));
+    }
+
+    fn count_delivered(&mut self, sent: &RtxEntry, highest: SeqNumber) {
+        self.delivered += u32::from(sent.segments);
+        let retransmitted = sent.has(EVER_RETRANS);
+        if !retransmitted {
+            self.first_ackt = Some(self.first_ackt.map_or(sent.xmit_ts, |t| t.min(sent.xmit_ts)));
+            self.last_ackt = Some(self.last_ackt.map_or(sent.xmit_ts, |t| t.max(sent.xmit_ts)));
+            self.note_original(sent.end_seq);
+            if sent.end_seq.lt(highest) {
+                self.reord = Some(self.reord.map_or(sent.seq, |low| low.min(sent.seq)));
+            }
+        }
+        let newer = self.most_recent.is_none_or(|n| {
+            (sent.xmit_ts, 0) > (n.xmit_ts, 0) || (sent.xmit_ts == n.xmit_ts && sent.end_seq.gt(n.end_seq))
+        });
+        if newer {
+            self.most_recent = Some(DeliveredSegment::from(sent));
+        }
+    }
+}
+
+/// The queue and its counters.
+#[derive(Debug, Default)]
+pub(crate) struct RtxQueue {
+    queue: VecDeque<RtxEntry>,
+    /// Segments sent and not cumulatively acknowledged.
+    pub packets_out: u32,
+    /// Of those, selectively acknowledged (or counted by duplicate acknowledgements if there is no SACK).
+    pub sacked_out: u32,
+    /// Of those, considered lost.
+    pub lost_out: u32,
+    /// Retransmissions in flight.
+    pub retrans_out: u32,
+    /// End of the last segment that was ever sent again, or is of interest by itself, until it is acknowledged.
+    slow_path_until: Option<SeqNumber>,
+    /// Nothing below this needs a retransmission.
+    retransmit_hint: Option<SeqNumber>,
+    /// SACK blocks of the previous acknowledgement: their contents need no second walk.
+    recv_sack_cache: [(SeqNumber, SeqNumber); 4],
+}
+
+impl RtxQueue {
+    /// Bytes of the queue's memory.
+    pub fn list_bytes(&self) -> usize {
+        self.queue.capacity() * size_of::<RtxEntry>()
+    }
+
+    /// Segments believed to be in the network (RFC 6675 "pipe").
+    #[inline]
+    pub fn in_flight(&self) -> u32 {
+        (self.packets_out + self.retrans_out).saturating_sub(self.sacked_out + self.lost_out)
+    }
+
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Nothing of what is not acknowledged, from `una` on, is lost, selectively acknowledged, watched or was ever sent again.
+    #[inline]
+    pub fn has_no_loss_pending(&mut self, una: SeqNumber) -> bool {
+        if self.slow_path_until.is_some_and(|end| end.le(una)) {
+            self.slow_path_until = None;
+        }
+        self.sacked_out | self.lost_out | self.retrans_out == 0 && self.slow_path_until.is_none()
+    }
+
+    pub fn front(&self) -> Option<&RtxEntry> {
+        self.queue.front()
+    }
+
+    pub fn back(&self) -> Option<&RtxEntry> {
+        self.queue.back()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &RtxEntry> {
+        self.queue.iter()
+    }
+
+    /// Forgets everything; keeps the capacity unless it is large.
+    pub fn clear(&mut self) {
+        let Self {
+            queue,
+            packets_out,
+            sacked_out,
+            lost_out,
+            retrans_out,
+            slow_path_until: watched_end,
+            retransmit_hint: hint,
+            recv_sack_cache: previous,
+        } = self;
+        queue.clear();
+        if queue.capacity() > 256 {
+            *queue = VecDeque::new();
+        }
+        (*packets_out, *sacked_out, *lost_out, *retrans_out) = (0, 0, 0, 0);
+        (*watched_end, *hint) = (None, None);
+        *previous = Default::default();
+    }
+
+    /// Appends a first transmission.
+    pub fn push(&mut self, start: SeqNumber, end: SeqNumber, at: Instant, segments: u16, ends: EndKind) {
+        self.packets_out += u32::from(segments);
+        self.queue.push_back(RtxEntry {
+            seq: start,
+            end_seq: end,
+            xmit_ts: at,
+            segments,
+            sacked_flags: 0,
+            end_kind: ends,
+        });
+    }
+
+    /// Index of the first entry that ends after `seq`.
+    fn position(&self, seq: SeqNumber) -> usize {
+        self.queue.partition_point(|s| s.end_seq.le(seq))
+    }
+
+    fn uncount(&mut self, sent: &RtxEntry, sack: bool) {
+        let n = u32::from(sent.segments);
+        self.packets_out -= n;
+        // Without SACK the counter stands for duplicate acknowledgements, and the caller corrects it.
+        if sack && sent.has(SACKED) {
+            self.sacked_out -= n;
+        }
+        if sent.has(LOST) {
+            self.lost_out -= n;
+        }
+        if sent.has(SACKED_RETRANS) {
+            self.retrans_out -= n;
+        }
+    }
+
+    /// The only entry, if it was sent only once and ends here.
+    #[inline(always)]
+    pub fn sole_entry_ending_at(&self, end: SeqNumber) -> Option<&RtxEntry> {
+        self.queue.front().filter(|one| self.queue.len() == 1 && one.end_seq == end && one.sacked_flags == 0)
+    }
+
+    /// It is acknowledged.
+    #[inline(always)]
+    pub fn remove_sole_entry(&mut self) {
+        self.packets_out = 0;
+        self.queue.clear();
+    }
+
+    /// Takes the first entry if a cumulative acknowledgement up to `una` covers just that, and it was sent only once.
+    #[inline]
+    pub fn remove_first_entry(&mut self, una: SeqNumber) -> Option<RtxEntry> {
+        let first = *self.queue.front().filter(|first| first.end_seq == una && first.sacked_flags == 0)?;
+        self.packets_out -= u32::from(first.segments);
+        self.queue.pop_front();
+        Some(first)
+    }
+
+    /// Removes what a cumulative acknowledgement up to `una` covers. `highest` is the highest sequence number known to have arrived.
+    pub fn clean_acked(
+        &mut self,
+        una: SeqNumber,
+        mss: u32,
+        sack: bool,
+        highest: SeqNumber,
+        out: &mut Delivery,
+    ) {
+        while let Some(front) = self.queue.front().copied() {
+            if front.end_seq.gt(una) {
+                if una.gt(front.seq) {
+                    self.trim_front(una, mss, out);
+                }
+                break;
+            }
+            self.queue.pop_front();
+            self.uncount(&front, sack);
+            out.has_retrans_acked |= front.has(EVER_RETRANS);
+            if !front.has(SACKED) {
+                out.count_delivered(&front, highest);
+                out.last_in_sequence = Some(DeliveredSegment::from(&front));
+            }
+        }
+        out.reord_kinds = out.reord.is_some().into();
+    }
+
+    /// A cumulative acknowledgement inside the first entry: its acknowledged segments leave it.
+    fn trim_front(&mut self, una: SeqNumber, mss: u32, out: &mut Delivery) {
+        let front = &mut self.queue[0];
+        front.seq = una;
+        let left = u16::try_from(front.bytes().div_ceil(mss).max(1)).unwrap_or(u16::MAX).min(front.segments);
+        let gone = u32::from(front.segments - left);
+        let flags = front.sacked_flags;
+        front.segments = left;
+        out.delivered += gone;
+        if gone > 0 && flags & (EVER_RETRANS | SACKED) == 0 {
+            let at = front.xmit_ts;
+            out.first_ackt = Some(out.first_ackt.map_or(at, |t| t.min(at)));
+            out.last_ackt = Some(out.last_ackt.map_or(at, |t| t.max(at)));
+            out.note_original(una);
+        }
+        self.packets_out -= gone;
+        if flags & SACKED != 0 {
+            self.sacked_out -= gone;
+        }
+        if flags & LOST != 0 {
+            self.lost_out -= gone;
+        }
+        if flags & SACKED_RETRANS != 0 {
+            self.retrans_out -= gone;
+        }
+    }
+
+    /// Splits the entry at `index` so that a new one begins at `at` (strictly inside it).
+    fn split(&mut self, index: usize, at: SeqNumber, mss: u32) {
+        let whole = self.queue[index];
+        let mut left = whole;
+        let mut right = whole;
+        left.end_seq = at;
+        left.end_kind = EndKind::Segment;
+        right.seq = at;
+        let left_segments = left.bytes().div_ceil(mss).max(1);
+        let right_segments = right.bytes().div_ceil(mss).max(1);
+        left.segments = u16::try_from(left_segments).unwrap_or(u16::MAX);
+        right.segments = u16::try_from(right_segments).unwrap_or(u16::MAX);
+        let grown = (u32::from(left.segments) + u32::from(right.segments)) as i64 - i64::from(whole.segments);
+        self.adjust_counters(whole.sacked_flags, grown);
+        self.queue[index] = left;
+        self.queue.insert(index + 1, right);
+    }
+
+    fn adjust_counters(&mut self, flags: u8, by: i64) {
+        let add = |counter: &mut u32| *counter = (i64::from(*counter) + by).max(0) as u32;
+        add(&mut self.packets_out);
+        if flags & SACKED != 0 {
+            add(&mut self.sacked_out);
+        }
+        if flags & LOST != 0 {
+            add(&mut self.lost_out);
+        }
+        if flags & SACKED_RETRANS != 0 {
+            add(&mut self.retrans_out);
+        }
+    }
+
+    /// Marks what SACK blocks cover. The caller has checked that they lie within `snd_una..=snd_nxt`.
+    /// Only whole segments are marked: a block that ends inside a segment says nothing about the rest of it.
+    pub fn mark_sacked(
+        &mut self,
+        blocks: &[(SeqNumber, SeqNumber)],
+        mss: u32,
+        highest: SeqNumber,
+        out: &mut Delivery,
+    ) {
+        let (lowest, last) = (out.reord.take(), out.last_in_sequence.take());
+        for &(start, end) in blocks {
+            // Continue where the previous acknowledgement's block of the same start ended.
+            let known = self.recv_sack_cache.iter().find(|p| p.0 == start && p.1.le(end) && p.1.gt(p.0));
+            let from = known.map_or(start, |p| p.1);
+            if from.ge(end) {
+                continue;
+            }
+            self.mark_block(from, (start, end), mss, highest, out);
+        }
+        out.reord_kinds += u8::from(out.reord.is_some());
+        out.reord = lowest.into_iter().chain(out.reord).reduce(SeqNumber::min);
+        out.last_in_sequence = last.or(out.last_in_sequence);
+        self.recv_sack_cache = [(SeqNumber(0), SeqNumber(0)); 4];
+        for (slot, block) in self.recv_sack_cache.iter_mut().zip(blocks) {
+            *slot = *block;
+        }
+    }
+
+    /// `from` is where to begin in the block. The segment there may lie before it and be whole only now.
+    fn mark_block(
+        &mut self,
+        from: SeqNumber,
+        (start, end): (SeqNumber, SeqNumber),
+        mss: u32,
+        highest: SeqNumber,
+        out: &mut Delivery,
+    ) {
+        let mut i = self.position(from);
+        while i < self.queue.len() {
+            let sent = self.queue[i];
+            if sent.seq.ge(end) {
+                return;
+            }
+            if sent.has(SACKED) {
+                i += 1;
+                continue;
+            }
+            if sent.seq.lt(start) {
+                // The block begins inside: round up to a segment boundary.
+                let cut = ((start - sent.seq) as u32).div_ceil(mss) * mss;
+                if sent.segments > 1 && cut < sent.bytes() {
+                    self.split(i, sent.seq + cut, mss);
+                }
+                i += 1;
+                continue;
+            }
+            if sent.end_seq.gt(end) {
+                let cut = ((end - sent.seq) as u32) / mss * mss;
+                if sent.segments == 1 || cut == 0 {
+                    return;
+                }
+                self.split(i, sent.seq + cut, mss);
+            }
+            self.mark_entry_sacked(i, highest, out);
+            i += 1;
+        }
+    }
+
+    fn mark_entry_sacked(&mut self, i: usize, highest: SeqNumber, out: &mut Delivery) {
+        let sent = &mut self.queue[i];
+        let n = u32::from(sent.segments);
+        let before = *sent;
+        sent.sacked_flags = (sent.sacked_flags | SACKED) & !(LOST | SACKED_RETRANS);
+        self.sacked_out += n;
+        if before.has(LOST) {
+            self.lost_out -= n;
+        }
+        if before.has(SACKED_RETRANS) {
+            self.retrans_out -= n;
+        }
+        out.sacked += n;
+        // What was thought lost may have arrived long ago, and only the report of it was late.
+        if !before.has(EVER_RETRANS | LOST) {
+            out.last_sackt = Some(out.last_sackt.map_or(before.xmit_ts, |t| t.max(before.xmit_ts)));
+        }
+        out.count_delivered(&before, highest);
+        if out.last_in_sequence.is_none_or(|last| before.end_seq.gt(last.end_seq)) {
+            out.last_in_sequence = Some(DeliveredSegment::from(&before));
+        }
+    }
+
+    /// Marks an entry lost; a retransmission of it counts as lost too.
+    fn mark_lost_at(&mut self, i: usize) {
+        let sent = &mut self.queue[i];
+        let n = u32::from(sent.segments);
+        if sent.has(SACKED_RETRANS) {
+            sent.sacked_flags &= !SACKED_RETRANS;
+            self.retrans_out -= n;
+        }
+        if !sent.has(LOST) {
+            sent.sacked_flags |= LOST;
+            self.lost_out += n;
+        }
+        let start = sent.seq;
+        if self.retransmit_hint.is_none_or(|h| start.lt(h)) {
+            self.retransmit_hint = Some(start);
+        }
+    }
+
+    /// RACK: marks lost what was sent long enough before the newest delivered segment (RFC 8985 §6.2 step 5).
+    /// Returns segments newly marked, and when to look again if some may be merely reordered.
+    pub fn mark_lost_by_time(
+        &mut self,
+        newest: (Instant, SeqNumber),
+        patience: core::time::Duration,
+        now: Instant,
+    ) -> (u32, Option<Instant>) {
+        let mut marked = 0;
+        let mut again: Option<Instant> = None;
+        for i in 0..self.queue.len() {
+            let sent = self.queue[i];
+            let before = sent.xmit_ts < newest.0 || (sent.xmit_ts == newest.0 && sent.end_seq.lt(newest.1));
+            if !before {
+                // What was never retransmitted is in order of time, so nothing behind it is older.
+                if !sent.has(EVER_RETRANS) {
+                    break;
+                }
+                continue;
+            }
+            if sent.has(SACKED) || (sent.has(LOST) && !sent.has(SACKED_RETRANS)) {
+                continue;
+            }
+            let due = sent.xmit_ts + patience;
+            if due <= now {
+                marked += u32::from(sent.segments);
+                self.mark_lost_at(i);
+            } else {
+                again = Some(again.map_or(due, |t| t.max(due)));
+            }
+        }
+        (marked, again)
+    }
+
+    /// Marks the first segment lost (three duplicate acknowledgements without SACK, RFC 6582).
+    pub fn mark_head_lost(&mut self, mss: u32) -> u32 {
+        let Some(front) = self.queue.front().copied() else { return 0 };
+        if front.has(LOST) {
+            return 0;
+        }
+        if front.segments > 1 && front.bytes() > mss {
+            self.split(0, front.seq + mss, mss);
+        }
+        self.mark_lost_at(0);
+        u32::from(self.queue[0].segments)
+    }
+
+    /// After a retransmission time-out everything not selectively acknowledged is lost. With `forget_sacks` the
+    /// selective acknowledgements are not believed any more either (the receiver reneged, RFC 2018 §8).
+    pub fn mark_all_lost(&mut self, forget_sacks: bool) {
+        if forget_sacks {
+            self.recv_sack_cache = [(SeqNumber(0), SeqNumber(0)); 4];
+            self.sacked_out = 0;
+        }
+        for i in 0..self.queue.len() {
+            if forget_sacks {
+                self.queue[i].sacked_flags &= !SACKED;
+            }
+            if !self.queue[i].has(SACKED) {
+                self.mark_lost_at(i);
+            }
+        }
+    }
+
+    /// The segment that starts at `start` is lost.
+    pub fn mark_lost(&mut self, start: SeqNumber) {
+        let i = self.position(start);
+        if self.queue.get(i).is_some_and(|sent| !sent.has(SACKED)) {
+            self.mark_lost_at(i);
+        }
+    }
+
+    /// The first lost segment that has no retransmission in flight: at most `bytes_max` of it, cut at a segment boundary. None if it lies
+    /// beyond `window_end`, to which the peer's window may have shrunk (RFC 9293 §3.8.6); the very first is always tried.
+    pub fn next_lost(&mut self, mss: u32, bytes_max: u32, window_end: SeqNumber) -> Option<RtxEntry> {
+        if self.lost_out == 0 {
+            return None;
+        }
+        let mut i = self.retransmit_hint.map_or(0, |h| self.position(h));
+        while i < self.queue.len() {
+            let sent = self.queue[i];
+            if sent.has(LOST) && !sent.has(SACKED_RETRANS) {
+                let room = window_end - sent.seq;
+                if room <= 0 && i > 0 {
+                    return None;
+                }
+                let limit = (bytes_max.min(room.max(0) as u32) / mss).max(1) * mss;
+                if sent.segments > 1 && sent.bytes() > limit {
+                    self.split(i, sent.seq + limit, mss);
+                }
+                self.retransmit_hint = Some(sent.seq);
+                return Some(self.queue[i]);
+            }
+            i += 1;
+        }
+        self.retransmit_hint = self.queue.back().map(|s| s.end_seq);
+        None
+    }
+
+    /// Notes that the entry that starts at `start` was sent again.
+    pub fn on_retransmitted(&mut self, start: SeqNumber, now: Instant) {
+        let i = self.position(start);
+        let Some(sent) = self.queue.get_mut(i) else { return };
+        sent.xmit_ts = now;
+        if !sent.has(SACKED_RETRANS) {
+            self.retrans_out += u32::from(sent.segments);
+        }
+        sent.sacked_flags |= SACKED_RETRANS | EVER_RETRANS;
+        let end = sent.end_seq;
+        self.require_slow_path_until(end);
+    }
+
+    /// The queue is not untroubled before everything up to `end` is acknowledged.
+    pub fn require_slow_path_until(&mut self, end: SeqNumber) {
+        self.slow_path_until = Some(self.slow_path_until.map_or(end, |known| known.max(end)));
+    }
+
+    /// The last segment, split off if it is part of a super-frame: what a tail loss probe sends again (RFC 8985 §7.3).
+    pub fn tail(&mut self, mss: u32) -> Option<RtxEntry> {
+        let last = self.queue.len().checked_sub(1)?;
+        let sent = self.queue[last];
+        if sent.segments > 1 && sent.bytes() > mss {
+            let cut = (sent.bytes() - 1) / mss * mss;
+            self.split(last, sent.seq + cut, mss);
+        }
+        self.queue.back().copied()
+    }
+
+    /// The segment size shrank: counts entries anew, so that each is cut to the new size when it is sent again.
+    pub fn resegment(&mut self, mss: u32) {
+        for i in 0..self.queue.len() {
+            self.recount(i, mss);
+        }
+    }
+
+    /// The same for the entry that has the byte at `start`.
+    pub fn resegment_one(&mut self, start: SeqNumber, mss: u32) {
+        let i = self.position(start);
+        if i < self.queue.len() {
+            self.recount(i, mss);
+        }
+    }
+
+    fn recount(&mut self, i: usize, mss: u32) {
+        let sent = self.queue[i];
+        let segments = u16::try_from(sent.bytes().div_ceil(mss).max(1)).unwrap_or(u16::MAX);
+        self.adjust_counters(sent.sacked_flags, i64::from(segments) - i64::from(sent.segments));
+        self.queue[i].segments = segments;
+    }
+
+    /// Marks lost all entries with a segment larger than `mss` (the path takes only that much now).
+    pub fn mark_oversized_lost(&mut self, old_mss: u32, mss: u32) {
+        for i in 0..self.queue.len() {
+            let sent = self.queue[i];
+            if !sent.has(SACKED) && (sent.bytes() > mss) && old_mss > mss {
+                self.mark_lost_at(i);
+            }
+        }
+    }
+
+    /// A reduction is taken back: what counted as lost is in flight after all.
+    pub fn unmark_lost(&mut self) {
+        for sent in &mut self.queue {
+            sent.sacked_flags &= !LOST;
+        }
+        self.lost_out = 0;
+    }
+
+    /// Checks counters against entries; for tests and fuzzing.
+    pub fn check(&self) {
+        let mut sums = [0u32; 4];
+        for pair in self.queue.iter().zip(self.queue.iter().skip(1)) {
+            assert!(pair.0.end_seq == pair.1.seq, "sent queue has a gap");
+        }
+        for s in &self.queue {
+            let n = u32::from(s.segments);
+            sums[0] += n;
+            sums[1] += n * u32::from(s.has(SACKED));
+            sums[2] += n * u32::from(s.has(LOST));
+            sums[3] += n * u32::from(s.has(SACKED_RETRANS));
+        }
+        assert_eq!(self.packets_out, sums[0]);
+        assert_eq!(self.lost_out, sums[2]);
+        assert_eq!(self.retrans_out, sums[3]);
+        assert!(self.sacked_out >= sums[1]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seq(n: u32) -> SeqNumber {
+        SeqNumber(n)
+    }
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_millis(ms)
+    }
+
+    fn queue(segments: u32) -> RtxQueue {
+        let mut q = RtxQueue::default();
+        for i in 0..segments {
+            q.push(seq(i * 1000), seq((i + 1) * 1000), at(u64::from(i)), 1, EndKind::Segment);
+        }
+        q
+    }
+
+    #[test]
+    fn a_segment_sent_again_is_trouble_until_it_is_acknowledged_even_if_no_counter_shows_it() {
+        let mut q = queue(3);
+        assert!(q.has_no_loss_pending(seq(0)));
+        q.mark_all_lost(false);
+        q.on_retransmitted(seq(1000), at(50));
+        q.mark_all_lost(false);
+        q.unmark_lost();
+        assert_eq!((q.sacked_out, q.lost_out, q.retrans_out), (0, 0, 0));
+        assert!(!q.has_no_loss_pending(seq(0)), "its time is that of the second sending");
+        assert!(!q.has_no_loss_pending(seq(1000)));
+        assert!(q.has_no_loss_pending(seq(2000)));
+        q.check();
+    }
+
+    #[test]
+    fn a_cumulative_acknowledgement_inside_a_segment_keeps_it() {
+        let mut q = queue(3);
+        let mut d = Delivery::default();
+        q.clean_acked(seq(1500), 1000, true, seq(0), &mut d);
+        assert_eq!((q.packets_out, d.delivered), (2, 1));
+        assert_eq!(q.front().unwrap().seq, seq(1500));
+        q.check();
+    }
+
+    #[test]
+    fn a_block_over_part_of_a_super_frame_splits_it_at_segment_boundaries() {
+        let mut q = RtxQueue::default();
+        q.push(seq(0), seq(10_000), at(0), 10, EndKind::Push);
+        let mut d = Delivery::default();
+        q.mark_sacked(&[(seq(2500), seq(6500))], 1000, seq(0), &mut d);
+        assert_eq!((q.packets_out, q.sacked_out, d.sacked), (10, 3, 3));
+        let sacked: Vec<_> = q.iter().filter(|s| s.has(SACKED)).map(|s| (s.seq.0, s.end_seq.0)).collect();
+        assert_eq!(sacked, [(3000, 6000)]);
+        q.check();
+    }
+
+    #[test]
+    fn a_grown_block_counts_only_what_is_new() {
+        let mut q = queue(10);
+        let mut d = Delivery::default();
+        q.mark_sacked(&[(seq(2000), seq(4000))], 1000, seq(0), &mut d);
+        let mut d = Delivery::default();
+        q.mark_sacked(&[(seq(2000), seq(7000))], 1000, seq(4000), &mut d);
+        assert_eq!((d.sacked, q.sacked_out), (3, 5));
+        q.check();
+    }
+
+    #[test]
+    fn what_was_sent_long_before_a_delivered_segment_is_lost() {
+        let mut q = queue(5);
+        let mut d = Delivery::default();
+        q.mark_sacked(&[(seq(4000), seq(5000))], 1000, seq(0), &mut d);
+        let newest = d.most_recent.unwrap();
+        let (marked, again) = q.mark_lost_by_time(
+            (newest.xmit_ts, newest.end_seq),
+            core::time::Duration::from_millis(10),
+            at(12),
+        );
+        assert_eq!(marked, 3, "sent at 0, 1 and 2 ms");
+        assert_eq!(again, Some(at(13)));
+        let first = q.next_lost(1000, 1000, seq(1 << 20)).unwrap();
+        assert_eq!(first.seq, seq(0));
+        q.on_retransmitted(first.seq, at(12));
+        assert_eq!(q.next_lost(1000, 1000, seq(1 << 20)).unwrap().seq, seq(1000));
+        assert_eq!(q.in_flight(), 5 - 1 - 3 + 1);
+        q.check();
+    }
+
+    #[test]
+    fn a_sacked_retransmission_leaves_all_counters_at_rest() {
+        let mut q = queue(4);
+        q.mark_all_lost(false);
+        let s = q.next_lost(1000, 1000, seq(1 << 20)).unwrap();
+        q.on_retransmitted(s.seq, at(50));
+        let mut d = Delivery::default();
+        q.mark_sacked(&[(seq(0), seq(1000))], 1000, seq(0), &mut d);
+        assert_eq!((q.lost_out, q.retrans_out, q.sacked_out), (3, 0, 1));
+        q.clean_acked(seq(4000), 1000, true, seq(1000), &mut d);
+        assert_eq!((q.packets_out, q.lost_out, q.retrans_out, q.sacked_out), (0, 0, 0, 0));
+        q.check();
+    }
+
+    #[test]
+    fn the_tail_of_a_super_frame_is_one_segment() {
+        let mut q = RtxQueue::default();
+        q.push(seq(0), seq(2500), at(0), 3, EndKind::Push);
+        let tail = q.tail(1000).unwrap();
+        assert_eq!((tail.seq, tail.end_seq, tail.segments), (seq(2000), seq(2500), 1));
+        q.check();
+    }
+}

@@ -1,0 +1,132 @@
+//! The short message: all that is queued fits into one segment and the windows, and nothing is in flight. Nearly every request and
+//! response is one. It needs no search for what may leave, and loss recovery has nothing to say to it.
+//!
+//! What is done here is what `output` and `timers` would do with such a connection, and nothing else: tests compare the two, as they do
+//! with header prediction (docs/adr/0007).
+
+use super::ack;
+use super::active::{ActiveConn, MsgMore, RetransmitTimer, SlowPathFlags};
+use super::conn::{Flags, NONE};
+use super::rtx_queue::EndKind;
+use super::{Tcp, rtt};
+use crate::ip::{Network, TxError};
+use crate::options::CaState;
+use crate::wire::tcp::TcpFlags;
+
+/// A message that may leave at once.
+struct SingleSegment {
+    len: u32,
+    /// Our FIN goes with it.
+    has_fin: bool,
+    /// It fills its segment.
+    is_full_sized: bool,
+    /// The retransmission time-out, in µs.
+    rto_us: u64,
+}
+
+/// Flags of connections whose segments are not the usual ones.
+const SLOW_PATH_FLAGS: Flags = Flags::SYN_PENDING
+    .with(Flags::V6)
+    .with(Flags::ECN)
+    .with(Flags::ECN_ECHO)
+    .with(Flags::ECN_CWR)
+    .with(Flags::MTU_LOCKED)
+    .with(Flags::CORK);
+
+impl Tcp {
+    /// Sends all that a connection has, if that is a short message; `false` if it is something else, and nothing was done.
+    ///
+    /// # Errors
+    /// The device has no room, or there is no way there.
+    #[inline]
+    pub(super) fn send_single_segment(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
+        #[cfg(test)]
+        if self.is_fast_path_disabled {
+            return Ok(false);
+        }
+        let Some(message) = self.single_segment(idx) else { return Ok(false) };
+        let SingleSegment { len, has_fin: fin, is_full_sized: full, rto_us } = message;
+        let c = &self.conns[idx];
+        let flags = TcpFlags(TcpFlags::ACK.0 | TcpFlags::PSH.0 | if fin { TcpFlags::FIN.0 } else { 0 });
+        let seq = c.snd_nxt;
+        if !self.emit_single(net, idx, seq, len, flags)? {
+            return Ok(false);
+        }
+        self.stats.bytes_out += u64::from(len);
+        let (now, now_ms) = (self.now, self.now_ms());
+        let c = &mut self.conns[idx];
+        let b = &mut self.active[c.active];
+        let end = seq + (len + u32::from(fin));
+        b.max_window = b.max_window.max(c.snd_wnd);
+        b.rtx_queue.push(seq, end, now, 1, EndKind::Push);
+        b.fin_sent |= fin;
+        c.snd_nxt = end;
+        if !full {
+            b.snd_sml = Some(end);
+        }
+        b.lsndtime = now;
+        b.idle_since = None;
+        b.cork_deadline = None;
+        if c.has(Flags::ATO_SET) && now_ms.wrapping_sub(c.last_rx) < self.config.delayed_ack_ms {
+            c.flags.set(Flags::PINGPONG);
+        }
+        let times = (self.config.tail_loss_probes, self.profiles.get(c.profile));
+        // Nothing was in flight, so a round begins.
+        b.is_cwnd_limited = c.cwnd <= 1;
+        b.max_packets_out = 1;
+        b.cwnd_usage_seq = end;
+        let (kind, at) = ack::loss_probe_or_rto(c, b, times, now, now.after_micros(rto_us));
+        b.set_timer(kind, at);
+        if c.has(Flags::KEEPALIVE) {
+            self.rearm(idx);
+        } else {
+            self.arm(idx, at);
+        }
+        Ok(true)
+    }
+
+    /// What a connection has to send, if it is a short message.
+    #[inline(always)]
+    fn single_segment(&self, idx: u32) -> Option<SingleSegment> {
+        let c = &self.conns[idx];
+        if c.active == NONE || c.has(SLOW_PATH_FLAGS) || !c.state.is_synchronized() {
+            return None;
+        }
+        let b = &self.active[c.active];
+        let len = u32::try_from(b.send.len()).ok()?;
+        let mss = c.mss();
+        let idle_us = self.now.micros_since(b.lsndtime);
+        let rto_us = rtt::rto_us(c, self.profiles.get(c.profile), 0);
+        let window_max = b.max_window.max(c.snd_wnd);
+        let usual = len > 0
+            && len <= mss
+            && len < c.snd_wnd
+            // Never more than half of the largest window the peer had.
+            && (window_max >= 2 * mss)
+            && c.cwnd > 0
+            && c.snd_una == c.snd_nxt
+            && is_open_and_idle(b)
+            // The window is another after a long silence.
+            && (idle_us <= rto_us || !self.config.slow_start_after_idle);
+        usual.then(|| SingleSegment {
+            len,
+            has_fin: c.has(Flags::FIN_QUEUED),
+            is_full_sized: len == mss,
+            rto_us,
+        })
+    }
+}
+
+/// Nothing is in flight, out of order or urgent, and no timer runs for it.
+#[inline(always)]
+fn is_open_and_idle(b: &ActiveConn) -> bool {
+    b.rtx_queue.is_empty()
+        && b.timer_kind == RetransmitTimer::Off
+        && b.recovery.ca_state == CaState::Open
+        && b.slow_path == SlowPathFlags::NONE
+        && !(b.recovery.is_frto_sending_new_data() | b.nagle_push | b.fin_sent | (b.backoff > 0))
+        && b.snd_up.is_none()
+        && b.msg_more == MsgMore::No
+        && b.dsack.is_none()
+        && b.recv.range_count() == 0
+}

@@ -1,0 +1,136 @@
+//! Errors about datagrams, kept for those who ask (`IP_RECVERR`): what went wrong, who says so, and what is known of the datagram.
+
+use super::{Udp, UdpError};
+use crate::handle::UdpHandle;
+use crate::icmp::extensions::IcmpExtensions;
+use core::net::{IpAddr, SocketAddr};
+use std::collections::VecDeque;
+
+/// Reports that wait on a socket at the most. What comes then is only an error that is pending, as without this.
+const ERRORS_MAX: usize = 64;
+
+/// One error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpExtendedError {
+    /// What it means.
+    pub error: UdpError,
+    /// Where the datagram was sent to. Its port is 0 if the stack itself refused a datagram of a socket without a fixed other end.
+    pub destination: SocketAddr,
+    /// Who sent the ICMP message; `None` if it is the stack that refused the datagram.
+    pub offender: Option<IpAddr>,
+    /// Type of the ICMP message.
+    pub icmp_type: u8,
+    /// Its code.
+    pub icmp_code: u8,
+    /// Bytes of the largest packet that would have fitted, or which byte was not understood; else 0.
+    pub info: u32,
+    /// What the message says behind what it quotes (RFC 4884), which is the last of what is known of the datagram.
+    pub extensions: Option<IcmpExtensions>,
+    /// Bytes of the datagram that are known.
+    pub payload_len: usize,
+    /// The report behind this one came with an ICMP message, of this meaning.
+    pub next_error: Option<UdpError>,
+    /// There are reports behind this one.
+    pub has_more: bool,
+}
+
+/// A socket's reports, and what is known of the datagrams that they are about.
+#[derive(Debug, Default)]
+pub(super) struct UdpErrorQueue {
+    errors: VecDeque<UdpExtendedError>,
+    payloads: VecDeque<u8>,
+}
+
+impl UdpErrorQueue {
+    /// Bytes of its memory.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + self.errors.capacity() * size_of::<UdpExtendedError>() + self.payloads.capacity()
+    }
+
+    pub fn push(&mut self, report: UdpExtendedError, known: &[u8]) {
+        if self.errors.len() < ERRORS_MAX {
+            self.errors.push_back(UdpExtendedError { payload_len: known.len(), ..report });
+            self.payloads.extend(known);
+        }
+    }
+
+    fn pop(&mut self, out: &mut [u8]) -> Option<UdpExtendedError> {
+        let mut report = self.errors.pop_front()?;
+        let known = self.payloads.drain(..report.payload_len);
+        out.iter_mut().zip(known).for_each(|(place, byte)| *place = byte);
+        report.next_error = self.errors.front().filter(|next| next.offender.is_some()).map(|next| next.error);
+        report.has_more = !self.errors.is_empty();
+        Some(report)
+    }
+}
+
+impl Udp {
+    /// Takes the oldest report. What is known of the datagram is cut off where `out` ends.
+    ///
+    /// # Errors
+    /// [`UdpError::WouldBlock`] if there is none, [`UdpError::Stale`].
+    pub fn take_extended_error(
+        &mut self,
+        handle: UdpHandle,
+        out: &mut [u8],
+    ) -> Result<UdpExtendedError, UdpError> {
+        let reports = self.socket(handle)?.error_queue.as_mut();
+        reports.and_then(|reports| reports.pop(out)).ok_or(UdpError::WouldBlock)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(error: UdpError, from: Option<&str>) -> UdpExtendedError {
+        UdpExtendedError {
+            error,
+            destination: "10.0.0.2:7".parse().unwrap(),
+            offender: from.map(|from| from.parse().unwrap()),
+            icmp_type: 3,
+            icmp_code: 3,
+            info: 0,
+            extensions: None,
+            payload_len: 0,
+            next_error: None,
+            has_more: false,
+        }
+    }
+
+    #[test]
+    fn they_come_in_order_with_their_bytes_and_say_what_is_next() {
+        let mut reports = UdpErrorQueue::default();
+        let refused = report(UdpError::ConnectionRefused, Some("10.0.0.2"));
+        let ours = report(UdpError::TooLong, None);
+        reports.push(ours, b"");
+        reports.push(refused, b"abcd");
+        reports.push(ours, b"");
+        reports.push(refused, b"ef");
+        let mut out = [0; 3];
+        let next = Some(UdpError::ConnectionRefused);
+        assert_eq!(
+            reports.pop(&mut out),
+            Some(UdpExtendedError { next_error: next, has_more: true, ..ours })
+        );
+        assert_eq!(
+            reports.pop(&mut out),
+            Some(UdpExtendedError { payload_len: 4, has_more: true, ..refused })
+        );
+        assert_eq!(&out, b"abc");
+        assert_eq!(
+            reports.pop(&mut out),
+            Some(UdpExtendedError { next_error: next, has_more: true, ..ours })
+        );
+        assert_eq!(reports.pop(&mut out), Some(UdpExtendedError { payload_len: 2, ..refused }));
+        assert_eq!(&out[..2], b"ef");
+        assert_eq!(reports.pop(&mut out), None);
+    }
+
+    #[test]
+    fn there_is_an_end_to_them() {
+        let mut reports = UdpErrorQueue::default();
+        (0..1000).for_each(|_| reports.push(report(UdpError::ConnectionRefused, Some("10.0.0.2")), b"x"));
+        assert_eq!((reports.errors.len(), reports.payloads.len()), (ERRORS_MAX, ERRORS_MAX));
+    }
+}

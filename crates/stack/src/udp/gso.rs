@@ -1,0 +1,53 @@
+//! Several datagrams of one length, given in one piece (`UDP_SEGMENT`).
+
+use super::{UdpError, tx_error};
+use crate::ip::{IpHeader, Network, Route};
+use crate::time::Instant;
+use crate::wire::{ipv6, udp};
+
+/// Most datagrams that are sent in one piece (`UDP_MAX_SEGMENTS`): whoever asks, one call stays little work.
+// limit: segments of one UDP send
+const SEGMENTS_MAX: usize = 128;
+
+/// Sends datagrams of `piece` bytes, the last of which may have fewer. Returns how many there were. What the device has no room for behind the first is lost, as it would be
+/// anywhere on the way.
+///
+/// # Errors
+/// [`UdpError::TooLong`] if a piece does not fit into a packet of the path, or there are more than [`PIECES_MAX`]; as the network layer says.
+pub(super) fn send(
+    now: Instant,
+    network: &mut Network,
+    route: &Route,
+    header: &IpHeader,
+    udp: &udp::Header,
+    (payload, piece): (&[u8], usize),
+) -> Result<u64, UdpError> {
+    let ip_header = if header.src.is_ipv4() { 20 } else { ipv6::Header::LEN };
+    let count = payload.len().div_ceil(piece);
+    if ip_header + udp::Header::LEN + piece > usize::from(route.mtu) || count > SEGMENTS_MAX {
+        return Err(UdpError::TooLong);
+    }
+    let count = count as u64;
+    let write = |udp: udp::Header, bytes: &[u8], out: &mut [u8]| {
+        udp.emit(out);
+        out[udp::Header::LEN..].copy_from_slice(bytes);
+    };
+    let len = udp::Header::LEN + payload.len();
+    if network.can_segment_udp(route, len) {
+        // Cannot truncate: compared with the MTU.
+        let sent =
+            network.send_udp_gso(now, route, header, len, piece as u16, |out| write(*udp, payload, out));
+        return sent.map(|()| count).map_err(tx_error);
+    }
+    let checksum = Some(udp::Header::CHECKSUM_OFFSET as u16);
+    for (number, bytes) in (0..).zip(payload.chunks(piece)) {
+        let len = udp::Header::LEN + bytes.len();
+        let udp = udp::Header { len: len as u16, ..*udp };
+        match network.send_datagram(now, route, header, len, checksum, |out| write(udp, bytes, out)) {
+            Ok(()) => {}
+            Err(error) if number == 0 => return Err(tx_error(error)),
+            Err(_) => return Ok(number),
+        }
+    }
+    Ok(count)
+}

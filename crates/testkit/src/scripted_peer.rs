@@ -1,0 +1,332 @@
+//! A stack whose only peer is the test: every segment it gets is hand-made, every segment it sends is looked at.
+
+use crate::sim::{FrameQueue, FrameQueueTx};
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::time::Duration;
+use ginnel_stack::device::{RxBurst, RxFrame};
+use ginnel_stack::events::Event;
+use ginnel_stack::handle::{Conn, Listener, PortId};
+use ginnel_stack::link::LinkConfig;
+use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use ginnel_stack::stack::{Stack, StackConfig};
+use ginnel_stack::time::Instant;
+use ginnel_stack::wire::checksum::{Sum, pseudo_v4};
+use ginnel_stack::wire::ethernet::{self, EtherType};
+use ginnel_stack::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, TcpSegment};
+use ginnel_stack::wire::{MacAddr, arp, ipv4, protocol};
+
+const STACK_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+/// Address of the stack.
+pub const STACK: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+/// Address of the peer that the test plays.
+pub const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+/// The stack's port.
+pub const PORT: u16 = 80;
+/// The peer's port.
+pub const PEER_PORT: u16 = 40_000;
+/// The peer's initial sequence number.
+pub const PEER_ISS: u32 = 1_000;
+
+/// A segment that the stack sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SentSegment {
+    /// Its header.
+    pub header: TcpHeader,
+    /// Its options.
+    pub options: TcpOptions,
+    /// Its payload.
+    pub payload: Vec<u8>,
+}
+
+/// The stack and the pen that writes its peer's segments.
+pub struct ScriptedPeer {
+    /// The stack.
+    pub stack: Stack,
+    /// The simulated time.
+    pub now: Instant,
+    /// All events.
+    pub events: Vec<Event>,
+    /// In-burst data are left unread.
+    pub defer_reads: bool,
+    /// Bytes read.
+    pub read: Vec<u8>,
+    /// The connection under test.
+    pub conn: Option<Conn>,
+    /// The stack's initial sequence number, once seen.
+    pub iss: u32,
+    /// Ports of the connection: the stack's and the peer's.
+    pub ports: (u16, u16),
+    port: PortId,
+    sent_frames: FrameQueue,
+    sent: Vec<SentSegment>,
+}
+
+impl ScriptedPeer {
+    /// A stack that has nothing to do yet, and knows where its peer is.
+    pub fn new(config: StackConfig) -> Self {
+        Self::with_neighbours(config, vec![(IpAddr::V4(PEER), PEER_MAC)])
+    }
+
+    /// The same, but the peer has asked for the stack only now: it is known, though not known to answer.
+    pub fn with_stale_neighbour(config: StackConfig) -> Self {
+        let mut puppet = Self::with_neighbours(config, Vec::new());
+        let question = arp::ArpPacket {
+            operation: arp::ArpOperation::Request,
+            sender_mac: PEER_MAC,
+            sender_ip: PEER,
+            target_mac: MacAddr::ZERO,
+            target_ip: STACK,
+        };
+        let mut frame = vec![0; ethernet::Header::LEN + arp::ArpPacket::LEN];
+        let at = ethernet::Header::new(MacAddr::BROADCAST, PEER_MAC, None, EtherType::ARP).emit(&mut frame);
+        question.emit(&mut frame[at..]);
+        puppet.deliver_frame(&frame);
+        puppet
+    }
+
+    fn with_neighbours(config: StackConfig, static_neighbours: Vec<(IpAddr, MacAddr)>) -> Self {
+        let now = Instant::from_millis(1_000_000);
+        let mut stack = Stack::new(config, [7; 32], now).expect("the test's configuration is valid");
+        let outbox = FrameQueue::default();
+        let port = stack.add_port(Box::new(FrameQueueTx::new(outbox.clone(), STACK_MAC.0, 1500)));
+        let link = LinkConfig {
+            name: "puppet".into(),
+            addresses: vec![(IpAddr::V4(STACK), 24)],
+            static_neighbours,
+            ..LinkConfig::default()
+        };
+        stack.add_link(port, &link).expect("the link is valid");
+        let mut puppet = Self {
+            stack,
+            now,
+            events: Vec::new(),
+            defer_reads: false,
+            read: Vec::new(),
+            conn: None,
+            iss: 0,
+            ports: (PORT, PEER_PORT),
+            port,
+            sent_frames: outbox,
+            sent: Vec::new(),
+        };
+        puppet.turn(&[]);
+        puppet
+    }
+
+    /// A stack that has accepted a connection whose SYN carried `options`.
+    pub fn established(config: StackConfig, options: &TcpOptions) -> Self {
+        let mut puppet = Self::new(config);
+        puppet.listen();
+        puppet.open(options);
+        puppet
+    }
+
+    /// The peer connects with a SYN that carries `options`, and is accepted.
+    pub fn open(&mut self, options: &TcpOptions) -> Conn {
+        let syn = self.segment(TcpFlags::SYN, 0, 0, &[], options);
+        self.deliver_frame(&syn);
+        self.deliver(TcpFlags::ACK, 1, 1, &[]);
+        self.conn.expect("it was accepted")
+    }
+
+    /// Listens on [`PORT`].
+    pub fn listen(&mut self) -> Listener {
+        let addr = SocketAddr::new(STACK.into(), PORT);
+        self.stack.listen(addr, ListenOptions::default()).expect("the port is free")
+    }
+
+    /// Opens a connection to the peer.
+    pub fn connect(&mut self) -> Conn {
+        let to = SocketAddr::new(PEER.into(), PEER_PORT);
+        let conn = self.stack.connect(self.now, to, &ConnectOptions::default()).expect("there is a route");
+        self.conn = Some(conn);
+        self.turn(&[]);
+        let syn = self.sent.last().expect("SYN left").header;
+        self.ports = (syn.src_port, PEER_PORT);
+        self.iss = syn.seq.0;
+        conn
+    }
+
+    /// A segment of the peer. `seq` counts from the peer's initial sequence number, `ack` from the stack's.
+    pub fn segment(
+        &self,
+        flags: TcpFlags,
+        seq: i64,
+        ack: i64,
+        payload: &[u8],
+        options: &TcpOptions,
+    ) -> Vec<u8> {
+        let header = self.header(flags, seq, ack);
+        frame(&header, options, payload)
+    }
+
+    /// A segment of the peer with a window and an urgent pointer of its own.
+    pub fn custom_segment(
+        &self,
+        flags: TcpFlags,
+        seq: i64,
+        ack: i64,
+        window: u16,
+        urgent: u16,
+        payload: &[u8],
+    ) -> Vec<u8> {
+        let header = TcpHeader { window, urg_ptr: urgent, ..self.header(flags, seq, ack) };
+        frame(&header, &TcpOptions::default(), payload)
+    }
+
+    fn header(&self, flags: TcpFlags, seq: i64, ack: i64) -> TcpHeader {
+        TcpHeader {
+            src_port: self.ports.1,
+            dst_port: self.ports.0,
+            seq: SeqNumber(PEER_ISS.wrapping_add(seq as u32)),
+            ack: if flags.contains(TcpFlags::ACK) {
+                SeqNumber(self.iss.wrapping_add(ack as u32))
+            } else {
+                SeqNumber(0)
+            },
+            flags,
+            window: 60_000,
+            urg_ptr: 0,
+            header_len: 0,
+        }
+    }
+
+    /// Delivers a segment without options and gives the stack a turn. Returns what it sent.
+    pub fn deliver(&mut self, flags: TcpFlags, seq: i64, ack: i64, payload: &[u8]) -> Vec<SentSegment> {
+        let frame = self.segment(flags, seq, ack, payload, &TcpOptions::default());
+        self.deliver_frame(&frame)
+    }
+
+    /// Delivers a frame and gives the stack a turn. Returns what it sent.
+    pub fn deliver_frame(&mut self, frame: &[u8]) -> Vec<SentSegment> {
+        self.sent.clear();
+        self.turn(&[frame]);
+        self.sent.clone()
+    }
+
+    /// Delivers frames in one burst and gives the stack a turn. Returns what it sent.
+    pub fn deliver_frames(&mut self, frames: &[Vec<u8>]) -> Vec<SentSegment> {
+        self.sent.clear();
+        let frames: Vec<&[u8]> = frames.iter().map(Vec::as_slice).collect();
+        self.turn(&frames);
+        self.sent.clone()
+    }
+
+    /// Delivers frames in one burst, of which the application hears nothing yet.
+    pub fn receive_without_events(&mut self, frames: &[Vec<u8>]) {
+        let mut burst = RxBurst::new();
+        for bytes in frames {
+            burst.push(RxFrame::new(bytes));
+        }
+        self.stack.receive(self.now, self.port, &burst);
+        self.stack.finish_burst(&burst);
+        self.stack.check_invariants();
+    }
+
+    /// Lets the stack do what is due, and returns what it sent.
+    pub fn flush(&mut self) -> Vec<SentSegment> {
+        self.sent.clear();
+        self.turn(&[]);
+        self.sent.clone()
+    }
+
+    /// Lets time pass, with a turn at each deadline. Returns what was sent.
+    pub fn wait(&mut self, time: Duration) -> Vec<SentSegment> {
+        self.sent.clear();
+        let until = self.now + time;
+        while let Some(at) = self.stack.next_deadline().filter(|at| *at <= until) {
+            self.now = at.max(self.now + Duration::from_micros(1));
+            self.turn(&[]);
+        }
+        self.now = self.now.max(until);
+        self.turn(&[]);
+        self.sent.clone()
+    }
+
+    fn turn(&mut self, frames: &[&[u8]]) {
+        let mut burst = RxBurst::new();
+        for bytes in frames {
+            burst.push(RxFrame::new(bytes));
+        }
+        self.stack.receive(self.now, self.port, &burst);
+        self.take_events(&burst);
+        self.stack.finish_burst(&burst);
+        self.stack.advance(self.now);
+        self.take_events(&RxBurst::new());
+        self.stack.transmit(self.now);
+        self.stack.check_invariants();
+        for frame in self.sent_frames.take() {
+            if let Some(sent) = parse(&frame) {
+                if sent.header.flags.contains(TcpFlags::SYN) {
+                    self.iss = sent.header.seq.0;
+                }
+                self.sent.push(sent);
+            }
+        }
+    }
+
+    fn take_events(&mut self, burst: &RxBurst<'_>) {
+        while let Some(event) = self.stack.next_event() {
+            self.events.push(event);
+            match event {
+                Event::Incoming { listener } => self.conn = self.stack.accept(listener),
+                Event::Data { conn, data } if !self.defer_reads => {
+                    let bytes = self.stack.inline_data(burst, &data);
+                    self.read.extend_from_slice(bytes);
+                    self.stack.consume(conn, data, bytes.len(), burst);
+                }
+                Event::Readable { conn } if !self.defer_reads => {
+                    let mut buffer = [0; 4096];
+                    while let Ok(n @ 1..) = self.stack.recv(conn, &mut buffer) {
+                        self.read.extend_from_slice(&buffer[..n]);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// An Ethernet frame from the peer to the stack.
+pub fn frame(header: &TcpHeader, options: &TcpOptions, payload: &[u8]) -> Vec<u8> {
+    let l4 = TcpHeader::LEN + options.encoded_len() + payload.len();
+    let mut out = vec![0; 14 + 20 + l4];
+    let ethernet = ethernet::Header::new(STACK_MAC, PEER_MAC, None, EtherType::IPV4);
+    let at = ethernet.emit(&mut out);
+    let ip = ipv4::Header {
+        dscp: 0,
+        ecn: 0,
+        total_len: (20 + l4) as u16,
+        ident: 0,
+        dont_fragment: true,
+        more_fragments: false,
+        fragment_offset: 0,
+        ttl: 64,
+        protocol: protocol::TCP,
+        src: PEER,
+        dst: STACK,
+        header_len: 20,
+    };
+    ip.emit(&mut out[at..]);
+    let segment = &mut out[at + 20..];
+    let len = tcp::emit(header, options, segment);
+    segment[len..].copy_from_slice(payload);
+    let sum = pseudo_v4(PEER, STACK, protocol::TCP, l4).add(Sum::of(segment)).finish();
+    segment[16..18].copy_from_slice(&sum.to_be_bytes());
+    out
+}
+
+fn parse(frame: &[u8]) -> Option<SentSegment> {
+    let ip = frame.get(14..).filter(|_| frame[12..14] == [8, 0])?;
+    let header = ipv4::Header::parse(ip).ok().filter(|h| h.protocol == protocol::TCP)?;
+    let payload = header.payload(ip);
+    let sum = pseudo_v4(header.src, header.dst, protocol::TCP, payload.len()).add(Sum::of(payload));
+    assert!(sum.is_valid(), "the stack sent a wrong checksum");
+    let segment = TcpSegment::parse(payload).expect("the stack sends valid headers");
+    Some(SentSegment {
+        header: segment.header,
+        options: TcpOptions::parse(segment.options),
+        payload: segment.payload.to_vec(),
+    })
+}
