@@ -7,8 +7,9 @@ use crate::fd_table::FileId;
 use crate::file::{FileKind, ShutdownState, Socket, SocketRole};
 use crate::options::SocketOptionState;
 use crate::process::ProcessState;
-use crate::serialized::{Codec, fields};
+use ginnel::broker::codec::Codec;
 use ginnel::channel::DescriptionKey;
+use ginnel::codec_struct;
 
 /// What all agree on.
 struct SharedDescription {
@@ -18,7 +19,7 @@ struct SharedDescription {
     /// The connection is over, and a call has said so: the next `connect` is a new attempt, whoever makes it.
     disconnected: bool,
 }
-fields!(SharedDescription { nonblocking, shutdown, options, disconnected });
+codec_struct!(SharedDescription { nonblocking, shutdown, options, disconnected });
 
 /// Where it stands. A socket without anything on the stack has no place.
 fn shared_key(socket: &Socket) -> Option<DescriptionKey> {

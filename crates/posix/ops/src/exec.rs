@@ -10,14 +10,15 @@ use crate::file::{
 };
 use crate::options::SocketOptionState;
 use crate::process::ProcessState;
-use crate::serialized::{Codec, fields};
 use crate::sockaddr::Family;
 use crate::wait_queue::WaitEntry;
 use crate::{Ops, OpsConfig};
 use core::net::SocketAddr;
 use ginnel::Conn;
+use ginnel::broker::codec::Codec;
 use ginnel::broker::{Attachment, GlobalSocketId, PreparedProcess};
 use ginnel::channel::{Reservation, SocketId};
+use ginnel::codec_struct;
 use ginnel::internal_fd::InternalFd;
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::fs::fstat;
@@ -52,7 +53,7 @@ struct InheritedFd {
     /// What the kernel has behind it, so that one which was closed or replaced meanwhile is not taken for it.
     inode: u64,
 }
-fields!(InheritedFd { number, file_index, inode });
+codec_struct!(InheritedFd { number, file_index, inode });
 
 /// A socket, in words that mean the same in another process.
 pub(crate) struct SerializedSocket {
@@ -66,7 +67,7 @@ pub(crate) struct SerializedSocket {
     cookie: u64,
     last_address: Option<SocketAddr>,
 }
-fields!(SerializedSocket {
+codec_struct!(SerializedSocket {
     family,
     is_udp,
     destinations,
@@ -77,7 +78,7 @@ fields!(SerializedSocket {
     cookie,
     last_address
 });
-fields!(ShutdownState { read, write });
+codec_struct!(ShutdownState { read, write });
 
 enum SerializedRole {
     Unconnected(Option<SerializedAddress>),
@@ -125,7 +126,7 @@ struct SerializedAddress {
     /// A socket of the kernel's is behind the descriptor.
     has_kernel_socket: bool,
 }
-fields!(SerializedAddress { address, port_locked, has_kernel_socket });
+codec_struct!(SerializedAddress { address, port_locked, has_kernel_socket });
 
 struct SerializedListener {
     /// By shard.
@@ -135,7 +136,7 @@ struct SerializedListener {
     backlog: u32,
     has_kernel_socket: bool,
 }
-fields!(SerializedListener { numbers, bound, accepting, backlog, has_kernel_socket });
+codec_struct!(SerializedListener { numbers, bound, accepting, backlog, has_kernel_socket });
 
 struct SerializedStream {
     /// The shard, and what the connection is called there.
@@ -149,7 +150,7 @@ struct SerializedStream {
     msg_more: bool,
     bound: Option<SerializedAddress>,
 }
-fields!(SerializedStream {
+codec_struct!(SerializedStream {
     shard,
     socket,
     generation,
@@ -172,7 +173,16 @@ struct SerializedUdp {
     shut_read: bool,
     shut_write: bool,
 }
-fields!(SerializedUdp { shard, socket, generation, bound, peer, has_kernel_socket, shut_read, shut_write });
+codec_struct!(SerializedUdp {
+    shard,
+    socket,
+    generation,
+    bound,
+    peer,
+    has_kernel_socket,
+    shut_read,
+    shut_write
+});
 
 /// An entry of an epoll set: the descriptor and the description that it is of, and whether it stood in the list of those that may be ready.
 struct SerializedEpollItem {
@@ -182,7 +192,7 @@ struct SerializedEpollItem {
     data: u64,
     queued: bool,
 }
-fields!(SerializedEpollItem { fd, file_index, events, data, queued });
+codec_struct!(SerializedEpollItem { fd, file_index, events, data, queued });
 
 /// A description.
 enum SerializedFile {

@@ -46,7 +46,6 @@ mod relocate_fd;
 mod sandbox;
 mod scratch;
 mod sendfile;
-mod serialized;
 mod signal;
 pub mod signal_handlers;
 mod sleep;

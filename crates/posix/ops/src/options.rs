@@ -166,7 +166,7 @@ pub(crate) struct SocketOptionState {
     settings_log: Vec<(c_int, c_int, Box<[u8]>)>,
 }
 
-crate::serialized::fields!(SocketOptionState {
+ginnel::codec_struct!(SocketOptionState {
     flags,
     set,
     applied,
@@ -198,7 +198,7 @@ crate::serialized::fields!(SocketOptionState {
     user,
     ints,
     settings_log,
-} anew { applied_udp: None });
+} defaults { applied_udp: None });
 
 impl SocketOptionState {
     /// Of a new socket.

@@ -1,33 +1,27 @@
-//! Values as bytes, and back: little-endian, each field after the other, nothing that a reader could not check. What a process sent is decoded
-//! without trust: whatever it is, the answer is a value or `None`.
+//! Values as bytes and back: fields follow each other, little-endian. Messages of the broker, the table that a program inherits and
+//! the metadata of a passed descriptor (crates/posix/ops) are encoded by this module.
+//!
+//! Decoding does not trust its input: it returns a value, or `None` if the bytes are not an encoding of one.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use core::time::Duration;
+use ginnel_stack::tcp::config::CongestionControl;
+use rustix::io::Errno;
 
-/// Takes values off the front of a message.
-pub(super) struct Decoder<'a>(&'a [u8]);
-
-impl<'a> Decoder<'a> {
-    pub fn new(bytes: &'a [u8]) -> Self {
-        Self(bytes)
-    }
-
-    pub fn take(&mut self, count: usize) -> Option<&'a [u8]> {
-        let (taken, rest) = self.0.split_at_checked(count)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    /// Nothing is left: the message was no longer than what it says.
-    pub fn is_done(&self) -> bool {
-        self.0.is_empty()
-    }
+/// Removes `count` bytes from the front of `from`. `None` if `from` is shorter.
+fn take<'a>(from: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
+    let (taken, rest) = from.split_at_checked(count)?;
+    *from = rest;
+    Some(taken)
 }
 
-/// Something that can be in a message.
-pub(super) trait Codec: Sized {
+/// A value that can be part of a message.
+pub trait Codec: Sized {
+    /// Appends the encoding of the value to `out`.
     fn encode(&self, out: &mut Vec<u8>);
-    fn decode(from: &mut Decoder<'_>) -> Option<Self>;
+
+    /// Removes the encoding of a value from the front of `from`. `None` if `from` does not begin with one.
+    fn decode(from: &mut &[u8]) -> Option<Self>;
 }
 
 macro_rules! numbers {
@@ -37,31 +31,39 @@ macro_rules! numbers {
                 out.extend(self.to_le_bytes());
             }
 
-            fn decode(from: &mut Decoder<'_>) -> Option<Self> {
-                from.take(size_of::<$ty>())?.try_into().ok().map(<$ty>::from_le_bytes)
+            fn decode(from: &mut &[u8]) -> Option<Self> {
+                let (taken, rest) = from.split_first_chunk()?;
+                *from = rest;
+                Some(<$ty>::from_le_bytes(*taken))
             }
         }
     )* };
 }
-numbers!(u8, u16, u32, u64, u128);
+numbers!(u8, u16, u32, u64, u128, i16, i32);
 
-/// A structure: its fields in this order.
-macro_rules! record {
-    ($ty:path { $($field:ident),* $(,)? }) => {
-        impl Codec for $ty {
+/// Implements [`Codec`] for a structure: its fields in the given order. Fields after `defaults` are not encoded; decoding sets them to
+/// the given values.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! codec_struct {
+    ($ty:path { $($field:ident),* $(,)? } $(defaults { $($rest:ident: $value:expr),* $(,)? })?) => {
+        impl $crate::broker::codec::Codec for $ty {
             fn encode(&self, out: &mut Vec<u8>) {
-                $(self.$field.encode(out);)*
+                $($crate::broker::codec::Codec::encode(&self.$field, out);)*
             }
 
-            fn decode(from: &mut Decoder<'_>) -> Option<Self> {
-                Some(Self { $($field: Codec::decode(from)?),* })
+            fn decode(from: &mut &[u8]) -> Option<Self> {
+                Some(Self {
+                    $($field: $crate::broker::codec::Codec::decode(from)?,)*
+                    $($($rest: $value,)*)?
+                })
             }
         }
     };
 }
 
-/// A choice: a byte that says which, then what it carries.
-macro_rules! choice {
+/// Implements [`Codec`] for an enumeration: a byte that names the variant, then the values of the variant.
+macro_rules! codec_enum {
     ($ty:path { $($tag:literal => $variant:ident $( ($($value:ident),*) )? $( {$($field:ident),*} )?),* $(,)? }) => {
         impl Codec for $ty {
             fn encode(&self, out: &mut Vec<u8>) {
@@ -74,7 +76,7 @@ macro_rules! choice {
                 }
             }
 
-            fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+            fn decode(from: &mut &[u8]) -> Option<Self> {
                 match u8::decode(from)? {
                     $($tag => {
                         $($(let $value = Codec::decode(from)?;)*)?
@@ -87,12 +89,13 @@ macro_rules! choice {
         }
     };
 }
-pub(super) use {choice, record};
+pub(super) use codec_enum;
+pub(super) use codec_struct;
 
 impl Codec for () {
     fn encode(&self, _: &mut Vec<u8>) {}
 
-    fn decode(_: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(_: &mut &[u8]) -> Option<Self> {
         Some(())
     }
 }
@@ -102,7 +105,7 @@ impl Codec for bool {
         u8::from(*self).encode(out);
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         match u8::decode(from)? {
             0 => Some(false),
             1 => Some(true),
@@ -116,8 +119,8 @@ impl<const N: usize> Codec for [u8; N] {
         out.extend(self);
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
-        from.take(N)?.try_into().ok()
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        take(from, N)?.try_into().ok()
     }
 }
 
@@ -126,7 +129,7 @@ impl Codec for usize {
         (*self as u64).encode(out);
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         u64::decode(from)?.try_into().ok()
     }
 }
@@ -137,8 +140,20 @@ impl<A: Codec, B: Codec> Codec for (A, B) {
         self.1.encode(out);
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         Some((A::decode(from)?, B::decode(from)?))
+    }
+}
+
+impl<A: Codec, B: Codec, C: Codec> Codec for (A, B, C) {
+    fn encode(&self, out: &mut Vec<u8>) {
+        self.0.encode(out);
+        self.1.encode(out);
+        self.2.encode(out);
+    }
+
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        Some((A::decode(from)?, B::decode(from)?, C::decode(from)?))
     }
 }
 
@@ -150,7 +165,7 @@ impl<T: Codec> Codec for Option<T> {
         }
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         Some(if bool::decode(from)? { Some(T::decode(from)?) } else { None })
     }
 }
@@ -164,7 +179,7 @@ impl<T: Codec, E: Codec> Codec for Result<T, E> {
         }
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         Some(if bool::decode(from)? { Ok(T::decode(from)?) } else { Err(E::decode(from)?) })
     }
 }
@@ -174,25 +189,38 @@ impl<T: Codec> Codec for Box<T> {
         (**self).encode(out);
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         T::decode(from).map(Box::new)
     }
 }
 
-/// Bytes in one piece, or things one after the other. Each takes at least a byte, so that a count cannot ask for more memory than the message had.
+/// The number of values, then the values. Each value takes at least a byte, so a count above the bytes left is refused before memory is
+/// reserved for it.
 impl<T: Codec> Codec for Vec<T> {
     fn encode(&self, out: &mut Vec<u8>) {
-        // Cannot truncate: messages are shorter.
+        // Cannot truncate: messages and tables are shorter than 4 GiB.
         (self.len() as u32).encode(out);
         self.iter().for_each(|value| value.encode(out));
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         let count = u32::decode(from)? as usize;
-        if count > from.0.len() {
+        if count > from.len() {
             return None;
         }
         (0..count).map(|_| T::decode(from)).collect()
+    }
+}
+
+impl<T: Codec> Codec for Box<[T]> {
+    fn encode(&self, out: &mut Vec<u8>) {
+        // Cannot truncate, as for `Vec`.
+        (self.len() as u32).encode(out);
+        self.iter().for_each(|value| value.encode(out));
+    }
+
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        Vec::decode(from).map(Vec::into_boxed_slice)
     }
 }
 
@@ -202,9 +230,9 @@ impl Codec for String {
         out.extend(self.as_bytes());
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         let count = u32::decode(from)? as usize;
-        String::from_utf8(from.take(count)?.to_vec()).ok()
+        String::from_utf8(take(from, count)?.to_vec()).ok()
     }
 }
 
@@ -214,7 +242,7 @@ impl Codec for Duration {
         self.subsec_nanos().encode(out);
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         let (seconds, nanos) = (u64::decode(from)?, u32::decode(from)?);
         (nanos < 1_000_000_000).then(|| Self::new(seconds, nanos))
     }
@@ -234,7 +262,7 @@ impl Codec for IpAddr {
         }
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         match u8::decode(from)? {
             4 => Some(Ipv4Addr::from_bits(u32::decode(from)?).into()),
             6 => Some(Ipv6Addr::from_bits(u128::decode(from)?).into()),
@@ -253,11 +281,59 @@ impl Codec for SocketAddr {
         }
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         let (ip, port) = (IpAddr::decode(from)?, u16::decode(from)?);
         Some(match ip {
             IpAddr::V4(v4) => (v4, port).into(),
             IpAddr::V6(v6) => SocketAddrV6::new(v6, port, u32::decode(from)?, u32::decode(from)?).into(),
         })
+    }
+}
+
+impl Codec for Errno {
+    fn encode(&self, out: &mut Vec<u8>) {
+        self.raw_os_error().encode(out);
+    }
+
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        let number = i32::decode(from)?;
+        (1..4096).contains(&number).then(|| Self::from_raw_os_error(number))
+    }
+}
+
+impl Codec for CongestionControl {
+    fn encode(&self, out: &mut Vec<u8>) {
+        (*self == Self::NewReno).encode(out);
+    }
+
+    fn decode(from: &mut &[u8]) -> Option<Self> {
+        Some(if bool::decode(from)? { Self::NewReno } else { Self::Cubic })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_round_trip_and_truncated_or_invalid_bytes_fail() {
+        type First = Vec<(i32, u32, u64)>;
+        type Value = (First, Option<Duration>, (Errno, Vec<SocketAddr>));
+        let value: Value = (
+            vec![(-1, 2, 3), (4, 5, u64::MAX)],
+            Some(Duration::new(7, 8)),
+            (Errno::PIPE, vec!["10.0.0.1:80".parse().unwrap(), "[fd00::1]:443".parse().unwrap()]),
+        );
+        let mut bytes = Vec::new();
+        value.encode(&mut bytes);
+        let mut rest = &bytes[..];
+        assert_eq!(Value::decode(&mut rest).as_ref(), Some(&value));
+        assert!(rest.is_empty());
+        for cut in 0..bytes.len() {
+            assert_eq!(Value::decode(&mut &bytes[..cut]), None, "{cut}");
+        }
+        assert_eq!(Vec::<u64>::decode(&mut &[255, 255, 255, 255, 1][..]), None);
+        assert_eq!(bool::decode(&mut &[2][..]), None);
+        assert_eq!(Errno::decode(&mut &[0, 0, 0, 0][..]), None);
     }
 }

@@ -1,12 +1,12 @@
 //! What is said at the door. Each message is one packet: a number that the answer repeats, then what is asked or answered.
 
-use super::codec::{Codec, Decoder, choice, record};
+use super::codec::{Codec, codec_enum, codec_struct};
 use crate::channel::SocketId;
 use crate::channel::control::{ChannelReply, ChannelRequest};
 use core::fmt;
 
 /// The version of everything in this file and of the region. Both ends must have the same: they are parts of one installation.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 /// First word of a first message, in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;
 /// First word of somebody who wants no place yet. No answer, unless it is refused; what follows are [descriptors](guest).
@@ -41,7 +41,7 @@ pub(super) struct Hello {
     /// The domain to join, by the name that its user gave it. Ignored on a connection that belongs to a domain already.
     pub domain: String,
 }
-record!(Hello { magic, version, domain });
+codec_struct!(Hello { magic, version, domain });
 
 /// What holds for the programs on a stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub struct StackInfo {
     /// The CPU of each shard; [`NOT_PINNED`] of one that has none of its own. Empty: nothing is known.
     pub shard_cpus: Vec<u16>,
 }
-record!(StackInfo { loopback, unprivileged_port_start, shard_cpus });
+codec_struct!(StackInfo { loopback, unprivileged_port_start, shard_cpus });
 
 /// No CPU.
 pub const NOT_PINNED: u16 = u16::MAX;
@@ -66,7 +66,7 @@ pub struct GlobalSocketId {
     /// What it is there.
     pub id: SocketId,
 }
-record!(GlobalSocketId { shard, id });
+codec_struct!(GlobalSocketId { shard, id });
 
 /// What a process asks the door for.
 #[derive(Clone, Debug)]
@@ -87,7 +87,7 @@ pub(super) enum ControlRequest {
     /// who has made it.
     Successor,
 }
-choice!(ControlRequest {
+codec_enum!(ControlRequest {
     0 => Attach(shard), 1 => Shard(shard, request), 2 => Fork, 3 => Exec(kept), 4 => Share(cookie, sockets, metadata), 5 => Resolve(cookie),
     6 => Successor,
 });
@@ -110,7 +110,7 @@ pub(super) enum ControlReply {
     /// No, and why.
     Refused(Refusal),
 }
-choice!(ControlReply {
+codec_enum!(ControlReply {
     0 => Welcome(shards, terms), 1 => Attached(request_id), 2 => Reply(reply), 3 => Done, 4 => Resolved(sockets, metadata), 5 => Refused(why),
     6 => Forked(seats),
 });
@@ -139,7 +139,7 @@ pub enum Refusal {
     /// As many processes of the user as there may be are at the door and have not come in.
     UserLimit,
 }
-choice!(Refusal {
+codec_enum!(Refusal {
     0 => Version(version), 1 => User, 2 => Clients, 3 => Domains, 4 => ProxyDescriptors, 5 => Unknown, 6 => Malformed, 7 => ShardEnded, 8 => Port(start),
     9 => UserLimit,
 });
@@ -178,9 +178,9 @@ pub(super) fn encode(request_id: u32, message: &impl Codec) -> Vec<u8> {
 
 /// The number of a message, and what it says if that can be understood.
 pub(super) fn decode<T: Codec>(bytes: &[u8]) -> (u32, Option<T>) {
-    let mut from = Decoder::new(bytes);
+    let mut from = bytes;
     let Some(request_id) = u32::decode(&mut from) else { return (0, None) };
-    let message = T::decode(&mut from).filter(|_| from.is_done());
+    let message = T::decode(&mut from).filter(|_| from.is_empty());
     (request_id, message)
 }
 

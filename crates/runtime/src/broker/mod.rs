@@ -15,7 +15,7 @@
 mod admission;
 mod attached;
 mod attachment;
-mod codec;
+pub mod codec;
 mod control_listener;
 mod message;
 mod requests;

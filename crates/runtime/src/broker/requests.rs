@@ -1,6 +1,6 @@
 //! Requests of the channel, and answers to them, as they stand in messages of the door.
 
-use super::codec::{Codec, Decoder, choice, record};
+use super::codec::{Codec, codec_enum, codec_struct};
 use crate::channel::SocketId;
 use crate::channel::control::{
     AddressSharing, ChannelReply, ChannelRequest, LinkInfo, Reservation, ReserveError, UdpRequest,
@@ -13,29 +13,29 @@ use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, SaveSyn, Soc
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::udp::{Datagram, PmtuDiscovery, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 
-choice!(ListenError { 0 => AddressInUse, 1 => AddressNotAvailable, 2 => TooMany, 3 => InvalidOption });
-choice!(ConnectError {
+codec_enum!(ListenError { 0 => AddressInUse, 1 => AddressNotAvailable, 2 => TooMany, 3 => InvalidOption });
+codec_enum!(ConnectError {
     0 => PortsExhausted, 1 => AddressNotAvailable, 2 => AddressInUse, 3 => NetUnreachable, 4 => InvalidAddress, 5 => TooMany,
     6 => InvalidOption,
 });
-choice!(SendError { 0 => Stale, 1 => Closed, 2 => InvalidSource, 3 => Full });
-choice!(RecvError { 0 => Stale, 1 => WouldBlock });
-choice!(Stale { 0 => Handle });
-choice!(ReserveError { 0 => InUse, 1 => NotAvailable, 2 => TooMany });
-record!(AddressSharing { reuse_address, reuse_port, uid, v6only });
-record!(LinkInfo { name, mac, mtu, loopback, addresses });
-record!(Reservation { number, address });
-choice!(UdpError {
+codec_enum!(SendError { 0 => Stale, 1 => Closed, 2 => InvalidSource, 3 => Full });
+codec_enum!(RecvError { 0 => Stale, 1 => WouldBlock });
+codec_enum!(Stale { 0 => Handle });
+codec_enum!(ReserveError { 0 => InUse, 1 => NotAvailable, 2 => TooMany });
+codec_struct!(AddressSharing { reuse_address, reuse_port, uid, v6only });
+codec_struct!(LinkInfo { name, mac, mtu, loopback, addresses });
+codec_struct!(Reservation { number, address });
+codec_enum!(UdpError {
     0 => Stale, 1 => AddressInUse, 2 => AddressNotAvailable, 3 => TooManySockets, 4 => NoDestination, 5 => InvalidAddress, 6 => WrongFamily,
     7 => BroadcastForbidden, 8 => TooLong, 9 => NetUnreachable, 10 => HostUnreachable, 11 => ConnectionRefused, 12 => Unreachable,
     13 => NoBuffers, 14 => WouldBlock, 15 => ProtocolUnreachable, 16 => Prohibited, 17 => ProtocolError,
 });
-choice!(State {
+codec_enum!(State {
     0 => Closed, 1 => Listen, 2 => SynSent, 3 => SynReceived, 4 => Established, 5 => FinWait1, 6 => FinWait2, 7 => CloseWait,
     8 => Closing, 9 => LastAck, 10 => TimeWait,
 });
-choice!(CaState { 0 => Open, 1 => Disorder, 2 => Cwr, 3 => Recovery, 4 => Loss });
-record!(SocketOptions {
+codec_enum!(CaState { 0 => Open, 1 => Disorder, 2 => Cwr, 3 => Recovery, 4 => Loss });
+codec_struct!(SocketOptions {
     recv_buffer_bytes,
     send_buffer_bytes,
     mss,
@@ -52,11 +52,11 @@ record!(SocketOptions {
     save_syn,
     priority,
 });
-choice!(SaveSyn { 0 => Off, 1 => Packet, 2 => Frame });
-record!(ListenOptions { backlog, v6_only, reuse_port, user, socket });
-record!(ConnectOptions { local, is_ephemeral_port, socket });
-choice!(PmtuDiscovery { 0 => Want, 1 => Dont, 2 => Do, 3 => Probe, 4 => Interface, 5 => Omit });
-record!(UdpOptions {
+codec_enum!(SaveSyn { 0 => Off, 1 => Packet, 2 => Frame });
+codec_struct!(ListenOptions { backlog, v6_only, reuse_port, user, socket });
+codec_struct!(ConnectOptions { local, is_ephemeral_port, socket });
+codec_enum!(PmtuDiscovery { 0 => Want, 1 => Dont, 2 => Do, 3 => Probe, 4 => Interface, 5 => Omit });
+codec_struct!(UdpOptions {
     reuse_address,
     reuse_port,
     uid,
@@ -71,7 +71,7 @@ record!(UdpOptions {
     pmtu_discovery,
     gro,
 });
-record!(UdpExtendedError {
+codec_struct!(UdpExtendedError {
     error,
     destination,
     offender,
@@ -83,10 +83,10 @@ record!(UdpExtendedError {
     next_error,
     has_more
 });
-record!(IcmpExtensions { offset, is_invalid });
-record!(Datagram { len, from, to, tos, hop_limit, gso_size });
-record!(UdpSendParams { to, source, gso_size, hop_limit, tos });
-record!(TcpInfo {
+codec_struct!(IcmpExtensions { offset, is_invalid });
+codec_struct!(Datagram { len, from, to, tos, hop_limit, gso_size });
+codec_struct!(UdpSendParams { to, source, gso_size, hop_limit, tos });
+codec_struct!(TcpInfo {
     state,
     local,
     remote,
@@ -128,19 +128,19 @@ record!(TcpInfo {
     send_queued,
     recv_queued,
 });
-choice!(SocketId { 0 => Socket { socket, generation }, 1 => Listener(number) });
+codec_enum!(SocketId { 0 => Socket { socket, generation }, 1 => Listener(number) });
 
 impl Codec for UdpHandle {
     fn encode(&self, out: &mut Vec<u8>) {
         (self.index(), self.generation()).encode(out);
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         <(u32, u32)>::decode(from).map(|(index, generation)| Self::new(index, generation))
     }
 }
 
-choice!(UdpRequest {
+codec_enum!(UdpRequest {
     0 => Bind(local, options), 1 => Connect(socket, remote), 2 => Send(socket, remote, data), 3 => Reply(socket, datagram, data),
     4 => Recv(socket), 5 => Local(socket), 6 => Close(socket), 7 => Open(local, options), 8 => SetOptions(socket, options),
     9 => RecvOversize(socket, take), 10 => TakeExtendedError(socket), 11 => PathMtu(socket),
@@ -178,7 +178,7 @@ impl Codec for ChannelRequest {
         }
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         Some(match u8::decode(from)? {
             0 => Self::Listen(Codec::decode(from)?, Codec::decode(from)?),
             1 => Self::Join(Codec::decode(from)?),
@@ -211,7 +211,7 @@ impl Codec for Error {
         }
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         Some(match u8::decode(from)? {
             0 => Self::Listen(Codec::decode(from)?, Codec::decode(from)?),
             1 => Self::Connect(Codec::decode(from)?, Codec::decode(from)?),
@@ -244,7 +244,7 @@ impl Codec for ChannelReply {
         }
     }
 
-    fn decode(from: &mut Decoder<'_>) -> Option<Self> {
+    fn decode(from: &mut &[u8]) -> Option<Self> {
         Some(match u8::decode(from)? {
             0 => Self::Listen(Codec::decode(from)?),
             1 => Self::Join(Codec::decode(from)?),

@@ -3,9 +3,9 @@
 use super::table::{self, AcceptedValues, IntFormat, OptionKind, OptionRow};
 use super::{BoolOption, OptionValue, SocketOptionState, StackOption};
 use crate::file::UdpSendState;
-use crate::serialized::Codec;
 use crate::sockaddr::Family;
 use core::ffi::c_int;
+use ginnel::broker::codec::Codec;
 use ginnel::{PmtuDiscovery, UdpOptions, priority};
 use rustix::io::Errno;
 use std::sync::Arc;

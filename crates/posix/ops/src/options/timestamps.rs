@@ -31,7 +31,7 @@ pub(crate) struct TimestampOptions {
     is_new: bool,
 }
 
-crate::serialized::fields!(TimestampOptions { name, flags, is_new });
+ginnel::codec_struct!(TimestampOptions { name, flags, is_new });
 
 impl TimestampOptions {
     /// Whether an option of `SOL_SOCKET` is one of those that are on or off.

@@ -1,6 +1,6 @@
 //! Processes that come from processes: children, and other programs (docs/adr/0012-holders-and-placeholders.md).
 
-use super::super::codec::{Codec, Decoder, record};
+use super::super::codec::{Codec, codec_struct};
 use super::super::message::{
     ControlReply, ControlRequest, GlobalSocketId, Hello, MAGIC, MAGIC_CHILD, PROTOCOL_VERSION, Refusal,
     encode,
@@ -45,7 +45,7 @@ struct InheritanceTable {
     kept: Vec<GlobalSocketId>,
     metadata: Vec<u8>,
 }
-record!(InheritanceTable { magic, version, kept, metadata });
+codec_struct!(InheritanceTable { magic, version, kept, metadata });
 
 impl PreparedProcess {
     /// Its connection, which closes by exec unless that is changed.
@@ -184,9 +184,8 @@ impl Attachment {
                 count => offset += count,
             }
         }
-        let table = InheritanceTable::decode(&mut Decoder::new(&bytes))
-            .filter(|t| t.magic == MAGIC)
-            .ok_or_else(damaged)?;
+        let table =
+            InheritanceTable::decode(&mut &bytes[..]).filter(|t| t.magic == MAGIC).ok_or_else(damaged)?;
         if table.version != PROTOCOL_VERSION {
             return Err(Error::Refused(Refusal::Version(table.version)));
         }
