@@ -1,4 +1,4 @@
-//! What a measurement cost whom: CPU time of each part, and whose core was full.
+//! The CPU account of a measurement: CPU time of each participant, and whose core was saturated.
 
 use crate::machine::{CpuTimes, Cpus, process_cpu_time};
 use crate::{CoreLayout, MeasureError, veth};
@@ -8,23 +8,23 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// How long the kernel may take to start its threads.
+/// How long the kernel may take to start its NAPI threads.
 const NAPI_THREAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// Where the threads of this process are.
+/// The directory of this process's threads.
 const OWN_THREADS: &str = "/proc/self/task/";
 
-/// Threads that do one part of the work.
+/// A set of threads that have one role.
 #[derive(Clone, Debug)]
 enum ThreadSet {
-    /// One thread: its folder below /proc.
+    /// A single thread: its directory below /proc.
     Thread(String),
     /// All threads of a process.
     Process(u32),
-    /// All threads of all processes that came of one.
+    /// All threads of all descendants of a process, without the process itself.
     Descendants(u32),
 }
 
-/// Threads that take part in a measurement, by what they do, and where they were told to run.
+/// The threads that take part in a measurement, by role, and the cores assigned to them.
 #[derive(Clone, Debug)]
 pub struct Participants {
     parts: Vec<(&'static str, ThreadSet)>,
@@ -33,12 +33,13 @@ pub struct Participants {
 }
 
 impl Participants {
-    /// None so far.
+    /// Creates an empty set.
     pub fn new(cpus: Cpus, layout: CoreLayout) -> Self {
         Self { parts: Vec::new(), cpus, layout }
     }
 
-    /// Puts the kernel's threads that receive on a cable where the layout wants them. Both interfaces must be in use by now: the kernel starts threads for those that receive.
+    /// Pins the NAPI threads of the veth pair to the cores that the layout assigns. Both interfaces must
+    /// already be in use, because the kernel starts the threads only then.
     pub fn place_napi_threads(&mut self) -> Result<(), MeasureError> {
         if self.layout == CoreLayout::Sender {
             return Ok(());
@@ -61,7 +62,7 @@ impl Participants {
                 for pid in veth::napi_threads(interface) {
                     match sched_setaffinity(Pid::from_raw(pid), &one) {
                         Ok(()) => placed.push(pid),
-                        // It ended since it was listed.
+                        // The thread has ended since it was listed.
                         Err(Errno::SRCH) => {}
                         Err(error) => {
                             let why =
@@ -81,22 +82,22 @@ impl Participants {
         Ok(())
     }
 
-    /// Takes a thread into the account. `path` is its folder below /proc.
+    /// Adds a thread. `path` is its directory below /proc.
     pub fn add_thread(&mut self, role: &'static str, path: String) {
         self.parts.push((role, ThreadSet::Thread(path)));
     }
 
-    /// Takes a process into the account, without its children.
+    /// Adds a process without its children.
     pub fn add_process(&mut self, role: &'static str, pid: u32) {
         self.parts.push((role, ThreadSet::Process(pid)));
     }
 
-    /// Takes all processes that came of one into the account, and not that one.
+    /// Adds all descendants of a process, without the process itself.
     pub fn add_descendants(&mut self, role: &'static str, pid: u32) {
         self.parts.push((role, ThreadSet::Descendants(pid)));
     }
 
-    /// CPU time of each part.
+    /// Returns the CPU time of each role.
     fn times(&self) -> BTreeMap<&'static str, Duration> {
         let mut times = BTreeMap::new();
         for (role, who) in &self.parts {
@@ -111,7 +112,7 @@ impl Participants {
         times
     }
 
-    /// CPU time of those parts that are threads of this process.
+    /// Returns the CPU time of the participants that are threads of this process.
     fn own_time(&self) -> Duration {
         let own = self.parts.iter().filter_map(|(_, who)| match who {
             ThreadSet::Thread(path) if path.starts_with(OWN_THREADS) => Some(thread_time(path)),
@@ -120,32 +121,32 @@ impl Participants {
         own.sum()
     }
 
-    /// CPU time of the kernel's threads, which are nobody's children.
+    /// Returns the CPU time of the kernel's NAPI threads.
     fn kernel_time(times: &BTreeMap<&'static str, Duration>) -> Duration {
         times.iter().filter(|(role, _)| role.ends_with("_receives")).map(|(_, time)| *time).sum()
     }
 }
 
-/// CPU time of a thread; none of one that is gone.
+/// Returns the CPU time of a thread; zero if the thread has ended.
 fn thread_time(path: &str) -> Duration {
     let text = fs::read_to_string(format!("{path}/schedstat")).unwrap_or_default();
     Duration::from_nanos(text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0))
 }
 
-/// CPU time of the threads that a process has now.
+/// Returns the CPU time of the current threads of a process.
 fn process_time(pid: u32) -> Duration {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     threads.map(|thread| thread_time(&thread.path().to_string_lossy())).sum()
 }
 
-/// The parent of a process, if it is there.
+/// Returns the parent of a process, if the process exists.
 fn parent_of(pid: u32) -> Option<u32> {
-    // proc(5): the name in parentheses may hold anything; the parent is the second word behind it.
+    // proc(5): the name in parentheses may contain anything; the parent is the second word after it.
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     text.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
-/// All processes that came of one and are there now, those of the first generation first.
+/// Returns all living descendants of a process, children before grandchildren.
 pub fn descendants(pid: u32) -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let all = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -160,24 +161,24 @@ pub fn descendants(pid: u32) -> Vec<u32> {
     found
 }
 
-/// The folder below /proc of the calling thread.
+/// Returns the directory below /proc of the calling thread.
 pub fn this_thread() -> String {
     format!("{OWN_THREADS}{}", rustix::thread::gettid().as_raw_nonzero())
 }
 
-/// A CPU is the bottleneck if it is busy for this share of the time.
+/// A CPU that is busy for at least this share of the time is saturated.
 const BUSY: f64 = 0.95;
 
-/// Who kept a measurement from being faster.
+/// The part whose core limited a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bottleneck {
-    /// The server, as it should be.
+    /// The server, as intended.
     Server,
-    /// The generator: the server could do more.
+    /// The generator: the server was not saturated.
     Generator,
-    /// Both.
+    /// Both cores were saturated.
     Both,
-    /// Nobody's core was full.
+    /// Neither core was saturated.
     Neither,
 }
 
@@ -191,17 +192,17 @@ impl Bottleneck {
         }
     }
 
-    /// The server could not have done more.
+    /// Returns whether the server's core was saturated.
     pub const fn is_server(self) -> bool {
         matches!(self, Self::Server | Self::Both)
     }
 
-    /// The generator, or a client in its place, could not have done more.
+    /// Returns whether the core of the generator, or of a client in its place, was saturated.
     pub const fn is_generator(self) -> bool {
         matches!(self, Self::Generator | Self::Both)
     }
 
-    /// Its name.
+    /// Returns the name for reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Server => "server",
@@ -212,27 +213,28 @@ impl Bottleneck {
     }
 }
 
-/// What the cores did during a measurement.
+/// The CPU account of a measurement.
 #[derive(Clone, Debug)]
 pub struct CpuAccount {
-    /// CPU time of each part, as a share of the time that passed.
+    /// CPU time of each role as a share of the elapsed time.
     pub shares: BTreeMap<&'static str, f64>,
-    /// Whose core was full.
+    /// The part whose core was saturated.
     pub bottleneck: Bottleneck,
-    /// One line for whoever watches.
+    /// A summary in one line.
     pub line: String,
-    /// CPU time of the kernel's threads that took part.
+    /// CPU time of the NAPI threads.
     pub kernel_time: Duration,
-    /// Share of the cores' time that went to others than these parts.
+    /// Share of the cores' time that was used by other threads than the participants.
     pub foreign_share: f64,
-    /// Packets at the generator's interface, both ways; 0 without one.
+    /// Packets received and sent at the generator's interface; 0 without one.
     pub packets: u64,
 }
 
-/// Lets the generator do its `work`, on threads of this process, and says what that cost whom.
+/// Runs `work`, in which threads of this process act as the generator, and returns its result with the CPU
+/// account.
 ///
 /// # Errors
-/// The kernel's counters cannot be read.
+/// If the kernel's counters cannot be read.
 pub fn measure_cpu<R>(
     parts: &Participants,
     work: impl FnOnce() -> R,
@@ -243,7 +245,7 @@ pub fn measure_cpu<R>(
     let passed = begun.elapsed().as_secs_f64();
     let (mut after, own) = (parts.times(), own_time(parts).saturating_sub(own));
     let busy = CpuTimes::read()?.since(&cpus).busy_shares();
-    // All threads of this process are the generator's but those that are the server.
+    // All threads of this process belong to the generator, except those that are servers.
     after.insert("generator", own);
     let used = |role: &'static str| {
         let used = after[role].saturating_sub(times.get(role).copied().unwrap_or_default());
@@ -265,7 +267,7 @@ pub fn measure_cpu<R>(
     Ok((result, CpuAccount { shares, bottleneck, line, kernel_time, foreign_share: foreign, packets }))
 }
 
-/// CPU time of this process without that of its threads that are servers.
+/// Returns the CPU time of this process without that of its threads that are servers.
 fn own_time(parts: &Participants) -> Duration {
     process_cpu_time().saturating_sub(parts.own_time())
 }
@@ -309,7 +311,7 @@ mod tests {
         let mut parts = PARTS;
         parts.add_process("parent", child.id());
         parts.add_descendants("children", child.id());
-        // The loop has to have been started, and to have had a turn on a busy machine.
+        // The shell must have started the loop and must have run on a busy machine.
         let until = Instant::now() + Duration::from_secs(20);
         let used = loop {
             let (_, account) = measure_cpu(&parts, || std::thread::sleep(Duration::from_millis(50))).unwrap();

@@ -1,4 +1,4 @@
-//! The generator: `ginnel load` with the light stack, on a core of its own.
+//! The load generator: `ginnel load` on the light stack, on its own core.
 
 use crate::MeasureError;
 use crate::cpu_account::{CpuAccount, Participants, measure_cpu};
@@ -14,32 +14,32 @@ use ginnel_apps::load::{
 };
 use std::time::Instant;
 
-/// Until virtual cores run at the speed that they keep, and what grows with the first connections has grown: a second or two on machines of others, in which both
-/// arms are up to 40 % slower.
+/// Warm-up time: virtual cores reach their sustained speed, and memory that grows with the first connections
+/// has grown. On shared machines this takes a second or two, in which both servers are up to 40 % slower.
 const WARM_UP_SECONDS: f64 = 2.0;
 
-/// How long a server may take to answer.
+/// How long a server may take to answer the first request.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
-/// A question whether it does takes no longer.
+/// Time limit of one probe request.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The command line of a program.
+/// A command line with the options `T`.
 #[derive(Parser)]
 struct LoadCommandLine<T: Args> {
     #[command(flatten)]
     options: T,
 }
 
-/// Options from the words of a command line.
+/// Parses options from the arguments of a command line.
 ///
 /// # Errors
-/// As clap has it.
+/// The error of clap.
 pub fn parse<T: Args>(words: &[String]) -> Result<T, MeasureError> {
     let words = core::iter::once("program").chain(words.iter().map(String::as_str));
     LoadCommandLine::try_parse_from(words).map(|line| line.options).map_err(MeasureError::failed)
 }
 
-/// In which language the generator asks.
+/// The application protocol of the generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadProtocol {
     /// `ginnel load http`.
@@ -50,22 +50,22 @@ pub enum LoadProtocol {
     Memcached,
 }
 
-/// What the generator asks.
+/// The load that the generator produces.
 #[derive(Clone, Debug)]
 pub struct LoadSpec {
-    /// The language.
+    /// The application protocol.
     pub protocol: LoadProtocol,
-    /// The words of its command, without the generator's stack, sources and times.
+    /// The arguments of its command, without the generator's stack, source addresses and durations.
     pub arguments: Vec<String>,
 }
 
 impl LoadSpec {
-    /// What these words say.
+    /// Creates a load with these arguments.
     pub fn new(protocol: LoadProtocol, words: &[&str]) -> Self {
         Self { protocol, arguments: words.iter().map(ToString::to_string).collect() }
     }
 
-    /// The job that these words and `more` make; `change` is made to what they say before.
+    /// Returns the job for these arguments and `more`; `change` modifies the common options.
     fn job(
         &self,
         ground: &Testbed,
@@ -91,7 +91,7 @@ impl LoadSpec {
         }
     }
 
-    /// Asks once: how many answers came, and what failed.
+    /// Sends one request and returns the report on it.
     fn probe(&self, ground: &Testbed) -> Result<Report, MeasureError> {
         let more = ["--requests", "1", "--duration", "1s", "--timeout", "500ms"].map(String::from);
         let job = self.job(ground, &more, |common| (common.connections, common.rate) = (1, None))?;
@@ -109,10 +109,11 @@ impl LoadSpec {
         report.map_err(MeasureError::failed)
     }
 
-    /// Waits until a server answers. `check` fails if there is none any more.
+    /// Waits until a server answers. `check` fails if the server has ended.
     ///
     /// # Errors
-    /// There is none, or it does not answer within `patience`: whether it listens, and what came instead of an answer.
+    /// The error of `check`, or an explanation if the server does not answer within `patience`: whether it
+    /// listens, and what was received instead of an answer.
     pub fn wait_for_answer(
         &self,
         ground: &Testbed,
@@ -133,11 +134,12 @@ impl LoadSpec {
         }
     }
 
-    /// Puts load on a server that answers, for so many seconds after [`WARM_UP_SECONDS`], or as many if it is fewer, and says what it came to and what it cost
-    /// whom. `add` names the server's threads.
+    /// Puts load on a server that answers, for `seconds` after a warm-up of [`WARM_UP_SECONDS`] or `seconds`,
+    /// whichever is shorter. Returns the report and the CPU account. `add` adds the server's threads to the
+    /// participants.
     ///
     /// # Errors
-    /// The generator's device cannot be opened, or its options are wrong.
+    /// If the generator's device cannot be opened, or its options are wrong.
     pub fn measure(
         &self,
         ground: &Testbed,
@@ -152,7 +154,7 @@ impl LoadSpec {
         let work = || -> Result<_, MeasureError> {
             pin(ground.cpus.client)?;
             let WorkerStack { config, .. } = ground.generator()?;
-            // The kernel's threads are there once both devices are.
+            // The NAPI threads exist once both interfaces are in use.
             let device =
                 ginnel::raw::open(&config.devices[0], &config, None).map_err(MeasureError::failed)?;
             let mut parts = Participants::new(ground.cpus, ground.layout);
@@ -170,7 +172,7 @@ impl LoadSpec {
     }
 }
 
-/// Why nobody answered.
+/// Explains why no answer was received.
 fn no_answer_message(report: &Report, ground: &Testbed, patience: Duration) -> String {
     let (server, seconds) = (&report.server, patience.as_secs());
     let failed = |kind: stats::Failure| report.failures.contains_key(kind.name());

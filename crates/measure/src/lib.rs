@@ -1,14 +1,14 @@
-//! Servers under load, on Ginnel and on the kernel, fairly: the same generator, the same cores, and an account of who paid for what. `crates/bench` and `ginnel bench compare`
-//! are built of it.
+//! Measures servers under load on Ginnel and on the kernel, with one generator, the same cores, and an
+//! account of the CPU time of every participant. `crates/bench` and `ginnel bench compare` are built on it.
 //!
 //! ```text
-//! namespace  a network namespace of one's own
-//! veth       a cable in it, and the kernel's threads that receive
-//! wire       what joins server and generator: that cable, or memory
-//! program    a server: unmodified, on the kernel or on a stack (ginnel run)
-//! generator  ginnel load on the light stack, pinned; waits until the server answers
-//! account    CPU time of all who take part, and whose core was full
-//! machine    the CPUs
+//! namespace    a private network namespace
+//! veth         a veth pair in it, and the NAPI threads that receive on the pair
+//! testbed      the medium between server and generator: veth or memif
+//! program      a server: an unmodified program on the kernel or on a stack (ginnel run)
+//! generator    ginnel load on the light stack, pinned; waits until the server answers
+//! cpu_account  CPU time of all participants, and whose core was saturated
+//! machine      the CPUs
 //! ```
 
 pub mod cpu_account;
@@ -21,29 +21,32 @@ pub mod veth;
 
 use std::fmt;
 
-/// Which cores the parts of a measurement run on: server, client, and over veth for each of them the kernel's thread that receives (threaded NAPI).
+/// The cores that the participants of a measurement run on: server, client, and over veth for each of them
+/// the kernel thread that receives (threaded NAPI).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum CoreLayout {
-    /// The server and its receive work on one core, the client and its own on another: each pays for itself.
+    /// The server and its NAPI thread run on one core, the client and its NAPI thread on another: each core
+    /// bears its own receive work.
     #[default]
     Charged,
-    /// The same without threads for receiving: it happens on the core of whoever sends. What is received costs the server nothing, so that it looks better than it is.
+    /// As `Charged`, but without NAPI threads: the kernel receives on the core of the sender. The server does
+    /// not bear the cost of receiving, so it appears faster than it is.
     Sender,
-    /// All on one core.
+    /// Everything runs on one core.
     One,
 }
 
-/// Why nothing was measured.
+/// Why a measurement was not made.
 #[derive(Debug)]
 pub enum MeasureError {
-    /// Something it needs is not here; not an error.
+    /// A prerequisite is missing on this machine; this is not an error.
     Skipped(String),
-    /// It went wrong.
+    /// The measurement failed.
     Failed(String),
 }
 
 impl MeasureError {
-    /// What went wrong.
+    /// Creates a [`MeasureError::Failed`] from any error.
     pub fn failed(error: impl fmt::Display) -> Self {
         Self::Failed(error.to_string())
     }
@@ -64,7 +67,7 @@ impl From<std::io::Error> for MeasureError {
     }
 }
 
-/// The median; `None` of nothing.
+/// Returns the median, or `None` if there are no values.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! The machine: its CPUs, what else they do, and how far apart they are.
+//! The machine: its CPUs, their load by other programs, and their cache line latency.
 
 use crate::MeasureError;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -7,17 +7,17 @@ use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The two CPUs that measurements use.
+/// The two CPUs that a measurement uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cpus {
-    /// The server's.
+    /// The CPU of the server.
     pub server: usize,
-    /// The client's.
+    /// The CPU of the client.
     pub client: usize,
 }
 
 impl Cpus {
-    /// The first two that this process may use.
+    /// Chooses the first two CPUs that this process may use.
     pub fn choose() -> Result<Self, MeasureError> {
         let allowed = sched_getaffinity(None).map_err(io::Error::from)?;
         let mut all = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
@@ -28,28 +28,29 @@ impl Cpus {
     }
 }
 
-/// Pins the calling thread.
+/// Pins the calling thread to a CPU.
 pub fn pin(cpu: usize) -> io::Result<()> {
     let mut one = CpuSet::new();
     one.set(cpu);
     Ok(sched_setaffinity(None, &one)?)
 }
 
-/// CPU time that this process has used.
+/// Returns the CPU time of this process.
 pub fn process_cpu_time() -> Duration {
     cpu_time(ClockId::ProcessCPUTime)
 }
 
-/// CPU time of the programs that this process has started and waited for.
+/// Returns the CPU time of the child processes that this process has waited for.
 pub fn children_cpu_time() -> io::Result<Duration> {
-    // proc(5): the name in parentheses may hold anything; cutime and cstime are fields 16 and 17 of the line, in ticks of 10 ms.
+    // proc(5): the name in parentheses may contain anything; cutime and cstime are fields 16 and 17 of the
+    // line, in ticks of 10 ms.
     let text = std::fs::read_to_string("/proc/self/stat")?;
     let fields = text.rsplit_once(") ").map(|(_, rest)| rest).unwrap_or_default();
     let ticks = fields.split(' ').skip(13).take(2).filter_map(|field| field.parse::<u64>().ok()).sum::<u64>();
     Ok(Duration::from_millis(10 * ticks))
 }
 
-/// CPU time that the calling thread has used.
+/// Returns the CPU time of the calling thread.
 pub fn thread_cpu_time() -> Duration {
     cpu_time(ClockId::ThreadCPUTime)
 }
@@ -59,24 +60,25 @@ fn cpu_time(clock: ClockId) -> Duration {
     Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec as u32)
 }
 
-/// What the CPUs did, in ticks of 10 ms.
+/// What the CPUs did, in ticks of 10 ms; each vector has an element for each CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuTimes {
-    /// Of each CPU: work, anybody's.
+    /// Time in which the CPU executed anything.
     pub busy: Vec<u64>,
-    /// Of that, for interrupts, hard and soft: no program's, and where packets cross the kernel mostly for those of the bench.
+    /// The part of `busy` spent in hard and soft interrupts. It belongs to no program; where packets cross
+    /// the kernel, it is mostly caused by the measurement.
     pub interrupts: Vec<u64>,
-    /// Of each CPU: nothing to do.
+    /// Idle time.
     pub idle: Vec<u64>,
-    /// Of each CPU: taken away by the host.
+    /// Time stolen by the hypervisor.
     pub stolen: Vec<u64>,
 }
 
-/// Ticks per second of /proc/stat: fixed by the kernel's ABI.
+/// Ticks per second of /proc/stat, fixed by the kernel's ABI.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 impl CpuTimes {
-    /// The counters now.
+    /// Reads the current counters.
     pub fn read() -> io::Result<Self> {
         Ok(Self::parse(&std::fs::read_to_string("/proc/stat")?))
     }
@@ -95,7 +97,7 @@ impl CpuTimes {
         times
     }
 
-    /// What happened since `earlier`.
+    /// Returns the difference to `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         let less = |a: &[u64], b: &[u64]| a.iter().zip(b).map(|(a, b)| a.saturating_sub(*b)).collect();
         Self {
@@ -110,23 +112,23 @@ impl CpuTimes {
         [&self.busy, &self.idle, &self.stolen].into_iter().flatten().sum()
     }
 
-    /// Share of all CPUs that did something.
+    /// Returns the busy share of all CPUs together.
     pub fn busy_share(&self) -> f64 {
         self.busy.iter().sum::<u64>() as f64 / (self.total() as f64).max(1.0)
     }
 
-    /// Share of all CPUs that the host took.
+    /// Returns the share of all CPUs together that the hypervisor stole.
     pub fn steal_share(&self) -> f64 {
         self.stolen.iter().sum::<u64>() as f64 / (self.total() as f64).max(1.0)
     }
 
-    /// Share of each CPU that did something.
+    /// Returns the busy share of each CPU.
     pub fn busy_shares(&self) -> Vec<f64> {
         let cpus = self.busy.iter().zip(&self.idle).zip(&self.stolen);
         cpus.map(|((b, i), s)| *b as f64 / ((b + i + s) as f64).max(1.0)).collect()
     }
 
-    /// Share of all CPUs that did something for other programs, if this one used `own`.
+    /// Returns the share of all CPUs together that other programs used, if this process used `own`.
     pub fn foreign_share(&self, own: Duration) -> f64 {
         let seconds = |ticks: &[u64]| ticks.iter().sum::<u64>() as f64 / TICKS_PER_SECOND;
         let total = self.total() as f64 / TICKS_PER_SECOND;
@@ -134,15 +136,15 @@ impl CpuTimes {
     }
 }
 
-/// Rounds of one batch of the measurement of the cache line.
+/// Round trips per batch of the cache line measurement.
 const ROUNDS: u32 = 2_000;
-/// Batches, of which the median counts.
+/// Number of batches, of which the median counts.
 const BATCHES: usize = 15;
 
 #[repr(align(128))]
 struct CacheLine(AtomicU32);
 
-/// How long a cache line takes from one CPU to the other and back, in ns.
+/// Returns the round trip time of a cache line between the CPUs in nanoseconds.
 pub fn cache_line_round_trip(cpus: Cpus) -> io::Result<f64> {
     let line = CacheLine(AtomicU32::new(0));
     std::thread::scope(|scope| {
@@ -180,7 +182,7 @@ fn await_value(line: &CacheLine, value: u32) {
     while line.0.load(Ordering::Acquire) != value {
         core::hint::spin_loop();
         spins += 1;
-        // On a busy machine the other thread may not even run.
+        // On a busy machine the other thread may not be running.
         if spins.is_multiple_of(1 << 16) {
             std::thread::yield_now();
         }
@@ -205,7 +207,7 @@ mod tests {
         assert_eq!(d.busy_share(), 0.4);
         assert_eq!(d.steal_share(), 0.1);
         assert_eq!(d.busy_shares(), [0.8, 0.0]);
-        // A tenth of a second of interrupts is nobody's.
+        // A tenth of a second of interrupts belongs to no program.
         assert!((d.foreign_share(Duration::from_millis(600)) - 0.05).abs() < 1e-9);
     }
 

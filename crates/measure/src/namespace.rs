@@ -1,13 +1,14 @@
-//! A network namespace of one's own: the program runs itself again inside of one, which vanishes with it.
+//! A private network namespace: the program executes itself in one, which ends with it.
 
 use std::fs;
 use std::process::{Command, ExitStatus};
 
-/// Set in the process inside.
+/// An environment variable that is set in the process inside of the namespace.
 const INSIDE: &str = "GINNEL_INSIDE_NAMESPACE";
 
-/// Settings of the kernel's end, so that a distribution's choice does not matter: no memory of earlier connections, and buffers for a
-/// gigabit at 100 ms. (Congestion control is set on each socket or route: a namespace may not choose it.)
+/// Settings of the kernel's end, so that results do not depend on the distribution: no cached metrics of
+/// earlier connections, and buffers for 1 Gbit/s at 100 ms. Congestion control is set on each socket or
+/// route, because it cannot be chosen for a namespace.
 const SYSCTLS: &[(&str, &str)] = &[
     ("net/ipv4/tcp_no_metrics_save", "1"),
     ("net/ipv4/tcp_wmem", "4096 16384 33554432"),
@@ -16,17 +17,17 @@ const SYSCTLS: &[(&str, &str)] = &[
     ("net/ipv4/tcp_max_tw_buckets", "1000000"),
 ];
 
-/// Whether this process is inside.
+/// Returns whether this process runs inside of the namespace.
 pub fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// Runs this program with these arguments inside of a namespace.
+/// Runs this program with these arguments inside of a new namespace.
 ///
 /// # Errors
-/// Why this machine does not permit it.
+/// The reason why this machine does not permit it.
 pub fn run<A: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = A>) -> Result<ExitStatus, String> {
-    // Root needs no user namespace; others become root of one.
+    // Root needs no user namespace; other users become root of one.
     let mut flags = vec!["--net", "--mount"];
     if !rustix::process::geteuid().is_root() {
         flags.extend(["--user", "--map-root-user"]);
@@ -42,10 +43,10 @@ pub fn run<A: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = A>) ->
     command.status().map_err(|e| format!("unshare: {e}"))
 }
 
-/// Prepares the namespace. To be called inside of it, before the first connection.
+/// Prepares the namespace. It must be called inside of the namespace, before the first connection.
 ///
 /// # Errors
-/// What the kernel does not permit.
+/// If the kernel does not permit a setting.
 pub fn prepare() -> Result<(), String> {
     for (name, value) in SYSCTLS {
         let path = format!("/proc/sys/{name}");

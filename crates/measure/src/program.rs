@@ -1,4 +1,5 @@
-//! Unmodified programs as servers: on the kernel, on a stack of their own (`ginnel run`), or several on one (`ginnel up`, `ginnel run --stack`).
+//! Unmodified programs as servers: on the kernel, on a stack of their own (`ginnel run`), or several on one
+//! stack (`ginnel up`, `ginnel run --stack`).
 
 use crate::MeasureError;
 use crate::cpu_account::{Participants, descendants};
@@ -11,24 +12,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a program may take to end when it is asked to.
+/// How long a program may take to end after SIGTERM.
 const TERMINATION_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it is looked whether it has.
+/// How often the end of a program is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// How long a stack may take to serve, of which programs have to be told.
+/// How long a shared stack may take to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
-/// What a stack is called that several programs share.
+/// The name of the stack that several programs share.
 const SHARED_STACK_NAME: &str = "measured";
-/// Lines of what a program said that are repeated when it fails.
+/// Number of output lines that are quoted when a program fails.
 const OUTPUT_LINES_KEPT: usize = 5;
 
-/// The `ginnel` command: beside the program that asks.
+/// Returns the path of the `ginnel` command, which is in the directory of this program.
 ///
 /// # Errors
-/// It, or its library, is not there.
+/// If the command or its library is missing.
 pub fn ginnel_path() -> Result<PathBuf, MeasureError> {
     let own = std::env::current_exe()?;
-    // The library may be somewhere else, which `ginnel run` is told.
+    // The library may be elsewhere; the environment variable tells `ginnel run` where.
     let elsewhere = std::env::var_os("GINNEL_LIBRARY").is_some();
     for (file, package, needed) in
         [("ginnel", "ginnel-cli", true), ("libginnel.so", "ginnel-posix", !elsewhere)]
@@ -42,35 +43,35 @@ pub fn ginnel_path() -> Result<PathBuf, MeasureError> {
     Ok(own.with_file_name("ginnel"))
 }
 
-/// What a program runs on.
+/// The network stack of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkStack {
-    /// The kernel's network.
+    /// The kernel's.
     Kernel,
-    /// A stack.
+    /// Ginnel's.
     Stack,
 }
 
-/// Programs that serve, until the value is dropped.
+/// Running server programs. Dropping the value terminates them.
 #[derive(Debug)]
 pub struct RunningPrograms {
     processes: Vec<ChildProcess>,
     log: PathBuf,
 }
 
-/// One that was started.
+/// A started process.
 #[derive(Debug)]
 struct ChildProcess {
     child: Child,
-    /// It is the stack.
+    /// Whether the process is the stack.
     is_stack: bool,
 }
 
 impl RunningPrograms {
-    /// Starts programs on the server's core, in this order. Several on a stack share one.
+    /// Starts programs on the server's core, in this order. Several programs on Ginnel share a stack.
     ///
     /// # Errors
-    /// One cannot be started.
+    /// If a program cannot be started.
     pub fn start(
         programs: &[Vec<OsString>],
         host: NetworkStack,
@@ -105,7 +106,7 @@ impl RunningPrograms {
                 running.add(&line, true, ground)?;
                 running.wait_for_stack(ground)?;
                 for program in programs {
-                    // It becomes the program.
+                    // This process executes the program.
                     let line = with_stack(&["run", "--stack", SHARED_STACK_NAME], program)?;
                     running.add(&line, false, ground)?;
                 }
@@ -121,11 +122,11 @@ impl RunningPrograms {
         let said = File::options().append(true).open(&self.log)?;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said);
-        // Stacks are found by their directories: these are nobody else's.
+        // Stacks are found by their run directories, so a private one is used.
         command.env("GINNEL_RUN_DIR", ground.folder.join("stacks"));
         let cpu = ground.cpus.server;
         let spawn = || -> Result<Child, MeasureError> {
-            // A child runs where the thread did that started it.
+            // A child inherits the affinity of the thread that starts it.
             pin(cpu)?;
             command.spawn().map_err(|e| MeasureError::Failed(format!("{}: {e}", program.display())))
         };
@@ -153,7 +154,7 @@ impl RunningPrograms {
         }
     }
 
-    /// Takes all of their threads into an account.
+    /// Adds the threads of all programs to the participants.
     pub fn add_to(&self, parts: &mut Participants) {
         for process in &self.processes {
             let pid = process.child.id();
@@ -162,7 +163,7 @@ impl RunningPrograms {
         }
     }
 
-    /// Fails if one has ended.
+    /// Returns an error if a program has ended.
     pub fn check(&mut self) -> Result<(), MeasureError> {
         for process in &mut self.processes {
             if let Some(status) = process.child.try_wait()? {
@@ -176,7 +177,7 @@ impl RunningPrograms {
         Ok(())
     }
 
-    /// The last lines of what they said, behind a colon.
+    /// Returns the last lines of the programs' output, with an introduction, or an empty string.
     pub fn last_output(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
@@ -192,14 +193,14 @@ fn display_status(status: ExitStatus) -> String {
 
 impl Drop for RunningPrograms {
     fn drop(&mut self) {
-        // Those that came last use what the first serve.
+        // Terminates in reverse order, because later programs use the stack that the first one provides.
         for process in self.processes.iter_mut().rev() {
             terminate(&mut process.child);
         }
     }
 }
 
-/// Asks a program to end; one that does not is killed with all that came of it.
+/// Terminates a program. If it ignores SIGTERM it is killed with all its descendants.
 fn terminate(child: &mut Child) {
     let offspring = descendants(child.id());
     send_signal(child.id(), Signal::TERM);
@@ -213,7 +214,7 @@ fn terminate(child: &mut Child) {
     if matches!(child.try_wait(), Ok(None)) {
         let _ = child.kill();
         let _ = child.wait();
-        // Their parent is gone, and whoever had its number before cannot have it within these moments.
+        // Their parent has ended, but their process IDs cannot be reused within this short time.
         for pid in offspring.into_iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
             send_signal(pid, Signal::KILL);
         }
@@ -222,7 +223,7 @@ fn terminate(child: &mut Child) {
 
 fn send_signal(pid: u32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = kill_process(pid, signal);
     }
 }
@@ -277,7 +278,7 @@ mod tests {
             std::thread::sleep(POLL_INTERVAL);
         };
         drop(running);
-        // A process that nobody has waited for is a zombie until init does.
+        // A process that has not been waited for is a zombie until init reaps it.
         let lives = |pid: &u32| {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             !stat.is_empty() && !stat.contains(") Z ")

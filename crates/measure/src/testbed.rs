@@ -1,4 +1,4 @@
-//! What joins the server and the generator, and how each end is told to use it.
+//! The medium between server and generator, and the configuration of each end.
 
 use crate::machine::Cpus;
 use crate::veth::{self, PREFIX_LEN, VethOffloads};
@@ -10,22 +10,22 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
-/// Room for all connections that wait for the end of TIME_WAIT.
+/// Capacity for all connections in TIME_WAIT.
 pub const TIME_WAIT_MAX: u32 = 6_000_000;
-/// Hosts of the network that the generator has: with 32,768 ports each they last longer than TIME_WAIT.
+/// Host parts of the generator's source addresses: with 32,768 ports each, they outlast TIME_WAIT.
 const SOURCES: core::ops::RangeInclusive<u8> = 50..=249;
 
-/// What frames go through.
+/// The medium that carries the frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
-    /// Two veth interfaces, with AF_XDP at the ends that are not the kernel's.
+    /// A veth pair, with AF_XDP at the ends that are not the kernel's.
     Veth,
-    /// A memif: shared memory between two processes. The kernel cannot be at one of its ends.
+    /// A memif: shared memory between two processes. The kernel cannot use it.
     Memif,
 }
 
 impl Medium {
-    /// Its name, for reports.
+    /// Returns the name for reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Veth => "veth (AF_XDP)",
@@ -34,25 +34,27 @@ impl Medium {
     }
 }
 
-/// Where a measurement takes place.
+/// The environment of a measurement.
 #[derive(Clone, Debug)]
 pub struct Testbed {
-    /// What joins the two ends.
+    /// The medium between both ends.
     pub medium: Medium,
-    /// Their CPUs.
+    /// The CPUs of both ends.
     pub cpus: Cpus,
-    /// Who pays for receiving.
+    /// Which core bears the receive work.
     pub layout: CoreLayout,
-    /// The stack polls as long as it does by default. Then it has no idle time by which to tell that it was the bottleneck; and no thread may have to receive for it on its core.
+    /// Whether the stack busy-polls as long as it does by default. Its idle time then does not show whether
+    /// it was the bottleneck, and no NAPI thread may have to run on its core.
     pub polls: bool,
     /// The server's address.
     pub address: Ipv4Addr,
-    /// A folder for what processes have to find: sockets, configurations. It must last as long as the value.
+    /// A directory for sockets and configurations. It must outlive the value.
     pub folder: PathBuf,
 }
 
 impl Testbed {
-    /// Makes it ready for the next server: of the cable before nothing is left. On `kernel` the address is the kernel's.
+    /// Sets up the medium for the next server and discards the previous one. With `kernel` the kernel gets
+    /// the server's address.
     pub fn set_up(&self, kernel: bool) -> Result<(), MeasureError> {
         match self.medium {
             Medium::Veth => {
@@ -60,7 +62,7 @@ impl Testbed {
                 if kernel { veth::assign_kernel_address(veth::server(), self.address, "") } else { Ok(()) }
             }
             Medium::Memif if kernel => Err(MeasureError::failed("the kernel has no memif")),
-            // The server removes what is left of the socket.
+            // The server removes a stale socket.
             Medium::Memif => Ok(()),
         }
     }
@@ -69,18 +71,18 @@ impl Testbed {
         self.folder.join("wire")
     }
 
-    /// Options of `ginnel run` or `ginnel up` for a stack at the server's end. Usually the shard sleeps when there is nothing to do: on its core there are the program and the thread
-    /// that receives for it.
+    /// Returns the options of `ginnel run` or `ginnel up` for a stack at the server's end. Unless `polls` is
+    /// set, the shard sleeps while it is idle, because the program and the NAPI thread run on its core.
     pub fn stack_options(&self) -> Result<Vec<String>, MeasureError> {
         self.options_of_end(veth::server(), "server", self.address)
     }
 
-    /// The same for a client, which has the generator's place.
+    /// Returns the options of `ginnel run` for a client in the generator's place.
     pub fn client_options(&self) -> Result<Vec<String>, MeasureError> {
         self.options_of_end(veth::generator(), "client", self.client_address())
     }
 
-    /// The address of a client in the generator's place.
+    /// Returns the address of a client in the generator's place.
     pub fn client_address(&self) -> Ipv4Addr {
         self.with_host(*SOURCES.start())
     }
@@ -106,18 +108,18 @@ impl Testbed {
         Ok(options)
     }
 
-    /// A stack in this process at the server's end.
+    /// Returns the configuration of a stack in this process at the server's end.
     pub fn server_config(&self) -> Result<Config, MeasureError> {
         self.config("", veth::server(), "server", self.address)
     }
 
-    /// Where the generator runs.
+    /// Returns the stack of the generator.
     pub fn generator(&self) -> Result<WorkerStack, MeasureError> {
         let config = self.config("take=all", veth::generator(), "client", self.client_address())?;
         Ok(WorkerStack { config, device: None })
     }
 
-    /// The generator's options for its source addresses: all but the server's.
+    /// Returns the generator's options for its source addresses, which exclude the server's address.
     pub fn source_options(&self) -> Vec<String> {
         let host = self.address.octets()[3];
         let (first, last) = (*SOURCES.start(), *SOURCES.end());
@@ -134,7 +136,7 @@ impl Testbed {
     fn with_host(&self, host: u8) -> Ipv4Addr {
         let [a, b, c, _] = self.address.octets();
         let taken = self.address.octets()[3] == host;
-        // One that the server has is nobody else's.
+        // The server's address is replaced by the next one.
         Ipv4Addr::new(a, b, c, if taken { host + 1 } else { host })
     }
 

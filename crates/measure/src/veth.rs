@@ -1,5 +1,6 @@
-//! A cable of two veth interfaces in the namespace of the measurement, a server at one end and a generator at the other, and fair charging: on veth the kernel receives on the core
-//! of whoever sends, unless it has threads for that, which can be put where the receiver runs.
+//! A veth pair in the namespace of the measurement, with a server at one end and a generator at the other. By
+//! default the kernel receives on the core of the sender; with threaded NAPI it receives in threads, which
+//! can be pinned to the core of the receiver.
 
 use crate::{CoreLayout, MeasureError};
 use std::fs;
@@ -7,28 +8,29 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The server's interface.
+/// Returns the name of the server's interface.
 pub fn server() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| interface_name('s'))
 }
 
-/// The generator's.
+/// Returns the name of the generator's interface.
 pub fn generator() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| interface_name('g'))
 }
 
-/// A name that no other measurement on this machine has: the kernel's threads are called after their interface, and are to be seen from every network namespace. Short, because older
-/// kernels cut the name of a thread at 15 bytes: with the longest number of a process 14 go up to the dash.
+/// Returns an interface name that no other measurement on this machine uses: NAPI threads are named after
+/// their interface and visible from every network namespace. It is short because older kernels truncate
+/// thread names to 15 bytes; with the longest process ID the dash is byte 14.
 fn interface_name(end: char) -> String {
     format!("{end}{}", std::process::id())
 }
 
-/// Length of the network's prefix.
+/// Prefix length of the network.
 pub const PREFIX_LEN: u8 = 24;
 
-/// Runs a program that sets something up.
+/// Runs a command that configures the network.
 pub fn run_setup_command(command: &str) -> Result<(), MeasureError> {
     let mut words = command.split_whitespace();
     let output = Command::new(words.next().unwrap_or_default())
@@ -41,28 +43,29 @@ pub fn run_setup_command(command: &str) -> Result<(), MeasureError> {
     Err(MeasureError::Failed(format!("{command}: {}", String::from_utf8_lossy(&output.stderr).trim())))
 }
 
-/// Who is at the ends of the cable.
+/// Whether the kernel's transmit offloads are used on the veth pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VethOffloads {
-    /// The kernel at one of them at the most: it leaves no checksums and segments undone, which are none to a device that is no kernel.
+    /// Disabled, if at most one end is the kernel: a user-space stack needs frames with complete checksums
+    /// that are segmented.
     Disabled,
-    /// The kernel at both, with all its offloads.
+    /// Enabled, if both ends are the kernel.
     Enabled,
 }
 
-/// Lays the cable anew: nothing is left of the one before.
+/// Creates the veth pair and deletes an existing one.
 ///
 /// # Errors
-/// A program for that is missing, or the kernel does not permit it.
+/// If a required program is missing, or the kernel does not permit the configuration.
 pub fn create(ends: VethOffloads, layout: CoreLayout) -> Result<(), MeasureError> {
     let (server, generator) = (server(), generator());
-    // There is none the first time.
+    // The first time there is no interface to delete.
     let _ = run_setup_command(&format!("ip link del {server}"));
-    // Whoever asks a server of the same namespace goes through it.
+    // Clients in the server's namespace use the loopback interface.
     run_setup_command("ip link set lo up")?;
     run_setup_command(&format!("ip link add {server} type veth peer name {generator}"))?;
     if fs::metadata(format!("/sys/class/net/{server}")).is_err() {
-        // Interfaces of a namespace are only to be seen in a view of /sys that was made inside.
+        // Interfaces of a namespace are visible only in a sysfs mounted inside of it.
         run_setup_command("mount -t sysfs sysfs /sys")?;
     }
     for interface in [server, generator] {
@@ -71,7 +74,7 @@ pub fn create(ends: VethOffloads, layout: CoreLayout) -> Result<(), MeasureError
             VethOffloads::Disabled => "tx off tso off gso off",
             VethOffloads::Enabled => "tx on tso on gso on",
         };
-        // GRO makes veth receive as a network card's driver does.
+        // With GRO, veth receives like the driver of a network adapter.
         run_setup_command(&format!("ethtool -K {interface} {undone} gro on"))?;
         run_setup_command(&format!("ip link set {interface} up"))?;
         if layout != CoreLayout::Sender {
@@ -81,21 +84,22 @@ pub fn create(ends: VethOffloads, layout: CoreLayout) -> Result<(), MeasureError
     Ok(())
 }
 
-/// Gives the kernel an address at one end. `within` are the words of a command that runs another one where the interface is; usually none.
+/// Assigns the kernel an address at one end. `within` is a command prefix that runs a command in another
+/// namespace, usually empty.
 ///
 /// # Errors
-/// The kernel does not permit it.
+/// If the kernel does not permit it.
 pub fn assign_kernel_address(interface: &str, address: Ipv4Addr, within: &str) -> Result<(), MeasureError> {
     run_setup_command(&format!("{within} ip addr add {address}/{PREFIX_LEN} dev {interface}"))?;
     run_setup_command(&format!("{within} ip link set {interface} up"))?;
-    // The kernel's default may be another one; a namespace cannot choose it, a route can.
+    // The default congestion control may differ; it cannot be set for a namespace but for a route.
     let network = Ipv4Addr::from_bits(address.to_bits() & u32::MAX << (32 - u32::from(PREFIX_LEN)));
     run_setup_command(&format!(
         "{within} ip route replace {network}/{PREFIX_LEN} dev {interface} congctl cubic"
     ))
 }
 
-/// The kernel's threads that receive for an interface.
+/// Returns the process IDs of the NAPI threads of an interface.
 pub fn napi_threads(interface: &str) -> Vec<i32> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     processes
@@ -107,14 +111,15 @@ pub fn napi_threads(interface: &str) -> Vec<i32> {
         .collect()
 }
 
-/// Whether a thread of this name receives for the interface: the kernel writes "napi/", the interface, "-" and a number.
+/// Returns whether a thread with this name is a NAPI thread of the interface. The kernel names it "napi/",
+/// the interface, "-" and a number.
 fn is_napi_thread_of(comm: &str, interface: &str) -> bool {
     comm.strip_prefix("napi/")
         .and_then(|rest| rest.strip_prefix(interface))
         .is_some_and(|rest| rest.starts_with('-'))
 }
 
-/// Packets that an interface has received and sent so far; 0 if there is none of this name.
+/// Returns the number of packets that an interface has received and sent so far; 0 if it does not exist.
 pub fn packets(interface: &str) -> u64 {
     let of = |counter: &str| {
         let text = fs::read_to_string(format!("/sys/class/net/{interface}/statistics/{counter}"));
@@ -131,7 +136,7 @@ mod tests {
     fn threads_of_other_interfaces_are_let_alone() {
         assert_ne!(server(), generator());
         assert!(is_napi_thread_of(&format!("napi/{}-8193\n", server()), server()));
-        // A process whose number begins as this one's.
+        // The name of a process whose ID begins with this one's.
         for other in ["napi/s12-8193", "napi/s1", "napi/g1-8193", "s1-8193", "napi/"] {
             assert!(!is_napi_thread_of(other, "s1"), "{other}");
         }

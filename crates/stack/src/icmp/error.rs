@@ -1,37 +1,40 @@
-//! Errors about packets of ours, as transports see them.
+//! Errors about transmitted packets, as transports receive them.
 
 use super::extensions::IcmpExtensions;
 use crate::wire::{icmpv4, icmpv6, ipv4, ipv6, protocol, udp};
 use core::net::{IpAddr, SocketAddr};
 
-/// What went wrong with a packet of ours.
+/// What went wrong with a transmitted packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IcmpErrorKind {
-    /// No route to the network (`ENETUNREACH`). Soft: it may pass.
+    /// There is no route to the network (`ENETUNREACH`). A soft error: the condition may be temporary.
     NetUnreachable,
-    /// The host does not answer (`EHOSTUNREACH`). Soft.
+    /// The host does not answer (`EHOSTUNREACH`). A soft error.
     HostUnreachable,
-    /// The host does not speak the protocol (`ENOPROTOOPT`). Hard.
+    /// The host does not support the protocol (`ENOPROTOOPT`). A hard error.
     ProtocolUnreachable,
-    /// Nobody has the port (`ECONNREFUSED`). Hard.
+    /// No socket has the port (`ECONNREFUSED`). A hard error.
     PortUnreachable,
-    /// The packet was larger than a link of the path takes (`EMSGSIZE`). `mtu` is what the router reported, not checked in any way.
+    /// The packet exceeds the MTU of a link on its path (`EMSGSIZE`). `mtu` is the value that the router
+    /// reported, unchecked.
     PacketTooBig {
         /// Bytes of the largest IP packet that fits.
         mtu: u16,
     },
-    /// Administratively prohibited (`EHOSTUNREACH`; `EACCES` for IPv6). Hard.
+    /// Communication is administratively prohibited (`EHOSTUNREACH`; `EACCES` for IPv6). A hard error.
     Prohibited,
-    /// Other codes of "destination unreachable" that are final.
+    /// Another code of "destination unreachable" that is final. A hard error.
     Unreachable,
-    /// The hop limit was used up on the way, or fragments did not arrive in time (`EHOSTUNREACH`). Soft.
+    /// The hop limit was exceeded in transit, or fragments did not arrive in time (`EHOSTUNREACH`). A soft
+    /// error.
     TimeExceeded,
-    /// Somebody did not understand our header (`EPROTO`). Hard.
+    /// A router or the host did not understand the header (`EPROTO`). A hard error.
     ParameterProblem,
 }
 
 impl IcmpErrorKind {
-    /// True if the error ends a connection attempt at once (RFC 1122 §4.2.3.9 as Linux reads it); false if it may pass.
+    /// Returns whether the error aborts a connection attempt at once (RFC 1122 §4.2.3.9 as Linux implements
+    /// it); false if the condition may be temporary.
     pub const fn is_hard(self) -> bool {
         match self {
             Self::ProtocolUnreachable
@@ -46,46 +49,50 @@ impl IcmpErrorKind {
     }
 }
 
-/// The ICMP message that told of an error.
+/// Where an error comes from, as in Linux's `sock_extended_err`: the fields of the ICMP message, or those
+/// this host would have sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpErrorOrigin {
-    /// Who sent it; we ourselves, if a neighbour did not answer.
+    /// The sender of the message: this host if a neighbour did not answer.
     pub offender: IpAddr,
-    /// Its type.
+    /// Type of the message.
     pub icmp_type: u8,
-    /// Its code.
+    /// Code of the message.
     pub icmp_code: u8,
-    /// Bytes of the largest packet that fits, or which byte was not understood; else 0.
+    /// Bytes of the largest packet that fits, or the offset of the byte that was not understood; otherwise 0.
     pub info: u32,
-    /// What is behind the packet that it quotes, for datagrams.
+    /// The extensions after the quoted packet; set for UDP only.
     pub extensions: Option<IcmpExtensions>,
-    /// Hop limit that it arrived with; that of the packet, if it is ours.
+    /// Hop limit with which the message arrived; if this host is the sender, the hop limit of the packet
+    /// itself.
     pub hop_limit: u8,
 }
 
-/// An error about a packet of ours. That the quoted packet has our address as its source is checked; anybody can know that much, so
-/// the transport must check what else it can (RFC 5927 §4: for TCP, that the sequence number is in flight) before it believes it.
+/// An error about a transmitted packet. The quoted packet is known to have a local source address, but an
+/// attacker can know that much. The transport must check what else it can before it accepts the error (RFC
+/// 5927 §4: for TCP, that the sequence number is in flight).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransportError {
     /// Protocol of the packet.
     pub protocol: u8,
-    /// Our end.
+    /// The local endpoint.
     pub local: SocketAddr,
-    /// The end the packet was for.
+    /// The endpoint that the packet was sent to.
     pub remote: SocketAddr,
-    /// TCP's sequence number.
+    /// The sequence number of a TCP segment.
     pub seq: Option<u32>,
     /// What went wrong.
     pub kind: IcmpErrorKind,
-    /// What `IP_MINTTL` and `IPV6_MINHOPCOUNT` are compared with.
+    /// The hop limit that `IP_MINTTL` and `IPV6_MINHOPCOUNT` are compared with.
     pub hop_limit: u8,
-    /// The message that says so.
+    /// The message that reported the error.
     pub origin: IcmpErrorOrigin,
 }
 
-/// Reads who sent a packet to whom, from its IP header on: a quote in an ICMP error, or a packet of ours that never left. It may be cut
-/// off after 8 bytes of transport header (RFC 792), and its lengths and checksums need not be right. The kind of the result, and who
-/// says so, are what we would say ourselves: its neighbour does not answer.
+/// Parses the addresses, ports and sequence number of a packet from its IP header on: a packet quoted in an
+/// ICMP error, or a transmitted packet that never left. It may be cut off after 8 bytes of transport header
+/// (RFC 792), and its lengths and checksums need not be correct. The result describes the error that this
+/// host itself would report: the neighbour does not answer.
 pub(crate) fn parse_quoted_packet(packet: &[u8]) -> Option<TransportError> {
     let (src, dst, protocol, hops, transport) = match packet.first()? >> 4 {
         4 => quoted_headers_v4(packet)?,
@@ -123,7 +130,7 @@ pub(crate) fn parse_quoted_packet(packet: &[u8]) -> Option<TransportError> {
     })
 }
 
-/// What a UDP packet that [`describe_own_packet`] reads says behind its header; nothing of others.
+/// Returns the payload of a UDP packet that [`parse_quoted_packet`] parses; empty for other packets.
 pub(crate) fn quoted_udp_payload(packet: &[u8]) -> &[u8] {
     let described = match packet.first().map(|first| first >> 4) {
         Some(4) => quoted_headers_v4(packet),
@@ -136,12 +143,12 @@ pub(crate) fn quoted_udp_payload(packet: &[u8]) -> &[u8] {
         .unwrap_or_default()
 }
 
-/// From whom and to whom, protocol, hop limit, and what follows the headers of IP.
+/// Source, destination, protocol, hop limit, and the bytes after the IP headers.
 type QuotedHeaders<'a> = (IpAddr, IpAddr, u8, u8, &'a [u8]);
 
 fn quoted_headers_v4(packet: &[u8]) -> Option<QuotedHeaders<'_>> {
     let (header, rest) = ipv4::Header::parse_quoted(packet).ok()?;
-    // Only the first fragment has the transport's header.
+    // Only the first fragment contains the transport header.
     (header.fragment_offset == 0).then_some((
         header.src.into(),
         header.dst.into(),

@@ -1,28 +1,31 @@
-//! Extensions behind the datagram that an ICMP error quotes (RFC 4884): where they begin, and whether they are whole. What they say is for whoever asks (`IP_RECVERR_RFC4884`).
+//! Extensions after the packet that an ICMP error quotes (RFC 4884): where they begin, and whether they are
+//! valid. Their contents are passed on uninterpreted (`IP_RECVERR_RFC4884`).
 
 use crate::wire::checksum::Sum;
 use crate::wire::{icmpv4, icmpv6};
 
-/// Bytes of the quote, at least, when there are extensions behind it (RFC 4884 §3).
+/// Smallest length in bytes of a quoted packet that extensions follow (RFC 4884 §3).
 const QUOTE_LEN_MIN: usize = 128;
-/// Bytes of the header of all extensions, and of that of each.
+/// Bytes of the extension header, and of an object header.
 const HEADER_LEN: usize = 4;
-/// The version whose insides are known.
+/// The extension version that is understood.
 const VERSION: u8 = 2;
 
-/// Where the extensions of a message are.
+/// The position of a message's extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcmpExtensions {
-    /// So many bytes behind the beginning of the quoted datagram's payload.
+    /// Byte offset from the beginning of the quoted datagram's payload.
     pub offset: u16,
-    /// Their checksum is wrong, or an object does not fit (`SO_EE_RFC4884_FLAG_INVALID`).
+    /// Whether their checksum is wrong, or an object exceeds them (`SO_EE_RFC4884_FLAG_INVALID`).
     pub is_invalid: bool,
 }
 
 impl IcmpExtensions {
-    /// Those of an ICMP message of this type, which begins with `head`; behind that is the quote, with so many bytes of headers in front of its payload.
+    /// Finds the extensions of an ICMP message of type `kind` whose first bytes are `head` and which quotes
+    /// `quote`. `headers` is the length in bytes of the headers in front of the quoted payload. Returns
+    /// `None` if there are no extensions.
     pub(super) fn find(kind: u8, v4: bool, head: &[u8], quote: &[u8], headers: usize) -> Option<Self> {
-        // The length of the quote, in words of 4 bytes or of 8.
+        // The length of the quoted packet is given in words of 4 bytes (IPv4) or 8 bytes (IPv6).
         let length = match kind {
             icmpv4::UNREACHABLE | icmpv4::TIME_EXCEEDED | icmpv4::PARAMETER_PROBLEM if v4 => {
                 usize::from(*head.get(5)?) * 4
@@ -40,7 +43,8 @@ impl IcmpExtensions {
     }
 }
 
-/// Whether nothing contradicts that they are what they claim to be (RFC 4884 §7, §8).
+/// Returns whether the checksum and the object lengths are correct (RFC 4884 §7, §8). Extensions of an
+/// unknown version are accepted.
 fn are_well_formed(extensions: &[u8]) -> bool {
     let Some((&[version, _, a, b], mut objects)) = extensions.split_first_chunk::<HEADER_LEN>() else {
         return false;
@@ -67,7 +71,7 @@ fn are_well_formed(extensions: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// Extensions of these objects, with their checksum.
+    /// Returns extensions with these objects and a correct checksum.
     fn extensions(version: u8, objects: &[u8]) -> Vec<u8> {
         let mut bytes = vec![version << 4, 0, 0, 0];
         bytes.extend(objects);
@@ -76,7 +80,8 @@ mod tests {
         bytes
     }
 
-    /// The same messages were shown to Linux 6.18: a datagram of 100 bytes behind 28 of headers, and this.
+    /// The expected values are those of Linux 6.18 for these messages: a datagram of 100 bytes after 28 bytes
+    /// of headers, followed by the extensions.
     #[test]
     fn what_linux_says_of_them_is_said() {
         let object = [&[0, 8, 1, 1][..], b"abcd"].concat();
@@ -122,7 +127,7 @@ mod tests {
             assert_eq!(of(kind, true, 5, 34), matches!(kind, 3 | 11 | 12).then_some(88), "{kind}");
             assert_eq!(of(kind, false, 4, 17), matches!(kind, 1 | 3).then_some(88), "{kind}");
         }
-        // Headers that are longer than the quote says it is.
+        // Headers that are longer than the quoted packet is said to be.
         assert_eq!(IcmpExtensions::find(3, true, &[0, 0, 0, 0, 0, 34, 0, 0], &quote, 137), None);
     }
 }

@@ -1,4 +1,5 @@
-//! ICMP messages that arrive: echo requests are answered, errors go to the transport that sent the quoted packet.
+//! Input of ICMP messages: echo requests are answered, errors are passed to the transport that sent the
+//! quoted packet.
 
 use super::error::{IcmpErrorKind, IcmpErrorOrigin, TransportError, parse_quoted_packet, quoted_udp_payload};
 use super::extensions::IcmpExtensions;
@@ -15,7 +16,7 @@ use core::net::IpAddr;
 
 /// An echo request to be answered.
 struct ReceivedEcho<'a> {
-    /// Us, if the request was for us alone.
+    /// The local address that the request was sent to; `None` if it was sent to a group.
     to: Option<IpAddr>,
     from: IpAddr,
     tos: u8,
@@ -23,7 +24,7 @@ struct ReceivedEcho<'a> {
 }
 
 impl Network {
-    /// An ICMP message over IPv4.
+    /// Handles an ICMP message over IPv4.
     pub(crate) fn icmpv4_input(&mut self, now: Instant, packet: &Ipv4Packet<'_>) -> InputResult {
         self.stats.icmp_in += 1;
         let (src, dst) = (IpAddr::V4(packet.header.src), IpAddr::V4(packet.header.dst));
@@ -37,7 +38,7 @@ impl Network {
         };
         match icmpv4::Message::parse(packet.payload) {
             Ok(icmpv4::Message::EchoRequest(echo)) => {
-                // RFC 1122 §3.2.2.6: nobody shall make a network shout at one host.
+                // RFC 1122 §3.2.2.6: an attacker could direct the replies of a whole network to one host.
                 if packet.broadcast {
                     self.stats.icmp_echo_ignored += 1;
                 } else {
@@ -70,7 +71,7 @@ impl Network {
         InputResult::Handled
     }
 
-    /// An ICMP message over IPv6. `source_mac` is not known for packets that came in fragments.
+    /// Handles an ICMP message over IPv6. `source_mac` is `None` for reassembled packets.
     pub(crate) fn icmpv6_input(
         &mut self,
         now: Instant,
@@ -92,7 +93,7 @@ impl Network {
         match icmpv6::Message::parse(packet.payload, header.src, header.dst) {
             Ok(icmpv6::Message::EchoRequest(echo)) if !header.src.is_unspecified() => {
                 let tos = header.dscp << 2 | header.ecn;
-                // RFC 4443 §4.2: one sent to a group is answered from an address of our own.
+                // RFC 4443 §4.2: a request to a group is answered from a unicast address.
                 let to = (!header.dst.is_multicast()).then_some(dst);
                 self.send_echo_reply(now, &ReceivedEcho { to, from: src, tos, echo });
             }
@@ -127,7 +128,7 @@ impl Network {
                         NdpPacket { link, source_mac, src: header.src, dst: header.dst, hop_limit, message };
                     self.ndp_input(now, &packet);
                 }
-                // RFC 6980 §5: neighbour discovery never comes in fragments.
+                // RFC 6980 §5: fragmented neighbour discovery messages are ignored.
                 None => self.stats.ndp_invalid += 1,
             },
             Ok(icmpv6::Message::MldQuery(message)) => {
@@ -178,8 +179,8 @@ impl Network {
         }
     }
 
-    /// An error that quotes a packet. It must be one of ours: sent from the address the error came to (RFC 5927 §4.1 is the
-    /// least; the transport checks the rest).
+    /// Handles an ICMP error. The quoted packet must have been sent from the address that the error was sent
+    /// to (RFC 5927 §4.1); the transport makes further checks.
     fn icmp_error(
         &mut self,
         dst: IpAddr,
@@ -204,7 +205,8 @@ impl Network {
                     source.extensions =
                         IcmpExtensions::find(source.icmp_type, dst.is_ipv4(), message, quote, headers);
                 }
-                // Linux looks at the quoted packet's over IPv4, and over IPv6 at the message's own.
+                // Linux compares the hop limit of the quoted packet for IPv4, and that of the message itself
+                // for IPv6.
                 let hops = if dst.is_ipv4() { error.hop_limit } else { source.hop_limit };
                 InputResult::Error(TransportError { kind, origin: source, hop_limit: hops, ..error })
             }
@@ -215,16 +217,18 @@ impl Network {
         }
     }
 
-    /// Whether packets of ours go there: a host on some link, or ourselves.
+    /// Returns whether packets can be sent to an address: that of another host, or a local one.
     fn is_valid_remote(&self, address: IpAddr) -> bool {
         is_unicast(address) || self.local.link_of(address).is_some()
     }
 
-    /// The transport believes an ICMP error that says a packet of ours was too big: for TCP, its sequence number is in flight
-    /// (RFC 5927 §7). From now on [`Network::route`] answers with the smaller path MTU, for some minutes. Returns the path MTU that applies
-    /// now if it got smaller by this.
+    /// Accepts the path MTU of a "packet too big" error, after the transport has validated the error: for
+    /// TCP, that its sequence number is in flight (RFC 5927 §7). From now on [`Network::route`] returns the
+    /// smaller path MTU, until the cache entry expires. Returns the path MTU that applies now if it has
+    /// become smaller.
     ///
-    /// Not done before the check, because a forged message would slow down every connection to the destination.
+    /// It must not be called before that validation, because a forged message would slow down every
+    /// connection to the destination.
     pub fn accept_path_mtu(&mut self, now: Instant, error: &TransportError) -> Option<u16> {
         let IcmpErrorKind::PacketTooBig { mtu } = error.kind else { return None };
         let destination = error.remote.ip();
@@ -241,7 +245,7 @@ impl Network {
     }
 }
 
-/// What a code of IPv4's "destination unreachable" means, as Linux sees it.
+/// Maps a code of ICMPv4's "destination unreachable" as Linux does.
 fn unreachable_v4(code: u8, mtu: u16) -> IcmpErrorKind {
     use icmpv4::unreachable as codes;
     match code {
@@ -250,15 +254,16 @@ fn unreachable_v4(code: u8, mtu: u16) -> IcmpErrorKind {
         codes::PROTOCOL => IcmpErrorKind::ProtocolUnreachable,
         codes::PORT => IcmpErrorKind::PortUnreachable,
         codes::FRAGMENTATION_NEEDED => IcmpErrorKind::PacketTooBig { mtu },
-        // Destination network or host unknown, source host isolated.
+        // 6 to 8: destination network unknown, destination host unknown, source host isolated.
         6..=8 => IcmpErrorKind::Unreachable,
-        // Network, host or communication administratively prohibited, host precedence violation, precedence cutoff.
+        // 9, 10, 13 to 15: network, host or communication administratively prohibited, host precedence
+        // violation, precedence cutoff in effect.
         9 | 10 | codes::ADMINISTRATIVELY_PROHIBITED..=15 => IcmpErrorKind::Prohibited,
         _ => IcmpErrorKind::HostUnreachable,
     }
 }
 
-/// The same for IPv6.
+/// Maps a code of ICMPv6's "destination unreachable" as Linux does.
 fn unreachable_v6(code: u8) -> IcmpErrorKind {
     use icmpv6::unreachable as codes;
     match code {

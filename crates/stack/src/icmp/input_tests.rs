@@ -7,7 +7,7 @@ use crate::wire::{ipv4, ipv6};
 use core::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
 
-/// Both peers are known from the configuration.
+/// Returns a fixture with both peers as static neighbours.
 fn bench() -> NetworkFixture {
     bench_with(network_config())
 }
@@ -29,7 +29,7 @@ fn icmp6_frame(message: &icmpv6::Message<'_>) -> Vec<u8> {
     frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::ICMPV6, 64, &out))
 }
 
-/// A TCP packet that we could have sent.
+/// Returns a TCP packet as this host sends it.
 fn our_packet() -> Vec<u8> {
     ipv4_packet(ipv4_header(OUR_V4, PEER_V4, protocol::TCP, 31), &segment(11))
 }
@@ -46,7 +46,7 @@ fn error_of(input: InputResult) -> TransportError {
     }
 }
 
-/// Reads an ICMP message of ours.
+/// Parses a transmitted ICMP message.
 fn sent_icmp4(bench: &NetworkFixture, check: impl FnOnce(ipv4::Header, icmpv4::Message<'_>)) {
     let frame = bench.sent_one();
     let (_, packet) = as_received(&frame);
@@ -122,7 +122,7 @@ fn the_longest_ping_is_put_together_answered_and_cut_again() {
         }
     }
     let buffer = buffer.unwrap();
-    // The owner's part: parse again, input again, give the buffer back.
+    // What the owner of the network layer does: parse again, input again, return the buffer.
     let ParsedFrame::Other(other) = bench.network.parse_reassembled(&buffer) else { panic!() };
     bench.network.input(bench.now, &other);
     bench.network.recycle(buffer);
@@ -156,7 +156,7 @@ fn a_ping_of_death_is_dropped_at_its_last_fragment() {
 fn an_error_about_our_segment_reaches_the_transport_with_its_sequence_number() {
     let mut bench = bench();
     let packet = our_packet();
-    // RFC 792 quotes 8 bytes behind the header, RFC 1812 more.
+    // RFC 792 quotes 8 bytes after the header, RFC 1812 more.
     for len in [28, 36, 51] {
         let message = icmpv4::Message::Unreachable { code: 3, mtu: 0, quote: &packet[..len] };
         let error = error_of(bench.input(&v4_frame(protocol::ICMP, &icmp4(&message))));
@@ -303,12 +303,12 @@ fn unknown_options_are_reported_where_the_option_says_so() {
         assert_eq!(header.src, OUR_V6);
         assert!(matches!(message, icmpv6::Message::ParameterProblem { code: 2, pointer: 42, .. }));
     });
-    // To a group: only if the option says "even then".
+    // Packets to a group are reported only if the option type says so.
     bench.input(&packet(0x80 | 30, all, 99, &[0; 8]));
     sent_icmp6(&bench, |header, _| assert_eq!(header.src, OUR_V6));
     bench.input(&packet(0xc0 | 30, all, 99, &[0; 8]));
     assert_eq!(bench.sent().len(), 0);
-    // Never about an ICMPv6 error.
+    // ICMPv6 errors are never reported.
     bench.input(&packet(0x80 | 30, OUR_V6, protocol::ICMPV6, &[3, 0, 0, 0, 0, 0, 0, 0]));
     assert_eq!(bench.sent().len(), 0);
     bench.input(&packet(0x80 | 30, OUR_V6, protocol::ICMPV6, &[128, 0, 0, 0, 0, 0, 0, 0]));
@@ -381,7 +381,7 @@ fn ipv6_fragments_are_put_together_and_impossible_ones_reported() {
     assert_eq!(l4.bytes, datagram);
     // RFC 6946: an atomic fragment is a whole packet.
     assert!(matches!(bench.parse(&fragment(0, false, &datagram)), ParsedFrame::Udp(_)));
-    // RFC 8200 §4.5: a length that is no multiple of 8, and one beyond the longest packet.
+    // RFC 8200 §4.5: a length that is not a multiple of 8, and a fragment beyond the longest packet.
     bench.input(&fragment(0, true, &datagram[..15]));
     sent_icmp6(&bench, |_, message| {
         assert!(matches!(message, icmpv6::Message::ParameterProblem { code: 0, pointer: 4, .. }));
@@ -390,7 +390,7 @@ fn ipv6_fragments_are_put_together_and_impossible_ones_reported() {
     sent_icmp6(&bench, |_, message| {
         assert!(matches!(message, icmpv6::Message::ParameterProblem { code: 0, pointer: 42, .. }));
     });
-    // RFC 7112: all headers in the first fragment.
+    // RFC 7112: the first fragment must contain all headers.
     let chain =
         [&[protocol::DESTINATION_OPTIONS, 0, 0, 1, 0, 0, 0, 7][..], &[protocol::UDP, 1, 0, 0, 0, 0, 0, 0]]
             .concat();

@@ -1,17 +1,18 @@
-//! How many ICMP errors may leave: a budget for all and one for each destination, as on Linux (`icmp_msgs_per_sec`,
-//! `icmp_msgs_burst`, `icmp_ratelimit`; RFC 1812 §4.3.2.8, RFC 4443 §2.4 (f)).
+//! The rate limit of transmitted ICMP errors: a global token bucket and one per destination, as on Linux
+//! (`icmp_msgs_per_sec`, `icmp_msgs_burst`, `icmp_ratelimit`; RFC 1812 §4.3.2.8, RFC 4443 §2.4 (f)).
 
 use crate::ip::entropy::KeyedHash;
 use crate::time::Instant;
 use core::net::IpAddr;
 use core::time::Duration;
 
-/// Buckets of destinations. Destinations that share one share its budget; which do is not predictable.
+/// Number of destination buckets. Destinations are assigned to buckets by a keyed hash, so which destinations
+/// share a bucket is not predictable.
 const BUCKETS: usize = 256;
-/// Errors one destination gets at once after silence.
+/// Number of errors that one destination may get in a burst after a pause.
 const DESTINATION_BURST: u32 = 6;
 
-/// Tokens that come back with time, counted in the time they take to come back.
+/// A token bucket. Tokens are counted in the time that they take to accumulate.
 #[derive(Clone, Copy, Debug)]
 struct TokenBucket {
     credit: Duration,
@@ -35,12 +36,12 @@ impl TokenBucket {
     }
 }
 
-/// The budgets.
+/// The token buckets of all destinations.
 #[derive(Debug)]
 pub(crate) struct IcmpRateLimiter {
     global: TokenBucket,
     destinations: Box<[TokenBucket; BUCKETS]>,
-    /// Time one error costs of the common budget; `None` if none may leave.
+    /// Time in which the global bucket accumulates one token; `None` if no error may be sent.
     interval: Option<Duration>,
     burst: u32,
     destination_interval: Duration,
@@ -61,11 +62,11 @@ impl IcmpRateLimiter {
         }
     }
 
-    /// Takes one error to `destination` out of the budgets. False if it must not be sent.
+    /// Takes one token for an error to `destination`. Returns false if the error must not be sent.
     pub(crate) fn allow(&mut self, now: Instant, destination: IpAddr) -> bool {
         let Some(interval) = self.interval else { return false };
         let at = self.hash.of(destination) as usize % BUCKETS;
-        // The destination's budget first: what it refuses must not use up the others'.
+        // The destination's bucket comes first: an error that it refuses must not consume a global token.
         self.destinations[at].take(now, self.destination_interval, DESTINATION_BURST)
             && self.global.take(now, interval, self.burst)
     }

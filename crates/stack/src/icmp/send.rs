@@ -1,5 +1,5 @@
-//! ICMP errors that we send. Never about ICMP errors, to or about groups of hosts, or about fragments but the first (RFC 1122 §3.2.2,
-//! RFC 4443 §2.4), and no more than the budget allows.
+//! Transmission of ICMP errors. No error is sent about an ICMP error, about a packet from or to a group, or
+//! about a fragment other than the first (RFC 1122 §3.2.2, RFC 4443 §2.4), and the rate limit applies.
 
 use crate::device::Label;
 use crate::ip::{IpHeader, Ipv4Packet, Ipv6Packet, Ipv6ParameterProblem, L4, Network};
@@ -7,12 +7,12 @@ use crate::time::Instant;
 use crate::wire::{icmpv4, icmpv6, ipv6, protocol};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Why a transport cannot take a segment.
+/// Why a transport rejects a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnreachableReason {
-    /// Nobody has the port.
+    /// No socket has the port.
     Port,
-    /// A rule forbids it.
+    /// A rule prohibits it.
     Prohibited,
 }
 
@@ -20,7 +20,8 @@ pub enum UnreachableReason {
 const ERROR_TOS: u8 = 0xc0;
 
 impl Network {
-    /// Tells the sender of a segment that it cannot be delivered, if it may be told.
+    /// Reports to the sender of a segment that it cannot be delivered. Nothing is sent about a packet to a
+    /// broadcast or multicast address.
     pub fn send_icmp_unreachable(&mut self, now: Instant, l4: &L4<'_>, why: UnreachableReason) {
         if l4.broadcast {
             return;
@@ -46,7 +47,7 @@ impl Network {
         }
     }
 
-    /// A protocol that nobody here speaks.
+    /// Reports an IPv4 packet of an unknown protocol.
     pub(crate) fn reject_protocol_v4(&mut self, now: Instant, packet: &Ipv4Packet<'_>) {
         if !packet.broadcast {
             let code = icmpv4::unreachable::PROTOCOL;
@@ -56,9 +57,9 @@ impl Network {
         }
     }
 
-    /// The same for IPv6, where it is a parameter problem (RFC 4443 §3.4).
+    /// Reports an IPv6 packet with an unknown next header, as a parameter problem (RFC 4443 §3.4).
     pub(crate) fn reject_protocol_v6(&mut self, now: Instant, packet: &Ipv6Packet<'_>) {
-        // RFC 8200 §4.7: there is nothing to be refused.
+        // RFC 8200 §4.7: a packet without a next header has nothing to be rejected.
         if packet.chain.protocol == protocol::NO_NEXT_HEADER {
             return;
         }
@@ -73,7 +74,7 @@ impl Network {
         self.send_parameter_problem(now, &problem);
     }
 
-    /// Tells a sender which byte of its packet we do not understand.
+    /// Reports to the sender which byte of its packet is not understood.
     pub(crate) fn send_parameter_problem(&mut self, now: Instant, problem: &Ipv6ParameterProblem<'_>) {
         let dst = problem.header.dst;
         if (dst.is_multicast() && !problem.even_if_multicast) || is_icmpv6_error(problem.bytes) {
@@ -86,7 +87,8 @@ impl Network {
         self.send_error_v6(now, problem.header.src, from, &message);
     }
 
-    /// Tells a sender that fragments of its packet did not arrive in time. `first` is the first fragment.
+    /// Reports to the sender that fragments of its packet did not arrive in time. `first` is the first
+    /// fragment.
     pub(crate) fn send_reassembly_timeout(&mut self, now: Instant, first: &[u8]) {
         match first.first().map(|byte| byte >> 4) {
             Some(4) => {
@@ -109,7 +111,8 @@ impl Network {
         }
     }
 
-    /// Whether the budget allows an error to this address. Those that never leave the host are not counted, as on Linux.
+    /// Returns whether the rate limit permits an error to this address. Errors to local addresses are not
+    /// limited, as on Linux.
     fn may_send_error(&mut self, now: Instant, to: IpAddr) -> bool {
         self.local.link_of(to).is_some() || self.icmp_limit.allow(now, to)
     }
@@ -175,12 +178,13 @@ impl Network {
     }
 }
 
-/// As much of a packet as an error may quote.
+/// Returns as much of a packet as an error may quote.
 fn quote(packet: &[u8], len_max: usize) -> &[u8] {
     &packet[..packet.len().min(len_max)]
 }
 
-/// True if an IPv6 packet carries an ICMPv6 error, as far as its extension headers can be followed when they are not understood.
+/// Returns whether an IPv6 packet carries an ICMPv6 error. Extension headers that are not understood are
+/// skipped as far as possible.
 fn is_icmpv6_error(packet: &[u8]) -> bool {
     let Ok(header) = ipv6::Header::parse_quoted(packet) else { return true };
     let (mut next, mut rest) = (header.next_header, &packet[ipv6::Header::LEN..]);

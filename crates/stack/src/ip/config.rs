@@ -1,4 +1,4 @@
-//! Keys of the `[network]` table.
+//! The keys of the `[network]` configuration table.
 
 use crate::error::ConfigError;
 use core::fmt::Display;
@@ -6,75 +6,86 @@ use core::ops::RangeInclusive;
 use core::time::Duration;
 use serde::Deserialize;
 
-/// Parameters of ARP, NDP, ICMP, fragments, path MTU and UDP. The defaults are Linux's, where Linux has the parameter.
+/// Parameters of ARP, NDP, ICMP, fragmentation, path MTU discovery and UDP. Where Linux has the parameter,
+/// the default is Linux's.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NetworkConfig {
-    /// Neighbours at the most, over all links (a neighbour takes about 160 bytes). At the limit the one not used for
-    /// longest goes. 16 … 1,048,575, default 16,384.
+    /// Largest number of neighbours over all links; a neighbour takes about 160 bytes. At the limit a
+    /// neighbour that was not used recently is evicted. 16 … 1,048,575, default 16,384.
     pub neighbours_max: u32,
-    /// Bytes of packets that wait for one neighbour's answer; beyond it the oldest packet goes. 2,048 … 2^30, default 212,992.
+    /// Largest number of bytes queued for one neighbour while it is being resolved. At the limit the oldest
+    /// packet is dropped. 2,048 … 2^30, default 212,992.
     pub neighbour_pending_bytes: u32,
-    /// The same over all neighbours; beyond it new packets are dropped. 2,048 … 2^32-1, default 4 MiB.
+    /// Largest number of bytes queued for all unresolved neighbours together. At the limit new packets are
+    /// dropped. 2,048 … 2^32-1, default 4 MiB.
     pub neighbour_pending_total_bytes: u32,
-    /// How long an answer is believed, in milliseconds (RFC 4861 §10; drawn anew between half and one and a half of it).
-    /// 100 … 3,600,000, default 30,000.
+    /// How long a neighbour counts as reachable after an answer, in milliseconds (BaseReachableTime of RFC
+    /// 4861 §10; each link draws a value between 0.5 and 1.5 times this). 100 … 3,600,000, default 30,000.
     pub neighbour_reachable_ms: u32,
-    /// How long a stale neighbour is used before it is probed, in milliseconds. 1 … 3,600,000, default 5,000.
+    /// How long a stale neighbour is used before it is probed, in milliseconds (DELAY_FIRST_PROBE_TIME of RFC
+    /// 4861 §10). 1 … 3,600,000, default 5,000.
     pub neighbour_delay_probe_ms: u32,
-    /// Time between solicitations, in milliseconds. 1 … 60,000, default 1,000.
+    /// Time between solicitations, in milliseconds (RetransTimer of RFC 4861 §10). 1 … 60,000, default 1,000.
     pub neighbour_retransmit_ms: u32,
-    /// Unicast solicitations to a known neighbour before it counts as gone. 1 … 20, default 3.
+    /// Number of unicast solicitations to a known neighbour before it counts as failed. 1 … 20, default 3.
     pub neighbour_unicast_probes: u8,
-    /// Broadcast or multicast solicitations before an unknown neighbour counts as absent. 1 … 20, default 3.
+    /// Number of broadcast or multicast solicitations for an unknown neighbour before it counts as failed. 1
+    /// … 20, default 3.
     pub neighbour_multicast_probes: u8,
-    /// After an ARP update, another MAC address for the same neighbour is refused for this time, in milliseconds, so that
-    /// the first of several answers wins. 0 … 60,000, default 1,000.
+    /// How long after an ARP update another MAC address for that neighbour is refused, in milliseconds, so
+    /// that the first of several replies wins (Linux's `locktime`). 0 … 60,000, default 1,000.
     pub neighbour_lock_ms: u32,
-    /// Bytes of fragments that wait for their rest, with 64 bytes added per fragment; beyond it the oldest datagram goes.
-    /// 65,536 … 2^32-1, default 4 MiB.
+    /// Largest number of bytes of fragments awaiting reassembly; each fragment is charged 64 bytes in
+    /// addition. At the limit the oldest datagram is discarded. 65,536 … 2^32-1, default 4 MiB.
     pub fragment_bytes: u32,
-    /// How long IPv4 fragments wait, in seconds. 1 … 120, default 30.
+    /// How long IPv4 fragments await reassembly, in seconds. 1 … 120, default 30.
     pub fragment_timeout_v4_seconds: u32,
-    /// How long IPv6 fragments wait, in seconds (RFC 8200 §4.5). 1 … 120, default 60.
+    /// How long IPv6 fragments await reassembly, in seconds (RFC 8200 §4.5). 1 … 120, default 60.
     pub fragment_timeout_v6_seconds: u32,
-    /// Destinations whose path MTU is remembered; beyond it the oldest goes. 1 … 1,048,576, default 4,096.
+    /// Largest number of destinations whose path MTU is cached. At the limit the oldest entry is evicted. 1 …
+    /// 1,048,576, default 4,096.
     pub path_mtu_entries: u32,
-    /// How long a path MTU is remembered, in seconds (RFC 1191 §6.3). 60 … 86,400, default 600.
+    /// How long a path MTU is cached, in seconds (RFC 1191 §6.3). 60 … 86,400, default 600.
     pub path_mtu_seconds: u32,
-    /// Smallest IPv4 path MTU that an ICMP message can set, in bytes (an attacker could ask for less). 68 … 1,500, default 552.
+    /// Smallest IPv4 path MTU that an ICMP message can set, in bytes; it protects against forged messages
+    /// that report less. 68 … 1,500, default 552.
     pub path_mtu_floor_bytes: u16,
-    /// ICMP errors sent per second, over all destinations. 0 … 1,000,000, default 1,000.
+    /// Largest number of ICMP errors sent per second, over all destinations. 0 … 1,000,000, default 1,000.
     pub icmp_errors_per_second: u32,
-    /// ICMP errors that may leave at once. 1 … 1,000,000, default 50.
+    /// Largest number of ICMP errors sent in a burst. 1 … 1,000,000, default 50.
     pub icmp_errors_burst: u32,
-    /// One destination gets an ICMP error each so many milliseconds (and six at once after silence). 0 … 3,600,000, default 1,000.
+    /// Time between ICMP errors to one destination, in milliseconds; after a pause a destination may get six
+    /// in a burst. 0 … 3,600,000, default 1,000.
     pub icmp_error_interval_ms: u32,
-    /// Answer ICMP echo requests. Default true.
+    /// Whether ICMP echo requests are answered. Default true.
     pub icmp_echo: bool,
-    /// Errors about packets of ours (no neighbour answered) that wait to be fetched; beyond it new ones are dropped.
-    /// 1 … 1,048,576, default 1,024.
+    /// Largest number of queued errors about packets whose neighbour did not answer. At the limit new errors
+    /// are dropped. 1 … 1,048,576, default 1,024.
     pub errors_max: u32,
-    /// Neighbour solicitations that find out whether an IPv6 address is taken; 0 trusts the configuration (RFC 4862 §5.1).
-    /// 0 … 10, default 1.
+    /// Number of neighbour solicitations sent in duplicate address detection; 0 disables the detection
+    /// (DupAddrDetectTransmits of RFC 4862 §5.1). 0 … 10, default 1.
     pub dad_transmits: u8,
-    /// Router solicitations at start (RFC 4861 §10). 0 … 10, default 3.
+    /// Number of router solicitations sent at start (MAX_RTR_SOLICITATIONS of RFC 4861 §10). 0 … 10, default
+    /// 3.
     pub router_solicitations: u8,
-    /// Addresses that router advertisements may create on a link. 0 … 256, default 16.
+    /// Largest number of addresses that router advertisements may create on a link. 0 … 256, default 16.
     pub autoconf_addresses_max: u16,
-    /// Default routers, and on-link prefixes, that router advertisements may create on a link. 0 … 256, default 16.
+    /// Largest number of default routers and on-link prefixes that router advertisements may create on a
+    /// link. 0 … 256, default 16.
     pub autoconf_routes_max: u16,
-    /// Hop limit (TTL) of ICMP and UDP packets. 1 … 255, default 64.
+    /// Hop limit, or time to live, of ICMP and UDP packets. 1 … 255, default 64.
     pub hop_limit: u8,
-    /// UDP sockets at the most. 1 … 1,048,576, default 16,384.
+    /// Largest number of UDP sockets. 1 … 1,048,576, default 16,384.
     pub udp_sockets_max: u32,
-    /// Receive queue of a UDP socket in bytes, with 64 bytes added per datagram. 2,048 … 2^30, default 212,992.
+    /// Capacity of a UDP socket's receive queue in bytes; each datagram is charged 64 bytes in addition.
+    /// 2,048 … 2^30, default 212,992.
     pub udp_receive_bytes: u32,
-    /// The same over all UDP sockets. 65,536 … 2^40, default 64 MiB.
+    /// Capacity of all UDP receive queues together, in bytes. 65,536 … 2^40, default 64 MiB.
     pub udp_receive_total_bytes: u64,
-    /// First local port that is chosen for a UDP socket (RFC 6056). 1 … 65,535, default 32,768.
+    /// First ephemeral UDP port (RFC 6056). 1 … 65,535, default 32,768.
     pub udp_port_first: u16,
-    /// Last local port that is chosen for a UDP socket. 1 … 65,535, default 60,999.
+    /// Last ephemeral UDP port. 1 … 65,535, default 60,999.
     pub udp_port_last: u16,
 }
 
@@ -116,7 +127,7 @@ impl Default for NetworkConfig {
 }
 
 impl NetworkConfig {
-    /// Checks every range. The error names the key.
+    /// Checks the range of every key. The error names the key.
     pub fn validate(&self) -> Result<(), ConfigError> {
         within("neighbours_max", self.neighbours_max, 16..=1_048_575)?;
         within("neighbour_pending_bytes", self.neighbour_pending_bytes, 2_048..=1 << 30)?;

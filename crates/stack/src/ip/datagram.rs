@@ -1,4 +1,4 @@
-//! Datagrams that may be longer than the path takes: UDP, and ICMP echo replies.
+//! Sending of datagrams that may exceed the path MTU: UDP datagrams and ICMP messages.
 
 use super::output::{IpHeader, TxChecksum, TxError};
 use super::{Network, Route};
@@ -7,12 +7,14 @@ use crate::wire::checksum::Sum;
 use crate::wire::{ipv4, ipv6, protocol};
 
 impl Network {
-    /// Sends a datagram of `len` bytes of transport header and payload, which `write` puts in place, cut into fragments if the path
-    /// asks for it. `checksum` is the offset of a transport checksum to be filled in; `None` if `write` leaves nothing to do.
+    /// Sends a datagram of `len` bytes of transport header and payload, which `write` fills in. A datagram
+    /// that exceeds the path MTU is fragmented. `checksum` is the offset of a transport checksum to fill in;
+    /// with `None` the bytes are sent as `write` left them.
     ///
     /// # Errors
-    /// As [`Network::begin`]; [`TxError::TooBig`] for more than an IP packet holds. A device that becomes full after the first
-    /// fragment loses the rest, as a busy wire would.
+    /// As [`Network::begin`]; [`TxError::TooBig`] for more than an IP packet can carry. If the device becomes
+    /// full after the first fragment, the remaining fragments are dropped and counted, and the result is
+    /// `Ok`.
     pub fn send_datagram(
         &mut self,
         now: Instant,
@@ -23,7 +25,7 @@ impl Network {
         write: impl FnOnce(&mut [u8]),
     ) -> Result<(), TxError> {
         let ip_header = if header.src.is_ipv4() { ipv4::Header::LEN } else { ipv6::Header::LEN };
-        // IPv6 does not count its own header.
+        // The payload length of IPv6 does not include the fixed header.
         let counted = if header.src.is_ipv4() { ip_header } else { 0 };
         if counted + len > usize::from(u16::MAX) {
             return Err(TxError::TooBig);
@@ -61,11 +63,11 @@ impl Network {
         let mtu = usize::from(route.mtu);
         let is_ipv4 = header.src.is_ipv4();
         let headers = if is_ipv4 { ipv4::Header::LEN } else { ipv6::Header::LEN + ipv6::FragmentHeader::LEN };
-        // All but the last carry a multiple of 8 bytes; the smallest MTU is 68, so this is never 0.
+        // All fragments but the last carry a multiple of 8 bytes. The smallest MTU is 68, so this is never 0.
         let step = (mtu.saturating_sub(headers) & !7).max(8);
         let ident = if is_ipv4 { self.next_ident(header).into() } else { self.entropy.next_u64() as u32 };
         for (at, piece) in whole.chunks(step).enumerate() {
-            // Cannot truncate: `whole` fits an IP packet.
+            // Cannot truncate: `whole` fits into an IP packet.
             let offset = (at * step) as u16;
             let more = usize::from(offset) + piece.len() < whole.len();
             let fragment =
@@ -126,7 +128,7 @@ impl Network {
     }
 }
 
-/// Fills in a transport checksum over the whole datagram: no device can do it for fragments.
+/// Fills in a transport checksum over the whole datagram; no device computes it over fragments.
 fn complete_checksum(header: &IpHeader, whole: &mut [u8], offset: usize) {
     let sum = super::output::pseudo_header(header, whole.len()).add(Sum::of(whole));
     let value = if header.protocol == protocol::UDP { sum.finish_udp() } else { sum.finish() };

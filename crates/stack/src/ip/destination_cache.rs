@@ -1,24 +1,25 @@
-//! The destination cache (RFC 4861 §5.1, here for IPv4): the routes that were asked for last, so that the next connection of a peer finds
-//! its way without searching routes, neighbours and path MTUs.
+//! The destination cache (RFC 4861 §5.1, here for IPv4): the most recently used routes, so that the next
+//! connection to a peer needs no lookup of routes, neighbours and path MTUs.
 //!
-//! An entry holds as long as nothing it was made from has changed; nobody takes entries out. A destination whose path MTU is known
-//! is never here, because that expires.
+//! An entry is valid as long as nothing it was computed from has changed; invalid entries are overwritten,
+//! never removed. Destinations with a known path MTU are not cached here, because that MTU expires.
 
 use super::routing::Route;
 
-/// Entries: a power of two.
+/// Number of entries: a power of two.
 const ENTRIES: usize = 256;
 
 #[derive(Clone, Copy)]
 struct DestinationCacheEntry {
     dst: u32,
     src: u32,
-    /// How many path MTUs had been learned and neighbours evicted when it was made.
+    /// Sum of learnt path MTUs and evicted neighbours when the entry was made; see
+    /// `Network::route_generation`.
     generation: u64,
     route: Route,
 }
 
-/// The cache: each destination has one place in it.
+/// A direct-mapped cache: each destination has exactly one slot.
 pub(crate) struct DestinationCache {
     entries: Box<[Option<DestinationCacheEntry>; ENTRIES]>,
 }
@@ -32,7 +33,8 @@ impl DestinationCache {
         (dst.wrapping_mul(0x9E37_79B1) >> (32 - ENTRIES.ilog2())) as usize
     }
 
-    /// The route from `src` to `dst` as it was. Whether its hop is still current the caller must see.
+    /// Returns the cached route from `src` to `dst`, if it was cached in this generation. The caller checks
+    /// that its hop is current.
     #[inline(always)]
     pub(crate) fn get(&self, dst: u32, src: u32, changes: u64) -> Option<&Route> {
         let entry = self.entries[Self::index_of(dst)].as_ref()?;

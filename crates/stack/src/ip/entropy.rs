@@ -1,10 +1,10 @@
-//! Unpredictable numbers and keyed hashing, both drawn from the seed the stack was created with: the same seed and the same
-//! input give the same run.
+//! Unpredictable numbers and keyed hashes. Both are derived from the seed the stack is created with, so equal
+//! seeds and inputs give equal runs.
 
 use core::hash::{BuildHasher, Hash};
 use siphasher::sip::SipHasher13;
 
-/// A stream of numbers nobody outside can predict: SipHash-1-3 of a counter under a secret key.
+/// A pseudorandom number stream that is unpredictable without the key: SipHash-1-3 of a counter.
 #[derive(Clone, Debug)]
 pub(crate) struct Entropy {
     key: KeyedHash,
@@ -16,28 +16,29 @@ impl Entropy {
         Self { key: KeyedHash::from_bytes(&seed[..16]), counter: 0 }
     }
 
-    /// 64 bits.
+    /// Returns the next 64 pseudorandom bits.
     pub(crate) fn next_u64(&mut self) -> u64 {
         self.counter += 1;
         self.key.hash_one(self.counter)
     }
 
-    /// A number below `limit` (0 if `limit` is 0). The bias is below 2^-32 for the small limits used here.
+    /// Returns a number below `limit`, or 0 if `limit` is 0. The bias is below 2^-32 for the small limits
+    /// used here.
     pub(crate) fn below(&mut self, limit: u32) -> u32 {
         let wide = (self.next_u64() >> 32) * u64::from(limit);
-        // Cannot truncate: both factors are below 2^32, so the upper half is too.
+        // Cannot truncate: both factors are below 2^32, so the upper half is below 2^32, too.
         (wide >> 32) as u32
     }
 }
 
-/// Builds keyed hashers, so that nobody outside can aim for collisions.
+/// Builds SipHash hashers with a secret key, so that a remote host cannot provoke collisions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeyedHash {
     hasher: SipHasher13,
 }
 
 impl KeyedHash {
-    /// Takes the key from the second half of the seed; `Entropy` uses the first.
+    /// Takes the key from the second half of the seed; [`Entropy`] uses the first half.
     pub(crate) fn new(seed: &[u8; 32]) -> Self {
         Self::from_bytes(&seed[16..])
     }
@@ -48,7 +49,7 @@ impl KeyedHash {
         Self { hasher: SipHasher13::new_with_key(&key) }
     }
 
-    /// Hash of one value.
+    /// Returns the hash of one value.
     pub(crate) fn of(&self, value: impl Hash) -> u64 {
         self.hash_one(value)
     }

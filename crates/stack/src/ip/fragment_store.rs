@@ -1,42 +1,46 @@
-//! Memory for fragments that wait for their rest: payloads and headers in chains of small blocks, and for each datagram a search tree of its pieces.
+//! Memory for fragments awaiting reassembly: payloads and headers in lists of small blocks, and for each
+//! datagram a search tree of its fragments.
 //!
-//! Both live in vectors that grow to the most that was ever needed, which the budget of [`Reassembly`](super::reassembly::Reassembly) bounds,
-//! and whose slots are used again: in steady state nothing is allocated.
+//! Blocks and tree nodes live in vectors that grow to the peak usage, which the budget of
+//! [`Reassembly`](super::reassembly::Reassembly) bounds. Freed slots are reused, so nothing is allocated in
+//! steady state.
 
 use core::cmp::Ordering;
 use core::fmt;
 
-/// Bytes of a block. With 64 bytes charged for each fragment besides its own, no fragment takes more blocks than it is charged for.
+/// Bytes of a block. Each fragment is charged 64 bytes besides its own, so no fragment takes more blocks than
+/// it is charged for.
 const BLOCK: usize = 64;
-/// No slot.
+/// Marks the end of a list, or an empty tree.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
-/// Bytes in a chain of blocks.
+/// Bytes stored in a linked list of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockList {
     first: u32,
     len: u16,
 }
 
-/// A piece of a datagram in the tree of its pieces: a treap, ordered by where pieces begin, and a heap by priority.
+/// A fragment in the tree of a datagram's fragments. The tree is a treap: a search tree by offset and a heap
+/// by priority.
 #[derive(Clone, Copy, Debug)]
 struct FragmentNode {
     start: u16,
-    /// Nobody outside can foresee it, so nobody can make the tree a list.
+    /// Derived from a keyed hash, so that a sender cannot degenerate the tree into a list.
     priority: u32,
     left: u32,
     right: u32,
     payload: BlockList,
 }
 
-/// Where a piece begins and ends.
+/// The byte range of a fragment within its datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FragmentRange {
     pub start: usize,
     pub end: usize,
 }
 
-/// The pieces of one datagram.
+/// The tree of one datagram's fragments: the index of its root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FragmentTree(u32);
 
@@ -44,14 +48,14 @@ impl FragmentTree {
     pub(super) const EMPTY: Self = Self(NO_SLOT);
 }
 
-/// The memory.
+/// The storage of all blocks and tree nodes.
 pub(super) struct FragmentStore {
     blocks: Vec<[u8; BLOCK]>,
-    /// Of each block the one behind it, in a chain or among the free ones.
+    /// For each block, the next one in its list or in the free list.
     next: Vec<u32>,
     free_block: u32,
     nodes: Vec<FragmentNode>,
-    /// The first free piece; `left` leads to the others.
+    /// The head of the list of free nodes, linked by `left`.
     free_node: u32,
 }
 
@@ -73,7 +77,7 @@ impl FragmentStore {
         }
     }
 
-    /// Copies bytes into blocks: 65,535 at the most.
+    /// Copies bytes into blocks. There must be at most 65,535.
     pub(super) fn store(&mut self, bytes: &[u8]) -> BlockList {
         let mut chain = BlockList { first: NO_SLOT, len: bytes.len() as u16 };
         let mut last = NO_SLOT;
@@ -95,14 +99,14 @@ impl FragmentStore {
         if block == NO_SLOT {
             self.blocks.push([0; BLOCK]);
             self.next.push(NO_SLOT);
-            // Cannot truncate: the budget is below 2^32 bytes, 64 times the number of blocks.
+            // Cannot truncate: the budget is below 2^32 bytes, which is 64 times the number of blocks.
             return (self.blocks.len() - 1) as u32;
         }
         self.free_block = core::mem::replace(&mut self.next[block as usize], NO_SLOT);
         block
     }
 
-    /// Appends the bytes of a chain.
+    /// Appends the bytes of a list to `out`.
     pub(super) fn read(&self, chain: BlockList, out: &mut Vec<u8>) {
         let (mut block, mut left) = (chain.first, usize::from(chain.len));
         while left > 0 {
@@ -113,7 +117,7 @@ impl FragmentStore {
         }
     }
 
-    /// Gives the blocks of a chain back.
+    /// Returns the blocks of a list to the free list.
     pub(super) fn free(&mut self, chain: BlockList) {
         let mut block = chain.first;
         while block != NO_SLOT {
@@ -123,7 +127,8 @@ impl FragmentStore {
         }
     }
 
-    /// The piece that begins last at or before `at`, and where the first behind that begins.
+    /// Returns the last fragment that begins at or before `at`, and the start of the first fragment after
+    /// `at`.
     pub(super) fn find_adjacent(
         &self,
         pieces: FragmentTree,
@@ -145,7 +150,7 @@ impl FragmentStore {
         (before, behind)
     }
 
-    /// Adds a piece, which overlaps none that is there.
+    /// Adds a fragment, which must not overlap any other of its datagram. Returns the new tree.
     pub(super) fn insert(
         &mut self,
         pieces: FragmentTree,
@@ -166,7 +171,8 @@ impl FragmentStore {
         FragmentTree(self.insert_below(pieces.0, node))
     }
 
-    /// Puts `node` into the tree below `root`, whose root it returns. As deep as the tree: a few dozen steps for the 8,192 pieces a datagram can have.
+    /// Inserts `node` into the subtree of `root` and returns the new root. Recurses as deep as the tree: a
+    /// few dozen levels for the at most 8,192 fragments of a datagram.
     fn insert_below(&mut self, root: u32, node: u32) -> u32 {
         let FragmentNode { start, priority, .. } = self.nodes[node as usize];
         let Some(&FragmentNode { start: here, priority: above, left, right, .. }) =
@@ -187,7 +193,7 @@ impl FragmentStore {
         root
     }
 
-    /// Cuts a tree in two: what begins before `at`, and the rest.
+    /// Splits a tree into the fragments that begin before `at` and the others.
     fn split(&mut self, root: u32, at: u16) -> (u32, u32) {
         let Some(&FragmentNode { start, left, right, .. }) = self.nodes.get(root as usize) else {
             return (NO_SLOT, NO_SLOT);
@@ -203,7 +209,7 @@ impl FragmentStore {
         }
     }
 
-    /// Appends the payloads of all pieces in order.
+    /// Appends the payloads of all fragments to `out`, in order of their offsets.
     pub(super) fn read_all(&self, pieces: FragmentTree, out: &mut Vec<u8>) {
         if let Some(piece) = self.nodes.get(pieces.0 as usize) {
             self.read_all(FragmentTree(piece.left), out);
@@ -212,7 +218,7 @@ impl FragmentStore {
         }
     }
 
-    /// Appends the payload of the piece that begins at 0. False if there is none.
+    /// Appends the payload of the fragment at offset 0 to `out`. Returns false if there is none.
     pub(super) fn read_first(&self, pieces: FragmentTree, out: &mut Vec<u8>) -> bool {
         let mut first = None;
         let mut node = pieces.0;
@@ -225,7 +231,7 @@ impl FragmentStore {
         true
     }
 
-    /// Gives all pieces and their payloads back.
+    /// Frees all fragments of a tree and their payloads.
     pub(super) fn free_all(&mut self, pieces: FragmentTree) {
         if let Some(&FragmentNode { left, right, payload, .. }) = self.nodes.get(pieces.0 as usize) {
             self.free_all(FragmentTree(left));
@@ -236,7 +242,7 @@ impl FragmentStore {
         }
     }
 
-    /// Blocks and pieces in use.
+    /// Returns the number of blocks and of nodes in use.
     #[cfg(test)]
     pub(super) fn in_use(&self) -> (usize, usize) {
         let count = |first: u32, next: &dyn Fn(u32) -> u32| {
@@ -248,13 +254,13 @@ impl FragmentStore {
         (self.blocks.len() - free_blocks, self.nodes.len() - free_pieces)
     }
 
-    /// Blocks and pieces that there is memory for.
+    /// Returns the number of allocated blocks and nodes.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> (usize, usize) {
         (self.blocks.len(), self.nodes.len())
     }
 
-    /// Steps from the root to the deepest piece.
+    /// Returns the depth of a tree.
     #[cfg(test)]
     fn depth(&self, pieces: FragmentTree) -> usize {
         self.nodes.get(pieces.0 as usize).map_or(0, |piece| {
@@ -304,7 +310,7 @@ mod tests {
     }
 
     proptest! {
-        /// The tree says what an ordered map says.
+        /// The tree returns what an ordered map returns.
         #[test]
         fn the_tree_agrees_with_an_ordered_map(
             starts in prop::collection::btree_map(0_u16..1000, any::<(u32, u8)>(), 0..100),

@@ -1,4 +1,4 @@
-//! What arrives and is neither TCP nor UDP: handed to ARP and ICMP, or put together from fragments.
+//! Input of packets that are neither TCP nor UDP: dispatches to ARP and ICMP, and reassembles fragments.
 
 use super::Network;
 use super::parse::{Ipv4Packet, Ipv6Packet, OtherFrame, OtherFrameKind, ParsedFrame};
@@ -13,18 +13,19 @@ use crate::wire::{MacAddr, icmpv6, ipv6, protocol};
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 
-/// What came of a frame that [`Network::input`] took.
+/// The result of [`Network::input`].
 #[derive(Debug)]
 pub enum InputResult {
-    /// Nothing the transport needs to know.
+    /// The packet was handled; the transport has nothing to do.
     Handled,
-    /// Somebody says that a packet of ours could not be delivered. Anybody can say so: see [`TransportError`].
+    /// An ICMP message reports that a packet of this host could not be delivered. Its origin is not
+    /// authenticated: see [`TransportError`].
     Error(TransportError),
-    /// The last fragment of a packet came: see [`Network::parse_reassembled`].
+    /// A packet was reassembled: see [`Network::parse_reassembled`].
     Reassembled(Reassembled),
 }
 
-/// A packet put together from fragments.
+/// A packet reassembled from fragments.
 #[derive(Debug)]
 pub struct Reassembled {
     link: LinkId,
@@ -32,7 +33,7 @@ pub struct Reassembled {
 }
 
 impl Reassembled {
-    /// From its IP header on.
+    /// Returns the packet from its IP header on.
     pub fn bytes(&self) -> &[u8] {
         &self.packet
     }
@@ -41,7 +42,7 @@ impl Reassembled {
         self.link
     }
 
-    /// True if its destination is a broadcast or multicast address.
+    /// Returns whether the destination is a broadcast or multicast address.
     pub(super) fn has_group_destination(&self, net: &Network) -> bool {
         match self.packet.as_slice() {
             [version, rest @ ..] if version >> 4 == 4 => match rest.get(15..19) {
@@ -57,7 +58,7 @@ impl Reassembled {
 }
 
 impl Network {
-    /// Handles ARP, NDP, ICMP and fragments.
+    /// Handles an ARP, NDP or ICMP packet, a fragment, or a packet of an unknown protocol.
     pub fn input(&mut self, now: Instant, other: &OtherFrame<'_>) -> InputResult {
         match &other.kind {
             OtherFrameKind::Arp(packet) => {
@@ -89,13 +90,13 @@ impl Network {
         }
     }
 
-    /// Says what a reassembled packet is, as [`Network::parse`] does for frames. Afterwards the buffer comes back with
-    /// [`Network::recycle`].
+    /// Parses a reassembled packet as [`Network::parse`] parses a frame. Afterwards the caller returns the
+    /// buffer with [`Network::recycle`].
     pub fn parse_reassembled<'b>(&self, reassembled: &'b Reassembled) -> ParsedFrame<'b> {
         self.parse_packet(reassembled.link, &reassembled.packet)
     }
 
-    /// Takes the buffer of a reassembled packet back, for the next one.
+    /// Takes back the buffer of a reassembled packet for reuse.
     pub fn recycle(&mut self, reassembled: Reassembled) {
         self.reassembly.recycle(reassembled.packet);
     }
@@ -127,7 +128,8 @@ impl Network {
         if fragment.header.offset == 0
             && !has_complete_header_chain(fragment.header.next_header, packet.payload)
         {
-            // RFC 7112 §5: otherwise filters would have to wait for the rest too.
+            // RFC 7112 §5: the header chain must be complete in the first fragment, so that packet filters
+            // can inspect it.
             self.stats.reassembly_malformed += 1;
             let problem = Ipv6ParameterProblem {
                 header: packet.header,
@@ -173,7 +175,8 @@ impl Network {
         self.stats.fragments_in += 1;
         let until = now + Duration::from_secs(timeout_seconds.into());
         match self.reassembly.insert(piece, until) {
-            // One timer for all, which is not stopped either: it finds out itself who is still there.
+            // One timer serves all datagrams. It is not cancelled: the handler finds out which datagrams have
+            // expired.
             ReassemblyOutcome::Incomplete => self.timers.arm_no_later(NetworkTimer::Reassembly, until),
             ReassemblyOutcome::Duplicate => self.stats.reassembly_duplicates += 1,
             ReassemblyOutcome::Complete(packet) => {
@@ -189,12 +192,13 @@ impl Network {
         InputResult::Handled
     }
 
-    /// Fragments did not come in time.
+    /// Discards the datagrams whose fragments did not arrive in time.
     pub(super) fn on_reassembly_timeout(&mut self, now: Instant) {
         while let Some(expired) = self.reassembly.expire(now) {
             self.stats.reassembly_timeouts += 1;
             let Some(first) = expired.first_fragment else { continue };
-            // RFC 1122 §3.3.2, RFC 8200 §4.5: only with the first fragment does the sender know what it is about.
+            // RFC 1122 §3.3.2, RFC 8200 §4.5: the error is sent only if the first fragment arrived, because
+            // it quotes the first fragment.
             if !expired.broadcast {
                 self.send_reassembly_timeout(now, &first);
             }
@@ -206,7 +210,8 @@ impl Network {
     }
 }
 
-/// True if the headers behind a fragment header, up to and including the transport's, are all in the first fragment.
+/// Returns whether the headers after a fragment header, up to and including the transport header, are
+/// complete in `rest`.
 fn has_complete_header_chain(mut next: u8, mut rest: &[u8]) -> bool {
     for _ in 0..ipv6::EXTENSION_HEADERS_MAX {
         let len = match next {

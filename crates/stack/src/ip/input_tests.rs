@@ -7,7 +7,7 @@ use crate::wire::{ipv4, udp};
 use core::net::IpAddr;
 use proptest::prelude::*;
 
-/// A UDP datagram from the peer with a correct checksum.
+/// Returns a UDP datagram from the peer with a correct checksum.
 fn datagram(src: IpAddr, dst: IpAddr, payload: &[u8]) -> Vec<u8> {
     let mut out = vec![0; 8];
     udp::Header { src_port: 5, dst_port: 6, len: 8 + payload.len() as u16, checksum: 0 }.emit(&mut out);
@@ -45,7 +45,7 @@ fn fragment_v6(ident: u32, whole: &[u8], start: usize, end: usize) -> Vec<u8> {
     frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::FRAGMENT, 64, &payload))
 }
 
-/// Cuts `len` bytes at multiples of 8.
+/// Splits `len` bytes at multiples of 8 and returns the ranges.
 fn cuts(len: usize, sizes: &[u8]) -> Vec<(usize, usize)> {
     let mut pieces = Vec::new();
     let mut start = 0;
@@ -62,7 +62,8 @@ fn cuts(len: usize, sizes: &[u8]) -> Vec<(usize, usize)> {
 }
 
 proptest! {
-    /// Two datagrams of each family cut anywhere, their fragments mixed and some sent twice: each arrives once, byte for byte.
+    /// Two datagrams of each family are fragmented arbitrarily, their fragments are shuffled and some are
+    /// duplicated. Each datagram is received once, byte for byte.
     #[test]
     fn datagrams_cut_anywhere_arrive_byte_for_byte(
         len in 16_usize..5000,
@@ -86,7 +87,8 @@ proptest! {
         let mut sent = Vec::new();
         while !frames.is_empty() {
             let next = frames.swap_remove(shuffle.below(frames.len() as u32) as usize);
-            // A copy of what is still incomplete is ignored; behind the last fragment it would begin a datagram anew.
+            // A duplicate is ignored while its datagram is incomplete; after the last fragment it would begin
+            // a new datagram.
             if twice >> (sent.len() % 64) & 1 == 1 && frames.len() > 3 * pieces.len() {
                 sent.push(next.clone());
             }
@@ -119,11 +121,11 @@ fn the_budget_for_fragments_holds_against_a_flood() {
     let stats = bench.network.stats();
     let kept = 1000 - stats.reassembly_evicted;
     assert_eq!(kept, 65_536 / (1480 + 20 + 2 * 64));
-    // The youngest are still there; nothing of the others is left when their time is over.
+    // The most recent datagrams are kept; nothing of the others remains when their timeout expires.
     assert!(matches!(bench.input(&fragment_v4(999, &whole, 1480, 3000)), InputResult::Reassembled(_)));
     bench.advance(core::time::Duration::from_secs(31));
     assert_eq!(bench.network.stats().reassembly_timeouts, kept - 1);
-    // The sender of those that had their first fragment was asked for, to be told.
+    // The neighbour of the senders was solicited in order to report the timeouts to them.
     bench.advance(core::time::Duration::from_secs(10));
     assert_eq!(bench.network.next_deadline(), None);
 }
@@ -131,7 +133,7 @@ fn the_budget_for_fragments_holds_against_a_flood() {
 #[test]
 fn fragments_of_fragments_are_not_put_together() {
     let mut bench = NetworkFixture::new();
-    // A fragment header that leads to another one.
+    // A fragment header followed by another fragment header.
     let inner = [&[protocol::UDP, 0, 0, 1, 0, 0, 0, 2][..], &[1; 16]].concat();
     let fragment = |start: usize, end: usize| {
         let mut payload = vec![0; 8];

@@ -1,4 +1,5 @@
-//! What devices are told of the flow of a packet, and what becomes of a received frame that was told wrong.
+//! Labels: the flow hash and priority that devices carry with a frame, and the detection of frames whose
+//! label has a wrong hash.
 
 use super::{Network, NextHop};
 use crate::device::RxBurst;
@@ -7,30 +8,33 @@ use crate::tcp::FlowKey;
 use core::net::SocketAddr;
 
 impl Network {
-    /// Whether any device carries labels.
+    /// Returns whether any device carries labels.
     #[inline(always)]
     pub(crate) fn has_flow_hasher(&self) -> bool {
         self.flow_hasher.is_some()
     }
 
-    /// Whether the device that packets for a hop leave by can carry labels.
+    /// Returns whether the device that a hop's packets leave by carries labels.
     pub(crate) fn device_carries_labels(&self, hop: &NextHop) -> bool {
         let link = self.links.get(usize::from(hop.link));
         link.is_some_and(|link| self.port(link.port).capabilities.labels)
     }
 
-    /// From now on flows of what is sent can be hashed.
+    /// Prepares the hashing of transmitted flows.
     pub(super) fn enable_labels(&mut self) {
         self.flow_hasher.get_or_insert_with(|| Toeplitz::new(&KEY));
     }
 
-    /// The hash that the receiver of a TCP or UDP packet chooses its shard by. `None` if no device carries labels.
+    /// Returns the hash by which the receiver of a TCP or UDP packet selects its shard. `None` if no device
+    /// carries labels.
     pub(crate) fn tx_flow_hash(&self, src: SocketAddr, dst: SocketAddr) -> Option<u32> {
         Some(self.flow_hasher.as_ref()?.hash(src.ip(), dst.ip(), Some((src.port(), dst.port()))))
     }
 
-    /// Whether a frame of a burst, with a TCP segment of a flow that is not known here, is on this of several shards only because its sender's hash is wrong. Then it goes to its
-    /// home. What comes from another shard has no hash, so nothing goes to and fro.
+    /// Returns whether a frame of the burst, with a TCP segment of a flow that this shard does not know,
+    /// arrived at this shard only because its sender computed a wrong hash. The frame is then recorded as
+    /// misrouted and passed to its owner shard. Frames from other shards carry no hash, so no frame is passed
+    /// on twice.
     #[inline(always)]
     pub(crate) fn is_misrouted(
         &mut self,
@@ -58,8 +62,8 @@ impl Network {
         true
     }
 
-    /// Frames of the burst that was received last which belong to other shards whatever their labels say: a bit for each, the lowest for the first frame. Nothing was done with
-    /// them.
+    /// Takes the set of misrouted frames of the last received burst: frames of other shards that arrived here
+    /// because of a wrong hash. Bit 0 is the first frame. These frames have not been processed.
     #[inline]
     pub fn take_misrouted(&mut self) -> u64 {
         core::mem::take(&mut self.misrouted)

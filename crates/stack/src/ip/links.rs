@@ -1,4 +1,4 @@
-//! Setting up links, addresses and routes.
+//! Configuration of links, addresses and routes.
 
 use super::Network;
 use super::route::{RouteConfig, RouteEntry, RouteOrigin};
@@ -11,22 +11,22 @@ use crate::wire::MacAddr;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 
-/// What the neighbour at the other end of the way to ourselves is called, in each family.
+/// The address of the neighbour entry that stands for this host on the loopback link, in each family.
 pub(super) const LOOPBACK_NEIGHBOURS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
-/// A link, as it is shown.
+/// A link as it is shown in listings.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkView<'a> {
     /// Its name in the configuration.
     pub name: &'a str,
-    /// Its address on the link layer.
+    /// Its Ethernet address.
     pub mac: MacAddr,
-    /// Bytes of its largest IP packet.
+    /// Its MTU: bytes of the largest IP packet.
     pub mtu: u16,
-    /// It is the way to ourselves.
+    /// Whether it is the loopback link.
     pub loopback: bool,
-    /// In the order in which they were added; those that another host has are among them ([`AddressState::Duplicate`]).
+    /// Its addresses in the order they were added, including those in state [`AddressState::Duplicate`].
     pub addresses: &'a [InterfaceAddress],
 }
 
@@ -34,7 +34,8 @@ impl Network {
     /// Adds a link to a device. Several links may share a device if their VLANs differ.
     ///
     /// # Errors
-    /// If the configuration contradicts itself, the device or another link; the error names the key.
+    /// A [`ConfigError`] that names the key if the configuration contradicts itself, the device or another
+    /// link.
     pub fn add_link(&mut self, port: PortId, config: &LinkConfig) -> Result<LinkId, ConfigError> {
         let key = |suffix: &str| format!("link.{}.{suffix}", config.name);
         let Some(device) = self.ports.get(usize::from(port.0)).map(|port| port.capabilities) else {
@@ -95,7 +96,8 @@ impl Network {
         Ok(id)
     }
 
-    /// RFC 4861 §6.3.2: a random factor between half and one and a half, so that hosts do not probe in step.
+    /// Multiplies a base reachable time by a random factor between 0.5 and 1.5 (RFC 4861 §6.3.2), so that
+    /// hosts do not probe in step.
     pub(crate) fn randomize_reachable_time(&mut self, base: Duration) -> Duration {
         // Cannot overflow: 500 … 1,500.
         let per_mille = 500 + self.entropy.below(1001);
@@ -112,13 +114,14 @@ impl Network {
                 ));
                 self.local.insert_v4(v4, link);
                 if self.link(link).loopback {
-                    // All of the network are we (RFC 1122 §3.2.1.3 (g)).
+                    // All addresses of the loopback network are local (RFC 1122 §3.2.1.3 (g)).
                     self.local.insert_network(address, prefix, link);
                 } else if prefix < 32 {
                     self.add_connected_route(link, address, prefix);
                 }
             }
-            // Nobody else can have it.
+            // No other host can have an address of the loopback link, so duplicate address detection is
+            // skipped.
             IpAddr::V6(v6) if self.link(link).loopback => {
                 self.link_mut(link).add_address(InterfaceAddress::permanent(
                     address,
@@ -150,10 +153,11 @@ impl Network {
         self.routes.add(address, prefix, entry);
     }
 
-    /// Adds a route.
+    /// Adds a static route.
     ///
     /// # Errors
-    /// If the link does not exist, the prefix is too long, families are mixed, or the gateway is no host on the link.
+    /// If the link does not exist, the prefix is too long, the families differ, or the gateway is not a host
+    /// on the link.
     pub fn add_route(&mut self, route: RouteConfig) -> Result<(), ConfigError> {
         let error = |problem: &str| {
             Err(ConfigError::new(format!("route.{}/{}", route.destination, route.prefix), problem))
@@ -189,7 +193,7 @@ impl Network {
         Ok(())
     }
 
-    /// What a host's list of interfaces says of each link, in the order in which they were added.
+    /// Returns all links in the order they were added, for a listing of interfaces.
     pub fn link_views(&self) -> impl Iterator<Item = LinkView<'_>> {
         self.links.iter().map(|link| LinkView {
             name: &link.name,
@@ -200,12 +204,12 @@ impl Network {
         })
     }
 
-    /// Addresses of a link, in the order they were added.
+    /// Returns the addresses of a link in the order they were added.
     pub fn addresses(&self, link: LinkId) -> &[InterfaceAddress] {
         self.links.get(usize::from(link.0)).map_or(&[], |link| &link.addresses)
     }
 
-    /// True if `address` is the broadcast address of a network of ours, or of all of them.
+    /// Returns whether `address` is 255.255.255.255 or the broadcast address of a connected network.
     pub fn is_broadcast(&self, address: IpAddr) -> bool {
         match address {
             IpAddr::V4(address) => {
@@ -215,17 +219,18 @@ impl Network {
         }
     }
 
-    /// Hop limit for ICMP and UDP on a link: the configured one, or what a router advised.
+    /// Returns the hop limit of ICMP and UDP packets on a link: the configured one, or the one that a router
+    /// advertised.
     pub fn hop_limit(&self, link: LinkId) -> u8 {
         self.links.get(usize::from(link.0)).map_or(self.config.hop_limit, |link| link.hop_limit)
     }
 
-    /// All neighbours of all links.
+    /// Returns all neighbours of all links.
     pub fn neighbours(&self) -> impl Iterator<Item = NeighbourInfo> {
         self.neighbours.iter()
     }
 
-    /// Takes an IPv6 address into use.
+    /// Makes an IPv6 address usable.
     pub(crate) fn activate_ipv6_address(&mut self, link: LinkId, address: Ipv6Addr) {
         self.local.insert_v6(address, link);
         self.bump_epoch();

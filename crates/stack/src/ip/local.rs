@@ -1,17 +1,17 @@
-//! Which addresses are ours. Looked up for every received packet, so: the most likely answer first, then a search in a
-//! sorted array.
+//! The local addresses. They are looked up for every received packet: first the primary address is compared,
+//! then a sorted array is searched.
 
 use crate::handle::LinkId;
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::ops::BitAnd;
 
-/// Addresses of one family as integers, each with its link.
+/// Local addresses of one family as integers, each with its link.
 #[derive(Debug)]
 pub(crate) struct AddressSet<T> {
     /// The first address that was added: on most hosts the only one.
     primary: Option<(T, LinkId)>,
     sorted: Vec<(T, LinkId)>,
-    /// Networks, under their masks, all of whose addresses are ours.
+    /// Networks whose addresses are all local: network address, mask and link.
     networks: Vec<(T, T, LinkId)>,
 }
 
@@ -20,7 +20,7 @@ impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
         Self { primary: None, sorted: Vec::new(), networks: Vec::new() }
     }
 
-    /// The link an address belongs to, if it is ours.
+    /// Returns the link that a local address belongs to; `None` if the address is not local.
     #[inline]
     pub(crate) fn link_of(&self, address: T) -> Option<LinkId> {
         match self.primary {
@@ -29,14 +29,14 @@ impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
         }
     }
 
-    /// Whether an address is ours.
+    /// Returns whether an address is local.
     #[inline(always)]
     pub(crate) fn contains(&self, address: T) -> bool {
         self.primary.is_some_and(|(primary, _)| primary == address)
             || (self.sorted.len() > 1 || !self.networks.is_empty()) && self.search(address).is_some()
     }
 
-    /// The address, if there is one alone.
+    /// Returns the local address if there is exactly one and no local network.
     pub(crate) fn sole_address(&self) -> Option<T> {
         let alone = self.sorted.len() == 1 && self.networks.is_empty();
         self.primary.filter(|_| alone).map(|(address, _)| address)
@@ -53,7 +53,7 @@ impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
         }
     }
 
-    /// All addresses of a network are ours from now on.
+    /// Makes all addresses of a network local.
     pub(crate) fn insert_network(&mut self, address: T, mask: T, link: LinkId) {
         self.networks.push((address & mask, mask, link));
     }
@@ -73,7 +73,8 @@ impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
     }
 }
 
-/// Addresses that packets may be sent to and from. Tentative ones (RFC 4862 §5.4) are not among them.
+/// The addresses of this host that packets may be sent from and received at. Tentative addresses (RFC 4862
+/// §5.4) are not among them.
 #[derive(Debug)]
 pub(crate) struct LocalAddresses {
     pub v4: AddressSet<u32>,
@@ -85,7 +86,7 @@ impl LocalAddresses {
         Self { v4: AddressSet::new(), v6: AddressSet::new() }
     }
 
-    /// The link an address belongs to, if it is ours.
+    /// Returns the link that a local address belongs to; `None` if the address is not local.
     pub(crate) fn link_of(&self, address: core::net::IpAddr) -> Option<LinkId> {
         match address {
             core::net::IpAddr::V4(address) => self.v4.link_of(address.to_bits()),
@@ -101,7 +102,7 @@ impl LocalAddresses {
         self.v6.insert(address.to_bits(), link);
     }
 
-    /// All addresses of a network are ours from now on.
+    /// Makes all addresses of a network local.
     pub(crate) fn insert_network(&mut self, address: core::net::IpAddr, prefix: u8, link: LinkId) {
         match address {
             core::net::IpAddr::V4(address) => {

@@ -1,4 +1,5 @@
-//! The way to ourselves: what goes there, and what may come from there and from elsewhere.
+//! The loopback link: which addresses are routed over it, and which packets may arrive from it and from other
+//! links.
 
 use super::testbench::*;
 use super::{ParsedFrame, RouteError};
@@ -20,7 +21,7 @@ fn loop_config(with_addresses: bool) -> LinkConfig {
     LinkConfig { name: "lo".into(), addresses, loopback: true, ..LinkConfig::default() }
 }
 
-/// A network layer with a loop beside its device.
+/// Returns a network layer with a loopback link besides its device.
 fn bench(with_addresses: bool) -> (NetworkFixture, PortId, LinkId) {
     let mut bench = NetworkFixture::new();
     let capabilities = Capabilities {
@@ -137,7 +138,7 @@ fn all_addresses_of_an_own_network_may_be_spoken_to_and_from() {
         let peer: IpAddr = if ours.is_ipv4() { PEER_V4.into() } else { PEER_V6.into() };
         let route = bench.network.route(bench.now, peer, Some(ours));
         assert_eq!(route.map(|route| route.src).ok(), own.then_some(ours), "{ours}");
-        // Nobody asked for one of them.
+        // An address of a local network is used only if it is requested.
         let route = bench.network.route(bench.now, peer, None).unwrap();
         assert!(route.src != ours && bench.network.is_local(route.src));
     }

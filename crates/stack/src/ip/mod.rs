@@ -1,10 +1,10 @@
-//! The network layer: links, addresses, routes, neighbours, fragments and path MTU, for IPv4 and IPv6.
+//! The network layer for IPv4 and IPv6: links, addresses, routes, neighbours, reassembly and path MTU.
 //!
 //! ```text
-//! frame ─► parse ─► Tcp / Udp ─────────────► the transport
+//! frame ─► parse ─► Tcp / Udp ───────────────► transport
 //!             └──► Other ─► input ─► ARP, NDP, ICMP, fragments ─► errors and reassembled packets for the transport
 //!
-//! transport ─► route ─► Hop (kept) ─► begin ─► seal ─► commit ─► device
+//! transport ─► route ─► NextHop (cached) ─► begin ─► seal ─► commit ─► device
 //! ```
 
 pub mod config;
@@ -68,7 +68,7 @@ pub struct Network {
     pub(crate) hash: KeyedHash,
     pub(crate) ports: Vec<TxPort>,
     pub(crate) links: Vec<Link>,
-    /// The way to ourselves, if there is one.
+    /// The loopback link, if there is one.
     loopback: Option<LinkId>,
     pub(crate) local: LocalAddresses,
     pub(crate) neighbours: NeighbourTable,
@@ -78,33 +78,34 @@ pub struct Network {
     reassembly: Reassembly,
     pub(crate) icmp_limit: IcmpRateLimiter,
     pub(crate) timers: NetworkTimers,
-    /// Changes with every change of links, addresses and routes, which makes cached hops stale.
+    /// A counter that is incremented with every change of links, addresses and routes. A hop of another epoch
+    /// is stale.
     pub(crate) epoch: u16,
-    /// Where packets are built that wait for a neighbour, since they do not go into the device's room. Grows to the longest once.
+    /// Buffer in which packets for unresolved neighbours are built. It grows to the longest such packet.
     scratch: Vec<u8>,
-    /// The same for datagrams that are to be cut into fragments.
+    /// Buffer in which datagrams are built before they are fragmented. It grows to the longest such datagram.
     fragmentation_buffer: Vec<u8>,
-    /// Neighbours whose waiting packets a full device refused.
+    /// Neighbours whose pending packets a full device refused.
     pub(crate) backlog: Vec<u32>,
     errors: VecDeque<(TransportError, Box<[u8]>)>,
-    /// What the datagram said that the last error was about, as far as it is known.
+    /// The UDP payload, as far as it is known, of the datagram that the last error was about.
     quoted_payload: Vec<u8>,
-    /// Identifications of IPv4 packets that may be fragmented.
+    /// Counters from which the identifications of fragmentable IPv4 packets are taken.
     ident_counters: Box<[u16; output::IDENT_COUNTERS]>,
     /// Set if this is one of several shards.
     pub(crate) steering: Option<Box<Steering>>,
-    /// What the other shards must be told.
+    /// Updates that await being broadcast to the other shards.
     pub(crate) control_updates: VecDeque<ControlUpdate>,
-    /// The way to the neighbour that was confirmed last in the present burst.
+    /// The hop that was last confirmed to be reachable in the present burst.
     last_confirmed: NextHop,
-    /// Frames of the present burst, a bit each, that a wrong hash of their sender's kept on this shard.
+    /// Frames of the present burst that a wrong flow hash brought to this shard: one bit for each.
     pub(crate) misrouted: u64,
-    /// Set if a device carries labels.
+    /// Set if any device carries labels.
     flow_hasher: Option<Toeplitz>,
 }
 
 impl Network {
-    /// A network layer without links. Everything unpredictable in it follows from `seed`.
+    /// Creates a network layer without links. All its random numbers are derived from `seed`.
     ///
     /// # Errors
     /// If a key of the configuration is out of range.
@@ -158,22 +159,22 @@ impl Network {
         })
     }
 
-    /// The configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &NetworkConfig {
         &self.config
     }
 
-    /// Counters of events.
+    /// Returns the event counters.
     pub fn stats(&self) -> &NetworkStats {
         &self.stats
     }
 
-    /// Counters of dropped frames by reason.
+    /// Returns the counters of dropped frames by reason.
     pub fn drops(&self) -> &DropStats {
         &self.drops
     }
 
-    /// Counts a received frame. Separate from [`Network::parse`], which changes nothing.
+    /// Counts a received frame. This is separate from [`Network::parse`], which has no side effects.
     #[inline]
     pub fn count_received(&mut self, parsed: &ParsedFrame<'_>) {
         match parsed {
@@ -184,44 +185,45 @@ impl Network {
         }
     }
 
-    /// Counts a frame that is dropped.
+    /// Counts a dropped frame.
     #[cold]
     pub(crate) fn count_drop(&mut self, reason: DropReason) {
         self.stats.rx_dropped += 1;
         self.drops.count(reason);
     }
 
-    /// Whether an address is one of this stack's.
+    /// Returns whether an address is local.
     pub fn is_local(&self, address: core::net::IpAddr) -> bool {
         self.local.link_of(address).is_some()
     }
 
-    /// Whether a link is the way to ourselves.
+    /// Returns whether a link is the loopback link.
     #[inline(always)]
     pub(crate) fn is_loopback(&self, link: LinkId) -> bool {
         self.loopback == Some(link)
     }
 
-    /// Bytes charged for fragments that wait for their rest, and the most that ever were.
+    /// Returns the bytes charged for fragments awaiting reassembly: now, and their peak.
     pub(crate) fn reassembly_bytes(&self) -> (usize, usize) {
         self.reassembly.memory_charged()
     }
 
-    /// Frames and bytes that were given to a device, Ethernet headers included; a super-frame is one frame.
+    /// Returns the number of frames and bytes given to a device. Bytes include Ethernet headers; a
+    /// super-frame counts as one frame.
     pub fn tx_counters(&self, port: PortId) -> (u64, u64) {
         self.ports.get(usize::from(port.0)).map_or((0, 0), |port| (port.tx_frames, port.tx_bytes))
     }
 
-    /// Number of devices.
+    /// Returns the number of devices.
     pub fn port_count(&self) -> usize {
         self.ports.len()
     }
 
-    /// What a link can do: the device's capabilities with the link's own MTU.
+    /// Returns the capabilities of a link: those of its device, with the MTU of the link.
     pub fn capabilities(&self, link: LinkId) -> Option<Capabilities> {
         let link = self.links.get(usize::from(link.0))?;
         let device = self.port(link.port).capabilities;
-        // An IP packet's length field ends at 65,535, however large a frame the device takes.
+        // The total length of an IP packet is at most 65,535 bytes, even if the device accepts longer frames.
         let longest = usize::from(u16::MAX) + link.header_len();
         Some(Capabilities {
             mtu: link.mtu.into(),
@@ -230,7 +232,7 @@ impl Network {
         })
     }
 
-    /// Hands everything that was committed to the devices.
+    /// Flushes all committed frames to the devices.
     pub fn flush(&mut self, now: Instant) {
         for port in &mut self.ports {
             if core::mem::take(&mut port.dirty) || port.tx.next_deadline().is_some_and(|at| at <= now) {
@@ -239,13 +241,14 @@ impl Network {
         }
     }
 
-    /// When [`Network::timers`] and [`Network::flush`] must be called again, if no frame comes before.
+    /// Returns when [`Network::run_timers`] and [`Network::flush`] must be called again, even if no frame
+    /// arrives before.
     pub fn next_deadline(&self) -> Option<Instant> {
         let devices = self.ports.iter().filter_map(|port| port.tx.next_deadline());
         devices.chain(self.timers.next_deadline()).min()
     }
 
-    /// Does everything that is due.
+    /// Runs all timers that are due.
     pub fn run_timers(&mut self, now: Instant) {
         while let Some(timer) = self.timers.pop_due(now) {
             match timer {
@@ -263,14 +266,16 @@ impl Network {
         }
     }
 
-    /// The next error about a packet of ours that no ICMP message brought: its neighbour did not answer.
+    /// Takes the next error about a transmitted packet that no ICMP message reported: its neighbour could not
+    /// be resolved.
     pub fn next_error(&mut self) -> Option<TransportError> {
         let (error, known) = self.errors.pop_front()?;
         self.set_quoted_payload(&known);
         Some(error)
     }
 
-    /// `known` is what the datagram said that the error is about, as far as it is known.
+    /// Queues an error. `known` is the UDP payload, as far as it is known, of the datagram that the error is
+    /// about.
     pub(crate) fn push_error(&mut self, error: TransportError, known: &[u8]) {
         if self.errors.len() < self.config.errors_max as usize {
             self.errors.push_back((error, known.into()));
@@ -279,7 +284,7 @@ impl Network {
         }
     }
 
-    /// What the datagram said that the last error was about, as far as it is known.
+    /// Returns the UDP payload, as far as it is known, of the datagram that the last error was about.
     pub(crate) fn quoted_payload(&self) -> &[u8] {
         &self.quoted_payload
     }
@@ -303,14 +308,14 @@ impl Network {
 
     /// Makes every cached hop stale.
     pub(crate) fn bump_epoch(&mut self) {
-        // 0 is what a default hop has.
+        // 0 is the epoch of a default hop.
         self.epoch = self.epoch.checked_add(1).unwrap_or(1);
     }
 
-    /// Adds a device.
+    /// Adds a device and returns its number.
     ///
     /// # Panics
-    /// If there are 65,535 already.
+    /// If there are 65,535 devices already.
     pub fn add_port(&mut self, tx: Box<dyn TxQueue + Send>) -> PortId {
         let id = u16::try_from(self.ports.len()).expect("at most 65,535 devices");
         self.ports.push(TxPort::new(tx));

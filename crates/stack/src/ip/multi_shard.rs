@@ -1,8 +1,10 @@
-//! One of several shards: what it leaves to the first, what it tells the others, and what it hears from them.
+//! Cooperation of the network layers of several shards: what the primary shard does for the others, and the
+//! updates they exchange.
 //!
-//! The first shard speaks for all of them on the link: it answers ARP and neighbour solicitations, checks addresses for duplicates, asks for
-//! routers and reports groups, each once. ARP, neighbour and router discovery reach the others as the frames they are, so that all tables
-//! follow the same rules; what no frame says is told as [`News`].
+//! The primary shard alone acts on the link: it answers ARP requests and neighbour solicitations, performs
+//! duplicate address detection, solicits routers and reports multicast groups. ARP packets, neighbour
+//! discovery and router advertisements are passed to all shards as frames, so that all tables follow the same
+//! rules; other state is broadcast as a [`ControlUpdate`].
 
 use super::{Network, Reassembled};
 use crate::handle::LinkId;
@@ -12,36 +14,38 @@ use crate::steering::{ControlUpdate, FrameOwner, MisroutedPacket, Steering};
 use crate::time::Instant;
 use crate::wire::ethernet::EtherType;
 
-/// News that wait to be fetched at the most. They come from timers and from errors about connections, and are fetched each turn.
+/// Largest number of updates that await being fetched. They originate from timers and from errors about
+/// connections, and are fetched in every turn.
 const CONTROL_UPDATES_MAX: usize = 1024;
 
 impl Network {
-    /// This is one of several shards.
+    /// Makes this network layer one of several shards.
     pub fn set_steering(&mut self, steering: Steering) {
         self.steering = Some(Box::new(steering));
     }
 
-    /// Which shard is the home of what, if this is one of several.
+    /// Returns the steering, which decides the owner shard of frames, if this is one of several shards.
     pub fn steering(&self) -> Option<&Steering> {
         self.steering.as_deref()
     }
 
-    /// The same, to change it.
+    /// Returns the steering for modification.
     pub fn steering_mut(&mut self) -> Option<&mut Steering> {
         self.steering.as_deref_mut()
     }
 
-    /// True if another shard speaks for this one on the link.
+    /// Returns whether another shard, the primary one, acts on the link for this shard.
     pub(crate) fn is_secondary_shard(&self) -> bool {
         self.steering.as_ref().is_some_and(|steering| steering.is_secondary())
     }
 
-    /// True if a neighbour that answers is to be remembered though this shard has not asked: another of them has, and all serve each other.
+    /// Returns whether an answer creates a neighbour although this shard did not ask for it: another shard
+    /// has asked, and every shard sees every answer.
     pub(crate) fn accepts_answer_to_other_shard(&self, claim: &NeighbourUpdate) -> bool {
         self.steering.is_some() && claim.solicited
     }
 
-    /// Lets the other shards know, if there are any.
+    /// Queues an update for the other shards, if there are any.
     pub(crate) fn broadcast_update(&mut self, news: ControlUpdate) {
         if self.steering.is_none() {
             return;
@@ -53,12 +57,12 @@ impl Network {
         self.control_updates.push_back(news);
     }
 
-    /// The next thing that the other shards must be told.
+    /// Takes the next update to broadcast to the other shards.
     pub fn next_control_update(&mut self) -> Option<ControlUpdate> {
         self.control_updates.pop_front()
     }
 
-    /// Another shard tells something.
+    /// Applies an update from another shard.
     pub fn apply_control_update(&mut self, now: Instant, news: &ControlUpdate) {
         match *news {
             ControlUpdate::DadResult { link, address, valid } => {
@@ -85,7 +89,7 @@ impl Network {
         }
     }
 
-    /// Where a packet that was put together here belongs; `None` if there is only one shard.
+    /// Returns the owner of a packet that was reassembled here; `None` if there is only one shard.
     pub(crate) fn owner_of_reassembled(&self, packet: &Reassembled) -> Option<FrameOwner> {
         Some(self.steering.as_ref()?.owner_of_packet(
             packet.bytes(),
@@ -94,7 +98,8 @@ impl Network {
         ))
     }
 
-    /// A packet that was put together, as a frame that its home can receive: it comes from us to us.
+    /// Wraps a packet that was reassembled here into a frame for its owner, with this link's address as
+    /// source and destination.
     pub(crate) fn misrouted_packet(&self, home: FrameOwner, packet: &Reassembled) -> MisroutedPacket {
         let link = self.link(packet.link());
         let ethertype = if packet.bytes().first().is_some_and(|byte| byte >> 4 == 4) {
@@ -106,7 +111,7 @@ impl Network {
         let mut frame = Vec::with_capacity(usize::from(len) + packet.bytes().len());
         frame.extend_from_slice(&header[..usize::from(len)]);
         if packet.has_group_destination(self) {
-            // As the fragments came: to more than us.
+            // The fragments were sent to a group, so the frame is marked as a group frame, too.
             frame[0] = 0xff;
             frame[1..6].fill(0xff);
         }

@@ -1,11 +1,11 @@
-//! The way out: headers in front of a transport segment, built in place in the device's room for one frame.
+//! Output: puts IP and link headers in front of a transport segment, in place in the device's buffer.
 //!
 //! ```text
-//! begin ──► PacketOut: write the segment into l4() ──► seal: checksum and lengths ──► Network::commit
+//! begin ──► TxPacket: write the segment into l4() ──► seal: checksum and lengths ──► Network::commit
 //! ```
 //!
-//! A packet whose neighbour is not known yet is built in a scratch buffer instead and waits there for the answer, so the
-//! caller sees no difference.
+//! A packet for an unresolved neighbour is built in a scratch buffer instead and queued until the neighbour
+//! answers. The caller sees no difference.
 
 use super::{Network, NextHop, Route};
 use crate::device::{Gso, GsoKind, Label, TxMeta};
@@ -17,7 +17,7 @@ use crate::wire::{ipv4, ipv6, protocol, udp};
 use core::fmt;
 use core::net::IpAddr;
 
-/// What the IP header of a packet is to say.
+/// The fields of the IP header of a packet to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpHeader {
     /// Source address.
@@ -30,40 +30,42 @@ pub struct IpHeader {
     pub tos: u8,
     /// Time to live, or hop limit.
     pub hop_limit: u8,
-    /// Routers must not fragment it (IPv4; in IPv6 they never do).
+    /// Whether routers must not fragment the packet (IPv4; in IPv6 they never do).
     pub dont_fragment: bool,
-    /// What a device that carries labels is told of its flow.
+    /// The label of its flow, for a device that carries labels.
     pub label: Label,
 }
 
-/// Where the transport checksum stands and what is known about the bytes it covers.
+/// The position of the transport checksum and what is known about the bytes it covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxChecksum {
     /// Byte offset of the checksum field in the segment. The field must be 0 when the packet is sealed.
     pub offset: u16,
-    /// If the sum of the bytes from `.0` to the end of the segment is known, it is `.1` and they are not read again.
+    /// If set, the sum `.1` of the bytes from offset `.0` to the end of the segment is already known, and
+    /// these bytes are not read again.
     pub payload_sum: Option<(usize, Sum)>,
 }
 
-/// Whether somebody needs the sum of a payload.
+/// Whether the sum of a payload is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadSum {
-    /// It goes into the checksum.
+    /// The sum becomes part of the checksum.
     Required,
-    /// The device does checksums: any value will do.
+    /// The device computes the checksum: the value is ignored.
     Ignored,
 }
 
 /// Why a packet could not be begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TxError {
-    /// The device has no room now: try again after [`Network::flush`], or drop the packet (`ENOBUFS`).
+    /// The device has no room: the caller tries again after [`Network::flush`], or drops the packet
+    /// (`ENOBUFS`).
     Full,
-    /// The hop is out of date: ask [`Network::route`] for another.
+    /// The hop is stale: the caller gets a new one from [`Network::route`].
     Stale,
-    /// Larger than the link can take (`EMSGSIZE`).
+    /// The packet is larger than the link allows (`EMSGSIZE`).
     TooBig,
-    /// The addresses do not fit the hop's family (`EHOSTUNREACH`).
+    /// The addresses are not of the hop's family (`EHOSTUNREACH`).
     Unreachable,
 }
 
@@ -83,19 +85,19 @@ impl std::error::Error for TxError {}
 /// Bytes of the longest headers in front of a transport segment: Ethernet with a VLAN tag, and IPv6.
 const HEADERS_LEN_MAX: usize = 18 + ipv6::Header::LEN;
 
-/// Counters that identifications come from.
+/// Number of counters from which identifications are taken.
 pub(super) const IDENT_COUNTERS: usize = 256;
 
 /// Where a sealed packet goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TxTarget {
-    /// Into the room that the device lent.
+    /// Into the buffer that the device reserved.
     Device,
-    /// To what waits for the neighbour in this slot.
+    /// To the pending queue of the neighbour in this slot.
     Pending(u32),
 }
 
-/// What [`PacketOut::seal`] needs to know besides the bytes.
+/// What [`TxPacket::seal`] needs to know besides the bytes.
 #[derive(Clone, Copy, Debug)]
 struct TxPlan {
     header: IpHeader,
@@ -109,7 +111,7 @@ struct TxPlan {
     tx_checksum: bool,
     gso_bytes_max: usize,
     ident: u16,
-    /// Offset in bytes and whether more follow, if the packet is an IPv4 fragment.
+    /// If the packet is an IPv4 fragment: its offset in bytes, and whether more fragments follow.
     fragment: (u16, bool),
 }
 
@@ -120,7 +122,7 @@ pub struct TxPacket<'a> {
     plan: TxPlan,
 }
 
-/// A finished packet, to be given to [`Network::commit`] at once.
+/// A finished packet, to be passed to [`Network::commit`] at once.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a packet leaves only when it is committed"]
 pub struct SealedPacket {
@@ -132,13 +134,14 @@ pub struct SealedPacket {
 }
 
 impl TxPacket<'_> {
-    /// Room for the segment: as many bytes as were asked for. Their contents are undefined.
+    /// Returns the buffer for the segment, as long as requested. Its contents are undefined.
     pub fn l4(&mut self) -> &mut [u8] {
         &mut self.room[self.plan.l4_start..]
     }
 
-    /// Finishes the packet with the first `l4_len` bytes of the segment. `gso_size` makes it a super-frame with that many payload
-    /// bytes per segment, or datagram; only if [`Network::capabilities`] says that the device takes it.
+    /// Finishes the packet with the first `l4_len` bytes of the segment. With `gso_size` the packet becomes a
+    /// super-frame whose segments, or datagrams, carry that many payload bytes each;
+    /// [`Network::capabilities`] must say that the device supports it.
     pub fn seal(self, l4_len: usize, checksum: TxChecksum, gso_size: Option<u16>) -> SealedPacket {
         let plan = self.plan;
         let at = usize::from(checksum.offset);
@@ -147,7 +150,7 @@ impl TxPacket<'_> {
         let mut meta = TxMeta { label: plan.header.label, ..TxMeta::NONE };
         if plan.tx_checksum {
             l4[at..at + 2].copy_from_slice(&pseudo.fold().to_be_bytes());
-            // Cannot truncate: the longest headers in front of a segment are 18 + 40 bytes.
+            // Cannot truncate: the longest headers in front of a segment take 18 + 40 bytes.
             meta.partial_checksum = Some((plan.l4_start as u16, checksum.offset));
         } else {
             debug_assert_eq!(l4[at..at + 2], [0, 0], "checksum field must be 0");
@@ -167,16 +170,18 @@ impl TxPacket<'_> {
         self.finish(l4_len, meta)
     }
 
-    /// Makes the packet a fragment. It should be begun with `dont_fragment`, so that no identification is spent on it.
+    /// Makes the packet a fragment. It should be begun with `dont_fragment`, so that no identification is
+    /// consumed.
     pub(crate) fn set_fragment(&mut self, ident: u16, offset: u16, more: bool) {
         self.plan.header.dont_fragment = false;
-        // The home of fragments follows from their addresses alone: this hash is that of what will come of them.
+        // The owner shard of fragments follows from their addresses alone; the hash of the label is that of
+        // the reassembled datagram.
         self.plan.header.label = self.plan.header.label.without_hash();
         self.plan.ident = ident;
         self.plan.fragment = (offset, more);
     }
 
-    /// Finishes a packet whose segment is complete: ICMP, and fragments of anything.
+    /// Finishes a packet whose segment already has its checksum: ICMP messages and fragments.
     pub(crate) fn seal_complete(self, l4_len: usize) -> SealedPacket {
         let label = self.plan.header.label;
         self.finish(l4_len, TxMeta { label, ..TxMeta::NONE })
@@ -203,17 +208,17 @@ impl TxPacket<'_> {
     }
 }
 
-/// The transport's pseudo-header.
+/// Returns the sum of the transport's pseudo-header.
 pub(super) fn pseudo_header(header: &IpHeader, l4_len: usize) -> Sum {
     match (header.src, header.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => pseudo_v4(src, dst, header.protocol, l4_len),
         (IpAddr::V6(src), IpAddr::V6(dst)) => pseudo_v6(src, dst, header.protocol, l4_len),
-        // `begin` refuses mixed families.
+        // `begin` rejects mixed families.
         _ => Sum::ZERO,
     }
 }
 
-/// Sum of a segment, of whose end the sum may be known.
+/// Returns the sum of a segment. The sum of its tail may be known already.
 fn segment_sum(l4: &[u8], known: Option<(usize, Sum)>) -> Sum {
     match known {
         Some((start, payload)) => Sum::of(&l4[..start]).add_at(start, payload),
@@ -221,7 +226,7 @@ fn segment_sum(l4: &[u8], known: Option<(usize, Sum)>) -> Sum {
     }
 }
 
-/// How the device is to cut a super-frame whose segment `l4` begins at `l4_start`.
+/// Returns the GSO metadata of a TCP super-frame whose segment `l4` begins at offset `l4_start`.
 fn tcp_gso(l4_start: usize, is_ipv4: bool, l4: &[u8], size: u16) -> Gso {
     const CWR: u8 = 0x80;
     let tcp_header = usize::from(l4[12] >> 4) * 4;
@@ -230,7 +235,7 @@ fn tcp_gso(l4_start: usize, is_ipv4: bool, l4: &[u8], size: u16) -> Gso {
     Gso { kind, size, header_len: (l4_start + tcp_header) as u16, ecn: l4[13] & CWR != 0 }
 }
 
-/// The same of one that holds datagrams.
+/// Returns the GSO metadata of a UDP super-frame whose first UDP header begins at offset `l4_start`.
 fn udp_gso(l4_start: usize, size: u16) -> Gso {
     // Cannot truncate: 58 bytes in front of 8.
     Gso { kind: GsoKind::Udp, size, header_len: (l4_start + udp::Header::LEN) as u16, ecn: false }
@@ -275,11 +280,12 @@ fn write_ip_header(plan: &TxPlan, ip_len: usize, l4_len: usize, out: &mut [u8]) 
 }
 
 impl Network {
-    /// Sends one TCP segment: `write` fills its `l4_len` bytes, with 0 in the checksum field, and returns the length of its header and
-    /// the sum of what follows that. `gso_size` makes it a super-frame; only if [`Network::capabilities`] says that the device takes it.
+    /// Sends one TCP segment. `write` fills its `l4_len` bytes, with 0 in the checksum field, and returns the
+    /// length of its header and the sum of the bytes after that. With `gso_size` the segment is sent as a
+    /// super-frame; [`Network::capabilities`] must say that the device supports it.
     ///
     /// # Errors
-    /// As [`Network::begin`]. A segment that is larger than the MTU is dropped and counted.
+    /// As [`Network::begin`]. A segment that exceeds the MTU is dropped and counted.
     pub(crate) fn send_tcp(
         &mut self,
         now: Instant,
@@ -297,14 +303,16 @@ impl Network {
         Ok(())
     }
 
-    /// Whether the device of a route cuts a super-frame of datagrams with so many bytes of transport segment.
+    /// Returns whether the device of a route segments a UDP super-frame with `l4_len` bytes of transport
+    /// segment.
     pub(crate) fn can_segment_udp(&self, route: &Route, l4_len: usize) -> bool {
         let device = self.capabilities(route.hop.link());
-        // Room for the longest headers in front of it, so that nothing has to be known of the neighbour.
+        // Reserves space for the longest headers, so that the neighbour's header length need not be known.
         device.is_some_and(|device| device.uso && l4_len + HEADERS_LEN_MAX <= device.gso_bytes_max)
     }
 
-    /// Sends a super-frame of datagrams with `size` bytes of payload each; only if [`Network::cuts_udp`] says so. `write` fills it with one header for all.
+    /// Sends a UDP super-frame whose datagrams carry `size` payload bytes each. [`Network::can_segment_udp`]
+    /// must have returned true. `write` fills in one UDP header for all datagrams, and the payload.
     ///
     /// # Errors
     /// As [`Network::begin`].
@@ -329,8 +337,9 @@ impl Network {
     /// Begins a packet with room for up to `l4_len_max` bytes of transport segment.
     ///
     /// # Errors
-    /// [`TxError::Stale`] if the hop is out of date, [`TxError::Full`] if the device has no room, [`TxError::TooBig`] if it
-    /// could never have that much.
+    /// [`TxError::Stale`] if the hop is stale, [`TxError::Full`] if the device has no room,
+    /// [`TxError::TooBig`] if the device never accepts a frame of this length, [`TxError::Unreachable`] if
+    /// the address families differ.
     #[inline]
     pub fn begin(
         &mut self,
@@ -389,12 +398,13 @@ impl Network {
                 &mut self.scratch[..len]
             }
         };
-        // Copying all 18 bytes is one fixed-size move; the IP header overwrites what was too much.
+        // Copying all 18 bytes is one fixed-size move; the IP header overwrites the excess.
         room[..link_header_bytes.len()].copy_from_slice(&link_header_bytes);
         Ok(TxPacket { room, plan })
     }
 
-    /// Sends a sealed packet, or lets it wait for its neighbour. Nothing else may happen between [`Network::begin`] and this.
+    /// Sends a sealed packet, or queues it for its unresolved neighbour. Nothing else may happen between
+    /// [`Network::begin`] and this call.
     #[inline]
     pub fn commit(&mut self, sealed: SealedPacket) {
         if sealed.too_big {
@@ -413,8 +423,9 @@ impl Network {
         }
     }
 
-    /// Identification for a packet that may be fragmented (RFC 6864 §4.3): a counter that only packets with the same
-    /// addresses and protocol share, as far as its table is large enough, so that others cannot tell how much we send.
+    /// Returns the identification of a packet that may be fragmented (RFC 6864 §4.3). It comes from a counter
+    /// selected by a keyed hash of addresses and protocol, so that other hosts cannot infer how much this
+    /// host sends.
     pub(super) fn next_ident(&mut self, header: &IpHeader) -> u16 {
         let at = self.hash.of((header.src, header.dst, header.protocol)) as usize % IDENT_COUNTERS;
         let ident = &mut self.ident_counters[at];

@@ -20,7 +20,7 @@ fn tcp(src: IpAddr, dst: IpAddr) -> IpHeader {
     }
 }
 
-/// A bench whose peer is known, and the way there.
+/// Returns a fixture with a resolved peer, and the route to it.
 fn known_peer(capabilities: Capabilities) -> (NetworkFixture, Route) {
     let mut bench = NetworkFixture::with(network_config(), &link_config(), capabilities);
     bench.learn_v4(PEER_V4, PEER_MAC);
@@ -28,7 +28,7 @@ fn known_peer(capabilities: Capabilities) -> (NetworkFixture, Route) {
     (bench, route)
 }
 
-/// Sends a segment whose payload sum may be given.
+/// Sends a segment; the sum of its payload may be given.
 fn send(
     bench: &mut NetworkFixture,
     route: &Route,
@@ -44,7 +44,7 @@ fn send(
     bench.network.commit(sealed);
 }
 
-/// What a peer's stack makes of a frame of ours: the same code the other way round.
+/// Passes a frame to the peer's stack, which is a second instance of this network layer.
 fn peer_reads(frame: &[u8], checksum: RxChecksum, check: impl FnOnce(ParsedFrame<'_>)) {
     let link = LinkConfig { addresses: vec![(PEER_V4.into(), 24), (PEER_V6.into(), 64)], ..link_config() };
     let capabilities = Capabilities { mac: PEER_MAC.0, ..CAPABILITIES };
@@ -86,7 +86,7 @@ fn a_device_that_completes_checksums_gets_the_pseudo_header_sum() {
     assert_eq!(meta, TxMeta { partial_checksum: Some((34, 16)), ..TxMeta::NONE });
     let pseudo = pseudo_v4(OUR_V4, PEER_V4, protocol::TCP, bytes.len()).fold();
     assert_eq!(frame[50..52], pseudo.to_be_bytes());
-    // As the device does: sum from 34 to the end, stored at 34 + 16.
+    // As the device does: the sum from offset 34 to the end is stored at offset 34 + 16.
     let mut complete = frame.clone();
     let sum = Sum::of(&frame[34..]).finish();
     complete[50..52].copy_from_slice(&sum.to_be_bytes());
@@ -129,7 +129,7 @@ fn more_than_the_link_takes_is_never_sent() {
     let header = tcp(route.src, PEER_V4.into());
     let begun = bench.network.begin(bench.now, &route.hop, &header, 1485);
     assert_eq!(begun.err(), Some(TxError::TooBig));
-    // Room that only the tag of a VLAN would need does not make the packet longer.
+    // The space reserved for a VLAN tag does not allow a longer packet.
     let bytes = segment(1461);
     let mut packet = bench.network.begin(bench.now, &route.hop, &header, bytes.len()).unwrap();
     packet.l4().copy_from_slice(&bytes);
@@ -192,7 +192,7 @@ fn packets_that_may_be_fragmented_have_changing_identifications() {
     assert_eq!(ident(), first.wrapping_add(1));
 }
 
-/// Sends a UDP datagram with this payload and has the peer put it together.
+/// Sends a UDP datagram with this payload, lets the peer reassemble it, and returns the number of frames.
 fn datagram_arrives(
     bench: &mut NetworkFixture,
     peer: &mut NetworkFixture,
@@ -218,7 +218,7 @@ fn datagram_arrives(
     bench.network.send_datagram(bench.now, &route, &header, 8 + payload.len(), Some(6), write).unwrap();
     let frames = bench.sent();
     let mut arrived = 0;
-    // Backwards, since order must not matter.
+    // In reverse, since the order must not matter.
     for bytes in frames.iter().rev() {
         assert!(bytes.len() <= 14 + usize::from(route.mtu));
         match peer.parse(bytes) {

@@ -1,4 +1,5 @@
-//! What a received frame is. Pure: nothing changes, so that a whole burst can be parsed before its first packet is processed.
+//! Parsing of received frames. Parsing has no side effects, so a whole burst can be parsed before its first
+//! packet is processed.
 
 use super::Network;
 use super::stats::DropReason;
@@ -10,46 +11,46 @@ use crate::wire::ethernet::{self, EtherType};
 use crate::wire::{MacAddr, arp, ipv4, ipv6, protocol, tcp, udp};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// A received frame, checked as far as the network layer can.
+/// A received frame after all checks of the network layer.
 #[derive(Clone, Copy, Debug)]
 pub enum ParsedFrame<'b> {
-    /// A TCP segment for us with a correct checksum. Its header is not parsed.
+    /// A TCP segment for this host with a correct checksum. Its header is not parsed yet.
     Tcp(L4<'b>),
-    /// A UDP datagram for us with a correct length and checksum.
+    /// A UDP datagram for this host with a correct length and checksum.
     Udp(L4<'b>),
-    /// Work for [`Network::input`].
+    /// A frame for [`Network::input`].
     Other(OtherFrame<'b>),
-    /// To be dropped, and counted.
+    /// A frame to be dropped and counted.
     Drop(DropReason),
 }
 
-/// A transport segment and what the headers before it said.
+/// A transport segment and the fields of the headers in front of it.
 #[derive(Clone, Copy, Debug)]
 pub struct L4<'b> {
     /// Source address.
     pub src: IpAddr,
-    /// Destination address: one of ours, or a broadcast or multicast address.
+    /// Destination address: a local address, or a broadcast or multicast address.
     pub dst: IpAddr,
-    /// Where it arrived.
+    /// The link it arrived on.
     pub link: LinkId,
     /// Explicit congestion notification field (RFC 3168): 0 … 3.
     pub ecn: u8,
     /// Time to live, or hop limit.
     pub hop_limit: u8,
-    /// From the TCP or UDP header on, without padding.
+    /// The segment from its TCP or UDP header on, without padding.
     pub bytes: &'b [u8],
-    /// What the device said about the checksum. It has been verified if that was needed.
+    /// The checksum status reported by the device. The checksum has been verified here if the device has not.
     pub checksum: RxChecksum,
-    /// Set for a super-frame: several segments in one.
+    /// Set for a super-frame, which holds several segments.
     pub gso: Option<Gso>,
-    /// The packet from its IP header on, for quoting.
+    /// The packet from its IP header on, for quoting in ICMP errors.
     pub ip_packet: &'b [u8],
-    /// The destination is not one host: a broadcast or multicast address. Never so for TCP.
+    /// Whether the destination is a broadcast or multicast address. Never true for TCP.
     pub broadcast: bool,
 }
 
 impl L4<'_> {
-    /// Type of service, or traffic class, of the packet: ECN in its lowest two bits.
+    /// Returns the type of service or traffic class of the packet, with ECN in its lowest two bits.
     pub fn tos(&self) -> u8 {
         let word = |at: usize| self.ip_packet.get(at).copied().unwrap_or(0);
         match self.src {
@@ -59,13 +60,13 @@ impl L4<'_> {
     }
 }
 
-/// A frame that is neither TCP nor UDP.
+/// A frame that carries neither a TCP segment nor a UDP datagram.
 #[derive(Clone, Copy, Debug)]
 pub struct OtherFrame<'b> {
     pub(crate) link: LinkId,
-    /// Sender of the frame; zero for packets that were put together from fragments.
+    /// Ethernet source address; zero for packets reassembled from fragments.
     pub(crate) source_mac: MacAddr,
-    /// The frame was addressed to more than us.
+    /// Whether the Ethernet destination is a group address.
     pub(crate) group_frame: bool,
     pub(crate) kind: OtherFrameKind<'b>,
 }
@@ -73,13 +74,13 @@ pub struct OtherFrame<'b> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum OtherFrameKind<'b> {
     Arp(arp::ArpPacket),
-    /// ICMP or another protocol, complete.
+    /// An unfragmented packet of ICMP or of an unknown protocol.
     Ipv4(Ipv4Packet<'b>),
-    /// The same for IPv6, with the extension headers walked through.
+    /// The IPv6 counterpart, with its extension headers already parsed.
     Ipv6(Ipv6Packet<'b>),
     Ipv4Fragment(Ipv4Packet<'b>),
     Ipv6Fragment(Ipv6Packet<'b>),
-    /// IPv6 headers that we do not understand, and whose sender is to be told.
+    /// A packet with IPv6 headers that are not understood, which is reported to its sender.
     ParameterProblem(Ipv6ParameterProblem<'b>),
 }
 
@@ -89,7 +90,7 @@ pub(crate) struct Ipv4Packet<'b> {
     pub header: ipv4::Header,
     pub bytes: &'b [u8],
     pub payload: &'b [u8],
-    /// The destination is a broadcast or multicast address.
+    /// Whether the destination is a broadcast or multicast address.
     pub broadcast: bool,
 }
 
@@ -99,22 +100,22 @@ pub(crate) struct Ipv6Packet<'b> {
     pub header: ipv6::Header,
     pub bytes: &'b [u8],
     pub chain: ipv6::HeaderChain,
-    /// What follows the last extension header (of a fragment: what follows the fragment header).
+    /// The bytes after the last extension header; in a fragment, the bytes after the fragment header.
     pub payload: &'b [u8],
 }
 
-/// An IPv6 packet whose extension headers cannot be followed.
+/// An IPv6 packet whose extension headers cannot be parsed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ipv6ParameterProblem<'b> {
     pub header: ipv6::Header,
     pub bytes: &'b [u8],
-    /// For the ICMPv6 parameter problem.
+    /// The code of the ICMPv6 parameter problem message.
     pub code: u8,
     pub pointer: u32,
     pub even_if_multicast: bool,
 }
 
-/// What the link layer says about a packet.
+/// What the link layer knows about a received packet.
 #[derive(Clone, Copy)]
 struct RxMeta {
     link: LinkId,
@@ -137,21 +138,21 @@ impl RxMeta {
     }
 }
 
-/// A transport segment before its own checks.
+/// A transport segment whose own checks are still to be made.
 struct UncheckedSegment<'b> {
     src: IpAddr,
     dst: IpAddr,
     ecn: u8,
     hop_limit: u8,
     packet: &'b [u8],
-    /// First byte of the segment within the packet.
+    /// Offset of the segment within the packet.
     at: usize,
     broadcast: bool,
 }
 
 impl Network {
-    /// Says what a received frame is. Everything about it is checked here but the contents of TCP segments and of what
-    /// [`Network::input`] is for.
+    /// Parses a received frame and checks everything about it except the contents of TCP segments and of
+    /// packets for [`Network::input`].
     #[inline]
     pub fn parse<'b>(&self, port: PortId, frame: &RxFrame<'b>) -> ParsedFrame<'b> {
         match self.parse_frame(port, frame) {
@@ -191,7 +192,7 @@ impl Network {
         }
     }
 
-    /// The same for a packet without a frame: it was put together from fragments.
+    /// Parses a packet without a frame, which was reassembled from fragments.
     pub(super) fn parse_packet<'b>(&self, link: LinkId, packet: &'b [u8]) -> ParsedFrame<'b> {
         let frame = RxMeta {
             link,
@@ -207,7 +208,7 @@ impl Network {
             _ => Err(DropReason::BadIpHeader),
         };
         match parsed {
-            // A fragment inside a fragment (IPv6): each would be put together within the other, as deep as an attacker likes.
+            // A fragment within a fragment (IPv6): an attacker could nest reassembly to any depth.
             Ok(ParsedFrame::Other(OtherFrame {
                 kind: OtherFrameKind::Ipv4Fragment(_) | OtherFrameKind::Ipv6Fragment(_),
                 ..
@@ -234,7 +235,7 @@ impl Network {
             return Err(DropReason::BadIpOptions);
         }
         let broadcast = self.check_ipv4_destination(link, frame, header.dst)?;
-        // RFC 1122 §3.2.1.3. A source address of ours is a forgery or a loop, unless this is the loop.
+        // RFC 1122 §3.2.1.3. A local source address is forged or looped back, except on the loopback link.
         let own = self.local.v4.link_of(header.src.to_bits()).is_some();
         if own != link.loopback
             || !link.loopback && (!is_unicast(header.src.into()) || link.is_broadcast(header.src))
@@ -264,7 +265,8 @@ impl Network {
     /// Returns whether the destination is a broadcast or multicast address.
     #[inline]
     fn check_ipv4_destination(&self, link: &Link, frame: &RxMeta, dst: Ipv4Addr) -> Result<bool, DropReason> {
-        // Any address of ours on any link: the weak host model (RFC 1122 §3.3.4.2), as on Linux. Only those of the loop mean something there alone.
+        // Local addresses of any link are accepted: the weak host model (RFC 1122 §3.3.4.2), as on Linux.
+        // Only the addresses of the loopback link are restricted to it.
         if let Some(owner) = self.local.v4.link_of(dst.to_bits()) {
             if Some(owner) == self.loopback && owner != frame.link {
                 return Err(DropReason::NotLocal);
@@ -305,7 +307,8 @@ impl Network {
             Err(_) => return Err(DropReason::BadExtensionHeaders),
         };
         let payload = packet.get(chain.offset..).ok_or(DropReason::BadExtensionHeaders)?;
-        // Only a host without an address yet has none, and it speaks nothing but ICMPv6 (RFC 4862 §5.4).
+        // Only a host without an address uses the unspecified source address, and only for ICMPv6 (RFC 4862
+        // §5.4).
         if nameless && (chain.fragment.is_some() || chain.protocol != protocol::ICMPV6) {
             return Err(DropReason::MartianSource);
         }
@@ -332,7 +335,8 @@ impl Network {
     #[inline]
     fn check_ipv6_destination(&self, link: &Link, frame: &RxMeta, dst: Ipv6Addr) -> Result<bool, DropReason> {
         match self.local.v6.link_of(dst.to_bits()) {
-            // A link-local address means something on its own link only (RFC 4291 §2.5.6), and so do those of the loop, which has others' addresses, too.
+            // A link-local address is valid on its own link only (RFC 4291 §2.5.6), and so are the addresses
+            // of the loopback link. The loopback link accepts the addresses of all links.
             Some(owner)
                 if owner != frame.link
                     && (dst.is_unicast_link_local() && !link.loopback || Some(owner) == self.loopback) =>
@@ -369,7 +373,7 @@ impl<'b> UncheckedSegment<'b> {
         let header = udp::Header::parse(bytes).map_err(|_| DropReason::BadTransportLength)?;
         let bytes = header.datagram(bytes);
         let ok = if header.checksum == 0 {
-            // RFC 768: the sender made none. RFC 8200 §8.1: not in IPv6.
+            // RFC 768: the sender computed no checksum. RFC 8200 §8.1: this is not allowed over IPv6.
             self.src.is_ipv4()
         } else {
             self.is_checksum_verified(frame) || self.checksum_ok(protocol::UDP, bytes)
@@ -380,7 +384,8 @@ impl<'b> UncheckedSegment<'b> {
         Ok(ParsedFrame::Udp(self.l4(frame, bytes)))
     }
 
-    /// True if the device vouches for the checksum, and for that of this segment rather than of something inside it.
+    /// Returns whether the device has verified the checksum of this segment, as opposed to that of a segment
+    /// encapsulated in it.
     #[inline]
     fn is_checksum_verified(&self, frame: &RxMeta) -> bool {
         match frame.checksum {
@@ -395,7 +400,7 @@ impl<'b> UncheckedSegment<'b> {
         let pseudo = match (self.src, self.dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => pseudo_v4(src, dst, protocol, bytes.len()),
             (IpAddr::V6(src), IpAddr::V6(dst)) => pseudo_v6(src, dst, protocol, bytes.len()),
-            // Both come out of the same header.
+            // Both addresses are from one header.
             _ => return false,
         };
         pseudo.add(Sum::of(bytes)).is_valid()
@@ -418,7 +423,8 @@ impl<'b> UncheckedSegment<'b> {
     }
 }
 
-/// True if options that the parser found well-formed ask for source routing (loose or strict), which is a way round filters.
+/// Returns whether well-formed IPv4 options contain a loose or strict source route, which could bypass packet
+/// filters.
 #[cold]
 fn has_source_route(mut options: &[u8]) -> bool {
     const LOOSE: u8 = 131;

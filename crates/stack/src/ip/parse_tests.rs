@@ -5,7 +5,7 @@ use crate::link::LinkConfig;
 use crate::wire::echo::Echo;
 use proptest::prelude::*;
 
-/// A valid TCP segment from the peer.
+/// Returns a valid TCP segment from the peer.
 fn tcp_segment() -> Vec<u8> {
     let mut bytes = segment(11);
     let sum = pseudo_v4(PEER_V4, OUR_V4, protocol::TCP, bytes.len()).add(Sum::of(&bytes));
@@ -32,7 +32,7 @@ fn dropped(bench: &mut NetworkFixture, bytes: &[u8]) -> DropReason {
     }
 }
 
-/// A frame with this header, its checksum right, in front of a TCP segment.
+/// Returns a frame with a TCP segment, a modified IPv4 header and a correct header checksum.
 fn with_header(change: impl FnOnce(&mut ipv4::Header)) -> Vec<u8> {
     let segment = tcp_segment();
     let mut header = ipv4_header(PEER_V4, OUR_V4, protocol::TCP, segment.len());
@@ -40,7 +40,7 @@ fn with_header(change: impl FnOnce(&mut ipv4::Header)) -> Vec<u8> {
     frame(EtherType::IPV4, &ipv4_packet(header, &segment))
 }
 
-/// Makes a header checksum right again.
+/// Corrects the checksum of an IPv4 header.
 fn fix_checksum(bytes: &mut [u8]) {
     let len = usize::from(bytes[14] & 0x0f) * 4;
     bytes[24..26].fill(0);
@@ -102,7 +102,7 @@ fn impossible_lengths_are_dropped() {
         bytes[14] = first;
         assert!(matches!(bench.parse(&bytes), ParsedFrame::Drop(_)), "{first:#x}");
     }
-    // IPv6: the payload length reaches beyond the frame.
+    // IPv6: the payload length exceeds the frame.
     let mut bytes = tcp6_frame();
     bytes[19] += 1;
     assert_eq!(dropped(&mut bench, &bytes), DropReason::BadIpHeader);
@@ -128,7 +128,7 @@ fn the_devices_word_about_a_checksum_counts_for_this_segment_only() {
     let parse = |checksum| bench.network.parse(bench.port, &RxFrame { checksum, ..RxFrame::new(&bytes) });
     assert!(matches!(parse(RxChecksum::Verified), ParsedFrame::Tcp(_)));
     assert!(matches!(parse(RxChecksum::Partial { start: 34, offset: 16 }), ParsedFrame::Tcp(_)));
-    // It is about a segment somewhere inside: ours is not covered.
+    // The verified checksum is that of an encapsulated segment and does not cover the outer one.
     let parsed = parse(RxChecksum::Partial { start: 54, offset: 16 });
     assert!(matches!(parsed, ParsedFrame::Drop(DropReason::BadTransportChecksum)));
 }
@@ -226,7 +226,7 @@ fn frames_go_to_the_link_of_their_vlan() {
     };
     assert_eq!(link_of(None), Ok(LinkId(0)));
     assert_eq!(link_of(Some(0)), Ok(LinkId(0)), "VLAN 0 only carries a priority");
-    // The weak host model: an address of ours, whichever link it came by.
+    // The weak host model: a local address is accepted on any link.
     assert_eq!(link_of(Some(5)), Ok(vlan));
     assert_eq!(link_of(Some(6)), Err(DropReason::UnknownVlan));
 }
@@ -270,13 +270,13 @@ fn udp_needs_a_checksum_over_ipv6_only() {
     }
 }
 
-/// Feeds a frame through everything, as the stack's owner does.
+/// Processes a frame completely, as the stack does.
 fn feed(bench: &mut NetworkFixture, bytes: &[u8], checksum: RxChecksum, gso: Option<Gso>) {
     let frame = RxFrame { checksum, gso, ..RxFrame::new(bytes) };
     let mut parsed = bench.network.parse(bench.port, &frame);
     bench.network.count_received(&parsed);
     let mut buffers = Vec::new();
-    // Fragments within fragments: each round takes one header off, so this ends.
+    // Nested fragments: each round removes one header, so the loop ends.
     loop {
         let input = match parsed {
             ParsedFrame::Tcp(l4) | ParsedFrame::Udp(l4) => {
@@ -298,7 +298,7 @@ fn feed(bench: &mut NetworkFixture, bytes: &[u8], checksum: RxChecksum, gso: Opt
     }
 }
 
-/// Valid frames of every kind, to be damaged.
+/// Returns valid frames of every kind, which the tests then corrupt.
 fn samples() -> Vec<Vec<u8>> {
     use crate::wire::{icmpv4, icmpv6, ndp};
     let mut samples = vec![tcp_frame(), tcp6_frame(), arp_request(PEER_V4, PEER_MAC, OUR_V4)];

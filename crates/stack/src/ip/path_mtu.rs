@@ -1,24 +1,25 @@
-//! Path MTU of destinations whose path is narrower than our link (RFC 1191, RFC 8201).
+//! The path MTU cache: destinations whose path MTU is below the MTU of the local link (RFC 1191, RFC 8201).
 
 use crate::time::Instant;
 use core::net::IpAddr;
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Smallest MTU of an IPv6 link (RFC 8200 §5).
+/// Smallest MTU of an IPv6 link in bytes (RFC 8200 §5).
 pub const IPV6_MTU_MIN: u16 = 1280;
 
-/// What is known about one destination.
+/// The path MTU of one destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PathMtuEntry {
     /// Bytes of the largest IP packet.
     pub mtu: u16,
-    /// The path asked for less than the floor: packets go with the floor and may be fragmented by routers.
+    /// Whether the reported MTU was below the floor. Packets are then sent with the floor and routers may
+    /// fragment them (Linux's `rtax_lock(RTAX_MTU)`).
     pub locked: bool,
     expires: Instant,
 }
 
-/// A bounded map; an entry goes when its time is over, or the oldest one when there is no room.
+/// A bounded map. Entries expire; at the limit the oldest entry is evicted.
 #[derive(Debug)]
 pub(crate) struct PathMtuCache {
     entries: BTreeMap<IpAddr, PathMtuEntry>,
@@ -43,22 +44,22 @@ impl PathMtuCache {
         }
     }
 
-    /// What is known about `destination`, or nothing if the link's own MTU applies.
+    /// Returns the path MTU of `destination`; `None` if the MTU of the local link applies.
     pub(crate) fn get(&self, now: Instant, destination: IpAddr) -> Option<PathMtuEntry> {
-        // Hardly any stack ever learns one: no search in the common case.
+        // The cache is usually empty: the common case needs no lookup.
         if self.entries.is_empty() {
             return None;
         }
         self.entries.get(&destination).copied().filter(|entry| now < entry.expires)
     }
 
-    /// Takes over what a router reported. Returns false if it would not lower the MTU now in use (`current`): an ICMP
-    /// message never raises it (RFC 1191 §6.3).
+    /// Records the MTU that a router reported. Returns false if it does not lower `current`, the path MTU now
+    /// in use: an ICMP message never raises it (RFC 1191 §6.3).
     pub(crate) fn learn(&mut self, now: Instant, destination: IpAddr, reported: u16, current: u16) -> bool {
-        // An IPv4 router of before RFC 1191 reports 0, which also ends at the floor, as on Linux.
+        // An IPv4 router older than RFC 1191 reports 0, which results in the floor, too, as on Linux.
         let floor = if destination.is_ipv4() { self.floor_v4 } else { IPV6_MTU_MIN };
         let mtu = reported.max(floor).min(current);
-        // RFC 8200 §5: IPv6 never needs less than 1,280, whatever is reported.
+        // RFC 8200 §5: IPv6 never uses less than 1,280 bytes, whatever is reported.
         let locked = destination.is_ipv4() && reported < floor;
         if reported >= current {
             return false;
@@ -74,13 +75,13 @@ impl PathMtuCache {
         true
     }
 
-    /// Counts up with each destination that becomes known.
+    /// Returns a number that grows with each learnt path MTU.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// How many destinations had to go to make room for others.
+    /// Returns how many destinations were evicted to make room for others.
     pub(crate) fn evicted(&self) -> u64 {
         self.evicted
     }

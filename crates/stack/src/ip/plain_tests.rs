@@ -119,7 +119,7 @@ fn a_sum_of_nothing_but_ones_is_written_as_the_general_way_does() {
     bench.learn_v4(PEER_V4, PEER_MAC);
     let route = bench.route(PEER_V4);
     send_any(&mut bench, &route, &headers(), &TcpOptions::default(), (0, None));
-    // The urgent field takes what the checksum was, so that 0 is left.
+    // The urgent pointer becomes the previous checksum, so that the new checksum is 0.
     let urgent = u16::from_be_bytes(crate::wire::array(bench.sent_one().first_chunk::<54>().unwrap(), 50));
     let headers = TcpV4Headers { urg_ptr: urgent, ..headers() };
     assert!(send_plain(&mut bench, &route, &headers, &[], (0, None)));

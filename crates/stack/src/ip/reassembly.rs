@@ -1,10 +1,11 @@
-//! Putting fragments together (RFC 791 §3.2, RFC 815, RFC 8200 §4.5), within a budget of bytes.
+//! Reassembly of fragmented datagrams (RFC 791 §3.2, RFC 815, RFC 8200 §4.5) within a budget of bytes.
 //!
-//! Fragments that overlap are an attack or a broken sender: the whole datagram goes (RFC 5722; IPv4 the same, as on Linux). An exact
-//! duplicate is ignored. At the limit the oldest datagram goes, so that an attacker's leftovers do not keep others out for
-//! half a minute.
+//! Overlapping fragments are an attack or come from a broken sender: the whole datagram is discarded (RFC
+//! 5722; for IPv4, too, as on Linux). An exact duplicate is ignored. At the limit the oldest datagram is
+//! discarded, so that an attacker's fragments do not block other senders until they time out.
 //!
-//! Nothing is allocated but to have more datagrams or bytes wait than ever before: everything is in slots that are used again.
+//! Memory is allocated only when more datagrams or bytes await reassembly than ever before; freed slots are
+//! reused.
 
 use super::entropy::KeyedHash;
 use super::fragment_store::{BlockList, FragmentStore, FragmentTree, NO_SLOT};
@@ -14,26 +15,27 @@ use crate::wire::checksum::Sum;
 use core::net::IpAddr;
 use std::collections::HashMap;
 
-/// What a fragment is charged besides its bytes: about what the bookkeeping takes.
+/// Bytes charged for a fragment besides its payload: approximately the size of its bookkeeping.
 const OVERHEAD: usize = 64;
 
-/// What fragments of one datagram have in common.
+/// Identifies the fragments of one datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ReassemblyKey {
     pub src: IpAddr,
     pub dst: IpAddr,
-    /// IPv4's protocol; 0 for IPv6, which identifies without it.
+    /// The protocol of IPv4; 0 for IPv6, where it does not identify a datagram.
     pub protocol: u8,
     pub ident: u32,
-    /// Only for addresses that mean different hosts on different links.
+    /// Set only for addresses that are valid on one link only.
     pub link: Option<LinkId>,
 }
 
-/// How to turn the headers of the first fragment into those of the datagram.
+/// How the headers of the first fragment are turned into those of the datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeaderRebuild {
     V4,
-    /// Take the fragment header at `at` out; the next-header byte at `announced_at` becomes its.
+    /// Removes the fragment header at `header_offset`; `next_header` replaces the byte at
+    /// `next_header_offset`.
     V6 {
         header_offset: usize,
         next_header_offset: usize,
@@ -41,93 +43,95 @@ pub(crate) enum HeaderRebuild {
     },
 }
 
-/// One fragment.
+/// A received fragment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceivedFragment<'b> {
     pub key: ReassemblyKey,
     pub offset: u16,
     pub more_fragments: bool,
-    /// Everything in front of the payload.
+    /// All bytes in front of the payload.
     pub headers: &'b [u8],
     pub payload: &'b [u8],
     pub ecn: u8,
-    /// The datagram went to a broadcast or multicast address.
+    /// Whether the datagram was sent to a broadcast or multicast address.
     pub broadcast: bool,
     pub rebuild: HeaderRebuild,
 }
 
-/// A datagram of which not everything is here.
+/// The fragments received so far of one incomplete datagram (Linux's `frag_queue`).
 #[derive(Debug)]
 struct FragmentQueue {
     key: ReassemblyKey,
-    /// Grows from datagram to datagram.
+    /// A number that grows from datagram to datagram.
     serial: u64,
-    /// When it is given up.
+    /// When the datagram is discarded.
     expires: Instant,
-    /// Neighbours by age among those of its family.
+    /// The adjacent datagrams in the age list of the address family.
     older: u32,
     younger: u32,
     fragments: FragmentTree,
-    /// Payload bytes in `pieces`.
+    /// Payload bytes received so far.
     bytes: usize,
-    /// Where the last of them ends.
+    /// The largest end offset of any fragment.
     end_max: usize,
-    /// What it is charged.
+    /// Bytes charged to the budget.
     cost: usize,
-    /// Payload bytes of the whole, once the last fragment is here.
+    /// Payload bytes of the datagram, known once the last fragment has arrived.
     total_len: Option<usize>,
-    /// Headers of the first fragment, once it is here, and how to rebuild them.
+    /// The headers of the first fragment, once it has arrived, and how to rebuild them.
     headers: Option<(BlockList, HeaderRebuild)>,
-    /// One bit for each ECN field seen.
+    /// One bit for each ECN field value seen.
     ecn_seen: u8,
     broadcast: bool,
 }
 
-/// What came of a fragment.
+/// The result of inserting a fragment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ReassemblyOutcome {
-    /// More are needed.
+    /// More fragments are needed.
     Incomplete,
-    /// It was here already.
+    /// The fragment had been received before.
     Duplicate,
-    /// That was the last one: the packet from its IP header on.
+    /// The datagram is complete: the packet from its IP header on.
     Complete(Vec<u8>),
-    /// It overlaps another: the datagram is given up.
+    /// The fragment overlaps another one: the datagram is discarded.
     Overlap,
-    /// It is impossible, or contradicts the others: what there was of the datagram is given up.
+    /// The fragment is impossible, or contradicts others: the datagram is discarded.
     Malformed,
 }
 
-/// What is left of a datagram whose time is over.
+/// A datagram that expired before it was complete.
 #[derive(Debug)]
 pub(crate) struct ExpiredDatagram {
     pub broadcast: bool,
-    /// The first fragment as it came, if it did; to be given back with [`Reassembly::recycle`].
+    /// The first fragment as received, if it has arrived. The caller returns the buffer with
+    /// [`Reassembly::recycle`].
     pub first_fragment: Option<Vec<u8>>,
 }
 
-/// The datagrams of a family by age. Each waits for the same time, so this is also the order in which they expire.
+/// The datagrams of an address family, linked by age. All have one timeout, so this is also the order of
+/// expiry.
 #[derive(Clone, Copy, Debug)]
 struct AgeList {
     oldest: u32,
     youngest: u32,
 }
 
-/// All datagrams in the making.
+/// All incomplete datagrams.
 #[derive(Debug)]
 pub(crate) struct Reassembly {
     slots: Vec<FragmentQueue>,
     free: Vec<u32>,
-    /// Only looked up, never iterated.
+    /// Only used for lookups, never iterated.
     index: HashMap<ReassemblyKey, u32, KeyedHash>,
-    /// IPv4, IPv6.
+    /// For IPv4 and for IPv6.
     age_lists: [AgeList; 2],
     store: FragmentStore,
     hash: KeyedHash,
     next_serial: u64,
     cost: usize,
     cost_limit: usize,
-    /// Most that was ever charged.
+    /// Peak of `cost`.
     cost_peak: usize,
     /// Buffer for the next complete datagram.
     spare: Vec<u8>,
@@ -154,8 +158,8 @@ impl Reassembly {
         }
     }
 
-    /// Takes one fragment. If it is the first one seen of its datagram, that has time `until` then, which is never before what was said of another
-    /// of the family.
+    /// Inserts a fragment. If it is the first received fragment of its datagram, the datagram expires at
+    /// `until`, which must not be before the expiry of another datagram of the family.
     pub(crate) fn insert(&mut self, piece: &ReceivedFragment<'_>, until: Instant) -> ReassemblyOutcome {
         let len = piece.payload.len();
         if len == 0 || (piece.more_fragments && !len.is_multiple_of(8)) {
@@ -214,7 +218,7 @@ impl Reassembly {
             }
             None => {
                 self.slots.push(partial);
-                // Cannot truncate: each costs 64 bytes of a budget below 2^32.
+                // Cannot truncate: each datagram costs at least 64 bytes of a budget below 2^32.
                 (self.slots.len() - 1) as u32
             }
         };
@@ -226,7 +230,7 @@ impl Reassembly {
         slot
     }
 
-    /// Takes a datagram out, and all its memory back.
+    /// Removes a datagram and frees its memory.
     fn remove(&mut self, slot: u32) {
         let partial = &self.slots[slot as usize];
         self.index.remove(&partial.key);
@@ -247,23 +251,23 @@ impl Reassembly {
         self.free.push(slot);
     }
 
-    /// The oldest of each family.
+    /// Returns the oldest datagram of each family.
     fn oldest(&self) -> impl Iterator<Item = (u32, &FragmentQueue)> {
         let slots = self.age_lists.iter().map(|ages| ages.oldest).filter(|&slot| slot != NO_SLOT);
         slots.map(|slot| (slot, &self.slots[slot as usize]))
     }
 
-    /// What is charged now, and the most that ever was: for a moment more than the budget, by one fragment.
+    /// Returns the bytes charged now, and their peak. The peak may exceed the budget by one fragment.
     pub(crate) fn memory_charged(&self) -> (usize, usize) {
         (self.cost, self.cost_peak)
     }
 
-    /// When [`Reassembly::expire`] will have something to do.
+    /// Returns when [`Reassembly::expire`] must be called next.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.oldest().map(|(_, partial)| partial.expires).min()
     }
 
-    /// Gives up a datagram whose time is over; to be repeated.
+    /// Discards one expired datagram. The caller repeats the call until it returns `None`.
     pub(crate) fn expire(&mut self, now: Instant) -> Option<ExpiredDatagram> {
         let (slot, partial) = self.oldest().find(|(_, partial)| partial.expires <= now)?;
         let broadcast = partial.broadcast;
@@ -285,7 +289,8 @@ impl Reassembly {
         Some(ExpiredDatagram { broadcast, first_fragment: first })
     }
 
-    /// Gives the oldest datagram up if the budget is exceeded, and returns whether it was; to be repeated.
+    /// Discards the oldest datagram if the budget is exceeded, and returns whether one was discarded. The
+    /// caller repeats the call until it returns false.
     pub(crate) fn evict(&mut self) -> bool {
         if self.cost <= self.cost_limit {
             return false;
@@ -295,7 +300,8 @@ impl Reassembly {
         true
     }
 
-    /// Puts a complete datagram together. `None` if it would be too long or its ECN fields contradict each other.
+    /// Reassembles a complete datagram and removes it. Returns `None` if it is too long or its ECN fields
+    /// contradict each other.
     fn finish(&mut self, slot: u32) -> Option<Vec<u8>> {
         let mut packet = core::mem::take(&mut self.spare);
         packet.clear();
@@ -308,7 +314,7 @@ impl Reassembly {
         Some(packet)
     }
 
-    /// Takes a buffer back.
+    /// Takes a buffer back for reuse.
     pub(crate) fn recycle(&mut self, buffer: Vec<u8>) {
         if buffer.capacity() > self.spare.capacity() {
             self.spare = buffer;
@@ -316,7 +322,7 @@ impl Reassembly {
     }
 }
 
-/// Why a piece does not fit.
+/// Why a fragment is not inserted.
 enum FragmentRejection {
     Duplicate,
     Overlap,
@@ -332,7 +338,8 @@ impl FragmentQueue {
     ) -> Result<(), FragmentRejection> {
         let start = usize::from(piece.offset);
         let end = start + piece.payload.len();
-        // Two different ends, or something beyond the end.
+        // The fragment contradicts a known total length, or is a last fragment that ends before another
+        // fragment.
         let contradiction = match (self.total_len, piece.more_fragments) {
             (Some(total), true) => end > total,
             (Some(total), false) => end != total,
@@ -370,12 +377,13 @@ impl FragmentQueue {
         Ok(())
     }
 
-    /// Without overlaps, as many bytes as the whole has are the whole.
+    /// Fragments do not overlap, so the datagram is complete when the received bytes equal its length.
     fn is_complete(&self) -> bool {
         self.total_len == Some(self.bytes)
     }
 
-    /// RFC 3168 §5.3: congestion experienced by one fragment is experienced by all; not-ECT beside anything else is impossible.
+    /// Returns the ECN field of the datagram (RFC 3168 §5.3): CE in one fragment is CE in the datagram;
+    /// not-ECT combined with any other value is invalid.
     fn ecn(&self) -> Option<u8> {
         const NOT_ECT: u8 = 1;
         const CE: u8 = 1 << 3;
@@ -383,7 +391,7 @@ impl FragmentQueue {
             NOT_ECT => Some(0),
             seen if seen & NOT_ECT != 0 => None,
             seen if seen & CE != 0 => Some(3),
-            // ECT(0) and ECT(1) mean the same to a receiver.
+            // ECT(0) and ECT(1) are equivalent to a receiver.
             seen => Some(if seen & 2 != 0 { 1 } else { 2 }),
         }
     }
@@ -412,7 +420,7 @@ impl FragmentQueue {
     }
 }
 
-/// Makes the header of a first fragment that of the whole.
+/// Turns the header of a first fragment into the header of the datagram.
 fn write_v4_header(header: &mut [u8], total: u16, ecn: u8) -> Option<()> {
     header.get_mut(2..4)?.copy_from_slice(&total.to_be_bytes());
     header.get_mut(6..8)?.fill(0);

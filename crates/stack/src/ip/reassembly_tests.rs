@@ -55,7 +55,7 @@ fn table(cost_max: usize) -> Reassembly {
     Reassembly::new(cost_max, KeyedHash::new(&[1; 32]))
 }
 
-/// Nothing is there, and all memory is free.
+/// Asserts that no datagram is incomplete and all memory is free.
 #[track_caller]
 fn assert_empty(table: &Reassembly) {
     assert_eq!((table.cost, table.index.len()), (0, 0));
@@ -93,7 +93,7 @@ fn fragments_in_any_order_give_the_packet_with_a_correct_header() {
 
 #[test]
 fn an_overlap_gives_the_whole_datagram_up() {
-    // Into the piece before, into the piece after, over both, and around one.
+    // Overlaps the fragment before, the fragment after, both, and contains one.
     for (offset, len) in [(8, 16), (24, 16), (8, 40), (16, 40)] {
         let mut table = table(100_000);
         insert(&mut table, 1, 0, true, &[1; 16]);
@@ -104,7 +104,7 @@ fn an_overlap_gives_the_whole_datagram_up() {
             "{offset} {len}"
         );
         assert_empty(&table);
-        // What comes later begins anew and stays incomplete.
+        // A later fragment begins a new datagram, which stays incomplete.
         assert_eq!(insert(&mut table, 1, 16, true, &[3; 16]), ReassemblyOutcome::Incomplete);
     }
 }
@@ -147,7 +147,8 @@ fn empty_fragments_and_odd_lengths_are_refused() {
 #[test]
 fn a_datagram_beyond_65535_bytes_is_refused() {
     let mut table = table(1_000_000);
-    // With 20 bytes of header in its own packet the last fragment fits; with 60 in the first the whole does not.
+    // The last fragment fits with its own header of 20 bytes; with the first fragment's header of 60 bytes
+    // the datagram is too long.
     let mut long = header(0, true, 32_768);
     long[0] = 0x4f;
     long.resize(60, 1);
@@ -173,7 +174,7 @@ fn at_the_limit_the_oldest_datagram_goes() {
 
 #[test]
 fn congestion_experienced_by_one_is_experienced_by_all() {
-    // ECN of two fragments and of the result, None if they contradict each other (RFC 3168 §5.3).
+    // ECN of two fragments and of the datagram; `None` if they contradict each other (RFC 3168 §5.3).
     let cases = [
         (0, 0, Some(0)),
         (1, 1, Some(1)),
@@ -210,7 +211,7 @@ fn what_expires_goes_in_its_time_and_remembers_its_first_fragment() {
     };
     at(1, 0, &[7; 8], &mut table, 100);
     at(2, 16, &[8; 8], &mut table, 200);
-    // Only the first fragment seen says until when.
+    // Only the first received fragment sets the expiry.
     at(1, 16, &[8; 8], &mut table, 300);
     let six = ReassemblyKey { src: core::net::Ipv6Addr::LOCALHOST.into(), ..key(1) };
     table
@@ -229,7 +230,7 @@ fn what_expires_goes_in_its_time_and_remembers_its_first_fragment() {
 
 #[test]
 fn a_flood_keeps_no_more_memory_than_it_is_charged() {
-    // Pieces as small as can be, and as wasteful: a block more than they fill.
+    // The smallest fragments, and fragments that use an additional, nearly empty block.
     for len in [8, 72, 1480] {
         let mut table = table(1 << 20);
         for ident in 0..20_000 {
@@ -243,7 +244,8 @@ fn a_flood_keeps_no_more_memory_than_it_is_charged() {
 }
 
 proptest! {
-    /// Whatever arrives: a datagram is complete exactly when the pieces taken cover it, and has exactly their bytes.
+    /// A datagram is complete exactly when the accepted fragments cover it, and consists of exactly their
+    /// bytes.
     #[test]
     fn reassembly_agrees_with_a_byte_array(
         pieces in prop::collection::vec((0_u16..24, 1_usize..6, any::<bool>(), any::<u8>()), 1..60)
@@ -280,7 +282,7 @@ enum Expected {
     Complete(Vec<u8>),
 }
 
-/// A byte array with a note for each byte which fragment brought it.
+/// A byte array that also records which fragment each byte came from.
 #[derive(Default)]
 struct Model {
     bytes: Vec<Option<(usize, u8)>>,

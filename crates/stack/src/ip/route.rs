@@ -1,29 +1,29 @@
-//! The routing table: longest prefix first, then the lowest metric, then the one added first.
+//! The routing table. The longest prefix wins, then the lowest metric, then the route added first.
 
 use crate::handle::LinkId;
 use crate::time::Instant;
 use core::net::IpAddr;
 use std::collections::BTreeMap;
 
-/// A route from the configuration.
+/// A static route from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouteConfig {
-    /// Destination network; bits beyond the prefix are ignored.
+    /// Destination network. Bits beyond the prefix are ignored.
     pub destination: IpAddr,
     /// Length of the prefix in bits: 0 … 32 for IPv4, 0 … 128 for IPv6.
     pub prefix: u8,
-    /// The router, which must be on the link. `None` if destinations are on the link themselves.
+    /// The router, which must be on the link. `None` if the destinations themselves are on the link.
     pub gateway: Option<IpAddr>,
-    /// Where packets leave.
+    /// The link that packets leave by.
     pub link: LinkId,
-    /// Among routes with the same prefix the lowest metric wins. Linux's default is 0 for IPv4.
+    /// Among routes with equal prefixes the lowest metric wins. Linux's default is 0 for IPv4.
     pub metric: u32,
 }
 
-/// Who put a route there.
+/// Where a route comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RouteOrigin {
-    /// The network of an address.
+    /// The network of a configured address.
     Connected,
     /// The configuration.
     Static,
@@ -31,18 +31,19 @@ pub(crate) enum RouteOrigin {
     Advertised,
 }
 
-/// One route of a network.
+/// One route to a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RouteEntry {
     pub gateway: Option<IpAddr>,
     pub link: LinkId,
     pub metric: u32,
     pub origin: RouteOrigin,
-    /// [`Instant::MAX`] for routes that stay.
+    /// [`Instant::MAX`] for routes that do not expire.
     pub expires: Instant,
 }
 
-/// Address as 128 bits, IPv4 in the upper ones, so that one mask serves both families.
+/// Returns an address as 128 bits, with an IPv4 address in the upper 32, so that one mask serves both
+/// families.
 fn bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => u128::from(address.to_bits()) << 96,
@@ -54,12 +55,12 @@ fn mask(prefix: u8) -> u128 {
     u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0)
 }
 
-/// True if both addresses are of the same family and agree in the first `prefix` bits.
+/// Returns whether two addresses are of one family and agree in the first `prefix` bits.
 pub(crate) fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
     a.is_ipv4() == b.is_ipv4() && (bits(a) ^ bits(b)) & mask(prefix) == 0
 }
 
-/// Number of leading bits in which two addresses of one family agree.
+/// Returns the number of leading bits in which two addresses of one family agree.
 pub(crate) fn common_bits(a: IpAddr, b: IpAddr) -> u32 {
     (bits(a) ^ bits(b)).leading_zeros()
 }
@@ -71,7 +72,7 @@ struct PrefixLevel {
     networks: BTreeMap<u128, Vec<RouteEntry>>,
 }
 
-/// Routes of both families.
+/// The routes of both families, longest prefixes first.
 #[derive(Debug, Default)]
 pub(crate) struct RouteTable {
     v4: Vec<PrefixLevel>,
@@ -83,7 +84,7 @@ impl RouteTable {
         if family.is_ipv4() { &mut self.v4 } else { &mut self.v6 }
     }
 
-    /// Adds a route; one with the same network, gateway and link is replaced.
+    /// Adds a route. A route with equal network, gateway and link is replaced.
     pub(crate) fn add(&mut self, destination: IpAddr, prefix: u8, entry: RouteEntry) {
         let levels = self.levels(destination);
         let at = levels.partition_point(|level| level.prefix > prefix);
@@ -96,7 +97,7 @@ impl RouteTable {
         entries.insert(place, entry);
     }
 
-    /// Removes routes of a network that `unwanted` names. Returns how many went.
+    /// Removes the routes of a network that `unwanted` selects. Returns how many were removed.
     pub(crate) fn remove(
         &mut self,
         destination: IpAddr,
@@ -119,7 +120,7 @@ impl RouteTable {
         removed
     }
 
-    /// A route of exactly this network that `wanted` names.
+    /// Returns a route of exactly this network that `wanted` selects.
     pub(crate) fn find(
         &self,
         destination: IpAddr,
@@ -131,7 +132,8 @@ impl RouteTable {
         level.networks.get(&(bits(destination) & mask(prefix)))?.iter().find(|entry| wanted(entry))
     }
 
-    /// The best route to `destination` that `usable` accepts; if it accepts none of the longest prefix, shorter ones follow.
+    /// Returns the best route to `destination` that `usable` accepts; shorter prefixes are tried if none of
+    /// the longest is accepted.
     pub(crate) fn lookup(
         &self,
         destination: IpAddr,
@@ -144,7 +146,7 @@ impl RouteTable {
         })
     }
 
-    /// Removes what has expired on `link`. Returns how many went and when the next one will.
+    /// Removes the expired routes of `link`. Returns how many were removed and when the next one expires.
     pub(crate) fn expire(&mut self, now: Instant, link: LinkId) -> (usize, Instant) {
         let mut removed = 0;
         let mut next = Instant::MAX;
@@ -164,7 +166,7 @@ impl RouteTable {
         (removed, next)
     }
 
-    /// Number of routes on `link` that router advertisements created.
+    /// Returns the number of routes on `link` that come from router advertisements.
     pub(crate) fn advertised_count(&self, link: LinkId) -> usize {
         self.v6
             .iter()

@@ -1,4 +1,5 @@
-//! From a destination to a hop: route, source address, neighbour, path MTU. Done once per connection; the hop is kept.
+//! Route lookup: from a destination to a next hop, with source address, neighbour and path MTU. It is done
+//! once per connection, which caches the hop.
 
 use super::Network;
 use super::links::LOOPBACK_NEIGHBOURS;
@@ -12,7 +13,7 @@ use crate::wire::ethernet::EtherType;
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
 
-/// Where packets to a destination go next: 8 bytes that a connection keeps. The default one is stale.
+/// The next hop of a destination: 8 bytes that a connection caches. The default value is stale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NextHop {
     pub(crate) neighbour: NeighbourRef,
@@ -21,37 +22,38 @@ pub struct NextHop {
 }
 
 impl NextHop {
-    /// The link packets leave by.
+    /// Returns the link that packets leave by.
     pub const fn link(&self) -> LinkId {
         LinkId(self.link)
     }
 }
 
-/// The answer to [`Network::route`].
+/// The result of [`Network::route`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// To be kept.
+    /// The next hop, which the caller may cache.
     pub hop: NextHop,
-    /// Source address: the one asked for, or the best.
+    /// Source address: the requested one, or the selected one.
     pub src: IpAddr,
     /// Path MTU as known now: bytes of the largest IP packet.
     pub mtu: u16,
-    /// The path asked for less than the smallest MTU we accept: send packets of `mtu` bytes without "don't fragment".
+    /// Whether a router reported an MTU below the configured floor. Packets of `mtu` bytes are then sent
+    /// without "don't fragment".
     pub mtu_locked: bool,
 }
 
 /// Why there is no route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RouteError {
-    /// No route to the destination (`ENETUNREACH`).
+    /// There is no route to the destination (`ENETUNREACH`).
     NetUnreachable,
-    /// The source address is not ours, not usable yet, or of another family (`EADDRNOTAVAIL`).
+    /// The source address is not local, not usable yet, or of another family (`EADDRNOTAVAIL`).
     SourceNotLocal,
-    /// Not an address that can be sent to (`EINVAL`).
+    /// The destination is not an address that packets can be sent to (`EINVAL`).
     InvalidDestination,
-    /// The destination is our own address, and this stack has no link to itself (`ENETUNREACH`).
+    /// The destination is a local address, and this stack has no loopback link (`ENETUNREACH`).
     OwnAddress,
-    /// No room for another neighbour (`ENOBUFS`).
+    /// The neighbour table is full (`ENOBUFS`).
     NeighboursExhausted,
 }
 
@@ -73,14 +75,14 @@ impl std::error::Error for RouteError {}
 #[derive(Clone, Copy, Debug)]
 struct NextHopLookup {
     link: LinkId,
-    /// Router or destination.
+    /// The router, or the destination itself.
     address: IpAddr,
-    /// Set if the MAC address follows from the destination.
+    /// The MAC address, if it follows from the destination.
     fixed_mac: Option<MacAddr>,
 }
 
 impl Network {
-    /// Finds the way to `dst`, from `src` if given. Solicits nothing yet: that is done when a packet is sent.
+    /// Looks up the route to `dst`, from `src` if given. Nothing is solicited before a packet is sent.
     ///
     /// # Errors
     /// See [`RouteError`].
@@ -100,14 +102,15 @@ impl Network {
         Ok(route)
     }
 
-    /// The route between two IPv4 addresses, if it was asked for lately.
+    /// Returns the route between two IPv4 addresses from the destination cache.
     #[inline(always)]
     pub(crate) fn cached_route(&self, to: u32, from: u32) -> Option<&Route> {
         let route = self.destination_cache.get(to, from, self.route_generation())?;
         self.hop_is_current(&route.hop).then_some(route)
     }
 
-    /// What makes remembered routes void. References to neighbours tell the tenants of a slot apart, but not for ever.
+    /// Returns the generation of cached routes. References to neighbours distinguish the tenants of a slot,
+    /// but their generations wrap, so evictions are counted, too.
     #[inline(always)]
     fn route_generation(&self) -> u64 {
         self.path_mtu.generation().wrapping_add(self.stats.neighbours_evicted)
@@ -123,7 +126,7 @@ impl Network {
             return self.route_to_self(dst, src);
         }
         if source_link.is_some() && source_link == self.loopback {
-            // An address that means nothing to others (RFC 1122 §3.2.1.3 (g)).
+            // A loopback address is meaningless to other hosts (RFC 1122 §3.2.1.3 (g)).
             return Err(RouteError::InvalidDestination);
         }
         let next = self.next_hop(dst, source_link)?;
@@ -144,12 +147,13 @@ impl Network {
         Ok(Route { hop, src, mtu, mtu_locked })
     }
 
-    /// Bytes of the largest IP packet that the first link of a route takes.
+    /// Returns the MTU of a route's link: bytes of the largest IP packet of the route's family.
     pub(crate) fn link_mtu(&self, route: &Route) -> u16 {
         self.link(route.hop.link()).mtu_for(route.src)
     }
 
-    /// To one of our own addresses: over the loop, whatever link the address is of. Whoever asks for no source address speaks from the one it speaks to, as on Linux.
+    /// Looks up the route to a local address, which leads over the loopback link. The default source address
+    /// is the destination itself, as on Linux.
     fn route_to_self(&mut self, dst: IpAddr, src: Option<IpAddr>) -> Result<Route, RouteError> {
         let link = self.loopback.ok_or(RouteError::OwnAddress)?;
         let [v4, v6] = LOOPBACK_NEIGHBOURS;
@@ -160,22 +164,24 @@ impl Network {
         Ok(Route { hop, src: src.unwrap_or(own), mtu: self.link(link).mtu_for(dst), mtu_locked: false })
     }
 
-    /// False if links, addresses or routes have changed since the hop was made, or its neighbour was forgotten: ask
-    /// [`Network::route`] again. A neighbour's new MAC address needs no new hop.
+    /// Returns whether a hop is still valid: false if links, addresses or routes have changed since it was
+    /// made, or its neighbour was evicted. The caller then calls [`Network::route`] again. A change of the
+    /// neighbour's MAC address does not invalidate a hop.
     #[inline]
     pub fn hop_is_current(&self, hop: &NextHop) -> bool {
         hop.epoch == self.epoch && self.neighbours.is_current(hop.neighbour)
     }
 
-    /// What was said of a neighbour must be said again: the burst is over, or somebody else has said something.
+    /// Forgets the last confirmed hop, so that the next confirmation is applied: at the end of a burst, and
+    /// after a frame of the slow path, which may have updated the neighbour.
     #[inline]
     pub(crate) fn reset_last_confirmed(&mut self) {
-        // No route has the epoch 0.
+        // No hop has the epoch 0.
         self.last_confirmed = NextHop::default();
     }
 
-    /// The transport has proof that what it sent over `hop` arrived (RFC 4861 §7.3.1): the neighbour need not be asked
-    /// whether it is still there.
+    /// Confirms the reachability of a hop: the transport has proof that packets sent over it arrived (RFC
+    /// 4861 §7.3.1), so the neighbour need not be probed.
     #[inline]
     pub(crate) fn confirm_neighbour(&mut self, now: Instant, hop: &NextHop) {
         if *hop != self.last_confirmed {
@@ -183,7 +189,7 @@ impl Network {
         }
     }
 
-    /// The same for the first time in a burst.
+    /// Confirms a hop for the first time in a burst.
     #[inline(never)]
     fn confirm_neighbour_slow(&mut self, now: Instant, hop: &NextHop) {
         if hop.epoch != self.epoch {
@@ -210,7 +216,7 @@ impl Network {
             let link = source_link.or_else(|| self.default_link(dst)).ok_or(RouteError::NetUnreachable)?;
             return Ok(NextHopLookup { link, address: dst, fixed_mac: None });
         }
-        // RFC 4861 §6.3.6: a default router that does not answer is passed over while there is another.
+        // RFC 4861 §6.3.6: a default router that does not answer is skipped while there is another.
         let answering = |entry: &RouteEntry| {
             entry.origin != RouteOrigin::Advertised
                 || entry.gateway.is_none_or(|gateway| !self.neighbour_failed(entry.link, gateway))
@@ -238,7 +244,8 @@ impl Network {
             .is_some_and(|slot| self.neighbours.state(slot) == NeighbourState::Failed)
     }
 
-    /// The link for destinations that every link has: the default route's, otherwise the first that speaks the family.
+    /// Returns the link for destinations that exist on every link: the link of the default route, otherwise
+    /// the first link with an address of the family.
     fn default_link(&self, dst: IpAddr) -> Option<LinkId> {
         let routed = self.routes.lookup(dst, |_| true).map(|entry| entry.link);
         routed.or_else(|| {
@@ -250,7 +257,7 @@ impl Network {
         })
     }
 
-    /// Source address for packets to `dst` by way of `next` on `link`.
+    /// Selects the source address of packets to `dst` via the next hop `next` on `link`.
     pub(crate) fn select_source_address(
         &self,
         now: Instant,
@@ -267,7 +274,7 @@ impl Network {
                 .map(IpAddr::V4),
             (_, IpAddr::V6(dst)) => source_v6(now, self.link(link), dst)
                 .or_else(|| {
-                    // An address of another link will do (RFC 6724 §4), but not one that means nothing on this one.
+                    // An address of another link is acceptable (RFC 6724 §4), but a link-local one is not.
                     let mut addresses = others().filter_map(|link| source_v6(now, link, dst));
                     addresses.find(|address| !address.is_unicast_link_local())
                 })
@@ -276,7 +283,7 @@ impl Network {
         }
     }
 
-    /// Finds or adds a neighbour.
+    /// Returns the slot of a neighbour, which is added if it does not exist.
     pub(crate) fn neighbour_slot(
         &mut self,
         link: LinkId,
@@ -291,7 +298,7 @@ impl Network {
             .ok_or(RouteError::NeighboursExhausted)
     }
 
-    /// Adds a neighbour that is not there yet.
+    /// Adds a neighbour that does not exist yet. Returns `None` if the table is full.
     pub(crate) fn add_neighbour(
         &mut self,
         link: LinkId,
@@ -315,7 +322,7 @@ impl Network {
     }
 }
 
-/// The MAC address of a destination that is a group of hosts on any link.
+/// Returns the MAC address of a broadcast or multicast destination.
 fn group_mac(dst: IpAddr) -> Option<MacAddr> {
     match dst {
         IpAddr::V4(dst) if dst.is_broadcast() => Some(MacAddr::BROADCAST),
@@ -325,7 +332,8 @@ fn group_mac(dst: IpAddr) -> Option<MacAddr> {
     }
 }
 
-/// The best IPv6 source address of a link (RFC 6724 §5): rule 2 (scope), rule 3 (not deprecated), rule 8 (longest match).
+/// Selects the best IPv6 source address of a link (RFC 6724 §5): rule 2 (scope), rule 3 (not deprecated),
+/// rule 8 (longest match).
 fn source_v6(now: Instant, link: &Link, dst: Ipv6Addr) -> Option<Ipv6Addr> {
     let narrow = is_link_scope(dst);
     let mut best = None;
@@ -338,12 +346,12 @@ fn source_v6(now: Instant, link: &Link, dst: Ipv6Addr) -> Option<Ipv6Addr> {
             best = Some((rank, address));
         }
     }
-    // A link-local source cannot be answered from beyond the link.
+    // A host beyond the link cannot reply to a link-local source address.
     best.filter(|((fits, _, _), address)| *fits || !address.is_unicast_link_local())
         .map(|(_, address)| address)
 }
 
-/// True for destinations that are only meaningful on one link (RFC 4291 §2.5.6, §2.7).
+/// Returns whether a destination has link-local scope or less (RFC 4291 §2.5.6, §2.7).
 fn is_link_scope(address: Ipv6Addr) -> bool {
     address.is_unicast_link_local() || (address.is_multicast() && address.octets()[1] & 0x0f <= 2)
 }

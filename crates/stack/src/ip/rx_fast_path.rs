@@ -1,6 +1,6 @@
-//! The frame that nearly every frame is: untagged, addressed to us, with a TCP segment in one piece behind an IP header without
-//! options. It is checked here at a glance. Whatever is different in any way, and be it only wrong, is left to
-//! [`Network::parse`], which knows the reasons.
+//! The receive fast path: an untagged frame to this host that carries an unfragmented TCP segment after an IP
+//! header without options. All other frames, valid or not, take the slow path, [`Network::parse`], which
+//! determines the drop reason.
 
 use super::Network;
 use crate::device::{RxChecksum, RxFrame};
@@ -13,41 +13,43 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 
 /// Bytes of an Ethernet header without tag.
 const ETHERNET: usize = 14;
-/// Bytes in front of the segment, and up to the end of its shortest header.
+/// Offset of the segment, and of the end of its fixed header, within the frame.
 const L4_V4: usize = ETHERNET + 20;
 const END_V4: usize = L4_V4 + TcpHeader::LEN;
 const L4_V6: usize = ETHERNET + 40;
 const END_V6: usize = L4_V6 + TcpHeader::LEN;
-/// Where the flags are in a segment.
+/// Offset of the flags within a segment.
 const FLAGS: usize = 13;
 
-/// A usual segment. Its checksum is right, and so are its addresses.
+/// A segment accepted by the fast path. Its checksum and addresses have been checked.
 pub(crate) struct FastPathSegment<'b> {
     pub key: FlowKey,
     /// Explicit congestion notification field (RFC 3168): 0 … 3.
     pub ecn: u8,
-    /// Hop limit, or time to live, that was left.
+    /// Hop limit, or time to live, with which the packet arrived.
     pub hop_limit: u8,
-    /// The fixed part of the header, to be read where its fields are stored.
+    /// The fixed part of the TCP header, unparsed.
     pub header: &'b [u8; TcpHeader::LEN],
     pub options: &'b [u8],
-    /// Without padding.
+    /// The payload without padding.
     pub payload: &'b [u8],
-    /// Where its payload begins in the frame.
+    /// Offset of the payload within the frame.
     pub payload_at: u32,
 }
 
-/// What frames of IPv4 on a link are compared with: looked up once for many. It holds as long as neither links nor addresses change.
+/// What IPv4 frames of a link are compared with. It is computed once for many frames and valid as long as
+/// links and addresses do not change.
 pub(crate) struct FastPathFilter {
     link: LinkId,
-    /// Our MAC address, as the first bytes of a frame are read from the third on.
+    /// The Ethernet address of the link, shifted as the first eight bytes of a frame are.
     mac: u64,
-    /// Our only address and the only broadcast address of the link, if that is how it is, and it is not the loop.
+    /// The only local address and the only subnet broadcast address, if there is exactly one of each and the
+    /// link is not loopback.
     sole_addresses: Option<(u32, u32)>,
 }
 
 impl<'b> FastPathSegment<'b> {
-    /// The segment that begins at `l4` in a packet, if its header is all there.
+    /// Returns the segment that begins at offset `l4` of a packet; `None` if its header is incomplete.
     #[inline(always)]
     fn new(packet: &'b [u8], l4: usize, key: FlowKey, (ecn, hops): (u8, u8)) -> Option<Self> {
         let header = packet.get(l4..)?.first_chunk()?;
@@ -58,7 +60,7 @@ impl<'b> FastPathSegment<'b> {
     }
 }
 
-/// Whether a frame may be a usual segment that begins a connection: for fetching ahead, so nothing is checked.
+/// Returns whether a frame may carry a SYN. It only guides prefetching, so nothing is validated.
 #[inline(always)]
 pub(crate) fn may_be_syn(frame: &[u8]) -> bool {
     let flags = match frame.get(12) {
@@ -68,7 +70,8 @@ pub(crate) fn may_be_syn(frame: &[u8]) -> bool {
     flags.is_some_and(|flags| flags & TcpFlags::SYN.0 != 0)
 }
 
-/// Addresses and ports of what may be a usual segment: for hashing ahead, so nothing is checked but what tells where they are.
+/// Returns the flow of a frame that may carry a TCP segment. It only guides prefetching, so no more is
+/// validated than is needed to find the fields.
 #[inline(always)]
 pub(crate) fn peek_flow_key(frame: &[u8]) -> Option<FlowKey> {
     let head = frame.first_chunk::<END_V4>()?;
@@ -98,19 +101,19 @@ fn v6<const N: usize>(head: &[u8; N], at: usize) -> Ipv6Addr {
 }
 
 impl Network {
-    /// The link of a device's frames that have no tag.
+    /// Returns the link of a device's untagged frames.
     pub(crate) fn untagged_link(&self, port: PortId) -> Option<LinkId> {
         self.ports.get(usize::from(port.0))?.untagged
     }
 
-    /// The segment in a usual frame of either family.
+    /// Returns the segment in a frame of either family that the fast path accepts.
     #[cfg(test)]
     pub(crate) fn parse_fast<'b>(&self, port: PortId, frame: &RxFrame<'b>) -> Option<FastPathSegment<'b>> {
         let link = self.untagged_link(port)?;
         self.parse_fast_v4(&self.fast_path_filter(link), frame).or_else(|| self.parse_fast_v6(link, frame))
     }
 
-    /// What frames of IPv4 that come on a link are compared with.
+    /// Computes what IPv4 frames of a link are compared with.
     pub(crate) fn fast_path_filter(&self, link: LinkId) -> FastPathFilter {
         let at = self.link(link);
         let alone = match (self.local.v4.sole_address(), at.sole_broadcast()) {
@@ -127,7 +130,7 @@ impl Network {
         }
     }
 
-    /// The segment in a usual frame of IPv4 that came on a link; `None` for every other frame.
+    /// Returns the segment in an IPv4 frame that the fast path accepts; `None` for every other frame.
     #[inline(always)]
     pub(crate) fn parse_fast_v4<'b>(
         &self,
@@ -135,7 +138,7 @@ impl Network {
         frame: &RxFrame<'b>,
     ) -> Option<FastPathSegment<'b>> {
         let head = frame.bytes.first_chunk::<END_V4>()?;
-        // Ethertype, then version 4 without options; neither a fragment's offset nor more of them.
+        // EtherType, version 4 without options, and neither a fragment offset nor "more fragments".
         let kind = be32(head, 12) & 0xffff_ff00;
         if u64::from_le_bytes(array(head, 0)) << 16 != gate.mac
             || kind != 0x0800_4500
@@ -144,7 +147,8 @@ impl Network {
         {
             return None;
         }
-        // In ones' complement a right checksum makes the sum of all a multiple of 0xffff, in whatever byte order (RFC 1071 §2 (B)).
+        // In ones' complement arithmetic, a correct checksum makes the sum of the header a multiple of
+        // 0xffff, in either byte order (RFC 1071 §2 (B)).
         let word = |at| u64::from(u32::from_ne_bytes(array(head, at)));
         if !(word(14) + word(18) + word(22) + word(26) + word(30)).is_multiple_of(0xffff) {
             return None;
@@ -176,11 +180,11 @@ impl Network {
         FastPathSegment::new(packet, L4_V4, key, (head[15] & 3, head[22]))
     }
 
-    /// Whether a usual packet may have these addresses.
+    /// Returns whether the fast path accepts a packet with these addresses on a link.
     #[inline(never)]
     fn accepts_addresses_v4(&self, link: LinkId, src: u32, dst: u32) -> bool {
         let link = self.link(link);
-        // Over the loop both are ours.
+        // On the loopback link both addresses are local.
         if !self.local.v4.contains(dst) || self.local.v4.contains(src) != link.loopback {
             return false;
         }
@@ -190,7 +194,7 @@ impl Network {
                 && !link.is_broadcast(Ipv4Addr::from_bits(src))
     }
 
-    /// The same of IPv6.
+    /// Returns the segment in an IPv6 frame that the fast path accepts; `None` for every other frame.
     #[inline]
     pub(crate) fn parse_fast_v6<'b>(&self, link: LinkId, frame: &RxFrame<'b>) -> Option<FastPathSegment<'b>> {
         let link = self.link(link);
@@ -204,7 +208,8 @@ impl Network {
             return None;
         }
         let (src, dst) = (v6(head, 22), v6(head, 38));
-        // Global unicast (RFC 4291 §2.4) and unique local addresses (RFC 4193): they mean the same on every link.
+        // Global unicast addresses (RFC 4291 §2.4) and unique local addresses (RFC 4193), which have the same
+        // meaning on every link.
         let plain = |first: u8| first >> 5 == 1 || first >> 1 == 0x7e;
         if !link.loopback && (!plain(head[22]) || !plain(head[38])) {
             return None;
@@ -229,7 +234,7 @@ impl Network {
     }
 }
 
-/// An address that any host can have: neither of network 0, nor loopback, nor multicast or beyond.
+/// Returns whether an address is neither in network 0, nor loopback, nor multicast or reserved.
 #[inline(always)]
 const fn is_ordinary_unicast_v4(address: u32) -> bool {
     let first = address >> 24;
@@ -241,7 +246,7 @@ const fn is_loopback_v4(address: u32) -> bool {
     address >> 24 == 127
 }
 
-/// True if the device vouches for the checksum of the segment at `at`.
+/// Returns whether the device has verified the checksum of the segment at offset `at`.
 #[inline(always)]
 fn is_checksum_verified(frame: &RxFrame<'_>, at: usize) -> bool {
     match frame.checksum {

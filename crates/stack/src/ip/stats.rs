@@ -1,6 +1,6 @@
-//! Counters of the network layer: one per event, one per reason for which a frame is dropped.
+//! Counters of the network layer: one per event, and one per reason for which a frame is dropped.
 
-/// Defines a struct of `u64` counters that can also be listed by name.
+/// Defines a struct of `u64` counters that can be listed by name.
 macro_rules! counters {
     ($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident,)* }) => {
         $(#[$doc])*
@@ -8,7 +8,7 @@ macro_rules! counters {
         pub struct $name { $($(#[$fdoc])* pub $field: u64,)* }
 
         impl $name {
-            /// Every counter with its name, in the order of declaration.
+            /// Returns every counter with its name, in the order of declaration.
             pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($field), self.$field),)*].into_iter()
             }
@@ -18,7 +18,7 @@ macro_rules! counters {
 
 pub(crate) use counters;
 
-/// Defines [`DropReason`] and [`DropStats`] together, so that no reason can lack its counter.
+/// Defines [`DropReason`] and [`DropStats`] together, so that every reason has a counter.
 macro_rules! drop_reasons {
     ($($(#[$doc:meta])* $variant:ident => $field:ident,)*) => {
         /// Why a received frame was dropped.
@@ -40,50 +40,52 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    /// Too short for its Ethernet header, or a tag that is not plain 802.1Q.
+    /// Frames that were too short for their Ethernet header, or had a tag other than one 802.1Q tag.
     BadEthernet => bad_ethernet,
-    /// The destination MAC address is another host's.
+    /// Frames whose destination MAC address is another host's.
     OtherHost => other_host,
-    /// No link of the port has this VLAN.
+    /// Frames of a VLAN that no link of the device has.
     UnknownVlan => unknown_vlan,
-    /// An EtherType that is not IPv4, IPv6 or ARP.
+    /// Frames with an EtherType other than IPv4, IPv6 and ARP.
     UnknownEthertype => unknown_ethertype,
-    /// A malformed ARP packet, or one with an impossible sender.
+    /// ARP packets that were malformed or had an impossible sender.
     BadArp => bad_arp,
-    /// An IP header that is malformed, or lengths that contradict the frame.
+    /// Packets whose IP header was malformed or whose lengths contradict the frame.
     BadIpHeader => bad_ip_header,
-    /// The IPv4 header checksum is wrong.
+    /// IPv4 packets with a wrong header checksum.
     BadIpChecksum => bad_ip_checksum,
-    /// IP options that are malformed or ask for source routing (RFC 7126 §4.3).
+    /// Packets whose IP options were malformed or requested source routing (RFC 7126 §4.3).
     BadIpOptions => bad_ip_options,
-    /// A source address that no other host can have: multicast, broadcast, loopback, or our own (RFC 1122 §3.2.1.3).
+    /// Packets with a source address that no other host can have: multicast, broadcast, loopback or local
+    /// (RFC 1122 §3.2.1.3).
     MartianSource => martian_source,
-    /// The destination is not an address of ours (this is a host: nothing is forwarded), or not usable yet.
+    /// Packets whose destination is not a local address, or not usable yet. This is a host: nothing is
+    /// forwarded.
     NotLocal => not_local,
-    /// A unicast packet in a broadcast or multicast frame (RFC 1122 §3.3.6).
+    /// Unicast packets in broadcast or multicast frames (RFC 1122 §3.3.6).
     UnicastInBroadcast => unicast_in_broadcast,
-    /// TCP to a broadcast or multicast address (RFC 9293 §3.9.2.3).
+    /// TCP segments to broadcast or multicast addresses (RFC 9293 §3.9.2.3).
     TcpBroadcast => tcp_broadcast,
-    /// Too short for its transport header, or a transport length that contradicts the packet.
+    /// Packets too short for their transport header, or with a transport length that contradicts the packet.
     BadTransportLength => bad_transport_length,
-    /// The TCP or UDP checksum is wrong, or UDP over IPv6 has none.
+    /// Packets with a wrong TCP or UDP checksum, and UDP datagrams over IPv6 without one.
     BadTransportChecksum => bad_transport_checksum,
-    /// IPv6 extension headers that are malformed, too many or unsupported.
+    /// IPv6 packets whose extension headers were malformed, too many or unsupported.
     BadExtensionHeaders => bad_extension_headers,
-    /// A fragment in what was put together from fragments.
+    /// Fragments within packets that were reassembled from fragments.
     NestedFragment => nested_fragment,
-    /// The link does not do this IP version (an MTU below 1,280 bytes excludes IPv6).
+    /// IPv6 packets on links without IPv6 (an MTU below 1,280 bytes excludes IPv6).
     FamilyDisabled => family_disabled,
 }
 
 counters! {
-    /// Everything else that happened in the network layer.
+    /// Events of the network layer other than drops.
     NetworkStats {
-        /// TCP segments received and passed on.
+        /// TCP segments received and passed to TCP.
         rx_tcp,
-        /// UDP datagrams received and passed on.
+        /// UDP datagrams received and passed to UDP.
         rx_udp,
-        /// Other frames received: ARP, ICMP, fragments, unknown protocols.
+        /// Other frames received: ARP, ICMP, fragments and unknown protocols.
         rx_other,
         /// Frames received and dropped, for any reason.
         rx_dropped,
@@ -91,21 +93,22 @@ counters! {
         tx_frames,
         /// Bytes of frames given to a device, Ethernet headers included.
         tx_bytes,
-        /// Frames of our own control protocols that did not leave because the device was full. Questions are soon asked again, and count each time.
+        /// Control frames (ARP, NDP, MLD, ICMP) that were not sent because the device was full. Solicitations
+        /// are soon retried; each failed attempt counts.
         tx_control_dropped,
-        /// Packets that exceeded the MTU although they may not be fragmented.
+        /// Packets dropped because they exceeded the MTU and may not be fragmented.
         tx_too_big,
-        /// Packets queued until their neighbour answers.
+        /// Packets queued for an unresolved neighbour.
         tx_pending,
-        /// Packets dropped from a neighbour's queue because a limit in bytes was reached.
+        /// Packets dropped from the queue of an unresolved neighbour because a limit in bytes was reached.
         tx_pending_overflow,
         /// Packets dropped because their neighbour did not answer. Each is also reported as an error.
         tx_unresolved,
-        /// Datagrams that were sent in fragments.
+        /// Datagrams sent in fragments.
         tx_fragmented,
         /// Fragments sent.
         tx_fragments,
-        /// Datagrams of which only the first fragments were sent because the device was full.
+        /// Datagrams of which only the first fragments were sent because the device became full.
         tx_fragments_lost,
         /// ARP requests received.
         arp_requests_in,
@@ -115,19 +118,19 @@ counters! {
         arp_requests_out,
         /// ARP replies sent.
         arp_replies_out,
-        /// ARP packets in which another host claims an address of ours.
+        /// ARP packets in which another host claims a local address.
         arp_conflicts,
         /// Neighbours created.
         neighbours_created,
-        /// Neighbours thrown out to make room.
+        /// Neighbours evicted to make room for others.
         neighbours_evicted,
-        /// Packets that found no room for a neighbour.
+        /// Packets for which no neighbour could be created because the table was full.
         neighbours_exhausted,
-        /// Neighbours that changed their MAC address.
+        /// Neighbours whose MAC address changed.
         neighbours_moved,
         /// Neighbours that did not answer.
         neighbours_failed,
-        /// Claims about a static neighbour, or within the lock time, that were ignored.
+        /// Neighbour updates that were refused: for a static neighbour, or within the lock time.
         neighbour_updates_refused,
         /// NDP messages that failed the checks of RFC 4861 §6.1 and §7.1.
         ndp_invalid,
@@ -143,15 +146,16 @@ counters! {
         ndp_router_solicitations_out,
         /// Router advertisements received and used.
         ndp_router_advertisements_in,
-        /// Redirects, which are not followed.
+        /// Redirects received and ignored.
         redirects_ignored,
-        /// Addresses found to be in use by another host (RFC 4862 §5.4).
+        /// Addresses found to be in use by another host in duplicate address detection (RFC 4862 §5.4).
         dad_duplicates,
-        /// Neighbour advertisements in which another host claims an address of ours.
+        /// Neighbour advertisements in which another host claims a local address.
         ndp_conflicts,
         /// Addresses formed from router advertisements.
         slaac_addresses,
-        /// Prefixes, routers and addresses of router advertisements that exceeded a limit.
+        /// Prefixes, routers and addresses of router advertisements that were ignored because a limit was
+        /// reached.
         router_advertisement_limits,
         /// Multicast listener reports sent.
         mld_reports_out,
@@ -159,31 +163,33 @@ counters! {
         mld_queries_in,
         /// Fragments received.
         fragments_in,
-        /// Datagrams put together.
+        /// Datagrams reassembled.
         reassembled,
-        /// Datagrams given up because a fragment did not come in time.
+        /// Incomplete datagrams discarded because a fragment did not arrive in time.
         reassembly_timeouts,
-        /// Datagrams given up because fragments overlapped (RFC 5722).
+        /// Incomplete datagrams discarded because fragments overlapped (RFC 5722).
         reassembly_overlaps,
-        /// Datagrams given up to keep within `fragment_bytes`.
+        /// Incomplete datagrams discarded to keep within `fragment_bytes`.
         reassembly_evicted,
-        /// Fragments whose offset or length is impossible, and datagrams whose fragments disagree.
+        /// Fragments with an impossible offset or length, and datagrams discarded because their fragments
+        /// contradicted each other.
         reassembly_malformed,
-        /// Fragments received twice.
+        /// Duplicate fragments received.
         reassembly_duplicates,
         /// ICMP messages received.
         icmp_in,
-        /// ICMP messages that are malformed or whose checksum is wrong.
+        /// ICMP messages that were malformed or had a wrong checksum.
         icmp_invalid,
         /// Echo requests answered.
         icmp_echo_replies,
-        /// Echo requests to a broadcast address, which are not answered (RFC 1122 §3.2.2.6).
+        /// Echo requests not answered because they were sent to a broadcast address (RFC 1122 §3.2.2.6) or
+        /// replies are disabled.
         icmp_echo_ignored,
-        /// ICMP errors passed to their transport.
+        /// ICMP errors passed to a transport.
         icmp_errors_in,
-        /// ICMP errors whose quote is not a packet of ours.
+        /// ICMP errors that quote a packet this host did not send.
         icmp_errors_foreign,
-        /// ICMP messages of a type that a host has no use for.
+        /// ICMP messages of a type that a host does not process.
         icmp_unhandled,
         /// ICMP errors sent.
         icmp_errors_out,
@@ -191,11 +197,11 @@ counters! {
         icmp_errors_limited,
         /// Path MTU values learnt.
         path_mtu_learnt,
-        /// Destinations whose path MTU was forgotten before its time to keep within `path_mtu_entries`.
+        /// Destinations whose path MTU was evicted to keep within `path_mtu_entries`.
         path_mtu_evicted,
-        /// Path MTU values that would not lower the known one.
+        /// Reported path MTU values that do not lower the known one.
         path_mtu_ignored,
-        /// Errors about packets of ours that nobody fetched in time.
+        /// Errors about transmitted packets that were dropped because `errors_max` of them were queued.
         errors_overflow,
     }
 }

@@ -1,4 +1,4 @@
-//! A network layer on a recording device, and the frames a peer would send it.
+//! A network layer on a recording device, and frames as a peer sends them.
 
 use super::{InputResult, IpHeader, L4, Network, NetworkConfig, ParsedFrame, Route, TxChecksum, TxError};
 use crate::device::{Capabilities, Label, RxFrame, TxMeta, TxQueue};
@@ -21,14 +21,14 @@ pub(crate) const ROUTER_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 254);
 pub(crate) const OUR_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 pub(crate) const PEER_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2);
 
-/// What the device has sent, and how much more it takes.
+/// The frames that the device has sent, and how many more it accepts.
 #[derive(Default)]
 pub(crate) struct TxRecorder {
     pub sent: Vec<(Vec<u8>, TxMeta)>,
     pub capacity: usize,
 }
 
-/// A device's sending half that records frames.
+/// The transmit half of a device that records frames.
 pub(crate) struct RecordingTxQueue {
     pub recorder: Arc<Mutex<TxRecorder>>,
     pub capabilities: Capabilities,
@@ -48,7 +48,7 @@ impl TxQueue for RecordingTxQueue {
         if self.recorder.lock().unwrap().capacity == 0 {
             return None;
         }
-        // Undefined contents, and different ones each time.
+        // The contents are undefined, so each call fills in other bytes.
         self.buffer.resize(len, 0);
         self.buffer.fill(0xa5);
         Some(&mut self.buffer)
@@ -80,7 +80,7 @@ pub(crate) struct NetworkFixture {
     pub now: Instant,
 }
 
-/// Both families, no duplicate address detection.
+/// Returns a link with addresses of both families.
 pub(crate) fn link_config() -> LinkConfig {
     LinkConfig {
         name: "lan".into(),
@@ -105,18 +105,18 @@ impl NetworkFixture {
         let port = network.add_port(Box::new(queue));
         let link = network.add_link(port, link).unwrap();
         let mut bench = Self { network, recorder, port, link, now: Instant::from_millis(1_000) };
-        // Whatever is due at the start (listener reports) is not what the tests are about.
+        // Discards what is sent at start (listener reports), which the tests do not examine.
         bench.advance(Duration::from_secs(2));
         bench.sent();
         bench
     }
 
-    /// Gives the device this much room.
+    /// Sets how many more frames the device accepts.
     pub(crate) fn set_capacity(&self, room: usize) {
         self.recorder.lock().unwrap().capacity = room;
     }
 
-    /// Takes the frames sent so far, with what the device was asked to do.
+    /// Takes the frames sent so far, with their offload metadata.
     pub(crate) fn sent_with_meta(&self) -> Vec<(Vec<u8>, TxMeta)> {
         core::mem::take(&mut self.recorder.lock().unwrap().sent)
     }
@@ -134,7 +134,7 @@ impl NetworkFixture {
         frames.remove(0)
     }
 
-    /// Lets time pass, from one deadline to the next.
+    /// Advances time from one deadline to the next.
     pub(crate) fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         while let Some(at) = self.network.next_deadline().filter(|&at| at <= end) {
@@ -153,7 +153,8 @@ impl NetworkFixture {
         parsed
     }
 
-    /// Whatever is taken for a usual segment at a glance is one, with the same contents.
+    /// Checks that a frame accepted by the fast path is a TCP segment with the contents that the slow path
+    /// finds.
     #[track_caller]
     fn check_fast_path(&self, frame: &RxFrame<'_>, parsed: &ParsedFrame<'_>) {
         let ends = rx_fast_path::peek_flow_key(frame.bytes);
@@ -170,7 +171,7 @@ impl NetworkFixture {
         assert_eq!(ends, Some(key));
     }
 
-    /// A frame arrives that is neither TCP nor UDP nor to be dropped.
+    /// Delivers a frame that [`Network::input`] is to handle.
     #[track_caller]
     pub(crate) fn input(&mut self, frame: &[u8]) -> InputResult {
         match self.parse(frame) {
@@ -184,7 +185,7 @@ impl NetworkFixture {
         self.network.route(self.now, dst.into(), None).unwrap()
     }
 
-    /// Sends a segment as TCP would, its checksum at offset 16.
+    /// Sends a segment as TCP does, with its checksum at offset 16.
     pub(crate) fn send_tcp(
         &mut self,
         route: &Route,
@@ -207,7 +208,7 @@ impl NetworkFixture {
         Ok(())
     }
 
-    /// The peer with this address answers to ARP and is known from now on.
+    /// Makes a peer known by an ARP exchange.
     pub(crate) fn learn_v4(&mut self, peer: Ipv4Addr, mac: MacAddr) {
         let route = self.route(peer);
         self.send_tcp(&route, peer, &segment(0)).unwrap();
@@ -216,7 +217,7 @@ impl NetworkFixture {
     }
 }
 
-/// A TCP segment of 20 bytes and `payload` more, without checksum.
+/// Returns a TCP segment with a header of 20 bytes and `payload` bytes after it, without checksum.
 pub(crate) fn segment(payload: usize) -> Vec<u8> {
     let mut bytes = vec![0; 20 + payload];
     bytes[..4].copy_from_slice(&[0x30, 0x39, 0, 80]);
@@ -228,7 +229,7 @@ pub(crate) fn segment(payload: usize) -> Vec<u8> {
     bytes
 }
 
-/// A frame from the peer to us.
+/// Returns a frame from the peer to this host.
 pub(crate) fn frame(ethertype: EtherType, packet: &[u8]) -> Vec<u8> {
     frame_to(OUR_MAC, None, ethertype, packet)
 }
@@ -294,7 +295,7 @@ pub(crate) fn ipv4_packet(header: ipv4::Header, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A frame with an IPv4 packet from the peer to us.
+/// Returns a frame with an IPv4 packet from the peer to this host.
 pub(crate) fn v4_frame(protocol: u8, payload: &[u8]) -> Vec<u8> {
     let header = ipv4_header(PEER_V4, OUR_V4, protocol, payload.len());
     frame(EtherType::IPV4, &ipv4_packet(header, payload))
@@ -317,7 +318,7 @@ pub(crate) fn ipv6_packet(src: Ipv6Addr, dst: Ipv6Addr, next: u8, hop_limit: u8,
     out
 }
 
-/// Reads a frame of ours back as a peer's stack would: what a received packet has to be.
+/// Parses the Ethernet header of a transmitted frame and returns it with the packet.
 #[track_caller]
 pub(crate) fn as_received(frame: &[u8]) -> (ethernet::Header, &[u8]) {
     let header = ethernet::Header::parse(frame).unwrap();

@@ -1,32 +1,33 @@
-//! Deadlines of the network layer. There are few of them and none is touched by an ordinary packet, so an ordered set does.
+//! Timers of the network layer. There are few of them and ordinary packets do not touch them, so an ordered
+//! set suffices.
 
 use crate::handle::LinkId;
 use crate::time::Instant;
 use core::net::Ipv6Addr;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is due.
+/// A timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum NetworkTimer {
-    /// The neighbour in this slot: solicit again, or give up.
+    /// Sends the next solicitation to the neighbour in this slot, or gives up.
     Neighbour(u32),
-    /// Fragments of the oldest datagrams did not come in time, unless they have been completed meanwhile.
+    /// Discards incomplete datagrams that have expired.
     Reassembly,
-    /// A new address: draw the delay before the first solicitation.
+    /// Draws the delay before the first solicitation for a new address.
     DadStart(LinkId, Ipv6Addr),
-    /// Next step of duplicate address detection.
+    /// Performs the next step of duplicate address detection.
     Dad(LinkId, Ipv6Addr),
-    /// An address, prefix or router learnt on the link has had its time.
+    /// Removes expired addresses, prefixes and routers of a link.
     Lifetimes(LinkId),
-    /// Ask for routers again.
+    /// Sends the next router solicitation.
     RouterSolicitation(LinkId),
-    /// Report multicast groups.
+    /// Reports multicast group memberships.
     ListenerReport(LinkId),
-    /// Send again what a full device refused.
+    /// Sends packets again that a full device refused.
     Backlog,
 }
 
-/// At most one deadline per timer.
+/// The armed timers, with one deadline each.
 #[derive(Debug, Default)]
 pub(crate) struct NetworkTimers {
     queue: BTreeSet<(Instant, NetworkTimer)>,
@@ -34,7 +35,7 @@ pub(crate) struct NetworkTimers {
 }
 
 impl NetworkTimers {
-    /// Sets the timer, replacing its earlier deadline.
+    /// Arms the timer and replaces its earlier deadline.
     pub(crate) fn arm(&mut self, timer: NetworkTimer, at: Instant) {
         if let Some(before) = self.armed.insert(timer, at) {
             self.queue.remove(&(before, timer));
@@ -42,31 +43,31 @@ impl NetworkTimers {
         self.queue.insert((at, timer));
     }
 
-    /// Sets the timer unless it is due earlier already.
+    /// Arms the timer unless its deadline is already earlier.
     pub(crate) fn arm_no_later(&mut self, timer: NetworkTimer, at: Instant) {
         if self.deadline(timer).is_none_or(|before| at < before) {
             self.arm(timer, at);
         }
     }
 
-    /// Takes the timer back.
+    /// Cancels the timer.
     pub(crate) fn cancel(&mut self, timer: NetworkTimer) {
         if let Some(before) = self.armed.remove(&timer) {
             self.queue.remove(&(before, timer));
         }
     }
 
-    /// When the timer is due, if it is set.
+    /// Returns the deadline of the timer, if it is armed.
     pub(crate) fn deadline(&self, timer: NetworkTimer) -> Option<Instant> {
         self.armed.get(&timer).copied()
     }
 
-    /// The earliest deadline.
+    /// Returns the earliest deadline.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.queue.first().map(|&(at, _)| at)
     }
 
-    /// Takes one timer that is due, the earliest first.
+    /// Takes the due timer with the earliest deadline.
     pub(crate) fn pop_due(&mut self, now: Instant) -> Option<NetworkTimer> {
         let &(at, timer) = self.queue.first()?;
         if at > now {

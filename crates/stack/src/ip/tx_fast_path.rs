@@ -1,6 +1,7 @@
-//! The way out for the packet that nearly every packet is: a TCP segment over IPv4 that is not to be fragmented, to a neighbour that is
-//! known. All of its headers are written at once from numbers, word by word, and their checksums are made of those numbers: nothing
-//! that was written is read again. Whatever is different is left to [`Network::begin`] (the tests compare the two).
+//! The transmit fast path: a TCP segment over IPv4 with "don't fragment", to a resolved neighbour. All
+//! headers are written at once from integers, word by word, and the checksums are computed from these
+//! integers, so no written byte is read again. All other packets take the slow path, [`Network::begin`];
+//! tests compare the output of both.
 
 use super::output::{PayloadSum, TxError};
 use super::{Network, NextHop};
@@ -18,18 +19,19 @@ const DONT_FRAGMENT: u32 = 0x4000;
 /// Bytes of both headers without options.
 const HEADERS: usize = ipv4::Header::LEN + TcpHeader::LEN;
 
-/// How long such a packet is, and what its length depends on.
+/// The length of a packet and what it consists of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TcpV4Lengths<'a> {
-    /// TCP's options with their padding: at most ten words.
+    /// TCP options with their padding: at most ten words.
     pub options: &'a [u32],
     /// Bytes of payload.
     pub payload: usize,
-    /// Payload bytes per segment of a super-frame; only if [`Network::capabilities`] says that the device takes it.
+    /// Payload bytes per segment of a super-frame; [`Network::capabilities`] must say that the device
+    /// supports it.
     pub gso_size: Option<u16>,
 }
 
-/// What else the headers say, addresses as numbers.
+/// The other fields of both headers, addresses as integers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TcpV4Headers {
     pub src: u32,
@@ -38,7 +40,7 @@ pub(crate) struct TcpV4Headers {
     pub tos: u8,
     /// Time to live.
     pub ttl: u8,
-    /// Source port, then destination port.
+    /// Source port in the upper half, destination port in the lower half.
     pub ports: u32,
     pub seq: u32,
     pub ack: u32,
@@ -47,21 +49,21 @@ pub(crate) struct TcpV4Headers {
     pub urg_ptr: u16,
 }
 
-/// Such a packet under construction. Dropping it sends nothing.
+/// A packet under construction. Dropping it sends nothing.
 #[must_use = "a packet leaves only when it is sealed and committed"]
 pub(crate) struct TcpV4Packet<'a> {
-    /// Room for the payload. Its contents are undefined.
+    /// Buffer for the payload. Its contents are undefined.
     pub payload: &'a mut [u8],
-    /// Whether somebody needs the sum of the payload.
+    /// Whether the sum of the payload is needed.
     pub payload_sum: PayloadSum,
-    /// The payload may be left out, and given to [`Network::commit_gathered_v4`].
+    /// Whether the payload may be left out here and passed to [`Network::commit_gathered_v4`] instead.
     pub can_gather: bool,
     head: &'a mut [u8; HEADERS],
     options: &'a mut [u8],
     sealed: SealedTcpV4,
 }
 
-/// A finished packet, to be given to [`Network::commit_tcp_v4`] at once.
+/// A finished packet, to be passed to [`Network::commit_tcp_v4`] at once.
 #[derive(Clone, Copy)]
 #[must_use = "a packet leaves only when it is committed"]
 pub(crate) struct SealedTcpV4 {
@@ -73,7 +75,7 @@ pub(crate) struct SealedTcpV4 {
 }
 
 impl Network {
-    /// Begins a packet. `None` if it needs a closer look, and nothing was done.
+    /// Begins a packet. Returns `None`, without side effects, if the packet must take the slow path.
     ///
     /// # Errors
     /// [`TxError::Full`] if the device has no room.
@@ -105,7 +107,7 @@ impl Network {
         neighbour.referenced = true;
         let offloaded = port.capabilities.tx_checksum;
         let room = port.tx.reserve(len).and_then(|room| room.get_mut(..len)).ok_or(TxError::Full)?;
-        // Copying all 18 bytes is one fixed-size move; the IP header overwrites what was too much.
+        // Copying all 18 bytes is one fixed-size move; the IP header overwrites the excess.
         if let Some(start) = room.first_chunk_mut::<LINK_HEADER_MAX>() {
             *start = neighbour.header;
         }
@@ -121,13 +123,15 @@ impl Network {
         Ok(Some(TcpV4Packet { payload, payload_sum: summing, can_gather: gathers, head, options, sealed }))
     }
 
-    /// Sends a sealed packet, with what is known about its flow. Nothing else may happen between [`Network::begin_tcp_v4`] and this.
+    /// Sends a sealed packet with the label of its flow. Nothing else may happen between
+    /// [`Network::begin_tcp_v4`] and this call.
     #[inline(always)]
     pub(crate) fn commit_tcp_v4(&mut self, sealed: SealedTcpV4, label: Label) {
         self.ports[usize::from(sealed.port)].commit(sealed.len, sealed.meta(label), &mut self.stats);
     }
 
-    /// The same of a super-frame whose payload, `pieces`, was left out. Only if [`PlainOut::gathers`].
+    /// Sends a sealed super-frame whose payload was left out and consists of `pieces`.
+    /// [`TcpV4Packet::can_gather`] must be true.
     pub(crate) fn commit_gathered_v4(
         &mut self,
         sealed: SealedTcpV4,
@@ -150,7 +154,8 @@ impl SealedTcpV4 {
 }
 
 impl TcpV4Packet<'_> {
-    /// Writes the headers, with the options that the lengths were of, in front of a payload with this sum.
+    /// Writes the headers and options in front of a payload with this sum. `options` must have the length
+    /// that was passed to [`Network::begin_tcp_v4`].
     #[inline(always)]
     pub(crate) fn seal(self, segment: &TcpV4Headers, options: &[u32], payload: Sum) -> SealedTcpV4 {
         let Self { head, options: room, mut sealed, .. } = self;
@@ -160,7 +165,7 @@ impl TcpV4Packet<'_> {
         if let Some(gso) = &mut sealed.gso {
             gso.ecn = segment.flags.contains(TcpFlags::CWR);
         }
-        // Cannot truncate: compared with the MTU or 65,535 before.
+        // Cannot truncate: the length has been compared with the MTU or 65,535.
         let ip_len = (sealed.len - usize::from(sealed.link_header)) as u32;
         segment.write(head, ip_len, options, (!sealed.offloaded).then_some(payload));
         sealed
@@ -168,7 +173,8 @@ impl TcpV4Packet<'_> {
 }
 
 impl TcpV4Headers {
-    /// Writes both headers without the options. The checksum of TCP is that of the pseudo-header alone if the sum of the payload is not given.
+    /// Writes both headers without the options. If the sum of the payload is not given, the TCP checksum
+    /// field gets the sum of the pseudo-header alone.
     #[inline(always)]
     fn write(&self, head: &mut [u8; HEADERS], ip_len: u32, options: &[u32], payload: Option<Sum>) {
         let lead = VERSION | u32::from(self.tos) << 16 | ip_len;

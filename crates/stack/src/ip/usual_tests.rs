@@ -5,7 +5,7 @@ use crate::wire::MacAddr;
 use crate::wire::ethernet::EtherType;
 use crate::wire::ipv4;
 
-/// A frame of the peer's with a segment in it whose checksum is right.
+/// Returns a segment of the peer with a correct checksum.
 fn v4_segment() -> Vec<u8> {
     let mut bytes = segment(11);
     let sum = pseudo_v4(PEER_V4, OUR_V4, protocol::TCP, bytes.len()).add(Sum::of(&bytes));
@@ -20,7 +20,8 @@ fn v6_frame() -> Vec<u8> {
     frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::TCP, 64, &bytes))
 }
 
-/// Whether a frame is taken for a usual one; if it is, [`Bench::parse`] compares it with the close look.
+/// Returns whether the fast path accepts a frame; [`NetworkFixture::parse`] compares the result with the slow
+/// path.
 fn is_usual(bench: &mut NetworkFixture, bytes: &[u8]) -> bool {
     bench.parse(bytes);
     let frame = RxFrame::new(bytes);
@@ -79,7 +80,8 @@ fn no_prefix_and_no_flipped_bit_is_usual_by_mistake() {
         for bit in 0..whole.len() * 8 {
             let mut bytes = whole.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
-            // Some bits mean nothing, like those of the source's MAC address. That the rest is noticed `parse` sees to.
+            // Some bits have no meaning, such as those of the source MAC address. `parse` compares the two
+            // paths.
             is_usual(&mut bench, &bytes);
         }
     }

@@ -1,5 +1,5 @@
-//! ARP (RFC 826), with the choices Linux makes: who asks us is remembered, who merely speaks is not; a reply confirms a neighbour,
-//! everything else only updates what is known.
+//! ARP (RFC 826), with Linux's policy: the sender of a request for a local address becomes a neighbour, other
+//! senders do not; a reply makes a neighbour reachable, any other packet only updates a known one.
 
 use super::is_unicast;
 use super::neighbour::NeighbourUpdate;
@@ -13,14 +13,15 @@ use core::net::{IpAddr, Ipv4Addr};
 use core::time::Duration;
 
 impl Network {
-    /// An ARP packet arrived. `group_frame`: not to us alone.
+    /// Handles an ARP packet. `group_frame` tells whether its Ethernet destination is a group address.
     pub(crate) fn arp_input(&mut self, now: Instant, link: LinkId, packet: &ArpPacket, group_frame: bool) {
         match packet.operation {
             ArpOperation::Request => self.stats.arp_requests_in += 1,
             ArpOperation::Reply => self.stats.arp_replies_in += 1,
         }
         let target_is_ours = self.is_local_on_link(link, packet.target_ip);
-        // RFC 5227 §2.1.1: a probe has no sender address. It is answered so that the prober learns of us, but teaches nothing.
+        // RFC 5227 §2.1.1: a probe has no sender address. It is answered so that the prober learns of the
+        // conflict, but nothing is learnt from it.
         if packet.sender_ip.is_unspecified() {
             let answered =
                 packet.operation == ArpOperation::Request && target_is_ours && !self.is_secondary_shard();
@@ -38,7 +39,8 @@ impl Network {
             return;
         }
         if self.local.v4.link_of(packet.sender_ip.to_bits()).is_some() {
-            // Our own packet come back, or somebody else with our address: nothing to learn from either.
+            // Either this host's own packet, looped back, or a host with a conflicting address: nothing is
+            // learnt from either.
             if packet.sender_mac != known_link.mac {
                 self.stats.arp_conflicts += 1;
             }
@@ -51,8 +53,8 @@ impl Network {
         }
     }
 
-    /// True if `address` is ours and belongs to this link: unlike Linux by default (but like its `arp_ignore=1`) we do not answer for
-    /// addresses of other links.
+    /// Returns whether `address` is a local address of this link. Addresses of other links are not answered
+    /// for, as with Linux's `arp_ignore=1`; its default is 0.
     fn is_local_on_link(&self, link: LinkId, address: Ipv4Addr) -> bool {
         self.local.v4.link_of(address.to_bits()) == Some(link)
     }
@@ -72,8 +74,9 @@ impl Network {
                 Some(neighbour) => neighbour.is_locked(now, lock),
                 None => false,
             };
-        // An announcement about itself replaces at once (RFC 5227 §3); other claims wait for the lock time, so that the first of
-        // several answers wins. A question to us is always believed, as on Linux: we are about to answer it there.
+        // An announcement replaces the MAC address at once (RFC 5227 §3). Other updates wait for the lock
+        // time, so that the first of several replies wins. A request for a local address always counts, as on
+        // Linux: the reply is about to be sent to its sender.
         let gratuitous = packet.sender_ip == packet.target_ip;
         let claim = NeighbourUpdate {
             mac: Some(packet.sender_mac),
@@ -103,7 +106,8 @@ impl Network {
         }
     }
 
-    /// Asks for `target`: everybody, or only the host that had it last. False if the device is full.
+    /// Sends a request for `target`, to all hosts or only to the MAC address `to`. Returns false if the
+    /// device is full.
     pub(crate) fn send_arp_request(
         &mut self,
         link: LinkId,

@@ -12,7 +12,7 @@ use core::time::Duration;
 const OTHER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Reads an ARP packet of ours.
+/// Parses a transmitted ARP packet and returns it with its destination MAC address.
 fn arp_of(frame: &[u8]) -> (MacAddr, arp::ArpPacket) {
     let (header, packet) = as_received(frame);
     assert_eq!(header.ethertype, EtherType::ARP);
@@ -98,7 +98,7 @@ fn a_question_that_finds_the_device_full_is_asked_as_soon_as_there_is_room() {
     bench.set_capacity(usize::MAX);
     bench.advance(Duration::from_millis(1));
     assert_eq!(arp_of(&bench.sent_one()).1.target_ip, PEER_V4);
-    // From here on as if nothing had been: two more questions, a second apart.
+    // From here on as usual: two more requests, one second apart.
     bench.advance(Duration::from_millis(2_999));
     assert_eq!((bench.sent().len(), bench.network.next_error()), (2, None));
     bench.advance(Duration::from_millis(1));
@@ -113,7 +113,7 @@ fn a_known_neighbour_is_not_given_up_for_questions_that_found_the_device_full() 
     bench.advance(60 * SECOND);
     bench.send_tcp(&route, PEER_V4, &segment(0)).unwrap();
     bench.sent();
-    // The delay is over, and the device is full until the third question would have been the last.
+    // The delay is over. The device is full until the third probe would have been the last.
     bench.set_capacity(0);
     bench.advance(5 * SECOND + Duration::from_millis(2_900));
     bench.set_capacity(usize::MAX);
@@ -132,7 +132,7 @@ fn a_device_that_stays_full_keeps_nobody_waiting_for_ever() {
     bench.send_tcp(&route, PEER_V4, &segment(5)).unwrap();
     bench.advance(7 * SECOND);
     assert_eq!(bench.network.next_error().unwrap().kind, IcmpErrorKind::HostUnreachable);
-    // Three questions, each tried again ten times at growing intervals.
+    // Three requests, each retried ten times at growing intervals.
     assert_eq!(bench.network.stats().tx_control_dropped, 33);
     assert_eq!(bench.network.next_deadline(), None);
 }
@@ -173,7 +173,7 @@ fn a_dynamic_entry_survives_hours_if_the_neighbour_answers() {
         }
     }
     assert_eq!(bench.network.next_error(), None);
-    // Once per reachable time (15 to 45 s) and the 5 s of delay.
+    // One probe per reachable time (15 to 45 s) and delay (5 s).
     assert!((7200 / 51..7200 / 19).contains(&asked), "{asked}");
 }
 
@@ -316,7 +316,7 @@ fn more_static_neighbours_than_there_is_room_for_are_refused_before_anything_is_
         ..LinkConfig::default()
     };
     let mut bench = NetworkFixture::with(config, &link_config(), CAPABILITIES);
-    // Neighbours that were found give way.
+    // Dynamic neighbours are evicted for static ones.
     for last in 100..120 {
         bench.route(Ipv4Addr::new(10, 0, 0, last));
     }
@@ -324,7 +324,7 @@ fn more_static_neighbours_than_there_is_room_for_are_refused_before_anything_is_
     let error = bench.network.add_link(PortId(0), &static_ones(2, 7)).unwrap_err();
     assert_eq!(error.key, "link.vlan2.static_neighbours");
     assert!(!bench.network.is_local(Ipv4Addr::new(10, 2, 0, 1).into()));
-    // Nothing of it is left that could be in the way.
+    // The rejected link left nothing that could conflict.
     bench.network.add_link(PortId(0), &static_ones(2, 6)).unwrap();
     assert!(bench.network.add_link(PortId(0), &static_ones(3, 1)).is_err());
 }

@@ -1,4 +1,4 @@
-//! Router discovery (RFC 4861 §6.3) and addresses formed from prefixes (RFC 4862 §5.5).
+//! Router discovery (RFC 4861 §6.3) and stateless address autoconfiguration (RFC 4862 §5.5).
 
 use super::ndp::{SOLICITATION_RETRY, with_interface_id};
 use super::neighbour::NeighbourUpdate;
@@ -13,21 +13,23 @@ use crate::wire::ndp::{NdpMessage, PrefixInfo, RouterAdvertisement, solicited_no
 use core::net::{IpAddr, Ipv6Addr};
 use core::time::Duration;
 
-/// All routers of the link (RFC 4291 §2.7.1).
+/// The all-routers group (RFC 4291 §2.7.1).
 const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
-/// Time between router solicitations (RFC 4861 §10).
+/// Time between router solicitations (RTR_SOLICITATION_INTERVAL of RFC 4861 §10).
 const RTR_SOLICITATION_INTERVAL: Duration = Duration::from_secs(4);
-/// An advertisement may not shorten an address's remaining life below this (RFC 4862 §5.5.3 (e)), since anybody can send one.
+/// An advertisement may not shorten the remaining lifetime of an address below this (RFC 4862 §5.5.3 (e)),
+/// because advertisements are not authenticated.
 const VALID_LIFETIME_MIN: Duration = Duration::from_secs(2 * 3600);
-/// What routers may make of the time a neighbour counts as reachable, in milliseconds: below it we would solicit all the time.
+/// Accepted range of advertised reachable times, in milliseconds. With shorter ones this host would solicit
+/// permanently.
 const REACHABLE_TIME_MS: core::ops::RangeInclusive<u32> = 100..=3_600_000;
-/// The same for the time between solicitations.
+/// Accepted range of advertised retransmission timers, in milliseconds.
 const RETRANS_TIMER_MS: core::ops::RangeInclusive<u32> = 10..=60_000;
-/// Metric of routes that routers advertise, Linux's: routes from the configuration go before them.
+/// Metric of advertised routes, as on Linux: configured routes take precedence.
 const ADVERTISED_METRIC: u32 = 1024;
 
 impl Network {
-    /// The link-local address may be used: now we can ask.
+    /// Starts router solicitation when the link-local address has become valid.
     pub(crate) fn on_link_local_address(&mut self, id: LinkId) {
         let link = self.link(id);
         if link.accept_ra && link.router_solicitations_left > 0 && !self.is_secondary_shard() {
@@ -131,7 +133,7 @@ impl Network {
         self.set_advertised_route(id, Ipv6Addr::UNSPECIFIED, 0, Some(router.into()), expires);
     }
 
-    /// A router is none any more.
+    /// Removes the default route via a router.
     pub(crate) fn remove_default_router(&mut self, id: LinkId, router: Ipv6Addr) {
         let gone = |entry: &RouteEntry| {
             entry.origin == RouteOrigin::Advertised
@@ -174,7 +176,7 @@ impl Network {
             expires,
         };
         match self.routes.find(destination.into(), prefix, same) {
-            // What the configuration says is not for routers to change.
+            // Router advertisements do not change configured routes.
             Some(known) if known.origin != RouteOrigin::Advertised => {}
             Some(_) => self.routes.add(destination.into(), prefix, entry),
             None if self.routes.advertised_count(id) < usize::from(self.config.autoconf_routes_max) => {
@@ -223,7 +225,7 @@ impl Network {
         self.add_ipv6_address(id, address);
     }
 
-    /// Takes back what has had its time, and comes again for the next.
+    /// Removes expired routes and addresses of a link and arms the timer for the next expiry.
     pub(crate) fn on_lifetimes(&mut self, now: Instant, id: LinkId) {
         let (removed, next_route) = self.routes.expire(now, id);
         if removed > 0 {
@@ -262,7 +264,7 @@ impl Network {
     }
 }
 
-/// A lifetime in seconds from now, where the largest number means for ever (RFC 4861 §4.6.2).
+/// Returns the end of a lifetime in seconds; the largest number means infinity (RFC 4861 §4.6.2).
 fn expiry(now: Instant, seconds: u32) -> Instant {
     if seconds == u32::MAX { Instant::MAX } else { now + Duration::from_secs(seconds.into()) }
 }

@@ -1,4 +1,5 @@
-//! Frames of our own control protocols, which go to a known MAC address and never wait.
+//! Transmission of control frames (ARP, NDP, MLD), whose destination MAC address is known, so that they are
+//! never queued.
 
 use crate::device::TxMeta;
 use crate::handle::LinkId;
@@ -7,8 +8,8 @@ use crate::wire::MacAddr;
 use crate::wire::ethernet::EtherType;
 
 impl Network {
-    /// Sends one frame with up to `len_max` bytes after the link header; `write` fills them and returns how many they are.
-    /// Returns false if the device is full: the frame is lost, as on a busy wire, unless the caller tries again.
+    /// Sends one frame with up to `len_max` bytes after the link header; `write` fills them in and returns
+    /// their number. Returns false if the device is full: the frame is lost unless the caller tries again.
     pub(crate) fn send_control(
         &mut self,
         link: LinkId,

@@ -1,4 +1,5 @@
-//! Multicast listener reports (RFC 3810), so that switches that snoop let our solicited-node groups through.
+//! Multicast listener reports (RFC 3810), which let switches with MLD snooping forward the solicited-node
+//! groups.
 
 use crate::handle::LinkId;
 use crate::ip::Network;
@@ -10,15 +11,15 @@ use crate::wire::{MacAddr, ipv6, protocol};
 use core::net::Ipv6Addr;
 use core::time::Duration;
 
-/// How often a new group is reported (RFC 3810 §9.1, the robustness variable).
+/// Number of reports of a new group (the robustness variable of RFC 3810 §9.1).
 const ROBUSTNESS_VARIABLE: u8 = 2;
-/// Longest time between those reports (RFC 3810 §9.11).
+/// Longest time between these reports (RFC 3810 §9.11).
 const UNSOLICITED_REPORT_INTERVAL_MS: u32 = 1000;
-/// Bytes of the hop-by-hop header with the router alert.
+/// Bytes of the hop-by-hop options header with the router alert.
 const ROUTER_ALERT_LEN: usize = 8;
 
 impl Network {
-    /// Joins a group. The report follows with the next call of `timers`.
+    /// Joins a group. The report is sent in the next call of [`Network::run_timers`].
     pub(crate) fn join_group(&mut self, id: LinkId, group: Ipv6Addr) {
         let link = self.link_mut(id);
         if let Err(at) = link.groups.binary_search(&group) {
@@ -31,7 +32,7 @@ impl Network {
         }
     }
 
-    /// Leaves a group.
+    /// Leaves a group and reports it.
     pub(crate) fn leave_group(&mut self, id: LinkId, group: Ipv6Addr) {
         let link = self.link_mut(id);
         if let Ok(at) = link.groups.binary_search(&group) {
@@ -46,7 +47,7 @@ impl Network {
         }
     }
 
-    /// A router asks who listens.
+    /// Handles a query of a router for group members.
     pub(crate) fn mld_input(
         &mut self,
         now: Instant,
@@ -66,7 +67,7 @@ impl Network {
             Some(group) => link.groups.binary_search(&group).is_ok(),
         };
         if concerned {
-            // RFC 3810 §6.2: after a random part of the time the router gives.
+            // RFC 3810 §6.2: the report is sent after a random fraction of the maximum response delay.
             let delay = Duration::from_millis(self.entropy.below(query.max_response_ms).into());
             self.timers.arm_no_later(NetworkTimer::ListenerReport(id), now + delay);
         }
@@ -95,7 +96,7 @@ impl Network {
     }
 
     fn send_listener_report(&mut self, id: LinkId, records: &[MulticastAddressRecord]) {
-        // RFC 3590 §4: without a link-local address yet, reports come from the unspecified one.
+        // RFC 3590 §4: before the link-local address is valid, reports have the unspecified source address.
         let src = self.link(id).link_local().unwrap_or(Ipv6Addr::UNSPECIFIED);
         let dst = mld::ALL_MLDV2_ROUTERS;
         let at = ipv6::Header::LEN + ROUTER_ALERT_LEN;

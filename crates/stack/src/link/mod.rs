@@ -1,4 +1,5 @@
-//! Links: a device, or one VLAN of it, with its addresses. Beneath them neighbours (ARP, NDP) and multicast groups.
+//! Links: a device, or one VLAN of a device, with its addresses. The submodules implement neighbours (ARP,
+//! NDP), address autoconfiguration and multicast group membership.
 
 mod arp;
 mod autoconf;
@@ -24,46 +25,49 @@ use core::time::Duration;
 /// Smallest MTU of an IPv4 link in bytes (RFC 791 §3.2).
 pub const IPV4_MTU_MIN: u16 = 68;
 
-/// All hosts of the link (RFC 1112 §4).
+/// The all-hosts group (RFC 1112 §4).
 pub(crate) const ALL_HOSTS_V4: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
-/// All nodes of the link (RFC 4291 §2.7.1).
+/// The all-nodes group (RFC 4291 §2.7.1).
 pub(crate) const ALL_NODES_V6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// A link as the configuration describes it.
+/// The configuration of a link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// Name for display and for routes in a configuration file.
+    /// Name for listings and for routes in a configuration file.
     pub name: String,
     /// Addresses with their prefix lengths. The first of each family is the preferred source address.
     pub addresses: Vec<(IpAddr, u8)>,
-    /// Networks with their prefix lengths, all of whose addresses are ours, besides those above: packets to them are taken and sockets may have them, as with Linux's
-    /// `local` routes. ARP answers for them, NDP does not, and no source address is chosen from them.
+    /// Networks whose addresses are all local, with their prefix lengths: packets to them are accepted and
+    /// sockets may bind them, as with Linux's `local` routes. ARP requests for these addresses are answered,
+    /// neighbour solicitations are not, and none of them is selected as a source address.
     pub local_networks: Vec<(IpAddr, u8)>,
-    /// Largest IP packet in bytes: 68 … the device's MTU; `None` takes the device's. Below 1,280 the link does no IPv6, and cannot have
-    /// addresses of it.
+    /// MTU in bytes: 68 … the device's MTU; `None` uses the device's. Below 1,280 IPv6 is disabled on the
+    /// link, and it cannot have IPv6 addresses.
     pub mtu: Option<usize>,
-    /// The 802.1Q VLAN of this link: 1 … 4,094. `None` for untagged frames.
+    /// The 802.1Q VLAN of the link: 1 … 4,094. `None` for untagged frames.
     pub vlan: Option<u16>,
-    /// Ask for routers and form addresses and routes from their advertisements (RFC 4861, RFC 4862).
+    /// Whether routers are solicited, and addresses and routes are formed from their advertisements (RFC
+    /// 4861, RFC 4862).
     pub accept_ra: bool,
-    /// Neighbours that are never asked and never forgotten.
+    /// Neighbours that are never solicited and never evicted.
     pub static_neighbours: Vec<(IpAddr, MacAddr)>,
-    /// The way to ourselves: what is sent here comes back. Packets to addresses of any link take it, and nothing else does. It may have addresses in 127.0.0.0/8
-    /// and ::1, and others may not. One at the most.
+    /// Whether this is the loopback link, whose frames come back to this host. Packets to local addresses of
+    /// any link take it, and no others do. It may have addresses in 127.0.0.0/8 and ::1; other links may not.
+    /// At most one link is the loopback link.
     pub loopback: bool,
 }
 
-/// How far an address has come.
+/// The state of an address in duplicate address detection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddressState {
-    /// Being checked (RFC 4862 §5.4): not used yet.
+    /// Duplicate address detection is in progress (RFC 4862 §5.4): the address is not used yet.
     Tentative {
-        /// Solicitations sent so far.
+        /// Number of solicitations sent so far.
         probes: u8,
     },
-    /// In use.
+    /// The address is in use.
     Valid,
-    /// Another host has it: not used.
+    /// Another host has the address: it is not used.
     Duplicate,
 }
 
@@ -74,18 +78,18 @@ pub struct InterfaceAddress {
     pub address: IpAddr,
     /// Length of its network prefix in bits.
     pub prefix: u8,
-    /// How far it has come.
+    /// Its state.
     pub state: AddressState,
-    /// Formed from a router advertisement.
+    /// Whether it was formed from a router advertisement.
     pub autoconfigured: bool,
-    /// Until then it is preferred over others as a source (RFC 4862 §5.5.4).
+    /// Until this time it is preferred as a source address; afterwards it is deprecated (RFC 4862 §5.5.4).
     pub preferred_until: Instant,
-    /// Until then it exists.
+    /// Until this time it is valid; afterwards it is removed.
     pub valid_until: Instant,
 }
 
 impl InterfaceAddress {
-    /// An address that stays.
+    /// Creates an address with infinite lifetimes.
     pub(crate) const fn permanent(address: IpAddr, prefix: u8, state: AddressState) -> Self {
         Self {
             address,
@@ -102,19 +106,19 @@ impl InterfaceAddress {
     }
 }
 
-/// A device's sending half and the links on it.
+/// The transmit half of a device, and the links on the device.
 pub(crate) struct TxPort {
     pub tx: Box<dyn TxQueue + Send>,
     pub capabilities: Capabilities,
-    /// It takes payloads in pieces.
+    /// Whether the device accepts payloads in pieces.
     pub can_gather: bool,
     /// The link of untagged frames.
     pub untagged: Option<LinkId>,
-    /// The links of VLANs, sorted.
+    /// The links of tagged frames, sorted by VLAN.
     pub tagged: Vec<(u16, LinkId)>,
-    /// Something was committed since the last flush.
+    /// Whether frames have been committed since the last flush.
     pub dirty: bool,
-    /// What was sent.
+    /// Frames and bytes sent.
     pub tx_frames: u64,
     pub tx_bytes: u64,
 }
@@ -126,7 +130,7 @@ impl TxPort {
         Self { tx, capabilities, can_gather, untagged, tagged, dirty: false, tx_frames: 0, tx_bytes: 0 }
     }
 
-    /// The link a frame belongs to. VLAN 0 only carries a priority (IEEE 802.1Q).
+    /// Returns the link that a frame belongs to. VLAN 0 only carries a priority (IEEE 802.1Q).
     #[inline]
     pub(crate) fn link_of(&self, vlan: Option<VlanTag>) -> Option<LinkId> {
         match vlan {
@@ -138,14 +142,15 @@ impl TxPort {
         }
     }
 
-    /// Sends the first `len` bytes of the room reserved last, and counts them.
+    /// Sends the first `len` bytes of the buffer reserved last, and counts them.
     #[inline]
     pub(crate) fn commit(&mut self, len: usize, meta: TxMeta, stats: &mut NetworkStats) {
         self.tx.commit(len, meta);
         self.count(len, stats);
     }
 
-    /// The same of the first `head` bytes and `pieces`, `len` bytes together. Only if it gathers.
+    /// Sends a frame that consists of the first `head` bytes of the reserved buffer and of `pieces`, `len`
+    /// bytes in total. [`TxPort::can_gather`] must be true.
     pub(crate) fn commit_gathered(
         &mut self,
         (head, len): (usize, usize),
@@ -168,13 +173,13 @@ impl TxPort {
         stats.tx_bytes += len as u64;
     }
 
-    /// Largest frame the device takes.
+    /// Returns the length of the largest frame that the device accepts, in bytes.
     pub(crate) fn frame_bytes_max(&self) -> usize {
         (self.capabilities.mtu + LINK_HEADER_MAX).max(self.capabilities.gso_bytes_max)
     }
 }
 
-/// A link at work.
+/// The state of a link.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub name: String,
@@ -183,36 +188,36 @@ pub(crate) struct Link {
     pub mac: MacAddr,
     /// Bytes of the largest IP packet.
     pub mtu: u16,
-    /// The same for IPv6, which a router may lower.
+    /// The MTU for IPv6, which a router may lower.
     pub mtu_v6: u16,
-    /// IPv6 is spoken here.
+    /// Whether IPv6 is enabled.
     pub ipv6: bool,
     pub accept_ra: bool,
-    /// What is sent here comes back.
+    /// Whether this is the loopback link.
     pub loopback: bool,
     pub addresses: Vec<InterfaceAddress>,
     /// Broadcast addresses of the IPv4 networks, sorted.
     broadcasts: Vec<Ipv4Addr>,
     /// IPv6 multicast groups, sorted.
     pub groups: Vec<Ipv6Addr>,
-    /// How long an answer of a neighbour is believed.
+    /// How long a neighbour counts as reachable after an answer (ReachableTime of RFC 4861).
     pub reachable_time: Duration,
-    /// Time between solicitations.
+    /// Time between solicitations (RetransTimer of RFC 4861).
     pub retrans_timer: Duration,
-    /// Hop limit that routers advise, for ICMP and UDP.
+    /// Hop limit of ICMP and UDP packets: the configured one, or the one that a router advertised.
     pub hop_limit: u8,
     /// Router solicitations still to be sent.
     pub router_solicitations_left: u8,
-    /// Reports about new groups still to be sent.
+    /// Unsolicited reports of new groups still to be sent.
     pub join_reports_left: u8,
-    /// In our questions whether an address is taken.
+    /// The nonce in this host's duplicate address detection solicitations (RFC 7527).
     pub dad_nonce: [u8; 6],
-    /// The reachable time routers advise, 0 if none does.
+    /// The reachable time that routers advertise, in milliseconds; 0 if none does.
     pub advertised_reachable_time_ms: u32,
 }
 
 impl Link {
-    /// Checks a configuration against the device.
+    /// Checks a configuration against the device and creates the link.
     pub(crate) fn new(
         config: &LinkConfig,
         port: PortId,
@@ -276,30 +281,31 @@ impl Link {
         })
     }
 
-    /// Bytes of the largest IP packet of a family.
+    /// Returns the MTU for the address family of `family`: bytes of the largest IP packet.
     pub(crate) fn mtu_for(&self, family: IpAddr) -> u16 {
         if family.is_ipv4() { self.mtu } else { self.mtu_v6 }
     }
 
-    /// Bytes of the link header.
+    /// Returns the length of the link header in bytes.
     pub(crate) fn header_len(&self) -> usize {
         if self.vlan.is_some() { Header::LEN_TAGGED } else { Header::LEN }
     }
 
-    /// The header of a frame from here.
+    /// Returns the header of a frame sent on this link.
     pub(crate) fn header(&self, dst: MacAddr, ethertype: EtherType) -> Header {
         let vlan = self.vlan.map(|vid| VlanTag { pcp: 0, dei: false, vid });
         Header::new(dst, self.mac, vlan, ethertype)
     }
 
-    /// The same as bytes, to be copied in front of packets.
+    /// Returns the header of a frame as bytes, and its length.
     pub(crate) fn header_bytes(&self, dst: MacAddr, ethertype: EtherType) -> ([u8; LINK_HEADER_MAX], u8) {
         let mut bytes = [0; LINK_HEADER_MAX];
         let len = self.header(dst, ethertype).emit(&mut bytes);
         (bytes, len as u8)
     }
 
-    /// True if `address` is a broadcast address of this link: 255.255.255.255 or that of one of its networks.
+    /// Returns whether `address` is a broadcast address of this link: 255.255.255.255 or that of one of its
+    /// networks.
     #[inline(always)]
     pub(crate) fn is_broadcast(&self, address: Ipv4Addr) -> bool {
         match self.broadcasts.as_slice() {
@@ -309,7 +315,7 @@ impl Link {
         }
     }
 
-    /// The broadcast address of its only network, if it has one. 255.255.255.255 is another.
+    /// Returns the subnet broadcast address if the link has exactly one. 255.255.255.255 is not counted.
     pub(crate) fn sole_broadcast(&self) -> Option<Ipv4Addr> {
         if let [only] = *self.broadcasts { Some(only) } else { None }
     }
@@ -319,7 +325,7 @@ impl Link {
         address.is_broadcast() || self.broadcasts.binary_search(&address).is_ok()
     }
 
-    /// Adds an address. Returns false if it is there already.
+    /// Adds an address. Returns false if the link has it already.
     pub(crate) fn add_address(&mut self, address: InterfaceAddress) -> bool {
         if self.address(address.address).is_some() {
             return false;
@@ -334,12 +340,12 @@ impl Link {
         true
     }
 
-    /// True if multicast packets to `group` are for us.
+    /// Returns whether this host receives multicast packets to `group`.
     pub(crate) fn is_member(&self, group: Ipv6Addr) -> bool {
         group == ALL_NODES_V6 || self.groups.binary_search(&group).is_ok()
     }
 
-    /// The entry of an address of ours.
+    /// Returns the entry of an address of this link.
     pub(crate) fn address(&self, address: IpAddr) -> Option<&InterfaceAddress> {
         self.addresses.iter().find(|known| known.address == address)
     }
@@ -348,7 +354,7 @@ impl Link {
         self.addresses.iter_mut().find(|known| known.address == address)
     }
 
-    /// The link-local address, once it is valid.
+    /// Returns the link-local address, if it is valid.
     pub(crate) fn link_local(&self) -> Option<Ipv6Addr> {
         self.addresses.iter().filter(|known| known.is_valid()).find_map(|known| match known.address {
             IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
@@ -356,7 +362,8 @@ impl Link {
         })
     }
 
-    /// The IPv4 source address for talking to `peer`: the first whose network holds it, otherwise the first.
+    /// Returns the IPv4 source address for packets to `peer`: the first whose network contains it, otherwise
+    /// the first.
     pub(crate) fn source_v4(&self, peer: Ipv4Addr) -> Option<Ipv4Addr> {
         let ipv4 = || {
             self.addresses.iter().filter_map(|known| match known.address {
@@ -371,13 +378,13 @@ impl Link {
     }
 }
 
-/// The broadcast address of a network; /31 and /32 have none (RFC 3021).
+/// Returns the broadcast address of a network; /31 and /32 have none (RFC 3021).
 pub(crate) fn subnet_broadcast(address: Ipv4Addr, prefix: u8) -> Option<Ipv4Addr> {
     let host_bits = u32::MAX.checked_shr(prefix.into()).unwrap_or(0);
     (prefix < 31).then(|| Ipv4Addr::from_bits(address.to_bits() | host_bits))
 }
 
-/// True for addresses that belong to one host.
+/// Returns whether an address is that of a single host.
 pub(crate) fn is_unicast(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => {

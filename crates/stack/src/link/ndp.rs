@@ -13,10 +13,11 @@ use crate::wire::{MacAddr, ipv6, protocol};
 use core::net::{IpAddr, Ipv6Addr};
 use core::time::Duration;
 
-/// The first solicitation about a new address waits for up to this long, so that hosts that start together do not speak
-/// together (RFC 4862 §5.4.2).
+/// The first solicitation for a new address is delayed by up to this time, so that hosts that start
+/// simultaneously do not send simultaneously (RFC 4862 §5.4.2).
 const DAD_DELAY_MS_MAX: u32 = 1000;
-/// A question about an address of ours, or for routers, that found the device full is asked again after this time.
+/// A solicitation for duplicate address detection, or for routers, that found the device full is retried
+/// after this time.
 pub(super) const SOLICITATION_RETRY: Duration = Duration::from_millis(100);
 
 /// A packet that carries a neighbour discovery message.
@@ -27,12 +28,12 @@ pub(crate) struct NdpPacket<'a> {
     pub src: Ipv6Addr,
     pub dst: Ipv6Addr,
     pub hop_limit: u8,
-    /// The ICMPv6 message, its checksum verified.
+    /// The ICMPv6 message. Its checksum has been verified.
     pub message: &'a [u8],
 }
 
 impl Network {
-    /// Begins to speak IPv6 on a link, if its configuration asks for it.
+    /// Enables IPv6 on a link, if its configuration asks for it.
     pub(crate) fn start_ipv6(&mut self, id: LinkId) {
         if !self.link(id).ipv6 || self.link(id).loopback {
             return;
@@ -51,7 +52,7 @@ impl Network {
         }
     }
 
-    /// Adds an address, which is used once nobody else turns out to have it.
+    /// Adds an address and starts duplicate address detection, after which the address is used.
     pub(crate) fn add_ipv6_address(&mut self, id: LinkId, mut address: InterfaceAddress) {
         let IpAddr::V6(v6) = address.address else { return };
         let checked = self.config.dad_transmits == 0;
@@ -65,7 +66,7 @@ impl Network {
         if checked {
             self.on_dad_completed(id, v6);
         } else if !self.is_secondary_shard() {
-            // The time is not known here: the first call of `timers` draws the delay.
+            // The current time is not known here: the first call of [`Network::run_timers`] draws the delay.
             self.timers.arm(NetworkTimer::DadStart(id, v6), Instant::ZERO);
         }
     }
@@ -75,7 +76,8 @@ impl Network {
         self.timers.arm(NetworkTimer::Dad(id, address), now + delay);
     }
 
-    /// Asks once more whether somebody has the address, or takes it after enough silence.
+    /// Sends the next solicitation of duplicate address detection, or makes the address valid after enough of
+    /// them were not answered.
     pub(crate) fn on_dad_timer(&mut self, now: Instant, id: LinkId, address: Ipv6Addr) {
         let transmits = self.config.dad_transmits;
         let link = self.link_mut(id);
@@ -89,13 +91,13 @@ impl Network {
             return;
         }
         *probes += 1;
-        // RFC 7527: by the nonce we know our own question if the network sends it back to us.
+        // RFC 7527: the nonce identifies this host's own solicitation if the network loops it back.
         let message =
             NdpMessage::NeighbourSolicitation { target: address, source_mac: None, nonce: Some(nonce) };
         let left = self.send_ndp(id, Ipv6Addr::UNSPECIFIED, solicited_node(address), None, &message);
         let mut after = retransmit;
         if !left {
-            // Nobody can object to what nobody was asked.
+            // A solicitation that was not sent cannot be objected to, so it does not count.
             after = after.min(SOLICITATION_RETRY);
             if let Some(InterfaceAddress { state: AddressState::Tentative { probes }, .. }) =
                 self.link_mut(id).address_mut(address.into())
@@ -115,7 +117,7 @@ impl Network {
 
     fn on_dad_failure(&mut self, id: LinkId, address: Ipv6Addr) {
         if self.is_secondary_shard() {
-            // It has not asked: the first shard says what came of it.
+            // This shard sent no solicitation: the primary shard broadcasts the result.
             return;
         }
         self.broadcast_update(ControlUpdate::DadResult { link: id.0, address, valid: false });
@@ -127,7 +129,7 @@ impl Network {
         }
     }
 
-    /// A neighbour discovery message arrived.
+    /// Handles a neighbour discovery message.
     pub(crate) fn ndp_input(&mut self, now: Instant, packet: &NdpPacket<'_>) {
         match NdpMessage::parse(packet.message, packet.src, packet.dst, packet.hop_limit) {
             Ok(NdpMessage::NeighbourSolicitation { target, source_mac: source, nonce }) => {
@@ -142,14 +144,14 @@ impl Network {
             Ok(NdpMessage::RouterAdvertisement(advertisement)) => {
                 self.on_router_advertisement(now, packet.link, packet.src, &advertisement);
             }
-            // This is a host.
+            // Hosts ignore router solicitations.
             Ok(NdpMessage::RouterSolicitation { .. }) => {}
             Err(_) if packet.message.first() == Some(&ndp::REDIRECT) => self.stats.redirects_ignored += 1,
             Err(_) => self.stats.ndp_invalid += 1,
         }
     }
 
-    /// RFC 4861 §7.2.3, RFC 4862 §5.4.3.
+    /// Handles a neighbour solicitation (RFC 4861 §7.2.3, RFC 4862 §5.4.3).
     fn on_solicitation(
         &mut self,
         now: Instant,
@@ -164,7 +166,8 @@ impl Network {
         match known.state {
             AddressState::Duplicate => return,
             AddressState::Tentative { .. } => {
-                // Somebody checks the same address at the same time: neither may have it.
+                // Another host performs duplicate address detection for the address at this moment: neither
+                // host may use it.
                 if detection && nonce != Some(link.dad_nonce) {
                     self.on_dad_failure(packet.link, target);
                 }
@@ -196,7 +199,7 @@ impl Network {
         }
     }
 
-    /// RFC 4861 §7.2.5, RFC 4862 §5.4.4.
+    /// Handles a neighbour advertisement (RFC 4861 §7.2.5, RFC 4862 §5.4.4).
     fn on_advertisement(
         &mut self,
         now: Instant,
@@ -225,12 +228,13 @@ impl Network {
         let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return };
         let was_router = core::mem::replace(&mut neighbour.is_router, router);
         if was_router && !router {
-            // RFC 4861 §7.2.5: it has ceased to be a router.
+            // RFC 4861 §7.2.5: the neighbour has ceased to be a router.
             self.remove_default_router(id, target);
         }
     }
 
-    /// Asks for `target`: its group, or only the host that had it last. False if the device is full.
+    /// Sends a neighbour solicitation for `target`, to its solicited-node group or only to the MAC address
+    /// `to`. Returns false if the device is full.
     pub(crate) fn send_neighbour_solicitation(
         &mut self,
         id: LinkId,
@@ -244,7 +248,8 @@ impl Network {
         self.send_ndp(id, source, dst, to, &message)
     }
 
-    /// Sends a neighbour discovery message; `mac` is needed unless `dst` is a group. False if the device is full.
+    /// Sends a neighbour discovery message. `mac` is required unless `dst` is a multicast address. Returns
+    /// false if the device is full.
     pub(crate) fn send_ndp(
         &mut self,
         id: LinkId,
@@ -282,7 +287,7 @@ impl Network {
     }
 }
 
-/// An address from a 64-bit prefix and the MAC address (RFC 4862 §5.3, RFC 2464 §4).
+/// Forms an address from a 64-bit prefix and a MAC address (RFC 4862 §5.3, RFC 2464 §4).
 pub(crate) fn with_interface_id(prefix: Ipv6Addr, mac: MacAddr) -> Ipv6Addr {
     let mut octets = prefix.octets();
     octets[8..].copy_from_slice(&mac.interface_id());

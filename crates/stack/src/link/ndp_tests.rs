@@ -17,7 +17,7 @@ const ROUTER: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0xfe);
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const FAR: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1);
 
-/// What we would form from our MAC address.
+/// Returns the link-local address formed from the device's MAC address.
 fn link_local() -> Ipv6Addr {
     "fe80::ff:fe00:1".parse().unwrap()
 }
@@ -52,7 +52,8 @@ fn solicitation(target: Ipv6Addr, source: Option<MacAddr>) -> NdpMessage {
     NdpMessage::NeighbourSolicitation { target, source_mac: source, nonce: None }
 }
 
-/// Reads a neighbour discovery message of ours: destination MAC, source, destination.
+/// Parses a transmitted neighbour discovery message. Returns its destination MAC, source and destination
+/// addresses, and the message.
 #[track_caller]
 fn ndp_of(frame: &[u8]) -> (MacAddr, Ipv6Addr, Ipv6Addr, NdpMessage) {
     let (ethernet, packet) = as_received(frame);
@@ -63,7 +64,7 @@ fn ndp_of(frame: &[u8]) -> (MacAddr, Ipv6Addr, Ipv6Addr, NdpMessage) {
     (ethernet.dst, header.src, header.dst, message)
 }
 
-/// Only the neighbour discovery messages among what we sent.
+/// Takes the transmitted neighbour discovery messages.
 fn sent_ndp(bench: &NetworkFixture) -> Vec<(MacAddr, Ipv6Addr, Ipv6Addr, NdpMessage)> {
     let frames = bench.sent();
     let is_ndp = |frame: &&Vec<u8>| frame[20] == protocol::ICMPV6;
@@ -120,7 +121,7 @@ fn a_solicitation_is_answered_and_teaches_the_asker() {
 #[test]
 fn solicitations_for_others_are_not_answered() {
     let mut bench = NetworkFixture::new();
-    // The same group as an address of ours, but another address.
+    // Another address whose solicited-node group is that of a local address.
     let neighbour: Ipv6Addr = "2001:db8:7::1".parse().unwrap();
     assert_eq!(solicited_node(neighbour), solicited_node(OUR_V6));
     bench.input(&ndp_frame(PEER_V6, solicited_node(OUR_V6), &solicitation(neighbour, Some(PEER_MAC))));
@@ -140,7 +141,7 @@ fn one_advertisement_releases_every_waiting_packet() {
     assert_eq!(mac, MacAddr::from_ipv6_multicast(solicited_node(PEER_V6)));
     assert_eq!((src, dst), (OUR_V6, solicited_node(PEER_V6)));
     assert_eq!(message, solicitation(PEER_V6, Some(OUR_MAC)));
-    // Without a MAC address it is of no use.
+    // An advertisement without a MAC address is of no use.
     let nothing = NdpMessage::NeighbourAdvertisement {
         target: PEER_V6,
         router: false,
@@ -199,7 +200,7 @@ fn an_address_is_used_after_nobody_objected() {
     assert_eq!(route, Err(RouteError::NetUnreachable), "a tentative address is no source");
     let route = network.network.route(network.now, PEER_V6.into(), Some(OUR_V6.into()));
     assert_eq!(route, Err(RouteError::SourceNotLocal));
-    // Nor is it answered for.
+    // Solicitations for it are not answered either.
     let bytes = ndp_frame(PEER_V6, solicited_node(OUR_V6), &solicitation(OUR_V6, Some(PEER_MAC)));
     let bytes = frame_to(
         MacAddr::from_ipv6_multicast(solicited_node(OUR_V6)),
@@ -230,7 +231,7 @@ fn an_address_is_used_after_nobody_objected() {
     assert!(network.network.route(network.now, PEER_V6.into(), None).is_ok());
 }
 
-/// A link whose addresses are still being checked, and the nonce of our question about `OUR_V6`.
+/// Returns a link with tentative addresses, and the nonce of its solicitation for `OUR_V6`.
 fn checking() -> (NetworkFixture, [u8; 6]) {
     let config = NetworkConfig { dad_transmits: 5, ..NetworkConfig::default() };
     let mut bench = NetworkFixture::with(config, &link_config(), CAPABILITIES);
@@ -268,7 +269,7 @@ fn an_address_that_somebody_else_checks_too_is_not_used() {
     let (mut bench, nonce) = checking();
     let question = |nonce| NdpMessage::NeighbourSolicitation { target: OUR_V6, source_mac: None, nonce };
     let group = solicited_node(OUR_V6);
-    // Our own question come back (RFC 7527).
+    // The host's own solicitation, looped back (RFC 7527).
     bench.input(&ndp_frame(Ipv6Addr::UNSPECIFIED, group, &question(Some(nonce))));
     assert_eq!(bench.network.stats().dad_duplicates, 0);
     bench.input(&ndp_frame(Ipv6Addr::UNSPECIFIED, group, &question(Some([9; 6]))));
@@ -356,7 +357,7 @@ fn routers_are_asked_for_three_times_from_the_link_local_address() {
     let link = LinkConfig { addresses: vec![], accept_ra: true, ..link_config() };
     let mut bench =
         NetworkFixture::with(NetworkConfig { dad_transmits: 0, ..network_config() }, &link, CAPABILITIES);
-    // The first one left while the bench was set up.
+    // The first one was sent while the fixture was set up.
     assert_eq!(bench.network.stats().ndp_router_solicitations_out, 1);
     bench.advance(60 * SECOND);
     let sent = sent_ndp(&bench);
@@ -385,7 +386,7 @@ fn an_advertisement_gives_an_address_a_route_and_link_parameters() {
     bench.sent();
     bench.send_tcp(&route, FAR, &segment(0)).unwrap();
     assert_eq!(as_received(&bench.sent_one()).0.dst, ROUTER_MAC);
-    // The prefix is on the link: asked for, not sent to the router.
+    // The prefix is on the link: the destination itself is solicited, not the router.
     let on_link = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 9);
     let route = bench.route(on_link);
     bench.send_tcp(&route, on_link, &segment(0)).unwrap();
@@ -448,7 +449,7 @@ fn a_router_that_resigns_is_no_router() {
     assert_eq!(bench.network.route(bench.now, FAR.into(), None), Err(RouteError::NetUnreachable));
     receive_ra(&mut bench, router());
     assert!(bench.network.route(bench.now, FAR.into(), None).is_ok());
-    // It advertises itself as a host.
+    // The router advertises itself as a host.
     bench.input(&ndp_frame(ROUTER, link_local(), &advertisement(ROUTER, ROUTER_MAC)));
     assert_eq!(bench.network.route(bench.now, FAR.into(), None), Err(RouteError::NetUnreachable));
 }
@@ -547,7 +548,7 @@ fn groups_are_reported_twice_and_when_asked() {
     let report = &packet6[chain.offset..];
     assert!(icmpv6::Message::parse(report, header.src, header.dst).is_ok());
     assert_eq!(report.len(), mld::report_len(1), "both addresses share their group");
-    // About a group that we are not in.
+    // A query about a group that this host has not joined.
     query[8..24].copy_from_slice(&solicited_node(FAR).octets());
     query[23] = 0x77;
     bench.input(&packet(&query));

@@ -1,18 +1,19 @@
-//! Neighbours: which MAC address belongs to an IP address on a link, for ARP and NDP alike.
+//! The neighbour table: the MAC address of each IP address on a link, for ARP and NDP.
 //!
-//! The states are those of neighbour unreachability detection (RFC 4861 §7.3.2), used for IPv4 too, as on Linux:
+//! The states are those of neighbour unreachability detection (RFC 4861 §7.3.2), used for IPv4, too, as on
+//! Linux:
 //!
 //! ```text
-//!                  first packet                answer
+//!                 first packet                answer
 //!   UNRESOLVED ──────────────────► INCOMPLETE ────────► REACHABLE ◄──────────────┐
-//!        ▲                             │                   │ reachable time      │ answer, or the
-//!        │ evicted           no answer │                   ▼ over, next packet   │ transport's word
+//!        ▲                             │                   │ reachable time      │ answer, or
+//!        │ evicted           no answer │                   ▼ over, next packet   │ confirmation
 //!      FAILED ◄────────────────────────┘      STALE ────► DELAY ──► PROBE ───────┤
 //!        ▲                                 next packet                 │         │
 //!        └─────────────────────────────────────────────── no answer ───┘─────────┘
 //! ```
 //!
-//! This file decides; [`Network`](crate::ip::Network) sends what it asks for.
+//! This module decides what is to be sent; [`Network`](crate::ip::Network) sends it.
 
 use crate::device::TxMeta;
 use crate::handle::LinkId;
@@ -24,7 +25,7 @@ use core::net::IpAddr;
 use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
 
-/// Bits of a neighbour reference that name the slot; the others hold the slot's generation.
+/// Bits of a neighbour reference that hold the slot; the others hold the slot's generation.
 const SLOT_BITS: u32 = 20;
 /// Largest number of slots.
 pub(crate) const SLOTS_MAX: u32 = (1 << SLOT_BITS) - 1;
@@ -34,7 +35,8 @@ pub(crate) const LINK_HEADER_MAX: usize = 18;
 /// How long to wait before a full device is tried again.
 pub(crate) const DEVICE_RETRY: Duration = Duration::from_millis(1);
 
-/// A slot and its generation in 32 bits: what a cached route holds. It goes stale when the slot gets another tenant.
+/// A slot and its generation in 32 bits, as a cached hop holds it. It becomes stale when the slot is reused
+/// for another neighbour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NeighbourRef(u32);
 
@@ -43,66 +45,68 @@ impl NeighbourRef {
         Self(slot | u32::from(generation) << SLOT_BITS)
     }
 
-    /// The slot's number.
+    /// Returns the index of the slot.
     pub(crate) const fn slot(self) -> u32 {
         self.0 & SLOTS_MAX
     }
 
     const fn generation(self) -> u16 {
-        // 12 bits remain above the slot's.
+        // 12 bits remain above the slot.
         (self.0 >> SLOT_BITS) as u16
     }
 }
 
-/// What is known about a neighbour.
+/// The reachability state of a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NeighbourState {
-    /// Never asked.
+    /// It has never been solicited.
     Unresolved,
-    /// Asked, no answer yet. Packets wait.
+    /// It has been solicited and has not answered yet. Packets are queued.
     Incomplete,
-    /// Known to answer.
+    /// It is known to be reachable.
     Reachable,
-    /// Known, but not heard of recently. Used, and then checked.
+    /// Its MAC address is known, but its reachability has not been confirmed recently. The next packet is
+    /// sent and starts the delay.
     Stale,
-    /// Used since it went stale; the transport may still vouch for it.
+    /// A packet was sent since it became stale; the transport may still confirm it before it is probed.
     Delay,
-    /// Being asked whether it is still there. Used meanwhile.
+    /// It is being probed. Packets are sent meanwhile.
     Probe,
-    /// Did not answer. The next packet asks again.
+    /// It did not answer. The next packet solicits it again.
     Failed,
-    /// From the configuration: never asked, never changed, never forgotten.
+    /// It comes from the configuration: it is never solicited, changed or evicted (Linux's NUD_PERMANENT).
     Permanent,
-    /// A multicast or broadcast address, whose MAC address follows from it.
+    /// It is a multicast or broadcast address, from which its MAC address follows (Linux's NUD_NOARP).
     NoArp,
 }
 
-/// A frame, complete but for its destination MAC address, that waits for an answer.
+/// A frame, complete except for its destination MAC address, that is queued until the neighbour is resolved.
 #[derive(Debug)]
 pub(crate) struct PendingFrame {
     pub bytes: Box<[u8]>,
     pub meta: TxMeta,
 }
 
-/// One neighbour.
+/// A neighbour.
 #[derive(Debug)]
 pub(crate) struct Neighbour {
-    /// The link header, ready to be copied in front of a packet: the first six bytes are the neighbour's MAC address.
+    /// The link header, ready to be copied in front of a packet. Its first six bytes are the neighbour's MAC
+    /// address.
     pub header: [u8; LINK_HEADER_MAX],
-    /// How many of them are used: 14 or 18.
+    /// Bytes of the header in use: 14 or 18.
     pub header_len: u8,
     pub state: NeighbourState,
-    /// Solicitations sent since the state was entered.
+    /// Number of solicitations sent since the state was entered.
     probes: u8,
-    /// Attempts to send the next one that found the device full.
+    /// Number of attempts to send the next solicitation that found the device full.
     refused_sends: u8,
-    /// Used since the eviction hand passed by.
+    /// Whether it was used since the clock hand last passed it.
     pub referenced: bool,
-    /// Said to be a router in its last advertisement.
+    /// Whether its last advertisement said that it is a router.
     pub is_router: bool,
     generation: u16,
     pub link: LinkId,
-    /// In state Reachable: until when.
+    /// In state Reachable: the end of the reachable time.
     pub reachable_until: Instant,
     /// When the MAC address was last set, for the lock time.
     updated: Instant,
@@ -116,55 +120,55 @@ pub(crate) struct Neighbour {
 pub(crate) enum SendDecision {
     /// Send it: the MAC address is known.
     Send,
-    /// Send it, and look after the neighbour in the given time.
+    /// Send it, and arm the neighbour's timer with this delay.
     SendThenProbe(Duration),
-    /// Let it wait.
+    /// Queue it.
     Queue,
-    /// Let it wait, and send the first solicitation.
+    /// Queue it, and send the first solicitation.
     QueueAndSolicit,
 }
 
-/// What a neighbour's timer asks for.
+/// What is to be done when a neighbour's timer expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NeighbourTimerAction {
-    /// Nothing any more.
+    /// Nothing.
     None,
-    /// Ask all hosts of the link.
+    /// Send a broadcast or multicast solicitation.
     SolicitMulticast,
-    /// Ask the neighbour itself.
+    /// Send a unicast solicitation to the neighbour.
     SolicitUnicast,
-    /// Give up: report the packets that waited.
+    /// Give up: report the queued packets as unreachable.
     Fail,
 }
 
-/// What somebody said about a neighbour.
+/// Information about a neighbour from an ARP or NDP packet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NeighbourUpdate {
-    /// Its MAC address, if that was said.
+    /// Its MAC address, if the packet contains it.
     pub mac: Option<MacAddr>,
-    /// It is an answer to a question of ours.
+    /// Whether it answers a solicitation.
     pub solicited: bool,
-    /// It may replace another MAC address.
+    /// Whether it may replace another MAC address (the override flag of RFC 4861 §4.4).
     pub overrides: bool,
-    /// A claim that may not replace makes a reachable neighbour stale (RFC 4861 §7.2.5; not so in ARP).
+    /// Whether an update without override makes a reachable neighbour stale (RFC 4861 §7.2.5; not so in ARP).
     pub makes_stale: bool,
 }
 
-/// What came of a claim.
+/// The result of a neighbour update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NeighbourUpdateOutcome {
-    /// The neighbour could not be used before and can now: send what waits.
+    /// The neighbour was unresolved and is resolved now: the queued packets can be sent.
     Resolved,
-    /// It has another MAC address now.
+    /// The MAC address has changed.
     Moved,
-    /// Nothing of importance.
+    /// Nothing relevant has changed.
     Unchanged,
-    /// The claim was not believed.
+    /// The update was refused.
     Refused,
 }
 
 impl Neighbour {
-    /// The MAC address; meaningful unless Unresolved, Incomplete or Failed.
+    /// Returns the MAC address; meaningless in states Unresolved, Incomplete and Failed.
     pub(crate) fn mac(&self) -> MacAddr {
         let mut mac = [0; 6];
         mac.copy_from_slice(&self.header[..6]);
@@ -175,13 +179,13 @@ impl Neighbour {
         self.header[..6].copy_from_slice(&mac.0);
     }
 
-    /// True if the MAC address is known.
+    /// Returns whether the MAC address is known.
     pub(crate) const fn is_resolved(&self) -> bool {
         use NeighbourState::{Failed, Incomplete, Unresolved};
         !matches!(self.state, Unresolved | Incomplete | Failed)
     }
 
-    /// The common case of [`Neighbour::on_use`]: nothing to decide.
+    /// Returns whether a packet can be sent without [`Neighbour::on_send`]: the common case.
     #[inline]
     pub(crate) fn is_ready(&self, now: Instant) -> bool {
         use NeighbourState::{Delay, NoArp, Permanent, Probe, Reachable};
@@ -192,7 +196,7 @@ impl Neighbour {
         }
     }
 
-    /// A packet is to be sent.
+    /// Decides what to do with a packet to be sent.
     pub(crate) fn on_send(&mut self, now: Instant, config: &NetworkConfig) -> SendDecision {
         use NeighbourState::{Delay, Failed, Incomplete, Unresolved};
         self.referenced = true;
@@ -206,7 +210,8 @@ impl Neighbour {
                 SendDecision::QueueAndSolicit
             }
             Incomplete => SendDecision::Queue,
-            // RFC 4861 §7.3.3: a stale neighbour is used at once and probed only if nothing vouches for it meanwhile.
+            // RFC 4861 §7.3.3: a stale neighbour is used at once and probed only if it is not confirmed
+            // meanwhile.
             _ => {
                 self.state = Delay;
                 SendDecision::SendThenProbe(Duration::from_millis(config.neighbour_delay_probe_ms.into()))
@@ -214,7 +219,7 @@ impl Neighbour {
         }
     }
 
-    /// The timer went off.
+    /// Handles the expiry of the neighbour's timer.
     pub(crate) fn on_timer(&mut self, now: Instant, config: &NetworkConfig) -> NeighbourTimerAction {
         use NeighbourState::{Delay, Failed, Incomplete, Probe, Reachable};
         match self.state {
@@ -243,8 +248,10 @@ impl Neighbour {
         }
     }
 
-    /// A solicitation left, or found the device full. Returns when the timer is due, which is after `interval` once it left. Otherwise it does not
-    /// count, and is tried again soon; but a device that stays full for so long has lost it, as a wire would: those who wait must learn of it.
+    /// Records the attempt to send a solicitation and returns when the timer is due: after `interval` if the
+    /// solicitation was sent (`left`). An attempt that found the device full does not count and is retried
+    /// after a short, doubling time. When that time reaches `interval` the solicitation counts as lost, so
+    /// that queued packets are reported eventually.
     pub(crate) fn on_solicited(&mut self, left: bool, interval: Duration) -> Duration {
         let soon = DEVICE_RETRY * (1 << self.refused_sends);
         if left || soon >= interval {
@@ -256,7 +263,7 @@ impl Neighbour {
         soon
     }
 
-    /// The transport has heard from the peer in answer to something it sent (RFC 4861 §7.3.1).
+    /// Records a confirmation of reachability by the transport (RFC 4861 §7.3.1).
     #[inline]
     pub(crate) fn confirm(&mut self, now: Instant, reachable: Duration) {
         use NeighbourState::{Delay, Probe, Reachable, Stale};
@@ -266,7 +273,7 @@ impl Neighbour {
         }
     }
 
-    /// Somebody said something. The rules are RFC 4861 §7.2.5's; ARP passes `replaces` by the lock time.
+    /// Applies an update by the rules of RFC 4861 §7.2.5. ARP sets `overrides` according to the lock time.
     pub(crate) fn update(
         &mut self,
         now: Instant,
@@ -284,7 +291,7 @@ impl Neighbour {
         let was_resolved = self.is_resolved();
         let moves = match claim.mac {
             Some(mac) => !was_resolved || mac != self.mac(),
-            // Nothing to send to: of no use to a neighbour whose MAC address is unknown.
+            // Without a MAC address the update is useless to an unresolved neighbour.
             None if !was_resolved => return NeighbourUpdateOutcome::Refused,
             None => false,
         };
@@ -313,33 +320,33 @@ impl Neighbour {
         }
     }
 
-    /// True if the MAC address was set less than the lock time ago.
+    /// Returns whether the MAC address was set less than the lock time ago.
     pub(crate) fn is_locked(&self, now: Instant, lock: Duration) -> bool {
         self.is_resolved() && now.saturating_since(self.updated) < lock
     }
 
-    /// The first packet that waits, for its source address.
+    /// Returns the first queued packet, from which the source address of a solicitation is taken.
     pub(crate) fn first_pending(&self) -> Option<&PendingFrame> {
         self.pending.front()
     }
 }
 
-/// A neighbour, for display.
+/// A neighbour as it is shown in listings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NeighbourInfo {
-    /// Where it is.
+    /// Its link.
     pub link: LinkId,
     /// Its IP address.
     pub address: IpAddr,
     /// Its MAC address, if known.
     pub mac: Option<MacAddr>,
-    /// What is known about it.
+    /// Its state.
     pub state: NeighbourState,
-    /// It said that it is a router.
+    /// Whether its last advertisement said that it is a router.
     pub is_router: bool,
 }
 
-/// Why there is no room for a packet or a neighbour.
+/// The error when there is no room for a packet or a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoRoom;
 
@@ -347,14 +354,14 @@ pub(crate) struct NoRoom;
 #[derive(Debug)]
 pub(crate) struct NeighbourTable {
     slots: Vec<Neighbour>,
-    /// Only looked up, never iterated.
+    /// Only used for lookups, never iterated.
     index: HashMap<(LinkId, IpAddr), u32, KeyedHash>,
     slots_max: usize,
-    /// Slots of neighbours that may be thrown out: all but static ones.
+    /// Slots of neighbours that may be evicted: all but permanent ones.
     evictable: Vec<u32>,
-    /// Where in `evictable` the search for a victim goes on.
+    /// Index into `evictable` where the next search for a victim begins.
     clock_hand: usize,
-    /// Neighbours looked at in such searches.
+    /// Number of neighbours examined in these searches.
     #[cfg(test)]
     victim_search_steps: u64,
     pending_bytes: usize,
@@ -362,19 +369,19 @@ pub(crate) struct NeighbourTable {
     pending_bytes_per_neighbour_max: usize,
 }
 
-/// A neighbour that was thrown out, with what waited for it.
+/// An evicted neighbour with its queued packets.
 #[derive(Debug)]
 pub(crate) struct EvictedNeighbour {
     pub slot: u32,
     pub pending: VecDeque<PendingFrame>,
 }
 
-/// A new neighbour.
+/// A neighbour to be added.
 #[derive(Debug)]
 pub(crate) struct NewNeighbour {
     pub link: LinkId,
     pub address: IpAddr,
-    /// The link header, with the destination already set if `state` says that it is known.
+    /// The link header, with the destination already set if `state` implies that it is known.
     pub header: [u8; LINK_HEADER_MAX],
     pub header_len: u8,
     pub state: NeighbourState,
@@ -396,14 +403,14 @@ impl NeighbourTable {
         }
     }
 
-    /// The neighbour a route holds, unless its slot has another tenant now.
+    /// Returns the neighbour that a reference was made for, unless its slot has been reused.
     #[inline]
     pub(crate) fn resolve(&mut self, reference: NeighbourRef) -> Option<&mut Neighbour> {
         let neighbour = self.slots.get_mut(reference.slot() as usize)?;
         (neighbour.generation == reference.generation()).then_some(neighbour)
     }
 
-    /// True if `reference` still names the neighbour it was made for.
+    /// Returns whether `reference` still refers to the neighbour it was made for.
     #[inline]
     pub(crate) fn is_current(&self, reference: NeighbourRef) -> bool {
         self.slots
@@ -411,27 +418,27 @@ impl NeighbourTable {
             .is_some_and(|neighbour| neighbour.generation == reference.generation())
     }
 
-    /// The neighbour in a slot that is known to be taken.
+    /// Returns the neighbour in a slot.
     pub(crate) fn neighbour_mut(&mut self, slot: u32) -> Option<&mut Neighbour> {
         self.slots.get_mut(slot as usize)
     }
 
-    /// Looks an address up.
+    /// Returns the slot of an address.
     pub(crate) fn find(&self, link: LinkId, address: IpAddr) -> Option<u32> {
         self.index.get(&(link, address)).copied()
     }
 
-    /// The state of the neighbour in a slot that is known to be taken.
+    /// Returns the state of the neighbour in an occupied slot.
     pub(crate) fn state(&self, slot: u32) -> NeighbourState {
         self.slots[slot as usize].state
     }
 
-    /// What a route may keep of the neighbour in `slot`.
+    /// Returns a reference to the neighbour in `slot`, which a hop may keep.
     pub(crate) fn reference(&self, slot: u32) -> NeighbourRef {
         NeighbourRef::new(slot, self.slots[slot as usize].generation)
     }
 
-    /// All neighbours, in slot order, for display.
+    /// Returns all neighbours, in slot order, for a listing.
     pub(crate) fn iter(&self) -> impl Iterator<Item = NeighbourInfo> {
         self.slots.iter().map(|neighbour| NeighbourInfo {
             link: neighbour.link,
@@ -442,7 +449,8 @@ impl NeighbourTable {
         })
     }
 
-    /// Adds a neighbour that is not there yet, throwing out another if need be.
+    /// Adds a neighbour that does not exist yet, and evicts another one if the table is full. Returns its
+    /// slot and the evicted neighbour.
     pub(crate) fn insert(&mut self, new: NewNeighbour) -> Result<(u32, Option<EvictedNeighbour>), NoRoom> {
         let key = (new.link, new.address);
         let stays = new.state == NeighbourState::Permanent;
@@ -488,13 +496,14 @@ impl NeighbourTable {
         Ok((slot, evicted))
     }
 
-    /// Static neighbours that there is still room for: all others give way to them.
+    /// Returns how many more permanent neighbours can be added; all others are evicted for them.
     pub(crate) fn permanent_slots_left(&self) -> usize {
         self.slots_max - (self.slots.len() - self.evictable.len())
     }
 
-    /// Second chance: the hand takes the mark off whoever was used since it last came by, and stops at who was not. Each step but the last takes off a mark
-    /// that a packet has paid for. Returns a place in `evictable`.
+    /// Selects a victim by the second-chance algorithm: the clock hand clears the mark of each neighbour that
+    /// was used since its last pass, and stops at the first one without a mark. Each step but the last clears
+    /// a mark that a packet has set, so the amortised cost is constant. Returns an index into `evictable`.
     fn find_victim(&mut self) -> Option<usize> {
         for _ in 0..=self.evictable.len() {
             let at = if self.clock_hand < self.evictable.len() { self.clock_hand } else { 0 };
@@ -511,7 +520,7 @@ impl NeighbourTable {
         None
     }
 
-    /// Empties a slot. Returns the generation of its next tenant.
+    /// Empties a slot. Returns the generation of its next neighbour, and the evicted one.
     fn evict(&mut self, at: usize) -> (u16, EvictedNeighbour) {
         let pending = self.take_pending(at as u32);
         let neighbour = &self.slots[at];
@@ -520,7 +529,7 @@ impl NeighbourTable {
         (generation, EvictedNeighbour { slot: at as u32, pending })
     }
 
-    /// Lets a frame wait. Returns how many older ones had to go for it.
+    /// Queues a frame. Returns how many older frames were dropped for it.
     pub(crate) fn push_pending(&mut self, slot: u32, frame: PendingFrame) -> Result<u64, NoRoom> {
         let len = frame.bytes.len();
         let neighbour = &mut self.slots[slot as usize];
@@ -540,14 +549,14 @@ impl NeighbourTable {
         Ok(dropped)
     }
 
-    /// Takes everything that waits for the neighbour, the oldest first.
+    /// Takes all queued frames of a neighbour, the oldest first.
     pub(crate) fn take_pending(&mut self, slot: u32) -> VecDeque<PendingFrame> {
         let neighbour = &mut self.slots[slot as usize];
         self.pending_bytes -= core::mem::take(&mut neighbour.pending_bytes);
         core::mem::take(&mut neighbour.pending)
     }
 
-    /// Puts back what the device had no room for, in front of what has come since.
+    /// Puts frames back that the device had no room for, in front of those queued since.
     pub(crate) fn requeue_pending(&mut self, slot: u32, mut frames: VecDeque<PendingFrame>) {
         let bytes: usize = frames.iter().map(|frame| frame.bytes.len()).sum();
         let neighbour = &mut self.slots[slot as usize];

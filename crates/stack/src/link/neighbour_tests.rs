@@ -36,7 +36,7 @@ fn reply(mac: MacAddr) -> NeighbourUpdate {
     NeighbourUpdate { mac: Some(mac), solicited: true, overrides: true, makes_stale: false }
 }
 
-/// A neighbour that answered at time zero.
+/// Returns a neighbour that answered at time zero.
 fn reachable() -> (NeighbourTable, u32) {
     let mut table = table();
     let (slot, _) = table.insert(new(1, NeighbourState::Unresolved)).unwrap();
@@ -142,7 +142,7 @@ fn eviction_takes_what_was_not_used_and_makes_its_references_stale() {
         table.insert(new(last, NeighbourState::Unresolved)).unwrap();
     }
     let old: Vec<_> = (0..16).map(|slot| table.reference(slot)).collect();
-    // The first one too many takes every mark off; from then on only used ones are spared.
+    // The first search clears every mark; afterwards only recently used neighbours are spared.
     table.insert(new(16, NeighbourState::Unresolved)).unwrap();
     table.neighbour_mut(1).unwrap().referenced = true;
     let (slot, evicted) = table.insert(new(17, NeighbourState::Unresolved)).unwrap();
@@ -172,7 +172,7 @@ fn at_the_limit_a_search_looks_at_static_neighbours_never_and_at_others_once_for
     for dynamic in [0, 1, 10, 1_999] {
         let mut table = NeighbourTable::new(&config, KeyedHash::new(&[1; 32]));
         for number in 0..2_000 {
-            // The first place is a static neighbour's, so that the hand has somebody to pass.
+            // The first slot belongs to a permanent neighbour, which the search must skip.
             let state =
                 if number < 2_000 - dynamic { NeighbourState::Permanent } else { NeighbourState::Unresolved };
             add(&mut table, number, state).unwrap();
@@ -182,7 +182,7 @@ fn at_the_limit_a_search_looks_at_static_neighbours_never_and_at_others_once_for
             let added = add(&mut table, 10_000 + number, NeighbourState::Unresolved);
             assert_eq!(added.is_ok(), dynamic > 0);
         }
-        // A mark for each that was ever added, and a look at each that went.
+        // One step for each mark that was ever set, and one for each eviction.
         let most = if dynamic > 0 { u64::from(dynamic) + 2 * 3_000 } else { 0 };
         assert!(
             table.victim_search_steps <= most,
@@ -200,7 +200,7 @@ fn static_neighbours_take_the_place_of_others_one_by_one() {
     }
     for last in 100..116 {
         table.insert(new(last, NeighbourState::Permanent)).unwrap();
-        // Between two of them the others come and go.
+        // Between two insertions other neighbours are added and evicted.
         for other in 0..40 {
             let address = Ipv4Addr::new(10, 1, last, other).into();
             let added = table.insert(NewNeighbour { address, ..new(0, NeighbourState::Unresolved) });

@@ -1,4 +1,4 @@
-//! Finding neighbours: what the state machine in [`neighbour`](super::neighbour) asks for is done here.
+//! Neighbour resolution: performs what the state machine in [`neighbour`](super::neighbour) decides.
 
 use super::neighbour::{
     DEVICE_RETRY, EvictedNeighbour, NeighbourTimerAction, NeighbourUpdate, NeighbourUpdateOutcome,
@@ -13,18 +13,18 @@ use crate::wire::ethernet::EtherType;
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
-/// Who is asked.
+/// Where a solicitation is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SolicitTarget {
-    /// All hosts of the link.
+    /// To all hosts of the link, or to the solicited-node group.
     Multicast,
-    /// The neighbour itself, at the MAC address known so far.
+    /// To the neighbour itself, at its last known MAC address.
     Unicast,
 }
 
 impl Network {
-    /// A packet from `source` is to go to a neighbour that is not simply ready. Returns true if it may be sent now, false if
-    /// it has to wait.
+    /// Handles a packet from `source` for a neighbour that is not ready. Returns true if the packet may be
+    /// sent now, false if it must be queued.
     #[cold]
     pub(crate) fn send_to_unready_neighbour(&mut self, now: Instant, slot: u32, source: IpAddr) -> bool {
         let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return false };
@@ -42,7 +42,7 @@ impl Network {
         }
     }
 
-    /// A neighbour's timer went off.
+    /// Handles the expiry of a neighbour's timer.
     pub(crate) fn on_neighbour_timer(&mut self, now: Instant, slot: u32) {
         let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return };
         let ask = match neighbour.on_timer(now, &self.config) {
@@ -59,7 +59,7 @@ impl Network {
         self.solicit_and_arm_timer(now, slot, ask, None);
     }
 
-    /// Sends one solicitation, and sees to it that it is repeated.
+    /// Sends one solicitation and arms the timer for the next.
     fn solicit_and_arm_timer(&mut self, now: Instant, slot: u32, ask: SolicitTarget, source: Option<IpAddr>) {
         let left = self.solicit(slot, ask, source);
         let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return };
@@ -68,8 +68,8 @@ impl Network {
         self.timers.arm(NetworkTimer::Neighbour(slot), now + after);
     }
 
-    /// Sends one solicitation. The source address is that of the packet that waits, as far as it belongs to the link
-    /// (RFC 4861 §7.2.2; for ARP as with Linux's `arp_announce=1`). False if the device is full.
+    /// Sends one solicitation. Its source address is that of the queued packet if that belongs to the link
+    /// (RFC 4861 §7.2.2; for ARP as with Linux's `arp_announce=1`). Returns false if the device is full.
     fn solicit(&mut self, slot: u32, ask: SolicitTarget, source: Option<IpAddr>) -> bool {
         let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return true };
         let (link, address, mac) = (neighbour.link, neighbour.address, neighbour.mac());
@@ -87,7 +87,7 @@ impl Network {
             (IpAddr::V4(target), Some(IpAddr::V4(source))) => self.send_arp_request(link, source, target, to),
             (IpAddr::V4(target), _) => match self.link(link).source_v4(target) {
                 Some(source) => self.send_arp_request(link, source, target, to),
-                // With no address to ask from there is nothing to try again either.
+                // Without a source address a retry is useless, too.
                 None => true,
             },
             (IpAddr::V6(target), source) => {
@@ -103,7 +103,8 @@ impl Network {
         }
     }
 
-    /// Somebody said something about `address`. With `create`, a neighbour that was unknown is added.
+    /// Applies an update about `address` and returns the neighbour's slot. With `create`, an unknown
+    /// neighbour is added.
     pub(crate) fn update_neighbour(
         &mut self,
         now: Instant,
@@ -131,7 +132,7 @@ impl Network {
         Some(slot)
     }
 
-    /// Sends everything that waited for a neighbour. What the device has no room for is tried again soon.
+    /// Sends all packets queued for a neighbour. Those that the device has no room for are retried soon.
     fn send_pending(&mut self, now: Instant, slot: u32) {
         let mut frames = self.neighbours.take_pending(slot);
         let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return };
@@ -152,17 +153,18 @@ impl Network {
         }
     }
 
-    /// Tries again to send what a full device refused.
+    /// Retries packets that a full device refused.
     pub(crate) fn retry_backlog(&mut self, now: Instant) {
         for slot in core::mem::take(&mut self.backlog) {
-            // Meanwhile it may have failed or made room for another: then those rules apply.
+            // Meanwhile the neighbour may have failed, or its slot may have been reused; then other rules
+            // apply.
             if self.neighbours.neighbour_mut(slot).is_some_and(|neighbour| neighbour.is_resolved()) {
                 self.send_pending(now, slot);
             }
         }
     }
 
-    /// Lets a packet wait for its neighbour.
+    /// Queues a packet for its neighbour.
     pub(crate) fn push_pending(&mut self, slot: u32, frame: PendingFrame) {
         self.stats.tx_pending += 1;
         match self.neighbours.push_pending(slot, frame) {
@@ -171,14 +173,14 @@ impl Network {
         }
     }
 
-    /// The rest of a neighbour that was thrown out.
+    /// Cleans up after an evicted neighbour: cancels its timer and reports its queued packets.
     pub(crate) fn on_neighbour_evicted(&mut self, evicted: EvictedNeighbour) {
         self.timers.cancel(NetworkTimer::Neighbour(evicted.slot));
         self.backlog.retain(|&slot| slot != evicted.slot);
         self.report_unreachable(&evicted.pending);
     }
 
-    /// Tells the transports that these packets will never leave: no failure is silent.
+    /// Reports to the transports that these packets are dropped.
     fn report_unreachable(&mut self, frames: &VecDeque<PendingFrame>) {
         for frame in frames {
             self.stats.tx_unresolved += 1;

@@ -1,17 +1,19 @@
-//! Several shards on one device: to which of them a frame belongs.
+//! Receive steering: which of several shards owns a received frame.
 //!
-//! Pure functions of the frame's bytes, so that whichever shard receives a frame says the same, and so does an adapter that hashes, or a sender (what it has
-//! computed stands in the frame's label; if that says that the frame may stay, nothing is computed again, and if it was wrong, the frame of a TCP flow goes home when the flow is
-//! not found. Of a datagram it says only which of several sockets that share a port gets it, which is then the sender's choice):
+//! The owner is a pure function of the frame's bytes and the UDP port table, so all shards compute the same
+//! owner. An adapter or a sender may have computed the flow hash already; then it is in the frame's label and
+//! is not computed again. If that hash was wrong, a TCP segment is passed on to its owner when its flow is
+//! not found. For a UDP datagram the hash only selects among sockets that share a port, so a wrong hash is
+//! the sender's choice.
 //!
-//! | what | its home |
+//! | frame | owner |
 //! |---|---|
-//! | TCP, in one piece | the Toeplitz hash of addresses and ports, modulo 128, modulo the number of shards |
-//! | UDP, in one piece | the shard whose socket is bound to the port ([`udp`]); if nobody's is, as TCP |
-//! | fragments | the hash of the addresses; there they are put together, and what comes of them goes to its own home |
-//! | ICMP errors | the home of the flow that they quote |
-//! | ARP, neighbour and router discovery, listener queries | the first shard, which answers for all and tells the others what they teach |
-//! | everything else (echo requests) | where it arrived |
+//! | TCP, unfragmented | Toeplitz hash of addresses and ports, modulo 128, modulo the number of shards |
+//! | UDP, unfragmented | the shard whose socket is bound to the port ([`udp`]); without such a socket as for TCP |
+//! | fragments | hash of the addresses; the fragments are reassembled there, and the packet is then passed to its own owner |
+//! | ICMP errors | the owner of the quoted flow |
+//! | ARP, neighbour and router discovery, listener queries | the primary shard, which answers for all shards and passes on what they must learn |
+//! | everything else (echo requests) | the shard that received the frame |
 
 pub mod toeplitz;
 pub mod udp;
@@ -27,26 +29,27 @@ use std::sync::Arc;
 use toeplitz::Toeplitz;
 use udp::{UdpOwner, UdpPortTable};
 
-/// Most shards of one stack.
+/// Largest number of shards of a stack.
 pub const SHARDS_MAX: u8 = 64;
-/// Entries of the indirection table of usual adapters: the hash's low bits choose one, and they are dealt out to the queues in turn.
+/// Entries of the indirection table that adapters usually have: the low bits of the hash select an entry, and
+/// the entries are assigned to the queues in turn.
 const INDIRECTION_ENTRIES: u32 = 128;
 
-/// Where a frame belongs.
+/// The owner of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameOwner {
-    /// To this shard.
+    /// The shard with this number.
     Shard(u8),
-    /// To each of them: a datagram for a group that several have joined.
+    /// All shards: a datagram to a group that several of them have joined.
     All,
-    /// To the first shard, which speaks for all of them on the link.
+    /// The primary shard, which acts on the link for all shards.
     Primary {
-        /// The others are to learn what it says.
+        /// Whether the other shards get a copy.
         broadcast: bool,
     },
 }
 
-/// A shard's view of who has what.
+/// The steering of one shard.
 pub struct Steering {
     shard: u8,
     shards: u8,
@@ -57,10 +60,10 @@ pub struct Steering {
 }
 
 impl Steering {
-    /// For shard `me` of `count` (1 to [`SHARDS_MAX`]).
+    /// Creates the steering of shard `shard` of `shards` (1 to [`SHARDS_MAX`]).
     ///
     /// # Panics
-    /// If there is no such shard.
+    /// If `shard` is not below `shards`, or there are more than [`SHARDS_MAX`].
     pub fn new(shard: u8, shards: u8, network: &NetworkConfig) -> Self {
         assert!(shard < shards && shards <= SHARDS_MAX, "shard {shard} of {shards}");
         Self {
@@ -73,34 +76,36 @@ impl Steering {
         }
     }
 
-    /// Which shard this is.
+    /// Returns the number of this shard.
     pub fn shard(&self) -> u8 {
         self.shard
     }
 
-    /// True for every shard but the first.
+    /// Returns whether this shard is not the primary one.
     pub fn is_secondary(&self) -> bool {
         self.shard != 0
     }
 
-    /// Takes over who has which UDP port.
+    /// Replaces the table of bound UDP ports.
     pub fn set_udp_ports(&mut self, homes: Arc<UdpPortTable>) {
         self.udp = homes;
     }
 
-    /// The shard of a TCP flow, by what its received packets say.
+    /// Returns the owner of a TCP flow, given the source and destination of its received packets.
     #[inline]
     pub fn flow_owner(&self, src: SocketAddr, dst: SocketAddr) -> u8 {
         self.shard_of_hash(self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port()))))
     }
 
-    /// True if packets from `remote` to `local` come home to this shard: a connection from there may be opened here.
+    /// Returns whether this shard owns packets from `remote` to `local`, so that a connection to `remote` may
+    /// be opened here.
     pub(crate) fn owns_flow(&self, remote: SocketAddr, local: SocketAddr) -> bool {
         self.flow_owner(remote, local) == self.shard
     }
 
-    /// True if a UDP socket of this shard may choose the port: each shard has its part of them, so that a datagram's home follows from the port
-    /// without asking anybody, and nobody has bound it by name.
+    /// Returns whether a UDP socket of this shard may use an ephemeral port. Each shard has a share of the
+    /// ephemeral ports, so that the owner of a datagram follows from its port without coordination. Ports
+    /// that are bound explicitly are excluded.
     pub(crate) fn may_choose_udp_port(&self, port: u16) -> bool {
         self.owner_of_ephemeral_port(port) == Some(self.shard) && !self.udp.has_port(port)
     }
@@ -116,14 +121,14 @@ impl Steering {
         (hash % INDIRECTION_ENTRIES % u32::from(self.shards)) as u8
     }
 
-    /// The home of a received frame, Ethernet header included. What is malformed stays where it is: somebody has to count it. If its label says the hash of its
-    /// flow, that is not computed again.
+    /// Returns the owner of a received frame, Ethernet header included. A malformed frame stays with this
+    /// shard, which counts it. The flow hash is taken from the frame's label if the label has one.
     #[inline]
     pub fn owner_of_frame(&self, frame: &RxFrame<'_>) -> FrameOwner {
         self.owner_with_hash(frame.bytes, frame.label.hash())
     }
 
-    /// The home of a frame of which nothing else is known.
+    /// Returns the owner of a frame without a label.
     #[inline]
     pub fn owner_of_bytes(&self, frame: &[u8]) -> FrameOwner {
         self.owner_with_hash(frame, None)
@@ -145,7 +150,8 @@ impl Steering {
         }
     }
 
-    /// The same for a packet, from its IP header on. `group`: it is meant for more than one host.
+    /// Returns the owner of a packet, from its IP header on. `group` tells whether the frame has a group
+    /// destination.
     pub(crate) fn owner_of_packet(&self, packet: &[u8], group: bool, hash: Option<u32>) -> FrameOwner {
         let home = match packet.first().map(|byte| byte >> 4) {
             Some(4) => self.owner_v4(packet, group, hash),
@@ -165,7 +171,7 @@ impl Steering {
         let transport = packet.get(usize::from(header[0] & 15) * 4..)?;
         match header[9] {
             protocol::ICMP => match *transport.first()? {
-                // The checksum is the home's business.
+                // The owner verifies the checksum.
                 icmpv4::UNREACHABLE | icmpv4::TIME_EXCEEDED | icmpv4::PARAMETER_PROBLEM => {
                     self.owner_of_quoted(transport.get(icmpv4::HEADER_LEN..)?)
                 }
@@ -187,9 +193,9 @@ impl Steering {
             return self.owner_of_transport((chain.protocol, transport), src, dst, group, hash);
         }
         match transport.first()? {
-            // Errors.
+            // Error messages.
             1..=4 => self.owner_of_quoted(transport.get(icmpv6::HEADER_LEN..)?),
-            // Listener discovery and questions for routers teach nothing.
+            // The other shards learn nothing from listener discovery and router solicitations.
             130..=133 | 143 => Some(FrameOwner::Primary { broadcast: false }),
             134..=137 => Some(FrameOwner::Primary { broadcast: true }),
             _ => None,
@@ -217,7 +223,7 @@ impl Steering {
     }
 
     fn udp_owner(&self, src: SocketAddr, dst: SocketAddr, group: bool, known: Option<u32>) -> FrameOwner {
-        // As much of it as a label says, so that the same socket is chosen with a label and without.
+        // The hash is masked as in a label, so that the same socket is selected with and without a label.
         let computed =
             || self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port()))) & Label::HASH_MASK;
         let hash = || known.unwrap_or_else(computed);
@@ -230,7 +236,8 @@ impl Steering {
         }
     }
 
-    /// The home of a packet of ours that an error quotes: where packets of its flow come in.
+    /// Returns the owner of a transmitted packet that an error quotes: the owner of received packets of its
+    /// flow.
     fn owner_of_quoted(&self, quote: &[u8]) -> Option<FrameOwner> {
         let TransportError { protocol, local, remote, .. } = parse_quoted_packet(quote)?;
         match protocol {
@@ -241,43 +248,44 @@ impl Steering {
     }
 }
 
-/// A packet that one shard has put together from fragments and that belongs to another.
+/// A packet that one shard has reassembled and another shard owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MisroutedPacket {
-    /// Where it belongs.
+    /// The owner.
     pub owner: FrameOwner,
-    /// The device that the fragments came from.
+    /// The device that received the fragments.
     pub port: PortId,
     /// The packet with an Ethernet header.
     pub frame: Vec<u8>,
 }
 
-/// What a shard tells all others, beside the frames that teach neighbours and routes.
+/// An update that a shard broadcasts to the others, in addition to the frames from which neighbours and
+/// routes are learnt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControlUpdate {
-    /// The first shard has found out whether an IPv6 address may be used (RFC 4862 §5.4).
+    /// The primary shard has finished duplicate address detection for an IPv6 address (RFC 4862 §5.4).
     DadResult {
-        /// The number of its link.
+        /// The number of the link.
         link: u16,
         /// The address.
         address: Ipv6Addr,
-        /// Nobody else has it.
+        /// Whether no other host has it.
         valid: bool,
     },
-    /// A connection has learnt that the way to a destination takes no larger packets.
+    /// A transport has accepted a smaller path MTU of a destination.
     PathMtu {
         /// The destination.
         destination: IpAddr,
-        /// Bytes of the largest packet, as reported.
+        /// The MTU in bytes, as reported.
         mtu: u16,
     },
 }
 
 impl ControlUpdate {
-    /// Bytes of encoded news.
+    /// Length of an encoded update in bytes.
     pub const LEN: usize = 20;
 
-    /// As bytes, for a mailbox: kind, flag, a number, and an address.
+    /// Encodes the update for a mailbox: kind, flag, a number, and an address.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let (kind, flag, number, address) = match *self {
             Self::DadResult { link, address, valid } => (0, u8::from(valid), link, address),
@@ -291,7 +299,7 @@ impl ControlUpdate {
         bytes
     }
 
-    /// The reverse of [`News::encode`]; `None` for what it never makes.
+    /// Decodes an update; `None` for bytes that [`ControlUpdate::encode`] never produces.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
         let number = u16::from_be_bytes([bytes[2], bytes[3]]);
@@ -306,7 +314,7 @@ impl ControlUpdate {
         }
     }
 
-    /// True if `later` says all that this says, so that only it need be told.
+    /// Returns whether `later` replaces this update, so that only `later` needs to be broadcast.
     pub fn is_superseded_by(&self, later: &Self) -> bool {
         match (self, later) {
             (Self::DadResult { link, address, .. }, Self::DadResult { link: l, address: a, .. }) => {

@@ -6,7 +6,7 @@ fn steering(me: u8, count: u8) -> Steering {
     Steering::new(me, count, &NetworkConfig::default())
 }
 
-/// An Ethernet frame that carries `packet`.
+/// Returns an Ethernet frame that carries `packet`.
 fn frame(ethertype: u16, packet: &[u8]) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
     frame.extend(ethertype.to_be_bytes());
@@ -53,7 +53,7 @@ fn every_shard_says_the_same_and_flows_are_spread_over_all() {
             flows[usize::from(home)] += 1;
         }
         let fair = 8000 / usize::from(count);
-        // 128 entries of the table are dealt out to 64 shards at the most.
+        // The 128 entries of the indirection table are distributed over at most 64 shards.
         assert!(flows.iter().all(|&n| n > fair / 2 && n < fair * 2), "{flows:?}");
     }
 }
@@ -85,7 +85,7 @@ fn a_hash_that_the_device_has_computed_is_not_computed_again() {
     let true_hash = steering.toeplitz.hash(PEER.into(), OURS.into(), Some((5000, 80)));
     let tcp = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(5000, 80)));
     assert_eq!(home(&tcp, Some(true_hash)), FrameOwner::Shard(steering.flow_owner(src, dst)));
-    // It is taken at its word, and only its low bits count.
+    // The hash is trusted; only its low bits matter.
     assert_eq!(
         (0..7).map(|hash| home(&tcp, Some(hash))).collect::<Vec<_>>(),
         (0..7).map(FrameOwner::Shard).collect::<Vec<_>>()
@@ -93,7 +93,7 @@ fn a_hash_that_the_device_has_computed_is_not_computed_again() {
     assert_eq!(home(&tcp, None), steering.owner_of_bytes(&tcp));
     let six = frame(0x86dd, &ipv6("fd00::9", "fd00::1", protocol::TCP, &ports(5000, 80)));
     assert_eq!(home(&six, Some(5)), FrameOwner::Shard(5));
-    // What does not go by the hash of a flow is not moved by one: fragments, ARP, ports of sockets.
+    // Frames that are not steered by a flow hash ignore it: fragments, ARP, and ports of UDP sockets.
     let fragment = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0x2000, &ports(5000, 80)));
     let arp = frame(0x0806, &[0; 28]);
     let chosen = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(5000, 40_000)));
@@ -165,7 +165,7 @@ fn a_datagram_and_an_error_about_one_go_to_the_shard_that_has_the_socket() {
     assert_eq!(steering.owner_of_bytes(&datagram), FrameOwner::Shard(1));
 }
 
-/// Also where the group is no power of two, so that each bit of the hash counts.
+/// The group is not a power of two, so each bit of the hash matters.
 #[test]
 fn a_datagram_goes_to_the_same_socket_of_a_group_with_a_label_and_without() {
     use crate::device::{Label, RxFrame};

@@ -1,34 +1,35 @@
-//! The Toeplitz hash that network adapters spread flows with (Microsoft, "RSS hashing types").
+//! The Toeplitz hash by which network adapters distribute flows (Microsoft, "RSS hashing types").
 
 use core::net::IpAddr;
 
-/// Microsoft's key, which most adapters have from the start: what the hardware says and what is computed here agree.
+/// Microsoft's key, the default of most adapters, so that their hashes agree with those computed here.
 pub const KEY: [u8; 40] = [
     0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0,
     0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42,
     0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
 ];
 
-/// What tells two ends that they mean the same hash: that of a flow of Microsoft's verification suite, 3ffe:2501:200:1fff::7 port 2794 to 3ffe:2501:200:3::1 port 1766, under
-/// [`KEY`]. With another key, or another hash, it is another number.
+/// A value by which two ends verify that they compute the same hash: the hash under [`KEY`] of a flow of
+/// Microsoft's verification suite, 3ffe:2501:200:1fff::7 port 2794 to 3ffe:2501:200:3::1 port 1766. Another
+/// key or hash function yields another value.
 pub const KEY_CHECK: u32 = 0x4020_7d3d;
 
 /// Two IPv6 addresses and two ports.
 const INPUT_BYTES_MAX: usize = 36;
 
-/// The hash under one key. It is linear, so what each half of a byte adds is looked up: 72 tables of 16 words, of which an IPv4 flow uses
-/// 1.5 KiB.
+/// The hash function under one key. The hash is linear, so the contribution of each half byte is looked up:
+/// 72 tables of 16 words, of which an IPv4 flow uses 1.5 KiB.
 pub struct Toeplitz {
     tables: Box<[[u32; 16]; 2 * INPUT_BYTES_MAX]>,
 }
 
 impl Toeplitz {
-    /// Prepares the tables.
+    /// Computes the tables.
     pub fn new(key: &[u8; 40]) -> Self {
         let mut tables = Box::new([[0; 16]; 2 * INPUT_BYTES_MAX]);
         for (at, table) in tables.iter_mut().enumerate() {
             for (value, entry) in table.iter_mut().enumerate() {
-                // Bit 3 of a half is the first on the wire.
+                // Bit 3 of a half byte is the first on the wire.
                 let set = (0..4).filter(|bit| value & (8 >> bit) != 0);
                 *entry = set.fold(0, |hash, bit| hash ^ key_window(key, 4 * at + bit));
             }
@@ -43,8 +44,9 @@ impl Toeplitz {
         }
     }
 
-    /// The hash of a packet's addresses, and of its ports if they are given, source before destination: not the same for the way back.
-    /// Addresses of different families, which no packet has, hash too.
+    /// Returns the hash of a packet's addresses and, if given, of its ports, source before destination. The
+    /// reverse direction has another hash. Addresses of different families, which no packet has, yield a
+    /// hash, too.
     #[inline]
     pub fn hash(&self, src: IpAddr, dst: IpAddr, ports: Option<(u16, u16)>) -> u32 {
         let (mut hash, mut at) = (0, 0);
@@ -62,11 +64,11 @@ impl Toeplitz {
     }
 }
 
-/// The 32 bits of the key from bit `at` on.
+/// Returns the 32 bits of the key from bit `at` on.
 fn key_window(key: &[u8; 40], at: usize) -> u32 {
     let byte = |i: usize| u64::from(key.get(at / 8 + i).copied().unwrap_or(0));
     let wide = byte(0) << 32 | byte(1) << 24 | byte(2) << 16 | byte(3) << 8 | byte(4);
-    // Cannot lose what counts: the upper bits are those before the window.
+    // The cast drops the bits in front of the window.
     (wide >> (8 - at % 8)) as u32
 }
 
@@ -74,8 +76,8 @@ fn key_window(key: &[u8; 40], at: usize) -> u32 {
 mod tests {
     use super::*;
 
-    /// The verification suite of Microsoft's "Verifying the RSS hash calculation": destination, source, the hash of the addresses, and that
-    /// with TCP's ports.
+    /// The verification suite of Microsoft's "Verifying the RSS hash calculation": destination, source, the
+    /// hash of the addresses, and the hash with TCP ports.
     #[test]
     fn the_published_values_are_computed() {
         let suite = [
@@ -108,7 +110,7 @@ mod tests {
         let [src, dst] = ["3ffe:2501:200:1fff::7", "3ffe:2501:200:3::1"].map(|text| text.parse().unwrap());
         let check = |key: &[u8; 40]| Toeplitz::new(key).hash(src, dst, Some((2794, 1766)));
         assert_eq!(check(&KEY), KEY_CHECK);
-        // A key that makes the hash the same both ways, as some adapters have it, and others.
+        // A key with a symmetric hash, as some adapters have it, and other keys.
         for other in [[0x6d, 0x5a].repeat(20), vec![0; 40], (0..40).collect()] {
             assert_ne!(check(&other.try_into().unwrap()), KEY_CHECK);
         }

@@ -1,49 +1,51 @@
-//! Which shard has which UDP socket.
+//! The owner shards of bound UDP ports.
 //!
-//! A socket lives on the shard that bound it, and everything that is for it goes there, wherever it arrives: as on Linux, one socket gets all
-//! datagrams of its port. Sockets of several shards that share a port by `reuse_port` share its datagrams by sender.
+//! A socket belongs to the shard that bound it, and all its datagrams are passed to that shard: as on Linux,
+//! a socket receives all datagrams of its port. Sockets of several shards that share a port with `reuse_port`
+//! divide its datagrams by sender.
 
 use crate::udp::{UdpOptions, compute_score, has_bind_conflict};
 use core::net::SocketAddr;
 use std::collections::BTreeMap;
 
-/// A bound socket, as all shards know it.
+/// A bound socket as all shards know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpBinding {
-    /// A number of its own.
+    /// A number that identifies the socket.
     pub id: u64,
-    /// Where it lives.
+    /// Its shard.
     pub shard: u8,
-    /// What it is bound to.
+    /// Its local address and port.
     pub local: SocketAddr,
-    /// Its fixed other end.
+    /// Its remote address and port, if it is connected.
     pub remote: Option<SocketAddr>,
-    /// How it may be shared.
+    /// Its options, which govern how the port may be shared.
     pub options: UdpOptions,
 }
 
-/// Where a datagram belongs.
+/// The owner of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UdpOwner {
-    /// To this shard.
+    /// The shard with this number.
     Shard(u8),
-    /// To every shard.
+    /// All shards.
     All,
 }
 
-/// All sockets that are bound to a port, in the order they were bound.
+/// All bound sockets by port, in the order they were bound.
 #[derive(Clone, Debug, Default)]
 pub struct UdpPortTable {
     ports: BTreeMap<u16, Vec<UdpBinding>>,
 }
 
 impl UdpPortTable {
-    /// True if somebody has the port.
+    /// Returns whether any socket has the port.
     pub fn has_port(&self, port: u16) -> bool {
         self.ports.contains_key(&port)
     }
 
-    /// True if a socket of another shard stands in the way of this one. Those of its own shard are the shard's business.
+    /// Returns whether a socket of another shard conflicts with `binding`. Conflicts within a shard are
+    /// detected by that shard.
     pub fn conflicts(&self, claim: &UdpBinding) -> bool {
         let others = self.ports.get(&claim.local.port()).map_or(&[][..], Vec::as_slice);
         others.iter().any(|other| {
@@ -52,12 +54,12 @@ impl UdpPortTable {
         })
     }
 
-    /// Adds a socket.
+    /// Adds a bound socket.
     pub fn add(&mut self, claim: UdpBinding) {
         self.ports.entry(claim.local.port()).or_default().push(claim);
     }
 
-    /// Fixes a socket's other end. False if it is not here.
+    /// Connects a socket to `remote`. Returns false if the socket is not in the table.
     pub fn connect(&mut self, id: u64, local: SocketAddr, remote: SocketAddr) -> bool {
         let claims = self.ports.get_mut(&local.port()).map_or(&mut [][..], Vec::as_mut_slice);
         let Some(claim) = claims.iter_mut().find(|claim| claim.id == id) else { return false };
@@ -65,7 +67,7 @@ impl UdpPortTable {
         true
     }
 
-    /// Removes a socket that is bound to `port`. False if it is not here.
+    /// Removes a socket that is bound to `port`. Returns false if the socket is not in the table.
     pub fn remove(&mut self, port: u16, id: u64) -> bool {
         let Some(claims) = self.ports.get_mut(&port) else { return false };
         let before = claims.len();
@@ -77,9 +79,10 @@ impl UdpPortTable {
         removed
     }
 
-    /// Where a datagram from `remote` to `local` belongs, by the rules by which a shard chooses among its own sockets: the closest fit; among
-    /// equals that share the port by `reuse_port` the sender decides, otherwise the last one bound. A `group`'s goes to every shard, unless
-    /// one has all the sockets. `None` if nobody has the port.
+    /// Returns the owner of a datagram from `remote` to `local`, by the rules of the socket lookup within a
+    /// shard: the socket with the highest score; among equal scores, those with `reuse_port` are selected by
+    /// `hash`, otherwise the one bound last is selected. A datagram to a `group` is for all shards, unless
+    /// one shard has all sockets. Returns `None` if no socket has the port.
     pub fn owner(
         &self,
         local: SocketAddr,

@@ -1,4 +1,4 @@
-//! Which socket has which address: binding, and choosing the socket for a datagram.
+//! Binding of UDP sockets, and the lookup of the socket for a datagram.
 
 use super::queue::UdpReceiveQueue;
 use super::{Udp, UdpError, UdpOptions, UdpSlot, UdpSocket, address_matches};
@@ -6,8 +6,10 @@ use crate::handle::UdpHandle;
 use crate::ip::Network;
 use core::net::SocketAddr;
 
-/// How well a socket bound to `bound`, with `fixed` as its other end, fits a datagram from `remote` to `local`; `None` if it is not for it. A
-/// fixed other end beats a bound address, which beats the wildcard, which beats the wildcard of the other family.
+/// Returns the score of a socket bound to `bound` and connected to `fixed` for a datagram from `remote` to
+/// `local`, as Linux's `compute_score`; `None` if the socket does not match. A connected socket scores higher
+/// than a bound address, which scores higher than the wildcard, which scores higher than the wildcard of the
+/// other family.
 pub(crate) fn compute_score(
     bound: SocketAddr,
     fixed: Option<SocketAddr>,
@@ -27,7 +29,7 @@ pub(crate) fn compute_score(
     }
 }
 
-/// True if two sockets of one port stand in each other's way.
+/// Returns whether two sockets with one port must not be bound simultaneously.
 pub(crate) fn has_bind_conflict(a: (SocketAddr, &UdpOptions), b: (SocketAddr, &UdpOptions)) -> bool {
     let ((a, a_options), (b, b_options)) = (a, b);
     let shared = (a_options.reuse_address && b_options.reuse_address)
@@ -38,10 +40,12 @@ pub(crate) fn has_bind_conflict(a: (SocketAddr, &UdpOptions), b: (SocketAddr, &U
 }
 
 impl Udp {
-    /// Opens a socket at a local address. Port 0 chooses one (RFC 6056 §3.3.1), the unspecified address means all of ours.
+    /// Opens a socket bound to a local address. Port 0 selects an ephemeral port (RFC 6056 §3.3.1); the
+    /// unspecified address stands for all local addresses.
     ///
     /// # Errors
-    /// [`UdpError::AddressInUse`], [`UdpError::AddressNotAvailable`] (also if no port is free), [`UdpError::TooMany`].
+    /// [`UdpError::AddressInUse`], [`UdpError::AddressNotAvailable`] (also if no ephemeral port is free),
+    /// [`UdpError::TooManySockets`].
     pub fn bind(
         &mut self,
         network: &mut Network,
@@ -86,7 +90,8 @@ impl Udp {
         Ok(UdpHandle { index, generation: slot.generation })
     }
 
-    /// The first free port from a random one on. Ports that could be shared are passed over too.
+    /// Returns the first free ephemeral port, starting from a random one. Ports that could be shared are
+    /// skipped, too.
     fn choose_ephemeral_port(
         &self,
         network: &mut Network,
@@ -105,7 +110,7 @@ impl Udp {
             .find(|&port| !self.is_port_in_use(SocketAddr::new(local.ip(), port), &alone))
     }
 
-    /// True if another socket stands in the way.
+    /// Returns whether another socket conflicts with this address.
     fn is_port_in_use(&self, local: SocketAddr, options: &UdpOptions) -> bool {
         let Some(sockets) = self.ports.get(&local.port()) else { return false };
         sockets
@@ -127,7 +132,7 @@ impl Udp {
         compute_score(socket.local, socket.remote, &socket.options, local, remote)
     }
 
-    /// Every socket that a datagram could be for.
+    /// Returns every socket that matches a datagram.
     pub(super) fn matching_sockets(&self, local: SocketAddr, remote: SocketAddr) -> Vec<u32> {
         let sockets = self.ports.get(&local.port()).map_or(&[][..], Vec::as_slice);
         let fits = |index: &u32| {
@@ -136,7 +141,8 @@ impl Udp {
         sockets.iter().copied().filter(fits).collect()
     }
 
-    /// The socket that a datagram is for. Among equals that share the port by `reuse_port` the sender decides, otherwise the last one bound.
+    /// Returns the socket that receives a datagram. Among sockets with equal scores, those with `reuse_port`
+    /// are selected by a hash of the sender; otherwise the one bound last is selected.
     pub(super) fn lookup(&self, network: &Network, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
         let sockets = self.ports.get(&local.port())?;
         let fit =

@@ -1,4 +1,4 @@
-//! Why a call on a UDP socket fails. Each names the errno that the same mistake has on Linux.
+//! Errors of calls on UDP sockets. Each variant names the errno that Linux returns in this case.
 
 use crate::icmp::error::IcmpErrorKind;
 use core::fmt;
@@ -6,41 +6,41 @@ use core::fmt;
 /// Why a call on a UDP socket failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UdpError {
-    /// The handle's socket is closed (`EBADF`).
+    /// The socket of the handle is closed (`EBADF`).
     Stale,
     /// Another socket has the address and port (`EADDRINUSE`).
     AddressInUse,
-    /// The address is not ours, or no port is free (`EADDRNOTAVAIL`).
+    /// The address is not a local one, or no ephemeral port is free (`EADDRNOTAVAIL`).
     AddressNotAvailable,
     /// `udp_sockets_max` is reached (`ENFILE`).
     TooManySockets,
     /// No destination was given and the socket is not connected (`EDESTADDRREQ`).
     NoDestination,
-    /// Port 0, or an address that cannot be sent to (`EINVAL`).
+    /// The port is 0, or packets cannot be sent to the address (`EINVAL`).
     InvalidAddress,
-    /// The destination is of a family that the socket's address excludes (`EAFNOSUPPORT`).
+    /// The address family of the destination does not match the socket (`EAFNOSUPPORT`).
     WrongFamily,
-    /// A broadcast needs the socket's permission (`EACCES`).
+    /// The socket may not send to broadcast addresses (`EACCES`).
     BroadcastForbidden,
-    /// Longer than a datagram can be, or, as a pending error, than the path takes (`EMSGSIZE`).
+    /// The datagram exceeds the longest possible datagram or, as a pending error, the path MTU (`EMSGSIZE`).
     TooLong,
-    /// No route (`ENETUNREACH`).
+    /// There is no route (`ENETUNREACH`).
     NetUnreachable,
     /// The host cannot be reached (`EHOSTUNREACH`).
     HostUnreachable,
-    /// Nobody has the port over there (`ECONNREFUSED`).
+    /// No socket of the remote host has the port (`ECONNREFUSED`).
     ConnectionRefused,
-    /// The host, or a router on the way, will not have it (`EHOSTUNREACH`).
+    /// The host, or a router on the path, rejects the datagram (`EHOSTUNREACH`).
     Unreachable,
-    /// The host does not speak UDP (`ENOPROTOOPT`).
+    /// The host does not support UDP (`ENOPROTOOPT`).
     ProtocolUnreachable,
-    /// A rule on the way forbids it; so it is called for IPv6 alone (`EACCES`).
+    /// Communication is administratively prohibited; used for IPv6 only (`EACCES`).
     Prohibited,
-    /// Somebody did not understand our header (`EPROTO`).
+    /// The host, or a router on the path, did not understand the header (`EPROTO`).
     ProtocolError,
-    /// The device, or a table, is full (`ENOBUFS`; blocking sockets wait).
+    /// The device or a table is full (`ENOBUFS`; blocking sockets wait).
     NoBuffers,
-    /// Nothing to read (`EAGAIN`).
+    /// There is nothing to read (`EAGAIN`).
     WouldBlock,
 }
 
@@ -72,7 +72,8 @@ impl fmt::Display for UdpError {
 impl std::error::Error for UdpError {}
 
 impl UdpError {
-    /// What an error about a datagram over IPv4 (`v4`) or IPv6 is to its socket (`icmp_err_convert`, `icmpv6_err_convert`).
+    /// Maps an ICMP error about a datagram over IPv4 (`v4`) or IPv6 to the error of its socket (Linux's
+    /// `icmp_err_convert`, `icmpv6_err_convert`).
     pub(super) fn from_icmp(kind: IcmpErrorKind, v4: bool) -> Self {
         match kind {
             IcmpErrorKind::NetUnreachable => Self::NetUnreachable,

@@ -1,4 +1,5 @@
-//! Errors about datagrams, kept for those who ask (`IP_RECVERR`): what went wrong, who says so, and what is known of the datagram.
+//! The error queue of a UDP socket (`IP_RECVERR`, `MSG_ERRQUEUE`): errors about its datagrams, with their
+//! origin and the known part of the datagram.
 
 use super::{Udp, UdpError};
 use crate::handle::UdpHandle;
@@ -6,35 +7,37 @@ use crate::icmp::extensions::IcmpExtensions;
 use core::net::{IpAddr, SocketAddr};
 use std::collections::VecDeque;
 
-/// Reports that wait on a socket at the most. What comes then is only an error that is pending, as without this.
+/// Largest number of queued errors per socket. Further errors only become the pending error.
 const ERRORS_MAX: usize = 64;
 
-/// One error.
+/// A queued error, as in Linux's `sock_extended_err`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdpExtendedError {
-    /// What it means.
+    /// The error code.
     pub error: UdpError,
-    /// Where the datagram was sent to. Its port is 0 if the stack itself refused a datagram of a socket without a fixed other end.
+    /// Destination of the datagram. The port is 0 if the stack itself rejected a datagram of an unconnected
+    /// socket.
     pub destination: SocketAddr,
-    /// Who sent the ICMP message; `None` if it is the stack that refused the datagram.
+    /// Sender of the ICMP message; `None` if the stack itself rejected the datagram.
     pub offender: Option<IpAddr>,
     /// Type of the ICMP message.
     pub icmp_type: u8,
-    /// Its code.
+    /// Code of the ICMP message.
     pub icmp_code: u8,
-    /// Bytes of the largest packet that would have fitted, or which byte was not understood; else 0.
+    /// Bytes of the largest packet that would have fitted, or the offset of the byte that was not understood;
+    /// otherwise 0.
     pub info: u32,
-    /// What the message says behind what it quotes (RFC 4884), which is the last of what is known of the datagram.
+    /// The extensions of the ICMP message (RFC 4884), which are the last part of the known payload.
     pub extensions: Option<IcmpExtensions>,
-    /// Bytes of the datagram that are known.
+    /// Bytes of the datagram's payload that are known.
     pub payload_len: usize,
-    /// The report behind this one came with an ICMP message, of this meaning.
+    /// The next error in the queue, if it came with an ICMP message.
     pub next_error: Option<UdpError>,
-    /// There are reports behind this one.
+    /// Whether the queue holds more errors.
     pub has_more: bool,
 }
 
-/// A socket's reports, and what is known of the datagrams that they are about.
+/// The queued errors of a socket, and the known payloads of their datagrams.
 #[derive(Debug, Default)]
 pub(super) struct UdpErrorQueue {
     errors: VecDeque<UdpExtendedError>,
@@ -42,7 +45,7 @@ pub(super) struct UdpErrorQueue {
 }
 
 impl UdpErrorQueue {
-    /// Bytes of its memory.
+    /// Returns the allocated memory in bytes.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.errors.capacity() * size_of::<UdpExtendedError>() + self.payloads.capacity()
     }
@@ -65,10 +68,10 @@ impl UdpErrorQueue {
 }
 
 impl Udp {
-    /// Takes the oldest report. What is known of the datagram is cut off where `out` ends.
+    /// Takes the oldest queued error. The known payload is truncated to the length of `out`.
     ///
     /// # Errors
-    /// [`UdpError::WouldBlock`] if there is none, [`UdpError::Stale`].
+    /// [`UdpError::WouldBlock`] if the queue is empty, [`UdpError::Stale`].
     pub fn take_extended_error(
         &mut self,
         handle: UdpHandle,

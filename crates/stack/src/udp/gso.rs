@@ -1,19 +1,20 @@
-//! Several datagrams of one length, given in one piece (`UDP_SEGMENT`).
+//! Several datagrams of one length in one send call (`UDP_SEGMENT`).
 
 use super::{UdpError, tx_error};
 use crate::ip::{IpHeader, Network, Route};
 use crate::time::Instant;
 use crate::wire::{ipv6, udp};
 
-/// Most datagrams that are sent in one piece (`UDP_MAX_SEGMENTS`): whoever asks, one call stays little work.
+/// Largest number of datagrams in one send call (`UDP_MAX_SEGMENTS`), which bounds the work of a call.
 // limit: segments of one UDP send
 const SEGMENTS_MAX: usize = 128;
 
-/// Sends datagrams of `piece` bytes, the last of which may have fewer. Returns how many there were. What the device has no room for behind the first is lost, as it would be
-/// anywhere on the way.
+/// Sends datagrams of `gso_size` bytes, the last of which may be shorter. Returns how many were sent. If the
+/// device becomes full after the first one, the remaining datagrams are dropped silently.
 ///
 /// # Errors
-/// [`UdpError::TooLong`] if a piece does not fit into a packet of the path, or there are more than [`PIECES_MAX`]; as the network layer says.
+/// [`UdpError::TooLong`] if a datagram exceeds the path MTU, or there are more than [`SEGMENTS_MAX`];
+/// otherwise the error of the network layer for the first datagram.
 pub(super) fn send(
     now: Instant,
     network: &mut Network,

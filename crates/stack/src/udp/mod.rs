@@ -1,7 +1,7 @@
-//! UDP sockets (RFC 768, RFC 1122 §4.1), with Linux's rules for binding, for choosing among sockets, and for errors.
+//! UDP sockets (RFC 768, RFC 1122 §4.1). Binding, socket lookup and errors follow Linux.
 //!
-//! A socket of an IPv6 wildcard address receives IPv4 datagrams too unless it is told not to; addresses are given as they are, never
-//! mapped into IPv6.
+//! A socket bound to the IPv6 wildcard address also receives IPv4 datagrams unless `v6only` is set. IPv4
+//! addresses are reported as such, never as IPv4-mapped IPv6 addresses.
 
 mod bind;
 mod error;
@@ -35,50 +35,57 @@ use std::collections::{BTreeMap, VecDeque};
 /// Hop limit of multicast datagrams (RFC 1112 §6.1).
 const MULTICAST_HOP_LIMIT: u8 = 1;
 
-/// How a datagram is sent, or several of one length that stand one behind the other.
+/// The parameters of a send call, which sends one datagram or several datagrams of one length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpSendParams {
-    /// Where to; `None` is the other end of a connected socket.
+    /// Destination; `None` stands for the remote address of a connected socket.
     pub to: Option<SocketAddr>,
-    /// From this address, whatever the socket is bound to (`IP_PKTINFO`); one that is not ours is not looked at.
+    /// Source address, regardless of what the socket is bound to (`IP_PKTINFO`). It must be a local address.
     pub source: Option<IpAddr>,
-    /// Bytes of each but the last, which may have fewer (`UDP_SEGMENT`); 0 if it is one.
+    /// Payload bytes of each datagram but the last, which may be shorter (`UDP_SEGMENT`); 0 sends a single
+    /// datagram.
     pub gso_size: u16,
-    /// Hop limit of these alone; `None` is the socket's (`IP_TTL`, `IPV6_HOPLIMIT` as control messages).
+    /// Hop limit of this call; `None` takes the socket's (`IP_TTL`, `IPV6_HOPLIMIT` as control messages).
     pub hop_limit: Option<u8>,
-    /// Type of service, or traffic class, of these alone; `None` is the socket's (`IP_TOS`, `IPV6_TCLASS` as control messages). Over IPv4 their priority is what the former
-    /// stands for, as on Linux.
+    /// Type of service or traffic class of this call; `None` takes the socket's (`IP_TOS`, `IPV6_TCLASS` as
+    /// control messages). Over IPv4 it also determines the priority, as on Linux.
     pub tos: Option<u8>,
 }
 
-/// How a socket behaves.
+/// The options of a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpOptions {
-    /// Others that have this set too may bind the same address; the last one gets the datagrams (`SO_REUSEADDR`).
+    /// Lets other sockets with this option bind the same address; the socket bound last gets the datagrams
+    /// (`SO_REUSEADDR`).
     pub reuse_address: bool,
-    /// Others that have this set too may bind the same address; datagrams are spread over them by sender (`SO_REUSEPORT`).
+    /// Lets other sockets with this option bind the same address; datagrams are distributed among them by
+    /// sender (`SO_REUSEPORT`).
     pub reuse_port: bool,
-    /// Whose it is: sockets of several users do not share a port by `reuse_port` (on Linux, effective users).
+    /// The owner: `reuse_port` does not let sockets of different users share a port (on Linux, effective user
+    /// IDs).
     pub uid: u32,
-    /// May send to broadcast addresses (`SO_BROADCAST`).
+    /// Permits sending to broadcast addresses (`SO_BROADCAST`).
     pub broadcast: bool,
-    /// A socket of the IPv6 wildcard address leaves IPv4 to others (`IPV6_V6ONLY`).
+    /// Restricts a socket bound to the IPv6 wildcard address to IPv6 (`IPV6_V6ONLY`).
     pub v6only: bool,
-    /// Receive queue in bytes; `None` takes `udp_receive_bytes` (`SO_RCVBUF`, but exactly these bytes).
+    /// Capacity of the receive queue in bytes; `None` takes `udp_receive_bytes` (`SO_RCVBUF`, but not
+    /// doubled).
     pub rcvbuf: Option<u32>,
-    /// Hop limit of what it sends to single hosts; `None` takes the link's (`IP_TTL`, `IPV6_UNICAST_HOPS`).
+    /// Hop limit of unicast datagrams; `None` takes the link's (`IP_TTL`, `IPV6_UNICAST_HOPS`).
     pub hop_limit: Option<u8>,
-    /// Type of service, or traffic class, of what it sends (`IP_TOS`, `IPV6_TCLASS`).
+    /// Type of service or traffic class of datagrams (`IP_TOS`, `IPV6_TCLASS`).
     pub tos: u8,
-    /// Priority of what it sends, for devices that carry that: 0, the usual one, to 7, in the order that [`crate::priority`] says (`SO_PRIORITY`). Larger ones are 7.
+    /// Priority of datagrams, for devices that carry it: 0 (the default) to 7, ordered as [`crate::priority`]
+    /// defines (`SO_PRIORITY`). Larger values count as 7.
     pub priority: u8,
-    /// Errors about datagrams over IPv4 are kept, and pending also if they may pass, or the other end is not fixed (`IP_RECVERR`).
+    /// Queues errors about datagrams over IPv4 for the application, and also makes soft errors, and errors on
+    /// an unconnected socket, pending (`IP_RECVERR`).
     pub recverr_v4: bool,
-    /// The same over IPv6 (`IPV6_RECVERR`).
+    /// The same for IPv6 (`IPV6_RECVERR`).
     pub recverr_v6: bool,
-    /// What becomes of datagrams that are longer than a link on their way (`IP_MTU_DISCOVER`, `IPV6_MTU_DISCOVER`).
+    /// The path MTU discovery mode (`IP_MTU_DISCOVER`, `IPV6_MTU_DISCOVER`).
     pub pmtu_discovery: PmtuDiscovery,
-    /// Datagrams of one sender and one length that come together are received as one ([`Datagram::piece`], `UDP_GRO`).
+    /// Coalesces consecutive datagrams of one sender and one length ([`Datagram::gso_size`], `UDP_GRO`).
     pub gro: bool,
 }
 
@@ -89,22 +96,23 @@ impl UdpOptions {
 }
 
 counters! {
-    /// What happened to datagrams.
+    /// Events of UDP.
     UdpStats {
         /// Datagrams queued to a socket.
         received,
         /// Datagrams sent.
         sent,
-        /// Datagrams to a port that nobody has.
+        /// Datagrams received for a port that no socket has.
         no_port,
-        /// Datagrams dropped because a socket's queue, or all of them together, were full.
+        /// Datagrams dropped because the receive queue of a socket, or all of them together, had reached
+        /// their limit.
         receive_overflow,
-        /// ICMP errors about datagrams of no socket.
+        /// ICMP errors about datagrams of no known socket.
         foreign_errors,
     }
 }
 
-/// A socket.
+/// A UDP socket.
 #[derive(Debug)]
 struct UdpSocket {
     local: SocketAddr,
@@ -112,17 +120,17 @@ struct UdpSocket {
     options: UdpOptions,
     queue: UdpReceiveQueue,
     error: Option<UdpError>,
-    /// Errors for those who ask, from the first one on.
+    /// The error queue, which exists from the first queued error on.
     error_queue: Option<Box<UdpErrorQueue>>,
-    /// It is in the list of readable sockets.
+    /// Whether the socket is in the list of readable sockets.
     in_readable_list: bool,
-    /// The way to `remote`, and the hash of the flow there if somebody reads it.
+    /// The route to `remote`, and the flow hash if the device carries labels.
     route: Option<(Route, Option<u32>)>,
-    /// Datagrams that found no room.
+    /// Datagrams dropped because a queue had reached its limit.
     drops: u64,
 }
 
-/// A place for a socket.
+/// A slot for a socket.
 #[derive(Debug, Default)]
 struct UdpSlot {
     generation: u32,
@@ -136,13 +144,13 @@ pub struct Udp {
     free: Vec<u32>,
     /// Sockets by local port, in the order they were bound.
     ports: BTreeMap<u16, Vec<u32>>,
-    /// Sockets with something to read that nobody was told of yet.
+    /// Sockets that have become readable and have not been returned by [`Udp::next_readable`] yet.
     readable: VecDeque<u32>,
-    /// Charged for queued datagrams, over all sockets.
+    /// Bytes charged for queued datagrams, over all sockets.
     queued: usize,
-    /// Most that ever was.
+    /// Peak of `queued`.
     queued_peak: usize,
-    /// What all queues could hold without growing.
+    /// Bytes of memory allocated by all receive queues.
     capacity: usize,
     stats: UdpStats,
     sockets_max: usize,
@@ -153,7 +161,7 @@ pub struct Udp {
 }
 
 impl Udp {
-    /// No sockets yet. The limits are those of the network layer's configuration.
+    /// Creates a table without sockets. Its limits are those of the network layer's configuration.
     pub fn new(config: &NetworkConfig) -> Self {
         Self {
             slots: Vec::new(),
@@ -172,22 +180,22 @@ impl Udp {
         }
     }
 
-    /// Sockets now, and the most that there ever were at a time.
+    /// Returns the number of sockets now, and its peak.
     pub fn sockets(&self) -> (usize, usize) {
         (self.slots.len() - self.free.len(), self.slots.len())
     }
 
-    /// Bytes charged for queued datagrams, and the most that ever were.
+    /// Returns the bytes charged for queued datagrams now, and their peak.
     pub fn queued_bytes(&self) -> (usize, usize) {
         (self.queued, self.queued_peak)
     }
 
-    /// The limit of that.
+    /// Returns the limit of the bytes charged for queued datagrams.
     pub fn receive_total_bytes(&self) -> usize {
         self.receive_total_bytes
     }
 
-    /// The socket in a place, as a listing shows it.
+    /// Returns the socket in a slot as a listing shows it.
     pub(crate) fn listing(&self, index: u32) -> Option<ListedSocket> {
         let socket = self.socket_at(index)?;
         Some(ListedSocket {
@@ -209,7 +217,7 @@ impl Udp {
         SocketMemory {
             rmem_alloc: cost as u64,
             rcvbuf: socket.rcvbuf(self.receive_bytes) as u64,
-            // The charge for a datagram is not exactly what its description takes.
+            // The charge for a datagram is not exactly the size of its entry.
             fwd_alloc: capacity.saturating_sub(cost) as u64,
             drops: Some(socket.drops),
             total: (size_of::<UdpSlot>() + capacity + reports) as u64,
@@ -217,7 +225,7 @@ impl Udp {
         }
     }
 
-    /// Counters.
+    /// Returns the counters.
     pub fn stats(&self) -> &UdpStats {
         &self.stats
     }
@@ -235,17 +243,17 @@ impl Udp {
         self.slots.get(index as usize)?.socket.as_ref()
     }
 
-    /// Our end.
+    /// Returns the local address of a socket.
     pub fn local(&mut self, handle: UdpHandle) -> Result<SocketAddr, UdpError> {
         Ok(self.socket(handle)?.local)
     }
 
-    /// The other end, if the socket is connected.
+    /// Returns the remote address of a socket, if it is connected.
     pub fn remote(&mut self, handle: UdpHandle) -> Result<Option<SocketAddr>, UdpError> {
         Ok(self.socket(handle)?.remote)
     }
 
-    /// Changes how the socket behaves. What concerns binding has no effect any more.
+    /// Sets the options of a socket. Options that concern binding have no effect after it.
     pub fn set_options(&mut self, handle: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
         let socket = self.socket(handle)?;
         let before = core::mem::replace(&mut socket.options, options);
@@ -255,7 +263,7 @@ impl Udp {
         Ok(())
     }
 
-    /// Closes a socket. What is queued is lost, and the handle is stale.
+    /// Closes a socket. Queued datagrams are discarded, and the handle becomes stale.
     pub fn close(&mut self, handle: UdpHandle) -> Result<(), UdpError> {
         self.socket(handle)?;
         let slot = &mut self.slots[handle.index as usize];
@@ -270,11 +278,12 @@ impl Udp {
         Ok(())
     }
 
-    /// Fixes the other end: only its datagrams are received from now on, and errors about datagrams to it are reported. A wildcard local address
-    /// becomes the one that datagrams to `remote` leave from.
+    /// Connects a socket: it receives only datagrams from `remote`, and errors about datagrams to `remote`
+    /// are reported. A wildcard local address is replaced by the source address of the route to `remote`.
     ///
     /// # Errors
-    /// [`UdpError::Stale`], [`UdpError::InvalidAddress`], [`UdpError::WrongFamily`], and if there is no route.
+    /// [`UdpError::Stale`], [`UdpError::InvalidAddress`], [`UdpError::WrongFamily`], and the errors of the
+    /// route lookup.
     pub fn connect(
         &mut self,
         now: Instant,
@@ -292,10 +301,11 @@ impl Udp {
         Ok(())
     }
 
-    /// Sends a datagram, to the other end of a connected socket if no destination is given. An error that is pending is reported instead.
+    /// Sends a datagram to `to`, or to the remote address of a connected socket. A pending error is returned
+    /// instead.
     ///
     /// # Errors
-    /// [`UdpError`]; [`UdpError::NoBuffers`] if the device is full.
+    /// Any [`UdpError`]; [`UdpError::NoBuffers`] if the device is full.
     pub fn send_to(
         &mut self,
         now: Instant,
@@ -307,11 +317,12 @@ impl Udp {
         self.send(now, network, handle, &UdpSendParams { to, ..UdpSendParams::default() }, payload)
     }
 
-    /// The same from one of our addresses, whatever the socket is bound to (`IP_PKTINFO`): a socket that listens on all of them
-    /// answers from the one that was asked.
+    /// Sends a datagram from a given local address, regardless of what the socket is bound to (`IP_PKTINFO`):
+    /// a socket bound to the wildcard address can answer from the address that a request was sent to.
     ///
     /// # Errors
-    /// [`UdpError::AddressNotAvailable`] if `source` is not ours or of another family than `to`.
+    /// [`UdpError::AddressNotAvailable`] if `source` is not a local address or not of the family of `to`;
+    /// otherwise as [`Udp::send_to`].
     pub fn send_from(
         &mut self,
         now: Instant,
@@ -325,11 +336,12 @@ impl Udp {
         self.send(now, network, handle, &sending, payload)
     }
 
-    /// Sends a datagram, or several: a device that can cut gets all at once.
+    /// Sends one datagram, or several. A device with UDP segmentation offload gets several datagrams as one
+    /// super-frame.
     ///
     /// # Errors
-    /// As [`Udp::send_from`]; [`UdpError::TooLong`] also if a piece does not fit into a packet of the path, all of them do not fit into one datagram, or
-    /// they are more than 128.
+    /// As [`Udp::send_from`]; [`UdpError::TooLong`] also if a datagram exceeds the path MTU, all datagrams
+    /// together exceed the longest datagram, or there are more than 128.
     pub fn send(
         &mut self,
         now: Instant,
@@ -401,10 +413,10 @@ impl Udp {
         }
     }
 
-    /// Takes the next datagram. Its payload is cut off where `out` ends.
+    /// Takes the next datagram. Its payload is truncated to the length of `out`.
     ///
     /// # Errors
-    /// A pending error first; [`UdpError::WouldBlock`] if there is nothing.
+    /// A pending error; [`UdpError::WouldBlock`] if the queue is empty.
     pub fn recv_from(&mut self, handle: UdpHandle, out: &mut [u8]) -> Result<Datagram, UdpError> {
         let socket = self.socket(handle)?;
         if let Some(error) = socket.error.take() {
@@ -417,7 +429,7 @@ impl Udp {
         Ok(datagram)
     }
 
-    /// The same without taking it (`MSG_PEEK`).
+    /// Copies the next datagram without taking it (`MSG_PEEK`).
     pub fn peek_from(&mut self, handle: UdpHandle, out: &mut [u8]) -> Result<Datagram, UdpError> {
         let socket = self.socket(handle)?;
         if let Some(error) = socket.error.take() {
@@ -426,20 +438,21 @@ impl Udp {
         socket.queue.peek(out).ok_or(UdpError::WouldBlock)
     }
 
-    /// Payload bytes of the next datagram, if there is one.
+    /// Returns the payload length of the next datagram in bytes, if there is one.
     pub fn next_len(&mut self, handle: UdpHandle) -> Result<Option<usize>, UdpError> {
         Ok(self.socket(handle)?.queue.front().map(|datagram| datagram.len))
     }
 
-    /// Takes a pending error (`SO_ERROR`).
+    /// Takes the pending error (`SO_ERROR`).
     pub fn take_error(&mut self, handle: UdpHandle) -> Result<Option<UdpError>, UdpError> {
         Ok(self.socket(handle)?.error.take())
     }
 
-    /// Bytes of the largest IP packet that gets to the other end in one piece, as far as is known (`IP_MTU`).
+    /// Returns the path MTU of a connected socket as far as it is known: bytes of the largest IP packet
+    /// (`IP_MTU`).
     ///
     /// # Errors
-    /// [`UdpError::NoDestination`] if the other end is not fixed, or there is no route to it any more.
+    /// [`UdpError::NoDestination`] if the socket is not connected; the error of the route lookup.
     pub fn path_mtu(
         &mut self,
         now: Instant,
@@ -452,7 +465,7 @@ impl Udp {
         Ok(socket.options.pmtu_discovery.mtu(network, &route))
     }
 
-    /// The next socket that has got something to read, or an error, since it was named last.
+    /// Takes the next socket that has become readable, or got an error, since it was last returned.
     pub fn next_readable(&mut self) -> Option<UdpHandle> {
         let index = self.readable.pop_front()?;
         let slot = &mut self.slots[index as usize];
@@ -462,7 +475,7 @@ impl Udp {
         Some(UdpHandle { index, generation: slot.generation })
     }
 
-    /// Sockets that [`Udp::next_readable`] has not named yet.
+    /// Returns the number of sockets that [`Udp::next_readable`] has not returned yet.
     pub fn readable_count(&self) -> usize {
         self.readable.len()
     }
@@ -476,16 +489,16 @@ impl Udp {
         }
     }
 
-    /// A datagram arrived, checked by [`Network::parse`].
+    /// Handles a received datagram, which [`Network::parse`] has checked.
     pub fn input(&mut self, now: Instant, network: &mut Network, l4: &L4<'_>) {
         let Ok(header) = udp::Header::parse(l4.bytes) else { return };
         let local = SocketAddr::new(l4.dst, header.dst_port);
         let remote = SocketAddr::new(l4.src, header.src_port);
         let payload = header.payload(l4.bytes);
-        // A super-frame holds several datagrams of equal size.
+        // A super-frame holds several datagrams of equal length.
         let piece = l4.gso.map_or(payload.len(), |gso| usize::from(gso.size)).max(1);
         if l4.broadcast {
-            // Every socket that could be meant gets a copy, as on Linux.
+            // Every matching socket gets a copy, as on Linux.
             for index in self.matching_sockets(local, remote) {
                 self.deliver(index, l4, remote, payload, piece);
             }
@@ -523,7 +536,7 @@ impl Udp {
         let Some(socket) = &mut self.slots[index as usize].socket else { return };
         let cost = payload.len() + queue::OVERHEAD;
         let limit = socket.rcvbuf(self.receive_bytes);
-        // An empty queue takes any datagram, so that a small limit cannot shut a socket up for ever.
+        // An empty queue accepts any datagram, so that a small limit cannot block a socket forever.
         let fits = socket.queue.is_empty() || socket.queue.cost() + cost <= limit;
         if !fits || self.queued + cost > self.receive_total_bytes {
             self.stats.receive_overflow += 1;
@@ -537,13 +550,14 @@ impl Udp {
         self.capacity += socket.queue.capacity() - capacity;
         self.queued += socket.queue.cost() - before;
         self.queued_peak = self.queued_peak.max(self.queued);
-        // Cannot truncate: 64 at the most.
+        // Cannot truncate: at most 64.
         let count = if datagram.gso_size == 0 { 1 } else { payload.len().div_ceil(datagram.gso_size.into()) };
         self.stats.received += count as u64;
         self.list_readable(index);
     }
 
-    /// Queues keep their memory for the next datagrams, unless all together keep more than half of what they may hold.
+    /// Queues keep their memory for further datagrams, unless all queues together have allocated more than
+    /// half of the limit.
     fn shrink_if_scarce(&mut self, index: u32, capacity_before: usize) {
         let scarce = self.capacity > self.receive_total_bytes / 2;
         let Some(socket) = &mut self.slots[index as usize].socket else { return };
@@ -553,7 +567,8 @@ impl Udp {
         self.capacity = self.capacity - capacity_before + socket.queue.capacity();
     }
 
-    /// Somebody says that a datagram of ours could not be delivered. All that can be checked is that there is such a socket.
+    /// Handles an error about a transmitted datagram. The only possible validation is that a matching socket
+    /// exists.
     pub fn on_error(&mut self, now: Instant, network: &mut Network, error: &TransportError) {
         let Some(index) = self.lookup(network, error.local, error.remote) else {
             self.stats.foreign_errors += 1;
@@ -586,7 +601,7 @@ impl Udp {
             };
             socket.queue_error(report, network.quoted_payload());
         }
-        // Linux: soft errors, and errors of sockets without a fixed other end, are only for those who ask.
+        // Linux: soft errors, and errors on unconnected sockets, are reported only with `IP_RECVERR`.
         if asked || socket.remote == Some(error.remote) && (error.kind.is_hard() || too_big) {
             socket.error = Some(meaning);
             self.list_readable(index);
@@ -595,7 +610,7 @@ impl Udp {
 }
 
 impl UdpSocket {
-    /// Remembers the way to its other end.
+    /// Caches the route to the remote address.
     fn cache_route(&mut self, network: &Network, route: Route, remote: SocketAddr) -> (Route, Option<u32>) {
         let local = SocketAddr::new(route.src, self.local.port());
         let hash = if network.device_carries_labels(&route.hop) {
@@ -606,7 +621,7 @@ impl UdpSocket {
         *self.route.insert((route, hash))
     }
 
-    /// Bytes that may be queued on it; `default` is the configuration's.
+    /// Returns the capacity of the receive queue in bytes; `default` is the configured one.
     fn rcvbuf(&self, default: usize) -> usize {
         self.options.rcvbuf.map_or(default, |bytes| bytes as usize)
     }
@@ -630,11 +645,11 @@ impl UdpSocket {
         self.error_queue.get_or_insert_default().push(report, known);
     }
 
-    /// A datagram is too long to be sent at all (`ip_local_error`).
+    /// Queues an error about a datagram that is too long to be sent (Linux's `ip_local_error`).
     fn queue_message_too_long(&mut self, to: SocketAddr, route: &Route, network: &Network) {
         if self.options.recverr(to.is_ipv4()) {
             let port = self.remote.map_or(0, |remote| remote.port());
-            // IPv6 names the port that this one was for.
+            // For IPv6 the error contains the port of this datagram.
             let port = if to.is_ipv4() { port } else { to.port() };
             let info = self.options.pmtu_discovery.mtu(network, route).into();
             let report = self.extended_error(UdpError::TooLong, SocketAddr::new(to.ip(), port));
@@ -649,13 +664,13 @@ impl UdpSlot {
     }
 }
 
-/// Whether a socket may send to an address at all.
+/// Checks whether a socket may send to an address.
 fn check_destination(network: &Network, socket: &UdpSocket, remote: SocketAddr) -> Result<(), UdpError> {
     if remote.port() == 0 {
         return Err(UdpError::InvalidAddress);
     }
     let local = socket.local.ip();
-    // Only the IPv6 wildcard is open to both families.
+    // Only the IPv6 wildcard address is open to both families.
     let both = local.is_ipv6() && local.is_unspecified() && !socket.options.v6only;
     if local.is_ipv4() != remote.is_ipv4() && !both {
         return Err(UdpError::WrongFamily);
@@ -666,7 +681,7 @@ fn check_destination(network: &Network, socket: &UdpSocket, remote: SocketAddr) 
     Ok(())
 }
 
-/// The way to `remote`, from the socket's memory if it still leads there.
+/// Returns the route to `remote`, from the socket's cache if it is still valid.
 fn route_for(
     now: Instant,
     network: &mut Network,
@@ -681,12 +696,14 @@ fn route_for(
         return Ok(known);
     }
     let local = socket.local.ip();
-    // A datagram to one host cannot come from a broadcast or multicast address, though a socket may be bound to one.
+    // A unicast datagram cannot have a broadcast or multicast source address, although a socket may be bound
+    // to one.
     let from =
         (!local.is_unspecified() && !local.is_multicast() && !network.is_broadcast(local)).then_some(local);
     let route = network.route(now, remote.ip(), from).map_err(route_error)?;
     if named {
-        // Its receiver needs the hash only of ports that several of its shards have: who sends to many leaves it to that one.
+        // Without a hash the receiver computes it, if several of its shards share the port: hashing is not
+        // worthwhile for sockets that send to many destinations.
         return Ok((route, None));
     }
     Ok(socket.cache_route(network, route, remote))
@@ -709,7 +726,7 @@ fn route_error(error: RouteError) -> UdpError {
     }
 }
 
-/// True if a socket bound to `bound` receives what is sent to `address`.
+/// Returns whether a socket bound to `bound` receives datagrams sent to `address`.
 fn address_matches(bound: IpAddr, only_v6: bool, address: IpAddr) -> bool {
     match (bound, address) {
         (IpAddr::V6(bound), IpAddr::V4(_)) => bound.is_unspecified() && !only_v6,

@@ -1,33 +1,36 @@
-//! What becomes of datagrams that are longer than a link on their way takes (`IP_MTU_DISCOVER`, `IPV6_MTU_DISCOVER`).
+//! Path MTU discovery modes of UDP sockets (`IP_MTU_DISCOVER`, `IPV6_MTU_DISCOVER`).
 
 use crate::ip::{Network, Route};
 use crate::wire::ipv6;
 
-/// How a socket finds out what the path takes.
+/// What happens to datagrams that exceed the path MTU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PmtuDiscovery {
-    /// What is longer is cut here, and nowhere else (`IP_PMTUDISC_WANT`).
+    /// They are fragmented by this host, and routers must not fragment them (`IP_PMTUDISC_WANT`).
     #[default]
     Want,
-    /// What is longer is cut here, or by routers, and what these say of it is nobody's concern (`IP_PMTUDISC_DONT`).
+    /// They are fragmented by this host or by routers, and reported path MTUs are not errors for the socket
+    /// (`IP_PMTUDISC_DONT`).
     Dont,
-    /// What is longer is refused (`IP_PMTUDISC_DO`).
+    /// They are rejected (`IP_PMTUDISC_DO`).
     Do,
-    /// What is longer than the first link takes is refused; the program looks for what the path takes (`IP_PMTUDISC_PROBE`).
+    /// They are rejected only if they exceed the link MTU; the application probes the path MTU
+    /// (`IP_PMTUDISC_PROBE`).
     Probe,
-    /// The same, and routers may cut it (`IP_PMTUDISC_INTERFACE`).
+    /// As `Probe`, but routers may fragment them (`IP_PMTUDISC_INTERFACE`).
     Interface,
-    /// The same, and what is longer is cut here (`IP_PMTUDISC_OMIT`).
+    /// As `Interface`, but datagrams that exceed the link MTU are fragmented by this host
+    /// (`IP_PMTUDISC_OMIT`).
     Omit,
 }
 
 impl PmtuDiscovery {
-    /// Whether routers must not cut what is sent.
+    /// Returns whether routers must not fragment the socket's datagrams.
     pub(super) fn dont_fragment(self) -> bool {
         matches!(self, Self::Want | Self::Do | Self::Probe)
     }
 
-    /// Bytes of the largest IP packet that is sent in one piece.
+    /// Returns the size in bytes of the largest IP packet that is sent unfragmented.
     pub(super) fn mtu(self, network: &Network, route: &Route) -> u16 {
         match self {
             Self::Want | Self::Dont | Self::Do => route.mtu,
@@ -35,7 +38,7 @@ impl PmtuDiscovery {
         }
     }
 
-    /// Bytes of the longest datagram, with its header, that is sent at all.
+    /// Returns the largest accepted datagram length in bytes, UDP header included.
     pub(super) fn datagram_len_max(self, network: &Network, route: &Route) -> usize {
         let header = if route.src.is_ipv4() { 20 } else { ipv6::Header::LEN };
         match self {

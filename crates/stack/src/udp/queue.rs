@@ -1,35 +1,37 @@
-//! A socket's received datagrams: one ring of bytes and one of descriptions, so that in steady state nothing is allocated.
+//! The receive queue of a socket: one ring of bytes and one of entries, so that nothing is allocated in
+//! steady state.
 
 use core::net::{IpAddr, SocketAddr};
 use std::collections::VecDeque;
 
-/// What a datagram is charged besides its bytes: about what its description takes.
+/// Bytes charged for a datagram besides its payload: approximately the size of its entry.
 pub(super) const OVERHEAD: usize = 64;
 
-/// A received datagram, without its payload.
+/// A received datagram without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// Bytes of payload. More than the caller's buffer if it was too small: the rest is lost.
+    /// Bytes of payload. This is more than the length of the caller's buffer if the payload was truncated.
     pub len: usize,
-    /// Who sent it.
+    /// Source address and port.
     pub from: SocketAddr,
-    /// The address it was sent to: one of ours, or a broadcast or multicast address.
+    /// Destination address: a local address, or a broadcast or multicast address.
     pub to: IpAddr,
-    /// Type of service, or traffic class; the lowest two bits are those of ECN (RFC 3168).
+    /// Type of service or traffic class; the lowest two bits are the ECN field (RFC 3168).
     pub tos: u8,
-    /// Time to live, or hop limit.
+    /// Hop limit, or time to live.
     pub hop_limit: u8,
-    /// It is several, one behind the other: bytes of each but the last, which may have fewer. 0 of a single one ([`UdpOptions::coalesces`]).
+    /// If several datagrams have been coalesced ([`UdpOptions::gro`]): payload bytes of each but the last,
+    /// which may be shorter. 0 for a single datagram.
     ///
-    /// [`UdpOptions::coalesces`]: super::UdpOptions::coalesces
+    /// [`UdpOptions::gro`]: super::UdpOptions::gro
     pub gso_size: u16,
 }
 
-/// Most datagrams that come as one (`UDP_GRO_CNT_MAX`), and their bytes.
+/// Largest number of coalesced datagrams (Linux's `UDP_GRO_CNT_MAX`), and of their bytes.
 const GRO_COUNT_MAX: usize = 64;
 const GRO_BYTES_MAX: usize = 65_507;
 
-/// The queue.
+/// The receive queue of a socket.
 #[derive(Debug, Default)]
 pub(super) struct UdpReceiveQueue {
     datagrams: VecDeque<Datagram>,
@@ -41,29 +43,30 @@ impl UdpReceiveQueue {
         self.datagrams.is_empty()
     }
 
-    /// The next datagram, which stays.
+    /// Returns the next datagram without taking it.
     pub(super) fn front(&self) -> Option<&Datagram> {
         self.datagrams.front()
     }
 
-    /// What the queue is charged.
+    /// Returns the bytes that the queue is charged.
     pub(super) fn cost(&self) -> usize {
         self.bytes.len() + self.datagrams.len() * OVERHEAD
     }
 
-    /// What the queue could hold without growing.
+    /// Returns the bytes of memory allocated by the queue.
     pub(super) fn capacity(&self) -> usize {
         self.bytes.capacity() + self.datagrams.capacity() * size_of::<Datagram>()
     }
 
-    /// Gives the memory of an empty queue back.
+    /// Frees the memory of the queue if it is empty.
     pub(super) fn shrink(&mut self) {
         if self.is_empty() {
             *self = Self::default();
         }
     }
 
-    /// Adds a datagram to the last one, if they are of one kind and all before it are as long as the first; whether it was.
+    /// Appends a datagram to the last one if both have equal sources, destinations and header fields, and all
+    /// but the appended one have equal lengths. Returns whether it was appended.
     pub(super) fn coalesce(&mut self, datagram: &Datagram, payload: &[u8]) -> bool {
         let Some(last) = self.datagrams.back_mut() else { return false };
         let piece = if last.gso_size == 0 { last.len } else { last.gso_size.into() };
@@ -74,7 +77,7 @@ impl UdpReceiveQueue {
             && last.len / piece < GRO_COUNT_MAX
             && last.len + payload.len() <= GRO_BYTES_MAX;
         if joins {
-            // Cannot truncate: a datagram is not longer.
+            // Cannot truncate: shorter than the longest datagram.
             last.gso_size = piece as u16;
             last.len += payload.len();
             self.bytes.extend(payload);
@@ -87,7 +90,7 @@ impl UdpReceiveQueue {
         self.datagrams.push_back(datagram);
     }
 
-    /// Copies as much of the next datagram as fits.
+    /// Copies as much of the next datagram as fits, without taking it.
     pub(super) fn peek(&self, out: &mut [u8]) -> Option<Datagram> {
         let datagram = *self.front()?;
         let len = datagram.len.min(out.len());
@@ -98,7 +101,7 @@ impl UdpReceiveQueue {
         Some(datagram)
     }
 
-    /// The same, and takes it off the queue.
+    /// Copies as much of the next datagram as fits, and takes it.
     pub(super) fn pop(&mut self, out: &mut [u8]) -> Option<Datagram> {
         let datagram = self.peek(out)?;
         self.datagrams.pop_front();

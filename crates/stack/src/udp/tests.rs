@@ -69,7 +69,7 @@ impl Sockets {
         }
     }
 
-    /// A datagram from a port of the peer to a port of ours.
+    /// Delivers a datagram from a port of the peer to a local port.
     #[track_caller]
     fn receive(&mut self, from: u16, to: u16, payload: &[u8]) {
         self.receive_frame(&v4_frame(protocol::UDP, &datagram(from, to, payload)));
@@ -83,7 +83,7 @@ impl Sockets {
         Ok(out)
     }
 
-    /// What the peer says about the last datagram we sent.
+    /// Delivers the peer's ICMP error about the last datagram sent.
     fn peer_complains(&mut self, code: u8, mtu: u16) {
         let frame = self.bench.sent().pop().unwrap();
         let message = icmpv4::Message::Unreachable { code, mtu, quote: &frame[14..42] };
@@ -174,7 +174,7 @@ fn binding_follows_linux() {
     let reuse_address = UdpOptions { reuse_address: true, ..options() };
     let reuse_port = UdpOptions { reuse_port: true, ..options() };
     let only_v6 = UdpOptions { v6only: true, ..options() };
-    // First socket, second socket, whether both can be.
+    // First socket, second socket, whether both can be bound.
     let cases = [
         (ANY_V4, options(), ANY_V4, options(), false),
         (ANY_V4, options(), "10.0.0.1", options(), false),
@@ -351,7 +351,7 @@ fn refusals_are_pending_errors_of_connected_sockets_only() {
     assert_eq!(s.udp.next_readable(), Some(connected));
     assert_eq!(s.send(connected, None, b"x"), Err(UdpError::ConnectionRefused));
     s.send(connected, None, b"x").unwrap();
-    // Host unreachable is soft.
+    // "Host unreachable" is a soft error.
     s.peer_complains(1, 0);
     assert_eq!(s.udp.take_error(connected), Ok(None));
     s.send(connected, None, b"x").unwrap();
@@ -377,7 +377,7 @@ fn a_smaller_path_mtu_is_believed_if_there_is_such_a_socket() {
     s.send(socket, None, &[1; 1400]).unwrap();
     let lens: Vec<_> = s.bench.sent().iter().map(|frame| frame.len() - 34).collect();
     assert_eq!(lens, [976, 432]);
-    // Nobody has port 9: anybody could have said so.
+    // No socket has port 9, so the message could be from anybody.
     let foreign = s.bind(ANY_V4, 9);
     s.send(foreign, Some(at("10.0.0.2", 1)), b"x").unwrap();
     s.udp.close(foreign).unwrap();
@@ -416,7 +416,7 @@ fn queues_are_bounded_each_and_in_all() {
     assert_eq!(s.udp.stats().received, 65);
     assert_eq!(s.udp.stats().receive_overflow, 7 + 38);
     assert_eq!(s.udp.queued, 65_000);
-    // A listing says so of each.
+    // A listing shows the charge, limit and drops of each socket.
     let memory = |s: &Sockets, socket: UdpHandle| s.udp.listing(socket.index).unwrap().memory;
     let full = memory(&s, small);
     assert_eq!((full.rmem_alloc, full.rcvbuf, full.drops), (3 * 1000, 3000, Some(7)));
@@ -427,7 +427,7 @@ fn queues_are_bounded_each_and_in_all() {
     assert_eq!((memory(&s, small).rmem_alloc, memory(&s, small).drops), (0, Some(7)));
     assert_eq!(s.udp.queued, 0);
     assert!(s.udp.capacity <= 65_536 / 2 + 4096, "{}", s.udp.capacity);
-    // An empty queue takes a datagram that is longer than its limit.
+    // An empty queue accepts a datagram that exceeds its limit.
     let tiny = s.bind_with(ANY_V4, 9, UdpOptions { rcvbuf: Some(10), ..options() }).unwrap();
     s.receive(1, 9, &[1; 1000]);
     assert_eq!(s.read(tiny).unwrap().len(), 1000);
@@ -466,7 +466,7 @@ fn who_asks_for_reports_gets_all_errors_with_what_is_known() {
     let deaf = s.bind_with(ANY_V4, 8, UdpOptions { recverr_v6: true, ..options() }).unwrap();
     let to = at("10.0.0.2", 1);
     let mut out = [0; 10];
-    // Host unreachable is soft, and the other end is not fixed.
+    // "Host unreachable" is a soft error, and the sockets are not connected.
     for (socket, error) in [(asking, Some(UdpError::HostUnreachable)), (deaf, None)] {
         s.send(socket, Some(to), b"question").unwrap();
         s.peer_complains(1, 0);
@@ -478,7 +478,7 @@ fn who_asks_for_reports_gets_all_errors_with_what_is_known() {
         (report.error, report.destination, report.offender),
         (UdpError::HostUnreachable, to, Some(PEER_V4.into()))
     );
-    // The peer quotes the headers alone.
+    // The peer quotes only the headers.
     assert_eq!((report.icmp_type, report.icmp_code, report.payload_len, report.has_more), (3, 1, 0, false));
     assert_eq!(s.send(asking, Some(to), &[0; 65_508]), Err(UdpError::TooLong));
     let report = s.udp.take_extended_error(asking, &mut out).unwrap();
@@ -610,7 +610,7 @@ fn datagrams_are_labelled_where_the_device_carries_that() {
         });
         let connected = UdpSendParams::default();
         assert_eq!(labels(&mut s, &connected, 10), [Label::new(hash, 3)]);
-        // As Linux has it, a type of service that comes with a datagram says its priority.
+        // As on Linux, a type of service given with a datagram determines its priority.
         let urgent = UdpSendParams { tos: Some(0x10), ..connected };
         assert_eq!(labels(&mut s, &urgent, 10), [Label::new(hash, 6)]);
         assert_eq!(labels(&mut s, &connected, 2_000), [Label::new(None, 3); 2], "fragments");

@@ -3,12 +3,12 @@
 use super::{MacAddr, WireError, array, be16, head, room};
 use core::net::Ipv4Addr;
 
-/// What an ARP packet is for.
+/// The operation of an ARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ArpOperation {
-    /// Who has the target address?
+    /// Asks which host has the target address.
     Request,
-    /// The sender has its address.
+    /// States that the sender has its address.
     Reply,
 }
 
@@ -17,13 +17,13 @@ pub enum ArpOperation {
 pub struct ArpPacket {
     /// Request or reply.
     pub operation: ArpOperation,
-    /// The sender's Ethernet address.
+    /// Ethernet address of the sender.
     pub sender_mac: MacAddr,
-    /// The sender's IPv4 address: 0.0.0.0 in a probe (RFC 5227).
+    /// IPv4 address of the sender: 0.0.0.0 in a probe (RFC 5227).
     pub sender_ip: Ipv4Addr,
-    /// The target's Ethernet address; means nothing in a request.
+    /// Ethernet address of the target; meaningless in a request.
     pub target_mac: MacAddr,
-    /// The target's IPv4 address.
+    /// IPv4 address of the target.
     pub target_ip: Ipv4Addr,
 }
 
@@ -31,13 +31,14 @@ pub struct ArpPacket {
 const ETHERNET_IPV4: [u8; 6] = [0, 1, 0x08, 0x00, 6, 4];
 
 impl ArpPacket {
-    /// Bytes of a packet.
+    /// Length of a packet in bytes.
     pub const LEN: usize = 28;
 
-    /// Reads a packet. What follows it in the buffer is padding.
+    /// Parses a packet. Bytes after it in the buffer are padding.
     ///
     /// # Errors
-    /// `Truncated`; `BadVersion` if it is not about IPv4 over Ethernet; `Unsupported` for operations other than request and reply.
+    /// `Truncated`; `BadVersion` if the packet is not for IPv4 over Ethernet; `Unsupported` for operations
+    /// other than request and reply.
     pub fn parse(packet: &[u8]) -> Result<Self, WireError> {
         let bytes = head::<{ Self::LEN }>(packet)?;
         if array::<6, 28>(bytes, 0) != ETHERNET_IPV4 {

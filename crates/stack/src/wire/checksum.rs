@@ -1,24 +1,26 @@
-//! The Internet checksum (RFC 1071): the ones'-complement sum of 16-bit words.
+//! The Internet checksum (RFC 1071): the ones' complement sum of 16-bit words.
 
 use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};
 
-/// A ones'-complement sum on its way: congruent modulo 65,535 to the sum of the big-endian words it was made of,
-/// and zero only if all of them were zero.
+/// An unfinished ones' complement sum: congruent modulo 65,535 to the sum of the big-endian words it was
+/// computed from, and zero only if all of them were zero.
 #[derive(Clone, Copy, Default)]
 pub struct Sum(u32);
 
 /// Bytes per step of the main loop.
 const STEP: usize = 32;
 
-/// Bytes that are copied before they are summed: both places stay in the first-level cache in between. A multiple of
-/// [`STEP`], and more than a usual segment.
+/// Bytes that are copied before they are summed, so that source and destination stay in the first-level cache
+/// in between. A multiple of [`STEP`], and more than a typical segment.
 const COPY_BLOCK: usize = 4096;
 
-/// Sum of native-endian words. RFC 1071 §2 (B), (C): neither byte order nor word size matters until the end.
+/// Returns the sum of native-endian words. RFC 1071 §2 (B), (C): neither byte order nor word size matters
+/// until the end.
 ///
-/// 128-bit accumulators make the compiler emit an addition from memory and an addition of the carry for every 8 bytes, which beats what
-/// the vector instructions of the baseline CPU can do; two of them keep the carries from waiting for each other.
+/// With 128-bit accumulators the compiler emits an addition from memory and an addition of the carry for
+/// every 8 bytes, which is faster than the vector instructions of the baseline CPU. Two accumulators avoid a
+/// dependency between consecutive carries.
 #[inline(always)]
 fn native_sum(bytes: &[u8]) -> u128 {
     let word = |bytes: &[u8; 8]| u128::from(u64::from_ne_bytes(*bytes));
@@ -44,44 +46,45 @@ fn native_sum(bytes: &[u8]) -> u128 {
     if let [pair] = pair {
         even += u128::from(u16::from_ne_bytes(*pair));
     }
-    // RFC 1071 §4.1: an odd byte at the end counts as if a zero byte followed.
+    // RFC 1071 §4.1: an odd byte at the end is padded with a zero byte.
     if let [last] = *rest {
         odd += u128::from(u16::from_ne_bytes([last, 0]));
     }
     even + odd
 }
 
-/// Folds a sum of native-endian words and puts it into network order.
+/// Folds a sum of native-endian words and converts it to network byte order.
 #[inline(always)]
 const fn from_native(total: u128) -> Sum {
     let (sum, carry) = (total as u64).overflowing_add((total >> 64) as u64);
     let sum = sum + carry as u64;
-    // Adding the halves crosswise leaves their sum, carry included, in the upper one.
+    // Adding the halves crosswise leaves their sum, carry included, in the upper half.
     let sum = Sum((sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32);
     Sum(sum.fold().to_be() as u32)
 }
 
 impl Sum {
-    /// The sum of nothing.
+    /// The sum of no bytes.
     pub const ZERO: Self = Self(0);
 
-    /// The sum of bytes whose first is at an even offset of what the checksum covers.
+    /// Returns the sum of bytes whose first byte is at an even offset of the checksummed range.
     #[inline]
     pub fn of(bytes: &[u8]) -> Self {
         from_native(native_sum(bytes))
     }
 
-    /// The sum of both. Neither end-around carry nor the number of additions needs attention.
+    /// Returns the sum of both sums. The caller need not care about end-around carries or the number of
+    /// additions.
     #[inline]
     #[must_use]
     #[allow(clippy::should_implement_trait)] // ones'-complement addition must not look like arithmetic
     pub const fn add(self, other: Self) -> Self {
-        // 2^32 ≡ 1 (mod 65,535), so the carry comes back at the bottom, where it cannot overflow again.
+        // 2^32 ≡ 1 (mod 65,535), so the carry is added at the low end, where it cannot overflow again.
         let (sum, carry) = self.0.overflowing_add(other.0);
         Self(sum + carry as u32)
     }
 
-    /// The sum of words of 32 bits that were simply added up.
+    /// Converts a plain sum of 32-bit words.
     #[inline(always)]
     pub(crate) const fn of_words(total: u64) -> Self {
         // 2^32 ≡ 1 (mod 65,535).
@@ -95,8 +98,9 @@ impl Sum {
         self.add(Self(field as u32))
     }
 
-    /// Takes away what was added before, to update a checksum (RFC 1624) or to get a range from two prefix sums. If nothing
-    /// but zero words would be left the result is the other representation of zero (0xffff folded).
+    /// Subtracts a sum that was added before, to update a checksum (RFC 1624) or to compute the sum of a
+    /// range from two prefix sums. If only zero words remain, the result is the other representation of zero
+    /// (0xffff when folded).
     #[inline]
     #[must_use]
     #[allow(clippy::should_implement_trait)]
@@ -104,34 +108,36 @@ impl Sum {
         self.add(Self(!other.fold() as u32))
     }
 
-    /// The same bytes one byte further on: use it for a piece that starts at an odd offset (RFC 1071 §2 (B)).
+    /// Returns the sum of the summed bytes shifted by one byte: for a part that starts at an odd offset (RFC
+    /// 1071 §2 (B)).
     #[inline]
     #[must_use]
     pub const fn swap(self) -> Self {
         Self(self.fold().swap_bytes() as u32)
     }
 
-    /// Adds a piece that starts `offset` bytes after the beginning of what the checksum covers.
+    /// Adds the sum of a part that starts `offset` bytes after the beginning of the checksummed range.
     #[inline]
     #[must_use]
     pub const fn add_at(self, offset: usize, piece: Self) -> Self {
         if offset & 1 == 0 { self.add(piece) } else { self.add(piece.swap()) }
     }
 
-    /// The sum as 16 bits, not inverted: what goes into the field of a frame whose checksum the device completes.
+    /// Returns the sum as 16 bits, not inverted: the value of the checksum field of a frame whose checksum
+    /// the device completes.
     #[inline]
     pub const fn fold(self) -> u16 {
-        // Adding the halves crosswise leaves their sum, carry included, in the upper one.
+        // Adding the halves crosswise leaves their sum, carry included, in the upper half.
         (self.0.wrapping_add(self.0.rotate_left(16)) >> 16) as u16
     }
 
-    /// The checksum: the inverted sum. For UDP, where 0 means "none", see [`Sum::finish_udp`].
+    /// Returns the checksum: the inverted sum. UDP, where 0 means "no checksum", uses [`Sum::finish_udp`].
     #[inline]
     pub const fn finish(self) -> u16 {
         !self.fold()
     }
 
-    /// The checksum of a UDP datagram: RFC 768 has 0 sent as 0xffff.
+    /// Returns the checksum of a UDP datagram: 0 is sent as 0xffff (RFC 768).
     #[inline]
     pub const fn finish_udp(self) -> u16 {
         match !self.fold() {
@@ -140,7 +146,7 @@ impl Sum {
         }
     }
 
-    /// True for the sum of something that contains its own correct checksum.
+    /// Returns whether this is the sum of bytes that contain their own correct checksum.
     #[inline]
     pub const fn is_valid(self) -> bool {
         self.fold() == 0xffff
@@ -148,7 +154,7 @@ impl Sum {
 }
 
 impl PartialEq for Sum {
-    /// Equal if they make the same checksum (the two representations of zero differ).
+    /// Two sums are equal if they yield equal checksums; the two representations of zero differ.
     fn eq(&self, other: &Self) -> bool {
         self.fold() == other.fold()
     }
@@ -162,13 +168,15 @@ impl fmt::Debug for Sum {
     }
 }
 
-/// The pseudo-header of TCP and UDP over IPv4 (RFC 9293 §3.1). `len` is the transport header and payload in bytes.
+/// Returns the sum of the pseudo-header of TCP and UDP over IPv4 (RFC 9293 §3.1). `len` is the length of
+/// transport header and payload in bytes.
 #[inline]
 pub const fn pseudo_v4(src: Ipv4Addr, dst: Ipv4Addr, protocol: u8, len: usize) -> Sum {
     Sum(src.to_bits()).add(Sum(dst.to_bits())).add(Sum(protocol as u32)).add(Sum(len as u32))
 }
 
-/// The pseudo-header of transports over IPv6 (RFC 8200 §8.1). `len` is the transport header and payload in bytes.
+/// Returns the sum of the pseudo-header of transports over IPv6 (RFC 8200 §8.1). `len` is the length of
+/// transport header and payload in bytes.
 #[inline]
 pub const fn pseudo_v6(src: Ipv6Addr, dst: Ipv6Addr, protocol: u8, len: usize) -> Sum {
     sum_of_address(src).add(sum_of_address(dst)).add(Sum(protocol as u32)).add(Sum(len as u32))
@@ -180,7 +188,7 @@ const fn sum_of_address(address: Ipv6Addr) -> Sum {
     Sum((bits >> 96) as u32).add(Sum((bits >> 64) as u32)).add(Sum((bits >> 32) as u32)).add(Sum(bits as u32))
 }
 
-/// Copies `src` to the start of `dst` and sums it while it is in the cache.
+/// Copies `src` to the start of `dst` and returns its sum. Each block is summed while it is in the cache.
 ///
 /// # Panics
 /// If `dst` is shorter than `src`.

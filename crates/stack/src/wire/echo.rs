@@ -1,25 +1,25 @@
-//! Echo requests and replies ("ping"), which ICMP for IPv4 (RFC 792) and for IPv6 (RFC 4443 §4) share.
+//! Echo requests and replies ("ping"), whose format ICMP for IPv4 (RFC 792) and for IPv6 (RFC 4443 §4) share.
 
 use super::be16;
 
-/// A request, or the reply to it.
+/// An echo request or reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Echo<'a> {
-    /// Chosen by the sender of the request, like all of it; a reply is to bring it back unchanged.
+    /// Identifier, chosen by the sender of the request; a reply returns it, like the other fields, unchanged.
     pub ident: u16,
-    /// Of this request among those of the sender.
+    /// Sequence number of the request.
     pub seq: u16,
-    /// Anything.
+    /// Arbitrary data.
     pub data: &'a [u8],
 }
 
 impl<'a> Echo<'a> {
-    /// From the eight bytes of an ICMP header and what follows them.
+    /// Creates a message from the eight bytes of an ICMP header and the bytes after them.
     pub(super) fn new(header: &[u8; 8], data: &'a [u8]) -> Self {
         Self { ident: be16(header, 4), seq: be16(header, 6), data }
     }
 
-    /// The four bytes after the checksum.
+    /// Returns the four bytes after the checksum.
     pub(super) const fn word(&self) -> u32 {
         (self.ident as u32) << 16 | self.seq as u32
     }

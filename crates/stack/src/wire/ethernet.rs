@@ -2,7 +2,7 @@
 
 use super::{MacAddr, WireError, array, be16, head, room};
 
-/// What an Ethernet frame carries.
+/// The type of an Ethernet frame's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EtherType(pub u16);
 
@@ -19,7 +19,7 @@ impl EtherType {
     pub const SERVICE_VLAN: Self = Self(0x88a8);
 }
 
-/// Smallest EtherType: lower numbers are the length field of IEEE 802.3 frames (RFC 1122 §2.3.3).
+/// Smallest EtherType: lower values are the length field of IEEE 802.3 frames (RFC 1122 §2.3.3).
 const ETHERTYPE_MIN: u16 = 0x0600;
 
 /// An 802.1Q tag.
@@ -27,9 +27,9 @@ const ETHERTYPE_MIN: u16 = 0x0600;
 pub struct VlanTag {
     /// Priority code point: 0 … 7.
     pub pcp: u8,
-    /// Drop eligible.
+    /// Drop eligible indicator.
     pub dei: bool,
-    /// VLAN: 1 … 4,094, or 0 for a tag that only carries the priority.
+    /// VLAN identifier: 1 … 4,094, or 0 for a tag that only carries the priority.
     pub vid: u16,
 }
 
@@ -42,29 +42,31 @@ pub struct Header {
     pub src: MacAddr,
     /// The 802.1Q tag, if there is one.
     pub vlan: Option<VlanTag>,
-    /// What follows the header, tag included.
+    /// Type of the payload, after the tag if there is one.
     pub ethertype: EtherType,
-    /// Bytes of the header: 14, or 18 with a tag. Set by the parser; [`Header::emit`] goes by `vlan`.
+    /// Length of the header in bytes: 14, or 18 with a tag. Set by the parser; [`Header::emit`] derives it
+    /// from `vlan`.
     pub len: u8,
 }
 
 impl Header {
-    /// Bytes of a header without tag.
+    /// Length of a header without tag in bytes.
     pub const LEN: usize = 14;
-    /// Bytes of a header with tag.
+    /// Length of a header with tag in bytes.
     pub const LEN_TAGGED: usize = 18;
 
-    /// A header to be emitted.
+    /// Creates a header to be emitted.
     #[inline]
     pub const fn new(dst: MacAddr, src: MacAddr, vlan: Option<VlanTag>, ethertype: EtherType) -> Self {
         let len = if vlan.is_some() { Self::LEN_TAGGED } else { Self::LEN };
         Self { dst, src, vlan, ethertype, len: len as u8 }
     }
 
-    /// Reads the header of a frame.
+    /// Parses the header of a frame.
     ///
     /// # Errors
-    /// `Truncated`; `Unsupported` for IEEE 802.3 length frames and for more than one tag; `BadValue` for the reserved VLAN 4,095.
+    /// `Truncated`; `Unsupported` for IEEE 802.3 length frames and for more than one tag; `BadValue` for the
+    /// reserved VLAN 4,095.
     #[inline]
     pub fn parse(frame: &[u8]) -> Result<Self, WireError> {
         let bytes = head::<{ Self::LEN }>(frame)?;

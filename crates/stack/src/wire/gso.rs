@@ -1,4 +1,4 @@
-//! Cuts super-frames into the segments that Linux's software segmentation (GSO) would make of them, and completes
+//! Software segmentation: splits super-frames into the segments that Linux's GSO produces, and completes
 //! checksums that were left to the device. For devices and layers without that offload.
 
 use super::checksum::{Sum, copy_and_sum, pseudo_v4, pseudo_v6};
@@ -7,14 +7,14 @@ use super::{WireError, ethernet, ipv4, ipv6, protocol, udp};
 use crate::device::{Gso, GsoKind};
 use core::net::{Ipv4Addr, Ipv6Addr};
 
-/// Where the parts of a super-frame are, counted from its start.
+/// The position of the parts of a super-frame, as offsets from its start.
 struct SuperFrameLayout {
     network: NetworkHeader,
     network_at: usize,
     transport: TransportHeader,
     transport_at: usize,
     payload_at: usize,
-    /// The first byte after the payload: what follows is padding.
+    /// Offset of the first byte after the payload; padding follows it.
     end: usize,
 }
 
@@ -59,7 +59,7 @@ impl SuperFrameLayout {
                 let TcpHeader { seq, flags, header_len, .. } = TcpSegment::parse(body)?.header;
                 (TransportHeader::Tcp { seq, flags }, usize::from(header_len))
             }
-            // The length field is going to be written; a sender may have left anything there.
+            // The length field is overwritten, so its value does not matter.
             (protocol::UDP, GsoKind::Udp) if body.len() >= udp::Header::LEN => {
                 (TransportHeader::Udp, udp::Header::LEN)
             }
@@ -76,13 +76,14 @@ impl SuperFrameLayout {
         })
     }
 
-    /// Fixes the network header of segment number `index` for a packet that ends with `segment`.
+    /// Updates the IP header of segment number `index` for a packet that ends with `segment`.
     fn fix_network(&self, index: usize, segment: &mut [u8]) {
         let packet = &mut segment[self.network_at..];
         match self.network {
             NetworkHeader::V4 { ident, .. } => {
                 let total_len = packet.len() as u16;
-                // Linux counts the identification up from the super-frame's, even where DF makes it meaningless (RFC 6864).
+                // Linux increments the identification for each segment, even where DF makes it meaningless
+                // (RFC 6864).
                 let ident = ident.wrapping_add(index as u16);
                 packet[2..4].copy_from_slice(&total_len.to_be_bytes());
                 packet[4..6].copy_from_slice(&ident.to_be_bytes());
@@ -97,15 +98,16 @@ impl SuperFrameLayout {
         }
     }
 
-    /// Fixes the transport header of the segment whose payload begins `offset` bytes after the super-frame's, and
-    /// completes its checksum.
+    /// Updates the transport header of the segment whose payload begins `offset` bytes after that of the
+    /// super-frame, and completes its checksum.
     fn fix_transport(&self, offset: usize, last: bool, payload: Sum, segment: &mut [u8]) {
         let transport = &mut segment[self.transport_at..];
         let len = transport.len();
         let (proto, checksum_at) = match self.transport {
             TransportHeader::Tcp { seq, flags } => {
                 let seq = seq + offset as u32;
-                // What ends a burst belongs to its last segment; CWR answers one congestion signal once (RFC 3168 §6.1.2).
+                // FIN and PSH belong to the last segment; CWR answers a congestion signal once and belongs to
+                // the first (RFC 3168 §6.1.2).
                 let mut kept = flags;
                 if !last {
                     kept = kept.without(TcpFlags::FIN | TcpFlags::PSH);
@@ -128,7 +130,7 @@ impl SuperFrameLayout {
         };
         let header = &mut transport[..self.payload_at - self.transport_at];
         header[checksum_at..checksum_at + 2].fill(0);
-        // Headers have an even length, so the payload's sum needs no swap.
+        // Headers have an even length, so the sum of the payload needs no byte swap.
         let sum = pseudo.add(Sum::of(header)).add(payload);
         let checksum = match self.transport {
             TransportHeader::Tcp { .. } => sum.finish(),
@@ -138,8 +140,9 @@ impl SuperFrameLayout {
     }
 }
 
-/// Bytes of all headers in front of the payload of a super-frame: the true value for [`Gso::header_len`] where a device
-/// only has a hint (`hdr_len` of virtio's header may be anything).
+/// Returns the length in bytes of all headers in front of the payload of a super-frame: the correct value of
+/// [`Gso::header_len`] for a device that only has a hint (`hdr_len` of the virtio-net header may be
+/// arbitrary).
 ///
 /// # Errors
 /// As [`segment`].
@@ -147,16 +150,16 @@ pub fn headers_len(frame: &[u8], kind: GsoKind) -> Result<u16, WireError> {
     SuperFrameLayout::of(frame, kind).map(|layout| layout.payload_at as u16)
 }
 
-/// Cuts a super-frame. Every segment is put together in `scratch` and passed to `each`, first to last, complete with all checksums,
-/// and the number of segments is returned. A frame that needs no cutting comes out as one segment.
+/// Splits a super-frame. Every segment is built in `scratch` and passed to `each`, in order, complete with
+/// all checksums. Returns the number of segments. A frame that needs no segmentation yields one segment.
 ///
-/// Where the headers end is read from the frame itself, not taken from `gso.header_len`. What the checksum fields hold does not
-/// matter. Padding behind the packet is left out.
+/// The header length is parsed from the frame; `gso.header_len` is ignored. The values of the checksum fields
+/// do not matter. Padding after the packet is removed.
 ///
 /// # Errors
-/// Before any call of `each`: `BadValue` if the frame is not of the kind `gso` says, is a fragment, or `gso.size` is 0;
-/// `BadLength` if a segment does not fit `scratch` (one as long as the frame always suffices); and what the parsers of the
-/// headers say.
+/// Detected before any call of `each`: `BadValue` if the frame is not of kind `gso.kind` or is a fragment, or
+/// `gso.size` is 0; `BadLength` if a segment does not fit into `scratch` (the length of the frame is always
+/// sufficient); the errors of the header parsers.
 pub fn segment(
     frame: &[u8],
     gso: Gso,
@@ -186,20 +189,21 @@ pub fn segment(
     Ok(count)
 }
 
-/// Completes a checksum that was left to the device: the field at `start + offset` holds the pseudo-header's sum, and the checksum
-/// covers the frame from `start` to its end.
+/// Completes a checksum that was left to the device: the field at `start + offset` contains the sum of the
+/// pseudo-header, and the checksum covers the frame from `start` to its end.
 ///
 /// # Errors
-/// `BadLength` if the field is not within the frame or at an odd offset; then the frame is left as it was.
+/// `BadLength` if the field is outside of the frame or at an odd offset; the frame is then unchanged.
 pub fn complete_checksum(frame: &mut [u8], start: usize, offset: usize) -> Result<(), WireError> {
-    // The field is one of the words that are summed, so it cannot straddle two of them.
+    // The field must be one of the summed words and not straddle two of them.
     if !offset.is_multiple_of(2) {
         return Err(WireError::BadLength);
     }
     let covered = frame.get_mut(start..).ok_or(WireError::BadLength)?;
     let sum = Sum::of(covered);
     let field = covered.get_mut(offset..).and_then(|rest| rest.first_chunk_mut::<2>());
-    // As Linux does for all protocols: 0 would mean "no checksum" to UDP, and to the others it is the same as 0xffff.
+    // As in Linux, for all protocols: 0 would mean "no checksum" for UDP, and for the others it is equivalent
+    // to 0xffff.
     *field.ok_or(WireError::BadLength)? = sum.finish_udp().to_be_bytes();
     Ok(())
 }

@@ -11,11 +11,11 @@ pub mod unreachable {
     pub const NET: u8 = 0;
     /// Host unreachable.
     pub const HOST: u8 = 1;
-    /// The host does not speak the protocol.
+    /// The host does not support the protocol.
     pub const PROTOCOL: u8 = 2;
-    /// Nobody listens at the port.
+    /// No socket has the port.
     pub const PORT: u8 = 3;
-    /// The packet is too long and must not be fragmented (RFC 1191).
+    /// The packet exceeds the MTU and must not be fragmented (RFC 1191).
     pub const FRAGMENTATION_NEEDED: u8 = 4;
     /// Source route failed.
     pub const SOURCE_ROUTE_FAILED: u8 = 5;
@@ -25,16 +25,17 @@ pub mod unreachable {
 
 /// Codes of "time exceeded".
 pub mod time_exceeded {
-    /// Time to live ran out in transit.
+    /// The time to live was exceeded in transit.
     pub const TTL: u8 = 0;
-    /// Not all fragments came in time.
+    /// Not all fragments arrived in time.
     pub const REASSEMBLY: u8 = 1;
 }
 
-/// Bytes in front of the quote or the echo data.
+/// Bytes in front of the quoted packet or the echo data.
 pub const HEADER_LEN: usize = 8;
 
-/// Most bytes of the offending packet to quote: the error with its own header is to fit 576 bytes (RFC 1812 §4.3.2.3).
+/// Largest number of bytes quoted of the offending packet: the error with its IP header must fit into 576
+/// bytes (RFC 1812 §4.3.2.3).
 pub const QUOTE_LEN_MAX: usize = 576 - 20 - HEADER_LEN;
 
 const ECHO_REPLY: u8 = 0;
@@ -44,8 +45,8 @@ const ECHO_REQUEST: u8 = 8;
 pub(crate) const TIME_EXCEEDED: u8 = 11;
 pub(crate) const PARAMETER_PROBLEM: u8 = 12;
 
-/// Whether a message that was not understood may be answered by an ICMP error: only if its type is known to be a query or an
-/// answer, since there must be no error about an error (RFC 1122 §3.2.2).
+/// Returns whether a message that was not understood may be answered by an ICMP error: only if its type is
+/// known to be a query or a reply, since an error must not cause an error (RFC 1122 §3.2.2).
 pub const fn is_query(kind: u8) -> bool {
     matches!(kind, ECHO_REPLY | ECHO_REQUEST | 13..=18)
 }
@@ -53,59 +54,62 @@ pub const fn is_query(kind: u8) -> bool {
 /// An ICMP message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// "Ping".
+    /// An echo request ("ping").
     EchoRequest(Echo<'a>),
-    /// The answer to a ping.
+    /// An echo reply.
     EchoReply(Echo<'a>),
-    /// A packet of ours could not be delivered.
+    /// A packet could not be delivered.
     Unreachable {
-        /// Why: see [`unreachable`](mod@unreachable).
+        /// The reason: see [`unreachable`](mod@unreachable).
         code: u8,
-        /// Bytes that the next hop takes, 0 if an old router does not say (RFC 1191 §4). Only for `FRAGMENTATION_NEEDED`.
+        /// MTU of the next hop in bytes; 0 if a router older than RFC 1191 does not report it (RFC 1191 §4).
+        /// Valid only for `FRAGMENTATION_NEEDED`.
         mtu: u16,
-        /// The beginning of the packet: see [`ipv4::Header::parse_quoted`](super::ipv4::Header::parse_quoted).
+        /// The beginning of the offending packet: see
+        /// [`ipv4::Header::parse_quoted`](super::ipv4::Header::parse_quoted).
         quote: &'a [u8],
     },
-    /// There is a better gateway. Insecure, and ignored by careful hosts.
+    /// There is a better gateway. Redirects are not authenticated, and this stack ignores them.
     Redirect {
-        /// For what: 0 network, 1 host.
+        /// What is redirected: 0 network, 1 host.
         code: u8,
-        /// The better one.
+        /// The better gateway.
         gateway: Ipv4Addr,
-        /// The beginning of the packet.
+        /// The beginning of the redirected packet.
         quote: &'a [u8],
     },
-    /// A packet of ours took too long.
+    /// A packet was too long in transit or in reassembly.
     TimeExceeded {
         /// Where: see [`time_exceeded`].
         code: u8,
-        /// The beginning of the packet.
+        /// The beginning of the offending packet.
         quote: &'a [u8],
     },
-    /// A packet of ours was not understood.
+    /// A packet was not understood.
     ParameterProblem {
-        /// Kind of problem.
+        /// The kind of problem.
         code: u8,
-        /// Which byte of the packet.
+        /// Offset of the problematic byte within the packet.
         pointer: u8,
-        /// The beginning of the packet.
+        /// The beginning of the offending packet.
         quote: &'a [u8],
     },
-    /// Anything else.
+    /// Any other message.
     Other {
         /// Type.
         kind: u8,
         /// Code.
         code: u8,
-        /// The four bytes after the checksum, whatever they mean.
+        /// The four bytes after the checksum, uninterpreted.
         word: [u8; 4],
-        /// What follows.
+        /// The remaining bytes.
         body: &'a [u8],
     },
 }
 
 impl<'a> Message<'a> {
-    /// Reads a message and verifies its checksum. The quote of an error is as it came: it may be of a packet we never sent.
+    /// Parses a message and verifies its checksum. The quoted packet of an error is not validated: this host
+    /// may not have sent it.
     ///
     /// # Errors
     /// `Truncated`, `BadChecksum`.
@@ -129,7 +133,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Type, code, the four bytes after the checksum, and the rest.
+    /// Returns type, code, the four bytes after the checksum, and the remaining bytes.
     fn parts(&self) -> (u8, u8, [u8; 4], &'a [u8]) {
         match *self {
             Self::EchoRequest(echo) => (ECHO_REQUEST, 0, echo.word().to_be_bytes(), echo.data),
@@ -146,7 +150,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Bytes that [`Message::emit`] writes.
+    /// Returns the number of bytes that [`Message::emit`] writes.
     pub fn encoded_len(&self) -> usize {
         HEADER_LEN + self.parts().3.len()
     }

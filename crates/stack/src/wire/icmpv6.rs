@@ -1,5 +1,5 @@
-//! ICMP for IPv6 (RFC 4443). Its neighbour discovery messages are in [`ndp`](super::ndp), its group membership messages in
-//! [`mld`](super::mld).
+//! ICMP for IPv6 (RFC 4443). Its neighbour discovery messages are in [`ndp`](super::ndp), its group
+//! membership messages in [`mld`](super::mld).
 
 use super::checksum::{Sum, pseudo_v6};
 use super::echo::Echo;
@@ -8,46 +8,47 @@ use core::net::Ipv6Addr;
 
 /// Codes of "destination unreachable" (RFC 4443 §3.1).
 pub mod unreachable {
-    /// No route to the destination.
+    /// There is no route to the destination.
     pub const NO_ROUTE: u8 = 0;
-    /// Communication administratively prohibited.
+    /// Communication is administratively prohibited.
     pub const ADMINISTRATIVELY_PROHIBITED: u8 = 1;
-    /// The source address is not valid beyond its scope.
+    /// The scope of the source address is exceeded.
     pub const BEYOND_SCOPE: u8 = 2;
     /// The address cannot be reached.
     pub const ADDRESS: u8 = 3;
-    /// Nobody listens at the port.
+    /// No socket has the port.
     pub const PORT: u8 = 4;
-    /// Source address failed a policy.
+    /// The source address failed a policy.
     pub const SOURCE_POLICY: u8 = 5;
-    /// The route rejects.
+    /// The route rejects packets.
     pub const REJECT_ROUTE: u8 = 6;
 }
 
 /// Codes of "time exceeded" (RFC 4443 §3.3).
 pub mod time_exceeded {
-    /// Hop limit ran out in transit.
+    /// The hop limit was exceeded in transit.
     pub const HOP_LIMIT: u8 = 0;
-    /// Not all fragments came in time.
+    /// Not all fragments arrived in time.
     pub const REASSEMBLY: u8 = 1;
 }
 
 /// Codes of "parameter problem" (RFC 4443 §3.4).
 pub mod parameter_problem {
-    /// A header field has an impossible value.
+    /// A header field has an invalid value.
     pub const ERRONEOUS_FIELD: u8 = 0;
-    /// A next-header value is not known.
+    /// The next-header value is unknown.
     pub const UNKNOWN_NEXT_HEADER: u8 = 1;
-    /// An option is not known.
+    /// An option is unknown.
     pub const UNKNOWN_OPTION: u8 = 2;
-    /// The first fragment does not hold all headers (RFC 7112 §5).
+    /// The first fragment does not contain the complete header chain (RFC 7112 §5).
     pub const INCOMPLETE_HEADER_CHAIN: u8 = 3;
 }
 
-/// Bytes in front of the quote or the echo data.
+/// Bytes in front of the quoted packet or the echo data.
 pub const HEADER_LEN: usize = 8;
 
-/// Most bytes of the offending packet to quote: the error is to fit the smallest MTU (RFC 4443 §2.4 (c)).
+/// Largest number of bytes quoted of the offending packet: the error must fit into the minimum MTU (RFC 4443
+/// §2.4 (c)).
 pub const QUOTE_LEN_MAX: usize = 1280 - 40 - HEADER_LEN;
 
 pub(crate) const UNREACHABLE: u8 = 1;
@@ -57,7 +58,8 @@ pub(crate) const PARAMETER_PROBLEM: u8 = 4;
 const ECHO_REQUEST: u8 = 128;
 const ECHO_REPLY: u8 = 129;
 
-/// Whether a message may be answered by an ICMP error: not if it is one itself, nor a redirect (RFC 4443 §2.4 (e)).
+/// Returns whether a message may be answered by an ICMP error: not if it is an error itself, or a redirect
+/// (RFC 4443 §2.4 (e)).
 pub const fn is_query(kind: u8) -> bool {
     kind >= 128 && kind != super::ndp::REDIRECT
 }
@@ -65,58 +67,61 @@ pub const fn is_query(kind: u8) -> bool {
 /// An ICMPv6 message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// "Ping".
+    /// An echo request ("ping").
     EchoRequest(Echo<'a>),
-    /// The answer to a ping.
+    /// An echo reply.
     EchoReply(Echo<'a>),
-    /// A packet of ours could not be delivered.
+    /// A packet could not be delivered.
     Unreachable {
-        /// Why: see [`unreachable`](mod@unreachable).
+        /// The reason: see [`unreachable`](mod@unreachable).
         code: u8,
-        /// The beginning of the packet: see [`ipv6::Header::parse_quoted`](super::ipv6::Header::parse_quoted).
+        /// The beginning of the offending packet: see
+        /// [`ipv6::Header::parse_quoted`](super::ipv6::Header::parse_quoted).
         quote: &'a [u8],
     },
-    /// A packet of ours is too long for a link on its way.
+    /// A packet exceeds the MTU of a link on its path.
     PacketTooBig {
-        /// Bytes that the link takes.
+        /// MTU of that link in bytes.
         mtu: u32,
-        /// The beginning of the packet.
+        /// The beginning of the offending packet.
         quote: &'a [u8],
     },
-    /// A packet of ours took too long.
+    /// A packet was too long in transit or in reassembly.
     TimeExceeded {
         /// Where: see [`time_exceeded`].
         code: u8,
-        /// The beginning of the packet.
+        /// The beginning of the offending packet.
         quote: &'a [u8],
     },
-    /// A packet of ours was not understood.
+    /// A packet was not understood.
     ParameterProblem {
-        /// Kind of problem: see [`parameter_problem`].
+        /// The kind of problem: see [`parameter_problem`].
         code: u8,
-        /// Which byte of the packet.
+        /// Offset of the problematic byte within the packet.
         pointer: u32,
-        /// The beginning of the packet.
+        /// The beginning of the offending packet.
         quote: &'a [u8],
     },
-    /// Neighbour discovery (types 133 to 137): the whole message, for [`ndp::Message::parse`](super::ndp::Message::parse).
+    /// A neighbour discovery message (types 133 to 137), complete, for
+    /// [`NdpMessage::parse`](super::ndp::NdpMessage::parse).
     Ndp(&'a [u8]),
-    /// A question for group memberships (type 130): the whole message, for [`mld::Query::parse`](super::mld::Query::parse).
+    /// A query for group members (type 130), complete, for
+    /// [`mld::MldQuery::parse`](super::mld::MldQuery::parse).
     MldQuery(&'a [u8]),
-    /// Anything else.
+    /// Any other message.
     Other {
         /// Type.
         kind: u8,
         /// Code.
         code: u8,
-        /// What follows the checksum.
+        /// The bytes after the checksum.
         body: &'a [u8],
     },
 }
 
 impl<'a> Message<'a> {
-    /// Reads a message and verifies its checksum, which covers the addresses of the packet. The quote of an error is as it came:
-    /// it may be of a packet we never sent.
+    /// Parses a message and verifies its checksum, which covers the addresses of the packet. The quoted
+    /// packet of an error is not validated: this host may not have sent it.
     ///
     /// # Errors
     /// `Truncated`, `BadChecksum`.
@@ -144,7 +149,8 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Type, code, the four bytes after the checksum if they have a meaning of their own, and the rest.
+    /// Returns type, code, the four bytes after the checksum if they are part of the header, and the
+    /// remaining bytes.
     fn parts(&self) -> (u8, u8, Option<u32>, &'a [u8]) {
         match *self {
             Self::EchoRequest(echo) => (ECHO_REQUEST, 0, Some(echo.word()), echo.data),
@@ -163,13 +169,13 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Bytes that [`Message::emit`] writes.
+    /// Returns the number of bytes that [`Message::emit`] writes.
     pub fn encoded_len(&self) -> usize {
         let (_, _, word, body) = self.parts();
         if word.is_some() { HEADER_LEN + body.len() } else { 4 + body.len() }
     }
 
-    /// Writes the message with its checksum for a packet between these addresses and returns its length.
+    /// Writes the message with its checksum, for a packet with these addresses, and returns its length.
     ///
     /// # Panics
     /// If `out` is shorter than [`Message::encoded_len`].
@@ -187,7 +193,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Completes the checksum of a message between these addresses.
+/// Fills in the checksum of a message between these addresses.
 pub(super) fn complete_checksum(src: Ipv6Addr, dst: Ipv6Addr, message: &mut [u8]) {
     message[2..4].fill(0);
     let sum = pseudo_v6(src, dst, protocol::ICMPV6, message.len()).add(Sum::of(message));

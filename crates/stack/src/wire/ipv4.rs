@@ -4,44 +4,46 @@ use super::checksum::Sum;
 use super::{WireError, array, be16, head, room};
 use core::net::Ipv4Addr;
 
-/// An IPv4 header without its options.
+/// The fields of an IPv4 header, without options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Differentiated services code point: 0 … 63 (RFC 2474).
     pub dscp: u8,
     /// Explicit congestion notification: 0 … 3 (RFC 3168).
     pub ecn: u8,
-    /// Bytes of the packet, header included. The buffer may hold more: short frames are padded.
+    /// Length of the packet in bytes, header included. The buffer may be longer, because short frames are
+    /// padded.
     pub total_len: u16,
-    /// Identification of a packet's fragments.
+    /// Identification, which all fragments of a packet share.
     pub ident: u16,
-    /// The packet must not be fragmented.
+    /// Whether the packet must not be fragmented.
     pub dont_fragment: bool,
-    /// This is not the last fragment.
+    /// Whether more fragments follow this one.
     pub more_fragments: bool,
-    /// Where the payload belongs in the original packet's, in bytes (a multiple of 8).
+    /// Offset of the payload within the payload of the original packet, in bytes (a multiple of 8).
     pub fragment_offset: u16,
     /// Time to live.
     pub ttl: u8,
-    /// What the payload is: see [`protocol`](super::protocol).
+    /// Protocol of the payload: see [`protocol`](super::protocol).
     pub protocol: u8,
     /// Source address.
     pub src: Ipv4Addr,
     /// Destination address.
     pub dst: Ipv4Addr,
-    /// Bytes of the header, options included: 20 … 60. Set by the parser; [`Header::emit`] writes no options.
+    /// Length of the header in bytes, options included: 20 … 60. Set by the parser; [`Header::emit`] writes
+    /// no options.
     pub header_len: u8,
 }
 
 impl Header {
-    /// Bytes of a header without options.
+    /// Length of a header without options in bytes.
     pub const LEN: usize = 20;
 
-    /// Reads a packet's header. Its checksum is not looked at: see [`Header::checksum_ok`].
+    /// Parses the header of a packet. The checksum is verified by [`Header::checksum_ok`] only.
     ///
     /// # Errors
-    /// `Truncated` if the buffer ends before the packet does, `BadVersion`, `BadLength` for lengths that contradict each other,
-    /// for malformed options, and for fragments that reach beyond the longest possible packet.
+    /// `Truncated` if the buffer ends before the packet does, `BadVersion`, `BadLength` for contradictory
+    /// lengths, for malformed options, and for fragments that reach beyond the longest possible packet.
     #[inline]
     pub fn parse(packet: &[u8]) -> Result<Self, WireError> {
         let header = Self::read(packet)?;
@@ -51,7 +53,7 @@ impl Header {
         if header.total_len < u16::from(header.header_len) {
             return Err(WireError::BadLength);
         }
-        // A fragment behind the 65,535th byte could only overflow whoever reassembles it ("ping of death").
+        // A fragment beyond byte 65,535 would overflow the reassembled packet ("ping of death").
         if header.fragment_offset != 0
             && u32::from(header.fragment_offset) + u32::from(header.total_len) > u32::from(u16::MAX)
         {
@@ -60,11 +62,12 @@ impl Header {
         Ok(header)
     }
 
-    /// Reads the header of a packet that an ICMP error quotes, and what else there is of it: usually the packet is cut short
-    /// (RFC 792: 8 bytes after the header). Its total length and checksum mean nothing: some senders quote them changed.
+    /// Parses the header of a packet that an ICMP error quotes. Returns the header and the bytes after it:
+    /// the packet is usually cut off (RFC 792: 8 bytes after the header). Total length and checksum are not
+    /// checked, because some senders quote them modified.
     ///
     /// # Errors
-    /// `Truncated` if not even the header is all there, `BadVersion`, `BadLength`.
+    /// `Truncated` if the header is incomplete, `BadVersion`, `BadLength`.
     pub fn parse_quoted(quote: &[u8]) -> Result<(Self, &[u8]), WireError> {
         let header = Self::read(quote)?;
         let rest = quote.get(usize::from(header.header_len)..).ok_or(WireError::Truncated)?;
@@ -94,7 +97,8 @@ impl Header {
         })
     }
 
-    /// Whether the checksum of the header this was parsed from is right (RFC 1122 §3.2.1.2: drop the packet if not).
+    /// Returns whether the checksum of the header this was parsed from is correct (RFC 1122 §3.2.1.2:
+    /// otherwise the packet must be dropped).
     #[inline]
     pub fn checksum_ok(&self, packet: &[u8]) -> bool {
         match packet.get(..usize::from(self.header_len)) {
@@ -103,13 +107,14 @@ impl Header {
         }
     }
 
-    /// The payload of the packet this was parsed from, without padding. Empty if it is another packet and shorter.
+    /// Returns the payload of the packet this was parsed from, without padding. The result is empty for a
+    /// shorter packet.
     #[inline]
     pub fn payload<'a>(&self, packet: &'a [u8]) -> &'a [u8] {
         packet.get(usize::from(self.header_len)..usize::from(self.total_len)).unwrap_or(&[])
     }
 
-    /// True for any fragment, the first included.
+    /// Returns whether the packet is a fragment; the first fragment is one, too.
     #[inline]
     pub const fn is_fragment(&self) -> bool {
         self.more_fragments || self.fragment_offset != 0
@@ -141,7 +146,7 @@ impl Header {
     }
 }
 
-/// Checks a header that does not begin like nearly all of them do: another version, no room for the fixed part, or options.
+/// Checks a header whose first byte is unusual: another version, no space for the fixed part, or options.
 #[cold]
 fn check_options(packet: &[u8]) -> Result<(), WireError> {
     if packet[0] >> 4 != 4 {
@@ -152,7 +157,8 @@ fn check_options(packet: &[u8]) -> Result<(), WireError> {
         return Err(WireError::BadLength);
     }
     let mut options = packet.get(Header::LEN..header_len).ok_or(WireError::Truncated)?;
-    // RFC 791 §3.1: every option but end-of-list (0) and no-operation (1) has a length that counts its own two first bytes.
+    // RFC 791 §3.1: every option except end-of-list (0) and no-operation (1) has a length byte, which counts
+    // type and length bytes, too.
     while let Some((&kind, rest)) = options.split_first() {
         match kind {
             0 => break,
@@ -173,7 +179,7 @@ fn check_options(packet: &[u8]) -> Result<(), WireError> {
 mod tests {
     use super::*;
 
-    /// A real header: SYN of a Linux host, 60 bytes.
+    /// The header of a SYN sent by a Linux host, in a packet of 60 bytes.
     const SYN: [u8; 20] = [
         0x45, 0x00, 0x00, 0x3c, 0x1c, 0x46, 0x40, 0x00, 0x40, 0x06, 0xb1, 0xe6, 0xac, 0x10, 0x0a, 0x63, 0xac,
         0x10, 0x0a, 0x0c,
@@ -232,7 +238,7 @@ mod tests {
         assert_eq!(with(3, 19), Err(WireError::BadLength));
         assert_eq!(with(3, 61), Err(WireError::Truncated));
         assert_eq!(Header::parse(&SYN[..19]), Err(WireError::Truncated));
-        // Room for the fixed part only, but there are options.
+        // The packet has space for the fixed header only, but there are options.
         let mut bytes = packet(&SYN, 60);
         (bytes[0], bytes[3]) = (0x46, 23);
         assert_eq!(Header::parse(&bytes), Err(WireError::BadLength));

@@ -19,9 +19,10 @@ pub struct Header {
     pub ecn: u8,
     /// Flow label: 20 bits (RFC 6437).
     pub flow_label: u32,
-    /// Bytes after this header. The buffer may hold more: short frames are padded.
+    /// Length of the packet after this header in bytes. The buffer may be longer, because short frames are
+    /// padded.
     pub payload_len: u16,
-    /// What follows: an extension header or a transport, see [`protocol`](super::protocol).
+    /// Type of the next header, an extension header or a transport header: see [`protocol`](super::protocol).
     pub next_header: u8,
     /// Hop limit.
     pub hop_limit: u8,
@@ -32,10 +33,10 @@ pub struct Header {
 }
 
 impl Header {
-    /// Bytes of the header.
+    /// Length of the header in bytes.
     pub const LEN: usize = 40;
 
-    /// Reads a packet's header.
+    /// Parses the header of a packet.
     ///
     /// # Errors
     /// `Truncated` if the buffer ends before the packet does, `BadVersion`.
@@ -48,10 +49,10 @@ impl Header {
         Ok(header)
     }
 
-    /// Reads the header of a packet that an ICMP error quotes, which is usually cut short.
+    /// Parses the header of a packet that an ICMP error quotes, which is usually cut off.
     ///
     /// # Errors
-    /// `Truncated` if not even the header is all there, `BadVersion`.
+    /// `Truncated` if the header is incomplete, `BadVersion`.
     pub fn parse_quoted(quote: &[u8]) -> Result<Self, WireError> {
         Self::read(quote)
     }
@@ -75,8 +76,8 @@ impl Header {
         })
     }
 
-    /// The payload of the packet this was parsed from, extension headers included and padding not. Empty if it is
-    /// another packet and shorter.
+    /// Returns the payload of the packet this was parsed from, with extension headers and without padding.
+    /// The result is empty for a shorter packet.
     #[inline]
     pub fn payload<'a>(&self, packet: &'a [u8]) -> &'a [u8] {
         packet.get(Self::LEN..Self::LEN + usize::from(self.payload_len)).unwrap_or(&[])

@@ -9,44 +9,46 @@ use core::str::FromStr;
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// All stations.
+    /// The broadcast address: all stations.
     pub const BROADCAST: Self = Self([0xff; 6]);
-    /// No address: all zero.
+    /// The zero address, which stands for no address.
     pub const ZERO: Self = Self([0; 6]);
 
-    /// For all stations on the link.
+    /// Returns whether this is the broadcast address.
     #[inline]
     pub const fn is_broadcast(self) -> bool {
         matches!(self.0, [0xff, 0xff, 0xff, 0xff, 0xff, 0xff])
     }
 
-    /// For a group of stations (also true for broadcast): the lowest bit of the first byte.
+    /// Returns whether this is a group address, which the broadcast address is, too: the lowest bit of the
+    /// first byte is set.
     #[inline]
     pub const fn is_multicast(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// For exactly one station: neither a group nor all zero.
+    /// Returns whether this is the address of exactly one station: neither a group address nor zero.
     #[inline]
     pub const fn is_unicast(self) -> bool {
         !self.is_multicast() && !matches!(self.0, [0, 0, 0, 0, 0, 0])
     }
 
-    /// The group address of an IPv4 multicast address (RFC 1112 §6.4: its low 23 bits).
+    /// Returns the group address of an IPv4 multicast address (RFC 1112 §6.4: its low 23 bits).
     #[inline]
     pub const fn from_ipv4_multicast(address: Ipv4Addr) -> Self {
         let [_, b, c, d] = address.octets();
         Self([0x01, 0x00, 0x5e, b & 0x7f, c, d])
     }
 
-    /// The group address of an IPv6 multicast address (RFC 2464 §7: its low 32 bits).
+    /// Returns the group address of an IPv6 multicast address (RFC 2464 §7: its low 32 bits).
     #[inline]
     pub const fn from_ipv6_multicast(address: Ipv6Addr) -> Self {
         let o = address.octets();
         Self([0x33, 0x33, o[12], o[13], o[14], o[15]])
     }
 
-    /// The modified EUI-64 interface identifier (RFC 4291 appendix A): the low half of an autoconfigured IPv6 address.
+    /// Returns the modified EUI-64 interface identifier (RFC 4291 appendix A): the low half of an
+    /// autoconfigured IPv6 address.
     pub const fn interface_id(self) -> [u8; 8] {
         let m = self.0;
         [m[0] ^ 0x02, m[1], m[2], 0xff, 0xfe, m[3], m[4], m[5]]
@@ -66,7 +68,7 @@ impl fmt::Display for MacAddr {
     }
 }
 
-/// The text is not six hexadecimal bytes separated by `:` or `-`.
+/// The error for text that is not six hexadecimal bytes separated by `:` or `-`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseMacError;
 
@@ -86,7 +88,7 @@ impl FromStr for MacAddr {
         let mut bytes = [0; 6];
         for byte in &mut bytes {
             let part = parts.next().ok_or(ParseMacError)?;
-            // from_str_radix would take a sign.
+            // from_str_radix accepts a sign.
             if part.is_empty() || part.len() > 2 || !part.bytes().all(|c| c.is_ascii_hexdigit()) {
                 return Err(ParseMacError);
             }

@@ -1,46 +1,49 @@
-//! Multicast listener discovery, version 2 (RFC 3810): what a host that only joins and leaves whole groups needs.
+//! Multicast listener discovery, version 2 (RFC 3810): the part that is needed by a host that only joins and
+//! leaves groups without source filters.
 
 use super::{WireError, array, be16, head, icmpv6};
 use core::net::Ipv6Addr;
 
-/// ICMPv6 type of a query, of either version.
+/// ICMPv6 type of a query of either version.
 pub const QUERY: u8 = 130;
 /// ICMPv6 type of a version 2 report.
 pub const REPORT: u8 = 143;
 
-/// Where reports go: all MLDv2-capable routers (RFC 3810 §5.2.14).
+/// The group of all MLDv2-capable routers, to which reports are sent (RFC 3810 §5.2.14).
 pub const ALL_MLDV2_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
 
 const REPORT_HEADER_LEN: usize = 8;
 const RECORD_LEN: usize = 20;
 
-/// What a report says about a group. A group without source filter is one that excludes no source.
+/// The type of a multicast address record (RFC 3810 §5.2.12). A group without source filter is in "exclude"
+/// mode with no excluded sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RecordType {
-    /// Listening, in answer to a query (`MODE_IS_EXCLUDE`).
+    /// Membership, reported in answer to a query (`MODE_IS_EXCLUDE`).
     ModeIsExclude,
-    /// Begins to listen (`CHANGE_TO_EXCLUDE_MODE`).
+    /// Joining of a group (`CHANGE_TO_EXCLUDE_MODE`).
     ChangeToExcludeMode,
-    /// No longer listens (`CHANGE_TO_INCLUDE_MODE` without sources).
+    /// Leaving of a group (`CHANGE_TO_INCLUDE_MODE` without sources).
     ChangeToIncludeMode,
 }
 
-/// One record of a report.
+/// A multicast address record of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulticastAddressRecord {
-    /// What happened to the group.
+    /// The type of the record.
     pub kind: RecordType,
     /// The group.
     pub group: Ipv6Addr,
 }
 
-/// Bytes of a report with this many records.
+/// Returns the length in bytes of a report with this many records.
 pub const fn report_len(records: usize) -> usize {
     REPORT_HEADER_LEN + records * RECORD_LEN
 }
 
-/// Writes a report with its checksum and returns its length. The packet has hop limit 1, a link-local or unspecified source and
-/// a router alert (RFC 3810 §5): see [`ipv6::emit_router_alert`](super::ipv6::emit_router_alert).
+/// Writes a report with its checksum and returns its length. The packet must have hop limit 1, a link-local
+/// or unspecified source and a router alert (RFC 3810 §5): see
+/// [`ipv6::emit_router_alert`](super::ipv6::emit_router_alert).
 ///
 /// # Panics
 /// If `out` is shorter than [`report_len`] of the number of records.
@@ -67,23 +70,24 @@ pub fn emit_report(
     out.len()
 }
 
-/// A router asks who listens.
+/// A router's query for group members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MldQuery {
-    /// The answer is to come within this time, in milliseconds.
+    /// The maximum response delay in milliseconds.
     pub max_response_ms: u32,
-    /// Which group, or none for all of them.
+    /// The queried group; `None` queries all groups.
     pub group: Option<Ipv6Addr>,
-    /// The router speaks version 1 only.
+    /// Whether the router uses version 1.
     pub version_1: bool,
 }
 
 impl MldQuery {
-    /// Reads a query whose checksum was verified. `hop_limit` and `src` are of its packet.
+    /// Parses a query whose checksum has been verified. `hop_limit` and `src` are those of its packet.
     ///
     /// # Errors
-    /// `BadValue` for another source than a link-local one or another hop limit than 1 (RFC 3810 §6.2), and for a group that
-    /// is none; `Truncated`, `BadLength` (RFC 3810 §8.1), `Unsupported` if it is no query.
+    /// `BadValue` for a source address that is not link-local, a hop limit other than 1 (RFC 3810 §6.2), or a
+    /// group that is not a multicast address; `Truncated`, `BadLength` (RFC 3810 §8.1); `Unsupported` if the
+    /// message is not a query.
     pub fn parse(message: &[u8], src: Ipv6Addr, hop_limit: u8) -> Result<Self, WireError> {
         let bytes = head::<24>(message)?;
         if bytes[0] != QUERY {
@@ -102,7 +106,7 @@ impl MldQuery {
             28.. => false,
             _ => return Err(WireError::BadLength),
         };
-        // RFC 3810 §5.1.3: large times are floating-point numbers.
+        // RFC 3810 §5.1.3: long delays are floating-point numbers.
         let max_response_ms = if version_1 || code < 0x8000 {
             u32::from(code)
         } else {

@@ -1,8 +1,9 @@
-//! Wire formats: views of received headers and emitters of our own. Pure functions of bytes, without state.
+//! Wire formats: parsers of received headers and emitters of transmitted ones. All functions are pure and
+//! stateless.
 //!
-//! Everything here may be called with any bytes whatsoever: a parser answers with a [`WireError`], never with a panic.
-//! Emitters write into room of the caller; too little of it is a bug of the caller and panics.
-//! Numbers are in host order in every value and in network order only inside the bytes.
+//! Parsers accept arbitrary bytes and return a [`WireError`] instead of panicking. Emitters write into a
+//! buffer of the caller and panic if it is too short. All values are in host byte order; only the bytes are
+//! in network byte order.
 
 pub mod arp;
 pub mod checksum;
@@ -23,7 +24,8 @@ pub use mac::MacAddr;
 
 use core::fmt;
 
-/// IP protocol numbers (IANA "Assigned Internet Protocol Numbers"), as in IPv4's protocol and IPv6's next-header field.
+/// IP protocol numbers (IANA "Assigned Internet Protocol Numbers"), as in IPv4's protocol field and IPv6's
+/// next-header field.
 pub mod protocol {
     /// IPv6 hop-by-hop options (RFC 8200 §4.3).
     pub const HOP_BY_HOP: u8 = 0;
@@ -43,26 +45,26 @@ pub mod protocol {
     pub const AUTHENTICATION: u8 = 51;
     /// ICMP for IPv6 (RFC 4443).
     pub const ICMPV6: u8 = 58;
-    /// Nothing follows (RFC 8200 §4.7).
+    /// No next header (RFC 8200 §4.7).
     pub const NO_NEXT_HEADER: u8 = 59;
     /// IPv6 destination options (RFC 8200 §4.6).
     pub const DESTINATION_OPTIONS: u8 = 60;
 }
 
-/// Why bytes are not what they were taken for.
+/// Why bytes cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WireError {
-    /// Fewer bytes than the header needs.
+    /// There are fewer bytes than the header needs.
     Truncated,
-    /// A length field contradicts the bytes around it or itself.
+    /// A length field contradicts itself or the surrounding bytes.
     BadLength,
-    /// A version field, hardware type or the like is not the one of this format.
+    /// A version, hardware type or similar field is not that of the format.
     BadVersion,
-    /// A checksum does not fit.
+    /// A checksum is wrong.
     BadChecksum,
     /// A field has a value that the format forbids.
     BadValue,
-    /// Valid, but deliberately not handled (a second VLAN tag, an 802.3 length field, …).
+    /// The format is valid but deliberately not supported (a second VLAN tag, an 802.3 length field, …).
     Unsupported,
 }
 
@@ -81,25 +83,26 @@ impl fmt::Display for WireError {
 
 impl std::error::Error for WireError {}
 
-/// Reads 16 bits in network order. With an array and a constant offset the bounds check is done at compile time.
+/// Reads 16 bits in network byte order. With an array and a constant offset the bounds check is done at
+/// compile time.
 #[inline(always)]
 pub(crate) const fn be16<const N: usize>(bytes: &[u8; N], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// Reads 32 bits in network order.
+/// Reads 32 bits in network byte order.
 #[inline(always)]
 pub(crate) const fn be32<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
     u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// The first `N` bytes of a header that is to be parsed.
+/// Returns the first `N` bytes of a header to be parsed.
 #[inline(always)]
 fn head<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], WireError> {
     bytes.first_chunk::<N>().ok_or(WireError::Truncated)
 }
 
-/// The first `N` bytes of room for a header that is to be emitted. Panics if the caller gave less.
+/// Returns the first `N` bytes of the buffer for a header to be emitted. Panics if the buffer is shorter.
 #[inline(always)]
 #[track_caller]
 fn room<const N: usize>(out: &mut [u8]) -> &mut [u8; N] {

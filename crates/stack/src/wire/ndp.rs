@@ -15,13 +15,14 @@ pub const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 /// ICMPv6 type of a redirect.
 pub const REDIRECT: u8 = 137;
 
-/// Hop limit of every message: proof that it was sent on this link (RFC 4861 §3.1).
+/// Hop limit of every message, which proves that it was sent on this link (RFC 4861 §3.1).
 pub const HOP_LIMIT: u8 = 255;
 
-/// Prefixes read from one router advertisement; more of them are not looked at.
+/// Largest number of prefixes parsed from one router advertisement; further ones are ignored.
 pub const PREFIXES_MAX: usize = 8;
 
-/// Longest message that [`Message::emit`] writes: a router advertisement with everything in it.
+/// Length in bytes of the longest message that [`NdpMessage::emit`] writes: a router advertisement with all
+/// options.
 pub const MESSAGE_LEN_MAX: usize = 16 + 8 + 8 + PREFIXES_MAX * 32;
 
 const SOURCE_LINK_LAYER_ADDRESS: u8 = 1;
@@ -30,47 +31,48 @@ const PREFIX_INFORMATION: u8 = 3;
 const MTU: u8 = 5;
 const NONCE: u8 = 14;
 
-/// The group that every owner of `address` joins (RFC 4291 §2.7.1).
+/// Returns the solicited-node group of an address (RFC 4291 §2.7.1), which every host with that address
+/// joins.
 pub const fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     let low = address.to_bits() & 0x00ff_ffff;
     Ipv6Addr::from_bits(0xff02_0000_0000_0000_0000_0001_ff00_0000 | low)
 }
 
-/// A prefix that a router advertises (RFC 4861 §4.6.2).
+/// A prefix in a router advertisement (RFC 4861 §4.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixInfo {
-    /// The prefix; bits beyond its length are as they came.
+    /// The prefix. Bits beyond its length are unspecified.
     pub prefix: Ipv6Addr,
-    /// Bits of the prefix: 0 … 128.
+    /// Length of the prefix in bits: 0 … 128.
     pub prefix_len: u8,
-    /// Its addresses are on the link.
+    /// Whether its addresses are on the link.
     pub on_link: bool,
-    /// Addresses may be made from it (RFC 4862).
+    /// Whether addresses may be formed from it (RFC 4862).
     pub autonomous: bool,
-    /// How long it holds, in seconds; `u32::MAX` is forever.
+    /// Valid lifetime in seconds; `u32::MAX` is infinity.
     pub valid_lifetime_s: u32,
-    /// How long addresses made from it are preferred, in seconds; `u32::MAX` is forever.
+    /// Preferred lifetime of addresses formed from it, in seconds; `u32::MAX` is infinity.
     pub preferred_lifetime_s: u32,
 }
 
 /// A router advertisement (RFC 4861 §4.2).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RouterAdvertisement {
-    /// Hop limit to send with, 0 if the router does not say.
+    /// Hop limit for transmitted packets; 0 if unspecified.
     pub hop_limit: u8,
-    /// Addresses come from DHCPv6.
+    /// Whether addresses are available by DHCPv6.
     pub managed: bool,
-    /// Other configuration comes from DHCPv6.
+    /// Whether other configuration is available by DHCPv6.
     pub other: bool,
-    /// How long it is a default router, in seconds; 0 if it is none.
+    /// Lifetime as a default router, in seconds; 0 if the router is not a default router.
     pub router_lifetime_s: u16,
-    /// How long a neighbour counts as reachable, in milliseconds, 0 if the router does not say.
+    /// Reachable time of neighbours in milliseconds; 0 if unspecified.
     pub reachable_time_ms: u32,
-    /// Time between solicitations, in milliseconds, 0 if the router does not say.
+    /// Time between solicitations in milliseconds; 0 if unspecified.
     pub retrans_timer_ms: u32,
     /// The router's Ethernet address.
     pub source_mac: Option<MacAddr>,
-    /// MTU of the link, in bytes, as it came: not checked against anything.
+    /// MTU of the link in bytes, unchecked.
     pub mtu: Option<u32>,
     /// Prefixes, at most [`PREFIXES_MAX`].
     pub prefixes: ArrayVec<PrefixInfo, PREFIXES_MAX>,
@@ -80,38 +82,38 @@ pub struct RouterAdvertisement {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant)] // messages are short-lived and rare, and nothing here allocates
 pub enum NdpMessage {
-    /// Which routers are there?
+    /// Asks for routers.
     RouterSolicitation {
         /// The sender's Ethernet address.
         source_mac: Option<MacAddr>,
     },
-    /// A router presents itself.
+    /// Announces a router.
     RouterAdvertisement(RouterAdvertisement),
-    /// Who has the target address?
+    /// Asks for the Ethernet address of the target.
     NeighbourSolicitation {
-        /// The address asked for.
+        /// The target address.
         target: Ipv6Addr,
-        /// The sender's Ethernet address. Never there in duplicate address detection.
+        /// The sender's Ethernet address; absent in duplicate address detection.
         source_mac: Option<MacAddr>,
-        /// By which a sender knows its own solicitation when the network loops it back (RFC 7527).
+        /// Identifies the sender's own solicitation if the network loops it back (RFC 7527).
         nonce: Option<[u8; 6]>,
     },
-    /// Somebody has the target address.
+    /// Announces the Ethernet address of the target.
     NeighbourAdvertisement {
-        /// The address.
+        /// The target address.
         target: Ipv6Addr,
-        /// The sender is a router.
+        /// Whether the sender is a router.
         router: bool,
-        /// In answer to a solicitation.
+        /// Whether the message answers a solicitation.
         solicited: bool,
-        /// Replaces what is known.
+        /// Whether it overrides an existing entry.
         overrides: bool,
-        /// The owner's Ethernet address.
+        /// The target's Ethernet address.
         target_mac: Option<MacAddr>,
     },
 }
 
-/// What the options of a message hold, as far as we look.
+/// The options of a message that are evaluated.
 #[derive(Default)]
 struct NdpOptions {
     source_mac: Option<MacAddr>,
@@ -122,12 +124,13 @@ struct NdpOptions {
 }
 
 impl NdpOptions {
-    /// Reads options. Unknown ones, and known ones of another length than theirs, are skipped (RFC 4861 §6.1.2, §7.1.1).
+    /// Parses options. Unknown options, and known options with an unexpected length, are skipped (RFC 4861
+    /// §6.1.2, §7.1.1).
     fn parse(mut bytes: &[u8]) -> Result<Self, WireError> {
         let mut options = Self::default();
         while !bytes.is_empty() {
             let &[kind, units] = head::<2>(bytes)?;
-            // RFC 4861 §4.6: the length counts units of 8 bytes; 0 makes the whole message invalid.
+            // RFC 4861 §4.6: the length is given in units of 8 bytes; 0 makes the whole message invalid.
             if units == 0 {
                 return Err(WireError::BadLength);
             }
@@ -165,11 +168,12 @@ impl NdpOptions {
 }
 
 impl NdpMessage {
-    /// Reads a message whose checksum was verified, with all the checks of RFC 4861 §6.1 and §7.1. `src`, `dst` and
-    /// `hop_limit` are of its packet.
+    /// Parses a message whose checksum has been verified, and makes all checks of RFC 4861 §6.1 and §7.1.
+    /// `src`, `dst` and `hop_limit` are those of its packet.
     ///
     /// # Errors
-    /// `BadValue` if it must be ignored, `Truncated`, `BadLength`; `Unsupported` for redirects and what is not neighbour discovery.
+    /// `BadValue` if the message must be ignored, `Truncated`, `BadLength`; `Unsupported` for redirects and
+    /// for messages other than neighbour discovery.
     pub fn parse(message: &[u8], src: Ipv6Addr, dst: Ipv6Addr, hop_limit: u8) -> Result<Self, WireError> {
         let bytes = head::<8>(message)?;
         if hop_limit != HOP_LIMIT || bytes[1] != 0 {
@@ -186,7 +190,7 @@ impl NdpMessage {
 
     fn parse_router_solicitation(message: &[u8], src: Ipv6Addr) -> Result<Self, WireError> {
         let options = NdpOptions::parse(&message[8..])?;
-        // RFC 4861 §6.1.1: who has no address yet must not announce one.
+        // RFC 4861 §6.1.1: a host without an address must not announce its link-layer address.
         if src.is_unspecified() && options.source_mac.is_some() {
             return Err(WireError::BadValue);
         }
@@ -217,7 +221,8 @@ impl NdpMessage {
         let bytes = head::<24>(message)?;
         let options = NdpOptions::parse(&message[24..])?;
         let target = Ipv6Addr::from_octets(array(bytes, 8));
-        // RFC 4861 §7.1.1: duplicate address detection goes to the target's group and announces no address.
+        // RFC 4861 §7.1.1: duplicate address detection is sent to the solicited-node group and contains no
+        // link-layer address.
         let detection_ok = dst == solicited_node(target) && options.source_mac.is_none();
         if target.is_multicast() || (src.is_unspecified() && !detection_ok) {
             return Err(WireError::BadValue);
@@ -230,7 +235,7 @@ impl NdpMessage {
         let options = NdpOptions::parse(&message[24..])?;
         let target = Ipv6Addr::from_octets(array(bytes, 8));
         let solicited = bytes[4] & 0x40 != 0;
-        // RFC 4861 §7.1.2: what goes to a group answers nobody.
+        // RFC 4861 §7.1.2: an advertisement to a group cannot answer a solicitation.
         if target.is_multicast() || (dst.is_multicast() && solicited) {
             return Err(WireError::BadValue);
         }
@@ -243,11 +248,11 @@ impl NdpMessage {
         })
     }
 
-    /// Writes the message with its checksum for a packet between these addresses and returns its length. The packet has
-    /// hop limit [`HOP_LIMIT`].
+    /// Writes the message with its checksum, for a packet with these addresses, and returns its length. The
+    /// packet must have hop limit [`HOP_LIMIT`].
     ///
     /// # Panics
-    /// If `out` is too short; [`MESSAGE_LEN_MAX`] is always enough.
+    /// If `out` is too short; [`MESSAGE_LEN_MAX`] bytes are always sufficient.
     pub fn emit(&self, src: Ipv6Addr, dst: Ipv6Addr, out: &mut [u8]) -> usize {
         let mut writer = NdpWriter { out: &mut *out, len: 0 };
         match self {
@@ -275,7 +280,7 @@ impl NdpMessage {
     }
 }
 
-/// Appends the parts of a message.
+/// Appends the parts of a message to a buffer.
 struct NdpWriter<'a> {
     out: &'a mut [u8],
     len: usize,
@@ -287,7 +292,7 @@ impl NdpWriter<'_> {
         self.len += bytes.len();
     }
 
-    /// An option of 8 bytes, 6 of them its value.
+    /// Appends an option of 8 bytes with a value of 6 bytes, if there is a value.
     fn link_layer_address(&mut self, kind: u8, address: Option<MacAddr>) {
         if let Some(MacAddr(address)) = address {
             self.put(&[kind, 1]);

@@ -8,45 +8,47 @@ use super::{WireError, be16, be32, head, room};
 use core::fmt;
 use core::ops::{Add, AddAssign, BitOr, BitOrAssign, Sub};
 
-/// A sequence number: arithmetic and comparison wrap at 2^32 (RFC 9293 §3.4).
+/// A sequence number. Arithmetic and comparison wrap at 2^32 (RFC 9293 §3.4).
 ///
-/// There is no `PartialOrd` on purpose: the order is only one within a window of 2^31 and not transitive.
+/// There is deliberately no `PartialOrd`: the order is valid only within a window of 2^31 and is not
+/// transitive.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct SeqNumber(pub u32);
 
 impl SeqNumber {
-    /// Before `other`. Of two numbers 2^31 apart each is before the other, as with Linux's `before()`.
+    /// Returns whether this number is before `other`. Of two numbers 2^31 apart each is before the other, as
+    /// with Linux's `before()`.
     #[inline(always)]
     pub const fn lt(self, other: Self) -> bool {
         (self.0.wrapping_sub(other.0) as i32) < 0
     }
 
-    /// Before `other` or the same.
+    /// Returns whether this number is before `other` or equal.
     #[inline(always)]
     pub const fn le(self, other: Self) -> bool {
         !other.lt(self)
     }
 
-    /// After `other`.
+    /// Returns whether this number is after `other`.
     #[inline(always)]
     pub const fn gt(self, other: Self) -> bool {
         other.lt(self)
     }
 
-    /// After `other` or the same.
+    /// Returns whether this number is after `other` or equal.
     #[inline(always)]
     pub const fn ge(self, other: Self) -> bool {
         !self.lt(other)
     }
 
-    /// The later of the two.
+    /// Returns the later of both numbers.
     #[inline(always)]
     #[must_use]
     pub const fn max(self, other: Self) -> Self {
         if self.lt(other) { other } else { self }
     }
 
-    /// The earlier of the two.
+    /// Returns the earlier of both numbers.
     #[inline(always)]
     #[must_use]
     pub const fn min(self, other: Self) -> Self {
@@ -82,7 +84,7 @@ impl Sub<u32> for SeqNumber {
 impl Sub for SeqNumber {
     type Output = i32;
 
-    /// How far `self` is ahead of `rhs`; negative if it is behind.
+    /// Returns how far `self` is after `rhs`; negative if it is before `rhs`.
     #[inline(always)]
     fn sub(self, rhs: Self) -> i32 {
         self.0.wrapping_sub(rhs.0) as i32
@@ -108,43 +110,43 @@ pub struct TcpFlags(pub u8);
 impl TcpFlags {
     /// No flag.
     pub const NONE: Self = Self(0);
-    /// No more data from the sender.
+    /// The sender has no more data.
     pub const FIN: Self = Self(0x01);
-    /// Synchronise sequence numbers.
+    /// Synchronises sequence numbers.
     pub const SYN: Self = Self(0x02);
-    /// Reset the connection.
+    /// Resets the connection.
     pub const RST: Self = Self(0x04);
-    /// Push.
+    /// Push function.
     pub const PSH: Self = Self(0x08);
-    /// The acknowledgement field counts.
+    /// The acknowledgement number is valid.
     pub const ACK: Self = Self(0x10);
-    /// The urgent pointer counts.
+    /// The urgent pointer is valid.
     pub const URG: Self = Self(0x20);
     /// ECN echo (RFC 3168).
     pub const ECE: Self = Self(0x40);
     /// Congestion window reduced (RFC 3168).
     pub const CWR: Self = Self(0x80);
 
-    /// All of `flags` are set.
+    /// Returns whether all of `flags` are set.
     #[inline(always)]
     pub const fn contains(self, flags: Self) -> bool {
         self.0 & flags.0 == flags.0
     }
 
-    /// At least one of `flags` is set.
+    /// Returns whether at least one of `flags` is set.
     #[inline(always)]
     pub const fn intersects(self, flags: Self) -> bool {
         self.0 & flags.0 != 0
     }
 
-    /// All but `flags`.
+    /// Returns these flags without `flags`.
     #[inline(always)]
     #[must_use]
     pub const fn without(self, flags: Self) -> Self {
         Self(self.0 & !flags.0)
     }
 
-    /// Both: `|` for constants.
+    /// Returns the union of both: a `const` version of `|`.
     #[inline(always)]
     #[must_use]
     pub const fn with(self, flags: Self) -> Self {
@@ -169,7 +171,7 @@ impl BitOrAssign for TcpFlags {
 }
 
 impl fmt::Debug for TcpFlags {
-    /// As tcpdump writes them: `S.` is SYN and ACK, `none` no flag at all.
+    /// Formats the flags as tcpdump does: `S.` is SYN and ACK; `none` is no flag at all.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Self::NONE {
             return f.write_str("none");
@@ -191,7 +193,7 @@ impl fmt::Debug for TcpFlags {
     }
 }
 
-/// The fixed part of a TCP header. Its checksum is not here: it is verified and completed over whole segments.
+/// The fixed part of a TCP header without its checksum, which is verified and completed over whole segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpHeader {
     /// Source port.
@@ -200,27 +202,28 @@ pub struct TcpHeader {
     pub dst_port: u16,
     /// Sequence number of the first byte, or of SYN.
     pub seq: SeqNumber,
-    /// Acknowledgement number. Counts only with ACK.
+    /// Acknowledgement number; valid only with ACK.
     pub ack: SeqNumber,
     /// Control bits.
     pub flags: TcpFlags,
-    /// Window, not scaled.
+    /// Window, unscaled.
     pub window: u16,
-    /// Urgent pointer. Counts only with URG.
+    /// Urgent pointer; valid only with URG.
     pub urg_ptr: u16,
-    /// Bytes of the header, options included: 20 … 60. Set by the parser; [`emit`] writes the length that its options need.
+    /// Length of the header in bytes, options included: 20 … 60. Set by the parser; [`emit`] writes the
+    /// length that its options need.
     pub header_len: u8,
 }
 
 impl TcpHeader {
-    /// Bytes of a header without options.
+    /// Length of a header without options in bytes.
     pub const LEN: usize = 20;
-    /// Bytes of the longest header.
+    /// Length of the longest header in bytes.
     pub const LEN_MAX: usize = 60;
-    /// Where the checksum is, counted from the start of the header.
+    /// Offset of the checksum field within the header.
     pub const CHECKSUM_OFFSET: usize = 16;
 
-    /// Reads the fixed part. That there is as much as its data offset says is not looked at here.
+    /// Parses the fixed part. Whether the segment is as long as its data offset states is not checked here.
     #[inline(always)]
     pub(crate) const fn parse(bytes: &[u8; Self::LEN]) -> Self {
         Self {
@@ -235,7 +238,7 @@ impl TcpHeader {
         }
     }
 
-    /// Bytes of the whole header, as its data offset says.
+    /// Returns the length of the whole header in bytes, as stated by its data offset.
     #[inline(always)]
     pub(crate) const fn data_offset_bytes(bytes: &[u8; Self::LEN]) -> usize {
         (bytes[12] as usize >> 4) << 2
@@ -249,14 +252,15 @@ pub struct TcpSegment<'a> {
     pub header: TcpHeader,
     /// The options, unparsed: see [`TcpOptions::parse`].
     pub options: &'a [u8],
-    /// What follows the header.
+    /// The bytes after the header.
     pub payload: &'a [u8],
 }
 
 impl<'a> TcpSegment<'a> {
-    /// Takes a segment apart. The checksum is not verified here, reserved bits are ignored (RFC 9293 §3.1).
+    /// Splits a segment into header, options and payload. The checksum is not verified here; reserved bits
+    /// are ignored (RFC 9293 §3.1).
     ///
-    /// # Errors
+    /// `Truncated` if the header is incomplete, `BadLength` for a data offset below 5.
     /// `Truncated` if the header is not all there, `BadLength` for a data offset below 5.
     #[inline]
     pub fn parse(segment: &'a [u8]) -> Result<Self, WireError> {
@@ -267,7 +271,8 @@ impl<'a> TcpSegment<'a> {
         Ok(Self { header, options, payload })
     }
 
-    /// Sequence numbers the segment takes: payload, SYN and FIN.
+    /// Returns the number of sequence numbers that the segment occupies: payload, SYN and FIN (SEG.LEN of RFC
+    /// 9293).
     #[inline]
     pub const fn seq_len(&self) -> u32 {
         let flags = self.header.flags;
@@ -277,10 +282,10 @@ impl<'a> TcpSegment<'a> {
     }
 }
 
-/// Writes header and options, with 0 in the checksum field, and returns the header's length.
+/// Writes header and options, with 0 in the checksum field, and returns the length of the header.
 ///
 /// # Panics
-/// If `out` is shorter than 20 bytes and [`TcpOptions::encoded_len`] together.
+/// If `out` is shorter than 20 bytes plus [`TcpOptions::encoded_len`].
 #[inline]
 pub fn emit(header: &TcpHeader, options: &TcpOptions, out: &mut [u8]) -> usize {
     let header_len = TcpHeader::LEN + options.emit(&mut out[TcpHeader::LEN..]);

@@ -9,19 +9,20 @@ pub struct Header {
     pub src_port: u16,
     /// Destination port.
     pub dst_port: u16,
-    /// Bytes of the datagram, header included.
+    /// Length of the datagram in bytes, header included.
     pub len: u16,
-    /// The checksum field: 0 if there is none, which only IPv4 allows (RFC 8200 §8.1). Not verified by the parser.
+    /// The checksum; 0 if there is none, which only IPv4 permits (RFC 8200 §8.1). The parser does not verify
+    /// it.
     pub checksum: u16,
 }
 
 impl Header {
-    /// Bytes of the header.
+    /// Length of the header in bytes.
     pub const LEN: usize = 8;
-    /// Where the checksum is, counted from the start of the header.
+    /// Offset of the checksum field within the header.
     pub const CHECKSUM_OFFSET: usize = 6;
 
-    /// Reads a datagram's header.
+    /// Parses the header of a datagram.
     ///
     /// # Errors
     /// `Truncated` if the buffer ends before the datagram does, `BadLength` for a length below 8.
@@ -29,7 +30,7 @@ impl Header {
     pub fn parse(datagram: &[u8]) -> Result<Self, WireError> {
         let bytes = head::<{ Self::LEN }>(datagram)?;
         let len = be16(bytes, 4);
-        // RFC 2675's length 0 belongs to jumbograms, which are not supported.
+        // A length of 0 indicates a jumbogram (RFC 2675), which is not supported.
         if usize::from(len) < Self::LEN {
             return Err(WireError::BadLength);
         }
@@ -39,20 +40,20 @@ impl Header {
         Ok(Self { src_port: be16(bytes, 0), dst_port: be16(bytes, 2), len, checksum: be16(bytes, 6) })
     }
 
-    /// The datagram this was parsed from, header included, without what follows it in the buffer: the checksum
-    /// covers this much. Empty if it is another datagram and shorter.
+    /// Returns the datagram this was parsed from, header included, without the bytes after it in the buffer:
+    /// the range of the checksum. The result is empty for a shorter datagram.
     #[inline]
     pub fn datagram<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         bytes.get(..usize::from(self.len)).unwrap_or(&[])
     }
 
-    /// The payload of the datagram this was parsed from. Empty if it is another datagram and shorter.
+    /// Returns the payload of the datagram this was parsed from. The result is empty for a shorter datagram.
     #[inline]
     pub fn payload<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
         bytes.get(Self::LEN..usize::from(self.len)).unwrap_or(&[])
     }
 
-    /// Writes the header as it is and returns its length (8).
+    /// Writes the header unchanged and returns its length (8).
     ///
     /// # Panics
     /// If `out` is shorter than the header.

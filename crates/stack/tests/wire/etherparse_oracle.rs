@@ -1,4 +1,5 @@
-//! What we emit, etherparse reads; what etherparse emits, we read.
+//! Headers that this stack emits are parsed by etherparse, and headers that etherparse emits are parsed by
+//! this stack.
 
 use crate::values::*;
 use core::net::Ipv6Addr;
@@ -95,7 +96,8 @@ proptest! {
 
     #[test]
     fn ipv6_extension_chains(kinds in prop::collection::vec((prop_oneof![Just(43u8), Just(60), Just(44)], 0usize..4), 0..4), hop_by_hop: bool, ident: u32, transport in 61u8..100) {
-        // Each kind once, as in etherparse; options are padding, routes are used up, fragments are atomic.
+        // Each kind of header once, as etherparse emits them; options are padding, routes have no segments
+        // left, fragments are atomic.
         let mut extensions = Ipv6Extensions::default();
         let options = |units: usize| {
             let len = 6 + 8 * units;
@@ -126,7 +128,8 @@ proptest! {
         let chain = ipv6::walk_header_chain(&packet, &header).unwrap();
         prop_assert_eq!((chain.protocol, chain.offset, chain.fragment), (transport, packet.len(), None));
         prop_assert_eq!(packet[chain.next_header_offset], transport);
-        // However the packet is cut, as by an ICMP error, the chain is found or not, but never another one.
+        // For a packet truncated at any length, as by an ICMP error, the chain is either found or not, but
+        // never another one.
         for len in 40..packet.len() {
             prop_assert!(ipv6::walk_header_chain(&packet[..len], &header).is_err());
         }
@@ -154,7 +157,7 @@ proptest! {
 
     #[test]
     fn tcp_segments((header, options) in tcp_header(), body in payload(), a in v4(), b in v4(), c in v6(), d in v6()) {
-        // etherparse does not know the user timeout.
+        // etherparse does not know the user timeout option.
         let options = TcpOptions { user_timeout: None, ..options };
         let mut ours = vec![0xee; 60];
         let len = emit(&header, &options, &mut ours);

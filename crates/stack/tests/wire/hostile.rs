@@ -1,4 +1,4 @@
-//! No bytes make a parser panic, read beyond what it was given, or accept a header that is not all there.
+//! Arbitrary bytes never make a parser panic, read out of bounds, or accept a truncated header.
 
 use crate::values::*;
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -6,7 +6,7 @@ use ginnel_stack::wire::tcp::{TcpOptions, TcpSegment, emit};
 use ginnel_stack::wire::{arp, ethernet, icmpv4, icmpv6, ipv4, ipv6, mld, ndp, udp};
 use proptest::prelude::*;
 
-/// Calls everything that reads bytes from outside, and checks what must hold for all of them.
+/// Calls every function that parses received bytes, and checks the properties that hold for all bytes.
 fn read_all(bytes: &[u8], a: Ipv6Addr, b: Ipv6Addr) -> Result<(), TestCaseError> {
     if let Ok(header) = ethernet::Header::parse(bytes) {
         prop_assert!(usize::from(header.len) <= bytes.len());
@@ -67,7 +67,7 @@ proptest! {
         if let Some(byte) = bytes.get_mut(1) {
             *byte &= 1;
         }
-        // Lengths that often fit: IPv4's total, IPv6's payload.
+        // Lengths that are often consistent: IPv4's total length, IPv6's payload length.
         if bytes[0] >> 4 == 4 && bytes.len() >= 4 {
             bytes[2] = 0;
         }
@@ -99,7 +99,7 @@ proptest! {
         if let Some(timestamps) = TcpOptions::parse_timestamps_only(&bytes) {
             prop_assert_eq!(&options, &TcpOptions { timestamps: Some(timestamps), ..Default::default() });
         }
-        // Whatever was read can be said again.
+        // Parsed options can be emitted.
         let mut out = [0; 60];
         prop_assert!(options.encoded_len() <= 40 && options.encoded_len().is_multiple_of(4));
         let len = emit(&Default::default(), &options, &mut out);
@@ -115,7 +115,7 @@ proptest! {
         let len = emit(&Default::default(), &options, &mut out);
         let whole = &out[20..len];
         let read = TcpOptions::parse(&whole[..cut.index(whole.len() + 1)]);
-        // Each option is there as it was or not at all.
+        // Each option is either unchanged or absent.
         prop_assert!(read.mss.is_none() || read.mss == options.mss);
         prop_assert!(read.window_scale.is_none() || read.window_scale == options.window_scale);
         prop_assert!(read.timestamps.is_none() || read.timestamps == options.timestamps);

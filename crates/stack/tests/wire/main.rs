@@ -1,4 +1,4 @@
-//! Wire formats against two independent implementations, in both directions, and against hostile bytes.
+//! Tests wire formats against two independent implementations, in both directions, and with hostile bytes.
 
 mod etherparse_oracle;
 mod hostile;

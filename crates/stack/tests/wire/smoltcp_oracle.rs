@@ -1,4 +1,5 @@
-//! What we emit, smoltcp reads; what smoltcp emits, we read.
+//! Headers that this stack emits are parsed by smoltcp, and headers that smoltcp emits are parsed by this
+//! stack.
 
 use crate::values::*;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,7 +20,7 @@ fn raw_mac(mac: MacAddr) -> RawHardwareAddress {
     EthernetAddress(mac.0).into()
 }
 
-/// Fills a checksum field that was emitted as 0.
+/// Fills in a checksum field that was emitted as 0.
 fn complete_v4(src: Ipv4Addr, dst: Ipv4Addr, protocol: u8, at: usize, bytes: &mut [u8]) {
     let sum = pseudo_v4(src, dst, protocol, bytes.len()).add(Sum::of(bytes));
     bytes[at..at + 2].copy_from_slice(&sum.finish_udp().to_be_bytes());
@@ -187,7 +188,7 @@ proptest! {
                 TcpOption::WindowScale(shift) => read.window_scale = Some(shift),
                 TcpOption::SackPermitted => read.sack_permitted = true,
                 TcpOption::TimeStamp { tsval, tsecr } => read.timestamps = Some(Timestamps { tsval: tsval, tsecr: tsecr }),
-                // smoltcp reads the first three only.
+                // smoltcp parses only the first three.
                 TcpOption::SackRange(blocks) => read.sack_blocks = blocks.iter().flatten().map(|&(a, b)| (SeqNumber(a), SeqNumber(b))).collect(),
                 TcpOption::Unknown { kind: 28, data: &[a, b] } => read.user_timeout = Some(u16::from_be_bytes([a, b])),
                 other => prop_assert!(false, "{:?}", other),
@@ -201,7 +202,8 @@ proptest! {
 
     #[test]
     fn tcp_segments_of_theirs((header, options) in tcp_header(), body in payload(), a in v6(), b in v6(), control in 0usize..5, acked: bool) {
-        // smoltcp has one control flag, no urgent data, and sends SACK blocks only beside an ACK and not beside SACK-permitted.
+        // smoltcp has one control flag and no urgent data, and sends SACK blocks only with ACK and without
+        // SACK-permitted.
         let controls = [
             (TcpControl::None, TcpFlags::NONE),
             (TcpControl::Psh, TcpFlags::PSH),
@@ -211,7 +213,7 @@ proptest! {
         ];
         let mut sack_ranges = [None; 3];
         let mut expected = TcpOptions { user_timeout: None, ..options };
-        // Unlike ours, its padding does not leave room for a block beside all the others.
+        // Its padding, unlike this stack's, leaves no space for a block in addition to all other options.
         expected.sack_blocks.truncate(if expected.timestamps.is_some() { 1 } else { 2 });
         if expected.sack_permitted || !acked {
             expected.sack_blocks.clear();
@@ -251,7 +253,7 @@ proptest! {
 
     #[test]
     fn icmpv4_messages(ident: u16, seq: u16, data in payload(), code in 0u8..16, quoted in ipv4_header(8), transport: [u8; 8], kind in 0..4) {
-        // smoltcp quotes a header with no more than these fields.
+        // smoltcp quotes a header with only these fields.
         let quoted = ipv4::Header { dscp: 0, ecn: 0, ident: 0, dont_fragment: true, more_fragments: false, fragment_offset: 0, ..quoted };
         let mut quote = vec![0; 20];
         quoted.emit(&mut quote);
@@ -349,7 +351,7 @@ proptest! {
         let mut ours = vec![0xee; mld::report_len(records.len())];
         mld::emit_report(&records, a, mld::ALL_MLDV2_ROUTERS, &mut ours);
         let repr = Icmpv6Repr::Mld(MldRepr::ReportRecordReprs(&theirs));
-        // smoltcp counts a report's head only, although it writes the records too.
+        // smoltcp returns the length of the report header only, although it writes the records, too.
         let mut bytes = vec![0; ours.len()];
         repr.emit(&a, &mld::ALL_MLDV2_ROUTERS, &mut Icmpv6Packet::new_unchecked(&mut bytes[..]), &caps());
         prop_assert_eq!(ours, bytes);

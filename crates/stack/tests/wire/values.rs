@@ -1,4 +1,4 @@
-//! Arbitrary valid values of every header.
+//! Generators of arbitrary valid values of every header.
 
 use arrayvec::ArrayVec;
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -21,17 +21,17 @@ pub fn v6() -> impl Strategy<Value = Ipv6Addr> {
     any::<u128>().prop_map(Ipv6Addr::from_bits)
 }
 
-/// A source that every neighbour discovery message may have.
+/// A source address that every neighbour discovery message may have.
 pub fn link_local() -> impl Strategy<Value = Ipv6Addr> {
     any::<u64>().prop_map(|low| Ipv6Addr::from_bits(0xfe80 << 112 | u128::from(low)))
 }
 
-/// An address that is not a group's.
+/// A unicast address.
 pub fn unicast() -> impl Strategy<Value = Ipv6Addr> {
     v6().prop_map(|address| Ipv6Addr::from_bits(address.to_bits() & !(1 << 127)))
 }
 
-/// A group's address.
+/// A multicast address.
 pub fn multicast() -> impl Strategy<Value = Ipv6Addr> {
     v6().prop_map(|address| Ipv6Addr::from_bits(address.to_bits() | 0xff << 120))
 }
@@ -60,7 +60,7 @@ pub fn arp_packet() -> impl Strategy<Value = arp::ArpPacket> {
     )
 }
 
-/// A header for this many bytes of payload.
+/// A header for a payload of this length in bytes.
 pub fn ipv4_header(payload_len: usize) -> impl Strategy<Value = ipv4::Header> {
     let flags = (any::<bool>(), any::<bool>(), 0u16..8000);
     (0u8..64, 0u8..4, any::<u16>(), flags, any::<u8>(), any::<u8>(), v4(), v4()).prop_map(
@@ -83,7 +83,7 @@ pub fn ipv4_header(payload_len: usize) -> impl Strategy<Value = ipv4::Header> {
     )
 }
 
-/// A header for this many bytes of payload.
+/// A header for a payload of this length in bytes.
 pub fn ipv6_header(payload_len: usize) -> impl Strategy<Value = ipv6::Header> {
     (0u8..64, 0u8..4, 0u32..1 << 20, any::<u8>(), any::<u8>(), v6(), v6()).prop_map(
         move |(dscp, ecn, flow_label, next_header, hop_limit, src, dst)| ipv6::Header {
@@ -123,7 +123,7 @@ pub fn tcp_header() -> impl Strategy<Value = (TcpHeader, TcpOptions)> {
     })
 }
 
-/// Options that all fit a header, and that come back from the parser as they are.
+/// Options that fit into a header together and that the parser returns unchanged.
 pub fn tcp_options() -> impl Strategy<Value = TcpOptions> {
     let timestamps = any::<(u32, u32)>().prop_map(|(value, echo)| Timestamps { tsval: value, tsecr: echo });
     let blocks = prop::collection::vec(any::<(u32, u32)>(), 0..=4);

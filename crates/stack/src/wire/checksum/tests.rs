@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// RFC 1071 as it is written: one word at a time.
+/// The algorithm of RFC 1071, literally: one word at a time.
 fn naive(bytes: &[u8]) -> u16 {
     let mut sum = 0u64;
     for pair in bytes.chunks(2) {
@@ -47,7 +47,8 @@ fn extreme_bytes_keep_their_carries() {
 
 #[test]
 fn carry_out_of_the_last_fold_comes_back() {
-    // Two words of ones and one more: the low half of the accumulator is full when the high half is added.
+    // Two words of ones and one more word: the low half of the accumulator is full when the high half is
+    // added.
     for at in [16, 23] {
         let mut bytes = [0xff; 24];
         bytes[16..].fill(0);
@@ -104,7 +105,7 @@ proptest! {
         let (a, b) = (a.min(b), a.max(b));
         let range = Sum::of(&bytes[..b]).sub(Sum::of(&bytes[..a]));
         let range = if a & 1 == 0 { range } else { range.swap() };
-        // Together with any non-zero field the two zeros are the same.
+        // Combined with any non-zero field, both representations of zero are equivalent.
         prop_assert_eq!(range.add_u16(header).finish(), Sum::of(&bytes[a..b]).add_u16(header).finish());
     }
 

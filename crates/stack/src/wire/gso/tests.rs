@@ -16,7 +16,7 @@ fn cut(frame: &[u8], gso: Gso) -> Result<Vec<Vec<u8>>, WireError> {
 }
 
 fn gso(kind: GsoKind, size: u16) -> Gso {
-    // A header length of 0 shows that it is not relied upon.
+    // The header length of 0 shows that the value is not used.
     Gso { kind, size, header_len: 0, ecn: false }
 }
 
@@ -114,7 +114,7 @@ fn left_out_checksum_is_completed() {
 
 #[test]
 fn completed_checksum_is_never_zero() {
-    // The field's own 0xffff is all there is to sum.
+    // The only summed word is the field itself, 0xffff.
     let mut frame = [0, 0, 0xff, 0xff];
     assert_eq!(complete_checksum(&mut frame, 0, 2), Ok(()));
     assert_eq!(frame, [0, 0, 0xff, 0xff]);
@@ -127,7 +127,7 @@ fn udp_segment_has_a_checksum_even_if_it_comes_out_as_zero() {
     let mut frame = bytes(case.lines().nth(1).unwrap().strip_prefix("super ").unwrap());
     let checksum = |segment: &[u8]| u16::from_be_bytes([segment[40], segment[41]]);
     let first = cut(&frame, gso(GsoKind::Udp, 8)).unwrap().remove(0);
-    // What is missing from the sum to 0xffff is the checksum itself.
+    // The payload makes the sum 0xffff, so that the checksum becomes 0.
     let word = Sum::of(&frame[42..44]).add_u16(checksum(&first)).fold();
     frame[42..44].copy_from_slice(&word.to_be_bytes());
     let first = cut(&frame, gso(GsoKind::Udp, 8)).unwrap().remove(0);
@@ -171,7 +171,7 @@ proptest! {
 
     #[test]
     fn no_bytes_make_it_panic(mut frame in prop::collection::vec(any::<u8>(), 0..200), seed in prop::option::of(any::<prop::sample::Index>()), kind in 0..3, size: u16, scratch in 0usize..300) {
-        // Half of the time a good frame with a few bytes changed, so that the parsers get further.
+        // Half of the frames are valid ones with a few modified bytes, so that the parsers get further.
         if let Some(seed) = seed {
             let noise = frame;
             frame = tcp4(&[7; 100], TcpFlags::ACK);

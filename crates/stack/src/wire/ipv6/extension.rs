@@ -1,16 +1,18 @@
-//! The chain of IPv6 extension headers (RFC 8200 §4), up to the transport.
+//! The chain of IPv6 extension headers (RFC 8200 §4), up to the transport header.
 
 use super::Header;
 use crate::wire::icmpv6::parameter_problem::{ERRONEOUS_FIELD, UNKNOWN_NEXT_HEADER, UNKNOWN_OPTION};
 use crate::wire::{WireError, be16, be32, head, protocol, room};
 
-/// Extension headers in one packet. RFC 8504 §5.3 lets a host limit them; real chains have one or two.
+/// Largest number of extension headers in a packet. RFC 8504 §5.3 permits such a limit; actual packets have
+/// one or two.
 pub const EXTENSION_HEADERS_MAX: usize = 8;
 
-/// Options other than padding in one header (RFC 8504 §5.3 (4): the recommended default, also Linux's).
+/// Largest number of options other than padding in a header (RFC 8504 §5.3 (4): the recommended default, also
+/// Linux's).
 pub const OPTIONS_MAX: usize = 8;
 
-/// Bytes of padding in a row (RFC 8504 §5.3 (2)): more is never needed to align anything.
+/// Largest number of consecutive padding bytes (RFC 8504 §5.3 (2)); alignment never needs more.
 const PADDING_MAX: usize = 7;
 
 const PAD1: u8 = 0;
@@ -19,21 +21,22 @@ const ROUTER_ALERT: u8 = 5;
 /// A fragment header (RFC 8200 §4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentHeader {
-    /// What follows it, in the first fragment.
+    /// Type of the next header, valid in the first fragment.
     pub next_header: u8,
-    /// Where the fragment belongs in the original packet's fragmentable part, in bytes (a multiple of 8).
+    /// Offset of the fragment within the fragmentable part of the original packet, in bytes (a multiple of
+    /// 8).
     pub offset: u16,
-    /// This is not the last fragment.
+    /// Whether more fragments follow this one.
     pub more_fragments: bool,
-    /// Identification of a packet's fragments.
+    /// Identification, which all fragments of a packet share.
     pub ident: u32,
 }
 
 impl FragmentHeader {
-    /// Bytes of the header.
+    /// Length of the header in bytes.
     pub const LEN: usize = 8;
 
-    /// Reads the header. Reserved bits are ignored.
+    /// Parses the header. Reserved bits are ignored.
     ///
     /// # Errors
     /// `Truncated`.
@@ -62,45 +65,47 @@ impl FragmentHeader {
     }
 }
 
-/// A fragment header and where it is: what reassembly needs to take it out.
+/// A fragment header and its location, from which reassembly removes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FragmentLocation {
     /// The header.
     pub header: FragmentHeader,
-    /// Its first byte, counted from the start of the packet. All before it is the unfragmentable part.
+    /// Offset of the header within the packet. The bytes before it are the unfragmentable part.
     pub header_offset: usize,
-    /// The next-header byte that announced it, counted from the start of the packet.
+    /// Offset, within the packet, of the next-header byte that refers to it.
     pub next_header_offset: usize,
 }
 
-/// What a chain of headers leads to.
+/// The result of parsing a header chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderChain {
-    /// The transport, or what else is no extension header that we look into. Of a fragment: what its header announces.
+    /// The transport protocol, or the first header type that is not a supported extension header. In a
+    /// fragment, the next header of the fragment header.
     pub protocol: u8,
-    /// First byte after the chain, counted from the start of the packet.
+    /// Offset of the first byte after the chain within the packet.
     pub offset: usize,
-    /// The next-header byte that named `protocol`, counted from the start of the packet: where an ICMP error about an unknown
-    /// one points (RFC 4443 §3.4).
+    /// Offset, within the packet, of the next-header byte with the value `protocol`, to which an ICMP error
+    /// about an unknown header points (RFC 4443 §3.4).
     pub next_header_offset: usize,
-    /// Set if the packet is a fragment. An atomic one, which is the whole packet, is none (RFC 6946).
+    /// Set if the packet is a fragment. An atomic fragment, which is a whole packet, does not count (RFC
+    /// 6946).
     pub fragment: Option<FragmentLocation>,
-    /// Value of the router alert option, if it is there (RFC 2711): 0 for MLD.
+    /// Value of the router alert option, if present (RFC 2711): 0 for MLD.
     pub router_alert: Option<u16>,
 }
 
-/// Why a chain cannot be followed.
+/// Why a header chain cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderChainError {
-    /// Drop the packet silently.
+    /// The packet is dropped silently.
     Drop(WireError),
-    /// Drop the packet and tell the sender with an ICMPv6 parameter problem.
+    /// The packet is dropped and reported to its sender with an ICMPv6 parameter problem.
     ParameterProblem {
         /// Code of the message: see [`parameter_problem`](crate::wire::icmpv6::parameter_problem).
         code: u8,
-        /// Which byte, counted from the start of the packet.
+        /// Offset of the problematic byte within the packet.
         pointer: u32,
-        /// Tell the sender even if the packet went to a group (RFC 8200 §4.2).
+        /// Whether a packet to a multicast address is reported, too (RFC 8200 §4.2).
         even_if_multicast: bool,
     },
 }
@@ -111,12 +116,13 @@ impl From<WireError> for HeaderChainError {
     }
 }
 
-/// A parameter problem that is not reported about packets to groups.
+/// Returns a parameter problem that is not reported for packets to multicast addresses.
 fn problem(code: u8, at: usize) -> HeaderChainError {
     HeaderChainError::ParameterProblem { code, pointer: at as u32, even_if_multicast: false }
 }
 
-/// Follows the headers of a packet, or of as much of one as an ICMP error quotes, up to the transport.
+/// Parses the header chain of a packet, or of the part of it that an ICMP error quotes, up to the transport
+/// header.
 ///
 /// # Errors
 /// [`ChainError`]: the packet must be dropped.
@@ -152,7 +158,8 @@ fn walk_extensions(packet: &[u8], header: &Header) -> Result<HeaderChain, Header
         let rest = packet.get(at..).ok_or(WireError::Truncated)?;
         match chain.protocol {
             protocol::HOP_BY_HOP if at != Header::LEN => {
-                // RFC 8200 §4.1: it may only come first; anywhere else it is an unknown header.
+                // RFC 8200 §4.1: the hop-by-hop header may only come first; elsewhere it counts as an unknown
+                // header.
                 return Err(problem(UNKNOWN_NEXT_HEADER, chain.next_header_offset));
             }
             protocol::HOP_BY_HOP | protocol::DESTINATION_OPTIONS => {
@@ -165,7 +172,8 @@ fn walk_extensions(packet: &[u8], header: &Header) -> Result<HeaderChain, Header
             }
             protocol::ROUTING => {
                 let extension = extension_header(rest)?;
-                // RFC 8200 §4.4, RFC 5095: no routing type is known here, so there must be nothing left to visit.
+                // RFC 8200 §4.4, RFC 5095: no routing type is supported, so the segments-left field must be
+                // 0.
                 if extension[3] != 0 {
                     return Err(problem(ERRONEOUS_FIELD, at + 2));
                 }
@@ -174,7 +182,8 @@ fn walk_extensions(packet: &[u8], header: &Header) -> Result<HeaderChain, Header
             protocol::FRAGMENT => {
                 let fragment = FragmentHeader::parse(rest)?;
                 chain.offset += FragmentHeader::LEN;
-                // RFC 6946: offset 0 and no more to come is a whole packet, whatever other fragments there are.
+                // RFC 6946: offset 0 without further fragments is a whole packet, regardless of other
+                // fragments.
                 if fragment.offset != 0 || fragment.more_fragments {
                     check_fragment(&fragment, at, declared_end.saturating_sub(chain.offset))?;
                     chain.fragment = Some(FragmentLocation {
@@ -195,25 +204,27 @@ fn walk_extensions(packet: &[u8], header: &Header) -> Result<HeaderChain, Header
     Err(HeaderChainError::Drop(WireError::Unsupported))
 }
 
-/// The extension header at the start of `rest`, which says its own length.
+/// Returns the extension header at the start of `rest`, which contains its own length.
 fn extension_header(rest: &[u8]) -> Result<&[u8], WireError> {
     let bytes = head::<8>(rest)?;
     rest.get(..8 + usize::from(bytes[1]) * 8).ok_or(WireError::Truncated)
 }
 
-/// RFC 8200 §4.5: what makes a fragment impossible to put back, each with where to point.
+/// Checks whether a fragment can be part of a packet (RFC 8200 §4.5). The error points to the field that is
+/// wrong.
 fn check_fragment(fragment: &FragmentHeader, at: usize, payload_len: usize) -> Result<(), HeaderChainError> {
     if fragment.more_fragments && !payload_len.is_multiple_of(8) {
         return Err(problem(ERRONEOUS_FIELD, 4));
     }
-    // The rebuilt packet's payload length counts the unfragmentable part's extension headers as well.
+    // The payload length of the reassembled packet includes the extension headers of the unfragmentable part.
     if at - Header::LEN + usize::from(fragment.offset) + payload_len > usize::from(u16::MAX) {
         return Err(problem(ERRONEOUS_FIELD, at + 2));
     }
     Ok(())
 }
 
-/// Checks the options of a hop-by-hop or destination options header and returns the router alert, if there is one.
+/// Checks the options of a hop-by-hop or destination options header and returns the router alert, if there is
+/// one.
 fn check_options(extension: &[u8], extension_at: usize) -> Result<Option<u16>, HeaderChainError> {
     let mut alert = None;
     let (mut count, mut padding) = (0, 0);
@@ -244,7 +255,7 @@ fn check_options(extension: &[u8], extension_at: usize) -> Result<Option<u16>, H
     Ok(alert)
 }
 
-/// RFC 8200 §4.2: the two highest bits of an option's type say what to do with a packet if it is unknown.
+/// RFC 8200 §4.2: the two highest bits of an unknown option's type determine what happens to the packet.
 fn unknown_option(kind: u8, at: usize) -> Result<(), HeaderChainError> {
     match kind >> 6 {
         0 => Ok(()),

@@ -74,7 +74,7 @@ fn every_message_round_trips() {
         let bytes = emitted(&message);
         assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 255), Ok(message));
         for len in 0..bytes.len() {
-            // Cut between two options a message is still one.
+            // A message truncated between two options is valid.
             if len < 8 || !(len - 8).is_multiple_of(8) {
                 assert_eq!(
                     NdpMessage::parse(&bytes[..len], HOST, PEER, 255),

@@ -1,13 +1,13 @@
-//! TCP options: parsed as leniently as Linux does, emitted in the order and with the padding of Linux.
+//! TCP options: parsed as leniently as Linux parses them, and emitted in Linux's order and with its padding.
 
 use super::SeqNumber;
 use crate::wire::{array, be16, be32};
 use arrayvec::ArrayVec;
 
-/// Most SACK blocks a header has room for (RFC 2018 §3), and only if there is no timestamp.
+/// Largest number of SACK blocks in a header (RFC 2018 §3), possible only without timestamps.
 pub const SACK_BLOCKS_MAX: usize = 4;
 
-/// Most bytes of options a header has room for.
+/// Largest number of option bytes in a header.
 pub const OPTIONS_LEN_MAX: usize = 40;
 
 /// Largest shift of the window scale option (RFC 7323 §2.3).
@@ -22,54 +22,57 @@ const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
 const USER_TIMEOUT: u8 = 28;
 
-/// NOP, NOP, and kind and length of the timestamps option: how nearly every segment's options begin.
+/// NOP, NOP, and kind and length of the timestamps option: the first bytes of the options of most segments.
 const TIMESTAMPS_ALIGNED: [u8; 4] = [NOP, NOP, TIMESTAMPS, 10];
 
 /// The timestamps option (RFC 7323 §3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Timestamps {
-    /// The sender's clock (TSval).
+    /// The sender's clock.
     pub tsval: u32,
-    /// The newest clock value the sender has from its peer (TSecr).
+    /// The most recent TSval that the sender has received.
     pub tsecr: u32,
 }
 
 impl Timestamps {
-    /// The option as the words of a header, two NOPs in front.
+    /// Returns the option as the words of a header, with two NOPs in front.
     #[inline(always)]
     pub(crate) const fn words(self) -> [u32; 3] {
         [u32::from_be_bytes(TIMESTAMPS_ALIGNED), self.tsval, self.tsecr]
     }
 }
 
-/// The options of one segment.
+/// The options of a segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TcpOptions {
-    /// Largest segment the sender takes, in bytes (RFC 9293 §3.7.1). Belongs on SYN only. Never 0 when parsed.
+    /// The largest segment that the sender accepts, in bytes (RFC 9293 §3.7.1). Valid on SYN only. Never 0
+    /// when parsed.
     pub mss: Option<u16>,
-    /// Shift of the windows the sender will announce (RFC 7323 §2). Belongs on SYN only. At most 14 when parsed.
+    /// The shift of the windows that the sender will advertise (RFC 7323 §2). Valid on SYN only. At most 14
+    /// when parsed.
     pub window_scale: Option<u8>,
-    /// The sender understands SACK (RFC 2018 §2). Belongs on SYN only.
+    /// Whether the sender supports SACK (RFC 2018 §2). Valid on SYN only.
     pub sack_permitted: bool,
     /// Timestamps.
     pub timestamps: Option<Timestamps>,
-    /// Selectively acknowledged data, each block from its first byte to the one after its last (RFC 2018 §3).
-    /// The numbers are as they came: not checked against anything.
+    /// Selectively acknowledged data, each block from its first byte to the byte after its last (RFC 2018
+    /// §3). The parser does not validate the numbers.
     pub sack_blocks: ArrayVec<(SeqNumber, SeqNumber), SACK_BLOCKS_MAX>,
-    /// User timeout as it is on the wire: the top bit says minutes instead of seconds (RFC 5482 §3.1).
+    /// The user timeout as encoded: the top bit selects minutes instead of seconds (RFC 5482 §3.1).
     pub user_timeout: Option<u16>,
 }
 
 impl TcpOptions {
-    /// Reads options. What is malformed ends the reading, and what was read before it counts; options of unknown kind or with
-    /// another length than theirs are skipped. If one comes twice the last counts. All this as Linux does it.
+    /// Parses options as Linux does. A malformed option ends the parsing, and the options before it are
+    /// valid; options with an unknown kind or an unexpected length are skipped. The last occurrence of an
+    /// option wins.
     #[inline(always)]
     pub fn parse(options: &[u8]) -> Self {
         Self::parse_aligned(options).unwrap_or_else(|| Self::parse_slow(options))
     }
 
-    /// The same for options that are padded to whole words, as all systems send those of SYN and timestamps: word by word. `None` if there
-    /// is anything else.
+    /// Parses options that are padded to whole words, as common systems send SYN options and timestamps.
+    /// Returns `None` if there are any others.
     #[inline(always)]
     pub(super) fn parse_aligned(options: &[u8]) -> Option<Self> {
         let mut parsed = Self::default();
@@ -103,7 +106,8 @@ impl TcpOptions {
                 END_OF_LIST => break,
                 NOP => rest = after_kind,
                 _ => {
-                    // RFC 9293 §3.2: the length counts kind and length bytes, so less than 2 would not even advance.
+                    // RFC 9293 §3.2: the length includes the kind and length bytes; a length below 2 would
+                    // not even advance.
                     let Some(&len) = after_kind.first() else { break };
                     let Some((option, after)) = rest.split_at_checked(usize::from(len)) else { break };
                     let Some(body) = option.get(2..) else { break };
@@ -115,7 +119,7 @@ impl TcpOptions {
         parsed
     }
 
-    /// Takes in one option. A body of the wrong length is none.
+    /// Evaluates one option. An option with an unexpected length is ignored.
     fn read(&mut self, kind: u8, body: &[u8]) {
         match (kind, body) {
             // Linux ignores an MSS of 0.
@@ -140,8 +144,9 @@ impl TcpOptions {
         }
     }
 
-    /// Reads options that are nothing but NOP, NOP and timestamps, as on nearly every segment of an established connection
-    /// (the layout of RFC 7323 appendix A). `None` for any other layout, for which there is [`TcpOptions::parse`].
+    /// Parses options that consist of NOP, NOP and timestamps, as on most segments of an established
+    /// connection (the layout of RFC 7323 appendix A). Returns `None` for any other layout, which
+    /// [`TcpOptions::parse`] handles.
     #[inline]
     pub fn parse_timestamps_only(options: &[u8]) -> Option<Timestamps> {
         let bytes: &[u8; 12] = options.try_into().ok()?;
@@ -151,10 +156,11 @@ impl TcpOptions {
         Some(Timestamps { tsval: be32(bytes, 4), tsecr: be32(bytes, 8) })
     }
 
-    /// Bytes without SACK blocks. Every option comes with the padding that makes it a multiple of 4.
+    /// Returns the length of the options without SACK blocks in bytes. Every option includes the padding to a
+    /// multiple of 4.
     #[inline]
     fn len_without_sack(&self) -> usize {
-        // SACK-permitted stands where the timestamps' two NOPs would.
+        // SACK-permitted replaces the two NOPs in front of the timestamps.
         let sack_permitted = self.sack_permitted && self.timestamps.is_none();
         4 * (usize::from(self.mss.is_some())
             + usize::from(self.window_scale.is_some())
@@ -163,13 +169,15 @@ impl TcpOptions {
             + 12 * usize::from(self.timestamps.is_some())
     }
 
-    /// How many SACK blocks have room beside the other options: up to 4, or 3 with timestamps (RFC 2018 §3).
+    /// Returns how many SACK blocks fit besides the other options: up to 4, or 3 with timestamps (RFC 2018
+    /// §3).
     #[inline]
     fn sack_blocks_fitting(&self) -> usize {
         ((OPTIONS_LEN_MAX - self.len_without_sack() - 4) / 8).min(self.sack_blocks.len())
     }
 
-    /// Bytes that the options take in a header: a multiple of 4, at most 40. SACK blocks that do not fit are left out.
+    /// Returns the length of the encoded options in bytes: a multiple of 4, at most 40. SACK blocks that do
+    /// not fit are omitted.
     #[inline]
     pub fn encoded_len(&self) -> usize {
         let len = self.len_without_sack();
@@ -193,7 +201,7 @@ impl TcpOptions {
         out.len()
     }
 
-    /// The options as words of a header: as many as [`TcpOptions::encoded_len`] says.
+    /// Returns the options as words of a header. Their length is [`TcpOptions::encoded_len`].
     #[inline(always)]
     pub(crate) fn words(&self) -> ArrayVec<u32, { OPTIONS_LEN_MAX / 4 }> {
         let mut words = ArrayVec::new();

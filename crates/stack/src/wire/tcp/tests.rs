@@ -190,7 +190,7 @@ fn impossible_data_offsets_are_refused() {
 
 #[test]
 fn options_in_whole_words_are_read_as_any_others_are() {
-    // All sequences of up to four words that occur, or nearly do.
+    // All sequences of up to four words that occur in practice, and similar ones.
     let words: [[u8; 4]; 12] = [
         [2, 4, 5, 0xb4],
         [2, 4, 0, 0],

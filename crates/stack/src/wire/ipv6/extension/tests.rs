@@ -1,7 +1,7 @@
 use super::*;
 use core::net::Ipv6Addr;
 
-/// A packet with these extension headers and 16 bytes after them.
+/// Returns a packet with these extension headers and 16 bytes after them.
 fn packet(first: u8, extensions: &[&[u8]]) -> Vec<u8> {
     let body = extensions.concat();
     let header = Header {
@@ -149,7 +149,7 @@ fn chain_that_leaves_the_packet_is_dropped() {
     let mut short = packet(60, &[&[6, 0, 1, 4, 0, 0, 0, 0]]);
     short[41] = 9;
     assert_eq!(follow(&short), drops(WireError::Truncated));
-    // The buffer goes on, but the packet says that it ends.
+    // The buffer continues, but the payload length ends the packet.
     let mut short = packet(60, &[&[6, 0, 1, 4, 0, 0, 0, 0]]);
     short[5] = 4;
     assert_eq!(follow(&short), drops(WireError::Truncated));
