@@ -1,31 +1,32 @@
-//! Tests in real time on a machine that others use, too: a processor may be taken away for longer than a test can bear.
+//! Detects that the host took a processor away, which real-time tests cannot bear for more than a few milliseconds.
 //!
-//! A run that failed while the machine stood still says nothing of what it tests, and is made again.
+//! This is the only place that repeats a test: [`repeat_if_stalled`] repeats a run that failed while a processor stalled,
+//! because such a run shows nothing. A run that failed on a steady machine counts.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a witness sleeps.
+/// Time between two wake-ups of a detector thread.
 const DETECTOR_PERIOD: Duration = Duration::from_millis(2);
-/// What a witness that comes later than this reports. Scripts bear this much.
+/// A detector that wakes up later than this reports a stall. Packet scripts tolerate less lateness than this.
 const STALL_THRESHOLD: Duration = Duration::from_millis(4);
-/// A machine that stood still in each attempt for so long is too busy for tests in real time.
-const RETRY_TIME_MAX: Duration = Duration::from_secs(150);
-/// The next attempt waits until no processor stood still for so long,
+/// Time after which a run that stalls at every repetition counts as failed.
+const REPEAT_TIME_MAX: Duration = Duration::from_secs(150);
+/// Time without a stall that a repetition waits for.
 const STEADY_PERIOD: Duration = Duration::from_millis(500);
-/// but no longer than this.
+/// Longest wait for a steady period.
 const STEADY_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// When a processor came back the last time.
+/// The end of the last stall of any processor.
 static LAST_STALL: Mutex<Option<Instant>> = Mutex::new(None);
 
 fn last_stall() -> MutexGuard<'static, Option<Instant>> {
     LAST_STALL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts a witness on each processor, once in a process.
+/// Starts a detector thread on each processor, once in a process.
 fn start_detectors() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
@@ -52,14 +53,13 @@ fn detect_steal(cpu: usize) {
     }
 }
 
-/// Whether a processor stood still since then.
+/// Returns whether a processor stalled since `since`. Sleeps 6 ms first, because a detector reports a stall after its end.
 fn stalled_since(since: Instant) -> bool {
-    // One that stands still as the run ends is heard of behind it.
     thread::sleep(DETECTOR_PERIOD + STALL_THRESHOLD);
     last_stall().is_some_and(|last| last > since)
 }
 
-/// Waits for a moment in which an attempt is worth it.
+/// Waits for a steady period, for five seconds at most.
 fn wait_until_steady() {
     let start = Instant::now();
     while stalled_since(Instant::now() - STEADY_PERIOD) && start.elapsed() < STEADY_WAIT_MAX {
@@ -67,43 +67,34 @@ fn wait_until_steady() {
     }
 }
 
-/// Runs what depends on real time until it passes, and says at which attempt; or the last failure, once it failed `attempts` times while the machine ran, or
-/// for [`PATIENCE`] while it did not.
-pub fn retry_in_real_time<E>(attempts: u32, run: impl FnMut() -> Result<(), E>) -> Result<u32, E> {
-    retry_within(RETRY_TIME_MAX, attempts, run)
+/// Runs a test that depends on real time; repeats a run that failed while a processor stalled, for 150 s at most.
+/// Returns the number of runs.
+///
+/// # Errors
+/// The failure of the first run that failed without a stall, or of the last run after 150 s.
+pub fn repeat_if_stalled<E>(run: impl FnMut() -> Result<(), E>) -> Result<u32, E> {
+    repeat_within(REPEAT_TIME_MAX, run)
 }
 
-fn retry_within<E>(
-    patience: Duration,
-    attempts: u32,
-    mut run: impl FnMut() -> Result<(), E>,
-) -> Result<u32, E> {
+fn repeat_within<E>(time_max: Duration, mut run: impl FnMut() -> Result<(), E>) -> Result<u32, E> {
     start_detectors();
-    let deadline = Instant::now() + patience;
-    let (mut failed, mut excused) = (0, 0);
-    loop {
+    let deadline = Instant::now() + time_max;
+    for runs in 1.. {
         let start = Instant::now();
         match run() {
-            Ok(()) => return Ok(failed + excused + 1),
-            Err(_) if stalled_since(start) && Instant::now() < deadline => {
-                excused += 1;
-                wait_until_steady();
-            }
-            Err(failure) => {
-                failed += 1;
-                if failed >= attempts || Instant::now() >= deadline {
-                    return Err(failure);
-                }
-            }
+            Ok(()) => return Ok(runs),
+            Err(_) if stalled_since(start) && Instant::now() < deadline => wait_until_steady(),
+            Err(failure) => return Err(failure),
         }
     }
+    unreachable!("the deadline comes before the count overflows")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// One at a time: what a witness of one reports is seen by the others.
+    /// Serialises the tests, because they share the detectors' report.
     static SERIAL: Mutex<()> = Mutex::new(());
 
     fn lock_serial() -> MutexGuard<'static, ()> {
@@ -111,20 +102,21 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_counts_unless_the_machine_stood_still() {
+    fn a_run_is_repeated_only_after_a_stall() {
         let _alone = lock_serial();
         let mut runs = 0;
-        let ended = retry_in_real_time(3, || {
+        let ended = repeat_if_stalled(|| {
             runs += 1;
+            // The fifth run reports no stall; a real one may add more runs.
+            *last_stall() = (runs < 5).then(Instant::now);
             Err::<(), _>(runs)
         });
         assert_eq!(ended, Err(runs));
-        assert!(runs >= 3, "{runs}");
+        assert!(runs >= 5, "{runs}");
 
         let mut runs = 0;
-        let ended = retry_in_real_time(1, || {
+        let ended = repeat_if_stalled(|| {
             runs += 1;
-            // As a witness that was late does.
             *last_stall() = Some(Instant::now());
             if runs < 5 { Err(runs) } else { Ok(()) }
         });
@@ -132,11 +124,11 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_always_stands_still_is_given_up() {
+    fn a_machine_that_always_stalls_is_given_up() {
         let _alone = lock_serial();
         let start = Instant::now();
         let mut runs = 0;
-        let ended = retry_within(Duration::from_secs(1), 1, || {
+        let ended = repeat_within(Duration::from_secs(1), || {
             runs += 1;
             *last_stall() = Some(Instant::now());
             Err::<(), _>(runs)

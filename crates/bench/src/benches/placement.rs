@@ -172,7 +172,7 @@ mod tests {
             layout: crate::harness::CoreLayout::default(),
         };
         for (run, parts) in [(inline as fn(&Options) -> _, 2), (paired, 2), (split, 2), (wake_latency, 3)] {
-            let measured = steal::retry_in_real_time(1, || {
+            let measured = steal::repeat_if_stalled(|| {
                 let results: Vec<BenchResult> = run(&options).unwrap_or_else(|e: MeasureError| panic!("{e}"));
                 assert_eq!(results.len(), parts);
                 for result in results {

@@ -1,5 +1,6 @@
 //! CPython's own tests, which talk to themselves over 127.0.0.1: here inside a stack.
 
+use ginnel_testkit::steal;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -14,8 +15,6 @@ const MODULES: [&str; 8] = [
     "test_smtplib",
     "test_asyncio.test_sendfile",
 ];
-/// Those of them that hold waits of tenths of a second against the clock, for which a busy machine may be too slow.
-const MEASURE_TIME: [&str; 3] = ["test_select", "test_poll", "test_epoll"];
 /// Of `test_socket` what is about streams and datagrams, and quick.
 const SOCKET_TESTS: [&str; 6] = [
     "test.test_socket.BasicTCPTest.*",
@@ -43,19 +42,17 @@ fn has_module(module: &str) -> bool {
     asked.is_ok_and(|asked| asked.status.success())
 }
 
+/// Runs modules of CPython's tests. Several hold waits of tenths of a second against the clock.
 fn assert_passes(args: &[&str]) {
-    // What measures time may be tried again; what was said until then is shown.
-    let attempts = if args.iter().any(|module| MEASURE_TIME.contains(module)) { 3 } else { 1 };
-    let passed = (0..attempts).any(|_| {
+    let passed = steal::repeat_if_stalled(|| {
         let output = python(args);
         let said = String::from_utf8_lossy(&output.stdout);
-        let passed = output.status.success() && said.contains("Result: SUCCESS");
-        if !passed {
-            println!("{args:?}: {}: {said}", output.status);
+        match output.status.success() && said.contains("Result: SUCCESS") {
+            true => Ok(()),
+            false => Err(format!("{args:?}: {}: {said}", output.status)),
         }
-        passed
     });
-    assert!(passed, "{args:?}");
+    passed.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 #[test]

@@ -42,7 +42,7 @@ fn run(case: &str, flags: Option<&str>) -> Output {
 /// What a program says that ends well.
 fn told(name: &str, mut run: impl FnMut() -> Output) -> String {
     let mut said = String::new();
-    let ended = steal::retry_in_real_time(1, || {
+    let ended = steal::repeat_if_stalled(|| {
         let output = run();
         said = String::from_utf8_lossy(&output.stderr).into_owned();
         if output.status.success() { Ok(()) } else { Err(output.status) }

@@ -78,7 +78,7 @@ fn a_sleeping_shard_wakes_for_timers_commands_and_the_stop_flag() {
 #[test]
 fn a_handler_that_does_not_leave_is_left_when_its_time_is_over() {
     // Its timer comes a moment later, and is heard only if the machine stands still meanwhile.
-    let ended = steal::retry_in_real_time(1, || {
+    let ended = steal::repeat_if_stalled(|| {
         let (mut shard, from) = shard(false);
         let stop = StopFlag::new().unwrap();
         stop.stop();
@@ -149,7 +149,7 @@ fn a_shard_polls_as_long_as_it_was_told_to_and_then_sleeps() {
     };
     // What the next tick overtakes while the machine stands still sleeps once less, or polls no more.
     let passes = |spin_us, so: fn(&ginnel::ShardStats) -> bool| {
-        let ended = steal::retry_in_real_time(1, || {
+        let ended = steal::repeat_if_stalled(|| {
             let stats = run(spin_us);
             if so(&stats) { Ok(()) } else { Err(format!("{stats:?}")) }
         });

@@ -11,7 +11,6 @@ usage: ginnel-script [options] [FILES or directories]   (default: all of tests/s
   --ip v4|v6                only this IP version
   --repeat N                run everything N times
   --jobs N                  cases at once (default 32)
-  --attempts N              failures of a kernel case that count (default 4); those while the machine stood still do not
   --quiet                   report failures only
   --differences             print docs/tcp-differences.md and exit";
 
@@ -54,9 +53,6 @@ fn arguments() -> Result<Arguments, String> {
                 });
             }
             "--repeat" => parsed.repeat = value()?.parse().map_err(|e| format!("--repeat: {e}"))?,
-            "--attempts" => {
-                parsed.options.kernel_attempts = value()?.parse().map_err(|e| format!("--attempts: {e}"))?;
-            }
             "--jobs" => parsed.options.jobs = value()?.parse().map_err(|e| format!("--jobs: {e}"))?,
             "--quiet" => parsed.quiet = true,
             "--differences" => parsed.differences = true,

@@ -15,21 +15,16 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How often a case fails against the kernel before it counts as failed: real time stumbles when many cases run at once.
-const KERNEL_ATTEMPTS: u32 = 4;
-
 /// How cases are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunOptions {
     /// Cases at once. On the kernel they mostly sleep.
     pub jobs: usize,
-    /// Failures of a kernel case that count: those of a machine that stood still do not.
-    pub kernel_attempts: u32,
 }
 
 impl Default for RunOptions {
     fn default() -> Self {
-        Self { jobs: 32, kernel_attempts: KERNEL_ATTEMPTS }
+        Self { jobs: 32 }
     }
 }
 
@@ -45,9 +40,9 @@ pub struct Case<'a> {
 /// How a case ended.
 #[derive(Clone, Debug)]
 pub enum CaseOutcome {
-    /// It passed, at this attempt.
+    /// Passed, in this run: the first, unless a processor stalled.
     Passed(u32),
-    /// It failed, the last time so.
+    /// Failed; the failure of the last run.
     Failed(Box<Failure>),
 }
 
@@ -84,16 +79,16 @@ pub fn load(path: &Path) -> Result<Script, String> {
     parser::parse(short, &text).map_err(|e| format!("{}:{}: {}", short.display(), e.line, e.message))
 }
 
-/// Runs one case.
-pub fn run_case(case: Case<'_>, options: RunOptions) -> CaseOutcome {
+/// Runs one case. A run on the kernel is repeated if a processor stalled meanwhile.
+pub fn run_case(case: Case<'_>) -> CaseOutcome {
     let ended = match case.target.backend {
-        BackendKind::Kernel => steal::retry_in_real_time(options.kernel_attempts, || run_once(case)),
+        BackendKind::Kernel => steal::repeat_if_stalled(|| run_once(case)),
         BackendKind::Ginnel => run_once(case).map(|()| 1),
     };
     ended.map_or_else(|failure| CaseOutcome::Failed(Box::new(failure)), CaseOutcome::Passed)
 }
 
-/// Runs one case, without a second chance.
+/// Runs one case once.
 pub fn run_once(case: Case<'_>) -> Result<(), Failure> {
     let Case { script, target } = case;
     match target.backend {
@@ -133,7 +128,7 @@ pub fn run_all(
         for _ in 0..options.jobs.min(cases.len()) {
             scope.spawn(|| {
                 while let Some(&index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let outcome = run_case(cases[index], options);
+                    let outcome = run_case(cases[index]);
                     report(cases[index], &outcome);
                     results.lock().unwrap_or_else(PoisonError::into_inner).insert(index, outcome);
                 }

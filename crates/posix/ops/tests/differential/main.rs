@@ -17,27 +17,22 @@ mod steps;
 mod sys;
 mod world;
 
+use ginnel_testkit::steal;
 use minimise::minimise;
 use rigs::{OnKernel, Simulated};
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 use steps::{Step, sequence};
 
-/// The kernel's networking runs beside that of other processes, which may delay it: what it says once and never again is no difference.
-const TRIES: usize = 3;
-
-/// What both say to the steps that are kept: the kernel's, the stack's.
+/// Returns the transcripts of the kept steps on the kernel and on the stack. Only the kernel runs in real time.
 fn both(steps: &[Step], kept: &[usize]) -> [Vec<String>; 2] {
     let kept = || kept.iter().map(|step| &steps[*step]);
     let on_stack = world::run(&mut Simulated::new(), kept());
-    let mut on_kernel = Vec::new();
-    for _ in 0..TRIES {
-        on_kernel = world::run(&mut OnKernel::new(), kept());
-        if on_kernel == on_stack {
-            break;
-        }
-    }
-    [on_kernel, on_stack]
+    let on_kernel = steal::repeat_if_stalled(|| {
+        let on_kernel = world::run(&mut OnKernel::new(), kept());
+        if on_kernel == on_stack { Ok(()) } else { Err(on_kernel) }
+    });
+    [on_kernel.err().unwrap_or_else(|| on_stack.clone()), on_stack]
 }
 
 fn differ(steps: &[Step], kept: &[usize]) -> bool {

@@ -1,4 +1,7 @@
-//! The repository's packet scripts through the library, in real time: calls and packets go by the interface that packetdrill uses.
+//! Runs the repository's packet scripts through the library, in real time: calls and packets pass the interface that
+//! packetdrill uses.
+//!
+//! `make test` runs the shortest script of each directory of `tests/scripts`, `make suites` all of them.
 
 mod library;
 
@@ -6,19 +9,12 @@ use ginnel_testkit::script::ast::{BackendKind, Script, Target};
 use ginnel_testkit::script::{runner, suite};
 use ginnel_testkit::steal;
 use library::Library;
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
-/// A script that takes longer runs in `make suites` alone.
-const QUICK: Duration = Duration::from_millis(1500);
-
-/// Runs at once: they mostly wait.
-const JOBS: usize = 24;
-/// As many of what stumbled among so many.
-const FEW_JOBS: usize = 4;
-/// How often each of those is tried before it counts as failed.
-const TRIES: u32 = 3;
+/// Runs at once. They mostly wait, but each has several threads that must not wait for a processor.
+const JOBS: usize = 4;
 
 fn run(script: &Script, target: Target) -> Result<(), String> {
     let mut library = Library::new(script, target)?;
@@ -30,64 +26,57 @@ fn scripts() -> Vec<Script> {
     files.iter().map(|file| suite::load(file).unwrap_or_else(|e| panic!("{e}"))).collect()
 }
 
-/// Does something with each, so many at once, and gives what came of it.
-fn in_parallel<'a, T: Send>(
-    jobs: usize,
-    cases: &[(&'a Script, Target)],
-    work: impl Fn(&'a Script, Target) -> Option<T> + Sync,
-) -> Vec<T> {
-    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+/// Returns the runs of the scripts whose path contains `GINNEL_SCRIPTS`: each script over each version of IP.
+fn cases(scripts: &[Script]) -> Vec<(&Script, Target)> {
+    let chosen = std::env::var("GINNEL_SCRIPTS").unwrap_or_default();
+    scripts
+        .iter()
+        .filter(|script| script.path.to_string_lossy().contains(&chosen))
+        .flat_map(|script| script.targets().into_iter().map(move |target| (script, target)))
+        .filter(|(_, target)| target.backend == BackendKind::Ginnel)
+        .collect()
+}
+
+/// Runs the cases, the longest first, and asserts that all pass.
+fn assert_pass(mut cases: Vec<(&Script, Target)>) {
+    cases.sort_by_key(|(script, target)| std::cmp::Reverse(script.nominal_duration(*target)));
+    let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        for _ in 0..jobs {
+        for _ in 0..JOBS {
             scope.spawn(|| {
                 while let Some((script, target)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let result = work(script, *target);
-                    results.lock().unwrap().extend(result);
+                    if let Err(problem) = steal::repeat_if_stalled(|| run(script, *target)) {
+                        let ip = library::ip_name(target.ip);
+                        let failure = format!("{} over {ip}: {problem}", script.path.display());
+                        failures.lock().unwrap().push(failure);
+                    }
                 }
             });
         }
     });
-    results.into_inner().unwrap()
+    let mut failures = failures.into_inner().unwrap();
+    failures.sort();
+    println!("{} of {} runs pass", cases.len() - failures.len(), cases.len());
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
-/// Runs all of them, and says which failed and how.
-fn failures(mut cases: Vec<(&Script, Target)>) -> Vec<String> {
-    cases.sort_by_key(|(script, target)| std::cmp::Reverse(script.nominal_duration(*target)));
-    let stumbled =
-        in_parallel(JOBS, &cases, |script, target| run(script, target).err().map(|_| (script, target)));
-    let mut failed = in_parallel(FEW_JOBS, &stumbled, |script, target| {
-        let problem = steal::retry_in_real_time(TRIES, || run(script, target)).err()?;
-        Some(format!("{} over {}: {problem}", script.path.display(), library::ip_name(target.ip)))
-    });
-    failed.sort();
-    failed
-}
-
-/// Runs the scripts that take so long, of those whose path contains `GINNEL_SCRIPTS`.
-fn pass(lasting: impl Fn(Duration) -> bool) {
+#[test]
+fn one_script_of_each_directory_passes() {
     let scripts = scripts();
-    let chosen = std::env::var("GINNEL_SCRIPTS").unwrap_or_default();
-    let is_chosen = |script: &&Script| script.path.to_string_lossy().contains(&chosen);
-    let cases: Vec<_> = scripts
-        .iter()
-        .filter(is_chosen)
-        .flat_map(|script| script.targets().into_iter().map(move |target| (script, target)))
-        .filter(|(_, target)| target.backend == BackendKind::Ginnel)
-        .filter(|(script, target)| lasting(script.nominal_duration(*target)))
-        .collect();
-    let all = cases.len();
-    let failed = failures(cases);
-    println!("{} of {all} runs pass", all - failed.len());
-    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+    let mut shortest = BTreeMap::new();
+    for (script, target) in cases(&scripts) {
+        let length = script.nominal_duration(target);
+        let case = shortest.entry(script.path.parent()).or_insert((length, script, target));
+        if length < case.0 {
+            *case = (length, script, target);
+        }
+    }
+    assert_pass(shortest.into_values().map(|(_, script, target)| (script, target)).collect());
 }
 
 #[test]
-fn quick_scripts_pass() {
-    pass(|time| time <= QUICK);
-}
-
-#[test]
-#[ignore = "long: scripts wait for time-outs; part of `make suites`"]
-fn long_scripts_pass() {
-    pass(|time| time > QUICK);
+#[ignore = "long: in real time, and scripts wait for time-outs; part of `make suites`"]
+fn all_scripts_pass() {
+    let scripts = scripts();
+    assert_pass(cases(&scripts));
 }
