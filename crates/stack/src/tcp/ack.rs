@@ -1,4 +1,4 @@
-//! What a segment acknowledges: window, retransmission queue, round trip time, loss, congestion window.
+//! What a segment acknowledges: window, retransmission queue, round-trip time, loss, congestion window.
 
 use super::active::{ActiveConn, MsgMore, RetransmitTimer};
 use super::congestion::AckEvent;
@@ -16,28 +16,28 @@ use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions, Timestamps};
 use arrayvec::ArrayVec;
 use core::time::Duration;
 
-/// What became of the acknowledgement field.
+/// Result of processing the acknowledgement field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AckOutcome {
-    /// It acknowledges something new, or repeats what is known.
+    /// The ACK acknowledges new data, or repeats what is known.
     Accepted,
-    /// Older than what is known: only the rest of the segment counts.
+    /// The ACK is older than what is known: only the rest of the segment is processed.
     Old,
-    /// The connection ended with it.
+    /// The connection ended with this acknowledgement.
     Gone,
 }
 
-/// SACK blocks sorted by what they say.
+/// SACK blocks of a segment, sorted by their meaning.
 #[derive(Default)]
 struct SackBlocks {
-    /// New knowledge, within the window.
+    /// Blocks within the data in flight.
     valid: ArrayVec<(SeqNumber, SeqNumber), 4>,
-    /// A report of something received twice (RFC 2883).
+    /// A range that was received twice (RFC 2883).
     dsack: Option<(SeqNumber, SeqNumber)>,
 }
 
 impl Tcp {
-    /// RFC 9293 §3.10.7.4, fifth check, of an acknowledgement that is none of [`is_of_nothing_sent`].
+    /// Processes the ACK field (RFC 9293 §3.10.7.4, fifth check); [`is_unacceptable_ack`] is false for it.
     pub fn on_ack(
         &mut self,
         net: &mut Network,
@@ -106,10 +106,12 @@ impl Tcp {
             b.rack.on_dsack(c.snd_una, c.snd_nxt);
             b.recovery.on_dsack(block.0);
         }
-        // An acknowledgement that reports a duplicate echoes what arrived before it: its timestamp says nothing about now.
+        // An acknowledgement that reports a duplicate echoes the timestamp of an earlier segment, so it is no
+        // measurement.
         let fresh = timestamps.filter(|_| advanced && blocks.dsack.is_none());
         if ack_update_rtt(c, self.profiles.get(c.profile), now, &delivery, fresh) {
-            // Karn: a lengthened time-out lasts until something new was measured (RFC 6298 §5, note behind §5.7).
+            // Karn: the backoff lasts until a new round-trip time was measured (RFC 6298 §5, note after
+            // §5.7).
             b.backoff = 0;
         }
         if advanced {
@@ -119,10 +121,11 @@ impl Tcp {
         }
         let closed = c.snd_wnd == 0 && !c.has(Flags::ORPHAN);
         if closed && self.profiles.get(c.profile).user_timeout_ms == 0 {
-            // RFC 9293 §3.8.6.1: a peer that answers may keep its window closed, even over data in flight.
+            // RFC 9293 §3.8.6.1: a peer that answers may keep its window closed, even while data are in
+            // flight.
             b.retransmit_since = None;
         }
-        // If it answers a window probe, the peer lives.
+        // A peer that answers window probes is alive.
         b.probes_out = 0;
         if b.mtu.probe.is_some() {
             self.on_mtu_probe_acknowledged(idx);
@@ -133,7 +136,7 @@ impl Tcp {
         self.after_ack(idx, advanced);
     }
 
-    /// Loss detection, recovery, congestion window.
+    /// Updates loss detection, recovery and the congestion window.
     fn update_recovery_and_cwnd(
         &mut self,
         idx: u32,
@@ -199,7 +202,7 @@ impl Tcp {
             && !matches!(was, CaState::Cwr | CaState::Recovery)
             && c.has(Flags::ECN)
         {
-            // RFC 3168 §6.1.2: the peer learns of each reduction, whatever caused it.
+            // RFC 3168 §6.1.2: the peer is notified of each reduction, whatever caused it.
             c.flags.set(Flags::ECN_CWR);
         }
         if advanced || may_grow {
@@ -208,7 +211,7 @@ impl Tcp {
         self.set_retransmit_timer(idx, advanced, reorder_at);
     }
 
-    /// What is left to do: more to send, room to report, bytes to report.
+    /// Schedules what follows an acknowledgement: sending, `Writable` and `Acked` events.
     #[inline(always)]
     pub fn after_ack(&mut self, idx: u32, advanced: bool) {
         let c = &self.conns[idx];
@@ -229,7 +232,7 @@ impl Tcp {
         let c = &self.conns[idx];
         let b = &mut self.active[c.active];
         if b.msg_more == MsgMore::Expected {
-            // The peer has come to answer before the application to say more (`tcp_data_snd_check`).
+            // The peer has acknowledged before the application has sent more (`tcp_data_snd_check`).
             b.msg_more = MsgMore::Released;
         }
         if !b.send.is_empty() || c.has(Flags::FIN_QUEUED) && !b.fin_sent || b.rtx_queue.lost_out > 0 {
@@ -267,8 +270,8 @@ impl Tcp {
             && self.active[c.active].send.is_empty()
     }
 
-    /// Retransmission time-out, tail loss probe, or a second look at segments that may be reordered (RFC 6298 §5, RFC 8985 §7.2). None of
-    /// them if nothing is in flight.
+    /// Sets the retransmission timer: for a time-out, a tail loss probe or the reordering timer (RFC 6298 §5,
+    /// RFC 8985 §7.2); stops it if nothing is in flight.
     #[inline(always)]
     pub fn set_retransmit_timer(
         &mut self,
@@ -310,7 +313,8 @@ impl Tcp {
     }
 }
 
-/// What comes first while segments are in flight: a tail loss probe, if one is allowed now, or the time-out.
+/// Returns what is due first while segments are in flight: a tail loss probe, if one is allowed now, or the
+/// time-out.
 #[inline]
 pub(super) fn loss_probe_or_rto(
     c: &Tcb,
@@ -328,19 +332,20 @@ pub(super) fn loss_probe_or_rto(
     if !probe_allowed {
         return (RetransmitTimer::Rto, rto_at);
     }
-    // RFC 8985 §7.2: a probe comes no later than the time-out would, and in its place.
+    // RFC 8985 §7.2: a probe replaces the time-out and is sent no later than the time-out would expire.
     (RetransmitTimer::LossProbe, rto_at.min(now.after_micros(loss_probe_timeout_us(c, b, profile))))
 }
 
-/// Whether something is acknowledged that was never sent, or absurdly long ago (RFC 5961 §5.2).
+/// Whether the ACK acknowledges data that were never sent, or is far older than the window (RFC 5961 §5.2).
 pub(super) fn is_unacceptable_ack(c: &Tcb, ack: SeqNumber) -> bool {
-    // The largest window ever offered is not kept; its scale bounds it.
+    // The largest window that was ever offered is not stored; its scale bounds it.
     let window_max = 65_535u32 << c.snd_wscale();
     ack.gt(c.snd_nxt) || ack.lt(c.snd_una - window_max)
 }
 
-/// The congestion window after an acknowledgement of something new: of so many segments, with such a round trip time. It grows only if it was
-/// what `limited` the sender (RFC 7661).
+/// Grows the congestion window after an acknowledgement that delivered `delivered` segments with the
+/// round-trip time `rtt_us`. The window grows only if it was `limited`, that is, if it limited the sender
+/// (RFC 7661).
 #[inline(always)]
 pub(super) fn cong_avoid(
     c: &mut Tcb,
@@ -356,7 +361,8 @@ pub(super) fn cong_avoid(
     b.congestion.on_una(una, c);
 }
 
-/// RFC 8985 §7.2: two round trips, and time for a delayed acknowledgement if only one segment is out.
+/// Returns the probe time-out in µs (RFC 8985 §7.2): two round-trip times, and the delay of an
+/// acknowledgement if only one segment is in flight.
 fn loss_probe_timeout_us(c: &Tcb, b: &ActiveConn, profile: &Profile) -> u64 {
     if c.srtt == 0 {
         return profile.rto_initial_us();
@@ -365,7 +371,7 @@ fn loss_probe_timeout_us(c: &Tcb, b: &ActiveConn, profile: &Profile) -> u64 {
     u64::from(c.srtt >> 2) + allowance
 }
 
-/// RFC 9293 §3.10.7.4: the window of the newest segment counts.
+/// Updates the send window from the newest segment (RFC 9293 §3.10.7.4). Returns whether the window changed.
 #[inline(always)]
 pub(super) fn update_window(c: &mut Tcb, seg: &Segment<'_>) -> bool {
     let window = u32::from(seg.header.window) << c.snd_wscale();
@@ -379,7 +385,7 @@ pub(super) fn update_window(c: &mut Tcb, seg: &Segment<'_>) -> bool {
     core::mem::replace(&mut c.snd_wnd, window) != window
 }
 
-/// Moves `snd_una`. Returns the bytes of payload that were acknowledged, without FIN.
+/// Moves `snd_una` forward. Returns the acknowledged bytes of payload, without FIN.
 pub(super) fn snd_una_update(c: &mut Tcb, b: &mut ActiveConn, ack: SeqNumber) -> u32 {
     let acked = (ack - c.snd_una) as u32;
     c.snd_una = ack;
@@ -392,10 +398,11 @@ pub(super) fn snd_una_update(c: &mut Tcb, b: &mut ActiveConn, ack: SeqNumber) ->
     acked.min(b.send.len() as u32)
 }
 
-/// Sorts SACK blocks; what lies outside of the data in flight is ignored (RFC 2018 §5, RFC 2883 §4).
+/// Sorts SACK blocks; blocks outside of the data in flight are ignored (RFC 2018 §5, RFC 2883 §4).
 fn sack_blocks(c: &Tcb, seg: &Segment<'_>) -> SackBlocks {
     let mut out = SackBlocks::default();
-    // With timestamps 12 bytes hold nothing else; without, they hold one block.
+    // With timestamps, 12 bytes of options contain nothing else; without timestamps, 12 bytes contain one
+    // SACK block.
     let shortest = if c.has(Flags::TIMESTAMPS) { 13 } else { 10 };
     if !c.has(Flags::SACK) || seg.options.len() < shortest {
         return out;
@@ -422,10 +429,11 @@ fn sack_blocks(c: &Tcb, seg: &Segment<'_>) -> SackBlocks {
     out
 }
 
-/// Without SACK a duplicate acknowledgement stands for one segment that left the network.
+/// Counts duplicate acknowledgements of a peer without SACK: each reports one segment that has left the
+/// network.
 fn count_dupacks(b: &mut ActiveConn, duplicate: bool, before: u32, advanced: bool, delivery: &mut Delivery) {
     if advanced {
-        // One of the acknowledged segments filled the hole; the others had been counted as they came.
+        // One of the acknowledged segments filled the gap; the others were counted as they arrived.
         let acked = before - b.rtx_queue.packets_out;
         let counted = acked.saturating_sub(1).min(b.rtx_queue.sacked_out);
         b.rtx_queue.sacked_out -= counted;
@@ -438,7 +446,8 @@ fn count_dupacks(b: &mut ActiveConn, duplicate: bool, before: u32, advanced: boo
         b.rtx_queue.sacked_out.min(b.rtx_queue.packets_out.saturating_sub(b.rtx_queue.lost_out));
 }
 
-/// Three duplicate acknowledgements, or a partial one in recovery: the head is lost (RFC 6582 §3.2).
+/// Marks the head of the queue lost after three duplicate acknowledgements, or after a partial
+/// acknowledgement during recovery (RFC 6582 §3.2).
 fn detect_loss_by_dupacks(c: &Tcb, b: &mut ActiveConn, threshold: u32, advanced: bool) {
     let mss = c.mss();
     match b.recovery.ca_state {
@@ -456,7 +465,8 @@ fn detect_loss_by_dupacks(c: &Tcb, b: &mut ActiveConn, threshold: u32, advanced:
     }
 }
 
-/// `timestamps` only of a segment that moved `snd_una`: others echo an older one (RFC 7323 §4.1). Whether there was a measurement.
+/// Takes a round-trip time sample and returns whether there was one. `timestamps` is that of a segment that
+/// moved `snd_una`: other segments echo an older timestamp (RFC 7323 §4.1).
 pub(super) fn ack_update_rtt(
     c: &mut Tcb,
     profile: &Profile,
@@ -472,7 +482,7 @@ pub(super) fn ack_update_rtt(
     if delivery.delivered > 0
         && let Some(ts) = timestamps.filter(|ts| ts.tsecr != 0)
     {
-        // Karn's ambiguity does not exist with timestamps (RFC 7323 §4.1).
+        // With timestamps there is no retransmission ambiguity (RFC 7323 §4.1).
         let now_ts = (now.as_millis() as u32).wrapping_add(c.ts_offset);
         let ms = now_ts.wrapping_sub(ts.tsecr);
         if ms < 1 << 20 {
@@ -483,7 +493,7 @@ pub(super) fn ack_update_rtt(
     false
 }
 
-/// RFC 8985 §7.4: was a loss repaired by the probe itself?
+/// Ends an episode of tail loss probing, and detects a loss that the probe itself repaired (RFC 8985 §7.4).
 fn process_tlp_ack(c: &mut Tcb, b: &mut ActiveConn, dsack: Option<(SeqNumber, SeqNumber)>, advanced: bool) {
     let Some((end, retransmission)) = b.tlp else { return };
     if c.snd_una.lt(end) {
@@ -495,12 +505,12 @@ fn process_tlp_ack(c: &mut Tcb, b: &mut ActiveConn, dsack: Option<(SeqNumber, Se
         b.tlp = None;
         recovery::on_tlp_repaired_loss(c, b);
     } else if !advanced {
-        // The probe arrived as a duplicate and the DSACK was lost.
+        // The probe arrived as a duplicate, and the DSACK for it was lost.
         b.tlp = None;
     }
 }
 
-/// Whether the congestion window was what kept the sender from sending more (RFC 7661): only then may it grow.
+/// Whether the congestion window limited the sender (RFC 7661): only then may it grow.
 pub(super) fn is_cwnd_limited(c: &Tcb, b: &ActiveConn) -> bool {
     if b.is_cwnd_limited {
         return true;

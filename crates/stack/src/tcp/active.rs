@@ -1,4 +1,5 @@
-//! What only a busy connection needs: buffers, the retransmission queue, recovery, the congestion algorithm's state, timers.
+//! State that only an active connection needs: buffers, the retransmission queue, recovery, the state of the
+//! congestion control algorithm, timers.
 
 use super::chrono::Chrono;
 use super::congestion::Congestion;
@@ -15,47 +16,47 @@ use crate::device::Label;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 
-/// Whether more follows what was sent (`MSG_MORE`).
+/// Whether the application has announced more data after the last send (`MSG_MORE`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MsgMore {
     #[default]
     No,
-    /// It does: what does not fill a segment waits for it.
+    /// More data follow: a partial segment waits for them.
     Expected,
-    /// It does, but what there is waits no longer.
+    /// More data follow, but a partial segment no longer waits for them.
     Released,
 }
 
-/// What the retransmission timer is set for.
+/// Purpose of the retransmission timer (Linux's `icsk_pending`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RetransmitTimer {
-    /// Not set.
+    /// The timer is not set.
     #[default]
     Off,
     /// Retransmission time-out (RFC 6298).
     Rto,
     /// Tail loss probe (RFC 8985 §7).
     LossProbe,
-    /// Segments that may be merely reordered are looked at again (RFC 8985 §6.3).
+    /// Reordering timer: segments that may have been reordered are checked again (RFC 8985 §6.3).
     ReoTimeout,
     /// Zero window probe (RFC 9293 §3.8.6.1).
     Persist,
 }
 
-/// Urgent data of the receiving side, as Linux has it: one byte.
+/// Urgent data of the receiving side: one byte, as on Linux (`urg_data`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum UrgentState {
     #[default]
     None,
-    /// Announced, not arrived: sequence number of the byte.
+    /// The byte with this sequence number was announced and has not arrived (`TCP_URG_NOTYET`).
     NotYet(SeqNumber),
-    /// Arrived.
+    /// The byte has arrived (`TCP_URG_VALID`).
     Valid(SeqNumber, u8),
-    /// Taken by the application.
+    /// The application has read the byte (`TCP_URG_READ`).
     Read(SeqNumber),
 }
 
-/// What has to be looked at before new data leave, on few connections.
+/// Conditions, set on few connections, that need the slow path before new data are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SlowPathFlags(u8);
 
@@ -63,11 +64,12 @@ impl SlowPathFlags {
     pub const NONE: Self = Self(0);
     /// A tail loss probe is due.
     pub const LOSS_PROBE: Self = Self(1);
-    /// The path MTU is found by probing (RFC 4821).
+    /// The path MTU is searched for by probing (RFC 4821).
     pub const MTU_SEARCH: Self = Self(2);
-    /// Something is cut or pushes before the end of what is queued, or a write goes on ([`super::cuts`]).
+    /// A record ends or a long write pushes inside of the queued data, or a write continues
+    /// ([`super::record_marks`]).
     pub const RECORD_MARKS: Self = Self(4);
-    /// The application is to be told when little is left that was not sent (`TCP_NOTSENT_LOWAT`).
+    /// The application is notified when few bytes are unsent (`TCP_NOTSENT_LOWAT`).
     pub const NOTSENT_LOWAT: Self = Self(8);
 
     pub fn has(self, extra: Self) -> bool {
@@ -82,7 +84,7 @@ impl SlowPathFlags {
         self.0 = self.0 & !extra.0 | if on { extra.0 } else { 0 };
     }
 
-    /// Whether it was there.
+    /// Clears a flag and returns whether it was set.
     pub fn take(&mut self, extra: Self) -> bool {
         let had = self.has(extra);
         self.0 &= !extra.0;
@@ -90,74 +92,81 @@ impl SlowPathFlags {
     }
 }
 
-/// The busy part of a connection.
+/// The active state of a connection.
 pub(crate) struct ActiveConn {
     pub owner: u32,
-    /// Bytes from `snd_una` on: in flight, then not yet sent.
+    /// Bytes from `snd_una` on: those in flight, then those that were not sent yet.
     pub send: SendBuffer,
     pub rtx_queue: RtxQueue,
-    /// Bytes received and not read, with holes.
+    /// Bytes received and not read, including those after gaps.
     pub recv: RecvBuffer,
     pub recovery: Recovery,
     pub rack: Rack,
     pub congestion: Congestion,
     pub timer_kind: RetransmitTimer,
     pub timer_at: Instant,
-    /// Consecutive time-outs of the head of the queue, and the shift of the time-out.
+    /// Consecutive retransmission time-outs of the head of the queue, without progress.
     pub retransmits: u8,
+    /// Shift of the retransmission time-out (RFC 6298 §5.5), also that of window probes.
     pub backoff: u8,
     /// Unanswered zero window probes.
     pub probes_out: u8,
-    /// When the first of the current unanswered retransmissions or probes left.
+    /// When the first of the current unanswered retransmissions or probes was sent.
     pub retransmit_since: Option<Instant>,
-    /// End of the last segment smaller than the full size (Minshall's variant of Nagle's algorithm).
+    /// End of the last segment sent that was smaller than the full size (Minshall's variant of Nagle's
+    /// algorithm).
     pub snd_sml: Option<SeqNumber>,
-    /// When the cork gives way.
+    /// When a partial segment that a cork holds back is sent.
     pub cork_deadline: Option<Instant>,
-    /// End of the tail loss probe in flight, and whether it was a retransmission.
+    /// End of the tail loss probe in flight (TLP.end_seq), and whether the probe was a retransmission
+    /// (TLP.is_retrans).
     pub tlp: Option<(SeqNumber, bool)>,
-    /// Received twice: to be reported first (RFC 2883).
+    /// Range that was received twice and is reported first (RFC 2883).
     pub dsack: Option<(SeqNumber, SeqNumber)>,
-    /// Largest number of segments in flight during the current round, and whether the window was the limit.
+    /// Largest number of segments in flight during the current round.
     pub max_packets_out: u32,
+    /// Whether the congestion window limited the sender during the current round.
     pub is_cwnd_limited: bool,
+    /// `snd_nxt` when the current round of window validation began.
     pub cwnd_usage_seq: SeqNumber,
-    /// Acknowledged bytes not yet reported.
+    /// Acknowledged bytes that were not reported yet.
     pub acked_bytes: u32,
-    /// When the last data left.
+    /// When the last data were sent.
     pub lsndtime: Instant,
-    /// When the last data came, or whatever came last before there was this part: low bits of the clock in ms.
+    /// When the last data were received; before that, when the last segment was received before this state
+    /// was allocated. Low bits of the clock in ms.
     pub lrcvtime: u32,
     pub chrono: Chrono,
-    /// Nothing was queued or in flight since.
+    /// When the connection became idle: nothing is queued or in flight since then.
     pub idle_since: Option<Instant>,
-    /// Retransmitted segments in all.
+    /// Segments retransmitted since this state was allocated.
     pub total_retrans: u32,
     pub urg_data: UrgentState,
-    /// Events about urgent data that nobody has heard of yet. Reading waits for them.
+    /// Events about urgent data that the owner has not taken yet. Reading waits for them.
     pub urgent_events_queued: u16,
-    /// End of the urgent data we sent.
+    /// End of the urgent data sent (SND.UP).
     pub snd_up: Option<SeqNumber>,
-    /// Bytes that were consumed here, and that whoever reads in the end has not read.
+    /// Bytes that the owner has consumed, but whose final reader has not read. They reduce the advertised
+    /// window.
     pub delivered_unread: u32,
-    /// Largest window the peer offered.
+    /// Largest window that the peer has offered.
     pub max_window: u32,
     pub slow_path: SlowPathFlags,
     pub mtu: MtuSearch,
     pub record_marks: RecordMarks,
-    /// What the last send said of what follows it.
+    /// What the last send announced about the data that follow it.
     pub msg_more: MsgMore,
-    /// The next partial segment leaves whatever holds it back.
+    /// The next partial segment is sent whatever holds it back (Linux's `TCP_NAGLE_PUSH`).
     pub nagle_push: bool,
     /// FIN was sent.
     pub fin_sent: bool,
-    /// Among the senders that wait for memory.
+    /// The connection is among the senders that wait for memory.
     pub is_waiting_for_memory: bool,
-    /// A FIN that came before the data in front of it.
+    /// Sequence number of a FIN that arrived before the data that precede it.
     pub ooo_fin_seq: Option<SeqNumber>,
-    /// When we last answered an invalid segment, in ms.
+    /// When the last invalid segment was answered, in ms.
     pub last_oow_ack_time: Option<u32>,
-    /// The flow's hash, once a device that carries labels was to send something.
+    /// Hash of the flow, computed when a device that carries labels first sends a segment of this connection.
     pub label: Label,
 }
 
@@ -208,9 +217,11 @@ impl ActiveConn {
         }
     }
 
-    /// Back to the initial state, keeping the capacity of the queues. Buffers must have been cleared by the caller, who has the pools.
+    /// Resets the state to its initial value and keeps the capacity of the queues. The caller, who has the
+    /// pools, has cleared the buffers.
     ///
-    /// Field by field, because all of it at once would be built elsewhere first and then copied.
+    /// The fields are set one by one, because a value for all of them would be built elsewhere first and then
+    /// copied.
     #[inline(always)]
     pub fn reset(&mut self) {
         let Self {
@@ -286,18 +297,19 @@ impl ActiveConn {
         }
     }
 
-    /// Nothing is queued, in flight or unread, and nothing needs to be remembered. `state` is the connection's.
+    /// Whether nothing is queued, in flight or unread, and nothing has to be remembered. `state` is that of
+    /// the connection.
     pub fn is_idle(&self, state: State) -> bool {
         self.send.is_empty()
             && self.rtx_queue.is_empty()
             && self.recv.is_empty()
             && self.delivered_unread == 0
-            // A FIN may still have to leave, with nothing else queued.
+            // FIN may still have to be sent, with nothing else queued.
             && !matches!(state, State::FinWait1 | State::Closing | State::LastAck)
             && matches!(self.urg_data, UrgentState::None | UrgentState::Read(_))
     }
 
-    /// An undone reduction: what was marked lost is in flight after all.
+    /// Marks the segments that were considered lost as in flight, because a reduction is undone.
     pub fn unmark_lost(&mut self) {
         self.rtx_queue.unmark_lost();
     }
@@ -308,7 +320,7 @@ impl ActiveConn {
         self.timer_at = at;
     }
 
-    /// Nothing is in flight any more: stops it, if it was for what was.
+    /// Stops the timer if it was set for segments in flight, of which none are left.
     #[inline(always)]
     pub fn stop_retransmit_timer(&mut self) {
         if matches!(
@@ -319,13 +331,13 @@ impl ActiveConn {
         }
     }
 
-    /// Nothing was received that nobody has read, neither data nor a FIN in front of some.
+    /// Whether the receive queue is empty: no unread data, and no FIN that arrived before its data.
     #[inline(always)]
     pub fn is_receive_queue_empty(&self) -> bool {
         self.recv.is_empty() && self.ooo_fin_seq.is_none()
     }
 
-    /// Stops it.
+    /// Stops the retransmission timer.
     pub fn stop_timer(&mut self) {
         self.set_timer(RetransmitTimer::Off, Instant::MAX);
     }

@@ -1,36 +1,40 @@
-//! Where PSH stands inside a burst. It is on the last segment of what was queued (RFC 9293 §3.9.1.2); and, as Linux does it, on the last of the segments that leave as one packet for
-//! segmentation offload to cut, if they are two or more, so that a receiver that gathers segments hands them on. Devices that cut nothing get the same segments, so how many would be in
-//! one packet is reckoned as Linux does: what leaves in a millisecond, and more the nearer the peer is (`tcp_tso_autosize`).
+//! Where PSH is set inside of a burst. PSH is on the last segment of the queued data (RFC 9293 §3.9.1.2) and,
+//! as on Linux, on the last segment of each packet of two or more segments that Linux would hand to
+//! segmentation offload, so that a receiver that coalesces segments delivers them. Devices without offload
+//! get equal segments, so the number of segments of such a packet is computed as Linux does: the data of one
+//! millisecond, and more the nearer the peer is (`tcp_tso_autosize`).
 
 use super::Tcp;
 use super::active::MsgMore;
 use super::conn::Flags;
 use super::output::SendQuota;
 
-/// Bytes of the longest packet, to a peer whose round trip is below half a millisecond; half as many for each half millisecond more.
+/// Bytes of the largest packet, which is sent to a peer with a round-trip time below half a millisecond;
+/// halved for each further half millisecond.
 const GSO_MAX_SIZE: u64 = 65_536;
 
 /// A burst that is being sent.
 #[derive(Default)]
 pub(super) struct Burst {
-    /// Segments in the packet that would be.
+    /// Segments so far in the packet that Linux would send.
     segments: u32,
-    /// Segments that it takes, once that matters; 0 before.
+    /// Segments that this packet takes; 0 before it was computed.
     tso_segs: u32,
 }
 
 impl Burst {
-    /// Whether the next segment is the first of a packet.
+    /// Whether the next segment is the first one of a packet.
     #[inline]
     pub fn begins(&self) -> bool {
         self.segments == 0
     }
 
-    /// Whether PSH goes on the next segment, of `len` bytes; not asked for the last one of all.
+    /// Returns whether the next segment, of `len` bytes, has PSH; not called for the last segment of the
+    /// queued data.
     #[inline]
     pub fn pushes(&mut self, tcp: &Tcp, idx: u32, allowance: &SendQuota, len: u32) -> bool {
         if len > allowance.mss {
-            // A packet that the device cuts. It is as long as the device likes.
+            // The device segments this packet, and its own limit decides about the size.
             self.segments = 0;
             return true;
         }
@@ -52,7 +56,7 @@ impl Burst {
 }
 
 impl Tcp {
-    /// Segments that Linux would put into one packet.
+    /// Returns the number of segments that Linux would put into one packet.
     #[cold]
     pub(super) fn tso_segs(&self, idx: u32, mss: u32) -> u32 {
         let c = &self.conns[idx];
@@ -60,20 +64,21 @@ impl Tcp {
         let least = self.config.push_segments_min.into();
         let most =
             tso_autosize(least, mss, c.cwnd.max(in_flight), c.cwnd < c.ssthresh / 2, c.srtt, c.min_rtt);
-        // Never more than half a window (`tcp_cwnd_test`).
+        // At most half of the window (`tcp_cwnd_test`).
         most.min(c.cwnd / 2)
     }
 
-    /// Whether another segment leaves behind one of `len` bytes, as far as windows and Nagle's algorithm say it.
+    /// Whether another segment follows one of `len` bytes, as far as windows and Nagle's algorithm decide
+    /// about it.
     #[inline]
     fn another_follows(&self, idx: u32, a: &SendQuota, len: u32) -> bool {
         let unsent = a.unsent - len;
         let fits = unsent.min(a.window.saturating_sub(len));
-        // Mostly it is a whole one.
+        // Usually the next segment is full-sized.
         a.cwnd_quota > 1 && (fits >= a.mss || fits > 0 && fits == unsent && !self.nagle_holds_partial(idx))
     }
 
-    /// Whether a segment that is not whole waits.
+    /// Whether Nagle's algorithm or a cork holds back a partial segment.
     #[cold]
     fn nagle_holds_partial(&self, idx: u32) -> bool {
         let c = &self.conns[idx];
@@ -82,13 +87,14 @@ impl Tcp {
     }
 }
 
-/// The same, `least` at the least, for a window of so many segments, which doubles or does not, and the smoothed round trip, in eighths of a microsecond, and the shortest, in microseconds.
+/// Returns the segments of one packet, at least `least`, for a window of `window` segments, which doubles in
+/// each round if `doubles`. `srtt` is in eighths of a microsecond, `min_rtt` in microseconds.
 fn tso_autosize(least: u32, mss: u32, window: u32, doubles: bool, srtt: u32, min_rtt: u32) -> u32 {
-    // Percent of what the window allows in a round trip (`tcp_update_pacing_rate`).
+    // Percent of the rate at which the window is sent per round trip (`tcp_update_pacing_rate`).
     let rate = if doubles { 200 } else { 120 };
     let percent_seconds = 8 * 1_000_000 / 100;
     let in_a_second = u64::from(mss) * u64::from(window) * rate * percent_seconds;
-    // The millisecond is one of 1,024 in a second.
+    // Linux divides the second into 1,024 parts, not 1,000.
     let far = in_a_second.checked_div(srtt.into()).map_or(GSO_MAX_SIZE, |bytes| bytes >> 10);
     let near = GSO_MAX_SIZE.checked_shr(min_rtt >> 9).unwrap_or(0);
     ((far + near).min(GSO_MAX_SIZE) as u32 / mss).max(least)

@@ -14,7 +14,7 @@ use crate::prefetch::prefetch;
 use crate::wire::tcp::{SeqNumber, TcpFlags};
 
 impl Tcp {
-    /// The peer acknowledged our FIN.
+    /// Processes the acknowledgement of the local FIN.
     pub fn on_fin_acknowledged(&mut self, net: &mut Network, idx: u32) -> AckOutcome {
         match self.conns[idx].state {
             State::FinWait1 => {
@@ -40,7 +40,8 @@ impl Tcp {
         }
     }
 
-    /// Both directions are closed and the flow table knows the connection no more. The connection ends when the owner has read everything.
+    /// Finishes a connection that is closed in both directions and was removed from the flow table: at once,
+    /// or when the owner has read everything.
     #[inline(always)]
     fn finish_when_read(&mut self, idx: u32) {
         let c = &self.conns[idx];
@@ -58,21 +59,23 @@ impl Tcp {
         c.slot_state = SlotState::Unread;
     }
 
-    /// Nobody holds the connection any more: the peer has a limited time to send its FIN (Linux's tcp_fin_timeout).
+    /// Starts the time that the peer has to send its FIN after the application has closed the socket (Linux's
+    /// `tcp_fin_timeout`).
     pub fn start_fin_timeout(&mut self, idx: u32) {
         let ms = u32::from(self.profile(idx).fin_timeout_seconds) * 1000;
         let deadline = self.now_ms().wrapping_add(ms);
-        // An orphan's receive window does not grow: the field is free for the deadline.
+        // The receive window of an orphan does not grow, so its field stores the deadline.
         self.conns[idx].rcv_grow_seq = SeqNumber(deadline);
     }
 
-    /// Moves a connection to TIME_WAIT. Its addresses stay blocked by a small entry; the connection itself ends here.
+    /// Moves a connection to TIME-WAIT. A small entry keeps its addresses in use; the connection itself ends
+    /// here.
     pub fn enter_time_wait(&mut self, idx: u32) {
         let hash = self.secrets.flow_hash(&self.key(idx));
         self.enter_time_wait_hashed(idx, hash);
     }
 
-    /// The same if its flow hash is known.
+    /// Moves a connection with a known flow hash to TIME-WAIT.
     pub fn enter_time_wait_hashed(&mut self, idx: u32, hash: u32) {
         while self.time_wait.is_full() {
             let Some(oldest) = self.time_wait.oldest() else { break };
@@ -92,7 +95,7 @@ impl Tcp {
         self.finish_when_read(idx);
     }
 
-    /// Removes an entry in TIME_WAIT.
+    /// Removes an entry in TIME-WAIT.
     pub fn end_time_wait(&mut self, index: u32) {
         let entry = self.time_wait.get(index);
         let (v6, remote_ip) = (entry.v6, entry.remote_ip);
@@ -105,7 +108,8 @@ impl Tcp {
         }
     }
 
-    /// Those that go next were put there long ago: what they stand in is in no cache. Each is asked for some ends before its own, for several may follow each other at once.
+    /// Prefetches the entries that expire next: they were created long ago, so they are in no cache. An entry
+    /// is prefetched several removals before its own, because several may follow each other at once.
     #[inline(always)]
     fn prefetch_oldest_time_wait(&self) {
         let after = |entry| self.time_wait.next_expiring(entry);
@@ -123,7 +127,7 @@ impl Tcp {
         if entry.v6 { self.secrets.flow_hash(&key) } else { self.secrets.flow_hash_v4(&key) }
     }
 
-    /// A segment for a connection in TIME_WAIT (RFC 9293 §3.10.7.4, RFC 6191).
+    /// Processes a segment for a connection in TIME-WAIT (RFC 9293 §3.10.7.4, RFC 6191).
     pub fn input_time_wait(&mut self, net: &mut Network, index: u32, seg: &Segment<'_>, burst: &RxBurst<'_>) {
         let entry = *self.time_wait.get(index);
         let timestamps = if entry.timestamps() { seg.timestamps() } else { None };
@@ -133,7 +137,7 @@ impl Tcp {
         let syn = flags.contains(TcpFlags::SYN);
         if !old_timestamp && seg.header.seq == entry.rcv_nxt && (seg.seq_len() == 0 || rst) {
             if rst {
-                // Linux's default; RFC 1337 would ignore it.
+                // Linux's default; RFC 1337 would ignore the RST.
                 self.end_time_wait(index);
             } else {
                 self.restart_time_wait(index, timestamps.map(|ts| ts.tsval));
@@ -161,7 +165,7 @@ impl Tcp {
         }
         let now_ms = self.now_ms();
         if old_timestamp || flags.contains(TcpFlags::ACK) {
-            // A retransmitted FIN: 2 MSL begin again.
+            // A retransmitted FIN restarts the lifetime of 2 MSL.
             self.time_wait.restart(index, now_ms);
         }
         let interval = self.config.invalid_ack_interval_ms;
@@ -179,8 +183,8 @@ impl Tcp {
         }
     }
 
-    /// A new connection with the addresses of an old one: safe, because its sequence numbers or timestamps are beyond the old
-    /// one's (RFC 6191, RFC 1122 §4.2.2.13).
+    /// Creates a connection with the addresses of an old one. This is safe, because its sequence numbers or
+    /// timestamps are beyond those of the old one (RFC 6191, RFC 1122 §4.2.2.13).
     fn reuse_time_wait(
         &mut self,
         net: &mut Network,
@@ -192,7 +196,7 @@ impl Tcp {
         if self.is_gtsm_used && self.fails_gtsm(self.listeners.get(listener).profile, seg) {
             return;
         }
-        // Beyond anything the old connection could have sent.
+        // Beyond every sequence number that the old connection could have sent.
         let sequence = entry.snd_nxt + (65_535 + 2);
         if self.on_syn(net, listener, (seg, burst), Some(sequence)) {
             self.end_time_wait(index);
@@ -214,8 +218,9 @@ impl Tcp {
         }
         if tell {
             if self.conns[idx].has(Flags::TX_LISTED) {
-                // What was written before leaves before, as far as the windows go. Linux has sent it when it was written, and its users rely on that: they
-                // answer, and reset the connection to have done with it. What cannot leave is lost.
+                // Data that were written before are sent before the RST, as far as the windows admit them.
+                // Linux has sent them when they were written, and applications rely on that: they answer, and
+                // then reset the connection to avoid TIME-WAIT. Data that cannot be sent are lost.
                 let _ = self.output(net, idx);
             }
             self.send_active_reset(net, idx);

@@ -1,8 +1,9 @@
 //! The connection slab.
 //!
-//! A connection is two cache lines ([`Tcb`]) that hold all an idle connection needs. Whatever only a busy one needs
-//! (buffers, retransmission queue, scoreboard) is a [`Busy`] from a pool, taken when there is something to queue and given back after
-//! a retransmission time-out of idleness. All references are indices.
+//! A connection is two cache lines ([`Tcb`]), which hold everything that an idle connection needs. Buffers,
+//! the retransmission queue and the scoreboard are in an [`ActiveConn`] from a pool, which is taken when
+//! something is queued and released after the connection was idle for a retransmission time-out. All
+//! references are indices.
 
 use super::active::ActiveConn;
 use super::mtu_search::MtuSearchState;
@@ -17,7 +18,7 @@ use crate::timer_wheel::{TimerNode, TimerStore};
 use crate::wire::tcp::SeqNumber;
 use core::ops::{BitOr, BitOrAssign, Index, IndexMut};
 
-/// No entry.
+/// Marks that there is no entry.
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// Boolean properties of a connection.
@@ -25,7 +26,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 pub(crate) struct Flags(u32);
 
 impl Flags {
-    /// Addresses are an index into the IPv6 address pool.
+    /// The addresses are an index into the IPv6 address pool.
     pub const V6: Self = Self(1);
     /// Timestamps are in use (RFC 7323).
     pub const TIMESTAMPS: Self = Self(1 << 1);
@@ -35,65 +36,67 @@ impl Flags {
     pub const WSCALE: Self = Self(1 << 3);
     /// ECN was negotiated (RFC 3168).
     pub const ECN: Self = Self(1 << 4);
-    /// Set ECE in everything we send until CWR comes.
+    /// ECE is set in every segment that is sent, until CWR arrives.
     pub const ECN_ECHO: Self = Self(1 << 5);
-    /// Set CWR in the next new data.
+    /// CWR is set in the next new data.
     pub const ECN_CWR: Self = Self(1 << 6);
     /// An acknowledgement must leave with this batch.
     pub const ACK_NOW: Self = Self(1 << 7);
-    /// An acknowledgement is owed at `ack_deadline`.
+    /// An acknowledgement is due at `ack_deadline`.
     pub const ACK_DELAYED: Self = Self(1 << 8);
-    /// Data flow both ways in turn: delay acknowledgements, they ride on answers.
+    /// Data flow in both directions in turn: acknowledgements are delayed, because they are piggybacked on
+    /// the answers.
     pub const PINGPONG: Self = Self(1 << 9);
-    /// On the transmit list.
+    /// The connection is on the transmit list.
     pub const TX_LISTED: Self = Self(1 << 10);
-    /// Our FIN stands at the end of the send queue.
+    /// FIN is queued at the end of the send queue.
     pub const FIN_QUEUED: Self = Self(1 << 11);
-    /// The application closed the socket: nobody reads or writes any more.
+    /// The application has closed the socket: nothing is read or written any more.
     pub const ORPHAN: Self = Self(1 << 12);
-    /// The application took it from the accept queue, or opened it itself.
+    /// The application has accepted the connection, or has opened it itself.
     pub const ACCEPTED: Self = Self(1 << 13);
-    /// It began with our SYN.
+    /// The connection was opened actively, by a SYN that was sent from here.
     pub const ACTIVE_OPEN: Self = Self(1 << 14);
-    /// No Nagle.
+    /// Nagle's algorithm is off (`TCP_NODELAY`).
     pub const NODELAY: Self = Self(1 << 15);
-    /// Hold back partial segments.
+    /// Partial segments are held back (`TCP_CORK`).
     pub const CORK: Self = Self(1 << 16);
-    /// Probe when idle.
+    /// The peer is probed when the connection is idle (`SO_KEEPALIVE`).
     pub const KEEPALIVE: Self = Self(1 << 17);
-    /// `close` means RST.
+    /// `close` sends RST (`SO_LINGER` with time 0).
     pub const LINGER_ZERO: Self = Self(1 << 18);
-    /// Urgent data stay in line.
+    /// Urgent data stay in the stream (`SO_OOBINLINE`).
     pub const OOB_INLINE: Self = Self(1 << 19);
-    /// Report acknowledged bytes.
+    /// Acknowledged bytes are reported as events.
     pub const ACK_EVENTS: Self = Self(1 << 20);
-    /// A send was cut short: tell when there is room.
+    /// A send was cut short: `Writable` is reported when there is room.
     pub const WANT_WRITABLE: Self = Self(1 << 21);
-    /// A `Readable` event waits to be taken.
+    /// A `Readable` event is queued and was not taken yet.
     pub const READABLE_QUEUED: Self = Self(1 << 22);
     /// The peer's FIN was received in order.
     pub const PEER_FIN: Self = Self(1 << 23);
-    /// The first data have been seen (quick acknowledgements were granted).
+    /// The first data have arrived (quick acknowledgements were granted).
     pub const ATO_SET: Self = Self(1 << 24);
-    /// SYN or SYN+ACK must be sent.
+    /// SYN or SYN+ACK has to be sent.
     pub const SYN_PENDING: Self = Self(1 << 25);
-    /// In-burst data wait for the owner.
+    /// Data in the current burst wait for the owner.
     pub const INLINE: Self = Self(1 << 26);
-    /// Waits in an accept queue.
+    /// The connection is in an accept queue.
     pub const IN_ACCEPT_QUEUE: Self = Self(1 << 27);
-    /// The path asked for less than the smallest MTU we accept: packets may be fragmented on the way.
+    /// The path reported an MTU below the smallest one that is accepted: packets may be fragmented on the
+    /// way.
     pub const MTU_LOCKED: Self = Self(1 << 28);
-    /// ICMP or a soft error was noted while it tried.
+    /// An ICMP error or another soft error was recorded since the last progress.
     pub const SOFT_ERROR: Self = Self(1 << 29);
-    /// An urgent byte is expected or held.
+    /// An urgent byte is expected or was not read yet.
     pub const URGENT: Self = Self(1 << 30);
 
-    /// `ts_recent` is older than `last_rx` says, and no measure any more (RFC 7323 §5.5).
+    /// `ts_recent` is older than `last_rx` says and must not be compared with (RFC 7323 §5.5).
     pub const TS_RECENT_OLD: Self = Self(1 << 31);
 
     pub const NONE: Self = Self(0);
 
-    /// Those that a socket's options ask for.
+    /// Returns the flags that the options of a socket request.
     pub fn from_options(options: &SocketOptions) -> Self {
         let mut flags = Self::NONE;
         flags.assign(Self::NODELAY, options.nodelay);
@@ -102,7 +105,7 @@ impl Flags {
         flags
     }
 
-    /// These and those.
+    /// Returns the union of two sets of flags.
     pub const fn with(self, others: Self) -> Self {
         Self(self.0 | others.0)
     }
@@ -112,7 +115,7 @@ impl Flags {
         self.0 & flag.0 != 0
     }
 
-    /// The first of two is set, and the second is not.
+    /// Whether `first` is set and `second` is not.
     #[inline]
     pub const fn has_first_only(self, first: Self, second: Self) -> bool {
         self.0 & (first.0 | second.0) == first.0
@@ -151,93 +154,100 @@ impl BitOrAssign for Flags {
     }
 }
 
-/// What a slot of the table holds. The wire knows a connection only while it is `Open`, and [`State`] speaks of that time; what comes
-/// afterwards is between the engine and the owner.
+/// State of a slot of the connection table. Segments reach a connection only while it is `Open`, and
+/// [`State`] describes that time; the later states concern the engine and the owner only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SlotState {
-    /// No connection.
+    /// The slot has no connection.
     #[default]
     Vacant,
-    /// A connection: segments and timers reach it.
+    /// The slot has a connection that segments and timers reach.
     Open,
-    /// Both directions are closed; only bytes that the owner has not read keep it.
+    /// Both directions are closed; only bytes that the owner has not read keep the slot in use.
     Unread,
-    /// It ended in the accept queue: whoever accepts it learns why.
+    /// The connection ended in the accept queue; the reason is reported after it was accepted.
     Unaccepted(CloseReason),
-    /// Its end is reported: the slot goes when the owner asks for the event after that.
+    /// The end was reported: the slot is freed when the owner asks for the next event.
     Reported,
 }
 
-/// The bit beside [`Tcb::quick_acks`].
+/// The bit that `quick_acks_and_pushed` has besides the count.
 const PUSHED: u8 = 1 << 7;
 
-/// Transmission control block: the whole of an idle connection, in two cache lines.
+/// Transmission control block: everything that an idle connection needs, in two cache lines.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Tcb {
-    // First line: identity and sequence numbers, read for each segment.
-    /// IPv4 address of the peer, or index of both addresses in the IPv6 pool.
+    // First line: identity and sequence numbers, which each segment needs.
+    /// IPv4 address of the peer, or the index of both addresses in the IPv6 pool.
     pub remote_ip: u32,
-    /// Our IPv4 address.
+    /// Local IPv4 address.
     pub local_ip: u32,
     pub remote_port: u16,
     pub local_port: u16,
     pub generation: u32,
     pub state: State,
-    /// Low four bits: shift of the peer's window; high four: of ours.
+    /// Low four bits: shift of the peer's window (`snd_wscale`); high four bits: shift of the local window
+    /// (`rcv_wscale`).
     pub wscale: u8,
-    /// Low seven bits: immediate acknowledgements still to be given (Linux's quick ack mode); high bit: what a delayed one is for was the end of a write of
-    /// the peer's (`ICSK_ACK_PUSHED`).
+    /// Low seven bits: immediate acknowledgements that are still to be sent (Linux's quickack mode); high
+    /// bit: the delayed acknowledgement covers the end of a write of the peer (`ICSK_ACK_PUSHED`).
     pub quick_acks_and_pushed: u8,
-    /// SYN or SYN+ACK retransmissions, later unanswered probes.
+    /// Retransmissions of SYN or SYN+ACK; later, unanswered keepalive probes.
     pub retries: u8,
     pub flags: Flags,
     pub rcv_nxt: SeqNumber,
-    /// Right edge of the window we advertised: never moves back (RFC 9293 §3.8.6).
+    /// Right edge of the window that was advertised; never moves back (RFC 9293 §3.8.6).
     pub rcv_edge: SeqNumber,
-    /// `rcv_nxt` when we sent the last acknowledgement.
+    /// `rcv_nxt` when the last acknowledgement was sent.
     pub rcv_wup: SeqNumber,
-    /// `rcv_nxt` when the receive window last grew.
+    /// `rcv_nxt` when the receive window last doubled. In FIN-WAIT-2, after the application has closed: the
+    /// deadline of that state, in ms.
     pub rcv_grow_seq: SeqNumber,
     pub snd_una: SeqNumber,
     pub snd_nxt: SeqNumber,
     pub snd_wnd: u32,
     pub snd_wl1: SeqNumber,
-    /// Timestamp to echo (RFC 7323 §4.3).
+    /// Timestamp to echo (TS.Recent, RFC 7323 §4.3).
     pub ts_recent: u32,
-    /// Added to the clock in our timestamps, so that they tell nothing about the host.
+    /// Added to the clock in the timestamps that are sent, so that they reveal nothing about the host.
     pub ts_offset: u32,
 
-    // Second line: congestion, timer, path.
+    // Second line: congestion control, timer, path.
     /// Congestion window in segments.
     pub cwnd: u32,
     /// Slow start threshold in segments.
     pub ssthresh: u32,
-    /// Smoothed round trip time in 1/8 µs; 0 if there is no sample yet.
+    /// Smoothed round-trip time in 1/8 µs; 0 before the first sample.
     pub srtt: u32,
-    /// Four times the mean deviation, in µs, at least `rto_min`.
+    /// Four times the mean deviation of the round-trip time, in µs; at least `rto_min`.
     pub rttvar: u32,
-    /// Smallest round trip time in µs. During the handshake: when SYN or SYN+ACK left (low bits of the clock in µs).
+    /// Smallest round-trip time in µs. During the handshake: when SYN or SYN+ACK was sent (low bits of the
+    /// clock in µs).
     pub min_rtt: u32,
     pub timer: TimerNode,
     pub hop: NextHop,
-    /// Index of the [`Busy`] part, or [`NONE`].
+    /// Index of the [`ActiveConn`], or [`NONE`].
     pub active: u32,
-    /// The application's; before `accept` the listener's index (see [`super::listen::listener_of`]); in a free slot the next free one.
+    /// The application's token; before `accept`, the index of the listener (see
+    /// [`super::listen::listener_of`]); in a vacant slot, the next vacant one.
     pub token: u32,
     pub profile: ProfileId,
-    /// Low four bits: the receive window may grow to 64 KiB << this; high four: a [`SearchState`].
+    /// Low four bits: the receive window may grow to 64 KiB shifted left by this number; high four bits: an
+    /// [`MtuSearchState`].
     pub rcv_grow_and_mtu_search: u8,
     pub slot_state: SlotState,
-    /// Largest payload the peer takes in a segment, from its MSS option.
+    /// Largest payload that the peer accepts in a segment, from its MSS option.
     pub peer_mss: u16,
-    /// Path MTU in bytes: the route's, or less if probes have shown no more to arrive.
+    /// Path MTU in bytes: the route's, or the largest size that probes have shown to arrive.
     pub pmtu: u16,
-    /// Estimate of the peer's segment size, for "an acknowledgement for every second full segment".
+    /// Estimate of the peer's segment size, which decides when every second full-sized segment is
+    /// acknowledged.
     pub rcv_mss: u16,
     /// When the delayed acknowledgement is due: low bits of the clock in ms.
     pub ack_deadline: u16,
-    /// When we last received something: low bits of the clock in ms.
+    /// When the last segment was received: low bits of the clock in ms. During the handshake: when SYN or
+    /// SYN+ACK was sent.
     pub last_rx: u32,
 }
 
@@ -296,19 +306,20 @@ impl Tcb {
         self.wscale >> 4
     }
 
-    /// Immediate acknowledgements still to be given.
+    /// Returns the number of immediate acknowledgements that are still to be sent.
     #[inline]
     pub const fn quick_acks(&self) -> u8 {
         self.quick_acks_and_pushed & !PUSHED
     }
 
-    /// At least so many of them.
+    /// Raises the number of immediate acknowledgements to at least `count`.
     #[inline]
     pub fn raise_quick_acks(&mut self, count: u8) {
         self.quick_acks_and_pushed = self.quick_acks_and_pushed & PUSHED | self.quick_acks().max(count);
     }
 
-    /// What is to be acknowledged later was the end of a write, as far as that can be seen.
+    /// Records that the delayed acknowledgement covers the end of a write of the peer, as far as that can be
+    /// seen.
     #[inline]
     pub fn set_pushed(&mut self) {
         self.quick_acks_and_pushed |= PUSHED;
@@ -319,19 +330,19 @@ impl Tcb {
         self.quick_acks_and_pushed & PUSHED != 0
     }
 
-    /// An acknowledgement leaves.
+    /// Counts an acknowledgement that is sent.
     #[inline]
     pub fn dec_quick_acks(&mut self) {
         self.quick_acks_and_pushed = self.quick_acks().saturating_sub(1);
     }
 
-    /// The receive window may grow to 64 KiB << this.
+    /// Returns the shift of 64 KiB up to which the receive window may grow.
     #[inline]
     pub const fn rcv_grow(&self) -> u8 {
         self.rcv_grow_and_mtu_search & 15
     }
 
-    /// Whether the path MTU is found by probing (RFC 4821).
+    /// Returns the state of the search for the path MTU (RFC 4821).
     #[inline]
     pub const fn mtu_search(&self) -> MtuSearchState {
         MtuSearchState::from_bits(self.rcv_grow_and_mtu_search >> 4)
@@ -346,43 +357,44 @@ impl Tcb {
         self.flags.has(flag)
     }
 
-    /// Window the peer may still use.
+    /// Returns the bytes of the window that the peer may still use.
     #[inline]
     pub fn rcv_wnd(&self) -> u32 {
         u32::try_from(self.rcv_edge - self.rcv_nxt).unwrap_or(0)
     }
 
-    /// Sequence number behind the last byte received in order: `rcv_nxt`, less the peer's FIN.
+    /// Returns the sequence number after the last byte received in order: `rcv_nxt`, less the peer's FIN.
     #[inline]
     pub fn data_end(&self) -> SeqNumber {
         self.rcv_nxt - u32::from(self.has(Flags::PEER_FIN))
     }
 
-    /// Our FIN is queued or sent, and not acknowledged.
+    /// Whether the local FIN is queued or sent, and not acknowledged.
     #[inline]
     pub fn has_unacked_fin(&self) -> bool {
         matches!(self.state, State::FinWait1 | State::Closing | State::LastAck)
     }
 
-    /// Bytes of IP and TCP headers without options.
+    /// Returns the bytes of the IP and TCP headers without options.
     #[inline]
     pub fn header_bytes(&self) -> u16 {
         if self.has(Flags::V6) { 60 } else { 40 }
     }
 
-    /// Bytes of options in every segment of ours.
+    /// Returns the bytes of the options that every data segment carries.
     #[inline]
     pub fn option_bytes(&self) -> u16 {
         if self.has(Flags::TIMESTAMPS) { 12 } else { 0 }
     }
 
-    /// Payload bytes of a full segment: what peer and path allow, without the options each segment carries (RFC 6691).
+    /// Returns the payload bytes of a full-sized segment: the minimum of what peer and path accept, less the
+    /// options that each segment carries (RFC 6691).
     #[inline]
     pub fn mss(&self) -> u32 {
         self.mss_on(self.pmtu)
     }
 
-    /// The same on a path with this MTU.
+    /// Returns the payload bytes of a full-sized segment on a path with this MTU.
     #[inline]
     pub fn mss_on(&self, mtu: u16) -> u32 {
         let path = mtu.saturating_sub(self.header_bytes());
@@ -390,7 +402,8 @@ impl Tcb {
     }
 }
 
-/// All connections of a shard. Memory for `connections_max` is reserved at the start and touched as connections come.
+/// The connections of a shard. Memory for `connections_max` slots is reserved at the start and touched as
+/// connections are added.
 pub(crate) struct ConnTable {
     slots: Vec<Tcb>,
     free: u32,
@@ -403,12 +416,13 @@ impl ConnTable {
         Self { slots: Vec::with_capacity(max as usize), free: NONE, max: max as usize, live: 0 }
     }
 
-    /// The memory that is reserved.
+    /// Returns the memory that is reserved.
     pub fn memory(&self) -> *const [u8] {
         memory_of(&self.slots)
     }
 
-    /// Takes a slot; its `generation` is already the new tenant's. `None` at `connections_max`.
+    /// Takes a slot; its `generation` is already that of the new connection. Returns `None` at
+    /// `connections_max`.
     pub fn alloc(&mut self) -> Option<u32> {
         let index = if self.free != NONE {
             let index = self.free;
@@ -430,7 +444,7 @@ impl ConnTable {
         (self.slots.len() - 1) as u32
     }
 
-    /// Gives a slot back. From here on handles to it are stale.
+    /// Frees a slot. From here on handles to it are stale.
     pub fn free(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         debug_assert!(slot.active == NONE && slot.state == State::Closed);
@@ -442,11 +456,11 @@ impl ConnTable {
         self.live -= 1;
     }
 
-    /// Index of a live handle.
+    /// Returns the slot of a handle; `None` if the handle is stale.
     #[inline]
     pub fn lookup(&self, conn: Conn) -> Option<u32> {
         let slot = self.slots.get(conn.index() as usize)?;
-        // A vacant slot has a generation that was never handed out, so no second check is needed.
+        // A vacant slot has a generation that was never returned in a handle, so no second check is needed.
         (slot.generation == conn.generation()).then_some(conn.index())
     }
 
@@ -455,17 +469,19 @@ impl ConnTable {
         Conn::new(index, self[index].generation)
     }
 
-    /// Number of connections.
+    /// Returns the number of connections.
     pub fn live(&self) -> usize {
         self.live
     }
 
-    /// Most connections that there ever were at a time: slots are used again before there are more.
+    /// Returns the largest number of connections that ever existed at a time: vacant slots are reused before
+    /// slots are added.
     pub fn high_water(&self) -> usize {
         self.slots.len()
     }
 
-    /// Every slot that was ever used, for listings and invariant checks; not for the path of a packet.
+    /// Returns every slot that was ever used, for listings and invariant checks; not for the path of a
+    /// packet.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Tcb)> {
         self.slots.iter().enumerate().map(|(i, t)| (i as u32, t))
     }
@@ -493,7 +509,7 @@ impl TimerStore for ConnTable {
     }
 }
 
-/// Pool of busy parts. Entries keep the capacity of their queues, so that reuse allocates nothing.
+/// Pool of active states. Entries keep the capacity of their queues, so that reuse allocates nothing.
 pub(crate) struct ActivePool {
     entries: Vec<ActiveConn>,
     free: Vec<u32>,
@@ -504,7 +520,7 @@ impl ActivePool {
         Self { entries: Vec::new(), free: Vec::new() }
     }
 
-    /// Takes an entry for connection `owner`; it is in its initial state.
+    /// Takes an entry for connection `owner`, in its initial state.
     pub fn alloc(&mut self, owner: u32) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| {
             self.entries.push(ActiveConn::new());
@@ -514,14 +530,14 @@ impl ActivePool {
         index
     }
 
-    /// Takes an entry back. The caller has cleared its buffers.
+    /// Returns an entry to the pool. The caller has cleared its buffers.
     #[inline(always)]
     pub fn free(&mut self, index: u32) {
         self.entries[index as usize].reset();
         self.free.push(index);
     }
 
-    /// Entries in use.
+    /// Returns the number of entries in use.
     pub fn in_use(&self) -> usize {
         self.entries.len() - self.free.len()
     }

@@ -1,4 +1,4 @@
-//! Active open, and what ICMP says about connections.
+//! Active open, and ICMP errors about connections.
 
 use super::Tcp;
 use super::conn::{Flags, NONE};
@@ -19,7 +19,7 @@ use crate::wire::tcp::SeqNumber;
 use core::net::{IpAddr, SocketAddr};
 
 impl Tcp {
-    /// Opens a connection. SYN leaves with the next `transmit`.
+    /// Opens a connection. SYN is sent by the next `transmit`.
     pub fn connect(
         &mut self,
         net: &mut Network,
@@ -50,7 +50,7 @@ impl Tcp {
                 }
                 Ok((idx, key))
             });
-        // `insert_connection` counts its own use of the profile.
+        // `insert_connection` has taken its own reference to the profile.
         self.profiles.release(profile);
         let (idx, key) = opened?;
         let iss = SeqNumber(self.secrets.initial_sequence(&key, self.now));
@@ -73,9 +73,11 @@ impl Tcp {
         Ok(self.conns.handle(idx))
     }
 
-    /// A local port that is free towards `remote`, and the entry in TIME_WAIT that has to give it up (RFC 6056 §3.3.3: an offset keyed by the destination, then upwards).
+    /// Chooses a local port that is free towards `remote`. Returns the flow key, its hash and the TIME-WAIT
+    /// entry that the new connection replaces (RFC 6056 §3.3.3: an offset keyed by the destination, then
+    /// ascending).
     ///
-    /// Of several shards each opens only connections whose packets come home to it.
+    /// With several shards each opens only connections whose packets are routed to itself.
     fn choose_key(
         &mut self,
         steering: Option<&Steering>,
@@ -115,8 +117,10 @@ impl Tcp {
         Err(ConnectError::PortsExhausted)
     }
 
-    /// Whether the addresses are free, or would be without the entry in TIME_WAIT that is returned. It gives them up if timestamps tell old
-    /// segments from new ones (RFC 6191; Linux's `tcp_twsk_unique`): to whoever asks for the port at once, if it `was_chosen` after a time.
+    /// Checks that the addresses are free. Returns the TIME-WAIT entry that has to be replaced, if any. An
+    /// entry can be replaced if timestamps distinguish old segments from new ones (RFC 6191; Linux's
+    /// `tcp_twsk_unique`): at once if the application requested the port, after `time_wait_reuse_ms` if the
+    /// port `was_chosen` for it.
     fn check_port_free(
         &self,
         key: &FlowKey,
@@ -136,7 +140,7 @@ impl Tcp {
         }
     }
 
-    /// An ICMP error about a segment of ours, or a neighbour that does not answer.
+    /// Processes an ICMP error about a segment that was sent, or a neighbour that does not answer.
     pub fn on_icmp_error(&mut self, net: &mut Network, error: &TransportError) {
         let key = FlowKey {
             remote: error.remote.ip().into(),
@@ -145,7 +149,7 @@ impl Tcp {
             local_port: error.local.port(),
         };
         if key.remote.is_v4() != error.remote.is_ipv4() || key.local.is_v4() != error.local.is_ipv4() {
-            // A mapped address in a quoted IPv6 header: nothing of ours.
+            // A mapped address in a quoted IPv6 header: the packet was not sent from here.
             return;
         }
         let hash = self.secrets.flow_hash(&key);
@@ -157,7 +161,7 @@ impl Tcp {
             return;
         }
         let c = &self.conns[idx];
-        // RFC 5927 §4.1: only about something that is in flight.
+        // RFC 5927 §4.1: only errors about segments in flight are processed.
         let in_flight = error.seq.is_some_and(|s| SeqNumber(s).ge(c.snd_una) && SeqNumber(s).lt(c.snd_nxt));
         if !in_flight {
             self.stats.icmp_ignored += 1;
@@ -166,7 +170,7 @@ impl Tcp {
         if matches!(error.kind, IcmpErrorKind::PacketTooBig { .. }) {
             let synchronized = c.state.is_synchronized();
             if net.accept_path_mtu(self.now, error).is_some() && synchronized {
-                // The route knows it now, and whether fragmenting is the only way.
+                // The route has been updated, and says whether packets have to be fragmented.
                 let _ = self.reroute(net, idx);
                 self.rearm(idx);
             }
@@ -174,7 +178,7 @@ impl Tcp {
         }
         let opening = matches!(c.state, State::SynSent | State::SynReceived);
         if opening && c.has(Flags::ACTIVE_OPEN) {
-            // Linux ends an attempt to connect at the first word that it cannot succeed.
+            // Linux ends an attempt to connect at the first error.
             let reason = match error.kind {
                 IcmpErrorKind::PortUnreachable => CloseReason::Refused,
                 IcmpErrorKind::NetUnreachable => CloseReason::NetUnreachable,
@@ -183,12 +187,13 @@ impl Tcp {
             };
             self.destroy(idx, reason);
         } else {
-            // RFC 5461 and RFC 1122 §4.2.3.9: it may pass. Remembered for when it does not.
+            // RFC 5461 and RFC 1122 §4.2.3.9: the error may be transient. It is the close reason if the
+            // connection times out.
             self.conns[idx].flags.set(Flags::SOFT_ERROR);
         }
     }
 
-    /// Routes or addresses changed: asks for the way again.
+    /// Looks up the route again, after routes or addresses have changed.
     pub fn reroute(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let key = self.key(idx);
         match net.route(self.now, key.remote.ip(), Some(key.local.ip())) {
@@ -208,7 +213,8 @@ impl Tcp {
         }
     }
 
-    /// The path takes less than we thought (RFC 1191, RFC 8201): segments that are too large are sent again, cut anew.
+    /// Applies a smaller path MTU (RFC 1191, RFC 8201): segments that are too large are retransmitted in
+    /// smaller ones.
     pub fn mtu_reduced(&mut self, idx: u32, mtu: u16) {
         let c = &mut self.conns[idx];
         if mtu >= c.pmtu {

@@ -1,4 +1,4 @@
-//! SYN cookies (RFC 4987 §3.6): the handshake without a half-open connection.
+//! SYN cookies (RFC 4987 §3.6): handshakes without half-open connections.
 //!
 //! ```text
 //!   sequence number of the SYN+ACK:  | period : 5 | MSS index : 3 | keyed hash : 24 |
@@ -9,18 +9,18 @@ use super::demux::FlowKey;
 use super::secrets::Secrets;
 use crate::time::Instant;
 
-/// Length of a period. A cookie is good in its own period and the next.
+/// Length of a period. A cookie is valid in its own period and the next one.
 const PERIOD_SECONDS: u64 = 64;
 
-/// Segment sizes that a cookie can express; a peer's MSS is rounded down to one of them.
+/// Segment sizes that a cookie can encode; a peer's MSS is rounded down to one of them.
 const MSS_V4: [u16; 8] = [216, 536, 1024, 1240, 1360, 1440, 1460, 8960];
 const MSS_V6: [u16; 8] = [536, 1024, 1220, 1360, 1420, 1440, 4312, 8940];
 
-/// What a cookie remembers besides the addresses.
+/// What a cookie encodes besides the addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CookieOptions {
     pub mss: u16,
-    /// Only with timestamps.
+    /// Encoded only if timestamps are in use.
     pub window_scale: Option<u8>,
     pub sack: bool,
     pub ecn: bool,
@@ -34,7 +34,7 @@ fn table(key: &FlowKey) -> &'static [u16; 8] {
     if key.remote.is_v4() { &MSS_V4 } else { &MSS_V6 }
 }
 
-/// The sequence number of a SYN+ACK that stands for a connection, for a peer that announced `mss`.
+/// Returns the sequence number of a SYN+ACK that encodes a connection, for a peer that announced `mss`.
 pub(crate) fn make(secrets: &Secrets, key: &FlowKey, peer_sequence: u32, mss: u16, now: Instant) -> u32 {
     let index = table(key).iter().rposition(|m| *m <= mss).unwrap_or(0) as u32;
     let t = period(now);
@@ -42,7 +42,7 @@ pub(crate) fn make(secrets: &Secrets, key: &FlowKey, peer_sequence: u32, mss: u1
     (t & 31) << 27 | index << 24 | hash
 }
 
-/// The MSS in a cookie that comes back, if it is one of ours and fresh.
+/// Returns the MSS of a cookie that was acknowledged, if the cookie is authentic and fresh.
 pub(crate) fn check(
     secrets: &Secrets,
     key: &FlowKey,
@@ -60,17 +60,17 @@ pub(crate) fn check(
     (hash == cookie & 0x00ff_ffff).then(|| table(key)[index as usize])
 }
 
-/// A timestamp at or shortly before `value` whose low bits carry the options.
+/// Returns a timestamp at or shortly before `value` whose low bits encode the options.
 pub(crate) fn encode_timestamp(value: u32, options: &CookieOptions) -> u32 {
     let bits = u32::from(options.window_scale.unwrap_or(15) & 15)
         | u32::from(options.sack) << 4
         | u32::from(options.ecn) << 5;
     let with = value & !63 | bits;
-    // Never a time that has not come yet.
+    // Never a time in the future.
     if with.wrapping_sub(value) as i32 > 0 { with.wrapping_sub(64) } else { with }
 }
 
-/// The options in the timestamp that the peer echoes.
+/// Returns the options of the timestamp that the peer echoes.
 pub(crate) fn decode_timestamp(echo: u32, mss: u16) -> CookieOptions {
     let scale = (echo & 15) as u8;
     CookieOptions {

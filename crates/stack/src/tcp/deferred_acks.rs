@@ -1,9 +1,10 @@
-//! Acknowledgements that wait a moment for an answer to ride on.
+//! Quick acknowledgements that are deferred for a moment, so that an answer can carry them.
 //!
-//! In quick acknowledgement mode data are acknowledged at once (Linux's defence against senders that are slow to start). An application in the
-//! shard's own turn has answered by then, and the acknowledgement rides on what it sends. One beside the shard answers a little later: so
-//! that its answers carry acknowledgements, too, they wait as long as the owner says ([`Tcp::hold_quick_acks`]). Every second segment is acknowledged
-//! at once nevertheless (RFC 9293 §3.8.6.3).
+//! In quickack mode data are acknowledged at once (as on Linux, because the sender may be in slow start). An
+//! application in the shard's own turn has answered by then, and its answer carries the acknowledgement. An
+//! application in another thread answers a little later: so that its answers carry acknowledgements, too,
+//! these are deferred for a time that the owner sets ([`Tcp::defer_quick_acks`]). Every second segment is
+//! acknowledged at once nevertheless (RFC 9293 §3.8.6.3).
 
 use super::Tcp;
 use super::conn::{Flags, Tcb};
@@ -12,43 +13,45 @@ use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
 use std::collections::VecDeque;
 
-/// One that waits.
+/// A deferred acknowledgement.
 #[derive(Clone, Copy, Debug)]
 struct DeferredAck {
     idx: u32,
-    /// What it is to acknowledge. By this it is known again: a slot may have another connection meanwhile.
+    /// Sequence number to acknowledge. It identifies the connection: the slot may have another one in the
+    /// meantime.
     rcv_nxt: SeqNumber,
     deadline: Instant,
 }
 
-/// All of them, in order of time.
+/// Deferred acknowledgements in order of time.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredAcks {
-    /// How long they wait. Zero: not at all.
+    /// Time for which acknowledgements are deferred. Zero: they are not deferred.
     delay: Duration,
     queue: VecDeque<DeferredAck>,
 }
 
 impl DeferredAcks {
-    /// Whether a quick acknowledgement of this connection is to wait.
+    /// Whether a quick acknowledgement of this connection is deferred.
     #[inline]
     pub fn defers(&self, c: &Tcb) -> bool {
         !self.delay.is_zero() && !c.has(Flags::ACK_DELAYED)
     }
 
-    /// When the first has waited long enough.
+    /// Returns when the first deferred acknowledgement is due.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.queue.front().map(|held| held.deadline)
     }
 }
 
 impl Tcp {
-    /// How long quick acknowledgements wait from now on.
+    /// Sets the time for which quick acknowledgements are deferred from now on.
     pub fn defer_quick_acks(&mut self, time: Duration) {
         self.deferred_acks.delay = time;
     }
 
-    /// Data came that are to be acknowledged at once, for no other reason than that acknowledgements are quick.
+    /// Acknowledges data at once or defers the acknowledgement, which is quick for no other reason than
+    /// quickack mode.
     #[inline]
     pub fn quick_ack_or_defer(&mut self, idx: u32) {
         if self.deferred_acks.defers(&self.conns[idx]) { self.defer_ack(idx) } else { self.ack_now(idx) }
@@ -58,14 +61,14 @@ impl Tcp {
     pub(super) fn defer_ack(&mut self, idx: u32) {
         let delay = self.profile(idx).delayed_ack_ms;
         let c = &mut self.conns[idx];
-        // If it is forgotten here it is a delayed one like any other.
+        // If the entry is dropped, the acknowledgement remains as a delayed one.
         c.flags.set(Flags::ACK_DELAYED);
         c.ack_deadline = self.now_ms.wrapping_add(delay) as u16;
         let until = self.now + self.deferred_acks.delay;
         self.deferred_acks.queue.push_back(DeferredAck { idx, rcv_nxt: c.rcv_nxt, deadline: until });
     }
 
-    /// Those that have waited long enough leave with this batch.
+    /// Marks the deferred acknowledgements that are due, so that they leave with this batch.
     #[inline]
     pub fn release_deferred_acks(&mut self) {
         while let Some(&held) = self.deferred_acks.queue.front() {
@@ -79,7 +82,7 @@ impl Tcp {
         }
     }
 
-    /// Forgets those that have left: nobody has to wake for them.
+    /// Drops entries whose acknowledgements were sent: no wake-up is needed for them.
     #[inline]
     pub fn drop_sent_deferred_acks(&mut self) {
         while let Some(held) = self.deferred_acks.queue.front()
@@ -90,7 +93,7 @@ impl Tcp {
     }
 
     fn is_still_deferred(&self, held: &DeferredAck) -> bool {
-        // What is left in a slot without a connection has no flags.
+        // A vacant slot has no flags set.
         let c = &self.conns[held.idx];
         c.has(Flags::ACK_DELAYED) && c.rcv_nxt == held.rcv_nxt
     }

@@ -1,4 +1,4 @@
-//! The place that builds the segments of a connection, in the device's own memory.
+//! Builds the segments of a connection, in the device's own memory.
 
 use super::Tcp;
 use super::conn::{Flags, NONE, Tcb};
@@ -12,37 +12,37 @@ use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timesta
 /// ECN-capable transport, codepoint ECT(0) (RFC 3168 §5).
 const ECT0: u8 = 2;
 
-/// The SACK option without its blocks, two bytes of padding included.
+/// Bytes of the SACK option without its blocks, including two bytes of padding.
 pub(super) const SACK_FIXED_BYTES: u32 = 4;
 
-/// One block of it.
+/// Bytes of one SACK block.
 pub(super) const SACK_BLOCK_BYTES: u32 = 8;
 
-/// SACK blocks that fit into the options (RFC 2018 §3).
+/// Returns how many SACK blocks fit into the options (RFC 2018 §3).
 pub(super) fn max_sack_blocks(c: &Tcb) -> usize {
     if c.has(Flags::TIMESTAMPS) { 3 } else { 4 }
 }
 
-/// One segment (or super-frame) to be built.
+/// A segment, or super-frame, that has to be built.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TxSegment {
     pub seq: SeqNumber,
     pub len: u32,
     pub flags: TcpFlags,
-    /// Payload bytes per wire segment if it is a super-frame.
+    /// Payload bytes of each wire segment, if it is a super-frame.
     pub gso_size: Option<u16>,
-    /// New data of an ECN connection (RFC 3168 §6.1.5: retransmissions are not ECN-capable).
+    /// Whether it is new data of an ECN connection (RFC 3168 §6.1.5: retransmissions are not ECN-capable).
     pub ect: bool,
 }
 
 impl TxSegment {
-    /// How many segments it is on the wire.
+    /// Returns how many segments it is on the wire.
     fn wire_segments(&self) -> u64 {
         self.gso_size.map_or(1, |size| u64::from(self.len.div_ceil(size.into())))
     }
 }
 
-/// What stands in the headers of a segment over IPv4 that is not to be fragmented.
+/// Returns the header fields of a segment over IPv4 that must not be fragmented.
 #[inline(always)]
 fn v4_headers(c: &Tcb, segment: &TxSegment, (tos, ttl): (u8, u8), window: u16, urgent: u16) -> TcpV4Headers {
     TcpV4Headers {
@@ -60,7 +60,7 @@ fn v4_headers(c: &Tcb, segment: &TxSegment, (tos, ttl): (u8, u8), window: u16, u
 }
 
 impl Tcp {
-    /// Builds one segment.
+    /// Builds and sends one segment.
     #[inline(never)]
     pub fn emit(&mut self, net: &mut Network, idx: u32, segment: &TxSegment) -> Result<(), TxError> {
         if self.is_plain(idx, segment) && self.emit_plain(net, idx, segment)? {
@@ -69,7 +69,8 @@ impl Tcp {
         self.emit_slow_path(net, idx, segment)
     }
 
-    /// Whether a segment has no options but timestamps, and nothing else that is not on nearly every one.
+    /// Whether a segment has no options but timestamps and no exceptional header fields, so that the fast
+    /// path can build it.
     #[inline(always)]
     fn is_plain(&self, idx: u32, segment: &TxSegment) -> bool {
         let c = &self.conns[idx];
@@ -85,7 +86,7 @@ impl Tcp {
         b.snd_up.is_none() && b.dsack.is_none() && b.recv.range_count() == 0
     }
 
-    /// An acknowledgement by itself.
+    /// Sends a pure acknowledgement.
     #[inline(never)]
     pub fn send_ack(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let seq = self.conns[idx].snd_nxt;
@@ -96,10 +97,11 @@ impl Tcp {
         self.emit_slow_path(net, idx, &segment)
     }
 
-    /// Builds a plain segment that is one on the wire, too, and not ECN-capable; `false` as below.
+    /// Builds a plain segment that is one segment on the wire, too, and not ECN-capable. Returns false like
+    /// `emit_plain`.
     ///
-    /// Not inlined: messages and acknowledgements share it, for a short connection needs both, and all of its code is to stay in the processor's
-    /// first cache (docs/adr/0007).
+    /// Not inlined: single-segment sends and acknowledgements share this code, because a short connection
+    /// needs both, and all its code should fit the processor's first-level cache (docs/adr/0007).
     #[inline(never)]
     pub(super) fn emit_single(
         &mut self,
@@ -112,7 +114,7 @@ impl Tcp {
         self.emit_plain(net, idx, &TxSegment { seq, len, flags, gso_size: None, ect: false })
     }
 
-    /// Builds a plain segment; `false` if the network layer wants a closer look at where it goes.
+    /// Builds a plain segment. Returns false if the network layer needs its slow path for the next hop.
     #[inline(always)]
     fn emit_plain(&mut self, net: &mut Network, idx: u32, segment: &TxSegment) -> Result<bool, TxError> {
         let c = &self.conns[idx];
@@ -127,7 +129,7 @@ impl Tcp {
         Ok(true)
     }
 
-    /// The SYN+ACK of an IPv4 connection; `false` as above.
+    /// Builds the SYN+ACK of an IPv4 connection. Returns false like `emit_plain`.
     #[inline(always)]
     pub(super) fn emit_syn_ack(
         &mut self,
@@ -144,7 +146,7 @@ impl Tcp {
         Ok(true)
     }
 
-    /// Builds a segment over IPv4 that is not to be fragmented, and counts it.
+    /// Builds a segment over IPv4 that must not be fragmented, and counts it.
     #[inline(always)]
     fn emit_v4(
         &mut self,
@@ -155,7 +157,8 @@ impl Tcp {
         urgent: u16,
         options: &[u32],
     ) -> Result<bool, TxError> {
-        // Of all devices, because which one it is going to be is not known yet, and the others leave it out.
+        // The device is not known yet, so the label is made if any device carries labels; the others ignore
+        // it.
         let label = if net.has_flow_hasher() { self.label(net, idx) } else { Label::NONE };
         let c = &self.conns[idx];
         let (tos, ttl) = self.tos_and_hop_limit(c);
@@ -178,7 +181,7 @@ impl Tcp {
         Ok(true)
     }
 
-    /// A super-frame for a device that copies, and can copy from where the bytes lie.
+    /// Sends a super-frame to a device that copies and can gather the payload from where it is.
     #[inline(never)]
     fn commit_gathered(
         &mut self,
@@ -195,7 +198,8 @@ impl Tcp {
         self.stats.segments_out += segment.wire_segments();
     }
 
-    /// What is known of a connection's flow: its hash, as its receiver would compute it, and its priority. The hash is computed once as long as the connection is busy.
+    /// Returns the label of a connection's flow: its hash, as the receiver would compute it, and its
+    /// priority. The hash is computed once while the connection has active state.
     #[inline(never)]
     pub(super) fn label(&mut self, net: &Network, idx: u32) -> Label {
         let c = &self.conns[idx];
@@ -211,23 +215,23 @@ impl Tcp {
         Label::new(hash, priority)
     }
 
-    /// The same if a device carries labels.
+    /// Returns the label of a connection's flow if a device carries labels.
     pub(super) fn label_if_carried(&mut self, net: &Network, idx: u32) -> Label {
         if net.has_flow_hasher() { self.label(net, idx) } else { Label::NONE }
     }
 
-    /// Type of service and hop limit of what a connection sends.
+    /// Returns the type of service and the hop limit of a connection.
     #[inline(always)]
     fn tos_and_hop_limit(&self, c: &Tcb) -> (u8, u8) {
         if c.profile == ProfileId::DEFAULT {
-            // Most connections: not even their profile is looked at.
+            // Most connections have the default profile, which need not be looked up.
             return (0, self.config.hop_limit);
         }
         let profile = self.profiles.get(c.profile);
         (profile.tos, profile.hop_limit)
     }
 
-    /// Priority of what a connection sends.
+    /// Returns the priority of a connection.
     #[inline(always)]
     pub(super) fn priority(&self, c: &Tcb) -> u8 {
         if c.profile == ProfileId::DEFAULT { 0 } else { self.profiles.get(c.profile).priority }
@@ -252,7 +256,7 @@ impl Tcp {
             && c.active != NONE
             && let Some(end) = self.active[c.active].snd_up
         {
-            // RFC 6093 §3.2: points behind the urgent byte, as all implementations have it.
+            // RFC 6093 §3.2: the urgent pointer points after the urgent byte, as in all implementations.
             let ahead = end - segment.seq;
             if ahead > 0 && ahead <= 0xffff {
                 segment.flags |= TcpFlags::URG;
@@ -273,7 +277,7 @@ impl Tcp {
             let dsack = if unsaid { self.active[c.active].dsack } else { None };
             self.on_ack_sent(idx, edge);
             if unsaid {
-                // There was no room for what arrived out of order: it goes by itself.
+                // The options had no room for the SACK blocks, so an acknowledgement with them follows.
                 let c = &mut self.conns[idx];
                 c.flags.set(Flags::ACK_NOW);
                 self.active[c.active].dsack = dsack;
@@ -282,7 +286,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// Builds a segment over IPv6, one that may be fragmented, or one to a neighbour that has to be asked for first.
+    /// Builds a segment over IPv6, one that may be fragmented, or one to a neighbour that has to be resolved
+    /// first.
     fn emit_generic(
         &mut self,
         net: &mut Network,
@@ -334,7 +339,7 @@ impl Tcp {
         Ok(())
     }
 
-    /// The acknowledgement that just left covers everything received.
+    /// Updates the state after a segment was sent that acknowledges everything received.
     #[inline(always)]
     fn on_ack_sent(&mut self, idx: u32, edge: SeqNumber) {
         self.on_plain_ack_sent(idx, edge);
@@ -344,7 +349,7 @@ impl Tcp {
         }
     }
 
-    /// The same of a segment that had no duplicate to report.
+    /// Updates the state after a segment was sent that had no duplicate to report.
     #[inline(always)]
     fn on_plain_ack_sent(&mut self, idx: u32, edge: SeqNumber) {
         let c = &mut self.conns[idx];
@@ -354,18 +359,18 @@ impl Tcp {
         c.flags.clear(Flags::ACK_NOW | Flags::ACK_DELAYED);
     }
 
-    /// The window field, and the right edge it stands for.
+    /// Returns the window field, and the right edge of the window that it advertises.
     #[inline(always)]
     pub fn window_field(&self, idx: u32, syn: bool) -> (u16, SeqNumber) {
         let c = &self.conns[idx];
         if syn {
-            // Never scaled in a SYN (RFC 7323 §2.2).
+            // The window in a SYN is never scaled (RFC 7323 §2.2).
             let window = c.rcv_wnd().min(65_535);
             return (window as u16, c.rcv_nxt + window);
         }
         let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
         let window = if c.state.may_receive() { self.select_window(idx) } else { c.rcv_wnd() };
-        // Rounded up, so that the right edge does not move back by rounding.
+        // Rounded up, so that rounding does not move the right edge back.
         let field = ((u64::from(window) + (1 << scale) - 1) >> scale).min(65_535) as u32;
         let edge = c.rcv_nxt + (field << scale);
         (field as u16, if edge.lt(c.rcv_edge) && field == 65_535 { c.rcv_edge } else { edge.max(c.rcv_nxt) })
@@ -387,12 +392,12 @@ impl Tcp {
         options
     }
 
-    /// The options of SYN or SYN+ACK.
+    /// Returns the options of SYN or SYN+ACK.
     #[inline(always)]
     fn syn_options(&self, idx: u32, answer: bool) -> TcpOptions {
         let c = &self.conns[idx];
         let Self { config, .. } = self;
-        // A passive open answers only what was offered (RFC 7323 §1.3).
+        // A passive open answers only options that were offered (RFC 7323 §1.3).
         let offers = |flag: Flags, configured: bool| if answer { c.has(flag) } else { configured };
         let value = self.now_ms().wrapping_add(c.ts_offset);
         let timestamps = Timestamps { tsval: value, tsecr: c.ts_recent };
@@ -405,14 +410,15 @@ impl Tcp {
         }
     }
 
-    /// What was received twice, then what came out of order, the latest first (RFC 2883 §4, RFC 2018 §4).
+    /// Appends SACK blocks: the range that was received twice, then ranges out of order, the most recently
+    /// changed first (RFC 2883 §4, RFC 2018 §4).
     fn sack_blocks_for(&self, idx: u32, segment: &TxSegment, options: &mut TcpOptions) {
         let c = &self.conns[idx];
         let b = &self.active[c.active];
         let payload = segment.gso_size.map_or(segment.len, u32::from);
         let room = match payload {
             0 => max_sack_blocks(c),
-            // As many as fit beside the payload: a retransmission may leave no room.
+            // As many blocks as fit beside the payload: a retransmission may leave no room.
             _ => {
                 let left = c.mss().saturating_sub(payload).saturating_sub(SACK_FIXED_BYTES);
                 max_sack_blocks(c).min((left / SACK_BLOCK_BYTES) as usize)
@@ -427,7 +433,7 @@ impl Tcp {
         if b.recv.range_count() == 0 {
             return;
         }
-        // Ranges count from the first unread byte, which lies `readable` bytes before rcv_nxt.
+        // Ranges count from the first unread byte, which is `readable` bytes before `rcv_nxt`.
         let base = c.rcv_nxt - b.recv.readable() as u32;
         for (start, end) in b.recv.ranges() {
             if options.sack_blocks.len() == room {

@@ -1,4 +1,4 @@
-//! A segment arrives: the checks of RFC 9293 §3.10.7, in their order.
+//! Segments that arrive: the checks of RFC 9293 §3.10.7, in their order.
 
 use super::Tcp;
 use super::ack::{AckOutcome, is_unacceptable_ack};
@@ -12,10 +12,10 @@ use crate::events::CloseReason;
 use crate::ip::Network;
 use crate::wire::tcp::{SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 
-/// Linux's bound on the age of a timestamp to compare with (RFC 7323 §5.5: 24 days).
+/// Age in ms beyond which a timestamp is not compared with (RFC 7323 §5.5: 24 days, as on Linux).
 pub(crate) const PAWS_24DAYS_MS: u32 = 24 * 24 * 3600 * 1000;
 
-/// What a segment's header says beside ports and lengths, which are in [`Arrived`] itself.
+/// Fields of a segment's header except ports and lengths, which are in [`Segment`] itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SegmentHeader {
     pub seq: SeqNumber,
@@ -33,32 +33,33 @@ impl From<&TcpHeader> for SegmentHeader {
     }
 }
 
-/// A segment with all that was found out about it before its connection was touched.
+/// A segment, with everything that was determined about it before its connection is touched.
 pub(crate) struct Segment<'a> {
     pub key: FlowKey,
     pub hash: u32,
-    /// What the flow table had under `hash` a moment ago, or [`super::demux::NO_HINT`]: to be looked at first, and not to be relied on.
+    /// Value that the flow table had under `hash` a moment ago, or [`super::demux::NO_HINT`]. It is tried
+    /// first and may be outdated.
     pub hint: u32,
     pub header: SegmentHeader,
     pub options: &'a [u8],
     pub payload: &'a [u8],
-    /// Where the payload lies in the burst, if it does.
+    /// Frame of the burst and offset of the payload in it, if the payload is in the burst.
     pub frame: Option<(u16, u32)>,
-    /// Congestion was experienced (RFC 3168).
+    /// The packet has the ECN codepoint CE (RFC 3168).
     pub ce: bool,
-    /// Wire segments in it (more than one after receive coalescing).
+    /// Segments that were on the wire (more than one after receive coalescing).
     pub segments: u16,
-    /// Hop limit, or time to live, that was left.
+    /// Hop limit, or time to live, with which the packet arrived.
     pub hop_limit: u8,
 }
 
 impl Segment<'_> {
-    /// Sequence number after the segment.
+    /// Returns the sequence number after the segment.
     pub fn end(&self) -> SeqNumber {
         self.header.seq + self.seq_len()
     }
 
-    /// Sequence space it takes.
+    /// Returns the length of the segment in sequence space.
     pub fn seq_len(&self) -> u32 {
         let flags = self.header.flags;
         self.payload.len() as u32
@@ -66,7 +67,7 @@ impl Segment<'_> {
             + u32::from(flags.contains(TcpFlags::FIN))
     }
 
-    /// Payload of each of its segments on the wire.
+    /// Returns the payload bytes of each segment that was on the wire.
     #[inline(always)]
     pub fn wire_payload(&self) -> usize {
         if self.segments > 1 { self.payload.len() / usize::from(self.segments) } else { self.payload.len() }
@@ -76,20 +77,20 @@ impl Segment<'_> {
         self.header.flags.contains(flag)
     }
 
-    /// Timestamps, looking at the usual layout first.
+    /// Returns the timestamps; tries the most frequent layout of the options first.
     pub fn timestamps(&self) -> Option<Timestamps> {
         TcpOptions::parse_timestamps_only(self.options).or_else(|| TcpOptions::parse(self.options).timestamps)
     }
 }
 
 impl Tcp {
-    /// Takes one segment. `burst` is what `seg.frame` refers to.
+    /// Processes one segment. `seg.frame` refers to `burst`.
     #[inline(never)]
     pub fn input(&mut self, net: &mut Network, seg: &Segment<'_>, burst: &RxBurst<'_>) {
         self.input_inlined(net, seg, burst);
     }
 
-    /// The same for the usual frames of IPv4, in whose loop all of it lies.
+    /// Like [`Tcp::input`], inlined into the loop over fast-path IPv4 frames.
     #[inline(always)]
     pub fn input_inlined(&mut self, net: &mut Network, seg: &Segment<'_>, burst: &RxBurst<'_>) {
         self.stats.segments_in += u64::from(seg.segments);
@@ -106,7 +107,7 @@ impl Tcp {
                     && !seg.payload.is_empty()
                     && !self.can_deliver_inline(idx, seg)
                 {
-                    // What cannot follow in place must not overtake.
+                    // Data that cannot be delivered inline must not overtake data that wait in the burst.
                     self.buffer_pending(idx, burst);
                 }
                 let c = &self.conns[idx];
@@ -129,8 +130,9 @@ impl Tcp {
         }
     }
 
-    /// Sees to the timers of a connection that a segment came for. What is on the transmit list gets its timer there, once however many segments came; and the answer of the
-    /// application, which is about to put it there, is nearly certain.
+    /// Updates the timers of a connection after a segment was processed. A connection on the transmit list
+    /// gets its timer when that list is processed, once for any number of segments; and data nearly always
+    /// make the application answer, which puts the connection on the list.
     pub(super) fn after_segment(&mut self, idx: u32, seg: &Segment<'_>) {
         if self.conns[idx].slot_state != SlotState::Open {
             return;
@@ -142,13 +144,14 @@ impl Tcp {
         }
     }
 
-    /// Whether a segment took more hops than its socket allows (RFC 5082): it is dropped, and nobody is told.
+    /// Drops a segment whose hop limit is below the minimum of its socket (GTSM, RFC 5082). Returns whether
+    /// it is dropped; no error is sent.
     #[inline(never)]
     pub fn fails_gtsm(&mut self, profile: ProfileId, seg: &Segment<'_>) -> bool {
         self.is_below_min_hop_limit(profile, seg.key.remote.is_v4(), seg.hop_limit)
     }
 
-    /// The same for whatever arrived with this hop limit.
+    /// Returns whether a packet with this hop limit is dropped by GTSM, and counts it.
     pub fn is_below_min_hop_limit(&mut self, profile: ProfileId, is_v4: bool, hops: u8) -> bool {
         let [v4, v6] = self.profiles.get(profile).min_hop_limits;
         let is_far = hops < if is_v4 { v4 } else { v6 };
@@ -156,12 +159,12 @@ impl Tcp {
         is_far
     }
 
-    /// A socket has this profile now.
+    /// Records whether a profile that a socket now uses has a minimum hop limit.
     pub fn note_min_hop_limit(&mut self, profile: ProfileId) {
         self.is_gtsm_used |= self.profiles.get(profile).min_hop_limits != [0; 2];
     }
 
-    /// RFC 9293 §3.10.7.4: all states but CLOSED, LISTEN and SYN_SENT.
+    /// Processes a segment in all states but CLOSED, LISTEN and SYN-SENT (RFC 9293 §3.10.7.4).
     pub fn input_established(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
         let timestamps = if self.conns[idx].has(Flags::TIMESTAMPS) { seg.timestamps() } else { None };
         if !self.validate_incoming(net, idx, seg, timestamps) {
@@ -185,7 +188,8 @@ impl Tcp {
             return;
         }
         if is_unacceptable_ack(&self.conns[idx], seg.header.ack) {
-            // Whoever sent it does not know where we are: nothing in it counts, its timestamp neither.
+            // The sender does not know the state of this connection: nothing of the segment is used, not even
+            // its timestamp.
             self.send_challenge_ack(idx);
             return;
         }
@@ -194,7 +198,7 @@ impl Tcp {
         let hop = self.conns[idx].hop;
         let outcome = self.on_ack(net, idx, seg, timestamps);
         if seg.header.ack.gt(una) {
-            // What we sent arrived, so the neighbour is there (RFC 4861 §7.3.1).
+            // Data that were sent have arrived, so the neighbour is reachable (RFC 4861 §7.3.1).
             net.confirm_neighbour(self.now, &hop);
         }
         match outcome {
@@ -209,7 +213,8 @@ impl Tcp {
         self.on_payload(net, idx, seg);
     }
 
-    /// First check: does any of it lie in the window, and is it not an old duplicate (RFC 9293 §3.10.7.4, RFC 7323 §5.3)?
+    /// First check: returns whether a part of the segment is in the window and the segment is not an old
+    /// duplicate (RFC 9293 §3.10.7.4, RFC 7323 §5.3). Otherwise it is answered as far as the RFCs ask for it.
     fn validate_incoming(
         &mut self,
         net: &mut Network,
@@ -228,8 +233,9 @@ impl Tcp {
             self.send_dup_ack(net, idx, seg);
             return false;
         }
-        // The left edge is what we acknowledged last: a segment between it and rcv_nxt may cross our acknowledgement. A segment at the
-        // right edge is acceptable for what it acknowledges, even if the window is closed to what it carries.
+        // The left edge is what was acknowledged last: a segment between it and `rcv_nxt` may have crossed
+        // the acknowledgement. A segment at the right edge is acceptable for its ACK, even if the window is
+        // closed for its payload.
         let edge = c.rcv_edge.max(c.rcv_nxt);
         if seg.end().ge(c.rcv_wup) && seg.header.seq.le(edge) {
             return true;
@@ -245,7 +251,8 @@ impl Tcp {
         false
     }
 
-    /// RFC 5961 §3.2: only an RST at exactly the expected sequence number resets; another one in the window is challenged.
+    /// Processes RST. Only an RST with exactly the expected sequence number resets the connection; another
+    /// one in the window causes a challenge ACK (RFC 5961 §3.2).
     fn on_rst(&mut self, idx: u32, seg: &Segment<'_>) {
         let c = &self.conns[idx];
         if seg.header.seq != c.rcv_nxt {
@@ -253,7 +260,7 @@ impl Tcp {
             return;
         }
         let reason = match c.state {
-            // The peer has all our data and its FIN was received: nothing was lost.
+            // The peer has received all data and its FIN was received: nothing is lost.
             State::Closing | State::LastAck | State::TimeWait => CloseReason::Normal,
             State::SynReceived if c.has(Flags::ACTIVE_OPEN) => CloseReason::Refused,
             _ => CloseReason::Reset,
@@ -265,9 +272,10 @@ impl Tcp {
         let c = &mut self.conns[idx];
         let repeated = c.state == State::SynReceived && seg.header.seq + 1 == c.rcv_nxt;
         if repeated && !seg.has(TcpFlags::ACK) && !c.has(Flags::ACTIVE_OPEN) {
-            // Our SYN+ACK was lost: it leaves again, without counting as a time-out. What comes may be the answer to either (Karn).
+            // The SYN+ACK was lost: it is sent again without counting as a time-out. The next acknowledgement
+            // may belong to either of them (Karn).
             c.rttvar = listen::SYNACK_AMBIGUOUS;
-            // One that has not left at all yet is not sent again.
+            // A SYN+ACK that was not sent at all yet is not a retransmission.
             self.stats.retransmitted += u64::from(!c.has(Flags::SYN_PENDING));
             c.flags.set(Flags::SYN_PENDING);
             self.want_transmit(idx);
@@ -280,7 +288,7 @@ impl Tcp {
         self.send_challenge_ack(idx);
     }
 
-    /// A challenge acknowledgement (RFC 5961), within its budgets.
+    /// Sends a challenge ACK (RFC 5961) with this batch, unless one of its rate limits is reached.
     pub fn send_challenge_ack(&mut self, idx: u32) {
         if self.is_oow_rate_limited(idx) || !self.may_challenge() {
             return;
@@ -289,18 +297,20 @@ impl Tcp {
         self.ack_now(idx);
     }
 
-    /// An acknowledgement that tells the peer where we are, in answer to a segment outside of the window.
+    /// Answers a segment outside of the window with an acknowledgement of the current state (Linux's
+    /// `tcp_send_dupack`).
     fn send_dup_ack(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
         let c = &self.conns[idx];
         if c.state == State::SynReceived && !c.has(Flags::ACTIVE_OPEN) {
-            // A SYN+ACK that waits for the device says all that, and more: an acknowledgement in front of it would give away the number
-            // that opens the connection before the peer has seen our offer.
+            // A SYN+ACK that waits for the device contains more than this acknowledgement would. An
+            // acknowledgement before it would reveal the initial sequence number before the peer has seen the
+            // options of the SYN+ACK.
             if !c.has(Flags::SYN_PENDING) {
                 self.send_ack_at_once(net, idx);
             }
             return;
         }
-        // Segments with data are rarely part of an acknowledgement loop: always answered, as on Linux.
+        // Segments with data are rarely part of an ACK loop: they are always answered, as on Linux.
         if seg.payload.is_empty() && self.is_oow_rate_limited(idx) {
             return;
         }
@@ -310,7 +320,8 @@ impl Tcp {
         self.ack_now(idx);
     }
 
-    /// One answer in `invalid_ack_interval_ms`, so that two confused ends do not answer each other for ever.
+    /// Returns whether an answer is suppressed: one answer is sent in `invalid_ack_interval_ms`, so that two
+    /// peers that disagree do not answer each other endlessly.
     fn is_oow_rate_limited(&mut self, idx: u32) -> bool {
         let interval = self.config.invalid_ack_interval_ms;
         if interval == 0 {
@@ -326,7 +337,8 @@ impl Tcp {
         limited
     }
 
-    /// The acknowledgement that completes a passive or simultaneous open. False if the segment goes no further.
+    /// Processes the acknowledgement that completes a passive or simultaneous open. Returns false if the
+    /// segment must not be processed further.
     #[inline(always)]
     pub fn complete_handshake(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) -> bool {
         let now_us = self.now.as_micros() as u32;
@@ -349,7 +361,8 @@ impl Tcp {
                 return false;
             }
             if !self.establish_passive(idx) {
-                // No room to be accepted: as if the segment was lost. The peer sends it again, or we send SYN+ACK again.
+                // The accept queue is full: the segment is treated as lost. The peer sends it again, or the
+                // SYN+ACK is sent again.
                 self.stats.accept_overflows += 1;
                 return false;
             }
@@ -366,13 +379,13 @@ impl Tcp {
         true
     }
 
-    /// What every acceptable segment updates: timestamp to echo, idle time, ECN.
+    /// Updates what every acceptable segment updates: the timestamp to echo, the idle time, ECN.
     fn note_arrival(&mut self, idx: u32, seg: &Segment<'_>, timestamps: Option<Timestamps>) {
         let now_ms = self.now_ms();
         let c = &mut self.conns[idx];
         if let Some(ts) = timestamps {
-            // RFC 7323 §4.3: only from the segment that covers the left edge of what we acknowledged. PAWS has found it to be newer, or
-            // the one before it too old to tell.
+            // RFC 7323 §4.3: only a segment that covers the left edge of what was acknowledged updates the
+            // timestamp. PAWS has found the timestamp newer, or the previous one too old to compare with.
             if seg.header.seq.le(c.rcv_wup) {
                 c.ts_recent = ts.tsval;
                 c.flags.clear(Flags::TS_RECENT_OLD);
@@ -385,7 +398,8 @@ impl Tcp {
                 c.flags.clear(Flags::ECN_ECHO);
             }
             if seg.ce && !seg.payload.is_empty() {
-                // RFC 3168 §6.1.3: echo until the peer says that it reduced its window, and tell it at once.
+                // RFC 3168 §6.1.3: ECE is echoed until the peer reports that it has reduced its window, and
+                // the acknowledgement is sent at once.
                 c.flags.set(Flags::ECN_ECHO);
                 c.raise_quick_acks(2);
             }
@@ -393,7 +407,8 @@ impl Tcp {
     }
 }
 
-/// Protection against wrapped sequence numbers (RFC 7323 §5). A timestamp older than 24 days is no measure.
+/// Protection against wrapped sequence numbers (PAWS, RFC 7323 §5). A timestamp older than 24 days is not
+/// compared with.
 fn paws_accepts(c: &Tcb, value: u32, now_ms: u32) -> bool {
     (value.wrapping_sub(c.ts_recent) as i32) >= 0
         || now_ms.wrapping_sub(c.last_rx) > PAWS_24DAYS_MS

@@ -20,10 +20,10 @@ use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions};
 use core::net::{IpAddr, SocketAddr};
 use std::collections::VecDeque;
 
-/// A bit of a half-open connection's token, beside the number of its listener: both of its ends are ours.
+/// Bit of a half-open connection's token, beside the index of its listener: both ends belong to this stack.
 const LOOPBACK_BIT: u32 = 1 << 31;
 
-/// The listener of a connection that is half open, by its token.
+/// Returns the listener of a half-open connection from its token.
 #[inline(always)]
 pub(super) const fn listener_of(token: u32) -> u32 {
     token & !LOOPBACK_BIT
@@ -34,16 +34,16 @@ pub(crate) struct ListenEntry {
     pub addr: SocketAddr,
     pub options: ListenOptions,
     pub profile: ProfileId,
-    /// What its connections begin with.
+    /// Flags that its connections begin with.
     flags: Flags,
     generation: u32,
     open: bool,
     half_open: u32,
-    /// Those of them that come from ourselves.
+    /// Half-open connections whose peer is this stack itself.
     half_open_loopback: u32,
-    /// Established, not yet accepted.
+    /// Connections that are established and not accepted.
     queue: VecDeque<u32>,
-    /// Accepted by somebody who keeps them for others: they count as if they waited.
+    /// Connections that were accepted by the owner and not delivered to an application: they count as queued.
     accepted_undelivered: u32,
 }
 
@@ -52,7 +52,7 @@ impl ListenEntry {
         self.addr.ip().is_unspecified()
     }
 
-    /// Whether a segment to `local` may belong to it.
+    /// Whether a segment to `local` may belong to the listener.
     fn matches(&self, local: IpAddr) -> bool {
         match (self.addr.ip(), local) {
             (own, local) if own == local => true,
@@ -63,7 +63,7 @@ impl ListenEntry {
         }
     }
 
-    /// Bytes of the accept queue's memory.
+    /// Returns the bytes of memory of the accept queue.
     pub fn queue_bytes(&self) -> usize {
         self.queue.capacity() * size_of::<u32>()
     }
@@ -72,17 +72,19 @@ impl ListenEntry {
         self.is_full_with(0)
     }
 
-    /// Whether the queue is full with so many more. Linux lets one more wait than the backlog says.
+    /// Whether the queue is full with `more` more connections. As on Linux, one connection more than the
+    /// backlog fits.
     #[inline(always)]
     fn is_full_with(&self, more: u32) -> bool {
         self.queue.len() + self.accepted_undelivered as usize + more as usize > self.options.backlog as usize
     }
 }
 
-/// All listeners of a shard.
+/// The listeners of a shard.
 pub(crate) struct ListenTable {
     entries: Vec<ListenEntry>,
-    /// (port, entry), sorted: few enough for a binary search, and no hash to iterate.
+    /// Pairs of port and entry, sorted: there are few enough for a binary search, and iteration has a defined
+    /// order.
     by_port: Vec<(u16, u32)>,
     free: Vec<u32>,
     max: usize,
@@ -136,7 +138,7 @@ impl ListenTable {
         Ok(Listener::new(index, self.entries[index as usize].generation))
     }
 
-    /// Closes a listener; returns it and the connections that waited in its queue.
+    /// Closes a listener. Returns its profile and the connections of its accept queue.
     fn remove(&mut self, index: u32) -> (ProfileId, VecDeque<u32>) {
         self.by_port.retain(|(_, i)| *i != index);
         let entry = &mut self.entries[index as usize];
@@ -148,17 +150,17 @@ impl ListenTable {
         (entry.profile, queue)
     }
 
-    /// Places of listeners, vacant ones included.
+    /// Returns the number of slots, including vacant ones.
     pub fn slots(&self) -> usize {
         self.entries.len()
     }
 
-    /// Listeners now, and the most that there ever were.
+    /// Returns the number of listeners now, and the largest number that ever existed.
     pub fn usage(&self) -> (usize, usize) {
         (self.by_port.len(), self.entries.len())
     }
 
-    /// The listener in a place, as a listing shows it.
+    /// Returns the listener in a slot for a listing.
     pub fn listed(
         &self,
         index: u32,
@@ -191,8 +193,9 @@ impl ListenTable {
         Listener::new(index, self.entries[index as usize].generation)
     }
 
-    /// The listener for a segment: an exact address wins over the wildcard, the wildcard of the same family over the other's. Of those that share an
-    /// address the flow's hash chooses, so that all segments of a handshake find the same.
+    /// Returns the listener for a segment: an exact address precedes the wildcard, and the wildcard of the
+    /// same family precedes that of the other family. Among listeners that share an address the hash of the
+    /// flow selects one, so that all segments of a handshake find the same listener.
     #[inline(always)]
     pub fn find(&self, local: IpAddr, port: u16, hash: u32) -> Option<u32> {
         let from = self.by_port.partition_point(|e| e.0 < port);
@@ -216,11 +219,12 @@ impl ListenTable {
         let best = candidates.clone().map(rank).min()?;
         let mut equals = candidates.filter(|index| rank(*index) == best);
         let count = equals.clone().count() as u64;
-        // The upper bits, as the flow table uses the lower; cannot truncate, as the product is below `count` then.
+        // The upper bits are used, because the flow table uses the lower ones. Cannot truncate: the product
+        // shifted is below `count`.
         equals.nth(((u64::from(hash.rotate_left(16)) * count) >> 32) as usize)
     }
 
-    /// A half-open connection with this token is gone or established.
+    /// Accounts for a half-open connection with this token that has ended or is established.
     #[inline(always)]
     pub fn on_half_open_end(&mut self, token: u32) {
         let index = listener_of(token);
@@ -236,7 +240,7 @@ impl ListenTable {
         self.entries[index as usize].open
     }
 
-    /// Whether a local address and port belong to a listener: `connect` must not choose it.
+    /// Whether a listener uses a local port, so that `connect` must not choose it.
     pub fn has_port(&self, port: u16) -> bool {
         let from = self.by_port.partition_point(|e| e.0 < port);
         self.by_port.get(from).is_some_and(|e| e.0 == port)
@@ -256,7 +260,7 @@ impl Tcp {
         self.listeners.add(addr, options, profile).inspect_err(|_| self.profiles.release(profile))
     }
 
-    /// Connections that come from now on begin with these options.
+    /// Sets the options that connections which arrive from now on begin with.
     pub fn set_listener_options(
         &mut self,
         listener: Listener,
@@ -274,7 +278,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// How many connections may wait from now on, and how many whoever accepts them keeps for others: these wait still.
+    /// Sets how many connections may be queued from now on, and how many the owner has accepted and not
+    /// delivered to an application: these still count as queued.
     pub fn set_backlog(&mut self, listener: Listener, backlog: u32, kept: u32) {
         if let Some(index) = self.listeners.index(listener) {
             let entry = &mut self.listeners.entries[index as usize];
@@ -282,7 +287,7 @@ impl Tcp {
         }
     }
 
-    /// Closes a listener. Connections that nobody accepted are reset, as on Linux.
+    /// Closes a listener. Connections that were not accepted are reset, as on Linux.
     pub fn unlisten(&mut self, net: &mut Network, listener: Listener) -> bool {
         let Some(index) = self.listeners.index(listener) else { return false };
         let (profile, queue) = self.listeners.remove(index);
@@ -290,7 +295,7 @@ impl Tcp {
             let c = &mut self.conns[idx];
             c.flags.clear(Flags::IN_ACCEPT_QUEUE);
             match c.slot_state {
-                // Its peer knows already.
+                // The peer has closed or reset the connection already.
                 SlotState::Unaccepted(_) => self.free_slot(idx),
                 _ => self.abort(net, idx),
             }
@@ -318,7 +323,7 @@ impl Tcp {
         Some(conn)
     }
 
-    /// What arrived before a connection was accepted was reported to nobody: that is done now.
+    /// Reports what arrived before the connection was accepted, since those events were dropped.
     #[inline(never)]
     fn report_arrived(&mut self, idx: u32, conn: Conn) {
         let c = &self.conns[idx];
@@ -332,7 +337,8 @@ impl Tcp {
             self.events.push_back(Event::Readable { conn });
         }
         if inline && self.pending.has_withheld() {
-            // So was what lies in this burst. If its events are still to come, these are the ones that find it delivered.
+            // So were the events of data in this burst. If they are still queued, those events find the data
+            // delivered.
             for p in self.pending.iter().filter(|p| p.conn == conn) {
                 self.events.push_back(Event::Data { conn, data: p.data });
             }
@@ -345,7 +351,7 @@ impl Tcp {
         }
     }
 
-    /// A segment for which there is no connection (RFC 9293 §3.10.7.1 and §3.10.7.2).
+    /// Processes a segment for which no connection exists (RFC 9293 §3.10.7.1 and §3.10.7.2).
     pub fn input_listen(&mut self, net: &mut Network, seg: &Segment<'_>, burst: &RxBurst<'_>) {
         let Some(listener) = self.listeners.find(seg.key.local.ip(), seg.key.local_port, seg.hash) else {
             self.stats.no_listener += 1;
@@ -356,7 +362,7 @@ impl Tcp {
             return;
         }
         let flags = seg.header.flags;
-        // First check for RST, then ACK, then SYN.
+        // The checks are in this order: RST, ACK, SYN.
         if flags.contains(TcpFlags::RST) {
             return;
         }
@@ -372,8 +378,8 @@ impl Tcp {
         }
     }
 
-    /// SYN for a listener. `sequence` is set if TIME_WAIT chose our initial sequence number. Returns whether
-    /// there is a connection now.
+    /// Processes a SYN for a listener. `sequence` is set if TIME-WAIT has chosen the initial sequence number.
+    /// Returns whether a connection was created.
     pub fn on_syn(
         &mut self,
         net: &mut Network,
@@ -382,8 +388,9 @@ impl Tcp {
         sequence: Option<SeqNumber>,
     ) -> bool {
         let entry = &self.listeners.entries[listener as usize];
-        // A handshake with ourselves cannot fail, and Linux is through with it before anybody else can connect: whoever has begun one counts as if it waited. Nobody floods himself, so
-        // there is no cookie beyond it.
+        // A handshake over loopback cannot fail, and Linux completes it before another peer can connect: a
+        // half-open loopback connection counts as queued. A host does not flood itself, so no cookie is sent
+        // beyond the limit.
         if entry.is_full_with(entry.half_open_loopback)
             && (entry.queue_is_full() || net.is_local(seg.key.remote.ip()))
         {
@@ -420,20 +427,20 @@ impl Tcp {
             entry.half_open_loopback += 1;
             self.conns[idx].token |= LOOPBACK_BIT;
         }
-        // Nothing of the application can ride on the answer, so there is nothing to wait for.
+        // No data of the application can be sent with the SYN+ACK, so it is sent at once.
         if self.send_syn(net, idx) == Err(TxError::Full) {
             self.stats.device_full += 1;
             self.want_transmit(idx);
             return true;
         }
-        // A connection that begins waits for nothing else.
+        // A new connection has no other timer.
         let c = &self.conns[idx];
         let rto_us = rtt::rto_us(c, self.profiles.get(c.profile), 0);
         self.arm(idx, self.now.after_micros(rto_us));
         true
     }
 
-    /// A connection from a peer's SYN, or from what a cookie kept of it. Its SYN+ACK is still to be sent.
+    /// Creates a connection from a peer's SYN, or from the contents of a cookie. Its SYN+ACK has to be sent.
     #[inline(always)]
     fn new_passive(
         &mut self,
@@ -483,7 +490,7 @@ impl Tcp {
         Some(idx)
     }
 
-    /// The same out of line, for cookies are rare.
+    /// Creates a connection from a cookie; out of line, because cookies are rare.
     #[inline(never)]
     fn new_from_cookie(
         &mut self,
@@ -496,7 +503,7 @@ impl Tcp {
         self.new_passive(net, listener, seg, options, cookie)
     }
 
-    /// A slot in the flow table with the addresses of `key`, and what is to be stored there.
+    /// Allocates a slot, adds it to the flow table and returns its index and the TCB to store there.
     #[inline(always)]
     fn alloc_conn(&mut self, key: &FlowKey, hash: u32, profile: ProfileId) -> Option<(u32, Tcb)> {
         let idx = self.conns.alloc()?;
@@ -522,27 +529,29 @@ impl Tcp {
         Some((idx, tcb))
     }
 
-    /// A connection with the addresses of `key`, in the flow table.
+    /// Creates a connection with the addresses of `key` and adds it to the flow table.
     pub fn insert_connection(&mut self, key: &FlowKey, hash: u32, profile: ProfileId) -> Option<u32> {
         let (idx, tcb) = self.alloc_conn(key, hash, profile)?;
         self.conns[idx] = tcb;
         Some(idx)
     }
 
-    /// The receive window a connection begins with, and its scale.
+    /// Sets the receive window that a connection begins with, and its scale.
     pub fn init_windows(&mut self, idx: u32) {
         let c = &mut self.conns[idx];
         init_windows(c, self.profiles.get(c.profile));
     }
 
-    /// The segment size we announce: what the path takes (RFC 6691), or less if the socket asks so.
+    /// Returns the segment size to announce: what the path accepts (RFC 6691), or less if the socket requests
+    /// it.
     #[inline]
     pub fn advmss(&self, idx: u32) -> u16 {
         let c = &self.conns[idx];
         advmss(c, self.profiles.get(c.profile))
     }
 
-    /// The handshake of a passive open is complete: into the accept queue. False if there is no room, or no listener any more.
+    /// Completes a passive open: puts the connection into the accept queue. Returns false if the queue is
+    /// full or the listener was closed.
     #[inline(always)]
     pub fn establish_passive(&mut self, idx: u32) -> bool {
         let listener = listener_of(self.conns[idx].token);
@@ -576,7 +585,8 @@ impl Tcp {
         self.send_cookie_synack(net, &route, seg, &options, &offer);
     }
 
-    /// ACK for a listener: perhaps the answer to a cookie. Returns whether it was.
+    /// Checks whether an ACK for a listener answers a cookie, and creates the connection. Returns whether the
+    /// ACK was processed.
     fn accept_cookie(&mut self, net: &mut Network, listener: u32, seg: &Segment<'_>) -> bool {
         if self.config.syn_cookies == SynCookies::Off || self.stats.cookies_sent == 0 {
             return false;
@@ -614,7 +624,7 @@ impl Tcp {
         c.snd_nxt = seg.header.ack;
         c.snd_wnd = u32::from(seg.header.window) << c.snd_wscale();
         c.flags.assign(Flags::ECN, kept.ecn);
-        // That was answered long ago.
+        // The SYN+ACK was sent as a cookie.
         c.flags.clear(Flags::SYN_PENDING);
         c.min_rtt = u32::MAX;
         self.init_windows(idx);
@@ -627,7 +637,7 @@ impl Tcp {
     }
 }
 
-/// The same, without looking for both.
+/// Returns the segment size to announce, given TCB and profile.
 #[inline]
 pub(super) fn advmss(c: &Tcb, profile: &Profile) -> u16 {
     let mss = c.pmtu.saturating_sub(c.header_bytes());
@@ -646,7 +656,8 @@ fn init_windows(c: &mut Tcb, profile: &Profile) {
     c.rcv_mss = mss.min(c.peer_mss).min(536.max(mss / 2));
 }
 
-/// The window a connection offers in its SYN, and the smallest shift that can express its whole buffer (RFC 7323 §2.3: at most 14).
+/// Returns the window that a connection offers in its SYN, and the smallest shift that can express its
+/// complete buffer (RFC 7323 §2.3: at most 14).
 #[inline]
 fn initial_window(profile: &Profile, mss: u16) -> (u16, u8) {
     // 65,535 << shift covers the buffer.
@@ -656,11 +667,11 @@ fn initial_window(profile: &Profile, mss: u16) -> (u16, u8) {
     (whole.min(65_535) as u16, shift.min(14) as u8)
 }
 
-/// Takes over what the peer's SYN offers, as far as we want it too.
+/// Applies the options that the peer's SYN offers, as far as they are configured here, too.
 #[inline(always)]
 pub(crate) fn apply_peer_options(c: &mut Tcb, config: &crate::tcp::config::TcpConfig, options: &TcpOptions) {
-    // RFC 9293 §3.7.1: without the option 536 (IPv4) or 1220 (IPv6). A peer that announces next to nothing gets Linux's
-    // minimum of 48 instead of a flood of tiny segments.
+    // RFC 9293 §3.7.1: without the option 536 (IPv4) or 1220 (IPv6). For a peer that announces a tiny size,
+    // Linux's minimum of 48 avoids a flood of tiny segments.
     let default = if c.has(Flags::V6) { 1220 } else { 536 };
     c.peer_mss = options.mss.filter(|m| *m != 0).unwrap_or(default).max(48);
     if config.window_scaling
@@ -678,10 +689,10 @@ pub(crate) fn apply_peer_options(c: &mut Tcb, config: &crate::tcp::config::TcpCo
     }
 }
 
-/// In `rttvar` before there is a measurement: SYN+ACK was sent twice without a time-out.
+/// Value of `rttvar` before there is a sample: SYN+ACK was retransmitted without a time-out.
 pub(crate) const SYNACK_AMBIGUOUS: u32 = 1;
 
-/// The first round trip time, of SYN or SYN+ACK, if it was sent only once (Karn).
+/// Takes the first round-trip time sample, that of SYN or SYN+ACK, if the segment was sent only once (Karn).
 #[inline(always)]
 pub(crate) fn take_handshake_rtt(c: &mut Tcb, profile: &Profile, now_us: u32) {
     let sent = core::mem::replace(&mut c.min_rtt, u32::MAX);
@@ -690,7 +701,8 @@ pub(crate) fn take_handshake_rtt(c: &mut Tcb, profile: &Profile, now_us: u32) {
         rtt::on_sample(c, profile, now_us.wrapping_sub(sent));
     }
     if c.retries > 1 {
-        // RFC 5681 §3.1 and RFC 6928 §2: the network is in trouble. A single repetition may be due to the short first time-out.
+        // RFC 5681 §3.1 and RFC 6928 §2: the network is congested. A single retransmission may be due to the
+        // short initial time-out.
         c.cwnd = 1;
     }
     c.retries = 0;

@@ -1,8 +1,9 @@
-//! Senders that found no memory in the pool, in the order in which they came.
+//! Senders that found no memory in the pool, in the order in which they asked.
 //!
-//! The last quarter of the pool is for connections that hold hardly anything (see
-//! [`ChunkPool::spare`](crate::chunk_pool::ChunkPool::spare)). So there are two queues: who has much queued already is told
-//! when there is memory besides that quarter, and who has hardly anything when there is any.
+//! The last quarter of the pool is reserved for connections that use little memory (see
+//! [`ChunkPool::spare`](crate::chunk_pool::ChunkPool::spare)). So there are two queues: senders with much
+//! queued data are notified when memory outside of that quarter is available, and senders with little queued
+//! data when any memory is available.
 
 use super::Tcp;
 use super::conn::{Flags, SlotState};
@@ -11,13 +12,15 @@ use crate::events::Event;
 use crate::handle::Conn;
 use std::collections::VecDeque;
 
-/// Bytes that a connection may hold, each way, when only the last quarter of the pool is left.
+/// Bytes that a connection may use in each direction under memory pressure, that is, when only the last
+/// quarter of the pool is left.
 pub(super) const BYTES_UNDER_PRESSURE_MAX: usize = 8 << 10;
 
-/// Handles whose connections have ended meanwhile stay in a queue until it is this long, and longer than there are busy connections.
+/// Handles of ended connections are removed from a queue when it has this many entries more than twice the
+/// number of active connections.
 const QUEUE_MIN: usize = 64;
 
-/// The queues.
+/// Queues of senders that wait for memory.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryWaiters {
     small: VecDeque<Conn>,
@@ -25,14 +28,15 @@ pub(crate) struct MemoryWaiters {
 }
 
 impl MemoryWaiters {
-    /// Whether there is memory for somebody who waits.
+    /// Whether memory is available for a waiting sender.
     pub fn can_wake(&self, chunks: &ChunkPool) -> bool {
         !self.small.is_empty() && chunks.available() > 0 || !self.large.is_empty() && chunks.spare() > 0
     }
 }
 
 impl Tcp {
-    /// A sender that has `queued` bytes found no memory for more: it will be told when there is some.
+    /// Queues a sender with `queued` queued bytes that found no memory; it is notified when memory is
+    /// available.
     pub fn wait_for_memory(&mut self, idx: u32, queued: u64) {
         let conn = self.conns.handle(idx);
         let Some((_, b)) = self.tcb_and_active(idx) else { return };
@@ -42,13 +46,13 @@ impl Tcp {
         let rich = queued >= BYTES_UNDER_PRESSURE_MAX as u64;
         let queue = if rich { &mut self.memory_waiters.large } else { &mut self.memory_waiters.small };
         if queue.len() >= 2 * self.active.in_use() + QUEUE_MIN {
-            // Only handles of connections that have ended can be so many.
+            // Only handles of ended connections can be that many.
             queue.retain(|c| self.conns.lookup(*c).is_some());
         }
         queue.push_back(conn);
     }
 
-    /// Tells senders that found no memory that there is some, no more of them than can have a chunk.
+    /// Notifies waiting senders that memory is available, at most one for each available chunk.
     #[inline]
     pub fn wake_memory_waiters(&mut self) {
         if !(self.memory_waiters.small.is_empty() && self.memory_waiters.large.is_empty()) {

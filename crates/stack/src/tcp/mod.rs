@@ -1,8 +1,10 @@
 //! TCP (RFC 9293).
 //!
-//! The way of a segment: `demux` finds the connection, `input` checks it in the order of RFC 9293 §3.10.7 and hands parts of it to
-//! `ack` (what it acknowledges), `receive` (what it carries) and `close` (how connections end). What must leave is put on the
-//! transmit list, and `output` is the only place that builds segments.
+//! The path of a segment: `demux` finds the connection, `input` checks the segment in the order of RFC 9293
+//! §3.10.7 and passes its parts to `ack` (what it acknowledges), `receive` (what it carries) and `close` (how
+//! connections end). Connections that have something to send are queued on the transmit list. `output` and
+//! `single_segment` decide which segments leave, `emit` builds the segments of connections, and `reply`
+//! builds resets, probes and other segments that leave outside of the transmit list.
 
 mod ack;
 mod active;
@@ -77,7 +79,8 @@ use std::collections::VecDeque;
 use time_wait::TimeWaitTable;
 use tx_list::TxList;
 
-/// What the second-level cache of a core holds beside other things, in bytes.
+/// Bytes that the second-level cache of a core is expected to hold for this state; other data share the
+/// cache.
 const L2_CACHE_BYTES: usize = 512 << 10;
 
 /// All TCP state of a shard.
@@ -88,7 +91,7 @@ pub(crate) struct Tcp {
     pub addresses: AddressPool,
     pub flows: FlowTable,
     pub wheel: TimerWheel,
-    /// Timers that are not in the wheel yet, in order of time.
+    /// Timers that are not in the wheel yet, ordered by the time at which they enter it.
     pub deferred_timers: timers::DeferredTimers,
     pub time_wait: TimeWaitTable,
     pub listeners: ListenTable,
@@ -98,30 +101,30 @@ pub(crate) struct Tcp {
     pub saved_syns: SavedSyns,
     pub secrets: Secrets,
     pub events: VecDeque<Event>,
-    /// Data of the current burst whose events were not taken, or not dealt with, yet.
+    /// Data of the current burst whose events the owner has not taken, or not consumed yet.
     pub pending: PendingQueue,
-    /// Senders that found no memory: they are told when there is some.
+    /// Senders that found no memory; they are notified when memory is available.
     pub memory_waiters: MemoryWaiters,
     pub deferred_acks: DeferredAcks,
     /// Connections that have something to send.
     pub tx_list: TxList,
-    /// A connection whose end was reported: its slot goes when the owner asks for the next event.
+    /// A connection whose end was reported; its slot is freed when the owner asks for the next event.
     pub reap: Option<u32>,
     pub half_open: u32,
-    /// Most that there ever were at a time.
+    /// Largest value that `half_open` has ever had.
     pub half_open_high_water: u32,
-    /// Whether a socket ever asked for a smallest hop limit: segments are not compared with it before.
+    /// Whether a socket has ever set a minimum hop limit (GTSM, RFC 5082); before that no segment is checked.
     pub is_gtsm_used: bool,
     challenge_timestamp: u64,
     challenge_count: u32,
-    /// Counts up with each chosen local port.
+    /// Incremented for each local port that is chosen.
     next_port: u32,
     pub stats: TcpStats,
     /// Time of the current call: see [`Tcp::set_now`].
     pub now: Instant,
-    /// The same in ms, for it is asked for with every segment.
+    /// `now` in ms; stored because each segment needs it.
     now_ms: u32,
-    /// Header prediction and short messages are off: what they do is compared with what is done without them.
+    /// Switches header prediction and single-segment sends off, so that tests can compare both paths.
     #[cfg(test)]
     pub is_fast_path_disabled: bool,
 }
@@ -167,14 +170,14 @@ impl Tcp {
         }
     }
 
-    /// Begins a call: this is the time until the next one.
+    /// Begins a call: `now` is the time until the next call.
     #[inline]
     pub fn set_now(&mut self, now: Instant) {
         self.now = now;
         self.now_ms = now.as_millis() as u32;
     }
 
-    /// The clock in ms, as timestamps and per-connection deadlines use it.
+    /// Returns the clock in ms, as timestamps and per-connection deadlines use it.
     #[inline]
     pub fn now_ms(&self) -> u32 {
         self.now_ms
@@ -191,14 +194,14 @@ impl Tcp {
         self.profiles.get(self.conns[idx].profile)
     }
 
-    /// An acknowledgement must leave with this batch.
+    /// Marks that an acknowledgement must leave with this batch.
     #[inline]
     pub fn ack_now(&mut self, idx: u32) {
         self.conns[idx].flags.set(Flags::ACK_NOW);
         self.want_transmit(idx);
     }
 
-    /// The busy part, taken from the pool if there is none.
+    /// Returns the index of the active state, which is taken from the pool if the connection has none.
     #[inline]
     pub fn ensure_active(&mut self, idx: u32) -> u32 {
         match self.conns[idx].active {
@@ -217,7 +220,8 @@ impl Tcp {
         b.cwnd_usage_seq = c.snd_nxt;
         b.recovery.high_seq = c.snd_una;
         b.max_window = c.snd_wnd;
-        // A busy part that was given back means idleness since about the last segment received.
+        // Active state that was released means that the connection has been idle since about the last segment
+        // received.
         let idle = self.now_ms.wrapping_sub(c.last_rx);
         b.lrcvtime = c.last_rx;
         b.lsndtime = Instant::from_nanos(self.now.as_nanos().saturating_sub(u64::from(idle) * 1_000_000));
@@ -230,7 +234,7 @@ impl Tcp {
         busy
     }
 
-    /// Gives the busy part back, with all it holds, if there is one.
+    /// Returns the active state with everything that it holds to the pool, if the connection has one.
     #[inline(always)]
     pub fn release_active(&mut self, idx: u32) {
         if self.conns[idx].active != NONE {
@@ -248,19 +252,21 @@ impl Tcp {
         c.active = NONE;
     }
 
-    /// Whether what is looked up for segments is more than a core's own cache can hold: only then asking for it ahead of time pays.
+    /// Whether the data that segments look up exceed a core's own cache. Only then does prefetching pay.
     #[inline]
     pub fn exceeds_cache(&self) -> bool {
         self.flows.bytes_used() + self.conns.live() * size_of::<Tcb>() > L2_CACHE_BYTES
     }
 
-    /// The same of what belongs to connections that live: what is left of those that ended is not looked up again.
+    /// Like [`Tcp::exceeds_cache`], but counts live connections only: entries of ended connections are not
+    /// looked up again.
     #[inline]
     pub fn live_conns_exceed_cache(&self) -> bool {
         self.conns.live() * (size_of::<Tcb>() + FlowTable::BUCKET_BYTES) > L2_CACHE_BYTES
     }
 
-    /// Asks for the cache lines of what the flow table has under a hash, and returns that: a hint for [`Tcp::find`].
+    /// Prefetches the entry that the flow table has under `hash` and returns its value: a hint for
+    /// [`Tcp::lookup`].
     #[inline]
     pub fn prefetch_flow(&self, hash: u32) -> u32 {
         let Some(value) = self.flows.find(hash, |_| true) else { return demux::NO_HINT };
@@ -274,15 +280,15 @@ impl Tcp {
         value
     }
 
-    /// What a segment belongs to.
+    /// Finds the connection or TIME_WAIT entry that a segment belongs to.
     #[inline(always)]
     pub fn lookup(&self, seg: &input::Segment<'_>) -> Option<demux::FlowEntry> {
-        // What has the same hash is nearly always it.
+        // An entry with an equal hash is nearly always the right one.
         let likely = match seg.hint {
             demux::NO_HINT => self.flows.find_likely(seg.hash)?,
             hint => hint,
         };
-        // Only a connection that lives is certain to be what the table would say.
+        // Only an open connection is certain to be what the table would return.
         if likely & demux::TIME_WAIT_BIT == 0 {
             let c = &self.conns[likely];
             if c.slot_state == SlotState::Open && demux::tcb_matches(c, &self.addresses, &seg.key) {
@@ -292,13 +298,13 @@ impl Tcp {
         self.lookup_exact(seg)
     }
 
-    /// The same of what is no connection, or not the first one under its hash.
+    /// Finds TIME_WAIT entries, and connections that are not the first entry under their hash.
     #[inline(never)]
     fn lookup_exact(&self, seg: &input::Segment<'_>) -> Option<demux::FlowEntry> {
         demux::lookup_flow(&self.flows, &self.conns, &self.time_wait, &self.addresses, seg.hash, &seg.key)
     }
 
-    /// The next event whose connection still exists.
+    /// Returns the next event whose connection still exists.
     #[inline(always)]
     pub fn next_event(&mut self) -> Option<Event> {
         if let Some(idx) = self.reap.take() {
@@ -312,7 +318,7 @@ impl Tcp {
                         self.pending.withhold();
                         continue;
                     }
-                    // It may have moved to the receive buffer meanwhile.
+                    // The data may have been moved to the receive buffer in the meantime.
                     if !self.pending.deliver(conn, data) {
                         continue;
                     }
@@ -332,7 +338,8 @@ impl Tcp {
                 Event::PeerClosed { conn } => {
                     let reads_first = |idx: u32| self.conns[idx].has(Flags::READABLE_QUEUED);
                     if self.conns.lookup(conn).is_some_and(reads_first) {
-                        // What lay in the burst was moved behind it.
+                        // The data of the burst were moved to the receive buffer, so that `Readable` is
+                        // queued after this event.
                         self.events.push_back(event);
                         continue;
                     }
@@ -381,7 +388,7 @@ impl Tcp {
         }
     }
 
-    /// Connection and busy part at once.
+    /// Returns the TCB and the active state of a connection; `None` if it has no active state.
     #[inline]
     pub fn tcb_and_active(&mut self, idx: u32) -> Option<(&mut Tcb, &mut ActiveConn)> {
         let c = &mut self.conns[idx];
@@ -392,8 +399,8 @@ impl Tcp {
         Some((c, b))
     }
 
-    /// Ends a connection: it leaves flow table, wheel, queues and pools. Its end is reported; a connection whose owner
-    /// might still read keeps its receive buffer until the report was taken.
+    /// Ends a connection: removes it from the flow table, the timer wheel, the queues and the pools, and
+    /// reports its end. If the owner may still read, the receive buffer is kept until the report was taken.
     pub fn destroy(&mut self, idx: u32, reason: CloseReason) {
         self.remove_flow(idx);
         self.finish(idx, reason);
@@ -406,11 +413,12 @@ impl Tcp {
         debug_assert!(removed, "a live connection is in the flow table");
     }
 
-    /// What ends with the connection itself: timer, queue places, report.
+    /// Ends a connection that the flow table no longer contains: cancels its timer, leaves the queues,
+    /// reports the end.
     fn finish(&mut self, idx: u32, reason: CloseReason) {
         self.wheel.cancel(&mut self.conns, idx);
         let c = &mut self.conns[idx];
-        // Also if it was only deferred.
+        // Also clears a deferred timer.
         c.timer = TimerNode::default();
         let (state, token, flags) = (c.state, c.token, c.flags);
         if state == State::SynReceived && !flags.has(Flags::ACTIVE_OPEN) {
@@ -438,10 +446,11 @@ impl Tcp {
         let c = &mut self.conns[idx];
         c.profile = ProfileId::DEFAULT;
         c.state = State::Closed;
-        // What it still had to say is said, or never will be.
+        // Nothing more is sent.
         c.flags.clear(Flags::TX_LISTED);
         if waits {
-            // As on Linux it stays where it is, also in the count: the application learns that there was a connection, and what became of it.
+            // As on Linux the connection stays in the accept queue and counts as queued: the application
+            // learns that there was a connection and why it ended.
             c.slot_state = SlotState::Unaccepted(reason);
             return;
         }
@@ -455,7 +464,7 @@ impl Tcp {
         }
     }
 
-    /// The last event of a connection. The slot has no new tenant before its owner has seen it.
+    /// Reports the last event of a connection. The slot is not reused before its owner has taken the event.
     pub fn report_closed(&mut self, idx: u32, reason: CloseReason) {
         self.conns[idx].slot_state = SlotState::Reported;
         let conn = self.conns.handle(idx);
@@ -463,7 +472,7 @@ impl Tcp {
         self.events.push_back(Event::Closed { conn, token: 0, reason });
     }
 
-    /// The last step of a connection's life: its handle is stale from here on.
+    /// Frees the slot of a connection: its handle is stale from here on.
     #[inline]
     pub fn free_slot(&mut self, idx: u32) {
         self.release_active(idx);
@@ -473,12 +482,12 @@ impl Tcp {
         self.conns.free(idx);
     }
 
-    /// Whether another challenge acknowledgement may leave in this second (RFC 5961 §10).
+    /// Returns whether another challenge ACK may be sent in this second (RFC 5961 §10), and counts it.
     pub fn may_challenge(&mut self) -> bool {
         let second = self.now.as_millis() / 1000;
         if second != self.challenge_timestamp {
             self.challenge_timestamp = second;
-            // RFC 5961's fixed budget was measurable from outside (CVE-2016-5696): spread it.
+            // RFC 5961's fixed budget could be measured from outside (CVE-2016-5696), so it is randomized.
             let limit = self.config.challenge_acks_per_second;
             let half = limit.div_ceil(2);
             self.challenge_count = half.saturating_add((self.secrets.random() % u64::from(limit)) as u32);
@@ -493,7 +502,7 @@ impl Tcp {
 }
 
 impl Tcp {
-    /// Checks invariants; for tests and fuzzing.
+    /// Checks invariants, for tests and fuzzing. Panics if one does not hold.
     pub fn check_invariants(&self) {
         let mut live = 0;
         let mut half_open = 0;

@@ -1,10 +1,13 @@
-//! The path MTU found by probing (RFC 4821, as Linux has it): for paths that drop what is too large and tell nobody.
+//! Path MTU discovery by probing (RFC 4821, as implemented by Linux): for paths that drop large packets
+//! without an ICMP error.
 //!
-//! The connection sends segments that `pmtu` has room for (search_low), and now and then a single larger one, half-way to what link and peer
-//! would take (search_high). If that arrives, `pmtu` is as large from then on; if it alone is lost, search_high is below it, and nobody
-//! slows down. Everything lost, several time-outs in a row, is the sign of a path that takes less than `pmtu`.
+//! The connection sends segments that fit `pmtu` (search_low), and now and then one larger segment, half-way
+//! to what link and peer accept (search_high). If that arrives, `pmtu` is raised to its size; if it alone is
+//! lost, search_high is lowered below it, without a reduction of the congestion window. If everything is lost
+//! for several time-outs in a row, the path may accept less than `pmtu`.
 //!
-//! What an idle connection has to remember is in four bits of [`Tcb`]: whether it searches, and if the search is over, since when.
+//! An idle connection stores four bits in its [`Tcb`]: whether it searches and, if the search is complete,
+//! since when.
 
 use super::Tcp;
 use super::active::{ActiveConn, SlowPathFlags};
@@ -18,22 +21,24 @@ use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
 
-/// Congestion window from which on probes are sent, in segments (Linux): a probe is more than its share.
+/// Smallest congestion window with which probes are sent, in segments (as on Linux): a probe counts as two
+/// segments.
 const PROBE_CWND_MIN: u32 = 11;
 
-/// What [`Tcb::mtu_search`] says.
+/// State of the search, see [`Tcb::mtu_search`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MtuSearchState {
-    /// `pmtu` is what the route says.
+    /// `pmtu` is the MTU of the route.
     Off,
-    /// `pmtu` is what was shown to arrive; probes are sent.
+    /// `pmtu` is the largest size shown to arrive; probes are sent.
     Searching,
-    /// The same, but there is nothing left to try; since when, as the number of an interval.
+    /// `pmtu` is the largest size shown to arrive, and no size is left to probe, since the interval with this
+    /// number.
     Complete(u8),
 }
 
 impl MtuSearchState {
-    /// Numbers of intervals that can be told apart in four bits.
+    /// Number of intervals that four bits can distinguish.
     const INTERVALS: u64 = 14;
 
     pub const fn from_bits(bits: u8) -> Self {
@@ -57,8 +62,9 @@ impl MtuSearchState {
         Self::Complete((number % Self::INTERVALS) as u8)
     }
 
-    /// What it is after a time without a busy part: settled until a whole interval has passed for certain. Only 14 intervals are told apart:
-    /// after as many it may rest for two more.
+    /// Returns the state after a time without active state: complete until a whole interval has certainly
+    /// passed. Only 14 intervals are distinguished: after that many, the search may stay complete for up to
+    /// two more.
     fn resumed(self, now: Instant, interval: Duration) -> Self {
         let (Self::Complete(then), Self::Complete(number)) = (self, Self::complete(now, interval)) else {
             return self;
@@ -73,19 +79,19 @@ impl MtuSearchState {
 pub(crate) struct MtuProbe {
     start: SeqNumber,
     end: SeqNumber,
-    /// Bytes of the packet: the MTU it is to show.
+    /// Bytes of the packet: the MTU that the probe tests.
     mtu: u16,
 }
 
-/// The search of a busy connection.
+/// The search of an active connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MtuSearch {
-    /// Largest packet that may still get through; none as long as nobody asked for it.
+    /// Largest packet that may still arrive; `None` before it was determined.
     search_high: Option<u16>,
     pub probe: Option<MtuProbe>,
-    /// A probe failed: `high` is something that was learned.
+    /// A probe was lost, so `search_high` was learned.
     has_failed: bool,
-    /// When it began.
+    /// When the search began.
     probe_timestamp: Instant,
     /// When the head of the queue timed out for the first time.
     stalled_at: Instant,
@@ -100,7 +106,7 @@ impl MtuSearch {
         stalled_at: Instant::ZERO,
     };
 
-    /// Whether a probe was lost since the busy part was taken.
+    /// Whether a probe was lost since the active state was allocated.
     pub fn has_failed(&self) -> bool {
         self.has_failed
     }
@@ -111,7 +117,7 @@ fn interval(config: &TcpConfig) -> Duration {
 }
 
 impl Tcb {
-    /// Bytes of a packet with so many of payload.
+    /// Returns the bytes of a packet with `payload` bytes of payload.
     fn mtu_for(&self, payload: u32) -> u16 {
         let headers = u32::from(self.header_bytes() + self.option_bytes());
         u16::try_from(payload + headers).unwrap_or(u16::MAX)
@@ -119,7 +125,7 @@ impl Tcb {
 }
 
 impl Tcp {
-    /// A busy part was taken: goes on with the search where the last one left it.
+    /// Continues the search where it was when the previous active state was released.
     #[cold]
     pub(super) fn resume_mtu_search(&mut self, idx: u32) {
         let (now, config) = (self.now, &self.config);
@@ -134,14 +140,15 @@ impl Tcp {
         b.mtu.probe_timestamp = now;
         c.set_mtu_search(state.resumed(now, interval(config)));
         if matches!(c.mtu_search(), MtuSearchState::Complete(_)) {
-            // Which was before all had come, and the busy part went.
+            // The search was complete before the last segment arrived and the active state was released.
             b.mtu.probe_timestamp = Instant::from_millis(now.as_millis().saturating_sub(silent_ms));
             b.mtu.search_high = Some(c.pmtu);
         }
     }
 
-    /// The busy part is about to go, and with it what failed: what was found is good enough for an interval. Otherwise each burst of a
-    /// connection that is often idle would lose the same probe again.
+    /// Stores that the search is complete when the active state, which knows about lost probes, is about to
+    /// be released: the size found is used for an interval. Otherwise each burst of a connection that is
+    /// often idle would lose a probe of the same size again.
     #[cold]
     pub(super) fn suspend_mtu_search(&mut self, idx: u32) {
         let (now, interval) = (self.now, interval(&self.config));
@@ -151,8 +158,8 @@ impl Tcp {
         }
     }
 
-    /// Before new data leave: sends a larger segment first if it is time to (RFC 4821 §7.4). False if new data have to wait, so that
-    /// there is room for it.
+    /// Sends a larger segment before new data if a probe is due (RFC 4821 §7.4). Returns false if new data
+    /// have to wait, so that there is room for the probe.
     #[cold]
     pub(super) fn search_mtu(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
         if self.conns[idx].mtu_search() == MtuSearchState::Off {
@@ -164,7 +171,7 @@ impl Tcp {
         }
         let c = &self.conns[idx];
         let b = &self.active[c.active];
-        // Options of variable length, and a path that fragments, would make the size of a probe mean nothing.
+        // Options of variable length, or a path that fragments, would make the size of a probe meaningless.
         let unfit = b.mtu.probe.is_some()
             || b.recovery.ca_state != CaState::Open
             || c.cwnd < PROBE_CWND_MIN
@@ -185,33 +192,33 @@ impl Tcp {
             return Ok(true);
         }
         let allowance = self.send_quota(idx);
-        // Enough behind it that its loss is noticed.
+        // Enough data must follow the probe that its loss is detected.
         let needed = size + (b.rack.reordering(self.config.reordering_segments) + 1) * mss;
         if allowance.unsent < needed || c.snd_wnd < needed {
             return Ok(true);
         }
         if allowance.window < needed || b.rtx_queue.in_flight() + 2 > c.cwnd {
-            // What is in flight leaves soon.
+            // The data in flight will soon be acknowledged.
             return Ok(b.rtx_queue.is_empty());
         }
         self.send_mtu_probe(net, idx, mtu, size)?;
         Ok(true)
     }
 
-    /// RFC 4821 §7.5: one segment by itself, also where the device would cut larger ones.
+    /// Sends one probe as a single segment, even if the device could segment larger ones (RFC 4821 §7.5).
     fn send_mtu_probe(&mut self, net: &mut Network, idx: u32, mtu: u16, size: u32) -> Result<(), TxError> {
         let start = self.conns[idx].snd_nxt;
         self.send_segment(net, idx, size, false, EndKind::Segment, size)?;
         self.stats.mtu_probes += 1;
         let Some((c, b)) = self.tcb_and_active(idx) else { return Ok(()) };
-        // It stands for two segments.
+        // The probe counts as two segments.
         c.cwnd -= 1;
         b.mtu.probe = Some(MtuProbe { start, end: c.snd_nxt, mtu });
         b.rtx_queue.require_slow_path_until(c.snd_nxt);
         Ok(())
     }
 
-    /// The largest packet that link and peer take, and no probe has shown to be lost.
+    /// Returns the largest packet that link and peer accept, and that no lost probe has excluded.
     fn search_high(&mut self, net: &mut Network, idx: u32) -> Option<u16> {
         let c = &self.conns[idx];
         if let Some(high) = self.active[c.active].mtu.search_high {
@@ -225,7 +232,8 @@ impl Tcp {
         Some(high)
     }
 
-    /// There is nothing left to try, until an interval has passed: the path may be another one then.
+    /// Completes the search, as no size is left to probe, and restarts it after an interval: the path may
+    /// have changed.
     fn complete_mtu_search(&mut self, idx: u32) {
         let (now, interval) = (self.now, interval(&self.config));
         let Some((c, b)) = self.tcb_and_active(idx) else { return };
@@ -238,8 +246,8 @@ impl Tcp {
         }
     }
 
-    /// The head of the queue timed out: if that has been going on for long, the path may take less than it takes to
-    /// arrive (RFC 4821 §7.7).
+    /// Lowers the segment size after the head of the queue has timed out for long: the path may accept
+    /// smaller packets only (RFC 4821 §7.7).
     pub(super) fn detect_black_hole(&mut self, idx: u32) {
         let config = &self.config;
         if config.mtu_probing == MtuProbing::Off {
@@ -256,7 +264,7 @@ impl Tcp {
             b.mtu.stalled_at = now;
             return;
         }
-        // A peer whose window is closed answers, and drops what was under way.
+        // A peer with a closed window answers and drops the data in flight.
         if now - b.mtu.stalled_at < patience || c.snd_wnd == 0 {
             return;
         }
@@ -274,8 +282,8 @@ impl Tcp {
         self.stats.mtu_black_holes += 1;
     }
 
-    /// The route takes `mtu`: nothing above it needs to be tried. A probe above it is lost, and that is no sign of congestion
-    /// (RFC 4821 §7.6.2).
+    /// Lowers search_high to the MTU of the route. A larger probe in flight is lost, which is no sign of
+    /// congestion (RFC 4821 §7.6.2).
     pub(super) fn bound_mtu_search(&mut self, idx: u32, mtu: u16) {
         let c = &mut self.conns[idx];
         if c.active == NONE || c.mtu_search() == MtuSearchState::Off {
@@ -291,7 +299,8 @@ impl Tcp {
         }
     }
 
-    /// The probe arrived (RFC 4821 §7.6.1): segments are as large from now on, and as many fewer.
+    /// Processes the acknowledgement of the probe (RFC 4821 §7.6.1): segments are that large from now on, and
+    /// the window has proportionally fewer of them.
     #[cold]
     pub(super) fn on_mtu_probe_acknowledged(&mut self, idx: u32) {
         let Some((c, b)) = self.tcb_and_active(idx) else { return };
@@ -307,8 +316,8 @@ impl Tcp {
         self.stats.mtu_probes_acknowledged += 1;
     }
 
-    /// Segments were found lost while a probe was in flight. If it is the probe, and nothing else, no router was overloaded: it was too large
-    /// (RFC 4821 §7.6.2). The window stays as it is then. Otherwise nothing is known of the size (§7.6.4).
+    /// Checks lost segments while a probe is in flight. If only the probe is lost, it was too large, and the
+    /// window is kept (RFC 4821 §7.6.2). Otherwise nothing is known about its size (§7.6.4).
     #[cold]
     pub(super) fn check_mtu_probe_loss(&mut self, idx: u32) {
         let Some((c, b)) = self.tcb_and_active(idx) else { return };
@@ -320,7 +329,8 @@ impl Tcp {
         }
     }
 
-    /// Something is about to be sent again: whatever arrives now says nothing of the probe's size (RFC 4821 §7.6.4).
+    /// Forgets the probe before a retransmission: its acknowledgement would say nothing about its size (RFC
+    /// 4821 §7.6.4).
     #[cold]
     pub(super) fn forget_mtu_probe(&mut self, idx: u32) {
         let Some((c, b)) = self.tcb_and_active(idx) else { return };
@@ -330,12 +340,12 @@ impl Tcp {
     }
 }
 
-/// The probe, which counts as lost, was too large: what it carried goes again in segments that are known to arrive.
+/// Processes the loss of a probe that was too large: its data are sent again in segments of the known size.
 fn on_mtu_probe_lost(c: &mut Tcb, b: &mut ActiveConn, probe: MtuProbe) {
     b.mtu.probe = None;
     b.mtu.has_failed = true;
     b.mtu.search_high = Some(b.mtu.search_high.map_or(probe.mtu - 1, |high| high.min(probe.mtu - 1)));
-    // What it took when it was sent.
+    // The probe had taken one segment of the window.
     c.cwnd += 1;
     b.rtx_queue.resegment_one(probe.start, c.mss());
     recovery::simple_retransmit(c, b);

@@ -1,5 +1,6 @@
-//! Segments leave. Each turn works off the transmit list. For each connection: SYN, what was lost, what is new as far as the windows go, FIN,
-//! and an acknowledgement by itself if nothing else carried it.
+//! Sends segments. Each turn processes the transmit list. For each connection, it sends in this order: SYN,
+//! lost segments, new data as far as the windows admit them, FIN, and a pure acknowledgement if no other
+//! segment carried it.
 
 use super::Tcp;
 use super::active::{MsgMore, RetransmitTimer, SlowPathFlags};
@@ -15,32 +16,32 @@ use crate::ip::{Network, TxError};
 use crate::wire::tcp::TcpFlags;
 use core::time::Duration;
 
-/// How long a cork holds a partial segment (Linux, tcp(7)).
+/// Longest time for which a cork holds back a partial segment (Linux, tcp(7)).
 const CORK_MAX: Duration = Duration::from_millis(200);
 
-/// Payload of a super-frame at the most: what an IPv4 packet can carry less headers.
+/// Largest payload of a super-frame in bytes: what an IPv4 packet can carry, less headers.
 const GSO_PAYLOAD_MAX: u32 = 65_535 - 120;
 
-/// What may be sent now.
+/// How much may be sent now.
 pub(super) struct SendQuota {
-    /// Bytes queued behind `snd_nxt`.
+    /// Bytes queued after `snd_nxt`.
     pub unsent: u32,
-    /// Of those, the peer's window takes.
+    /// Bytes after `snd_nxt` that the peer's window admits.
     pub window: u32,
-    /// Segments the congestion window takes.
+    /// Segments that the congestion window admits.
     pub cwnd_quota: u32,
-    /// Bytes of a full one.
+    /// Bytes of a full-sized segment.
     pub mss: u32,
 }
 
 impl Tcp {
-    /// Works off the transmit list. Connections for which the device has no room stay on it.
+    /// Processes the transmit list. Connections for which the device has no room stay on the list.
     pub fn transmit(&mut self, net: &mut Network) {
         self.release_deferred_acks();
         let mut round = self.tx_list.begin();
         while let Some(idx) = self.tx_list.next(&mut round) {
             if !self.conns[idx].has(Flags::TX_LISTED) {
-                // Its connection went while it was on the list.
+                // The connection ended while it was on the list.
                 continue;
             }
             self.conns[idx].flags.clear(Flags::TX_LISTED);
@@ -65,7 +66,7 @@ impl Tcp {
         self.drop_sent_deferred_acks();
     }
 
-    /// There is no way out now: without a timer nothing would ever try again.
+    /// Arms a timer after a failed transmission without a route, because nothing else would try again.
     fn arm_retry_timer(&mut self, idx: u32) {
         let now = self.now;
         let c = &self.conns[idx];
@@ -93,7 +94,7 @@ impl Tcp {
         }
         if c.active != NONE {
             if !net.hop_is_current(&c.hop) {
-                // The new way may take less: that must be known before segments are cut.
+                // The new route may have a smaller MTU, which must be known before segments are cut.
                 self.reroute(net, idx)?;
             }
             self.cwnd_restart(idx);
@@ -112,7 +113,7 @@ impl Tcp {
         Ok(())
     }
 
-    /// Something has left: tells the owner if little enough is left (`__sk_stream_memory_free`).
+    /// Reports `Writable` after data were sent, if few enough bytes are unsent (`__sk_stream_memory_free`).
     #[cold]
     fn report_notsent_lowat(&mut self, idx: u32) {
         let conn = self.conns.handle(idx);
@@ -122,13 +123,13 @@ impl Tcp {
         }
     }
 
-    /// SYN, or a SYN+ACK that did not leave at once.
+    /// Sends a SYN, or a SYN+ACK that could not be sent at once.
     #[inline(never)]
     fn send_syn_outlined(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         self.send_syn(net, idx)
     }
 
-    /// SYN or SYN+ACK.
+    /// Sends SYN or SYN+ACK.
     #[inline(always)]
     pub fn send_syn(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let c = &self.conns[idx];
@@ -140,12 +141,14 @@ impl Tcp {
                 flags |= TcpFlags::ECE;
             }
         } else if c.has(Flags::ECN) && c.retries == 0 {
-            // RFC 3168 §6.1.1; after a loss without it, for middleboxes that drop such SYNs (§6.1.1.1).
+            // RFC 3168 §6.1.1. After a loss the SYN is sent without ECN, for middleboxes that drop such SYNs
+            // (§6.1.1.1).
             flags |= TcpFlags::ECE | TcpFlags::CWR;
         }
         let segment = TxSegment { seq: c.snd_una, len: 0, flags, gso_size: None, ect: false };
         let (now_us, now_ms) = (self.now.as_micros() as u32, self.now_ms());
-        // In a connection that somebody asks for nothing is queued and nothing came twice, so that its SYN+ACK is plain.
+        // A passive connection has neither queued nor duplicate data, so its SYN+ACK has no exceptional
+        // options.
         let plain = passive && !c.has(Flags::V6 | Flags::MTU_LOCKED | Flags::ACTIVE_OPEN);
         let sent = if plain { self.emit_syn_ack(net, idx, &segment) } else { Ok(false) };
         let result = match sent {
@@ -156,7 +159,8 @@ impl Tcp {
         let c = &mut self.conns[idx];
         if let Err(error) = result {
             if error != TxError::Full {
-                // It counts as lost on the way: the next attempt comes after a time-out and not at once.
+                // The segment counts as lost on the path: the next attempt follows after a time-out and not
+                // at once.
                 c.last_rx = now_ms;
             }
             return Err(error);
@@ -170,7 +174,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// Linux's slow start after idle (RFC 5681 §4.1): the window halves for each time-out without sending, down to the initial one.
+    /// Restarts slow start after an idle time as Linux does (RFC 5681 §4.1; `tcp_cwnd_restart`): the window
+    /// is halved for each time-out without a transmission, down to the initial window.
     fn cwnd_restart(&mut self, idx: u32) {
         let now = self.now;
         let c = &mut self.conns[idx];
@@ -198,7 +203,8 @@ impl Tcp {
         b.congestion.on_idle();
     }
 
-    /// RFC 5682 §2.1, step 2b: new data instead of what is lost, whatever Nagle's algorithm says. False if there is no reason to, or no room.
+    /// Sends new data before lost data, regardless of Nagle's algorithm (RFC 5682 §2.1, step 2b). Returns
+    /// false if F-RTO does not ask for it, or there is no room.
     fn send_frto_new_data(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
         let busy = self.conns[idx].active;
         if !self.active[busy].recovery.is_frto_sending_new_data() {
@@ -216,7 +222,8 @@ impl Tcp {
         Ok(sent)
     }
 
-    /// Retransmits what is lost, as far as the congestion window goes. False if new data have to wait.
+    /// Retransmits lost segments as far as the congestion window admits them. Returns false if new data have
+    /// to wait.
     fn xmit_retransmit_queue(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
         let mut before = None;
         loop {
@@ -235,7 +242,7 @@ impl Tcp {
             let sent = &mut self.active[busy].rtx_queue;
             let Some(lost) = sent.next_lost(mss, bytes_max, window_end) else { break };
             let first = sent.front().is_some_and(|s| s.seq == lost.seq);
-            // It leaves with the one before it as it did before.
+            // The segment is sent together with the previous one again, as it was before.
             let pushes = lost.end_kind == EndKind::Packet && before == Some(lost.seq);
             before = (lost.end_kind == EndKind::Segment).then_some(lost.end_seq);
             self.retransmit_entry(net, idx, &lost, pushes)?;
@@ -253,7 +260,7 @@ impl Tcp {
         self.send_probes(net, idx)
     }
 
-    /// Probes: for a lost tail, and for a larger path MTU. False if new data have to wait.
+    /// Sends a tail loss probe or a probe for a larger path MTU. Returns false if new data have to wait.
     #[cold]
     fn send_probes(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
         let b = &mut self.active[self.conns[idx].active];
@@ -266,7 +273,8 @@ impl Tcp {
         Ok(true)
     }
 
-    /// Sends one entry of the retransmission queue again, with PSH if it pushes or did so for all that was queued.
+    /// Retransmits one entry of the retransmission queue, with PSH if it `pushes` or had PSH as the end of
+    /// all queued data.
     fn retransmit_entry(
         &mut self,
         net: &mut Network,
@@ -303,7 +311,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// RFC 8985 §7.3: one new segment if there is one and the window takes it, otherwise the last one again.
+    /// Sends a tail loss probe: one new segment if there is one and the window admits it, otherwise the last
+    /// segment again (RFC 8985 §7.3).
     fn send_loss_probe(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let allowance = self.send_quota(idx);
         let mss = allowance.mss;
@@ -330,7 +339,7 @@ impl Tcp {
         Ok(())
     }
 
-    /// What windows and queue allow.
+    /// Returns what windows and queue allow to be sent.
     pub(super) fn send_quota(&self, idx: u32) -> SendQuota {
         let c = &self.conns[idx];
         let b = &self.active[c.active];
@@ -339,15 +348,16 @@ impl Tcp {
         let window_end = c.snd_una + c.snd_wnd;
         let window = (window_end - c.snd_nxt).max(0) as u32;
         let segments = c.cwnd.saturating_sub(b.rtx_queue.in_flight());
-        // Never more than half of the largest window the peer had (RFC 9293 §3.8.6.2.1): with a tiny window a full segment would never fit.
+        // Segments do not exceed half of the largest window that the peer has offered (RFC 9293 §3.8.6.2.1):
+        // into a tiny window a full-sized segment would never fit.
         let half = if b.max_window > 536 { b.max_window / 2 } else { b.max_window };
         let mss = if half > 0 { c.mss().min(half.max(28)) } else { c.mss() };
-        // SACK blocks that ride on data take their room from it (RFC 6691 §2).
+        // SACK blocks on data segments reduce their payload (RFC 6691 §2).
         let mss = mss.min(c.mss() - self.sack_bytes_on_data(idx));
         SendQuota { unsent, window, cwnd_quota: segments, mss }
     }
 
-    /// Bytes of the SACK option that a data segment carries now. None on tiny segments.
+    /// Returns the bytes of the SACK option on a data segment; 0 on tiny segments.
     fn sack_bytes_on_data(&self, idx: u32) -> u32 {
         let c = &self.conns[idx];
         let b = &self.active[c.active];
@@ -387,7 +397,7 @@ impl Tcp {
                 return Ok(());
             };
             let last = len == a.unsent;
-            // A probe of a window that is too small for a whole segment is not to wait for more.
+            // A probe of a window that is too small for a full-sized segment must not wait for more data.
             let ends = match last {
                 _ if has_cuts && self.pushes_within(idx, len) => {
                     burst = Burst::default();
@@ -410,7 +420,8 @@ impl Tcp {
         }
     }
 
-    /// How much of `most` bytes leaves now; `None` if it waits (Nagle, cork, window). `ends_record`: what follows them is of another record.
+    /// Returns how many of `most` bytes are sent now; `None` if they wait (Nagle, cork, window).
+    /// `ends_record`: the data after them belong to another record.
     fn size_to_send(&mut self, idx: u32, a: &SendQuota, most: u32, ends_record: bool) -> Option<u32> {
         let c = &self.conns[idx];
         let b = &mut self.active[c.active];
@@ -426,26 +437,28 @@ impl Tcp {
         }
         if last {
             let corked = c.has(Flags::CORK) || b.msg_more == MsgMore::Expected;
-            // Minshall: hold a small segment only while another small one is not acknowledged.
+            // Minshall: a small segment is held back only while another small segment is unacknowledged.
             let nagle = !c.has(Flags::NODELAY) && !b.rtx_queue.is_empty() && b.snd_sml.is_some();
             if urgent || c.has(Flags::FIN_QUEUED) || b.nagle_push || !(corked || nagle) {
                 b.nagle_push = false;
                 return Some(most);
             }
         } else if b.nagle_push && whole == 0 {
-            // A probe into a window that is open, but not for a whole segment. It opens no further, so the peer's buffer is smaller than it was: what it was is no
-            // measure any more of what is worth sending.
+            // A probe into a window that is open, but not for a full-sized segment. The window does not open
+            // further, so the peer's buffer has become smaller, and its former size no longer tells which
+            // segments are worth sending.
             b.nagle_push = false;
             b.max_window = c.snd_wnd;
             return Some(most);
         } else if most < a.window {
-            // Limited by the congestion window or the size of a super-frame: whole segments.
+            // Limited by the congestion window or the size of a super-frame: only full-sized segments are
+            // sent.
             return (whole > 0).then_some(whole);
         }
         (whole > 0).then_some(whole)
     }
 
-    /// Data wait: sees to it that something will make them leave.
+    /// Arms a timer that sends data which are held back.
     fn arm_held_data_timer(&mut self, idx: u32, a: &SendQuota) {
         let now = self.now;
         let c = &self.conns[idx];
@@ -459,7 +472,7 @@ impl Tcp {
             return;
         }
         if b.rtx_queue.is_empty() && b.timer_kind == RetransmitTimer::Off {
-            // RFC 9293 §3.8.6.1: without a timer a lost window update would stop both ends for ever.
+            // RFC 9293 §3.8.6.1: without a timer a lost window update would stop both sides forever.
             let rto = rtt::rto(c, self.profiles.get(c.profile), b.backoff);
             b.set_timer(RetransmitTimer::Persist, now + rto);
         }
@@ -489,7 +502,8 @@ impl Tcp {
         self.send_segment(net, idx, 0, true, EndKind::Segment, a.mss)
     }
 
-    /// Sends `len` new bytes from `snd_nxt` on in segments of `mss`, with FIN if they are the last, and PSH on the last segment unless it is the end of no more than that.
+    /// Sends `len` new bytes from `snd_nxt` on in segments of `mss` bytes, with FIN if they are the last
+    /// ones, and with PSH on the last segment unless `ends` is [`EndKind::Segment`].
     pub(super) fn send_segment(
         &mut self,
         net: &mut Network,
@@ -530,7 +544,7 @@ impl Tcp {
             c.flags.clear(Flags::ECN_CWR);
         }
         if b.timer_kind == RetransmitTimer::Persist {
-            // The window opened: what its closing has lengthened is short again.
+            // The window has opened: the backoff of window probes ends.
             b.backoff = 0;
             b.retransmit_since = None;
         }
@@ -557,7 +571,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// Congestion window validation (RFC 7661 in Linux's form): how much of the window was used during the last round.
+    /// Validates the congestion window (RFC 7661, as Linux does): records how much of the window was used
+    /// during the last round.
     fn cwnd_validate(&mut self, idx: u32, limited: bool) {
         let c = &self.conns[idx];
         let b = &mut self.active[c.active];
@@ -569,7 +584,7 @@ impl Tcp {
         }
     }
 
-    /// Payload bytes of the largest (super-)frame for `segments` segments.
+    /// Returns the payload bytes of the largest frame or super-frame for `segments` segments.
     fn gso_payload_max(&self, net: &Network, idx: u32, mss: u32, segments: u32) -> u32 {
         let c = &self.conns[idx];
         let urgent = c.active != NONE && self.active[c.active].snd_up.is_some();

@@ -1,34 +1,34 @@
-//! Data that still lie in the frames of the current burst, in the order in which they came.
+//! Data that are still in the frames of the current burst, in the order in which they arrived.
 //!
-//! The owner deals with them in that order, so whatever is asked about is nearly always the first entry: nothing is searched and
-//! nothing moves. The queue is empty when the burst goes.
+//! The owner consumes them in that order, so the requested entry is nearly always the first one: nothing is
+//! searched and nothing is moved. The queue is empty when the burst is released.
 
 use crate::events::InlineData;
 use crate::handle::Conn;
 
-/// In-burst data that the owner has not dealt with yet.
+/// Data in the burst that the owner has not consumed yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PendingData {
     pub conn: Conn,
     pub data: InlineData,
-    /// Its event was taken: the owner is reading it.
+    /// The event was taken: the owner is reading the data.
     pub delivered: bool,
-    /// More of the same connection follows.
+    /// A later entry belongs to the same connection.
     followed: bool,
 }
 
-/// All of them.
+/// The queue of data in the burst.
 #[derive(Debug, Default)]
 pub(crate) struct PendingQueue {
     entries: Vec<PendingData>,
-    /// Entries before this one are done.
+    /// Entries before this index are done.
     first: usize,
-    /// The event of one of them was withheld, because its connection was not accepted yet.
+    /// The event of an entry was withheld, because its connection was not accepted yet.
     withheld: bool,
 }
 
 impl PendingQueue {
-    /// Appends data. `again` says that there may be others of the same connection.
+    /// Appends data. `again`: earlier entries may belong to the same connection.
     #[inline]
     pub fn push(&mut self, conn: Conn, data: InlineData, again: bool) {
         if again && let Some(before) = self.entries[self.first..].iter_mut().rev().find(|p| p.conn == conn) {
@@ -37,7 +37,7 @@ impl PendingQueue {
         self.entries.push(PendingData { conn, data, delivered: false, followed: false });
     }
 
-    /// Where data are in the queue.
+    /// Returns the index of an entry.
     #[inline]
     fn position(&self, conn: Conn, data: InlineData) -> Option<usize> {
         let wanted = |p: &PendingData| p.conn == conn && p.data == data;
@@ -49,7 +49,8 @@ impl PendingQueue {
         Some(self.first + 1 + found)
     }
 
-    /// Notes that the owner reads data now. Returns false if they moved to the receive buffer meanwhile.
+    /// Records that the owner reads the data now. Returns false if they were moved to the receive buffer in
+    /// the meantime.
     #[inline]
     pub fn deliver(&mut self, conn: Conn, data: InlineData) -> bool {
         let Some(at) = self.position(conn, data) else { return false };
@@ -57,17 +58,19 @@ impl PendingQueue {
         true
     }
 
-    /// Notes that the event of data was not given to the owner.
+    /// Records that the event of an entry was not given to the owner.
     pub fn withhold(&mut self) {
         self.withheld = !self.entries.is_empty();
     }
 
-    /// Whether there may be data whose events were withheld. Otherwise they are all still to come, or were delivered.
+    /// Whether there may be data whose events were withheld. Otherwise all events are still queued or were
+    /// delivered.
     pub fn has_withheld(&self) -> bool {
         self.withheld
     }
 
-    /// Removes data. Returns whether there are others of the connection; `None` if the data are not there.
+    /// Removes an entry. Returns whether other entries belong to the connection; `None` if there is no such
+    /// entry.
     #[inline]
     pub fn remove(&mut self, conn: Conn, data: InlineData) -> Option<bool> {
         let at = self.position(conn, data)?;
@@ -96,24 +99,26 @@ impl PendingQueue {
         }
     }
 
-    /// All entries.
+    /// Returns all entries.
     pub fn iter(&self) -> impl Iterator<Item = &PendingData> {
         self.entries[self.first..].iter()
     }
 
-    /// The entries of a connection.
+    /// Returns the entries of a connection.
     pub fn of_conn(&self, conn: Conn) -> impl Iterator<Item = &PendingData> {
         self.iter().filter(move |p| p.conn == conn)
     }
 
-    /// Removes the entries of a connection that `unwanted` names. Each of them is passed to it once, in order.
+    /// Removes those entries of a connection for which `unwanted` returns true. Each entry of the connection
+    /// is passed to it once, in order.
     pub fn remove_of(&mut self, conn: Conn, mut unwanted: impl FnMut(&PendingData) -> bool) {
         self.entries.drain(..core::mem::take(&mut self.first));
         self.entries.retain(|p| p.conn != conn || !unwanted(p));
         self.clear_followed(conn);
     }
 
-    /// The last of a connection is followed no more. Returns whether there is one.
+    /// Records that no entry follows the last one of a connection. Returns whether the connection has an
+    /// entry.
     fn clear_followed(&mut self, conn: Conn) -> bool {
         let last = self.entries[self.first..].iter_mut().rev().find(|p| p.conn == conn);
         last.map(|p| p.followed = false).is_some()

@@ -1,7 +1,9 @@
-//! Header prediction: most segments are the one that is expected next, on a connection where nothing is amiss. They need none of the
-//! checks for what might be wrong, and their acknowledgement nothing of loss recovery.
+//! Header prediction: most segments are the next expected one, on a connection without loss or reordering.
+//! Such a segment needs none of the checks for exceptional cases, and its acknowledgement needs no loss
+//! recovery.
 //!
-//! What is done here is what `input` and `ack` would do with such a segment, and nothing else: tests compare the two (docs/adr/0007).
+//! This module does what `input` and `ack` would do with such a segment, and nothing else: tests compare both
+//! paths (docs/adr/0007).
 
 use super::ack::AckOutcome;
 use super::active::ActiveConn;
@@ -18,14 +20,15 @@ use crate::options::CaState;
 use crate::time::Instant;
 use crate::wire::tcp::{TcpFlags, TcpOptions, Timestamps};
 
-/// Flags that a predicted segment may have besides ACK, which it must have.
+/// Flags that a predicted segment may have besides ACK, which is required.
 const PREDICTED_FLAGS: TcpFlags = TcpFlags::PSH.with(TcpFlags::FIN);
 
-/// The timestamps of a segment that is expected next; `None` if it is not.
+/// Checks whether a segment is the next expected one and returns its timestamps; `None` if it is not
+/// expected.
 #[inline(always)]
 pub(super) fn predict(c: &Tcb, seg: &Segment<'_>) -> Option<Option<Timestamps>> {
     let header = &seg.header;
-    // In SYN-RECEIVED only what completes the handshake.
+    // In SYN-RECEIVED only the segment that completes the handshake is predicted.
     let acknowledges = if c.state == State::SynReceived {
         header.ack == c.snd_nxt && !c.has(Flags::ACTIVE_OPEN)
     } else {
@@ -45,8 +48,8 @@ pub(super) fn predict(c: &Tcb, seg: &Segment<'_>) -> Option<Option<Timestamps>> 
     (ts.tsval.wrapping_sub(c.ts_recent).cast_signed() >= 0).then_some(Some(ts))
 }
 
-/// Whether a segment is the last that a connection waits for which the application has closed: it acknowledges all, our FIN included, and
-/// carries the peer's.
+/// Whether a segment is the last one that a connection waits for after the application has closed it: it
+/// acknowledges everything, including the local FIN, and carries the peer's FIN.
 #[inline(always)]
 fn completes_close(c: &Tcb, b: &ActiveConn, seg: &Segment<'_>) -> bool {
     c.state == State::FinWait1
@@ -57,19 +60,20 @@ fn completes_close(c: &Tcb, b: &ActiveConn, seg: &Segment<'_>) -> bool {
         && b.fin_sent
 }
 
-/// Nothing is lost, reordered, sent again or probed for.
+/// Whether nothing is lost, reordered, retransmitted or probed for.
 #[inline(always)]
 fn is_open_state(c: &Tcb, b: &mut ActiveConn) -> bool {
     b.recovery.ca_state == CaState::Open && b.rtx_queue.has_no_loss_pending(c.snd_una) && b.tlp.is_none()
 }
 
-/// Flags of connections on which more happens when something is acknowledged than that it is gone.
+/// Flags of connections for which an acknowledgement does more than free the acknowledged data.
 const ACK_SLOW_PATH: Flags = Flags::FIN_QUEUED.with(Flags::WANT_WRITABLE).with(Flags::ACK_EVENTS);
 
 impl Tcp {
-    /// Takes a segment that [`predict`] let pass, on a connection whose handshake is complete.
+    /// Processes a segment that [`predict`] has accepted, on a connection whose handshake is complete.
     ///
-    /// Connection and busy part are looked up once for all that is usual; whatever is not goes on in a function of its own.
+    /// TCB and active state are looked up once for the fast path; each exceptional case continues in a
+    /// function of its own.
     pub(super) fn input_predicted(
         &mut self,
         net: &mut Network,
@@ -137,7 +141,7 @@ impl Tcp {
         let Some((frame, start)) = seg.frame.filter(|_| usual) else {
             return self.finish_on_slow_path(net, idx, seg, AckOutcome::Accepted);
         };
-        // It is next, fits and brings no FIN: the application gets it where it lies.
+        // The data are in order, fit the window and have no FIN: the application reads them in place.
         let data = InlineData { frame, start, len: len as u32 };
         receive::queue_inline(c, idx, data, &mut self.chunks, &mut self.events, &mut self.pending);
         self.stats.bytes_in += u64::from(data.len);
@@ -149,14 +153,14 @@ impl Tcp {
         if due != AckDue::Later && !held {
             c.flags.set(Flags::ACK_NOW);
         }
-        // The answer of the application, which is about to put it there, is nearly certain.
+        // The application is nearly certain to answer, which would put the connection on the transmit list.
         self.tx_list.push(c, idx, &self.profiles);
         if held {
             self.defer_ack(idx);
         }
     }
 
-    /// What a segment carries whose acknowledgement is dealt with.
+    /// Processes the payload of a segment whose acknowledgement was processed.
     #[inline(never)]
     fn finish_on_slow_path(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>, outcome: AckOutcome) {
         if outcome != AckOutcome::Gone {
@@ -165,13 +169,14 @@ impl Tcp {
         self.after_segment(idx, seg);
     }
 
-    /// From FIN-WAIT-1 to TIME-WAIT. What the acknowledgement says of the path is of no use to anybody any more.
+    /// Goes from FIN-WAIT-1 to TIME-WAIT. Round-trip time and congestion window are not updated, since the
+    /// connection ends.
     fn enter_time_wait_at_once(&mut self, net: &mut Network, idx: u32, hash: u32) {
         let c = &mut self.conns[idx];
         c.snd_una = c.snd_nxt;
         c.rcv_nxt += 1;
         c.flags.set(Flags::PEER_FIN);
-        // As Linux's `tcp_fin`: nobody asks any more what came twice.
+        // As in Linux's `tcp_fin`: duplicates are not reported any more.
         self.active[c.active].dsack = None;
         if self.send_ack(net, idx).is_err() {
             self.send_ack_at_once(net, idx);
@@ -179,7 +184,7 @@ impl Tcp {
         self.enter_time_wait_hashed(idx, hash);
     }
 
-    /// An acknowledgement of something new while nothing is lost, reordered or sent again.
+    /// Processes an acknowledgement of new data while nothing is lost, reordered or retransmitted.
     fn process_in_order_ack(
         &mut self,
         net: &mut Network,
@@ -226,7 +231,7 @@ impl Tcp {
     }
 }
 
-/// The peer lives, and what was sent arrives.
+/// Resets the state of retransmissions and probes: the peer answers, and data arrive.
 #[inline(always)]
 fn reset_retransmit_state(c: &mut Tcb, b: &mut ActiveConn) {
     c.flags.clear(Flags::SOFT_ERROR);
@@ -236,7 +241,8 @@ fn reset_retransmit_state(c: &mut Tcb, b: &mut ActiveConn) {
     b.recovery.high_seq = c.snd_una;
 }
 
-/// What was sent at once, at `sent`, the only transmission that an acknowledgement covers, is through.
+/// Updates round-trip time and congestion window after an acknowledgement that covers exactly one
+/// transmission, which was sent at `sent`.
 #[inline(always)]
 fn on_single_delivery(
     c: &mut Tcb,

@@ -1,35 +1,38 @@
-//! RACK: loss detection by time (RFC 8985 §6).
+//! RACK: time-based loss detection (RFC 8985 §6).
 
 use super::rtx_queue::{DeliveredSegment, Delivery, RtxQueue};
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
 
-/// Rounds a widened reordering window lasts without another DSACK (RFC 8985 §6.2 step 4).
+/// Recoveries for which a widened reordering window lasts without another DSACK (RFC 8985 §6.2, step 4).
 const PERSIST_ROUNDS: u8 = 16;
 
-/// Segments of reordering that are believed at the most (`tcp_max_reordering`).
+/// Largest reordering degree in segments (`tcp_max_reordering`).
 const REORDERING_MAX: u32 = 300;
 
-/// State of RACK.
+/// State of RACK for one connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rack {
-    /// When the most recently sent delivered segment was sent, and its end.
+    /// Transmission time (RACK.xmit_ts) and end (RACK.end_seq) of the most recently sent segment that was
+    /// delivered.
     most_recent: Option<(Instant, SeqNumber)>,
-    /// The round trip that is waited for: that of what was acknowledged last.
+    /// Round-trip time that a segment is given to arrive (RACK.rtt), in µs: that of the last delivered
+    /// segment.
     rtt_us: u64,
-    /// Highest sequence number known to have arrived (RACK.fack).
+    /// Highest sequence number that is known to have arrived (RACK.fack).
     pub fack: Option<SeqNumber>,
-    /// An original transmission was delivered below a later one, or a retransmission was for nothing.
+    /// Whether an original transmission was delivered below a later one, or a retransmission was spurious
+    /// (RACK.reordering_seen).
     pub reordering_seen: bool,
-    /// How often the former was seen.
+    /// How many times an original transmission was delivered below a later one (`reord_seen`).
     pub reord_seen: u32,
-    /// How far below, in segments, at the most; 0 for what the configuration says.
+    /// Largest reordering degree observed, in segments; 0 if it never exceeded the configured one.
     reordering: u16,
-    /// Multiplier of the reordering window, less one.
+    /// Multiplier of the reordering window (RACK.reo_wnd_mult), less one.
     reo_wnd_mult_minus_1: u8,
     reo_wnd_persist: u8,
-    /// No other DSACK counts until this was acknowledged.
+    /// No other DSACK is counted before this sequence number is acknowledged (RACK.dsack_round).
     dsack_round: Option<SeqNumber>,
 }
 
@@ -43,12 +46,14 @@ pub(crate) struct RackInput {
     pub sacked_out: u32,
     pub dup_thresh: u32,
     pub mss: u32,
-    /// Timestamp echoed by this acknowledgement and that of the newest delivered segment's last transmission, if timestamps are on.
+    /// The acknowledgement echoes a timestamp from before the last transmission of the most recent delivered
+    /// segment, so it may acknowledge the original transmission. False without timestamps.
     pub echo_is_older_than_retransmission: bool,
 }
 
 impl Rack {
-    /// Steps 1 to 3: takes over what an acknowledgement delivered. Returns whether the newest delivered segment is a newer one now.
+    /// Processes what an acknowledgement delivered (steps 1 to 3). Returns whether the most recently sent
+    /// delivered segment is a newer one now.
     pub fn on_delivery(
         &mut self,
         delivery: &Delivery,
@@ -64,12 +69,14 @@ impl Rack {
             self.on_reordering(low, delivery.reord_kinds, input);
         }
         let Some(n) = delivery.most_recent else { return false };
-        // An acknowledgement of a retransmitted segment may be one of the original: step 2 leaves those out.
+        // An acknowledgement of a retransmitted segment may be one of the original transmission: step 2
+        // ignores such segments.
         let ambiguous = |n: &DeliveredSegment| {
             let too_soon = input.now.micros_since(n.xmit_ts) < u64::from(input.min_rtt_us);
             n.is_retransmitted && (input.echo_is_older_than_retransmission || too_soon)
         };
-        // What was sent later may have come back sooner. The longer of both, as on Linux, gives the rest of what was sent with the former as much time.
+        // A segment that was sent later may be acknowledged sooner. As on Linux, the round-trip time is that
+        // of the last segment in sequence, which gives the segments sent with it as much time.
         let last = delivery
             .last_in_sequence
             .filter(|last| !ambiguous(last))
@@ -89,7 +96,8 @@ impl Rack {
         newer
     }
 
-    /// An original transmission arrived behind others that were sent after it (`tcp_check_sack_reordering`).
+    /// Records that an original transmission arrived after segments that were sent later
+    /// (`tcp_check_sack_reordering`).
     #[cold]
     fn on_reordering(&mut self, low: SeqNumber, kinds: u8, input: &RackInput) {
         self.reordering_seen = true;
@@ -101,12 +109,13 @@ impl Rack {
         }
     }
 
-    /// Segments by which others may be ahead of one that still arrives: what the configuration says, or more that was seen.
+    /// Returns the reordering degree in segments: the configured one, or a larger one that was observed.
     pub fn reordering(&self, configured: u32) -> u32 {
         configured.max(self.reordering.into())
     }
 
-    /// The same for an acknowledgement of the one segment in flight, never retransmitted and up to the highest sequence number known.
+    /// Processes an acknowledgement of the only transmission in flight, which was never retransmitted and
+    /// ends at the highest sequence number known to have arrived.
     #[inline]
     pub fn on_in_order(&mut self, at: Instant, end: SeqNumber, rtt_us: u64) {
         self.fack = Some(end);
@@ -116,7 +125,7 @@ impl Rack {
         }
     }
 
-    /// Step 4: a DSACK says that a retransmission was for nothing, so the reordering window was too small.
+    /// Widens the reordering window, because a DSACK reports that a retransmission was spurious (step 4).
     pub fn on_dsack(&mut self, snd_una: SeqNumber, snd_nxt: SeqNumber) {
         if self.dsack_round.is_some_and(|round| snd_una.lt(round)) {
             return;
@@ -127,7 +136,7 @@ impl Rack {
         self.reordering_seen = true;
     }
 
-    /// A recovery ended: the widened window lasts for a number of recoveries.
+    /// Counts the end of a recovery: a widened window lasts for a number of recoveries.
     pub fn on_recovery_end(&mut self) {
         self.reo_wnd_persist = self.reo_wnd_persist.saturating_sub(1);
         if self.reo_wnd_persist == 0 {
@@ -135,7 +144,7 @@ impl Rack {
         }
     }
 
-    /// How long after its peers a segment may still arrive.
+    /// Returns how much later than the segments sent with it a segment may still arrive (RACK.reo_wnd).
     fn reo_wnd(&self, input: &RackInput) -> Duration {
         if !self.reordering_seen && (input.in_recovery || input.sacked_out >= input.dup_thresh) {
             return Duration::ZERO;
@@ -149,7 +158,7 @@ impl Rack {
         )
     }
 
-    /// Step 5: marks what is lost. Returns the number of segments and when to look again.
+    /// Marks lost segments (step 5). Returns the number of segments and when to check again.
     pub fn detect_loss(&self, queue: &mut RtxQueue, input: &RackInput) -> (u32, Option<Instant>) {
         let Some(newest) = self.most_recent else { return (0, None) };
         queue.mark_lost_by_time(newest, Duration::from_micros(self.rtt_us) + self.reo_wnd(input), input.now)

@@ -20,20 +20,21 @@ use crate::wire::tcp::{SeqNumber, TcpFlags};
 use arrayvec::ArrayVec;
 use std::collections::VecDeque;
 
-/// What the receive window begins with at the most, in bytes: as much as can be said without scaling.
+/// Largest initial receive window in bytes: the maximum without scaling.
 const INITIAL_WINDOW_MAX: u32 = 65_535;
 
-/// How often it doubles at the most: what [`Tcb::rcv_grow`] has room for.
+/// Maximum number of doublings of the receive window: [`Tcb::rcv_grow`] has four bits.
 const WINDOW_DOUBLINGS_MAX: u8 = 15;
 
-/// Immediate acknowledgements a connection begins with (Linux's TCP_MAX_QUICKACKS): the sender is in slow start.
+/// Immediate acknowledgements that a connection begins with (Linux's `TCP_MAX_QUICKACKS`): the sender is in
+/// slow start.
 const QUICK_ACKS_MAX: u32 = 16;
 
-/// What a segment carries on most paths at the most.
+/// Largest payload of a segment over Ethernet without IP and TCP options.
 const ETHERNET_MSS: u16 = 1460;
 
 impl Tcp {
-    /// RFC 9293 §3.10.7.4, seventh and eighth check.
+    /// Processes payload and FIN (RFC 9293 §3.10.7.4, seventh and eighth check).
     pub fn on_payload(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
         let fin = seg.header.flags.contains(TcpFlags::FIN);
         if seg.payload.is_empty() && !fin {
@@ -41,18 +42,18 @@ impl Tcp {
         }
         let c = &self.conns[idx];
         if seg.end().le(c.rcv_nxt) {
-            // All of it is old: the peer missed our acknowledgement.
+            // Everything in the segment is old: the peer missed the acknowledgement.
             self.note_duplicate(idx, seg);
             self.enter_quickack_mode(idx);
             return;
         }
         if !c.state.may_receive() {
-            // The peer's FIN was the end: what comes after it does not exist (RFC 9293 §3.10.7.4).
+            // After the peer's FIN no data are accepted (RFC 9293 §3.10.7.4).
             return;
         }
         let new_data = !seg.payload.is_empty() && (seg.header.seq + seg.payload.len() as u32).gt(c.rcv_nxt);
         if c.has(Flags::ORPHAN) && new_data {
-            // Nobody will ever read it, so the peer must learn that it was lost (RFC 2525 §2.17).
+            // No application reads these data, so the peer must learn that they are lost (RFC 2525 §2.17).
             self.send_reset(net, seg);
             self.destroy(idx, CloseReason::Aborted);
             return;
@@ -74,7 +75,7 @@ impl Tcp {
             let end = c.rcv_nxt;
             self.note_dsack(idx, seg.header.seq, end);
         }
-        // RFC 5681 §4.2: what fills a hole, wholly or in part, is acknowledged at once.
+        // RFC 5681 §4.2: a segment that fills a gap completely or in part is acknowledged at once.
         let busy = self.conns[idx].active;
         let fills_hole = busy != NONE && self.active[busy].recv.range_count() > 0;
         let taken = if data.is_empty() { 0 } else { self.queue_in_order(idx, seg, skip, data) };
@@ -86,18 +87,20 @@ impl Tcp {
             if due == AckDue::Now {
                 self.ack_now(idx);
             }
-            // Behind it nothing is quick: our own may follow soon, and says the same.
+            // After a FIN no quick acknowledgement is sent: the local FIN may follow soon and acknowledges
+            // it.
             self.on_fin(net, idx);
         } else if due == AckDue::Now || refused {
-            // What is refused for want of room, too: say where we are.
+            // Data that were refused for lack of memory are also answered with the current state.
             self.ack_now(idx);
         } else if due == AckDue::Quick {
             self.quick_ack_or_defer(idx);
         }
     }
 
-    /// Whether the payload of a segment may be lent where it lies in the burst: it is next, nothing waits in front of it, and there
-    /// is memory should nobody consume it.
+    /// Whether the payload of a segment may be delivered inline, that is, read where it is in the burst: it
+    /// is next in order, no earlier data wait, and memory is available in case that the application does not
+    /// consume it.
     #[inline(always)]
     pub fn can_deliver_inline(&self, idx: u32, seg: &Segment<'_>) -> bool {
         let c = &self.conns[idx];
@@ -110,19 +113,21 @@ impl Tcp {
             && self.may_use_memory(idx, seg.payload.len())
     }
 
-    /// Whether a connection may take memory for so many bytes more: the last quarter of the pool is for those that hold hardly anything, so
-    /// that connections nobody reads do not stop those that are read.
+    /// Whether a connection may take memory for `bytes` more bytes: the last quarter of the pool is reserved
+    /// for connections that use little memory, so that connections whose data are not read do not stop the
+    /// others.
     #[inline(always)]
     fn may_use_memory(&self, idx: u32, bytes: usize) -> bool {
         self.chunks.spare() >= chunks_for(bytes) || self.unread(idx) <= BYTES_UNDER_PRESSURE_MAX
     }
 
-    /// Lends data that begin at `rcv_nxt`; [`Tcp::may_lend`] has allowed it.
+    /// Delivers data that begin at `rcv_nxt` inline; [`Tcp::can_deliver_inline`] has allowed it.
     fn deliver_inline(&mut self, idx: u32, data: InlineData) {
         queue_inline(&mut self.conns[idx], idx, data, &mut self.chunks, &mut self.events, &mut self.pending);
     }
 
-    /// Stores or lends data that begin at `rcv_nxt`. Returns how far `rcv_nxt` moved.
+    /// Stores data that begin at `rcv_nxt`, or delivers them inline. Returns by how many bytes `rcv_nxt`
+    /// moved.
     pub fn queue_in_order(&mut self, idx: u32, seg: &Segment<'_>, skip: usize, data: &[u8]) -> usize {
         if let Some((frame, start)) = seg.frame.filter(|_| self.can_deliver_inline(idx, seg)) {
             self.deliver_inline(
@@ -146,7 +151,7 @@ impl Tcp {
         }
         self.stats.bytes_copied_in += out.stored as u64;
         if let Some((start, end)) = out.duplicate {
-            // The rest of it had come out of order before (RFC 2883 §4.1.2).
+            // The rest had arrived out of order before (RFC 2883 §4.1.2).
             let first = self.conns[idx].rcv_nxt - at as u32;
             self.stats.duplicate_bytes += (end - start) as u64;
             self.note_dsack(idx, first + start as u32, first + end as u32);
@@ -158,7 +163,8 @@ impl Tcp {
         out.newly_contiguous
     }
 
-    /// Data behind a gap: kept in place, and acknowledged at once with SACK blocks (RFC 5681 §4.2, RFC 2018 §4).
+    /// Stores data after a gap in place and acknowledges them at once with SACK blocks (RFC 5681 §4.2, RFC
+    /// 2018 §4).
     fn on_out_of_order(&mut self, idx: u32, seg: &Segment<'_>) {
         self.stats.out_of_order += 1;
         if seg.wire_payload() > usize::from(self.conns[idx].rcv_mss) {
@@ -186,19 +192,19 @@ impl Tcp {
             }
         }
         if seg.header.flags.contains(TcpFlags::FIN) && data.len() == seg.payload.len() {
-            // It counts when the hole in front of it is filled, not before.
+            // The FIN counts when the gap before it is filled, not before.
             b.ooo_fin_seq = Some(seg.header.seq + seg.payload.len() as u32);
         }
         self.ack_now(idx);
     }
 
-    /// Whether a FIN that came out of order is next.
+    /// Whether a FIN that arrived out of order is next.
     fn is_ooo_fin_next(&self, idx: u32) -> bool {
         let c = &self.conns[idx];
         c.active != NONE && self.active[c.active].ooo_fin_seq == Some(c.rcv_nxt)
     }
 
-    /// `count` bytes were received in order: window growth, and when that is acknowledged.
+    /// Accounts for `count` bytes that were received in order, and returns when they are acknowledged.
     fn on_in_order_bytes(&mut self, idx: u32, seg: &Segment<'_>, count: usize, fills_hole: bool) -> AckDue {
         self.stats.bytes_in += count as u64;
         let now_ms = self.now_ms();
@@ -209,7 +215,8 @@ impl Tcp {
         event_data_recv(c, self.profiles.get(c.profile), now_ms, seg, fills_hole)
     }
 
-    /// A segment that was received before: reported first in the next acknowledgement (RFC 2883).
+    /// Records that a segment was received twice, so that the next acknowledgement reports it first (RFC
+    /// 2883).
     pub fn note_duplicate(&mut self, idx: u32, seg: &Segment<'_>) {
         let c = &self.conns[idx];
         if seg.seq_len() == 0 || !seg.end().le(c.rcv_nxt) {
@@ -227,19 +234,19 @@ impl Tcp {
         self.active[busy].dsack = Some((start, end));
     }
 
-    /// Acknowledge at once, and stay quick for a while: something is wrong on the path.
+    /// Acknowledges at once and enters quickack mode, because the path has loss or reordering.
     pub fn enter_quickack_mode(&mut self, idx: u32) {
         let c = &mut self.conns[idx];
         c.raise_quick_acks(QUICK_ACKS_MAX as u8);
         self.ack_now(idx);
     }
 
-    /// FIN in order (RFC 9293 §3.10.7.4, eighth check).
+    /// Processes a FIN in order (RFC 9293 §3.10.7.4, eighth check).
     fn on_fin(&mut self, net: &mut Network, idx: u32) {
         if self.conns[idx].active != NONE {
             let busy = self.conns[idx].active;
             self.active[busy].ooo_fin_seq = None;
-            // All has come: nothing about duplicates is of use any more (`tcp_fin`).
+            // Everything was received: duplicates are not reported any more (`tcp_fin`).
             self.active[busy].dsack = None;
         }
         let (now_ms, delay) = (self.now_ms(), self.profile(idx).delayed_ack_ms);
@@ -249,7 +256,7 @@ impl Tcp {
         let state = c.state;
         let unacked = (c.rcv_nxt - c.rcv_wup) as u32;
         if state == State::Established && c.has(Flags::ATO_SET) && unacked <= u32::from(c.rcv_mss) {
-            // Very likely our own FIN follows soon (`tcp_fin`), which says the same.
+            // The local FIN very likely follows soon (`tcp_fin`) and acknowledges this one.
             c.flags.set(Flags::PINGPONG);
             if !c.has(Flags::ACK_NOW | Flags::ACK_DELAYED) {
                 c.flags.set(Flags::ACK_DELAYED);
@@ -279,7 +286,7 @@ impl Tcp {
         }
     }
 
-    /// Tells the owner once that there is something to read.
+    /// Queues one `Readable` event until the owner takes it.
     pub fn report_readable(&mut self, idx: u32) {
         let c = &mut self.conns[idx];
         if c.has(Flags::ACCEPTED) && !c.has(Flags::READABLE_QUEUED) {
@@ -289,7 +296,7 @@ impl Tcp {
         }
     }
 
-    /// Moves all in-burst data of a connection to its receive buffer.
+    /// Moves all data of a connection that wait in the burst to its receive buffer.
     pub fn buffer_pending(&mut self, idx: u32, burst: &RxBurst<'_>) {
         if !self.conns[idx].has(Flags::INLINE) {
             return;
@@ -301,14 +308,14 @@ impl Tcp {
             self.chunks.unreserve(chunks_for(data.len()));
             self.append_received(idx, data.bytes(burst));
         }
-        // What was delivered is being read: its rest comes through `consume`.
+        // The owner is reading data that were delivered: the rest of those is moved by `consume`.
         self.pending.remove_of(conn, |p| !p.delivered);
         let delivered = self.pending.of_conn(conn).next().is_some();
         self.conns[idx].flags.assign(Flags::INLINE, delivered);
     }
 
-    /// Appends bytes that `rcv_nxt` has passed already to the receive buffer. There is room: it was reserved when they came, and the caller has
-    /// just given the reservation back.
+    /// Appends bytes that `rcv_nxt` has passed already to the receive buffer. Memory is available: it was
+    /// reserved when the bytes arrived, and the caller has just released the reservation.
     pub fn append_received(&mut self, idx: u32, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -322,7 +329,7 @@ impl Tcp {
         self.report_readable(idx);
     }
 
-    /// Bytes received and not read.
+    /// Returns the bytes received and not read.
     #[inline]
     pub fn unread(&self, idx: u32) -> usize {
         let c = &self.conns[idx];
@@ -342,10 +349,11 @@ impl Tcp {
         if busy == NONE { 0 } else { self.active[busy].delivered_unread as usize }
     }
 
-    /// So many bytes of those that the owner has taken were read by nobody: they count against the window.
+    /// Sets how many bytes that the owner has consumed were not read by their final reader; they reduce the
+    /// advertised window.
     pub fn set_unread(&mut self, conn: Conn, bytes: u32) -> Result<(), Stale> {
         let idx = self.index(conn).ok_or(Stale::Handle)?;
-        // Behind the peer's FIN there is no window to be told of.
+        // After the peer's FIN no window is advertised.
         let receives = self.conns[idx].state.may_receive();
         let bytes = if receives { bytes } else { 0 };
         if self.delivered_unread(idx) == bytes as usize {
@@ -360,7 +368,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// The owner read something: perhaps the window opened enough to tell the peer (RFC 9293 §3.8.6.2.2).
+    /// Sends a window update if reading has opened the window enough (RFC 9293 §3.8.6.2.2), and finishes a
+    /// closed connection when everything was read.
     #[inline(always)]
     pub fn after_read(&mut self, idx: u32) {
         let c = &self.conns[idx];
@@ -376,7 +385,7 @@ impl Tcp {
         let c = &self.conns[idx];
         let left = u64::from(c.rcv_wnd());
         if 2 * left > rcv_ssthresh(c, self.profiles.get(c.profile)) {
-            // It cannot have doubled.
+            // The window cannot have doubled.
             return;
         }
         let window = self.select_window(idx);
@@ -385,8 +394,9 @@ impl Tcp {
         }
     }
 
-    /// A write of the peer's has come to its end, and all of it was read: there may be no room for the next one before this one is acknowledged
-    /// (`tcp_cleanup_rbuf`). Not where exchanges are interactive: there the acknowledgement rides on the answer.
+    /// Acknowledges at once after the end of a write of the peer was read completely: the peer may not have
+    /// room for its next write before that (`tcp_cleanup_rbuf`). Interactive connections piggyback the
+    /// acknowledgement on their answer instead.
     #[inline(never)]
     fn ack_after_read(&mut self, idx: u32) {
         let c = &self.conns[idx];
@@ -395,7 +405,8 @@ impl Tcp {
         }
     }
 
-    /// Window the next segment of ours should offer, by receiver's silly window avoidance (RFC 9293 §3.8.6.2.2), unscaled.
+    /// Returns the window to advertise in the next segment, in bytes, with silly window avoidance (RFC 9293
+    /// §3.8.6.2.2).
     #[inline(always)]
     pub fn select_window(&self, idx: u32) -> u32 {
         let c = &self.conns[idx];
@@ -404,7 +415,7 @@ impl Tcp {
         let is_empty = |b: &ActiveConn| b.recv.readable() == 0 && b.delivered_unread == 0;
         let idle = !c.has(Flags::INLINE) && (c.active == NONE || is_empty(&self.active[c.active]));
         if idle && self.chunks.available() * CHUNK_BYTES / 2 >= capacity as usize {
-            // Nothing stands in the way of all of it.
+            // Nothing is unread and memory is available: the complete window is offered.
             return capacity.max(c.rcv_wnd());
         }
         self.select_window_slow(
@@ -414,11 +425,12 @@ impl Tcp {
         )
     }
 
-    /// The same beside bytes that nobody has read, or with little memory.
+    /// Returns the window to advertise when bytes are unread or memory is scarce.
     #[inline(never)]
     fn select_window_slow(&self, idx: u32, capacity: u32, unread: usize) -> u32 {
         let c = &self.conns[idx];
-        // No more than the pool could take, so that a peer is slowed down by its window and not by losses.
+        // The window does not exceed the available memory, so that a peer is slowed down by the window and
+        // not by losses.
         let chunks =
             if unread > BYTES_UNDER_PRESSURE_MAX { self.chunks.spare() } else { self.chunks.available() };
         let pool = u32::try_from(chunks * CHUNK_BYTES / 2).unwrap_or(u32::MAX);
@@ -429,7 +441,8 @@ impl Tcp {
     }
 }
 
-/// Lends data that begin at `rcv_nxt` to the application, where they lie in the burst. There is memory should nobody consume them.
+/// Queues data that begin at `rcv_nxt` for inline delivery, where they are in the burst. Memory was checked
+/// to be available in case that the application does not consume them.
 #[inline(always)]
 pub(super) fn queue_inline(
     c: &mut Tcb,
@@ -447,18 +460,19 @@ pub(super) fn queue_inline(
     c.rcv_nxt += data.len;
 }
 
-/// When what was received is acknowledged.
+/// When received data are acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AckDue {
     /// With this batch.
     Now,
-    /// With this batch, for no other reason than that acknowledgements are quick.
+    /// With this batch, for no other reason than quickack mode.
     Quick,
-    /// With what is sent next, or when it has waited long enough.
+    /// With the next segment that is sent, or when the delayed acknowledgement expires.
     Later,
 }
 
-/// Bytes were received in order: the window grows.
+/// Updates the estimate of the peer's segment size, the receive window and the acknowledgement state after
+/// bytes were received in order (Linux's `tcp_event_data_recv`).
 #[inline(always)]
 pub(super) fn event_data_recv(
     c: &mut Tcb,
@@ -501,30 +515,32 @@ pub(super) fn event_data_recv(
     AckDue::Later
 }
 
-/// The peer sends segments of so many bytes.
+/// Raises the estimate of the peer's segment size to `wire` bytes, within what was announced.
 #[inline(never)]
 fn measure_rcv_mss(c: &mut Tcb, profile: &Profile, wire: usize) {
     let announced = advmss(c, profile);
-    // What arrives at the peer says nothing about what arrives here.
+    // While the path MTU is searched for, the local `pmtu` does not bound what arrives here.
     let searches = c.mtu_search() != MtuSearchState::Off;
     let most = if searches { announced.max(ETHERNET_MSS) } else { announced };
     let wire = wire.min(most.into()) as u16;
     c.rcv_mss = c.rcv_mss.max(wire);
 }
 
-/// The largest window a connection may offer now, by how it has grown. It grows by a byte with each byte that arrives, so that it doubles
-/// in a round trip like that of a sender in slow start, and without steps, which would make the sender burst.
+/// Returns the largest window that a connection may offer now. It grows by one byte with each byte that
+/// arrives, so that it doubles in a round trip like the window of a sender in slow start, without steps,
+/// which would cause bursts.
 #[inline]
 fn rcv_ssthresh(c: &Tcb, profile: &Profile) -> u64 {
     let step = u64::from(profile.recv_window_first.min(INITIAL_WINDOW_MAX)) << c.rcv_grow();
     if c.has(Flags::ORPHAN) {
-        // Nobody reads any more; and in FIN-WAIT-2 the mark is a deadline.
+        // The window of an orphan does not grow, and in FIN-WAIT-2 `rcv_grow_seq` is a deadline.
         return step;
     }
     step + u64::from((c.rcv_nxt - c.rcv_grow_seq) as u32).min(step)
 }
 
-/// Chunks that so many bytes may need in a receive buffer: they may begin and end inside one.
+/// Returns how many chunks `bytes` bytes may need in a receive buffer: they may begin and end inside of
+/// chunks.
 pub(super) fn chunks_for(bytes: usize) -> usize {
     bytes / CHUNK_BYTES + 2
 }

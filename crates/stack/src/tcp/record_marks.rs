@@ -1,8 +1,12 @@
-//! Where the stream is cut, or pushes, before its end: behind a record (`MSG_EOR`), and inside of a long write.
+//! Push and record marks: places before the end of the queued data where a record ends (`MSG_EOR`) or a long
+//! write pushes.
 //!
-//! Linux collects what is written in buffers of whole segments, none of more than half of the largest window that the peer has offered, and sends while it collects. A buffer that is full pushes (PSH)
-//! if more than half of that window was written since something last pushed (`forced_push`). Here what is written leaves when the turn ends, and nobody needs such buffers; but where the pushes are a
-//! receiver sees, so it is reckoned as Linux does: write by write, with what would have left meanwhile. Writes of less than that cost nothing.
+//! Linux collects written data in buffers of whole segments (skbs), each of at most half of the largest
+//! window that the peer has offered, and sends while it collects. A full buffer pushes (PSH) if more than
+//! half of that window was written since the last push (`forced_push`). Ginnel sends written data when the
+//! turn ends and needs no such buffers, but a receiver sees where the pushes are. So this module computes the
+//! pushes as Linux would set them: write by write, with what Linux would have sent in the meantime. Shorter
+//! writes cost nothing.
 
 use super::Tcp;
 use super::active::SlowPathFlags;
@@ -11,35 +15,36 @@ use crate::handle::Conn;
 use crate::wire::tcp::SeqNumber;
 use std::collections::VecDeque;
 
-/// Marks that a connection has at the most: 4 MiB in steps of half of the usual window without scaling. What would be more is sent without.
+/// Marks that a connection has at most: 4 MiB in steps of half of the usual window without scaling. Further
+/// marks are dropped, and the data are sent without them.
 // limit: record and push marks of a connection
 pub(crate) const MARKS_MAX: usize = 256;
 
-/// Bytes of the largest buffer (`sk_gso_max_size`): of a packet, without what may stand in front of them.
+/// Bytes of the largest buffer (`sk_gso_max_size`), less the headers before the payload.
 const SKB_BYTES_MAX: u32 = 65_536 - 321;
 
-/// A place in what is queued.
+/// A mark inside of the queued data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RecordMark {
-    /// Behind the byte that pushes.
+    /// Sequence number after the byte that pushes.
     end: SeqNumber,
-    /// No segment reaches beyond it.
+    /// A record ends here: no segment reaches beyond the mark.
     is_record_end: bool,
 }
 
-/// Places of one connection. Nothing of it counts unless [`Extras::CUTS`] is set.
+/// Marks of one connection. They are valid only while [`SlowPathFlags::RECORD_MARKS`] is set.
 #[derive(Debug, Default)]
 pub(crate) struct RecordMarks {
-    /// In the order of the stream.
+    /// Marks in the order of the stream.
     marks: VecDeque<RecordMark>,
-    /// Where the last buffer begins.
+    /// Where the last buffer (skb) begins.
     skb_start: SeqNumber,
-    /// Where a write that goes on last pushed, or began.
+    /// Last push of a write that continues, or the start of that write.
     pushed_seq: Option<SeqNumber>,
 }
 
 impl RecordMarks {
-    /// Bytes of the list's memory.
+    /// Returns the bytes of memory of the list.
     pub fn list_bytes(&self) -> usize {
         self.marks.capacity() * size_of::<RecordMark>()
     }
@@ -53,7 +58,7 @@ impl RecordMarks {
         self.pushed_seq.is_some() || !self.marks.is_empty()
     }
 
-    /// Forgets what lies before `sent`.
+    /// Discards marks up to `sent`.
     fn discard_before(&mut self, sent: SeqNumber) {
         while self.marks.front().is_some_and(|mark| mark.end.le(sent)) {
             self.marks.pop_front();
@@ -69,7 +74,8 @@ impl RecordMarks {
         }
     }
 
-    /// A packet is filled from the buffers that follow: what pushes inside of it pushes at its end (`tcp_grow_skb`).
+    /// Moves pushes inside of a packet that ends at `end` to its end, because a packet is filled from the
+    /// buffers that follow (`tcp_grow_skb`).
     fn coalesce_pushes(&mut self, end: SeqNumber) {
         let before = self.marks.len();
         while self.marks.front().is_some_and(|mark| mark.end.lt(end) && !mark.is_record_end) {
@@ -80,47 +86,50 @@ impl RecordMarks {
         }
     }
 
-    /// Whether there is one behind `sent` and no further than `end`.
+    /// Whether the first mark after `sent` is at or before `end`.
     fn has_mark_within(&self, sent: SeqNumber, end: SeqNumber) -> bool {
         self.marks.iter().map(|mark| mark.end).find(|at| at.gt(sent)).is_some_and(|at| at.le(end))
     }
 }
 
-/// Buffers that are reckoned with: of what a program says it is going to write to a peer whose window is a few bytes, the rest is taken for what there is room for.
+/// Number of buffers after which the model stops: for the remaining bytes of a huge write to a peer with a
+/// tiny window, room is assumed.
 const SKBS_MAX: u32 = 1 << 16;
 
-/// A write as Linux does it. Places are counted in bytes from `snd_nxt`.
+/// A write as Linux executes it (`tcp_sendmsg`). Positions are counted in bytes from `snd_nxt`.
 struct SendmsgModel {
     /// Bytes of a full buffer, and of a segment.
     size_goal: u32,
     mss: u32,
     /// Half of the largest window.
     half_window: u32,
-    /// Where the peer's window ends, how many segments the congestion window still takes, and how many leave together.
+    /// End of the peer's window, number of segments that the congestion window still admits, and number of
+    /// segments that leave together.
     window: u32,
     cwnd_quota: u32,
     tso_segs: u32,
-    /// What has left by now.
+    /// End of what was sent so far.
     snd_nxt: u32,
-    /// Where the last buffer begins, and where something last pushed.
+    /// Start of the last buffer, and position of the last push.
     skb_start: u32,
     pushed_seq: i64,
-    /// Where what is written ends.
+    /// End of what was written so far.
     write_seq: u32,
     /// Bytes before `snd_nxt` that are not acknowledged.
     unacked: u32,
 }
 
-/// What a write does to the marks.
+/// Effect of a write on the marks.
 enum SendmsgStep {
-    /// The last buffer ends here and not there any more. `fresh`: it is another one.
+    /// The last buffer ends at `to` and no longer at `from`. `fresh`: it is a new buffer.
     Extend { from: u32, to: u32, fresh: bool },
-    /// It pushes.
+    /// The write pushes at this position.
     Push(u32),
 }
 
 impl SendmsgModel {
-    /// Writes `len` bytes as long as fewer than the one number are not sent, and fewer than the other not acknowledged, when a buffer begins (`sk_stream_memory_free`). Returns how many.
+    /// Writes `len` bytes, as long as fewer than `unsent` bytes are unsent and fewer than `queued` bytes are
+    /// unacknowledged when a buffer begins (`sk_stream_memory_free`). Returns the number of bytes written.
     fn write(&mut self, len: u32, (unsent, queued): (u32, u32), mut step: impl FnMut(SendmsgStep)) -> u32 {
         let (begin, end) = (self.write_seq, self.write_seq + len);
         let mut buffers = 0;
@@ -155,7 +164,7 @@ impl SendmsgModel {
         self.write_seq - begin
     }
 
-    /// So many segments leave, if windows allow it.
+    /// Sends at most `most` segments, as far as the windows admit them.
     fn send(&mut self, most: u32) {
         let fits = (self.write_seq.min(self.window).saturating_sub(self.snd_nxt)) / self.mss;
         let count = fits.min(self.cwnd_quota).min(most);
@@ -165,13 +174,13 @@ impl SendmsgModel {
 }
 
 impl Tcp {
-    /// Half of the largest window that the peer has offered.
+    /// Returns half of the largest window that the peer has offered.
     fn half_window(&self, idx: u32) -> u32 {
         let c = &self.conns[idx];
         self.active[c.active].max_window.max(c.snd_wnd) / 2
     }
 
-    /// The write of what lies behind the first `queued` bytes that were not sent, of which all but those are queued by now or will be: `len` in all.
+    /// Returns the model of a write that begins after the first `queued` unsent bytes.
     fn sendmsg_model(&self, idx: u32, a: &SendQuota, queued: u32) -> SendmsgModel {
         let c = &self.conns[idx];
         let b = &self.active[c.active];
@@ -190,7 +199,7 @@ impl Tcp {
                 buffer = queued;
             }
         }
-        // Small writes have filled buffers meanwhile.
+        // Small writes have filled buffers in the meantime.
         buffer += (queued - buffer) / size * size;
         let open = b.record_marks.pushed_seq.filter(|_| b.slow_path.has(SlowPathFlags::RECORD_MARKS));
         SendmsgModel {
@@ -208,7 +217,8 @@ impl Tcp {
         }
     }
 
-    /// The last `len` bytes of what is queued were written now, and perhaps are not all of their write.
+    /// Sets the marks for the last `len` queued bytes, which were just written. `continues`: the write is not
+    /// complete.
     #[cold]
     pub(super) fn mark_write(&mut self, idx: u32, len: u32, continues: bool) {
         let c = &self.conns[idx];
@@ -231,7 +241,7 @@ impl Tcp {
                 if !fresh && let Some(last) = cuts.marks.back_mut().filter(|last| last.end == nxt + from) {
                     last.end = nxt + to;
                     if !goes_on {
-                        // Of a buffer that another write goes on with only the end may push.
+                        // Only the end of a buffer that another write continues may push.
                         cuts.marks.pop_back();
                     }
                 }
@@ -245,7 +255,8 @@ impl Tcp {
         b.slow_path.assign(SlowPathFlags::RECORD_MARKS, needed);
     }
 
-    /// What is queued is the end of a record: nothing that is written later shares a segment with it (`MSG_EOR`).
+    /// Marks the end of the queued data as the end of a record: data that are written later share no segment
+    /// with it (`MSG_EOR`).
     pub fn end_record(&mut self, conn: Conn) {
         let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].state.is_synchronized()) else {
             return;
@@ -262,7 +273,9 @@ impl Tcp {
         }
     }
 
-    /// How many of `len` bytes, 2^30 at the most, Linux would take now if a write ended where so many or more are not sent (`TCP_NOTSENT_LOWAT`), or not acknowledged (`SO_SNDBUF`).
+    /// Returns how many of `len` bytes (at most 2^30) Linux would accept now, if a write ended when `most.0`
+    /// bytes or more are unsent (`TCP_NOTSENT_LOWAT`) or `most.1` bytes or more are unacknowledged
+    /// (`SO_SNDBUF`).
     pub fn sendable_within(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> u32 {
         let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].state.is_synchronized()) else {
             return len;
@@ -272,7 +285,8 @@ impl Tcp {
         self.sendmsg_model(idx, &a, a.unsent).write(len, most, |_| {})
     }
 
-    /// Bytes from `snd_nxt` to the end of the first record. `begins`: what is sent next is the first segment of those that leave together.
+    /// Returns the bytes from `snd_nxt` to the end of the first record. `begins`: the next segment is the
+    /// first one of a packet.
     #[cold]
     pub(super) fn bytes_to_record_end(&mut self, idx: u32, a: &SendQuota, begins: bool) -> Option<u32> {
         let segments = self.tso_segs(idx, a.mss).max(1).min(a.cwnd_quota);
@@ -327,7 +341,8 @@ mod tests {
         assert_eq!((cuts.marks.len(), cuts.marks.back()), (MARKS_MAX - 1, Some(&mark(10_000, true))));
     }
 
-    /// A write of `len` bytes, of which no more are taken when `most` were not sent: how many were, where it pushes, and how many have left.
+    /// Writes `len` bytes until `most` bytes are unsent. Returns the number of bytes written, the pushes, and
+    /// the number of bytes sent.
     fn write(mut writing: SendmsgModel, len: u32, most: u32) -> (u32, Vec<u32>, u32) {
         let mut pushes = Vec::new();
         let taken = writing.write(len, (most, u32::MAX), |step| {
@@ -338,7 +353,8 @@ mod tests {
         (taken, pushes, writing.snd_nxt)
     }
 
-    /// A connection with a window of 32,896 bytes, segments of 1,000, and room for ten of them.
+    /// A connection with a window of 32,896 bytes, segments of 1,000 bytes, and a congestion window of ten
+    /// segments.
     fn fresh(together: u32) -> SendmsgModel {
         let (size, mss, half) = (16_000, 1000, 16_448);
         let (window, segments) = (32_896, 10);
@@ -360,7 +376,8 @@ mod tests {
     #[test]
     fn a_write_fills_buffers_and_pushes_as_linux_does() {
         assert_eq!(write(fresh(65), 16_000, u32::MAX), (16_000, vec![], 0), "the end is not its affair");
-        // Ten segments of the first buffer leave, six stay, and ten more fill it again: it is the first to push.
+        // Ten segments of the first buffer are sent, six remain, and ten more fill it again: it is the first
+        // one to push.
         assert_eq!(write(fresh(65), 60_000, u32::MAX), (60_000, vec![26_000, 58_000], 10_000));
         assert_eq!(write(fresh(1), 60_000, u32::MAX), (60_000, vec![17_000, 42_000], 10_000));
     }

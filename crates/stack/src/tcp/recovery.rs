@@ -1,8 +1,8 @@
-//! Loss recovery: which congestion state a connection is in, and how many segments it may send in it.
+//! Loss recovery: the congestion state of a connection, and how many segments it may send in that state.
 //!
-//! Detection is RACK's (`rack.rs`) with SACK, and counting duplicate acknowledgements without. The reduction of the window is paced by
-//! PRR (RFC 9937). A reduction that proves to have been for nothing is taken back (RFC 3708 by DSACK, RFC 3522 by timestamps, and a
-//! time-out by RFC 5682).
+//! Losses are detected by RACK (`rack.rs`) with SACK, and by counting duplicate acknowledgements without
+//! SACK. PRR (RFC 9937) paces the reduction of the window. A spurious reduction is undone (detected by DSACK
+//! as in RFC 3708, by timestamps as in RFC 3522, and after a time-out by F-RTO, RFC 5682).
 
 use super::active::ActiveConn;
 use super::conn::Tcb;
@@ -14,75 +14,76 @@ use crate::wire::tcp::SeqNumber;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Recovery {
     pub ca_state: CaState,
-    /// `snd_nxt` when the state was entered: it ends when this is acknowledged.
+    /// `snd_nxt` when the state was entered: the state ends when this is acknowledged.
     pub high_seq: SeqNumber,
     prr_delivered: u32,
     prr_out: u32,
-    /// Segments in flight when recovery began (RecoverFS).
+    /// Segments in flight when recovery began (RecoverFS of RFC 9937).
     recover_fs: u32,
-    /// What to return to if the reduction was for nothing.
+    /// Congestion window and threshold before the reduction, which an undo restores.
     prior_cwnd: u32,
     prior_ssthresh: u32,
-    /// `snd_una` when the window was reduced; none if nothing can be undone.
+    /// `snd_una` when the window was reduced; `None` if nothing can be undone.
     undo_marker: Option<SeqNumber>,
-    /// Retransmissions since then that no DSACK has shown to be needless.
+    /// Retransmissions since then that no DSACK has reported as spurious.
     undo_retrans: u32,
-    /// Our timestamp when the first retransmission left.
+    /// Timestamp value (TSval) of the first retransmission.
     retrans_stamp: Option<u32>,
-    /// After a time-out: whether it was for nothing is being found out (F-RTO, RFC 5682).
+    /// F-RTO is finding out whether the last time-out was spurious (RFC 5682).
     frto: bool,
-    /// New data leave instead of lost ones until the next acknowledgement (RFC 5682 §2.1, step 2b).
+    /// New data are sent before lost data until the next acknowledgement (RFC 5682 §2.1, step 2b).
     frto_new_data: bool,
 }
 
-/// What recovery has to know of an acknowledgement.
+/// What the recovery state machine needs to know about an acknowledgement.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AckSummary {
     pub delivered: u32,
     pub snd_una_advanced: bool,
-    /// Segments newly marked lost.
+    /// Segments that were newly marked lost.
     pub newly_lost: u32,
     /// The peer set ECE.
     pub ece: bool,
-    /// It reported that a retransmission was needless.
+    /// The acknowledgement reported a spurious retransmission (DSACK).
     pub dsack: bool,
-    /// Timestamp it echoes, if timestamps are in use.
+    /// Timestamp that the acknowledgement echoes, if timestamps are in use.
     pub echo: Option<u32>,
-    /// Lowest end of what it newly acknowledged that was never retransmitted.
+    /// Lowest end of the newly acknowledged segments that were never retransmitted.
     pub original_end: Option<SeqNumber>,
-    /// It tells of something that arrived behind a hole.
+    /// The acknowledgement reports data after a gap.
     pub is_dupack: bool,
-    /// There are data that were never sent, and the window takes some.
+    /// Data are queued that were never sent, and the peer's window admits some of them.
     pub more_to_send: bool,
-    /// More reordering was seen than is expected at first: what arrives out of order is progress.
+    /// More reordering was observed than is assumed initially, so segments that arrive out of order are
+    /// progress.
     pub has_reordering: bool,
 }
 
 impl Recovery {
-    /// Whether PRR governs the window.
+    /// Whether PRR controls the window (Linux's `tcp_in_cwnd_reduction`).
     pub fn is_in_cwnd_reduction(&self) -> bool {
         matches!(self.ca_state, CaState::Recovery | CaState::Cwr)
     }
 
-    /// Whether only new data may leave now, to find out if the time-out was for nothing.
+    /// Whether only new data may be sent now, because F-RTO is testing whether the time-out was spurious.
     pub fn is_frto_sending_new_data(&self) -> bool {
         self.frto_new_data
     }
 
-    /// No new data could leave: what is lost is sent again after all (RFC 5682 §2.1, step 2b).
+    /// Ends F-RTO: no new data could be sent, so lost segments are retransmitted (RFC 5682 §2.1, step 2b).
     pub fn end_frto(&mut self) {
         self.frto = false;
         self.frto_new_data = false;
     }
 
-    /// Segments left the sender during a reduction.
+    /// Counts segments that were sent during a reduction.
     pub fn on_sent(&mut self, segments: u32) {
         if self.is_in_cwnd_reduction() {
             self.prr_out += segments;
         }
     }
 
-    /// A retransmission left.
+    /// Records a retransmission of `segments` segments with the timestamp value `our_ts`.
     pub fn on_retransmit(&mut self, segments: u32, our_ts: u32) {
         self.retrans_stamp.get_or_insert(our_ts);
         if self.undo_marker.is_some() {
@@ -90,7 +91,7 @@ impl Recovery {
         }
     }
 
-    /// A DSACK for data from `undo_marker` on: one needless retransmission.
+    /// Counts a DSACK for data from `undo_marker` on: one retransmission was spurious.
     pub fn on_dsack(&mut self, start: SeqNumber) {
         if self.undo_marker.is_some_and(|m| start.ge(m)) {
             self.undo_retrans = self.undo_retrans.saturating_sub(1);
@@ -110,7 +111,8 @@ impl Recovery {
             return false;
         }
         let delayed = match (echo, self.retrans_stamp) {
-            // The acknowledgement echoes a timestamp from before the retransmission: the original had arrived.
+            // The acknowledgement echoes a timestamp from before the retransmission: the original
+            // transmission had arrived.
             (Some(echo), Some(sent)) => (echo.wrapping_sub(sent) as i32) < 0,
             _ => false,
         };
@@ -132,7 +134,8 @@ impl Recovery {
     }
 }
 
-/// Enters fast recovery or, for a mark by the network, CWR. `delivered` is what the acknowledgement that caused it delivered.
+/// Enters fast recovery or, after an ECN mark, CWR. `delivered` counts the segments that the acknowledgement
+/// which caused it delivered.
 fn init_cwnd_reduction(c: &mut Tcb, b: &mut ActiveConn, state: CaState, delivered: u32) {
     if matches!(b.recovery.ca_state, CaState::Open | CaState::Disorder) {
         b.recovery.init_undo(c);
@@ -143,15 +146,18 @@ fn init_cwnd_reduction(c: &mut Tcb, b: &mut ActiveConn, state: CaState, delivere
     r.high_seq = c.snd_nxt;
     r.prr_delivered = 0;
     r.prr_out = 0;
-    // RFC 9937 §6.2: what was in flight before this acknowledgement. What was selectively acknowledged earlier is not delivered again.
+    // RFC 9937 §6.2: segments in flight before this acknowledgement. Segments that were selectively
+    // acknowledged earlier are not delivered again.
     r.recover_fs = (b.rtx_queue.packets_out.saturating_sub(b.rtx_queue.sacked_out) + delivered).max(1);
 }
 
-/// A retransmission time-out: all is lost, slow start from one segment (RFC 5681 §3.1, equation 4).
+/// Enters the Loss state after a retransmission time-out: all segments are lost, and slow start begins with
+/// one segment (RFC 5681 §3.1, equation 4).
 pub(crate) fn enter_loss(c: &mut Tcb, b: &mut ActiveConn, frto: bool) {
-    // Once per window (RFC 5681 §3.1): not again while what was outstanding at the last reduction is not acknowledged.
-    // RFC 5682 §2.1, step 1: a recovery that is under way has sent too much again for acknowledgements to tell. Time-outs of one segment
-    // in a row have not.
+    // The window is reduced once per window of data (RFC 5681 §3.1): not again before the data that were
+    // outstanding at the last reduction are acknowledged. RFC 5682 §2.1, step 1: F-RTO is not used during a
+    // recovery, which has retransmitted too much for acknowledgements to be unambiguous. Repeated time-outs
+    // of the same segment have not.
     b.recovery.frto =
         frto && (b.retransmits > 0 || !matches!(b.recovery.ca_state, CaState::Recovery | CaState::Loss));
     b.recovery.frto_new_data = false;
@@ -164,7 +170,7 @@ pub(crate) fn enter_loss(c: &mut Tcb, b: &mut ActiveConn, frto: bool) {
         b.recovery.init_undo(c);
         c.ssthresh = b.congestion.on_congestion(c);
     }
-    // RFC 2018 §8: a receiver that acknowledged the head selectively and still lets it time out has reneged.
+    // RFC 2018 §8: a receiver that selectively acknowledged the head and still lets it time out has reneged.
     let reneged = b.rtx_queue.front().is_some_and(|s| s.has(super::rtx_queue::SACKED));
     b.rtx_queue.mark_all_lost(reneged || !c.has(super::conn::Flags::SACK));
     b.congestion.on_timeout();
@@ -172,12 +178,13 @@ pub(crate) fn enter_loss(c: &mut Tcb, b: &mut ActiveConn, frto: bool) {
     b.recovery.high_seq = c.snd_nxt;
     c.cwnd = b.rtx_queue.in_flight() + 1;
     if reduce && c.has(super::conn::Flags::ECN) {
-        // RFC 3168 §6.1.2: the peer learns of each reduction, whatever caused it.
+        // RFC 3168 §6.1.2: the peer is notified of each reduction, whatever caused it.
         c.flags.set(super::conn::Flags::ECN_CWR);
     }
 }
 
-/// The state machine on an acknowledgement. Returns whether the window may grow by what was delivered.
+/// Runs the state machine on an acknowledgement (Linux's `tcp_fastretrans_alert`). Returns whether the window
+/// may grow by what was delivered.
 pub(crate) fn fastretrans_alert(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) -> bool {
     let was = b.recovery.ca_state;
     exit_finished_state(c, b, ack);
@@ -208,12 +215,14 @@ pub(crate) fn fastretrans_alert(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummar
         cwnd_reduction(c, b, ack);
         return false;
     }
-    // A duplicate acknowledgement lets one more segment leave, but never makes the window larger (RFC 3042 §2).
-    // On a path that reorders much it does, as on Linux (`tcp_may_raise_cwnd`): acknowledgements that advance are rare there.
+    // A duplicate acknowledgement admits one more segment but never grows the window (RFC 3042 §2). On a path
+    // with much reordering it does, as on Linux (`tcp_may_raise_cwnd`), because acknowledgements that advance
+    // are rare there.
     was != CaState::Recovery && (ack.snd_una_advanced || ack.has_reordering && ack.delivered > 0)
 }
 
-/// States end when what was outstanding at their start is acknowledged, or when they prove to have been a mistake.
+/// Leaves a state when the data that were outstanding at its start are acknowledged, or when the reduction
+/// proves to have been spurious.
 fn exit_finished_state(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) {
     let r = &mut b.recovery;
     let echo = ack.echo.filter(|_| ack.snd_una_advanced);
@@ -236,7 +245,8 @@ fn exit_finished_state(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) {
                 r.clear_undo();
             }
         }
-        // Held until something sent after the reduction is acknowledged, so that CWR has reached the peer (RFC 3168 §6.1.2).
+        // CWR is kept until data sent after the reduction are acknowledged, so that the CWR flag has reached
+        // the peer (RFC 3168 §6.1.2).
         CaState::Cwr if c.snd_una == r.high_seq => {}
         CaState::Cwr => {
             c.cwnd = c.cwnd.min(c.ssthresh);
@@ -255,7 +265,7 @@ fn exit_finished_state(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) {
     }
 }
 
-/// Recovery was for nothing: it ends, and so does what it changed.
+/// Ends a spurious recovery and undoes what it changed.
 fn undo_recovery(c: &mut Tcb, b: &mut ActiveConn) {
     if b.recovery.undo_marker.is_some() {
         b.recovery.undo_cwnd_reduction(c);
@@ -267,8 +277,9 @@ fn undo_recovery(c: &mut Tcb, b: &mut ActiveConn) {
     b.unmark_lost();
 }
 
-/// F-RTO (RFC 5682 §3.1, as Linux has it). The time-out was for nothing if something that was never sent again arrives. To see that, new data
-/// leave on the first acknowledgement that does not cover everything. Returns whether the time-out was taken back.
+/// Runs F-RTO (RFC 5682 §3.1, as implemented by Linux). The time-out was spurious if a segment that was never
+/// retransmitted is acknowledged. To find out, new data are sent on the first acknowledgement that does not
+/// cover everything. Returns whether the time-out was undone.
 fn detect_spurious_timeout(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) -> bool {
     let r = &mut b.recovery;
     r.frto_new_data = false;
@@ -281,7 +292,7 @@ fn detect_spurious_timeout(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) ->
         return true;
     }
     if c.snd_nxt.gt(r.high_seq) {
-        // Step 3a: the new data arrived behind a hole.
+        // Step 3a: the new data arrived after a gap.
         r.frto &= !ack.is_dupack;
     } else if ack.snd_una_advanced && c.snd_una.lt(r.high_seq) {
         // Step 2b.
@@ -291,7 +302,7 @@ fn detect_spurious_timeout(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) ->
     false
 }
 
-/// Proportional rate reduction (RFC 9937 §6.2).
+/// Updates the congestion window by proportional rate reduction (RFC 9937 §6.2).
 fn cwnd_reduction(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) {
     if ack.delivered == 0 && b.recovery.prr_out > 0 {
         return;
@@ -305,17 +316,17 @@ fn cwnd_reduction(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) {
     } else {
         let mut send = r.prr_delivered.saturating_sub(r.prr_out).max(ack.delivered);
         if ack.snd_una_advanced && ack.newly_lost == 0 {
-            // A "safe" acknowledgement: the network takes more.
+            // A "safe" acknowledgement (SafeACK): the network accepts more.
             send += 1;
         }
         send.min(c.ssthresh - pipe)
     };
-    // The first retransmission leaves at once.
+    // The first retransmission is sent at once.
     let send = if r.prr_out == 0 { send.max(1) } else { send };
     c.cwnd = pipe + send;
 }
 
-/// What RACK reads.
+/// Collects what RACK reads of the connection.
 pub(crate) fn rack_input(
     c: &Tcb,
     b: &ActiveConn,
@@ -335,7 +346,8 @@ pub(crate) fn rack_input(
     }
 }
 
-/// A tail loss probe repaired a loss that was never seen otherwise: the window pays for it (RFC 8985 §7.4.2).
+/// Reduces the window after a tail loss probe has repaired a loss that was not detected otherwise (RFC 8985
+/// §7.4.2).
 pub(crate) fn on_tlp_repaired_loss(c: &mut Tcb, b: &mut ActiveConn) {
     if b.recovery.ca_state == CaState::Open || b.recovery.ca_state == CaState::Disorder {
         init_cwnd_reduction(c, b, CaState::Cwr, 0);
@@ -343,13 +355,14 @@ pub(crate) fn on_tlp_repaired_loss(c: &mut Tcb, b: &mut ActiveConn) {
     }
 }
 
-/// Segments were found lost without an acknowledgement: fast recovery begins, or goes on.
+/// Enters or continues fast recovery after segments were found lost without an acknowledgement.
 pub(crate) fn on_loss_without_ack(c: &mut Tcb, b: &mut ActiveConn) {
     fastretrans_alert(c, b, &AckSummary { newly_lost: 1, ..AckSummary::default() });
 }
 
-/// The path takes smaller segments: those in flight are sent again. No sign of congestion, so neither window nor threshold change; the state
-/// only says that retransmissions come first (RFC 1191 §6.5).
+/// Schedules the retransmission of segments that are too large for the path (RFC 1191 §6.5; Linux's
+/// `tcp_simple_retransmit`). This is no sign of congestion, so neither window nor threshold change; the state
+/// only makes retransmissions precede new data.
 pub(crate) fn simple_retransmit(c: &Tcb, b: &mut ActiveConn) {
     if !b.recovery.is_in_cwnd_reduction() {
         b.recovery.ca_state = CaState::Loss;

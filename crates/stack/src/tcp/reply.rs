@@ -1,4 +1,5 @@
-//! Segments that leave at once and outside of a connection's own sending: answers to strangers, RST, probes, TIME_WAIT, cookies.
+//! Segments that are sent at once and outside of a connection's transmit path: answers without a connection,
+//! RST, probes, TIME-WAIT, cookies.
 
 use super::Tcp;
 use super::conn::Flags;
@@ -13,7 +14,7 @@ use crate::wire::checksum::Sum;
 use crate::wire::protocol;
 use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 
-/// What a SYN+ACK with a cookie says of us: what the connection made from it will begin with.
+/// Contents of a SYN+ACK with a cookie: the connection that is created from it begins with these values.
 pub(crate) struct CookieSynAck {
     pub sequence: SeqNumber,
     pub mss: u16,
@@ -22,8 +23,8 @@ pub(crate) struct CookieSynAck {
 }
 
 impl Tcp {
-    /// Sends a segment without payload. If the device has no room it is lost like any other packet: all of these are sent again
-    /// when they are needed again.
+    /// Sends a segment without payload. If the device has no room the segment is lost like any other packet:
+    /// all of these segments are sent again when they are needed again.
     fn send_control(
         &mut self,
         net: &mut Network,
@@ -80,7 +81,7 @@ impl Tcp {
         }
     }
 
-    /// RST in answer to a segment that fits no connection (RFC 9293 §3.10.7.1). Never in answer to RST.
+    /// Answers a segment that belongs to no connection with RST (RFC 9293 §3.10.7.1). RST is never answered.
     pub fn send_reset(&mut self, net: &mut Network, seg: &Segment<'_>) {
         if seg.header.flags.contains(TcpFlags::RST) {
             return;
@@ -102,7 +103,7 @@ impl Tcp {
         }
     }
 
-    /// Sends a bare segment of a connection at `seq`.
+    /// Sends a segment without payload for a connection, at sequence number `seq`.
     fn send_conn_control(&mut self, net: &mut Network, idx: u32, seq: SeqNumber, flags: TcpFlags) {
         let key = self.key(idx);
         let options = self.timestamps_for(idx);
@@ -124,13 +125,14 @@ impl Tcp {
         }
     }
 
-    /// RST of a connection that we give up.
+    /// Sends RST for a connection that is given up.
     pub fn send_active_reset(&mut self, net: &mut Network, idx: u32) {
         let seq = self.conns[idx].snd_nxt;
         self.send_conn_control(net, idx, seq, TcpFlags::RST | TcpFlags::ACK);
     }
 
-    /// An acknowledgement that cannot wait for the end of the batch, because the connection's entry goes before it.
+    /// Sends an acknowledgement that cannot wait for the end of the batch, because the connection's entry is
+    /// removed before that.
     pub fn send_ack_at_once(&mut self, net: &mut Network, idx: u32) {
         if self.conns[idx].state.is_synchronized() && self.send_ack(net, idx).is_ok() {
             return;
@@ -142,14 +144,14 @@ impl Tcp {
         c.flags.clear(Flags::ACK_NOW | Flags::ACK_DELAYED);
     }
 
-    /// A segment below the window, which the peer must answer: keepalive and zero window probe (RFC 1122 §4.2.3.6 and §4.2.2.17 as
-    /// Linux does both).
+    /// Sends a segment below the window, which the peer must answer: keepalive and zero window probe (RFC
+    /// 1122 §4.2.3.6 and §4.2.2.17, both as Linux sends them).
     pub fn xmit_probe(&mut self, net: &mut Network, idx: u32) {
         let seq = self.conns[idx].snd_una - 1;
         self.send_conn_control(net, idx, seq, TcpFlags::ACK);
     }
 
-    /// Acknowledgement from TIME_WAIT.
+    /// Sends an acknowledgement from TIME-WAIT.
     pub fn send_time_wait_ack(&mut self, net: &mut Network, entry: &TimeWait, seg: &Segment<'_>) {
         let value = self.now_ms().wrapping_add(entry.ts_offset);
         let options = TcpOptions {
@@ -161,7 +163,7 @@ impl Tcp {
         self.send_routed(net, &seg.key, &header, &options, label);
     }
 
-    /// SYN+ACK that keeps nothing here: the cookie and the timestamp remember.
+    /// Sends a SYN+ACK without keeping state: the cookie and the timestamp encode the connection.
     pub fn send_cookie_synack(
         &mut self,
         net: &mut Network,
@@ -173,7 +175,7 @@ impl Tcp {
         let config = &self.config;
         let timestamps = peer.timestamps.filter(|_| config.timestamps);
         let asked = TcpFlags::SYN | TcpFlags::ECE | TcpFlags::CWR;
-        // Without timestamps there is no place to remember any of these.
+        // Without timestamps there is no place to encode these options.
         let kept = CookieOptions {
             mss: offer.mss,
             window_scale: peer.window_scale.filter(|_| config.window_scaling && timestamps.is_some()),

@@ -1,11 +1,12 @@
-//! Round trip time and retransmission time-out (RFC 6298, with Linux's smaller minimum; that is what RFC 8961 §4 asks of any time-out).
+//! Round-trip time and retransmission time-out (RFC 6298, with Linux's smaller minimum; RFC 8961 §4 asks any
+//! time-out for the properties that hold here).
 
 use super::conn::Tcb;
 use super::profile::Profile;
 use core::time::Duration;
 
-/// Takes one measurement, in µs. By Karn's rule the caller never passes one of a retransmitted segment, unless
-/// timestamps tell the two apart (RFC 7323 §4).
+/// Takes one sample in µs. By Karn's rule callers never pass a sample of a retransmitted segment, unless
+/// timestamps distinguish the transmissions (RFC 7323 §4).
 #[inline(always)]
 pub(crate) fn on_sample(c: &mut Tcb, profile: &Profile, rtt_us: u32) {
     let r = rtt_us.clamp(1, 1 << 27);
@@ -15,8 +16,8 @@ pub(crate) fn on_sample(c: &mut Tcb, profile: &Profile, rtt_us: u32) {
         c.srtt = r << 3;
         c.rttvar = (r * 2).max(floor);
     } else {
-        // RFC 6298 §2.3 with beta = 1/4 and alpha = 1/8. `rttvar` holds K × RTTVAR, never below the floor, so that a
-        // steady path keeps RTO = SRTT + rto_min as on Linux.
+        // RFC 6298 §2.3 with beta = 1/4 and alpha = 1/8. `rttvar` is K × RTTVAR and never below the minimum,
+        // so that a steady path has RTO = SRTT + rto_min as on Linux.
         let srtt = c.srtt >> 3;
         let deviation = (srtt.abs_diff(r)).saturating_mul(4);
         let var = c.rttvar - (c.rttvar >> 2) + (deviation >> 2);
@@ -26,10 +27,11 @@ pub(crate) fn on_sample(c: &mut Tcb, profile: &Profile, rtt_us: u32) {
     c.min_rtt = c.min_rtt.min(r);
 }
 
-/// The time-out of data if even the handshake measured nothing, because its segments had to be repeated (RFC 6298 §5.7).
+/// Time-out of data in µs if the handshake gave no sample because its segments were retransmitted (RFC 6298
+/// §5.7).
 const RTO_UNMEASURED_US: u64 = 3_000_000;
 
-/// The retransmission time-out in µs, doubled `backoff` times and bounded (RFC 6298 §5.5 and §2.5).
+/// Returns the retransmission time-out in µs, doubled `backoff` times and bounded (RFC 6298 §5.5 and §2.5).
 #[inline]
 pub(crate) fn rto_us(c: &Tcb, profile: &Profile, backoff: u8) -> u64 {
     let base = if c.srtt == 0 {
@@ -38,22 +40,23 @@ pub(crate) fn rto_us(c: &Tcb, profile: &Profile, backoff: u8) -> u64 {
     } else {
         u64::from(c.srtt >> 3) + u64::from(c.rttvar)
     };
-    // Cannot overflow: 2^33 µs at the most, shifted by 20.
+    // Cannot overflow: at most 2^33 µs, shifted by 20.
     (base << backoff.min(20)).min(profile.rto_max_us())
 }
 
-/// The same as a duration.
+/// Returns the retransmission time-out as a duration.
 pub(crate) fn rto(c: &Tcb, profile: &Profile, backoff: u8) -> Duration {
     Duration::from_micros(rto_us(c, profile, backoff))
 }
 
-/// The upper bound of any retransmission time-out.
+/// Returns the upper bound of any retransmission time-out.
 pub(crate) fn rto_max(profile: &Profile) -> Duration {
     Duration::from_micros(profile.rto_max_us())
 }
 
-/// How long `retries` time-outs last in all, with the time-out doubling from the minimum: Linux bounds attempts by this time, so that a
-/// connection with a short round trip does not give up within seconds (RFC 1122 §4.2.3.5 asks for at least 100 s).
+/// Returns how long `retries` time-outs last in total if the time-out doubles from `base`. Linux bounds
+/// attempts by this time, so that a connection with a short round-trip time does not give up within seconds
+/// (RFC 1122 §4.2.3.5 asks for at least 100 s).
 pub(crate) fn give_up_after(profile: &Profile, retries: u8, base: Duration) -> Duration {
     let mut total = Duration::ZERO;
     let mut step = base;

@@ -1,34 +1,37 @@
-//! The retransmission queue: what was sent and is not acknowledged, with the scoreboard of RFC 6675 in it.
+//! The retransmission queue: transmissions that are not acknowledged, with the scoreboard of RFC 6675.
 //!
 //! ```text
 //!   snd_una                                              snd_nxt
 //!      │ lost,resent │ sacked │ sacked │ lost │ in flight │
 //! ```
 //!
-//! Entries are in sequence order. An entry is one transmission: a segment, or a super-frame of several. All counters are in segments.
+//! Entries are in sequence order. An entry is one transmission: a segment, or a super-frame of several
+//! segments. All counters count segments.
 
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use std::collections::VecDeque;
 
-/// The receiver has it.
+/// The receiver has reported the segment in a SACK block (`TCPCB_SACKED_ACKED`).
 pub(crate) const SACKED: u8 = 1;
-/// Considered lost.
+/// The segment is considered lost (`TCPCB_LOST`).
 pub(crate) const LOST: u8 = 2;
-/// Retransmitted, and that retransmission is in flight.
+/// The segment was retransmitted, and the retransmission is in flight (`TCPCB_SACKED_RETRANS`).
 pub(crate) const SACKED_RETRANS: u8 = 4;
-/// Was retransmitted at some time (Karn: no round trip sample).
+/// The segment was retransmitted at some time and gives no round-trip time sample (Karn;
+/// `TCPCB_EVER_RETRANS`).
 pub(crate) const EVER_RETRANS: u8 = 8;
 
-/// What its end is, for PSH on a retransmission.
+/// What ends at the end of a transmission; decides whether a retransmission of it has PSH.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum EndKind {
-    /// Nothing but the end of a segment.
+    /// Only a segment ends here.
     #[default]
     Segment,
-    /// The end of what would have left as one packet of several segments ([`super::burst`]).
+    /// A packet of several segments that Linux would have sent as one ends here ([`super::burst`]).
     Packet,
-    /// The end of all that was queued when it was sent, or where a long write pushes, or a record ends ([`super::cuts`]).
+    /// All data that were queued when it was sent end here, or a long write pushes here, or a record ends
+    /// here ([`super::record_marks`]).
     Push,
 }
 
@@ -37,9 +40,9 @@ pub(crate) enum EndKind {
 pub(crate) struct RtxEntry {
     pub seq: SeqNumber,
     pub end_seq: SeqNumber,
-    /// When it was sent last.
+    /// Time of the last transmission.
     pub xmit_ts: Instant,
-    /// Segments it has on the wire.
+    /// Number of segments on the wire.
     pub segments: u16,
     pub sacked_flags: u8,
     pub end_kind: EndKind,
@@ -56,7 +59,7 @@ impl RtxEntry {
     }
 }
 
-/// The most recently sent segment among those an acknowledgement newly covers: what RACK works on.
+/// A segment that an acknowledgement newly covers, as RACK needs it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeliveredSegment {
     pub xmit_ts: Instant,
@@ -70,35 +73,38 @@ impl From<&RtxEntry> for DeliveredSegment {
     }
 }
 
-/// What one acknowledgement did.
+/// What one acknowledgement delivered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Delivery {
-    /// Segments newly known to have arrived, cumulatively or selectively.
+    /// Segments newly known to have arrived, acknowledged cumulatively or selectively.
     pub delivered: u32,
-    /// Of those, by a selective acknowledgement.
+    /// Those of `delivered` that were acknowledged selectively.
     pub sacked: u32,
-    /// When the oldest newly acknowledged segment that was never retransmitted was sent.
+    /// Transmission time of the earliest sent, newly acknowledged segment that was never retransmitted.
     pub first_ackt: Option<Instant>,
-    /// When the youngest of them was sent.
+    /// Transmission time of the latest sent, newly acknowledged segment that was never retransmitted.
     pub last_ackt: Option<Instant>,
-    /// When the youngest segment that was newly acknowledged selectively, and never retransmitted, was sent.
+    /// Transmission time of the latest sent segment that was newly acknowledged selectively and never
+    /// retransmitted.
     pub last_sackt: Option<Instant>,
-    /// The most recently sent of all.
+    /// The most recently sent segment of all that were newly acknowledged.
     pub most_recent: Option<DeliveredSegment>,
-    /// Lowest start of the original transmissions that arrived below the highest one known to have arrived.
+    /// Lowest start of the original transmissions that were delivered below the highest sequence number known
+    /// to have arrived (Linux's `reord`).
     pub reord: Option<SeqNumber>,
-    /// Kinds of acknowledgement, selective or cumulative, that told of such.
+    /// Number of kinds of acknowledgement, selective and cumulative, that reported reordering.
     pub reord_kinds: u8,
-    /// The last in the sequence of those acknowledged cumulatively, or else selectively: it is whose round trip RACK waits for, as on Linux.
+    /// The last segment in sequence order of those acknowledged cumulatively, or else selectively. As on
+    /// Linux, RACK uses its round-trip time.
     pub last_in_sequence: Option<DeliveredSegment>,
     /// A retransmitted segment is among those acknowledged cumulatively.
     pub has_retrans_acked: bool,
-    /// Lowest end of the segments newly acknowledged that were never retransmitted.
+    /// Lowest end of the newly acknowledged segments that were never retransmitted.
     pub original_end: Option<SeqNumber>,
 }
 
 impl Delivery {
-    /// Round trip time of the youngest segment that was never retransmitted, in µs.
+    /// Returns the round-trip time in µs of the latest sent segment that was never retransmitted.
     pub fn rtt_us(&self, now: Instant) -> Option<u32> {
         self.last_ackt.map(|at| now.micros_since(at) as u32)
     }
@@ -131,29 +137,31 @@ impl Delivery {
 #[derive(Debug, Default)]
 pub(crate) struct RtxQueue {
     queue: VecDeque<RtxEntry>,
-    /// Segments sent and not cumulatively acknowledged.
+    /// Segments sent and not acknowledged cumulatively.
     pub packets_out: u32,
-    /// Of those, selectively acknowledged (or counted by duplicate acknowledgements if there is no SACK).
+    /// Those of `packets_out` that were acknowledged selectively, or that duplicate acknowledgements count if
+    /// SACK is not in use.
     pub sacked_out: u32,
-    /// Of those, considered lost.
+    /// Those of `packets_out` that are considered lost.
     pub lost_out: u32,
     /// Retransmissions in flight.
     pub retrans_out: u32,
-    /// End of the last segment that was ever sent again, or is of interest by itself, until it is acknowledged.
+    /// Until everything before this sequence number is acknowledged, acknowledgements take the slow path: the
+    /// end of the last segment that was retransmitted or is an MTU probe.
     slow_path_until: Option<SeqNumber>,
-    /// Nothing below this needs a retransmission.
+    /// No segment below this sequence number needs a retransmission.
     retransmit_hint: Option<SeqNumber>,
-    /// SACK blocks of the previous acknowledgement: their contents need no second walk.
+    /// SACK blocks of the previous acknowledgement, whose contents need not be visited again.
     recv_sack_cache: [(SeqNumber, SeqNumber); 4],
 }
 
 impl RtxQueue {
-    /// Bytes of the queue's memory.
+    /// Returns the bytes of memory of the queue.
     pub fn list_bytes(&self) -> usize {
         self.queue.capacity() * size_of::<RtxEntry>()
     }
 
-    /// Segments believed to be in the network (RFC 6675 "pipe").
+    /// Returns the number of segments that are estimated to be in the network ("pipe" of RFC 6675).
     #[inline]
     pub fn in_flight(&self) -> u32 {
         (self.packets_out + self.retrans_out).saturating_sub(self.sacked_out + self.lost_out)
@@ -164,7 +172,8 @@ impl RtxQueue {
         self.queue.is_empty()
     }
 
-    /// Nothing of what is not acknowledged, from `una` on, is lost, selectively acknowledged, watched or was ever sent again.
+    /// Whether no unacknowledged segment from `una` on is lost, was selectively acknowledged, was ever
+    /// retransmitted or requires the slow path for another reason.
     #[inline]
     pub fn has_no_loss_pending(&mut self, una: SeqNumber) -> bool {
         if self.slow_path_until.is_some_and(|end| end.le(una)) {
@@ -185,7 +194,7 @@ impl RtxQueue {
         self.queue.iter()
     }
 
-    /// Forgets everything; keeps the capacity unless it is large.
+    /// Removes all entries; keeps the capacity unless it is large.
     pub fn clear(&mut self) {
         let Self {
             queue,
@@ -219,7 +228,7 @@ impl RtxQueue {
         });
     }
 
-    /// Index of the first entry that ends after `seq`.
+    /// Returns the index of the first entry that ends after `seq`.
     fn position(&self, seq: SeqNumber) -> usize {
         self.queue.partition_point(|s| s.end_seq.le(seq))
     }
@@ -227,7 +236,7 @@ impl RtxQueue {
     fn uncount(&mut self, sent: &RtxEntry, sack: bool) {
         let n = u32::from(sent.segments);
         self.packets_out -= n;
-        // Without SACK the counter stands for duplicate acknowledgements, and the caller corrects it.
+        // Without SACK the counter counts duplicate acknowledgements, and the caller corrects it.
         if sack && sent.has(SACKED) {
             self.sacked_out -= n;
         }
@@ -239,20 +248,20 @@ impl RtxQueue {
         }
     }
 
-    /// The only entry, if it was sent only once and ends here.
+    /// Returns the only entry, if there is just one, it was sent only once and it ends at `end`.
     #[inline(always)]
     pub fn sole_entry_ending_at(&self, end: SeqNumber) -> Option<&RtxEntry> {
         self.queue.front().filter(|one| self.queue.len() == 1 && one.end_seq == end && one.sacked_flags == 0)
     }
 
-    /// It is acknowledged.
+    /// Removes the only entry, which is acknowledged.
     #[inline(always)]
     pub fn remove_sole_entry(&mut self) {
         self.packets_out = 0;
         self.queue.clear();
     }
 
-    /// Takes the first entry if a cumulative acknowledgement up to `una` covers just that, and it was sent only once.
+    /// Removes the first entry if it ends at `una` and was sent only once.
     #[inline]
     pub fn remove_first_entry(&mut self, una: SeqNumber) -> Option<RtxEntry> {
         let first = *self.queue.front().filter(|first| first.end_seq == una && first.sacked_flags == 0)?;
@@ -261,7 +270,8 @@ impl RtxQueue {
         Some(first)
     }
 
-    /// Removes what a cumulative acknowledgement up to `una` covers. `highest` is the highest sequence number known to have arrived.
+    /// Removes what a cumulative acknowledgement of `una` covers. `highest` is the highest sequence number
+    /// known to have arrived.
     pub fn clean_acked(
         &mut self,
         una: SeqNumber,
@@ -288,7 +298,7 @@ impl RtxQueue {
         out.reord_kinds = out.reord.is_some().into();
     }
 
-    /// A cumulative acknowledgement inside the first entry: its acknowledged segments leave it.
+    /// Removes the acknowledged segments of the first entry, inside of which `una` lies.
     fn trim_front(&mut self, una: SeqNumber, mss: u32, out: &mut Delivery) {
         let front = &mut self.queue[0];
         front.seq = una;
@@ -315,7 +325,7 @@ impl RtxQueue {
         }
     }
 
-    /// Splits the entry at `index` so that a new one begins at `at` (strictly inside it).
+    /// Splits the entry at `index`, so that a new entry begins at `at`, which lies strictly inside of it.
     fn split(&mut self, index: usize, at: SeqNumber, mss: u32) {
         let whole = self.queue[index];
         let mut left = whole;
@@ -347,8 +357,9 @@ impl RtxQueue {
         }
     }
 
-    /// Marks what SACK blocks cover. The caller has checked that they lie within `snd_una..=snd_nxt`.
-    /// Only whole segments are marked: a block that ends inside a segment says nothing about the rest of it.
+    /// Marks what SACK blocks cover. The caller has checked that the blocks lie within `snd_una..=snd_nxt`.
+    /// Only complete segments are marked: a block that ends inside of a segment says nothing about the rest
+    /// of it.
     pub fn mark_sacked(
         &mut self,
         blocks: &[(SeqNumber, SeqNumber)],
@@ -358,7 +369,7 @@ impl RtxQueue {
     ) {
         let (lowest, last) = (out.reord.take(), out.last_in_sequence.take());
         for &(start, end) in blocks {
-            // Continue where the previous acknowledgement's block of the same start ended.
+            // Continues where the block of the previous acknowledgement with an equal start ended.
             let known = self.recv_sack_cache.iter().find(|p| p.0 == start && p.1.le(end) && p.1.gt(p.0));
             let from = known.map_or(start, |p| p.1);
             if from.ge(end) {
@@ -375,7 +386,8 @@ impl RtxQueue {
         }
     }
 
-    /// `from` is where to begin in the block. The segment there may lie before it and be whole only now.
+    /// Marks the entries of one block, beginning at `from`. The entry there may begin before `from` and be
+    /// covered completely only now.
     fn mark_block(
         &mut self,
         from: SeqNumber,
@@ -395,7 +407,7 @@ impl RtxQueue {
                 continue;
             }
             if sent.seq.lt(start) {
-                // The block begins inside: round up to a segment boundary.
+                // The block begins inside of the entry: rounds up to a segment boundary.
                 let cut = ((start - sent.seq) as u32).div_ceil(mss) * mss;
                 if sent.segments > 1 && cut < sent.bytes() {
                     self.split(i, sent.seq + cut, mss);
@@ -428,7 +440,8 @@ impl RtxQueue {
             self.retrans_out -= n;
         }
         out.sacked += n;
-        // What was thought lost may have arrived long ago, and only the report of it was late.
+        // A segment that was considered lost may have arrived long ago, with a late report, so it gives no
+        // sample.
         if !before.has(EVER_RETRANS | LOST) {
             out.last_sackt = Some(out.last_sackt.map_or(before.xmit_ts, |t| t.max(before.xmit_ts)));
         }
@@ -438,7 +451,7 @@ impl RtxQueue {
         }
     }
 
-    /// Marks an entry lost; a retransmission of it counts as lost too.
+    /// Marks an entry lost; a retransmission of it counts as lost, too.
     fn mark_lost_at(&mut self, i: usize) {
         let sent = &mut self.queue[i];
         let n = u32::from(sent.segments);
@@ -456,8 +469,9 @@ impl RtxQueue {
         }
     }
 
-    /// RACK: marks lost what was sent long enough before the newest delivered segment (RFC 8985 §6.2 step 5).
-    /// Returns segments newly marked, and when to look again if some may be merely reordered.
+    /// Marks segments lost that were sent long enough before the most recent delivered segment (RFC 8985
+    /// §6.2, step 5). Returns the number of newly marked segments, and when to check again if some may have
+    /// been reordered.
     pub fn mark_lost_by_time(
         &mut self,
         newest: (Instant, SeqNumber),
@@ -470,7 +484,8 @@ impl RtxQueue {
             let sent = self.queue[i];
             let before = sent.xmit_ts < newest.0 || (sent.xmit_ts == newest.0 && sent.end_seq.lt(newest.1));
             if !before {
-                // What was never retransmitted is in order of time, so nothing behind it is older.
+                // Entries that were never retransmitted are in order of time, so none after this one is
+                // older.
                 if !sent.has(EVER_RETRANS) {
                     break;
                 }
@@ -490,7 +505,8 @@ impl RtxQueue {
         (marked, again)
     }
 
-    /// Marks the first segment lost (three duplicate acknowledgements without SACK, RFC 6582).
+    /// Marks the first segment lost, after three duplicate acknowledgements without SACK (RFC 6582). Returns
+    /// the number of segments marked.
     pub fn mark_head_lost(&mut self, mss: u32) -> u32 {
         let Some(front) = self.queue.front().copied() else { return 0 };
         if front.has(LOST) {
@@ -503,8 +519,8 @@ impl RtxQueue {
         u32::from(self.queue[0].segments)
     }
 
-    /// After a retransmission time-out everything not selectively acknowledged is lost. With `forget_sacks` the
-    /// selective acknowledgements are not believed any more either (the receiver reneged, RFC 2018 §8).
+    /// Marks every segment that was not selectively acknowledged as lost, after a retransmission time-out.
+    /// With `forget_sacks` selective acknowledgements are discarded, too (the receiver reneged, RFC 2018 §8).
     pub fn mark_all_lost(&mut self, forget_sacks: bool) {
         if forget_sacks {
             self.recv_sack_cache = [(SeqNumber(0), SeqNumber(0)); 4];
@@ -520,7 +536,7 @@ impl RtxQueue {
         }
     }
 
-    /// The segment that starts at `start` is lost.
+    /// Marks the entry with the byte at `start` lost, unless it was selectively acknowledged.
     pub fn mark_lost(&mut self, start: SeqNumber) {
         let i = self.position(start);
         if self.queue.get(i).is_some_and(|sent| !sent.has(SACKED)) {
@@ -528,8 +544,9 @@ impl RtxQueue {
         }
     }
 
-    /// The first lost segment that has no retransmission in flight: at most `bytes_max` of it, cut at a segment boundary. None if it lies
-    /// beyond `window_end`, to which the peer's window may have shrunk (RFC 9293 §3.8.6); the very first is always tried.
+    /// Returns the first lost entry that has no retransmission in flight, cut at a segment boundary to at
+    /// most `bytes_max` bytes. Returns `None` if it begins beyond `window_end`, to which the peer's window
+    /// may have shrunk (RFC 9293 §3.8.6); the first entry of the queue is always returned.
     pub fn next_lost(&mut self, mss: u32, bytes_max: u32, window_end: SeqNumber) -> Option<RtxEntry> {
         if self.lost_out == 0 {
             return None;
@@ -555,7 +572,7 @@ impl RtxQueue {
         None
     }
 
-    /// Notes that the entry that starts at `start` was sent again.
+    /// Records that the entry with the byte at `start` was retransmitted at `now`.
     pub fn on_retransmitted(&mut self, start: SeqNumber, now: Instant) {
         let i = self.position(start);
         let Some(sent) = self.queue.get_mut(i) else { return };
@@ -568,12 +585,13 @@ impl RtxQueue {
         self.require_slow_path_until(end);
     }
 
-    /// The queue is not untroubled before everything up to `end` is acknowledged.
+    /// Requires the slow path until everything before `end` is acknowledged.
     pub fn require_slow_path_until(&mut self, end: SeqNumber) {
         self.slow_path_until = Some(self.slow_path_until.map_or(end, |known| known.max(end)));
     }
 
-    /// The last segment, split off if it is part of a super-frame: what a tail loss probe sends again (RFC 8985 §7.3).
+    /// Returns the last segment, split off if it is part of a super-frame: a tail loss probe retransmits it
+    /// (RFC 8985 §7.3).
     pub fn tail(&mut self, mss: u32) -> Option<RtxEntry> {
         let last = self.queue.len().checked_sub(1)?;
         let sent = self.queue[last];
@@ -584,14 +602,15 @@ impl RtxQueue {
         self.queue.back().copied()
     }
 
-    /// The segment size shrank: counts entries anew, so that each is cut to the new size when it is sent again.
+    /// Counts all entries in segments of the new size `mss`, so that each is cut to that size when it is
+    /// retransmitted.
     pub fn resegment(&mut self, mss: u32) {
         for i in 0..self.queue.len() {
             self.recount(i, mss);
         }
     }
 
-    /// The same for the entry that has the byte at `start`.
+    /// Counts the entry with the byte at `start` in segments of the size `mss`.
     pub fn resegment_one(&mut self, start: SeqNumber, mss: u32) {
         let i = self.position(start);
         if i < self.queue.len() {
@@ -606,7 +625,7 @@ impl RtxQueue {
         self.queue[i].segments = segments;
     }
 
-    /// Marks lost all entries with a segment larger than `mss` (the path takes only that much now).
+    /// Marks entries lost that are larger than `mss`, because the path now accepts only that size.
     pub fn mark_oversized_lost(&mut self, old_mss: u32, mss: u32) {
         for i in 0..self.queue.len() {
             let sent = self.queue[i];
@@ -616,7 +635,7 @@ impl RtxQueue {
         }
     }
 
-    /// A reduction is taken back: what counted as lost is in flight after all.
+    /// Marks no entry as lost any more, because a reduction was undone: the segments are in flight after all.
     pub fn unmark_lost(&mut self) {
         for sent in &mut self.queue {
             sent.sacked_flags &= !LOST;
@@ -624,7 +643,7 @@ impl RtxQueue {
         self.lost_out = 0;
     }
 
-    /// Checks counters against entries; for tests and fuzzing.
+    /// Checks counters against entries, for tests and fuzzing. Panics if they differ.
     pub fn check(&self) {
         let mut sums = [0u32; 4];
         for pair in self.queue.iter().zip(self.queue.iter().skip(1)) {

@@ -1,4 +1,5 @@
-//! SYNs that are kept for who accepts their connections (`TCP_SAVE_SYN`): rare, so they lie beside the connections, and none has room for one.
+//! Headers of SYNs that are saved for the application that accepts the connection (`TCP_SAVE_SYN`). They are
+//! rare, so they are stored apart from the connections.
 
 use super::Tcp;
 use super::input::Segment;
@@ -9,20 +10,21 @@ use crate::wire::be16;
 use crate::wire::tcp::TcpHeader;
 use std::collections::BTreeMap;
 
-/// Bytes of an Ethernet header without tag, and of a tag.
+/// Bytes of an Ethernet header without VLAN tag, and of a tag.
 const ETHERNET: usize = 14;
 const TAG: usize = 4;
 
-/// Most bytes that are kept of one. Headers of IPv4 and TCP with all their options, and of the link, are at most 142; those of IPv6 may be as long as a frame.
+/// Bytes that are saved of one SYN at most. The headers of IPv4 and TCP with all their options and the link
+/// header have at most 142 bytes; those of IPv6 may be as long as a frame.
 // limit: bytes of a saved SYN
 const BYTES_MAX: usize = 256;
 
-/// Headers of SYNs by the index of their connection: one for each connection at the most.
+/// Headers of SYNs by the index of their connection, at most one for each connection.
 #[derive(Default)]
 pub(crate) struct SavedSyns(BTreeMap<u32, Box<[u8]>>);
 
 impl SavedSyns {
-    /// A connection is gone.
+    /// Removes the headers of a connection that has ended.
     #[inline]
     pub fn remove(&mut self, idx: u32) {
         if !self.0.is_empty() {
@@ -30,7 +32,7 @@ impl SavedSyns {
         }
     }
 
-    /// Apart, because hardly anybody keeps any.
+    /// Out of line, because few listeners save SYNs.
     #[cold]
     #[inline(never)]
     fn remove_cold(&mut self, idx: u32) {
@@ -39,7 +41,8 @@ impl SavedSyns {
 }
 
 impl Tcp {
-    /// Keeps the headers of a SYN that has begun a connection. One that came in fragments is not kept, nor one with more headers than [`BYTES_MAX`].
+    /// Saves the headers of a SYN that has created a connection. A SYN that was reassembled from fragments is
+    /// not saved, nor one with more than [`BYTES_MAX`] bytes of headers.
     #[cold]
     #[inline(never)]
     pub(super) fn save_syn(&mut self, idx: u32, how: SaveSyn, seg: &Segment<'_>, burst: &RxBurst<'_>) {
@@ -52,12 +55,12 @@ impl Tcp {
         }
     }
 
-    /// The headers of the SYN that began a connection, if they were kept.
+    /// Returns the headers of the SYN that created a connection, if they were saved.
     pub fn saved_syn(&self, conn: Conn) -> Option<&[u8]> {
         self.saved_syns.0.get(&self.index(conn)?).map(Box::as_ref)
     }
 
-    /// They have been read: that is done once.
+    /// Removes the headers after they were read: they can be read only once.
     pub fn drop_saved_syn(&mut self, conn: Conn) {
         if let Some(idx) = self.index(conn) {
             self.saved_syns.remove(idx);
@@ -65,7 +68,7 @@ impl Tcp {
     }
 }
 
-/// From the IP header, or the link's, to the end of the TCP header.
+/// Returns the bytes from the IP header, or the link header, to the end of the TCP header.
 fn headers<'b>(frame: &RxFrame<'b>, end: usize, how: SaveSyn) -> Option<&'b [u8]> {
     let start = match how {
         SaveSyn::Off => return None,

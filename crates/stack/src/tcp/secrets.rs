@@ -1,7 +1,8 @@
-//! Everything that must not be guessed: flow hash, initial sequence numbers, timestamp offsets, port choice, cookies.
+//! Values that must not be predictable: flow hash, initial sequence numbers, timestamp offsets, port choice,
+//! cookies.
 //!
-//! What a peer sees is keyed with SipHash-1-3 from the seed that the owner gave. The flow hash, which nobody outside ever sees and every
-//! segment needs, is a keyed product instead (docs/adr/0007).
+//! Values that a peer sees are keyed with SipHash-1-3 from the seed that the owner provides. The flow hash,
+//! which is never sent and which every segment needs, is a keyed product instead (docs/adr/0007).
 
 use super::demux::{FlowKey, HostAddr};
 use crate::time::Instant;
@@ -9,7 +10,7 @@ use core::hash::Hasher;
 use core::net::IpAddr;
 use siphasher::sip::SipHasher13;
 
-/// Timestamp offsets that are remembered: a power of two.
+/// Timestamp offsets that are cached: a power of two.
 const TIMESTAMP_OFFSET_CACHE_LEN: usize = 256;
 
 /// Keys of a stack.
@@ -17,7 +18,7 @@ pub(crate) struct Secrets {
     flow: [u64; 3],
     sequence: (u64, u64),
     timestamp: SipHasher13,
-    /// Timestamp offsets asked for last, each with the addresses it is for.
+    /// Cached timestamp offsets, each with the addresses that it belongs to.
     timestamp_offset_cache: Box<[(u64, u32); TIMESTAMP_OFFSET_CACHE_LEN]>,
     cookie: SipHasher13,
     port: SipHasher13,
@@ -31,14 +32,14 @@ fn write_address(hasher: &mut SipHasher13, address: HostAddr) {
     }
 }
 
-/// Both halves of a product, folded: every bit of the factors reaches every bit of the result.
+/// Returns both halves of a product, folded: every bit of the factors affects every bit of the result.
 #[inline(always)]
 const fn folded_multiply(a: u64, b: u64) -> u64 {
     let product = a as u128 * b as u128;
     product as u64 ^ (product >> 64) as u64
 }
 
-/// SipHash-1-3 of two words, for what every connection needs: without the buffering that input of any length takes.
+/// Returns SipHash-1-3 of two words, without the buffering that input of any length needs.
 #[inline]
 fn siphash13_2u64((k0, k1): (u64, u64), words: [u64; 2]) -> u64 {
     const LENGTH: u64 = 16 << 56;
@@ -74,7 +75,7 @@ fn sip_round([v0, v1, v2, v3]: &mut [u64; 4]) {
     *v2 = v2.rotate_left(32);
 }
 
-/// Two IPv4 addresses in one number.
+/// Returns two IPv4 addresses as one number.
 #[inline(always)]
 fn pair_v4(remote: HostAddr, local: HostAddr) -> u64 {
     u64::from(remote.v4_bits()) << 32 | u64::from(local.v4_bits())
@@ -105,7 +106,8 @@ impl Secrets {
         hasher
     }
 
-    /// Where a connection stands in the flow table. Keyed, so that nobody can choose colliding ports.
+    /// Returns the hash of a connection for the flow table. It is keyed, so that no peer can choose colliding
+    /// ports.
     #[inline]
     pub fn flow_hash(&self, key: &FlowKey) -> u32 {
         let [k0, k1, k2] = self.flow;
@@ -119,7 +121,7 @@ impl Secrets {
         )
     }
 
-    /// The same of a key that is known to be of IPv4.
+    /// Returns the hash of a key that is known to be IPv4.
     #[inline(always)]
     pub fn flow_hash_v4(&self, key: &FlowKey) -> u32 {
         self.with_ports(pair_v4(key.remote, key.local), key)
@@ -133,7 +135,7 @@ impl Secrets {
         hash as u32
     }
 
-    /// Initial sequence number (RFC 6528): a clock of 64 ns plus a hash of the connection.
+    /// Returns an initial sequence number (RFC 6528): a clock of 64 ns plus a hash of the connection.
     pub fn initial_sequence(&self, key: &FlowKey, now: Instant) -> u32 {
         let hash = if key.remote.is_v4() {
             siphash13_2u64(self.sequence, [pair_v4(key.remote, key.local), key.ports().into()])
@@ -144,8 +146,8 @@ impl Secrets {
         (hash as u32).wrapping_add((now.as_nanos() >> 6) as u32)
     }
 
-    /// Offset of our timestamps towards a peer (RFC 7323 §5.4). The same for all connections between two addresses, so that
-    /// TIME_WAIT can compare old and new ones.
+    /// Returns the offset of the timestamps that are sent to a peer (RFC 7323 §5.4). It is equal for all
+    /// connections between two addresses, so that TIME-WAIT can compare old and new timestamps.
     pub fn timestamp_offset(&mut self, local: HostAddr, remote: HostAddr) -> u32 {
         if remote.is_v4() {
             let pair = pair_v4(remote, local);
@@ -163,7 +165,7 @@ impl Secrets {
         hasher.finish() as u32
     }
 
-    /// Hash for a SYN cookie.
+    /// Returns the hash for a SYN cookie.
     pub fn cookie(&self, key: &FlowKey, peer_sequence: u32, period: u32, mss_index: u32) -> u32 {
         let mut hasher = Self::with_key(self.cookie, key);
         hasher.write_u32(peer_sequence);
@@ -172,7 +174,7 @@ impl Secrets {
         hasher.finish() as u32
     }
 
-    /// Where the search for a free port begins for a destination (RFC 6056 §3.3.3).
+    /// Returns where the search for a free port begins for a destination (RFC 6056 §3.3.3).
     pub fn port_offset(&self, local: HostAddr, remote: HostAddr, remote_port: u16) -> u32 {
         let mut hasher = self.port;
         write_address(&mut hasher, local);
@@ -181,7 +183,8 @@ impl Secrets {
         hasher.finish() as u32
     }
 
-    /// A pseudo-random number (splitmix64), for what need not resist an attacker who sees others of them.
+    /// Returns a pseudo-random number (splitmix64), for uses that need not resist an attacker who sees other
+    /// outputs.
     pub fn random(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;

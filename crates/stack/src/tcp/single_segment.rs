@@ -1,8 +1,9 @@
-//! The short message: all that is queued fits into one segment and the windows, and nothing is in flight. Nearly every request and
-//! response is one. It needs no search for what may leave, and loss recovery has nothing to say to it.
+//! Single-segment sends: all queued data fit into one segment and the windows, and nothing is in flight.
+//! Nearly every request and response is sent this way. No queue has to be searched, and loss recovery is not
+//! involved.
 //!
-//! What is done here is what `output` and `timers` would do with such a connection, and nothing else: tests compare the two, as they do
-//! with header prediction (docs/adr/0007).
+//! This module does what `output` and `timers` would do with such a connection, and nothing else: tests
+//! compare both paths, as they do for header prediction (docs/adr/0007).
 
 use super::ack;
 use super::active::{ActiveConn, MsgMore, RetransmitTimer, SlowPathFlags};
@@ -13,18 +14,18 @@ use crate::ip::{Network, TxError};
 use crate::options::CaState;
 use crate::wire::tcp::TcpFlags;
 
-/// A message that may leave at once.
+/// A segment that contains all queued data and may be sent at once.
 struct SingleSegment {
     len: u32,
-    /// Our FIN goes with it.
+    /// FIN is sent with the data.
     has_fin: bool,
-    /// It fills its segment.
+    /// The data fill a full-sized segment.
     is_full_sized: bool,
-    /// The retransmission time-out, in µs.
+    /// Retransmission time-out in µs.
     rto_us: u64,
 }
 
-/// Flags of connections whose segments are not the usual ones.
+/// Flags of connections whose segments need the slow path.
 const SLOW_PATH_FLAGS: Flags = Flags::SYN_PENDING
     .with(Flags::V6)
     .with(Flags::ECN)
@@ -34,10 +35,11 @@ const SLOW_PATH_FLAGS: Flags = Flags::SYN_PENDING
     .with(Flags::CORK);
 
 impl Tcp {
-    /// Sends all that a connection has, if that is a short message; `false` if it is something else, and nothing was done.
+    /// Sends all queued data of a connection if they fit one segment. Returns false if the slow path is
+    /// needed, and has changed nothing then.
     ///
     /// # Errors
-    /// The device has no room, or there is no way there.
+    /// The device has no room, or there is no route.
     #[inline]
     pub(super) fn send_single_segment(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
         #[cfg(test)]
@@ -71,7 +73,7 @@ impl Tcp {
             c.flags.set(Flags::PINGPONG);
         }
         let times = (self.config.tail_loss_probes, self.profiles.get(c.profile));
-        // Nothing was in flight, so a round begins.
+        // Nothing was in flight, so a new round begins.
         b.is_cwnd_limited = c.cwnd <= 1;
         b.max_packets_out = 1;
         b.cwnd_usage_seq = end;
@@ -85,7 +87,7 @@ impl Tcp {
         Ok(true)
     }
 
-    /// What a connection has to send, if it is a short message.
+    /// Returns the segment to send, if the connection qualifies for a single-segment send.
     #[inline(always)]
     fn single_segment(&self, idx: u32) -> Option<SingleSegment> {
         let c = &self.conns[idx];
@@ -101,12 +103,12 @@ impl Tcp {
         let usual = len > 0
             && len <= mss
             && len < c.snd_wnd
-            // Never more than half of the largest window the peer had.
+            // Not above half of the largest window that the peer has offered.
             && (window_max >= 2 * mss)
             && c.cwnd > 0
             && c.snd_una == c.snd_nxt
             && is_open_and_idle(b)
-            // The window is another after a long silence.
+            // After a long idle time the congestion window is reduced first.
             && (idle_us <= rto_us || !self.config.slow_start_after_idle);
         usual.then(|| SingleSegment {
             len,
@@ -117,7 +119,8 @@ impl Tcp {
     }
 }
 
-/// Nothing is in flight, out of order or urgent, and no timer runs for it.
+/// Whether the congestion state is Open and nothing is in flight, out of order or urgent, and no timer is
+/// set.
 #[inline(always)]
 fn is_open_and_idle(b: &ActiveConn) -> bool {
     b.rtx_queue.is_empty()

@@ -15,53 +15,53 @@
 //!    └─ ACK of FIN ► FIN_WAIT_2 ─ FIN ► TIME_WAIT  LAST_ACK ─ ACK of FIN ► CLOSED
 //! ```
 
-/// State of a connection. LISTEN belongs to a listener, and TIME_WAIT to an entry of its own, but both are named here because
-/// users ask for them.
+/// State of a connection. A listener is in LISTEN and has an entry of its own, and so has a connection in
+/// TIME_WAIT; both states are named here because users query them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum State {
-    /// No connection.
+    /// There is no connection.
     #[default]
     Closed,
-    /// Waits for SYN.
+    /// Waits for a SYN.
     Listen,
-    /// Sent SYN.
+    /// A SYN was sent.
     SynSent,
-    /// Received SYN, sent SYN+ACK.
+    /// A SYN was received and a SYN+ACK was sent.
     SynReceived,
-    /// Data flow both ways.
+    /// Data flow in both directions.
     Established,
-    /// We sent FIN.
+    /// A FIN was sent.
     FinWait1,
-    /// Our FIN was acknowledged; the peer may still send.
+    /// The FIN that was sent was acknowledged; the peer may still send.
     FinWait2,
-    /// The peer sent FIN; we may still send.
+    /// The peer has sent FIN; data may still be sent.
     CloseWait,
-    /// Both sent FIN at once; ours is not acknowledged yet.
+    /// Both sides have sent FIN at once; the local FIN is not acknowledged yet.
     Closing,
-    /// We sent FIN after the peer's.
+    /// A FIN was sent after the peer's FIN.
     LastAck,
     /// Everything is acknowledged; late segments are still answered.
     TimeWait,
 }
 
 impl State {
-    /// The handshake is over: segments of the stream can arrive and leave.
+    /// Whether the handshake is complete: data segments can be received and sent.
     pub const fn is_synchronized(self) -> bool {
         !matches!(self, Self::Closed | Self::Listen | Self::SynSent | Self::SynReceived)
     }
 
-    /// The peer may still send data (no FIN from it yet).
+    /// Whether the peer may still send data (no FIN was received from it).
     pub const fn may_receive(self) -> bool {
         matches!(self, Self::Established | Self::FinWait1 | Self::FinWait2)
     }
 
-    /// We may still send data (no FIN of ours was queued yet).
+    /// Whether data may still be sent (no FIN was queued).
     pub const fn may_send(self) -> bool {
         matches!(self, Self::Established | Self::CloseWait)
     }
 
-    /// Name as in RFC 9293 and `ss`.
+    /// Returns the name as in RFC 9293 and `ss`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Closed => "CLOSED",

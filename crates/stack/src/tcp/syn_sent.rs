@@ -10,24 +10,24 @@ use crate::ip::Network;
 use crate::wire::tcp::{TcpFlags, TcpOptions};
 
 impl Tcp {
-    /// A segment for a connection whose SYN we sent.
+    /// Processes a segment for a connection in SYN-SENT.
     pub fn input_syn_sent(&mut self, net: &mut Network, idx: u32, seg: &Segment<'_>) {
         let flags = seg.header.flags;
         let c = &self.conns[idx];
         let ack = flags.contains(TcpFlags::ACK);
-        // First: the ACK must be of our SYN.
+        // First: the ACK must acknowledge the SYN.
         if ack && (seg.header.ack.le(c.snd_una) || seg.header.ack.gt(c.snd_nxt)) {
             self.send_reset(net, seg);
             return;
         }
-        // Second: RST, believed only with an acceptable ACK (RFC 5961 §3.2).
+        // Second: RST is accepted only with an acceptable ACK (RFC 5961 §3.2).
         if flags.contains(TcpFlags::RST) {
             if ack {
                 self.destroy(idx, CloseReason::Refused);
             }
             return;
         }
-        // Fourth: without SYN there is nothing to do.
+        // Fourth: a segment without SYN is ignored.
         if !flags.contains(TcpFlags::SYN) {
             return;
         }
@@ -60,7 +60,7 @@ impl Tcp {
         c.snd_wnd = seg.header.window.into();
         c.snd_wl1 = seg.header.seq;
         c.last_rx = now_ms;
-        // We asked with ECE and CWR; the answer agrees with ECE alone (RFC 3168 §6.1.1).
+        // The SYN requested ECN with ECE and CWR; the answer accepts with ECE alone (RFC 3168 §6.1.1).
         let agreed = if flags.contains(TcpFlags::ACK) {
             flags.contains(TcpFlags::ECE) && !flags.contains(TcpFlags::CWR)
         } else {
@@ -72,11 +72,11 @@ impl Tcp {
         let said = c.wscale & 0xf0;
         self.init_windows(idx);
         let c = &mut self.conns[idx];
-        // The shift is what our SYN said, even if the buffer was given another size since.
+        // The shift is what the SYN announced, even if the buffer size was changed since.
         c.wscale = if c.has(Flags::WSCALE) { c.wscale & 15 | said } else { 0 };
     }
 
-    /// Our open succeeded. What the application queued meanwhile may leave.
+    /// Completes an active open. Data that the application has queued in the meantime may be sent.
     pub fn establish_active(&mut self, idx: u32) {
         let c = &mut self.conns[idx];
         c.state = State::Established;
@@ -99,7 +99,7 @@ impl Tcp {
         }
     }
 
-    /// The peer's SYN+ACK in a simultaneous open.
+    /// Completes a simultaneous open with the peer's SYN+ACK.
     pub fn finish_simultaneous_open(&mut self, idx: u32, seg: &Segment<'_>) {
         let now_us = self.now.as_micros() as u32;
         let c = &mut self.conns[idx];

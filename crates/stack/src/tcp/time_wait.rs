@@ -1,7 +1,7 @@
-//! TIME_WAIT (RFC 9293 §3.6.1): a small entry of its own, in the flow table like a connection.
+//! TIME-WAIT (RFC 9293 §3.6.1): a small entry of its own, in the flow table like a connection.
 //!
-//! All entries live equally long, so they stand in a list in order of expiry; restarting one moves it to the end.
-//! At `time_wait_max` the oldest goes and is counted.
+//! All entries have equal lifetimes, so they are in a list ordered by expiry; restarting an entry moves it to
+//! the end. At `time_wait_max` the oldest entry is removed and counted.
 
 use super::conn::{Flags, NONE, Tcb};
 use super::demux::{AddressPool, FlowKey};
@@ -10,7 +10,7 @@ use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
 
-/// One connection in TIME_WAIT.
+/// A connection in TIME-WAIT.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TimeWait {
     pub remote_ip: u32,
@@ -21,16 +21,16 @@ pub(crate) struct TimeWait {
     pub snd_nxt: SeqNumber,
     pub ts_recent: u32,
     pub ts_offset: u32,
-    /// When it ends, in ms (low bits of the clock).
+    /// When the entry expires, in ms (low bits of the clock).
     deadline: u32,
-    /// When we last answered, in ms: answers are rate limited.
+    /// When a segment was last answered, in ms: answers are rate limited.
     pub last_oow_ack_time: u32,
     prev: u32,
     next: u32,
-    /// Window we advertised, unscaled.
+    /// Window that was advertised, unscaled.
     pub window: u16,
     pub v6: bool,
-    /// Bit 0: with timestamps; above it the priority of what it sends.
+    /// Bit 0: timestamps are in use; bits above: priority of the segments that are sent.
     timestamps_and_priority: u8,
 }
 
@@ -48,18 +48,19 @@ impl TimeWait {
         addresses.key(self.v6, self.remote_ip, self.local_ip, self.remote_port, self.local_port)
     }
 
-    /// Timestamps are in use (RFC 7323).
+    /// Whether timestamps are in use (RFC 7323).
     #[inline(always)]
     pub const fn timestamps(&self) -> bool {
         self.timestamps_and_priority & 1 != 0
     }
 
-    /// The connection's.
+    /// Returns the priority of the connection.
     pub const fn priority(&self) -> u8 {
         self.timestamps_and_priority >> 1
     }
 
-    /// The entry for a connection of this priority. `remote_ip` is a reference of its own into the address pool.
+    /// Returns the entry for a connection of this priority. `remote_ip` is a reference of its own into the
+    /// address pool.
     #[inline(always)]
     pub fn from_tcb(c: &Tcb, remote_ip: u32, priority: u8) -> Self {
         let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
@@ -84,7 +85,7 @@ impl TimeWait {
     }
 }
 
-/// All entries of a shard.
+/// The entries of a shard.
 pub(crate) struct TimeWaitTable {
     entries: Vec<TimeWait>,
     free: u32,
@@ -108,7 +109,7 @@ impl TimeWaitTable {
         }
     }
 
-    /// The memory that is reserved.
+    /// Returns the memory that is reserved.
     pub fn memory(&self) -> *const [u8] {
         memory_of(&self.entries)
     }
@@ -117,17 +118,18 @@ impl TimeWaitTable {
         self.len
     }
 
-    /// Most entries that there ever were at a time: places are used again before there are more.
+    /// Returns the largest number of entries that ever existed at a time: vacant slots are reused before
+    /// slots are added.
     pub fn high_water(&self) -> usize {
         self.entries.len()
     }
 
-    /// The entry in a place, if there is one.
+    /// Returns the entry in a slot, if the slot is in use.
     pub fn get_live(&self, index: u32) -> Option<&TimeWait> {
         self.entries.get(index as usize).filter(|entry| entry.prev != index)
     }
 
-    /// How much longer an entry lives, in ms.
+    /// Returns the time until an entry expires, in ms.
     pub fn remaining_ms(&self, entry: &TimeWait, now_ms: u32) -> u32 {
         (entry.deadline.wrapping_sub(now_ms) as i32).max(0) as u32
     }
@@ -144,29 +146,29 @@ impl TimeWaitTable {
         &mut self.entries[index as usize]
     }
 
-    /// All entries, for invariant checks.
+    /// Returns all entries, for invariant checks.
     pub fn iter(&self) -> impl Iterator<Item = &TimeWait> {
         let next = |e: &&TimeWait| (e.next != NONE).then(|| self.get(e.next));
         core::iter::successors(self.oldest().map(|i| self.get(i)), next)
     }
 
-    /// The entry that ends first.
+    /// Returns the entry that expires first.
     pub fn oldest(&self) -> Option<u32> {
         (self.head != NONE).then_some(self.head)
     }
 
-    /// The entry that ends after `entry`.
+    /// Returns the entry that expires after `entry`.
     pub fn next_expiring(&self, entry: &TimeWait) -> Option<&TimeWait> {
         self.entries.get(entry.next as usize)
     }
 
-    /// When the oldest entry ends, given the current time.
+    /// Returns when the oldest entry expires, given the current time.
     pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let left = self.oldest().map(|i| self.get(i).deadline.wrapping_sub(now.as_millis() as u32) as i32)?;
         Some(now + Duration::from_millis(left.max(0) as u64))
     }
 
-    /// Adds an entry; the table must not be full.
+    /// Adds an entry. The table must not be full.
     #[inline(always)]
     pub fn insert(&mut self, mut entry: TimeWait, now_ms: u32) -> u32 {
         entry.deadline = now_ms.wrapping_add(self.lifetime_ms);
@@ -186,7 +188,7 @@ impl TimeWaitTable {
         index
     }
 
-    /// Starts its time again.
+    /// Restarts the lifetime of an entry.
     pub fn restart(&mut self, index: u32, now_ms: u32) {
         self.unlink(index);
         let (tail, deadline) = (self.tail, now_ms.wrapping_add(self.lifetime_ms));
@@ -195,7 +197,7 @@ impl TimeWaitTable {
         self.append(index);
     }
 
-    /// How long an entry has been there, in ms.
+    /// Returns the age of an entry in ms.
     pub fn age_ms(&self, index: u32, now_ms: u32) -> u32 {
         let began = self.get(index).deadline.wrapping_sub(self.lifetime_ms);
         now_ms.wrapping_sub(began)
@@ -206,20 +208,20 @@ impl TimeWaitTable {
         self.unlink(index);
         let free = self.free;
         let entry = self.get_mut(index);
-        // No living entry is its own predecessor.
+        // No entry in use is its own predecessor.
         (entry.prev, entry.next) = (index, free);
         self.free = index;
         self.len -= 1;
     }
 
-    /// The oldest entry, if its time is over.
+    /// Returns the oldest entry, if it has expired.
     pub fn expired(&self, now_ms: u32) -> Option<u32> {
         let index = self.oldest()?;
         let over = now_ms.wrapping_sub(self.get(index).deadline) as i32 >= 0;
         over.then_some(index)
     }
 
-    /// Makes the tail point to an entry that points back to it.
+    /// Makes the tail point to an entry that already points back to the tail.
     #[inline(always)]
     fn append(&mut self, index: u32) {
         match self.tail {

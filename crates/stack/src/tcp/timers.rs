@@ -1,4 +1,5 @@
-//! Timers of connections. One node in the wheel stands for all timers of a connection; it is set for the earliest.
+//! Timers of connections. One node in the wheel represents all timers of a connection; it is set for the
+//! earliest.
 
 use super::active::{RetransmitTimer, SlowPathFlags};
 use super::conn::{Flags, NONE, SlotState};
@@ -15,34 +16,38 @@ use crate::timer_wheel::TimerNode;
 use core::time::Duration;
 use std::collections::VecDeque;
 
-/// TIME_WAIT entries that one turn removes at the most.
+/// TIME_WAIT entries that one turn removes at most.
 const TIME_WAIT_BATCH: usize = 512;
 
-/// TIME_WAIT entries end in batches: nobody cares for a tenth of a second, and a sleeping shard should not wake for each.
+/// TIME_WAIT entries are removed in batches: a tenth of a second does not matter, and a sleeping shard should
+/// not wake up for each entry.
 const TIME_WAIT_SLACK: Duration = Duration::from_millis(100);
 
-/// Keepalive probes in a row at the most.
+/// Keepalive probes within a user timeout, at most.
 const KEEPALIVE_PROBES_MAX: u32 = 240;
 
-/// Timers that are further away than this are not put into the wheel at once but when it has passed: the connection may be gone by then, and
-/// if it is busy its timer has moved on many times.
+/// A timer that is farther away than this is put into the wheel only after this time: by then the connection
+/// may have ended, and the timer of an active connection has been moved many times.
 const TIMER_DEFERRAL: Duration = Duration::from_millis(8);
 
-/// No timer of a connection is further away: the wheel tells earlier from later only up to 39 hours apart.
+/// Largest distance of a timer of a connection: the wheel compares times correctly only if they are at most
+/// 39 hours apart.
 const TIMER_MAX: Duration = Duration::from_secs(36 * 3600);
 
-/// Connections whose timers are deferred at the most; beyond that they go into the wheel at once.
+/// Connections whose timers are deferred at most; the timers of further connections are put into the wheel at
+/// once.
 const DEFERRED_MAX: usize = 1 << 15;
 
-/// A connection whose timer goes into the wheel at a later time.
+/// A connection whose timer is put into the wheel at a later time.
 #[derive(Clone, Copy, Debug)]
 struct DeferredTimer {
     idx: u32,
     due: Instant,
 }
 
-/// Such connections in order of time. Each entry has a number, which its connection notes: slots have many short connections in the time of a
-/// deferral, and the entry of one that is gone must not put the timer of a later one into the wheel.
+/// Deferred timers in order of time. Each entry has a number that its connection stores: a slot can have many
+/// short connections within the time of a deferral, and the entry of an ended connection must not put the
+/// timer of a later one into the wheel.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredTimers {
     queue: VecDeque<DeferredTimer>,
@@ -51,14 +56,14 @@ pub(crate) struct DeferredTimers {
 }
 
 impl DeferredTimers {
-    /// Appends an entry. Returns its number.
+    /// Appends an entry and returns its number.
     fn push(&mut self, deferred: DeferredTimer) -> u32 {
         let number = self.first.wrapping_add(self.queue.len() as u32);
         self.queue.push_back(deferred);
         number
     }
 
-    /// Takes the first entry if its time has come. Returns its connection and its number.
+    /// Takes the first entry if it is due. Returns its connection and its number.
     #[inline]
     fn pop_due(&mut self, now: Instant) -> Option<(u32, u32)> {
         let &DeferredTimer { idx, due: until } = self.queue.front()?;
@@ -76,7 +81,7 @@ impl Tcp {
     /// Runs all timers that are due.
     pub fn advance(&mut self, net: &mut Network) {
         while let Some((idx, number)) = self.deferred_timers.pop_due(self.now) {
-            // Otherwise it was armed meanwhile, or its connection is gone.
+            // Otherwise the timer was armed in the meantime, or the connection has ended.
             if self.conns[idx].timer == TimerNode::deferred(number) {
                 self.conns[idx].timer = TimerNode::default();
                 if let Some(at) = self.earliest_timer(idx).or_else(|| self.paws_deadline(idx)) {
@@ -94,7 +99,7 @@ impl Tcp {
         self.wake_memory_waiters();
     }
 
-    /// When `advance` has to be called next.
+    /// Returns when `advance` has to be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
         if !self.tx_list.is_empty() || self.memory_waiters.can_wake(&self.chunks) {
             return Some(self.now);
@@ -107,13 +112,13 @@ impl Tcp {
             .min()
     }
 
-    /// The absolute time of a deadline kept as low bits of the clock in ms.
+    /// Returns the absolute time of a deadline that is stored as low bits of the clock in ms.
     fn instant(&self, deadline_ms: u32) -> Instant {
         let left = deadline_ms.wrapping_sub(self.now_ms()) as i32;
         self.now + Duration::from_millis(left.max(0) as u64)
     }
 
-    /// The earliest timer of a connection.
+    /// Returns the earliest timer of a connection.
     fn earliest_timer(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
         if c.slot_state != SlotState::Open {
@@ -149,10 +154,12 @@ impl Tcp {
         (at != Instant::MAX).then_some(at)
     }
 
-    /// When to look at a connection that waits for nothing: its peer's timestamp may be too old to compare with then (RFC 7323 §5.5). That has
-    /// to be noted, because of the time of the last segment only low bits are kept, and after 49.7 days it would seem young again.
+    /// Returns when an idle connection must be visited because the peer's timestamp may be too old to compare
+    /// with then (RFC 7323 §5.5). That has to be recorded, because only low bits of the time of the last
+    /// segment are stored: after 49.7 days it would seem recent again.
     ///
-    /// It is looked at in steps, for the wheel compares no times that are further apart than [`TIMER_MAX`].
+    /// The connection is visited in steps, because the wheel compares no times that are farther apart than
+    /// [`TIMER_MAX`].
     fn paws_deadline(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
         if c.slot_state != SlotState::Open || !c.state.is_synchronized() || !c.has(Flags::TIMESTAMPS) {
@@ -163,8 +170,8 @@ impl Tcp {
         Some(self.now + left.min(TIMER_MAX))
     }
 
-    /// Sees to it that the age of the peer's timestamp is noted, if no other timer will make the connection be looked at. Done when a timer
-    /// was looked at, and not for each segment: a connection begins with a timer, or here.
+    /// Arms the timer that records the age of the peer's timestamp, if no other timer is set. Called when a
+    /// timer has fired or a connection begins, not for each segment.
     pub(super) fn arm_paws_timer(&mut self, idx: u32) {
         let node = &self.conns[idx].timer;
         if !node.is_armed()
@@ -175,8 +182,9 @@ impl Tcp {
         }
     }
 
-    /// Sets the wheel for the earliest timer. A later one is left to find out when the earlier fires: connections move their
-    /// time-outs on with each acknowledgement, and the wheel need not know.
+    /// Arms the wheel for the earliest timer. If the wheel is set for an earlier time, it is left as it is:
+    /// connections move their time-outs with each acknowledgement, and a timer that fires too early is set
+    /// again.
     pub fn rearm(&mut self, idx: u32) {
         self.note_idle(idx);
         if let Some(at) = self.earliest_timer(idx) {
@@ -184,7 +192,7 @@ impl Tcp {
         }
     }
 
-    /// Sees to it that a connection is looked at no later than `at`.
+    /// Ensures that a connection is visited no later than `at`.
     #[inline(always)]
     pub(super) fn arm(&mut self, idx: u32, at: Instant) {
         let until = self.now.after_micros(TIMER_DEFERRAL.as_micros() as u64);
@@ -206,7 +214,7 @@ impl Tcp {
         }
     }
 
-    /// Starts or stops the time after which an idle connection gives its busy part back.
+    /// Starts or stops the time after which an idle connection releases its active state.
     fn note_idle(&mut self, idx: u32) {
         let now = self.now;
         let Some((c, b)) = self.tcb_and_active(idx) else { return };
@@ -217,7 +225,8 @@ impl Tcp {
         }
     }
 
-    /// When an idle connection gives its busy part back: after a time-out, and not while it has to remember that it answered an invalid segment.
+    /// Returns when an idle connection releases its active state: after a time-out, and not while it has to
+    /// remember that it answered an invalid segment.
     fn active_release_at(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
         let b = &self.active[c.active];
@@ -226,7 +235,7 @@ impl Tcp {
         Some(b.last_oow_ack_time.map_or(at, |answered| at.max(self.instant(answered.wrapping_add(interval)))))
     }
 
-    /// SYN and SYN+ACK are sent again after 1, 2, 4 … s.
+    /// Returns when SYN or SYN+ACK is sent again: after 1, 2, 4 … s.
     #[inline]
     pub(super) fn syn_deadline(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
@@ -240,7 +249,8 @@ impl Tcp {
         Some(self.instant(c.last_rx.wrapping_add(rto_ms as u32)))
     }
 
-    /// What the last SYN, which was not the first, left of the user timeout (RFC 5482), in ms.
+    /// Returns how much of the user timeout (RFC 5482) is left after the last SYN, which was not the first
+    /// one, in ms.
     #[inline(never)]
     fn connect_time_left(&self, idx: u32) -> u64 {
         let c = &self.conns[idx];
@@ -252,7 +262,7 @@ impl Tcp {
         u64::from(profile.user_timeout_ms).saturating_sub(waited_us / 1000)
     }
 
-    /// The timer that says most about what a connection waits for, at the time `now`.
+    /// Returns the most informative timer of a connection, at the time `now`.
     pub fn listed_timer(&self, now: Instant, idx: u32) -> Option<ListedTimer> {
         let c = &self.conns[idx];
         if c.slot_state != SlotState::Open {
@@ -283,7 +293,7 @@ impl Tcp {
         None
     }
 
-    /// An entry in TIME_WAIT, as a listing shows it.
+    /// Returns an entry in TIME_WAIT for a listing.
     pub fn listed_time_wait(&self, now: Instant, index: u32) -> Option<ListedSocket> {
         let entry = self.time_wait.get_live(index)?;
         let key = entry.key(&self.addresses);
@@ -302,29 +312,30 @@ impl Tcp {
         })
     }
 
-    /// Bytes queued and not acknowledged.
+    /// Returns the bytes that are queued and not acknowledged.
     pub fn send_queued(&self, idx: u32) -> u64 {
         let busy = self.conns[idx].active;
         if busy == NONE { 0 } else { self.active[busy].send.len() }
     }
 
-    /// Time since something was received, in ms. Right for 49 days.
+    /// Returns the time since the last segment was received, in ms. Correct for 49 days.
     fn keepalive_time_elapsed(&self, idx: u32) -> u32 {
         self.now_ms().wrapping_sub(self.conns[idx].last_rx)
     }
 
-    /// Silence after which the next keepalive probe is due, in ms.
+    /// Returns the idle time after which the next keepalive probe is due, in ms.
     fn keepalive_after(&self, idx: u32) -> u32 {
         let c = &self.conns[idx];
         let p = self.profile(idx);
         let idle = u32::from(p.keep_idle_seconds) * 1000;
-        // A user timeout replaces the number of probes: they are spread so that they last until then and can be counted.
+        // A user timeout replaces the number of probes: the probes are spread so that they last until then
+        // and can be counted.
         let interval =
             (u32::from(p.keep_interval_seconds) * 1000).max(p.user_timeout_ms / KEEPALIVE_PROBES_MAX);
         idle.saturating_add(u32::from(c.retries).saturating_mul(interval))
     }
 
-    /// The wheel says that one of the timers may be due.
+    /// Processes the timers of a connection, one of which may be due.
     fn on_timer(&mut self, net: &mut Network, idx: u32) {
         let c = &self.conns[idx];
         if c.slot_state != SlotState::Open {
@@ -343,7 +354,7 @@ impl Tcp {
         }
     }
 
-    /// False if the connection is gone.
+    /// Processes an expired SYN or SYN+ACK timer. Returns false if the connection has ended.
     fn on_syn_timeout(&mut self, idx: u32) -> bool {
         let limit = if self.conns[idx].state == State::SynSent || self.conns[idx].has(Flags::ACTIVE_OPEN) {
             self.profile(idx).syn_retries
@@ -371,12 +382,13 @@ impl Tcp {
         true
     }
 
-    /// Delayed acknowledgement, keepalive, FIN_WAIT_2. False if the connection is gone.
+    /// Processes the timers of delayed acknowledgements, keepalive and FIN-WAIT-2. Returns false if the
+    /// connection has ended.
     fn on_conn_timers(&mut self, net: &mut Network, idx: u32) -> bool {
         let now_ms = self.now_ms();
         let c = &mut self.conns[idx];
         if c.has(Flags::ACK_DELAYED) && (now_ms as u16).wrapping_sub(c.ack_deadline) as i16 >= 0 {
-            // Nothing came that could carry it: the exchange is not interactive after all.
+            // No data were sent that could carry the acknowledgement: the exchange is not interactive.
             c.flags.clear(Flags::PINGPONG | Flags::ACK_DELAYED);
             self.ack_now(idx);
         }
@@ -399,13 +411,13 @@ impl Tcp {
         true
     }
 
-    /// RFC 1122 §4.2.3.6. False if the connection is gone.
+    /// Processes the keepalive timer (RFC 1122 §4.2.3.6). Returns false if the connection has ended.
     fn on_keepalive(&mut self, net: &mut Network, idx: u32) -> bool {
         let c = &self.conns[idx];
         let waiting = c.active != NONE
             && (!self.active[c.active].rtx_queue.is_empty() || !self.active[c.active].send.is_empty());
         if waiting {
-            // Data in flight are probe enough.
+            // Data in flight serve as a probe.
             let now_ms = self.now_ms();
             self.conns[idx].last_rx = now_ms;
             return true;
@@ -423,7 +435,8 @@ impl Tcp {
             return false;
         }
         self.stats.keepalive_probes += 1;
-        // If keepalive was switched on after a long silence, the probe is late; the next one follows it after an interval all the same.
+        // If keepalive was switched on after a long idle time, the probe is late; the next one follows after
+        // an interval nevertheless.
         let late = idle - self.keepalive_after(idx);
         let c = &mut self.conns[idx];
         c.last_rx = c.last_rx.wrapping_add(late);
@@ -432,7 +445,8 @@ impl Tcp {
         true
     }
 
-    /// Retransmission, probes, cork, release of the busy part. False if the connection is gone.
+    /// Processes the timers of retransmissions, probes, corks and the release of the active state. Returns
+    /// false if the connection has ended.
     fn on_active_timers(&mut self, net: &mut Network, idx: u32) -> bool {
         let now = self.now;
         let c = &self.conns[idx];
@@ -467,7 +481,7 @@ impl Tcp {
             RetransmitTimer::Rto => return self.on_retransmission_timeout(idx),
             RetransmitTimer::LossProbe => {
                 b.slow_path.set(SlowPathFlags::LOSS_PROBE);
-                // Should the probe not leave, this is what is left.
+                // The time-out remains if the probe cannot be sent.
                 b.set_timer(RetransmitTimer::Rto, now + rto);
                 self.want_transmit(idx);
             }
@@ -477,7 +491,8 @@ impl Tcp {
         true
     }
 
-    /// RFC 6298 §5.4 to §5.7. False if the connection is gone.
+    /// Processes a retransmission time-out (RFC 6298 §5.4 to §5.7). Returns false if the connection has
+    /// ended.
     fn on_retransmission_timeout(&mut self, idx: u32) -> bool {
         let now = self.now;
         let b = match self.tcb_and_active(idx) {
@@ -499,7 +514,7 @@ impl Tcp {
         let frto = self.config.frto;
         let Some((c, b)) = self.tcb_and_active(idx) else { return true };
         recovery::enter_loss(c, b, frto);
-        // Also if the retransmission finds no way out.
+        // Set also if the retransmission has no route.
         b.retransmit_since.get_or_insert(now);
         b.tlp = None;
         b.retransmits = b.retransmits.saturating_add(1);
@@ -512,7 +527,7 @@ impl Tcp {
         true
     }
 
-    /// Whether retransmissions or probes went on for long enough (RFC 1122 §4.2.3.5, RFC 5482).
+    /// Whether retransmissions or probes have lasted long enough to give up (RFC 1122 §4.2.3.5, RFC 5482).
     fn retransmits_timed_out(&self, idx: u32, since: Option<Instant>) -> bool {
         let Some(since) = since else { return false };
         let elapsed = self.now - since;
@@ -524,15 +539,15 @@ impl Tcp {
         elapsed >= rtt::give_up_after(self.profile(idx), self.retry_limit(idx), base)
     }
 
-    /// Retransmissions or probes without an answer before a connection is given up.
+    /// Returns the number of unanswered retransmissions or probes after which a connection is given up.
     fn retry_limit(&self, idx: u32) -> u8 {
         let c = &self.conns[idx];
         let orphan = c.has(Flags::ORPHAN) || matches!(c.state, State::Closing | State::LastAck);
         if orphan { self.config.orphan_retries } else { self.config.retries }
     }
 
-    /// Whether nobody holds the connection and its peer kept the window closed until the time-out grew no more (as Linux has it): such a
-    /// peer could otherwise make any number of connections last for ever.
+    /// Whether an orphan's peer kept the window closed until the time-out grew no more (as on Linux): such a
+    /// peer could otherwise keep any number of connections forever.
     fn has_orphan_timed_out(&self, idx: u32) -> bool {
         let c = &self.conns[idx];
         let backoff = self.active[c.active].backoff;
@@ -541,7 +556,7 @@ impl Tcp {
             && rtt::rto(c, self.profiles.get(c.profile), backoff) >= rtt::rto_max(self.profile(idx))
     }
 
-    /// A time-out that does not overshoot the user timeout: `after` from now, or less.
+    /// Returns the time `after` from now, or earlier so that it does not exceed the user timeout.
     pub fn clamp_rto_to_user_timeout(&self, idx: u32, after: Duration) -> Instant {
         let at = self.now + after;
         let c = &self.conns[idx];
@@ -552,7 +567,8 @@ impl Tcp {
         }
     }
 
-    /// The peer is not told: it has not answered for long, and RFC 9293 §3.10.8 only deletes the connection.
+    /// Ends a connection after a time-out. No RST is sent: the peer has not answered for long, and RFC 9293
+    /// §3.10.8 only deletes the connection.
     fn destroy_timed_out(&mut self, idx: u32) {
         let c = &self.conns[idx];
         let reason =
@@ -560,7 +576,8 @@ impl Tcp {
         self.destroy(idx, reason);
     }
 
-    /// RFC 8985 §6.3: what was given time to arrive out of order has had it.
+    /// Processes the reordering timer: segments that could have been reordered had enough time to arrive (RFC
+    /// 8985 §6.3).
     fn on_reorder_timeout(&mut self, idx: u32) {
         let now = self.now;
         let threshold = self.config.reordering_segments;
@@ -580,7 +597,8 @@ impl Tcp {
         self.want_transmit(idx);
     }
 
-    /// RFC 9293 §3.8.6.1: the window may have opened without our knowing. False if the connection is gone.
+    /// Probes a window that may have opened unnoticed (RFC 9293 §3.8.6.1). Returns false if the connection
+    /// has ended.
     fn on_persist(&mut self, net: &mut Network, idx: u32) -> bool {
         let now = self.now;
         let Some((c, b)) = self.tcb_and_active(idx) else { return true };
@@ -591,7 +609,8 @@ impl Tcp {
         }
         let since = *b.retransmit_since.get_or_insert(now);
         let probes = b.probes_out;
-        // A peer that answers keeps its window closed for as long as it likes (RFC 9293 §3.8.6.1), but for the user timeout (RFC 5482 §3).
+        // A peer that answers may keep its window closed indefinitely (RFC 9293 §3.8.6.1), except for the
+        // user timeout (RFC 5482 §3).
         let user = self.profile(idx).user_timeout_ms;
         let over = if user != 0 {
             self.retransmits_timed_out(idx, Some(since))

@@ -1,5 +1,6 @@
-//! Connections that have something to send: in the order they asked, but those of a higher class of priority first ([`crate::priority`]). Of a class nobody is passed over; a
-//! device that is full keeps the lower classes waiting as long as the higher ones fill it, as any device with strict priorities does.
+//! Connections that have something to send: in the order in which they were added, with higher classes of
+//! priority first ([`crate::priority`]). Within a class the order is first in, first out. While a device is
+//! full, higher classes delay the lower ones, as with any strict priority scheduling.
 
 use super::Tcp;
 use super::conn::{Flags, Tcb};
@@ -10,16 +11,17 @@ use std::collections::VecDeque;
 /// The transmit list.
 #[derive(Debug, Default)]
 pub(crate) struct TxList {
-    /// Of the usual priority, whose class is not looked up.
+    /// Connections of the default priority, whose class is not looked up.
     best_effort: VecDeque<u32>,
-    /// All others, by class, and how many they are.
+    /// Connections of other priorities, by class, and their number.
     classes: [VecDeque<u32>; CLASSES],
     classes_len: usize,
-    /// Of each class, how many are still to come in a round that has several.
+    /// For each class, the number of connections that are left in the current round.
     class_quota: [usize; CLASSES],
 }
 
-/// Working off the list as it is at the beginning: who comes back onto it meanwhile has to wait for the next round.
+/// A pass over the list as it is at the beginning: connections that are added in the meantime wait for the
+/// next round.
 #[derive(Debug)]
 pub(crate) struct TxRound {
     best_effort_left: usize,
@@ -46,7 +48,7 @@ impl TxList {
         self.class_quota = self.classes.each_ref().map(VecDeque::len);
     }
 
-    /// Takes the next one.
+    /// Takes the next connection.
     #[inline(always)]
     pub fn next(&mut self, round: &mut TxRound) -> Option<u32> {
         if round.has_classes {
@@ -76,7 +78,7 @@ impl TxList {
         None
     }
 
-    /// Puts a connection on it that is not there yet.
+    /// Adds a connection unless it is on the list already.
     #[inline(always)]
     pub fn push(&mut self, c: &mut Tcb, idx: u32, profiles: &ProfileTable) {
         if !c.has(Flags::TX_LISTED) {

@@ -1,6 +1,8 @@
-//! Urgent data that arrive, as Linux understands them: one byte, the one in front of where the pointer points (RFC 6093 §3.2).
+//! Urgent data that arrive, with Linux's interpretation: one byte, the one before the position of the urgent
+//! pointer (RFC 6093 §3.2).
 //!
-//! Whoever reads must know of the byte before reading comes to it, so nothing is shown while an event about it waits.
+//! The application must be notified of the byte before it reads up to it, so no data can be read while an
+//! event about the byte is queued.
 
 use super::Tcp;
 use super::active::{ActiveConn, UrgentState};
@@ -14,7 +16,7 @@ use crate::options::UrgentMark;
 use crate::wire::tcp::{SeqNumber, TcpFlags};
 
 impl Tcp {
-    /// A segment that says URG, or one of a connection on which an urgent byte is expected.
+    /// Processes a segment with URG, or any segment of a connection on which an urgent byte is expected.
     #[cold]
     pub fn on_urgent(&mut self, idx: u32, seg: &Segment<'_>) {
         let announced = seg.header.flags.contains(TcpFlags::URG) && self.check_urg(idx, seg);
@@ -24,7 +26,7 @@ impl Tcp {
         }
     }
 
-    /// Whether it is a new one.
+    /// Processes the urgent pointer (Linux's `tcp_check_urg`). Returns whether it announces a new byte.
     fn check_urg(&mut self, idx: u32, seg: &Segment<'_>) -> bool {
         let at = seg.header.seq + u32::from(seg.header.urgent.max(1)) - 1;
         let c = &self.conns[idx];
@@ -44,7 +46,8 @@ impl Tcp {
         newer
     }
 
-    /// The urgent byte may come in a later segment than its announcement, and that one need not say URG. Whether it came.
+    /// Takes the urgent byte, which may arrive in a later segment than its announcement, even in one without
+    /// URG. Returns whether it arrived.
     fn take_urgent_byte(&mut self, idx: u32, seg: &Segment<'_>) -> bool {
         let Some((_, b)) = self.tcb_and_active(idx) else { return false };
         if let UrgentState::NotYet(at) = b.urg_data
@@ -57,7 +60,7 @@ impl Tcp {
         false
     }
 
-    /// Tells the owner what is known of the urgent byte, if there is one that was not taken.
+    /// Reports to the owner what is known of the urgent byte, if there is one that was not read.
     pub(super) fn report_urgent(&mut self, idx: u32) {
         let conn = self.conns.handle(idx);
         let Some((c, b)) = self.tcb_and_active(idx) else { return };
@@ -72,7 +75,8 @@ impl Tcp {
         }
     }
 
-    /// The owner is being told. What waited for that can be read behind it.
+    /// Accounts for an event about urgent data that the owner takes. Data that could not be read before that
+    /// become readable.
     #[cold]
     pub(super) fn on_urgent_event_taken(&mut self, conn: Conn) {
         let Some((idx, (c, b))) = self.index(conn).and_then(|idx| Some((idx, self.tcb_and_active(idx)?)))
@@ -86,7 +90,7 @@ impl Tcp {
         }
     }
 
-    /// The urgent byte, if it arrived and stays out of line.
+    /// Takes the urgent byte, if it has arrived and is out of band.
     pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
         let idx = self.index(conn).ok_or(RecvError::Stale)?;
         let inline = self.conns[idx].has(Flags::OOB_INLINE);
@@ -100,7 +104,7 @@ impl Tcp {
         }
     }
 
-    /// Where the urgent byte is that was announced last, if reading has not passed it.
+    /// Returns the position of the urgent byte that was announced last, unless reading has passed it.
     pub fn urgent_mark(&self, conn: Conn) -> Option<UrgentMark> {
         let c = &self.conns[self.index(conn)?];
         if c.active == NONE {
@@ -115,19 +119,19 @@ impl Tcp {
         Some(UrgentMark { ahead, ready })
     }
 
-    /// Unread bytes in front of the one with this sequence number; below 0 if reading has passed it.
+    /// Returns the number of unread bytes before sequence number `at`; negative if reading has passed it.
     pub fn urgent_ahead(&self, conn: Conn, at: SeqNumber) -> i32 {
         let Some(idx) = self.index(conn) else { return -1 };
         let first_unread = self.conns[idx].data_end() - self.unread(idx) as u32;
         at - first_unread
     }
 
-    /// Reading goes beyond the urgent byte, if it has come to it.
+    /// Reads past the urgent byte, if it is the first unread byte.
     pub(super) fn pass_urgent_mark(&mut self, idx: u32, front: &ReadSpan) {
         if !front.is_at_mark {
             return;
         }
-        // Bytes may be lent from the frame again.
+        // Data may be delivered inline again.
         self.conns[idx].flags.clear(Flags::URGENT);
         let busy = self.conns[idx].active;
         let b = &mut self.active[busy];
@@ -136,14 +140,14 @@ impl Tcp {
     }
 }
 
-/// What a read finds in front of it. It stops before the urgent byte; the next one passes it, and unless it is wanted in line the byte is no
-/// part of the stream (Linux's tcp_recvmsg; RFC 6093 §3.2).
+/// The bytes that a read may return. A read stops before the urgent byte; the next read passes it, and unless
+/// it is delivered in the stream, the byte is skipped (Linux's `tcp_recvmsg`; RFC 6093 §3.2).
 pub(super) struct ReadSpan {
-    /// The urgent byte is the first unread one.
+    /// The urgent byte is the first unread byte.
     is_at_mark: bool,
-    /// Bytes to be dropped first: the urgent one.
+    /// Bytes to skip first: the urgent byte, or none.
     pub skip: usize,
-    /// Bytes to be read behind those at the most.
+    /// Bytes to read after those, at most.
     pub max: usize,
 }
 
@@ -170,7 +174,7 @@ impl ReadSpan {
     }
 }
 
-/// Where the urgent byte stands, counted from the first unread byte.
+/// Returns the offset of the urgent byte from the first unread byte.
 fn urgent_offset(b: &ActiveConn, data_end: SeqNumber) -> Option<usize> {
     let at = match b.urg_data {
         UrgentState::Valid(at, _) | UrgentState::Read(at) => at,
