@@ -1,5 +1,6 @@
-//! What a connection that has something to send waits for, as Linux counts it (`tcp_chrono_start`): for how long it was busy, and of that for the peer's window, and for its application because the send
-//! buffer was too small.
+//! Time that a connection with data to send spends waiting, as Linux counts it (`tcp_chrono_start`): the time
+//! in which it is busy and, as parts of that, the time in which it is limited by the peer's window and the
+//! time in which it is limited by the size of the send buffer.
 
 use super::Tcp;
 use super::ack;
@@ -7,31 +8,31 @@ use super::active::ActiveConn;
 use super::conn::Flags;
 use crate::time::Instant;
 
-/// What is waited for.
+/// What a connection waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ChronoType {
-    /// Nothing is queued or in flight; or no more than one message, which begins to count when it is acknowledged.
+    /// Nothing is queued or in flight; or a single message is, which counts when it is acknowledged.
     #[default]
     Idle,
-    /// The network.
+    /// The network (`TCP_CHRONO_BUSY`).
     Busy,
-    /// The peer's window.
+    /// The peer's window (`TCP_CHRONO_RWND_LIMITED`).
     RwndLimited,
-    /// The application, which waits for room.
+    /// The application, which waits for room in the send buffer (`TCP_CHRONO_SNDBUF_LIMITED`).
     SndbufLimited,
 }
 
-/// The time of one connection.
+/// Times of one connection.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Chrono {
     chrono_type: ChronoType,
     chrono_start: Instant,
-    /// Of busy, window and room, in ns.
+    /// Times spent busy, limited by the window and limited by the send buffer, in ns.
     chrono_stat: [u64; 3],
 }
 
 impl Chrono {
-    /// Something leaves.
+    /// Begins to count busy time when data are sent.
     #[inline]
     pub fn start_busy(&mut self, now: Instant) {
         if self.chrono_type != ChronoType::Busy {
@@ -39,18 +40,18 @@ impl Chrono {
         }
     }
 
-    /// All is acknowledged now, of which the last was sent then.
+    /// Stops counting when everything is acknowledged; the last data were sent at `sent`.
     #[inline(always)]
     pub fn stop(&mut self, now: Instant, sent: Instant) {
         if self.chrono_type == ChronoType::Idle {
-            // Mostly it was a message.
+            // Usually a single message was sent.
             self.chrono_stat[0] += now.as_nanos().wrapping_sub(sent.as_nanos());
         } else {
             self.set(ChronoType::Idle, now);
         }
     }
 
-    /// Waits for something else from now on.
+    /// Counts time for `waits` from now on.
     #[inline(never)]
     pub fn set(&mut self, waits: ChronoType, now: Instant) {
         if let Some(place) = (self.chrono_type as usize).checked_sub(1) {
@@ -63,7 +64,8 @@ impl Chrono {
         self.chrono_type == ChronoType::SndbufLimited
     }
 
-    /// How long it was busy in all, and of that how long it waited for the peer's window and for room, in µs. `sent`: something is in flight, and the last of it was sent then.
+    /// Returns the busy time and, as parts of it, the times limited by the peer's window and by the send
+    /// buffer, in µs. `sent`: data are in flight, and the last of them were sent then.
     fn spent_us(&self, now: Instant, sent: Option<Instant>) -> [u64; 3] {
         let mut upto = *self;
         match sent {
@@ -76,14 +78,15 @@ impl Chrono {
 }
 
 impl ActiveConn {
-    /// The same of the connection.
+    /// Returns the times of the connection in µs, see [`Chrono::spent_us`].
     pub fn spent_us(&self, now: Instant) -> [u64; 3] {
         self.chrono.spent_us(now, (!self.send.is_empty()).then_some(self.lsndtime))
     }
 }
 
 impl Tcp {
-    /// All that is queued has left, and the congestion window would have taken more (`tcp_cwnd_validate`): it is the application that waits, if it waits for room.
+    /// Counts time as limited by the send buffer if the application waits for room: all queued data were
+    /// sent, and the congestion window would have admitted more (`tcp_cwnd_validate`).
     #[inline]
     pub(super) fn chrono_sndbuf_limited(&mut self, idx: u32) {
         let c = &self.conns[idx];
@@ -113,7 +116,7 @@ mod tests {
         assert_eq!(chrono.spent_us(at(155), Some(at(151))), [55_000, 30_000, 4000]);
         chrono.stop(at(155), at(151));
         assert_eq!(chrono.spent_us(at(900), None), [55_000, 30_000, 4000]);
-        // A message.
+        // A single message.
         assert_eq!(chrono.spent_us(at(1001), Some(at(1000))), [56_000, 30_000, 4000]);
         chrono.stop(at(1002), at(1000));
         chrono.start_busy(at(2000));

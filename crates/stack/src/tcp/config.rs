@@ -4,7 +4,7 @@ use crate::error::ConfigError;
 use core::ops::RangeInclusive;
 use serde::Deserialize;
 
-/// Which algorithm governs the congestion window.
+/// Algorithm that controls the congestion window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Ord, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CongestionControl {
@@ -24,63 +24,70 @@ pub enum EcnMode {
     /// If the peer asks for it.
     #[default]
     Passive,
-    /// Ask for it, and agree if asked.
+    /// It is requested, and accepted if the peer requests it.
     Active,
 }
 
-/// When SYN cookies (RFC 4987 §3.6) take the place of half-open connections.
+/// When SYN cookies (RFC 4987 §3.6) replace half-open connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SynCookies {
     /// Never: SYNs over the budget are dropped.
     Off,
-    /// When the half-open budget or a listener's backlog is spent.
+    /// When the limit of half-open connections or a listener's backlog is reached.
     #[default]
     Auto,
     /// For every SYN.
     Always,
 }
 
-/// When the path MTU is found by probing (RFC 4821), beside what ICMP says.
+/// When the path MTU is found by probing (RFC 4821), in addition to ICMP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MtuProbing {
     /// Never.
     #[default]
     Off,
-    /// On connections whose segments do not arrive for long: the path may drop large ones and tell nobody.
+    /// On connections whose segments do not arrive for long: the path may drop large ones without an ICMP
+    /// error.
     BlackHole,
     /// On every connection: it begins with small segments.
     Always,
 }
 
-/// TCP parameters. The defaults are Linux's, where Linux has the parameter.
+/// TCP parameters. The defaults are those of Linux where Linux has the parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TcpConfig {
-    /// Connections at the most, half-open ones included, TIME_WAIT not. Memory is reserved, not touched. 1 … 1,073,741,823, default 1,000,000.
+    /// Maximum number of connections, including half-open ones, without TIME_WAIT. Memory is reserved, not
+    /// touched. 1 … 1,073,741,823, default 1,000,000.
     pub connections_max: u32,
-    /// Listeners at the most. 1 … 1,000,000, default 1,024.
+    /// Maximum number of listeners. 1 … 1,000,000, default 1,024.
     pub listeners_max: u32,
-    /// Half-open connections (SYN_RECEIVED) at the most, over all listeners. 1 … 1,073,741,823, default 65,536.
+    /// Maximum number of half-open connections (SYN_RECEIVED) over all listeners. 1 … 1,073,741,823, default
+    /// 65,536.
     pub half_open_max: u32,
-    /// Entries in TIME_WAIT at the most; beyond it the oldest goes and is counted. 1 … 1,073,741,823, default 1,000,000.
+    /// Maximum number of entries in TIME_WAIT; beyond it the oldest one is removed and counted. 1 …
+    /// 1,073,741,823, default 1,000,000.
     pub time_wait_max: u32,
-    /// Bytes in receive and send buffers of all connections together; the last quarter is for connections that hold no more than
-    /// 8 KiB each way. 65,536 … 2^42, default 1 GiB.
+    /// Bytes in receive and send buffers of all connections together; the last quarter is reserved for
+    /// connections that use no more than 8 KiB in each direction. 65,536 … 2^42, default 1 GiB.
     pub buffer_pool_bytes: u64,
     /// Receive buffer of a connection in bytes. 2,048 … 2^30, default 6 MiB.
     pub recv_buffer_bytes: u32,
-    /// Receive window that a connection begins with at the most, in bytes, unless its socket asked for a receive buffer: it is rounded down to whole segments, cut to the 65,535 that a SYN can say, and grows
-    /// up to the buffer as data come. 2,048 … 2^30, default 65,536.
+    /// Largest initial receive window of a connection in bytes, unless its socket requested a receive buffer
+    /// size: the window is rounded down to whole segments, limited to the 65,535 that a SYN can announce, and
+    /// grows up to the buffer size as data arrive. 2,048 … 2^30, default 65,536.
     pub recv_window_first_bytes: u32,
     /// Send buffer of a connection in bytes. 2,048 … 2^30, default 4 MiB.
     pub send_buffer_bytes: u32,
     /// Congestion control: `cubic` (RFC 9438, with HyStart++) or `newreno` (RFC 5681 and 6582). Default `cubic`.
     pub congestion_control: CongestionControl,
-    /// Explicit congestion notification (RFC 3168): `off`, `passive` (if the peer asks for it) or `active` (asks for it, too). Default `passive`.
+    /// Explicit congestion notification (RFC 3168): `off`, `passive` (if the peer requests it) or `active`
+    /// (requests it, too). Default `passive`.
     pub ecn: EcnMode,
-    /// SYN cookies (RFC 4987 §3.6): `off` (SYNs over the budget are dropped), `auto` (when `half_open_max` or a listener's backlog is spent) or `always` (for every SYN). Default `auto`.
+    /// SYN cookies (RFC 4987 §3.6): `off` (SYNs over the limit are dropped), `auto` (when `half_open_max` or
+    /// a listener's backlog is reached) or `always` (for every SYN). Default `auto`.
     pub syn_cookies: SynCookies,
     /// Offer and accept timestamps (RFC 7323 §3). Default true.
     pub timestamps: bool,
@@ -90,9 +97,11 @@ pub struct TcpConfig {
     pub window_scaling: bool,
     /// Initial congestion window in segments (RFC 6928). 1 … 1,000, default 10.
     pub initial_window_segments: u32,
-    /// Let the congestion window fall back towards the initial one while nothing is sent (RFC 5681 §4.1). Default true.
+    /// Reduce the congestion window towards the initial one while nothing is sent (RFC 5681 §4.1). Default
+    /// true.
     pub slow_start_after_idle: bool,
-    /// Retransmission time-out before there is a measurement (RFC 6298 §2.1), in milliseconds. 1 … 120,000, default 1,000.
+    /// Retransmission time-out before the first round-trip time sample (RFC 6298 §2.1), in milliseconds. 1 …
+    /// 120,000, default 1,000.
     pub rto_initial_ms: u32,
     /// Smallest retransmission time-out, in milliseconds. 1 … 120,000, default 200.
     pub rto_min_ms: u32,
@@ -100,11 +109,13 @@ pub struct TcpConfig {
     pub rto_max_seconds: u32,
     /// Retransmissions of SYN before `connect` fails. 1 … 127, default 6.
     pub syn_retries: u8,
-    /// Retransmissions of SYN+ACK before a half-open connection goes. 0 … 127, default 5.
+    /// Retransmissions of SYN+ACK before a half-open connection is removed. 0 … 127, default 5.
     pub synack_retries: u8,
-    /// Retransmission time-outs before a connection goes (RFC 1122 §4.2.3.5, R2), counted in time as Linux does. 1 … 127, default 15.
+    /// Retransmission time-outs before a connection is given up (RFC 1122 §4.2.3.5, R2), counted in time as
+    /// Linux does. 1 … 127, default 15.
     pub retries: u8,
-    /// The same for connections the application has closed. 0 … 127, default 8.
+    /// Retransmission time-outs before a connection that the application has closed is given up. 0 … 127,
+    /// default 8.
     pub orphan_retries: u8,
     /// Time in TIME_WAIT, in seconds. 1 … 3,600, default 60.
     pub time_wait_seconds: u32,
@@ -114,43 +125,52 @@ pub struct TcpConfig {
     pub keepalive_time_seconds: u32,
     /// Time between keepalive probes, in seconds. 1 … 32,767, default 75.
     pub keepalive_interval_seconds: u32,
-    /// Keepalive probes without an answer before the connection goes. 1 … 127, default 9.
+    /// Unanswered keepalive probes before the connection is given up. 1 … 127, default 9.
     pub keepalive_probes: u8,
     /// Longest delay of an acknowledgement, in milliseconds (RFC 9293 §3.8.6.3: below 500). 1 … 499, default 40.
     pub delayed_ack_ms: u32,
     /// Challenge acknowledgements per second over all connections (RFC 5961 §10). 1 … 2^32-1, default 1,000.
     pub challenge_acks_per_second: u32,
-    /// Answers to invalid segments of one connection: at most one in this time, in milliseconds. 0 … 60,000, default 500.
+    /// Minimum time between two answers to invalid segments of one connection, in milliseconds. 0 … 60,000,
+    /// default 500.
     pub invalid_ack_interval_ms: u32,
-    /// Probe for a lost tail before the retransmission time-out (RFC 8985 §7). Needs SACK. Default true.
+    /// Probe for a lost tail before the retransmission time-out (RFC 8985 §7). Requires SACK. Default true.
     pub tail_loss_probes: bool,
-    /// Find out whether a retransmission time-out was for nothing before sending everything again (F-RTO, RFC 5682). Default true.
+    /// Detect spurious retransmission time-outs before retransmitting everything (F-RTO, RFC 5682). Default
+    /// true.
     pub frto: bool,
-    /// Segments a reordering may span before they count as lost, at first. 1 … 300, default 3.
+    /// Initial reordering degree: segments by which a segment may be late before it counts as lost. 1 … 300,
+    /// default 3.
     pub reordering_segments: u32,
-    /// What the timer of segments that may be merely reordered waits beyond the time of RFC 8985 §6.2, in milliseconds. Linux's has 2 ms and up to two of its ticks. 0 … 200, default 0.
+    /// Time that the reordering timer waits beyond that of RFC 8985 §6.2, in milliseconds. Linux waits 2 ms
+    /// and up to two timer ticks. 0 … 200, default 0.
     pub reordering_slack_ms: u32,
-    /// Segments that are taken together at the least when they leave in a burst: the last of them has PSH, as on Linux (`tcp_min_tso_segs`). 1 … 65,535, default 2.
+    /// Minimum number of segments that are sent as one packet within a burst: the last of them has PSH, as on
+    /// Linux (`tcp_min_tso_segs`). 1 … 65,535, default 2.
     pub push_segments_min: u16,
-    /// Find the path MTU by probing (RFC 4821): `off`, `black-hole` (on connections whose segments do not arrive for long) or `always` (which begins with small segments). Default `off`.
+    /// Path MTU discovery by probing (RFC 4821): `off`, `black-hole` (on connections whose segments do not
+    /// arrive for long) or `always` (begins with small segments). Default `off`.
     pub mtu_probing: MtuProbing,
     /// Segment size that probing begins with, in bytes (RFC 4821 §7.2). 48 … 9,000, default 1,024.
     pub mtu_base_segment_bytes: u16,
-    /// Smallest segment size that a path without an answer is tried with, in bytes. 48 … 9,000, default 48.
+    /// Smallest segment size that is used on a path without acknowledgements, in bytes. 48 … 9,000, default
+    /// 48.
     pub mtu_floor_segment_bytes: u16,
-    /// The search is over when it is known to so many bytes. 1 … 9,000, default 8.
+    /// Accuracy in bytes with which probing finds the path MTU. 1 … 9,000, default 8.
     pub mtu_probe_threshold_bytes: u16,
-    /// Time after which it begins again, in seconds. 1 … 86,400, default 600.
+    /// Time after which probing begins again, in seconds. 1 … 86,400, default 600.
     pub mtu_probe_interval_seconds: u32,
-    /// Retransmission time-outs after which segments are made smaller, counted in time as Linux does. 1 … 127, default 3.
+    /// Retransmission time-outs after which segments are made smaller, counted in time as Linux does. 1 …
+    /// 127, default 3.
     pub mtu_black_hole_retries: u8,
-    /// Time after which a port that `connect` chooses may be in TIME_WAIT towards the same peer, if timestamps tell old segments from new ones, in ms. 0 … 60,000, default 1,000.
+    /// Time after which `connect` may choose a port that is in TIME_WAIT towards the same peer, if timestamps
+    /// distinguish old segments from new ones, in ms. 0 … 60,000, default 1,000.
     pub time_wait_reuse_ms: u32,
-    /// First local port `connect` chooses. 1 … 65,535, default 32,768.
+    /// First local port that `connect` chooses. 1 … 65,535, default 32,768.
     pub local_port_first: u16,
-    /// Last local port `connect` chooses. 1 … 65,535, default 60,999.
+    /// Last local port that `connect` chooses. 1 … 65,535, default 60,999.
     pub local_port_last: u16,
-    /// Hop limit (TTL) of what we send. 1 … 255, default 64.
+    /// Hop limit (TTL) of the packets that are sent. 1 … 255, default 64.
     pub hop_limit: u8,
 }
 

@@ -1,19 +1,19 @@
-//! Which connection a segment belongs to.
+//! Finds the connection that a segment belongs to.
 
 use super::conn::{ConnTable, Flags, Tcb};
 use super::time_wait::TimeWaitTable;
 use crate::flow_table::FlowTable;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Marks an index in the flow table as one of the TIME_WAIT table.
+/// Marks an index in the flow table as one of the TIME-WAIT table.
 pub(crate) const TIME_WAIT_BIT: u32 = 1 << 31;
 
-/// The address of one end: an IPv6 address as a number, an IPv4 address as the IPv6 address it is mapped to (RFC 4291 §2.5.5.2), which
-/// no packet has. So both families compare and hash without a branch.
+/// The address of one end: an IPv6 address as a number, or an IPv4 address as the IPv6 address it is mapped
+/// to (RFC 4291 §2.5.5.2), which no packet has. So both families are compared and hashed without a branch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HostAddr(u128);
 
-/// The upper 96 bits of mapped addresses, the lower 32 being 0.
+/// The mapped prefix: bits 32 to 127 of mapped addresses; the lower 32 bits are 0.
 const MAPPED: u128 = 0xffff_0000_0000;
 
 impl HostAddr {
@@ -32,13 +32,13 @@ impl HostAddr {
         self.0 >> 32 == MAPPED >> 32
     }
 
-    /// The IPv4 address as a number, if it is one.
+    /// Returns the IPv4 address as a number, if it is one.
     #[inline(always)]
     pub const fn v4_bits(self) -> u32 {
         self.0 as u32
     }
 
-    /// Both halves of the number.
+    /// Returns both halves of the number.
     #[inline(always)]
     pub const fn halves(self) -> (u64, u64) {
         ((self.0 >> 64) as u64, self.0 as u64)
@@ -70,7 +70,7 @@ impl core::fmt::Debug for HostAddr {
     }
 }
 
-/// No value of the flow table. It has [`TIME_WAIT_BIT`], so that one test tells a connection.
+/// A value that the flow table never has. It has [`TIME_WAIT_BIT`], so that one test identifies a connection.
 pub(crate) const NO_HINT: u32 = u32::MAX;
 
 /// Both ends of a connection.
@@ -91,14 +91,14 @@ impl FlowKey {
         SocketAddr::new(self.local.ip(), self.local_port)
     }
 
-    /// Both ports in one number.
+    /// Returns both ports as one number.
     #[inline(always)]
     pub const fn ports(&self) -> u32 {
         (self.remote_port as u32) << 16 | self.local_port as u32
     }
 }
 
-/// IPv6 addresses of connections: too large for the connection itself, which holds an index.
+/// IPv6 addresses of connections: they are too large for the TCB, which stores an index instead.
 #[derive(Default)]
 pub(crate) struct AddressPool {
     pairs: Vec<(HostAddr, HostAddr)>,
@@ -106,7 +106,8 @@ pub(crate) struct AddressPool {
 }
 
 impl AddressPool {
-    /// What a connection stores for its addresses: (remote, local, is IPv6).
+    /// Stores the addresses of a connection. Returns the remote and the local address, or an index and 0, and
+    /// whether they are IPv6.
     #[inline]
     pub fn store(&mut self, key: &FlowKey) -> (u32, u32, bool) {
         if key.remote.is_v4() {
@@ -132,7 +133,7 @@ impl AddressPool {
         (index, 0, true)
     }
 
-    /// Bytes of what is stored for a connection.
+    /// Returns the bytes that are stored for a connection.
     pub const fn bytes_of(v6: bool) -> usize {
         if v6 { size_of::<(HostAddr, HostAddr)>() } else { 0 }
     }
@@ -142,7 +143,7 @@ impl AddressPool {
         self.free.push(index);
     }
 
-    /// Gives back what `store` took.
+    /// Releases what `store` has allocated.
     #[inline]
     pub fn release(&mut self, v6: bool, remote_ip: u32) {
         if v6 {
@@ -150,7 +151,7 @@ impl AddressPool {
         }
     }
 
-    /// Pairs stored and not released, for invariant checks.
+    /// Returns the number of address pairs stored and not released, for invariant checks.
     pub fn in_use(&self) -> usize {
         self.pairs.len() - self.free.len()
     }
@@ -175,14 +176,14 @@ impl AddressPool {
     }
 }
 
-/// What the flow table knows.
+/// An entry of the flow table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FlowEntry {
     Connection(u32),
     TimeWait(u32),
 }
 
-/// Looks up a connection by its key.
+/// Looks up a connection or TIME-WAIT entry by its key.
 #[inline]
 pub(crate) fn lookup_flow(
     flows: &FlowTable,

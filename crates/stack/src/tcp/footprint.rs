@@ -1,4 +1,5 @@
-//! What a connection occupies: counted when somebody asks, from the lists that it has anyway, so that nothing is kept for it.
+//! Memory that a connection occupies: counted on request from the lists that exist anyway, so that no
+//! counters are kept.
 
 use super::Tcp;
 use super::active::ActiveConn;
@@ -11,21 +12,21 @@ use super::{conn::SlotState, state::State};
 use crate::chunk_pool::CHUNK_BYTES;
 use crate::stack::SocketMemory;
 
-/// What a buffer holds.
+/// Memory of a buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct BufferMemory {
-    /// Bytes of the stream that lie in chunks.
+    /// Bytes of the stream that are stored in chunks.
     pub bytes: u64,
-    /// Chunks.
+    /// Number of chunks.
     pub chunks: usize,
-    /// Bytes of the lists that say where what is.
+    /// Bytes of the lists that index the chunks.
     pub list_bytes: usize,
-    /// Entries of lists that were looked at to find out.
+    /// List entries that were visited for the count.
     pub entries_visited: usize,
 }
 
 impl Tcp {
-    /// The memory of the connection in a place, and how many entries of lists were looked at.
+    /// Returns the memory of the connection in a slot, and how many list entries were visited.
     pub fn memory_at(&self, idx: u32) -> (SocketMemory, usize) {
         let c = &self.conns[idx];
         let profile = self.profile(idx);
@@ -53,7 +54,7 @@ impl Tcp {
         (memory, recv.entries_visited + send.entries_visited)
     }
 
-    /// The memory of a listener. The limits are those that its connections begin with.
+    /// Returns the memory of a listener. The limits are those that its connections begin with.
     pub fn listener_memory(&self, entry: &ListenEntry) -> SocketMemory {
         let profile = self.profiles.get(entry.profile);
         SocketMemory {
@@ -64,7 +65,7 @@ impl Tcp {
         }
     }
 
-    /// The memory of an entry in TIME_WAIT, which holds no bytes of the stream.
+    /// Returns the memory of an entry in TIME-WAIT, which has no bytes of the stream.
     pub fn time_wait_memory(v6: bool) -> SocketMemory {
         let total = size_of::<TimeWait>() + AddressPool::bytes_of(v6);
         SocketMemory { drops: Some(0), total: total as u64, ..SocketMemory::default() }
@@ -73,7 +74,7 @@ impl Tcp {
 
 #[cfg(test)]
 impl Tcp {
-    /// Adds an established connection with so many ranges out of order.
+    /// Adds an established connection with `ranges` ranges out of order.
     pub fn add_fragmented_conn(&mut self, ranges: usize) {
         let idx = self.conns.alloc().unwrap();
         let c = &mut self.conns[idx];

@@ -1,5 +1,5 @@
-//! Socket options that few connections set differently from the rest. A connection holds two bytes that name its profile; equal
-//! profiles are one entry.
+//! Profiles: values of socket options that few connections change. A connection stores a two-byte id of its
+//! profile; equal profiles share one entry.
 
 use super::config::{CongestionControl, TcpConfig};
 use crate::device::Label;
@@ -8,12 +8,12 @@ use core::ops::RangeInclusive;
 use core::time::Duration;
 use std::collections::BTreeMap;
 
-/// Names a profile.
+/// Identifies a profile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProfileId(u16);
 
 impl ProfileId {
-    /// The configuration's own values.
+    /// The profile with the values of the configuration.
     pub const DEFAULT: Self = Self(0);
 }
 
@@ -21,44 +21,46 @@ impl ProfileId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Profile {
     pub recv_buffer_bytes: u32,
-    /// What the window begins with.
+    /// Size of the initial receive window in bytes.
     pub recv_window_first: u32,
     pub send_buffer_bytes: u32,
-    /// Half of it is what the application is told of, if less is left that was not sent; 0 for never.
+    /// `TCP_NOTSENT_LOWAT` in bytes: the application is notified when fewer than half of it are unsent; 0 if
+    /// not set.
     pub notsent_lowat: u32,
-    /// 0 if none was set.
+    /// `TCP_MAXSEG` in bytes; 0 if not set.
     pub mss: u16,
     pub keep_idle_seconds: u16,
     pub keep_interval_seconds: u16,
     pub keep_count: u8,
-    /// 0 if none was set.
+    /// `TCP_USER_TIMEOUT` in ms; 0 if not set.
     pub user_timeout_ms: u32,
     pub fin_timeout_seconds: u16,
     pub congestion: CongestionControl,
-    /// Without the bits of ECN.
+    /// Type of service without the ECN bits.
     pub tos: u8,
     pub hop_limit: u8,
-    /// 0 … 7, see [`crate::priority`].
+    /// Priority, 0 … 7, see [`crate::priority`].
     pub priority: u8,
-    /// Of SYNs that open a connection.
+    /// Retransmissions of a SYN that opens a connection.
     pub syn_retries: u8,
-    /// Smallest hop limit of segments that are taken, over IPv4 and over IPv6.
+    /// Minimum hop limits of segments that are accepted, over IPv4 and over IPv6.
     pub min_hop_limits: [u8; 2],
-    /// Retransmission time-out before there is a measurement.
+    /// Retransmission time-out before the first sample.
     rto_initial_ms: u32,
     rto_min_us: u32,
     rto_max_ms: u32,
-    /// Longest delay of an acknowledgement that was asked for.
+    /// Longest delay of an acknowledgement that was requested.
     delayed_ack_max_us: u32,
-    /// The delay that there is.
+    /// Delay of acknowledgements in effect.
     pub delayed_ack_ms: u32,
 }
 
-/// What may be asked for as shortest time-out and as longest delay of an acknowledgement (`TCP_RTO_MIN`, `TCP_DELACK_MAX`).
+/// Range of the minimum time-out and of the maximum delay of an acknowledgement (`TCP_RTO_MIN`,
+/// `TCP_DELACK_MAX`).
 pub(crate) const RTO_MIN_RANGE: RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_millis(200);
 
-/// What may be asked for as longest time-out (`TCP_RTO_MAX_SEC`).
+/// Range of the maximum time-out (`TCP_RTO_MAX_SEC`).
 pub(crate) const RTO_MAX_RANGE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(120);
 
 impl Profile {
@@ -88,54 +90,57 @@ impl Profile {
         }
     }
 
-    /// The time-out of what was never measured, in µs.
+    /// Returns the time-out before the first sample, in µs.
     #[inline]
     pub fn rto_initial_us(&self) -> u64 {
         u64::from(self.rto_initial_ms) * 1000
     }
 
-    /// What the time-out has beyond the round trip time at the least, in µs.
+    /// Returns the minimum by which the time-out exceeds the round-trip time, in µs.
     #[inline]
     pub fn rto_min_us(&self) -> u32 {
         self.rto_min_us
     }
 
-    /// The longest time-out, in µs.
+    /// Returns the maximum time-out, in µs.
     #[inline]
     pub fn rto_max_us(&self) -> u64 {
         u64::from(self.rto_max_ms) * 1000
     }
 
-    /// A size that was looked at: nothing less is offered at first, as nothing is left to be found out.
+    /// Sets the size of the receive buffer, which was validated. The initial window is that large, too: after
+    /// an explicit size, the window need not be found out by growth.
     pub fn set_recv_buffer(&mut self, bytes: u32) {
         self.recv_buffer_bytes = bytes;
         self.recv_window_first = bytes;
     }
 
-    /// [`SHORT_TIMES`] has been looked at.
+    /// Sets the minimum time-out; `time` is within [`RTO_MIN_RANGE`].
     pub fn set_rto_min(&mut self, time: Duration) {
         self.rto_min_us = time.as_micros() as u32;
         self.update_delayed_ack();
     }
 
-    /// [`TIMEOUTS_MAX`] has been looked at.
+    /// Sets the maximum time-out; `time` is within [`RTO_MAX_RANGE`].
     pub fn set_rto_max(&mut self, time: Duration) {
         self.rto_max_ms = time.as_millis() as u32;
     }
 
-    /// [`SHORT_TIMES`] has been looked at. A delay that is longer than the configuration's changes nothing.
+    /// Sets the maximum delay of an acknowledgement; `time` is within [`RTO_MIN_RANGE`]. A delay above that
+    /// of the configuration has no effect.
     pub fn set_delayed_ack_max(&mut self, config: &TcpConfig, time: Duration) {
         self.delayed_ack_max_us = (time.as_micros() as u32).min(config.delayed_ack_ms * 1000);
         self.update_delayed_ack();
     }
 
-    /// A peer with the same options must not take a delay for a loss (`tcp_delack_max`).
+    /// Updates the delay in effect: a peer with equal options must not mistake a delay for a loss
+    /// (`tcp_delack_max`).
     fn update_delayed_ack(&mut self) {
         let ms = self.delayed_ack_max_us.min(self.rto_min_us.max(2000) - 1000) / 1000;
         self.delayed_ack_ms = ms.max(1);
     }
 
-    /// With what a socket asks for; `None` if a value is out of range.
+    /// Applies the options of a socket; returns `None` if a value is out of range.
     pub fn with_options(mut self, config: &TcpConfig, options: &SocketOptions) -> Option<Self> {
         if let Some(bytes) = options.recv_buffer_bytes {
             self.set_recv_buffer(checked_buffer(bytes)?);
@@ -170,17 +175,17 @@ fn within(range: RangeInclusive<Duration>, time: Duration) -> Option<Duration> {
     range.contains(&time).then_some(time)
 }
 
-/// A buffer size within the range of the configuration keys.
+/// Checks that a buffer size is within the range of the configuration keys.
 pub(crate) fn checked_buffer(bytes: u32) -> Option<u32> {
     (2048..=1 << 30).contains(&bytes).then_some(bytes)
 }
 
-/// A segment size within the range Linux takes.
+/// Checks that a segment size is within the range of Linux.
 pub(crate) fn checked_mss(mss: u16) -> Option<u16> {
     (88..=32_767).contains(&mss).then_some(mss)
 }
 
-/// All profiles in use.
+/// The profiles in use, with their numbers of users.
 pub(crate) struct ProfileTable {
     entries: Vec<(Profile, u32)>,
     by_value: BTreeMap<Profile, u16>,
@@ -197,7 +202,7 @@ impl ProfileTable {
         &self.entries[usize::from(id.0)].0
     }
 
-    /// One more user of `id`.
+    /// Adds a user of `id`.
     #[inline]
     pub fn share(&mut self, id: ProfileId) -> ProfileId {
         if id != ProfileId::DEFAULT {
@@ -206,7 +211,7 @@ impl ProfileTable {
         id
     }
 
-    /// One user less.
+    /// Removes a user of `id`.
     #[inline]
     pub fn release(&mut self, id: ProfileId) {
         if id != ProfileId::DEFAULT {
@@ -224,7 +229,7 @@ impl ProfileTable {
         }
     }
 
-    /// The profile with these values, with one more user. `None` if 65,535 different ones are in use.
+    /// Returns the profile with these values, with one more user; `None` if 65,535 different ones are in use.
     pub fn intern(&mut self, profile: Profile) -> Option<ProfileId> {
         if let Some(&id) = self.by_value.get(&profile) {
             return Some(self.share(ProfileId(id)));

@@ -1,4 +1,4 @@
-//! What a connection received and the application has not read: bytes at their place in the stream.
+//! Bytes that a connection has received and the application has not read, at their positions in the stream.
 //!
 //! ```text
 //!            first unread                                  capacity
@@ -8,13 +8,13 @@
 //! ranges                                  └────┘    └─┘             sorted, disjoint, not adjacent
 //! ```
 //!
-//! Data out of order is written where it belongs at once; when the gap closes nothing is moved. Bytes that are there
-//! are never overwritten: of two versions the first one stays.
+//! Data out of order are written to their final position at once; nothing is moved when the gap closes. Bytes
+//! that were received are never overwritten: of two versions the first one is kept.
 //!
-//! Bounds: nothing beyond the capacity is taken, so a connection holds at most `capacity / CHUNK_BYTES + 2` chunks. At
-//! [`RANGES_MAX`] ranges the one farthest ahead is dropped. Data out of order leaves the last quarter of the pool alone, and data in
-//! order may push it out, so that a pool full of fragments cannot block the bytes that complete them.
-//! An empty buffer holds no chunk.
+//! Bounds: nothing beyond the capacity is accepted, so a connection has at most `capacity / CHUNK_BYTES + 2`
+//! chunks. At [`RANGES_MAX`] ranges the farthest one is dropped. Data out of order never use the last quarter
+//! of the pool, and data in order may displace them, so that a pool full of fragments cannot block the bytes
+//! that complete them. An empty buffer has no chunk.
 
 use super::footprint::BufferMemory;
 use crate::chunk_pool::{CHUNK_BYTES, ChunkId, ChunkPool};
@@ -22,84 +22,86 @@ use arrayvec::ArrayVec;
 use core::ops::Range;
 use std::collections::VecDeque;
 
-/// Ranges out of order at most. A sender in slow start that overruns a queue loses every second segment of a window: 4,096 holes are
-/// that of 8,192 segments. New ranges come at the end of the list as a rule, where they cost nothing to insert.
+/// Ranges out of order at most. A sender in slow start that overruns a queue loses every second segment of a
+/// window: 4,096 gaps correspond to 8,192 segments. New ranges are usually appended to the list, where an
+/// insertion costs nothing.
 // limit: out-of-order ranges of a connection
 pub const RANGES_MAX: usize = 4096;
 
-/// Ranges that [`RecvBuffer::ranges`] reports at most: as many as fit into the options of a segment.
+/// Ranges that [`RecvBuffer::ranges`] returns at most: as many as fit into the options of a segment.
 pub const REPORTED_RANGES_MAX: usize = 4;
 
-/// Entries the chunk list keeps when it is empty (covers 512 KiB), and the range list.
+/// Entries for which the chunk list (covers 512 KiB) and the range list keep memory while they are empty.
 const KEPT_CHUNK_ENTRIES: usize = 256;
 const KEPT_RANGE_ENTRIES: usize = 32;
 
-/// Marks a chunk-sized piece of the stream of which nothing has come.
+/// Marks a chunk-sized piece of the stream without received bytes.
 const ABSENT: ChunkId = ChunkId(u32::MAX);
 
-/// What became of the data of one segment. Offsets are counted from the first unread byte, as it was before.
+/// Result of writing the data of one segment. Offsets are counted from the first unread byte before the call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteOutcome {
-    /// So many bytes from the front of the data are in the buffer now. The rest was refused for want of room.
+    /// Bytes from the front of the data that are in the buffer now. The rest was refused for lack of room.
     pub accepted: usize,
-    /// So many of the accepted bytes were not there before.
+    /// Accepted bytes that were not in the buffer before.
     pub stored: usize,
-    /// By so many bytes [`RecvBuffer::readable`] grew, including what was waiting behind a gap.
+    /// Bytes by which [`RecvBuffer::readable`] has grown, including those that waited after a gap.
     pub newly_contiguous: usize,
-    /// The first run of bytes that were there already (RFC 2883 §4), start and end.
+    /// Start and end of the first run of bytes that were in the buffer already (RFC 2883 §4).
     pub duplicate: Option<(usize, usize)>,
 }
 
-/// The receive buffer of one connection. See the module's text.
+/// The receive buffer of one connection, see the module documentation.
 #[derive(Debug, Default)]
 pub struct RecvBuffer {
-    /// Position of the first unread byte, counted from the first byte of all.
+    /// Position of the first unread byte, counted from the first byte of the stream.
     base: u64,
     /// Position of the first byte of the first chunk, at most `CHUNK_BYTES - 1` before `base`.
     origin: u64,
-    /// From `base` to here all bytes are there.
+    /// End of the bytes that are received without a gap, from `base` on.
     contiguous_end: u64,
     chunks: VecDeque<ChunkId>,
-    /// What is there beyond `contiguous_end`.
+    /// Ranges received beyond `contiguous_end`.
     ranges: Vec<Range<u64>>,
-    /// A position inside each of the ranges that changed last, the last one first.
+    /// A position in each of the ranges that changed last, the most recent first.
     recent: ArrayVec<u64, REPORTED_RANGES_MAX>,
     dropped_ranges: u64,
 }
 
 impl RecvBuffer {
-    /// An empty buffer. Allocates nothing.
+    /// Returns an empty buffer. Allocates nothing.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Bytes that can be read.
+    /// Returns the bytes that can be read.
     pub fn readable(&self) -> usize {
         (self.contiguous_end - self.base) as usize
     }
 
-    /// Whether nothing is held, in order or out of it.
+    /// Whether no bytes are buffered, in order or out of order.
     pub fn is_empty(&self) -> bool {
         self.contiguous_end == self.base && self.ranges.is_empty()
     }
 
-    /// How many separate ranges wait behind gaps.
+    /// Returns the number of ranges that wait after gaps.
     pub fn range_count(&self) -> usize {
         self.ranges.len()
     }
 
-    /// How many times a range was dropped or refused because there were too many, or to make room for data in order.
+    /// Returns how many times a range was dropped or refused because there were too many, or to make room for
+    /// data in order.
     pub fn dropped_ranges(&self) -> u64 {
         self.dropped_ranges
     }
 
-    /// The next tenant's drops are its own.
+    /// Resets the count of dropped ranges for the next connection.
     #[inline(always)]
     pub(crate) fn reset_dropped_ranges(&mut self) {
         self.dropped_ranges = 0;
     }
 
-    /// What it holds. Looks at every chunk and every range: not for the path of a packet.
+    /// Returns the memory of the buffer. Visits every chunk and every range: not for the path of a packet.
     pub(crate) fn memory(&self) -> BufferMemory {
         let waiting: u64 = self.ranges.iter().map(|range| range.end - range.start).sum();
         BufferMemory {
@@ -111,8 +113,8 @@ impl RecvBuffer {
         }
     }
 
-    /// Takes `data`, whose first byte lies `offset` bytes after the first unread one. Nothing is taken that would lie
-    /// `capacity` or more bytes after the first unread one.
+    /// Takes `data`, whose first byte is `offset` bytes after the first unread one. Bytes that would be
+    /// `capacity` or more bytes after the first unread one are refused.
     pub fn write(
         &mut self,
         pool: &mut ChunkPool,
@@ -150,12 +152,14 @@ impl RecvBuffer {
         }
     }
 
-    /// The first readable bytes, as many as lie together in memory. Empty only if nothing is readable.
+    /// Returns the first readable bytes, as many as are contiguous in memory. Empty only if nothing is
+    /// readable.
     pub fn peek<'a>(&self, pool: &'a ChunkPool) -> &'a [u8] {
         self.peek_at(pool, 0)
     }
 
-    /// The same from `offset` bytes after the first unread one on.
+    /// Returns the readable bytes from `offset` bytes after the first unread one on, as many as are
+    /// contiguous in memory.
     pub fn peek_at<'a>(&self, pool: &'a ChunkPool, offset: usize) -> &'a [u8] {
         let left = self.readable().saturating_sub(offset);
         if left == 0 {
@@ -166,7 +170,8 @@ impl RecvBuffer {
         &pool.bytes(self.chunks[at / CHUNK_BYTES])[within..CHUNK_BYTES.min(within + left)]
     }
 
-    /// Where [`RecvBuffer::peek`] looks: a chunk and the bytes in it, for a caller that lends the chunk out.
+    /// Returns the chunk that [`RecvBuffer::peek`] returns bytes of, and their range in it, for a caller that
+    /// lends the chunk.
     pub fn peek_chunk(&self) -> Option<(ChunkId, Range<usize>)> {
         if self.readable() == 0 {
             return None;
@@ -211,8 +216,9 @@ impl RecvBuffer {
         done
     }
 
-    /// Ranges that wait behind gaps, as offsets from the first unread byte, in the order in which a SACK option reports
-    /// them: the one that changed last first, then those reported before it (RFC 2018 §4), then any other.
+    /// Returns ranges that wait after gaps, as offsets from the first unread byte, in the order in which a
+    /// SACK option reports them: the most recently changed one first, then those reported before it (RFC 2018
+    /// §4), then any others.
     pub fn ranges(&self) -> ArrayVec<(usize, usize), REPORTED_RANGES_MAX> {
         let mut reported = ArrayVec::new();
         let recent = self.recent.iter().filter_map(|&position| self.range_at(position));
@@ -225,9 +231,10 @@ impl RecvBuffer {
         reported
     }
 
-    /// Drops everything that waits behind gaps, to make room for others. Returns how many bytes that was.
+    /// Drops everything that waits after gaps, to make room for other data. Returns how many bytes were
+    /// dropped.
     ///
-    /// The peer was told that we have these bytes; RFC 2018 §8 allows to drop them all the same.
+    /// The peer was told that these bytes arrived; RFC 2018 §8 permits to drop them nevertheless.
     pub fn drop_out_of_order(&mut self, pool: &mut ChunkPool) -> usize {
         let bytes: u64 = self.ranges.iter().map(|range| range.end - range.start).sum();
         self.dropped_ranges += self.ranges.len() as u64;
@@ -246,7 +253,7 @@ impl RecvBuffer {
         self.reset(pool);
     }
 
-    /// The first run of bytes in `new` that are there.
+    /// Returns the first run of bytes in `new` that are in the buffer.
     fn first_overlap(&self, new: Range<u64>) -> Option<Range<u64>> {
         if new.start < self.contiguous_end {
             return Some(new.start..new.end.min(self.contiguous_end));
@@ -255,8 +262,9 @@ impl RecvBuffer {
         (range.start < new.end).then(|| new.start.max(range.start)..new.end.min(range.end))
     }
 
-    /// Stores those bytes of `data` that are not there. Returns the position up to which all are there now, and how many were
-    /// stored. Stops when there is no memory; for data in order it first drops ranges from the far end.
+    /// Stores those bytes of `data` that are not in the buffer. Returns the position up to which all bytes
+    /// are in the buffer now, and how many were stored. Stops without memory; for data in order it drops
+    /// ranges from the far end first.
     fn fill_gaps(&mut self, pool: &mut ChunkPool, start: u64, data: &[u8], in_order: bool) -> (u64, usize) {
         let end = start + data.len() as u64;
         let mut position = end.min(start.max(self.contiguous_end));
@@ -282,14 +290,14 @@ impl RecvBuffer {
                 }
                 self.ranges.pop();
                 self.dropped_ranges += 1;
-                // Some of what is stored may be beyond the last range that is left: keep it.
+                // Some stored bytes may be beyond the last range that is left: they are kept.
                 self.release_beyond(pool, position);
             }
         }
         (position, stored)
     }
 
-    /// Copies `data` to its place. Returns how much of it found memory.
+    /// Copies `data` to its position. Returns how much of it found memory.
     fn store(&mut self, pool: &mut ChunkPool, position: u64, data: &[u8], in_order: bool) -> usize {
         let mut done = 0;
         while done < data.len() {
@@ -309,7 +317,7 @@ impl RecvBuffer {
         done
     }
 
-    /// Everything up to `end` is there: takes in the ranges that this reaches.
+    /// Extends the contiguous bytes up to `end`, and over the ranges that are reached.
     fn extend_contiguous(&mut self, end: u64) {
         self.contiguous_end = self.contiguous_end.max(end);
         let mut reached = 0;
@@ -322,7 +330,8 @@ impl RecvBuffer {
         self.ranges.drain(..reached);
     }
 
-    /// Adds `new`, joining it with what it touches. Returns false if the list is full and `new` lies beyond it.
+    /// Adds `new` and joins it with the ranges that it touches. Returns false if the list is full and `new`
+    /// is beyond it.
     fn add_range(&mut self, pool: &mut ChunkPool, new: Range<u64>) -> bool {
         let first = self.ranges.partition_point(|range| range.end < new.start);
         let last = self.ranges.partition_point(|range| range.start <= new.end);
@@ -364,7 +373,7 @@ impl RecvBuffer {
         self.ranges.get(index).filter(|range| range.start <= position)
     }
 
-    /// Frees chunks beyond the last byte that is there.
+    /// Frees chunks beyond the last received byte.
     fn release_unneeded(&mut self, pool: &mut ChunkPool) {
         if self.is_empty() {
             self.reset(pool);
@@ -373,7 +382,7 @@ impl RecvBuffer {
         }
     }
 
-    /// Frees chunks beyond the last byte that is there and beyond `position`.
+    /// Frees chunks beyond the last received byte and beyond `position`.
     fn release_beyond(&mut self, pool: &mut ChunkPool, position: u64) {
         let end = self.ranges.last().map_or(self.contiguous_end, |range| range.end).max(position);
         let needed = ((end - self.origin) as usize).div_ceil(CHUNK_BYTES);
@@ -386,7 +395,7 @@ impl RecvBuffer {
         }
     }
 
-    /// Nothing is held any more: frees all chunks, and the lists if they have become huge.
+    /// Frees all chunks of an empty buffer, and the memory of its lists if they have become large.
     fn reset(&mut self, pool: &mut ChunkPool) {
         for chunk in self.chunks.drain(..).filter(|&chunk| chunk != ABSENT) {
             pool.free(chunk);

@@ -1,4 +1,5 @@
-//! What the application has sent and the peer has not acknowledged: a queue of pieces at their place in the stream.
+//! Bytes that the application has sent and the peer has not acknowledged: a queue of items at their positions
+//! in the stream.
 //!
 //! ```text
 //!         snd_una                    snd_nxt                 end
@@ -8,10 +9,12 @@
 //! memory      chunk 4    chunk 9  (not ours)     chunk 9, goes on
 //! ```
 //!
-//! Bytes are copied into chunks of a pool. Small writes fill the last chunk, also across a slice of a source, so that many
-//! short headers between slices do not take a chunk each. A slice costs no memory but its item.
+//! Bytes are copied into chunks of a pool. Small writes fill the last chunk, even across a slice of a source,
+//! so that many short headers between slices do not take a chunk each. A slice takes no memory except its
+//! item.
 //!
-//! Bounds: bytes by the limit that the caller passes, slices by [`SLICES_MAX`]; a chunk is freed with its last byte.
+//! Bounds: bytes by the limit that the caller passes, slices by [`SLICES_MAX`]; a chunk is freed with its
+//! last byte.
 
 use super::footprint::BufferMemory;
 use super::source::{SourceId, SourceTable};
@@ -21,11 +24,12 @@ use crate::ip::PayloadSum;
 use crate::wire::checksum::{Sum, copy_and_sum};
 use std::collections::VecDeque;
 
-/// Slices of sources one connection may have queued: with the copied pieces between them 64 KiB of items.
+/// Slices of sources that one connection may queue: together with the copied items between them, 64 KiB of
+/// items.
 // limit: source slices in a send buffer
 pub const SLICES_MAX: usize = 1024;
 
-/// Items an empty queue keeps room for: 512 KiB of copied bytes.
+/// Items for which an empty queue keeps memory: 512 KiB of copied bytes.
 const KEPT_ITEMS: usize = 256;
 
 /// Why a slice was not queued.
@@ -33,9 +37,9 @@ const KEPT_ITEMS: usize = 256;
 pub enum PushSourceError {
     /// The source was released.
     Stale,
-    /// The source has no such bytes.
+    /// The range exceeds the source.
     OutOfRange,
-    /// [`SLICES_MAX`] slices are queued: try again when some were acknowledged.
+    /// [`SLICES_MAX`] slices are queued: try again after some were acknowledged.
     Full,
 }
 
@@ -55,21 +59,21 @@ impl core::error::Error for PushSourceError {}
 enum ItemContent {
     Bytes {
         chunk: ChunkId,
-        /// Of the first byte in the chunk.
+        /// Position of the first byte in the chunk.
         start: u16,
-        /// A later item has bytes in the same chunk, and frees it.
+        /// A later item has bytes in the chunk and frees it.
         is_continued: bool,
     },
     Slice {
         source: SourceId,
-        /// Of the first byte in the source.
+        /// Position of the first byte in the source.
         offset: u64,
-        /// Its bytes can be had where they lie ([`Source::shared`](super::source::Source::shared)).
+        /// The bytes are accessible in place ([`Source::shared`](super::source::Source::shared)).
         is_shared: bool,
     },
 }
 
-/// A piece of the stream. It ends where the next one begins.
+/// An item of the stream. It ends where the next one begins.
 #[derive(Clone, Copy, Debug)]
 struct StreamItem {
     position: u64,
@@ -78,39 +82,39 @@ struct StreamItem {
 
 const _: () = assert!(size_of::<StreamItem>() == 32);
 
-/// The chunk that can take more bytes.
+/// The chunk that has room for more bytes.
 #[derive(Clone, Copy, Debug)]
 struct TailChunk {
     chunk: ChunkId,
     used: usize,
-    /// Number of the last item with bytes in it, counted from the first item ever.
+    /// Number of the last item with bytes in the chunk, counted from the first item ever.
     item: u64,
 }
 
-/// The send buffer of one connection. See the module's text.
+/// The send buffer of one connection, see the module documentation.
 #[derive(Debug, Default)]
 pub struct SendBuffer {
-    /// Position of the first unacknowledged byte, counted from the first byte of all.
+    /// Position of the first unacknowledged byte, counted from the first byte of the stream.
     start: u64,
     end: u64,
     items: VecDeque<StreamItem>,
-    /// Items that were discarded: the number of the first one that is there.
+    /// Number of items that were discarded, which is the number of the first item in the queue.
     discarded: u64,
     slices: usize,
-    /// Those whose bytes cannot be had where they lie.
+    /// Slices whose bytes are not accessible in place.
     unshared_slices: usize,
-    /// Slices have become ours: chunks in the middle may be partly used, and two items share one.
+    /// Slices were copied: chunks in the middle may be partly used, and two items may share one.
     has_partial_chunks: bool,
     tail: Option<TailChunk>,
 }
 
 impl SendBuffer {
-    /// An empty buffer. Allocates nothing.
+    /// Returns an empty buffer. Allocates nothing.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Bytes queued: not sent, or sent and not acknowledged.
+    /// Returns the bytes queued: not sent, or sent and not acknowledged.
     pub fn len(&self) -> u64 {
         self.end - self.start
     }
@@ -120,11 +124,12 @@ impl SendBuffer {
         self.start == self.end
     }
 
-    /// What it holds; slices of sources are not ours. Looks at every item, but only if there are slices, or were: not for the path of a packet.
+    /// Returns the memory of the buffer; bytes of sources do not count. Visits every item if there are
+    /// slices, or were: not for the path of a packet.
     pub(crate) fn memory(&self) -> BufferMemory {
         let list_bytes = self.items.capacity() * size_of::<StreamItem>();
         if self.slices == 0 && !self.has_partial_chunks {
-            // Only around a slice do two items share a chunk.
+            // Two items share a chunk only if there is a slice between them.
             return BufferMemory {
                 bytes: self.len(),
                 chunks: self.items.len(),
@@ -143,12 +148,14 @@ impl SendBuffer {
         held
     }
 
-    /// Copies bytes to the end, as many as fit before `limit` bytes are queued and as there is memory for. Returns how many.
+    /// Copies bytes to the end, as many as fit before `limit` bytes are queued and as memory is available
+    /// for. Returns how many.
     pub fn push_bytes(&mut self, pool: &mut ChunkPool, bytes: &[u8], limit: u64) -> usize {
         self.push_with(pool, bytes.len(), limit, |at, out| out.copy_from_slice(&bytes[at..at + out.len()]))
     }
 
-    /// The same of `len` bytes that `fill` writes: all of what it is given, which is what follows the first so many of them.
+    /// Appends `len` bytes that `fill` writes, as many as fit. `fill` is called with the number of preceding
+    /// bytes and must fill all of its slice. Returns how many bytes fit.
     #[inline]
     pub fn push_with(
         &mut self,
@@ -158,7 +165,7 @@ impl SendBuffer {
         mut fill: impl FnMut(usize, &mut [u8]),
     ) -> usize {
         if self.is_empty() && len > 0 && len <= CHUNK_BYTES && len as u64 <= limit {
-            // A short message, as most are.
+            // A single short message, the most frequent case.
             let Some(chunk) = self.begin_chunk(pool) else { return 0 };
             fill(0, &mut pool.bytes_mut(chunk)[..len]);
             self.end += len as u64;
@@ -220,7 +227,8 @@ impl SendBuffer {
         Ok(())
     }
 
-    /// Writes the bytes that begin `offset` bytes after the first unacknowledged one to all of `out`. Returns their sum if it is wanted.
+    /// Writes the bytes that begin `offset` bytes after the first unacknowledged one to all of `out`. Returns
+    /// their sum if it is required.
     ///
     /// # Panics
     /// If fewer bytes are queued.
@@ -239,7 +247,7 @@ impl SendBuffer {
             && let Some(StreamItem { position, content: ItemContent::Bytes { chunk, start, .. } }) =
                 self.items.front()
         {
-            // A short message, as most are.
+            // A single short message, the most frequent case.
             let from = usize::from(*start) + (self.start + offset - position) as usize;
             out.copy_from_slice(&pool.bytes(*chunk)[from..from + out.len()]);
             return Sum::ZERO;
@@ -300,16 +308,17 @@ impl SendBuffer {
         sum
     }
 
-    /// Whether all bytes can be had as [`pieces`](Self::pieces): those of sources, too.
+    /// Whether all bytes are available as [`pieces`](Self::pieces), including those of sources.
     #[inline]
     pub fn is_gatherable(&self) -> bool {
         self.unshared_slices == 0
     }
 
-    /// The `len` bytes that begin `offset` bytes after the first unacknowledged one, where they lie. Only if [`lies_in_pieces`](Self::lies_in_pieces).
+    /// Returns the `len` bytes that begin `offset` bytes after the first unacknowledged one, in place. Must
+    /// be called only if [`is_gatherable`](Self::is_gatherable).
     ///
     /// # Panics
-    /// If fewer bytes are queued, or none are asked for.
+    /// If fewer bytes are queued, or `len` is 0.
     pub fn pieces<'a>(
         &'a self,
         pool: &'a ChunkPool,
@@ -345,15 +354,16 @@ impl SendBuffer {
             let gone = self.start - first.position;
             first.position = self.start;
             match &mut first.content {
-                // What is gone is less than the chunk.
+                // Fewer bytes are dropped than the chunk has.
                 ItemContent::Bytes { start, .. } => *start += gone as u16,
                 ItemContent::Slice { offset, .. } => *offset += gone,
             }
         }
     }
 
-    /// Copies slices of sources whose bytes others may write into chunks, from the front on: until `len` bytes at the front or all are ours, or memory is used up. Returns how many
-    /// bytes at the front are.
+    /// Copies slices of sources whose bytes others may write into chunks, from the front on: until the first
+    /// `len` bytes are private copies, all bytes are, or memory is exhausted. Returns how many bytes at the
+    /// front are private.
     pub fn privatize_front(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable, len: u64) -> u64 {
         let until = self.start + len.min(self.len());
         let mut index = 0;
@@ -373,7 +383,7 @@ impl SendBuffer {
             if item.position + n < end {
                 let content = ItemContent::Slice { source, offset: offset + n, is_shared: true };
                 self.items.insert(index + 1, StreamItem { position: item.position + n, content });
-                // What was copied behind it is one place further.
+                // Items after the copied one have moved by one.
                 if let Some(tail) = &mut self.tail
                     && tail.item > self.discarded + index as u64
                 {
@@ -401,7 +411,7 @@ impl SendBuffer {
         if let (1, Some(StreamItem { content: ItemContent::Bytes { chunk, .. }, .. })) =
             (self.items.len(), self.items.front())
         {
-            // A short message, as most are.
+            // A single short message, the most frequent case.
             pool.free(*chunk);
             self.items.clear();
         } else {
@@ -424,14 +434,15 @@ impl SendBuffer {
         }
     }
 
-    /// A chunk with room at the end of the stream, and how much of it is used. There is an item for what is written there.
+    /// Returns a chunk with room at the end of the stream, and how much of it is used. An item exists for the
+    /// bytes that are written there.
     fn chunk_with_room(&mut self, pool: &mut ChunkPool) -> Option<(ChunkId, usize)> {
         let next = self.discarded + self.items.len() as u64;
         if let Some(tail) = &mut self.tail
             && tail.used < CHUNK_BYTES
         {
             if tail.item + 1 < next {
-                // A slice came in between: another item goes on in the same chunk.
+                // A slice was queued in between: another item continues in the same chunk.
                 let before = &mut self.items[(tail.item - self.discarded) as usize];
                 if let ItemContent::Bytes { is_continued: goes_on, .. } = &mut before.content {
                     *goes_on = true;
@@ -448,7 +459,7 @@ impl SendBuffer {
         Some((chunk, 0))
     }
 
-    /// An item for a new chunk at the end of the stream.
+    /// Appends an item with a new chunk at the end of the stream.
     #[inline]
     fn begin_chunk(&mut self, pool: &mut ChunkPool) -> Option<ChunkId> {
         let chunk = pool.alloc()?;
@@ -481,10 +492,10 @@ impl SendBuffer {
         self.items.get(index + 1).map_or(self.end, |next| next.position)
     }
 
-    /// The item that has the byte at `position`.
+    /// Returns the index of the item with the byte at `position`.
     #[inline(always)]
     fn index_at(&self, position: u64) -> usize {
-        // Without slices all chunks but the last are full, so a division finds the item.
+        // Without slices all chunks except the last one are full, so that a division finds the item.
         let skipped = match self.items[0].content {
             ItemContent::Bytes { start, .. } => u64::from(start),
             ItemContent::Slice { .. } => 0,
@@ -501,7 +512,7 @@ impl SendBuffer {
     }
 }
 
-/// Bytes of a send buffer where they lie, in order: see [`SendBuffer::pieces`].
+/// Bytes of a send buffer in place and in order, see [`SendBuffer::pieces`].
 #[derive(Debug)]
 pub struct GatherPieces<'a> {
     buffer: &'a SendBuffer,

@@ -1,4 +1,4 @@
-//! What applications do with a connection.
+//! The calls of applications on a connection.
 
 use super::Tcp;
 use super::active::{MsgMore, SlowPathFlags};
@@ -21,7 +21,8 @@ use crate::options::{CaState, TcpInfo, TcpOption};
 use core::net::SocketAddr;
 use core::time::Duration;
 
-/// Bytes that may be queued at the most: positions are compared as sequence numbers, so it must stay well below 2 GiB.
+/// Bytes that may be queued at most: positions are compared as sequence numbers, so the queue must stay well
+/// below 2 GiB.
 // limit: bytes queued on a connection
 const QUEUED_BYTES_MAX: u64 = 1 << 30;
 
@@ -30,7 +31,7 @@ impl Tcp {
         self.conns.lookup(conn)
     }
 
-    /// May the application still write?
+    /// Returns the slot of a connection that may still be written to.
     fn check_writable(&self, conn: Conn) -> Result<u32, SendError> {
         let idx = self.index(conn).ok_or(SendError::Stale)?;
         let c = &self.conns[idx];
@@ -41,13 +42,14 @@ impl Tcp {
         Ok(idx)
     }
 
-    /// Copies bytes to the send buffer. Returns how many fit; if fewer than given, `Writable` will follow.
+    /// Copies bytes to the send buffer. Returns how many fit; if fewer than given, `Writable` follows.
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         let fill = |at: usize, out: &mut [u8]| out.copy_from_slice(&bytes[at..at + out.len()]);
         self.send_with(conn, bytes.len(), false, fill)
     }
 
-    /// The same of `len` bytes that `fill` writes. `continues`: more of the same write follows.
+    /// Appends `len` bytes that `fill` writes to the send buffer. Returns how many fit; if fewer than `len`,
+    /// `Writable` follows. `continues`: more of the same write follows.
     #[inline]
     pub fn send_with(
         &mut self,
@@ -63,13 +65,14 @@ impl Tcp {
         let spare = self.chunks.spare() * CHUNK_BYTES;
         let fair = (b.send.len() + spare as u64).max(BYTES_UNDER_PRESSURE_MAX as u64);
         let taken = b.send.push_with(&mut self.chunks, len, limit.min(fair), fill);
-        // Mostly it is the whole of a write, and far too short to push before its end.
+        // Usually this is a complete write, and far too short to push before its end.
         let is_cut =
             continues | b.slow_path.has(SlowPathFlags::RECORD_MARKS) | (taken > b.max_window as usize / 2);
         if taken < len {
             let queued = b.send.len();
             if queued < limit {
-                // It is the pool that is used up, and perhaps nothing of ours will be acknowledged to free some of it.
+                // The pool is exhausted, and perhaps no acknowledgement of this connection will free any of
+                // it.
                 self.wait_for_memory(idx, queued);
             }
             self.conns[idx].flags.set(Flags::WANT_WRITABLE);
@@ -83,7 +86,8 @@ impl Tcp {
         Ok(taken)
     }
 
-    /// Queues a slice of a source. It is taken whole, whatever the send buffer's size, as long as the queue is not over it already.
+    /// Queues a slice of a source. The slice is queued completely, whatever the size of the send buffer,
+    /// unless the queue exceeds that size already.
     pub fn send_source(
         &mut self,
         conn: Conn,
@@ -96,7 +100,7 @@ impl Tcp {
         let busy = self.ensure_active(idx);
         let b = &mut self.active[busy];
         if len > QUEUED_BYTES_MAX {
-            // No room will ever be enough: waiting for some would be for nothing.
+            // No room will ever be enough, so waiting for it would be useless.
             return Err(SendError::InvalidSource);
         }
         let full = b.send.len() >= limit && limit > 0 || b.send.len() + len > QUEUED_BYTES_MAX;
@@ -118,7 +122,8 @@ impl Tcp {
         }
     }
 
-    /// Queues up to `len` bytes of a source from `offset` on, as many as the send buffer has room for, and returns how many. If fewer than given, `Writable` will follow.
+    /// Queues up to `len` bytes of a source from `offset` on, as many as the send buffer has room for, and
+    /// returns how many. If fewer than `len`, `Writable` follows.
     pub fn send_source_partial(
         &mut self,
         conn: Conn,
@@ -147,7 +152,8 @@ impl Tcp {
         }
     }
 
-    /// Copies what is queued of sources whose bytes others may write, until `len` bytes from the first unacknowledged one on are copies, or memory is used up. Returns how many are.
+    /// Copies queued slices of sources whose bytes others may write, until the first `len` unacknowledged
+    /// bytes are private copies, or memory is exhausted. Returns how many are.
     pub fn privatize(&mut self, conn: Conn, len: u64) -> u64 {
         let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);
         if busy == NONE {
@@ -156,7 +162,7 @@ impl Tcp {
         self.active[busy].send.privatize_front(&mut self.chunks, &mut self.sources, len)
     }
 
-    /// `Writable` is to follow when some of what is queued was acknowledged.
+    /// Requests `Writable` for the time when some of the queued bytes are acknowledged.
     pub fn request_writable(&mut self, conn: Conn) {
         if let Some(idx) = self.index(conn) {
             self.conns[idx].flags.set(Flags::WANT_WRITABLE);
@@ -166,13 +172,13 @@ impl Tcp {
         }
     }
 
-    /// Bytes that are queued and not acknowledged.
+    /// Returns the bytes that are queued and not acknowledged.
     pub fn queued(&self, conn: Conn) -> u64 {
         let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);
         if busy == NONE { 0 } else { self.active[busy].send.len() }
     }
 
-    /// Bytes that are queued and were not sent.
+    /// Returns the bytes that are queued and not sent.
     pub fn notsent(&self, conn: Conn) -> u32 {
         let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].active != NONE) else { return 0 };
         let c = &self.conns[idx];
@@ -180,21 +186,21 @@ impl Tcp {
         if c.state.is_synchronized() { (c.snd_una + queued - c.snd_nxt).max(0) as u32 } else { queued }
     }
 
-    /// Sends one byte as urgent data, the way `MSG_OOB` does: the last byte of `bytes` is the urgent one.
+    /// Queues bytes of which the last one is urgent, like `MSG_OOB`. Returns how many fit.
     pub fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         let taken = self.send(conn, bytes)?;
         if taken > 0
             && let Some(idx) = self.index(conn)
             && let Some((c, b)) = self.tcb_and_active(idx)
         {
-            // Before the handshake is over SYN still stands in front of the first byte.
+            // Before the handshake is complete, SYN precedes the first byte.
             let syn = u32::from(!c.state.is_synchronized());
             b.snd_up = Some(c.snd_una + (b.send.len() as u32 + syn));
         }
         Ok(taken)
     }
 
-    /// Reads from the receive buffer. `Ok(0)` is the end of the stream.
+    /// Reads from the receive buffer. Returns `Ok(0)` at the end of the stream.
     pub fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
         let idx = self.index(conn).ok_or(RecvError::Stale)?;
         self.conns[idx].flags.clear(Flags::READABLE_QUEUED);
@@ -231,12 +237,13 @@ impl Tcp {
         }
     }
 
-    /// Bytes received and not read, also those that still lie in the burst and will be offered in an event.
+    /// Returns the bytes received and not read, including those that are still in the burst and will be
+    /// offered in an event.
     pub fn readable(&self, conn: Conn) -> usize {
         self.index(conn).map_or(0, |idx| self.unread(idx))
     }
 
-    /// Copies buffered bytes without consuming them. `Ok(0)` is the end of the stream.
+    /// Copies buffered bytes without consuming them. Returns `Ok(0)` at the end of the stream.
     pub fn peek(&self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
         let idx = self.index(conn).ok_or(RecvError::Stale)?;
         let c = &self.conns[idx];
@@ -253,7 +260,7 @@ impl Tcp {
         Ok(n)
     }
 
-    /// Bytes in the receive buffer that can be read; none of a connection that is gone.
+    /// Returns the bytes in the receive buffer that can be read; 0 for a connection that has ended.
     pub fn buffered(&self, conn: Conn) -> usize {
         let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);
         if busy == NONE { 0 } else { self.active[busy].recv.readable() }
@@ -278,7 +285,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// The owner has read the first `count` bytes of in-burst data; the rest moves to the receive buffer.
+    /// Processes that the owner has read the first `count` bytes of data in the burst; the rest is moved to
+    /// the receive buffer.
     pub fn consume(&mut self, conn: Conn, data: InlineData, count: usize, burst: &RxBurst<'_>) {
         let Some(more) = self.pending.remove(conn, data) else { return };
         self.chunks.unreserve(chunks_for(data.len()));
@@ -293,7 +301,8 @@ impl Tcp {
         self.after_read(idx);
     }
 
-    /// Moves in-burst data that nobody consumed to receive buffers. To be called before the burst goes.
+    /// Moves data in the burst that were not consumed to receive buffers. Must be called before the burst is
+    /// released.
     pub fn finish_burst(&mut self, burst: &RxBurst<'_>) {
         while let Some(p) = self.pending.pop() {
             self.chunks.unreserve(chunks_for(p.data.len()));
@@ -304,7 +313,7 @@ impl Tcp {
         }
     }
 
-    /// No more data from us: FIN follows what is queued (`shutdown(SHUT_WR)`).
+    /// Queues FIN after the queued data (`shutdown(SHUT_WR)`).
     pub fn shutdown_write(&mut self, conn: Conn) -> Result<(), Stale> {
         let idx = self.index(conn).ok_or(Stale::Handle)?;
         self.queue_fin(idx);
@@ -320,7 +329,7 @@ impl Tcp {
         match c.state {
             State::Established => c.state = State::FinWait1,
             State::CloseWait => c.state = State::LastAck,
-            // FIN follows when the handshake is over.
+            // FIN follows when the handshake is complete.
             State::SynSent | State::SynReceived => {}
             _ => return,
         }
@@ -329,7 +338,7 @@ impl Tcp {
         self.want_transmit(idx);
     }
 
-    /// The application is done with the connection, as `close` of the last descriptor on Linux.
+    /// Closes the connection like `close` of the last descriptor on Linux.
     pub fn close(&mut self, net: &mut Network, conn: Conn) -> Result<(), Stale> {
         let idx = self.index(conn).ok_or(Stale::Handle)?;
         let c = &self.conns[idx];
@@ -344,7 +353,7 @@ impl Tcp {
             return Ok(());
         }
         if c.state == State::SynSent || unread || c.has(Flags::LINGER_ZERO) {
-            // RFC 2525 §2.17: a close that throws data away must not look like a good one.
+            // RFC 2525 §2.17: a close that discards data must not look like a regular one.
             c.flags.set(Flags::ORPHAN);
             self.abort(net, idx);
             return Ok(());
@@ -404,7 +413,7 @@ impl Tcp {
             TcpOption::KeepAlive(on) => {
                 c.flags.assign(Flags::KEEPALIVE, on);
                 if c.state.is_synchronized() {
-                    // Before that the field counts SYNs.
+                    // Before the handshake is complete, the field counts SYNs.
                     c.retries = 0;
                 }
             }
@@ -443,7 +452,7 @@ impl Tcp {
         if !option.is_valid() {
             return Err(OptionError::Invalid);
         }
-        // Cannot truncate: within the range that was checked.
+        // Cannot truncate: the value was checked to be within the range.
         let seconds = |time: Duration| time.as_secs() as u16;
         let mut p = *self.profile(idx);
         match option {
@@ -483,30 +492,30 @@ impl Tcp {
         Ok(())
     }
 
-    /// State of a connection.
+    /// Returns the state of a connection.
     pub fn state(&self, conn: Conn) -> Option<State> {
         self.index(conn).map(|idx| self.conns[idx].state)
     }
 
-    /// How many bytes may wait to be read and to be sent.
+    /// Returns the sizes of the receive buffer and the send buffer in bytes.
     pub fn buffer_limits(&self, conn: Conn) -> Option<[u32; 2]> {
         let profile = self.profile(self.index(conn)?);
         Some([profile.recv_buffer_bytes, profile.send_buffer_bytes])
     }
 
-    /// Our end and the peer's of a connection that has not ended.
+    /// Returns the local and the remote address of a connection that has not ended.
     pub fn endpoints(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
         let idx = self.index(conn).filter(|idx| self.conns[*idx].slot_state != SlotState::Vacant)?;
         let key = self.key(idx);
         Some([key.local_addr(), key.remote_addr()])
     }
 
-    /// Everything known about a connection.
+    /// Returns what is known about a connection.
     pub fn info(&self, conn: Conn) -> Option<TcpInfo> {
         self.index(conn).and_then(|idx| self.info_at(idx))
     }
 
-    /// The same of what is in a place; `None` if that is no connection, or one that has ended.
+    /// Returns what is known about the connection in a slot; `None` if the slot is vacant.
     pub fn info_at(&self, idx: u32) -> Option<TcpInfo> {
         let c = &self.conns[idx];
         if c.slot_state == SlotState::Vacant {

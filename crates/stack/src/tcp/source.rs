@@ -1,54 +1,54 @@
-//! Data that is sent without being copied into a buffer first: the application registers a source once and queues
-//! slices of it on any number of connections.
+//! Data that are sent without being copied into a buffer first: the application registers a source once and
+//! queues slices of it on any number of connections.
 //!
-//! Retransmission reads a slice again, so a source must not change, and it lives until its owner has released it and no
-//! queued slice refers to it any more.
+//! A retransmission reads a slice again, so a source must not change. A source is dropped when its owner has
+//! released it and no queued slice refers to it.
 
 use crate::wire::checksum::Sum;
 use core::sync::atomic::AtomicU8;
 
-/// Something that can produce the same bytes any time. It is called on the shard's thread while segments are built,
-/// so it must neither block nor be slow.
+/// A producer of bytes that yields equal bytes each time. It is called on the shard's thread while segments
+/// are built, so it must neither block nor be slow.
 pub trait Source: Send {
-    /// How many bytes there are. Constant.
+    /// Returns the number of bytes, which is constant.
     fn len(&self) -> u64;
 
-    /// Whether there are none.
+    /// Whether the source has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Writes the bytes from `offset` on to `out`, all of it. The caller stays within [`Source::len`].
+    /// Writes the bytes from `offset` on to all of `out`. The caller stays within [`Source::len`].
     fn fill(&self, offset: u64, out: &mut [u8]);
 
-    /// The sum of `len` bytes from `offset` on, if it is known without reading them. It must be that of what
-    /// [`Source::fill`] gives, or the peer drops the segment.
+    /// Returns the checksum of `len` bytes from `offset` on, if it is known without reading them. It must be
+    /// that of what [`Source::fill`] writes, or the peer drops the segment.
     fn sum(&self, offset: u64, len: usize) -> Option<Sum> {
         let _ = (offset, len);
         None
     }
 
-    /// The bytes from `offset` on where they lie, `len` of them or as many as lie together, if they lie in memory that others may write meanwhile. Either all of a source's
-    /// bytes can be had so or none.
+    /// Returns up to `len` contiguous bytes from `offset` on in place, if they are in memory that others may
+    /// write concurrently. Either all bytes of a source are accessible this way or none.
     fn shared(&self, offset: u64, len: usize) -> Option<&[AtomicU8]> {
         let _ = (offset, len);
         None
     }
 }
 
-/// Names a source of a [`SourceTable`]. Stale once the source was released.
+/// Identifies a source of a [`SourceTable`]. Stale after the source was released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SourceId {
-    /// Place in the table.
+    /// Slot in the table.
     pub index: u32,
-    /// How many sources had this place before.
+    /// Number of sources that were in the slot before.
     pub generation: u32,
 }
 
 struct SourceEntry {
     source: Option<Box<dyn Source>>,
     generation: u32,
-    /// Queued slices that refer to it.
+    /// Queued slices that refer to the source.
     refs: u32,
     released: bool,
 }
@@ -67,12 +67,12 @@ impl core::fmt::Debug for SourceTable {
 }
 
 impl SourceTable {
-    /// An empty table.
+    /// Returns an empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Registers a source.
+    /// Registers a source and returns its id.
     pub fn add(&mut self, source: Box<dyn Source>) -> SourceId {
         let index = self.free.pop().unwrap_or_else(|| {
             self.entries.push(SourceEntry { source: None, generation: 0, refs: 0, released: false });
@@ -84,8 +84,8 @@ impl SourceTable {
         SourceId { index, generation: entry.generation }
     }
 
-    /// Gives up a source: no new slices of it can be queued, and it is dropped when the last queued one is acknowledged.
-    /// Returns false if it was released before.
+    /// Releases a source: no new slices of it can be queued, and it is dropped when the last queued slice is
+    /// acknowledged. Returns false if it was released before.
     pub fn release(&mut self, id: SourceId) -> bool {
         if self.get(id).is_none() {
             return false;
@@ -95,13 +95,13 @@ impl SourceTable {
         true
     }
 
-    /// The source, if it was not released.
+    /// Returns the source; `None` if it was released.
     pub fn get(&self, id: SourceId) -> Option<&dyn Source> {
         let entry = self.entries.get(id.index as usize)?;
         if entry.generation != id.generation || entry.released { None } else { entry.source.as_deref() }
     }
 
-    /// Sources that exist, including released ones that are still being sent.
+    /// Returns the number of sources, including released ones that are still being sent.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
@@ -111,19 +111,20 @@ impl SourceTable {
         self.len() == 0
     }
 
-    /// A slice of the source was queued. The id must be valid. Until [`SourceTable::end_use`] the source stays, released or not.
+    /// Adds a reference for a queued slice. The id must be valid. Until [`SourceTable::release_ref`] the
+    /// source exists, released or not.
     pub fn add_ref(&mut self, id: SourceId) {
         let entry = &mut self.entries[id.index as usize];
         entry.refs = entry.refs.checked_add(1).expect("more slices than memory can hold");
     }
 
-    /// A slice is not queued any more.
+    /// Drops the reference of a slice that is no longer queued.
     pub fn release_ref(&mut self, id: SourceId) {
         self.entries[id.index as usize].refs -= 1;
         self.drop_if_unused(id.index);
     }
 
-    /// The source of a queued slice, released or not.
+    /// Returns the source of a queued slice, released or not.
     pub fn get_referenced(&self, id: SourceId) -> &dyn Source {
         let entry = &self.entries[id.index as usize];
         debug_assert!(entry.generation == id.generation && entry.refs > 0);
@@ -140,10 +141,12 @@ impl SourceTable {
     }
 }
 
-/// Bytes per prefix sum: two bytes for 64, and the sum of any range reads less than 128 bytes.
+/// Bytes for each prefix sum: two bytes of sums for 64 bytes, and the sum of any range reads less than 128
+/// bytes.
 const BLOCK_BYTES: usize = 64;
 
-/// Bytes in memory with prefix sums, so that the checksum of any slice costs the same small time whatever its length.
+/// Bytes in memory with prefix sums, so that the checksum of any slice has a small cost that does not depend
+/// on its length.
 ///
 /// ```text
 /// bytes   │ block 0 │ block 1 │ block 2 │ block 3 │
@@ -158,7 +161,7 @@ pub struct PreloadedSource {
 }
 
 impl PreloadedSource {
-    /// Takes bytes and sums them up.
+    /// Takes bytes and computes their sums.
     pub fn new(bytes: impl Into<Box<[u8]>>) -> Self {
         let bytes = bytes.into();
         let mut total = Sum::ZERO;
@@ -170,12 +173,12 @@ impl PreloadedSource {
         Self { bytes, sums }
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The sum of `bytes[start..end]`. A slice of nothing but zeros may have either representation of zero.
+    /// Returns the sum of `bytes[start..end]`. A slice of zeros only may have either representation of zero.
     fn range_sum(&self, start: usize, end: usize) -> Sum {
         let first = start.div_ceil(BLOCK_BYTES);
         let last = end / BLOCK_BYTES;
@@ -212,7 +215,7 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    /// Says when it is dropped.
+    /// Holds a reference whose count shows when the source is dropped.
     struct Tracked {
         _alive: Arc<()>,
     }
@@ -227,7 +230,7 @@ mod tests {
         }
     }
 
-    /// One's-complement sum of big-endian words, as RFC 1071 defines it.
+    /// Returns the one's complement sum of big-endian words, as RFC 1071 defines it.
     fn naive(bytes: &[u8]) -> u16 {
         let mut sum = 0u32;
         for word in bytes.chunks(2) {

@@ -1,4 +1,4 @@
-//! Counters.
+//! Counters of TCP.
 
 use crate::events::CloseReason;
 
@@ -9,7 +9,7 @@ macro_rules! counters {
         pub struct $name { $($(#[$fdoc])* pub $field: u64,)* }
 
         impl $name {
-            /// Name and value of each counter.
+            /// Returns the name and value of each counter.
             pub fn entries(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($field), self.$field),)*].into_iter()
             }
@@ -18,91 +18,93 @@ macro_rules! counters {
 }
 
 counters! {
-    /// What TCP counts. None of them is ever reset.
+    /// Counters of TCP. They are never reset.
     TcpStats {
         /// Segments received with a valid checksum.
         segments_in,
         /// Segments sent, retransmissions included; a super-frame counts as the segments it is cut into.
         segments_out,
-        /// Segments sent again.
+        /// Segments retransmitted.
         retransmitted,
         /// RST sent.
         resets_out,
         /// Segments with a header that cannot be parsed.
         malformed,
-        /// Segments for ports nobody listens on.
+        /// Segments for ports without a listener.
         no_listener,
         /// Active opens begun.
         active_opens,
-        /// Connections that came to listeners and were established.
+        /// Connections that listeners have received and that were established.
         passive_opens,
-        /// SYNs dropped because the accept queue was full.
+        /// SYNs and final ACKs of handshakes dropped because the accept queue was full.
         accept_overflows,
-        /// SYNs dropped because no half-open connection could be made.
+        /// SYNs dropped because the limit of half-open connections or a listener's backlog was reached.
         half_open_overflows,
         /// SYN cookies sent.
         cookies_sent,
-        /// Connections made from a cookie.
+        /// Connections created from a SYN cookie.
         cookies_accepted,
-        /// Acknowledgements to listeners that were no valid cookie.
+        /// Acknowledgements to listeners without a valid SYN cookie.
         cookies_failed,
         /// SYNs dropped at `connections_max`.
         connection_overflows,
-        /// TIME_WAIT entries that went early at `time_wait_max`.
+        /// TIME_WAIT entries removed early at `time_wait_max`.
         time_wait_overflows,
         /// TIME_WAIT entries replaced by a new connection.
         time_wait_reused,
-        /// Segments refused by PAWS.
+        /// Segments rejected by PAWS.
         paws_rejected,
         /// Segments outside of the window.
         out_of_window,
-        /// Segments, and ICMP errors about them, dropped because they took more hops than their socket allows (`IP_MINTTL`).
+        /// Segments, and ICMP errors about them, dropped because their hop limit is below the minimum of the
+        /// socket (`IP_MINTTL`).
         min_hops_drops,
         /// Challenge acknowledgements sent.
         challenge_acks,
-        /// Challenge acknowledgements not sent for the limit.
+        /// Challenge acknowledgements suppressed by the rate limit.
         challenge_acks_limited,
         /// Retransmission time-outs.
         timeouts,
-        /// Tail loss probes.
+        /// Tail loss probes sent.
         tail_probes,
-        /// Larger segments sent to find out whether the path takes them (RFC 4821).
+        /// Larger segments sent to probe the path MTU (RFC 4821).
         mtu_probes,
-        /// Of those, arrived.
+        /// Path MTU probes that arrived.
         mtu_probes_acknowledged,
-        /// Of those, lost for their size.
+        /// Path MTU probes lost because of their size.
         mtu_probes_lost,
-        /// Times that everything was lost for so long that segments were made smaller.
+        /// Reductions of the segment size because everything was lost for long.
         mtu_black_holes,
-        /// Zero window probes.
+        /// Zero window probes sent.
         window_probes,
-        /// Keepalive probes.
+        /// Keepalive probes sent.
         keepalive_probes,
-        /// Fast recoveries.
+        /// Fast recoveries entered.
         fast_recoveries,
-        /// Reductions taken back.
+        /// Reductions of the congestion window that were undone. Always 0: not counted yet.
         undos,
-        /// Segments that had to wait, or were lost, because the device had no room.
+        /// Segments that were delayed or lost because the device had no room.
         device_full,
         /// ICMP errors about segments that are not in flight.
         icmp_ignored,
-        /// Segments that came out of order.
+        /// Segments received out of order.
         out_of_order,
         /// Bytes received twice.
         duplicate_bytes,
-        /// Payload dropped because the buffer pool was empty.
+        /// Segments received whose payload was dropped in whole or in part, because the buffer pool had no memory.
         pool_exhausted,
-        /// Pieces out of order that were dropped because there were too many of them, or to make room for data in order.
+        /// Ranges received out of order that were dropped because there were too many, or to make room for
+        /// data in order.
         pieces_dropped,
         /// Bytes of payload received in order.
         bytes_in,
         /// Bytes of payload sent, without retransmissions.
         bytes_out,
-        /// Bytes of payload that were copied to receive buffers.
+        /// Bytes of payload copied to receive buffers.
         bytes_copied_in,
         /// Connections that ended normally.
         closed_normal,
-        /// Connections that the peer reset.
+        /// Connections that the peer reset or refused.
         closed_reset,
         /// Connections that ended by a time-out.
         closed_timeout,

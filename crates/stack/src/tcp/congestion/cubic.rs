@@ -5,7 +5,7 @@ use crate::time::Instant;
 
 /// Multiplicative decrease.
 const BETA: f64 = 0.7;
-/// Aggressiveness, in segments per cubic second.
+/// Aggressiveness in segments per cubic second.
 const C: f64 = 0.4;
 /// RFC 9438 §4.3: α_cubic = 3 (1 − β) / (1 + β).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
@@ -15,11 +15,11 @@ const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 pub(crate) struct Cubic {
     /// Window before the last reduction, or less (fast convergence).
     w_max: f64,
-    /// It was a time-out: that window is not what is aimed at.
+    /// The last reduction was a time-out, so that its window is not a target.
     timed_out: bool,
-    /// Start of the current congestion avoidance, and what follows from it.
+    /// The current congestion avoidance epoch.
     epoch: Option<Epoch>,
-    /// For an undo: `w_max` before the last reduction.
+    /// `w_max` before the last reduction, for an undo.
     prior_w_max: f64,
 }
 
@@ -28,13 +28,14 @@ struct Epoch {
     start: Instant,
     /// Time to reach `w_max` again, in seconds.
     k: f64,
-    /// The plateau.
+    /// Window of the plateau.
     origin: f64,
-    /// Window a Reno flow would have.
+    /// Window that a Reno flow would have.
     w_est: f64,
 }
 
-/// Cube root by Newton's method: the standard library's depends on the platform, and simulations are compared to the byte.
+/// Returns the cube root by Newton's method: that of the standard library depends on the platform, and
+/// simulations are compared byte by byte.
 fn cube_root(x: f64) -> f64 {
     if x <= 0.0 {
         return 0.0;
@@ -60,7 +61,7 @@ impl Cubic {
         Epoch { start: now, k, origin, w_est: cwnd }
     }
 
-    /// RFC 9438 §4.2 to §4.5.
+    /// Grows the window (RFC 9438 §4.2 to §4.5).
     pub fn on_ack(&mut self, c: &mut Tcb, credit: &mut u32, now: Instant, acked: u32) {
         let cwnd = f64::from(c.cwnd);
         let mut epoch = self.epoch.unwrap_or_else(|| self.begin(cwnd, now));
@@ -68,7 +69,7 @@ impl Cubic {
         let rtt = f64::from(c.srtt >> 3) / 1e6;
         let w_cubic = |t: f64| C * (t - epoch.k).powi(3) + epoch.origin;
         let target = w_cubic(t + rtt).clamp(cwnd, 1.5 * cwnd);
-        // §4.3: the Reno-friendly estimate grows as Reno would once it has regained the former window.
+        // §4.3: the Reno-friendly estimate grows as Reno would after it has regained the former window.
         let alpha = if epoch.w_est >= self.w_max { 1.0 } else { ALPHA };
         epoch.w_est += alpha * f64::from(acked) / cwnd;
         let friendly = epoch.w_est;
@@ -79,7 +80,8 @@ impl Cubic {
             *credit = 0;
             return;
         }
-        // (target − cwnd) / cwnd for each acknowledged segment: one more for each cwnd / (target − cwnd) of them.
+        // The window grows by (target − cwnd) / cwnd for each acknowledged segment, so by one for each cwnd /
+        // (target − cwnd) segments.
         let gap = target - cwnd;
         let per_segment = if gap > 0.0 { cwnd / gap } else { 100.0 * cwnd };
         *credit += acked;
@@ -90,7 +92,7 @@ impl Cubic {
         }
     }
 
-    /// §4.6 and §4.7 (fast convergence).
+    /// Returns the slow start threshold (§4.6) and applies fast convergence (§4.7).
     pub fn on_congestion(&mut self, c: &Tcb) -> u32 {
         let cwnd = f64::from(c.cwnd);
         self.prior_w_max = self.w_max;
@@ -100,20 +102,20 @@ impl Cubic {
         ((cwnd * BETA) as u32).max(2)
     }
 
-    /// §4.9: the reduction was spurious.
+    /// Undoes a spurious reduction (§4.9).
     pub fn on_undo(&mut self) {
         self.w_max = self.prior_w_max;
         self.timed_out = false;
         self.epoch = None;
     }
 
-    /// §4.8: the window collapsed, and its former size is no aim any more.
+    /// Processes the collapse of the window (§4.8): its former size is no target any more.
     pub fn on_timeout(&mut self) {
         self.timed_out = true;
         self.epoch = None;
     }
 
-    /// Growth starts anew: time without anything to send must not count.
+    /// Starts a new epoch after an idle time, which must not count.
     pub fn on_idle(&mut self) {
         self.epoch = None;
     }
@@ -131,7 +133,8 @@ mod tests {
         }
     }
 
-    /// After a reduction from 100 segments the window is back at 100 after K = cbrt(30 / 0.4) = 4.2 s, and flat there.
+    /// After a reduction from 100 segments the window is 100 again after K = cbrt(30 / 0.4) = 4.2 s, and flat
+    /// there.
     #[test]
     fn the_window_returns_to_its_former_size_after_k_seconds() {
         let mut cubic = Cubic::default();

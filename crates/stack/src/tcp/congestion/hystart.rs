@@ -1,4 +1,4 @@
-//! HyStart++ (RFC 9406): leaves slow start when the round trip time rises, before the queue overflows.
+//! HyStart++ (RFC 9406): leaves slow start when the round-trip time rises, before the queue overflows.
 
 use crate::tcp::conn::Tcb;
 use crate::wire::tcp::SeqNumber;
@@ -13,20 +13,23 @@ const CSS_ROUNDS: u32 = 5;
 /// State of HyStart++.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HyStart {
-    /// What ends the round when it is acknowledged. Between two rounds there is none: the next begins with an acknowledgement, and with all that was sent before it, as on Linux. What is
-    /// sent because of the last acknowledgement of a round has not left yet, so that a round would be over at once that began with that one and nothing in flight.
+    /// Sequence number whose acknowledgement ends the round (windowEnd). Between two rounds there is none:
+    /// the next round begins with an acknowledgement and covers everything sent before it, as on Linux. Data
+    /// that the last acknowledgement of a round releases were not sent yet, so a round that began with that
+    /// acknowledgement and nothing in flight would end at once.
     window_end: Option<SeqNumber>,
     last_round_min_rtt_us: Option<u32>,
     current_round_min_rtt_us: Option<u32>,
     rtt_sample_count: u32,
-    /// In conservative slow start: the round trip time it began with, and rounds so far.
+    /// In Conservative Slow Start: the baseline round-trip time (cssBaselineMinRtt) in µs, and the number of
+    /// rounds so far.
     css: Option<(u32, u32)>,
-    /// Slow start was left once; from then on it is the plain one (RFC 9406 §4.3).
+    /// Slow start was left once; from then on standard slow start is used (RFC 9406 §4.3).
     ended: bool,
 }
 
 impl HyStart {
-    /// Starts again with a new slow start; only the first of a connection is watched.
+    /// Restarts with a new slow start; only the first slow start of a connection is observed.
     pub fn restart(&mut self) {
         *self = Self { ended: self.ended, ..Self::default() };
     }
@@ -36,7 +39,8 @@ impl HyStart {
         self.css = None;
     }
 
-    /// Segments the window grows by when `acked` were acknowledged: a quarter of it in conservative slow start.
+    /// Returns by how many segments the window grows when `acked` segments were acknowledged: a quarter of
+    /// them in Conservative Slow Start.
     pub fn growth(&self, acked: u32, credit: &mut u32) -> u32 {
         if self.css.is_none() {
             return acked;
@@ -47,7 +51,7 @@ impl HyStart {
         growth
     }
 
-    /// A round trip time sample during slow start.
+    /// Processes a round-trip time sample during slow start.
     pub fn on_sample(&mut self, c: &Tcb, rtt_us: u32) {
         if self.ended {
             return;
@@ -68,13 +72,14 @@ impl HyStart {
                     self.css = Some((current, 0));
                 }
             }
-            // The rise was noise: back to slow start.
+            // The rise was noise: slow start continues.
             Some((baseline, _)) if current < baseline => self.css = None,
             Some(_) => {}
         }
     }
 
-    /// A cumulative acknowledgement: a round ends when what had been sent at its start is acknowledged.
+    /// Processes a cumulative acknowledgement: a round ends when the data that were sent before its start are
+    /// acknowledged.
     pub fn on_una(&mut self, una: SeqNumber, c: &mut Tcb) {
         if self.ended || !self.window_end.is_some_and(|end| una.ge(end)) {
             return;

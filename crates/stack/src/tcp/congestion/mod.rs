@@ -1,4 +1,4 @@
-//! Congestion control: how the window grows while nothing is lost, and what it falls to when something is.
+//! Congestion control: how the window grows while nothing is lost, and to what it is reduced after a loss.
 //! Windows are in segments.
 
 mod cubic;
@@ -13,33 +13,33 @@ use crate::wire::tcp::SeqNumber;
 use cubic::Cubic;
 use hystart::HyStart;
 
-/// What an acknowledgement tells the algorithm.
+/// What an acknowledgement reports to the algorithm.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AckEvent {
     pub now: Instant,
     /// Segments newly delivered.
     pub delivered: u32,
-    /// Round trip time of the youngest of them, in µs, if it may be measured.
+    /// Round-trip time of the most recently sent of them, in µs, if it is a valid sample.
     pub rtt_us: Option<u32>,
 }
 
-/// State of the algorithm in use.
+/// State of the congestion control algorithm in use.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Congestion {
     kind: CongestionControl,
-    /// Segments acknowledged that have not yet grown the window by one.
+    /// Acknowledged segments that have not grown the window yet.
     snd_cwnd_cnt: u32,
     cubic: Cubic,
     hystart: HyStart,
 }
 
 impl Congestion {
-    /// Sets the algorithm of a state in which nothing happened yet.
+    /// Sets the algorithm of a state that was not used yet.
     pub fn set_algorithm(&mut self, kind: CongestionControl) {
         self.kind = kind;
     }
 
-    /// Grows the window. Called only while the window was what limited the sender, and not in recovery.
+    /// Grows the window. Called only while the window limits the sender, and not in recovery.
     pub fn on_ack(&mut self, c: &mut Tcb, ack: &AckEvent) {
         let mut acked = ack.delivered;
         if c.cwnd < c.ssthresh {
@@ -59,7 +59,8 @@ impl Congestion {
         }
     }
 
-    /// RFC 5681 §3.1. Returns what is left over when the threshold is reached.
+    /// Grows the window in slow start (RFC 5681 §3.1). Returns the acknowledged segments that are left when
+    /// the threshold is reached.
     fn slow_start(&mut self, c: &mut Tcb, acked: u32) -> u32 {
         let growth = self.hystart.growth(acked, &mut self.snd_cwnd_cnt);
         let room = c.ssthresh - c.cwnd;
@@ -68,7 +69,7 @@ impl Congestion {
         if growth > used { acked.min(growth - used) } else { 0 }
     }
 
-    /// The slow start threshold after a congestion signal.
+    /// Returns the slow start threshold after a congestion signal.
     pub fn on_congestion(&mut self, c: &Tcb) -> u32 {
         self.hystart.end();
         self.snd_cwnd_cnt = 0;
@@ -78,30 +79,30 @@ impl Congestion {
         }
     }
 
-    /// The window is counted in segments of another size now.
+    /// Resets the count of acknowledged segments, because the segment size has changed.
     pub fn on_resized(&mut self) {
         self.snd_cwnd_cnt = 0;
     }
 
-    /// The congestion signal was a mistake.
+    /// Undoes a spurious congestion signal.
     pub fn on_undo(&mut self) {
         self.cubic.on_undo();
     }
 
-    /// The window collapsed after a time-out.
+    /// Processes the collapse of the window after a time-out.
     pub fn on_timeout(&mut self) {
         self.snd_cwnd_cnt = 0;
         self.cubic.on_timeout();
         self.hystart.restart();
     }
 
-    /// The sender was idle: time that passed is no reason to grow.
+    /// Restarts growth after an idle time, which must not count.
     pub fn on_idle(&mut self) {
         self.cubic.on_idle();
         self.hystart.restart();
     }
 
-    /// A cumulative acknowledgement.
+    /// Processes a cumulative acknowledgement.
     #[inline(always)]
     pub fn on_una(&mut self, una: SeqNumber, c: &mut Tcb) {
         if c.cwnd < c.ssthresh && self.kind == CongestionControl::Cubic {

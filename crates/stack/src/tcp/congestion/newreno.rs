@@ -2,7 +2,7 @@
 
 use crate::tcp::conn::Tcb;
 
-/// One segment more for each window of acknowledged segments.
+/// Grows the window by one segment for each window of acknowledged segments.
 pub(crate) fn additive_increase(c: &mut Tcb, credit: &mut u32, acked: u32) {
     *credit += acked;
     while *credit >= c.cwnd {
@@ -11,7 +11,8 @@ pub(crate) fn additive_increase(c: &mut Tcb, credit: &mut u32, acked: u32) {
     }
 }
 
-/// Half the window, at least two segments (RFC 5681 §3.1, equation 4, with cwnd for FlightSize as Linux has it).
+/// Returns half of the window, at least two segments (RFC 5681 §3.1, equation 4, with cwnd for FlightSize as
+/// on Linux).
 pub(crate) fn threshold(c: &Tcb) -> u32 {
     (c.cwnd / 2).max(2)
 }
