@@ -1,4 +1,4 @@
-//! Memory for stream bytes: a budgeted pool of equal chunks, addressed by index.
+//! Memory for bytes of streams: a pool of equal chunks with a budget, addressed by index.
 //!
 //! ```text
 //! slots  [ bytes ][ bytes ][ lent ][ bytes ] … grown when the free list is empty, up to the budget
@@ -6,45 +6,45 @@
 //! free   [ 3, 0 ]  last freed, first used: what was just read is still in the cache
 //! ```
 //!
-//! All streams of a shard share one pool, so that its budget bounds what they hold together. A chunk that comes from
-//! `alloc` still has the bytes of its last user: buffers show only what they wrote.
+//! All streams of a shard share one pool, so that its budget bounds their total memory. A chunk from `alloc`
+//! still contains the bytes of its previous user: buffers expose only bytes that they wrote.
 
-/// Bytes in a chunk: a full-sized segment fits, and a small request wastes little.
+/// Bytes of a chunk: a full-sized segment fits, and a small request wastes little.
 pub const CHUNK_BYTES: usize = 2048;
 
-/// The memory of one chunk.
+/// Memory of one chunk.
 pub type Chunk = [u8; CHUNK_BYTES];
 
-/// Names a chunk of a [`ChunkPool`]. Whoever has it from `alloc` must give it back once.
+/// Identifies a chunk of a [`ChunkPool`]. The owner of a chunk from `alloc` must free it once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkId(pub u32);
 
 #[derive(Debug, Default)]
 struct ChunkSlot {
-    /// `None` while it is lent out with [`ChunkPool::take`].
+    /// `None` while the memory is lent with [`ChunkPool::lend`].
     bytes: Option<Box<Chunk>>,
     in_use: bool,
 }
 
-/// A pool of chunks with a limit in bytes. See the module's text.
+/// A pool of chunks with a limit in bytes, see the module documentation.
 #[derive(Debug)]
 pub struct ChunkPool {
     slots: Vec<ChunkSlot>,
-    /// Free chunks, last freed on top.
+    /// Free chunks, the last freed one on top.
     free: Vec<u32>,
-    /// Chunks at most.
+    /// Largest number of chunks.
     chunks_max: usize,
-    /// The last chunks of the budget, for streams that hold hardly any.
+    /// The last chunks of the budget, for streams that use few.
     pressure_reserve: usize,
     in_use: usize,
-    /// Free chunks that are promised to somebody.
+    /// Free chunks that are reserved.
     reserved: usize,
     high_water: usize,
 }
 
 impl ChunkPool {
-    /// A pool that holds at most `budget` bytes, rounded down to whole chunks. It starts with none, and reserves only
-    /// address space for its lists.
+    /// Returns a pool of at most `budget` bytes, rounded down to whole chunks. It begins without chunks and
+    /// reserves only address space for its lists.
     pub fn new(budget: usize) -> Self {
         let chunks_max = (budget / CHUNK_BYTES).min(u32::MAX as usize - 1);
         Self {
@@ -58,22 +58,22 @@ impl ChunkPool {
         }
     }
 
-    /// Keeps `count` chunks from being given out. The caller has seen that so many are [`ChunkPool::available`].
+    /// Reserves `count` chunks. The caller has checked that they are [`ChunkPool::available`].
     pub fn reserve(&mut self, count: usize) {
         self.reserved += count;
     }
 
-    /// Takes a reservation back, wholly or in part: the chunks can be given out again.
+    /// Releases a reservation, in whole or in part: the chunks can be allocated again.
     pub fn unreserve(&mut self, count: usize) {
         self.reserved = self.reserved.saturating_sub(count);
     }
 
-    /// Chunks that are reserved.
+    /// Returns the number of reserved chunks.
     pub fn reserved(&self) -> usize {
         self.reserved
     }
 
-    /// A chunk with undefined contents, or `None` if the budget is used up or reserved.
+    /// Returns a chunk with undefined contents; `None` if the budget is exhausted or reserved.
     #[inline]
     pub fn alloc(&mut self) -> Option<ChunkId> {
         if self.available() == 0 {
@@ -98,18 +98,18 @@ impl ChunkPool {
         Some((self.slots.len() - 1) as u32)
     }
 
-    /// As [`ChunkPool::alloc`], but leaves the last quarter of the budget alone.
+    /// Like [`ChunkPool::alloc`], but never uses the last quarter of the budget.
     ///
-    /// For bytes that nobody can read yet (out of order). If they could fill the pool, the bytes that would make them
+    /// For bytes out of order, which cannot be read yet. If they filled the pool, the bytes that make them
     /// readable would find no room, and nothing would ever be freed.
     pub fn alloc_spare(&mut self) -> Option<ChunkId> {
         if self.spare() > 0 { self.alloc() } else { None }
     }
 
-    /// Gives a chunk back.
+    /// Frees a chunk.
     ///
     /// # Panics
-    /// If it is not in use or lent out: a caller's mistake that would mix two streams.
+    /// If the chunk is not in use or is lent: an error of the caller that would mix two streams.
     #[inline(always)]
     pub fn free(&mut self, id: ChunkId) {
         let slot = &mut self.slots[id.0 as usize];
@@ -119,74 +119,75 @@ impl ChunkPool {
         self.free.push(id.0);
     }
 
-    /// The contents of a chunk.
+    /// Returns the contents of a chunk.
     ///
     /// # Panics
-    /// If the chunk is lent out.
+    /// If the chunk is lent.
     pub fn bytes(&self, id: ChunkId) -> &[u8] {
         let slot = &self.slots[id.0 as usize];
         debug_assert!(slot.in_use);
         slot.bytes.as_ref().expect("chunk is lent out").as_slice()
     }
 
-    /// The contents of a chunk, to be changed.
+    /// Returns the contents of a chunk for changes.
     ///
     /// # Panics
-    /// If the chunk is lent out.
+    /// If the chunk is lent.
     pub fn bytes_mut(&mut self, id: ChunkId) -> &mut [u8] {
         let slot = &mut self.slots[id.0 as usize];
         debug_assert!(slot.in_use);
         slot.bytes.as_mut().expect("chunk is lent out").as_mut_slice()
     }
 
-    /// Lends a chunk's memory out, so that a handler can read it while the pool is in use. Until
-    /// [`ChunkPool::put_back`] the chunk must not be touched.
+    /// Lends the memory of a chunk, so that a handler can read it while the pool is in use. Until
+    /// [`ChunkPool::return_lent`] the chunk must not be accessed.
     ///
     /// # Panics
-    /// If the chunk is lent out already.
+    /// If the chunk is lent already.
     pub fn lend(&mut self, id: ChunkId) -> Box<Chunk> {
         let slot = &mut self.slots[id.0 as usize];
         debug_assert!(slot.in_use);
         slot.bytes.take().expect("chunk is lent out")
     }
 
-    /// Returns what [`ChunkPool::take`] lent.
+    /// Returns memory that [`ChunkPool::lend`] has lent.
     ///
     /// # Panics
-    /// If the chunk is not lent out.
+    /// If the chunk is not lent.
     pub fn return_lent(&mut self, id: ChunkId, bytes: Box<Chunk>) {
         let slot = &mut self.slots[id.0 as usize];
         assert!(slot.bytes.is_none(), "chunk was not lent out");
         slot.bytes = Some(bytes);
     }
 
-    /// Chunks in use.
+    /// Returns the number of chunks in use.
     pub fn in_use(&self) -> usize {
         self.in_use
     }
 
-    /// Most chunks that were ever in use; so many are kept.
+    /// Returns the largest number of chunks that were ever in use; their memory is kept.
     pub fn high_water(&self) -> usize {
         self.high_water
     }
 
-    /// Chunks at the most.
+    /// Returns the largest number of chunks.
     pub fn limit(&self) -> usize {
         self.chunks_max
     }
 
-    /// Chunks that [`ChunkPool::alloc`] can still give.
+    /// Returns the number of chunks that [`ChunkPool::alloc`] can still return.
     pub fn available(&self) -> usize {
         self.chunks_max.saturating_sub(self.in_use + self.reserved)
     }
 
-    /// Chunks that can still be given without touching the last quarter of the budget. That is for streams that hold hardly any: those
-    /// that hold much, and whose reader is gone or whose peer does not acknowledge, must not stop the others.
+    /// Returns the number of chunks that can still be used without the last quarter of the budget. That
+    /// quarter is reserved for streams that use few chunks: streams that use many, because their data are not
+    /// read or not acknowledged, must not stop the others.
     pub fn spare(&self) -> usize {
         self.available().saturating_sub(self.pressure_reserve)
     }
 
-    /// Chunks the budget allows.
+    /// Returns the number of chunks that the budget allows.
     pub fn capacity(&self) -> usize {
         self.chunks_max
     }

@@ -1,8 +1,8 @@
-//! The port through which frames enter and leave the engine. The engine defines it because it is the
+//! The interface through which frames enter and leave the engine. The engine defines it because it is the
 //! consumer; crate `ginnel-devices` implements it.
 //!
-//! A device is two independent halves, so that frames of a received burst can still be read while answers to them
-//! are built in place:
+//! A device has two independent halves, so that frames of a received burst can still be read while answers to
+//! them are built in place:
 //!
 //! * [`RxQueue`] lends a burst of received frames. They stay valid until the next call on the queue.
 //! * [`TxQueue`] lends room for one frame at a time, which the engine fills in place.
@@ -11,33 +11,34 @@ use crate::time::Instant;
 use arrayvec::ArrayVec;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-/// Largest number of frames in one burst: enough to hide memory latency behind each other, small enough for
-/// headers of all of them to stay in the first-level cache.
+/// Largest number of frames in one burst: enough to overlap memory latencies, few enough for the headers of
+/// all frames to stay in the first-level cache.
 pub const BURST_FRAMES_MAX: usize = 64;
 
 /// Bytes of an Ethernet header without VLAN tag.
 pub const ETHERNET_HEADER_BYTES: usize = 14;
 
-/// What is known about the transport checksum of a received frame.
+/// State of the transport checksum of a received frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RxChecksum {
-    /// Nothing: the engine must verify it.
+    /// Unknown: the engine must verify it.
     #[default]
     Unverified,
     /// The device verified it.
     Verified,
-    /// The frame never crossed a wire: the checksum field holds only the pseudo-header sum, and is to be trusted
-    /// (virtio `VIRTIO_NET_HDR_F_NEEDS_CSUM`). A layer that puts it on a wire must complete it first:
-    /// the sum runs from byte `start` of the frame to its end and is stored at `start + offset`.
+    /// The frame never crossed a wire: the checksum field contains only the pseudo-header sum, and the frame
+    /// is trusted (virtio `VIRTIO_NET_HDR_F_NEEDS_CSUM`). A layer that puts it on a wire must complete the
+    /// checksum first: the sum runs from byte `start` of the frame to its end and is stored at `start +
+    /// offset`.
     Partial {
-        /// First byte the sum covers, counted from the start of the frame.
+        /// First byte that the sum covers, counted from the start of the frame.
         start: u16,
-        /// Where the checksum field is, counted from `start`.
+        /// Position of the checksum field, counted from `start`.
         offset: u16,
     },
 }
 
-/// What kind of segmentation turns a super-frame into wire segments.
+/// Kind of segmentation that cuts a super-frame into wire segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GsoKind {
     /// TCP over IPv4.
@@ -48,28 +49,28 @@ pub enum GsoKind {
     Udp,
 }
 
-/// A super-frame: one header, and a payload to be cut into segments of `size` bytes.
+/// A super-frame: one header, and a payload that is cut into segments of `size` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gso {
-    /// How to cut.
+    /// Kind of segmentation.
     pub kind: GsoKind,
-    /// Payload bytes of each segment but the last.
+    /// Payload bytes of each segment except the last one.
     pub size: u16,
-    /// Bytes of all headers in front of the payload, Ethernet included.
+    /// Bytes of all headers before the payload, including Ethernet.
     pub header_len: u16,
-    /// The first segment carries CWR, the others must not (virtio `VIRTIO_NET_HDR_GSO_ECN`).
+    /// The first segment has CWR, the others must not have it (virtio `VIRTIO_NET_HDR_GSO_ECN`).
     pub ecn: bool,
 }
 
-/// What is known about the flow that a frame belongs to: a hash, and a priority. Four bytes, so that frames and what is asked for them stay as
-/// small as they were.
+/// Hash and priority of the flow that a frame belongs to. Four bytes, to keep the descriptions of frames
+/// small.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Label(u32);
 
 impl Label {
-    /// No hash, and the usual priority.
+    /// No hash, and the default priority.
     pub const NONE: Self = Self(0);
-    /// Low bits of a hash that are kept: indirection tables choose by the lowest seven.
+    /// Number of low bits of a hash that are stored: indirection tables use the lowest seven.
     pub const HASH_BITS: u32 = 28;
     /// The highest priority (IEEE 802.1Q has eight of them).
     pub const PRIORITY_MAX: u8 = 7;
@@ -77,7 +78,8 @@ impl Label {
     pub(crate) const HASH_MASK: u32 = (1 << Self::HASH_BITS) - 1;
     const HAS_HASH: u32 = 1 << Self::HASH_BITS;
 
-    /// A label with the low bits of a hash, if there is one, and a priority, which is at most [`Label::PRIORITY_MAX`].
+    /// Returns a label with the low bits of a hash, if there is one, and a priority, which is limited to
+    /// [`Label::PRIORITY_MAX`].
     #[must_use]
     pub const fn new(hash: Option<u32>, priority: u8) -> Self {
         let priority = if priority > Self::PRIORITY_MAX { Self::PRIORITY_MAX } else { priority };
@@ -88,38 +90,39 @@ impl Label {
         Self(hash | (priority as u32) << (Self::HASH_BITS + 1))
     }
 
-    /// The low [`Label::HASH_BITS`] bits of the Toeplitz hash of addresses and ports under Microsoft's key ([`crate::steering`]), if somebody has
-    /// computed it.
+    /// Returns the low [`Label::HASH_BITS`] bits of the Toeplitz hash of addresses and ports with Microsoft's
+    /// key ([`crate::steering`]), if it was computed.
     #[must_use]
     pub const fn hash(self) -> Option<u32> {
         if self.0 & Self::HAS_HASH == 0 { None } else { Some(self.0 & Self::HASH_MASK) }
     }
 
-    /// The same without the hash.
+    /// Returns the label without its hash.
     #[must_use]
     pub const fn without_hash(self) -> Self {
         Self(self.0 & !(Self::HAS_HASH | Self::HASH_MASK))
     }
 
-    /// Whether it has a priority other than the usual one.
+    /// Whether the priority is not the default one.
     #[must_use]
     pub const fn is_prioritized(self) -> bool {
         self.0 >> (Self::HASH_BITS + 1) != 0
     }
 
-    /// From 0, the usual one, to [`Label::PRIORITY_MAX`]. Which of them go first, [`crate::priority`] says.
+    /// Returns the priority, from 0, the default, to [`Label::PRIORITY_MAX`]. [`crate::priority`] defines
+    /// their order.
     #[must_use]
     pub const fn priority(self) -> u8 {
         (self.0 >> (Self::HASH_BITS + 1)) as u8
     }
 
-    /// As a number, for devices that carry it. Every number is a label.
+    /// Returns the label as a number, for devices that carry it. Every number is a label.
     #[must_use]
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// The reverse of [`Label::bits`].
+    /// Returns the label with this number, the inverse of [`Label::bits`].
     #[must_use]
     pub const fn from_bits(bits: u32) -> Self {
         Self(if bits & Self::HAS_HASH == 0 { bits & !Self::HASH_MASK } else { bits })
@@ -135,20 +138,22 @@ impl core::fmt::Debug for Label {
 /// A received frame, lent by its queue.
 #[derive(Clone, Copy, Debug)]
 pub struct RxFrame<'a> {
-    /// From the destination MAC address on, without FCS.
+    /// Bytes from the destination MAC address on, without FCS.
     pub bytes: &'a [u8],
     /// State of the transport checksum.
     pub checksum: RxChecksum,
-    /// Set if the frame is a super-frame.
+    /// Present if the frame is a super-frame.
     pub gso: Option<Gso>,
-    /// What the sender or the device knows about its flow. A frame stays on the shard that received it if the hash says so, and is looked
-    /// at again if that shard does not know its TCP flow; those of a higher priority are processed before others. So nothing but time depends on it, with one exception: among UDP sockets that share
-    /// a port (`SO_REUSEPORT`) it chooses, and whoever says a wrong one chooses for his own datagrams.
+    /// What the sender or the device knows about the flow. A frame stays on the shard that received it if the
+    /// hash says so, and its owner is looked up again if that shard does not know its TCP flow; frames of a
+    /// higher priority are processed first. So the label affects only the time of processing, with one
+    /// exception: among UDP sockets that share a port (`SO_REUSEPORT`) the hash selects the socket, so that a
+    /// sender with a wrong hash selects it for its own datagrams.
     pub label: Label,
 }
 
 impl<'a> RxFrame<'a> {
-    /// A frame of which nothing is known.
+    /// Returns a frame without a checksum state, segmentation or label.
     #[must_use]
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, checksum: RxChecksum::Unverified, gso: None, label: Label::NONE }
@@ -158,73 +163,76 @@ impl<'a> RxFrame<'a> {
 /// The frames of one burst.
 pub type RxBurst<'a> = ArrayVec<RxFrame<'a>, BURST_FRAMES_MAX>;
 
-/// What the engine asks of the device for one frame.
+/// What the engine requests from the device for one frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxMeta {
-    /// If set, the checksum field holds the pseudo-header sum only: the device sums from `start` to the end of each segment
-    /// and stores the result at `start + offset`. Only used if [`Capabilities::tx_checksum`].
+    /// If set, the checksum field contains only the pseudo-header sum: the device sums from `start` to the
+    /// end of each segment and stores the result at `start + offset`. Used only if
+    /// [`Capabilities::tx_checksum`] is set.
     pub partial_checksum: Option<(u16, u16)>,
-    /// If set, the device cuts the frame. Only used if the frame is at most [`Capabilities::gso_bytes_max`] long.
-    /// A super-frame always has a partial checksum.
+    /// If set, the device segments the frame. Used only if the frame has at most
+    /// [`Capabilities::gso_bytes_max`] bytes. A super-frame always has a partial checksum.
     pub gso: Option<Gso>,
-    /// What is known about the frame's flow. Devices that can carry it do, others leave it out.
+    /// What is known about the flow of the frame. Devices that cannot carry it ignore it.
     pub label: Label,
 }
 
 impl TxMeta {
-    /// Nothing is asked for.
+    /// Requests nothing.
     pub const NONE: Self = Self { partial_checksum: None, gso: None, label: Label::NONE };
 }
 
-/// What a device can do.
+/// Capabilities of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The device's own MAC address.
+    /// MAC address of the device.
     pub mac: [u8; 6],
     /// Largest IP packet in bytes (without Ethernet header): 68 … 65,535 for IPv4, 1,280 … 65,535 for IPv6.
     pub mtu: usize,
     /// The device completes TCP and UDP checksums ([`TxMeta::partial_checksum`]).
     pub tx_checksum: bool,
-    /// Largest super-frame in bytes that the device takes for TCP, Ethernet header included; 0 if it takes none.
+    /// Largest TCP super-frame in bytes that the device accepts, including the Ethernet header; 0 if it
+    /// accepts none.
     pub gso_bytes_max: usize,
-    /// The device cuts UDP super-frames too (USO).
+    /// The device segments UDP super-frames, too (USO).
     pub uso: bool,
-    /// The device can carry [`TxMeta::label`] to whoever receives the frame: it is worth making one.
+    /// The device can carry [`TxMeta::label`] to the receiver of the frame, so labels have to be made.
     pub labels: bool,
 }
 
 /// The receiving half of a device.
 pub trait RxQueue {
-    /// Appends received frames to `burst` until it is full or nothing is waiting. Never blocks.
+    /// Appends received frames to `burst` until it is full or none are left. Never blocks.
     ///
-    /// The frames stay valid until the next call of any method of this queue; then they return to the device.
-    /// `now` is for layers that delay frames; devices ignore it.
+    /// The frames are valid until the next call of any method of this queue; then they are returned to the
+    /// device. `now` is for layers that delay frames; devices ignore it.
     fn rx_burst<'a>(&'a mut self, now: Instant, burst: &mut RxBurst<'a>);
 
-    /// When the next frame will come although nothing wakes the file descriptor (a layer holds it back). `None` if none is held.
+    /// Returns when the next frame is available although nothing wakes the file descriptor (a layer delays
+    /// it); `None` if no frame is delayed.
     fn next_deadline(&self) -> Option<Instant> {
         None
     }
 
-    /// Prepares for sleep: from now on a frame that arrives makes [`RxQueue::wake_fd`] readable. Returns false if
-    /// frames are waiting already, in which case the caller must not sleep.
+    /// Prepares for sleep: from now on a frame that arrives makes [`RxQueue::wake_fd`] readable. Returns
+    /// false if frames are available already, in which case the caller must not sleep.
     fn arm(&mut self) -> bool {
         true
     }
 
-    /// The file descriptor to sleep on, if the device has one.
+    /// Returns the file descriptor to sleep on, if the device has one.
     fn wake_fd(&self) -> Option<std::os::fd::RawFd> {
         None
     }
 
-    /// The device is gone for good (somebody deleted the interface): nothing will ever come again. Its descriptor must not be slept on,
-    /// for such a one may be readable without end.
+    /// Whether the device was removed permanently (for example, the interface was deleted): no frame will
+    /// ever arrive. The caller must not sleep on its descriptor, which may stay readable forever.
     fn is_gone(&self) -> bool {
         false
     }
 
-    /// What the device counts beside frames and bytes, of both halves: what it dropped, and why. Always the same names in the same order. What all queues of
-    /// a device share is reported by one of them.
+    /// Reports the counters of both halves besides frames and bytes: what was dropped, and why. Names and
+    /// order never change. Counters that all queues of a device share are reported by one of them.
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
         let _ = report;
     }
@@ -232,43 +240,46 @@ pub trait RxQueue {
 
 /// The sending half of a device.
 pub trait TxQueue {
-    /// What the device can do. Constant for its lifetime.
+    /// Returns the capabilities, which are constant.
     fn capabilities(&self) -> Capabilities;
 
-    /// Lends room for one frame of up to `len` bytes (at most `max(mtu + 18, gso_bytes_max)`: 18 is an Ethernet header with
-    /// VLAN tag). Its contents are undefined. `None` if the queue is full: try again after [`TxQueue::flush`], or drop.
+    /// Returns room for one frame of up to `len` bytes (at most `max(mtu + 18, gso_bytes_max)`: 18 is an
+    /// Ethernet header with VLAN tag). Its contents are undefined. `None` if the queue is full: try again
+    /// after [`TxQueue::flush`], or drop the frame.
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]>;
 
-    /// Sends the first `len` bytes of the room reserved last. May keep it until [`TxQueue::flush`].
-    /// Room reserved but not committed is taken back by the next `reserve`.
+    /// Sends the first `len` bytes of the room that was reserved last. The queue may keep the frame until
+    /// [`TxQueue::flush`]. Room that was reserved and not committed is taken back by the next `reserve`.
     fn commit(&mut self, len: usize, meta: TxMeta);
 
-    /// The way to send super-frames whose payload is not in the room that was reserved, if the device has one: one that copies frames anyway spares a copy. Either it
-    /// always has or never.
+    /// Returns the interface for super-frames whose payload is outside of the reserved room, if the device has
+    /// one: a device that copies frames anyway saves a copy. Either every call returns it or none.
     fn gather(&mut self) -> Option<&mut dyn GatherTx> {
         None
     }
 
-    /// Hands all committed frames to the device. `now` is for layers that delay frames; devices ignore it.
+    /// Passes all committed frames to the device. `now` is for layers that delay frames; devices ignore it.
     fn flush(&mut self, now: Instant);
 
-    /// When `flush` must be called again although nothing was committed (a layer holds frames back). `None` if none is held.
+    /// Returns when `flush` must be called again although nothing was committed (a layer delays frames);
+    /// `None` if no frame is delayed.
     fn next_deadline(&self) -> Option<Instant> {
         None
     }
 }
 
-/// Bytes of a payload where they lie.
+/// Bytes of a payload in place.
 #[derive(Clone, Copy, Debug)]
 pub enum PayloadPiece<'a> {
-    /// They do not change.
+    /// Bytes that do not change.
     Private(&'a [u8]),
-    /// They lie in memory that others may write at any time: to be copied, once, and whoever looks at them looks at the copy.
+    /// Bytes in memory that others may write at any time: they must be copied once, and only the copy may be
+    /// examined.
     Shared(&'a [AtomicU8]),
 }
 
 impl<'a> PayloadPiece<'a> {
-    /// How many bytes it has.
+    /// Returns the number of bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
@@ -277,16 +288,16 @@ impl<'a> PayloadPiece<'a> {
         }
     }
 
-    /// Whether it has none.
+    /// Whether the piece has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The first `count` bytes, and the rest.
+    /// Returns the first `count` bytes, and the rest.
     ///
     /// # Panics
-    /// If it has fewer.
+    /// If the piece has fewer bytes.
     #[inline]
     pub fn split_at(self, count: usize) -> (Self, Self) {
         match self {
@@ -301,10 +312,11 @@ impl<'a> PayloadPiece<'a> {
         }
     }
 
-    /// Copies it to `out`, which is as long: byte by byte if others may write there meanwhile. Devices that have a faster way use that.
+    /// Copies the piece to `out`, which must have its length: byte by byte if others may write concurrently.
+    /// Devices with a faster method use that.
     ///
     /// # Panics
-    /// If it is not.
+    /// If the lengths differ.
     pub fn copy_to(&self, out: &mut [u8]) {
         match self {
             Self::Private(bytes) => out.copy_from_slice(bytes),
@@ -318,10 +330,10 @@ impl<'a> PayloadPiece<'a> {
     }
 }
 
-/// Sends frames whose payload lies elsewhere, in pieces: see [`TxQueue::gather`].
+/// Sends frames whose payload is elsewhere, in pieces: see [`TxQueue::gather`].
 pub trait GatherTx {
-    /// Sends a frame that begins with the first `head` bytes of the room reserved last and goes on with all `pieces`. The room is as long as the whole frame. Otherwise as
-    /// [`TxQueue::commit`].
+    /// Sends a frame that consists of the first `head` bytes of the room that was reserved last, followed by
+    /// all `pieces`. The room is as long as the complete frame. Otherwise like [`TxQueue::commit`].
     fn commit_gathered(
         &mut self,
         head: usize,
@@ -372,7 +384,7 @@ impl<T: TxQueue + ?Sized> TxQueue for Box<T> {
     }
 }
 
-/// A whole device: both halves, boxed.
+/// A device: both halves, boxed.
 pub struct Device {
     /// Receiving half.
     pub rx: Box<dyn RxQueue + Send>,

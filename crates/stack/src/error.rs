@@ -1,4 +1,4 @@
-//! Errors the engine's callers see. Each names the errno that the same mistake has on Linux.
+//! Errors that callers of the engine receive. Each names the errno of the corresponding error on Linux.
 
 use core::fmt;
 
@@ -23,7 +23,7 @@ errors! {
     ListenError {
         /// Another listener has the address and port (`EADDRINUSE`).
         AddressInUse => "address already in use",
-        /// The address is not one of this stack's (`EADDRNOTAVAIL`).
+        /// The address is not an address of this stack (`EADDRNOTAVAIL`).
         AddressNotAvailable => "cannot assign requested address",
         /// `listeners_max` is reached (`ENFILE`).
         TooMany => "too many listeners",
@@ -35,13 +35,13 @@ errors! {
 errors! {
     /// Why a connection cannot be opened.
     ConnectError {
-        /// No free source port towards this destination (`EADDRNOTAVAIL`).
+        /// No local port is free towards this destination (`EADDRNOTAVAIL`).
         PortsExhausted => "no free local port towards this destination",
-        /// The local address is not one of this stack's (`EADDRNOTAVAIL`).
+        /// The local address is not an address of this stack (`EADDRNOTAVAIL`).
         AddressNotAvailable => "cannot assign requested address",
-        /// The given local address and port already have a connection to this destination (`EADDRINUSE`).
+        /// The given local address and port have a connection to this destination already (`EADDRINUSE`).
         AddressInUse => "address already in use",
-        /// No route (`ENETUNREACH`).
+        /// There is no route (`ENETUNREACH`).
         NetUnreachable => "network is unreachable",
         /// Port 0, a broadcast or multicast address, or mixed address families (`EINVAL`, `ENETUNREACH`).
         InvalidAddress => "invalid destination address",
@@ -55,13 +55,13 @@ errors! {
 errors! {
     /// Why nothing can be sent.
     SendError {
-        /// The handle's connection is gone.
+        /// The connection of the handle has ended.
         Stale => "stale connection handle",
         /// The write side was shut down (`EPIPE`).
         Closed => "broken pipe",
         /// The source or the range does not exist (`EINVAL`).
         InvalidSource => "no such source or range",
-        /// The send queue takes no more items now (`EAGAIN`): wait for `Writable`.
+        /// The send queue accepts no more items now (`EAGAIN`): wait for `Writable`.
         Full => "send buffer is full",
     }
 }
@@ -69,9 +69,9 @@ errors! {
 errors! {
     /// Why nothing can be read.
     RecvError {
-        /// The handle's connection is gone.
+        /// The connection of the handle has ended.
         Stale => "stale connection handle",
-        /// Nothing there yet (`EAGAIN`).
+        /// No data have arrived yet (`EAGAIN`).
         WouldBlock => "nothing to read yet",
     }
 }
@@ -79,9 +79,9 @@ errors! {
 errors! {
     /// Why an option was refused.
     OptionError {
-        /// The handle's connection is gone.
+        /// The connection of the handle has ended.
         Stale => "stale connection handle",
-        /// Out of range (`EINVAL`).
+        /// The value is out of range (`EINVAL`).
         Invalid => "invalid option value",
         /// 65,535 different sets of options are in use (`ENOBUFS`).
         TooMany => "too many different sets of options",
@@ -89,24 +89,24 @@ errors! {
 }
 
 errors! {
-    /// A call on a handle whose connection is gone.
+    /// Error of a call with a handle whose connection has ended.
     Stale {
-        /// The handle's connection is gone.
+        /// The connection of the handle has ended.
         Handle => "stale handle",
     }
 }
 
-/// A configuration value that cannot be used.
+/// A configuration value that is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     /// The key, dotted (`tcp.rto_min_ms`).
     pub key: String,
-    /// What is wrong with it, with the permitted range.
+    /// What is wrong with the value, with the permitted range.
     pub problem: String,
 }
 
 impl ConfigError {
-    /// An error about `key`.
+    /// Returns an error about `key`.
     pub fn new(key: impl Into<String>, problem: impl Into<String>) -> Self {
         Self { key: key.into(), problem: problem.into() }
     }

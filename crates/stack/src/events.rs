@@ -1,33 +1,33 @@
-//! What the engine tells its owner after a batch. No call goes upward from inside TCP: results wait here until the owner
-//! takes them with [`Stack::next_event`](crate::stack::Stack::next_event).
+//! Events that the engine reports to its owner after a batch. TCP calls no code of the owner: results are
+//! queued here until the owner takes them with [`Stack::next_event`](crate::stack::Stack::next_event).
 
 use crate::device::RxBurst;
 use crate::handle::{Conn, Listener, UdpHandle};
 use crate::wire::tcp::SeqNumber;
 
-/// Bytes of the stream that still lie in a frame of the current burst.
+/// Bytes of the stream that are still in a frame of the current burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InlineData {
-    /// Which frame of the burst.
+    /// Index of the frame in the burst.
     pub(crate) frame: u16,
-    /// First byte within the frame.
+    /// Offset of the first byte in the frame.
     pub(crate) start: u32,
     /// Number of bytes.
     pub(crate) len: u32,
 }
 
 impl InlineData {
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub const fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Never true for data of an event.
+    /// Always false for data of an event.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The bytes, in the burst they came with.
+    /// Returns the bytes, in the burst that they arrived with.
     pub(crate) fn bytes<'a>(&self, burst: &RxBurst<'a>) -> &'a [u8] {
         let start = self.start as usize;
         &burst[usize::from(self.frame)].bytes[start..start + self.len()]
@@ -37,89 +37,95 @@ impl InlineData {
 /// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CloseReason {
-    /// Both sides sent and acknowledged FIN, or the rest of the close was left to TIME_WAIT.
+    /// Both sides have sent and acknowledged FIN, or TIME_WAIT completes the close.
     Normal,
     /// The peer sent RST (`ECONNRESET`).
     Reset,
     /// The peer answered SYN with RST (`ECONNREFUSED`).
     Refused,
-    /// No answer for as long as the user timeout, the retry limit or keepalive allows (`ETIMEDOUT`).
+    /// The peer did not answer within the user timeout, the retry limit or the limit of keepalive
+    /// (`ETIMEDOUT`).
     TimedOut,
-    /// ICMP said that the host cannot be reached and no answer came (`EHOSTUNREACH`).
+    /// ICMP reported that the host is unreachable, and no answer arrived (`EHOSTUNREACH`).
     HostUnreachable,
-    /// ICMP said that the network cannot be reached and no answer came (`ENETUNREACH`).
+    /// ICMP reported that the network is unreachable, and no answer arrived (`ENETUNREACH`).
     NetUnreachable,
-    /// ICMP said that the peer speaks no TCP (`ENOPROTOOPT`).
+    /// ICMP reported that the peer does not support TCP (`ENOPROTOOPT`).
     ProtocolUnreachable,
-    /// The application aborted it, closed it with unread data, or its listener went away.
+    /// The application aborted the connection or closed it with unread data, or its listener was closed.
     Aborted,
 }
 
-/// One thing that happened.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A connection waits in the accept queue: [`Stack::accept`](crate::stack::Stack::accept).
+    /// A connection is in the accept queue: [`Stack::accept`](crate::stack::Stack::accept).
     Incoming {
-        /// Whose queue.
+        /// The listener that received the connection.
         listener: Listener,
     },
-    /// An active open succeeded.
+    /// An active open has succeeded.
     Connected {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
     },
-    /// New bytes in order, still in a frame of the burst. Whoever takes the event reads
-    /// [`Stack::inline_data`](crate::stack::Stack::inline_data) and then says how much it consumed with
-    /// [`Stack::consume`](crate::stack::Stack::consume); the rest moves to the receive buffer.
+    /// New bytes in order have arrived and are still in a frame of the burst. The owner reads
+    /// [`Stack::inline_data`](crate::stack::Stack::inline_data) and then calls
+    /// [`Stack::consume`](crate::stack::Stack::consume) with the number of consumed bytes; the rest is moved
+    /// to the receive buffer.
     Data {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
-        /// Where they lie.
+        /// Position of the bytes.
         data: InlineData,
     },
-    /// There are bytes in the receive buffer that were not there before.
+    /// New bytes are in the receive buffer.
     Readable {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
     },
     /// There is room to send again after a send that was cut short.
     Writable {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
     },
-    /// The peer acknowledged bytes of ours. Reported only if [`TcpOption::AckEvents`](crate::options::TcpOption::AckEvents) is on.
+    /// The peer has acknowledged bytes. Reported only if
+    /// [`TcpOption::AckEvents`](crate::options::TcpOption::AckEvents) is on.
     Acked {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
-        /// How many, since the last such event.
+        /// Number of bytes since the last such event.
         bytes: u32,
     },
-    /// The peer announced urgent data, or the byte has come that it announced before. What follows the announcement is not shown to anybody before this is.
+    /// The peer has announced urgent data, or the announced byte has arrived. Data after the announcement
+    /// cannot be read before this event is taken.
     Urgent {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
-        /// Sequence number of the urgent byte: [`Stack::urgent_ahead`](crate::stack::Stack::urgent_ahead) says how far ahead it is.
+        /// Sequence number of the urgent byte: [`Stack::urgent_ahead`](crate::stack::Stack::urgent_ahead)
+        /// returns its distance.
         at: SeqNumber,
-        /// The byte itself, if it has come.
+        /// The byte, if it has arrived.
         byte: Option<u8>,
     },
-    /// The peer sent FIN: after the bytes that are buffered, nothing more comes.
+    /// The peer has sent FIN: after the buffered bytes no data follow.
     PeerClosed {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
     },
-    /// The connection is over and its handle stale. Exactly one per connection that was accepted or opened.
+    /// The connection has ended and its handle is stale. Exactly one is reported for each connection that was
+    /// accepted or opened.
     Closed {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
         /// The application's token.
         token: u32,
-        /// Why.
+        /// Why it has ended.
         reason: CloseReason,
     },
-    /// A UDP socket has something to read, or a pending error.
+    /// A UDP socket has a datagram to read, or a pending error.
     UdpReadable {
-        /// Which socket.
+        /// The socket.
         socket: UdpHandle,
     },
 }

@@ -1,4 +1,4 @@
-//! From the hash of an address pair to a connection's index: a linear-hashing table.
+//! Maps the hash of an address pair to the index of a connection: a linear-hashing table.
 //!
 //! ```text
 //!              split                 mask + 1
@@ -10,38 +10,42 @@
 //! overflow           [first: maybe partly full] ─► [full] ─► [full]
 //! ```
 //!
-//! A hash table that doubles stops the shard for as long as it takes to move everything, and one that is sized up front touches all
-//! its pages at once. This one grows by one bucket at a time: bucket `split` is divided between itself and a new one at the end,
-//! by one more bit of the 32-bit hash that every entry keeps. The two vectors reserve address space only; pages are touched
-//! as the table grows.
+//! A hash table that doubles stops the shard while everything is moved, and one that is sized in advance
+//! touches all its pages at once. This table grows by one bucket at a time: bucket `split` is divided between
+//! itself and a new bucket at the end, by one more bit of the 32-bit hash that every entry stores. The two
+//! vectors reserve address space only; pages are touched as the table grows.
 //!
-//! * Growth is triggered by memory: a bucket is added when all buckets together take less than 32 bytes per entry, so that
-//!   hardly any overflows.
-//! * An insertion divides at most one bucket and moves at most [`DEAL_BUCKETS_MAX`] overflow buckets of it. The rest of a
-//!   long chain (only equal hashes make one) waits in `pending`, where lookups find it, for further insertions.
-//! * A bucket has overflow only if it is full, and of its overflow buckets only the first is partly full. So insertion and
-//!   removal touch the ends of a chain only, and no more than one overflow bucket per seven entries exists.
+//! * Growth is triggered by memory: a bucket is added when all buckets together take less than 32 bytes per
+//!   entry, so that hardly any bucket overflows.
+//! * An insertion splits at most one bucket and moves at most [`REDISTRIBUTED_BUCKETS_MAX`] overflow buckets
+//!   of it. The rest of a long chain (only equal hashes cause one) stays in `pending`, where lookups find it,
+//!   for further insertions.
+//! * A bucket has overflow buckets only if it is full, and of its overflow buckets only the first one is
+//!   partly full. So insertion and removal touch the ends of a chain only, and at most one overflow bucket
+//!   per seven entries exists.
 //!
-//! The table mixes the hash: a device's receive hash steers queues by its low bits, so in one shard they are all alike.
-//! It must still be keyed by the caller; an attacker who can produce equal hashes makes chains long (visible in
-//! [`FlowTable::overflow_buckets`]), though no operation but the search of that chain gets slower.
+//! The table mixes the hash: a device's receive hash selects queues by its low bits, so that in one shard
+//! they are all equal. The hash must still be keyed by the caller; an attacker who can produce equal hashes
+//! makes chains long (visible in [`FlowTable::overflow_buckets`]), though only the search of that chain gets
+//! slower.
 
 use crate::prefetch::prefetch;
 use crate::simd::equal_lanes;
 use crate::tables::memory_of;
 
-/// Entries in a bucket: what fits a cache line next to count and link.
+/// Entries of a bucket: as many as fit a cache line beside count and link.
 const BUCKET_ENTRIES: usize = 7;
 /// Buckets of an empty table: one page. A power of two.
 const INITIAL_BUCKETS: usize = 64;
-/// Overflow buckets dealt out per insertion while a bucket is divided. Chains of random hashes are hardly ever longer.
+/// Overflow buckets redistributed by one insertion while a bucket is split. Chains of random hashes are
+/// hardly ever longer.
 const REDISTRIBUTED_BUCKETS_MAX: usize = 4;
-/// Memory that makes the table grow when it has less, in bytes per entry.
+/// Bytes of memory per entry below which the table grows.
 const DENSITY_BYTES: usize = 32;
-/// Most entries a table can be asked for.
+/// Largest number of entries that a table can be created for.
 const ENTRIES_LIMIT: usize = 1 << 30;
 
-/// The table holds as many entries as it was made for.
+/// The table has as many entries as it was created for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -53,8 +57,8 @@ impl core::fmt::Display for Full {
 
 impl core::error::Error for Full {}
 
-/// Hashes stand together so that they are compared at once, and so does the count, whose lane no entry has. A link is an overflow
-/// index + 1, 0 for none.
+/// A bucket. Hashes are contiguous so that they are compared at once, together with the count, whose lane has
+/// no entry. A link is the index of an overflow bucket + 1, or 0.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 struct FlowBucket {
@@ -77,7 +81,7 @@ impl FlowBucket {
         self.count() as usize == BUCKET_ENTRIES
     }
 
-    /// Hash and value in a slot.
+    /// Returns the hash and the value in a slot.
     fn entry(&self, slot: usize) -> (u32, u32) {
         (self.hashes_and_count[slot], self.values[slot])
     }
@@ -92,19 +96,19 @@ impl FlowBucket {
         self.values[slot] = value;
     }
 
-    /// Takes the last entry. The bucket must not be empty.
+    /// Removes and returns the last entry. The bucket must not be empty.
     fn pop(&mut self) -> (u32, u32) {
         self.hashes_and_count[BUCKET_ENTRIES] -= 1;
         self.entry(self.count() as usize)
     }
 
-    /// Bit `i` is set if the entry in slot `i` has this hash.
+    /// Returns a mask in which bit `i` is set if the entry in slot `i` has this hash.
     #[inline(always)]
     fn match_mask(&self, hash: u32) -> u32 {
         equal_lanes(&self.hashes_and_count, hash) & ((1 << self.count()) - 1)
     }
 
-    /// The slot of the first entry with this hash whose value `wanted` accepts.
+    /// Returns the slot of the first entry with this hash whose value `wanted` accepts.
     #[inline(always)]
     fn position(&self, hash: u32, mut wanted: impl FnMut(u32) -> bool) -> Option<usize> {
         let mut equal = self.match_mask(hash);
@@ -119,28 +123,29 @@ impl FlowBucket {
     }
 }
 
-/// Where an entry is.
+/// Position of an entry.
 #[derive(Clone, Copy)]
 struct EntryPosition {
-    /// Overflow link of its bucket, 0 if it is in the primary one.
+    /// Overflow link of the entry's bucket; 0 for the primary bucket.
     link: u32,
     slot: usize,
-    /// The bucket belongs to the chain that waits to be dealt out.
+    /// The bucket belongs to the chain that is being redistributed.
     pending: bool,
 }
 
-/// Maps hashes to values. See the module's text.
+/// Maps hashes to values, see the module documentation.
 #[derive(Debug)]
 pub struct FlowTable {
     buckets: Vec<FlowBucket>,
     overflow: Vec<FlowBucket>,
-    /// Free overflow buckets, linked.
+    /// Free overflow buckets, as a linked list.
     free: u32,
     overflow_in_use: usize,
-    /// Buckets of this round of growth, less one. Those below `split` use one more bit.
+    /// Number of buckets of this round of growth, less one. Buckets below `split` use one more bit.
     mask: u32,
     split: u32,
-    /// What is left of the overflow chain of bucket `pending_home` (under `pending_mask`), which was divided last.
+    /// The rest of the overflow chain of bucket `pending_bucket` (under `pending_mask`), which was split
+    /// last.
     pending: u32,
     pending_bucket: u32,
     pending_mask: u32,
@@ -149,10 +154,11 @@ pub struct FlowTable {
 }
 
 impl FlowTable {
-    /// Bytes of a bucket, which is what a search touches.
+    /// Bytes of a bucket, which a search touches.
     pub const BUCKET_BYTES: usize = size_of::<FlowBucket>();
 
-    /// A table for at most `entries_max` entries (and at most 2^30). Reserves address space, touches one page.
+    /// Returns a table for at most `entries_max` entries (and at most 2^30). Reserves address space, touches
+    /// one page.
     pub fn with_capacity(entries_max: usize) -> Self {
         let entries_max = entries_max.min(ENTRIES_LIMIT);
         let buckets_max = INITIAL_BUCKETS + 1 + entries_max * DENSITY_BYTES / size_of::<FlowBucket>();
@@ -160,7 +166,8 @@ impl FlowTable {
         buckets.resize(INITIAL_BUCKETS, FlowBucket::default());
         Self {
             buckets,
-            // Chains have no more than one overflow bucket per seven entries; a few more exist while one is dealt out.
+            // Chains have at most one overflow bucket per seven entries; a few more exist while one is
+            // redistributed.
             overflow: Vec::with_capacity(entries_max / BUCKET_ENTRIES + 2 * REDISTRIBUTED_BUCKETS_MAX),
             free: 0,
             overflow_in_use: 0,
@@ -174,12 +181,12 @@ impl FlowTable {
         }
     }
 
-    /// The memory that is reserved: buckets and overflow buckets.
+    /// Returns the memory that is reserved: buckets and overflow buckets.
     pub fn memory(&self) -> [*const [u8]; 2] {
         [memory_of(&self.buckets), memory_of(&self.overflow)]
     }
 
-    /// Entries in the table.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -189,23 +196,25 @@ impl FlowTable {
         self.len == 0
     }
 
-    /// Bytes of memory touched so far.
+    /// Returns the bytes of memory touched so far.
     pub fn bytes_used(&self) -> usize {
         (self.buckets.len() + self.overflow.len()) * size_of::<FlowBucket>()
     }
 
-    /// Overflow buckets in use. Many more than a quarter of all buckets means that hashes collide.
+    /// Returns the number of overflow buckets in use. Many more than a quarter of all buckets indicate
+    /// colliding hashes.
     pub fn overflow_buckets(&self) -> usize {
         self.overflow_in_use
     }
 
-    /// Asks for the bucket of `hash` to be in the cache soon.
+    /// Prefetches the bucket of `hash`.
     #[inline]
     pub fn prefetch(&self, hash: u32) {
         prefetch(&self.buckets[self.address(mix(hash))]);
     }
 
-    /// The first value stored under `hash` in its bucket; nearly always the only one anywhere.
+    /// Returns the first value stored under `hash` in its bucket, which is nearly always the only one in the
+    /// table.
     #[inline(always)]
     pub fn find_likely(&self, hash: u32) -> Option<u32> {
         let hash = mix(hash);
@@ -226,7 +235,8 @@ impl FlowTable {
         Some(self.overflow[place.link as usize - 1].values[place.slot])
     }
 
-    /// The first value stored under `hash` that `wanted` accepts. It is asked only about values with this very hash.
+    /// Returns the first value stored under `hash` that `wanted` accepts. `wanted` is called only with values
+    /// of this exact hash.
     #[inline]
     pub fn find(&self, hash: u32, mut wanted: impl FnMut(u32) -> bool) -> Option<u32> {
         let hash = mix(hash);
@@ -246,10 +256,10 @@ impl FlowTable {
         Some(self.overflow[place.link as usize - 1].values[place.slot])
     }
 
-    /// Adds an entry. That the same pair is not in the table already is the caller's business.
+    /// Adds an entry. The caller ensures that the pair is not in the table already.
     ///
     /// # Errors
-    /// [`Full`] if the table has as many entries as it was made for; it is unchanged then.
+    /// [`Full`] if the table has as many entries as it was created for; it is unchanged then.
     pub fn insert(&mut self, hash: u32, value: u32) -> Result<(), Full> {
         if self.len == self.entries_max {
             return Err(Full);
@@ -271,7 +281,7 @@ impl FlowTable {
         let Some(place) = self.locate(home, hash, value) else { return false };
         self.len -= 1;
         if place.pending {
-            // These buckets need not be compact: they are on their way out.
+            // Buckets of the pending chain need not be compact: they will be freed.
             let bucket = &mut self.overflow[place.link as usize - 1];
             let (hash, value) = bucket.pop();
             bucket.set(place.slot, hash, value);
@@ -284,7 +294,7 @@ impl FlowTable {
             bucket.set(place.slot, hash, value);
             return true;
         }
-        // The hole is filled from the only bucket of the chain that need not be full.
+        // The gap is filled from the only bucket of the chain that may be partly full.
         let bucket = &mut self.overflow[first as usize - 1];
         let (hash, value) = bucket.pop();
         let (rest, next) = (bucket.count(), bucket.link);
@@ -308,7 +318,7 @@ impl FlowTable {
         true
     }
 
-    /// The primary bucket of a mixed hash.
+    /// Returns the primary bucket of a mixed hash.
     #[inline]
     fn address(&self, hash: u32) -> usize {
         let address = hash & self.mask;
@@ -327,7 +337,7 @@ impl FlowTable {
         }
     }
 
-    /// Searches the chain that begins with `link`, then the one that is being dealt out if it may hold `hash`.
+    /// Searches the chain that begins with `link`, then the pending chain if it may contain `hash`.
     #[inline(never)]
     fn locate_in_overflow(
         &self,
@@ -352,7 +362,7 @@ impl FlowTable {
         }
     }
 
-    /// Puts an entry into its chain.
+    /// Adds an entry to its chain.
     fn add(&mut self, hash: u32, value: u32) {
         let home = self.address(hash);
         if !self.buckets[home].is_full() {
@@ -388,7 +398,8 @@ impl FlowTable {
         self.prefetch_next_split();
     }
 
-    /// Asks for what the next division is going to move. The buckets lie in a row, and the processor itself sees which come; what is chained to them lies anywhere.
+    /// Prefetches what the next split moves. Primary buckets are contiguous, so that the processor prefetches
+    /// them itself; overflow buckets are not.
     #[inline]
     fn prefetch_next_split(&self) {
         let next = self.buckets[self.split as usize].link;
@@ -397,7 +408,7 @@ impl FlowTable {
         }
     }
 
-    /// Moves entries of the pending chain to where they belong, a bounded number of them.
+    /// Moves entries of the pending chain to the buckets that they belong to, a bounded number of them.
     fn redistribute(&mut self) {
         for _ in 0..REDISTRIBUTED_BUCKETS_MAX {
             if self.pending == 0 {
@@ -414,7 +425,7 @@ impl FlowTable {
         }
     }
 
-    /// An empty overflow bucket.
+    /// Returns an empty overflow bucket.
     fn acquire(&mut self) -> u32 {
         self.overflow_in_use += 1;
         if self.free == 0 {
@@ -433,7 +444,8 @@ impl FlowTable {
     }
 }
 
-/// Spreads every bit of the hash over the low bits, which choose the bucket. A bijection, so equality is kept.
+/// Spreads every bit of the hash over the low bits, which select the bucket. A bijection, so that equality is
+/// preserved.
 #[inline]
 const fn mix(hash: u32) -> u32 {
     let hash = (hash ^ hash >> 16).wrapping_mul(0x9E37_79B1);

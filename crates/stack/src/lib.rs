@@ -1,8 +1,8 @@
 //! The Ginnel TCP/IP engine.
 //!
-//! One `Stack` value per shard. Frames and the time go in, events and the next deadline come out. The engine makes no system
-//! call, reads no clock, starts no thread and draws no randomness of its own, so the same code runs on a pinned core, in
-//! a seeded simulation and under a fuzzer.
+//! Each shard has one `Stack`. Frames and the time go in, events and the next deadline come out. The engine
+//! makes no system call, reads no clock, starts no thread and generates no randomness of its own, so that the
+//! same code runs on a pinned core, in a seeded simulation and under a fuzzer.
 
 pub mod chunk_pool;
 pub mod device;

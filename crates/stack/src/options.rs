@@ -1,4 +1,4 @@
-//! Per-socket options and what can be asked about a connection.
+//! Per-socket options, and information about connections.
 
 use crate::device::Label;
 use crate::tcp::config::CongestionControl;
@@ -7,20 +7,23 @@ use crate::tcp::state::State;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-/// How a listener behaves.
+/// Options of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// Connections that may wait to be accepted, as Linux counts them (one more than this number fits). Default 4,096.
+    /// Connections that may be queued for accept, as Linux counts them (one more than this number fits).
+    /// Default 4,096.
     // limit: backlog of a listener
     pub backlog: u32,
-    /// A listener on an IPv6 address does not take IPv4 connections (`IPV6_V6ONLY`). Default false, as on Linux.
+    /// A listener on an IPv6 address does not accept IPv4 connections (`IPV6_V6ONLY`). Default false, as on
+    /// Linux.
     pub v6_only: bool,
-    /// Others that have this set too, and the same `user`, may listen at the same address; connections are spread over them by sender (`SO_REUSEPORT`).
-    /// Of several shards, each that is to serve them listens for itself.
+    /// Other listeners with this option and an equal `user` may listen at the address of this one;
+    /// connections are distributed over them by flow (`SO_REUSEPORT`). With several shards, each shard that
+    /// accepts connections opens a listener of its own.
     pub reuse_port: bool,
-    /// Whose it is: listeners of several users do not share an address (on Linux, effective users).
+    /// Owner of the listener: listeners of several users do not share an address (on Linux, effective users).
     pub user: u32,
-    /// Options that accepted connections start with.
+    /// Options that accepted connections begin with.
     pub socket: SocketOptions,
 }
 
@@ -31,7 +34,8 @@ impl Default for ListenOptions {
 }
 
 impl ListenOptions {
-    /// Whether a listener at `own` that was opened with these keeps another from being opened at `at`, and the other way round.
+    /// Whether a listener at `own` with these options keeps another one with the options `others` from being
+    /// opened at `at`, and vice versa.
     pub fn conflicts_with(&self, own: SocketAddr, at: SocketAddr, others: &Self) -> bool {
         let shared = self.reuse_port && others.reuse_port && self.user == others.user;
         if own.port() != at.port() || shared {
@@ -45,127 +49,141 @@ impl ListenOptions {
     }
 }
 
-/// How a connection is opened.
+/// Options of a connection that is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// Source address; port 0 lets the stack choose one (RFC 6056). `None` lets it choose both.
+    /// Source address; with port 0 the stack chooses one (RFC 6056). With `None` the stack chooses both.
     pub local: Option<SocketAddr>,
-    /// The port was chosen for the application, not by it: if it is in TIME_WAIT towards the same peer it stays so for `tcp.time_wait_reuse_ms`.
+    /// The port was chosen for the application, not by it: if the port is in TIME_WAIT towards the
+    /// destination, it is reused only after `tcp.time_wait_reuse_ms`.
     pub is_ephemeral_port: bool,
-    /// Options that the connection starts with.
+    /// Options that the connection begins with.
     pub socket: SocketOptions,
 }
 
-/// What a socket can be told before there is a connection. `None` takes the value of the configuration.
+/// Options of a socket before it has a connection. `None` takes the value of the configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketOptions {
-    /// Receive buffer in bytes (`SO_RCVBUF`, but exactly these bytes).
+    /// Receive buffer in bytes (`SO_RCVBUF`, but exactly this size).
     pub recv_buffer_bytes: Option<u32>,
-    /// Send buffer in bytes (`SO_SNDBUF`, but exactly these bytes).
+    /// Send buffer in bytes (`SO_SNDBUF`, but exactly this size).
     pub send_buffer_bytes: Option<u32>,
     /// Largest segment to announce and to send (`TCP_MAXSEG`): 88 … 32,767.
     pub mss: Option<u16>,
-    /// Send small segments at once (`TCP_NODELAY`).
+    /// Small segments are sent at once (`TCP_NODELAY`).
     pub nodelay: bool,
-    /// Probe an idle peer (`SO_KEEPALIVE`).
+    /// An idle peer is probed (`SO_KEEPALIVE`).
     pub keepalive: bool,
-    /// Report acknowledged bytes as events.
+    /// Acknowledged bytes are reported as events.
     pub ack_events: bool,
-    /// Type of service, or traffic class, from the SYN on, without the bits of ECN (`IP_TOS`, `IPV6_TCLASS`).
+    /// Type of service, or traffic class, from the SYN on, without the ECN bits (`IP_TOS`, `IPV6_TCLASS`).
     pub tos: u8,
     /// Hop limit from the SYN on (`IP_TTL`, `IPV6_UNICAST_HOPS`).
     pub hop_limit: Option<u8>,
-    /// Segments that arrive over IPv4 with a smaller time to live are dropped, SYNs too (`IP_MINTTL`); 0 for none.
+    /// Segments that arrive over IPv4 with a smaller time to live are dropped, including SYNs (`IP_MINTTL`);
+    /// 0 accepts all.
     pub min_ttl: u8,
-    /// Segments that arrive over IPv6 with a smaller hop limit, likewise (`IPV6_MINHOPCOUNT`).
+    /// Segments that arrive over IPv6 with a smaller hop limit are dropped, including SYNs
+    /// (`IPV6_MINHOPCOUNT`); 0 accepts all.
     pub min_hop_count: u8,
-    /// Shortest retransmission time-out: see [`TcpOption::RtoMin`].
+    /// Minimum retransmission time-out: see [`TcpOption::RtoMin`].
     pub rto_min: Option<Duration>,
-    /// Longest retransmission time-out: see [`TcpOption::RtoMax`].
+    /// Maximum retransmission time-out: see [`TcpOption::RtoMax`].
     pub rto_max: Option<Duration>,
-    /// Longest delay of an acknowledgement: see [`TcpOption::DelayedAckMax`].
+    /// Maximum delay of an acknowledgement: see [`TcpOption::DelayedAckMax`].
     pub delayed_ack_max: Option<Duration>,
-    /// Of a listener: what is kept of the SYNs that begin its connections (`TCP_SAVE_SYN`).
+    /// For a listener: which headers of the SYNs of its connections are saved (`TCP_SAVE_SYN`).
     pub save_syn: SaveSyn,
-    /// Priority from the SYN on: 0, the usual one, to 7 ([`crate::priority`], `SO_PRIORITY`).
+    /// Priority from the SYN on: 0, the default, to 7 ([`crate::priority`], `SO_PRIORITY`).
     pub priority: u8,
 }
 
-/// What is kept of a SYN for who accepts its connection.
+/// Headers of a SYN that are saved for the application that accepts the connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SaveSyn {
-    /// Nothing.
+    /// No headers.
     #[default]
     Off,
-    /// Its headers of IP and TCP.
+    /// The headers of IP and TCP.
     Packet,
-    /// The same behind the link's header.
+    /// The headers of the link, IP and TCP.
     Frame,
 }
 
-/// One option of a connection.
+/// An option of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TcpOption {
-    /// Send small segments at once (`TCP_NODELAY`). Off by default: Nagle's algorithm holds them back (RFC 1122 §4.2.3.4).
+    /// Sends small segments at once (`TCP_NODELAY`). Off by default: Nagle's algorithm holds them back (RFC
+    /// 1122 §4.2.3.4).
     NoDelay(bool),
-    /// Hold back partial segments until it is taken off, for 200 ms at most (`TCP_CORK`).
+    /// Holds back partial segments until the option is switched off, for at most 200 ms (`TCP_CORK`).
     Cork(bool),
-    /// More follows what is sent next (`MSG_MORE`): its last partial segment is held back until that comes, the peer acknowledges something, or 200 ms
-    /// have passed, and does not push. To be said before each such send; off says that what follows is all.
+    /// More data follow the next send (`MSG_MORE`): its last partial segment is held back until they are
+    /// sent, the peer acknowledges data, or 200 ms have passed, and it does not push. Must be set before each
+    /// such send; off means that the next send completes the data.
     More(bool),
-    /// Acknowledge at once for the next segments, or go to delayed acknowledgements (`TCP_QUICKACK`). Not permanent.
+    /// Acknowledges the next segments at once, or switches to delayed acknowledgements (`TCP_QUICKACK`). Not
+    /// permanent.
     QuickAck(bool),
-    /// Probe an idle peer (`SO_KEEPALIVE`, RFC 1122 §4.2.3.6).
+    /// Probes an idle peer (`SO_KEEPALIVE`, RFC 1122 §4.2.3.6).
     KeepAlive(bool),
     /// Idle time before the first probe, in whole seconds (`TCP_KEEPIDLE`): 1 … 32,767 s.
     KeepIdle(Duration),
     /// Time between probes, in whole seconds (`TCP_KEEPINTVL`): 1 … 32,767 s.
     KeepInterval(Duration),
-    /// Probes without an answer before the connection is given up (`TCP_KEEPCNT`): 1 … 127.
+    /// Unanswered probes before the connection is given up (`TCP_KEEPCNT`): 1 … 127.
     KeepCount(u8),
-    /// How long data may stay unacknowledged (`TCP_USER_TIMEOUT`, RFC 5482), in milliseconds; 0 takes the configured retries.
+    /// Longest time for which data may stay unacknowledged (`TCP_USER_TIMEOUT`, RFC 5482), in milliseconds; 0
+    /// uses the configured retries.
     UserTimeout(Duration),
     /// `SO_LINGER` with time 0: `close` sends RST.
     LingerZero(bool),
-    /// How long an orphan may stay in FIN_WAIT_2 (`TCP_LINGER2`).
+    /// Longest time for which an orphan may stay in FIN_WAIT_2 (`TCP_LINGER2`).
     Linger2(Duration),
     /// Urgent data stay in the stream (`SO_OOBINLINE`).
     OobInline(bool),
-    /// Report acknowledged bytes as events.
+    /// Reports acknowledged bytes as events.
     AckEvents(bool),
-    /// Receive buffer in bytes. A smaller one never takes back a window already offered (RFC 9293 §3.8.6).
+    /// Receive buffer in bytes. A smaller buffer never takes back a window that was offered (RFC 9293
+    /// §3.8.6).
     RecvBuffer(u32),
     /// Send buffer in bytes.
     SendBuffer(u32),
-    /// Whenever something has left and less than half of so many bytes were not sent, [`Event::Writable`](crate::events::Event::Writable) follows (`TCP_NOTSENT_LOWAT`); 0 for not. What
-    /// is taken stays bounded by the send buffer alone: [`Stack::room_below`](crate::stack::Stack::room_below) says what Linux would take.
+    /// After each transmission that leaves less than half of this number of bytes unsent,
+    /// [`Event::Writable`](crate::events::Event::Writable) follows (`TCP_NOTSENT_LOWAT`); 0 switches it off.
+    /// Sends remain bounded by the send buffer alone:
+    /// [`Stack::sendable_within`](crate::stack::Stack::sendable_within) returns what Linux would accept.
     NotSentLowat(u32),
     /// Largest segment to send (`TCP_MAXSEG`).
     MaxSegment(u16),
-    /// How the congestion window grows (`TCP_CONGESTION`).
+    /// Congestion control algorithm (`TCP_CONGESTION`).
     Congestion(CongestionControl),
-    /// Type of service, or traffic class, of what it sends, without the bits of ECN, which are TCP's own (`IP_TOS`, `IPV6_TCLASS`).
+    /// Type of service, or traffic class, of sent packets, without the ECN bits, which TCP sets itself
+    /// (`IP_TOS`, `IPV6_TCLASS`).
     Tos(u8),
-    /// Hop limit of what it sends (`IP_TTL`, `IPV6_UNICAST_HOPS`); `None` takes the configuration's.
+    /// Hop limit of sent packets (`IP_TTL`, `IPV6_UNICAST_HOPS`); `None` uses that of the configuration.
     HopLimit(Option<u8>),
-    /// How often a SYN is sent again (`TCP_SYNCNT`): 1 … 127.
+    /// Retransmissions of a SYN (`TCP_SYNCNT`): 1 … 127.
     SynRetries(u8),
-    /// Segments that arrive with a smaller hop limit are dropped (`IP_MINTTL`, `IPV6_MINHOPCOUNT`, RFC 5082); 0 for none.
+    /// Segments that arrive with a smaller hop limit are dropped (`IP_MINTTL`, `IPV6_MINHOPCOUNT`, RFC 5082);
+    /// 0 accepts all.
     MinHopLimit(u8),
-    /// What the retransmission time-out has beyond the round trip time at the least (`TCP_RTO_MIN_US`): 1 … 200 ms.
+    /// Minimum by which the retransmission time-out exceeds the round-trip time (`TCP_RTO_MIN_US`): 1 … 200
+    /// ms.
     RtoMin(Duration),
-    /// The longest retransmission time-out (`TCP_RTO_MAX_MS`): 1 … 120 s.
+    /// Maximum retransmission time-out (`TCP_RTO_MAX_MS`): 1 … 120 s.
     RtoMax(Duration),
-    /// The longest delay of an acknowledgement (`TCP_DELACK_MAX_US`): 1 … 200 ms. It never is longer than the configuration's, nor than
-    /// [`TcpOption::RtoMin`] less a millisecond.
+    /// Maximum delay of an acknowledgement (`TCP_DELACK_MAX_US`): 1 … 200 ms. It never exceeds that of the
+    /// configuration, nor [`TcpOption::RtoMin`] less one millisecond.
     DelayedAckMax(Duration),
-    /// Which of the connections that have something to send go first, and at the receiver which of its frames, if the device carries that: 0, the usual one, to 7, in the order
-    /// that [`crate::priority`] says (`SO_PRIORITY`). Also of its acknowledgements, retransmissions and FIN.
+    /// Priority among the connections that have something to send and, at the receiver, among its frames, if
+    /// the device carries it: 0, the default, to 7, in the order that [`crate::priority`] defines
+    /// (`SO_PRIORITY`). It also applies to acknowledgements, retransmissions and FIN.
     Priority(u8),
 }
 
 impl TcpOption {
-    /// Whether its value is within its range.
+    /// Whether the value is within its range.
     pub fn is_valid(self) -> bool {
         let seconds = |time: Duration| (1..=32_767).contains(&time.as_secs());
         match self {
@@ -185,14 +203,14 @@ impl TcpOption {
     }
 }
 
-/// What is known about a connection, in the terms of Linux's `struct tcp_info`.
+/// Information about a connection, in the terms of Linux's `struct tcp_info`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpInfo {
     /// State.
     pub state: State,
-    /// Our end.
+    /// Local address.
     pub local: SocketAddr,
-    /// The peer's end.
+    /// Remote address.
     pub remote: SocketAddr,
     /// Congestion state.
     pub ca_state: CaState,
@@ -206,45 +224,45 @@ pub struct TcpInfo {
     pub rto: Duration,
     /// Delayed acknowledgement time.
     pub ato: Duration,
-    /// Bytes per segment we send, without options.
+    /// Payload bytes of the segments that are sent, without options.
     pub snd_mss: u32,
     /// Estimate of the peer's segment size.
     pub rcv_mss: u32,
-    /// The largest segment we announced.
+    /// Largest segment that was announced.
     pub advmss: u32,
-    /// Path MTU in use: less than what the route says while it is found by probing.
+    /// Path MTU in use: below that of the route while it is searched for by probing.
     pub pmtu: u32,
     /// Segments in flight.
     pub unacked: u32,
-    /// Segments the peer has beyond a hole.
+    /// Segments that the peer has received after a gap.
     pub sacked: u32,
     /// Segments considered lost.
     pub lost: u32,
     /// Retransmitted segments in flight.
     pub retrans: u32,
-    /// All retransmitted segments since the connection was last idle for a time-out: what counts them is given back then.
+    /// Retransmitted segments since the connection was last idle for a time-out, when the counter is reset.
     pub total_retrans: u32,
     /// Smoothed round trip time.
     pub rtt: Duration,
-    /// Its variation.
+    /// Variation of the round-trip time.
     pub rttvar: Duration,
     /// Smallest round trip time seen.
     pub min_rtt: Duration,
-    /// Slow start threshold in segments (`u32::MAX` ≙ none yet).
+    /// Slow start threshold in segments (`u32::MAX` before the first reduction).
     pub snd_ssthresh: u32,
     /// Congestion window in segments.
     pub snd_cwnd: u32,
     /// Reordering degree in segments.
     pub reordering: u32,
-    /// How often reordering was seen.
+    /// Number of times that reordering was observed.
     pub reord_seen: u32,
-    /// Peer's window in bytes.
+    /// Window of the peer in bytes.
     pub snd_wnd: u32,
-    /// Window we offer in bytes.
+    /// Window that is offered, in bytes.
     pub rcv_wnd: u32,
     /// Shift of the peer's window.
     pub snd_wscale: u8,
-    /// Shift of our window.
+    /// Shift of the local window.
     pub rcv_wscale: u8,
     /// Timestamps are in use.
     pub timestamps: bool,
@@ -254,38 +272,40 @@ pub struct TcpInfo {
     pub wscale: bool,
     /// ECN was negotiated.
     pub ecn: bool,
-    /// Bytes queued and not yet sent.
+    /// Bytes queued and not sent yet.
     pub notsent_bytes: u32,
-    /// Time since data came last, or since whatever came last if nothing has been queued or in flight for a time-out.
+    /// Time since data were last received, or since any segment was last received if nothing has been queued
+    /// or in flight for a time-out.
     pub last_data_recv: Duration,
-    /// Time in which something was queued or in flight; like those below since the connection was last idle for a time-out.
+    /// Time in which data were queued or in flight; this and the times below are counted since the connection
+    /// was last idle for a time-out.
     pub busy_time: Duration,
-    /// Of that, time in which the peer's window was too small.
+    /// Part of `busy_time` in which the peer's window was too small.
     pub rwnd_limited: Duration,
-    /// Of that, time in which all was in flight that the send buffer takes, and the application had more.
+    /// Part of `busy_time` in which the send buffer was full of data in flight, and the application had more.
     pub sndbuf_limited: Duration,
     /// Bytes queued and not yet acknowledged.
     pub send_queued: u32,
-    /// Bytes waiting to be read.
+    /// Bytes that can be read.
     pub recv_queued: u32,
 }
 
-/// Where urgent data stand (`SIOCATMARK`, `POLLPRI`).
+/// Position of urgent data (`SIOCATMARK`, `POLLPRI`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UrgentMark {
-    /// Unread bytes in front of the urgent byte.
+    /// Unread bytes before the urgent byte.
     pub ahead: usize,
-    /// The byte has arrived and was not taken yet.
+    /// The byte has arrived and was not read yet.
     pub ready: bool,
 }
 
-/// Congestion state, named as Linux names it.
+/// Congestion state, with Linux's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CaState {
-    /// Nothing unusual.
+    /// No loss or reordering is suspected.
     #[default]
     Open,
-    /// Duplicate or selective acknowledgements were seen.
+    /// Duplicate or selective acknowledgements have arrived.
     Disorder,
     /// The window was reduced because of ECN.
     Cwr,

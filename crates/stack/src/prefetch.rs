@@ -1,13 +1,14 @@
-//! Asking the processor for a cache line before it is needed.
+//! Prefetching of cache lines.
 //!
-//! With millions of connections nearly every first touch of a table bucket or a connection misses all caches. A miss that
-//! something depends on costs 160–300 ns; the same line asked for a few packets earlier costs 10–20 ns. So a burst is
-//! worked on in passes, and each pass prefetches what the next one reads.
+//! With millions of connections nearly every first access to a table bucket or a connection misses all
+//! caches. A miss that later instructions depend on costs 160–300 ns; a line that was prefetched a few
+//! packets earlier costs 10–20 ns. So a burst is processed in passes, and each pass prefetches what the next
+//! one reads.
 #![allow(unsafe_code)] // Reason: the prefetch instruction is only reachable through an unsafe intrinsic.
 
-/// Asks for the cache line at the start of `value`, to be read soon, into the first-level cache.
+/// Prefetches the cache line at the start of `value` into the first-level cache, for reading.
 ///
-/// A hint: it has no effect on what the program computes, and is nothing at all on processors other than x86-64.
+/// This is a hint without an effect on results. It does nothing on processors other than x86-64.
 #[inline(always)]
 pub fn prefetch<T>(value: &T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -21,14 +22,15 @@ pub fn prefetch<T>(value: &T) {
     let _ = value;
 }
 
-/// Asks for the cache line at the start of `value`, to be written soon: if another core has it, it is taken from there.
+/// Prefetches the cache line at the start of `value` for writing: if another core has the line, it is
+/// invalidated there.
 ///
-/// A hint like [`prefetch`].
+/// This is a hint like [`prefetch`].
 #[inline(always)]
 pub fn prefetch_to_write<T>(value: &T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: as above. Processors that do not know the instruction take it for one that does nothing; the intrinsic for it would be
-    // compiled to an ordinary prefetch, because the instruction is not part of the baseline.
+    // SAFETY: as above. Processors without the instruction execute it as a no-op; the intrinsic for it would
+    // be compiled to an ordinary prefetch, because the instruction is not part of the baseline.
     unsafe {
         core::arch::asm!("prefetchw [{}]", in(reg) core::ptr::from_ref(value), options(nostack, preserves_flags, readonly));
     }

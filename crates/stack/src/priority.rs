@@ -1,17 +1,20 @@
-//! Which packet goes first: the eight priorities of IEEE 802.1Q, as sockets have them on Linux (`SO_PRIORITY`) and as [`Label`] carries them.
+//! Order of packets: the eight priorities of IEEE 802.1Q, as sockets have them on Linux (`SO_PRIORITY`) and
+//! as [`Label`] carries them.
 //!
-//! Their order is that which 802.1Q recommends where each has a traffic class of its own (Table 8-5): 0, what nearly everything has, is best effort, and only 1, background,
-//! comes after it; 2 to 7 come before, the highest first. Selection is strict (§8.6.8.1): what has a higher priority is never kept waiting by what has a lower one.
+//! Their order is the one that 802.1Q recommends if each has a traffic class of its own (Table 8-5): 0, the
+//! default, is best effort, and only 1, background, comes after it; 2 to 7 come before, the highest first.
+//! Selection is strict (§8.6.8.1): a higher priority is never delayed by a lower one.
 
 use crate::device::{Label, RxBurst};
 
-/// Priorities, and the classes they are processed in.
+/// Number of priorities, and of the classes in which they are processed.
 pub(crate) const CLASSES: usize = Label::PRIORITY_MAX as usize + 1;
 
 /// The class of best effort.
 const BEST_EFFORT: u8 = 1;
 
-/// The class of a priority: the higher, the earlier. Priorities that do not exist are the highest.
+/// Returns the class of a priority: the higher, the earlier. Values above the highest priority are treated as
+/// the highest.
 #[must_use]
 pub const fn class(priority: u8) -> u8 {
     match priority {
@@ -22,7 +25,8 @@ pub const fn class(priority: u8) -> u8 {
     }
 }
 
-/// The priority that a type of service stands for on Linux (`rt_tos2priority`), which looks at the four bits of RFC 1349.
+/// Returns the priority that Linux derives from a type of service (`rt_tos2priority`), which looks at the
+/// four bits of RFC 1349.
 #[must_use]
 pub const fn of_tos(tos: u8) -> u8 {
     match tos >> 3 & 3 {
@@ -36,11 +40,11 @@ pub const fn of_tos(tos: u8) -> u8 {
     }
 }
 
-/// Puts the frames of a burst into the order in which they are to be processed: by class, and within a class as they came. To be called if one of them has a priority
-/// other than 0.
+/// Sorts the frames of a burst into the order in which they are processed: by class, and within a class in
+/// the order of arrival. Must be called if a frame has a priority other than 0.
 #[cold]
 pub fn sort(burst: &mut RxBurst<'_>) {
-    // Where the next frame of each class goes, the highest class first.
+    // Index of the next frame of each class, the highest class first.
     let mut next = [0; CLASSES];
     for frame in burst.iter() {
         next[usize::from(class(frame.label.priority()))] += 1;
@@ -91,12 +95,12 @@ mod tests {
         }
     }
 
-    /// Every frame is there afterwards, and none overtook another of its class.
+    /// Every frame is kept, and no frame overtakes another one of its class.
     #[test]
     fn what_is_urgent_comes_first_and_the_rest_stays_in_order() {
         let numbers: Vec<[u8; 1]> = (0..BURST_FRAMES_MAX as u8).map(|number| [number]).collect();
         for step in 0..200u32 {
-            // A priority for each frame that has no pattern, among all or few of them.
+            // A priority for each frame without a pattern, for all frames or few of them.
             let priority = |number: u8| (u32::from(number) * 7 + step).wrapping_mul(0x9e37_79b9) >> 29 & step;
             let label = |number: u8| Label::new(Some(step), priority(number) as u8);
             let len = (step as usize * 5) % (BURST_FRAMES_MAX + 1);

@@ -1,7 +1,7 @@
-//! Comparing eight numbers at once.
+//! Comparison of eight numbers at once.
 #![allow(unsafe_code)] // Reason: the vector instructions of the baseline are only reachable through unsafe intrinsics.
 
-/// Bit `i` is set if `lanes[i]` is `wanted`.
+/// Returns a mask in which bit `i` is set if `lanes[i]` equals `wanted`.
 #[inline(always)]
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(crate) fn equal_lanes(lanes: &[u32; 8], wanted: u32) -> u32 {
@@ -19,7 +19,7 @@ pub(crate) fn equal_lanes(lanes: &[u32; 8], wanted: u32) -> u32 {
     mask.cast_unsigned()
 }
 
-/// Bit `i` is set if `lanes[i]` is `wanted`.
+/// Returns a mask in which bit `i` is set if `lanes[i]` equals `wanted`.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 pub(crate) fn equal_lanes(lanes: &[u32; 8], wanted: u32) -> u32 {
     lanes.iter().enumerate().fold(0, |equal, (lane, &value)| equal | u32::from(value == wanted) << lane)

@@ -1,6 +1,6 @@
-//! One stack: what a shard owns. Frames and the time go in, events and frames come out.
+//! One stack: the state of a shard. Frames and the time go in, events and frames come out.
 //!
-//! One turn of its owner:
+//! A turn of the owner:
 //!
 //! ```text
 //!   receive(now, port, &burst)     connections are fetched ahead, frames processed one by one; events queue up
@@ -45,9 +45,9 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StackConfig {
-    /// Everything below TCP, and UDP.
+    /// Configuration of the layers below TCP, and of UDP.
     pub network: NetworkConfig,
-    /// TCP.
+    /// Configuration of TCP.
     pub tcp: TcpConfig,
 }
 
@@ -59,22 +59,22 @@ impl StackConfig {
     }
 }
 
-/// A stack. See the module's text.
+/// A stack, see the module documentation.
 pub struct Stack {
     net: Network,
     tcp: Tcp,
     udp: Udp,
-    /// Packets that were put together here and belong to other shards.
+    /// Packets that were reassembled here and belong to other shards.
     misrouted: Vec<MisroutedPacket>,
 }
 
-/// Fewer frames than these are worked on before a prefetch could help.
+/// Bursts with fewer frames are processed before a prefetch could help.
 const PREFETCH_FRAMES_MIN: usize = 3;
 
 /// ECN codepoint CE (RFC 3168 §5).
 const CONGESTION_EXPERIENCED: u8 = 3;
 
-/// How many segments a frame held on the wire.
+/// Returns how many segments of a frame were on the wire.
 #[inline(always)]
 fn wire_segments(gso: Option<Gso>, payload: &[u8]) -> u16 {
     match gso {
@@ -83,13 +83,14 @@ fn wire_segments(gso: Option<Gso>, payload: &[u8]) -> u16 {
     }
 }
 
-/// The same of a super-frame.
+/// Returns how many segments of a super-frame were on the wire.
 #[inline(never)]
 fn super_frame_segments(gso: Gso, payload: &[u8]) -> u16 {
     payload.len().div_ceil(usize::from(gso.size.max(1))).max(1) as u16
 }
 
-/// The segment of a usual frame, which is number `index` of its burst, with its flow hash and what the flow table had for that.
+/// Returns the segment of a fast-path frame, which has the number `index` in its burst, with its flow hash
+/// and the value that the flow table has under it.
 #[inline(always)]
 fn segment_of<'b>(
     usual: &FastPathSegment<'b>,
@@ -113,7 +114,8 @@ fn segment_of<'b>(
 }
 
 impl Stack {
-    /// An empty stack. `seed` keys everything that must not be guessed; with the same seed and inputs it behaves the same.
+    /// Creates an empty stack. `seed` is the key of all values that must not be predictable; with equal seeds
+    /// and inputs the stack behaves identically.
     ///
     /// # Errors
     /// The first key that is out of range.
@@ -132,7 +134,7 @@ impl Stack {
     /// Adds a link with its addresses to a device.
     ///
     /// # Errors
-    /// What is wrong with the configuration of the link.
+    /// Describes what is wrong with the configuration of the link.
     pub fn add_link(&mut self, port: PortId, config: &LinkConfig) -> Result<LinkId, ConfigError> {
         self.net.add_link(port, config)
     }
@@ -140,37 +142,38 @@ impl Stack {
     /// Adds a route.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Describes what is wrong with the route.
     pub fn add_route(&mut self, route: RouteConfig) -> Result<(), ConfigError> {
         self.net.add_route(route)
     }
 
-    /// The memory of the tables that segments are looked up in. It is reserved, and touched as connections come: the owner may ask the
-    /// system for huge pages there.
+    /// Returns the memory of the tables in which segments are looked up. It is reserved, and touched as
+    /// connections are added: the owner may request huge pages for it.
     pub fn tables(&self) -> [*const [u8]; 4] {
         let [buckets, overflow] = self.tcp.flows.memory();
         [buckets, overflow, self.tcp.conns.memory(), self.tcp.time_wait.memory()]
     }
 
-    /// Ports that outgoing connections get (RFC 6056): from `tcp.local_port_first` to `tcp.local_port_last`.
+    /// Returns the ports of outgoing connections (RFC 6056): from `tcp.local_port_first` to
+    /// `tcp.local_port_last`.
     pub fn local_ports(&self) -> core::ops::RangeInclusive<u16> {
         self.tcp.config.local_port_first..=self.tcp.config.local_port_last
     }
 
-    /// The network layer: addresses, neighbours, counters.
+    /// Returns the network layer: addresses, neighbours, counters.
     pub fn network(&self) -> &Network {
         &self.net
     }
 
-    /// The network layer, to change it.
+    /// Returns the network layer for changes.
     pub fn network_mut(&mut self) -> &mut Network {
         &mut self.net
     }
 
-    /// Takes a burst of frames from device `port`.
+    /// Processes a burst of frames from device `port`.
     pub fn receive(&mut self, now: Instant, port: PortId, burst: &RxBurst<'_>) {
         self.tcp.set_now(now);
-        // What the flow table had for each frame before the first of them was processed.
+        // Values of the flow table for the frames before the first of them was processed.
         let mut hints = [demux::NO_HINT; BURST_FRAMES_MAX];
         if burst.len() >= PREFETCH_FRAMES_MIN && self.tcp.exceeds_cache() {
             self.prefetch_flows(burst, &mut hints);
@@ -179,7 +182,7 @@ impl Stack {
         let mut gate = link.map(|link| self.net.fast_path_filter(link));
         for (index, frame) in burst.iter().enumerate() {
             let hint = hints[index];
-            // A branch of its own for what nearly all are, so that nothing in it has to fit the others.
+            // Nearly all frames take this branch, which is optimized for them alone.
             if let Some(gate) = &gate
                 && let Some(usual) = self.net.parse_fast_v4(gate, frame)
             {
@@ -194,7 +197,7 @@ impl Stack {
                 self.tcp.input(&mut self.net, &arrived, burst);
             } else {
                 self.receive_slow_path(now, port, index, frame, burst);
-                // It may have been about our addresses, or about a neighbour.
+                // The frame may have changed addresses or a neighbour.
                 gate = link.map(|link| self.net.fast_path_filter(link));
                 self.net.reset_last_confirmed();
             }
@@ -202,7 +205,8 @@ impl Stack {
         self.net.reset_last_confirmed();
     }
 
-    /// Asks for the cache lines that a burst is going to need: first the buckets of the flow table, then the connections they name.
+    /// Prefetches the cache lines that a burst needs: first the buckets of the flow table, then the
+    /// connections that they contain.
     fn prefetch_flows(&self, burst: &RxBurst<'_>, hints: &mut [u32; BURST_FRAMES_MAX]) {
         if !self.tcp.live_conns_exceed_cache() {
             return self.prefetch_buckets(burst);
@@ -221,8 +225,9 @@ impl Stack {
         }
     }
 
-    /// The same where what short connections touch was touched a moment ago, but for the bucket that a new one gets. What it holds is not asked for: that would be to
-    /// wait for it.
+    /// Prefetches the buckets that new connections are added to, where the data of short connections are in
+    /// the cache anyway. The contents of the buckets are not prefetched, since that would have to wait for
+    /// the buckets.
     fn prefetch_buckets(&self, burst: &RxBurst<'_>) {
         for frame in burst.iter().filter(|frame| rx_fast_path::may_be_syn(frame.bytes)) {
             if let Some(key) = rx_fast_path::peek_flow_key(frame.bytes) {
@@ -231,7 +236,7 @@ impl Stack {
         }
     }
 
-    /// A frame that needs a closer look.
+    /// Processes a frame that needs the slow path.
     fn receive_slow_path(
         &mut self,
         now: Instant,
@@ -253,7 +258,7 @@ impl Stack {
         }
     }
 
-    /// Parses a TCP segment. `None` if its header is malformed.
+    /// Parses a TCP segment. Returns `None` if its header is malformed.
     fn parse_segment<'b>(
         &mut self,
         l4: &L4<'b>,
@@ -288,7 +293,7 @@ impl Stack {
         })
     }
 
-    /// Frames that are not TCP in one piece.
+    /// Processes frames that are not unfragmented TCP.
     fn receive_other(&mut self, now: Instant, parsed: &ParsedFrame<'_>, burst: &RxBurst<'_>) {
         let other = match parsed {
             ParsedFrame::Udp(l4) => return self.udp.input(now, &mut self.net, l4),
@@ -308,7 +313,7 @@ impl Stack {
                             self.tcp.input(&mut self.net, &arrived, burst);
                         }
                     }
-                    // Cannot come back here again: a reassembled packet is no fragment.
+                    // Does not recurse again: a reassembled packet is no fragment.
                     parsed => self.receive_other(now, &parsed, burst),
                 }
                 self.net.recycle(packet);
@@ -316,7 +321,8 @@ impl Stack {
         }
     }
 
-    /// Of several shards, one puts fragments together and another may be the home of what comes of them: it gets the packet. True if this one does not.
+    /// Routes a reassembled packet to the shard that owns it, since with several shards one reassembles the
+    /// fragments of all. Returns true if this shard does not process the packet.
     #[cold]
     fn route_reassembled(&mut self, packet: &Reassembled) -> bool {
         let Some(home) = self.net.owner_of_reassembled(packet) else { return false };
@@ -328,12 +334,12 @@ impl Stack {
         home != FrameOwner::All
     }
 
-    /// The next packet that was put together here and belongs elsewhere.
+    /// Returns the next packet that was reassembled here and belongs to another shard.
     pub fn next_misrouted(&mut self) -> Option<MisroutedPacket> {
         self.misrouted.pop()
     }
 
-    /// Another shard tells something.
+    /// Applies a control update of another shard.
     pub fn apply_control_update(&mut self, now: Instant, news: &ControlUpdate) {
         self.net.apply_control_update(now, news);
     }
@@ -346,40 +352,42 @@ impl Stack {
         }
     }
 
-    /// The next thing that happened. Slots of connections whose end was reported before are reused from here on.
+    /// Returns the next event. Slots of connections whose end was reported before are reused from here on.
     #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
         self.tcp.next_event().or_else(|| self.udp.next_readable().map(|socket| Event::UdpReadable { socket }))
     }
 
-    /// Events that wait now. [`Stack::next_event`] may give fewer, for some have become void.
+    /// Returns the number of events that are queued. [`Stack::next_event`] may return fewer, because some
+    /// have become obsolete.
     pub fn events_waiting(&self) -> usize {
         self.tcp.events.len() + self.udp.readable_count()
     }
 
-    /// The bytes of a [`Event::Data`], in the burst that was given to [`Stack::receive`].
+    /// Returns the bytes of an [`Event::Data`], in the burst that was given to [`Stack::receive`].
     pub fn inline_data<'a>(&self, burst: &RxBurst<'a>, data: &InlineData) -> &'a [u8] {
         data.bytes(burst)
     }
 
-    /// Says how many of the bytes of an [`Event::Data`] were read; the rest moves to the receive buffer.
-    /// To be called once for each such event, before the next event is taken.
+    /// Sets how many of the bytes of an [`Event::Data`] were read; the rest is moved to the receive buffer.
+    /// Must be called once for each such event, before the next event is taken.
     pub fn consume(&mut self, conn: Conn, data: InlineData, count: usize, burst: &RxBurst<'_>) {
         self.tcp.consume(conn, data, count, burst);
     }
 
-    /// Moves what nobody read to the receive buffers: after this the burst's frames may go back to the device.
+    /// Moves data that were not read to the receive buffers: after this the burst's frames may be returned to
+    /// the device.
     pub fn finish_burst(&mut self, burst: &RxBurst<'_>) {
         self.tcp.finish_burst(burst);
     }
 
-    /// A turn begins: calls without a time of their own happen now, until a later one is given.
+    /// Begins a turn: calls without a time of their own happen at `now`, until a later time is given.
     #[inline]
     pub fn set_now(&mut self, now: Instant) {
         self.tcp.set_now(now);
     }
 
-    /// Runs timers that are due.
+    /// Runs the timers that are due.
     pub fn advance(&mut self, now: Instant) {
         self.tcp.set_now(now);
         self.net.run_timers(now);
@@ -389,21 +397,22 @@ impl Stack {
         self.tcp.advance(&mut self.net);
     }
 
-    /// Sends everything that may be sent, and hands it to the devices.
+    /// Sends everything that may be sent, and passes it to the devices.
     pub fn transmit(&mut self, now: Instant) {
         self.tcp.set_now(now);
         self.tcp.transmit(&mut self.net);
         self.net.flush(now);
     }
 
-    /// How long acknowledgements that have no other reason to leave at once than Linux's quick acknowledgement mode wait for an answer to ride on, for an
-    /// application that answers a little after the turn in which it gets data. Zero, as in the beginning: not at all. Every second segment, and
-    /// whatever tells of loss, is acknowledged at once nevertheless (RFC 9293 §3.8.6.3, RFC 5681 §4.2).
+    /// Sets how long acknowledgements that are immediate only because of Linux's quickack mode wait for an
+    /// answer that can carry them, for an application that answers a little after the turn in which it
+    /// receives data. Zero, the initial value: not at all. Every second segment, and every segment that
+    /// indicates loss, is acknowledged at once nevertheless (RFC 9293 §3.8.6.3, RFC 5681 §4.2).
     pub fn defer_quick_acks(&mut self, time: Duration) {
         self.tcp.defer_quick_acks(time);
     }
 
-    /// When the next turn is due if no frame comes before. `None` if nothing waits.
+    /// Returns when the next turn is due if no frame arrives before; `None` if no timer is set.
     pub fn next_deadline(&self) -> Option<Instant> {
         [self.net.next_deadline(), self.tcp.next_deadline()].into_iter().flatten().min()
     }
@@ -419,7 +428,8 @@ impl Stack {
         self.tcp.listen(addr, options)
     }
 
-    /// Connections that come to a listener from now on begin with these options. What waits to be accepted keeps what it has.
+    /// Sets the options that connections which arrive at a listener from now on begin with. Connections in
+    /// the accept queue keep their options.
     ///
     /// # Errors
     /// The listener was closed, or an option is out of range.
@@ -431,30 +441,31 @@ impl Stack {
         self.tcp.set_listener_options(listener, options)
     }
 
-    /// The headers of the SYN that began a connection, if its listener was to keep them
+    /// Returns the headers of the SYN that created a connection, if its listener saves them
     /// ([`SaveSyn`](crate::options::SaveSyn)).
     pub fn saved_syn(&self, conn: Conn) -> Option<&[u8]> {
         self.tcp.saved_syn(conn)
     }
 
-    /// Lets go of them.
+    /// Removes the saved headers of a SYN.
     pub fn drop_saved_syn(&mut self, conn: Conn) {
         self.tcp.drop_saved_syn(conn);
     }
 
-    /// How many connections may wait at a listener from now on. `kept` are those that were accepted here and still wait for somebody to take them: they count, so
-    /// that what is between the engine and an application makes no queue longer. Nothing happens if it was closed.
+    /// Sets how many connections may be queued at a listener from now on. `kept` connections were accepted
+    /// here and not delivered to an application: they count as queued, so that connections between the engine
+    /// and an application do not make the queue longer. Has no effect on a closed listener.
     pub fn set_backlog(&mut self, listener: Listener, backlog: u32, kept: u32) {
         self.tcp.set_backlog(listener, backlog, kept);
     }
 
-    /// Closes a listener. Connections in its accept queue are reset. Returns false if it was closed already.
+    /// Closes a listener. Connections in its accept queue are reset. Returns false if it was closed before.
     pub fn unlisten(&mut self, listener: Listener) -> bool {
         self.tcp.unlisten(&mut self.net, listener)
     }
 
-    /// Takes the first connection from the accept queue. If it has ended since it came there, as by a reset, what it received can be read until
-    /// its [`Event::Closed`], which follows.
+    /// Takes the first connection of the accept queue. If it has ended in the queue, for example by an RST,
+    /// the received data can be read until its [`Event::Closed`], which follows.
     pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
         self.tcp.accept(listener)
     }
@@ -473,7 +484,8 @@ impl Stack {
         self.tcp.connect(&mut self.net, remote, options)
     }
 
-    /// Queues bytes to be sent, copied. Returns how many were taken: if fewer than given, [`Event::Writable`] follows.
+    /// Queues a copy of bytes for sending. Returns how many were queued: if fewer than given,
+    /// [`Event::Writable`] follows.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -481,8 +493,10 @@ impl Stack {
         self.tcp.send(conn, bytes)
     }
 
-    /// The same of `len` bytes that `fill` writes where they are kept, so that what lies elsewhere is copied once: it is given how many bytes come before, and must fill
-    /// all that it is given, for there stands what others have sent. `continues`: more of what the application has written at once follows, which matters for PSH.
+    /// Queues `len` bytes that `fill` writes directly into the send buffer, so that they are copied once.
+    /// `fill` gets the number of preceding bytes and must fill all of its slice, which contains bytes of
+    /// other connections before that. `continues`: more data of the same application write follow, which
+    /// matters for PSH. Returns how many bytes were queued.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -497,21 +511,25 @@ impl Stack {
         self.tcp.send_with(conn, len, continues, fill)
     }
 
-    /// What is queued is the end of a record (`MSG_EOR`): what is sent later shares no segment with it. Of records of which nothing has left, the last 256 less what long
-    /// writes need are kept apart.
+    /// Marks the end of the queued data as the end of a record (`MSG_EOR`): data that are sent later share no
+    /// segment with it. Of the records that were not sent, the last 256 are kept apart, less the marks that
+    /// long writes need.
     pub fn end_record(&mut self, conn: Conn) {
         self.tcp.end_record(conn);
     }
 
-    /// How many of `len` bytes, 2^30 at the most, Linux would take in one call, in which it also sends, before so many or more are not sent (`TCP_NOTSENT_LOWAT`), or not acknowledged (`SO_SNDBUF`).
+    /// Returns how many of `len` bytes (at most 2^30) Linux would accept in one call, in which it also sends,
+    /// before `most.0` bytes or more are unsent (`TCP_NOTSENT_LOWAT`) or `most.1` bytes or more are
+    /// unacknowledged (`SO_SNDBUF`).
     pub fn sendable_within(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> u32 {
         self.tcp.sendable_within(conn, len, most)
     }
 
-    /// Queues `len` bytes of a source from `offset` on, without copying. Taken whole or not at all.
+    /// Queues `len` bytes of a source from `offset` on without copying them, all or none.
     ///
     /// # Errors
-    /// [`SendError::Full`] if the send buffer is full or too many slices wait: [`Event::Writable`] follows.
+    /// [`SendError::Full`] if the send buffer is full or too many slices are queued: [`Event::Writable`]
+    /// follows.
     pub fn send_source(
         &mut self,
         conn: Conn,
@@ -522,8 +540,8 @@ impl Stack {
         self.tcp.send_source(conn, source, offset, len)
     }
 
-    /// Queues up to `len` bytes of a source from `offset` on, without copying: as many as the send buffer has room for. Returns how many; if fewer than given,
-    /// [`Event::Writable`] follows.
+    /// Queues up to `len` bytes of a source from `offset` on without copying them, as many as the send buffer
+    /// has room for. Returns how many; if fewer than `len`, [`Event::Writable`] follows.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -537,28 +555,28 @@ impl Stack {
         self.tcp.send_source_partial(conn, source, offset, len)
     }
 
-    /// Copies what is queued of sources whose bytes others may write ([`Source::shared`]), until `len` bytes from the first unacknowledged one on are copies, or
-    /// memory is used up. Returns how many are.
+    /// Copies queued slices of sources whose bytes others may write ([`Source::shared`]), until the first
+    /// `len` unacknowledged bytes are private copies, or memory is exhausted. Returns how many are.
     pub fn privatize(&mut self, conn: Conn, len: u64) -> u64 {
         self.tcp.privatize(conn, len)
     }
 
-    /// [`Event::Writable`] is to follow when some of what is queued was acknowledged.
+    /// Requests [`Event::Writable`] for the time when some of the queued bytes are acknowledged.
     pub fn request_writable(&mut self, conn: Conn) {
         self.tcp.request_writable(conn);
     }
 
-    /// Bytes that are queued and not acknowledged. 0 if the connection is over.
+    /// Returns the bytes that are queued and not acknowledged; 0 if the connection has ended.
     pub fn queued(&self, conn: Conn) -> u64 {
         self.tcp.queued(conn)
     }
 
-    /// Of those the ones that were not sent.
+    /// Returns the bytes that are queued and not sent.
     pub fn notsent(&self, conn: Conn) -> u32 {
         self.tcp.notsent(conn)
     }
 
-    /// Queues bytes of which the last is urgent (`MSG_OOB`).
+    /// Queues bytes of which the last one is urgent (`MSG_OOB`). Returns how many were queued.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -566,17 +584,18 @@ impl Stack {
         self.tcp.send_urgent(conn, bytes)
     }
 
-    /// Registers something that many connections may send from.
+    /// Registers a source that many connections may send from.
     pub fn add_source(&mut self, source: Box<dyn Source>) -> SourceId {
         self.tcp.sources.add(source)
     }
 
-    /// Gives a source up; it goes when nothing queued refers to it any more. Returns false if it was given up already.
+    /// Releases a source; it is dropped when no queued slice refers to it. Returns false if it was released
+    /// before.
     pub fn release_source(&mut self, source: SourceId) -> bool {
         self.tcp.sources.release(source)
     }
 
-    /// Reads buffered bytes. `Ok(0)` is the end of the stream.
+    /// Reads buffered bytes. Returns `Ok(0)` at the end of the stream.
     ///
     /// # Errors
     /// See [`RecvError`].
@@ -584,8 +603,8 @@ impl Stack {
         self.tcp.recv(conn, out)
     }
 
-    /// Copies buffered bytes without consuming them: perhaps fewer than there are, and none beyond an urgent one in front of which
-    /// [`Stack::recv`] would stop. `Ok(0)` is the end of the stream.
+    /// Copies buffered bytes without consuming them: perhaps fewer than are buffered, and none beyond an
+    /// urgent byte before which [`Stack::recv`] would stop. Returns `Ok(0)` at the end of the stream.
     ///
     /// # Errors
     /// See [`RecvError`].
@@ -593,12 +612,13 @@ impl Stack {
         self.tcp.peek(conn, out)
     }
 
-    /// Bytes in the receive buffer that can be read; none of a stale handle.
+    /// Returns the bytes in the receive buffer that can be read; 0 for a stale handle.
     pub fn buffered(&self, conn: Conn) -> usize {
         self.tcp.buffered(conn)
     }
 
-    /// Consumes `count` of the bytes that [`Stack::peek`] shows, or as many as there are; before them, an urgent byte that reading has come to.
+    /// Consumes `count` of the bytes that [`Stack::peek`] returns, or as many as there are; before them, an
+    /// urgent byte at the current position.
     ///
     /// # Errors
     /// The handle is stale.
@@ -606,7 +626,7 @@ impl Stack {
         self.tcp.skip(conn, count)
     }
 
-    /// Takes the urgent byte, if there is one and it is out of line.
+    /// Takes the urgent byte, if there is one and it is out of band.
     ///
     /// # Errors
     /// [`RecvError::WouldBlock`] if there is none.
@@ -614,12 +634,14 @@ impl Stack {
         self.tcp.recv_urgent(conn)
     }
 
-    /// Where the urgent byte is that the peer announced last; `None` if there is none or reading has passed it.
+    /// Returns the position of the urgent byte that the peer announced last; `None` if there is none or
+    /// reading has passed it.
     pub fn urgent_mark(&self, conn: Conn) -> Option<UrgentMark> {
         self.tcp.urgent_mark(conn)
     }
 
-    /// Says that so many of the bytes that were read here lie elsewhere and were read by nobody there: they count against the window until it is said anew.
+    /// Sets how many delivered bytes the application has not read yet; they reduce the advertised window
+    /// until the next call.
     ///
     /// # Errors
     /// The handle is stale.
@@ -627,18 +649,20 @@ impl Stack {
         self.tcp.set_unread(conn, bytes)
     }
 
-    /// Unread bytes in front of an urgent one that an [`Event::Urgent`] tells of; below 0 if reading has passed it.
+    /// Returns the number of unread bytes before the urgent byte of an [`Event::Urgent`]; negative if reading
+    /// has passed it.
     pub fn urgent_ahead(&self, conn: Conn, at: SeqNumber) -> i32 {
         self.tcp.urgent_ahead(conn, at)
     }
 
-    /// Bytes received and not read: what is in the receive buffer and, between [`Stack::receive`] and [`Stack::finish_burst`], what lies in frames
-    /// whose [`Event::Data`] was not taken yet. The latter are not for [`Stack::recv`]: [`Stack::buffered`] says what it has. None of a stale handle.
+    /// Returns the bytes received and not read: those in the receive buffer and, between [`Stack::receive`]
+    /// and [`Stack::finish_burst`], those in frames whose [`Event::Data`] was not taken yet. [`Stack::recv`]
+    /// cannot read the latter; [`Stack::buffered`] does not count them. Returns 0 for a stale handle.
     pub fn readable(&self, conn: Conn) -> usize {
         self.tcp.readable(conn)
     }
 
-    /// No more data from us: FIN follows what is queued.
+    /// Queues FIN after the queued data: no more data can be sent.
     ///
     /// # Errors
     /// The handle is stale.
@@ -646,7 +670,7 @@ impl Stack {
         self.tcp.shutdown_write(conn)
     }
 
-    /// The application is done with the connection: FIN follows what is queued, or RST if there are unread bytes.
+    /// Closes the connection: sends FIN after the queued data, or RST if there are unread bytes.
     ///
     /// # Errors
     /// The handle is stale.
@@ -654,7 +678,8 @@ impl Stack {
         self.tcp.close(&mut self.net, conn)
     }
 
-    /// Ends the connection with RST; of what is queued only that leaves before it that can leave now, the rest is lost.
+    /// Ends the connection with RST. Queued data that can be sent at once are sent before it, the rest is
+    /// lost.
     ///
     /// # Errors
     /// The handle is stale.
@@ -670,37 +695,38 @@ impl Stack {
         self.tcp.set_option(conn, option)
     }
 
-    /// What is known about a connection; `None` if the handle is stale.
+    /// Returns what is known about a connection; `None` if the handle is stale.
     pub fn info(&self, conn: Conn) -> Option<TcpInfo> {
         self.tcp.info(conn)
     }
 
-    /// Our end and the peer's of a connection; `None` if the handle is stale.
+    /// Returns the local and the remote address of a connection; `None` if the handle is stale.
     pub fn endpoints(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
         self.tcp.endpoints(conn)
     }
 
-    /// How many bytes may wait to be read and to be sent, as configured or as the connection's options say; `None` if the handle is stale.
+    /// Returns the sizes of the receive buffer and the send buffer in bytes, as configured or as set by
+    /// options; `None` if the handle is stale.
     pub fn buffer_limits(&self, conn: Conn) -> Option<[u32; 2]> {
         self.tcp.buffer_limits(conn)
     }
 
-    /// State of a connection; `None` if the handle is stale.
+    /// Returns the state of a connection; `None` if the handle is stale.
     pub fn state(&self, conn: Conn) -> Option<State> {
         self.tcp.state(conn)
     }
 
-    /// The application's number for a connection, 0 at first; `None` if the handle is stale.
+    /// Returns the application's token of a connection, initially 0; `None` if the handle is stale.
     pub fn token(&self, conn: Conn) -> Option<u32> {
         self.tcp.token(conn)
     }
 
-    /// Sets the application's number for a connection. Returns false if the handle is stale.
+    /// Sets the application's token of a connection. Returns false if the handle is stale.
     pub fn set_token(&mut self, conn: Conn, token: u32) -> bool {
         self.tcp.set_token(conn, token)
     }
 
-    /// Opens a UDP socket. Port 0 chooses one, the unspecified address means all of ours.
+    /// Opens a UDP socket. Port 0 chooses a port; the unspecified address means all local addresses.
     ///
     /// # Errors
     /// See [`UdpError`].
@@ -708,7 +734,7 @@ impl Stack {
         self.udp.bind(&mut self.net, local, options)
     }
 
-    /// Fixes the other end of a UDP socket.
+    /// Sets the remote address of a UDP socket.
     ///
     /// # Errors
     /// See [`UdpError`].
@@ -716,7 +742,8 @@ impl Stack {
         self.udp.connect(now, &mut self.net, socket, to)
     }
 
-    /// Sends a datagram; it leaves with the next [`Stack::transmit`]. Without a destination it goes to the connected one.
+    /// Sends a datagram, which leaves with the next [`Stack::transmit`]. Without a destination it is sent to
+    /// the connected address.
     ///
     /// # Errors
     /// See [`UdpError`]; a pending error is reported first.
@@ -730,10 +757,11 @@ impl Stack {
         self.udp.send_to(now, &mut self.net, socket, to, payload)
     }
 
-    /// The same from `source`, which must be one of our addresses, whatever the socket is bound to (`IP_PKTINFO`).
+    /// Sends a datagram from `source`, which must be a local address, whatever the socket is bound to
+    /// (`IP_PKTINFO`).
     ///
     /// # Errors
-    /// See [`UdpError`]; [`UdpError::AddressNotAvailable`] if `source` is not ours.
+    /// See [`UdpError`]; [`UdpError::AddressNotAvailable`] if `source` is not local.
     pub fn udp_send_from(
         &mut self,
         now: Instant,
@@ -745,7 +773,7 @@ impl Stack {
         self.udp.send_from(now, &mut self.net, socket, source, to, payload)
     }
 
-    /// Takes the next datagram of a socket, cut off where `out` ends.
+    /// Takes the next datagram of a socket, truncated to the length of `out`.
     ///
     /// # Errors
     /// [`UdpError::WouldBlock`] if there is none; a pending error is reported first.
@@ -753,10 +781,11 @@ impl Stack {
         self.udp.recv_from(socket, out)
     }
 
-    /// Sends a datagram, or several that stand one behind the other in `payload`, in the way that `sending` says.
+    /// Sends a datagram, or several that are contiguous in `payload`, as `sending` says.
     ///
     /// # Errors
-    /// As [`Stack::udp_send_from`]; [`UdpError::TooLong`] also if a piece does not fit into a packet of the path, or all of them into one datagram.
+    /// As for [`Stack::udp_send_from`]; [`UdpError::TooLong`] also if a segment does not fit into a packet of
+    /// the path, or all of them do not fit into one datagram.
     pub fn udp_send_with(
         &mut self,
         now: Instant,
@@ -789,15 +818,16 @@ impl Stack {
         self.udp.take_error(socket)
     }
 
-    /// Bytes of the largest IP packet that gets to the other end of a UDP socket in one piece, as far as is known.
+    /// Returns the bytes of the largest IP packet that is known to reach the remote address of a UDP socket
+    /// unfragmented.
     ///
     /// # Errors
-    /// [`UdpError::NoDestination`] if the other end is not fixed, and if there is no route to it.
+    /// [`UdpError::NoDestination`] if the socket is not connected or there is no route to its remote address.
     pub fn udp_path_mtu(&mut self, now: Instant, socket: UdpHandle) -> Result<u16, UdpError> {
         self.udp.path_mtu(now, &mut self.net, socket)
     }
 
-    /// Our end of a UDP socket.
+    /// Returns the local address of a UDP socket.
     ///
     /// # Errors
     /// [`UdpError::Stale`].
@@ -805,7 +835,7 @@ impl Stack {
         self.udp.local(socket)
     }
 
-    /// Changes how a UDP socket behaves. What concerns binding has no effect any more.
+    /// Changes the options of a UDP socket. Options that concern binding have no effect any more.
     ///
     /// # Errors
     /// [`UdpError::Stale`].
@@ -821,48 +851,49 @@ impl Stack {
         self.udp.close(socket)
     }
 
-    /// UDP's counters.
+    /// Returns the counters of UDP.
     pub fn udp_stats(&self) -> &UdpStats {
         self.udp.stats()
     }
 
-    /// TCP's counters.
+    /// Returns the counters of TCP.
     pub fn tcp_stats(&self) -> &TcpStats {
         &self.tcp.stats
     }
 
-    /// How much of what is limited is in use.
+    /// Returns how much of the limited resources is in use.
     pub fn usage(&self) -> Usage {
         self.tcp.usage()
     }
 
-    /// Checks the engine's invariants; for tests and fuzzing. Takes time in proportion to the number of connections.
+    /// Checks the invariants of the engine, for tests and fuzzing. Takes time proportional to the number of
+    /// connections.
     ///
     /// # Panics
-    /// If one does not hold.
+    /// If an invariant does not hold.
     pub fn check_invariants(&self) {
         self.tcp.check_invariants();
     }
 }
 
-/// How much is in use.
+/// Use of limited resources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Connections, half-open ones included.
+    /// Connections, including half-open ones.
     pub connections: usize,
-    /// Half-open ones.
+    /// Half-open connections.
     pub half_open: usize,
     /// Entries in TIME_WAIT.
     pub time_wait: usize,
-    /// Connections with something queued, in flight or unread.
+    /// Connections with data queued, in flight or unread.
     pub active: usize,
     /// Buffer chunks in use.
     pub chunks: usize,
-    /// Most chunks ever in use.
+    /// Largest number of chunks ever in use.
     pub chunks_high_water: usize,
-    /// Timers set.
+    /// Timers that are set.
     pub timers: usize,
-    /// Bytes of the flow table.
+    /// Bytes of memory of the flow table.
     pub flow_table_bytes: usize,
 }
 

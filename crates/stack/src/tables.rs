@@ -1,6 +1,6 @@
-//! Where large tables lie in memory.
+//! Memory of large tables.
 
-/// The memory that a vector has reserved, for whoever can ask the system to lay it out well.
+/// Returns the memory that a vector has reserved, for owners that can request huge pages for it.
 pub(crate) fn memory_of<T>(vec: &Vec<T>) -> *const [u8] {
     core::ptr::slice_from_raw_parts(vec.as_ptr().cast(), vec.capacity() * size_of::<T>())
 }

@@ -5,7 +5,7 @@ use core::time::Duration;
 
 /// A point in time, in nanoseconds since an epoch of the caller's choice (monotonic).
 ///
-/// The engine reads no clock: the shard passes the time of its burst, a simulation passes whatever it likes.
+/// The engine reads no clock: the shard passes the time of its burst, a simulation passes any time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 
@@ -15,49 +15,49 @@ impl Instant {
     /// Later than any other instant.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// The instant `nanos` nanoseconds after the epoch.
+    /// Returns the instant `nanos` nanoseconds after the epoch.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// The instant `micros` microseconds after the epoch.
+    /// Returns the instant `micros` microseconds after the epoch.
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros * 1_000)
     }
 
-    /// The instant `millis` milliseconds after the epoch.
+    /// Returns the instant `millis` milliseconds after the epoch.
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis * 1_000_000)
     }
 
-    /// Nanoseconds since the epoch.
+    /// Returns the nanoseconds since the epoch.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// Whole microseconds since the epoch.
+    /// Returns the whole microseconds since the epoch.
     pub const fn as_micros(self) -> u64 {
         self.0 / 1_000
     }
 
-    /// Whole milliseconds since the epoch.
+    /// Returns the whole milliseconds since the epoch.
     pub const fn as_millis(self) -> u64 {
         self.0 / 1_000_000
     }
 
-    /// Whole microseconds since `earlier`, zero if `earlier` is later.
+    /// Returns the whole microseconds since `earlier`, zero if `earlier` is later.
     #[inline]
     pub(crate) const fn micros_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0) / 1_000
     }
 
-    /// The instant `micros` microseconds later. Saturates.
+    /// Returns the instant `micros` microseconds later. Saturates.
     #[inline]
     pub(crate) const fn after_micros(self, micros: u64) -> Self {
         Self(self.0.saturating_add(micros.saturating_mul(1_000)))
     }
 
-    /// Time since `earlier`, zero if `earlier` is later.
+    /// Returns the time since `earlier`, zero if `earlier` is later.
     pub const fn saturating_since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

@@ -12,20 +12,21 @@
 //! slot ──first──► node 17 ⇄ node 4 ⇄ node 99 ◄──last── slot       (ids into a store of the owner)
 //! ```
 //!
-//! Arming, re-arming and cancelling are O(1). A timer moves down at most five times in its life. Within a tick timers fire in
-//! the order in which they were armed, and ticks in order, whatever the pattern of calls was: the order depends on
-//! the inputs only.
+//! Arming, re-arming and cancelling are O(1). A timer moves down at most five times. Within a tick timers
+//! fire in the order in which they were armed, and ticks fire in order, whatever the pattern of calls was:
+//! the order depends on the inputs only.
 //!
-//! **No stall.** With 100 M keepalive timers one slot of level 4 holds millions of nodes, each a cache miss. Dealing
-//! them out when their time comes would stop the shard for seconds. So every level has room for two windows: while time
-//! runs through the second half of one slot, the next one is dealt out a few nodes at a time (look-ahead). What look-ahead did
-//! not manage, say after a long sleep, is bounded per call too; then `pop_expired` returns `None` although timers may be due, and
-//! `next_deadline` is not later than the present, so that the caller comes back after its next burst.
+//! **No stall.** With 100 M keepalive timers one slot of level 4 has millions of nodes, each a cache miss.
+//! Cascading them when their time comes would stop the shard for seconds. So every level has room for two
+//! windows: while time is in the second half of one slot, the next slot is cascaded a few nodes at a time.
+//! The rest, for example after a long sleep, is bounded for each call, too; then `pop_expired` returns `None`
+//! although timers may be due, and `next_deadline` is not later than the present, so that the caller
+//! continues after its next burst.
 //!
-//! **Never early.** Deadlines are rounded up to a tick. The only exception is a deadline beyond [`HORIZON`] (103 days): it
-//! fires at the horizon, and its owner finds that it is not due and arms it again.
+//! **Never early.** Deadlines are rounded up to a tick. The only exception is a deadline beyond [`HORIZON`]
+//! (103 days): the timer fires at the horizon, and its owner finds that it is not due and arms it again.
 //!
-//! A node is 12 bytes; of the deadline it keeps the low 32 bits, because its slot implies the rest.
+//! A node has 12 bytes; it stores the low 32 bits of its deadline, because its slot implies the rest.
 
 use crate::time::Instant;
 use core::time::Duration;
@@ -38,22 +39,23 @@ const LEVELS: usize = 6;
 const LEVEL_BITS: u32 = 6;
 /// Slots of a level: its current window of 64 and the next.
 const RING_SLOTS: u64 = 128;
-/// Nodes that one call moves at most when their time has come already: about 0.1 ms of cache misses.
+/// Nodes that one call moves at most after their time has come: about 0.1 ms of cache misses.
 const FORCED_MOVES_MAX: u32 = 1024;
-/// Nodes that one call moves at most ahead of time. Once per tick this is half a million a second, and 100 M timers of
-/// two hours need 30,000.
+/// Nodes that one call moves at most ahead of time. Once per tick this is half a million per second, and 100
+/// M timers of two hours need 30,000.
 const AHEAD_MOVES_MAX: u32 = 32;
-/// A link with this bit names a slot (the end of a list), without it a node: its id + 1. Zero is "not armed".
+/// A link with this bit names a slot (the end of a list), without it a node by its id + 1. Zero means "not
+/// armed".
 const SLOT_MARK: u32 = 1 << 31;
 
-/// Longest time ahead that is certain to be represented; a later deadline fires at the horizon, early.
+/// Longest time ahead that can certainly be represented; a later deadline fires at the horizon, early.
 pub const HORIZON: Duration =
     Duration::from_nanos((RING_SLOTS - 1) << (LEVEL_BITS as u64 * (LEVELS as u64 - 1) + TICK_SHIFT as u64));
 
-/// Largest id a timer may have.
+/// Largest id that a timer may have.
 pub const TIMER_ID_MAX: u32 = SLOT_MARK - 2;
 
-/// The timer of one connection (or neighbour, or anything): part of the entry it belongs to. All zero is "not armed".
+/// The timer of one connection (or neighbour, or other entry), which contains it. All zeros mean "not armed".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TimerNode {
     next: u32,
@@ -71,22 +73,23 @@ impl TimerNode {
         self.next != 0
     }
 
-    /// A node that is not armed, but that its owner has noted under this number to be armed soon. Arming it ends that.
+    /// Returns a node that is not armed, but that its owner will arm soon and has recorded under this number.
+    /// Arming it replaces this state.
     #[inline]
     pub(crate) const fn deferred(number: u32) -> Self {
         Self { next: 0, prev: u32::MAX, deadline: number }
     }
 
-    /// Whether the node is a [deferred](TimerNode::deferred) one.
+    /// Whether the node is [deferred](TimerNode::deferred).
     #[inline]
     pub(crate) const fn is_deferred(&self) -> bool {
         self.next == 0 && self.prev == u32::MAX
     }
 }
 
-/// Where the nodes live. The wheel asks only for ids it was given.
+/// Storage of the nodes. The wheel requests only ids that it was given.
 pub trait TimerStore {
-    /// The node of timer `id`.
+    /// Returns the node of timer `id`.
     fn timer_node(&mut self, id: u32) -> &mut TimerNode;
 }
 
@@ -97,20 +100,22 @@ struct WheelSlot {
     last: u32,
 }
 
-/// The wheel. Its nodes are in a [`TimerStore`] that every call gets; it must be the same one each time.
+/// The wheel. Its nodes are in a [`TimerStore`] that is passed to every call; it must be the same store each
+/// time.
 #[derive(Debug)]
 pub struct TimerWheel {
-    /// The tick up to which time has come. Its slot of level 0 may still hold timers that are due.
+    /// The tick up to which time has advanced. Its slot of level 0 may still have timers that are due.
     current: u64,
-    /// Which slots of a level are not empty.
+    /// Bitmap of each level's slots that are not empty.
     occupied: [u128; LEVELS],
-    /// `LEVELS * RING_SLOTS` of them.
+    /// The `LEVELS * RING_SLOTS` slots.
     slots: Box<[WheelSlot]>,
-    /// Bit `l`: the slot of level `l` after the current one has been dealt out; timers for it go below.
+    /// Bit `l`: the slot of level `l` after the current one was cascaded; timers for it belong to lower
+    /// levels.
     cascaded_ahead: u8,
-    /// `current` entered a slot of level 1 or above that may not have been dealt out yet.
+    /// `current` has entered a slot of level 1 or above that may not have been cascaded yet.
     needs_cascade: bool,
-    /// The tick at which look-ahead ran last.
+    /// The tick at which slots were last cascaded ahead of time.
     last_cascade_ahead: u64,
     /// [`FORCED_MOVES_MAX`] and [`AHEAD_MOVES_MAX`], which tests make small.
     forced_moves_max: u32,
@@ -119,7 +124,7 @@ pub struct TimerWheel {
 }
 
 impl TimerWheel {
-    /// An empty wheel whose time is `now`.
+    /// Returns an empty wheel whose time is `now`.
     pub fn new(now: Instant) -> Self {
         let current = now.as_nanos() >> TICK_SHIFT;
         Self {
@@ -135,7 +140,7 @@ impl TimerWheel {
         }
     }
 
-    /// How many timers are armed.
+    /// Returns the number of armed timers.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -150,10 +155,11 @@ impl TimerWheel {
         node.is_armed()
     }
 
-    /// Arms timer `id` to fire at `at` rounded up to the next tick, instead of when it would have fired if it was armed.
+    /// Arms timer `id` to fire at `at`, rounded up to the next tick; replaces the time for which it was armed
+    /// before.
     ///
-    /// A time that has passed means the tick after the one in work: a handler that always arms its timer again "now"
-    /// cannot keep `pop_expired` going forever. `id` must not exceed [`TIMER_ID_MAX`].
+    /// A time in the past means the tick after the current one: a handler that always arms its timer for
+    /// "now" cannot keep `pop_expired` running forever. `id` must not exceed [`TIMER_ID_MAX`].
     pub fn schedule<S: TimerStore + ?Sized>(&mut self, store: &mut S, id: u32, at: Instant) {
         debug_assert!(id <= TIMER_ID_MAX);
         if store.timer_node(id).is_armed() {
@@ -164,26 +170,28 @@ impl TimerWheel {
         let top = LEVEL_BITS * (LEVELS as u32 - 1);
         let latest = (((self.current >> top) + RING_SLOTS) << top) - 1;
         let tick = at.as_nanos().div_ceil(1 << TICK_SHIFT).clamp(self.current + 1, latest);
-        // Time is inside every slot of the levels above the highest bit that differs, and those are dealt out unless unsettled.
+        // On levels above the highest differing bit, time is inside the slot, which was cascaded unless
+        // `needs_cascade` is set.
         let differing = (self.current ^ tick).ilog2() / LEVEL_BITS;
         let level = if self.needs_cascade { LEVELS - 1 } else { (differing as usize).min(LEVELS - 1) };
         let slot = self.slot_for(level, tick);
         self.append(store, slot, id, tick);
     }
 
-    /// Arms timer `id` for `at`, unless it is armed for that time or an earlier one already.
+    /// Arms timer `id` for `at`, unless it is armed for that time or an earlier one.
     #[inline]
     pub fn schedule_no_later<S: TimerStore + ?Sized>(&mut self, store: &mut S, id: u32, at: Instant) {
         let node = *store.timer_node(id);
         let tick = at.as_nanos().div_ceil(1 << TICK_SHIFT) as u32;
-        // Compared as sequence numbers: the low 32 bits of a tick go round in 78 hours, so the two may be 39 hours apart.
+        // Compared as sequence numbers: the low 32 bits of a tick wrap in 78 hours, so the two may be 39
+        // hours apart.
         if node.is_armed() && (node.deadline.wrapping_sub(tick) as i32) <= 0 {
             return;
         }
         self.schedule(store, id, at);
     }
 
-    /// Makes sure that timer `id` does not fire. Returns whether it was armed.
+    /// Disarms timer `id`. Returns whether it was armed.
     pub fn cancel<S: TimerStore + ?Sized>(&mut self, store: &mut S, id: u32) -> bool {
         let armed = store.timer_node(id).is_armed();
         if armed {
@@ -193,10 +201,10 @@ impl TimerWheel {
         armed
     }
 
-    /// Takes the next timer that is due at `now`, which is then not armed any more. To be called until it returns `None`.
+    /// Takes the next timer that is due at `now`, which is disarmed. Must be called until it returns `None`.
     ///
-    /// `None` with a [`TimerWheel::next_deadline`] that is not after `now` means that the work of one call is done
-    /// and more is left for the next turn of the shard.
+    /// `None` with a [`TimerWheel::next_deadline`] that is not after `now` means that the work limit of one
+    /// call is reached and more work is left for the next turn of the shard.
     pub fn pop_expired<S: TimerStore + ?Sized>(&mut self, store: &mut S, now: Instant) -> Option<u32> {
         let now = now.as_nanos() >> TICK_SHIFT;
         let mut moves = self.forced_moves_max;
@@ -221,9 +229,10 @@ impl TimerWheel {
         }
     }
 
-    /// When to call [`TimerWheel::pop_expired`] next: never later than the earliest timer. `None` if no timer is armed.
+    /// Returns when to call [`TimerWheel::pop_expired`] next: never later than the earliest timer. `None` if
+    /// no timer is armed.
     ///
-    /// It may be earlier than the earliest timer, which happens at most five times for each.
+    /// It may be earlier than the earliest timer, which happens at most five times for each timer.
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.len == 0 {
             return None;
@@ -233,9 +242,11 @@ impl TimerWheel {
         Some(Instant::from_nanos(tick.saturating_mul(1 << TICK_SHIFT)))
     }
 
-    /// The slot where a timer for `tick` belongs, starting from `level`, which is known to be high enough.
+    /// Returns the slot to which a timer for `tick` belongs, beginning at `level`, which is known to be high
+    /// enough.
     ///
-    /// Of two timers for one tick the one armed later is never further down than the other. That keeps them in order.
+    /// Of two timers for one tick the one that was armed later is never on a lower level than the other one,
+    /// which keeps them in order.
     fn slot_for(&self, mut level: usize, tick: u64) -> usize {
         while level > 0 && self.is_cascaded(level, index_at(level, tick)) {
             level -= 1;
@@ -243,7 +254,7 @@ impl TimerWheel {
         slot_of(level, index_at(level, tick))
     }
 
-    /// Whether timers for slot `index` (unwrapped) of `level` go to the level below.
+    /// Whether timers for slot `index` (not wrapped) of `level` belong to the level below.
     fn is_cascaded(&self, level: usize, index: u64) -> bool {
         let current = index_at(level, self.current);
         if index == current {
@@ -253,7 +264,7 @@ impl TimerWheel {
         }
     }
 
-    /// The start of the first slot after the current ones that holds a timer, as a tick.
+    /// Returns the start tick of the first slot after the current ones that has a timer.
     fn next_occupied(&self) -> Option<u64> {
         let mut earliest: Option<u64> = None;
         for (level, occupied) in self.occupied.iter().enumerate() {
@@ -268,17 +279,17 @@ impl TimerWheel {
         earliest
     }
 
-    /// Moves time on to `tick`. Slots in between must be empty.
+    /// Advances time to `tick`. Slots in between must be empty.
     fn advance_to(&mut self, tick: u64) {
         debug_assert!(tick > self.current);
         let highest = ((self.current ^ tick).ilog2() / LEVEL_BITS).min(LEVELS as u32 - 1);
-        // Of the levels whose slot changes, "the slot after the current one" is now another.
+        // On the levels whose slot changes, another slot follows the current one now.
         self.cascaded_ahead &= !((2u32 << highest) - 1) as u8;
         self.needs_cascade |= highest > 0;
         self.current = tick;
     }
 
-    /// Deals out the slots that time has entered. Returns false if `moves` ran out first.
+    /// Cascades the slots that time has entered. Returns false if `moves` is exhausted first.
     fn cascade_current<S: TimerStore + ?Sized>(&mut self, store: &mut S, moves: &mut u32) -> bool {
         for level in (1..LEVELS).rev() {
             if !self.cascade(store, level, index_at(level, self.current), moves) {
@@ -289,7 +300,7 @@ impl TimerWheel {
         true
     }
 
-    /// Deals out the slots that time enters next, if it is half-way there.
+    /// Cascades the slots that time enters next, if it is half-way there.
     fn cascade_next<S: TimerStore + ?Sized>(&mut self, store: &mut S) {
         let mut moves = self.ahead_moves_max;
         for level in (1..LEVELS).rev() {
@@ -304,7 +315,8 @@ impl TimerWheel {
         }
     }
 
-    /// Moves all timers of slot `index` (unwrapped) of `level` down, first ones first. Returns false if `moves` ran out.
+    /// Moves all timers of slot `index` (not wrapped) of `level` to lower levels, in order. Returns false if
+    /// `moves` is exhausted.
     fn cascade<S: TimerStore + ?Sized>(
         &mut self,
         store: &mut S,
@@ -365,12 +377,12 @@ impl TimerWheel {
     }
 }
 
-/// Number of the slot of `level` that `tick` falls into, not wrapped around.
+/// Returns the number of the slot of `level` that `tick` belongs to, not wrapped.
 const fn index_at(level: usize, tick: u64) -> u64 {
     tick >> (LEVEL_BITS * level as u32)
 }
 
-/// Where that slot is kept.
+/// Returns the index of that slot in `slots`.
 const fn slot_of(level: usize, index: u64) -> usize {
     level * RING_SLOTS as usize + (index % RING_SLOTS) as usize
 }

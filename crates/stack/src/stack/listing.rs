@@ -1,4 +1,4 @@
-//! Listing sockets, a portion at a time: nobody waits for the end of a long list.
+//! Listing of sockets in bounded steps, so that a long list does not stop a shard.
 
 use super::Stack;
 use crate::options::TcpInfo;
@@ -8,51 +8,53 @@ use crate::time::Instant;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-/// A socket, as a listing shows it.
+/// A socket in a listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListedSocket {
     /// TCP or UDP.
     pub protocol: SocketProtocol,
-    /// Its state. Of a UDP socket [`State::Established`] if it is connected, else [`State::Closed`].
+    /// State of the socket. For a UDP socket [`State::Established`] if it is connected, else
+    /// [`State::Closed`].
     pub state: State,
-    /// Our end.
+    /// Local address.
     pub local: SocketAddr,
-    /// The peer's end; of a socket without one all zeros.
+    /// Remote address; all zeros for a socket without one.
     pub remote: SocketAddr,
-    /// Bytes received and not read; of a listener, connections that nobody accepted yet.
+    /// Bytes received and not read; for a listener, the number of connections that were not accepted yet.
     pub recv_queue: u64,
-    /// Bytes queued and not acknowledged; of a listener, how many connections may wait.
+    /// Bytes queued and not acknowledged; for a listener, the backlog.
     pub send_queue: u64,
-    /// The timer that is most worth knowing.
+    /// The most informative timer.
     pub timer: Option<ListedTimer>,
-    /// More about a connection.
+    /// Details of a connection.
     pub info: Option<TcpInfo>,
-    /// What it occupies.
+    /// Memory of the socket.
     pub memory: SocketMemory,
 }
 
-/// The memory of a socket, in bytes, under the names of Linux's `INET_DIAG_SKMEMINFO` where that has them.
+/// Memory of a socket in bytes, named as in Linux's `INET_DIAG_SKMEMINFO` where Linux has the value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketMemory {
-    /// Bytes received and held: those that can be read and those that wait behind gaps. Of UDP with what each datagram is charged.
+    /// Bytes received and buffered: those that can be read and those that wait after gaps. For UDP, including
+    /// the overhead that each datagram is charged.
     pub rmem_alloc: u64,
-    /// The limit of what is held unread.
+    /// Limit of the unread bytes.
     pub rcvbuf: u64,
-    /// Bytes that were copied to be sent, and are not acknowledged. Slices of sources are not copied.
+    /// Bytes that were copied for sending and are not acknowledged. Slices of sources are not copied.
     pub wmem_queued: u64,
-    /// The limit of what is queued, slices included. 0 of UDP, which queues nothing.
+    /// Limit of the queued bytes, including slices. 0 for UDP, which queues nothing.
     pub sndbuf: u64,
-    /// Memory of the buffers in which nothing is.
+    /// Unused memory of the allocated buffers.
     pub fwd_alloc: u64,
-    /// Datagrams dropped for want of room; of a connection, ranges out of order that were given up for others since it was last idle.
-    /// `None` of a listener, for which nobody counts.
+    /// Datagrams dropped for lack of room; for a connection, ranges out of order that were dropped for other
+    /// data since the connection was last idle. `None` for a listener, which has no such counter.
     pub drops: Option<u64>,
-    /// All that is there for this socket alone: its entry, the busy part of a connection, chunks and lists of its buffers. Not what all share, as the
-    /// table of flows.
+    /// All memory of this socket: its entry, the active state of a connection, the chunks and lists of its
+    /// buffers. Shared memory, such as the flow table, does not count.
     pub total: u64,
 }
 
-/// What a socket speaks.
+/// Transport protocol of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketProtocol {
     /// TCP.
@@ -61,43 +63,45 @@ pub enum SocketProtocol {
     Udp,
 }
 
-/// What a connection waits for.
+/// Timer of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListedTimer {
-    /// Why.
+    /// Purpose of the timer.
     pub kind: TimerKind,
-    /// How much longer.
+    /// Time until the timer expires.
     pub left: Duration,
-    /// How often it has run out already.
+    /// Number of times that the timer has expired already.
     pub count: u8,
 }
 
-/// As Linux tells them apart.
+/// Kinds of timers that Linux distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TimerKind {
-    /// Something is in flight: retransmission, tail loss probe, reordering.
+    /// Data are in flight: retransmission, tail loss probe, reordering.
     On,
-    /// Idle, and probed.
+    /// The connection is idle and is probed.
     Keepalive,
-    /// The end of TIME_WAIT, or of FIN_WAIT_2 that nobody owns.
+    /// The end of TIME_WAIT, or of FIN_WAIT_2 without an owner.
     TimeWait,
     /// The peer's window is closed.
     Persist,
 }
 
-/// Where a listing goes on.
+/// Position at which a listing continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ListCursor {
     table: u8,
     at: u32,
 }
 
-/// So many entries of a buffer's lists take as long as a place.
+/// Number of list entries of a buffer whose visit takes as long as that of a slot.
 const ENTRIES_PER_SLOT: usize = 64;
 
 impl Stack {
-    /// Appends sockets to `out` from `cursor` on: listeners, connections, TIME_WAIT, UDP. Looks at no more than `places` places, of which some may
-    /// be vacant, and at fewer if there are buffers with long lists; returns where to go on; `None` at the end. What begins or ends meanwhile may be in the listing or not; nothing is in it twice.
+    /// Appends sockets to `out` from `cursor` on: listeners, connections, TIME_WAIT, UDP. Visits at most
+    /// `places` slots, of which some may be vacant, and fewer if there are buffers with long lists. Returns
+    /// where to continue; `None` at the end. A socket that is opened or closed in the meantime may be
+    /// missing; no socket is listed twice.
     pub fn list(
         &self,
         now: Instant,
@@ -117,7 +121,7 @@ impl Stack {
             };
             let mut end = len.min(at.saturating_add(left));
             let tcp = &self.tcp;
-            // Cannot truncate: no table has more places.
+            // Cannot truncate: no table has more slots.
             let range = at as u32..end as u32;
             match table {
                 0 => out.extend(
@@ -147,9 +151,9 @@ impl Stack {
     }
 }
 
-/// The connection in a place, and how many entries of its buffers' lists were looked at.
+/// Returns the connection in a slot, and how many list entries of its buffers were visited.
 fn listed_connection(tcp: &Tcp, now: Instant, index: u32) -> Option<(ListedSocket, usize)> {
-    // What has ended and waits for its owner is no socket to anybody else.
+    // A connection that has ended and whose owner has not taken the event is not listed.
     let info = tcp.info_at(index).filter(|info| info.state != State::Closed)?;
     let (memory, looked_at) = tcp.memory_at(index);
     let listed = ListedSocket {
@@ -166,7 +170,7 @@ fn listed_connection(tcp: &Tcp, now: Instant, index: u32) -> Option<(ListedSocke
     Some((listed, looked_at))
 }
 
-/// What stands for "no peer" in a listing.
+/// Returns the address that a listing shows for a missing peer.
 pub(crate) fn unspecified_addr(local: SocketAddr) -> SocketAddr {
     if local.is_ipv4() { ([0u8; 4], 0).into() } else { ([0u16; 8], 0).into() }
 }
@@ -194,7 +198,7 @@ mod tests {
         }
         assert_eq!(portions.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, 2]);
         let memory = portions.concat().iter().map(|listed| listed.memory).collect::<Vec<_>>();
-        // A range is in a chunk of its own, behind one of which nothing has come.
+        // Each range is in a chunk of its own, after a chunk without data.
         let (bytes, chunks) = (2 * RANGES_MAX as u64, (RANGES_MAX * CHUNK_BYTES) as u64);
         let lists = (RANGES_MAX * 16 + RANGES_MAX * 4000 / CHUNK_BYTES * 4) as u64;
         for full in &memory[..2] {

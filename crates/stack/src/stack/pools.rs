@@ -1,26 +1,26 @@
-//! What a stack has of everything that is limited.
+//! Use of the limited resources of a stack.
 
 use super::Stack;
 use crate::chunk_pool::CHUNK_BYTES;
 
-/// Something of which there is only so much.
+/// Use of a limited resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolUsage {
-    /// What it holds. In bytes if the name ends so.
+    /// Name of the resource. If the name ends in `bytes`, the values are bytes.
     pub name: &'static str,
-    /// In use now.
+    /// Amount in use now.
     pub used: u64,
-    /// There is no more.
+    /// Limit of the amount.
     pub limit: u64,
-    /// Most ever in use.
+    /// Largest amount ever in use.
     pub high_water: u64,
 }
 
-/// Pools of a stack.
+/// Number of limited resources of a stack.
 pub const POOL_COUNT: usize = 8;
 
 impl Stack {
-    /// All of them, always in the same order.
+    /// Returns the use of all limited resources, always in one order.
     pub fn pools(&self) -> [PoolUsage; POOL_COUNT] {
         let Self { net, tcp, udp, .. } = self;
         let pool = |name, used: usize, limit: usize, high_water: usize| PoolUsage {
