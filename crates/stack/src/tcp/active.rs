@@ -72,22 +72,22 @@ impl SlowPathFlags {
     /// The application is notified when few bytes are unsent (`TCP_NOTSENT_LOWAT`).
     pub const NOTSENT_LOWAT: Self = Self(8);
 
-    pub fn has(self, extra: Self) -> bool {
-        self.0 & extra.0 != 0
+    pub fn has(self, flag: Self) -> bool {
+        self.0 & flag.0 != 0
     }
 
-    pub fn set(&mut self, extra: Self) {
-        self.0 |= extra.0;
+    pub fn set(&mut self, flag: Self) {
+        self.0 |= flag.0;
     }
 
-    pub fn assign(&mut self, extra: Self, on: bool) {
-        self.0 = self.0 & !extra.0 | if on { extra.0 } else { 0 };
+    pub fn assign(&mut self, flag: Self, on: bool) {
+        self.0 = self.0 & !flag.0 | if on { flag.0 } else { 0 };
     }
 
     /// Clears a flag and returns whether it was set.
-    pub fn take(&mut self, extra: Self) -> bool {
-        let had = self.has(extra);
-        self.0 &= !extra.0;
+    pub fn take(&mut self, flag: Self) -> bool {
+        let had = self.has(flag);
+        self.0 &= !flag.0;
         had
     }
 }
@@ -227,7 +227,7 @@ impl ActiveConn {
         let Self {
             owner,
             send: _,
-            rtx_queue: sent,
+            rtx_queue,
             recv,
             recovery,
             rack,
@@ -236,38 +236,38 @@ impl ActiveConn {
             timer_at,
             retransmits,
             backoff,
-            probes_out: probes,
-            retransmit_since: trouble_since,
-            snd_sml: small_end,
-            cork_deadline: cork_at,
-            tlp: probe_end,
+            probes_out,
+            retransmit_since,
+            snd_sml,
+            cork_deadline,
+            tlp,
             dsack,
-            max_packets_out: flight_max,
-            is_cwnd_limited: cwnd_limited,
-            cwnd_usage_seq: usage_end,
+            max_packets_out,
+            is_cwnd_limited,
+            cwnd_usage_seq,
             acked_bytes,
-            lsndtime: last_sent,
-            lrcvtime: last_data,
+            lsndtime,
+            lrcvtime,
             chrono,
             idle_since,
             total_retrans,
-            urg_data: urgent_in,
-            urgent_events_queued: urgent_untold,
-            snd_up: urgent_out,
-            delivered_unread: held,
-            max_window: window_max,
-            slow_path: extras,
+            urg_data,
+            urgent_events_queued,
+            snd_up,
+            delivered_unread,
+            max_window,
+            slow_path,
             mtu,
-            record_marks: cuts,
-            msg_more: more,
-            nagle_push: force,
+            record_marks,
+            msg_more,
+            nagle_push,
             fin_sent,
-            is_waiting_for_memory: starved,
-            ooo_fin_seq: fin_at,
-            last_oow_ack_time: last_invalid_ms,
+            is_waiting_for_memory,
+            ooo_fin_seq,
+            last_oow_ack_time,
             label,
         } = self;
-        sent.clear();
+        rtx_queue.clear();
         recv.reset_dropped_ranges();
         *owner = NONE;
         *recovery = Recovery::default();
@@ -275,25 +275,25 @@ impl ActiveConn {
         *congestion = Congestion::default();
         *timer_kind = RetransmitTimer::Off;
         *timer_at = Instant::MAX;
-        (*retransmits, *backoff, *probes) = (0, 0, 0);
-        (*trouble_since, *cork_at, *idle_since) = (None, None, None);
-        (*small_end, *urgent_out, *fin_at) = (None, None, None);
-        *more = MsgMore::No;
-        *probe_end = None;
+        (*retransmits, *backoff, *probes_out) = (0, 0, 0);
+        (*retransmit_since, *cork_deadline, *idle_since) = (None, None, None);
+        (*snd_sml, *snd_up, *ooo_fin_seq) = (None, None, None);
+        *msg_more = MsgMore::No;
+        *tlp = None;
         *dsack = None;
-        *last_invalid_ms = None;
+        *last_oow_ack_time = None;
         *label = Label::NONE;
-        *usage_end = SeqNumber(0);
-        *last_sent = Instant::ZERO;
-        (*last_data, *chrono) = (0, Chrono::default());
-        (*urgent_in, *urgent_untold) = (UrgentState::None, 0);
-        (*flight_max, *acked_bytes, *total_retrans) = (0, 0, 0);
-        (*held, *window_max) = (0, 0);
-        (*cwnd_limited, *force, *fin_sent, *starved) = (false, false, false, false);
-        if *extras != SlowPathFlags::NONE {
-            *extras = SlowPathFlags::NONE;
+        *cwnd_usage_seq = SeqNumber(0);
+        *lsndtime = Instant::ZERO;
+        (*lrcvtime, *chrono) = (0, Chrono::default());
+        (*urg_data, *urgent_events_queued) = (UrgentState::None, 0);
+        (*max_packets_out, *acked_bytes, *total_retrans) = (0, 0, 0);
+        (*delivered_unread, *max_window) = (0, 0);
+        (*is_cwnd_limited, *nagle_push, *fin_sent, *is_waiting_for_memory) = (false, false, false, false);
+        if *slow_path != SlowPathFlags::NONE {
+            *slow_path = SlowPathFlags::NONE;
             *mtu = MtuSearch::NONE;
-            cuts.clear();
+            record_marks.clear();
         }
     }
 

@@ -207,10 +207,10 @@ impl Tcp {
         if c.active != NONE && self.active[c.active].label != Label::NONE {
             return Label::new(self.active[c.active].label.hash(), priority);
         }
-        let (key, busy) = (self.key(idx), c.active);
+        let (key, active) = (self.key(idx), c.active);
         let hash = net.tx_flow_hash(key.local_addr(), key.remote_addr());
-        if busy != NONE {
-            self.active[busy].label = Label::new(hash, 0);
+        if active != NONE {
+            self.active[active].label = Label::new(hash, 0);
         }
         Label::new(hash, priority)
     }

@@ -80,9 +80,9 @@ impl Tcp {
         let c = &mut self.conns[idx];
         (c.slot_state, c.state) = (SlotState::Open, State::Established);
         if ranges > 0 {
-            let busy = self.ensure_active(idx);
+            let active = self.ensure_active(idx);
             for n in 1..=ranges {
-                let out = self.active[busy].recv.write(&mut self.chunks, n * 4000, b"ab", usize::MAX);
+                let out = self.active[active].recv.write(&mut self.chunks, n * 4000, b"ab", usize::MAX);
                 assert_eq!(out.stored, 2);
             }
         }

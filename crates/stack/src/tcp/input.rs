@@ -328,8 +328,8 @@ impl Tcp {
             return false;
         }
         let now_ms = self.now_ms();
-        let busy = self.ensure_active(idx);
-        let b = &mut self.active[busy];
+        let active = self.ensure_active(idx);
+        let b = &mut self.active[active];
         let limited = b.last_oow_ack_time.is_some_and(|at| now_ms.wrapping_sub(at) < interval);
         if !limited {
             b.last_oow_ack_time = Some(now_ms);

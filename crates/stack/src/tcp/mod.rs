@@ -206,16 +206,16 @@ impl Tcp {
     pub fn ensure_active(&mut self, idx: u32) -> u32 {
         match self.conns[idx].active {
             NONE => self.alloc_active(idx),
-            busy => busy,
+            active => active,
         }
     }
 
     #[inline(never)]
     fn alloc_active(&mut self, idx: u32) -> u32 {
         let c = &mut self.conns[idx];
-        let busy = self.active.alloc(idx);
-        c.active = busy;
-        let b = &mut self.active[busy];
+        let active = self.active.alloc(idx);
+        c.active = active;
+        let b = &mut self.active[active];
         b.congestion.set_algorithm(self.profiles.get(c.profile).congestion);
         b.cwnd_usage_seq = c.snd_nxt;
         b.recovery.high_seq = c.snd_una;
@@ -231,7 +231,7 @@ impl Tcp {
         if self.config.mtu_probing != MtuProbing::Off {
             self.resume_mtu_search(idx);
         }
-        busy
+        active
     }
 
     /// Returns the active state with everything that it holds to the pool, if the connection has one.
@@ -509,7 +509,7 @@ impl Tcp {
         let mut v6 = self.time_wait.iter().filter(|e| e.v6).count();
         for (idx, c) in self.conns.iter() {
             if c.slot_state == SlotState::Vacant {
-                assert!(c.active == NONE, "a vacant slot has a busy part");
+                assert!(c.active == NONE, "a vacant slot has active state");
                 continue;
             }
             live += 1;
@@ -526,7 +526,7 @@ impl Tcp {
                 continue;
             }
             let b = &self.active[c.active];
-            assert_eq!(b.owner, idx, "a busy part has another owner");
+            assert_eq!(b.owner, idx, "the active state has another owner");
             b.rtx_queue.check();
             let in_flight = b.rtx_queue.back().map(|s| s.end_seq);
             if c.state.is_synchronized()

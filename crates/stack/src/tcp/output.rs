@@ -206,13 +206,13 @@ impl Tcp {
     /// Sends new data before lost data, regardless of Nagle's algorithm (RFC 5682 §2.1, step 2b). Returns
     /// false if F-RTO does not ask for it, or there is no room.
     fn send_frto_new_data(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
-        let busy = self.conns[idx].active;
-        if !self.active[busy].recovery.is_frto_sending_new_data() {
+        let active = self.conns[idx].active;
+        if !self.active[active].recovery.is_frto_sending_new_data() {
             return Ok(false);
         }
-        self.active[busy].nagle_push = true;
+        self.active[active].nagle_push = true;
         let result = self.send_new(net, idx);
-        let (c, b) = (&self.conns[idx], &mut self.active[busy]);
+        let (c, b) = (&self.conns[idx], &mut self.active[active]);
         b.nagle_push = false;
         result?;
         let sent = c.snd_nxt.gt(b.recovery.high_seq);
@@ -237,9 +237,9 @@ impl Tcp {
                 self.forget_mtu_probe(idx);
             }
             let c = &self.conns[idx];
-            let (mss, busy, window_end) = (c.mss(), c.active, c.snd_una + c.snd_wnd);
+            let (mss, active, window_end) = (c.mss(), c.active, c.snd_una + c.snd_wnd);
             let bytes_max = self.gso_payload_max(net, idx, mss, room);
-            let sent = &mut self.active[busy].rtx_queue;
+            let sent = &mut self.active[active].rtx_queue;
             let Some(lost) = sent.next_lost(mss, bytes_max, window_end) else { break };
             let first = sent.front().is_some_and(|s| s.seq == lost.seq);
             // The segment is sent together with the previous one again, as it was before.
@@ -251,7 +251,7 @@ impl Tcp {
             if first && b.timer_kind != RetransmitTimer::ReoTimeout {
                 let rto = rtt::rto(c, self.profiles.get(c.profile), b.backoff);
                 let at = self.clamp_rto_to_user_timeout(idx, rto);
-                self.active[busy].set_timer(RetransmitTimer::Rto, at);
+                self.active[active].set_timer(RetransmitTimer::Rto, at);
             }
         }
         if self.active[self.conns[idx].active].slow_path == SlowPathFlags::NONE {

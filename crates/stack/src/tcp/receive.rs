@@ -76,8 +76,8 @@ impl Tcp {
             self.note_dsack(idx, seg.header.seq, end);
         }
         // RFC 5681 §4.2: a segment that fills a gap completely or in part is acknowledged at once.
-        let busy = self.conns[idx].active;
-        let fills_hole = busy != NONE && self.active[busy].recv.range_count() > 0;
+        let active = self.conns[idx].active;
+        let fills_hole = active != NONE && self.active[active].recv.range_count() > 0;
         let taken = if data.is_empty() { 0 } else { self.queue_in_order(idx, seg, skip, data) };
         let refused = taken < data.len() || data.is_empty();
         let due = if taken > 0 { self.on_in_order_bytes(idx, seg, taken, fills_hole) } else { AckDue::Later };
@@ -141,8 +141,8 @@ impl Tcp {
             return 0;
         }
         let capacity = self.profile(idx).recv_buffer_bytes as usize + 65_535;
-        let busy = self.ensure_active(idx);
-        let b = &mut self.active[busy];
+        let active = self.ensure_active(idx);
+        let b = &mut self.active[active];
         let (at, dropped) = (b.recv.readable(), b.recv.dropped_ranges());
         let out = b.recv.write(&mut self.chunks, at, data, at + capacity);
         self.stats.pieces_dropped += b.recv.dropped_ranges() - dropped;
@@ -171,9 +171,9 @@ impl Tcp {
             let c = &mut self.conns[idx];
             measure_rcv_mss(c, self.profiles.get(c.profile), seg.wire_payload());
         }
-        let busy = self.ensure_active(idx);
+        let active = self.ensure_active(idx);
         let c = &self.conns[idx];
-        let b = &mut self.active[busy];
+        let b = &mut self.active[active];
         let gap = (seg.header.seq - c.rcv_nxt) as usize;
         let room = (c.rcv_wnd() as usize).saturating_sub(gap);
         let data = &seg.payload[..seg.payload.len().min(room)];
@@ -230,8 +230,8 @@ impl Tcp {
         if !self.conns[idx].has(Flags::SACK) {
             return;
         }
-        let busy = self.ensure_active(idx);
-        self.active[busy].dsack = Some((start, end));
+        let active = self.ensure_active(idx);
+        self.active[active].dsack = Some((start, end));
     }
 
     /// Acknowledges at once and enters quickack mode, because the path has loss or reordering.
@@ -244,10 +244,10 @@ impl Tcp {
     /// Processes a FIN in order (RFC 9293 §3.10.7.4, eighth check).
     fn on_fin(&mut self, net: &mut Network, idx: u32) {
         if self.conns[idx].active != NONE {
-            let busy = self.conns[idx].active;
-            self.active[busy].ooo_fin_seq = None;
+            let active = self.conns[idx].active;
+            self.active[active].ooo_fin_seq = None;
             // Everything was received: duplicates are not reported any more (`tcp_fin`).
-            self.active[busy].dsack = None;
+            self.active[active].dsack = None;
         }
         let (now_ms, delay) = (self.now_ms(), self.profile(idx).delayed_ack_ms);
         let c = &mut self.conns[idx];
@@ -320,8 +320,8 @@ impl Tcp {
         if bytes.is_empty() {
             return;
         }
-        let busy = self.ensure_active(idx);
-        let b = &mut self.active[busy];
+        let active = self.ensure_active(idx);
+        let b = &mut self.active[active];
         let at = b.recv.readable();
         let out = b.recv.write(&mut self.chunks, at, bytes, usize::MAX);
         debug_assert_eq!(out.accepted, bytes.len());
@@ -345,8 +345,8 @@ impl Tcp {
     }
 
     fn delivered_unread(&self, idx: u32) -> usize {
-        let busy = self.conns[idx].active;
-        if busy == NONE { 0 } else { self.active[busy].delivered_unread as usize }
+        let active = self.conns[idx].active;
+        if active == NONE { 0 } else { self.active[active].delivered_unread as usize }
     }
 
     /// Sets how many bytes that the owner has consumed were not read by their final reader; they reduce the
@@ -359,8 +359,8 @@ impl Tcp {
         if self.delivered_unread(idx) == bytes as usize {
             return Ok(());
         }
-        let busy = self.ensure_active(idx);
-        let before = core::mem::replace(&mut self.active[busy].delivered_unread, bytes);
+        let active = self.ensure_active(idx);
+        let before = core::mem::replace(&mut self.active[active].delivered_unread, bytes);
         if bytes < before && receives {
             self.after_read(idx);
         }

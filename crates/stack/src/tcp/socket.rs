@@ -60,8 +60,8 @@ impl Tcp {
     ) -> Result<usize, SendError> {
         let idx = self.check_writable(conn)?;
         let limit = u64::from(self.profile(idx).send_buffer_bytes);
-        let busy = self.ensure_active(idx);
-        let b = &mut self.active[busy];
+        let active = self.ensure_active(idx);
+        let b = &mut self.active[active];
         let spare = self.chunks.spare() * CHUNK_BYTES;
         let fair = (b.send.len() + spare as u64).max(BYTES_UNDER_PRESSURE_MAX as u64);
         let taken = b.send.push_with(&mut self.chunks, len, limit.min(fair), fill);
@@ -97,8 +97,8 @@ impl Tcp {
     ) -> Result<(), SendError> {
         let idx = self.check_writable(conn)?;
         let limit = u64::from(self.profile(idx).send_buffer_bytes);
-        let busy = self.ensure_active(idx);
-        let b = &mut self.active[busy];
+        let active = self.ensure_active(idx);
+        let b = &mut self.active[active];
         if len > QUEUED_BYTES_MAX {
             // No room will ever be enough, so waiting for it would be useless.
             return Err(SendError::InvalidSource);
@@ -133,8 +133,8 @@ impl Tcp {
     ) -> Result<usize, SendError> {
         let idx = self.check_writable(conn)?;
         let limit = u64::from(self.profile(idx).send_buffer_bytes);
-        let busy = self.ensure_active(idx);
-        let b = &mut self.active[busy];
+        let active = self.ensure_active(idx);
+        let b = &mut self.active[active];
         let count = limit.saturating_sub(b.send.len()).min(len as u64);
         let pushed = b.send.push_source(&mut self.sources, source, offset, count);
         if count < len as u64 || pushed == Err(PushSourceError::Full) {
@@ -155,11 +155,11 @@ impl Tcp {
     /// Copies queued slices of sources whose bytes others may write, until the first `len` unacknowledged
     /// bytes are private copies, or memory is exhausted. Returns how many are.
     pub fn privatize(&mut self, conn: Conn, len: u64) -> u64 {
-        let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);
-        if busy == NONE {
+        let active = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);
+        if active == NONE {
             return 0;
         }
-        self.active[busy].send.privatize_front(&mut self.chunks, &mut self.sources, len)
+        self.active[active].send.privatize_front(&mut self.chunks, &mut self.sources, len)
     }
 
     /// Requests `Writable` for the time when some of the queued bytes are acknowledged.
@@ -174,8 +174,8 @@ impl Tcp {
 
     /// Returns the bytes that are queued and not acknowledged.
     pub fn queued(&self, conn: Conn) -> u64 {
-        let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);
-        if busy == NONE { 0 } else { self.active[busy].send.len() }
+        let active = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);
+        if active == NONE { 0 } else { self.active[active].send.len() }
     }
 
     /// Returns the bytes that are queued and not sent.
@@ -211,9 +211,9 @@ impl Tcp {
         let front = ReadSpan::of(c, &self.active[c.active]);
         let passed = front.skip > 0;
         self.pass_urgent_mark(idx, &front);
-        let busy = self.conns[idx].active;
+        let active = self.conns[idx].active;
         let most = front.max.min(out.len());
-        let n = self.active[busy].recv.read(&mut self.chunks, &mut out[..most]);
+        let n = self.active[active].recv.read(&mut self.chunks, &mut out[..most]);
         if n == 0 && !passed {
             return self.empty_read_result(idx);
         }
@@ -262,8 +262,8 @@ impl Tcp {
 
     /// Returns the bytes in the receive buffer that can be read; 0 for a connection that has ended.
     pub fn buffered(&self, conn: Conn) -> usize {
-        let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);
-        if busy == NONE { 0 } else { self.active[busy].recv.readable() }
+        let active = self.index(conn).map_or(NONE, |idx| self.conns[idx].active);
+        if active == NONE { 0 } else { self.active[active].recv.readable() }
     }
 
     /// Consumes buffered bytes that `peek` showed.
@@ -271,10 +271,10 @@ impl Tcp {
         let idx = self.index(conn).ok_or(Stale::Handle)?;
         let c = &self.conns[idx];
         if c.active != NONE {
-            let busy = c.active;
-            let front = ReadSpan::of(c, &self.active[busy]);
+            let active = c.active;
+            let front = ReadSpan::of(c, &self.active[active]);
             self.pass_urgent_mark(idx, &front);
-            let b = &mut self.active[busy];
+            let b = &mut self.active[active];
             let n = count.min(front.max).min(b.recv.readable());
             b.recv.consume(&mut self.chunks, n);
         }
@@ -439,8 +439,8 @@ impl Tcp {
 
     fn set_more(&mut self, idx: u32, on: bool) {
         if on {
-            let busy = self.ensure_active(idx);
-            self.active[busy].msg_more = MsgMore::Expected;
+            let active = self.ensure_active(idx);
+            self.active[active].msg_more = MsgMore::Expected;
         } else if let Some((_, b)) = self.tcb_and_active(idx) {
             b.msg_more = MsgMore::No;
             b.cork_deadline = None;

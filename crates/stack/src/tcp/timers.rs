@@ -314,8 +314,8 @@ impl Tcp {
 
     /// Returns the bytes that are queued and not acknowledged.
     pub fn send_queued(&self, idx: u32) -> u64 {
-        let busy = self.conns[idx].active;
-        if busy == NONE { 0 } else { self.active[busy].send.len() }
+        let active = self.conns[idx].active;
+        if active == NONE { 0 } else { self.active[active].send.len() }
     }
 
     /// Returns the time since the last segment was received, in ms. Correct for 49 days.
@@ -521,8 +521,8 @@ impl Tcp {
         b.backoff = b.backoff.saturating_add(1);
         let (c, backoff) = (&self.conns[idx], self.active[self.conns[idx].active].backoff);
         let rto = rtt::rto(c, self.profiles.get(c.profile), backoff);
-        let busy = c.active;
-        self.active[busy].set_timer(RetransmitTimer::Rto, now + rto);
+        let active = c.active;
+        self.active[active].set_timer(RetransmitTimer::Rto, now + rto);
         self.want_transmit(idx);
         true
     }
@@ -631,9 +631,9 @@ impl Tcp {
         }
         let (c, probes) = (&self.conns[idx], self.active[self.conns[idx].active].backoff);
         let rto = rtt::rto(c, self.profiles.get(c.profile), probes);
-        let busy = c.active;
+        let active = c.active;
         let at = self.clamp_rto_to_user_timeout(idx, rto);
-        self.active[busy].set_timer(RetransmitTimer::Persist, at);
+        self.active[active].set_timer(RetransmitTimer::Persist, at);
         if open {
             self.want_transmit(idx);
         } else {

@@ -33,8 +33,8 @@ impl Tcp {
         if !c.state.may_receive() || at.lt(c.rcv_nxt) || at.gt(c.rcv_edge) {
             return false;
         }
-        let busy = self.ensure_active(idx);
-        let b = &mut self.active[busy];
+        let active = self.ensure_active(idx);
+        let b = &mut self.active[active];
         let newer = match b.urg_data {
             UrgentState::None => true,
             UrgentState::NotYet(s) | UrgentState::Valid(s, _) | UrgentState::Read(s) => at.gt(s),
@@ -133,8 +133,8 @@ impl Tcp {
         }
         // Data may be delivered inline again.
         self.conns[idx].flags.clear(Flags::URGENT);
-        let busy = self.conns[idx].active;
-        let b = &mut self.active[busy];
+        let active = self.conns[idx].active;
+        let b = &mut self.active[active];
         b.urg_data = UrgentState::None;
         b.recv.consume(&mut self.chunks, front.skip);
     }
