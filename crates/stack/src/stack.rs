@@ -93,12 +93,13 @@ fn super_frame_segments(gso: Gso, payload: &[u8]) -> u16 {
 /// and the value that the flow table has under it.
 #[inline(always)]
 fn segment_of<'b>(
-    usual: &FastPathSegment<'b>,
-    (hash, hint): (u32, u32),
+    parsed: &FastPathSegment<'b>,
+    hash: u32,
+    hint: u32,
     index: usize,
     frame: &RxFrame<'b>,
 ) -> Segment<'b> {
-    let FastPathSegment { key, ecn, hop_limit: hops, header, options, payload, payload_at } = *usual;
+    let FastPathSegment { key, ecn, hop_limit, header, options, payload, payload_at } = *parsed;
     Segment {
         key,
         hash,
@@ -109,7 +110,7 @@ fn segment_of<'b>(
         frame: Some((index as u16, payload_at)),
         ce: ecn == CONGESTION_EXPERIENCED,
         segments: wire_segments(frame.gso, payload),
-        hop_limit: hops,
+        hop_limit,
     }
 }
 
@@ -179,26 +180,26 @@ impl Stack {
             self.prefetch_flows(burst, &mut hints);
         }
         let link = self.net.untagged_link(port);
-        let mut gate = link.map(|link| self.net.fast_path_filter(link));
+        let mut filter = link.map(|link| self.net.fast_path_filter(link));
         for (index, frame) in burst.iter().enumerate() {
             let hint = hints[index];
             // Nearly all frames take this branch, which is optimized for them alone.
-            if let Some(gate) = &gate
-                && let Some(usual) = self.net.parse_fast_v4(gate, frame)
+            if let Some(filter) = &filter
+                && let Some(parsed) = self.net.parse_fast_v4(filter, frame)
             {
-                let hash = self.tcp.secrets.flow_hash_v4(&usual.key);
-                let arrived = segment_of(&usual, (hash, hint), index, frame);
+                let hash = self.tcp.secrets.flow_hash_v4(&parsed.key);
+                let segment = segment_of(&parsed, hash, hint, index, frame);
                 self.net.stats.rx_tcp += 1;
-                self.tcp.input_inlined(&mut self.net, &arrived, burst);
-            } else if let Some(usual) = link.and_then(|link| self.net.parse_fast_v6(link, frame)) {
-                let hash = self.tcp.secrets.flow_hash(&usual.key);
-                let arrived = segment_of(&usual, (hash, hint), index, frame);
+                self.tcp.input_inlined(&mut self.net, &segment, burst);
+            } else if let Some(parsed) = link.and_then(|link| self.net.parse_fast_v6(link, frame)) {
+                let hash = self.tcp.secrets.flow_hash(&parsed.key);
+                let segment = segment_of(&parsed, hash, hint, index, frame);
                 self.net.stats.rx_tcp += 1;
-                self.tcp.input(&mut self.net, &arrived, burst);
+                self.tcp.input(&mut self.net, &segment, burst);
             } else {
                 self.receive_slow_path(now, port, index, frame, burst);
                 // The frame may have changed addresses or a neighbour.
-                gate = link.map(|link| self.net.fast_path_filter(link));
+                filter = link.map(|link| self.net.fast_path_filter(link));
                 self.net.reset_last_confirmed();
             }
         }
@@ -212,15 +213,15 @@ impl Stack {
             return self.prefetch_buckets(burst);
         }
         let mut hashes = [0; BURST_FRAMES_MAX];
-        let mut usual = [false; BURST_FRAMES_MAX];
+        let mut has_key = [false; BURST_FRAMES_MAX];
         for (index, frame) in burst.iter().enumerate() {
             let Some(key) = rx_fast_path::peek_flow_key(frame.bytes) else { continue };
             let hash = self.tcp.secrets.flow_hash(&key);
             self.tcp.flows.prefetch(hash);
-            usual[index] = true;
+            has_key[index] = true;
             hashes[index] = hash;
         }
-        for (index, _) in usual.iter().enumerate().filter(|(_, usual)| **usual) {
+        for (index, _) in has_key.iter().enumerate().filter(|(_, has_key)| **has_key) {
             hints[index] = self.tcp.prefetch_flow(hashes[index]);
         }
     }
@@ -249,8 +250,8 @@ impl Stack {
         self.net.count_received(&parsed);
         match parsed {
             ParsedFrame::Tcp(l4) => {
-                if let Some(arrived) = self.parse_segment(&l4, Some((index, frame))) {
-                    self.tcp.input(&mut self.net, &arrived, burst);
+                if let Some(segment) = self.parse_segment(&l4, Some((index, frame))) {
+                    self.tcp.input(&mut self.net, &segment, burst);
                 }
             }
             ParsedFrame::Drop(_) => {}
@@ -309,8 +310,8 @@ impl Stack {
                 }
                 match self.net.parse_reassembled(&packet) {
                     ParsedFrame::Tcp(l4) => {
-                        if let Some(arrived) = self.parse_segment(&l4, None) {
-                            self.tcp.input(&mut self.net, &arrived, burst);
+                        if let Some(segment) = self.parse_segment(&l4, None) {
+                            self.tcp.input(&mut self.net, &segment, burst);
                         }
                     }
                     // Does not recurse again: a reassembled packet is no fragment.

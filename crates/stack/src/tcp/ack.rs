@@ -1,6 +1,6 @@
 //! What a segment acknowledges: window, retransmission queue, round-trip time, loss, congestion window.
 
-use super::active::{ActiveConn, MsgMore, RetransmitTimer};
+use super::active::{ActiveConn, MsgMore, RetransmitTimer, TailLossProbe};
 use super::congestion::AckEvent;
 use super::conn::{Flags, NONE, Tcb};
 use super::input::Segment;
@@ -206,7 +206,7 @@ impl Tcp {
             c.flags.set(Flags::ECN_CWR);
         }
         if advanced || may_grow {
-            cong_avoid(c, b, now, (delivery.delivered, delivery.rtt_us(now)), may_grow && limited);
+            cong_avoid(c, b, now, delivery.delivered, delivery.rtt_us(now), may_grow && limited);
         }
         self.set_retransmit_timer(idx, advanced, reorder_at);
     }
@@ -305,8 +305,8 @@ impl Tcp {
         } else {
             b.timer_at
         };
-        let times = (self.config.tail_loss_probes, self.profiles.get(c.profile));
-        let (kind, at) = loss_probe_or_rto(c, b, times, now, rto_at);
+        let (enabled, profile) = (self.config.tail_loss_probes, self.profiles.get(c.profile));
+        let (kind, at) = loss_probe_or_rto(c, b, enabled, profile, now, rto_at);
         if kind == RetransmitTimer::LossProbe || restart || !running {
             b.set_timer(kind, at);
         }
@@ -319,11 +319,12 @@ impl Tcp {
 pub(super) fn loss_probe_or_rto(
     c: &Tcb,
     b: &ActiveConn,
-    (probes, profile): (bool, &Profile),
+    enabled: bool,
+    profile: &Profile,
     now: crate::time::Instant,
     rto_at: crate::time::Instant,
 ) -> (RetransmitTimer, crate::time::Instant) {
-    let probe_allowed = probes
+    let probe_allowed = enabled
         && c.has(Flags::SACK)
         && b.rtx_queue.sacked_out == 0
         && b.rtx_queue.lost_out == 0
@@ -351,7 +352,8 @@ pub(super) fn cong_avoid(
     c: &mut Tcb,
     b: &mut ActiveConn,
     now: crate::time::Instant,
-    (delivered, rtt_us): (u32, Option<u32>),
+    delivered: u32,
+    rtt_us: Option<u32>,
     limited: bool,
 ) {
     if limited && delivered > 0 {
@@ -495,13 +497,13 @@ pub(super) fn ack_update_rtt(
 
 /// Ends an episode of tail loss probing, and detects a loss that the probe itself repaired (RFC 8985 §7.4).
 fn process_tlp_ack(c: &mut Tcb, b: &mut ActiveConn, dsack: Option<(SeqNumber, SeqNumber)>, advanced: bool) {
-    let Some((end, retransmission)) = b.tlp else { return };
-    if c.snd_una.lt(end) {
+    let Some(TailLossProbe { end_seq, is_retrans }) = b.tlp else { return };
+    if c.snd_una.lt(end_seq) {
         return;
     }
-    if !retransmission || dsack.is_some_and(|d| d.1 == end) {
+    if !is_retrans || dsack.is_some_and(|block| block.1 == end_seq) {
         b.tlp = None;
-    } else if c.snd_una.gt(end) {
+    } else if c.snd_una.gt(end_seq) {
         b.tlp = None;
         recovery::on_tlp_repaired_loss(c, b);
     } else if !advanced {

@@ -56,6 +56,15 @@ pub(crate) enum UrgentState {
     Read(SeqNumber),
 }
 
+/// An episode of tail loss probing (RFC 8985 §7.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TailLossProbe {
+    /// `snd_nxt` after the probe (TLP.end_seq; Linux's `tlp_high_seq`).
+    pub end_seq: SeqNumber,
+    /// The probe was a retransmission (TLP.is_retrans).
+    pub is_retrans: bool,
+}
+
 /// Conditions, set on few connections, that need the slow path before new data are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SlowPathFlags(u8);
@@ -118,9 +127,8 @@ pub(crate) struct ActiveConn {
     pub snd_sml: Option<SeqNumber>,
     /// When a partial segment that a cork holds back is sent.
     pub cork_deadline: Option<Instant>,
-    /// End of the tail loss probe in flight (TLP.end_seq), and whether the probe was a retransmission
-    /// (TLP.is_retrans).
-    pub tlp: Option<(SeqNumber, bool)>,
+    /// The episode of tail loss probing, if a probe is in flight.
+    pub tlp: Option<TailLossProbe>,
     /// Range that was received twice and is reported first (RFC 2883).
     pub dsack: Option<(SeqNumber, SeqNumber)>,
     /// Largest number of segments in flight during the current round.

@@ -51,13 +51,13 @@ impl Chrono {
         }
     }
 
-    /// Counts time for `waits` from now on.
+    /// Counts time as `chrono_type` from now on.
     #[inline(never)]
-    pub fn set(&mut self, waits: ChronoType, now: Instant) {
-        if let Some(place) = (self.chrono_type as usize).checked_sub(1) {
-            self.chrono_stat[place] += now.as_nanos().wrapping_sub(self.chrono_start.as_nanos());
+    pub fn set(&mut self, chrono_type: ChronoType, now: Instant) {
+        if let Some(index) = (self.chrono_type as usize).checked_sub(1) {
+            self.chrono_stat[index] += now.as_nanos().wrapping_sub(self.chrono_start.as_nanos());
         }
-        (self.chrono_type, self.chrono_start) = (waits, now);
+        (self.chrono_type, self.chrono_start) = (chrono_type, now);
     }
 
     pub fn is_sndbuf_limited(&self) -> bool {

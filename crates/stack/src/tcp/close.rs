@@ -154,7 +154,7 @@ impl Tcp {
             && reusable
             && let Some(listener) = self.listeners.find(seg.key.local.ip(), seg.key.local_port, seg.hash)
         {
-            self.reuse_time_wait(net, index, &entry, (seg, burst), listener);
+            self.reuse_time_wait(net, index, &entry, seg, burst, listener);
             return;
         }
         if rst {
@@ -190,7 +190,8 @@ impl Tcp {
         net: &mut Network,
         index: u32,
         entry: &TimeWait,
-        (seg, burst): (&Segment<'_>, &RxBurst<'_>),
+        seg: &Segment<'_>,
+        burst: &RxBurst<'_>,
         listener: u32,
     ) {
         if self.is_gtsm_used && self.fails_gtsm(self.listeners.get(listener).profile, seg) {
@@ -198,7 +199,7 @@ impl Tcp {
         }
         // Beyond every sequence number that the old connection could have sent.
         let sequence = entry.snd_nxt + (65_535 + 2);
-        if self.on_syn(net, listener, (seg, burst), Some(sequence)) {
+        if self.on_syn(net, listener, seg, burst, Some(sequence)) {
             self.end_time_wait(index);
             self.stats.time_wait_reused += 1;
         }

@@ -41,7 +41,7 @@ impl Tcp {
         self.note_min_hop_limit(profile);
         let port = options.local.map_or(0, |l| l.port());
         let opened = self
-            .choose_key(net.steering(), remote, route.src, (port, options.is_ephemeral_port))
+            .choose_key(net.steering(), remote, route.src, port, options.is_ephemeral_port)
             .and_then(|(key, hash, reused)| {
                 let idx = self.insert_connection(&key, hash, profile).ok_or(ConnectError::TooMany)?;
                 if let Some(index) = reused {
@@ -83,11 +83,12 @@ impl Tcp {
         steering: Option<&Steering>,
         remote: SocketAddr,
         local: IpAddr,
-        (port, was_chosen): (u16, bool),
+        port: u16,
+        is_ephemeral: bool,
     ) -> Result<(FlowKey, u32, Option<u32>), ConnectError> {
-        let comes_home =
+        let is_routed_here =
             |port| steering.is_none_or(|steering| steering.owns_flow(remote, SocketAddr::new(local, port)));
-        if port != 0 && !comes_home(port) {
+        if port != 0 && !is_routed_here(port) {
             return Err(ConnectError::AddressNotAvailable);
         }
         let (remote_port, remote, local) = (remote.port(), remote.ip().into(), local.into());
@@ -95,7 +96,7 @@ impl Tcp {
         if port != 0 {
             let key = key(port);
             let hash = self.secrets.flow_hash(&key);
-            let reused = self.check_port_free(&key, hash, was_chosen)?;
+            let reused = self.check_port_free(&key, hash, is_ephemeral)?;
             return Ok((key, hash, reused));
         }
         let first = u32::from(self.config.local_port_first);
@@ -105,7 +106,7 @@ impl Tcp {
             let at = offset.wrapping_add(self.next_port) % count;
             self.next_port = self.next_port.wrapping_add(1);
             let port = (first + at) as u16;
-            if self.listeners.has_port(port) || !comes_home(port) {
+            if self.listeners.has_port(port) || !is_routed_here(port) {
                 continue;
             }
             let key = key(port);
@@ -117,15 +118,15 @@ impl Tcp {
         Err(ConnectError::PortsExhausted)
     }
 
-    /// Checks that the addresses are free. Returns the TIME-WAIT entry that has to be replaced, if any. An
-    /// entry can be replaced if timestamps distinguish old segments from new ones (RFC 6191; Linux's
+    /// Checks that the addresses are free. Returns the TIME-WAIT entry that has to be replaced, if any. An entry
+    /// can be replaced if timestamps distinguish old segments from new ones (RFC 6191; Linux's
     /// `tcp_twsk_unique`): at once if the application requested the port, after `time_wait_reuse_ms` if the
-    /// port `was_chosen` for it.
+    /// port was chosen for it (`is_ephemeral`).
     fn check_port_free(
         &self,
         key: &FlowKey,
         hash: u32,
-        was_chosen: bool,
+        is_ephemeral: bool,
     ) -> Result<Option<u32>, ConnectError> {
         match demux::lookup_flow(&self.flows, &self.conns, &self.time_wait, &self.addresses, hash, key) {
             None => Ok(None),
@@ -134,7 +135,7 @@ impl Tcp {
                 let age_ms = self.time_wait.age_ms(index, self.now_ms());
                 let reusable = self.time_wait.get(index).timestamps()
                     && self.config.timestamps
-                    && (!was_chosen || age_ms > self.config.time_wait_reuse_ms);
+                    && (!is_ephemeral || age_ms > self.config.time_wait_reuse_ms);
                 if reusable { Ok(Some(index)) } else { Err(ConnectError::AddressInUse) }
             }
         }

@@ -44,7 +44,7 @@ impl TxSegment {
 
 /// Returns the header fields of a segment over IPv4 that must not be fragmented.
 #[inline(always)]
-fn v4_headers(c: &Tcb, segment: &TxSegment, (tos, ttl): (u8, u8), window: u16, urgent: u16) -> TcpV4Headers {
+fn v4_headers(c: &Tcb, segment: &TxSegment, tos: u8, ttl: u8, window: u16, urgent: u16) -> TcpV4Headers {
     TcpV4Headers {
         src: c.local_ip,
         dst: c.remote_ip,
@@ -165,8 +165,8 @@ impl Tcp {
         let lengths = TcpV4Lengths { options, payload: segment.len as usize, gso_size: segment.gso_size };
         let Some(packet) = net.begin_tcp_v4(self.now, &c.hop, lengths)? else { return Ok(false) };
         if packet.can_gather && self.active[c.active].send.is_gatherable() {
-            let sealed = packet.seal(&v4_headers(c, segment, (tos, ttl), window, urgent), options, Sum::ZERO);
-            self.commit_gathered(net, idx, segment, (sealed, label));
+            let sealed = packet.seal(&v4_headers(c, segment, tos, ttl, window, urgent), options, Sum::ZERO);
+            self.commit_gathered(net, idx, segment, sealed, label);
             return Ok(true);
         }
         let mut sum = Sum::ZERO;
@@ -175,7 +175,7 @@ impl Tcp {
             let send = &self.active[c.active].send;
             sum = send.fill(&self.chunks, &self.sources, offset, packet.payload, packet.payload_sum);
         }
-        let sealed = packet.seal(&v4_headers(c, segment, (tos, ttl), window, urgent), options, sum);
+        let sealed = packet.seal(&v4_headers(c, segment, tos, ttl, window, urgent), options, sum);
         net.commit_tcp_v4(sealed, label);
         self.stats.segments_out += segment.wire_segments();
         Ok(true)
@@ -188,7 +188,8 @@ impl Tcp {
         net: &mut Network,
         idx: u32,
         segment: &TxSegment,
-        (sealed, label): (SealedTcpV4, Label),
+        sealed: SealedTcpV4,
+        label: Label,
     ) {
         let c = &self.conns[idx];
         let offset = (segment.seq - c.snd_una) as u64;
@@ -269,14 +270,14 @@ impl Tcp {
         }
         if segment.flags.contains(TcpFlags::ACK) {
             let c = &self.conns[idx];
-            let unsaid = options.sack_blocks.is_empty()
+            let unreported = options.sack_blocks.is_empty()
                 && c.has(Flags::ACK_NOW)
                 && c.active != NONE
                 && c.has(Flags::SACK)
                 && (self.active[c.active].dsack.is_some() || self.active[c.active].recv.range_count() > 0);
-            let dsack = if unsaid { self.active[c.active].dsack } else { None };
+            let dsack = if unreported { self.active[c.active].dsack } else { None };
             self.on_ack_sent(idx, edge);
-            if unsaid {
+            if unreported {
                 // The options had no room for the SACK blocks, so an acknowledgement with them follows.
                 let c = &mut self.conns[idx];
                 c.flags.set(Flags::ACK_NOW);

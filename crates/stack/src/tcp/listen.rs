@@ -374,7 +374,7 @@ impl Tcp {
             return;
         }
         if flags.contains(TcpFlags::SYN) && !flags.contains(TcpFlags::FIN) {
-            self.on_syn(net, listener, (seg, burst), None);
+            self.on_syn(net, listener, seg, burst, None);
         }
     }
 
@@ -384,7 +384,8 @@ impl Tcp {
         &mut self,
         net: &mut Network,
         listener: u32,
-        (seg, burst): (&Segment<'_>, &RxBurst<'_>),
+        seg: &Segment<'_>,
+        burst: &RxBurst<'_>,
         sequence: Option<SeqNumber>,
     ) -> bool {
         let entry = &self.listeners.entries[listener as usize];

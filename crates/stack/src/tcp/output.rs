@@ -3,7 +3,7 @@
 //! segment carried it.
 
 use super::Tcp;
-use super::active::{MsgMore, RetransmitTimer, SlowPathFlags};
+use super::active::{MsgMore, RetransmitTimer, SlowPathFlags, TailLossProbe};
 use super::burst::Burst;
 use super::chrono::ChronoType;
 use super::conn::{Flags, NONE};
@@ -323,14 +323,14 @@ impl Tcp {
             let ends = if last { EndKind::Push } else { EndKind::Segment };
             self.send_segment(net, idx, len, last, ends, mss)?;
             let c = &self.conns[idx];
-            self.active[c.active].tlp = Some((c.snd_nxt, false));
+            self.active[c.active].tlp = Some(TailLossProbe { end_seq: c.snd_nxt, is_retrans: false });
         } else {
             self.forget_mtu_probe(idx);
             let c = &self.conns[idx];
             let Some(tail) = self.active[c.active].rtx_queue.tail(mss) else { return Ok(()) };
             self.retransmit_entry(net, idx, &tail, false)?;
             let c = &self.conns[idx];
-            self.active[c.active].tlp = Some((c.snd_nxt, true));
+            self.active[c.active].tlp = Some(TailLossProbe { end_seq: c.snd_nxt, is_retrans: true });
         }
         let c = &self.conns[idx];
         let b = &mut self.active[c.active];

@@ -34,11 +34,11 @@ pub(super) fn predict(c: &Tcb, seg: &Segment<'_>) -> Option<Option<Timestamps>> 
     } else {
         c.state.is_synchronized() && header.ack.ge(c.snd_una) && header.ack.le(c.snd_nxt)
     };
-    let usual = acknowledges
+    let is_fast = acknowledges
         && header.flags.without(PREDICTED_FLAGS) == TcpFlags::ACK
         && header.seq == c.rcv_nxt
         && !c.has(Flags::ECN | Flags::URGENT | Flags::TS_RECENT_OLD);
-    if !usual {
+    if !is_fast {
         return None;
     }
     if !c.has(Flags::TIMESTAMPS) {
@@ -106,17 +106,17 @@ impl Tcp {
                 return self.finish_on_slow_path(net, idx, seg, outcome);
             }
             let acked = (seg.header.ack - c.snd_una) as u32;
-            let whole = seg.header.ack == c.snd_nxt
+            let acks_everything = seg.header.ack == c.snd_nxt
                 && !c.has(ACK_SLOW_PATH)
                 && b.send.len() == acked.into()
-                && b.rack.fack.is_none_or(|highest| highest.le(seg.header.ack));
+                && b.rack.fack.is_none_or(|fack| fack.le(seg.header.ack));
             ack::update_window(c, seg);
-            let message = b
+            let sole = b
                 .rtx_queue
                 .sole_entry_ending_at(seg.header.ack)
-                .filter(|_| whole)
-                .map(|one| (one.xmit_ts, one.segments));
-            let Some(message) = message else {
+                .filter(|_| acks_everything)
+                .map(|entry| (entry.xmit_ts, entry.segments));
+            let Some((xmit_ts, segments)) = sole else {
                 let outcome = self.process_in_order_ack(net, idx, seg, timestamps);
                 return self.finish_on_slow_path(net, idx, seg, outcome);
             };
@@ -124,21 +124,21 @@ impl Tcp {
             b.send.clear(&mut self.chunks, &mut self.sources);
             b.rtx_queue.remove_sole_entry();
             reset_retransmit_state(c, b);
-            on_single_delivery(c, b, profile, now, message);
+            on_single_delivery(c, b, profile, now, xmit_ts, segments);
             b.stop_retransmit_timer();
             b.chrono.stop(now, b.lsndtime);
         } else {
             ack::update_window(c, seg);
         }
         let len = seg.payload.len();
-        let usual = len > 0
+        let is_fast = len > 0
             && !seg.header.flags.contains(TcpFlags::FIN)
             && c.state.may_receive()
             && !c.has(Flags::ORPHAN)
             && len <= c.rcv_wnd() as usize
             && (c.active == NONE || self.active[c.active].is_receive_queue_empty())
             && self.chunks.spare() >= chunks_for(len);
-        let Some((frame, start)) = seg.frame.filter(|_| usual) else {
+        let Some((frame, start)) = seg.frame.filter(|_| is_fast) else {
             return self.finish_on_slow_path(net, idx, seg, AckOutcome::Accepted);
         };
         // The data are in order, fit the window and have no FIN: the application reads them in place.
@@ -196,23 +196,23 @@ impl Tcp {
         let c = &mut self.conns[idx];
         let b = &mut self.active[c.active];
         let profile = self.profiles.get(c.profile);
-        let highest = b.rack.fack.unwrap_or(c.snd_una);
+        let fack = b.rack.fack.unwrap_or(c.snd_una);
         let bytes = ack::snd_una_update(c, b, seg.header.ack);
         b.send.discard_front(&mut self.chunks, &mut self.sources, bytes.into());
         if c.has(Flags::ACK_EVENTS) {
             b.acked_bytes = b.acked_bytes.saturating_add(bytes);
         }
         reset_retransmit_state(c, b);
-        if highest.le(c.snd_una)
+        if fack.le(c.snd_una)
             && let Some(first) = b.rtx_queue.remove_first_entry(c.snd_una)
         {
-            on_single_delivery(c, b, profile, now, (first.xmit_ts, first.segments));
+            on_single_delivery(c, b, profile, now, first.xmit_ts, first.segments);
             self.set_retransmit_timer(idx, true, None);
         } else {
             let sack = c.has(Flags::SACK);
             let mut delivery = Delivery::default();
             let outstanding = b.rtx_queue.packets_out;
-            b.rtx_queue.clean_acked(c.snd_una, c.mss(), sack, highest, &mut delivery);
+            b.rtx_queue.clean_acked(c.snd_una, c.mss(), sack, fack, &mut delivery);
             if ack::ack_update_rtt(c, profile, now, &delivery, timestamps) {
                 b.backoff = 0;
             }
@@ -222,7 +222,7 @@ impl Tcp {
                     b.rack.on_delivery(&delivery, Some(c.snd_una), &input);
                 }
                 let limited = ack::is_cwnd_limited(c, b);
-                ack::cong_avoid(c, b, now, (delivery.delivered, delivery.rtt_us(now)), limited);
+                ack::cong_avoid(c, b, now, delivery.delivered, delivery.rtt_us(now), limited);
                 self.set_retransmit_timer(idx, true, None);
             }
         }
@@ -242,21 +242,22 @@ fn reset_retransmit_state(c: &mut Tcb, b: &mut ActiveConn) {
 }
 
 /// Updates round-trip time and congestion window after an acknowledgement that covers exactly one
-/// transmission, which was sent at `sent`.
+/// transmission of `segments` segments, which was sent at `xmit_ts`.
 #[inline(always)]
 fn on_single_delivery(
     c: &mut Tcb,
     b: &mut ActiveConn,
     profile: &Profile,
     now: Instant,
-    (sent, segments): (Instant, u16),
+    xmit_ts: Instant,
+    segments: u16,
 ) {
-    let rtt_us = now.micros_since(sent);
+    let rtt_us = now.micros_since(xmit_ts);
     rtt::on_sample(c, profile, rtt_us as u32);
     b.backoff = 0;
     if c.has(Flags::SACK) {
-        b.rack.on_in_order(sent, c.snd_una, rtt_us);
+        b.rack.on_in_order(xmit_ts, c.snd_una, rtt_us);
     }
     let limited = ack::is_cwnd_limited(c, b);
-    ack::cong_avoid(c, b, now, (segments.into(), Some(rtt_us as u32)), limited);
+    ack::cong_avoid(c, b, now, segments.into(), Some(rtt_us as u32), limited);
 }

@@ -1,6 +1,6 @@
 //! RACK: time-based loss detection (RFC 8985 §6).
 
-use super::rtx_queue::{DeliveredSegment, Delivery, RtxQueue};
+use super::rtx_queue::{DeliveredSegment, Delivery, RtxQueue, SentAt};
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
@@ -16,7 +16,7 @@ const REORDERING_MAX: u32 = 300;
 pub(crate) struct Rack {
     /// Transmission time (RACK.xmit_ts) and end (RACK.end_seq) of the most recently sent segment that was
     /// delivered.
-    most_recent: Option<(Instant, SeqNumber)>,
+    most_recent: Option<SentAt>,
     /// Round-trip time that a segment is given to arrive (RACK.rtt), in µs: that of the last delivered
     /// segment.
     rtt_us: u64,
@@ -54,16 +54,11 @@ pub(crate) struct RackInput {
 impl Rack {
     /// Processes what an acknowledgement delivered (steps 1 to 3). Returns whether the most recently sent
     /// delivered segment is a newer one now.
-    pub fn on_delivery(
-        &mut self,
-        delivery: &Delivery,
-        highest: Option<SeqNumber>,
-        input: &RackInput,
-    ) -> bool {
-        if let Some(h) = highest
-            && self.fack.is_none_or(|old| h.gt(old))
+    pub fn on_delivery(&mut self, delivery: &Delivery, fack: Option<SeqNumber>, input: &RackInput) -> bool {
+        if let Some(fack) = fack
+            && self.fack.is_none_or(|known| fack.gt(known))
         {
-            self.fack = Some(h);
+            self.fack = Some(fack);
         }
         if let Some(low) = delivery.reord {
             self.on_reordering(low, delivery.reord_kinds, input);
@@ -88,10 +83,10 @@ impl Rack {
         if ambiguous(&n) {
             return false;
         }
-        let newer =
-            self.most_recent.is_none_or(|(at, end)| n.xmit_ts > at || (n.xmit_ts == at && n.end_seq.gt(end)));
+        let sent_at = SentAt { xmit_ts: n.xmit_ts, end_seq: n.end_seq };
+        let newer = self.most_recent.is_none_or(|known| sent_at.sent_after(known.xmit_ts, known.end_seq));
         if newer {
-            self.most_recent = Some((n.xmit_ts, n.end_seq));
+            self.most_recent = Some(sent_at);
         }
         newer
     }
@@ -102,7 +97,7 @@ impl Rack {
     fn on_reordering(&mut self, low: SeqNumber, kinds: u8, input: &RackInput) {
         self.reordering_seen = true;
         self.reord_seen = self.reord_seen.saturating_add(kinds.into());
-        let bytes = self.fack.map_or(0, |highest| (highest - low).max(0) as u32);
+        let bytes = self.fack.map_or(0, |fack| (fack - low).max(0) as u32);
         let segments = bytes.div_ceil(input.mss.max(1)).min(REORDERING_MAX);
         if segments > self.reordering(input.dup_thresh) {
             self.reordering = segments as u16;
@@ -117,11 +112,12 @@ impl Rack {
     /// Processes an acknowledgement of the only transmission in flight, which was never retransmitted and
     /// ends at the highest sequence number known to have arrived.
     #[inline]
-    pub fn on_in_order(&mut self, at: Instant, end: SeqNumber, rtt_us: u64) {
-        self.fack = Some(end);
+    pub fn on_in_order(&mut self, xmit_ts: Instant, end_seq: SeqNumber, rtt_us: u64) {
+        self.fack = Some(end_seq);
         self.rtt_us = rtt_us;
-        if self.most_recent.is_none_or(|(newest, last)| at > newest || (at == newest && end.gt(last))) {
-            self.most_recent = Some((at, end));
+        let sent_at = SentAt { xmit_ts, end_seq };
+        if self.most_recent.is_none_or(|known| sent_at.sent_after(known.xmit_ts, known.end_seq)) {
+            self.most_recent = Some(sent_at);
         }
     }
 
@@ -160,7 +156,11 @@ impl Rack {
 
     /// Marks lost segments (step 5). Returns the number of segments and when to check again.
     pub fn detect_loss(&self, queue: &mut RtxQueue, input: &RackInput) -> (u32, Option<Instant>) {
-        let Some(newest) = self.most_recent else { return (0, None) };
-        queue.mark_lost_by_time(newest, Duration::from_micros(self.rtt_us) + self.reo_wnd(input), input.now)
+        let Some(most_recent) = self.most_recent else { return (0, None) };
+        queue.mark_lost_by_time(
+            most_recent,
+            Duration::from_micros(self.rtt_us) + self.reo_wnd(input),
+            input.now,
+        )
     }
 }

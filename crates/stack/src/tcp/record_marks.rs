@@ -128,16 +128,24 @@ enum SendmsgStep {
 }
 
 impl SendmsgModel {
-    /// Writes `len` bytes, as long as fewer than `unsent` bytes are unsent and fewer than `queued` bytes are
-    /// unacknowledged when a buffer begins (`sk_stream_memory_free`). Returns the number of bytes written.
-    fn write(&mut self, len: u32, (unsent, queued): (u32, u32), mut step: impl FnMut(SendmsgStep)) -> u32 {
+    /// Writes `len` bytes, as long as fewer than `unsent_max` bytes are unsent and fewer than `queued_max`
+    /// bytes are unacknowledged when a buffer begins (`sk_stream_memory_free`). Returns the number of bytes
+    /// written.
+    fn write(
+        &mut self,
+        len: u32,
+        unsent_max: u32,
+        queued_max: u32,
+        mut step: impl FnMut(SendmsgStep),
+    ) -> u32 {
         let (begin, end) = (self.write_seq, self.write_seq + len);
         let mut buffers = 0;
         while self.write_seq < end {
             self.skb_start = self.skb_start.max(self.snd_nxt);
             let fresh = self.write_seq == self.skb_start || self.write_seq - self.skb_start >= self.size_goal;
             if fresh {
-                if self.write_seq - self.snd_nxt >= unsent || self.unacked + self.write_seq >= queued {
+                if self.write_seq - self.snd_nxt >= unsent_max || self.unacked + self.write_seq >= queued_max
+                {
                     break;
                 }
                 self.skb_start = self.write_seq;
@@ -227,31 +235,32 @@ impl Tcp {
         }
         let a = self.send_quota(idx);
         let Some(queued) = a.unsent.checked_sub(len) else { return };
-        let mut writing = self.sendmsg_model(idx, &a, queued);
+        let mut model = self.sendmsg_model(idx, &a, queued);
         let c = &self.conns[idx];
         let b = &mut self.active[c.active];
         if !b.slow_path.has(SlowPathFlags::RECORD_MARKS) {
             b.record_marks.clear();
         }
-        let (nxt, cuts) = (c.snd_nxt, &mut b.record_marks);
-        cuts.discard_before(nxt);
-        let mut goes_on = cuts.pushed_seq.is_some();
-        writing.write(len, (u32::MAX, u32::MAX), |step| match step {
+        let (snd_nxt, marks) = (c.snd_nxt, &mut b.record_marks);
+        marks.discard_before(snd_nxt);
+        let mut continues_write = marks.pushed_seq.is_some();
+        model.write(len, u32::MAX, u32::MAX, |step| match step {
             SendmsgStep::Extend { from, to, fresh } => {
-                if !fresh && let Some(last) = cuts.marks.back_mut().filter(|last| last.end == nxt + from) {
-                    last.end = nxt + to;
-                    if !goes_on {
+                if !fresh && let Some(last) = marks.marks.back_mut().filter(|last| last.end == snd_nxt + from)
+                {
+                    last.end = snd_nxt + to;
+                    if !continues_write {
                         // Only the end of a buffer that another write continues may push.
-                        cuts.marks.pop_back();
+                        marks.marks.pop_back();
                     }
                 }
-                goes_on = true;
+                continues_write = true;
             }
-            SendmsgStep::Push(at) => cuts.push(RecordMark { end: nxt + at, is_record_end: false }),
+            SendmsgStep::Push(at) => marks.push(RecordMark { end: snd_nxt + at, is_record_end: false }),
         });
-        cuts.skb_start = nxt + writing.skb_start;
-        cuts.pushed_seq = continues.then(|| nxt + writing.pushed_seq as u32);
-        let needed = cuts.is_needed();
+        marks.skb_start = snd_nxt + model.skb_start;
+        marks.pushed_seq = continues.then(|| snd_nxt + model.pushed_seq as u32);
+        let needed = marks.is_needed();
         b.slow_path.assign(SlowPathFlags::RECORD_MARKS, needed);
     }
 
@@ -282,7 +291,7 @@ impl Tcp {
         };
         self.ensure_active(idx);
         let a = self.send_quota(idx);
-        self.sendmsg_model(idx, &a, a.unsent).write(len, most, |_| {})
+        self.sendmsg_model(idx, &a, a.unsent).write(len, most.0, most.1, |_| {})
     }
 
     /// Returns the bytes from `snd_nxt` to the end of the first record. `begins`: the next segment is the
@@ -343,14 +352,14 @@ mod tests {
 
     /// Writes `len` bytes until `most` bytes are unsent. Returns the number of bytes written, the pushes, and
     /// the number of bytes sent.
-    fn write(mut writing: SendmsgModel, len: u32, most: u32) -> (u32, Vec<u32>, u32) {
+    fn write(mut model: SendmsgModel, len: u32, most: u32) -> (u32, Vec<u32>, u32) {
         let mut pushes = Vec::new();
-        let taken = writing.write(len, (most, u32::MAX), |step| {
+        let taken = model.write(len, most, u32::MAX, |step| {
             if let SendmsgStep::Push(at) = step {
                 pushes.push(at);
             }
         });
-        (taken, pushes, writing.snd_nxt)
+        (taken, pushes, model.snd_nxt)
     }
 
     /// A connection with a window of 32,896 bytes, segments of 1,000 bytes, and a congestion window of ten
@@ -390,9 +399,9 @@ mod tests {
         let later = SendmsgModel { write_seq: 5000, cwnd_quota: 0, ..fresh(65) };
         assert_eq!(write(later, 60_000, 1).0, 11_000, "what is left of the buffer");
         let mut small = fresh(65);
-        assert_eq!(small.write(60_000, (u32::MAX, 50_000), |_| {}), 58_000, "what is in flight counts");
-        let mut behind = SendmsgModel { unacked: 30_000, ..fresh(65) };
-        assert_eq!(behind.write(60_000, (u32::MAX, 50_000), |_| {}), 26_000);
+        assert_eq!(small.write(60_000, u32::MAX, 50_000, |_| {}), 58_000, "what is in flight counts");
+        let mut in_flight = SendmsgModel { unacked: 30_000, ..fresh(65) };
+        assert_eq!(in_flight.write(60_000, u32::MAX, 50_000, |_| {}), 26_000);
         let full = SendmsgModel { write_seq: 16_000, cwnd_quota: 0, ..fresh(65) };
         assert_eq!(write(full, 60_000, 16_000).0, 0);
     }

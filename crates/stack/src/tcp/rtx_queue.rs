@@ -59,6 +59,21 @@ impl RtxEntry {
     }
 }
 
+/// When a segment was sent, and where it ends, which orders segments that were sent at one time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SentAt {
+    pub xmit_ts: Instant,
+    pub end_seq: SeqNumber,
+}
+
+impl SentAt {
+    /// Whether the segment was sent after the one given (RACK_sent_after of RFC 8985 §6.2).
+    #[inline]
+    pub fn sent_after(&self, xmit_ts: Instant, end_seq: SeqNumber) -> bool {
+        self.xmit_ts > xmit_ts || (self.xmit_ts == xmit_ts && self.end_seq.gt(end_seq))
+    }
+}
+
 /// A segment that an acknowledgement newly covers, as RACK needs it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeliveredSegment {
@@ -113,14 +128,14 @@ impl Delivery {
         self.original_end = Some(self.original_end.map_or(end, |e| e.min(end)));
     }
 
-    fn count_delivered(&mut self, sent: &RtxEntry, highest: SeqNumber) {
+    fn count_delivered(&mut self, sent: &RtxEntry, fack: SeqNumber) {
         self.delivered += u32::from(sent.segments);
         let retransmitted = sent.has(EVER_RETRANS);
         if !retransmitted {
             self.first_ackt = Some(self.first_ackt.map_or(sent.xmit_ts, |t| t.min(sent.xmit_ts)));
             self.last_ackt = Some(self.last_ackt.map_or(sent.xmit_ts, |t| t.max(sent.xmit_ts)));
             self.note_original(sent.end_seq);
-            if sent.end_seq.lt(highest) {
+            if sent.end_seq.lt(fack) {
                 self.reord = Some(self.reord.map_or(sent.seq, |low| low.min(sent.seq)));
             }
         }
@@ -270,16 +285,9 @@ impl RtxQueue {
         Some(first)
     }
 
-    /// Removes what a cumulative acknowledgement of `una` covers. `highest` is the highest sequence number
+    /// Removes what a cumulative acknowledgement of `una` covers. `fack` is the highest sequence number
     /// known to have arrived.
-    pub fn clean_acked(
-        &mut self,
-        una: SeqNumber,
-        mss: u32,
-        sack: bool,
-        highest: SeqNumber,
-        out: &mut Delivery,
-    ) {
+    pub fn clean_acked(&mut self, una: SeqNumber, mss: u32, sack: bool, fack: SeqNumber, out: &mut Delivery) {
         while let Some(front) = self.queue.front().copied() {
             if front.end_seq.gt(una) {
                 if una.gt(front.seq) {
@@ -291,7 +299,7 @@ impl RtxQueue {
             self.uncount(&front, sack);
             out.has_retrans_acked |= front.has(EVER_RETRANS);
             if !front.has(SACKED) {
-                out.count_delivered(&front, highest);
+                out.count_delivered(&front, fack);
                 out.last_in_sequence = Some(DeliveredSegment::from(&front));
             }
         }
@@ -327,9 +335,9 @@ impl RtxQueue {
 
     /// Splits the entry at `index`, so that a new entry begins at `at`, which lies strictly inside of it.
     fn split(&mut self, index: usize, at: SeqNumber, mss: u32) {
-        let whole = self.queue[index];
-        let mut left = whole;
-        let mut right = whole;
+        let entry = self.queue[index];
+        let mut left = entry;
+        let mut right = entry;
         left.end_seq = at;
         left.end_kind = EndKind::Segment;
         right.seq = at;
@@ -337,8 +345,8 @@ impl RtxQueue {
         let right_segments = right.bytes().div_ceil(mss).max(1);
         left.segments = u16::try_from(left_segments).unwrap_or(u16::MAX);
         right.segments = u16::try_from(right_segments).unwrap_or(u16::MAX);
-        let grown = (u32::from(left.segments) + u32::from(right.segments)) as i64 - i64::from(whole.segments);
-        self.adjust_counters(whole.sacked_flags, grown);
+        let grown = (u32::from(left.segments) + u32::from(right.segments)) as i64 - i64::from(entry.segments);
+        self.adjust_counters(entry.sacked_flags, grown);
         self.queue[index] = left;
         self.queue.insert(index + 1, right);
     }
@@ -364,7 +372,7 @@ impl RtxQueue {
         &mut self,
         blocks: &[(SeqNumber, SeqNumber)],
         mss: u32,
-        highest: SeqNumber,
+        fack: SeqNumber,
         out: &mut Delivery,
     ) {
         let (lowest, last) = (out.reord.take(), out.last_in_sequence.take());
@@ -375,7 +383,7 @@ impl RtxQueue {
             if from.ge(end) {
                 continue;
             }
-            self.mark_block(from, (start, end), mss, highest, out);
+            self.mark_block(from, start, end, mss, fack, out);
         }
         out.reord_kinds += u8::from(out.reord.is_some());
         out.reord = lowest.into_iter().chain(out.reord).reduce(SeqNumber::min);
@@ -391,9 +399,10 @@ impl RtxQueue {
     fn mark_block(
         &mut self,
         from: SeqNumber,
-        (start, end): (SeqNumber, SeqNumber),
+        start: SeqNumber,
+        end: SeqNumber,
         mss: u32,
-        highest: SeqNumber,
+        fack: SeqNumber,
         out: &mut Delivery,
     ) {
         let mut i = self.position(from);
@@ -422,12 +431,12 @@ impl RtxQueue {
                 }
                 self.split(i, sent.seq + cut, mss);
             }
-            self.mark_entry_sacked(i, highest, out);
+            self.mark_entry_sacked(i, fack, out);
             i += 1;
         }
     }
 
-    fn mark_entry_sacked(&mut self, i: usize, highest: SeqNumber, out: &mut Delivery) {
+    fn mark_entry_sacked(&mut self, i: usize, fack: SeqNumber, out: &mut Delivery) {
         let sent = &mut self.queue[i];
         let n = u32::from(sent.segments);
         let before = *sent;
@@ -445,7 +454,7 @@ impl RtxQueue {
         if !before.has(EVER_RETRANS | LOST) {
             out.last_sackt = Some(out.last_sackt.map_or(before.xmit_ts, |t| t.max(before.xmit_ts)));
         }
-        out.count_delivered(&before, highest);
+        out.count_delivered(&before, fack);
         if out.last_in_sequence.is_none_or(|last| before.end_seq.gt(last.end_seq)) {
             out.last_in_sequence = Some(DeliveredSegment::from(&before));
         }
@@ -474,16 +483,15 @@ impl RtxQueue {
     /// been reordered.
     pub fn mark_lost_by_time(
         &mut self,
-        newest: (Instant, SeqNumber),
-        patience: core::time::Duration,
+        most_recent: SentAt,
+        reo_timeout: core::time::Duration,
         now: Instant,
     ) -> (u32, Option<Instant>) {
         let mut marked = 0;
         let mut again: Option<Instant> = None;
         for i in 0..self.queue.len() {
             let sent = self.queue[i];
-            let before = sent.xmit_ts < newest.0 || (sent.xmit_ts == newest.0 && sent.end_seq.lt(newest.1));
-            if !before {
+            if !most_recent.sent_after(sent.xmit_ts, sent.end_seq) {
                 // Entries that were never retransmitted are in order of time, so none after this one is
                 // older.
                 if !sent.has(EVER_RETRANS) {
@@ -494,7 +502,7 @@ impl RtxQueue {
             if sent.has(SACKED) || (sent.has(LOST) && !sent.has(SACKED_RETRANS)) {
                 continue;
             }
-            let due = sent.xmit_ts + patience;
+            let due = sent.xmit_ts + reo_timeout;
             if due <= now {
                 marked += u32::from(sent.segments);
                 self.mark_lost_at(i);
@@ -738,7 +746,7 @@ mod tests {
         q.mark_sacked(&[(seq(4000), seq(5000))], 1000, seq(0), &mut d);
         let newest = d.most_recent.unwrap();
         let (marked, again) = q.mark_lost_by_time(
-            (newest.xmit_ts, newest.end_seq),
+            SentAt { xmit_ts: newest.xmit_ts, end_seq: newest.end_seq },
             core::time::Duration::from_millis(10),
             at(12),
         );

@@ -72,12 +72,12 @@ impl Tcp {
         if c.has(Flags::ATO_SET) && now_ms.wrapping_sub(c.last_rx) < self.config.delayed_ack_ms {
             c.flags.set(Flags::PINGPONG);
         }
-        let times = (self.config.tail_loss_probes, self.profiles.get(c.profile));
+        let (enabled, profile) = (self.config.tail_loss_probes, self.profiles.get(c.profile));
         // Nothing was in flight, so a new round begins.
         b.is_cwnd_limited = c.cwnd <= 1;
         b.max_packets_out = 1;
         b.cwnd_usage_seq = end;
-        let (kind, at) = ack::loss_probe_or_rto(c, b, times, now, now.after_micros(rto_us));
+        let (kind, at) = ack::loss_probe_or_rto(c, b, enabled, profile, now, now.after_micros(rto_us));
         b.set_timer(kind, at);
         if c.has(Flags::KEEPALIVE) {
             self.rearm(idx);

@@ -62,7 +62,7 @@ impl Cubic {
     }
 
     /// Grows the window (RFC 9438 §4.2 to §4.5).
-    pub fn on_ack(&mut self, c: &mut Tcb, credit: &mut u32, now: Instant, acked: u32) {
+    pub fn on_ack(&mut self, c: &mut Tcb, snd_cwnd_cnt: &mut u32, now: Instant, acked: u32) {
         let cwnd = f64::from(c.cwnd);
         let mut epoch = self.epoch.unwrap_or_else(|| self.begin(cwnd, now));
         let t = (now - epoch.start).as_secs_f64();
@@ -77,18 +77,18 @@ impl Cubic {
         self.epoch = Some(epoch);
         if now_cubic < friendly && friendly >= cwnd + 1.0 {
             c.cwnd = friendly as u32;
-            *credit = 0;
+            *snd_cwnd_cnt = 0;
             return;
         }
         // The window grows by (target − cwnd) / cwnd for each acknowledged segment, so by one for each cwnd /
         // (target − cwnd) segments.
         let gap = target - cwnd;
         let per_segment = if gap > 0.0 { cwnd / gap } else { 100.0 * cwnd };
-        *credit += acked;
+        *snd_cwnd_cnt += acked;
         let step = (per_segment.max(1.0)) as u32;
-        if *credit >= step {
-            c.cwnd += (*credit / step).min(acked.max(1));
-            *credit %= step;
+        if *snd_cwnd_cnt >= step {
+            c.cwnd += (*snd_cwnd_cnt / step).min(acked.max(1));
+            *snd_cwnd_cnt %= step;
         }
     }
 
@@ -143,12 +143,12 @@ mod tests {
         c.ssthresh = cubic.on_congestion(&c);
         assert_eq!(c.ssthresh, 70);
         c.cwnd = 70;
-        let mut credit = 0;
+        let mut snd_cwnd_cnt = 0;
         let mut now = Instant::from_millis(1);
         let mut at_k = 0;
         for _ in 0..60 {
             let cwnd = c.cwnd;
-            cubic.on_ack(&mut c, &mut credit, now, cwnd);
+            cubic.on_ack(&mut c, &mut snd_cwnd_cnt, now, cwnd);
             now += Duration::from_millis(100);
             if now.as_millis() / 100 == 42 {
                 at_k = c.cwnd;
@@ -164,11 +164,11 @@ mod tests {
         c.srtt = 1000 << 3;
         c.ssthresh = cubic.on_congestion(&c);
         c.cwnd = 14;
-        let mut credit = 0;
+        let mut snd_cwnd_cnt = 0;
         let mut now = Instant::from_millis(1);
         for _ in 0..100 {
             let cwnd = c.cwnd;
-            cubic.on_ack(&mut c, &mut credit, now, cwnd);
+            cubic.on_ack(&mut c, &mut snd_cwnd_cnt, now, cwnd);
             now += Duration::from_millis(1);
         }
         assert!(c.cwnd > 60, "0.53 segments a round until 20, then one: {}", c.cwnd);

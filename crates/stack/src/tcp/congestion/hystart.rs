@@ -10,6 +10,15 @@ const RTT_SAMPLES: u32 = 8;
 const CSS_GROWTH_DIVISOR: u32 = 4;
 const CSS_ROUNDS: u32 = 5;
 
+/// State of Conservative Slow Start (RFC 9406 §4.2).
+#[derive(Clone, Copy, Debug)]
+struct ConservativeSlowStart {
+    /// Round-trip time at which it began (cssBaselineMinRtt), in µs.
+    baseline_min_rtt_us: u32,
+    /// Rounds so far.
+    rounds: u32,
+}
+
 /// State of HyStart++.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HyStart {
@@ -21,9 +30,8 @@ pub(crate) struct HyStart {
     last_round_min_rtt_us: Option<u32>,
     current_round_min_rtt_us: Option<u32>,
     rtt_sample_count: u32,
-    /// In Conservative Slow Start: the baseline round-trip time (cssBaselineMinRtt) in µs, and the number of
-    /// rounds so far.
-    css: Option<(u32, u32)>,
+    /// Present in Conservative Slow Start.
+    css: Option<ConservativeSlowStart>,
     /// Slow start was left once; from then on standard slow start is used (RFC 9406 §4.3).
     ended: bool,
 }
@@ -41,13 +49,13 @@ impl HyStart {
 
     /// Returns by how many segments the window grows when `acked` segments were acknowledged: a quarter of
     /// them in Conservative Slow Start.
-    pub fn growth(&self, acked: u32, credit: &mut u32) -> u32 {
+    pub fn growth(&self, acked: u32, snd_cwnd_cnt: &mut u32) -> u32 {
         if self.css.is_none() {
             return acked;
         }
-        *credit += acked;
-        let growth = *credit / CSS_GROWTH_DIVISOR;
-        *credit %= CSS_GROWTH_DIVISOR;
+        *snd_cwnd_cnt += acked;
+        let growth = *snd_cwnd_cnt / CSS_GROWTH_DIVISOR;
+        *snd_cwnd_cnt %= CSS_GROWTH_DIVISOR;
         growth
     }
 
@@ -69,11 +77,11 @@ impl HyStart {
             None => {
                 let threshold = (last / MIN_RTT_DIVISOR).clamp(MIN_RTT_THRESH_US, MAX_RTT_THRESH_US);
                 if current >= last.saturating_add(threshold) {
-                    self.css = Some((current, 0));
+                    self.css = Some(ConservativeSlowStart { baseline_min_rtt_us: current, rounds: 0 });
                 }
             }
             // The rise was noise: slow start continues.
-            Some((baseline, _)) if current < baseline => self.css = None,
+            Some(css) if current < css.baseline_min_rtt_us => self.css = None,
             Some(_) => {}
         }
     }
@@ -87,12 +95,11 @@ impl HyStart {
         self.window_end = None;
         self.last_round_min_rtt_us = self.current_round_min_rtt_us.take();
         self.rtt_sample_count = 0;
-        if let Some((baseline, rounds)) = self.css {
-            if rounds + 1 >= CSS_ROUNDS {
+        if let Some(css) = &mut self.css {
+            css.rounds += 1;
+            if css.rounds >= CSS_ROUNDS {
                 c.ssthresh = c.cwnd;
                 self.end();
-            } else {
-                self.css = Some((baseline, rounds + 1));
             }
         }
     }

@@ -3,10 +3,10 @@
 use crate::tcp::conn::Tcb;
 
 /// Grows the window by one segment for each window of acknowledged segments.
-pub(crate) fn additive_increase(c: &mut Tcb, credit: &mut u32, acked: u32) {
-    *credit += acked;
-    while *credit >= c.cwnd {
-        *credit -= c.cwnd;
+pub(crate) fn additive_increase(c: &mut Tcb, snd_cwnd_cnt: &mut u32, acked: u32) {
+    *snd_cwnd_cnt += acked;
+    while *snd_cwnd_cnt >= c.cwnd {
+        *snd_cwnd_cnt -= c.cwnd;
         c.cwnd += 1;
     }
 }
