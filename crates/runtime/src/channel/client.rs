@@ -37,74 +37,75 @@ use std::collections::VecDeque;
 use std::io::IoSliceMut;
 use std::sync::Arc;
 
-/// Links are numbered with so many bits: who tells of more is no stack.
+/// Upper limit of the links that a stack may report: link numbers have 16 bits. A stack that reports more is
+/// not valid.
 const LINKS_MAX: usize = 1 << 16;
 
-/// What happened.
+/// An event on a listener, a connection or a UDP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientEvent {
-    /// A connection to the listener of this number was taken.
+    /// The client accepted a connection.
     Accepted {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
-        /// Number of its listener.
+        /// Number of the connection's listener.
         listener: u32,
     },
-    /// There is a connection to accept. Only after [`Client::accept_by_hand`].
+    /// A connection can be accepted. Only reported after [`Client::accept_explicitly`].
     Offered {
-        /// Number of its listener.
+        /// Number of the listener.
         listener: u32,
     },
     /// A connection that this client opened is established.
     Connected {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
     },
-    /// There are bytes to read.
+    /// Bytes can be read.
     Readable {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
     },
-    /// There is room again after a write was cut short.
+    /// There is send space again after a short write.
     Writable {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
     },
-    /// The peer acknowledged bytes. Only with ack events switched on.
+    /// The peer acknowledged bytes. Only reported for connections with ack events switched on.
     Acked {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
-        /// How many, since the last such event.
+        /// Bytes acknowledged since the last event of this kind.
         bytes: u32,
     },
     /// The peer announced urgent data.
     Urgent {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
     },
-    /// There are datagrams, or an error, on a UDP socket.
+    /// A UDP socket has datagrams or an error.
     Datagrams {
-        /// Which socket.
+        /// The socket.
         conn: Conn,
     },
-    /// The peer's FIN follows what there is to read.
+    /// The peer sent FIN. Bytes received before it may still have to be read.
     PeerClosed {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
     },
-    /// The connection is over. What was received can still be read; [`Client::release`] gives it back.
+    /// The connection is closed. Received bytes can still be read; [`Client::release`] frees the socket.
     Closed {
-        /// Which connection.
+        /// The connection.
         conn: Conn,
-        /// Why.
+        /// Why it closed.
         reason: CloseReason,
     },
 }
 
-/// What a client is made of: to be sent to another process.
+/// Descriptors and number of a client, to be sent to the process that becomes this client.
 #[derive(Debug)]
 pub struct ClientParts {
-    /// The memory of the channel.
+    /// The memory file of the region.
     pub region: OwnedFd,
     /// Wakes the stack.
     pub stack_wake: OwnedFd,
@@ -114,52 +115,53 @@ pub struct ClientParts {
     pub client: u32,
 }
 
-/// What the client knows of a socket.
+/// What the client knows about a socket.
 #[derive(Clone, Copy, Debug, Default)]
 struct ClientSocket {
-    /// Of the connection; `None` if the client does not hold it.
+    /// Generation of the socket; `None` if the client does not own it.
     generation: Option<u32>,
-    /// Bits of the state that were reported.
+    /// State bits that were reported as events.
     reported_state: u32,
-    /// How many bytes had come when readable was last reported.
+    /// Position of the last byte received when the socket was last reported readable.
     reported_written: u64,
-    /// Bytes that were acknowledged, and notices, when they were last reported.
+    /// Bytes acknowledged, and the number of out-of-band events, when they were last reported.
     reported_acked: u64,
     reported_oob_events: u32,
 }
 
-/// Who rings the stack.
+/// The notifying side of the ring to the stack.
 enum StackNotifier {
-    /// This thread alone.
+    /// Used by the client's thread alone.
     Exclusive(Notifier),
-    /// All threads of the process, which may share its sockets with others.
+    /// Used by all threads of the process, which may share its sockets with other processes.
     Shared(Arc<SharedStreams>),
 }
 
-/// An application's end of a channel. Used by one thread at a time; if it came through the [door](crate::door), other threads may use its
-/// [streams](Client::streams) meanwhile.
+/// An application's end of a channel. One thread uses it at a time. If it was attached through the
+/// [broker](crate::broker), other threads may use its [streams](Client::streams) meanwhile.
 pub struct Client {
     pub(super) region: Arc<Region>,
     number: usize,
     to_stack: StackNotifier,
-    /// This client has rung since it asked last whether the stack has to be woken, if other threads ring as well.
+    /// With [`StackNotifier::Shared`]: this client has notified since it last checked whether the stack has
+    /// to be woken.
     has_notified: bool,
     from_stack: NotifyQueue,
-    /// The stack's, to wake it.
+    /// Wakes the stack.
     stack_wake: Arc<EventFd>,
-    /// Ours, to be woken.
+    /// Wakes this client.
     wake: Arc<EventFd>,
     control: Box<dyn ControlPath>,
     sockets: Vec<ClientSocket>,
-    /// Sockets on which a write was cut short.
+    /// Sockets on which a write was short.
     blocked: Arc<SendBlockedFlags>,
     events: VecDeque<ClientEvent>,
-    /// Where the next socket at hand is looked for.
+    /// The slot at which the search for the next preallocated socket begins.
     next_preallocated: usize,
-    /// What is offered, if offers are not taken at once.
+    /// Connections offered to a client that accepts explicitly.
     explicit_offers: Option<Box<ReceivedOffers>>,
     is_detached: bool,
-    /// A child that has not looked yet at what it inherited.
+    /// The client is a forked child that has not yet compared the sockets it inherited with the region.
     must_rescan: bool,
 }
 
@@ -185,7 +187,8 @@ impl Client {
         control: Box<dyn ControlPath>,
         blocked: Arc<SendBlockedFlags>,
     ) -> Self {
-        // The stack may have rung since it knows of this client. Bells that nobody answers would be the last for their sockets.
+        // The stack may have notified this client since it was admitted. A skipped entry would keep its
+        // socket's flag set and suppress all later notifications.
         let from_stack = region.to_client(number).notify_queue_from_start();
         Self {
             region,
@@ -206,10 +209,10 @@ impl Client {
         }
     }
 
-    /// A client of a stack in another process.
+    /// Opens a client of a stack in another process.
     ///
     /// # Errors
-    /// The region cannot be mapped, or is not what it should be.
+    /// Returns an error if the region cannot be mapped or is not valid.
     pub fn open(parts: ClientParts, control: Box<dyn ControlPath>) -> Result<Self, Error> {
         let region = Region::open(parts.region).map_err(|e| Error::io("region of the channel", e))?;
         let number = parts.client as usize;
@@ -233,7 +236,8 @@ impl Client {
         Self::assemble(region, number, StackNotifier::Shared(streams), stack, wake, control, blocked)
     }
 
-    /// The streams of its connections, for other threads. `None` in the stack's own process, where a client is one thread's.
+    /// Returns the streams of this client's connections, for use by other threads. `None` in the stack's own
+    /// process, where a client belongs to one thread.
     pub fn streams(&self) -> Option<Arc<SharedStreams>> {
         match &self.to_stack {
             StackNotifier::Shared(streams) => Some(streams.clone()),
@@ -245,20 +249,21 @@ impl Client {
         self.control.call(self.number, request)
     }
 
-    /// Whether the stack can be used: before that its IPv6 addresses may not have been checked (RFC 4862 §5.4), and cannot be listened on.
+    /// Returns whether the stack can be used. Before that, its IPv6 addresses may still be tentative (RFC
+    /// 4862 §5.4) and cannot be listened on.
     pub fn is_ready(&self) -> bool {
         self.region.is_ready()
     }
 
-    /// Listens, and takes up to `credits` connections at a time from now on. Returns the listener's number.
+    /// Opens a listener and accepts up to `credits` connections at a time. Returns the listener's number.
     ///
     /// # Errors
-    /// The stack's, or the shard is gone.
+    /// Returns the stack's error, or an error if the shard is gone.
     pub fn listen(&mut self, local: SocketAddr, options: ListenOptions, credits: u32) -> Result<u32, Error> {
         self.listen_as(ChannelRequest::Listen(local, options), credits)
     }
 
-    /// The same as `request` asks for it.
+    /// Opens a listener with a given request.
     pub(super) fn listen_as(&mut self, request: ChannelRequest, credits: u32) -> Result<u32, Error> {
         match self.call(request)? {
             ChannelReply::Listen(Ok(listener)) => {
@@ -270,10 +275,10 @@ impl Client {
         }
     }
 
-    /// Takes connections of a listener that another client opened, too, up to `credits` at a time.
+    /// Joins a listener that another client opened, and accepts up to `credits` of its connections at a time.
     ///
     /// # Errors
-    /// There is none of this number, or the shard is gone.
+    /// Returns an error if there is no listener of this number, or if the shard is gone.
     pub fn join(&mut self, listener: u32, credits: u32) -> Result<(), Error> {
         match self.call(ChannelRequest::Join(listener))? {
             ChannelReply::Join(Ok(())) => {
@@ -285,20 +290,23 @@ impl Client {
         }
     }
 
-    /// How many connections of a listener this client would take now. What it was offered and did not take goes to others only after
-    /// `channel.offer_ms`.
+    /// Sets how many connections of a listener this client is willing to accept now. A connection that was
+    /// offered and not accepted goes to other clients only after `channel.offer_ms`.
     pub fn set_credits(&mut self, listener: u32, credits: u32) {
         let Some(word) = self.region.credits(self.number).get(listener as usize) else { return };
         word.store(credits, Ordering::Release);
         self.notify_any();
     }
 
-    /// The same for connections that no other client would take now: this one serves another shard rather than this.
+    /// Sets credits of lower priority: connections are offered to this client only if no other client has
+    /// credit. For a worker that prefers another shard.
     pub fn set_fallback_credits(&mut self, listener: u32, credits: u32) {
         self.set_credits(listener, credits.min(FALLBACK_CREDIT - 1) | FALLBACK_CREDIT);
     }
 
-    /// Who did not take in time what it was offered, because it was busy, is offered nothing until it rings. It may have nothing else to ring for.
+    /// Makes the stack offer connections to this client again. The stack suspends offers to a client that did
+    /// not accept in time until that client notifies it, and a busy client may have nothing else to notify
+    /// the stack of.
     #[inline]
     pub(super) fn resume_offers(&mut self) {
         let dozes = self.region.offers_suspended(self.number);
@@ -308,23 +316,25 @@ impl Client {
         }
     }
 
-    /// Rings for no socket in particular: credits are looked at with any bell.
+    /// Notifies the stack without a particular socket. The stack reads the credits after any notification.
     fn notify_any(&mut self) {
         self.notify(0, NOTIFIED);
     }
 
-    /// Takes no more connections of a listener. The last client to do so closes it: connections that nobody took are reset.
+    /// Stops accepting connections of a listener. The last client to do so closes the listener: connections
+    /// that no client accepted are reset.
     ///
     /// # Errors
-    /// The shard is gone.
+    /// Returns an error if the shard is gone.
     pub fn unlisten(&mut self, listener: u32) -> Result<(), Error> {
         self.call(ChannelRequest::Unlisten(listener)).map(|_| ())
     }
 
-    /// The same where somebody asks something afterwards, of this shard or of another one of the stack: when that is answered this is done.
+    /// Stops accepting connections of a listener, like [`unlisten`](Self::unlisten), but need not wait for
+    /// the reply. The request is done when a later request to any shard of the stack is answered.
     ///
     /// # Errors
-    /// The shard is gone.
+    /// Returns an error if the shard is gone.
     pub fn post_unlisten(&mut self, listener: u32) -> Result<(), Error> {
         self.control.post(self.number, ChannelRequest::Unlisten(listener))
     }
@@ -332,7 +342,7 @@ impl Client {
     /// Opens a connection; [`ClientEvent::Connected`] or [`ClientEvent::Closed`] follows.
     ///
     /// # Errors
-    /// The stack's, or the shard is gone.
+    /// Returns the stack's error, or an error if the shard is gone.
     pub fn connect(&mut self, remote: SocketAddr, options: ConnectOptions) -> Result<Conn, Error> {
         match self.call(ChannelRequest::Connect(remote, options))? {
             ChannelReply::Connect(Ok((socket, generation))) => {
@@ -344,10 +354,12 @@ impl Client {
         }
     }
 
-    /// Sets an option, as soon as the stack sees it: no question is asked.
+    /// Sets an option of a connection. The stack applies it when it processes the notification; there is no
+    /// request.
     ///
     /// # Errors
-    /// [`OptionError::Stale`] also if the connection is over.
+    /// Returns [`OptionError::Invalid`] for an invalid value, [`OptionError::Stale`] if the handle is stale
+    /// or the connection is closed.
     pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
         if !option.is_valid() {
             return Err(OptionError::Invalid);
@@ -357,14 +369,14 @@ impl Client {
         Ok(())
     }
 
-    /// The links of the stack, in its order.
+    /// Returns the links of the stack, in the stack's order.
     ///
     /// # Errors
-    /// The shard is gone.
+    /// Returns an error if the shard is gone.
     pub fn links(&mut self) -> Result<Vec<LinkInfo>, Error> {
         let mut links = Vec::new();
         loop {
-            // Cannot truncate: links are numbered with 16 bits.
+            // Cannot truncate: `LINKS_MAX` bounds the count.
             match self.call(ChannelRequest::Links(links.len() as u32))? {
                 ChannelReply::Links(more) if more.is_empty() => return Ok(links),
                 ChannelReply::Links(more) if links.len() + more.len() <= LINKS_MAX => links.extend(more),
@@ -373,10 +385,10 @@ impl Client {
         }
     }
 
-    /// What the stack knows of a connection.
+    /// Returns what the stack knows about a connection.
     ///
     /// # Errors
-    /// The handle is stale, the connection over, or the shard gone.
+    /// Returns an error if the handle is stale, the connection is closed, or the shard is gone.
     pub fn info(&mut self, conn: Conn) -> Result<Box<TcpInfo>, Stale> {
         self.tracked(conn)?;
         match self.call(ChannelRequest::Info(conn.index())) {
@@ -385,17 +397,17 @@ impl Client {
         }
     }
 
-    /// Asks in another way from now on.
+    /// Replaces the path that requests take.
     pub(super) fn set_control(&mut self, control: Box<dyn ControlPath>) {
         self.control = control;
     }
 
-    /// Sockets of the channel.
+    /// Returns the number of sockets in the region.
     pub(super) fn sockets_max(&self) -> usize {
         self.region.sockets()
     }
 
-    /// What is known of a socket. `None`: there is none of this number.
+    /// Returns the entry of a socket; `None` if there is no socket of this number.
     fn socket_entry(&mut self, socket: u32) -> Option<&mut ClientSocket> {
         let place = socket as usize;
         if place >= self.sockets.len() && place < self.sockets_max() {
@@ -404,31 +416,31 @@ impl Client {
         self.sockets.get_mut(place)
     }
 
-    /// What wakes the client.
+    /// Returns the descriptor that wakes this client.
     pub(crate) fn wake_event(&self) -> Arc<EventFd> {
         self.wake.clone()
     }
 
-    /// The client holds this socket from now on, as the stack has answered.
+    /// Records that the client owns this socket, as the stack has confirmed.
     pub(super) fn track(&mut self, socket: u32, generation: u32) {
         if let Some(held) = self.socket_entry(socket) {
             *held = ClientSocket { generation: Some(generation), ..ClientSocket::default() };
             self.blocked.clear(socket);
-            // What happened meanwhile was rung before it was held.
+            // The stack may have notified of changes before the socket was tracked.
             self.report_changes(Conn::new(socket, generation));
         }
     }
 
-    /// How often urgent data of a connection were announced or came.
+    /// Returns how many out-of-band events the stack has counted on a connection; 0 if the handle is stale.
     #[inline]
     pub(super) fn oob_events(&self, conn: Conn) -> u32 {
         self.tracked(conn).map_or(0, |_| self.region.socket(conn.index()).oob_events.load(Ordering::Relaxed))
     }
 
-    /// How many bytes of a connection were read.
+    /// Returns the position up to which a connection's bytes were read.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub(super) fn read_position(&self, conn: Conn) -> Result<u64, Stale> {
         Ok(self.socket_ref(conn)?.read_position())
     }
@@ -439,25 +451,25 @@ impl Client {
         if held.generation == Some(conn.generation()) { Ok(held) } else { Err(Stale::Handle) }
     }
 
-    /// The peer's end.
+    /// Returns the peer's address.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn peer(&self, conn: Conn) -> Result<SocketAddr, Stale> {
         self.tracked(conn)?;
         Ok(self.region.socket(conn.index()).endpoint(1))
     }
 
-    /// Our end and the peer's.
+    /// Returns the local and the peer's address.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn endpoints(&self, conn: Conn) -> Result<[SocketAddr; 2], Stale> {
         self.tracked(conn)?;
         Ok(self.region.socket(conn.index()).endpoints())
     }
 
-    /// What is done with the bytes of a connection.
+    /// Returns a reference through which the bytes of a connection are accessed.
     #[inline]
     fn socket_ref(&self, conn: Conn) -> Result<SocketRef<'_>, Stale> {
         self.tracked(conn)?;
@@ -465,26 +477,28 @@ impl Client {
         Ok(SocketRef::new(&self.region, conn.index(), shared_by))
     }
 
-    /// Bytes that wait to be read.
+    /// Returns how many bytes can be read.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn readable(&self, conn: Conn) -> Result<usize, Stale> {
         Ok(self.socket_ref(conn)?.readable())
     }
 
-    /// Copies what waits, from `skip` bytes behind its beginning on; it stays. Returns how many bytes.
+    /// Copies received bytes, beginning `skip` bytes after the read position, without consuming them. Returns
+    /// how many.
     ///
     /// # Errors
-    /// The handle is stale, or a process that shares it was stopped in the middle of using it.
+    /// Returns an error if the handle is stale, or if a process that shares the socket was stopped while it
+    /// had the lock.
     pub fn peek(&self, conn: Conn, skip: usize, out: &mut [u8]) -> Result<usize, RecvError> {
         self.socket_ref(conn).map_err(|_| RecvError::Stale)?.peek(skip, out)
     }
 
-    /// Takes `count` bytes off the front of what waits, at most what there is.
+    /// Consumes `count` received bytes, or fewer if fewer were received.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn consume(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
         if self.socket_ref(conn)?.consume(count) {
             self.notify(conn.index(), NOTIFIED);
@@ -492,7 +506,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reads and takes what waits. `Ok(0)` if nothing does.
+    /// Reads and consumes received bytes. Returns `Ok(0)` if there are none.
     ///
     /// # Errors
     /// As [`Client::peek`].
@@ -504,11 +518,14 @@ impl Client {
         Ok(count)
     }
 
-    /// How a connection stands, and what waited then, into buffers from byte `skip` of them on. `None` on a connection on which urgent data were ever announced: there reads have
-    /// to heed [`mark`](Self::mark), and nothing is taken. Nor is anything where a process that shares it was stopped in the middle of using it; then the end of it does not show, either.
+    /// Reads into buffers, beginning at byte `skip` of their concatenation. Returns the connection's state
+    /// and the number of bytes read. The number is `None`, and nothing is consumed, if urgent data was ever
+    /// announced on the connection: reads then have to heed the [`urgent_mark`](Self::urgent_mark). If a
+    /// process that shares the socket was stopped while it had the lock, nothing is read either, and the
+    /// state does not show the end of the connection.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     #[inline]
     pub fn recv_into(
         &mut self,
@@ -527,17 +544,18 @@ impl Client {
         Ok((standing, taken.map(|(count, _)| count)))
     }
 
-    /// Whether [`flush`](Self::flush) has anything to tell.
+    /// Returns whether [`flush`](Self::flush) may have to wake the stack.
     #[inline]
     pub fn needs_flush(&self) -> bool {
         self.has_notified || matches!(self.to_stack, StackNotifier::Exclusive(_))
     }
 
-    /// Writes as many bytes as there is room for, and returns how many. If that is less than all, [`ClientEvent::Writable`] follows.
+    /// Writes as many bytes as there is space for, and returns how many. After a short write
+    /// [`ClientEvent::Writable`] follows.
     ///
     /// # Errors
-    /// The handle is stale; the connection is over, or its write side closed. [`SendError::Full`]: a process that shares it was stopped in the middle of
-    /// using it.
+    /// Returns an error if the handle is stale, the connection is closed or its write side is shut down, and
+    /// [`SendError::Full`] if a process that shares the socket was stopped while it had the lock.
     #[inline]
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         if self.is_stack_gone() {
@@ -545,18 +563,20 @@ impl Client {
         }
         let hand = self.socket_ref(conn).map_err(|_| SendError::Stale)?;
         let count = hand.send(bytes, self.blocked.flag(conn.index()))?;
-        // Of what it sends from the buffer the stack may take something out, and does so only for those who wait.
+        // The stack copies bytes out of a lent buffer only for writers that wait for space, so it has to
+        // learn of this one.
         if count > 0 || !bytes.is_empty() && hand.has_loan() {
             self.notify(conn.index(), NOTIFIED);
         }
         Ok(count)
     }
 
-    /// What was written on a connection is the end of a record (`MSG_EOR`): what is written later shares no segment with it. If the stack has not even come to the end of the
-    /// record before, it is asked first; one that it still does not come to is no record any more.
+    /// Marks the end of what was written on a connection as the end of a record (`MSG_EOR`): later bytes
+    /// share no segment with it. If the stack has not yet reached the end of the previous record, this asks
+    /// the stack first; a record end that the stack still has not reached is forgotten.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn end_record(&mut self, conn: Conn) -> Result<(), Stale> {
         if self.socket_ref(conn)?.has_pending_record() {
             let _ = self.sendable_within(conn, 0, (u32::MAX, u32::MAX));
@@ -566,11 +586,13 @@ impl Client {
         Ok(())
     }
 
-    /// How many of `len` bytes, 2^30 at the most, may be written before so many or more have not left, with what the stack would send meanwhile, or are not acknowledged: it is asked. If not all
-    /// may, [`ClientEvent::Writable`] follows when some were acknowledged, or have left, if [`await_room`](Self::await_room) asks for it.
+    /// Asks the stack how many of `len` bytes (at most 2^30) may be written until `most.0` bytes are unsent,
+    /// counting what the stack would send meanwhile, or `most.1` bytes are unacknowledged. If the result is
+    /// less than `len`, [`ClientEvent::Writable`] follows when bytes were acknowledged, or were sent if
+    /// [`await_send_space`](Self::await_send_space) requested it.
     ///
     /// # Errors
-    /// The handle is stale, the connection over, or the shard gone.
+    /// Returns an error if the handle is stale, the connection is closed, or the shard is gone.
     pub fn sendable_within(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> Result<u32, Stale> {
         self.tracked(conn)?;
         self.flush();
@@ -580,7 +602,7 @@ impl Client {
         }
     }
 
-    /// Says that what it writes lies in another ring.
+    /// Claims that the outgoing bytes are in another ring.
     #[cfg(all(test, not(loom)))]
     pub(super) fn forge_ring(&self, conn: Conn, number: u32) {
         let words = self.region.socket(conn.index());
@@ -593,44 +615,45 @@ impl Client {
         Ok(())
     }
 
-    /// FIN behind what was written; receiving goes on.
+    /// Sends FIN after what was written; receiving continues.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn shutdown_write(&mut self, conn: Conn) -> Result<(), Stale> {
         self.request(conn, request::SHUTDOWN)
     }
 
-    /// Nobody will read what is still to come. While this end goes on sending that changes nothing; bytes that come after its FIN reset the connection, as on
-    /// Linux (`tcp_rcv_state_process`).
+    /// Declares that later bytes will not be read. While this end still sends, nothing changes; bytes that
+    /// arrive after its FIN reset the connection, as on Linux (`tcp_rcv_state_process`).
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn shutdown_read(&mut self, conn: Conn) -> Result<(), Stale> {
         self.request(conn, request::SHUTDOWN_READ)
     }
 
-    /// Closes both directions, whoever else holds it: what was written is still sent. What was received and not read makes it a reset, as on
-    /// Linux. [`ClientEvent::Closed`] follows.
+    /// Closes both directions, for all owners: what was written is still sent. Received bytes that were not
+    /// read make it a reset, as on Linux. [`ClientEvent::Closed`] follows.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn close(&mut self, conn: Conn) -> Result<(), Stale> {
         self.request(conn, request::CLOSE)
     }
 
-    /// Resets it. [`ClientEvent::Closed`] follows.
+    /// Resets the connection. [`ClientEvent::Closed`] follows.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn abort(&mut self, conn: Conn) -> Result<(), Stale> {
         self.request(conn, request::ABORT)
     }
 
-    /// The client holds the connection no longer, and the handle is stale. The last to do so closes it.
+    /// Gives up ownership of the connection and makes the handle stale. The last owner to do so closes the
+    /// connection.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn release(&mut self, conn: Conn) -> Result<(), Stale> {
         self.tracked(conn)?;
         self.sockets[conn.index() as usize].generation = None;
@@ -649,8 +672,10 @@ impl Client {
         }
     }
 
-    /// Tells the stack at once of what was done by this client. To be called after each batch: until then the stack may sleep through it. What other threads have done by its
-    /// [streams](Client::streams) is theirs to [tell](Streams::flush): this asks for nobody who has not rung himself. Only [`Client::before_sleep`] tells of theirs, too.
+    /// Wakes the stack if this client has notified it and it sleeps. Call this after each batch: until then
+    /// the stack may sleep despite the notifications. Other threads that use the [streams](Client::streams)
+    /// [flush](SharedStreams::flush) their own notifications; only [`Client::before_sleep`] covers theirs,
+    /// too.
     #[inline]
     pub fn flush(&mut self) {
         match &mut self.to_stack {
@@ -667,13 +692,13 @@ impl Client {
         }
     }
 
-    /// The next thing that happened.
+    /// Returns the next event.
     pub fn next_event(&mut self) -> Option<ClientEvent> {
         loop {
             if let Some(event) = self.events.pop_front() {
                 return Some(event);
             }
-            // The stack does not break its rings.
+            // The stack does not corrupt its rings.
             let Some((socket, _)) = self.from_stack.pop(self.region.to_client(self.number)).ok().flatten()
             else {
                 if !self.must_rescan {
@@ -697,7 +722,8 @@ impl Client {
         }
     }
 
-    /// What mostly a bell is for: there are bytes to be read, and no other news. That is reported with this, and goes through no queue.
+    /// Handles the most frequent notification: bytes can be read and nothing else has changed. Returns true
+    /// in this case, and records that it was reported, so that no event passes through the queue.
     #[inline]
     fn has_only_new_bytes(&mut self, conn: Conn) -> bool {
         let place = conn.index() as usize;
@@ -710,7 +736,7 @@ impl Client {
         is_all && core::mem::replace(&mut held.reported_written, came) != came
     }
 
-    /// Compares what the stack says of a socket with what was reported.
+    /// Queues an event for each difference between the socket's state in the region and what was reported.
     fn report_changes(&mut self, conn: Conn) {
         let socket = conn.index();
         let held = &mut self.sockets[socket as usize];
@@ -761,15 +787,16 @@ impl Client {
         }
     }
 
-    /// Readable when the client slept and something happened.
+    /// Becomes readable when an event occurs while the client sleeps.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// To be called before sleeping on [`Client::wake_fd`]. False if something happened: do not sleep.
+    /// Prepares to sleep on [`Client::wake_fd`]. Returns false if an event is pending: the client must not
+    /// sleep then.
     pub fn before_sleep(&mut self) -> bool {
         self.resume_offers();
-        // Also for threads that have rung and not asked yet.
+        // Covers other threads that have notified and not yet flushed.
         self.has_notified = true;
         self.flush();
         let sleeps = self.events.is_empty()
@@ -781,7 +808,7 @@ impl Client {
         sleeps
     }
 
-    /// A stack that left the CPU to this client goes on.
+    /// Wakes a stack that yielded its CPU to this client.
     fn end_yield(&mut self) {
         match &mut self.to_stack {
             StackNotifier::Exclusive(_) => {
@@ -793,21 +820,23 @@ impl Client {
         }
     }
 
-    /// To be called after sleeping, and after [`Client::before_sleep`] said no. `readable`: [`Client::wake_fd`] is, or may be.
+    /// Ends a sleep, or an attempt for which [`Client::before_sleep`] returned false. `readable`:
+    /// [`Client::wake_fd`] is or may be readable.
     pub fn after_sleep(&mut self, readable: bool) {
         self.region.set_client_cpu(self.number, rustix::thread::sched_getcpu());
         if self.from_stack.after_sleep(self.region.to_client(self.number)) {
             self.wake.clear();
         } else if readable {
             match self.to_stack {
-                // The signal of a bell that was heard before.
+                // The signal of a notification that was already received.
                 StackNotifier::Exclusive(_) => self.wake.clear(),
                 StackNotifier::Shared(_) => self.check_stack_alive(),
             }
         }
     }
 
-    /// Looks whether the stack, in another process, is gone. Who never sleeps finds out only so.
+    /// Checks whether a stack in another process is gone. A client that never sleeps learns of it only
+    /// through this call.
     pub fn check_stack_alive(&mut self) {
         if let StackNotifier::Shared(streams) = &self.to_stack
             && self.wake.drain_and_check_hangup()
@@ -817,24 +846,25 @@ impl Client {
         }
     }
 
-    /// The same after a sleep on the edges of [`Client::wake_fd`], which need not be read after each. Whether the stack has woken it.
+    /// Ends a sleep on the edge-triggered readiness of [`Client::wake_fd`], after which the descriptor need
+    /// not be drained. Returns whether the stack has woken the client.
     pub fn after_epoll_wait(&mut self) -> bool {
         self.region.set_client_cpu(self.number, rustix::thread::sched_getcpu());
         self.from_stack.after_sleep(self.region.to_client(self.number))
     }
 
-    /// Reads what was not read after such sleeps.
+    /// Drains the wake descriptor after edge-triggered sleeps.
     pub fn clear_wake(&self) {
         self.wake.clear();
     }
 
-    /// Whether the stack, in another process, was found to be gone. Whatever is asked of it then is an error.
+    /// Returns whether a stack in another process was found to be gone. All requests to it fail.
     #[inline]
     pub fn is_stack_gone(&self) -> bool {
         matches!(&self.to_stack, StackNotifier::Shared(streams) if streams.is_stack_gone.load(Relaxed))
     }
 
-    /// The stack is gone, and with it the connections.
+    /// Reports all connections as closed because the stack is gone.
     fn close_all(&mut self) {
         for (socket, held) in self.sockets.iter_mut().enumerate() {
             let Some(generation) = held.generation.filter(|_| held.reported_state & state::CLOSED == 0)
@@ -847,10 +877,10 @@ impl Client {
         }
     }
 
-    /// Sleeps in the kernel until something happens or the time is over.
+    /// Sleeps in the kernel until an event occurs or the timeout expires.
     ///
     /// # Errors
-    /// A failed system call.
+    /// Returns the error of a failed system call.
     pub fn sleep(&mut self, timeout: Option<Duration>) -> Result<(), Error> {
         if self.before_sleep() {
             let wake = self.wake.as_fd();
@@ -860,10 +890,10 @@ impl Client {
         Ok(())
     }
 
-    /// Gives up everything: what nobody else holds is closed.
+    /// Gives up everything that the client owns. What no other client owns is closed.
     ///
     /// # Errors
-    /// The shard is gone, and everything with it.
+    /// Returns an error if the shard, and with it everything, is gone.
     pub fn detach(mut self) -> Result<(), Error> {
         self.is_detached = true;
         self.call(ChannelRequest::Detach).map(|_| ())
@@ -873,7 +903,7 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         if !self.is_detached {
-            // If the shard is gone there is nothing to give back.
+            // If the shard is gone, there is nothing to release.
             let _ = self.call(ChannelRequest::Detach);
         }
     }

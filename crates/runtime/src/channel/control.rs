@@ -1,4 +1,4 @@
-//! What is rare and needs an answer: it goes through the shard's mailbox.
+//! Rare requests that need a reply. They pass through the shard's mailbox.
 
 use super::client::Client;
 use super::server::ChannelServer;
@@ -19,54 +19,57 @@ use rustix::fd::OwnedFd;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
-/// Whoever waits for an answer looks so often whether the shard still runs.
+/// How often a caller that waits for a reply checks whether the shard still runs.
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A question to the stack's side of a channel. `client` is the number of who asks.
+/// A client's request to the stack's end of the channel.
 #[derive(Clone, Debug)]
 pub enum ChannelRequest {
-    /// Keep an address for a socket that is going to listen or to connect.
+    /// Reserves an address for a socket that is going to listen or to connect.
     Reserve(SocketAddr, AddressSharing),
-    /// Give up the reservation of this number.
+    /// Gives up the reservation of this number.
     Unreserve(u32),
-    /// Listen.
+    /// Listens on an address.
     Listen(SocketAddr, ListenOptions),
-    /// The same, but on no port that another shard or worker listens on.
+    /// Listens on an address, but on no port that another shard or worker listens on.
     ListenExclusive(SocketAddr, ListenOptions),
-    /// So many connections may wait at the listener of this number.
+    /// Sets the backlog of the listener of this number.
     SetBacklog(u32, u32),
-    /// Offer what waits at listeners, as far as credits allow.
+    /// Offers pending connections of all listeners, as far as credits allow.
     OfferPending,
-    /// Connections at the listener of this number are offered when they have brought something, or so much time is over; 0 for at once.
+    /// Offers connections of the listener of this number only when they have received bytes, or after this
+    /// time; 0 offers them at once (`TCP_DEFER_ACCEPT`).
     DeferAccept(u32, Duration),
-    /// Connections that come to the listener of this number from now on begin with these options.
+    /// Sets the options with which later connections of the listener of this number begin.
     SetListenerOptions(u32, SocketOptions),
-    /// Hold the listener of this number too.
+    /// Adds the client to the owners of the listener of this number.
     Join(u32),
-    /// Hold the listener of this number no more. The last to do so closes it.
+    /// Removes the client from the owners of the listener of this number. The last owner closes the listener.
     Unlisten(u32),
-    /// Open a connection.
+    /// Opens a connection.
     Connect(SocketAddr, ConnectOptions),
-    /// What is known of a socket.
+    /// Queries the `TcpInfo` of a socket.
     Info(u32),
-    /// The headers of the SYN that began a socket's connection, if they were kept. The stack lets go of them if there is room for so many bytes.
+    /// Returns the headers of the SYN that began a socket's connection, if they were saved. The stack
+    /// discards them if the caller's buffer, whose length is the second number, can hold them.
     SavedSyn(u32, u32),
-    /// How many of so many bytes, 2^30 at the most, a socket may write before that many or more have not left, or that many are not acknowledged.
+    /// Returns how many of a number of bytes (the second value, at most 2^30) a socket may write until as
+    /// many bytes as the first of the pair are unsent, or as many as the second are unacknowledged.
     SendableWithin(u32, u32, (u32, u32)),
-    /// Send bytes of which the last is urgent, on a socket.
+    /// Sends bytes of which the last is urgent.
     SendUrgent(u32, Vec<u8>),
-    /// About UDP sockets.
+    /// A request about UDP sockets.
     Udp(UdpRequest),
-    /// The links from this one on, as many as one answer has room for.
+    /// Returns the links from this index on, as many as fit into one reply.
     Links(u32),
-    /// What the stack has counted.
+    /// Returns the stack's counters.
     Counters,
-    /// The client is gone, or wants to be: what it alone holds is closed.
+    /// Detaches the client: what it alone owns is closed.
     Detach,
 }
 
 impl ChannelRequest {
-    /// The same, of this user whatever it says.
+    /// Returns the request with its user ID replaced by `of`.
     pub(crate) fn with_user(mut self, of: u32) -> Self {
         use UdpRequest::{Bind, Open, SetOptions};
         match &mut self {
@@ -82,7 +85,7 @@ impl ChannelRequest {
         self
     }
 
-    /// The port that it wants for itself, if it names one.
+    /// Returns the local port that the request claims, if it names one.
     pub(crate) fn claimed_port(&self) -> Option<u16> {
         use UdpRequest::{Bind, Open};
         match self {
@@ -96,74 +99,74 @@ impl ChannelRequest {
     }
 }
 
-/// What is asked about UDP sockets. Datagrams take this way too: each costs a question and an answer.
+/// A request about UDP sockets. Datagrams can take this way, too, at the cost of a request and a reply each.
 #[derive(Clone, Debug)]
 pub enum UdpRequest {
-    /// Open one.
+    /// Opens a socket.
     Bind(SocketAddr, UdpOptions),
-    /// Fix the other end.
+    /// Connects a socket to a peer.
     Connect(UdpHandle, SocketAddr),
-    /// Send a datagram.
+    /// Sends a datagram.
     Send(UdpHandle, Option<SocketAddr>, Vec<u8>),
-    /// Answer a datagram.
+    /// Replies to a datagram.
     Reply(UdpHandle, Datagram, Vec<u8>),
-    /// Receive one.
+    /// Receives a datagram.
     Recv(UdpHandle),
-    /// Our end.
+    /// Returns the local address.
     Local(UdpHandle),
-    /// Close it.
+    /// Closes a socket.
     Close(UdpHandle),
-    /// Open one whose datagrams go through the region.
+    /// Opens a socket whose datagrams pass through the region.
     Open(SocketAddr, UdpOptions),
-    /// Change how it behaves.
+    /// Sets a socket's options.
     SetOptions(UdpHandle, UdpOptions),
-    /// The next datagram that did not fit into the region; whether it is taken.
+    /// Returns the next datagram that did not fit into the region, and removes it if the flag is set.
     RecvOversize(UdpHandle, bool),
-    /// The oldest report of an error, which is taken.
+    /// Takes the oldest entry of a socket's error queue.
     TakeExtendedError(UdpHandle),
-    /// What the path to the other end takes.
+    /// Returns the path MTU to the connected peer.
     PathMtu(UdpHandle),
-    /// Send a datagram, or several, in this way.
+    /// Sends a datagram, or several, with these parameters.
     SendWith(UdpHandle, UdpSendParams, Vec<u8>),
 }
 
-/// What the stack has counted.
+/// Counters of the stack.
 #[derive(Clone, Debug, Default)]
 pub struct StackCounters {
-    /// TCP.
+    /// Counters of TCP.
     pub tcp: TcpStats,
-    /// The network layer.
+    /// Counters of the network layer.
     pub network: NetworkStats,
-    /// Frames that it dropped.
+    /// Frames that the network layer dropped.
     pub drops: DropStats,
 }
 
-/// A link of the stack's, as programs may be shown it.
+/// A link of the stack, as programs may see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkInfo {
-    /// Its name in the configuration; the first 64 bytes of a longer one.
+    /// Name in the configuration, cut off after 64 bytes.
     pub name: String,
-    /// Its address on the link layer.
+    /// Link-layer address.
     pub mac: [u8; 6],
-    /// Bytes of its largest IP packet.
+    /// Bytes of the largest IP packet.
     pub mtu: u16,
-    /// What is sent there comes back.
+    /// Packets sent on this link return to the stack.
     pub loopback: bool,
-    /// The addresses in use, with the lengths of their prefixes; [`LinkInfo::ADDRESSES_MAX`] at the most.
+    /// Valid addresses with their prefix lengths, at most [`LinkInfo::ADDRESSES_MAX`].
     pub addresses: Vec<(IpAddr, u8)>,
 }
 
 impl LinkInfo {
-    /// Addresses of a link that are told.
+    /// Most addresses reported for a link.
     pub const ADDRESSES_MAX: usize = 1024;
-    /// Bytes of a name that are told.
+    /// Most bytes reported of a name.
     const NAME_MAX: usize = 64;
-    /// Addresses in one answer, which fits into a message of the door.
+    /// Addresses in one reply, which has to fit into a message of the broker.
     const ADDRESSES_PER_REPLY: usize = 2048;
-    /// What else a link has takes as much as so many.
+    /// The rest of a link takes as much room in a message as this number of addresses.
     const LINK_OVERHEAD: usize = 5;
 
-    /// Those from number `from` on that fit into one answer.
+    /// Returns the links from index `from` on that fit into one reply.
     pub(crate) fn chunk<'a>(links: impl Iterator<Item = LinkView<'a>>, from: u32) -> Vec<Self> {
         let mut told = Vec::new();
         let mut room = Self::ADDRESSES_PER_REPLY;
@@ -181,43 +184,43 @@ impl LinkInfo {
 
     fn from_view(view: &LinkView<'_>) -> Self {
         let name = &view.name[..view.name.floor_char_boundary(Self::NAME_MAX)];
-        // Those that can be bound: not such as are being checked, or are another host's.
+        // Only addresses that can be bound, not tentative or duplicate ones.
         let ours = view.addresses.iter().filter(|known| known.state == AddressState::Valid);
         let addresses = ours.map(|known| (known.address, known.prefix)).take(Self::ADDRESSES_MAX).collect();
         Self { name: name.into(), mac: view.mac.0, mtu: view.mtu, loopback: view.loopback, addresses }
     }
 }
 
-/// With whom a reserved address may be shared.
+/// Rules by which an address may be shared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressSharing {
-    /// With others that have this set, unless one listens (`SO_REUSEADDR`).
+    /// Shares the address with sockets that have this flag, too, unless one of them listens (`SO_REUSEADDR`).
     pub reuse_address: bool,
-    /// With others of the same user that have this set (`SO_REUSEPORT`).
+    /// Shares the address with sockets of the same user that have this flag, too (`SO_REUSEPORT`).
     pub reuse_port: bool,
-    /// Whose it is (on Linux, the effective user).
+    /// User of the socket (on Linux, the effective user ID).
     pub uid: u32,
-    /// The IPv6 address that stands for all leaves IPv4 to others (`IPV6_V6ONLY`).
+    /// Leaves IPv4 to others if the address is the unspecified IPv6 address (`IPV6_V6ONLY`).
     pub v6only: bool,
 }
 
-/// An address that is kept.
+/// A reserved address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// Number of the reservation.
     pub number: u32,
-    /// The address, with its port.
+    /// The address with its port.
     pub address: SocketAddr,
 }
 
 /// Why an address cannot be reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReserveError {
-    /// Somebody has it, or no port is left (`EADDRINUSE`).
+    /// The address is in use, or no port is left (`EADDRINUSE`).
     InUse,
-    /// It is not one of this stack's (`EADDRNOTAVAIL`).
+    /// The address does not belong to this stack (`EADDRNOTAVAIL`).
     NotAvailable,
-    /// There are as many reservations as listeners and connections could use (`ENOBUFS`).
+    /// All reservations are in use (`ENOBUFS`).
     TooMany,
 }
 
@@ -233,87 +236,87 @@ impl fmt::Display for ReserveError {
 
 impl std::error::Error for ReserveError {}
 
-/// The answer.
+/// A reply to a [`ChannelRequest`].
 #[derive(Debug)]
 pub enum ChannelReply {
-    /// To [`Request::Reserve`].
+    /// Reply to [`ChannelRequest::Reserve`].
     Reserve(Result<Reservation, ReserveError>),
-    /// To [`Request::Listen`] and [`Request::ListenAlone`]: the listener's number.
+    /// Reply to [`ChannelRequest::Listen`] and [`ChannelRequest::ListenExclusive`]: the listener's number.
     Listen(Result<u32, Error>),
-    /// To [`Request::Join`].
+    /// Reply to [`ChannelRequest::Join`].
     Join(Result<(), Stale>),
-    /// The socket's number and generation.
+    /// Reply to [`ChannelRequest::Connect`]: the socket's number and generation.
     Connect(Result<(u32, u32), Error>),
-    /// To [`Request::Info`].
+    /// Reply to [`ChannelRequest::Info`].
     Info(Result<Box<TcpInfo>, Stale>),
-    /// To [`Request::SavedSyn`]: nothing if there are none.
+    /// Reply to [`ChannelRequest::SavedSyn`]: the headers, empty if none were saved.
     SavedSyn(Vec<u8>),
-    /// To [`Request::RoomBelow`].
+    /// Reply to [`ChannelRequest::SendableWithin`].
     SendableWithin(Result<u32, Stale>),
-    /// To [`Request::SendUrgent`].
+    /// Reply to [`ChannelRequest::SendUrgent`].
     SendUrgent(Result<usize, SendError>),
-    /// To [`UdpRequest::Bind`]: the socket's number and generation.
+    /// Reply to [`UdpRequest::Bind`] and [`UdpRequest::Open`]: the socket's number and generation.
     UdpBind(Result<(u32, u32), UdpError>),
-    /// To [`UdpRequest::Recv`].
+    /// Reply to [`UdpRequest::Recv`] and [`UdpRequest::RecvOversize`].
     UdpRecv(Result<(Datagram, Vec<u8>), UdpError>),
-    /// To [`UdpRequest::Local`].
+    /// Reply to [`UdpRequest::Local`].
     UdpLocal(Result<SocketAddr, UdpError>),
-    /// To [`UdpRequest::Report`]: the report, and what is known of the datagram.
+    /// Reply to [`UdpRequest::TakeExtendedError`]: the error and the quoted part of the datagram.
     UdpExtendedError(Result<Box<(UdpExtendedError, Vec<u8>)>, UdpError>),
-    /// To [`UdpRequest::PathMtu`].
+    /// Reply to [`UdpRequest::PathMtu`].
     UdpPathMtu(Result<u16, UdpError>),
-    /// To the other questions about UDP sockets.
+    /// Reply to the other requests about UDP sockets.
     Udp(Result<(), UdpError>),
-    /// To [`Request::Links`]. Behind the last there are none.
+    /// Reply to [`ChannelRequest::Links`]: empty after the last link.
     Links(Vec<LinkInfo>),
-    /// To [`Request::Counters`].
+    /// Reply to [`ChannelRequest::Counters`].
     Counters(Box<StackCounters>),
-    /// To what cannot fail.
+    /// Reply to requests that cannot fail.
     Done,
 }
 
-/// A request on its way.
+/// A request in the shard's mailbox, with the sender of its reply.
 pub(crate) struct RequestEnvelope {
     pub client: usize,
     pub request: ChannelRequest,
     pub reply: SyncSender<ChannelReply>,
 }
 
-/// Something that clients hold: its numbers in the region of one shard.
+/// Identifies something that clients own, within the region of one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketId {
     /// A connection or a UDP socket.
     Socket {
-        /// Its number.
+        /// Number of the socket.
         socket: u32,
-        /// Of the one that is meant.
+        /// Generation of the socket.
         generation: u32,
     },
-    /// A listener of this number.
+    /// The listener of this number.
     Listener(u32),
 }
 
-/// What the door asks a shard to do. `domain` is a number of the shard's own.
+/// A request of the broker to a shard. `domain` is the shard's own number of a domain.
 pub(crate) enum BrokerRequest {
-    /// A new domain and its first client, to be woken over `wake`.
+    /// Creates a domain and its first client, which is woken through `wake`.
     OpenDomain { wake: OwnedFd },
-    /// A new client of a domain, to be woken over `wake`.
+    /// Admits a client to a domain. The client is woken through `wake`.
     Admit { domain: u8, wake: OwnedFd },
-    /// A client is about to become two.
+    /// Duplicates a client before a fork, or before it executes another program.
     Fork { domain: u8, parent: u32, kept: Option<Vec<SocketId>>, wake: OwnedFd },
-    /// What a client asks for.
+    /// Carries a client's request.
     Call { domain: u8, client: u32, request: ChannelRequest },
-    /// A descriptor that travels holds these things of a client.
+    /// Records that a proxy descriptor owns these sockets, all of which the client has to own.
     AddProxy { domain: u8, client: u32, things: Vec<SocketId> },
-    /// It arrived at this client.
+    /// Makes the client, which received a proxy descriptor, an owner of the descriptor's sockets.
     ResolveProxy { domain: u8, client: u32, things: Vec<SocketId> },
-    /// Its last copy is gone.
+    /// Removes a proxy descriptor, whose last copy is gone, from the owners of its sockets.
     ReleaseProxy { domain: u8, things: Vec<SocketId> },
-    /// A client is gone.
+    /// Reaps a client that is gone.
     Reap { domain: u8, client: u32 },
 }
 
-/// What came of it.
+/// A shard's reply to a [`BrokerRequest`].
 pub(crate) enum BrokerReply {
     Opened {
         domain: u8,
@@ -321,45 +324,47 @@ pub(crate) enum BrokerReply {
         wake: OwnedFd,
         client: u32,
     },
-    /// The client's number.
+    /// The number of the admitted client.
     Admitted(u32),
     Reply(ChannelReply),
     Done,
-    /// As many as there may be.
+    /// All clients or domains are in use.
     Full,
-    /// There is no such thing, or the client does not hold it.
+    /// The domain, the client or a socket does not exist, or the client does not own the socket.
     Unknown,
 }
 
-/// An errand on its way.
+/// A broker's request in the shard's mailbox, with the sender of its reply.
 pub(crate) struct BrokerEnvelope {
     pub request: BrokerRequest,
     pub reply: SyncSender<BrokerReply>,
 }
 
-/// Carries requests to the stack's side and answers back.
+/// Carries requests to the stack's end of the channel and replies back.
 pub trait ControlPath: Send {
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for the reply.
     ///
     /// # Errors
-    /// The shard is gone.
+    /// Returns an error if the shard is gone.
     fn call(&mut self, client: usize, request: ChannelRequest) -> Result<ChannelReply, Error>;
 
-    /// Asks, and need not wait for the answer: what is asked next in the same way, by whichever client of the process, is answered behind it.
+    /// Sends a request and need not wait for the reply. A later request of any client of the process on this
+    /// path is answered after this one is done.
     ///
     /// # Errors
-    /// The shard is gone.
+    /// Returns an error if the shard is gone.
     fn post(&mut self, client: usize, request: ChannelRequest) -> Result<(), Error> {
         self.call(client, request).map(|_| ())
     }
 }
 
-/// The way for simulations and other programs that turn both shards on one thread: the stack's shard is asked directly.
+/// A path for simulations and other programs that run both shards on one thread: it calls the stack's shard
+/// directly.
 #[derive(Clone)]
 pub struct SameThread(pub Arc<Mutex<Shard<ChannelServer>>>);
 
 impl SameThread {
-    /// A new client of the stack's, which asks in this way.
+    /// Attaches a new client, which uses this path.
     pub(crate) fn attach(&self) -> Result<Client, Error> {
         let mut shard = self.0.lock().map_err(|_| Error::application("channel: the shard is gone"))?;
         shard.handler_mut().attach(Box::new(self.clone()))
@@ -374,19 +379,19 @@ impl ControlPath for SameThread {
     }
 }
 
-/// The way from a thread that is not the shard's.
+/// The path from a thread other than the shard's.
 impl ControlPath for Commander {
     fn call(&mut self, client: usize, request: ChannelRequest) -> Result<ChannelReply, Error> {
         call_shard(self, |reply| Box::new(RequestEnvelope { client, request, reply }))
     }
 }
 
-/// Has a shard do something for the door.
+/// Has a shard execute a request of the broker.
 pub(crate) fn call_for_broker(shard: &Commander, errand: BrokerRequest) -> Result<BrokerReply, Error> {
     call_shard(shard, |reply| Box::new(BrokerEnvelope { request: errand, reply }))
 }
 
-/// Sends a command and waits for the answer.
+/// Sends a command to a shard and waits for the reply.
 fn call_shard<T>(shard: &Commander, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, Error> {
     let gone = || Error::application("channel: the shard is gone");
     let (reply, answer) = sync_channel(1);

@@ -1,5 +1,6 @@
-//! Datagrams in the two streams of a UDP socket: a header and the bytes, one behind the other, nothing in between. Whoever writes one writes all of it or nothing;
-//! who reads one takes all of it. What would never fit goes as a question and an answer; its place in the order is kept by a header without bytes.
+//! Datagrams in the two streams of a UDP socket: each is a header followed by its bytes, without gaps. A
+//! writer writes a whole datagram or nothing, and a reader consumes whole datagrams. A datagram that could
+//! never fit is transferred by a request; a header without bytes keeps its place in the order.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::num::NonZeroU32;
@@ -10,33 +11,36 @@ pub(super) const HEADER_BYTES: usize = 48;
 /// Most bytes of a datagram.
 pub(super) const DATAGRAM_BYTES_MAX: usize = 65_535;
 
-/// What it costs at least to send one, in bytes of a stream: so many are a segment of one.
+/// Least cost of sending a datagram, as the number of stream bytes that cost as much to send.
 const COST_BYTES_MIN: usize = 1024;
 
-/// Bits of [`Header::wanted`].
+/// Bits of [`DatagramHeader::present`].
 pub(super) const HAS_TOS: u8 = 1;
 pub(super) const HAS_HOP_LIMIT: u8 = 2;
 
-/// What stands in front of a datagram.
+/// The header in front of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DatagramHeader {
     /// Bytes of the datagram.
     pub len: u32,
-    /// They do not follow: they are to be asked for.
+    /// The bytes do not follow and have to be requested.
     pub is_oversize: bool,
-    /// Who sent it, or to whom it is to be sent; the unspecified address and port 0 stand for the socket's own other end.
+    /// The sender, or the destination of an outgoing datagram. The unspecified address with port 0 means the
+    /// connected peer.
     pub peer: SocketAddr,
-    /// The address of ours that it was sent to, or is to be sent from; the unspecified address leaves the choice to the stack.
+    /// The local address to which the datagram was sent, or from which it is to be sent. The unspecified
+    /// address leaves the choice to the stack.
     pub local: IpAddr,
-    /// Type of service; of what is to be sent only if that is `wanted`.
+    /// Type of service, or traffic class; valid for an outgoing datagram if [`HAS_TOS`] is set in `present`.
     pub tos: u8,
-    /// The same of the hop limit.
+    /// Time to live, or hop limit; valid for an outgoing datagram if [`HAS_HOP_LIMIT`] is set in `present`.
     pub hop_limit: u8,
-    /// Which of the two what is to be sent has for itself: [`TOS`], [`HOP_LIMIT`].
+    /// Fields that override the socket's options for an outgoing datagram: [`HAS_TOS`], [`HAS_HOP_LIMIT`].
     pub present: u8,
-    /// They are several datagrams of so many bytes, of which the last may have fewer; 0 if it is one.
+    /// The bytes are several datagrams of this size, of which the last may be shorter; 0 for a single
+    /// datagram.
     pub gso_size: u16,
-    /// When it came: the lowest 32 bits of the microseconds since 1970, if anybody wants to know.
+    /// Time of arrival, if requested: the lowest 32 bits of the microseconds since 1970.
     pub received_us: Option<NonZeroU32>,
 }
 
@@ -48,12 +52,12 @@ fn ipv6_octets(ip: IpAddr) -> [u8; 16] {
 }
 
 impl DatagramHeader {
-    /// Bytes of the stream that it and what follows it take.
+    /// Returns how many bytes of the stream the header and the bytes after it take.
     pub fn stream_bytes(&self) -> usize {
         HEADER_BYTES + if self.is_oversize { 0 } else { self.len as usize }
     }
 
-    /// What it costs the stack to send it, in bytes of a stream that would cost as much.
+    /// Returns the cost of sending the datagram, as the number of stream bytes that cost as much to send.
     pub fn cost(&self) -> usize {
         let len = self.len as usize;
         let packets = if self.gso_size == 0 { 1 } else { len.div_ceil(self.gso_size.into()).max(1) };
@@ -73,7 +77,7 @@ impl DatagramHeader {
         out
     }
 
-    /// `None`: longer than a datagram can be.
+    /// Decodes a header; `None` if its length exceeds that of a datagram.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let len = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         let address = |from: usize| {
@@ -94,7 +98,7 @@ impl DatagramHeader {
     }
 }
 
-/// Errors that may be pending on a socket, by the number that stands in its word.
+/// Errors that may be pending on a socket. An error's code in the socket's word is its index plus one.
 const PENDING_ERRORS: [UdpError; 10] = [
     UdpError::ConnectionRefused,
     UdpError::Unreachable,
@@ -108,15 +112,15 @@ const PENDING_ERRORS: [UdpError; 10] = [
     UdpError::ProtocolError,
 ];
 
-/// Bit of a socket's word: there are reports to be asked for.
+/// Bit of a socket's error word: the error queue has entries.
 pub(super) const HAS_EXTENDED_ERRORS: u32 = 1 << 16;
 
-/// The word of an error; 0 is none. Errors that do not wait for anybody are none.
+/// Returns the code of an error; 0 for errors that are never pending.
 pub(super) fn error_to_word(error: UdpError) -> u32 {
     PENDING_ERRORS.iter().position(|known| *known == error).map_or(0, |place| place as u32 + 1)
 }
 
-/// The error of a word.
+/// Returns the error of a code.
 pub(super) fn error_from_word(word: u32) -> Option<UdpError> {
     PENDING_ERRORS.get(((word & !HAS_EXTENDED_ERRORS) as usize).checked_sub(1)?).copied()
 }

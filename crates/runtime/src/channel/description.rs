@@ -1,33 +1,36 @@
-//! What several processes that share an open file description have to agree on: its status flags and options. What they mean the library knows.
+//! State of an open file description that several processes share: status flags and options. The library
+//! defines the format; this module moves bytes.
 //!
-//! A word counts changes and is odd while somebody writes, so that whoever reads knows what it read as a whole (as in [`crate::stats`]). Nobody touches it for a socket
-//! that is one process's alone.
+//! A version counts changes and is odd during a write, so that a reader can tell whether it read a consistent
+//! value (a sequence lock, as in [`crate::stats`]). The state of a socket that belongs to one process alone
+//! is never touched.
 
 use super::sync::{AtomicU8, AtomicU32, Ordering, fence};
 
-/// Bytes that fit.
+/// Most bytes of a value.
 pub(super) const DESCRIPTION_BYTES_MAX: usize = 1012;
-/// Looks at a word that says that somebody writes. Who wrote is dead, or was stopped, after so many.
+/// Number of attempts to read or write while a write is in progress. After that many, the writer is
+/// considered dead or stopped.
 const LOCK_TRIES: usize = 1000;
 
-/// Of one socket, or one listener.
+/// The shared state of one socket or one listener.
 #[repr(C, align(128))]
 pub(super) struct SharedDescription {
     version: AtomicU32,
-    /// Of the connection that it is about.
+    /// Generation of the socket to which the bytes belong.
     generation: AtomicU32,
     len: AtomicU32,
     bytes: [AtomicU8; DESCRIPTION_BYTES_MAX],
 }
 
 impl SharedDescription {
-    /// Counts up with each change.
+    /// Returns the version, which grows with each change.
     #[inline]
     pub fn version(&self) -> u32 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Writes it anew; which change this is. `None` if it does not fit.
+    /// Writes a new value and returns its version. `None` if the value is too long.
     pub fn write(&self, generation: u32, bytes: &[u8]) -> Option<u32> {
         let len = u32::try_from(bytes.len()).ok().filter(|len| *len as usize <= DESCRIPTION_BYTES_MAX)?;
         let mut version = self.version();
@@ -45,7 +48,7 @@ impl SharedDescription {
         }
         let odd = version | 1;
         self.version.store(odd, Ordering::Relaxed);
-        // Nothing of what follows is seen before the word is odd.
+        // No reader sees a later store before the version is odd.
         fence(Ordering::Release);
         self.generation.store(generation, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
@@ -57,7 +60,8 @@ impl SharedDescription {
         Some(done)
     }
 
-    /// What was written last about this connection, and which change it was. `None`: nothing, or somebody is writing.
+    /// Returns the version and the value written last for this generation. `None` if there is none, or a
+    /// write is in progress.
     pub fn read(&self, generation: u32) -> Option<(u32, Vec<u8>)> {
         for _ in 0..LOCK_TRIES {
             let before = self.version();
@@ -98,7 +102,7 @@ mod tests {
         assert_eq!(common.read(8), Some((second, b"2".to_vec())));
         assert_eq!(common.write(8, &[0; DESCRIPTION_BYTES_MAX + 1]), None);
         assert_eq!(common.version(), second);
-        // Somebody who died while it wrote.
+        // A writer that died during its write.
         common.version.store(second + 1, Ordering::Relaxed);
         assert_eq!(common.read(8), None);
         let third = common.write(8, b"third").unwrap();

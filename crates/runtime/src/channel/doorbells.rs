@@ -1,34 +1,39 @@
-//! A ring of doorbells from one side of the channel to the other: "look at this socket".
+//! A ring of doorbells from one side of the channel to the other: each entry is the number of a socket that
+//! needs attention.
 //!
-//! Each socket has a flag in the ring that it is rung, so it stands in the ring at most once, and a ring with as many places as there are
-//! sockets is never full. The ringer does not look at how far the listener came, and nobody waits.
+//! Each socket has a flag that says that it is in the ring. A socket is therefore in the ring at most once,
+//! and a ring with as many slots as there are sockets never overflows. The notifier does not read the queue's
+//! head, and neither side ever waits for the other.
 //!
-//! The listener clears the flag before it looks at the socket. So whatever the ringer did before it rang is either seen by that look, or finds
-//! the flag clear and rings again.
+//! The receiving side clears a socket's flag before it looks at the socket. Whatever the notifier did before
+//! it notified is either seen by that look, or the notifier finds the flag clear and enters the socket again.
 
 use super::sync::{AtomicU8, AtomicU32, Ordering, fence};
 
-/// There is something to do for the socket.
+/// Reason of a notification: the socket has something to process.
 pub(crate) const NOTIFIED: u8 = 1;
-/// The client holds the socket no longer.
+/// Reason of a notification: the client no longer owns the socket.
 pub(crate) const RELEASED: u8 = 2;
 
-/// The listener is at work, and looks at its bells.
+/// Sleep state: the receiving side runs and checks its queue.
 const AWAKE: u32 = 0;
-/// It sleeps, or is about to: a bell wakes it.
+/// Sleep state: the receiving side sleeps, or is about to sleep, and a notification has to wake it.
 const ASLEEP: u32 = 1;
-/// It has left the CPU that both are on to the other side, for a short time: that side wakes it when it goes to sleep itself, and not before.
+/// Sleep state: the receiving side yielded the CPU that both sides share. The other side wakes it when it
+/// goes to sleep itself, not before.
 const YIELDED: u32 = 2;
 
-/// Keeps what one side writes away from what the other writes: two lines, because the prefetcher fetches pairs.
+/// Keeps what one side writes apart from what the other side writes. Two cache lines, because the
+/// adjacent-line prefetcher fetches pairs.
 #[repr(align(128))]
 pub(super) struct CachePadded<T>(pub T);
 
-/// What both sides of a ring share, besides its places and flags.
+/// State that both sides of a ring share, besides its slots and flags.
 pub(super) struct DoorbellWords {
-    /// How many were ever rung. Written by the ringer.
+    /// Number of entries ever pushed, modulo 2^32. Written by the notifier.
     tail: CachePadded<AtomicU32>,
-    /// [`AWAKE`], [`ASLEEP`] or [`GAVE_WAY`]. The listener's, but for those who wake it.
+    /// [`AWAKE`], [`ASLEEP`] or [`YIELDED`]. Written by the receiving side, and by the notifier that wakes
+    /// it.
     sleep_state: CachePadded<AtomicU32>,
 }
 
@@ -40,85 +45,89 @@ impl DoorbellWords {
 }
 
 impl DoorbellWords {
-    /// Whether the listener sleeps, or is about to. True only for a moment.
+    /// Returns whether the receiving side sleeps, yielded, or is about to. The answer may be outdated at
+    /// once.
     pub fn is_asleep(&self) -> bool {
         self.sleep_state.0.load(Ordering::Relaxed) != AWAKE
     }
 }
 
-/// A ring in shared memory. `places` is a power of two and at least as long as `flags`.
+/// A ring in shared memory. The length of `slots` is a power of two and at least the length of `flags`.
 #[derive(Clone, Copy)]
 pub(super) struct Doorbells<'a> {
     pub words: &'a DoorbellWords,
     pub slots: &'a [AtomicU32],
-    /// One for each socket.
+    /// One flag for each socket: the pending reasons, or 0 if the socket is not in the ring.
     pub flags: &'a [AtomicU8],
 }
 
-/// The side that rings: what it alone knows.
+/// The notifying side of a ring: its private state.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     tail: u32,
-    /// Something was rung since the last look whether the listener sleeps.
+    /// Nothing was pushed since the notifier last checked whether the receiving side sleeps.
     is_quiet: bool,
 }
 
-/// The side that listens: what it alone knows.
+/// The receiving side of a ring: its private state.
 #[derive(Debug)]
 pub(crate) struct NotifyQueue {
     head: u32,
 }
 
-/// What came of giving way.
+/// Result of [`NotifyQueue::try_yield`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum YieldOutcome {
-    /// The other side has its turn.
+    /// The CPU is left to the other side.
     Yielded,
-    /// It sleeps, so its bells wake as ever.
+    /// The other side sleeps, so notifications wake this side as usual.
     Declined,
-    /// A bell waits: do not sleep.
+    /// A notification is pending: this side must not sleep.
     Notified,
 }
 
-/// A ring that its ringer broke: it says that there are more bells than places.
+/// The notifier corrupted the ring: its tail claims more entries than the ring has slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CorruptRing;
 
 impl Doorbells<'_> {
-    /// The ringing side of a ring in which nothing was rung since it was cleared. There must be one at a time.
+    /// Creates the notifying side of a ring to which nothing was pushed since it was cleared. Only one may
+    /// exist at a time.
     pub fn notifier(self) -> Notifier {
         Notifier { tail: self.words.tail.0.load(Ordering::Relaxed), is_quiet: true }
     }
 
-    /// The listening side, likewise.
+    /// Creates the receiving side of a ring. Entries pushed before are skipped. Only one may exist at a time.
     pub fn notify_queue(self) -> NotifyQueue {
         NotifyQueue { head: self.words.tail.0.load(Ordering::Relaxed) }
     }
 
-    /// The listening side of a ring in which something may have been rung since it was cleared, which it hears of.
+    /// Creates the receiving side of a cleared ring to which entries may have been pushed since. Those
+    /// entries are received.
     pub fn notify_queue_from_start(self) -> NotifyQueue {
         NotifyQueue { head: 0 }
     }
 
-    /// To be asked once after a batch by whoever has rung: whether the listener has to be woken.
+    /// Returns whether the receiving side has to be woken. A notifier calls this once after each batch.
     #[inline]
     pub fn needs_wakeup(self) -> bool {
-        // Pairs with the fence in `before_sleep`: either the listener sees the bell, or this sees it asleep.
+        // Pairs with the fence in `before_sleep`: either the receiving side sees the entry, or this side sees
+        // it asleep.
         fence(Ordering::SeqCst);
         let asleep = &self.words.sleep_state.0;
         asleep.load(Ordering::Relaxed) == ASLEEP && asleep.swap(AWAKE, Ordering::Relaxed) != AWAKE
     }
 
-    /// To be asked when this side goes to sleep, after it has said so ([`Answerer::before_sleep`]): whether a listener that has given way to it must
-    /// be woken.
+    /// Returns whether a receiving side that yielded to this side has to be woken. This side calls it when it
+    /// goes to sleep, after [`NotifyQueue::before_sleep`].
     #[inline]
     pub fn ends_yield(self) -> bool {
-        // That said so with a fence, which pairs with the one in `gives_way`.
+        // `before_sleep` has issued a fence, which pairs with the one in `try_yield`.
         let asleep = &self.words.sleep_state.0;
         asleep.load(Ordering::Relaxed) == YIELDED && asleep.swap(AWAKE, Ordering::Relaxed) != AWAKE
     }
 
-    /// Back to the initial state, when neither side exists.
+    /// Resets the ring. Neither side may exist.
     pub fn clear(self) {
         self.words.tail.0.store(0, Ordering::Relaxed);
         self.words.sleep_state.0.store(AWAKE, Ordering::Relaxed);
@@ -129,7 +138,8 @@ impl Doorbells<'_> {
 }
 
 impl Notifier {
-    /// Rings for a socket. What was done before is seen by whoever answers.
+    /// Pushes a socket with the reason `why`. The receiving side that pops the entry sees everything done
+    /// before this call.
     #[inline]
     pub fn notify(&mut self, bells: Doorbells<'_>, socket: u32, why: u8) {
         let before = bells.flags[socket as usize].fetch_or(why, Ordering::AcqRel);
@@ -142,7 +152,8 @@ impl Notifier {
         self.is_quiet = false;
     }
 
-    /// To be asked once after a batch: whether the listener has to be woken. It need not if nothing was rung since.
+    /// Returns whether the receiving side has to be woken. False if nothing was pushed since the last call.
+    /// Call this once after each batch.
     #[inline]
     pub fn needs_wakeup(&mut self, bells: Doorbells<'_>) -> bool {
         !core::mem::replace(&mut self.is_quiet, true) && bells.needs_wakeup()
@@ -150,10 +161,11 @@ impl Notifier {
 }
 
 impl NotifyQueue {
-    /// The next socket and why it was rung for; `None` if nobody rang. The socket's number is not checked.
+    /// Pops the next socket and the reasons why it was pushed; `None` if the queue is empty. The socket's
+    /// number is not validated.
     ///
     /// # Errors
-    /// The ring says what cannot be. It begins anew, and bells are lost.
+    /// Returns an error if the ring is corrupt. The queue then resumes at the tail, and entries are lost.
     #[inline]
     pub fn pop(&mut self, bells: Doorbells<'_>) -> Result<Option<(u32, u8)>, CorruptRing> {
         let tail = bells.words.tail.0.load(Ordering::Acquire);
@@ -168,35 +180,39 @@ impl NotifyQueue {
         let place = self.head as usize & (bells.slots.len() - 1);
         let socket = bells.slots[place].load(Ordering::Relaxed);
         self.head = self.head.wrapping_add(1);
-        // Not a mere store: it must see what was done before the last bell, also if that found the flag set.
+        // A plain store would not do: the swap must see what was done before the last notification even if
+        // that one found the flag set.
         let why = bells.flags.get(socket as usize).map_or(0, |flag| flag.swap(0, Ordering::AcqRel));
         Ok(Some((socket, why)))
     }
 
-    /// From now on a bell wakes. False if one waits already: do not sleep.
+    /// Makes notifications wake this side from now on. Returns false if an entry is pending: this side must
+    /// not sleep then.
     pub fn before_sleep(&mut self, bells: Doorbells<'_>) -> bool {
         bells.words.sleep_state.0.store(ASLEEP, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         bells.words.tail.0.load(Ordering::Relaxed) == self.head
     }
 
-    /// After [`before_sleep`](Self::before_sleep) has said yes: bells need not wake before the other side, whose bells are `theirs`, goes to sleep itself.
+    /// Yields to the other side, whose ring is `theirs`, after [`before_sleep`](Self::before_sleep) returned
+    /// true. If this succeeds, notifications do not wake this side until the other side goes to sleep.
     pub fn try_yield(&mut self, bells: Doorbells<'_>, theirs: Doorbells<'_>) -> YieldOutcome {
         if theirs.words.is_asleep() {
             return YieldOutcome::Declined;
         }
         let asleep = &bells.words.sleep_state.0;
         if asleep.compare_exchange(ASLEEP, YIELDED, Ordering::Relaxed, Ordering::Relaxed).is_err() {
-            // It was woken meanwhile, and will not sleep long.
+            // The notifier woke this side meanwhile, so this side will not sleep for long.
             return YieldOutcome::Declined;
         }
-        // Either this sees that the other side has fallen asleep since, or that one sees that it has to wake.
+        // Either this side sees that the other side has fallen asleep, or the other side sees that it has to
+        // wake this one.
         fence(Ordering::SeqCst);
         if !theirs.words.is_asleep() {
             return YieldOutcome::Yielded;
         }
         let _ = asleep.compare_exchange(YIELDED, ASLEEP, Ordering::Relaxed, Ordering::Relaxed);
-        // What was rung meanwhile woke nobody. Pairs with the fence of `must_wake`.
+        // A notification pushed meanwhile woke nobody. Pairs with the fence in `needs_wakeup`.
         fence(Ordering::SeqCst);
         if bells.words.tail.0.load(Ordering::Relaxed) == self.head {
             YieldOutcome::Declined
@@ -205,12 +221,13 @@ impl NotifyQueue {
         }
     }
 
-    /// How many bells have been rung, modulo 2^32: to see whether the other side has done anything since.
+    /// Returns the number of entries ever pushed, modulo 2^32: a change shows that the other side has done
+    /// something.
     pub fn notified_count(&self, bells: Doorbells<'_>) -> u32 {
         bells.words.tail.0.load(Ordering::Relaxed)
     }
 
-    /// Bells wake no more. Whether somebody did.
+    /// Makes notifications stop waking this side. Returns whether this side was woken.
     pub fn after_sleep(&mut self, bells: Doorbells<'_>) -> bool {
         bells.words.sleep_state.0.swap(AWAKE, Ordering::Relaxed) == AWAKE
     }
@@ -220,7 +237,8 @@ impl NotifyQueue {
 mod tests {
     use super::*;
 
-    /// A ring for `sockets`, and a position for each of them: what bells announce.
+    /// A ring for `sockets` sockets. The models also have a position for each socket, which notifications
+    /// announce.
     struct Memory {
         words: DoorbellWords,
         places: Vec<AtomicU32>,
@@ -360,12 +378,13 @@ mod tests {
         use super::*;
         use std::sync::Arc;
 
-        /// Whatever is done before a bell is seen by an answer to it or to a later one.
+        /// What is done before a notification is seen by the receiver of that notification or of a later one.
         #[test]
         fn nothing_that_was_rung_for_is_missed() {
             loom::model(|| {
                 let memory = Arc::new(Memory::new(2));
-                // Both here: a thread's own load of the tail would hide the other's from the checker.
+                // Both sides are created here: a thread's own load of the tail would hide the other thread's
+                // store from the checker.
                 let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
                 let notifier = {
                     let memory = memory.clone();
@@ -389,7 +408,7 @@ mod tests {
             });
         }
 
-        /// A listener that goes to sleep is woken, or saw the bell before it did.
+        /// A receiver that goes to sleep is woken, or has seen the entry before.
         #[test]
         fn no_bell_is_slept_through() {
             loom::model(|| {
@@ -408,8 +427,9 @@ mod tests {
             });
         }
 
-        /// The stack looks once behind each bell how much was written, takes all of it (`Domain::forward`), and goes to sleep without another look: whatever was written meanwhile has a bell of
-        /// its own, or wakes it.
+        /// For each notification the stack reads once how much was written, takes all of it
+        /// (`Domain::forward`), and goes to sleep without looking again: bytes written meanwhile have a
+        /// notification of their own, or wake the stack.
         #[test]
         fn one_look_behind_each_bell_is_enough_before_a_sleep() {
             loom::model(|| {
@@ -422,7 +442,8 @@ mod tests {
                             memory.positions[0].store(written, Ordering::Release);
                             notifier.notify(memory.bells(), 0, NOTIFIED);
                         }
-                        // Once: the checker knows no one order of what two threads write to a word, and would let the second look see what the first has left there.
+                        // Once only: the checker does not keep a single modification order of a word that two
+                        // threads write, so a second check could read the value that the first one left.
                         notifier.needs_wakeup(memory.bells())
                     })
                 };
@@ -447,7 +468,8 @@ mod tests {
             });
         }
 
-        /// Of threads that ring by turns, and ask without the other's leave, one wakes the listener, and only one.
+        /// If several threads push one after the other and check concurrently, exactly one of them wakes the
+        /// receiver.
         #[test]
         fn of_those_who_ring_together_one_wakes() {
             loom::model(|| {
@@ -469,7 +491,7 @@ mod tests {
             });
         }
 
-        /// Two that give way to each other do not both sleep on what was rung.
+        /// Two sides that yield to each other do not both sleep while an entry is pending.
         #[test]
         fn nobody_sleeps_through_the_end_of_a_turn() {
             loom::model(|| {

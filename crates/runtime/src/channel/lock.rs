@@ -1,41 +1,43 @@
-//! The lock of a socket, between clients only: whoever reads or writes a stream that several threads or processes share holds it meanwhile.
+//! The lock of a socket, which only clients take: a client that reads or writes a stream shared by several
+//! threads or processes holds it meanwhile.
 //!
-//! The word says which client holds it, so that the stack, which hears of a client's death, can open it. What a holder had not committed did
-//! not happen, and there is nothing to be mended. The stack never takes a lock itself.
+//! The lock word names the client that holds the lock, so that the stack, which learns of a client's death,
+//! can unlock it. Whatever a dead owner had not committed did not happen, so nothing has to be repaired. The
+//! stack itself never takes a lock.
 
 use super::CLIENTS_MAX;
 use super::sync::{AtomicU32, Ordering};
 use core::time::Duration;
 
-/// Somebody sleeps until it is opened.
+/// A thread sleeps until the lock is released.
 const WAITERS: u32 = 1 << 31;
-/// Looks before sleeping: a holder that runs is done within this time.
+/// Attempts before sleeping. A running owner releases the lock within this time.
 const SPINS: u32 = 100;
-/// Tries to open a dead holder's lock, against somebody who writes into it all the time.
+/// Attempts to release a lock, in case a client keeps writing to the word.
 const UNLOCK_TRIES: u32 = 64;
 
-/// Nobody holds it: it is open, or names a client that cannot be.
+/// Returns whether no client holds the lock: the word is 0 or names a client that cannot exist.
 fn is_unlocked(word: u32) -> bool {
     let owner = word & !WAITERS;
     owner == 0 || owner > CLIENTS_MAX
 }
 
 fn owner_word(client: usize) -> u32 {
-    // Cannot truncate: clients are 64 at the most.
+    // Cannot truncate: there are at most 64 clients.
     client as u32 + 1
 }
 
-/// Takes it if nobody holds it.
+/// Takes the lock if it is free.
 #[inline]
 fn try_lock(word: &AtomicU32, client: usize) -> bool {
     word.compare_exchange(0, owner_word(client), Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
-/// Takes it, or leaves a note that somebody waits. The note is what the word says then, to sleep on.
+/// Takes the lock, or sets the waiters bit and returns the resulting word, on which the caller sleeps.
 fn lock_or_mark_waiting(word: &AtomicU32, client: usize) -> Result<(), u32> {
     loop {
         let now = word.load(Ordering::Relaxed);
-        // Others may sleep, too: whoever has slept wakes the next when it is done.
+        // Other threads may sleep, too: a thread that has slept wakes the next one when it releases the lock.
         let next = if is_unlocked(now) { owner_word(client) | WAITERS } else { now | WAITERS };
         if word.compare_exchange(now, next, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             return if is_unlocked(now) { Ok(()) } else { Err(next) };
@@ -43,13 +45,13 @@ fn lock_or_mark_waiting(word: &AtomicU32, client: usize) -> Result<(), u32> {
     }
 }
 
-/// Opens it if `client` holds it. Whether a sleeper has to be woken.
+/// Releases the lock if `client` holds it. Returns whether a sleeping thread has to be woken.
 #[inline]
 fn unlock(word: &AtomicU32, client: usize) -> bool {
     for _ in 0..UNLOCK_TRIES {
         let now = word.load(Ordering::Relaxed);
         if now & !WAITERS != owner_word(client) {
-            // The stack took this client for dead, or somebody writes what is not allowed.
+            // The stack considered this client dead, or another client wrote an invalid value.
             return false;
         }
         if word.compare_exchange(now, 0, Ordering::Release, Ordering::Relaxed).is_ok() {
@@ -59,7 +61,7 @@ fn unlock(word: &AtomicU32, client: usize) -> bool {
     false
 }
 
-/// The lock, held.
+/// Guard of a lock that is held.
 pub(super) struct SocketLockGuard<'a> {
     word: &'a AtomicU32,
     client: usize,
@@ -74,8 +76,8 @@ impl Drop for SocketLockGuard<'_> {
     }
 }
 
-/// Takes a lock, for which it waits as long as `patience` at the most. `None` if somebody holds it all that time: one that was stopped in the
-/// middle, which a debugger or SIGSTOP does.
+/// Takes a lock, waiting for at most `patience`. `None` if another client holds the lock for all that time:
+/// its process was stopped meanwhile, by a debugger or by SIGSTOP.
 #[inline]
 pub(super) fn lock(word: &AtomicU32, client: usize, patience: Duration) -> Option<SocketLockGuard<'_>> {
     if try_lock(word, client) || lock_slow(word, client, patience) {
@@ -106,7 +108,7 @@ fn lock_slow(word: &AtomicU32, client: usize, patience: Duration) -> bool {
     }
 }
 
-/// A client died: if it held the lock, that is open.
+/// Releases the lock of a client that died, if that client held it.
 pub(super) fn unlock_for_dead(word: &AtomicU32, client: usize) {
     if unlock(word, client) {
         wake(word, u32::MAX >> 1);
@@ -117,18 +119,19 @@ pub(super) fn unlock_for_dead(word: &AtomicU32, client: usize) {
 fn sleep(word: &AtomicU32, note: u32, time: Duration) {
     use rustix::thread::futex;
     let time = futex::Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
-    // Woken, changed meanwhile, interrupted or late: whoever sleeps looks again.
+    // The caller checks the word again, whatever ended the sleep: a wake-up, a change, a signal or the
+    // timeout.
     let _ = futex::wait(word, futex::Flags::empty(), note, Some(&time));
 }
 
 #[cfg(not(loom))]
 fn wake(word: &AtomicU32, count: u32) {
     use rustix::thread::futex;
-    // Nothing can be wrong with the address, and nobody need sleep.
+    // The address is valid, and it does not matter whether a thread sleeps.
     let _ = futex::wake(word, futex::Flags::empty(), count);
 }
 
-// The models sleep and wake in their own way.
+// The models replace the futex by yielding.
 #[cfg(loom)]
 fn sleep(_: &AtomicU32, _: u32, _: Duration) {
     loom::thread::yield_now();
@@ -185,7 +188,7 @@ mod tests {
             unlock_for_dead(&word, 3);
             waiting.join().unwrap();
         });
-        // It was not dead after all: what another holds stays closed.
+        // The client was not dead after all: the lock of another client stays locked.
         let held = lock(&word, 4, LONG).unwrap();
         drop(dead);
         assert!(lock(&word, 5, Duration::ZERO).is_none());
@@ -201,7 +204,8 @@ mod model {
     use loom::cell::UnsafeCell;
     use std::sync::Arc;
 
-    /// One at a time, in every order of steps, also behind one who has left a note; what one did the next sees.
+    /// In every interleaving, one client at a time holds the lock, even if one has set the waiters bit, and
+    /// each sees what the previous one wrote.
     #[test]
     fn one_at_a_time_and_what_one_did_the_next_sees() {
         loom::model(|| {
@@ -224,7 +228,8 @@ mod model {
         });
     }
 
-    /// Whoever left a note and sleeps is woken by the one who held it, or by the stack if that one died.
+    /// A client that set the waiters bit and sleeps is woken by the owner's unlock, or by the stack's if the
+    /// owner died.
     #[test]
     fn nobody_who_left_a_note_is_forgotten() {
         for dies in [false, true] {
@@ -235,7 +240,7 @@ mod model {
                     let word = word.clone();
                     loom::thread::spawn(move || lock_or_mark_waiting(&word, 1))
                 };
-                // The stack's way is the same as the holder's own.
+                // The stack uses the same function as the owner.
                 let wakes = unlock(&word, 0);
                 if other.join().unwrap().is_err() {
                     assert!(wakes, "it sleeps and nobody wakes it (dead: {dies})");
@@ -244,8 +249,8 @@ mod model {
         }
     }
 
-    /// The stack opens the lock of a client that it takes for dead while that one is opening it itself, and another takes it: it is never open
-    /// while the other holds it.
+    /// The stack releases the lock of a client that it considers dead while that client releases the lock
+    /// itself and another client takes it: the lock is never free while the other client holds it.
     #[test]
     fn a_lock_is_opened_for_its_holder_only() {
         loom::model(|| {

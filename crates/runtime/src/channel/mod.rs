@@ -1,16 +1,18 @@
-//! The channel: how applications outside of a shard's thread use its connections (docs/adr/0011-channel.md).
+//! The channel: the shared-memory interface through which applications outside a shard's thread use its
+//! sockets (docs/adr/0011-channel.md).
 //!
 //! ```text
 //!   another thread, or another process             the shard's thread
 //!   ┌────────────────────────────┐   doorbells   ┌──────────────────────────┐
 //!   │ Client                     │──────────────►│ ChannelServer, a Handler │
-//!   │   what happened, read,     │◄──────────────│   copies between region  │
-//!   │   write, close, accept     │               │   and engine             │
+//!   │   events, read, write,     │◄──────────────│   copies between region  │
+//!   │   close, accept            │               │   and engine             │
 //!   └────────────────────────────┘               └──────────────────────────┘
 //!            └────────── one region: positions and bytes of each socket ──────────┘
 //! ```
 //!
-//! What is rare goes as a [`Request`](control::Request) through the shard's mailbox: to listen, to connect, to set options.
+//! Rare operations (listen, connect, query a socket) are [`ChannelRequest`](control::ChannelRequest)s that
+//! pass through the shard's mailbox and get a reply.
 
 mod datagram;
 mod description;
@@ -47,11 +49,12 @@ use core::ops::RangeInclusive;
 use ginnel_stack::error::ConfigError;
 use serde::Deserialize;
 
-/// Numbers of domains stand in six bits beside those of sockets, and bound what a shard looks at in each turn.
+/// Largest number of domains. A domain's index occupies the bits above a socket's number in a connection
+/// token, and each turn visits every domain.
 pub(crate) const DOMAINS_MAX: usize = 64;
 const DOMAINS: RangeInclusive<u32> = 1..=DOMAINS_MAX as u32;
 const BACKLOG: RangeInclusive<u32> = 1..=1 << 24;
-/// Clients are bits of a word.
+/// Sets of clients are bit masks in a `u64`.
 const CLIENTS_MAX: u32 = 64;
 const CLIENTS: RangeInclusive<u32> = 1..=CLIENTS_MAX;
 const SOCKETS: RangeInclusive<u32> = 1..=1 << 24;
@@ -63,39 +66,49 @@ const DATAGRAM_BYTES: RangeInclusive<u32> = 1 << 16..=1 << 30;
 const OFFER_MS: RangeInclusive<u32> = 1..=60_000;
 const TURN_US: RangeInclusive<u32> = 0..=10_000;
 
-/// Keys of the `[channel]` table: applications outside of the shard's thread.
+/// Keys of the `[channel]` table, which serves applications outside the shard's thread.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChannelConfig {
-    /// Trust domains that may use a shard at a time, each with a budget of its own: 1 to 64. The threads of the stack's own process are one; so are the
-    /// processes of one user that gave the same name. Default 8.
+    /// Trust domains that may use a shard at a time, each with its own budget: 1 to 64. The threads of the
+    /// stack's own process form one domain, and so do all processes of one user that gave the same domain
+    /// name. Default 8.
     pub domains_max: u32,
-    /// Sockets that the applications of a domain may have at a time on each shard, 1 to 16,777,216: connections and UDP sockets. Memory is taken as they are used. Default
-    /// 65,536.
+    /// Sockets (connections and UDP sockets) that the applications of a domain may have at a time on each
+    /// shard: 1 to 16,777,216. Memory is allocated as sockets are used. Default 65,536.
     pub sockets_max: u32,
-    /// Applications (threads or processes) of a domain, 1 to 64. Default 16.
+    /// Applications (threads or processes) of a domain: 1 to 64. Default 16.
     pub clients_max: u32,
-    /// Bytes of each direction of a connection between application and stack, a power of two from 4,096 to 1,048,576. Default 65,536.
+    /// Bytes of each direction's buffer between an application and the stack, for each socket: a power of two
+    /// from 4,096 to 1,048,576. Default 65,536.
     pub socket_buffer_bytes: u32,
-    /// Bytes of all these buffers of a domain on each shard, 8,192 to 1,099,511,627,776: sockets beyond them are refused, as beyond `sockets_max`. One socket
-    /// there may always be. Default 8 GiB.
+    /// Bytes of all socket buffers of a domain on each shard: 8,192 to 1,099,511,627,776. Sockets beyond this
+    /// limit are refused like sockets beyond `sockets_max`. One socket is always allowed. Default 8 GiB.
     pub buffer_bytes_max: u64,
-    /// Bytes of the buffer that a direction gets instead which has filled its own, and whose socket may hold so many bytes in the stack, too (`tcp.recv_buffer_bytes` and
-    /// `tcp.send_buffer_bytes`, `SO_RCVBUF` and `SO_SNDBUF`); a power of two from 4,096 to 16,777,216. It is kept until the connection ends. Default 2 MiB.
+    /// Bytes of the large buffer that replaces a direction's own buffer once that was full: a power of two
+    /// from 4,096 to 16,777,216. Only sockets whose buffer in the stack is at least as large
+    /// (`tcp.recv_buffer_bytes` and `tcp.send_buffer_bytes`, `SO_RCVBUF` and `SO_SNDBUF`) get one, and keep
+    /// it until the connection ends. Default 2 MiB.
     pub large_buffer_bytes: u32,
-    /// How many of these a domain has on each shard, 0 to 65,536. Memory is taken as they are used. If all are in use, others go on with what they have. Default 256.
+    /// Large buffers of a domain on each shard: 0 to 65,536. Memory is allocated as buffers are used. When
+    /// all are in use, sockets keep their own buffers. Default 256.
     pub large_buffers_max: u32,
-    /// Bytes of datagrams that may wait for the UDP sockets of a domain on each shard, 65,536 to 1,073,741,824; more are dropped and counted. Default 16 MiB.
+    /// Bytes of datagrams that may be queued for the UDP sockets of a domain on each shard: 65,536 to
+    /// 1,073,741,824. Datagrams beyond this limit are dropped and counted. Default 16 MiB.
     pub datagram_bytes_max: u32,
-    /// Connections that may wait to be accepted from a listener, whatever it asks for (as `somaxconn`): 1 to 16,777,216. Default 4,096.
+    /// Upper limit of a listener's accept backlog (like `somaxconn`): 1 to 16,777,216. Default 4,096.
     pub backlog_max: u32,
-    /// How long a worker may leave a connection that it was offered before another gets it, in milliseconds: 1 to 60,000. Default 50.
+    /// Time for which a connection stays offered to a worker that does not accept it, before another worker
+    /// gets it, in milliseconds: 1 to 60,000. Default 50.
     pub offer_ms: u32,
-    /// How long a shard leaves its CPU to an application that it gave work and that runs there, too, in microseconds: 0 to 10,000. Frames and timers wait until the application
-    /// sleeps, but no longer than this (at the most one time in 65, in which it yields in vain, as long as a time slice of the kernel's); what came meanwhile is one batch. 0: it does not wait. Default 100.
+    /// Longest time for which a shard yields its CPU to an application that it gave work and that runs on
+    /// that CPU, in microseconds: 0 to 10,000. Frames and timers wait until the application sleeps or this
+    /// time is over, and are then processed as one batch. (At most one yield in 65 may be futile and last as
+    /// long as a time slice of the kernel.) 0: the shard does not yield. Default 100.
     pub turn_us: u32,
-    /// How long a stack waits for an application's answer to what it acknowledges at once otherwise, so that answer and acknowledgement are one segment, in microseconds: 0 to
-    /// 10,000. It is about the first segments of a connection; every second segment is acknowledged at once nevertheless. 0: it does not wait. Default 100.
+    /// Time for which the stack delays a quick acknowledgement so that the application's answer can carry it,
+    /// in microseconds: 0 to 10,000. This concerns the first segments of a connection; every second segment
+    /// is still acknowledged at once. 0: no delay. Default 100.
     pub ack_hold_us: u32,
 }
 
@@ -119,10 +132,10 @@ impl Default for ChannelConfig {
 }
 
 impl ChannelConfig {
-    /// Checks every range.
+    /// Checks that every key is within its range.
     ///
     /// # Errors
-    /// The first key that is out of range.
+    /// Returns the first key that is out of range.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let within = |key: &str, value: u32, range: RangeInclusive<u32>| {
             if range.contains(&value) {

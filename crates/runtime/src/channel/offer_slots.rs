@@ -1,34 +1,36 @@
-//! Places in which the stack lays something out for one client: connections that are offered (docs/adr/0013-accept-credits.md), and sockets to open connections with
+//! Slots in which the stack puts something for one client: connections that it offers
+//! (docs/adr/0013-accept-credits.md), and preallocated sockets with which the client opens connections
 //! (docs/adr/0018-connecting-without-a-question.md).
 //!
-//! Whatever the stack wrote about a socket before it laid it out is seen by the client that takes it. An offer is the client's or goes back, never both.
+//! A client that takes a socket from a slot sees everything that the stack wrote about the socket before. An
+//! offer is either accepted by the client or revoked by the stack, never both.
 
 use super::socket::{OfferSlot, PreallocatedSocket};
 use super::sync::{AtomicU64, Ordering};
 
-/// What became of an offer that was to go back.
+/// Result of revoking an offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RevokeOutcome {
-    /// It did.
+    /// The offer is revoked.
     Revoked,
-    /// The client had taken it.
+    /// The client had accepted the offer.
     Taken,
-    /// The client overwrote the place, which cannot be. It is empty now.
+    /// The client wrote an invalid value into the slot, which is empty now.
     Overwritten,
 }
 
-/// Offers a connection in a place where nothing lies.
+/// Offers a connection in an empty slot.
 pub(super) fn offer(place: &AtomicU64, listener: u16, socket: u32) {
     place.store(OfferSlot::Offered { listener, socket }.to_bits(), Ordering::Release);
 }
 
-/// Takes what was seen to be offered, unless the stack took it back meanwhile.
+/// Accepts an offer that was seen in the slot. Returns false if the stack has revoked it meanwhile.
 pub(super) fn accept(place: &AtomicU64, listener: u16, socket: u32) -> bool {
     let (offered, taken) = (OfferSlot::Offered { listener, socket }, OfferSlot::Taken { listener, socket });
     place.compare_exchange(offered.to_bits(), taken.to_bits(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
-/// Empties a place whose offer the client took. False if it did not.
+/// Empties a slot whose offer the client has accepted. Returns false if the client has not.
 pub(super) fn clear_accepted(place: &AtomicU64, listener: u16, socket: u32) -> bool {
     let is_taken =
         OfferSlot::from_bits(place.load(Ordering::Acquire)) == OfferSlot::Taken { listener, socket };
@@ -38,7 +40,7 @@ pub(super) fn clear_accepted(place: &AtomicU64, listener: u16, socket: u32) -> b
     is_taken
 }
 
-/// Takes an offer back.
+/// Revokes an offer.
 pub(super) fn revoke(place: &AtomicU64, listener: u16, socket: u32) -> RevokeOutcome {
     let (offered, none) = (OfferSlot::Offered { listener, socket }.to_bits(), OfferSlot::None.to_bits());
     match place.compare_exchange(offered, none, Ordering::AcqRel, Ordering::Acquire) {
@@ -53,17 +55,17 @@ pub(super) fn revoke(place: &AtomicU64, listener: u16, socket: u32) -> RevokeOut
     }
 }
 
-/// Puts a socket into a place where none lies.
+/// Puts a preallocated socket into an empty slot.
 pub(super) fn put_preallocated(place: &AtomicU64, blank: PreallocatedSocket) {
     place.store(blank.to_bits(), Ordering::Release);
 }
 
-/// Whether something may lie there.
+/// Returns whether the slot may hold a preallocated socket.
 pub(super) fn has_preallocated(place: &AtomicU64) -> bool {
     place.load(Ordering::Relaxed) != 0
 }
 
-/// Takes the socket that lies there.
+/// Takes the preallocated socket out of the slot.
 pub(super) fn take_preallocated(place: &AtomicU64) -> Option<PreallocatedSocket> {
     PreallocatedSocket::from_bits(place.swap(0, Ordering::Acquire))
 }
@@ -89,7 +91,8 @@ mod model {
     use crate::channel::sync::AtomicU32;
     use std::sync::Arc;
 
-    /// A place, and for each of two sockets what the stack writes before it lays it out, what the client asks for then, and to whom it is to be connected.
+    /// A slot, and for each of two sockets: what the stack writes before it puts the socket into the slot,
+    /// the client's request, and the peer to connect to.
     struct Memory {
         place: AtomicU64,
         about: [AtomicU32; 2],
@@ -106,7 +109,7 @@ mod model {
         10 + socket
     }
 
-    /// Takes what is offered, as a client does that a bell woke.
+    /// Accepts what is offered, as a client does after a notification.
     fn accept_offered(memory: &Memory) -> Option<u32> {
         let bits = memory.place.load(Ordering::Acquire);
         let OfferSlot::Offered { listener, socket } = OfferSlot::from_bits(bits) else { return None };
@@ -117,7 +120,7 @@ mod model {
         })
     }
 
-    /// Each connection that was offered has one owner, and what it was when it was offered is seen.
+    /// Each offered connection gets one owner, and the owner sees what was written before the offer.
     #[test]
     fn an_offer_is_taken_or_goes_back_and_never_both() {
         loom::model(|| {
@@ -145,18 +148,19 @@ mod model {
         });
     }
 
-    /// Opens a connection with what lies there.
+    /// Opens a connection with the preallocated socket in the slot.
     fn open(memory: &Memory) -> Option<u32> {
         let blank = has_preallocated(&memory.place).then(|| take_preallocated(&memory.place))??;
         let socket = blank.socket as usize;
         assert_eq!(memory.about[socket].load(Ordering::Relaxed), blank.generation, "as it was laid out");
         memory.peer[socket].store(mark(blank.socket), Ordering::Relaxed);
-        // As `Client::connect_with_blank` and `Domain::open_blank` do.
+        // As `Client::connect_preallocated` and `Domain::connect_preallocated` do.
         memory.asked[socket].store(1, Ordering::Release);
         Some(blank.socket)
     }
 
-    /// A socket is used once, as it was laid out, and the stack that sees that it is to be connected sees to whom.
+    /// A preallocated socket is used once, with the generation it was put with, and a stack that sees the
+    /// request sees the peer.
     #[test]
     fn what_lies_in_a_place_is_used_once_and_as_it_was_laid_out() {
         loom::model(|| {
@@ -170,7 +174,7 @@ mod model {
                 laid += 1;
                 memory.about[socket as usize].store(mark(socket), Ordering::Relaxed);
                 put_preallocated(&memory.place, PreallocatedSocket { socket, generation: mark(socket) });
-                // The next only behind a bell for this one.
+                // The next socket is put only after a notification for this one.
                 if memory.asked[socket as usize].load(Ordering::Acquire) == 0 {
                     break;
                 }

@@ -1,7 +1,8 @@
-//! Options that clients want a connection to have: a word of the region for each, and a bit that it is new. No question is asked, because programs set
-//! some for every connection.
+//! Options that clients set on a connection: a word of the region for each option's value, and a bit that
+//! says that it is new. There is no request, because programs set some options on every connection.
 //!
-//! The bit is set behind the value. The stack clears the bit before it reads the value, so the last value that a client wrote is the last one read.
+//! The client stores the value before it sets the bit, and the stack clears the bit before it reads the
+//! value. So the last value that a client wrote is the last one that the stack applies.
 
 use super::region::SocketArea;
 use super::sync::Ordering;
@@ -9,15 +10,16 @@ use core::time::Duration;
 use ginnel_stack::options::TcpOption;
 use ginnel_stack::tcp::config::CongestionControl;
 
-/// Kinds of options, a bit each.
+/// Number of option kinds, each of which has a bit.
 pub(super) const OPTION_KINDS: usize = 26;
-/// The kind of [`TcpOption::NotSentLowWater`], which clients look at themselves, too.
+/// The kind of [`TcpOption::NotSentLowWater`], whose value clients read, too.
 pub(super) const NOT_SENT_LOW_WATER: usize = 25;
 
-/// No hop limit of its own.
+/// Value for a connection that has no hop limit of its own.
 const DEFAULT_HOP_LIMIT: u32 = u32::MAX;
 
-/// The kind of an option, and its value as a word. Times beyond a word are as long as a word can say.
+/// Returns the kind of an option, and its value as a word. Times that exceed a word are encoded as the
+/// largest value.
 fn to_word(option: TcpOption) -> (usize, u32) {
     let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
     let micros = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
@@ -52,7 +54,8 @@ fn to_word(option: TcpOption) -> (usize, u32) {
     }
 }
 
-/// The option of a kind with this value. What a client wrote there that cannot be comes out as something that the engine refuses.
+/// Returns the option of a kind with this value. An invalid value that a client wrote becomes one that the
+/// engine refuses.
 fn from_word(kind: usize, word: u32) -> Option<TcpOption> {
     let (on, time) = (word != 0, Duration::from_secs(word.into()));
     Some(match kind {
@@ -87,28 +90,29 @@ fn from_word(kind: usize, word: u32) -> Option<TcpOption> {
     })
 }
 
-/// Whether an option sends what was held back: it comes behind what was written before it.
+/// Returns whether an option releases held data. It is then applied after the bytes that were written before
+/// it.
 fn releases_held_data(option: TcpOption) -> bool {
     matches!(option, TcpOption::NoDelay(true) | TcpOption::Cork(false) | TcpOption::More(false))
 }
 
-/// When in a turn an option comes.
+/// When an option is applied, relative to written bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OptionOrder {
-    /// Before what was written is taken.
+    /// Before written bytes are taken.
     BeforeData,
-    /// Behind it.
+    /// After written bytes are taken.
     AfterData,
 }
 
-/// The client's end: the stack is to be rung for it.
+/// Sets an option; called by a client, which has to notify the stack afterwards.
 pub(super) fn set(words: &SocketArea, wished: TcpOption) {
     let (kind, value) = to_word(wished);
     words.option_values[kind].store(value, Ordering::Relaxed);
     words.pending_options.fetch_or(1 << kind, Ordering::Release);
 }
 
-/// The stack's end: the next option that is new.
+/// Takes the next option that is new; called by the stack.
 pub(super) fn take_next(words: &SocketArea, when: OptionOrder) -> Option<TcpOption> {
     let mut new = words.pending_options.load(Ordering::Acquire);
     while new != 0 {
@@ -120,7 +124,7 @@ pub(super) fn take_next(words: &SocketArea, when: OptionOrder) -> Option<TcpOpti
             continue;
         }
         words.pending_options.fetch_and(!(1 << kind), Ordering::AcqRel);
-        // Once more, as it may have changed before the bit was cleared.
+        // Read again, as the value may have changed before the bit was cleared.
         if let Some(option) = read() {
             return Some(option);
         }
@@ -187,7 +191,7 @@ mod tests {
         assert_eq!(take_next(words, OptionOrder::AfterData), Some(TcpOption::NoDelay(true)));
         assert_eq!(take_next(words, OptionOrder::AfterData), Some(TcpOption::Cork(false)));
         assert_eq!(take_next(words, OptionOrder::AfterData), None);
-        // Another process of the domain writes what it likes.
+        // Another process of the domain may write any value.
         words.pending_options.store(u32::MAX, Ordering::Relaxed);
         while take_next(words, OptionOrder::BeforeData).is_some()
             || take_next(words, OptionOrder::AfterData).is_some()

@@ -1,16 +1,17 @@
-//! The memory that a stack and its clients share: where everything lies.
+//! The layout of the memory that a stack shares with its clients.
 //!
 //! ```text
-//!   header          what the stack says of the rest
-//!   clients         for each: two rings of doorbells, credits and offers
+//!   header          parameters of the layout
+//!   clients         for each: two rings of doorbells, credits and offer slots
 //!   sockets         for each: state, requests, positions of both directions
-//!   common          for each socket and listener: what processes that share it agree on
-//!   bytes           for each: what was received, what is to be sent
-//!   large           rings for sockets that move much
+//!   descriptions    for each socket and listener: state that processes share
+//!   buffers         for each socket: received bytes, bytes to be sent
+//!   large buffers   rings for sockets that move much data
 //! ```
 //!
-//! It is one memory file, sealed so that nobody can make another's access fail by shrinking it. Pages are touched as they are used: a
-//! socket that never had more than a page under way in each direction takes two.
+//! The region is one memory file, sealed so that no process can shrink it and thereby make another one's
+//! access fail. Pages are allocated on first use: a socket that never had more than a page in flight in each
+//! direction takes two.
 #![allow(unsafe_code)] // maps memory that other processes write, and lends parts of it
 
 use super::ChannelConfig;
@@ -29,21 +30,21 @@ use std::io;
 use std::sync::Arc;
 
 /// Listeners that a client may have credit for.
-// limit: listeners of a domain
+// Listeners for which a client may have credit.
 pub(crate) const LISTENERS_MAX: usize = 64;
 /// Connections offered to a client at a time.
 pub(crate) const OFFERS_MAX: usize = 64;
-/// Sockets that a client has at hand to open connections with.
+/// Preallocated sockets of a client at a time.
 pub(crate) const PREALLOCATED_MAX: usize = 64;
-/// A bit of a client's credits for a listener: it is to be asked only if no other has any.
+/// Bit of a client's credits for a listener: the client gets connections only if no other client has credit.
 pub(crate) const FALLBACK_CREDIT: u32 = 1 << 31;
 
 const PAGE: usize = 4096;
-/// "ginnelch", and the version of the layout.
+/// "ginnelch" and the version of the layout.
 const MAGIC: u64 = 0x6869_6e6e_656c_6308;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// At the start of the region. Written once, by the stack.
+/// The start of the region. Written once, by the stack.
 #[repr(C)]
 struct RegionHeader {
     magic: AtomicU64,
@@ -54,70 +55,74 @@ struct RegionHeader {
     large_count: AtomicU32,
     /// The stack can be used: its addresses are checked.
     is_ready: AtomicU32,
-    /// The CPU on which the stack's shard ran when it last began to, and one; 0 if that is not known.
+    /// The CPU on which the stack's shard last began to run, plus one; 0 if unknown.
     cpu: AtomicU32,
 }
 
-/// Of each client.
+/// The area of one client.
 #[repr(C)]
 struct ClientArea {
-    /// From the client to the stack.
+    /// Doorbells from the client to the stack.
     to_stack: DoorbellWords,
-    /// From the stack to the client.
+    /// Doorbells from the stack to the client.
     to_client: DoorbellWords,
-    /// How many connections of each listener the client would take now.
+    /// How many connections of each listener the client would accept now, and [`FALLBACK_CREDIT`].
     credits: [AtomicU32; LISTENERS_MAX],
-    /// See [`super::socket::Offer`].
+    /// See [`super::socket::OfferSlot`].
     offers: [AtomicU64; OFFERS_MAX],
-    /// See [`super::socket::Blank`].
+    /// See [`super::socket::PreallocatedSocket`].
     preallocated: [AtomicU64; PREALLOCATED_MAX],
-    /// The CPU on which the client was when it last began to work, and one; 0 if that is not known. Written by the client.
+    /// The CPU on which the client last began to run, plus one; 0 if unknown. Written by the client.
     cpu: AtomicU32,
-    /// The stack took back what the client was offered, and offers it nothing until it rings.
+    /// The stack has revoked offers to the client, and makes no more until the client notifies it.
     offers_suspended: AtomicU32,
 }
 
-/// Of each socket.
+/// The area of one socket.
 #[repr(C, align(128))]
 pub(super) struct SocketArea {
     // Written by the stack.
-    /// How many connections had this place before, and this one.
+    /// How many sockets had this number before.
     pub generation: AtomicU32,
     /// See [`super::socket::state`].
     pub state: AtomicU32,
-    /// The place of a client's offers in which it stands, if it is offered.
+    /// The client's slot in which the socket is offered, if it is.
     pub offer_slot: AtomicU32,
-    /// The stack holds bytes back and wants to hear that there is room.
+    /// The stack holds received bytes back and wants to be notified when there is space.
     pub wants_recv_space: AtomicU32,
-    /// Bytes that the peer acknowledged, if that is to be told.
+    /// Bytes that the peer acknowledged, if ack events are switched on.
     pub acked: AtomicU64,
-    /// Bytes that have left, of what clients wrote, if they want few to be ahead of those (`TCP_NOTSENT_LOWAT`). Perhaps there are more by now.
+    /// Lower limit of the position up to which bytes were sent, if clients limit the unsent bytes
+    /// (`TCP_NOTSENT_LOWAT`).
     pub sent: AtomicU64,
-    /// How often urgent data were announced or came, or datagrams came. As long as it is 0 the two words about urgent data say nothing.
+    /// Number of out-of-band events: urgent data was announced or arrived, or a UDP socket got an error.
+    /// While it is 0, the two words about urgent data are invalid.
     pub oob_events: AtomicU32,
-    /// What ICMP said about a datagram, once (see [`super::datagram`]). Taken by clients. Of a connection: why it could not be opened (see
-    /// [`super::socket::refusal`]).
+    /// UDP: the pending error (see [`super::datagram`]), which clients take. TCP: why the connection could
+    /// not be opened (see [`super::socket::connect_error_from_word`]).
     pub error: AtomicU32,
-    /// Port and address of both ends: ours, the peer's. IPv4 addresses are mapped ones (RFC 4291 §2.5.5.2). A client that opens a connection writes the
-    /// peer's, and ours has port 0 until the stack has opened it.
+    /// Port and address of both ends: local, then the peer's. IPv4 addresses are IPv4-mapped (RFC 4291
+    /// §2.5.5.2). A client that opens a connection writes the peer's; the local port is 0 until the stack has
+    /// opened the connection.
     endpoints: [[AtomicU32; 5]; 2],
-    /// See [`super::mark`]: the urgent byte that was announced last (that it was taken is noted by clients), and earlier ones that are left out of the
-    /// stream.
+    /// See [`super::urgent_mark`]: the urgent byte announced last (clients set the bit that it was taken),
+    /// and earlier urgent bytes that are skipped in the stream.
     pub urgent_mark: AtomicU64,
     pub urgent_hole: AtomicU64,
     // Written by clients.
     /// See [`super::socket::request`].
     pub requests: AtomicU32,
-    /// A client could not write all and wants to hear that there is space.
+    /// A write of a client was short, and the client wants to be notified when there is space.
     pub wants_send_space: AtomicU32,
-    /// Where the last record ends that clients wrote (`MSG_EOR`); 0 if there was none. The stack takes it off when it has come there.
+    /// End of the last record that clients wrote (`MSG_EOR`); 0 if there is none. The stack clears the word
+    /// when it has reached that position.
     pub record_end: AtomicU64,
     /// See [`super::lock`].
     pub lock: AtomicU32,
-    /// See [`super::wishes`]: which options are new, and their values.
+    /// See [`super::pending_options`]: the bits of the options that were set, and their values.
     pub pending_options: AtomicU32,
     pub option_values: [AtomicU32; pending_options::OPTION_KINDS],
-    // Written by both, each their own.
+    // Written by both sides, each its own words.
     incoming: StreamPositions,
     outgoing: StreamPositions,
 }
@@ -131,12 +136,12 @@ pub(super) enum Direction {
     Outgoing,
 }
 
-/// Offsets of the parts, in bytes.
+/// Sizes, and offsets in bytes, of the parts of the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RegionLayout {
     sockets: usize,
     clients: usize,
-    /// Of a ring of doorbells: a power of two.
+    /// Slots of a ring of doorbells: a power of two.
     doorbell_slots: usize,
     buffer_bytes: usize,
     client_bytes: usize,
@@ -165,7 +170,7 @@ impl RegionLayout {
             (descriptions_offset + shared * size_of::<SharedDescription>()).next_multiple_of(PAGE);
         let large_offset = buffers_offset + sockets * 2 * buffer_bytes;
         let large_bytes = config.large_buffer_bytes as usize;
-        // One that is no larger is of no use.
+        // A large buffer that is not larger would be of no use.
         let large_count = if large_bytes > buffer_bytes { config.large_buffers_max } else { 0 };
         let total = large_offset + large_count as usize * large_bytes;
         Self {
@@ -186,7 +191,7 @@ impl RegionLayout {
     }
 }
 
-/// The region, mapped. Clones are the same mapping.
+/// The mapped region. Clones of the `Arc` share the mapping.
 #[derive(Debug)]
 pub(super) struct Region {
     base: NonNull<u8>,
@@ -195,16 +200,16 @@ pub(super) struct Region {
     file: InternalFd,
 }
 
-// SAFETY: everything in it is an atomic, or bytes that `Stream` hands over between threads.
+// SAFETY: the memory consists of atomics, and of bytes that `Stream` hands over between threads.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// A new region without clients and sockets.
+    /// Creates a region without clients and sockets.
     ///
     /// # Errors
-    /// The kernel has no memory for it.
+    /// Returns an error if the kernel has no memory for it.
     pub fn create(config: &ChannelConfig) -> io::Result<Arc<Self>> {
         let layout = RegionLayout::new(config);
         let file = memfd_create("ginnel-channel", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -221,10 +226,10 @@ impl Region {
         Ok(Arc::new(region))
     }
 
-    /// The region that a stack in another process has made.
+    /// Opens the region that a stack in another process has created.
     ///
     /// # Errors
-    /// It is no such region, or cannot be mapped.
+    /// Returns an error if the file is not a valid region, or cannot be mapped.
     pub fn open(file: OwnedFd) -> io::Result<Arc<Self>> {
         let strange = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("channel: {what}"));
         if !fcntl_get_seals(&file)?.contains(SEALS) {
@@ -264,7 +269,7 @@ impl Region {
 
     fn map(file: InternalFd, layout: RegionLayout) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, unmapped when the value is dropped and nobody borrows from it.
+        // SAFETY: a new mapping, which is unmapped when the value is dropped and nothing borrows from it.
         let at = unsafe {
             mmap(
                 core::ptr::null_mut(),
@@ -276,68 +281,70 @@ impl Region {
             )?
         };
         let at = NonNull::new(at.cast()).ok_or_else(|| io::Error::other("channel: mapped at address 0"))?;
-        // SAFETY: inside of the mapping, or its end if there are none.
+        // SAFETY: inside the mapping, or its end if there are no large buffers.
         let first = unsafe { at.add(layout.large_offset.min(layout.total)) };
         let rings = LargeRings { memory: first, bytes: layout.large_bytes, count: layout.large_count };
         Ok(Self { base: at, layout, large_rings: rings, file })
     }
 
-    /// What is done here from now on nobody else sees: for a process that was forked in the middle of a call, whose other half goes on in the parent. Makes one system call for
-    /// memory that is there already, and may be called in a handler of a signal.
+    /// Replaces the mapping by a private copy: later changes are invisible to other processes. This is for a
+    /// process that was forked in the middle of a call which the parent continues. Makes one system call for
+    /// memory that is already mapped, and may be called in a signal handler.
     ///
     /// # Errors
-    /// The kernel has no memory.
+    /// Returns an error if the kernel has no memory.
     pub fn make_private(&self) -> io::Result<()> {
         let (protection, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE);
-        // SAFETY: the mapping of `mapped`, whole, is replaced by a copy of the same bytes: whoever borrows from it finds them as they are.
+        // SAFETY: replaces the whole mapping of `map` by a copy of the same bytes, so borrows of it stay
+        // valid.
         unsafe { mmap(self.base.as_ptr().cast(), self.layout.total, protection, flags, &self.file, 0)? };
         Ok(())
     }
 
-    /// Bytes that are mapped.
+    /// Returns how many bytes are mapped.
     pub fn bytes(&self) -> u64 {
         self.layout.total as u64
     }
 
-    /// To be given to a client.
+    /// Returns the file, to be passed to a client.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// The file's descriptor itself.
+    /// Returns the file's descriptor.
     pub fn internal_fd(&self) -> &InternalFd {
         &self.file
     }
 
-    /// Whether the stack can be used.
+    /// Returns whether the stack can be used.
     pub fn is_ready(&self) -> bool {
         self.header().is_ready.load(Ordering::Acquire) != 0
     }
 
-    /// The stack can be used from now on.
+    /// Declares that the stack can be used from now on.
     pub fn set_ready(&self) {
         self.header().is_ready.store(1, Ordering::Release);
     }
 
-    /// Notes where the stack's shard runs now.
+    /// Publishes the CPU on which the stack's shard runs.
     pub fn set_cpu(&self, cpu: usize) {
-        // Cannot truncate: there are not that many.
+        // Cannot truncate: CPU numbers are small.
         self.header().cpu.store(cpu as u32 + 1, Ordering::Relaxed);
     }
 
-    /// Where the stack's shard runs, as far as is known.
+    /// Returns the CPU on which the stack's shard last began to run, if known.
     pub fn cpu(&self) -> Option<usize> {
         self.header().cpu.load(Ordering::Relaxed).checked_sub(1).map(|cpu| cpu as usize)
     }
 
-    /// Notes where a client runs now.
+    /// Publishes the CPU on which a client runs.
     pub fn set_client_cpu(&self, number: usize, cpu: usize) {
-        // Cannot truncate: there are not that many.
+        // Cannot truncate: CPU numbers are small.
         self.client(number).cpu.store(cpu as u32 + 1, Ordering::Relaxed);
     }
 
-    /// Where a client runs, as it says.
+    /// Returns the CPU on which a client claims to run.
     pub fn client_cpu(&self, number: usize) -> Option<usize> {
         self.client(number).cpu.load(Ordering::Relaxed).checked_sub(1).map(|cpu| cpu as usize)
     }
@@ -350,36 +357,37 @@ impl Region {
         self.layout.clients
     }
 
-    /// Rings for sockets that move much, and the bytes of each.
+    /// Returns the number of large buffers, and the bytes of each.
     pub fn large(&self) -> (u32, usize) {
         (self.layout.large_count, self.layout.large_bytes)
     }
 
-    /// Bytes of each direction of a socket, as it has them at first.
+    /// Returns the bytes of each direction's own buffer.
     pub fn buffer_bytes(&self) -> usize {
         self.layout.buffer_bytes
     }
 
-    /// `count` values of `T` at an offset.
+    /// Returns `count` values of `T` at an offset.
     ///
     /// # Safety
-    /// `T` is made of atomics, for which any bits are valid, and is aligned there.
+    /// `T` consists of atomics, for which all bit patterns are valid, and is aligned at the offset.
     unsafe fn slice<T>(&self, offset: usize, count: usize) -> &[T] {
         assert!(offset + count * size_of::<T>() <= self.layout.total, "inside of the region");
         debug_assert!(offset.is_multiple_of(align_of::<T>()));
-        // SAFETY: inside of the mapping, which lives as long as `self`; see above for the rest.
+        // SAFETY: inside the mapping, which lives as long as `self`; the caller guarantees the rest.
         unsafe { core::slice::from_raw_parts(self.base.add(offset).cast().as_ptr(), count) }
     }
 
-    /// The same of one of the parts that [`Layout`] lays out, whose number was checked: they lie inside, so that is not asked once more for each call and packet.
+    /// Returns `count` values of `T` in a part that [`RegionLayout`] defines. The caller has checked the
+    /// index, so the bounds are not checked again for each call and packet.
     ///
     /// # Safety
-    /// As of `slice`, and they are inside of the region.
+    /// As for `slice`, and the values are inside the region.
     #[inline]
     unsafe fn slice_unchecked<T>(&self, offset: usize, count: usize) -> &[T] {
         debug_assert!(offset + count * size_of::<T>() <= self.layout.total, "inside of the region");
         debug_assert!(offset.is_multiple_of(align_of::<T>()));
-        // SAFETY: inside of the mapping, as the caller promises; for the rest see `slice`.
+        // SAFETY: inside the mapping, as the caller guarantees; for the rest see `slice`.
         unsafe { core::slice::from_raw_parts(self.base.add(offset).cast().as_ptr(), count) }
     }
 
@@ -390,7 +398,7 @@ impl Region {
 
     #[inline]
     fn client(&self, number: usize) -> &ClientArea {
-        // SAFETY: atomics; areas begin at pages, and the number was checked.
+        // SAFETY: atomics; client areas begin at pages, and `client_offset` checks the number.
         unsafe { &self.slice_unchecked::<ClientArea>(self.client_offset(number), 1)[0] }
     }
 
@@ -400,7 +408,7 @@ impl Region {
         self.layout.clients_offset + number * self.layout.client_bytes
     }
 
-    /// A ring of a client, by which of the two it is.
+    /// Returns one of the two rings of a client: 0 is the ring to the stack, 1 the ring to the client.
     #[inline]
     fn doorbells(
         &self,
@@ -412,8 +420,9 @@ impl Region {
         let client_at = self.client_offset(number);
         let at = client_at + size_of::<ClientArea>();
         let flags_at = at + 2 * count * size_of::<AtomicU32>();
-        // SAFETY: atomics; areas begin at pages, the words before are aligned to 128 bytes and places are words of four. A client's area has room for both rings, and its number
-        // was checked.
+        // SAFETY: atomics; client areas begin at pages, the words before the slots are aligned to 128 bytes,
+        // and slots are words of four bytes. A client's area has room for both rings, and its number was
+        // checked.
         unsafe {
             let words = words(&self.slice_unchecked::<ClientArea>(client_at, 1)[0]);
             let places =
@@ -426,13 +435,13 @@ impl Region {
         }
     }
 
-    /// The ring from a client to the stack.
+    /// Returns the ring from a client to the stack.
     #[inline]
     pub fn to_stack(&self, number: usize) -> Doorbells<'_> {
         self.doorbells(number, |client| &client.to_stack, 0)
     }
 
-    /// The ring from the stack to a client.
+    /// Returns the ring from the stack to a client.
     #[inline]
     pub fn to_client(&self, number: usize) -> Doorbells<'_> {
         self.doorbells(number, |client| &client.to_client, 1)
@@ -454,7 +463,7 @@ impl Region {
         &self.client(number).offers_suspended
     }
 
-    /// An area for a new client: nothing of an old one is left in it.
+    /// Clears the area of a new client, so that nothing of an earlier client is left in it.
     pub fn clear_client(&self, number: usize) {
         self.to_stack(number).clear();
         self.to_client(number).clear();
@@ -475,48 +484,51 @@ impl Region {
     pub fn socket(&self, socket: u32) -> &SocketArea {
         assert!((socket as usize) < self.layout.sockets, "a socket's number");
         let at = self.layout.sockets_offset + socket as usize * size_of::<SocketArea>();
-        // SAFETY: atomics; the table begins at a page and its entries are as long as they are aligned. The number was checked.
+        // SAFETY: atomics; the table begins at a page, and an entry's size is a multiple of its alignment.
+        // The number was checked.
         unsafe { &self.slice_unchecked::<SocketArea>(at, 1)[0] }
     }
 
     fn description(&self, place: usize) -> &SharedDescription {
         let at = self.layout.descriptions_offset + place * size_of::<SharedDescription>();
-        // SAFETY: atomics; the table begins at a page and its entries are as long as they are aligned.
+        // SAFETY: atomics; the table begins at a page, and an entry's size is a multiple of its alignment.
         unsafe { &self.slice::<SharedDescription>(at, 1)[0] }
     }
 
-    /// What those who share a listener agree on. `None`: there is none of this number.
+    /// Returns the description that owners of a listener share; `None` if there is no listener of this
+    /// number.
     pub fn listener_description(&self, listener: u32) -> Option<&SharedDescription> {
         ((listener as usize) < LISTENERS_MAX).then(|| self.description(listener as usize))
     }
 
-    /// The same for a socket.
+    /// Returns the description that owners of a socket share; `None` if there is no socket of this number.
     pub fn socket_description(&self, socket: u32) -> Option<&SharedDescription> {
         ((socket as usize) < self.layout.sockets).then(|| self.description(LISTENERS_MAX + socket as usize))
     }
 
-    /// The bytes of a large ring, which clients may write at any time.
+    /// Returns the bytes of a large buffer, which clients may write at any time.
     pub fn large_ring(&self, number: u32) -> &[core::sync::atomic::AtomicU8] {
         assert!(number < self.layout.large_count, "a large ring's number");
         let bytes = self.layout.large_bytes;
-        // SAFETY: atomics, of one byte each.
+        // SAFETY: atomics of one byte each.
         unsafe { self.slice(self.layout.large_offset + number as usize * bytes, bytes) }
     }
 
-    /// Copies some of them. What clients write meanwhile may be in the copy or not.
+    /// Copies bytes of a large buffer. The copy may or may not contain what clients write meanwhile.
     pub fn copy_from_large(&self, number: u32, at: usize, out: &mut [u8]) {
         let bytes = &self.large_ring(number)[at..at + out.len()];
-        // SAFETY: as many bytes, inside of the mapping; `out` is private memory. Nobody draws conclusions from a byte that is changed during the copy: it is only moved here.
+        // SAFETY: both ranges have the same length; the source is inside the mapping, and `out` is private
+        // memory. A byte that changes during the copy does no harm: nothing depends on its value.
         unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), out.as_mut_ptr(), out.len()) };
     }
 
-    /// The bytes of a socket in one direction.
+    /// Returns the stream of a socket in one direction.
     #[inline]
     pub fn stream(&self, socket: u32, direction: Direction) -> Stream<'_> {
         self.stream_of(self.socket(socket), socket, direction)
     }
 
-    /// The words of a socket, and its bytes in both directions.
+    /// Returns the area of a socket, and its streams in both directions.
     #[inline]
     pub fn socket_and_streams(&self, socket: u32) -> (&SocketArea, Stream<'_>, Stream<'_>) {
         let words = self.socket(socket);
@@ -524,7 +536,7 @@ impl Region {
         (words, stream(Direction::Incoming), stream(Direction::Outgoing))
     }
 
-    /// The bytes of the socket whose number was checked, and gave these words.
+    /// Returns a stream of the socket whose number was checked and whose area is `words`.
     #[inline]
     fn stream_of<'a>(&'a self, words: &'a SocketArea, socket: u32, direction: Direction) -> Stream<'a> {
         debug_assert!((socket as usize) < self.layout.sockets);
@@ -534,21 +546,22 @@ impl Region {
         };
         let bytes = self.layout.buffer_bytes;
         let at = self.layout.buffers_offset + (2 * socket as usize + which) * bytes;
-        // SAFETY: inside of the mapping by `Layout::new`, as the socket's number was checked before; nothing else reaches these bytes.
+        // SAFETY: inside the mapping by `RegionLayout::new`, as the socket's number was checked; nothing else
+        // accesses these bytes.
         unsafe { Stream::new(positions, self.base.add(at), bytes, &self.large_rings) }
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `mapped`, whole; nothing borrows from it any more.
+        // SAFETY: the whole mapping of `map`; nothing borrows from it any more.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.layout.total) };
         debug_assert_eq!(unmapped, Ok(()));
     }
 }
 
 impl SocketArea {
-    /// Of a new connection, before anybody else knows it.
+    /// Resets the area for a new connection that no client knows yet.
     pub fn reset(&self, generation: u32) {
         self.wants_recv_space.store(0, Ordering::Relaxed);
         self.requests.store(0, Ordering::Relaxed);
@@ -558,7 +571,7 @@ impl SocketArea {
         self.acked.store(0, Ordering::Relaxed);
         self.sent.store(0, Ordering::Relaxed);
         self.record_end.store(0, Ordering::Relaxed);
-        // The only one that clients read themselves.
+        // The only option that clients read themselves.
         self.option_values[pending_options::NOT_SENT_LOW_WATER].store(0, Ordering::Relaxed);
         self.oob_events.store(0, Ordering::Relaxed);
         self.error.store(0, Ordering::Relaxed);
@@ -575,7 +588,7 @@ impl SocketArea {
         }
     }
 
-    /// Notes both ends: ours, the peer's.
+    /// Stores both addresses: local, then the peer's.
     pub fn set_endpoints(&self, ends: [SocketAddr; 2]) {
         for (words, end) in self.endpoints.iter().zip(ends) {
             let address = match end.ip() {
@@ -585,17 +598,17 @@ impl SocketArea {
             for (word, bytes) in words[1..].iter().zip(address.octets().as_chunks().0) {
                 word.store(u32::from_ne_bytes(*bytes), Ordering::Relaxed);
             }
-            // Who sees the port sees the address.
+            // A reader that sees the port sees the address.
             words[0].store(end.port().into(), Ordering::Release);
         }
     }
 
-    /// Our end and the peer's.
+    /// Returns the local and the peer's address.
     pub fn endpoints(&self) -> [SocketAddr; 2] {
         [self.endpoint(0), self.endpoint(1)]
     }
 
-    /// One of them.
+    /// Returns the local address (0) or the peer's (1).
     pub fn endpoint(&self, which: usize) -> SocketAddr {
         let words = &self.endpoints[which];
         let mut octets = [0; 16];

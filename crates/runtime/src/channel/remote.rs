@@ -1,6 +1,8 @@
-//! An engine at the other end of a channel, as a handler's shard sees it: the same calls, the same events.
+//! The engine at the other end of a channel, as a handler's shard sees it: it has the same calls and the same
+//! events.
 //!
-//! What the engine does without copying, ranges of sources, is copied here piece by piece as room appears.
+//! Ranges of sources, which an engine in the same thread sends without copying, are copied here piece by
+//! piece as send space appears.
 
 use super::client::{Client, ClientEvent};
 use super::control::{ChannelReply, ChannelRequest, ControlPath, StackCounters, UdpRequest};
@@ -24,16 +26,17 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Ranges of sources that may wait on a connection.
+/// Ranges of sources that may be queued on a connection.
 const RANGES_MAX: usize = 64;
 /// Bytes of a source copied at a time.
 const COPY_BYTES: usize = 16 << 10;
-/// A handler that left so many connections in the queue of a listener is offered no more until half of them are gone.
+/// Length of a listener's queue at which its credits are withdrawn. They are restored when the handler has
+/// accepted half of the connections.
 const ACCEPT_QUEUE_MAX: usize = 16;
-/// Counters of the stack are at most so old while something happens.
+/// Maximum age of the stack's counters while the shard runs.
 const COUNTERS_AGE_MAX: Duration = Duration::from_millis(100);
 
-/// Bytes of a source that wait for room.
+/// Bytes of a source that wait for send space.
 #[derive(Clone, Copy, Debug)]
 struct SourceRange {
     source: SourceId,
@@ -41,7 +44,7 @@ struct SourceRange {
     len: u64,
 }
 
-/// What the application asked for behind ranges that wait.
+/// What the application requested while ranges were queued; done after them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum DeferredClose {
     #[default]
@@ -50,28 +53,28 @@ enum DeferredClose {
     Close,
 }
 
-/// What only this side knows of a connection.
+/// State of a connection that only this side knows.
 #[derive(Debug, Default)]
 struct RemoteConn {
     conn: Option<Conn>,
     token: u32,
-    /// The handler has it; before that it is told nothing.
+    /// The handler has accepted it; before that no events are reported.
     is_accepted: bool,
     /// Urgent bytes stay in the stream (`SO_OOBINLINE`).
     oob_inline: bool,
     ranges: VecDeque<SourceRange>,
     deferred_close: DeferredClose,
-    /// A send was cut short.
+    /// A send was short.
     is_send_blocked: bool,
-    /// The handler closed it: what comes now is not for it.
+    /// The handler has closed it, so unread bytes do not delay the report of its end.
     is_closed_locally: bool,
     has_fin: bool,
     close_reason: Option<CloseReason>,
-    /// Its end was put among the events.
+    /// Its end was queued as an event.
     is_close_reported: bool,
 }
 
-/// One listener.
+/// State of a listener.
 struct RemoteListener {
     listener: Listener,
     queue: VecDeque<Conn>,
@@ -80,21 +83,21 @@ struct RemoteListener {
 }
 
 pub(crate) struct RemoteEngine {
-    /// In a cell because questions that change nothing here are asked through it, too.
+    /// In a cell because methods that take `&self` send requests through it, too.
     client: RefCell<Client>,
     wake: Arc<EventFd>,
     events: VecDeque<Event>,
     conns: Vec<RemoteConn>,
-    /// By the numbers of the channel.
+    /// Indexed by the channel's listener number.
     listeners: Vec<Option<RemoteListener>>,
-    /// Of listeners that had their numbers before.
+    /// Generation of the listener that was opened last.
     generation: u32,
     sources: SourceTable,
-    /// Its end was taken: the next event makes it stale.
+    /// A connection whose end was delivered: the next event makes its handle stale.
     releasing: Option<Conn>,
-    /// Asked for when somebody looks, and then kept for a while.
+    /// Requested on first use, and then kept for [`COUNTERS_AGE_MAX`].
     counters: OnceCell<StackCounters>,
-    /// Those of the last look.
+    /// The counters before those.
     last_counters: StackCounters,
     counters_at: Instant,
     now: Instant,
@@ -138,13 +141,13 @@ impl RemoteEngine {
             RemoteConn { conn: Some(conn), is_accepted: accepted, ..RemoteConn::default() };
     }
 
-    /// Asks in another way from now on.
+    /// Replaces the path that requests take.
     pub fn set_control(&mut self, control: Box<dyn ControlPath>) {
         self.client.get_mut().set_control(control);
         self.forget_counters();
     }
 
-    /// What wakes the application.
+    /// Returns the descriptor that wakes the application.
     pub fn wake(&self) -> Arc<EventFd> {
         self.wake.clone()
     }
@@ -153,7 +156,7 @@ impl RemoteEngine {
         self.client.borrow().is_ready()
     }
 
-    /// What the stack has counted, at most `COUNTERS_AGE_MAX` ago.
+    /// Returns the stack's counters, at most `COUNTERS_AGE_MAX` old.
     pub fn counters(&self) -> &StackCounters {
         self.counters.get_or_init(|| match self.call(ChannelRequest::Counters) {
             Ok(ChannelReply::Counters(counters)) => *counters,
@@ -177,7 +180,7 @@ impl RemoteEngine {
         self.listen_as(ChannelRequest::Listen(local, options))
     }
 
-    /// The same, but on no port that others listen on.
+    /// Listens, but on no port that another shard or worker listens on.
     pub fn listen_exclusive(
         &mut self,
         local: SocketAddr,
@@ -212,7 +215,7 @@ impl RemoteEngine {
         self.listeners[listener.index() as usize] = None;
         let client = self.client.get_mut();
         for conn in nobodys {
-            // Connections in the queue of a listener that goes are reset.
+            // Connections in the queue of a closed listener are reset.
             let _ = client.abort(conn);
             let _ = client.release(conn);
             self.conns[conn.index() as usize].conn = None;
@@ -232,7 +235,7 @@ impl RemoteEngine {
         side.is_accepted = true;
         let (fin, ended) = (side.has_fin, side.close_reason);
         let urgent = self.client.get_mut().oob_events(conn) != 0;
-        // What came before it was accepted was reported to nobody.
+        // Events before the accept were not reported.
         if urgent {
             self.push_urgent(conn);
         }
@@ -294,7 +297,7 @@ impl RemoteEngine {
         if side.deferred_close != DeferredClose::Nothing {
             return Err(SendError::Closed);
         }
-        // Says whether sending is possible at all.
+        // Reports whether sending is possible at all.
         self.client.get_mut().send(conn, &[])?;
         let side = &mut self.conns[conn.index() as usize];
         if side.ranges.len() == RANGES_MAX {
@@ -309,7 +312,8 @@ impl RemoteEngine {
         Ok(())
     }
 
-    /// Copies ranges of sources as far as there is room, then does what was asked for behind them. Whether nothing waits any more.
+    /// Copies ranges of sources as far as there is send space, then does what was requested after them.
+    /// Returns whether nothing is queued any more.
     fn send_ranges(&mut self, conn: Conn) -> bool {
         let Some(side) = self.conns.get_mut(conn.index() as usize).filter(|s| s.conn == Some(conn)) else {
             return false;
@@ -319,7 +323,7 @@ impl RemoteEngine {
             let count = usize::try_from(range.len).unwrap_or(usize::MAX).min(COPY_BYTES);
             let bytes = &mut self.scratch[..count];
             self.sources.get_referenced(range.source).fill(range.offset, bytes);
-            // If nothing can be sent any more, the end is about to be told.
+            // If nothing can be sent any more, the event that ends the connection follows.
             let sent = client.send(conn, bytes).unwrap_or(count);
             range.offset += sent as u64;
             range.len -= sent as u64;
@@ -342,7 +346,7 @@ impl RemoteEngine {
         true
     }
 
-    /// Forgets ranges that will never be sent.
+    /// Discards ranges that will never be sent.
     fn drop_ranges(&mut self, conn: Conn) {
         let Some(side) = self.conn_mut(conn) else { return };
         for range in core::mem::take(&mut side.ranges) {
@@ -370,8 +374,8 @@ impl RemoteEngine {
         self.client.borrow_mut().recv_urgent(conn)
     }
 
-    /// What a read finds in front of it after urgent data: bytes to be dropped first, and how many may be read behind those. It stops before the urgent byte, and the next
-    /// one passes it.
+    /// Returns the limits of the next read after urgent data: how many bytes to drop first, and how many may
+    /// be read after those. A read stops before the urgent byte, and the next one skips the urgent byte.
     fn read_limits(&self, conn: Conn) -> (usize, usize) {
         let Some(side) = self.conn(conn) else { return (0, usize::MAX) };
         let mut client = self.client.borrow_mut();
@@ -385,7 +389,7 @@ impl RemoteEngine {
         }
     }
 
-    /// Tells the handler where the urgent byte is.
+    /// Queues the event that tells the handler where the urgent byte is.
     fn push_urgent(&mut self, conn: Conn) {
         let client = self.client.get_mut();
         if let Ok(Some(mark)) = client.urgent_mark(conn)
@@ -407,7 +411,7 @@ impl RemoteEngine {
             let (lead, most) = front;
             let room = out.len().min(most);
             let count = self.client.borrow().peek(conn, lead, &mut out[..room])?;
-            // Behind the bytes: what is said of urgent ones comes before they do.
+            // Checked after the bytes were copied: urgent bytes are announced before they arrive.
             let now = self.client.borrow().oob_events(conn);
             if now == seen {
                 break count;
@@ -482,7 +486,7 @@ impl RemoteEngine {
         self.client.get_mut().set_option(conn, option)
     }
 
-    /// Also of a connection that is over, until its handle is stale.
+    /// Returns the local and the peer's address, also of a closed connection until its handle is stale.
     pub fn endpoints(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
         self.conn(conn)?;
         self.client.borrow().endpoints(conn).ok()
@@ -607,17 +611,18 @@ impl RemoteEngine {
         let conn = Conn::new(socket.index(), socket.generation());
         self.udp_call_done(UdpRequest::Close(socket))?;
         self.conns[conn.index() as usize].conn = None;
-        // The stack's side has answered, so it is there.
+        // The stack's end has replied, so the socket is owned.
         let _ = self.client.get_mut().release(conn);
         Ok(())
     }
 
-    /// As that of the stack: slots of connections whose end was reported before are reused from here on.
+    /// Returns the next event, like the stack's method: the slots of connections whose end was returned
+    /// before are free from then on.
     pub fn next_event(&mut self) -> Option<Event> {
         if let Some(conn) = self.releasing.take() {
             self.drop_ranges(conn);
             self.conns[conn.index() as usize].conn = None;
-            // Held until now.
+            // The client owned it until now.
             let _ = self.client.get_mut().release(conn);
         }
         while self.events.is_empty() {
@@ -627,14 +632,14 @@ impl RemoteEngine {
         let mut event = self.events.pop_front();
         if let Some(Event::Closed { conn, token, .. }) = &mut event {
             self.releasing = Some(*conn);
-            // What it is by now.
+            // The handler may have changed the token since the event was queued.
             *token = self.token(*conn).unwrap_or(0);
         }
         event
     }
 
     pub fn events_waiting(&self) -> usize {
-        // Those in the ring are not counted before they are looked at.
+        // Entries in the doorbell ring are counted only once they are processed.
         self.events.len()
     }
 
@@ -652,7 +657,7 @@ impl RemoteEngine {
                         self.events.push_back(Event::Incoming { listener: listening.listener });
                     }
                     None => {
-                        // Taken in the moment in which the listener went.
+                        // The connection was accepted at the moment at which the listener was closed.
                         let client = self.client.get_mut();
                         let _ = client.abort(conn);
                         let _ = client.release(conn);
@@ -660,7 +665,7 @@ impl RemoteEngine {
                     }
                 }
             }
-            // Only those who accept by hand are told.
+            // Only reported to clients that accept explicitly.
             ClientEvent::Offered { .. } => {}
             ClientEvent::Connected { conn } => self.events.push_back(Event::Connected { conn }),
             ClientEvent::Readable { conn } => self.push_event(conn, Event::Readable { conn }),
@@ -693,14 +698,15 @@ impl RemoteEngine {
         }
     }
 
-    /// Events of connections that nobody accepted yet come with `accept`.
+    /// Queues an event, unless the connection is not accepted yet (`accept` queues its events) or its end is
+    /// queued.
     fn push_event(&mut self, conn: Conn, event: Event) {
         if self.conn(conn).is_some_and(|side| side.is_accepted && !side.is_close_reported) {
             self.events.push_back(event);
         }
     }
 
-    /// Reports the end, unless bytes that came before an orderly one are still to be read.
+    /// Queues the end of a connection, unless bytes received before an orderly end still have to be read.
     fn push_closed(&mut self, conn: Conn, reason: CloseReason) {
         let unread = reason == CloseReason::Normal && self.buffered(conn) > 0;
         let Some(side) = self.conn_mut(conn) else { return };

@@ -1,35 +1,36 @@
-//! Words of the region: what the stack says of a socket, what clients ask for, and what is offered to them.
+//! Words of the region: the state of a socket, requests of clients, preallocated sockets and offers.
 
 use ginnel_stack::error::ConnectError;
 use ginnel_stack::events::CloseReason;
 
-/// What the stack says of a socket. Bits are only ever added while a connection lives.
+/// State bits of a socket, which the stack sets. Bits are only added while a connection lives.
 pub(super) mod state {
     /// The connection is established.
     pub const CONNECTED: u32 = 1;
-    /// The peer's FIN follows what was received.
+    /// The peer sent FIN after the received bytes.
     pub const FIN: u32 = 1 << 1;
-    /// It is over. Why stands in the bits above.
+    /// The connection is closed. The bits from `REASON_SHIFT` on say why.
     pub const CLOSED: u32 = 1 << 2;
-    /// It is a UDP socket.
+    /// The socket is a UDP socket.
     pub const UDP: u32 = 1 << 3;
-    /// Where the reason begins.
+    /// Lowest bit of the close reason.
     pub const REASON_SHIFT: u32 = 8;
 }
 
-/// What clients ask for a socket. Bits are only ever added while a connection lives.
+/// Requests of clients for a socket. Bits are only added while a connection lives.
 pub(super) mod request {
-    /// FIN behind what is written.
+    /// Send FIN after what was written.
     pub const SHUTDOWN: u32 = 1;
-    /// Both directions are done with, for all who hold it.
+    /// Close both directions, for all owners.
     pub const CLOSE: u32 = 1 << 1;
-    /// RST.
+    /// Send RST.
     pub const ABORT: u32 = 1 << 2;
-    /// Nobody will read what is still to come.
+    /// Bytes that still arrive will not be read.
     pub const SHUTDOWN_READ: u32 = 1 << 3;
-    /// Open a connection to the peer that stands in the socket's words. Only of a socket that the client had at hand.
+    /// Open a connection to the peer whose address is in the socket's area. Only valid for a preallocated
+    /// socket.
     pub const CONNECT: u32 = 1 << 4;
-    /// Datagrams are to say when they came.
+    /// Record the arrival time of datagrams.
     pub const TIMESTAMPS: u32 = 1 << 5;
 }
 
@@ -44,13 +45,13 @@ const CLOSE_REASONS: [CloseReason; 8] = [
     CloseReason::Aborted,
 ];
 
-/// The bits of a connection that ended so.
+/// Returns the state bits of a connection that closed for this reason.
 pub(super) fn closed_bits(reason: CloseReason) -> u32 {
     let place = CLOSE_REASONS.iter().position(|r| *r == reason).expect("all reasons are in the table");
     state::CLOSED | (place as u32) << state::REASON_SHIFT
 }
 
-/// Why a connection ended, if it did.
+/// Returns why a connection closed, if it did.
 pub(super) fn close_reason(bits: u32) -> Option<CloseReason> {
     let place = (bits >> state::REASON_SHIFT) as usize & (CLOSE_REASONS.len() - 1);
     (bits & state::CLOSED != 0).then_some(CLOSE_REASONS[place])
@@ -66,17 +67,17 @@ const CONNECT_ERRORS: [ConnectError; 7] = [
     ConnectError::TooMany,
 ];
 
-/// The word that says why a connection could not be opened.
+/// Returns the code of an error with which a connection could not be opened.
 pub(super) fn connect_error_to_word(why: ConnectError) -> u32 {
     1 + CONNECT_ERRORS.iter().position(|r| *r == why).expect("all errors are in the table") as u32
 }
 
-/// Why a connection could not be opened, if that is why it is over.
+/// Returns the error of a code; `None` if the connection was opened.
 pub(super) fn connect_error_from_word(word: u32) -> Option<ConnectError> {
     CONNECT_ERRORS.get((word as usize).checked_sub(1)?).copied()
 }
 
-/// A socket that a client has at hand, as it stands in a place for such. 0 is none.
+/// A preallocated socket, as its slot encodes it. 0 is an empty slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PreallocatedSocket {
     pub socket: u32,
@@ -84,7 +85,7 @@ pub(super) struct PreallocatedSocket {
 }
 
 impl PreallocatedSocket {
-    /// Sockets are fewer than 2^24.
+    /// Bits of a socket's number: there are at most 2^24 sockets.
     const SOCKET_BITS: u32 = 24;
     const PRESENT: u64 = 1 << 63;
 
@@ -99,14 +100,14 @@ impl PreallocatedSocket {
     }
 }
 
-/// What stands in a place for offers.
+/// Content of an offer slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OfferSlot {
-    /// Nothing.
+    /// The slot is empty.
     None,
-    /// The client may take this connection of this listener.
+    /// The client may accept this connection of this listener.
     Offered { listener: u16, socket: u32 },
-    /// The client took it.
+    /// The client has accepted the connection.
     Taken { listener: u16, socket: u32 },
 }
 

@@ -1,5 +1,5 @@
-//! What clients do with the bytes of a socket. Positions stand in the region, so that whoever holds the socket goes on where another stopped;
-//! who shares it with others does so under the lock.
+//! Access of clients to the bytes of a socket. The positions are in the region, so every owner of the socket
+//! continues where another one stopped. Owners that share the socket with others take its lock.
 
 use super::datagram::{DatagramHeader, HAS_EXTENDED_ERRORS, HEADER_BYTES, error_from_word};
 use super::lock::{self, SocketLockGuard};
@@ -18,82 +18,87 @@ use ginnel_stack::options::TcpOption;
 use ginnel_stack::udp::UdpError;
 use std::io::{IoSlice, IoSliceMut};
 
-/// A holder that runs is done in microseconds; one that was stopped in the middle must not stop others.
+/// Longest wait for a socket's lock. A running owner releases the lock within microseconds; one that was
+/// stopped while it had the lock must not block the others.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// How a socket stands.
+/// State of a socket and of its buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketStatus {
-    /// Bytes that wait to be read.
+    /// Bytes that can be read.
     pub readable: usize,
     /// Bytes that can be written now.
     pub send_space: usize,
     /// Bytes that were written and that the stack has not taken.
     pub unsent: usize,
-    /// Bytes that were written and lie in the buffer: the stack gives their room back when it has copied them, or when the peer has acknowledged them.
+    /// Bytes that were written and still occupy the buffer. The stack frees their space when it has copied
+    /// them, or when the peer has acknowledged them.
     pub occupied: usize,
-    /// The rest, which was looked at before: all that came before an end is there.
+    /// State of the connection. It was read before the byte counts, so all bytes that came before an end are
+    /// counted.
     pub state: SocketState,
-    /// Somebody who holds it has ended its write side.
+    /// An owner has shut down the write side.
     pub is_write_closed: bool,
-    /// How often urgent data were announced or came, or datagrams came. If it is not 0, reads have to heed [`Client::mark`](super::Client::mark).
+    /// Number of out-of-band events: urgent data was announced or arrived, or a UDP socket got an error. If
+    /// this is not 0, reads have to heed [`Client::urgent_mark`](super::Client::urgent_mark).
     pub oob_events: u32,
 }
 
-/// How a connection stands but for its bytes: one word, which the stack writes.
+/// State of a connection without its buffers: one word, which the stack writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketState(u32);
 
 impl SocketState {
-    /// What the word says.
+    /// Loads the state from the region.
     #[inline]
     pub(super) fn load(words: &SocketArea) -> Self {
         Self(words.state.load(Ordering::Acquire))
     }
 
-    /// The same of a stack that is gone, and does not write it down any more.
+    /// Returns the state of a socket whose stack is gone: closed, as if by a reset, unless it already was.
     #[cold]
     pub(super) fn with_stack_lost(self) -> Self {
         if self.is_closed() { self } else { Self(self.0 | closed_bits(CloseReason::Reset)) }
     }
 
-    /// The same of one whose bytes could not be looked at: its end stands behind them, and does not show yet.
+    /// Returns the state without its end, for a socket whose bytes could not be read: the end comes after
+    /// those bytes.
     #[cold]
     pub(super) fn without_end(self) -> Self {
         Self(self.0 & !(state::FIN | state::CLOSED))
     }
 
-    /// It is established, or was.
+    /// Returns whether the connection is or was established.
     #[inline]
     pub fn is_connected(self) -> bool {
         self.0 & state::CONNECTED != 0
     }
 
-    /// The peer's FIN follows what there is to read.
+    /// Returns whether the peer sent FIN. Bytes before it may still have to be read.
     #[inline]
     pub fn has_fin(self) -> bool {
         self.0 & state::FIN != 0
     }
 
-    /// It is over.
+    /// Returns whether the connection is closed.
     #[inline]
     pub fn is_closed(self) -> bool {
         self.0 & state::CLOSED != 0
     }
 
-    /// Why, if it is.
+    /// Returns why the connection closed, if it did.
     pub fn close_reason(self) -> Option<CloseReason> {
         close_reason(self.0)
     }
 }
 
-/// A client's grip on a socket.
+/// A client's reference to the words and streams of a socket.
 #[derive(Clone, Copy)]
 pub(super) struct SocketRef<'a> {
     words: &'a SocketArea,
     incoming: Stream<'a>,
     outgoing: Stream<'a>,
-    /// The client's number, if others may use the socket at the same time.
+    /// The client's number, if other threads or processes may use the socket at the same time.
     shared_by: Option<usize>,
 }
 
@@ -104,7 +109,8 @@ impl<'a> SocketRef<'a> {
         Self { words, incoming, outgoing, shared_by }
     }
 
-    /// `Err`: another holder has it and was stopped there.
+    /// Takes the socket's lock if the socket may be shared. `Err` if another owner was stopped while it had
+    /// the lock.
     #[inline]
     fn lock(&self) -> Result<Option<SocketLockGuard<'a>>, ()> {
         match self.shared_by {
@@ -118,7 +124,8 @@ impl<'a> SocketRef<'a> {
         SocketState::load(self.words)
     }
 
-    /// The bytes, to what was said before of the rest: so all that came before an end is there.
+    /// Reads the byte counts and combines them with a state that was loaded before, so that all bytes that
+    /// came before an end are counted.
     #[inline(always)]
     pub fn status(&self, standing: SocketState) -> SocketStatus {
         let requests = self.words.requests.load(Ordering::Relaxed);
@@ -137,7 +144,7 @@ impl<'a> SocketRef<'a> {
         }
     }
 
-    /// Bytes that can be written now.
+    /// Returns how many bytes can be written now.
     #[inline]
     pub fn send_space(&self) -> usize {
         self.outgoing.space(self.words.positions(Direction::Outgoing).written()).unwrap_or(0)
@@ -150,7 +157,8 @@ impl<'a> SocketRef<'a> {
 
     #[inline]
     pub fn readable(&self) -> usize {
-        // The stack can be trusted, and other holders are of the same domain: what cannot be is nothing.
+        // The stack is trusted, and other owners are of the same domain: an invalid position counts as
+        // nothing to read.
         self.incoming.readable(self.read_position()).unwrap_or(0)
     }
 
@@ -160,10 +168,10 @@ impl<'a> SocketRef<'a> {
         Ok(self.incoming.peek(self.read_position(), skip, out).unwrap_or(0))
     }
 
-    /// Takes up to `count` bytes off. Whether the stack wants to hear of it.
+    /// Consumes up to `count` bytes. Returns whether the stack wants to be notified.
     #[inline]
     pub fn consume(&self, count: usize) -> bool {
-        // Without the lock nothing is taken, and what was peeked at comes again.
+        // Without the lock nothing is consumed, and bytes that were peeked at are read again.
         let Ok(_guard) = self.lock() else { return false };
         self.consume_locked(count)
     }
@@ -175,17 +183,18 @@ impl<'a> SocketRef<'a> {
         self.advance_read(read, count.min(waiting))
     }
 
-    /// The same of bytes that wait behind this position.
+    /// Consumes `count` bytes that are known to follow the position `read`. Returns whether the stack wants
+    /// to be notified.
     #[inline]
     fn advance_read(&self, mut read: u64, count: usize) -> bool {
         self.incoming.consume(&mut read, count);
-        // Pairs with the fence of the stack's, which asks for this before it looks once more.
+        // Pairs with the fence of the stack, which sets the flag before it checks for space once more.
         fence(Ordering::SeqCst);
         let wants = &self.words.wants_recv_space;
         wants.load(Ordering::Relaxed) != 0 && wants.swap(0, Ordering::Relaxed) != 0
     }
 
-    /// Reads and takes what waits: how many bytes, and whether the stack wants to hear of it.
+    /// Reads and consumes received bytes. Returns how many, and whether the stack wants to be notified.
     #[inline]
     pub fn recv(&self, out: &mut [u8]) -> Result<(usize, bool), RecvError> {
         let _guard = self.lock().map_err(|()| RecvError::WouldBlock)?;
@@ -193,9 +202,11 @@ impl<'a> SocketRef<'a> {
         Ok((count, self.consume_locked(count)))
     }
 
-    /// The same into buffers, behind `skip` bytes of them. `None`, and nothing is taken, if there ever were urgent data: then reads have to heed the mark.
+    /// Reads into buffers, beginning at byte `skip` of their concatenation, as [`recv`](Self::recv) does.
+    /// Returns `None` and consumes nothing if there were out-of-band events: reads then have to heed the
+    /// urgent mark.
     ///
-    /// Who waits for bytes that are not there takes no lock.
+    /// A caller for which no bytes are there takes no lock.
     #[inline]
     pub fn recv_into(
         &self,
@@ -208,7 +219,8 @@ impl<'a> SocketRef<'a> {
         let _guard = self.lock().map_err(|()| RecvError::WouldBlock)?;
         let read = self.read_position();
         let waiting = self.incoming.readable(read).unwrap_or(0);
-        // Behind the position: what came with an urgent byte, or behind one, is not taken for what it is not.
+        // Checked after the position was read: bytes that came with or after an urgent byte are not read as
+        // ordinary ones.
         if !self.has_no_oob_events() {
             return Ok(None);
         }
@@ -230,13 +242,14 @@ impl<'a> SocketRef<'a> {
         Ok(Some((copied, self.advance_read(read, copied))))
     }
 
-    /// Whether there never were urgent data, nor datagrams.
+    /// Returns whether the socket had neither urgent data nor errors.
     #[inline]
     fn has_no_oob_events(&self) -> bool {
         self.words.oob_events.load(Ordering::Relaxed) == 0
     }
 
-    /// Writes what there is room for; how many bytes. If that is not all, `blocked` is set, and the stack tells when there is room.
+    /// Writes as many bytes as there is space for, and returns how many. After a short write `blocked` is
+    /// set, and the stack notifies when there is space.
     #[inline]
     pub fn send(&self, bytes: &[u8], blocked: &AtomicBool) -> Result<usize, SendError> {
         let requests = self.words.requests.load(Ordering::Relaxed);
@@ -248,10 +261,10 @@ impl<'a> SocketRef<'a> {
         let mut written = self.words.positions(Direction::Outgoing).written();
         let mut count = self.outgoing.write(&mut written, bytes).unwrap_or(0);
         while count < bytes.len() {
-            // First: who waits for events may hear of room before this returns.
+            // Set first: a thread that waits for events may be notified of space before this call returns.
             blocked.store(true, Release);
             self.words.wants_send_space.store(1, Ordering::Relaxed);
-            // Pairs with the fence of the stack's, which looks for this after it made room.
+            // Pairs with the fence of the stack, which reads this flag after it has freed space.
             fence(Ordering::SeqCst);
             let more = self.outgoing.write(&mut written, &bytes[count..]).unwrap_or(0);
             count += more;
@@ -260,14 +273,15 @@ impl<'a> SocketRef<'a> {
             }
         }
         if self.shared_by.is_none() {
-            // Nobody else waits for room.
+            // No other thread or process waits for space.
             blocked.store(false, Release);
         }
         Ok(count)
     }
 
-    /// The urgent byte that was announced last, if reading has not passed it. Bytes that were urgent and next when another was announced are dropped
-    /// before (`tcp_check_urg`); the second value is whether the stack wants to hear of that.
+    /// Returns the urgent byte that was announced last, unless the read position has passed it. Earlier
+    /// urgent bytes that were next in the stream when another one was announced are dropped first
+    /// (`tcp_check_urg`); the second value says whether the stack wants to be notified of that.
     pub fn urgent_mark(&self) -> (Option<UrgentMark>, bool) {
         let mut ring = false;
         if urgent_mark::hole_bytes(self.words, self.read_position()) > 0
@@ -278,12 +292,12 @@ impl<'a> SocketRef<'a> {
         (urgent_mark::current(self.words, self.read_position()), ring)
     }
 
-    /// Takes the urgent byte out of line.
+    /// Takes the urgent byte out of band.
     pub fn take_urgent(&self) -> Option<u8> {
         urgent_mark::take_byte(self.words, self.read_position())
     }
 
-    /// The header of the datagram that is next, if all of it is there.
+    /// Returns the header of the next datagram, if the whole datagram is there.
     fn next_header(&self) -> Option<DatagramHeader> {
         let read = self.read_position();
         let mut head = [0; HEADER_BYTES];
@@ -292,13 +306,14 @@ impl<'a> SocketRef<'a> {
         (self.incoming.readable(read).ok()? >= header.stream_bytes()).then_some(header)
     }
 
-    /// Bytes of the datagram that is next.
+    /// Returns how many bytes the next datagram has.
     pub fn next_datagram_bytes(&self) -> Option<usize> {
         self.next_header().map(|header| header.len as usize)
     }
 
-    /// Copies the next datagram as far as there is room, and takes it if `take`. Whether the stack wants to hear of that. Nothing is taken of one that
-    /// is to be asked for.
+    /// Copies the next datagram as far as the buffers hold it, and consumes it if `take` is set. Returns its
+    /// header and whether the stack wants to be notified. Nothing is copied or consumed of a datagram that
+    /// has to be requested.
     pub fn recv_datagram(
         &self,
         buffers: &mut [IoSliceMut<'_>],
@@ -322,13 +337,13 @@ impl<'a> SocketRef<'a> {
         Ok(Some((header, ring)))
     }
 
-    /// Takes the header of a datagram that was asked for. Whether the stack wants to hear of that.
+    /// Consumes the header of a datagram that was requested. Returns whether the stack wants to be notified.
     pub fn consume_header(&self) -> bool {
         let Ok(_guard) = self.lock() else { return false };
         self.consume_locked(HEADER_BYTES)
     }
 
-    /// Writes a datagram; whether there was room. If there was not, the stack tells when there is.
+    /// Writes a datagram. Returns false if there was no space; the stack then notifies when there is.
     pub fn send_datagram(
         &self,
         header: &DatagramHeader,
@@ -341,7 +356,7 @@ impl<'a> SocketRef<'a> {
         if !fits(written) {
             blocked.store(true, Release);
             self.words.wants_send_space.store(1, Ordering::Relaxed);
-            // Pairs with the fence of the stack's, which looks for this after it made room.
+            // Pairs with the fence of the stack, which reads this flag after it has freed space.
             fence(Ordering::SeqCst);
             if !fits(written) {
                 return Ok(false);
@@ -354,10 +369,10 @@ impl<'a> SocketRef<'a> {
         Ok(true)
     }
 
-    /// What ICMP said about a datagram.
+    /// Returns the pending error of a UDP socket, and clears it if `take` is set.
     pub fn udp_error(&self, take: bool) -> Option<UdpError> {
         let word = &self.words.error;
-        // Most sockets have none: no need to write there.
+        // Most sockets have no error and need no write.
         let found = error_from_word(word.load(Ordering::Acquire))?;
         if take {
             error_from_word(word.fetch_and(HAS_EXTENDED_ERRORS, Ordering::AcqRel))
@@ -366,23 +381,25 @@ impl<'a> SocketRef<'a> {
         }
     }
 
-    /// Whether there are reports of errors to be asked for.
+    /// Returns whether the error queue has entries.
     pub fn has_extended_errors(&self) -> bool {
         self.words.error.load(Ordering::Acquire) & HAS_EXTENDED_ERRORS != 0
     }
 
-    /// Bytes that were ever written.
+    /// Returns the position of the writer: how many bytes were ever written.
     pub fn write_position(&self) -> u64 {
         self.words.positions(Direction::Outgoing).written()
     }
 
-    /// Bytes that were written and have not left, at the most: only where the stack says how many have ([`TcpOption::NotSentLowWater`]).
+    /// Returns an upper limit of the bytes that were written and not yet sent. Only valid if the stack
+    /// publishes how many bytes were sent ([`TcpOption::NotSentLowWater`]).
     pub fn not_sent(&self) -> usize {
         let written = self.words.positions(Direction::Outgoing).written();
         usize::try_from(written.saturating_sub(self.words.sent.load(Ordering::Acquire))).unwrap_or(usize::MAX)
     }
 
-    /// Whether so few were not sent that more may be written, as Linux says it (`__sk_stream_memory_free`).
+    /// Returns whether few enough bytes are unsent to write more, by the rule of Linux
+    /// (`__sk_stream_memory_free`).
     #[inline]
     pub fn is_below_low_water(&self) -> bool {
         let low =
@@ -390,32 +407,33 @@ impl<'a> SocketRef<'a> {
         low == 0 || self.not_sent() < low.div_ceil(2)
     }
 
-    /// What was written is the end of a record. Of one that the stack has not come to nothing is known any more.
+    /// Marks the end of what was written as the end of a record. An earlier record end that the stack has not
+    /// reached is forgotten.
     pub fn end_record(&self) {
         let written = self.words.positions(Direction::Outgoing).written();
-        // What is written later is so behind this.
+        // Bytes that are written later come after this position.
         self.words.record_end.store(written, Ordering::Release);
     }
 
-    /// Whether the stack has not come to the end of the last record.
+    /// Returns whether the stack has not yet reached the end of the last record.
     pub fn has_pending_record(&self) -> bool {
         self.words.record_end.load(Ordering::Relaxed) != 0
     }
 
-    /// The stack sends from the buffer what it has taken.
+    /// Returns whether the stack still sends from bytes in the buffer that it has taken.
     pub fn has_loan(&self) -> bool {
         let positions = self.words.positions(Direction::Outgoing);
         positions.taken() > positions.read()
     }
 
-    /// The stack is to tell when there is room.
+    /// Asks the stack to notify when there is send space.
     pub fn await_send_space(&self) {
         self.words.wants_send_space.store(1, Ordering::Relaxed);
-        // Pairs with the fence of the stack's, which looks for this after it made room.
+        // Pairs with the fence of the stack, which reads this flag after it has freed space.
         fence(Ordering::SeqCst);
     }
 
-    /// An option that the connection is to have. [`OptionError::Stale`] if it is over.
+    /// Sets an option of the connection. Returns [`OptionError::Stale`] if the connection is closed.
     pub fn set_option(&self, option: TcpOption) -> Result<(), OptionError> {
         if self.words.state.load(Ordering::Acquire) & state::CLOSED != 0 {
             return Err(OptionError::Stale);
@@ -424,7 +442,7 @@ impl<'a> SocketRef<'a> {
         Ok(())
     }
 
-    /// Asks for something that is done once.
+    /// Sets request bits, each of which takes effect once.
     pub fn request(&self, what: u32) {
         self.words.requests.fetch_or(what, Ordering::Release);
     }

@@ -1,38 +1,41 @@
-//! What the stack's end of a channel counts.
+//! Counters of the stack's end of a channel.
 
 use crate::stats::CounterKind;
 use core::ops::Add;
 
-/// What the stack's end has counted.
+/// Counters of the stack's end of a channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChannelStats {
-    /// Bells answered.
+    /// Doorbell notifications of clients that were processed.
     pub doorbells: u64,
-    /// Sockets that were left for the next turn, because they had more to send than is taken of one in a turn, or because their domain had all of its turn: so that others had theirs.
+    /// Sockets whose work was continued in the next turn, because they had more to send than one turn takes
+    /// of a socket, or because their domain's turn budget was used up.
     pub chunks: u64,
-    /// Datagrams that nobody took in time.
+    /// Datagrams that were dropped because clients did not receive earlier ones in time.
     pub datagrams_dropped: u64,
     /// Connections that clients accepted.
     pub accepted: u64,
-    /// Offers that were not taken in time and went to another client.
+    /// Offers that were not accepted in time and went to another client.
     pub offers_revoked: u64,
-    /// Positions, numbers and rings that cannot be: each cost its client a connection, or bells.
+    /// Invalid positions, numbers and rings that clients wrote. Each cost the client a connection, or
+    /// notifications.
     pub violations: u64,
-    /// Domains that were refused because there were `channel.domains_max`.
+    /// Domains that were refused because `channel.domains_max` was reached.
     pub domains_refused: u64,
-    /// Clients that were refused because there were `channel.clients_max`.
+    /// Clients that were refused because `channel.clients_max` was reached.
     pub clients_refused: u64,
-    /// Sockets that were refused because there were `channel.sockets_max`, or as many as `channel.buffer_bytes_max` allows.
+    /// Sockets that were refused because `channel.sockets_max` or `channel.buffer_bytes_max` was reached.
     pub sockets_refused: u64,
-    /// Listeners that were refused because a domain had as many as it can have.
+    /// Listeners that were refused because their domain had the most that it can have.
     pub listeners_refused: u64,
-    /// Options that connections did not get, because so many different ones were in use.
+    /// Options that connections did not get, because too many different option sets were in use.
     pub options_refused: u64,
-    /// Times that a connection filled its buffer and there was no large one left: there were `channel.large_buffers_max`.
+    /// Times that a connection filled its buffer and got no large one, because `channel.large_buffers_max`
+    /// was reached.
     pub large_buffers_refused: u64,
-    /// Bytes that the engine was to send from large buffers, without copying them.
+    /// Bytes that were queued to be sent from large buffers without copying.
     pub zero_copy_bytes: u64,
-    /// Those of them that were copied after all, because a client wanted their room.
+    /// Bytes counted in `zero_copy_bytes` that were copied after all, because a client needed their space.
     pub zero_copy_bytes_copied: u64,
 }
 
@@ -60,7 +63,7 @@ impl Add for ChannelStats {
 }
 
 impl ChannelStats {
-    /// Tells each with its name.
+    /// Reports each counter with its name.
     pub(super) fn report(&self, report: &mut dyn FnMut(CounterKind, &'static str, u64)) {
         let Self {
             doorbells: bells,

@@ -1,10 +1,12 @@
 //! One direction of a socket's bytes: a ring with one writer and one reader at a time.
 //!
-//! Positions count the bytes of the stream and only grow. Whoever writes may begin anew at the start of the memory whenever all was read, so that
-//! requests and responses stay in a page that is in the cache and a quiet connection uses one page of its ring. Then it may also go over to a larger ring that the stack has
-//! granted, so that those that move much wake each other less often.
+//! Positions count the bytes of the stream and only grow. Whenever all bytes were read, the writer may
+//! continue at the start of the memory, so that requests and responses stay in a page that is in the cache
+//! and a quiet connection uses one page of its ring. At that moment the writer may also move to a larger ring
+//! that the stack has granted, so that connections that move much data wake the other side less often.
 //!
-//! The stack trusts only what it wrote itself: it passes its own copy of its position, and takes the other side's only if it can be.
+//! The stack trusts only what it wrote itself: it passes its own copy of its position, and accepts the other
+//! side's position only if that is possible.
 #![allow(unsafe_code)] // reads and writes bytes that another process may write at the same time
 
 use super::doorbells::CachePadded;
@@ -13,18 +15,22 @@ use super::sync::{AtomicU32, AtomicU64, Ordering};
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 
-/// What both sides share, besides the bytes.
+/// Positions that both sides share.
 pub(super) struct StreamPositions {
-    /// Written by the writer: how many bytes were ever written, and which of them lies at the start of the memory.
+    /// Written by the writer: how many bytes were ever written, and the position of the byte at the start of
+    /// the memory.
     written: CachePadded<AtomicU64>,
     base: AtomicU64,
-    /// Written by the writer: which of the large rings the bytes lie in, and one; 0 for the socket's own.
+    /// Written by the writer: the number of the large ring that holds the bytes, plus one; 0 for the socket's
+    /// own ring.
     ring: AtomicU32,
-    /// Written by the stack: the ring in which the writer may go on.
+    /// Written by the stack: the ring in which the writer may continue.
     granted_ring: AtomicU32,
-    /// Written by the stack where it reads: how many bytes it has taken. It comes back to them until it has `read` them; 0, or less than that, if it does not.
+    /// Written by the stack where it reads: how many bytes it has taken while it still sends from the ring.
+    /// The ring's space is freed when `read` follows; a value not above `read` means that the stack needs no
+    /// bytes before `read`.
     taken: AtomicU64,
-    /// Written by the reader: what is before may be written over.
+    /// Written by the reader: bytes before this position may be overwritten.
     read: CachePadded<AtomicU64>,
 }
 
@@ -37,7 +43,7 @@ impl StreamPositions {
         Self { written: position(), base, ring, granted_ring, taken, read: position() }
     }
 
-    /// Of a new connection, before anybody else knows it.
+    /// Clears the positions for a new connection that no client knows yet.
     pub fn clear(&self) {
         for position in [&self.written.0, &self.base, &self.taken, &self.read.0] {
             position.store(0, Ordering::Relaxed);
@@ -46,47 +52,47 @@ impl StreamPositions {
         self.granted_ring.store(0, Ordering::Relaxed);
     }
 
-    /// What a writer that keeps to no rules says.
+    /// Stores what a writer that breaks the rules may store.
     #[cfg(all(test, not(loom)))]
     pub fn forge_ring(&self, number: u32) {
         self.ring.store(number, Ordering::Relaxed);
     }
 
-    /// The writer may go on in a large ring, by its number, as soon as all was read.
+    /// Allows the writer to continue in the large ring of this number once all bytes were read.
     pub fn grant(&self, ring: u32) {
         self.granted_ring.store(ring + 1, Ordering::Release);
     }
 
-    /// How many bytes were ever written, as the writer says.
+    /// Returns how many bytes the writer claims to have ever written.
     pub fn written(&self) -> u64 {
         self.written.0.load(Ordering::Acquire)
     }
 
-    /// How many the stack has taken, of what clients wrote.
+    /// Returns how many bytes written by clients the stack has taken.
     pub fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed).max(self.read())
     }
 
-    /// How many were ever read, as the reader says.
+    /// Returns how many bytes the reader claims to have ever read.
     pub fn read(&self) -> u64 {
         self.read.0.load(Ordering::Acquire)
     }
 }
 
-/// A position of the other side that cannot be.
+/// The other side claims a position that is not possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InvalidPosition;
 
-/// The large rings of a region, one behind the other.
+/// The large rings of a region, stored one after the other.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LargeRings {
     pub memory: NonNull<u8>,
-    /// Bytes of each, a power of two.
+    /// Bytes of each ring, a power of two.
     pub bytes: usize,
     pub count: u32,
 }
 
-/// A ring that is used: its memory and how much that is.
+/// The memory of a ring in use, and its size.
 #[derive(Clone, Copy)]
 struct RingMemory<'a> {
     bytes: NonNull<u8>,
@@ -97,11 +103,11 @@ struct RingMemory<'a> {
     lifetime: PhantomData<&'a ()>,
 }
 
-/// One direction. Copies are views of the same memory.
+/// One direction of a socket. Copies refer to the same memory.
 #[derive(Clone, Copy)]
 pub(super) struct Stream<'a> {
     positions: &'a StreamPositions,
-    /// The socket's own.
+    /// The socket's own ring.
     bytes: NonNull<u8>,
     capacity: usize,
     large_rings: &'a LargeRings,
@@ -113,11 +119,12 @@ pub(super) struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    /// A direction in `capacity` bytes of shared memory, a power of two, or in one of `rings`.
+    /// Creates the view of a direction whose own ring has `capacity` bytes, a power of two, of shared memory,
+    /// and which may use `rings`.
     ///
     /// # Safety
-    /// All these bytes stay mapped for `'a`, and are reached through values of this type only. Of those that run at the same time in
-    /// well-behaved processes, one writes and one reads.
+    /// All these bytes stay mapped for `'a` and are accessed through values of this type only. Of the
+    /// well-behaved processes that access them at the same time, one writes and one reads.
     pub unsafe fn new(
         positions: &'a StreamPositions,
         bytes: NonNull<u8>,
@@ -130,7 +137,7 @@ impl<'a> Stream<'a> {
             bytes,
             capacity,
             large_rings,
-            // Shared memory is no place for the model checker's atomics: models make their own.
+            // The model checker's atomics cannot be in shared memory: models create their own.
             #[cfg(loom)]
             models: [&[], &[]],
             #[cfg(not(loom))]
@@ -138,12 +145,14 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// The ring of a number, which others may have written: one that there is not stands for the socket's own.
+    /// Returns the ring of a number that another process may have written: an invalid number means the
+    /// socket's own ring.
     #[inline]
     fn ring(&self, number: u32) -> RingMemory<'a> {
         match number.checked_sub(1) {
             Some(place) if place < self.large_rings.count => RingMemory {
-                // SAFETY: there are so many, all inside of the mapping, as `new` was promised.
+                // SAFETY: `place` is below the number of rings, all of which are inside the mapping, as the
+                // caller of `new` guaranteed.
                 bytes: unsafe { self.large_rings.memory.add(place as usize * self.large_rings.bytes) },
                 capacity: self.large_rings.bytes,
                 #[cfg(loom)]
@@ -162,13 +171,14 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// The ring in which the bytes lie. To be looked at behind the position that says that there are any.
+    /// Returns the ring that holds the bytes. Call this only after reading the position that says that there
+    /// are bytes.
     #[inline]
     fn current_ring(&self) -> RingMemory<'a> {
         self.ring(self.positions.ring.load(Ordering::Relaxed))
     }
 
-    /// The number of the ring in which the writer goes on when all was read.
+    /// Returns the number of the ring in which the writer continues when all bytes were read.
     #[inline]
     fn next_ring(&self) -> u32 {
         match self.positions.granted_ring.load(Ordering::Acquire) {
@@ -177,14 +187,14 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// How many bytes wait, by what both sides say.
+    /// Returns how many bytes are unread, according to both sides.
     ///
     /// # Errors
-    /// More than fit.
+    /// Returns an error if that is more than fits.
     #[inline]
     fn unread_between(&self, written: u64, read: u64) -> Result<usize, InvalidPosition> {
         let Some(count) = written.checked_sub(read) else { return Err(InvalidPosition) };
-        // Mostly the socket's own ring is large enough for what waits.
+        // The socket's own ring is usually large enough for the unread bytes.
         if count <= self.capacity as u64
             || count <= self.ring_capacity(self.positions.ring.load(Ordering::Relaxed)) as u64
         {
@@ -193,53 +203,56 @@ impl<'a> Stream<'a> {
         Err(InvalidPosition)
     }
 
-    /// Room for the writer, whose position is `written`.
+    /// Returns the free space for a writer whose position is `written`.
     ///
     /// # Errors
-    /// The reader says that it read what was not written, or gave room that it had not.
+    /// Returns an error if the reader claims to have read bytes that were not written, or to have freed space
+    /// that it had not.
     #[inline]
     pub fn space(&self, written: u64) -> Result<usize, InvalidPosition> {
         self.unread(written).map(|waiting| self.space_beside(waiting))
     }
 
-    /// The same where the reader has not read `waiting` bytes.
+    /// Returns the free space if `waiting` bytes are unread.
     #[inline]
     pub fn space_beside(&self, waiting: usize) -> usize {
         match waiting {
             0 => self.ring_capacity(self.next_ring()),
-            // What does not fit any more another process has made of the number of the ring.
+            // Another process may have changed the ring's number so that the unread bytes do not fit.
             waiting => {
                 self.ring_capacity(self.positions.ring.load(Ordering::Relaxed)).saturating_sub(waiting)
             }
         }
     }
 
-    /// Bytes of the ring of a number, as [`ring`](Self::ring) finds it.
+    /// Returns the bytes of the ring of a number, as [`ring`](Self::ring) interprets it.
     #[inline]
     fn ring_capacity(&self, number: u32) -> usize {
-        // 0, and what there is not, is the socket's own.
+        // 0 and invalid numbers mean the socket's own ring.
         if number.wrapping_sub(1) < self.large_rings.count { self.large_rings.bytes } else { self.capacity }
     }
 
-    /// How many bytes the reader has not read, whose writer's position is `written`.
+    /// Returns how many bytes are unread, for a writer whose position is `written`.
     ///
     /// # Errors
-    /// As [`Stream::room`].
+    /// As [`Stream::space`].
     #[inline]
     pub fn unread(&self, written: u64) -> Result<usize, InvalidPosition> {
         self.unread_between(written, self.positions.read())
     }
 
-    /// Writes as many bytes as there is room for, and returns how many. `written` is the writer's position, and moves.
+    /// Writes as many bytes as there is space for, and returns how many. Advances `written`, the writer's
+    /// position.
     ///
     /// # Errors
-    /// As [`Stream::room`]; nothing was written.
+    /// As [`Stream::space`]; nothing was written then.
     pub fn write(&self, written: &mut u64, bytes: &[u8]) -> Result<usize, InvalidPosition> {
         let waiting = self.unread(*written)?;
         let mut base = self.positions.base.load(Ordering::Relaxed);
         let mut number = self.positions.ring.load(Ordering::Relaxed);
         if waiting == 0 && !bytes.is_empty() {
-            // All was read: nobody looks at the memory, nor at these words, until the position moves.
+            // All bytes were read: the reader accesses neither the memory nor these words until the position
+            // advances.
             base = *written;
             self.positions.base.store(base, Ordering::Relaxed);
             let next = self.next_ring();
@@ -262,16 +275,17 @@ impl<'a> Stream<'a> {
         Ok(count)
     }
 
-    /// How many bytes wait for the reader, whose position is `read`.
+    /// Returns how many bytes can be read, for a reader whose position is `read`.
     ///
     /// # Errors
-    /// The writer says that it wrote more than fits, or less than was read.
+    /// Returns an error if the writer claims to have written more than fits, or less than was read.
     #[inline]
     pub fn readable(&self, read: u64) -> Result<usize, InvalidPosition> {
         self.unread_between(self.positions.written(), read)
     }
 
-    /// Copies bytes that wait to `out`, from `skip` behind the reader's position on; returns how many. They stay.
+    /// Copies unread bytes to `out`, beginning `skip` bytes after the reader's position, and returns how
+    /// many. They stay unread.
     ///
     /// # Errors
     /// As [`Stream::readable`].
@@ -281,13 +295,15 @@ impl<'a> Stream<'a> {
         Ok(count)
     }
 
-    /// Fills `out` from `skip` bytes behind the reader's position on. So many wait, as [`readable`](Self::readable) has said: what the writer says by now is not asked.
+    /// Fills `out`, beginning `skip` bytes after the reader's position. [`readable`](Self::readable) has said
+    /// that these bytes are there; the writer's position is not read again.
     pub fn copy_unread(&self, read: u64, skip: usize, out: &mut [u8]) {
         let base = self.positions.base.load(Ordering::Relaxed);
         let ring = self.current_ring();
         let (mut at, mut until_end) = ring.locate(read.wrapping_add(skip as u64), base);
         let mut out = out;
-        // Twice at the most; more often only if another process has made the ring smaller meanwhile, whose bytes they are.
+        // At most two rounds, unless another process meanwhile claims a smaller ring; the bytes are that
+        // process's own then.
         while !out.is_empty() {
             let (first, second) = out.split_at_mut(out.len().min(until_end));
             ring.copy_out(at, first);
@@ -295,7 +311,8 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Where the byte at the reader's position lies: the number of its large ring, if it is in one, its place there, and how many bytes follow without a gap.
+    /// Locates the byte at the reader's position if it is in a large ring: the ring's number, the offset in
+    /// it, and how many bytes follow without a gap.
     pub fn locate_in_large(&self, read: u64) -> Option<(u32, usize, usize)> {
         let number = self.positions.ring.load(Ordering::Relaxed).checked_sub(1)?;
         if number >= self.large_rings.count {
@@ -305,18 +322,19 @@ impl<'a> Stream<'a> {
         Some((number, at, until_end))
     }
 
-    /// The stack has taken `count` bytes more, and comes back to them.
+    /// Advances the position up to which the stack has taken bytes by `count`. The stack still needs these
+    /// bytes.
     pub fn advance_taken(&self, taken: &mut u64, count: usize) {
         *taken += count as u64;
         self.positions.taken.store(*taken, Ordering::Relaxed);
     }
 
-    /// What is before `read` is read.
+    /// Sets the read position: the space before it is free.
     pub fn advance_read(&self, read: u64) {
         self.positions.read.0.store(read, Ordering::Release);
     }
 
-    /// The reader has read `count` bytes more. `read` is its position, and moves.
+    /// Advances `read`, the reader's position, by `count` bytes.
     pub fn consume(&self, read: &mut u64, count: usize) {
         *read += count as u64;
         self.positions.read.0.store(*read, Ordering::Release);
@@ -324,7 +342,7 @@ impl<'a> Stream<'a> {
 }
 
 impl RingMemory<'_> {
-    /// The byte at a position: its place, and how many follow without a gap.
+    /// Returns the offset of the byte at a position, and how many bytes follow without a gap.
     #[inline]
     fn locate(&self, position: u64, base: u64) -> (usize, usize) {
         let at = position.wrapping_sub(base) as usize & (self.capacity - 1);
@@ -333,18 +351,19 @@ impl RingMemory<'_> {
 
     fn copy_in(&self, at: usize, bytes: &[u8]) {
         self.record_access(at, bytes.len(), true);
-        // SAFETY: `at + bytes.len()` is at most the capacity, by `place` and `split_at`. The reader does not look here before the
-        // position moves; one that breaks the rules only sees other bytes.
+        // SAFETY: `at + bytes.len()` is at most the capacity, by `locate` and `split_at`. The reader does not
+        // look here before the position advances; a reader that breaks the rules only sees other bytes.
         unsafe { self.bytes.add(at).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
     }
 
     fn copy_out(&self, at: usize, bytes: &mut [u8]) {
         self.record_access(at, bytes.len(), false);
-        // SAFETY: as for `copy_in`; a writer that breaks the rules changes what the copy holds, which nobody relies on.
+        // SAFETY: as for `copy_in`; a writer that breaks the rules changes the bytes of the copy, on which
+        // nothing relies.
         unsafe { self.bytes.add(at).copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len()) };
     }
 
-    /// Tells the model checker what is read and written.
+    /// Records the access for the model checker.
     fn record_access(&self, _at: usize, _len: usize, _write: bool) {
         #[cfg(loom)]
         for cell in &self.model[_at.._at + _len] {
@@ -371,7 +390,7 @@ mod tests {
         models: [Vec<loom::cell::UnsafeCell<()>>; 2],
     }
 
-    // SAFETY: the bytes are reached through `Stream` only.
+    // SAFETY: the bytes are accessed through `Stream` only.
     unsafe impl Sync for Memory {}
     // SAFETY: not bound to a thread.
     unsafe impl Send for Memory {}
@@ -457,7 +476,7 @@ mod tests {
             let mut out = [0; 40];
             assert_eq!(stream.peek(read, 2, &mut out), Ok(LARGE - 2));
             assert_eq!(out[..LARGE - 2], long[2..LARGE]);
-            // SAFETY: nobody else uses it in this test.
+            // SAFETY: nothing else uses the bytes in this test.
             let large = unsafe { *memory.large.get() };
             assert_eq!(
                 (&large[..LARGE], &large[LARGE..]),
@@ -478,7 +497,7 @@ mod tests {
             }
             memory.positions.granted_ring.store(2, Ordering::Relaxed);
             assert_eq!(stream.write(&mut written, &[7; LARGE]), Ok(LARGE));
-            // Another process makes the ring smaller while there is more in it.
+            // Another process claims the smaller ring while more bytes are unread.
             memory.positions.ring.store(0, Ordering::Relaxed);
             assert_eq!(
                 (stream.readable(0), stream.space(written)),
@@ -526,7 +545,7 @@ mod tests {
 
         impl Memory {
             fn bytes_now(&self) -> [u8; CAPACITY] {
-                // SAFETY: nobody else uses it in these tests.
+                // SAFETY: nothing else uses the bytes in these tests.
                 unsafe { *self.bytes.get() }
             }
         }
@@ -537,7 +556,8 @@ mod tests {
         use super::*;
         use std::sync::Arc;
 
-        /// Bytes are seen as they were written, also when the writer begins anew in between.
+        /// Bytes are read as they were written, also when the writer restarts at the beginning of the memory
+        /// in between.
         #[test]
         fn the_reader_sees_what_was_written_and_no_byte_is_read_while_it_is_written() {
             loom::model(|| {
@@ -548,7 +568,8 @@ mod tests {
                         let mut written = 0;
                         for part in [&b"abcde"[..], b"fgh"] {
                             memory.stream().write(&mut written, part).unwrap();
-                            // Between the two it may go over to a larger ring, if all was read by then.
+                            // Between the two parts the writer may move to a larger ring, if all bytes were
+                            // read by then.
                             memory.positions.grant(0);
                         }
                     })

@@ -1,38 +1,42 @@
-//! Where urgent data stand in a stream (`SIOCATMARK`): the stack writes it, clients compare it with how far they have read.
+//! The position of urgent data in a stream (`SIOCATMARK`): the stack writes it, and clients compare it with
+//! their read position.
 //!
-//! All bytes of a stream are in the region, also the urgent one. That a read stops in front of it, and leaves it out of line, is the clients' affair. Who has
-//! never had urgent data sees that by the count of notices, which is read anyway.
+//! All bytes of a stream are in the region, including the urgent one. Clients make a read stop before the
+//! urgent byte and skip it when it is taken out of band. A client whose stream never had urgent data
+//! recognizes that by the count of out-of-band events, which it reads anyway.
 
 use super::region::SocketArea;
 use super::sync::Ordering;
 
-/// The byte has come.
+/// The byte has arrived (`TCP_URG_VALID`).
 const URG_VALID: u64 = 1 << 8;
-/// It was taken out of line.
+/// The byte was taken out of band (`TCP_URG_READ`).
 const URG_READ: u64 = 1 << 9;
-/// Where the position begins. Of what is above, the position's lowest bits: they are compared with one that is near.
+/// Lowest bit of the position. The bits above it are the lowest bits of the position, which is only compared
+/// with near ones.
 const POSITION_SHIFT: u32 = 16;
-/// Of a hole, how many bytes it has.
+/// Mask of the number of bytes in a hole.
 const HOLE_BYTES: u64 = 0xffff;
 
-/// The urgent byte that was announced last, while reading has not passed it.
+/// The urgent byte that was announced last, unless the read position has passed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UrgentMark {
-    /// Unread bytes in front of it, whether they have come or not. 0: reading is at the mark.
+    /// Unread bytes before the urgent byte, whether they have arrived or not. 0: the read position is at the
+    /// mark.
     pub unread_before: usize,
-    /// The byte, once it has come and until somebody takes it.
+    /// The byte, if it has arrived and was not taken.
     pub byte: Option<u8>,
-    /// It was taken.
+    /// The byte was taken out of band.
     pub is_taken: bool,
 }
 
-/// How far a position that is kept in part lies ahead of another.
+/// Returns how far the position in `word`, of which only the lowest bits are kept, lies ahead of `read`.
 fn distance(word: u64, read: u64) -> i64 {
     ((word ^ word & 0xffff).wrapping_sub(read << POSITION_SHIFT)).cast_signed() >> POSITION_SHIFT
 }
 
-/// The stack's end: the byte at a position of the stream is urgent. `read` is what clients say that they have read, and `inline` that they want to find
-/// urgent bytes in the stream.
+/// Announces that the byte at `position` is urgent; called by the stack. `read` is the read position that
+/// clients claim; `inline` says that clients want urgent bytes to stay in the stream.
 pub(super) fn announce(words: &SocketArea, position: u64, byte: Option<u8>, read: u64, inline: bool) {
     let new = position << POSITION_SHIFT | byte.map_or(0, |byte| URG_VALID | u64::from(byte));
     if words.oob_events.load(Ordering::Relaxed) == 0 {
@@ -42,7 +46,8 @@ pub(super) fn announce(words: &SocketArea, position: u64, byte: Option<u8>, read
         let moved = distance(old, position) != 0;
         let left_out = hole_bytes(words, read) as u64;
         if moved && distance(old, read + left_out) == 0 && old & URG_VALID != 0 && !inline {
-            // Reading has come to the earlier one, which will not be found in the stream (`tcp_check_urg`).
+            // Reading has reached the earlier urgent byte, which must not appear in the stream
+            // (`tcp_check_urg`).
             words
                 .urgent_hole
                 .store(read << POSITION_SHIFT | (left_out + 1).min(HOLE_BYTES), Ordering::Relaxed);
@@ -52,7 +57,7 @@ pub(super) fn announce(words: &SocketArea, position: u64, byte: Option<u8>, read
     words.oob_events.fetch_add(1, Ordering::Release);
 }
 
-/// A client's end: the mark, if reading has not passed it.
+/// Returns the urgent mark, unless the read position has passed it; called by clients.
 pub(super) fn current(words: &SocketArea, read: u64) -> Option<UrgentMark> {
     if words.oob_events.load(Ordering::Acquire) == 0 {
         return None;
@@ -63,7 +68,8 @@ pub(super) fn current(words: &SocketArea, read: u64) -> Option<UrgentMark> {
     Some(UrgentMark { unread_before: ahead, byte: (valid && !taken).then_some(word as u8), is_taken: taken })
 }
 
-/// How many of the next bytes are left out, because each was urgent and next when another was announced.
+/// Returns how many of the next bytes are skipped, because each was urgent and next in the stream when
+/// another one was announced.
 pub(super) fn hole_bytes(words: &SocketArea, read: u64) -> usize {
     if words.oob_events.load(Ordering::Acquire) == 0 {
         return 0;
@@ -72,10 +78,10 @@ pub(super) fn hole_bytes(words: &SocketArea, read: u64) -> usize {
     if distance(word, read) == 0 { (word & HOLE_BYTES) as usize } else { 0 }
 }
 
-/// Takes the urgent byte. `None` if there is none, or it has not come.
+/// Takes the urgent byte. `None` if there is none, or it has not arrived.
 pub(super) fn take_byte(words: &SocketArea, read: u64) -> Option<u8> {
     let mut byte = None;
-    // Another may come meanwhile, or somebody else take it.
+    // The stack may announce another urgent byte meanwhile, or another client take this one.
     let _none = words.urgent_mark.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
         let there = word & URG_VALID != 0 && word & URG_READ == 0 && distance(word, read) >= 0;
         byte = there.then_some(word as u8);
