@@ -1,5 +1,5 @@
-//! The stack's end of a channel: a handler that copies between the engine and regions, and trusts nothing that stands in a region but what it
-//! wrote there itself and kept a copy of.
+//! The stack's end of a channel: a handler that copies between the engine and regions. It trusts nothing in a
+//! region except what it wrote there itself and kept a copy of.
 
 mod accept;
 mod client_state;
@@ -39,33 +39,34 @@ use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use waker::{ClientWaker, DomainEpoll};
 
-/// The domain of clients in this process.
+/// Index of the domain of the clients in this process.
 const LOCAL_DOMAIN: usize = 0;
 
-/// A handler that serves clients: threads of this process, which are one domain, and processes that came through the
-/// [door](crate::door), each domain with a region of its own.
+/// A handler that serves clients: threads of this process, which form one domain, and processes that were
+/// admitted by the [broker](crate::broker). Each domain has its own region.
 pub struct ChannelServer {
     config: ChannelConfig,
-    // Boxed, because most places are empty and a domain is large.
+    // Boxed, because most entries are empty and a domain is large.
     domains: Vec<Option<Box<Domain>>>,
-    /// By the index of the engine's listener: it, its domain, and its number there.
+    /// Indexed by the index of the engine's listener: the listener, its domain, and its number in the domain.
     listeners: Vec<Option<(Listener, u8, u8)>>,
-    /// Once there are processes.
+    /// Created with the first domain for processes.
     domain_epoll: Option<DomainEpoll>,
     ports: port_reservations::PortReservations,
-    /// The addresses can be used.
+    /// The stack's addresses can be used.
     is_ready: bool,
-    /// Clients to which the shard left its CPU had all of their turn.
+    /// The last yield of the CPU lasted for its full time.
     has_yield_expired: bool,
-    /// Of domains that are gone.
+    /// Counters of domains that were reaped.
     closed_stats: ChannelStats,
 }
 
 impl ChannelServer {
-    /// The stack's end of a new channel without clients, for threads of this process and for others.
+    /// Creates the stack's end of a channel without clients, for threads of this process and for other
+    /// processes.
     ///
     /// # Errors
-    /// A key that is out of range; no memory or descriptors.
+    /// Returns an error if a key is out of range, or if memory or descriptors are short.
     pub fn new(config: &ChannelConfig) -> Result<Self, Error> {
         let mut server = Self::for_processes(config)?;
         let here = Domain::new(LOCAL_DOMAIN as u8, config, false)
@@ -74,17 +75,19 @@ impl ChannelServer {
         Ok(server)
     }
 
-    /// The same for clients that are the workers of one program: each listens by itself, and they share the listeners.
+    /// Creates the stack's end of a channel whose clients are the workers of one program. Workers that listen
+    /// on the same address share the listener.
     pub(crate) fn for_workers(config: &ChannelConfig) -> Result<Self, Error> {
         let mut server = Self::new(config)?;
         server.local_domain()?.shares_listeners = true;
         Ok(server)
     }
 
-    /// The same, for other processes only: domains are made as they come.
+    /// Creates the stack's end of a channel for other processes only. Domains are created when processes
+    /// attach.
     ///
     /// # Errors
-    /// A key that is out of range.
+    /// Returns an error if a key is out of range.
     pub fn for_processes(config: &ChannelConfig) -> Result<Self, Error> {
         config.validate()?;
         Ok(Self {
@@ -99,23 +102,24 @@ impl ChannelServer {
         })
     }
 
-    /// The domain of this process.
+    /// Returns the domain of this process.
     fn local_domain(&mut self) -> Result<&mut Domain, Error> {
         let none = || Error::application("channel: this stack serves other processes only");
         self.domains[LOCAL_DOMAIN].as_deref_mut().filter(|d| !d.is_for_processes).ok_or_else(none)
     }
 
-    /// A new client in this process. `control` is how it asks: usually the shard's [`Commander`](crate::Commander).
+    /// Attaches a client in this process. `control` is the path of its requests, usually the shard's
+    /// [`Commander`](crate::Commander).
     ///
     /// # Errors
-    /// There are `channel.clients_max` already; no descriptors.
+    /// Returns an error if `channel.clients_max` is reached, or if descriptors are short.
     pub fn attach(&mut self, control: Box<dyn ControlPath>) -> Result<Client, Error> {
         let (number, wake) = self.admit()?;
         let here = self.local_domain()?;
         Ok(Client::new(here.region.clone(), number, here.wake.clone(), wake, control))
     }
 
-    /// What a client in another process needs to be one in this process's domain: [`Client::open`].
+    /// Returns what another process needs to become a client of this process's domain with [`Client::open`].
     ///
     /// # Errors
     /// As [`ChannelServer::attach`].
@@ -137,27 +141,29 @@ impl ChannelServer {
         Ok((number.ok_or_else(full)?, wake))
     }
 
-    /// What was counted, over all domains that are and were.
+    /// Returns the counters, summed over all present and past domains.
     pub fn stats(&self) -> ChannelStats {
         self.domains.iter().flatten().fold(self.closed_stats, |sum, domain| sum + domain.stats)
     }
 
-    /// Sockets in use: connections, and those that clients still hold after their end.
+    /// Returns the number of sockets in use: connections, and sockets that clients still own after their
+    /// connection closed.
     pub fn sockets_in_use(&self) -> usize {
         self.domains.iter().flatten().map(|domain| domain.sockets_in_use()).sum()
     }
 
-    /// Domains that there are: that of this process, those of processes that are attached, and those whose last bytes are still on their way.
+    /// Returns the number of domains: this process's, those of attached processes, and those whose last bytes
+    /// are not sent yet.
     pub fn domains(&self) -> usize {
         self.domains.iter().flatten().count()
     }
 
-    /// Whether one domain at the most has clients: nobody else waits if they take their time.
+    /// Returns whether at most one domain has clients, so that a long yield delays no other domain.
     fn has_single_domain(&self) -> bool {
         self.domains.iter().flatten().filter(|domain| domain.client_mask != 0).nth(1).is_none()
     }
 
-    /// The domain and the socket of a connection.
+    /// Returns the domain and the socket of a connection.
     fn socket_of(&mut self, cx: &Context<'_>, conn: Conn) -> Option<(&mut Domain, u32)> {
         let (domain, socket) = split_token(cx.token(conn).ok()?);
         let domain = self.domains.get_mut(domain)?.as_deref_mut()?;
@@ -165,7 +171,7 @@ impl ChannelServer {
         Some((domain, socket))
     }
 
-    /// The domain of a listener, and the listener's number there.
+    /// Returns the domain of a listener, and the listener's number in the domain.
     fn listener_of(&mut self, listener: Listener) -> Option<(&mut Domain, usize)> {
         let (known, domain, number) = (*self.listeners.get(listener.index() as usize)?)?;
         let domain = self.domains.get_mut(usize::from(domain))?.as_deref_mut()?;
@@ -173,7 +179,7 @@ impl ChannelServer {
         (known == listener && lives).then_some((domain, number.into()))
     }
 
-    /// Does what a client in this process asks for.
+    /// Handles a request of a client in this process.
     pub(super) fn handle_request(
         &mut self,
         cx: &mut Context<'_>,
@@ -211,13 +217,13 @@ impl ChannelServer {
             if self.listeners.len() <= at {
                 self.listeners.resize(at + 1, None);
             }
-            // Cannot truncate: both are 64 at the most.
+            // Cannot truncate: both are at most 64.
             self.listeners[at] = Some((listening.listener, index as u8, number as u8));
         }
         Some(reply)
     }
 
-    /// Does what the door asks for.
+    /// Handles a request of the broker.
     pub(super) fn handle_broker_request(
         &mut self,
         cx: &mut Context<'_>,
@@ -271,13 +277,13 @@ impl ChannelServer {
         }
     }
 
-    /// A new domain for processes.
+    /// Creates a domain for processes.
     fn open_domain(&mut self, client: OwnedFd) -> Option<BrokerReply> {
         let Some(index) = self.domains.iter().position(Option::is_none) else {
             self.closed_stats.domains_refused += 1;
             return None;
         };
-        // Cannot truncate: 64 at the most. Whatever the kernel is short of, there is no room.
+        // Cannot truncate: at most 64. Whatever the kernel is short of, the domain is refused.
         let mut domain = Domain::new(index as u8, &self.config, true).ok()?;
         let copy = |fd: BorrowedFd<'_>| -> Option<OwnedFd> { fd.try_clone_to_owned().ok() };
         let (region, wake) = (copy(domain.region.file())?, copy(domain.wake.as_fd())?);
@@ -298,7 +304,7 @@ impl ChannelServer {
         Some(BrokerReply::Opened { domain: index as u8, region, wake, client })
     }
 
-    /// Forgets domains that nobody will use again.
+    /// Removes domains that no process will use again.
     fn reap_domains(&mut self) {
         for place in &mut self.domains {
             if let Some(domain) = place.take_if(|domain| domain.is_unused()) {
@@ -379,7 +385,7 @@ impl Handler for ChannelServer {
     }
 
     fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
-        // Cannot truncate: the lower half is the domain's number.
+        // Cannot truncate: the lower half is the domain's index.
         if let Some(Some(domain)) = self.domains.get_mut(token as u32 as usize) {
             if token & defer_accept::DEFER_TIMER != 0 {
                 domain.promote_expired(cx);
@@ -412,7 +418,7 @@ impl Handler for ChannelServer {
             Ok(envelope) => {
                 let RequestEnvelope { client, request, reply } = *envelope;
                 let answer = self.handle_request(cx, client, request);
-                // Whoever asked may be gone.
+                // The caller may be gone.
                 let _ = reply.send(answer);
             }
             Err(other) => {
@@ -438,7 +444,7 @@ impl Handler for ChannelServer {
 
     fn datagram(&mut self, _cx: &mut Context<'_>, socket: UdpHandle, datagram: &Datagram, data: &[u8]) {
         let mut domains = self.domains.iter_mut().flatten();
-        // Whose it is only the domains know.
+        // Only the domains know to which of them the socket belongs.
         let _ = domains.any(|domain| domain.deliver_datagram(socket, Ok((*datagram, data))));
     }
 
@@ -452,7 +458,7 @@ impl Handler for ChannelServer {
         for domain in self.domains.iter_mut().flatten() {
             let here = domain.work(cx);
             done += here;
-            // The last of what a process wrote that is gone may have left.
+            // The last bytes of a process that is gone may have been sent.
             deserted |= here > 0 && domain.client_mask == 0 && domain.is_unused();
         }
         if deserted {
@@ -464,7 +470,7 @@ impl Handler for ChannelServer {
     fn before_sleep(&mut self) -> bool {
         let mut quiet = true;
         for domain in self.domains.iter_mut().flatten() {
-            // All of them, also behind one that was rung.
+            // All domains have to prepare, even if one was notified.
             quiet &= domain.before_sleep();
         }
         quiet
@@ -478,7 +484,7 @@ impl Handler for ChannelServer {
     }
 
     fn yield_limit(&self) -> Option<Duration> {
-        // Of several domains none may have the CPU again and again.
+        // With several domains, no domain may get the CPU repeatedly this way.
         (self.has_single_domain() && self.is_cpu_contended())
             .then(|| Duration::from_micros(self.config.turn_us.into()))
     }
@@ -495,7 +501,8 @@ impl Handler for ChannelServer {
                 None => return Some(Duration::ZERO),
             }
         }
-        // This sleep is what some owed. One that does not come about is not, and they owe it still.
+        // This sleep is what penalised domains were skipped for. If the shard does not sleep, they stay
+        // penalised.
         self.domains.iter_mut().flatten().for_each(|domain| domain.is_penalised = false);
         given.then(|| Duration::from_micros(self.config.turn_us.into()))
     }
@@ -508,13 +515,14 @@ impl Handler for ChannelServer {
         let ran_out = core::mem::take(&mut self.has_yield_expired);
         for domain in self.domains.iter_mut().flatten() {
             let woken = domain.after_sleep(ran_out);
-            // Of a bell that was heard before the signal is left: without alarms it stands for all, and would end every sleep.
+            // Clears a signal whose notification was received before: without an epoll descriptor the signal
+            // is this descriptor's own, and would end every sleep.
             if (woken || rang && self.domain_epoll.is_none()) && !domain.is_for_processes {
                 domain.wake.clear();
             }
         }
         if rang && let Some(alarms) = &self.domain_epoll {
-            // Whatever the words say, which a process may have changed.
+            // Done whatever the doorbell words say, as a process may have changed them.
             alarms.clear();
         }
     }

@@ -1,15 +1,15 @@
-//! Descriptions that this process shares with others: what all must know of them.
+//! Descriptions that this process shares with others: access to their shared state.
 
 use super::Client;
 use crate::channel::description::SharedDescription;
 use ginnel_stack::handle::Conn;
 
-/// What it is about.
+/// Names a description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DescriptionKey {
-    /// A connection, or a UDP socket.
+    /// The description of a connection or a UDP socket.
     Socket(Conn),
-    /// A listener of this number.
+    /// The description of the listener of this number.
     Listener(u32),
 }
 
@@ -24,19 +24,21 @@ impl Client {
         }
     }
 
-    /// Counts up with each change. 0 if nothing was said yet.
+    /// Returns the version of the shared state, which grows with each change. 0 if nothing was written yet.
     #[inline]
     pub fn description_version(&self, of: DescriptionKey) -> u32 {
         self.description(of).map_or(0, |(common, _)| common.version())
     }
 
-    /// Tells all who share it; which change this is. `None`: it is too long, or not held here.
+    /// Writes the shared state and returns its version. `None` if it is too long, or this client does not own
+    /// the socket.
     pub fn write_description(&self, of: DescriptionKey, bytes: &[u8]) -> Option<u32> {
         let (common, generation) = self.description(of)?;
         common.write(generation, bytes)
     }
 
-    /// What was told last, and which change it was. Another process of the domain may have written anything.
+    /// Returns the version and the state that was written last. Another process of the domain may have
+    /// written anything.
     pub fn read_description(&self, of: DescriptionKey) -> Option<(u32, Vec<u8>)> {
         let (common, generation) = self.description(of)?;
         common.read(generation)

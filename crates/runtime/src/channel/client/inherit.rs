@@ -1,4 +1,5 @@
-//! Clients that come from clients: another of the same domain, and the child of one that forked.
+//! Clients created from other clients: a sibling in the same domain, and the child of a client whose process
+//! forked.
 
 use super::super::control::ControlPath;
 use super::super::doorbells::NOTIFIED;
@@ -10,37 +11,37 @@ use ginnel_stack::handle::Conn;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The memory of a channel, for a process that must not touch it any more.
+/// The mapping of a channel's region, for a process that must not change the region any more.
 pub struct ChannelMapping(Arc<Region>);
 
 impl ChannelMapping {
-    /// What this process does with it from now on nobody else sees. May be called in a handler of a signal.
+    /// Makes this process's later changes invisible to other processes. May be called in a signal handler.
     ///
     /// # Errors
-    /// The kernel has no memory.
+    /// Returns an error if the kernel has no memory.
     pub fn make_private(&self) -> std::io::Result<()> {
         self.0.make_private()
     }
 
-    /// Addresses that it takes up.
+    /// Returns how many bytes of address space the mapping takes.
     pub fn bytes(&self) -> u64 {
         self.0.bytes()
     }
 }
 
 impl Client {
-    /// Its memory, which children of this process have, too.
+    /// Returns the mapping of the region, which forked children of this process have, too.
     pub fn mapping(&self) -> ChannelMapping {
         ChannelMapping(self.region.clone())
     }
 
-    /// The client's number in its domain.
+    /// Returns the client's number in its domain.
     pub fn number(&self) -> u32 {
-        // Cannot truncate: clients are 64 at the most.
+        // Cannot truncate: there are at most 64 clients.
         self.number as u32
     }
 
-    /// Another client of the same domain, in this process.
+    /// Creates another client of the same domain, in this process.
     pub(crate) fn sibling(&self, number: u32, wake: OwnedFd, control: Box<dyn ControlPath>) -> Self {
         let wake = Arc::new(EventFd::from_fd(wake));
         Self::with_shared_streams(
@@ -52,15 +53,16 @@ impl Client {
         )
     }
 
-    /// Holds from now on what `parent` held when it forked, and goes on where that stood.
+    /// Takes over what `parent` owned when it forked, at the parent's read and event positions.
     pub(crate) fn inherit(&mut self, parent: &Self) {
         self.sockets.clone_from(&parent.sockets);
-        // What the parent had not looked at yet the child looks at, too.
+        // The child also processes events that the parent had queued and not delivered.
         self.events.extend(&parent.events);
         self.must_rescan = true;
     }
 
-    /// The same in the child itself, where the parent's client is this one's memory and nothing else: what it knows of sockets stays where it is.
+    /// Turns this client into the forked child's, in the child's process. The memory of the parent's client
+    /// is already a copy, so what it knows about sockets stays in place.
     pub(crate) fn become_child(&mut self, number: u32, wake: InternalFd, control: Box<dyn ControlPath>) {
         self.number = number as usize;
         let (region, stack) = (self.region.clone(), self.stack_wake.clone());
@@ -81,29 +83,32 @@ impl Client {
         self.must_rescan = true;
     }
 
-    /// Holds a connection that another process held, or this one before it became another program: everything about it is new.
+    /// Takes over a connection that another process owned, or this process before it executed another
+    /// program. Nothing about it was reported yet.
     ///
-    /// The stack must have agreed.
+    /// The stack must have confirmed the ownership.
     pub(crate) fn adopt(&mut self, conn: Conn) {
         if (conn.index() as usize) < self.sockets_max() {
             self.track(conn.index(), conn.generation());
         }
     }
 
-    /// Takes the lock of a connection, and keeps it: what a client does that dies in the middle.
+    /// Takes the lock of a connection and keeps it, as a client does that dies while it has the lock.
     #[cfg(all(test, not(loom)))]
     pub(in crate::channel) fn lock(&self, conn: Conn) -> Option<super::super::lock::SocketLockGuard<'_>> {
         let word = &self.region.socket(conn.index()).lock;
         super::super::lock::lock(word, self.number, core::time::Duration::ZERO)
     }
 
-    /// The connections that it holds.
+    /// Returns the connections that this client owns.
     pub fn conns(&self) -> impl Iterator<Item = Conn> + '_ {
         let held = |(socket, held): (usize, &ClientSocket)| Some(Conn::new(socket as u32, held.generation?));
         self.sockets.iter().enumerate().filter_map(held)
     }
 
-    /// Of a child, when it first wants to know what happened, which many never do: whatever was rung before it listened. It compares all it holds, and the stack looks at its credits.
+    /// Catches up with whatever was notified before a forked child listened: compares all sockets it owns
+    /// with the region, and makes the stack read its credits. Done when the child first asks for events,
+    /// which many children never do.
     #[cold]
     pub(super) fn rescan(&mut self) {
         self.must_rescan = false;

@@ -1,4 +1,5 @@
-//! Connections that the stack offers (docs/adr/0013-accept-credits.md): taken at once, or by hand, in the order in which they were offered.
+//! Connections that the stack offers (docs/adr/0013-accept-credits.md). They are accepted at once, or
+//! explicitly in the order in which they were offered.
 
 use super::{Client, ClientEvent, ClientSocket};
 use crate::channel::doorbells::NOTIFIED;
@@ -9,16 +10,17 @@ use crate::channel::sync::Ordering;
 use ginnel_stack::handle::Conn;
 use std::collections::VecDeque;
 
-/// What is offered to a client that accepts by hand.
+/// Offers to a client that accepts explicitly.
 pub(super) struct ReceivedOffers {
-    /// What stood in the places when it was last reported.
+    /// Content of each slot when it was last reported.
     seen: [u64; OFFERS_MAX],
-    /// By listener: places, oldest first. What stood there may have been taken back meanwhile.
+    /// For each listener, the slots of its offers, oldest first. An offer may have been revoked since.
     queues: Vec<VecDeque<usize>>,
 }
 
 impl ReceivedOffers {
-    /// These were the parent's: a child has places of its own. What is not written stays the parent's memory.
+    /// Forgets the offers of the parent: a forked child has slots of its own. Does not write unchanged words,
+    /// whose pages stay shared with the parent.
     pub fn clear(&mut self) {
         self.seen.iter_mut().filter(|seen| **seen != 0).for_each(|seen| *seen = 0);
         self.queues.iter_mut().filter(|queue| !queue.is_empty()).for_each(VecDeque::clear);
@@ -26,13 +28,14 @@ impl ReceivedOffers {
 }
 
 impl Client {
-    /// From now on connections are not taken as soon as they are offered, but by [`Client::accept`]. What is offered is reported once.
+    /// Makes offered connections wait until [`Client::accept`] accepts them. Each offer is reported once.
     pub fn accept_explicitly(&mut self) {
         let queues = (0..LISTENERS_MAX).map(|_| VecDeque::new()).collect();
         self.explicit_offers = Some(Box::new(ReceivedOffers { seen: [0; OFFERS_MAX], queues }));
     }
 
-    /// A bell rang for a socket that this client does not hold: it may be offered. Then it is taken, or reported.
+    /// Handles a notification of a socket that this client does not own: if the socket is offered, the offer
+    /// is accepted or reported.
     pub(super) fn check_offer(&mut self, socket: u32) {
         // Another process of the domain may have written any number there.
         let place = self.region.socket(socket).offer_slot.load(Ordering::Acquire) as usize;
@@ -57,7 +60,7 @@ impl Client {
         }
     }
 
-    /// Takes the connection that is offered in a place; `None` if the stack took it back meanwhile.
+    /// Accepts the connection offered in a slot; `None` if the stack has revoked the offer meanwhile.
     fn accept_offer(&mut self, place: usize, bits: u64) -> Option<Conn> {
         let OfferSlot::Offered { listener, socket } = OfferSlot::from_bits(bits) else { return None };
         if !offer_slots::accept(&self.region.offers(self.number)[place], listener, socket) {
@@ -78,7 +81,7 @@ impl Client {
         Some(Conn::new(socket, generation))
     }
 
-    /// The oldest offer of a listener that still stands, and its place.
+    /// Returns the oldest offer of a listener that is still valid, and its slot.
     fn oldest_offer(&mut self, listener: u32) -> Option<(usize, u64)> {
         let offers = self.explicit_offers.as_mut()?;
         let queue = offers.queues.get_mut(listener as usize)?;
@@ -89,18 +92,19 @@ impl Client {
             {
                 return Some((place, bits));
             }
-            // Taken back. If it is offered again, that is news.
+            // The offer was revoked. If the connection is offered again, that is a new offer.
             queue.pop_front();
             offers.seen[place] = 0;
         }
     }
 
-    /// Whether a connection to a listener could be accepted now.
+    /// Returns whether a connection of a listener could be accepted now.
     pub fn has_offer(&mut self, listener: u32) -> bool {
         self.oldest_offer(listener).is_some()
     }
 
-    /// Takes the connection that was offered first. What happened to it meanwhile is reported after it.
+    /// Accepts the connection that was offered first. Events of the connection that occurred meanwhile are
+    /// reported afterwards.
     pub fn accept(&mut self, listener: u32) -> Option<Conn> {
         loop {
             let Some((place, bits)) = self.oldest_offer(listener) else {

@@ -1,4 +1,4 @@
-//! Opening connections with sockets that the client has at hand (docs/adr/0018-connecting-without-a-question.md).
+//! Opening connections with preallocated sockets (docs/adr/0018-connecting-without-a-question.md).
 
 use super::Client;
 use crate::channel::doorbells::NOTIFIED;
@@ -13,11 +13,13 @@ use ginnel_stack::handle::Conn;
 use ginnel_stack::options::ConnectOptions;
 
 impl Client {
-    /// As [`Client::connect`], but asks nothing where that can be: whether the connection could be opened at all is told by [`ClientEvent::Closed`](super::ClientEvent::Closed)
-    /// and [`Client::refusal`]. Until the stack has looked, our [end](Client::ends) has port 0. Options can be set at once.
+    /// Opens a connection as [`Client::connect`] does, but without a request if there is a preallocated
+    /// socket. Whether the connection could be opened is then reported by
+    /// [`ClientEvent::Closed`](super::ClientEvent::Closed) and [`Client::connect_error`]. Until the stack has
+    /// opened it, the local port of its [endpoints](Client::endpoints) is 0. Options can be set at once.
     ///
     /// # Errors
-    /// As [`Client::connect`], when it had to ask.
+    /// As [`Client::connect`], if there was no preallocated socket.
     pub fn connect_without_request(&mut self, remote: SocketAddr) -> Result<Conn, Error> {
         match self.connect_preallocated(remote) {
             Some(conn) => Ok(conn),
@@ -27,7 +29,7 @@ impl Client {
 
     fn connect_preallocated(&mut self, remote: SocketAddr) -> Option<Conn> {
         if matches!(remote, SocketAddr::V6(v6) if v6.scope_id() != 0) || self.is_stack_gone() {
-            // The words have no room for it.
+            // The socket's area has no room for a scope ID.
             return None;
         }
         let blanks = self.region.preallocated(self.number);
@@ -47,7 +49,7 @@ impl Client {
         Some(Conn::new(socket, generation))
     }
 
-    /// Why a connection could not be opened, if that is why it is over.
+    /// Returns why a connection could not be opened; `None` if it closed for another reason.
     pub fn connect_error(&self, conn: Conn) -> Option<ConnectError> {
         self.tracked(conn).ok()?;
         connect_error_from_word(self.region.socket(conn.index()).error.load(Ordering::Acquire))

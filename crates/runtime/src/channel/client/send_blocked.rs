@@ -1,23 +1,24 @@
-//! Sockets on which a write was cut short: a flag for each, which all threads of a process set, and one of them clears. Most processes write on few sockets, and many children on none, so the flags are made
-//! in pieces, each with the first write on one of its sockets.
+//! A flag for each socket on which a write was short. All threads of a process set flags, and one of them
+//! clears them. Most processes write on few sockets, and many children on none, so the flags are allocated in
+//! chunks: each with the first write on one of its sockets.
 
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::OnceLock;
 
-/// Flags of one piece.
+/// Flags of one chunk.
 const FLAGS_PER_CHUNK: usize = 1024;
 
 /// All flags of a client.
 pub(in crate::channel) struct SendBlockedFlags(Box<[OnceLock<Box<[AtomicBool]>>]>);
 
 impl SendBlockedFlags {
-    /// For so many sockets. None is set.
+    /// Creates flags for `sockets` sockets. None is set.
     pub fn new(sockets: usize) -> Self {
         Self((0..sockets.div_ceil(FLAGS_PER_CHUNK)).map(|_| OnceLock::new()).collect())
     }
 
-    /// The flag of a socket that there is.
+    /// Returns the flag of an existing socket, and allocates its chunk if necessary.
     #[inline]
     pub fn flag(&self, socket: u32) -> &AtomicBool {
         let piece = self.0[socket as usize / FLAGS_PER_CHUNK].get_or_init(new_chunk);

@@ -1,4 +1,5 @@
-//! The streams of a process, for all its threads: each socket under its lock, while the events are one thread's business.
+//! The streams of a process, for all its threads. Each socket has a lock, while one thread processes the
+//! events.
 
 use super::super::doorbells::{NOTIFIED, Notifier};
 use super::super::region::Region;
@@ -13,14 +14,15 @@ use ginnel_stack::error::{RecvError, SendError, Stale};
 use ginnel_stack::handle::Conn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Reads and writes connections that its [`Client`](super::Client) holds, from any thread. Nothing here waits for the network; no call takes memory but the first
-/// write on one of many sockets, and a system call only wakes whoever sleeps.
+/// Reads and writes connections that its [`Client`](super::Client) owns, from any thread. No call waits for
+/// the network, and none allocates memory except the first write on one of many sockets. System calls are
+/// made only to wake a sleeper, and to wait for a lock.
 pub struct SharedStreams {
     pub(super) region: Arc<Region>,
     pub(super) client: usize,
     notifier: Mutex<Notifier>,
     stack_wake: Arc<EventFd>,
-    /// Sockets on which a write was cut short.
+    /// Sockets on which a write was short.
     pub(super) blocked: Arc<SendBlockedFlags>,
     /// The stack's process is gone.
     pub(super) is_stack_gone: AtomicBool,
@@ -38,7 +40,7 @@ impl SharedStreams {
     }
 
     fn notifier(&self) -> MutexGuard<'_, Notifier> {
-        // Whatever a thread was doing, the ring is whole after each step.
+        // The ring is consistent after each step, whatever a thread that panicked was doing.
         self.notifier.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -47,16 +49,17 @@ impl SharedStreams {
         self.notifier().notify(self.region.to_stack(self.client), socket, why);
     }
 
-    /// Tells the stack at once of what was done. To be called after each batch: until then the stack may sleep through it.
+    /// Wakes the stack if it sleeps. Call this after each batch: until then the stack may sleep despite the
+    /// notifications.
     #[inline]
     pub fn flush(&self) {
-        // Whoever has rung asks for its own bells, so that nobody need wait for another here.
+        // Each thread that has notified flushes by itself, so this check needs no lock.
         if self.region.to_stack(self.client).needs_wakeup() {
             self.stack_wake.signal();
         }
     }
 
-    /// A stack that left the CPU to this process goes on.
+    /// Wakes a stack that yielded its CPU to this process.
     pub(super) fn end_yield(&self) {
         if self.region.to_stack(self.client).ends_yield() {
             self.stack_wake.signal();
@@ -70,35 +73,36 @@ impl SharedStreams {
         if there { Ok(SocketRef::new(&self.region, socket, Some(self.client))) } else { Err(Stale::Handle) }
     }
 
-    /// How a connection stands.
+    /// Returns the state of a connection and its buffers.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn status(&self, conn: Conn) -> Result<SocketStatus, Stale> {
         self.socket_ref(conn).map(|hand| hand.status(hand.state()))
     }
 
-    /// Our end and the peer's.
+    /// Returns the local and the peer's address.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn endpoints(&self, conn: Conn) -> Result<[SocketAddr; 2], Stale> {
         self.socket_ref(conn)?;
         Ok(self.region.socket(conn.index()).endpoints())
     }
 
-    /// As [`Client::peek`](super::Client::peek).
+    /// Copies received bytes without consuming them, as [`Client::peek`](super::Client::peek) does.
     ///
     /// # Errors
-    /// The handle is stale, or a process that shares it was stopped in the middle of using it.
+    /// Returns an error if the handle is stale, or if a process that shares the socket was stopped while it
+    /// had the lock.
     pub fn peek(&self, conn: Conn, skip: usize, out: &mut [u8]) -> Result<usize, RecvError> {
         self.socket_ref(conn).map_err(|_| RecvError::Stale)?.peek(skip, out)
     }
 
-    /// Reads and takes what waits. `Ok(0)` if nothing does.
+    /// Reads and consumes received bytes. Returns `Ok(0)` if there are none.
     ///
     /// # Errors
-    /// As [`Streams::peek`].
+    /// As [`SharedStreams::peek`].
     pub fn recv(&self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
         let (count, ring) = self.socket_ref(conn).map_err(|_| RecvError::Stale)?.recv(out)?;
         if ring {
@@ -107,10 +111,10 @@ impl SharedStreams {
         Ok(count)
     }
 
-    /// Takes up to `count` bytes off the front of what waits.
+    /// Consumes `count` received bytes, or fewer if fewer were received.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn consume(&self, conn: Conn, count: usize) -> Result<(), Stale> {
         if self.socket_ref(conn)?.consume(count) {
             self.notify(conn.index(), NOTIFIED);
@@ -118,12 +122,13 @@ impl SharedStreams {
         Ok(())
     }
 
-    /// Writes as many bytes as there is room for, and returns how many. If that is less than all,
+    /// Writes as many bytes as there is space for, and returns how many. After a short write
     /// [`ClientEvent::Writable`](super::ClientEvent::Writable) follows.
     ///
     /// # Errors
-    /// The handle is stale; the connection is over, its write side closed, or the stack gone. [`SendError::Full`]: a process that shares it was stopped
-    /// in the middle of using it.
+    /// Returns an error if the handle is stale, the connection is closed, its write side is shut down, or the
+    /// stack is gone, and [`SendError::Full`] if a process that shares the socket was stopped while it had
+    /// the lock.
     pub fn send(&self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         if self.is_stack_gone.load(core::sync::atomic::Ordering::Relaxed) {
             return Err(SendError::Closed);
@@ -142,26 +147,26 @@ impl SharedStreams {
         Ok(())
     }
 
-    /// FIN behind what was written; receiving goes on.
+    /// Sends FIN after what was written; receiving continues.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn shutdown_write(&self, conn: Conn) -> Result<(), Stale> {
         self.request(conn, request::SHUTDOWN)
     }
 
-    /// Closes both directions, whoever else holds it: as [`Client::close`](super::Client::close).
+    /// Closes both directions, for all owners, as [`Client::close`](super::Client::close) does.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn close(&self, conn: Conn) -> Result<(), Stale> {
         self.request(conn, request::CLOSE)
     }
 
-    /// Resets it.
+    /// Resets the connection.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn abort(&self, conn: Conn) -> Result<(), Stale> {
         self.request(conn, request::ABORT)
     }

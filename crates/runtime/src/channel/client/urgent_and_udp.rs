@@ -1,5 +1,6 @@
-//! Urgent data and UDP sockets of a client. Urgent data, and datagrams of a socket that was bound with [`Client::udp_bind`], are questions and answers; those of one
-//! that was opened with [`Client::udp_open`] go through the region.
+//! Urgent data and UDP sockets of a client. Urgent data, and datagrams of a socket opened with
+//! [`Client::udp_bind`], are transferred by requests; datagrams of a socket opened with [`Client::udp_open`]
+//! pass through the region.
 
 use super::super::control::{ChannelReply, ChannelRequest, UdpRequest};
 use super::super::datagram::{DATAGRAM_BYTES_MAX, DatagramHeader, HAS_HOP_LIMIT, HAS_TOS};
@@ -20,10 +21,11 @@ fn udp_handle(socket: Conn) -> UdpHandle {
 }
 
 impl Client {
-    /// Sends bytes of which the last is urgent, behind what was written before. Returns how many were taken.
+    /// Sends bytes of which the last is urgent, after what was written before. Returns how many were taken.
     ///
     /// # Errors
-    /// As [`Client::send`]; [`SendError::Full`] also if what was written before has not left for the engine yet.
+    /// As [`Client::send`]; also [`SendError::Full`] if the engine has not yet taken all that was written
+    /// before.
     pub fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         self.tracked(conn).map_err(|_| SendError::Stale)?;
         match self.call(ChannelRequest::SendUrgent(conn.index(), bytes.to_vec())) {
@@ -32,18 +34,20 @@ impl Client {
         }
     }
 
-    /// Takes the urgent byte out of line. It stays in the stream, where [`Client::mark`] says.
+    /// Takes the urgent byte out of band. It stays in the stream, at the position that
+    /// [`Client::urgent_mark`] reports.
     ///
     /// # Errors
-    /// There is none, or the handle is stale.
+    /// Returns an error if there is none, or if the handle is stale.
     pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
         self.socket_ref(conn).map_err(|_| RecvError::Stale)?.take_urgent().ok_or(RecvError::WouldBlock)
     }
 
-    /// The urgent byte that was announced last, if reading has not passed it. Reads do not heed it by themselves.
+    /// Returns the urgent byte that was announced last, unless the read position has passed it. Reads do not
+    /// heed it by themselves.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn urgent_mark(&mut self, conn: Conn) -> Result<Option<UrgentMark>, Stale> {
         let (mark, ring) = self.socket_ref(conn)?.urgent_mark();
         if ring {
@@ -52,10 +56,11 @@ impl Client {
         Ok(mark)
     }
 
-    /// Opens a UDP socket, held as a connection is; [`ClientEvent::Datagrams`](super::ClientEvent::Datagrams) tells that there is something.
+    /// Opens a UDP socket, which the client owns like a connection.
+    /// [`ClientEvent::Datagrams`](super::ClientEvent::Datagrams) reports datagrams and errors.
     ///
     /// # Errors
-    /// The stack's, or the shard is gone.
+    /// Returns the stack's error, or an error if the shard is gone.
     pub fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> Result<Conn, Error> {
         match self.call(ChannelRequest::Udp(UdpRequest::Bind(local, options)))? {
             ChannelReply::UdpBind(Ok((socket, generation))) => {
@@ -74,15 +79,15 @@ impl Client {
         }
     }
 
-    /// Fixes the other end.
+    /// Connects the socket to a peer.
     ///
     /// # Errors
-    /// The stack's; [`UdpError::Stale`] also if the shard is gone.
+    /// Returns the stack's error, and [`UdpError::Stale`] also if the shard is gone.
     pub fn udp_connect(&mut self, socket: Conn, remote: SocketAddr) -> Result<(), UdpError> {
         self.udp_call(UdpRequest::Connect(udp_handle(socket), remote))
     }
 
-    /// Sends a datagram, to the other end that was fixed if there is no other.
+    /// Sends a datagram, to the connected peer if `remote` is `None`.
     ///
     /// # Errors
     /// As [`Client::udp_connect`].
@@ -98,7 +103,8 @@ impl Client {
     /// Takes the next datagram.
     ///
     /// # Errors
-    /// [`UdpError::WouldBlock`], or what ICMP said about one that was sent; as [`Client::udp_connect`].
+    /// Returns [`UdpError::WouldBlock`] if there is none, or the error that ICMP reported for a datagram that
+    /// was sent; as [`Client::udp_connect`].
     pub fn udp_recv(&mut self, socket: Conn) -> Result<(Datagram, Vec<u8>), UdpError> {
         match self.call(ChannelRequest::Udp(UdpRequest::Recv(udp_handle(socket)))) {
             Ok(ChannelReply::UdpRecv(result)) => result,
@@ -106,7 +112,7 @@ impl Client {
         }
     }
 
-    /// Our end.
+    /// Returns the local address.
     ///
     /// # Errors
     /// As [`Client::udp_connect`].
@@ -117,11 +123,13 @@ impl Client {
         }
     }
 
-    /// Opens a UDP socket whose datagrams go through the region; [`ClientEvent::Readable`](super::ClientEvent::Readable) tells of those that come,
-    /// [`ClientEvent::Datagrams`](super::ClientEvent::Datagrams) of errors. Both ends are known as those of connections are ([`Client::ends`]).
+    /// Opens a UDP socket whose datagrams pass through the region.
+    /// [`ClientEvent::Readable`](super::ClientEvent::Readable) reports datagrams,
+    /// [`ClientEvent::Datagrams`](super::ClientEvent::Datagrams) errors. [`Client::endpoints`] returns its
+    /// addresses.
     ///
     /// # Errors
-    /// The stack's, or the shard is gone.
+    /// Returns the stack's error, or an error if the shard is gone.
     pub fn udp_open(&mut self, local: SocketAddr, options: UdpOptions) -> Result<Conn, Error> {
         match self.call(ChannelRequest::Udp(UdpRequest::Open(local, options)))? {
             ChannelReply::UdpBind(Ok((socket, generation))) => {
@@ -133,8 +141,8 @@ impl Client {
         }
     }
 
-    /// Sends a datagram, or several of `piece` bytes if that is not 0, as a question, so that it is known what came of it, from `own` if that is one of the
-    /// stack's addresses.
+    /// Sends a datagram, or several if the parameters have a `gso_size`, by a request, so that the caller
+    /// learns the result. The source address is used if it is one of the stack's.
     ///
     /// # Errors
     /// As [`Client::udp_connect`].
@@ -147,7 +155,7 @@ impl Client {
         self.udp_call(UdpRequest::SendWith(udp_handle(socket), *sending, data.to_vec()))
     }
 
-    /// Changes how a UDP socket behaves.
+    /// Sets options of a UDP socket.
     ///
     /// # Errors
     /// As [`Client::udp_connect`].
@@ -155,10 +163,11 @@ impl Client {
         self.udp_call(UdpRequest::SetOptions(udp_handle(socket), options))
     }
 
-    /// Takes the next datagram from the region, or only looks at it, as far as there is room for it.
+    /// Copies the next datagram from the region, as far as the buffers hold it, and removes it if `take` is
+    /// set.
     ///
     /// # Errors
-    /// [`UdpError::WouldBlock`]; [`UdpError::Stale`].
+    /// Returns [`UdpError::WouldBlock`] if there is none, and [`UdpError::Stale`].
     pub fn udp_recv_into(
         &mut self,
         socket: Conn,
@@ -195,7 +204,7 @@ impl Client {
         })
     }
 
-    /// The next is too long for the region.
+    /// Requests the next datagram, which is too long for the region.
     fn recv_oversize(
         &mut self,
         socket: Conn,
@@ -220,11 +229,14 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a datagram, or several of `piece` bytes if that is not 0, through the region: to the socket's other end if none is given, from `own` if that is one of the stack's addresses. What is wrong
-    /// with it is a pending error later, if at all. [`UdpError::WouldBlock`]: there is no room, and [`ClientEvent::Writable`](super::ClientEvent::Writable) follows.
+    /// Sends a datagram, or several if the parameters have a `gso_size`, through the region: to the connected
+    /// peer if no destination is given, and from the given source address if it is one of the stack's. A
+    /// failure becomes a pending error later, if it is reported at all.
     ///
     /// # Errors
-    /// [`UdpError::TooLong`]; [`UdpError::Stale`].
+    /// Returns [`UdpError::WouldBlock`] if there is no space
+    /// ([`ClientEvent::Writable`](super::ClientEvent::Writable) follows then), [`UdpError::TooLong`], and
+    /// [`UdpError::Stale`].
     pub fn udp_send_queued(
         &mut self,
         socket: Conn,
@@ -239,7 +251,7 @@ impl Client {
         let nobody = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
         let any = Ipv6Addr::UNSPECIFIED.into();
         let header = DatagramHeader {
-            // Cannot truncate: compared above.
+            // Cannot truncate: checked above.
             len: len as u32,
             is_oversize: false,
             peer: to.unwrap_or(nobody),
@@ -264,29 +276,30 @@ impl Client {
         }
     }
 
-    /// What is pending on a socket, and whether it is taken.
+    /// Returns the pending error of a socket, and clears it if `take` is set.
     pub fn udp_error(&self, socket: Conn, take: bool) -> Option<UdpError> {
         self.socket_ref(socket).ok()?.udp_error(take)
     }
 
-    /// From now on datagrams say when they came.
+    /// Makes later datagrams carry their time of arrival.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// Returns an error if the handle is stale.
     pub fn udp_enable_timestamps(&mut self, socket: Conn) -> Result<(), Stale> {
         self.socket_ref(socket)?.request(request::TIMESTAMPS);
         Ok(())
     }
 
-    /// Whether there are reports of errors, for [`Client::udp_take_report`].
+    /// Returns whether the socket's error queue has entries for [`Client::udp_take_extended_error`].
     pub fn udp_has_extended_errors(&self, socket: Conn) -> bool {
         self.socket_ref(socket).is_ok_and(|hand| hand.has_extended_errors())
     }
 
-    /// Takes the oldest report of an error, and what is known of the datagram. What the one behind it means is pending from then on.
+    /// Takes the oldest entry of a socket's error queue, with the quoted part of the datagram. The error of
+    /// the next entry becomes the pending error.
     ///
     /// # Errors
-    /// [`UdpError::WouldBlock`] if there is none; as [`Client::udp_connect`].
+    /// Returns [`UdpError::WouldBlock`] if there is none; as [`Client::udp_connect`].
     pub fn udp_take_extended_error(
         &mut self,
         socket: Conn,
@@ -297,10 +310,11 @@ impl Client {
         }
     }
 
-    /// Bytes of the largest IP packet that gets to the other end in one piece, as far as is known.
+    /// Returns the bytes of the largest IP packet that reaches the connected peer without fragmentation, as
+    /// far as known.
     ///
     /// # Errors
-    /// [`UdpError::NoDestination`] if the other end is not fixed; as [`Client::udp_connect`].
+    /// Returns [`UdpError::NoDestination`] if the socket is not connected; as [`Client::udp_connect`].
     pub fn udp_path_mtu(&mut self, socket: Conn) -> Result<u16, UdpError> {
         match self.call(ChannelRequest::Udp(UdpRequest::PathMtu(udp_handle(socket)))) {
             Ok(ChannelReply::UdpPathMtu(result)) => result,
@@ -308,27 +322,29 @@ impl Client {
         }
     }
 
-    /// Bytes of the datagram that is next, if there is one.
+    /// Returns the length of the next datagram, if there is one.
     pub fn udp_next_len(&self, socket: Conn) -> Option<usize> {
         self.socket_ref(socket).ok()?.next_datagram_bytes()
     }
 }
 
-/// A datagram that came.
+/// Description of a datagram that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceivedDatagram {
-    /// Its bytes, also if there was room for fewer.
+    /// Bytes of the datagram, also if the buffers held fewer.
     pub len: usize,
-    /// Who sent it.
+    /// The sender.
     pub from: SocketAddr,
-    /// The address it was sent to.
+    /// The address to which it was sent.
     pub to: IpAddr,
-    /// Type of service, or traffic class; the lowest two bits are those of ECN (RFC 3168).
+    /// Type of service, or traffic class. The lowest two bits are the ECN field (RFC 3168).
     pub tos: u8,
     /// Time to live, or hop limit.
     pub hop_limit: u8,
-    /// They are several datagrams of so many bytes, of which the last may have fewer; 0 if it is one.
+    /// The bytes are several datagrams of this size, of which the last may be shorter; 0 for a single
+    /// datagram.
     pub gso_size: u16,
-    /// When it came, if that was asked for before ([`Client::udp_stamp`]): the lowest 32 bits of the microseconds since 1970.
+    /// Time of arrival, if [`Client::udp_enable_timestamps`] was called before: the lowest 32 bits of the
+    /// microseconds since 1970.
     pub received_us: Option<u32>,
 }

@@ -15,7 +15,7 @@ use ginnel_stack::options::{ListenOptions, SocketOptions};
 use std::collections::VecDeque;
 
 impl Domain {
-    /// A connection that a client took is its own.
+    /// Makes a client the owner of the connection that it accepted in a slot.
     pub(super) fn complete_accept(&mut self, cx: &mut Context<'_>, number: usize, place: usize) {
         let Some(client) = &mut self.clients[number] else { return };
         let Some(PendingOffer { listener, socket, .. }) = client.offer(place) else { return };
@@ -30,17 +30,17 @@ impl Domain {
         known.offer = None;
         known.owners |= 1 << number;
         self.stats.accepted += 1;
-        // Whatever came since it was offered.
+        // Reports whatever happened since the connection was offered.
         self.notify_owners(socket);
     }
 
-    /// Takes an offer back; whether the client had not taken it.
+    /// Revokes an offer. Returns false if the client had accepted it.
     pub(super) fn revoke_offer(&mut self, number: usize, place: usize) -> bool {
         let Some(client) = &mut self.clients[number] else { return false };
         let Some(PendingOffer { listener, socket, .. }) = client.offer(place) else { return false };
         match offer_slots::revoke(&self.region.offers(number)[place], listener, socket) {
             RevokeOutcome::Taken => return false,
-            // What it was offered goes to others.
+            // The connection goes to other clients.
             RevokeOutcome::Overwritten => self.stats.violations += 1,
             RevokeOutcome::Revoked => {}
         }
@@ -56,7 +56,7 @@ impl Domain {
         true
     }
 
-    /// Whether a client would take one more connection of a listener.
+    /// Returns whether a client would accept another connection of a listener.
     pub(super) fn has_credit(&self, number: usize, listener: usize) -> bool {
         let (Some(client), Some(listening)) = (&self.clients[number], &self.listeners[listener]) else {
             return false;
@@ -68,12 +68,14 @@ impl Domain {
         client.outstanding_of(listener) < ((credits & !FALLBACK_CREDIT) as usize).min(OFFERS_MAX)
     }
 
-    /// Whether a client would rather serve another shard.
+    /// Returns whether a client's credits are fallback credits: it prefers to serve another shard.
     fn is_fallback(&self, number: usize, listener: usize) -> bool {
         self.region.credits(number)[listener].load(Ordering::Relaxed) & FALLBACK_CREDIT != 0
     }
 
-    /// Offers what waits to those who have credit: those whose first choice this shard is before others, the one with the fewest offers first, and of several in turn.
+    /// Offers pending connections to clients that have credit. Clients with ordinary credits come before
+    /// clients with fallback credits, then the client with the fewest outstanding offers, then clients in
+    /// turn.
     pub(super) fn distribute(&mut self, cx: &mut Context<'_>) {
         for listener in set_bits(self.pending_listeners) {
             loop {
@@ -83,13 +85,13 @@ impl Domain {
                     break;
                 };
                 let out = |n: &usize| self.clients[*n].as_ref().map_or(0, ClientState::outstanding);
-                // Those behind the last that got one come first.
+                // Clients after the one that got the last offer come first.
                 let holders = self.client_mask & listening.owners;
                 let first = holders & !(u64::MAX >> (63 - self.distributed_to));
                 let in_turn = set_bits(first).chain(set_bits(holders & !first));
                 let mut able = in_turn.filter(|n| self.has_credit(*n, listener));
                 let rank = |n: &usize| (self.is_fallback(*n, listener), out(n));
-                // Mostly there is one who accepts, and nobody to be compared with.
+                // Usually one client accepts, and there is nothing to compare.
                 let chosen = if holders.is_power_of_two() { able.next() } else { able.min_by_key(rank) };
                 let Some(number) = chosen else { break };
                 if !self.offer_to(cx, listener, number) {
@@ -166,17 +168,17 @@ impl Domain {
             has_small_recv_buffer: is_narrow,
         });
         for client in 0..self.clients.len() {
-            // Credit for a listener that had this number before.
+            // Clears the credits for a listener that had this number before.
             self.region.credits(client)[number].store(0, Ordering::Relaxed);
         }
-        // Another shard may have listened first, and connections have come since.
+        // Another shard may have listened first, and connections may have arrived since.
         self.is_accept_stalled = true;
         self.accept_more(cx);
         Ok(number as u32)
     }
 
-    /// How many connections may wait from now on, within what the domain may have. Those that wait are offered before the answer, so that whoever
-    /// begins to accept finds them.
+    /// Sets a listener's backlog, within the domain's limit. Pending connections are offered before the
+    /// reply, so that a client that begins to accept finds them.
     pub(super) fn set_backlog(&mut self, cx: &mut Context<'_>, number: u32, backlog: u32) {
         let most = self.backlog_max;
         if let Some(Some(listening)) = self.listeners.get_mut(number as usize) {
@@ -188,7 +190,7 @@ impl Domain {
         self.distribute(cx);
     }
 
-    /// What connections of a listener begin with from now on.
+    /// Sets the options with which later connections of a listener begin.
     pub(super) fn set_listener_options(
         &mut self,
         cx: &mut Context<'_>,
@@ -210,7 +212,7 @@ impl Domain {
         Ok(())
     }
 
-    /// A client holds a listener no more.
+    /// Removes a client from the owners of a listener.
     pub(super) fn unlisten(&mut self, cx: &mut Context<'_>, client: usize, number: u32) {
         let Some(Some(listening)) = self.listeners.get_mut(number as usize) else { return };
         let held = listening.owners & 1 << client != 0;
@@ -220,7 +222,7 @@ impl Domain {
         }
     }
 
-    /// A listener may have lost its last holder.
+    /// Closes a listener if it has no owner any more.
     pub(super) fn close_listener_if_unowned(&mut self, cx: &mut Context<'_>, number: u32) {
         let Some(slot) = self.listeners.get_mut(number as usize) else { return };
         let Some(listening) = slot.take_if(|l| l.owners == 0 && l.proxies == 0) else { return };
@@ -247,7 +249,7 @@ impl Domain {
         }
     }
 
-    /// Takes back what was offered and not taken in time, if somebody else would.
+    /// Revokes offers that were not accepted in time, if another client has credit.
     pub(super) fn revoke_expired_offers(&mut self, cx: &mut Context<'_>) {
         self.is_offer_timer_set = false;
         let now = cx.now();

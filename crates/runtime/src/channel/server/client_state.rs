@@ -1,10 +1,10 @@
-//! One client, as the stack knows it.
+//! The stack's state of a client.
 
 use super::super::doorbells::{Notifier, NotifyQueue};
 use super::super::region::{LISTENERS_MAX, OFFERS_MAX, PREALLOCATED_MAX, Region};
 use super::waker::ClientWaker;
 
-/// A connection that is offered.
+/// A connection that is offered to a client.
 #[derive(Clone, Copy)]
 pub(super) struct PendingOffer {
     pub listener: u16,
@@ -12,28 +12,29 @@ pub(super) struct PendingOffer {
     pub deadline: ginnel_stack::time::Instant,
 }
 
-/// One client.
+/// State of one client.
 pub(super) struct ClientState {
     pub from_client: NotifyQueue,
     pub to_client: Notifier,
     pub wake: ClientWaker,
-    /// It did not take what it was offered: its credits are worth nothing until it rings again.
+    /// It did not accept an offer in time: its credits are ignored until it notifies the stack.
     pub is_suspended: bool,
-    /// It had the CPU for a whole turn and rang for nothing: it waits for something else, and gets no more turns until it has slept.
+    /// It had the CPU for a whole yield and notified of nothing: it waits for something else, and the shard
+    /// does not yield to it until it has slept.
     pub is_idle: bool,
-    /// How many bells it had rung when its turn began, if it has one.
+    /// How many notifications it had sent when the shard yielded to it, if the shard did.
     pub notified_at_yield: Option<u32>,
-    /// Sockets that it has at hand, by place.
+    /// Its preallocated sockets, by slot.
     pub preallocated: [Option<u32>; PREALLOCATED_MAX],
     offers: [Option<PendingOffer>; OFFERS_MAX],
-    /// Places for offers that are free, a bit each.
+    /// Free offer slots, as a bit mask.
     free_slots: u64,
-    /// How many offers of each listener are out.
+    /// Outstanding offers of each listener.
     outstanding: [u8; LISTENERS_MAX],
 }
 
 impl ClientState {
-    /// A client that has this number.
+    /// Creates the state of a client that has this number.
     pub fn new(region: &Region, number: usize, wake: ClientWaker) -> Self {
         Self {
             from_client: region.to_stack(number).notify_queue(),
@@ -49,12 +50,12 @@ impl ClientState {
         }
     }
 
-    /// What is offered in a place.
+    /// Returns the offer in a slot.
     pub fn offer(&self, place: usize) -> Option<PendingOffer> {
         self.offers[place]
     }
 
-    /// Puts an offer into a free place, and says which. `None`: all are taken.
+    /// Puts an offer into a free slot and returns the slot. `None` if all slots are in use.
     pub fn add_offer(&mut self, offer: PendingOffer) -> Option<usize> {
         let place = (self.free_slots != 0).then(|| self.free_slots.trailing_zeros() as usize)?;
         self.free_slots &= !(1 << place);
@@ -63,7 +64,7 @@ impl ClientState {
         Some(place)
     }
 
-    /// The place is free again.
+    /// Frees a slot.
     pub fn clear_offer(&mut self, place: usize) {
         if let Some(offer) = self.offers[place].take() {
             self.free_slots |= 1 << place;
@@ -71,12 +72,12 @@ impl ClientState {
         }
     }
 
-    /// How many offers are out.
+    /// Returns the number of outstanding offers.
     pub fn outstanding(&self) -> usize {
         OFFERS_MAX - self.free_slots.count_ones() as usize
     }
 
-    /// How many of one listener.
+    /// Returns the number of outstanding offers of one listener.
     pub fn outstanding_of(&self, listener: usize) -> usize {
         self.outstanding[listener].into()
     }

@@ -1,4 +1,4 @@
-//! UDP sockets whose datagrams go through the region.
+//! UDP sockets whose datagrams pass through the region.
 
 use super::domain::{CHUNK_BYTES, DatagramQueue, Domain};
 use crate::channel::control::ChannelReply;
@@ -15,11 +15,11 @@ use ginnel_stack::handle::UdpHandle;
 use ginnel_stack::udp::{Datagram, UdpError, UdpSendParams};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Datagrams that wait for room in the region, or are apart from it.
+/// Datagrams of a socket that may wait for space in the region, or are too long for it.
 const PENDING_MAX: usize = 256;
 
 impl Domain {
-    /// A UDP socket's datagrams go through the region from now on.
+    /// Makes a UDP socket's datagrams pass through the region from now on.
     pub(super) fn open_datagram_queue(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle) {
         self.sockets[socket as usize].datagram_queue = Some(Box::default());
         if self.datagram_buffer.is_empty() {
@@ -28,7 +28,7 @@ impl Domain {
         self.publish_endpoints(cx, socket, udp, None);
     }
 
-    /// Writes both ends where clients read them.
+    /// Publishes both addresses to clients.
     pub(super) fn publish_endpoints(
         &mut self,
         cx: &mut Context<'_>,
@@ -42,7 +42,7 @@ impl Domain {
         }
     }
 
-    /// A datagram or an error came for such a socket.
+    /// Queues a datagram or an error for clients.
     pub(super) fn queue_datagram(&mut self, socket: u32, what: Result<(Datagram, &[u8]), UdpError>) {
         let (datagram, data) = match what {
             Ok(came) => came,
@@ -74,7 +74,7 @@ impl Domain {
         self.notify_owners(socket);
     }
 
-    /// Moves what waits to the region, as far as there is room.
+    /// Moves waiting datagrams to the region, as far as there is space.
     fn move_pending(&mut self, socket: u32, post: &mut DatagramQueue) {
         while let Some((datagram, data)) = post.pending.pop_front() {
             let apart = HEADER_BYTES + data.len() > self.region.buffer_bytes();
@@ -99,13 +99,13 @@ impl Domain {
         }
     }
 
-    /// Writes one to the region; whether there was room.
+    /// Writes a datagram to the region. Returns false if there was no space.
     fn write_datagram(&mut self, socket: u32, header: &DatagramHeader, data: &[u8]) -> bool {
         let stream = self.region.stream(socket, Direction::Incoming);
         let known = &mut self.sockets[socket as usize];
         match stream.space(known.received) {
             Ok(room) if room >= HEADER_BYTES + data.len() => {
-                // There is room for both, and who reads waits for both.
+                // There is space for both, and readers wait for both.
                 let _ = stream.write(&mut known.received, &header.encode());
                 let _ = stream.write(&mut known.received, data);
                 true
@@ -113,18 +113,19 @@ impl Domain {
             Ok(_) => false,
             Err(_) => {
                 self.stats.violations += 1;
-                // To go on with a position that cannot be is not possible: it is as if all was read.
+                // The socket cannot continue with an invalid position: the datagram is dropped as if it had
+                // been read.
                 true
             }
         }
     }
 
-    /// What stands in front of a datagram.
+    /// Returns the header of a received datagram.
     fn datagram_header(&self, socket: u32, datagram: &Datagram, apart: bool) -> DatagramHeader {
         let Datagram { len, from: peer, to: own, tos, hop_limit, gso_size: piece } = *datagram;
         let stamps = self.region.socket(socket).requests.load(Ordering::Relaxed) & request::TIMESTAMPS != 0;
         let came_us = if stamps { now_us() } else { None };
-        // Cannot truncate: no datagram is as long.
+        // Cannot truncate: no datagram is that long.
         DatagramHeader {
             len: len as u32,
             is_oversize: apart,
@@ -147,7 +148,8 @@ impl Domain {
         }
     }
 
-    /// Sends what clients wrote, as much as costs `most` or a little more, and makes use of the room that they made. The rest follows in the next turn.
+    /// Sends what clients wrote, up to a cost of `most` or a little more, and uses the space that they freed.
+    /// The rest follows in the next turn.
     pub(super) fn send_queued_datagrams(
         &mut self,
         cx: &mut Context<'_>,
@@ -165,11 +167,11 @@ impl Domain {
         let mut taken = self.sockets[socket as usize].taken;
         let before = taken;
         let mut long = core::mem::take(&mut self.datagram_buffer);
-        // What is pending stands in nobody's way.
+        // A pending error does not delay sending.
         if let Some(error) = cx.udp_take_error(udp) {
             self.publish_udp_error(socket, error);
         }
-        // Whatever is written meanwhile is rung for anew.
+        // Datagrams written meanwhile have a notification of their own.
         let end = taken.wrapping_add(self.region.buffer_bytes() as u64);
         let (mut done, mut rest) = (0, false);
         while taken < end {
@@ -188,7 +190,7 @@ impl Domain {
             };
             let bytes = &mut long[..header.len as usize];
             if stream.peek(taken, HEADER_BYTES, bytes) != Ok(bytes.len()) {
-                // The rest is being written.
+                // The rest of the datagram is being written.
                 break;
             }
             if done >= most {
@@ -205,10 +207,10 @@ impl Domain {
         self.sockets[socket as usize].taken = taken;
         self.charge(done);
         if rest {
-            // The writer hears of room when there is more of it.
+            // The writer is notified of space when there is more of it.
             self.queue_chunked(socket);
         } else if taken != before {
-            // Pairs with the fence of a client that found no room.
+            // Pairs with the fence of a client that found no space.
             fence(Ordering::SeqCst);
             let wants = &self.region.socket(socket).wants_send_space;
             if wants.load(Ordering::Relaxed) != 0 && wants.swap(0, Ordering::Relaxed) != 0 {
@@ -217,17 +219,19 @@ impl Domain {
         }
     }
 
-    /// Sends all that clients wrote, which is not more than the region holds: what is asked for comes behind it. Questions are asked one by one.
+    /// Sends all that clients wrote, which is at most what the region holds, before a request that comes
+    /// after it.
     pub(super) fn send_all_datagrams(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle) {
         if self.sockets[socket as usize].datagram_queue.is_some() {
             self.send_queued_datagrams(cx, socket, udp, usize::MAX);
         }
     }
 
-    /// The last client let go of a UDP socket. What was written is still sent, a portion in a turn. Whether that was all.
+    /// Sends what was written on a socket that lost its last owner, a chunk in each turn. Returns whether all
+    /// was sent.
     pub(super) fn finish_datagrams(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle) -> bool {
         let known = self.socket(socket);
-        // What is written afterwards, by nobody who may, keeps it no longer.
+        // Whatever is written after the first call, by a client that must not, does not keep the socket.
         if !core::mem::replace(&mut known.is_closing, true)
             && known.datagram_queue.is_some()
             && !known.is_unfinished
@@ -237,7 +241,7 @@ impl Domain {
         !self.socket(socket).is_unfinished
     }
 
-    /// The next of those that did not fit into the region.
+    /// Returns the next datagram that did not fit into the region, and removes it if `take` is set.
     pub(super) fn recv_oversize(&mut self, socket: u32, take: bool) -> ChannelReply {
         let mut freed = 0;
         let next = self.sockets[socket as usize].datagram_queue.as_mut().and_then(|post| {
@@ -252,7 +256,7 @@ impl Domain {
         ChannelReply::UdpRecv(next.ok_or(UdpError::WouldBlock))
     }
 
-    /// What waits on a socket goes with it.
+    /// Drops what waits on a socket that is closed.
     pub(super) fn drop_datagram_queue(&mut self, socket: u32) {
         if let Some(post) = self.sockets[socket as usize].datagram_queue.take() {
             let bytes = |(_, data): &(Datagram, Vec<u8>)| data.len();
@@ -261,7 +265,7 @@ impl Domain {
     }
 }
 
-/// Sends one.
+/// Sends one datagram.
 fn send_datagram(
     cx: &mut Context<'_>,
     udp: UdpHandle,
@@ -286,13 +290,13 @@ fn send_datagram(
         (to, _) => cx.udp_send(udp, to, data),
     };
     match sent {
-        // What a device has no room for is lost, as anywhere on the way.
+        // A datagram for which a device has no space is lost, as anywhere on the path.
         Err(UdpError::NoBuffers) => Ok(()),
         result => result,
     }
 }
 
-/// The lowest 32 bits of the microseconds since 1970; one later where they are 0.
+/// Returns the lowest 32 bits of the microseconds since 1970, and 1 where they are 0.
 fn now_us() -> Option<NonZeroU32> {
     let now = clock_gettime(ClockId::Realtime);
     let micros = now.tv_sec.wrapping_mul(1_000_000).wrapping_add(now.tv_nsec / 1000);

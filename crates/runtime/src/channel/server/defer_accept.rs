@@ -1,5 +1,6 @@
-//! Connections that are offered to nobody before they have brought something, or their time is over (`TCP_DEFER_ACCEPT`). Those of a listener stand in a list in
-//! the order in which they came, which is that of their times.
+//! Connections that are not offered before they have received bytes, or their time is over
+//! (`TCP_DEFER_ACCEPT`). Each listener has a list of them in order of arrival, which is the order of their
+//! deadlines.
 
 use super::super::region::LISTENERS_MAX;
 use super::domain::Domain;
@@ -8,12 +9,12 @@ use crate::timers::Timer;
 use core::time::Duration;
 use ginnel_stack::time::Instant;
 
-/// No socket.
+/// Marks the end of a list.
 const NO_SOCKET: u32 = u32::MAX;
-/// The bit of a timer's token that says that it is about these.
+/// Bit of a timer's token: the timer belongs to this module.
 pub(super) const DEFER_TIMER: u64 = 1 << 32;
 
-/// One that waits.
+/// List links of a deferred connection.
 #[derive(Clone, Copy)]
 struct DeferredLink {
     next: u32,
@@ -21,21 +22,21 @@ struct DeferredLink {
     deadline: Instant,
 }
 
-/// Those of one listener.
+/// Deferred connections of one listener.
 #[derive(Clone, Copy)]
 struct DeferredList {
-    /// How long new ones wait at the most; 0 is not at all.
+    /// How long new connections are deferred at most; 0 does not defer them.
     timeout: Duration,
     first: u32,
     last: u32,
     count: usize,
 }
 
-/// All of a domain's. The tables are made when the first listener defers.
+/// Deferred connections of a domain. The tables are allocated when the first listener defers.
 pub(super) struct DeferredAccepts {
     links: Box<[DeferredLink]>,
     lists: Box<[DeferredList]>,
-    /// When the timer runs out that is set.
+    /// The timer that is set, and when it expires.
     timer: Option<(Instant, Timer)>,
 }
 
@@ -72,7 +73,7 @@ impl DeferredAccepts {
         list.count -= 1;
     }
 
-    /// Sees to it that a timer runs out at this time or earlier.
+    /// Makes sure that a timer expires at `at` or earlier.
     fn arm_timer(&mut self, cx: &mut Context<'_>, at: Instant, token: u64) {
         match self.timer {
             Some((set, _)) if set <= at => return,
@@ -85,7 +86,7 @@ impl DeferredAccepts {
         self.timer = timer.map(|timer| (at, timer));
     }
 
-    /// The oldest of a listener, and how long it waits.
+    /// Returns the oldest deferred connection of a listener, and its deadline.
     fn first(&self, listener: usize) -> Option<(u32, Instant)> {
         let first = self.lists[listener].first;
         (first != NO_SOCKET).then(|| (first, self.links[first as usize].deadline))
@@ -93,7 +94,8 @@ impl DeferredAccepts {
 }
 
 impl Domain {
-    /// How long connections that bring nothing wait at a listener from now on. Those that wait already stay as long as they were to.
+    /// Sets how long later connections of a listener are deferred. Connections that are deferred already keep
+    /// their deadline.
     pub(super) fn set_defer_accept(&mut self, number: u32, time: Duration) {
         if time.is_zero() && self.deferred.is_none() {
             return;
@@ -105,12 +107,12 @@ impl Domain {
         }
     }
 
-    /// Connections that wait at a listener and have brought nothing.
+    /// Returns the number of deferred connections of a listener.
     pub(super) fn deferred_count(&self, number: usize) -> usize {
         self.deferred.as_ref().map_or(0, |deferred| deferred.lists[number].count)
     }
 
-    /// A new connection at a listener: whether it waits until it has brought something.
+    /// Defers a new connection if its listener defers. Returns whether it did.
     pub(super) fn defer_connection(&mut self, cx: &mut Context<'_>, number: usize, socket: u32) -> bool {
         let Some(deferred) = &mut self.deferred else { return false };
         let time = deferred.lists[number].timeout;
@@ -119,12 +121,12 @@ impl Domain {
         }
         deferred.push(number, socket, cx.now());
         deferred.arm_timer(cx, cx.now() + time, DEFER_TIMER | u64::from(self.index));
-        // Cannot truncate: there are not as many listeners.
+        // Cannot truncate: there are fewer listeners.
         self.sockets[socket as usize].deferred_at = Some(number as u16);
         true
     }
 
-    /// A connection has brought something: it can be accepted.
+    /// Makes a connection that has received bytes available to be accepted.
     pub(super) fn promote(&mut self, socket: u32) {
         let Some(number) = self.undefer(socket) else { return };
         if let Some(listening) = &mut self.listeners[number] {
@@ -133,7 +135,7 @@ impl Domain {
         }
     }
 
-    /// It does not wait for that any more. Returns the listener.
+    /// Removes a connection from its listener's list. Returns the listener.
     pub(super) fn undefer(&mut self, socket: u32) -> Option<usize> {
         let number = usize::from(self.sockets[socket as usize].deferred_at.take()?);
         if let Some(deferred) = &mut self.deferred {
@@ -142,7 +144,7 @@ impl Domain {
         Some(number)
     }
 
-    /// A connection has ended before it brought anything: nobody hears of it.
+    /// Drops a deferred connection that closed before it received anything; no client learns of it.
     pub(super) fn drop_deferred(&mut self, cx: &mut Context<'_>, socket: u32) {
         let Some(number) = self.undefer(socket) else { return };
         self.sockets[socket as usize].is_pending = false;
@@ -151,7 +153,7 @@ impl Domain {
         }
     }
 
-    /// A listener goes, with those that wait at it.
+    /// Moves the deferred connections of a listener that is closed to `nobodys`.
     pub(super) fn drain_deferred(&mut self, number: usize, nobodys: &mut Vec<u32>) {
         while let Some((socket, _)) = self.deferred.as_ref().and_then(|deferred| deferred.first(number)) {
             self.undefer(socket);
@@ -160,7 +162,7 @@ impl Domain {
         self.set_defer_accept(number as u32, Duration::ZERO);
     }
 
-    /// Those whose time is over can be accepted as they are.
+    /// Makes connections whose deadline has passed available to be accepted.
     pub(super) fn promote_expired(&mut self, cx: &mut Context<'_>) {
         let (now, mut next) = (cx.now(), None::<Instant>);
         for number in 0..LISTENERS_MAX {
@@ -175,7 +177,7 @@ impl Domain {
             }
         }
         if let Some(deferred) = &mut self.deferred {
-            // The one that ran out.
+            // This timer has expired.
             deferred.timer = None;
             if let Some(next) = next {
                 deferred.arm_timer(cx, next, DEFER_TIMER | u64::from(self.index));

@@ -1,4 +1,5 @@
-//! One trust domain: its region, its clients and its sockets. What one domain does costs another nothing but its turn.
+//! One trust domain: its region, its clients and its sockets. What one domain does costs another one nothing
+//! but its turn budget.
 
 use super::super::control::AddressSharing;
 use super::super::doorbells::{NOTIFIED, YieldOutcome};
@@ -26,114 +27,119 @@ use ginnel_stack::udp::{Datagram, UdpError};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Bells of one client answered in a turn, so that one that rings without end does not keep frames waiting.
+/// Notifications of one client that are processed in a turn, so that a client that notifies endlessly does
+/// not delay frames.
 const DOORBELLS_PER_TURN_MAX: usize = 256;
-/// Bytes of one socket that are taken in a turn. What is copied into the engine leaves in the same turn, while it is in the cache; the peer takes it out while more is
-/// copied here; and no socket keeps the others waiting. Datagrams are charged for what they cost ([`Header::cost`](crate::channel::datagram::Header::cost)).
+/// Bytes of one socket that are taken in a turn. What is copied into the engine is sent in the same turn,
+/// while it is in the cache; the peer receives it while more is copied here; and no socket delays the others.
+/// Datagrams are charged at their [`cost`](crate::channel::datagram::DatagramHeader::cost).
 // limit: bytes of a socket in one turn
 pub(super) const CHUNK_BYTES: usize = 128 << 10;
-/// The same for all sockets of a domain: one with many keeps the other domains no longer waiting than one with few.
+/// Bytes of all sockets of a domain that are taken in a turn: a domain with many sockets does not delay the
+/// others longer than one with few.
 // limit: bytes of a domain in one turn
 const TURN_BUDGET_BYTES: usize = 1024 << 10;
-/// What it costs at least to look after a socket, in bytes of a stream.
+/// Least cost of processing a socket, in bytes of a stream.
 const SOCKET_COST_BYTES_MIN: usize = 1024;
-/// The engine's token of a connection: the domain above these bits, the socket in them.
+/// Bits of the socket's number in the engine's token of a connection. The domain's index is above them.
 const SOCKET_BITS: u32 = 24;
 
-/// One listener.
+/// State of a listener.
 pub(super) struct DomainListener {
     pub listener: Listener,
     pub address: SocketAddr,
-    /// With whom others may share the address.
+    /// Rules by which other sockets may share the address.
     pub sharing: AddressSharing,
-    /// Clients that hold it, a bit each.
+    /// Clients that own it, as a bit mask.
     pub owners: u64,
-    /// Descriptors on their way between processes that hold it.
+    /// Number of proxy descriptors that own it.
     pub proxies: u32,
-    /// Connections that nobody took yet.
+    /// Connections that are not offered.
     pub pending: VecDeque<u32>,
-    /// These, and those that are offered.
+    /// Number of connections that are pending, deferred or offered.
     pub unaccepted: u32,
-    /// How many may wait here; the others wait in the engine.
+    /// How many connections may be pending here; further ones wait in the engine.
     pub backlog: usize,
-    /// How many the application asked for.
+    /// The backlog that the application requested, within the domain's limit.
     pub requested_backlog: u32,
     /// Receive buffers of its connections are smaller than the region's.
     pub has_small_recv_buffer: bool,
 }
 
 impl DomainListener {
-    /// More or fewer wait here: the engine must know, as all of them count.
+    /// Sets the number of connections that no client has accepted, and tells the engine, which counts them in
+    /// its backlog.
     pub fn set_unaccepted(&mut self, cx: &mut Context<'_>, kept: u32) {
         self.unaccepted = kept;
         cx.set_backlog(self.listener, self.requested_backlog, kept);
     }
 }
 
-/// One socket.
+/// State of a socket.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DomainSocket {
     pub conn: Option<Conn>,
     pub is_in_use: bool,
     pub generation: u32,
-    /// Clients that hold it, a bit each.
+    /// Clients that own it, as a bit mask.
     pub owners: u64,
-    /// Descriptors on their way between processes that hold it.
+    /// Number of proxy descriptors that own it.
     pub proxies: u32,
-    /// The client and the place where it is offered.
+    /// The client to which it is offered, and the slot.
     pub offer: Option<(u8, u8)>,
-    /// The client that has it at hand, and the place where it lies.
+    /// The client for which it is preallocated, and the slot.
     pub preallocated: Option<(u8, u8)>,
-    /// It waits for somebody to take it.
+    /// It is pending or deferred at a listener.
     pub is_pending: bool,
-    /// It waits at this listener and is offered to nobody yet: see [`super::deferred`].
+    /// The listener at which it is deferred: see [`super::defer_accept`].
     pub deferred_at: Option<u16>,
     pub state_bits: u32,
     /// Positions: bytes received, and bytes taken from clients.
     pub received: u64,
     pub taken: u64,
-    /// The engine holds bytes back for which there was no room.
+    /// The engine holds received bytes back for which the region had no space.
     pub is_recv_blocked: bool,
     /// The engine's send buffer was full.
     pub is_send_blocked: bool,
-    /// Nobody holds it any more: what was written is still sent.
+    /// It has no owner any more: what was written is still sent.
     pub is_closing: bool,
-    /// FIN was asked of the engine.
+    /// FIN was requested of the engine.
     pub is_write_shut: bool,
-    /// Bytes came that nobody was to read any more.
+    /// Bytes arrived after both directions were shut down.
     pub has_late_data: bool,
-    /// Its receive buffer is smaller than the region's: what lies there counts.
+    /// Its receive buffer is smaller than the region's, so unread bytes in the region reduce the advertised
+    /// window.
     pub has_small_recv_buffer: bool,
-    /// Clients want to know how much has left.
+    /// Clients want to know how many bytes were sent.
     pub publishes_sent: bool,
-    /// A client could not write all that it wanted to, though there is room.
+    /// A client waits for acknowledgements although there is space.
     pub awaits_acked: bool,
-    /// Clients want to find urgent bytes in the stream (`SO_OOBINLINE`).
+    /// Clients want urgent bytes to stay in the stream (`SO_OOBINLINE`).
     pub oob_inline: bool,
-    /// It is a UDP socket.
+    /// The engine's socket, if this is a UDP socket.
     pub udp: Option<UdpHandle>,
-    /// Its datagrams go through the region.
+    /// Queued datagrams, if they pass through the region.
     pub datagram_queue: Option<Box<DatagramQueue>>,
-    /// It stands among those that go on in the next turn.
+    /// It is among the sockets that continue in the next turn.
     pub is_unfinished: bool,
-    /// Large buffers that it has: for what comes, and for what goes.
+    /// Large buffers of the incoming and the outgoing direction.
     pub large_buffers: [Option<u32>; 2],
-    /// What the engine sends from there.
+    /// What the engine sends directly from the large buffer.
     pub loan: Option<ZeroCopyLoan>,
 }
 
 /// Datagrams of a socket that are not in the region.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DatagramQueue {
-    /// There was no room.
+    /// Datagrams for which there was no space.
     pub pending: VecDeque<(Datagram, Vec<u8>)>,
-    /// They are too long, and are asked for.
+    /// Datagrams that are too long for the region and have to be requested.
     pub oversize: VecDeque<(Datagram, Vec<u8>)>,
-    /// Errors leave reports in the engine.
+    /// The engine keeps an error queue (`IP_RECVERR`).
     pub recverr: bool,
 }
 
-/// What came on a UDP socket and was not taken yet.
+/// Datagrams and errors of a UDP socket that were not received yet.
 pub(super) type UdpBacklog = VecDeque<Result<(Datagram, Vec<u8>), UdpError>>;
 
 /// The stack's side of one region.
@@ -142,68 +148,71 @@ pub(super) struct Domain {
     pub region: Arc<Region>,
     /// Wakes the shard.
     pub wake: Arc<EventFd>,
-    /// It was made for processes that came through the door, and goes with them.
+    /// It was created for processes that attached through the broker, and is removed when they are gone.
     pub is_for_processes: bool,
     pub clients: Vec<Option<ClientState>>,
-    /// Numbers of clients that there are, a bit each.
+    /// Numbers of present clients, as a bit mask.
     pub client_mask: u64,
-    /// Listeners at which somebody may wait, a bit each.
+    /// Listeners that may have pending connections, as a bit mask.
     pub pending_listeners: u64,
     pub sockets: Vec<DomainSocket>,
     pub socket_slots: SlotAllocator,
     /// Large buffers that no socket has.
     pub large_buffer_pool: LargeBufferPool,
-    /// Sockets that go on in the next turn: those for which nothing was left of this one, and behind them those of which a portion was taken.
+    /// Sockets that continue in the next turn: those for which the turn had no budget, and then those of
+    /// which a chunk was taken.
     pub unfinished: VecDeque<u32>,
     pub chunked: Vec<u32>,
-    /// What is left of this turn, in bytes.
+    /// Rest of this turn's budget, in bytes.
     pub turn_budget: usize,
-    /// Sockets that had little room because of what they lent.
+    /// Sockets that have little send space because of zero-copy loans.
     pub short_of_send_space: Vec<u32>,
-    /// Turns that those have waited.
+    /// Turns for which those sockets have waited.
     pub send_space_wait_turns: u32,
-    /// How many clients have at hand.
+    /// Preallocated sockets of all clients.
     pub preallocated_count: usize,
-    /// How many were free at first.
+    /// Number of sockets that the domain may have.
     sockets_max: usize,
     pub listeners: Vec<Option<DomainListener>>,
     pub offer_timeout: Duration,
     pub backlog_max: usize,
-    /// UDP sockets by the engine's handles: their numbers here, and what waits on them.
+    /// UDP sockets by the engine's handles: their numbers here, and what was not received yet.
     pub udp: HashMap<UdpHandle, (u32, UdpBacklog)>,
-    /// Bytes of datagrams that wait, and how many may.
+    /// Bytes of queued datagrams, and their limit.
     pub datagram_bytes: usize,
     pub datagram_bytes_max: usize,
-    /// Connections that have brought nothing yet, where listeners want them to.
+    /// Deferred connections, once a listener defers.
     pub deferred: Option<Box<DeferredAccepts>>,
-    /// A timer is set for offers that are out.
+    /// A timer is set for outstanding offers.
     pub is_offer_timer_set: bool,
-    /// Some listener could not take all that came.
+    /// A listener could not take all connections of the engine's accept queue.
     pub is_accept_stalled: bool,
-    /// Clients are workers of one program: who listens where another does shares its listener.
+    /// Clients are workers of one program: a worker that listens on another one's address shares the
+    /// listener.
     pub shares_listeners: bool,
-    /// The client that was offered a connection last.
+    /// The client that got the last offer.
     pub distributed_to: usize,
-    /// A client that said that it is on the shard's CPU had all of its last turn. If there are other domains, the next sleep is theirs.
+    /// A client that claimed to run on the shard's CPU used its whole last time slice. If there are other
+    /// domains, this domain is skipped at the next sleep.
     pub is_penalised: bool,
-    /// Room for a datagram, once there are UDP sockets.
+    /// Buffer for one datagram, once there are UDP sockets.
     pub datagram_buffer: Box<[u8]>,
     pub stats: ChannelStats,
 }
 
-/// How far what a client wrote was moved.
+/// How far bytes that a client wrote were moved to the engine.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ForwardOutcome {
     All,
-    /// More than one turn may move.
+    /// There is more than one turn may move.
     Chunk,
-    /// The engine took no more.
+    /// The engine accepted no more.
     Blocked,
-    /// There is more than can be.
+    /// A client claims more bytes than are possible.
     Violation,
 }
 
-/// Numbers of the bits that are set, from the lowest on.
+/// Returns the numbers of the bits that are set, in ascending order.
 pub(super) fn set_bits(mut bits: u64) -> impl Iterator<Item = usize> {
     core::iter::from_fn(move || {
         let number = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
@@ -212,7 +221,8 @@ pub(super) fn set_bits(mut bits: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Clients said that a record ends there. How many bytes behind those that were taken it still has; `None` if it is at its end.
+/// Handles the end of a record that clients set at position `end`. Returns how many bytes after position
+/// `taken` the record still has; `None` if its end is reached.
 #[cold]
 fn reach_record(
     cx: &mut Context<'_>,
@@ -226,20 +236,21 @@ fn reach_record(
             if at_once.is_some() {
                 cx.end_record(conn);
             }
-            // Unless there is another by now. One that was passed before it was written is none.
+            // Fails if clients have set another end by now. An end that was passed before it was set is
+            // ignored.
             let _ = words.record_end.compare_exchange(end, 0, Ordering::AcqRel, Ordering::Relaxed);
             None
         }
     }
 }
 
-/// The domain and the socket of a token.
+/// Returns the domain and the socket of a token.
 pub(super) fn split_token(token: u32) -> (usize, u32) {
     ((token >> SOCKET_BITS) as usize, token & ((1 << SOCKET_BITS) - 1))
 }
 
 impl Domain {
-    /// A domain without clients.
+    /// Creates a domain without clients.
     pub fn new(index: u8, config: &ChannelConfig, comes_and_goes: bool) -> std::io::Result<Self> {
         let region = Region::create(config)?;
         let sockets = region.sockets();
@@ -280,22 +291,23 @@ impl Domain {
         })
     }
 
-    /// What the domain's timers carry.
+    /// Returns the token of the domain's timers.
     pub fn token(&self) -> u64 {
         self.index.into()
     }
 
-    /// Sockets in use: connections, and those that clients still hold after their end.
+    /// Returns the number of sockets in use: connections, and sockets that clients still own after their
+    /// connection closed.
     pub fn sockets_in_use(&self) -> usize {
         self.sockets_max - self.socket_slots.free_count() - self.preallocated_count
     }
 
-    /// Sockets that it may have.
+    /// Returns the number of sockets that the domain may have.
     pub fn sockets_max(&self) -> usize {
         self.sockets_max
     }
 
-    /// Nobody will ever use it again, and nothing of it is under way.
+    /// Returns whether no process will ever use the domain again, and nothing of it is in flight.
     pub fn is_unused(&self) -> bool {
         self.is_for_processes
             && self.sockets_in_use() == 0
@@ -307,25 +319,25 @@ impl Domain {
         &mut self.sockets[socket as usize]
     }
 
-    /// The socket of a connection, if it is this number.
+    /// Returns the number if the socket of this number has this connection.
     pub fn socket_of(&self, socket: u32, conn: Conn) -> Option<u32> {
         let known = self.sockets.get(socket as usize)?;
         (known.conn == Some(conn)).then_some(socket)
     }
 
-    /// Sockets that have been used at any time.
+    /// Returns the sockets that were ever used.
     pub fn used_sockets(&mut self) -> &mut [DomainSocket] {
         &mut self.sockets[..self.socket_slots.high_water()]
     }
 
-    /// A socket cannot be had: there are as many as the domain may have.
+    /// Returns whether no socket is free, and counts the refusal.
     pub fn is_full(&mut self) -> bool {
         let full = self.socket_slots.free_count() == 0;
         self.stats.sockets_refused += u64::from(full);
         full
     }
 
-    /// A socket for a new connection.
+    /// Allocates a socket for a new connection.
     pub(super) fn open_socket(&mut self, cx: &mut Context<'_>, conn: Conn, bits: u32) -> Option<u32> {
         let socket = self.socket_slots.allocate()?;
         let generation = self.socket(socket).generation;
@@ -342,7 +354,7 @@ impl Domain {
         Some(socket)
     }
 
-    /// The socket is that of a connection.
+    /// Attaches a connection to a socket.
     pub(super) fn attach_conn(&mut self, cx: &mut Context<'_>, conn: Conn, socket: u32) {
         self.socket(socket).conn = Some(conn);
         if let Ok(ends) = cx.endpoints(conn) {
@@ -352,13 +364,13 @@ impl Domain {
         let _ = cx.set_token(conn, u32::from(self.index) << SOCKET_BITS | socket);
     }
 
-    /// Tells all who hold it.
+    /// Notifies all owners of a socket.
     #[inline]
     pub(super) fn notify_owners(&mut self, socket: u32) {
         let known = &self.sockets[socket as usize];
         let mut holders = known.owners;
         if let Some((client, _)) = known.offer {
-            // It may have been taken, and the client learnt of nothing since.
+            // The client may have accepted the offer without having been notified since.
             holders |= 1 << client;
         }
         while holders != 0 {
@@ -378,7 +390,7 @@ impl Domain {
         self.notify_owners(socket);
     }
 
-    /// A client wrote what cannot be.
+    /// Aborts a connection because a client wrote an invalid value.
     pub(super) fn abort_for_violation(&mut self, cx: &mut Context<'_>, socket: u32) {
         self.stats.violations += 1;
         if let Some(conn) = self.socket(socket).conn {
@@ -386,13 +398,13 @@ impl Domain {
         }
     }
 
-    /// Something was done that cost as much as so many bytes of a stream.
+    /// Charges the turn's budget with what costs as much as `bytes` bytes of a stream.
     #[inline]
     pub(super) fn charge(&mut self, bytes: usize) {
         self.turn_budget = self.turn_budget.saturating_sub(bytes);
     }
 
-    /// Does what clients asked for, as far as it goes.
+    /// Does what clients requested for a socket, as far as the turn's budget allows.
     pub(super) fn process_socket(&mut self, cx: &mut Context<'_>, socket: u32) {
         if self.turn_budget == 0 {
             self.queue_unstarted(socket);
@@ -411,17 +423,19 @@ impl Domain {
         };
         let words = self.region.socket(socket);
         let requests = words.requests.load(Ordering::Acquire);
-        // Behind the requests, as clients wish before they ask. For what is wished later they ring once more.
+        // Read after the requests, as clients set options before they make requests. Options that are set
+        // later have a notification of their own.
         let wishes = words.pending_options.load(Ordering::Acquire) != 0;
         let close = requests & request::CLOSE != 0 || known.is_closing;
-        // As on Linux: the peer must learn that not all was read.
+        // As on Linux: the peer has to learn that not all bytes were read.
         if requests & request::ABORT != 0 || close && self.has_unread(socket) {
-            // What was written before leaves before.
+            // What was written before is sent before.
             self.forward(cx, socket, conn, usize::MAX);
             let _ = cx.abort(conn);
             return;
         }
-        // First, for it must not depend on the other direction: an application that writes back what it reads has both full.
+        // Done first, for it must not depend on the other direction: an application that echoes what it reads
+        // has both directions full.
         if core::mem::take(&mut self.socket(socket).is_recv_blocked) {
             cx.resume_reading(conn);
         }
@@ -449,13 +463,13 @@ impl Domain {
         }
     }
 
-    /// Sets options that clients want.
+    /// Applies options that clients have set.
     fn apply_options(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn, when: OptionOrder) {
-        // As many as there are kinds, whatever clients write meanwhile.
+        // At most once for each kind, whatever clients write meanwhile.
         for _ in 0..pending_options::OPTION_KINDS {
             let Some(option) = pending_options::take_next(self.region.socket(socket), when) else { return };
             if let TcpOption::OobInline(on) = option {
-                // Clients do that themselves.
+                // Clients handle this option themselves.
                 self.socket(socket).oob_inline = on;
                 continue;
             }
@@ -465,36 +479,38 @@ impl Domain {
             if let TcpOption::NotSentLowat(bytes) = option {
                 self.socket(socket).publishes_sent = bytes != 0;
                 self.publish_sent(cx, socket, conn);
-                // There may be room by the new bound, or only now is known how much there is (`sk_write_space`).
+                // The new limit may leave space, or only now the amount of space is known (`sk_write_space`).
                 self.notify_owners(socket);
             }
-            // What cannot be the client has refused, unless it keeps to no rules; a connection that is over needs no options. What may be but needs a right the client has refused, too: one that keeps
-            // to no rules gets the priority 7 instead of 6, which everybody may have.
+            // A well-behaved client has refused invalid options, and a closed connection needs none. It has
+            // also refused options for which a privilege is needed; a client that breaks the rules can set
+            // the priority 7 instead of 6, which everybody may set.
             if matches!(cx.set_option(conn, option), Err(OptionError::Invalid | OptionError::TooMany)) {
                 self.stats.options_refused += 1;
             }
         }
     }
 
-    /// Whether a receive buffer of so many bytes is smaller than the region's, so that what lies there is more than it should hold.
+    /// Returns whether a receive buffer is smaller than the region's, so that unread bytes in the region
+    /// exceed it.
     pub(super) fn is_small_recv_buffer(&self, recv_buffer_bytes: Option<u32>) -> bool {
         recv_buffer_bytes.is_some_and(|bytes| (bytes as usize) < self.region.buffer_bytes())
     }
 
-    /// Notes how much of what clients wrote has left.
+    /// Publishes how many bytes that clients wrote were sent.
     fn publish_sent(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) {
         let sent = self.sockets[socket as usize].taken.saturating_sub(cx.not_sent(conn).into());
         self.region.socket(socket).sent.store(sent, Ordering::Release);
     }
 
-    /// Bytes that clients wrote and the engine has not taken.
+    /// Returns how many bytes that clients wrote the engine has not taken.
     pub(super) fn untaken_bytes(&self, socket: u32) -> u32 {
         let stream = self.region.stream(socket, Direction::Outgoing);
         let waiting = stream.readable(self.sockets[socket as usize].taken).unwrap_or(0);
         u32::try_from(waiting).unwrap_or(u32::MAX)
     }
 
-    /// What clients have not read is not free for the peer.
+    /// Tells the engine how many bytes clients have not read, which reduces the advertised window.
     fn update_unread(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) {
         let words = self.region.socket(socket);
         words.wants_recv_space.store(1, Ordering::Relaxed);
@@ -505,14 +521,15 @@ impl Domain {
         cx.set_unread(conn, held.min(self.region.buffer_bytes() as u64) as u32);
     }
 
-    /// Whether a client left bytes unread. A position that cannot be counts as unread.
+    /// Returns whether clients left bytes unread. An invalid position counts as unread bytes.
     pub(super) fn has_unread(&self, socket: u32) -> bool {
         let known = &self.sockets[socket as usize];
         let stream = self.region.stream(socket, Direction::Incoming);
         known.is_recv_blocked || stream.unread(known.received) != Ok(0)
     }
 
-    /// Moves what clients wrote to the engine, `most` bytes or a little more. Whether that was all; the rest follows in the next turn.
+    /// Moves what clients wrote to the engine, `most` bytes or a little more. Returns whether that was all;
+    /// the rest follows in the next turn.
     pub(super) fn forward(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn, most: usize) -> bool {
         let (mut moved, mut filled, mut done) = (false, false, 0);
         let Self { region, sockets, stats, .. } = self;
@@ -520,7 +537,7 @@ impl Domain {
         let mut taken = known.taken;
         let end = loop {
             let Ok(waiting) = stream.readable(taken) else { break ForwardOutcome::Violation };
-            // To be looked at behind the position, as clients write it before they write on.
+            // Read after the position, as clients set the end of a record before they write on.
             let record = match words.record_end.load(Ordering::Acquire) {
                 0 => None,
                 end => reach_record(cx, words, conn, (end, taken)),
@@ -530,7 +547,7 @@ impl Domain {
             }
             filled |= waiting >= region.buffer_bytes();
             if done >= most {
-                // The writer hears of room when there is more of it.
+                // The writer is notified of space when there is more of it.
                 moved = false;
                 break ForwardOutcome::Chunk;
             }
@@ -544,7 +561,8 @@ impl Domain {
                         (cx.send_with(conn, count, continues, copy), count)
                     }
                 };
-            // After an end of the stream nothing can be sent any more: it is dropped, as the client is about to learn.
+            // After the end of the stream nothing can be sent: the bytes are dropped, as the client is about
+            // to learn.
             let accepted = accepted.unwrap_or(count);
             if known.loan.is_some() {
                 stream.advance_taken(&mut taken, accepted);
@@ -558,7 +576,7 @@ impl Domain {
                 break ForwardOutcome::Blocked;
             }
             if count == waiting && record.is_none() {
-                // For what came meanwhile there is a bell behind this one.
+                // Bytes written meanwhile have a notification of their own.
                 break ForwardOutcome::All;
             }
         };
@@ -582,10 +600,10 @@ impl Domain {
         end == ForwardOutcome::All
     }
 
-    /// Tells a client that waits for it that there is room to write.
+    /// Notifies a client that waits for send space.
     #[inline]
     pub(super) fn notify_send_space(&mut self, socket: u32) {
-        // Pairs with the fence of a client that found no room.
+        // Pairs with the fence of a client that found no space.
         fence(Ordering::SeqCst);
         let wants = &self.region.socket(socket).wants_send_space;
         if wants.load(Ordering::Relaxed) != 0 && wants.swap(0, Ordering::Relaxed) != 0 {
@@ -593,7 +611,7 @@ impl Domain {
         }
     }
 
-    /// The last client let go of it.
+    /// Closes a socket if it has no owner any more.
     pub(super) fn close_if_unowned(&mut self, cx: &mut Context<'_>, socket: u32) {
         let known = self.socket(socket);
         if known.owners != 0
@@ -633,7 +651,7 @@ impl Domain {
         self.accept_more(cx);
     }
 
-    /// Listeners that could not take all may have room again.
+    /// Accepts connections for listeners that could not take all before.
     pub(super) fn accept_more(&mut self, cx: &mut Context<'_>) {
         if !core::mem::take(&mut self.is_accept_stalled) {
             return;
@@ -648,7 +666,8 @@ impl Domain {
         }
     }
 
-    /// Urgent data were announced, or came. All bytes go into the region, as clients may read in front of the mark much later.
+    /// Records that urgent data was announced or arrived. All bytes go into the region, as clients may read
+    /// up to the mark much later.
     pub(super) fn urgent(&mut self, cx: &mut Context<'_>, conn: Conn, socket: u32, urgent: UrgentData) {
         // Only a stale handle can be refused.
         let _ = cx.set_option(conn, TcpOption::OobInline(true));
@@ -660,13 +679,13 @@ impl Domain {
         self.notify_owners(socket);
     }
 
-    /// Tells of something that is no byte of a stream.
+    /// Notifies owners of an event that is not a byte of a stream.
     pub(super) fn notify_oob_event(&mut self, socket: u32) {
         self.region.socket(socket).oob_events.fetch_add(1, Ordering::Relaxed);
         self.notify_owners(socket);
     }
 
-    /// Wakes the clients that sleep and were rung.
+    /// Wakes clients that sleep and were notified.
     fn wake_clients(&mut self) {
         for number in set_bits(self.client_mask) {
             if let Some(client) = &mut self.clients[number]
@@ -677,7 +696,7 @@ impl Domain {
         }
     }
 
-    /// For no socket in particular: whoever waits looks again.
+    /// Notifies all clients without a particular socket, so that clients that wait look again.
     pub fn notify_all(&mut self) {
         for (number, client) in self.clients.iter_mut().enumerate() {
             if let Some(client) = client {
@@ -686,14 +705,14 @@ impl Domain {
         }
     }
 
-    /// Answers what clients rang for. Returns how many bells.
+    /// Processes the notifications of clients. Returns how much was done.
     pub fn work(&mut self, cx: &mut Context<'_>) -> usize {
         self.turn_budget = TURN_BUDGET_BYTES;
         let continued = self.resume_unfinished(cx);
         let members = set_bits(self.client_mask);
         let answered: usize =
             members.map(|number| self.handle_doorbells(cx, number, DOORBELLS_PER_TURN_MAX)).sum();
-        // Who wants room can wait as long as there is something to do, for the peer acknowledges meanwhile.
+        // Writers that want space can wait while there is other work, for the peer acknowledges meanwhile.
         let roomier = if self.short_of_send_space.is_empty() {
             0
         } else {
@@ -704,20 +723,21 @@ impl Domain {
         continued + answered + roomier
     }
 
-    /// Whether the shard may sleep as far as this domain is concerned. From now on bells wake it.
+    /// Makes notifications wake the shard. Returns whether the shard may sleep as far as this domain is
+    /// concerned.
     pub fn before_sleep(&mut self) -> bool {
         let region = &self.region;
         if !self.unfinished.is_empty() || !self.chunked.is_empty() {
             return false;
         }
-        // All of them, also behind one that has rung.
+        // All clients have to be prepared, even if one has notified.
         set_bits(self.client_mask).fold(true, |quiet, number| {
             let client = self.clients[number].as_mut();
             client.is_none_or(|c| c.from_client.before_sleep(region.to_stack(number))) && quiet
         })
     }
 
-    /// Whether a client is at work on `cpu`. `alone`: there is no other domain.
+    /// Returns whether a client runs on `cpu`. `alone`: there is no other domain with clients.
     pub fn has_client_running_on(&self, cpu: usize, alone: bool) -> bool {
         (alone || !self.is_penalised)
             && set_bits(self.client_mask).any(|number| {
@@ -728,10 +748,12 @@ impl Domain {
             })
     }
 
-    /// Leaves `cpu` to the clients that are at work on it. Says whether there are any, or `None` if the shard has work itself.
+    /// Yields `cpu` to the clients that run on it. Returns whether there are any, or `None` if the shard has
+    /// work itself.
     ///
-    /// Where a client is only it knows. One that says that it is here and is not, and rings in each turn to have the next, would keep everybody's frames waiting all the time. So with
-    /// other domains beside it (`alone`: there are none) a domain that had all of a turn has no part in the next sleep.
+    /// Only a client knows where it runs. A client that falsely claims to run on `cpu`, and notifies in each
+    /// turn to get the next yield, would delay everybody's frames all the time. So if there are other domains
+    /// (`alone` is false), a domain that used its whole time slice is skipped at the next sleep.
     pub fn yield_cpu(&mut self, cpu: usize, alone: bool) -> Option<bool> {
         if self.is_penalised && !alone {
             return Some(false);
@@ -741,7 +763,7 @@ impl Domain {
         for number in set_bits(self.client_mask) {
             let Some(client) = &mut self.clients[number] else { continue };
             let (up, down) = (region.to_stack(number), region.to_client(number));
-            // Whatever a client writes there, it can have a turn only while it does something.
+            // Whatever a client writes there, the shard yields to it only while it appears to be active.
             client.is_idle &= !down.words.is_asleep();
             if client.is_idle || region.client_cpu(number) != Some(cpu) {
                 continue;
@@ -758,7 +780,8 @@ impl Domain {
         Some(given)
     }
 
-    /// Whether a client has woken the shard. `ran_out`: clients that had a turn had all of it.
+    /// Ends a sleep. Returns whether a client has woken the shard. `ran_out`: the yield lasted for its full
+    /// time.
     pub fn after_sleep(&mut self, ran_out: bool) -> bool {
         let region = &self.region;
         region.set_cpu(rustix::thread::sched_getcpu());
@@ -819,12 +842,12 @@ impl Domain {
         let (known, (words, stream, _)) =
             (&mut self.sockets[socket as usize], self.region.socket_and_streams(socket));
         if known.is_closing {
-            // Nobody will ever read it.
+            // Nobody will ever read the bytes.
             let _ = cx.abort(conn);
             return data.len();
         }
         if known.is_write_shut && words.requests.load(Ordering::Relaxed) & request::SHUTDOWN_READ != 0 {
-            // The peer must learn that they were lost.
+            // The peer has to learn that the bytes were lost.
             known.has_late_data = true;
             let _ = cx.abort(conn);
             return data.len();
@@ -874,7 +897,7 @@ impl Domain {
     }
 
     pub fn closed(&mut self, cx: &mut Context<'_>, socket: u32, reason: CloseReason) {
-        // To a program that shut both directions it is as if the peer had done so.
+        // For a program that shut down both directions, it is as if the peer had reset the connection.
         let reason = if self.socket(socket).has_late_data { CloseReason::Reset } else { reason };
         self.add_state(socket, closed_bits(reason));
         self.drop_deferred(cx, socket);

@@ -1,5 +1,5 @@
-//! Reports of errors about datagrams, for those who ask (`IP_RECVERR`). They stay in the engine until they are taken; the socket's word says that there are
-//! some.
+//! Error queues of UDP sockets (`IP_RECVERR`). Their entries stay in the engine until they are taken; a bit
+//! of the socket's error word says that there are some.
 
 use super::domain::Domain;
 use crate::channel::datagram::{HAS_EXTENDED_ERRORS, error_to_word};
@@ -8,11 +8,11 @@ use crate::context::Context;
 use ginnel_stack::handle::UdpHandle;
 use ginnel_stack::udp::{UdpError, UdpExtendedError};
 
-/// Most bytes that an ICMP message quotes of a datagram that are handed out (RFC 4443 §2.4 (c)).
+/// Most bytes of a quoted datagram that are passed on (RFC 4443 §2.4 (c)).
 const QUOTE_BYTES_MAX: usize = 1280;
 
 impl Domain {
-    /// The clients of a socket want reports, or no more.
+    /// Switches the error queue of a socket on or off.
     pub(super) fn set_recverr(&mut self, socket: u32, wants: bool) {
         if let Some(post) = &mut self.sockets[socket as usize].datagram_queue {
             post.recverr = wants;
@@ -22,13 +22,13 @@ impl Domain {
         }
     }
 
-    /// The bit that says that there are reports, if a socket has got an error and keeps them.
+    /// Returns the bit that says that there are entries, if the socket has an error queue.
     pub(super) fn extended_error_bit(&self, socket: u32) -> u32 {
         let post = self.sockets.get(socket as usize).and_then(|known| known.datagram_queue.as_ref());
         if post.is_some_and(|post| post.recverr) { HAS_EXTENDED_ERRORS } else { 0 }
     }
 
-    /// What came of a datagram, which is answered; the stack may have left a report of it.
+    /// Handles the result of a send request; the engine may have queued an entry for it.
     pub(super) fn record_send_result(
         &mut self,
         socket: u32,
@@ -52,7 +52,8 @@ impl Domain {
         Ok(Box::new((report, known)))
     }
 
-    /// A report was taken, or there was none: what is pending now (`sock_dequeue_err_skb`).
+    /// Publishes the pending error and the state of the queue after an entry was taken
+    /// (`sock_dequeue_err_skb`).
     pub(super) fn publish_error_queue(
         &mut self,
         socket: u32,
@@ -67,7 +68,7 @@ impl Domain {
         match report.next_error {
             Some(next) => word.store(error_to_word(next) | more, Ordering::Release),
             None if report.offender.is_some() => word.store(more, Ordering::Release),
-            // A report of the stack's own leaves alone what is pending.
+            // An entry of local origin leaves the pending error alone.
             None if more == 0 => {
                 word.fetch_and(!HAS_EXTENDED_ERRORS, Ordering::Relaxed);
             }

@@ -1,16 +1,18 @@
-//! Those that move much. Large buffers: a direction that fills its own gets one of a common stock, until the connection ends.
+//! Sockets that move much data: large buffers, and fairness among sockets.
 //!
-//! So a connection that moves much wakes the other side once for many bytes, while the memory of one that does not stays what it was. The stock is bounded, and lies in the region,
-//! where nothing that a client writes can make it larger.
+//! A direction that fills its own buffer gets a large one from a pool until the connection ends. A connection
+//! that moves much data then wakes the other side once for many bytes, while the memory of other connections
+//! stays small. The pool is limited and lies in the region; nothing that a client writes can enlarge it.
 //!
-//! What was written is taken in portions, one in a turn, and a domain's are bounded together: whoever had no part of this turn goes first in the next.
+//! What clients wrote is taken in chunks, one in each turn, and a domain has one budget for all its sockets.
+//! Sockets that got nothing in this turn come first in the next one.
 
 use super::super::region::Direction;
 use super::domain::{Domain, DomainSocket};
 use crate::context::Context;
 use ginnel_stack::handle::Conn;
 
-/// Numbers of the buffers that nobody has, the one that was used last on top: its pages are there.
+/// Numbers of free buffers. The last one was used most recently, so its pages are allocated.
 pub(super) type LargeBufferPool = Vec<u32>;
 
 pub(super) fn direction_index(direction: Direction) -> usize {
@@ -21,14 +23,14 @@ pub(super) fn direction_index(direction: Direction) -> usize {
 }
 
 impl DomainSocket {
-    /// It has a large buffer in this direction.
+    /// Returns whether the socket has a large buffer in this direction.
     fn has_large(&self, direction: Direction) -> bool {
         self.large_buffers[direction_index(direction)].is_some()
     }
 }
 
 impl Domain {
-    /// A direction was full: it may go on with more as soon as it is empty.
+    /// Gives a direction that was full a large buffer, which the writer uses as soon as all bytes were read.
     #[inline]
     pub(super) fn ensure_large_buffer(
         &mut self,
@@ -50,7 +52,7 @@ impl Domain {
             Direction::Incoming => recv,
             Direction::Outgoing => send,
         };
-        // A program that has fixed the size of its buffers does not want more to wait (`SOCK_RCVBUF_LOCK`).
+        // A program that has limited its buffers does not want more bytes to be queued (`SOCK_RCVBUF_LOCK`).
         if count == 0 || (limit as usize) < bytes {
             return;
         }
@@ -63,7 +65,7 @@ impl Domain {
         }
     }
 
-    /// More was written than is taken in a turn.
+    /// Queues a socket of which this turn has taken a chunk.
     #[cold]
     pub(super) fn queue_chunked(&mut self, socket: u32) {
         if self.mark_unfinished(socket) {
@@ -71,7 +73,7 @@ impl Domain {
         }
     }
 
-    /// The domain had all of its turn.
+    /// Queues a socket for which this turn has no budget left.
     #[cold]
     pub(super) fn queue_unstarted(&mut self, socket: u32) {
         if self.mark_unfinished(socket) {
@@ -79,25 +81,26 @@ impl Domain {
         }
     }
 
-    /// A socket is left for the next turn. Whether it was not already.
+    /// Marks a socket to be continued in the next turn. Returns whether it was not marked yet.
     fn mark_unfinished(&mut self, socket: u32) -> bool {
         let is_new = !core::mem::replace(&mut self.sockets[socket as usize].is_unfinished, true);
         self.stats.chunks += u64::from(is_new);
         is_new
     }
 
-    /// Goes on with what the turn before left, in the order in which it was left. Returns with how many sockets.
+    /// Continues with the sockets that the previous turn left, in the order in which it left them. Returns
+    /// how many.
     #[inline]
     pub(super) fn resume_unfinished(&mut self, cx: &mut Context<'_>) -> usize {
         let mut continued = 0;
         self.unfinished.extend(self.chunked.drain(..));
-        // What is left anew waits for the next turn.
+        // Sockets that are left again wait for the next turn.
         for _ in 0..self.unfinished.len() {
             if self.turn_budget == 0 {
                 break;
             }
             let Some(socket) = self.unfinished.pop_front() else { break };
-            // It may be another connection's by now, which does no harm.
+            // The socket may have another connection by now, which does no harm.
             self.sockets[socket as usize].is_unfinished = false;
             self.process_socket(cx, socket);
             continued += 1;
@@ -105,12 +108,12 @@ impl Domain {
         continued
     }
 
-    /// Large buffers that sockets have.
+    /// Returns the number of large buffers in use.
     pub(super) fn large_buffers_in_use(&self) -> usize {
         self.region.large().0 as usize - self.large_buffer_pool.len()
     }
 
-    /// The socket is nobody's any more.
+    /// Returns the large buffers of a socket that is freed to the pool.
     pub(super) fn free_large_buffers(&mut self, socket: u32) {
         let large = core::mem::take(&mut self.sockets[socket as usize].large_buffers);
         self.large_buffer_pool.extend(large.into_iter().flatten());

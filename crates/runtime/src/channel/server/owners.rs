@@ -1,4 +1,5 @@
-//! Who holds what: clients that come, multiply and go, and descriptors between them (docs/adr/0012-holders-and-placeholders.md).
+//! Ownership: clients that attach, fork and detach, and proxy descriptors
+//! (docs/adr/0012-holders-and-placeholders.md).
 
 use super::client_state::ClientState;
 use super::domain::Domain;
@@ -9,7 +10,7 @@ use crate::channel::region::{LISTENERS_MAX, OFFERS_MAX};
 use crate::context::Context;
 
 impl Domain {
-    /// A new client: its number. `None`: there are as many as there may be.
+    /// Admits a client and returns its number. `None` if all numbers are in use.
     pub(super) fn admit(&mut self, wake: ClientWaker) -> Option<usize> {
         let Some(number) = self.clients.iter().position(Option::is_none) else {
             self.stats.clients_refused += 1;
@@ -21,8 +22,8 @@ impl Domain {
         Some(number)
     }
 
-    /// A client is about to become two, or to start another program: a number for the new one, which holds from now on what the first holds, of
-    /// that only `kept` if it says so.
+    /// Admits the client of a child process or of a program to be executed. It owns what the parent owns, or
+    /// the sockets in `kept` that the parent owns.
     pub(super) fn fork(
         &mut self,
         cx: &mut Context<'_>,
@@ -55,13 +56,14 @@ impl Domain {
         Some(child.trailing_zeros() as usize)
     }
 
-    /// What a client did before it asked is in its ring and in its places for offers.
+    /// Processes what a client did before it sent a request: its notifications and accepted offers.
     fn drain_client(&mut self, cx: &mut Context<'_>, number: usize) {
         self.handle_doorbells(cx, number, usize::MAX);
         (0..OFFERS_MAX).for_each(|place| self.complete_accept(cx, number, place));
     }
 
-    /// The clients that hold a thing, and how many descriptors between them do. `None` if there is no such thing any more.
+    /// Returns the clients that own a socket, and how many proxy descriptors do. `None` if the socket does
+    /// not exist any more.
     fn owners_of(&mut self, thing: SocketId) -> Option<(&mut u64, &mut u32)> {
         match thing {
             SocketId::Socket { socket, generation } => {
@@ -76,7 +78,8 @@ impl Domain {
         }
     }
 
-    /// A descriptor holds these things, all of which the client holds, from now on. False, and nothing has changed, if it does not.
+    /// Makes a proxy descriptor an owner of these sockets. Returns false, and changes nothing, if the client
+    /// does not own all of them.
     pub(super) fn add_proxy(&mut self, cx: &mut Context<'_>, client: usize, things: &[SocketId]) -> bool {
         self.drain_client(cx, client);
         let held =
@@ -91,9 +94,10 @@ impl Domain {
         held
     }
 
-    /// A client got such a descriptor: it holds what that holds.
+    /// Makes a client that received a proxy descriptor an owner of the descriptor's sockets. Returns false,
+    /// and changes nothing, if a proxy descriptor does not own all of them.
     pub(super) fn own_via_proxy(&mut self, cx: &mut Context<'_>, client: usize, things: &[SocketId]) -> bool {
-        // It may have let go of one before it got this one.
+        // The client may have released one of the sockets before it received the descriptor.
         self.drain_client(cx, client);
         let held = things.iter().all(|thing| self.owners_of(*thing).is_some_and(|(_, p)| *p > 0));
         if held && self.clients.get(client).is_some_and(Option::is_some) {
@@ -107,7 +111,7 @@ impl Domain {
         false
     }
 
-    /// The last copy of such a descriptor is gone.
+    /// Removes a proxy descriptor, whose last copy is gone, from the owners of its sockets.
     pub(super) fn release_proxy(&mut self, cx: &mut Context<'_>, things: &[SocketId]) {
         for thing in things {
             let Some((_, placeholders)) = self.owners_of(*thing) else { continue };
@@ -119,12 +123,12 @@ impl Domain {
         }
     }
 
-    /// Forgets a client. What it alone held is closed, and what it had locked is open.
+    /// Removes a client. What it alone owned is closed, and the locks that it held are released.
     pub(super) fn detach(&mut self, cx: &mut Context<'_>, number: usize) {
         if self.clients.get(number).is_none_or(Option::is_none) {
             return;
         }
-        // A bell of its last moment may say that it took a connection, or let go of one.
+        // A notification of its last moment may say that it accepted or released a connection.
         self.drain_client(cx, number);
         for place in 0..OFFERS_MAX {
             self.revoke_offer(number, place);
@@ -139,14 +143,14 @@ impl Domain {
             if !self.socket(socket).is_in_use {
                 continue;
             }
-            // Also of a socket that it has let go of, in another thread.
+            // Also for a socket that another thread of the client has released.
             lock::unlock_for_dead(&self.region.socket(socket).lock, number);
             let known = self.socket(socket);
             if known.owners & 1 << number == 0 {
                 continue;
             }
             known.owners &= !(1 << number);
-            // It may have written and not rung.
+            // The client may have written without a notification.
             self.process_socket(cx, socket);
             self.close_if_unowned(cx, socket);
         }

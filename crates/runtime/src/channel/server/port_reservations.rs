@@ -1,5 +1,6 @@
-//! Addresses that programs reserved with `bind` before they listen or connect. The rules are Linux's (`inet_csk_bind_conflict`), but connections
-//! that are open or in TIME_WAIT keep nobody from binding: what they would collide with is refused when it is opened.
+//! Addresses that programs reserved with `bind` before they listen or connect. The rules are those of Linux
+//! (`inet_csk_bind_conflict`), except that open connections and connections in TIME_WAIT do not prevent a
+//! bind: a collision with them is refused when a connection is opened.
 
 use super::ChannelServer;
 use crate::channel::control::{AddressSharing, Reservation, ReserveError};
@@ -13,35 +14,35 @@ use core::ops::RangeInclusive;
 struct PortReservation {
     address: SocketAddr,
     sharing: AddressSharing,
-    /// Whose it is.
+    /// The client that made it: see [`owner_id`].
     owner: u32,
 }
 
-/// What the stack chooses from.
+/// Parameters of a reservation that the stack determines.
 #[derive(Clone, Debug)]
 pub(super) struct PortChoice {
-    /// Port 0 stands for one of these,
+    /// The range from which a port is chosen for port 0.
     pub ephemeral: RangeInclusive<u16>,
-    /// looked for from this one on.
+    /// Offset in the range at which the search begins.
     pub start: u64,
-    /// Reservations at a time.
+    /// Limit of the number of reservations.
     pub max: usize,
 }
 
-/// A client of a domain.
+/// Returns the owner ID of a client of a domain.
 pub(super) fn owner_id(domain: usize, client: usize) -> u32 {
-    // Cannot truncate: both are 64 at the most.
+    // Cannot truncate: both are at most 64.
     (domain as u32) << 8 | client as u32
 }
 
-/// All reservations of a stack's shard. Binding is rare, so they are simply looked through.
+/// All reservations on a stack's shard. Binding is rare, so they are searched linearly.
 #[derive(Debug, Default)]
 pub(super) struct PortReservations {
     entries: Vec<Option<PortReservation>>,
 }
 
 impl PortReservations {
-    /// Reserves an address beside those on which somebody listens.
+    /// Reserves an address. `listening` are the addresses on which there are listeners.
     pub fn reserve(
         &mut self,
         (address, sharing): (SocketAddr, AddressSharing),
@@ -57,7 +58,7 @@ impl PortReservations {
             let count = u64::from(ephemeral.end() - ephemeral.start()) + 1;
             let ports = (0..count).map(|n| ephemeral.start() + ((start + n) % count) as u16);
             let mut ports = ports.map(|port| SocketAddr::new(address.ip(), port));
-            // A port that nobody asked for is shared with nobody.
+            // A port that was chosen by the stack is not shared.
             let alone = AddressSharing { reuse_address: false, reuse_port: false, ..sharing };
             ports.find(|address| free(self, *address, alone)).ok_or(ReserveError::InUse)?
         };
@@ -80,7 +81,7 @@ impl PortReservations {
         sharing: AddressSharing,
         listening: &[(SocketAddr, AddressSharing)],
     ) -> bool {
-        // Also one whose reservation went with the process that made it.
+        // Covers listeners whose reservation was released with the process that made it.
         let listeners = listening.iter().map(|(at, other)| (*at, *other, true));
         let reserved = self.entries.iter().flatten().map(|other| (other.address, other.sharing, false));
         listeners.chain(reserved).any(|(at, other, listens)| {
@@ -93,7 +94,7 @@ impl PortReservations {
         })
     }
 
-    /// Gives up a reservation of this holder.
+    /// Gives up a reservation, if this owner made it.
     pub fn release(&mut self, number: u32, holder: u32) {
         if let Some(entry) = self.entries.get_mut(number as usize)
             && entry.is_some_and(|entry| entry.owner == holder)
@@ -102,7 +103,7 @@ impl PortReservations {
         }
     }
 
-    /// The holder is gone.
+    /// Gives up all reservations of an owner that is gone.
     pub fn release_all(&mut self, holder: u32) {
         for entry in self.entries.iter_mut().filter(|entry| entry.is_some_and(|e| e.owner == holder)) {
             *entry = None;
@@ -134,7 +135,7 @@ impl ChannelServer {
     }
 }
 
-/// Whether two local addresses have something in common.
+/// Returns whether two local addresses overlap.
 fn overlap(one: IpAddr, one_v6_only: bool, other: IpAddr, other_v6_only: bool) -> bool {
     match (one, other) {
         (IpAddr::V6(v6), IpAddr::V4(_)) => v6.is_unspecified() && !one_v6_only,
@@ -213,7 +214,7 @@ mod tests {
             (0..3).map(|_| reserve(&mut ports, "0.0.0.0:0", REUSE).unwrap().address.port()).collect();
         assert_eq!(chosen, [1001, 1002, 1000]);
         assert_eq!(reserve(&mut ports, "0.0.0.0:0", REUSE), Err(ReserveError::InUse));
-        // Of somebody else.
+        // Of another owner.
         ports.release(1, 7);
         assert_eq!(reserve(&mut ports, "0.0.0.0:0", REUSE), Err(ReserveError::InUse));
         ports.release(1, 1);

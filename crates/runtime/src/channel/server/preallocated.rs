@@ -1,4 +1,5 @@
-//! Sockets that clients have at hand, to open connections with and ask nothing (docs/adr/0018-connecting-without-a-question.md).
+//! Preallocated sockets, with which clients open connections without a request
+//! (docs/adr/0018-connecting-without-a-question.md).
 
 use super::client_state::ClientState;
 use super::domain::{Domain, DomainSocket};
@@ -15,12 +16,12 @@ use ginnel_stack::events::CloseReason;
 use ginnel_stack::options::ConnectOptions;
 
 impl Domain {
-    /// Whether there are so many free sockets that those that clients have at hand keep none from connections that come.
+    /// Returns whether enough sockets are free that preallocated ones do not prevent incoming connections.
     fn has_spare_sockets(&self) -> bool {
         self.socket_slots.free_count() > self.sockets_max() / 2 + PREALLOCATED_MAX
     }
 
-    /// Gives a client in another process, which has opened a connection, as many as it may have.
+    /// Fills the slots of a client in another process, which has opened a connection.
     pub(super) fn preallocate(&mut self, client: usize) {
         if !matches!(&self.clients[client], Some(ClientState { wake: ClientWaker::Process(_), .. })) {
             return;
@@ -30,7 +31,7 @@ impl Domain {
         }
     }
 
-    /// Puts one into a place where there is none.
+    /// Puts a preallocated socket into an empty slot.
     fn preallocate_slot(&mut self, client: usize, place: usize) {
         let plenty = self.has_spare_sockets();
         let Some(served) =
@@ -42,7 +43,7 @@ impl Domain {
         served.preallocated[place] = Some(socket);
         self.preallocated_count += 1;
         let generation = self.socket(socket).generation;
-        // Cannot truncate: clients and places are 64 at the most.
+        // Cannot truncate: there are at most 64 clients and slots.
         let blank = Some((client as u8, place as u8));
         *self.socket(socket) =
             DomainSocket { is_in_use: true, generation, preallocated: blank, ..DomainSocket::default() };
@@ -57,7 +58,8 @@ impl Domain {
         );
     }
 
-    /// Opens a connection with a socket that its client rang for, if it asks for that, and lays out another.
+    /// Opens a connection with a preallocated socket of which its client has notified, if the client requests
+    /// that, and refills the slot.
     pub(super) fn connect_preallocated(
         &mut self,
         cx: &mut Context<'_>,
@@ -87,7 +89,7 @@ impl Domain {
         }
     }
 
-    /// What lies in a place is a client's no more.
+    /// Takes the socket out of a client's slot.
     fn take_preallocated(&mut self, client: usize, place: usize) -> Option<u32> {
         let socket = self.clients[client].as_mut()?.preallocated[place].take()?;
         self.preallocated_count -= 1;
@@ -95,7 +97,7 @@ impl Domain {
         Some(socket)
     }
 
-    /// Takes all back from a client that goes.
+    /// Frees all preallocated sockets of a client that detaches.
     pub(super) fn free_preallocated(&mut self, cx: &mut Context<'_>, client: usize) {
         for place in 0..PREALLOCATED_MAX {
             if let Some(socket) = self.take_preallocated(client, place) {

@@ -1,4 +1,4 @@
-//! What clients ask for: by bells, and by requests, which are rare and get an answer.
+//! Work that clients request: by doorbells, and by rare requests that get a reply.
 
 use super::domain::Domain;
 use crate::channel::control::{ChannelReply, ChannelRequest, LinkInfo, StackCounters};
@@ -8,7 +8,7 @@ use crate::error::Error;
 use ginnel_stack::error::{ConnectError, SendError, Stale};
 
 impl Domain {
-    /// Answers bells of a client, `most` at the most and no more than its ring holds. Returns how many.
+    /// Processes at most `most` notifications of a client, and no more than its ring holds. Returns how many.
     pub(super) fn handle_doorbells(&mut self, cx: &mut Context<'_>, number: usize, most: usize) -> usize {
         let most = most.min(self.sockets.len());
         let mut answered = 0;
@@ -31,7 +31,7 @@ impl Domain {
         answered
     }
 
-    /// Answers one bell.
+    /// Processes one notification.
     fn handle_doorbell(&mut self, cx: &mut Context<'_>, number: usize, socket: u32, why: u8) {
         let Some(known) = self.sockets.get(socket as usize) else {
             self.stats.violations += 1;
@@ -58,18 +58,18 @@ impl Domain {
             known.owners &= !bit;
             self.close_if_unowned(cx, socket);
             if is_connection && self.socket(socket).is_closing {
-                // It was the last, and what was written before it was released is done.
+                // The client was the last owner, and what it wrote before the release is processed.
                 return;
             }
         }
-        // One that had its part of this turn goes on in the next, however often it rings.
+        // A socket that got its share of this turn continues in the next one, however often it notifies.
         if !self.socket(socket).is_unfinished {
-            // Also what was written before it was released.
+            // Also processes what was written before a release.
             self.process_socket(cx, socket);
         }
     }
 
-    /// Does what a client asks for.
+    /// Handles a request of a client.
     pub(in crate::channel) fn handle_request(
         &mut self,
         cx: &mut Context<'_>,
@@ -80,7 +80,7 @@ impl Domain {
             let known = server.sockets.get(socket as usize)?;
             known.conn.filter(|_| known.owners & 1 << number != 0)
         };
-        // What it did before it asked is in its ring.
+        // What the client did before the request is in its ring.
         self.handle_doorbells(cx, number, usize::MAX);
         match asked {
             ChannelRequest::Listen(at, options) => {
@@ -89,7 +89,7 @@ impl Domain {
             ChannelRequest::ListenExclusive(at, options) => {
                 ChannelReply::Listen(self.listen(cx, number, at, options, true))
             }
-            // These are the whole stack's, not a domain's.
+            // Reservations belong to the stack, not to a domain: `ChannelServer` handles them.
             ChannelRequest::Reserve(..) | ChannelRequest::Unreserve(_) => ChannelReply::Done,
             ChannelRequest::DeferAccept(listener, time) => {
                 self.set_defer_accept(listener, time);
@@ -140,7 +140,7 @@ impl Domain {
             ChannelRequest::SendableWithin(socket, len, (unsent, queued)) => {
                 ChannelReply::SendableWithin(match held(self, socket) {
                     Some(conn) => {
-                        // What was written before stands in front of it.
+                        // What was written before counts first.
                         self.process_socket(cx, socket);
                         let ahead = self.untaken_bytes(socket);
                         let most = (unsent.saturating_sub(ahead), queued.saturating_sub(ahead));
@@ -156,7 +156,7 @@ impl Domain {
                 })
             }
             ChannelRequest::SendUrgent(socket, bytes) => ChannelReply::SendUrgent(match held(self, socket) {
-                // It stands behind what was written before.
+                // The urgent bytes come after what was written before.
                 Some(conn) if self.forward(cx, socket, conn, usize::MAX) => cx.send_urgent(conn, &bytes),
                 Some(_) => Err(SendError::Full),
                 None => Err(SendError::Stale),

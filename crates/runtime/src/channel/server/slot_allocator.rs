@@ -1,6 +1,7 @@
-//! Numbers of sockets that are free.
+//! The allocator of socket numbers.
 
-/// The lowest are given out first, and one that comes back is the next: where few sockets are in use at once, few were ever used.
+/// Allocates the number that was freed last, and otherwise the lowest one: where few sockets are in use at a
+/// time, few were ever used.
 #[derive(Debug)]
 pub(super) struct SlotAllocator {
     free: Vec<u32>,
@@ -9,35 +10,35 @@ pub(super) struct SlotAllocator {
 }
 
 impl SlotAllocator {
-    /// Numbers below `count`, all of them free.
+    /// Creates an allocator of the numbers below `count`, all of them free.
     pub fn new(count: usize) -> Self {
-        // Cannot truncate: the configuration has fewer.
+        // Cannot truncate: the configuration limits the count.
         Self { free: (0..count as u32).rev().collect(), high_water: 0 }
     }
 
-    /// How many are free.
+    /// Returns how many numbers are free.
     pub fn free_count(&self) -> usize {
         self.free.len()
     }
 
-    /// Those below this one may have been used.
+    /// Returns the limit below which numbers were used.
     pub fn high_water(&self) -> usize {
         self.high_water
     }
 
-    /// The one that is given out next.
+    /// Returns the number that is allocated next.
     pub fn peek(&self) -> Option<u32> {
         self.free.last().copied()
     }
 
-    /// Gives it out.
+    /// Allocates a number.
     pub fn allocate(&mut self) -> Option<u32> {
         let number = self.free.pop()?;
         self.high_water = self.high_water.max(number as usize + 1);
         Some(number)
     }
 
-    /// One that was given out is free again.
+    /// Frees a number.
     pub fn release(&mut self, number: u32) {
         self.free.push(number);
     }

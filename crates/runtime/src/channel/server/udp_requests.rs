@@ -1,4 +1,5 @@
-//! UDP sockets of clients: each datagram is a question and an answer.
+//! UDP sockets of clients that send and receive each datagram with a request, and other requests about UDP
+//! sockets.
 
 use super::domain::{Domain, DomainSocket};
 use crate::channel::control::{ChannelReply, UdpRequest};
@@ -9,7 +10,7 @@ use ginnel_stack::handle::UdpHandle;
 use ginnel_stack::udp::{Datagram, UdpError};
 use std::collections::VecDeque;
 
-/// Datagrams that wait on a UDP socket.
+/// Datagrams that may be queued on a UDP socket.
 const DATAGRAMS_MAX: usize = 256;
 
 impl Domain {
@@ -25,7 +26,7 @@ impl Domain {
             known.udp.filter(|_| held)
         };
         let to = |server: &Self, socket| known(server, socket).ok_or(UdpError::Stale);
-        // What was written before goes before, and as things were then.
+        // What was written before the request is sent before it, under the conditions of that time.
         if let UdpRequest::Connect(socket, _)
         | UdpRequest::SetOptions(socket, _)
         | UdpRequest::SendWith(socket, ..)
@@ -114,7 +115,8 @@ impl Domain {
             UdpRequest::Local(socket) => {
                 ChannelReply::UdpLocal(to(self, socket).and_then(|udp| cx.udp_local(udp)))
             }
-            // The client releases its number afterwards. Who has datagrams in the region only does that, and they are still sent.
+            // The client releases the number afterwards. A client whose datagrams pass through the region
+            // only releases, and they are still sent.
             UdpRequest::Close(socket) => ChannelReply::Udp(to(self, socket).and_then(|udp| {
                 self.drop_datagram_queue(socket.index());
                 self.socket(socket.index()).udp = None;
@@ -124,13 +126,13 @@ impl Domain {
         }
     }
 
-    /// A UDP socket goes, and with it what waits on it.
+    /// Drops the datagrams that are queued on a UDP socket that is closed.
     pub(super) fn drop_datagrams(&mut self, udp: UdpHandle) {
         let Some((_, waiting)) = self.udp.remove(&udp) else { return };
         self.datagram_bytes -= waiting.iter().flatten().map(|(_, data)| data.len()).sum::<usize>();
     }
 
-    /// A datagram or an error came. Whether it was for this domain.
+    /// Queues a datagram or an error. Returns whether the socket belongs to this domain.
     pub(super) fn deliver_datagram(
         &mut self,
         udp: UdpHandle,

@@ -1,7 +1,8 @@
-//! Waking clients, and being woken by them, across a boundary of trust.
+//! Wake-ups across a trust boundary.
 //!
-//! Whoever holds a descriptor of an eventfd can make it block, fill it and empty it, for all who hold it. So the stack never reads nor writes
-//! one that a process has: it is woken by the edge, and wakes over one end of a pair of sockets that is its own.
+//! Every process that has a descriptor of an eventfd can make it block, fill it and drain it for all others.
+//! So the stack never reads or writes an eventfd that another process has: clients wake it through
+//! edge-triggered epoll, and it wakes them through its own end of a socket pair.
 
 use crate::wait::EventFd;
 use rustix::event::{Timespec, epoll};
@@ -11,9 +12,9 @@ use std::sync::Arc;
 
 /// Wakes one client.
 pub(super) enum ClientWaker {
-    /// In a thread of this process.
+    /// A thread of this process.
     Thread(Arc<EventFd>),
-    /// In another process, which has the other end.
+    /// Another process, which has the other end of this socket.
     Process(OwnedFd),
 }
 
@@ -21,13 +22,14 @@ impl ClientWaker {
     pub fn signal(&self) {
         match self {
             Self::Thread(event) => event.signal(),
-            // If there is no room it has not taken earlier ones, and is awake or will be; if it is gone nobody need wake.
+            // If the socket is full, the client has not read earlier wake-ups and is or will be awake; if the
+            // client is gone, nobody needs to be woken.
             Self::Process(end) => drop(send(end, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL)),
         }
     }
 }
 
-/// What wakes the shard: one descriptor for all domains of processes.
+/// Wakes the shard: one epoll descriptor for the domains of all processes.
 pub(super) struct DomainEpoll(OwnedFd);
 
 impl DomainEpoll {
@@ -35,19 +37,19 @@ impl DomainEpoll {
         Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
     }
 
-    /// Is woken by this one, too, until it is closed for good.
+    /// Adds the descriptor of a domain, until all its copies are closed.
     pub fn add(&self, domain: &EventFd, index: u8) -> std::io::Result<()> {
         let data = epoll::EventData::new_u64(index.into());
         Ok(epoll::add(&self.0, domain.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::ET)?)
     }
 
-    /// No more. Closing ours is not enough while a process has it.
+    /// Removes the descriptor of a domain. Closing it would not suffice while a process has a copy.
     pub fn remove(&self, domain: &EventFd) {
-        // It was added.
+        // The descriptor was added.
         let _ = epoll::delete(&self.0, domain.as_fd());
     }
 
-    /// Forgets what woke the shard until now. What comes later wakes it anew.
+    /// Discards events so far. Later ones wake the shard again.
     pub fn clear(&self) {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut events =

@@ -1,9 +1,13 @@
-//! Bytes that the engine sends from where a client has written them: those of a large buffer, in which they stay until the peer has acknowledged them. So they are copied once less.
+//! Zero-copy loans: the engine sends bytes directly from the large buffer in which a client wrote them, where
+//! they stay until the peer has acknowledged them. This saves one copy.
 //!
-//! A client may write there at any time. What it changes before it is acknowledged is what its own peer gets; nothing here reads it.
+//! A client may write there at any time. What it changes before the acknowledgement is what its own peer
+//! receives; nothing here reads the bytes.
 //!
-//! Room in front of bytes that are not acknowledged is given back when they are. Where that takes longer than the client takes to fill the buffer, it would wait, which it would not if they were
-//! copied: so they are, as soon as a client wants room and the shard has nothing else to do for its domain. Then it costs what copying at first would have.
+//! The space of lent bytes is freed when they are acknowledged. If that takes longer than the client takes to
+//! fill the buffer, the client would have to wait, which it would not if the bytes were copied. So they are
+//! copied as soon as a client wants space and the shard has nothing else to do for its domain, at the cost
+//! that copying them at first would have had.
 
 use super::super::ChannelStats;
 use super::super::region::{Direction, Region};
@@ -18,25 +22,25 @@ use ginnel_stack::handle::Conn;
 use ginnel_stack::tcp::source::{Source, SourceId};
 use std::sync::Arc;
 
-/// Fewer bytes are copied: they would keep room for longer than copying them takes.
+/// Fewer bytes are copied: lending them would occupy space for longer than copying takes.
 const LOAN_BYTES_MIN: usize = 16 << 10;
 
-/// So many turns those wait at the most that want room while there is always something to do for others: about a millisecond.
+/// Turns for which clients wait for space at most while there is other work: about a millisecond.
 const SEND_SPACE_WAIT_TURNS_MAX: u32 = 32;
 
-/// What a socket has lent to the engine.
+/// A loan of a socket to the engine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ZeroCopyLoan {
     source: SourceId,
-    /// Position behind the last byte that was lent.
+    /// Position after the last byte that was lent.
     end: u64,
-    /// Position before which room was given back.
+    /// Position before which space was freed.
     returned: u64,
-    /// It stands among those that have little room.
+    /// It is among the sockets that are short of send space.
     is_short_of_send_space: bool,
 }
 
-/// A large buffer.
+/// A large buffer as a source of the engine.
 struct LargeBufferSource {
     region: Arc<Region>,
     number: u32,
@@ -57,7 +61,8 @@ impl Source for LargeBufferSource {
     }
 }
 
-/// Lends the engine up to `count` bytes that wait from position `taken` on: how many it took, and of how many. `None`: they are to be copied.
+/// Lends the engine up to `count` bytes that follow position `taken`. Returns how many it accepted, and how
+/// many it was offered. `None` if the bytes have to be copied.
 #[inline]
 pub(super) fn send_zero_copy(
     cx: &mut Context<'_>,
@@ -71,7 +76,7 @@ pub(super) fn send_zero_copy(
     if count < LOAN_BYTES_MIN || !cx.is_engine_local() {
         return None;
     }
-    // Another ring than its own a client can only have by writing what it must not.
+    // The number differs only if a client wrote an invalid ring number.
     let (_, at, together) = stream.locate_in_large(taken).filter(|(of, ..)| *of == number)?;
     let lent = match &mut known.loan {
         Some(lent) => lent,
@@ -90,12 +95,12 @@ pub(super) fn send_zero_copy(
 }
 
 impl Domain {
-    /// Gives back the room of what the peer has acknowledged. Whether it is worth while to tell a writer.
+    /// Frees the space of acknowledged bytes. Returns whether it is worthwhile to notify a writer.
     pub(super) fn return_acked(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) -> bool {
         let known = &mut self.sockets[socket as usize];
         let Some(lent) = &mut known.loan else { return false };
         let acked = known.taken.saturating_sub(cx.queued(conn));
-        // Behind what was lent nothing has to stay.
+        // After what was lent, nothing has to stay.
         let back = if acked.max(lent.returned) >= lent.end { known.taken } else { acked.max(lent.returned) };
         let moved = back > lent.returned;
         if moved {
@@ -113,7 +118,8 @@ impl Domain {
         moved && !is_cramped
     }
 
-    /// Makes room if there was nothing else to do in this turn, or has been for long. `done`: how much there was.
+    /// Frees send space if there was no other work in this turn, or for many turns. `done` is the work of
+    /// this turn. Returns for how many sockets.
     #[cold]
     pub(super) fn reclaim_send_space_in_time(&mut self, cx: &mut Context<'_>, done: usize) -> usize {
         self.send_space_wait_turns += 1;
@@ -124,14 +130,15 @@ impl Domain {
         self.reclaim_send_space(cx)
     }
 
-    /// Copies what was lent where a client wants more room than there is, until half of the buffer is free. Returns for how many.
+    /// Copies lent bytes of sockets whose clients want more space than there is, until half of the buffer is
+    /// free. Returns for how many sockets.
     fn reclaim_send_space(&mut self, cx: &mut Context<'_>) -> usize {
         let (mut count, half) = (0, self.region.large().1 as u64 / 2);
         while let Some(socket) = self.short_of_send_space.pop() {
             let known = &mut self.sockets[socket as usize];
             let (Some(conn), Some(lent)) = (known.conn, &mut known.loan) else { continue };
             lent.is_short_of_send_space = false;
-            // Pairs with the fence of a client that found no room, and then rings.
+            // Pairs with the fence of a client that found no space, and then notifies.
             fence(Ordering::SeqCst);
             let wants = &self.region.socket(socket).wants_send_space;
             if known.taken - lent.returned <= half || wants.load(Ordering::Relaxed) == 0 {
@@ -151,7 +158,7 @@ impl Domain {
         count
     }
 
-    /// The socket is nobody's any more, and its connection over: nothing is sent from there.
+    /// Ends the loan of a socket that is freed: its connection is closed, so nothing is sent from the buffer.
     pub(super) fn end_loan(&mut self, cx: &mut Context<'_>, socket: u32) {
         if let Some(lent) = self.sockets[socket as usize].loan.take() {
             cx.release_source(lent.source);
