@@ -1,4 +1,4 @@
-//! From a configuration to a shard.
+//! Builds a shard from a configuration.
 
 use crate::channel::control::SameThread;
 use crate::channel::remote::RemoteEngine;
@@ -35,7 +35,7 @@ use ginnel_stack::time::Instant;
 use ginnel_stack::wire::MacAddr;
 use std::sync::{Arc, Mutex};
 
-/// Collects what a shard is made of.
+/// Collects the parts of a shard.
 #[must_use]
 pub struct ShardBuilder<H> {
     config: Config,
@@ -51,13 +51,13 @@ pub struct ShardBuilder<H> {
     local_delivery: bool,
 }
 
-/// Which part of the thread arrangement a shard is.
+/// The part of the thread arrangement that a shard is.
 pub(crate) struct ThreadPosition {
     pub(crate) role: Role,
-    /// Which of several shards it is, or belongs to.
+    /// Index of the shard that it is, or to which it belongs.
     pub(crate) shard: u8,
-    /// The way in for other threads, if there is one already. One of several shards that has its application beside it has two: this is the
-    /// application's.
+    /// The command channel for other threads, if there is one already. A member of several shards whose
+    /// application has a shard of its own has two channels: this is the application's.
     pub(crate) commands: Option<(Commander, Mailbox)>,
 }
 
@@ -67,7 +67,7 @@ impl Default for ThreadPosition {
     }
 }
 
-/// What one of several shards is given beside its handler.
+/// What one of several shards gets besides its handler.
 pub(crate) struct ShardMember {
     pub(crate) index: u8,
     pub(crate) count: u8,
@@ -79,7 +79,7 @@ pub(crate) struct ShardMember {
 }
 
 impl Shard<()> {
-    /// Starts to build a shard: `Shard::builder(config).handler(application).build()`.
+    /// Begins to build a shard: `Shard::builder(config).handler(application).build()`.
     pub fn builder(config: Config) -> ShardBuilder<()> {
         ShardBuilder {
             config,
@@ -98,7 +98,7 @@ impl Shard<()> {
 }
 
 impl<H> ShardBuilder<H> {
-    /// The application.
+    /// Sets the application.
     pub fn handler<T: Handler>(self, handler: T) -> ShardBuilder<T> {
         let Self {
             config,
@@ -128,58 +128,61 @@ impl<H> ShardBuilder<H> {
         }
     }
 
-    /// Supplies the device of this name of the configuration. A memory device must be supplied, others are opened where none is.
+    /// Supplies the device of this name in the configuration. A memory device has to be supplied; other
+    /// devices are opened if they are not.
     pub fn device(mut self, name: impl Into<String>, device: Device) -> Self {
         self.devices.push((name.into(), device));
         self
     }
 
-    /// The application's engine is the one at the other end of this channel, in another thread. Such a shard has no devices, links and routes of
-    /// its own: those of the configuration are left alone.
+    /// Makes the shard use the engine at the other end of this channel, in another thread. Such a shard has
+    /// no devices, links and routes of its own and ignores those of the configuration.
     pub fn channel(mut self, client: Client) -> Self {
         self.channel = Some(client);
         self.position.role = Role::Application;
         self
     }
 
-    /// A fixed seed, for simulations. Without one the kernel's random numbers are taken: sequence numbers, ports and cookies must
-    /// not be predictable.
+    /// Sets a fixed seed, for simulations. Without one, the kernel's random numbers are used: sequence
+    /// numbers, ports and cookies must not be predictable.
     pub fn seed(mut self, seed: [u8; 32]) -> Self {
         self.seed = Some(seed);
         self
     }
 
-    /// Shows the shard to other processes, as the one called `label` of its stack. Not for simulations: it does I/O.
+    /// Publishes the shard's counters to other processes, with the name `label` within its stack. Not for
+    /// simulations: this does I/O.
     pub fn published(mut self, presence: Option<Arc<PublishedStack>>, label: impl Into<String>) -> Self {
         self.published = presence.map(|presence| (presence, label.into()));
         self
     }
 
-    /// What the stack sends to an address of its own comes back to it, as on a host: without this, it has no route there. Implied by `loopback = "stack"`.
+    /// Makes packets that the stack sends to its own addresses return to it, as on a host; without this there
+    /// is no route to them. Implied by `loopback = "stack"`.
     pub fn delivers_locally(mut self, on: bool) -> Self {
         self.local_delivery = on;
         self
     }
 
-    /// One of several shards.
+    /// Makes the shard one of several.
     pub(crate) fn member(mut self, member: Option<ShardMember>) -> Self {
         self.member = member;
         self
     }
 
-    /// Which part of the thread arrangement this is, if it is not a shard by itself.
+    /// Sets the part of the thread arrangement, if this is not a shard by itself.
     pub(crate) fn position(mut self, place: ThreadPosition) -> Self {
         self.position = place;
         self
     }
 
-    /// The shard behind this one, through which it reaches the engine.
+    /// Sets the shard through which this one reaches the engine.
     pub(crate) fn co_shard(mut self, beside: CoShard) -> Self {
         self.co_shard = Some(beside);
         self
     }
 
-    /// The time at which a simulation starts. Without one it is the machine's clock.
+    /// Sets the time at which a simulation starts. Without it, the machine's clock is used.
     pub fn now(mut self, now: Instant) -> Self {
         self.now = Some(now);
         self
@@ -187,10 +190,10 @@ impl<H> ShardBuilder<H> {
 }
 
 impl<H: Handler> ShardBuilder<H> {
-    /// Opens the devices, sets up links and routes. Nothing is received or sent before the shard runs.
+    /// Opens the devices, and sets up links and routes. Nothing is received or sent before the shard runs.
     ///
     /// # Errors
-    /// The first key of the configuration that cannot be used, or the device that cannot be opened.
+    /// Returns the first key of the configuration that cannot be used, or the device that cannot be opened.
     pub fn build(self) -> Result<Shard<H>, Error> {
         self.config.validate()?;
         if self.member.is_none() && self.config.shards.count > 1 {
@@ -205,7 +208,7 @@ impl<H: Handler> ShardBuilder<H> {
         self.build_with_placement()
     }
 
-    /// The same for a part of an arrangement.
+    /// Builds a shard, and the stack's shard if `shard.placement` separates the two.
     pub(crate) fn build_with_placement(mut self) -> Result<Shard<H>, Error> {
         if self.config.shard.placement != Placement::Inline && self.channel.is_none() {
             self.add_co_shard()?;
@@ -213,7 +216,7 @@ impl<H: Handler> ShardBuilder<H> {
         self.build_shard()
     }
 
-    /// A shard for the stack, which this one reaches through a channel.
+    /// Builds the stack's shard, which this one reaches through a channel.
     fn add_co_shard(&mut self) -> Result<(), Error> {
         let stack = ShardBuilder {
             config: self.config.clone(),
@@ -269,7 +272,7 @@ impl<H: Handler> ShardBuilder<H> {
             stack,
             timers: Timers::new(now, self.config.shard.timers_max),
             commander: commander.clone(),
-            // Each worker draws numbers of its own.
+            // Each worker has its own sequence of random numbers.
             rng: Random::new(u64::from_le_bytes(first_eight(&seed)) ^ u64::from(worker) << 32),
             stats: ShardStats::default(),
             resume_reading: Vec::new(),
@@ -308,7 +311,7 @@ impl<H: Handler> ShardBuilder<H> {
 }
 
 impl<H> ShardBuilder<H> {
-    /// An engine with its devices, links and routes.
+    /// Builds an engine with its devices, links and routes.
     fn build_engine(
         &mut self,
         seed: &[u8; 32],
@@ -345,7 +348,7 @@ impl<H> ShardBuilder<H> {
     }
 }
 
-/// The way in for other threads, and its end.
+/// Creates the channel through which other threads send commands.
 pub(crate) fn command_channel(config: &Config) -> Result<(Commander, Mailbox), Error> {
     command::mailbox(config.shard.commands_max as usize)
         .map_err(|e| Error::io("event descriptor of the mailbox", e))
@@ -388,10 +391,10 @@ fn add_links(stack: &mut Stack, config: &Config, ports: &[RxPort]) -> Result<Vec
     Ok(links)
 }
 
-/// Name of the link from the stack to itself.
+/// Name of the loopback link.
 const LOOPBACK_LINK: &str = "lo";
 
-/// A link over which the stack reaches itself.
+/// Adds a link on which the stack's packets return to it.
 fn add_loopback_link(stack: &mut Stack, loopback: Loopback) -> Result<RxPort, Error> {
     let Device { rx, tx } = memory::loopback(LOOPBACK_RING_BYTES);
     let id = stack.add_port(tx);
@@ -409,10 +412,11 @@ fn add_loopback_link(stack: &mut Stack, loopback: Loopback) -> Result<RxPort, Er
     Ok(RxPort { id, name: LOOPBACK_LINK.into(), rx, is_gone: false, rx_frames: 0, rx_bytes: 0 })
 }
 
-/// Room for what is on its way from the stack to itself: some 30 of the longest packets.
+/// Capacity of the loopback link: some 30 of the longest packets.
 const LOOPBACK_RING_BYTES: usize = 2 << 20;
 
-/// The engine names links and routes by their contents; a file's author knows them by their place.
+/// Replaces the key of an engine's error, which names a link or route by its contents, by its position in the
+/// file.
 fn with_table_key(e: ConfigError, table: String) -> ConfigError {
     let key = match e.key.rsplit_once('.') {
         Some((_, key)) if e.key.starts_with("link.") => format!("{table}.{key}"),
@@ -438,7 +442,7 @@ pub(crate) fn random_seed() -> Result<[u8; 32], Error> {
     let mut seed = [0; 32];
     let filled = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
         .map_err(|e| Error::io("random numbers of the kernel", e))?;
-    // Up to 256 bytes always come at once.
+    // The kernel always returns up to 256 bytes at once.
     debug_assert_eq!(filled, seed.len());
     Ok(seed)
 }

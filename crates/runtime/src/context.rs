@@ -1,4 +1,4 @@
-//! What a handler can do.
+//! The interface through which a handler acts on its shard.
 
 use crate::command::Commander;
 use crate::engine::Engine;
@@ -22,7 +22,7 @@ use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
 use ginnel_stack::udp::{Datagram, UdpError, UdpExtendedError, UdpOptions, UdpSendParams};
 
-/// Everything of a shard but its devices and its handler.
+/// Everything of a shard except its devices and its handler.
 pub(crate) struct ShardCore {
     pub(crate) now: Instant,
     pub(crate) stack: Engine,
@@ -30,20 +30,21 @@ pub(crate) struct ShardCore {
     pub(crate) rng: Random,
     pub(crate) commander: Commander,
     pub(crate) stats: ShardStats,
-    /// Connections whose handler wants to be shown what it left unread.
+    /// Connections whose handler asked for unread bytes to be delivered again.
     pub(crate) resume_reading: Vec<Conn>,
     /// The connection whose `closed` is running, and its token.
     pub(crate) closing: Option<(Conn, u32)>,
-    /// The connection whose handler is being shown buffered bytes, and how many. They count as read if it closes meanwhile, as they do where they lie in a frame.
+    /// The connection whose buffered bytes are being delivered, and how many. They count as read if the
+    /// handler closes the connection meanwhile, as bytes in a frame do.
     pub(crate) delivering: Option<(Conn, usize)>,
     pub(crate) is_stopping: bool,
-    /// The other shards, if there are any.
+    /// Routes to the other shards, if there are several.
     pub(crate) router: Option<Box<ShardRouter>>,
-    /// Which of the shards this is, and which of its workers.
+    /// Index of this shard, and of this worker.
     pub(crate) shard_and_worker: (u8, u16),
 }
 
-/// What concerns all shards, if there are several.
+/// Operations that concern all shards, if there are several.
 impl ShardCore {
     pub(crate) fn listen(
         &mut self,
@@ -53,7 +54,7 @@ impl ShardCore {
         self.listen_as(local, options, false)
     }
 
-    /// The same, but what another shard listens on is in use: for a port that was chosen.
+    /// Listens, but fails if another shard listens on the port, which was chosen by the stack.
     pub(crate) fn listen_exclusive(
         &mut self,
         local: SocketAddr,
@@ -76,7 +77,7 @@ impl ShardCore {
         }
     }
 
-    /// False if it was closed already.
+    /// Returns false if the listener was closed before.
     pub(crate) fn unlisten(&mut self, listener: Listener) -> bool {
         let Self { stack, stats, router: peers, .. } = self;
         match (peers, stack) {
@@ -105,14 +106,15 @@ impl ShardCore {
         Ok(())
     }
 
-    /// Something about the other shards: what they are is lent beside the engine and the counters.
+    /// Calls `act` with the router, the engine and the counters, if there are several shards.
     pub(crate) fn with_router(&mut self, act: impl FnOnce(&mut ShardRouter, &mut Stack, &mut ShardStats)) {
         if let (Some(peers), Engine::Local(stack)) = (&mut self.router, &mut self.stack) {
             act(peers, stack, &mut self.stats);
         }
     }
 
-    /// Takes a burst from a device: leaves in it what belongs to this shard, and sends the rest to the others.
+    /// Processes a burst from a device: keeps the frames that belong to this shard, and sends the others to
+    /// their shards.
     pub(crate) fn receive(&mut self, port: PortId, burst: &mut RxBurst<'_>) {
         let Self { stack: Engine::Local(stack), router: peers, stats, now, .. } = self else { return };
         let Some(peers) = peers else { return stack.receive(*now, port, burst) };
@@ -125,7 +127,8 @@ impl ShardCore {
     }
 }
 
-/// Where a shard keeps its core: in a box, so that [`Handler::work`](crate::Handler::work) can take it along for the time of its call.
+/// The slot in which a shard keeps its core. The core is boxed, so that
+/// [`Handler::work`](crate::Handler::work) can take it for the duration of its call.
 pub(crate) struct CoreSlot(Option<Box<ShardCore>>);
 
 impl CoreSlot {
@@ -133,12 +136,12 @@ impl CoreSlot {
         Self(Some(Box::new(core)))
     }
 
-    /// Takes the core away.
+    /// Takes the core out of the slot.
     pub(crate) fn take(&mut self) -> Box<ShardCore> {
         self.0.take().expect(CORE_NOT_RETURNED)
     }
 
-    /// Brings it back.
+    /// Puts the core back.
     pub(crate) fn put(&mut self, core: Box<ShardCore>) {
         self.0 = Some(core);
     }
@@ -160,19 +163,19 @@ impl DerefMut for CoreSlot {
     }
 }
 
-/// What [`Handler::work`](crate::Handler::work) gets: the way to a context.
+/// The argument of [`Handler::work`](crate::Handler::work), from which a context is obtained.
 pub struct WorkContext<'a> {
     pub(crate) core: &'a mut CoreSlot,
 }
 
 impl WorkContext<'_> {
-    /// The handler's way to its shard, as in all other calls.
+    /// Returns the handler's interface to its shard, as in all other calls.
     pub fn context(&mut self) -> Context<'_> {
         Context::new(self.core)
     }
 }
 
-/// A handler's way to its shard. Lent for one call.
+/// A handler's interface to its shard, valid for one call.
 pub struct Context<'a> {
     core: &'a mut ShardCore,
 }
@@ -182,27 +185,29 @@ impl<'a> Context<'a> {
         Self { core }
     }
 
-    /// See [`Stack::hold_quick_acks`](ginnel_stack::stack::Stack::hold_quick_acks). Nothing where the stack is another shard's.
+    /// See [`Stack::defer_quick_acks`](ginnel_stack::stack::Stack::defer_quick_acks). Does nothing where the
+    /// stack is in another shard.
     pub(crate) fn defer_quick_acks(&mut self, time: Duration) {
         if let Some(stack) = self.core.stack.local_mut() {
             stack.defer_quick_acks(time);
         }
     }
 
-    /// The time of the current burst.
+    /// Returns the time of the current burst.
     pub fn now(&self) -> Instant {
         self.core.now
     }
 
-    /// Listens on `local`; an unspecified address stands for all of the stack's. Port 0 is refused.
+    /// Listens on `local`; the unspecified address means all addresses of the stack. Port 0 is refused.
     ///
-    /// Of several shards all listen when one does (but for `reuse_port`: then each for itself), and each serves the connections that arrive at it. Each may call this for the same address
-    /// once, and so learn its own handle; the options are those of the first.
+    /// If there are several shards, all listen when one does (except with `reuse_port`, with which each
+    /// listens for itself), and each serves the connections that arrive at it. Each may call this once for
+    /// the same address to get its own handle; the options are those of the first call.
     pub fn listen(&mut self, local: SocketAddr, options: ListenOptions) -> Result<Listener, Error> {
         self.core.listen(local, options).map_err(|e| Error::Listen(local, e))
     }
 
-    /// The same, but what another shard or worker listens on is in use: for a port that was chosen.
+    /// Listens, but fails if another shard or worker listens on the port, which was chosen by the stack.
     pub(crate) fn listen_exclusive(
         &mut self,
         local: SocketAddr,
@@ -211,15 +216,17 @@ impl<'a> Context<'a> {
         self.core.listen_exclusive(local, options).map_err(|e| Error::Listen(local, e))
     }
 
-    /// How many connections may wait at a listener, with those that were accepted here and are kept for others. The application of a shard that is reached through a
-    /// channel has the channel's bounds.
+    /// Sets a listener's backlog. `kept` is the number of accepted connections that count in it because no
+    /// client has taken them yet. Has no effect where the engine is reached through a channel, which has
+    /// limits of its own.
     pub(crate) fn set_backlog(&mut self, listener: Listener, backlog: u32, kept: u32) {
         if let Some(stack) = self.core.stack.local_mut() {
             stack.set_backlog(listener, backlog, kept);
         }
     }
 
-    /// What connections of a listener begin with from now on. Only where the engine is in this thread.
+    /// Sets the options with which later connections of a listener begin. Fails unless the engine is in this
+    /// thread.
     pub(crate) fn set_listener_options(
         &mut self,
         listener: Listener,
@@ -229,7 +236,8 @@ impl<'a> Context<'a> {
         stack.set_listener_options(listener, options)
     }
 
-    /// The headers of the SYN that began a connection. They go if there is `room` for them.
+    /// Returns the headers of the SYN that began a connection. The engine discards them if they fit into
+    /// `room` bytes.
     pub(crate) fn saved_syn(&mut self, conn: Conn, room: usize) -> Vec<u8> {
         let Some(stack) = self.core.stack.local_mut() else { return Vec::new() };
         let bytes = stack.saved_syn(conn).unwrap_or_default().to_vec();
@@ -239,50 +247,56 @@ impl<'a> Context<'a> {
         bytes
     }
 
-    /// Stops listening, on all shards. Connections already accepted go on, those still in the queue are reset.
+    /// Stops listening, on all shards. Accepted connections continue; connections in the accept queue are
+    /// reset.
     pub fn unlisten(&mut self, listener: Listener) -> Result<(), Stale> {
         if self.core.unlisten(listener) { Ok(()) } else { Err(Stale::Handle) }
     }
 
-    /// Takes the first connection that waits to be accepted, if one does. For handlers that [pull](crate::Handler::pulls), or left it there
-    /// ([`may_accept`](crate::Handler::may_accept)); for others this happens before [`accepted`](crate::Handler::accepted).
+    /// Accepts the first connection in the accept queue, if there is one. For handlers that
+    /// [pull](crate::Handler::is_pulling), and for connections left there by
+    /// [`may_accept`](crate::Handler::may_accept); otherwise the shard accepts and calls
+    /// [`accepted`](crate::Handler::accepted).
     pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
         self.core.stack.accept(listener)
     }
 
-    /// Takes received bytes; `Ok(0)` is the end of the stream. For handlers that [pull](crate::Handler::pulls).
+    /// Reads and consumes received bytes; `Ok(0)` is the end of the stream. For handlers that
+    /// [pull](crate::Handler::is_pulling).
     pub fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
         self.core.stack.recv(conn, out)
     }
 
-    /// Bytes that [`Context::recv`] has for a connection.
+    /// Returns how many bytes [`Context::recv`] could read.
     pub fn unread(&self, conn: Conn) -> usize {
         self.core.stack.buffered(conn)
     }
 
-    /// Takes a datagram, cut off where `out` ends. An error of an earlier one is reported first. For handlers that
-    /// [pull](crate::Handler::pulls).
+    /// Takes a datagram, cut off at the length of `out`. A pending error is returned first. For handlers that
+    /// [pull](crate::Handler::is_pulling).
     pub fn udp_recv(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<Datagram, UdpError> {
         self.core.stack.udp_recv_from(socket, out)
     }
 
-    /// The way into this shard for other threads.
+    /// Returns a handle through which other threads send commands to this shard.
     pub fn commander(&self) -> Commander {
         self.core.commander.clone()
     }
 
-    /// Opens a connection. The outcome is [`connected`](crate::Handler::connected) or [`closed`](crate::Handler::closed).
+    /// Opens a connection. [`connected`](crate::Handler::connected) or [`closed`](crate::Handler::closed)
+    /// follows.
     pub fn connect(&mut self, remote: SocketAddr, options: ConnectOptions) -> Result<Conn, Error> {
         self.core.stack.connect(self.core.now, remote, &options).map_err(|e| Error::Connect(remote, e))
     }
 
-    /// Queues a copy of as many of `bytes` as there is room for, and returns how many. If that is less than all,
-    /// [`writable`](crate::Handler::writable) follows when there is room again.
+    /// Queues a copy of as many of `bytes` as there is space for, and returns how many. After a short send
+    /// [`writable`](crate::Handler::writable) follows when there is space again.
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         self.core.stack.send(conn, bytes)
     }
 
-    /// The same of `len` bytes that `fill` writes where they are kept: see [`Stack::send_with`](ginnel_stack::stack::Stack::send_with).
+    /// Queues `len` bytes, which `fill` writes directly into the send buffer: see
+    /// [`Stack::send_with`](ginnel_stack::stack::Stack::send_with).
     #[inline]
     pub(crate) fn send_with(
         &mut self,
@@ -301,18 +315,20 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// See [`Stack::room_below`](ginnel_stack::stack::Stack::room_below).
+    /// See [`Stack::sendable_within`](ginnel_stack::stack::Stack::sendable_within).
     pub(crate) fn sendable_within(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> u32 {
         self.core.stack.local_mut().map_or(len, |stack| stack.sendable_within(conn, len, most))
     }
 
-    /// Queues `len` bytes of a source from `offset` on, without copying them. All or nothing: [`SendError::Full`] means that nothing was
-    /// queued and [`writable`](crate::Handler::writable) follows.
+    /// Queues `len` bytes of a source, beginning at `offset`, without copying them. All or nothing: after
+    /// [`SendError::Full`] nothing was queued, and [`writable`](crate::Handler::writable) follows.
     pub fn send_source(&mut self, conn: Conn, id: SourceId, offset: u64, len: u64) -> Result<(), SendError> {
         self.core.stack.send_source(conn, id, offset, len)
     }
 
-    /// The same of as many as there is room for: see [`Stack::send_lent`](ginnel_stack::stack::Stack::send_lent). Only to an engine in this thread.
+    /// Queues as many bytes of a source as there is space for, without copying them: see
+    /// [`Stack::send_zero_copy`](ginnel_stack::stack::Stack::send_zero_copy). Fails unless the engine is in
+    /// this thread.
     pub(crate) fn send_zero_copy(
         &mut self,
         conn: Conn,
@@ -326,12 +342,12 @@ impl<'a> Context<'a> {
             .map_or(Err(SendError::Stale), |stack| stack.send_source_partial(conn, id, offset, len))
     }
 
-    /// See [`Stack::own`](ginnel_stack::stack::Stack::own).
+    /// See [`Stack::privatize`](ginnel_stack::stack::Stack::privatize).
     pub(crate) fn privatize(&mut self, conn: Conn, len: u64) -> u64 {
         self.core.stack.local_mut().map_or(0, |stack| stack.privatize(conn, len))
     }
 
-    /// Whether the engine is in this thread.
+    /// Returns whether the engine is in this thread.
     pub(crate) fn is_engine_local(&self) -> bool {
         self.core.stack.local().is_some()
     }
@@ -363,7 +379,8 @@ impl<'a> Context<'a> {
         self.core.stack.recv_urgent(conn)
     }
 
-    /// Says that so many of the bytes that were consumed lie with somebody who has not read them: they count against the window until it is said anew.
+    /// Sets how many delivered bytes the application has not read yet; they reduce the advertised window
+    /// until the next call.
     pub(crate) fn set_unread(&mut self, conn: Conn, bytes: u32) {
         if let Some(stack) = self.core.stack.local_mut() {
             // Only a stale handle can be refused.
@@ -376,18 +393,19 @@ impl<'a> Context<'a> {
         self.core.stack.add_source(source)
     }
 
-    /// Gives a source back. Ranges already queued are still sent.
+    /// Releases a source. Ranges already queued are still sent.
     pub fn release_source(&mut self, id: SourceId) {
-        // False only if it was given back before.
+        // False only if it was released before.
         let _ = self.core.stack.release_source(id);
     }
 
-    /// Sends FIN after what is queued; receiving goes on.
+    /// Sends FIN after what is queued; receiving continues.
     pub fn shutdown_write(&mut self, conn: Conn) -> Result<(), Stale> {
         self.core.stack.shutdown_write(conn)
     }
 
-    /// Closes both directions: what is queued is still sent, then FIN. What was received and neither consumed nor is being shown makes it a reset, as on Linux.
+    /// Closes both directions: what is queued is still sent, then FIN. If received bytes were neither
+    /// consumed nor are being delivered, the connection is reset, as on Linux.
     /// [`closed`](crate::Handler::closed) follows.
     pub fn close(&mut self, conn: Conn) -> Result<(), Stale> {
         if let Some((_, len)) = self.core.delivering.take_if(|(shown, _)| *shown == conn) {
@@ -396,48 +414,51 @@ impl<'a> Context<'a> {
         self.core.stack.close(conn)
     }
 
-    /// Sends what is queued as far as the windows go, then RST, and forgets the rest. [`closed`](crate::Handler::closed) follows.
+    /// Sends what is queued as far as the windows allow, then RST, and discards the rest.
+    /// [`closed`](crate::Handler::closed) follows.
     pub fn abort(&mut self, conn: Conn) -> Result<(), Stale> {
         self.core.stack.abort(conn)
     }
 
-    /// Sets one option of a connection.
+    /// Sets an option of a connection.
     pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
         self.core.stack.set_option(conn, option)
     }
 
-    /// Lets a connection's segments go before those of others, or after them: 0, the usual one, to 7 in the order of [`ginnel_stack::priority`] (`SO_PRIORITY`). The same as
-    /// [`TcpOption::Priority`]; UDP sockets have [`UdpOptions::priority`].
+    /// Sets the priority with which a connection's segments are sent: 0 (the default) to 7, in the order of
+    /// [`ginnel_stack::priority`] (`SO_PRIORITY`). Equivalent to [`TcpOption::Priority`]; UDP sockets have
+    /// [`UdpOptions::priority`].
     pub fn set_priority(&mut self, conn: Conn, priority: u8) -> Result<(), OptionError> {
         self.set_option(conn, TcpOption::Priority(priority))
     }
 
-    /// What is known about a connection.
+    /// Returns what is known about a connection.
     pub fn info(&self, conn: Conn) -> Result<TcpInfo, Stale> {
         self.core.stack.info(conn).ok_or(Stale::Handle)
     }
 
-    /// How many bytes may wait in the engine to be read and to be sent. `None` if the handle is stale, or the engine is not in this thread.
+    /// Returns the sizes of a connection's receive and send buffer in the engine. `None` if the handle is
+    /// stale, or the engine is not in this thread.
     pub(crate) fn buffer_limits(&self, conn: Conn) -> Option<[u32; 2]> {
         self.core.stack.local()?.buffer_limits(conn)
     }
 
-    /// Both ends of a connection: ours, the peer's.
+    /// Returns the local and the peer's address.
     pub fn endpoints(&self, conn: Conn) -> Result<[SocketAddr; 2], Stale> {
         self.core.stack.endpoints(conn).ok_or(Stale::Handle)
     }
 
-    /// The state of a connection.
+    /// Returns the state of a connection.
     pub fn state(&self, conn: Conn) -> Result<State, Stale> {
         self.core.stack.state(conn).ok_or(Stale::Handle)
     }
 
-    /// Stores a number of the application's with the connection.
+    /// Stores a number of the application with the connection.
     pub fn set_token(&mut self, conn: Conn, token: u32) -> Result<(), Stale> {
         if self.core.stack.set_token(conn, token) { Ok(()) } else { Err(Stale::Handle) }
     }
 
-    /// The number stored last, 0 if none was.
+    /// Returns the number that was stored last; 0 if none was.
     pub fn token(&self, conn: Conn) -> Result<u32, Stale> {
         match self.core.closing {
             Some((closing, token)) if closing == conn => Ok(token),
@@ -445,17 +466,19 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Asks for what [`data`](crate::Handler::data) left unconsumed to be shown again, after this call returns.
+    /// Makes the shard deliver bytes that [`data`](crate::Handler::data) left unconsumed again, after this
+    /// call returns.
     pub fn resume_reading(&mut self, conn: Conn) {
         self.core.resume_reading.push(conn);
     }
 
-    /// Sends datagrams of `piece` bytes each, the last of which may have fewer, that stand one behind the other in `data`: to the socket's other end if none is given,
-    /// and from `source` if that is one of the stack's addresses. A device that can cut them gets them in one piece.
+    /// Sends the datagrams that are concatenated in `data`: each has `piece` bytes, except that the last may
+    /// be shorter. They go to the connected peer if no destination is given, and from `source` if that is one
+    /// of the stack's addresses. A device with segmentation offload gets them in one piece.
     ///
     /// # Errors
-    /// As [`Context::udp_send`]; [`UdpError::TooLong`] also if a piece does not fit into a packet of the path, all of them do not fit into one datagram, or
-    /// they are more than 128.
+    /// As [`Context::udp_send`]; [`UdpError::TooLong`] also if a datagram does not fit into a packet of the
+    /// path, if all of them together do not fit into one datagram, or if they are more than 128.
     pub fn udp_send_segments(
         &mut self,
         socket: UdpHandle,
@@ -471,10 +494,10 @@ impl<'a> Context<'a> {
         )
     }
 
-    /// The same with whatever else there is to be said of these datagrams alone.
+    /// Sends a datagram, or several, with parameters that are valid for this call alone.
     ///
     /// # Errors
-    /// As [`Context::udp_send_pieces`].
+    /// As [`Context::udp_send_segments`].
     pub fn udp_send_with(
         &mut self,
         socket: UdpHandle,
@@ -484,11 +507,12 @@ impl<'a> Context<'a> {
         self.core.stack.udp_send_with(self.core.now, socket, sending, data)
     }
 
-    /// Takes the oldest report of an error about a socket's datagrams: what went wrong, who says so, and as much of the datagram as is known and `out` holds.
-    /// There are some for sockets that want them ([`UdpOptions::reports_v4`], [`UdpOptions::reports_v6`]).
+    /// Takes the oldest entry of a socket's error queue: the error, its origin, and as much of the datagram
+    /// as is known and fits into `out`. Only sockets that request it have an error queue
+    /// ([`UdpOptions::recverr_v4`], [`UdpOptions::recverr_v6`]).
     ///
     /// # Errors
-    /// [`UdpError::WouldBlock`] if there is none, [`UdpError::Stale`].
+    /// Returns [`UdpError::WouldBlock`] if there is none, and [`UdpError::Stale`].
     pub fn udp_take_report(
         &mut self,
         socket: UdpHandle,
@@ -497,32 +521,36 @@ impl<'a> Context<'a> {
         self.core.stack.udp_take_report(socket, out)
     }
 
-    /// Bytes of the largest IP packet that gets to a socket's other end in one piece, as far as is known.
+    /// Returns the bytes of the largest IP packet that reaches the connected peer without fragmentation, as
+    /// far as known.
     ///
     /// # Errors
-    /// [`UdpError::NoDestination`] if the other end is not fixed; there is no route to it any more; [`UdpError::Stale`].
+    /// Returns [`UdpError::NoDestination`] if the socket is not connected, an error if there is no route any
+    /// more, and [`UdpError::Stale`].
     pub fn udp_path_mtu(&mut self, socket: UdpHandle) -> Result<u16, UdpError> {
         self.core.stack.udp_path_mtu(self.core.now, socket)
     }
 
-    /// Takes the error that is pending on a socket and was not told yet.
+    /// Takes the pending error of a socket, if it was not reported yet.
     pub(crate) fn udp_take_error(&mut self, socket: UdpHandle) -> Option<UdpError> {
         self.core.stack.udp_take_error(socket)
     }
 
-    /// Opens a UDP socket. Port 0 chooses one ([`Context::udp_local`] tells which); an unspecified address stands for all of the stack's.
+    /// Opens a UDP socket. For port 0 the stack chooses a port ([`Context::udp_local`] returns it); the
+    /// unspecified address means all addresses of the stack.
     ///
-    /// Of several shards the one that binds gets all datagrams of the port. Shards that bind the same port with `reuse_port` share them by sender.
+    /// If there are several shards, the one that binds gets all datagrams of the port. Shards that bind the
+    /// same port with `reuse_port` share them by sender.
     pub fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> Result<UdpHandle, UdpError> {
         self.core.udp_bind(local, options)
     }
 
-    /// Fixes the other end of a UDP socket: only its datagrams and errors are received from now on.
+    /// Connects a UDP socket to a peer: from now on it receives only datagrams and errors from that peer.
     pub fn udp_connect(&mut self, socket: UdpHandle, remote: SocketAddr) -> Result<(), UdpError> {
         self.core.udp_connect(socket, remote)
     }
 
-    /// Sends a datagram, to the connected end if no other is given. An error of an earlier datagram is reported first.
+    /// Sends a datagram, to the connected peer if no destination is given. A pending error is reported first.
     pub fn udp_send(
         &mut self,
         socket: UdpHandle,
@@ -532,19 +560,20 @@ impl<'a> Context<'a> {
         self.core.stack.udp_send_to(self.core.now, socket, to, data)
     }
 
-    /// Answers a datagram from the address it was sent to, be the socket bound to all of the stack's; what was sent to a group is answered from
-    /// the address that is best for the way back.
+    /// Replies to a datagram from the address to which it was sent, even if the socket is bound to all
+    /// addresses of the stack. A datagram to a multicast or broadcast address is answered from the address
+    /// that source address selection prefers.
     pub fn udp_reply(&mut self, socket: UdpHandle, to: &Datagram, data: &[u8]) -> Result<(), UdpError> {
         let now = self.core.now;
         self.core.stack.udp_reply(now, socket, to, data)
     }
 
-    /// Changes how a UDP socket behaves. What concerns binding has no effect any more.
+    /// Sets options of a UDP socket. Options that concern binding have no effect any more.
     pub fn udp_set_options(&mut self, socket: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
         self.core.stack.udp_set_options(socket, options)
     }
 
-    /// Our end of a UDP socket.
+    /// Returns the local address of a UDP socket.
     pub fn udp_local(&mut self, socket: UdpHandle) -> Result<SocketAddr, UdpError> {
         self.core.stack.udp_local(socket)
     }
@@ -554,74 +583,79 @@ impl<'a> Context<'a> {
         self.core.udp_close(socket)
     }
 
-    /// Which shard this is, from 0.
+    /// Returns the index of this shard, from 0.
     pub fn shard(&self) -> usize {
         self.core.shard_and_worker.0.into()
     }
 
-    /// Which of the shard's workers (`shard.workers`) this is, from 0.
+    /// Returns the index of this worker of the shard (`shard.workers`), from 0.
     pub fn worker(&self) -> usize {
         self.core.shard_and_worker.1.into()
     }
 
-    /// Whether an address is one of this stack's. Not known to an application beside its shard, for which none is.
+    /// Returns whether an address belongs to this stack. False for an application that is not in its stack's
+    /// shard, to which the addresses are not known.
     pub(crate) fn is_local(&self, address: core::net::IpAddr) -> bool {
         self.core.stack.local().is_some_and(|stack| stack.network().is_local(address))
     }
 
-    /// Ports that the stack chooses from.
+    /// Returns the range of ephemeral ports.
     pub(crate) fn local_ports(&self) -> core::ops::RangeInclusive<u16> {
         self.core.stack.local().map_or(0..=0, ginnel_stack::stack::Stack::local_ports)
     }
 
-    /// Calls [`timer`](crate::Handler::timer) with `token` once, `after` from now (rounded up, by at most
-    /// [`TIMER_TICK`](crate::timers::TIMER_TICK)). `None` if `shard.timers_max` timers are set already.
+    /// Sets a timer that calls [`timer`](crate::Handler::timer) once with `token`, `after` from now (rounded
+    /// up by at most [`TIMER_TICK`](crate::timers::TIMER_TICK)). `None` if `shard.timers_max` timers are set
+    /// already.
     pub fn set_timer(&mut self, after: Duration, token: u64) -> Option<Timer> {
         self.core.timers.set(self.core.now + after, token)
     }
 
-    /// Calls [`timer`](crate::Handler::timer) with `token` once, in the first turn that begins at `at` or later, without rounding. For what
-    /// must happen at a given moment: shortly before it the shard polls instead of sleeping (but not with `paired`). Costs O(log n) in the number of such timers.
+    /// Sets a timer that calls [`timer`](crate::Handler::timer) once with `token`, in the first turn that
+    /// begins at `at` or later, without rounding. Shortly before that time the shard polls instead of
+    /// sleeping (except with `paired` placement). Costs O(log n) in the number of such timers.
     pub fn set_exact_timer(&mut self, at: Instant, token: u64) -> Option<Timer> {
         self.core.timers.set_exact(at, token)
     }
 
-    /// Takes a timer back. False if it has run out already.
+    /// Cancels a timer. Returns false if it has expired already.
     pub fn cancel_timer(&mut self, timer: Timer) -> bool {
         self.core.timers.cancel(timer)
     }
 
-    /// What the shard has counted.
+    /// Returns the shard's counters.
     pub fn stats(&self) -> &ShardStats {
         &self.core.stats
     }
 
-    /// What TCP has counted.
+    /// Returns the counters of TCP.
     pub fn tcp_stats(&self) -> &TcpStats {
         self.core.stack.tcp_stats()
     }
 
-    /// What the network layer has counted.
+    /// Returns the counters of the network layer.
     pub fn network_stats(&self) -> &NetworkStats {
         self.core.stack.network_stats()
     }
 
-    /// Received frames that the network layer dropped, by reason.
+    /// Returns the received frames that the network layer dropped, by reason.
     pub fn network_drops(&self) -> &DropStats {
         self.core.stack.network_drops()
     }
 
-    /// The links of the stack, as a host would list its interfaces. None where the engine is another thread's.
+    /// Returns the links of the stack, as a host would list its interfaces. Empty where the engine is in
+    /// another thread.
     pub(crate) fn links(&self) -> impl Iterator<Item = LinkView<'_>> {
         self.core.stack.local().into_iter().flat_map(|stack| stack.network().link_views())
     }
 
-    /// A random number: not predictable from outside, reproducible in a simulation.
+    /// Returns a random number: unpredictable from outside, reproducible in a simulation.
     pub fn random_u64(&mut self) -> u64 {
         self.core.rng.next_u64()
     }
 
-    /// Ends the shard after this turn. Connections that are open then are simply forgotten, so close them first where it matters.
+    /// Ends the shard after this turn. Connections that are still open are dropped without FIN or RST, so
+    /// close them first where it matters.
     pub fn stop(&mut self) {
         self.core.is_stopping = true;
     }

@@ -1,23 +1,25 @@
-//! The pace of two threads on one CPU (`shard.placement` `paired`).
+//! Sharing one CPU between the application's and the stack's thread (`shard.placement` `paired`).
 //!
-//! The stack's thread has real-time priority where that is allowed, so frames and timers do not wait for an application that computes: it
-//! takes the CPU when it wakes. So that this cannot starve the application, it works for `shard.paired_work_us` at the most after each sleep; if
-//! it has not come to an end by then, it goes on as an ordinary thread, among which the kernel divides the CPU evenly, until it sleeps again.
+//! The stack's thread has real-time priority where that is allowed, so frames and timers do not wait for an
+//! application that computes: the stack preempts it when it wakes. So that it cannot starve the application,
+//! the stack's thread works for at most `shard.paired_work_us` after each sleep. If it has not finished by
+//! then, it continues as an ordinary thread, among which the kernel divides the CPU evenly, until it sleeps
+//! again.
 
 use crate::realtime;
 use core::time::Duration;
 use ginnel_stack::time::Instant;
 use std::io;
 
-/// What the kernel does for a thread.
+/// Scheduling operations on a thread.
 pub(crate) trait Scheduler {
-    /// Gives or takes real-time priority.
+    /// Switches real-time priority on or off.
     fn set_realtime(&mut self, on: bool) -> io::Result<()>;
-    /// Lets others on the CPU have their turn.
+    /// Lets other threads on the CPU run.
     fn yield_cpu(&mut self);
 }
 
-/// That of the calling thread.
+/// Operations on the calling thread.
 pub(crate) struct ThreadScheduler;
 
 impl Scheduler for ThreadScheduler {
@@ -30,20 +32,20 @@ impl Scheduler for ThreadScheduler {
     }
 }
 
-/// The pace of one of the two.
+/// The share of one of the two threads.
 pub(crate) struct CpuShare<S> {
     scheduler: S,
-    /// How long it works after a sleep before the other gets a turn.
+    /// How long the thread works after a sleep before the other one gets the CPU.
     quantum: Duration,
-    /// When it began to work.
+    /// When the current stretch of work began.
     work_started: Option<Instant>,
-    /// It may have real-time priority, and has it now.
+    /// Whether real-time priority is permitted, and whether the thread has it now.
     may_be_realtime: bool,
     is_realtime: bool,
 }
 
 impl<S: Scheduler> CpuShare<S> {
-    /// `realtime`: it shall have priority if that is allowed.
+    /// Creates the share of a thread. `realtime` requests real-time priority, if that is permitted.
     pub fn new(mut scheduler: S, quantum: Duration, realtime: bool) -> Self {
         let granted = realtime && {
             let granted = scheduler.set_realtime(true);
@@ -57,21 +59,21 @@ impl<S: Scheduler> CpuShare<S> {
         Self { scheduler, quantum, work_started: None, may_be_realtime: granted, is_realtime: granted }
     }
 
-    /// It has worked until `now`, and goes on.
+    /// Records that the thread worked until `now` and continues.
     pub fn record_work(&mut self, now: Instant) {
         let since = *self.work_started.get_or_insert(now);
         if now - since < self.quantum {
             return;
         }
         if core::mem::take(&mut self.is_realtime) && self.scheduler.set_realtime(false).is_err() {
-            // Somebody has taken it already.
+            // The priority was changed from outside.
             self.may_be_realtime = false;
         }
         self.scheduler.yield_cpu();
         self.work_started = Some(now);
     }
 
-    /// It has slept, or would have if nothing had come meanwhile.
+    /// Records that the thread slept, or would have slept if nothing had happened meanwhile.
     pub fn record_sleep(&mut self) {
         self.work_started = None;
         if self.may_be_realtime && !self.is_realtime {
@@ -88,7 +90,7 @@ mod tests {
     use std::cell::RefCell;
     use std::io;
 
-    /// Notes what it is asked for.
+    /// Records the calls.
     struct Notes<'a>(&'a RefCell<Vec<&'static str>>, bool);
 
     impl Scheduler for Notes<'_> {

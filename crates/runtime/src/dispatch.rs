@@ -1,4 +1,4 @@
-//! From the engine's events to the handler's methods.
+//! Delivers the engine's events to the handler's methods.
 
 use crate::context::{Context, ShardCore};
 use crate::handler::{Handler, UrgentData};
@@ -9,18 +9,18 @@ use ginnel_stack::handle::{Conn, UdpHandle};
 use ginnel_stack::udp::UdpError;
 use std::collections::HashSet;
 
-/// Bytes of a receive buffer shown to a handler at a time; also the longest datagram.
+/// Bytes of a receive buffer that are delivered at a time; also the length of the longest datagram.
 const READ_BUFFER_BYTES: usize = 1 << 16;
 
-/// Events delivered at a time that came only from what the handler did meanwhile: one that opens and aborts a connection in each `closed`
-/// would otherwise never let its shard go on.
+/// Events delivered at a time that were caused only by what the handler did meanwhile. Without a limit, a
+/// handler that opens and aborts a connection in each `closed` would never let its shard continue.
 const FOLLOW_UP_EVENTS_MAX: usize = 4096;
 
-/// What delivering events needs besides the engine.
+/// State for delivering events, besides the engine.
 pub(crate) struct EventDispatcher {
-    /// Where buffered bytes are shown.
+    /// Copy of the buffered bytes that are being delivered.
     read_buffer: Box<[u8; READ_BUFFER_BYTES]>,
-    /// Connections whose peer sent FIN behind bytes that the handler has not consumed yet.
+    /// Connections whose peer sent FIN after bytes that the handler has not consumed yet.
     pending_fins: HashSet<Conn>,
 }
 
@@ -29,8 +29,8 @@ impl EventDispatcher {
         Self { read_buffer: Box::new([0; READ_BUFFER_BYTES]), pending_fins: HashSet::new() }
     }
 
-    /// Delivers all events that wait, and up to `FOLLOWING_MAX` that come while it does, and returns how many. `burst` is the one they
-    /// stem from, if any.
+    /// Delivers all pending events, and up to [`FOLLOW_UP_EVENTS_MAX`] that are caused meanwhile, and returns
+    /// how many. `burst` is the burst that caused them, if any.
     pub(crate) fn deliver_events<H: Handler>(
         &mut self,
         core: &mut ShardCore,
@@ -73,10 +73,11 @@ impl EventDispatcher {
                 let (Some(burst), Some(stack)) = (burst, core.stack.local_mut()) else { return };
                 let pulls = handler.is_pulling();
                 if pulls || stack.buffered(conn) > 0 {
-                    // They move to the receive buffer, which is an event of its own if nothing lies there.
+                    // The bytes move to the receive buffer, which queues an event of its own if the buffer
+                    // was empty.
                     stack.consume(conn, data, 0, burst);
                     if !pulls {
-                        // What was left over comes first.
+                        // Bytes left unconsumed before are delivered first.
                         self.deliver_buffered(core, handler, conn);
                     }
                     return;
@@ -117,7 +118,8 @@ impl EventDispatcher {
         }
     }
 
-    /// Shows the handler what asked to be shown again. What asks during that waits for the next turn, so that this ends.
+    /// Delivers bytes to handlers that asked for it. Requests made meanwhile wait for the next turn, so that
+    /// this ends.
     pub(crate) fn deliver_resumed<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H) -> usize {
         let count = core.resume_reading.len();
         for i in 0..count {
@@ -128,14 +130,15 @@ impl EventDispatcher {
         count
     }
 
-    /// Shows the handler what is buffered until it consumes less than it was shown, and then the FIN if one waits behind.
+    /// Delivers buffered bytes until the handler consumes less than it gets, and then the FIN, if one follows
+    /// them.
     fn deliver_buffered<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H, conn: Conn) {
         loop {
-            // The handler may change the engine while it reads, so it reads a copy.
+            // The handler may change the engine while it reads, so it gets a copy.
             let len = match core.stack.peek(conn, &mut self.read_buffer[..]) {
                 Ok(0) | Err(RecvError::WouldBlock) => {
                     if core.stack.buffered(conn) > 0 {
-                        // An urgent byte, which is no part of what handlers are shown.
+                        // The next byte is urgent, which is not delivered as data.
                         let _ = core.stack.skip(conn, 0);
                     }
                     break;
@@ -146,7 +149,7 @@ impl EventDispatcher {
             core.delivering = Some((conn, len));
             let consumed = handler.data(&mut Context::new(core), conn, &self.read_buffer[..len]).min(len);
             if core.delivering.take().is_none() {
-                // It was closed: they count as read, and nothing more is shown.
+                // The handler closed the connection: the bytes count as read, and nothing more is delivered.
                 return;
             }
             if core.stack.skip(conn, consumed).is_err() || consumed < len {
@@ -158,12 +161,12 @@ impl EventDispatcher {
         }
     }
 
-    /// Whether a FIN waited behind unread bytes. Nearly always none does on any connection, and then nothing is looked up.
+    /// Returns whether a FIN followed unread bytes. Usually no connection has one, and nothing is looked up.
     fn take_fin(&mut self, conn: Conn) -> bool {
         !self.pending_fins.is_empty() && self.pending_fins.remove(&conn)
     }
 
-    /// Shows the handler all datagrams and errors of a socket. The socket's queue bounds how many there are.
+    /// Delivers all datagrams and errors of a socket. The socket's queue limits their number.
     fn deliver_datagrams<H: Handler>(&mut self, core: &mut ShardCore, handler: &mut H, socket: UdpHandle) {
         loop {
             match core.stack.udp_recv_from(socket, &mut self.read_buffer[..]) {

@@ -1,4 +1,4 @@
-//! Waking a shard that sleeps in the kernel, once for all that waits for it.
+//! Waking a shard that sleeps in the kernel, once for all work that waits for it.
 
 use crate::wait::EventFd;
 #[cfg(not(loom))]
@@ -6,25 +6,27 @@ use core::sync::atomic::{AtomicBool, Ordering, fence};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, Ordering, fence};
 
-/// Whether somebody sleeps. A shard that does not is never written to by those who have something for it.
+/// Whether a thread sleeps. Threads that have work for a shard that does not sleep make no system call.
 #[derive(Debug)]
 struct SleepFlag(AtomicBool);
 
 impl SleepFlag {
-    /// To be called before the last look at what might be waiting.
+    /// Declares that the thread is about to sleep. Call this before the last check for work.
     fn set_asleep(&self) {
         self.0.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `needs_waking`: either this side sees what was left for it, or the other sees it asleep.
+        // Pairs with the fence in `needs_wakeup`: either this side sees the work, or the other side sees it
+        // asleep.
         fence(Ordering::SeqCst);
     }
 
-    /// To be called after something was left. True for one of those who call it during a sleep: it wakes the sleeper.
+    /// Returns whether the caller, which has left work, has to wake the sleeper. True for one caller in each
+    /// sleep.
     fn needs_wakeup(&self) -> bool {
         fence(Ordering::SeqCst);
         self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
     }
 
-    /// The sleep is over. True if somebody has woken the sleeper, or is about to.
+    /// Declares that the sleep is over. Returns true if another thread has woken the sleeper, or is about to.
     fn clear(&self) -> bool {
         !self.0.swap(false, Ordering::Relaxed)
     }
@@ -42,40 +44,42 @@ impl Doorbell {
         Ok(Self { sleep_flag: SleepFlag(AtomicBool::new(false)), wake: EventFd::new()? })
     }
 
-    /// Something was left for the shard.
+    /// Wakes the shard if it sleeps, because there is work for it.
     pub(crate) fn ring(&self) {
         if self.sleep_flag.needs_wakeup() {
             self.wake.signal();
         }
     }
 
-    /// From now on a ring ends the sleep. What was left before must be looked for after this.
+    /// Makes a ring end the sleep. The shard has to check for earlier work after this call.
     pub(crate) fn before_sleep(&self) {
         self.sleep_flag.set_asleep();
     }
 
-    /// Nobody rings any more. `readable`: what was slept on is. It may be without a ring, if the signal of one came after the sleep that it
-    /// was for; then the next sleep would end at once, and every one after it.
+    /// Ends a sleep. `readable`: the descriptor is readable. It may be readable without a ring in this sleep
+    /// if the signal of an earlier ring came late; if it were not cleared, every later sleep would end at
+    /// once.
     pub(crate) fn after_sleep(&self, readable: bool) {
         if self.sleep_flag.clear() || readable {
             self.wake.clear();
         }
     }
 
-    /// What to sleep on.
+    /// Returns the descriptor to sleep on.
     pub(crate) fn wake(&self) -> &EventFd {
         &self.wake
     }
 }
 
-/// Run with `RUSTFLAGS="--cfg loom" cargo test -p ginnel --lib bell::`.
+/// Run with `RUSTFLAGS="--cfg loom" cargo test -p ginnel --lib doorbell::`.
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
     use loom::sync::Arc;
     use loom::thread;
 
-    /// Two shards leave something for a third that goes to sleep: in every order of steps it sees both, or is woken, and by one of them only.
+    /// Two shards leave work for a third one that goes to sleep: in every interleaving it sees both, or
+    /// exactly one of them wakes it.
     #[test]
     fn no_wake_up_is_lost_and_none_is_given_twice() {
         loom::model(|| {
@@ -113,7 +117,7 @@ mod tests {
             wait::sleep([fd, fd], &[], Some(Duration::ZERO)).unwrap().contains(0)
         };
         bell.before_sleep();
-        // Whoever rings was interrupted between the two halves of it.
+        // The ringing thread was interrupted between the two halves of `ring`.
         assert!(bell.sleep_flag.needs_wakeup());
         bell.after_sleep(sleep());
         bell.wake.signal();

@@ -1,4 +1,5 @@
-//! What a shard's application acts on: an engine in the same thread, or one that is reached through a channel.
+//! The engine on which a shard's application acts: one in the same thread, or one that is reached through a
+//! channel.
 
 use crate::channel::remote::RemoteEngine;
 use core::net::SocketAddr;
@@ -24,18 +25,18 @@ use rustix::fd::{AsRawFd, RawFd};
 pub(crate) enum Engine {
     /// In this thread.
     Local(Stack),
-    /// In another one.
+    /// In another thread, reached through a channel.
     Channel(Box<RemoteEngine>),
 }
 
-/// What both can do, and in the same way.
+/// Defines methods that both engines have with the same signature.
 macro_rules! both {
     ($($(#[$doc:meta])* fn $name:ident(&mut self $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
         impl Engine {
             $($(#[$doc])*
             #[inline]
             pub fn $name(&mut self $(, $argument: $type)*) $(-> $result)? {
-                // Apart, so that the usual way is inlined as if it was the only one.
+                // A separate function, so that the local call is inlined as if it were the only one.
                 #[cold]
                 #[inline(never)]
                 fn call_remote(remote: &mut RemoteEngine $(, $argument: $type)*) $(-> $result)? {
@@ -83,10 +84,10 @@ both! {
     fn transmit(&mut self, now: Instant);
 }
 
-/// What goes to an engine elsewhere is copied in pieces of so many bytes.
+/// Bytes that are copied at a time to an engine in another thread.
 const COPY_BYTES: usize = 4096;
 
-/// The same for what changes nothing.
+/// Defines methods that take `&self`, likewise.
 macro_rules! both_read {
     ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
         impl Engine {
@@ -118,7 +119,7 @@ both_read! {
 }
 
 impl Engine {
-    /// The engine, if it is in this thread.
+    /// Returns the engine, if it is in this thread.
     #[inline]
     pub fn local(&self) -> Option<&Stack> {
         match self {
@@ -127,7 +128,7 @@ impl Engine {
         }
     }
 
-    /// The engine, to change it.
+    /// Returns the engine to change it, if it is in this thread.
     #[inline]
     pub fn local_mut(&mut self) -> Option<&mut Stack> {
         match self {
@@ -136,7 +137,7 @@ impl Engine {
         }
     }
 
-    /// Both ends of a connection: ours, the peer's.
+    /// Returns the local and the peer's address of a connection.
     pub fn endpoints(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
         match self {
             Self::Local(stack) => stack.endpoints(conn),
@@ -144,7 +145,7 @@ impl Engine {
         }
     }
 
-    /// What the network layer has counted.
+    /// Returns the counters of the network layer.
     pub fn network_stats(&self) -> &NetworkStats {
         match self {
             Self::Local(stack) => stack.network().stats(),
@@ -152,7 +153,7 @@ impl Engine {
         }
     }
 
-    /// Frames that the network layer dropped.
+    /// Returns the frames that the network layer dropped.
     pub fn network_drops(&self) -> &DropStats {
         match self {
             Self::Local(stack) => stack.network().drops(),
@@ -160,7 +161,8 @@ impl Engine {
         }
     }
 
-    /// Answers a datagram from the address it was sent to, or from the best one if that was a group's.
+    /// Replies to a datagram from the address to which it was sent, or from the preferred one if that was a
+    /// multicast or broadcast address.
     pub fn udp_reply(
         &mut self,
         now: Instant,
@@ -177,12 +179,13 @@ impl Engine {
         }
     }
 
-    /// Takes the pending error of a UDP socket, if that was not told yet.
+    /// Takes the pending error of a UDP socket, if it was not reported yet.
     pub fn udp_take_error(&mut self, socket: UdpHandle) -> Option<UdpError> {
         self.local_mut().and_then(|stack| stack.udp_take_error(socket).ok().flatten())
     }
 
-    /// Queues `len` bytes that `fill` writes: all of what it is given, behind so many that it wrote before.
+    /// Queues `len` bytes. `fill` gets the number of bytes that it wrote before and a slice, which it has to
+    /// fill.
     #[inline]
     pub fn send_with(
         &mut self,
@@ -210,12 +213,12 @@ impl Engine {
         }
     }
 
-    /// When the engine has to be asked again if nothing happens before.
+    /// Returns when the engine has to run again if nothing happens before.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.local().and_then(Stack::next_deadline)
     }
 
-    /// Events wake a sleeper from now on. False if some wait already.
+    /// Makes events wake a sleeping shard. Returns false if an event is pending.
     pub fn before_sleep(&mut self) -> bool {
         match self {
             Self::Local(_) => true,
@@ -223,14 +226,15 @@ impl Engine {
         }
     }
 
-    /// Events wake nobody any more. `readable`: what [`wake_fd`](Self::wake_fd) names is.
+    /// Makes events stop waking the shard. `readable`: the descriptor of [`wake_fd`](Self::wake_fd) is
+    /// readable.
     pub fn after_sleep(&mut self, readable: bool) {
         if let Self::Channel(remote) = self {
             remote.after_sleep(readable);
         }
     }
 
-    /// What becomes readable when an event comes during a sleep.
+    /// Returns the descriptor that becomes readable when an event occurs during a sleep.
     pub fn wake_fd(&self) -> Option<RawFd> {
         match self {
             Self::Local(_) => None,

@@ -1,9 +1,9 @@
-//! The engine's errors as the numbers that Linux would give.
+//! Maps the engine's errors to the error numbers of Linux.
 
 use ginnel_stack::udp::UdpError;
 use rustix::io::Errno;
 
-/// What a call on a UDP socket that failed says on Linux.
+/// Returns the error number with which a call on a UDP socket fails on Linux.
 pub fn udp(error: UdpError) -> Errno {
     match error {
         UdpError::Stale => Errno::BADF,

@@ -9,7 +9,7 @@ use ginnel_stack::udp::UdpError;
 /// Why a shard could not be built, started or kept running.
 #[derive(Debug)]
 pub enum Error {
-    /// A configuration value cannot be used.
+    /// A configuration value is not valid.
     Config(ConfigError),
     /// A socket could not listen on the address.
     Listen(core::net::SocketAddr, ListenError),
@@ -19,31 +19,31 @@ pub enum Error {
     Udp(core::net::SocketAddr, UdpError),
     /// An address could not be reserved.
     Reserve(core::net::SocketAddr, ReserveError),
-    /// Something could not be sent.
+    /// Bytes could not be sent.
     Send(SendError),
-    /// A system call failed; the text says which thing it was about.
+    /// A system call failed; the text names its object.
     Io(String, std::io::Error),
-    /// Every device of the shard went away: the names.
+    /// Every device of the shard is gone; the text lists their names.
     DevicesLost(String),
     /// One of several shards failed.
     Shard(usize, Box<Error>),
-    /// The thread of a shard panicked: what it said.
+    /// The thread of a shard panicked, with this message.
     Panicked(String),
-    /// The door of a stack does not do what it was asked.
+    /// The broker of a stack refused a request.
     Refused(Refusal),
-    /// The stack, in another process, is gone.
+    /// The stack, which is in another process, is gone.
     StackGone,
-    /// The application's own reason.
+    /// The application's own error.
     Application(String),
 }
 
 impl Error {
-    /// An error of the application, in one line that names the thing it is about.
+    /// Creates an error of the application: one line that names the object concerned.
     pub fn application(text: impl Into<String>) -> Self {
         Self::Application(text.into())
     }
 
-    /// A failed system call about `what`.
+    /// Creates the error of a failed system call on `what`.
     pub fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
         Self::Io(what.into(), source.into())
     }

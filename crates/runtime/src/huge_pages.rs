@@ -1,7 +1,8 @@
-//! Large tables on large pages.
+//! Huge pages for large tables.
 //!
-//! With millions of connections the tables that segments are looked up in are hundreds of megabytes, touched at random. On pages of
-//! 4 KiB nearly each touch misses the TLB, too, and its page walk costs as much again as the cache miss.
+//! With millions of connections, the tables in which segments are looked up have hundreds of megabytes and
+//! are accessed at random. With pages of 4 KiB, nearly each access also misses the TLB, and the page walk
+//! costs as much again as the cache miss.
 #![allow(unsafe_code)] // Reason: madvise(2) is only reachable through an unsafe function.
 
 use ginnel_stack::stack::Stack;
@@ -10,8 +11,9 @@ use rustix::mm::{Advice, madvise};
 /// Tables below this size are left alone: a huge page would be mostly empty.
 const BYTES_MIN: usize = 4 << 20;
 
-/// Asks for huge pages for the tables of a stack, if the system gives them (`/sys/kernel/mm/transparent_hugepage/enabled`): to be called before
-/// there are connections. Without them everything works as well, only slower.
+/// Advises the kernel to use huge pages for the tables of a stack, if the system has them
+/// (`/sys/kernel/mm/transparent_hugepage/enabled`). Call this before there are connections. Without huge
+/// pages everything works, only slower.
 pub fn advise(stack: &Stack) {
     let page = rustix::param::page_size();
     for table in stack.tables() {
@@ -20,7 +22,8 @@ pub fn advise(stack: &Stack) {
         if table.len() < BYTES_MIN {
             continue;
         }
-        // SAFETY: the range is memory that the stack has reserved and keeps, and the advice changes nothing that a program can see.
+        // SAFETY: the range is memory that the stack has reserved and keeps, and the advice has no visible
+        // effect.
         _ = unsafe {
             madvise(start.wrapping_add(skip).cast_mut().cast(), table.len() - skip, Advice::LinuxHugepage)
         };
@@ -33,7 +36,7 @@ mod tests {
     use ginnel_stack::stack::{Stack, StackConfig};
     use ginnel_stack::time::Instant;
 
-    /// Flags of the mapping that `address` lies in, as /proc/self/smaps has them.
+    /// Returns the flags of the mapping that contains `address`, from /proc/self/smaps.
     fn flags_at(address: usize) -> Option<String> {
         let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
         let mut inside = false;
@@ -61,7 +64,7 @@ mod tests {
         advise(&stack);
         let mut large = 0;
         for table in stack.tables() {
-            // In the middle, where the whole page belongs to it.
+            // In the middle, where the whole page belongs to the table.
             let flags = flags_at(table.cast::<u8>() as usize + table.len() / 2);
             if table.len() >= BYTES_MIN {
                 let flags = flags.expect("the table is mapped");

@@ -1,10 +1,11 @@
-//! Pinning a shard's thread.
+//! CPU affinity of a shard's thread.
 
 use crate::error::Error;
 use ginnel_stack::error::ConfigError;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Pins the calling thread to one CPU, as the configuration's `key` says. Never widens the mask that the user gave the process: a CPU outside it is refused.
+/// Pins the calling thread to one CPU, chosen by the configuration key `key`. Never widens the mask that the
+/// user gave the process: a CPU outside it is refused.
 pub(crate) fn pin(key: &str, cpu: u32) -> Result<(), Error> {
     check_allowed(cpu, key)?;
     let mut one = CpuSet::new();
@@ -12,7 +13,7 @@ pub(crate) fn pin(key: &str, cpu: u32) -> Result<(), Error> {
     sched_setaffinity(None, &one).map_err(|e| Error::io(format!("pin to CPU {cpu}"), e))
 }
 
-/// Does something pinned to a CPU, if there is one, and gives the thread its mask back.
+/// Calls `act` pinned to a CPU, if one is given, and restores the thread's mask.
 pub(crate) fn with_pinned<R>(
     key: &str,
     cpu: Option<u32>,
@@ -26,7 +27,7 @@ pub(crate) fn with_pinned<R>(
     result
 }
 
-/// Whether the process may use a CPU. `key` is where it was asked for.
+/// Checks that the process may use a CPU. `key` is the configuration key that names it.
 pub(crate) fn check_allowed(cpu: u32, key: &str) -> Result<(), Error> {
     let allowed = sched_getaffinity(None).map_err(|e| Error::io("CPU mask", e))?;
     let cpu = cpu as usize;

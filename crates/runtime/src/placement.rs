@@ -1,7 +1,8 @@
-//! An application beside its shard instead of in it: what `shard.placement` asks for.
+//! Applications on threads of their own: what `shard.placement` configures.
 //!
-//! The application has a shard of its own without devices, whose engine is the other's, through a channel. On threads each runs by itself;
-//! in simulations, turn by turn, the application's shard takes the stack's along.
+//! The application then has a shard without devices, whose engine is in the stack's shard and is reached
+//! through a channel. On threads, each shard runs by itself; in simulations, the application's shard also
+//! runs the turns of the stack's shard.
 
 use crate::channel::ChannelServer;
 use crate::channel::control::SameThread;
@@ -17,36 +18,37 @@ use core::time::Duration;
 use ginnel_stack::time::Instant;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-/// What a shard has of the thread arrangement.
+/// The role of a shard in the thread arrangement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// The devices and the engine; the application, too, if that is `inline`.
+    /// Has the devices and the engine, and also the application if the placement is `inline`.
     Stack,
-    /// The application beside it.
+    /// Has the application, without the stack.
     Application,
-    /// One of the workers behind the application, by number.
+    /// One of the workers that the application's shard serves, by number.
     Worker(u16),
 }
 
-/// Where and how the thread of a shard runs.
+/// On which CPU, and how, a shard's thread runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Affinity {
-    /// The key that chose the CPU.
+    /// The configuration key that chose the CPU.
     pub key: &'static str,
     /// The CPU.
     pub cpu: Option<u32>,
-    /// How long it polls when there is nothing to do.
+    /// How long the shard polls when it finds nothing to do.
     pub spin: Duration,
-    /// If the other thread is on the same CPU: neither polls, for it would take the other's time.
+    /// Set if the application's and the stack's thread share a CPU: neither polls then, as that would take
+    /// the other's time.
     pub quantum: Option<Quantum>,
 }
 
-/// How two threads share a CPU: see [`Pace`](crate::pace::Pace).
+/// How a thread shares its CPU: see [`CpuShare`](crate::cpu_share::CpuShare).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quantum {
-    /// How long this one works at a time.
+    /// How long the thread works at a time.
     pub length: Duration,
-    /// It goes before the other.
+    /// The thread has real-time priority.
     pub realtime: bool,
 }
 
@@ -61,7 +63,7 @@ impl Affinity {
                 ("shard.worker_cpus", config.worker_cpus.get(usize::from(number)).copied())
             }
         };
-        // Workers are many, and made for work that waits for something else: there may be more of them than CPUs.
+        // There may be more workers than CPUs, as workers are made for work that waits.
         let polls = !paired && !matches!(role, Role::Worker(_));
         let spin = if polls { Duration::from_micros(config.spin_us.into()) } else { Duration::ZERO };
         let work = Duration::from_micros(config.paired_work_us.into());
@@ -70,21 +72,21 @@ impl Affinity {
     }
 }
 
-/// The shard behind an application's: the stack's, or one through which workers reach it.
+/// The shard through which an application's shard reaches the engine: the stack's, or the hub of workers.
 pub(crate) struct CoShard {
-    /// `None` if it is turned, or runs, by somebody else's care.
+    /// `None` if another part of the program runs it.
     stack: Option<SameThread>,
     stats_reader: StatsReader,
     /// It runs on a thread.
     is_running: bool,
     /// It ran on a thread and ended.
     has_ended: Arc<AtomicBool>,
-    /// It is one of several shards that leave together.
+    /// It is one of several shards that shut down together.
     has_shutdown_barrier: bool,
 }
 
 impl CoShard {
-    /// One that is taken along.
+    /// Creates a co-shard whose turns run with those of its application.
     pub fn new(stack: SameThread) -> Self {
         let stats_reader = lock_shard(&stack).stack_stats_reader();
         Self {
@@ -96,12 +98,13 @@ impl CoShard {
         }
     }
 
-    /// One that runs by itself until it sets `ended`.
+    /// Creates a co-shard that runs by itself until it sets `has_ended`.
     pub fn running(stats_reader: StatsReader, has_ended: Arc<AtomicBool>) -> Self {
         Self { stack: None, stats_reader, is_running: true, has_ended, has_shutdown_barrier: false }
     }
 
-    /// The counters of the shard with the devices: while it runs on a thread those that it published last.
+    /// Returns the counters of the shard with the devices; while that runs on a thread, those that it
+    /// published last.
     pub fn stats(&self) -> ShardStats {
         match &self.stack {
             Some(stack) if !self.is_running => lock_shard(stack).stack_stats(),
@@ -109,7 +112,7 @@ impl CoShard {
         }
     }
 
-    /// The same from other threads.
+    /// Returns a reader of those counters for other threads.
     pub fn stats_reader(&self) -> StatsReader {
         self.stats_reader.clone()
     }
@@ -121,7 +124,7 @@ impl CoShard {
         }
     }
 
-    /// One turn at the time `now`, if it does not run by itself. Returns how much it did.
+    /// Runs one turn at the time `now`, unless it runs by itself. Returns how much it did.
     pub fn run_turn(&mut self, now: Instant) -> Result<usize, Error> {
         match &self.stack {
             Some(stack) if !self.is_running => Ok(lock_shard(stack).poll_once(now)?.work),
@@ -129,7 +132,7 @@ impl CoShard {
         }
     }
 
-    /// The same, and then one of each shard behind it.
+    /// Runs one turn of it, and then one of each shard through which it reaches the engine.
     pub fn run_turns(&mut self, now: Instant) -> Result<usize, Error> {
         match &self.stack {
             Some(stack) if !self.is_running => lock_shard(stack).turn_all(now),
@@ -137,7 +140,7 @@ impl CoShard {
         }
     }
 
-    /// When it has to be turned again.
+    /// Returns when it has to run again.
     pub fn next_deadline(&self) -> Option<Instant> {
         match &self.stack {
             Some(stack) if !self.is_running => lock_shard(stack).next_deadline(),
@@ -145,18 +148,18 @@ impl CoShard {
         }
     }
 
-    /// Whether it ran and ended, which it does before the application only because of an error.
+    /// Returns whether it ran and ended, which it does before the application only because of an error.
     pub fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// What has to run on a thread of its own while the application does.
+    /// Returns what has to run on a thread of its own while the application runs.
     pub fn runner(&self) -> Option<CoShardRunner> {
         let stack = self.stack.clone()?;
         Some(CoShardRunner { stack, has_ended: self.has_ended.clone() })
     }
 
-    /// It leaves with others.
+    /// Makes it shut down together with other shards.
     pub fn set_shutdown_barrier(&mut self, leave: Option<BarrierMember>) {
         self.has_shutdown_barrier = leave.is_some();
         if let Some(stack) = &self.stack {
@@ -164,36 +167,36 @@ impl CoShard {
         }
     }
 
-    /// Whether it leaves with others.
+    /// Returns whether it shuts down together with other shards.
     pub fn has_shutdown_barrier(&self) -> bool {
         self.has_shutdown_barrier
     }
 
-    /// Notes that it runs on a thread, or no more.
+    /// Records whether it runs on a thread.
     pub fn set_running(&mut self, runs: bool) {
         self.is_running = runs;
         self.has_ended.store(false, Ordering::Release);
     }
 }
 
-/// A shard that can be run on another thread.
+/// Runs a co-shard on another thread.
 pub(crate) struct CoShardRunner {
     stack: SameThread,
     has_ended: Arc<AtomicBool>,
 }
 
 impl CoShardRunner {
-    /// How to ask it while it runs on no thread.
+    /// Returns the path for requests while it runs on no thread.
     pub fn same_thread(&self) -> SameThread {
         self.stack.clone()
     }
 
-    /// How to ask it while it runs.
+    /// Returns the path for requests while it runs on a thread.
     pub fn commander(&self) -> crate::Commander {
         lock_shard(&self.stack).commander()
     }
 
-    /// Runs it until `stop`, and then wakes the application, which must not wait for it.
+    /// Runs it until `stop` is set, and then wakes the application, which must not wait for it.
     pub fn run(self, stop: &StopFlag, wake: &EventFd) -> Result<(), Error> {
         let result = lock_shard(&self.stack).run(stop);
         self.has_ended.store(true, Ordering::Release);
@@ -202,8 +205,8 @@ impl CoShardRunner {
     }
 }
 
-/// A shard that runs on no thread.
+/// Locks a shard that runs on no thread.
 fn lock_shard(stack: &SameThread) -> MutexGuard<'_, Shard<ChannelServer>> {
-    // A handler that panicked has left the shard as it is.
+    // A handler that panicked has left the shard in its last state.
     stack.0.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! Devices without an engine: for programs that bring a TCP of their own, such as a load generator's. They get the device as a shard
-//! would, with all its layers, and sleep as a shard does.
+//! Devices without an engine, for programs with a TCP of their own, such as a load generator. They get the
+//! device as a shard would, with all its layers, and sleep as a shard does.
 
 use crate::config::{Config, DeviceConfig};
 use crate::error::Error;
@@ -9,11 +9,11 @@ use crate::{clock, devices, pin, wait};
 use ginnel_stack::device::{Device, RxQueue};
 use ginnel_stack::time::Instant;
 
-/// Opens the device, or takes the one that is supplied (a memory device must be), and puts the configured layers around it. `whole` is the configuration that
-/// it is from: what its links say is the stack's.
+/// Opens the device, or takes the supplied one (a memory device has to be supplied), and adds the configured
+/// layers. `whole` is the configuration that contains `config`; its links describe the stack.
 ///
 /// # Errors
-/// The device cannot be opened, or the capture's file not be written.
+/// Returns an error if the device cannot be opened, or the capture file cannot be written.
 pub fn open(config: &DeviceConfig, whole: &Config, supplied: Option<Device>) -> Result<Device, Error> {
     let device = match supplied {
         Some(device) => device,
@@ -22,18 +22,19 @@ pub fn open(config: &DeviceConfig, whole: &Config, supplied: Option<Device>) -> 
     devices::wrap(device, config)
 }
 
-/// Pins the calling thread to one CPU of those that the process may use.
+/// Pins the calling thread to one of the CPUs that the process may use.
 ///
 /// # Errors
-/// It may not use this one.
+/// Returns an error if the process may not use this CPU.
 pub fn pin(cpu: u32) -> Result<(), Error> {
     pin::pin("shard.cpu", cpu)
 }
 
-/// Sleeps in the kernel until a frame comes, it is `until`, or `stop` is set. Returns at once if frames are waiting.
+/// Sleeps in the kernel until a frame arrives, the time is `until`, or `stop` is set. Returns at once if
+/// frames are waiting.
 ///
 /// # Errors
-/// A failed system call.
+/// Returns the error of a failed system call.
 pub fn sleep(rx: &mut dyn RxQueue, stop: &StopFlag, until: Instant) -> Result<(), Error> {
     if !rx.arm() {
         return Ok(());
@@ -78,7 +79,7 @@ mod tests {
             far.tx.flush(clock::now());
             far
         });
-        // A sleep may end early; the frame must end it at last.
+        // A sleep may end early; the frame has to end it eventually.
         loop {
             sleep(&mut *near.rx, &stop, start + hour).unwrap();
             let mut burst = RxBurst::new();

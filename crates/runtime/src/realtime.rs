@@ -3,14 +3,16 @@
 
 use std::io;
 
-/// Gives the calling thread the lowest real-time priority, or takes it away again. Threads that it starts do not inherit it.
+/// Gives the calling thread the lowest real-time priority, or takes it away. Threads that it starts do not
+/// inherit it.
 ///
 /// # Errors
-/// It is not allowed (`CAP_SYS_NICE`, or a resource limit `RLIMIT_RTPRIO` of 1), or somebody has chosen another policy for the thread, which it keeps.
+/// Returns an error if it is not permitted (`CAP_SYS_NICE`, or a resource limit `RLIMIT_RTPRIO` of 1), or if
+/// the thread has another scheduling policy, which it keeps.
 pub(crate) fn set_realtime(on: bool) -> io::Result<()> {
     let (from, to, priority) =
         if on { (libc::SCHED_OTHER, libc::SCHED_RR, 1) } else { (libc::SCHED_RR, libc::SCHED_OTHER, 0) };
-    // SAFETY: reads the policy of the calling thread (0), and touches no memory of ours.
+    // SAFETY: reads the policy of the calling thread (0), and accesses no memory of this process.
     let policy = unsafe { libc::sched_getscheduler(0) };
     if policy < 0 {
         return Err(io::Error::last_os_error());
@@ -28,10 +30,10 @@ pub(crate) fn set_realtime(on: bool) -> io::Result<()> {
 mod tests {
     use super::set_realtime;
 
-    /// The policy of the calling thread, as /proc has it.
+    /// Returns the policy of the calling thread from /proc.
     fn policy() -> u32 {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-        // The name, which may have spaces in it, is the second of the fields; the policy is the 41st.
+        // The second field is the name, which may contain spaces; the policy is the 41st field.
         let fields = &stat[stat.rfind(')').unwrap() + 2..];
         fields.split(' ').nth(38).unwrap().parse().unwrap()
     }
@@ -49,7 +51,7 @@ mod tests {
             std::thread::spawn(|| assert_eq!(policy(), 0, "not inherited")).join().unwrap();
             set_realtime(false).unwrap();
             assert_eq!(policy(), 0);
-            // And again, for the next time it wakes.
+            // Once more, for the next time it wakes.
             set_realtime(true).unwrap();
         })
         .join()

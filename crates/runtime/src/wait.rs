@@ -1,4 +1,4 @@
-//! Sleeping in the kernel until there is something to do, and waking a sleeper from another thread.
+//! Sleeping in the kernel until there is work, and waking a sleeping thread from another one.
 #![allow(unsafe_code)] // devices name what to sleep on by its number: `RxQueue::wake_fd`; and a call that rustix has for new kernels only
 
 use crate::internal_fd::InternalFd;
@@ -7,15 +7,16 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, p
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
-/// Most file descriptors one sleep watches.
+/// Most file descriptors that one sleep watches.
 const WAIT_FDS_MAX: usize = 64;
-/// Most of them that are neither the mailbox's nor the stop flag's: one for each device, and two that others ring.
+/// Most descriptors besides those of the mailbox and the stop flag: one for each device, and two through
+/// which other threads wake the shard.
 pub(crate) const DEVICE_FDS_MAX: usize = WAIT_FDS_MAX - 2;
 
-/// Of a counter eight are read at once; of a socket as many as there are.
+/// Bytes read at a time: an eventfd returns eight, a socket as many as it has.
 const DRAIN_BYTES: usize = 256;
 
-/// A counter in the kernel that a thread can sleep on.
+/// An eventfd, or a socket that is used like one.
 #[derive(Debug)]
 pub(crate) struct EventFd(InternalFd);
 
@@ -24,17 +25,18 @@ impl EventFd {
         Ok(Self(InternalFd::in_place(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// One that another process made, out of the way of this one's program.
+    /// Wraps a descriptor from another process, and moves it out of the range that this process's program
+    /// uses.
     pub(crate) fn from_fd(fd: OwnedFd) -> Self {
         Self(InternalFd::new(fd))
     }
 
-    /// The same where it is out of the way already.
+    /// Wraps a descriptor that is already out of that range.
     pub(crate) fn from_internal(fd: InternalFd) -> Self {
         Self(fd)
     }
 
-    /// The descriptor itself.
+    /// Returns the descriptor.
     pub(crate) fn internal_fd(&self) -> &InternalFd {
         &self.0
     }
@@ -44,12 +46,12 @@ impl EventFd {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes it unreadable again.
+    /// Makes it unreadable.
     pub(crate) fn clear(&self) {
         while rustix::io::read(&self.0, &mut [0; DRAIN_BYTES]) == Ok(DRAIN_BYTES) {}
     }
 
-    /// Makes it unreadable, too, and says whether it is a socket whose other end is gone.
+    /// Makes it unreadable, and returns whether it is a socket whose other end is closed.
     pub(crate) fn drain_and_check_hangup(&self) -> bool {
         matches!(rustix::io::read(&self.0, &mut [0; DRAIN_BYTES]), Ok(0))
     }
@@ -59,28 +61,30 @@ impl EventFd {
     }
 }
 
-/// Which of the descriptors of a sleep ended it: a bit for each, in the order of [`sleep`].
+/// The descriptors that ended a sleep: a bit for each, in the order of the arguments of [`sleep`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadyFds(u64);
 
 impl ReadyFds {
-    /// Whether the `index`-th is.
+    /// Returns whether the descriptor of this index is among them.
     pub(crate) fn contains(self, index: usize) -> bool {
         self.0 & 1 << index != 0
     }
 }
 
-/// What one thread sleeps on time and again. The kernel keeps the list, so that a sleep need not say it anew, which is half of what it costs.
+/// The descriptors on which one thread sleeps repeatedly. The kernel keeps the list in an epoll instance,
+/// which saves half of the cost of a sleep.
 #[derive(Debug, Default)]
 pub(crate) struct WaitSet {
     epoll: Option<OwnedFd>,
     watched: arrayvec::ArrayVec<RawFd, WAIT_FDS_MAX>,
-    /// The kernel has not got the call, or somebody forbids it.
+    /// The kernel does not have the system call, or a filter forbids it.
     is_unsupported: bool,
 }
 
 impl WaitSet {
-    /// The same as [`sleep`]. What stands in the list must be closed no earlier than it is left out of a sleep, or this value goes.
+    /// Sleeps like [`sleep`]. A descriptor must not be closed before a later sleep leaves it out, or this
+    /// value is dropped.
     pub(crate) fn sleep(
         &mut self,
         own: [BorrowedFd<'_>; 2],
@@ -99,7 +103,7 @@ impl WaitSet {
         sleep(own, devices, timeout)
     }
 
-    /// The kernel's list of these.
+    /// Returns the epoll instance with these descriptors.
     fn epoll_of(&mut self, list: &[RawFd]) -> Result<BorrowedFd<'_>, Errno> {
         if self.epoll.is_none() || *self.watched != *list {
             let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -107,7 +111,7 @@ impl WaitSet {
                 // SAFETY: as in `sleep`.
                 let fd = unsafe { BorrowedFd::borrow_raw(fd) };
                 match epoll::add(&set, fd, epoll::EventData::new_u64(index as u64), epoll::EventFlags::IN) {
-                    // It stands there by an earlier place.
+                    // The descriptor is in the list at an earlier index.
                     Ok(()) | Err(Errno::EXIST) => {}
                     Err(error) => return Err(error),
                 }
@@ -119,10 +123,10 @@ impl WaitSet {
     }
 }
 
-/// Events that one sleep hears of; others end the next.
+/// Events that one sleep returns; further ones end the next sleep.
 const EPOLL_EVENTS_MAX: usize = 8;
 
-/// `epoll_pwait2` (since Linux 5.11), which knows times shorter than a millisecond.
+/// Calls `epoll_pwait2` (since Linux 5.11), whose timeout has a resolution of nanoseconds.
 fn epoll_pwait2(set: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<ReadyFds, Errno> {
     let timeout = timeout.map(|t| libc::timespec {
         tv_sec: libc::time_t::try_from(t.as_secs()).unwrap_or(libc::time_t::MAX),
@@ -130,7 +134,8 @@ fn epoll_pwait2(set: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<ReadyF
     });
     let timeout = timeout.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
     let mut events = [libc::epoll_event { events: 0, u64: 0 }; EPOLL_EVENTS_MAX];
-    // SAFETY: room and time live through the call, there is as much room as told, and no mask of signals.
+    // SAFETY: the buffer and the timeout outlive the call, the length is the buffer's, and there is no signal
+    // mask.
     let count = unsafe {
         libc::syscall(
             libc::SYS_epoll_pwait2,
@@ -148,8 +153,9 @@ fn epoll_pwait2(set: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<ReadyF
     }
 }
 
-/// Sleeps until one of the descriptors is readable, a signal comes, or `timeout` is over (`None`: no limit). Says which are: first `own`, then `devices`,
-/// descriptors of devices that the caller owns and keeps open meanwhile.
+/// Sleeps until one of the descriptors is readable, a signal arrives, or `timeout` expires (`None`: never).
+/// Returns the readable ones: first those of `own`, then those of `devices`, which the caller owns and keeps
+/// open meanwhile.
 pub(crate) fn sleep(
     own: [BorrowedFd<'_>; 2],
     devices: &[RawFd],
@@ -160,8 +166,8 @@ pub(crate) fn sleep(
         watched.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
     }
     for &fd in devices.iter().take(watched.remaining_capacity()) {
-        // SAFETY: the caller owns the device for the duration of this call, and a device keeps its descriptor open as long as
-        // it lives. At worst a wrong number is polled, which touches no memory.
+        // SAFETY: the caller owns the device for the duration of this call, and a device keeps its descriptor
+        // open as long as it lives. At worst a wrong descriptor is polled, which touches no memory.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         watched.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
     }
@@ -216,7 +222,8 @@ mod tests {
         let fds: Vec<EventFd> = (0..5).map(|_| EventFd::new().unwrap()).collect();
         let raw = |of: &[usize]| of.iter().map(|&n| fds[n].as_fd().as_raw_fd()).collect::<Vec<_>>();
         let mut watch = WaitSet::default();
-        // The same twice, others, one less, one in two places, the first again.
+        // The same list twice, another one, a shorter one, one with a descriptor at two indices, and the
+        // first one again.
         for (own, devices) in [
             ([0, 1], vec![2]),
             ([0, 1], vec![2]),
@@ -230,7 +237,7 @@ mod tests {
                 let (own, devices) = (own.map(|n| fds[n].as_fd()), raw(&devices));
                 let kept = watch.sleep(own, &devices, Some(Duration::ZERO)).unwrap();
                 let told = sleep(own, &devices, Some(Duration::ZERO)).unwrap();
-                // What stands in two places is said by the first.
+                // A descriptor at two indices is reported at the first one.
                 let first = if own[0].as_raw_fd() == own[1].as_raw_fd() { told.0 & !2 } else { told.0 };
                 assert_eq!(kept, ReadyFds(first));
                 fds[rung].clear();

@@ -1,36 +1,38 @@
-//! When a shard leaves its CPU to others by yielding.
+//! When a shard leaves its CPU to other threads by yielding.
 //!
-//! Whoever yields comes back as soon as the others sleep, and none of them has to wake it: that is three system calls less than a sleep. But whoever has not slept is
-//! not woken by a frame either, and waits for as long as the others work, up to the time slice of the kernel. So it is done where they are known to
-//! work for short times only. And it does not help those who wait for something else than the CPU, or are in another group of the scheduler's, which is not yielded to.
+//! A thread that yields runs again as soon as the others sleep, and none of them has to wake it: that saves
+//! three system calls compared to a sleep. But a frame does not wake a thread that has not slept: it waits
+//! for as long as the others work, up to the kernel's time slice. So a shard yields only where the others are
+//! known to work for short times. Yielding does not help threads that wait for something else than the CPU,
+//! or that are in another scheduling group, to which the kernel does not yield.
 
 use core::time::Duration;
 
-/// What others may take for a yield to have been right, if they may take as long.
+/// Longest duration of a yield that counts as short, even if the others may take longer.
 const SHORT_MAX: Duration = Duration::from_micros(100);
-/// After so many that nothing came of, in a row, they are in vain.
+/// Number of yields in a row without work after which yielding is considered futile.
 const FUTILE_YIELDS_MAX: u32 = 4;
-/// So many sleeps after yields that were wrong, or in vain, it is tried again.
+/// Number of sleeps after which yielding is tried again.
 const SLEEPS_BEFORE_RETRY: u32 = 64;
 
-/// How the last yields went.
+/// Results of the last yields.
 #[derive(Debug, Default)]
 pub(crate) struct YieldPolicy {
-    /// Sleeps before the next one.
+    /// Sleeps before the next yield.
     sleeps_left: u32,
-    /// Yields since there was something to do.
+    /// Yields since there was work.
     futile_yields: u32,
 }
 
 impl YieldPolicy {
-    /// Whether to yield. If not, the caller sleeps.
+    /// Returns whether to yield. If not, the caller sleeps.
     pub fn may_yield(&mut self) -> bool {
         let may = self.sleeps_left == 0;
         self.sleeps_left = self.sleeps_left.saturating_sub(1);
         may
     }
 
-    /// One took so long, and should have taken `turn` at the most.
+    /// Records that a yield took `time`, and that it should have taken at most `turn`.
     pub fn record_yield(&mut self, time: Duration, turn: Duration) {
         self.futile_yields += 1;
         if time > turn.min(SHORT_MAX) || self.futile_yields >= FUTILE_YIELDS_MAX {
@@ -38,7 +40,7 @@ impl YieldPolicy {
         }
     }
 
-    /// There was something to do.
+    /// Records that there was work.
     pub fn record_work(&mut self) {
         self.futile_yields = 0;
     }
