@@ -107,10 +107,10 @@ impl<H> ShardBuilder<H> {
             now,
             member,
             channel,
-            co_shard: beside,
+            co_shard,
             published: presence,
-            position: place,
-            local_delivery: loops,
+            position,
+            local_delivery,
             ..
         } = self;
         ShardBuilder {
@@ -121,10 +121,10 @@ impl<H> ShardBuilder<H> {
             now,
             member,
             channel,
-            co_shard: beside,
+            co_shard,
             published: presence,
-            position: place,
-            local_delivery: loops,
+            position,
+            local_delivery,
         }
     }
 
@@ -171,14 +171,14 @@ impl<H> ShardBuilder<H> {
     }
 
     /// Sets the part of the thread arrangement, if this is not a shard by itself.
-    pub(crate) fn position(mut self, place: ThreadPosition) -> Self {
-        self.position = place;
+    pub(crate) fn position(mut self, position: ThreadPosition) -> Self {
+        self.position = position;
         self
     }
 
     /// Sets the shard through which this one reaches the engine.
-    pub(crate) fn co_shard(mut self, beside: CoShard) -> Self {
-        self.co_shard = Some(beside);
+    pub(crate) fn co_shard(mut self, co_shard: CoShard) -> Self {
+        self.co_shard = Some(co_shard);
         self
     }
 
@@ -254,12 +254,12 @@ impl<H: Handler> ShardBuilder<H> {
             None => self.build_engine(&seed, now)?,
         };
 
-        let (peers, inboxes, (commander, mailbox), stats) = match (self.member, self.position.commands) {
+        let (router, receivers, (commander, mailbox), stats) = match (self.member, self.position.commands) {
             (Some(member), _) => {
-                let ShardMember { router: peers, receivers: inboxes, commander, mailbox, stats, .. } = member;
-                (Some(Box::new(peers)), inboxes, (commander, mailbox), stats)
+                let ShardMember { router, receivers, commander, mailbox, stats, .. } = member;
+                (Some(Box::new(router)), receivers, (commander, mailbox), stats)
             }
-            (None, Some(way)) => (None, Vec::new(), way, StatsWriter::new()),
+            (None, Some(commands)) => (None, Vec::new(), commands, StatsWriter::new()),
             (None, None) => (None, Vec::new(), command_channel(&self.config)?, StatsWriter::new()),
         };
         let ThreadPosition { role, shard, .. } = self.position;
@@ -279,7 +279,7 @@ impl<H: Handler> ShardBuilder<H> {
             closing: None,
             delivering: None,
             is_stopping: false,
-            router: peers,
+            router,
             shard_and_worker: (shard, worker),
         };
         let mut shard = Shard {
@@ -289,7 +289,7 @@ impl<H: Handler> ShardBuilder<H> {
             dispatch: EventDispatcher::new(),
             ports,
             links,
-            cross_shard_receivers: inboxes,
+            cross_shard_receivers: receivers,
             mailbox,
             commander,
             config: self.config.shard,
@@ -357,11 +357,11 @@ pub(crate) fn command_channel(config: &Config) -> Result<(Commander, Mailbox), E
 fn take_or_open(
     supplied: &mut Vec<(String, Device)>,
     config: &DeviceConfig,
-    whole: &Config,
+    full_config: &Config,
 ) -> Result<Device, Error> {
     let device = match supplied.iter().position(|(name, _)| *name == config.name) {
         Some(i) => supplied.swap_remove(i).1,
-        None => devices::open(config, whole)?,
+        None => devices::open(config, full_config)?,
     };
     devices::wrap(device, config)
 }

@@ -69,9 +69,9 @@ impl ShardCore {
         options: ListenOptions,
         alone: bool,
     ) -> Result<Listener, ListenError> {
-        let Self { stack, stats, router: peers, .. } = self;
-        match (peers, stack) {
-            (Some(peers), Engine::Local(stack)) => peers.listen(stack, stats, local, options, alone),
+        let Self { stack, stats, router, .. } = self;
+        match (router, stack) {
+            (Some(router), Engine::Local(stack)) => router.listen(stack, stats, local, options, alone),
             (_, Engine::Channel(remote)) if alone => remote.listen_exclusive(local, options),
             (_, engine) => engine.listen(local, options),
         }
@@ -79,50 +79,50 @@ impl ShardCore {
 
     /// Returns false if the listener was closed before.
     pub(crate) fn unlisten(&mut self, listener: Listener) -> bool {
-        let Self { stack, stats, router: peers, .. } = self;
-        match (peers, stack) {
-            (Some(peers), Engine::Local(stack)) => peers.unlisten(stack, stats, listener),
+        let Self { stack, stats, router, .. } = self;
+        match (router, stack) {
+            (Some(router), Engine::Local(stack)) => router.unlisten(stack, stats, listener),
             (_, engine) => engine.unlisten(listener),
         }
     }
 
     pub(crate) fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> Result<UdpHandle, UdpError> {
-        let Self { stack, stats, router: peers, .. } = self;
-        match (peers, stack) {
-            (Some(peers), Engine::Local(stack)) => peers.udp_bind(stack, stats, local, options),
+        let Self { stack, stats, router, .. } = self;
+        match (router, stack) {
+            (Some(router), Engine::Local(stack)) => router.udp_bind(stack, stats, local, options),
             (_, engine) => engine.udp_bind(local, options),
         }
     }
 
     pub(crate) fn udp_connect(&mut self, socket: UdpHandle, remote: SocketAddr) -> Result<(), UdpError> {
         self.stack.udp_connect(self.now, socket, remote)?;
-        self.with_router(|peers, stack, stats| peers.udp_connected(stack, stats, socket, remote));
+        self.with_router(|router, stack, stats| router.udp_connected(stack, stats, socket, remote));
         Ok(())
     }
 
     pub(crate) fn udp_close(&mut self, socket: UdpHandle) -> Result<(), UdpError> {
         self.stack.udp_close(socket)?;
-        self.with_router(|peers, stack, stats| peers.udp_closed(stack, stats, socket));
+        self.with_router(|router, stack, stats| router.udp_closed(stack, stats, socket));
         Ok(())
     }
 
     /// Calls `act` with the router, the engine and the counters, if there are several shards.
     pub(crate) fn with_router(&mut self, act: impl FnOnce(&mut ShardRouter, &mut Stack, &mut ShardStats)) {
-        if let (Some(peers), Engine::Local(stack)) = (&mut self.router, &mut self.stack) {
-            act(peers, stack, &mut self.stats);
+        if let (Some(router), Engine::Local(stack)) = (&mut self.router, &mut self.stack) {
+            act(router, stack, &mut self.stats);
         }
     }
 
     /// Processes a burst from a device: keeps the frames that belong to this shard, and sends the others to
     /// their shards.
     pub(crate) fn receive(&mut self, port: PortId, burst: &mut RxBurst<'_>) {
-        let Self { stack: Engine::Local(stack), router: peers, stats, now, .. } = self else { return };
-        let Some(peers) = peers else { return stack.receive(*now, port, burst) };
-        peers.route(stack.network().steering(), port, burst, stats);
+        let Self { stack: Engine::Local(stack), router, stats, now, .. } = self else { return };
+        let Some(router) = router else { return stack.receive(*now, port, burst) };
+        router.route(stack.network().steering(), port, burst, stats);
         stack.receive(*now, port, burst);
-        let misdirected = stack.network_mut().take_misrouted();
-        if misdirected != 0 {
-            peers.redirect(stack.network().steering(), port, burst, misdirected, stats);
+        let misrouted = stack.network_mut().take_misrouted();
+        if misrouted != 0 {
+            router.redirect(stack.network().steering(), port, burst, misrouted, stats);
         }
     }
 }
@@ -216,12 +216,12 @@ impl<'a> Context<'a> {
         self.core.listen_exclusive(local, options).map_err(|e| Error::Listen(local, e))
     }
 
-    /// Sets a listener's backlog. `kept` is the number of accepted connections that count in it because no
+    /// Sets a listener's backlog. `unaccepted` is the number of accepted connections that count in it because no
     /// client has taken them yet. Has no effect where the engine is reached through a channel, which has
     /// limits of its own.
-    pub(crate) fn set_backlog(&mut self, listener: Listener, backlog: u32, kept: u32) {
+    pub(crate) fn set_backlog(&mut self, listener: Listener, backlog: u32, unaccepted: u32) {
         if let Some(stack) = self.core.stack.local_mut() {
-            stack.set_backlog(listener, backlog, kept);
+            stack.set_backlog(listener, backlog, unaccepted);
         }
     }
 
@@ -237,11 +237,11 @@ impl<'a> Context<'a> {
     }
 
     /// Returns the headers of the SYN that began a connection. The engine discards them if they fit into
-    /// `room` bytes.
-    pub(crate) fn saved_syn(&mut self, conn: Conn, room: usize) -> Vec<u8> {
+    /// `max_len` bytes.
+    pub(crate) fn saved_syn(&mut self, conn: Conn, max_len: usize) -> Vec<u8> {
         let Some(stack) = self.core.stack.local_mut() else { return Vec::new() };
         let bytes = stack.saved_syn(conn).unwrap_or_default().to_vec();
-        if bytes.len() <= room {
+        if bytes.len() <= max_len {
             stack.drop_saved_syn(conn);
         }
         bytes
@@ -316,8 +316,8 @@ impl<'a> Context<'a> {
     }
 
     /// See [`Stack::sendable_within`](ginnel_stack::stack::Stack::sendable_within).
-    pub(crate) fn sendable_within(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> u32 {
-        self.core.stack.local_mut().map_or(len, |stack| stack.sendable_within(conn, len, most))
+    pub(crate) fn sendable_within(&mut self, conn: Conn, len: u32, limits: (u32, u32)) -> u32 {
+        self.core.stack.local_mut().map_or(len, |stack| stack.sendable_within(conn, len, limits))
     }
 
     /// Queues `len` bytes of a source, beginning at `offset`, without copying them. All or nothing: after
@@ -472,7 +472,7 @@ impl<'a> Context<'a> {
         self.core.resume_reading.push(conn);
     }
 
-    /// Sends the datagrams that are concatenated in `data`: each has `piece` bytes, except that the last may
+    /// Sends the datagrams that are concatenated in `data`: each has `gso_size` bytes, except that the last may
     /// be shorter. They go to the connected peer if no destination is given, and from `source` if that is one
     /// of the stack's addresses. A device with segmentation offload gets them in one piece.
     ///
@@ -485,13 +485,9 @@ impl<'a> Context<'a> {
         source: Option<IpAddr>,
         to: Option<SocketAddr>,
         data: &[u8],
-        piece: u16,
+        gso_size: u16,
     ) -> Result<(), UdpError> {
-        self.udp_send_with(
-            socket,
-            &UdpSendParams { to, source, gso_size: piece, ..UdpSendParams::default() },
-            data,
-        )
+        self.udp_send_with(socket, &UdpSendParams { to, source, gso_size, ..UdpSendParams::default() }, data)
     }
 
     /// Sends a datagram, or several, with parameters that are valid for this call alone.

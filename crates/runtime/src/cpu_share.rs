@@ -110,42 +110,42 @@ mod tests {
 
     #[test]
     fn work_after_a_sleep_has_a_bound_beyond_which_there_is_no_priority() {
-        let notes = RefCell::new(Vec::new());
-        let taken = || core::mem::take(&mut *notes.borrow_mut());
-        let mut pace = CpuShare::new(Notes(&notes, true), Duration::from_micros(100), true);
+        let calls = RefCell::new(Vec::new());
+        let taken = || core::mem::take(&mut *calls.borrow_mut());
+        let mut share = CpuShare::new(Notes(&calls, true), Duration::from_micros(100), true);
         assert_eq!(taken(), ["raise"]);
         for us in [0, 50, 99] {
-            pace.record_work(at(us));
+            share.record_work(at(us));
         }
         assert!(taken().is_empty(), "it may work for so long");
-        pace.record_work(at(100));
+        share.record_work(at(100));
         assert_eq!(taken(), ["lower", "give way"]);
-        pace.record_work(at(199));
-        pace.record_work(at(200));
-        pace.record_work(at(310));
+        share.record_work(at(199));
+        share.record_work(at(200));
+        share.record_work(at(310));
         assert_eq!(taken(), ["give way", "give way"], "once in each such time, as an ordinary thread");
-        pace.record_sleep();
+        share.record_sleep();
         assert_eq!(taken(), ["raise"]);
-        pace.record_sleep();
-        pace.record_work(at(1000));
-        pace.record_work(at(1090));
-        pace.record_sleep();
-        pace.record_work(at(1110));
+        share.record_sleep();
+        share.record_work(at(1000));
+        share.record_work(at(1090));
+        share.record_sleep();
+        share.record_work(at(1110));
         assert!(taken().is_empty(), "what was done before a sleep does not count");
     }
 
     #[test]
     fn without_priority_the_bound_stays() {
-        for (wanted, allowed, asked) in [(false, true, 0), (true, false, 1)] {
-            let notes = RefCell::new(Vec::new());
-            let mut pace = CpuShare::new(Notes(&notes, allowed), Duration::from_micros(100), wanted);
+        for (wanted, allowed, requested) in [(false, true, 0), (true, false, 1)] {
+            let calls = RefCell::new(Vec::new());
+            let mut share = CpuShare::new(Notes(&calls, allowed), Duration::from_micros(100), wanted);
             for us in (0..=400).step_by(50) {
-                pace.record_work(at(us));
+                share.record_work(at(us));
             }
-            pace.record_sleep();
-            let notes = notes.borrow();
-            let count = |what| notes.iter().filter(|note| **note == what).count();
-            assert_eq!((count("raise"), count("lower"), count("give way")), (asked, 0, 4));
+            share.record_sleep();
+            let calls = calls.borrow();
+            let count = |name| calls.iter().filter(|call| **call == name).count();
+            assert_eq!((count("raise"), count("lower"), count("give way")), (requested, 0, 4));
         }
     }
 }

@@ -38,8 +38,8 @@ impl EventDispatcher {
         burst: Option<&RxBurst<'_>>,
     ) -> usize {
         let mut count = 0;
-        let most = core.stack.events_waiting() + FOLLOW_UP_EVENTS_MAX;
-        while count < most
+        let max = core.stack.events_waiting() + FOLLOW_UP_EVENTS_MAX;
+        while count < max
             && let Some(event) = core.stack.next_event()
         {
             count += 1;

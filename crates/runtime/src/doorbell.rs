@@ -111,21 +111,21 @@ mod tests {
 
     #[test]
     fn a_signal_that_comes_after_the_sleep_ends_one_sleep_and_not_all() {
-        let bell = Doorbell::new().unwrap();
+        let doorbell = Doorbell::new().unwrap();
         let sleep = || {
-            let fd = bell.wake().as_fd();
+            let fd = doorbell.wake().as_fd();
             wait::sleep([fd, fd], &[], Some(Duration::ZERO)).unwrap().contains(0)
         };
-        bell.before_sleep();
+        doorbell.before_sleep();
         // The ringing thread was interrupted between the two halves of `ring`.
-        assert!(bell.sleep_flag.needs_wakeup());
-        bell.after_sleep(sleep());
-        bell.wake.signal();
-        bell.before_sleep();
+        assert!(doorbell.sleep_flag.needs_wakeup());
+        doorbell.after_sleep(sleep());
+        doorbell.wake.signal();
+        doorbell.before_sleep();
         let ended = sleep();
         assert!(ended);
-        bell.after_sleep(ended);
-        bell.before_sleep();
+        doorbell.after_sleep(ended);
+        doorbell.before_sleep();
         assert!(!sleep());
     }
 }

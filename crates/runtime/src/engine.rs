@@ -197,14 +197,14 @@ impl Engine {
         match self {
             Self::Local(stack) => stack.send_with(conn, len, continues, fill),
             Self::Channel(remote) => {
-                let mut piece = [0; COPY_BYTES];
+                let mut chunk = [0; COPY_BYTES];
                 let mut done = 0;
                 while done < len {
-                    let piece = &mut piece[..COPY_BYTES.min(len - done)];
-                    fill(done, piece);
-                    let sent = remote.send(conn, piece)?;
+                    let chunk = &mut chunk[..COPY_BYTES.min(len - done)];
+                    fill(done, chunk);
+                    let sent = remote.send(conn, chunk)?;
                     done += sent;
-                    if sent < piece.len() {
+                    if sent < chunk.len() {
                         break;
                     }
                 }

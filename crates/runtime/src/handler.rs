@@ -188,10 +188,10 @@ pub trait Handler {
     fn yield_expired(&mut self) {}
 
     /// The shard is awake, or did not sleep after all. Called after each
-    /// [`before_sleep`](Self::before_sleep). `rang`: the descriptor of [`wake_fd`](Self::wake_fd) was
+    /// [`before_sleep`](Self::before_sleep). `is_readable`: the descriptor of [`wake_fd`](Self::wake_fd) was
     /// readable.
-    fn after_sleep(&mut self, rang: bool) {
-        let _ = rang;
+    fn after_sleep(&mut self, is_readable: bool) {
+        let _ = is_readable;
     }
 
     /// Returns the descriptor that a sleeping shard watches for work of other threads. It stays open as long

@@ -8,9 +8,9 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// user gave the process: a CPU outside it is refused.
 pub(crate) fn pin(key: &str, cpu: u32) -> Result<(), Error> {
     check_allowed(cpu, key)?;
-    let mut one = CpuSet::new();
-    one.set(cpu as usize);
-    sched_setaffinity(None, &one).map_err(|e| Error::io(format!("pin to CPU {cpu}"), e))
+    let mut set = CpuSet::new();
+    set.set(cpu as usize);
+    sched_setaffinity(None, &set).map_err(|e| Error::io(format!("pin to CPU {cpu}"), e))
 }
 
 /// Calls `act` pinned to a CPU, if one is given, and restores the thread's mask.

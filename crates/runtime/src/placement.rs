@@ -160,10 +160,10 @@ impl CoShard {
     }
 
     /// Makes it shut down together with other shards.
-    pub fn set_shutdown_barrier(&mut self, leave: Option<BarrierMember>) {
-        self.has_shutdown_barrier = leave.is_some();
+    pub fn set_shutdown_barrier(&mut self, barrier: Option<BarrierMember>) {
+        self.has_shutdown_barrier = barrier.is_some();
         if let Some(stack) = &self.stack {
-            lock_shard(stack).join_barrier(leave);
+            lock_shard(stack).join_barrier(barrier);
         }
     }
 

@@ -10,14 +10,14 @@ use ginnel_stack::device::{Device, RxQueue};
 use ginnel_stack::time::Instant;
 
 /// Opens the device, or takes the supplied one (a memory device has to be supplied), and adds the configured
-/// layers. `whole` is the configuration that contains `config`; its links describe the stack.
+/// layers. `full_config` is the configuration that contains `config`; its links describe the stack.
 ///
 /// # Errors
 /// Returns an error if the device cannot be opened, or the capture file cannot be written.
-pub fn open(config: &DeviceConfig, whole: &Config, supplied: Option<Device>) -> Result<Device, Error> {
+pub fn open(config: &DeviceConfig, full_config: &Config, supplied: Option<Device>) -> Result<Device, Error> {
     let device = match supplied {
         Some(device) => device,
-        None => devices::open(config, whole)?,
+        None => devices::open(config, full_config)?,
     };
     devices::wrap(device, config)
 }
@@ -63,9 +63,9 @@ mod tests {
     #[test]
     fn a_frame_the_time_and_the_stop_flag_end_a_sleep() {
         let (mut far, near) = pair(MemoryConfig::default());
-        let (config, whole) = (DeviceConfig::new("cable", DeviceKind::Memory), Config::default());
-        assert!(open(&config, &whole, None).is_err(), "nobody has the other end");
-        let mut near = open(&config, &whole, Some(near)).unwrap();
+        let (config, full_config) = (DeviceConfig::new("cable", DeviceKind::Memory), Config::default());
+        assert!(open(&config, &full_config, None).is_err(), "nobody has the other end");
+        let mut near = open(&config, &full_config, Some(near)).unwrap();
         let stop = StopFlag::new().unwrap();
         let (hour, start) = (Duration::from_secs(3600), clock::now());
 

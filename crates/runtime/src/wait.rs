@@ -87,12 +87,12 @@ impl WaitSet {
     /// value is dropped.
     pub(crate) fn sleep(
         &mut self,
-        own: [BorrowedFd<'_>; 2],
+        wake_fds: [BorrowedFd<'_>; 2],
         devices: &[RawFd],
         timeout: Option<Duration>,
     ) -> std::io::Result<ReadyFds> {
         if !self.is_unsupported {
-            let list = own.iter().map(AsRawFd::as_raw_fd).chain(devices.iter().copied());
+            let list = wake_fds.iter().map(AsRawFd::as_raw_fd).chain(devices.iter().copied());
             let list: arrayvec::ArrayVec<RawFd, WAIT_FDS_MAX> = list.take(WAIT_FDS_MAX).collect();
             match self.epoll_of(&list).and_then(|set| epoll_pwait2(set, timeout)) {
                 Ok(readable) => return Ok(readable),
@@ -100,7 +100,7 @@ impl WaitSet {
                 Err(_) => (self.is_unsupported, self.epoll) = (true, None),
             }
         }
-        sleep(own, devices, timeout)
+        sleep(wake_fds, devices, timeout)
     }
 
     /// Returns the epoll instance with these descriptors.
@@ -154,15 +154,15 @@ fn epoll_pwait2(set: BorrowedFd<'_>, timeout: Option<Duration>) -> Result<ReadyF
 }
 
 /// Sleeps until one of the descriptors is readable, a signal arrives, or `timeout` expires (`None`: never).
-/// Returns the readable ones: first those of `own`, then those of `devices`, which the caller owns and keeps
+/// Returns the readable ones: first those of `wake_fds`, then those of `devices`, which the caller owns and keeps
 /// open meanwhile.
 pub(crate) fn sleep(
-    own: [BorrowedFd<'_>; 2],
+    wake_fds: [BorrowedFd<'_>; 2],
     devices: &[RawFd],
     timeout: Option<Duration>,
 ) -> std::io::Result<ReadyFds> {
     let mut watched = arrayvec::ArrayVec::<PollFd<'_>, WAIT_FDS_MAX>::new();
-    for fd in own {
+    for fd in wake_fds {
         watched.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
     }
     for &fd in devices.iter().take(watched.remaining_capacity()) {
@@ -224,7 +224,7 @@ mod tests {
         let mut watch = WaitSet::default();
         // The same list twice, another one, a shorter one, one with a descriptor at two indices, and the
         // first one again.
-        for (own, devices) in [
+        for (wake_fds, devices) in [
             ([0, 1], vec![2]),
             ([0, 1], vec![2]),
             ([0, 1], vec![3, 4]),
@@ -232,21 +232,25 @@ mod tests {
             ([0, 0], vec![2]),
             ([0, 1], vec![2]),
         ] {
-            for rung in 0..fds.len() {
-                fds[rung].signal();
-                let (own, devices) = (own.map(|n| fds[n].as_fd()), raw(&devices));
-                let kept = watch.sleep(own, &devices, Some(Duration::ZERO)).unwrap();
-                let told = sleep(own, &devices, Some(Duration::ZERO)).unwrap();
+            for index in 0..fds.len() {
+                fds[index].signal();
+                let (wake_fds, devices) = (wake_fds.map(|n| fds[n].as_fd()), raw(&devices));
+                let from_set = watch.sleep(wake_fds, &devices, Some(Duration::ZERO)).unwrap();
+                let from_poll = sleep(wake_fds, &devices, Some(Duration::ZERO)).unwrap();
                 // A descriptor at two indices is reported at the first one.
-                let first = if own[0].as_raw_fd() == own[1].as_raw_fd() { told.0 & !2 } else { told.0 };
-                assert_eq!(kept, ReadyFds(first));
-                fds[rung].clear();
+                let first = if wake_fds[0].as_raw_fd() == wake_fds[1].as_raw_fd() {
+                    from_poll.0 & !2
+                } else {
+                    from_poll.0
+                };
+                assert_eq!(from_set, ReadyFds(first));
+                fds[index].clear();
             }
         }
         let begun = std::time::Instant::now();
-        let quiet =
+        let idle =
             watch.sleep([fds[0].as_fd(), fds[1].as_fd()], &[], Some(Duration::from_micros(300))).unwrap();
-        assert_eq!(quiet, ReadyFds::default());
+        assert_eq!(idle, ReadyFds::default());
         assert!(begun.elapsed() >= Duration::from_micros(300));
     }
 }

@@ -32,10 +32,10 @@ impl YieldPolicy {
         may
     }
 
-    /// Records that a yield took `time`, and that it should have taken at most `turn`.
-    pub fn record_yield(&mut self, time: Duration, turn: Duration) {
+    /// Records that a yield took `time`, and that it should have taken at most `limit`.
+    pub fn record_yield(&mut self, time: Duration, limit: Duration) {
         self.futile_yields += 1;
-        if time > turn.min(SHORT_MAX) || self.futile_yields >= FUTILE_YIELDS_MAX {
+        if time > limit.min(SHORT_MAX) || self.futile_yields >= FUTILE_YIELDS_MAX {
             (self.sleeps_left, self.futile_yields) = (SLEEPS_BEFORE_RETRY, 0);
         }
     }

@@ -309,9 +309,9 @@ impl Client {
     /// the stack of.
     #[inline]
     pub(super) fn resume_offers(&mut self) {
-        let dozes = self.region.offers_suspended(self.number);
-        if dozes.load(Ordering::Relaxed) != 0 {
-            dozes.store(0, Ordering::Relaxed);
+        let suspended = self.region.offers_suspended(self.number);
+        if suspended.load(Ordering::Relaxed) != 0 {
+            suspended.store(0, Ordering::Relaxed);
             self.notify_any();
         }
     }
@@ -409,11 +409,11 @@ impl Client {
 
     /// Returns the entry of a socket; `None` if there is no socket of this number.
     fn socket_entry(&mut self, socket: u32) -> Option<&mut ClientSocket> {
-        let place = socket as usize;
-        if place >= self.sockets.len() && place < self.sockets_max() {
-            self.sockets.resize(place + 1, ClientSocket::default());
+        let index = socket as usize;
+        if index >= self.sockets.len() && index < self.sockets_max() {
+            self.sockets.resize(index + 1, ClientSocket::default());
         }
-        self.sockets.get_mut(place)
+        self.sockets.get_mut(index)
     }
 
     /// Returns the descriptor that wakes this client.
@@ -423,8 +423,8 @@ impl Client {
 
     /// Records that the client owns this socket, as the stack has confirmed.
     pub(super) fn track(&mut self, socket: u32, generation: u32) {
-        if let Some(held) = self.socket_entry(socket) {
-            *held = ClientSocket { generation: Some(generation), ..ClientSocket::default() };
+        if let Some(entry) = self.socket_entry(socket) {
+            *entry = ClientSocket { generation: Some(generation), ..ClientSocket::default() };
             self.blocked.clear(socket);
             // The stack may have notified of changes before the socket was tracked.
             self.report_changes(Conn::new(socket, generation));
@@ -447,8 +447,8 @@ impl Client {
 
     #[inline]
     fn tracked(&self, conn: Conn) -> Result<&ClientSocket, Stale> {
-        let held = self.sockets.get(conn.index() as usize).ok_or(Stale::Handle)?;
-        if held.generation == Some(conn.generation()) { Ok(held) } else { Err(Stale::Handle) }
+        let entry = self.sockets.get(conn.index() as usize).ok_or(Stale::Handle)?;
+        if entry.generation == Some(conn.generation()) { Ok(entry) } else { Err(Stale::Handle) }
     }
 
     /// Returns the peer's address.
@@ -533,15 +533,15 @@ impl Client {
         buffers: &mut [IoSliceMut<'_>],
         skip: usize,
     ) -> Result<(SocketState, Option<usize>), Stale> {
-        let hand = self.socket_ref(conn)?;
-        let standing = self.with_stack_liveness(hand.state());
-        let Ok(taken) = hand.recv_into(buffers, skip) else {
-            return Ok((standing.without_end(), Some(0)));
+        let socket_ref = self.socket_ref(conn)?;
+        let state = self.with_stack_liveness(socket_ref.state());
+        let Ok(taken) = socket_ref.recv_into(buffers, skip) else {
+            return Ok((state.without_end(), Some(0)));
         };
         if let Some((_, true)) = taken {
             self.notify(conn.index(), NOTIFIED);
         }
-        Ok((standing, taken.map(|(count, _)| count)))
+        Ok((state, taken.map(|(count, _)| count)))
     }
 
     /// Returns whether [`flush`](Self::flush) may have to wake the stack.
@@ -561,11 +561,11 @@ impl Client {
         if self.is_stack_gone() {
             return Err(SendError::Closed);
         }
-        let hand = self.socket_ref(conn).map_err(|_| SendError::Stale)?;
-        let count = hand.send(bytes, self.blocked.flag(conn.index()))?;
+        let socket_ref = self.socket_ref(conn).map_err(|_| SendError::Stale)?;
+        let count = socket_ref.send(bytes, self.blocked.flag(conn.index()))?;
         // The stack copies bytes out of a lent buffer only for writers that wait for space, so it has to
         // learn of this one.
-        if count > 0 || !bytes.is_empty() && hand.has_loan() {
+        if count > 0 || !bytes.is_empty() && socket_ref.has_loan() {
             self.notify(conn.index(), NOTIFIED);
         }
         Ok(count)
@@ -586,17 +586,17 @@ impl Client {
         Ok(())
     }
 
-    /// Asks the stack how many of `len` bytes (at most 2^30) may be written until `most.0` bytes are unsent,
-    /// counting what the stack would send meanwhile, or `most.1` bytes are unacknowledged. If the result is
+    /// Asks the stack how many of `len` bytes (at most 2^30) may be written until `limits.0` bytes are unsent,
+    /// counting what the stack would send meanwhile, or `limits.1` bytes are unacknowledged. If the result is
     /// less than `len`, [`ClientEvent::Writable`] follows when bytes were acknowledged, or were sent if
     /// [`await_send_space`](Self::await_send_space) requested it.
     ///
     /// # Errors
     /// Returns an error if the handle is stale, the connection is closed, or the shard is gone.
-    pub fn sendable_within(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> Result<u32, Stale> {
+    pub fn sendable_within(&mut self, conn: Conn, len: u32, limits: (u32, u32)) -> Result<u32, Stale> {
         self.tracked(conn)?;
         self.flush();
-        match self.call(ChannelRequest::SendableWithin(conn.index(), len, most)) {
+        match self.call(ChannelRequest::SendableWithin(conn.index(), len, limits)) {
             Ok(ChannelReply::SendableWithin(result)) => result,
             _ => Err(Stale::Handle),
         }
@@ -605,12 +605,12 @@ impl Client {
     /// Claims that the outgoing bytes are in another ring.
     #[cfg(all(test, not(loom)))]
     pub(super) fn forge_ring(&self, conn: Conn, number: u32) {
-        let words = self.region.socket(conn.index());
-        words.positions(Direction::Outgoing).forge_ring(number);
+        let area = self.region.socket(conn.index());
+        area.positions(Direction::Outgoing).forge_ring(number);
     }
 
-    fn request(&mut self, conn: Conn, what: u32) -> Result<(), Stale> {
-        self.socket_ref(conn)?.request(what);
+    fn request(&mut self, conn: Conn, bits: u32) -> Result<(), Stale> {
+        self.socket_ref(conn)?.request(bits);
         self.notify(conn.index(), NOTIFIED);
         Ok(())
     }
@@ -707,7 +707,7 @@ impl Client {
                 self.rescan();
                 continue;
             };
-            match self.sockets.get(socket as usize).and_then(|held| held.generation) {
+            match self.sockets.get(socket as usize).and_then(|entry| entry.generation) {
                 Some(generation) => {
                     let conn = Conn::new(socket, generation);
                     if self.has_only_new_bytes(conn) {
@@ -726,51 +726,51 @@ impl Client {
     /// in this case, and records that it was reported, so that no event passes through the queue.
     #[inline]
     fn has_only_new_bytes(&mut self, conn: Conn) -> bool {
-        let place = conn.index() as usize;
-        let (held, words) = (&mut self.sockets[place], self.region.socket(conn.index()));
-        let is_all = words.state.load(Ordering::Acquire) & !held.reported_state == 0
+        let index = conn.index() as usize;
+        let (entry, area) = (&mut self.sockets[index], self.region.socket(conn.index()));
+        let is_all = area.state.load(Ordering::Acquire) & !entry.reported_state == 0
             && !self.blocked.is_set(conn.index())
-            && words.acked.load(Ordering::Relaxed) == held.reported_acked
-            && words.oob_events.load(Ordering::Relaxed) == held.reported_oob_events;
-        let came = words.positions(Direction::Incoming).written();
-        is_all && core::mem::replace(&mut held.reported_written, came) != came
+            && area.acked.load(Ordering::Relaxed) == entry.reported_acked
+            && area.oob_events.load(Ordering::Relaxed) == entry.reported_oob_events;
+        let written = area.positions(Direction::Incoming).written();
+        is_all && core::mem::replace(&mut entry.reported_written, written) != written
     }
 
     /// Queues an event for each difference between the socket's state in the region and what was reported.
     fn report_changes(&mut self, conn: Conn) {
         let socket = conn.index();
-        let held = &mut self.sockets[socket as usize];
-        let words = self.region.socket(socket);
-        let now = words.state.load(Ordering::Acquire);
-        let new = now & !held.reported_state;
+        let entry = &mut self.sockets[socket as usize];
+        let area = self.region.socket(socket);
+        let now = area.state.load(Ordering::Acquire);
+        let new = now & !entry.reported_state;
         if new != 0 {
-            held.reported_state |= now;
+            entry.reported_state |= now;
         }
         if new & state::CONNECTED != 0 {
             self.events.push_back(ClientEvent::Connected { conn });
         }
-        let came = words.positions(Direction::Incoming).written();
-        if came != held.reported_written {
-            held.reported_written = came;
+        let written = area.positions(Direction::Incoming).written();
+        if written != entry.reported_written {
+            entry.reported_written = written;
             self.events.push_back(ClientEvent::Readable { conn });
         }
         if self.blocked.is_set(socket)
-            && let hand = SocketRef::new(&self.region, socket, None)
-            && hand.send_space() > 0
-            && hand.is_below_low_water()
+            && let socket_ref = SocketRef::new(&self.region, socket, None)
+            && socket_ref.send_space() > 0
+            && socket_ref.is_below_low_water()
         {
             self.blocked.clear(socket);
             self.events.push_back(ClientEvent::Writable { conn });
         }
-        let acked = words.acked.load(Ordering::Relaxed);
-        if acked != held.reported_acked {
-            let bytes = u32::try_from(acked.wrapping_sub(held.reported_acked)).unwrap_or(u32::MAX);
-            held.reported_acked = acked;
+        let acked = area.acked.load(Ordering::Relaxed);
+        if acked != entry.reported_acked {
+            let bytes = u32::try_from(acked.wrapping_sub(entry.reported_acked)).unwrap_or(u32::MAX);
+            entry.reported_acked = acked;
             self.events.push_back(ClientEvent::Acked { conn, bytes });
         }
-        let notices = words.oob_events.load(Ordering::Relaxed);
-        if notices != held.reported_oob_events {
-            held.reported_oob_events = notices;
+        let notices = area.oob_events.load(Ordering::Relaxed);
+        if notices != entry.reported_oob_events {
+            entry.reported_oob_events = notices;
             let datagrams = now & state::UDP != 0;
             self.events.push_back(match datagrams {
                 true => ClientEvent::Datagrams { conn },
@@ -866,12 +866,12 @@ impl Client {
 
     /// Reports all connections as closed because the stack is gone.
     fn close_all(&mut self) {
-        for (socket, held) in self.sockets.iter_mut().enumerate() {
-            let Some(generation) = held.generation.filter(|_| held.reported_state & state::CLOSED == 0)
+        for (socket, entry) in self.sockets.iter_mut().enumerate() {
+            let Some(generation) = entry.generation.filter(|_| entry.reported_state & state::CLOSED == 0)
             else {
                 continue;
             };
-            held.reported_state |= state::CLOSED;
+            entry.reported_state |= state::CLOSED;
             let conn = Conn::new(socket as u32, generation);
             self.events.push_back(ClientEvent::Closed { conn, reason: CloseReason::Reset });
         }

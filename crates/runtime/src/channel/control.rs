@@ -168,25 +168,25 @@ impl LinkInfo {
 
     /// Returns the links from index `from` on that fit into one reply.
     pub(crate) fn chunk<'a>(links: impl Iterator<Item = LinkView<'a>>, from: u32) -> Vec<Self> {
-        let mut told = Vec::new();
-        let mut room = Self::ADDRESSES_PER_REPLY;
+        let mut links_in_reply = Vec::new();
+        let mut space = Self::ADDRESSES_PER_REPLY;
         for view in links.skip(from as usize) {
             let info = Self::from_view(&view);
             let needs = info.addresses.len() + Self::LINK_OVERHEAD;
-            if needs > room && !told.is_empty() {
+            if needs > space && !links_in_reply.is_empty() {
                 break;
             }
-            room = room.saturating_sub(needs);
-            told.push(info);
+            space = space.saturating_sub(needs);
+            links_in_reply.push(info);
         }
-        told
+        links_in_reply
     }
 
     fn from_view(view: &LinkView<'_>) -> Self {
         let name = &view.name[..view.name.floor_char_boundary(Self::NAME_MAX)];
         // Only addresses that can be bound, not tentative or duplicate ones.
-        let ours = view.addresses.iter().filter(|known| known.state == AddressState::Valid);
-        let addresses = ours.map(|known| (known.address, known.prefix)).take(Self::ADDRESSES_MAX).collect();
+        let valid = view.addresses.iter().filter(|entry| entry.state == AddressState::Valid);
+        let addresses = valid.map(|entry| (entry.address, entry.prefix)).take(Self::ADDRESSES_MAX).collect();
         Self { name: name.into(), mac: view.mac.0, mtu: view.mtu, loopback: view.loopback, addresses }
     }
 }
@@ -387,14 +387,14 @@ impl ControlPath for Commander {
 }
 
 /// Has a shard execute a request of the broker.
-pub(crate) fn call_for_broker(shard: &Commander, errand: BrokerRequest) -> Result<BrokerReply, Error> {
-    call_shard(shard, |reply| Box::new(BrokerEnvelope { request: errand, reply }))
+pub(crate) fn call_for_broker(shard: &Commander, request: BrokerRequest) -> Result<BrokerReply, Error> {
+    call_shard(shard, |reply| Box::new(BrokerEnvelope { request, reply }))
 }
 
 /// Sends a command to a shard and waits for the reply.
 fn call_shard<T>(shard: &Commander, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, Error> {
     let gone = || Error::application("channel: the shard is gone");
-    let (reply, answer) = sync_channel(1);
+    let (reply, receiver) = sync_channel(1);
     let mut command = command(reply);
     loop {
         match shard.send(command) {
@@ -407,7 +407,7 @@ fn call_shard<T>(shard: &Commander, command: impl FnOnce(SyncSender<T>) -> Comma
         }
     }
     loop {
-        match answer.recv_timeout(LIVENESS_INTERVAL) {
+        match receiver.recv_timeout(LIVENESS_INTERVAL) {
             Ok(reply) => return Ok(reply),
             Err(RecvTimeoutError::Timeout) if !shard.has_ended() => {}
             Err(_) => return Err(gone()),
@@ -455,7 +455,9 @@ mod tests {
         let views =
             [view("a", &few[..]), view("b", &[]), view("c", &many), view(&long, &others), view("e", &few)];
         let from = |from| LinkInfo::chunk(views.into_iter(), from);
-        let counts = |told: &[LinkInfo]| told.iter().map(|link| link.addresses.len()).collect::<Vec<_>>();
+        let counts = |links_in_reply: &[LinkInfo]| {
+            links_in_reply.iter().map(|link| link.addresses.len()).collect::<Vec<_>>()
+        };
         assert_eq!(counts(&from(0)), [3, 0, LinkInfo::ADDRESSES_MAX, 1, 3]);
         let last = from(3);
         assert_eq!(counts(&last), [1, 3]);

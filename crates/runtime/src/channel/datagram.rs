@@ -117,7 +117,7 @@ pub(super) const HAS_EXTENDED_ERRORS: u32 = 1 << 16;
 
 /// Returns the code of an error; 0 for errors that are never pending.
 pub(super) fn error_to_word(error: UdpError) -> u32 {
-    PENDING_ERRORS.iter().position(|known| *known == error).map_or(0, |place| place as u32 + 1)
+    PENDING_ERRORS.iter().position(|e| *e == error).map_or(0, |index| index as u32 + 1)
 }
 
 /// Returns the error of a code.
@@ -143,15 +143,15 @@ mod tests {
 
     #[test]
     fn headers_and_errors_come_back() {
-        for (peer, own) in
+        for (peer, local) in
             [("192.0.2.1:53", "192.0.2.2"), ("[2001:db8::1]:53", "2001:db8::2"), ("0.0.0.0:0", "::")]
         {
-            let (peer, own) = (peer.parse().unwrap(), own.parse().unwrap());
+            let (peer, local) = (peer.parse().unwrap(), local.parse().unwrap());
             let header = DatagramHeader {
                 len: 65_535,
                 is_oversize: true,
                 peer,
-                local: own,
+                local,
                 tos: 3,
                 hop_limit: 64,
                 present: HAS_TOS,

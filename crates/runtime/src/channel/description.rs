@@ -52,8 +52,8 @@ impl SharedDescription {
         fence(Ordering::Release);
         self.generation.store(generation, Ordering::Relaxed);
         self.len.store(len, Ordering::Relaxed);
-        for (place, byte) in self.bytes.iter().zip(bytes) {
-            place.store(*byte, Ordering::Relaxed);
+        for (slot, byte) in self.bytes.iter().zip(bytes) {
+            slot.store(*byte, Ordering::Relaxed);
         }
         let done = odd.wrapping_add(1);
         self.version.store(done, Ordering::Release);
@@ -92,37 +92,37 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read_as_a_whole_and_of_its_connection_only() {
-        let common = nothing();
-        assert_eq!(common.read(0), None);
-        let first = common.write(7, b"first").unwrap();
-        assert_eq!(common.read(7), Some((first, b"first".to_vec())));
-        assert_eq!(common.read(8), None, "of another connection in the same place");
-        let second = common.write(8, b"2").unwrap();
-        assert!(second != first && common.version() == second);
-        assert_eq!(common.read(8), Some((second, b"2".to_vec())));
-        assert_eq!(common.write(8, &[0; DESCRIPTION_BYTES_MAX + 1]), None);
-        assert_eq!(common.version(), second);
+        let description = nothing();
+        assert_eq!(description.read(0), None);
+        let first = description.write(7, b"first").unwrap();
+        assert_eq!(description.read(7), Some((first, b"first".to_vec())));
+        assert_eq!(description.read(8), None, "of another connection in the same place");
+        let second = description.write(8, b"2").unwrap();
+        assert!(second != first && description.version() == second);
+        assert_eq!(description.read(8), Some((second, b"2".to_vec())));
+        assert_eq!(description.write(8, &[0; DESCRIPTION_BYTES_MAX + 1]), None);
+        assert_eq!(description.version(), second);
         // A writer that died during its write.
-        common.version.store(second + 1, Ordering::Relaxed);
-        assert_eq!(common.read(8), None);
-        let third = common.write(8, b"third").unwrap();
-        assert_eq!(common.read(8), Some((third, b"third".to_vec())));
+        description.version.store(second + 1, Ordering::Relaxed);
+        assert_eq!(description.read(8), None);
+        let third = description.write(8, b"third").unwrap();
+        assert_eq!(description.read(8), Some((third, b"third".to_vec())));
     }
 
     #[test]
     fn two_writers_and_a_reader_never_see_halves() {
-        let common = nothing();
+        let description = nothing();
         std::thread::scope(|scope| {
             for fill in [1u8, 2] {
-                let common = &common;
+                let description = &description;
                 scope.spawn(move || {
                     for count in 1..400 {
-                        common.write(0, &vec![fill; count]).unwrap();
+                        description.write(0, &vec![fill; count]).unwrap();
                     }
                 });
             }
             for _ in 0..400 {
-                if let Some((_, bytes)) = common.read(0) {
+                if let Some((_, bytes)) = description.read(0) {
                     assert!(bytes.iter().all(|byte| *byte == bytes[0]), "{bytes:?}");
                 }
             }

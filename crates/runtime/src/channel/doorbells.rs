@@ -141,13 +141,13 @@ impl Notifier {
     /// Pushes a socket with the reason `why`. The receiving side that pops the entry sees everything done
     /// before this call.
     #[inline]
-    pub fn notify(&mut self, bells: Doorbells<'_>, socket: u32, why: u8) {
-        let before = bells.flags[socket as usize].fetch_or(why, Ordering::AcqRel);
+    pub fn notify(&mut self, doorbells: Doorbells<'_>, socket: u32, why: u8) {
+        let before = doorbells.flags[socket as usize].fetch_or(why, Ordering::AcqRel);
         if before == 0 {
-            let place = self.tail as usize & (bells.slots.len() - 1);
-            bells.slots[place].store(socket, Ordering::Relaxed);
+            let slot = self.tail as usize & (doorbells.slots.len() - 1);
+            doorbells.slots[slot].store(socket, Ordering::Relaxed);
             self.tail = self.tail.wrapping_add(1);
-            bells.words.tail.0.store(self.tail, Ordering::Release);
+            doorbells.words.tail.0.store(self.tail, Ordering::Release);
         }
         self.is_quiet = false;
     }
@@ -155,8 +155,8 @@ impl Notifier {
     /// Returns whether the receiving side has to be woken. False if nothing was pushed since the last call.
     /// Call this once after each batch.
     #[inline]
-    pub fn needs_wakeup(&mut self, bells: Doorbells<'_>) -> bool {
-        !core::mem::replace(&mut self.is_quiet, true) && bells.needs_wakeup()
+    pub fn needs_wakeup(&mut self, doorbells: Doorbells<'_>) -> bool {
+        !core::mem::replace(&mut self.is_quiet, true) && doorbells.needs_wakeup()
     }
 }
 
@@ -167,40 +167,40 @@ impl NotifyQueue {
     /// # Errors
     /// Returns an error if the ring is corrupt. The queue then resumes at the tail, and entries are lost.
     #[inline]
-    pub fn pop(&mut self, bells: Doorbells<'_>) -> Result<Option<(u32, u8)>, CorruptRing> {
-        let tail = bells.words.tail.0.load(Ordering::Acquire);
+    pub fn pop(&mut self, doorbells: Doorbells<'_>) -> Result<Option<(u32, u8)>, CorruptRing> {
+        let tail = doorbells.words.tail.0.load(Ordering::Acquire);
         let waiting = tail.wrapping_sub(self.head) as usize;
         if waiting == 0 {
             return Ok(None);
         }
-        if waiting > bells.slots.len() {
+        if waiting > doorbells.slots.len() {
             self.head = tail;
             return Err(CorruptRing);
         }
-        let place = self.head as usize & (bells.slots.len() - 1);
-        let socket = bells.slots[place].load(Ordering::Relaxed);
+        let slot = self.head as usize & (doorbells.slots.len() - 1);
+        let socket = doorbells.slots[slot].load(Ordering::Relaxed);
         self.head = self.head.wrapping_add(1);
         // A plain store would not do: the swap must see what was done before the last notification even if
         // that one found the flag set.
-        let why = bells.flags.get(socket as usize).map_or(0, |flag| flag.swap(0, Ordering::AcqRel));
+        let why = doorbells.flags.get(socket as usize).map_or(0, |flag| flag.swap(0, Ordering::AcqRel));
         Ok(Some((socket, why)))
     }
 
     /// Makes notifications wake this side from now on. Returns false if an entry is pending: this side must
     /// not sleep then.
-    pub fn before_sleep(&mut self, bells: Doorbells<'_>) -> bool {
-        bells.words.sleep_state.0.store(ASLEEP, Ordering::Relaxed);
+    pub fn before_sleep(&mut self, doorbells: Doorbells<'_>) -> bool {
+        doorbells.words.sleep_state.0.store(ASLEEP, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        bells.words.tail.0.load(Ordering::Relaxed) == self.head
+        doorbells.words.tail.0.load(Ordering::Relaxed) == self.head
     }
 
-    /// Yields to the other side, whose ring is `theirs`, after [`before_sleep`](Self::before_sleep) returned
+    /// Yields to the other side, whose ring is `other`, after [`before_sleep`](Self::before_sleep) returned
     /// true. If this succeeds, notifications do not wake this side until the other side goes to sleep.
-    pub fn try_yield(&mut self, bells: Doorbells<'_>, theirs: Doorbells<'_>) -> YieldOutcome {
-        if theirs.words.is_asleep() {
+    pub fn try_yield(&mut self, doorbells: Doorbells<'_>, other: Doorbells<'_>) -> YieldOutcome {
+        if other.words.is_asleep() {
             return YieldOutcome::Declined;
         }
-        let asleep = &bells.words.sleep_state.0;
+        let asleep = &doorbells.words.sleep_state.0;
         if asleep.compare_exchange(ASLEEP, YIELDED, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             // The notifier woke this side meanwhile, so this side will not sleep for long.
             return YieldOutcome::Declined;
@@ -208,13 +208,13 @@ impl NotifyQueue {
         // Either this side sees that the other side has fallen asleep, or the other side sees that it has to
         // wake this one.
         fence(Ordering::SeqCst);
-        if !theirs.words.is_asleep() {
+        if !other.words.is_asleep() {
             return YieldOutcome::Yielded;
         }
         let _ = asleep.compare_exchange(YIELDED, ASLEEP, Ordering::Relaxed, Ordering::Relaxed);
         // A notification pushed meanwhile woke nobody. Pairs with the fence in `needs_wakeup`.
         fence(Ordering::SeqCst);
-        if bells.words.tail.0.load(Ordering::Relaxed) == self.head {
+        if doorbells.words.tail.0.load(Ordering::Relaxed) == self.head {
             YieldOutcome::Declined
         } else {
             YieldOutcome::Notified
@@ -223,13 +223,13 @@ impl NotifyQueue {
 
     /// Returns the number of entries ever pushed, modulo 2^32: a change shows that the other side has done
     /// something.
-    pub fn notified_count(&self, bells: Doorbells<'_>) -> u32 {
-        bells.words.tail.0.load(Ordering::Relaxed)
+    pub fn notified_count(&self, doorbells: Doorbells<'_>) -> u32 {
+        doorbells.words.tail.0.load(Ordering::Relaxed)
     }
 
     /// Makes notifications stop waking this side. Returns whether this side was woken.
-    pub fn after_sleep(&mut self, bells: Doorbells<'_>) -> bool {
-        bells.words.sleep_state.0.swap(AWAKE, Ordering::Relaxed) == AWAKE
+    pub fn after_sleep(&mut self, doorbells: Doorbells<'_>) -> bool {
+        doorbells.words.sleep_state.0.swap(AWAKE, Ordering::Relaxed) == AWAKE
     }
 }
 
@@ -241,7 +241,7 @@ mod tests {
     /// announce.
     struct Memory {
         words: DoorbellWords,
-        places: Vec<AtomicU32>,
+        slots: Vec<AtomicU32>,
         flags: Vec<AtomicU8>,
         #[cfg(loom)]
         positions: Vec<AtomicU32>,
@@ -251,7 +251,7 @@ mod tests {
         fn new(sockets: usize) -> Self {
             Self {
                 words: DoorbellWords::new(),
-                places: (0..sockets.next_power_of_two()).map(|_| AtomicU32::new(0)).collect(),
+                slots: (0..sockets.next_power_of_two()).map(|_| AtomicU32::new(0)).collect(),
                 flags: (0..sockets).map(|_| AtomicU8::new(0)).collect(),
                 #[cfg(loom)]
                 positions: (0..sockets).map(|_| AtomicU32::new(0)).collect(),
@@ -259,7 +259,7 @@ mod tests {
         }
 
         fn bells(&self) -> Doorbells<'_> {
-            Doorbells { words: &self.words, slots: &self.places, flags: &self.flags }
+            Doorbells { words: &self.words, slots: &self.slots, flags: &self.flags }
         }
     }
 
@@ -270,17 +270,17 @@ mod tests {
         #[test]
         fn a_socket_stands_in_the_ring_once_however_often_it_is_rung() {
             let memory = Memory::new(3);
-            let (mut ringer, mut answerer) = (memory.bells().notifier(), memory.bells().notify_queue());
+            let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
             for _ in 0..100 {
-                ringer.notify(memory.bells(), 2, NOTIFIED);
-                ringer.notify(memory.bells(), 0, NOTIFIED);
+                notifier.notify(memory.bells(), 2, NOTIFIED);
+                notifier.notify(memory.bells(), 0, NOTIFIED);
             }
-            ringer.notify(memory.bells(), 2, RELEASED);
-            assert_eq!(answerer.pop(memory.bells()), Ok(Some((2, NOTIFIED | RELEASED))));
-            ringer.notify(memory.bells(), 2, NOTIFIED);
-            assert_eq!(answerer.pop(memory.bells()), Ok(Some((0, NOTIFIED))));
-            assert_eq!(answerer.pop(memory.bells()), Ok(Some((2, NOTIFIED))));
-            assert_eq!(answerer.pop(memory.bells()), Ok(None));
+            notifier.notify(memory.bells(), 2, RELEASED);
+            assert_eq!(queue.pop(memory.bells()), Ok(Some((2, NOTIFIED | RELEASED))));
+            notifier.notify(memory.bells(), 2, NOTIFIED);
+            assert_eq!(queue.pop(memory.bells()), Ok(Some((0, NOTIFIED))));
+            assert_eq!(queue.pop(memory.bells()), Ok(Some((2, NOTIFIED))));
+            assert_eq!(queue.pop(memory.bells()), Ok(None));
         }
 
         #[test]
@@ -288,41 +288,39 @@ mod tests {
             let memory = Memory::new(3);
             memory.words.tail.0.store(77, Ordering::Relaxed);
             memory.bells().clear();
-            let mut ringer = memory.bells().notifier();
-            ringer.notify(memory.bells(), 1, NOTIFIED);
-            let mut answerer = memory.bells().notify_queue_from_start();
-            ringer.notify(memory.bells(), 1, RELEASED);
-            assert_eq!(answerer.pop(memory.bells()), Ok(Some((1, NOTIFIED | RELEASED))));
-            assert_eq!(answerer.pop(memory.bells()), Ok(None));
-            ringer.notify(memory.bells(), 1, NOTIFIED);
-            assert_eq!(answerer.pop(memory.bells()), Ok(Some((1, NOTIFIED))));
+            let mut notifier = memory.bells().notifier();
+            notifier.notify(memory.bells(), 1, NOTIFIED);
+            let mut queue = memory.bells().notify_queue_from_start();
+            notifier.notify(memory.bells(), 1, RELEASED);
+            assert_eq!(queue.pop(memory.bells()), Ok(Some((1, NOTIFIED | RELEASED))));
+            assert_eq!(queue.pop(memory.bells()), Ok(None));
+            notifier.notify(memory.bells(), 1, NOTIFIED);
+            assert_eq!(queue.pop(memory.bells()), Ok(Some((1, NOTIFIED))));
         }
 
         #[test]
         fn all_sockets_fit_and_numbers_that_wrap_do_no_harm() {
             let memory = Memory::new(4);
             memory.words.tail.0.store(u32::MAX - 5, Ordering::Relaxed);
-            let (mut ringer, mut answerer) = (memory.bells().notifier(), memory.bells().notify_queue());
+            let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
             for _ in 0..5 {
-                (0..4).for_each(|socket| ringer.notify(memory.bells(), socket, NOTIFIED));
-                (0..4).for_each(|socket| {
-                    assert_eq!(answerer.pop(memory.bells()), Ok(Some((socket, NOTIFIED))))
-                });
-                assert_eq!(answerer.pop(memory.bells()), Ok(None));
+                (0..4).for_each(|socket| notifier.notify(memory.bells(), socket, NOTIFIED));
+                (0..4).for_each(|socket| assert_eq!(queue.pop(memory.bells()), Ok(Some((socket, NOTIFIED)))));
+                assert_eq!(queue.pop(memory.bells()), Ok(None));
             }
         }
 
         #[test]
         fn a_broken_ring_is_an_error_once_and_goes_on() {
             let memory = Memory::new(4);
-            let mut answerer = memory.bells().notify_queue();
+            let mut queue = memory.bells().notify_queue();
             memory.words.tail.0.store(77, Ordering::Relaxed);
-            assert_eq!(answerer.pop(memory.bells()), Err(CorruptRing));
-            assert_eq!(answerer.pop(memory.bells()), Ok(None));
-            memory.places[77 & 3].store(12_345, Ordering::Relaxed);
+            assert_eq!(queue.pop(memory.bells()), Err(CorruptRing));
+            assert_eq!(queue.pop(memory.bells()), Ok(None));
+            memory.slots[77 & 3].store(12_345, Ordering::Relaxed);
             memory.words.tail.0.store(78, Ordering::Relaxed);
             assert_eq!(
-                answerer.pop(memory.bells()),
+                queue.pop(memory.bells()),
                 Ok(Some((12_345, 0))),
                 "whoever takes it checks the number"
             );
@@ -331,45 +329,45 @@ mod tests {
         #[test]
         fn a_listener_that_gave_way_is_woken_when_the_other_side_sleeps() {
             let (up, down) = (Memory::new(2), Memory::new(2));
-            let (mut ringer, mut answerer) = (up.bells().notifier(), up.bells().notify_queue());
+            let (mut notifier, mut queue) = (up.bells().notifier(), up.bells().notify_queue());
             let mut other = down.bells().notify_queue();
-            assert!(answerer.before_sleep(up.bells()));
-            assert_eq!(answerer.try_yield(up.bells(), down.bells()), YieldOutcome::Yielded);
-            ringer.notify(up.bells(), 1, NOTIFIED);
-            assert!(!ringer.needs_wakeup(up.bells()), "it is the other side's turn");
+            assert!(queue.before_sleep(up.bells()));
+            assert_eq!(queue.try_yield(up.bells(), down.bells()), YieldOutcome::Yielded);
+            notifier.notify(up.bells(), 1, NOTIFIED);
+            assert!(!notifier.needs_wakeup(up.bells()), "it is the other side's turn");
             assert!(other.before_sleep(down.bells()));
             assert!(up.bells().ends_yield());
             assert!(!up.bells().ends_yield(), "once");
-            assert!(answerer.after_sleep(up.bells()));
-            assert_eq!(answerer.pop(up.bells()), Ok(Some((1, NOTIFIED))));
-            assert!(answerer.before_sleep(up.bells()));
+            assert!(queue.after_sleep(up.bells()));
+            assert_eq!(queue.pop(up.bells()), Ok(Some((1, NOTIFIED))));
+            assert!(queue.before_sleep(up.bells()));
             assert_eq!(
-                answerer.try_yield(up.bells(), down.bells()),
+                queue.try_yield(up.bells(), down.bells()),
                 YieldOutcome::Declined,
                 "the other side sleeps"
             );
             assert!(!up.bells().ends_yield(), "it had no turn");
-            ringer.notify(up.bells(), 1, NOTIFIED);
-            assert!(ringer.needs_wakeup(up.bells()));
+            notifier.notify(up.bells(), 1, NOTIFIED);
+            assert!(notifier.needs_wakeup(up.bells()));
         }
 
         #[test]
         fn whoever_rings_a_sleeper_wakes_it_once() {
             let memory = Memory::new(2);
-            let (mut ringer, mut answerer) = (memory.bells().notifier(), memory.bells().notify_queue());
-            ringer.notify(memory.bells(), 0, NOTIFIED);
-            assert!(!ringer.needs_wakeup(memory.bells()), "it is awake");
-            assert!(!answerer.before_sleep(memory.bells()), "a bell waits");
-            assert!(!answerer.after_sleep(memory.bells()));
-            while answerer.pop(memory.bells()) != Ok(None) {}
-            assert!(answerer.before_sleep(memory.bells()));
-            assert!(!ringer.needs_wakeup(memory.bells()), "nothing was rung");
-            ringer.notify(memory.bells(), 1, NOTIFIED);
-            ringer.notify(memory.bells(), 0, NOTIFIED);
-            assert!(ringer.needs_wakeup(memory.bells()));
-            ringer.notify(memory.bells(), 1, NOTIFIED);
-            assert!(!ringer.needs_wakeup(memory.bells()), "it was woken already");
-            assert!(answerer.after_sleep(memory.bells()));
+            let (mut notifier, mut queue) = (memory.bells().notifier(), memory.bells().notify_queue());
+            notifier.notify(memory.bells(), 0, NOTIFIED);
+            assert!(!notifier.needs_wakeup(memory.bells()), "it is awake");
+            assert!(!queue.before_sleep(memory.bells()), "a bell waits");
+            assert!(!queue.after_sleep(memory.bells()));
+            while queue.pop(memory.bells()) != Ok(None) {}
+            assert!(queue.before_sleep(memory.bells()));
+            assert!(!notifier.needs_wakeup(memory.bells()), "nothing was rung");
+            notifier.notify(memory.bells(), 1, NOTIFIED);
+            notifier.notify(memory.bells(), 0, NOTIFIED);
+            assert!(notifier.needs_wakeup(memory.bells()));
+            notifier.notify(memory.bells(), 1, NOTIFIED);
+            assert!(!notifier.needs_wakeup(memory.bells()), "it was woken already");
+            assert!(queue.after_sleep(memory.bells()));
         }
     }
 
@@ -396,14 +394,14 @@ mod tests {
                     })
                 };
                 let mut seen = [0; 2];
-                let mut answer = |queue: &mut NotifyQueue| {
+                let mut drain = |queue: &mut NotifyQueue| {
                     while let Some((socket, _)) = queue.pop(memory.bells()).expect("nobody breaks it") {
                         seen[socket as usize] = memory.positions[socket as usize].load(Ordering::Relaxed);
                     }
                 };
-                answer(&mut queue);
+                drain(&mut queue);
                 notifier.join().unwrap();
-                answer(&mut queue);
+                drain(&mut queue);
                 assert_eq!(seen, [2, 1]);
             });
         }
@@ -448,14 +446,14 @@ mod tests {
                     })
                 };
                 let mut taken = 0;
-                let mut answer = |queue: &mut NotifyQueue| {
+                let mut drain = |queue: &mut NotifyQueue| {
                     while queue.pop(memory.bells()).expect("nobody breaks it").is_some() {
                         taken = memory.positions[0].load(Ordering::Acquire);
                     }
                     taken
                 };
                 let taken = loop {
-                    let taken = answer(&mut queue);
+                    let taken = drain(&mut queue);
                     if queue.before_sleep(memory.bells()) {
                         break taken;
                     }
@@ -464,7 +462,7 @@ mod tests {
                 let woken = writer.join().unwrap();
                 assert!(woken || taken == 2, "it sleeps, nobody woke it, and {taken} of 2 were taken");
                 queue.after_sleep(memory.bells());
-                assert_eq!(answer(&mut queue), 2);
+                assert_eq!(drain(&mut queue), 2);
             });
         }
 
@@ -498,7 +496,7 @@ mod tests {
                 let (up, down) = (Arc::new(Memory::new(1)), Arc::new(Memory::new(1)));
                 let (mut notifier, mut queue) = (up.bells().notifier(), up.bells().notify_queue());
                 let mut other = down.bells().notify_queue();
-                let theirs = {
+                let other = {
                     let (up, down) = (up.clone(), down.clone());
                     loom::thread::spawn(move || {
                         notifier.notify(up.bells(), 0, NOTIFIED);
@@ -509,7 +507,7 @@ mod tests {
                 };
                 let sleeps = queue.before_sleep(up.bells())
                     && queue.try_yield(up.bells(), down.bells()) != YieldOutcome::Notified;
-                let woken = theirs.join().unwrap();
+                let woken = other.join().unwrap();
                 assert!(!sleeps || woken, "it sleeps and nobody woke it");
             });
         }

@@ -99,12 +99,12 @@ fn lock_slow(word: &AtomicU32, client: usize, patience: Duration) -> bool {
     }
     let until = std::time::Instant::now() + patience;
     loop {
-        let Err(note) = lock_or_mark_waiting(word, client) else { return true };
-        let left = until.saturating_duration_since(std::time::Instant::now());
-        if left.is_zero() {
+        let Err(seen) = lock_or_mark_waiting(word, client) else { return true };
+        let remaining = until.saturating_duration_since(std::time::Instant::now());
+        if remaining.is_zero() {
             return false;
         }
-        sleep(word, note, left);
+        sleep(word, seen, remaining);
     }
 }
 
@@ -116,12 +116,12 @@ pub(super) fn unlock_for_dead(word: &AtomicU32, client: usize) {
 }
 
 #[cfg(not(loom))]
-fn sleep(word: &AtomicU32, note: u32, time: Duration) {
+fn sleep(word: &AtomicU32, seen: u32, time: Duration) {
     use rustix::thread::futex;
     let time = futex::Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
     // The caller checks the word again, whatever ended the sleep: a wake-up, a change, a signal or the
     // timeout.
-    let _ = futex::wait(word, futex::Flags::empty(), note, Some(&time));
+    let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&time));
 }
 
 #[cfg(not(loom))]
@@ -256,7 +256,7 @@ mod model {
         loom::model(|| {
             let word = Arc::new(AtomicU32::new(0));
             assert!(try_lock(&word, 0));
-            let holder = {
+            let owner = {
                 let word = word.clone();
                 loom::thread::spawn(move || unlock(&word, 0))
             };
@@ -265,7 +265,7 @@ mod model {
                 loom::thread::spawn(move || unlock(&word, 0))
             };
             let took = try_lock(&word, 1);
-            holder.join().unwrap();
+            owner.join().unwrap();
             stack.join().unwrap();
             assert_eq!(word.load(Ordering::Relaxed), if took { owner_word(1) } else { 0 });
         });

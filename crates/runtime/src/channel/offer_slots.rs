@@ -20,54 +20,54 @@ pub(super) enum RevokeOutcome {
 }
 
 /// Offers a connection in an empty slot.
-pub(super) fn offer(place: &AtomicU64, listener: u16, socket: u32) {
-    place.store(OfferSlot::Offered { listener, socket }.to_bits(), Ordering::Release);
+pub(super) fn offer(slot: &AtomicU64, listener: u16, socket: u32) {
+    slot.store(OfferSlot::Offered { listener, socket }.to_bits(), Ordering::Release);
 }
 
 /// Accepts an offer that was seen in the slot. Returns false if the stack has revoked it meanwhile.
-pub(super) fn accept(place: &AtomicU64, listener: u16, socket: u32) -> bool {
+pub(super) fn accept(slot: &AtomicU64, listener: u16, socket: u32) -> bool {
     let (offered, taken) = (OfferSlot::Offered { listener, socket }, OfferSlot::Taken { listener, socket });
-    place.compare_exchange(offered.to_bits(), taken.to_bits(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    slot.compare_exchange(offered.to_bits(), taken.to_bits(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
 /// Empties a slot whose offer the client has accepted. Returns false if the client has not.
-pub(super) fn clear_accepted(place: &AtomicU64, listener: u16, socket: u32) -> bool {
+pub(super) fn clear_accepted(slot: &AtomicU64, listener: u16, socket: u32) -> bool {
     let is_taken =
-        OfferSlot::from_bits(place.load(Ordering::Acquire)) == OfferSlot::Taken { listener, socket };
+        OfferSlot::from_bits(slot.load(Ordering::Acquire)) == OfferSlot::Taken { listener, socket };
     if is_taken {
-        place.store(OfferSlot::None.to_bits(), Ordering::Release);
+        slot.store(OfferSlot::None.to_bits(), Ordering::Release);
     }
     is_taken
 }
 
 /// Revokes an offer.
-pub(super) fn revoke(place: &AtomicU64, listener: u16, socket: u32) -> RevokeOutcome {
+pub(super) fn revoke(slot: &AtomicU64, listener: u16, socket: u32) -> RevokeOutcome {
     let (offered, none) = (OfferSlot::Offered { listener, socket }.to_bits(), OfferSlot::None.to_bits());
-    match place.compare_exchange(offered, none, Ordering::AcqRel, Ordering::Acquire) {
+    match slot.compare_exchange(offered, none, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => RevokeOutcome::Revoked,
         Err(bits) if OfferSlot::from_bits(bits) == (OfferSlot::Taken { listener, socket }) => {
             RevokeOutcome::Taken
         }
         Err(_) => {
-            place.store(none, Ordering::Release);
+            slot.store(none, Ordering::Release);
             RevokeOutcome::Overwritten
         }
     }
 }
 
 /// Puts a preallocated socket into an empty slot.
-pub(super) fn put_preallocated(place: &AtomicU64, blank: PreallocatedSocket) {
-    place.store(blank.to_bits(), Ordering::Release);
+pub(super) fn put_preallocated(slot: &AtomicU64, preallocated: PreallocatedSocket) {
+    slot.store(preallocated.to_bits(), Ordering::Release);
 }
 
 /// Returns whether the slot may hold a preallocated socket.
-pub(super) fn has_preallocated(place: &AtomicU64) -> bool {
-    place.load(Ordering::Relaxed) != 0
+pub(super) fn has_preallocated(slot: &AtomicU64) -> bool {
+    slot.load(Ordering::Relaxed) != 0
 }
 
 /// Takes the preallocated socket out of the slot.
-pub(super) fn take_preallocated(place: &AtomicU64) -> Option<PreallocatedSocket> {
-    PreallocatedSocket::from_bits(place.swap(0, Ordering::Acquire))
+pub(super) fn take_preallocated(slot: &AtomicU64) -> Option<PreallocatedSocket> {
+    PreallocatedSocket::from_bits(slot.swap(0, Ordering::Acquire))
 }
 
 #[cfg(all(test, not(loom)))]
@@ -76,12 +76,12 @@ mod tests {
 
     #[test]
     fn what_a_client_wrote_over_an_offer_is_no_offer() {
-        let place = AtomicU64::new(0);
-        offer(&place, 3, 7);
-        assert!(!accept(&place, 3, 8) && !accept(&place, 2, 7) && !clear_accepted(&place, 3, 7));
-        place.store(u64::MAX, Ordering::Relaxed);
-        assert_eq!(revoke(&place, 3, 7), RevokeOutcome::Overwritten);
-        assert_eq!(place.load(Ordering::Relaxed), 0);
+        let slot = AtomicU64::new(0);
+        offer(&slot, 3, 7);
+        assert!(!accept(&slot, 3, 8) && !accept(&slot, 2, 7) && !clear_accepted(&slot, 3, 7));
+        slot.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(revoke(&slot, 3, 7), RevokeOutcome::Overwritten);
+        assert_eq!(slot.load(Ordering::Relaxed), 0);
     }
 }
 
@@ -94,15 +94,15 @@ mod model {
     /// A slot, and for each of two sockets: what the stack writes before it puts the socket into the slot,
     /// the client's request, and the peer to connect to.
     struct Memory {
-        place: AtomicU64,
+        slot: AtomicU64,
         about: [AtomicU32; 2],
-        asked: [AtomicU32; 2],
+        requests: [AtomicU32; 2],
         peer: [AtomicU32; 2],
     }
 
     fn memory() -> Arc<Memory> {
         let zeros = || [AtomicU32::new(0), AtomicU32::new(0)];
-        Arc::new(Memory { place: AtomicU64::new(0), about: zeros(), asked: zeros(), peer: zeros() })
+        Arc::new(Memory { slot: AtomicU64::new(0), about: zeros(), requests: zeros(), peer: zeros() })
     }
 
     fn mark(socket: u32) -> u32 {
@@ -111,9 +111,9 @@ mod model {
 
     /// Accepts what is offered, as a client does after a notification.
     fn accept_offered(memory: &Memory) -> Option<u32> {
-        let bits = memory.place.load(Ordering::Acquire);
+        let bits = memory.slot.load(Ordering::Acquire);
         let OfferSlot::Offered { listener, socket } = OfferSlot::from_bits(bits) else { return None };
-        accept(&memory.place, listener, socket).then(|| {
+        accept(&memory.slot, listener, socket).then(|| {
             let about = memory.about[socket as usize].load(Ordering::Relaxed);
             assert_eq!(about, mark(socket), "what was written before it was offered");
             socket
@@ -132,11 +132,11 @@ mod model {
             let mut back = Vec::new();
             for socket in 0..2 {
                 memory.about[socket as usize].store(mark(socket), Ordering::Relaxed);
-                offer(&memory.place, 1, socket);
-                match revoke(&memory.place, 1, socket) {
+                offer(&memory.slot, 1, socket);
+                match revoke(&memory.slot, 1, socket) {
                     RevokeOutcome::Revoked => back.push(socket),
                     RevokeOutcome::Taken => {
-                        assert!(clear_accepted(&memory.place, 1, socket), "it stays taken")
+                        assert!(clear_accepted(&memory.slot, 1, socket), "it stays taken")
                     }
                     RevokeOutcome::Overwritten => panic!("nobody wrote what cannot be"),
                 }
@@ -150,13 +150,17 @@ mod model {
 
     /// Opens a connection with the preallocated socket in the slot.
     fn open(memory: &Memory) -> Option<u32> {
-        let blank = has_preallocated(&memory.place).then(|| take_preallocated(&memory.place))??;
-        let socket = blank.socket as usize;
-        assert_eq!(memory.about[socket].load(Ordering::Relaxed), blank.generation, "as it was laid out");
-        memory.peer[socket].store(mark(blank.socket), Ordering::Relaxed);
+        let preallocated = has_preallocated(&memory.slot).then(|| take_preallocated(&memory.slot))??;
+        let socket = preallocated.socket as usize;
+        assert_eq!(
+            memory.about[socket].load(Ordering::Relaxed),
+            preallocated.generation,
+            "as it was laid out"
+        );
+        memory.peer[socket].store(mark(preallocated.socket), Ordering::Relaxed);
         // As `Client::connect_preallocated` and `Domain::connect_preallocated` do.
-        memory.asked[socket].store(1, Ordering::Release);
-        Some(blank.socket)
+        memory.requests[socket].store(1, Ordering::Release);
+        Some(preallocated.socket)
     }
 
     /// A preallocated socket is used once, with the generation it was put with, and a stack that sees the
@@ -173,16 +177,16 @@ mod model {
             for socket in 0..2 {
                 laid += 1;
                 memory.about[socket as usize].store(mark(socket), Ordering::Relaxed);
-                put_preallocated(&memory.place, PreallocatedSocket { socket, generation: mark(socket) });
+                put_preallocated(&memory.slot, PreallocatedSocket { socket, generation: mark(socket) });
                 // The next socket is put only after a notification for this one.
-                if memory.asked[socket as usize].load(Ordering::Acquire) == 0 {
+                if memory.requests[socket as usize].load(Ordering::Acquire) == 0 {
                     break;
                 }
                 assert_eq!(memory.peer[socket as usize].load(Ordering::Relaxed), mark(socket));
-                memory.place.store(0, Ordering::Relaxed);
+                memory.slot.store(0, Ordering::Relaxed);
             }
             let used: Vec<u32> = client.join().unwrap().into_iter().flatten().collect();
-            let left = take_preallocated(&memory.place).map(|blank| blank.socket);
+            let left = take_preallocated(&memory.slot).map(|preallocated| preallocated.socket);
             let all: Vec<u32> = used.into_iter().chain(left).collect();
             assert!(all.iter().copied().eq(0..laid), "each once: {all:?} of {laid}");
         });

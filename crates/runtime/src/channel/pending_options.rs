@@ -106,24 +106,24 @@ pub(super) enum OptionOrder {
 }
 
 /// Sets an option; called by a client, which has to notify the stack afterwards.
-pub(super) fn set(words: &SocketArea, wished: TcpOption) {
-    let (kind, value) = to_word(wished);
-    words.option_values[kind].store(value, Ordering::Relaxed);
-    words.pending_options.fetch_or(1 << kind, Ordering::Release);
+pub(super) fn set(area: &SocketArea, option: TcpOption) {
+    let (kind, value) = to_word(option);
+    area.option_values[kind].store(value, Ordering::Relaxed);
+    area.pending_options.fetch_or(1 << kind, Ordering::Release);
 }
 
 /// Takes the next option that is new; called by the stack.
-pub(super) fn take_next(words: &SocketArea, when: OptionOrder) -> Option<TcpOption> {
-    let mut new = words.pending_options.load(Ordering::Acquire);
+pub(super) fn take_next(area: &SocketArea, when: OptionOrder) -> Option<TcpOption> {
+    let mut new = area.pending_options.load(Ordering::Acquire);
     while new != 0 {
         let kind = new.trailing_zeros() as usize;
         new &= new - 1;
         let read =
-            || words.option_values.get(kind).and_then(|word| from_word(kind, word.load(Ordering::Relaxed)));
+            || area.option_values.get(kind).and_then(|word| from_word(kind, word.load(Ordering::Relaxed)));
         if read().is_some_and(|option| releases_held_data(option) != (when == OptionOrder::AfterData)) {
             continue;
         }
-        words.pending_options.fetch_and(!(1 << kind), Ordering::AcqRel);
+        area.pending_options.fetch_and(!(1 << kind), Ordering::AcqRel);
         // Read again, as the value may have changed before the bit was cleared.
         if let Some(option) = read() {
             return Some(option);
@@ -171,9 +171,9 @@ mod tests {
 
     #[test]
     fn options_go_through_words_and_come_back() {
-        for (kind, wished) in ALL.into_iter().enumerate() {
-            let (place, value) = to_word(wished);
-            assert_eq!((place, from_word(place, value)), (kind, Some(wished)));
+        for (kind, option) in ALL.into_iter().enumerate() {
+            let (index, value) = to_word(option);
+            assert_eq!((index, from_word(index, value)), (kind, Some(option)));
         }
         assert_eq!(from_word(OPTION_KINDS, 1), None);
     }
@@ -181,21 +181,21 @@ mod tests {
     #[test]
     fn what_sends_comes_behind_and_the_last_value_counts() {
         let region = Region::create(&ChannelConfig { sockets_max: 1, ..ChannelConfig::default() }).unwrap();
-        let words = region.socket(0);
-        set(words, TcpOption::Cork(true));
-        set(words, TcpOption::NoDelay(true));
-        set(words, TcpOption::Cork(false));
-        set(words, TcpOption::KeepCount(3));
-        assert_eq!(take_next(words, OptionOrder::BeforeData), Some(TcpOption::KeepCount(3)));
-        assert_eq!(take_next(words, OptionOrder::BeforeData), None);
-        assert_eq!(take_next(words, OptionOrder::AfterData), Some(TcpOption::NoDelay(true)));
-        assert_eq!(take_next(words, OptionOrder::AfterData), Some(TcpOption::Cork(false)));
-        assert_eq!(take_next(words, OptionOrder::AfterData), None);
+        let area = region.socket(0);
+        set(area, TcpOption::Cork(true));
+        set(area, TcpOption::NoDelay(true));
+        set(area, TcpOption::Cork(false));
+        set(area, TcpOption::KeepCount(3));
+        assert_eq!(take_next(area, OptionOrder::BeforeData), Some(TcpOption::KeepCount(3)));
+        assert_eq!(take_next(area, OptionOrder::BeforeData), None);
+        assert_eq!(take_next(area, OptionOrder::AfterData), Some(TcpOption::NoDelay(true)));
+        assert_eq!(take_next(area, OptionOrder::AfterData), Some(TcpOption::Cork(false)));
+        assert_eq!(take_next(area, OptionOrder::AfterData), None);
         // Another process of the domain may write any value.
-        words.pending_options.store(u32::MAX, Ordering::Relaxed);
-        while take_next(words, OptionOrder::BeforeData).is_some()
-            || take_next(words, OptionOrder::AfterData).is_some()
+        area.pending_options.store(u32::MAX, Ordering::Relaxed);
+        while take_next(area, OptionOrder::BeforeData).is_some()
+            || take_next(area, OptionOrder::AfterData).is_some()
         {}
-        assert_eq!(words.pending_options.load(Ordering::Relaxed), 0);
+        assert_eq!(area.pending_options.load(Ordering::Relaxed), 0);
     }
 }

@@ -231,7 +231,8 @@ impl Region {
     /// # Errors
     /// Returns an error if the file is not a valid region, or cannot be mapped.
     pub fn open(file: OwnedFd) -> io::Result<Arc<Self>> {
-        let strange = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("channel: {what}"));
+        let strange =
+            |problem: &str| io::Error::new(io::ErrorKind::InvalidData, format!("channel: {problem}"));
         if !fcntl_get_seals(&file)?.contains(SEALS) {
             return Err(strange("the region could shrink"));
         }
@@ -414,7 +415,7 @@ impl Region {
         &self,
         number: usize,
         words: impl FnOnce(&ClientArea) -> &DoorbellWords,
-        which: usize,
+        index: usize,
     ) -> Doorbells<'_> {
         let (count, sockets) = (self.layout.doorbell_slots, self.layout.sockets);
         let client_at = self.client_offset(number);
@@ -425,12 +426,11 @@ impl Region {
         // checked.
         unsafe {
             let words = words(&self.slice_unchecked::<ClientArea>(client_at, 1)[0]);
-            let places =
-                self.slice_unchecked::<AtomicU32>(at + which * count * size_of::<AtomicU32>(), count);
+            let slots = self.slice_unchecked::<AtomicU32>(at + index * count * size_of::<AtomicU32>(), count);
             Doorbells {
                 words,
-                slots: places,
-                flags: self.slice_unchecked::<AtomicU8>(flags_at + which * sockets, sockets),
+                slots,
+                flags: self.slice_unchecked::<AtomicU8>(flags_at + index * sockets, sockets),
             }
         }
     }
@@ -473,8 +473,8 @@ impl Region {
         for offer in self.offers(number) {
             offer.store(0, Ordering::Relaxed);
         }
-        for blank in self.preallocated(number) {
-            blank.store(0, Ordering::Relaxed);
+        for slot in self.preallocated(number) {
+            slot.store(0, Ordering::Relaxed);
         }
         self.client(number).cpu.store(0, Ordering::Relaxed);
         self.offers_suspended(number).store(0, Ordering::Relaxed);
@@ -489,8 +489,8 @@ impl Region {
         unsafe { &self.slice_unchecked::<SocketArea>(at, 1)[0] }
     }
 
-    fn description(&self, place: usize) -> &SharedDescription {
-        let at = self.layout.descriptions_offset + place * size_of::<SharedDescription>();
+    fn description(&self, index: usize) -> &SharedDescription {
+        let at = self.layout.descriptions_offset + index * size_of::<SharedDescription>();
         // SAFETY: atomics; the table begins at a page, and an entry's size is a multiple of its alignment.
         unsafe { &self.slice::<SharedDescription>(at, 1)[0] }
     }
@@ -540,12 +540,12 @@ impl Region {
     #[inline]
     fn stream_of<'a>(&'a self, words: &'a SocketArea, socket: u32, direction: Direction) -> Stream<'a> {
         debug_assert!((socket as usize) < self.layout.sockets);
-        let (positions, which) = match direction {
+        let (positions, index) = match direction {
             Direction::Incoming => (&words.incoming, 0),
             Direction::Outgoing => (&words.outgoing, 1),
         };
         let bytes = self.layout.buffer_bytes;
-        let at = self.layout.buffers_offset + (2 * socket as usize + which) * bytes;
+        let at = self.layout.buffers_offset + (2 * socket as usize + index) * bytes;
         // SAFETY: inside the mapping by `RegionLayout::new`, as the socket's number was checked; nothing else
         // accesses these bytes.
         unsafe { Stream::new(positions, self.base.add(at), bytes, &self.large_rings) }
@@ -609,8 +609,8 @@ impl SocketArea {
     }
 
     /// Returns the local address (0) or the peer's (1).
-    pub fn endpoint(&self, which: usize) -> SocketAddr {
-        let words = &self.endpoints[which];
+    pub fn endpoint(&self, index: usize) -> SocketAddr {
+        let words = &self.endpoints[index];
         let mut octets = [0; 16];
         let port = words[0].load(Ordering::Acquire) as u16;
         for (word, bytes) in words[1..].iter().zip(octets.as_chunks_mut().0) {
@@ -633,12 +633,12 @@ mod tests {
         let region = Region::create(&config()).unwrap();
         let other = Region::open(region.file().try_clone_to_owned().unwrap()).unwrap();
         assert_eq!(region.layout, other.layout);
-        let mut ringer = region.to_stack(2).notifier();
-        ringer.notify(region.to_stack(2), 4, super::super::doorbells::NOTIFIED);
-        let mut answerer = other.to_stack(2).notify_queue();
-        assert_eq!(answerer.pop(other.to_stack(2)), Ok(None), "it begins where the ring is");
-        ringer.notify(region.to_stack(2), 3, super::super::doorbells::NOTIFIED);
-        assert_eq!(answerer.pop(other.to_stack(2)), Ok(Some((3, super::super::doorbells::NOTIFIED))));
+        let mut notifier = region.to_stack(2).notifier();
+        notifier.notify(region.to_stack(2), 4, super::super::doorbells::NOTIFIED);
+        let mut queue = other.to_stack(2).notify_queue();
+        assert_eq!(queue.pop(other.to_stack(2)), Ok(None), "it begins where the ring is");
+        notifier.notify(region.to_stack(2), 3, super::super::doorbells::NOTIFIED);
+        assert_eq!(queue.pop(other.to_stack(2)), Ok(Some((3, super::super::doorbells::NOTIFIED))));
         let mut written = 0;
         region.stream(4, Direction::Outgoing).write(&mut written, b"through").unwrap();
         let mut out = [0; 16];

@@ -129,11 +129,11 @@ impl RemoteEngine {
     }
 
     fn conn(&self, conn: Conn) -> Option<&RemoteConn> {
-        self.conns.get(conn.index() as usize).filter(|side| side.conn == Some(conn))
+        self.conns.get(conn.index() as usize).filter(|entry| entry.conn == Some(conn))
     }
 
     fn conn_mut(&mut self, conn: Conn) -> Option<&mut RemoteConn> {
-        self.conns.get_mut(conn.index() as usize).filter(|side| side.conn == Some(conn))
+        self.conns.get_mut(conn.index() as usize).filter(|entry| entry.conn == Some(conn))
     }
 
     fn open_conn(&mut self, conn: Conn, accepted: bool) {
@@ -211,10 +211,10 @@ impl RemoteEngine {
 
     pub fn unlisten(&mut self, listener: Listener) -> bool {
         let Some(listening) = self.listener_mut(listener) else { return false };
-        let nobodys = core::mem::take(&mut listening.queue);
+        let unaccepted = core::mem::take(&mut listening.queue);
         self.listeners[listener.index() as usize] = None;
         let client = self.client.get_mut();
-        for conn in nobodys {
+        for conn in unaccepted {
             // Connections in the queue of a closed listener are reset.
             let _ = client.abort(conn);
             let _ = client.release(conn);
@@ -231,9 +231,9 @@ impl RemoteEngine {
             self.client.get_mut().set_credits(listener.index(), OFFERS_MAX as u32);
         }
         let readable = self.buffered(conn) > 0;
-        let side = self.conn_mut(conn)?;
-        side.is_accepted = true;
-        let (fin, ended) = (side.has_fin, side.close_reason);
+        let entry = self.conn_mut(conn)?;
+        entry.is_accepted = true;
+        let (fin, close_reason) = (entry.has_fin, entry.close_reason);
         let urgent = self.client.get_mut().oob_events(conn) != 0;
         // Events before the accept were not reported.
         if urgent {
@@ -245,7 +245,7 @@ impl RemoteEngine {
         if fin {
             self.events.push_back(Event::PeerClosed { conn });
         }
-        if let Some(reason) = ended {
+        if let Some(reason) = close_reason {
             self.push_closed(conn, reason);
         }
         Some(conn)
@@ -267,12 +267,12 @@ impl RemoteEngine {
     }
 
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
-        let side = self.conn_mut(conn).ok_or(SendError::Stale)?;
-        if side.deferred_close != DeferredClose::Nothing {
+        let entry = self.conn_mut(conn).ok_or(SendError::Stale)?;
+        if entry.deferred_close != DeferredClose::Nothing {
             return Err(SendError::Closed);
         }
-        if !side.ranges.is_empty() {
-            side.is_send_blocked |= !bytes.is_empty();
+        if !entry.ranges.is_empty() {
+            entry.is_send_blocked |= !bytes.is_empty();
             return Ok(0);
         }
         let count = self.client.get_mut().send(conn, bytes)?;
@@ -289,24 +289,24 @@ impl RemoteEngine {
         offset: u64,
         len: u64,
     ) -> Result<(), SendError> {
-        let side = self.conn(conn).ok_or(SendError::Stale)?;
-        let there = self.sources.get(source).ok_or(SendError::InvalidSource)?.len();
-        if offset.checked_add(len).is_none_or(|end| end > there) {
+        let entry = self.conn(conn).ok_or(SendError::Stale)?;
+        let source_len = self.sources.get(source).ok_or(SendError::InvalidSource)?.len();
+        if offset.checked_add(len).is_none_or(|end| end > source_len) {
             return Err(SendError::InvalidSource);
         }
-        if side.deferred_close != DeferredClose::Nothing {
+        if entry.deferred_close != DeferredClose::Nothing {
             return Err(SendError::Closed);
         }
         // Reports whether sending is possible at all.
         self.client.get_mut().send(conn, &[])?;
-        let side = &mut self.conns[conn.index() as usize];
-        if side.ranges.len() == RANGES_MAX {
-            side.is_send_blocked = true;
+        let entry = &mut self.conns[conn.index() as usize];
+        if entry.ranges.len() == RANGES_MAX {
+            entry.is_send_blocked = true;
             return Err(SendError::Full);
         }
         if len > 0 {
             self.sources.add_ref(source);
-            side.ranges.push_back(SourceRange { source, offset, len });
+            entry.ranges.push_back(SourceRange { source, offset, len });
             self.send_ranges(conn);
         }
         Ok(())
@@ -315,11 +315,11 @@ impl RemoteEngine {
     /// Copies ranges of sources as far as there is send space, then does what was requested after them.
     /// Returns whether nothing is queued any more.
     fn send_ranges(&mut self, conn: Conn) -> bool {
-        let Some(side) = self.conns.get_mut(conn.index() as usize).filter(|s| s.conn == Some(conn)) else {
+        let Some(entry) = self.conns.get_mut(conn.index() as usize).filter(|s| s.conn == Some(conn)) else {
             return false;
         };
         let client = self.client.get_mut();
-        while let Some(range) = side.ranges.front_mut() {
+        while let Some(range) = entry.ranges.front_mut() {
             let count = usize::try_from(range.len).unwrap_or(usize::MAX).min(COPY_BYTES);
             let bytes = &mut self.scratch[..count];
             self.sources.get_referenced(range.source).fill(range.offset, bytes);
@@ -332,32 +332,32 @@ impl RemoteEngine {
             }
             if range.len == 0 {
                 let done = range.source;
-                side.ranges.pop_front();
+                entry.ranges.pop_front();
                 self.sources.release_ref(done);
             }
         }
         // Only a stale handle could be refused.
-        let _ = match side.deferred_close {
+        let _ = match entry.deferred_close {
             DeferredClose::Nothing => Ok(()),
             DeferredClose::Shutdown => client.shutdown_write(conn),
             DeferredClose::Close => client.close(conn),
         };
-        side.deferred_close = DeferredClose::Nothing;
+        entry.deferred_close = DeferredClose::Nothing;
         true
     }
 
     /// Discards ranges that will never be sent.
     fn drop_ranges(&mut self, conn: Conn) {
-        let Some(side) = self.conn_mut(conn) else { return };
-        for range in core::mem::take(&mut side.ranges) {
+        let Some(entry) = self.conn_mut(conn) else { return };
+        for range in core::mem::take(&mut entry.ranges) {
             self.sources.release_ref(range.source);
         }
     }
 
     pub fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
-        let side = self.conn_mut(conn).ok_or(SendError::Stale)?;
-        if !side.ranges.is_empty() {
-            side.is_send_blocked = true;
+        let entry = self.conn_mut(conn).ok_or(SendError::Stale)?;
+        if !entry.ranges.is_empty() {
+            entry.is_send_blocked = true;
             return Ok(0);
         }
         match self.call(ChannelRequest::SendUrgent(conn.index(), bytes.to_vec())) {
@@ -367,8 +367,8 @@ impl RemoteEngine {
     }
 
     pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
-        let side = self.conn(conn).ok_or(RecvError::Stale)?;
-        if side.oob_inline {
+        let entry = self.conn(conn).ok_or(RecvError::Stale)?;
+        if entry.oob_inline {
             return Err(RecvError::WouldBlock);
         }
         self.client.borrow_mut().recv_urgent(conn)
@@ -377,14 +377,14 @@ impl RemoteEngine {
     /// Returns the limits of the next read after urgent data: how many bytes to drop first, and how many may
     /// be read after those. A read stops before the urgent byte, and the next one skips the urgent byte.
     fn read_limits(&self, conn: Conn) -> (usize, usize) {
-        let Some(side) = self.conn(conn) else { return (0, usize::MAX) };
+        let Some(entry) = self.conn(conn) else { return (0, usize::MAX) };
         let mut client = self.client.borrow_mut();
         match client.urgent_mark(conn).ok().flatten() {
             None => (0, usize::MAX),
             Some(mark) if mark.unread_before > 0 => (0, mark.unread_before),
             Some(_) => {
                 let come = client.readable(conn).is_ok_and(|count| count > 0);
-                (usize::from(come && !side.oob_inline), usize::MAX)
+                (usize::from(come && !entry.oob_inline), usize::MAX)
             }
         }
     }
@@ -405,20 +405,20 @@ impl RemoteEngine {
     }
 
     pub fn peek(&self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
-        let side = self.conn(conn).ok_or(RecvError::Stale)?;
-        let (mut seen, mut front) = (0, (0, usize::MAX));
+        let entry = self.conn(conn).ok_or(RecvError::Stale)?;
+        let (mut events_seen, mut limits) = (0, (0, usize::MAX));
         let count = loop {
-            let (lead, most) = front;
-            let room = out.len().min(most);
-            let count = self.client.borrow().peek(conn, lead, &mut out[..room])?;
+            let (lead, max) = limits;
+            let max_len = out.len().min(max);
+            let count = self.client.borrow().peek(conn, lead, &mut out[..max_len])?;
             // Checked after the bytes were copied: urgent bytes are announced before they arrive.
             let now = self.client.borrow().oob_events(conn);
-            if now == seen {
+            if now == events_seen {
                 break count;
             }
-            (seen, front) = (now, self.read_limits(conn));
+            (events_seen, limits) = (now, self.read_limits(conn));
         };
-        if count == 0 && !side.has_fin && !out.is_empty() { Err(RecvError::WouldBlock) } else { Ok(count) }
+        if count == 0 && !entry.has_fin && !out.is_empty() { Err(RecvError::WouldBlock) } else { Ok(count) }
     }
 
     pub fn buffered(&self, conn: Conn) -> usize {
@@ -427,12 +427,12 @@ impl RemoteEngine {
 
     pub fn skip(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
         self.conn(conn).ok_or(Stale::Handle)?;
-        let (lead, most) = match self.client.get_mut().oob_events(conn) {
+        let (lead, max) = match self.client.get_mut().oob_events(conn) {
             0 => (0, usize::MAX),
             _ => self.read_limits(conn),
         };
-        self.client.get_mut().consume(conn, lead + count.min(most))?;
-        if let Some(reason) = self.conn(conn).and_then(|side| side.close_reason) {
+        self.client.get_mut().consume(conn, lead + count.min(max))?;
+        if let Some(reason) = self.conn(conn).and_then(|entry| entry.close_reason) {
             self.push_closed(conn, reason);
         }
         Ok(())
@@ -453,23 +453,23 @@ impl RemoteEngine {
     }
 
     pub fn shutdown_write(&mut self, conn: Conn) -> Result<(), Stale> {
-        let side = self.conn_mut(conn).ok_or(Stale::Handle)?;
-        if side.ranges.is_empty() {
+        let entry = self.conn_mut(conn).ok_or(Stale::Handle)?;
+        if entry.ranges.is_empty() {
             return self.client.get_mut().shutdown_write(conn);
         }
-        if side.deferred_close == DeferredClose::Nothing {
-            side.deferred_close = DeferredClose::Shutdown;
+        if entry.deferred_close == DeferredClose::Nothing {
+            entry.deferred_close = DeferredClose::Shutdown;
         }
         Ok(())
     }
 
     pub fn close(&mut self, conn: Conn) -> Result<(), Stale> {
-        let side = self.conn_mut(conn).ok_or(Stale::Handle)?;
-        side.is_closed_locally = true;
-        if side.ranges.is_empty() {
+        let entry = self.conn_mut(conn).ok_or(Stale::Handle)?;
+        entry.is_closed_locally = true;
+        if entry.ranges.is_empty() {
             return self.client.get_mut().close(conn);
         }
-        side.deferred_close = DeferredClose::Close;
+        entry.deferred_close = DeferredClose::Close;
         Ok(())
     }
 
@@ -480,8 +480,8 @@ impl RemoteEngine {
     }
 
     pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
-        if let (TcpOption::OobInline(on), Some(side)) = (option, self.conn_mut(conn)) {
-            side.oob_inline = on;
+        if let (TcpOption::OobInline(on), Some(entry)) = (option, self.conn_mut(conn)) {
+            entry.oob_inline = on;
         }
         self.client.get_mut().set_option(conn, option)
     }
@@ -502,12 +502,12 @@ impl RemoteEngine {
     }
 
     pub fn token(&self, conn: Conn) -> Option<u32> {
-        self.conn(conn).map(|side| side.token)
+        self.conn(conn).map(|entry| entry.token)
     }
 
     pub fn set_token(&mut self, conn: Conn, token: u32) -> bool {
-        let Some(side) = self.conn_mut(conn) else { return false };
-        side.token = token;
+        let Some(entry) = self.conn_mut(conn) else { return false };
+        entry.token = token;
         true
     }
 
@@ -581,8 +581,8 @@ impl RemoteEngine {
     ) -> Result<UdpExtendedError, UdpError> {
         match self.udp_call(UdpRequest::TakeExtendedError(socket))? {
             ChannelReply::UdpExtendedError(result) => {
-                let (report, known) = *result?;
-                out.iter_mut().zip(&known).for_each(|(place, byte)| *place = *byte);
+                let (report, quoted) = *result?;
+                out.iter_mut().zip(&quoted).for_each(|(target, byte)| *target = *byte);
                 Ok(report)
             }
             _ => Err(UdpError::Stale),
@@ -679,20 +679,20 @@ impl RemoteEngine {
             }
             ClientEvent::Writable { conn } => {
                 if self.send_ranges(conn)
-                    && let Some(side) = self.conn_mut(conn)
-                    && core::mem::take(&mut side.is_send_blocked)
+                    && let Some(entry) = self.conn_mut(conn)
+                    && core::mem::take(&mut entry.is_send_blocked)
                 {
                     self.push_event(conn, Event::Writable { conn });
                 }
             }
             ClientEvent::PeerClosed { conn } => {
-                let Some(side) = self.conn_mut(conn) else { return };
-                side.has_fin = true;
+                let Some(entry) = self.conn_mut(conn) else { return };
+                entry.has_fin = true;
                 self.push_event(conn, Event::PeerClosed { conn });
             }
             ClientEvent::Closed { conn, reason } => {
-                let Some(side) = self.conn_mut(conn) else { return };
-                side.close_reason = Some(reason);
+                let Some(entry) = self.conn_mut(conn) else { return };
+                entry.close_reason = Some(reason);
                 self.push_closed(conn, reason);
             }
         }
@@ -701,7 +701,7 @@ impl RemoteEngine {
     /// Queues an event, unless the connection is not accepted yet (`accept` queues its events) or its end is
     /// queued.
     fn push_event(&mut self, conn: Conn, event: Event) {
-        if self.conn(conn).is_some_and(|side| side.is_accepted && !side.is_close_reported) {
+        if self.conn(conn).is_some_and(|entry| entry.is_accepted && !entry.is_close_reported) {
             self.events.push_back(event);
         }
     }
@@ -709,11 +709,11 @@ impl RemoteEngine {
     /// Queues the end of a connection, unless bytes received before an orderly end still have to be read.
     fn push_closed(&mut self, conn: Conn, reason: CloseReason) {
         let unread = reason == CloseReason::Normal && self.buffered(conn) > 0;
-        let Some(side) = self.conn_mut(conn) else { return };
-        if !side.is_accepted || side.is_close_reported || unread && !side.is_closed_locally {
+        let Some(entry) = self.conn_mut(conn) else { return };
+        if !entry.is_accepted || entry.is_close_reported || unread && !entry.is_closed_locally {
             return;
         }
-        side.is_close_reported = true;
+        entry.is_close_reported = true;
         self.events.push_back(Event::Closed { conn, token: 0, reason });
     }
 

@@ -69,9 +69,9 @@ impl ChannelServer {
     /// Returns an error if a key is out of range, or if memory or descriptors are short.
     pub fn new(config: &ChannelConfig) -> Result<Self, Error> {
         let mut server = Self::for_processes(config)?;
-        let here = Domain::new(LOCAL_DOMAIN as u8, config, false)
+        let local = Domain::new(LOCAL_DOMAIN as u8, config, false)
             .map_err(|e| Error::io("region of the channel", e))?;
-        server.domains[LOCAL_DOMAIN] = Some(Box::new(here));
+        server.domains[LOCAL_DOMAIN] = Some(Box::new(local));
         Ok(server)
     }
 
@@ -115,8 +115,8 @@ impl ChannelServer {
     /// Returns an error if `channel.clients_max` is reached, or if descriptors are short.
     pub fn attach(&mut self, control: Box<dyn ControlPath>) -> Result<Client, Error> {
         let (number, wake) = self.admit()?;
-        let here = self.local_domain()?;
-        Ok(Client::new(here.region.clone(), number, here.wake.clone(), wake, control))
+        let local = self.local_domain()?;
+        Ok(Client::new(local.region.clone(), number, local.wake.clone(), wake, control))
     }
 
     /// Returns what another process needs to become a client of this process's domain with [`Client::open`].
@@ -127,8 +127,8 @@ impl ChannelServer {
         let copy = |fd: BorrowedFd<'_>| {
             fd.try_clone_to_owned().map_err(|e| Error::io("descriptors of the channel", e))
         };
-        let here = self.local_domain()?;
-        let (region, stack) = (copy(here.region.file())?, copy(here.wake.as_fd())?);
+        let local = self.local_domain()?;
+        let (region, stack) = (copy(local.region.file())?, copy(local.wake.as_fd())?);
         let (number, wake) = self.admit()?;
         Ok(ClientParts { region, stack_wake: stack, client_wake: copy(wake.as_fd())?, client: number as u32 })
     }
@@ -184,9 +184,9 @@ impl ChannelServer {
         &mut self,
         cx: &mut Context<'_>,
         number: usize,
-        asked: ChannelRequest,
+        request: ChannelRequest,
     ) -> ChannelReply {
-        self.handle_domain_request(cx, LOCAL_DOMAIN, number, asked).unwrap_or(ChannelReply::Done)
+        self.handle_domain_request(cx, LOCAL_DOMAIN, number, request).unwrap_or(ChannelReply::Done)
     }
 
     fn handle_domain_request(
@@ -194,22 +194,22 @@ impl ChannelServer {
         cx: &mut Context<'_>,
         index: usize,
         number: usize,
-        asked: ChannelRequest,
+        request: ChannelRequest,
     ) -> Option<ChannelReply> {
-        let holder = port_reservations::owner_id(index, number);
-        match asked {
+        let owner = port_reservations::owner_id(index, number);
+        match request {
             ChannelRequest::Reserve(at, sharing) => {
-                return Some(ChannelReply::Reserve(self.reserve(cx, holder, at, sharing)));
+                return Some(ChannelReply::Reserve(self.reserve(cx, owner, at, sharing)));
             }
             ChannelRequest::Unreserve(reservation) => {
-                self.ports.release(reservation, holder);
+                self.ports.release(reservation, owner);
                 return Some(ChannelReply::Done);
             }
-            ChannelRequest::Detach => self.ports.release_all(holder),
+            ChannelRequest::Detach => self.ports.release_all(owner),
             _ => {}
         }
         let domain = self.domains.get_mut(index)?.as_deref_mut()?;
-        let reply = domain.handle_request(cx, number, asked);
+        let reply = domain.handle_request(cx, number, request);
         if let ChannelReply::Listen(Ok(number)) = reply
             && let Some(listening) = &domain.listeners[number as usize]
         {
@@ -227,15 +227,15 @@ impl ChannelServer {
     pub(super) fn handle_broker_request(
         &mut self,
         cx: &mut Context<'_>,
-        errand: BrokerRequest,
+        request: BrokerRequest,
     ) -> BrokerReply {
-        let outcome = self.dispatch_broker_request(cx, errand);
+        let broker_reply = self.dispatch_broker_request(cx, request);
         self.reap_domains();
-        outcome
+        broker_reply
     }
 
-    fn dispatch_broker_request(&mut self, cx: &mut Context<'_>, errand: BrokerRequest) -> BrokerReply {
-        match errand {
+    fn dispatch_broker_request(&mut self, cx: &mut Context<'_>, request: BrokerRequest) -> BrokerReply {
+        match request {
             BrokerRequest::OpenDomain { wake } => self.open_domain(wake).unwrap_or(BrokerReply::Full),
             BrokerRequest::Call { domain, client, request } => {
                 let reply = self.handle_domain_request(cx, domain.into(), client as usize, request);
@@ -288,11 +288,11 @@ impl ChannelServer {
         let copy = |fd: BorrowedFd<'_>| -> Option<OwnedFd> { fd.try_clone_to_owned().ok() };
         let (region, wake) = (copy(domain.region.file())?, copy(domain.wake.as_fd())?);
         if self.domain_epoll.is_none() {
-            let alarms = DomainEpoll::new().ok()?;
-            if let Some(here) = &self.domains[LOCAL_DOMAIN] {
-                alarms.add(&here.wake, LOCAL_DOMAIN as u8).ok()?;
+            let epoll = DomainEpoll::new().ok()?;
+            if let Some(local) = &self.domains[LOCAL_DOMAIN] {
+                epoll.add(&local.wake, LOCAL_DOMAIN as u8).ok()?;
             }
-            self.domain_epoll = Some(alarms);
+            self.domain_epoll = Some(epoll);
         }
         self.domain_epoll.as_ref()?.add(&domain.wake, index as u8).ok()?;
         domain.region.set_cpu(rustix::thread::sched_getcpu());
@@ -306,11 +306,11 @@ impl ChannelServer {
 
     /// Removes domains that no process will use again.
     fn reap_domains(&mut self) {
-        for place in &mut self.domains {
-            if let Some(domain) = place.take_if(|domain| domain.is_unused()) {
+        for entry in &mut self.domains {
+            if let Some(domain) = entry.take_if(|domain| domain.is_unused()) {
                 self.closed_stats = self.closed_stats + domain.stats;
-                if let Some(alarms) = &self.domain_epoll {
-                    alarms.remove(&domain.wake);
+                if let Some(epoll) = &self.domain_epoll {
+                    epoll.remove(&domain.wake);
                 }
             }
         }
@@ -417,15 +417,15 @@ impl Handler for ChannelServer {
         match command.downcast::<RequestEnvelope>() {
             Ok(envelope) => {
                 let RequestEnvelope { client, request, reply } = *envelope;
-                let answer = self.handle_request(cx, client, request);
+                let response = self.handle_request(cx, client, request);
                 // The caller may be gone.
-                let _ = reply.send(answer);
+                let _ = reply.send(response);
             }
             Err(other) => {
                 let Ok(envelope) = other.downcast::<BrokerEnvelope>() else { return };
-                let BrokerEnvelope { request: errand, reply } = *envelope;
-                let outcome = self.handle_broker_request(cx, errand);
-                let _ = reply.send(outcome);
+                let BrokerEnvelope { request, reply } = *envelope;
+                let broker_reply = self.handle_broker_request(cx, request);
+                let _ = reply.send(broker_reply);
             }
         }
     }
@@ -454,26 +454,26 @@ impl Handler for ChannelServer {
 
     fn work(&mut self, cx: &mut WorkContext<'_>) -> Result<usize, Error> {
         let cx = &mut cx.context();
-        let (mut done, mut deserted) = (0, false);
+        let (mut done, mut any_unused) = (0, false);
         for domain in self.domains.iter_mut().flatten() {
-            let here = domain.work(cx);
-            done += here;
+            let work = domain.work(cx);
+            done += work;
             // The last bytes of a process that is gone may have been sent.
-            deserted |= here > 0 && domain.client_mask == 0 && domain.is_unused();
+            any_unused |= work > 0 && domain.client_mask == 0 && domain.is_unused();
         }
-        if deserted {
+        if any_unused {
             self.reap_domains();
         }
         Ok(done)
     }
 
     fn before_sleep(&mut self) -> bool {
-        let mut quiet = true;
+        let mut may_sleep = true;
         for domain in self.domains.iter_mut().flatten() {
             // All domains have to prepare, even if one was notified.
-            quiet &= domain.before_sleep();
+            may_sleep &= domain.before_sleep();
         }
-        quiet
+        may_sleep
     }
 
     fn is_cpu_contended(&self) -> bool {
@@ -494,43 +494,43 @@ impl Handler for ChannelServer {
             return None;
         }
         let (cpu, alone) = (rustix::thread::sched_getcpu(), self.has_single_domain());
-        let mut given = false;
+        let mut has_yielded = false;
         for domain in self.domains.iter_mut().flatten() {
             match domain.yield_cpu(cpu, alone) {
-                Some(way) => given |= way,
+                Some(yielded) => has_yielded |= yielded,
                 None => return Some(Duration::ZERO),
             }
         }
         // This sleep is what penalised domains were skipped for. If the shard does not sleep, they stay
         // penalised.
         self.domains.iter_mut().flatten().for_each(|domain| domain.is_penalised = false);
-        given.then(|| Duration::from_micros(self.config.turn_us.into()))
+        has_yielded.then(|| Duration::from_micros(self.config.turn_us.into()))
     }
 
     fn yield_expired(&mut self) {
         self.has_yield_expired = true;
     }
 
-    fn after_sleep(&mut self, rang: bool) {
-        let ran_out = core::mem::take(&mut self.has_yield_expired);
+    fn after_sleep(&mut self, is_readable: bool) {
+        let has_expired = core::mem::take(&mut self.has_yield_expired);
         for domain in self.domains.iter_mut().flatten() {
-            let woken = domain.after_sleep(ran_out);
+            let woken = domain.after_sleep(has_expired);
             // Clears a signal whose notification was received before: without an epoll descriptor the signal
             // is this descriptor's own, and would end every sleep.
-            if (woken || rang && self.domain_epoll.is_none()) && !domain.is_for_processes {
+            if (woken || is_readable && self.domain_epoll.is_none()) && !domain.is_for_processes {
                 domain.wake.clear();
             }
         }
-        if rang && let Some(alarms) = &self.domain_epoll {
+        if is_readable && let Some(epoll) = &self.domain_epoll {
             // Done whatever the doorbell words say, as a process may have changed them.
-            alarms.clear();
+            epoll.clear();
         }
     }
 
     fn wake_fd(&self) -> Option<RawFd> {
         match (&self.domain_epoll, &self.domains[LOCAL_DOMAIN]) {
-            (Some(alarms), _) => Some(alarms.fd()),
-            (None, here) => here.as_ref().map(|here| here.wake.as_fd().as_raw_fd()),
+            (Some(epoll), _) => Some(epoll.fd()),
+            (None, local) => local.as_ref().map(|local| local.wake.as_fd().as_raw_fd()),
         }
     }
 }

@@ -34,20 +34,20 @@ impl SameThread {
     /// # Errors
     /// There are `channel.domains_max`.
     pub fn open_domain(&self) -> Result<(SimulatedDomain, ClientParts), Error> {
-        let (wake, its) = wake_pair()?;
+        let (wake, client_wake) = wake_pair()?;
         match self.call_for_broker(BrokerRequest::OpenDomain { wake })? {
             BrokerReply::Opened { domain, region, wake, client } => {
-                let parts = ClientParts { region, stack_wake: wake, client_wake: its, client };
+                let parts = ClientParts { region, stack_wake: wake, client_wake, client };
                 Ok((SimulatedDomain { server: self.clone(), domain }, parts))
             }
             _ => Err(Error::application("channel: as many domains as channel.domains_max")),
         }
     }
 
-    fn call_for_broker(&self, errand: BrokerRequest) -> Result<BrokerReply, Error> {
+    fn call_for_broker(&self, request: BrokerRequest) -> Result<BrokerReply, Error> {
         let mut shard = self.0.lock().map_err(|_| Error::application("channel: the shard is gone"))?;
         let now = shard.now();
-        Ok(shard.with(now, |server, cx| server.handle_broker_request(cx, errand)))
+        Ok(shard.with(now, |server, cx| server.handle_broker_request(cx, request)))
     }
 }
 
@@ -57,9 +57,9 @@ impl SimulatedDomain {
     /// # Errors
     /// There are `channel.clients_max`.
     pub fn admit(&self, like: &Client) -> Result<Client, Error> {
-        let (wake, its) = wake_pair()?;
+        let (wake, client_wake) = wake_pair()?;
         match self.server.call_for_broker(BrokerRequest::Admit { domain: self.domain, wake })? {
-            BrokerReply::Admitted(number) => Ok(like.sibling(number, its, Box::new(self.clone()))),
+            BrokerReply::Admitted(number) => Ok(like.sibling(number, client_wake, Box::new(self.clone()))),
             _ => Err(Error::application("channel: as many clients as channel.clients_max")),
         }
     }
@@ -69,11 +69,11 @@ impl SimulatedDomain {
     /// # Errors
     /// There are `channel.clients_max`.
     pub fn fork(&self, parent: &Client) -> Result<Client, Error> {
-        let (wake, its) = wake_pair()?;
-        let errand = BrokerRequest::Fork { domain: self.domain, parent: parent.number(), kept: None, wake };
-        match self.server.call_for_broker(errand)? {
+        let (wake, client_wake) = wake_pair()?;
+        let request = BrokerRequest::Fork { domain: self.domain, parent: parent.number(), kept: None, wake };
+        match self.server.call_for_broker(request)? {
             BrokerReply::Admitted(number) => {
-                let mut child = parent.sibling(number, its, Box::new(self.clone()));
+                let mut child = parent.sibling(number, client_wake, Box::new(self.clone()));
                 child.inherit(parent);
                 Ok(child)
             }

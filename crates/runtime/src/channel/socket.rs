@@ -47,14 +47,14 @@ const CLOSE_REASONS: [CloseReason; 8] = [
 
 /// Returns the state bits of a connection that closed for this reason.
 pub(super) fn closed_bits(reason: CloseReason) -> u32 {
-    let place = CLOSE_REASONS.iter().position(|r| *r == reason).expect("all reasons are in the table");
-    state::CLOSED | (place as u32) << state::REASON_SHIFT
+    let index = CLOSE_REASONS.iter().position(|r| *r == reason).expect("all reasons are in the table");
+    state::CLOSED | (index as u32) << state::REASON_SHIFT
 }
 
 /// Returns why a connection closed, if it did.
 pub(super) fn close_reason(bits: u32) -> Option<CloseReason> {
-    let place = (bits >> state::REASON_SHIFT) as usize & (CLOSE_REASONS.len() - 1);
-    (bits & state::CLOSED != 0).then_some(CLOSE_REASONS[place])
+    let index = (bits >> state::REASON_SHIFT) as usize & (CLOSE_REASONS.len() - 1);
+    (bits & state::CLOSED != 0).then_some(CLOSE_REASONS[index])
 }
 
 const CONNECT_ERRORS: [ConnectError; 7] = [
@@ -113,9 +113,8 @@ pub(super) enum OfferSlot {
 
 impl OfferSlot {
     pub fn to_bits(self) -> u64 {
-        let bits = |what: u64, listener: u16, socket: u32| {
-            what << 48 | u64::from(listener) << 32 | u64::from(socket)
-        };
+        let bits =
+            |tag: u64, listener: u16, socket: u32| tag << 48 | u64::from(listener) << 32 | u64::from(socket);
         match self {
             Self::None => 0,
             Self::Offered { listener, socket } => bits(1, listener, socket),
@@ -146,11 +145,11 @@ mod tests {
         ] {
             assert_eq!(OfferSlot::from_bits(offer.to_bits()), offer);
         }
-        for blank in [
+        for preallocated in [
             PreallocatedSocket { socket: 0, generation: 0 },
             PreallocatedSocket { socket: (1 << 24) - 1, generation: u32::MAX },
         ] {
-            assert_eq!(PreallocatedSocket::from_bits(blank.to_bits()), Some(blank));
+            assert_eq!(PreallocatedSocket::from_bits(preallocated.to_bits()), Some(preallocated));
         }
         assert_eq!(PreallocatedSocket::from_bits(0), None);
         for why in CONNECT_ERRORS {

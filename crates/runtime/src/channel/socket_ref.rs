@@ -51,8 +51,8 @@ pub struct SocketState(u32);
 impl SocketState {
     /// Loads the state from the region.
     #[inline]
-    pub(super) fn load(words: &SocketArea) -> Self {
-        Self(words.state.load(Ordering::Acquire))
+    pub(super) fn load(area: &SocketArea) -> Self {
+        Self(area.state.load(Ordering::Acquire))
     }
 
     /// Returns the state of a socket whose stack is gone: closed, as if by a reset, unless it already was.
@@ -95,7 +95,7 @@ impl SocketState {
 /// A client's reference to the words and streams of a socket.
 #[derive(Clone, Copy)]
 pub(super) struct SocketRef<'a> {
-    words: &'a SocketArea,
+    area: &'a SocketArea,
     incoming: Stream<'a>,
     outgoing: Stream<'a>,
     /// The client's number, if other threads or processes may use the socket at the same time.
@@ -105,8 +105,8 @@ pub(super) struct SocketRef<'a> {
 impl<'a> SocketRef<'a> {
     #[inline]
     pub fn new(region: &'a Region, socket: u32, shared_by: Option<usize>) -> Self {
-        let (words, incoming, outgoing) = region.socket_and_streams(socket);
-        Self { words, incoming, outgoing, shared_by }
+        let (area, incoming, outgoing) = region.socket_and_streams(socket);
+        Self { area, incoming, outgoing, shared_by }
     }
 
     /// Takes the socket's lock if the socket may be shared. `Err` if another owner was stopped while it had
@@ -115,21 +115,21 @@ impl<'a> SocketRef<'a> {
     fn lock(&self) -> Result<Option<SocketLockGuard<'a>>, ()> {
         match self.shared_by {
             None => Ok(None),
-            Some(client) => lock::lock(&self.words.lock, client, LOCK_TIMEOUT).map(Some).ok_or(()),
+            Some(client) => lock::lock(&self.area.lock, client, LOCK_TIMEOUT).map(Some).ok_or(()),
         }
     }
 
     #[inline]
     pub fn state(&self) -> SocketState {
-        SocketState::load(self.words)
+        SocketState::load(self.area)
     }
 
     /// Reads the byte counts and combines them with a state that was loaded before, so that all bytes that
     /// came before an end are counted.
     #[inline(always)]
-    pub fn status(&self, standing: SocketState) -> SocketStatus {
-        let requests = self.words.requests.load(Ordering::Relaxed);
-        let positions = self.words.positions(Direction::Outgoing);
+    pub fn status(&self, state: SocketState) -> SocketStatus {
+        let requests = self.area.requests.load(Ordering::Relaxed);
+        let positions = self.area.positions(Direction::Outgoing);
         let written = positions.written();
         let waiting = self.outgoing.unread(written);
         let occupied = waiting.unwrap_or(0);
@@ -138,21 +138,21 @@ impl<'a> SocketRef<'a> {
             send_space: waiting.map_or(0, |waiting| self.outgoing.space_beside(waiting)),
             unsent: written.saturating_sub(positions.taken()).min(occupied as u64) as usize,
             occupied,
-            state: standing,
+            state,
             is_write_closed: requests & (request::SHUTDOWN | request::CLOSE | request::ABORT) != 0,
-            oob_events: self.words.oob_events.load(Ordering::Relaxed),
+            oob_events: self.area.oob_events.load(Ordering::Relaxed),
         }
     }
 
     /// Returns how many bytes can be written now.
     #[inline]
     pub fn send_space(&self) -> usize {
-        self.outgoing.space(self.words.positions(Direction::Outgoing).written()).unwrap_or(0)
+        self.outgoing.space(self.area.positions(Direction::Outgoing).written()).unwrap_or(0)
     }
 
     #[inline]
     pub fn read_position(&self) -> u64 {
-        self.words.positions(Direction::Incoming).read()
+        self.area.positions(Direction::Incoming).read()
     }
 
     #[inline]
@@ -190,7 +190,7 @@ impl<'a> SocketRef<'a> {
         self.incoming.consume(&mut read, count);
         // Pairs with the fence of the stack, which sets the flag before it checks for space once more.
         fence(Ordering::SeqCst);
-        let wants = &self.words.wants_recv_space;
+        let wants = &self.area.wants_recv_space;
         wants.load(Ordering::Relaxed) != 0 && wants.swap(0, Ordering::Relaxed) != 0
     }
 
@@ -230,10 +230,10 @@ impl<'a> SocketRef<'a> {
                 skip -= buffer.len();
                 continue;
             }
-            let place = &mut buffer[skip..];
+            let target = &mut buffer[skip..];
             skip = 0;
-            let count = place.len().min(waiting - copied);
-            self.incoming.copy_unread(read, copied, &mut place[..count]);
+            let count = target.len().min(waiting - copied);
+            self.incoming.copy_unread(read, copied, &mut target[..count]);
             copied += count;
             if copied == waiting {
                 break;
@@ -245,25 +245,25 @@ impl<'a> SocketRef<'a> {
     /// Returns whether the socket had neither urgent data nor errors.
     #[inline]
     fn has_no_oob_events(&self) -> bool {
-        self.words.oob_events.load(Ordering::Relaxed) == 0
+        self.area.oob_events.load(Ordering::Relaxed) == 0
     }
 
     /// Writes as many bytes as there is space for, and returns how many. After a short write `blocked` is
     /// set, and the stack notifies when there is space.
     #[inline]
     pub fn send(&self, bytes: &[u8], blocked: &AtomicBool) -> Result<usize, SendError> {
-        let requests = self.words.requests.load(Ordering::Relaxed);
+        let requests = self.area.requests.load(Ordering::Relaxed);
         let closed = requests & (request::SHUTDOWN | request::CLOSE | request::ABORT) != 0;
-        if closed || self.words.state.load(Ordering::Acquire) & state::CLOSED != 0 {
+        if closed || self.area.state.load(Ordering::Acquire) & state::CLOSED != 0 {
             return Err(SendError::Closed);
         }
         let _guard = self.lock().map_err(|()| SendError::Full)?;
-        let mut written = self.words.positions(Direction::Outgoing).written();
+        let mut written = self.area.positions(Direction::Outgoing).written();
         let mut count = self.outgoing.write(&mut written, bytes).unwrap_or(0);
         while count < bytes.len() {
             // Set first: a thread that waits for events may be notified of space before this call returns.
             blocked.store(true, Release);
-            self.words.wants_send_space.store(1, Ordering::Relaxed);
+            self.area.wants_send_space.store(1, Ordering::Relaxed);
             // Pairs with the fence of the stack, which reads this flag after it has freed space.
             fence(Ordering::SeqCst);
             let more = self.outgoing.write(&mut written, &bytes[count..]).unwrap_or(0);
@@ -284,25 +284,25 @@ impl<'a> SocketRef<'a> {
     /// (`tcp_check_urg`); the second value says whether the stack wants to be notified of that.
     pub fn urgent_mark(&self) -> (Option<UrgentMark>, bool) {
         let mut ring = false;
-        if urgent_mark::hole_bytes(self.words, self.read_position()) > 0
+        if urgent_mark::hole_bytes(self.area, self.read_position()) > 0
             && let Ok(_guard) = self.lock()
         {
-            ring = self.consume_locked(urgent_mark::hole_bytes(self.words, self.read_position()));
+            ring = self.consume_locked(urgent_mark::hole_bytes(self.area, self.read_position()));
         }
-        (urgent_mark::current(self.words, self.read_position()), ring)
+        (urgent_mark::current(self.area, self.read_position()), ring)
     }
 
     /// Takes the urgent byte out of band.
     pub fn take_urgent(&self) -> Option<u8> {
-        urgent_mark::take_byte(self.words, self.read_position())
+        urgent_mark::take_byte(self.area, self.read_position())
     }
 
     /// Returns the header of the next datagram, if the whole datagram is there.
     fn next_header(&self) -> Option<DatagramHeader> {
         let read = self.read_position();
         let mut head = [0; HEADER_BYTES];
-        let there = self.incoming.peek(read, 0, &mut head) == Ok(HEADER_BYTES);
-        let header = DatagramHeader::decode(&head).filter(|_| there)?;
+        let is_complete = self.incoming.peek(read, 0, &mut head) == Ok(HEADER_BYTES);
+        let header = DatagramHeader::decode(&head).filter(|_| is_complete)?;
         (self.incoming.readable(read).ok()? >= header.stream_bytes()).then_some(header)
     }
 
@@ -324,12 +324,12 @@ impl<'a> SocketRef<'a> {
         if header.is_oversize {
             return Ok(Some((header, false)));
         }
-        let (read, mut skip, mut left) = (self.read_position(), HEADER_BYTES, header.len as usize);
+        let (read, mut skip, mut remaining) = (self.read_position(), HEADER_BYTES, header.len as usize);
         for buffer in buffers {
-            let count = left.min(buffer.len());
+            let count = remaining.min(buffer.len());
             let copied = self.incoming.peek(read, skip, &mut buffer[..count]).unwrap_or(0);
-            (skip, left) = (skip + copied, left - copied);
-            if left == 0 {
+            (skip, remaining) = (skip + copied, remaining - copied);
+            if remaining == 0 {
                 break;
             }
         }
@@ -351,11 +351,11 @@ impl<'a> SocketRef<'a> {
         blocked: &AtomicBool,
     ) -> Result<bool, SendError> {
         let _guard = self.lock().map_err(|()| SendError::Full)?;
-        let mut written = self.words.positions(Direction::Outgoing).written();
+        let mut written = self.area.positions(Direction::Outgoing).written();
         let fits = |written| self.outgoing.space(written).unwrap_or(0) >= header.stream_bytes();
         if !fits(written) {
             blocked.store(true, Release);
-            self.words.wants_send_space.store(1, Ordering::Relaxed);
+            self.area.wants_send_space.store(1, Ordering::Relaxed);
             // Pairs with the fence of the stack, which reads this flag after it has freed space.
             fence(Ordering::SeqCst);
             if !fits(written) {
@@ -371,7 +371,7 @@ impl<'a> SocketRef<'a> {
 
     /// Returns the pending error of a UDP socket, and clears it if `take` is set.
     pub fn udp_error(&self, take: bool) -> Option<UdpError> {
-        let word = &self.words.error;
+        let word = &self.area.error;
         // Most sockets have no error and need no write.
         let found = error_from_word(word.load(Ordering::Acquire))?;
         if take {
@@ -383,19 +383,19 @@ impl<'a> SocketRef<'a> {
 
     /// Returns whether the error queue has entries.
     pub fn has_extended_errors(&self) -> bool {
-        self.words.error.load(Ordering::Acquire) & HAS_EXTENDED_ERRORS != 0
+        self.area.error.load(Ordering::Acquire) & HAS_EXTENDED_ERRORS != 0
     }
 
     /// Returns the position of the writer: how many bytes were ever written.
     pub fn write_position(&self) -> u64 {
-        self.words.positions(Direction::Outgoing).written()
+        self.area.positions(Direction::Outgoing).written()
     }
 
     /// Returns an upper limit of the bytes that were written and not yet sent. Only valid if the stack
     /// publishes how many bytes were sent ([`TcpOption::NotSentLowWater`]).
     pub fn not_sent(&self) -> usize {
-        let written = self.words.positions(Direction::Outgoing).written();
-        usize::try_from(written.saturating_sub(self.words.sent.load(Ordering::Acquire))).unwrap_or(usize::MAX)
+        let written = self.area.positions(Direction::Outgoing).written();
+        usize::try_from(written.saturating_sub(self.area.sent.load(Ordering::Acquire))).unwrap_or(usize::MAX)
     }
 
     /// Returns whether few enough bytes are unsent to write more, by the rule of Linux
@@ -403,47 +403,47 @@ impl<'a> SocketRef<'a> {
     #[inline]
     pub fn is_below_low_water(&self) -> bool {
         let low =
-            self.words.option_values[pending_options::NOT_SENT_LOW_WATER].load(Ordering::Relaxed) as usize;
+            self.area.option_values[pending_options::NOT_SENT_LOW_WATER].load(Ordering::Relaxed) as usize;
         low == 0 || self.not_sent() < low.div_ceil(2)
     }
 
     /// Marks the end of what was written as the end of a record. An earlier record end that the stack has not
     /// reached is forgotten.
     pub fn end_record(&self) {
-        let written = self.words.positions(Direction::Outgoing).written();
+        let written = self.area.positions(Direction::Outgoing).written();
         // Bytes that are written later come after this position.
-        self.words.record_end.store(written, Ordering::Release);
+        self.area.record_end.store(written, Ordering::Release);
     }
 
     /// Returns whether the stack has not yet reached the end of the last record.
     pub fn has_pending_record(&self) -> bool {
-        self.words.record_end.load(Ordering::Relaxed) != 0
+        self.area.record_end.load(Ordering::Relaxed) != 0
     }
 
     /// Returns whether the stack still sends from bytes in the buffer that it has taken.
     pub fn has_loan(&self) -> bool {
-        let positions = self.words.positions(Direction::Outgoing);
+        let positions = self.area.positions(Direction::Outgoing);
         positions.taken() > positions.read()
     }
 
     /// Asks the stack to notify when there is send space.
     pub fn await_send_space(&self) {
-        self.words.wants_send_space.store(1, Ordering::Relaxed);
+        self.area.wants_send_space.store(1, Ordering::Relaxed);
         // Pairs with the fence of the stack, which reads this flag after it has freed space.
         fence(Ordering::SeqCst);
     }
 
     /// Sets an option of the connection. Returns [`OptionError::Stale`] if the connection is closed.
     pub fn set_option(&self, option: TcpOption) -> Result<(), OptionError> {
-        if self.words.state.load(Ordering::Acquire) & state::CLOSED != 0 {
+        if self.area.state.load(Ordering::Acquire) & state::CLOSED != 0 {
             return Err(OptionError::Stale);
         }
-        pending_options::set(self.words, option);
+        pending_options::set(self.area, option);
         Ok(())
     }
 
     /// Sets request bits, each of which takes effect once.
-    pub fn request(&self, what: u32) {
-        self.words.requests.fetch_or(what, Ordering::Release);
+    pub fn request(&self, bits: u32) {
+        self.area.requests.fetch_or(bits, Ordering::Release);
     }
 }

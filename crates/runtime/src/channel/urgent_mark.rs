@@ -37,57 +37,56 @@ fn distance(word: u64, read: u64) -> i64 {
 
 /// Announces that the byte at `position` is urgent; called by the stack. `read` is the read position that
 /// clients claim; `inline` says that clients want urgent bytes to stay in the stream.
-pub(super) fn announce(words: &SocketArea, position: u64, byte: Option<u8>, read: u64, inline: bool) {
+pub(super) fn announce(area: &SocketArea, position: u64, byte: Option<u8>, read: u64, inline: bool) {
     let new = position << POSITION_SHIFT | byte.map_or(0, |byte| URG_VALID | u64::from(byte));
-    if words.oob_events.load(Ordering::Relaxed) == 0 {
-        words.urgent_hole.store(0, Ordering::Relaxed);
+    if area.oob_events.load(Ordering::Relaxed) == 0 {
+        area.urgent_hole.store(0, Ordering::Relaxed);
     } else {
-        let old = words.urgent_mark.load(Ordering::Relaxed);
+        let old = area.urgent_mark.load(Ordering::Relaxed);
         let moved = distance(old, position) != 0;
-        let left_out = hole_bytes(words, read) as u64;
+        let left_out = hole_bytes(area, read) as u64;
         if moved && distance(old, read + left_out) == 0 && old & URG_VALID != 0 && !inline {
             // Reading has reached the earlier urgent byte, which must not appear in the stream
             // (`tcp_check_urg`).
-            words
-                .urgent_hole
+            area.urgent_hole
                 .store(read << POSITION_SHIFT | (left_out + 1).min(HOLE_BYTES), Ordering::Relaxed);
         }
     }
-    words.urgent_mark.store(new, Ordering::Relaxed);
-    words.oob_events.fetch_add(1, Ordering::Release);
+    area.urgent_mark.store(new, Ordering::Relaxed);
+    area.oob_events.fetch_add(1, Ordering::Release);
 }
 
 /// Returns the urgent mark, unless the read position has passed it; called by clients.
-pub(super) fn current(words: &SocketArea, read: u64) -> Option<UrgentMark> {
-    if words.oob_events.load(Ordering::Acquire) == 0 {
+pub(super) fn current(area: &SocketArea, read: u64) -> Option<UrgentMark> {
+    if area.oob_events.load(Ordering::Acquire) == 0 {
         return None;
     }
-    let word = words.urgent_mark.load(Ordering::Relaxed);
-    let (valid, taken) = (word & URG_VALID != 0, word & URG_READ != 0);
+    let word = area.urgent_mark.load(Ordering::Relaxed);
+    let (valid, is_taken) = (word & URG_VALID != 0, word & URG_READ != 0);
     let ahead = usize::try_from(distance(word, read)).ok()?;
-    Some(UrgentMark { unread_before: ahead, byte: (valid && !taken).then_some(word as u8), is_taken: taken })
+    Some(UrgentMark { unread_before: ahead, byte: (valid && !is_taken).then_some(word as u8), is_taken })
 }
 
 /// Returns how many of the next bytes are skipped, because each was urgent and next in the stream when
 /// another one was announced.
-pub(super) fn hole_bytes(words: &SocketArea, read: u64) -> usize {
-    if words.oob_events.load(Ordering::Acquire) == 0 {
+pub(super) fn hole_bytes(area: &SocketArea, read: u64) -> usize {
+    if area.oob_events.load(Ordering::Acquire) == 0 {
         return 0;
     }
-    let word = words.urgent_hole.load(Ordering::Relaxed);
+    let word = area.urgent_hole.load(Ordering::Relaxed);
     if distance(word, read) == 0 { (word & HOLE_BYTES) as usize } else { 0 }
 }
 
 /// Takes the urgent byte. `None` if there is none, or it has not arrived.
-pub(super) fn take_byte(words: &SocketArea, read: u64) -> Option<u8> {
+pub(super) fn take_byte(area: &SocketArea, read: u64) -> Option<u8> {
     let mut byte = None;
     // The stack may announce another urgent byte meanwhile, or another client take this one.
-    let _none = words.urgent_mark.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
-        let there = word & URG_VALID != 0 && word & URG_READ == 0 && distance(word, read) >= 0;
-        byte = there.then_some(word as u8);
-        there.then_some(word | URG_READ)
+    let _none = area.urgent_mark.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+        let is_available = word & URG_VALID != 0 && word & URG_READ == 0 && distance(word, read) >= 0;
+        byte = is_available.then_some(word as u8);
+        is_available.then_some(word | URG_READ)
     });
-    byte.filter(|_| words.oob_events.load(Ordering::Relaxed) != 0)
+    byte.filter(|_| area.oob_events.load(Ordering::Relaxed) != 0)
 }
 
 #[cfg(all(test, not(loom)))]

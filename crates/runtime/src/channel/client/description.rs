@@ -27,20 +27,20 @@ impl Client {
     /// Returns the version of the shared state, which grows with each change. 0 if nothing was written yet.
     #[inline]
     pub fn description_version(&self, of: DescriptionKey) -> u32 {
-        self.description(of).map_or(0, |(common, _)| common.version())
+        self.description(of).map_or(0, |(description, _)| description.version())
     }
 
     /// Writes the shared state and returns its version. `None` if it is too long, or this client does not own
     /// the socket.
     pub fn write_description(&self, of: DescriptionKey, bytes: &[u8]) -> Option<u32> {
-        let (common, generation) = self.description(of)?;
-        common.write(generation, bytes)
+        let (description, generation) = self.description(of)?;
+        description.write(generation, bytes)
     }
 
     /// Returns the version and the state that was written last. Another process of the domain may have
     /// written anything.
     pub fn read_description(&self, of: DescriptionKey) -> Option<(u32, Vec<u8>)> {
-        let (common, generation) = self.description(of)?;
-        common.read(generation)
+        let (description, generation) = self.description(of)?;
+        description.read(generation)
     }
 }

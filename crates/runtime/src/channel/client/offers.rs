@@ -38,32 +38,32 @@ impl Client {
     /// is accepted or reported.
     pub(super) fn check_offer(&mut self, socket: u32) {
         // Another process of the domain may have written any number there.
-        let place = self.region.socket(socket).offer_slot.load(Ordering::Acquire) as usize;
-        let Some(word) = self.region.offers(self.number).get(place) else { return };
+        let slot = self.region.socket(socket).offer_slot.load(Ordering::Acquire) as usize;
+        let Some(word) = self.region.offers(self.number).get(slot) else { return };
         let bits = word.load(Ordering::Acquire);
         let OfferSlot::Offered { listener, socket: of } = OfferSlot::from_bits(bits) else { return };
         if of != socket {
             return;
         }
         let Some(offers) = &mut self.explicit_offers else {
-            if let Some(conn) = self.accept_offer(place, bits) {
+            if let Some(conn) = self.accept_offer(slot, bits) {
                 self.events.push_back(ClientEvent::Accepted { conn, listener: listener.into() });
                 self.report_changes(conn);
             }
             return;
         };
-        if core::mem::replace(&mut offers.seen[place], bits) != bits
+        if core::mem::replace(&mut offers.seen[slot], bits) != bits
             && let Some(queue) = offers.queues.get_mut(usize::from(listener))
         {
-            queue.push_back(place);
+            queue.push_back(slot);
             self.events.push_back(ClientEvent::Offered { listener: listener.into() });
         }
     }
 
     /// Accepts the connection offered in a slot; `None` if the stack has revoked the offer meanwhile.
-    fn accept_offer(&mut self, place: usize, bits: u64) -> Option<Conn> {
+    fn accept_offer(&mut self, slot: usize, bits: u64) -> Option<Conn> {
         let OfferSlot::Offered { listener, socket } = OfferSlot::from_bits(bits) else { return None };
-        if !offer_slots::accept(&self.region.offers(self.number)[place], listener, socket) {
+        if !offer_slots::accept(&self.region.offers(self.number)[slot], listener, socket) {
             return None;
         }
         // Another process of the domain may have written any number there.
@@ -86,15 +86,15 @@ impl Client {
         let offers = self.explicit_offers.as_mut()?;
         let queue = offers.queues.get_mut(listener as usize)?;
         loop {
-            let place = *queue.front()?;
-            let bits = self.region.offers(self.number)[place].load(Ordering::Acquire);
+            let slot = *queue.front()?;
+            let bits = self.region.offers(self.number)[slot].load(Ordering::Acquire);
             if matches!(OfferSlot::from_bits(bits), OfferSlot::Offered { listener: of, .. } if u32::from(of) == listener)
             {
-                return Some((place, bits));
+                return Some((slot, bits));
             }
             // The offer was revoked. If the connection is offered again, that is a new offer.
             queue.pop_front();
-            offers.seen[place] = 0;
+            offers.seen[slot] = 0;
         }
     }
 
@@ -107,13 +107,13 @@ impl Client {
     /// reported afterwards.
     pub fn accept(&mut self, listener: u32) -> Option<Conn> {
         loop {
-            let Some((place, bits)) = self.oldest_offer(listener) else {
+            let Some((slot, bits)) = self.oldest_offer(listener) else {
                 self.resume_offers();
                 return None;
             };
-            let conn = self.accept_offer(place, bits);
+            let conn = self.accept_offer(slot, bits);
             if let Some(offers) = &mut self.explicit_offers {
-                offers.seen[place] = 0;
+                offers.seen[slot] = 0;
                 offers.queues[listener as usize].pop_front();
             }
             if let Some(conn) = conn {

@@ -32,18 +32,18 @@ impl Client {
             // The socket's area has no room for a scope ID.
             return None;
         }
-        let blanks = self.region.preallocated(self.number);
-        let (behind, before) = (self.next_preallocated..PREALLOCATED_MAX, 0..self.next_preallocated);
-        let place = behind.chain(before).find(|at| offer_slots::has_preallocated(&blanks[*at]))?;
-        self.next_preallocated = (place + 1) % PREALLOCATED_MAX;
-        let PreallocatedSocket { socket, generation } = offer_slots::take_preallocated(&blanks[place])?;
+        let slots = self.region.preallocated(self.number);
+        let (after, before) = (self.next_preallocated..PREALLOCATED_MAX, 0..self.next_preallocated);
+        let slot = after.chain(before).find(|at| offer_slots::has_preallocated(&slots[*at]))?;
+        self.next_preallocated = (slot + 1) % PREALLOCATED_MAX;
+        let PreallocatedSocket { socket, generation } = offer_slots::take_preallocated(&slots[slot])?;
         // Another process of the domain may have written any number there.
         if socket as usize >= self.sockets_max() {
             return None;
         }
-        let words = self.region.socket(socket);
-        words.set_endpoints([SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0), remote]);
-        words.requests.store(request::CONNECT, Ordering::Release);
+        let area = self.region.socket(socket);
+        area.set_endpoints([SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0), remote]);
+        area.requests.store(request::CONNECT, Ordering::Release);
         self.track(socket, generation);
         self.notify(socket, NOTIFIED);
         Some(Conn::new(socket, generation))

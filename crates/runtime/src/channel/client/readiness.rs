@@ -18,8 +18,8 @@ impl Client {
     /// Returns an error if the handle is stale.
     #[inline(always)]
     pub fn status(&self, conn: Conn) -> Result<SocketStatus, Stale> {
-        let hand = self.socket_ref(conn)?;
-        Ok(hand.status(self.with_stack_liveness(hand.state())))
+        let socket_ref = self.socket_ref(conn)?;
+        Ok(socket_ref.status(self.with_stack_liveness(socket_ref.state())))
     }
 
     /// Returns the state of a connection without its buffers.
@@ -44,8 +44,8 @@ impl Client {
     /// # Errors
     /// Returns an error if the handle is stale.
     #[inline]
-    pub fn status_with_state(&self, conn: Conn, standing: SocketState) -> Result<SocketStatus, Stale> {
-        Ok(self.socket_ref(conn)?.status(standing))
+    pub fn status_with_state(&self, conn: Conn, state: SocketState) -> Result<SocketStatus, Stale> {
+        Ok(self.socket_ref(conn)?.status(state))
     }
 
     /// Returns whether the stack's shard is running on another CPU than the caller: an event may then come
@@ -71,15 +71,15 @@ impl Client {
     /// # Errors
     /// Returns an error if the handle is stale.
     pub fn await_send_space(&mut self, conn: Conn, enough: usize) -> Result<bool, Stale> {
-        let hand = self.socket_ref(conn)?;
+        let socket_ref = self.socket_ref(conn)?;
         self.blocked.flag(conn.index()).store(true, Relaxed);
-        hand.await_send_space();
-        let there = hand.send_space() >= enough;
-        if !there && hand.has_loan() {
+        socket_ref.await_send_space();
+        let has_space = socket_ref.send_space() >= enough;
+        if !has_space && socket_ref.has_loan() {
             // The stack may copy bytes out of the lent buffer, which it does only for clients that wait.
             self.notify(conn.index(), NOTIFIED);
         }
-        Ok(there)
+        Ok(has_space)
     }
 
     /// Returns an upper limit of the bytes that were written and not yet sent. Only valid after
@@ -138,13 +138,13 @@ impl Client {
     }
 
     /// Returns the headers of the SYN that began a connection, if the listener saved them (`TCP_SAVED_SYN`);
-    /// empty if there are none. If they fit into `room` bytes, the stack discards them.
+    /// empty if there are none. If they fit into `max_len` bytes, the stack discards them.
     ///
     /// # Errors
     /// Returns an error if the handle is stale, or if the shard is gone.
-    pub fn saved_syn(&mut self, conn: Conn, room: usize) -> Result<Vec<u8>, Stale> {
+    pub fn saved_syn(&mut self, conn: Conn, max_len: usize) -> Result<Vec<u8>, Stale> {
         self.tracked(conn)?;
-        match self.call(ChannelRequest::SavedSyn(conn.index(), u32::try_from(room).unwrap_or(u32::MAX))) {
+        match self.call(ChannelRequest::SavedSyn(conn.index(), u32::try_from(max_len).unwrap_or(u32::MAX))) {
             Ok(ChannelReply::SavedSyn(bytes)) => Ok(bytes),
             _ => Err(Stale::Handle),
         }

@@ -21,8 +21,8 @@ impl SendBlockedFlags {
     /// Returns the flag of an existing socket, and allocates its chunk if necessary.
     #[inline]
     pub fn flag(&self, socket: u32) -> &AtomicBool {
-        let piece = self.0[socket as usize / FLAGS_PER_CHUNK].get_or_init(new_chunk);
-        &piece[socket as usize % FLAGS_PER_CHUNK]
+        let chunk = self.0[socket as usize / FLAGS_PER_CHUNK].get_or_init(new_chunk);
+        &chunk[socket as usize % FLAGS_PER_CHUNK]
     }
 
     fn existing(&self, socket: u32) -> Option<&AtomicBool> {
@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn each_socket_has_a_flag_of_its_own_and_nothing_is_made_to_look() {
         let blocked = SendBlockedFlags::new(3 * FLAGS_PER_CHUNK + 1);
-        let made = || blocked.0.iter().filter(|piece| piece.get().is_some()).count();
+        let made = || blocked.0.iter().filter(|chunk| chunk.get().is_some()).count();
         for socket in 0..=3 * FLAGS_PER_CHUNK as u32 {
             assert!(!blocked.is_set(socket));
             blocked.clear(socket);

@@ -68,9 +68,13 @@ impl SharedStreams {
 
     fn socket_ref(&self, conn: Conn) -> Result<SocketRef<'_>, Stale> {
         let socket = conn.index();
-        let there = (socket as usize) < self.region.sockets()
+        let is_valid = (socket as usize) < self.region.sockets()
             && self.region.socket(socket).generation.load(Ordering::Relaxed) == conn.generation();
-        if there { Ok(SocketRef::new(&self.region, socket, Some(self.client))) } else { Err(Stale::Handle) }
+        if is_valid {
+            Ok(SocketRef::new(&self.region, socket, Some(self.client)))
+        } else {
+            Err(Stale::Handle)
+        }
     }
 
     /// Returns the state of a connection and its buffers.
@@ -78,7 +82,7 @@ impl SharedStreams {
     /// # Errors
     /// Returns an error if the handle is stale.
     pub fn status(&self, conn: Conn) -> Result<SocketStatus, Stale> {
-        self.socket_ref(conn).map(|hand| hand.status(hand.state()))
+        self.socket_ref(conn).map(|socket_ref| socket_ref.status(socket_ref.state()))
     }
 
     /// Returns the local and the peer's address.
@@ -133,16 +137,16 @@ impl SharedStreams {
         if self.is_stack_gone.load(core::sync::atomic::Ordering::Relaxed) {
             return Err(SendError::Closed);
         }
-        let hand = self.socket_ref(conn).map_err(|_| SendError::Stale)?;
-        let count = hand.send(bytes, self.blocked.flag(conn.index()))?;
+        let socket_ref = self.socket_ref(conn).map_err(|_| SendError::Stale)?;
+        let count = socket_ref.send(bytes, self.blocked.flag(conn.index()))?;
         if count > 0 {
             self.notify(conn.index(), NOTIFIED);
         }
         Ok(count)
     }
 
-    fn request(&self, conn: Conn, what: u32) -> Result<(), Stale> {
-        self.socket_ref(conn)?.request(what);
+    fn request(&self, conn: Conn, bits: u32) -> Result<(), Stale> {
+        self.socket_ref(conn)?.request(bits);
         self.notify(conn.index(), NOTIFIED);
         Ok(())
     }

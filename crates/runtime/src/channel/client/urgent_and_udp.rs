@@ -182,26 +182,9 @@ impl Client {
         if header.is_oversize {
             self.recv_oversize(socket, buffers, take)?;
         }
-        let DatagramHeader {
-            len,
-            peer: from,
-            local: to,
-            tos,
-            hop_limit,
-            gso_size: piece,
-            received_us: came_us,
-            ..
-        } = header;
-        let came_us = came_us.map(NonZeroU32::get);
-        Ok(ReceivedDatagram {
-            len: len as usize,
-            from,
-            to,
-            tos,
-            hop_limit,
-            gso_size: piece,
-            received_us: came_us,
-        })
+        let DatagramHeader { len, peer: from, local: to, tos, hop_limit, gso_size, received_us, .. } = header;
+        let received_us = received_us.map(NonZeroU32::get);
+        Ok(ReceivedDatagram { len: len as usize, from, to, tos, hop_limit, gso_size, received_us })
     }
 
     /// Requests the next datagram, which is too long for the region.
@@ -219,9 +202,9 @@ impl Client {
         let (_, data) = result?;
         let mut rest = &data[..];
         for buffer in buffers {
-            let (now, later) = rest.split_at(rest.len().min(buffer.len()));
-            buffer[..now.len()].copy_from_slice(now);
-            rest = later;
+            let (head, tail) = rest.split_at(rest.len().min(buffer.len()));
+            buffer[..head.len()].copy_from_slice(head);
+            rest = tail;
         }
         if take && self.socket_ref(socket).map_err(|_| UdpError::Stale)?.consume_header() {
             self.notify(socket.index(), NOTIFIED);
@@ -243,7 +226,7 @@ impl Client {
         sending: &UdpSendParams,
         buffers: &[IoSlice<'_>],
     ) -> Result<(), UdpError> {
-        let &UdpSendParams { to, source, gso_size: piece, hop_limit, tos } = sending;
+        let &UdpSendParams { to, source, gso_size, hop_limit, tos } = sending;
         let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         if len > DATAGRAM_BYTES_MAX {
             return Err(UdpError::TooLong);
@@ -259,15 +242,15 @@ impl Client {
             tos: tos.unwrap_or_default(),
             hop_limit: hop_limit.unwrap_or_default(),
             present: tos.map_or(0, |_| HAS_TOS) | hop_limit.map_or(0, |_| HAS_HOP_LIMIT),
-            gso_size: piece,
+            gso_size,
             received_us: None,
         };
         if header.stream_bytes() > self.region.buffer_bytes() {
             let data: Vec<u8> = buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect();
             return self.udp_send_with(socket, sending, &data);
         }
-        let hand = self.socket_ref(socket).map_err(|_| UdpError::Stale)?;
-        match hand.send_datagram(&header, buffers, self.blocked.flag(socket.index())) {
+        let socket_ref = self.socket_ref(socket).map_err(|_| UdpError::Stale)?;
+        match socket_ref.send_datagram(&header, buffers, self.blocked.flag(socket.index())) {
             Ok(true) => {
                 self.notify(socket.index(), NOTIFIED);
                 Ok(())
@@ -292,7 +275,7 @@ impl Client {
 
     /// Returns whether the socket's error queue has entries for [`Client::udp_take_extended_error`].
     pub fn udp_has_extended_errors(&self, socket: Conn) -> bool {
-        self.socket_ref(socket).is_ok_and(|hand| hand.has_extended_errors())
+        self.socket_ref(socket).is_ok_and(|socket_ref| socket_ref.has_extended_errors())
     }
 
     /// Takes the oldest entry of a socket's error queue, with the quoted part of the datagram. The error of

@@ -16,39 +16,39 @@ use std::collections::VecDeque;
 
 impl Domain {
     /// Makes a client the owner of the connection that it accepted in a slot.
-    pub(super) fn complete_accept(&mut self, cx: &mut Context<'_>, number: usize, place: usize) {
+    pub(super) fn complete_accept(&mut self, cx: &mut Context<'_>, number: usize, slot: usize) {
         let Some(client) = &mut self.clients[number] else { return };
-        let Some(PendingOffer { listener, socket, .. }) = client.offer(place) else { return };
-        if !offer_slots::clear_accepted(&self.region.offers(number)[place], listener, socket) {
+        let Some(PendingOffer { listener, socket, .. }) = client.offer(slot) else { return };
+        if !offer_slots::clear_accepted(&self.region.offers(number)[slot], listener, socket) {
             return;
         }
-        client.clear_offer(place);
+        client.clear_offer(slot);
         if let Some(listening) = &mut self.listeners[usize::from(listener)] {
             listening.set_unaccepted(cx, listening.unaccepted.saturating_sub(1));
         }
-        let known = self.socket(socket);
-        known.offer = None;
-        known.owners |= 1 << number;
+        let entry = self.socket(socket);
+        entry.offer = None;
+        entry.owners |= 1 << number;
         self.stats.accepted += 1;
         // Reports whatever happened since the connection was offered.
         self.notify_owners(socket);
     }
 
     /// Revokes an offer. Returns false if the client had accepted it.
-    pub(super) fn revoke_offer(&mut self, number: usize, place: usize) -> bool {
+    pub(super) fn revoke_offer(&mut self, number: usize, slot: usize) -> bool {
         let Some(client) = &mut self.clients[number] else { return false };
-        let Some(PendingOffer { listener, socket, .. }) = client.offer(place) else { return false };
-        match offer_slots::revoke(&self.region.offers(number)[place], listener, socket) {
+        let Some(PendingOffer { listener, socket, .. }) = client.offer(slot) else { return false };
+        match offer_slots::revoke(&self.region.offers(number)[slot], listener, socket) {
             RevokeOutcome::Taken => return false,
             // The connection goes to other clients.
             RevokeOutcome::Overwritten => self.stats.violations += 1,
             RevokeOutcome::Revoked => {}
         }
-        client.clear_offer(place);
-        let known = &mut self.sockets[socket as usize];
-        known.offer = None;
+        client.clear_offer(slot);
+        let entry = &mut self.sockets[socket as usize];
+        entry.offer = None;
         let listening = self.listeners[usize::from(listener)].as_mut();
-        known.is_pending = listening.is_some();
+        entry.is_pending = listening.is_some();
         if let Some(listening) = listening {
             listening.pending.push_front(socket);
             self.pending_listeners |= 1 << listener;
@@ -86,13 +86,13 @@ impl Domain {
                 };
                 let out = |n: &usize| self.clients[*n].as_ref().map_or(0, ClientState::outstanding);
                 // Clients after the one that got the last offer come first.
-                let holders = self.client_mask & listening.owners;
-                let first = holders & !(u64::MAX >> (63 - self.distributed_to));
-                let in_turn = set_bits(first).chain(set_bits(holders & !first));
+                let owners = self.client_mask & listening.owners;
+                let first = owners & !(u64::MAX >> (63 - self.distributed_to));
+                let in_turn = set_bits(first).chain(set_bits(owners & !first));
                 let mut able = in_turn.filter(|n| self.has_credit(*n, listener));
                 let rank = |n: &usize| (self.is_fallback(*n, listener), out(n));
                 // Usually one client accepts, and there is nothing to compare.
-                let chosen = if holders.is_power_of_two() { able.next() } else { able.min_by_key(rank) };
+                let chosen = if owners.is_power_of_two() { able.next() } else { able.min_by_key(rank) };
                 let Some(number) = chosen else { break };
                 if !self.offer_to(cx, listener, number) {
                     break;
@@ -110,15 +110,15 @@ impl Domain {
         let Some(&socket) = listening.pending.front() else { return false };
         let until = cx.now() + self.offer_timeout;
         let listener = listener as u16;
-        let Some(place) = client.add_offer(PendingOffer { listener, socket, deadline: until }) else {
+        let Some(slot) = client.add_offer(PendingOffer { listener, socket, deadline: until }) else {
             return false;
         };
         listening.pending.pop_front();
-        self.region.socket(socket).offer_slot.store(place as u32, Ordering::Relaxed);
-        let known = &mut self.sockets[socket as usize];
-        known.is_pending = false;
-        known.offer = Some((number as u8, place as u8));
-        offer_slots::offer(&self.region.offers(number)[place], listener, socket);
+        self.region.socket(socket).offer_slot.store(slot as u32, Ordering::Relaxed);
+        let entry = &mut self.sockets[socket as usize];
+        entry.is_pending = false;
+        entry.offer = Some((number as u8, slot as u8));
+        offer_slots::offer(&self.region.offers(number)[slot], listener, socket);
         client.to_client.notify(self.region.to_client(number), socket, NOTIFIED);
         if !self.is_offer_timer_set {
             self.is_offer_timer_set = cx.set_timer(self.offer_timeout, self.token()).is_some();
@@ -153,7 +153,7 @@ impl Domain {
         let backlog = options.backlog.min(self.backlog_max as u32);
         let options = ListenOptions { backlog, ..options };
         let ListenOptions { reuse_port, user, v6_only, .. } = options;
-        let is_narrow = self.is_small_recv_buffer(options.socket.recv_buffer_bytes);
+        let has_small_recv_buffer = self.is_small_recv_buffer(options.socket.recv_buffer_bytes);
         let listener = if alone { cx.listen_exclusive(at, options) } else { cx.listen(at, options) }?;
         self.listeners[number] = Some(DomainListener {
             listener,
@@ -165,7 +165,7 @@ impl Domain {
             unaccepted: 0,
             backlog: backlog.max(1) as usize,
             requested_backlog: backlog,
-            has_small_recv_buffer: is_narrow,
+            has_small_recv_buffer,
         });
         for client in 0..self.clients.len() {
             // Clears the credits for a listener that had this number before.
@@ -180,10 +180,10 @@ impl Domain {
     /// Sets a listener's backlog, within the domain's limit. Pending connections are offered before the
     /// reply, so that a client that begins to accept finds them.
     pub(super) fn set_backlog(&mut self, cx: &mut Context<'_>, number: u32, backlog: u32) {
-        let most = self.backlog_max;
+        let max = self.backlog_max;
         if let Some(Some(listening)) = self.listeners.get_mut(number as usize) {
-            listening.backlog = (backlog.max(1) as usize).min(most);
-            listening.requested_backlog = backlog.min(most as u32);
+            listening.backlog = (backlog.max(1) as usize).min(max);
+            listening.requested_backlog = backlog.min(max as u32);
             listening.set_unaccepted(cx, listening.unaccepted);
         }
         self.accept_more(cx);
@@ -197,9 +197,9 @@ impl Domain {
         number: u32,
         options: &SocketOptions,
     ) {
-        let is_narrow = self.is_small_recv_buffer(options.recv_buffer_bytes);
+        let has_small_recv_buffer = self.is_small_recv_buffer(options.recv_buffer_bytes);
         if let Some(Some(listening)) = self.listeners.get_mut(number as usize) {
-            listening.has_small_recv_buffer = is_narrow;
+            listening.has_small_recv_buffer = has_small_recv_buffer;
             if cx.set_listener_options(listening.listener, options).is_err() {
                 self.stats.options_refused += 1;
             }
@@ -228,19 +228,19 @@ impl Domain {
         let Some(listening) = slot.take_if(|l| l.owners == 0 && l.proxies == 0) else { return };
         // Only a stale handle can be refused.
         let _ = cx.unlisten(listening.listener);
-        let mut nobodys: Vec<u32> = listening.pending.into();
-        self.drain_deferred(number as usize, &mut nobodys);
+        let mut orphans: Vec<u32> = listening.pending.into();
+        self.drain_deferred(number as usize, &mut orphans);
         for client in 0..self.clients.len() {
-            for place in 0..OFFERS_MAX {
-                let offer = self.clients[client].as_ref().and_then(|c| c.offer(place));
+            for slot in 0..OFFERS_MAX {
+                let offer = self.clients[client].as_ref().and_then(|c| c.offer(slot));
                 if let Some(offer) = offer.filter(|o| u32::from(o.listener) == number)
-                    && self.revoke_offer(client, place)
+                    && self.revoke_offer(client, slot)
                 {
-                    nobodys.push(offer.socket);
+                    orphans.push(offer.socket);
                 }
             }
         }
-        for socket in nobodys {
+        for socket in orphans {
             self.socket(socket).is_pending = false;
             if let Some(conn) = self.socket(socket).conn {
                 let _ = cx.abort(conn);
@@ -255,13 +255,13 @@ impl Domain {
         let now = cx.now();
         let mut next = None;
         for number in 0..self.clients.len() {
-            for place in 0..OFFERS_MAX {
-                self.complete_accept(cx, number, place);
+            for slot in 0..OFFERS_MAX {
+                self.complete_accept(cx, number, slot);
                 let Some(client) = &self.clients[number] else { break };
-                let Some(offer) = client.offer(place) else { continue };
+                let Some(offer) = client.offer(slot) else { continue };
                 let others = (0..self.clients.len()).filter(|other| *other != number);
                 let mut others = others.filter(|other| self.has_credit(*other, offer.listener.into()));
-                if now >= offer.deadline && others.next().is_some() && self.revoke_offer(number, place) {
+                if now >= offer.deadline && others.next().is_some() && self.revoke_offer(number, slot) {
                     self.stats.offers_revoked += 1;
                     if let Some(client) = &mut self.clients[number] {
                         client.is_suspended = true;
@@ -273,8 +273,8 @@ impl Domain {
             }
         }
         self.distribute(cx);
-        if let Some(after) = next.filter(|_| !self.is_offer_timer_set) {
-            self.is_offer_timer_set = cx.set_timer(after, self.token()).is_some();
+        if let Some(delay) = next.filter(|_| !self.is_offer_timer_set) {
+            self.is_offer_timer_set = cx.set_timer(delay, self.token()).is_some();
         }
     }
 }

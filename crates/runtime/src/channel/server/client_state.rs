@@ -51,23 +51,23 @@ impl ClientState {
     }
 
     /// Returns the offer in a slot.
-    pub fn offer(&self, place: usize) -> Option<PendingOffer> {
-        self.offers[place]
+    pub fn offer(&self, slot: usize) -> Option<PendingOffer> {
+        self.offers[slot]
     }
 
     /// Puts an offer into a free slot and returns the slot. `None` if all slots are in use.
     pub fn add_offer(&mut self, offer: PendingOffer) -> Option<usize> {
-        let place = (self.free_slots != 0).then(|| self.free_slots.trailing_zeros() as usize)?;
-        self.free_slots &= !(1 << place);
-        self.offers[place] = Some(offer);
+        let slot = (self.free_slots != 0).then(|| self.free_slots.trailing_zeros() as usize)?;
+        self.free_slots &= !(1 << slot);
+        self.offers[slot] = Some(offer);
         self.outstanding[usize::from(offer.listener)] += 1;
-        Some(place)
+        Some(slot)
     }
 
     /// Frees a slot.
-    pub fn clear_offer(&mut self, place: usize) {
-        if let Some(offer) = self.offers[place].take() {
-            self.free_slots |= 1 << place;
+    pub fn clear_offer(&mut self, slot: usize) {
+        if let Some(offer) = self.offers[slot].take() {
+            self.free_slots |= 1 << slot;
             self.outstanding[usize::from(offer.listener)] -= 1;
         }
     }

@@ -43,43 +43,43 @@ impl Domain {
     }
 
     /// Queues a datagram or an error for clients.
-    pub(super) fn queue_datagram(&mut self, socket: u32, what: Result<(Datagram, &[u8]), UdpError>) {
-        let (datagram, data) = match what {
-            Ok(came) => came,
+    pub(super) fn queue_datagram(&mut self, socket: u32, result: Result<(Datagram, &[u8]), UdpError>) {
+        let (datagram, data) = match result {
+            Ok(datagram) => datagram,
             Err(error) => {
                 self.publish_udp_error(socket, error);
                 return;
             }
         };
         let fits = HEADER_BYTES + data.len() <= self.region.buffer_bytes();
-        let mut post = self.sockets[socket as usize].datagram_queue.take().unwrap_or_default();
-        if post.pending.is_empty()
+        let mut queue = self.sockets[socket as usize].datagram_queue.take().unwrap_or_default();
+        if queue.pending.is_empty()
             && fits
             && self.write_datagram(socket, &self.datagram_header(socket, &datagram, false), data)
         {
-            self.sockets[socket as usize].datagram_queue = Some(post);
+            self.sockets[socket as usize].datagram_queue = Some(queue);
             self.notify_owners(socket);
             return;
         }
-        if post.pending.len() + post.oversize.len() == PENDING_MAX
+        if queue.pending.len() + queue.oversize.len() == PENDING_MAX
             || data.len() > self.datagram_bytes_max - self.datagram_bytes
         {
             self.stats.datagrams_dropped += 1;
         } else {
             self.datagram_bytes += data.len();
-            post.pending.push_back((datagram, data.to_vec()));
+            queue.pending.push_back((datagram, data.to_vec()));
         }
-        self.move_pending(socket, &mut post);
-        self.sockets[socket as usize].datagram_queue = Some(post);
+        self.move_pending(socket, &mut queue);
+        self.sockets[socket as usize].datagram_queue = Some(queue);
         self.notify_owners(socket);
     }
 
     /// Moves waiting datagrams to the region, as far as there is space.
-    fn move_pending(&mut self, socket: u32, post: &mut DatagramQueue) {
-        while let Some((datagram, data)) = post.pending.pop_front() {
-            let apart = HEADER_BYTES + data.len() > self.region.buffer_bytes();
-            let header = self.datagram_header(socket, &datagram, apart);
-            let bytes = if apart { &[][..] } else { &data };
+    fn move_pending(&mut self, socket: u32, queue: &mut DatagramQueue) {
+        while let Some((datagram, data)) = queue.pending.pop_front() {
+            let is_oversize = HEADER_BYTES + data.len() > self.region.buffer_bytes();
+            let header = self.datagram_header(socket, &datagram, is_oversize);
+            let bytes = if is_oversize { &[][..] } else { &data };
             let mut delivered = self.write_datagram(socket, &header, bytes);
             if !delivered {
                 self.region.socket(socket).wants_recv_space.store(1, Ordering::Relaxed);
@@ -88,11 +88,11 @@ impl Domain {
                 delivered = self.write_datagram(socket, &header, bytes);
             }
             if !delivered {
-                post.pending.push_front((datagram, data));
+                queue.pending.push_front((datagram, data));
                 return;
             }
-            if apart {
-                post.oversize.push_back((datagram, data));
+            if is_oversize {
+                queue.oversize.push_back((datagram, data));
             } else {
                 self.datagram_bytes -= data.len();
             }
@@ -102,12 +102,12 @@ impl Domain {
     /// Writes a datagram to the region. Returns false if there was no space.
     fn write_datagram(&mut self, socket: u32, header: &DatagramHeader, data: &[u8]) -> bool {
         let stream = self.region.stream(socket, Direction::Incoming);
-        let known = &mut self.sockets[socket as usize];
-        match stream.space(known.received) {
-            Ok(room) if room >= HEADER_BYTES + data.len() => {
+        let entry = &mut self.sockets[socket as usize];
+        match stream.space(entry.received) {
+            Ok(space) if space >= HEADER_BYTES + data.len() => {
                 // There is space for both, and readers wait for both.
-                let _ = stream.write(&mut known.received, &header.encode());
-                let _ = stream.write(&mut known.received, data);
+                let _ = stream.write(&mut entry.received, &header.encode());
+                let _ = stream.write(&mut entry.received, data);
                 true
             }
             Ok(_) => false,
@@ -121,21 +121,21 @@ impl Domain {
     }
 
     /// Returns the header of a received datagram.
-    fn datagram_header(&self, socket: u32, datagram: &Datagram, apart: bool) -> DatagramHeader {
-        let Datagram { len, from: peer, to: own, tos, hop_limit, gso_size: piece } = *datagram;
+    fn datagram_header(&self, socket: u32, datagram: &Datagram, is_oversize: bool) -> DatagramHeader {
+        let Datagram { len, from: peer, to: local, tos, hop_limit, gso_size } = *datagram;
         let stamps = self.region.socket(socket).requests.load(Ordering::Relaxed) & request::TIMESTAMPS != 0;
-        let came_us = if stamps { now_us() } else { None };
+        let received_us = if stamps { now_us() } else { None };
         // Cannot truncate: no datagram is that long.
         DatagramHeader {
             len: len as u32,
-            is_oversize: apart,
+            is_oversize,
             peer,
-            local: own,
+            local,
             tos,
             hop_limit,
             present: 0,
-            gso_size: piece,
-            received_us: came_us,
+            gso_size,
+            received_us,
         }
     }
 
@@ -148,21 +148,21 @@ impl Domain {
         }
     }
 
-    /// Sends what clients wrote, up to a cost of `most` or a little more, and uses the space that they freed.
+    /// Sends what clients wrote, up to a cost of `max_cost` or a little more, and uses the space that they freed.
     /// The rest follows in the next turn.
     pub(super) fn send_queued_datagrams(
         &mut self,
         cx: &mut Context<'_>,
         socket: u32,
         udp: UdpHandle,
-        most: usize,
+        max_cost: usize,
     ) {
-        if let Some(mut post) = self.sockets[socket as usize].datagram_queue.take() {
-            if !post.pending.is_empty() {
-                self.move_pending(socket, &mut post);
+        if let Some(mut queue) = self.sockets[socket as usize].datagram_queue.take() {
+            if !queue.pending.is_empty() {
+                self.move_pending(socket, &mut queue);
                 self.notify_owners(socket);
             }
-            self.sockets[socket as usize].datagram_queue = Some(post);
+            self.sockets[socket as usize].datagram_queue = Some(queue);
         }
         let mut taken = self.sockets[socket as usize].taken;
         let before = taken;
@@ -193,7 +193,7 @@ impl Domain {
                 // The rest of the datagram is being written.
                 break;
             }
-            if done >= most {
+            if done >= max_cost {
                 rest = true;
                 break;
             }
@@ -230,11 +230,11 @@ impl Domain {
     /// Sends what was written on a socket that lost its last owner, a chunk in each turn. Returns whether all
     /// was sent.
     pub(super) fn finish_datagrams(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle) -> bool {
-        let known = self.socket(socket);
+        let entry = self.socket(socket);
         // Whatever is written after the first call, by a client that must not, does not keep the socket.
-        if !core::mem::replace(&mut known.is_closing, true)
-            && known.datagram_queue.is_some()
-            && !known.is_unfinished
+        if !core::mem::replace(&mut entry.is_closing, true)
+            && entry.datagram_queue.is_some()
+            && !entry.is_unfinished
         {
             self.send_queued_datagrams(cx, socket, udp, CHUNK_BYTES);
         }
@@ -244,11 +244,11 @@ impl Domain {
     /// Returns the next datagram that did not fit into the region, and removes it if `take` is set.
     pub(super) fn recv_oversize(&mut self, socket: u32, take: bool) -> ChannelReply {
         let mut freed = 0;
-        let next = self.sockets[socket as usize].datagram_queue.as_mut().and_then(|post| {
+        let next = self.sockets[socket as usize].datagram_queue.as_mut().and_then(|queue| {
             if !take {
-                return post.oversize.front().cloned();
+                return queue.oversize.front().cloned();
             }
-            let next = post.oversize.pop_front();
+            let next = queue.oversize.pop_front();
             freed = next.as_ref().map_or(0, |(_, data)| data.len());
             next
         });
@@ -258,9 +258,9 @@ impl Domain {
 
     /// Drops what waits on a socket that is closed.
     pub(super) fn drop_datagram_queue(&mut self, socket: u32) {
-        if let Some(post) = self.sockets[socket as usize].datagram_queue.take() {
+        if let Some(queue) = self.sockets[socket as usize].datagram_queue.take() {
             let bytes = |(_, data): &(Datagram, Vec<u8>)| data.len();
-            self.datagram_bytes -= post.pending.iter().chain(&post.oversize).map(bytes).sum::<usize>();
+            self.datagram_bytes -= queue.pending.iter().chain(&queue.oversize).map(bytes).sum::<usize>();
         }
     }
 }
@@ -273,8 +273,8 @@ fn send_datagram(
     data: &[u8],
 ) -> Result<(), UdpError> {
     let to = (header.peer.port() != 0 || !header.peer.ip().is_unspecified()).then_some(header.peer);
-    let own = (!header.local.is_unspecified()).then_some(header.local);
-    let sent = match (to, own) {
+    let local = (!header.local.is_unspecified()).then_some(header.local);
+    let sent = match (to, local) {
         (to, source) if header.gso_size != 0 || header.present != 0 => {
             let wanted = |bit, value| (header.present & bit != 0).then_some(value);
             let (tos, hop_limit) = (wanted(HAS_TOS, header.tos), wanted(HAS_HOP_LIMIT, header.hop_limit));

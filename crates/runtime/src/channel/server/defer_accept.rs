@@ -77,8 +77,8 @@ impl DeferredAccepts {
     fn arm_timer(&mut self, cx: &mut Context<'_>, at: Instant, token: u64) {
         match self.timer {
             Some((set, _)) if set <= at => return,
-            Some((_, later)) => {
-                cx.cancel_timer(later);
+            Some((_, timer)) => {
+                cx.cancel_timer(timer);
             }
             None => {}
         }
@@ -153,11 +153,11 @@ impl Domain {
         }
     }
 
-    /// Moves the deferred connections of a listener that is closed to `nobodys`.
-    pub(super) fn drain_deferred(&mut self, number: usize, nobodys: &mut Vec<u32>) {
+    /// Moves the deferred connections of a listener that is closed to `orphans`.
+    pub(super) fn drain_deferred(&mut self, number: usize, orphans: &mut Vec<u32>) {
         while let Some((socket, _)) = self.deferred.as_ref().and_then(|deferred| deferred.first(number)) {
             self.undefer(socket);
-            nobodys.push(socket);
+            orphans.push(socket);
         }
         self.set_defer_accept(number as u32, Duration::ZERO);
     }

@@ -13,7 +13,7 @@ use super::client_state::ClientState;
 use super::defer_accept::DeferredAccepts;
 use super::large_buffers::LargeBufferPool;
 use super::slot_allocator::SlotAllocator;
-use super::zero_copy::{self, ZeroCopyLoan};
+use super::zero_copy::{self, Untaken, ZeroCopyLoan};
 use crate::context::Context;
 use crate::handler::UrgentData;
 use crate::wait::EventFd;
@@ -69,9 +69,9 @@ pub(super) struct DomainListener {
 impl DomainListener {
     /// Sets the number of connections that no client has accepted, and tells the engine, which counts them in
     /// its backlog.
-    pub fn set_unaccepted(&mut self, cx: &mut Context<'_>, kept: u32) {
-        self.unaccepted = kept;
-        cx.set_backlog(self.listener, self.requested_backlog, kept);
+    pub fn set_unaccepted(&mut self, cx: &mut Context<'_>, unaccepted: u32) {
+        self.unaccepted = unaccepted;
+        cx.set_backlog(self.listener, self.requested_backlog, unaccepted);
     }
 }
 
@@ -224,12 +224,7 @@ pub(super) fn set_bits(mut bits: u64) -> impl Iterator<Item = usize> {
 /// Handles the end of a record that clients set at position `end`. Returns how many bytes after position
 /// `taken` the record still has; `None` if its end is reached.
 #[cold]
-fn reach_record(
-    cx: &mut Context<'_>,
-    words: &SocketArea,
-    conn: Conn,
-    (end, taken): (u64, u64),
-) -> Option<usize> {
+fn reach_record(cx: &mut Context<'_>, area: &SocketArea, conn: Conn, end: u64, taken: u64) -> Option<usize> {
     match end.checked_sub(taken) {
         Some(ahead @ 1..) => Some(usize::try_from(ahead).unwrap_or(usize::MAX)),
         at_once => {
@@ -238,7 +233,7 @@ fn reach_record(
             }
             // Fails if clients have set another end by now. An end that was passed before it was set is
             // ignored.
-            let _ = words.record_end.compare_exchange(end, 0, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = area.record_end.compare_exchange(end, 0, Ordering::AcqRel, Ordering::Relaxed);
             None
         }
     }
@@ -255,7 +250,7 @@ impl Domain {
         let region = Region::create(config)?;
         let sockets = region.sockets();
         let for_bytes = config.buffer_bytes_max / (2 * u64::from(config.socket_buffer_bytes));
-        let sockets_max = usize::try_from(for_bytes).map_or(sockets, |most| most.clamp(1, sockets));
+        let sockets_max = usize::try_from(for_bytes).map_or(sockets, |max| max.clamp(1, sockets));
         Ok(Self {
             index,
             wake: Arc::new(EventFd::new()?),
@@ -321,8 +316,8 @@ impl Domain {
 
     /// Returns the number if the socket of this number has this connection.
     pub fn socket_of(&self, socket: u32, conn: Conn) -> Option<u32> {
-        let known = self.sockets.get(socket as usize)?;
-        (known.conn == Some(conn)).then_some(socket)
+        let entry = self.sockets.get(socket as usize)?;
+        (entry.conn == Some(conn)).then_some(socket)
     }
 
     /// Returns the sockets that were ever used.
@@ -367,15 +362,15 @@ impl Domain {
     /// Notifies all owners of a socket.
     #[inline]
     pub(super) fn notify_owners(&mut self, socket: u32) {
-        let known = &self.sockets[socket as usize];
-        let mut holders = known.owners;
-        if let Some((client, _)) = known.offer {
+        let entry = &self.sockets[socket as usize];
+        let mut owners = entry.owners;
+        if let Some((client, _)) = entry.offer {
             // The client may have accepted the offer without having been notified since.
-            holders |= 1 << client;
+            owners |= 1 << client;
         }
-        while holders != 0 {
-            let number = holders.trailing_zeros() as usize;
-            holders &= holders - 1;
+        while owners != 0 {
+            let number = owners.trailing_zeros() as usize;
+            owners &= owners - 1;
             if let Some(client) = &mut self.clients[number] {
                 client.to_client.notify(self.region.to_client(number), socket, NOTIFIED);
             }
@@ -383,9 +378,9 @@ impl Domain {
     }
 
     pub(super) fn add_state(&mut self, socket: u32, bits: u32) {
-        let known = self.socket(socket);
-        known.state_bits |= bits;
-        let bits = known.state_bits;
+        let entry = self.socket(socket);
+        entry.state_bits |= bits;
+        let bits = entry.state_bits;
         self.region.socket(socket).state.store(bits, Ordering::Release);
         self.notify_owners(socket);
     }
@@ -411,9 +406,9 @@ impl Domain {
             return;
         }
         self.charge(SOCKET_COST_BYTES_MIN);
-        let known = &self.sockets[socket as usize];
-        let Some(conn) = known.conn else {
-            if let Some(udp) = known.udp.filter(|_| known.datagram_queue.is_some()) {
+        let entry = &self.sockets[socket as usize];
+        let Some(conn) = entry.conn else {
+            if let Some(udp) = entry.udp.filter(|_| entry.datagram_queue.is_some()) {
                 self.send_queued_datagrams(cx, socket, udp, CHUNK_BYTES);
                 if self.socket(socket).is_closing {
                     self.close_if_unowned(cx, socket);
@@ -421,12 +416,12 @@ impl Domain {
             }
             return;
         };
-        let words = self.region.socket(socket);
-        let requests = words.requests.load(Ordering::Acquire);
+        let area = self.region.socket(socket);
+        let requests = area.requests.load(Ordering::Acquire);
         // Read after the requests, as clients set options before they make requests. Options that are set
         // later have a notification of their own.
-        let wishes = words.pending_options.load(Ordering::Acquire) != 0;
-        let close = requests & request::CLOSE != 0 || known.is_closing;
+        let has_options = area.pending_options.load(Ordering::Acquire) != 0;
+        let close = requests & request::CLOSE != 0 || entry.is_closing;
         // As on Linux: the peer has to learn that not all bytes were read.
         if requests & request::ABORT != 0 || close && self.has_unread(socket) {
             // What was written before is sent before.
@@ -439,7 +434,7 @@ impl Domain {
         if core::mem::take(&mut self.socket(socket).is_recv_blocked) {
             cx.resume_reading(conn);
         }
-        if wishes {
+        if has_options {
             self.apply_options(cx, socket, conn, OptionOrder::BeforeData);
         }
         if self.sockets[socket as usize].has_small_recv_buffer {
@@ -449,7 +444,7 @@ impl Domain {
         if self.socket(socket).is_unfinished {
             return;
         }
-        if wishes {
+        if has_options {
             self.apply_options(cx, socket, conn, OptionOrder::AfterData);
         }
         if !all {
@@ -512,59 +507,65 @@ impl Domain {
 
     /// Tells the engine how many bytes clients have not read, which reduces the advertised window.
     fn update_unread(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) {
-        let words = self.region.socket(socket);
-        words.wants_recv_space.store(1, Ordering::Relaxed);
+        let area = self.region.socket(socket);
+        area.wants_recv_space.store(1, Ordering::Relaxed);
         // Pairs with the fence of a client that has read.
         fence(Ordering::SeqCst);
-        let read = words.positions(Direction::Incoming).read();
+        let read = area.positions(Direction::Incoming).read();
         let held = self.sockets[socket as usize].received.saturating_sub(read);
         cx.set_unread(conn, held.min(self.region.buffer_bytes() as u64) as u32);
     }
 
     /// Returns whether clients left bytes unread. An invalid position counts as unread bytes.
     pub(super) fn has_unread(&self, socket: u32) -> bool {
-        let known = &self.sockets[socket as usize];
+        let entry = &self.sockets[socket as usize];
         let stream = self.region.stream(socket, Direction::Incoming);
-        known.is_recv_blocked || stream.unread(known.received) != Ok(0)
+        entry.is_recv_blocked || stream.unread(entry.received) != Ok(0)
     }
 
-    /// Moves what clients wrote to the engine, `most` bytes or a little more. Returns whether that was all;
+    /// Moves what clients wrote to the engine, `max` bytes or a little more. Returns whether that was all;
     /// the rest follows in the next turn.
-    pub(super) fn forward(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn, most: usize) -> bool {
+    pub(super) fn forward(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn, max: usize) -> bool {
         let (mut moved, mut filled, mut done) = (false, false, 0);
         let Self { region, sockets, stats, .. } = self;
-        let (known, (words, _, stream)) = (&mut sockets[socket as usize], region.socket_and_streams(socket));
-        let mut taken = known.taken;
+        let (entry, (area, _, stream)) = (&mut sockets[socket as usize], region.socket_and_streams(socket));
+        let mut taken = entry.taken;
         let end = loop {
             let Ok(waiting) = stream.readable(taken) else { break ForwardOutcome::Violation };
             // Read after the position, as clients set the end of a record before they write on.
-            let record = match words.record_end.load(Ordering::Acquire) {
+            let record = match area.record_end.load(Ordering::Acquire) {
                 0 => None,
-                end => reach_record(cx, words, conn, (end, taken)),
+                end => reach_record(cx, area, conn, end, taken),
             };
             if waiting == 0 {
                 break ForwardOutcome::All;
             }
             filled |= waiting >= region.buffer_bytes();
-            if done >= most {
+            if done >= max {
                 // The writer is notified of space when there is more of it.
                 moved = false;
                 break ForwardOutcome::Chunk;
             }
-            let continues = waiting > most || words.wants_send_space.load(Ordering::Relaxed) != 0;
-            let count = record.map_or(waiting, |ahead| waiting.min(ahead)).min(most);
-            let (accepted, count) =
-                match zero_copy::send_zero_copy(cx, region, known, &stream, stats, (conn, taken, count)) {
-                    Some(lent) => lent,
-                    None => {
-                        let copy = |at: usize, out: &mut [u8]| stream.copy_unread(taken, at, out);
-                        (cx.send_with(conn, count, continues, copy), count)
-                    }
-                };
+            let continues = waiting > max || area.wants_send_space.load(Ordering::Relaxed) != 0;
+            let count = record.map_or(waiting, |ahead| waiting.min(ahead)).min(max);
+            let (accepted, count) = match zero_copy::send_zero_copy(
+                cx,
+                region,
+                entry,
+                &stream,
+                stats,
+                Untaken { conn, position: taken, len: count },
+            ) {
+                Some(loan) => loan,
+                None => {
+                    let copy = |at: usize, out: &mut [u8]| stream.copy_unread(taken, at, out);
+                    (cx.send_with(conn, count, continues, copy), count)
+                }
+            };
             // After the end of the stream nothing can be sent: the bytes are dropped, as the client is about
             // to learn.
             let accepted = accepted.unwrap_or(count);
-            if known.loan.is_some() {
+            if entry.loan.is_some() {
                 stream.advance_taken(&mut taken, accepted);
             } else {
                 stream.consume(&mut taken, accepted);
@@ -572,7 +573,7 @@ impl Domain {
             moved |= accepted > 0;
             done += accepted;
             if accepted < count {
-                known.is_send_blocked = true;
+                entry.is_send_blocked = true;
                 break ForwardOutcome::Blocked;
             }
             if count == waiting && record.is_none() {
@@ -580,8 +581,8 @@ impl Domain {
                 break ForwardOutcome::All;
             }
         };
-        known.taken = taken;
-        let lends = known.loan.is_some();
+        entry.taken = taken;
+        let lends = entry.loan.is_some();
         self.charge(done);
         match end {
             ForwardOutcome::All | ForwardOutcome::Blocked => {}
@@ -613,16 +614,16 @@ impl Domain {
 
     /// Closes a socket if it has no owner any more.
     pub(super) fn close_if_unowned(&mut self, cx: &mut Context<'_>, socket: u32) {
-        let known = self.socket(socket);
-        if known.owners != 0
-            || known.proxies != 0
-            || known.is_pending
-            || known.offer.is_some()
-            || !known.is_in_use
+        let entry = self.socket(socket);
+        if entry.owners != 0
+            || entry.proxies != 0
+            || entry.is_pending
+            || entry.offer.is_some()
+            || !entry.is_in_use
         {
             return;
         }
-        if let Some(udp) = known.udp {
+        if let Some(udp) = entry.udp {
             if !self.finish_datagrams(cx, socket, udp) {
                 return;
             }
@@ -632,9 +633,9 @@ impl Domain {
             // Only a stale handle can be refused.
             let _ = cx.udp_close(udp);
         }
-        let known = self.socket(socket);
-        if known.conn.is_some() {
-            known.is_closing = true;
+        let entry = self.socket(socket);
+        if entry.conn.is_some() {
+            entry.is_closing = true;
             self.process_socket(cx, socket);
         } else {
             self.free_socket(cx, socket);
@@ -642,9 +643,9 @@ impl Domain {
     }
 
     pub(super) fn free_socket(&mut self, cx: &mut Context<'_>, socket: u32) {
-        let known = self.socket(socket);
-        known.is_in_use = false;
-        known.generation = known.generation.wrapping_add(1);
+        let entry = self.socket(socket);
+        entry.is_in_use = false;
+        entry.generation = entry.generation.wrapping_add(1);
         self.end_loan(cx, socket);
         self.free_large_buffers(socket);
         self.socket_slots.release(socket);
@@ -671,11 +672,11 @@ impl Domain {
     pub(super) fn urgent(&mut self, cx: &mut Context<'_>, conn: Conn, socket: u32, urgent: UrgentData) {
         // Only a stale handle can be refused.
         let _ = cx.set_option(conn, TcpOption::OobInline(true));
-        let known = &self.sockets[socket as usize];
-        let Some(position) = known.received.checked_add_signed(urgent.unread_before.into()) else { return };
-        let words = self.region.socket(socket);
-        let read = words.positions(Direction::Incoming).read();
-        urgent_mark::announce(words, position, urgent.byte, read, known.oob_inline);
+        let entry = &self.sockets[socket as usize];
+        let Some(position) = entry.received.checked_add_signed(urgent.unread_before.into()) else { return };
+        let area = self.region.socket(socket);
+        let read = area.positions(Direction::Incoming).read();
+        urgent_mark::announce(area, position, urgent.byte, read, entry.oob_inline);
         self.notify_owners(socket);
     }
 
@@ -710,17 +711,17 @@ impl Domain {
         self.turn_budget = TURN_BUDGET_BYTES;
         let continued = self.resume_unfinished(cx);
         let members = set_bits(self.client_mask);
-        let answered: usize =
+        let handled: usize =
             members.map(|number| self.handle_doorbells(cx, number, DOORBELLS_PER_TURN_MAX)).sum();
         // Writers that want space can wait while there is other work, for the peer acknowledges meanwhile.
-        let roomier = if self.short_of_send_space.is_empty() {
+        let reclaimed = if self.short_of_send_space.is_empty() {
             0
         } else {
-            self.reclaim_send_space_in_time(cx, continued + answered)
+            self.reclaim_send_space_in_time(cx, continued + handled)
         };
         self.distribute(cx);
         self.wake_clients();
-        continued + answered + roomier
+        continued + handled + reclaimed
     }
 
     /// Makes notifications wake the shard. Returns whether the shard may sleep as far as this domain is
@@ -731,9 +732,9 @@ impl Domain {
             return false;
         }
         // All clients have to be prepared, even if one has notified.
-        set_bits(self.client_mask).fold(true, |quiet, number| {
+        set_bits(self.client_mask).fold(true, |may_sleep, number| {
             let client = self.clients[number].as_mut();
-            client.is_none_or(|c| c.from_client.before_sleep(region.to_stack(number))) && quiet
+            client.is_none_or(|c| c.from_client.before_sleep(region.to_stack(number))) && may_sleep
         })
     }
 
@@ -759,7 +760,7 @@ impl Domain {
             return Some(false);
         }
         let region = &self.region;
-        let mut given = false;
+        let mut yielded = false;
         for number in set_bits(self.client_mask) {
             let Some(client) = &mut self.clients[number] else { continue };
             let (up, down) = (region.to_stack(number), region.to_client(number));
@@ -771,18 +772,18 @@ impl Domain {
             match client.from_client.try_yield(up, down) {
                 YieldOutcome::Yielded => {
                     client.notified_at_yield = Some(client.from_client.notified_count(up));
-                    given = true;
+                    yielded = true;
                 }
                 YieldOutcome::Declined => {}
                 YieldOutcome::Notified => return None,
             }
         }
-        Some(given)
+        Some(yielded)
     }
 
-    /// Ends a sleep. Returns whether a client has woken the shard. `ran_out`: the yield lasted for its full
+    /// Ends a sleep. Returns whether a client has woken the shard. `has_expired`: the yield lasted for its full
     /// time.
-    pub fn after_sleep(&mut self, ran_out: bool) -> bool {
+    pub fn after_sleep(&mut self, has_expired: bool) -> bool {
         let region = &self.region;
         region.set_cpu(rustix::thread::sched_getcpu());
         let mut woken = false;
@@ -790,9 +791,9 @@ impl Domain {
             let Some(client) = &mut self.clients[number] else { continue };
             let up = region.to_stack(number);
             let woke = client.from_client.after_sleep(up);
-            if let Some(rung) = client.notified_at_yield.take() {
-                self.is_penalised |= ran_out && !woke;
-                client.is_idle = ran_out && !woke && rung == client.from_client.notified_count(up);
+            if let Some(notified) = client.notified_at_yield.take() {
+                self.is_penalised |= has_expired && !woke;
+                client.is_idle = has_expired && !woke && notified == client.from_client.notified_count(up);
             }
             woken |= woke;
         }
@@ -821,9 +822,9 @@ impl Domain {
                     self.pending_listeners |= 1 << number;
                 }
                 listening.set_unaccepted(cx, listening.unaccepted + 1);
-                let is_narrow = listening.has_small_recv_buffer;
-                let known = self.socket(socket);
-                (known.is_pending, known.has_small_recv_buffer) = (true, is_narrow);
+                let has_small_recv_buffer = listening.has_small_recv_buffer;
+                let entry = self.socket(socket);
+                (entry.is_pending, entry.has_small_recv_buffer) = (true, has_small_recv_buffer);
             }
             None => {
                 let _ = cx.abort(conn);
@@ -839,36 +840,36 @@ impl Domain {
     }
 
     pub fn data(&mut self, cx: &mut Context<'_>, conn: Conn, socket: u32, data: &[u8]) -> usize {
-        let (known, (words, stream, _)) =
+        let (entry, (area, stream, _)) =
             (&mut self.sockets[socket as usize], self.region.socket_and_streams(socket));
-        if known.is_closing {
+        if entry.is_closing {
             // Nobody will ever read the bytes.
             let _ = cx.abort(conn);
             return data.len();
         }
-        if known.is_write_shut && words.requests.load(Ordering::Relaxed) & request::SHUTDOWN_READ != 0 {
+        if entry.is_write_shut && area.requests.load(Ordering::Relaxed) & request::SHUTDOWN_READ != 0 {
             // The peer has to learn that the bytes were lost.
-            known.has_late_data = true;
+            entry.has_late_data = true;
             let _ = cx.abort(conn);
             return data.len();
         }
-        let mut count = stream.write(&mut known.received, data);
+        let mut count = stream.write(&mut entry.received, data);
         let is_short = matches!(count, Ok(count) if count < data.len());
         if is_short {
-            words.wants_recv_space.store(1, Ordering::Relaxed);
+            area.wants_recv_space.store(1, Ordering::Relaxed);
             // Pairs with the fence of a client that has read.
             fence(Ordering::SeqCst);
-            count = count.and_then(|done| Ok(done + stream.write(&mut known.received, &data[done..])?));
-            known.is_recv_blocked = count.is_ok_and(|count| count < data.len());
+            count = count.and_then(|done| Ok(done + stream.write(&mut entry.received, &data[done..])?));
+            entry.is_recv_blocked = count.is_ok_and(|count| count < data.len());
         }
-        let (is_deferred, is_narrow) = (known.deferred_at.is_some(), known.has_small_recv_buffer);
+        let (is_deferred, has_small_recv_buffer) = (entry.deferred_at.is_some(), entry.has_small_recv_buffer);
         if is_short {
             self.ensure_large_buffer(cx, socket, conn, Direction::Incoming);
         }
         if is_deferred {
             self.promote(socket);
         }
-        if is_narrow {
+        if has_small_recv_buffer {
             self.update_unread(cx, socket, conn);
         }
         match count {
@@ -886,10 +887,10 @@ impl Domain {
     pub fn writable(&mut self, cx: &mut Context<'_>, socket: u32) {
         self.socket(socket).is_send_blocked = false;
         self.process_socket(cx, socket);
-        let known = &mut self.sockets[socket as usize];
-        let awaits = core::mem::take(&mut known.awaits_acked);
-        if let Some(conn) = known.conn.filter(|_| known.publishes_sent | awaits) {
-            if known.publishes_sent {
+        let entry = &mut self.sockets[socket as usize];
+        let awaits = core::mem::take(&mut entry.awaits_acked);
+        if let Some(conn) = entry.conn.filter(|_| entry.publishes_sent | awaits) {
+            if entry.publishes_sent {
                 self.publish_sent(cx, socket, conn);
             }
             self.notify_owners(socket);

@@ -14,8 +14,8 @@ const QUOTE_BYTES_MAX: usize = 1280;
 impl Domain {
     /// Switches the error queue of a socket on or off.
     pub(super) fn set_recverr(&mut self, socket: u32, wants: bool) {
-        if let Some(post) = &mut self.sockets[socket as usize].datagram_queue {
-            post.recverr = wants;
+        if let Some(queue) = &mut self.sockets[socket as usize].datagram_queue {
+            queue.recverr = wants;
         }
         if !wants {
             self.region.socket(socket).error.fetch_and(!HAS_EXTENDED_ERRORS, Ordering::Relaxed);
@@ -24,8 +24,8 @@ impl Domain {
 
     /// Returns the bit that says that there are entries, if the socket has an error queue.
     pub(super) fn extended_error_bit(&self, socket: u32) -> u32 {
-        let post = self.sockets.get(socket as usize).and_then(|known| known.datagram_queue.as_ref());
-        if post.is_some_and(|post| post.recverr) { HAS_EXTENDED_ERRORS } else { 0 }
+        let queue = self.sockets.get(socket as usize).and_then(|entry| entry.datagram_queue.as_ref());
+        if queue.is_some_and(|queue| queue.recverr) { HAS_EXTENDED_ERRORS } else { 0 }
     }
 
     /// Handles the result of a send request; the engine may have queued an entry for it.
@@ -46,10 +46,10 @@ impl Domain {
         cx: &mut Context<'_>,
         udp: UdpHandle,
     ) -> Result<Box<(UdpExtendedError, Vec<u8>)>, UdpError> {
-        let mut known = vec![0; QUOTE_BYTES_MAX];
-        let report = cx.udp_take_report(udp, &mut known)?;
-        known.truncate(report.payload_len);
-        Ok(Box::new((report, known)))
+        let mut quoted = vec![0; QUOTE_BYTES_MAX];
+        let report = cx.udp_take_report(udp, &mut quoted)?;
+        quoted.truncate(report.payload_len);
+        Ok(Box::new((report, quoted)))
     }
 
     /// Publishes the pending error and the state of the queue after an entry was taken

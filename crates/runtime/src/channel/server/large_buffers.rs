@@ -115,7 +115,7 @@ impl Domain {
 
     /// Returns the large buffers of a socket that is freed to the pool.
     pub(super) fn free_large_buffers(&mut self, socket: u32) {
-        let large = core::mem::take(&mut self.sockets[socket as usize].large_buffers);
-        self.large_buffer_pool.extend(large.into_iter().flatten());
+        let buffers = core::mem::take(&mut self.sockets[socket as usize].large_buffers);
+        self.large_buffer_pool.extend(buffers.into_iter().flatten());
     }
 }

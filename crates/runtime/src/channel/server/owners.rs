@@ -28,27 +28,27 @@ impl Domain {
         &mut self,
         cx: &mut Context<'_>,
         parent: usize,
-        kept: Option<&[SocketId]>,
+        inherited: Option<&[SocketId]>,
         wake: ClientWaker,
     ) -> Option<usize> {
         self.drain_client(cx, parent);
         let child = self.admit(wake)?;
         let (parent, child) = (1 << parent, 1 << child);
-        match kept {
+        match inherited {
             None => {
                 for listening in self.listeners.iter_mut().flatten().filter(|l| l.owners & parent != 0) {
                     listening.owners |= child;
                 }
-                for known in self.used_sockets().iter_mut().filter(|known| known.owners & parent != 0) {
-                    known.owners |= child;
+                for entry in self.used_sockets().iter_mut().filter(|entry| entry.owners & parent != 0) {
+                    entry.owners |= child;
                 }
             }
-            Some(kept) => {
-                for thing in kept {
-                    if let Some((holders, _)) = self.owners_of(*thing)
-                        && *holders & parent != 0
+            Some(inherited) => {
+                for id in inherited {
+                    if let Some((owners, _)) = self.owners_of(*id)
+                        && *owners & parent != 0
                     {
-                        *holders |= child;
+                        *owners |= child;
                     }
                 }
             }
@@ -59,17 +59,17 @@ impl Domain {
     /// Processes what a client did before it sent a request: its notifications and accepted offers.
     fn drain_client(&mut self, cx: &mut Context<'_>, number: usize) {
         self.handle_doorbells(cx, number, usize::MAX);
-        (0..OFFERS_MAX).for_each(|place| self.complete_accept(cx, number, place));
+        (0..OFFERS_MAX).for_each(|slot| self.complete_accept(cx, number, slot));
     }
 
     /// Returns the clients that own a socket, and how many proxy descriptors do. `None` if the socket does
     /// not exist any more.
-    fn owners_of(&mut self, thing: SocketId) -> Option<(&mut u64, &mut u32)> {
-        match thing {
+    fn owners_of(&mut self, id: SocketId) -> Option<(&mut u64, &mut u32)> {
+        match id {
             SocketId::Socket { socket, generation } => {
-                let known = self.sockets.get_mut(socket as usize)?;
-                let lives = known.is_in_use && known.generation == generation;
-                lives.then_some((&mut known.owners, &mut known.proxies))
+                let entry = self.sockets.get_mut(socket as usize)?;
+                let lives = entry.is_in_use && entry.generation == generation;
+                lives.then_some((&mut entry.owners, &mut entry.proxies))
             }
             SocketId::Listener(number) => {
                 let listening = self.listeners.get_mut(number as usize)?.as_mut()?;
@@ -80,30 +80,29 @@ impl Domain {
 
     /// Makes a proxy descriptor an owner of these sockets. Returns false, and changes nothing, if the client
     /// does not own all of them.
-    pub(super) fn add_proxy(&mut self, cx: &mut Context<'_>, client: usize, things: &[SocketId]) -> bool {
+    pub(super) fn add_proxy(&mut self, cx: &mut Context<'_>, client: usize, ids: &[SocketId]) -> bool {
         self.drain_client(cx, client);
-        let held =
-            things.iter().all(|thing| self.owners_of(*thing).is_some_and(|(h, _)| *h & 1 << client != 0));
-        if held {
-            for thing in things {
-                if let Some((_, placeholders)) = self.owners_of(*thing) {
-                    *placeholders += 1;
+        let owns_all = ids.iter().all(|id| self.owners_of(*id).is_some_and(|(h, _)| *h & 1 << client != 0));
+        if owns_all {
+            for id in ids {
+                if let Some((_, proxies)) = self.owners_of(*id) {
+                    *proxies += 1;
                 }
             }
         }
-        held
+        owns_all
     }
 
     /// Makes a client that received a proxy descriptor an owner of the descriptor's sockets. Returns false,
     /// and changes nothing, if a proxy descriptor does not own all of them.
-    pub(super) fn own_via_proxy(&mut self, cx: &mut Context<'_>, client: usize, things: &[SocketId]) -> bool {
+    pub(super) fn own_via_proxy(&mut self, cx: &mut Context<'_>, client: usize, ids: &[SocketId]) -> bool {
         // The client may have released one of the sockets before it received the descriptor.
         self.drain_client(cx, client);
-        let held = things.iter().all(|thing| self.owners_of(*thing).is_some_and(|(_, p)| *p > 0));
-        if held && self.clients.get(client).is_some_and(Option::is_some) {
-            for thing in things {
-                if let Some((holders, _)) = self.owners_of(*thing) {
-                    *holders |= 1 << client;
+        let owns_all = ids.iter().all(|id| self.owners_of(*id).is_some_and(|(_, p)| *p > 0));
+        if owns_all && self.clients.get(client).is_some_and(Option::is_some) {
+            for id in ids {
+                if let Some((owners, _)) = self.owners_of(*id) {
+                    *owners |= 1 << client;
                 }
             }
             return true;
@@ -112,11 +111,11 @@ impl Domain {
     }
 
     /// Removes a proxy descriptor, whose last copy is gone, from the owners of its sockets.
-    pub(super) fn release_proxy(&mut self, cx: &mut Context<'_>, things: &[SocketId]) {
-        for thing in things {
-            let Some((_, placeholders)) = self.owners_of(*thing) else { continue };
-            *placeholders = placeholders.saturating_sub(1);
-            match thing {
+    pub(super) fn release_proxy(&mut self, cx: &mut Context<'_>, ids: &[SocketId]) {
+        for id in ids {
+            let Some((_, proxies)) = self.owners_of(*id) else { continue };
+            *proxies = proxies.saturating_sub(1);
+            match id {
                 SocketId::Socket { socket, .. } => self.close_if_unowned(cx, *socket),
                 SocketId::Listener(number) => self.close_listener_if_unowned(cx, *number),
             }
@@ -130,8 +129,8 @@ impl Domain {
         }
         // A notification of its last moment may say that it accepted or released a connection.
         self.drain_client(cx, number);
-        for place in 0..OFFERS_MAX {
-            self.revoke_offer(number, place);
+        for slot in 0..OFFERS_MAX {
+            self.revoke_offer(number, slot);
         }
         for listener in 0..LISTENERS_MAX {
             self.unlisten(cx, number, listener as u32);
@@ -145,11 +144,11 @@ impl Domain {
             }
             // Also for a socket that another thread of the client has released.
             lock::unlock_for_dead(&self.region.socket(socket).lock, number);
-            let known = self.socket(socket);
-            if known.owners & 1 << number == 0 {
+            let entry = self.socket(socket);
+            if entry.owners & 1 << number == 0 {
                 continue;
             }
-            known.owners &= !(1 << number);
+            entry.owners &= !(1 << number);
             // The client may have written without a notification.
             self.process_socket(cx, socket);
             self.close_if_unowned(cx, socket);

@@ -45,12 +45,13 @@ impl PortReservations {
     /// Reserves an address. `listening` are the addresses on which there are listeners.
     pub fn reserve(
         &mut self,
-        (address, sharing): (SocketAddr, AddressSharing),
-        holder: u32,
+        address: SocketAddr,
+        sharing: AddressSharing,
+        owner: u32,
         choice: &PortChoice,
         listening: &[(SocketAddr, AddressSharing)],
     ) -> Result<Reservation, ReserveError> {
-        let PortChoice { ephemeral, start, max: most } = choice;
+        let PortChoice { ephemeral, start, max } = choice;
         let free = |ports: &Self, address, sharing| !ports.has_conflict(address, sharing, listening);
         let address = if address.port() != 0 {
             Some(address).filter(|address| free(self, *address, sharing)).ok_or(ReserveError::InUse)?
@@ -62,10 +63,10 @@ impl PortReservations {
             let alone = AddressSharing { reuse_address: false, reuse_port: false, ..sharing };
             ports.find(|address| free(self, *address, alone)).ok_or(ReserveError::InUse)?
         };
-        let entry = Some(PortReservation { address, sharing, owner: holder });
+        let entry = Some(PortReservation { address, sharing, owner });
         let number = match self.entries.iter().position(Option::is_none) {
             Some(number) => number,
-            None if self.entries.len() < *most => {
+            None if self.entries.len() < *max => {
                 self.entries.push(None);
                 self.entries.len() - 1
             }
@@ -95,17 +96,17 @@ impl PortReservations {
     }
 
     /// Gives up a reservation, if this owner made it.
-    pub fn release(&mut self, number: u32, holder: u32) {
+    pub fn release(&mut self, number: u32, owner: u32) {
         if let Some(entry) = self.entries.get_mut(number as usize)
-            && entry.is_some_and(|entry| entry.owner == holder)
+            && entry.is_some_and(|entry| entry.owner == owner)
         {
             *entry = None;
         }
     }
 
     /// Gives up all reservations of an owner that is gone.
-    pub fn release_all(&mut self, holder: u32) {
-        for entry in self.entries.iter_mut().filter(|entry| entry.is_some_and(|e| e.owner == holder)) {
+    pub fn release_all(&mut self, owner: u32) {
+        for entry in self.entries.iter_mut().filter(|entry| entry.is_some_and(|e| e.owner == owner)) {
             *entry = None;
         }
     }
@@ -115,7 +116,7 @@ impl ChannelServer {
     pub(super) fn reserve(
         &mut self,
         cx: &mut Context<'_>,
-        holder: u32,
+        owner: u32,
         at: SocketAddr,
         sharing: AddressSharing,
     ) -> Result<Reservation, ReserveError> {
@@ -131,7 +132,7 @@ impl ChannelServer {
         let listeners = self.domains.iter().flatten().flat_map(|domain| domain.listeners.iter().flatten());
         let listening: Vec<(SocketAddr, AddressSharing)> =
             listeners.map(|known| (known.address, known.sharing)).collect();
-        self.ports.reserve((at, sharing), holder, &choice, &listening)
+        self.ports.reserve(at, sharing, owner, &choice, &listening)
     }
 }
 
@@ -162,7 +163,7 @@ mod tests {
     ) -> Result<Reservation, ReserveError> {
         let address = address.parse().unwrap();
         let choice = PortChoice { ephemeral: 1000..=1002, start: 1, max: 8 };
-        ports.reserve((address, sharing), 1, &choice, &[])
+        ports.reserve(address, sharing, 1, &choice, &[])
     }
 
     #[test]
@@ -198,7 +199,7 @@ mod tests {
             ("[::]:84".parse().unwrap(), V6_ONLY),
         ];
         let mut reserve =
-            |at: &str, sharing| ports.reserve((at.parse().unwrap(), sharing), 1, &choice, &listening);
+            |at: &str, sharing| ports.reserve(at.parse().unwrap(), sharing, 1, &choice, &listening);
         assert_eq!(reserve("10.0.0.1:81", REUSE), Err(ReserveError::InUse));
         assert!(reserve("10.0.0.1:82", REUSE).is_ok());
         assert!(reserve("0.0.0.0:81", SPREAD).is_ok());

@@ -26,34 +26,34 @@ impl Domain {
         if !matches!(&self.clients[client], Some(ClientState { wake: ClientWaker::Process(_), .. })) {
             return;
         }
-        for place in 0..PREALLOCATED_MAX {
-            self.preallocate_slot(client, place);
+        for slot in 0..PREALLOCATED_MAX {
+            self.preallocate_slot(client, slot);
         }
     }
 
     /// Puts a preallocated socket into an empty slot.
-    fn preallocate_slot(&mut self, client: usize, place: usize) {
-        let plenty = self.has_spare_sockets();
-        let Some(served) =
-            self.clients[client].as_mut().filter(|c| plenty && c.preallocated[place].is_none())
+    fn preallocate_slot(&mut self, client: usize, slot: usize) {
+        let has_spare = self.has_spare_sockets();
+        let Some(client_state) =
+            self.clients[client].as_mut().filter(|c| has_spare && c.preallocated[slot].is_none())
         else {
             return;
         };
         let Some(socket) = self.socket_slots.allocate() else { return };
-        served.preallocated[place] = Some(socket);
+        client_state.preallocated[slot] = Some(socket);
         self.preallocated_count += 1;
         let generation = self.socket(socket).generation;
         // Cannot truncate: there are at most 64 clients and slots.
-        let blank = Some((client as u8, place as u8));
+        let preallocated = Some((client as u8, slot as u8));
         *self.socket(socket) =
-            DomainSocket { is_in_use: true, generation, preallocated: blank, ..DomainSocket::default() };
-        let words = self.region.socket(socket);
-        words.reset(generation);
+            DomainSocket { is_in_use: true, generation, preallocated, ..DomainSocket::default() };
+        let area = self.region.socket(socket);
+        area.reset(generation);
         let nobody = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
-        words.set_endpoints([nobody; 2]);
-        words.state.store(0, Ordering::Relaxed);
+        area.set_endpoints([nobody; 2]);
+        area.state.store(0, Ordering::Relaxed);
         offer_slots::put_preallocated(
-            &self.region.preallocated(client)[place],
+            &self.region.preallocated(client)[slot],
             PreallocatedSocket { socket, generation },
         );
     }
@@ -64,18 +64,18 @@ impl Domain {
         &mut self,
         cx: &mut Context<'_>,
         client: usize,
-        place: usize,
+        slot: usize,
         socket: u32,
     ) {
-        let words = self.region.socket(socket);
-        if words.requests.load(Ordering::Acquire) & request::CONNECT == 0 {
+        let area = self.region.socket(socket);
+        if area.requests.load(Ordering::Acquire) & request::CONNECT == 0 {
             return;
         }
-        let [_, remote] = words.endpoints();
-        self.take_preallocated(client, place);
-        self.region.preallocated(client)[place].store(0, Ordering::Relaxed);
+        let [_, remote] = area.endpoints();
+        self.take_preallocated(client, slot);
+        self.region.preallocated(client)[slot].store(0, Ordering::Relaxed);
         self.socket(socket).owners = 1 << client;
-        self.preallocate_slot(client, place);
+        self.preallocate_slot(client, slot);
         match cx.connect(remote, ConnectOptions::default()) {
             Ok(conn) => self.attach_conn(cx, conn, socket),
             Err(error) => {
@@ -90,8 +90,8 @@ impl Domain {
     }
 
     /// Takes the socket out of a client's slot.
-    fn take_preallocated(&mut self, client: usize, place: usize) -> Option<u32> {
-        let socket = self.clients[client].as_mut()?.preallocated[place].take()?;
+    fn take_preallocated(&mut self, client: usize, slot: usize) -> Option<u32> {
+        let socket = self.clients[client].as_mut()?.preallocated[slot].take()?;
         self.preallocated_count -= 1;
         self.socket(socket).preallocated = None;
         Some(socket)
@@ -99,8 +99,8 @@ impl Domain {
 
     /// Frees all preallocated sockets of a client that detaches.
     pub(super) fn free_preallocated(&mut self, cx: &mut Context<'_>, client: usize) {
-        for place in 0..PREALLOCATED_MAX {
-            if let Some(socket) = self.take_preallocated(client, place) {
+        for slot in 0..PREALLOCATED_MAX {
+            if let Some(socket) = self.take_preallocated(client, slot) {
                 self.free_socket(cx, socket);
             }
         }

@@ -8,17 +8,17 @@ use crate::error::Error;
 use ginnel_stack::error::{ConnectError, SendError, Stale};
 
 impl Domain {
-    /// Processes at most `most` notifications of a client, and no more than its ring holds. Returns how many.
-    pub(super) fn handle_doorbells(&mut self, cx: &mut Context<'_>, number: usize, most: usize) -> usize {
-        let most = most.min(self.sockets.len());
-        let mut answered = 0;
-        while answered < most {
+    /// Processes at most `max` notifications of a client, and no more than its ring holds. Returns how many.
+    pub(super) fn handle_doorbells(&mut self, cx: &mut Context<'_>, number: usize, max: usize) -> usize {
+        let max = max.min(self.sockets.len());
+        let mut handled = 0;
+        while handled < max {
             let Some(client) = self.clients.get_mut(number).and_then(Option::as_mut) else { break };
             match client.from_client.pop(self.region.to_stack(number)) {
                 Ok(None) => break,
                 Ok(Some((socket, why))) => {
                     client.is_suspended = false;
-                    answered += 1;
+                    handled += 1;
                     self.handle_doorbell(cx, number, socket, why);
                 }
                 Err(_) => {
@@ -27,35 +27,35 @@ impl Domain {
                 }
             }
         }
-        self.stats.doorbells += answered as u64;
-        answered
+        self.stats.doorbells += handled as u64;
+        handled
     }
 
     /// Processes one notification.
     fn handle_doorbell(&mut self, cx: &mut Context<'_>, number: usize, socket: u32, why: u8) {
-        let Some(known) = self.sockets.get(socket as usize) else {
+        let Some(entry) = self.sockets.get(socket as usize) else {
             self.stats.violations += 1;
             return;
         };
-        let (offered, blank) = (known.offer, known.preallocated);
-        if let Some((client, place)) = offered
+        let (offer, preallocated) = (entry.offer, entry.preallocated);
+        if let Some((client, slot)) = offer
             && usize::from(client) == number
         {
-            self.complete_accept(cx, number, place.into());
+            self.complete_accept(cx, number, slot.into());
         }
-        if let Some((client, place)) = blank
+        if let Some((client, slot)) = preallocated
             && usize::from(client) == number
         {
-            self.connect_preallocated(cx, number, place.into(), socket);
+            self.connect_preallocated(cx, number, slot.into(), socket);
         }
-        let known = self.socket(socket);
+        let entry = self.socket(socket);
         let bit = 1 << number;
-        if known.owners & bit == 0 {
+        if entry.owners & bit == 0 {
             return;
         }
         if why & RELEASED != 0 {
-            let is_connection = known.conn.is_some();
-            known.owners &= !bit;
+            let is_connection = entry.conn.is_some();
+            entry.owners &= !bit;
             self.close_if_unowned(cx, socket);
             if is_connection && self.socket(socket).is_closing {
                 // The client was the last owner, and what it wrote before the release is processed.
@@ -74,15 +74,15 @@ impl Domain {
         &mut self,
         cx: &mut Context<'_>,
         number: usize,
-        asked: ChannelRequest,
+        request: ChannelRequest,
     ) -> ChannelReply {
-        let held = |server: &Self, socket: u32| {
-            let known = server.sockets.get(socket as usize)?;
-            known.conn.filter(|_| known.owners & 1 << number != 0)
+        let owned_conn = |server: &Self, socket: u32| {
+            let entry = server.sockets.get(socket as usize)?;
+            entry.conn.filter(|_| entry.owners & 1 << number != 0)
         };
         // What the client did before the request is in its ring.
         self.handle_doorbells(cx, number, usize::MAX);
-        match asked {
+        match request {
             ChannelRequest::Listen(at, options) => {
                 ChannelReply::Listen(self.listen(cx, number, at, options, false))
             }
@@ -117,50 +117,54 @@ impl Domain {
                 if self.is_full() {
                     return ChannelReply::Connect(Err(Error::Connect(remote, ConnectError::TooMany)));
                 }
-                let is_narrow = self.is_small_recv_buffer(options.socket.recv_buffer_bytes);
+                let has_small_recv_buffer = self.is_small_recv_buffer(options.socket.recv_buffer_bytes);
                 let socket = cx.connect(remote, options).map(|conn| self.open_socket(cx, conn, 0));
                 if socket.is_ok() {
                     self.preallocate(number);
                 }
                 ChannelReply::Connect(socket.map(|socket| {
                     let socket = socket.expect("one was free");
-                    let known = self.socket(socket);
-                    (known.owners, known.has_small_recv_buffer) = (1 << number, is_narrow);
-                    (socket, known.generation)
+                    let entry = self.socket(socket);
+                    (entry.owners, entry.has_small_recv_buffer) = (1 << number, has_small_recv_buffer);
+                    (socket, entry.generation)
                 }))
             }
-            ChannelRequest::Info(socket) => ChannelReply::Info(match held(self, socket) {
+            ChannelRequest::Info(socket) => ChannelReply::Info(match owned_conn(self, socket) {
                 Some(conn) => cx.info(conn).map(Box::new),
                 None => Err(Stale::Handle),
             }),
-            ChannelRequest::SavedSyn(socket, room) => ChannelReply::SavedSyn(match held(self, socket) {
-                Some(conn) => cx.saved_syn(conn, room as usize),
-                None => Vec::new(),
-            }),
+            ChannelRequest::SavedSyn(socket, max_len) => {
+                ChannelReply::SavedSyn(match owned_conn(self, socket) {
+                    Some(conn) => cx.saved_syn(conn, max_len as usize),
+                    None => Vec::new(),
+                })
+            }
             ChannelRequest::SendableWithin(socket, len, (unsent, queued)) => {
-                ChannelReply::SendableWithin(match held(self, socket) {
+                ChannelReply::SendableWithin(match owned_conn(self, socket) {
                     Some(conn) => {
                         // What was written before counts first.
                         self.process_socket(cx, socket);
                         let ahead = self.untaken_bytes(socket);
-                        let most = (unsent.saturating_sub(ahead), queued.saturating_sub(ahead));
-                        let room = cx.sendable_within(conn, len.min(1 << 30), most);
-                        let room = if ahead < unsent.min(queued) { room } else { 0 };
-                        if room < len {
+                        let limits = (unsent.saturating_sub(ahead), queued.saturating_sub(ahead));
+                        let sendable = cx.sendable_within(conn, len.min(1 << 30), limits);
+                        let sendable = if ahead < unsent.min(queued) { sendable } else { 0 };
+                        if sendable < len {
                             self.socket(socket).awaits_acked = true;
                             cx.await_acked(conn);
                         }
-                        Ok(room)
+                        Ok(sendable)
                     }
                     None => Err(Stale::Handle),
                 })
             }
-            ChannelRequest::SendUrgent(socket, bytes) => ChannelReply::SendUrgent(match held(self, socket) {
-                // The urgent bytes come after what was written before.
-                Some(conn) if self.forward(cx, socket, conn, usize::MAX) => cx.send_urgent(conn, &bytes),
-                Some(_) => Err(SendError::Full),
-                None => Err(SendError::Stale),
-            }),
+            ChannelRequest::SendUrgent(socket, bytes) => {
+                ChannelReply::SendUrgent(match owned_conn(self, socket) {
+                    // The urgent bytes come after what was written before.
+                    Some(conn) if self.forward(cx, socket, conn, usize::MAX) => cx.send_urgent(conn, &bytes),
+                    Some(_) => Err(SendError::Full),
+                    None => Err(SendError::Stale),
+                })
+            }
             ChannelRequest::Udp(request) => self.handle_udp_request(cx, number, request),
             ChannelRequest::Links(from) => ChannelReply::Links(LinkInfo::chunk(cx.links(), from)),
             ChannelRequest::Counters => ChannelReply::Counters(Box::new(StackCounters {

@@ -18,41 +18,41 @@ impl Domain {
         &mut self,
         cx: &mut Context<'_>,
         client: usize,
-        asked: UdpRequest,
+        request: UdpRequest,
     ) -> ChannelReply {
-        let known = |server: &Self, socket: UdpHandle| {
-            let known = server.sockets.get(socket.index() as usize)?;
-            let held = known.owners & 1 << client != 0 && known.generation == socket.generation();
-            known.udp.filter(|_| held)
+        let find = |server: &Self, socket: UdpHandle| {
+            let entry = server.sockets.get(socket.index() as usize)?;
+            let is_owned = entry.owners & 1 << client != 0 && entry.generation == socket.generation();
+            entry.udp.filter(|_| is_owned)
         };
-        let to = |server: &Self, socket| known(server, socket).ok_or(UdpError::Stale);
+        let owned = |server: &Self, socket| find(server, socket).ok_or(UdpError::Stale);
         // What was written before the request is sent before it, under the conditions of that time.
         if let UdpRequest::Connect(socket, _)
         | UdpRequest::SetOptions(socket, _)
         | UdpRequest::SendWith(socket, ..)
         | UdpRequest::Send(socket, ..)
-        | UdpRequest::Reply(socket, ..) = &asked
-            && let Some(udp) = known(self, *socket).filter(|_| self.socket(socket.index()).is_unfinished)
+        | UdpRequest::Reply(socket, ..) = &request
+            && let Some(udp) = find(self, *socket).filter(|_| self.socket(socket.index()).is_unfinished)
         {
             self.send_all_datagrams(cx, socket.index(), udp);
         }
-        match asked {
+        match request {
             UdpRequest::Bind(local, options) | UdpRequest::Open(local, options) => {
                 if self.is_full() {
                     return ChannelReply::UdpBind(Err(UdpError::TooManySockets));
                 }
                 let socket = self.socket_slots.peek().expect("it is not full");
-                let by_region = matches!(asked, UdpRequest::Open(..));
+                let by_region = matches!(request, UdpRequest::Open(..));
                 ChannelReply::UdpBind(cx.udp_bind(local, options).map(|udp| {
                     self.socket_slots.allocate();
                     let generation = self.socket(socket).generation;
-                    let (bits, holders) = (state::UDP, 1 << client);
+                    let (bits, owners) = (state::UDP, 1 << client);
                     self.udp.insert(udp, (socket, VecDeque::new()));
                     let known = Some(udp);
                     *self.socket(socket) = DomainSocket {
                         is_in_use: true,
                         generation,
-                        owners: holders,
+                        owners,
                         state_bits: bits,
                         udp: known,
                         ..DomainSocket::default()
@@ -66,46 +66,46 @@ impl Domain {
                     (socket, generation)
                 }))
             }
-            UdpRequest::Connect(socket, remote) => ChannelReply::Udp(to(self, socket).and_then(|udp| {
+            UdpRequest::Connect(socket, remote) => ChannelReply::Udp(owned(self, socket).and_then(|udp| {
                 cx.udp_connect(udp, remote)?;
                 self.publish_endpoints(cx, socket.index(), udp, Some(remote));
                 Ok(())
             })),
             UdpRequest::SetOptions(socket, options) => {
-                let set = to(self, socket).and_then(|udp| cx.udp_set_options(udp, options));
+                let set = owned(self, socket).and_then(|udp| cx.udp_set_options(udp, options));
                 if set.is_ok() {
                     self.set_recverr(socket.index(), options.recverr_v4 || options.recverr_v6);
                 }
                 ChannelReply::Udp(set)
             }
             UdpRequest::SendWith(socket, sending, data) => {
-                let udp = to(self, socket);
+                let udp = owned(self, socket);
                 let sent = udp.and_then(|udp| cx.udp_send_with(udp, &sending, &data));
                 ChannelReply::Udp(self.record_send_result(socket.index(), sent))
             }
             UdpRequest::TakeExtendedError(socket) => {
-                ChannelReply::UdpExtendedError(to(self, socket).and_then(|udp| {
+                ChannelReply::UdpExtendedError(owned(self, socket).and_then(|udp| {
                     let result = self.take_extended_error(cx, udp);
                     self.publish_error_queue(socket.index(), &result);
                     result
                 }))
             }
             UdpRequest::PathMtu(socket) => {
-                ChannelReply::UdpPathMtu(to(self, socket).and_then(|udp| cx.udp_path_mtu(udp)))
+                ChannelReply::UdpPathMtu(owned(self, socket).and_then(|udp| cx.udp_path_mtu(udp)))
             }
-            UdpRequest::RecvOversize(socket, take) => match known(self, socket) {
+            UdpRequest::RecvOversize(socket, take) => match find(self, socket) {
                 Some(_) => self.recv_oversize(socket.index(), take),
                 None => ChannelReply::UdpRecv(Err(UdpError::Stale)),
             },
             UdpRequest::Send(socket, remote, data) => {
-                let sent = to(self, socket).and_then(|udp| cx.udp_send(udp, remote, &data));
+                let sent = owned(self, socket).and_then(|udp| cx.udp_send(udp, remote, &data));
                 ChannelReply::Udp(self.record_send_result(socket.index(), sent))
             }
             UdpRequest::Reply(socket, datagram, data) => {
-                let sent = to(self, socket).and_then(|udp| cx.udp_reply(udp, &datagram, &data));
+                let sent = owned(self, socket).and_then(|udp| cx.udp_reply(udp, &datagram, &data));
                 ChannelReply::Udp(self.record_send_result(socket.index(), sent))
             }
-            UdpRequest::Recv(socket) => ChannelReply::UdpRecv(to(self, socket).and_then(|udp| {
+            UdpRequest::Recv(socket) => ChannelReply::UdpRecv(owned(self, socket).and_then(|udp| {
                 let waiting = self.udp.get_mut(&udp).and_then(|(_, waiting)| waiting.pop_front());
                 if let Some(Ok((_, data))) = &waiting {
                     self.datagram_bytes -= data.len();
@@ -113,11 +113,11 @@ impl Domain {
                 waiting.unwrap_or(Err(UdpError::WouldBlock))
             })),
             UdpRequest::Local(socket) => {
-                ChannelReply::UdpLocal(to(self, socket).and_then(|udp| cx.udp_local(udp)))
+                ChannelReply::UdpLocal(owned(self, socket).and_then(|udp| cx.udp_local(udp)))
             }
             // The client releases the number afterwards. A client whose datagrams pass through the region
             // only releases, and they are still sent.
-            UdpRequest::Close(socket) => ChannelReply::Udp(to(self, socket).and_then(|udp| {
+            UdpRequest::Close(socket) => ChannelReply::Udp(owned(self, socket).and_then(|udp| {
                 self.drop_datagram_queue(socket.index());
                 self.socket(socket.index()).udp = None;
                 self.drop_datagrams(udp);
@@ -136,21 +136,21 @@ impl Domain {
     pub(super) fn deliver_datagram(
         &mut self,
         udp: UdpHandle,
-        what: Result<(Datagram, &[u8]), UdpError>,
+        result: Result<(Datagram, &[u8]), UdpError>,
     ) -> bool {
         let Some((socket, waiting)) = self.udp.get_mut(&udp) else { return false };
         let number = *socket;
         if self.sockets[number as usize].datagram_queue.is_some() {
-            self.queue_datagram(number, what);
+            self.queue_datagram(number, result);
             return true;
         }
-        let bytes = what.map_or(0, |(_, data)| data.len());
+        let bytes = result.map_or(0, |(_, data)| data.len());
         if waiting.len() == DATAGRAMS_MAX || bytes > self.datagram_bytes_max - self.datagram_bytes {
             self.stats.datagrams_dropped += 1;
             return true;
         }
         self.datagram_bytes += bytes;
-        waiting.push_back(what.map(|(datagram, data)| (datagram, data.to_vec())));
+        waiting.push_back(result.map(|(datagram, data)| (datagram, data.to_vec())));
         self.notify_oob_event(number);
         true
     }

@@ -61,34 +61,43 @@ impl Source for LargeBufferSource {
     }
 }
 
-/// Lends the engine up to `count` bytes that follow position `taken`. Returns how many it accepted, and how
-/// many it was offered. `None` if the bytes have to be copied.
+/// Bytes of a connection that clients wrote and the engine has not taken.
+pub(super) struct Untaken {
+    pub conn: Conn,
+    /// Position of the first byte.
+    pub position: u64,
+    pub len: usize,
+}
+
+/// Lends the engine untaken bytes. Returns how many it accepted, and how many it was offered. `None` if the
+/// bytes have to be copied.
 #[inline]
 pub(super) fn send_zero_copy(
     cx: &mut Context<'_>,
     region: &Arc<Region>,
-    known: &mut DomainSocket,
+    entry: &mut DomainSocket,
     stream: &Stream<'_>,
     stats: &mut ChannelStats,
-    (conn, taken, count): (Conn, u64, usize),
+    untaken: Untaken,
 ) -> Option<(Result<usize, SendError>, usize)> {
-    let number = known.large_buffers[direction_index(Direction::Outgoing)]?;
+    let Untaken { conn, position: taken, len: count } = untaken;
+    let number = entry.large_buffers[direction_index(Direction::Outgoing)]?;
     if count < LOAN_BYTES_MIN || !cx.is_engine_local() {
         return None;
     }
     // The number differs only if a client wrote an invalid ring number.
-    let (_, at, together) = stream.locate_in_large(taken).filter(|(of, ..)| *of == number)?;
-    let lent = match &mut known.loan {
-        Some(lent) => lent,
+    let (_, at, contiguous) = stream.locate_in_large(taken).filter(|(of, ..)| *of == number)?;
+    let loan = match &mut entry.loan {
+        Some(loan) => loan,
         none => {
             let source = cx.add_source(Box::new(LargeBufferSource { region: region.clone(), number }));
             none.insert(ZeroCopyLoan { source, end: 0, returned: taken, is_short_of_send_space: false })
         }
     };
-    let count = count.min(together);
-    let sent = cx.send_zero_copy(conn, lent.source, at as u64, count);
+    let count = count.min(contiguous);
+    let sent = cx.send_zero_copy(conn, loan.source, at as u64, count);
     if let Ok(sent @ 1..) = sent {
-        lent.end = taken + sent as u64;
+        loan.end = taken + sent as u64;
         stats.zero_copy_bytes += sent as u64;
     }
     Some((sent, count))
@@ -97,25 +106,25 @@ pub(super) fn send_zero_copy(
 impl Domain {
     /// Frees the space of acknowledged bytes. Returns whether it is worthwhile to notify a writer.
     pub(super) fn return_acked(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) -> bool {
-        let known = &mut self.sockets[socket as usize];
-        let Some(lent) = &mut known.loan else { return false };
-        let acked = known.taken.saturating_sub(cx.queued(conn));
+        let entry = &mut self.sockets[socket as usize];
+        let Some(loan) = &mut entry.loan else { return false };
+        let acked = entry.taken.saturating_sub(cx.queued(conn));
         // After what was lent, nothing has to stay.
-        let back = if acked.max(lent.returned) >= lent.end { known.taken } else { acked.max(lent.returned) };
-        let moved = back > lent.returned;
+        let back = if acked.max(loan.returned) >= loan.end { entry.taken } else { acked.max(loan.returned) };
+        let moved = back > loan.returned;
         if moved {
-            lent.returned = back;
+            loan.returned = back;
             self.region.stream(socket, Direction::Outgoing).advance_read(back);
         }
-        if back < known.taken {
+        if back < entry.taken {
             cx.await_acked(conn);
         }
-        let is_cramped = known.taken - back > self.region.large().1 as u64 / 2;
-        if is_cramped && !lent.is_short_of_send_space {
-            lent.is_short_of_send_space = true;
+        let is_short = entry.taken - back > self.region.large().1 as u64 / 2;
+        if is_short && !loan.is_short_of_send_space {
+            loan.is_short_of_send_space = true;
             self.short_of_send_space.push(socket);
         }
-        moved && !is_cramped
+        moved && !is_short
     }
 
     /// Frees send space if there was no other work in this turn, or for many turns. `done` is the work of
@@ -135,21 +144,21 @@ impl Domain {
     fn reclaim_send_space(&mut self, cx: &mut Context<'_>) -> usize {
         let (mut count, half) = (0, self.region.large().1 as u64 / 2);
         while let Some(socket) = self.short_of_send_space.pop() {
-            let known = &mut self.sockets[socket as usize];
-            let (Some(conn), Some(lent)) = (known.conn, &mut known.loan) else { continue };
-            lent.is_short_of_send_space = false;
+            let entry = &mut self.sockets[socket as usize];
+            let (Some(conn), Some(loan)) = (entry.conn, &mut entry.loan) else { continue };
+            loan.is_short_of_send_space = false;
             // Pairs with the fence of a client that found no space, and then notifies.
             fence(Ordering::SeqCst);
             let wants = &self.region.socket(socket).wants_send_space;
-            if known.taken - lent.returned <= half || wants.load(Ordering::Relaxed) == 0 {
+            if entry.taken - loan.returned <= half || wants.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            let acked = known.taken.saturating_sub(cx.queued(conn));
-            let owned = cx.privatize(conn, (known.taken - half).saturating_sub(acked));
-            let back = (acked + owned).min(known.taken);
-            if back > lent.returned {
-                self.stats.zero_copy_bytes_copied += back - lent.returned.max(acked);
-                lent.returned = back;
+            let acked = entry.taken.saturating_sub(cx.queued(conn));
+            let owned = cx.privatize(conn, (entry.taken - half).saturating_sub(acked));
+            let back = (acked + owned).min(entry.taken);
+            if back > loan.returned {
+                self.stats.zero_copy_bytes_copied += back - loan.returned.max(acked);
+                loan.returned = back;
                 self.region.stream(socket, Direction::Outgoing).advance_read(back);
                 self.notify_send_space(socket);
                 count += 1;
@@ -160,8 +169,8 @@ impl Domain {
 
     /// Ends the loan of a socket that is freed: its connection is closed, so nothing is sent from the buffer.
     pub(super) fn end_loan(&mut self, cx: &mut Context<'_>, socket: u32) {
-        if let Some(lent) = self.sockets[socket as usize].loan.take() {
-            cx.release_source(lent.source);
+        if let Some(loan) = self.sockets[socket as usize].loan.take() {
+            cx.release_source(loan.source);
         }
     }
 }
