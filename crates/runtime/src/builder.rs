@@ -197,12 +197,11 @@ impl<H: Handler> ShardBuilder<H> {
     pub fn build(self) -> Result<Shard<H>, Error> {
         self.config.validate()?;
         if self.member.is_none() && self.config.shards.count > 1 {
-            let problem = "is for programs that run several shards: this one runs one";
+            let problem = "requires a program that runs several shards (Shards)";
             return Err(ConfigError::new("shards.count", problem).into());
         }
         if self.config.shard.workers > 0 && self.channel.is_none() {
-            let problem =
-                "is for programs that make an application for each thread (Shards): this one made one";
+            let problem = "requires a program that creates an application for each thread (Shards)";
             return Err(ConfigError::new("shard.workers", problem).into());
         }
         self.build_with_placement()
@@ -350,8 +349,7 @@ impl<H> ShardBuilder<H> {
 
 /// Creates the channel through which other threads send commands.
 pub(crate) fn command_channel(config: &Config) -> Result<(Commander, Mailbox), Error> {
-    command::mailbox(config.shard.commands_max as usize)
-        .map_err(|e| Error::io("event descriptor of the mailbox", e))
+    command::mailbox(config.shard.commands_max as usize).map_err(|e| Error::io("eventfd of the mailbox", e))
 }
 
 fn take_or_open(
@@ -441,7 +439,7 @@ fn stack_link_config(link: &LinkConfig) -> ginnel_stack::link::LinkConfig {
 pub(crate) fn random_seed() -> Result<[u8; 32], Error> {
     let mut seed = [0; 32];
     let filled = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| Error::io("random numbers of the kernel", e))?;
+        .map_err(|e| Error::io("getrandom", e))?;
     // The kernel always returns up to 256 bytes at once.
     debug_assert_eq!(filled, seed.len());
     Ok(seed)

@@ -147,7 +147,7 @@ impl CoreSlot {
     }
 }
 
-const CORE_NOT_RETURNED: &str = "whoever takes the core of a shard returns it";
+const CORE_NOT_RETURNED: &str = "the core of the shard was taken and not returned";
 
 impl Deref for CoreSlot {
     type Target = ShardCore;

@@ -51,7 +51,7 @@ impl<S: Scheduler> CpuShare<S> {
             let granted = scheduler.set_realtime(true);
             if let Err(error) = &granted {
                 tracing::warn!(
-                    "shard.paired_realtime: {error}: the stack's thread shares its CPU as any other"
+                    "shard.paired_realtime: {error}: the stack's thread runs without real-time priority"
                 );
             }
             granted.is_ok()

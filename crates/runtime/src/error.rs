@@ -59,10 +59,10 @@ impl fmt::Display for Error {
             Self::Udp(address, e) => write!(f, "bind {address}: {e}"),
             Self::Send(e) => write!(f, "send: {e}"),
             Self::Io(what, e) => write!(f, "{what}: {e}"),
-            Self::DevicesLost(names) => write!(f, "no device is left: {names} went away"),
+            Self::DevicesLost(names) => write!(f, "no device is left (gone: {names})"),
             Self::Shard(index, e) => write!(f, "shard {index}: {e}"),
             Self::Panicked(text) => write!(f, "panicked: {text}"),
-            Self::Refused(why) => write!(f, "the stack refuses: {why}"),
+            Self::Refused(why) => write!(f, "the stack refused the request: {why}"),
             Self::StackGone => f.write_str("the stack is gone"),
             Self::Application(text) => f.write_str(text),
         }

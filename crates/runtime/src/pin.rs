@@ -20,21 +20,21 @@ pub(crate) fn with_pinned<R>(
     act: impl FnOnce() -> Result<R, Error>,
 ) -> Result<R, Error> {
     let Some(cpu) = cpu else { return act() };
-    let before = sched_getaffinity(None).map_err(|e| Error::io("CPU mask", e))?;
+    let before = sched_getaffinity(None).map_err(|e| Error::io("CPU affinity mask", e))?;
     pin(key, cpu)?;
     let result = act();
-    sched_setaffinity(None, &before).map_err(|e| Error::io("CPU mask", e))?;
+    sched_setaffinity(None, &before).map_err(|e| Error::io("CPU affinity mask", e))?;
     result
 }
 
 /// Checks that the process may use a CPU. `key` is the configuration key that names it.
 pub(crate) fn check_allowed(cpu: u32, key: &str) -> Result<(), Error> {
-    let allowed = sched_getaffinity(None).map_err(|e| Error::io("CPU mask", e))?;
+    let allowed = sched_getaffinity(None).map_err(|e| Error::io("CPU affinity mask", e))?;
     let cpu = cpu as usize;
     if cpu >= CpuSet::MAX_CPU || !allowed.is_set(cpu) {
         let list: Vec<String> =
             (0..CpuSet::MAX_CPU).filter(|&c| allowed.is_set(c)).map(|c| c.to_string()).collect();
-        let problem = format!("CPU {cpu} is not among those this process may use: {}", list.join(" "));
+        let problem = format!("CPU {cpu} is not in this process's affinity mask: {}", list.join(" "));
         return Err(ConfigError::new(key, problem).into());
     }
     Ok(())

@@ -18,7 +18,7 @@ pub(crate) fn set_realtime(on: bool) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     if policy & !libc::SCHED_RESET_ON_FORK != from {
-        return Err(io::Error::other("the thread has another policy already"));
+        return Err(io::Error::other("the thread has another scheduling policy"));
     }
     let parameters = libc::sched_param { sched_priority: priority };
     // SAFETY: concerns the calling thread (0) alone; the parameters are read during the call.

@@ -217,7 +217,7 @@ impl Client {
         let region = Region::open(parts.region).map_err(|e| Error::io("region of the channel", e))?;
         let number = parts.client as usize;
         if number >= region.clients() {
-            return Err(Error::application("channel: the region has no client of this number"));
+            return Err(Error::application("channel: the region has no client with this number"));
         }
         let event = |fd| Arc::new(EventFd::from_fd(fd));
         let (stack, wake) = (event(parts.stack_wake), event(parts.client_wake));
@@ -285,7 +285,9 @@ impl Client {
                 self.set_credits(listener, credits);
                 Ok(())
             }
-            ChannelReply::Join(Err(_)) => Err(Error::application("channel: no listener of this number")),
+            ChannelReply::Join(Err(_)) => {
+                Err(Error::application("channel: there is no listener with this number"))
+            }
             _ => Err(unexpected_reply()),
         }
     }
@@ -910,5 +912,5 @@ impl Drop for Client {
 }
 
 fn unexpected_reply() -> Error {
-    Error::application("channel: an answer to another question")
+    Error::application("channel: the reply does not match the request")
 }

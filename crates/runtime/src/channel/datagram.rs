@@ -81,7 +81,7 @@ impl DatagramHeader {
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let len = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         let address = |from: usize| {
-            let octets: [u8; 16] = bytes[from..from + 16].try_into().expect("sixteen bytes");
+            let octets: [u8; 16] = bytes[from..from + 16].try_into().expect("the range has sixteen bytes");
             Ipv6Addr::from(octets).to_canonical()
         };
         (len as usize <= DATAGRAM_BYTES_MAX).then(|| Self {

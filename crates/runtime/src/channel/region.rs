@@ -231,14 +231,14 @@ impl Region {
     /// # Errors
     /// Returns an error if the file is not a valid region, or cannot be mapped.
     pub fn open(file: OwnedFd) -> io::Result<Arc<Self>> {
-        let strange =
+        let invalid =
             |problem: &str| io::Error::new(io::ErrorKind::InvalidData, format!("channel: {problem}"));
         if !fcntl_get_seals(&file)?.contains(SEALS) {
-            return Err(strange("the region could shrink"));
+            return Err(invalid("the region is not sealed against shrinking"));
         }
         let size = usize::try_from(fstat(&file)?.st_size).unwrap_or(0);
         if size < PAGE {
-            return Err(strange("the region is too short"));
+            return Err(invalid("the region is too short"));
         }
         let first = ChannelConfig {
             sockets_max: 0,
@@ -250,7 +250,7 @@ impl Region {
             Self::map(InternalFd::in_place(file), RegionLayout { total: PAGE, ..RegionLayout::new(&first) })?;
         let header = head.header();
         if header.magic.load(Ordering::Acquire) != MAGIC {
-            return Err(strange("the region is of another version"));
+            return Err(invalid("the region has another layout version"));
         }
         let config = ChannelConfig {
             sockets_max: header.sockets.load(Ordering::Relaxed),
@@ -260,10 +260,10 @@ impl Region {
             large_buffers_max: header.large_count.load(Ordering::Relaxed),
             ..ChannelConfig::default()
         };
-        config.validate().map_err(|e| strange(&e.to_string()))?;
+        config.validate().map_err(|e| invalid(&e.to_string()))?;
         let layout = RegionLayout::new(&config);
         if layout.total != size {
-            return Err(strange("the region's size is not what its header says"));
+            return Err(invalid("the region's size does not match its header"));
         }
         Ok(Arc::new(Self::map(InternalFd::new(head.file.as_fd().try_clone_to_owned()?), layout)?))
     }
@@ -373,7 +373,7 @@ impl Region {
     /// # Safety
     /// `T` consists of atomics, for which all bit patterns are valid, and is aligned at the offset.
     unsafe fn slice<T>(&self, offset: usize, count: usize) -> &[T] {
-        assert!(offset + count * size_of::<T>() <= self.layout.total, "inside of the region");
+        assert!(offset + count * size_of::<T>() <= self.layout.total, "range is inside the region");
         debug_assert!(offset.is_multiple_of(align_of::<T>()));
         // SAFETY: inside the mapping, which lives as long as `self`; the caller guarantees the rest.
         unsafe { core::slice::from_raw_parts(self.base.add(offset).cast().as_ptr(), count) }
@@ -386,7 +386,7 @@ impl Region {
     /// As for `slice`, and the values are inside the region.
     #[inline]
     unsafe fn slice_unchecked<T>(&self, offset: usize, count: usize) -> &[T] {
-        debug_assert!(offset + count * size_of::<T>() <= self.layout.total, "inside of the region");
+        debug_assert!(offset + count * size_of::<T>() <= self.layout.total, "range is inside the region");
         debug_assert!(offset.is_multiple_of(align_of::<T>()));
         // SAFETY: inside the mapping, as the caller guarantees; for the rest see `slice`.
         unsafe { core::slice::from_raw_parts(self.base.add(offset).cast().as_ptr(), count) }
@@ -405,7 +405,7 @@ impl Region {
 
     #[inline]
     fn client_offset(&self, number: usize) -> usize {
-        assert!(number < self.layout.clients, "a client's number");
+        assert!(number < self.layout.clients, "client number is valid");
         self.layout.clients_offset + number * self.layout.client_bytes
     }
 
@@ -482,7 +482,7 @@ impl Region {
 
     #[inline]
     pub fn socket(&self, socket: u32) -> &SocketArea {
-        assert!((socket as usize) < self.layout.sockets, "a socket's number");
+        assert!((socket as usize) < self.layout.sockets, "socket number is valid");
         let at = self.layout.sockets_offset + socket as usize * size_of::<SocketArea>();
         // SAFETY: atomics; the table begins at a page, and an entry's size is a multiple of its alignment.
         // The number was checked.
@@ -508,7 +508,7 @@ impl Region {
 
     /// Returns the bytes of a large buffer, which clients may write at any time.
     pub fn large_ring(&self, number: u32) -> &[core::sync::atomic::AtomicU8] {
-        assert!(number < self.layout.large_count, "a large ring's number");
+        assert!(number < self.layout.large_count, "large ring number is valid");
         let bytes = self.layout.large_bytes;
         // SAFETY: atomics of one byte each.
         unsafe { self.slice(self.layout.large_offset + number as usize * bytes, bytes) }
@@ -688,14 +688,14 @@ mod tests {
             fcntl_add_seals(&file, seals).unwrap();
             Region::open(file).expect_err("refused").to_string()
         };
-        assert_eq!(file(SealFlags::GROW, 1 << 20), "channel: the region could shrink");
+        assert_eq!(file(SealFlags::GROW, 1 << 20), "channel: the region is not sealed against shrinking");
         assert_eq!(file(SEALS, 100), "channel: the region is too short");
-        assert_eq!(file(SEALS, 1 << 20), "channel: the region is of another version");
+        assert_eq!(file(SEALS, 1 << 20), "channel: the region has another layout version");
         let region = Region::create(&config()).unwrap();
         let open =
             || Region::open(region.file().try_clone_to_owned().unwrap()).expect_err("refused").to_string();
         region.header().sockets.store(6, Ordering::Relaxed);
-        assert_eq!(open(), "channel: the region's size is not what its header says");
+        assert_eq!(open(), "channel: the region's size does not match its header");
         region.header().sockets.store(0, Ordering::Relaxed);
         assert!(open().contains("sockets_max"), "{}", open());
     }

@@ -104,7 +104,7 @@ impl ChannelServer {
 
     /// Returns the domain of this process.
     fn local_domain(&mut self) -> Result<&mut Domain, Error> {
-        let none = || Error::application("channel: this stack serves other processes only");
+        let none = || Error::application("channel: this stack serves only other processes");
         self.domains[LOCAL_DOMAIN].as_deref_mut().filter(|d| !d.is_for_processes).ok_or_else(none)
     }
 
@@ -134,10 +134,10 @@ impl ChannelServer {
     }
 
     fn admit(&mut self) -> Result<(usize, Arc<EventFd>), Error> {
-        let wake = EventFd::new().map_err(|e| Error::io("event descriptor of a client", e))?;
+        let wake = EventFd::new().map_err(|e| Error::io("eventfd of a client", e))?;
         let wake = Arc::new(wake);
         let number = self.local_domain()?.admit(ClientWaker::Thread(wake.clone()));
-        let full = || Error::application("channel: as many clients as channel.clients_max");
+        let full = || Error::application("channel: channel.clients_max clients are attached");
         Ok((number.ok_or_else(full)?, wake))
     }
 

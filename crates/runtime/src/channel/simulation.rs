@@ -40,7 +40,7 @@ impl SameThread {
                 let parts = ClientParts { region, stack_wake: wake, client_wake, client };
                 Ok((SimulatedDomain { server: self.clone(), domain }, parts))
             }
-            _ => Err(Error::application("channel: as many domains as channel.domains_max")),
+            _ => Err(Error::application("channel: channel.domains_max domains exist")),
         }
     }
 
@@ -60,7 +60,7 @@ impl SimulatedDomain {
         let (wake, client_wake) = wake_pair()?;
         match self.server.call_for_broker(BrokerRequest::Admit { domain: self.domain, wake })? {
             BrokerReply::Admitted(number) => Ok(like.sibling(number, client_wake, Box::new(self.clone()))),
-            _ => Err(Error::application("channel: as many clients as channel.clients_max")),
+            _ => Err(Error::application("channel: channel.clients_max clients are attached")),
         }
     }
 
@@ -77,7 +77,7 @@ impl SimulatedDomain {
                 child.inherit(parent);
                 Ok(child)
             }
-            _ => Err(Error::application("channel: as many clients as channel.clients_max")),
+            _ => Err(Error::application("channel: channel.clients_max clients are attached")),
         }
     }
 }
@@ -85,5 +85,5 @@ impl SimulatedDomain {
 fn wake_pair() -> Result<(OwnedFd, OwnedFd), Error> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-        .map_err(|e| Error::io("what wakes a client", e))
+        .map_err(|e| Error::io("socket pair that wakes a client", e))
 }

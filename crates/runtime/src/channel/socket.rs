@@ -47,7 +47,7 @@ const CLOSE_REASONS: [CloseReason; 8] = [
 
 /// Returns the state bits of a connection that closed for this reason.
 pub(super) fn closed_bits(reason: CloseReason) -> u32 {
-    let index = CLOSE_REASONS.iter().position(|r| *r == reason).expect("all reasons are in the table");
+    let index = CLOSE_REASONS.iter().position(|r| *r == reason).expect("the table has all reasons");
     state::CLOSED | (index as u32) << state::REASON_SHIFT
 }
 
@@ -69,7 +69,7 @@ const CONNECT_ERRORS: [ConnectError; 7] = [
 
 /// Returns the code of an error with which a connection could not be opened.
 pub(super) fn connect_error_to_word(why: ConnectError) -> u32 {
-    1 + CONNECT_ERRORS.iter().position(|r| *r == why).expect("all errors are in the table") as u32
+    1 + CONNECT_ERRORS.iter().position(|r| *r == why).expect("the table has all errors") as u32
 }
 
 /// Returns the error of a code; `None` if the connection was opened.

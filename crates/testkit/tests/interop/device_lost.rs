@@ -62,7 +62,7 @@ fn a_shard_without_a_device_left_ends_and_says_so() {
     started.recv().expect("it starts");
     namespace.ip("link del lost0").expect("the interface is there");
     let (result, stats, _) = thread.join().expect("no panic");
-    assert_eq!(result.expect_err("no device is left").to_string(), "no device is left: lost0 went away");
+    assert_eq!(result.expect_err("no device is left").to_string(), "no device is left (gone: lost0)");
     assert_eq!(stats.devices_lost, 1);
 }
 

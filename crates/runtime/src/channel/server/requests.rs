@@ -123,7 +123,7 @@ impl Domain {
                     self.preallocate(number);
                 }
                 ChannelReply::Connect(socket.map(|socket| {
-                    let socket = socket.expect("one was free");
+                    let socket = socket.expect("a socket is free: checked above");
                     let entry = self.socket(socket);
                     (entry.owners, entry.has_small_recv_buffer) = (1 << number, has_small_recv_buffer);
                     (socket, entry.generation)

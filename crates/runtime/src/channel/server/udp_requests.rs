@@ -41,7 +41,7 @@ impl Domain {
                 if self.is_full() {
                     return ChannelReply::UdpBind(Err(UdpError::TooManySockets));
                 }
-                let socket = self.socket_slots.peek().expect("it is not full");
+                let socket = self.socket_slots.peek().expect("a socket is free: checked above");
                 let by_region = matches!(request, UdpRequest::Open(..));
                 ChannelReply::UdpBind(cx.udp_bind(local, options).map(|udp| {
                     self.socket_slots.allocate();

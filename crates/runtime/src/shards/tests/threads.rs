@@ -307,12 +307,12 @@ fn what_does_not_fit_the_machine_is_refused_before_anything_runs() {
         .err()
         .unwrap()
         .to_string();
-    assert_eq!(alone, "shards.count: is for programs that run several shards: this one runs one");
+    assert_eq!(alone, "shards.count: requires a program that runs several shards (Shards)");
     let mut config = stack_config(1);
     config.shard.workers = 2;
     let alone =
         Shard::builder(config).handler(RecordingHandler::default()).build().err().unwrap().to_string();
-    let problem = "is for programs that make an application for each thread (Shards): this one made one";
+    let problem = "requires a program that creates an application for each thread (Shards)";
     assert_eq!(alone, format!("shard.workers: {problem}"));
     let unopened = Shards::new(stack_config(2)).open().err().unwrap().to_string();
     assert!(unopened.contains("memory device \"cable\" has no other end"), "{unopened}");
