@@ -66,8 +66,8 @@ impl ChannelStats {
     /// Reports each counter with its name.
     pub(super) fn report(&self, report: &mut dyn FnMut(CounterKind, &'static str, u64)) {
         let Self {
-            doorbells: bells,
-            chunks: portions,
+            doorbells,
+            chunks,
             datagrams_dropped,
             accepted,
             offers_revoked,
@@ -78,12 +78,12 @@ impl ChannelStats {
             listeners_refused,
             options_refused,
             large_buffers_refused,
-            zero_copy_bytes: lent_bytes,
-            zero_copy_bytes_copied: lent_bytes_copied,
+            zero_copy_bytes,
+            zero_copy_bytes_copied,
         } = *self;
         for (name, count) in [
-            ("channel.bells", bells),
-            ("channel.portions", portions),
+            ("channel.doorbells", doorbells),
+            ("channel.chunks", chunks),
             ("channel.datagrams_dropped", datagrams_dropped),
             ("channel.accepted", accepted),
             ("channel.offers_revoked", offers_revoked),
@@ -94,8 +94,8 @@ impl ChannelStats {
             ("channel.listeners_refused", listeners_refused),
             ("channel.options_refused", options_refused),
             ("channel.large_buffers_refused", large_buffers_refused),
-            ("channel.lent_bytes", lent_bytes),
-            ("channel.lent_bytes_copied", lent_bytes_copied),
+            ("channel.zero_copy_bytes", zero_copy_bytes),
+            ("channel.zero_copy_bytes_copied", zero_copy_bytes_copied),
         ] {
             report(CounterKind::Counter, name, count);
         }
