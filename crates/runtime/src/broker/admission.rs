@@ -1,27 +1,32 @@
-//! Who must make room, and for whom there is some: one user's processes keep no other's out, nor do those of many users that one person is.
+//! Admission limits per user: decides which user loses a connection to the broker, and which user is
+//! admitted. No user can keep the processes of another user out, even if one person owns many users.
 //!
-//! The stack's own user, and root, are at home. Others come behind somebody inside, and may be many: who makes a user namespace is as many users as subuid(5) gives, 65,536 numbers in a row.
+//! Users other than the stack's own and root are unprivileged. They reach the broker through a process that
+//! is attached already, and one person may own many of them: whoever creates a user namespace gets all users
+//! of a range of subuid(5), 65,536 consecutive numbers.
 
 use std::collections::BTreeMap;
 
-/// A user, as far as places at the door go.
+/// A user with a connection to the broker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PeerUser {
     pub uid: u32,
-    /// It is the stack's own user, or root.
+    /// True for the stack's own user and for root.
     pub is_privileged: bool,
 }
 
 impl PeerUser {
-    /// Those who may be one person: users of the system and people have the lower numbers, and each is somebody; above that all in a row of 65,536 are one. A range of somebody's may stand in
-    /// two such rows.
+    /// Returns the range of users that may belong to one person. Below 65,536 (system users and people) each
+    /// user is a range of its own; above, each aligned block of 65,536 users is one range. A range of
+    /// subuid(5) may overlap two blocks.
     fn uid_range(self) -> u64 {
         let (row, offset) = (u64::from(self.uid >> 16), u64::from(self.uid & 0xffff));
         if row == 0 { offset } else { row << 16 }
     }
 }
 
-/// What comes most often. Of equals the highest, so that root and users of the system are the last to go.
+/// Returns the most frequent item. Of equally frequent ones the highest, so that root and system users are
+/// picked last.
 fn most_frequent<T: Ord>(all: impl Iterator<Item = T>) -> Option<T> {
     let mut counts = BTreeMap::<T, usize>::new();
     for item in all {
@@ -30,8 +35,10 @@ fn most_frequent<T: Ord>(all: impl Iterator<Item = T>) -> Option<T> {
     counts.into_iter().max_by_key(|(_, count)| *count).map(|(item, _)| item)
 }
 
-/// Whose place is given to one more, where these are there, of whom there may be `max`: that of somebody who is not at home, if those have more than half; of the party that has most, and of it of the
-/// user who has most. Of its own there are enough. `None`: there are fewer.
+/// Picks the user that loses a connection to admit another; `None` if there are fewer than `max` connections.
+/// The user is an unprivileged one if unprivileged users have more than half of `max`. Of those users, the
+/// range with the most connections is picked, and of that range the user with the most. The caller evicts the
+/// oldest connection of the user.
 pub(super) fn pick_user_to_evict(all: impl Iterator<Item = PeerUser> + Clone, max: usize) -> Option<u32> {
     if all.clone().count() < max {
         return None;
@@ -44,8 +51,9 @@ pub(super) fn pick_user_to_evict(all: impl Iterator<Item = PeerUser> + Clone, ma
     )
 }
 
-/// Whether one more of a user fits, where there may be `max` of all users: a user has no more than it leaves free, and no more has a party. So one alone gets half of them, a second one half of the
-/// rest, and the next finds some, too. Those who are not at home share half of the places so, whoever and however many they are.
+/// Returns whether one more entry of `applicant` is admitted below `max` entries of all users. A user, and a
+/// range of users, may have no more entries than it leaves free: the first user gets half of `max`, the
+/// second half of the rest, and so on. All unprivileged users together share half of `max` in this way.
 pub(super) fn is_admitted(applicant: PeerUser, all: impl Iterator<Item = PeerUser>, max: usize) -> bool {
     let (mut same_uid, mut same_range, mut unprivileged, mut count) = (0, 0, 0, 0);
     for item in all {
@@ -64,7 +72,7 @@ pub(super) fn is_admitted(applicant: PeerUser, all: impl Iterator<Item = PeerUse
 mod tests {
     use super::*;
 
-    /// Of a person, in a namespace or not.
+    /// An unprivileged user, in a user namespace or not.
     fn unprivileged_user(user: u32) -> PeerUser {
         PeerUser { uid: user, is_privileged: false }
     }
@@ -72,23 +80,23 @@ mod tests {
     const PRIVILEGED: PeerUser = PeerUser { uid: 1000, is_privileged: true };
 
     #[test]
-    fn whoever_has_most_makes_room() {
+    fn user_with_most_connections_is_evicted() {
         let of =
             |users: &[u32], max| pick_user_to_evict(users.iter().map(|user| unprivileged_user(*user)), max);
         assert_eq!((of(&[], 0), of(&[3], 2), of(&[3], 1)), (None, None, Some(3)));
         assert_eq!((of(&[3, 7, 7, 5], 4), of(&[7, 3, 7, 3], 4)), (Some(7), Some(7)));
-        // One person is many users, each with one.
+        // One person owns several users with one connection each.
         assert_eq!(of(&[3, 3, 100_000, 100_001, 100_002], 5), Some(100_002));
         assert_eq!(of(&[3, 3, 3, 100_000, 100_001], 5), Some(3));
     }
 
     // limit: connections to the broker before their first message
     #[test]
-    fn who_is_at_home_makes_room_only_where_most_are() {
-        let with = |at_home: usize, unprivileged: u32, max| {
-            // Each is a party of its own.
+    fn privileged_user_is_evicted_only_if_unprivileged_are_few() {
+        let with = |privileged: usize, unprivileged: u32, max| {
+            // Each user is in a range of its own.
             let unprivileged = (1..=unprivileged).map(|row| unprivileged_user(row << 16));
-            pick_user_to_evict(core::iter::repeat_n(PRIVILEGED, at_home).chain(unprivileged), max)
+            pick_user_to_evict(core::iter::repeat_n(PRIVILEGED, privileged).chain(unprivileged), max)
         };
         assert_eq!(with(4, 4, 8), Some(1000));
         assert_eq!(with(3, 5, 8), Some(5 << 16));
@@ -99,7 +107,7 @@ mod tests {
 
     // limit: unattached processes
     #[test]
-    fn nobody_takes_what_the_next_one_needs() {
+    fn every_user_leaves_room_for_the_next() {
         let mut admitted = Vec::new();
         for (user, gets) in [(1, 64), (2, 32), (3, 16), (4, 8), (5, 4), (6, 2), (7, 1), (8, 1), (9, 0)] {
             let applicant = PeerUser { uid: user, is_privileged: true };
@@ -108,7 +116,7 @@ mod tests {
             }
             assert_eq!(admitted.iter().filter(|item| **item == applicant).count(), gets, "user {user}");
         }
-        // Who goes makes room for any.
+        // An entry that is removed makes room for any user.
         admitted.retain(|applicant| applicant.uid != 1);
         assert!(is_admitted(PeerUser { uid: 8, is_privileged: true }, admitted.iter().copied(), 128));
         assert!(!is_admitted(
@@ -119,9 +127,9 @@ mod tests {
     }
 
     #[test]
-    fn many_users_have_no_more_than_one_where_they_may_be_one_person() {
+    fn a_range_of_users_counts_as_one() {
         let mut admitted = Vec::new();
-        // A range that stands in two rows; then everybody else.
+        // A range that overlaps two blocks; then users of all blocks.
         let range = 100_000..165_536;
         for applicant in range.clone().map(unprivileged_user) {
             if is_admitted(applicant, admitted.iter().copied(), 128) {
@@ -132,7 +140,7 @@ mod tests {
         for user in [1001, 1002] {
             assert!(is_admitted(unprivileged_user(user), admitted.iter().copied(), 128));
         }
-        // Whatever others do, half is for those at home.
+        // Unprivileged users never get more than half.
         let all = (0..u32::MAX >> 16).map(|row| unprivileged_user(row << 16 | 7));
         for applicant in all {
             while is_admitted(applicant, admitted.iter().copied(), 128) {

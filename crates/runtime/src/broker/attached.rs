@@ -1,4 +1,4 @@
-//! Who is attached: for whoever asks the stack's process, from inside or through its directory.
+//! The list of attached processes, for this process and, through the directory of the stack, for others.
 
 use super::BrokerHandle;
 use super::thread::BrokerCommand;
@@ -9,29 +9,30 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A door that does not answer for so long has nothing to add.
+/// How long [`AttachedQuery::fetch`] waits for the broker to process what is pending.
 const BROKER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A process that is attached to a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachedProcess {
-    /// Its number, as the stack's process sees it. 0: the process has announced it, and it has not said a word yet.
+    /// Its process id in the PID namespace of the stack's process. 0: the process was announced and has not
+    /// sent a message yet.
     pub pid: u32,
-    /// When it was let in, in milliseconds since 1970.
+    /// Time of its admission, in milliseconds since 1970.
     pub since_ms: u64,
 }
 
-/// All of them, in the order in which they came.
+/// All attached processes by the broker's id, which orders them by admission.
 #[derive(Debug, Default)]
 pub(super) struct AttachedProcesses(Mutex<BTreeMap<u64, AttachedProcess>>);
 
 impl AttachedProcesses {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, AttachedProcess>> {
-        // Each change is one insertion or removal, so whatever panicked left it whole.
+        // Each change is a single insertion or removal, so a panic cannot leave the map inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A holder of this number is there, or has said which process it is.
+    /// Adds a process, or sets the process id of one that is in the list; its time of admission stays.
     pub(super) fn update(&self, id: u64, pid: u32) {
         let mut users = self.lock();
         let since_ms = users.get(&id).map_or_else(now_ms, |known| known.since_ms);
@@ -51,7 +52,7 @@ impl AttachedProcesses {
     }
 }
 
-/// Asks the door who is there.
+/// Asks the broker for the attached processes.
 #[derive(Debug)]
 pub(crate) struct AttachedQuery {
     attached: Arc<AttachedProcesses>,
@@ -63,7 +64,8 @@ impl AttachedQuery {
         Self { attached, broker }
     }
 
-    /// All of them, and with them whoever came before this was asked and had not been attended to.
+    /// Returns the attached processes, including all that connected before this call: waits, for at most
+    /// `BROKER_TIMEOUT`, until the broker has processed their messages.
     pub(crate) fn fetch(&self) -> Vec<AttachedProcess> {
         let (done, is_done) = channel();
         self.broker.send(BrokerCommand::Barrier(done));
@@ -76,7 +78,8 @@ fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
 }
 
-/// The number of the process that a descriptor stands for (pidfd_open(2)); 0 if the kernel does not say, or it is in another world.
+/// Returns the process id that a pidfd refers to (pidfd_open(2)); 0 if the kernel does not tell, or if the
+/// process is in another PID namespace.
 pub(super) fn pid_of(process: impl AsFd) -> u32 {
     let path = format!("/proc/self/fdinfo/{}", process.as_fd().as_raw_fd());
     let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -90,7 +93,7 @@ mod tests {
     use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
     #[test]
-    fn a_user_keeps_its_time_when_it_says_who_it_is() {
+    fn admission_time_survives_setting_the_pid() {
         let users = AttachedProcesses::default();
         users.update(1, 0);
         users.update(2, 7);
@@ -105,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_behind_a_descriptor_is_known_and_of_other_descriptors_nothing_is() {
+    fn pid_is_read_from_pidfds_only() {
         let this = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
         assert_eq!(pid_of(&this), std::process::id());
         assert_eq!(pid_of(std::fs::File::open("/dev/null").unwrap()), 0);

@@ -1,4 +1,5 @@
-//! A process at the door: what a program, or the library in it, has of the stack.
+//! What a process has of a stack that it is attached to: the control connection to the broker, and a client
+//! for each shard.
 
 mod fd_passing;
 mod inherit;
@@ -28,16 +29,17 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the stack may take to answer. A request costs a turn of its shard, so this is long.
+/// How long a process waits for a reply. A request costs a turn of its shard, so only a stack that is stuck
+/// takes this long.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection to the door, on which one question is asked at a time.
+/// A connection to the broker with at most one request in flight that waits for its reply.
 #[derive(Debug)]
 struct ControlConnection {
     fd: InternalFd,
-    /// Of the last question.
+    /// Id of the last request.
     last_request: u32,
-    /// Room for an answer, once something is asked: most children never do.
+    /// Receive buffer, allocated by the first request: most children never send one.
     buffer: Vec<u8>,
 }
 
@@ -50,11 +52,12 @@ impl ControlConnection {
         Self { fd, last_request: 0, buffer: Vec::new() }
     }
 
-    /// The first word, and what comes of it: what wakes this process, and its places on the shards.
+    /// Sends [`Hello`] and attaches to every shard. Returns the descriptor that wakes this process, the
+    /// attachments by shard, and the properties of the stack.
     fn greet(&mut self, domain: &str) -> Result<(OwnedFd, Vec<ShardAttachment>, StackInfo), Error> {
         let malformed = || Error::Refused(Refusal::Malformed);
         let pidfd = pidfd_open(getpid(), PidfdFlags::empty());
-        let pidfd = pidfd.map_err(|e| Error::io("descriptor of this process", e))?;
+        let pidfd = pidfd.map_err(|e| Error::io("pidfd of this process", e))?;
         let hello = Hello { magic: MAGIC, version: PROTOCOL_VERSION, domain: domain.into() };
         let (ControlReply::Welcome(shards, stack_info), mut wake) = self.request(&hello, &[pidfd.as_fd()])?
         else {
@@ -74,7 +77,7 @@ impl ControlConnection {
         Ok((wake, attachments, stack_info))
     }
 
-    /// Asks, and leaves the answer to whoever asks next.
+    /// Sends a request and does not wait for its reply, which the next [`request`](Self::request) skips.
     fn send_request(&mut self, message: &impl Codec, descriptors: &[BorrowedFd<'_>]) -> Result<(), Error> {
         if self.buffer.is_empty() {
             self.buffer = seqpacket::buffer();
@@ -84,7 +87,7 @@ impl ControlConnection {
             .map_err(|_| hangup_reason(&self.fd, &mut self.buffer))
     }
 
-    /// Asks, and waits for the answer, which may come with descriptors.
+    /// Sends a request and waits for its reply and the descriptors in it.
     fn request(
         &mut self,
         message: &impl Codec,
@@ -93,11 +96,11 @@ impl ControlConnection {
         self.send_request(message, descriptors)?;
         let deadline = Instant::now() + REPLY_TIMEOUT;
         loop {
-            // It comes from another thread, so it is never there yet.
+            // The reply comes from another thread, so it is never there yet.
             let remaining = deadline.saturating_duration_since(Instant::now());
             let remaining =
                 Timespec { tv_sec: remaining.as_secs() as i64, tv_nsec: remaining.subsec_nanos().into() };
-            // Interrupted or not: there is something, or there is not.
+            // The result is not needed: `receive` tells whether there is a packet, also after a signal.
             let _ = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&remaining));
             match seqpacket::receive(&self.fd, &mut self.buffer) {
                 RecvResult::Packet(bytes, descriptors) => match decode::<ControlReply>(&self.buffer[..bytes])
@@ -108,12 +111,12 @@ impl ControlConnection {
                             answer => return Ok((answer, descriptors)),
                         }
                     }
-                    // To a question that nobody waits for any more.
+                    // The reply to a request whose sender did not wait for it.
                     (_, Some(_)) => {}
                     (_, None) => return Err(Error::Refused(Refusal::Malformed)),
                 },
                 RecvResult::WouldBlock if Instant::now() >= deadline => {
-                    return Err(Error::io("answer of the stack", std::io::ErrorKind::TimedOut));
+                    return Err(Error::io("reply of the broker", std::io::ErrorKind::TimedOut));
                 }
                 RecvResult::WouldBlock => {}
                 RecvResult::Closed | RecvResult::Oversized => {
@@ -124,9 +127,10 @@ impl ControlConnection {
     }
 }
 
-/// Why the stack has hung up, if it said so.
+/// Returns why the stack closed the connection: the last refusal in the receive queue, or else
+/// [`Error::StackGone`].
 fn hangup_reason(connection: &InternalFd, buffer: &mut [u8]) -> Error {
-    // The kernel may say first that what was sent did not arrive.
+    // The first call may report the failed send (`ECONNRESET`).
     for _ in 0..2 {
         if let RecvResult::Packet(bytes, _) = seqpacket::receive(connection, buffer)
             && let (_, Some(ControlReply::Refused(refusal))) = decode::<ControlReply>(&buffer[..bytes])
@@ -137,14 +141,14 @@ fn hangup_reason(connection: &InternalFd, buffer: &mut [u8]) -> Error {
     Error::StackGone
 }
 
-/// A place on a shard.
+/// The attachment to one shard.
 struct ShardAttachment {
     client: u32,
     region: OwnedFd,
     stack_wake: OwnedFd,
 }
 
-/// How clients ask: all shards over the same connection.
+/// Sends the rare requests of a client. The clients of all shards share the connection.
 struct BrokerControl {
     connection: Arc<Mutex<ControlConnection>>,
     shard: u16,
@@ -153,9 +157,11 @@ struct BrokerControl {
 impl ControlPath for BrokerControl {
     fn call(&mut self, _client: usize, request: ChannelRequest) -> Result<ChannelReply, Error> {
         match request {
-            // The hang-up says it, and nothing else does: a child must not say it for its parent.
+            // Only the close of the connection detaches a process: a child must not detach its parent.
             ChannelRequest::Detach => Ok(ChannelReply::Done),
-            ChannelRequest::Counters => Err(Error::application("channel: counters are not told at the door")),
+            ChannelRequest::Counters => {
+                Err(Error::application("channel: the broker does not serve counters"))
+            }
             request => match lock_connection(&self.connection)
                 .request(&ControlRequest::Shard(self.shard, request), &[])?
                 .0
@@ -172,11 +178,12 @@ impl ControlPath for BrokerControl {
 }
 
 fn lock_connection(connection: &Mutex<ControlConnection>) -> std::sync::MutexGuard<'_, ControlConnection> {
-    // A thread that panicked left a question without an answer, which the next recognises by its number.
+    // A thread that panicked may have left a reply in the queue, which the next request skips by its id.
     connection.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A process that is attached to a stack: a client for each shard. All are woken by the same descriptor.
+/// The attachment of this process to a stack: a client for each shard. One descriptor wakes the process for
+/// all of them.
 pub struct Attachment {
     connection: Arc<Mutex<ControlConnection>>,
     clients: Vec<Client>,
@@ -184,28 +191,30 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Attaches to the stack whose door is at `path`, in the domain of this name: what processes of the same user that gave the same name hold, they may share.
+    /// Attaches to the stack whose broker listens at `path`, in the domain of this name. Processes of one
+    /// user in one domain may share sockets.
     ///
     /// # Errors
-    /// Nobody is there, or [`Error::Refused`].
+    /// Nobody listens there, or the broker refuses ([`Error::Refused`]).
     pub fn connect(path: &Path, domain: &str) -> Result<Self, Error> {
         let connection =
             connect_to(path).map_err(|e| Error::io(format!("stack at {}", path.display()), e))?;
         Self::greet(connection, domain)
     }
 
-    /// Attaches to the stack of this name, or to the only one of this user that runs.
+    /// Attaches to the stack of this name, or to the only running stack of this user.
     ///
     /// # Errors
-    /// There is none, or more than one and no name was given; as [`Process::connect`].
+    /// No such stack runs; several run and no name was given; or as [`Attachment::connect`].
     pub fn find(stack: Option<&str>, domain: &str) -> Result<Self, Error> {
         Self::connect(&run_dir::find(stack)?.path.join(SOCKET_NAME), domain)
     }
 
-    /// Attaches over a connection that was [handed in](super::Door::hand_in) for this process.
+    /// Attaches over a connection that [`Broker::open_connection`](super::Broker::open_connection) created
+    /// for this process.
     ///
     /// # Errors
-    /// As [`Process::connect`].
+    /// As [`Attachment::connect`].
     pub fn from_connection(connection: OwnedFd) -> Result<Self, Error> {
         Self::greet(connection, "")
     }
@@ -218,9 +227,9 @@ impl Attachment {
         for (shard, ShardAttachment { client: request_id, region, stack_wake: stack }) in
             attachments.into_iter().enumerate()
         {
-            // Cannot truncate: it was counted by a number of as many bits.
+            // Cannot truncate: the number of shards was received as a `u16`.
             let control = BrokerControl { connection: connection.clone(), shard: shard as u16 };
-            let wake = wake.try_clone().map_err(|e| Error::io("descriptor of this process", e))?;
+            let wake = wake.try_clone().map_err(|e| Error::io("wake-up descriptor", e))?;
             clients.push(Client::open(
                 ClientParts { region, stack_wake: stack, client_wake: wake, client: request_id },
                 Box::new(control),
@@ -229,12 +238,12 @@ impl Attachment {
         Ok(Self { connection, clients, stack_info })
     }
 
-    /// What holds for programs on this stack.
+    /// Returns the properties of this stack.
     pub fn stack_info(&self) -> &StackInfo {
         &self.stack_info
     }
 
-    /// Whether the stack has hung up: its process ended, or closed the door.
+    /// Returns whether the stack closed the connection: its process ended, or dropped its broker.
     pub fn is_disconnected(&self) -> bool {
         let connection = lock_connection(&self.connection);
         let mut fds = [PollFd::new(&connection.fd, PollFlags::empty())];
@@ -242,25 +251,26 @@ impl Attachment {
         matches!(poll(&mut fds, Some(&now)), Ok(1)) && fds[0].revents().contains(PollFlags::HUP)
     }
 
-    /// The descriptor of the connection to the stack.
+    /// Returns the descriptor of the connection to the broker.
     pub fn connection_fd(&self) -> RawFd {
         lock_connection(&self.connection).fd.as_raw_fd()
     }
 
-    /// See [`OwnFd::make_way`].
+    /// See [`InternalFd::relocate_from`].
     ///
     /// # Errors
     /// `EMFILE`.
-    pub fn relocate_from(&self, request_id: RawFd) -> Result<Option<RawFd>, Errno> {
-        lock_connection(&self.connection).fd.relocate_from(request_id)
+    pub fn relocate_from(&self, number: RawFd) -> Result<Option<RawFd>, Errno> {
+        lock_connection(&self.connection).fd.relocate_from(number)
     }
 
-    /// Takes the next client, in the order of shards. This must be kept: when it is dropped the stack takes the process for gone.
+    /// Takes the next client, in the order of shards. Keep the attachment: when it is dropped, the stack
+    /// releases all references of this process.
     pub fn take_client(&mut self) -> Option<Client> {
         if self.clients.is_empty() { None } else { Some(self.clients.remove(0)) }
     }
 
-    /// The clients, one for each shard.
+    /// Returns the clients by shard.
     pub fn clients(&mut self) -> &mut [Client] {
         &mut self.clients
     }

@@ -1,4 +1,4 @@
-//! The door's address: a socket in the file system that only its user can open.
+//! The broker's address: a socket in the file system that only its owner can open.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, fchmod, lstat};
@@ -12,26 +12,26 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long somebody waits to be let in.
+/// How long a process waits for a free slot in the backlog.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Processes that may wait to be let in.
+/// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
-/// Where processes knock. The file goes with it.
+/// The listening socket of the broker. Dropping it removes its file.
 #[derive(Debug)]
 pub(super) struct ControlListener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode of the file: not to remove somebody else's.
+    /// Device and inode of the file, so that the file of another stack is not removed.
     file_id: (u64, u64),
 }
 
-/// Somebody at the door.
+/// A connection that was accepted, by the user at its other end.
 pub(super) enum AcceptedPeer {
-    /// May come in; the user's number.
+    /// The user is the stack's own or root; its number.
     Permitted(OwnedFd, u32),
-    /// May not.
+    /// Any other user.
     Denied(OwnedFd),
 }
 
@@ -44,9 +44,10 @@ fn file_id(path: &Path) -> io::Result<(u64, u64)> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// Connects to the door at a path.
+/// Connects to the broker at `path`.
 pub(super) fn connect_to(path: &Path) -> io::Result<OwnedFd> {
-    // One that waits, for there is no room for all that come at once; not for ever, for who should answer may be stopped.
+    // A blocking socket: `connect` waits while the backlog is full. The timeout bounds the wait, because the
+    // stack's process may be stopped.
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(CONNECT_TIMEOUT))?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
@@ -54,10 +55,11 @@ pub(super) fn connect_to(path: &Path) -> io::Result<OwnedFd> {
 }
 
 impl ControlListener {
-    /// A file that a dead stack left is replaced; one that is used, or is no socket, is an error.
+    /// Binds and listens at `path`. Replaces a socket file that a dead stack left; fails if a process listens
+    /// there or the file is no socket.
     pub fn new(path: &Path) -> io::Result<Self> {
         let (socket, address) = (socket()?, SocketAddrUnix::new(path)?);
-        // The mode of the socket becomes that of the file, so there is no moment in which it has another.
+        // bind(2) gives the file the mode of the socket, so the file never has another mode.
         fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
         if lstat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket)
             && connect_to(path).is_err_and(|e| e.raw_os_error() == Some(Errno::CONNREFUSED.raw_os_error()))
@@ -73,7 +75,7 @@ impl ControlListener {
         self.socket.as_fd()
     }
 
-    /// The next in the queue.
+    /// Accepts the next connection.
     pub fn accept(&self) -> io::Result<AcceptedPeer> {
         let peer = accept_with(&self.socket, FLAGS)?;
         let uid = peer_uid(&peer)?;
@@ -82,12 +84,13 @@ impl ControlListener {
     }
 }
 
-/// The user who has made a pair of connected sockets, as the kernel says when it is asked about one of them.
+/// Returns the user who created a connected pair of sockets (socketpair(2)), from one of its ends.
 ///
 /// # Errors
-/// It is none of a pair. Of other connections the kernel may name somebody else: whoever listened (unix(7), `SO_PEERCRED`).
+/// The socket is not of a pair. For other connections the kernel names the user who called listen(2)
+/// (unix(7), `SO_PEERCRED`).
 pub(super) fn creator_uid(socket: impl AsFd) -> io::Result<u32> {
-    // Of an address there is the family alone.
+    // The address of an unnamed socket consists of the family alone.
     let is_unnamed = |name: SocketAddrAny| name.addr_len() as usize == size_of::<libc::sa_family_t>();
     let is_pair = sockopt::socket_domain(&socket)? == AddressFamily::UNIX
         && sockopt::socket_type(&socket)? == SocketType::SEQPACKET
@@ -96,7 +99,7 @@ pub(super) fn creator_uid(socket: impl AsFd) -> io::Result<u32> {
     if is_pair { peer_uid(socket) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 
-/// The user at the other end, as the kernel says.
+/// Returns the user at the other end (`SO_PEERCRED`).
 fn peer_uid(socket: impl AsFd) -> io::Result<u32> {
     Ok(sockopt::socket_peercred(socket)?.uid.as_raw())
 }
@@ -115,7 +118,7 @@ mod tests {
     use rustix::net::socketpair;
 
     #[test]
-    fn only_the_user_may_open_it_and_what_a_dead_stack_left_is_replaced() {
+    fn socket_is_private_and_a_stale_file_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control");
         let first = ControlListener::new(&path).unwrap();
@@ -123,14 +126,14 @@ mod tests {
         assert_eq!(
             ControlListener::new(&path).unwrap_err().kind(),
             io::ErrorKind::AddrInUse,
-            "somebody listens there"
+            "a stack listens there"
         );
-        let _knocking = connect_to(&path).unwrap();
-        let AcceptedPeer::Permitted(_, uid) = first.accept().unwrap() else { panic!("a stranger") };
+        let _connecting = connect_to(&path).unwrap();
+        let AcceptedPeer::Permitted(_, uid) = first.accept().unwrap() else { panic!("the user is denied") };
         assert_eq!(uid, geteuid().as_raw());
         drop(first);
         assert!(!path.exists());
-        // As if it had died without taking its file along.
+        // Leaves the file behind, as a process that is killed does.
         bind(socket().unwrap(), &SocketAddrUnix::new(&path).unwrap()).unwrap();
         assert!(path.exists());
         let second = ControlListener::new(&path).unwrap();
@@ -143,30 +146,35 @@ mod tests {
     }
 
     #[test]
-    fn who_has_made_a_connection_is_known_of_pairs_alone() {
+    fn creator_is_known_for_socket_pairs_only() {
         let pair = |kind| socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
         let (socket, other) = pair(SocketType::SEQPACKET);
         let uid = geteuid().as_raw();
         assert_eq!((creator_uid(&socket).unwrap(), creator_uid(&other).unwrap()), (uid, uid));
         assert!(creator_uid(pair(SocketType::STREAM).0).is_err());
-        // Neither end of a connection to somebody's listener.
+        // Neither end of a connection to a listener is accepted.
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("listener");
         let listener = ControlListener::new(&path).unwrap();
         let client = connect_to(&path).unwrap();
-        let AcceptedPeer::Permitted(accepted, _) = listener.accept().unwrap() else { panic!("a stranger") };
+        let AcceptedPeer::Permitted(accepted, _) = listener.accept().unwrap() else {
+            panic!("the user is denied")
+        };
         assert!(creator_uid(&client).is_err() && creator_uid(&accepted).is_err());
         assert!(creator_uid(std::fs::File::open("/dev/null").unwrap()).is_err());
         assert!(creator_uid(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).is_err());
     }
 
     #[test]
-    fn another_user_is_a_stranger_even_if_the_file_lets_everybody_in() {
+    fn another_user_is_denied_whatever_the_file_mode() {
         use rustix::thread::{Uid, set_thread_res_uid};
         use std::os::unix::fs::PermissionsExt;
 
         if !geteuid().is_root() {
-            return ginnel_testkit::skip("door::listen another user", "only root can be another user");
+            return ginnel_testkit::skip(
+                "broker::control_listener another user",
+                "only root can be another user",
+            );
         }
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("control");
@@ -175,12 +183,12 @@ mod tests {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
         }
         let nobody = Uid::from_raw(65_534);
-        // Of this thread alone, and for good.
-        let knocking = std::thread::spawn(move || {
+        // Changes the user of this thread alone, irrevocably.
+        let connecting = std::thread::spawn(move || {
             set_thread_res_uid(nobody, nobody, nobody).unwrap();
             connect_to(&path).unwrap()
         });
-        let _knocking = knocking.join().unwrap();
+        let _connecting = connecting.join().unwrap();
         assert!(matches!(listener.accept().unwrap(), AcceptedPeer::Denied(_)));
     }
 }

@@ -1,90 +1,102 @@
-//! What is said at the door. Each message is one packet: a number that the answer repeats, then what is asked or answered.
+//! Messages between a process and the broker. Each message is one packet: an id, which the reply repeats,
+//! then the request or reply.
 
 use super::codec::{Codec, codec_enum, codec_struct};
 use crate::channel::SocketId;
 use crate::channel::control::{ChannelReply, ChannelRequest};
 use core::fmt;
 
-/// The version of everything in this file and of the region. Both ends must have the same: they are parts of one installation.
+/// Version of the messages and of the region's layout. Both ends belong to one installation, so they must
+/// have the same version.
 pub const PROTOCOL_VERSION: u32 = 8;
-/// First word of a first message, in every version.
+/// Magic number of [`Hello`] of a process that attaches; the same in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;
-/// First word of somebody who wants no place yet. No answer, unless it is refused; what follows are [descriptors](guest).
+/// Magic number of [`Hello`] of a process that does not attach yet. It gets a reply only if it is refused.
+/// The messages after it are those of [`unattached`].
 pub(super) const MAGIC_UNATTACHED: u32 = 0x7473_6775;
-/// First word of a child, on the connection that its parent has announced. No answer, unless it is refused: its parent has been told what it needs. The descriptor is the process.
+/// Magic number of [`Hello`] of a child, on the connection that its parent announced. It gets a reply only if
+/// it is refused, because its parent was told what the child needs. A pidfd of the child is attached.
 pub(super) const MAGIC_CHILD: u32 = 0x646c_6863;
-/// What a guest's messages are about, each with a descriptor: their one byte. There is no answer.
+/// Messages of an unattached process: one byte and a descriptor each. They get no reply.
 pub(super) mod unattached {
-    /// The connection of a process that comes in, as the guest's user.
+    /// The descriptor is the broker's end of a connection for a process that attaches as the user of this
+    /// connection.
     pub const ATTACH: u8 = 0;
-    /// The connection of somebody who comes after the guest, as the user who has made it.
+    /// The descriptor is the broker's end of a connection for a successor program, which attaches as the user
+    /// who created the socket pair.
     pub const SUCCESSOR: u8 = 1;
-    /// The process that has the guest's connection now.
+    /// The descriptor is a pidfd of the process that owns this connection now.
     pub const IDENTIFY: u8 = 2;
 }
-/// Bytes of the longest message: a datagram with all that stands around it.
+/// Length of the longest message in bytes: a datagram of maximal size and its header.
 pub(super) const MESSAGE_BYTES_MAX: usize = 66 << 10;
-/// Descriptors with a message at the most: the region, and what wakes the stack.
+/// Descriptors of a message at most: the region, and the socket that wakes the stack.
 pub(super) const DESCRIPTORS_MAX: usize = 2;
-/// Bytes of a domain's name.
+/// Length of the longest domain name in bytes.
 pub(super) const DOMAIN_NAME_BYTES_MAX: usize = 64;
-/// Things that may be named in one message.
+/// Sockets that one message may name.
 pub(super) const SOCKETS_PER_MESSAGE_MAX: usize = 4096;
-/// Bytes of a note beside a descriptor.
+/// Bytes of metadata of a passed descriptor at most.
 pub(super) const METADATA_BYTES_MAX: usize = 4096;
 
-/// The first message of a connection. It stays as it is in all versions, so that a refusal can always be understood.
+/// The first message of a connection. It is the same in all versions, so that every version can refuse every
+/// other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub magic: u32,
     pub version: u32,
-    /// The domain to join, by the name that its user gave it. Ignored on a connection that belongs to a domain already.
+    /// Name of the domain to join. Ignored on a connection that belongs to a domain already.
     pub domain: String,
 }
 codec_struct!(Hello { magic, version, domain });
 
-/// What holds for the programs on a stack.
+/// Properties of a stack that its programs need to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StackInfo {
-    /// 127.0.0.0/8 and ::1 are the stack's, not the kernel's.
+    /// 127.0.0.0/8 and ::1 belong to the stack, not to the kernel.
     pub loopback: bool,
-    /// Ports from this one on can be bound without `CAP_NET_BIND_SERVICE`.
+    /// Binding a port below this one requires `CAP_NET_BIND_SERVICE`.
     pub unprivileged_port_start: u16,
-    /// The CPU of each shard; [`NOT_PINNED`] of one that has none of its own. Empty: nothing is known.
+    /// The CPU of each shard, [`NOT_PINNED`] for a shard that is not pinned. Empty if the CPUs are not known.
     pub shard_cpus: Vec<u16>,
 }
 codec_struct!(StackInfo { loopback, unprivileged_port_start, shard_cpus });
 
-/// No CPU.
+/// Marks a shard that is not pinned to a CPU.
 pub const NOT_PINNED: u16 = u16::MAX;
 
-/// A thing on one of the shards.
+/// A socket or listener of one of the shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GlobalSocketId {
-    /// The shard.
+    /// Index of the shard.
     pub shard: u16,
-    /// What it is there.
+    /// The socket's id on that shard.
     pub id: SocketId,
 }
 codec_struct!(GlobalSocketId { shard, id });
 
-/// What a process asks the door for.
+/// A request of a process to the broker.
 #[derive(Clone, Debug)]
 pub(super) enum ControlRequest {
-    /// The region of a shard, and what wakes it: as descriptors.
+    /// Asks for the region of the shard with this index and for the socket that wakes the shard, both as
+    /// descriptors.
     Attach(u16),
-    /// Something of a shard.
+    /// A request to the shard with this index.
     Shard(u16, ChannelRequest),
-    /// A child is about to be, which will hold all that this process holds. The descriptor is the stack's end of its connection.
+    /// The process is about to fork a child that owns all sockets of this process. The descriptor is the
+    /// broker's end of the child's connection.
     Fork,
-    /// Another program is about to be started, which keeps these things. The descriptor is the stack's end of its connection.
+    /// The process is about to execute a program that owns these sockets. The descriptor is the broker's end
+    /// of the program's connection.
     Exec(Vec<GlobalSocketId>),
-    /// A descriptor with this cookie holds these things from now on, and whoever receives it is told the note. Beside this message: its other end.
+    /// Creates a proxy descriptor: the descriptor with this cookie owns these sockets from now on; its
+    /// receiver gets the metadata. The attached descriptor is its other end.
     Share(u64, Vec<GlobalSocketId>, Vec<u8>),
-    /// A descriptor with this cookie came: what does it hold?
+    /// Asks for the sockets that the received descriptor with this cookie owns.
     Resolve(u64),
-    /// Another program is about to be started, which keeps nothing and may not be able to open the door. The descriptor is the stack's end of its connection, and it comes as the user
-    /// who has made it.
+    /// The process is about to execute a program that owns none of its sockets and may not be able to open
+    /// the broker's socket. The descriptor is the broker's end of the program's connection; the program
+    /// attaches as the user who created the socket pair.
     Successor,
 }
 codec_enum!(ControlRequest {
@@ -92,22 +104,24 @@ codec_enum!(ControlRequest {
     6 => Successor,
 });
 
-/// The answer.
+/// A reply of the broker.
 #[derive(Debug)]
 pub(super) enum ControlReply {
-    /// To [`Hello`]: how many shards there are, and what holds for programs here. Beside it: what wakes this process.
+    /// To [`Hello`]: the number of shards and the properties of the stack. The attached descriptor wakes the
+    /// process.
     Welcome(u16, StackInfo),
-    /// To [`Ask::Attach`]: the number of the client there.
+    /// To [`ControlRequest::Attach`]: the id of the client on that shard.
     Attached(u32),
-    /// To [`Ask::Shard`].
+    /// To [`ControlRequest::Shard`].
     Reply(ChannelReply),
-    /// It is done.
+    /// The request was carried out.
     Done,
-    /// To [`Ask::Fork`]: the numbers of the child's clients on the shards. Beside it: what wakes the child.
+    /// To [`ControlRequest::Fork`]: the ids of the child's clients, by shard. The attached descriptor wakes
+    /// the child.
     Forked(Vec<u32>),
-    /// To [`Ask::Resolve`], with the note of whoever shared them.
+    /// To [`ControlRequest::Resolve`]: the sockets, and the metadata of the process that shared them.
     Resolved(Vec<GlobalSocketId>, Vec<u8>),
-    /// No, and why.
+    /// The request was refused.
     Refused(Refusal),
 }
 codec_enum!(ControlReply {
@@ -115,28 +129,28 @@ codec_enum!(ControlReply {
     6 => Forked(seats),
 });
 
-/// Why the door does not do what it was asked.
+/// Why the broker refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The stack is of another version: this one.
+    /// The stack has this version of the protocol.
     Version(u32),
-    /// The user is neither the stack's nor root, and nobody who is inside has brought it along.
+    /// The user is neither the stack's own nor root, and no attached process created the connection for it.
     User,
-    /// As many applications of the domain as `channel.clients_max` are there.
+    /// The domain has `channel.clients_max` applications.
     Clients,
-    /// As many domains as `channel.domains_max` are there.
+    /// The stack has `channel.domains_max` domains.
     Domains,
-    /// As many descriptors between processes as there may be are out.
+    /// The domain has as many proxy descriptors as it may have.
     ProxyDescriptors,
-    /// There is no such shard, connection or descriptor, or the process does not hold it.
+    /// No such shard, socket or descriptor exists, or the process does not own it.
     Unknown,
-    /// The message could not be understood.
+    /// The message cannot be decoded, or violates the protocol.
     Malformed,
     /// The shard has ended.
     ShardEnded,
-    /// Ports below this one are not for every user.
+    /// The user may not bind ports below this one.
     Port(u16),
-    /// As many processes of the user as there may be are at the door and have not come in.
+    /// The user has as many unattached processes, or connections without a first message, as it may have.
     UserLimit,
 }
 codec_enum!(Refusal {
@@ -150,25 +164,25 @@ impl fmt::Display for Refusal {
             Self::Version(version) => {
                 write!(
                     f,
-                    "it speaks version {version} of the channel, and this program version {PROTOCOL_VERSION}"
+                    "it has version {version} of the broker protocol, this program has version {PROTOCOL_VERSION}"
                 )
             }
-            Self::User => f.write_str("it serves its own user, and what programs on it start"),
-            Self::Clients => f.write_str("as many applications as channel.clients_max are attached"),
-            Self::Domains => f.write_str("as many domains as channel.domains_max are there"),
-            Self::ProxyDescriptors => f.write_str("too many sockets are on their way between processes"),
-            Self::Unknown => f.write_str("there is no such connection, or this process does not hold it"),
-            Self::Malformed => f.write_str("the message could not be understood"),
+            Self::User => f.write_str("it admits processes of its own user, and programs that those start"),
+            Self::Clients => f.write_str("channel.clients_max applications are attached"),
+            Self::Domains => f.write_str("it has channel.domains_max domains"),
+            Self::ProxyDescriptors => f.write_str("too many sockets are being passed between processes"),
+            Self::Unknown => f.write_str("no such socket exists, or this process does not own it"),
+            Self::Malformed => f.write_str("the message is malformed"),
             Self::ShardEnded => f.write_str("the shard has ended"),
-            Self::UserLimit => f.write_str("as many processes of this user as there may be wait at its door"),
-            Self::Port(start) => write!(f, "ports below {start} are for the stack's own user"),
+            Self::UserLimit => f.write_str("this user has too many processes that are not attached"),
+            Self::Port(start) => write!(f, "only the stack's own user and root may bind ports below {start}"),
         }
     }
 }
 
 impl std::error::Error for Refusal {}
 
-/// A message with its number.
+/// Encodes a message with its id.
 pub(super) fn encode(request_id: u32, message: &impl Codec) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(128);
     request_id.encode(&mut bytes);
@@ -176,7 +190,7 @@ pub(super) fn encode(request_id: u32, message: &impl Codec) -> Vec<u8> {
     bytes
 }
 
-/// The number of a message, and what it says if that can be understood.
+/// Decodes a message: its id, and the value if the bytes after the id are an encoding of one.
 pub(super) fn decode<T: Codec>(bytes: &[u8]) -> (u32, Option<T>) {
     let mut from = bytes;
     let Some(request_id) = u32::decode(&mut from) else { return (0, None) };
@@ -184,8 +198,8 @@ pub(super) fn decode<T: Codec>(bytes: &[u8]) -> (u32, Option<T>) {
     (request_id, message)
 }
 
-/// What fuzzing does with a message: decodes it as each side would. Whatever can be decoded says the same when it is encoded and decoded again. Returns what
-/// it asks a shard for, if it does.
+/// Decodes `bytes` as either side would, for fuzzing, and checks that every message that can be decoded
+/// encodes to bytes that decode to the same message. Returns the request to a shard, if `bytes` are one.
 #[doc(hidden)]
 pub fn fuzz(bytes: &[u8]) -> Option<ChannelRequest> {
     fn round_trip<T: Codec + fmt::Debug>(bytes: &[u8]) {

@@ -1,16 +1,18 @@
-//! The door: how other processes come to use a stack's connections (docs/adr/0012-holders-and-placeholders.md).
+//! The broker: admits other processes to the connections of a stack
+//! (docs/adr/0012-holders-and-placeholders.md).
 //!
 //! ```text
 //!   another process                         the stack's process
-//!   ┌─────────────────────┐   control    ┌──────────────────┐  errands  ┌──────────────────────────┐
-//!   │ Process             │◄────────────►│ Door, a thread   │──────────►│ ChannelServer of a shard │
-//!   │   Client per shard  │              │   who holds what │           │                          │
+//!   ┌─────────────────────┐   control    ┌──────────────────┐  requests ┌──────────────────────────┐
+//!   │ Attachment          │◄────────────►│ Broker, a thread │──────────►│ ChannelServer of a shard │
+//!   │   Client per shard  │  connection  │   who owns what  │           │                          │
 //!   │                     │◄═════════════╪══════════════════╪══════════►│                          │
 //!   └─────────────────────┘    region    └──────────────────┘           └──────────────────────────┘
 //! ```
 //!
-//! The door is a thread of the stack's process that is no shard. It lets processes in, gives them the regions of all shards, hears when they fork, start
-//! programs and die, and carries their rare requests. Bytes, bells and offers pass it by.
+//! The broker is a thread of the stack's process that runs no shard. It admits processes, passes them the
+//! memory regions of all shards, is told when they fork and execute programs, notices when they die, and
+//! relays their rare requests. Payload, doorbells and accept offers do not pass through the broker.
 
 mod admission;
 mod attached;
@@ -45,25 +47,27 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use thread::{BrokerCommand, BrokerShared, BrokerThread};
 
-/// Name of the door's socket in the directory of its stack.
+/// File name of the broker's socket in the directory of its stack.
 pub const SOCKET_NAME: &str = "control";
 
-/// What the door has counted.
+/// Counters of a broker since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BrokerStats {
-    /// Processes that were let in.
+    /// Processes that were admitted.
     pub admitted: u64,
-    /// Connections of other users, of other versions, of those who said nothing that could be understood, and of users who have too many at the door.
+    /// Connections that were rejected: the user is not permitted or has too many connections, the protocol
+    /// version differs, or the first message is malformed.
     pub rejected: u64,
-    /// Processes that found no room.
+    /// Requests and processes that were refused because a limit was reached (clients, domains, proxy
+    /// descriptors).
     pub limit_reached: u64,
-    /// Requests that were refused: malformed ones, and such about what the process does not hold.
+    /// Requests that were refused: malformed ones, and requests about a socket that the process does not own.
     pub requests_refused: u64,
-    /// Processes that went, or were killed, and were cleaned up after.
+    /// Processes that disconnected or died, and whose references were released.
     pub reaped: u64,
 }
 
-/// The counters, written by the door's thread.
+/// The counters as the broker's thread writes them.
 #[derive(Debug, Default)]
 struct BrokerCounters {
     admitted: AtomicU64,
@@ -73,7 +77,8 @@ struct BrokerCounters {
     reaped: AtomicU64,
 }
 
-/// The way in for other processes, served by a thread of its own until it is dropped. Whoever is attached then finds the stack gone.
+/// Admits other processes to a stack. A thread serves it until the value is dropped; attached processes then
+/// find the stack gone.
 #[derive(Debug)]
 pub struct Broker {
     handle: Arc<BrokerHandle>,
@@ -82,7 +87,7 @@ pub struct Broker {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread has to look at besides the sockets.
+/// Sends commands to the broker's thread.
 #[derive(Debug)]
 struct BrokerHandle {
     commands: Mutex<Sender<BrokerCommand>>,
@@ -91,18 +96,19 @@ struct BrokerHandle {
 
 impl BrokerHandle {
     fn send(&self, command: BrokerCommand) {
-        // If the thread has ended there is nobody to be told.
+        // Fails only if the thread has ended.
         let _ = self.commands.lock().unwrap_or_else(PoisonError::into_inner).send(command);
         self.wake.signal();
     }
 }
 
 impl Broker {
-    /// Opens the door to these shards, each of which runs a [`ChannelServer`](crate::channel::ChannelServer). With a path, processes of the same user
-    /// and of root find it there; others are [handed in](Door::hand_in).
+    /// Starts a broker for `shards`, each of which runs a [`ChannelServer`](crate::channel::ChannelServer).
+    /// With a path, processes of the stack's own user and of root connect to a socket there; other processes
+    /// get a connection from [`Broker::open_connection`].
     ///
     /// # Errors
-    /// No such socket can be made there; no descriptors or thread.
+    /// The socket cannot be created at `path`, or the process has no descriptor or thread left.
     pub fn open(path: Option<&Path>, shards: Vec<Commander>) -> Result<Self, Error> {
         Self::open_with(path, shards, StackInfo::default())
     }
@@ -111,22 +117,24 @@ impl Broker {
         let listener = path.map(|path| {
             ControlListener::new(path).map_err(|e| Error::io(format!("control socket {}", path.display()), e))
         });
-        let io = |e| Error::io("door for other processes", e);
+        let io = |e| Error::io("broker for other processes", e);
         let (wake, counts) = (Arc::new(EventFd::new().map_err(io)?), Arc::new(BrokerCounters::default()));
         let ((handed, command_receiver), users) = (channel(), Arc::<AttachedProcesses>::default());
         let shared = BrokerShared { counters: counts.clone(), attached: users.clone(), stack_info };
         let broker_thread =
             BrokerThread::new(listener.transpose()?, shards, command_receiver, wake.clone(), shared)
                 .map_err(io)?;
-        let thread = std::thread::Builder::new().name("door".into()).spawn(move || broker_thread.run());
+        let thread = std::thread::Builder::new().name("broker".into()).spawn(move || broker_thread.run());
         let handle = Arc::new(BrokerHandle { commands: Mutex::new(handed), wake });
         Ok(Self { handle, counters: counts, attached: users, thread: Some(thread.map_err(io)?) })
     }
 
-    /// Opens the door of a stack that shows itself: [`Process::find`] finds it by the stack's name, and [`inspect::users`](crate::inspect::users) says who came in. These terms hold for the programs there.
+    /// Starts the broker of a published stack: [`Attachment::find`] finds it by the name of the stack, and
+    /// [`inspect::list_processes`](crate::inspect::list_processes) lists the attached processes. Programs
+    /// that attach are told `stack_info`.
     ///
     /// # Errors
-    /// As [`Door::open`].
+    /// As [`Broker::open`].
     pub fn open_for(
         presence: &PublishedStack,
         shards: Vec<Commander>,
@@ -137,11 +145,11 @@ impl Broker {
         Ok(broker)
     }
 
-    /// A connection without an address, for a program that this process starts: its end is to be inherited, and goes to [`Process::over`]. The program
-    /// belongs to the domain of this name.
+    /// Returns the program's end of a new control connection. A program that this process starts inherits it
+    /// and passes it to [`Attachment::from_connection`]; it joins the domain of this name.
     ///
     /// # Errors
-    /// No descriptors.
+    /// The process has no descriptor left.
     pub fn open_connection(&self, domain: &str) -> Result<OwnedFd, Error> {
         let (broker_end, program_end) =
             seqpacket::pair().map_err(|e| Error::io("connection for a program", e))?;
@@ -149,18 +157,18 @@ impl Broker {
         Ok(program_end)
     }
 
-    /// Processes that are attached, and those that were announced and have not said a word yet: children in their first moment, and programs that do not know
-    /// the library.
+    /// Returns the number of attached processes, including those that were announced and have not sent a
+    /// message yet: children right after fork, and programs that do not load the library.
     pub fn processes(&self) -> usize {
         self.attached.count()
     }
 
-    /// The same one by one, in the order in which they came.
+    /// Returns the attached processes in the order of their admission.
     pub fn attached_processes(&self) -> Vec<AttachedProcess> {
         self.attached.all()
     }
 
-    /// What was counted.
+    /// Returns the counters.
     pub fn stats(&self) -> BrokerStats {
         let BrokerCounters {
             admitted,
@@ -184,7 +192,7 @@ impl Drop for Broker {
     fn drop(&mut self) {
         self.handle.send(BrokerCommand::Close);
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread was told where it happened.
+            // The panic hook has reported a panic of the thread.
             let _ = thread.join();
         }
     }

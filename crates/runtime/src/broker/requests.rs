@@ -1,4 +1,4 @@
-//! Requests of the channel, and answers to them, as they stand in messages of the door.
+//! Encoding of the channel's requests and replies in messages of the broker.
 
 use super::codec::{Codec, codec_enum, codec_struct};
 use crate::channel::SocketId;
@@ -147,7 +147,7 @@ codec_enum!(UdpRequest {
     12 => SendWith(socket, sending, data),
 });
 
-// `Detach` is the hang-up of a connection to the door, and counters are asked for in other ways.
+// `Detach` is implied by the close of the control connection, and the broker does not serve counters.
 impl Codec for ChannelRequest {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
@@ -239,7 +239,7 @@ impl Codec for ChannelReply {
             Self::SavedSyn(bytes) => tagged(out, 15, bytes),
             Self::SendableWithin(result) => tagged(out, 16, result),
             Self::Links(links) => tagged(out, 17, links),
-            // Counters are not asked for over the door.
+            // The broker does not serve counters.
             Self::Done | Self::Counters(_) => out.push(11),
         }
     }
@@ -278,7 +278,7 @@ mod tests {
     use crate::broker::message::{ControlReply, MESSAGE_BYTES_MAX, decode, encode};
 
     #[test]
-    fn the_longest_list_of_links_fits_into_a_message() {
+    fn longest_list_of_links_fits_into_a_message() {
         let link = |addresses: usize| LinkInfo {
             name: "x".repeat(64),
             mac: [2, 0, 0, 0, 0, 1],
@@ -291,7 +291,7 @@ mod tests {
             let bytes = encode(1, &ControlReply::Reply(ChannelReply::Links(links.clone())));
             assert!(bytes.len() <= MESSAGE_BYTES_MAX, "{} links: {} bytes", links.len(), bytes.len());
             let (1, Some(ControlReply::Reply(ChannelReply::Links(told)))) = decode(&bytes) else {
-                panic!("not a message")
+                panic!("the message is malformed")
             };
             assert_eq!(told, links);
         }

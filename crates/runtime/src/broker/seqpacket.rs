@@ -1,4 +1,4 @@
-//! Packets with descriptors, over sequenced-packet sockets of the Unix domain.
+//! Packets with file descriptors over `AF_UNIX` sockets of type `SOCK_SEQPACKET`.
 
 use super::message::{DESCRIPTORS_MAX, MESSAGE_BYTES_MAX};
 use rustix::cmsg_space;
@@ -11,30 +11,31 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
-/// What came.
+/// Result of [`receive`].
 #[derive(Debug)]
 pub(super) enum RecvResult {
-    /// A packet of so many bytes.
+    /// A packet: its length in bytes, and its descriptors.
     Packet(usize, Vec<OwnedFd>),
-    /// Nothing is waiting.
+    /// No packet is waiting.
     WouldBlock,
-    /// The other end is gone.
+    /// The other end is closed.
     Closed,
-    /// Longer, or with more descriptors, than a message can be.
+    /// The packet is longer, or has more descriptors, than a message may have.
     Oversized,
 }
 
-/// Two ends of a connection.
+/// Creates a connected pair of sockets.
 pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Room for a message, and for one byte more so that a longer one shows.
+/// Returns a buffer for a message, one byte longer than the longest so that an oversized packet is noticed.
 pub(super) fn buffer() -> Vec<u8> {
     vec![0; MESSAGE_BYTES_MAX + 1]
 }
 
-/// Sends a packet. Does not wait: one that left so much unread that there is no room gets an error like one that is gone.
+/// Sends a packet without waiting. Fails if the receive queue of the other end is full, as it does if the
+/// other end is closed.
 pub(super) fn send(to: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -45,9 +46,9 @@ pub(super) fn send(to: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) 
     Ok(())
 }
 
-/// Receives a packet, if there is one.
+/// Receives a packet without waiting.
 pub(super) fn receive(from: impl AsFd, buffer: &mut [u8]) -> RecvResult {
-    // More descriptors than a message may have, so that it shows.
+    // Space for more descriptors than a message may have, so that too many are noticed.
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2 * DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
@@ -66,6 +67,6 @@ pub(super) fn receive(from: impl AsFd, buffer: &mut [u8]) -> RecvResult {
     if is_truncated || received.bytes > MESSAGE_BYTES_MAX || descriptors.len() > DESCRIPTORS_MAX {
         return RecvResult::Oversized;
     }
-    // No message is empty.
+    // No message is empty: 0 bytes are the end of the connection.
     if received.bytes == 0 { RecvResult::Closed } else { RecvResult::Packet(received.bytes, descriptors) }
 }

@@ -1,4 +1,4 @@
-//! The door with a shard that runs on a thread, over memory to a peer that runs on another.
+//! The broker with a shard on a thread, connected in memory to a peer on another thread.
 
 use super::*;
 use crate::channel::tests::{ConnectCommand, Peer, config, small_config};
@@ -9,11 +9,11 @@ use ginnel_devices::memory::{MemoryConfig, pair};
 use rustix::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes.
+/// Longer than any step of a test takes.
 const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A stack at 10.0.0.1 and a peer at 10.0.0.2 that echoes, each on a thread, until it is dropped. With several shards each has a cable of its own, to a peer
-/// of its own.
+/// A stack at 10.0.0.1 and an echoing peer at 10.0.0.2, each on a thread, until the value is dropped. Each
+/// shard has a cable and a peer of its own.
 struct Fixture {
     broker: Broker,
     peers: Vec<Commander>,
@@ -63,7 +63,7 @@ impl Fixture {
         self.peers[peer].send(Box::new(ConnectCommand(port, text.to_vec()))).unwrap();
     }
 
-    /// Attaches a process of this domain: here, another thread would do as well.
+    /// Attaches a process to this domain. A thread of this process stands for it.
     fn attach(&self, domain: &str) -> Attachment {
         Attachment::from_connection(self.broker.open_connection(domain).unwrap()).unwrap()
     }
@@ -78,7 +78,7 @@ impl Drop for Fixture {
     }
 }
 
-/// The next event for which `wanted` has an answer. The others are passed over.
+/// Returns the first result of `wanted`, which is called for each event.
 fn wait_for<T>(client: &mut Client, mut wanted: impl FnMut(&mut Client, ClientEvent) -> Option<T>) -> T {
     let until = Instant::now() + TEST_TIMEOUT;
     loop {
@@ -87,7 +87,7 @@ fn wait_for<T>(client: &mut Client, mut wanted: impl FnMut(&mut Client, ClientEv
                 return found;
             }
         }
-        assert!(Instant::now() < until, "nothing came");
+        assert!(Instant::now() < until, "no event came");
         client.sleep(Some(Duration::from_millis(100))).unwrap();
     }
 }
@@ -117,7 +117,7 @@ fn accept(client: &mut Client) -> Conn {
 }
 
 #[test]
-fn processes_of_two_domains_are_attached_listen_connect_and_go() {
+fn two_domains_listen_and_connect_independently() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control");
     let fixture = Fixture::new(&small_config(), Some(&path));
@@ -126,7 +126,11 @@ fn processes_of_two_domains_are_attached_listen_connect_and_go() {
     let (one, pair) = (&mut first.clients()[0], &mut second.clients()[0]);
     listen(one, 80);
     let error = pair.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default(), 1).unwrap_err();
-    assert_eq!(error.to_string(), "listen on 0.0.0.0:80: address already in use", "of the other domain");
+    assert_eq!(
+        error.to_string(),
+        "listen on 0.0.0.0:80: address already in use",
+        "the other domain listens there"
+    );
     listen(pair, 81);
     fixture.connect_peer(80, b"to the first");
     fixture.connect_peer(81, b"to the second");
@@ -141,7 +145,7 @@ fn processes_of_two_domains_are_attached_listen_connect_and_go() {
     let stats = fixture.broker.stats();
     assert_eq!((stats.admitted, stats.reaped, stats.requests_refused), (2, 0, 0));
     drop(first);
-    // Its port is free as soon as it was buried.
+    // Its port is free as soon as it is reaped.
     let until = Instant::now() + TEST_TIMEOUT;
     while second.clients()[0].listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default(), 1).is_err() {
         assert!(Instant::now() < until);
@@ -157,7 +161,7 @@ fn processes_of_two_domains_are_attached_listen_connect_and_go() {
 // limit: channel.clients_max
 // limit: channel.domains_max
 #[test]
-fn whoever_finds_no_room_or_speaks_another_version_is_told_so() {
+fn limits_and_other_versions_are_refused() {
     let fixture = Fixture::new(&ChannelConfig { domains_max: 2, ..small_config() }, None);
     let refused = |domain: &str| {
         Attachment::from_connection(fixture.broker.open_connection(domain).unwrap()).err().unwrap()
@@ -168,7 +172,7 @@ fn whoever_finds_no_room_or_speaks_another_version_is_told_so() {
     assert!(matches!(refused("third"), Error::Refused(Refusal::Domains)));
     assert_eq!(fixture.broker.stats().limit_reached, 2);
     drop(first);
-    // The domain went with its last process, and another has its place.
+    // The domain ends with its last process; then there is room for another.
     let until = Instant::now() + TEST_TIMEOUT;
     while Attachment::from_connection(fixture.broker.open_connection("third").unwrap()).is_err() {
         assert!(Instant::now() < until);
@@ -190,7 +194,7 @@ fn whoever_finds_no_room_or_speaks_another_version_is_told_so() {
 }
 
 #[test]
-fn a_message_that_was_cut_or_grown_or_changed_is_no_message_or_another() {
+fn truncated_or_changed_messages_do_not_decode() {
     use super::codec::Codec;
     use super::message::{ControlRequest, decode, encode};
     let ask = encode(7, &ControlRequest::Resolve(77));
@@ -201,7 +205,7 @@ fn a_message_that_was_cut_or_grown_or_changed_is_no_message_or_another() {
     let mut longer = ask.clone();
     0u8.encode(&mut longer);
     assert!(decode::<ControlRequest>(&longer).1.is_none());
-    // A list that says it is longer than memory is.
+    // A list whose count is larger than any memory.
     let mut list = encode(1, &ControlRequest::Exec(Vec::new()));
     let end = list.len();
     list[end - 4..].copy_from_slice(&u32::MAX.to_le_bytes());
@@ -210,7 +214,7 @@ fn a_message_that_was_cut_or_grown_or_changed_is_no_message_or_another() {
 
 /// A process has a client on each shard, and one descriptor wakes it for all of them.
 #[test]
-fn a_process_uses_all_shards_and_sleeps_once() {
+fn one_descriptor_wakes_for_all_shards() {
     let fixture = Fixture::with_shards(3, &small_config(), None);
     let mut process = fixture.attach("");
     for client in process.clients() {
@@ -218,11 +222,11 @@ fn a_process_uses_all_shards_and_sleeps_once() {
     }
     for shard in [2, 0, 1, 1] {
         fixture.connect_peer_from(shard, 80, &[b'a' + shard as u8; 10]);
-        // It sleeps on the descriptor of another one.
+        // It sleeps on the descriptor of the client of another shard.
         let until = Instant::now() + TEST_TIMEOUT;
         let mut came = Vec::new();
         while came.is_empty() {
-            assert!(Instant::now() < until, "nothing came");
+            assert!(Instant::now() < until, "no event came");
             let quiet = process.clients().iter_mut().all(Client::before_sleep);
             if quiet {
                 let first = &process.clients()[0];
@@ -242,7 +246,7 @@ fn a_process_uses_all_shards_and_sleeps_once() {
         assert_eq!(number, shard);
         wait_for_text(&mut process.clients()[number], conn, &[b'a' + shard as u8; 10]);
     }
-    // Things of several shards travel together.
+    // Sockets of several shards are passed together.
     let mut other = fixture.attach("");
     let mut sockets: Vec<GlobalSocketId> = (0..3).map(|shard| GlobalSocketId::listener(shard, 0)).collect();
     sockets.extend(process.owned_sockets());
@@ -253,8 +257,9 @@ fn a_process_uses_all_shards_and_sleeps_once() {
     let error = process.share(&[GlobalSocketId::listener(3, 0)]).unwrap_err();
     assert!(matches!(error, Error::Refused(Refusal::Unknown)));
     let error = process.share(&[GlobalSocketId::listener(0, 0), GlobalSocketId::listener(1, 7)]).unwrap_err();
-    assert!(matches!(error, Error::Refused(Refusal::Unknown)), "the second it does not hold");
-    // What was held for it before the second was found out is not held any more: nobody but the first process and the placeholder has the listeners.
+    assert!(matches!(error, Error::Refused(Refusal::Unknown)), "it does not own the second socket");
+    // The references that were taken before the second socket was refused are released: only the first
+    // process and the proxy descriptor own the listeners.
     drop((process, proxy));
     for client in other.clients() {
         client.set_credits(0, 4);
@@ -267,13 +272,13 @@ fn a_process_uses_all_shards_and_sleeps_once() {
     let until = Instant::now() + TEST_TIMEOUT;
     for client in late.clients() {
         while client.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default(), 1).is_err() {
-            assert!(Instant::now() < until, "the port is held by nobody");
+            assert!(Instant::now() < until, "the port was not freed");
         }
     }
 }
 
 #[test]
-fn a_stack_that_shows_itself_is_found_in_its_directory() {
+fn a_published_stack_is_found_by_name() {
     let base = tempfile::tempdir().unwrap();
     let config = crate::config::RunConfig { name: Some("mine".into()), ..Default::default() };
     let published = PublishedStack::new_in(base.path(), &config, "test").unwrap().unwrap();
@@ -281,13 +286,13 @@ fn a_stack_that_shows_itself_is_found_in_its_directory() {
     let broker = Broker::open_for(&published, Vec::new(), StackInfo::default()).unwrap();
     let path = crate::run_dir::running_in(base.path()).unwrap()[0].path.join("control");
     let mut process = Attachment::connect(&path, "").unwrap();
-    assert_eq!(process.clients().len(), 0, "it has no shards");
+    assert_eq!(process.clients().len(), 0, "the stack has no shards");
     let directory = published.dir().path();
     let users = || crate::inspect::list_processes(directory).unwrap();
     assert_eq!(users().iter().map(|user| user.pid).collect::<Vec<_>>(), [std::process::id()]);
     let child = process.prepare_fork().unwrap();
     assert_eq!((users().len(), users()[1].pid, broker.processes()), (2, 0, 2));
-    // Who has come is told of, though the door may not have been looked at yet.
+    // The list has all processes that connected before, even if the broker has not read their messages.
     let mut unattached = Vec::new();
     while unattached.len() < 20 {
         unattached.push(UnattachedProcess::connect(&path).unwrap());
@@ -303,7 +308,7 @@ fn a_stack_that_shows_itself_is_found_in_its_directory() {
 }
 
 #[test]
-fn a_child_goes_on_without_an_answer_and_nobody_else_says_that_it_is_one() {
+fn only_an_announced_child_continues_without_reply() {
     use super::message::{ControlReply, Hello, MAGIC_CHILD, decode, encode};
 
     let fixture = Fixture::with_shards(2, &small_config(), None);
@@ -313,18 +318,22 @@ fn a_child_goes_on_without_an_answer_and_nobody_else_says_that_it_is_one() {
     client.send(conn, b"of the parent").unwrap();
     wait_for_text(client, conn, b"of the parent");
     let child = process.prepare_fork().unwrap();
-    // Here the parent goes by that, and the child has what it held.
+    // The parent's own value becomes the child here; the child owns what the parent owned.
     process.become_child(child).unwrap();
     let client = &mut process.clients()[1];
     client.send(conn, b"of the child").unwrap();
     wait_for_text(client, conn, b"of the child");
     let until = Instant::now() + TEST_TIMEOUT;
     while (fixture.broker.stats().reaped, fixture.broker.stats().admitted) != (1, 2) {
-        assert!(Instant::now() < until, "one has come, and one gone: {:?}", fixture.broker.stats());
+        assert!(
+            Instant::now() < until,
+            "one child was not admitted or not reaped: {:?}",
+            fixture.broker.stats()
+        );
     }
     let pids: Vec<u32> = fixture.broker.attached_processes().iter().map(|user| user.pid).collect();
     assert_eq!(pids, [std::process::id()]);
-    // A program asks for its places, and a stranger has none.
+    // A program has to ask for its clients, and an unknown process has none.
     let program = process.prepare_exec(&[]).unwrap();
     let this = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty());
     let this = this.unwrap();
@@ -347,7 +356,7 @@ fn a_child_goes_on_without_an_answer_and_nobody_else_says_that_it_is_one() {
                 other => panic!("{other:?}"),
             }
         };
-        let (0, Some(ControlReply::Refused(told))) = decode(&buffer[..bytes]) else { panic!("an answer") };
+        let (0, Some(ControlReply::Refused(told))) = decode(&buffer[..bytes]) else { panic!("no refusal") };
         assert_eq!(told, refusal);
     }
     assert_eq!(fixture.broker.stats().rejected, 3);
@@ -355,7 +364,7 @@ fn a_child_goes_on_without_an_answer_and_nobody_else_says_that_it_is_one() {
 
 // limit: sockets of a domain in SCM_RIGHTS messages
 #[test]
-fn sockets_on_their_way_are_bounded_for_each_domain() {
+fn proxy_descriptors_are_bounded_per_domain() {
     let fixture = Fixture::new(&small_config(), None);
     let (mut flooder, mut good) = (fixture.attach("greedy"), fixture.attach("good"));
     listen(&mut flooder.clients()[0], 80);
@@ -367,7 +376,7 @@ fn sockets_on_their_way_are_bounded_for_each_domain() {
     assert_eq!(fixture.broker.stats().limit_reached, 1);
     let proxy = good.share(&listener).unwrap();
     assert_eq!(good.resolve(&proxy).unwrap(), listener);
-    // One arrives nowhere, and there is room for another.
+    // Closing one makes room for another.
     on_their_way.pop();
     let until = Instant::now() + TEST_TIMEOUT;
     while flooder.share(&listener).is_err() {
@@ -377,7 +386,7 @@ fn sockets_on_their_way_are_bounded_for_each_domain() {
 
 // limit: connections to the broker before their first message
 #[test]
-fn those_who_come_and_say_nothing_make_room_for_those_who_do() {
+fn oldest_silent_connection_is_evicted() {
     let fixture = Fixture::new(&small_config(), None);
     let mut early = fixture.attach("");
     let pending: Vec<OwnedFd> =
@@ -395,7 +404,7 @@ fn those_who_come_and_say_nothing_make_room_for_those_who_do() {
 
 // limit: unattached processes
 #[test]
-fn a_guest_takes_no_place_and_leads_in_whoever_has_its_connection() {
+fn unattached_process_has_no_client_and_may_attach_others() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control");
     let fixture = Fixture::new(&ChannelConfig { clients_max: 2, ..small_config() }, Some(&path));
@@ -403,58 +412,61 @@ fn a_guest_takes_no_place_and_leads_in_whoever_has_its_connection() {
         (0..10).map(|_| UnattachedProcess::connect(&path).unwrap()).collect();
     let until = Instant::now() + TEST_TIMEOUT;
     while fixture.broker.processes() < unattached.len() {
-        assert!(Instant::now() < until, "they are known");
+        assert!(Instant::now() < until, "unattached processes are not listed");
     }
     assert_eq!(fixture.broker.stats().admitted, 0);
-    // A forked process has the same connection.
+    // A forked process shares the connection.
     let (mut first, second) = (unattached[0].attach().unwrap(), unattached[0].attach().unwrap());
-    assert!(matches!(unattached[1].attach(), Err(Error::Refused(Refusal::Clients))), "there are two places");
+    assert!(
+        matches!(unattached[1].attach(), Err(Error::Refused(Refusal::Clients))),
+        "channel.clients_max is 2"
+    );
     let client = &mut first.clients()[0];
     let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
     client.send(conn, b"as ever").unwrap();
     wait_for_text(client, conn, b"as ever");
     drop(second);
     while unattached[1].attach().is_err() {
-        assert!(Instant::now() < until, "one went");
+        assert!(Instant::now() < until, "one process was not reaped");
     }
     drop((unattached, first));
     while fixture.broker.processes() > 0 {
         assert!(
             Instant::now() < until,
-            "nobody is there any more: {:?}",
+            "processes are still listed: {:?}",
             fixture.broker.attached_processes()
         );
     }
-    // Where the process may have few descriptors, guests leave half of them to others.
+    // If the process may have few descriptors, unattached processes get no more than half of them.
     assert_eq!([Some(1024), Some(1 << 20), None].map(thread::unattached_max), [256, 2048, 2048]);
     // One user has no more than it leaves free.
     let most = thread::UNATTACHED_MAX / 2;
     let mut more: Vec<UnattachedProcess> =
         (0..=most).map(|_| UnattachedProcess::connect(&path).unwrap()).collect();
     while fixture.broker.stats().rejected == 0 {
-        assert!(Instant::now() < until, "there are only so many");
+        assert!(Instant::now() < until, "the limit was not reached");
     }
     assert_eq!(fixture.broker.processes(), most);
     let last = more.pop().unwrap();
     assert!(matches!(last.attach(), Err(Error::Refused(Refusal::UserLimit))));
     assert!(more[0].attach().is_ok());
-    // Another user's, who come after one of those that are there.
+    // Successors of one of them, as another user.
     if rustix::process::geteuid().is_root() {
         let (first, refused) = (more.remove(0), fixture.broker.stats().rejected);
         let (process_end, first) = run_as_nobody(move || {
-            // The door may not have read what came before.
+            // The queue is full as long as the broker has not read the messages before.
             let connect =
                 |_| std::iter::repeat_with(|| first.successor_connection()).find_map(Result::ok).unwrap();
             ((0..=most / 2).map(connect).collect::<Vec<InternalFd>>(), first)
         });
         while fixture.broker.stats().rejected == refused {
-            assert!(Instant::now() < until, "of these there are only so many, too");
+            assert!(Instant::now() < until, "the limit of successors was not reached");
         }
         assert_eq!(fixture.broker.processes(), most + most / 2);
-        // When they have gone there is room for others again.
+        // When they are gone, there is room again.
         drop((process_end, first));
         while fixture.broker.processes() >= most {
-            assert!(Instant::now() < until, "they went");
+            assert!(Instant::now() < until, "processes were not reaped");
         }
     }
     let refused = fixture.broker.stats().rejected;
@@ -463,17 +475,17 @@ fn a_guest_takes_no_place_and_leads_in_whoever_has_its_connection() {
     assert_eq!(fixture.broker.stats().rejected, refused);
 }
 
-/// Does something as user nobody.
+/// Runs `what` as user nobody.
 fn run_as_nobody<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
     run_as_user(65_534, what)
 }
 
-/// Does something as another user.
+/// Runs `what` as another user.
 fn run_as_user<T: Send + 'static>(user: u32, what: impl FnOnce() -> T + Send + 'static) -> T {
     use rustix::thread::{Uid, set_thread_res_uid};
 
     let user = Uid::from_raw(user);
-    // Of this thread alone, and for good.
+    // Changes the user of this thread alone, irrevocably.
     let done = std::thread::spawn(move || {
         set_thread_res_uid(user, user, user).unwrap();
         what()
@@ -483,11 +495,11 @@ fn run_as_user<T: Send + 'static>(user: u32, what: impl FnOnce() -> T + Send + '
 
 // limit: connections to the broker before their first message
 #[test]
-fn of_those_who_say_nothing_the_user_with_most_makes_room_and_no_other() {
+fn user_with_most_silent_connections_is_evicted() {
     use super::message::unattached;
 
     if !rustix::process::geteuid().is_root() {
-        return ginnel_testkit::skip("door::tests other users", "only root can be another user");
+        return ginnel_testkit::skip("broker::tests other users", "only root can be another user");
     }
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control");
@@ -497,11 +509,11 @@ fn of_those_who_say_nothing_the_user_with_most_makes_room_and_no_other() {
     let pending = run_as_nobody(move || {
         let connect = |_| {
             let (process_end, stacks) = seqpacket::pair().unwrap();
-            // As `Guest::followed`, and without a word.
+            // As `UnattachedProcess::successor_connection`, without the first message.
             loop {
                 match inside.send(unattached::SUCCESSOR, &stacks) {
                     Ok(()) => break process_end,
-                    // The door has not read what came before.
+                    // The broker has not read the messages before.
                     Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock),
                 }
             }
@@ -511,25 +523,25 @@ fn of_those_who_say_nothing_the_user_with_most_makes_room_and_no_other() {
     let until = Instant::now() + TEST_TIMEOUT;
     let over = 2 * thread::PENDING_MAX as u64 + 1;
     while fixture.broker.stats().rejected < over {
-        assert!(Instant::now() < until, "there are only so many: {:?}", fixture.broker.stats());
+        assert!(Instant::now() < until, "the limit was not reached: {:?}", fixture.broker.stats());
     }
-    // Whose were most was told so.
+    // The user with most connections was refused.
     assert!(matches!(
         Attachment::from_connection(pending.into_iter().next().unwrap()),
         Err(Error::Refused(Refusal::UserLimit))
     ));
-    assert!(Attachment::from_connection(early).is_ok(), "it had as much time as ever");
+    assert!(Attachment::from_connection(early).is_ok(), "an older connection of another user was closed");
     assert_eq!(fixture.broker.stats().rejected, over);
 }
 
-/// A person is many users in a namespace of users, each with few connections.
+/// In a user namespace one person owns many users, each with few connections.
 // limit: unattached processes
 #[test]
-fn many_users_that_may_be_one_person_keep_no_other_out() {
+fn users_of_one_range_exclude_no_other_user() {
     use super::message::unattached;
 
     if !rustix::process::geteuid().is_root() {
-        return ginnel_testkit::skip("door::tests many users", "only root can be another user");
+        return ginnel_testkit::skip("broker::tests many users", "only root can be another user");
     }
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control");
@@ -537,7 +549,7 @@ fn many_users_that_may_be_one_person_keep_no_other_out() {
     let inside = Arc::new(UnattachedProcess::connect(&path).unwrap());
     let users = |count: usize| (100_000u32..).take(count);
     let until = Instant::now() + TEST_TIMEOUT;
-    // Each says nothing, behind one of an ordinary user's who has said nothing yet, either.
+    // Each is a successor of a process of an ordinary user, and sends no first message either.
     let pending = |user| {
         let inside = inside.clone();
         run_as_user(user, move || {
@@ -554,14 +566,17 @@ fn many_users_that_may_be_one_person_keep_no_other_out() {
     let many: Vec<OwnedFd> = users(2 * thread::PENDING_MAX).map(pending).collect();
     let over = (2 + thread::PENDING_MAX) as u64;
     while fixture.broker.stats().rejected < over {
-        assert!(Instant::now() < until, "there are only so many: {:?}", fixture.broker.stats());
+        assert!(Instant::now() < until, "the limit was not reached: {:?}", fixture.broker.stats());
     }
     for connection in early {
-        assert!(Attachment::from_connection(connection).is_ok(), "it had as much time as ever");
+        assert!(
+            Attachment::from_connection(connection).is_ok(),
+            "an older connection of another user was closed"
+        );
     }
     assert_eq!(fixture.broker.stats().rejected, over);
     drop(many);
-    // And each comes, and does not use the stack.
+    // Each sends its first message and does not attach.
     let connect = |user| {
         let inside = inside.clone();
         run_as_user(user, move || {
@@ -572,24 +587,25 @@ fn many_users_that_may_be_one_person_keep_no_other_out() {
     let before = fixture.broker.stats().rejected;
     let many: Vec<InternalFd> = users(most + 1).map(connect).collect();
     while fixture.broker.stats().rejected == before {
-        assert!(Instant::now() < until, "of these there are only so many: {}", fixture.broker.processes());
+        assert!(Instant::now() < until, "the limit was not reached: {}", fixture.broker.processes());
     }
     let known = || fixture.broker.processes();
-    assert_eq!(known(), 1 + most, "with the one inside");
+    assert_eq!(known(), 1 + most, "with the attached process");
     let other = connect(1001);
     let own = UnattachedProcess::connect(&path).unwrap();
     while known() < most + 3 {
-        assert!(Instant::now() < until, "for another user, and for the stack's own, there is room");
+        assert!(Instant::now() < until, "another user or the stack's own was refused");
     }
     drop((many, other, own));
 }
 
-/// What another user's program says does not matter: which user has made its connection the kernel knows.
+/// The user of a successor is the one who created its connection, as the kernel says, whatever the messages
+/// say.
 #[test]
-fn who_follows_somebody_inside_as_another_user_has_a_domain_of_its_own_and_no_low_ports() {
+fn successor_as_another_user_is_isolated() {
     use std::os::unix::process::CommandExt;
 
-    const SUCCESSOR_VARIABLE: &str = "GINNEL_TEST_FOLLOWER";
+    const SUCCESSOR_VARIABLE: &str = "GINNEL_TEST_SUCCESSOR";
     if std::env::var_os(SUCCESSOR_VARIABLE).is_some() {
         let connection = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
         let mut process = UnattachedProcess::from_connection(connection).unwrap().attach().unwrap();
@@ -602,7 +618,7 @@ fn who_follows_somebody_inside_as_another_user_has_a_domain_of_its_own_and_no_lo
         return;
     }
     if !rustix::process::geteuid().is_root() {
-        return ginnel_testkit::skip("door::tests other users", "only root can be another user");
+        return ginnel_testkit::skip("broker::tests other users", "only root can be another user");
     }
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control");
@@ -624,12 +640,12 @@ fn who_follows_somebody_inside_as_another_user_has_a_domain_of_its_own_and_no_lo
     };
     let (first, second) = (connect(from_inside), connect(from_guest));
     let (mut one, mut pair) = (first.attach().unwrap(), second.attach().unwrap());
-    // Both are in the second domain, and there is no third.
+    // Both are in the second domain, and a third is refused.
     assert!(matches!(
         Attachment::from_connection(fixture.broker.open_connection("another").unwrap()),
         Err(Error::Refused(Refusal::Domains))
     ));
-    // What one holds the other may share; what the first domain holds, neither.
+    // They share each other's listener, but not the listener of the first domain.
     listen(&mut one.clients()[0], 8000);
     listen(&mut inside.clients()[0], 8001);
     let sockets = [
@@ -638,26 +654,26 @@ fn who_follows_somebody_inside_as_another_user_has_a_domain_of_its_own_and_no_lo
     ];
     assert!(pair.resolve(&sockets[0]).is_ok());
     assert!(matches!(pair.resolve(&sockets[1]), Err(Error::Refused(Refusal::Unknown))));
-    // In a process of its own, whose rights count and not this one's.
-    let name = "who_follows_somebody_inside_as_another_user_has_a_domain_of_its_own_and_no_low_ports";
+    // In a process of its own, because its user must differ from the user of this process.
+    let name = "successor_as_another_user_is_isolated";
     let mut successor = std::process::Command::new(std::env::current_exe().unwrap());
     successor.args(["--exact", &format!("door::tests::{name}")]).env(SUCCESSOR_VARIABLE, "1").uid(65_534);
     let output = successor.stdin(request.try_clone().unwrap()).current_dir("/").output().unwrap();
     assert!(output.status.success(), "{output:?}");
     listen(&mut inside.clients()[0], 80);
-    // What a guest says that makes no sense is counted.
+    // A malformed message of an unattached process is counted.
     let before = fixture.broker.stats().requests_refused;
     seqpacket::send(&request, &[9], &[]).unwrap();
     let until = Instant::now() + TEST_TIMEOUT;
     while fixture.broker.stats().requests_refused == before {
         assert!(Instant::now() < until);
     }
-    assert!(first.attach().is_ok(), "it stays");
+    assert!(first.attach().is_ok(), "the connection was closed");
 }
 
-/// The door's thread is one for all: it waits for nobody who is at the door.
+/// The one thread of the broker waits for no process.
 #[test]
-fn who_asks_without_end_reads_no_answer_or_says_nothing_keeps_no_other_waiting() {
+fn a_misbehaving_process_delays_no_other() {
     use super::message::{ControlRequest, Hello, MAGIC, encode};
     use std::sync::atomic::AtomicBool;
 
@@ -675,7 +691,7 @@ fn who_asks_without_end_reads_no_answer_or_says_nothing_keeps_no_other_waiting()
                 );
                 let hello = Hello { magic: MAGIC, version: PROTOCOL_VERSION, domain: String::new() };
                 seqpacket::send(&connection, &encode(0, &hello), &[this.unwrap().as_fd()]).unwrap();
-                // Until it is sent away, because nobody takes the answers. Full is not yet away.
+                // Until it is disconnected because it does not read its replies. A full queue is not enough.
                 loop {
                     match seqpacket::send(&connection, &encode(1, &ControlRequest::Attach(0)), &[]) {
                         Ok(()) => drop(requests.fetch_add(1, Ordering::Relaxed)),
@@ -705,7 +721,7 @@ fn who_asks_without_end_reads_no_answer_or_says_nothing_keeps_no_other_waiting()
         }
         stop.store(true, Ordering::Relaxed);
         flooder.join().unwrap();
-        // On a busy machine a turn of a thread takes its time; who is stuck is so for good.
+        // On a busy machine a turn may take long; only a broker that is stuck exceeds the limit.
         assert!(longest < TEST_TIMEOUT, "{longest:?}");
         assert!(requests.load(Ordering::Relaxed) >= 100);
     });

@@ -1,4 +1,5 @@
-//! The door's thread: who is there, what they hold, and what they ask for. It trusts nothing that comes from a process.
+//! The thread of the broker: keeps which processes are attached and which sockets they own, and carries out
+//! their requests. It validates everything that a process sends.
 
 use super::BrokerCounters;
 use super::admission::{self, PeerUser};
@@ -25,30 +26,36 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
-/// Connections that have not said who they are; of the user who has most of them the oldest makes room for one more (see `crowd`).
+/// Connections without a first message. At the limit, the oldest one of the user that has most of them is
+/// closed (see [`admission`]).
 // limit: connections to the broker before their first message
 pub(super) const PENDING_MAX: usize = 64;
-/// Descriptors between processes that hold something of a domain: each takes one of this process's.
+/// Proxy descriptors of a domain. Each takes a descriptor of the stack's process.
 // limit: sockets of a domain in SCM_RIGHTS messages
 pub(super) const PROXY_FDS_MAX: usize = 256;
-/// Looks at what is ready, each at many, in which all that was there when somebody asked has been attended to, also where there is always more.
+/// A barrier is passed after this many calls of epoll_wait(2), even if descriptors are always ready. Each
+/// call returns many events, so all that was pending when the barrier was requested has been processed by
+/// then.
 const BARRIER_WAITS_MAX: u32 = 64;
-/// Processes that want no place yet, of all users. A user has no more of them than it leaves free, so alone it gets half; users other than the stack's own and root have half of them together.
+/// Unattached processes of all users. A user may have no more of them than it leaves free, so a single user
+/// gets half; all unprivileged users together get half.
 // limit: unattached processes
 pub(super) const UNATTACHED_MAX: usize = 2048;
-/// Each of them takes two descriptors, and they get no more than half of those that this process may have.
+/// Divisor of the descriptor limit: an unattached process takes two descriptors, and all of them may take no
+/// more than half of the descriptors of this process.
 const DESCRIPTORS_PER_UNATTACHED: u64 = 4;
-/// Packets of one process that are attended to before others' are: its end stands behind the last.
+/// Packets of one process that are handled before other events. The end of a connection is seen after its
+/// last packet.
 const PACKETS_PER_EVENT: u32 = 4;
-/// Events looked at in one go.
+/// Events per call of epoll_wait(2).
 const EVENTS_PER_WAIT: usize = 64;
-/// After an error that would only come again: no descriptors, usually.
+/// Pause after an error that would recur at once, usually for lack of descriptors.
 const ERROR_PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
 
 const COMMAND_EVENT: u64 = u64::MAX;
 const LISTENER_EVENT: u64 = u64::MAX - 1;
 
-/// What an event is about: a number, and which descriptor of it.
+/// Kind of the descriptor that an event is about; with the id of an entry it makes up the event's data.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum EventSource {
     Connection = 0,
@@ -56,17 +63,18 @@ enum EventSource {
     ProxyFd = 2,
 }
 
-/// What other threads of the stack's process hand to this one.
+/// Commands of other threads of the stack's process.
 pub(super) enum BrokerCommand {
-    /// A connection of a program that belongs to the domain of this name.
+    /// The broker's end of a connection of a program that joins the domain of this name.
     Connection(OwnedFd, String),
-    /// Somebody who is told once all that is there already has been attended to.
+    /// Requests a message once everything that is pending now has been processed.
     Barrier(Sender<()>),
-    /// The end.
+    /// Ends the thread.
     Close,
 }
 
-/// A descriptor that is watched for as long as the value lives: closing alone is not enough, for whoever sent it may have kept a copy.
+/// A descriptor that epoll watches as long as the value lives. Closing the descriptor is not enough, because
+/// its sender may have kept a copy.
 struct WatchedFd {
     fd: OwnedFd,
     epoll: Arc<OwnedFd>,
@@ -74,28 +82,29 @@ struct WatchedFd {
 
 impl Drop for WatchedFd {
     fn drop(&mut self) {
-        // It was added.
+        // Fails only if the descriptor was not added.
         let _ = epoll::delete(&self.epoll, &self.fd);
     }
 }
 
-/// A process, or one that is about to be, or a connection that did not say yet who it is.
+/// A process, a process that was announced, or a connection without a first message.
 struct ProcessEntry {
     connection: WatchedFd,
-    /// The process itself: its connection may stay open when it dies, in a child that nobody was told of.
+    /// A pidfd of the process. The connection alone is not enough: it stays open after the death of the
+    /// process if a child that was not announced has a copy.
     pidfd: Option<WatchedFd>,
     uid: u32,
-    /// It is the stack's own user, or root: ports below `unprivileged_port_start` are its, too.
+    /// True for the stack's own user and for root, who may bind ports below `unprivileged_port_start`.
     is_privileged: bool,
-    /// The domain it belongs to without saying so.
+    /// Name of the domain to which the connection belongs, regardless of [`Hello::domain`].
     domain_name: Option<String>,
-    /// Its domain, and its number on each shard.
+    /// Id of the domain, and the process's client id on each shard.
     attachment: Option<(u64, Vec<u32>)>,
-    /// What wakes it, until it is given that.
+    /// The descriptor that wakes the process, until it is sent to the process.
     wake_fd: Option<OwnedFd>,
-    /// It has said who it is.
+    /// The process has sent its first message.
     is_greeted: bool,
-    /// It wants no place yet.
+    /// The process is not attached, and may attach others (see [`unattached`]).
     is_unattached: bool,
 }
 
@@ -105,7 +114,7 @@ impl ProcessEntry {
     }
 }
 
-/// A domain, while somebody is in it.
+/// A domain that has a process or a proxy descriptor.
 struct DomainEntry {
     uid: u32,
     domain_name: String,
@@ -114,24 +123,24 @@ struct DomainEntry {
     proxies: usize,
 }
 
-/// A domain on one shard.
+/// The region of a domain on one shard.
 struct DomainRegion {
     domain: u8,
     memory: OwnedFd,
     wake: OwnedFd,
 }
 
-/// A descriptor that may be anywhere, and what it holds.
+/// A proxy descriptor and the sockets that it owns. Copies of it may be in any process.
 struct ProxyEntry {
     end: WatchedFd,
     cookie: u64,
     domain: u64,
     sockets: Vec<GlobalSocketId>,
-    /// What whoever receives it is told.
+    /// Sent to each process that resolves the descriptor.
     metadata: Vec<u8>,
 }
 
-/// What the door's thread writes for others, and what it tells those who come in.
+/// Counters and lists that other threads read, and what processes are told when they attach.
 pub(super) struct BrokerShared {
     pub counters: Arc<BrokerCounters>,
     pub attached: Arc<AttachedProcesses>,
@@ -145,20 +154,21 @@ pub(super) struct BrokerThread {
     wake: Arc<EventFd>,
     shared: BrokerShared,
     epoll: Arc<OwnedFd>,
-    /// In the order in which they came.
+    /// By id, and so in the order of their arrival.
     processes: BTreeMap<u64, ProcessEntry>,
     domains: HashMap<u64, DomainEntry>,
     proxies: HashMap<u64, ProxyEntry>,
-    /// Numbers of placeholders by their cookies.
+    /// Ids of proxy descriptors by socket cookie.
     cookies: HashMap<u64, u64>,
     last_id: u64,
     buffer: Vec<u8>,
-    /// Who waits until nothing is left to be attended to, and for how many more looks at the longest.
+    /// Barriers that have been requested, and the number of epoll_wait(2) calls left until they are passed at
+    /// the latest.
     barriers: Vec<Sender<()>>,
     barrier_waits: u32,
 }
 
-/// How many guests there may be in a process that may have so many descriptors.
+/// Returns how many unattached processes may connect if this process may have `descriptors` descriptors.
 pub(super) fn unattached_max(descriptors: Option<u64>) -> usize {
     let share = descriptors.map_or(usize::MAX, |limit| (limit / DESCRIPTORS_PER_UNATTACHED) as usize);
     UNATTACHED_MAX.min(share)
@@ -202,7 +212,7 @@ impl BrokerThread {
         })
     }
 
-    /// Until the door is closed.
+    /// Runs until [`BrokerCommand::Close`].
     pub fn run(mut self) {
         let no_event = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = [no_event; EVENTS_PER_WAIT];
@@ -220,7 +230,7 @@ impl BrokerThread {
             self.barrier_waits = self.barrier_waits.saturating_sub(1);
             if ready == 0 || self.barrier_waits == 0 {
                 for asked in self.barriers.drain(..) {
-                    // It may not wait any more.
+                    // Fails if the caller has given up waiting.
                     let _ = asked.send(());
                 }
             }
@@ -248,7 +258,7 @@ impl BrokerThread {
         }
     }
 
-    /// Watches a descriptor, unless it is one that cannot be watched.
+    /// Watches a descriptor. Descriptors that epoll does not support are refused.
     fn watch(&self, fd: OwnedFd, id: u64, source: EventSource) -> Result<WatchedFd, Refusal> {
         let data = epoll::EventData::new_u64(id << 2 | source as u64);
         match epoll::add(&self.epoll, &fd, data, epoll::EventFlags::IN) {
@@ -268,16 +278,16 @@ impl BrokerThread {
             Ok(AcceptedPeer::Permitted(connection, uid)) => self.add_connection(connection, uid, None),
             Ok(AcceptedPeer::Denied(connection)) => {
                 increment(&self.shared.counters.rejected);
-                // It may be gone.
+                // Fails if the other end is closed.
                 let _ = seqpacket::send(&connection, &encode(0, &ControlReply::Refused(Refusal::User)), &[]);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // It would be ready again at once.
+            // The listener stays ready, so the error would recur at once.
             Err(_) => std::thread::sleep(ERROR_PAUSE),
         }
     }
 
-    /// Somebody who has not said anything yet.
+    /// Adds a connection that has not sent its first message.
     fn add_connection(&mut self, connection: OwnedFd, uid: u32, domain_name: Option<String>) {
         self.evict_pending();
         let id = self.next_id();
@@ -298,7 +308,7 @@ impl BrokerThread {
         }
     }
 
-    /// So many may say nothing, of all users together.
+    /// At the limit of connections without a first message, closes one of them.
     fn evict_pending(&mut self) {
         let is_pending = |entry: &ProcessEntry| !entry.is_greeted && entry.attachment.is_none();
         let pending_users =
@@ -313,12 +323,12 @@ impl BrokerThread {
         }
     }
 
-    /// Something happened to a process or a placeholder.
+    /// Handles an event of a process, of its connection or of a proxy descriptor.
     fn handle_event(&mut self, data: u64) {
         let id = data >> 2;
         if data & 3 == EventSource::ProxyFd as u64 {
             let Some(proxy) = self.proxies.get(&id) else { return };
-            // Somebody may write into it; that is nothing to us.
+            // Data that a process writes into the descriptor is discarded.
             if matches!(seqpacket::receive(&proxy.end.fd, &mut self.buffer), RecvResult::Closed) {
                 self.remove_proxy(id);
             }
@@ -326,7 +336,7 @@ impl BrokerThread {
         }
         if data & 3 == EventSource::Process as u64 {
             if let Some(entry) = self.processes.get_mut(&id).filter(|entry| entry.is_unattached) {
-                // Its children may still have the connection.
+                // Its children may still use the connection.
                 entry.pidfd = None;
                 self.shared.attached.update(id, 0);
                 return;
@@ -335,7 +345,8 @@ impl BrokerThread {
             self.reap(id);
             return;
         }
-        // A child that says its word and ends is gone before its parent, which learns of that, has its next question answered.
+        // A child that sends its first message and exits is reaped before the next request of its parent,
+        // which waits for the child, is answered.
         for _ in 0..PACKETS_PER_EVENT {
             if !self.receive_packet(id) {
                 break;
@@ -343,7 +354,7 @@ impl BrokerThread {
         }
     }
 
-    /// Whether there was one, and its sender stays.
+    /// Receives and handles a packet. Returns true if there was one and its connection stays open.
     fn receive_packet(&mut self, id: u64) -> bool {
         let Some(entry) = self.processes.get(&id) else { return false };
         let stays = match seqpacket::receive(&entry.connection.fd, &mut self.buffer) {
@@ -354,7 +365,7 @@ impl BrokerThread {
                 false
             }
             RecvResult::Packet(bytes, descriptors) => {
-                // Taken out, because what is done with it needs the rest of the porter.
+                // Taken, because handling the message needs the rest of `self`.
                 let buffer = core::mem::take(&mut self.buffer);
                 let stays = self.handle_message(id, &buffer[..bytes], descriptors);
                 self.buffer = buffer;
@@ -367,10 +378,10 @@ impl BrokerThread {
         stays
     }
 
-    /// What a process said before it died still counts: it may have announced a child.
+    /// Handles the requests that a process sent before it died; they may announce a child.
     fn drain_requests(&mut self, id: u64) {
         let mut buffer = core::mem::take(&mut self.buffer);
-        // One question is under way at a time, and behind it there may be one more.
+        // A process has one request in flight, and at most one request without reply after it.
         for _ in 0..2 {
             let Some(entry) = self.processes.get(&id) else { break };
             let RecvResult::Packet(bytes, descriptors) =
@@ -383,7 +394,7 @@ impl BrokerThread {
         self.buffer = buffer;
     }
 
-    /// A message. Whether whoever sent it may stay.
+    /// Handles a message. Returns whether its connection stays open.
     fn handle_message(&mut self, id: u64, bytes: &[u8], descriptors: Vec<OwnedFd>) -> bool {
         let Some(entry) = self.processes.get(&id) else { return true };
         if entry.is_unattached {
@@ -395,7 +406,7 @@ impl BrokerThread {
                 let greeted = self.greet_unattached(id, hello, descriptors);
                 if let Err(refusal) = &greeted {
                     increment(&self.shared.counters.rejected);
-                    // It hears of it when it wants to come in.
+                    // The process reads the reply when it wants to attach.
                     self.send_reply(id, asked, &ControlReply::Refused(*refusal), &[]);
                 }
                 return greeted.is_ok();
@@ -420,7 +431,7 @@ impl BrokerThread {
             return match answer {
                 Ok(wake) => {
                     increment(&self.shared.counters.admitted);
-                    // Cannot truncate: shards are 64 at the most.
+                    // Cannot truncate: there are at most 64 shards.
                     self.send_reply(
                         id,
                         asked,
@@ -442,7 +453,8 @@ impl BrokerThread {
         }
         let (asked, ask) = decode::<ControlRequest>(bytes);
         let Some(ask) = ask else {
-            // Who speaks another language is not listened to any more: it may be the door itself, at the other end of a connection both of whose ends were sent here.
+            // A peer that sends something else than requests is disconnected. It may be the broker itself, if
+            // a process sent both ends of a pair here.
             increment(&self.shared.counters.requests_refused);
             self.send_reply(id, asked, &ControlReply::Refused(Refusal::Malformed), &[]);
             return false;
@@ -460,7 +472,7 @@ impl BrokerThread {
         self.send_reply(id, asked, &answer, &descriptors)
     }
 
-    /// What a guest says behind its first word. Whether it may stay.
+    /// Handles a message of an unattached process. Returns whether its connection stays open.
     fn handle_unattached(&mut self, id: u64, bytes: &[u8], mut descriptors: Vec<OwnedFd>) -> bool {
         let Some(entry) = self.processes.get(&id) else { return true };
         let (uid, domain_name) = (entry.uid, entry.domain_name.clone());
@@ -473,16 +485,17 @@ impl BrokerThread {
         true
     }
 
-    /// Somebody inside has made a connection for a program of its own, which comes as the user who made it, as the kernel knows.
+    /// Adds a connection that an attached or unattached process created for a program of its own. The kernel
+    /// tells the user who created it.
     fn add_successor(&mut self, connection: OwnedFd, domain_name: Option<String>) {
         match creator_uid(&connection) {
-            // One domain for each user: the name is not for whoever comes to choose.
+            // The connecting process cannot choose the domain: each user has one domain of this name.
             Ok(uid) => self.add_connection(connection, uid, Some(domain_name.unwrap_or_default())),
             Err(_) => increment(&self.shared.counters.requests_refused),
         }
     }
 
-    /// Which process a guest is. Whether it may stay.
+    /// Sets the process of an unattached connection. Returns whether the connection stays open.
     fn identify(&mut self, id: u64, pidfd: OwnedFd) -> bool {
         let pid = pid_of(&pidfd);
         let Ok(pidfd) = self.watch(pidfd, id, EventSource::Process) else { return false };
@@ -492,7 +505,7 @@ impl BrokerThread {
         true
     }
 
-    /// The first word of somebody who wants no place yet.
+    /// Handles the first message of a process that does not attach yet.
     fn greet_unattached(
         &mut self,
         id: u64,
@@ -513,14 +526,14 @@ impl BrokerThread {
         if self.identify(id, pidfd) { Ok(()) } else { Err(Refusal::Malformed) }
     }
 
-    /// Whether it could be said: whoever does not read answers is sent away.
+    /// Sends a reply. Returns false if that fails; a process that does not read its replies is disconnected.
     fn send_reply(&self, id: u64, asked: u32, answer: &ControlReply, descriptors: &[OwnedFd]) -> bool {
         let Some(entry) = self.processes.get(&id) else { return false };
         let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
         seqpacket::send(&entry.connection.fd, &encode(asked, answer), &descriptors).is_ok()
     }
 
-    /// The first word of a process. Returns what wakes it.
+    /// Handles the first message of a process that attaches. Returns the descriptor that wakes the process.
     fn greet(&mut self, id: u64, hello: &Hello, mut descriptors: Vec<OwnedFd>) -> Result<OwnedFd, Refusal> {
         if hello.version != PROTOCOL_VERSION {
             return Err(Refusal::Version(PROTOCOL_VERSION));
@@ -546,7 +559,7 @@ impl BrokerThread {
         entry.wake_fd.take().ok_or(Refusal::Unknown)
     }
 
-    /// The first word of a child, of which its parent has told.
+    /// Handles the first message of a child that its parent announced.
     fn greet_child(&mut self, id: u64, hello: &Hello, mut descriptors: Vec<OwnedFd>) -> Result<(), Refusal> {
         if hello.version != PROTOCOL_VERSION {
             return Err(Refusal::Version(PROTOCOL_VERSION));
@@ -555,7 +568,7 @@ impl BrokerThread {
         let pid = pid_of(&pidfd);
         let pidfd = self.watch(pidfd, id, EventSource::Process)?;
         let entry = self.processes.get_mut(&id).ok_or(Refusal::Unknown)?;
-        // What wakes it stands here as long as nobody has it: of who was announced as a program.
+        // A connection whose `wake_fd` has not been sent belongs to a program, not to a child.
         if entry.attachment.is_none() || entry.wake_fd.is_some() {
             return Err(Refusal::Unknown);
         }
@@ -564,7 +577,8 @@ impl BrokerThread {
         Ok(())
     }
 
-    /// A place on each shard for somebody in a domain.
+    /// Attaches a process to the domain of this name, creating the domain if necessary. Returns the id of the
+    /// domain, the client ids by shard, and the process's end of its wake pair.
     fn attach_to_domain(&mut self, uid: u32, domain_name: &str) -> Result<(u64, Vec<u32>, OwnedFd), Refusal> {
         let domain = self.domains.iter().find(|(_, home)| home.uid == uid && home.domain_name == domain_name);
         let domain = domain.map(|(id, _)| *id);
@@ -599,7 +613,7 @@ impl BrokerThread {
         Ok((id, clients, process_end))
     }
 
-    /// A place on each shard in a domain that there is.
+    /// Creates a client on each shard in an existing domain and returns the client ids.
     fn attach_clients(
         &mut self,
         domain: u64,
@@ -627,7 +641,7 @@ impl BrokerThread {
         Ok(clients)
     }
 
-    /// Where a process sits on a shard: its domain there, and its number.
+    /// Returns a shard, the region of the process's domain there, and the process's client id there.
     fn client_on_shard(&self, id: u64, shard: u16) -> Result<(&Commander, &DomainRegion, u32), Refusal> {
         let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
         let (domain, clients) = entry.attachment.as_ref().ok_or(Refusal::Unknown)?;
@@ -639,7 +653,7 @@ impl BrokerThread {
         }
     }
 
-    /// Does what a process asks for: the one place where that is decided.
+    /// Carries out a request. All access checks are here.
     fn handle_request(
         &mut self,
         id: u64,
@@ -657,13 +671,14 @@ impl BrokerThread {
                 let (commander, region, client) = self.client_on_shard(id, shard)?;
                 let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
                 let (uid, port_start) = (entry.uid, self.shared.stack_info.unprivileged_port_start);
-                // The library has looked, too; here nobody gets around it.
+                // The library checks this, too; a process cannot bypass this check.
                 if !entry.is_privileged
                     && request.claimed_port().is_some_and(|port| (1..port_start).contains(&port))
                 {
                     return Err(Refusal::Port(port_start));
                 }
-                // Root may have given up its rights since it came.
+                // The user of the connection counts, not what the request says. A process that connected as
+                // root may have dropped its privileges since, so its word is taken.
                 let request = if uid == 0 { request } else { request.with_user(uid) };
                 match call_for_broker(
                     commander,
@@ -699,7 +714,8 @@ impl BrokerThread {
         Ok((answer, Vec::new()))
     }
 
-    /// A process announces another, which will hold what it holds, or some of that. Returns its number.
+    /// A process announces a child or program that owns all of its sockets, or the sockets `kept`. Returns
+    /// the id of the new entry.
     fn prepare_process(
         &mut self,
         id: u64,
@@ -739,7 +755,7 @@ impl BrokerThread {
         Ok(child)
     }
 
-    /// A process has a descriptor that it may send to others.
+    /// Creates a proxy descriptor that owns `sockets`.
     fn share(
         &mut self,
         id: u64,
@@ -760,7 +776,7 @@ impl BrokerThread {
             return Err(Refusal::ProxyDescriptors);
         }
         let proxy = self.next_id();
-        // To whoever does not know the library it is a connection whose other end has said all it had to say.
+        // A program that does not use the library sees a connection whose other end has sent all its data.
         let _ = shutdown(&end, Shutdown::Write);
         let end = self.watch(end, proxy, EventSource::ProxyFd)?;
         let request = |domain, client, sockets| BrokerRequest::AddProxy { domain, client, things: sockets };
@@ -776,12 +792,12 @@ impl BrokerThread {
         Ok(ControlReply::Done)
     }
 
-    /// A process was sent such a descriptor.
+    /// A process received a proxy descriptor and becomes an owner of its sockets.
     fn resolve(&mut self, id: u64, cookie: u64) -> Result<ControlReply, Refusal> {
         let proxy = self.cookies.get(&cookie).and_then(|id| self.proxies.get(id));
         let proxy = proxy.ok_or(Refusal::Unknown)?;
         let entry = self.processes.get(&id).ok_or(Refusal::Unknown)?;
-        // Another domain has other memory.
+        // Processes of another domain do not map the region of these sockets.
         if entry.attachment.as_ref().is_none_or(|(domain, _)| *domain != proxy.domain) {
             return Err(Refusal::Unknown);
         }
@@ -792,7 +808,8 @@ impl BrokerThread {
         Ok(ControlReply::Resolved(sockets, metadata))
     }
 
-    /// Asks each shard on which there are some of these things. An error comes with the number of shards that had agreed before.
+    /// Calls each shard on which some of `sockets` are. An error comes with the number of shards that were
+    /// called successfully before.
     fn for_each_shard(
         &self,
         id: u64,
@@ -818,13 +835,13 @@ impl BrokerThread {
         Ok(())
     }
 
-    /// Things are held by a placeholder no more, on so many shards.
+    /// Releases the references of a proxy descriptor to `sockets` on the first `shards` shards.
     fn release_refs(&self, domain: u64, sockets: &[GlobalSocketId], shards: usize) {
         let Some(domain) = self.domains.get(&domain) else { return };
         for (index, (shard, region)) in self.shards.iter().zip(&domain.shards).enumerate().take(shards) {
             let sockets = sockets_on(sockets, index);
             if !sockets.is_empty() {
-                // A shard that is gone holds nothing.
+                // Fails only if the shard has ended.
                 let _ = call_for_broker(
                     shard,
                     BrokerRequest::ReleaseProxy { domain: region.domain, things: sockets },
@@ -833,7 +850,7 @@ impl BrokerThread {
         }
     }
 
-    /// The last copy of a descriptor is gone.
+    /// Handles the close of the last copy of a proxy descriptor.
     fn remove_proxy(&mut self, id: u64) {
         let Some(proxy) = self.proxies.remove(&id) else { return };
         self.cookies.remove(&proxy.cookie);
@@ -844,7 +861,7 @@ impl BrokerThread {
         self.remove_domain_if_empty(proxy.domain);
     }
 
-    /// A process is gone: whatever it alone held ends.
+    /// Releases all references of a process that died or disconnected.
     fn reap(&mut self, id: u64) {
         let Some(entry) = self.processes.remove(&id) else { return };
         if entry.is_unattached {
@@ -855,7 +872,7 @@ impl BrokerThread {
         increment(&self.shared.counters.reaped);
         if let Some(domain) = self.domains.get_mut(&home) {
             for ((shard, region), client) in self.shards.iter().zip(&domain.shards).zip(&seats) {
-                // A shard that is gone holds nothing.
+                // Fails only if the shard has ended.
                 let _ =
                     call_for_broker(shard, BrokerRequest::Reap { domain: region.domain, client: *client });
             }
@@ -864,7 +881,8 @@ impl BrokerThread {
         self.remove_domain_if_empty(home);
     }
 
-    /// A domain without anybody in it is no longer one to join. On the shards it lives until its last byte is sent.
+    /// Forgets a domain that has no process and no proxy descriptor, so that nobody can join it. On the
+    /// shards it lives until its last byte is sent.
     fn remove_domain_if_empty(&mut self, domain: u64) {
         if self.domains.get(&domain).is_some_and(|home| home.processes == 0 && home.proxies == 0) {
             self.domains.remove(&domain);
@@ -872,14 +890,14 @@ impl BrokerThread {
     }
 }
 
-/// Those of the things that are on a shard.
+/// Returns the ids of those `sockets` that are on a shard.
 fn sockets_on(sockets: &[GlobalSocketId], shard: usize) -> Vec<SocketId> {
     sockets.iter().filter(|held| usize::from(held.shard) == shard).map(|held| held.id).collect()
 }
 
-/// What wakes a process: our end and its.
+/// Creates the socket pair that wakes a process: the broker's end and the process's end.
 fn wake_pair() -> Result<(OwnedFd, OwnedFd), Refusal> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // Out of descriptors.
+    // Fails if the process has no descriptor left.
     socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|_| Refusal::Clients)
 }

@@ -1,4 +1,4 @@
-//! Sockets that travel between processes in messages over Unix sockets.
+//! Passing sockets between processes in messages over Unix sockets (`SCM_RIGHTS`).
 
 use super::super::message::{ControlReply, ControlRequest, GlobalSocketId, Refusal};
 use super::inherit::adopt;
@@ -10,11 +10,14 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::sockopt::socket_cookie;
 
 impl Attachment {
-    /// A descriptor for a socket (on several shards, for a listener): as long as there is a copy of it in any process, or on its way to one, the socket is
-    /// held. Whoever receives it [resolves](Process::resolve) it. A program that does not know this reads the end of a stream from it.
+    /// Creates a proxy descriptor for a socket, or for a listener on several shards. It owns the sockets as
+    /// long as a process, or a message on its way, has a copy of it. The receiver
+    /// [resolves](Attachment::resolve) it. A program that does not use this library reads the end of the
+    /// stream from it.
     ///
     /// # Errors
-    /// This process does not hold one of the things; too many are on their way; the stack is gone.
+    /// This process does not own one of the sockets; the domain has too many proxy descriptors; the stack is
+    /// gone.
     pub fn share(&self, sockets: &[GlobalSocketId]) -> Result<OwnedFd, Error> {
         let (process_end, broker_end) = seqpacket::pair().map_err(io)?;
         let cookie = socket_cookie(&process_end).map_err(|e| io(e.into()))?;
@@ -22,11 +25,12 @@ impl Attachment {
         Ok(process_end)
     }
 
-    /// The same with a note for whoever receives it, and, if `travels` is a socket of the kernel that travels instead, by that: then the descriptor that is returned holds
-    /// the things, wherever the other is, and has to be kept.
+    /// As [`Attachment::share`], with metadata for the receiver. If `passed` is a socket of the kernel that
+    /// is sent in place of the proxy descriptor, the receiver resolves that socket; the returned descriptor
+    /// owns the sockets and must be kept as long as `passed` may be resolved.
     ///
     /// # Errors
-    /// As [`Process::share`].
+    /// As [`Attachment::share`].
     pub fn share_with(
         &self,
         sockets: &[GlobalSocketId],
@@ -53,20 +57,22 @@ impl Attachment {
         }
     }
 
-    /// What a descriptor that was received stands for; this process holds it from now on. The descriptor may be closed then, or kept.
+    /// Returns the sockets that a received descriptor owns; this process is an owner of them from now on. The
+    /// descriptor may be closed afterwards.
     ///
     /// # Errors
-    /// [`Refusal::Unknown`]: it is another kind of descriptor, or of another stack or domain.
+    /// [`Refusal::Unknown`]: `descriptor` is no proxy descriptor, or belongs to another stack or domain.
     pub fn resolve(&mut self, descriptor: impl AsFd) -> Result<Vec<GlobalSocketId>, Error> {
         let (sockets, _) = self.request_resolve(descriptor)?;
         self.adopt(&sockets);
         Ok(sockets)
     }
 
-    /// The same for clients that were [taken](Process::take_client), with the note of whoever shared it.
+    /// As [`Attachment::resolve`], for clients that were [taken](Attachment::take_client). Returns the
+    /// metadata, too.
     ///
     /// # Errors
-    /// As [`Process::resolve`].
+    /// As [`Attachment::resolve`].
     pub fn resolve_with(
         &self,
         clients: &mut [Client],
@@ -78,7 +84,7 @@ impl Attachment {
     }
 
     fn request_resolve(&self, descriptor: impl AsFd) -> Result<(Vec<GlobalSocketId>, Vec<u8>), Error> {
-        // Whatever has no cookie is no socket.
+        // Only sockets have a cookie.
         let cookie = socket_cookie(descriptor).map_err(|_| Error::Refused(Refusal::Unknown))?;
         let answer = lock_connection(&self.connection).request(&ControlRequest::Resolve(cookie), &[])?.0;
         match answer {
@@ -89,5 +95,5 @@ impl Attachment {
 }
 
 fn io(e: std::io::Error) -> Error {
-    Error::io("descriptor of a socket", e)
+    Error::io("proxy descriptor", e)
 }

@@ -1,4 +1,5 @@
-//! Processes that come from processes: children, and other programs (docs/adr/0012-holders-and-placeholders.md).
+//! Inheritance of sockets by children and by programs that a process executes
+//! (docs/adr/0012-holders-and-placeholders.md).
 
 use super::super::codec::{Codec, codec_struct};
 use super::super::message::{
@@ -17,28 +18,30 @@ use rustix::io::{Errno, pread, write};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::sync::{Arc, Mutex};
 
-/// Bytes of a table at the most: whoever reads one takes so much memory.
+/// Length of the longest inheritance table in bytes; the reader allocates as much memory as the table has.
 const TABLE_BYTES_MAX: usize = 64 << 20;
 
-/// A process that the stack knows before there is one. Whoever has this connection open is taken for it, so that nothing is lost whoever dies when.
+/// A process that the stack knows before it exists. The stack takes the owner of this connection for that
+/// process, so its sockets survive whichever process dies first.
 ///
-/// After a fork the parent drops its copy, and the child turns it into [its own attachment](Process::become_child). A program that is started inherits its
-/// [descriptor](Expected::line), and finds in the [table](Expected::table) what it needs.
+/// After a fork the parent drops its copy, and the child turns it into [its own
+/// attachment](Attachment::become_child). A program inherits the [connection](PreparedProcess::connection)
+/// and the [table](PreparedProcess::inheritance_table) of its sockets.
 #[derive(Debug)]
 pub struct PreparedProcess {
     connection: InternalFd,
-    /// Of a child: what its parent was told for it, so that it need not ask.
+    /// For a child: what the broker replied to its parent, so that the child does not need to ask.
     child: Option<ChildClients>,
 }
 
-/// The places of a child on the shards, and what wakes it.
+/// The clients of a child by shard, and the descriptor that wakes it.
 #[derive(Debug)]
 struct ChildClients {
     clients: Vec<u32>,
     wake_fd: InternalFd,
 }
 
-/// What a program needs to know of what it inherits.
+/// What a program needs to know about the sockets that it inherits.
 struct InheritanceTable {
     magic: u32,
     version: u32,
@@ -48,17 +51,18 @@ struct InheritanceTable {
 codec_struct!(InheritanceTable { magic, version, kept, metadata });
 
 impl PreparedProcess {
-    /// Its connection, which closes by exec unless that is changed.
+    /// Returns the connection. It is close-on-exec; the caller clears that for a program.
     pub fn connection(&self) -> BorrowedFd<'_> {
         self.connection.as_fd()
     }
 
-    /// A memory file that says to the next program what it keeps; `note` is for the library that reads it. To be inherited as the line is.
+    /// Creates a memory file that lists the inherited sockets; `metadata` is for the library that reads the
+    /// table. A program inherits its descriptor together with the connection.
     ///
     /// # Errors
-    /// No memory, or no descriptor.
+    /// No memory or no descriptor is left.
     pub fn inheritance_table(kept: &[GlobalSocketId], metadata: &[u8]) -> Result<OwnedFd, Error> {
-        let io = |e| Error::io("table for the next program", e);
+        let io = |e| Error::io("inheritance table", e);
         let table = InheritanceTable {
             magic: MAGIC,
             version: PROTOCOL_VERSION,
@@ -84,40 +88,42 @@ impl Attachment {
             lock_connection(&self.connection).request(request, &[broker_end.as_fd()])?;
         let child = match (answer, descriptors.pop()) {
             (ControlReply::Done, None) => None,
-            // What is done before the fork the child need not do, which pays for everything that it touches first.
+            // Moved to a high number before the fork: in the child, each first write to a page costs a copy.
             (ControlReply::Forked(client_ids), Some(wake_fd)) => {
                 Some(ChildClients { clients: client_ids, wake_fd: InternalFd::new(wake_fd) })
             }
             _ => return Err(Error::Refused(Refusal::Malformed)),
         };
-        // A program is told the number that the line has.
+        // The program is told the number of the descriptor, so it must not change.
         let connection =
             if child.is_some() { InternalFd::new(process_end) } else { InternalFd::in_place(process_end) };
         Ok(PreparedProcess { connection, child })
     }
 
-    /// To be called before fork(2): from now on the child is a holder of all that this process holds.
+    /// Call before fork(2): from now on, the child is an owner of all sockets of this process.
     ///
-    /// No thread may open or release connections between this and the fork.
+    /// No thread may open or release connections between this call and the fork.
     ///
     /// # Errors
-    /// There is no room for another process, or the stack is gone.
+    /// The stack cannot take another process, or is gone.
     pub fn prepare_fork(&self) -> Result<PreparedProcess, Error> {
         self.prepare(&ControlRequest::Fork)
     }
 
-    /// To be called before execve(2) or posix_spawn(3): from now on a program is a holder of what it keeps. If the program is not started, dropping the value
-    /// says so. By exec, the connection of the program that was closes, and what it alone held ends; the new one needs no word of its own to keep the rest,
-    /// and may not know this library at all.
+    /// Call before execve(2) or posix_spawn(3): from now on, the program is an owner of the sockets `kept`.
+    /// If the program is not started, drop the value to release them. execve(2) closes the connection of the
+    /// old program, which releases the sockets that it alone owned. The new program owns `kept` even if it
+    /// never uses this library.
     ///
     /// # Errors
-    /// As [`Process::expect_child`].
+    /// As [`Attachment::prepare_fork`].
     pub fn prepare_exec(&self, kept: &[GlobalSocketId]) -> Result<PreparedProcess, Error> {
         self.prepare(&ControlRequest::Exec(kept.to_vec()))
     }
 
-    /// To be called in a child before it first uses what it inherited. Its clients go on where the parent's stood when it forked. [Streams](crate::channel::Streams)
-    /// of the parent's clients must not be used here any more.
+    /// Call in a child before its first use of an inherited socket. The clients continue where the parent's
+    /// clients were at the fork. The child must not use [`SharedStreams`](crate::channel::SharedStreams) of
+    /// the parent's clients any more.
     ///
     /// # Errors
     /// The stack is gone.
@@ -128,10 +134,11 @@ impl Attachment {
         result
     }
 
-    /// The same for clients that were [taken](Process::take_client): the parent's become the child's.
+    /// As [`Attachment::become_child`], for clients that were [taken](Attachment::take_client): they become
+    /// the child's.
     ///
     /// # Errors
-    /// As [`Process::become_child`]: then nothing has changed.
+    /// As [`Attachment::become_child`]; the clients are unchanged then.
     pub fn become_child_with(
         &mut self,
         clients: &mut [Client],
@@ -143,7 +150,7 @@ impl Attachment {
         if client_ids.len() != clients.len() {
             return Err(malformed());
         }
-        // Nothing comes back, and nothing is waited for: each round of a question costs as much as all the rest here.
+        // Sends without waiting for a reply: a round trip costs as much as everything else here.
         let io = |e: Errno| Error::io("descriptor of this process", e);
         let copies =
             (1..client_ids.len()).map(|_| wake_fd.try_clone()).collect::<Result<Vec<_>, _>>().map_err(io)?;
@@ -155,25 +162,26 @@ impl Attachment {
         for (shard, ((client, client_id), wake_fd)) in
             clients.iter_mut().zip(client_ids).zip(wakes).enumerate()
         {
-            // Cannot truncate: shards are 64 at the most.
+            // Cannot truncate: there are at most 64 shards.
             let control = BrokerControl { connection: connection.clone(), shard: shard as u16 };
             client.become_child(client_id, wake_fd, Box::new(control));
         }
-        // The parent's connection is closed here only; the parent has it still.
+        // Closes the parent's connection in this process only.
         self.connection = connection;
         Ok(())
     }
 
-    /// In a program that was started so: what it inherits, and the note. The descriptors are those that [`Expected`] has described.
+    /// Call in a program that was executed after [`Attachment::prepare_exec`], with the two inherited
+    /// descriptors. Returns the attachment, the inherited sockets and the metadata.
     ///
     /// # Errors
-    /// The stack is gone, or the table is none.
+    /// The stack is gone, or the table is damaged or of another version.
     pub fn inherit(
         connection: OwnedFd,
         table: OwnedFd,
     ) -> Result<(Self, Vec<GlobalSocketId>, Vec<u8>), Error> {
-        let damaged = || Error::application("channel: what the last program left is damaged");
-        let io = |e| Error::io("table of the last program", e);
+        let damaged = || Error::application("channel: the inheritance table is damaged");
+        let io = |e| Error::io("inheritance table", e);
         let size =
             usize::try_from(fstat(&table).map_err(io)?.st_size).ok().filter(|size| *size <= TABLE_BYTES_MAX);
         let mut bytes = vec![0; size.ok_or_else(damaged)?];
@@ -194,22 +202,22 @@ impl Attachment {
         Ok((process, table.kept, table.metadata))
     }
 
-    /// Its clients hold these connections from now on, as the stack has agreed.
+    /// Makes the clients owners of `sockets`, as the stack has them already.
     pub(super) fn adopt(&mut self, sockets: &[GlobalSocketId]) {
         adopt(&mut self.clients, sockets);
     }
 
-    /// Everything that it holds besides listeners.
+    /// Returns all connections and UDP sockets that this process owns, without listeners.
     pub fn owned_sockets(&self) -> Vec<GlobalSocketId> {
         let of = |(shard, client): (usize, &Client)| -> Vec<GlobalSocketId> {
-            // Cannot truncate: shards are 64 at the most.
+            // Cannot truncate: there are at most 64 shards.
             client.conns().map(|conn| GlobalSocketId::conn(shard as u16, conn)).collect()
         };
         self.clients.iter().enumerate().flat_map(of).collect()
     }
 }
 
-/// These clients, one for each shard, hold these connections from now on, as the stack has agreed.
+/// Makes `clients`, one for each shard, owners of `sockets`, as the stack has them already.
 pub(super) fn adopt(clients: &mut [Client], sockets: &[GlobalSocketId]) {
     for held in sockets {
         if let SocketId::Socket { socket, generation } = held.id
@@ -221,13 +229,13 @@ pub(super) fn adopt(clients: &mut [Client], sockets: &[GlobalSocketId]) {
 }
 
 impl GlobalSocketId {
-    /// A connection, or a UDP socket, on a shard.
+    /// The id of a connection or UDP socket on a shard.
     pub fn conn(shard: u16, conn: Conn) -> Self {
         let id = SocketId::Socket { socket: conn.index(), generation: conn.generation() };
         Self { shard, id }
     }
 
-    /// A listener on a shard, by its number there.
+    /// The id of a listener on a shard, from its number there.
     pub fn listener(shard: u16, number: u32) -> Self {
         Self { shard, id: SocketId::Listener(number) }
     }

@@ -1,4 +1,4 @@
-//! Processes that may come to use the stack, and may not: most that a shell starts never do.
+//! Processes that may attach to the stack later. Most processes that a shell starts never do.
 
 use super::super::message::{
     ControlReply, ControlRequest, Hello, MAGIC_UNATTACHED, PROTOCOL_VERSION, Refusal, encode, unattached,
@@ -13,16 +13,17 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::io;
 use std::path::Path;
 
-/// A connection of such a process, and of those that it forks, which have it, too. The stack counts it among those who are there, it takes no place, and it leads in from wherever a
-/// process has gone since: into another root directory, or to other rights.
+/// A connection of a process that is not attached; the children that it forks share it. The stack lists the
+/// process, but gives it no clients. The connection can attach even after the process changed its root
+/// directory or its user.
 #[derive(Debug)]
 pub struct UnattachedProcess(InternalFd);
 
 impl UnattachedProcess {
-    /// Comes to the stack whose door is at `path`. Nothing is waited for.
+    /// Connects to the broker at `path`. Does not wait for a reply.
     ///
     /// # Errors
-    /// Nobody is there.
+    /// Nobody listens there.
     pub fn connect(path: &Path) -> Result<Self, Error> {
         let io = |e| Error::io(format!("stack at {}", path.display()), e);
         let connection = connect_to(path).map_err(io)?;
@@ -30,23 +31,24 @@ impl UnattachedProcess {
         Ok(Self(InternalFd::new(connection)))
     }
 
-    /// Goes on with the connection that the program before left to this one ([`Guest::followed`], [`Process::followed`]).
+    /// Takes over the connection that the previous program created for this one
+    /// ([`UnattachedProcess::successor_connection`], [`Attachment::successor_connection`]).
     ///
     /// # Errors
-    /// The stack is gone, or this is no connection to one.
+    /// The stack is gone, or `connection` is not a connection to a broker.
     pub fn from_connection(connection: OwnedFd) -> Result<Self, Error> {
-        let pidfd = self_pidfd().map_err(|e| Error::io("descriptor of this process", e))?;
+        let pidfd = self_pidfd().map_err(|e| Error::io("pidfd of this process", e))?;
         seqpacket::send(&connection, &[unattached::IDENTIFY], &[pidfd.as_fd()])
             .map_err(|_| Error::StackGone)?;
         Ok(Self(InternalFd::new(connection)))
     }
 
-    /// Its connection.
+    /// Returns the descriptor of the connection.
     pub fn connection_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
-    /// See [`OwnFd::make_way`].
+    /// See [`InternalFd::relocate_from`].
     ///
     /// # Errors
     /// `EMFILE`.
@@ -54,10 +56,11 @@ impl UnattachedProcess {
         self.0.relocate_from(number)
     }
 
-    /// Attaches, as [`Process::connect`] does. Several processes may do so over one such connection, at the same time.
+    /// Attaches, as [`Attachment::connect`] does. Several processes may attach over one connection at the
+    /// same time.
     ///
     /// # Errors
-    /// As [`Process::connect`].
+    /// As [`Attachment::connect`].
     pub fn attach(&self) -> Result<Attachment, Error> {
         let (process_end, broker_end) =
             seqpacket::pair().map_err(|e| Error::io("connection for a process", e))?;
@@ -66,33 +69,36 @@ impl UnattachedProcess {
         Attachment::from_connection(process_end)
     }
 
-    /// A connection for a program that this process is going to start and that may not be able to open the door, as it runs with other rights or in another root directory. It comes as the
-    /// user that this process is now. To be inherited; close-on-exec until that is changed.
+    /// Creates a connection for a program that this process is about to execute and that may not be able to
+    /// open the broker's socket, because it runs as another user or in another root directory. The program
+    /// attaches as the current user of this process. The descriptor is close-on-exec; the caller clears that
+    /// before the program inherits it.
     ///
     /// # Errors
-    /// No descriptors, or the stack is gone.
+    /// The process has no descriptor left, or the stack is gone.
     pub fn successor_connection(&self) -> Result<InternalFd, Error> {
         open_successor(|broker_end| {
             self.send(unattached::SUCCESSOR, &broker_end).map_err(|_| self.hangup_reason())
         })
     }
 
-    /// A message with a descriptor.
+    /// Sends a message and its descriptor.
     pub(in super::super) fn send(&self, kind: u8, descriptor: &OwnedFd) -> io::Result<()> {
         seqpacket::send(&self.0, &[kind], &[descriptor.as_fd()])
     }
 
-    /// Why the stack has hung up.
+    /// Returns why the stack closed the connection.
     fn hangup_reason(&self) -> Error {
         hangup_reason(&self.0, &mut seqpacket::buffer())
     }
 }
 
 impl Attachment {
-    /// As [`Guest::followed`], for a program that keeps nothing of what this process holds.
+    /// As [`UnattachedProcess::successor_connection`], for a program that inherits none of the sockets of
+    /// this process.
     ///
     /// # Errors
-    /// As there.
+    /// As [`UnattachedProcess::successor_connection`].
     pub fn successor_connection(&self) -> Result<InternalFd, Error> {
         open_successor(|broker_end| {
             match lock_connection(&self.connection)
@@ -110,12 +116,13 @@ fn open_successor(send: impl FnOnce(OwnedFd) -> Result<(), Error>) -> Result<Int
     let io = |e| Error::io("connection for a program", e);
     let (process_end, broker_end) = seqpacket::pair().map_err(io)?;
     send(broker_end)?;
-    // For the program, which may not know the library, and so that somebody is there until it has begun.
+    // On behalf of the program, which may not use the library, and so that the entry has a process until the
+    // program starts.
     send_hello(&process_end).map_err(io)?;
     Ok(InternalFd::new(process_end))
 }
 
-/// The first word.
+/// Sends the first message.
 fn send_hello(connection: &OwnedFd) -> io::Result<()> {
     let hello = Hello { magic: MAGIC_UNATTACHED, version: PROTOCOL_VERSION, domain: String::new() };
     seqpacket::send(connection, &encode(0, &hello), &[self_pidfd()?.as_fd()])
