@@ -657,7 +657,7 @@ fn successor_as_another_user_is_isolated() {
     // In a process of its own, because its user must differ from the user of this process.
     let name = "successor_as_another_user_is_isolated";
     let mut successor = std::process::Command::new(std::env::current_exe().unwrap());
-    successor.args(["--exact", &format!("door::tests::{name}")]).env(SUCCESSOR_VARIABLE, "1").uid(65_534);
+    successor.args(["--exact", &format!("broker::tests::{name}")]).env(SUCCESSOR_VARIABLE, "1").uid(65_534);
     let output = successor.stdin(request.try_clone().unwrap()).current_dir("/").output().unwrap();
     assert!(output.status.success(), "{output:?}");
     listen(&mut inside.clients()[0], 80);
