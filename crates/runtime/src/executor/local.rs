@@ -1,7 +1,8 @@
-//! What belongs to a thread: its executors, and the one whose tasks run just now, with the core of its shard.
+//! Thread-local state: the executors of this thread, and the one whose tasks are running, with the core of
+//! its shard.
 //!
-//! Tasks reach their shard through here and not through an argument, because a future's `poll` has none for it. No reference is kept: the
-//! core itself, in its box, lies here while tasks run, so nothing here is unsafe.
+//! `Future::poll` has no argument for the shard, so tasks reach it through here. The boxed core itself is
+//! moved here while tasks run; no reference is stored, so nothing is unsafe.
 
 use super::state::{ExecutorInner, ExecutorState, WaitTarget};
 use super::waiters::{POLL_ID, WaiterRef};
@@ -18,34 +19,36 @@ thread_local! {
     static RUNNING: RefCell<Option<RunningExecutor>> = const { RefCell::new(None) };
 }
 
-/// What a task may do at one go before it has to let others do something: so many reads, writes and the like that were successful.
+/// Successful operations (reads, writes, accepts and so on) of a task per poll. At the limit the task yields
+/// to others.
 const OPERATIONS_PER_POLL_MAX: u32 = 128;
 
 const NOT_IN_TASK: &str = "no task of a Ginnel shard is running on this thread";
 const WRONG_SHARD: &str = "this belongs to another Ginnel shard, or its shard is not running";
 
-/// The executor whose tasks run.
+/// The executor whose tasks are running.
 struct RunningExecutor {
     core: Box<ShardCore>,
     inner: Rc<ExecutorInner>,
-    /// The task that is being polled, and with which waker.
+    /// The task that is being polled, and its waker.
     task: u32,
     waker: Option<LocalWaker>,
     budget: u32,
 }
 
-/// An executor's way to its shard and to itself, while one of its tasks runs. Nothing that is reached from here may run an application's
-/// code: no waker is called and nothing of the application's is dropped.
+/// Access of a running task to its shard and its executor. Code that has it must not run code of the
+/// application: it calls no waker and drops no value of the application.
 pub(super) struct Access<'a> {
     pub(super) core: &'a mut ShardCore,
     pub(super) state: &'a mut ExecutorState,
     pub(super) executor: u32,
 }
 
-/// The time during which an executor's tasks run. Ends when dropped.
+/// Marks the time during which an executor's tasks run. Dropping it ends that time.
 pub(super) struct ExecutorGuard<'a> {
     core: &'a mut CoreSlot,
-    /// An executor whose task drives another shard. Odd, but then it goes on afterwards.
+    /// The executor that was running before, if one of its tasks drives another shard; it continues
+    /// afterwards.
     outer: Option<RunningExecutor>,
 }
 
@@ -56,7 +59,7 @@ impl<'a> ExecutorGuard<'a> {
         Self { outer: RUNNING.replace(Some(running)), core }
     }
 
-    /// From now on it is this task that runs.
+    /// Sets the task that is polled next.
     pub(super) fn set_task(&self, task: u32, waker: LocalWaker) {
         RUNNING.with_borrow_mut(|running| {
             if let Some(running) = running {
@@ -76,12 +79,12 @@ impl Drop for ExecutorGuard<'_> {
     }
 }
 
-/// Makes an executor known on this thread.
+/// Registers an executor on this thread.
 pub(super) fn register(inner: Rc<ExecutorInner>) {
     EXECUTORS.with_borrow_mut(|executors| executors.push(inner));
 }
 
-/// The opposite. The executor is returned, so that what it holds is dropped where nothing is borrowed.
+/// Removes an executor from this thread. The caller drops it when nothing is borrowed.
 pub(super) fn unregister(id: u32) -> Option<Rc<ExecutorInner>> {
     let taken = EXECUTORS.try_with(|executors| {
         let mut executors = executors.borrow_mut();
@@ -91,14 +94,14 @@ pub(super) fn unregister(id: u32) -> Option<Rc<ExecutorInner>> {
     taken.ok().flatten()
 }
 
-/// The executor of this number, if it is one of this thread.
+/// Returns the executor with this id, if it belongs to this thread.
 pub(super) fn find(id: u32) -> Option<Rc<ExecutorInner>> {
     let found =
         EXECUTORS.try_with(|executors| executors.borrow().iter().find(|inner| inner.id == id).cloned());
     found.ok().flatten()
 }
 
-/// Lets a task go on. False if its executor is not one of this thread.
+/// Makes a task ready. Returns false if its executor does not belong to this thread.
 pub(super) fn schedule(id: u32, task: u32) -> bool {
     let scheduled = EXECUTORS.try_with(|executors| {
         let executors = executors.borrow();
@@ -109,7 +112,8 @@ pub(super) fn schedule(id: u32, task: u32) -> bool {
     scheduled.is_ok_and(|s| s.is_some())
 }
 
-/// Reaches the state of an executor of this thread, be it running or not. `None` if there is none: it has ended.
+/// Calls `act` with the state of an executor of this thread, running or not. Returns `None` if the executor
+/// has ended.
 pub(super) fn state<R>(id: u32, act: impl FnOnce(&mut ExecutorState) -> R) -> Option<R> {
     let inner = find(id)?;
     let result = act(&mut inner.state.borrow_mut());
@@ -117,10 +121,10 @@ pub(super) fn state<R>(id: u32, act: impl FnOnce(&mut ExecutorState) -> R) -> Op
     Some(result)
 }
 
-/// The number of the executor whose task runs.
+/// Returns the id of the executor whose task is running.
 ///
 /// # Panics
-/// If none does.
+/// If no task is running.
 #[track_caller]
 pub(super) fn current() -> u32 {
     match RUNNING.with_borrow(|running| running.as_ref().map(|r| r.inner.id)) {
@@ -129,14 +133,14 @@ pub(super) fn current() -> u32 {
     }
 }
 
-/// The same as an error.
+/// Returns the id of the executor whose task is running, or an error if no task is running.
 pub(super) fn current_or_error() -> io::Result<u32> {
     RUNNING
         .with_borrow(|running| running.as_ref().map(|r| r.inner.id))
         .ok_or_else(|| io::Error::other(NOT_IN_TASK))
 }
 
-/// Reaches the shard that is running, which must be the one of this executor.
+/// Calls `act` with the running shard. Fails if another executor, or none, is running.
 pub(super) fn access<R>(executor: u32, act: impl FnOnce(&mut Access<'_>) -> R) -> io::Result<R> {
     let mut unsettled = None;
     let result = RUNNING.with_borrow_mut(|running| {
@@ -154,7 +158,8 @@ pub(super) fn access<R>(executor: u32, act: impl FnOnce(&mut Access<'_>) -> R) -
     result.ok_or_else(|| io::Error::other(WRONG_SHARD))
 }
 
-/// Reaches an executor's state, and the core of its shard if its tasks run just now: for what is dropped, wherever that happens.
+/// Calls `act` with an executor's state, and with the core of its shard if its tasks are running. For
+/// destructors, which may run anywhere.
 pub(super) fn release(executor: u32, act: impl FnOnce(&mut ExecutorState, Option<&mut ShardCore>)) {
     let mut act = Some(act);
     let inner = RUNNING.try_with(|running| {
@@ -175,7 +180,7 @@ pub(super) fn release(executor: u32, act: impl FnOnce(&mut ExecutorState, Option
     }
 }
 
-/// A future's place among those who wait for something. Gives it back when dropped.
+/// The registration of a future with the object that it waits for. Dropping it removes the waiter.
 #[derive(Debug)]
 pub(super) struct WaitRegistration {
     executor: u32,
@@ -183,7 +188,7 @@ pub(super) struct WaitRegistration {
     id: u64,
 }
 
-/// What became of an attempt.
+/// Result of an attempt.
 enum PollStep<R> {
     Done(R),
     Pending,
@@ -191,17 +196,18 @@ enum PollStep<R> {
 }
 
 impl WaitRegistration {
-    /// For a future of its own.
+    /// Creates the registration of a future.
     pub(super) const fn new(executor: u32, target: WaitTarget) -> Self {
         Self { executor, target, id: 0 }
     }
 
-    /// For a `poll_…` function, which has no place of its own: the last caller is woken.
+    /// Creates the registration of a `poll_…` function, which wakes only its last caller.
     pub(super) const fn poll_function(executor: u32, target: WaitTarget) -> Self {
         Self { executor, target, id: POLL_ID }
     }
 
-    /// Tries, and waits if there is nothing to be had. A task that has done enough for once gets another turn.
+    /// Calls `attempt`, and registers the waiter if it returns `None`. A task that has used its budget is
+    /// woken again at once instead.
     pub(super) fn poll<R>(
         &mut self,
         cx: &mut Context<'_>,
@@ -252,7 +258,8 @@ impl WaitRegistration {
     }
 }
 
-/// A future that tries until there is something to be had. Smaller than the same as an `async` block, which keeps what it captured twice.
+/// A future that repeats an attempt until it succeeds. It is smaller than an `async` block, which would store
+/// its captures twice.
 #[derive(Debug)]
 pub(super) struct Attempt<F> {
     waiting: WaitRegistration,

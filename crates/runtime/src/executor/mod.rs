@@ -1,4 +1,4 @@
-//! Tasks on a shard: its own executor, as an application of the shard.
+//! An executor for tasks, as the application of a shard.
 //!
 //! ```no_run
 //! use ginnel::net::TcpListener;
@@ -25,11 +25,12 @@
 //! # }
 //! ```
 //!
-//! One executor belongs to one shard, and its tasks never leave the shard's thread: they need not be `Send`, and share with `Rc` and
-//! `Cell`. In each turn the network comes first, then the tasks that can go on, then what they sent leaves with the acknowledgements of what
-//! it answers. A task that is always ready gets one go per turn, so it does not keep the network waiting.
+//! One executor belongs to one shard, and its tasks never leave the shard's thread: they need not be `Send`,
+//! and share state with `Rc` and `Cell`. In each turn the shard processes received frames, then polls the
+//! tasks that are ready, then sends what they wrote together with the acknowledgements. A task that is always
+//! ready is polled once per turn, so it cannot starve the network.
 //!
-//! Why it is built so: docs/adr/0009-async-on-the-shard.md.
+//! The reasons are in docs/adr/0009-async-on-the-shard.md.
 
 pub mod compat;
 mod local;
@@ -63,13 +64,14 @@ use std::sync::Arc;
 use tasks::{TakenTask, TaskError, TaskResult};
 use waker::RemoteWakeups;
 
-/// Polls of tasks in one turn: between them the network waits. As many as a few full bursts can wake.
+/// Polls of tasks per turn; the network is served between turns. A few full bursts wake about as many tasks.
 const POLLS_PER_TURN_MAX: usize = 256;
 
-/// An application of tasks: see the [module](self). The shard ends with the main task; other tasks are dropped then, and their connections
-/// closed. What a peer has not taken by then is lost with the shard, so a main task waits for what matters.
+/// An application made of tasks: see the [module](self). The shard ends with the main task; the other tasks
+/// are dropped then, and their connections are closed. Data that a peer has not received by then is lost with
+/// the shard, so a main task should wait for the connections that matter.
 ///
-/// It may be moved to another thread until its shard runs, with everything else of the shard; from then on it stays there.
+/// The executor may move to another thread until its shard runs; from then on it stays on the shard's thread.
 pub struct Executor<M> {
     main: Option<M>,
     id: u32,
@@ -81,9 +83,9 @@ impl<M> fmt::Debug for Executor<M> {
     }
 }
 
-/// What a main task may return: nothing, or a result whose error ends the shard with [`Error::Application`].
+/// The result of a main task: nothing, or a result whose error ends the shard with [`Error::Application`].
 pub trait MainOutput: sealed::Sealed {
-    /// As the shard's own.
+    /// Converts to the result of the shard.
     fn into_result(self) -> Result<(), Error>;
 }
 
@@ -107,16 +109,16 @@ impl<E: fmt::Display> MainOutput for Result<(), E> {
     }
 }
 
-/// What is known about an executor.
+/// Usage of an executor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExecutorStats {
     /// Tasks that have not ended.
     pub tasks: usize,
-    /// Connections that tasks have.
+    /// Connections that tasks own.
     pub streams: usize,
-    /// Sleeps that are on.
+    /// Sleeps that have not expired.
     pub sleeps: usize,
-    /// Things that somebody waits for in another way than as one task: several tasks, or parts of tasks.
+    /// Wait lists in use: objects that several tasks, or parts of a task with wakers of their own, wait for.
     pub wait_lists: usize,
 }
 
@@ -125,7 +127,8 @@ where
     M: FnOnce() -> F + 'static,
     F: Future<Output: MainOutput> + 'static,
 {
-    /// An executor whose first task is what `main` returns. It is called on the shard's thread, when the shard starts.
+    /// Creates an executor whose main task is the future that `main` returns. `main` is called on the shard's
+    /// thread when the shard starts.
     pub fn new(main: M) -> Self {
         static LAST: AtomicU32 = AtomicU32::new(0);
         Self { main: Some(main), id: LAST.fetch_add(1, Ordering::Relaxed) }
@@ -133,7 +136,7 @@ where
 }
 
 impl<M> Executor<M> {
-    /// What there is. All zero before the shard runs.
+    /// Returns the usage. All numbers are zero before the shard runs.
     pub fn stats(&self) -> ExecutorStats {
         let stats = local::state(self.id, |state| ExecutorStats {
             tasks: state.tasks.live(),
@@ -148,7 +151,7 @@ impl<M> Executor<M> {
         local::find(self.id).expect("a shard with an executor stays on the thread on which it began to run")
     }
 
-    /// Changes the state and calls the wakers that this woke.
+    /// Changes the state, then calls the wakers that the change woke.
     fn update_state(&self, update: impl FnOnce(&mut ExecutorState)) {
         let inner = self.inner();
         let mut state = inner.state.borrow_mut();
@@ -246,7 +249,7 @@ where
     }
 
     fn command(&mut self, _: &mut Context<'_>, command: Command) {
-        // Commands of other kinds are not for tasks.
+        // Commands of other types are not for the executor.
         if let Ok(spawn) = command.downcast::<task::RemoteSpawn>() {
             self.update_state(|state| state.remote_spawns.push_back(spawn.0));
         }
@@ -265,7 +268,7 @@ where
             }
         }
         let entered = ExecutorGuard::new(cx.core, &inner);
-        // Errors would say that this executor is not running.
+        // Fails only if this executor is not running.
         let _ = local::access(self.id, |a| a.state.net.close_dropped(a.core));
         run_remote_spawns(&inner);
         let mut polls = 0;
@@ -291,7 +294,7 @@ where
 impl<M> Drop for Executor<M> {
     fn drop(&mut self) {
         if let Some(inner) = local::unregister(self.id) {
-            // Tasks go while nothing is borrowed. Their connections end with the shard.
+            // Tasks are dropped while nothing is borrowed. Their connections end with the shard.
             let tasks: Vec<_> = drain(&inner).collect();
             drop(tasks);
             inner.flush_wakers();
@@ -299,18 +302,18 @@ impl<M> Drop for Executor<M> {
     }
 }
 
-/// Makes the tasks that other threads sent.
+/// Starts the tasks that other threads have sent.
 fn run_remote_spawns(inner: &ExecutorInner) {
     loop {
         let mut state = inner.state.borrow_mut();
         let Some(make) = state.remote_spawns.pop_front() else { return };
         drop(state);
-        // It only makes a future and spawns it; if that panics nobody waits for the result.
+        // The closure creates a future and spawns it. If it panics, no task waits for the result.
         let _ = catch_unwind(AssertUnwindSafe(make));
     }
 }
 
-/// Lets the next task go on. False if there is none.
+/// Polls the next ready task. Returns false if no task is ready.
 fn poll_next(inner: &Rc<ExecutorInner>, entered: &ExecutorGuard<'_>) -> bool {
     let Some(taken) = inner.state.borrow_mut().tasks.take_next() else { return false };
     entered.set_task(taken.index, taken.waker.clone());
@@ -334,7 +337,7 @@ fn poll_next(inner: &Rc<ExecutorInner>, entered: &ExecutorGuard<'_>) -> bool {
     true
 }
 
-/// Drops something of the application's. If that panics, it is the task's panic.
+/// Drops a value of the application. A panic in its destructor becomes the result of the task.
 fn drop_quietly<T>(value: T, result: TaskResult) -> TaskResult {
     match catch_unwind(AssertUnwindSafe(|| drop(value))) {
         Ok(()) => result,
@@ -342,7 +345,7 @@ fn drop_quietly<T>(value: T, result: TaskResult) -> TaskResult {
     }
 }
 
-/// A task has ended: whoever waits for it learns that.
+/// Records the result of a task and wakes those that wait for it.
 fn end(inner: &ExecutorInner, index: u32, result: TaskResult) {
     let panicked = matches!(result, Err(TaskError::Panicked(_)));
     let mut state = inner.state.borrow_mut();
@@ -352,15 +355,15 @@ fn end(inner: &ExecutorInner, index: u32, result: TaskResult) {
     let (joiners, unclaimed) = state.tasks.end(index, result);
     state.wake_all(joiners);
     drop(state);
-    // The panic of a task that nobody waits for was reported by the panic hook.
+    // The panic hook has reported the panic of a task that no other task waits for.
     let _ = catch_unwind(AssertUnwindSafe(|| drop(unclaimed)));
     inner.flush_wakers();
 }
 
-/// The main task is the first one, and the shard ends with it.
+/// Index of the main task, which is the first; the shard ends with it.
 const MAIN: u32 = 0;
 
-/// Drops all tasks, with the shard at hand, so that their connections are closed as they should be.
+/// Drops all tasks while the shard is accessible, so that their connections are closed.
 fn end_all(inner: &ExecutorInner, entered: &ExecutorGuard<'_>) {
     for taken in drain(inner) {
         entered.set_task(taken.index, taken.waker.clone());

@@ -1,4 +1,4 @@
-//! Being asked to stop.
+//! Stop requests.
 
 use super::local::{self, WaitRegistration};
 use super::state::WaitTarget;
@@ -6,8 +6,8 @@ use core::future::poll_fn;
 
 /// Waits until the shard is asked to stop ([`StopFlag`](crate::StopFlag)).
 ///
-/// A shard none of whose tasks has ever waited here stops at once when it is asked to. Otherwise it goes on until the main task ends, for
-/// `shard.stop_grace_ms` at the most.
+/// If no task of the shard has ever called this function, the shard stops at once. Otherwise it stops when
+/// the main task ends, or after `shard.stop_grace_ms`.
 ///
 /// # Panics
 /// Outside of a shard's task.
@@ -20,6 +20,6 @@ pub async fn stop() {
             a.state.stop.is_requested.then_some(Ok(()))
         })
     });
-    // The error says that this task is polled by another executor than it was made on.
+    // Fails only if another executor polls this task.
     stopped.await.unwrap_or_else(|e| panic!("{e}"));
 }

@@ -1,8 +1,8 @@
-//! Numbered places that are used again.
+//! A slab: slots with stable indices that are reused.
 
 use core::ops::{Index, IndexMut};
 
-/// Places by number. A place keeps its number until it is given back; the last one given back is the first one used again.
+/// A value keeps its index until it is removed. The slot that was freed last is reused first.
 #[derive(Debug)]
 pub(super) struct Slab<T> {
     slots: Vec<Option<T>>,
@@ -20,7 +20,8 @@ impl<T> Slab<T> {
             return index;
         }
         self.slots.push(Some(value));
-        // Each place belongs to a connection, a task or a future: memory ends long before.
+        // Cannot truncate: each slot belongs to a connection, a task or a future, and memory is exhausted
+        // before `u32` is.
         (self.slots.len() - 1) as u32
     }
 
@@ -34,7 +35,7 @@ impl<T> Slab<T> {
         self.slots.get_mut(index as usize)?.as_mut()
     }
 
-    /// How many are in use.
+    /// Returns the number of slots in use.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }

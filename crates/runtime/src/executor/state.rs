@@ -1,4 +1,4 @@
-//! What an executor keeps between turns.
+//! The state of an executor between turns.
 
 use super::net::state::NetState;
 use super::tasks::Tasks;
@@ -10,20 +10,20 @@ use core::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// An executor as its handler, its tasks and their handles see it.
+/// An executor, as its handler, its tasks and their handles share it.
 pub(super) struct ExecutorInner {
-    /// Numbers all executors of the process.
+    /// Unique among the executors of the process.
     pub(super) id: u32,
     pub(super) shared: Arc<RemoteWakeups>,
     pub(super) state: RefCell<ExecutorState>,
 }
 
-/// What one can wait for.
+/// An object that a future can wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WaitTarget {
-    /// Bytes of a connection.
+    /// Data of a connection.
     Read(u32),
-    /// Room of a connection, or its establishment.
+    /// Send space of a connection, or its establishment.
     Write(u32),
     /// Connections of a listener.
     Accept(u32),
@@ -31,9 +31,9 @@ pub(super) enum WaitTarget {
     Datagrams(u32),
     /// The end of a task.
     Join(u32),
-    /// A point in time.
+    /// The end of a sleep.
     Sleep(u32),
-    /// That the shard is asked to stop.
+    /// A request to stop the shard.
     Stop,
 }
 
@@ -43,19 +43,19 @@ pub(super) struct ExecutorState {
     pub(super) sleeps: Sleeps,
     pub(super) wait_lists: WaitLists,
     pub(super) stop: StopState,
-    /// Makers of tasks that other threads sent.
+    /// Closures of other threads that spawn tasks.
     pub(super) remote_spawns: VecDeque<Box<dyn FnOnce() + Send>>,
-    /// Room to collect tasks in that other threads woke.
+    /// Buffer for the tasks that other threads woke.
     pub(super) woken: Vec<Arc<TaskWaker>>,
-    /// How the main task ended.
+    /// The result of the main task.
     pub(super) outcome: Option<Result<(), Error>>,
 }
 
-/// How far the end of the shard has come.
+/// Progress of stopping the shard.
 pub(super) struct StopState {
     /// The shard was asked to stop.
     pub(super) is_requested: bool,
-    /// A task has waited for that: it ends the shard.
+    /// A task has waited for the request: the main task ends the shard then.
     pub(super) is_observed: bool,
     pub(super) waiters: Waiters,
 }
@@ -86,7 +86,7 @@ impl ExecutorState {
         }
     }
 
-    /// Enters a caller among those who wait.
+    /// Adds a waiter for `target`.
     pub(super) fn wait(&mut self, target: WaitTarget, waiter: WaiterRef<'_>, id: &mut u64) {
         let Some(waiters) = self.waiters_mut(target).copied() else { return };
         let now = self.wait_lists.add(waiters, waiter, id);
@@ -95,7 +95,7 @@ impl ExecutorState {
         }
     }
 
-    /// A future that had entered itself is dropped.
+    /// Removes the waiter of a future that is dropped.
     pub(super) fn cancel_wait(&mut self, target: WaitTarget, id: u64) {
         let Some(waiters) = self.waiters_mut(target).copied() else { return };
         let Self { wait_lists: lists, tasks, .. } = self;
@@ -105,7 +105,7 @@ impl ExecutorState {
         }
     }
 
-    /// Lets all go on who wait for this.
+    /// Wakes all waiters of `target`.
     pub(super) fn wake(&mut self, target: WaitTarget) {
         if let Some(waiters) = self.waiters_mut(target) {
             let waiters = core::mem::replace(waiters, Waiters::NONE);
@@ -113,13 +113,13 @@ impl ExecutorState {
         }
     }
 
-    /// The same for those who were taken out.
+    /// Wakes waiters that were taken from their target.
     pub(super) fn wake_all(&mut self, waiters: Waiters) {
         let Self { wait_lists: lists, tasks, .. } = self;
         lists.wake(waiters, |task| tasks.schedule(task));
     }
 
-    /// Enters the tasks that other threads have woken.
+    /// Schedules the tasks that other threads have woken.
     pub(super) fn take_woken(&mut self, shared: &RemoteWakeups) {
         shared.take_woken(&mut self.woken);
         for waker in self.woken.drain(..) {
@@ -129,7 +129,8 @@ impl ExecutorState {
 }
 
 impl ExecutorInner {
-    /// Calls and drops the wakers that have left. To be called when nothing is borrowed: both may run anybody's code.
+    /// Calls or drops the wakers that were detached. Call it when nothing is borrowed, because both may run
+    /// code of the application.
     pub(super) fn flush_wakers(&self) {
         loop {
             let mut state = self.state.borrow_mut();

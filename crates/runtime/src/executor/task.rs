@@ -12,7 +12,8 @@ use core::pin::Pin;
 use core::task::{Context, Poll};
 use std::io;
 
-/// Starts a task on this shard. It begins when the current task waits. Dropping the handle lets it go on by itself.
+/// Starts a task on this shard. It is polled first when the current task waits. Dropping the handle detaches
+/// the task, which continues.
 ///
 /// # Panics
 /// Outside of a shard's task.
@@ -28,7 +29,7 @@ where
     JoinHandle { executor, task, generation, done: false, _result: PhantomData }
 }
 
-/// Lets other tasks and the network have a turn.
+/// Lets other tasks and the network run before the task continues.
 pub async fn yield_now() {
     let mut yielded = false;
     poll_fn(|cx| {
@@ -41,18 +42,18 @@ pub async fn yield_now() {
     .await;
 }
 
-/// The result of a task, to be awaited.
+/// A handle to a task. Awaiting it returns the task's result.
 ///
 /// # Panics
-/// Awaiting it again after it gave the result.
+/// If it is awaited again after it returned the result.
 #[must_use = "a task goes on without its handle, but to say so, drop the handle"]
 pub struct JoinHandle<T> {
     executor: u32,
     task: u32,
     generation: u32,
-    /// The result was given.
+    /// The result was returned.
     done: bool,
-    /// Stays on the thread.
+    /// Not `Send`: the handle stays on the thread.
     _result: PhantomData<*const T>,
 }
 
@@ -63,13 +64,13 @@ impl<T> fmt::Debug for JoinHandle<T> {
 }
 
 impl<T> JoinHandle<T> {
-    /// Ends the task the next time it would go on: its future is dropped, and the handle gives an error that
-    /// [`is_cancelled`](JoinError::is_cancelled). A task that has ended is left as it is.
+    /// Drops the task instead of its next poll; the handle then returns an error that
+    /// [`is_cancelled`](JoinError::is_cancelled). Does nothing if the task has ended.
     pub fn abort(&self) {
         local::state(self.executor, |state| state.tasks.abort(self.task, self.generation));
     }
 
-    /// Whether the task has ended.
+    /// Returns whether the task has ended.
     pub fn is_finished(&self) -> bool {
         self.done
             || local::state(self.executor, |state| state.tasks.has_ended(self.task, self.generation))
@@ -108,7 +109,7 @@ impl<T> Drop for JoinHandle<T> {
         if self.done {
             return;
         }
-        // The result, if there is one, is dropped after nothing is borrowed any more.
+        // The result, if there is one, is dropped when nothing is borrowed.
         let unclaimed = local::state(self.executor, |state| {
             let (joiners, unclaimed) = state.tasks.detach(self.task, self.generation);
             state.wait_lists.forget(joiners);
@@ -122,17 +123,17 @@ impl<T> Drop for JoinHandle<T> {
 pub struct JoinError(Option<Box<dyn Any + Send>>);
 
 impl JoinError {
-    /// The task was aborted.
+    /// Returns whether the task was aborted.
     pub const fn is_cancelled(&self) -> bool {
         self.0.is_none()
     }
 
-    /// The task panicked.
+    /// Returns whether the task panicked.
     pub const fn is_panic(&self) -> bool {
         self.0.is_some()
     }
 
-    /// What the task panicked with, for [`resume_unwind`](std::panic::resume_unwind).
+    /// Returns the payload of the panic, for [`resume_unwind`](std::panic::resume_unwind).
     ///
     /// # Errors
     /// The error itself, if the task did not panic.
@@ -170,14 +171,14 @@ impl From<JoinError> for io::Error {
     }
 }
 
-/// A task that another thread sends.
+/// A closure of another thread that spawns a task.
 pub(super) struct RemoteSpawn(pub(super) Box<dyn FnOnce() + Send>);
 
 /// Starts tasks on a shard from other threads.
 #[derive(Clone, Debug)]
 pub struct Spawner(Commander);
 
-/// The way to start tasks on this shard from other threads.
+/// Returns a spawner for this shard.
 ///
 /// # Panics
 /// Outside of a shard's task.
@@ -188,7 +189,7 @@ pub fn spawner() -> Spawner {
 }
 
 impl Spawner {
-    /// Calls `make` on the shard's thread and starts what it returns as a task. Never waits.
+    /// Calls `make` on the shard's thread and starts the future that it returns as a task. Never waits.
     ///
     /// # Errors
     /// The shard's mailbox is full (`shard.commands_max`), or the shard is gone.
@@ -208,7 +209,7 @@ impl Spawner {
 /// Why a task could not be sent to a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpawnError {
-    /// As many commands are waiting as the shard's mailbox holds.
+    /// The shard's mailbox is full.
     Full,
     /// The shard is gone.
     Gone,

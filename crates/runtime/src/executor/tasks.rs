@@ -1,4 +1,4 @@
-//! The tasks of an executor: where they are, which of them can go on, and what became of those that ended.
+//! The tasks of an executor: their slots, the run queue, and the results of tasks that ended.
 
 use super::waiters::Waiters;
 use super::waker::{LocalWaker, RemoteWakeups};
@@ -8,13 +8,13 @@ use core::task::{Context, Poll};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// A future whose type and result are forgotten. One allocation holds it; its result is boxed only if somebody waits for it (and a `()` needs
-/// no memory in a box).
+/// A type-erased future. It takes one allocation; its result is boxed only if a handle exists (boxing a `()`
+/// allocates nothing).
 pub(super) trait Task {
     fn poll_task(self: Pin<&mut Self>, cx: &mut Context<'_>, keep: bool) -> Poll<Output>;
 }
 
-/// What a task returned, if it is kept.
+/// The result of a task, if it is kept.
 pub(super) type Output = Option<Box<dyn Any>>;
 
 impl<F: Future<Output: 'static>> Task for F {
@@ -31,34 +31,34 @@ pub(super) enum TaskError {
     Panicked(Box<dyn Any + Send>),
 }
 
-/// How a task ended.
+/// The result of a task that ended.
 pub(super) type TaskResult = Result<Output, TaskError>;
 
 enum Stage {
     Vacant,
     Idle(BoxedTask),
-    /// It is being polled; the future is with the executor.
+    /// The task is being polled, and the executor has its future.
     Running,
     Ended(TaskResult),
 }
 
-/// A place for a task.
+/// A slot for a task.
 struct TaskSlot {
     stage: Stage,
-    /// Its waker, if anybody has a clone of it; stays with the place.
+    /// The task's waker, once a clone of it exists. It stays with the slot.
     waker: Option<LocalWaker>,
-    /// Who waits for its end.
+    /// Waiters for the task's end.
     joiners: Waiters,
     generation: u32,
-    /// It is in one of the queues.
+    /// The task is in one of the queues.
     is_queued: bool,
-    /// It is to be ended instead of polled.
+    /// The task is dropped instead of its next poll.
     abort: bool,
-    /// Somebody has a handle to it.
+    /// A handle to the task exists.
     joinable: bool,
 }
 
-/// A task that is taken out to be polled.
+/// A task that was taken out to be polled.
 pub(super) struct TakenTask {
     pub(super) index: u32,
     pub(super) future: BoxedTask,
@@ -70,11 +70,11 @@ pub(super) struct TakenTask {
 pub(super) struct Tasks {
     slots: Vec<TaskSlot>,
     free: Vec<u32>,
-    /// Tasks that can go on in this turn.
+    /// Tasks that are ready in this turn.
     queue: VecDeque<u32>,
-    /// Tasks that woke themselves: they go on in the next turn, after the network had its own.
+    /// Tasks that woke themselves: they are ready in the next turn, after the network was served.
     next_turn: Vec<u32>,
-    /// The waker that tasks are polled with until they give a clone of it away.
+    /// The waker for the next task without one; it belongs to the task once the task clones it.
     unclaimed_waker: LocalWaker,
     shared: Arc<RemoteWakeups>,
     live: usize,
@@ -94,7 +94,7 @@ impl Tasks {
         }
     }
 
-    /// Puts a task into a place and into the queue. Returns the place and its generation.
+    /// Adds and schedules a task. Returns its slot and the generation of the slot.
     pub(super) fn add(&mut self, future: BoxedTask) -> (u32, u32) {
         self.live += 1;
         let index = self.free.pop().unwrap_or_else(|| {
@@ -107,7 +107,7 @@ impl Tasks {
                 abort: false,
                 joinable: false,
             });
-            // A task is more than eight bytes: memory ends before the numbers do.
+            // Cannot truncate: memory is exhausted before 2^32 slots exist.
             (self.slots.len() - 1) as u32
         });
         let slot = &mut self.slots[index as usize];
@@ -119,7 +119,7 @@ impl Tasks {
         (index, generation)
     }
 
-    /// Lets a task go on. A number that stands for no task is one of a waker that outlived its task.
+    /// Makes a task ready. Does nothing if the task has ended, because a waker may outlive its task.
     pub(super) fn schedule(&mut self, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else { return };
         if slot.is_queued {
@@ -133,27 +133,27 @@ impl Tasks {
         slot.is_queued = true;
     }
 
-    /// Those who woke themselves in the last turn can go on in this one.
+    /// Makes the tasks ready that woke themselves in the last turn.
     pub(super) fn begin_turn(&mut self) {
         self.queue.extend(self.next_turn.drain(..));
     }
 
-    /// Whether any task can go on.
+    /// Returns whether no task is ready.
     pub(super) fn is_idle(&self) -> bool {
         self.queue.is_empty() && self.next_turn.is_empty()
     }
 
-    /// Tasks that have not ended.
+    /// Returns the number of tasks that have not ended.
     pub(super) const fn live(&self) -> usize {
         self.live
     }
 
-    /// Places that there are.
+    /// Returns the number of slots, free ones included.
     pub(super) const fn slot_count(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// Takes the next task out of the queue.
+    /// Takes the next task from the run queue.
     pub(super) fn take_next(&mut self) -> Option<TakenTask> {
         loop {
             let index = self.queue.pop_front()?;
@@ -179,7 +179,7 @@ impl Tasks {
         Some(TakenTask { index, future, waker, joinable: slot.joinable, abort: slot.abort })
     }
 
-    /// Puts a task back that is not done. Gives it back if it is to be ended.
+    /// Puts back a task that is not done. Returns the future if the task was aborted meanwhile.
     pub(super) fn put_back(&mut self, index: u32, future: BoxedTask) -> Result<(), BoxedTask> {
         self.keep_waker(index);
         let slot = &mut self.slots[index as usize];
@@ -190,7 +190,7 @@ impl Tasks {
         Ok(())
     }
 
-    /// Once a clone of the common waker is about it stands for this place for ever.
+    /// Gives the unclaimed waker to this slot, for good, if the task has cloned it.
     fn keep_waker(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         if slot.waker.is_none() && self.unclaimed_waker.is_shared() {
@@ -198,7 +198,7 @@ impl Tasks {
         }
     }
 
-    /// A task has ended. Returns who waits for that, and the result if nobody ever will.
+    /// Records the result of a task. Returns its waiters, and the result if no handle to the task exists.
     pub(super) fn end(&mut self, index: u32, result: TaskResult) -> (Waiters, Option<TaskResult>) {
         self.keep_waker(index);
         self.live -= 1;
@@ -223,7 +223,7 @@ impl Tasks {
         self.slots.get_mut(index as usize).filter(|slot| slot.generation == generation)
     }
 
-    /// The result, if the task has ended; the place is free then.
+    /// Returns the result if the task has ended, and frees its slot.
     pub(super) fn join(&mut self, index: u32, generation: u32) -> Option<TaskResult> {
         let slot = self.slot_of(index, generation)?;
         matches!(slot.stage, Stage::Ended(_)).then(|| self.vacate(index)).flatten()
@@ -237,7 +237,8 @@ impl Tasks {
         self.slot_of(index, generation).is_none_or(|slot| matches!(slot.stage, Stage::Ended(_)))
     }
 
-    /// Nobody will ask for the result. Returns who waited, and the result if there is one, both to be dropped.
+    /// Drops the interest in the result. Returns the waiters and the result, if there is one; the caller
+    /// drops both.
     pub(super) fn detach(&mut self, index: u32, generation: u32) -> (Waiters, Option<TaskResult>) {
         let Some(slot) = self.slot_of(index, generation) else { return (Waiters::NONE, None) };
         slot.joinable = false;
@@ -249,7 +250,7 @@ impl Tasks {
         matches!(self.slots[index as usize].stage, Stage::Ended(_)).then(|| self.vacate(index)).flatten()
     }
 
-    /// Ends a task when its turn comes.
+    /// Drops the task instead of its next poll.
     pub(super) fn abort(&mut self, index: u32, generation: u32) {
         if let Some(slot) = self.slot_of(index, generation)
             && matches!(slot.stage, Stage::Idle(_) | Stage::Running)

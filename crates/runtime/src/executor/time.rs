@@ -1,4 +1,4 @@
-//! Time as the shard has it: in a simulation it is the simulation's.
+//! Time for tasks: the clock of the shard, which is simulated in a simulation.
 
 use super::local::{self, Access, WaitRegistration};
 use super::state::WaitTarget;
@@ -12,7 +12,7 @@ pub use ginnel_stack::time::Instant;
 use pin_project_lite::pin_project;
 use std::io;
 
-/// The time of the shard's turn.
+/// Returns the time of the shard's current turn.
 ///
 /// # Panics
 /// Outside of a shard's task.
@@ -25,16 +25,17 @@ fn now_of(executor: u32) -> Instant {
     local::access(executor, |a| a.core.now).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Waits so long. Late by at most [`TIMER_TICK`](crate::timers::TIMER_TICK), if the shard is not busy, and never early.
+/// Waits for `duration`. Never ends early, and at most one [`TIMER_TICK`](crate::timers::TIMER_TICK) late
+/// unless the shard is busy.
 ///
 /// # Panics
-/// Outside of a shard's task; and while it waits, if the shard has as many timers as it may have (`shard.timers_max`).
+/// Outside of a shard's task; and while waiting, if the shard has as many timers as `shard.timers_max`.
 #[track_caller]
 pub fn sleep(duration: Duration) -> Sleep {
     sleep_until(now() + duration)
 }
 
-/// Waits until then.
+/// Waits until `deadline`.
 ///
 /// # Panics
 /// As [`sleep`].
@@ -43,23 +44,23 @@ pub fn sleep_until(deadline: Instant) -> Sleep {
     Sleep { deadline, executor: local::current(), slot: None }
 }
 
-/// See [`sleep`]. Moving it to another thread is possible, because some traits of others demand that, but only its shard can poll it.
+/// See [`sleep`]. It is `Send`, because traits of other crates require that, but only its shard can poll it.
 #[derive(Debug)]
 #[must_use = "it does nothing unless awaited"]
 pub struct Sleep {
     deadline: Instant,
     executor: u32,
-    /// Where it waits, once it does.
+    /// The timer that it waits for, once it was polled.
     slot: Option<SleepId>,
 }
 
 impl Sleep {
-    /// When it ends.
+    /// Returns the time at which it ends.
     pub const fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// Whether that time has come.
+    /// Returns whether the deadline has passed.
     ///
     /// # Panics
     /// Outside of its shard's tasks.
@@ -67,7 +68,7 @@ impl Sleep {
         now_of(self.executor) >= self.deadline
     }
 
-    /// Makes it end at another time, be it over or not.
+    /// Sets another deadline, also after the sleep has ended.
     pub fn reset(&mut self, deadline: Instant) {
         self.end();
         self.deadline = deadline;
@@ -81,11 +82,11 @@ impl Sleep {
             if let Some(core) = core {
                 core.timers.cancel(timer);
             }
-            // Otherwise no task is running, and its timer runs out for nobody.
+            // Without a core no task is running; the timer expires without a waiter.
         });
     }
 
-    /// Done, or waiting; an error if there is no timer left.
+    /// Sets the timer if necessary. Returns `None` while waiting, and an error if no timer is left.
     fn poll_timer(&mut self, a: &mut Access<'_>) -> Option<Result<(), NoTimer>> {
         if a.core.now >= self.deadline {
             return Some(Ok(()));
@@ -111,7 +112,7 @@ impl Future for Sleep {
         let polled = local::access(executor, |a| self.poll_timer(a)).unwrap_or_else(|e| panic!("{e}"));
         match polled {
             Some(Ok(())) => {
-                // A loop around a sleep of no time must let others have their turn, too.
+                // Counts as an operation, so that a loop of zero-length sleeps yields to other tasks.
                 let mut waiting = WaitRegistration::poll_function(executor, WaitTarget::Stop);
                 let ready = waiting.poll(cx, |_| Some(Ok(())));
                 ready.map(|_: io::Result<()>| self.end())
@@ -132,7 +133,7 @@ impl Drop for Sleep {
     }
 }
 
-/// The time was over before the future was done.
+/// The time limit passed before the future was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Elapsed(());
 
@@ -150,7 +151,8 @@ impl From<Elapsed> for io::Error {
     }
 }
 
-/// Lets a future take so long at the most. It is polled first, so one that is ready is never late.
+/// Limits the time that a future may take. The future is polled first, so a future that is ready never times
+/// out.
 ///
 /// # Panics
 /// As [`sleep`].
@@ -159,7 +161,7 @@ pub fn timeout<F: IntoFuture>(duration: Duration, future: F) -> Timeout<F::IntoF
     Timeout { future: future.into_future(), sleep: sleep(duration) }
 }
 
-/// Lets a future be done until then.
+/// As [`timeout`], with a deadline.
 ///
 /// # Panics
 /// As [`sleep`].
@@ -192,19 +194,19 @@ impl<F: Future> Future for Timeout<F> {
     }
 }
 
-/// What an interval does about ticks that were missed because nobody waited for them.
+/// What an interval does about ticks that were missed because no task waited for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissedTickBehavior {
-    /// They come one after the other, without waiting.
+    /// The missed ticks follow each other without a pause.
     #[default]
     Burst,
-    /// They are left out, and the next one comes a whole period after the late one.
+    /// The missed ticks are skipped, and the next tick comes one period after the late one.
     Delay,
-    /// They are left out, and the next one comes when it would have come anyway.
+    /// The missed ticks are skipped, and the next tick comes at a multiple of the period after the start.
     Skip,
 }
 
-/// Ticks now, and then each time a period is over.
+/// Ticks now, and then once per period.
 ///
 /// # Panics
 /// As [`sleep`], and if the period is zero.
@@ -213,7 +215,7 @@ pub fn interval(period: Duration) -> Interval {
     interval_at(now(), period)
 }
 
-/// Ticks at `start`, and then each time a period is over.
+/// Ticks at `start`, and then once per period.
 ///
 /// # Panics
 /// As [`interval`].
@@ -232,7 +234,7 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Waits for the next tick and says when it was due. No tick is lost if the future is dropped.
+    /// Waits for the next tick and returns when it was due. No tick is lost if the future is dropped.
     pub async fn tick(&mut self) -> Instant {
         poll_fn(|cx| self.poll_tick(cx)).await
     }
@@ -242,7 +244,7 @@ impl Interval {
         Pin::new(&mut self.sleep).poll(cx).map(|()| self.schedule_next())
     }
 
-    /// Says when the tick was due that has come, and waits for the next.
+    /// Sets the deadline of the next tick and returns when the current one was due.
     fn schedule_next(&mut self) -> Instant {
         let due = self.sleep.deadline();
         let now = now_of(self.sleep.executor);
@@ -259,12 +261,12 @@ impl Interval {
         due
     }
 
-    /// What to do about missed ticks.
+    /// Sets what to do about missed ticks.
     pub const fn set_missed_tick_behavior(&mut self, behavior: MissedTickBehavior) {
         self.missed = behavior;
     }
 
-    /// The period.
+    /// Returns the period.
     pub const fn period(&self) -> Duration {
         self.period
     }

@@ -1,18 +1,18 @@
-//! Futures that wait for a time, as the shard's timers know them.
+//! The sleeps of an executor, each with a timer of the shard.
 
 use super::waiters::Waiters;
 use crate::timers::Timer;
 
-/// A sleeping future's place.
+/// A slot for a sleep.
 #[derive(Debug)]
 struct SleepSlot {
-    /// `None`: the place is free.
+    /// `None`: the slot is free.
     timer: Option<Timer>,
     generation: u32,
     waiters: Waiters,
 }
 
-/// Names a sleep that has begun and not ended.
+/// Identifies a sleep that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SleepId {
     pub(super) index: u32,
@@ -20,7 +20,7 @@ pub(super) struct SleepId {
 }
 
 impl SleepId {
-    /// As the token of a timer.
+    /// Converts to the token of a timer.
     const fn token(self) -> u64 {
         (self.generation as u64) << 32 | self.index as u64
     }
@@ -41,11 +41,11 @@ impl Sleeps {
         Self { slots: Vec::new(), free: Vec::new() }
     }
 
-    /// Begins a sleep with the timer that `set` sets, which is given its token. `None` if it cannot.
+    /// Begins a sleep. `set_timer` sets a timer with the given token; returns `None` if it cannot.
     pub(super) fn begin(&mut self, set_timer: impl FnOnce(u64) -> Option<Timer>) -> Option<SleepId> {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(SleepSlot { timer: None, generation: 0, waiters: Waiters::NONE });
-            // There are at most as many as the shard has timers.
+            // Cannot truncate: there are at most as many sleeps as the shard has timers.
             (self.slots.len() - 1) as u32
         });
         let slot = &mut self.slots[index as usize];
@@ -58,7 +58,7 @@ impl Sleeps {
         Some(id)
     }
 
-    /// Ends a sleep. Its timer, and who waited; nothing if it has ended before.
+    /// Ends a sleep and returns its timer and its waiters; `None` if it has ended before.
     pub(super) fn end(&mut self, id: SleepId) -> Option<(Timer, Waiters)> {
         let slot = self.slots.get_mut(id.index as usize).filter(|p| p.generation == id.generation)?;
         let timer = slot.timer.take()?;
@@ -67,7 +67,7 @@ impl Sleeps {
         Some((timer, core::mem::replace(&mut slot.waiters, Waiters::NONE)))
     }
 
-    /// The same for the timer with this token, which ran out.
+    /// Ends the sleep whose timer with this token expired, and returns its waiters.
     pub(super) fn expire(&mut self, token: u64) -> Waiters {
         self.end(SleepId::of_token(token)).map_or(Waiters::NONE, |(_, waiters)| waiters)
     }
@@ -80,7 +80,7 @@ impl Sleeps {
         self.slots.get_mut(index as usize).map(|p| &mut p.waiters)
     }
 
-    /// Sleeps that are on.
+    /// Returns the number of sleeps that have not ended.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }

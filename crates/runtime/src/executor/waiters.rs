@@ -1,9 +1,9 @@
-//! Who waits for something: usually one task, which then costs four bytes and no reference count.
+//! Waiters for an object. Usually this is one task, which takes four bytes and no reference count.
 
 use super::slab::Slab;
 use core::task::Waker;
 
-/// Who waits for one thing. Nobody, a task by its number, or (with `LIST` set) several, or a waker that is not a task's own.
+/// The waiters for one object: none, the index of a task, or (with the bit `LIST`) the index of a wait list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Waiters(u32);
 
@@ -13,16 +13,17 @@ impl Waiters {
     pub(super) const NONE: Self = Self(u32::MAX);
 }
 
-/// Who asks.
+/// The waiter to be added.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum WaiterRef<'a> {
     /// The task that is being polled, with its own waker.
     Task(u32),
-    /// Something inside the task that wants to know which of its parts can go on.
+    /// A waker of a part of the task, such as a branch of `join!`.
     Waker(&'a Waker),
 }
 
-/// Names a future's place among those who wait. 0: it has none. `POLL`: the place of the `poll_…` functions, where the last caller is kept.
+/// Id of a waiter: 0 before it is added to a list, unique for a future that is, and `POLL_ID` for the
+/// `poll_…` functions, which keep only the last caller.
 pub(super) const POLL_ID: u64 = 1;
 
 #[derive(Debug)]
@@ -37,7 +38,8 @@ struct WaitEntry {
     id: u64,
 }
 
-/// Wakers that leave the lists. They are called, and dropped, when nothing is borrowed any more, because both may run anybody's code.
+/// Wakers that were removed from wait lists. They are called or dropped when nothing is borrowed, because
+/// both may run code of the application.
 #[derive(Debug, Default)]
 pub(super) struct DetachedWakers {
     pub(super) to_wake: Vec<Waker>,
@@ -53,7 +55,7 @@ impl DetachedWakers {
 #[derive(Debug)]
 pub(super) struct WaitLists {
     lists: Slab<Vec<WaitEntry>>,
-    /// Lists that were used before, to be used again.
+    /// Empty lists for reuse.
     spare: Vec<Vec<WaitEntry>>,
     last_id: u64,
     pub(super) detached: DetachedWakers,
@@ -64,11 +66,12 @@ impl WaitLists {
         Self { lists: Slab::new(), spare: Vec::new(), last_id: POLL_ID, detached: DetachedWakers::default() }
     }
 
-    /// Adds a caller, and says who waits now. `id` is the future's; it gets one if it needs one.
+    /// Adds a waiter and returns the new waiters. `id` belongs to the future; it is set if it is 0 and the
+    /// waiter is added to a list.
     pub(super) fn add(&mut self, waiters: Waiters, waiter: WaiterRef<'_>, id: &mut u64) -> Waiters {
         let list = match (waiters, waiter) {
             (Waiters::NONE, WaiterRef::Task(task)) => return Waiters(task),
-            // One wake-up serves all parts of a task that share its waker.
+            // One wake-up is enough for all parts of a task that share its waker.
             (Waiters(other), WaiterRef::Task(task)) if other == task => return waiters,
             (Waiters::NONE, _) => self.new_list(),
             (Waiters(code), _) if code & LIST != 0 => code & !LIST,
@@ -112,7 +115,7 @@ impl WaitLists {
         self.lists.insert(list)
     }
 
-    /// All of them go on: tasks are handed to `schedule`, wakers wait in `leaving`.
+    /// Wakes all waiters: passes tasks to `schedule`, and moves wakers to `detached`.
     pub(super) fn wake(&mut self, waiters: Waiters, mut schedule: impl FnMut(u32)) {
         match waiters {
             Waiters::NONE => {}
@@ -124,7 +127,7 @@ impl WaitLists {
         }
     }
 
-    /// What they waited for is gone, and nobody of them needs to know.
+    /// Removes all waiters without waking them.
     pub(super) fn forget(&mut self, waiters: Waiters) {
         if waiters != Waiters::NONE && waiters.0 & LIST != 0 {
             self.end_list(waiters.0 & !LIST, |waiter, detached| {
@@ -143,11 +146,12 @@ impl WaitLists {
         self.spare.push(entries);
     }
 
-    /// A future that was given `id` is dropped. Returns who still waits. A task's entry may have served another of its futures too, so the
-    /// task is handed to `schedule`, to enter itself again; its polls are allowed to be in vain.
+    /// Removes the waiter of a future that is dropped, and returns the remaining waiters. An entry of a task
+    /// may stand for several of its futures, so the task is passed to `schedule` and polls its other futures
+    /// again; a spurious poll is permitted.
     pub(super) fn remove(&mut self, waiters: Waiters, id: u64, mut schedule: impl FnMut(u32)) -> Waiters {
         if waiters == Waiters::NONE || waiters.0 & LIST == 0 {
-            // A single task: at worst it is woken once in vain.
+            // A single task stays; at worst it is woken once spuriously.
             return waiters;
         }
         let list = waiters.0 & !LIST;
@@ -164,7 +168,7 @@ impl WaitLists {
         Waiters::NONE
     }
 
-    /// Lists in use.
+    /// Returns the number of lists in use.
     pub(super) fn lists(&self) -> usize {
         self.lists.len()
     }

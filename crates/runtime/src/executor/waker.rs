@@ -1,5 +1,6 @@
-//! Waking a task: on its own thread by entering it into the run queue, from another thread through a list that each task is in once at
-//! the most, and the shard's mailbox if the shard may sleep.
+//! Waking tasks. On the executor's thread a waker adds its task to the run queue. On other threads it adds
+//! the task to a locked list, in which each task is at most once, and sends a command to the shard, which may
+//! be asleep.
 
 use super::local;
 use crate::command::Commander;
@@ -9,15 +10,16 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Wake;
 
-/// The command that makes a shard look for tasks woken by other threads. Nothing in it: sending it allocates nothing.
+/// The command that makes a shard look for tasks woken by other threads. It has no fields, so sending it
+/// allocates nothing.
 pub(super) struct CheckWokenTasks;
 
-/// What other threads have of an executor.
+/// The part of an executor that other threads access.
 #[derive(Debug)]
 pub(super) struct RemoteWakeups {
-    /// The executor's number.
+    /// Id of the executor.
     pub(super) id: u32,
-    /// Something is in `woken`.
+    /// The list `woken` is not empty.
     has_woken: AtomicBool,
     woken: Mutex<Vec<Arc<TaskWaker>>>,
     commander: Commander,
@@ -32,9 +34,11 @@ impl RemoteWakeups {
         &self.commander
     }
 
-    /// Tasks that other threads have woken since the last call. Costs one load if there are none.
+    /// Appends the tasks that other threads have woken since the last call to `into`. Costs one load if there
+    /// are none.
     pub(super) fn take_woken(&self, into: &mut Vec<Arc<TaskWaker>>) {
-        // Whoever finds the mailbox full relies on this: the shard, which then has a command to take, takes it before it looks here.
+        // A waker that finds the mailbox full relies on this order: the shard takes its commands before it
+        // looks here.
         if !self.has_woken.load(Ordering::SeqCst) || !self.has_woken.swap(false, Ordering::SeqCst) {
             return;
         }
@@ -42,18 +46,19 @@ impl RemoteWakeups {
         into.append(&mut woken);
         drop(woken);
         for task in into {
-            // From here on it may be entered again. Acquires what those wrote who found it entered.
+            // From here on the task may be queued again. Acquires the writes of the wakers that found it
+            // queued.
             task.is_queued.swap(false, Ordering::AcqRel);
         }
     }
 }
 
-/// What the wakers of a task share.
+/// The shared part of a task's wakers.
 #[derive(Debug)]
 pub(super) struct TaskWaker {
-    /// The task's place. Stays the same as long as anybody but the executor has this waker.
+    /// Index of the task. Constant as long as a clone exists outside of the executor.
     task: AtomicU32,
-    /// It is in `Shared::woken`, which thus never holds more entries than there are tasks.
+    /// The task is in `RemoteWakeups::woken`, which therefore never has more entries than there are tasks.
     is_queued: AtomicBool,
     shared: Arc<RemoteWakeups>,
 }
@@ -76,13 +81,14 @@ impl Wake for TaskWaker {
         let shared = &self.shared;
         shared.woken.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(self));
         if !shared.has_woken.swap(true, Ordering::SeqCst) {
-            // If the mailbox is full the shard has things to do and looks by itself; if the shard is gone nobody waits.
+            // If the mailbox is full, the shard is awake and looks for woken tasks itself. If the shard is
+            // gone, the task is, too.
             let _ = shared.commander.send(Box::new(CheckWokenTasks));
         }
     }
 }
 
-/// A waker and what it shares with its clones. Cloning it touches no shared memory.
+/// A waker together with its shared part. Cloning it changes no memory that other threads access.
 #[derive(Clone, Debug)]
 pub(super) struct LocalWaker(Rc<(Arc<TaskWaker>, Waker)>);
 
@@ -98,16 +104,16 @@ impl LocalWaker {
         &self.0.1
     }
 
-    /// From now on it stands for this task. Only for one that nobody else has.
+    /// Assigns the waker to a task. Only for a waker without clones.
     pub(super) fn assign(&self, task: u32) {
         self.0.0.task.store(task, Ordering::Relaxed);
     }
 
-    /// Whether a clone is about, so that it can never stand for another task.
+    /// Returns whether a clone exists, so that the waker cannot be assigned to another task any more.
     pub(super) fn is_shared(&self) -> bool {
         // Two references are this value's own.
         let shared = Arc::strong_count(&self.0.0) > 2;
-        // If another thread has just dropped its clone, what it did with it comes before what we do next.
+        // Orders everything that another thread did with its clone before what follows here.
         fence(Ordering::Acquire);
         shared
     }

@@ -1,4 +1,4 @@
-//! `AsyncRead`, `AsyncWrite` and `Stream` of futures.
+//! `AsyncRead`, `AsyncWrite` and `Stream` of the futures crate.
 
 use crate::net::{Incoming, OwnedReadHalf, OwnedWriteHalf, ReadHalf, TcpStream, WriteHalf};
 use crate::time::{Instant, Interval};

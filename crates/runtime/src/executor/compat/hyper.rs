@@ -1,4 +1,4 @@
-//! What hyper asks of a runtime: `Read` and `Write` for streams, a timer, an executor.
+//! The traits that hyper requires of a runtime: `Read` and `Write` for streams, a timer, an executor.
 
 use crate::net::TcpStream;
 use crate::time::{self, Instant, Sleep};
@@ -14,7 +14,7 @@ impl Read for TcpStream {
         cx: &mut Context<'_>,
         mut buffer: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        // hyper's buffer can be written to, but said to be written only by copying.
+        // Only `put_slice`, which copies, can advance hyper's buffer safely.
         let room = buffer.remaining();
         self.poll_recv_with(cx, room, |bytes| buffer.put_slice(bytes)).map_ok(|_| ())
     }
@@ -34,7 +34,7 @@ impl Write for TcpStream {
     }
 }
 
-/// hyper's tasks on this shard.
+/// Spawns hyper's tasks on this shard.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HyperExecutor;
 
@@ -49,15 +49,15 @@ where
     }
 }
 
-/// hyper's timers on this shard: in a simulation they run in its time.
+/// Timers for hyper on this shard, also in simulated time.
 #[derive(Clone, Copy, Debug)]
 pub struct HyperTimer {
-    /// The same moment in hyper's terms and in the shard's.
+    /// One moment in hyper's clock and in the shard's.
     base: (std::time::Instant, Instant),
 }
 
 impl HyperTimer {
-    /// A timer. Made in a task of the shard that is to use it.
+    /// Creates a timer in a task of the shard that uses it.
     ///
     /// # Panics
     /// Outside of a shard's task.

@@ -1,7 +1,7 @@
-//! Traits of the ecosystem, each behind the feature of its name: `futures`, `tokio`, `hyper`.
+//! Traits of other crates, each behind the feature of its name: `futures`, `tokio`, `hyper`.
 //!
-//! Where such a trait waits it has no future that could be dropped, so of several tasks that use the same direction of a stream only the
-//! last is woken. That is what these traits ask for.
+//! The `poll` functions of these traits have no future that removes its waiter when it is dropped. Of several
+//! tasks that use one direction of a stream, only the last one is woken; the traits permit that.
 
 #[cfg(feature = "futures")]
 mod futures;

@@ -1,15 +1,16 @@
-//! Addresses as programs write them.
+//! Conversion to socket addresses.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::io;
 
-/// What can be connected to or bound: `SocketAddr`, `"10.0.0.1:80"`, `("10.0.0.1", 80)`, `(Ipv4Addr::LOCALHOST, 80)` and the like. Names are
-/// not resolved: that would need a resolver on the shard, and the system's blocks.
+/// A type that can be connected to or bound, such as `SocketAddr`, `"10.0.0.1:80"`, `("10.0.0.1", 80)` and
+/// `(Ipv4Addr::LOCALHOST, 80)`. Host names are not resolved: that needs a resolver on the shard, because the
+/// system's resolver blocks.
 pub trait ToSocketAddr: sealed::Sealed {
-    /// The address.
+    /// Returns the address.
     ///
     /// # Errors
-    /// [`InvalidInput`](io::ErrorKind::InvalidInput): a text that is no address with a port.
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput): the text is not an address with a port.
     fn to_socket_addr(&self) -> io::Result<SocketAddr>;
 }
 

@@ -1,4 +1,4 @@
-//! The engine's errors as the errors that Linux would give.
+//! Errors of the engine as the `errno` values of Linux.
 
 use ginnel_stack::error::{ConnectError, ListenError, OptionError};
 use ginnel_stack::events::CloseReason;
@@ -6,11 +6,11 @@ use ginnel_stack::udp::UdpError;
 use rustix::io::Errno;
 use std::io;
 
-/// How a connection ended badly, until somebody asks.
+/// The pending error of a connection (`SO_ERROR`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::executor) enum SocketError {
     Reset,
-    /// Reset after the peer had said that it would send no more: whoever writes is told of a broken pipe (Linux's `tcp_reset`).
+    /// A reset after the peer's FIN: `EPIPE`, as in Linux's `tcp_reset`.
     Pipe,
     Refused,
     TimedOut,
@@ -21,7 +21,7 @@ pub(in crate::executor) enum SocketError {
 }
 
 impl SocketError {
-    /// `None` for a good end.
+    /// Returns the error for the end of a connection; `None` if it ended normally.
     pub(in crate::executor) const fn from_close_reason(reason: CloseReason, after_fin: bool) -> Option<Self> {
         match reason {
             CloseReason::Normal => None,

@@ -1,4 +1,4 @@
-//! Listening.
+//! TCP listeners.
 
 use super::addr::ToSocketAddr;
 use super::errors;
@@ -14,13 +14,13 @@ use ginnel_stack::error::ListenError;
 use ginnel_stack::options::{ListenOptions, SocketOptions};
 use std::io;
 
-/// Ports that a listener on port 0 is given, as Linux's default range for clients.
+/// Ports for a listener on port 0: Linux's default range of ephemeral ports.
 const EPHEMERAL_PORTS: core::ops::RangeInclusive<u16> = 32_768..=60_999;
 
-/// A TCP socket that takes connections.
+/// A TCP socket that accepts connections.
 ///
-/// Connections that nobody accepts wait in the backlog, and beyond it clients are held back as by Linux. Dropping the listener closes it:
-/// connections that nobody accepted are reset, accepted ones go on.
+/// Connections wait in the backlog until they are accepted. If the backlog is full, clients have to retry, as
+/// on Linux. Dropping the listener closes it: connections in the backlog are reset, accepted ones continue.
 #[derive(Debug)]
 pub struct TcpListener {
     listener: u32,
@@ -29,24 +29,26 @@ pub struct TcpListener {
 }
 
 impl TcpListener {
-    /// Listens on an address; an unspecified one stands for all of the shard's, port 0 for any free one.
+    /// Listens on an address. The unspecified address stands for all addresses of the shard, port 0 for any
+    /// free port.
     ///
-    /// Small segments of accepted connections leave at once only after [`TcpStream::set_nodelay`], or with
-    /// [`bind_with`](Self::bind_with).
+    /// Nagle's algorithm applies to accepted connections until [`TcpStream::set_nodelay`], or unless
+    /// [`bind_with`](Self::bind_with) disables it.
     ///
     /// # Errors
-    /// `AddrInUse`, `AddrNotAvailable`, `ENFILE` if there are as many listeners as there may be, and an error outside of a shard's task.
+    /// `AddrInUse`, `AddrNotAvailable`, `ENFILE` at the limit of listeners, and an error outside of a shard's
+    /// task.
     pub async fn bind(address: impl ToSocketAddr) -> io::Result<Self> {
         Self::bind_with(address, ListenOptions::default()).await
     }
 
-    /// The same with options.
+    /// As [`bind`](Self::bind), with options.
     ///
     /// # Errors
-    /// The same, and `InvalidInput` if an option is out of range.
+    /// As [`bind`](Self::bind), and `InvalidInput` if an option is out of range.
     pub async fn bind_with(address: impl ToSocketAddr, options: ListenOptions) -> io::Result<Self> {
         let address = address.to_socket_addr()?;
-        // Acknowledged bytes are of no use to tasks.
+        // Tasks have no use for events about acknowledged data.
         let socket = SocketOptions { ack_events: false, ..options.socket };
         let options = ListenOptions { socket, ..options };
         let executor = local::current_or_error()?;
@@ -54,9 +56,9 @@ impl TcpListener {
         Ok(Self { listener, executor, _not_send: PhantomData })
     }
 
-    /// Waits for a connection and takes it. Any number of tasks may wait.
+    /// Waits for a connection and accepts it. Any number of tasks may wait.
     ///
-    /// Nothing is lost if the future is dropped: a connection that is there then is for the next one.
+    /// Dropping the future loses nothing: a connection that has arrived is accepted by the next call.
     ///
     /// # Errors
     /// Only if the listener belongs to another shard.
@@ -64,7 +66,7 @@ impl TcpListener {
         Attempt::new(self.executor, WaitTarget::Accept(self.listener), |a| accept(a, self.listener))
     }
 
-    /// The same as a `poll` function. Of several tasks that use it only the last one is woken.
+    /// As [`accept`](Self::accept), as a `poll` function: the last task that called it is woken.
     ///
     /// # Errors
     /// As for [`accept`](Self::accept).
@@ -73,12 +75,12 @@ impl TcpListener {
         waiting.poll(cx, |a| accept(a, self.listener))
     }
 
-    /// All connections, one after the other.
+    /// Returns all connections, one after the other.
     pub fn incoming(&self) -> Incoming<'_> {
         Incoming { listener: self }
     }
 
-    /// The address it listens on.
+    /// Returns the address that it listens on.
     ///
     /// # Errors
     /// Only if the listener belongs to another shard.
@@ -94,7 +96,8 @@ pub struct Incoming<'a> {
 }
 
 impl Incoming<'_> {
-    /// The next connection. Never `None`, but what the method of this name of a `Stream` returns.
+    /// Waits for the next connection. Never returns `None`; the type is that of `Stream`'s method of this
+    /// name.
     ///
     /// # Errors
     /// As for [`TcpListener::accept`].
@@ -102,7 +105,7 @@ impl Incoming<'_> {
         Some(self.listener.accept().await.map(|(stream, _)| stream))
     }
 
-    /// The same as a `poll` function.
+    /// As [`next`](Self::next), as a `poll` function.
     ///
     /// # Errors
     /// As for [`TcpListener::accept`].
@@ -121,7 +124,7 @@ fn listen(a: &mut Access<'_>, address: SocketAddr, options: ListenOptions) -> io
             // Cannot truncate: the remainder is below the number of ports.
             local.set_port(EPHEMERAL_PORTS.start() + ((start + offset) % count) as u16);
         }
-        // One that was chosen is not shared with other shards.
+        // A port that was chosen here is not shared with other shards.
         result = match address.port() {
             0 => a.core.listen_exclusive(local, options),
             _ => a.core.listen(local, options),
@@ -140,7 +143,7 @@ fn listen(a: &mut Access<'_>, address: SocketAddr, options: ListenOptions) -> io
 fn accept(a: &mut Access<'_>, listener: u32) -> Option<io::Result<(TcpStream, SocketAddr)>> {
     let listener = a.state.net.listeners[listener].listener;
     let conn = a.core.stack.accept(listener)?;
-    // A connection that was accepted just now is known, were it over already.
+    // The engine knows the endpoints of a connection that was just accepted, even if it is over already.
     let [_, peer] = a.core.stack.endpoints(conn)?;
     let socket = a.state.net.add(a.core, conn, ConnPhase::Open);
     Some(Ok((TcpStream::new(socket, a.executor), peer)))

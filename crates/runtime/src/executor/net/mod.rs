@@ -1,6 +1,7 @@
-//! Sockets for tasks. They read like tokio's: [`TcpListener`], [`TcpStream`] and [`UdpSocket`].
+//! Sockets for tasks, with the API of tokio's: [`TcpListener`], [`TcpStream`] and [`UdpSocket`].
 //!
-//! A socket belongs to the shard whose task made it and stays on its thread. Used elsewhere, its functions give an error that says so.
+//! A socket belongs to the shard whose task created it, and stays on the shard's thread. Its methods return
+//! an error if they are called on another shard.
 //!
 //! ```compile_fail,E0277
 //! fn to_another_thread<T: Send>() {}

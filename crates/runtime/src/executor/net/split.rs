@@ -1,4 +1,4 @@
-//! Reading and writing, on a whole stream and on its halves.
+//! Reading and writing, for streams and their halves.
 
 use super::stream::TcpStream;
 use core::fmt;
@@ -7,26 +7,27 @@ use core::task::{Context, Poll};
 use std::io;
 use std::rc::Rc;
 
-/// The reading half of a [`TcpStream`], borrowed.
+/// The read half of a [`TcpStream`], borrowed.
 #[derive(Debug)]
 pub struct ReadHalf<'a>(pub(super) &'a TcpStream);
 
-/// The writing half of a [`TcpStream`], borrowed.
+/// The write half of a [`TcpStream`], borrowed.
 #[derive(Debug)]
 pub struct WriteHalf<'a>(pub(super) &'a TcpStream);
 
-/// The reading half of a [`TcpStream`], for a task of its own.
+/// The read half of a [`TcpStream`], which a task of its own may own.
 #[derive(Debug)]
 pub struct OwnedReadHalf(Rc<TcpStream>);
 
-/// The writing half of a [`TcpStream`], for a task of its own. Dropping it sends FIN after what was written.
+/// The write half of a [`TcpStream`], which a task of its own may own. Dropping it sends FIN after the
+/// written data.
 #[derive(Debug)]
 pub struct OwnedWriteHalf {
     stream: Rc<TcpStream>,
     shutdown_on_drop: bool,
 }
 
-/// Halves of different streams, which cannot be reunited.
+/// The halves belong to different streams.
 #[derive(Debug)]
 pub struct ReuniteError(pub OwnedReadHalf, pub OwnedWriteHalf);
 
@@ -44,10 +45,10 @@ impl OwnedReadHalf {
         (Self(Rc::clone(&stream)), OwnedWriteHalf { stream, shutdown_on_drop: true })
     }
 
-    /// Puts the halves together again.
+    /// Joins the halves of a stream.
     ///
     /// # Errors
-    /// The halves, if they belong to different streams.
+    /// Returns the halves if they belong to different streams.
     pub fn reunite(self, mut other: OwnedWriteHalf) -> Result<TcpStream, ReuniteError> {
         if !Rc::ptr_eq(&self.0, &other.stream) {
             return Err(ReuniteError(self, other));
@@ -62,7 +63,7 @@ impl OwnedReadHalf {
 }
 
 impl OwnedWriteHalf {
-    /// Drops the half without sending FIN, as long as the other one lives.
+    /// Drops the half without sending FIN, as long as the read half exists.
     pub fn forget(mut self) {
         self.shutdown_on_drop = false;
     }
@@ -71,13 +72,13 @@ impl OwnedWriteHalf {
 impl Drop for OwnedWriteHalf {
     fn drop(&mut self) {
         if self.shutdown_on_drop {
-            // An error says that the connection is over.
+            // Fails only if the connection is over.
             let _ = self.stream.shutdown_write();
         }
     }
 }
 
-/// Where the stream of each type is.
+/// Access to the stream of a half.
 trait AsTcpStream {
     fn stream(&self) -> &TcpStream;
 }
@@ -115,18 +116,19 @@ impl AsTcpStream for OwnedWriteHalf {
 macro_rules! reads {
     ($($type:ty),*) => { $(
         impl $type {
-            /// Reads what is there, waiting if nothing is. `Ok(0)` is the end of the stream.
+            /// Reads data, waiting until there is some. `Ok(0)` is the end of the stream. Dropping the future
+            /// loses no data.
             ///
             /// # Errors
-            /// `ConnectionReset` and the like, once, after all that was received has been read. Dropping the future loses nothing.
+            /// Such as `ConnectionReset`, once, after all received data was read.
             pub fn read(&mut self, buffer: &mut [u8]) -> impl Future<Output = io::Result<usize>> {
                 self.stream().recv(buffer)
             }
 
-            /// Fills the buffer. If the future is dropped, what it has read is lost.
+            /// Fills the buffer. If the future is dropped, the data that it has read is lost.
             ///
             /// # Errors
-            /// `UnexpectedEof` if the stream ends before; otherwise as for [`read`](Self::read).
+            /// `UnexpectedEof` if the stream ends early; otherwise as for [`read`](Self::read).
             pub async fn read_exact(&mut self, mut buffer: &mut [u8]) -> io::Result<()> {
                 while !buffer.is_empty() {
                     match self.stream().recv(buffer).await? {
@@ -137,15 +139,15 @@ macro_rules! reads {
                 Ok(())
             }
 
-            /// Appends all bytes up to the end of the stream, and returns how many there were. If the future is dropped, what it has read is
-            /// in `bytes`.
+            /// Appends all data up to the end of the stream to `bytes` and returns its length. If the future
+            /// is dropped, the data that it has read is in `bytes`.
             ///
             /// # Errors
             /// As for [`read`](Self::read).
             pub async fn read_to_end(&mut self, bytes: &mut Vec<u8>) -> io::Result<usize> {
                 let before = bytes.len();
                 loop {
-                    // While it waits `bytes` is no longer than what was read.
+                    // While the task waits, `bytes` has exactly the data that was read.
                     self.stream().readable().await?;
                     let at = bytes.len();
                     bytes.resize(at + READ_STEP, 0);
@@ -170,23 +172,24 @@ macro_rules! reads {
     )* };
 }
 
-/// How much [`TcpStream::read_to_end`] makes room for.
+/// Bytes by which [`TcpStream::read_to_end`] extends its buffer.
 const READ_STEP: usize = 4096;
 
 macro_rules! writes {
     ($($type:ty),*) => { $(
         impl $type {
-            /// Writes as much as there is room for, waiting if there is none. Returns how much. What is written is copied: it is sent, and sent
-            /// again as often as necessary, whatever becomes of the caller.
+            /// Writes as much as fits into the send buffer, waiting until there is space, and returns how
+            /// much. The data is copied: the stack sends and retransmits it independently of the caller.
+            /// Dropping the future writes nothing.
             ///
             /// # Errors
-            /// `BrokenPipe` after the end of the connection or of our side, `ConnectionReset` and the like, once. Dropping the future writes
-            /// nothing.
+            /// `BrokenPipe` after the end of the connection or after [`shutdown`](Self::shutdown); others,
+            /// such as `ConnectionReset`, once.
             pub fn write(&mut self, bytes: &[u8]) -> impl Future<Output = io::Result<usize>> {
                 self.stream().send(bytes)
             }
 
-            /// Writes everything. If the future is dropped nobody knows how much was written.
+            /// Writes all of `bytes`. If the future is dropped, it is not known how much was written.
             ///
             /// # Errors
             /// As for [`write`](Self::write).
@@ -198,10 +201,10 @@ macro_rules! writes {
                 Ok(())
             }
 
-            /// Sends FIN after what was written; receiving goes on.
+            /// Sends FIN after the written data; receiving continues.
             ///
             /// # Errors
-            /// `NotConnected` if the connection is over, or the error that it ended with.
+            /// `NotConnected` if the connection is over, or its pending error.
             pub async fn shutdown(&mut self) -> io::Result<()> {
                 self.stream().shutdown_write()
             }
@@ -214,7 +217,7 @@ macro_rules! writes {
                 self.stream().poll_send(cx, bytes)
             }
 
-            /// As [`shutdown`](Self::shutdown), which waits for nothing.
+            /// As [`shutdown`](Self::shutdown), as a `poll` function. It is always ready.
             ///
             /// # Errors
             /// As for [`shutdown`](Self::shutdown).
@@ -231,7 +234,7 @@ macro_rules! addresses {
             /// As [`TcpStream::peer_addr`].
             ///
             /// # Errors
-            /// The same.
+            /// As [`TcpStream::peer_addr`].
             pub fn peer_addr(&self) -> io::Result<SocketAddr> {
                 self.stream().peer_addr()
             }
@@ -239,12 +242,12 @@ macro_rules! addresses {
             /// As [`TcpStream::local_addr`].
             ///
             /// # Errors
-            /// The same.
+            /// As [`TcpStream::local_addr`].
             pub fn local_addr(&self) -> io::Result<SocketAddr> {
                 self.stream().local_addr()
             }
 
-            /// The stream, for options and the like.
+            /// Returns the stream, for options and addresses.
             pub fn as_stream(&self) -> &TcpStream {
                 self.stream()
             }

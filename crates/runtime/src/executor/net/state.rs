@@ -1,4 +1,4 @@
-//! What an executor knows of its sockets: who waits for them, and how they ended.
+//! The sockets of an executor: their waiters, and how their connections ended.
 
 use super::errors::SocketError;
 use crate::context::{Context, ShardCore};
@@ -10,16 +10,16 @@ use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use std::collections::HashMap;
 
-/// How far a connection has come.
+/// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::executor) enum ConnPhase {
     Connecting,
     Open,
-    /// The engine has forgotten it.
+    /// The connection is over, and the engine has no state of it any more.
     Closed,
 }
 
-/// A connection that a task has. The connection's token is its number plus one.
+/// A connection that a task owns. Its token in the engine is its index plus one.
 #[derive(Debug)]
 pub(in crate::executor) struct TaskSocket {
     pub(super) conn: Conn,
@@ -28,19 +28,19 @@ pub(in crate::executor) struct TaskSocket {
     pub(super) phase: ConnPhase,
     /// The peer has sent FIN.
     pub(super) peer_fin: bool,
-    /// We have.
+    /// The stream was shut down for writing.
     pub(super) write_shutdown: bool,
-    /// The last write found less room than it wanted.
+    /// The last write did not fit into the send buffer.
     pub(super) send_buffer_full: bool,
-    /// Told once.
+    /// Pending error (`SO_ERROR`), reported once.
     pub(super) error: Option<SocketError>,
 }
 
-/// What is left of a connection that is over while a task still has it.
+/// The rest of a connection that is over, as long as a task owns the stream.
 #[derive(Debug)]
 pub(super) struct ClosedStream {
     pub(super) local: SocketAddr,
-    /// What was received and not read. A reset takes nothing away that arrived before it.
+    /// Data that was received and not read. Data that arrived before a reset can be read after it.
     pub(super) unread: Vec<u8>,
     pub(super) read: usize,
 }
@@ -65,14 +65,14 @@ pub(in crate::executor) struct NetState {
     pub(super) listener_numbers: HashMap<Listener, u32>,
     pub(in crate::executor) udp: Slab<UdpState>,
     pub(super) udp_numbers: HashMap<UdpHandle, u32>,
-    /// Room for bytes on their way to a buffer of a kind that the engine does not know.
+    /// Buffer for data that is passed to a buffer type that the engine cannot write to.
     #[cfg(feature = "hyper")]
     pub(super) bounce_buffer: Vec<u8>,
-    /// Dropped while no task was running: the engine is told when one runs next.
+    /// Sockets that were dropped while no task was running; they are closed when the next task runs.
     pub(super) dropped: Vec<DroppedHandle>,
 }
 
-/// Something that the engine has and no task any more.
+/// A socket that its task has dropped and the engine has not closed yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum DroppedHandle {
     Conn(Conn),
@@ -95,7 +95,7 @@ impl NetState {
         }
     }
 
-    /// Enters a connection and returns its number.
+    /// Adds a connection and returns its index.
     pub(super) fn add(&mut self, core: &mut ShardCore, conn: Conn, phase: ConnPhase) -> u32 {
         let socket = self.sockets.insert(TaskSocket {
             conn,
@@ -107,13 +107,13 @@ impl NetState {
             send_buffer_full: false,
             error: None,
         });
-        // False only for a handle that is stale, and this one is new.
+        // Fails only for a stale handle, and this one is new.
         let is_known = core.stack.set_token(conn, socket + 1);
         debug_assert!(is_known);
         socket
     }
 
-    /// Tells the engine what was dropped meanwhile.
+    /// Closes the sockets that were dropped meanwhile.
     pub(in crate::executor) fn close_dropped(&mut self, core: &mut ShardCore) {
         for dropped in self.dropped.drain(..) {
             dropped.close(core);
@@ -124,7 +124,7 @@ impl NetState {
         !self.dropped.is_empty()
     }
 
-    /// The socket of a connection, if a task has it.
+    /// Returns the index of a connection, if a task owns it.
     fn find_socket(&mut self, cx: &Context<'_>, conn: Conn) -> Option<u32> {
         let socket = cx.token(conn).ok()?.checked_sub(1)?;
         debug_assert_eq!(self.sockets.get_mut(socket).map(|s| s.conn), Some(conn));
@@ -133,7 +133,7 @@ impl NetState {
 }
 
 impl DroppedHandle {
-    /// Errors would say that it is gone already.
+    /// Fails only if the engine has closed the socket already.
     pub(super) fn close(self, core: &mut ShardCore) {
         match self {
             Self::Conn(conn) => {
@@ -150,7 +150,7 @@ impl DroppedHandle {
     }
 }
 
-/// What the shard tells.
+/// Events of the shard.
 impl ExecutorState {
     pub(in crate::executor) fn incoming(&mut self, listener: Listener) {
         if let Some(listener) = self.net.listener_numbers.get(&listener) {

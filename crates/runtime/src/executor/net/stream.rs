@@ -1,4 +1,4 @@
-//! Connections.
+//! TCP connections.
 
 use super::addr::ToSocketAddr;
 use super::errors;
@@ -14,17 +14,19 @@ use ginnel_stack::error::{RecvError, SendError};
 use ginnel_stack::options::{ConnectOptions, SocketOptions, TcpInfo, TcpOption};
 use std::io;
 
-/// How much is received at a time on the way through `Net::between`.
+/// Size of `NetState::bounce_buffer`, and so the most that [`TcpStream::poll_recv_with`] receives.
 #[cfg(feature = "hyper")]
 const BOUNCE_BYTES: usize = 1 << 14;
 
 /// A TCP connection.
 ///
-/// What is not read stays in the receive buffer and closes the window that the peer may send into; a write waits when the send buffer is full.
-/// Dropping a stream closes it as Linux does: with FIN after what was written, or with RST if received bytes were not read.
+/// Data that is not read stays in the receive buffer and reduces the window that the peer may send into. A
+/// write waits while the send buffer is full. Dropping a stream closes it as on Linux: with FIN after the
+/// written data, or with RST if received data was not read.
 ///
-/// Dropping a future of a stream loses nothing: what was received is for the next read, and of a write either nothing or what it said was
-/// written ([`write_all`](Self::write_all) and the like, which consist of several, excepted).
+/// Dropping a future of a stream loses no data: received data stays for the next read, and a write has
+/// written nothing unless it returned. Methods that consist of several operations, such as
+/// [`write_all`](Self::write_all), are exceptions.
 #[derive(Debug)]
 pub struct TcpStream {
     pub(super) socket: u32,
@@ -37,19 +39,20 @@ impl TcpStream {
         Self { socket, executor, _not_send: PhantomData }
     }
 
-    /// Opens a connection. Dropping the future gives it up.
+    /// Opens a connection. Dropping the future aborts the attempt.
     ///
     /// # Errors
-    /// `ConnectionRefused`, `TimedOut`, `NetworkUnreachable`, `HostUnreachable`, `AddrNotAvailable` if no port is free, `ENFILE` if there are
-    /// as many connections as there may be, `InvalidInput`, and an error outside of a shard's task.
+    /// `ConnectionRefused`, `TimedOut`, `NetworkUnreachable`, `HostUnreachable`, `AddrNotAvailable` if no
+    /// port is free, `ENFILE` at the limit of connections, `InvalidInput`, and an error outside of a shard's
+    /// task.
     pub async fn connect(address: impl ToSocketAddr) -> io::Result<Self> {
         Self::connect_with(address, ConnectOptions::default()).await
     }
 
-    /// The same with options.
+    /// As [`connect`](Self::connect), with options.
     ///
     /// # Errors
-    /// The same, and `AddrNotAvailable` for the local address.
+    /// As [`connect`](Self::connect), and `AddrNotAvailable` for the local address.
     pub async fn connect_with(address: impl ToSocketAddr, options: ConnectOptions) -> io::Result<Self> {
         let address = address.to_socket_addr()?;
         let socket = SocketOptions { ack_events: false, ..options.socket };
@@ -65,7 +68,7 @@ impl TcpStream {
         Ok(stream)
     }
 
-    /// Receives up to as many bytes as `buffer` takes; 0 is the end of the stream.
+    /// Receives up to `buffer.len()` bytes; 0 is the end of the stream.
     pub(super) fn recv(&self, buffer: &mut [u8]) -> impl Future<Output = io::Result<usize>> {
         Attempt::new(self.executor, WaitTarget::Read(self.socket), move |a| recv(a, self.socket, buffer))
     }
@@ -75,7 +78,7 @@ impl TcpStream {
         waiting.poll(cx, |a| recv(a, self.socket, buffer))
     }
 
-    /// Receives up to so many bytes and gives them to `take`.
+    /// Receives up to `limit` bytes and passes them to `consume`.
     #[cfg(feature = "hyper")]
     pub(in crate::executor) fn poll_recv_with(
         &self,
@@ -97,7 +100,7 @@ impl TcpStream {
         })
     }
 
-    /// Queues as many bytes as there is room for, at least one.
+    /// Queues as many bytes as fit into the send buffer, at least one.
     pub(super) fn send(&self, bytes: &[u8]) -> impl Future<Output = io::Result<usize>> {
         Attempt::new(self.executor, WaitTarget::Write(self.socket), move |a| send(a, self.socket, bytes))
     }
@@ -107,7 +110,7 @@ impl TcpStream {
         waiting.poll(cx, |a| send(a, self.socket, bytes))
     }
 
-    /// Sends FIN after what was written; receiving goes on.
+    /// Sends FIN after the written data; receiving continues.
     pub(super) fn shutdown_write(&self) -> io::Result<()> {
         local::access(self.executor, |a| {
             let socket = &mut a.state.net.sockets[self.socket];
@@ -119,7 +122,8 @@ impl TcpStream {
         })?
     }
 
-    /// Copies what was received into `buffer` and leaves it there; 0 is the end of the stream. There may be more than is shown.
+    /// Copies received data into `buffer` without consuming it; 0 is the end of the stream. More data may be
+    /// available than is copied.
     ///
     /// # Errors
     /// As for reading.
@@ -127,8 +131,8 @@ impl TcpStream {
         Attempt::new(self.executor, WaitTarget::Read(self.socket), move |a| peek(a, self.socket, buffer))
     }
 
-    /// Waits until there is something to read, or the end of the stream, or an error. A task that waits here needs no buffer
-    /// meanwhile, unless that is a local variable of an `async` function: those are part of the task all the time.
+    /// Waits until there is data to read, the end of the stream, or an error. A waiting task needs no buffer,
+    /// unless the buffer is a local variable of an `async` function, which is part of the task.
     ///
     /// # Errors
     /// Only if the stream belongs to another shard; an error of the connection is left for the next read.
@@ -139,7 +143,7 @@ impl TcpStream {
         })
     }
 
-    /// Waits until there is room to write, or an error.
+    /// Waits until the send buffer has space, or for an error.
     ///
     /// # Errors
     /// Only if the stream belongs to another shard; an error of the connection is left for the next write.
@@ -151,27 +155,27 @@ impl TcpStream {
         })
     }
 
-    /// Reads what is there.
+    /// Reads without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` if nothing is; otherwise as for reading.
+    /// `WouldBlock` if no data is available; otherwise as for reading.
     pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         local::access(self.executor, |a| {
             recv(a, self.socket, buffer).unwrap_or_else(|| Err(errors::would_block()))
         })?
     }
 
-    /// Writes what there is room for.
+    /// Writes as much as fits, without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` if there is none; otherwise as for writing.
+    /// `WouldBlock` if the send buffer is full; otherwise as for writing.
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         local::access(self.executor, |a| {
             send(a, self.socket, bytes).unwrap_or_else(|| Err(errors::would_block()))
         })?
     }
 
-    /// The error that the connection ended with, if it was not told yet (`SO_ERROR`).
+    /// Returns and clears the pending error (`SO_ERROR`).
     ///
     /// # Errors
     /// Only if the stream belongs to another shard.
@@ -179,7 +183,7 @@ impl TcpStream {
         local::access(self.executor, |a| a.state.net.sockets[self.socket].error.take().map(io::Error::from))
     }
 
-    /// The peer's address.
+    /// Returns the address of the peer.
     ///
     /// # Errors
     /// `NotConnected` if the connection is over.
@@ -187,7 +191,7 @@ impl TcpStream {
         self.info().map(|info| info.remote)
     }
 
-    /// Our address.
+    /// Returns the local address.
     ///
     /// # Errors
     /// Only if the stream belongs to another shard.
@@ -201,7 +205,7 @@ impl TcpStream {
         })?
     }
 
-    /// What is known about the connection (`TCP_INFO`).
+    /// Returns the state of the connection (`TCP_INFO`).
     ///
     /// # Errors
     /// `NotConnected` if the connection is over.
@@ -216,7 +220,7 @@ impl TcpStream {
     /// Sets one option.
     ///
     /// # Errors
-    /// `InvalidInput` if it is out of range, `NotConnected` if the connection is over.
+    /// `InvalidInput` if its value is out of range, `NotConnected` if the connection is over.
     pub fn set_option(&self, option: TcpOption) -> io::Result<()> {
         if matches!(option, TcpOption::AckEvents(true)) {
             return Err(io::Error::new(
@@ -233,7 +237,7 @@ impl TcpStream {
         })?
     }
 
-    /// Sends small segments at once (`TCP_NODELAY`).
+    /// Disables Nagle's algorithm (`TCP_NODELAY`).
     ///
     /// # Errors
     /// As for [`set_option`](Self::set_option).
@@ -241,7 +245,8 @@ impl TcpStream {
         self.set_option(TcpOption::NoDelay(on))
     }
 
-    /// Probes an idle peer (`SO_KEEPALIVE`), the first time after `idle` in whole seconds; `None`: no more.
+    /// Enables keepalive probes (`SO_KEEPALIVE`), the first after `idle` without data, in whole seconds;
+    /// `None` disables them.
     ///
     /// # Errors
     /// As for [`set_option`](Self::set_option).
@@ -252,7 +257,7 @@ impl TcpStream {
         self.set_option(TcpOption::KeepAlive(idle.is_some()))
     }
 
-    /// Makes dropping the stream a reset (`SO_LINGER` with time 0).
+    /// Makes dropping the stream reset the connection (`SO_LINGER` with time 0).
     ///
     /// # Errors
     /// As for [`set_option`](Self::set_option).
@@ -260,7 +265,8 @@ impl TcpStream {
         self.set_option(TcpOption::LingerZero(true))
     }
 
-    /// Lets its segments go before those of others, or after them: 0, the usual one, to 7 in the order of [`ginnel_stack::priority`] (`SO_PRIORITY`).
+    /// Sets the priority of its segments over those of other connections (`SO_PRIORITY`): 0 (the default) to
+    /// 7, in the order of [`ginnel_stack::priority`].
     ///
     /// # Errors
     /// As for [`set_option`](Self::set_option).
@@ -268,12 +274,12 @@ impl TcpStream {
         self.set_option(TcpOption::Priority(priority))
     }
 
-    /// Halves that can be used at the same time inside one task.
+    /// Splits into borrowed halves, for use at the same time inside one task.
     pub const fn split(&mut self) -> (ReadHalf<'_>, WriteHalf<'_>) {
         (ReadHalf(self), WriteHalf(self))
     }
 
-    /// Halves that can go to different tasks. Dropping the writing half sends FIN.
+    /// Splits into owned halves, for different tasks. Dropping the write half sends FIN.
     pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
         OwnedReadHalf::halves(self)
     }
@@ -286,7 +292,7 @@ fn established(a: &mut Access<'_>, socket: u32) -> Option<io::Result<()>> {
         ConnPhase::Open => Some(Ok(())),
         ConnPhase::Closed => Some(match socket.error.take() {
             Some(error) => Err(error.into()),
-            // The peer closed it at once.
+            // The peer closed the connection right after it was established.
             None => Ok(()),
         }),
     }
@@ -311,7 +317,7 @@ fn recv(a: &mut Access<'_>, socket_id: u32, buffer: &mut [u8]) -> Option<io::Res
         return Some(socket.error.take().map_or(Ok(0), |error| Err(error.into())));
     }
     match a.core.stack.recv(socket.conn, buffer) {
-        // It is over, and how is about to be told.
+        // The connection is over, and the event that tells why is about to be delivered.
         Ok(0) if !socket.peer_fin => None,
         Ok(n) => Some(Ok(n)),
         Err(RecvError::WouldBlock) => None,
@@ -335,7 +341,7 @@ fn peek(a: &mut Access<'_>, socket_id: u32, buffer: &mut [u8]) -> Option<io::Res
         return Some(socket.error.take().map_or(Ok(0), |error| Err(error.into())));
     }
     if socket.peer_fin && matches!(a.core.stack.peek(socket.conn, buffer), Err(RecvError::WouldBlock)) {
-        // Nothing but an urgent byte is in front of the end, and that is no part of the stream.
+        // Only an urgent byte may be left before the end, and it is not part of the stream.
         let _ = a.core.stack.skip(socket.conn, 0);
     }
     match a.core.stack.peek(socket.conn, buffer) {
@@ -348,7 +354,7 @@ fn peek(a: &mut Access<'_>, socket_id: u32, buffer: &mut [u8]) -> Option<io::Res
 
 fn is_readable(a: &mut Access<'_>, socket_id: u32) -> bool {
     let socket = &a.state.net.sockets[socket_id];
-    // Behind an urgent byte there may be nothing but the end.
+    // After an urgent byte only the end of the stream may be left.
     socket.phase == ConnPhase::Closed || socket.peer_fin || peek(a, socket_id, &mut [0]).is_some()
 }
 
@@ -363,7 +369,7 @@ fn send(a: &mut Access<'_>, socket_id: u32, bytes: &[u8]) -> Option<io::Result<u
             (n > 0 || bytes.is_empty()).then_some(Ok(n))
         }
         Err(_) if socket.write_shutdown => Some(Err(errors::broken_pipe())),
-        // It is over, and how is about to be told.
+        // The connection is over, and the event that tells why is about to be delivered.
         Err(SendError::Closed) => None,
         Err(_) => Some(Err(errors::broken_pipe())),
     }

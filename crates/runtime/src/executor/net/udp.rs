@@ -1,4 +1,4 @@
-//! Datagrams.
+//! UDP sockets.
 
 use super::addr::ToSocketAddr;
 use super::errors;
@@ -14,10 +14,10 @@ use core::time::Duration;
 use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
 use std::io;
 
-/// How long a sender waits for a device that is full before it tries again.
+/// Pause of a sender before it tries again to send to a full device.
 const DEVICE_FULL_RETRY: Duration = Duration::from_micros(100);
 
-/// A UDP socket. Any number of tasks may send and receive on it at the same time; dropping it closes it.
+/// A UDP socket. Any number of tasks may send and receive on it at the same time. Dropping it closes it.
 #[derive(Debug)]
 pub struct UdpSocket {
     socket: u32,
@@ -26,18 +26,20 @@ pub struct UdpSocket {
 }
 
 impl UdpSocket {
-    /// Opens a socket at an address; an unspecified one stands for all of the shard's, port 0 for any free one.
+    /// Binds a socket. The unspecified address stands for all addresses of the shard, port 0 for any free
+    /// port.
     ///
     /// # Errors
-    /// `AddrInUse`, `AddrNotAvailable`, `ENFILE` if there are as many sockets as there may be, and an error outside of a shard's task.
+    /// `AddrInUse`, `AddrNotAvailable`, `ENFILE` at the limit of sockets, and an error outside of a shard's
+    /// task.
     pub async fn bind(address: impl ToSocketAddr) -> io::Result<Self> {
         Self::bind_with(address, UdpOptions::default()).await
     }
 
-    /// The same with options.
+    /// As [`bind`](Self::bind), with options.
     ///
     /// # Errors
-    /// The same.
+    /// As [`bind`](Self::bind).
     pub async fn bind_with(address: impl ToSocketAddr, options: UdpOptions) -> io::Result<Self> {
         let address = address.to_socket_addr()?;
         let executor = local::current_or_error()?;
@@ -60,27 +62,28 @@ impl UdpSocket {
         })
     }
 
-    /// Fixes the other end: only its datagrams and errors are received from now on.
+    /// Sets the peer: from now on, only its datagrams and errors are received.
     ///
     /// # Errors
-    /// `NetworkUnreachable` and the like.
+    /// Such as `NetworkUnreachable`.
     pub async fn connect(&self, address: impl ToSocketAddr) -> io::Result<()> {
         let address = address.to_socket_addr()?;
         self.with(|a, socket| a.core.udp_connect(socket, address).map_err(errors::udp))?
     }
 
-    /// Sends a datagram. Waits if the device is full.
+    /// Sends a datagram. Waits while the device is full.
     ///
     /// # Errors
-    /// `EMSGSIZE`, `NetworkUnreachable` and the like; the error of an earlier datagram (`ConnectionRefused`) first, as on Linux.
+    /// Such as `EMSGSIZE` or `NetworkUnreachable`. A pending error of an earlier datagram
+    /// (`ConnectionRefused`) is returned first, as on Linux.
     pub async fn send_to(&self, bytes: &[u8], to: impl ToSocketAddr) -> io::Result<usize> {
         self.send_datagram(bytes, Some(to.to_socket_addr()?)).await
     }
 
-    /// Sends a datagram to the connected end. Waits if the device is full.
+    /// Sends a datagram to the connected peer. Waits while the device is full.
     ///
     /// # Errors
-    /// `EDESTADDRREQ` if there is none; otherwise as for [`send_to`](Self::send_to).
+    /// `EDESTADDRREQ` if the socket is not connected; otherwise as for [`send_to`](Self::send_to).
     pub async fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         self.send_datagram(bytes, None).await
     }
@@ -99,7 +102,8 @@ impl UdpSocket {
         }
     }
 
-    /// Answers a datagram from the address it was sent to, be the socket bound to all of the shard's.
+    /// Answers a datagram from the address that it was sent to, even if the socket is bound to the
+    /// unspecified address.
     ///
     /// # Errors
     /// As for [`send_to`](Self::send_to), and `ENOBUFS` if the device is full.
@@ -108,16 +112,17 @@ impl UdpSocket {
         sent.map(|()| bytes.len()).map_err(errors::udp)
     }
 
-    /// Waits for a datagram, which is cut off where the buffer ends. Returns its length in the buffer, and who sent it.
+    /// Waits for a datagram, which is truncated to the buffer. Returns its length in the buffer and its
+    /// sender.
     ///
     /// # Errors
-    /// `ConnectionRefused` and the like, about something that was sent from here.
+    /// Such as `ConnectionRefused`, about an earlier datagram of this socket.
     pub async fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let capacity = buffer.len();
         self.recv_datagram(buffer).await.map(|d| (d.len.min(capacity), d.from))
     }
 
-    /// Waits for a datagram of the connected end, or of anybody.
+    /// Waits for a datagram, from the connected peer or from any sender. Returns its length in the buffer.
     ///
     /// # Errors
     /// As for [`recv_from`](Self::recv_from).
@@ -125,7 +130,8 @@ impl UdpSocket {
         self.recv_from(buffer).await.map(|(len, _)| len)
     }
 
-    /// Waits for a datagram and tells everything about it; its length is the whole one, be the buffer too small.
+    /// Waits for a datagram and returns everything that is known of it. Its length is the full length, even
+    /// if the buffer is shorter.
     ///
     /// # Errors
     /// As for [`recv_from`](Self::recv_from).
@@ -147,7 +153,7 @@ impl UdpSocket {
         waiting.poll(cx, |a| recv(a, self.socket, buffer)).map_ok(|d| (d.len.min(capacity), d.from))
     }
 
-    /// Our address.
+    /// Returns the local address.
     ///
     /// # Errors
     /// Only if the socket belongs to another shard.
