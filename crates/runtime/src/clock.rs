@@ -1,9 +1,10 @@
-//! The one place that reads the clock.
+//! The clock. Nothing else in this crate reads the time.
 
 use ginnel_stack::time::Instant;
 use rustix::time::{ClockId, clock_gettime};
 
-/// The monotonic clock of the machine, the same for all threads and processes. About 20 ns: no system call.
+/// Returns the time of the monotonic clock of the machine, which all threads and processes share. Takes about
+/// 20 ns, without a system call.
 pub fn now() -> Instant {
     let t = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(t.tv_sec).unwrap_or(0);
@@ -16,7 +17,7 @@ mod tests {
     use super::now;
 
     #[test]
-    fn time_does_not_run_backwards() {
+    fn time_is_monotonic() {
         let mut last = now();
         for _ in 0..1000 {
             let next = now();

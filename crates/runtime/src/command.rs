@@ -1,4 +1,4 @@
-//! The mailbox of a shard: the only way in from other threads.
+//! The mailbox of a shard, by which other threads send commands to it.
 
 use crate::doorbell::Doorbell;
 use crate::wait::EventFd;
@@ -16,13 +16,13 @@ pub type Command = Box<dyn Any + Send>;
 pub struct Commander {
     queue: SyncSender<Command>,
     doorbell: Arc<Doorbell>,
-    /// The shard has ended, and nobody looks into the mailbox any more.
+    /// The shard has ended and does not read the mailbox any more.
     ended: Arc<AtomicBool>,
 }
 
-/// A command was not taken. It comes back.
+/// A command was not sent; it is returned to the caller.
 pub enum CommandError {
-    /// As many commands are waiting as the mailbox holds (`shard.commands_max`).
+    /// The mailbox is full (`shard.commands_max`).
     Full(Command),
     /// The shard is gone.
     Gone(Command),
@@ -46,7 +46,7 @@ impl fmt::Display for CommandError {
 impl std::error::Error for CommandError {}
 
 impl Commander {
-    /// Puts a command into the mailbox and wakes the shard if it sleeps. Never waits.
+    /// Sends a command, and wakes the shard if it sleeps. Never waits.
     pub fn send(&self, command: Command) -> Result<(), CommandError> {
         self.queue.try_send(command).map_err(|e| match e {
             TrySendError::Full(command) => CommandError::Full(command),
@@ -56,28 +56,28 @@ impl Commander {
         Ok(())
     }
 
-    /// Whether the shard has ended: what is sent now stays in the mailbox.
+    /// Returns whether the shard has ended: commands that are sent now are never read.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// What wakes the shard.
+    /// Returns the doorbell of the shard.
     pub(crate) fn doorbell(&self) -> &Arc<Doorbell> {
         &self.doorbell
     }
 }
 
-/// The shard's end.
+/// The receiving end of a mailbox.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     queue: Receiver<Command>,
-    /// Taken out while looking whether it is safe to sleep.
+    /// A command that [`before_sleep`](Self::before_sleep) has found.
     next: Option<Command>,
     doorbell: Arc<Doorbell>,
     ended: Arc<AtomicBool>,
 }
 
-/// A mailbox for `capacity` commands.
+/// Creates a mailbox for `capacity` commands.
 pub(crate) fn mailbox(capacity: usize) -> std::io::Result<(Commander, Mailbox)> {
     let (sender, receiver) = sync_channel(capacity);
     let doorbell = Arc::new(Doorbell::new()?);
@@ -91,19 +91,20 @@ impl Mailbox {
         self.next.take().or_else(|| self.queue.try_recv().ok())
     }
 
-    /// From now on a command rings the bell. False if one is waiting already: do not sleep.
+    /// Arms the doorbell for new commands. Returns false if a command is waiting: the shard must not sleep
+    /// then.
     pub(crate) fn before_sleep(&mut self) -> bool {
         self.doorbell.before_sleep();
         self.next = self.take();
         self.next.is_none()
     }
 
-    /// Commands ring no more.
+    /// Disarms the doorbell.
     pub(crate) fn after_sleep(&mut self, readable: bool) {
         self.doorbell.after_sleep(readable);
     }
 
-    /// The shard runs, or runs no more.
+    /// Records whether the shard runs.
     pub(crate) fn set_running(&self, runs: bool) {
         self.ended.store(!runs, Ordering::Release);
     }
@@ -119,7 +120,7 @@ mod tests {
     use crate::wait::{EventFd, sleep};
 
     #[test]
-    fn commands_arrive_in_order_and_a_full_mailbox_gives_the_command_back() {
+    fn commands_arrive_in_order_and_full_mailbox_returns_command() {
         let (commander, mut mailbox) = mailbox(2).unwrap();
         commander.send(Box::new(1u8)).unwrap();
         commander.send(Box::new(2u8)).unwrap();
@@ -131,14 +132,14 @@ mod tests {
     }
 
     #[test]
-    fn a_command_for_a_shard_that_is_gone_comes_back() {
+    fn command_to_a_gone_shard_is_returned() {
         let (commander, mailbox) = mailbox(1).unwrap();
         drop(mailbox);
         assert!(matches!(commander.send(Box::new(())), Err(CommandError::Gone(_))));
     }
 
     #[test]
-    fn a_waiting_command_forbids_sleep() {
+    fn pending_command_prevents_sleep() {
         let (commander, mut mailbox) = mailbox(1).unwrap();
         commander.send(Box::new(())).unwrap();
         assert!(!mailbox.before_sleep());
@@ -147,9 +148,9 @@ mod tests {
         assert!(mailbox.before_sleep());
     }
 
-    /// Would hang if a wake-up could be lost between the look into the queue and the sleep.
+    /// Hangs if a wake-up can be lost between the check of the queue and the sleep.
     #[test]
-    fn no_wake_up_is_lost() {
+    fn no_wakeup_is_lost() {
         let (commander, mut mailbox) = mailbox(1).unwrap();
         let never = EventFd::new().unwrap();
         let sender = std::thread::spawn(move || {

@@ -1,11 +1,13 @@
-//! Mailboxes between shards. For each ordered pair there are two lanes, one for frames that belong to the other and one for what all must know;
-//! both are bounded and have one writer and one reader.
+//! Queues between shards. For each ordered pair of shards there are two SPSC rings, one for frames that
+//! belong to the other shard and one for broadcasts. Both are bounded.
 //!
-//! * **Frames** are copied once, into the lane's own memory, because the device wants its frames back at the end of the turn. The receiver
-//!   processes them where they lie. A full lane drops them, and the sender counts that.
-//! * **What all must know** is never lost. What comes from the wire (ARP, neighbour and router discovery) is taken only if there is room to tell
-//!   everybody, as if the wire had lost it otherwise. What the stack itself finds out is kept as [`News`] until there is room, the latest
-//!   about each thing; there are only so many things.
+//! * **Frames** are copied once, into the memory of the ring, because the device gets its frames back at the
+//!   end of the turn. The receiver processes them in place. If the ring is full, the frame is dropped, and
+//!   the sender counts it.
+//! * **Broadcasts** are never lost. A frame that all shards must see (ARP, neighbour and router discovery) is
+//!   accepted from the wire only if every ring has space for it; otherwise it is dropped as if the wire had
+//!   lost it. A [`ControlUpdate`] of the stack itself waits until there is space. Only the latest update
+//!   about each object is kept, so their number is bounded.
 
 use crate::doorbell::Doorbell;
 use ginnel_devices::memory::spsc::{SpscRx, SpscTx, spsc_ring};
@@ -15,12 +17,13 @@ use ginnel_stack::steering::ControlUpdate;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Tag of what is no frame.
+/// Tag of an entry that is a [`ControlUpdate`] and not a frame.
 pub(crate) const UPDATE_TAG: u32 = u32::MAX;
-/// News that wait for room at the most: as many path MTUs as a stack remembers by default, and addresses. Beyond it the oldest path MTU goes.
+/// Updates that may wait for space: as many as a stack remembers path MTUs by default, and addresses. At the
+/// limit the oldest path MTU is discarded.
 const PENDING_UPDATES_MAX: usize = 8192;
 
-/// What one shard writes to another.
+/// The writer's end of a queue to another shard.
 pub(crate) struct CrossShardSender {
     frames: SpscTx,
     broadcasts: SpscTx,
@@ -28,13 +31,13 @@ pub(crate) struct CrossShardSender {
     doorbell: Arc<Doorbell>,
 }
 
-/// What one shard reads from another.
+/// The reader's end of a queue from another shard.
 pub(crate) struct CrossShardReceiver {
     pub(crate) frames: SpscRx,
     pub(crate) broadcasts: SpscRx,
 }
 
-/// The two ends of a mailbox. `bell` wakes the reader.
+/// Creates a queue. `doorbell` wakes the reader.
 pub(crate) fn cross_shard_queue(
     frame_bytes: usize,
     broadcast_bytes: usize,
@@ -49,23 +52,24 @@ pub(crate) fn cross_shard_queue(
 }
 
 impl CrossShardSender {
-    /// Sends a frame that belongs to the other. False, and it is lost, if the mailbox is full.
+    /// Sends a frame that belongs to the other shard. Returns false if the ring is full; the frame is lost
+    /// then.
     pub(crate) fn send(&mut self, port: PortId, frame: &RxFrame<'_>) -> bool {
         self.frames.push(port.0.into(), frame)
     }
 
-    /// Whether a frame of `len` bytes can be told. Nothing overtakes news.
+    /// Returns whether a frame of `len` bytes can be broadcast. Frames do not overtake updates that wait.
     pub(crate) fn has_broadcast_room(&mut self, len: usize) -> bool {
         self.pending_updates.is_empty() && self.broadcasts.has_room(len)
     }
 
-    /// Tells a frame, for which there is room.
+    /// Broadcasts a frame after [`has_broadcast_room`](Self::has_broadcast_room) returned true.
     pub(crate) fn broadcast(&mut self, port: PortId, frame: &RxFrame<'_>) {
         let broadcasts = self.broadcasts.push(port.0.into(), frame);
-        debug_assert!(broadcasts, "told without asking for room");
+        debug_assert!(broadcasts, "broadcast without checking for space");
     }
 
-    /// Tells news, now or when there is room.
+    /// Broadcasts an update, now or as soon as there is space.
     pub(crate) fn broadcast_update(&mut self, update: ControlUpdate) {
         self.pending_updates.retain(|earlier| !earlier.is_superseded_by(&update));
         if self.pending_updates.len() >= PENDING_UPDATES_MAX
@@ -77,7 +81,7 @@ impl CrossShardSender {
         self.pending_updates.push_back(update);
     }
 
-    /// Shows the other what is new, and wakes it if it sleeps.
+    /// Makes new entries visible to the reader, and wakes it if it sleeps.
     pub(crate) fn publish(&mut self) {
         while let Some(update) = self.pending_updates.front() {
             if !self.broadcasts.push(UPDATE_TAG, &RxFrame::new(&update.encode())) {
@@ -85,25 +89,25 @@ impl CrossShardSender {
             }
             self.pending_updates.pop_front();
         }
-        // Both, whatever the first says.
+        // Not `||`: both rings must be published.
         if self.frames.publish() | self.broadcasts.publish() {
             self.doorbell.ring();
         }
     }
 
-    /// True if news wait for room: come back soon.
+    /// Returns whether updates wait for space: call [`publish`](Self::publish) again soon.
     pub(crate) fn has_pending_updates(&self) -> bool {
         !self.pending_updates.is_empty()
     }
 
-    /// Wakes the other, for something that is not in the mailbox.
+    /// Wakes the reader, for something that is not in the queue.
     pub(crate) fn ring(&self) {
         self.doorbell.ring();
     }
 }
 
 impl CrossShardReceiver {
-    /// Whether something waits.
+    /// Returns whether an entry is pending.
     pub(crate) fn has_pending(&mut self) -> bool {
         self.frames.is_waiting() || self.broadcasts.is_waiting()
     }
@@ -125,9 +129,9 @@ mod tests {
         update
     }
 
-    /// The receiver does not read for a while: nothing of what all must know is lost, and the latest about each thing arrives.
+    /// While the receiver does not read, no update is lost, and the latest about each object arrives.
     #[test]
-    fn news_that_find_the_mailbox_full_arrive_when_there_is_room() {
+    fn updates_wait_for_space_in_a_full_queue() {
         let (mut sender, mut receiver) = cross_shard_queue(4096, 4096, Arc::new(Doorbell::new().unwrap()));
         for last in 0..200 {
             sender.broadcast_update(path_mtu(last, 1400));
@@ -135,7 +139,7 @@ mod tests {
         }
         assert!(
             sender.has_pending_updates() && !sender.has_broadcast_room(60),
-            "nothing overtakes what waits"
+            "frames must not overtake updates"
         );
         sender.broadcast_update(path_mtu(199, 1300));
         let mut all = Vec::new();
@@ -149,14 +153,14 @@ mod tests {
         assert!(sender.has_broadcast_room(60));
     }
 
-    /// How often the bell was rung: what its counter in the kernel says.
+    /// Returns how often the doorbell was rung: the counter of its eventfd.
     fn rings(doorbell: &Doorbell) -> u64 {
         let mut count = [0; 8];
         rustix::io::read(doorbell.wake().as_fd(), &mut count).map_or(0, |_| u64::from_ne_bytes(count))
     }
 
     #[test]
-    fn a_sleeper_is_woken_once_for_all_that_waits_and_nobody_who_is_awake() {
+    fn sleeping_reader_is_woken_once_and_awake_never() {
         let doorbell = Arc::new(Doorbell::new().unwrap());
         let ((mut one, mut from_one), (mut other, _from_other)) = (
             cross_shard_queue(4096, 4096, doorbell.clone()),
@@ -168,16 +172,16 @@ mod tests {
             sender.publish();
         };
         send(&mut one);
-        assert_eq!(rings(&doorbell), 0, "it is awake");
+        assert_eq!(rings(&doorbell), 0, "the reader is awake");
         doorbell.before_sleep();
-        assert!(from_one.has_pending(), "so it does not sleep");
+        assert!(from_one.has_pending(), "the reader must not sleep");
         doorbell.after_sleep(false);
         from_one.frames.burst();
         from_one.frames.release();
         doorbell.before_sleep();
         assert!(!from_one.has_pending());
         one.publish();
-        assert_eq!(rings(&doorbell), 0, "there is nothing new");
+        assert_eq!(rings(&doorbell), 0, "nothing was published");
         (0..10).for_each(|_| send(&mut one));
         send(&mut other);
         one.broadcast_update(path_mtu(1, 1400));
@@ -185,11 +189,11 @@ mod tests {
         assert_eq!(rings(&doorbell), 1);
         doorbell.after_sleep(false);
         send(&mut one);
-        assert_eq!(rings(&doorbell), 0, "it is awake again");
+        assert_eq!(rings(&doorbell), 0, "the reader is awake again");
     }
 
     #[test]
-    fn news_that_wait_have_a_bound() {
+    fn waiting_updates_are_bounded() {
         let (mut sender, _inbox) = cross_shard_queue(4096, 4096, Arc::new(Doorbell::new().unwrap()));
         for n in 0..20_000u32 {
             sender.broadcast_update(ControlUpdate::PathMtu {

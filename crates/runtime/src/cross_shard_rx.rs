@@ -1,4 +1,4 @@
-//! Taking what other shards have sent.
+//! Receiving from other shards.
 
 use crate::context::ShardCore;
 use crate::cross_shard::{CrossShardReceiver, UPDATE_TAG};
@@ -10,7 +10,8 @@ use ginnel_stack::handle::PortId;
 use ginnel_stack::priority;
 use ginnel_stack::steering::ControlUpdate;
 
-/// Takes up to a burst of frames, and of what all must know, out of one mailbox, and returns how many things it was.
+/// Receives up to a burst of broadcasts and up to a burst of frames from one queue. Returns how many there
+/// were.
 pub(crate) fn receive<H: Handler>(
     core: &mut ShardCore,
     handler: &mut H,
@@ -18,7 +19,7 @@ pub(crate) fn receive<H: Handler>(
     receiver: &mut CrossShardReceiver,
 ) -> usize {
     let CrossShardReceiver { frames, broadcasts } = receiver;
-    // First what was learnt: frames that were sent after it may need it.
+    // Broadcasts first: frames that were sent after them may depend on them.
     let burst = broadcasts.burst();
     let mut work = burst.len();
     process(core, handler, dispatch, &burst);
@@ -33,7 +34,7 @@ pub(crate) fn receive<H: Handler>(
     work
 }
 
-/// Processes what lies in a mailbox, in order, frames of one device as a burst.
+/// Processes the entries of a queue in order. Consecutive frames of one device are processed as a burst.
 fn process<H: Handler>(
     core: &mut ShardCore,
     handler: &mut H,
@@ -51,7 +52,7 @@ fn process<H: Handler>(
             }
             continue;
         }
-        // Cannot truncate: the sender wrote the number of a device there.
+        // Cannot truncate: the sender wrote a `PortId` there.
         let port = PortId(same_tag[0].tag as u16);
         let mut burst = RxBurst::new();
         for tagged in same_tag {

@@ -1,4 +1,4 @@
-//! From a device's configuration to the device.
+//! Opens devices from their configuration.
 
 use crate::config::{Config, DeviceConfig, DeviceKind};
 use crate::error::Error;
@@ -9,10 +9,12 @@ use ginnel_devices::{capture, faults, memif, tap};
 use ginnel_stack::device::Device;
 use ginnel_stack::error::ConfigError;
 
-/// How long a client's memif waits at first for a server that is there already, so that its first frames are not lost.
+/// How long a memif client waits for a server when it is opened, so that its first frames are not lost if the
+/// server runs already.
 const SERVER_WAIT: Duration = Duration::from_millis(200);
 
-/// Opens the device itself, without the layers around it. `whole` is the configuration that it is from.
+/// Opens the device itself, without layers around it. `stack_config` is the configuration that `config` is
+/// part of.
 pub(crate) fn open(config: &DeviceConfig, stack_config: &Config) -> Result<Device, Error> {
     match config.kind {
         DeviceKind::Memory => {
@@ -23,7 +25,7 @@ pub(crate) fn open(config: &DeviceConfig, stack_config: &Config) -> Result<Devic
         DeviceKind::Tap => {
             tap::open(&tap_config(config)).map_err(|e| Error::io(format!("device {}", config.name), e))
         }
-        // One shard may have a peer with several queues.
+        // A single shard may be connected to a peer with several queues.
         DeviceKind::Memif => open_memif(config, None)?
             .into_single_device()
             .map_err(|e| Error::io(format!("device {}", config.name), e)),
@@ -33,7 +35,7 @@ pub(crate) fn open(config: &DeviceConfig, stack_config: &Config) -> Result<Devic
     }
 }
 
-/// Opens a memif, with one queue for each of several shards.
+/// Opens a memif; with several shards, it needs a queue for each of them.
 fn open_memif(config: &DeviceConfig, shards: Option<usize>) -> Result<memif::Memif, Error> {
     let invalid =
         |problem: &str| ConfigError::new("device.memif", format!("of \"{}\" {problem}", config.name));
@@ -54,7 +56,7 @@ fn open_memif(config: &DeviceConfig, shards: Option<usize>) -> Result<memif::Mem
     Ok(memif)
 }
 
-/// Opens the device with one queue for each of several shards.
+/// Opens the device with a queue for each shard.
 pub(crate) fn open_queues(
     config: &DeviceConfig,
     stack_config: &Config,
@@ -66,7 +68,7 @@ pub(crate) fn open_queues(
         DeviceKind::Tap => {
             let tap = tap::open_queues(&tap_config(config), queues).map_err(|e| {
                 let kind = e.kind();
-                // What the kernel says to a second queue of an interface that was made for one.
+                // The kernel's error for a second queue of an interface that was created for one.
                 let hint = if kind == std::io::ErrorKind::InvalidInput {
                     " (several shards need an interface with several queues: ip tuntap add … multi_queue)"
                 } else {
@@ -91,7 +93,8 @@ pub(crate) fn open_queues(
     }
 }
 
-/// What is the stack's at the interface follows from the links over the device, and from the ports that the stack chooses.
+/// The stack's addresses at the interface are those of the links over the device; its ports include the
+/// ephemeral ports of the stack.
 fn af_xdp_config(config: &DeviceConfig, stack_config: &Config, queues: usize) -> AfXdpConfig {
     let links = stack_config.links.iter().filter(|link| link.device == config.name);
     let addresses = links
@@ -121,8 +124,9 @@ fn tap_config(config: &DeviceConfig) -> tap::TapConfig {
     }
 }
 
-/// Puts the configured layers around a device. The capture is the outermost, so it shows what the stack sends and receives: what faults
-/// drop on the way out is in it, and what they drop on the way in is not.
+/// Puts the configured layers around a device. The capture is the outermost layer, so it has the frames that
+/// the stack sends and receives: including frames that the faults drop on transmission, and excluding frames
+/// that they drop on reception.
 pub(crate) fn wrap(mut device: Device, config: &DeviceConfig) -> Result<Device, Error> {
     if let Some(spec) = &config.faults {
         device = faults::wrap(device, spec, config.faults_seed);

@@ -1,4 +1,5 @@
-//! Descriptors that a process has and its program does not know of: they stand where no program looks, and go out of the way of one that does.
+//! Descriptors of the library in a process, hidden from the program: they have high numbers, and move away if
+//! the program wants a number.
 #![allow(unsafe_code)] // a descriptor whose number changes while it is open
 
 use core::sync::atomic::{AtomicI32, Ordering};
@@ -6,29 +7,30 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// From here on they stand: `select` knows only lower ones, and programs that name descriptors themselves choose among those.
+/// Lowest number: select(2) supports only lower ones, and programs that choose numbers themselves choose
+/// lower ones.
 const FIRST_FD: RawFd = 1024;
-/// Room for so many is made above a limit that is lower.
+/// A lower soft limit is raised to `FIRST_FD` plus this number for the duplication.
 const RAISED_LIMIT_ROOM: u64 = 1024;
-/// If the process may never have as many, they are among so many highest.
+/// If the hard limit is lower, the descriptors are among this many highest numbers.
 const FALLBACK_RANGE: RawFd = 64;
 
-/// A descriptor that this process owns and its program does not know of.
+/// A descriptor that this process owns and its program does not know.
 #[derive(Debug)]
 pub struct InternalFd(AtomicI32);
 
 impl InternalFd {
-    /// Under a number that is out of the program's way, close-on-exec. If there is none, it stays where it was.
+    /// Moves `fd` to a high number, close-on-exec. Keeps the number if that fails.
     pub fn new(fd: OwnedFd) -> Self {
         Self::in_place(dup_high(fd.as_fd()).unwrap_or(fd))
     }
 
-    /// Under the number that it has: in a process that is no program's, there is no way to be in.
+    /// Keeps the number of `fd`.
     pub fn in_place(fd: OwnedFd) -> Self {
         Self(AtomicI32::new(fd.into_raw_fd()))
     }
 
-    /// A copy, out of the way.
+    /// Duplicates the descriptor to a high number.
     ///
     /// # Errors
     /// `EMFILE`.
@@ -36,11 +38,11 @@ impl InternalFd {
         dup_high(self.as_fd()).map(Self::in_place)
     }
 
-    /// If it has this number it takes another, and the old one stays open for whoever wants the number to put something else there. Returns the new
-    /// number. No other thread may be using the descriptor.
+    /// If the descriptor has this number, moves it to another number and returns that. The old number stays
+    /// open and belongs to the caller, who replaces it. No other thread may be using the descriptor.
     ///
     /// # Errors
-    /// `EMFILE`: there is no other.
+    /// `EMFILE`: no number is free.
     pub fn relocate_from(&self, number: RawFd) -> Result<Option<RawFd>, Errno> {
         if self.as_raw_fd() != number {
             return Ok(None);
@@ -51,7 +53,7 @@ impl InternalFd {
     }
 }
 
-/// A copy out of the way.
+/// Duplicates `fd` to a high number, close-on-exec.
 fn dup_high(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let error = match fcntl_dupfd_cloexec(fd, FIRST_FD) {
         Err(error @ (Errno::INVAL | Errno::MFILE)) => error,
@@ -59,14 +61,15 @@ fn dup_high(fd: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     };
     let limit = getrlimit(Resource::Nofile);
     let Some(current) = limit.current else { return Err(error) };
-    // The limit is about numbers. Above it the program cannot name any: it is raised for the moment of the copy.
+    // `RLIMIT_NOFILE` limits the numbers, and programs choose numbers below it. The limit is raised only
+    // during the call, so the program cannot use numbers above it.
     let raised_limit = (FIRST_FD as u64 + RAISED_LIMIT_ROOM).min(limit.maximum.unwrap_or(u64::MAX));
     if current < raised_limit
         && raised_limit > FIRST_FD as u64
         && setrlimit(Resource::Nofile, Rlimit { current: Some(raised_limit), ..limit }).is_ok()
     {
         let copy = fcntl_dupfd_cloexec(fd, FIRST_FD);
-        // Lowering is always allowed.
+        // Lowering the limit is always permitted.
         let _ = setrlimit(Resource::Nofile, limit);
         if copy.is_ok() {
             return copy;
@@ -84,14 +87,15 @@ impl AsRawFd for InternalFd {
 
 impl AsFd for InternalFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: open as long as `self` is; who makes way promises that nobody uses it meanwhile.
+        // SAFETY: the descriptor is open as long as `self` is; the caller of `relocate_from` promises that no
+        // thread uses it meanwhile.
         unsafe { BorrowedFd::borrow_raw(self.as_raw_fd()) }
     }
 }
 
 impl Drop for InternalFd {
     fn drop(&mut self) {
-        // SAFETY: the number of a descriptor that this value has owned since it was made.
+        // SAFETY: the descriptor is owned by this value since it was created.
         drop(unsafe { OwnedFd::from_raw_fd(self.as_raw_fd()) });
     }
 }
@@ -103,7 +107,7 @@ mod tests {
     use rustix::pipe::pipe;
 
     #[test]
-    fn it_stands_high_and_makes_way_for_who_wants_its_number() {
+    fn descriptor_is_high_and_relocates_on_demand() {
         let (out, into) = pipe().unwrap();
         let own = InternalFd::new(into);
         let number = own.as_raw_fd();
@@ -111,8 +115,7 @@ mod tests {
         assert_eq!(own.relocate_from(number + 1), Ok(None));
         let relocated = own.relocate_from(number).unwrap().expect("it had the number");
         assert_eq!((own.as_raw_fd(), relocated == number), (relocated, false));
-        // The old number is open until somebody takes it.
-        // SAFETY: nobody else owns it now.
+        // The old number is open until it is replaced. SAFETY: nothing else owns it now.
         let old = unsafe { OwnedFd::from_raw_fd(number) };
         assert!(fcntl_getfd(&old).is_ok());
         drop(old);
@@ -121,12 +124,12 @@ mod tests {
     }
 
     #[test]
-    fn a_low_limit_of_the_program_does_not_keep_it_low_and_is_as_it_was() {
+    fn low_soft_limit_is_raised_and_restored() {
         let before = getrlimit(Resource::Nofile);
         if before.maximum.is_some_and(|most| most <= 1024) {
             return;
         }
-        // Other tests of this process have room, too.
+        // The limit is high enough for other tests of this process.
         setrlimit(Resource::Nofile, Rlimit { current: Some(512), ..before }).unwrap();
         let own = InternalFd::new(pipe().unwrap().0);
         let limit_during = getrlimit(Resource::Nofile).current;

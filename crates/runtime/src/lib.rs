@@ -1,6 +1,7 @@
-//! Ginnel's runtime and native API: what an application depends on.
+//! Ginnel's runtime and native API, which applications depend on.
 //!
-//! An application implements [`Handler`]; a shard calls it when something happens, with a [`Context`] to act through.
+//! An application implements [`Handler`]. A shard calls its methods when events occur, with a [`Context`] to
+//! act through.
 
 pub mod broker;
 pub mod builder;

@@ -1,9 +1,10 @@
-//! What all shards have in common and one of them may change: who listens where, and who has which UDP socket.
+//! The registry of listeners and UDP ports of all shards.
 //!
-//! Listening and binding are answered at once ("address in use"), so a message alone cannot do it: the shard that wants something changes the
-//! board under its lock, and then tells the others that there is something new. A message that says no more than that cannot be lost by being
-//! late or told twice: each shard compares one number per turn with the last that it has seen, and then takes over the whole state. The lock is
-//! taken when somebody listens, binds or closes; never for a packet.
+//! `listen` and `bind` must fail at once if an address is in use, so asynchronous messages are not enough. A
+//! shard changes the registry under its lock, raises the version, and wakes the others. Each shard compares
+//! the version with the last one that it has applied once per turn, and applies the whole state if it
+//! differs, so no change can be lost or applied twice. The lock is taken when a socket listens, binds or
+//! closes; never for a packet.
 
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -13,24 +14,26 @@ use ginnel_stack::udp::UdpOptions;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The board.
+/// The registry.
 #[derive(Default)]
 pub(crate) struct ListenerRegistry {
     version: AtomicU64,
     state: Mutex<RegistryState>,
 }
 
-/// What stands on it.
+/// The state of the registry.
 #[derive(Default)]
 pub(crate) struct RegistryState {
     pub(crate) listeners: BTreeMap<SocketAddr, RegistryEntry>,
-    /// Listeners that share an address by `reuse_port`. Each is one shard's own, so nobody is told; they only stand in the way of others.
+    /// Listeners with `SO_REUSEPORT`. Each belongs to one shard, so the others need not know them, except for
+    /// conflicts of addresses.
     pub(crate) reuseport: Vec<ReuseportEntry>,
-    /// UDP sockets bound to a port by name.
+    /// UDP sockets that were bound to a given port.
     pub(crate) udp: UdpPortTable,
-    /// Those whose port was chosen. Their home follows from the port, so nobody is told; they only stand in the way of others.
+    /// UDP sockets with an ephemeral port. Their shard follows from the port, so the others need not know
+    /// them, except for conflicts of addresses.
     pub(crate) ephemeral_udp: UdpPortTable,
-    /// `udp` as it was announced last.
+    /// `udp` as of the last [`publish`](ListenerRegistry::publish).
     published_udp: Arc<UdpPortTable>,
     version: u64,
     last_id: u64,
@@ -39,12 +42,12 @@ pub(crate) struct RegistryState {
 /// A listener of all shards.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RegistryEntry {
-    /// Tells it from others of the same address before and after it.
+    /// Distinguishes it from earlier and later listeners of its address.
     pub(crate) id: u64,
     pub(crate) options: ListenOptions,
 }
 
-/// A listener of one shard that others may listen beside.
+/// A listener with `SO_REUSEPORT`, which belongs to one shard.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReuseportEntry {
     pub(crate) id: u64,
@@ -53,18 +56,19 @@ pub(crate) struct ReuseportEntry {
 }
 
 impl ListenerRegistry {
-    /// Counts up with each change.
+    /// Returns the version, which increases with each change.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// To read or change what stands there.
+    /// Locks the state.
     pub(crate) fn lock(&self) -> MutexGuard<'_, RegistryState> {
-        // A shard that panicked has left the state whole: each change is one call on a map.
+        // Each change is a single call on a map, so a panic of another shard cannot leave the state
+        // inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets everybody see what was changed. Returns the number of the change.
+    /// Makes a change visible to all shards. Returns the new version.
     pub(crate) fn publish(&self, state: &mut RegistryState) -> u64 {
         state.version += 1;
         state.published_udp = Arc::new(state.udp.clone());
@@ -74,20 +78,20 @@ impl ListenerRegistry {
 }
 
 impl RegistryState {
-    /// A number that was not given before.
+    /// Returns a new id.
     pub(crate) fn next_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
     }
 
-    /// True if one of those that share their addresses stands in the way of a listener.
+    /// Returns whether a listener with `SO_REUSEPORT` conflicts with a new listener.
     pub(crate) fn reuseport_conflicts(&self, address: SocketAddr, options: &ListenOptions) -> bool {
         self.reuseport.iter().any(|entry| entry.options.conflicts_with(entry.address, address, options))
     }
 
-    /// True if a socket of another shard stands in the way of this one.
+    /// Returns whether a socket of another shard conflicts with `claim`.
     pub(crate) fn udp_conflicts(&self, claim: &UdpBinding) -> bool {
-        // A chosen port is not shared with anybody: the sockets' home could not follow from it any more.
+        // An ephemeral port is never shared: otherwise the shard would not follow from the port.
         let exclusive = UdpOptions { reuse_address: false, reuse_port: false, ..claim.options };
         self.udp.conflicts(claim)
             || self.ephemeral_udp.conflicts(&UdpBinding { options: exclusive, ..*claim })

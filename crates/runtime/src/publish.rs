@@ -1,4 +1,5 @@
-//! A shard shows its counters to other processes: now and then while it is busy, before it sleeps for long, and at its end.
+//! Publishes the counters of a shard to other processes: periodically while it is busy, before a long sleep,
+//! and at its end.
 
 use crate::error::Error;
 use crate::handler::Handler;
@@ -9,21 +10,22 @@ use core::time::Duration;
 use ginnel_stack::time::Instant;
 use std::sync::Arc;
 
-/// A shard that falls asleep shows its counters no more often than this: one that is woken a hundred thousand times per second has other things to do.
+/// Minimal interval between two publications before a sleep, so that a shard that wakes 100,000 times per
+/// second does not publish each time.
 const IDLE_PUBLISH_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Where a shard's counters are shown.
+/// Publishes the counters of a shard.
 pub(crate) struct Publisher {
     pub(crate) stats_page: StatsPage,
-    /// Turns that had done something when they were shown last.
+    /// Turns with work at the last publication.
     turns: u64,
     activity: ShardActivity,
-    /// Keeps the directory.
+    /// Keeps the directory in existence.
     _published: Arc<PublishedStack>,
 }
 
 impl<H: Handler> Shard<H> {
-    /// From now on other processes see the counters.
+    /// Starts to publish the counters, in the directory of `published`.
     pub(crate) fn start_publishing(
         &mut self,
         published: Arc<PublishedStack>,
@@ -55,12 +57,12 @@ impl<H: Handler> Shard<H> {
         }
     }
 
-    /// Turns that found something to do.
+    /// Returns the number of turns with work.
     fn busy_turns(&self) -> u64 {
         self.core.stats.turns - self.core.stats.idle_turns
     }
 
-    /// Shows the counters.
+    /// Publishes the counters now.
     #[cold]
     pub(crate) fn publish_page(&mut self, now: Instant, activity: ShardActivity) {
         let Some(mut publisher) = self.publisher.take() else { return };
@@ -71,7 +73,8 @@ impl<H: Handler> Shard<H> {
         self.publisher = Some(publisher);
     }
 
-    /// Shows what has changed before a sleep that ends at `until`, or says when it has to end earlier to do so.
+    /// Publishes the counters before a sleep that ends at `deadline`, if they have changed. Returns the end
+    /// of the sleep: earlier if it is too soon to publish.
     pub(crate) fn publish_before_sleep(
         &mut self,
         now: Instant,

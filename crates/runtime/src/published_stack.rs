@@ -1,4 +1,5 @@
-//! How a stack shows itself to other processes: a directory by name, with the counters of its shards in it, and a thread that lists their sockets.
+//! A stack that other processes can see: a directory with its name, which has the counters of its shards, and
+//! a thread that lists their sockets.
 
 use crate::broker::AttachedQuery;
 use crate::command::Commander;
@@ -10,18 +11,18 @@ use core::time::Duration;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A stack that can be seen: `ginnel stat`, `ginnel ss`. It is gone when the last of its shards is.
+/// A stack that `ginnel stat` and `ginnel ss` can see, until its last shard is dropped.
 #[derive(Debug)]
 pub struct PublishedStack {
-    // Before the directory, which goes after it.
+    // Dropped before the directory, in which it has a socket.
     inspect_server: InspectServer,
     dir: RunDir,
     publish_every: Duration,
 }
 
 impl PublishedStack {
-    /// Makes the directory for a stack that is called `run.name`, or else by the name of its program and the number of its process. `None` if
-    /// `run.directory` is false.
+    /// Creates the directory of a stack. Its name is `run.name`, or else the name of the program and the
+    /// process id. Returns `None` if `run.directory` is false.
     ///
     /// # Errors
     /// As of [`RunDir::create`].
@@ -29,7 +30,7 @@ impl PublishedStack {
         Self::new_in(&run_dir::base(), config, program)
     }
 
-    /// The same in another place than the user's.
+    /// As [`PublishedStack::new`], below `base` instead of the user's runtime directory.
     pub fn new_in(base: &Path, config: &RunConfig, program: &str) -> Result<Option<Arc<Self>>, Error> {
         if !config.directory {
             return Ok(None);
@@ -43,22 +44,22 @@ impl PublishedStack {
         Ok(Some(Arc::new(Self { inspect_server, dir, publish_every })))
     }
 
-    /// Its directory.
+    /// Returns the directory.
     pub fn dir(&self) -> &RunDir {
         &self.dir
     }
 
-    /// A shard with an engine, whose sockets can be listed.
+    /// Adds a shard with an engine, whose sockets can be listed.
     pub(crate) fn register(&self, label: &str, shard: Commander) {
         self.inspect_server.register(label, shard);
     }
 
-    /// The door of the stack has this list of those who came in.
+    /// Sets the broker, whose attached processes can be listed.
     pub(crate) fn set_broker(&self, query: AttachedQuery) {
         self.inspect_server.set_broker(query);
     }
 
-    /// Says in the directory that the stack serves: there is a file `ready` from now on.
+    /// Creates the file `ready` in the directory: the stack serves programs from now on.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -67,7 +68,7 @@ impl PublishedStack {
         std::fs::write(&path, "").map_err(|e| Error::io(path.display().to_string(), e))
     }
 
-    /// How often a busy shard shows its counters.
+    /// Returns the interval at which a busy shard publishes its counters.
     pub(crate) fn publish_every(&self) -> Duration {
         self.publish_every
     }

@@ -30,30 +30,31 @@ use ginnel_stack::priority;
 use ginnel_stack::time::Instant;
 use std::os::fd::RawFd;
 
-/// Commands handled in one turn, so that a flood of them does not keep frames waiting.
+/// Commands handled per turn, so that a flood of commands does not delay frames.
 const COMMANDS_PER_TURN_MAX: usize = 64;
 
-/// Timers of the application handled in one turn.
+/// Timers of the application handled per turn.
 const TIMERS_PER_TURN_MAX: usize = 1024;
 
-/// A busy shard publishes its counters this often.
+/// Interval at which a busy shard publishes its counters to other threads.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A shard whose device cannot wake it looks this often.
+/// Interval at which a shard polls a device that cannot wake it.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The kernel wakes a sleeper so much too late at the most, usually: what must be exact is awaited by polling from then on.
+/// Usual upper bound of the kernel's wake-up latency. A shard with an exact timer wakes this much earlier and
+/// polls until the deadline.
 const WAKEUP_LATENCY: Duration = Duration::from_micros(150);
 
-/// A receiving device and its number in the engine.
+/// A receive queue of a device, and its port id in the engine.
 pub(crate) struct RxPort {
     pub(crate) id: PortId,
     /// Name of the device in the configuration.
     pub(crate) name: String,
-    /// It was found to have gone away, and is not looked at any more.
+    /// The device has gone away and is not polled any more.
     pub(crate) is_gone: bool,
     pub(crate) rx: Box<dyn RxQueue + Send>,
-    /// What was received.
+    /// Frames and bytes received.
     pub(crate) rx_frames: u64,
     pub(crate) rx_bytes: u64,
 }
@@ -65,7 +66,7 @@ pub struct Shard<H> {
     pub(crate) dispatch: EventDispatcher,
     pub(crate) ports: Vec<RxPort>,
     pub(crate) links: Vec<LinkId>,
-    /// Mailboxes that other shards write to.
+    /// Queues that other shards write to.
     pub(crate) cross_shard_receivers: Vec<CrossShardReceiver>,
     pub(crate) mailbox: Mailbox,
     pub(crate) commander: Commander,
@@ -73,41 +74,44 @@ pub struct Shard<H> {
     pub(crate) stats: StatsWriter,
     pub(crate) started: Option<Instant>,
     pub(crate) last_published: Instant,
-    /// When the last turn began, if it found nothing to do.
+    /// Start of the last turn, if that turn found nothing to do.
     pub(crate) idle_since: Option<Instant>,
-    /// The stack's shard, if the application is not in it.
+    /// The shard that has the devices, if the application has a shard of its own.
     pub(crate) co_shard: Option<CoShard>,
-    /// One of several shards that run on threads, and leave together.
+    /// Present if this is one of several shards on threads, which end together.
     pub(crate) barrier: Option<BarrierMember>,
-    /// Where other processes read the counters.
+    /// Publishes the counters to other processes.
     pub(crate) publisher: Option<Publisher>,
-    /// Where its thread runs.
+    /// CPU, scheduling and polling time of the thread.
     pub(crate) affinity: Affinity,
-    /// What it sleeps on.
+    /// The descriptors that the shard sleeps on.
     pub(crate) watch: WaitSet,
-    /// How it leaves its CPU to others without sleeping.
+    /// Decides when the shard yields its CPU instead of sleeping.
     pub(crate) yields: YieldPolicy,
 }
 
-/// What one turn did.
+/// Result of one turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Frames, events, commands and timers handled. If 0, the next turn is in vain before `next_deadline` or the next frame.
+    /// Frames, events, commands and timers handled. If 0, nothing is to be done before `next_deadline` or the
+    /// next frame.
     pub work: usize,
-    /// When a timer is due, of the engine, the application or a device.
+    /// The earliest deadline of a timer of the engine, the application or a device.
     pub next_deadline: Option<Instant>,
     /// The handler asked the shard to stop.
     pub stopped: bool,
 }
 
 impl<H: Handler> Shard<H> {
-    /// Runs on the calling thread until the handler stops the shard or `stop` is set and the handler has taken its leave.
+    /// Runs on the calling thread until the handler stops the shard, or until `stop` is set and the handler
+    /// has finished or its grace period (`shard.stop_grace_ms`) is over.
     ///
-    /// A shard that finds nothing to do polls for `shard.spin_us`, then sleeps in the kernel until a frame, a timer, a command or the
-    /// stop flag. A device that goes away is counted and no longer looked at.
+    /// A shard that finds nothing to do polls for `shard.spin_us`, then sleeps in the kernel until a frame, a
+    /// timer, a command or the stop flag. A device that goes away is counted and not polled any more.
     ///
     /// # Errors
-    /// The handler's, when it starts; a failed system call; [`Error::DevicesLost`] if the last device went away.
+    /// The error that the handler returns; a failed system call; [`Error::DevicesLost`] if the last device
+    /// went away.
     pub fn run(&mut self, stop: &StopFlag) -> Result<(), Error> {
         let (Some(co_shard), Engine::Channel(remote)) = (&mut self.co_shard, &mut self.core.stack) else {
             return self.run_on_this_thread(stop);
@@ -122,11 +126,12 @@ impl<H: Handler> Shard<H> {
             let thread = std::thread::Builder::new().name("stack".into());
             let thread = thread.spawn_scoped(scope, || runner.run(&stack_stop, &wake));
             let thread = thread.map_err(|e| Error::io("thread of the shard", e))?;
-            // Also if the application panics: the stack's thread is waited for.
+            // Stops the stack's thread even if the application panics.
             let _end = StopOnDrop(&stack_stop);
             let own_result = self.run_on_this_thread(stop);
             if joins_barrier {
-                // The stack's waits for them.
+                // The stack's shard waits at the barrier for the applications of the other shards, so they
+                // have to be asked to stop, too.
                 stop.stop();
             }
             stack_stop.stop();
@@ -141,7 +146,7 @@ impl<H: Handler> Shard<H> {
         result
     }
 
-    /// This is one of several shards that leave together: the one that has the devices does for the others what only it can.
+    /// Makes this one of several shards that end together. The shard that has the devices gets the barrier.
     pub(crate) fn join_barrier(&mut self, barrier: Option<BarrierMember>) {
         match &mut self.co_shard {
             Some(co_shard) => co_shard.set_shutdown_barrier(barrier),
@@ -149,7 +154,7 @@ impl<H: Handler> Shard<H> {
         }
     }
 
-    /// Runs what is on this thread.
+    /// Runs the part of the shard that belongs to this thread.
     fn run_on_this_thread(&mut self, stop: &StopFlag) -> Result<(), Error> {
         self.mailbox.set_running(true);
         let result = self.run_loop(stop);
@@ -173,7 +178,7 @@ impl<H: Handler> Shard<H> {
             }
             if stop.is_set() && stop_deadline.is_none() {
                 if self.started.is_none() {
-                    // An application that has not begun has nothing to take leave of.
+                    // A handler that was not started is not asked to stop.
                     break;
                 }
                 stop_deadline = Some(now + Duration::from_millis(self.config.stop_grace_ms.into()));
@@ -213,7 +218,7 @@ impl<H: Handler> Shard<H> {
         Ok(())
     }
 
-    /// Of several shards: does for the others what only this one can, until their applications have ended, too.
+    /// Relays frames for the other shards until their applications have ended, too.
     fn relay_until_shutdown(&mut self, stop: &StopFlag) -> Result<(), Error> {
         let Some(barrier) = &mut self.barrier else { return Ok(()) };
         stop.stop();
@@ -221,19 +226,20 @@ impl<H: Handler> Shard<H> {
         while !self.is_shutdown_complete() && self.devices().next().is_some() {
             let now = clock::now();
             if self.relay_turn(now) == 0 {
-                // The stop flag, which is set, must not end the sleep.
+                // The stop flag is set, so it must not end the sleep; the deadline keeps it out of the wait
+                // set.
                 self.sleep(stop, Some(now + Duration::from_secs(1)))?;
             }
         }
         Ok(())
     }
 
-    /// All of several shards have ended.
+    /// Returns whether the applications of all shards have ended.
     fn is_shutdown_complete(&self) -> bool {
         self.barrier.as_ref().is_some_and(BarrierMember::is_complete)
     }
 
-    /// A turn without the application. Returns how many frames and events there were.
+    /// Performs a turn without the application. Returns the number of frames and events.
     fn relay_turn(&mut self, now: Instant) -> usize {
         let Self { core, dispatch, ports, .. } = self;
         core.now = now;
@@ -242,20 +248,7 @@ impl<H: Handler> Shard<H> {
             port.is_gone |= port.rx.is_gone();
         }
         for port in ports.iter_mut().filter(|port| !port.is_gone) {
-            let mut burst = RxBurst::new();
-            port.rx.rx_burst(now, &mut burst);
-            if burst.is_empty() {
-                continue;
-            }
-            work += burst.len();
-            core.stats.count_burst(burst.len());
-            port.rx_frames += burst.len() as u64;
-            port.rx_bytes += prepare_burst(&mut burst);
-            core.receive(port.id, &mut burst);
-            dispatch.deliver_events(core, &mut DrainedHandler, Some(&burst));
-            if let Some(stack) = core.stack.local_mut() {
-                stack.finish_burst(&burst);
-            }
+            work += receive_burst(port, core, &mut DrainedHandler, dispatch, now);
         }
         for receiver in &mut self.cross_shard_receivers {
             work += cross_shard_rx::receive(core, &mut DrainedHandler, dispatch, receiver);
@@ -268,13 +261,15 @@ impl<H: Handler> Shard<H> {
         work
     }
 
-    /// One turn at the time `now`, which must not run backwards: for simulations, and for programs that have a loop of their own.
+    /// Performs one turn at the time `now`, which must not decrease. For simulations, and for programs that
+    /// have a loop of their own.
     pub fn poll_once(&mut self, now: Instant) -> Result<Turn, Error> {
         let work = self.turn(now)?;
         Ok(Turn { work, next_deadline: self.next_deadline(), stopped: self.core.is_stopping })
     }
 
-    /// A turn of this shard, and then of those behind it: what reached this one in its turn goes all the way.
+    /// Performs a turn of this shard, and then of the shards that it drives, so that events of this turn
+    /// reach their applications.
     pub(crate) fn turn_all(&mut self, now: Instant) -> Result<usize, Error> {
         let work = self.turn(now)?;
         match &mut self.co_shard {
@@ -283,54 +278,55 @@ impl<H: Handler> Shard<H> {
         }
     }
 
-    /// The application.
+    /// Returns the application.
     pub fn handler(&self) -> &H {
         &self.handler
     }
 
-    /// The application, to be changed between turns.
+    /// Returns the application for changes between turns.
     pub fn handler_mut(&mut self) -> &mut H {
         &mut self.handler
     }
 
-    /// Lets the application act between turns: for simulations.
+    /// Calls `act` with the application between turns, for simulations.
     pub fn with<R>(&mut self, now: Instant, act: impl FnOnce(&mut H, &mut Context<'_>) -> R) -> R {
         self.core.now = now;
         act(&mut self.handler, &mut Context::new(&mut self.core))
     }
 
-    /// The time of the last turn.
+    /// Returns the time of the last turn.
     pub fn now(&self) -> Instant {
         self.core.now
     }
 
-    /// The way in for other threads.
+    /// Returns a sender of commands for other threads.
     pub fn commander(&self) -> Commander {
         self.commander.clone()
     }
 
-    /// The way to see the shard's counters from other threads.
+    /// Returns a reader of the shard's counters for other threads.
     pub fn stats_reader(&self) -> StatsReader {
         self.stats.reader()
     }
 
-    /// The shard's counters.
+    /// Returns the shard's counters.
     pub fn stats(&self) -> &ShardStats {
         &self.core.stats
     }
 
-    /// The counters of the shard that has the devices: this one's, or those of the stack's shard that this one's application stands beside
-    /// (`shard.placement`), while it runs as of a few milliseconds ago. The workers of a shard (`shard.workers`) all have the same.
+    /// Returns the counters of the shard that has the devices: this shard, or the stack's shard if the
+    /// application has a shard of its own (`shard.placement`); the latter are a few milliseconds old while
+    /// that shard runs. All workers of a shard (`shard.workers`) return the same counters.
     pub fn stack_stats(&self) -> ShardStats {
         self.co_shard.as_ref().map_or(self.core.stats, CoShard::stats)
     }
 
-    /// The way to see those from other threads.
+    /// Returns a reader of [`Shard::stack_stats`] for other threads.
     pub(crate) fn stack_stats_reader(&self) -> StatsReader {
         self.co_shard.as_ref().map_or_else(|| self.stats.reader(), CoShard::stats_reader)
     }
 
-    /// Checks the engine and everything in it, wherever it is, if somebody can reach it from here.
+    /// Checks the invariants of the engine, if it can be reached from here.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn check_invariants(&self) {
         match (self.core.stack.local(), &self.co_shard) {
@@ -340,8 +336,8 @@ impl<H: Handler> Shard<H> {
         }
     }
 
-    /// Receive, deliver, let time pass, send: in this order, so that what a handler answers leaves with the acknowledgement of what it
-    /// answers. Each part is bounded.
+    /// Performs a turn: receive, deliver events, advance timers, transmit. In this order, the response of a
+    /// handler leaves together with the acknowledgement of the request. Each part is bounded.
     fn turn(&mut self, now: Instant) -> Result<usize, Error> {
         let Self { core, handler, dispatch, ports, mailbox, co_shard, .. } = self;
         core.now = now;
@@ -370,20 +366,7 @@ impl<H: Handler> Shard<H> {
                 core.stats.devices_lost += 1;
                 continue;
             }
-            let mut burst = RxBurst::new();
-            port.rx.rx_burst(now, &mut burst);
-            if burst.is_empty() {
-                continue;
-            }
-            work += burst.len();
-            core.stats.count_burst(burst.len());
-            port.rx_frames += burst.len() as u64;
-            port.rx_bytes += prepare_burst(&mut burst);
-            core.receive(port.id, &mut burst);
-            dispatch.deliver_events(core, handler, Some(&burst));
-            if let Some(stack) = core.stack.local_mut() {
-                stack.finish_burst(&burst);
-            }
+            work += receive_burst(port, core, handler, dispatch, now);
         }
         for receiver in &mut self.cross_shard_receivers {
             work += cross_shard_rx::receive(core, handler, dispatch, receiver);
@@ -409,17 +392,19 @@ impl<H: Handler> Shard<H> {
         core.stack.advance(now);
         work += dispatch.deliver_events(core, handler, None);
         core.stack.transmit(now);
-        // What sending brought to light (an unreachable neighbour) must not wait for the next frame.
+        // Events that transmitting causes (such as an unreachable neighbour) must not wait for the next
+        // frame.
         work += dispatch.deliver_events(core, handler, None);
         core.with_router(|peers, stack, stats| peers.exchange(stack, stats));
-        // Addresses that have become ready just now start the handler in the next turn, which must not wait for a frame. Looked at last: a channel's
-        // bell that says so may have been taken with any of the events above, and does not ring again.
+        // If addresses became usable during this turn, the handler starts in the next turn, which must not
+        // wait for a frame. This comes last: the channel's notification of that may have been consumed with
+        // the events above, and is not repeated.
         work += usize::from(self.started.is_none() && addresses_are_ready(core, &self.links));
 
         if let Some(co_shard) = co_shard
             && core.is_stopping
         {
-            // What the application did at last still leaves.
+            // Sends what the application wrote last.
             work += co_shard.run_turns(now)?;
         }
         if core.stats.devices_lost > 0 && ports.iter().all(|port| port.is_gone) {
@@ -442,7 +427,7 @@ impl<H: Handler> Shard<H> {
         Ok(work)
     }
 
-    /// Those that are still there.
+    /// Returns the devices that have not gone away.
     fn devices(&self) -> impl Iterator<Item = &RxPort> {
         self.ports.iter().filter(|port| !port.is_gone)
     }
@@ -458,17 +443,17 @@ impl<H: Handler> Shard<H> {
             .min()
     }
 
-    /// When polling for the next exact timer begins.
+    /// Returns when polling for the next exact timer begins.
     fn exact_poll_start(&self) -> Option<Instant> {
         if self.affinity.quantum.is_some() {
-            // It would take the other's time.
+            // Polling would take CPU time from the other thread on this CPU.
             return None;
         }
         let deadline = self.core.timers.next_exact()?;
         Some(Instant::ZERO + (deadline - Instant::ZERO).saturating_sub(WAKEUP_LATENCY))
     }
 
-    /// Sleeps in the kernel until there is something to do. Returns at once if there is already.
+    /// Sleeps in the kernel until there is something to do. Returns at once if there is something already.
     fn sleep(&mut self, stop: &StopFlag, stop_deadline: Option<Instant>) -> Result<(), Error> {
         let mut can_sleep = self.mailbox.before_sleep()
             && !self.barrier.as_ref().is_some_and(BarrierMember::is_complete)
@@ -490,7 +475,8 @@ impl<H: Handler> Shard<H> {
             deadline = Some(now + yield_time);
         }
         let mut readable = wait::ReadyFds::default();
-        // Set after the last look at the flag in `run`, it is seen by the sleep itself: its descriptor stays readable.
+        // A stop flag that is set after the check in `run_loop` ends the sleep, because its descriptor stays
+        // readable.
         if can_sleep && deadline.is_none_or(|deadline| deadline > now) {
             self.publish(now);
             deadline = self.publish_before_sleep(now, deadline);
@@ -502,7 +488,7 @@ impl<H: Handler> Shard<H> {
             let timeout = deadline.map(|deadline| deadline - now);
             let slept = match yield_time {
                 None => self.watch.sleep(shard_fds, &devices, timeout),
-                // Without the devices for this once.
+                // The devices are not part of this sleep.
                 Some(_) => wait::sleep(shard_fds, &devices, timeout),
             };
             readable = slept.map_err(|e| Error::io("sleep", e))?;
@@ -513,7 +499,7 @@ impl<H: Handler> Shard<H> {
             self.core.stats.sleeps += 1;
             self.core.stats.slept_ns += (woken_at - now).as_nanos() as u64;
         }
-        // In the order in which they were given.
+        // In the order in which the descriptors were passed.
         self.mailbox.after_sleep(readable.contains(0));
         let handler_fds_count = usize::from(self.handler.wake_fd().is_some());
         self.handler.after_sleep(handler_fds_count > 0 && readable.contains(2));
@@ -529,7 +515,32 @@ impl<H: Handler> Shard<H> {
     }
 }
 
-/// Puts what is urgent in a burst first, and returns how many bytes it has.
+/// Receives a burst from a device and delivers its events. Returns the number of frames.
+#[inline]
+fn receive_burst<H: Handler>(
+    port: &mut RxPort,
+    core: &mut ShardCore,
+    handler: &mut H,
+    dispatch: &mut EventDispatcher,
+    now: Instant,
+) -> usize {
+    let mut burst = RxBurst::new();
+    port.rx.rx_burst(now, &mut burst);
+    if burst.is_empty() {
+        return 0;
+    }
+    core.stats.count_burst(burst.len());
+    port.rx_frames += burst.len() as u64;
+    port.rx_bytes += prepare_burst(&mut burst);
+    core.receive(port.id, &mut burst);
+    dispatch.deliver_events(core, handler, Some(&burst));
+    if let Some(stack) = core.stack.local_mut() {
+        stack.finish_burst(&burst);
+    }
+    burst.len()
+}
+
+/// Moves frames with a priority to the front of the burst, and returns the number of bytes in it.
 fn prepare_burst(burst: &mut RxBurst<'_>) -> u64 {
     let (mut bytes, mut label_bits) = (0, 0);
     for frame in burst.iter() {
@@ -542,7 +553,7 @@ fn prepare_burst(burst: &mut RxBurst<'_>) -> u64 {
     bytes
 }
 
-/// Sets a stop flag when it goes.
+/// Sets a stop flag when it is dropped.
 struct StopOnDrop<'a>(&'a StopFlag);
 
 impl Drop for StopOnDrop<'_> {
@@ -551,8 +562,9 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Whether duplicate address detection (RFC 4862 §5.4) has come to an end for all configured addresses: until then IPv6 addresses cannot be
-/// listened on or connected from, so the handler is not started yet. That is a second with the default configuration, and no time for IPv4.
+/// Returns whether duplicate address detection (RFC 4862 §5.4) has finished for all configured addresses.
+/// Before that, IPv6 addresses cannot be listened on or connected from, so the handler is not started.
+/// Detection takes a second with the default configuration; IPv4 addresses are usable at once.
 fn addresses_are_ready(core: &ShardCore, links: &[LinkId]) -> bool {
     let stack = match &core.stack {
         Engine::Local(stack) => stack,
@@ -567,7 +579,8 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// The stop flag's descriptor; once the handler is taking its leave it would end every sleep at once, and the mailbox takes its place.
+/// Returns the descriptor of the stop flag. While the handler is stopping, the flag would end every sleep at
+/// once, so the mailbox takes its place.
 fn stop_fd<'a>(
     stop: &'a StopFlag,
     stop_deadline: Option<Instant>,

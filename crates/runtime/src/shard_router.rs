@@ -1,4 +1,5 @@
-//! One of several shards: what it has to do with the others.
+//! Routes frames to the shards that they belong to, and keeps listeners and UDP ports of all shards
+//! consistent.
 
 use crate::cross_shard::CrossShardSender;
 use crate::listener_registry::{ListenerRegistry, RegistryEntry, RegistryState, ReuseportEntry};
@@ -15,31 +16,32 @@ use ginnel_stack::udp::{UdpError, UdpOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A port that was chosen turns out to be taken only if somebody has bound it by name since the last turn.
+/// Attempts to choose a free port. A chosen port is in use only if another shard has bound it since this
+/// shard's last turn.
 const EPHEMERAL_ATTEMPTS_MAX: usize = 16;
 
-/// A shard's way to the others.
+/// The connections of a shard to the other shards.
 pub(crate) struct ShardRouter {
     shard: u8,
-    /// By number of the shard; `None` at this one's.
+    /// By index of the shard; `None` for this shard.
     senders: Vec<Option<CrossShardSender>>,
     registry: Arc<ListenerRegistry>,
-    /// The change of the board that was taken over last.
+    /// The version of the registry that was applied last.
     seen_version: u64,
-    /// A listener could not be opened, perhaps because its address is not ours yet.
+    /// A listener could not be opened, for example because its address is not usable yet.
     has_unopened: bool,
     listeners: BTreeMap<SocketAddr, SharedListener>,
-    /// Listeners of this shard that share their addresses, with their numbers on the board.
+    /// Listeners of this shard with `SO_REUSEPORT`, with their ids in the registry.
     reuseport: Vec<(Listener, u64)>,
-    /// Numbers and ports of the claims of this shard's sockets.
+    /// Ids and ports of the bindings of this shard's UDP sockets.
     udp_claims: BTreeMap<UdpHandle, (u64, u16)>,
 }
 
-/// A listener of the board on this shard.
+/// A listener of the registry on this shard.
 struct SharedListener {
     id: u64,
     listener: Listener,
-    /// This shard's application listens too.
+    /// The application of this shard listens there, too.
     is_claimed: bool,
 }
 
@@ -61,7 +63,7 @@ impl ShardRouter {
         }
     }
 
-    /// Leaves in `burst` what belongs to this shard, and sends the rest on.
+    /// Keeps the frames of this shard in `burst`, and forwards the others.
     pub(crate) fn route(
         &mut self,
         steering: Option<&Steering>,
@@ -89,8 +91,9 @@ impl ShardRouter {
         self.flush();
     }
 
-    /// Where a frame belongs. A hash that its sender has computed is enough to stay, but a hop costs more than computing it: it is checked before. So no sender can fill
-    /// mailboxes with frames that do not belong there.
+    /// Returns the owner of a frame. If the hash of the sender says that the frame belongs to this shard, the
+    /// hash is trusted. Forwarding costs more than computing the hash, so the hash is checked before a frame
+    /// is forwarded. Thus a sender cannot flood the queues with frames that do not belong there.
     #[inline]
     fn owner_of(&self, steering: &Steering, frame: &RxFrame<'_>, stats: &mut ShardStats) -> FrameOwner {
         if frame.label.hash().is_none() {
@@ -106,7 +109,8 @@ impl ShardRouter {
         owner
     }
 
-    /// Sends frames of a burst home that a wrong hash kept here, a bit of `frames` for each: the engine does not know their flows, and has done nothing with them.
+    /// Forwards frames of a burst that a wrong hash kept here; `frames` has a bit for each. The engine found
+    /// no flow for them and has not changed any state.
     #[cold]
     pub(crate) fn redirect(
         &mut self,
@@ -127,8 +131,9 @@ impl ShardRouter {
         self.flush();
     }
 
-    /// A frame that another shard has sent here stays here, wherever it would belong by now: frames make one hop. Returns false if it may not be
-    /// processed, because the others could not be told.
+    /// Returns whether a frame that another shard forwarded may be processed here. It is processed here
+    /// whoever its owner is by now, because frames are forwarded only once. It is not processed if it must be
+    /// broadcast and a queue is full.
     pub(crate) fn accepts(
         &mut self,
         steering: Option<&Steering>,
@@ -150,7 +155,7 @@ impl ShardRouter {
 
     fn send(&mut self, owner: u8, port: PortId, frame: &RxFrame<'_>, stats: &mut ShardStats) {
         let Some(Some(out)) = self.senders.get_mut(usize::from(owner)) else { return };
-        // Nobody looks at the hash again.
+        // The hash is not used any more.
         let frame = RxFrame { label: frame.label.without_hash(), ..*frame };
         if out.send(port, &frame) {
             stats.frames_forwarded += 1;
@@ -160,11 +165,12 @@ impl ShardRouter {
     }
 
     fn send_to_all(&mut self, port: PortId, frame: &RxFrame<'_>, stats: &mut ShardStats) {
-        // Cannot truncate: 64 shards at the most.
+        // Cannot truncate: there are at most 64 shards.
         (0..self.senders.len() as u8).for_each(|owner| self.send(owner, port, frame, stats));
     }
 
-    /// Lets all others see a frame that teaches something, or nobody: then it must not be seen here either.
+    /// Broadcasts a frame to all other shards. Returns false if a queue is full; then no shard may process
+    /// the frame.
     fn broadcast(&mut self, port: PortId, frame: &RxFrame<'_>, stats: &mut ShardStats) -> bool {
         if !self.senders.iter_mut().flatten().all(|sender| sender.has_broadcast_room(frame.bytes.len())) {
             stats.broadcasts_refused += 1;
@@ -177,7 +183,7 @@ impl ShardRouter {
         true
     }
 
-    /// Sends what the engine has for the others.
+    /// Forwards misrouted packets of the engine, and broadcasts its updates.
     pub(crate) fn exchange(&mut self, stack: &mut Stack, stats: &mut ShardStats) {
         while let Some(packet) = stack.next_misrouted() {
             let frame = RxFrame::new(&packet.frame);
@@ -200,24 +206,24 @@ impl ShardRouter {
         self.senders.iter_mut().flatten().for_each(CrossShardSender::publish);
     }
 
-    /// True if something waits for room in a mailbox.
+    /// Returns whether updates wait for space in a queue.
     pub(crate) fn has_pending_updates(&self) -> bool {
         self.senders.iter().flatten().any(CrossShardSender::has_pending_updates)
     }
 
-    /// True if the board has changed.
+    /// Returns whether the registry has changed.
     pub(crate) fn is_stale(&self) -> bool {
         self.registry.version() != self.seen_version
     }
 
-    /// An address became usable: what could not be listened on may be now.
+    /// Opens listeners again whose addresses may have become usable.
     pub(crate) fn retry_listens(&mut self, stack: &mut Stack, stats: &mut ShardStats) {
         if self.has_unopened {
             self.sync_registry(stack, stats);
         }
     }
 
-    /// Takes over what stands on the board.
+    /// Applies the current state of the registry.
     pub(crate) fn sync_registry(&mut self, stack: &mut Stack, stats: &mut ShardStats) {
         let registry = Arc::clone(&self.registry);
         self.apply_registry(&registry.lock(), stack, stats);
@@ -264,13 +270,15 @@ impl ShardRouter {
         self.apply_registry(state, stack, stats);
     }
 
-    /// The others look at the board when they have their next turn.
+    /// Wakes the other shards, which check the registry in their next turn.
     fn ring_all(&self) {
         self.senders.iter().flatten().for_each(CrossShardSender::ring);
     }
 
-    /// Listens here and everywhere. What another shard listens on already is shared with it, as it is: whose handler gets a connection depends on
-    /// where it arrives. Not so if `alone`: then it is in use. One that shares its address by `reuse_port` is this shard's own.
+    /// Listens on all shards. If another shard listens on the address already, this shard shares its listener
+    /// with its options, and the handler of the shard where a connection arrives accepts the connection. With
+    /// `exclusive`, that is `AddressInUse` instead. A listener with `SO_REUSEPORT` belongs to this shard
+    /// alone.
     pub(crate) fn listen(
         &mut self,
         stack: &mut Stack,
@@ -308,7 +316,7 @@ impl ShardRouter {
         Ok(listener)
     }
 
-    /// Stops listening, here and everywhere. False if somebody has done so already.
+    /// Stops listening on all shards. Returns false if another shard has done so already.
     pub(crate) fn unlisten(&mut self, stack: &mut Stack, stats: &mut ShardStats, listener: Listener) -> bool {
         if let Some(position) = self.reuseport.iter().position(|(listener_id, _)| *listener_id == listener) {
             let (_, id) = self.reuseport.swap_remove(position);
@@ -331,7 +339,7 @@ impl ShardRouter {
         true
     }
 
-    /// Opens a UDP socket that lives here: its datagrams come here wherever they arrive.
+    /// Opens a UDP socket of this shard: its datagrams are forwarded to this shard from wherever they arrive.
     pub(crate) fn udp_bind(
         &mut self,
         stack: &mut Stack,
@@ -354,7 +362,7 @@ impl ShardRouter {
                 continue;
             }
             self.udp_claims.insert(socket, (claim.id, claim.local.port()));
-            // Others may come to one that shares its port, also on other shards.
+            // With `SO_REUSEPORT`, sockets of other shards may share the port.
             if local.port() == 0 && !options.reuse_port {
                 state.ephemeral_udp.add(claim);
             } else {
@@ -368,7 +376,7 @@ impl ShardRouter {
         Err(UdpError::AddressNotAvailable)
     }
 
-    /// A socket of this shard has got a fixed other end.
+    /// A socket of this shard was connected.
     pub(crate) fn udp_connected(
         &mut self,
         stack: &mut Stack,

@@ -1,7 +1,8 @@
-//! Several shards leave together.
+//! The common end of several shards.
 //!
-//! A shard whose application has ended still has the others to think of: the first answers for all on the link, and each gets frames that belong to others. So it
-//! goes on doing that until the application of the last shard has ended, too.
+//! A shard whose application has ended is still needed by the others: the primary shard answers for all on
+//! the link, and each shard receives frames that belong to others. So each shard goes on relaying until the
+//! application of the last shard has ended.
 
 use crate::context::Context;
 use crate::doorbell::Doorbell;
@@ -11,7 +12,7 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use ginnel_stack::handle::Conn;
 use std::sync::Arc;
 
-/// What the shards know of each other's end.
+/// Counts the shards whose applications have not ended.
 #[derive(Debug)]
 pub(crate) struct ShutdownBarrier {
     /// Shards whose applications have not ended.
@@ -20,13 +21,14 @@ pub(crate) struct ShutdownBarrier {
 }
 
 impl ShutdownBarrier {
-    /// For as many shards as there are bells.
+    /// Creates a barrier for `doorbells.len()` shards.
     pub(crate) fn new(bells: Vec<Arc<Doorbell>>) -> Arc<Self> {
         Arc::new(Self { running: AtomicUsize::new(bells.len()), doorbells: bells })
     }
 }
 
-/// One shard's part in it. It counts as ended when this is dropped, too: after an error or a panic.
+/// The membership of one shard. Dropping it, as after an error or a panic, counts as the end of the shard's
+/// application.
 #[derive(Debug)]
 pub(crate) struct BarrierMember {
     barrier: Arc<ShutdownBarrier>,
@@ -38,7 +40,8 @@ impl BarrierMember {
         Self { barrier: Arc::clone(barrier), has_arrived: false }
     }
 
-    /// The application of this shard has ended. The last one wakes the others, which may be waiting for it.
+    /// Records that the application of this shard has ended. The last shard wakes the others, which may be
+    /// asleep.
     pub(crate) fn arrive(&mut self) {
         if !core::mem::replace(&mut self.has_arrived, true)
             && self.barrier.running.fetch_sub(1, Ordering::AcqRel) == 1
@@ -47,7 +50,7 @@ impl BarrierMember {
         }
     }
 
-    /// Nobody needs this shard any more.
+    /// Returns whether the applications of all shards have ended.
     pub(crate) fn is_complete(&self) -> bool {
         self.barrier.running.load(Ordering::Acquire) == 0
     }
@@ -59,7 +62,8 @@ impl Drop for BarrierMember {
     }
 }
 
-/// Stands where an application was. What still arrives for it stays where it is; connections whose peers close are closed.
+/// Takes the place of an application that has ended. Received data is left unread, and connections are closed
+/// when their peers close.
 pub(crate) struct DrainedHandler;
 
 impl Handler for DrainedHandler {

@@ -1,22 +1,22 @@
-//! Ending shards from outside.
+//! Stopping shards from other threads.
 
 use crate::wait::EventFd;
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-/// Asks shards to stop. Clones are the same flag; one flag can serve any number of shards.
+/// Asks shards to stop. Clones share one flag, and a flag can serve any number of shards.
 #[derive(Clone, Debug)]
 pub struct StopFlag(Arc<StopInner>);
 
 #[derive(Debug)]
 struct StopInner {
     set: AtomicBool,
-    /// Never cleared, so that each of several sleepers sees it.
+    /// Never cleared, so that it wakes every shard that sleeps on it.
     wake: EventFd,
 }
 
 impl StopFlag {
-    /// A flag that is not set. Fails if the process has no file descriptor left.
+    /// Creates a flag that is not set. Fails if the process has no file descriptor left.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self(Arc::new(StopInner { set: AtomicBool::new(false), wake: EventFd::new()? })))
     }
@@ -27,7 +27,7 @@ impl StopFlag {
         self.0.wake.signal();
     }
 
-    /// True after [`StopFlag::stop`].
+    /// Returns whether [`StopFlag::stop`] was called.
     pub fn is_set(&self) -> bool {
         self.0.set.load(Ordering::Acquire)
     }

@@ -1,5 +1,5 @@
-//! The application's timers, on a wheel of their own: setting, cancelling and firing are O(1). The few that must be exact to the
-//! nanosecond and not to a tick lie in a heap.
+//! The timers of the application, on a wheel of their own: setting, cancelling and expiring are O(1). Timers
+//! that must be exact to the nanosecond instead of a tick are in a heap.
 
 use core::cmp::Reverse;
 use core::time::Duration;
@@ -7,14 +7,14 @@ use ginnel_stack::time::Instant;
 use ginnel_stack::timer_wheel::{TimerNode, TimerStore, TimerWheel};
 use std::collections::BinaryHeap;
 
-/// A timer that was set.
+/// A handle to a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timer {
     index: u32,
     generation: u32,
 }
 
-/// 24 bytes. Entries are reused in LIFO order; a free one links to the next free one in `token`.
+/// 24 bytes. Entries are reused in LIFO order; the `token` of a free entry is the next free entry.
 #[derive(Clone, Copy, Debug)]
 struct TimerEntry {
     node: TimerNode,
@@ -37,15 +37,15 @@ const NO_FREE_ENTRY: u64 = u64::MAX;
 pub(crate) struct Timers {
     wheel: TimerWheel,
     entries: TimerEntries,
-    /// Exact timers, the earliest on top: when, entry, its generation. Those that were cancelled are left in and have another
-    /// generation.
+    /// Exact timers, the earliest on top: deadline, entry, generation of the entry. Cancelled timers stay in
+    /// the heap; their generation differs from that of the entry.
     exact: BinaryHeap<Reverse<(Instant, u32, u32)>>,
-    /// How many of them were cancelled.
+    /// Number of cancelled timers in the heap.
     exact_stale: usize,
-    /// The free entry to use next, or `NO_ENTRY`.
+    /// The first free entry, or `NO_FREE_ENTRY`.
     free: u64,
     max: usize,
-    /// Timers that were refused because `max` were set.
+    /// Timers that were refused because `max` timers were set.
     pub(crate) refused: u64,
 }
 
@@ -62,21 +62,22 @@ impl Timers {
         }
     }
 
-    /// Sets a timer for `at`, or nothing if as many as permitted are set.
+    /// Sets a timer for `at`. Returns `None` if `max` timers are set.
     pub(crate) fn set(&mut self, at: Instant, token: u64) -> Option<Timer> {
         let timer = self.take(token)?;
         self.wheel.schedule(&mut self.entries, timer.index, at);
         Some(timer)
     }
 
-    /// The same for a timer that does not wait for the end of its tick. O(log n) in the number of such timers.
+    /// As [`set`](Self::set), for a timer that does not wait for the end of its tick. O(log n) in the number
+    /// of exact timers.
     pub(crate) fn set_exact(&mut self, at: Instant, token: u64) -> Option<Timer> {
         let timer = self.take(token)?;
         self.exact.push(Reverse((at, timer.index, timer.generation)));
         Some(timer)
     }
 
-    /// An entry for a timer, if fewer than permitted are set.
+    /// Takes an entry. Returns `None` if `max` timers are set.
     fn take(&mut self, token: u64) -> Option<Timer> {
         let index = if self.free != NO_FREE_ENTRY {
             let index = self.free as u32;
@@ -95,7 +96,7 @@ impl Timers {
     }
 
     pub(crate) fn cancel(&mut self, timer: Timer) -> bool {
-        // An entry that is given back gets another generation, so a current one is set.
+        // Freeing an entry changes its generation, so an entry of this generation is in use.
         let armed = self.is_set(timer.index, timer.generation);
         if armed {
             if !self.wheel.cancel(&mut self.entries, timer.index) {
@@ -111,7 +112,7 @@ impl Timers {
         self.entries.0.get(index as usize).is_some_and(|e| e.generation == generation)
     }
 
-    /// Keeps cancelled timers from being more than half of the heap, and off its top.
+    /// Removes cancelled timers from the top of the heap, and all of them if they are more than half of it.
     fn sweep_cancelled(&mut self) {
         let Self { exact, entries, .. } = self;
         let is_set = |index: u32, generation: u32| entries.0[index as usize].generation == generation;
@@ -125,13 +126,14 @@ impl Timers {
         }
     }
 
-    /// Timers that are set, how many may be, and the most that ever were at a time.
+    /// Returns the number of timers that are set, their limit, and the highest number so far.
     pub(crate) fn usage(&self) -> (usize, usize, usize) {
         let set = self.wheel.len() + self.exact.len() - self.exact_stale;
         (set, self.max, self.entries.0.len())
     }
 
-    /// The token of a timer that has run out: first the exact ones, then the others, each kind earliest first.
+    /// Removes an expired timer and returns its token: exact timers first, then the others, each kind in the
+    /// order of deadlines.
     pub(crate) fn pop(&mut self, now: Instant) -> Option<u64> {
         let index = match self.exact.peek() {
             Some(Reverse((at, index, _))) if *at <= now => {
@@ -151,7 +153,7 @@ impl Timers {
         [self.wheel.next_deadline(), self.next_exact()].into_iter().flatten().min()
     }
 
-    /// When the earliest of the exact timers runs out.
+    /// Returns the earliest deadline of the exact timers.
     pub(crate) fn next_exact(&self) -> Option<Instant> {
         self.exact.peek().map(|Reverse((at, ..))| *at)
     }
@@ -164,7 +166,7 @@ impl Timers {
     }
 }
 
-/// How late a timer can be because the wheel counts in ticks.
+/// How late a timer may be, because the wheel counts in ticks.
 pub const TIMER_TICK: Duration = Duration::from_nanos(1 << 16);
 
 #[cfg(test)]
@@ -174,7 +176,7 @@ mod tests {
     use ginnel_stack::time::Instant;
 
     #[test]
-    fn timers_fire_in_order_never_early_and_at_most_a_tick_late() {
+    fn timers_expire_in_order_within_a_tick() {
         let start = Instant::from_millis(1000);
         let mut timers = Timers::new(start, 100);
         for ms in [30, 10, 20] {
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exact_timer_fires_at_its_nanosecond() {
+    fn exact_timer_expires_at_its_nanosecond() {
         let start = Instant::from_millis(1000);
         let mut timers = Timers::new(start, 100);
         let due = |n: u64| start + Duration::from_nanos(10_000_001 + n * 7);
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn cancelled_exact_timers_neither_fire_nor_pile_up() {
+    fn cancelled_exact_timers_neither_expire_nor_accumulate() {
         let start = Instant::from_millis(1000);
         let mut timers = Timers::new(start, 3);
         let late = timers.set_exact(start + Duration::from_secs(9), 1).unwrap();
@@ -217,7 +219,7 @@ mod tests {
             assert_eq!(timers.next_deadline(), Some(start + Duration::from_secs(9)));
             assert!(timers.exact.len() <= 2);
         }
-        // Far ones, of which none comes to the top.
+        // Late timers, which never reach the top of the heap.
         for n in 0..1000 {
             let other = timers.set_exact(start + Duration::from_secs(10 + n), 2).unwrap();
             assert!(timers.cancel(other));
@@ -228,21 +230,21 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_timer_does_not_fire_and_its_handle_is_stale() {
+    fn cancelled_timer_does_not_expire_and_is_stale() {
         let start = Instant::ZERO;
         let mut timers = Timers::new(start, 1);
         let first = timers.set(start + Duration::from_millis(1), 1).unwrap();
         assert!(timers.cancel(first));
         assert!(!timers.cancel(first));
         let second = timers.set(start + Duration::from_millis(1), 2).unwrap();
-        assert!(!timers.cancel(first), "the entry has another tenant");
+        assert!(!timers.cancel(first), "the entry was reused");
         assert_eq!(timers.pop(Instant::from_millis(5)), Some(2));
         assert_eq!(timers.pop(Instant::from_millis(500)), None);
         assert!(!timers.cancel(second));
     }
 
     #[test]
-    fn at_the_limit_a_timer_is_refused_and_counted() {
+    fn timer_beyond_the_limit_is_refused_and_counted() {
         let mut timers = Timers::new(Instant::ZERO, 2);
         assert!(timers.set(Instant::from_millis(1), 1).is_some());
         assert!(timers.set(Instant::from_millis(2), 2).is_some());

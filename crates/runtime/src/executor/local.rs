@@ -24,7 +24,7 @@ thread_local! {
 const OPERATIONS_PER_POLL_MAX: u32 = 128;
 
 const NOT_IN_TASK: &str = "no task of a Ginnel shard is running on this thread";
-const WRONG_SHARD: &str = "this belongs to another Ginnel shard, or its shard is not running";
+const WRONG_SHARD: &str = "this object belongs to another Ginnel shard, or its shard is not running";
 
 /// The executor whose tasks are running.
 struct RunningExecutor {

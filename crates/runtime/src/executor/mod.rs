@@ -148,7 +148,7 @@ impl<M> Executor<M> {
     }
 
     fn inner(&self) -> Rc<ExecutorInner> {
-        local::find(self.id).expect("a shard with an executor stays on the thread on which it began to run")
+        local::find(self.id).expect("a shard with an executor stays on the thread on which it started")
     }
 
     /// Changes the state, then calls the wakers that the change woke.

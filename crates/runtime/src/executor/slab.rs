@@ -41,7 +41,7 @@ impl<T> Slab<T> {
     }
 }
 
-const VACANT: &str = "whoever has the number of a place has the place";
+const VACANT: &str = "an index in use has a value";
 
 impl<T> Index<u32> for Slab<T> {
     type Output = T;
@@ -62,7 +62,7 @@ mod tests {
     use super::Slab;
 
     #[test]
-    fn a_place_given_back_is_used_again_and_others_stay() {
+    fn freed_slot_is_reused_and_others_stay() {
         let mut slab = Slab::new();
         let [a, b] = ["a", "b"].map(|v| slab.insert(v));
         assert_eq!((slab.remove(a), slab.remove(a), slab.len()), (Some("a"), None, 1));

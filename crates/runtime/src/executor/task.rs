@@ -25,7 +25,7 @@ where
     let executor = local::current();
     let future = Box::pin(future);
     let added = local::state(executor, |state| state.tasks.add(future));
-    let (task, generation) = added.expect("a running executor is known on its thread");
+    let (task, generation) = added.expect("a running executor is registered on its thread");
     JoinHandle { executor, task, generation, done: false, _result: PhantomData }
 }
 
@@ -46,7 +46,7 @@ pub async fn yield_now() {
 ///
 /// # Panics
 /// If it is awaited again after it returned the result.
-#[must_use = "a task goes on without its handle, but to say so, drop the handle"]
+#[must_use = "to detach the task, drop the handle"]
 pub struct JoinHandle<T> {
     executor: u32,
     task: u32,
@@ -82,7 +82,7 @@ impl<T: 'static> Future for JoinHandle<T> {
     type Output = Result<T, JoinError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        assert!(!self.done, "the result of a task was taken already");
+        assert!(!self.done, "the result of the task was returned before");
         let (task, generation) = (self.task, self.generation);
         let mut waiting = WaitRegistration::poll_function(self.executor, WaitTarget::Join(task));
         let polled = waiting.poll(cx, |a| a.state.tasks.join(task, generation).map(Ok));
@@ -101,7 +101,7 @@ impl<T: 'static> Future for JoinHandle<T> {
 
 fn downcast<T: 'static>(output: Output) -> T {
     let output = output.and_then(|boxed| boxed.downcast::<T>().ok());
-    *output.expect("the result of a task with a handle is kept, and is of the handle's type")
+    *output.expect("the result of a task with a handle is kept and has the handle's type")
 }
 
 impl<T> Drop for JoinHandle<T> {
@@ -184,7 +184,7 @@ pub struct Spawner(Commander);
 /// Outside of a shard's task.
 #[track_caller]
 pub fn spawner() -> Spawner {
-    let inner = local::find(local::current()).expect("a running executor is known on its thread");
+    let inner = local::find(local::current()).expect("a running executor is registered on its thread");
     Spawner(inner.shared.commander().clone())
 }
 

@@ -221,7 +221,7 @@ pub fn interval(period: Duration) -> Interval {
 /// As [`interval`].
 #[track_caller]
 pub fn interval_at(start: Instant, period: Duration) -> Interval {
-    assert!(!period.is_zero(), "the period of an interval is not zero");
+    assert!(!period.is_zero(), "the period of an interval must not be zero");
     Interval { sleep: sleep_until(start), period, missed: MissedTickBehavior::default() }
 }
 

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn one_task_needs_no_list_however_often_it_asks() {
+    fn single_task_needs_no_list() {
         let mut lists = WaitLists::new();
         let mut waiters = Waiters::NONE;
         for _ in 0..3 {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_and_wakers_wait_side_by_side_and_all_are_woken_once() {
+    fn tasks_and_wakers_are_each_woken_once() {
         let mut lists = WaitLists::new();
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_future_that_goes_leaves_nothing_behind() {
+    fn dropped_future_leaves_no_waiter() {
         let mut lists = WaitLists::new();
         let count = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&count));
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_whose_entry_served_two_futures_is_told_when_one_of_them_goes() {
+    fn task_with_two_futures_is_scheduled_when_one_drops() {
         let mut lists = WaitLists::new();
         let (mut other, mut first, mut second) = (0, 0, 0);
         let mut waiters = lists.add(Waiters::NONE, WaiterRef::Task(1), &mut other);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_of_the_poll_functions_keeps_the_last_caller() {
+    fn poll_functions_keep_the_last_caller() {
         let mut lists = WaitLists::new();
         let counts = [Arc::new(Count::default()), Arc::new(Count::default())];
         let mut waiters = Waiters::NONE;

@@ -21,7 +21,7 @@ mod sealed {
 fn invalid(text: &str) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidInput,
-        format!("\"{text}\" is no address with a port, such as 10.0.0.1:80"),
+        format!("\"{text}\" is not an address with a port, such as 10.0.0.1:80"),
     )
 }
 
@@ -67,7 +67,7 @@ mod tests {
     use std::io::ErrorKind;
 
     #[test]
-    fn addresses_are_read_as_programs_write_them_and_names_are_refused() {
+    fn addresses_parse_and_host_names_are_refused() {
         let wanted = "10.0.0.1:80".parse().unwrap();
         assert_eq!("10.0.0.1:80".to_socket_addr().unwrap(), wanted);
         assert_eq!(String::from("10.0.0.1:80").to_socket_addr().unwrap(), wanted);

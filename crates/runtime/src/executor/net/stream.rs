@@ -225,7 +225,7 @@ impl TcpStream {
         if matches!(option, TcpOption::AckEvents(true)) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "tasks are not told of acknowledgements",
+                "tasks do not receive events about acknowledged data",
             ));
         }
         local::access(self.executor, |a| {
