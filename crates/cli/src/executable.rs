@@ -1,4 +1,5 @@
-//! Whether a program can use the library at all: it must load it, and call libc for its sockets.
+//! Finds out whether a program can run with the preloaded library: it must load shared libraries and make its
+//! socket calls through libc.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -6,10 +7,10 @@ use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// More program headers, or longer notes, than a program has.
+/// Most program headers, and most bytes of a note, that are read; programs have fewer.
 const PROGRAM_HEADERS_MAX: u16 = 256;
 const NOTE_BYTES_MAX: u64 = 1 << 16;
-/// Bytes of a header of ELF's 64-bit form, and of a program header (elf(5)).
+/// Bytes of an ELF-64 header and of a program header (elf(5)).
 const ELF_HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
 const PT_INTERP: u32 = 3;
@@ -17,7 +18,8 @@ const PT_NOTE: u32 = 4;
 const SET_ID: u32 = 0o6000;
 const EXECUTE_BITS: u32 = 0o111;
 
-/// Why the program that is started by this word cannot be on a stack, if it cannot. Scripts are what runs them.
+/// Returns the reason why `program` cannot use the preloaded library, or `None` if nothing speaks against it.
+/// For a script the answer is that of its interpreter.
 pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
     let path = find_executable(program)?;
     let name = path.display();
@@ -32,11 +34,11 @@ pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
         let line = rest.split(|byte| *byte == b'\n').next()?;
         let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
         let interpreter = std::str::from_utf8(words.next()?).ok()?;
-        // One that is a script itself is none that the kernel runs.
+        // The kernel runs no interpreter that is a script itself.
         return (interpreter.starts_with('/') && !is_script(interpreter))
             .then(|| why_not_preloadable(interpreter.as_ref()))?;
     }
-    // 64 bits, of this machine's order.
+    // Only 64-bit little-endian ELF files are inspected.
     if length < ELF_HEADER_BYTES || head[..6] != *b"\x7fELF\x02\x01" {
         return None;
     }
@@ -54,7 +56,8 @@ pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
             PT_NOTE => {
                 let mut notes = vec![0; word(32).min(NOTE_BYTES_MAX) as usize];
                 file.read_exact_at(&mut notes, word(8)).ok()?;
-                // Four bytes of a length come before the owner's name (`.note.go.buildid`).
+                // A note begins with two 32-bit lengths and a type; the length of the description precedes
+                // the type and the name "Go".
                 is_go |= notes.windows(8).any(|owner| owner == b"\x04\0\0\0Go\0\0");
             }
             _ => {}
@@ -71,7 +74,7 @@ fn is_script(path: &str) -> bool {
     File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok() && head == *b"#!"
 }
 
-/// Where a program is, as `execvp` finds it.
+/// Finds the executable file of a command, as `execvp` does.
 fn find_executable(program: &OsStr) -> Option<PathBuf> {
     let is_executable = |path: &Path| {
         path.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.mode() & EXECUTE_BITS != 0)
@@ -91,7 +94,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    /// Program headers: kinds, and what they hold.
+    /// Program headers: their types and contents.
     type Headers<'a> = &'a [(u32, &'a [u8])];
 
     fn program(name: &str, headers: Headers<'_>) -> PathBuf {

@@ -1,9 +1,9 @@
-//! Why the command ends early.
+//! Errors that end the command, with their exit codes.
 
 use core::fmt;
 use std::process::ExitCode;
 
-/// One line for standard error, and whose fault it is.
+/// An error message of one line for standard error, and the exit code that belongs to it.
 #[derive(Debug)]
 pub struct Failure {
     text: String,
@@ -12,42 +12,43 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Arguments or configuration cannot be used.
+    /// An error in the arguments or the configuration: exit code 2.
     pub fn usage(text: impl Into<String>) -> Self {
         Self { text: text.into(), code: 2, closed_pipe: false }
     }
 
-    /// It failed while running.
+    /// An error while running: exit code 1.
     pub fn running(text: impl Into<String>) -> Self {
         Self { text: text.into(), code: 1, closed_pipe: false }
     }
 
-    /// A program was to run on a stack and has none: the status of the library in this case, too.
+    /// A program has no stack to run on: exit code 125, which the preloaded library uses in this case, too.
     pub fn no_stack(text: impl Into<String>) -> Self {
         Self { text: text.into(), code: 125, closed_pipe: false }
     }
 
-    /// Arguments or configuration cannot be used.
+    /// Returns true for an error in the arguments or the configuration.
     pub fn is_usage(&self) -> bool {
         self.code == 2
     }
 
-    /// Nobody reads the output any more.
+    /// Returns true if the output could not be written because its reader closed the pipe.
     pub fn is_closed_pipe(&self) -> bool {
         self.closed_pipe
     }
 
-    /// A program that ran on a stack ended with this status; it has said itself why.
+    /// A program that ran on a stack ended with exit code `code`. Nothing is printed: the program has
+    /// reported its own errors.
     pub fn program(code: u8) -> Self {
         Self { text: String::new(), code, closed_pipe: false }
     }
 
-    /// 2 for usage, 125 without a stack, a program's own, 1 otherwise.
+    /// Returns 2 for a usage error, 125 without a stack, the program's own code, or 1 for any other error.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code)
     }
 
-    /// Whether there is nothing to be said.
+    /// Returns true if no message is to be printed.
     pub fn is_silent(&self) -> bool {
         self.text.is_empty()
     }

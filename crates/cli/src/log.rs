@@ -1,4 +1,4 @@
-//! Warnings and errors of the devices and the runtime, one line each on standard error.
+//! Prints warnings and errors of the devices and the runtime on standard error, one line each.
 
 use core::fmt::{self, Write as _};
 use std::io::Write as _;
@@ -6,9 +6,9 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// From now on events of level WARN and ERROR are printed.
+/// Installs the subscriber that prints events of level WARN and ERROR.
 pub fn to_stderr() {
-    // Only refused if it was set before, and then somebody listens already.
+    // Fails only if another subscriber was installed before; that one keeps the events.
     let _ = tracing::subscriber::set_global_default(StderrSubscriber);
 }
 
@@ -22,7 +22,7 @@ impl Subscriber for StderrSubscriber {
     fn event(&self, event: &Event<'_>) {
         let mut line = LineBuilder::default();
         event.record(&mut line);
-        // With standard error gone there is nobody left to tell.
+        // A failed write to standard error cannot be reported anywhere.
         let _ = writeln!(std::io::stderr(), "ginnel: {}{}", line.message, line.fields);
     }
 
@@ -44,7 +44,7 @@ struct LineBuilder {
 
 impl Visit for LineBuilder {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // Writing to a string cannot fail.
+        // Writing to a `String` never fails.
         let _ = match field.name() {
             "message" => write!(self.message, "{value:?}"),
             name => write!(self.fields, ", {name}: {value:?}"),

@@ -1,7 +1,8 @@
 //! The `ginnel` command.
 //!
-//! Exit codes: 0 done, 1 it failed while running, 2 it could not start because of its arguments or configuration, 125 a program has no stack to run on. Every error is one line on
-//! standard error that names the thing it is about.
+//! Exit codes: 0 done; 1 the command failed while running; 2 the arguments or the configuration cannot be
+//! used; 125 a program has no stack to run on. Every error is one line on standard error that names what it
+//! is about.
 
 mod commands;
 mod executable;
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Help and version go out as they are; of an error, what is wrong, in one line.
+/// Prints help and version as clap renders them, and any other clap error as one line.
 fn usage(e: &clap::Error) -> ExitCode {
     if matches!(
         e.kind(),
@@ -84,7 +85,8 @@ mod tests {
         check(&Cli::command());
     }
 
-    /// The words of a line as a shell would pass them on: quotes hold words together, a command substitution is a number, a comment is nothing.
+    /// Splits a line into words as a shell does: quotes hold a word together, a command substitution becomes
+    /// `1`, a comment is dropped.
     fn words(line: &str) -> Vec<String> {
         let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
         let mut characters = line.chars().peekable();

@@ -1,4 +1,4 @@
-//! Programs that are started on a stack, or beside it.
+//! Starts programs on a stack, or on the kernel's network.
 
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
@@ -7,26 +7,28 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-/// Name of the library.
+/// File name of the preloaded library.
 const LIBRARY: &str = "libginnel.so";
-/// What the library reads (crates/posix/preload/src/attach.rs).
+/// Environment variables that the library reads (crates/posix/preload/src/attach.rs).
 const STACK_VARIABLE: &str = "GINNEL_STACK";
 const ON_MISSING_VARIABLE: &str = "GINNEL_ON_MISSING";
 const KERNEL_LISTEN_VARIABLE: &str = "GINNEL_KERNEL_LISTEN";
 const LISTEN_SPAWN_VARIABLE: &str = "GINNEL_LISTEN_SPAWN";
 
-/// How a program is run.
+/// Options that say how a program runs on the stack.
 #[derive(Clone, Debug, Args)]
 pub struct ProgramOptions {
-    /// Whether listeners on all addresses (0.0.0.0 and ::) take connections that come by the kernel, too.
+    /// Whether sockets that listen on a wildcard address (0.0.0.0 or ::) also accept connections that arrive
+    /// over the kernel's network.
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = KernelListen::Auto)]
     kernel_listen: KernelListen,
 
-    /// On a stack with several shards: which of them a worker's listener takes connections from first. Others follow if nobody else takes theirs.
+    /// On a stack with several shards: from which shard a worker process accepts connections first. A worker
+    /// also accepts from shards that no other worker serves.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = ListenSpawn::Auto)]
     listen_spawn: ListenSpawn,
 
-    /// What becomes of the program if there is no stack for it.
+    /// What to do if the program cannot use the stack.
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnMissing::Fail)]
     on_missing: OnMissing,
 
@@ -35,39 +37,40 @@ pub struct ProgramOptions {
     program: Vec<OsString>,
 }
 
-/// When listeners on all addresses are the kernel's, too.
+/// Whether wildcard listeners also listen on the kernel's network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum KernelListen {
-    /// Always: the kernel says whether the port is free, and who may have it.
+    /// Yes: such a port must also be free on the kernel, and the kernel's permission checks apply.
     Auto,
-    /// Never: ports are the stack's alone.
+    /// No: they listen on the stack alone.
     Off,
 }
 
-/// Which shard a worker serves first.
+/// From which shard a worker accepts connections first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ListenSpawn {
-    /// All alike.
+    /// From all shards alike.
     #[value(alias = "0")]
     Off,
-    /// That of the CPU which the worker is bound to, if it is bound to one.
+    /// From the shard of the CPU that the worker is pinned to, if it is pinned to one.
     #[value(alias = "1")]
     Bound,
-    /// The same, and workers that are not bound get the shards in turn. What CPUs they may use is left as it is.
+    /// As "bound"; workers that are not pinned get the shards in turn. CPU affinity is not changed.
     #[value(alias = "2")]
     Auto,
 }
 
-/// What a program does without its stack.
+/// What to do if the program cannot use the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum OnMissing {
-    /// It does not run: exit status 125.
+    /// Do not run the program; exit with status 125.
     Fail,
-    /// It goes on with the kernel's network.
+    /// Run the program on the kernel's network.
     Kernel,
 }
 
-/// Where the library is: where the environment says, beside this program, or where packages put it.
+/// Returns the path of the library: `GINNEL_LIBRARY`, or the file beside this executable, or where packages
+/// install it.
 pub fn find_library() -> Result<PathBuf, Failure> {
     if let Some(path) = std::env::var_os("GINNEL_LIBRARY") {
         return Ok(path.into());
@@ -85,14 +88,14 @@ pub fn find_library() -> Result<PathBuf, Failure> {
 
 impl ProgramOptions {
     fn command(&self) -> Command {
-        // clap has seen to it that there is one.
+        // clap guarantees at least one word.
         let mut words = self.program.iter();
         let mut command = Command::new(words.next().map_or(OsStr::new(""), OsString::as_os_str));
         command.args(words);
         command
     }
 
-    /// Why the program cannot be on a stack at all, if it cannot.
+    /// Returns an error if the program cannot be preloaded with the library.
     pub fn check_preloadable(&self) -> Option<Failure> {
         let cause = self.program.first().and_then(|word| crate::executable::why_not_preloadable(word))?;
         Some(Failure::running(match self.on_missing {
@@ -135,17 +138,18 @@ impl ProgramOptions {
         Failure::running(format!("{name}: {e}"))
     }
 
-    /// Starts the program with the library and a way to the stack.
+    /// Starts the program with the library preloaded and the path of the stack's control socket in its
+    /// environment.
     pub fn spawn_on_stack(&self, library: &Path, control: &Path) -> Result<Child, Failure> {
         self.command_on_stack(library, control).spawn().map_err(|e| self.exec_failure(&e))
     }
 
-    /// This process becomes the program, on a stack that others made. Returns only if that fails.
+    /// Replaces this process by the program, on an existing stack. Returns only if that fails.
     pub fn exec_on_stack(&self, library: &Path, control: &Path) -> Failure {
         self.exec_failure(&self.command_on_stack(library, control).exec())
     }
 
-    /// This process becomes the program, without the library. Returns only if that fails.
+    /// Replaces this process by the program without the library. Returns only if that fails.
     pub fn exec_on_kernel(&self) -> Failure {
         let mut command = self.command();
         match other_preloaded_libraries() {
@@ -158,7 +162,9 @@ impl ProgramOptions {
         self.exec_failure(&command.exec())
     }
 
-    /// There is no stack for the program, and why: one loud line, and what was chosen for this case.
+    /// Handles the case that the program cannot use a stack, for the reason `cause`. Returns an error, or
+    /// with `--on-missing kernel` prints one line and replaces this process by the program on the kernel's
+    /// network.
     pub fn handle_missing_stack(&self, cause: &Failure) -> Failure {
         if self.on_missing == OnMissing::Fail {
             return Failure::no_stack(cause.to_string());
@@ -169,7 +175,7 @@ impl ProgramOptions {
     }
 }
 
-/// What is preloaded beside this library, if anything is.
+/// Returns the other libraries in `LD_PRELOAD`, or `None` if there are none.
 fn other_preloaded_libraries() -> Option<OsString> {
     let all = std::env::var_os("LD_PRELOAD")?;
     let text = all.to_str()?;

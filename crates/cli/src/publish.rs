@@ -1,11 +1,12 @@
-//! How the stacks of this command are seen by others.
+//! Publishes the stacks of this command, so that `ginnel stat`, `ginnel ss` and other processes find them.
 
 use crate::failure::Failure;
 use ginnel::PublishedStack;
 use ginnel::config::RunConfig;
 use std::sync::Arc;
 
-/// A directory for the stack. One that has no name of its own goes without if there is no place for it, and says so: serving matters more.
+/// Creates the stack's directory. Returns `None` with a warning if the configuration gives no name and the
+/// directory cannot be created: the program then runs, but `ginnel stat` does not find its stack.
 pub fn publish_stack(config: &RunConfig, program: &str) -> Result<Option<Arc<PublishedStack>>, Failure> {
     match PublishedStack::new(config, program) {
         Err(e) if config.name.is_none() => {

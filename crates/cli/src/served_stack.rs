@@ -1,4 +1,4 @@
-//! A stack for programs of other processes: its shards, its door, and its directory.
+//! A stack for programs in other processes: its shards, its broker, and its directory.
 
 use crate::failure::Failure;
 use crate::publish;
@@ -13,26 +13,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// How often it is looked whether something has ended.
+/// Interval at which the CLI polls for the end of a process or of a stack.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Addresses are checked before they are used, which takes a second or two (RFC 4862 §5.4); what takes longer than this is not waited for.
+/// Longest time to wait until a stack is ready. Duplicate address detection (RFC 4862 §5.4) takes a second or
+/// two.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A stack that is made and does not run yet.
+/// A stack whose devices and directory are open; its shards do not run yet.
 pub struct OpenedStack {
     shards: ShardThreads,
     broker: Broker,
     published: Arc<PublishedStack>,
 }
 
-/// Its shards.
+/// The shards of a stack.
 enum ShardThreads {
     One(Box<Shard<ChannelServer>>),
     Several(OpenedShards, ChannelConfig),
 }
 
 impl ShardThreads {
-    /// Runs them until they end; a single one on this thread.
+    /// Runs the shards until they end; a single shard runs on the calling thread.
     fn run(self, stop: &StopFlag) -> Result<(), Failure> {
         match self {
             Self::One(mut shard) => shard.run(stop)?,
@@ -44,18 +45,19 @@ impl ShardThreads {
     }
 }
 
-/// One that runs, while [`Made::serve`] does.
+/// A stack that runs; exists while [`OpenedStack::serve`] does.
 pub struct ServedStack<'a> {
-    /// The way in for programs.
+    /// The broker, which admits programs to the stack.
     pub broker: &'a Broker,
-    /// Its directory.
+    /// The directory in which the stack is published.
     pub published: &'a PublishedStack,
     has_ended: &'a dyn Fn() -> bool,
 }
 
 impl OpenedStack {
-    /// Makes the stack that a configuration describes; `command` is a part of its name if that has none. Ports from `unprivileged_port_start` on are free, unless the
-    /// configuration says otherwise.
+    /// Opens the stack that `config` describes. `command` becomes a part of its name if the configuration
+    /// gives no name. Any user may bind ports from `unprivileged_port_start` on, unless the configuration
+    /// sets another limit.
     pub fn new(config: Config, command: &str, unprivileged_port_start: u16) -> Result<Self, Failure> {
         let cpu = |index: u32| {
             let own = config.shards.cpus.get(index as usize).copied().or(config.shard.cpu);
@@ -78,7 +80,8 @@ impl OpenedStack {
         })?;
         let count = config.shards.count;
         let memory_devices = config.devices.iter().filter(|device| device.kind == DeviceKind::Memory);
-        // A cable whose other end nobody holds: what is sent there vanishes.
+        // Memory devices need a peer. The other end of these cables is dropped, so frames sent to it are
+        // lost.
         let memory_devices: Vec<_> = memory_devices
             .map(|device| {
                 let mtu = device.mtu.map_or(MemoryConfig::default().mtu, |mtu| mtu as usize);
@@ -102,7 +105,8 @@ impl OpenedStack {
         Ok(Self { shards, broker, published: published })
     }
 
-    /// Runs the stack until `stop`, or until `act`, which begins when programs can use it, is done.
+    /// Runs the stack until `stop` is set or `act` returns. `act` starts when programs can attach to the
+    /// stack.
     pub fn serve<T>(
         self,
         stop: &StopFlag,
@@ -124,12 +128,12 @@ impl OpenedStack {
 }
 
 impl ServedStack<'_> {
-    /// Where programs find the door.
+    /// Returns the path of the control socket, by which programs reach the broker.
     pub fn control_socket(&self) -> PathBuf {
         control_socket(self.published.dir().path())
     }
 
-    /// Whether the shards do not run any more.
+    /// Returns true once the shards have ended.
     pub fn has_ended(&self) -> bool {
         (self.has_ended)()
     }
@@ -145,7 +149,7 @@ impl ServedStack<'_> {
     }
 }
 
-/// The door in the directory of a stack.
+/// Returns the path of the control socket in a stack's directory.
 pub fn control_socket(directory: &Path) -> PathBuf {
     directory.join(broker::SOCKET_NAME)
 }

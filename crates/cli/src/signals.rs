@@ -1,11 +1,11 @@
-//! SIGINT and SIGTERM end the shards in good order; a second one ends the process at once.
+//! SIGINT and SIGTERM stop the shards gracefully; a second signal ends the process at once.
 
 use crate::failure::Failure;
 use ginnel::StopFlag;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// A flag that the first signal sets.
+/// Returns a flag that the first SIGINT or SIGTERM sets.
 pub fn stop_on_signal() -> Result<StopFlag, Failure> {
     let stop = StopFlag::new().map_err(|e| Failure::running(format!("stop flag: {e}")))?;
     let mut signals =
@@ -16,7 +16,8 @@ pub fn stop_on_signal() -> Result<StopFlag, Failure> {
         .spawn(move || {
             for signal in signals.forever() {
                 if flag.is_set() {
-                    // As a shell expects of a process ended by this signal.
+                    // 128 plus the signal's number: the exit code that shells report for a process that a
+                    // signal ended.
                     std::process::exit(128 + signal);
                 }
                 flag.stop();

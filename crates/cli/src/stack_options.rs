@@ -1,4 +1,4 @@
-//! Options that say what a program's stack runs over. They are the same for all programs.
+//! Options that describe the stack of a program. They are the same for all subcommands.
 
 use crate::failure::Failure;
 use clap::{Args, ValueEnum};
@@ -14,61 +14,70 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Stack")]
 pub struct StackOptions {
-    /// Configuration file (TOML). Options given here win over it.
+    /// Configuration file (TOML). Options on the command line override it.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// What to run over: tap:NAME (attached to if the interface exists, created if not), af_xdp:NAME (queues of an interface, which stays the host's; more
-    /// as in af_xdp:eth0,queues=0-3,take=ports,ports=80, see docs/configuration.md), or memory, a cable inside this process.
+    /// Device to run over: tap:NAME (a TAP interface, created unless it exists), af_xdp:NAME (queues of a
+    /// network interface, which the host keeps using; with keys as in
+    /// af_xdp:eth0,queues=0-3,take=ports,ports=80, see docs/configuration.md), or memory (a virtual cable
+    /// inside this process).
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<DeviceName>,
 
-    /// Run over shared memory with another process, as "socket=/run/lan,role=server". One end is the server, the other the client; see docs/configuration.md
-    /// for what else can stand there.
+    /// Run over shared memory with another process, as in "socket=/run/lan,role=server". One process has
+    /// role=server, the other role=client. docs/configuration.md lists the other keys.
     #[arg(long, value_name = "SOCKET,ROLE", conflicts_with = "device")]
     pub memif: Option<MemifConfig>,
 
-    /// Address of the stack with its prefix length, as 10.0.0.1/24 or fd00::1/64. May be given several times.
+    /// IP address of the stack with its prefix length, as in 10.0.0.1/24 or fd00::1/64. May be given several
+    /// times.
     #[arg(long, value_name = "ADDRESS/LEN")]
     pub address: Vec<Prefix>,
 
-    /// Next hop for everything that is not on the link. Once for IPv4, once for IPv6.
+    /// Default gateway: next hop for all destinations that are not on the link. One for IPv4 and one for
+    /// IPv6.
     #[arg(long, value_name = "ADDRESS")]
     pub gateway: Vec<IpAddr>,
 
-    /// Address that the kernel's side of a TAP gets, with its prefix length. May be given several times.
+    /// IP address with prefix length for the kernel's side of a TAP interface. May be given several times.
     #[arg(long, value_name = "ADDRESS/LEN")]
     pub kernel_address: Vec<Prefix>,
 
-    /// Whose 127.0.0.0/8 and ::1 are, for programs on the stack: with "stack" a program reaches itself, and the other programs there, inside the stack; it needs no device then.
+    /// Whether the loopback addresses (127.0.0.0/8 and ::1) of programs on the stack belong to the kernel or
+    /// to the stack. With "stack", programs on the stack reach themselves and each other by these addresses
+    /// inside the stack, and the stack needs no device.
     #[arg(long, value_name = "WHOSE", value_enum)]
     pub loopback: Option<LoopbackOwner>,
 
-    /// Largest IP packet in bytes.
+    /// MTU: largest IP packet in bytes.
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(68..=65_521))]
     pub mtu: Option<u32>,
 
-    /// Faults of the link, both ways, as "delay=20ms loss=1%".
+    /// Faults to inject into the link in both directions, as in "delay=20ms loss=1%".
     #[arg(long, value_name = "FAULTS")]
     pub link: Option<LinkSpec>,
 
-    /// Seed of the faults: the same seed makes the same faults.
+    /// Seed of the injected faults: the same seed gives the same faults.
     #[arg(long, value_name = "N")]
     pub link_seed: Option<u64>,
 
-    /// Write frames to this file (pcapng), for tshark or Wireshark: all of them, unless the options below say less.
+    /// Write frames to this pcapng file, for tshark or Wireshark. All frames are written unless
+    /// --capture-filter or --capture-snaplen is given.
     #[arg(long, value_name = "FILE")]
     pub capture: Option<PathBuf>,
 
-    /// Capture only frames that this is true of, in a part of tcpdump's language, as "tcp port 80 and not host 10.0.0.9".
+    /// Capture only frames that match this filter, in a subset of tcpdump's language, as in "tcp port 80 and
+    /// not host 10.0.0.9".
     #[arg(long, value_name = "EXPRESSION", value_parser = parse_filter)]
     pub capture_filter: Option<String>,
 
-    /// Capture only so many bytes of each frame.
+    /// Capture at most this many bytes of each frame.
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(14..=262_144))]
     pub capture_snaplen: Option<u32>,
 
-    /// Capture to a ring of so many files (trace-00001.pcapng …): when one is full the next begins, and the oldest goes.
+    /// Capture to a ring of this many files (trace-00001.pcapng …). When a file is full the next one is begun
+    /// and the oldest one is deleted.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
     pub capture_files: Option<u32>,
 
@@ -76,36 +85,36 @@ pub struct StackOptions {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub capture_file_bytes: Option<u64>,
 
-    /// What ginnel stat and ginnel ss call the stack. Default: the command and the number of its process.
+    /// Name of the stack for ginnel stat and ginnel ss. Default: the subcommand and the process id.
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
-    /// Pin the shard to this CPU.
+    /// CPU to pin the shard's thread to.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1023))]
     pub cpu: Option<u32>,
 
-    /// How long an idle shard polls before it sleeps, in microseconds.
+    /// Time in microseconds that an idle shard polls before it sleeps.
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub spin_us: Option<u32>,
 }
 
-/// Whose loopback addresses are.
+/// Owner of the loopback addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LoopbackOwner {
-    /// The kernel's: the default.
+    /// The kernel's loopback interface owns them (default).
     Kernel,
-    /// The stack's.
+    /// The stack owns them.
     Stack,
 }
 
-/// `memory`, `tap:NAME` or `af_xdp:NAME,KEY=VALUE,…`.
+/// A device on the command line: `memory`, `tap:NAME` or `af_xdp:NAME,KEY=VALUE,…`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceName {
-    /// A cable inside the process.
+    /// A virtual cable inside the process.
     Memory,
-    /// A TAP interface of this name.
+    /// The TAP interface of this name.
     Tap(String),
-    /// Queues of the interface of this name.
+    /// Queues of the network interface of this name.
     AfXdp(String, AfXdpOptions),
 }
 
@@ -133,13 +142,13 @@ fn parse_interface(name: &str) -> Result<String, String> {
     }
 }
 
-/// A filter that is one, as it was written.
+/// Checks the syntax of a capture filter and returns the filter as it was written.
 fn parse_filter(text: &str) -> Result<String, String> {
     text.parse::<Filter>().map(|_| text.into()).map_err(|e| e.to_string())
 }
 
 impl StackOptions {
-    /// The whole configuration: the file, if there is one, with the options over it.
+    /// Returns the whole configuration: the file, if one is given, overridden by the options.
     pub fn to_config(&self) -> Result<Config, Failure> {
         let mut config = match &self.config {
             Some(path) => Config::from_file(path).map_err(|e| Failure::usage(e.to_string()))?,
@@ -194,7 +203,7 @@ impl StackOptions {
         given.into_iter().find(|(_, given)| *given).map(|(option, _)| option)
     }
 
-    /// Devices, links and routes: all from the file, or all from the options.
+    /// Sets devices, links and routes. They come either all from the file or all from the options.
     fn apply_to(&self, config: &mut Config) -> Result<(), Failure> {
         let from_options = self.device.is_some()
             || self.memif.is_some()
@@ -220,7 +229,7 @@ impl StackOptions {
                 let memif = Some(memif.clone());
                 DeviceConfig { memif, ..DeviceConfig::new("memif", DeviceKind::Memif) }
             }
-            // Those who only talk to each other need no wire.
+            // Programs that only talk to each other over loopback need no device.
             (None, None) if config.loopback == Loopback::Stack && !from_options => return Ok(()),
             (None, None) => {
                 return Err(Failure::usage(
@@ -236,7 +245,8 @@ impl StackOptions {
         Ok(())
     }
 
-    /// The device that --mtu, --kernel-address, --link, --link-seed, --capture and its like are about.
+    /// Returns the only device of the configuration if an option that concerns one device is given (--mtu,
+    /// --kernel-address, --link, --link-seed, or one of the --capture options).
     fn sole_device<'a>(&self, config: &'a mut Config) -> Result<Option<&'a mut DeviceConfig>, Failure> {
         let given = [
             self.mtu.map(|_| "--mtu"),

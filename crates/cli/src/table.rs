@@ -1,15 +1,15 @@
-//! Tables for people.
+//! Tables of text and numbers.
 
 use core::fmt;
 
-/// Rows of equally many cells; the first column is text, the others are numbers. Written as Markdown, so that it can be pasted.
+/// A table in Markdown, so that it can be pasted. The first column holds text and the others hold numbers.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with these column heads.
+    /// Creates a table with these column headings.
     pub fn new(heads: &[&str]) -> Self {
         Self { rows: vec![heads.iter().map(ToString::to_string).collect()] }
     }
@@ -53,7 +53,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// A number with its thousands apart: `1,234,567`.
+/// Formats a number with thousands separators: `1,234,567`.
 pub fn with_thousands_separators(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);

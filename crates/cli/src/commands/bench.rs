@@ -1,4 +1,4 @@
-//! `ginnel bench compare`: a user's own program on the kernel and on Ginnel, in turns, under the same load.
+//! `ginnel bench compare`: runs a server program on the kernel and on Ginnel in turns, under the same load.
 
 mod summary;
 
@@ -16,49 +16,53 @@ use ginnel_measure::testbed::{Medium, Testbed};
 use ginnel_measure::{self as measure, CoreLayout, namespace};
 use std::ffi::OsString;
 
-/// What to measure.
+/// The subcommands of `ginnel bench`.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Run a server on the kernel and on Ginnel in turns, put the same load on it, and say which is faster
+    /// Run a server on the kernel and on Ginnel in turns under the same load, and report which is faster
     ///
-    /// Makes a network namespace with a veth cable, which vanishes at the end; nothing outside of it is touched. The program gets one core, with the stack and the kernel's thread that
-    /// receives for it; the generator gets another. The program must stay in the foreground and listen on the URL's address or on all addresses, as
-    /// in: ginnel bench compare --url http://10.77.0.1:8080/ -- nginx -c /etc/mine.conf -g 'daemon off;'
+    /// The measurement runs in a network namespace of its own, with a veth pair, which is removed at the end;
+    /// nothing outside of it is changed. The server program gets one core, together with the stack and the
+    /// kernel's receive processing for it; the load generator gets another core. The program must stay in the
+    /// foreground and listen on the URL's address or on all addresses, as in: ginnel bench compare --url
+    /// http://10.77.0.1:8080/ -- nginx -c /etc/mine.conf -g 'daemon off;'
     Compare(CompareOptions),
 }
 
 /// Options of `ginnel bench compare`.
 #[derive(Clone, Debug, Args)]
 pub struct CompareOptions {
-    /// What to ask the program for, with an IPv4 address that the program will have: http://10.77.0.1:8080/path, or for GET of a value redis://10.77.0.1 or memcached://10.77.0.1
+    /// URL to request. Its host is the IPv4 address that the program will have: http://10.77.0.1:8080/path,
+    /// or redis://10.77.0.1 or memcached://10.77.0.1 to GET a value.
     #[arg(long, value_name = "URL", default_value = "http://10.77.0.1/")]
     url: CompareUrl,
 
-    /// Many requests on each connection. Without it each request has a connection of its own (values are always asked for on connections that stay).
+    /// Send many requests on each connection. Without this option each HTTP request uses a connection of its
+    /// own. Requests to redis and memcached always use persistent connections.
     #[arg(short, long)]
     keep_alive: bool,
 
-    /// Connections at the same time, each with one request in flight.
+    /// Number of concurrent connections, each with one request in flight.
     #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     connections: u32,
 
-    /// Pairs of measurements: kernel, Ginnel, kernel, Ginnel …
+    /// Number of pairs of measurements; each pair measures the kernel, then Ginnel.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pairs: u32,
 
-    /// Length of each measurement, after a fifth of it to warm up.
+    /// Length of each measurement in seconds. A warm-up of a fifth of it comes before.
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = parse_seconds)]
     seconds: f64,
 
-    /// What joins Ginnel and the generator. The kernel is always at a veth.
+    /// Device between Ginnel and the generator. The kernel always uses a veth pair.
     #[arg(long, value_name = "DEVICE", value_enum, default_value_t = CompareDevice::AfXdp)]
     device: CompareDevice,
 
-    /// Who pays for what the kernel does to receive, in both arms.
+    /// Which core runs the kernel's receive processing, in both arms of the comparison.
     #[arg(long, value_name = "LAYOUT", value_enum, default_value_t)]
     layout: CoreLayout,
 
-    /// How long the program may take until it answers, in seconds.
+    /// Longest time in seconds to wait for the program's first answer.
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=600))]
     patience: u64,
 
@@ -66,18 +70,18 @@ pub struct CompareOptions {
     #[arg(long)]
     json: bool,
 
-    /// The program and its arguments.
+    /// The server program and its arguments.
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
-/// What Ginnel runs over.
+/// Device that Ginnel runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum CompareDevice {
-    /// AF_XDP on the same veth that the kernel has: the same way for both.
+    /// AF_XDP on the same veth pair that the kernel uses.
     #[value(name = "af_xdp")]
     AfXdp,
-    /// Shared memory, which the kernel does not have: what programs beside each other on one machine would use.
+    /// Shared memory, which the kernel cannot use: for a client and a server on one machine.
     Memif,
 }
 
@@ -88,14 +92,14 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What is asked for, and where.
+/// A URL of `--url`: which protocol to speak to which address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct CompareUrl {
     language: LoadProtocol,
     address: Ipv4Addr,
-    /// As `ginnel load` wants it.
+    /// The argument that `ginnel load` takes for the server.
     load_argument: String,
-    /// As it was given.
+    /// The URL as it was given.
     text: String,
 }
 
@@ -110,7 +114,7 @@ impl FromStr for CompareUrl {
             Some((rest, language)) => (language, rest.trim_end_matches('/').to_owned()),
             None => (LoadProtocol::Http, text.to_owned()),
         };
-        // A server of values has no path, and is otherwise written as one of HTTP.
+        // Redis and memcached servers have no path; host and port are parsed as in an HTTP URL.
         let url: Url = argument.parse()?;
         let host = url.authority.rsplit_once(':').map_or(&*url.authority, |(host, _)| host);
         let address: Ipv4Addr = host.parse().map_err(|_| format!("“{host}” is no IPv4 address"))?;
@@ -129,7 +133,7 @@ impl FromStr for CompareUrl {
 }
 
 impl BenchCommand {
-    /// Measures, and prints what came of it.
+    /// Measures, and prints the result.
     pub fn run(self) -> Result<(), Failure> {
         let Self::Compare(options) = self;
         if !namespace::is_inside() {
@@ -146,7 +150,7 @@ impl BenchCommand {
     }
 }
 
-/// Runs the same command again inside of a namespace.
+/// Runs the same command line again inside a network namespace.
 fn run_in_namespace() -> Result<(), Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::running(
@@ -157,7 +161,7 @@ fn run_in_namespace() -> Result<(), Failure> {
     let status = namespace::run(std::env::args_os().skip(1)).map_err(problem)?;
     match status.code() {
         Some(0) => Ok(()),
-        // It has said why.
+        // The inner process has printed its error.
         code => Err(Failure::program(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))),
     }
 }
@@ -168,7 +172,7 @@ fn from_measure_failure(error: measure::MeasureError) -> Failure {
     }
 }
 
-/// The words of `ginnel load`.
+/// Builds the arguments of `ginnel load`.
 fn generator_load(options: &CompareOptions) -> LoadSpec {
     let connections = options.connections.to_string();
     let mut words = vec![&*options.url.load_argument, "--connections", &connections];
@@ -213,7 +217,7 @@ fn compare(options: &CompareOptions) -> Result<ComparisonSummary, Failure> {
     Ok(summary)
 }
 
-/// Starts the program, waits until it answers, and measures.
+/// Starts the program, waits until it answers, and measures it.
 fn measure_once(
     options: &CompareOptions,
     load: &LoadSpec,

@@ -1,4 +1,5 @@
-//! `ginnel check`: is a process accelerated, since when, and which of its sockets are where, and why.
+//! `ginnel check`: shows whether a process runs on a stack, since when, and which of its sockets the stack
+//! handles.
 
 mod kernel;
 mod process;
@@ -18,16 +19,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Options of `ginnel check`.
 #[derive(Clone, Debug, Args)]
 pub struct CheckOptions {
-    /// The process.
+    /// Process id.
     #[arg(value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=4_194_304))]
     pid: u32,
 
-    /// For programs: a JSON object.
+    /// Print a JSON object instead of a table.
     #[arg(long)]
     json: bool,
 }
 
-/// One socket of the process.
+/// A socket or epoll descriptor of the process.
 struct DescriptorRow {
     fd: i32,
     kind: &'static str,
@@ -38,13 +39,13 @@ struct DescriptorRow {
     why: String,
 }
 
-/// The stack that accelerates the process.
+/// The stack that a process is attached to.
 struct Attachment {
     stack: String,
     since_ms: u64,
 }
 
-/// Says it. The exit status is 1 if the process is not accelerated.
+/// Prints the report. The exit status is 1 if the process is attached to no stack.
 pub fn run(options: &CheckOptions) -> Result<(), Failure> {
     let process = InspectedProcess::find(options.pid)?;
     let (attachment, running) = find_attachment(options.pid)?.unzip();
@@ -59,17 +60,17 @@ pub fn run(options: &CheckOptions) -> Result<(), Failure> {
             .and_then(|()| if rows.is_empty() { Ok(()) } else { write!(out, "{}", table(&rows)) })
     };
     match written {
-        // Whoever read it has enough.
+        // The reader closed the pipe: that is no error.
         Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
         written => written?,
     }
     if attachment.is_some() { Ok(()) } else { Err(Failure::program(1)) }
 }
 
-/// The stack that says that the process is attached, if one does.
+/// Finds the stack that lists the process as attached.
 fn find_attachment(pid: u32) -> Result<Option<(Attachment, RunningStack)>, Failure> {
     for running in run_dir::running().map_err(|e| Failure::running(e.to_string()))? {
-        // One without a door has no programs; one that just ended has none any more.
+        // A stack without a broker has no programs, and neither has a stack that has just ended.
         let Ok(users) = inspect::list_processes(&running.path) else { continue };
         if let Some(user) = users.iter().rev().find(|user| user.pid == pid) {
             let attachment = Attachment { stack: running.name.clone(), since_ms: user.since_ms };
@@ -79,10 +80,10 @@ fn find_attachment(pid: u32) -> Result<Option<(Attachment, RunningStack)>, Failu
     Ok(None)
 }
 
-/// States of the stack's connections, by their ends.
+/// Returns the states of the stack's connections by local and remote address.
 fn connection_states(running: &RunningStack) -> BTreeMap<(String, String), String> {
     let mut states = BTreeMap::new();
-    // A stack that just ended has none.
+    // A stack that has just ended has no connections.
     let Ok(answer) = inspect::list_sockets(&running.path) else { return states };
     let mut lines = BufReader::new(answer).lines().map_while(Result::ok);
     let Some(names) = lines.next() else { return states };
@@ -110,7 +111,7 @@ fn rows(
     let cannot = |e| Failure::running(format!("descriptors of process {}: {e}", process.pid));
     let entries = match why_not {
         None => descriptor_report::read(process.pid, &fds).map_err(cannot)?.unwrap_or_default(),
-        // What a book says that the stack does not is of the past.
+        // A descriptor report of a process that no stack lists is out of date.
         Some(_) => Vec::new(),
     };
     let kernel_sockets = kernel::sockets(process.pid);
@@ -189,7 +190,8 @@ fn rows(
                 let remote = if connected { peer.to_string() } else { nothing() };
                 row("udp", own.to_string(), remote, if connected { "ESTAB" } else { "UNCONN" }, location, why)
             }
-            // Kept for the next socket; and the kernel's part of a set that has a row already.
+            // Proxy descriptors that are kept for the next socket, and the kernel's epoll set behind one that
+            // already has a row.
             None if proxy_fds.contains(inode) || why_not.is_none() && *inode == EPOLL_INODE => continue,
             entry => {
                 let known = if *inode == EPOLL_INODE {
@@ -213,7 +215,7 @@ fn rows(
     Ok(rows)
 }
 
-/// Why a socket is the kernel's about which the library has decided nothing.
+/// Returns why a socket is on the kernel for which the library's report has no entry.
 fn why_on_kernel(socket: &KernelSocket, dual_listener_ports: &[u16]) -> String {
     match socket.kind {
         "unix" => "Unix socket",
@@ -253,7 +255,7 @@ fn format_age(seconds: u64) -> String {
     }
 }
 
-/// In columns, as `ss` has them.
+/// Formats the rows as a table with the columns of `ss`.
 fn table(rows: &[DescriptorRow]) -> String {
     let heads = ["Fd", "Kind", "Local", "Remote", "State", "Where", "Why"].map(String::from);
     let cells = |row: &DescriptorRow| {

@@ -1,4 +1,5 @@
-//! `ginnel demo`: what `make demo` shows. No root needed; what this machine does not permit is named and left out.
+//! `ginnel demo`, which `make demo` runs. It needs no root; measurements that this machine does not permit
+//! are reported and skipped.
 
 mod idle;
 mod kernel;
@@ -18,20 +19,20 @@ use std::path::{Path, PathBuf};
 /// Options of `ginnel demo`.
 #[derive(Clone, Debug, Args)]
 pub struct DemoOptions {
-    /// How long each measurement takes, in seconds.
+    /// Length of each measurement in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
 
-    /// Connections for the measurement of an idle connection's memory.
+    /// Number of connections for measuring the memory of an idle connection.
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(2_000..=10_000_000))]
     idle: u32,
 
-    /// The part with the kernel, inside a network namespace, over the files in this directory.
+    /// Run the part that needs the kernel, inside a network namespace, with the files in this directory.
     #[arg(long, value_name = "DIR", hide = true)]
     kernel_side: Option<PathBuf>,
 }
 
-/// What stands below the table.
+/// Text below the table.
 const LEGEND: &str = "\
 memory: ginnel load on one thread, ginnel httpd on another; the generator's TCP is the light one, with delay and loss the whole one.
 TAP: the kernel's TCP asks ginnel httpd.
@@ -40,7 +41,7 @@ p50, p99, p99.9: from the start of a request (of its connection, if it has one o
 errors: whatever was no complete answer with a status of success, or another page than asked for.
 Everything ran on this machine at the same time; \"make bench\" measures with care.";
 
-/// One line of the table at the end.
+/// A row of the table of results.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DemoRow {
     name: String,
@@ -54,7 +55,7 @@ pub(crate) struct DemoRow {
     errors: u64,
 }
 
-/// Runs the demonstration and prints the table.
+/// Runs the demonstration and prints the table of results.
 pub fn run(options: &DemoOptions) -> Result<(), Failure> {
     if let Some(folder) = &options.kernel_side {
         return kernel::run_inside_namespace(folder, options.seconds);
@@ -102,7 +103,7 @@ pub fn run(options: &DemoOptions) -> Result<(), Failure> {
     if errors > 0 { Err(Failure::running(format!("{errors} errors, see the table"))) } else { Ok(()) }
 }
 
-/// One run of the generator against a server at the other end of a cable of memory.
+/// Runs the generator against a server at the other end of a memory cable.
 fn measure(
     arguments: &[&str],
     folder: &TempFolder,
@@ -159,7 +160,7 @@ impl DemoRow {
         let not_ok: u64 = report.statuses.iter().filter(|(class, _)| **class != "2xx").map(|(_, n)| n).sum();
         Self {
             name: name.into(),
-            // With keep-alive it would only say how many there are.
+            // With keep-alive it would only count the connections.
             connections_per_second: (!report.requested.keep_alive).then_some(achieved.connections_per_second),
             requests_per_second: Some(achieved.requests_per_second),
             megabytes_per_second: Some(achieved.bytes_per_second / 1e6),
@@ -172,7 +173,7 @@ impl DemoRow {
     }
 }
 
-/// A directory that goes when the demonstration ends.
+/// A directory that is removed when the value is dropped.
 struct TempFolder(PathBuf);
 
 impl TempFolder {
@@ -193,7 +194,7 @@ fn site_of(folder: &Path) -> PathBuf {
 
 impl Drop for TempFolder {
     fn drop(&mut self) {
-        // What cannot be removed stays in the directory for temporary files.
+        // A file that cannot be removed stays in the directory for temporary files.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

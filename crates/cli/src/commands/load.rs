@@ -24,32 +24,36 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-/// Source addresses that are given to the stack at the most.
+/// Most source addresses that a stack gets.
 const SOURCES_MAX: u64 = 16_384;
 
-/// What to load.
+/// The kinds of load.
 #[derive(Debug, Subcommand)]
 pub enum LoadCommand {
-    /// Ask a web server for pages, and measure how it answers
+    /// Request pages from a web server, and measure throughput and latency
     ///
-    /// A measurement says something about the server only if the server was what limited it. The report says so if the generator had no time
-    /// left, and with --serve how much time the server had.
+    /// A measurement describes the server only if the server was the bottleneck. The report warns if the
+    /// generator was busy all the time; with --serve it also shows how long the server was idle.
     ///
-    /// With --stack light one core asks for more than one core of Ginnel can serve: its TCP is a client's and does only what load needs. It
-    /// offers no SACK, drops what comes out of order, and keeps no TIME-WAIT: a port is used
-    /// again when all 32,768 of its address were. Take --stack ginnel, the default, where links lose or reorder, or for a client that behaves
-    /// like any other: it runs a whole TCP for each connection, so one core of it makes about as many as one core of Ginnel can serve, and
-    /// needs two or more cores (--workers) for each core of the server. With --stack kernel a core makes some ten thousands.
+    /// --stack chooses the TCP of the generator. "light" is a minimal client TCP: one core of it can overload
+    /// a server that runs on one core of Ginnel. It offers no SACK, drops segments that arrive out of order,
+    /// and keeps no TIME-WAIT state; a port is used again after all 32,768 ports of its address. "ginnel"
+    /// (the default) runs a complete TCP for each connection; use it on links with loss or reordering, and
+    /// for realistic clients. One core of it generates about as many requests as one core of Ginnel serves,
+    /// so it needs two or more cores (--workers) for each core of the server. "kernel" uses the kernel's
+    /// sockets and makes some ten thousand connections per second on a core.
     Http(Box<HttpArgs>),
 
-    /// Ask a Redis server for a value, again and again on connections that stay, and measure how it answers
+    /// Request a value from a Redis server on persistent connections, and measure throughput and latency
     ///
-    /// Each connection stores the value first, which is not counted. What is said about the stacks of ginnel load http holds here, too.
+    /// Each connection first stores the value; these requests are not counted. The stacks are described in
+    /// "ginnel load http --help".
     Redis(Box<ValueArgs<load::RedisOptions>>),
 
-    /// Ask a memcached server for a value, again and again on connections that stay, and measure how it answers
+    /// Request a value from a memcached server on persistent connections, and measure throughput and latency
     ///
-    /// Each connection stores the value first, which is not counted. What is said about the stacks of ginnel load http holds here, too.
+    /// Each connection first stores the value; these requests are not counted. The stacks are described in
+    /// "ginnel load http --help".
     Memcached(Box<ValueArgs<load::MemcachedOptions>>),
 }
 
@@ -59,13 +63,14 @@ pub struct HttpArgs {
     /// Options of the generator.
     #[command(flatten)]
     pub load: load::HttpOptions,
-    /// Options of its stack.
+    /// Options of the generator's stack.
     #[command(flatten)]
     pub stack: StackOptions,
-    /// With --device memory: the files that a ginnel httpd at the other end of the cable serves, on a thread of its own.
+    /// With --device memory: serve this directory with ginnel httpd at the other end of the cable, on a
+    /// thread of its own.
     #[arg(long, value_name = "ROOT", help_heading = "Stack")]
     pub serve: Option<PathBuf>,
-    /// Pin the thread of that server to this CPU.
+    /// CPU to pin the thread of that server to.
     #[arg(long, value_name = "N", requires = "serve", help_heading = "Stack", value_parser = clap::value_parser!(u32).range(0..=1023))]
     pub serve_cpu: Option<u32>,
 }
@@ -76,7 +81,7 @@ pub struct ValueArgs<A: Args> {
     /// Options of the generator.
     #[command(flatten)]
     pub load: A,
-    /// Options of its stack.
+    /// Options of the generator's stack.
     #[command(flatten)]
     pub stack: StackOptions,
 }
@@ -111,7 +116,8 @@ impl LoadCommand {
     }
 }
 
-/// Whoever runs this in a script learns by its status that there was nothing to measure.
+/// Returns an error if no request was answered or the run was given up, so that scripts see it in the exit
+/// status.
 fn check_answered(report: &Report) -> Result<(), Failure> {
     if report.requests.completed > 0 && report.gave_up_after_seconds.is_none() {
         return Ok(());
@@ -125,16 +131,16 @@ fn check_answered(report: &Report) -> Result<(), Failure> {
     Err(Failure::running(format!("{} answered no request{when}{why}", report.server)))
 }
 
-/// What the server in the same process says about the run.
+/// What the server of `--serve` measured.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerSummary {
     /// Requests answered.
     pub responses: u64,
-    /// Share of the time in which it had nothing to do: near zero if the server was what limited the run.
+    /// Percentage of the time that the server was idle; near zero if the server was the bottleneck.
     pub idle_percent: f64,
 }
 
-/// Runs the generator, and the server if one was asked for.
+/// Runs the generator, and the server of `--serve`.
 pub fn measure(options: &HttpArgs, stop: &StopFlag) -> Result<(Report, Option<ServerSummary>), Failure> {
     let Some(root) = &options.serve else {
         return Ok((measure_without_server(&options.load, &options.stack, stop)?, None));
@@ -149,7 +155,7 @@ pub fn measure(options: &HttpArgs, stop: &StopFlag) -> Result<(Report, Option<Se
     measure_with_server(options, root, stop)
 }
 
-/// The kernel has a stack already.
+/// With the kernel's TCP, options of Ginnel's stack are an error.
 fn check_kernel_options(common: &CommonOptions, stack: &StackOptions) -> Result<(), Failure> {
     if common.stack != StackKind::Kernel {
         return Ok(());
@@ -163,7 +169,7 @@ fn check_kernel_options(common: &CommonOptions, stack: &StackOptions) -> Result<
     Ok(())
 }
 
-/// Runs the generator, whatever it asks for, against a server that is somewhere else.
+/// Runs the generator against a server outside of this process.
 fn measure_without_server(
     options: &impl LoadOptions,
     stack: &StackOptions,
@@ -190,7 +196,8 @@ fn measure_without_server(
     Ok(run_on_devices(&options.job()?, stop, stacks.collect(), published)?)
 }
 
-/// The generator's workers and the server, each on a thread, and a cable from each worker to the server.
+/// Runs the generator's workers and the server, each on a thread, with a memory cable from each worker to the
+/// server.
 fn measure_with_server(
     options: &HttpArgs,
     root: &Path,
@@ -221,7 +228,7 @@ fn measure_with_server(
     run_beside_server(server, stop, || Ok(run_on_devices(&load_options.job()?, stop, stacks, published)?))
 }
 
-/// The same with a generator whose shards share one cable.
+/// Runs a generator whose shards share one cable to the server.
 fn measure_shards_with_server(
     options: &HttpArgs,
     root: &Path,
@@ -241,7 +248,7 @@ fn measure_shards_with_server(
     })
 }
 
-/// Measures while the server runs on another thread.
+/// Runs `measure` while the server runs on another thread.
 fn run_beside_server(
     mut server: Shard<Httpd>,
     stop: &StopFlag,
@@ -253,7 +260,8 @@ fn run_beside_server(
         let result = server.run(&flag);
         (server, result)
     })?;
-    // It does not listen before its IPv6 addresses were checked for duplicates; who asks earlier is refused.
+    // The server does not listen before duplicate address detection of its IPv6 addresses ends; an earlier
+    // connect would be refused.
     while stats.snapshot().running_ns == 0 && !thread.is_finished() && !stop.is_set() {
         thread::sleep(Duration::from_millis(1));
     }
@@ -266,7 +274,7 @@ fn run_beside_server(
     Ok((measured?, Some(ServerSummary { responses, idle_percent })))
 }
 
-/// One shard that serves `root` on a link for each cable.
+/// Builds one shard that serves `root` on a link for each cable.
 fn build_server(
     ends: &[CableEnds],
     address: SocketAddr,
@@ -291,7 +299,7 @@ fn build_server(
     Ok(names.into_iter().zip(cables).fold(builder, |b, (name, cable)| b.device(name, cable)).build()?)
 }
 
-/// The cable as the device's configuration describes it.
+/// Returns the cable's parameters from the device's configuration.
 fn cable_config(device: Option<&DeviceConfig>) -> MemoryConfig {
     let mut cable = MemoryConfig::default();
     if let Some(device) = device {
@@ -303,7 +311,7 @@ fn cable_config(device: Option<&DeviceConfig>) -> MemoryConfig {
     cable
 }
 
-/// Gives each worker's stack its share of the source addresses.
+/// Adds each worker's share of the source addresses to its stack.
 fn add_source_addresses(mut configs: Vec<Config>, options: &CommonOptions) -> Result<Vec<Config>, Failure> {
     let count: u64 = options.source.iter().map(|range| range.count()).sum();
     if count > SOURCES_MAX {
@@ -330,7 +338,7 @@ fn add_source_addresses(mut configs: Vec<Config>, options: &CommonOptions) -> Re
     Ok(configs)
 }
 
-/// How many shards the generator's stack has, if there are several.
+/// Returns the number of shards of the generator's stack if it has several, else `None`.
 fn shard_count(options: &CommonOptions, config: &Config) -> Result<Option<u32>, Failure> {
     let count = options.shards.unwrap_or(config.shards.count);
     if count > 1 && options.stack == StackKind::Light {
@@ -346,7 +354,8 @@ fn shard_count(options: &CommonOptions, config: &Config) -> Result<Option<u32>, 
     Ok((count > 1).then_some(count))
 }
 
-/// Runs the generator on several shards, with these queues if it is not to open its device.
+/// Runs the generator on `count` shards of one stack. `queues` replaces the device that the configuration
+/// would open.
 fn run_on_shards(
     job: &Job,
     count: u32,
@@ -357,7 +366,7 @@ fn run_on_shards(
 ) -> Result<Report, Failure> {
     let mut job = job.clone();
     job.common.shards = Some(count);
-    // All shards have all addresses of their stack; each opens connections from its share of them.
+    // Every shard has all addresses of the stack, and opens connections from its share of them.
     let alone = CommonOptions { shards: None, workers: 1, ..job.common.clone() };
     let mut config = add_source_addresses(vec![config], &alone)?.remove(0);
     config.shards.count = count;
@@ -370,7 +379,7 @@ fn run_on_shards(
     Ok(load::measure_on_shards(&job, stop, shards.open()?)?)
 }
 
-/// Runs the generator on a TCP of this program.
+/// Runs the generator on Ginnel's TCP or on the light TCP.
 fn run_on_devices(
     job: &Job,
     stop: &StopFlag,
@@ -385,12 +394,12 @@ fn run_on_devices(
     load::measure(job, stop, stacks)
 }
 
-/// How the generator's stacks are seen, all under one name.
+/// Publishes the generator's stacks under one name.
 fn publish_load_stack(end: Option<&CableEnds>) -> Result<Option<Arc<PublishedStack>>, Failure> {
     end.map_or(Ok(None), |end| publish::publish_stack(&end.worker.run, "load"))
 }
 
-/// Ginnel's stack for one worker.
+/// Runs a worker on a shard of its own.
 struct ShardRunner<'a> {
     stack: WorkerStack,
     stop: &'a StopFlag,

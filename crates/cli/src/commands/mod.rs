@@ -14,39 +14,41 @@ mod up;
 use crate::failure::Failure;
 use clap::Subcommand;
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Send back whatever comes
+    /// Echo TCP data (and UDP datagrams) back to the sender
     Echo(serve::EchoOptions),
     /// Serve the files of a directory over HTTP
     Httpd(serve::HttpdOptions),
-    /// Run an unmodified program on a stack of its own, or on one that ginnel up keeps
+    /// Run an unmodified program on a stack of its own, or on a stack that "ginnel up" started
     Run(run::RunOptions),
-    /// Keep a stack that several programs use
+    /// Start a stack that several programs can use
     Up(up::UpOptions),
-    /// End a stack that ginnel up keeps
+    /// Stop a stack that "ginnel up" started
     Down(up::DownOptions),
-    /// Say whether a process is accelerated, and which of its sockets are where, and why
+    /// Show whether a process runs on a stack, and for each of its sockets whether the stack or the kernel
+    /// handles it and why
     Check(check::CheckOptions),
-    /// Put load on a server and measure it
+    /// Generate load for a server and measure its throughput and latency
     #[command(subcommand)]
     Load(load::LoadCommand),
-    /// Measure a program of your own on Ginnel and on the kernel
+    /// Compare a server program on Ginnel and on the kernel
     #[command(subcommand)]
     Bench(bench::BenchCommand),
     /// Show the sockets of a running stack
     Ss(ss::SsOptions),
-    /// Show what a running stack counts
+    /// Show the counters of a running stack
     Stat(stat::StatOptions),
-    /// Show it all: serve a site over memory and over TAP, load it, and print a table
+    /// Demonstrate Ginnel: serve a site over memory and over TAP, load it, and print a table of results
     Demo(demo::DemoOptions),
-    /// Write 500 synthetic front pages with the sizes of popular ones, for httpd and load http
+    /// Write 500 synthetic web pages with the size distribution of popular front pages, for httpd and load
+    /// http
     Corpus(ginnel_apps::corpus::Options),
 }
 
 impl Command {
-    /// Does it.
+    /// Runs the subcommand.
     pub fn run(self) -> Result<(), Failure> {
         match self {
             Self::Echo(options) => serve::echo(&options),

@@ -1,4 +1,4 @@
-//! `ginnel run`: an unmodified program on a stack of its own, or on one that `ginnel up` keeps.
+//! `ginnel run`: runs an unmodified program on a stack of its own, or on a stack that `ginnel up` started.
 
 use crate::failure::Failure;
 use crate::programs::{ProgramOptions, find_library};
@@ -14,16 +14,17 @@ use std::path::PathBuf;
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
-/// The name that stands for no stack at all.
+/// The stack name that stands for the kernel's network.
 pub const KERNEL: &str = "kernel";
-/// A stack that has just been started may not serve yet.
+/// Longest time to wait for a stack that has just been started.
 const SERVE_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// Options of `ginnel run`.
 #[derive(Clone, Debug, Args)]
 pub struct RunOptions {
-    /// The stack to run on, which ginnel up keeps; "kernel" for none, which is how the same command line rolls back. Default: one of the program's own, which
-    /// the options below describe.
+    /// Run the program on this stack, which "ginnel up" started. "--stack kernel" runs it on the kernel's
+    /// network instead, so that the same command line can be switched back. Without --stack the program gets
+    /// a stack of its own, which the stack options below describe and which ends with the program.
     #[arg(long = "stack", value_name = "NAME")]
     stack_name: Option<String>,
 
@@ -34,11 +35,11 @@ pub struct RunOptions {
     stack: StackOptions,
 }
 
-/// Runs the program, and ends as it ended.
+/// Runs the program and exits with its exit status.
 pub fn run(options: &RunOptions) -> Result<(), Failure> {
     match options.stack_name.as_deref() {
         None => run_on_own_stack(options),
-        // With the options of a stack or without: those of the command line that is rolled back.
+        // Stack options are ignored here, so that `--stack kernel` can be added to any command line.
         Some(KERNEL) => Err(options.program.exec_on_kernel()),
         Some(name) => run_on_named_stack(options, name),
     }
@@ -58,7 +59,7 @@ fn run_on_named_stack(options: &RunOptions, name: &str) -> Result<(), Failure> {
     }
 }
 
-/// The door of a stack, once it serves.
+/// Waits until the stack is ready and returns the path of its control socket.
 fn wait_for_control_socket(name: &str) -> Result<PathBuf, Failure> {
     let until = Instant::now() + SERVE_TIMEOUT;
     loop {
@@ -91,7 +92,7 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
     }
     let stack = match OpenedStack::new(config, "run", 0) {
         Ok(stack) => stack,
-        // What is wrong with the command line is wrong in any case.
+        // A usage error is reported even with `--on-missing kernel`.
         Err(failure) if failure.is_usage() => return Err(failure),
         Err(cause) => return Err(options.program.handle_missing_stack(&cause)),
     };
@@ -103,7 +104,7 @@ fn run_on_own_stack(options: &RunOptions) -> Result<(), Failure> {
     if status.success() { Ok(()) } else { Err(Failure::program(exit_code(status))) }
 }
 
-/// Hands signals on, until the program and all that came of it have ended.
+/// Forwards signals to the program, and waits until it and all its descendants on the stack have ended.
 fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, Failure> {
     let running = |e| Failure::running(format!("program: {e}"));
     let signals = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT];
@@ -117,7 +118,8 @@ fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, F
         }
         std::thread::sleep(POLL_INTERVAL);
     };
-    // A program that went to the background left others behind: the stack is theirs until they end. The first of them is the one that others would send signals.
+    // A program that became a daemon left other processes behind, and the stack serves them until they end.
+    // Signals go to the first of them.
     let mut stop_signals = 0;
     while served.broker.processes() > 0 && !served.has_ended() {
         for signal in signals.pending() {
@@ -126,7 +128,7 @@ fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, F
                 forward_signal(signal, first.pid);
             }
         }
-        // Whoever asks twice does not want to wait.
+        // A second SIGINT or SIGTERM stops the stack without waiting.
         if stop_signals > 1 {
             break;
         }
@@ -137,12 +139,12 @@ fn supervise(mut child: Child, served: &ServedStack<'_>) -> Result<ExitStatus, F
 
 fn forward_signal(signal: i32, pid: u32) {
     if let (Some(pid), Some(signal)) = (Pid::from_raw(pid.cast_signed()), Signal::from_named_raw(signal)) {
-        // It may have ended.
+        // The process may have ended.
         let _ = kill_process(pid, signal);
     }
 }
 
-/// As a shell has it: of a program that a signal ended, 128 and the signal.
+/// Returns the exit code that a shell reports: 128 plus the signal for a program that a signal ended.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
     u8::try_from(code & 0xff).unwrap_or(1)

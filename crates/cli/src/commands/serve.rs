@@ -1,4 +1,4 @@
-//! `ginnel echo` and `ginnel httpd`: programs that run until a signal.
+//! `ginnel echo` and `ginnel httpd`: servers that run until a signal stops them.
 
 use crate::failure::Failure;
 use crate::publish;
@@ -34,11 +34,11 @@ pub struct HttpdOptions {
     shards: ShardsOptions,
 }
 
-/// Options of programs that run on several threads.
+/// Options of servers that can run on several shards.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Stack")]
 struct ShardsOptions {
-    /// Shards, each a thread with a queue of its own of every device: 1 to 64.
+    /// Number of shards, 1 to 64. Each shard is a thread with a queue of its own on every device.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     shards: Option<u32>,
 }
@@ -57,7 +57,7 @@ pub fn echo(options: &EchoOptions) -> Result<(), Failure> {
 pub fn httpd(options: &HttpdOptions) -> Result<(), Failure> {
     let config = server_config(&options.stack, &options.shards)?;
     let workers = config.shard.workers;
-    // Each application has the pages in memory of its own.
+    // Each application keeps its own copy of the pages in memory.
     let handler = |index| {
         let server = Httpd::new(&options.httpd)?;
         if index == 0 {
@@ -84,7 +84,8 @@ pub fn httpd(options: &HttpdOptions) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The options of a web server for these files, everything else as on the command line by default.
+/// Returns the options of a web server for the files below `root`; the options that are not given have their
+/// defaults.
 pub fn httpd_options(root: &Path, listen: &str) -> Result<ginnel_apps::httpd::Options, Failure> {
     #[derive(Parser)]
     struct Arguments {
@@ -96,7 +97,7 @@ pub fn httpd_options(root: &Path, listen: &str) -> Result<ginnel_apps::httpd::Op
     parsed.map(|a| a.options).map_err(|e| Failure::usage(e.to_string()))
 }
 
-/// A server alone at one end of a cable inside its own process would wait for ever.
+/// Returns the configuration of a server. Rejects a memory device, because nothing would be at its other end.
 fn server_config(options: &StackOptions, shards: &ShardsOptions) -> Result<Config, Failure> {
     if options.device == Some(DeviceName::Memory) {
         let problem =
@@ -109,7 +110,8 @@ fn server_config(options: &StackOptions, shards: &ShardsOptions) -> Result<Confi
     Ok(config)
 }
 
-/// Runs an application until a signal, on as many shards and workers as are configured, and returns what `finish` makes of each.
+/// Runs an application until a signal arrives, on as many shards and workers as are configured, and returns
+/// the result of `finish` for each.
 fn run<H: Handler, R: Send>(
     program: &str,
     config: Config,
@@ -125,7 +127,8 @@ fn join_addresses(addresses: &[core::net::SocketAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// A column for each shard. The counters are of each application; the `workers` of a shard have the same.
+/// Prints a column for each shard. The counters are per application; the `workers` applications of a shard
+/// share its counters.
 fn print_shards(applications: &[ShardStats], workers: u32) {
     let shards: Vec<_> = applications.iter().step_by(workers.max(1) as usize).collect();
     let mut head = vec!["shard".to_string()];

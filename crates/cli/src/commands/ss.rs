@@ -1,4 +1,4 @@
-//! `ginnel ss`: the sockets of a running stack, in the columns of Linux's `ss`.
+//! `ginnel ss`: shows the sockets of a running stack in the columns of Linux's `ss`.
 
 mod filter;
 mod show;
@@ -15,69 +15,71 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 #[derive(Clone, Debug, Args)]
 #[allow(clippy::struct_excessive_bools, reason = "ss has them")]
 pub struct SsOptions {
-    /// The stack, if several run (see ginnel stat --list), and then a filter as ss has it: state established, exclude time-wait, sport = :80,
-    /// dport gt :1024, src 10.0.0.0/8, dst 10.1.0.1:443, not …; all of them must hold.
+    /// Name of the stack, if several run (see ginnel stat --list), then a filter as in ss: state established,
+    /// exclude time-wait, sport = :80, dport gt :1024, src 10.0.0.0/8, dst 10.1.0.1:443, not …. A socket is
+    /// shown if it meets all conditions.
     #[arg(value_name = "NAME|FILTER")]
     words: Vec<String>,
 
-    /// TCP.
+    /// Show TCP sockets.
     #[arg(long, short)]
     tcp: bool,
 
-    /// UDP.
+    /// Show UDP sockets.
     #[arg(long, short)]
     udp: bool,
 
-    /// Those that listen, and no others. Recv-Q is how many connections wait to be accepted, Send-Q how many may.
+    /// Show only listening sockets. Recv-Q is the number of connections that wait to be accepted, Send-Q the
+    /// backlog.
     #[arg(long, short)]
     listening: bool,
 
-    /// All: those that listen and those that are in a handshake or in TIME-WAIT, too.
+    /// Show all sockets, also listening sockets and those in a handshake or in TIME-WAIT.
     #[arg(long, short)]
     all: bool,
 
-    /// IPv4 only.
+    /// Show only IPv4 sockets.
     #[arg(long, short = '4')]
     ipv4: bool,
 
-    /// IPv6 only.
+    /// Show only IPv6 sockets.
     #[arg(long, short = '6')]
     ipv6: bool,
 
-    /// What TCP knows of each connection: round trip time, windows, what was lost.
+    /// Show TCP details of each connection: round-trip time, windows, retransmissions.
     #[arg(long, short)]
     info: bool,
 
-    /// What each connection waits for: kind of timer, how much longer, how often it has run out.
+    /// Show the timer of each connection: its type, the remaining time, and how often it has expired.
     #[arg(long, short)]
     options: bool,
 
-    /// What each socket occupies: bytes received (r, of rb at the most) and to be sent (w, of tb), room in their memory (f), what was dropped (d), as ss
-    /// has it; and all its memory in bytes.
+    /// Show the memory of each socket as ss does: received bytes (r) and their limit (rb), bytes to be sent
+    /// (w) and their limit (tb), unused allocation (f), drops (d); then the socket's total memory in bytes.
     #[arg(long, short)]
     memory: bool,
 
-    /// Addresses and ports are always numbers: for those who are used to say so.
+    /// Accepted for compatibility with ss: addresses and ports are always shown as numbers.
     #[arg(long, short)]
     numeric: bool,
 
-    /// Without the line of column names.
+    /// Do not print the line of column names.
     #[arg(long, short = 'H')]
     no_header: bool,
 
-    /// How many sockets there are in each state.
+    /// Print the number of sockets in each state.
     #[arg(long, short)]
     summary: bool,
 
-    /// For programs: a JSON object on a line for each socket.
+    /// Print a JSON object per line for each socket.
     #[arg(long, conflicts_with = "summary")]
     json: bool,
 }
 
-/// No line of an answer is longer.
+/// Longest line of an answer in bytes.
 const LINE_BYTES_MAX: u64 = 1 << 14;
 
-/// Shows sockets.
+/// Prints the sockets.
 pub fn run(options: &SsOptions) -> Result<(), Failure> {
     let (name, words) = match options.words.split_first() {
         Some((first, rest)) if !filter::is_keyword(first) => (Some(first.as_str()), rest),
@@ -144,7 +146,7 @@ fn show_all(options: &SsOptions, filter: &Filter, mut answer: impl BufRead) -> R
     problem.map_or(Ok(()), Err)
 }
 
-/// Whether a socket is one of those asked for. A filter for states takes the place of --all and --listening.
+/// Returns whether a socket is to be shown. A filter for states replaces --all and --listening.
 fn is_wanted(options: &SsOptions, filter: &Filter, socket: &SocketLine<'_>) -> bool {
     let protocol = options.tcp == options.udp || options.tcp == (socket.netid == "tcp");
     let family = options.ipv4 == options.ipv6 || options.ipv4 == socket.local.is_ipv4();
@@ -159,13 +161,13 @@ mod tests {
     use super::{Filter, SsOptions, show_all};
     use clap::{Args, Command, FromArgMatches};
 
-    /// These options.
+    /// Parses options.
     pub fn options(words: &[&str]) -> SsOptions {
         let command = SsOptions::augment_args(Command::new("ss")).no_binary_name(true);
         SsOptions::from_arg_matches(&command.get_matches_from(words)).unwrap()
     }
 
-    /// Why an answer cannot be shown.
+    /// Returns the error for an answer that cannot be shown.
     fn refused(answer: &[u8]) -> String {
         show_all(&options(&["-s"]), &Filter::default(), answer).unwrap_err().to_string()
     }

@@ -1,4 +1,5 @@
-//! `ginnel stat`: what the shards of a running stack count, without asking them.
+//! `ginnel stat`: shows the counters of a running stack. They are read from its published page, without a
+//! request to the stack.
 
 mod sample;
 mod show;
@@ -15,26 +16,27 @@ use std::io::{self, Write};
 /// Options of `ginnel stat`.
 #[derive(Clone, Debug, Args)]
 pub struct StatOptions {
-    /// The stack, if several run: see --list.
+    /// Name of the stack, if several run (see --list).
     name: Option<String>,
 
-    /// List the stacks that run.
+    /// List the running stacks.
     #[arg(long, conflicts_with_all = ["name", "filter", "all", "watch"])]
     list: bool,
 
-    /// Only counters whose name contains this, or is like it: "tcp", "pool.*.used". May be given several times.
+    /// Show only counters whose name contains this text or matches this pattern: "tcp", "pool.*.used". May be
+    /// given several times.
     #[arg(long, short, value_name = "PATTERN")]
     filter: Vec<String>,
 
-    /// Show those that are zero, too.
+    /// Show counters that are zero, too.
     #[arg(long, short)]
     all: bool,
 
-    /// Show it again and again, with rates: each SECONDS.
+    /// Repeat every SECONDS (default 1) and show rates.
     #[arg(long, short, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "1", value_parser = seconds)]
     watch: Option<Duration>,
 
-    /// For programs: JSON; with --watch a line each time.
+    /// Print JSON; with --watch one line per interval.
     #[arg(long)]
     json: bool,
 }
@@ -44,7 +46,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "not 0.05 to 86400 seconds".into())
 }
 
-/// Shows counters, or which stacks there are.
+/// Prints the counters, or the list of stacks.
 pub fn run(options: &StatOptions) -> Result<(), Failure> {
     let shown = if options.list {
         list(options)
@@ -64,7 +66,7 @@ pub fn run(options: &StatOptions) -> Result<(), Failure> {
             Some(every) => watch::run(options, &source, every),
         }
     };
-    // Whoever read the output has enough of it.
+    // The reader closed the pipe: that is no error.
     shown.or_else(|failure| if failure.is_closed_pipe() { Ok(()) } else { Err(failure) })
 }
 

@@ -1,4 +1,4 @@
-//! `ginnel up` and `ginnel down`: a stack for several programs.
+//! `ginnel up` and `ginnel down`: start and stop a stack for several programs.
 
 use super::run::KERNEL;
 use crate::failure::Failure;
@@ -21,15 +21,16 @@ use std::time::{Duration, Instant};
 /// Options of `ginnel up`.
 #[derive(Clone, Debug, Args)]
 pub struct UpOptions {
-    /// What the stack is called: ginnel run --stack NAME uses it, ginnel down NAME ends it.
+    /// Name of the stack, for ginnel run --stack NAME and ginnel down NAME.
     #[arg(value_name = "NAME")]
     stack_name: String,
 
-    /// Go to the background once the stack serves. What it says then goes to the file "log" in its directory (see ginnel stat --list).
+    /// Return as soon as the stack is ready, and keep it running in the background. The stack's warnings and
+    /// errors then go to the file "log" in its directory, which ginnel stat --list shows.
     #[arg(long, short)]
     background: bool,
 
-    /// This is the process in the background.
+    /// Set in the background process.
     #[arg(long, hide = true)]
     detached: bool,
 
@@ -40,21 +41,21 @@ pub struct UpOptions {
 /// Options of `ginnel down`.
 #[derive(Clone, Debug, Args)]
 pub struct DownOptions {
-    /// The stack.
+    /// Name of the stack.
     #[arg(value_name = "NAME")]
     stack_name: String,
 
-    /// Also if programs use it: their connections are lost.
+    /// Stop the stack even if programs use it. Their connections are lost.
     #[arg(long, short)]
     force: bool,
 }
 
-/// Where Linux's ports begin that anybody may bind.
+/// First port that any user may bind, as on Linux.
 const UNPRIVILEGED_PORT_START: u16 = 1024;
-/// A stack that is asked to end says goodbye to its peers; one that takes longer has other troubles.
+/// Longest time to wait for a stack to end. A stack closes its connections before it ends.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Keeps a stack until it is ended.
+/// Runs a stack until it is stopped.
 pub fn up(options: &UpOptions) -> Result<(), Failure> {
     if options.stack_name == KERNEL {
         return Err(Failure::usage(format!("\"{KERNEL}\" is no name for a stack: it stands for none")));
@@ -69,7 +70,7 @@ pub fn up(options: &UpOptions) -> Result<(), Failure> {
         return start_in_background(&options.stack_name);
     }
     if options.detached {
-        // Only the leader of a group cannot have a session of its own, and this one was just born.
+        // `setsid` fails only for the leader of a process group, and this process was just forked.
         let _ = setsid();
     }
     let stop = signals::stop_on_signal()?;
@@ -84,7 +85,8 @@ pub fn up(options: &UpOptions) -> Result<(), Failure> {
     })
 }
 
-/// Starts the same command again, and waits until it serves or gives up: which is when it closes what it says errors on.
+/// Runs the same command line again in a background process, and waits until that process serves or exits.
+/// The background process closes standard error in either case.
 fn start_in_background(name: &str) -> Result<(), Failure> {
     let failed = |e| Failure::running(format!("process in the background: {e}"));
     let program = std::env::current_exe().map_err(failed)?;
@@ -112,7 +114,7 @@ fn start_in_background(name: &str) -> Result<(), Failure> {
     if code == 0 { Ok(()) } else { Err(Failure::program(u8::try_from(code & 0xff).unwrap_or(1))) }
 }
 
-/// From now on nobody reads what this process writes but who looks for it.
+/// Redirects standard output and standard error to the file `log` in the stack's directory.
 fn redirect_output_to_log(directory: &std::path::Path) -> Result<(), Failure> {
     let path = directory.join("log");
     let failed = |e: std::io::Error| Failure::running(format!("{}: {e}", path.display()));
@@ -120,12 +122,13 @@ fn redirect_output_to_log(directory: &std::path::Path) -> Result<(), Failure> {
     dup2_stdout(&log).and_then(|()| dup2_stderr(&log)).map_err(|e| failed(e.into()))
 }
 
-/// Ends a stack.
+/// Stops a stack.
 pub fn down(options: &DownOptions) -> Result<(), Failure> {
     let find = || run_dir::find(Some(&options.stack_name)).map_err(|e| Failure::running(e.to_string()));
     let running = find()?;
     let process = open_pidfd(&running)?;
-    // Between the two looks the number may have become another process's; from here on the descriptor is what counts.
+    // The process id could have been reused between the two lookups; from here on the pidfd identifies the
+    // process.
     if find()?.pid != running.pid {
         return Err(Failure::running(format!("the stack \"{}\" was replaced just now", running.name)));
     }
@@ -140,7 +143,7 @@ pub fn down(options: &DownOptions) -> Result<(), Failure> {
     let signals =
         if options.force { &[Signal::TERM, Signal::TERM, Signal::KILL][..] } else { &[Signal::TERM] };
     for signal in signals {
-        // It may have ended.
+        // The process may have ended.
         let _ = pidfd_send_signal(&process, *signal);
         let until = Instant::now() + EXIT_TIMEOUT / signals.len() as u32;
         while Instant::now() < until {
@@ -160,7 +163,7 @@ fn open_pidfd(running: &RunningStack) -> Result<OwnedFd, Failure> {
     pidfd_open(pid, PidfdFlags::empty()).map_err(|_| gone())
 }
 
-/// Who uses it, in words. A stack that cannot be asked, because it has no door or hangs, has no users that would be told of.
+/// Describes the processes that use the stack. Returns none if the stack has no broker or does not answer.
 fn list_users(running: &RunningStack) -> Vec<String> {
     let users = inspect::list_processes(&running.path).unwrap_or_default();
     let name = |user: AttachedProcess| match user.pid {

@@ -1,4 +1,4 @@
-//! What the runs of a comparison came to.
+//! The result of a comparison.
 
 use crate::table::{Table, with_thousands_separators};
 use core::fmt;
@@ -11,29 +11,29 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-/// Others that have more of the cores than this share spoil a result.
+/// Largest share of the two cores that other programs may use before a result gets a warning.
 const OTHER_PROGRAMS_SHARE_MAX: f64 = 0.1;
 
-/// What one run of one arm found.
+/// Result of one run of one arm.
 #[derive(Clone, Debug)]
 pub struct MeasuredRun {
     /// Requests per second.
     rate: f64,
-    /// Nanoseconds.
+    /// Median and 99th percentile of the latency in nanoseconds.
     median_ns: u64,
     p99_ns: u64,
-    /// Requests without an answer of success.
+    /// Requests without a successful response.
     errors: u64,
     bottleneck: Bottleneck,
     shares: BTreeMap<&'static str, f64>,
-    /// Share of the two cores that other programs had.
+    /// Share of the two cores that other programs used.
     foreign: f64,
-    /// Who was busy, in words.
+    /// CPU time by component, as text.
     account: String,
 }
 
 impl MeasuredRun {
-    /// From what was measured.
+    /// Creates the result from a generator's report and the CPU accounting.
     pub fn new(report: &Report, account: &CpuAccount) -> Self {
         Self {
             rate: report.achieved.requests_per_second,
@@ -47,7 +47,7 @@ impl MeasuredRun {
         }
     }
 
-    /// One line for whoever watches.
+    /// Formats the run as one line for the progress output.
     pub fn line(&self) -> String {
         format!(
             "{} requests/s, median {}, {} errors; {}",
@@ -71,7 +71,7 @@ impl MeasuredRun {
     }
 }
 
-/// All runs.
+/// All runs of a comparison.
 #[derive(Clone, Debug)]
 pub struct ComparisonSummary {
     program: Vec<String>,
@@ -82,29 +82,30 @@ pub struct ComparisonSummary {
     ginnel: Vec<MeasuredRun>,
 }
 
-/// Who is faster.
+/// Which arm is faster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ComparisonVerdict {
     Ginnel,
     Kernel,
-    /// Some pairs say so, and some so.
+    /// Some pairs favour one arm and some the other.
     Neither,
 }
 
 impl ComparisonSummary {
-    /// Without runs so far.
+    /// Creates a summary without runs.
     pub fn new(program: &[OsString], url: &str, layout: CoreLayout, wire: Medium) -> Self {
         let program = program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         Self { program, url: url.into(), layout, wire, kernel: Vec::new(), ginnel: Vec::new() }
     }
 
-    /// Adds a pair.
+    /// Adds a pair of runs.
     pub fn add(&mut self, kernel: MeasuredRun, ginnel: MeasuredRun) {
         self.kernel.push(kernel);
         self.ginnel.push(ginnel);
     }
 
-    /// How many times as fast as the kernel Ginnel was: median, smallest, largest. A pair without any answer has no ratio.
+    /// Returns Ginnel's rate divided by the kernel's: median, smallest and largest of all pairs. A pair
+    /// without a successful request has no ratio.
     fn ratio(&self) -> Option<[f64; 3]> {
         let pairs = self.ginnel.iter().zip(&self.kernel).filter(|(_, kernel)| kernel.rate > 0.0);
         let ratios: Vec<f64> = pairs.map(|(ginnel, kernel)| ginnel.rate / kernel.rate).collect();
@@ -120,7 +121,7 @@ impl ComparisonSummary {
         }
     }
 
-    /// Who is faster, in a sentence.
+    /// Formats the verdict as a sentence.
     fn sentence(&self) -> String {
         let Some([ratio, low, high]) = self.ratio() else { return "Nothing was measured.".into() };
         match self.verdict() {
@@ -134,7 +135,7 @@ impl ComparisonSummary {
         }
     }
 
-    /// What makes the result doubtful.
+    /// Returns the reasons why the result may be wrong.
     fn find_warnings(&self) -> Vec<String> {
         let mut doubts = Vec::new();
         for (name, runs) in [("the kernel", &self.kernel), ("Ginnel", &self.ginnel)] {
@@ -160,7 +161,7 @@ impl ComparisonSummary {
         doubts
     }
 
-    /// One line of JSON.
+    /// Formats the summary as one line of JSON.
     pub fn to_json(&self) -> String {
         let runs = |runs: &[MeasuredRun]| runs.iter().map(MeasuredRun::to_json).collect::<Vec<_>>();
         let ratio =

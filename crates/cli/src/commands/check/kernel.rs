@@ -1,17 +1,17 @@
-//! The kernel's sockets, as /proc/net lists them.
+//! Sockets of the kernel, as /proc/net lists them.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::collections::HashMap;
 use std::fs;
 
-/// A socket of the kernel's.
+/// A socket of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelSocket {
     pub kind: &'static str,
     pub local: String,
     pub remote: String,
     pub state: String,
-    /// Its own, or 0.
+    /// Local port, or 0.
     pub port: u16,
 }
 
@@ -23,13 +23,13 @@ impl Default for KernelSocket {
 }
 
 impl KernelSocket {
-    /// An epoll set, which no list names.
+    /// Describes an epoll set; /proc/net does not list them.
     pub fn epoll() -> Self {
         Self { kind: "epoll", ..Self::default() }
     }
 }
 
-/// As `ss` calls them (`include/net/tcp_states.h`).
+/// Names of the states in `ss`, by their number in `include/net/tcp_states.h`.
 const STATES: [&str; 13] = [
     "",
     "ESTAB",
@@ -46,7 +46,7 @@ const STATES: [&str; 13] = [
     "NEW-SYN-RECV",
 ];
 
-/// All sockets of the network namespace that a process is in, by inode.
+/// Lists all sockets in the network namespace of process `pid`, by inode.
 pub fn sockets(pid: u32) -> HashMap<u64, KernelSocket> {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/net/{file}")).unwrap_or_default();
     let mut all = HashMap::new();
@@ -57,7 +57,8 @@ pub fn sockets(pid: u32) -> HashMap<u64, KernelSocket> {
     all
 }
 
-/// A line of `tcp` or `udp`: number, local, remote, state, queues, timers, retransmissions, user, probes, inode.
+/// Parses a line of `tcp` or `udp`: number, local, remote, state, queues, timers, retransmissions, user,
+/// probes, inode.
 fn parse_inet(line: &str, kind: &'static str) -> Option<(u64, KernelSocket)> {
     let cells: Vec<&str> = line.split_whitespace().collect();
     let (local, remote) = (parse_address(cells.get(1)?)?, parse_address(cells.get(2)?)?);
@@ -68,7 +69,7 @@ fn parse_inet(line: &str, kind: &'static str) -> Option<(u64, KernelSocket)> {
     Some((cells.get(9)?.parse().ok()?, socket))
 }
 
-/// `0100007F:1F90`: words of the address in the machine's order, then the port.
+/// Parses `0100007F:1F90`: the address in words of the host's byte order, then the port.
 fn parse_address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let word = |at: usize| u32::from_str_radix(ip.get(at..at + 8)?, 16).ok().map(u32::to_ne_bytes);
@@ -86,7 +87,7 @@ fn parse_address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
-/// A line of `unix`: number, references, protocol, flags, type, state, inode, path.
+/// Parses a line of `unix`: number, references, protocol, flags, type, state, inode, path.
 fn parse_unix(line: &str) -> Option<(u64, KernelSocket)> {
     let cells: Vec<&str> = line.split_whitespace().collect();
     let listens = *cells.get(3)? == "00010000";

@@ -1,17 +1,18 @@
-//! A process, as /proc shows it.
+//! A process as /proc describes it.
 
 use crate::failure::Failure;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The library.
+/// File name of the preloaded library.
 const LIBRARY: &str = "libginnel.so";
-/// In the auxiliary vector: the program runs with rights of others (getauxval(3)).
+/// Entry of the auxiliary vector that is nonzero for setuid programs and programs with file capabilities
+/// (getauxval(3)).
 const AT_SECURE: u64 = 23;
-/// Kind of a program header that names the program's loader (elf(5)).
+/// Type of the program header that names the dynamic loader (elf(5)).
 const PT_INTERP: u32 = 3;
 
-/// Stands for the inode of epoll sets, which have none of their own.
+/// Used as the inode of epoll sets, which have no inode of their own.
 pub const EPOLL_INODE: u64 = 0;
 
 pub struct InspectedProcess {
@@ -30,13 +31,13 @@ impl InspectedProcess {
         Path::new("/proc").join(self.pid.to_string()).join(file)
     }
 
-    /// Its sockets and epoll sets: descriptor and inode, by descriptor.
+    /// Lists the sockets and epoll sets of the process as descriptor and inode, sorted by descriptor.
     pub fn sockets(&self) -> Result<Vec<(i32, u64)>, Failure> {
         let failed = |e| Failure::running(format!("descriptors of process {}: {e}", self.pid));
         let mut found = Vec::new();
         for entry in fs::read_dir(self.proc_path("fd")).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
-            // It may have been closed meanwhile.
+            // The descriptor may have been closed in the meantime.
             let Ok(target) = fs::read_link(&path) else { continue };
             let fd = path.file_name().and_then(|name| name.to_str()?.parse().ok());
             let target = target.to_string_lossy();
@@ -48,7 +49,7 @@ impl InspectedProcess {
         Ok(found)
     }
 
-    /// Why no stack knows it.
+    /// Returns the likely reason why the process is attached to no stack.
     pub fn why_not_attached(&self) -> String {
         if self.is_secure_execution() {
             return "setuid program, or one with capabilities of its file".into();
@@ -80,14 +81,14 @@ impl InspectedProcess {
         words.chunks_exact(2).any(|pair| pair[0] == AT_SECURE && pair[1] != 0)
     }
 
-    /// A program without a loader loads no library.
+    /// Returns true if the executable names no dynamic loader, so that no library can be preloaded.
     fn is_statically_linked(&self) -> bool {
         let Ok(program) = fs::read(self.proc_path("exe")) else { return false };
         has_interpreter(&program) == Some(false)
     }
 }
 
-/// Whether a program names a loader. `None`: it is no program of 64 bits in this machine's order.
+/// Returns whether an executable names a dynamic loader, or `None` if it is no 64-bit little-endian ELF file.
 fn has_interpreter(program: &[u8]) -> Option<bool> {
     let field = |at: usize, len: usize| -> Option<u64> {
         let bytes = program.get(at..at.checked_add(len)?)?;
@@ -107,7 +108,7 @@ mod tests {
     fn programs_with_and_without_a_loader_are_told_apart() {
         let this = fs::read("/proc/self/exe").unwrap();
         assert_eq!(has_interpreter(&this), Some(true));
-        // The same without its program headers.
+        // An executable without program headers.
         let mut none = this[..4096].to_vec();
         none[56..58].fill(0);
         assert_eq!(has_interpreter(&none), Some(false));

@@ -1,4 +1,5 @@
-//! What an idle connection costs: resident memory while many are open, both ends in this process.
+//! Measures the memory of an idle connection: resident memory with many open connections, both ends in this
+//! process.
 
 use super::DemoRow;
 use crate::failure::Failure;
@@ -10,13 +11,13 @@ use ginnel::{
 };
 use ginnel_devices::memory::{MemoryConfig, pair};
 
-/// Connections on one of the server's ports: fewer than there are local ports.
+/// Connections to one port of the server: fewer than there are ephemeral ports.
 const CONNECTIONS_PER_PORT: u32 = 20_000;
 
-/// Handshakes under way at the same time.
+/// Most handshakes in progress at the same time.
 const CONNECTING_MAX: u32 = 256;
 
-/// Connections that are open when the first look is taken, so that fixed costs do not count.
+/// Connections that are open before memory is measured first, so that fixed costs do not count.
 const WARM_UP_CONNECTIONS: u32 = 1_000;
 
 struct IdleServer {
@@ -104,7 +105,7 @@ impl IdlePair {
         Ok(Self { server, client, now })
     }
 
-    /// Opens connections until there are `wanted`, and lets them come to rest.
+    /// Opens connections until `wanted` are open, and lets them become idle.
     fn open(&mut self, wanted: u32) -> Result<(), Failure> {
         self.client.with(self.now, |opener, cx| {
             opener.wanted = wanted;
@@ -115,7 +116,7 @@ impl IdlePair {
             let work = self.server.poll_once(self.now)?.work + self.client.poll_once(self.now)?.work;
             let opener = self.client.handler();
             let done = opener.open + opener.failed >= wanted;
-            // Busy parts of connections go back to their pools after an idle time-out.
+            // The state that active connections need returns to its pools after an idle timeout.
             rest = if done && work == 0 { rest + 1 } else { 0 };
             self.now += if done { Duration::from_millis(100) } else { Duration::from_micros(10) };
         }
@@ -123,7 +124,7 @@ impl IdlePair {
     }
 }
 
-/// Opens `connections` connections and compares resident memory.
+/// Opens `connections` connections and compares resident memory before and after.
 pub(super) fn measure(connections: u32) -> Result<DemoRow, Failure> {
     let mut pair = IdlePair::new(connections)?;
     pair.open(WARM_UP_CONNECTIONS)?;
@@ -139,7 +140,7 @@ pub(super) fn measure(connections: u32) -> Result<DemoRow, Failure> {
     })
 }
 
-/// Resident memory of this process.
+/// Returns the resident memory of this process in bytes.
 fn resident_bytes() -> Result<u64, Failure> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages: Option<u64> = text.split(' ').nth(1).and_then(|word| word.parse().ok());

@@ -1,5 +1,5 @@
-//! The part of the demonstration that needs the kernel as a client: curl and wrk against `ginnel httpd` over a TAP device, in a network
-//! namespace of its own.
+//! The part of the demonstration with the kernel as the client: curl and wrk against `ginnel httpd` over a
+//! TAP device, in a network namespace of its own.
 
 use super::{DemoRow, nginx, site_of};
 use crate::commands::serve;
@@ -14,7 +14,8 @@ use std::process::{Command, Output, Stdio};
 
 const STACK: &str = "10.99.0.2";
 
-/// Runs this program again inside a new namespace and reads its rows. The error says why that is not possible.
+/// Runs this executable again inside a new network namespace and parses the rows that it prints. The error is
+/// the reason why that is not possible.
 pub(super) fn run_in_namespace(folder: &Path, seconds: u32) -> Result<Vec<DemoRow>, String> {
     eprintln!("\nTAP: the kernel's TCP as the client, in a network namespace");
     let program = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
@@ -31,7 +32,7 @@ pub(super) fn run_in_namespace(folder: &Path, seconds: u32) -> Result<Vec<DemoRo
     Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(DemoRow::from_line).collect())
 }
 
-/// Inside the namespace: serves, runs the clients, prints rows.
+/// Runs inside the namespace: serves the site, runs the clients, and prints a row for each.
 pub(super) fn run_inside_namespace(folder: &Path, seconds: u32) -> Result<(), Failure> {
     let site = site_of(folder);
     let mut device = DeviceConfig::new("gtap0", DeviceKind::Tap);
@@ -58,7 +59,7 @@ pub(super) fn run_inside_namespace(folder: &Path, seconds: u32) -> Result<(), Fa
     Ok(())
 }
 
-/// What each client measured; one that this machine does not have is named and left out.
+/// Measures with each client. A client that is not installed is reported and skipped.
 fn clients(site: &Path, seconds: u32) -> Vec<DemoRow> {
     let mut rows = Vec::new();
     match curl(site) {
@@ -76,7 +77,7 @@ fn clients(site: &Path, seconds: u32) -> Vec<DemoRow> {
     rows
 }
 
-/// Fetches every 25th page and compares it with its file.
+/// Fetches every 25th page with curl and compares it with its file.
 fn curl(site: &Path) -> Result<DemoRow, String> {
     let mut row = DemoRow { name: "TAP: curl, pages compared".into(), ..DemoRow::default() };
     let entries = fs::read_dir(site).map_err(|e| format!("{}: {e}", site.display()))?;
@@ -93,7 +94,7 @@ fn curl(site: &Path) -> Result<DemoRow, String> {
     Ok(row)
 }
 
-/// A run of wrk, with a connection for each request if a header says so.
+/// Runs wrk. `header` is an additional header field, as `Connection: close` for a connection per request.
 pub(super) fn wrk(name: &str, host: &str, header: Option<&str>, seconds: u32) -> Result<DemoRow, String> {
     let mut command = Command::new("wrk");
     command.args(["--threads", "1", "--connections", "64", "--latency", "--duration"]);
@@ -108,11 +109,12 @@ pub(super) fn wrk(name: &str, host: &str, header: Option<&str>, seconds: u32) ->
     Ok(row)
 }
 
-/// Reads what wrk prints with --latency.
+/// Parses the output of `wrk --latency`.
 fn parse_wrk(name: &str, short: bool, text: &str) -> Option<DemoRow> {
     let after = |label: &str| text.lines().find_map(|l| l.trim().strip_prefix(label)).map(str::trim);
     let requests: f64 = after("Requests/sec:")?.parse().ok()?;
-    // “Socket errors: connect 0, read 3, write 0, timeout 0”, “Non-2xx or 3xx responses: 5”: only there if not zero.
+    // wrk prints “Socket errors: connect 0, read 3, write 0, timeout 0” and “Non-2xx or 3xx responses: 5”
+    // only if nonzero.
     let numbers = |line: &str| line.split([' ', ',']).filter_map(|w| w.parse::<u64>().ok()).sum::<u64>();
     let time = |label: &str| Some(units::show_nanos(parse_scaled(after(label)?, TIMES)? as u64));
     Some(DemoRow {
@@ -130,17 +132,17 @@ fn parse_wrk(name: &str, short: bool, text: &str) -> Option<DemoRow> {
 
 /// Units of wrk's times, in nanoseconds.
 const TIMES: &[(&str, f64)] = &[("us", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 60e9), ("h", 3600e9)];
-/// Units of its sizes, in bytes.
+/// Units of wrk's sizes, in bytes.
 const SIZES: &[(&str, f64)] =
     &[("KB", 1024.0), ("MB", 1048576.0), ("GB", 1073741824.0), ("TB", 1099511627776.0), ("B", 1.0)];
 
-/// A number with one of these units behind it.
+/// Parses a number that is followed by one of these units.
 fn parse_scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
     let (unit, scale) = units.iter().find(|(unit, _)| text.ends_with(unit))?;
     Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * scale)
 }
 
-/// Runs a program that this machine may not have.
+/// Runs a program that may not be installed.
 fn run(command: &mut Command) -> Result<Output, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.stderr(Stdio::null()).output().map_err(|e| format!("{name}: {e}"))

@@ -10,15 +10,15 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Addresses of the servers, on the port that the configuration names.
+/// Addresses of the two servers, with the port that their configuration names.
 const ON_GINNEL: &str = "10.99.1.2:8080";
 const ON_KERNEL: &str = "10.99.2.2:8080";
-/// A server that does not answer by then never will.
+/// Longest time to wait until a server accepts connections.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// Where nginx is, which is not in everybody's path.
+/// Directories in which nginx may be, besides `PATH`.
 const ADDITIONAL_PATH: &str = "/usr/sbin:/sbin";
 
-/// A server that goes with the value.
+/// A server process that is stopped when the value is dropped.
 struct NginxServer(Child);
 
 impl NginxServer {
@@ -30,7 +30,7 @@ impl NginxServer {
         Ok(Self(command.spawn().map_err(|e| format!("{name}: {e}"))?)).and_then(|server| server.wait(address))
     }
 
-    /// Until it takes connections.
+    /// Waits until the server accepts connections.
     fn wait(mut self, address: &str) -> Result<Self, String> {
         let to: SocketAddr = address.parse().map_err(|e| format!("{address}: {e}"))?;
         let end = Instant::now() + START_TIMEOUT;
@@ -50,7 +50,7 @@ impl NginxServer {
 impl Drop for NginxServer {
     fn drop(&mut self) {
         if let Some(pid) = Pid::from_raw(self.0.id().cast_signed()) {
-            // It may have ended.
+            // The process may have ended.
             let _ = kill_process(pid, Signal::TERM);
         }
         let end = Instant::now() + Duration::from_secs(5);
@@ -62,7 +62,7 @@ impl Drop for NginxServer {
     }
 }
 
-/// Inside the namespace: what wrk measures of each.
+/// Measures both servers with wrk, inside the namespace.
 pub(super) fn rows(folder: &Path, seconds: u32) -> Result<Vec<DemoRow>, String> {
     let failed = |e: Failure| e.to_string();
     let ginnel = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
@@ -92,7 +92,8 @@ pub(super) fn rows(folder: &Path, seconds: u32) -> Result<Vec<DemoRow>, String> 
     Ok(rows)
 }
 
-/// nginx in a namespace of its own, at the other end of a cable: as far away as the one on Ginnel is.
+/// Starts nginx on the kernel in a network namespace of its own, at the other end of a veth pair, so that the
+/// clients are as far away as from the nginx on Ginnel.
 fn on_kernel(conf: &str) -> Result<NginxServer, String> {
     let script = "until ip link set far up 2>/dev/null; do sleep 0.05; done
         ip address add 10.99.2.2/24 dev far && exec nginx -c \"$0\"";
@@ -120,7 +121,8 @@ fn on_kernel(conf: &str) -> Result<NginxServer, String> {
     server.wait(ON_KERNEL)
 }
 
-/// One process that serves the site; the same for both but for where it writes. The namespace knows no user but the one that it calls root.
+/// Writes the configuration of one nginx process that serves the site, and returns its path. Only the paths
+/// that nginx writes to depend on `name`. The user namespace maps no user except root.
 fn write_configuration(folder: &Path, name: &str) -> Result<String, Failure> {
     let (at, site) = (folder.display(), site_of(folder));
     let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];

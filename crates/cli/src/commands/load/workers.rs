@@ -1,7 +1,8 @@
-//! What each of the generator's workers runs on.
+//! Configurations of the generator's workers.
 //!
-//! A worker is a thread with a stack, so it needs a device and addresses of its own. With a server in the same process it gets a cable to
-//! it, in a network of its own; otherwise the configuration has a link for each.
+//! A worker is a thread with a stack of its own, so each needs a device and addresses. With a server in the
+//! same process a worker gets a cable to it, in a network of its own; otherwise the configuration has a link
+//! for each worker.
 
 use crate::failure::Failure;
 use crate::stack_options::StackOptions;
@@ -10,19 +11,19 @@ use ginnel::Config;
 use ginnel::config::Prefix;
 use ginnel_apps::load;
 
-/// Connections for which a worker takes one address: fewer than there are local ports.
+/// Connections per source address of a worker: fewer than there are ephemeral ports.
 const CONNECTIONS_PER_ADDRESS: u32 = 20_000;
 
-/// The two ends of one worker's cable.
+/// The two ends of a worker's cable.
 #[derive(Debug)]
 pub struct CableEnds {
     /// Configuration of the worker.
     pub worker: Config,
-    /// The server's address on this cable.
+    /// Address and prefix length of the server on this cable.
     pub server: Prefix,
 }
 
-/// The parts of a configuration: one link with its device for each worker.
+/// Splits a configuration into one for each worker: one link with its device.
 pub fn split_config(config: &Config, workers: u32) -> Result<Vec<Config>, Failure> {
     if workers == 1 {
         return Ok(vec![config.clone()]);
@@ -44,7 +45,7 @@ pub fn split_config(config: &Config, workers: u32) -> Result<Vec<Config>, Failur
     Ok(parts.collect())
 }
 
-/// The only worker's cable to a server with the address `server`.
+/// Returns the cable between the only worker and the server with address `server`.
 pub fn sole_cable(stack: &StackOptions, server: IpAddr) -> Result<CableEnds, Failure> {
     let mut stack = stack.clone();
     if stack.address.is_empty() && stack.config.is_none() {
@@ -59,8 +60,8 @@ pub fn sole_cable(stack: &StackOptions, server: IpAddr) -> Result<CableEnds, Fai
     Ok(CableEnds { worker, server })
 }
 
-/// A cable for each of several workers, in a network of its own each; all reach the server by the address `server`. Source addresses are
-/// chosen here, as many as the connections need.
+/// Returns a cable for each worker, each in a network of its own. All workers reach the server by the address
+/// `server`. Chooses the source addresses and adds them to `load`, as many as the connections need.
 pub fn worker_cables(
     stack: &StackOptions,
     load: &mut load::CommonOptions,
@@ -99,7 +100,7 @@ pub fn worker_cables(
     Ok(cables)
 }
 
-/// The same address in the `n`-th network after its own (/16 or /64).
+/// Returns the address with the network part moved to the `n`-th following network (/16 or /64).
 fn in_nth_network(address: IpAddr, n: u32) -> IpAddr {
     match address {
         IpAddr::V4(v4) => {
@@ -114,7 +115,7 @@ fn in_nth_network(address: IpAddr, n: u32) -> IpAddr {
     }
 }
 
-/// The `n`-th address (below 32,000) of the half of the network in which `address` is not.
+/// Returns the `n`-th address (`n` below 32,000) of the half of the network that does not contain `address`.
 fn client_address(address: IpAddr, n: u32) -> IpAddr {
     const HALF: u32 = 1 << 15;
     match address {
@@ -126,7 +127,7 @@ fn client_address(address: IpAddr, n: u32) -> IpAddr {
     }
 }
 
-/// An address beside this one, in a network that holds both.
+/// Returns another address of the network of `address`, with a prefix length that covers both.
 fn adjacent_address(address: IpAddr) -> Prefix {
     match address {
         IpAddr::V4(v4) => {

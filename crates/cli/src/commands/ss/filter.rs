@@ -1,12 +1,12 @@
-//! The filters of `ss`: conditions that must all hold.
+//! Filters of `ss`: conditions that must all be met.
 
 use super::socket::SocketLine;
 use core::net::{IpAddr, SocketAddr};
 
-/// What is asked for.
+/// A filter.
 #[derive(Debug, Default)]
 pub struct Filter {
-    /// Any of these; empty for all.
+    /// States to show; empty for all.
     states: Vec<&'static str>,
     conditions: Vec<(FilterCondition, bool)>,
 }
@@ -40,7 +40,7 @@ struct AddressPattern {
     port: Option<u16>,
 }
 
-/// States with the names that filters and tables have for them.
+/// Names of states in filters, and in the column State.
 const STATES: &[(&str, &str)] = &[
     ("established", "ESTAB"),
     ("syn-sent", "SYN-SENT"),
@@ -56,12 +56,12 @@ const STATES: &[(&str, &str)] = &[
     ("closing", "CLOSING"),
 ];
 
-/// Whether a word begins a filter, and is no stack's name.
+/// Returns true if a word begins a filter, so that it cannot be the name of a stack.
 pub fn is_keyword(word: &str) -> bool {
     ["state", "exclude", "sport", "dport", "src", "dst", "not", "and", "or", "("].contains(&word)
 }
 
-/// The states of a name: one, or a group.
+/// Returns the states that a name stands for: one state, or a group of states.
 fn states(name: &str) -> Result<Vec<&'static str>, String> {
     let all = || STATES.iter().map(|(_, shown)| *shown);
     let but = |excluded: &[&str]| all().filter(|state| !excluded.contains(state)).collect();
@@ -79,11 +79,11 @@ fn states(name: &str) -> Result<Vec<&'static str>, String> {
 }
 
 impl Filter {
-    /// From the words of the command line.
+    /// Parses the words of the command line.
     pub fn parse(words: &[String]) -> Result<Self, String> {
         let mut filter = Self::default();
         let mut excluded: Vec<&str> = Vec::new();
-        // "sport=:80" and one argument with blanks in it are as good.
+        // A condition may be written without spaces ("sport=:80"), and several words may be one argument.
         let joined = words.join(" ");
         let mut spaced = String::new();
         let mut before = ' ';
@@ -143,12 +143,12 @@ impl Filter {
         Ok(filter)
     }
 
-    /// Whether it says which states are wanted.
+    /// Returns true if the filter selects states.
     pub fn has_states(&self) -> bool {
         !self.states.is_empty()
     }
 
-    /// Whether a socket is wanted.
+    /// Returns true if a socket meets all conditions.
     pub fn matches(&self, socket: &SocketLine<'_>) -> bool {
         let state = self.states.is_empty() || self.states.contains(&socket.state);
         state && self.conditions.iter().all(|(condition, holds)| condition.is_met(socket) == *holds)
@@ -211,7 +211,7 @@ impl AddressPattern {
 
     fn contains(&self, end: SocketAddr) -> bool {
         let same = |a: u128, b: u128, width: u32| {
-            // A shift by the whole width is everything.
+            // A shift by the full width means prefix length 0, which contains every address.
             (a ^ b).checked_shr(width - u32::from(self.bits)).is_none_or(|differs| differs == 0)
         };
         let inside = match (self.address, end.ip()) {
@@ -240,7 +240,7 @@ mod tests {
         "1\tudp\tUNCONN\t0\t0\t[::]:53\t[::]:0",
     ];
 
-    /// The numbers of the lines that a filter lets through.
+    /// Returns the indices of the lines that pass a filter.
     fn through(filter: &str) -> Vec<usize> {
         let filter = Filter::parse(&[filter.into()]).unwrap();
         let columns = Columns::new(NAMES);

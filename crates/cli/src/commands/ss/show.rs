@@ -1,4 +1,4 @@
-//! Sockets as `ss` shows them.
+//! Formats sockets as `ss` does.
 
 use super::SsOptions;
 use super::socket::{Columns, SocketLine};
@@ -7,13 +7,13 @@ use crate::table::{Table, with_thousands_separators};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-/// The line of column names.
+/// Writes the line of column names.
 pub fn header(out: &mut impl Write) -> io::Result<()> {
     let (state, local, peer) = ("State", "Local Address:Port", "Peer Address:Port");
     writeln!(out, "Netid {state:<10} Recv-Q Send-Q {local:>26} {peer:>26} Shard")
 }
 
-/// A socket, and under it what more was asked for.
+/// Writes a socket, and below it the details that the options ask for.
 pub fn row(out: &mut impl Write, socket: &SocketLine<'_>, options: &SsOptions) -> io::Result<()> {
     let SocketLine { shard, netid, state, recv_q, send_q, local, .. } = socket;
     let (local, peer) = (format_endpoint(local), format_endpoint(&socket.peer));
@@ -25,7 +25,7 @@ pub fn row(out: &mut impl Write, socket: &SocketLine<'_>, options: &SsOptions) -
         write!(out, " timer:({kind},{},{count})", duration(ms))?;
     }
     let info = (options.info && socket.text("snd_cwnd").is_some()).then(|| details(socket));
-    // A stack of an earlier version does not tell.
+    // A stack of an earlier version does not report it.
     let memory = (options.memory && socket.text("memory_bytes").is_some()).then(|| memory(socket));
     match (memory, info) {
         (Some(memory), Some(info)) => writeln!(out, "\n\t{memory} {info}"),
@@ -34,16 +34,17 @@ pub fn row(out: &mut impl Write, socket: &SocketLine<'_>, options: &SsOptions) -
     }
 }
 
-/// Memory in the words of ss, all of which are there for those who take them apart, but for drops that nobody counts; and behind them all of it.
+/// Formats the memory of a socket in the fields of `ss`, all of which are present for programs that parse
+/// them, except for drops that are not counted; then the total in bytes.
 fn memory(socket: &SocketLine<'_>) -> String {
     let number = |name| socket.number(name).unwrap_or(0);
     let [r, rb, w, tb, f] = ["rmem_alloc", "rcvbuf", "wmem_queued", "sndbuf", "fwd_alloc"].map(number);
     let drops = socket.number("drops").map(|drops| format!(",d{drops}")).unwrap_or_default();
-    // What has left is the device's, options are in the entry, and nothing waits for a lock.
+    // Ginnel has no counterpart of t (bytes in the device), o (options) and bl (backlog).
     format!("skmem:(r{r},rb{rb},t0,tb{tb},f{f},w{w},o0,bl0{drops}) memory:{}", number("memory_bytes"))
 }
 
-/// As ss has it: nobody is a star.
+/// Formats an endpoint as `ss` does: `*` for an unspecified address or port.
 fn format_endpoint(end: &core::net::SocketAddr) -> String {
     if end.port() == 0 && end.ip().is_unspecified() {
         return if end.is_ipv4() { "0.0.0.0:*".into() } else { "[::]:*".into() };
@@ -51,7 +52,7 @@ fn format_endpoint(end: &core::net::SocketAddr) -> String {
     end.to_string()
 }
 
-/// `min` and `sec` only where there are any.
+/// Formats a duration; `min` and `sec` appear only if they are nonzero.
 fn duration(ms: u64) -> String {
     match (ms / 60_000, ms / 1000 % 60, ms % 1000) {
         (0, 0, ms) => format!("{ms}ms"),
@@ -62,7 +63,7 @@ fn duration(ms: u64) -> String {
     }
 }
 
-/// What TCP knows, in the words and units of ss.
+/// Formats the TCP details in the words and units of `ss`.
 fn details(socket: &SocketLine<'_>) -> String {
     let number = |name| socket.number(name).unwrap_or(0);
     let ms = |name| {
@@ -94,7 +95,7 @@ fn details(socket: &SocketLine<'_>) -> String {
     ] {
         words.push(format!("{word}:{}", number(name)));
     }
-    // None was found yet.
+    // `u32::MAX` means that no slow-start threshold has been set yet.
     if number("snd_ssthresh") < u64::from(u32::MAX) {
         words.push(format!("ssthresh:{}", number("snd_ssthresh")));
     }
@@ -123,12 +124,12 @@ fn details(socket: &SocketLine<'_>) -> String {
     words.join(" ")
 }
 
-/// A socket as a JSON object, with all that the stack told.
+/// Formats a socket as a JSON object with all fields that the stack reported.
 pub fn json(out: &mut impl Write, columns: &Columns, line: &str) -> io::Result<()> {
     out.write_all(b"{")?;
     for (index, (name, value)) in columns.fields(line).enumerate() {
         let comma = if index > 0 { "," } else { "" };
-        // The name of a shard may look like a number and is none.
+        // A shard's name is a string even if it looks like a number.
         let is_number = name != "shard" && value.parse::<u64>().is_ok();
         let value = if is_number { value.into() } else { quoted(value) };
         write!(out, "{comma}{}:{value}", quoted(name))?;
@@ -136,16 +137,16 @@ pub fn json(out: &mut impl Write, columns: &Columns, line: &str) -> io::Result<(
     out.write_all(b"}\n")
 }
 
-/// How many sockets there are.
+/// The number of sockets in each state.
 #[derive(Default)]
 pub struct SocketSummary {
-    /// By protocol and state, and by shard.
+    /// Counts by protocol and state, then by shard.
     counts: BTreeMap<(String, String), BTreeMap<String, u64>>,
     shards: Vec<String>,
 }
 
 impl SocketSummary {
-    /// One more.
+    /// Counts a socket.
     pub fn add(&mut self, socket: &SocketLine<'_>) {
         if !self.shards.iter().any(|known| known == socket.shard) {
             self.shards.push(socket.shard.into());
@@ -154,7 +155,7 @@ impl SocketSummary {
         *self.counts.entry(key).or_default().entry(socket.shard.into()).or_default() += 1;
     }
 
-    /// A row for each state, a column for each shard.
+    /// Returns a table with a row for each state and a column for each shard.
     pub fn table(&self) -> Table {
         let mut heads = vec!["sockets"];
         heads.extend(self.shards.iter().map(String::as_str));
@@ -220,7 +221,7 @@ mod tests {
         assert_eq!(shown(&["--memory"], all), format!("\t{counted}\n"));
         assert!(shown(&["-mi"], all).starts_with(&format!("\t{counted} rto:")));
         assert_eq!(shown(&[], all), "");
-        // Nobody counts drops, as of a listener.
+        // Drops are not counted for listeners.
         let some = shown(&["-mi"], "-\t0\t600\t0\t400\t0\t-\t152");
         assert_eq!(some, "\tskmem:(r0,rb600,t0,tb400,f0,w0,o0,bl0) memory:152\n");
     }

@@ -1,11 +1,11 @@
-//! A socket, from a line of the stack's answer.
+//! A socket, parsed from a line of the stack's answer.
 
 use core::net::SocketAddr;
 
-/// The names of the fields, from the first line.
+/// Names of the fields, from the first line of the answer.
 pub struct Columns(Vec<String>);
 
-/// What is shown of every socket; the rest is looked up by name.
+/// The fields that are shown for every socket; the others are looked up by name.
 pub struct SocketLine<'a> {
     pub shard: &'a str,
     pub netid: &'a str,
@@ -27,13 +27,13 @@ impl Columns {
         self.0.iter().position(|known| known == name)
     }
 
-    /// Names and values of a line. Those that a socket has not are left out.
+    /// Returns the names and values of a line. Fields that do not apply to the socket are left out.
     pub fn fields<'a>(&'a self, line: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
         let pairs = self.0.iter().map(String::as_str).zip(line.split('\t'));
         pairs.filter(|(_, value)| *value != "-")
     }
 
-    /// `None` if something is missing that every socket has, or would upset a terminal.
+    /// Parses a line. Returns `None` if a mandatory field is missing, or if the line has control characters.
     pub fn socket<'a>(&'a self, line: &'a str) -> Option<SocketLine<'a>> {
         if line.bytes().any(|b| b != b'\t' && !b.is_ascii_graphic()) {
             return None;
@@ -55,13 +55,13 @@ impl Columns {
 }
 
 impl SocketLine<'_> {
-    /// A field that not every socket has.
+    /// Returns the value of an optional field.
     pub fn text(&self, name: &str) -> Option<&str> {
         let at = self.columns.at(name)?;
         self.fields.get(at).copied().filter(|value| *value != "-")
     }
 
-    /// The same as a number.
+    /// Returns the value of an optional field as a number.
     pub fn number(&self, name: &str) -> Option<u64> {
         self.text(name)?.parse().ok()
     }

@@ -1,28 +1,28 @@
-//! What was counted at a time.
+//! Samples of a stack's counters.
 
 use crate::failure::Failure;
 use ginnel::run_dir::RunningStack;
 use ginnel::stats::{CounterKind, PageReader, ShardActivity, Snapshot, pages};
 use ginnel::{Instant, clock};
 
-/// Where the counters of a stack are.
+/// The published pages of a stack's shards.
 pub struct StatSource {
     pub running: RunningStack,
     pub pages: Vec<PageReader>,
-    /// All names, in the order of the first shard that has them.
+    /// Names of all counters, in the order of the first shard that has them.
     pub names: Vec<(CounterKind, String)>,
-    /// For each of them and each shard, where its value is.
+    /// For each name and each shard: the index of the counter in the shard's page.
     counter_indices: Vec<Vec<Option<usize>>>,
 }
 
-/// The counters of all shards.
+/// The counters of all shards at one time.
 pub struct StatSample {
     pub at: Instant,
     pub shards: Vec<Snapshot>,
 }
 
 impl StatSource {
-    /// All shards that there are now.
+    /// Opens the pages of all shards of a stack.
     pub fn open(running: RunningStack) -> Result<Self, Failure> {
         let pages = pages(&running.path).map_err(|e| Failure::running(e.to_string()))?;
         if pages.is_empty() {
@@ -36,7 +36,7 @@ impl StatSource {
                 match names.iter().position(|(_, known)| known == name) {
                     Some(known) => at = known + 1,
                     None => {
-                        // Beside its neighbours.
+                        // Keeps counters of one group together.
                         names.insert(at, (*kind, name.clone()));
                         at += 1;
                     }
@@ -50,7 +50,7 @@ impl StatSource {
         Ok(Self { running, pages, names, counter_indices: indices })
     }
 
-    /// The counters now. What a sleeping shard has counted since it wrote is known: time.
+    /// Reads all counters. The time counters of a sleeping shard are extrapolated to now.
     pub fn take(&self) -> Result<StatSample, Failure> {
         let read = |page: &PageReader| page.read().map_err(|e| Failure::running(e.to_string()));
         let mut shards = self.pages.iter().map(read).collect::<Result<Vec<_>, _>>()?;
@@ -69,7 +69,7 @@ impl StatSource {
         Ok(StatSample { at, shards })
     }
 
-    /// The values of a name, by shard.
+    /// Returns the values of counter `index`, by shard.
     pub fn values<'a>(
         &'a self,
         sample: &'a StatSample,
@@ -79,13 +79,13 @@ impl StatSource {
         indices.map(|(index, snapshot)| snapshot.values.get((*index)?).copied())
     }
 
-    /// The value of a counter of a shard.
+    /// Returns the value of a counter of one shard.
     pub fn value(&self, sample: &StatSample, shard: usize, name: &str) -> Option<u64> {
         let at = self.pages[shard].names().iter().position(|(_, known)| known == name)?;
         sample.shards[shard].values.get(at).copied()
     }
 
-    /// Share of the time in which a shard had something to do, since `before` or since its start.
+    /// Returns the share of time that a shard was busy, since `before` or since the shard's start.
     pub fn busy(&self, now: &StatSample, before: Option<&StatSample>, shard: usize) -> Option<f64> {
         let since = |name| {
             let earlier = before.map_or(Some(0), |before| self.value(before, shard, name))?;
@@ -95,14 +95,15 @@ impl StatSource {
         (running > 0).then(|| 1.0 - (idle.min(running) as f64 / running as f64))
     }
 
-    /// Whether nothing more is going to change.
+    /// Returns true if the counters will not change any more.
     pub fn has_ended(&self, sample: &StatSample) -> bool {
         sample.shards.iter().all(|snapshot| snapshot.activity == ShardActivity::Ended)
             || !self.running.path.exists()
     }
 }
 
-/// Whether a name is one of those wanted: it contains a pattern, or is like one with `*`. Without patterns all are.
+/// Returns true if a name contains one of the patterns, or matches one that contains `*`, or if there are no
+/// patterns.
 pub fn is_wanted(name: &str, patterns: &[String]) -> bool {
     patterns.is_empty()
         || patterns.iter().any(|pattern| {

@@ -1,14 +1,15 @@
-//! Counters as tables, lines and JSON.
+//! Formats counters as tables, lines and JSON.
 
 use super::sample::{StatSample, StatSource, is_wanted};
 use crate::table::{Table, with_thousands_separators};
 use ginnel::stats::{CounterKind, ShardActivity};
 use std::fmt::Write as _;
 
-/// Longest that two samples may lie apart for rates to be worth a digit behind the point.
+/// Rates below this value are shown with a decimal.
 const EXACT_BELOW: f64 = 100.0;
 
-/// A row for each counter, a column for each shard, and their sum. With an earlier sample, what counters grew by in a second.
+/// Returns a table with a row for each counter, a column for each shard, and a column for the sum. With an
+/// earlier sample the table also has the growth of the counters per second.
 pub fn table(
     source: &StatSource,
     sample: &StatSample,
@@ -60,7 +61,8 @@ pub fn table(
     table
 }
 
-/// The same as lines, for whoever reads them from a pipe: seconds since the first sample, name, sum, and what a counter grew by in a second.
+/// Formats the counters as lines for a pipe: seconds since the first sample, name, sum, and growth per
+/// second.
 pub fn lines(
     source: &StatSource,
     first: &StatSample,
@@ -87,7 +89,7 @@ pub fn lines(
     out
 }
 
-/// Everything, on one line.
+/// Formats all counters as one line of JSON.
 pub fn json(source: &StatSource, sample: &StatSample, filter: &[String]) -> String {
     let mut out = String::new();
     let name = quoted(&source.running.name);
@@ -124,7 +126,7 @@ fn write_members<'a>(out: &mut String, values: impl Iterator<Item = (&'a String,
     }
 }
 
-/// Text as JSON has it.
+/// Formats a string as JSON does.
 pub fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
@@ -140,7 +142,8 @@ pub fn quoted(text: &str) -> String {
     out
 }
 
-/// Time between what a shard wrote; if it wrote nothing since, between the looks.
+/// Returns the seconds between the two times at which a shard wrote its page, or between the two samples if
+/// it wrote nothing in between.
 fn seconds_between(before: &StatSample, now: &StatSample, shard: usize) -> f64 {
     let written = |sample: &StatSample| sample.shards.get(shard).map_or(sample.at, |s| s.published);
     let between = written(now).saturating_since(written(before));

@@ -1,4 +1,4 @@
-//! The same again and again: redrawn in place on a terminal, as lines for everybody else.
+//! Shows counters periodically: redrawn in place on a terminal, as lines otherwise.
 
 use super::sample::StatSource;
 use super::{StatOptions, show};
@@ -7,7 +7,7 @@ use core::time::Duration;
 use rustix::termios::tcgetwinsize;
 use std::io::{self, IsTerminal, Write};
 
-/// Shows what is counted until the stack ends, or the reader has enough.
+/// Shows the counters until the stack ends or the reader closes the pipe.
 pub fn run(options: &StatOptions, source: &StatSource, every: Duration) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     let terminal = out.is_terminal();
@@ -36,7 +36,8 @@ pub fn run(options: &StatOptions, source: &StatSource, every: Duration) -> Resul
     }
 }
 
-/// What replaces the screen's contents without flicker: each line is written over the one before, and its rest is cleared.
+/// Returns the escape sequences that redraw the screen without flicker: each line overwrites the former one,
+/// and the rest of the line is cleared.
 fn screen(title: &str, table: &str, size: Option<(usize, usize)>) -> String {
     let (rows, columns) = size.filter(|size| size.0 > 2 && size.1 > 0).unwrap_or((usize::MAX, usize::MAX));
     let mut out = String::from("\x1b[H");
