@@ -1,15 +1,16 @@
-//! `ginnel corpus`: writes 500 synthetic front pages whose sizes are spread like those of the 500 most popular front pages of 2015:
-//! 3.5 KB to 1.1 MB, mean 126 KB, median 68 KB, 70 % below 150 KB, 90 % below 300 KB, 17 above 500 KB (1 KB = 1,000 bytes).
+//! `ginnel corpus`: writes 500 synthetic pages with the size distribution of the 500 most popular front pages
+//! of 2015: 3.5 KB to 1.1 MB, mean 126 KB, median 68 KB, 70 % below 150 KB, 90 % below 300 KB, 17 above 500
+//! KB (1 KB = 1,000 bytes).
 //!
-//! The same seed always writes the same bytes. Beside the pages stands `urls.txt`, a list for `ginnel load http --urls` in the
-//! order of popularity.
+//! The same seed always writes the same bytes. The file `urls.txt` beside the pages is a list for `ginnel
+//! load http --urls`, in the order of popularity.
 
 use ginnel::Random;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Pages in the corpus.
+/// Number of pages in the corpus.
 pub const PAGES: usize = 500;
 
 /// Size in bytes of the smallest page.
@@ -17,8 +18,8 @@ const BYTES_MIN: u64 = 3_500;
 /// Size in bytes of the largest page.
 const BYTES_MAX: u64 = 1_100_000;
 
-/// The distribution: share of pages below a size in bytes. Between two points the logarithm of the size is linear; with these points
-/// the mean comes out as 126.6 KB without any further fitting.
+/// The size distribution: share of pages below a size in bytes. Between two points the logarithm of the size
+/// is interpolated linearly. The mean of this distribution is 126.6 KB.
 const QUANTILES: [(f64, f64); 6] = [
     (0.0, BYTES_MIN as f64),
     (0.5, 68_000.0),
@@ -28,39 +29,40 @@ const QUANTILES: [(f64, f64); 6] = [
     (1.0, BYTES_MAX as f64),
 ];
 
-/// What `ginnel corpus` is told.
+/// Options of `ginnel corpus`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Directory to write to; created if missing. The pages go to DIR/site, the list of URLs to DIR/urls.txt. Files of
-    /// the same names are replaced, nothing is deleted.
+    /// Directory to write to; created if missing. The pages go to DIR/site, the list of URLs to DIR/urls.txt.
+    /// Existing files of these names are overwritten; no file is deleted.
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
 
-    /// Seed: the same seed writes the same bytes on every machine.
+    /// Seed of the contents: the same seed writes the same bytes on every machine.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
 }
 
-/// One page of the corpus.
+/// A page of the corpus.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// Popularity, 1 for the most popular.
+    /// Popularity rank, 1 for the most popular page.
     pub rank: u32,
     /// Path on the server, with the leading slash.
     pub path: String,
     /// Size in bytes.
     pub bytes: u64,
-    /// Seed of its contents.
+    /// Seed of the contents.
     seed: u64,
 }
 
 impl Page {
-    /// How often the page is asked for, relative to the others: 1/rank (Zipf's law), scaled to an integer.
+    /// Returns how often the page is requested relative to the others: 1/rank (Zipf's law), scaled to an
+    /// integer.
     pub const fn weight(&self) -> u32 {
         1_000_000 / self.rank
     }
 
-    /// Writes the page, exactly [`Page::bytes`] long.
+    /// Writes the page, exactly [`Page::bytes`] bytes.
     pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
         let mut rng = Random::new(self.seed);
         let head = format!(
@@ -80,7 +82,7 @@ impl Page {
             }
             line.extend_from_slice(b"</p>\n");
             if line.len() > left {
-                // The last line is filled up with spaces, so that no tag is cut.
+                // The last line is padded with spaces, so that no tag is truncated.
                 line.clear();
                 line.resize(left, b' ');
             }
@@ -126,15 +128,16 @@ const WORDS: [&str; 32] = [
     "field",
 ];
 
-/// The size in bytes below which a share `q` (0 … 1) of the pages lies.
+/// Returns the size in bytes below which a share `q` (0 … 1) of the pages lies.
 fn size_at(q: f64) -> f64 {
     let upper = QUANTILES.iter().position(|(share, _)| q <= *share).unwrap_or(QUANTILES.len() - 1).max(1);
     let ((q0, s0), (q1, s1)) = (QUANTILES[upper - 1], QUANTILES[upper]);
     (s0.ln() + (s1.ln() - s0.ln()) * (q - q0) / (q1 - q0)).exp()
 }
 
-/// The pages of the corpus of `seed`, in order of popularity. Their sizes are one draw from each of 500 equal shares of the
-/// distribution, so that every seed has the stated statistics, dealt to the ranks at random.
+/// Returns the pages of the corpus of `seed`, in order of popularity. Each size is drawn from one of 500
+/// equal shares of the distribution, so that every seed has the stated statistics; the sizes are assigned to
+/// the ranks at random.
 pub fn plan(seed: u64) -> Vec<Page> {
     let mut rng = Random::new(seed);
     let mut sizes: Vec<u64> =
@@ -173,7 +176,7 @@ pub fn write(directory: &Path, seed: u64) -> io::Result<Vec<Page>> {
     Ok(pages)
 }
 
-/// Runs the program: writes the corpus and says so on standard output.
+/// Runs the program: writes the corpus and prints a summary on standard output.
 pub fn run(options: &Options) -> io::Result<()> {
     let pages = write(&options.directory, options.seed)?;
     let total: u64 = pages.iter().map(|p| p.bytes).sum();

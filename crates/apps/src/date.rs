@@ -1,15 +1,16 @@
-//! Dates of HTTP (RFC 9110 §5.6.7): seconds since 1970-01-01 to text and back.
+//! HTTP dates (RFC 9110 §5.6.7): conversion between seconds since 1970-01-01 and text.
 
-/// Bytes of a date as HTTP writes it (IMF-fixdate).
+/// Length in bytes of an IMF-fixdate, the format in which HTTP dates are written.
 pub const DATE_BYTES: usize = 29;
 
 const WEEKDAYS: [&[u8; 3]; 7] = [b"Thu", b"Fri", b"Sat", b"Sun", b"Mon", b"Tue", b"Wed"]; // 1970-01-01 was a Thursday
 const MONTHS: [&[u8; 3]; 12] =
     [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
-/// 9999-12-31 23:59:59: four digits hold no later year.
+/// 9999-12-31 23:59:59, the last second whose year has four digits.
 const SECONDS_MAX: u64 = 253_402_300_799;
 
-/// `Sun, 06 Nov 1994 08:49:37 GMT` for a number of seconds since 1970. Years beyond 9999 read as the last second of 9999.
+/// Formats seconds since 1970 as `Sun, 06 Nov 1994 08:49:37 GMT`. Later years than 9999 give the last second
+/// of 9999.
 pub fn format(unix_seconds: u64) -> [u8; DATE_BYTES] {
     let seconds = unix_seconds.min(SECONDS_MAX);
     let (days, in_day) = (seconds / 86_400, seconds % 86_400);
@@ -31,9 +32,10 @@ fn two_digits(out: &mut [u8], value: u32) {
     out[1] = b'0' + (value % 10) as u8;
 }
 
-/// Reads any of the three forms a recipient must understand: IMF-fixdate, RFC 850 and asctime. `None` for anything
-/// else, for dates that do not exist and for dates before 1970. The name of the weekday is not checked against the date.
-/// `now` (seconds since 1970) decides the century of a two-digit year: never more than 50 years ahead.
+/// Parses a date in one of the three formats that a recipient must accept: IMF-fixdate, RFC 850 and asctime.
+/// Returns `None` for other formats, for dates that do not exist, and for dates before 1970. The weekday is
+/// not checked against the date. `now` (seconds since 1970) decides the century of a two-digit year: the year
+/// is at most 50 years ahead.
 pub fn parse(text: &[u8], now: u64) -> Option<u64> {
     let text = core::str::from_utf8(text).ok()?;
     if let Some((weekday, rest)) = text.split_once(", ") {
@@ -64,7 +66,8 @@ pub fn parse(text: &[u8], now: u64) -> Option<u64> {
     seconds_from(number(&t[20..24])?, month(&t[4..7])?, day, &t[11..19])
 }
 
-/// RFC 9110 §5.6.7: a two-digit year that seems more than 50 years ahead is the last year with these digits.
+/// RFC 9110 §5.6.7: a two-digit year that appears to be more than 50 years ahead is the last past year with
+/// these digits.
 fn full_year(two: u32, now: u64) -> u32 {
     let (this_year, ..) = civil_from_days(now.min(SECONDS_MAX) / 86_400);
     let year = this_year / 100 * 100 + two;
@@ -103,7 +106,8 @@ const fn days_in(year: u32, month: u32) -> u32 {
     }
 }
 
-/// Days from 1970-01-01 to a date not before it. Counting years from March puts the leap day at the end of the year.
+/// Returns the days from 1970-01-01 to a later date. Years are counted from March, so that a leap day is the
+/// last day of its year.
 const fn days_from_civil(year: u32, month: u32, day: u32) -> u64 {
     let from_march = (month + 9) % 12;
     let year = (year - (month <= 2) as u32) as u64;
@@ -112,7 +116,7 @@ const fn days_from_civil(year: u32, month: u32, day: u32) -> u64 {
     year * 365 + year / 4 - year / 100 + year / 400 + day_of_year - 719_468
 }
 
-/// The inverse: year, month 1 … 12, day 1 … 31.
+/// Converts days since 1970-01-01 to year, month 1 … 12 and day 1 … 31.
 const fn civil_from_days(days: u64) -> (u32, u32, u32) {
     let shifted = days + 719_468;
     let (era, in_era) = (shifted / 146_097, shifted % 146_097);

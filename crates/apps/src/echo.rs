@@ -1,8 +1,8 @@
 //! `ginnel echo`: sends back what it receives (RFC 862).
 //!
-//! The smallest useful program on the native API, and an example of back-pressure: what does not fit into the send buffer is left unread,
-//! so the stack's receive window holds the client back. No state is kept per connection. Over UDP, where nobody can be held back, what does not
-//! fit is dropped.
+//! The smallest useful program on the native API, and an example of back-pressure: data that do not fit into
+//! the send buffer are left unread, so the receive window limits the client. The program keeps no state per
+//! connection. UDP has no flow control, so datagrams that do not fit are dropped.
 
 use core::net::SocketAddr;
 use ginnel::stats::CounterKind;
@@ -10,23 +10,24 @@ use ginnel::{
     Conn, Context, Datagram, Error, Handler, ListenOptions, SocketOptions, UdpError, UdpHandle, UdpOptions,
 };
 
-/// Datagrams from lower ports are not answered: two servers of such simple services, once set on each other by a forged
-/// datagram, would never stop.
+/// Lowest source port of a datagram that is answered. Two servers of such simple services could otherwise be
+/// made to answer each other forever by one forged datagram.
 const CLIENT_PORT_MIN: u16 = 1024;
 
-/// What `ginnel echo` is told.
+/// Options of `ginnel echo`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Address and port to listen on; an unspecified address stands for all of the stack's. May be given several times.
+    /// Address and port to listen on. An unspecified address (0.0.0.0 or [::]) stands for all addresses of
+    /// the stack. May be given several times.
     #[arg(long, value_name = "ADDRESS:PORT", default_values = ["0.0.0.0:7", "[::]:7"])]
     pub listen: Vec<SocketAddr>,
 
-    /// Echo datagrams too, on the same addresses and ports.
+    /// Echo UDP datagrams, too, on the same addresses and ports.
     #[arg(long)]
     pub udp: bool,
 }
 
-/// The program as a shard's application.
+/// The echo server as a shard's application.
 #[derive(Clone, Debug)]
 pub struct Echo {
     options: Options,
@@ -34,12 +35,12 @@ pub struct Echo {
 }
 
 impl Echo {
-    /// An echo server.
+    /// Creates an echo server.
     pub fn new(options: &Options) -> Self {
         Self { options: options.clone(), datagrams_dropped: 0 }
     }
 
-    /// Datagrams that could not be sent back.
+    /// Returns the number of datagrams that were not answered.
     pub const fn datagrams_dropped(&self) -> u64 {
         self.datagrams_dropped
     }
@@ -51,8 +52,8 @@ impl Handler for Echo {
         for address in &self.options.listen {
             cx.listen(*address, ListenOptions { socket, v6_only: true, ..ListenOptions::default() })?;
             if self.options.udp {
-                // Each address is a socket of its own, so that [::] and 0.0.0.0 can both be listened on.
-                // And each shard has its own.
+                // Each address has a socket of its own, so that [::] and 0.0.0.0 can both be listened on, and
+                // so has each shard.
                 let options = UdpOptions { v6only: true, reuse_port: true, ..UdpOptions::default() };
                 let failed = |e: UdpError| Error::application(format!("UDP socket on {address}: {e}"));
                 cx.udp_bind(*address, options).map_err(failed)?;
@@ -62,7 +63,7 @@ impl Handler for Echo {
     }
 
     fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
-        // An error means that nothing can be sent any more: what still comes is dropped until the connection's end is told.
+        // After an error nothing can be sent any more: the data are dropped until `closed` is called.
         cx.send(conn, data).unwrap_or(data.len())
     }
 
@@ -74,11 +75,12 @@ impl Handler for Echo {
         cx.resume_reading(conn);
     }
 
-    // The client's end comes after all it sent was echoed; the provided `peer_closed` then closes, behind what is queued.
+    // The peer's FIN is reported after all data were echoed; the provided `peer_closed` then closes after the
+    // queued data.
 
     fn datagram(&mut self, cx: &mut Context<'_>, socket: UdpHandle, datagram: &Datagram, data: &[u8]) {
         let is_client = datagram.from.port() >= CLIENT_PORT_MIN;
-        // `data` is shorter if the datagram was cut; half an answer would be a wrong one.
+        // `data` is shorter than the datagram if it was truncated; a truncated answer would be wrong.
         if !is_client || data.len() < datagram.len || cx.udp_reply(socket, datagram, data).is_err() {
             self.datagrams_dropped += 1;
         }

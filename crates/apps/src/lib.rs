@@ -1,8 +1,9 @@
-//! Ginnel's own programs, each also an example of the native API: `echo`, `httpd`, `load http`, `corpus`.
+//! Ginnel's own programs: `echo`, `httpd`, `load`, `corpus`. Each is also an example of the native API.
 //!
-//! The protocol logic of each is free of I/O: bytes and the time go in, bytes and deadlines come out. Thin adapters tie it to
-//! a Ginnel shard (a [`ginnel::Handler`]) or, for the load generator, to the sockets of the kernel. So the same code is tested by tables and by
-//! random input without any network, and the two stacks are compared with the same client.
+//! The protocol logic of each program does no I/O: bytes and the time go in, bytes and deadlines come out.
+//! Thin adapters connect it to a Ginnel shard (a [`ginnel::Handler`]) or, for the load generator, to the
+//! kernel's sockets. So the logic is tested with tables and random input without a network, and one client
+//! measures both stacks.
 
 pub mod corpus;
 pub mod date;
@@ -14,8 +15,8 @@ pub mod units;
 
 use ginnel::{Error, Handler, ShardStats};
 
-/// Whoever starts a program has a stack for it: it turns options or a configuration into a shard and runs the program there.
+/// Runs a program's handler on a stack, which the implementor builds from options or a configuration.
 pub trait RunHandler {
-    /// Runs `handler` until it stops its shard or the user wants it to end, and returns what the shard counted.
+    /// Runs `handler` until it stops its shard or a signal ends it, and returns the shard's counters.
     fn run_handler<H: Handler + Send + 'static>(self, handler: H) -> Result<ShardStats, Error>;
 }

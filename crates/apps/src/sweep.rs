@@ -1,24 +1,26 @@
-//! Coarse time-outs for very many connections.
+//! Coarse timeouts for many connections.
 //!
-//! A server re-arms a time-out with every request, which must cost nothing: here it is one store into the connection's own record. The
-//! sweep holds at most one 4-byte entry per slot of the connection table and looks at each slot at least once per
-//! *period*. An entry is never removed; it names the slot, not the connection, so the slot's next tenant inherits it.
+//! A server re-arms a timeout with every request. That costs one store into the connection's own record. The
+//! sweep holds at most one 4-byte entry per slot of the connection table and checks each slot at least once
+//! per *period*. An entry is never removed. It names the slot and not the connection, so the slot's next
+//! connection inherits it.
 
-/// The longest period in seconds: a longer time-out is looked at more than once.
+/// Longest period in seconds. A slot with a longer timeout is checked more than once.
 const PERIOD_MAX: u32 = 60;
 
-/// Which slots are to be looked at in which second.
+/// The slots to check in each second.
 #[derive(Debug)]
 pub struct Sweep {
-    /// One list per second of the period, by second modulo the number of lists.
+    /// A list of slots for each second of the period, indexed by second modulo the number of lists.
     seconds: Box<[Vec<u32>]>,
-    /// The next second to be swept.
+    /// Next second to sweep.
     next: u32,
 }
 
 impl Sweep {
-    /// A sweep for time-outs of at least `timeout_min` seconds: a connection whose deadline is set at least so far ahead is always
-    /// looked at before the deadline or in its second. `second` is the current one.
+    /// Creates a sweep for timeouts of at least `timeout_min` seconds: a slot whose deadline is set at least
+    /// `timeout_min` seconds ahead is checked no later than in the second of its deadline. `second` is the
+    /// current second.
     pub fn new(timeout_min: u32, second: u32) -> Self {
         let period = timeout_min.clamp(1, PERIOD_MAX);
         Self { seconds: (0..=period).map(|_| Vec::new()).collect(), next: second }
@@ -28,14 +30,16 @@ impl Sweep {
         self.seconds.len() as u32 - 1
     }
 
-    /// Enters a slot that has no entry; it is looked at in second `deadline`, or earlier if that is farther away than a period.
+    /// Enters a slot that has no entry. The slot is due in second `deadline`, or after one period if
+    /// `deadline` is later.
     pub fn enter(&mut self, slot: u32, deadline: u32) {
         let due = deadline.clamp(self.next, self.next.saturating_add(self.period()));
         let list = due as usize % self.seconds.len();
         self.seconds[list].push(slot);
     }
 
-    /// Takes out a slot that is due at `second`. The caller looks at it and enters it again unless it has no connection.
+    /// Removes a slot that is due at `second` and returns it. The caller checks the slot and enters it again
+    /// if it has a connection.
     pub fn take_due(&mut self, second: u32) -> Option<u32> {
         while self.next <= second {
             let list = self.next as usize % self.seconds.len();

@@ -1,9 +1,9 @@
-//! Sizes and times as people type them.
+//! Parses and formats sizes and durations.
 
 use core::time::Duration;
 
-/// Reads `64KiB`, `1.5MB`, `300`: a number of bytes with an optional unit B, KB, MB, GB, KiB, MiB or GiB (also K, M, G for
-/// the binary ones).
+/// Parses a number of bytes, as `64KiB`, `1.5MB` or `300`. The optional unit is B, KB, MB, GB, KiB, MiB or
+/// GiB; K, M and G stand for the binary units.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let (number, unit) = split(text);
     let factor: u64 = match unit.to_ascii_lowercase().as_str() {
@@ -19,7 +19,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     scale(number, factor)
 }
 
-/// Reads `250us`, `10ms`, `1.5s`, `2m`, `1h`; a bare number is seconds.
+/// Parses a duration, as `250us`, `10ms`, `1.5s`, `2m` or `1h`; a number without a unit is in seconds.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split(text);
     let nanos: u64 = match unit {
@@ -40,7 +40,7 @@ fn split(text: &str) -> (&str, &str) {
     (&text[..end], text[end..].trim())
 }
 
-/// `number * factor`, exact for whole numbers, rounded for fractions.
+/// Returns `number * factor`: exact for integers, rounded for fractions.
 fn scale(number: &str, factor: u64) -> Result<u64, String> {
     if let Ok(whole) = number.parse::<u64>() {
         return whole.checked_mul(factor).ok_or_else(|| "too large".to_owned());
@@ -50,7 +50,7 @@ fn scale(number: &str, factor: u64) -> Result<u64, String> {
     if value >= u64::MAX as f64 { Err("too large".to_owned()) } else { Ok(value.round() as u64) }
 }
 
-/// A time in the unit that fits: `1.23 ms`.
+/// Formats a duration in the unit that suits its size, as `1.23 ms`.
 pub fn show_nanos(nanos: u64) -> String {
     match nanos {
         0..1_000 => format!("{nanos} ns"),

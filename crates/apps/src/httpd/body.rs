@@ -1,54 +1,55 @@
-//! Bodies of requests: a server of files has no use for them, but must find their end to find the next request (RFC 9112 §6–7).
+//! Request bodies. A server of files drops them, but must find their end to find the next request (RFC 9112
+//! §6–7).
 
 use super::head::BodyFraming;
 use super::status::Status;
 
-/// Bytes of chunk extensions tolerated in one body.
+/// Most bytes of chunk extensions in one body.
 const EXTENSION_BYTES_MAX: u32 = 4 << 10;
-/// Bytes of trailer fields tolerated in one body.
+/// Most bytes of trailer fields in one body.
 const TRAILER_BYTES_MAX: u32 = 8 << 10;
 
-/// Finds the end of a body that may arrive in pieces.
+/// Finds the end of a body that may arrive in several parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BodyReader {
     state: BodyState,
-    /// Bytes of body that may still come within the limit.
+    /// Bytes of the body that may still arrive within the limit.
     allowance: u64,
-    /// Bytes of extensions and trailers so far.
+    /// Bytes of extensions and of trailers so far.
     extension_bytes: u32,
     trailer_bytes: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BodyState {
-    /// So many bytes to go.
+    /// Bytes still to be skipped of a body with Content-Length.
     Length(u64),
-    /// In the digits of a chunk's size.
+    /// Within the digits of a chunk's size.
     Size { value: u64, digits: u8 },
-    /// LF must follow the size line's CR.
+    /// LF must follow the CR of the size line.
     SizeLf { value: u64 },
-    /// An extension is being skipped for a chunk of this size.
+    /// Skips an extension of a chunk of this size.
     Extension { value: u64 },
-    /// In the bytes of a chunk.
+    /// Bytes still to be skipped of a chunk.
     Data(u64),
     /// CR must follow the chunk.
     DataCr,
-    /// LF must follow.
+    /// LF must follow the CR after the chunk.
     DataLf,
     /// At the start of a line of the trailer section.
     TrailerStart,
-    /// Within a line of it.
+    /// Within a line of the trailer section.
     Trailer,
-    /// LF must follow within a line.
+    /// LF must follow the CR at the end of a trailer line.
     TrailerLf,
-    /// LF ends the body.
+    /// LF must follow the CR of the last, empty line.
     LastLf,
-    /// Nothing more belongs to the body.
+    /// The body has ended.
     Done,
 }
 
 impl BodyReader {
-    /// A reader for a body of at most `bytes_max` bytes. A declared length beyond it is refused at once.
+    /// Creates a reader for a body of at most `bytes_max` bytes. A larger declared length is refused at once.
     pub fn new(framing: BodyFraming, bytes_max: u64) -> Result<Self, Status> {
         let state = match framing {
             BodyFraming::None | BodyFraming::Length(0) => BodyState::Done,
@@ -59,18 +60,19 @@ impl BodyReader {
         Ok(Self { state, allowance: bytes_max, extension_bytes: 0, trailer_bytes: 0 })
     }
 
-    /// A reader for a chunked body of any length.
+    /// Creates a reader for a chunked body of any length.
     pub const fn chunked() -> Self {
         let state = BodyState::Size { value: 0, digits: 0 };
         Self { state, allowance: u64::MAX, extension_bytes: 0, trailer_bytes: 0 }
     }
 
-    /// The end was found.
+    /// Returns true if the end of the body was found.
     pub fn is_done(&self) -> bool {
         self.state == BodyState::Done
     }
 
-    /// Reads on, and returns how many of `bytes` belong to the body: all of them unless it ends among them.
+    /// Reads `bytes` and returns how many of them belong to the body: all of them, unless the body ends
+    /// before.
     pub fn read(&mut self, bytes: &[u8]) -> Result<usize, Status> {
         let mut used = 0;
         while used < bytes.len() && self.state != BodyState::Done {
@@ -85,7 +87,8 @@ impl BodyReader {
         Ok(used)
     }
 
-    /// Skips data, of which `left` bytes are to come and `present` are here.
+    /// Skips data of which `left` bytes are to come and `present` bytes are here; returns how many were
+    /// skipped.
     fn skip(&mut self, left: u64, present: usize) -> usize {
         let here = left.min(present as u64);
         let left = left - here;
@@ -150,7 +153,7 @@ mod tests {
 
     const MAX: u64 = 1000;
 
-    /// How many bytes belong to the body and whether it is complete, or the status.
+    /// Returns how many bytes belong to the body and whether it is complete, or the status.
     fn read(framing: BodyFraming, bytes: &[u8], step: usize) -> Result<(usize, bool), u16> {
         let mut reader = BodyReader::new(framing, MAX).map_err(Status::code)?;
         let mut used = 0;

@@ -1,24 +1,24 @@
-//! The server's time, in seconds.
+//! The server's clock, in seconds.
 
 use super::response::DateText;
 use core::time::Duration;
 use ginnel::Instant;
 
-/// Seconds for the time-outs and the date, both renewed only when a second begins.
+/// Seconds for timeouts and for the Date field, both updated only when a second begins.
 #[derive(Debug)]
 pub struct Clock {
     start: Instant,
     unix_at_start: Duration,
-    /// Seconds of the transport's time.
+    /// Current second of the transport's time.
     pub second: u32,
-    /// The time of day.
+    /// Current time of day.
     pub date: DateText,
-    /// When either changes.
+    /// Time of the next change of `second` or `date`.
     next: Instant,
 }
 
 impl Clock {
-    /// A clock for a transport whose time is `now` when the time of day is `unix`.
+    /// Creates a clock for a transport whose time is `now` when the time of day is `unix`.
     pub fn new(now: Instant, unix: Duration) -> Self {
         let date = DateText::new(unix.as_secs());
         let mut clock = Self { start: now, unix_at_start: unix, second: 0, date, next: Instant::ZERO };
@@ -26,12 +26,13 @@ impl Clock {
         clock
     }
 
-    /// The second at whose beginning so many have passed for sure: the one that has begun does not count, so that nobody gets less time than was granted.
+    /// Returns the deadline for a timeout of `seconds`. The current second has already begun and does not
+    /// count, so no client gets less time than the timeout.
     pub const fn deadline_after(&self, seconds: u32) -> u32 {
         self.second + seconds + 1
     }
 
-    /// Moves on to `now`.
+    /// Advances the clock to `now`.
     pub fn update(&mut self, now: Instant) {
         if now < self.next {
             return;

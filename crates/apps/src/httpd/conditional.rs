@@ -1,30 +1,31 @@
-//! Conditional requests (RFC 9110 §13): which of the preconditions hold.
+//! Conditional requests (RFC 9110 §13): evaluates the preconditions.
 
 use super::head::{Method, Request, trim};
 use super::range::{self, Selection};
 use crate::date;
 
-/// What identifies one version of a file.
+/// Validators of one version of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validators<'a> {
-    /// Entity tag with its quotation marks. It is a strong one.
+    /// Strong entity tag, with its quotation marks.
     pub etag: &'a [u8],
-    /// Last modification, in seconds since 1970.
+    /// Time of last modification, in seconds since 1970.
     pub modified: u64,
 }
 
-/// What the preconditions come to.
+/// Result of evaluating the preconditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PreconditionResult {
-    /// Answer as if there were none, with this part of the file.
+    /// Send this part of the file: the preconditions hold, or there are none.
     Send(Selection),
-    /// 304: the client has this version.
+    /// 304: the client has the current version.
     NotModified,
-    /// 412: the client wants another version.
+    /// 412: a precondition is false.
     Failed,
 }
 
-/// Evaluates the preconditions of a GET or HEAD in the order of §13.2.2, for a file of `size` bytes. `now` is seconds since 1970.
+/// Evaluates the preconditions of a GET or HEAD request in the order of §13.2.2, for a file of `size` bytes.
+/// `now` is in seconds since 1970.
 pub fn evaluate(request: &Request<'_, '_>, file: &Validators<'_>, size: u64, now: u64) -> PreconditionResult {
     let date_of = |name| request.single(name).and_then(|text| date::parse(text, now));
     if request.values("if-match").next().is_some() {
@@ -50,13 +51,14 @@ pub fn evaluate(request: &Request<'_, '_>, file: &Validators<'_>, size: u64, now
     }
 }
 
-/// §13.1.5: without If-Range, or if it names this very version.
+/// §13.1.5: Range applies without If-Range, or if If-Range names the current version.
 fn range_applies(request: &Request<'_, '_>, file: &Validators<'_>, now: u64) -> bool {
     let mut validators = request.values("if-range");
     match (validators.next(), validators.next()) {
         (None, _) => true,
         (Some(tag), None) if tag.ends_with(b"\"") => is_strong_match(tag, file.etag),
-        // A date must be the very one, and strong (§8.8.2.2): the file has not changed within the second it names.
+        // The date must match exactly and be a strong validator (§8.8.2.2): the file has not changed within
+        // that second.
         (Some(text), None) => date::parse(text, now) == Some(file.modified) && file.modified + 1 < now,
         _ => false,
     }
@@ -70,7 +72,8 @@ fn is_weak_match(tag: &[u8], etag: &[u8]) -> bool {
     tag.strip_prefix(b"W/").unwrap_or(tag) == etag
 }
 
-/// True if a list of tags is `*` or holds one that matches. Tags may contain commas, so quotation marks are followed.
+/// Returns true if a list of entity tags is `*` or has a matching tag. Commas within quotation marks do not
+/// separate tags.
 fn matches_any<'b>(fields: impl Iterator<Item = &'b [u8]>, matches: impl Fn(&[u8]) -> bool) -> bool {
     for field in fields {
         if field == b"*" {

@@ -1,5 +1,6 @@
-//! What a connection needs only while it is in the middle of something: a request that came in pieces, a body to skip, a
-//! response that did not fit into the send buffer. Most connections have none of it; those that do borrow a record from a pool.
+//! State of an exchange (a request and its response) that is in progress: a head that arrived in part, a body
+//! to be skipped, a response that did not fit into the send buffer. Most connections need none; the others
+//! borrow a record from a pool.
 
 use super::body::BodyReader;
 use super::head::Scanner;
@@ -8,27 +9,28 @@ use rustix::io::{Errno, ReadWriteFlags};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// No record.
+/// Index that stands for no record.
 pub const NONE: u32 = u32::MAX;
-/// A buffer that grew beyond this is given back instead of kept for the next user: a head may have 16 KiB, but few do.
+/// Largest capacity with which a buffer returns to the pool; a larger one is freed. Few heads reach the 16
+/// KiB that they may have.
 const RETAINED_BYTES_MAX: usize = 4 << 10;
-/// How many times a read waits for the disk without blocking (a millisecond each) before it is done in blocking manner after all, so that
-/// a file system whose pages never stay in the cache still gets served.
+/// Non-blocking reads (one per millisecond) that may fail in a row before a blocking read follows. So files
+/// are also served from a file system whose pages never stay in the page cache.
 const NOWAIT_TRIES_MAX: u32 = 500;
-/// Bytes that the kernel is asked to read ahead of a stream.
+/// Bytes that the kernel is asked to read ahead.
 const READ_AHEAD_BYTES: u64 = 512 << 10;
 
-/// What is still to be sent behind the head.
+/// The part of a response that follows its head.
 #[derive(Debug, Default)]
 pub enum Payload {
-    /// Nothing.
+    /// No payload.
     #[default]
     None,
     /// A range of a loaded file.
     File {
-        /// Which.
+        /// The file.
         file: FileId,
-        /// First byte.
+        /// Offset of the first byte.
         offset: u64,
         /// Number of bytes.
         len: u64,
@@ -37,47 +39,47 @@ pub enum Payload {
     Stream(FileStream),
 }
 
-/// A range of an open file on its way out.
+/// A range of an open file that is being sent.
 #[derive(Debug)]
 pub struct FileStream {
     fd: OwnedFd,
     offset: u64,
     left: u64,
-    /// Tries in a row that found nothing in the page cache.
+    /// Non-blocking reads in a row that found nothing in the page cache.
     nowait_tries: u32,
-    /// The file system cannot tell what is in its cache.
+    /// The file system does not support non-blocking reads.
     always_blocks: bool,
 }
 
-/// What came of reading a piece.
+/// Result of reading a block of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FileRead {
-    /// So many bytes were read.
+    /// This many bytes were read.
     Bytes(usize),
-    /// They are not in the page cache yet; the kernel was asked to fetch them.
+    /// The bytes are not in the page cache; the kernel was asked to read them.
     WouldBlock,
-    /// The file is shorter than it was, or cannot be read.
+    /// The file has become shorter, or cannot be read.
     Failed,
 }
 
 impl FileStream {
-    /// `len` bytes of `fd` from `offset` on.
+    /// Creates a stream of `len` bytes of `fd` from `offset` on.
     pub const fn new(fd: OwnedFd, offset: u64, len: u64) -> Self {
         Self { fd, offset, left: len, nowait_tries: 0, always_blocks: false }
     }
 
-    /// Bytes still to be sent.
+    /// Returns the number of bytes still to be sent.
     pub const fn left(&self) -> u64 {
         self.left
     }
 
-    /// `n` bytes of the last piece were sent.
+    /// Marks `n` bytes of the last block as sent.
     pub const fn advance(&mut self, n: usize) {
         self.offset += n as u64;
         self.left -= n as u64;
     }
 
-    /// Reads the next piece without waiting for a disk, unless that is the only way.
+    /// Reads the next block into `buffer`, without waiting for the disk if possible.
     pub fn read(&mut self, buffer: &mut [u8]) -> FileRead {
         let len = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
         let buffer = &mut buffer[..len];
@@ -97,7 +99,8 @@ impl FileStream {
             Err(Errno::AGAIN) if !blocking => {
                 self.nowait_tries += 1;
                 if self.nowait_tries == 1 {
-                    // Only advice: if it is refused, patience runs out and the read blocks.
+                    // This is only advice. If the kernel ignores it, the read blocks after `NOWAIT_TRIES_MAX`
+                    // tries.
                     let ahead = core::num::NonZeroU64::new(READ_AHEAD_BYTES);
                     let _ = rustix::fs::fadvise(&self.fd, self.offset, ahead, rustix::fs::Advice::WillNeed);
                 }
@@ -113,24 +116,25 @@ impl FileStream {
     }
 }
 
-/// The record of a connection that is in the middle of something.
+/// The record of an exchange in progress.
 #[derive(Debug)]
 pub struct Exchange {
-    /// Beginning of a request whose head is not complete.
+    /// Received part of an incomplete head.
     pub input: Vec<u8>,
-    /// How far `input` has been looked at.
+    /// State of the search for the end of the head in `input`.
     pub scanner: Scanner,
     /// Finds the end of the body that is being skipped.
     pub body: Option<BodyReader>,
-    /// Bytes of the response still to be sent, from `sent` on.
+    /// Bytes of the response; those from `sent` on are still to be sent.
     pub output: Vec<u8>,
-    /// Bytes of `output` that were sent.
+    /// Number of bytes of `output` that were sent.
     pub sent: usize,
-    /// Bytes at the front of `output` that belong to an interim response, which must be completed whatever follows.
+    /// Number of bytes at the front of `output` that belong to an interim response, which must be completed
+    /// in any case.
     pub interim: usize,
-    /// What follows `output`.
+    /// The payload after `output`.
     pub payload: Payload,
-    /// The connection is closed after the response.
+    /// Whether the connection is closed after the response.
     pub close: bool,
 }
 
@@ -160,8 +164,8 @@ impl Exchange {
     }
 }
 
-/// The records, by index. It grows to the largest number of connections that were busy at once; each of them is bounded by the limits
-/// on requests.
+/// Pool of records, by index. The pool grows to the largest number of exchanges in progress at the same time;
+/// the limits on requests bound the size of each.
 #[derive(Debug, Default)]
 pub struct ExchangePool {
     records: Vec<Exchange>,
@@ -169,7 +173,7 @@ pub struct ExchangePool {
 }
 
 impl ExchangePool {
-    /// Takes a record.
+    /// Takes a record from the pool and returns its index.
     pub fn take(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
             self.records.push(Exchange::new());
@@ -177,18 +181,18 @@ impl ExchangePool {
         })
     }
 
-    /// Gives a record back; what it holds is dropped.
+    /// Returns a record to the pool and clears it.
     pub fn release(&mut self, index: u32) {
         self.records[index as usize].reset();
         self.free.push(index);
     }
 
-    /// The record at `index`.
+    /// Returns the record at `index`.
     pub fn get(&mut self, index: u32) -> &mut Exchange {
         &mut self.records[index as usize]
     }
 
-    /// Records in use.
+    /// Returns the number of records in use.
     pub fn in_use(&self) -> usize {
         self.records.len() - self.free.len()
     }
@@ -205,7 +209,7 @@ mod tests {
         FileStream::new(file.into(), offset, len)
     }
 
-    /// Reads to the end in pieces of 4 bytes.
+    /// Reads to the end in blocks of 4 bytes.
     fn drain(stream: &mut FileStream) -> Result<Vec<u8>, FileRead> {
         let mut all = Vec::new();
         while stream.left() > 0 {

@@ -1,4 +1,4 @@
-//! Ties the server to a shard.
+//! Runs the server on a shard.
 
 use super::options::Options;
 use super::response::DateText;
@@ -14,9 +14,9 @@ use ginnel::{
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Once per second: time-outs and the clock.
+/// Timer token: once per second, for timeouts and the clock.
 const TICK: u64 = 0;
-/// A piece of a file may have come into memory.
+/// Timer token: a block of a file may have arrived in the page cache.
 const DISK: u64 = 1;
 const DISK_RETRY: Duration = Duration::from_millis(1);
 
@@ -25,7 +25,8 @@ pub struct Httpd {
     server: Server,
     listen: Vec<SocketAddr>,
     listeners: Vec<Listener>,
-    /// Where the stack finds the loaded files; `None` for small and for streamed ones.
+    /// Sources of the loaded files on the stack; `None` for small files and for files that are read from
+    /// disk.
     sources: Vec<Option<SourceId>>,
     description: String,
     clock: fn() -> Duration,
@@ -34,12 +35,12 @@ pub struct Httpd {
 }
 
 impl Httpd {
-    /// Reads the site.
+    /// Creates the server and reads the site.
     pub fn new(options: &Options) -> Result<Self, Error> {
         Self::with_clock(options, time_of_day)
     }
 
-    /// The same with another clock (time since 1970), for simulations.
+    /// Creates the server with another clock (time since 1970), for simulations.
     pub fn with_clock(options: &Options, clock: fn() -> Duration) -> Result<Self, Error> {
         let root = &options.root;
         let date = DateText::new(clock().as_secs());
@@ -65,17 +66,18 @@ impl Httpd {
         })
     }
 
-    /// What is served, where, in one line.
+    /// Describes in one line which files are served at which addresses.
     pub fn describe(&self) -> &str {
         &self.description
     }
 
-    /// The server, for its counters.
+    /// Returns the server.
     pub const fn server(&self) -> &Server {
         &self.server
     }
 
-    /// Calls the server with a way to the network, and sees to it that it is called again for the disk.
+    /// Calls the server with the shard's context as transport, and sets a timer if the server waits for the
+    /// disk.
     fn serve<R>(
         &mut self,
         cx: &mut Context<'_>,
@@ -104,7 +106,7 @@ impl Handler for Httpd {
                 _ => None,
             });
         }
-        // A response is handed over as a whole, so nothing is gained by waiting for more.
+        // A response is passed to the stack as a whole, so waiting for more data gains nothing.
         let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
         for address in &self.listen {
             self.listeners.push(
@@ -155,7 +157,7 @@ impl Handler for Httpd {
             self.is_disk_timer_set = false;
             return self.serve(cx, |server, net| server.read_disk(now, net));
         }
-        // Before anything else: its place among the shard's timers has just become free.
+        // The timer must be set first: a slot has just become free among the shard's timers.
         cx.set_timer(Duration::from_secs(1), TICK);
         self.server.set_clock(now, (self.clock)());
         self.serve(cx, |server, net| server.tick(now, net));
@@ -163,7 +165,7 @@ impl Handler for Httpd {
 
     fn stopping(&mut self, cx: &mut Context<'_>) {
         for listener in self.listeners.drain(..) {
-            // Stale only if the stack dropped it already, and then it listens no more.
+            // Fails only if the stack has already dropped the listener.
             let _ = cx.unlisten(listener);
         }
         self.is_stopping = true;
@@ -174,7 +176,8 @@ impl Handler for Httpd {
     }
 }
 
-/// The shard's context as the server's transport. A call on a connection that is gone has no effect: its end was, or will be, told.
+/// The shard's context as the server's transport. Calls for a closed connection have no effect: `closed` is,
+/// or will be, called.
 struct ShardTransport<'a, 'c> {
     cx: &'a mut Context<'c>,
     sources: &'a [Option<SourceId>],
@@ -215,7 +218,7 @@ impl Transport for ShardTransport<'_, '_> {
     }
 }
 
-/// A loaded file as one of the stack's sources; all shards share its bytes.
+/// A loaded file as a source of the stack. All shards share its bytes.
 struct SharedSource(Arc<PreloadedSource>);
 
 impl Source for SharedSource {

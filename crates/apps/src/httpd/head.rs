@@ -1,7 +1,8 @@
-//! The head of a request: where it ends (RFC 9112 §2.2), and what of it matters to a server of files.
+//! Request heads: finds their end (RFC 9112 §2.2) and parses what matters to a server of files.
 //!
-//! Framing is strict, because two readers that disagree about where a request ends can be played against each other: lines end with CRLF, a bare
-//! LF, an obsolete fold, a space before a colon, both lengths at once, or a length given twice are refused.
+//! Framing is strict, because two parsers that disagree about the end of a request can be exploited (request
+//! smuggling). Lines end with CRLF. A bare LF, an obsolete line fold, a space before a colon, Content-Length
+//! together with Transfer-Encoding, and a repeated Content-Length are refused.
 
 use super::status::Status;
 use core::mem::MaybeUninit;
@@ -10,17 +11,17 @@ use httparse::Header;
 /// Most header fields in one request.
 // limit: header fields of a request
 pub const HEADERS_MAX: usize = 64;
-/// Empty lines tolerated before a request line (RFC 9112 §2.2 asks for at least one).
+/// Most empty lines before a request line (RFC 9112 §2.2 asks for tolerating at least one).
 const LEADING_LINES_MAX: usize = 4;
 
-/// How large a request may be.
+/// Limits on the size of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of the request line. Beyond: 414.
+    /// Longest request line in bytes; a longer one is answered with 414.
     pub line_bytes_max: usize,
-    /// Bytes of the whole head. Beyond: 431.
+    /// Longest head in bytes; a longer one is answered with 431.
     pub head_bytes_max: usize,
-    /// Bytes of a request's body, which is read and dropped. Beyond: 413.
+    /// Longest body in bytes, which is read and dropped; a longer one is answered with 413.
     pub body_bytes_max: u64,
 }
 
@@ -30,25 +31,25 @@ impl Default for Limits {
     }
 }
 
-/// Looks for the end of a head that may arrive in pieces, without looking at a byte twice.
+/// Finds the end of a head that may arrive in several parts, and scans each byte once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scanner {
-    /// Where the line begins that has no end yet.
+    /// Start of the line whose end has not been found.
     line_start: usize,
-    /// How far there is no end of line.
+    /// Number of bytes scanned for the end of that line.
     scanned: usize,
-    /// Empty lines in front of the request line.
+    /// Empty lines before the request line.
     leading_lines: usize,
-    /// The request line has been seen to its end.
+    /// Whether the end of the request line was found.
     request_line_done: bool,
 }
 
 impl Scanner {
-    /// At the start of a head.
+    /// The state at the start of a head.
     pub const NEW: Self = Self { line_start: 0, scanned: 0, leading_lines: 0, request_line_done: false };
 
-    /// Bytes of the head including the empty line at its end, or `None` if more must arrive. `bytes` begins with the head and holds at least what it held
-    /// in the call before.
+    /// Returns the length of the head including the empty line at its end, or `None` if more bytes are
+    /// needed. `bytes` begins with the head and has at least the bytes of the previous call.
     pub fn find_end(&mut self, bytes: &[u8], limits: &Limits) -> Result<Option<usize>, Status> {
         loop {
             let Some(offset) = memchr::memchr(b'\n', bytes.get(self.scanned..).unwrap_or_default()) else {
@@ -56,7 +57,7 @@ impl Scanner {
                 return self.check_size(bytes.len(), limits).map(|()| None);
             };
             let end = self.scanned + offset;
-            // As if the bytes in front of it had come first: what is too long is so, however its line ends.
+            // The limits are checked up to the end of the line, as if these bytes had arrived first.
             self.check_size(end, limits)?;
             if end == self.line_start || bytes[end - 1] != b'\r' {
                 return Err(Status::BadRequest); // a bare LF
@@ -92,7 +93,7 @@ impl Scanner {
     }
 }
 
-/// The method, as far as the server tells them apart.
+/// Request method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// GET
@@ -101,11 +102,11 @@ pub enum Method {
     Head,
     /// OPTIONS
     Options,
-    /// A method of RFC 9110 or RFC 5789 that files do not have: 405.
+    /// A method of RFC 9110 or RFC 5789 that does not apply to files: 405.
     Other,
 }
 
-/// The version, as far as the server tells them apart.
+/// HTTP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
     /// HTTP/1.0
@@ -114,10 +115,10 @@ pub enum Version {
     Http11,
 }
 
-/// How the body of a request is framed.
+/// Framing of a request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyFraming {
-    /// There is none.
+    /// No body.
     None,
     /// Content-Length.
     Length(u64),
@@ -125,46 +126,47 @@ pub enum BodyFraming {
     Chunked,
 }
 
-/// A request, pointing into the bytes it was read from.
+/// A parsed request, which borrows the bytes of its head.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'h, 'b> {
     /// Method.
     pub method: Method,
     /// Version.
     pub version: Version,
-    /// Path of the target as it was sent, without the query; `*` for `OPTIONS *`.
+    /// Path of the target as received, without the query; `*` for `OPTIONS *`.
     pub path: &'b [u8],
-    /// The query, without its question mark.
+    /// Query of the target, without the question mark.
     pub query: Option<&'b [u8]>,
-    /// The connection may stay open afterwards, as far as the client is concerned.
+    /// Whether the client allows the connection to stay open.
     pub keep_alive: bool,
     /// Framing of the body.
     pub body: BodyFraming,
-    /// The client waits for 100 (Continue) before it sends the body.
+    /// Whether the client waits for 100 (Continue) before it sends the body.
     pub expects_continue: bool,
-    /// Any of Range, If-Range, If-Match, If-None-Match, If-Modified-Since and If-Unmodified-Since is there.
+    /// Whether there is a Range, If-Range, If-Match, If-None-Match, If-Modified-Since or If-Unmodified-Since
+    /// field.
     pub is_conditional: bool,
     headers: &'h [Header<'b>],
 }
 
 impl<'b> Request<'_, 'b> {
-    /// The values of all fields called `name`, in order.
+    /// Returns the values of all fields called `name`, in order.
     pub fn values(&self, name: &'static str) -> impl Iterator<Item = &'b [u8]> {
         self.headers.iter().filter(move |h| h.name.eq_ignore_ascii_case(name)).map(|h| trim(h.value))
     }
 
-    /// The value of the field called `name` if there is exactly one.
+    /// Returns the value of the field called `name` if there is exactly one.
     pub fn single(&self, name: &'static str) -> Option<&'b [u8]> {
         let mut values = self.values(name);
         values.next().filter(|_| values.next().is_none())
     }
 }
 
-/// Room for the header fields of one request, kept on the caller's stack.
+/// Buffer for the header fields of one request, on the caller's stack.
 pub type HeaderBuffer<'b> = [MaybeUninit<Header<'b>>; HEADERS_MAX];
 
-/// Reads a whole head, as [`Scanner::find_end`] delimits it. An error is the status to answer with, and the connection must then be
-/// closed, because where the next request begins is not known for sure.
+/// Parses a complete head, as delimited by [`Scanner::find_end`]. An error is the status to answer with. The
+/// connection must then be closed, because the start of the next request is not known for sure.
 pub fn parse<'h, 'b>(head: &'b [u8], buffer: &'h mut HeaderBuffer<'b>) -> Result<Request<'h, 'b>, Status> {
     let mut parsed = httparse::Request::new(&mut []);
     let result = parsed.parse_with_uninit_headers(head, buffer);
@@ -176,8 +178,8 @@ pub fn parse<'h, 'b>(head: &'b [u8], buffer: &'h mut HeaderBuffer<'b>) -> Result
     interpret(parsed)
 }
 
-/// The usual case in one pass: `bytes` begins with a whole head without any of the peculiarities that [`Scanner`] deals with.
-/// Returns its length and what [`parse`] makes of it, or `None` if it must be looked at more closely.
+/// Parses a complete head in one pass if it has none of the peculiarities that [`Scanner`] handles. Returns
+/// its length and the result of [`parse`], or `None` if `bytes` must go through [`Scanner`].
 pub fn parse_complete_head<'h, 'b>(
     bytes: &'b [u8],
     buffer: &'h mut HeaderBuffer<'b>,
@@ -195,9 +197,9 @@ pub fn parse_complete_head<'h, 'b>(
     is_plain.then(|| (len, interpret(parsed)))
 }
 
-/// Whether a line ends without CR. The first byte is not looked at.
+/// Returns true if a line ends without CR. The first byte is not examined.
 fn has_bare_lf(head: &[u8]) -> bool {
-    // Without a branch, so that the compiler makes wide comparisons of it.
+    // Written without branches, so that the compiler vectorizes the loop.
     let bare = head
         .iter()
         .zip(&head[1..])
@@ -227,12 +229,12 @@ fn interpret<'h, 'b>(parsed: httparse::Request<'h, 'b>) -> Result<Request<'h, 'b
     })
 }
 
-/// What to answer to a head the parser refused.
+/// Returns the status for a head that the parser rejected.
 fn status_of_parse_error(error: httparse::Error, head: &[u8]) -> Status {
     match error {
         httparse::Error::TooManyHeaders => Status::HeaderFieldsTooLarge,
         httparse::Error::Version => {
-            // Only something that is a version of HTTP, but not one of ours, is 505.
+            // Only a well-formed HTTP version that is not supported gets 505.
             let line =
                 head.split(|b| *b == b'\r').find(|line| !matches!(line, [] | [b'\n'])).unwrap_or_default();
             match line.rsplit(|b| *b == b' ').next() {
@@ -258,7 +260,7 @@ fn parse_method(name: &str) -> Result<Method, Status> {
     }
 }
 
-/// The path and query of a target (RFC 9112 §3.2): origin-form, absolute-form, or `*` for OPTIONS.
+/// Returns path and query of a target (RFC 9112 §3.2): origin-form, absolute-form, or `*` for OPTIONS.
 fn parse_target(target: &[u8], method: Method) -> Result<(&[u8], Option<&[u8]>), Status> {
     if target.first() == Some(&b'/') {
         return split_query(target);
@@ -269,7 +271,8 @@ fn parse_target(target: &[u8], method: Method) -> Result<(&[u8], Option<&[u8]>),
     if target == b"*" && method == Method::Options {
         return Ok((target, None));
     }
-    // The authority of an absolute target takes the place of Host (RFC 9112 §3.2.2); one site is served whatever it is.
+    // The authority of an absolute target replaces Host (RFC 9112 §3.2.2). The server has one site for all
+    // authorities.
     let scheme = b"http://";
     match target.split_at_checked(scheme.len()) {
         Some((start, rest)) if start.eq_ignore_ascii_case(scheme) => {
@@ -305,7 +308,7 @@ const fn is_host_byte(byte: u8) -> bool {
         || matches!(byte, b'*' | b'+' | b',' | b';' | b'=' | b':' | b'[' | b']')
 }
 
-/// What the fields that matter for framing say.
+/// The header fields that matter for framing and persistence.
 #[derive(Default)]
 struct FramingFields {
     hosts: u32,
@@ -321,7 +324,7 @@ impl FramingFields {
     fn parse(headers: &[Header<'_>], version: Version) -> Result<Self, Status> {
         let mut fields = Self::default();
         for header in headers {
-            // The length tells most fields apart without comparing names.
+            // The length distinguishes most field names without a comparison.
             match header.name.len() {
                 4 if header.name.eq_ignore_ascii_case("host") => fields.host(header.value)?,
                 5 if header.name.eq_ignore_ascii_case("range") => fields.is_conditional = true,
@@ -338,7 +341,7 @@ impl FramingFields {
                 _ => {}
             }
         }
-        // RFC 9112 §3.2: a 1.1 request without Host is refused, and any request with two.
+        // RFC 9112 §3.2: an HTTP/1.1 request without Host is refused, and any request with two.
         if fields.hosts == 0 && version == Version::Http11 { Err(Status::BadRequest) } else { Ok(fields) }
     }
 
@@ -356,7 +359,7 @@ impl FramingFields {
             self.expects_continue = true;
             return Ok(());
         }
-        // RFC 9110 §10.1.1: an HTTP/1.0 client does not know the field.
+        // RFC 9110 §10.1.1: HTTP/1.0 clients do not know Expect.
         if version == Version::Http10 { Ok(()) } else { Err(Status::ExpectationFailed) }
     }
 
@@ -367,7 +370,7 @@ impl FramingFields {
         }
     }
 
-    /// RFC 9112 §6.3: a length that is not one number is refused; here also one that is given twice.
+    /// RFC 9112 §6.3: a Content-Length that is not one number is refused; so is a repeated one.
     fn length(&mut self, value: &[u8]) -> Result<(), Status> {
         let digits = trim(value);
         if self.length.is_some() || digits.is_empty() {
@@ -391,7 +394,8 @@ impl FramingFields {
         if self.transfer_encoding.is_some() {
             return Err(Status::BadRequest);
         }
-        // Only “chunked” alone is understood (RFC 9112 §6.1: another coding is 501). Chunked anywhere but once at the end is malformed.
+        // Only “chunked” alone is supported (RFC 9112 §6.1: another coding is 501). Chunked is malformed
+        // unless it is the last coding and appears once.
         let mut chunked = 0;
         let mut codings = 0;
         for coding in value.split(|b| *b == b',').map(trim) {
@@ -415,7 +419,8 @@ impl FramingFields {
 
     fn body(&self, version: Version) -> Result<BodyFraming, Status> {
         match (self.transfer_encoding, self.length) {
-            // RFC 9112 §6.1: both at once is an attempt at smuggling, and 1.0 has no transfer codings.
+            // RFC 9112 §6.1: both fields at once indicate request smuggling, and HTTP/1.0 has no transfer
+            // codings.
             (Some(_), Some(_)) => Err(Status::BadRequest),
             (Some(_), None) if version == Version::Http10 => Err(Status::BadRequest),
             (Some(result), None) => result.map(|()| BodyFraming::Chunked),
@@ -429,7 +434,7 @@ fn is_one_of(name: &str, names: &[&str]) -> bool {
     names.iter().any(|n| name.eq_ignore_ascii_case(n))
 }
 
-/// `value` without spaces and tabs around it.
+/// Returns `value` without leading and trailing spaces and tabs.
 pub fn trim(value: &[u8]) -> &[u8] {
     let is_text = |b: &u8| !matches!(b, b' ' | b'\t');
     let start = value.iter().position(is_text).unwrap_or(value.len());

@@ -1,19 +1,19 @@
-//! What the server grants a client.
+//! Limits and timeouts that the server applies to clients.
 
 use super::head::Limits;
 
-/// How long a connection may stay in a phase, in whole seconds ≥ 1.
+/// Longest time that a connection may stay in a phase, in whole seconds, at least 1.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// From the first byte of a request, or from the start of the connection, to the end of the head. Then 408.
+    /// Time to receive a request's head, from its first byte or from the start of the connection. Then 408.
     pub head: u32,
-    /// Between two requests. Then the connection is closed.
+    /// Time between two requests. Then the connection is closed.
     pub idle: u32,
-    /// Without a byte of a request's body. Then 408.
+    /// Time without receiving a byte of a request's body. Then 408.
     pub body: u32,
-    /// Without room for a byte of the response. Then the connection is reset.
+    /// Time without free send buffer for a byte of the response. Then the connection is reset.
     pub send: u32,
-    /// For the client to close after us, while what it sends is dropped.
+    /// Time for the client to close after the server closed. Data that the client sends are dropped.
     pub linger: u32,
 }
 
@@ -23,14 +23,14 @@ impl Default for Timeouts {
     }
 }
 
-/// How the server behaves.
+/// Options of the server.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
     /// Limits on requests.
     pub limits: Limits,
-    /// Time-outs.
+    /// Timeouts.
     pub timeouts: Timeouts,
-    /// Keep connections open when the client wants it.
+    /// Keep a connection open if the client asks for it.
     pub keep_alive: bool,
 }
 

@@ -1,18 +1,19 @@
 //! `ginnel httpd`: a server of static files.
 //!
 //! ```text
-//! bytes ─► server (phases of a connection) ─► head (where a request ends, what it asks) ─► answer ─► path ─► site
-//!             │       ▲                                                                       │
-//!             │       └── body, busy (what comes or goes in pieces)                           ├─► conditional, range
-//!             └─► transport (here: a shard's context)  ◄── response ◄────────────────────────┘
+//! bytes ─► server (phases of a connection) ─► head (end and fields of a request) ─► response_plan ─► path ─► site
+//!             │       ▲                                                                  │
+//!             │       └── body, exchange (input or output in several parts)              ├─► conditional, range
+//!             └─► transport (a shard's context)  ◄── response ◄─────────────────────────┘
 //! ```
 //!
-//! Memory per connection is 20 bytes; one in the middle of something borrows a record from a pool. A request for a loaded file
-//! allocates nothing.
+//! A connection takes 20 bytes. A connection in the middle of a request or a response also borrows a record
+//! from a pool. A request for a loaded file allocates nothing.
 //!
-//! The content of loaded files is that of the start of the program. Files beyond the memory budget are read when they are asked for, in pieces of 64 KiB
-//! and without waiting for the disk: a piece that is not in the page cache is asked for and looked for again each millisecond, so what a
-//! shard's other connections wait for is the copying of one connection's free send buffer.
+//! Loaded files keep the contents that they had at the start of the program. Files beyond the memory budget
+//! are read when they are requested, in blocks of 64 KiB and without waiting for the disk: if a block is not
+//! in the page cache, the kernel is asked to read it, and the server tries again every millisecond. So a
+//! shard's other connections only wait while one connection's free send buffer is filled by copying.
 
 pub mod body;
 pub mod clock;

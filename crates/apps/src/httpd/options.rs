@@ -1,4 +1,4 @@
-//! Options of the command.
+//! Options of `ginnel httpd`.
 
 use super::head::Limits;
 use super::limits::{ServerOptions, Timeouts};
@@ -8,26 +8,29 @@ use core::net::SocketAddr;
 use core::time::Duration;
 use std::path::PathBuf;
 
-/// What `ginnel httpd` is told.
+/// Options of `ginnel httpd`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Directory with the files to serve. It is read once, at start; links out of it are not followed.
+    /// Directory with the files to serve. It is read once, at start. Symbolic links that lead out of it are
+    /// not followed.
     #[arg(value_name = "ROOT")]
     pub root: PathBuf,
 
-    /// Address and port to listen on; an unspecified address stands for all of the stack's. May be given several times.
+    /// Address and port to listen on. An unspecified address (0.0.0.0 or [::]) stands for all addresses of
+    /// the stack. May be given several times.
     #[arg(long, value_name = "ADDRESS:PORT", default_values = ["0.0.0.0:80", "[::]:80"])]
     pub listen: Vec<SocketAddr>,
 
-    /// Name of the file that is sent for its directory.
+    /// Name of the file that is served for its directory.
     #[arg(long, value_name = "NAME", default_value = "index.html")]
     pub index: String,
 
-    /// Bytes of files to hold in memory, with their checksums. Files beyond are read when they are asked for; the smallest are held first.
+    /// Memory for files and their checksums, in bytes. The smallest files are loaded first; the other files
+    /// are read from disk when they are requested.
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = parse_bytes)]
     pub memory: u64,
 
-    /// Serve files and directories whose names begin with a dot, too (.well-known always is).
+    /// Serve files and directories whose names begin with a dot, too. (.well-known is always served.)
     #[arg(long)]
     pub dotfiles: bool,
 
@@ -39,7 +42,7 @@ pub struct Options {
     #[arg(long, value_name = "BYTES", default_value = "8KiB", value_parser = parse_limit)]
     pub line_max: u64,
 
-    /// Longest head of a request, with its request line; a longer one is answered with 431.
+    /// Longest head of a request, including the request line; a longer one is answered with 431.
     #[arg(long, value_name = "BYTES", default_value = "16KiB", value_parser = parse_limit)]
     pub head_max: u64,
 
@@ -51,25 +54,26 @@ pub struct Options {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_seconds)]
     pub head_timeout: Seconds,
 
-    /// Time an open connection may wait for its next request, in whole seconds. A client that still receives a response is
-    /// not waiting.
+    /// Time that an open connection may wait for its next request, in whole seconds. A client that still
+    /// receives a response is not waiting.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_seconds)]
     pub idle_timeout: Seconds,
 
-    /// Time without a byte of a request's body, in whole seconds; then 408.
+    /// Time without receiving a byte of a request's body, in whole seconds; then 408.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_seconds)]
     pub body_timeout: Seconds,
 
-    /// Time without room for a byte of a response, in whole seconds; then the connection is reset.
+    /// Time without free send buffer for a byte of a response, in whole seconds; then the connection is
+    /// reset.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_seconds)]
     pub send_timeout: Seconds,
 
-    /// Time a client has to close after the server did, in whole seconds.
+    /// Time for a client to close after the server closed, in whole seconds.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_seconds)]
     pub linger_timeout: Seconds,
 }
 
-/// A time-out in whole seconds, 1 … 86,400.
+/// A timeout in whole seconds, 1 … 86,400.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seconds(pub u32);
 
@@ -88,12 +92,12 @@ fn parse_limit(text: &str) -> Result<u64, String> {
 }
 
 impl Options {
-    /// The options that matter for reading the site.
+    /// Returns the options for reading the site.
     pub fn site(&self) -> SiteOptions {
         SiteOptions { index: self.index.clone(), memory_bytes_max: self.memory, dotfiles: self.dotfiles }
     }
 
-    /// The options that matter while serving.
+    /// Returns the options for serving.
     pub fn server(&self) -> ServerOptions {
         ServerOptions {
             limits: Limits {

@@ -1,15 +1,16 @@
-//! From the path of a request to the key of the catalogue.
+//! Converts the path of a request to a key of the site's catalogue.
 //!
-//! The catalogue is a table of what lies under the root, so no key leads out of it; still every trick is refused here by name, so
-//! that a later change of the catalogue cannot open a hole.
+//! The catalogue is a table of the files below the root, so no key leads out of the root. Every known trick
+//! is refused here nevertheless, so that a later change of the catalogue cannot open a hole.
 
 use super::status::Status;
 
-/// Decodes and normalises `raw`, the path of a target without its query. The result begins with a slash, has no empty, `.` or `..`
-/// segments (but may end with a slash) and holds the bytes themselves. `scratch` is used if anything had to change.
+/// Decodes and normalises `raw`, the path of a target without its query. The result begins with a slash and
+/// has no empty, `.` or `..` segments; it may end with a slash. `scratch` is used if anything changes.
 ///
-/// Percent-encoding is undone once. Refused with 400: a malformed escape, NUL, a backslash, control characters, and `..` beyond
-/// the root, each however it is written. An encoded slash is 404: no name of a file holds one.
+/// Percent-encoding is decoded once. These are refused with 400, however they are encoded: a malformed
+/// escape, NUL, a backslash, control characters, and `..` beyond the root. An encoded slash gives 404,
+/// because no file name contains a slash.
 pub fn normalise<'a>(raw: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<&'a [u8], Status> {
     if raw.first() != Some(&b'/') {
         return Err(Status::BadRequest);
@@ -41,7 +42,7 @@ pub fn normalise<'a>(raw: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<&'a [u8]
     Ok(scratch)
 }
 
-/// Nothing to decode, to resolve or to refuse: the usual case.
+/// Returns true if there is nothing to decode, to resolve or to refuse.
 fn is_plain(path: &[u8]) -> bool {
     let mut previous = 0;
     path.iter().all(|byte| {
@@ -76,8 +77,9 @@ fn decode(segment: &[u8], out: &mut Vec<u8>) -> Result<(), Status> {
     Ok(())
 }
 
-/// Writes a normalised path so that it can stand in a Location field: everything but unreserved characters and slashes is escaped.
-/// A normalised path has no empty segment, so it cannot begin with two slashes and name another host.
+/// Encodes a normalised path for a Location field: every byte except unreserved characters and slashes is
+/// escaped. A normalised path has no empty segment, so it cannot begin with two slashes, which would name
+/// another host.
 pub fn encode(path: &[u8], out: &mut Vec<u8>) {
     const HEX: &[u8; 16] = b"0123456789ABCDEF";
     for byte in path {

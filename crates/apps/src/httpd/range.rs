@@ -1,23 +1,24 @@
-//! Range requests (RFC 9110 §14): one range of bytes. A list of several ranges is answered with the whole file, which
-//! §14.2 permits: multipart answers serve hardly any client and are a known way to multiply a server's work.
+//! Range requests (RFC 9110 §14) for one range of bytes. A list of several ranges is answered with the whole
+//! file, which §14.2 permits: few clients use multipart responses, and they are known to multiply a server's
+//! work.
 
-/// What a Range field asks of a file.
+/// The part of a file that a Range field selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection {
-    /// Everything: the field is malformed, in another unit, or lists several ranges.
+    /// The whole file: the field is malformed, has another unit, or lists several ranges.
     Whole,
     /// `len` (≥ 1) bytes from `start` on.
     Part {
-        /// First byte.
+        /// Offset of the first byte.
         start: u64,
         /// Number of bytes.
         len: u64,
     },
-    /// Nothing of the file lies in the range: 416.
+    /// The range does not overlap the file: 416.
     Unsatisfiable,
 }
 
-/// What the field's value `field` selects of a file of `size` bytes.
+/// Returns the part that the field value `field` selects of a file of `size` bytes.
 pub fn select(field: &[u8], size: u64) -> Selection {
     let Some((start, end)) = parse(field) else { return Selection::Whole };
     match (start, end) {
@@ -26,7 +27,7 @@ pub fn select(field: &[u8], size: u64) -> Selection {
             let last = end.unwrap_or(u64::MAX).min(size - 1);
             Selection::Part { start, len: last - start + 1 }
         }
-        // A suffix: the last so many bytes.
+        // A suffix range: the last bytes of the file.
         (None, Some(0)) => Selection::Unsatisfiable,
         (None, Some(_)) if size == 0 => Selection::Unsatisfiable,
         (None, Some(suffix)) => Selection::Part { start: size - suffix.min(size), len: suffix.min(size) },
@@ -34,7 +35,8 @@ pub fn select(field: &[u8], size: u64) -> Selection {
     }
 }
 
-/// First and last byte of `bytes=first-last`, either of which may be missing. `None` if it is not exactly one well-formed range.
+/// Parses `bytes=first-last`, in which either number may be missing. Returns `None` if the field is not
+/// exactly one well-formed range.
 fn parse(field: &[u8]) -> Option<(Option<u64>, Option<u64>)> {
     let (unit, set) = field.split_at_checked(b"bytes=".len())?;
     if !unit.eq_ignore_ascii_case(b"bytes=") {
@@ -49,7 +51,8 @@ fn parse(field: &[u8]) -> Option<(Option<u64>, Option<u64>)> {
     }
 }
 
-/// `Some(None)` for no digits at all, `None` for anything that is not a number. Too large a number reads as the largest.
+/// Parses digits. Returns `Some(None)` for an empty string and `None` for anything else that is not a number.
+/// A number that is too large becomes the largest.
 fn number(digits: &[u8]) -> Option<Option<u64>> {
     if digits.is_empty() {
         return Some(None);

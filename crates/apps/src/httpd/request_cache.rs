@@ -1,36 +1,37 @@
-//! Requests seen lately, byte for byte, with what they come to.
+//! Caches recent request heads, byte for byte, with the responses to them.
 //!
-//! What a plain request for a loaded file is answered with depends on nothing but its bytes, and many clients (proxies, health checks,
-//! programs, generators of load) send the same bytes again and again. Comparing them costs a tenth of reading them.
+//! The response to a plain request for a loaded file depends on nothing but the bytes of the request, and
+//! many clients (proxies, health checks, programs, load generators) repeat the same bytes. Comparing them
+//! costs a tenth of parsing them.
 
 use super::site::FileId;
 
-/// Requests remembered.
+/// Number of requests in the cache.
 const ENTRIES: usize = 64;
-/// Longest head remembered.
+/// Longest head in the cache, in bytes.
 const HEAD_BYTES_MAX: usize = 512;
-/// The first bytes of a request choose its place: the request line and, as a rule, the host.
+/// Number of leading bytes of a request that are hashed: the request line and usually the Host field.
 const KEY_BYTES: usize = 64;
 
-/// What a remembered request is answered with: a prepared response.
+/// The response to a cached request: a prepared response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachedResponse {
     /// The file.
     pub file: FileId,
-    /// Only its head.
+    /// Whether only the head of the response is sent.
     pub is_head: bool,
-    /// The connection closes afterwards.
+    /// Whether the connection is closed after the response.
     pub close: bool,
 }
 
 #[derive(Debug)]
 struct CachedRequest {
-    /// A whole head; empty if the place is free.
+    /// Complete head; empty if the bucket is free.
     head: Vec<u8>,
     response: CachedResponse,
 }
 
-/// The requests.
+/// The cache.
 #[derive(Debug)]
 pub struct RequestCache {
     entries: Box<[CachedRequest]>,
@@ -45,15 +46,16 @@ impl Default for RequestCache {
 }
 
 impl RequestCache {
-    /// The answer to the request that `bytes` begins with, and the length of its head.
+    /// Returns the length of the head that `bytes` begins with and the response to it, if that head is in the
+    /// cache.
     pub fn find(&self, bytes: &[u8]) -> Option<(usize, CachedResponse)> {
         let entry = &self.entries[bucket_of(bytes)];
         let is_known = !entry.head.is_empty() && bytes.starts_with(&entry.head);
         is_known.then_some((entry.head.len(), entry.response))
     }
 
-    /// Remembers the head of `head_len` bytes that `bytes` begins with, in the place of another one. `bytes` must be what
-    /// [`Memo::find`] was asked about.
+    /// Inserts the head of `head_len` bytes that `bytes` begins with, and evicts the head in its bucket.
+    /// `bytes` must be the argument of the preceding [`RequestCache::find`].
     pub fn insert(&mut self, bytes: &[u8], head_len: usize, response: CachedResponse) {
         if head_len <= HEAD_BYTES_MAX {
             let entry = &mut self.entries[bucket_of(bytes)];
@@ -63,13 +65,14 @@ impl RequestCache {
         }
     }
 
-    /// Forgets everything, because answers have changed.
+    /// Removes all entries, because the responses have changed.
     pub fn clear(&mut self) {
         self.entries.iter_mut().for_each(|e| e.head.clear());
     }
 }
 
-/// It need not be unpredictable: a client that fills places costs others only what reading their requests costs.
+/// Returns the index of the bucket for a request. The hash need not be unpredictable: a client that fills
+/// buckets only costs others the parsing of their requests.
 fn bucket_of(bytes: &[u8]) -> usize {
     let key = &bytes[..bytes.len().min(KEY_BYTES)];
     let mut hash = key.len() as u64;

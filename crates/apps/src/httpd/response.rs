@@ -1,26 +1,26 @@
-//! Heads of responses.
+//! Response heads.
 
 use super::status::Status;
 use crate::date::{self, DATE_BYTES};
 
-/// Methods a file has, for the Allow field.
+/// Methods that files support, for the Allow field.
 pub const ALLOW: &str = "GET, HEAD, OPTIONS";
 
-/// Every head begins with a status line and the date, so that in a prepared head the date can be found and renewed.
+/// The Date field directly follows the status line, so that it can be found and updated in a prepared head.
 const DATE_FIELD: &[u8] = b"\r\nDate: ";
 
-/// What happens to the connection after the response, and how it is said.
+/// What happens to the connection after the response, and how the head says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Persistence {
-    /// HTTP/1.1 stays open without a word.
+    /// The connection stays open; HTTP/1.1 needs no Connection field for that.
     Keep,
-    /// HTTP/1.0 stays open because both sides say so.
+    /// The connection stays open; HTTP/1.0 needs `Connection: keep-alive`.
     KeepExplicit,
-    /// The server closes.
+    /// The server closes the connection.
     Close,
 }
 
-/// The time of day as the Date field has it, renewed once per second.
+/// The value of the Date field, updated once per second.
 #[derive(Clone, Copy, Debug)]
 pub struct DateText {
     second: u64,
@@ -28,24 +28,24 @@ pub struct DateText {
 }
 
 impl DateText {
-    /// The text for a second since 1970.
+    /// Formats the second `second` since 1970.
     pub fn new(second: u64) -> Self {
         Self { second, text: date::format(second) }
     }
 
-    /// The second since 1970.
+    /// Returns the second since 1970.
     pub const fn second(&self) -> u64 {
         self.second
     }
 }
 
-/// Writes one head to the end of a buffer.
+/// Appends one head to a buffer.
 pub struct HeadWriter<'a> {
     out: &'a mut Vec<u8>,
 }
 
 impl<'a> HeadWriter<'a> {
-    /// Begins a head with its status line, Date and Server.
+    /// Begins a head with the status line, Date and Server.
     pub fn new(out: &'a mut Vec<u8>, status: Status, date: &DateText) -> Self {
         out.extend_from_slice(b"HTTP/1.1 ");
         out.extend_from_slice(status.line().as_bytes());
@@ -55,7 +55,7 @@ impl<'a> HeadWriter<'a> {
         Self { out }
     }
 
-    /// Adds a field. `value` must hold no control characters.
+    /// Adds a field. `value` must have no control characters.
     pub fn field(&mut self, name: &str, value: &[u8]) -> &mut Self {
         self.out.extend_from_slice(name.as_bytes());
         self.out.extend_from_slice(b": ");
@@ -108,7 +108,8 @@ pub fn decimal(mut value: u64, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends a response that has no file behind it: its body is the status line again, or empty for a 200. `field` is one more field.
+/// Appends a response without a file. Its body is the text of the status line, or empty for 200. `field` is
+/// an additional field.
 pub fn write_plain(
     out: &mut Vec<u8>,
     status: Status,
@@ -136,20 +137,21 @@ pub fn write_plain(
     }
 }
 
-/// A whole response made ready in advance: the head and, for a small file, the body behind it.
+/// A response that is prepared in advance: the head and, for a small file, the body.
 #[derive(Clone, Debug)]
 pub struct PreparedResponse {
     bytes: Box<[u8]>,
     head_bytes: u32,
-    /// The second the date in it shows.
+    /// The second of the Date field.
     second: u64,
 }
 
 impl PreparedResponse {
-    /// Where the date stands in a 200.
+    /// Offset of the date in the head of a 200 response.
     const DATE_AT: usize = "HTTP/1.1 200 OK\r\nDate: ".len();
 
-    /// Takes a head of a 200, as [`HeadWriter`] wrote it for `date`, and what follows it.
+    /// Creates a response from the head of a 200 response, as [`HeadWriter`] wrote it for `date`, and the
+    /// body.
     pub fn new(mut head: Vec<u8>, body: &[u8], date: &DateText) -> Self {
         debug_assert_eq!(&head[Self::DATE_AT..Self::DATE_AT + DATE_BYTES], &date.text);
         let head_bytes = head.len() as u32;
@@ -157,13 +159,13 @@ impl PreparedResponse {
         Self { bytes: head.into(), head_bytes, second: date.second }
     }
 
-    /// Head and body with the date renewed.
+    /// Returns head and body, with the date updated.
     pub fn whole(&mut self, date: &DateText) -> &[u8] {
         self.refresh_date(date);
         &self.bytes
     }
 
-    /// The head alone, with the date renewed.
+    /// Returns the head alone, with the date updated.
     pub fn head(&mut self, date: &DateText) -> &[u8] {
         self.refresh_date(date);
         &self.bytes[..self.head_bytes as usize]

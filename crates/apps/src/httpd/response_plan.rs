@@ -1,4 +1,4 @@
-//! Which response a request gets.
+//! Chooses the response to a request.
 
 use super::conditional::{self, PreconditionResult, Validators};
 use super::exchange::{FileStream, Payload};
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use std::io;
 
 impl Server {
-    /// Decides, and writes the head of the response to `self.head` unless a prepared one fits.
+    /// Chooses the response, and writes its head to `self.head` unless a prepared response fits.
     pub(super) fn plan_response(
         &mut self,
         request: &Request<'_, '_>,
@@ -58,7 +58,8 @@ impl Server {
         }
     }
 
-    /// A directory was named without the slash at its end: relative links in its index would lead astray.
+    /// Redirects a request for a directory without the slash at the end: relative links of its index would be
+    /// resolved wrongly.
     fn plan_redirect(
         &mut self,
         path: &[u8],
@@ -104,7 +105,7 @@ impl Server {
         }
     }
 
-    /// The prepared response of a loaded file.
+    /// Returns the prepared response of a loaded file.
     pub(super) fn plan_prepared(&self, file: FileId, is_head: bool, close: bool) -> ResponsePlan {
         let entry = self.site.entry(file);
         let len = if is_head || entry.inline_body().is_some() { 0 } else { entry.meta.size };
@@ -112,7 +113,7 @@ impl Server {
         ResponsePlan { prepared: Some((file, is_head)), payload, close, is_error: false }
     }
 
-    /// Answers with one version of a file: the loaded one, or the one that is open.
+    /// Responds with a representation of a file: the loaded one, or the opened one.
     fn plan_representation(
         &mut self,
         file: FileId,
@@ -155,7 +156,7 @@ impl Server {
     }
 }
 
-/// What follows the head in `head`; a small body is put right behind it.
+/// Returns the payload after `head`. A small body is appended to `head` instead.
 fn payload_of(
     head: &mut Vec<u8>,
     entry: &SiteEntry,

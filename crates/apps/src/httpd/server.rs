@@ -1,8 +1,8 @@
 //! The server without its network: bytes and times go in, calls on a [`Transport`] come out.
 //!
-//! A connection is always in one [`Phase`]. Requests are taken one after the other: while a response waits for room to be sent, further
-//! requests stay with the transport, unread, so that a client that pipelines without reading is held back by its own window, and
-//! responses keep the order of their requests.
+//! A connection is always in one [`ConnectionPhase`]. Requests are handled one after the other: while a
+//! response waits for free send buffer, further requests stay unread in the transport. So the receive window
+//! limits a client that pipelines without reading, and responses keep the order of their requests.
 
 pub mod recorder;
 mod sending;
@@ -21,77 +21,79 @@ use core::mem::MaybeUninit;
 use core::time::Duration;
 use ginnel::{Conn, Instant};
 
-/// Bytes read from a file at once: what a shard's other work may have to wait for.
+/// Bytes read from a file at a time, which bounds the time that a shard's other work waits for.
 const READ_BYTES: usize = 64 << 10;
 
-/// What the server asks of the network. A call on a connection that is gone does nothing.
+/// The network that the server uses. A call for a closed connection does nothing.
 pub trait Transport {
-    /// Queues a copy of as many bytes as there is room for; returns how many. After less than all, [`Server::writable`] must follow.
+    /// Queues a copy of as many bytes as fit into the send buffer and returns how many. If that is less than
+    /// all, the transport must call [`Server::writable`] later.
     fn send(&mut self, conn: Conn, bytes: &[u8]) -> usize;
-    /// Queues a range of a loaded file, all or nothing. After `false`, [`Server::writable`] must follow.
+    /// Queues a range of a loaded file, all of it or nothing. After `false` the transport must call
+    /// [`Server::writable`] later.
     fn send_file(&mut self, conn: Conn, file: FileId, offset: u64, len: u64) -> bool;
-    /// Sends FIN behind what is queued; receiving goes on.
+    /// Sends FIN after the queued data; receiving continues.
     fn finish(&mut self, conn: Conn);
-    /// Closes; what is queued is still sent. [`Server::closed`] follows.
+    /// Closes the connection after the queued data. [`Server::closed`] follows.
     fn close(&mut self, conn: Conn);
-    /// Resets. [`Server::closed`] follows.
+    /// Resets the connection. [`Server::closed`] follows.
     fn abort(&mut self, conn: Conn);
-    /// Asks for data that were left unread to be shown again.
+    /// Asks the transport to deliver unread data again.
     fn resume_reading(&mut self, conn: Conn);
-    /// About how many of the bytes that were queued are not acknowledged; `None` if all are. It must change when some are. Asked only when
-    /// a time-out runs out.
+    /// Returns a number that changes when queued bytes are acknowledged, or `None` if all of them are. Called
+    /// only when a timeout expires.
     fn outstanding(&mut self, conn: Conn) -> Option<u32>;
 }
 
-/// What was done so far.
+/// Counters of the server.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ServerCounters {
-    /// Connections accepted.
+    /// Accepted connections.
     pub connections: u64,
-    /// Requests answered, with whatever status.
+    /// Requests answered, with any status.
     pub responses: u64,
-    /// Those that were answered with an error (status ≥ 400).
+    /// Requests answered with an error (status ≥ 400).
     pub errors: u64,
-    /// Connections ended by a time-out.
+    /// Connections that a timeout ended.
     pub timeouts: u64,
-    /// Connections that are open now.
+    /// Connections open now.
     pub open: u64,
 }
 
-/// Where a connection stands.
+/// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConnectionPhase {
-    /// No connection.
+    /// The slot has no connection.
     Vacant,
     /// Between requests.
     Idle,
-    /// A head has come in part.
+    /// A head has arrived in part.
     Head,
     /// A body is being skipped; its response is ready.
     Body,
-    /// A response waits for room.
+    /// A response waits for free send buffer.
     Sending,
-    /// Everything was said and FIN sent: what comes is dropped until the client closes too, because closing with unread data
-    /// would be a reset that can destroy the response on its way (RFC 9112 §9.6).
+    /// The last response and FIN were sent. Received data are dropped until the client closes, too. Closing
+    /// with unread data would send a reset, which can destroy the response (RFC 9112 §9.6).
     Draining,
-    /// Closed or reset; only the transport's last word is missing.
+    /// Closed or reset; only the call of [`Server::closed`] is outstanding.
     Closed,
 }
 
-/// 20 bytes for each slot of the transport's connection table.
+/// A slot of the connection table: 20 bytes.
 #[derive(Clone, Copy, Debug)]
 struct ConnectionSlot {
     generation: u32,
-    /// Second at which the phase ends.
+    /// Second at which the phase times out.
     deadline: u32,
-    /// Index of its record, if it is in the middle of something.
+    /// Index of the exchange in progress, or [`exchange::NONE`].
     exchange: u32,
-    /// Bytes that were on their way when a time-out ran out last.
+    /// The result of [`Transport::outstanding`] at the last timeout.
     outstanding: u32,
     phase: ConnectionPhase,
-    /// The client has closed its side.
+    /// Whether the client has closed its side.
     half_closed: bool,
-    /// The sweep has an entry for the slot.
+    /// Whether the sweep has an entry for the slot.
     in_sweep: bool,
 }
 
@@ -117,28 +119,29 @@ pub struct Server {
     clock: Clock,
     counters: ServerCounters,
     request_cache: RequestCache,
-    /// Connections whose next piece is not in memory yet.
+    /// Connections whose next block of a file is not in the page cache.
     waiting_for_disk: Vec<Conn>,
-    /// Scratch: a head being written, a path being normalised, a piece of a file.
+    /// Buffers for a head, a normalised path and a block of a file.
     pub(super) head: Vec<u8>,
     pub(super) path: Vec<u8>,
     read_buffer: Box<[u8]>,
 }
 
-/// What a request is answered with. The head, and perhaps a small body, stand in [`Server::head`], unless it is a prepared one.
+/// The response to a request. Its head, and for a small file its body, are in [`Server::head`] unless it is
+/// prepared.
 pub(super) struct ResponsePlan {
-    /// A prepared response of this file, and whether only its head is wanted.
+    /// The file whose prepared response is sent, and whether only the head is sent.
     pub prepared: Option<(FileId, bool)>,
-    /// What follows.
+    /// What follows the head.
     pub payload: Payload,
-    /// Close afterwards.
+    /// Whether the connection is closed after the response.
     pub close: bool,
-    /// Status ≥ 400.
+    /// Whether the status is 400 or above.
     pub is_error: bool,
 }
 
 impl Server {
-    /// A server of `site`. `now` is the transport's time, `unix` the time of day.
+    /// Creates a server of `site`. `now` is the transport's time and `unix` the time of day.
     pub fn new(site: Site, options: ServerOptions, now: Instant, unix: Duration) -> Self {
         let t = options.timeouts;
         let timeout_min = t.head.min(t.idle).min(t.body).min(t.send).min(t.linger);
@@ -159,17 +162,17 @@ impl Server {
         }
     }
 
-    /// What was done so far.
+    /// Returns the counters.
     pub const fn counters(&self) -> &ServerCounters {
         &self.counters
     }
 
-    /// The site.
+    /// Returns the site.
     pub const fn site(&self) -> &Site {
         &self.site
     }
 
-    /// The time of day as the Date field has it.
+    /// Returns the current value of the Date field.
     pub(super) const fn date(&self) -> &DateText {
         &self.clock.date
     }
@@ -179,7 +182,7 @@ impl Server {
         self.clock = Clock::new(now, unix);
     }
 
-    /// A connection was accepted.
+    /// Handles an accepted connection.
     pub fn accepted(&mut self, now: Instant, conn: Conn) {
         self.clock.update(now);
         let index = conn.index() as usize;
@@ -209,7 +212,8 @@ impl Server {
             .filter(|c| c.generation == conn.generation() && c.phase != ConnectionPhase::Vacant)
     }
 
-    /// Bytes arrived; returns how many were taken. The rest must be shown again after [`Transport::resume_reading`].
+    /// Handles received bytes and returns how many were consumed. The transport must deliver the rest again
+    /// after [`Transport::resume_reading`].
     pub fn data(&mut self, now: Instant, conn: Conn, bytes: &[u8], net: &mut impl Transport) -> usize {
         self.clock.update(now);
         let mut used = 0;
@@ -227,7 +231,7 @@ impl Server {
         used
     }
 
-    /// There is room again.
+    /// Continues a response when send buffer has become free.
     pub fn writable(&mut self, now: Instant, conn: Conn, net: &mut impl Transport) {
         self.clock.update(now);
         if self.slot(conn).is_some_and(|c| c.phase == ConnectionPhase::Sending) {
@@ -235,12 +239,12 @@ impl Server {
         }
     }
 
-    /// The client closed its side, and all it sent was taken.
+    /// Handles the client's FIN, after all its data were consumed.
     pub fn peer_closed(&mut self, conn: Conn, net: &mut impl Transport) {
         let Some(slot) = self.slot(conn) else { return };
         slot.half_closed = true;
         match slot.phase {
-            // Nothing is owed: a request that will never be complete gets no answer.
+            // An incomplete request gets no response.
             ConnectionPhase::Idle
             | ConnectionPhase::Head
             | ConnectionPhase::Body
@@ -249,7 +253,7 @@ impl Server {
         }
     }
 
-    /// The connection is gone.
+    /// Handles the end of a connection.
     pub fn closed(&mut self, conn: Conn) {
         if let Some(slot) = self.slot(conn) {
             let (exchange, in_sweep) = (slot.exchange, slot.in_sweep);
@@ -261,7 +265,7 @@ impl Server {
         }
     }
 
-    /// Once per second: ends what has waited too long.
+    /// Ends the connections whose phase has timed out. Called once per second.
     pub fn tick(&mut self, now: Instant, net: &mut impl Transport) {
         self.clock.update(now);
         let second = self.clock.second;
@@ -282,7 +286,8 @@ impl Server {
         if matches!(phase, ConnectionPhase::Idle | ConnectionPhase::Draining)
             && let Some(outstanding) = net.outstanding(conn)
         {
-            // A response is still on its way: the client is not idle but slow, unless it takes nothing at all.
+            // A response is still in flight: the client is slow and not idle, unless it acknowledges nothing
+            // at all.
             let deadline = self.clock.deadline_after(self.options.timeouts.send);
             let slot = &mut self.connections[conn.index() as usize];
             if core::mem::replace(&mut slot.outstanding, outstanding) != outstanding {
@@ -305,12 +310,12 @@ impl Server {
         }
     }
 
-    /// True if [`Server::read_disk`] should be called again in a millisecond.
+    /// Returns true if [`Server::read_disk`] should be called in a millisecond.
     pub const fn waits_for_disk(&self) -> bool {
         !self.waiting_for_disk.is_empty()
     }
 
-    /// Goes on with connections whose file was not in memory.
+    /// Continues the connections that wait for the disk.
     pub fn read_disk(&mut self, now: Instant, net: &mut impl Transport) {
         let mut waiting = core::mem::take(&mut self.waiting_for_disk);
         waiting.sort_unstable();
@@ -320,7 +325,8 @@ impl Server {
         }
     }
 
-    /// Takes leave: idle connections are closed now, the others after the response they wait for. Once [`Counters::open`] is 0 all is done.
+    /// Closes idle connections now, and the others after their response. All are closed once
+    /// [`ServerCounters::open`] is 0.
     pub fn drain(&mut self, net: &mut impl Transport) {
         self.options.keep_alive = false;
         self.request_cache.clear();
@@ -347,7 +353,7 @@ impl Server {
         }
     }
 
-    /// The connection's record, taken from the pool if it has none.
+    /// Returns the connection's exchange, and takes one from the pool if it has none.
     fn exchange(&mut self, conn: Conn) -> &mut exchange::Exchange {
         let slot = &mut self.connections[conn.index() as usize];
         if slot.exchange == exchange::NONE {
@@ -364,7 +370,7 @@ impl Server {
         }
     }
 
-    /// Bytes at the start of a request. Usually it is there as a whole and is read where it lies.
+    /// Handles bytes at the start of a request. A complete request is parsed in place.
     fn begin_request(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) -> usize {
         if let Some((len, CachedResponse { file, is_head, close })) = self.request_cache.find(bytes) {
             let plan = self.plan_prepared(file, is_head, close);
@@ -409,7 +415,7 @@ impl Server {
         let limits = self.options.limits;
         let exchange = self.exchange(conn);
         let before = exchange.input.len();
-        // One byte beyond the limit is enough to know that it is exceeded.
+        // One byte more than the limit shows that the head is too long.
         let room = (limits.head_bytes_max + 1).saturating_sub(before);
         let taken = bytes.len().min(room);
         exchange.input.extend_from_slice(&bytes[..taken]);
@@ -418,7 +424,8 @@ impl Server {
                 let mut input = core::mem::take(&mut exchange.input);
                 let record = self.connections[conn.index() as usize].exchange;
                 self.handle_head(conn, &input[..end], net);
-                // The record still waits for the response, or is back in the pool already: the buffer belongs to it either way.
+                // The record belongs to the response, or is back in the pool. It keeps the buffer in either
+                // case.
                 input.clear();
                 let exchange = self.exchanges.get(record);
                 (exchange.input, exchange.scanner) = (input, Scanner::NEW);
@@ -453,7 +460,7 @@ impl Server {
         }
     }
 
-    /// A whole head is there.
+    /// Handles a complete head.
     fn handle_head(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) {
         let mut buffer: HeaderBuffer<'_> = [const { MaybeUninit::uninit() }; HEADERS_MAX];
         match head::parse(bytes, &mut buffer) {
@@ -464,7 +471,7 @@ impl Server {
         }
     }
 
-    /// A request is understood. Returns the answer if the same bytes will always get it.
+    /// Handles a parsed request. Returns the response if equal bytes always get it.
     fn handle_request(
         &mut self,
         conn: Conn,
@@ -492,8 +499,8 @@ impl Server {
             self.respond(conn, plan, net);
             return cached;
         }
-        // RFC 9110 §10.1.1: a client that waits learns of an error before it sends the body. Whether it then still sends it is its
-        // choice, so the connection cannot go on.
+        // RFC 9110 §10.1.1: a client that waits for 100 learns of an error before it sends the body. It may
+        // send the body nevertheless, so the connection must be closed.
         let is_refused = request.expects_continue && plan.is_error;
         self.defer(conn, plan, body);
         if is_refused {

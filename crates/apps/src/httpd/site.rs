@@ -1,8 +1,9 @@
-//! The catalogue of a site: everything under its root, read once at start.
+//! The catalogue of a site: all files below its root, read once at start.
 //!
-//! A request can only name what is in the catalogue, so no path leads out of the root. Links are followed when the catalogue is made, if they
-//! stay inside the root; a file is opened by its real path, then and later, beneath the root and without following links: whoever swaps a
-//! directory for a link in between leads nowhere.
+//! A request can only name files of the catalogue, so no path leads out of the root. When the catalogue is
+//! built, symbolic links are followed if they stay inside the root. Files are opened by their real path
+//! beneath the root without following links, at start and later, so replacing a directory by a link in
+//! between gains an attacker nothing.
 
 use super::response::{DateText, HeadWriter, Persistence, PreparedResponse};
 use super::status::Status;
@@ -22,22 +23,22 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// A body up to so many bytes stands behind its prepared head and is copied when it is sent: that costs less than the
-/// bookkeeping of a source.
+/// Largest body in bytes that is stored after its prepared head and sent by copying, which costs less than
+/// the bookkeeping of a source.
 pub const INLINE_BYTES_MAX: usize = 1024;
 /// Directories nested deeper than this are not read.
 const DEPTH_MAX: usize = 64;
-/// Files in a catalogue; the rest is skipped, and said to be.
+/// Most files in a catalogue; further files are skipped and reported.
 const FILES_MAX: usize = 1 << 22;
 
-/// How a site is read.
+/// Options for reading a site.
 #[derive(Clone, Debug)]
 pub struct SiteOptions {
-    /// Name of the file that stands for its directory.
+    /// Name of the file that is served for its directory.
     pub index: String,
-    /// Bytes of bodies that may be held in memory; files beyond are streamed. The smallest files are loaded first.
+    /// Most bytes of bodies in memory. The smallest files are loaded first; the others are read from disk.
     pub memory_bytes_max: u64,
-    /// Serve files and directories whose names begin with a dot.
+    /// Whether files and directories whose names begin with a dot are served.
     pub dotfiles: bool,
 }
 
@@ -47,11 +48,11 @@ impl Default for SiteOptions {
     }
 }
 
-/// A file of the site: its place in the catalogue.
+/// Index of a file in the catalogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId(pub u32);
 
-/// What a path leads to.
+/// The resource that a path names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// A file, or the index of a directory.
@@ -60,12 +61,12 @@ pub enum Resource {
     Directory,
 }
 
-/// What is said about one version of a file.
+/// Metadata of one version of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileMetadata {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Last modification in seconds since 1970.
+    /// Time of last modification in seconds since 1970.
     pub modified: u64,
     /// Entity tag with its quotation marks: modification time in nanoseconds and size.
     pub etag: Box<[u8]>,
@@ -79,12 +80,12 @@ impl FileMetadata {
         Self { size, modified, etag: etag.into_bytes().into() }
     }
 
-    /// Of an open file, of which so many bytes count.
+    /// Returns the metadata of an open file, with `size` as its size.
     fn from_stat(stat: &Stat, size: u64) -> Self {
         Self::new(size, stat.st_mtime, stat.st_mtime_nsec as i64)
     }
 
-    /// Appends the head of a 200, or of a 206 if `part` is (start, length).
+    /// Appends the head of a 200 response, or of a 206 response if `part` is (start, length).
     pub fn write_head(
         &self,
         out: &mut Vec<u8>,
@@ -110,34 +111,35 @@ impl FileMetadata {
     }
 }
 
-/// Where the bytes of a file are.
+/// Where the bytes of a file are stored.
 #[derive(Clone, Debug)]
 pub enum FileBody {
     /// In memory, since the start.
     Loaded(Arc<PreloadedSource>),
-    /// In the file, by its real path relative to the root.
+    /// On disk: the real path relative to the root.
     Streamed(PathBuf),
 }
 
 /// A file of the catalogue.
 #[derive(Clone, Debug)]
 pub struct SiteEntry {
-    /// As it was at start.
+    /// Metadata at start.
     pub meta: FileMetadata,
     /// Content type.
     pub content_type: &'static str,
-    /// Its bytes.
+    /// The contents.
     pub body: FileBody,
-    /// Responses to a plain GET, made ready: (connection stays open, connection closes). Only for a loaded file.
+    /// Prepared responses to a plain GET: (connection stays open, connection is closed). Only for a loaded
+    /// file.
     pub prepared: Option<Box<(PreparedResponse, PreparedResponse)>>,
 }
 
-/// A file opened to be streamed.
+/// A file that was opened to be read from disk.
 #[derive(Debug)]
 pub struct OpenFile {
     /// Its descriptor.
     pub fd: OwnedFd,
-    /// As it is now.
+    /// Its current metadata.
     pub meta: FileMetadata,
 }
 
@@ -147,7 +149,7 @@ pub struct Site {
     root: SiteRoot,
     entries: Vec<SiteEntry>,
     paths: HashMap<Box<[u8]>, Resource, BuildHasherDefault<PathHasher>>,
-    /// What is under the root and not served, with the reason.
+    /// Files below the root that are not served, with the reason.
     pub skipped: Vec<(PathBuf, String)>,
 }
 
@@ -155,14 +157,14 @@ pub struct Site {
 #[derive(Debug)]
 struct SiteRoot {
     fd: OwnedFd,
-    /// There is no `openat2`: kernels before 5.6, filters of system calls from that time, valgrind.
+    /// Whether `openat2` is missing: on kernels before 5.6, under older seccomp filters, and under valgrind.
     lacks_openat2: AtomicBool,
 }
 
 impl SiteRoot {
-    /// Opens a file beneath the root, following no link. Fails if it is gone, or not a file.
+    /// Opens a file beneath the root without following links. Fails if it is missing or not a regular file.
     fn open(&self, path: &Path) -> io::Result<(OwnedFd, Stat)> {
-        // NONBLOCK: should a FIFO have taken its place, open must not wait.
+        // With NONBLOCK the call does not wait if the file has been replaced by a FIFO.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let by_parts = self.lacks_openat2.load(Ordering::Relaxed);
@@ -182,13 +184,13 @@ impl SiteRoot {
         Ok((fd, stat))
     }
 
-    /// The same, one directory after the other.
+    /// Opens a file one path component at a time.
     #[cold]
     fn open_by_component(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
         let mut within: Option<OwnedFd> = None;
         let mut parts = path.components().peekable();
         while let Some(part) = parts.next() {
-            // Neither upwards nor from the top.
+            // `..` and absolute paths are refused.
             let Component::Normal(name) = part else { return Err(Errno::XDEV) };
             let flags = match parts.peek() {
                 Some(_) => OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
@@ -205,7 +207,8 @@ fn openat2(root: &OwnedFd, path: &Path, flags: OFlags, resolve: ResolveFlags) ->
     rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
 }
 
-/// Hashes paths of the catalogue. It need not resist an adversary: requests only look up, they never insert.
+/// Hashes paths of the catalogue. Requests only look up keys and never insert them, so hash flooding is not
+/// possible.
 #[derive(Debug, Default)]
 pub struct PathHasher(u64);
 
@@ -231,15 +234,15 @@ impl Hasher for PathHasher {
     }
 }
 
-/// A file found under the root, before it is loaded.
+/// A file found below the root, before it is loaded.
 struct FoundFile {
     entry: usize,
-    /// Its real path relative to the root.
+    /// Real path relative to the root.
     real: PathBuf,
 }
 
 impl Site {
-    /// Reads what lies under `root`. `date` goes into the prepared responses and is renewed later.
+    /// Reads the files below `root`. `date` is written into the prepared responses and updated later.
     pub fn read(root: &Path, options: &SiteOptions, date: &DateText) -> io::Result<Self> {
         let root = root.canonicalize()?;
         let fd =
@@ -253,34 +256,35 @@ impl Site {
         Ok(site)
     }
 
-    /// The target of a normalised path.
+    /// Returns the resource of a normalised path.
     pub fn find(&self, path: &[u8]) -> Option<Resource> {
         self.paths.get(path).copied()
     }
 
-    /// A file's entry.
+    /// Returns a file's entry.
     pub fn entry(&self, file: FileId) -> &SiteEntry {
         &self.entries[file.0 as usize]
     }
 
-    /// A file's entry, to renew the dates of its prepared responses.
+    /// Returns a file's entry, to update the dates of its prepared responses.
     pub fn entry_mut(&mut self, file: FileId) -> &mut SiteEntry {
         &mut self.entries[file.0 as usize]
     }
 
-    /// All files, in order of their ids.
+    /// Returns all files, in the order of their ids.
     pub fn entries(&self) -> &[SiteEntry] {
         &self.entries
     }
 
-    /// (files in memory, their bytes, files to be streamed)
+    /// Returns (files in memory, their bytes, files to be read from disk).
     pub fn summary(&self) -> (usize, u64, usize) {
         let loaded = self.entries.iter().filter(|e| matches!(e.body, FileBody::Loaded(_)));
         let (files, bytes) = loaded.fold((0, 0), |(files, bytes), e| (files + 1, bytes + e.meta.size));
         (files, bytes, self.entries.len() - files)
     }
 
-    /// Opens a streamed file, beneath the root and following no link. Fails if it is gone, or not a file any more.
+    /// Opens a file to be read from disk, beneath the root and without following links. Fails if it is
+    /// missing or not a regular file any more.
     pub fn open(&self, file: FileId) -> io::Result<OpenFile> {
         let FileBody::Streamed(path) = &self.entry(file).body else {
             return Err(io::Error::from(io::ErrorKind::Unsupported));
@@ -290,7 +294,8 @@ impl Site {
         Ok(OpenFile { fd, meta })
     }
 
-    /// Enters a directory, `url` being its path with the slash at the end. `chain` holds the real paths of the directories it is in.
+    /// Reads a directory. `url` is its path with the slash at the end, and `chain` holds the real paths of
+    /// its parent directories and its own.
     fn read_directory(
         &mut self,
         root: &Path,
@@ -372,7 +377,7 @@ impl Site {
         Ok(())
     }
 
-    /// Loads as many files as the budget permits, the smallest first.
+    /// Loads as many files as the memory budget permits, the smallest first.
     fn load(&mut self, options: &SiteOptions, mut found: Vec<FoundFile>, date: &DateText) {
         let mut left = options.memory_bytes_max;
         found.sort_by_key(|f| (self.entries[f.entry].meta.size, f.entry));
@@ -419,7 +424,7 @@ impl SiteEntry {
         self.prepared = Some(Box::new((response(Persistence::Keep), response(Persistence::Close))));
     }
 
-    /// The body, if it is small enough to be sent by copying.
+    /// Returns the body if it is small enough to be sent by copying.
     pub fn inline_body(&self) -> Option<&[u8]> {
         match &self.body {
             FileBody::Loaded(source) if source.bytes().len() <= INLINE_BYTES_MAX => Some(source.bytes()),
@@ -532,7 +537,7 @@ mod tests {
         }
         let Some(Resource::File(big)) = site.find(b"/a/b/big.bin") else { panic!() };
         assert_eq!(site.open(big).unwrap().meta, site.entry(big).meta);
-        // Somebody swaps the file, then its directory, for a link that leaves the root.
+        // The file, then its directory, is replaced by a link that leaves the root.
         fs::remove_file(root.join("a/b/big.bin")).unwrap();
         assert!(site.open(big).is_err());
         symlink(outer.path().join("outside.txt"), root.join("a/b/big.bin")).unwrap();
@@ -541,7 +546,7 @@ mod tests {
         symlink(outer.path(), root.join("a/b")).unwrap();
         fs::write(outer.path().join("big.bin"), "secret").unwrap();
         assert!(site.open(big).is_err());
-        // A FIFO in its place does not hold up the shard.
+        // A FIFO in place of the file must not block the shard.
         fs::remove_file(root.join("a/b")).unwrap();
         fs::create_dir(root.join("a/b")).unwrap();
         rustix::fs::mknodat(

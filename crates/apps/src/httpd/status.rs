@@ -1,4 +1,4 @@
-//! The status codes the server answers with.
+//! The status codes that the server sends.
 
 /// A status code with its reason phrase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,7 +43,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// Every status, for tests and counters.
+    /// All statuses, for tests and counters.
     pub const ALL: [Self; 18] = [
         Self::Ok,
         Self::PartialContent,
@@ -65,12 +65,12 @@ impl Status {
         Self::VersionNotSupported,
     ];
 
-    /// The number.
+    /// Returns the number.
     pub const fn code(self) -> u16 {
         self as u16
     }
 
-    /// Number and reason phrase, as they stand in a status line and in the body of an error.
+    /// Returns number and reason phrase, for the status line and for the body of an error.
     pub const fn line(self) -> &'static str {
         match self {
             Self::Ok => "200 OK",

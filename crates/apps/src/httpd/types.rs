@@ -1,6 +1,7 @@
-//! Content types by the extension of a file's name.
+//! Content types by file name extension.
 
-/// The type for a name: by what follows its last dot, whatever the case. Unknown extensions are `application/octet-stream`.
+/// Returns the content type for a file name, by the extension after the last dot in any case. The type of an
+/// unknown extension is `application/octet-stream`.
 pub fn content_type_of(name: &[u8]) -> &'static str {
     let extension = match name.iter().rposition(|b| *b == b'.') {
         Some(dot) if dot > 0 && name.len() - dot <= EXTENSION_BYTES_MAX + 1 => &name[dot + 1..],
@@ -15,7 +16,7 @@ pub fn content_type_of(name: &[u8]) -> &'static str {
 const DEFAULT: &str = "application/octet-stream";
 const EXTENSION_BYTES_MAX: usize = 11;
 
-/// Looked up once per file at start, so a plain list does.
+/// Extensions are looked up once per file at start, so a linear search suffices.
 const TYPES: [(&str, &str); 51] = [
     ("html", "text/html; charset=utf-8"),
     ("htm", "text/html; charset=utf-8"),

@@ -1,23 +1,24 @@
-//! When requests are due in an open loop. The times are fixed by the plan and not by the server, so that a server that stalls
-//! cannot make the generator forget the requests it should have sent meanwhile: they are sent late, and their latency counts from when they
-//! were due.
+//! Due times of requests in an open loop. The plan fixes them and not the server. So a server that stalls
+//! cannot make the generator omit requests (coordinated omission): they are sent late, and their latency
+//! counts from their due time.
 
 use ginnel::Instant;
 use ginnel::Random;
 
-/// A sequence of due times at a mean rate.
+/// A sequence of due times with a given mean rate.
 #[derive(Clone, Debug)]
 pub struct Arrivals {
     start: Instant,
     gap_nanos: f64,
-    /// Due time of the next, in nanoseconds from the start.
+    /// Next due time in nanoseconds from the start.
     next_nanos: f64,
     count: u64,
     poisson: Option<Random>,
 }
 
 impl Arrivals {
-    /// `per_second` (> 0) arrivals from `start` on, at equal distances, or as a Poisson process drawn from `poisson`.
+    /// Creates `per_second` (> 0) arrivals per second from `start` on, at equal distances or as a Poisson
+    /// process drawn from `poisson`.
     pub fn new(start: Instant, per_second: f64, poisson: Option<Random>) -> Self {
         let mut arrivals = Self { start, gap_nanos: 1e9 / per_second, next_nanos: 0.0, count: 0, poisson };
         if arrivals.poisson.is_some() {
@@ -26,16 +27,16 @@ impl Arrivals {
         arrivals
     }
 
-    /// When the next request is due.
+    /// Returns the due time of the next request.
     pub fn due(&self) -> Instant {
         Instant::from_nanos(self.start.as_nanos().saturating_add(self.next_nanos as u64))
     }
 
-    /// Goes on to the one after.
+    /// Advances to the request after the next one.
     pub fn advance(&mut self) {
         self.count += 1;
         self.next_nanos = match &mut self.poisson {
-            // Not added up, so no error adds up either.
+            // Computed from the count instead of by addition, so that rounding errors do not accumulate.
             None => self.count as f64 * self.gap_nanos,
             Some(rng) => self.next_nanos + self.gap_nanos * rng.exponential(),
         };

@@ -1,8 +1,8 @@
-//! How busy a worker was: a generator that has no time left has measured itself.
+//! Busy time of a worker. A generator without idle time measures itself and not the server.
 
 use core::time::Duration;
 
-/// Time in which a worker measured, and what it had nothing to do in.
+/// Measured time of a worker, and the idle part of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BusyTime {
     idle: Duration,
@@ -10,7 +10,7 @@ pub struct BusyTime {
 }
 
 impl BusyTime {
-    /// So much time went by, with something to do or without.
+    /// Adds a span of time, which was idle or not.
     pub fn count(&mut self, time: Duration, is_idle: bool) {
         self.total += time;
         if is_idle {
@@ -18,7 +18,7 @@ impl BusyTime {
         }
     }
 
-    /// The share of the time in which there was something to do, if any time went by.
+    /// Returns the share of the time that was busy, or `None` if no time was added.
     pub fn share(&self) -> Option<f64> {
         (!self.total.is_zero()).then(|| 1.0 - self.idle.as_secs_f64() / self.total.as_secs_f64())
     }

@@ -1,4 +1,4 @@
-//! The generator on a shard.
+//! Runs the generator on a shard.
 
 use super::options::Job;
 use super::session::{Network, Session};
@@ -11,15 +11,15 @@ use ginnel::{
 };
 use std::sync::{Arc, Mutex};
 
-/// The session is due.
+/// Timer token: the session is due.
 const POLL: u64 = 0;
-/// All was said; the last segments have left.
+/// Timer token: [`LINGER`] has passed since the run ended.
 const STOP: u64 = 1;
-/// Time for the last closes to leave.
+/// Time after the run in which the last FINs are sent.
 const LINGER: Duration = Duration::from_millis(100);
 const NO_SLOT: u32 = u32::MAX;
 
-/// Where a generator leaves what it measured.
+/// Results of a generator, shared with its creator.
 pub type SharedStats = Arc<Mutex<Option<Stats>>>;
 
 /// The generator as a shard's application: worker `worker` of `workers`.
@@ -29,20 +29,21 @@ pub struct LoadHandler {
     workers: u32,
     progress: Arc<LiveProgress>,
     outcome: SharedStats,
-    /// From the start of the shard on.
+    /// Set when the shard starts.
     session: Option<Session>,
     links: Links,
     timer: Option<(Timer, Instant)>,
     ended: bool,
-    /// The last closes have left.
+    /// Whether [`LINGER`] has passed since the run ended.
     has_lingered: bool,
-    /// Somebody wants it to end.
+    /// Whether the shard was asked to stop.
     is_stop_requested: bool,
-    /// Workers on other shards of the same stack, and this one, whose runs are not over: one shard cannot leave before the others.
+    /// Number of workers on the shards of the same stack whose runs are not over, including this one. No
+    /// shard stops before the others are finished.
     running: Option<Arc<AtomicU32>>,
 }
 
-/// Which connection belongs to which slot.
+/// Maps slots to connections and back.
 #[derive(Default)]
 struct Links {
     conn_of: Vec<Option<Conn>>,
@@ -73,7 +74,7 @@ impl Links {
 }
 
 impl LoadHandler {
-    /// A generator that leaves what it measured in `outcome`.
+    /// Creates a generator that stores its results in `outcome`.
     pub fn new(
         job: Job,
         worker: u32,
@@ -98,23 +99,24 @@ impl LoadHandler {
         }
     }
 
-    /// One of several on shards of the same stack; `running` counts those whose runs are not over.
+    /// Makes the generator one of several on shards of one stack. `running` counts those whose runs are not
+    /// over.
     pub(super) fn in_group(mut self, running: Arc<AtomicU32>) -> Self {
         self.running = Some(running);
         self
     }
 
-    /// What was measured, once the run is over.
+    /// Returns the results once the run is over.
     pub(super) fn measured(&self) -> Option<Stats> {
         self.outcome.lock().ok()?.clone()
     }
 
-    /// True once the run is over and its outcome is there.
+    /// Returns true once the run is over and its results are stored.
     pub const fn is_done(&self) -> bool {
         self.ended
     }
 
-    /// Lets the session act, and sees to it that it is called when it is due next.
+    /// Calls the session, and re-arms the timer if the session is due earlier.
     fn act(
         &mut self,
         cx: &mut Context<'_>,
@@ -123,7 +125,8 @@ impl LoadHandler {
         let Some(session) = &mut self.session else { return };
         let now = cx.now();
         act(session, now, &mut ShardNetwork { cx, links: &mut self.links });
-        // What the session does of its own accord it does when the timer calls; only a request that is due earlier needs another one.
+        // The session's own deadlines are handled when the timer expires; only a request that is due earlier
+        // needs another timer.
         if let (Some((_, at)), Some(due)) = (self.timer, session.next_arrival())
             && due < at
         {
@@ -135,7 +138,7 @@ impl LoadHandler {
         if let Some((timer, _)) = self.timer.take() {
             cx.cancel_timer(timer);
         }
-        // Only requests that are due at times of their own must be exact.
+        // Only the requests of an open loop need an exact timer.
         let is_exact = self.session.as_ref().and_then(Session::next_arrival).is_some();
         let timer = match is_exact {
             true => cx.set_exact_timer(at, POLL),
@@ -167,7 +170,7 @@ impl LoadHandler {
         self.stop_if_group_done(cx);
     }
 
-    /// The shard of the worker whose run ends last stops, and the others with it.
+    /// Stops the shard if the runs of all workers are over. The last shard to finish stops the others, too.
     fn stop_if_group_done(&self, cx: &mut Context<'_>) {
         let is_last = self.running.as_ref().is_none_or(|running| running.load(Ordering::Acquire) == 0);
         if self.has_lingered && (is_last || self.is_stop_requested) {
@@ -207,7 +210,7 @@ impl Handler for LoadHandler {
     }
 
     fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        // Without a slot the session has done with it, and it is closed already.
+        // A connection without a slot has been closed by the session.
         if let Some(slot) = self.links.slot(conn) {
             self.act(cx, |session, now, net| session.peer_closed(slot, now, net));
         }
@@ -274,7 +277,7 @@ impl Network for ShardNetwork<'_, '_> {
 
     fn send(&mut self, slot: u32, bytes: &[u8]) -> usize {
         match self.links.conn_of.get(slot as usize) {
-            // Nothing is sent on a connection that is gone; its end is about to be told.
+            // A closed connection sends nothing; `closed` will be called.
             Some(Some(conn)) => self.cx.send(*conn, bytes).unwrap_or(0),
             _ => 0,
         }

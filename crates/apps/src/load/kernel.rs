@@ -1,4 +1,4 @@
-//! The generator on the kernel's sockets: non-blocking, edge-triggered epoll, one session per thread.
+//! The generator on the kernel's sockets: non-blocking, with edge-triggered epoll and one session per thread.
 
 use super::busy_time::BusyTime;
 use super::options::Job;
@@ -15,18 +15,18 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Bytes read at once.
+/// Size of the receive buffer in bytes.
 const READ_BYTES: usize = 64 << 10;
-/// Events taken at once.
+/// Most events of one `epoll_wait`.
 const EVENTS_MAX: usize = 1024;
-/// Closer than this a due time is waited for by polling, because a sleep would end too late.
+/// A request that is due within this time is awaited by polling, because a sleep would end too late.
 const SPIN: Duration = Duration::from_micros(60);
-/// Descriptors besides the connections.
+/// Descriptors that a worker needs besides its connections.
 const SPARE_DESCRIPTORS: u64 = 64;
 
 struct Socket {
     fd: Option<OwnedFd>,
-    /// Which connection of the slot this is: events of an earlier one may still be in the batch.
+    /// Counts the connections of the slot: a batch of events may still have events of an earlier one.
     generation: u32,
     connecting: bool,
 }
@@ -48,7 +48,7 @@ impl KernelNetwork {
             sockopt::set_tcp_nodelay(&fd, true)?;
         }
         if let Some(from) = from {
-            // Otherwise ports in TIME_WAIT could not be taken again, towards any destination.
+            // Without SO_REUSEADDR, ports in TIME_WAIT could not be bound again, towards any destination.
             sockopt::set_socket_reuseaddr(&fd, true)?;
             net::bind(&fd, &SocketAddr::new(from, 0))?;
         }
@@ -103,7 +103,8 @@ impl Network for KernelNetwork {
 
     fn abort(&mut self, slot: u32) {
         if let Some(fd) = self.drop_socket(slot) {
-            // If it cannot be set the close is an ordinary one, which also ends the connection.
+            // If SO_LINGER cannot be set, the socket is closed without a reset, which also ends the
+            // connection.
             let _ = sockopt::set_socket_linger(&fd, Some(Duration::ZERO));
         }
     }
@@ -119,7 +120,7 @@ const fn failure(error: Errno) -> Failure {
     }
 }
 
-/// Runs the share of worker `worker` of `workers` on this thread and returns what it measured.
+/// Runs the share of worker `worker` of `workers` on this thread and returns its results.
 pub fn run(
     job: &Job,
     worker: u32,
@@ -130,7 +131,7 @@ pub fn run(
     KernelWorker::new(job, worker, workers, progress)?.run(stop)
 }
 
-/// Raises the limit on descriptors as far as it goes, and says so if that is not enough.
+/// Raises the limit on open descriptors to its maximum. Fails if that is not enough for `connections`.
 pub fn raise_descriptor_limit(connections: u64) -> Result<(), Error> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
@@ -154,7 +155,7 @@ struct KernelWorker {
 
 impl KernelWorker {
     fn new(job: &Job, worker: u32, workers: u32, progress: Arc<LiveProgress>) -> Result<Self, Error> {
-        // A late wake-up would be measured as latency. Only a wish.
+        // Timer slack delays wake-ups, and the delay would be measured as latency. A failure is ignored.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::io("epoll", e))?;
         let plan = job.plan.share(worker, workers);
@@ -220,7 +221,8 @@ impl KernelWorker {
         }
     }
 
-    /// Reads what is there. Without an end to be found, a read that did not fill the buffer has found all of it.
+    /// Reads the available data. If no end of the stream is signalled (`to_end`), a read that does not fill
+    /// the buffer has emptied the socket.
     fn read(&mut self, slot: u32, generation: u32, to_end: bool, now: Instant) {
         while self.net.is_current(slot, generation) {
             let Some(fd) = &self.net.sockets[slot as usize].fd else { return };
@@ -253,7 +255,7 @@ impl KernelWorker {
     }
 }
 
-/// How long to sleep for something due at `next`.
+/// Returns how long to sleep for an event that is due at `next`.
 fn timeout(next: Instant, now: Instant) -> Timespec {
     let wait = next.saturating_since(now);
     let wait = if wait < SPIN { Duration::ZERO } else { wait };

@@ -1,23 +1,25 @@
-//! Latencies, counted by value. Recording costs a dozen instructions, because a generator records several for each request; what is
-//! read from them is read once, by way of a [`Histogram`] with the same buckets.
+//! Histogram of latencies. Recording costs a dozen instructions, because a generator records several values
+//! per request. Quantiles are computed once, from a [`Histogram`] with the same buckets.
 
 use core::time::Duration;
 use ginnel::Instant;
 use hdrhistogram::Histogram;
 
-/// Longest latency told apart; longer ones count as this.
+/// Largest latency that is distinguished; larger ones count as this value.
 const LATENCY_MAX: Duration = Duration::from_secs(3600);
 const NANOS_MAX: u64 = LATENCY_MAX.as_nanos() as u64;
 /// Significant decimal digits of a latency.
 const DIGITS: u8 = 3;
-/// Values below this have a bucket of their own: enough for three digits. From there on each power of two has half as many buckets.
+/// Values below this have a bucket of their own, which gives three digits. Above, each power of two has half
+/// as many buckets.
 const EXACT: u64 = 2048;
 const HALF_BITS: u32 = (EXACT / 2).ilog2();
 
-/// Latencies in nanoseconds.
+/// Recorded latencies in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Latency {
-    /// How often each value was recorded. 270 KB, of which a run touches what lies between its fastest and its slowest answer.
+    /// Number of values in each bucket. 270 KB, of which a run touches the buckets between its fastest and
+    /// its slowest response.
     counts: Box<[u64]>,
 }
 
@@ -27,13 +29,13 @@ impl Default for Latency {
     }
 }
 
-/// The bucket of a value.
+/// Returns the bucket of a value.
 const fn bucket(nanos: u64) -> usize {
     let shift = (nanos | (EXACT - 1)).ilog2() - HALF_BITS;
     (((shift as u64) << HALF_BITS) + (nanos >> shift)) as usize
 }
 
-/// The smallest value of a bucket.
+/// Returns the smallest value of a bucket.
 const fn value(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     if bucket < EXACT {
@@ -44,19 +46,19 @@ const fn value(bucket: usize) -> u64 {
 }
 
 impl Latency {
-    /// Adds the time between two instants.
+    /// Records the time between two instants.
     #[inline]
     pub fn record(&mut self, from: Instant, to: Instant) {
         let nanos = to.as_nanos().saturating_sub(from.as_nanos()).min(NANOS_MAX);
         self.counts[bucket(nanos)] += 1;
     }
 
-    /// Adds what another one has recorded.
+    /// Adds the values of another histogram.
     pub fn add(&mut self, other: &Self) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(mine, theirs)| *mine += theirs);
     }
 
-    /// What was recorded, for quantiles.
+    /// Returns the recorded values as a [`Histogram`], for quantiles.
     pub fn histogram(&self) -> Histogram<u64> {
         let mut histogram =
             Histogram::new_with_bounds(1, NANOS_MAX, DIGITS).expect("constant bounds are valid");

@@ -1,17 +1,20 @@
-//! `ginnel load`: asks a server for pages (`http`) or values (`redis`, `memcached`), and measures how it answers.
+//! `ginnel load`: requests pages (`http`) or values (`redis`, `memcached`) from a server, and measures
+//! latency and throughput.
 //!
 //! ```text
 //! options ─► plan, requests, sources                ┌─► kernel (epoll, threads)
 //!                 │                                 ├─► light (a client's TCP on a device)
 //!                 └─► session ◄─► network ◄─────────┴─► handler (a shard of Ginnel)
 //!                        │
-//!                        ├─ arrivals (when requests are due)    response (where answers end)
+//!                        ├─ arrivals (when requests are due)    response (where responses end)
 //!                        └─► stats ─► report
 //! ```
 //!
-//! All three stacks are driven by the same session, so what differs between two runs is the stack. Workers share nothing (but a stack, if they are its shards): each has a thread,
-//! a session, its part of the plan, and unless the TCP is the kernel's a stack and a device of its own; only what they measured is added up. A connection takes 48 bytes, 16 for each
-//! request it may have in flight and 8–20 of the network's; requests are written once, and in steady state nothing is allocated.
+//! The same session drives all three stacks, so two runs differ in nothing but the stack. Workers share
+//! nothing, except that they may be shards of one stack. Each has a thread, a session, its share of the plan
+//! and, unless the TCP is the kernel's, a stack and a device of its own; only the results are added up. A
+//! connection takes 48 bytes, 16 bytes for each request that it may have in flight, and 8 to 20 bytes of the
+//! network. Requests are written once, and in steady state nothing is allocated.
 
 pub mod arrivals;
 pub mod busy_time;
@@ -42,19 +45,20 @@ use ginnel::{Error, StopFlag};
 use stats::{LiveProgress, ProgressSnapshot, Stats};
 use std::sync::{Arc, Condvar, Mutex};
 
-/// Runs the program on Ginnel's TCP and returns its report. There is a stack for each of [`Common::workers`]. A run that `stop` ends early
-/// reports what it has.
+/// Runs the generator on Ginnel's TCP and returns its report. `stacks` has one stack for each of
+/// [`CommonOptions::workers`]. A run that `stop` ends early reports what it has measured.
 ///
 /// # Errors
-/// What is wrong with the options, or the first worker that failed; the others are stopped then.
+/// An error in the options, or the error of the first worker that failed; the other workers are stopped then.
 pub fn measure<S: RunHandler + Send>(job: &Job, stop: &StopFlag, stacks: Vec<S>) -> Result<Report, Error> {
     run_workers(job, stop, stacks, |job, share, progress, stack| run_on_shard(job, share, progress, stack))
 }
 
-/// [`measure`] on the shards of one stack. Each has its share; they begin together, and none leaves before all are through.
+/// Runs [`measure`] on the shards of one stack. Each shard gets its share of the plan. The shards start
+/// together, and none stops before all have finished.
 ///
 /// # Errors
-/// As there; and if there are not as many shards as [`Common::workers`].
+/// The errors of [`measure`]; or the number of shards differs from [`CommonOptions::workers`].
 pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: OpenedShards) -> Result<Report, Error> {
     let options = &job.common;
     let workers = options.workers();
@@ -69,7 +73,7 @@ pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: OpenedShards) -> Re
     let running = Arc::new(AtomicU32::new(workers));
     let measured = with_progress_lines(options, &progress, || {
         let handler = |index: usize| {
-            // Cannot truncate: 64 shards at the most.
+            // Cannot truncate: there are at most 64 shards.
             let worker = LoadHandler::new(
                 job.clone(),
                 index as u32,
@@ -91,20 +95,20 @@ pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: OpenedShards) -> Re
     Ok(Report::new(job, &total))
 }
 
-/// [`measure`] on the TCP in [`light`], with a place for each worker.
+/// Runs [`measure`] on the TCP in [`light`], with one stack for each worker.
 ///
 /// # Errors
-/// As there.
+/// The errors of [`measure`].
 pub fn measure_light(job: &Job, stop: &StopFlag, stacks: Vec<light::WorkerStack>) -> Result<Report, Error> {
     run_workers(job, stop, stacks, |job, share, progress, place| {
         light::run(job, share, progress, place, stop)
     })
 }
 
-/// [`measure`] on the kernel's TCP.
+/// Runs [`measure`] on the kernel's TCP.
 ///
 /// # Errors
-/// As there.
+/// The errors of [`measure`].
 pub fn measure_on_kernel(job: &Job, stop: &StopFlag) -> Result<Report, Error> {
     kernel::raise_descriptor_limit(job.common.connections.into())?;
     let sockets = vec![(); job.common.workers() as usize];
@@ -113,7 +117,7 @@ pub fn measure_on_kernel(job: &Job, stop: &StopFlag) -> Result<Report, Error> {
     })
 }
 
-/// Runs `work` for each worker, with what it runs on.
+/// Runs `work` for each worker with its stack.
 fn run_workers<T: Send>(
     job: &Job,
     stop: &StopFlag,
@@ -135,7 +139,8 @@ fn run_workers<T: Send>(
     Ok(Report::new(job, &stats))
 }
 
-/// Does all the work at the same time, each on a thread of its own, and adds up what came of it. Fails with the error that came first.
+/// Runs all workers in parallel, each on a thread of its own, and adds up their results. Returns the error
+/// that occurred first, if any.
 fn run_in_parallel<W>(works: Vec<W>, stop: &StopFlag) -> Result<Stats, Error>
 where
     W: FnOnce() -> Result<Stats, Error> + Send,
@@ -145,7 +150,7 @@ where
         if let Ok(mut first) = first_error.lock() {
             first.get_or_insert(error);
         }
-        // There will be no report, so nobody need finish.
+        // Without a report the other workers need not finish.
         stop.stop();
         Stats::default()
     };
@@ -182,7 +187,7 @@ fn nothing_measured() -> Error {
     Error::application("the run ended before anything was measured")
 }
 
-/// Runs `work` while another thread prints a line of progress each second.
+/// Runs `work` while another thread prints a progress line every second.
 fn with_progress_lines<R>(
     options: &CommonOptions,
     progress: &[Arc<LiveProgress>],
@@ -215,7 +220,7 @@ fn with_progress_lines<R>(
     })
 }
 
-/// What happened within the last second.
+/// Formats the progress of the last second.
 fn progress_line(second: u64, before: &ProgressSnapshot, now: &ProgressSnapshot) -> String {
     const STAGES: [&str; 5] = ["set-up", "warm-up", "measuring", "draining", "done"];
     let stage = STAGES.get(now.stage as usize).unwrap_or(&"");

@@ -1,4 +1,4 @@
-//! Options of the command.
+//! Options of `ginnel load`.
 
 use super::plan::{Closer, Plan, Rate};
 use super::sources::{SOURCES_MAX, SourceRange, Sources};
@@ -10,20 +10,20 @@ use ginnel::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Whose TCP the generator uses.
+/// The TCP that the generator uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum StackKind {
-    /// This program's own, on the devices given.
+    /// Ginnel's TCP, on the given device.
     #[default]
     Ginnel,
-    /// A small client's TCP, on the device given: the lightest, to find out what a server can take.
+    /// A minimal client TCP on the given device: cheapest, for finding the limit of a server.
     Light,
     /// The kernel's sockets.
     Kernel,
 }
 
 impl StackKind {
-    /// Its name.
+    /// Returns the name of the stack.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ginnel => "ginnel",
@@ -33,40 +33,44 @@ impl StackKind {
     }
 }
 
-/// What the generator is told, whatever it asks for.
+/// Options of the generator for all protocols.
 #[derive(Clone, Debug, clap::Args)]
 pub struct CommonOptions {
-    /// Whose TCP to use; everything else is the same for all.
+    /// TCP implementation of the generator. Everything else is equal for all of them.
     #[arg(long, value_name = "STACK", value_enum, default_value_t)]
     pub stack: StackKind,
 
-    /// Connect to this address and port instead of the one above. May be given several times; connections take turns.
+    /// Connect to this address and port instead of those of the URL or server. May be given several times;
+    /// connections use them in turn.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub dest: Vec<SocketAddr>,
 
-    /// Source addresses, as 10.0.0.2, 10.0.0.2-10.0.0.9, 10.0.0.2-9 or 10.1.0.0/16. May be given several times; connections take
-    /// turns. The stack must own them (the kernel owns all of 127.0.0.0/8).
+    /// Source addresses, as in 10.0.0.2, 10.0.0.2-10.0.0.9, 10.0.0.2-9 or 10.1.0.0/16. May be given several
+    /// times; connections use them in turn. Ginnel's stacks get these addresses in addition; on the kernel
+    /// they must exist (all of 127.0.0.0/8 does).
     #[arg(long, visible_alias = "ips", value_name = "ADDRESSES")]
     pub source: Vec<SourceRange>,
 
-    /// Connections: kept busy in a closed loop, open at most in an open loop (--rate).
+    /// Number of connections: all of them are kept busy in a closed loop; in an open loop (--rate) at most
+    /// this many are open.
     #[arg(short, long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     pub connections: u32,
 
-    /// Open loop: this many requests per second (connections per second where each has one of its own), whatever the server does. Latency counts from
-    /// when a request was due. Without it each connection asks again as soon as it is answered.
+    /// Open loop: start this many requests per second, whatever the server does (with short connections:
+    /// connections per second). Latency counts from the time that a request is due. Without --rate (closed
+    /// loop) each connection sends its next request as soon as it has received a response.
     #[arg(short, long, value_name = "PER-SECOND", value_parser = parse_rate)]
     pub rate: Option<f64>,
 
-    /// With --rate: random distances (a Poisson process) instead of equal ones.
+    /// With --rate: random distances between requests (a Poisson process) instead of equal ones.
     #[arg(long, requires = "rate")]
     pub poisson: bool,
 
-    /// How long to measure [default: 10s, or until --requests are answered]
+    /// Length of the measurement [default: 10s, or until --requests are answered]
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
 
-    /// Measure this many requests and end.
+    /// Measure this many requests, then end.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub requests: Option<u64>,
 
@@ -74,26 +78,28 @@ pub struct CommonOptions {
     #[arg(short, long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
     pub setup: Duration,
 
-    /// Send requests for this time before measuring.
+    /// Send requests for this time before the measurement.
     #[arg(short, long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
     pub warmup: Duration,
 
-    /// Longest wait for a connection or a response; then it counts as failed.
+    /// Longest wait for a connection or a response, which then counts as failed.
     #[arg(short, long, value_name = "TIME", default_value = "10s", value_parser = parse_timeout)]
     pub timeout: Duration,
 
-    /// Without --duration: end, with status 1, when requests (or the connections for them) have failed for this time and none was answered in between
-    /// [default: as --timeout]
+    /// Without --duration: end with exit status 1 when requests or connections have failed for this time and
+    /// none was answered in between [default: the value of --timeout]
     #[arg(long, value_name = "TIME", conflicts_with = "duration", value_parser = parse_duration)]
     pub give_up: Option<Duration>,
 
-    /// Threads of the generator, each with its share of connections, rate, requests and source addresses. Unless the stack is the kernel's each
-    /// has one of its own: with --serve on a cable of its own to the server, otherwise on one of the N links of --config and its device.
+    /// Number of generator threads. Connections, rate, requests and source addresses are divided among them.
+    /// Except with --stack kernel each worker has a stack of its own: with --serve on a cable of its own to
+    /// the server, otherwise on one of the N links of --config with its device.
     #[arg(long, visible_alias = "threads", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub workers: u32,
 
-    /// Shards of the generator's stack, each a thread with a queue of its own of every device, and with its share as of --workers. Unlike workers they have addresses
-    /// and devices in common. With --stack ginnel only.
+    /// Number of shards of the generator's stack. Each shard is a thread with a queue of its own on every
+    /// device, and gets a share of the load as a worker does. Unlike workers, shards share addresses and
+    /// devices. With --stack ginnel only.
     #[arg(long, value_name = "N", conflicts_with = "workers", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub shards: Option<u32>,
 
@@ -105,47 +111,48 @@ pub struct CommonOptions {
     #[arg(long)]
     pub json: bool,
 
-    /// Print no progress on standard error.
+    /// Do not print progress on standard error.
     #[arg(short, long)]
     pub quiet: bool,
 }
 
-/// What `ginnel load http` is told.
+/// Options of `ginnel load http`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct HttpOptions {
-    /// What to ask for, as http://10.0.0.1:8080/index.html. With --urls only its host and port count.
+    /// URL to request, as in http://10.0.0.1:8080/index.html. With --urls only its host and port are used.
     #[arg(value_name = "URL")]
     pub url: Url,
 
-    /// File with paths to ask for, one per line, each with a weight behind it or 1 (as “ginnel corpus” writes it).
+    /// File with the paths to request, one per line, each optionally followed by a weight (default 1), as
+    /// "ginnel corpus" writes it.
     #[arg(long, value_name = "FILE")]
     pub urls: Option<PathBuf>,
 
-    /// Keep connections open for many requests. Without it each request has a connection of its own.
+    /// Send many requests on each connection. Without this option every request uses a connection of its own.
     #[arg(short, long)]
     pub keep_alive: bool,
 
-    /// With --keep-alive: close a connection after so many requests.
+    /// With --keep-alive: close each connection after this many requests.
     #[arg(long, value_name = "N", requires = "keep_alive", value_parser = clap::value_parser!(u32).range(2..))]
     pub per_connection: Option<u32>,
 
-    /// With --keep-alive: requests in flight on one connection.
+    /// With --keep-alive: requests in flight on each connection.
     #[arg(long, value_name = "N", requires = "keep_alive", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub pipeline: u16,
 
-    /// Who closes connections that have served their purpose.
+    /// Who closes a connection after its last request.
     #[arg(long, value_name = "WHO", value_enum, default_value_t)]
     pub close: Closer,
 
-    /// Ask with HEAD instead of GET.
+    /// Send HEAD requests instead of GET.
     #[arg(long)]
     pub head: bool,
 
-    /// Further header field, as “Accept: text/html”. May be given several times.
+    /// Additional header field, as in "Accept: text/html". May be given several times.
     #[arg(short = 'H', long = "header", value_name = "FIELD")]
     pub headers: Vec<String>,
 
-    /// How it asks.
+    /// Returns the options that concern connections.
     #[command(flatten)]
     pub common: CommonOptions,
 }
@@ -163,50 +170,50 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
     if range.contains(&timeout) { Ok(timeout) } else { Err("must lie between 100ms and 24h".to_owned()) }
 }
 
-/// What all workers of a run share, checked and made ready.
+/// What all workers of a run share, checked and ready to use.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// The plan of the whole run.
+    /// Plan of the whole run.
     pub plan: Plan,
-    /// The requests, and the language of their answers.
+    /// The requests, and the protocol of their responses.
     pub requests: Arc<Requests>,
-    /// Where to connect to.
+    /// Addresses to connect to.
     pub targets: Vec<SocketAddr>,
-    /// What the report calls the server.
+    /// Name of the server in the report.
     pub server: String,
-    /// What the generator was told.
+    /// Options of the generator.
     pub common: CommonOptions,
 }
 
 impl Job {
-    /// The source addresses of one worker.
+    /// Returns the source addresses of one worker.
     pub fn sources(&self, worker: u32, workers: u32) -> Sources {
         Sources::new(&self.common.source, worker.into(), workers.into())
     }
 }
 
-/// How a program is told what to do: one for each language.
+/// Options of a generator for one protocol.
 pub trait LoadOptions {
-    /// What is not about the language.
+    /// Returns the options that do not depend on the protocol.
     fn common(&self) -> &CommonOptions;
 
-    /// The same, to be changed.
+    /// Returns the options that do not depend on the protocol, for changing them.
     fn common_mut(&mut self) -> &mut CommonOptions;
 
-    /// Where the server is, by name or address.
+    /// Resolves the server's name or address.
     ///
     /// # Errors
-    /// The name stands for nothing.
+    /// The name cannot be resolved.
     fn server(&self) -> Result<SocketAddr, Error>;
 
-    /// Checks what clap cannot, writes the requests, and resolves the server's name.
+    /// Checks what clap cannot check, writes the requests, and resolves the server's name.
     ///
     /// # Errors
-    /// What is wrong with the options.
+    /// An error in the options.
     fn job(&self) -> Result<Job, Error>;
 }
 
-/// What the languages have to say about connections.
+/// Options that concern connections and depend on the protocol.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionOptions {
     pub requests: u32,
@@ -215,27 +222,27 @@ pub(super) struct ConnectionOptions {
 }
 
 impl CommonOptions {
-    /// The measured time, if a time ends the run.
+    /// Returns the measured time, or `None` if the number of requests ends the run.
     pub fn duration(&self) -> Option<Duration> {
         self.duration.or(if self.requests.is_some() { None } else { Some(Duration::from_secs(10)) })
     }
 
-    /// How long requests may fail, if no time ends the run.
+    /// Returns how long requests may fail before the run is given up, or `None` if a time ends the run.
     pub fn give_up(&self) -> Option<Duration> {
         self.duration().is_none().then(|| self.give_up.unwrap_or(self.timeout))
     }
 
-    /// Workers that have something to do, no more than connections, or shards.
+    /// Returns the number of workers (or shards): no more than connections.
     pub fn workers(&self) -> u32 {
         self.shards.unwrap_or(self.workers.min(self.connections))
     }
 
-    /// The source addresses of one worker.
+    /// Returns the source addresses of one worker.
     pub fn sources(&self, worker: u32) -> Sources {
         Sources::new(&self.source, worker.into(), self.workers().into())
     }
 
-    /// The job that these requests make.
+    /// Creates the job for these requests.
     pub(super) fn job(
         &self,
         requests: Requests,
@@ -318,13 +325,13 @@ pub(super) mod tests {
         options: HttpOptions,
     }
 
-    /// Options from a command line.
+    /// Parses options.
     pub fn parse(line: &str) -> Result<HttpOptions, String> {
         let words = ["load"].into_iter().chain(line.split_whitespace());
         LoadCommand::try_parse_from(words).map(|c| c.options).map_err(|e| e.to_string())
     }
 
-    /// The job of a command line.
+    /// Creates the job of a command line.
     pub fn job(line: &str) -> Job {
         parse(line).unwrap().job().unwrap()
     }

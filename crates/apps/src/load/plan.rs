@@ -1,64 +1,64 @@
-//! What a run is to do.
+//! The plan of a run.
 
 use core::time::Duration;
 
-/// Requests at times of their own, whatever the server does.
+/// An open loop: requests are due at fixed times, independent of the server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     /// Requests per second, > 0.
     pub per_second: f64,
-    /// At random distances (a Poisson process) instead of equal ones.
+    /// Whether the distances are random (a Poisson process) instead of equal.
     pub poisson: bool,
 }
 
-/// Who ends a connection that has served its purpose.
+/// Who closes a connection after its last request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Closer {
-    /// The server, if the last request asked it to; it keeps the TIME_WAIT.
+    /// The server, if the last request asks it to. The server keeps the TIME_WAIT state.
     #[default]
     Server,
     /// The client, as soon as the response is complete.
     Client,
-    /// The client, with RST: no TIME_WAIT on either side.
+    /// The client, with RST: no TIME_WAIT state on either side.
     Reset,
 }
 
 /// The plan of one worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
-    /// Connections to keep busy (closed loop) or open at most (open loop), ≥ 1.
+    /// Number of connections, ≥ 1: kept busy in a closed loop, or open at most in an open loop.
     pub connections: u32,
-    /// Requests on one connection before it is closed; `u32::MAX` for no limit, 1 for short connections.
+    /// Requests on a connection before it is closed: 1 for short connections, `u32::MAX` for no limit.
     pub requests_per_connection: u32,
-    /// Requests in flight on one connection at most, ≥ 1.
+    /// Most requests in flight on a connection, ≥ 1.
     pub pipeline: u16,
-    /// An open loop at this rate; a closed loop if there is none.
+    /// Rate of an open loop; `None` for a closed loop.
     pub rate: Option<Rate>,
-    /// Over which time the connections are opened.
+    /// Time over which the connections are opened.
     pub setup: Duration,
-    /// Time after that before measuring begins.
+    /// Time after the set-up before the measurement begins.
     pub warmup: Duration,
-    /// Measured time. If none is given, `requests` ends the run.
+    /// Measured time. If there is none, `requests` ends the run.
     pub duration: Option<Duration>,
     /// Measured requests after which the run ends.
     pub requests: Option<u64>,
-    /// Longest wait for a connection, a response or the server's close.
+    /// Longest wait for a connection, a response or the server's FIN.
     pub timeout: Duration,
-    /// The run ends when requests have failed for so long and none was answered in between.
+    /// The run is given up when requests have failed for this time and none was answered in between.
     pub give_up: Option<Duration>,
-    /// Who closes.
+    /// Who closes connections.
     pub closer: Closer,
     /// Seed of all random choices.
     pub seed: u64,
 }
 
 impl Plan {
-    /// One connection per request.
+    /// Returns true if every request has a connection of its own.
     pub const fn is_short(&self) -> bool {
         self.requests_per_connection == 1
     }
 
-    /// The part of worker `worker` of `workers`.
+    /// Returns the share of worker `worker` of `workers`.
     pub fn share(&self, worker: u32, workers: u32) -> Self {
         let part = |total: u64| {
             total / u64::from(workers) + u64::from(u64::from(worker) < total % u64::from(workers))

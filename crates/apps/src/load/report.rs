@@ -1,4 +1,4 @@
-//! What a run came to, for people and for programs.
+//! The report of a run, as text and as JSON.
 
 use super::latency::Latency;
 use super::options::Job;
@@ -8,93 +8,93 @@ use core::fmt::{self, Write as _};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// An achieved number below this share of the requested one is warned about.
+/// A warning is given if less than this share of the requested number was achieved.
 const REACHED_SHARE_MIN: f64 = 0.99;
 
-/// A generator that was busy for more than this share of the time may have measured itself.
+/// A generator that was busy for more than this share of the time may have been the bottleneck.
 const BUSY_MAX: f64 = 0.9;
 
-/// The report of a run. Times are nanoseconds.
+/// The report of a run. Times are in nanoseconds unless stated otherwise.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Whose TCP the generator used.
+    /// The generator's TCP.
     pub stack: &'static str,
-    /// Host and port asked.
+    /// Host and port of the server.
     pub server: String,
-    /// What was asked for.
+    /// The requested load.
     pub requested: Requested,
     /// The measured time in seconds.
     pub measured_seconds: f64,
-    /// What was reached in it.
+    /// The achieved load.
     pub achieved: Achieved,
     /// Requests in the measured time.
     pub requests: RequestCounts,
-    /// Responses by the class of their status; of values, by whether they were there.
+    /// Responses by status class; for values: hits, misses and errors.
     pub statuses: BTreeMap<&'static str, u64>,
     /// Failures by kind; kinds that did not occur are left out.
     pub failures: BTreeMap<&'static str, u64>,
-    /// The run ended early, because requests failed and none was answered for so many seconds.
+    /// Set if the run was given up: the seconds for which requests failed without a single response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gave_up_after_seconds: Option<f64>,
     /// Idle connections that the server closed or reset.
     pub idle_connections_lost: u64,
-    /// Share of the time in which the generator (its busiest worker) had something to do, if it was measured.
+    /// Share of the time that the generator's busiest worker was busy, if measured.
     pub generator_busy: Option<f64>,
     /// Latencies.
     pub latency_ns: Latencies,
-    /// What makes the run doubtful.
+    /// Reasons why the result may be wrong.
     pub warnings: Vec<String>,
 }
 
-/// What was asked for.
+/// The requested load.
 #[derive(Clone, Debug, Serialize)]
 pub struct Requested {
     /// `open` or `closed`.
     pub r#loop: &'static str,
     /// Requests per second, in an open loop.
     pub rate: Option<f64>,
-    /// Random distances.
+    /// Whether the distances between requests are random.
     pub poisson: bool,
-    /// Connections.
+    /// Number of connections.
     pub connections: u32,
-    /// Many requests on each.
+    /// Whether a connection carries many requests.
     pub keep_alive: bool,
-    /// In flight on each.
+    /// Requests in flight on each connection.
     pub pipeline: u16,
     /// Threads of the generator.
     pub workers: u32,
-    /// They are shards of one stack.
+    /// Whether the workers are shards of one stack.
     #[serde(skip_serializing_if = "core::ops::Not::not")]
     pub shards: bool,
 }
 
-/// What was reached.
+/// The achieved load.
 #[derive(Clone, Debug, Serialize)]
 pub struct Achieved {
-    /// Responses per second, those completed within the measured time.
+    /// Responses completed within the measured time, per second.
     pub requests_per_second: f64,
     /// Connections established per second.
     pub connections_per_second: f64,
-    /// Most connections open at once.
+    /// Most connections open at the same time.
     pub connections_max: u64,
     /// Bytes received per second.
     pub bytes_per_second: f64,
 }
 
-/// Requests.
+/// Counts of requests.
 #[derive(Clone, Debug, Serialize)]
 pub struct RequestCounts {
-    /// Begun.
+    /// Requests begun.
     pub started: u64,
-    /// Answered.
+    /// Requests answered.
     pub completed: u64,
-    /// Without an answer at the end.
+    /// Requests without a response at the end.
     pub unanswered: u64,
-    /// Due, and never begun for want of a connection.
+    /// Requests that were due but never begun, for lack of a connection.
     pub not_started: u64,
 }
 
-/// All latencies.
+/// Distributions of all latencies.
 #[derive(Clone, Debug, Serialize)]
 pub struct Latencies {
     /// Until the connection was established.
@@ -103,12 +103,12 @@ pub struct Latencies {
     pub first_byte: Quantiles,
     /// Until the response was complete.
     pub total: Quantiles,
-    /// How much later than due requests were begun; only in an open loop.
+    /// Delay between the due time and the start of requests; only in an open loop.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lag: Option<Quantiles>,
 }
 
-/// One distribution.
+/// Quantiles of one distribution.
 #[derive(Clone, Debug, Serialize)]
 pub struct Quantiles {
     /// Number of values.
@@ -117,9 +117,9 @@ pub struct Quantiles {
     pub mean: f64,
     /// Standard deviation.
     pub stdev: f64,
-    /// Smallest.
+    /// Smallest value.
     pub min: u64,
-    /// Half are below.
+    /// Median.
     pub p50: u64,
     /// 75 % are below.
     pub p75: u64,
@@ -133,7 +133,7 @@ pub struct Quantiles {
     pub p99_9: u64,
     /// 99.99 % are below.
     pub p99_99: u64,
-    /// Largest.
+    /// Largest value.
     pub max: u64,
 }
 
@@ -159,7 +159,7 @@ impl From<&Latency> for Quantiles {
 }
 
 impl Report {
-    /// The report of a run with these options.
+    /// Creates the report of a run.
     pub fn new(job: &Job, stats: &Stats) -> Self {
         let (options, c) = (&job.common, &stats.counters);
         let seconds = stats.measured.as_secs_f64();
@@ -209,11 +209,12 @@ impl Report {
         report
     }
 
-    /// What was asked for and not reached.
+    /// Returns a warning for each goal that was not achieved.
     fn find_warnings(&self) -> Vec<String> {
         let mut doubts = Vec::new();
         if let Some(rate) = self.requested.rate.filter(|_| !self.requested.poisson) {
-            // What is still in flight at the end counts as late only if it is more than usual.
+            // Requests in flight at the end count as missing only if there are more than the median latency
+            // explains.
             let in_flight = self.latency_ns.total.p50 as f64 / 1e9 / self.measured_seconds.max(1e-9);
             let (reached, possible) = (self.achieved.requests_per_second, rate * (1.0 - in_flight.min(1.0)));
             if reached < possible * REACHED_SHARE_MIN {
@@ -248,13 +249,14 @@ impl Report {
         doubts
     }
 
-    /// Answers that were no success: of HTTP all but 2xx and 3xx, of values all but those that were there.
+    /// Returns the number of unsuccessful responses: HTTP statuses except 2xx and 3xx, and values that were
+    /// not found.
     pub fn unsuccessful(&self) -> u64 {
         let is_success = |class: &str| matches!(class, "2xx" | "3xx" | "hit");
         self.statuses.iter().filter(|(class, _)| !is_success(class)).map(|(_, count)| count).sum()
     }
 
-    /// One line of JSON.
+    /// Formats the report as one line of JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
@@ -331,7 +333,7 @@ impl fmt::Display for Report {
 fn counts(counts: &BTreeMap<&'static str, u64>) -> String {
     let mut text = String::new();
     for (name, count) in counts {
-        // Writing to a string does not fail.
+        // Writing to a `String` never fails.
         let _ = write!(text, "{}{name} {count}", if text.is_empty() { "" } else { ", " });
     }
     if text.is_empty() { "none".to_owned() } else { text }

@@ -1,4 +1,5 @@
-//! The generator without its network: what to open, to ask and to close, and what came of it. One session per worker.
+//! The generator without its network: which connections to open and close, which requests to send, and the
+//! results. There is one session per worker.
 //!
 //! ```text
 //!            open                connected               response complete
@@ -7,8 +8,9 @@
 //!    └──── cooling ◄────┴────────────────────┴──────────────────────────────────────────┘
 //! ```
 //!
-//! In a closed loop each connection asks anew as soon as it is answered. In an open loop requests are due at times of their own
-//! ([`Arrivals`]); one that finds no connection free waits, and its latency counts from when it was due.
+//! In a closed loop each connection sends its next request as soon as it has a response. In an open loop
+//! requests have due times ([`Arrivals`]). A request that finds no free connection waits, and its latency
+//! counts from its due time.
 
 mod flight;
 mod schedule;
@@ -28,43 +30,47 @@ use ginnel::Random;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Not a deadline.
+/// Stands for no deadline.
 const NEVER: u32 = u32::MAX;
-/// Connections being opened for the first time at once, while the run builds up: more would only overrun the server's backlog. Those that
-/// take the place of others do not count, or a closed loop of short connections, of which half are always being opened, would never have
-/// more than twice as many.
+/// Most initial connection attempts at the same time, while the connections of the run are opened; more would
+/// overflow the server's backlog. Attempts that replace a closed connection do not count. Otherwise a closed
+/// loop of short connections, of which half are always being opened, could never have more than twice this
+/// number.
 const INITIAL_CONNECTS_MAX: u32 = 1024;
-/// A slot whose connection failed waits so long, or a server that refuses would be asked without pause.
+/// Time before a slot is used again after its connection failed. Without it a server that refuses would be
+/// flooded with SYNs.
 const COOL_DOWN: Duration = Duration::from_millis(10);
-/// Resolution of time-outs, and how often progress is published.
+/// Resolution of timeouts, and interval at which progress is published.
 const TICK: Duration = Duration::from_millis(100);
 
-/// What a session asks of the network. It names connections by slots; after [`Network::close`] or [`Network::abort`], and after a call of
-/// [`Session::ended`], a slot is free again and must give no more events for its former connection.
+/// The network of a session, which identifies connections by slots. After [`Network::close`],
+/// [`Network::abort`] or a call of [`Session::ended`] the slot is free; the network must not report events of
+/// its former connection any more.
 pub trait Network {
-    /// Begins to open a connection. The outcome is [`Session::connected`] or [`Session::ended`].
+    /// Starts to open a connection. [`Session::connected`] or [`Session::ended`] follows.
     fn connect(&mut self, slot: u32, to: SocketAddr, from: Option<IpAddr>) -> Result<(), Failure>;
-    /// Sends as many bytes as there is room for; returns how many. After less than all [`Session::writable`] must follow.
+    /// Sends as many bytes as fit into the send buffer and returns how many. If that is less than all,
+    /// [`Session::writable`] must follow.
     fn send(&mut self, slot: u32, bytes: &[u8]) -> usize;
-    /// Closes in good order.
+    /// Closes the connection with FIN.
     fn close(&mut self, slot: u32);
-    /// Resets.
+    /// Resets the connection.
     fn abort(&mut self, slot: u32);
 }
 
-/// How far a run is.
+/// Stages of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u64)]
 pub enum Stage {
     /// Connections are being opened.
     Setup,
-    /// Requests are sent and nothing is measured.
+    /// Requests are sent but not measured.
     WarmUp,
     /// Requests are measured.
     Measure,
-    /// No more requests; answers are awaited.
+    /// No more requests are begun; responses are awaited.
     Drain,
-    /// Over.
+    /// The run is over.
     Done,
 }
 
@@ -74,30 +80,30 @@ enum SlotState {
     Cooling,
     Connecting,
     Open,
-    /// Everything is said; the server is to close.
+    /// The last response has arrived; the server is expected to close.
     Closing,
 }
 
-/// One connection: 48 bytes, and 16 for each request it may have in flight.
+/// State of one connection: 48 bytes, plus 16 bytes for each request that may be in flight.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     parser: Parser,
-    /// When its connection was (to be) begun.
+    /// Intended start of the connection.
     connect_started: Instant,
-    /// Tick at which it has waited too long.
+    /// Tick at which the connection times out.
     deadline: u32,
-    /// Requests it may still begin.
+    /// Requests that may still be begun on the connection.
     requests_left: u32,
-    /// Bytes sent of the first request that is not sent as a whole.
+    /// Bytes sent of the first request that was not sent completely.
     offset: u32,
-    /// Place of the oldest request in flight.
+    /// Index of the oldest request in flight within the slot's ring.
     head: u16,
-    /// Requests in flight.
+    /// Number of requests in flight.
     in_flight: u16,
-    /// Those of them that were sent as a whole.
+    /// Number of requests in flight that were sent completely.
     sent: u16,
     state: SlotState,
-    /// Its first connection is being opened.
+    /// Whether the slot's first connection is being opened.
     is_new: bool,
     in_ready: bool,
     in_sweep: bool,
@@ -105,7 +111,7 @@ struct Slot {
 
 const _: () = assert!(size_of::<Slot>() <= 48);
 
-/// One worker's run.
+/// The run of one worker.
 pub struct Session {
     plan: Plan,
     requests: Arc<Requests>,
@@ -114,32 +120,32 @@ pub struct Session {
     sources: Sources,
     rng: Random,
     slots: Vec<Slot>,
-    /// `plan.pipeline` entries per slot, used as a ring.
+    /// Rings of requests in flight, `plan.pipeline` entries per slot.
     pending: Vec<PendingRequest>,
     records: PartialResponses,
     free: Vec<u32>,
-    /// Slots with room for a request (open loop on open connections).
+    /// Slots on which a request can be begun (open loop with persistent connections).
     ready: VecDeque<u32>,
     cooling: VecDeque<(Instant, u32)>,
     sweep: Sweep,
     arrivals: Option<Arrivals>,
     stage: Stage,
     start: Instant,
-    /// The measured time; [`Instant::MAX`] while it is not known.
+    /// The measured time; [`Instant::MAX`] until it is known.
     measure_from: Instant,
     measure_to: Instant,
     drain_until: Instant,
     connecting: u32,
-    /// Those of them that are the first of their slots.
+    /// The connections being opened that are the first of their slots.
     initial_connects: u32,
     open: u32,
     in_flight: u64,
     /// Requests begun in the measured time.
     requests_begun: u64,
     last_completion: Instant,
-    /// Since when requests fail, and none is answered.
+    /// Since when requests have failed without a single response.
     failing_since: Option<Instant>,
-    /// The time-out in ticks.
+    /// The timeout in ticks.
     timeout_ticks: u32,
     stats: Stats,
     live: ProgressSnapshot,
@@ -148,7 +154,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session that begins at `now`. `targets` must not be empty.
+    /// Creates a session that begins at `now`. `targets` must not be empty.
     pub fn new(
         plan: Plan,
         requests: Arc<Requests>,
@@ -192,22 +198,22 @@ impl Session {
         }
     }
 
-    /// How far the run is.
+    /// Returns the current stage.
     pub const fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// What was measured. Complete once the stage is [`Stage::Done`].
+    /// Returns the results. They are complete in [`Stage::Done`].
     pub const fn stats(&self) -> &Stats {
         &self.stats
     }
 
-    /// Whether requests that are measured begin at this time.
+    /// Returns true if requests that begin now are measured.
     pub fn is_measuring(&self) -> bool {
         self.stage == Stage::Measure && !self.has_begun_all_requests()
     }
 
-    /// Connections open now, or being opened.
+    /// Returns the number of connections that are open or being opened.
     pub const fn connections(&self) -> u32 {
         self.open
     }
@@ -216,7 +222,7 @@ impl Session {
         intended >= self.measure_from && intended < self.measure_to
     }
 
-    /// Opens a connection in a vacant slot. `intended` is when that was due.
+    /// Opens a connection in a vacant slot. `intended` is the time at which it was due.
     fn open(&mut self, slot: u32, intended: Instant, now: Instant, net: &mut impl Network) {
         let target = self.targets[self.next_target];
         self.next_target = (self.next_target + 1) % self.targets.len();
@@ -237,7 +243,7 @@ impl Session {
         }
     }
 
-    /// A connection is established.
+    /// Handles an established connection.
     pub fn connected(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
         let s = &mut self.slots[slot as usize];
         if s.state != SlotState::Connecting {
@@ -259,7 +265,7 @@ impl Session {
         if let Some(opening) = self.requests.opening() {
             self.set_deadline(slot, now);
             self.put_in_flight(slot, PendingRequest { intended: now, request: opening });
-            // What is asked for comes when it is answered.
+            // The measured requests follow when the opening request has been answered.
             self.send_pending(slot, net);
         } else if self.plan.is_short() {
             self.set_deadline(slot, now);
@@ -275,14 +281,14 @@ impl Session {
         }
     }
 
-    /// There is room to send again.
+    /// Continues sending when send buffer has become free.
     pub fn writable(&mut self, slot: u32, net: &mut impl Network) {
         if self.slots[slot as usize].state == SlotState::Open {
             self.send_pending(slot, net);
         }
     }
 
-    /// Bytes came. All are taken.
+    /// Handles received bytes. All of them are consumed.
     pub fn data(&mut self, slot: u32, mut bytes: &[u8], now: Instant, net: &mut impl Network) {
         self.live.bytes += bytes.len() as u64;
         if self.is_measured(now) {
@@ -292,7 +298,7 @@ impl Session {
             let s = &mut self.slots[slot as usize];
             match s.state {
                 SlotState::Open if s.in_flight > 0 => {}
-                // Nothing was asked for.
+                // No request is in flight.
                 SlotState::Open => {
                     net.abort(slot);
                     return self.fail(slot, Failure::BadResponse, now);
@@ -338,8 +344,8 @@ impl Session {
         }
     }
 
-    /// Counts the response to the oldest request in flight. False if that was not even sent as a whole: then the connection
-    /// cannot go on.
+    /// Counts the response to the oldest request in flight. Returns false if that request was not sent
+    /// completely; then the connection cannot be used any more.
     fn count(&mut self, slot: u32, response: Response, now: Instant) -> bool {
         let PendingRequest { intended, request } = *self.pending(slot, 0);
         if !self.is_opening_request(request) {
@@ -362,11 +368,11 @@ impl Session {
         was_sent
     }
 
-    /// The connection has served its purpose.
+    /// Ends a connection after its last request.
     fn finish_connection(&mut self, slot: u32, server_closes: bool, now: Instant, net: &mut impl Network) {
         let s = &mut self.slots[slot as usize];
         if s.in_flight > 0 {
-            // Requests behind a response that closes are lost (RFC 9112 §9.6).
+            // Requests after a response that closes the connection are lost (RFC 9112 §9.6).
             net.abort(slot);
             return self.fail(slot, Failure::ClosedEarly, now);
         }
@@ -383,7 +389,7 @@ impl Session {
         self.reuse_slot(slot, now, net);
     }
 
-    /// The server closed its side, and everything before was shown.
+    /// Handles the server's FIN, after all data before it were delivered.
     pub fn peer_closed(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
         let s = &mut self.slots[slot as usize];
         match s.state {
@@ -418,7 +424,8 @@ impl Session {
         }
     }
 
-    /// The connection is gone, for `failure` unless it had nothing left to do.
+    /// Handles the end of a connection. `failure` is the reason; it does not count if no request was in
+    /// flight.
     pub fn ended(&mut self, slot: u32, failure: Failure, now: Instant, net: &mut impl Network) {
         let s = &self.slots[slot as usize];
         match s.state {
@@ -436,7 +443,7 @@ impl Session {
         }
     }
 
-    /// The slot's connection and what was in flight on it failed. The network knows already.
+    /// Counts a failed connection with its requests in flight. The network has closed it already.
     fn fail(&mut self, slot: u32, failure: Failure, now: Instant) {
         let s = &self.slots[slot as usize];
         let lost = u64::from(s.in_flight).max(1);
@@ -446,7 +453,7 @@ impl Session {
         }
         let failing_since = *self.failing_since.get_or_insert(now);
         let given_up = self.plan.give_up.is_some_and(|time| now >= failing_since + time);
-        // Before that failures count for nothing, and there is an end to it.
+        // Set-up and warm-up end by themselves, and failures during them do not count.
         self.stats.gave_up |= given_up && self.stage == Stage::Measure && !self.has_begun_all_requests();
         self.free_slot(slot);
         self.start_cool_down(slot, now);
@@ -468,7 +475,7 @@ impl Session {
         self.cooling.push_back((now + COOL_DOWN, slot));
     }
 
-    /// A slot is free for the next connection.
+    /// Opens the next connection in a slot, if one is due.
     fn reuse_slot(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
         self.slots[slot as usize].state = SlotState::Vacant;
         if !self.is_running() {
@@ -483,12 +490,12 @@ impl Session {
     }
 }
 
-/// Ticks since the epoch of `now`.
+/// Returns the ticks from time zero to `now`.
 const fn tick_of(now: Instant) -> u32 {
     (now.as_nanos() / TICK.as_nanos() as u64) as u32
 }
 
-/// Ticks in a duration, rounded up.
+/// Returns the ticks in a duration, rounded up.
 const fn ticks(duration: Duration) -> u32 {
     let ticks = duration.as_nanos().div_ceil(TICK.as_nanos());
     if ticks > 1 << 30 { 1 << 30 } else { ticks as u32 + 1 }

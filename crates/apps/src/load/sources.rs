@@ -1,16 +1,17 @@
-//! Source addresses: many of them, so that more connections fit than one address has ports.
+//! Source addresses. Several addresses allow more connections than one address has ports.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::ops::Range;
 use core::str::FromStr;
 
-/// Most addresses in all ranges of one run.
+/// Most addresses in all ranges of a run.
 pub const SOURCES_MAX: u64 = 1 << 24;
 
-/// A run of consecutive addresses: `10.0.0.2`, `10.0.0.2-10.0.0.9`, `10.0.0.2-9` or `10.1.0.0/16`.
+/// A range of consecutive addresses: `10.0.0.2`, `10.0.0.2-10.0.0.9`, `10.0.0.2-9` or `10.1.0.0/16`.
 ///
-/// Of an IPv4 prefix shorter than /31 the first and the last address are left out: they are the network's and the broadcast address.
+/// An IPv4 prefix shorter than /31 excludes its first and last address, which are the network and the
+/// broadcast address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceRange {
     first: IpAddr,
@@ -18,12 +19,12 @@ pub struct SourceRange {
 }
 
 impl SourceRange {
-    /// Number of addresses.
+    /// Returns the number of addresses.
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// The `n`-th address, counted from 0.
+    /// Returns the `n`-th address, counted from 0.
     pub fn nth(&self, n: u64) -> IpAddr {
         debug_assert!(n < self.count);
         match self.first {
@@ -80,7 +81,7 @@ impl FromStr for SourceRange {
         };
         let first = address(first)?;
         match (first, last.parse::<u8>()) {
-            // The short form names only the last byte.
+            // The short form gives only the last byte.
             (IpAddr::V4(a), Ok(byte)) => {
                 let [x, y, z, _] = a.octets();
                 Self::between(first, Ipv4Addr::new(x, y, z, byte).into())
@@ -99,18 +100,19 @@ impl fmt::Display for SourceRange {
     }
 }
 
-/// Gives out the addresses of several ranges in turn. Of several workers each takes its share: consecutive addresses, so that ranges of
-/// equal length can be one worker's each.
+/// Returns the addresses of several ranges in turn. Each worker gets its share as consecutive addresses, so
+/// that with ranges of equal length each worker can have one range.
 #[derive(Clone, Debug)]
 pub struct Sources {
     ranges: Vec<SourceRange>,
-    /// Of all addresses, those that are ours.
+    /// The part of all addresses that belongs to this worker.
     share: Range<u64>,
     next: u64,
 }
 
 impl Sources {
-    /// The share of worker `worker` of `workers`. With fewer addresses than workers some are shared.
+    /// Creates the share of worker `worker` of `workers`. If there are fewer addresses than workers, some
+    /// workers share an address.
     pub fn new(ranges: &[SourceRange], worker: u64, workers: u64) -> Self {
         let total: u64 = ranges.iter().map(SourceRange::count).sum();
         let share = match total {
@@ -121,19 +123,19 @@ impl Sources {
         Self { ranges: ranges.to_vec(), next: share.start, share }
     }
 
-    /// The next address; `None` if none was given, so that the stack chooses.
+    /// Returns the next address, or `None` if there are no ranges and the stack chooses the address.
     pub fn next_address(&mut self) -> Option<IpAddr> {
         let n = self.next;
         self.next = if n + 1 < self.share.end { n + 1 } else { self.share.start };
         self.nth(n)
     }
 
-    /// All addresses of the share, once each.
+    /// Returns each address of the share once.
     pub fn all(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.share.clone().filter_map(|n| self.nth(n))
     }
 
-    /// The `n`-th of all addresses.
+    /// Returns the `n`-th of all addresses.
     fn nth(&self, mut n: u64) -> Option<IpAddr> {
         for range in &self.ranges {
             if n < range.count {

@@ -1,32 +1,32 @@
-//! What a run measured.
+//! Results of a run.
 
 use super::latency::Latency;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
 
-/// Why a request or a connection failed.
+/// Reasons why a request or a connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// RST in answer to SYN.
+    /// RST in response to SYN.
     Refused,
-    /// No answer to SYN in time.
+    /// No response to SYN in time.
     ConnectTimeout,
-    /// No way to the server.
+    /// No route to the server.
     Unreachable,
-    /// No source port, descriptor or connection left on this side.
+    /// No source port, descriptor or connection is left on this side.
     Exhausted,
-    /// RST in the middle of a request.
+    /// RST during a request.
     Reset,
     /// The server closed before its response was complete.
     ClosedEarly,
-    /// What came is no response.
+    /// The received data are no valid response.
     BadResponse,
     /// No complete response in time.
     Timeout,
 }
 
 impl Failure {
-    /// All of them, in the order of [`Counters::failures`].
+    /// All failures, in the order of [`LoadCounters::failures`].
     pub const ALL: [Self; 8] = [
         Self::Refused,
         Self::ConnectTimeout,
@@ -38,7 +38,7 @@ impl Failure {
         Self::Timeout,
     ];
 
-    /// A name for reports.
+    /// Returns the name for reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Refused => "connect refused",
@@ -53,30 +53,30 @@ impl Failure {
     }
 }
 
-/// Counts of one worker over the measured time, except where said otherwise.
+/// Counters of one worker for the measured time, unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadCounters {
     /// Connections established.
     pub connected: u64,
-    /// Requests due (open loop) or begun (closed loop) and handed to a connection.
+    /// Requests that were due (open loop) or begun (closed loop) and assigned to a connection.
     pub started: u64,
-    /// Of those, completed, be it after the measured time.
+    /// Those of `started` that were completed, even after the measured time.
     pub completed: u64,
-    /// Responses completed within the measured time, whenever they were asked for: the throughput.
+    /// Responses completed within the measured time, whenever their requests were due: the throughput.
     pub completed_in_time: u64,
     /// Bytes received.
     pub bytes: u64,
-    /// Those of `completed` by the first digit of their status.
+    /// Requests of `completed` by the first digit of their status.
     pub by_class: [u64; 6],
-    /// Failures, by [`Failure::ALL`].
+    /// Failures, indexed as [`Failure::ALL`].
     pub failures: [u64; Failure::ALL.len()],
     /// Idle connections that the server closed or reset.
     pub lost_idle: u64,
-    /// Requests without an answer when the run ended.
+    /// Requests without a response at the end of the run.
     pub unanswered: u64,
-    /// Requests that were due and for which there was no connection until the end.
+    /// Requests that were due but found no free connection until the end.
     pub not_started: u64,
-    /// Most connections open at once, at any time.
+    /// Most connections open at the same time, not only in the measured time.
     pub open_max: u64,
 }
 
@@ -109,30 +109,30 @@ impl LoadCounters {
     }
 }
 
-/// Everything one worker measured.
+/// Results of one worker.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
-    /// Counts.
+    /// Counters.
     pub counters: LoadCounters,
-    /// From the (intended) start of a connection until it is established.
+    /// Time from the (intended) start of a connection until it is established.
     pub connect: Latency,
-    /// From the intended start of a request until the first byte of its response.
+    /// Time from the intended start of a request until the first byte of its response.
     pub first_byte: Latency,
-    /// From the intended start of a request until its response is complete.
+    /// Time from the intended start of a request until its response is complete.
     pub total: Latency,
-    /// How much later than intended requests were begun: the part of the latencies that is due to the generator or to a lack of
-    /// connections. Only in an open loop.
+    /// Delay between the intended and the actual start of requests: the part of the latency that the
+    /// generator or a lack of connections causes. Only in an open loop.
     pub lag: Latency,
-    /// The measured time, until the last completion if it was the number of requests that ended the run.
+    /// The measured time. If the number of requests ended the run, it ends with the last completion.
     pub measured: Duration,
-    /// It ended because requests failed for too long, and none was answered.
+    /// Whether the run was given up because requests failed for too long and none was answered.
     pub gave_up: bool,
-    /// Share of the time in which the worker had something to do; of several workers, the busiest one's.
+    /// Share of the time that the worker was busy; with several workers, that of the busiest.
     pub busy: Option<f64>,
 }
 
 impl Stats {
-    /// Adds what another worker measured in the same time.
+    /// Adds the results of another worker for the same time.
     pub fn add(&mut self, other: &Self) {
         self.counters.add(&other.counters);
         self.measured = self.measured.max(other.measured);
@@ -149,7 +149,7 @@ impl Stats {
     }
 }
 
-/// What a worker lets others see while it runs. One per worker, written by it alone.
+/// Live progress of one worker, which alone writes it.
 #[derive(Debug, Default)]
 pub struct LiveProgress {
     /// Connections established since the start.
@@ -162,11 +162,11 @@ pub struct LiveProgress {
     pub failed: AtomicU64,
     /// Connections open now.
     pub open: AtomicU64,
-    /// What it is doing: a [`crate::load::session::Stage`] as a number.
+    /// The current [`crate::load::session::Stage`] as a number.
     pub stage: AtomicU64,
 }
 
-/// A copy of [`Progress`], of one worker or several.
+/// A snapshot of [`LiveProgress`] of one or several workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProgressSnapshot {
     /// Connections established since the start.
@@ -184,7 +184,7 @@ pub struct ProgressSnapshot {
 }
 
 impl LiveProgress {
-    /// Publishes `now`. The numbers need not fit each other exactly, so no ordering is needed.
+    /// Publishes `now`. The numbers need not be consistent with each other, so relaxed ordering suffices.
     pub fn publish(&self, now: &ProgressSnapshot) {
         self.connected.store(now.connected, Ordering::Relaxed);
         self.completed.store(now.completed, Ordering::Relaxed);
@@ -194,7 +194,7 @@ impl LiveProgress {
         self.stage.store(now.stage, Ordering::Relaxed);
     }
 
-    /// The sum over several workers.
+    /// Returns the sum over several workers.
     pub fn sum<'a>(workers: impl IntoIterator<Item = &'a Self>) -> ProgressSnapshot {
         let mut sum = ProgressSnapshot { stage: u64::MAX, ..ProgressSnapshot::default() };
         for worker in workers {

@@ -1,14 +1,14 @@
-//! What is asked for: requests written once at start, and a weighted choice among them.
+//! Requests, written once at start, and a weighted choice among them.
 
 use super::response::Protocol;
 use core::net::SocketAddr;
 use ginnel::Random;
 use std::net::ToSocketAddrs;
 
-/// An absolute URL of HTTP, taken apart.
+/// A parsed absolute HTTP URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
-    /// Host and port as they go into the Host field.
+    /// Host and port for the Host field.
     pub authority: String,
     /// Host for the resolver, without brackets.
     host: String,
@@ -45,7 +45,7 @@ impl core::str::FromStr for Url {
 }
 
 impl Url {
-    /// The first address the host's name stands for. Addresses need no resolver.
+    /// Resolves the host and returns its first address. An IP address needs no resolver.
     pub fn resolve(&self) -> Result<SocketAddr, String> {
         if let Ok(address) = self.host.parse() {
             return Ok(SocketAddr::new(address, self.port));
@@ -63,7 +63,8 @@ fn check_path(path: &str) -> Result<(), String> {
     Err(format!("“{path}” is no path: it must begin with a slash and hold no spaces, fragments or raw UTF-8"))
 }
 
-/// Reads a list of paths: one per line, with a weight behind it or 1; empty lines and lines that begin with # count for nothing.
+/// Parses a list of paths: one per line, optionally followed by a weight (default 1). Empty lines and lines
+/// that begin with # are skipped.
 pub fn parse_list(text: &str) -> Result<Vec<(String, u32)>, String> {
     let mut list = Vec::new();
     for (number, line) in
@@ -88,14 +89,14 @@ pub fn parse_list(text: &str) -> Result<Vec<(String, u32)>, String> {
     Ok(list)
 }
 
-/// How requests are written.
+/// Options for writing requests.
 #[derive(Clone, Debug, Default)]
 pub struct RequestStyle {
     /// HEAD instead of GET.
     pub head: bool,
-    /// Ask the server to close after the response.
+    /// Ask the server to close the connection after the response.
     pub close: bool,
-    /// Further header fields, each as `Name: value`.
+    /// Additional header fields, each as `Name: value`.
     pub fields: Vec<String>,
 }
 
@@ -103,7 +104,7 @@ pub struct RequestStyle {
 #[derive(Clone, Debug)]
 pub struct Requests {
     bytes: Vec<u8>,
-    /// Where each request begins; one more entry says where the last one ends.
+    /// Offset at which each request begins; the last entry is the end of the last request.
     starts: Vec<u32>,
     alias: Alias,
     language: Protocol,
@@ -111,7 +112,8 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Writes the requests for `paths` (with weights) of the server `authority`. Fails if a field is malformed or there is too much.
+    /// Writes the requests for `paths` (with weights) to the server `authority`. Fails if a field is
+    /// malformed or if the requests are too large.
     pub fn new(authority: &str, paths: &[(String, u32)], style: &RequestStyle) -> Result<Self, String> {
         let mut fields = String::new();
         let mut host = format!("Host: {authority}\r\n");
@@ -141,20 +143,21 @@ impl Requests {
         Ok(Self { bytes, starts, alias: Alias::new(&weights), language, opening: None })
     }
 
-    /// One request for a value, and what each connection has to ask before.
+    /// Creates the requests for a value: `opening` is sent once per connection, before the repeated request.
     pub fn of_values(language: Protocol, get: &[u8], opening: Option<&[u8]>) -> Self {
         let mut bytes = get.to_vec();
         let mut starts = vec![0, get.len() as u32];
         if let Some(opening) = opening {
             bytes.extend_from_slice(opening);
-            // Values are limited to a megabyte.
+            // Values are limited to one megabyte.
             starts.push(bytes.len() as u32);
         }
         let opening = opening.map(|_| 1);
         Self { bytes, starts, alias: Alias::new(&[1]), language, opening }
     }
 
-    /// The request that a connection begins with, if it has one. It is not chosen, and not counted.
+    /// Returns the index of the request that each connection begins with, if there is one. It is never chosen
+    /// and not counted.
     pub const fn opening(&self) -> Option<u32> {
         self.opening
     }
@@ -164,31 +167,33 @@ impl Requests {
         self.alias.choose(rng)
     }
 
-    /// The bytes of a request.
+    /// Returns the bytes of a request.
     pub fn get(&self, request: u32) -> &[u8] {
         let i = request as usize;
         &self.bytes[self.starts[i] as usize..self.starts[i + 1] as usize]
     }
 
-    /// How they are answered.
+    /// Returns the protocol of the responses.
     pub const fn language(&self) -> Protocol {
         self.language
     }
 }
 
-/// A weighted choice in constant time (Walker's alias method, as Vose builds it): each column is split between at most two items.
+/// A weighted choice in constant time (Walker's alias method, in Vose's construction): each column is split
+/// between at most two items.
 #[derive(Clone, Debug)]
 struct Alias {
-    /// (share of the column that belongs to its own item, in 2^-32; the other item)
+    /// (Share of the column that belongs to its own item, in units of 2^-32; the other item.)
     columns: Vec<(u32, u32)>,
 }
 
 impl Alias {
-    /// `weights` must hold one above 0.
+    /// Creates the table. At least one of `weights` must be above 0.
     fn new(weights: &[u32]) -> Self {
         let total: u64 = weights.iter().map(|w| u64::from(*w)).sum();
         let count = weights.len();
-        // Scaled so that the mean is `total`: exact, no rounding adds up.
+        // The weights are scaled so that their mean is `total`. The arithmetic is exact, so no rounding
+        // errors accumulate.
         let mut scaled: Vec<u128> = weights.iter().map(|w| u128::from(*w) * count as u128).collect();
         let mut columns: Vec<(u32, u32)> = (0..count as u32).map(|i| (u32::MAX, i)).collect();
         let is_small = |scaled: &[u128], i: &usize| scaled[*i] < u128::from(total);

@@ -1,4 +1,5 @@
-//! What `ginnel load redis` and `ginnel load memcached` ask: for one value by its key, which each connection stores first.
+//! Options of `ginnel load redis` and `ginnel load memcached`, which request one value that each connection
+//! stores first.
 
 use super::options::{CommonOptions, ConnectionOptions, Job, LoadOptions};
 use super::plan::Closer;
@@ -8,59 +9,60 @@ use core::net::SocketAddr;
 use ginnel::Error;
 use std::net::ToSocketAddrs;
 
-/// Longest key: memcached's.
+/// Longest key in bytes: memcached's limit.
 const KEY_BYTES_MAX: usize = 250;
-/// Longest value: a little less than what memcached takes unless it is told otherwise.
+/// Longest value in bytes: a little less than memcached's default limit.
 const VALUE_BYTES_MAX: u32 = 1_000_000;
 
-/// Options that are the same for both.
+/// Options that both protocols have.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Values {
-    /// The key.
+    /// Key of the value.
     #[arg(long, value_name = "KEY", default_value = "ginnel", value_parser = parse_key)]
     pub key: String,
 
-    /// Bytes of its value. Each connection stores it before it asks for it; these requests are not counted.
+    /// Size of the value in bytes. Each connection stores the value before its first request; these requests
+    /// are not counted.
     #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=i64::from(VALUE_BYTES_MAX)))]
     pub size: u32,
 
-    /// Ask for what is there, and store nothing.
+    /// Do not store the value; request an existing one.
     #[arg(long, conflicts_with = "size")]
     pub no_store: bool,
 
-    /// Requests in flight on one connection.
+    /// Requests in flight on each connection.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub pipeline: u16,
 
-    /// Close a connection after so many requests, and open another one.
+    /// Close each connection after this many requests and open a new one.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub per_connection: Option<u32>,
 
-    /// How it asks.
+    /// Returns the options that concern connections.
     #[command(flatten)]
     pub common: CommonOptions,
 }
 
-/// What `ginnel load redis` is told.
+/// Options of `ginnel load redis`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RedisOptions {
-    /// The server, as 10.0.0.1 or 10.0.0.1:6379.
+    /// Address of the server, as in 10.0.0.1 or 10.0.0.1:6379.
     #[arg(value_name = "SERVER")]
     pub server: String,
 
-    /// What is asked for.
+    /// The value to request.
     #[command(flatten)]
     pub values: Values,
 }
 
-/// What `ginnel load memcached` is told.
+/// Options of `ginnel load memcached`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct MemcachedOptions {
-    /// The server, as 10.0.0.1 or 10.0.0.1:11211.
+    /// Address of the server, as in 10.0.0.1 or 10.0.0.1:11211.
     #[arg(value_name = "SERVER")]
     pub server: String,
 
-    /// What is asked for.
+    /// The value to request.
     #[command(flatten)]
     pub values: Values,
 }
@@ -72,7 +74,7 @@ fn parse_key(text: &str) -> Result<String, String> {
     Err(format!("must be 1 to {KEY_BYTES_MAX} letters of ASCII without spaces"))
 }
 
-/// The first address that a server's name stands for.
+/// Resolves a server's name and returns its first address.
 fn resolve(server: &str, port: u16) -> Result<SocketAddr, Error> {
     let failed = |problem: String| Error::application(format!("{server}: {problem}"));
     let bare = server.strip_prefix('[').and_then(|s| s.strip_suffix(']')).unwrap_or(server);
@@ -107,7 +109,7 @@ impl Values {
 
 /// Redis' port.
 const REDIS_PORT: u16 = 6379;
-/// memcached's.
+/// memcached's port.
 const MEMCACHED_PORT: u16 = 11211;
 
 impl LoadOptions for RedisOptions {

@@ -1,16 +1,16 @@
-//! A transport that writes down what the server does to one connection, for tests and fuzzing. It is strict: nothing may be sent after the
-//! end, and each kind of end comes once.
+//! A transport that records what the server does to one connection, for tests and fuzzing. It panics if
+//! anything is sent after the end of the connection, or if the connection is ended twice in the same way.
 
 use super::Transport;
 use crate::httpd::site::{FileBody, FileId, Site};
 use ginnel::Conn;
 
-/// What happened to one connection.
+/// The calls for one connection.
 #[derive(Debug, Default)]
 pub struct Recorder {
-    /// Everything that was sent.
+    /// All bytes sent.
     pub output: Vec<u8>,
-    /// Bytes there is room for.
+    /// Free send buffer in bytes.
     pub room: usize,
     /// Contents of the loaded files.
     pub files: Vec<Vec<u8>>,
@@ -20,14 +20,14 @@ pub struct Recorder {
     pub closed: bool,
     /// [`Transport::abort`] was called.
     pub aborted: bool,
-    /// [`Transport::resume_reading`] was called; whoever shows the server data clears it.
+    /// [`Transport::resume_reading`] was called. The caller of [`Server::data`] clears the flag.
     pub resumed: bool,
     /// Bytes that are not acknowledged.
     pub outstanding: Option<u32>,
 }
 
 impl Recorder {
-    /// The contents of a site's loaded files; nothing of those that are streamed.
+    /// Returns the contents of a site's files; empty for files that are not loaded.
     pub fn files_of(site: &Site) -> Vec<Vec<u8>> {
         let bytes_of = |body: &FileBody| match body {
             FileBody::Loaded(source) => source.bytes().to_vec(),
@@ -36,7 +36,7 @@ impl Recorder {
         site.entries().iter().map(|e| bytes_of(&e.body)).collect()
     }
 
-    /// Nothing may be sent any more.
+    /// Returns true if nothing may be sent any more.
     pub const fn has_ended(&self) -> bool {
         self.finished || self.closed || self.aborted
     }
@@ -56,7 +56,7 @@ impl Transport for Recorder {
         if self.room == 0 {
             return false;
         }
-        // Like the engine: a source is taken as a whole, and uses up the room.
+        // As in the engine, a source is queued as a whole and counts as queued bytes.
         let bytes = &self.files[file.0 as usize][offset as usize..(offset + len) as usize];
         self.output.extend_from_slice(bytes);
         self.room = self.room.saturating_sub(bytes.len());

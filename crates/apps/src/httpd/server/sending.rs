@@ -1,4 +1,5 @@
-//! How responses leave: at once if there is room, otherwise piece by piece out of the connection's record.
+//! Sends responses: at once if they fit into the send buffer, otherwise in parts from the record of the
+//! exchange.
 
 use super::{ConnectionPhase, ResponsePlan, Server, Transport};
 use crate::httpd::body::BodyReader;
@@ -11,7 +12,7 @@ use ginnel::Conn;
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 impl Server {
-    /// Keeps an answer until the body of its request was read.
+    /// Stores a response until the body of its request has been read.
     pub(super) fn defer(&mut self, conn: Conn, plan: ResponsePlan, body: BodyReader) {
         let mut head = core::mem::take(&mut self.head);
         if let Some((file, is_head)) = plan.prepared {
@@ -28,7 +29,7 @@ impl Server {
         self.set_phase(conn, ConnectionPhase::Body);
     }
 
-    /// Sends the answer that was kept without waiting for the body, and closes after it.
+    /// Sends the stored response without waiting for the body, and closes afterwards.
     pub(super) fn send_deferred_and_close(&mut self, conn: Conn, net: &mut impl Transport) {
         let exchange = self.exchange(conn);
         if !exchange.close {
@@ -39,7 +40,8 @@ impl Server {
         self.flush(conn, net);
     }
 
-    /// Tells the client to go on. If only a part fits, the rest leads the response; if nothing fits, the client goes on by itself after a while.
+    /// Sends 100 (Continue). If only a part fits, the rest precedes the response. If nothing fits, the client
+    /// continues after a timeout of its own.
     pub(super) fn send_continue(&mut self, conn: Conn, net: &mut impl Transport) {
         let sent = net.send(conn, CONTINUE);
         if sent > 0 && sent < CONTINUE.len() {
@@ -49,7 +51,7 @@ impl Server {
         }
     }
 
-    /// Sends an answer: in the usual case in one or two calls, without touching a record.
+    /// Sends a response. It usually takes one or two calls and no exchange record.
     pub(super) fn respond(&mut self, conn: Conn, plan: ResponsePlan, net: &mut impl Transport) {
         let ResponsePlan { payload, close, .. } = plan;
         let date = self.clock.date;
@@ -89,7 +91,7 @@ impl Server {
         }
     }
 
-    /// Sends what there is room for of the response in the connection's record.
+    /// Sends as much of the exchange's response as fits into the send buffer.
     pub(super) fn flush(&mut self, conn: Conn, net: &mut impl Transport) {
         let slot = self.connections[conn.index() as usize];
         let exchange = self.exchanges.get(slot.exchange);
@@ -127,7 +129,7 @@ impl Server {
             }
         }
         if is_failed {
-            // The length was promised already; only a reset says that it does not hold.
+            // The length has been announced, so only a reset can signal the failure.
             net.abort(conn);
             self.set_phase(conn, ConnectionPhase::Closed);
         } else if done {
@@ -138,7 +140,7 @@ impl Server {
         }
     }
 
-    /// A response was handed over as a whole.
+    /// Handles the end of a response, all of which was queued.
     pub(super) fn responded(&mut self, conn: Conn, close: bool, net: &mut impl Transport) {
         self.release_exchange(conn);
         let slot = &mut self.connections[conn.index() as usize];
@@ -155,7 +157,7 @@ impl Server {
         }
     }
 
-    /// Ends our side and waits for the client's end.
+    /// Sends FIN and waits for the client's FIN.
     pub(super) fn finish(&mut self, conn: Conn, net: &mut impl Transport) {
         self.release_exchange(conn);
         if self.connections[conn.index() as usize].half_closed {
@@ -175,7 +177,7 @@ impl Server {
         self.set_phase(conn, ConnectionPhase::Closed);
     }
 
-    /// Answers with an error after which the connection cannot go on. What the client still sends is dropped.
+    /// Answers with an error and closes the connection. Data that the client still sends are dropped.
     pub(super) fn refuse(&mut self, conn: Conn, status: Status, is_head: bool, net: &mut impl Transport) {
         let mut head = core::mem::take(&mut self.head);
         head.clear();
@@ -210,7 +212,7 @@ fn prepared_bytes<'a>(
     }
 }
 
-/// Adds `Connection: close` to a head that was written without.
+/// Inserts `Connection: close` into a head that was written without it.
 fn insert_connection_close(output: &mut Vec<u8>) {
     if let Some(end) = memchr::memmem::find(output, b"\r\n\r\n") {
         output.splice(end + 2..end + 2, *b"Connection: close\r\n");

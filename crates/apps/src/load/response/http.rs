@@ -1,9 +1,9 @@
-//! Just enough of HTTP to know the status and where each response ends (RFC 9112 §6.3).
+//! Parses just enough of HTTP to find the status and the end of each response (RFC 9112 §6.3).
 
 use super::{BadResponse, ParseProgress, Parser, ParserState, PartialResponses, RETAINED_BYTES_MAX};
 use crate::httpd::head::trim;
 
-/// Longest head; servers send a few hundred bytes.
+/// Longest head in bytes; servers send a few hundred.
 // limit: bytes of a response's head
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// How the end of a body is found.
@@ -14,17 +14,18 @@ enum ResponseFraming {
     UntilClose,
 }
 
-/// What a head says.
+/// The parsed head of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ResponseHead {
     status: u16,
     framing: ResponseFraming,
-    /// The server closes afterwards.
+    /// Whether the server closes the connection after the response.
     close: bool,
 }
 
 impl Parser {
-    /// Reads on. `to_head` says that the response answers HEAD and has no body whatever it says.
+    /// Parses further bytes. With `to_head` the response answers a HEAD request and has no body, whatever its
+    /// fields say.
     pub(super) fn read_http(
         &mut self,
         bytes: &[u8],
@@ -75,14 +76,14 @@ impl Parser {
                     }
                 }
                 ParserState::UntilClose => used = bytes.len(),
-                // States of another language.
+                // States of other protocols.
                 ParserState::Closing | ParserState::ClosingHead => return Err(BadResponse),
             }
         }
         Ok(ParseProgress::More)
     }
 
-    /// True if the response is complete with its head.
+    /// Returns true if the response is complete with its head.
     fn begin_body(&mut self, head: ResponseHead, to_head: bool, records: &mut PartialResponses) -> bool {
         if (100..200).contains(&head.status) {
             self.state = ParserState::Start; // an interim response; the real one follows
@@ -107,7 +108,8 @@ impl Parser {
         false
     }
 
-    /// Adds to the head in the record; on its end, how many of `bytes` belong to it.
+    /// Appends to the head in the record. If its end has arrived, returns how many of `bytes` belong to it,
+    /// and the parsed head.
     fn more_of_head(
         &mut self,
         bytes: &[u8],
@@ -128,7 +130,8 @@ impl Parser {
     }
 }
 
-/// The head read last. Within a second a server's heads for one page are the same byte for byte, and comparing is much faster than reading.
+/// The last parsed head. Within a second a server sends equal heads for one page, and comparing is much
+/// faster than parsing.
 #[derive(Debug, Default)]
 pub(super) struct LastHead {
     bytes: Vec<u8>,
@@ -136,7 +139,7 @@ pub(super) struct LastHead {
 }
 
 impl LastHead {
-    /// [`parse_head`], by comparison if the head is the last one again.
+    /// Returns the result of [`parse_head`], without parsing if the head equals the last one.
     fn head(&mut self, bytes: &[u8]) -> Result<Option<(usize, ResponseHead)>, BadResponse> {
         if let Some(head) = self.head.filter(|_| bytes.starts_with(&self.bytes)) {
             return Ok(Some((self.bytes.len(), head)));
@@ -151,7 +154,8 @@ impl LastHead {
     }
 }
 
-/// The head at the start of `bytes` with its length, or `None` if its end is not there. Lines may end with a bare LF.
+/// Parses the head at the start of `bytes` and returns its length, or `None` if its end has not arrived.
+/// Lines may end with a bare LF.
 fn parse_head(bytes: &[u8]) -> Result<Option<(usize, ResponseHead)>, BadResponse> {
     let (version, status) = match bytes {
         [b'H', b'T', b'T', b'P', b'/', b'1', b'.', minor @ (b'0' | b'1'), b' ', a, b, c, after, ..]
@@ -160,7 +164,7 @@ fn parse_head(bytes: &[u8]) -> Result<Option<(usize, ResponseHead)>, BadResponse
             let digit = |d: &u8| u16::from(d - b'0');
             (*minor, digit(a) * 100 + digit(b) * 10 + digit(c))
         }
-        // Too short to tell.
+        // Too short to decide.
         _ if bytes.len() < 13 && may_be_status_line(bytes) => return Ok(None),
         _ => return Err(BadResponse),
     };
@@ -170,7 +174,7 @@ fn parse_head(bytes: &[u8]) -> Result<Option<(usize, ResponseHead)>, BadResponse
     };
     let mut fields = ResponseFields { close: version == b'0', ..ResponseFields::default() };
     loop {
-        // An empty line, or the first letter of a name that matters?
+        // Only an empty line and the first letters of the names that matter need a closer look.
         match bytes.get(at) {
             Some(b'\r') => match bytes.get(at + 1) {
                 Some(b'\n') => return Ok(Some((at + 2, fields.head(status)))),
@@ -190,14 +194,14 @@ fn parse_head(bytes: &[u8]) -> Result<Option<(usize, ResponseHead)>, BadResponse
     }
 }
 
-/// True if `bytes` could be the first bytes of a status line.
+/// Returns true if `bytes` can be the beginning of a status line.
 fn may_be_status_line(bytes: &[u8]) -> bool {
     let start = b"HTTP/1.";
     let n = bytes.len().min(start.len());
     bytes[..n] == start[..n]
 }
 
-/// The fields that matter.
+/// The header fields that matter.
 #[derive(Default)]
 struct ResponseFields {
     length: Option<u64>,
@@ -264,7 +268,7 @@ mod tests {
     use crate::load::response::Protocol;
     use proptest::prelude::*;
 
-    /// All responses in `bytes` shown in pieces of `step`, then the end. Status 0 stands for an error.
+    /// Parses `bytes` in parts of `step` bytes, then signals FIN. Status 0 stands for an error.
     fn read(bytes: &[u8], step: usize, to_head: bool) -> Vec<(u16, bool)> {
         let (mut parser, mut records, mut responses) =
             (Parser::default(), PartialResponses::default(), Vec::new());
@@ -361,7 +365,8 @@ mod tests {
         ) {
             let bytes = parts.concat();
             let (whole, pieces) = (read(bytes.as_bytes(), 1 << 20, false), read(bytes.as_bytes(), step, false));
-            // A malformed head is noticed as soon as its malformed line is complete, in pieces perhaps without the lines behind it.
+            // A malformed line is reported as soon as it is complete, so the lines after it may not have been
+            // counted.
             prop_assert_eq!(whole, pieces);
         }
     }

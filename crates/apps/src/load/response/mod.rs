@@ -1,42 +1,43 @@
-//! Reads responses: just enough of each language to know what they say in a word, and where each one ends.
+//! Parses responses: just enough of each protocol to find the status and the end of each response.
 //!
-//! A generator must be faster than the server it measures, so a response whose head or line is in one piece is read where it lies; only what
-//! comes in pieces is copied, into a record that the connection borrows meanwhile.
+//! A generator must be faster than the server it measures. So a response whose head or line arrived in one
+//! part is parsed in place; only parts are copied, into a record that the connection borrows.
 //!
-//! A language is a method of [`Parser`] that reads on, in a file of its own. The parser's state is one for all, since a session speaks one
-//! language: it would otherwise take more than 16 bytes of each connection.
+//! Each protocol is a method of [`Parser`] in a file of its own. The protocols share the parser's state,
+//! because a session speaks only one of them; otherwise the state would take more than 16 bytes per
+//! connection.
 
 mod http;
 mod values;
 
 use crate::httpd::body::BodyReader;
 
-/// A buffer that grew beyond this is given back instead of kept.
+/// Largest capacity with which a buffer returns to the pool; a larger one is freed.
 const RETAINED_BYTES_MAX: usize = 8 << 10;
-/// No record.
+/// Index that stands for no record.
 const NONE: u32 = u32::MAX;
 
-/// How a server answers.
+/// Protocol of the responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// HTTP/1.1; `head` says that responses answer HEAD and have no bodies whatever they say.
+    /// HTTP/1.1.
     Http {
-        /// Without bodies.
+        /// Whether the responses answer HEAD requests and have no bodies.
         head: bool,
     },
     /// Redis' RESP, version 2: bulk strings, simple strings, integers and errors.
     Redis,
-    /// memcached's text protocol: values, what is stored, and errors.
+    /// memcached's text protocol: values, confirmations and errors.
     Memcached,
 }
 
-/// What each class of status means in HTTP.
+/// Names of the status classes of HTTP.
 const HTTP_CLASSES: [&str; 6] = ["0xx", "1xx", "2xx", "3xx", "4xx", "5xx"];
-/// The same of values that are asked for by keys. The others do not occur.
+/// Names of the status classes of values; only "hit", "miss" and "error" occur.
 const VALUE_CLASSES: [&str; 6] = ["0", "1", "hit", "3", "miss", "error"];
 
 impl Protocol {
-    /// Names of the classes that statuses fall into: their hundreds.
+    /// Returns the names of the classes, which are the hundreds of the status.
     pub const fn classes(self) -> [&'static str; 6] {
         match self {
             Self::Http { .. } => HTTP_CLASSES,
@@ -45,28 +46,28 @@ impl Protocol {
     }
 }
 
-/// Why a response cannot be understood.
+/// The received bytes are not a response of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadResponse;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ParserState {
-    /// Nothing of a response has come.
+    /// Before the first byte of a response.
     Start,
-    /// A part of a head, or of a line, lies in the record.
+    /// The record has a part of a head or of a line.
     Head,
     /// `left` bytes of a body are to come.
     Length,
-    /// The record's reader finds the end.
+    /// The record's reader finds the end of a chunked body.
     Chunked,
     UntilClose,
-    /// A value is complete, and the line that ends the response is to come.
+    /// A value is complete; the line that ends the response is to come.
     Closing,
-    /// A part of that line lies in the record.
+    /// The record has a part of the line that ends the response.
     ClosingHead,
 }
 
-/// Where the reading of a connection's responses stands: 16 bytes.
+/// State of parsing a connection's responses: 16 bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Parser {
     left: u64,
@@ -76,21 +77,21 @@ pub struct Parser {
     close: bool,
 }
 
-/// A response that is complete.
+/// A complete response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// Status, as of HTTP: a value that was found has 200, one that was not 404, an error 500.
+    /// Status as in HTTP. A value has 200 if it was found, 404 if not, and 500 after an error.
     pub status: u16,
-    /// The server closes the connection now.
+    /// Whether the server closes the connection after the response.
     pub close: bool,
 }
 
-/// What [`Parser::read`] came to.
+/// Result of [`Parser::read`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParseProgress {
     /// All bytes were used, and the response is not complete.
     More,
-    /// A response was completed with this many bytes.
+    /// These many bytes completed a response.
     Complete(usize, Response),
 }
 
@@ -101,15 +102,15 @@ impl Default for Parser {
 }
 
 impl Parser {
-    /// The next byte will be the first of a response.
+    /// Returns true if the next byte is the first of a response.
     pub fn is_at_start(&self) -> bool {
         self.state == ParserState::Start
     }
 
-    /// Reads on. After an error the parser is of no use any more and must be reset.
+    /// Parses further bytes. After an error the parser must be reset.
     ///
     /// # Errors
-    /// It is not the language.
+    /// The bytes are not a response of the protocol.
     #[inline]
     pub fn read(
         &mut self,
@@ -124,7 +125,7 @@ impl Parser {
         }
     }
 
-    /// The server closed. Some if that completes a response.
+    /// Handles the server's FIN. Returns the response if the FIN completes it.
     pub fn end(&mut self) -> Option<Response> {
         (self.state == ParserState::UntilClose).then(|| {
             self.state = ParserState::Start;
@@ -132,7 +133,7 @@ impl Parser {
         })
     }
 
-    /// Gives back what it borrowed and begins anew.
+    /// Returns the borrowed record to the pool and resets the state.
     pub fn reset(&mut self, records: &mut PartialResponses) {
         self.release(records);
         *self = Self::default();
@@ -150,15 +151,15 @@ impl Parser {
     }
 }
 
-/// What a response in pieces needs.
+/// A response of which only a part has arrived.
 #[derive(Debug)]
 struct PartialResponse {
-    /// Of a head or a line: what has come.
+    /// The received part of a head or a line.
     bytes: Vec<u8>,
     body: BodyReader,
 }
 
-/// Records that connections borrow, one at most each; and the head read last.
+/// Pool of the records that connections borrow, at most one each; and the last parsed head.
 #[derive(Debug, Default)]
 pub struct PartialResponses {
     records: Vec<PartialResponse>,
@@ -186,7 +187,7 @@ impl PartialResponses {
         self.free.push(index);
     }
 
-    /// Records that are lent.
+    /// Returns the number of records in use.
     pub fn in_use(&self) -> usize {
         self.records.len() - self.free.len()
     }

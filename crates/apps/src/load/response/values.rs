@@ -1,37 +1,39 @@
-//! Just enough of Redis' RESP and of memcached's text protocol to know whether a value was found, and where each answer ends.
+//! Parses just enough of Redis' RESP and of memcached's text protocol to find whether a value was found, and
+//! the end of each response.
 //!
-//! Both answer with a line, which may announce a number of bytes that follow with a line's end behind them; memcached then has one more line.
+//! Both respond with a line. The line may announce a number of bytes, which follow and end with CRLF.
+//! memcached then sends one more line.
 
 use super::http::decimal;
 use super::{BadResponse, ParseProgress, Parser, ParserState, PartialResponses};
 
-/// Longest line: of those that are read, errors are the longest.
+/// Longest line in bytes. The longest lines are error messages.
 // limit: bytes of a redis or memcached line
 const LINE_BYTES_MAX: usize = 4 << 10;
-/// Longest value that is believed: Redis' longest.
+/// Largest value in bytes that is accepted: Redis' limit.
 // limit: bytes of a received value
 const VALUE_BYTES_MAX: u64 = 512 << 20;
-/// What ends a line, and a value.
+/// The end of a line and of a value.
 const CRLF: &[u8; 2] = b"\r\n";
 
-/// A value was found, or what was asked for was done.
+/// Status for a value that was found, or a command that was executed.
 const FOUND: u16 = 200;
-/// There is no such value.
+/// Status for a value that does not exist.
 const MISSING: u16 = 404;
-/// The server says that something is wrong.
+/// Status for an error of the server.
 const ERROR: u16 = 500;
 
-/// What a line says.
+/// A parsed line of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReplyLine {
-    /// It is the whole answer.
+    /// The line is the whole response.
     Complete(u16),
-    /// So many bytes follow.
+    /// This many bytes of a value follow.
     Value(u64),
 }
 
 impl Parser {
-    /// Reads on.
+    /// Parses further bytes of RESP.
     pub(super) fn read_redis(
         &mut self,
         bytes: &[u8],
@@ -40,7 +42,7 @@ impl Parser {
         self.read_values(bytes, records, redis, false)
     }
 
-    /// Reads on.
+    /// Parses further bytes of memcached's protocol.
     pub(super) fn read_memcached(
         &mut self,
         bytes: &[u8],
@@ -49,7 +51,8 @@ impl Parser {
         self.read_values(bytes, records, memcached, true)
     }
 
-    /// Reads on; `understand` is what lines mean. With `has_end` an answer with a value ends with a line `END`.
+    /// Parses further bytes. `parse_line` parses lines; with `has_end` a response with a value ends with the
+    /// line `END`.
     #[inline(always)]
     fn read_values(
         &mut self,
@@ -65,7 +68,7 @@ impl Parser {
                 ParserState::Start | ParserState::Head | ParserState::Closing | ParserState::ClosingHead => {
                     let is_closing = matches!(self.state, ParserState::Closing | ParserState::ClosingHead);
                     let Some((len, reply)) = self.line(rest, records, |line| match is_closing {
-                        // Only one key was asked for.
+                        // Only one key was requested.
                         true if line == b"END" => Ok(ReplyLine::Complete(FOUND)),
                         true => Err(BadResponse),
                         false => parse_line(line),
@@ -98,14 +101,15 @@ impl Parser {
                         self.state = ParserState::Closing;
                     }
                 }
-                // States of another language.
+                // States of other protocols.
                 ParserState::Chunked | ParserState::UntilClose => return Err(BadResponse),
             }
         }
         Ok(ParseProgress::More)
     }
 
-    /// What the line says whose rest begins `bytes`, and how many of them belong to it; `None` if its end is not there.
+    /// Parses the line that ends in `bytes`, with the part of it in the record. Returns how many of `bytes`
+    /// belong to the line, or `None` if its end has not arrived.
     fn line(
         &mut self,
         bytes: &[u8],
@@ -139,14 +143,15 @@ fn strip_crlf(line: &[u8]) -> Result<&[u8], BadResponse> {
     line.strip_suffix(CRLF).ok_or(BadResponse)
 }
 
-/// Fails if the last bytes of what is to come of a value, as far as `bytes` has them, do not end a line. `left` counts them from the start of `bytes`.
+/// Checks that the CRLF at the end of a value is correct, as far as `bytes` has it. `left` bytes of the value
+/// and its CRLF are to come, counted from the start of `bytes`.
 fn check_crlf(bytes: &[u8], left: u64) -> Result<(), BadResponse> {
     let from_end = |n: u64| left.checked_sub(n).and_then(|at| bytes.get(usize::try_from(at).ok()?));
     let is = |byte: Option<&u8>, wanted: u8| byte.is_none_or(|byte| *byte == wanted);
     if is(from_end(2), CRLF[0]) && is(from_end(1), CRLF[1]) { Ok(()) } else { Err(BadResponse) }
 }
 
-/// What a line of RESP says.
+/// Parses a line of RESP.
 fn redis(line: &[u8]) -> Result<ReplyLine, BadResponse> {
     match line.split_first() {
         Some((b'$', b"-1")) => Ok(ReplyLine::Complete(MISSING)),
@@ -157,12 +162,12 @@ fn redis(line: &[u8]) -> Result<ReplyLine, BadResponse> {
             let digits = number.strip_prefix(b"-").unwrap_or(number);
             decimal(digits).map(|_| ReplyLine::Complete(FOUND)).ok_or(BadResponse)
         }
-        // Arrays are no answer to what is asked here.
+        // Arrays do not occur as responses to these requests.
         _ => Err(BadResponse),
     }
 }
 
-/// What a line of memcached says.
+/// Parses a line of memcached's protocol.
 fn memcached(line: &[u8]) -> Result<ReplyLine, BadResponse> {
     match line {
         b"END" => Ok(ReplyLine::Complete(MISSING)),
@@ -195,7 +200,8 @@ mod tests {
     use crate::load::response::Protocol;
     use proptest::prelude::*;
 
-    /// The statuses of all answers in `bytes` shown in pieces of `step`; 0 stands for an error.
+    /// Returns the statuses of all responses in `bytes`, parsed in parts of `step` bytes; 0 stands for an
+    /// error.
     fn read(language: Protocol, bytes: &[u8], step: usize) -> Vec<u16> {
         let (mut parser, mut records, mut statuses) =
             (Parser::default(), PartialResponses::default(), Vec::new());
@@ -237,7 +243,7 @@ mod tests {
             &[
                 ("$3\r\nabc\r\n", &[200]),
                 ("$0\r\n\r\n$-1\r\n+OK\r\n:12\r\n:-3\r\n-ERR unknown\r\n", &[200, 404, 200, 200, 200, 500]),
-                // What looks like an answer may be a part of a value.
+                // A value may contain what looks like a response.
                 ("$9\r\n$-1\r\n$-1\n\r\n$1\r\nx\r\n", &[200, 200]),
                 ("$3\r\nabc", &[]),
                 ("$3\r\nabc\r", &[]),

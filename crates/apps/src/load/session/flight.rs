@@ -1,11 +1,11 @@
-//! Requests in flight: a ring of them per connection.
+//! Requests in flight: a ring for each connection.
 
 use super::{Network, Session};
 use crate::load::urls::Requests;
 use ginnel::Instant;
 use std::sync::Arc;
 
-/// Bytes of pipelined requests handed over in one call.
+/// Most bytes of pipelined requests that are sent in one call.
 const GATHER_BYTES_MAX: usize = 16 << 10;
 
 /// A request in flight.
@@ -26,7 +26,7 @@ impl Session {
         slot as usize * depth + (head + usize::from(i)) % depth
     }
 
-    /// Puts a request in flight without sending it.
+    /// Chooses a request and puts it in flight without sending it.
     pub(super) fn enqueue(&mut self, slot: u32, intended: Instant, now: Instant) {
         let request = self.requests.choose(&mut self.rng);
         self.put_in_flight(slot, PendingRequest { intended, request });
@@ -41,7 +41,7 @@ impl Session {
         }
     }
 
-    /// Puts this one in flight, for which nobody counts.
+    /// Puts a request in flight without counting it.
     pub(super) fn put_in_flight(&mut self, slot: u32, pending: PendingRequest) {
         let index = self.pending_index(slot, self.slots[slot as usize].in_flight);
         self.pending[index] = pending;
@@ -49,7 +49,7 @@ impl Session {
         self.in_flight += 1;
     }
 
-    /// It is the one that a connection begins with.
+    /// Returns true for the request that a connection begins with.
     pub(super) fn is_opening_request(&self, request: u32) -> bool {
         self.requests.opening() == Some(request)
     }
@@ -68,7 +68,7 @@ impl Session {
         self.send_pending(slot, net);
     }
 
-    /// In a closed loop: fills the connection's pipeline. All its requests leave in one call.
+    /// In a closed loop: fills the connection's pipeline. All its requests are sent in one call.
     pub(super) fn fill_pipeline(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
         let was_idle = self.slots[slot as usize].in_flight == 0;
         while self.is_running() && self.has_capacity(slot) && self.may_begin(now) {
@@ -80,7 +80,7 @@ impl Session {
         self.send_pending(slot, net);
     }
 
-    /// Sends what is in flight and not sent.
+    /// Sends the requests in flight that have not been sent.
     pub(super) fn send_pending(&mut self, slot: u32, net: &mut impl Network) {
         let s = &self.slots[slot as usize];
         if s.in_flight - s.sent > 1 {
@@ -98,7 +98,7 @@ impl Session {
         s.offset = if is_whole { 0 } else { s.offset + accepted as u32 };
     }
 
-    /// The same for several requests: as many as fit into a buffer leave in one call.
+    /// Sends several requests: as many as fit into a buffer in each call.
     fn send_pipelined(&mut self, slot: u32, net: &mut impl Network) {
         let requests = Arc::clone(&self.requests);
         let mut buffer = core::mem::take(&mut self.send_buffer);
@@ -125,7 +125,7 @@ impl Session {
         self.send_buffer = buffer;
     }
 
-    /// `accepted` bytes of the requests not sent yet were sent.
+    /// Counts `accepted` bytes of the unsent requests as sent.
     fn count_sent(&mut self, slot: u32, accepted: usize, requests: &Requests) {
         let mut left = accepted + self.slots[slot as usize].offset as usize;
         loop {

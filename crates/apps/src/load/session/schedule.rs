@@ -1,4 +1,4 @@
-//! The course of a run: its stages, and what happens because it is time.
+//! The stages of a run, and actions that are due at a certain time.
 
 use super::{INITIAL_CONNECTS_MAX, NEVER, Network, Session, Slot, SlotState, Stage, TICK, tick_of};
 use crate::load::arrivals::Arrivals;
@@ -10,7 +10,8 @@ use ginnel::Instant;
 use ginnel::Random;
 
 impl Session {
-    /// Does what is due, and returns when it must be called again at the latest. Called after a batch of events too, it sees at once what that has ended.
+    /// Performs the actions that are due, and returns the latest time of the next call. It is also called
+    /// after a batch of events, so that it notices at once if they end a stage.
     pub fn poll(&mut self, now: Instant, net: &mut impl Network) -> Option<Instant> {
         self.change_stage(now, net);
         if self.stage == Stage::Done {
@@ -30,12 +31,12 @@ impl Session {
         Some(self.next_poll(now))
     }
 
-    /// In an open loop: when the next request is due for which there is room.
+    /// In an open loop: returns when the next request is due that has a free connection.
     pub fn next_arrival(&self) -> Option<Instant> {
         self.arrivals.as_ref().filter(|_| self.has_room()).map(Arrivals::due)
     }
 
-    /// Ends the run at once; what was measured so far counts.
+    /// Ends the run at once. What was measured so far counts.
     pub fn interrupt(&mut self, now: Instant) {
         if self.stage < Stage::Drain {
             self.measure_from = self.measure_from.min(now);
@@ -57,7 +58,7 @@ impl Session {
             Stage::Drain => at = at.min(self.drain_until),
             Stage::Setup | Stage::Done => {}
         }
-        // One that is due already waits for others to be there.
+        // A connection attempt that is overdue waits for other attempts to complete.
         let opening = self.next_opening();
         if opening > now {
             at = at.min(opening);
@@ -65,7 +66,7 @@ impl Session {
         self.next_arrival().map_or(at, |due| at.min(due)).max(now)
     }
 
-    /// New requests may begin.
+    /// Returns true if new requests may begin.
     pub(super) fn is_running(&self) -> bool {
         self.stage < Stage::Drain
     }
@@ -92,7 +93,7 @@ impl Session {
             }
             self.stage = Stage::Drain;
             self.arrivals = None;
-            // Time-outs come first, rounded up to ticks.
+            // Timeouts, which are rounded up to ticks, must expire before.
             self.drain_until = now + self.plan.timeout + 3 * TICK;
         }
         if self.stage == Stage::Drain && (self.in_flight == 0 || now >= self.drain_until) {
@@ -102,8 +103,9 @@ impl Session {
         }
     }
 
-    /// Traffic may begin. A closed loop begins with its first connection, unless set-up time was asked for. An open loop on open
-    /// connections needs all of them first; or they were given their time and will not come.
+    /// Returns true if requests may begin. A closed loop begins with its first connection, unless a set-up
+    /// time is given. An open loop on persistent connections needs all of them first, unless they were not
+    /// established in time.
     pub(super) fn is_set_up(&self, now: Instant) -> bool {
         let target = self.plan.connections;
         let is_there = match (self.plan.rate, self.plan.is_short()) {
@@ -115,18 +117,18 @@ impl Session {
         is_there || now >= self.start + self.plan.setup + self.plan.timeout
     }
 
-    /// The number of requests asked for was begun.
+    /// Returns true if the requested number of requests was begun.
     pub(super) fn has_begun_all_requests(&self) -> bool {
         self.plan.requests.is_some_and(|n| self.requests_begun >= n)
     }
 
-    /// The measured time.
+    /// Returns the measured time.
     fn measured(&self) -> Duration {
         let to = if self.has_begun_all_requests() { self.last_completion } else { self.measure_to };
         to - self.measure_from
     }
 
-    /// In an open loop: what was due in the measured time and never begun.
+    /// In an open loop: counts the requests that were due in the measured time and never begun.
     pub(super) fn count_not_started(&mut self) {
         if let Some(arrivals) = &mut self.arrivals {
             while arrivals.due() < self.measure_to {
@@ -172,7 +174,7 @@ impl Session {
         self.progress.publish(&self.live);
     }
 
-    /// When the next connection of the build-up may be opened.
+    /// Returns when the next initial connection may be opened.
     fn next_opening(&self) -> Instant {
         let opened = self.slots.len() as u32;
         if opened >= self.plan.connections || (self.plan.rate.is_some() && self.plan.is_short()) {
@@ -181,7 +183,7 @@ impl Session {
         self.start + self.plan.setup.mul_f64(f64::from(opened) / f64::from(self.plan.connections))
     }
 
-    /// Opens connections until all are there, evenly over the set-up time.
+    /// Opens the initial connections, evenly over the set-up time.
     pub(super) fn open_initial(&mut self, now: Instant, net: &mut impl Network) {
         while self.is_running()
             && self.initial_connects < INITIAL_CONNECTS_MAX
@@ -215,7 +217,7 @@ impl Session {
         self.slots.len() as u32 - 1
     }
 
-    /// There is a connection, or a slot for one, for a request that is due.
+    /// Returns true if there is a connection, or a slot for one, for a request that is due.
     pub(super) fn has_room(&self) -> bool {
         if self.plan.is_short() {
             !self.free.is_empty() || (self.slots.len() as u32) < self.plan.connections
@@ -224,7 +226,7 @@ impl Session {
         }
     }
 
-    /// In an open loop: begins what is due, as far as there are connections.
+    /// In an open loop: begins the requests that are due, as far as there are connections.
     pub(super) fn dispatch(&mut self, now: Instant, net: &mut impl Network) {
         while let Some(due) = self.arrivals.as_ref().map(Arrivals::due).filter(|due| *due <= now) {
             if !self.is_running() || !self.may_begin(due) {
@@ -248,7 +250,8 @@ impl Session {
         }
     }
 
-    /// The number of requests asked for is not reached.
+    /// Returns true if a request of time `intended` may begin: the measured time and the number of requests
+    /// are not exhausted.
     pub(super) fn may_begin(&self, intended: Instant) -> bool {
         intended < self.measure_to && !self.has_begun_all_requests()
     }
@@ -268,7 +271,7 @@ impl Session {
         s.state == SlotState::Open && s.in_flight < self.plan.pipeline && s.requests_left > 0
     }
 
-    /// Enters an open connection in the list of those with room.
+    /// Adds an open connection to the list of those on which a request can be begun.
     pub(super) fn mark_ready(&mut self, slot: u32) {
         if self.has_capacity(slot) && !core::mem::replace(&mut self.slots[slot as usize].in_ready, true) {
             self.ready.push_back(slot);
