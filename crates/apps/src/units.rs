@@ -14,7 +14,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         "k" | "kib" => 1 << 10,
         "m" | "mib" => 1 << 20,
         "g" | "gib" => 1 << 30,
-        other => return Err(format!("unknown unit “{other}”: use B, KB, MB, GB, KiB, MiB or GiB")),
+        other => return Err(format!("unknown unit \"{other}\": use B, KB, MB, GB, KiB, MiB or GiB")),
     };
     scale(number, factor)
 }
@@ -29,7 +29,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         "" | "s" => 1_000_000_000,
         "m" | "min" => 60_000_000_000,
         "h" => 3_600_000_000_000,
-        other => return Err(format!("unknown unit “{other}”: use ns, us, ms, s, m or h")),
+        other => return Err(format!("unknown unit \"{other}\": use ns, us, ms, s, m or h")),
     };
     scale(number, nanos).map(Duration::from_nanos)
 }
@@ -45,7 +45,7 @@ fn scale(number: &str, factor: u64) -> Result<u64, String> {
     if let Ok(whole) = number.parse::<u64>() {
         return whole.checked_mul(factor).ok_or_else(|| "too large".to_owned());
     }
-    let fraction: f64 = number.parse().map_err(|_| "starts with no number".to_owned())?;
+    let fraction: f64 = number.parse().map_err(|_| "must begin with a number".to_owned())?;
     let value = fraction * factor as f64;
     if value >= u64::MAX as f64 { Err("too large".to_owned()) } else { Ok(value.round() as u64) }
 }

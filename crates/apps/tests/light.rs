@@ -198,7 +198,7 @@ fn a_configuration_that_only_a_whole_stack_serves_is_refused() {
     let mut tagged = config(ONE_SOURCE, None);
     tagged.links[0].vlan = Some(7);
     assert!(error(tagged).contains("link.vlan"));
-    assert!(error(config(&["192.0.2.7/24"], None)).starts_with("no way to 10.0.0.1"));
+    assert!(error(config(&["192.0.2.7/24"], None)).starts_with("no route to 10.0.0.1"));
     let mut two = config(ONE_SOURCE, None);
     two.devices.push(DeviceConfig::new("other", DeviceKind::Memory));
     assert!(error(two).contains("exactly one [[device]]"));

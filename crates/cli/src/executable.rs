@@ -26,7 +26,7 @@ pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
     let file = File::open(&path).ok()?;
     let metadata = file.metadata().ok()?;
     if metadata.mode() & SET_ID != 0 && metadata.uid() != rustix::process::geteuid().as_raw() {
-        return Some(format!("{name} runs with the rights of others (setuid), where libc loads no library"));
+        return Some(format!("{name} is a setuid program, for which the dynamic loader ignores LD_PRELOAD"));
     }
     let mut head = [0; ELF_HEADER_BYTES];
     let length = (&file).read(&mut head).ok()?;
@@ -64,9 +64,11 @@ pub fn why_not_preloadable(program: &OsStr) -> Option<String> {
         }
     }
     if is_go {
-        return Some(format!("{name} is a program of Go, which makes its system calls without libc"));
+        return Some(format!(
+            "{name} is a Go program, which makes system calls without libc, so the library cannot intercept them"
+        ));
     }
-    (!has_interpreter).then(|| format!("{name} is linked statically, so it loads no library"))
+    (!has_interpreter).then(|| format!("{name} is statically linked, so LD_PRELOAD has no effect"))
 }
 
 fn is_script(path: &str) -> bool {
@@ -121,9 +123,9 @@ mod tests {
         let gnu = b"\x04\0\0\0\x08\0\0\0\x03\0\0\0GNU\0abcdefgh";
         let cases: [(&str, Headers<'_>, &str); 4] = [
             ("usual", &[(PT_INTERP, b"/lib/ld.so\0"), (PT_NOTE, gnu)], ""),
-            ("static", &[(1, b""), (PT_NOTE, gnu)], "linked statically"),
-            ("go", &[(PT_NOTE, go)], "program of Go"),
-            ("go-and-c", &[(PT_INTERP, b"/lib/ld.so\0"), (PT_NOTE, gnu), (PT_NOTE, go)], "program of Go"),
+            ("static", &[(1, b""), (PT_NOTE, gnu)], "statically linked"),
+            ("go", &[(PT_NOTE, go)], "Go program"),
+            ("go-and-c", &[(PT_INTERP, b"/lib/ld.so\0"), (PT_NOTE, gnu), (PT_NOTE, go)], "Go program"),
         ];
         for (name, headers, expected) in cases {
             let path = program(name, headers);

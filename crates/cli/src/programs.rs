@@ -75,14 +75,18 @@ pub fn find_library() -> Result<PathBuf, Failure> {
     if let Some(path) = std::env::var_os("GINNEL_LIBRARY") {
         return Ok(path.into());
     }
-    let program = std::env::current_exe().map_err(|e| Failure::running(format!("own path: {e}")))?;
+    let program = std::env::current_exe()
+        .map_err(|e| Failure::running(format!("path of the ginnel executable: {e}")))?;
     let beside = program.with_file_name(LIBRARY);
     let candidates = program
         .parent()
         .into_iter()
         .flat_map(|at| ["../lib/ginnel", "../lib"].map(|folder| at.join(folder).join(LIBRARY)));
     core::iter::once(beside.clone()).chain(candidates).find(|path| path.exists()).ok_or_else(|| {
-        Failure::running(format!("{} is missing (GINNEL_LIBRARY says where else it is)", beside.display()))
+        Failure::running(format!(
+            "{} is missing: set GINNEL_LIBRARY to the path of the library",
+            beside.display()
+        ))
     })
 }
 
@@ -99,7 +103,7 @@ impl ProgramOptions {
     pub fn check_preloadable(&self) -> Option<Failure> {
         let cause = self.program.first().and_then(|word| crate::executable::why_not_preloadable(word))?;
         Some(Failure::running(match self.on_missing {
-            OnMissing::Fail => format!("{cause} (--on-missing=kernel runs it on the kernel's network)"),
+            OnMissing::Fail => format!("{cause}: use --on-missing=kernel to run it on the kernel's network"),
             OnMissing::Kernel => cause,
         }))
     }
@@ -170,7 +174,7 @@ impl ProgramOptions {
             return Failure::no_stack(cause.to_string());
         }
         let name = self.program.first().map(|name| name.display().to_string()).unwrap_or_default();
-        eprintln!("ginnel: {cause}; {name} goes on with the kernel's network");
+        eprintln!("ginnel: {cause}; {name} runs on the kernel's network");
         self.exec_on_kernel()
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 pub fn publish_stack(config: &RunConfig, program: &str) -> Result<Option<Arc<PublishedStack>>, Failure> {
     match PublishedStack::new(config, program) {
         Err(e) if config.name.is_none() => {
-            tracing::warn!("ginnel stat will not find this stack: {e}");
+            tracing::warn!("ginnel stat and ginnel ss cannot find this stack: {e}");
             Ok(None)
         }
         presence => Ok(presence?),

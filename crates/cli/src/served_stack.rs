@@ -69,8 +69,8 @@ impl OpenedStack {
             unprivileged_port_start: config.run.unprivileged_port_start.unwrap_or(unprivileged_port_start),
         };
         if config.shard.placement != Placement::Inline || config.shard.workers > 0 {
-            let problem = "programs of other processes are beside their stack in any case";
-            return Err(Failure::usage(format!("shard.placement, shard.workers: {problem}")));
+            let problem = "have no effect with ginnel run and ginnel up, whose programs are separate processes: remove them";
+            return Err(Failure::usage(format!("shard.placement and shard.workers {problem}")));
         }
         let channel = config.channel.clone();
         let published = publish::publish_stack(&config.run, command)?.ok_or_else(|| {

@@ -9,7 +9,7 @@ use signal_hook::iterator::Signals;
 pub fn stop_on_signal() -> Result<StopFlag, Failure> {
     let stop = StopFlag::new().map_err(|e| Failure::running(format!("stop flag: {e}")))?;
     let mut signals =
-        Signals::new([SIGINT, SIGTERM]).map_err(|e| Failure::running(format!("signals: {e}")))?;
+        Signals::new([SIGINT, SIGTERM]).map_err(|e| Failure::running(format!("signal handlers: {e}")))?;
     let flag = stop.clone();
     std::thread::Builder::new()
         .name("signals".into())
@@ -23,6 +23,6 @@ pub fn stop_on_signal() -> Result<StopFlag, Failure> {
                 flag.stop();
             }
         })
-        .map_err(|e| Failure::running(format!("thread for signals: {e}")))?;
+        .map_err(|e| Failure::running(format!("signal thread: {e}")))?;
     Ok(stop)
 }

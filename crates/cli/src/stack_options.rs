@@ -129,7 +129,7 @@ impl FromStr for DeviceName {
                 let (name, keys) = rest.split_once(',').unwrap_or((rest, ""));
                 Ok(Self::AfXdp(parse_interface(name)?, keys.parse()?))
             }
-            _ => Err("neither \"memory\" nor \"tap:NAME\" nor \"af_xdp:NAME\"".into()),
+            _ => Err("must be \"memory\", \"tap:NAME\" or \"af_xdp:NAME\"".into()),
         }
     }
 }
@@ -138,7 +138,7 @@ fn parse_interface(name: &str) -> Result<String, String> {
     if (1..=15).contains(&name.len()) && !name.contains(['/', ' ']) {
         Ok(name.into())
     } else {
-        Err(format!("\"{name}\" is no interface name (1 to 15 characters)"))
+        Err(format!("\"{name}\" is not an interface name (1 to 15 characters, without / and spaces)"))
     }
 }
 
@@ -213,7 +213,7 @@ impl StackOptions {
             if from_options {
                 let file = self.config.as_deref().unwrap_or("the configuration".as_ref()).display();
                 return Err(Failure::usage(format!(
-                    "--device, --memif, --address and --gateway: {file} has [[device]] and [[link]] tables of its own"
+                    "--device, --memif, --address and --gateway cannot be combined with {file}, which has [[device]] or [[link]] tables: change them there"
                 )));
             }
             return Ok(());
@@ -233,12 +233,14 @@ impl StackOptions {
             (None, None) if config.loopback == Loopback::Stack && !from_options => return Ok(()),
             (None, None) => {
                 return Err(Failure::usage(
-                    "--device is missing: memory, tap:NAME or af_xdp:NAME, or --memif, or a --config FILE with [[device]]",
+                    "--device is missing: use --device memory, tap:NAME or af_xdp:NAME, or --memif, or a --config FILE with a [[device]] table",
                 ));
             }
         };
         if self.address.is_empty() {
-            return Err(Failure::usage("--address is missing, as in --address 10.1.0.2/24"));
+            return Err(Failure::usage(
+                "--address is missing: give the stack an address, as in --address 10.1.0.2/24",
+            ));
         }
         let shape = Config::single(device, &self.address, &self.gateway);
         (config.devices, config.links, config.routes) = (shape.devices, shape.links, shape.routes);
@@ -263,7 +265,7 @@ impl StackOptions {
         match config.devices.as_mut_slice() {
             [device] => Ok(Some(device)),
             devices => Err(Failure::usage(format!(
-                "{option} needs exactly one device and the configuration has {}: say it there",
+                "{option} needs exactly one device, but the configuration has {}: set it in their [[device]] tables instead",
                 devices.len()
             ))),
         }

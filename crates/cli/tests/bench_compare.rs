@@ -143,7 +143,7 @@ fn what_is_wrong_with_a_program_is_said() {
 fn arguments_are_checked_before_anything_is_done() {
     for (arguments, part) in [
         (&["--url", "http://127.0.0.1/", "--", "true"][..], "cannot be the program's address"),
-        (&["--url", "http://[fd00::1]/", "--", "true"], "no IPv4 address"),
+        (&["--url", "http://[fd00::1]/", "--", "true"], "not an IPv4 address"),
         (&["--seconds", "0", "--", "true"], "from 0.1 to 3600"),
         (&[], "PROGRAM"),
     ] {

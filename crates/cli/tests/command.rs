@@ -70,7 +70,7 @@ fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
         ),
         (
             &["httpd", root, "--device", "memory", "--address", "10.0.0.1/24"],
-            "--device memory: nobody is at the other end",
+            "--device memory has nothing at its other end",
         ),
         (&["echo", "--device", "tap:t0", "--address", "10.0.0.1"], "has no prefix length"),
         (&["echo", "--device", "tap:t0", "--address", "10.0.0.1/24", "--mtu", "12"], "'--mtu <BYTES>'"),
@@ -89,7 +89,7 @@ fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
                 "2",
                 "http://10.0.0.1/",
             ],
-            "--workers 2 needs a --config FILE with 2 [[link]] tables",
+            "--workers 2 needs --serve ROOT, or a --config FILE with 2 [[link]] tables",
         ),
         (
             &[
@@ -105,11 +105,11 @@ fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
                 "2",
                 "http://10.0.0.1/",
             ],
-            "--source does not go with --serve and --workers 2",
+            "--source cannot be combined with --serve and --workers 2",
         ),
         (
             &["load", "http", "--stack", "kernel", "--shards", "2", "http://10.0.0.1/"],
-            "--shards is for --stack ginnel: take --workers",
+            "--shards needs --stack ginnel: use --workers instead",
         ),
         (
             &[
@@ -122,7 +122,7 @@ fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
                 "--shards=2",
                 "http://10.0.0.1/",
             ],
-            "--shards is for --stack ginnel: take --workers",
+            "--shards needs --stack ginnel: use --workers instead",
         ),
         (
             &[
@@ -136,11 +136,11 @@ fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
                 "2",
                 "http://10.0.0.1/",
             ],
-            "--shards: 3 for 2 connection(s)",
+            "--shards 3 needs at least 3 connections, but --connections is 2",
         ),
         (
             &["load", "http", "--stack", "kernel", "--mtu", "1500", "http://10.0.0.1/"],
-            "--mtu is for --stack ginnel and --stack light",
+            "--mtu cannot be combined with --stack kernel",
         ),
     ] {
         let (code, text) = run_refused(arguments);
@@ -206,8 +206,13 @@ fn a_load_of_so_many_requests_that_nobody_answers_ends() {
         assert_eq!(output.status.code(), Some(1), "{what:?}: {output:?}");
         let (said, told) =
             (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-        assert!(said.contains("warning: given up: requests failed for 0.3 s"), "{what:?}: {said}");
-        let expected = format!("ginnel: {server} answered no request for 0.3 s, given up: connect refused");
+        assert!(
+            said.contains("warning: the run was given up: requests failed for 0.3 s"),
+            "{what:?}: {said}"
+        );
+        let expected = format!(
+            "ginnel: {server} answered no request for 0.3 s, so the run was given up: connect refused"
+        );
         assert_eq!(told.trim_end(), expected, "{what:?}");
     }
 }

@@ -566,7 +566,7 @@ fn a_stack_that_is_not_there_is_named() {
     let text = folder.run_refused(&["stat"]);
     assert!(text.starts_with("no stack of this user runs ("), "{text}");
     assert!(folder.run_refused(&["ss", "web"]).starts_with("no stack named \"web\" runs"));
-    assert!(folder.run_refused(&["ss", "web", "state", "open"]).contains("\"open\" is no state"));
+    assert!(folder.run_refused(&["ss", "web", "state", "open"]).contains("\"open\" is not a state"));
     assert_eq!(folder.text(&["stat", "--list", "--json"]), "[]\n");
 
     let serve = |name: &str, socket: &str| {

@@ -136,11 +136,12 @@ pub fn raise_descriptor_limit(connections: u64) -> Result<(), Error> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-        setrlimit(Resource::Nofile, raised).map_err(|e| Error::io("raise the limit on descriptors", e))?;
+        setrlimit(Resource::Nofile, raised)
+            .map_err(|e| Error::io("raise the limit on open descriptors", e))?;
     }
     match limit.maximum {
         Some(maximum) if connections + SPARE_DESCRIPTORS > maximum => Err(Error::application(format!(
-            "--connections {connections}: the kernel grants this process {maximum} descriptors (RLIMIT_NOFILE)"
+            "--connections {connections} is too many: this process may have {maximum} open descriptors (raise RLIMIT_NOFILE)"
         ))),
         _ => Ok(()),
     }

@@ -66,7 +66,10 @@ pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: OpenedShards) -> Re
         return Err(Error::application(format!("{} shards for {workers} workers", shards.count())));
     }
     if options.connections < workers {
-        let problem = format!("--shards: {workers} for {} connection(s)", options.connections);
+        let problem = format!(
+            "--shards {workers} needs at least {workers} connections, but --connections is {}",
+            options.connections
+        );
         return Err(Error::application(problem));
     }
     let progress: Vec<Arc<LiveProgress>> = (0..workers).map(|_| Arc::default()).collect();

@@ -167,7 +167,7 @@ fn parse_rate(text: &str) -> Result<f64, String> {
 fn parse_timeout(text: &str) -> Result<Duration, String> {
     let timeout = parse_duration(text)?;
     let range = Duration::from_millis(100)..=Duration::from_secs(86_400);
-    if range.contains(&timeout) { Ok(timeout) } else { Err("must lie between 100ms and 24h".to_owned()) }
+    if range.contains(&timeout) { Ok(timeout) } else { Err("must be from 100ms to 24h".to_owned()) }
 }
 
 /// What all workers of a run share, checked and ready to use.
@@ -252,7 +252,9 @@ impl CommonOptions {
     ) -> Result<Job, Error> {
         let sources: u64 = self.source.iter().map(SourceRange::count).sum();
         if sources > SOURCES_MAX {
-            return Err(Error::application(format!("--source: {sources} addresses, at most {SOURCES_MAX}")));
+            return Err(Error::application(format!(
+                "--source: {sources} addresses are too many: at most {SOURCES_MAX}"
+            )));
         }
         let targets = match self.dest.as_slice() {
             [] => vec![resolve()?],

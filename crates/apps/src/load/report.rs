@@ -218,16 +218,17 @@ impl Report {
             let in_flight = self.latency_ns.total.p50 as f64 / 1e9 / self.measured_seconds.max(1e-9);
             let (reached, possible) = (self.achieved.requests_per_second, rate * (1.0 - in_flight.min(1.0)));
             if reached < possible * REACHED_SHARE_MIN {
-                doubts.push(format!("{reached:.0} of {rate:.0} requests/s were reached"));
+                doubts.push(format!("{reached:.0} of {rate:.0} requests/s were achieved"));
             }
         }
         if self.requests.not_started > 0 {
             let count = self.requests.not_started;
-            doubts.push(format!("{count} requests were due and found no connection: raise --connections"));
+            doubts
+                .push(format!("{count} requests were due but found no free connection: raise --connections"));
         }
         let (open, wanted) = (self.achieved.connections_max, u64::from(self.requested.connections));
         if (self.requested.rate.is_none() || self.requested.keep_alive) && open < wanted {
-            doubts.push(format!("{open} of {wanted} connections were open at once"));
+            doubts.push(format!("{open} of {wanted} connections were open at the same time"));
         }
         if let Some(busy) = self.generator_busy.filter(|busy| *busy > BUSY_MAX) {
             let workers = match (self.requested.workers, self.requested.shards) {
@@ -241,7 +242,9 @@ impl Report {
             ));
         }
         if let Some(seconds) = self.gave_up_after_seconds {
-            doubts.push(format!("given up: requests failed for {seconds} s, and none was answered"));
+            doubts.push(format!(
+                "the run was given up: requests failed for {seconds} s, and none was answered"
+            ));
         }
         if self.requests.completed == 0 {
             doubts.push("no request was answered".to_owned());
@@ -285,7 +288,7 @@ impl fmt::Display for Report {
         writeln!(f, "  requests/s      {:>14.1}", a.requests_per_second)?;
         writeln!(
             f,
-            "  connections/s   {:>14.1}   most open at once {}",
+            "  connections/s   {:>14.1}   most open at the same time {}",
             a.connections_per_second, a.connections_max
         )?;
         writeln!(f, "  received        {:>14.3} MB/s", a.bytes_per_second / 1e6)?;

@@ -37,7 +37,7 @@ impl SourceRange {
         let span = match (first, last) {
             (IpAddr::V4(a), IpAddr::V4(b)) => b.to_bits().checked_sub(a.to_bits()).map(u128::from),
             (IpAddr::V6(a), IpAddr::V6(b)) => b.to_bits().checked_sub(a.to_bits()),
-            _ => return Err("mixes IPv4 and IPv6".to_owned()),
+            _ => return Err("mixes IPv4 and IPv6 addresses".to_owned()),
         };
         let span = span.ok_or("ends before it begins")?;
         if span >= u128::from(SOURCES_MAX) {
@@ -47,13 +47,13 @@ impl SourceRange {
     }
 
     fn prefix(address: IpAddr, len: &str) -> Result<Self, String> {
-        let len: u32 = len.parse().map_err(|_| format!("“{len}” is no prefix length"))?;
+        let len: u32 = len.parse().map_err(|_| format!("\"{len}\" is not a prefix length"))?;
         let (bits, width) = match address {
             IpAddr::V4(a) => (u128::from(a.to_bits()), 32),
             IpAddr::V6(a) => (a.to_bits(), 128),
         };
         if len > width {
-            return Err(format!("“{len}” is no prefix length"));
+            return Err(format!("\"{len}\" is not a prefix length"));
         }
         let host = u128::MAX.checked_shr(128 - (width - len)).unwrap_or(0);
         let (mut first, mut last) = (bits & !host, bits | host);
@@ -72,7 +72,8 @@ impl FromStr for SourceRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let address = |text: &str| text.parse::<IpAddr>().map_err(|_| format!("“{text}” is no IP address"));
+        let address =
+            |text: &str| text.parse::<IpAddr>().map_err(|_| format!("\"{text}\" is not an IP address"));
         if let Some((network, len)) = text.split_once('/') {
             return Self::prefix(address(network)?, len);
         }

@@ -23,20 +23,20 @@ impl core::str::FromStr for Url {
     fn from_str(text: &str) -> Result<Self, String> {
         let rest = match text.split_once("://") {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
-            Some((scheme, _)) => return Err(format!("“{scheme}” is not supported, only http")),
+            Some((scheme, _)) => return Err(format!("the scheme \"{scheme}\" is not supported: use http")),
             None => text,
         };
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
         let (authority, path) = rest.split_at(end);
         let (host, port) = match authority.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => {
-                (host, port.parse().map_err(|_| format!("“{port}” is no port"))?)
+                (host, port.parse().map_err(|_| format!("\"{port}\" is not a port"))?)
             }
             _ => (authority, 80),
         };
         let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
         if host.is_empty() || !authority.bytes().all(|b| b.is_ascii_graphic() && b != b'@') || port == 0 {
-            return Err("has no host, as in http://10.0.0.1:8080/".to_owned());
+            return Err("has no host: write it as http://10.0.0.1:8080/".to_owned());
         }
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
         check_path(&path)?;
@@ -60,7 +60,9 @@ fn check_path(path: &str) -> Result<(), String> {
     if path.starts_with('/') && path.bytes().all(|b| b.is_ascii_graphic() && b != b'#') {
         return Ok(());
     }
-    Err(format!("“{path}” is no path: it must begin with a slash and hold no spaces, fragments or raw UTF-8"))
+    Err(format!(
+        "\"{path}\" is not a path: it must begin with a slash and have no spaces, fragments or non-ASCII characters"
+    ))
 }
 
 /// Parses a list of paths: one per line, optionally followed by a weight (default 1). Empty lines and lines
@@ -75,16 +77,16 @@ pub fn parse_list(text: &str) -> Result<Vec<(String, u32)>, String> {
         let path = words.next().unwrap_or_default();
         check_path(path).map_err(problem)?;
         let weight = match words.next() {
-            Some(word) => word.parse().map_err(|_| problem(format!("“{word}” is no weight")))?,
+            Some(word) => word.parse().map_err(|_| problem(format!("\"{word}\" is not a weight")))?,
             None => 1,
         };
         if words.next().is_some() {
-            return Err(problem("has more than a path and a weight".to_owned()));
+            return Err(problem("has more fields than a path and a weight".to_owned()));
         }
         list.push((path.to_owned(), weight));
     }
     if list.iter().all(|(_, weight)| *weight == 0) {
-        return Err("names no path with a weight above 0".to_owned());
+        return Err("has no path with a weight above 0".to_owned());
     }
     Ok(list)
 }
@@ -118,9 +120,10 @@ impl Requests {
         let mut fields = String::new();
         let mut host = format!("Host: {authority}\r\n");
         for field in &style.fields {
-            let (name, _) = field.split_once(':').ok_or_else(|| format!("“{field}” is no header field"))?;
+            let (name, _) =
+                field.split_once(':').ok_or_else(|| format!("\"{field}\" is not a header field"))?;
             if name.is_empty() || !field.bytes().all(|b| matches!(b, b'\t' | b' '..=b'~' | 0x80..)) {
-                return Err(format!("“{field}” is no header field"));
+                return Err(format!("\"{field}\" is not a header field"));
             }
             if name.eq_ignore_ascii_case("host") {
                 host.clear();
@@ -136,7 +139,9 @@ impl Requests {
                 format!("{method} {path} HTTP/1.1\r\n{host}User-Agent: ginnel\r\n{connection}{fields}\r\n")
                     .as_bytes(),
             );
-            starts.push(u32::try_from(bytes.len()).map_err(|_| "more than 4 GiB of requests".to_owned())?);
+            starts.push(
+                u32::try_from(bytes.len()).map_err(|_| "the requests take more than 4 GiB".to_owned())?,
+            );
         }
         let weights: Vec<u32> = paths.iter().map(|(_, weight)| *weight).collect();
         let language = Protocol::Http { head: style.head };

@@ -71,7 +71,7 @@ fn parse_key(text: &str) -> Result<String, String> {
     if (1..=KEY_BYTES_MAX).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic()) {
         return Ok(text.to_owned());
     }
-    Err(format!("must be 1 to {KEY_BYTES_MAX} letters of ASCII without spaces"))
+    Err(format!("must have 1 to {KEY_BYTES_MAX} ASCII characters without spaces"))
 }
 
 /// Resolves a server's name and returns its first address.

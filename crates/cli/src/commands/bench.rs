@@ -117,14 +117,14 @@ impl FromStr for CompareUrl {
         // Redis and memcached servers have no path; host and port are parsed as in an HTTP URL.
         let url: Url = argument.parse()?;
         let host = url.authority.rsplit_once(':').map_or(&*url.authority, |(host, _)| host);
-        let address: Ipv4Addr = host.parse().map_err(|_| format!("“{host}” is no IPv4 address"))?;
+        let address: Ipv4Addr = host.parse().map_err(|_| format!("\"{host}\" is not an IPv4 address"))?;
         if address.is_loopback()
             || address.is_unspecified()
             || address.is_multicast()
             || address.is_broadcast()
         {
             return Err(format!(
-                "{address} cannot be the program's address in a network; take one as 10.77.0.1"
+                "{address} cannot be the program's address: use a unicast address as 10.77.0.1"
             ));
         }
         debug_assert!(url.resolve().is_ok_and(|server| server.ip() == IpAddr::from(address)));
@@ -154,10 +154,10 @@ impl BenchCommand {
 fn run_in_namespace() -> Result<(), Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::running(
-            "bench compare needs root: for BPF programs (AF_XDP), and to put the kernel's threads where they belong",
+            "bench compare needs root: it loads BPF programs (AF_XDP) and pins kernel threads to CPUs",
         ));
     }
-    let problem = |why: String| Failure::running(format!("a network namespace of its own: {why}"));
+    let problem = |why: String| Failure::running(format!("cannot create a network namespace: {why}"));
     let status = namespace::run(std::env::args_os().skip(1)).map_err(problem)?;
     match status.code() {
         Some(0) => Ok(()),

@@ -143,19 +143,24 @@ fn rows(
         };
         rows.push(match entry_of(at) {
             Some(ReportEntry::Internal) => continue,
-            Some(ReportEntry::Epoll) => {
-                row("epoll", nothing(), nothing(), "", "both", "waits for sockets of either")
-            }
+            Some(ReportEntry::Epoll) => row(
+                "epoll",
+                nothing(),
+                nothing(),
+                "",
+                "both",
+                "waits for sockets of the stack and of the kernel",
+            ),
             Some(ReportEntry::Unconnected) => row(
                 "tcp",
                 nothing(),
                 nothing(),
                 "UNCONN",
                 "open",
-                "decided when it is bound, listens or connects",
+                "undecided until it is bound, listens or connects",
             ),
             Some(ReportEntry::Bound(at)) => {
-                row("tcp", at.to_string(), nothing(), "UNCONN", "stack", "the address is the stack's")
+                row("tcp", at.to_string(), nothing(), "UNCONN", "stack", "the stack has the address")
             }
             Some(ReportEntry::Listener(at, true)) => row(
                 "tcp",
@@ -163,15 +168,15 @@ fn rows(
                 nothing(),
                 "LISTEN",
                 "both",
-                "wildcard: clients of the stack and of the kernel",
+                "wildcard address: accepts connections from the stack and from the kernel",
             ),
             Some(ReportEntry::Listener(at, false)) => {
-                row("tcp", at.to_string(), nothing(), "LISTEN", "stack", "the address is the stack's")
+                row("tcp", at.to_string(), nothing(), "LISTEN", "stack", "the stack has the address")
             }
             Some(ReportEntry::Stream(ends)) => {
                 let [local, remote] = ends.map(|end| end.to_string());
                 let state = states.get(&(local.clone(), remote.clone())).map_or("CLOSED", String::as_str);
-                row("tcp", local, remote, state, "stack", "reached by the stack")
+                row("tcp", local, remote, state, "stack", "reached over the stack")
             }
             Some(ReportEntry::Udp([own, _], _)) if own.port() == 0 => row(
                 "udp",
@@ -179,13 +184,13 @@ fn rows(
                 nothing(),
                 "UNCONN",
                 "open",
-                "decided when it is bound, connects or sends",
+                "undecided until it is bound, connects or sends",
             ),
             Some(ReportEntry::Udp([own, peer], kernel)) => {
                 let connected = peer.port() != 0;
                 let (location, why) = match kernel {
-                    true => ("both", "wildcard: peers of the stack and of the kernel"),
-                    false => ("stack", "reached by the stack"),
+                    true => ("both", "wildcard address: receives from the stack and from the kernel"),
+                    false => ("stack", "reached over the stack"),
                 };
                 let remote = if connected { peer.to_string() } else { nothing() };
                 row("udp", own.to_string(), remote, if connected { "ESTAB" } else { "UNCONN" }, location, why)
@@ -202,8 +207,8 @@ fn rows(
                 let why = match (why_not, entry) {
                     (Some(why_not), _) => format!("not attached: {why_not}"),
                     (None, Some(ReportEntry::Kernel(why, of))) if of == *inode => match why {
-                        KernelReason::Unreachable => "destination not reached by the stack".into(),
-                        KernelReason::NotLocal => "the address is not the stack's".into(),
+                        KernelReason::Unreachable => "the stack has no route to the destination".into(),
+                        KernelReason::NotLocal => "the stack does not have the address".into(),
                     },
                     (None, _) => why_on_kernel(&known, &dual_listener_ports),
                 };
@@ -221,9 +226,9 @@ fn why_on_kernel(socket: &KernelSocket, dual_listener_ports: &[u16]) -> String {
         "unix" => "Unix socket",
         "udp" => "UDP",
         "tcp" if dual_listener_ports.contains(&socket.port) => {
-            "came by the kernel's half of a wildcard listener"
+            "accepted by the kernel socket of a wildcard listener"
         }
-        "tcp" => "inherited, received or made before the library was loaded",
+        "tcp" => "created, inherited or received before the library was loaded",
         _ => "neither TCP nor UDP",
     }
     .into()

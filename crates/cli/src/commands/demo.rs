@@ -96,11 +96,15 @@ pub fn run(options: &DemoOptions) -> Result<(), Failure> {
     rows.push(idle::measure(options.idle)?);
     match kernel::run_in_namespace(&folder.0, options.seconds) {
         Ok(more) => rows.extend(more),
-        Err(reason) => eprintln!("\nthe part with the kernel was left out: {reason}"),
+        Err(reason) => eprintln!("\nskipped the measurements with the kernel: {reason}"),
     }
     println!("\n{}\n{LEGEND}", table(&rows));
     let errors: u64 = rows.iter().map(|row| row.errors).sum();
-    if errors > 0 { Err(Failure::running(format!("{errors} errors, see the table"))) } else { Ok(()) }
+    if errors > 0 {
+        Err(Failure::running(format!("{errors} errors: see the last column of the table")))
+    } else {
+        Ok(())
+    }
 }
 
 /// Runs the generator against a server at the other end of a memory cable.

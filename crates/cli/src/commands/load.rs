@@ -107,9 +107,9 @@ impl LoadCommand {
         }
         print!("{report}");
         if let Some(server) = server {
-            let mut table = Table::new(&["server at the other end", ""]);
+            let mut table = Table::new(&["server (--serve)", ""]);
             table.add_row(["responses".into(), with_thousands_separators(server.responses)]);
-            table.add_row(["time without work".into(), format!("{:.1} %", server.idle_percent)]);
+            table.add_row(["idle time".into(), format!("{:.1} %", server.idle_percent)]);
             print!("\n{table}");
         }
         check_answered(&report)
@@ -125,7 +125,7 @@ fn check_answered(report: &Report) -> Result<(), Failure> {
     let failures: Vec<&str> = report.failures.keys().copied().collect();
     let why = if failures.is_empty() { String::new() } else { format!(": {}", failures.join(", ")) };
     let when = match report.gave_up_after_seconds {
-        Some(seconds) => format!(" for {seconds} s, given up"),
+        Some(seconds) => format!(" for {seconds} s, so the run was given up"),
         None => String::new(),
     };
     Err(Failure::running(format!("{} answered no request{when}{why}", report.server)))
@@ -147,10 +147,12 @@ pub fn measure(options: &HttpArgs, stop: &StopFlag) -> Result<(Report, Option<Se
     };
     check_kernel_options(&options.load.common, &options.stack)?;
     if options.load.common.stack == StackKind::Kernel {
-        return Err(Failure::usage("--serve is for --stack ginnel and --stack light"));
+        return Err(Failure::usage(
+            "--serve cannot be combined with --stack kernel: use --stack ginnel or --stack light",
+        ));
     }
     if options.stack.device != Some(DeviceName::Memory) {
-        return Err(Failure::usage("--serve needs --device memory"));
+        return Err(Failure::usage("--serve needs --device memory, whose other end the server uses"));
     }
     measure_with_server(options, root, stop)
 }
@@ -161,10 +163,12 @@ fn check_kernel_options(common: &CommonOptions, stack: &StackOptions) -> Result<
         return Ok(());
     }
     if let Some(option) = stack.first_given() {
-        return Err(Failure::usage(format!("{option} is for --stack ginnel and --stack light")));
+        return Err(Failure::usage(format!(
+            "{option} cannot be combined with --stack kernel: it configures the stack of --stack ginnel and --stack light"
+        )));
     }
     if common.shards.is_some() {
-        return Err(Failure::usage("--shards is for --stack ginnel: take --workers"));
+        return Err(Failure::usage("--shards needs --stack ginnel: use --workers instead"));
     }
     Ok(())
 }
@@ -182,7 +186,7 @@ fn measure_without_server(
     }
     if stack.device == Some(DeviceName::Memory) {
         return Err(Failure::usage(
-            "--device memory needs --serve ROOT: a server at the other end of the cable",
+            "--device memory needs --serve ROOT, the files for a server at the other end of the cable",
         ));
     }
     let config = stack.to_config()?;
@@ -316,12 +320,12 @@ fn add_source_addresses(mut configs: Vec<Config>, options: &CommonOptions) -> Re
     let count: u64 = options.source.iter().map(|range| range.count()).sum();
     if count > SOURCES_MAX {
         return Err(Failure::usage(format!(
-            "--source: {count} addresses, at most {SOURCES_MAX} unless with --stack kernel"
+            "--source: {count} addresses are too many: at most {SOURCES_MAX}, except with --stack kernel"
         )));
     }
     if (1..u64::from(options.workers())).contains(&count) {
         return Err(Failure::usage(format!(
-            "--source: {count} addresses for {} workers, and two stacks cannot have the same",
+            "--source: {count} addresses are too few for {} workers: each needs an address of its own",
             options.workers()
         )));
     }
@@ -342,13 +346,18 @@ fn add_source_addresses(mut configs: Vec<Config>, options: &CommonOptions) -> Re
 fn shard_count(options: &CommonOptions, config: &Config) -> Result<Option<u32>, Failure> {
     let count = options.shards.unwrap_or(config.shards.count);
     if count > 1 && options.stack == StackKind::Light {
-        return Err(Failure::usage("--shards is for --stack ginnel: take --workers"));
+        return Err(Failure::usage("--shards needs --stack ginnel: use --workers instead"));
     }
     if count > 1 && options.workers > 1 {
-        return Err(Failure::usage("--workers: the configuration has several shards, and each is a worker"));
+        return Err(Failure::usage(
+            "--workers cannot be combined with a configuration of several shards: each shard is a worker",
+        ));
     }
     if options.connections < count {
-        let problem = format!("--shards: {count} for {} connection(s)", options.connections);
+        let problem = format!(
+            "--shards {count} needs at least {count} connections, but --connections is {}",
+            options.connections
+        );
         return Err(Failure::usage(problem));
     }
     Ok((count > 1).then_some(count))

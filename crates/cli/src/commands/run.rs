@@ -47,7 +47,9 @@ pub fn run(options: &RunOptions) -> Result<(), Failure> {
 
 fn run_on_named_stack(options: &RunOptions, name: &str) -> Result<(), Failure> {
     if let Some(option) = options.stack.first_given() {
-        return Err(Failure::usage(format!("{option}: the stack \"{name}\" is as ginnel up made it")));
+        return Err(Failure::usage(format!(
+            "{option} cannot be combined with --stack {name}: that stack was configured by \"ginnel up\""
+        )));
     }
     let library = find_library()?;
     if let Some(cause) = options.program.check_preloadable() {
@@ -72,12 +74,12 @@ fn wait_for_control_socket(name: &str) -> Result<PathBuf, Failure> {
             && Instant::now() + SERVE_TIMEOUT > until + POLL_INTERVAL
         {
             return Err(Failure::running(format!(
-                "the stack \"{name}\" of process {pid} has no door for programs: it is not one of ginnel up or ginnel run"
+                "the stack \"{name}\" (process {pid}) does not admit programs: start one with \"ginnel up NAME\""
             )));
         }
         if Instant::now() > until {
             return Err(Failure::running(format!(
-                "the stack \"{name}\" of process {pid} does not become ready"
+                "the stack \"{name}\" (process {pid}) is not ready in time"
             )));
         }
         std::thread::sleep(POLL_INTERVAL);

@@ -100,8 +100,7 @@ pub fn httpd_options(root: &Path, listen: &str) -> Result<ginnel_apps::httpd::Op
 /// Returns the configuration of a server. Rejects a memory device, because nothing would be at its other end.
 fn server_config(options: &StackOptions, shards: &ShardsOptions) -> Result<Config, Failure> {
     if options.device == Some(DeviceName::Memory) {
-        let problem =
-            "--device memory: nobody is at the other end (see ginnel load http --serve and ginnel demo)";
+        let problem = "--device memory has nothing at its other end: use another device, or ginnel load http --serve ROOT";
         return Err(Failure::usage(problem));
     }
     let mut config = options.to_config()?;

@@ -88,13 +88,13 @@ pub fn run(options: &SsOptions) -> Result<(), Failure> {
     let filter = Filter::parse(words).map_err(Failure::usage)?;
     let running = run_dir::find(name).map_err(|e| Failure::running(e.to_string()))?;
     let stream = inspect::list_sockets(&running.path)
-        .map_err(|e| Failure::running(format!("the stack \"{}\" cannot be asked: {e}", running.name)))?;
+        .map_err(|e| Failure::running(format!("the stack \"{}\" does not answer: {e}", running.name)))?;
     let shown = show_all(options, &filter, BufReader::new(stream));
     shown.or_else(|failure| if failure.is_closed_pipe() { Ok(()) } else { Err(failure) })
 }
 
 fn show_all(options: &SsOptions, filter: &Filter, mut answer: impl BufRead) -> Result<(), Failure> {
-    let cut = || Failure::running("the answer of the stack ends too early");
+    let cut = || Failure::running("the answer of the stack is truncated");
     let mut line = String::new();
     let mut next = |line: &mut String| -> Result<(), Failure> {
         line.clear();
@@ -128,7 +128,7 @@ fn show_all(options: &SsOptions, filter: &Filter, mut answer: impl BufRead) -> R
             continue;
         }
         let socket =
-            columns.socket(&line).ok_or_else(|| Failure::running("the answer of the stack is garbled"))?;
+            columns.socket(&line).ok_or_else(|| Failure::running("the answer of the stack is malformed"))?;
         if options.summary {
             summary.add(&socket);
         } else if is_wanted(options, filter, &socket) {
@@ -176,7 +176,7 @@ mod tests {
     fn an_answer_that_is_none_is_an_error() {
         const NAMES: &str = "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\n";
         let (early, garbled) =
-            ("the answer of the stack ends too early", "the answer of the stack is garbled");
+            ("the answer of the stack is truncated", "the answer of the stack is malformed");
         for (answer, expected) in [
             (String::new(), early),
             ("shard".into(), early),

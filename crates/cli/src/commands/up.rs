@@ -58,10 +58,14 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Runs a stack until it is stopped.
 pub fn up(options: &UpOptions) -> Result<(), Failure> {
     if options.stack_name == KERNEL {
-        return Err(Failure::usage(format!("\"{KERNEL}\" is no name for a stack: it stands for none")));
+        return Err(Failure::usage(format!(
+            "NAME cannot be \"{KERNEL}\": \"ginnel run --stack {KERNEL}\" means the kernel's network; choose another name"
+        )));
     }
     if options.stack.name.as_ref().is_some_and(|name| *name != options.stack_name) {
-        return Err(Failure::usage("--name: the stack is called by the NAME that comes first"));
+        return Err(Failure::usage(
+            "--name cannot be combined with ginnel up: the argument NAME is the name of the stack",
+        ));
     }
     let mut config = options.stack.to_config()?;
     config.run.name = Some(options.stack_name.clone());
@@ -88,7 +92,7 @@ pub fn up(options: &UpOptions) -> Result<(), Failure> {
 /// Runs the same command line again in a background process, and waits until that process serves or exits.
 /// The background process closes standard error in either case.
 fn start_in_background(name: &str) -> Result<(), Failure> {
-    let failed = |e| Failure::running(format!("process in the background: {e}"));
+    let failed = |e| Failure::running(format!("background process: {e}"));
     let program = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).arg("--detached");
@@ -130,12 +134,15 @@ pub fn down(options: &DownOptions) -> Result<(), Failure> {
     // The process id could have been reused between the two lookups; from here on the pidfd identifies the
     // process.
     if find()?.pid != running.pid {
-        return Err(Failure::running(format!("the stack \"{}\" was replaced just now", running.name)));
+        return Err(Failure::running(format!(
+            "the stack \"{}\" has just been replaced by another process: try again",
+            running.name
+        )));
     }
     let users = list_users(&running);
     if !options.force && !users.is_empty() {
         return Err(Failure::running(format!(
-            "the stack \"{}\" is in use by {}: --force ends it all the same",
+            "the stack \"{}\" is in use by {}: stop them first, or use --force",
             running.name,
             users.join(", ")
         )));
@@ -154,7 +161,10 @@ pub fn down(options: &DownOptions) -> Result<(), Failure> {
             std::thread::sleep(POLL_INTERVAL);
         }
     }
-    Err(Failure::running(format!("the stack \"{}\" of process {} does not end", running.name, running.pid)))
+    Err(Failure::running(format!(
+        "the stack \"{}\" (process {}) has not ended in time",
+        running.name, running.pid
+    )))
 }
 
 fn open_pidfd(running: &RunningStack) -> Result<OwnedFd, Failure> {
@@ -167,7 +177,7 @@ fn open_pidfd(running: &RunningStack) -> Result<OwnedFd, Failure> {
 fn list_users(running: &RunningStack) -> Vec<String> {
     let users = inspect::list_processes(&running.path).unwrap_or_default();
     let name = |user: AttachedProcess| match user.pid {
-        0 => "a program that does not know the library".to_string(),
+        0 => "a program without the library".to_string(),
         pid => {
             let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             format!("{} ({pid})", name.trim_end())

@@ -75,11 +75,11 @@ time.sleep(50)";
     let (connected, sent) = facts.split_once(' ').unwrap();
     let found = socket_rows(&check(&place, program.pid()).0);
     let expected = [
-        "udp|127.0.0.1:7306||UNCONN|stack|reached by the stack".into(),
-        "udp|0.0.0.0:7307||UNCONN|both|wildcard: peers of the stack and of the kernel".into(),
-        "udp|||UNCONN|open|decided when it is bound, connects or sends".into(),
-        format!("udp|127.0.0.1:{connected}|127.0.0.1:7306|ESTAB|stack|reached by the stack"),
-        format!("udp|0.0.0.0:{sent}||UNCONN|stack|reached by the stack"),
+        "udp|127.0.0.1:7306||UNCONN|stack|reached over the stack".into(),
+        "udp|0.0.0.0:7307||UNCONN|both|wildcard address: receives from the stack and from the kernel".into(),
+        "udp|||UNCONN|open|undecided until it is bound, connects or sends".into(),
+        format!("udp|127.0.0.1:{connected}|127.0.0.1:7306|ESTAB|stack|reached over the stack"),
+        format!("udp|0.0.0.0:{sent}||UNCONN|stack|reached over the stack"),
     ];
     assert_eq!(found[..5], expected, "{found:#?}");
 }
@@ -118,19 +118,21 @@ time.sleep(50)";
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
     assert!(since <= now && now - since < 60_000, "{since} {now}");
     let found = socket_rows(&said);
-    let stream = format!("tcp|10.5.0.1:7301|10.5.0.1:{c}|CLOSE-WAIT|stack|reached by the stack");
+    let stream = format!("tcp|10.5.0.1:7301|10.5.0.1:{c}|CLOSE-WAIT|stack|reached over the stack");
     let expected = [
         "unix|||ESTAB|kernel|Unix socket".to_string(),
         "unix|||ESTAB|kernel|Unix socket".into(),
-        "tcp|10.5.0.1:7301||LISTEN|stack|the address is the stack's".into(),
-        format!("tcp|10.5.0.1:{c}|10.5.0.1:7301|FIN-WAIT-2|stack|reached by the stack"),
+        "tcp|10.5.0.1:7301||LISTEN|stack|the stack has the address".into(),
+        format!("tcp|10.5.0.1:{c}|10.5.0.1:7301|FIN-WAIT-2|stack|reached over the stack"),
         stream.clone(),
-        format!("tcp|0.0.0.0:{w}||LISTEN|both|wildcard: clients of the stack and of the kernel"),
-        format!("tcp|127.0.0.1:{k}||LISTEN|kernel|the address is not the stack's"),
-        format!("tcp|127.0.0.1:{d}|127.0.0.1:{k}|ESTAB|kernel|destination not reached by the stack"),
-        "tcp|||UNCONN|open|decided when it is bound, listens or connects".into(),
-        "tcp|10.5.0.1:7302||UNCONN|stack|the address is the stack's".into(),
-        "epoll||||both|waits for sockets of either".into(),
+        format!(
+            "tcp|0.0.0.0:{w}||LISTEN|both|wildcard address: accepts connections from the stack and from the kernel"
+        ),
+        format!("tcp|127.0.0.1:{k}||LISTEN|kernel|the stack does not have the address"),
+        format!("tcp|127.0.0.1:{d}|127.0.0.1:{k}|ESTAB|kernel|the stack has no route to the destination"),
+        "tcp|||UNCONN|open|undecided until it is bound, listens or connects".into(),
+        "tcp|10.5.0.1:7302||UNCONN|stack|the stack has the address".into(),
+        "epoll||||both|waits for sockets of the stack and of the kernel".into(),
         stream,
     ];
     for row in &expected {
@@ -165,7 +167,7 @@ time.sleep(50)";
     let pid =
         |name: &str| -> Option<u32> { std::fs::read_to_string(place.path().join(name)).ok()?.parse().ok() };
     wait_until("all are there", || pid("child").is_some() && pid("image").is_some());
-    let listener = |port: u16| format!("tcp|127.0.0.1:{port}||LISTEN|stack|the address is the stack's");
+    let listener = |port: u16| format!("tcp|127.0.0.1:{port}||LISTEN|stack|the stack has the address");
     let expected = [
         (parent.pid(), vec![listener(7303)]),
         (pid("child").unwrap(), vec![listener(7303), listener(7304)]),
@@ -204,7 +206,7 @@ fn a_process_without_a_stack_is_told_why() {
     assert_eq!(said_of(plain()), "not started with ginnel run");
     let mut removed = plain();
     removed.env("GINNEL_STACK", "/nowhere");
-    assert_eq!(said_of(removed), "LD_PRELOAD removed");
+    assert_eq!(said_of(removed), "LD_PRELOAD was removed from its environment");
     // One whose stack ends under it.
     let up = place.start_stack("lab", &["--loopback", "stack"]);
     let program =
@@ -213,8 +215,8 @@ fn a_process_without_a_stack_is_told_why() {
     assert_eq!(check(&place, program.pid()).1, Some(0));
     drop(up);
     let why = check(&place, program.pid()).0["why_not"].as_str().unwrap().to_string();
-    assert!(why.contains("is gone"), "{why}");
+    assert!(why.contains("has ended"), "{why}");
     let nobody = place.run(&["check", "4194304"]);
     assert_eq!(nobody.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&nobody.stderr).contains("there is no process 4194304"));
+    assert!(String::from_utf8_lossy(&nobody.stderr).contains("no process has the id 4194304"));
 }

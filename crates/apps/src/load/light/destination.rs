@@ -118,7 +118,7 @@ pub(super) fn resolve_destinations(
         let ip = target.ip();
         if ip.is_ipv6() && mtu < V6_MTU_MIN {
             return Err(Error::application(format!(
-                "IPv6 needs an MTU of {V6_MTU_MIN} bytes, and the link has {mtu}"
+                "IPv6 needs an MTU of at least {V6_MTU_MIN} bytes, but the link has {mtu}"
             )));
         }
         let on_link = link.addresses.iter().filter(|p| prefix_contains(p, ip)).max_by_key(|p| p.len);
@@ -130,7 +130,7 @@ pub(super) fn resolve_destinations(
             (None, Some(route)) => route.gateway.unwrap_or(ip),
             (None, None) => {
                 return Err(Error::application(format!(
-                    "no way to {ip}: it is not on the link, and no --gateway"
+                    "no route to {ip}: it is not on the link, and there is no --gateway for its address family"
                 )));
             }
         };
@@ -143,7 +143,7 @@ pub(super) fn resolve_destinations(
             .filter(|own| own.is_ipv4() == ip.is_ipv4())
             .or_else(any);
         let Some(local) = own.and_then(|own| locals.number(own)) else {
-            return Err(Error::application(format!("no own address of the family of {ip}")));
+            return Err(Error::application(format!("no --address of the same family as {ip}")));
         };
         let neighbour = neighbours.iter().position(|n| n.address == next).unwrap_or_else(|| {
             let fixed = link.neighbours.iter().find(|n| n.address == next).map(|n| MacAddr(n.mac.0));
@@ -197,7 +197,7 @@ mod tests {
         for (gateways, target, next, local) in table {
             assert_eq!(next_hop(&own, gateways, target), Ok((next.into(), local.into())), "{target}");
         }
-        assert!(next_hop(&own, &[], "192.0.2.1").unwrap_err().starts_with("no way to 192.0.2.1"));
+        assert!(next_hop(&own, &[], "192.0.2.1").unwrap_err().starts_with("no route to 192.0.2.1"));
         assert!(next_hop(&["10.1.0.2/24"], &["fd00::1"], "2001:db8::1").is_err());
         assert!(next_hop_over(1279, &own, &[], "fd00::1").unwrap_err().contains("1280"));
         assert!(next_hop_over(68, &own, &[], "10.1.0.9").is_ok());

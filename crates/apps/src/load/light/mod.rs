@@ -108,16 +108,22 @@ impl LightWorker {
         let WorkerStack { config, device } = stack;
         config.validate()?;
         let ([device_config], [link]) = (config.devices.as_slice(), config.links.as_slice()) else {
-            return Err(Error::application("--stack light needs exactly one [[device]] and one [[link]]"));
+            return Err(Error::application(
+                "--stack light needs exactly one [[device]] and one [[link]] table",
+            ));
         };
         if link.vlan.is_some() {
-            return Err(Error::application("--stack light sends no VLAN tags: link.vlan"));
+            return Err(Error::application(
+                "link.vlan cannot be combined with --stack light, which sends no VLAN tags: use --stack ginnel",
+            ));
         }
         let sources = job.sources(worker, workers);
         let locals = link.addresses.iter().map(|p| p.address).chain(sources.all());
         let locals: Vec<_> = locals.take(LOCALS_MAX + 1).collect();
         if locals.len() > LOCALS_MAX {
-            let problem = format!("more than {LOCALS_MAX} own addresses: too many for --stack light");
+            let problem = format!(
+                "--stack light supports at most {LOCALS_MAX} addresses of its own: give fewer --source addresses"
+            );
             return Err(Error::application(problem));
         }
         let mut locals = Locals::new(locals);

@@ -23,7 +23,7 @@ pub struct InspectedProcess {
 impl InspectedProcess {
     pub fn find(pid: u32) -> Result<Self, Failure> {
         let name = fs::read_to_string(format!("/proc/{pid}/comm"));
-        let name = name.map_err(|_| Failure::running(format!("there is no process {pid}")))?;
+        let name = name.map_err(|_| Failure::running(format!("no process has the id {pid}")))?;
         Ok(Self { pid, name: name.trim_end().into() })
     }
 
@@ -52,7 +52,7 @@ impl InspectedProcess {
     /// Returns the likely reason why the process is attached to no stack.
     pub fn why_not_attached(&self) -> String {
         if self.is_secure_execution() {
-            return "setuid program, or one with capabilities of its file".into();
+            return "setuid program, or program with file capabilities".into();
         }
         if self.is_statically_linked() {
             return "statically linked".into();
@@ -66,11 +66,11 @@ impl InspectedProcess {
         let loaded = maps.lines().any(|line| line.trim_end_matches(" (deleted)").ends_with(LIBRARY));
         let preloaded = variable("LD_PRELOAD").is_some_and(|paths| paths.contains(LIBRARY));
         match (loaded, variable("GINNEL_STACK")) {
-            (true, Some(stack)) => format!("the stack at {stack} is gone, or was missing"),
+            (true, Some(stack)) => format!("its stack at {stack} has ended, or was missing"),
             (true, None) => "GINNEL_STACK is not set".into(),
             (false, None) => "not started with ginnel run".into(),
             (false, Some(_)) if preloaded => format!("{LIBRARY} could not be loaded"),
-            (false, Some(_)) => "LD_PRELOAD removed".into(),
+            (false, Some(_)) => "LD_PRELOAD was removed from its environment".into(),
         }
     }
 

@@ -145,5 +145,5 @@ fn resident_bytes() -> Result<u64, Failure> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages: Option<u64> = text.split(' ').nth(1).and_then(|word| word.parse().ok());
     let page = rustix::param::page_size() as u64;
-    pages.map(|pages| pages * page).ok_or_else(|| Failure::running("/proc/self/statm: not understood"))
+    pages.map(|pages| pages * page).ok_or_else(|| Failure::running("/proc/self/statm: unexpected format"))
 }

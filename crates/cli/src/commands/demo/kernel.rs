@@ -27,7 +27,7 @@ pub(super) fn run_in_namespace(folder: &Path, seconds: u32) -> Result<Vec<DemoRo
     command.arg(format!("--kernel-side={}", folder.display())).stderr(Stdio::inherit());
     let output = command.output().map_err(|e| format!("unshare: {e}"))?;
     if !output.status.success() {
-        return Err("this machine does not permit it (see the line above)".into());
+        return Err("no network namespace can be created here (see the line above)".into());
     }
     Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(DemoRow::from_line).collect())
 }
@@ -51,7 +51,7 @@ pub(super) fn run_inside_namespace(folder: &Path, seconds: u32) -> Result<(), Fa
     eprintln!("\nnginx, unmodified, on Ginnel and on the kernel");
     match nginx::rows(folder, seconds) {
         Ok(more) => rows.extend(more),
-        Err(reason) => eprintln!("left out: {reason}"),
+        Err(reason) => eprintln!("skipped: {reason}"),
     }
     for row in rows {
         println!("{}", row.to_line());
@@ -64,14 +64,14 @@ fn clients(site: &Path, seconds: u32) -> Vec<DemoRow> {
     let mut rows = Vec::new();
     match curl(site) {
         Ok(row) => rows.push(row),
-        Err(reason) => eprintln!("left out: {reason}"),
+        Err(reason) => eprintln!("skipped: {reason}"),
     }
     for (name, header) in
         [("TAP: wrk, 64 B, keep-alive", None), ("TAP: wrk, 64 B, short", Some("Connection: close"))]
     {
         match wrk(name, STACK, header, seconds) {
             Ok(row) => rows.push(row),
-            Err(reason) => eprintln!("left out: {reason}"),
+            Err(reason) => eprintln!("skipped: {reason}"),
         }
     }
     rows

@@ -31,7 +31,7 @@ pub fn split_config(config: &Config, workers: u32) -> Result<Vec<Config>, Failur
     let apart = |i: usize| config.links[..i].iter().all(|other| other.device != config.links[i].device);
     if config.links.len() != workers as usize || !(0..config.links.len()).all(apart) {
         return Err(Failure::usage(format!(
-            "--workers {workers} needs a --config FILE with {workers} [[link]] tables, each on a [[device]] of its own, or --serve"
+            "--workers {workers} needs --serve ROOT, or a --config FILE with {workers} [[link]] tables, each on a [[device]] of its own"
         )));
     }
     let parts = config.links.iter().zip(0..).map(|(link, worker)| {
@@ -54,7 +54,9 @@ pub fn sole_cable(stack: &StackOptions, server: IpAddr) -> Result<CableEnds, Fai
     let worker = stack.to_config()?;
     let known = worker.links.iter().flat_map(|l| &l.addresses);
     let Some(prefix) = known.clone().find(|p| p.address.is_ipv4() == server.is_ipv4()) else {
-        return Err(Failure::usage(format!("--address: none of the family of {server}")));
+        return Err(Failure::usage(format!(
+            "--address: the stack has no address of the same family as the server {server}"
+        )));
     };
     let server = Prefix { address: server, len: prefix.len };
     Ok(CableEnds { worker, server })
@@ -76,7 +78,7 @@ pub fn worker_cables(
     ];
     if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
         return Err(Failure::usage(format!(
-            "{option} does not go with --serve and --workers {}, whose cables and addresses are chosen",
+            "{option} cannot be combined with --serve and --workers {}, which choose devices and addresses themselves",
             load.workers()
         )));
     }

@@ -73,7 +73,7 @@ fn states(name: &str) -> Result<Vec<&'static str>, String> {
         "big" => but(&["TIME-WAIT", "SYN-RECV"]),
         _ => match STATES.iter().find(|(known, _)| *known == name) {
             Some((_, shown)) => vec![shown],
-            None => return Err(format!("\"{name}\" is no state")),
+            None => return Err(format!("\"{name}\" is not a state")),
         },
     })
 }
@@ -98,7 +98,7 @@ impl Filter {
         let mut words = spaced.split_whitespace().peekable();
         let mut holds = true;
         while let Some(word) = words.next() {
-            let mut argument = || words.next().ok_or_else(|| format!("{word}: what should it be?"));
+            let mut argument = || words.next().ok_or_else(|| format!("{word} needs a value"));
             match word {
                 "and" | "&&" => continue,
                 "not" => {
@@ -112,7 +112,8 @@ impl Filter {
                     let comparison = comparison(argument()?)?;
                     let port = argument()?;
                     let number = port.trim_start_matches(':').parse();
-                    let number = number.map_err(|_| format!("{word}: \"{port}\" is no port, as :80 is"))?;
+                    let number =
+                        number.map_err(|_| format!("{word}: \"{port}\" is not a port; write it as :80"))?;
                     filter.conditions.push((FilterCondition::Port(end, comparison, number), holds));
                 }
                 "src" | "dst" => {
@@ -122,7 +123,7 @@ impl Filter {
                         text = argument()?;
                     }
                     let network = AddressPattern::parse(text).ok_or_else(|| {
-                        format!("{word}: \"{text}\" is none of 10.0.0.1, 10.0.0.0/8, 10.0.0.1:80, [fd00::1]:80, :80")
+                        format!("{word}: \"{text}\" is not an address; write it as 10.0.0.1, 10.0.0.0/8, 10.0.0.1:80, [fd00::1]:80 or :80")
                     })?;
                     filter.conditions.push((FilterCondition::Address(end, network), holds));
                 }
@@ -163,7 +164,7 @@ fn comparison(word: &str) -> Result<Comparison, String> {
         ">" | "gt" => Comparison::Above,
         "<=" | "le" | "leq" => Comparison::AtMost,
         ">=" | "ge" | "geq" => Comparison::AtLeast,
-        _ => return Err(format!("\"{word}\" is no comparison: = != < > <= >=")),
+        _ => return Err(format!("\"{word}\" is not a comparison: use = != < > <= or >=")),
     })
 }
 
@@ -282,12 +283,12 @@ mod tests {
     #[test]
     fn what_is_no_filter_is_named() {
         for (filter, expected) in [
-            ("state", "state: what should it be?"),
-            ("state open", "\"open\" is no state"),
-            ("sport near :80", "\"near\" is no comparison"),
-            ("sport = http", "sport: \"http\" is no port, as :80 is"),
-            ("dst nowhere", "dst: \"nowhere\" is none of"),
-            ("dst 10.0.0.0/33", "dst: \"10.0.0.0/33\" is none of"),
+            ("state", "state needs a value"),
+            ("state open", "\"open\" is not a state"),
+            ("sport near :80", "\"near\" is not a comparison"),
+            ("sport = http", "sport: \"http\" is not a port; write it as :80"),
+            ("dst nowhere", "dst: \"nowhere\" is not an address"),
+            ("dst 10.0.0.0/33", "dst: \"10.0.0.0/33\" is not an address"),
             ("state established or sport = :80", "\"or\": this filter knows"),
         ] {
             let error = Filter::parse(&[filter.into()]).unwrap_err();

@@ -26,7 +26,7 @@ impl StatSource {
     pub fn open(running: RunningStack) -> Result<Self, Failure> {
         let pages = pages(&running.path).map_err(|e| Failure::running(e.to_string()))?;
         if pages.is_empty() {
-            let text = format!("the stack \"{}\" shows no counters (yet)", running.name);
+            let text = format!("the stack \"{}\" has not published any counters (yet)", running.name);
             return Err(Failure::running(text));
         }
         let mut names: Vec<(CounterKind, String)> = Vec::new();

@@ -20,7 +20,7 @@ pub fn run(options: &StatOptions, source: &StatSource, every: Duration) -> Resul
             out.write_all(show::json(source, &now, &options.filter).as_bytes())?;
         } else if terminal {
             let table = show::table(source, &now, Some(&before), &options.filter, options.all);
-            let title = format!("{} (process {}), each {every:?}", source.running.name, source.running.pid);
+            let title = format!("{} (process {}), every {every:?}", source.running.name, source.running.pid);
             let size = tcgetwinsize(&out).ok();
             let size = size.map(|size| (usize::from(size.ws_row), usize::from(size.ws_col)));
             out.write_all(screen(&title, &table.to_string(), size).as_bytes())?;
@@ -50,7 +50,7 @@ fn screen(title: &str, table: &str, size: Option<(usize, usize)>) -> String {
     }
     out.push_str("\x1b[J");
     if fit < lines.len() {
-        let hidden = format!("… {} more: see --filter", lines.len() - fit);
+        let hidden = format!("… {} more rows: use --filter", lines.len() - fit);
         out.extend(hidden.chars().take(columns));
     }
     out
