@@ -1,33 +1,34 @@
-//! What was sent and is not acknowledged: bytes in chunks of one pool, so that nothing is allocated once the pool has grown.
+//! Send queues: bytes that are not acknowledged, in chunks of a common pool, so that nothing is allocated
+//! once the pool has grown.
 
-/// Bytes of a chunk: several requests, or a part of a long one.
+/// Size of a chunk in bytes: several requests, or a part of a long one.
 pub(super) const CHUNK_BYTES: usize = 1024;
-/// Most bytes that one connection may have waiting.
+/// Most bytes in the send queue of a connection.
 pub(super) const SEND_QUEUE_BYTES_MAX: usize = 64 << 10;
 const NONE: u32 = u32::MAX;
 
-/// The bytes of one connection, the oldest first.
+/// The send queue of a connection, oldest bytes first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SendQueue {
     head: u32,
     tail: u32,
-    /// Bytes.
+    /// Length in bytes.
     len: u32,
-    /// Bytes of the first chunk that are acknowledged.
+    /// Number of bytes of the first chunk that are acknowledged.
     offset: u16,
 }
 
 impl SendQueue {
-    /// No bytes.
+    /// The empty queue.
     pub const EMPTY: Self = Self { head: NONE, tail: NONE, len: 0, offset: 0 };
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub const fn len(&self) -> u32 {
         self.len
     }
 }
 
-/// The pool. It grows with what all connections have waiting, each at most [`WAITING_MAX`].
+/// The pool of chunks. It grows with the queues, each of which has at most [`SEND_QUEUE_BYTES_MAX`] bytes.
 #[derive(Debug, Default)]
 pub(super) struct SendBuffers {
     #[allow(clippy::vec_box)] // the pool grows in the middle of a run: what is there must not be copied
@@ -45,12 +46,12 @@ impl SendBuffers {
     fn grow(&mut self) -> u32 {
         self.chunks.push(Box::new([0; CHUNK_BYTES]));
         self.next.push(NONE);
-        // Giving a chunk back must never allocate.
+        // Returning a chunk to the pool must not allocate.
         self.free.reserve(self.chunks.len());
         self.chunks.len() as u32 - 1
     }
 
-    /// Appends as many bytes as there is room for; returns how many.
+    /// Appends as many bytes as fit and returns how many.
     pub fn append(&mut self, queue: &mut SendQueue, bytes: &[u8]) -> usize {
         let bytes = &bytes[..bytes.len().min(SEND_QUEUE_BYTES_MAX - queue.len as usize)];
         let mut rest = bytes;
@@ -72,7 +73,7 @@ impl SendBuffers {
         bytes.len()
     }
 
-    /// The bytes from `offset` to the end of their chunk.
+    /// Returns the bytes from `offset` to the end of their chunk.
     pub fn slice_at(&self, queue: &SendQueue, offset: u32) -> &[u8] {
         if offset >= queue.len {
             return &[];
@@ -87,11 +88,12 @@ impl SendBuffers {
         &self.chunks[chunk as usize][at..end.min(CHUNK_BYTES)]
     }
 
-    /// Forgets the first `count` bytes, of at most as many as there are.
+    /// Removes the first `count` bytes; the queue must have as many.
     pub fn acknowledge(&mut self, queue: &mut SendQueue, count: u32) {
         queue.len -= count;
         let mut passed = usize::from(queue.offset) + count as usize;
-        // A chunk that is full to its end stays until the next one is begun: `append` looks for the place behind it.
+        // A chunk that is full to its end stays until the next one is begun, because `append` continues from
+        // the tail chunk.
         while queue.head != queue.tail && passed >= CHUNK_BYTES {
             self.free.push(queue.head);
             queue.head = self.next[queue.head as usize];
@@ -107,7 +109,7 @@ impl SendBuffers {
         }
     }
 
-    /// Chunks that are lent.
+    /// Returns the number of chunks in use.
     #[cfg(test)]
     pub fn in_use(&self) -> usize {
         self.chunks.len() - self.free.len()

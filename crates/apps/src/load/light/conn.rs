@@ -1,15 +1,16 @@
-//! What is known of a connection: 68 bytes.
+//! State of a connection: 68 bytes.
 
 use super::buffer::SendQueue;
 use super::frames::TIMESTAMPS_BYTES;
 use ginnel_stack::wire::tcp::SeqNumber;
 
-/// No slot of the session: nobody is told of what happens to the connection.
+/// Stands for no slot of the session: the session is not informed about the connection any more.
 pub(super) const NO_SLOT: u32 = u32::MAX;
-/// Segments in flight at the most: what RFC 6928 allows for a start. It never becomes more, so that no congestion control is needed.
+/// Congestion window in segments: the initial window of RFC 6928. It never grows beyond, so no congestion
+/// control is needed.
 pub(super) const CWND_SEGMENTS_MAX: u8 = 10;
 
-/// States of RFC 9293 §3.3.2. TIME-WAIT is not among them: see the module.
+/// States of RFC 9293 §3.3.2, except TIME-WAIT (see the module's documentation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TcpState {
     Closed,
@@ -27,59 +28,60 @@ pub(super) enum TcpState {
 pub(super) struct Conn {
     /// Slot of the session, or [`NO_SLOT`].
     pub slot: u32,
-    /// The first sequence number that is not acknowledged.
+    /// First unacknowledged sequence number (SND.UNA).
     pub snd_una: SeqNumber,
-    /// The next to be sent; behind `max` after a time-out.
+    /// Next sequence number to send (SND.NXT); less than `snd_max` after a timeout.
     pub snd_nxt: SeqNumber,
-    /// The first that was never sent.
+    /// First sequence number that was never sent.
     pub snd_max: SeqNumber,
     pub rcv_nxt: SeqNumber,
-    /// The peer's timestamp that is echoed (RFC 7323 §4.3); counts if it sends some.
+    /// The peer's timestamp to echo (RFC 7323 §4.3); valid if the peer sends timestamps.
     pub ts_recent: u32,
-    /// The peer's window in bytes, from `una` on.
+    /// The peer's window in bytes from `snd_una` on (SND.WND).
     pub snd_wnd: u32,
-    /// When something must be done, in the network's milliseconds; counts if `armed`.
+    /// Deadline in the network's milliseconds; valid with [`ConnFlags::ARMED`].
     pub deadline: u32,
-    /// When the segment was sent whose round trip is measured, in microseconds; counts if `timing`.
+    /// Send time of the segment whose round trip is measured, in microseconds; valid with
+    /// [`ConnFlags::RTT_TIMED`].
     pub sent_at: u32,
-    /// What lies behind `una`.
+    /// Bytes from `snd_una` on.
     pub send_queue: SendQueue,
-    /// Longest payload to send.
+    /// Largest payload of a segment in bytes.
     pub mss: u16,
-    /// Which of the own addresses.
+    /// Index of the local address.
     pub source: u16,
     pub port: u16,
-    /// Which of the targets.
+    /// Index of the destination.
     pub destination: u16,
     pub state: TcpState,
-    /// Time-outs since the last progress.
+    /// Timeouts since the last acknowledgement of new data.
     pub retries: u8,
-    /// Shift of the peer's windows.
+    /// Window scale shift of the peer's windows.
     pub snd_wscale: u8,
-    /// Segments that may be in flight.
+    /// Congestion window in segments.
     pub cwnd_segments: u8,
     pub flags: ConnFlags,
 }
 
 const _: () = assert!(size_of::<Conn>() <= 68);
 
-/// What else is to be known.
+/// Flags of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnFlags(u8);
 
 impl ConnFlags {
     pub const NONE: Self = Self(0);
-    /// Something came that is not acknowledged.
+    /// Received data are not acknowledged yet.
     pub const ACK_PENDING: Self = Self(1);
-    /// A FIN is to follow what is waiting.
+    /// FIN follows the send queue.
     pub const FIN_PENDING: Self = Self(2);
-    /// `deadline` counts.
+    /// `deadline` is valid.
     pub const ARMED: Self = Self(4);
-    /// `sent_at` counts.
+    /// `sent_at` is valid.
     pub const RTT_TIMED: Self = Self(8);
-    /// It is in the queue of those whose deadline is looked at. Survives the connection.
+    /// The connection's index is in the timer queue. The flag survives the connection.
     pub const IN_TIMER_QUEUE: Self = Self(16);
-    /// The session had more to send than there was room for.
+    /// The session had more to send than the send queue could hold.
     pub const WANTS_WRITABLE: Self = Self(32);
     /// Both sides send timestamps.
     pub const TIMESTAMPS: Self = Self(64);
@@ -99,20 +101,20 @@ impl ConnFlags {
         self.0 &= !flag.0;
     }
 
-    /// With this flag too.
+    /// Returns the flags with this flag set.
     #[inline(always)]
     pub const fn with(self, flag: Self) -> Self {
         Self(self.0 | flag.0)
     }
 
-    /// Only this flag, if it is set.
+    /// Returns the flags with all other flags cleared.
     pub const fn only(self, flag: Self) -> Self {
         Self(self.0 & flag.0)
     }
 }
 
 impl Conn {
-    /// A place without a connection.
+    /// The state of an unused index.
     pub const VACANT: Self = Self {
         slot: NO_SLOT,
         snd_una: SeqNumber(0),
@@ -135,23 +137,23 @@ impl Conn {
         flags: ConnFlags::NONE,
     };
 
-    /// Whether a handshake came to its end.
+    /// Returns true if the handshake has completed.
     pub const fn is_synchronized(&self) -> bool {
         !matches!(self.state, TcpState::Closed | TcpState::SynSent)
     }
 
-    /// Bytes of the options of its segments.
+    /// Returns the bytes of TCP options in each segment.
     #[inline(always)]
     pub const fn options_len(&self) -> usize {
         if self.flags.has(ConnFlags::TIMESTAMPS) { TIMESTAMPS_BYTES } else { 0 }
     }
 
-    /// Whether the session may still send.
+    /// Returns true if the session may send.
     pub const fn can_send(&self) -> bool {
         matches!(self.state, TcpState::Established | TcpState::CloseWait)
     }
 
-    /// Whether everything sent was acknowledged.
+    /// Returns true if everything that was sent is acknowledged.
     pub fn is_all_acked(&self) -> bool {
         self.snd_una == self.snd_max
     }

@@ -1,4 +1,4 @@
-//! What is known of a server: how to get there, and how long that takes. All connections to it share it (RFC 9040 §2).
+//! A server: its next hop, path MTU and round-trip time, which all connections to it share (RFC 9040 §2).
 
 use super::frames::Template;
 use super::locals::Locals;
@@ -8,23 +8,23 @@ use ginnel::Error;
 use ginnel::config::{LinkConfig, Prefix, RouteConfig};
 use ginnel_stack::wire::MacAddr;
 
-/// Window that is announced: 65,535 bytes shifted by this.
+/// Window scale shift of the advertised windows of 65,535.
 pub(super) const WINDOW_SHIFT: u8 = 5;
-/// The same in bytes.
+/// Receive window in bytes.
 pub(super) const WINDOW: u32 = 65_535 << WINDOW_SHIFT;
-/// The field of all segments.
+/// Window field of all segments.
 const WINDOW_FIELD: u16 = 65_535;
 
-/// Retransmission time-out before anything was measured (RFC 6298 §2), and its bounds: Linux's.
+/// Retransmission timeout before the first measurement (RFC 6298 §2), and Linux's bounds.
 const RTO_INITIAL_MS: u32 = 1_000;
 const RTO_MIN_MS: u32 = 200;
 const RTO_MAX_MS: u32 = 60_000;
 
-/// MTU of every IPv6 link (RFC 8200 §5), and the least that is believed of an IPv4 path.
+/// MTU that every IPv6 link has (RFC 8200 §5), and smallest path MTU that is accepted for IPv4.
 const V6_MTU_MIN: u32 = 1_280;
 const V4_PMTU_MIN: u32 = 576;
 
-/// Bytes of IP and TCP headers.
+/// Returns the bytes of IP and TCP headers without options.
 const fn headers(is_v4: bool) -> u32 {
     if is_v4 { 40 } else { 60 }
 }
@@ -32,17 +32,17 @@ const fn headers(is_v4: bool) -> u32 {
 /// A server.
 pub(super) struct Destination {
     pub address: SocketAddr,
-    /// The headers of segments to it, once it is known where they go.
+    /// The headers of segments to the server; set when the next hop is resolved.
     pub template: Option<Template>,
-    /// Who is next on the way.
+    /// Index of the next hop.
     pub neighbour: usize,
-    /// The own address for connections that name none.
+    /// Index of the local address for connections without a source address.
     pub local: u16,
-    /// Longest payload that the way carries.
+    /// Largest payload in bytes that the path carries.
     pub mss: u16,
-    /// The MSS that SYN offers: what the link carries.
+    /// MSS that SYN advertises: what the link carries.
     pub advmss: u16,
-    /// Smoothed round trip and its variation in microseconds (RFC 6298 §2), once measured.
+    /// Smoothed round-trip time and its variation in microseconds (RFC 6298 §2), once measured.
     rtt: Option<(u32, u32)>,
     rto_ms: u32,
 }
@@ -62,14 +62,14 @@ impl Destination {
         }
     }
 
-    /// The way there is known, or has changed.
+    /// Sets or changes the Ethernet address of the next hop.
     pub fn set_next_hop(&mut self, mac: MacAddr, next_hop: MacAddr, offload: bool) {
         self.template = Some(Template::new(self.address, mac, next_hop, WINDOW_FIELD, offload));
     }
 
-    /// A round trip took so long (RFC 6298 §2).
+    /// Records a round-trip time in microseconds (RFC 6298 §2).
     pub fn record_rtt(&mut self, micros: u32) {
-        // Beyond a minute nothing more would come of it, and the sums stay in range.
+        // Larger values would not change the timeout, and the sums stay in range.
         let rtt = micros.min(RTO_MAX_MS * 1_000);
         let (srtt, var) = match self.rtt {
             None => (rtt, rtt / 2),
@@ -79,12 +79,12 @@ impl Destination {
         self.rto_ms = ((srtt + 4 * var) / 1_000).clamp(RTO_MIN_MS, RTO_MAX_MS);
     }
 
-    /// The time-out after so many in vain (RFC 6298 §5.5).
+    /// Returns the timeout in milliseconds after `retries` retransmissions (RFC 6298 §5.5).
     pub fn rto_ms(&self, retries: u8) -> u32 {
         self.rto_ms.checked_shl(retries.into()).map_or(RTO_MAX_MS, |ms| ms.min(RTO_MAX_MS)).max(self.rto_ms)
     }
 
-    /// A router on the way says how long packets may be.
+    /// Lowers the path MTU to the value that a router reported.
     pub fn lower_mtu(&mut self, mtu: u32) {
         let is_v4 = self.address.is_ipv4();
         let mtu = mtu.max(if is_v4 { V4_PMTU_MIN } else { V6_MTU_MIN });
@@ -92,7 +92,7 @@ impl Destination {
     }
 }
 
-/// Whether `prefix` holds `address`.
+/// Returns true if `prefix` contains `address`.
 fn prefix_contains(prefix: &Prefix, address: IpAddr) -> bool {
     match (prefix.address, address) {
         (IpAddr::V4(a), IpAddr::V4(b)) => {
@@ -105,7 +105,8 @@ fn prefix_contains(prefix: &Prefix, address: IpAddr) -> bool {
     }
 }
 
-/// Finds the ways to all targets: on the link, or by the gateway of the longest prefix that holds the target.
+/// Determines next hop and local address of all targets. The next hop is the target itself if it is on the
+/// link, otherwise the gateway of the longest prefix that contains it.
 pub(super) fn resolve_destinations(
     targets: &[SocketAddr],
     link: &LinkConfig,
@@ -134,7 +135,7 @@ pub(super) fn resolve_destinations(
                 )));
             }
         };
-        // The own address that a packet to the next hop leaves from: one of its network, else any of the family.
+        // Source address of packets to the next hop: one of its network, otherwise any of its family.
         let local_prefix = link.addresses.iter().filter(|p| prefix_contains(p, next)).max_by_key(|p| p.len);
         let any = || locals.all().find(|local| local.is_ipv4() == ip.is_ipv4());
         let own = local_prefix

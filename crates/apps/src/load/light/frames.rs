@@ -1,5 +1,5 @@
-//! Frames: what was received, taken apart with the engine's views, and segments to be sent, made from a header that is the same for all
-//! connections to a target but for addresses, ports and numbers.
+//! Parses received frames with the engine's views, and builds segments from a header template. All
+//! connections to a destination share the template; only addresses, ports and sequence numbers differ.
 
 use super::locals::{Local, Locals, sum_of};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,20 +9,20 @@ use ginnel_stack::wire::ethernet::{self, EtherType};
 use ginnel_stack::wire::tcp::{SeqNumber, TcpFlags, TcpHeader, TcpOptions, TcpSegment};
 use ginnel_stack::wire::{MacAddr, arp, icmpv4, icmpv6, ipv4, ipv6, ndp, protocol, tcp};
 
-/// Where the IP header begins.
+/// Offset of the IP header.
 pub(super) const IP_AT: usize = ethernet::Header::LEN;
-/// Where the TCP header begins.
+/// Offset of the TCP header.
 const TCP_AT_V4: usize = IP_AT + ipv4::Header::LEN;
 const TCP_AT_V6: usize = IP_AT + ipv6::Header::LEN;
 const HEAD_V4: usize = TCP_AT_V4 + TcpHeader::LEN;
 const HEAD_V6: usize = TCP_AT_V6 + TcpHeader::LEN;
-/// Hop limit of what we send.
+/// Hop limit (TTL) of all packets.
 const HOP_LIMIT: u8 = 64;
 
-/// A received frame that concerns us.
+/// A received packet that the generator handles.
 #[derive(Debug)]
 pub(super) enum ReceivedPacket<'a> {
-    /// A TCP segment for one of our addresses, with a correct checksum.
+    /// A TCP segment to one of the local addresses, with a correct checksum.
     Tcp(ReceivedSegment<'a>),
     Arp(arp::ArpPacket),
     Ndp {
@@ -30,25 +30,25 @@ pub(super) enum ReceivedPacket<'a> {
         src: Ipv6Addr,
         src_mac: MacAddr,
     },
-    /// A router says that packets to this address must not be longer.
+    /// A router reports the path MTU to this address.
     TooBig {
         to: IpAddr,
         mtu: u32,
     },
 }
 
-/// A TCP segment and where it comes from.
+/// A received TCP segment and its addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReceivedSegment<'a> {
-    /// Number of the own address it is for.
+    /// Index of the local address.
     pub local: u16,
     pub from: IpAddr,
-    /// Sender of the frame.
+    /// Source address of the frame.
     pub mac: MacAddr,
     pub segment: TcpSegment<'a>,
 }
 
-/// What a frame is; `None` if it is nothing for us, or wrong in any way.
+/// Parses a frame. Returns `None` if the frame is for another host, of no interest, or malformed.
 #[inline]
 pub(super) fn parse<'a>(frame: &RxFrame<'a>, mac: MacAddr, locals: &Locals) -> Option<ReceivedPacket<'a>> {
     let ethernet = ethernet::Header::parse(frame.bytes).ok()?;
@@ -131,7 +131,7 @@ fn too_big_v4(locals: &Locals, proto: u8, bytes: &[u8]) -> Option<ReceivedPacket
     match icmpv4::Message::parse(bytes).ok()? {
         icmpv4::Message::Unreachable { code: icmpv4::unreachable::FRAGMENTATION_NEEDED, mtu, quote } => {
             let (quoted, _) = ipv4::Header::parse_quoted(quote).ok()?;
-            // Only about what we sent (RFC 5927 §4).
+            // Accepted only for a connection's own packets (RFC 5927 §4).
             locals.number_v4(quoted.src).filter(|_| quoted.protocol == protocol::TCP)?;
             Some(ReceivedPacket::TooBig { to: quoted.dst.into(), mtu: mtu.into() })
         }
@@ -139,7 +139,7 @@ fn too_big_v4(locals: &Locals, proto: u8, bytes: &[u8]) -> Option<ReceivedPacket
     }
 }
 
-/// True if the device vouches for the checksum of the segment at `at`.
+/// Returns true if the device has verified the checksum of the segment at offset `at`.
 #[inline]
 fn is_checksum_verified(frame: &RxFrame<'_>, at: usize) -> bool {
     match frame.checksum {
@@ -149,7 +149,7 @@ fn is_checksum_verified(frame: &RxFrame<'_>, at: usize) -> bool {
     }
 }
 
-/// The numbers of a segment to be sent.
+/// Header fields that differ between segments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SegmentFields {
     pub port: u16,
@@ -158,10 +158,10 @@ pub(super) struct SegmentFields {
     pub flags: TcpFlags,
 }
 
-/// Bytes of the timestamps option as every segment has it: two NOPs in front.
+/// Bytes of the timestamps option with the two NOPs before it.
 pub(super) const TIMESTAMPS_BYTES: usize = 12;
 
-/// The timestamps option (RFC 7323 §3, appendix A).
+/// Builds the timestamps option (RFC 7323 §3, appendix A).
 #[inline]
 pub(super) fn timestamps(value: u32, echo: u32) -> [u8; TIMESTAMPS_BYTES] {
     let mut option = [1, 1, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -170,7 +170,7 @@ pub(super) fn timestamps(value: u32, echo: u32) -> [u8; TIMESTAMPS_BYTES] {
     option
 }
 
-/// The options of SYN: MSS, window scale, and timestamps if `value` is one.
+/// Builds the options of SYN: MSS, window scale, and timestamps if `value` is given.
 pub(super) fn syn_options(mss: u16, shift: u8, value: Option<u32>) -> ([u8; 8 + TIMESTAMPS_BYTES], usize) {
     let mut options = [0; 8 + TIMESTAMPS_BYTES];
     let [high, low] = mss.to_be_bytes();
@@ -184,24 +184,25 @@ pub(super) fn syn_options(mss: u16, shift: u8, value: Option<u32>) -> ([u8; 8 + 
     }
 }
 
-/// The headers of all segments to one target.
+/// The headers of all segments to one destination.
 #[derive(Clone, Debug)]
 pub(super) struct Template {
-    /// Ethernet, IP and TCP header, with 0 where a connection's own fields are.
+    /// Ethernet, IP and TCP header; the fields of a connection are 0.
     head: [u8; HEAD_V6],
     is_v4: bool,
-    /// Sum of the IPv4 header without source address and length.
+    /// Checksum of the IPv4 header without source address and length.
     ip_sum: Sum,
-    /// Sum of the pseudo-header's destination and protocol.
+    /// Checksum of the pseudo-header's destination address and protocol.
     pseudo: Sum,
-    /// Sum of destination port and window.
+    /// Checksum of destination port and window.
     tcp_sum: Sum,
-    /// Checksums are left to the device.
+    /// Whether the device computes checksums.
     offload: bool,
 }
 
 impl Template {
-    /// The headers to `target`, from `mac` to `next_hop`; `window` is announced in all segments.
+    /// Creates the headers for frames from `mac` to `next_hop` with the destination `target`. All segments
+    /// advertise `window`.
     pub fn new(target: SocketAddr, mac: MacAddr, next_hop: MacAddr, window: u16, offload: bool) -> Self {
         let mut head = [0; HEAD_V6];
         let ethertype = if target.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
@@ -230,13 +231,13 @@ impl Template {
         }
     }
 
-    /// Bytes in front of options and payload.
+    /// Returns the bytes before options and payload.
     #[inline]
     pub const fn head_len(&self) -> usize {
         if self.is_v4 { HEAD_V4 } else { HEAD_V6 }
     }
 
-    /// What to tell the device about each frame.
+    /// Returns the offload request for the device.
     #[inline]
     pub fn meta(&self) -> TxMeta {
         let at = if self.is_v4 { TCP_AT_V4 } else { TCP_AT_V6 };
@@ -244,12 +245,13 @@ impl Template {
         TxMeta { partial_checksum, ..TxMeta::NONE }
     }
 
-    /// Fills `out`, which has room for head, options (a multiple of four bytes) and payload and nothing else.
+    /// Writes a segment. `out` has exactly the length of headers, options (a multiple of four bytes) and
+    /// payload.
     #[inline]
     pub fn write(&self, out: &mut [u8], from: &Local, fields: SegmentFields, options: &[u8], payload: &[u8]) {
         let (head, rest) = out.split_at_mut(self.head_len());
         let (option_room, payload_room) = rest.split_at_mut(options.len());
-        // Most segments have no options and many no payload: a copy of nothing would still be a call.
+        // Most segments have no options and many no payload, and copying zero bytes would still be a call.
         if !options.is_empty() {
             option_room.copy_from_slice(options);
         }
@@ -326,7 +328,7 @@ fn header_v6(src: Ipv6Addr, dst: Ipv6Addr, len: usize) -> ipv6::Header {
     }
 }
 
-/// Longest frame of ARP or NDP that is made here.
+/// Longest ARP or NDP frame that is built here.
 pub(super) const NEIGHBOUR_BYTES: usize = IP_AT + ipv6::Header::LEN + 32;
 
 /// Writes an ARP packet as a frame and returns its length.
@@ -363,7 +365,8 @@ mod tests {
         RxFrame::new(bytes)
     }
 
-    /// A segment from us, made to come back to us by exchanging nothing but the view: its target is an own address too.
+    /// Builds a segment and parses it again. The target is a local address, too, so that the segment returns
+    /// unchanged.
     fn round_trip(own: &str, target: &str, offload: bool, options: &[u8], payload: &[u8]) {
         let target: SocketAddr = target.parse().unwrap();
         let locals = Locals::new([own.parse().unwrap(), target.ip()]);
@@ -388,7 +391,8 @@ mod tests {
         assert_eq!((header.seq, header.ack, header.flags), (fields.seq, fields.ack, fields.flags));
         assert_eq!((received.segment.options, received.segment.payload), (options, payload));
         assert_eq!((received.from, received.mac), (own.parse().unwrap(), THEIRS));
-        // Whatever bit of it is wrong, it is not taken for a segment of the same contents, nor for one at all behind the addresses.
+        // With any bit flipped, the frame is not parsed as a segment of equal contents; beyond the addresses
+        // it is not parsed at all.
         for at in 14..frame.len() {
             let mut wrong = frame.clone();
             wrong[at] ^= 1 << (at % 8);

@@ -1,4 +1,4 @@
-//! What a received frame does: RFC 9293 §3.10.7 for a client, with the checks of RFC 5961.
+//! Handles received frames: RFC 9293 §3.10.7 for a client, with the checks of RFC 5961.
 
 use super::conn::{CWND_SEGMENTS_MAX, ConnFlags, NO_SLOT, TcpState};
 use super::destination::WINDOW;
@@ -11,15 +11,15 @@ use ginnel_stack::device::RxFrame;
 use ginnel_stack::wire::tcp::{SeqNumber, TcpFlags, TcpOptions};
 use ginnel_stack::wire::{MacAddr, arp, ndp};
 
-/// Longest payload for a peer that says nothing of it (RFC 9293 §3.7.1).
+/// MSS of a peer that sends no MSS option (RFC 9293 §3.7.1).
 const MSS_DEFAULT_V4: u16 = 536;
 const MSS_DEFAULT_V6: u16 = 1_220;
-/// Less is not believed: segments would be mostly headers.
+/// Smallest MSS that is accepted; smaller segments would consist mostly of headers.
 const MSS_MIN: u16 = 64;
-/// A connection that wants room is told when so few bytes are waiting.
+/// The session is told that it can send again when this many bytes or fewer are in the send queue.
 const WRITABLE_BELOW: u32 = 32 << 10;
 
-/// What the session is to be told.
+/// Effect of a frame that is reported to the session.
 #[derive(Debug)]
 pub(super) enum InputEvent<'a> {
     Nothing,
@@ -28,22 +28,22 @@ pub(super) enum InputEvent<'a> {
     Progress(SegmentProgress<'a>),
 }
 
-/// Something came on a connection that the session knows.
+/// A segment arrived on a connection of the session.
 #[derive(Debug)]
 pub(super) struct SegmentProgress<'a> {
     pub slot: u32,
     pub conn: u32,
     pub port: u16,
     pub source: u16,
-    /// There is room to send again.
+    /// The send queue has room again.
     pub writable: bool,
     pub data: &'a [u8],
-    /// The peer's last byte was before this.
+    /// The peer has sent FIN, and `data` are its last bytes.
     pub fin: bool,
 }
 
 impl LightNetwork {
-    /// Takes in a frame.
+    /// Handles a received frame.
     #[inline]
     pub fn receive<'a>(&mut self, frame: &RxFrame<'a>) -> InputEvent<'a> {
         match frames::parse(frame, self.out.mac, &self.locals) {
@@ -74,7 +74,7 @@ impl LightNetwork {
         }
     }
 
-    /// RFC 9293 §3.10.7.3. A SYN without ACK, from a peer that opens at the same time, is for servers to send; it is ignored.
+    /// RFC 9293 §3.10.7.3. A SYN without ACK (a simultaneous open) is ignored.
     fn on_syn_sent<'a>(&mut self, conn: u32, received: &ReceivedSegment<'a>) -> InputEvent<'a> {
         let segment = &received.segment;
         let header = &segment.header;
@@ -108,7 +108,8 @@ impl LightNetwork {
         c.flags.clear(ConnFlags::RTT_TIMED);
         c.flags.clear(ConnFlags::ARMED);
         if let Some(timestamps) = options.timestamps {
-            // A peer that sends them unasked gets none, and what it sends is skipped.
+            // If the peer sends timestamps that were not offered, none are sent, and received ones are
+            // ignored.
             c.ts_recent = timestamps.tsval;
             self.enable_timestamps(conn);
         }
@@ -131,11 +132,12 @@ impl LightNetwork {
         {
             let newer = timestamps.tsval.wrapping_sub(c.ts_recent) as i32;
             if newer < 0 && !header.flags.contains(TcpFlags::RST) {
-                // RFC 7323 §5.3: a duplicate from an earlier time.
+                // RFC 7323 §5.3: an old duplicate.
                 self.send_control(conn, TcpFlags::ACK);
                 return InputEvent::Nothing;
             }
-            // RFC 7323 §4.3: of several segments that are acknowledged together the first one's is echoed.
+            // RFC 7323 §4.3: the timestamp of the first of several segments that are acknowledged together is
+            // echoed.
             if newer > 0 && ahead <= 0 && !c.flags.has(ConnFlags::ACK_PENDING) {
                 c.ts_recent = timestamps.tsval;
             }
@@ -146,7 +148,7 @@ impl LightNetwork {
         if !header.flags.contains(TcpFlags::ACK) {
             return InputEvent::Nothing;
         }
-        // First, sequence number: within the window, and what came before is cut off.
+        // First, sequence number: it must be in the window; bytes that were received before are cut off.
         let (mut data, fin) = (segment.payload, header.flags.contains(TcpFlags::FIN));
         if ahead != 0 {
             let known = ahead.unsigned_abs() as usize;
@@ -190,11 +192,12 @@ impl LightNetwork {
         let (mut taken, mut is_fin): (&[u8], bool) = (&[], false);
         if !data.is_empty() || fin {
             if ahead > 0 {
-                // Out of order: it comes again, and sooner for the second acknowledgement (RFC 5681 §4.2).
+                // Out of order: the peer retransmits, and earlier after a duplicate acknowledgement (RFC 5681
+                // §4.2).
                 self.send_control(conn, TcpFlags::ACK);
             } else if matches!(c.state, TcpState::Established | TcpState::FinWait1 | TcpState::FinWait2) {
                 if slot == NO_SLOT && !data.is_empty() {
-                    // Nobody is there to read it, and the peer should know (RFC 9293 §3.6.1).
+                    // Nobody reads the data, so the peer gets a reset (RFC 9293 §3.6.1).
                     self.send_control(conn, TcpFlags::RST | TcpFlags::ACK);
                     self.release(conn, false);
                     return InputEvent::Nothing;
@@ -206,7 +209,7 @@ impl LightNetwork {
                     self.on_fin(conn);
                 }
             } else {
-                // Behind a FIN there is nothing.
+                // Data after a FIN are not accepted.
                 self.send_control(conn, TcpFlags::ACK);
             }
         }
@@ -216,7 +219,7 @@ impl LightNetwork {
         InputEvent::Progress(SegmentProgress { slot, conn, port, source, writable, data: taken, fin: is_fin })
     }
 
-    /// Something that was sent has arrived. True if that was the connection's end.
+    /// Handles the acknowledgement of new data or FIN. Returns true if it ended the connection.
     #[inline]
     fn on_ack(&mut self, conn: u32, acked: u32, ack: SeqNumber) -> bool {
         let c = &mut self.conns[conn as usize];
@@ -267,7 +270,7 @@ impl LightNetwork {
         }
     }
 
-    /// An acknowledgement is to leave with the next segment, or at the end of the burst.
+    /// Requests an acknowledgement, which is sent with the next segment or at the end of the burst.
     #[inline]
     fn schedule_ack(&mut self, conn: u32) {
         let c = &mut self.conns[conn as usize];
@@ -277,7 +280,8 @@ impl LightNetwork {
         }
     }
 
-    /// RFC 5961 §3.2, §4.2: a reset counts only where the next byte is expected; others, and SYNs, are answered with an acknowledgement.
+    /// RFC 5961 §3.2, §4.2: a reset is only accepted with the expected sequence number. Other resets in the
+    /// window, and SYNs, get a challenge ACK.
     #[cold]
     fn on_rst_or_syn<'a>(&mut self, conn: u32, flags: TcpFlags, ahead: i32) -> InputEvent<'a> {
         let slot = self.conns[conn as usize].slot;
@@ -295,8 +299,9 @@ impl LightNetwork {
         InputEvent::Nothing
     }
 
-    /// A segment of no connection: it is reset (RFC 9293 §3.10.7.1). But the FIN of one that was closed in good order is acknowledged once
-    /// more, as TIME-WAIT would: the first acknowledgement was lost.
+    /// Handles a segment without a connection, which is reset (RFC 9293 §3.10.7.1). But a FIN for a
+    /// connection that was closed with FINs on both sides is acknowledged once more, as in TIME-WAIT: the
+    /// first acknowledgement was lost.
     #[cold]
     fn on_unknown_segment<'a>(
         &mut self,
@@ -369,7 +374,7 @@ impl LightNetwork {
                     return;
                 }
                 let Some(mac) = source.or((!src.is_unspecified()).then_some(src_mac)) else {
-                    // Somebody wants to take an address of ours.
+                    // Another host performs duplicate address detection for a local address.
                     return self.advertise(target, None);
                 };
                 if let Some(source) = source {

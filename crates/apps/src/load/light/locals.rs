@@ -1,39 +1,39 @@
-//! The own addresses and their ports: which connection a segment belongs to, by index instead of by hash.
+//! Local addresses and their ports. They map a segment to its connection by an index instead of a hash.
 //!
-//! Each address has a ring of ports. A port is taken again only after all others of its address were, which is what takes the place of
-//! TIME-WAIT. It carries one connection at a time, whatever its destination.
+//! Each address has a ring of ports. A port is used again only after all other ports of the address, which
+//! replaces TIME-WAIT. A port carries one connection at a time, to any destination.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ginnel_stack::wire::checksum::Sum;
 
-/// The first port: dynamic ports of Linux begin here too.
+/// First port, as of Linux's ephemeral ports.
 const PORT_MIN: u16 = 32_768;
 /// Ports of an address.
 const PORTS_MAX: u32 = 32_768;
-/// Ports of all addresses together, as far as each has at least one; with more addresses than 2,048 each has fewer. A table of 256 MiB then,
-/// of which only what was used takes memory.
+/// Ports of all addresses together, as long as each has at least one; with more than 2,048 addresses each has
+/// fewer. The table then takes 256 MiB of address space, of which only used pages take memory.
 const TABLE_MAX: u32 = 1 << 26;
-/// Most addresses: their numbers have 16 bits.
+/// Most local addresses: their indices have 16 bits.
 pub(super) const LOCALS_MAX: usize = 1 << 16;
 
 /// Table entry of a port without a connection.
 const VACANT: u32 = 0;
-/// The same, if its last connection was closed in good order.
+/// Table entry of a port whose last connection was closed with FINs on both sides.
 const ENDED: u32 = 1;
-/// The first connection's entry.
+/// Table entry of connection 0.
 const FIRST: u32 = 2;
 
-/// An address of ours.
+/// A local address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Local {
     pub address: IpAddr,
-    /// Its sum, for checksums.
+    /// Checksum of the address.
     pub sum: Sum,
-    /// Where its ring stands.
+    /// Index of the next port in the ring.
     next: u32,
 }
 
-/// Consecutive addresses with consecutive numbers.
+/// Consecutive addresses with consecutive indices.
 #[derive(Clone, Copy, Debug)]
 struct AddressRange<T> {
     first: T,
@@ -41,30 +41,31 @@ struct AddressRange<T> {
     base: u32,
 }
 
-/// What belongs to a port.
+/// The use of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PortUser {
-    /// A connection.
+    /// The connection of this index uses the port.
     Conn(u32),
-    /// One that was closed in good order.
+    /// The last connection was closed with FINs on both sides.
     Ended,
-    /// None.
+    /// No connection uses the port.
     Free,
 }
 
-/// All of them.
+/// All local addresses.
 pub(super) struct Locals {
     list: Vec<Local>,
     v4: Vec<AddressRange<u32>>,
     v6: Vec<AddressRange<u128>>,
-    /// An entry for each port of each address; those of one port lie side by side, because addresses take turns.
+    /// An entry for each port of each address. The entries of one port are adjacent, because addresses are
+    /// used in turn.
     table: Vec<u32>,
     /// Ports of each address, a power of two.
     ports: u32,
 }
 
 impl Locals {
-    /// A table for these addresses. At most [`LOCALS_MAX`]; each counts once.
+    /// Creates the table for at most [`LOCALS_MAX`] addresses. Duplicates count once.
     pub fn new(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         let mut addresses: Vec<IpAddr> = addresses.into_iter().collect();
         addresses.sort_unstable();
@@ -90,25 +91,26 @@ impl Locals {
         Self { list: list.collect(), v4, v6, table: vec![VACANT; (count * ports) as usize], ports }
     }
 
-    /// Begins with another port than the first. Who comes anew would otherwise begin with those of who was there before it, and wait for a second each if the server still has their connections.
+    /// Starts the rings at port `index`. A new process would otherwise begin with the ports of a former one,
+    /// and wait for a second for each of them if the server still has their connections.
     pub fn start_ports_at(&mut self, index: u32) {
         for local in &mut self.list {
             local.next = index & (self.ports - 1);
         }
     }
 
-    /// The address with this number.
+    /// Returns the address of this index.
     #[inline]
     pub fn get(&self, number: u16) -> &Local {
         &self.list[usize::from(number)]
     }
 
-    /// All addresses.
+    /// Returns all addresses.
     pub fn all(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.list.iter().map(|local| local.address)
     }
 
-    /// The number of an address, if it is ours.
+    /// Returns the index of an address, or `None` if it is not local.
     #[inline]
     pub fn number(&self, address: IpAddr) -> Option<u16> {
         match address {
@@ -117,7 +119,7 @@ impl Locals {
         }
     }
 
-    /// The same for IPv4.
+    /// Returns the index of an IPv4 address.
     #[inline]
     pub fn number_v4(&self, address: Ipv4Addr) -> Option<u16> {
         let distance = |run: &AddressRange<u32>| address.to_bits().wrapping_sub(run.first);
@@ -125,7 +127,7 @@ impl Locals {
         Some((run.base + distance(run)) as u16)
     }
 
-    /// The same for IPv6.
+    /// Returns the index of an IPv6 address.
     #[inline]
     pub fn number_v6(&self, address: Ipv6Addr) -> Option<u16> {
         let distance = |run: &AddressRange<u128>| address.to_bits().wrapping_sub(run.first);
@@ -139,7 +141,7 @@ impl Locals {
         (index < self.ports).then(|| index as usize * self.list.len() + usize::from(number))
     }
 
-    /// Who has this port.
+    /// Returns the use of a port.
     #[inline]
     pub fn port_user(&self, number: u16, port: u16) -> PortUser {
         let entry = self.table_index(number, port).and_then(|index| self.table.get(index));
@@ -150,7 +152,7 @@ impl Locals {
         }
     }
 
-    /// Gives the next free port of an address to a connection. `None` if none is free.
+    /// Allocates the next free port of an address for a connection. Returns `None` if no port is free.
     #[inline]
     pub fn allocate_port(&mut self, number: u16, conn: u32) -> Option<u16> {
         let count = self.list.len();
@@ -167,7 +169,7 @@ impl Locals {
         None
     }
 
-    /// Takes a port back.
+    /// Releases a port. `in_order` says whether its connection was closed with FINs on both sides.
     #[inline]
     pub fn release_port(&mut self, number: u16, port: u16, in_order: bool) {
         if let Some(index) = self.table_index(number, port) {
@@ -176,7 +178,7 @@ impl Locals {
     }
 }
 
-/// The sum of an address's bytes.
+/// Returns the checksum of an address.
 pub(super) fn sum_of(address: IpAddr) -> Sum {
     match address {
         IpAddr::V4(address) => Sum::of(&address.octets()),

@@ -1,28 +1,32 @@
-//! The generator on a TCP of its own: a client's, and only as much of it as load needs, so that one core of it can overload a server that
-//! runs a whole TCP on one core.
+//! The generator on a TCP of its own: a client's TCP with only the parts that load generation needs. One core
+//! of it can overload a server that runs a complete TCP on one core.
 //!
 //! ```text
 //! device ─► frames ─► input ─► session ─► network ─► frames ─► device
 //!                       │                    │
-//!                       └─ conn  locals  target  neighbour  buffer ─┘
+//!                       └─ conn  locals  destination  neighbour  buffer ─┘
 //! ```
 //!
-//! It is a correct peer, and a simple one:
+//! It is a correct and simple peer:
 //!
-//! * IPv4 and IPv6, untagged; ARP and NDP for the next hop, and for whoever asks for its own addresses (there is no duplicate address
-//!   detection, and no answer to pings). Packet-too-big messages are believed.
-//! * SYN offers MSS and a window scale, and timestamps (with PAWS, RFC 7323) unless the device is memory without faults, on which nothing
-//!   is lost. No SACK, no ECN.
-//! * It receives in order: what comes early is dropped, acknowledged at once, and comes again. Acknowledgements leave with requests, or at
-//!   the end of a burst, one for each connection.
-//! * It keeps ten segments in flight at the most, and after a time-out (RFC 6298, measured for each server, 200 ms at least) goes back to
-//!   the first that is not acknowledged. There is no fast retransmission. A time-out may come 100 ms late.
-//! * There is no TIME-WAIT. A port is used again when all others of its address were, 32,768 of them (fewer with more than 2,048
-//!   addresses); sequence numbers grow from one connection to the next, so that servers take a port that they hold in TIME-WAIT. A FIN that
-//!   comes again is acknowledged again. A port carries one connection at a time, so an address has at most so many connections, to all
+//! * IPv4 and IPv6 without VLAN tags. ARP and NDP resolve the next hop and answer requests for the
+//!   generator's own addresses. There is no duplicate address detection and no echo reply. Packet-too-big
+//!   messages are believed.
+//! * SYN offers MSS and window scale, and timestamps (with PAWS, RFC 7323) unless the device is memory
+//!   without faults, which loses no frames. No SACK, no ECN.
+//! * Segments are received in order: a segment out of order is dropped and acknowledged at once, and the peer
+//!   retransmits it. Acknowledgements are sent with requests, or at the end of a burst, one for each
+//!   connection.
+//! * At most ten segments are in flight. After a retransmission timeout (RFC 6298, measured per server, at
+//!   least 200 ms) transmission restarts at the first unacknowledged byte (go-back-N). There is no fast
+//!   retransmit. Timeouts may be up to 100 ms late.
+//! * There is no TIME-WAIT state. A port is used again after all other ports of its address, 32,768 of them
+//!   (fewer with more than 2,048 addresses). Initial sequence numbers grow from one connection to the next,
+//!   so that servers accept a port that they hold in TIME-WAIT. A retransmitted FIN is acknowledged again. A
+//!   port carries one connection at a time, so an address has at most as many connections as ports, to all
 //!   servers together.
 //!
-//! A connection is 68 bytes, found by an index made of address and port.
+//! A connection takes 68 bytes and is found by an index computed from address and port.
 
 mod buffer;
 mod conn;
@@ -47,39 +51,43 @@ use ginnel_stack::device::{Device, RxBurst, RxQueue};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-/// Time for the last closes to be answered.
+/// Time after the run in which the last FINs are acknowledged.
 const LINGER: Duration = Duration::from_millis(100);
-/// The kernel wakes a sleeper so much too late at the most, usually: a request that is due is awaited by polling from then on.
+/// The kernel usually wakes a thread at most this much too late. A due request is awaited by polling for this
+/// long.
 const WAKE_EARLY: Duration = Duration::from_micros(150);
 
-/// Where a worker runs: a configuration as a shard would have it, with one device and one link, and the device if it is supplied.
+/// What a worker runs on: a configuration with one device and one link, and the device if the caller supplies
+/// it.
 pub struct WorkerStack {
-    /// The configuration. Of its tables only `shard`'s CPU and spin time count, the device, the link and the routes.
+    /// The configuration. Only the CPU and the spin time of `shard`, the device, the link and the routes are
+    /// used.
     pub config: Config,
-    /// The device; a memory device must be supplied, others are opened where none is.
+    /// The device. A memory device must be supplied; other devices are opened if they are not supplied.
     pub device: Option<Device>,
 }
 
-/// What a turn did.
+/// Result of [`LightWorker::turn`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnResult {
-    /// Frames and events handled. If 0, the next turn is in vain before `next_deadline` or the next frame.
+    /// Number of frames and events handled. After 0, the next turn has nothing to do before `next_deadline`
+    /// or the next frame.
     pub work: usize,
-    /// When something is due.
+    /// Earliest deadline.
     pub next_deadline: Instant,
-    /// The run is over.
+    /// Whether the run is over.
     pub done: bool,
 }
 
 enum WorkerPhase {
-    /// Neighbours are looked for.
+    /// The next hops are being resolved.
     Resolving,
     Running,
-    /// All was said; the last segments are on their way.
+    /// The run has ended; the last segments are in flight until this time.
     Lingering(Instant),
 }
 
-/// A worker of the generator on its own TCP.
+/// A worker of the generator on the light TCP.
 pub struct LightWorker {
     rx: Box<dyn RxQueue + Send>,
     net: LightNetwork,
@@ -87,17 +95,18 @@ pub struct LightWorker {
     share: (u32, u32),
     progress: Arc<LiveProgress>,
     session: Option<Session>,
-    /// When the session is to be called.
+    /// Time of the next call of the session.
     due: Instant,
     phase: WorkerPhase,
     busy: BusyTime,
 }
 
 impl LightWorker {
-    /// Worker `worker` of `workers`, at the time `now`.
+    /// Creates worker `worker` of `workers` at time `now`.
     ///
     /// # Errors
-    /// The configuration asks for what only a whole stack can do, there is no way to a target, or the device cannot be opened.
+    /// The configuration needs a feature that only Ginnel's TCP has, a target is unreachable, or the device
+    /// cannot be opened.
     pub fn new(
         job: &Job,
         (worker, workers): (u32, u32),
@@ -132,7 +141,8 @@ impl LightWorker {
         let mtu = link.mtu.map_or(tx.capabilities().mtu, |mtu| (mtu as usize).min(tx.capabilities().mtu));
         let destinations =
             destination::resolve_destinations(&job.targets, link, &config.routes, &locals, mtu as u32)?;
-        // Timestamps tell servers how long the way is even if every segment is sent twice. Where none is lost there is nothing to tell.
+        // With timestamps a server can measure the round-trip time from retransmitted segments. Without loss
+        // they have no use.
         let is_lossy = device_config.kind != DeviceKind::Memory || device_config.faults.is_some();
         let seed = job.plan.seed.wrapping_add(worker.into());
         Ok(Self {
@@ -148,7 +158,7 @@ impl LightWorker {
         })
     }
 
-    /// One turn at the time `now`, which must not run backwards.
+    /// Runs one turn at time `now`, which must not go backwards.
     #[inline]
     pub fn turn(&mut self, now: Instant) -> TurnResult {
         let Self { rx, net, session, .. } = self;
@@ -227,7 +237,7 @@ impl LightWorker {
         others.into_iter().flatten().min().map_or(self.due, |at| at.min(self.due))
     }
 
-    /// Ends the run soon; what was measured so far counts.
+    /// Ends the run soon. What was measured so far counts.
     pub fn interrupt(&mut self, now: Instant) {
         if self.session.is_none() {
             self.begin(now);
@@ -238,13 +248,13 @@ impl LightWorker {
         self.due = now;
     }
 
-    /// What was measured.
+    /// Returns the results.
     pub fn stats(&self) -> Stats {
         let stats = self.session.as_ref().map(|session| session.stats().clone());
         Stats { busy: self.busy.share(), ..stats.unwrap_or_default() }
     }
 
-    /// Connections that are not over, those included that the session has done with.
+    /// Returns the number of connections that are not closed, including those that the session has closed.
     pub fn connections(&self) -> usize {
         self.net.open_connections()
     }
@@ -253,7 +263,7 @@ impl LightWorker {
         self.session.as_ref().is_some_and(Session::is_measuring)
     }
 
-    /// Turns until the run is over.
+    /// Runs turns until the run is over.
     fn run(&mut self, spin: Duration, stop: &StopFlag) -> Result<(), Error> {
         let mut now = clock::now();
         let (mut last_work, mut is_interrupted) = (now, false);
@@ -286,7 +296,8 @@ impl LightWorker {
         }
     }
 
-    /// When a sleep must end for something that is due at `at`: early for a request, whose time is measured.
+    /// Returns when a sleep must end for a deadline at `at`: early for a due request, whose delay is
+    /// measured.
     fn wake_at(&self, at: Instant) -> Instant {
         match self.session.as_ref().and_then(Session::next_arrival) {
             Some(arrival) if arrival <= at => {
@@ -297,7 +308,7 @@ impl LightWorker {
     }
 }
 
-/// Tells the session what a frame came to.
+/// Reports the effect of a frame to the session.
 #[inline]
 fn deliver(session: &mut Session, net: &mut LightNetwork, outcome: InputEvent<'_>, now: Instant) {
     match outcome {
@@ -311,7 +322,7 @@ fn deliver(session: &mut Session, net: &mut LightNetwork, outcome: InputEvent<'_
             if !p.data.is_empty() {
                 session.data(p.slot, p.data, now, net);
             }
-            // The data may have been all that was wanted, and the slot another connection's already.
+            // The data may have completed the response, and the slot may already have another connection.
             if p.fin && net.is_current(p.slot, p.conn, p.port, p.source) {
                 session.peer_closed(p.slot, now, net);
             }
@@ -319,7 +330,7 @@ fn deliver(session: &mut Session, net: &mut LightNetwork, outcome: InputEvent<'_
     }
 }
 
-/// Runs the share of worker `worker` of `workers` on this thread and returns what it measured.
+/// Runs the share of worker `worker` of `workers` on this thread and returns its results.
 pub(super) fn run(
     job: &Job,
     share: (u32, u32),

@@ -1,31 +1,32 @@
-//! Who is next on the way to the targets, and their Ethernet addresses (ARP, RFC 826, and neighbour discovery, RFC 4861 §7.2). There are
-//! as many as targets, or fewer.
+//! Next hops and their Ethernet addresses, resolved by ARP (RFC 826) and neighbour discovery (RFC 4861 §7.2).
+//! Several destinations can share a next hop.
 
 use core::net::IpAddr;
 use ginnel_stack::wire::MacAddr;
 
-/// Unanswered questions after which a neighbour is given up, and the time between them (RFC 4861 §10).
+/// Unanswered solicitations after which a neighbour is unreachable, and the interval between them (RFC 4861
+/// §10).
 const SOLICITATIONS_MAX: u8 = 3;
 const RETRANS_TIMER_MS: u32 = 1_000;
 
-/// A neighbour.
+/// A next hop.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PeerNeighbour {
     pub address: IpAddr,
     pub mac: Option<MacAddr>,
-    /// Number of the own address that asks.
+    /// Index of the local address that sends solicitations.
     pub source: u16,
-    /// Its address is written in the configuration: nothing changes it.
+    /// Whether the Ethernet address comes from the configuration and never changes.
     is_static: bool,
-    /// Questions since the last answer.
+    /// Solicitations since the last answer.
     solicitations: u8,
-    /// When the last was asked, in the network's milliseconds.
+    /// Time of the last solicitation in the network's milliseconds.
     solicited_at: Option<u32>,
     is_resolving: bool,
 }
 
 impl PeerNeighbour {
-    /// A neighbour that is to be found, unless `mac` is known already.
+    /// Creates a neighbour, which is to be resolved unless `mac` is given.
     pub fn new(address: IpAddr, mac: Option<MacAddr>, source: u16) -> Self {
         let is_static = mac.is_some();
         Self {
@@ -39,19 +40,19 @@ impl PeerNeighbour {
         }
     }
 
-    /// Whether it was asked for in vain, and nobody wants it now.
+    /// Returns true if the last attempt to resolve the neighbour has failed.
     pub const fn is_unreachable(&self) -> bool {
         self.mac.is_none() && !self.is_resolving
     }
 
-    /// Somebody needs it, or doubts that it is still where it was.
+    /// Starts to resolve the neighbour, or to verify its address.
     pub fn resolve(&mut self) {
         if !self.is_static && !self.is_resolving {
             (self.is_resolving, self.solicitations) = (true, 0);
         }
     }
 
-    /// It has said where it is. Returns whether that is news.
+    /// Sets the neighbour's Ethernet address. Returns true if it has changed.
     pub fn update(&mut self, mac: MacAddr) -> bool {
         if self.is_static || !mac.is_unicast() {
             return false;
@@ -60,18 +61,18 @@ impl PeerNeighbour {
         self.mac.replace(mac) != Some(mac)
     }
 
-    /// When there is something to do, in the network's milliseconds.
+    /// Returns when the next solicitation is due, in the network's milliseconds.
     pub fn due(&self) -> Option<u32> {
         self.is_resolving.then(|| self.solicited_at.map_or(0, |at| at + RETRANS_TIMER_MS))
     }
 
-    /// True if it is time to ask.
+    /// Returns true if a solicitation is to be sent now, and counts it.
     pub fn take_due_solicitation(&mut self, now_ms: u32) -> bool {
         if self.due().is_none_or(|due| due > now_ms) {
             return false;
         }
         if self.solicitations == SOLICITATIONS_MAX {
-            // What is known stays: a neighbour that answers no questions may still forward.
+            // A known address is kept: a neighbour that does not answer may still forward.
             self.is_resolving = false;
             return false;
         }

@@ -1,4 +1,4 @@
-//! The network that a session drives: connections, and what leaves on them.
+//! The network of a session: its connections, and sending on them.
 
 use super::buffer::{SendBuffers, SendQueue};
 use super::conn::{CWND_SEGMENTS_MAX, Conn, ConnFlags, NO_SLOT, TcpState};
@@ -15,22 +15,23 @@ use ginnel_stack::wire::tcp::{SeqNumber, TcpFlags};
 use ginnel_stack::wire::{MacAddr, arp, ndp};
 use std::collections::VecDeque;
 
-/// Frames after which those made so far are shown to the device, so that the other side can begin on them.
+/// Frames after which the device is flushed, so that the peer can start to work on them.
 const FRAMES_PER_FLUSH: u32 = 8;
-/// A SYN, and other segments, are sent again so often at the most, as Linux does; those of connections that nobody waits for less often.
+/// Most retransmissions of a SYN and of other segments, as in Linux; fewer for connections that the session
+/// has closed.
 const SYN_RETRIES_MAX: u8 = 6;
 const RETRIES_MAX: u8 = 15;
 const ORPHAN_RETRIES_MAX: u8 = 8;
-/// A connection whose FIN was acknowledged waits so long for the peer's (Linux's `tcp_fin_timeout`).
+/// Time in FIN-WAIT-2 before the connection is dropped (Linux's `tcp_fin_timeout`).
 const FIN_WAIT_2_MS: u32 = 60_000;
-/// Time between two looks at a connection that has a deadline, and so the longest that a time-out may be late.
+/// Interval at which the deadline of a connection is checked, and so the largest delay of a timeout.
 const TIMER_CHECK_MS: u32 = 100;
 
-/// Where frames leave.
+/// Sends frames on the device.
 pub(super) struct FrameSender {
     pub tx: Box<dyn TxQueue + Send>,
     pub mac: MacAddr,
-    /// The device completes checksums.
+    /// Whether the device computes checksums.
     pub offload: bool,
     unflushed: u32,
     now: Instant,
@@ -43,7 +44,7 @@ impl FrameSender {
         Self { tx, mac, offload, unflushed: 0, now: Instant::ZERO }
     }
 
-    /// Makes a segment. One for which the device has no room is lost, as on a wire that is busy.
+    /// Sends a segment. If the device has no free buffer the segment is lost, as on a congested link.
     #[inline]
     fn segment(
         &mut self,
@@ -87,7 +88,7 @@ impl FrameSender {
 pub(super) struct LightNetwork {
     pub out: FrameSender,
     pub conns: Vec<Conn>,
-    /// Places without a connection.
+    /// Unused indices of `conns`.
     free: Vec<u32>,
     /// Connections by slot of the session, or [`NO_CONN`].
     conn_of: Vec<u32>,
@@ -95,20 +96,22 @@ pub(super) struct LightNetwork {
     pub destinations: Vec<Destination>,
     pub neighbours: Vec<PeerNeighbour>,
     pub buffers: SendBuffers,
-    /// Connections whose deadline is to be looked at, each [`LOOK_MS`] after the time it was entered.
+    /// Connections whose deadlines are to be checked, each [`TIMER_CHECK_MS`] after the time with which it
+    /// was queued.
     timer_queue: VecDeque<(u32, u32)>,
-    /// Connections that received something in this burst.
+    /// Connections that received data in this burst.
     pub unacked: Vec<u32>,
     next_destination: usize,
     start: Instant,
-    /// Since the start, in milliseconds and (wrapping) microseconds.
+    /// Time since the start, in milliseconds and in (wrapping) microseconds.
     pub now_ms: u32,
     pub now_us: u32,
-    /// The clock of initial sequence numbers (RFC 9293 §3.4.1): one step in 4 µs, and what it was put forward.
+    /// Clock of initial sequence numbers (RFC 9293 §3.4.1) in units of 4 µs, and the amount by which it was
+    /// advanced.
     isn_clock: u32,
     isn_advance: u32,
     seed: u32,
-    /// Timestamps are offered, and their clock in milliseconds.
+    /// Whether timestamps are offered, and their clock in milliseconds.
     timestamps: bool,
     ts_now: u32,
 }
@@ -152,27 +155,27 @@ impl LightNetwork {
         net
     }
 
-    /// The time of all that follows.
+    /// Sets the time for the following calls.
     pub fn set_time(&mut self, now: Instant) {
         self.out.now = now;
         let since = now.saturating_since(self.start);
         (self.now_ms, self.now_us) = (since.as_millis() as u32, since.as_micros() as u32);
         self.isn_clock = (now.as_nanos() >> 12) as u32;
-        // Not from the start: it must go on from one run to the next.
+        // Not relative to the start, because the clock must continue from one run to the next.
         self.ts_now = now.as_millis() as u32;
     }
 
-    /// Whether it is known of all neighbours where they are, or that they do not answer.
+    /// Returns true if every next hop is resolved or unreachable.
     pub fn is_ready(&self) -> bool {
         self.neighbours.iter().all(|n| n.mac.is_some() || n.is_unreachable())
     }
 
-    /// Connections that are not over.
+    /// Returns the number of connections.
     pub fn open_connections(&self) -> usize {
         self.conns.len() - self.free.len()
     }
 
-    /// When there is something to do.
+    /// Returns the earliest deadline.
     pub fn next_deadline(&self) -> Option<Instant> {
         let timer = self.timer_queue.front().map(|(at, _)| at + TIMER_CHECK_MS);
         let solicitation = self.neighbours.iter().filter_map(PeerNeighbour::due).min();
@@ -181,7 +184,7 @@ impl LightNetwork {
         [ms, self.out.tx.next_deadline()].into_iter().flatten().min()
     }
 
-    /// Whether slot and place still belong to the same connection.
+    /// Returns true if the slot still has the connection with this index and port.
     #[inline]
     pub fn is_current(&self, slot: u32, conn: u32, port: u16, source: u16) -> bool {
         let c = &self.conns[conn as usize];
@@ -192,8 +195,9 @@ impl LightNetwork {
         self.conn_of.get(slot as usize).copied().filter(|conn| *conn != NO_CONN)
     }
 
-    /// The initial sequence number of a port at this time. It grows from one connection of the port to the next, so that a server which still
-    /// holds the last one in TIME-WAIT takes the new one (RFC 9293 §3.10.7.4, “if the sequence number is greater”).
+    /// Returns the initial sequence number for a port. It grows from one connection of a port to the next, so
+    /// that a server that holds the last connection in TIME-WAIT accepts the new one (RFC 9293 §3.10.7.4, “if
+    /// the sequence number is greater”).
     fn isn(&self, source: u16, port: u16) -> SeqNumber {
         let key = (u32::from(source) << 16 | u32::from(port)) ^ self.seed;
         SeqNumber(self.isn_clock.wrapping_add(self.isn_advance).wrapping_add(key.wrapping_mul(0x9e37_79b1)))
@@ -205,7 +209,8 @@ impl LightNetwork {
         let Self { out, conns, destinations, locals, ts_now, .. } = self;
         let c = &mut conns[conn as usize];
         if let Some(template) = &destinations[usize::from(c.destination)].template {
-            // Never beyond the peer's window, whatever a probe has sent there: it would not be acceptable (RFC 9293 §3.10.7.4).
+            // The sequence number must not exceed the peer's window, even if a probe did: the peer would not
+            // accept the segment (RFC 9293 §3.10.7.4).
             let window_end = c.snd_una + c.snd_wnd;
             let seq = if c.snd_max.gt(window_end) { window_end } else { c.snd_max };
             let fields = SegmentFields { port: c.port, seq, ack: c.rcv_nxt, flags };
@@ -228,7 +233,8 @@ impl LightNetwork {
         }
     }
 
-    /// Sends what may be sent from `nxt` on. As a probe it sends a byte even into a closed window (RFC 9293 §3.8.6.1).
+    /// Sends what may be sent from `snd_nxt` on. A probe sends a byte even into a closed window (RFC 9293
+    /// §3.8.6.1).
     pub fn transmit(&mut self, conn: u32, probe: bool) {
         let Self { out, conns, destinations, locals, buffers, now_us, ts_now, .. } = self;
         let c = &mut conns[conn as usize];
@@ -249,7 +255,8 @@ impl LightNetwork {
             let chunk = buffers.slice_at(&c.send_queue, offset);
             let full = chunk.len().min(mss as usize);
             let n = full.min(room.saturating_sub(offset) as usize);
-            // RFC 9293 §3.8.6.2.1: a part that the window happens to leave is not sent while an acknowledgement is to come.
+            // RFC 9293 §3.8.6.2.1: no small segment is sent because of a small window while an
+            // acknowledgement is outstanding.
             if n < full && (n == 0 || offset > 0) {
                 break;
             }
@@ -289,7 +296,8 @@ impl LightNetwork {
         }
     }
 
-    /// Deals with the next deadline that is over. Some if that ends a connection which the session knows. To be called until `None`.
+    /// Handles the next expired deadline. Returns the slot and the failure if it ended a connection of the
+    /// session. Must be called until it returns `None`.
     pub fn expire(&mut self) -> Option<(u32, Failure)> {
         while let Some(&(entered, conn)) = self.timer_queue.front() {
             if entered + TIMER_CHECK_MS > self.now_ms {
@@ -328,10 +336,10 @@ impl LightNetwork {
         c.retries += 1;
         let retries = c.retries;
         if retries > 1 {
-            // It may have moved.
+            // The next hop may have another Ethernet address now.
             self.neighbours[self.destinations[destination].neighbour].resolve();
         }
-        // RFC 6298 §5.4-5.6: again from the first that is not acknowledged, one segment, and twice as long.
+        // RFC 6298 §5.4-5.6: retransmit the first unacknowledged segment and double the timeout.
         if c.state == TcpState::SynSent {
             c.flags.clear(ConnFlags::RTT_TIMED);
             self.send_syn(conn);
@@ -345,26 +353,27 @@ impl LightNetwork {
         None
     }
 
-    /// The connection's FIN was acknowledged, and the peer's is still to come.
+    /// Starts the timer of FIN-WAIT-2.
     pub fn arm_fin_wait_2(&mut self, conn: u32) {
         self.arm(conn, FIN_WAIT_2_MS);
     }
 
-    /// The peer has acknowledged a probe of its closed window: the connection lives, however long that lasts (RFC 9293 §3.8.6.1).
+    /// The peer has acknowledged a probe of its closed window. The connection persists as long as it does so
+    /// (RFC 9293 §3.8.6.1).
     #[cold]
     pub fn probe_answered(&mut self, conn: u32) {
         let c = &mut self.conns[conn as usize];
         c.retries = c.retries.min(RETRIES_MAX - 1);
     }
 
-    /// The peer has answered the offer of timestamps, if it was made.
+    /// Enables timestamps after the peer's SYN, if they were offered.
     pub fn enable_timestamps(&mut self, conn: u32) {
         if self.timestamps {
             self.conns[conn as usize].flags.set(ConnFlags::TIMESTAMPS);
         }
     }
 
-    /// Forgets a connection.
+    /// Removes a connection. `in_order` says whether it was closed with FINs on both sides.
     pub fn release(&mut self, conn: u32, in_order: bool) {
         let c = &mut self.conns[conn as usize];
         let (queued, slot, source, port, max) = (c.send_queue.len(), c.slot, c.source, c.port, c.snd_max);
@@ -377,14 +386,14 @@ impl LightNetwork {
         if slot != NO_SLOT {
             self.conn_of[slot as usize] = NO_CONN;
         }
-        // Who sends faster than the clock of sequence numbers runs puts it forward.
+        // A connection that sent faster than the clock of sequence numbers advances the clock.
         let excess = max - self.isn(source, port);
         if excess >= 0 {
             self.isn_advance = self.isn_advance.wrapping_add(excess as u32 + 1);
         }
     }
 
-    /// Sends the acknowledgements that nothing else has carried, one for each connection.
+    /// Sends the acknowledgements that no data segment has carried, one for each connection.
     pub fn acknowledge(&mut self) {
         while let Some(conn) = self.unacked.pop() {
             if self.conns[conn as usize].flags.has(ConnFlags::ACK_PENDING) {
@@ -393,7 +402,7 @@ impl LightNetwork {
         }
     }
 
-    /// Shows the device what was sent.
+    /// Flushes the device.
     pub fn flush(&mut self) {
         let is_tx_deadline_past = self.out.tx.next_deadline().is_some_and(|at| at <= self.out.now);
         if self.out.unflushed > 0 || is_tx_deadline_past {
@@ -401,13 +410,14 @@ impl LightNetwork {
         }
     }
 
-    /// Answers a segment that belongs to no connection with a reset (RFC 9293 §3.10.7.1), or with `flags`.
+    /// Answers a segment without a connection: with a reset (RFC 9293 §3.10.7.1), or with the flags in
+    /// `fields`.
     pub fn reply(&mut self, to: SocketAddr, mac: MacAddr, local: u16, fields: SegmentFields) {
         let template = Template::new(to, self.out.mac, mac, 0, self.out.offload);
         self.out.segment(&template, self.locals.get(local), fields, &[], &[]);
     }
 
-    /// A neighbour's address is known: the ways by it are open.
+    /// Makes destinations reachable whose next hop has been resolved.
     pub fn apply_neighbour(&mut self, neighbour: usize) {
         if let Some(mac) = self.neighbours[neighbour].mac {
             for destination in self.destinations.iter_mut().filter(|t| t.neighbour == neighbour) {
@@ -416,7 +426,7 @@ impl LightNetwork {
         }
     }
 
-    /// Asks for the neighbours that are to be asked for.
+    /// Sends the solicitations that are due.
     pub fn solicit_neighbours(&mut self) {
         for neighbour in &mut self.neighbours {
             if !neighbour.take_due_solicitation(self.now_ms) {
@@ -448,13 +458,13 @@ impl LightNetwork {
         }
     }
 
-    /// Sends a frame that is ready.
+    /// Sends a complete frame.
     pub fn send_frame(&mut self, frame: &[u8]) {
         self.out.frame(frame);
     }
 
     fn destination_of(&mut self, to: SocketAddr) -> Option<usize> {
-        // A session takes them in turn.
+        // A session uses the destinations in turn.
         let expected = self.next_destination;
         let found = match self.destinations.get(expected) {
             Some(target) if target.address == to => expected,
@@ -486,7 +496,7 @@ impl Network for LightNetwork {
             Some(conn) => conn,
             None => {
                 self.conns.push(Conn::VACANT);
-                // Giving a place back must never allocate.
+                // Returning an index to the list must not allocate.
                 self.free.reserve(self.conns.len());
                 self.conns.len() as u32 - 1
             }
@@ -550,7 +560,8 @@ impl Network for LightNetwork {
         c.state = match c.state {
             TcpState::Established => TcpState::FinWait1,
             TcpState::CloseWait => TcpState::LastAck,
-            // Not open yet: nobody will miss it. (A close comes once, so it is in none of the other states.)
+            // The connection is not open yet, so it is dropped. (The session closes a connection once, so no
+            // other state is possible.)
             _ => return self.release(conn, false),
         };
         c.slot = NO_SLOT;
