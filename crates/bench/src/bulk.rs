@@ -1,4 +1,4 @@
-//! An application that sends or receives as much as it can.
+//! An application that sends or receives as fast as it can.
 
 use crate::host::Application;
 use ginnel_stack::device::RxBurst;
@@ -8,10 +8,10 @@ use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::wire::checksum::Sum;
 
-/// Bytes queued at a time.
+/// Bytes queued in one call.
 const CHUNK_BYTES: u64 = 1 << 18;
 
-/// Zeroes for ever, whose sum is known.
+/// An endless source of zeros, whose checksum is known.
 struct Zeros;
 
 impl Source for Zeros {
@@ -28,26 +28,26 @@ impl Source for Zeros {
     }
 }
 
-/// See the module's text.
+/// A bulk sender or receiver.
 pub struct BulkTransfer {
-    /// What is sent on every connection; `None` only receives.
+    /// The source that is sent on every connection; `None` for a receiver.
     zeros: Option<SourceId>,
-    /// Connections that opened.
+    /// Connections opened.
     pub opened: u64,
     /// Bytes received.
     pub received: u64,
-    /// Connections that ended.
+    /// Connections ended.
     pub ended: u64,
     rest: Box<[u8]>,
 }
 
 impl BulkTransfer {
-    /// Receives.
+    /// Creates a receiver.
     pub fn receiver() -> Self {
         Self { zeros: None, opened: 0, received: 0, ended: 0, rest: vec![0; 1 << 16].into() }
     }
 
-    /// Sends.
+    /// Creates a sender.
     pub fn sender(stack: &mut Stack) -> Self {
         Self { zeros: Some(stack.add_source(Box::new(Zeros))), ..Self::receiver() }
     }
@@ -73,7 +73,7 @@ impl Application for BulkTransfer {
             }
             Event::Writable { conn } => self.send(stack, conn),
             Event::Data { conn, data } => {
-                // What was left over comes first, and nothing is ever left over.
+                // Unread data would come first, and this application leaves no data unread.
                 self.received += data.len() as u64;
                 stack.consume(conn, data, data.len(), burst);
             }

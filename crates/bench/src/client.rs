@@ -1,12 +1,14 @@
-//! A TCP client that is only as good as a comparison needs: it makes many times more connections than any server under test can take,
-//! and is the same for all of them.
+//! A TCP client that is just correct enough for comparisons. It is much faster than any server under test,
+//! and all servers are measured with it.
 //!
-//! `ginnel load http --stack light` is a client for people: a correct peer, which reads whole responses and measures latencies. That makes it
-//! four times as expensive for each connection, so the comparisons keep this one.
+//! `ginnel load http --stack light` is the client for users: a correct peer that parses complete responses
+//! and measures latencies. It takes four times as many cycles per connection, so the comparisons use this
+//! one.
 //!
-//! It works on raw frames, made in advance ([`frames`](crate::frames)). A connection is 24 bytes; its number tells address and
-//! port, so that no table is needed. It trusts the link: what does not come in order is dropped, and a connection without progress for
-//! [`STUCK_AFTER`] is counted, reset and begun again.
+//! The client sends prepared raw frames ([`frames`](crate::frames)). A connection takes 24 bytes; its address
+//! and port follow from its id, so that no table is needed. The client relies on the link: segments out of
+//! order are dropped, and a connection without progress for [`STUCK_AFTER`] is counted, reset and opened
+//! again.
 
 use crate::frames::{ACK, Endpoint, FIN, FrameTemplate, LinkSetup, PSH, RST, SYN, Segment, arp_reply};
 use crate::http;
@@ -15,56 +17,56 @@ use ginnel_stack::device::{Device, RxBurst, RxQueue, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use std::collections::VecDeque;
 
-/// A connection without progress for so long is begun again.
+/// Time without progress after which a connection is opened again.
 const STUCK_AFTER: Duration = Duration::from_millis(500);
-/// Connections looked at for being stuck in a turn.
+/// Connections that are checked for progress in a turn.
 const STUCK_CHECKS_PER_TURN: u32 = 4;
-/// Frames after which those sent so far are shown to the server, so that both sides work at the same time.
+/// Frames after which the device is flushed, so that both sides work at the same time.
 const FRAMES_PER_FLUSH: u32 = 8;
 
-/// First address of the client. It has as many as it needs from here on, with [`PORTS`] ports each.
+/// First address of the client. It uses as many consecutive addresses as it needs, with [`PORTS`] ports each.
 pub const FIRST_ADDRESS: u32 = 0x0a01_0000;
 /// Ports of each address: 32,768 … 65,535.
 const PORTS: u32 = 1 << 15;
 
-/// What connections do.
+/// What the connections do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// One request each; the server closes.
+    /// One request per connection; the server closes.
     Short,
-    /// Requests for ever.
+    /// Endless requests on each connection.
     KeepAlive,
-    /// All are open; the oldest makes its one request and is replaced by a new one. So many do something at the same time.
+    /// All connections are open; the oldest one makes its only request and is replaced by a new one.
     Rotate {
-        /// How many.
+        /// Number of connections that make a request or are opened at the same time.
         active: u32,
     },
-    /// All are opened, make one request and stay idle.
+    /// All connections are opened, make one request and stay idle.
     Hold {
-        /// How many open at the same time.
+        /// Number of connections that are opened at the same time.
         active: u32,
     },
 }
 
-/// What a client is made from.
+/// Configuration of a client.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
-    /// Addresses, and who does the checksums.
+    /// Addresses of the link, and whether the device computes checksums.
     pub wire: LinkSetup,
-    /// What connections do.
+    /// What the connections do.
     pub mode: Mode,
-    /// Connections at the same time.
+    /// Number of concurrent connections.
     pub connections: u32,
-    /// What they ask for, in turn.
+    /// Requests, which are used in turn.
     pub requests: Vec<Vec<u8>>,
-    /// Window scale to offer; the windows are 65,535 shifted by it.
+    /// Window scale to offer; the windows are 65,535 shifted left by it.
     pub window_scale: Option<u8>,
 }
 
-/// What the client counts.
+/// Counters of the client.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ClientCounts {
-    /// Connections (or, with keep-alive, requests) that came to their end.
+    /// Connections (with keep-alive: requests) completed.
     pub done: u64,
     /// Connections open now.
     pub open: u64,
@@ -76,16 +78,16 @@ pub struct ClientCounts {
     pub bytes: u64,
     /// Resets received.
     pub resets: u64,
-    /// Connections begun again for lack of progress.
+    /// Connections opened again for lack of progress.
     pub stuck: u64,
-    /// Segments out of order, or of connections that are gone.
+    /// Segments out of order, or of closed connections.
     pub stray: u64,
-    /// Frames for which the device had no room.
+    /// Frames for which the device had no free buffer.
     pub full: u64,
 }
 
 impl ClientCounts {
-    /// What happened since `earlier`; `open` stays what it is.
+    /// Returns the difference to `earlier`; `open` is the current value.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -101,7 +103,7 @@ impl ClientCounts {
         }
     }
 
-    /// What happened, and what happened later; `open` is the later one's.
+    /// Returns the sum with `later`; `open` is the value of `later`.
     #[must_use]
     pub fn plus(&self, later: &Self) -> Self {
         Self {
@@ -123,34 +125,34 @@ enum State {
     #[default]
     Closed,
     SynSent,
-    /// Open, nothing asked.
+    /// Open, without a request in flight.
     Idle,
-    /// Asked; the head of the answer is not here yet.
+    /// The request was sent; the head of the response has not arrived.
     Requested,
-    /// Bytes of the body are missing.
+    /// A part of the body has not arrived.
     Body,
-    /// FIN sent in answer to the server's.
+    /// FIN was sent in response to the server's FIN.
     LastAck,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct ClientSlot {
-    /// The connection's number among all: tells its address and port.
+    /// Number of the connection, from which its address and port follow.
     id: u32,
     snd_nxt: u32,
     rcv_nxt: u32,
-    /// Bytes of the body that are missing.
+    /// Bytes of the response that have not arrived.
     left: u32,
-    /// Time of the last progress, in ms.
+    /// Time of the last progress in milliseconds.
     last_progress: u32,
     state: State,
-    /// Bytes were received and not acknowledged.
+    /// Received bytes are not acknowledged yet.
     unacked: bool,
 }
 
 const _: () = assert!(size_of::<ClientSlot>() <= 24);
 
-/// A client.
+/// The client.
 pub struct Client {
     rx: Box<dyn RxQueue + Send>,
     core: ClientCore,
@@ -169,23 +171,23 @@ struct ClientCore {
     counts: ClientCounts,
     now_ms: u32,
     unflushed: u32,
-    /// Open and idle, the oldest first (rotating only).
+    /// Open and idle connections, the oldest first (only [`Mode::Rotate`]).
     idle: VecDeque<u32>,
-    /// Connections that do something (rotating and holding).
+    /// Connections that are being opened or have a request in flight ([`Mode::Rotate`] and [`Mode::Hold`]).
     active: u32,
-    /// Slots not used yet.
+    /// Number of slots whose first connection was opened; the index of the next one.
     opened: u32,
     next_request: usize,
     next_stuck_check: u32,
-    /// Slots with bytes to be acknowledged at the end of the burst.
+    /// Slots with received bytes to acknowledge at the end of the burst.
     unacked: Vec<u32>,
 }
 
 impl Client {
-    /// A client on a device.
+    /// Creates a client on a device.
     pub fn new(device: Device, config: &ClientConfig) -> Self {
         let wire = &config.wire;
-        // MSS 1,460, and a window scale if asked for.
+        // MSS 1,460, and optionally a window scale.
         let mut options = vec![2, 4, 5, 0xb4];
         options.extend(config.window_scale.map(|shift| [1, 3, 3, shift]).into_iter().flatten());
         let requests = config.requests.iter().map(|r| FrameTemplate::new(wire, PSH | ACK, &[], r)).collect();
@@ -198,7 +200,8 @@ impl Client {
             fin: FrameTemplate::new(wire, FIN | ACK, &[], &[]),
             rst: FrameTemplate::new(wire, RST | ACK, &[], &[]),
             requests,
-            // Not zeroes, so that the memory is there from the start and not counted as a server's.
+            // Initialized with nonzero values, so that the memory is resident from the start and not counted
+            // as the server's.
             slots: vec![ClientSlot { id: u32::MAX, ..ClientSlot::default() }; config.connections as usize],
             counts: ClientCounts::default(),
             now_ms: 0,
@@ -213,7 +216,7 @@ impl Client {
         Self { rx: device.rx, core }
     }
 
-    /// Takes what has come and answers it. Returns how many frames it was.
+    /// Handles the received frames and returns their number.
     pub fn turn(&mut self, now: Instant) -> usize {
         let core = &mut self.core;
         core.now_ms = now.as_millis() as u32;
@@ -233,7 +236,7 @@ impl Client {
         burst.len()
     }
 
-    /// Asks on the first connection once more, which is idle ([`Mode::Hold`]).
+    /// Sends another request on the first connection, which must be idle ([`Mode::Hold`]).
     pub fn request_again(&mut self) {
         if self.core.slots[0].state == State::Idle {
             self.core.active += 1;
@@ -242,12 +245,12 @@ impl Client {
         }
     }
 
-    /// What happened so far.
+    /// Returns the counters.
     pub fn counts(&self) -> ClientCounts {
         self.core.counts
     }
 
-    /// Whether every connection has been opened once.
+    /// Returns true if every slot has had its first connection opened.
     pub fn is_ready(&self) -> bool {
         self.core.opened as usize == self.core.slots.len()
     }
@@ -277,7 +280,7 @@ impl ClientCore {
         counts.sent += 1;
     }
 
-    /// Opens connections that have not been opened yet, and lets open ones ask, as the mode says.
+    /// Opens initial connections and sends requests on idle ones, as the mode says.
     fn open_or_request(&mut self) {
         let limit = match self.mode {
             Mode::Short | Mode::KeepAlive => u32::MAX,
@@ -313,7 +316,7 @@ impl ClientCore {
         self.unflushed += 1;
     }
 
-    /// A new connection in the place of an old one.
+    /// Opens a new connection in the slot of an old one.
     fn reopen(&mut self, index: u32) {
         let count = self.slots.len() as u32;
         let slot = &mut self.slots[index as usize];
@@ -408,7 +411,7 @@ impl ClientCore {
             return;
         }
         if slot.state == State::Requested {
-            // A head that comes in pieces is never found, and the connection counts as stuck.
+            // A head that arrives in several segments is not recognized; the connection then counts as stuck.
             let Some((head, body)) = http::response_head(segment.payload) else { return };
             slot.left = (head as u64 + body) as u32;
             slot.state = State::Body;
@@ -434,8 +437,9 @@ impl ClientCore {
         }
     }
 
-    /// Acknowledges what came in this burst, once for each connection, as a client with receive offload does. The answer of a short
-    /// connection brings the server's FIN, so that nothing is left to be acknowledged.
+    /// Acknowledges the data received in this burst, once per connection, as a client with receive offload
+    /// does. The response of a short connection comes with the server's FIN, so it leaves nothing to
+    /// acknowledge here.
     fn acknowledge(&mut self) {
         while let Some(index) = self.unacked.pop() {
             let slot = &mut self.slots[index as usize];
@@ -453,20 +457,21 @@ impl ClientCore {
         self.reopen(index);
     }
 
-    /// Gives a connection up and begins it anew.
+    /// Gives up a connection and opens a new one in its slot.
     #[cold]
     fn abandon(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         self.counts.open -= u64::from(slot.state != State::SynSent);
         if slot.state == State::Idle {
-            // Only a rotating client has idle connections that can be restarted: it is in the queue, and active again from now on.
+            // Only in [`Mode::Rotate`] can an idle connection be abandoned. It is in the queue, and becomes
+            // active now.
             self.idle.retain(|&i| i != index);
             self.active += 1;
         }
         self.reopen(index);
     }
 
-    /// Looks at a few connections, all in turn.
+    /// Checks a few connections for progress, all in turn.
     fn restart_stuck(&mut self) {
         let used = self.opened;
         for _ in 0..STUCK_CHECKS_PER_TURN.min(used) {

@@ -1,24 +1,24 @@
-//! Ready-made frames of the client. Sending one is a copy, a few patched fields and two short sums.
+//! Prepared frames of the client. Sending one takes a copy, a few patched fields and two short checksums.
 
 use ginnel_stack::device::TxMeta;
 
 const IP_AT: usize = 14;
 const TCP_AT: usize = IP_AT + 20;
-/// Where the TCP checksum is, counted from the start of the TCP header.
+/// Offset of the checksum in the TCP header.
 const CHECKSUM_IN_TCP: usize = 16;
 
-/// TCP flags.
+/// TCP flag: no more data from the sender.
 pub const FIN: u8 = 1;
-/// Synchronise.
+/// TCP flag: synchronize sequence numbers.
 pub const SYN: u8 = 2;
-/// Reset.
+/// TCP flag: reset.
 pub const RST: u8 = 4;
-/// Push.
+/// TCP flag: push.
 pub const PSH: u8 = 8;
-/// Acknowledgement.
+/// TCP flag: the acknowledgement number is valid.
 pub const ACK: u8 = 16;
 
-/// One end of a connection.
+/// Address and port of one end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// IPv4 address.
@@ -27,27 +27,27 @@ pub struct Endpoint {
     pub port: u16,
 }
 
-/// What is the same in all frames of a client.
+/// Addresses that all frames of a client share.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkSetup {
     /// The client's MAC address.
     pub client_mac: [u8; 6],
     /// The server's MAC address.
     pub server_mac: [u8; 6],
-    /// The server.
+    /// The server's address and port.
     pub server: Endpoint,
-    /// TCP checksums are left to the device.
+    /// Whether the device computes TCP checksums.
     pub offload: bool,
 }
 
-/// A frame that lacks only the client's end and the numbers.
+/// A frame in which only the client's address, its port and the sequence numbers are missing.
 #[derive(Clone, Debug)]
 pub struct FrameTemplate {
     bytes: Vec<u8>,
-    /// Sum of the IP header without source address.
+    /// Checksum of the IP header without the source address.
     ip_sum: u32,
-    /// Sum of pseudo-header and segment without source address, source port and numbers; of the pseudo-header alone if the
-    /// device completes it.
+    /// Checksum of pseudo-header and segment without source address, source port and sequence numbers; of the
+    /// pseudo-header alone if the device computes the checksum.
     tcp_sum: u32,
     offload: bool,
 }
@@ -68,14 +68,15 @@ fn sum_of_halves(word: u32) -> u32 {
 }
 
 impl FrameTemplate {
-    /// A frame with these flags, TCP options (a multiple of four bytes) and payload.
+    /// Creates a frame with these flags, TCP options (a multiple of four bytes) and payload.
     pub fn new(wire: &LinkSetup, flags: u8, options: &[u8], payload: &[u8]) -> Self {
         let tcp_len = 20 + options.len() + payload.len();
         let mut bytes = Vec::with_capacity(TCP_AT + tcp_len);
         bytes.extend_from_slice(&wire.server_mac);
         bytes.extend_from_slice(&wire.client_mac);
         bytes.extend_from_slice(&[0x08, 0x00]);
-        // Version and length, TOS, total length, identification, don't fragment, TTL, protocol, checksum, source.
+        // Version and length, TOS, total length, identification, don't fragment, TTL, protocol, checksum,
+        // source.
         bytes.extend_from_slice(&[0x45, 0]);
         bytes.extend_from_slice(&((20 + tcp_len) as u16).to_be_bytes());
         bytes.extend_from_slice(&[0, 0, 0x40, 0, 64, 6, 0, 0, 0, 0, 0, 0]);
@@ -96,18 +97,18 @@ impl FrameTemplate {
         }
     }
 
-    /// Length of the frame in bytes.
+    /// Returns the length of the frame in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Sequence numbers that the frame takes, its flags left out.
+    /// Returns the length of the payload in bytes.
     pub fn payload_len(&self) -> u32 {
         let options = usize::from(self.bytes[TCP_AT + 12] >> 4) * 4;
         (self.bytes.len() - TCP_AT - options) as u32
     }
 
-    /// Fills `out`, which is as long as the frame.
+    /// Writes the frame to `out`, which must have its length.
     #[inline]
     pub fn write(&self, out: &mut [u8], from: Endpoint, seq: u32, ack: u32) {
         out.copy_from_slice(&self.bytes);
@@ -130,13 +131,13 @@ impl FrameTemplate {
         out[TCP_AT + 8..TCP_AT + 12].copy_from_slice(&ack.to_be_bytes());
     }
 
-    /// What to tell the device about the frame.
+    /// Returns the offload request for the device.
     pub fn meta(&self) -> TxMeta {
         tx_meta(self.offload)
     }
 }
 
-/// What to tell the device about a TCP frame over IPv4 without IP options.
+/// Returns the offload request for a TCP frame over IPv4 without IP options.
 pub fn tx_meta(offload: bool) -> TxMeta {
     let partial_checksum = offload.then_some((TCP_AT as u16, CHECKSUM_IN_TCP as u16));
     TxMeta { partial_checksum, ..TxMeta::NONE }
@@ -145,7 +146,7 @@ pub fn tx_meta(offload: bool) -> TxMeta {
 /// A received TCP segment.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
-    /// Where it goes: our end.
+    /// Destination: address and port of the client.
     pub to: Endpoint,
     /// Sequence number.
     pub seq: u32,
@@ -158,7 +159,7 @@ pub struct Segment<'a> {
 }
 
 impl<'a> Segment<'a> {
-    /// Reads a TCP segment over IPv4 without IP options. `None` if it is anything else.
+    /// Parses a TCP segment over IPv4 without IP options. Returns `None` for any other frame.
     #[inline]
     pub fn parse(frame: &'a [u8]) -> Option<Self> {
         let head: &[u8; TCP_AT + 20] = frame.first_chunk()?;
@@ -173,13 +174,14 @@ impl<'a> Segment<'a> {
             seq: word(TCP_AT + 4),
             ack: word(TCP_AT + 8),
             flags: head[TCP_AT + 13],
-            // Super-frames are longer than the field of the IP header can say; padding is not expected in memory.
+            // The length of a GSO frame does not fit into the field of the IP header, and memory devices add
+            // no padding.
             payload: frame.get(payload_at..)?,
         })
     }
 }
 
-/// The answer to an ARP request, whatever address it asks for: the client is all hosts at once.
+/// Returns the reply to an ARP request for any address: the client stands for all hosts.
 pub fn arp_reply(frame: &[u8], mac: [u8; 6]) -> Option<[u8; 42]> {
     let request: &[u8; 42] = frame.first_chunk()?;
     if request[12..22] != [0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 1] {

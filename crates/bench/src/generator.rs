@@ -1,5 +1,5 @@
-//! `ginnel load http` on one of its stacks and a server, taking turns on one thread, in a time of their own: what the generator, or
-//! `ginnel httpd` under it, costs for each connection or request, to be counted or profiled.
+//! Runs `ginnel load http` and a server in turns on one thread, in simulated time, to count or profile what
+//! the generator, or `ginnel httpd` under its load, costs per connection or request.
 
 use crate::harness::MeasureError;
 use crate::server::{Checksums, EngineOptions, EngineServer, ROUTER_IP, SERVER, Server, ShardServer, cable};
@@ -20,24 +20,24 @@ use std::sync::Arc;
 /// Name of the generator's device.
 const NAME: &str = "server";
 
-/// What runs, and for how long.
+/// A case: what runs, and for how long.
 #[derive(Clone, Debug)]
 pub struct GeneratorCase {
-    /// The generator's TCP is the light one; otherwise it is a shard's.
+    /// Whether the generator uses the light TCP; otherwise it runs on a shard.
     pub light: bool,
-    /// The server is `ginnel httpd`; otherwise it only responds.
+    /// Whether the server is `ginnel httpd`; otherwise it is a simple responder.
     pub httpd: bool,
-    /// Many requests on a connection.
+    /// Whether a connection carries many requests.
     pub keep_alive: bool,
-    /// Connections at the same time.
+    /// Number of concurrent connections.
     pub connections: u32,
-    /// Requests to be answered.
+    /// Number of requests.
     pub requests: u64,
-    /// TCP of all shards.
+    /// TCP configuration of all shards.
     pub tcp: TcpConfig,
 }
 
-/// The command line of a program.
+/// Parser for the options of a program.
 #[derive(Parser)]
 struct ParsedOptions<T: Args> {
     #[command(flatten)]
@@ -52,9 +52,9 @@ fn failed(error: Error) -> MeasureError {
     MeasureError::Failed(error.to_string())
 }
 
-/// The generator, on whatever stack.
+/// The generator on one of its stacks.
 trait Generator {
-    /// Takes a turn. Some when the run is over.
+    /// Runs a turn. Returns the results when the run is over.
     fn turn(&mut self, now: Instant) -> Option<Stats>;
 }
 
@@ -78,7 +78,7 @@ impl Generator for LightWorker {
 }
 
 impl GeneratorCase {
-    /// Lets the generator make its requests to the end, with a server at its other end that answers all of them.
+    /// Runs the generator to its end against a server that answers all requests.
     pub fn run(&self) -> Result<(), MeasureError> {
         let (server_end, client_end) = cable(Checksums::Device, 1 << 22);
         if !self.httpd {
@@ -135,9 +135,10 @@ impl GeneratorCase {
     }
 }
 
-/// Valgrind counts what happens in here; it finds the function by its name.
+/// valgrind counts the instructions within this function, which it finds by its name.
 #[inline(never)]
 fn generator_turn(generator: &mut dyn Generator, now: Instant) -> Option<Stats> {
-    // Something to do after the call: otherwise it becomes a jump, and valgrind does not see where the function ends.
+    // The call must not be in tail position: a jump in its place would hide the end of the function from
+    // valgrind.
     std::hint::black_box(generator.turn(now))
 }

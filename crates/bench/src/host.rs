@@ -1,4 +1,4 @@
-//! A stack with its device, driven turn by turn.
+//! A stack with a device, driven turn by turn.
 
 use core::net::{IpAddr, Ipv4Addr};
 use ginnel_stack::device::{Device, RxBurst, RxQueue};
@@ -10,7 +10,7 @@ use ginnel_stack::stack::{Stack, StackConfig};
 use ginnel_stack::tcp::config::TcpConfig;
 use ginnel_stack::time::Instant;
 
-/// A stack with its device.
+/// A stack with a device.
 pub struct StackHost {
     /// The stack.
     pub stack: Stack,
@@ -18,14 +18,14 @@ pub struct StackHost {
     rx: Box<dyn RxQueue + Send>,
 }
 
-/// An application that answers events where they are taken.
+/// An application that handles events directly.
 pub trait Application {
-    /// Takes one event. Data still lie in `burst`.
+    /// Handles an event. Received data are still in `burst`.
     fn on_event(&mut self, stack: &mut Stack, event: Event, burst: &RxBurst<'_>);
 }
 
 impl StackHost {
-    /// A host with one address of a /24 network, and a router to everywhere else if there is one.
+    /// Creates a host with an address in a /24 network, and optionally a router for all other destinations.
     pub fn new(
         device: Device,
         address: Ipv4Addr,
@@ -48,7 +48,8 @@ impl StackHost {
         Self { stack, port, rx: device.rx }
     }
 
-    /// Takes what has come, lets the application answer, lets time pass, sends. Returns how many frames had come.
+    /// Receives a burst, lets the application handle the events, runs timers, and sends. Returns the number
+    /// of received frames.
     #[inline]
     pub fn turn(&mut self, now: Instant, application: &mut impl Application) -> usize {
         let Self { stack, port, rx } = self;
@@ -69,7 +70,7 @@ impl StackHost {
         burst.len()
     }
 
-    /// When the next turn is due if no frame comes before.
+    /// Returns when the next turn is due if no frame arrives before.
     pub fn next_deadline(&self) -> Option<Instant> {
         [self.stack.next_deadline(), self.rx.next_deadline()].into_iter().flatten().min()
     }

@@ -1,29 +1,29 @@
-//! The requests and responses of the comparisons: what all arms send, byte for byte.
+//! Requests and responses of the comparisons, equal to the byte for all arms.
 
-/// Bytes of the body of a response.
+/// Length of the body of a response in bytes.
 pub const BODY_BYTES: usize = 64;
 
-/// What the client asks.
+/// The request of the client.
 pub const REQUEST: &[u8] = b"GET /64 HTTP/1.1\r\nHost: bench\r\n\r\n";
 
-/// The head of a response with a body of `len` bytes.
+/// Returns the head of a response with a body of `len` bytes.
 pub fn head(len: u64, keep_alive: bool) -> Vec<u8> {
     let connection = if keep_alive { "" } else { "Connection: close\r\n" };
     format!("HTTP/1.1 200 OK\r\nContent-Length: {len}\r\n{connection}\r\n").into_bytes()
 }
 
-/// A response with a body of [`BODY_BYTES`] bytes.
+/// Returns a response with a body of [`BODY_BYTES`] bytes.
 pub fn response(keep_alive: bool) -> Vec<u8> {
     [&head(BODY_BYTES as u64, keep_alive)[..], &[b'x'; BODY_BYTES]].concat()
 }
 
-/// Whether the bytes are a whole request.
+/// Returns true if the bytes are a complete request.
 #[inline]
 pub fn is_request(bytes: &[u8]) -> bool {
     bytes.starts_with(b"GET ") && bytes.ends_with(b"\r\n\r\n")
 }
 
-/// Where the head of a response ends and how long its body is, if `bytes` hold the whole head.
+/// Returns the length of a response's head and of its body, if `bytes` has the complete head.
 pub fn response_head(bytes: &[u8]) -> Option<(usize, u64)> {
     let end = bytes.windows(4).position(|w| w == b"\r\n\r\n")? + 4;
     let head = std::str::from_utf8(&bytes[..end]).ok()?;

@@ -1,7 +1,9 @@
-//! Two servers on one CPU and their clients on another, by turns of milliseconds: whatever the machine does meanwhile, it does to both.
+//! Measures two servers on one CPU and their clients on another in alternating slices of milliseconds, so
+//! that disturbances by the machine affect both.
 //!
-//! On a machine that others use, too, the speed of a core may halve from one second to the next, and a core may be taken away. A pair of measurements of seconds
-//! then says more of the machine than of the servers.
+//! On a shared machine the speed of a core may halve from one second to the next, and the host may take a
+//! core away. A pair of measurements that take seconds then says more about the machine than about the
+//! servers.
 
 use crate::client::{Client, ClientConfig, ClientCounts};
 use crate::harness::machine::pin;
@@ -14,20 +16,21 @@ use ginnel_stack::time::Instant;
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Until a server's code and data are in the caches again.
+/// Warm-up of a slice, in which the server's code and data return to the caches.
 const WARM_UP: Duration = Duration::from_micros(1500);
-/// What is measured of a turn. Short beside the timers of either stack, to which a turn of the other's is a time in which nothing came.
+/// Measured part of a slice. It is short compared with the timers of both stacks, which see the other's slice
+/// as idle time.
 const SLICE: Duration = Duration::from_millis(5);
-/// Nothing comes for so long only if the machine took a CPU away: the turn is left out, in both.
+/// A pause of this length occurs only if the host took a CPU away. Both arms then drop the slice.
 const STALL_MIN: Duration = Duration::from_micros(300);
-/// If more turns than this share were left out, the machine is too busy.
+/// If a larger share of slices was dropped, the machine is too busy.
 const STALLED_SHARE_MAX: f64 = 0.5;
 
-/// Whose turn it is: an arm's number, and this if it counts.
+/// Added to the number of the arm in `phase` while the slice is measured.
 const MEASURED: u8 = 2;
 const STOP: u8 = 4;
 
-/// Measures both, for the time of the plan each.
+/// Measures both servers, each for the time of the plan.
 pub fn run<A: Server, B: Server>(
     plan: &RunPlan,
     client: &ClientConfig,
@@ -72,7 +75,7 @@ pub fn run<A: Server, B: Server>(
 
 fn serve(ours: &mut impl Server, theirs: &mut impl Server, phase: &AtomicU8) -> [PollTime; 2] {
     let mut loads = [PollTime::default(); 2];
-    // Polls that found nothing, since the last that did: not the server's time if the machine stood still.
+    // Polls without frames since the last frame: dropped if the CPU was taken away.
     let mut idle = PollTime::default();
     let mut now = clock::now();
     loop {
@@ -98,7 +101,7 @@ fn serve(ours: &mut impl Server, theirs: &mut impl Server, phase: &AtomicU8) -> 
     }
 }
 
-/// What a client did in the turns that count.
+/// Results of a client's measured slices.
 #[derive(Default)]
 struct ArmResult {
     time: Duration,
@@ -107,7 +110,7 @@ struct ArmResult {
     complaints: Vec<String>,
 }
 
-/// The clients' loop.
+/// The loop of the clients.
 fn drive_clients(plan: &RunPlan, clients: &mut [Client; 2], phase: &AtomicU8) -> [ArmResult; 2] {
     let mut driven = [ArmResult::default(), ArmResult::default()];
     let begin = clock::now();
@@ -191,7 +194,7 @@ mod tests {
             |device, now| SmoltcpServer::new(device, Checksums::Device, 4, false, now),
         )
         .unwrap();
-        // On a busy machine all turns may have been left out, and that is said.
+        // On a busy machine all slices may have been dropped, and then the result says so.
         let complaints = samples[0].complaints.len();
         for sample in &samples {
             assert!(complaints == 1 || sample.counts.done > 0, "{sample:?}");

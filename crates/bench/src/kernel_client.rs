@@ -1,4 +1,4 @@
-//! A client on the kernel's sockets for short connections, with as few system calls as they take.
+//! A client for short connections on the kernel's sockets, with as few system calls as possible.
 
 use crate::http;
 use core::net::{Ipv4Addr, SocketAddrV4};
@@ -11,9 +11,9 @@ use std::io;
 
 /// First source port.
 const PORT_FIRST: u32 = 1024;
-/// Source ports of each address.
+/// Number of source ports of each address.
 const PORTS: u32 = 65_536 - PORT_FIRST;
-/// How long to wait for an event before looking whether it is over.
+/// Longest wait for events, after which the caller checks whether the measurement is over.
 const EPOLL_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 struct KernelSlot {
@@ -28,18 +28,18 @@ pub struct KernelClient {
     to: SocketAddrV4,
     first_address: u32,
     addresses: u32,
-    /// Connections begun: tells the next source address and port.
+    /// Connections begun, from which the next source address and port follow.
     begun: u32,
     slots: Vec<KernelSlot>,
     events: Vec<epoll::Event>,
-    /// Connections that brought their response and ended.
+    /// Connections that received their response and ended.
     pub done: u64,
-    /// Connections that did not.
+    /// Connections that failed.
     pub failed: u64,
 }
 
 impl KernelClient {
-    /// A client with so many connections at the same time, from so many addresses.
+    /// Creates a client with `connections` concurrent connections from `addresses` addresses.
     pub fn new(
         to: SocketAddrV4,
         first_address: Ipv4Addr,
@@ -64,7 +64,7 @@ impl KernelClient {
         Ok(client)
     }
 
-    /// Begins a connection, each from another source.
+    /// Begins a connection, each from another source address and port.
     fn open(&mut self, index: usize) -> io::Result<OwnedFd> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         loop {
@@ -85,7 +85,7 @@ impl KernelClient {
         }
     }
 
-    /// Waits for events and answers them.
+    /// Waits for events and handles them.
     pub fn turn(&mut self) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
         events.clear();
@@ -109,7 +109,7 @@ impl KernelClient {
 }
 
 impl KernelSlot {
-    /// Goes on as far as it can. `Some` if the connection is over: whether it was good.
+    /// Advances as far as possible. Returns whether the connection succeeded when it is over.
     fn advance(&mut self) -> Option<bool> {
         if !self.is_request_sent {
             match rustix::io::write(&self.socket, http::REQUEST) {

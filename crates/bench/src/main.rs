@@ -1,17 +1,17 @@
-//! Measures Ginnel beside other stacks, as honestly as the machine allows: `ginnel-bench NAME…`, or `make bench BENCH=NAME`.
+//! Measures Ginnel and other stacks in pairs: `ginnel-bench NAME…`, or `make bench BENCH=NAME`.
 //!
 //! ```text
-//! benches/   one file per kind of question
-//! duel       a server and the client on two CPUs, joined by memory
-//! alternate  two servers and their clients on two CPUs, by turns of milliseconds
-//! placed     a server that runs by itself, with its application where a placement says
-//! solo       both on one thread, step by step
-//! generator  the same with `ginnel load http` as the client, which is then what is measured
-//! server/    the servers: the engine, the runtime on top of it, smoltcp
-//! contest    a server and the generator in two processes, on the kernel and on a stack
-//! programs   unmodified servers and how they are configured
-//! client     a TCP client that is cheaper than any of them
-//! harness/   the machine, A B A B, results
+//! benches/            one file per kind of question
+//! two_threads         a server and the client on two CPUs, joined by memory
+//! interleaved         two servers and their clients on two CPUs, in alternating slices of milliseconds
+//! placed_server       a server that runs by itself, with its application in a given placement
+//! single_thread       server and client on one thread, step by step
+//! generator           the same with `ginnel load http` as the client, which can be the measured side
+//! server/             the servers: the engine, the runtime on top of it, smoltcp
+//! program_comparison  a server and the generator in two processes, on the kernel and on a stack
+//! programs            unmodified servers and their configuration
+//! client              a TCP client that is cheaper than any of the servers
+//! harness/            the machine, pairs of measurements, results
 //! ```
 
 mod benches;
@@ -39,7 +39,7 @@ use harness::result::BenchResult;
 use harness::{MeasureError, Options, lock};
 use std::process::ExitCode;
 
-/// Paired measurements of Ginnel against other stacks.
+/// Paired measurements of Ginnel and other stacks.
 #[derive(Debug, Parser)]
 #[command(name = "ginnel-bench", version)]
 struct Arguments {
@@ -47,23 +47,23 @@ struct Arguments {
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 
-    /// Prints the names of all benches.
+    /// List the names of all benches.
     #[arg(long)]
     list: bool,
 
-    /// Does the work of one case of `instructions`, to be counted from outside.
+    /// Run one case of the bench "instructions", to be counted by valgrind.
     #[arg(long, hide = true, value_name = "CASE")]
     count_case: Option<String>,
 
-    /// How often.
+    /// Number of operations of the case.
     #[arg(long, hide = true, value_name = "N", default_value_t = 10_000)]
     operations: u64,
 
-    /// Does the work of `idle-bytes`, in a process of its own.
+    /// Run the child process of the bench "idle-bytes".
     #[arg(long, hide = true, value_name = "N")]
     idle_connections: Option<u32>,
 
-    /// Does the work of `task-bytes`, in a process of its own.
+    /// Run the child process of the bench "task-bytes".
     #[arg(long, hide = true, value_name = "N")]
     idle_tasks: Option<u32>,
 
@@ -101,12 +101,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the benches that were named. One that fails does not keep the others from running.
+/// Runs the named benches. A failure of one does not stop the others.
 fn run(arguments: &Arguments) -> Result<(), MeasureError> {
     let options = &arguments.options;
     let wanted = |name: &str| arguments.names.is_empty() || arguments.names.iter().any(|n| n == name);
     let benches: Vec<_> = ALL.iter().filter(|b| wanted(b.name)).collect();
-    // Whoever started the process inside of a namespace holds the lock for it.
+    // The process outside of the namespace holds the lock.
     let inside = namespace::is_inside();
     let timed = benches.iter().any(|b| b.needs != Needs::Nothing);
     let _lock = if timed && !inside { Some(lock::lock_machine()?) } else { None };
@@ -140,7 +140,7 @@ fn run_one(bench: &Bench, options: &Options, inside: bool) -> Result<Vec<BenchRe
         Needs::Namespace if inside => namespace::prepare()?,
         Needs::Namespace => {
             lock::wait_until_quiet(options)?;
-            // It prints and records its results itself.
+            // The process inside prints and records its results.
             namespace::run(bench.name)?;
             return Ok(Vec::new());
         }

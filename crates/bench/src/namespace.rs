@@ -1,4 +1,5 @@
-//! A network namespace of our own, for benches with the Linux kernel at the other end: the program runs itself again inside of one, which vanishes with it.
+//! A network namespace for benches with the Linux kernel at the other end. The program runs itself again
+//! inside the namespace, which is removed with that process.
 
 use crate::benches::ALL;
 use crate::harness::MeasureError;
@@ -6,12 +7,12 @@ use ginnel_measure::namespace;
 use std::fs;
 use std::process::Command;
 
-/// Whether this process is inside.
+/// Returns true inside the namespace.
 pub fn is_inside() -> bool {
     namespace::is_inside()
 }
 
-/// Runs this program again with the same options for one bench, inside of a namespace.
+/// Runs this program again with the same options for one bench, inside a namespace.
 pub fn run(bench: &str) -> Result<(), MeasureError> {
     let skipped = |why: String| MeasureError::Skipped(format!("needs a network namespace and TAP: {why}"));
     let tun = fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun");
@@ -21,15 +22,15 @@ pub fn run(bench: &str) -> Result<(), MeasureError> {
     if status.success() { Ok(()) } else { Err(MeasureError::Failed("inside of the namespace".into())) }
 }
 
-/// Prepares the namespace. To be called inside of it, before the first connection.
+/// Prepares the namespace. Must be called inside, before the first connection.
 pub fn prepare() -> Result<(), MeasureError> {
     namespace::prepare().map_err(MeasureError::Skipped)
 }
 
-/// Lets the kernel do its part of receiving from `interface` on the CPU of the client, and not on ours, where the frames are written.
-/// Returns whether it could be arranged.
+/// Moves the kernel's receive processing for `interface` to the CPU of the client, away from the CPU that
+/// writes the frames. Returns true if that succeeded.
 pub fn receive_on(interface: &str, cpu: usize) -> bool {
-    // The namespace's own devices are only to be seen in a view of /sys that was made inside.
+    // Devices of the namespace are only visible in a /sys that was mounted inside it.
     let rps = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
     if fs::metadata(&rps).is_err() {
         _ = Command::new("mount").args(["-t", "sysfs", "sysfs", "/sys"]).status();

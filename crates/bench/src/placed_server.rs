@@ -1,4 +1,5 @@
-//! A server that runs by itself, with its application where a placement says, and the client on a pinned thread of its own.
+//! A server that runs by itself with its application in a given placement, and the client on a pinned thread
+//! of its own.
 
 use crate::client::{Client, ClientConfig, ClientCounts};
 use crate::harness::MeasureError;
@@ -12,32 +13,33 @@ use std::num::NonZero;
 use std::sync::atomic::AtomicU8;
 use std::thread;
 
-/// Bytes of each ring.
+/// Size of each ring in bytes.
 const RING_BYTES: usize = 1 << 20;
 
-/// What a server is to be like.
+/// Configuration of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacedServer {
-    /// Where its application runs.
+    /// Placement of its application.
     pub placement: Placement,
-    /// Whether connections stay.
+    /// Whether connections stay open after a response.
     pub keep_alive: bool,
-    /// Who does checksums.
+    /// Who computes checksums.
     pub checksums: Checksums,
 }
 
-/// What a measurement found.
+/// Result of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacedResult {
-    /// How long it took.
+    /// Length of the measurement.
     pub seconds: f64,
-    /// What the client did in that time.
+    /// Counters of the client for that time.
     pub counts: ClientCounts,
-    /// What the stack's shard counted from beginning to end.
+    /// Counters of the stack's shard from its start to its end.
     pub stack: ShardStats,
 }
 
-/// Sets the flag when it goes, whatever happens: the server's thread is waited for.
+/// Sets the stop flag when dropped, also after an error or a panic, because the scope waits for the server's
+/// thread.
 struct StopAtEnd<'a>(&'a StopFlag);
 
 impl Drop for StopAtEnd<'_> {
@@ -53,7 +55,8 @@ impl PlacedServer {
             config.shard.placement = self.placement;
             config.shard.cpu = u32::try_from(plan.cpus.server).ok();
             if self.placement == Placement::Split && has_two_cpus {
-                // There is no third: the client lets it have the CPU when it finds nothing to do itself.
+                // There is no third CPU: the client yields its CPU to the application when it has nothing to
+                // do.
                 config.shard.application_cpu = u32::try_from(plan.cpus.client).ok();
             }
         };
@@ -62,7 +65,7 @@ impl PlacedServer {
         Ok(server.into_shard())
     }
 
-    /// Runs the server while `client` does something with the other end of the cable.
+    /// Runs the server while `client` uses the other end of the cable.
     pub fn run_beside<R>(
         self,
         plan: &RunPlan,
@@ -85,14 +88,14 @@ impl PlacedServer {
         })
     }
 
-    /// Measures what the server does for a client that asks as fast as it can.
+    /// Measures the rate of a client that sends requests as fast as it can.
     pub fn measure_rate(self, plan: &RunPlan, client: &ClientConfig) -> Result<PlacedResult, MeasureError> {
         let plan = RunPlan { yields_when_idle: true, ..*plan };
         let drive = |device| {
             crate::harness::machine::pin(plan.cpus.client)?;
             Ok(two_threads::drive_client(&plan, client, device, &AtomicU8::new(0)))
         };
-        // On a thread of its own, whose CPU nobody inherits.
+        // On a separate thread, so that the calling thread stays unpinned.
         let on_a_thread = |device| {
             let run = || drive(device);
             thread::scope(|scope| scope.spawn(run).join())
@@ -102,7 +105,7 @@ impl PlacedServer {
         Ok(PlacedResult { seconds, counts, stack })
     }
 
-    /// How long an answer of a server that sleeps takes, in seconds, so many times, with `rest` between.
+    /// Measures `times` response times of a sleeping server, in seconds, with pauses of `rest` between.
     pub fn measure_wake_ups(
         self,
         plan: &RunPlan,
@@ -128,7 +131,7 @@ impl PlacedServer {
             answered(&mut client, 1)?;
             (2..2 + times as u64)
                 .map(|count| {
-                    // Takes what came late, then lets the server fall asleep.
+                    // Handles late frames, then lets the server fall asleep.
                     client.turn(clock::now());
                     thread::sleep(rest);
                     client.request_again();

@@ -1,4 +1,5 @@
-//! Servers in processes of their own, or in this one, on the kernel and on a stack, beside each other: the same generator puts the same load on each.
+//! Compares servers on the kernel and on a stack, in processes of their own or in this process, with equal
+//! load from the same generator.
 
 use crate::harness::machine::{Cpus, pin};
 use crate::harness::pairs::{self, Arm, Better, Bound, Measurement};
@@ -19,10 +20,11 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use tempfile::TempDir;
 
-/// The server's address in either arm.
+/// The server's address in both arms.
 pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 
-/// Runs `ginnel httpd`, which serves the files of a folder, on the server's core of this process while `act` runs, which is told its thread's folder below /proc.
+/// Runs `ginnel httpd` for the files of a directory on the server's core in this process while `act` runs.
+/// `act` gets the path of the server thread's directory in /proc.
 pub fn run_beside_httpd<R>(
     ground: &Testbed,
     site: &Path,
@@ -40,7 +42,7 @@ pub fn run_beside_httpd<R>(
             move || -> Result<(), Error> {
                 pin(cpu).map_err(|e| Error::application(e.to_string()))?;
                 let mut shard = Shard::builder(config).handler(Httpd::new(&options)?).build()?;
-                // Nobody waits for it if the measurement has failed meanwhile.
+                // The receiver is gone if the measurement has failed in the meantime.
                 let _ = started.send(this_thread());
                 shard.run(&stop)
             }
@@ -55,7 +57,7 @@ pub fn run_beside_httpd<R>(
     })
 }
 
-/// A site with one file of 64 bytes, "64".
+/// Creates a site with one file of 64 bytes, "64".
 pub fn create_site(folder: &Path) -> Result<PathBuf, MeasureError> {
     let site = folder.join("site");
     std::fs::create_dir_all(&site)?;
@@ -63,16 +65,16 @@ pub fn create_site(folder: &Path) -> Result<PathBuf, MeasureError> {
     Ok(site)
 }
 
-/// What is read off a report.
+/// The figure that is taken from a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figure {
-    /// Requests per second; with a connection for each, these.
+    /// Requests per second; with short connections these are connections per second.
     Rate,
-    /// The median of the time from a request to its answer, in microseconds. Its server is not the bottleneck, and need not be.
+    /// Median time from a request to its response in microseconds. The server need not be the bottleneck.
     RoundTrip,
 }
 
-/// How servers are put under load.
+/// A comparison of servers under load.
 pub struct ProgramComparison<'a> {
     name: String,
     unit: &'static str,
@@ -84,10 +86,10 @@ pub struct ProgramComparison<'a> {
 }
 
 impl<'a> ProgramComparison<'a> {
-    /// A contest under this name.
+    /// Creates a comparison with this name.
     ///
     /// # Errors
-    /// This machine does not permit it.
+    /// This machine does not permit the measurement.
     pub fn new(
         name: impl Into<String>,
         unit: &'static str,
@@ -105,12 +107,12 @@ impl<'a> ProgramComparison<'a> {
         Ok(Self { name: name.into(), unit, figure, options, load, cpus, folder: tempfile::tempdir()? })
     }
 
-    /// A folder for files of the servers.
+    /// Returns a directory for files of the servers.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Lets them compete.
+    /// Runs the pairs of measurements.
     pub fn run(&self, ours: Arm<'_>, theirs: Option<Arm<'_>>) -> Result<BenchResult, MeasureError> {
         let better = match self.figure {
             Figure::Rate => Better::Higher,
@@ -121,7 +123,8 @@ impl<'a> ProgramComparison<'a> {
 
     fn ground(&self, wire: Medium) -> Testbed {
         let folder = self.folder.path().to_owned();
-        // A rate tells by idle time who was the bottleneck; and over the cable the kernel receives on the same core.
+        // A rate needs the idle time, to find the bottleneck; and over the cable the kernel receives on the
+        // same core.
         let polls = self.figure == Figure::RoundTrip && wire == Medium::Memif;
         Testbed {
             medium: wire,
@@ -140,7 +143,7 @@ impl<'a> ProgramComparison<'a> {
 
     /// Measures programs on a stack.
     pub fn on_stack(&self, programs: &[Vec<OsString>], wire: Medium) -> Result<Measurement, MeasureError> {
-        // Missing is said before anything is measured.
+        // Fails before anything is measured if the executable is missing.
         ginnel_path()?;
         self.programs("ours", programs, NetworkStack::Stack, wire)
     }
@@ -169,7 +172,7 @@ impl<'a> ProgramComparison<'a> {
         Ok(measured)
     }
 
-    /// Measures `ginnel httpd`, which serves the files of a folder, in this process over AF_XDP.
+    /// Measures `ginnel httpd` for the files of a directory, in this process over AF_XDP.
     pub fn on_httpd(&self, site: &Path) -> Result<Measurement, MeasureError> {
         let ground = self.ground(Medium::Veth);
         ground.set_up(false)?;
@@ -203,7 +206,7 @@ impl<'a> ProgramComparison<'a> {
         facts.insert("p99_us".into(), report.latency_ns.total.p99 as f64 / 1e3);
         let answered = report.requests.completed.max(1) as f64;
         if account.packets > 0 {
-            // What the warm-up sent is not among the requests, so this is a little too much, for both alike.
+            // Packets of the warm-up are included, so this is slightly too high, equally for both arms.
             facts.insert("packets_per_request".into(), account.packets as f64 / answered);
         }
         let failures = report.failures.values().sum::<u64>() + report.unsuccessful();

@@ -1,4 +1,4 @@
-//! Unmodified servers, and how they are configured: one worker, no logs, the same on the kernel and on a stack.
+//! Unmodified servers and their configuration: one worker, no logs, equal on the kernel and on a stack.
 
 use crate::harness::MeasureError;
 use crate::http;
@@ -8,9 +8,9 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Fails if a program is not there.
+/// Fails if a program is not installed.
 pub fn require(program: &str) -> Result<(), MeasureError> {
-    // It may not know the option; if it starts, it is there.
+    // The program may not know the option; if it starts, it is installed.
     let started = Command::new(program).arg("-v").stdin(Stdio::null()).output();
     started.map(drop).map_err(|e| MeasureError::Skipped(format!("{program}: {e}")))
 }
@@ -19,7 +19,7 @@ fn to_command_line(words: &[&str]) -> Vec<OsString> {
     words.iter().map(OsString::from).collect()
 }
 
-/// nginx with a response of 64 bytes from memory; its files are in `folder`.
+/// Returns the command line of nginx with a response of 64 bytes from memory. Writes its files to `folder`.
 pub fn nginx(folder: &Path, address: Ipv4Addr, port: u16) -> Result<Vec<OsString>, MeasureError> {
     let at = folder.display();
     let body = "x".repeat(http::BODY_BYTES);
@@ -35,7 +35,8 @@ pub fn nginx(folder: &Path, address: Ipv4Addr, port: u16) -> Result<Vec<OsString
     Ok(to_command_line(&["nginx", "-c", &path.to_string_lossy(), "-p", &at.to_string()]))
 }
 
-/// HAProxy in front of a server at another port of the same address, one thread.
+/// Returns the command line of HAProxy with one thread, in front of a server on another port of the same
+/// address.
 pub fn haproxy(
     folder: &Path,
     address: Ipv4Addr,
@@ -53,7 +54,7 @@ pub fn haproxy(
     Ok(to_command_line(&["haproxy", "-db", "-f", &path.to_string_lossy()]))
 }
 
-/// Redis that keeps nothing.
+/// Returns the command line of Redis without persistence.
 pub fn redis(folder: &Path, address: Ipv4Addr) -> Vec<OsString> {
     let (at, address) = (folder.to_string_lossy(), address.to_string());
     let mut words = vec!["redis-server", "--bind", &address, "--port", "6379", "--dir", &at];
@@ -61,7 +62,7 @@ pub fn redis(folder: &Path, address: Ipv4Addr) -> Vec<OsString> {
     to_command_line(&words)
 }
 
-/// memcached with one thread that works.
+/// Returns the command line of memcached with one worker thread.
 pub fn memcached(address: Ipv4Addr) -> Vec<OsString> {
     let address = address.to_string();
     to_command_line(&[

@@ -1,4 +1,5 @@
-//! A server and the client taking turns on one thread, in a time of their own: the same steps in every run, to be counted or profiled.
+//! Runs a server and the client in turns on one thread, in simulated time, so that every run has the same
+//! steps and can be counted or profiled.
 
 use crate::client::{Client, ClientConfig};
 use crate::server::Server;
@@ -6,7 +7,7 @@ use core::time::Duration;
 use ginnel_stack::device::Device;
 use ginnel_stack::time::Instant;
 
-/// How much time passes in a turn of both.
+/// Simulated time per turn.
 pub const TICK: Duration = Duration::from_millis(1);
 
 /// A server and its client.
@@ -16,24 +17,24 @@ pub struct SingleThread<S> {
     now: Instant,
 }
 
-/// When a run begins; a server is made at this time.
+/// Start of the simulated time; the server must be created with this time.
 pub const START: Instant = Instant::from_millis(1_000_000);
 
 impl<S: Server> SingleThread<S> {
-    /// A client for a server that was made at [`START`] on the other end of the cable.
+    /// Creates the client for a server that was created with [`START`] on the other end of the cable.
     pub fn new(server: S, client_end: Device, client: &ClientConfig) -> Self {
         Self::with_client(server, Client::new(client_end, client))
     }
 
-    /// The same with a client that is there already.
+    /// Joins a server and an existing client.
     pub fn with_client(server: S, client: Client) -> Self {
         Self { server, client, now: START }
     }
 
-    /// Goes on until the client has done `count` more.
+    /// Runs until the client has completed `count` more connections or requests.
     ///
     /// # Panics
-    /// If there is no progress.
+    /// If there is no progress for ten minutes of simulated time.
     pub fn run(&mut self, count: u64) {
         let wanted = self.client.counts().done + count;
         let patience = self.now + Duration::from_secs(600);
@@ -45,7 +46,7 @@ impl<S: Server> SingleThread<S> {
         }
     }
 
-    /// Lets time pass for the server alone.
+    /// Runs the server alone for `time`.
     pub fn idle_for(&mut self, time: Duration) {
         let until = self.now + time;
         while self.now < until {
@@ -54,15 +55,16 @@ impl<S: Server> SingleThread<S> {
         }
     }
 
-    /// The server.
+    /// Returns the server.
     pub fn server(&self) -> &S {
         &self.server
     }
 }
 
-/// Valgrind counts what happens in here; it finds the function by its name.
+/// valgrind counts the instructions within this function, which it finds by its name.
 #[inline(never)]
 pub fn server_turn<S: Server>(server: &mut S, now: Instant) {
-    // Something to do after the call: otherwise it becomes a jump, and valgrind does not see where the function ends.
+    // The call must not be in tail position: a jump in its place would hide the end of the function from
+    // valgrind.
     std::hint::black_box(server.turn(now));
 }

@@ -1,4 +1,4 @@
-//! Bulk transfers between a host of ours and the Linux kernel, over TAP.
+//! Bulk transfers between a Ginnel host and the Linux kernel over TAP.
 
 use crate::bulk::BulkTransfer;
 use crate::harness::MeasureError;
@@ -19,50 +19,50 @@ use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 
-/// The kernel's end.
+/// Address of the kernel.
 pub const KERNEL_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
-/// Our end.
+/// Address of the Ginnel host.
 pub const STACK_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 
 /// Name of the kernel's interface.
 pub const INTERFACE: &str = "bench0";
-/// Bytes that the kernel's end reads or writes at a time.
+/// Bytes that the kernel's end reads or writes in one call.
 const CHUNK_BYTES: usize = 256 << 10;
-/// How long a blocking call of the kernel's end may take before it looks whether it is over.
+/// Timeout of blocking calls of the kernel's end, after which it checks whether the transfer is over.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long a connection may take to open.
+/// Longest time to open a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Each transfer has a port of its own, so that it meets nothing that is left of the last one.
+/// Port of the next transfer. Each uses a new port, so that no segments of the last transfer interfere.
 static NEXT_PORT: AtomicU16 = AtomicU16::new(5001);
 
-/// Who sends.
+/// The sender of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
-    /// We do; the kernel receives.
+    /// The Ginnel host sends, and the kernel receives.
     Ours,
-    /// The kernel does; we receive.
+    /// The kernel sends, and the Ginnel host receives.
     Kernel,
 }
 
 /// A transfer.
 #[derive(Clone, Debug)]
 pub struct Transfer {
-    /// Who sends.
+    /// The sender.
     pub sender: Sender,
-    /// Where the two ends run.
+    /// CPUs of the two ends.
     pub cpus: Cpus,
-    /// Our end's TCP.
+    /// TCP configuration of the Ginnel host.
     pub tcp: TcpConfig,
-    /// Time before bytes count.
+    /// Time before the measurement.
     pub warm_up: Duration,
-    /// Time in which they count.
+    /// Length of the measurement.
     pub measure: Duration,
-    /// A link with faults, and its seed.
+    /// Faults of the link and their seed.
     pub link: Option<(LinkSpec, u64)>,
 }
 
-/// Opens the TAP device; these are the kernel's addresses.
+/// Opens the TAP device and gives the kernel's interface `addresses`.
 pub fn open(cpus: Cpus, addresses: Vec<(IpAddr, u8)>) -> Result<Device, MeasureError> {
     let config =
         TapConfig { name: Some(INTERFACE.into()), kernel_addresses: addresses, ..TapConfig::default() };
@@ -73,7 +73,7 @@ pub fn open(cpus: Cpus, addresses: Vec<(IpAddr, u8)>) -> Result<Device, MeasureE
     Ok(device)
 }
 
-/// Runs a transfer. The figure is Mbit/s of payload.
+/// Runs a transfer. The figure is the payload in Mbit/s.
 pub fn transfer(t: &Transfer) -> Result<Measurement, MeasureError> {
     let mut device = open(t.cpus, vec![(KERNEL_ADDRESS.into(), 24)])?;
     if let Some((link, seed)) = &t.link {
@@ -161,7 +161,7 @@ fn run_stack_end(
     }
 }
 
-/// Returns the share of a CPU that the thread used.
+/// Runs the kernel's end and returns the share of a CPU that its thread used.
 fn run_kernel_end(
     t: &Transfer,
     listener: &TcpListener,
@@ -177,7 +177,7 @@ fn run_kernel_end(
     };
     let share = thread_cpu_time().as_secs_f64() / began.elapsed().as_secs_f64();
     match result {
-        // Our end vanishes without taking its leave.
+        // The Ginnel host stops without closing the connection.
         Err(e) if !over.load(Ordering::Relaxed) => {
             Err(MeasureError::Failed(format!("the kernel's end: {e}")))
         }
@@ -203,7 +203,7 @@ fn receive_on_kernel(listener: &TcpListener, over: &AtomicBool, received: &Atomi
 }
 
 fn send_from_kernel(to: SocketAddr, over: &AtomicBool) -> io::Result<()> {
-    // Our end may not listen yet.
+    // The Ginnel host may not listen yet.
     let mut stream = retry(over, || match connect_with_cubic(to) {
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Err(io::ErrorKind::WouldBlock.into()),
         other => other,
@@ -215,7 +215,8 @@ fn send_from_kernel(to: SocketAddr, over: &AtomicBool) -> io::Result<()> {
     }
 }
 
-/// The algorithm is chosen before the connection is made: pacing, which another one may have switched on, would stay.
+/// Connects with CUBIC. It is chosen before the connection is opened, because pacing that another algorithm
+/// enabled would remain.
 fn connect_with_cubic(to: SocketAddr) -> io::Result<TcpStream> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -225,11 +226,11 @@ fn connect_with_cubic(to: SocketAddr) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// What a call with a time-out says when the time is up, or when the machine was halted for a while (signal(7)).
+/// Errors after a timeout, or after the machine was suspended (signal(7)).
 const RETRIED_ERRORS: [io::ErrorKind; 3] =
     [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut, io::ErrorKind::Interrupted];
 
-/// Tries until it works, fails, or all is over.
+/// Repeats a call until it succeeds, fails, or the transfer is over.
 fn retry<R>(over: &AtomicBool, mut attempt: impl FnMut() -> io::Result<R>) -> io::Result<R> {
     loop {
         if over.load(Ordering::Relaxed) {

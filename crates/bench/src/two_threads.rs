@@ -1,4 +1,4 @@
-//! A server and the client on two pinned threads, joined by memory.
+//! Measures a server and the client on two pinned threads, joined by memory.
 
 use crate::client::{Client, ClientConfig, ClientCounts};
 use crate::harness::machine::{Cpus, pin};
@@ -11,31 +11,32 @@ use ginnel_stack::time::Instant;
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// A server that spends a larger share of its time on polls that find nothing was not the bottleneck. Their number says little: with few
-/// connections there are many between two bursts, each a fiftieth of the time that a burst takes.
+/// Largest share of time in polls without frames; above it the server was not the bottleneck. The share of
+/// polls means little: with few connections there are many polls between two bursts, each a fiftieth as long
+/// as a burst.
 const IDLE_TIME_MAX: f64 = 0.02;
-/// A run in which a larger share of connections got stuck or was reset is no measurement.
+/// Largest share of connections that may get stuck or be reset in a valid run.
 const FAILED_SHARE_MAX: f64 = 1e-4;
 
 const WARM_UP: u8 = 0;
 const MEASURE: u8 = 1;
 const STOP: u8 = 2;
 
-/// How long.
+/// CPUs and times of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct RunPlan {
-    /// Where the threads run.
+    /// CPUs of the threads.
     pub cpus: Cpus,
-    /// Before the measurement begins, and after all connections are open if the client opens many.
+    /// Time before the measurement, after all connections are open if the client opens many.
     pub warm_up: Duration,
-    /// The measurement.
+    /// Length of the measurement.
     pub measure: Duration,
-    /// The client lets others have its CPU when it finds nothing to do.
+    /// Whether the client yields its CPU when it has nothing to do.
     pub yields_when_idle: bool,
 }
 
 impl RunPlan {
-    /// A measurement of so many seconds.
+    /// Creates a plan for a measurement of `seconds`.
     pub fn new(cpus: Cpus, seconds: f64) -> Self {
         let measure = Duration::from_secs_f64(seconds);
         Self {
@@ -47,7 +48,7 @@ impl RunPlan {
     }
 }
 
-/// What a polling loop did with its time.
+/// Time that a polling loop spent busy and idle.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PollTime {
     turns: u64,
@@ -57,7 +58,7 @@ pub struct PollTime {
 }
 
 impl PollTime {
-    /// Counts a turn.
+    /// Counts a turn, which took `took` and handled `frames` frames.
     pub fn count(&mut self, frames: usize, took: Duration) {
         self.turns += 1;
         if frames == 0 {
@@ -68,7 +69,7 @@ impl PollTime {
         }
     }
 
-    /// Counts what another one counted.
+    /// Adds the counts of another loop.
     pub fn add(&mut self, other: &Self) {
         self.turns += other.turns;
         self.idle_turns += other.idle_turns;
@@ -76,40 +77,41 @@ impl PollTime {
         self.idle += other.idle;
     }
 
-    /// Time spent in polls that found nothing.
+    /// Returns the time spent in polls without frames.
     pub fn idle_for(&self) -> Duration {
         self.idle
     }
 
-    /// Share of polls that found nothing.
+    /// Returns the share of polls without frames.
     pub fn idle_polls(&self) -> f64 {
         self.idle_turns as f64 / self.turns.max(1) as f64
     }
 
-    /// Share of time spent in polls that found nothing.
+    /// Returns the share of time spent in polls without frames.
     pub fn idle_time(&self) -> f64 {
         self.idle.as_secs_f64() / (self.busy + self.idle).as_secs_f64().max(1e-9)
     }
 }
 
-/// What came out.
+/// Result of a measurement.
 #[derive(Clone, Debug)]
 pub struct RunResult {
-    /// How long it really took.
+    /// Actual length of the measurement.
     pub seconds: f64,
-    /// What the client did in that time; `open` is at the end.
+    /// Counters of the client for that time; `open` is the value at the end.
     pub counts: ClientCounts,
-    /// The server's loop.
+    /// Busy and idle time of the server.
     pub server: PollTime,
-    /// The client's loop.
+    /// Busy and idle time of the client.
     pub client: PollTime,
-    /// What the server counted, since its start.
+    /// Counters of the server since its start.
     pub server_facts: Vec<(&'static str, u64)>,
-    /// Why it cannot be trusted.
+    /// Reasons why the result is not valid.
     pub complaints: Vec<String>,
 }
 
-/// Runs server and client. The server is made on its own thread, so that its memory is near.
+/// Runs server and client. The server is created on its own thread, so that its memory is allocated near its
+/// CPU.
 pub fn run<S: Server>(
     plan: &RunPlan,
     client: &ClientConfig,
@@ -156,7 +158,7 @@ fn serve<S: Server>(server: &mut S, phase: &AtomicU8) -> PollTime {
     }
 }
 
-/// The client's loop, until the measurement is over.
+/// Runs the client until the measurement is over.
 pub fn drive_client(
     plan: &RunPlan,
     config: &ClientConfig,
@@ -192,7 +194,7 @@ pub fn drive_client(
 }
 
 impl RunResult {
-    /// Connections or requests per second, with what must be known beside it.
+    /// Returns connections or requests per second, with additional facts.
     pub fn rate(&self) -> Measurement {
         let c = &self.counts;
         let done = (c.done as f64).max(1.0);

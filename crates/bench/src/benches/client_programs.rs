@@ -1,4 +1,5 @@
-//! Unmodified clients on a stack and on the kernel: ab and wrk, which ask `ginnel httpd`, and both ends of iperf3.
+//! Unmodified clients on a stack and on the kernel: ab and wrk against `ginnel httpd`, and both ends of
+//! iperf3.
 
 use crate::harness::machine::{Cpus, children_cpu_time, pin};
 use crate::harness::pairs::{self, Bound, Measurement};
@@ -16,16 +17,16 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-/// Connections of ab and wrk at the same time.
+/// Concurrent connections of ab and wrk.
 const CONNECTIONS: &str = "64";
-/// More requests than ab makes within its time; it makes room for all of them.
+/// More requests than ab can make within its time; ab allocates memory for all of them.
 const REQUESTS_MAX: &str = "4000000";
-/// How long a client may take in addition to its measurement.
+/// Time that a client may take in addition to its measurement.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often it is looked whether a client has ended.
+/// Interval at which the end of a client is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What is measured, and where.
+/// The measurement: options, CPUs and files.
 struct ClientComparison<'a> {
     options: &'a Options,
     cpus: Cpus,
@@ -57,13 +58,13 @@ impl<'a> ClientComparison<'a> {
         }
     }
 
-    /// Whole seconds: the clients know no others.
+    /// Returns the length of a measurement in whole seconds, because the clients accept no fractions.
     fn seconds(&self) -> u64 {
-        // A measurement of less than a second is one of a second.
+        // A measurement takes at least a second.
         self.options.seconds(5.0).ceil().max(1.0) as u64
     }
 
-    /// The command line of a client on a stack.
+    /// Returns the command line of a client on a stack.
     fn on_stack(&self, ground: &Testbed, client: &[String]) -> Result<Vec<OsString>, MeasureError> {
         let mut line: Vec<OsString> = vec![ginnel_path()?.into(), "run".into()];
         line.extend(ground.client_options()?.into_iter().map(Into::into));
@@ -72,13 +73,13 @@ impl<'a> ClientComparison<'a> {
         Ok(line)
     }
 
-    /// Runs a client on its core and returns what it wrote.
+    /// Runs a client on its core and returns its output.
     fn client(&self, line: &[OsString]) -> Result<String, MeasureError> {
         let limit = Duration::from_secs(self.seconds()) + EXIT_TIMEOUT;
         let output = self.folder.path().join("output");
         let (written, folder) = (std::fs::File::create(&output)?, self.folder.path());
         let start = || -> Result<Child, MeasureError> {
-            // A child runs where the thread did that started it.
+            // A child inherits the CPU affinity of the thread that starts it.
             pin(self.cpus.client)?;
             let mut command = Command::new(&line[0]);
             command.args(&line[1..]).stdin(Stdio::null()).stdout(written.try_clone()?).stderr(written);
@@ -107,7 +108,7 @@ impl<'a> ClientComparison<'a> {
         }
     }
 
-    /// Lets a client work, and makes a figure of what it wrote.
+    /// Runs a client, and takes the figure from its output.
     fn measure(
         &self,
         arm: &str,
@@ -139,7 +140,7 @@ fn words(words: &[&str]) -> Vec<String> {
     words.iter().map(ToString::to_string).collect()
 }
 
-/// ab and wrk.
+/// Measures ab and wrk.
 pub fn http(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let comparison = ClientComparison::new(options)?;
     let site = create_site(comparison.folder.path())?;
@@ -164,7 +165,8 @@ pub fn http(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     Ok(results)
 }
 
-/// A client that asks ginnel httpd: over memif, or from the kernel over veth, where httpd has AF_XDP.
+/// Measures a client against `ginnel httpd`: over memif, or from the kernel over veth, where httpd uses
+/// AF_XDP.
 fn measure_against_httpd(
     comparison: &ClientComparison<'_>,
     host: NetworkStack,
@@ -190,7 +192,7 @@ fn measure_against_httpd(
         }
         parts.add_thread("server", thread);
         let (mut measured, account) = comparison.measure(arm, "requests/s", &parts, &line, read)?;
-        // The client has the generator's core.
+        // The client runs on the generator's core.
         if !account.bottleneck.is_generator() {
             measured.complaints.push(format!("{arm}: the client was not the {}", account.line));
         }
@@ -206,7 +208,7 @@ fn first_word<T: core::str::FromStr>(text: &str) -> Option<T> {
     text.split_whitespace().next()?.parse().ok()
 }
 
-/// Requests per second, and failures.
+/// Parses requests per second and failures from the output of ab.
 fn parse_ab(text: &str) -> Option<(f64, u64)> {
     Some((
         first_word(text_after(text, "Requests per second:")?)?,
@@ -214,7 +216,8 @@ fn parse_ab(text: &str) -> Option<(f64, u64)> {
     ))
 }
 
-/// The same of wrk, which is silent about failures if there were none.
+/// Parses requests per second and failures from the output of wrk, which does not mention failures if there
+/// were none.
 fn parse_wrk(text: &str) -> Option<(f64, u64)> {
     let numbers =
         |line: &str| line.split([' ', ',']).filter_map(|word| word.parse::<u64>().ok()).sum::<u64>();
@@ -223,13 +226,13 @@ fn parse_wrk(text: &str) -> Option<(f64, u64)> {
     Some((first_word(text_after(text, "Requests/sec:")?)?, failures.iter().sum()))
 }
 
-/// Gbit/s that arrived, of what iperf3 writes with -J.
+/// Parses the received Gbit/s from the output of `iperf3 -J`.
 fn parse_iperf(text: &str) -> Option<(f64, u64)> {
     let report: serde_json::Value = serde_json::from_str(text).ok()?;
     Some((report["end"]["sum_received"]["bits_per_second"].as_f64()? / 1e9, 0))
 }
 
-/// iperf3, one connection from its client to its server.
+/// Measures iperf3 with one connection from its client to its server.
 pub fn iperf(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     programs::require("iperf3")?;
     let comparison = ClientComparison::new(options)?;
@@ -265,7 +268,7 @@ fn iperf_on_stacks(comparison: &ClientComparison<'_>) -> Result<Measurement, Mea
 fn iperf_on_kernel(comparison: &ClientComparison<'_>) -> Result<Measurement, MeasureError> {
     let ground = comparison.ground(Medium::Veth);
     veth::create(VethOffloads::Enabled, comparison.options.layout)?;
-    // A namespace for the client: it lives as long as a process in it.
+    // The client's namespace exists as long as a process runs in it.
     let mut holder = NamespaceHolder(Command::new("unshare").args(["--net", "sleep", "600"]).spawn()?);
     let within = holder.enter()?;
     veth::run_setup_command(&format!("ip link set {} netns {}", veth::generator(), holder.0.id()))?;
@@ -283,11 +286,11 @@ fn iperf_on_kernel(comparison: &ClientComparison<'_>) -> Result<Measurement, Mea
     transfer(comparison, "theirs", parts, &mut running, &line)
 }
 
-/// A process that keeps a namespace.
+/// A process that keeps a namespace alive.
 struct NamespaceHolder(Child);
 
 impl NamespaceHolder {
-    /// Words that run a command in there, once it is there.
+    /// Waits until the namespace exists, and returns the words that run a command in it.
     fn enter(&mut self) -> Result<String, MeasureError> {
         let of = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net"));
         let own = of("self")?;
@@ -304,7 +307,7 @@ impl NamespaceHolder {
 
 impl Drop for NamespaceHolder {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -318,7 +321,7 @@ fn transfer(
     line: &[OsString],
 ) -> Result<Measurement, MeasureError> {
     running.add_to(&mut parts);
-    // The server may need a moment until it listens, and refuses until then.
+    // The server refuses connections until it listens.
     let until = Instant::now() + EXIT_TIMEOUT;
     loop {
         running.check()?;

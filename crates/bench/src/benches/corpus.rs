@@ -12,23 +12,23 @@ use clap::Parser;
 use ginnel_apps::{corpus, httpd};
 use ginnel_stack::tcp::config::TcpConfig;
 
-/// Connections at the same time, each asking for page after page.
+/// Concurrent connections, each of which requests page after page.
 const CONNECTIONS: u32 = 32;
-/// Bytes of each ring: some super-frames of every connection.
+/// Size of each ring in bytes: some GSO frames of every connection.
 const RING_BYTES: usize = 8 << 20;
-/// Shift of the client's window: 8 MiB.
+/// Window scale of the client: windows of 8 MiB.
 const WINDOW_SCALE: u8 = 7;
 /// Seed of the corpus.
 const SEED: u64 = 1;
 
-/// Options of the server as its command line has them.
+/// Parser for the options of the server.
 #[derive(Debug, Parser)]
 struct CorpusCommand {
     #[command(flatten)]
     options: httpd::Options,
 }
 
-/// Every page in turn, on connections that stay.
+/// Requests all pages in turn, on persistent connections.
 pub fn run(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let plan = RunPlan::new(Cpus::choose()?, options.seconds(3.0));
     let checksums = checksums(options);

@@ -1,4 +1,5 @@
-//! Over the same cable, with the same generator, CUBIC on both, and both charged for what it costs to receive: `ginnel httpd`, and nginx unmodified, against nginx on the kernel.
+//! `ginnel httpd`, and unmodified nginx on Ginnel, against nginx on the kernel. Cable and generator are
+//! equal, both arms use CUBIC, and both pay for their receive processing.
 
 use crate::harness::result::BenchResult;
 use crate::harness::{MeasureError, Options};
@@ -7,22 +8,22 @@ use crate::programs;
 use ginnel_measure::generator::{LoadProtocol, LoadSpec};
 use ginnel_measure::testbed::Medium;
 
-/// Connections at the same time.
+/// Concurrent connections.
 const CONNECTIONS: &str = "64";
 
-/// What the generator asks for.
+/// Returns the load of the generator.
 fn load(connections: &str, keep_alive: bool) -> LoadSpec {
     let mut words = vec!["http://10.77.0.1/64", "--connections", connections];
     words.extend(keep_alive.then_some("--keep-alive"));
     LoadSpec::new(LoadProtocol::Http, &words)
 }
 
-/// Short connections to ginnel httpd.
+/// Measures short connections to `ginnel httpd`.
 pub fn short(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     httpd("short-vs-kernel", "connections/s", options, false)
 }
 
-/// Requests to ginnel httpd on connections that stay.
+/// Measures requests to `ginnel httpd` on persistent connections.
 pub fn keep_alive(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     httpd("keepalive-vs-kernel", "requests/s", options, true)
 }
@@ -42,25 +43,25 @@ fn httpd(
     Ok(vec![contest.run(ours, Some(theirs))?])
 }
 
-/// Short connections to nginx.
+/// Measures short connections to nginx.
 pub fn nginx_short(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let load = load(CONNECTIONS, false);
     nginx("nginx-short-vs-kernel", "connections/s", Figure::Rate, options, load, Medium::Veth)
 }
 
-/// Requests to nginx on connections that stay.
+/// Measures requests to nginx on persistent connections.
 pub fn nginx_keep_alive(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let load = load(CONNECTIONS, true);
     nginx("nginx-keepalive-vs-kernel", "requests/s", Figure::Rate, options, load, Medium::Veth)
 }
 
-/// Short connections to nginx over shared memory; the kernel over its cable is context.
+/// Measures short connections to nginx over shared memory; the kernel over its veth pair is context.
 pub fn nginx_memory(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let load = load(CONNECTIONS, false);
     nginx("nginx-short-memory", "connections/s", Figure::Rate, options, load, Medium::Memif)
 }
 
-/// One connection to nginx that is asked again and again.
+/// Measures round trips of one connection to nginx.
 pub fn round_trip(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let mut results = Vec::new();
     for (part, wire) in [("memory", Medium::Memif), ("af_xdp", Medium::Veth)] {

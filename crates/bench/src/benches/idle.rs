@@ -1,4 +1,4 @@
-//! Resident memory of an idle connection, everything included, and of one with a task.
+//! Resident memory of an idle connection, everything included, with and without a task.
 
 use crate::client::{ClientConfig, Mode};
 use crate::harness::result::BenchResult;
@@ -14,16 +14,18 @@ use std::process::Command;
 
 /// Connections that are opened.
 const CONNECTIONS: u32 = 1_000_000;
-/// Connections that there could be: their memory must not be touched.
+/// Limit on connections: unused memory for them must not be touched.
 const CONNECTIONS_MAX: u32 = 10_000_000;
-/// Connections being opened at the same time.
+/// Connections that are opened at the same time.
 const ACTIVE: u32 = 64;
-/// Bytes of each ring: little beside a million connections.
+/// Size of each ring in bytes: small compared with a million connections.
 const RING_BYTES: usize = 1 << 18;
-/// How long they are left alone before memory is looked at: what is kept for a while after use has gone by then.
+/// Time between the last request and the measurement of memory; resources that are kept for a while are
+/// released by then.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
-/// Opens a million connections in a process of its own, lets each make one request, and looks at its memory when all are idle.
+/// Opens a million connections in a child process, makes one request on each, and measures the memory when
+/// all are idle.
 pub fn bytes(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let connections = if options.smoke { CONNECTIONS / 10 } else { CONNECTIONS };
     let report = run_in_child_process("--idle-connections", connections)?;
@@ -36,7 +38,7 @@ pub fn bytes(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     Ok(vec![result])
 }
 
-/// The same with a task for each connection.
+/// Measures a million connections with a task for each.
 pub fn task_bytes(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let tasks = if options.smoke { CONNECTIONS / 10 } else { CONNECTIONS };
     let report = run_in_child_process("--idle-tasks", tasks)?;
@@ -45,13 +47,13 @@ pub fn task_bytes(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     for name in ["tasks", "streams", "sleeps", "wait_lists", "future_bytes"] {
         result.our_facts.insert(name.into(), value_of(&report, name));
     }
-    // One more listens.
+    // One more task listens.
     check_count(&mut result, &report, "tasks", tasks + 1);
     check_count(&mut result, &report, "streams", tasks);
     Ok(vec![result])
 }
 
-/// What a process of its own found.
+/// Runs a child process and returns the report that it prints.
 fn run_in_child_process(option: &str, connections: u32) -> Result<Value, MeasureError> {
     let program = std::env::current_exe()?;
     let output = Command::new(program).args([option, &connections.to_string()]).output()?;
@@ -71,7 +73,8 @@ fn check_count(result: &mut BenchResult, report: &Value, name: &str, wanted: u32
     }
 }
 
-/// Opens connections to a server and leaves it alone then. Returns it, and how much memory it uses for each.
+/// Opens connections to a server and lets them become idle. Returns the server, and the resident memory per
+/// connection.
 fn measure_idle_memory<S: Server>(
     connections: u32,
     server: impl FnOnce(Device, TcpConfig) -> Result<S, MeasureError>,
@@ -85,7 +88,7 @@ fn measure_idle_memory<S: Server>(
         window_scale: None,
     };
     let (server_end, client_end) = cable(checksums, RING_BYTES);
-    // The client's memory is in use before the server's is counted.
+    // The client's memory is resident before the server's is measured.
     let client = crate::client::Client::new(client_end, &client);
     let before = resident_bytes()?;
     let tcp = TcpConfig { connections_max: CONNECTIONS_MAX, ..TcpConfig::default() };
@@ -96,7 +99,7 @@ fn measure_idle_memory<S: Server>(
     Ok((solo, used as f64 / f64::from(connections)))
 }
 
-/// What the process of its own does for `idle-bytes`. Prints what it found.
+/// Runs in the child process of `idle-bytes`: prints the report.
 pub fn print_connection_memory(connections: u32) -> Result<(), MeasureError> {
     let (solo, bytes) = measure_idle_memory(connections, |device, tcp| {
         Ok(EngineServer::new(device, EngineOptions { tcp, ..EngineOptions::new(true) }, START))
@@ -114,7 +117,7 @@ pub fn print_connection_memory(connections: u32) -> Result<(), MeasureError> {
     Ok(())
 }
 
-/// What the process of its own does for `task-bytes`. Prints what it found.
+/// Runs in the child process of `task-bytes`: prints the report.
 pub fn print_task_memory(tasks: u32) -> Result<(), MeasureError> {
     let (solo, bytes) = measure_idle_memory(tasks, |device, tcp| {
         TaskServer::new(device, true, tcp, START).map_err(|e| MeasureError::Failed(e.to_string()))
@@ -132,7 +135,7 @@ pub fn print_task_memory(tasks: u32) -> Result<(), MeasureError> {
     Ok(())
 }
 
-/// Resident memory of this process.
+/// Returns the resident memory of this process in bytes.
 fn resident_bytes() -> Result<u64, MeasureError> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split_whitespace().nth(1).and_then(|w| w.parse::<u64>().ok());

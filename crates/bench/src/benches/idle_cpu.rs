@@ -1,5 +1,5 @@
-//! Processor time of a server whose connections are all idle: `ginnel httpd` on a shard that runs as it does for everybody, timers, time-outs
-//! and sleep included.
+//! CPU time of a server whose connections are all idle: `ginnel httpd` on a shard as users run it, including
+//! timers, timeouts and sleep.
 
 use crate::client::{Client, ClientConfig, Mode};
 use crate::harness::machine::process_cpu_time;
@@ -16,29 +16,30 @@ use std::thread;
 
 /// Connections that are opened.
 const CONNECTIONS: u32 = 1_000_000;
-/// Connections that there could be.
+/// Limit on connections.
 const CONNECTIONS_MAX: u32 = 10_000_000;
-/// Connections being opened at the same time.
+/// Connections that are opened at the same time.
 const ACTIVE: u32 = 64;
-/// Bytes of each ring.
+/// Size of each ring in bytes.
 const RING_BYTES: usize = 1 << 18;
-/// How long they are left alone before the processor time is looked at.
+/// Time between the last request and the measurement of CPU time.
 const IDLE_TIME: Duration = Duration::from_secs(3);
-/// Longer than the bench: nobody is to be thrown out. Each connection is still looked at once a minute.
+/// Longer than the bench, so that no connection times out. Each is still checked once a minute.
 const IDLE_TIMEOUT: &str = "1h";
-/// Percent of a core that a million idle connections may cost.
+/// Largest percentage of a core that a million idle connections may use.
 const PERCENT_MAX: f64 = 1.0;
-/// Opening them takes some ten seconds.
+/// Longest time to open all connections, which takes some ten seconds.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Options of the server as its command line has them.
+/// Parser for the options of the server.
 #[derive(Debug, Parser)]
 struct HttpdCommand {
     #[command(flatten)]
     options: httpd::Options,
 }
 
-/// Opens a million connections, lets each make one request, and looks at the processor time of the server while all are idle.
+/// Opens a million connections, makes one request on each, and measures the server's CPU time while all are
+/// idle.
 pub fn run(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let failed = |e: ginnel::Error| MeasureError::Failed(e.to_string());
     let connections = if options.smoke { CONNECTIONS / 10 } else { CONNECTIONS };
@@ -75,11 +76,11 @@ pub fn run(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     thread::sleep(IDLE_TIME);
     let time = Duration::from_secs_f64(options.seconds(10.0));
     let (used, from) = (process_cpu_time(), clock::now());
-    // This thread sleeps, so what the process uses is the shard's.
+    // This thread sleeps, so the CPU time of the process is the shard's.
     thread::sleep(time);
     let used = (process_cpu_time() - used).as_secs_f64();
     let passed = (clock::now() - from).as_secs_f64();
-    // Read before it stops and closes all of them.
+    // Read before the server stops and closes all connections.
     let open = client.counts().open;
     stop.stop();
     let shard =

@@ -1,7 +1,8 @@
-//! Instructions that the server, or the load generator, executes per connection, request and megabyte, counted by valgrind: the same in every
-//! run on any machine of the architecture, however busy, so that a regression of a few percent is seen.
+//! Instructions that the server, or the load generator, executes per connection, request and megabyte,
+//! counted by valgrind. The count is equal in every run on any machine of the architecture, under any load,
+//! so that a regression of a few percent is detected.
 //!
-//! `bench/instructions.json` holds what is accepted. `GINNEL_BLESS=1` writes it anew.
+//! `bench/instructions.json` has the accepted counts. `GINNEL_BLESS=1` writes it anew.
 
 use crate::client::{ClientConfig, Mode};
 use crate::generator::GeneratorCase;
@@ -20,13 +21,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// More instructions than accepted by this share are a regression.
+/// A count that exceeds the accepted one by more than this share is a regression.
 const REGRESSION_MIN: f64 = 0.02;
-/// Connections at the same time, as in the benches against smoltcp.
+/// Concurrent connections, as in the benches against smoltcp.
 const CONNECTIONS: u32 = 16;
 /// Length of a bulk response in bytes.
 const BULK_BYTES: u64 = 1_000_000;
-/// What is measured, with the unit of one.
+/// The cases, with the unit of an operation.
 const CASES: &[(&str, &str)] = &[
     ("short-connection", "instructions per connection"),
     ("keep-alive-request", "instructions per request"),
@@ -47,21 +48,22 @@ const CASES: &[(&str, &str)] = &[
     ("smoltcp-short-connection", "instructions per connection"),
     ("smoltcp-keep-alive-request", "instructions per request"),
 ];
-/// Cases of the other stack stand beside ours and are not checked.
+/// Cases of smoltcp, which are shown beside ours and not checked.
 const SMOLTCP_PREFIX: &str = "smoltcp-";
-/// Cases that go through the runtime; the others use the engine alone.
+/// Cases that use the runtime; the cases without a prefix use the engine alone.
 const RUNTIME_PREFIX: &str = "runtime-";
-/// The same with a task for each connection.
+/// Cases with a task for each connection.
 const TASK_PREFIX: &str = "task-";
-/// The same with a program in the calls of POSIX.
+/// Cases with a program in POSIX calls.
 const CALLS_PREFIX: &str = "calls-";
-/// Cases in which the load generator is measured and not the server, and those on its light stack.
+/// Cases that measure the load generator instead of the server, and the second prefix of those on the light
+/// TCP.
 const LOAD_PREFIX: &str = "load-";
 const LIGHT_PREFIX: &str = "light-";
-/// Cases of `ginnel httpd`, with the generator on its light stack.
+/// Cases of `ginnel httpd`, with the generator on the light TCP.
 const HTTPD_PREFIX: &str = "httpd-";
 
-/// Counts all cases and compares them with what is accepted.
+/// Counts all cases and compares them with the accepted counts.
 pub fn run(_options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     if Command::new("valgrind").arg("--version").output().is_err() {
         return Err(MeasureError::Skipped("valgrind is not installed".into()));
@@ -100,7 +102,7 @@ pub fn run(_options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     compare(results, &accepted)
 }
 
-/// Adds what is accepted to the results. Fails if one is a regression.
+/// Adds the accepted counts to the results. Fails if one is a regression.
 fn compare(
     mut results: Vec<BenchResult>,
     accepted: &BTreeMap<String, f64>,
@@ -136,18 +138,19 @@ fn result(case: &str, unit: &str, ours: f64, theirs: Option<f64>) -> BenchResult
     BenchResult::from_counts(&format!("instructions/{case}"), unit, ours, theirs)
 }
 
-/// Instructions per operation: the difference between a long run and a short one, in which the beginning of both cancels out.
+/// Returns the instructions per operation: the difference between a long and a short run, in which the
+/// start-up cancels out.
 fn count_per_operation(case: &str) -> Result<f64, MeasureError> {
     let (few, many) = operations(case);
     Ok((count_total(case, many)? - count_total(case, few)?) / (many - few) as f64)
 }
 
-/// Operations of the short run and of the long one. The short one reaches the steady state.
+/// Returns the operations of the short run and of the long run. The short run reaches the steady state.
 fn operations(case: &str) -> (u64, u64) {
     if case.contains("bulk") { (5, 15) } else { (6_000, 10_000) }
 }
 
-/// Instructions that the measured side executes in a run of one case under valgrind.
+/// Returns the instructions that the measured side executes in a run of a case under valgrind.
 fn count_total(case: &str, operations: u64) -> Result<f64, MeasureError> {
     let out = out_file(case);
     let program = std::env::current_exe()?;
@@ -174,15 +177,15 @@ fn out_file(case: &str) -> PathBuf {
     std::env::temp_dir().join(format!("ginnel-callgrind-{}-{case}", std::process::id()))
 }
 
-/// The total of a callgrind profile.
+/// Returns the total of a callgrind profile.
 fn instructions_in(profile: &str) -> Option<f64> {
     let line = profile.lines().find_map(|l| l.strip_prefix("totals:").or(l.strip_prefix("summary:")))?;
     line.split_whitespace().next()?.parse().ok().filter(|n| *n > 0.0)
 }
 
-/// What runs under valgrind.
+/// Runs a case; called under valgrind.
 pub fn run_case(case: &str, operations: u64) -> Result<(), MeasureError> {
-    // A short TIME_WAIT, so that entries expire as fast as they come in what is counted.
+    // With a short TIME_WAIT entries expire as fast as they are created during the measured operations.
     let tcp = TcpConfig { time_wait_seconds: 1, ..TcpConfig::default() };
     if case.starts_with(LOAD_PREFIX) || case.starts_with(HTTPD_PREFIX) {
         let httpd = case.starts_with(HTTPD_PREFIX);

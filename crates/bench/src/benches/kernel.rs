@@ -14,18 +14,18 @@ use ginnel::clock;
 use ginnel_stack::tcp::config::TcpConfig;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Before bulk bytes count: slow start is over.
+/// Time before bytes are counted; slow start has ended by then.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// Connections that the kernel's client has at the same time.
+/// Concurrent connections of the kernel's client.
 const CONNECTIONS: usize = 32;
-/// Addresses of the kernel's client: with 64,000 ports each they last longer than TIME_WAIT.
+/// Addresses of the kernel's client. With 64,000 ports each they suffice for more than the time of TIME_WAIT.
 const ADDRESSES: u8 = 200;
-/// Room for all who wait: 60 s at twice the rate of such a client.
+/// Limit on connections in TIME_WAIT: 60 s at twice the rate of such a client.
 const TIME_WAIT_MAX: u32 = 6_000_000;
-/// A client that uses less of its CPU was not the bottleneck.
+/// Smallest share of its CPU that a client uses if it is the bottleneck.
 const CLIENT_SHARE_MIN: f64 = 0.95;
 
-/// One connection with all offloads, each way.
+/// Measures one connection with all offloads, in each direction.
 pub fn bulk(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let cpus = Cpus::choose()?;
     let measure = Duration::from_secs_f64(options.seconds(3.0));
@@ -42,7 +42,7 @@ pub fn bulk(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     Ok(vec![run("tap-bulk/to-kernel", Sender::Ours)?, run("tap-bulk/from-kernel", Sender::Kernel)?])
 }
 
-/// Short connections of a client on the kernel: its own CPU is to be what limits them.
+/// Measures short connections of a client on the kernel, which is meant to be the bottleneck.
 pub fn short(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let cpus = Cpus::choose()?;
     let seconds = options.seconds(5.0);

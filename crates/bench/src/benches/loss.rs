@@ -1,5 +1,5 @@
-//! Goodput of one connection over a gigabit link that loses frames: the engine in simulated time (a committed table), and over TAP in
-//! real time beside the Linux kernel as sender.
+//! Goodput of one connection over a gigabit link with loss: the engine in simulated time (a committed table),
+//! and over TAP in real time against the Linux kernel as sender.
 
 use crate::bulk::BulkTransfer;
 use crate::harness::machine::Cpus;
@@ -17,13 +17,13 @@ use ginnel_stack::tcp::config::TcpConfig;
 use ginnel_stack::time::Instant;
 use std::fmt::Write;
 
-/// Loss of data frames, in percent, as it is written.
+/// Loss of data frames in percent, as text.
 const LOSSES: [&str; 4] = ["0", "0.1", "1", "3"];
-/// Round trip times without queueing, in ms.
+/// Round-trip times without queueing, in ms.
 const RTTS_MS: [u64; 3] = [1, 20, 100];
-/// Buffers of both ends: more than twice what the link holds at the longest round trip.
+/// Buffers of both ends: more than twice the bandwidth-delay product at the longest round trip.
 const BUFFER_BYTES: u32 = 32 << 20;
-/// Runs of a cell of the committed table, each with its seed.
+/// Runs of a cell of the committed table, each with a seed of its own.
 const SEEDS: u64 = 5;
 
 const SENDER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -38,7 +38,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// All cells, row by row.
+    /// Returns all cells, row by row.
     pub fn all() -> impl Iterator<Item = Self> {
         LOSSES.into_iter().flat_map(|loss| RTTS_MS.map(|rtt_ms| Self { loss, rtt_ms }))
     }
@@ -47,7 +47,8 @@ impl Cell {
         format!("loss-table/{}%/{}ms", self.loss, self.rtt_ms)
     }
 
-    /// How long a transfer takes: a hundred round trips and more, so that the beginning does not decide.
+    /// Returns the length of a transfer: at least a hundred round trips, so that slow start does not
+    /// dominate.
     fn seconds(self) -> u64 {
         match self.rtt_ms {
             0..10 => 2,
@@ -56,7 +57,8 @@ impl Cell {
         }
     }
 
-    /// The link. `data` is the direction of the data: `up` if the device's owner sends, `down` if it receives.
+    /// Returns the link. `data` is the direction of the data: `up` if the device's owner sends, `down` if it
+    /// receives.
     fn link(self, data: &str) -> LinkSpec {
         let Self { loss, rtt_ms } = self;
         let text = format!("rate=1gbit delay={}us {data}.loss={loss}%", rtt_ms * 500);
@@ -68,7 +70,7 @@ fn tcp() -> TcpConfig {
     TcpConfig { recv_buffer_bytes: BUFFER_BYTES, send_buffer_bytes: BUFFER_BYTES, ..TcpConfig::default() }
 }
 
-/// Goodput of the engine in simulated time, in Mbit/s.
+/// Returns the goodput of the engine in simulated time, in Mbit/s.
 pub fn simulate(cell: Cell, seed: u64) -> f64 {
     let mut now = Instant::from_millis(1_000_000);
     let (a, b) = pair(MemoryConfig { ring_bytes: 4 << 20, ..MemoryConfig::default() });
@@ -86,7 +88,7 @@ pub fn simulate(cell: Cell, seed: u64) -> f64 {
         let work = sender.turn(now, &mut fountain) + receiver.turn(now, &mut sink);
         if work == 0 {
             let next = [sender.next_deadline(), receiver.next_deadline()].into_iter().flatten().min();
-            // A deadline in the past means another turn; time must pass all the same.
+            // A deadline in the past requires another turn, and time must advance nevertheless.
             now = next.unwrap_or(end).max(now + Duration::from_nanos(1000));
         }
     }
@@ -94,7 +96,7 @@ pub fn simulate(cell: Cell, seed: u64) -> f64 {
     sink.received as f64 * 8.0 / time.as_secs_f64() / 1e6
 }
 
-/// The committed table. Without loss chance has no part in it, and one run does.
+/// Returns the committed table. Without loss the result is not random, and one run suffices.
 pub fn table() -> String {
     let goodput = |cell: Cell| {
         let seeds = if cell.loss == "0" { 1 } else { SEEDS };
@@ -124,7 +126,8 @@ pub fn table() -> String {
 /// Runs of each cell over TAP.
 const RUNS_MIN: usize = 9;
 
-/// Prints the simulated table, then measures each cell over TAP: our sender and the kernel's in turn, with the same seeds.
+/// Prints the simulated table, then measures each cell over TAP: our sender and the kernel's in turn, with
+/// equal seeds.
 pub fn run(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     print!("{}", table());
     let cpus = Cpus::choose()?;
@@ -153,7 +156,7 @@ fn run_cell(cell: Cell, options: &Options, cpus: Cpus) -> Result<BenchResult, Me
 mod tests {
     use super::*;
 
-    /// `GINNEL_BLESS=1` accepts what is new.
+    /// Compares the table with the committed one; `GINNEL_BLESS=1` writes it.
     #[test]
     fn goodput_under_loss_is_what_it_was() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/loss-table.txt");

@@ -1,4 +1,5 @@
-//! Packets per second over memif, one way, beside two of DPDK's testpmd that do the same: no extension, wire frames only, one queue.
+//! Packets per second over memif in one direction, against two processes of DPDK's testpmd: no protocol
+//! extension, no GSO, one queue.
 
 use crate::harness::machine::{Cpus, pin};
 use crate::harness::pairs::{self, Bound, Measurement};
@@ -15,12 +16,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 const PROGRAM: &str = "dpdk-testpmd";
-/// Frames that are shown to the other side at once: as many as testpmd sends in a burst by default.
+/// Frames per flush: testpmd's default burst.
 const BURST: usize = 32;
-/// What the link needs to come up.
+/// Longest time until the link comes up.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// 64 and 1500 bytes, Ethernet header included.
+/// Measures frames of 64 and 1500 bytes, including the Ethernet header.
 pub fn rate(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let found = Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if let Err(error) = found {
@@ -45,7 +46,7 @@ fn device(socket: &Path, role: Role) -> Result<Memif, MeasureError> {
     Ok(open(&MemifConfig { offload: false, ..MemifConfig::new(name, role) })?)
 }
 
-/// A thread sends as client, as fast as there is room, and one receives as server. Both poll.
+/// One thread sends as client, as fast as the ring permits, and one receives as server. Both poll.
 fn ours(cpus: Cpus, bytes: usize, time: Duration) -> Result<Measurement, MeasureError> {
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("socket");
@@ -92,7 +93,7 @@ fn ours(cpus: Cpus, bytes: usize, time: Duration) -> Result<Measurement, Measure
     })
 }
 
-/// A testpmd on one CPU.
+/// A testpmd process on one CPU.
 struct Testpmd(Child);
 
 impl Testpmd {
@@ -109,7 +110,7 @@ impl Testpmd {
             "--vdev",
             &device,
         ]);
-        // Its main thread only prints now and then, so it may share the CPU of the one that works.
+        // testpmd's main thread only prints occasionally, so it may share the CPU of the forwarding thread.
         command.arg(format!("--lcores=0@{cpu},1@{cpu}"));
         command.args(["--", "--total-num-mbufs=4096", "--auto-start", "--no-lsc-interrupt", "--no-mlockall"]);
         command.args(["--no-flush-rx", "--stats-period=1"]).args(arguments);
@@ -118,14 +119,14 @@ impl Testpmd {
 }
 
 impl Drop for Testpmd {
-    /// Its processor time counts as ours once it was waited for.
+    /// Waits for the process, so that its CPU time counts as this process's children.
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// One testpmd that only receives, as server, and one that only sends.
+/// One testpmd only receives, as server, and one only sends.
 fn theirs(cpus: Cpus, bytes: usize, time: Duration) -> Result<Measurement, MeasureError> {
     let folder = tempfile::tempdir()?;
     let socket = folder.path().join("socket");
@@ -140,7 +141,7 @@ fn theirs(cpus: Cpus, bytes: usize, time: Duration) -> Result<Measurement, Measu
     let size = format!("--txpkts={bytes}");
     let _sender = Testpmd::start(cpus.client, "client", &socket, &["--forward-mode=txonly", &size])?;
     let output = receiver.0.stdout.take().ok_or_else(|| MeasureError::Failed("no output".into()))?;
-    // It prints its counter each second; the first that is not zero is the start.
+    // testpmd prints its counter every second; the first nonzero value is the start.
     let mut first: Option<(u64, Instant)> = None;
     for line in BufReader::new(output).lines() {
         let line = line?;

@@ -1,4 +1,4 @@
-//! The benches. Each is a function that prints and records its results.
+//! The benches. Each is a function that returns its results.
 
 mod client_programs;
 mod corpus;
@@ -17,30 +17,30 @@ mod vs_smoltcp;
 use crate::harness::result::BenchResult;
 use crate::harness::{MeasureError, Options};
 
-/// What a bench needs to run.
+/// Requirements of a bench.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Needs {
-    /// Nothing: it measures no time.
+    /// None: the bench does not measure real time.
     Nothing,
-    /// The machine for itself.
+    /// A quiet machine.
     Machine,
-    /// The same, and a network namespace with the Linux kernel at the other end of a TAP device.
+    /// A quiet machine, and a network namespace with the Linux kernel at the other end.
     Namespace,
 }
 
 /// A bench.
 pub struct Bench {
-    /// Its name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What it measures.
+    /// Description of what is measured.
     pub about: &'static str,
-    /// What it needs.
+    /// Requirements.
     pub needs: Needs,
-    /// Runs it.
+    /// Runs the bench.
     pub run: fn(&Options) -> Result<Vec<BenchResult>, MeasureError>,
 }
 
-/// All of them, in the order in which they run.
+/// All benches, in the order in which they run.
 pub const ALL: &[Bench] = &[
     Bench {
         name: "short-vs-smoltcp",

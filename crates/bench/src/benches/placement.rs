@@ -1,5 +1,5 @@
-//! What it costs to have the application beside its shard: short connections, round trips of one connection, and the first answer of a stack
-//! that sleeps.
+//! Cost of running the application outside of its shard's thread: short connections, round trips of one
+//! connection, and the response time of a sleeping stack.
 
 use super::vs_smoltcp::checksums;
 use crate::client::{ClientConfig, Mode};
@@ -17,26 +17,26 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-/// Connections at the same time, where many are made.
+/// Concurrent connections of the benches with short connections.
 const CONNECTIONS: u32 = 16;
-/// Times that a stack is woken.
+/// Number of wake-ups of a stack.
 const WAKE_UPS: usize = 1000;
-/// An answer that takes longer will not come.
+/// Longest time to wait for a response.
 const WAKE_UP_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long it has nothing to do before: many times `shard.spin_us`.
+/// Idle time before each request: many times `shard.spin_us`.
 const IDLE_TIME: Duration = Duration::from_millis(3);
 
-/// The application in its shard's thread.
+/// Measures the application in its shard's thread.
 pub fn inline(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     run("placement-inline", Placement::Inline, options)
 }
 
-/// In a thread on the same CPU, against that.
+/// Measures the application in a thread on the same CPU, against inline.
 pub fn paired(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     run("placement-paired", Placement::Paired, options)
 }
 
-/// In a thread on another CPU, against that.
+/// Measures the application in a thread on another CPU, against inline.
 pub fn split(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     run("placement-split", Placement::Split, options)
 }
@@ -79,7 +79,7 @@ fn run(name: &str, placement: Placement, options: &Options) -> Result<Vec<BenchR
     Ok(results)
 }
 
-/// From a request that wakes the stack to its answer, beside a bare thread that is woken and answers.
+/// Measures the time from a request that wakes the stack to its response, and the wake-up of a bare thread.
 pub fn wake_latency(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let plan = RunPlan::new(Cpus::choose()?, options.seconds(3.0));
     let times = if options.smoke { 20 } else { WAKE_UPS };
@@ -108,7 +108,7 @@ pub fn wake_latency(options: &Options) -> Result<Vec<BenchResult>, MeasureError>
     Ok(results)
 }
 
-/// Median and 99th percentile, in microseconds.
+/// Returns median and 99th percentile in microseconds.
 fn latency(mut seconds: Vec<f64>) -> Measurement {
     seconds.sort_by(f64::total_cmp);
     let p99 = seconds.get(seconds.len() * 99 / 100).or(seconds.last()).copied().unwrap_or(f64::NAN);
@@ -117,7 +117,7 @@ fn latency(mut seconds: Vec<f64>) -> Measurement {
         .with("wake_ups", seconds.len() as f64)
 }
 
-/// What the machine needs to wake a thread: one that sleeps on an event descriptor and answers in shared memory.
+/// Measures the machine's time to wake a thread that sleeps on an eventfd and responds in shared memory.
 fn bare_wake_ups(plan: &RunPlan, times: usize) -> Result<Vec<f64>, MeasureError> {
     let bell = eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
     let answered = AtomicU64::new(0);
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
     use ginnel_testkit::steal;
 
-    /// One short pair of everything: it works in each placement. The figures mean nothing.
+    /// Smoke test: one short pair of everything, in each placement. The figures mean nothing.
     #[test]
     fn every_bench_of_placements_works() {
         let options = Options {
@@ -177,7 +177,7 @@ mod tests {
                 assert_eq!(results.len(), parts);
                 for result in results {
                     assert_eq!(result.theirs.is_some(), !result.name.starts_with("placement-inline"));
-                    // So short a measurement has nothing to show when the machine stood still for most of it.
+                    // Such a short measurement has no result if the machine was stalled for most of it.
                     if !(result.ours.is_finite() && result.ours > 0.0) {
                         return Err(format!("{}: {}", result.name, result.ours));
                     }

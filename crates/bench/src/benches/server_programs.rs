@@ -1,4 +1,4 @@
-//! Unmodified servers other than nginx alone, on a stack and on the kernel: redis and memcached, and HAProxy in front of nginx.
+//! Unmodified servers on a stack and on the kernel: redis, memcached, and HAProxy in front of nginx.
 
 use crate::harness::result::BenchResult;
 use crate::harness::{MeasureError, Options};
@@ -8,16 +8,16 @@ use ginnel_measure::generator::{LoadProtocol, LoadSpec};
 use ginnel_measure::testbed::Medium;
 use std::ffi::OsString;
 
-/// Connections to a server of values, each with one request in flight.
+/// Connections to redis or memcached, each with one request in flight.
 const VALUE_CONNECTIONS: &str = "50";
-/// Bytes of the value.
+/// Size of the value in bytes.
 const VALUE_BYTES: &str = "64";
-/// Connections to a proxy at the same time.
+/// Concurrent connections to the proxy.
 const PROXY_CONNECTIONS: &str = "64";
-/// Where nginx is behind it.
+/// Port of nginx behind the proxy.
 const BACKEND_PORT: u16 = 8080;
 
-/// GET of redis.
+/// Measures GET of redis.
 pub fn redis(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     programs::require("redis-server")?;
     values("redis-vs-kernel", LoadProtocol::Redis, options, |contest| {
@@ -25,13 +25,13 @@ pub fn redis(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     })
 }
 
-/// get of memcached.
+/// Measures get of memcached.
 pub fn memcached(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     programs::require("memcached")?;
     values("memcached-vs-kernel", LoadProtocol::Memcached, options, |_| programs::memcached(ADDRESS))
 }
 
-/// Over memory and over AF_XDP; the kernel, which has no memif, over its cable beside each.
+/// Measures over memory and over AF_XDP; the kernel, which has no memif, uses its veth pair for both.
 fn values(
     name: &str,
     language: LoadProtocol,
@@ -56,7 +56,7 @@ fn values(
     Ok(results)
 }
 
-/// HAProxy in front of nginx, both on one core, and on one stack or on the kernel.
+/// Measures HAProxy in front of nginx, both on one core, and on one stack or on the kernel.
 pub fn haproxy(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     programs::require("haproxy")?;
     programs::require("nginx")?;

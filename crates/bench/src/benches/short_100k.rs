@@ -1,4 +1,4 @@
-//! Many connections at once: a hundred thousand open, the oldest of them served and replaced, all day long.
+//! A hundred thousand open connections, of which the oldest are served and replaced continuously.
 
 use super::vs_smoltcp::checksums;
 use crate::client::{ClientConfig, Mode};
@@ -11,20 +11,22 @@ use crate::server::{EngineOptions, EngineServer, cable, link_setup};
 use crate::two_threads::{self, RunPlan};
 use ginnel_stack::tcp::config::TcpConfig;
 
-/// Connections open at the same time.
+/// Open connections.
 const CONNECTIONS: u32 = 100_000;
-/// Of these, so many do something at the same time.
+/// Connections that make a request or are opened at the same time.
 const ACTIVE: u32 = 256;
-/// Bytes of each ring: room for a segment of every active connection.
+/// Size of each ring in bytes: a segment of every active connection.
 const RING_BYTES: usize = 1 << 20;
-/// Longer than TIME_WAIT, so that its end is measured, too.
+/// Longer than TIME_WAIT, so that expiring entries are measured, too.
 const SECONDS: f64 = 75.0;
-/// Room for all who wait: 60 s at two million connections per second. Memory is used as they come.
+/// Limit on connections in TIME_WAIT: 60 s at two million connections per second. Memory is allocated as they
+/// occur.
 const TIME_WAIT_MAX: u32 = 120_000_000;
-/// What a run at the goal needs: 60 million entries and their share of the flow table.
+/// Memory in bytes that a run at the target rate needs: 60 million entries and their share of the flow table.
 const MEMORY_BYTES_MIN: u64 = 6 << 30;
 
-/// Short connections while 100,000 are open; the server closes first and keeps everyone in TIME_WAIT for 60 s.
+/// Measures short connections while 100,000 are open. The server closes first, and keeps each in TIME_WAIT
+/// for 60 s.
 pub fn short_100k(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let seconds = options.seconds(SECONDS);
     let available = available_memory();
@@ -60,7 +62,7 @@ pub fn short_100k(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     Ok(vec![pairs::run("short-100k", "connections/s", options, Bound::Machine, Box::new(ours), None)?])
 }
 
-/// Memory that programs can have without swapping, in bytes.
+/// Returns the memory in bytes that is available without swapping.
 fn available_memory() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));

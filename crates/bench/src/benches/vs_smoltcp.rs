@@ -1,4 +1,4 @@
-//! The engine, alone and under the runtime, against smoltcp: the same client, the same rings, the same bytes.
+//! The engine, alone and with the runtime, against smoltcp, with equal client, rings and bytes.
 
 use crate::client::{ClientConfig, Mode};
 use crate::harness::machine::Cpus;
@@ -13,17 +13,17 @@ use crate::server::{
 use crate::two_threads::{RunPlan, RunResult};
 use ginnel_stack::tcp::config::TcpConfig;
 
-/// Connections at the same time.
+/// Concurrent connections.
 const CONNECTIONS: u32 = 16;
-/// Bytes of each ring.
+/// Size of each ring in bytes.
 const RING_BYTES: usize = 1 << 20;
 
-/// Short connections: the server closes.
+/// Measures short connections; the server closes.
 pub fn short(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     compare_with_smoltcp("short-vs-smoltcp", "connections/s", Mode::Short, options)
 }
 
-/// Requests on connections that stay.
+/// Measures requests on persistent connections.
 pub fn keep_alive(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     compare_with_smoltcp("keepalive-vs-smoltcp", "requests/s", Mode::KeepAlive, options)
 }
@@ -63,7 +63,7 @@ fn compare_with_smoltcp(
     ])
 }
 
-/// Who does checksums, as the options say.
+/// Returns who computes checksums, as the options say.
 pub fn checksums(options: &Options) -> Checksums {
     if options.software_checksums { Checksums::Software } else { Checksums::Device }
 }

@@ -1,14 +1,14 @@
-//! One benchmark at a time on this machine, and only on a quiet one.
+//! Admits one benchmark at a time, and only on a quiet machine.
 
 use super::machine::CpuTimes;
 use super::{MeasureError, Options};
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-/// A machine with less than this share of its CPUs in use is quiet.
+/// Largest share of the CPUs that may be in use on a quiet machine.
 const BUSY_SHARE_MAX: f64 = 0.05;
 
-/// Waits until no other benchmark runs. The lock goes with the value (and with the process).
+/// Waits until no other benchmark runs. The lock is released when the value is dropped or the process ends.
 pub fn lock_machine() -> Result<File, MeasureError> {
     let path = std::env::temp_dir().join("ginnel-bench.lock");
     let file = File::options().create(true).append(true).open(path)?;
@@ -19,7 +19,7 @@ pub fn lock_machine() -> Result<File, MeasureError> {
     Ok(file)
 }
 
-/// Waits up to a minute (`QUIET_SECONDS`) for the other programs of the machine to calm down.
+/// Waits up to a minute (`QUIET_SECONDS`) for the machine to become quiet.
 pub fn wait_until_quiet(options: &Options) -> Result<(), MeasureError> {
     if options.smoke {
         return Ok(());

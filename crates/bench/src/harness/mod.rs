@@ -1,4 +1,4 @@
-//! What all benches share: the machine and its conditions, paired runs, and results.
+//! What all benches share: the state of the machine, pairs of measurements, and results.
 
 pub mod lock;
 pub mod pairs;
@@ -6,50 +6,50 @@ pub mod result;
 
 pub use ginnel_measure::{CoreLayout, MeasureError, machine};
 
-/// How a bench is to be run.
+/// Options of all benches.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Pairs of measurements (ours, theirs, ours, theirs …).
+    /// Number of pairs of measurements (ours, theirs, ours, theirs …).
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub pairs: usize,
 
-    /// Length of each measurement. Default: what the bench needs.
+    /// Length of each measurement in seconds. Default: chosen by the bench.
     #[arg(long, value_name = "SECONDS")]
     pub seconds: Option<f64>,
 
-    /// Only shows that it works: one short pair, on a machine that may be busy. The figures mean nothing.
+    /// Smoke test: one short pair, also on a busy machine. The figures mean nothing.
     #[arg(long)]
     pub smoke: bool,
 
-    /// Measures on a busy machine, too, and repeats nothing. The result says so.
+    /// Measure also on a busy machine, and repeat nothing. The result says so.
     #[arg(long)]
     pub force: bool,
 
-    /// Only those parts of a bench whose names contain this: `--only 1%/20ms`.
+    /// Run only the parts of a bench whose names contain this text: "--only 1%/20ms".
     #[arg(long, value_name = "PART")]
     pub only: Option<String>,
 
-    /// Who pays for what the kernel does to receive, where a kernel takes part.
+    /// Which core runs the kernel's receive processing, in benches with the kernel.
     #[arg(long, value_enum, default_value_t)]
     pub layout: CoreLayout,
 
-    /// Both ends compute TCP checksums, instead of leaving them to the memory device.
+    /// Compute TCP checksums on both ends instead of leaving them to the memory device.
     #[arg(long)]
     pub software_checksums: bool,
 }
 
 impl Options {
-    /// True if the part of a bench with this name was asked for.
+    /// Returns true if the part of a bench with this name is to run.
     pub fn wants(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|part| name.contains(part))
     }
 
-    /// Number of pairs.
+    /// Returns the number of pairs.
     pub fn pairs(&self) -> usize {
         if self.smoke { 1 } else { self.pairs.max(1) }
     }
 
-    /// Seconds of each measurement, where the bench wants `usual`.
+    /// Returns the length of each measurement in seconds; `usual` is the default.
     pub fn seconds(&self, usual: f64) -> f64 {
         self.seconds.unwrap_or(if self.smoke { usual.min(0.5) } else { usual })
     }

@@ -1,5 +1,5 @@
-//! A B A B …: our measurement and theirs in turn, so that both see the same minutes of the machine. A pair whose conditions changed is
-//! repeated, a limited number of times.
+//! Pairs of measurements (A B A B …): ours and theirs alternate, so that both see equal conditions. A pair is
+//! repeated, a limited number of times, if the conditions changed during it.
 
 use super::machine::{CpuTimes, Cpus, cache_line_round_trip, children_cpu_time, process_cpu_time};
 use super::result::{BenchResult, median};
@@ -7,33 +7,34 @@ use super::{MeasureError, Options};
 use core::time::Duration;
 use std::collections::BTreeMap;
 
-/// A pair is repeated if the cache line's round trip changed by more than this factor during it.
+/// A pair is repeated if the round trip of a cache line changed by more than this factor.
 const CACHE_LINE_CHANGE_MAX: f64 = 1.5;
 /// A pair is repeated if other programs used more than this share of the machine.
 const FOREIGN_SHARE_MAX: f64 = 0.03;
-/// A pair is repeated if the host took more than this share.
+/// A pair is repeated if the host took more than this share of the machine (steal time).
 const STEAL_SHARE_MAX: f64 = 0.02;
 
-/// What one measurement of one arm found.
+/// One measurement of one arm.
 #[derive(Clone, Debug, Default)]
 pub struct Measurement {
     /// The figure.
     pub value: f64,
-    /// What should be known beside it.
+    /// Additional facts.
     pub facts: BTreeMap<String, f64>,
-    /// Why it cannot be trusted.
+    /// Reasons why the measurement is not valid.
     pub complaints: Vec<String>,
-    /// CPU time of the kernel's threads that took part: nobody's children, and not others' programs either.
+    /// CPU time of the kernel threads that took part. They are neither children of this process nor other
+    /// programs.
     pub kernel_time: Duration,
 }
 
 impl Measurement {
-    /// A figure.
+    /// Creates a measurement with this figure.
     pub fn new(value: f64) -> Self {
         Self { value, ..Self::default() }
     }
 
-    /// The same with something to be known beside it.
+    /// Adds a fact.
     #[must_use]
     pub fn with(mut self, name: &str, value: f64) -> Self {
         self.facts.insert(name.into(), value);
@@ -41,21 +42,21 @@ impl Measurement {
     }
 }
 
-/// The machine during a measurement.
+/// State of the machine during a measurement.
 #[derive(Clone, Debug, Default)]
 pub struct Conditions {
-    /// Round trip of a cache line, in ns.
+    /// Round trip of a cache line before and after the measurement, in ns.
     pub cache_line_ns: [f64; 2],
-    /// Share of the machine that the host took.
+    /// Share of the machine that the host took (steal time).
     pub steal: f64,
     /// Share of the machine that other programs used.
     pub foreign: f64,
-    /// How busy each CPU was.
+    /// Busy share of each CPU.
     pub cpu: Vec<f64>,
 }
 
 impl Conditions {
-    /// Measures during `run`.
+    /// Runs `run` and measures the conditions during it.
     pub fn measure(
         cpus: Cpus,
         run: impl FnOnce() -> Result<Measurement, MeasureError>,
@@ -98,13 +99,13 @@ impl Conditions {
     }
 }
 
-/// Which figures are good ones.
+/// Whether higher or lower figures are better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Better {
-    /// The ratio is how many times as much as theirs ours is.
+    /// The ratio is ours divided by theirs.
     #[default]
     Higher,
-    /// The ratio is how many times as much as ours theirs is.
+    /// The ratio is theirs divided by ours.
     Lower,
 }
 
@@ -117,14 +118,15 @@ impl Better {
     }
 }
 
-/// What keeps a figure from being higher.
+/// What limits a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// The machine: how fast cores exchange cache lines decides, too.
+    /// The machine, including the speed at which cores exchange cache lines.
     Machine,
-    /// A link that is slower than the machine by far.
+    /// A link that is much slower than the machine.
     Link,
-    /// The machine, which both arms have by turns of milliseconds: what it does, it does to both, and turns in which it stood still do not count.
+    /// The machine, with alternating slices of milliseconds for both arms, so that disturbances affect both
+    /// and stalled slices do not count.
     Turns,
 }
 
@@ -155,7 +157,7 @@ impl MeasuredPair {
     }
 }
 
-/// Runs the pairs and draws the result.
+/// Runs the pairs and summarizes them.
 pub fn run(
     name: &str,
     unit: &str,
@@ -167,7 +169,7 @@ pub fn run(
     run_for(Better::Higher, name, unit, options, bound, ours, theirs)
 }
 
-/// The same for figures of which either the high or the low ones are good.
+/// Runs the pairs for figures of which higher or lower ones are better.
 pub fn run_for(
     better: Better,
     name: &str,
@@ -190,7 +192,7 @@ pub fn run_for(
     })
 }
 
-/// The same where one measurement is of both, by turns.
+/// Runs the pairs if one measurement covers both arms.
 pub fn run_interleaved(
     name: &str,
     unit: &str,
@@ -270,7 +272,7 @@ fn summarize(
     }
 }
 
-/// The median of each fact over all pairs.
+/// Returns the median of each fact over all pairs.
 fn medians<'a>(all: impl Iterator<Item = &'a Measurement>) -> BTreeMap<String, f64> {
     let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for measured in all {
@@ -292,7 +294,7 @@ mod tests {
 
     #[test]
     fn the_ratio_is_the_median_of_the_pairs_ratios() {
-        // The machine was twice as fast during the last pair: the ratio does not see it.
+        // The machine was twice as fast during the last pair; the ratio does not show it.
         let result = summarize(
             Better::Higher,
             "x",

@@ -1,4 +1,4 @@
-//! Results: a line of JSON for the record, a table for whoever watches.
+//! Results: a line of JSON for the record, and a table for the terminal.
 
 use super::pairs::Conditions;
 use serde_json::{Value, json};
@@ -8,39 +8,39 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::Command;
 
-/// Version of the stack that we are compared with.
+/// Version of smoltcp, with which Ginnel is compared.
 const SMOLTCP_VERSION: &str = "0.13.1";
 
-/// The result of a bench.
+/// Result of a bench.
 #[derive(Clone, Debug)]
 pub struct BenchResult {
-    /// Name of the bench, and of the case if it has several.
+    /// Name of the bench, and of the case if the bench has several.
     pub name: String,
     /// Unit of the figures.
     pub unit: String,
-    /// Our median.
+    /// Median of our arm.
     pub ours: f64,
-    /// Their median.
+    /// Median of their arm.
     pub theirs: Option<f64>,
-    /// Median of the pairs' ratios.
+    /// Median of the ratios of the pairs.
     pub ratio: Option<f64>,
-    /// Smallest and largest ratio, or figure if there is no other arm.
+    /// Smallest and largest ratio; smallest and largest figure if there is only one arm.
     pub spread: [f64; 2],
-    /// How many pairs.
+    /// Number of pairs.
     pub pairs: usize,
-    /// The machine during each measurement.
+    /// State of the machine during each measurement.
     pub conditions: Vec<Conditions>,
-    /// Medians of what our arm said beside its figure.
+    /// Medians of the additional facts of our arm.
     pub our_facts: BTreeMap<String, f64>,
-    /// The same of the other arm.
+    /// Medians of the additional facts of their arm.
     pub their_facts: BTreeMap<String, f64>,
-    /// Why the result is not valid. Empty if it is.
+    /// Reasons why the result is not valid; empty if it is.
     pub complaints: Vec<String>,
 }
 
 pub use ginnel_measure::median;
 
-/// Four significant digits are more than any of this is worth.
+/// Rounds to four significant digits.
 fn round(value: f64) -> f64 {
     format!("{value:.4e}").parse().unwrap_or(value)
 }
@@ -74,7 +74,7 @@ fn command() -> String {
 }
 
 impl BenchResult {
-    /// A result that does not depend on time or on what else the machine does: one run is enough.
+    /// Creates a result that depends neither on time nor on other load, so that one run suffices.
     pub fn from_counts(name: &str, unit: &str, ours: f64, theirs: Option<f64>) -> Self {
         let ratio = theirs.map(|t| ours / t);
         Self {
@@ -92,7 +92,7 @@ impl BenchResult {
         }
     }
 
-    /// Nothing was wrong.
+    /// Returns true if there are no complaints.
     pub fn is_valid(&self) -> bool {
         self.complaints.is_empty()
     }
@@ -114,7 +114,7 @@ impl BenchResult {
         (0..count).map(|i| median(&of(i)).unwrap_or(0.0)).collect()
     }
 
-    /// The line for the record.
+    /// Formats the result as JSON for the record.
     pub fn to_json(&self) -> Value {
         let [before, after] = self.cache_line();
         json!({
@@ -140,7 +140,7 @@ impl BenchResult {
         })
     }
 
-    /// Appends the line to `target/bench/results.jsonl`.
+    /// Appends the result to `target/bench/results.jsonl`.
     pub fn record(&self) -> io::Result<()> {
         let folder = Path::new(&std::env::var("CARGO_TARGET_DIR").unwrap_or("target".into())).join("bench");
         fs::create_dir_all(&folder)?;
@@ -148,7 +148,7 @@ impl BenchResult {
         writeln!(file, "{}", self.to_json())
     }
 
-    /// The table for whoever watches.
+    /// Prints the result as a table.
     pub fn print(&self) {
         let Self { name, unit, .. } = self;
         println!("{name}");
@@ -189,7 +189,7 @@ impl BenchResult {
     }
 }
 
-/// Readable at any size.
+/// Formats a number with digits that suit its size.
 pub fn number(value: f64) -> String {
     match value.abs() {
         a if a >= 1e5 => format!("{:.0}", value),

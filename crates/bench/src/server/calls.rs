@@ -1,4 +1,5 @@
-//! A server in the calls of POSIX, as nginx makes them for each connection: what an unmodified program costs beside its own work.
+//! A server in POSIX calls, as nginx makes them for each connection: the cost of the socket calls of an
+//! unmodified program.
 
 use super::{SERVER, Server, ShardServer};
 use crate::http;
@@ -15,14 +16,14 @@ use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex};
 
-/// Events that are taken at a time (`epoll_events` of nginx).
+/// Events per `epoll_wait` (nginx's `epoll_events`).
 const EVENTS: usize = 512;
-/// Descriptors of closed sockets that are kept, as the preloaded library has it.
+/// Descriptors of closed sockets that are kept, as in the preloaded library.
 const DESCRIPTORS_KEPT: usize = 1024;
-/// What the program writes with an event of the listener, and not with others.
+/// User data of the listener's epoll events.
 const LISTENER: u64 = u64::MAX;
 
-/// A shard and a program beside it, which take turns.
+/// A shard and a program beside it, which run in turns.
 pub struct CallsServer {
     shard: Arc<Mutex<Shard<ChannelServer>>>,
     ops: Ops,
@@ -39,17 +40,17 @@ fn error_in(what: &str) -> impl Fn(Errno) -> Error + '_ {
 }
 
 impl CallsServer {
-    /// A listening program.
+    /// Creates a program that listens.
     ///
     /// # Errors
-    /// What is wrong with the configuration, no memory or descriptors.
+    /// An error in the configuration, or a lack of memory or descriptors.
     pub fn new(device: Device, keep_alive: bool, tcp: TcpConfig, now: Instant) -> Result<Self, Error> {
         let channel = ChannelServer::new(&ChannelConfig::default())?;
         let mut shard = ShardServer::new(device, channel, tcp, now)?.into_shard();
         shard.poll_once(now)?;
         let parts = shard.handler_mut().attach_process()?;
         let shard = Arc::new(Mutex::new(shard));
-        // As another process has it: all that is shared is locked, and seen through a mapping of its own.
+        // As in another process: shared state is locked and accessed through a mapping of its own.
         let client = Client::open(parts, Box::new(SameThread(shard.clone())))?;
         let config = OpsConfig { proxy_pool_max: DESCRIPTORS_KEPT, ..OpsConfig::default() };
         let ops = Ops::new(client, config).map_err(error_in("operations"))?;
@@ -65,7 +66,7 @@ impl CallsServer {
         Ok(Self { shard, ops, epoll: set, listener, response, keep_alive, events, request: vec![0; 1024] })
     }
 
-    /// What the program does until it would sleep.
+    /// Runs the program until it would block.
     fn serve_ready(&mut self) -> Result<(), Errno> {
         loop {
             let count = self.ops.epoll_wait(self.epoll, &mut self.events, Timeout::Zero, None)?;
@@ -96,7 +97,7 @@ impl CallsServer {
         let count = match self.ops.recv(fd, &mut [IoSliceMut::new(&mut self.request)], 0) {
             Ok(0) => return self.ops.close(fd),
             Err(Errno::AGAIN) => return Ok(()),
-            // A reset is as good as an end.
+            // A reset ends the connection, too.
             Err(_) => return self.ops.close(fd),
             Ok(count) => count,
         };
@@ -117,12 +118,12 @@ impl Server for CallsServer {
         };
         let work = turn(self);
         self.serve_ready().expect("the program's calls do not fail");
-        // What it wrote leaves in the same turn.
+        // What the program wrote is sent in the same turn.
         work + turn(self)
     }
 }
 
-/// An address of IPv4 that stands for all, as a program lays it out.
+/// Returns the wildcard IPv4 address as a `sockaddr_in`.
 fn wildcard_address(port: u16) -> Vec<u8> {
     let family = (libc::AF_INET as u16).to_ne_bytes();
     [&family[..], &port.to_be_bytes(), &Ipv4Addr::UNSPECIFIED.octets(), &[0; 8]].concat()

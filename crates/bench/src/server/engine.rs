@@ -1,4 +1,4 @@
-//! A responder on the engine itself: events are answered where they are taken.
+//! A responder on the engine itself, which handles events directly.
 
 use super::{ROUTER_IP, SERVER, Server};
 use crate::host::{Application, StackHost};
@@ -13,25 +13,25 @@ use ginnel_stack::tcp::config::TcpConfig;
 use ginnel_stack::tcp::source::{PreloadedSource, SourceId};
 use ginnel_stack::time::Instant;
 
-/// What differs between benches.
+/// Options of the server.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Connections stay open after a response.
+    /// Whether connections stay open after a response.
     pub keep_alive: bool,
-    /// Length of a body that is sent from memory without being copied to a send buffer, in place of the usual one.
+    /// Length of a body that is sent from a source without copying, instead of the default response.
     pub bulk_bytes: Option<u64>,
-    /// TCP's configuration.
+    /// TCP configuration.
     pub tcp: TcpConfig,
 }
 
 impl EngineOptions {
-    /// The usual response, TCP as it is by default.
+    /// Returns the options for the default response and the default TCP configuration.
     pub fn new(keep_alive: bool) -> Self {
         Self { keep_alive, bulk_bytes: None, tcp: TcpConfig::default() }
     }
 }
 
-/// The responder.
+/// The server.
 pub struct EngineServer {
     host: StackHost,
     responder: EngineResponder,
@@ -39,13 +39,13 @@ pub struct EngineServer {
 
 struct EngineResponder {
     head: Vec<u8>,
-    /// What follows the head, and its length.
+    /// Source and length of the body after the head.
     body: Option<(SourceId, u64)>,
     keep_alive: bool,
 }
 
 impl EngineServer {
-    /// A responder on a device.
+    /// Creates a server on a device.
     pub fn new(device: Device, options: EngineOptions, now: Instant) -> Self {
         let (address, router) = (Ipv4Addr::from_bits(SERVER.ip), Ipv4Addr::from_bits(ROUTER_IP));
         let mut host = StackHost::new(device, address, Some(router), options.tcp, now);
@@ -65,13 +65,13 @@ impl EngineServer {
         Self { host, responder: responder }
     }
 
-    /// Segments that came and went for each connection that was established.
+    /// Returns segments received and sent per established connection.
     pub fn packets_each(&self) -> [f64; 2] {
         let stats = self.host.stack.tcp_stats();
         [stats.segments_in, stats.segments_out].map(|n| n as f64 / stats.passive_opens.max(1) as f64)
     }
 
-    /// What is in use.
+    /// Returns the resources in use.
     pub fn usage(&self) -> Usage {
         self.host.stack.usage()
     }
@@ -90,7 +90,7 @@ impl Application for EngineResponder {
                     self.send_response(stack, conn);
                 }
             }
-            // Only a stale handle can be refused.
+            // Fails only for a stale handle.
             Event::PeerClosed { conn } => _ = stack.close(conn),
             _ => {}
         }
@@ -99,7 +99,7 @@ impl Application for EngineResponder {
 
 impl EngineResponder {
     fn send_response(&self, stack: &mut Stack, conn: Conn) {
-        // The client asks again only after the last answer, so there is always room.
+        // The client sends its next request after the last response, so the send buffer is empty.
         let sent = stack.send(conn, &self.head);
         debug_assert_eq!(sent, Ok(self.head.len()));
         if let Some((source, len)) = self.body {

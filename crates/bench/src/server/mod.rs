@@ -1,4 +1,4 @@
-//! Servers under test. All answer the same requests with the same bytes over the same device.
+//! Servers under test. All of them answer equal requests with equal bytes over the same device.
 
 mod calls;
 mod engine;
@@ -19,34 +19,34 @@ use ginnel_stack::time::Instant;
 
 /// MAC address of the server.
 pub const SERVER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-/// MAC address of the client, which is also the router to all of its addresses.
+/// MAC address of the client, which is the router to all of its addresses.
 pub const CLIENT_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
-/// The server's address and port.
+/// Address and port of the server.
 pub const SERVER: Endpoint = Endpoint { ip: 0xc0a8_0001, port: 80 };
-/// The router's address.
+/// Address of the router.
 pub const ROUTER_IP: u32 = 0xc0a8_0002;
 
 /// A server that is driven turn by turn.
 pub trait Server {
-    /// Takes what has come, answers, lets time pass. Returns how many frames it was.
+    /// Handles the received frames, responds and runs timers. Returns the number of frames.
     fn turn(&mut self, now: Instant) -> usize;
 
-    /// What it counted that should be known beside a result.
+    /// Returns counters for the result.
     fn facts(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
 }
 
-/// Who does TCP checksums.
+/// Who computes TCP checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksums {
-    /// The device: in memory that means nobody.
+    /// The device; on a memory device checksums are not computed.
     Device,
-    /// Both ends sum every segment.
+    /// Both ends compute the checksum of every segment.
     Software,
 }
 
-/// The cable between server and client: the server's end first.
+/// Creates the cable between server and client. Returns the server's end first.
 pub fn cable(checksums: Checksums, ring_bytes: usize) -> (Device, Device) {
     let config = MemoryConfig { macs: [SERVER_MAC, CLIENT_MAC], ring_bytes, ..MemoryConfig::default() };
     pair(match checksums {
@@ -55,7 +55,7 @@ pub fn cable(checksums: Checksums, ring_bytes: usize) -> (Device, Device) {
     })
 }
 
-/// The client's view of the same cable.
+/// Returns the addresses of the cable for the client.
 pub fn link_setup(checksums: Checksums) -> LinkSetup {
     LinkSetup {
         client_mac: CLIENT_MAC,

@@ -1,4 +1,4 @@
-//! A handler on a shard of the runtime: what an application really uses.
+//! A handler on a shard of the runtime, as applications use it.
 
 use super::{ROUTER_IP, SERVER, Server};
 use crate::http;
@@ -15,18 +15,18 @@ pub struct ShardServer<H> {
 }
 
 impl<H: Handler> ShardServer<H> {
-    /// A shard with the server's address on a device.
+    /// Creates a shard with the server's address on a device.
     ///
     /// # Errors
-    /// What is wrong with the configuration.
+    /// An error in the configuration.
     pub fn new(device: Device, handler: H, tcp: TcpConfig, now: Instant) -> Result<Self, Error> {
         Self::with_config(device, handler, tcp, now, |_| {})
     }
 
-    /// The same with another configuration.
+    /// Creates a shard with a configuration that `change` changes.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// An error in the configuration.
     pub fn with_config(
         device: Device,
         handler: H,
@@ -54,12 +54,12 @@ impl<H: Handler> ShardServer<H> {
         Ok(Self { shard: builder.build()? })
     }
 
-    /// The application.
+    /// Returns the application.
     pub fn handler(&self) -> &H {
         self.shard.handler()
     }
 
-    /// The shard, for who wants to drive it another way.
+    /// Returns the shard, for driving it another way.
     pub fn into_shard(self) -> Shard<H> {
         self.shard
     }
@@ -78,7 +78,8 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// Answers with the usual response, then closes or waits for the next request.
+    /// Creates a responder with the default response. It then closes the connection, or with `keep_alive`
+    /// waits for the next request.
     pub fn new(keep_alive: bool) -> Self {
         Self { response: http::response(keep_alive), keep_alive }
     }
@@ -94,7 +95,7 @@ impl Handler for Responder {
 
     fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
         if http::is_request(data) {
-            // The client asks again only after the last answer, so there is always room.
+            // The client sends its next request after the last response, so the send buffer is empty.
             let sent = cx.send(conn, &self.response);
             debug_assert_eq!(sent, Ok(self.response.len()));
             if !self.keep_alive {

@@ -1,6 +1,7 @@
-//! The same responder on smoltcp, written as someone who wants it fast would: one pass in, one over the sockets, one out per turn; as
-//! many sockets as there are connections, because each packet is looked up among all of them; a closed socket listens again as soon
-//! as its last acknowledgement has left. So it has no TIME_WAIT, which spares it work that Ginnel does.
+//! The responder on smoltcp, written for speed: each turn has one pass over the received frames, one over the
+//! sockets and one over the frames to send. There are as many sockets as connections, because each packet is
+//! looked up among all of them. A closed socket listens again as soon as its last acknowledgement was sent.
+//! So smoltcp keeps no TIME_WAIT, which saves work that Ginnel does.
 
 use super::{Checksums, ROUTER_IP, SERVER, SERVER_MAC, Server};
 use crate::frames::tx_meta;
@@ -14,10 +15,10 @@ use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::Instant as SmoltcpInstant;
 use smoltcp::wire::{EthernetAddress, HardwareAddress, IpCidr};
 
-/// Bytes of each socket's receive buffer, and of its send buffer: a request and a response, with room to spare.
+/// Size of each socket's receive buffer and send buffer in bytes; more than a request and a response.
 const BUFFER_BYTES: usize = 2048;
 
-/// The frames of one burst and the way out, as smoltcp wants a device.
+/// A burst of received frames and the transmit queue, as smoltcp's device.
 struct BurstDevice<'b, 'd> {
     frames: core::slice::Iter<'b, ginnel_stack::device::RxFrame<'d>>,
     tx: &'b mut (dyn TxQueue + Send),
@@ -44,7 +45,7 @@ impl phy::TxToken for TxToken<'_> {
                 self.tx.commit(len, tx_meta(self.offload));
                 result
             }
-            // A token must be good for a frame: one that the ring cannot take is lost as on a wire.
+            // A token must accept a frame; a frame without space in the ring is lost, as on a link.
             None => f(&mut vec![0; len]),
         }
     }
@@ -74,7 +75,7 @@ impl Device for BurstDevice<'_, '_> {
         let mut capabilities = DeviceCapabilities::default();
         capabilities.medium = Medium::Ethernet;
         capabilities.max_transmission_unit = 1514;
-        // IP headers are summed by both stacks in any case.
+        // Both stacks compute the checksums of IP headers in any case.
         if self.checksums == Checksums::Device {
             let mut checksum = ChecksumCapabilities::default();
             checksum.tcp = Checksum::None;
@@ -94,14 +95,14 @@ pub struct SmoltcpServer {
     checksums: Checksums,
     response: Vec<u8>,
     keep_alive: bool,
-    /// Sockets that had to be told to listen again.
+    /// Number of times that a socket was set to listen again.
     reused: u64,
-    /// Without a frame smoltcp needs to be asked once per millisecond only.
+    /// Without frames smoltcp's timers need to run only once per millisecond.
     timers_ran_ms: u64,
 }
 
 impl SmoltcpServer {
-    /// A responder with `connections` sockets on a device.
+    /// Creates a responder with `connections` sockets on a device.
     pub fn new(
         mut device: MemoryDevice,
         checksums: Checksums,
@@ -172,7 +173,7 @@ fn respond_all(sockets: &mut SocketSet<'_>, handles: &[SocketHandle], response: 
     for &handle in handles {
         let socket = sockets.get_mut::<Socket<'_>>(handle);
         if socket.can_recv() {
-            // A request may lie across the end of the ring.
+            // A request may wrap around the end of the ring buffer.
             let mut request = [0; 256];
             let len = socket.recv_slice(&mut request).unwrap_or(0);
             if http::is_request(&request[..len]) {
@@ -188,7 +189,8 @@ fn respond_all(sockets: &mut SocketSet<'_>, handles: &[SocketHandle], response: 
     }
 }
 
-/// To be called when everything that sockets had to send has left. Returns how many were told to listen.
+/// Sets closed sockets to listen again, and returns their number. Must be called after all segments of the
+/// sockets were sent.
 fn listen_again(sockets: &mut SocketSet<'_>, handles: &[SocketHandle]) -> u64 {
     let mut count = 0;
     for &handle in handles {

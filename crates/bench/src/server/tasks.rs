@@ -1,4 +1,4 @@
-//! The responder as tasks: one for each connection.
+//! The responder as tasks, one for each connection.
 
 use super::{SERVER, ShardServer};
 use crate::http;
@@ -14,21 +14,22 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What the first task is made by.
+/// Creates the first task.
 pub type Main = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = io::Result<()>>>>>;
 
 /// A shard with its tasks.
 pub struct TaskServer {
-    /// The server that is driven.
+    /// The underlying server.
     pub server: ShardServer<Executor<Main>>,
     future_bytes: Arc<AtomicUsize>,
 }
 
 impl TaskServer {
-    /// Answers with the usual response, then closes or waits for the next request.
+    /// Creates a responder with the default response. It then closes the connection, or with `keep_alive`
+    /// waits for the next request.
     ///
     /// # Errors
-    /// What is wrong with the configuration.
+    /// An error in the configuration.
     pub fn new(device: Device, keep_alive: bool, tcp: TcpConfig, now: Instant) -> Result<Self, Error> {
         let future_bytes = Arc::new(AtomicUsize::new(0));
         let size = Arc::clone(&future_bytes);
@@ -36,7 +37,7 @@ impl TaskServer {
         Ok(Self { server: ShardServer::new(device, Executor::new(main), tcp, now)?, future_bytes })
     }
 
-    /// Size of the future of a connection's task.
+    /// Returns the size of the future of a connection's task in bytes.
     pub fn future_bytes(&self) -> usize {
         self.future_bytes.load(Ordering::Relaxed)
     }
@@ -61,7 +62,8 @@ async fn listen(keep_alive: bool, future_bytes: Arc<AtomicUsize>) -> io::Result<
     }
 }
 
-/// The task of a connection, as a program for many of them is written: what it needs only while it reads is no part of its future.
+/// The task of a connection, written for many connections: the buffer that is only needed while reading is
+/// not a part of the future.
 async fn serve(mut stream: TcpStream, response: Rc<[u8]>, keep_alive: bool) -> io::Result<()> {
     loop {
         stream.readable().await?;
@@ -76,7 +78,7 @@ async fn serve(mut stream: TcpStream, response: Rc<[u8]>, keep_alive: bool) -> i
     }
 }
 
-/// What a client said.
+/// Result of reading from a client.
 enum ReadOutcome {
     Request,
     None,
