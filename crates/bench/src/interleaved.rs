@@ -69,7 +69,7 @@ pub fn run<A: Server, B: Server>(
                 complaints: driven.complaints,
             })
             .collect();
-        Ok(samples.try_into().expect("two went in"))
+        Ok(samples.try_into().expect("there are two samples"))
     })
 }
 
@@ -137,7 +137,7 @@ fn drive_clients(plan: &RunPlan, clients: &mut [Client; 2], phase: &AtomicU8) ->
         }
     }
     if f64::from(stalled) > STALLED_SHARE_MAX * f64::from(slices) || stalled == slices {
-        driven[0].complaints.push(format!("the machine stood still in {stalled} of {slices} turns"));
+        driven[0].complaints.push(format!("the machine was stalled in {stalled} of {slices} slices"));
     }
     driven
 }

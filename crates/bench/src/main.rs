@@ -80,7 +80,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if let Some(name) = arguments.names.iter().find(|n| ALL.iter().all(|b| b.name != **n)) {
-        eprintln!("there is no bench {name:?}; --list names them all");
+        eprintln!("unknown bench {name:?}: --list shows all names");
         return ExitCode::from(2);
     }
     let outcome = if let Some(case) = &arguments.count_case {

@@ -19,7 +19,11 @@ pub fn run(bench: &str) -> Result<(), MeasureError> {
     tun.map_err(|e| skipped(format!("/dev/net/tun: {e}")))?;
     let options = std::env::args().skip(1).filter(|word| ALL.iter().all(|b| b.name != word));
     let status = namespace::run(core::iter::once(bench.to_owned()).chain(options)).map_err(skipped)?;
-    if status.success() { Ok(()) } else { Err(MeasureError::Failed("inside of the namespace".into())) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err(MeasureError::Failed("the bench failed inside its namespace (see above)".into()))
+    }
 }
 
 /// Prepares the namespace. Must be called inside, before the first connection.

@@ -123,7 +123,10 @@ impl PlacedServer {
                         thread::yield_now();
                     }
                     if started.elapsed().as_secs() > 10 {
-                        return Err(MeasureError::Failed(format!("no answer: {:?}", client.counts())));
+                        return Err(MeasureError::Failed(format!(
+                            "no response in time: {:?}",
+                            client.counts()
+                        )));
                     }
                 }
                 Ok(started.elapsed().as_secs_f64())

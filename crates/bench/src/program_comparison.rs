@@ -98,7 +98,9 @@ impl<'a> ProgramComparison<'a> {
         load: LoadSpec,
     ) -> Result<Self, MeasureError> {
         if !rustix::process::geteuid().is_root() {
-            return Err(MeasureError::Skipped("needs root: BPF programs, and the kernel's threads".into()));
+            return Err(MeasureError::Skipped(
+                "needs root: it loads BPF programs and pins kernel threads".into(),
+            ));
         }
         let mut cpus = Cpus::choose()?;
         if options.layout == CoreLayout::One {

@@ -37,9 +37,9 @@ impl<S: Server> SingleThread<S> {
     /// If there is no progress for ten minutes of simulated time.
     pub fn run(&mut self, count: u64) {
         let wanted = self.client.counts().done + count;
-        let patience = self.now + Duration::from_secs(600);
+        let deadline = self.now + Duration::from_secs(600);
         while self.client.counts().done < wanted {
-            assert!(self.now < patience, "no progress: {:?}", self.client.counts());
+            assert!(self.now < deadline, "no progress: {:?}", self.client.counts());
             server_turn(&mut self.server, self.now);
             self.client.turn(self.now);
             self.now += TICK;

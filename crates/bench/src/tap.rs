@@ -68,7 +68,7 @@ pub fn open(cpus: Cpus, addresses: Vec<(IpAddr, u8)>) -> Result<Device, MeasureE
         TapConfig { name: Some(INTERFACE.into()), kernel_addresses: addresses, ..TapConfig::default() };
     let device = tap::open(&config).map_err(|e| MeasureError::Skipped(e.to_string()))?;
     if !namespace::receive_on(INTERFACE, cpus.client) {
-        println!("  receiving of the kernel's end runs on our CPU: /sys could not be mounted");
+        println!("  the kernel's receive processing runs on the stack's CPU: /sys could not be mounted");
     }
     Ok(device)
 }
@@ -90,7 +90,7 @@ pub fn transfer(t: &Transfer) -> Result<Measurement, MeasureError> {
             over.store(true, Ordering::Relaxed);
             result
         });
-        let mut measured = ours.join().expect("our end does not panic")?;
+        let mut measured = ours.join().expect("the stack's end does not panic")?;
         let share = kernel.join().expect("the kernel's end does not panic")?;
         measured.facts.insert("kernel_end_cpu".into(), share);
         Ok(measured)
@@ -137,7 +137,9 @@ fn run_stack_end(
         };
         match (opened, counted_from) {
             (None, _) if bulk.opened > 0 => opened = Some(now),
-            (None, _) if now >= give_up => return Err(MeasureError::Failed("no connection".into())),
+            (None, _) if now >= give_up => {
+                return Err(MeasureError::Failed("the connection was not established in time".into()));
+            }
             (Some(at), None) if now - at >= t.warm_up => {
                 counted_from = Some((now, bytes));
                 load = PollTime::default();
@@ -152,7 +154,7 @@ fn run_stack_end(
                         .with("packets_to_kernel", stats.segments_out as f64)
                         .with("our_retransmissions", stats.retransmitted as f64);
                 if bulk.ended > 0 {
-                    measured.complaints.push("the connection ended early".into());
+                    measured.complaints.push("the connection ended before the measurement did".into());
                 }
                 return Ok(measured);
             }

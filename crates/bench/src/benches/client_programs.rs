@@ -36,7 +36,9 @@ struct ClientComparison<'a> {
 impl<'a> ClientComparison<'a> {
     fn new(options: &'a Options) -> Result<Self, MeasureError> {
         if !rustix::process::geteuid().is_root() {
-            return Err(MeasureError::Skipped("needs root: BPF programs, and the kernel's threads".into()));
+            return Err(MeasureError::Skipped(
+                "needs root: it loads BPF programs and pins kernel threads".into(),
+            ));
         }
         ginnel_path()?;
         let mut cpus = Cpus::choose()?;
@@ -85,7 +87,8 @@ impl<'a> ClientComparison<'a> {
             command.args(&line[1..]).stdin(Stdio::null()).stdout(written.try_clone()?).stderr(written);
             Ok(command.env("GINNEL_RUN_DIR", folder.join("stacks")).spawn()?)
         };
-        let mut child = std::thread::scope(|scope| scope.spawn(start).join().expect("it does not panic"))?;
+        let mut child =
+            std::thread::scope(|scope| scope.spawn(start).join().expect("starting a client does not panic"))?;
         let until = Instant::now() + limit;
         let status = loop {
             if let Some(status) = child.try_wait()? {
@@ -104,7 +107,7 @@ impl<'a> ClientComparison<'a> {
         match status {
             Some(status) if status.success() => Ok(text),
             Some(status) => Err(MeasureError::Failed(format!("{name}: {status}: {last}"))),
-            None => Err(MeasureError::Failed(format!("{name} does not end: {last}"))),
+            None => Err(MeasureError::Failed(format!("{name} did not end in time: {last}"))),
         }
     }
 
@@ -122,7 +125,7 @@ impl<'a> ClientComparison<'a> {
         let used = (children_cpu_time()? - before).as_secs_f64() / started.elapsed().as_secs_f64();
         let text = text?;
         let Some((figure, failures)) = read(&text) else {
-            return Err(MeasureError::Failed(format!("{arm}: this was not understood: {text}")));
+            return Err(MeasureError::Failed(format!("{arm}: unexpected output of the client: {text}")));
         };
         let mut measured = Measurement::new(figure).with("client", used).with("failures", failures as f64);
         measured.kernel_time = account.kernel_time;
@@ -297,7 +300,7 @@ impl NamespaceHolder {
         let until = Instant::now() + EXIT_TIMEOUT;
         while of(&self.0.id().to_string())? == own {
             if Instant::now() > until || self.0.try_wait()?.is_some() {
-                return Err(MeasureError::Failed("no second namespace".into()));
+                return Err(MeasureError::Failed("the client's network namespace was not created".into()));
             }
             std::thread::sleep(POLL_INTERVAL);
         }

@@ -69,7 +69,7 @@ fn value_of(report: &Value, name: &str) -> f64 {
 
 fn check_count(result: &mut BenchResult, report: &Value, name: &str, wanted: u32) {
     if value_of(report, name) != f64::from(wanted) {
-        result.complaints.push(format!("{} of {wanted} {name} are there", value_of(report, name)));
+        result.complaints.push(format!("there are {} {name} instead of {wanted}", value_of(report, name)));
     }
 }
 
@@ -139,6 +139,6 @@ pub fn print_task_memory(tasks: u32) -> Result<(), MeasureError> {
 fn resident_bytes() -> Result<u64, MeasureError> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split_whitespace().nth(1).and_then(|w| w.parse::<u64>().ok());
-    let pages = pages.ok_or_else(|| MeasureError::Failed("/proc/self/statm cannot be read".into()))?;
+    let pages = pages.ok_or_else(|| MeasureError::Failed("/proc/self/statm: unexpected format".into()))?;
     Ok(pages * rustix::param::page_size() as u64)
 }

@@ -64,7 +64,7 @@ pub fn run(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     while client.counts().done < u64::from(connections) {
         let now = clock::now();
         if now - started > OPEN_TIMEOUT {
-            return Err(MeasureError::Failed(format!("no progress: {:?}", client.counts())));
+            return Err(MeasureError::Failed(format!("the client makes no progress: {:?}", client.counts())));
         }
         shard.poll_once(now).map_err(failed)?;
         client.turn(now);
@@ -97,10 +97,10 @@ pub fn run(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     ];
     result.our_facts.extend(facts.map(|(name, value)| (name.to_string(), value as f64)));
     if counters.connections != u64::from(connections) || counters.timeouts > 0 {
-        result.complaints.push(format!("{connections} connections should be open: {counters:?}"));
+        result.complaints.push(format!("not all of {connections} connections are open: {counters:?}"));
     }
     if result.ours > PERCENT_MAX {
-        result.complaints.push(format!("more than {PERCENT_MAX} %"));
+        result.complaints.push(format!("more than {PERCENT_MAX} % of a core"));
     }
     Ok(vec![result])
 }

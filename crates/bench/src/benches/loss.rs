@@ -80,7 +80,7 @@ pub fn simulate(cell: Cell, seed: u64) -> f64 {
     let mut fountain = BulkTransfer::sender(&mut sender.stack);
     let mut sink = BulkTransfer::receiver();
     let to = SocketAddr::new(RECEIVER.into(), PORT);
-    receiver.stack.listen(to, ListenOptions::default()).expect("nobody else listens");
+    receiver.stack.listen(to, ListenOptions::default()).expect("the port is free");
     sender.stack.connect(now, to, &ConnectOptions::default()).expect("the receiver is on the link");
     let time = Duration::from_secs(cell.seconds());
     let end = now + time;
@@ -165,6 +165,9 @@ mod tests {
             std::fs::write(path, &now).unwrap();
         }
         let accepted = std::fs::read_to_string(path).unwrap();
-        assert!(now == accepted, "GINNEL_BLESS=1 accepts what is new.\nWas:\n{accepted}\nIs:\n{now}");
+        assert!(
+            now == accepted,
+            "The table has changed; GINNEL_BLESS=1 accepts it.\nCommitted:\n{accepted}\nNow:\n{now}"
+        );
     }
 }

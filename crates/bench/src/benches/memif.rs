@@ -25,7 +25,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub fn rate(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let found = Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if let Err(error) = found {
-        return Err(MeasureError::Skipped(format!("{PROGRAM}: {error} (Debian: dpdk-dev)")));
+        return Err(MeasureError::Skipped(format!("{PROGRAM}: {error} (install Debian's package dpdk-dev)")));
     }
     let cpus = Cpus::choose()?;
     let time = Duration::from_secs_f64(options.seconds(3.0));
@@ -52,7 +52,7 @@ fn ours(cpus: Cpus, bytes: usize, time: Duration) -> Result<Measurement, Measure
     let socket = folder.path().join("socket");
     let (mut server, mut client) = (device(&socket, Role::Server)?, device(&socket, Role::Client)?);
     if !client.link.wait_for(true, CONNECT_TIMEOUT) {
-        return Err(MeasureError::Failed("the link stays down".into()));
+        return Err(MeasureError::Failed("the memif link did not come up".into()));
     }
     let (stop, received) = (AtomicBool::new(false), AtomicU64::new(0));
     let frame = vec![0x5a; bytes];
@@ -134,13 +134,17 @@ fn theirs(cpus: Cpus, bytes: usize, time: Duration) -> Result<Measurement, Measu
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     while !socket.exists() {
         if Instant::now() > deadline {
-            return Err(MeasureError::Failed(format!("{PROGRAM} does not listen")));
+            return Err(MeasureError::Failed(format!("{PROGRAM} does not listen on its socket")));
         }
         std::thread::sleep(Duration::from_millis(10));
     }
     let size = format!("--txpkts={bytes}");
     let _sender = Testpmd::start(cpus.client, "client", &socket, &["--forward-mode=txonly", &size])?;
-    let output = receiver.0.stdout.take().ok_or_else(|| MeasureError::Failed("no output".into()))?;
+    let output = receiver
+        .0
+        .stdout
+        .take()
+        .ok_or_else(|| MeasureError::Failed("the standard output of testpmd is not piped".into()))?;
     // testpmd prints its counter every second; the first nonzero value is the start.
     let mut first: Option<(u64, Instant)> = None;
     for line in BufReader::new(output).lines() {

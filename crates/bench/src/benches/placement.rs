@@ -140,7 +140,7 @@ fn bare_wake_ups(plan: &RunPlan, times: usize) -> Result<Vec<f64>, MeasureError>
                 while answered.load(Ordering::Acquire) < count {
                     std::hint::spin_loop();
                     if started.elapsed() > WAKE_UP_TIMEOUT {
-                        return Err(std::io::Error::other("nobody wakes up"));
+                        return Err(std::io::Error::other("the thread did not wake up in time"));
                     }
                 }
                 latencies.push(started.elapsed().as_secs_f64());

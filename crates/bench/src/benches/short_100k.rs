@@ -32,7 +32,9 @@ pub fn short_100k(options: &Options) -> Result<Vec<BenchResult>, MeasureError> {
     let available = available_memory();
     if available < MEMORY_BYTES_MIN && seconds > 10.0 {
         let gib = available >> 30;
-        return Err(MeasureError::Skipped(format!("needs 6 GiB of memory for TIME_WAIT, there are {gib}")));
+        return Err(MeasureError::Skipped(format!(
+            "needs 6 GiB of memory for TIME_WAIT, but {gib} GiB are available"
+        )));
     }
     let plan = RunPlan::new(Cpus::choose()?, seconds);
     let checksums = checksums(options);

@@ -13,7 +13,7 @@ pub fn lock_machine() -> Result<File, MeasureError> {
     let path = std::env::temp_dir().join("ginnel-bench.lock");
     let file = File::options().create(true).append(true).open(path)?;
     if file.try_lock().is_err() {
-        println!("another benchmark runs; waiting");
+        println!("waiting until another benchmark has ended");
         file.lock()?;
     }
     Ok(file)
@@ -24,8 +24,8 @@ pub fn wait_until_quiet(options: &Options) -> Result<(), MeasureError> {
     if options.smoke {
         return Ok(());
     }
-    let patience = std::env::var("QUIET_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(60);
-    let give_up = Instant::now() + Duration::from_secs(patience);
+    let timeout = std::env::var("QUIET_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(60);
+    let give_up = Instant::now() + Duration::from_secs(timeout);
     loop {
         let before = CpuTimes::read()?;
         std::thread::sleep(Duration::from_secs(1));
@@ -35,12 +35,13 @@ pub fn wait_until_quiet(options: &Options) -> Result<(), MeasureError> {
         }
         let percent = 100.0 * busy;
         if options.force {
-            println!("other programs use {percent:.0} % of the machine; measuring all the same");
+            println!("other programs use {percent:.0} % of the machine; measuring anyway because of --force");
             return Ok(());
         }
         if Instant::now() >= give_up {
-            let why =
-                format!("other programs use {percent:.0} % of the machine (--force measures all the same)");
+            let why = format!(
+                "other programs use {percent:.0} % of the machine: stop them, or measure anyway with --force"
+            );
             return Err(MeasureError::Skipped(why));
         }
     }

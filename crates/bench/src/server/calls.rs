@@ -113,7 +113,7 @@ impl CallsServer {
 impl Server for CallsServer {
     fn turn(&mut self, now: Instant) -> usize {
         let turn = |server: &Self| {
-            let mut shard = server.shard.lock().expect("nothing panics with the shard");
+            let mut shard = server.shard.lock().expect("no thread panics while it holds the shard");
             shard.poll_once(now).expect("the channel does not fail").work
         };
         let work = turn(self);

@@ -52,7 +52,7 @@ impl EngineServer {
         let local = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), SERVER.port);
         let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
         let listen = ListenOptions { socket, ..ListenOptions::default() };
-        host.stack.listen(local, listen).expect("nobody else listens");
+        host.stack.listen(local, listen).expect("the port is free");
         let keep_alive = options.keep_alive;
         let responder = match options.bulk_bytes {
             None => EngineResponder { head: http::response(keep_alive), body: None, keep_alive },

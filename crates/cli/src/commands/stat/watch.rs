@@ -65,7 +65,7 @@ mod tests {
         let all = screen("title", "one\ntwo\n", Some((10, 80)));
         assert_eq!(all, "\x1b[Htitle\x1b[K\none\x1b[K\ntwo\x1b[K\n\x1b[J");
         let cut = screen("title", "one\ntwo\nthree\n", Some((3, 12)));
-        assert_eq!(cut, "\x1b[Htitle\x1b[K\none\x1b[K\n\x1b[J… 2 more: se");
+        assert_eq!(cut, "\x1b[Htitle\x1b[K\none\x1b[K\n\x1b[J… 2 more row");
         assert!(!cut.ends_with('\n'), "that would scroll");
     }
 }
