@@ -1,5 +1,5 @@
-//! Runs a failing input of a fuzz target, made as small as it goes, and tells what happens: `replay TARGET FILE`.
-//! The small input is written beside the file, with `.min` behind its name.
+//! Minimizes a failing input of a fuzz target and prints what happens: `replay TARGET FILE`. Writes the
+//! minimized input to the file's name with `.min` appended.
 
 use ginnel_fuzzing::{TARGETS, frames, inputs};
 use std::panic::{catch_unwind, set_hook, take_hook};
@@ -20,7 +20,7 @@ fn main() {
         let error = catch_unwind(|| (target.run)(data)).err()?;
         let text = error.downcast_ref::<String>().cloned();
         let text = text.or_else(|| error.downcast_ref::<&str>().map(|s| (*s).into())).unwrap_or_default();
-        // Numbers change while an input shrinks; the rest must not.
+        // Numbers in a message change while an input shrinks; the rest must stay equal.
         Some(text.chars().filter(|c| !c.is_ascii_digit()).take(60).collect::<String>())
     };
     let hook = take_hook();

@@ -1,5 +1,6 @@
-//! A process that is up to anything: it writes whatever it likes into the memory that it shares with the stack, sends whatever it likes to the door, and uses
-//! its connections in between. Another domain beside it must not notice: its bytes arrive, whole and in order, and the stack goes on.
+//! A hostile client process: it writes arbitrary values into the memory that it shares with the stack, sends
+//! arbitrary messages to the broker, and uses its connections in between. A second, well-behaved domain must
+//! not notice: its bytes arrive completely and in order, and the stack keeps running.
 
 use core::time::Duration;
 use ginnel::channel::control::{ControlPath, SameThread};
@@ -17,25 +18,25 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
-/// Bytes of an operation: what, where, and a word.
+/// Bytes of an operation: code, position and value.
 const OPERATION_BYTES: usize = 1 + 4 + 8;
-/// Operations that one input may have.
+/// Maximum number of operations in an input.
 const OPERATIONS_MAX: usize = 400;
-/// Sockets of a domain: few, so that there is a limit to run into; or, if bit 6 of the first byte is set, so many that clients have some at hand to open
-/// connections with.
+/// Sockets of a domain: few, so that the limit is reached; or, if bit 6 of the first byte is set, enough that
+/// clients have preallocated sockets to open connections with.
 const SOCKETS_MAX: [u32; 2] = [8, 200];
-/// Bytes of each of a socket's two buffers.
+/// Bytes of each of the two buffers of a socket.
 const BUFFER_BYTES: u32 = 4096;
 
-/// Echoes, on connections that it opened as on those that it accepted.
+/// Echoes the data of all connections and datagrams.
 #[derive(Default)]
 struct EchoPeer {
     unsent: HashMap<Conn, Vec<u8>>,
-    /// Its UDP socket.
+    /// The UDP socket.
     udp: Option<UdpHandle>,
-    /// Datagrams that came.
+    /// Datagrams received.
     datagrams: u64,
-    /// Connections that came.
+    /// Connections accepted.
     accepted: u64,
 }
 
@@ -59,7 +60,7 @@ impl Handler for EchoPeer {
 
     fn datagram(&mut self, cx: &mut Context<'_>, udp: UdpHandle, datagram: &Datagram, data: &[u8]) {
         self.datagrams += 1;
-        // If there is no room, it is lost.
+        // The reply is lost if the device has no room.
         let _ = cx.udp_reply(udp, datagram, data);
     }
 
@@ -87,7 +88,7 @@ impl Handler for EchoPeer {
     }
 }
 
-/// The domain that behaves: a line of numbers goes out, and has to come back.
+/// The well-behaved domain: sends a known byte sequence and expects its echo.
 struct HonestDomain {
     client: Client,
     conn: Conn,
@@ -125,30 +126,30 @@ impl HonestDomain {
     }
 }
 
-/// The one that does not.
+/// The hostile domain.
 struct HostileDomain {
     client: Client,
     domain: SimulatedDomain,
     memory: std::fs::File,
     size: u64,
-    /// Where headers, rings and sockets end; bytes lie behind them.
+    /// Offset at which headers, rings and socket records end; stream buffers follow.
     metadata_bytes: u64,
     conns: Vec<Conn>,
     /// UDP sockets.
     udp_sockets: Vec<Conn>,
-    /// Connections that were opened without a question.
+    /// Connections that were opened on preallocated sockets, without a request to the stack.
     preallocated_connects: u64,
     children: Vec<Client>,
 }
 
-/// What one input did.
+/// Summary of one input.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RunSummary {
-    /// What the stack counted.
+    /// Counters of the channel server.
     pub stats: ChannelStats,
-    /// Datagrams that reached the peer: from headers and bytes that the client wrote into the region.
+    /// Datagrams that reached the peer, from headers and bytes that the client wrote into the region.
     pub datagrams: u64,
-    /// Connections that were opened by words in the region.
+    /// Connections that were opened by writes to the region.
     pub preallocated_connects: u64,
 }
 
@@ -215,7 +216,7 @@ impl HostileDomain {
         (count > 0).then(|| self.conns[(at % count) as usize])
     }
 
-    /// UDP sockets, and what goes through them as it should or as it should not.
+    /// Performs a valid or an invalid operation on UDP sockets.
     fn udp_operation(&mut self, world: &mut ChannelFixture, at: u64, word: u64) {
         let peer = ([10, 0, 0, 2], 90).into();
         if word.is_multiple_of(8) || self.udp_sockets.is_empty() {
@@ -242,14 +243,14 @@ impl HostileDomain {
                 };
                 let _ = self.client.udp_send_queued(socket, &sending, &[IoSlice::new(&bytes)]);
             }
-            // Bytes where a header is expected, and some behind it.
+            // Forges a datagram header, and some bytes after it.
             2 => {
                 let mut forged = [0; 48];
                 for (at, byte) in forged.iter_mut().enumerate() {
                     *byte = (word >> (8 * (at % 8))) as u8;
                 }
                 if at & 16 == 0 {
-                    // All but its length and its piece would do.
+                    // All fields but length and segment size are valid.
                     forged[4] = 0;
                     forged[8..10].copy_from_slice(&90_u16.to_ne_bytes());
                     forged[16..32].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, 2]);
@@ -267,7 +268,7 @@ impl HostileDomain {
                 let _ =
                     self.client.udp_send_queued(socket, &UdpSendParams::default(), &[IoSlice::new(&bytes)]);
             }
-            // From outside, of all lengths.
+            // Sends a datagram of any length from outside.
             5 => world.peer.with(world.now, |echo, cx| {
                 let to = Some(([10, 0, 0, 1], 200 + (at % 4) as u16).into());
                 let _ = echo.udp.map(|udp| cx.udp_send(udp, to, &bytes));
@@ -288,7 +289,7 @@ impl HostileDomain {
         let place =
             |room: u64| if at & 1 << 31 == 0 { at % self.metadata_bytes.min(room) } else { at % room };
         match what % 20 {
-            // Where it hurts: whole words, small ones and large ones.
+            // Overwrites whole words, with small and large values.
             0..=4 => {
                 let few = word >> (word % 64);
                 self.memory.write_at(&few.to_ne_bytes(), place(self.size - 8) & !7).expect("memory");
@@ -301,7 +302,7 @@ impl HostileDomain {
             6 => {
                 self.memory.write_at(&[word as u8], place(self.size - 1)).expect("memory");
             }
-            // As if nothing were.
+            // Ordinary operations of a well-behaved client.
             7 => {
                 let options = ListenOptions::default();
                 let at = ([0, 0, 0, 0], 100 + (at % 4) as u16).into();
@@ -351,7 +352,7 @@ impl HostileDomain {
                     let _ = self.client.unlisten((at % 70) as u32);
                 }
             },
-            // Much at once: a value in every other word of a part.
+            // Overwrites every other word of a 512-byte range.
             14 => {
                 let from = place(self.size - 512) & !7;
                 for at in (from..from + 512).step_by(16) {
@@ -361,7 +362,7 @@ impl HostileDomain {
             15 => world.run_for(Duration::from_micros(word % 20_000)),
             16 => {
                 if let Ok(conn) = self.client.connect_without_request(([10, 0, 0, 2], 90).into()) {
-                    // Who has asked knows its end already.
+                    // A connection whose local end is unknown was opened without a request.
                     let ends = self.client.endpoints(conn);
                     self.preallocated_connects += u64::from(ends.is_ok_and(|[own, _]| own.port() == 0));
                     self.conns.push(conn);
@@ -393,7 +394,7 @@ impl HostileDomain {
         self.client.flush();
     }
 
-    /// What it says to the door, which may be a request of its own.
+    /// Sends a message to the broker, which may be a valid request.
     fn send_to_broker(&mut self, message: &[u8]) {
         if let Some(request) = broker::fuzz(message) {
             let number = self.client.number() as usize;
@@ -402,15 +403,15 @@ impl HostileDomain {
     }
 }
 
-/// Runs one input: operations, and between them messages to the door (a byte 255, a length, and as many bytes).
+/// Runs one input: operations, and messages to the broker (a byte 255, a length, and that many bytes).
 ///
 /// # Panics
-/// If the stack panics, or the other domain notices anything.
+/// If the stack panics, or the well-behaved domain is affected.
 pub fn run(data: &[u8]) {
     let _ = run_counted(data);
 }
 
-/// The same; what came of it.
+/// Runs one input and returns its summary.
 ///
 /// # Panics
 /// As [`run`].
@@ -456,7 +457,7 @@ pub fn run_counted(mut data: &[u8]) -> RunSummary {
         good.exchange(u64::from(what));
         world.run_for(Duration::from_micros(50));
     }
-    // In time everything of it arrives.
+    // All outstanding data arrive eventually.
     for _ in 0..200 {
         good.exchange(0);
         world.run_for(Duration::from_millis(50));
@@ -468,7 +469,7 @@ pub fn run_counted(mut data: &[u8]) -> RunSummary {
         datagrams: world.peer.handler().datagrams,
         preallocated_connects: bad.preallocated_connects,
     };
-    // What the hostile one leaves behind does not stay.
+    // The resources of the hostile domain are reclaimed.
     drop(bad);
     world.run_for(Duration::from_secs(400));
     good.exchange(10);
@@ -481,7 +482,7 @@ pub fn run_counted(mut data: &[u8]) -> RunSummary {
     done
 }
 
-/// An operation.
+/// Encodes an operation.
 fn operation(what: u8, at: u32, word: u64) -> Vec<u8> {
     let mut bytes = vec![what];
     bytes.extend(at.to_le_bytes());
@@ -489,7 +490,7 @@ fn operation(what: u8, at: u32, word: u64) -> Vec<u8> {
     bytes
 }
 
-/// Inputs to begin with.
+/// Returns the handwritten seed inputs.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let traffic = || {
         let mut all = operation(7, 0, 8);
@@ -503,7 +504,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         }
         all
     };
-    // Part after part, and traffic over it.
+    // Overwrites range after range, with traffic in between.
     let everywhere = |value: u64| {
         let mut all = traffic();
         for part in 0..48 {
@@ -529,7 +530,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     }
     let mut messages = traffic();
     for message in [
-        // An attachment, questions about a socket that is and one that is not, and a fork.
+        // An attachment, queries for an existing and a missing socket, and a fork.
         &[1, 0, 0, 0, 0, 0, 0][..],
         &[2, 0, 0, 0, 1, 0, 0, 5, 0, 0, 0, 0],
         &[3, 0, 0, 0, 1, 0, 0, 5, 255, 255, 255, 255],
@@ -542,7 +543,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         messages.push(message.len() as u8);
         messages.extend(message);
     }
-    // Datagrams both ways, and then over words and bytes that change.
+    // Datagrams in both directions, then while words and bytes change.
     let mut datagrams = traffic();
     for round in 0..20 {
         datagrams.extend(operation(18, round % 4, 0));
@@ -557,7 +558,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         datagrams.extend(operation(18, round, 7));
         datagrams.extend(operation(18, round, 6));
     }
-    // Connections that are opened by words of the region, with options, and those words overwritten.
+    // Connections opened on preallocated sockets, with options, while the sockets' words are overwritten.
     let mut unasked = operation(7 + 60, 0, 8);
     unasked.extend(traffic());
     for round in 0..20 {

@@ -1,14 +1,15 @@
-//! The configuration file: any text is accepted or refused with a place and a reason; what is accepted is valid.
+//! The configuration file: any text is either accepted as a valid configuration or rejected with a line and a
+//! reason.
 
 use ginnel::config::Config;
 
-/// Longest text that is looked at.
+/// Longer texts are truncated to this many bytes.
 const TEXT_BYTES_MAX: usize = 16 << 10;
 
 /// Runs one input: the text of a file.
 ///
 /// # Panics
-/// If an accepted configuration is not valid, or a refusal names no place or no reason.
+/// If an accepted configuration is invalid, or an error lacks its line or its reason.
 pub fn run(data: &[u8]) {
     let Ok(text) = core::str::from_utf8(&data[..data.len().min(TEXT_BYTES_MAX)]) else { return };
     match Config::from_toml("fuzz.toml", text) {
@@ -24,7 +25,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Inputs to begin with.
+/// Returns the handwritten seed inputs.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let everything = "\
 [shard]

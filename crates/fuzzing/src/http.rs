@@ -1,7 +1,8 @@
-//! HTTP: the server's reading of requests and the generator's reading of responses (of Redis and memcached, too).
+//! HTTP: the server's parser of requests, and the load generator's parsers of HTTP, Redis and memcached
+//! responses.
 //!
-//! How bytes are cut into pieces on their way, and how much room there is for the answer, must not change what is said. Every
-//! response of the server must be framed so that a client knows where it ends.
+//! The segmentation of input and the send space must not change the output. Every response of the server must
+//! be framed, so that a client finds its end.
 
 use core::cell::RefCell;
 use core::time::Duration;
@@ -15,14 +16,14 @@ use ginnel_apps::load::response::{ParseProgress, Parser, PartialResponses, Proto
 use std::fs;
 use std::path::PathBuf;
 
-/// Longest input that is looked at: more than a head may have.
+/// Longer inputs are truncated to this many bytes, more than a request head may have.
 const INPUT_BYTES_MAX: usize = 20 << 10;
 /// Time of day: Sun, 06 Nov 1994 08:49:37 GMT.
 const UNIX_TIME: u64 = 784_111_777;
-/// What a client is told that waits before it sends a body.
+/// Interim response to a client that waits before it sends a body.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// A server that lives as long as the process: reading its site takes longer than an input.
+/// A server that lives as long as the process, because reading its site takes longer than an input.
 struct HttpFixture {
     server: Server,
     files: Vec<Vec<u8>>,
@@ -54,14 +55,14 @@ impl HttpFixture {
         let date = DateText::new(UNIX_TIME);
         let site = Site::read(&root, &SiteOptions::default(), &date).expect("the site");
         let files = Recorder::files_of(&site);
-        // All of it is in memory now.
+        // The site is in memory now.
         let _ = fs::remove_dir_all(root);
         let now = Instant::from_millis(5_000);
         let server = Server::new(site, ServerOptions::default(), now, Duration::from_secs(UNIX_TIME));
         Self { server, files, now, generation: 0 }
     }
 
-    /// The whole life of a connection on which the client sends `data` in `pieces` and reads `room` bytes at a time.
+    /// Serves one connection, on which the client sends `data` in `pieces` and reads `room` bytes at a time.
     fn serve_connection(&mut self, data: &[u8], pieces: &mut dyn FnMut() -> usize, room: usize) -> Recorder {
         self.generation += 1;
         let conn = Conn::new(0, self.generation);
@@ -89,7 +90,7 @@ impl HttpFixture {
         net
     }
 
-    /// Shows the server what it has not taken, and reads its answers, until nothing moves.
+    /// Passes unread bytes to the server and reads its answers, until there is no progress.
     fn feed(&mut self, conn: Conn, unread: &mut Vec<u8>, net: &mut Recorder, room: usize) {
         for _ in 0..100_000 {
             net.resumed = false;
@@ -120,17 +121,17 @@ impl HttpFixture {
     }
 }
 
-/// Runs one input. Its first byte chooses: requests for the server (even) or responses for the generator (odd); the second how the rest is cut into
-/// pieces.
+/// Runs one input. The first byte selects requests for the server (even) or responses for the generator
+/// (odd); the second determines the segmentation of the rest.
 ///
 /// # Panics
-/// If pieces change what is said, or a response has no end.
+/// If segmentation changes the output, or a response has no end.
 pub fn run(data: &[u8]) {
     let [choice, cut, rest @ ..] = &data[..data.len().min(INPUT_BYTES_MAX)] else { return };
     if choice & 1 == 0 { requests(rest, *cut, *choice) } else { responses(rest, *cut) }
 }
 
-/// Lengths of pieces that follow from a byte of the input.
+/// Returns the lengths of pieces, derived from a byte of the input.
 fn pieces(cut: u8) -> impl FnMut() -> usize {
     let mut state = u32::from(cut);
     move || {
@@ -148,7 +149,8 @@ fn requests(data: &[u8], cut: u8, choice: u8) {
         check_framing(&whole, data);
         check_framing(&cut, data);
         let statuses = |net: &Recorder| statuses(&net.output);
-        // A head that is both too long and malformed is refused for what is seen first, which depends on how it comes.
+        // A head that is both too long and malformed gets the error that is detected first, which depends on
+        // its segmentation.
         if !statuses(&whole).contains(&400) && !statuses(&cut).contains(&400) && data.len() < 8 << 10 {
             let (whole_text, cut_text) = (final_responses(&whole.output), final_responses(&cut.output));
             assert_eq!(whole_text, cut_text, "pieces change the answer to {}", text(data));
@@ -161,18 +163,19 @@ fn text(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
 }
 
-/// The output without 100 (Continue), which is left out if the body has begun to come by then (RFC 9110 §10.1.1), and cut short if the client ends.
+/// Returns the output without 100 (Continue), which the server omits if the body has begun to arrive (RFC
+/// 9110 §10.1.1) and truncates if the client ends.
 fn final_responses(output: &[u8]) -> String {
     let output = &output[..output.len() - truncated_continue_len(output)];
     text(output).replace(&text(CONTINUE), "")
 }
 
-/// Bytes of a 100 (Continue) that the output ends in the middle of.
+/// Returns the length of a truncated 100 (Continue) at the end of the output.
 fn truncated_continue_len(output: &[u8]) -> usize {
     (1..CONTINUE.len()).rev().find(|&n| output.ends_with(&CONTINUE[..n])).unwrap_or(0)
 }
 
-/// Every status line in the output, as far as it can be told from content: no file of the site contains one.
+/// Returns the status of every status line in the output. No file of the site contains a status line.
 fn statuses(output: &[u8]) -> Vec<u16> {
     let mut found = Vec::new();
     for (at, _) in output.windows(9).enumerate().filter(|(_, w)| *w == b"HTTP/1.1 ") {
@@ -182,7 +185,7 @@ fn statuses(output: &[u8]) -> Vec<u16> {
     found
 }
 
-/// A client can tell where each response ends.
+/// Checks that a client can find the end of each response.
 fn check_framing(net: &Recorder, data: &[u8]) {
     const KNOWN: [u16; 19] =
         [100, 200, 206, 301, 304, 400, 404, 405, 408, 412, 413, 414, 416, 417, 431, 500, 501, 503, 505];
@@ -207,7 +210,7 @@ fn check_framing(net: &Recorder, data: &[u8]) {
             Err(_) => panic!("an unreadable response to {}: {}", text(data), text(rest)),
         }
     }
-    // A client that ends in the middle of a request has nothing coming but what it was told meanwhile.
+    // A client that ends in the middle of a request gets only responses that were sent before.
     let asked_to_go_on = data.to_ascii_lowercase().windows(12).any(|w| w == b"100-continue");
     let cut_short = asked_to_go_on && truncated_continue_len(rest) == rest.len();
     assert!(
@@ -218,7 +221,8 @@ fn check_framing(net: &Recorder, data: &[u8]) {
     );
 }
 
-/// What a parser made of a stream: statuses and lengths, and whether it was understood.
+/// Returns status and connection-close flag of each response that a parser found, and whether all input was
+/// valid.
 fn parse_stream(
     language: Protocol,
     data: &[u8],
@@ -263,7 +267,7 @@ fn responses(data: &[u8], cut: u8) {
     }
 }
 
-/// Inputs to begin with.
+/// Returns the handwritten seed inputs.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let requests = [
         ("get", "GET / HTTP/1.1\r\nHost: a\r\n\r\n"),

@@ -1,11 +1,11 @@
-//! Random inputs that follow from a seed: pieces of the corpus, joined and changed. No replacement for a fuzzer that sees what its
-//! inputs reach, but it runs anywhere, and finds what is easy to find.
+//! Random inputs derived from a seed: parts of the corpus, joined and mutated. This does not replace
+//! coverage-guided fuzzing, but runs anywhere and finds shallow defects.
 
 use crate::Target;
 use crate::frames;
 use ginnel_devices::random::Random;
 
-/// The input of a target that belongs to a seed.
+/// Returns the input of a target for a seed.
 pub fn random(target: &Target, seed: u64) -> Vec<u8> {
     let mut rng = Random::new(seed);
     let seeds = (target.seeds)();
@@ -61,7 +61,8 @@ fn change_bytes(data: &mut Vec<u8>, rng: &mut Random) {
     }
 }
 
-/// Makes a failing input smaller for as long as `fails` says that it fails: whole operations of [`crate::frames`] first, then bytes.
+/// Shrinks a failing input as long as `fails` returns true: first in units of `step` bytes, which are whole
+/// operations of [`crate::frames`], then in bytes.
 pub fn shrink(mut data: Vec<u8>, step: usize, mut fails: impl FnMut(&[u8]) -> bool) -> Vec<u8> {
     loop {
         let before = data.clone();

@@ -1,5 +1,5 @@
-//! What the fuzz targets in `fuzz/` do with their input. It lives in the workspace so that the same code runs under `cargo test`: over
-//! the committed corpus, and over seeded random inputs.
+//! Implementation of the fuzz targets in `fuzz/`. It is part of the workspace so that `cargo test` runs it,
+//! too: over the committed corpus and over seeded random inputs.
 
 pub mod channel;
 pub mod config;
@@ -13,15 +13,15 @@ pub mod tcp_options;
 
 /// A fuzz target.
 pub struct Target {
-    /// Its name: of the target, and of its folder in the corpus.
+    /// Name of the target and of its directory in the corpus.
     pub name: &'static str,
-    /// Runs one input, and panics if something is wrong.
+    /// Runs one input, and panics if it finds a defect.
     pub run: fn(&[u8]),
-    /// Inputs written by hand: the committed corpus.
+    /// Returns the handwritten inputs, which are the committed corpus.
     pub seeds: fn() -> Vec<(&'static str, Vec<u8>)>,
 }
 
-/// All of them.
+/// All fuzz targets.
 pub const TARGETS: [Target; 8] = [
     Target { name: "frames", run: |data| drop(frames::run(data)), seeds: frames::scenarios },
     Target { name: "tcp_options", run: tcp_options::run, seeds: tcp_options::seeds },

@@ -1,11 +1,12 @@
-//! Link specifications (`delay=20ms loss=1%`): what is accepted prints as something that means the same.
+//! Link specifications (`delay=20ms loss=1%`): the printed form of an accepted specification has the same
+//! meaning.
 
 use ginnel_devices::faults::LinkSpec;
 
 /// Runs one input: the text of a specification.
 ///
 /// # Panics
-/// If the printed form of a specification means something else, or is not the same when printed again.
+/// If the printed form of a specification is parsed to a different one.
 pub fn run(data: &[u8]) {
     let Ok(text) = core::str::from_utf8(data) else { return };
     match LinkSpec::parse(text) {
@@ -23,7 +24,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Inputs to begin with.
+/// Returns the handwritten seed inputs.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let texts = [
         ("empty", ""),

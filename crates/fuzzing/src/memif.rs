@@ -1,5 +1,6 @@
-//! memif with a hostile peer: an input is a list of things that it does to the control channel, the rings, their descriptors and the frames, in between the device has its
-//! turns. Whatever comes, the device hands out only frames that can be, neither crashes nor waits, and serves the next peer, who keeps to the rules.
+//! memif with a hostile peer: an input is a list of operations on the control channel, the rings, their
+//! descriptors and the frames; the device has turns in between. Whatever the peer does, the device delivers
+//! only valid frames, neither crashes nor blocks, and serves the next, well-behaved peer.
 
 mod peer;
 
@@ -10,27 +11,27 @@ use ginnel_stack::time::Instant;
 use peer::{MemifPeer, RingDescriptor, RingField};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Things that one input does at the most.
+/// Maximum number of operations in an input.
 const OPERATIONS_MAX: usize = 200;
-/// Longest frame that the device may hand out.
+/// Maximum length of a frame that the device may deliver.
 const FRAME_BYTES_MAX: usize = 65_535 + 14 + 4;
 
-/// What an input came to.
+/// Summary of one input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemifOutcome {
-    /// Connections that came up, the last one, which keeps to the rules, not counted.
+    /// Connections that were established, except the final well-behaved one.
     pub connections: u64,
-    /// Frames that the device handed out.
+    /// Frames that the device delivered.
     pub frames: u64,
-    /// Connections that the device broke off because of what stood in a ring.
+    /// Connections that the device closed because of an invalid ring.
     pub violations: u64,
-    /// Frames that the device did not hand out.
+    /// Frames that the device dropped as malformed.
     pub malformed: u64,
-    /// Peers that were sent away because of what they said.
+    /// Peers that were rejected because of their messages.
     pub refused: u64,
 }
 
-/// The bytes of an input, one after the other.
+/// Reader of the bytes of an input.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -40,12 +41,12 @@ impl Input<'_> {
         Some(*first)
     }
 
-    /// Zero where the input is too short.
+    /// Returns the next two bytes; missing bytes are 0.
     fn word(&mut self) -> u16 {
         u16::from_le_bytes([self.byte().unwrap_or(0), self.byte().unwrap_or(0)])
     }
 
-    /// Mostly small numbers; all of 32 bits are possible.
+    /// Returns a 32-bit number, mostly a small one.
     fn number(&mut self) -> u32 {
         let kind = self.byte().unwrap_or(0);
         let low = u32::from(self.word());
@@ -58,7 +59,7 @@ impl Input<'_> {
     }
 }
 
-/// The device, its peer, and who of them has which role.
+/// The device and its peer.
 struct MemifFixture {
     device: FuzzDevice,
     role: Role,
@@ -69,7 +70,7 @@ struct MemifFixture {
 /// Runs one input.
 ///
 /// # Panics
-/// If the device does what it must not.
+/// If the device violates an invariant.
 pub fn run(data: &[u8]) -> MemifOutcome {
     let mut input = Input(data);
     let settings = input.byte().unwrap_or(0);
@@ -134,7 +135,7 @@ impl MemifFixture {
                     (input.byte().unwrap_or(0), input.byte().unwrap_or(0), input.word());
                 let word = [RingField::Cookie, RingField::Flags, RingField::Head, RingField::Tail]
                     [usize::from(which >> 1) % 4];
-                // By a little, or to anything.
+                // By a small amount, or to any value.
                 let change =
                     |before: u16| if change & 1 == 0 { before.wrapping_add(value % 70) } else { value };
                 self.peer.update_field(usize::from(which & 1), word, change);
@@ -170,7 +171,7 @@ impl MemifFixture {
             _ => {
                 let settings = input.byte().unwrap_or(0);
                 if let Ok(socket) = self.device.connect_peer() {
-                    // The one before closes its socket, and is seen to be gone when the device looks.
+                    // The previous peer closes its socket, which the device detects when it polls.
                     self.peer = MemifPeer::new(self.role, socket, settings);
                     self.device.process_control();
                 }
@@ -178,7 +179,7 @@ impl MemifFixture {
         }
     }
 
-    /// The next message of the peer, as the rules have it but for what `alter` does to it.
+    /// Sends the peer's next valid message, changed by `alter`.
     fn peer_sends_next(&mut self, alter: impl FnOnce(peer::OutgoingMessage) -> peer::OutgoingMessage) {
         if let Some(said) = self.peer.next_message() {
             let (message, fd) = alter(said);
@@ -187,7 +188,7 @@ impl MemifFixture {
         self.device.process_control();
     }
 
-    /// What a shard would do in a turn.
+    /// Runs a turn of a shard.
     fn turn(&mut self) {
         let mut burst = RxBurst::new();
         self.device.device().rx.rx_burst(Instant::ZERO, &mut burst);
@@ -201,7 +202,7 @@ impl MemifFixture {
                 assert!(gso.size > 0 && usize::from(gso.header_len) <= len, "{gso:?} of {len}");
             }
             assert_eq!(Label::from_bits(frame.label.bits()), frame.label);
-            // Each byte is there to be read.
+            // Each byte must be readable.
             core::hint::black_box(frame.bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>());
         }
         self.frames += burst.len() as u64;
@@ -210,7 +211,7 @@ impl MemifFixture {
         self.device.process_control();
     }
 
-    /// The device sends a frame, if there is room.
+    /// Lets the device send a frame. Returns false if there is no buffer.
     fn device_sends(&mut self, len: usize, meta: TxMeta) -> bool {
         let tx = &mut self.device.device().tx;
         let Some(room) = tx.reserve(len) else { return false };
@@ -220,7 +221,7 @@ impl MemifFixture {
         true
     }
 
-    /// The hostile peer is gone, and one that keeps to the rules is served as if nothing had been.
+    /// Replaces the hostile peer by a well-behaved one and checks that the device serves it.
     fn check_next_peer(mut self, secret: bool) {
         let socket = self.device.connect_peer().expect("there are descriptors");
         self.peer = MemifPeer::well_behaved(self.role, socket, secret);
@@ -248,7 +249,8 @@ impl MemifFixture {
     }
 }
 
-/// Inputs to begin with. The first byte says the device's role and settings; 0 is the next message by the rules.
+/// Returns the handwritten seed inputs. The first byte selects role and settings of the device; 0 is the
+/// peer's next valid message.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let hello = [0; 7];
     let plain_frames = |count: u8, len: u16| {
@@ -256,7 +258,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         [&[13, count, low, high][..], &[0; 16]].concat()
     };
     let mut headed = plain_frames(2, 200);
-    // A partial checksum from byte 34, stored 16 bytes on, and a label.
+    // A partial checksum from byte 34, stored 16 bytes later, and a label.
     headed[4] = 1;
     headed[10..12].copy_from_slice(&34u16.to_ne_bytes());
     headed[12..14].copy_from_slice(&16u16.to_ne_bytes());
@@ -295,7 +297,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
 mod tests {
     use super::*;
 
-    /// Otherwise the corpus would show nothing.
+    /// Without this the corpus would prove nothing.
     #[test]
     fn the_seeds_reach_frames_violations_and_refusals_in_both_roles() {
         for client in [0, 1] {

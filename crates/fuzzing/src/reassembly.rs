@@ -1,8 +1,8 @@
-//! Fragments against a byte array.
+//! IP reassembly compared with a model.
 //!
-//! Every byte of a datagram is a function of its key and place, so whatever fragments come in whatever order, a datagram that is put together
-//! has one right content. Which datagrams those are, a model says that knows nothing but intervals: a piece inside another is a
-//! duplicate, any other overlap or contradiction ends the datagram, and it is complete when the pieces cover it.
+//! Every byte of a datagram is a function of its key and offset, so a reassembled datagram has one correct
+//! content. The model knows only intervals: a fragment inside another one is a duplicate, any other overlap
+//! or contradiction discards the datagram, and a datagram is complete when its fragments cover it.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
@@ -16,15 +16,16 @@ use ginnel_stack::wire::ipv6::FragmentHeader;
 use ginnel_stack::wire::{MacAddr, ipv4, ipv6, protocol};
 
 const LOCAL_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
-/// Protocol of all datagrams: UDP, which reaches the transport whatever is in it if its checksum is right. It is not, so a datagram
-/// put together is recognised and dropped, and what it held is looked at in between.
+/// Protocol of all datagrams: UDP, which the network layer passes to the transport if the checksum is
+/// correct. The checksum is wrong, so a reassembled datagram is recognized and dropped, and its content is
+/// inspected in between.
 const PROTOCOL: u8 = protocol::UDP;
 /// Bytes that describe one fragment.
 const STEP_BYTES: usize = 6;
-/// Fragments per input at the most.
+/// Maximum number of fragments in an input.
 const STEPS_MAX: usize = 512;
 
-/// Of a device that nothing matters to.
+/// Transmit queue of a device that discards all frames.
 struct Sink(Vec<u8>);
 
 impl TxQueue for Sink {
@@ -49,21 +50,21 @@ impl TxQueue for Sink {
     fn flush(&mut self, _now: Instant) {}
 }
 
-/// What a datagram is known by: IPv6 or not, and its identification.
+/// Key of a datagram: whether it is IPv6, and its identification.
 type Key = (bool, u8);
 
-/// A datagram in the making, as the model sees it.
+/// An incomplete datagram in the model.
 #[derive(Clone, Debug)]
 struct Model {
-    /// Pieces: first byte and end.
+    /// Fragments as intervals of start and end offset.
     pieces: Vec<(usize, usize)>,
     total: Option<usize>,
     until: Instant,
-    /// ECN fields seen, a bit each.
+    /// ECN fields seen, one bit each.
     ecn: u8,
 }
 
-/// What the model says about a piece.
+/// Result of the model for a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Incomplete,
@@ -98,7 +99,7 @@ impl Model {
     }
 }
 
-/// The byte at a place of a datagram.
+/// Returns the byte at an offset of a datagram.
 fn byte(key: Key, at: usize) -> u8 {
     let n = (at as u32).wrapping_mul(0x9e37_79b1) ^ (u32::from(key.1) << 24) ^ (u32::from(key.0) << 23);
     (n.wrapping_mul(0x85eb_ca6b) >> 24) as u8
@@ -151,7 +152,7 @@ struct ReassemblyFixture {
     network: Network,
     port: PortId,
     now: Instant,
-    /// In the order in which they began.
+    /// Incomplete datagrams, oldest first.
     models: Vec<(Key, Model)>,
 }
 
@@ -177,7 +178,7 @@ impl ReassemblyFixture {
             self.expire();
         }
         let key = (s[0] & 1 != 0, s[0] >> 1 & 3);
-        // Mostly a few units, so that pieces meet; now and then anywhere up to the end of what an offset can say.
+        // Offsets are mostly small multiples of 8, so that fragments meet; sometimes they reach the maximum.
         let scale = if s[0] & 0x40 != 0 { 256 } else { 8 };
         let start = usize::from(s[3]) * scale;
         let more = s[0] & 8 == 0;
@@ -222,13 +223,13 @@ impl ReassemblyFixture {
         }
     }
 
-    /// Datagrams or fragments that the network layer refused, in whatever way.
+    /// Returns the number of fragments and datagrams that the network layer has rejected.
     fn rejected(&self) -> u64 {
         let (stats, drops) = (self.network.stats(), self.network.drops());
         stats.reassembly_malformed + stats.reassembly_overlaps + drops.entries().map(|(_, n)| n).sum::<u64>()
     }
 
-    /// The payload of a datagram that was put together by this frame.
+    /// Delivers a frame. Returns the payload of the datagram that it completed.
     fn deliver(&mut self, frame: &[u8]) -> Option<Vec<u8>> {
         let rx = RxFrame::new(frame);
         let parsed = self.network.parse(self.port, &rx);
@@ -251,8 +252,8 @@ impl ReassemblyFixture {
         Some(content)
     }
 
-    /// What the model says. `refused` counts what the network layer refused for this fragment; for reasons beyond the order of pieces (lengths,
-    /// ECN, a whole that is too long) the model follows it.
+    /// Returns the model's result. `refused` is the number of rejections by the network layer for this
+    /// fragment; the model follows it in what it does not know (lengths, ECN, datagrams that are too long).
     fn model_verdict(
         &mut self,
         key: Key,
@@ -270,11 +271,11 @@ impl ReassemblyFixture {
             return Verdict::Discarded;
         }
         if start == 0 && !more {
-            // A whole packet, or an atomic fragment (RFC 6946): never meets others.
+            // An unfragmented packet, or an atomic fragment (RFC 6946), never meets other fragments.
             return Verdict::Incomplete;
         }
         if key.0 && start == 0 && len < 8 {
-            // RFC 7112: the first fragment must hold all headers.
+            // RFC 7112: the first fragment must contain all headers.
             return Verdict::Discarded;
         }
         let at = self.models.iter().position(|(k, _)| *k == key).unwrap_or_else(|| {
@@ -298,7 +299,8 @@ impl ReassemblyFixture {
             Verdict::Complete(_) => {
                 self.models.remove(at);
                 if mixed {
-                    // RFC 3168 §5.3: ECN-capable and not ECN-capable fragments of one datagram cannot be.
+                    // RFC 3168 §5.3: ECN-capable and not-ECN-capable fragments must not be mixed in one
+                    // datagram.
                     assert!(refused > 0, "fragments of {key:?} disagree about ECN");
                     return Verdict::Discarded;
                 }
@@ -317,13 +319,13 @@ pub fn run(data: &[u8]) {
     for step in data.as_chunks::<STEP_BYTES>().0.iter().take(STEPS_MAX) {
         rig.step(step);
     }
-    // All that is left goes with its time.
+    // The remaining datagrams time out.
     rig.now += Duration::from_secs(61);
     rig.expire();
     assert_eq!(rig.models.len(), 0, "time goes on for the model too");
 }
 
-/// Inputs to begin with.
+/// Returns the handwritten seed inputs.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let f = |flags: u8, offset: u8, units: u8, rest: u8| [flags, 0, 0, offset, units, rest];
     let in_order = [f(0, 0, 4, 0), f(0, 4, 4, 0), f(8, 8, 1, 3)].concat();

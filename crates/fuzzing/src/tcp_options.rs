@@ -1,14 +1,15 @@
-//! TCP options: the engine's reading against a second one, written for clarity; and what is written is read back.
+//! TCP options: compares the engine's parser with a reference parser, and checks that emitted options parse
+//! to themselves.
 
 use ginnel_stack::wire::tcp::{SeqNumber, TcpOptions, Timestamps};
 
-/// Longest area of options a header has room for.
+/// Maximum length of the options in a TCP header in bytes.
 const AREA_BYTES_MAX: usize = 40;
 
-/// Runs one input: an area of options. Longer ones are cut, because no header can hold them.
+/// Runs one input: the options of a header. Longer inputs are truncated.
 ///
 /// # Panics
-/// If the two readings differ, or something is not read back as it was written.
+/// If the two parsers differ, or emitted options parse to others.
 pub fn run(data: &[u8]) {
     let area = &data[..data.len().min(AREA_BYTES_MAX)];
     let parsed = TcpOptions::parse(area);
@@ -26,7 +27,7 @@ fn write_and_read(options: &TcpOptions) {
     assert_eq!(options.emit(&mut room), len);
     assert!(room[len..].iter().all(|b| *b == 0xa5), "written beyond the end");
     let read = TcpOptions::parse(&room[..len]);
-    // SACK blocks that do not fit are left out; everything else is kept.
+    // SACK blocks that do not fit are omitted; everything else is kept.
     let kept = read.sack_blocks.len();
     let mut expected = options.clone();
     expected.sack_blocks.truncate(kept);
@@ -38,7 +39,7 @@ fn write_and_read(options: &TcpOptions) {
     );
 }
 
-/// RFC 9293 §3.1 and §3.2, with Linux's way of dealing with what is malformed.
+/// Parses options by RFC 9293 §3.1 and §3.2, with Linux's treatment of malformed ones.
 fn reference(area: &[u8]) -> TcpOptions {
     let mut options = TcpOptions::default();
     let mut at = 0;
@@ -78,7 +79,7 @@ fn option(options: &mut TcpOptions, kind: u8, value: &[u8]) {
     }
 }
 
-/// Inputs to begin with.
+/// Returns the handwritten seed inputs.
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let timestamps = [1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
     vec![

@@ -1,4 +1,4 @@
-//! The committed corpus: it is what the code says, it passes, and it reaches what it is there to reach.
+//! The committed corpus: it equals the code's seed inputs, passes, and reaches what it was written for.
 
 use ginnel::channel::ChannelStats;
 use ginnel_fuzzing::{TARGETS, Target, channel, frames};
@@ -11,7 +11,7 @@ fn folder(target: &Target) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus")).join(target.name)
 }
 
-/// Name and content of each committed input.
+/// Returns name and content of each committed input.
 fn committed(target: &Target) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(folder(target)).expect("the corpus of the target");
     let mut found: Vec<_> = entries
@@ -26,7 +26,7 @@ fn committed(target: &Target) -> Vec<(String, Vec<u8>)> {
     found
 }
 
-/// Inputs found by fuzzing may stand beside those that are written in the code.
+/// The corpus may also contain inputs found by fuzzing.
 #[test]
 fn what_is_written_by_hand_is_committed() {
     for target in &TARGETS {

@@ -1,4 +1,5 @@
-//! Seeded random inputs for every target. `GINNEL_SEED=n` runs one; `cargo test -p ginnel-fuzzing --test random -- --ignored` many.
+//! Seeded random inputs for every target. `GINNEL_SEED=n` runs a single seed; `cargo test -p ginnel-fuzzing
+//! --test random -- --ignored` runs many.
 
 use ginnel_fuzzing::{TARGETS, Target, inputs};
 use std::panic::catch_unwind;
@@ -22,7 +23,7 @@ fn run(target: &Target, seeds: core::ops::Range<u64>) {
     }
 }
 
-/// The target of this name, with so many seeds.
+/// Runs the first `seeds` seeds of a target.
 fn target(name: &str, seeds: u64) {
     let target = TARGETS.iter().find(|t| t.name == name).expect("a target");
     run(target, 0..seeds);
@@ -74,7 +75,7 @@ fn random_inputs_for_long() {
     for target in &TARGETS {
         let seeds = match target.name {
             "frames" => 1_000_000,
-            // Each is hundreds of turns of two shards.
+            // Each takes hundreds of turns of two shards.
             "channel" => 10_000,
             _ => 200_000,
         };

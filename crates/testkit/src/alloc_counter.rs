@@ -1,6 +1,7 @@
-//! Counts the heap allocations of a thread, for tests which show that a path does none in steady state.
+//! Counts the heap allocations of each thread, for tests that prove that a code path allocates nothing in
+//! steady state.
 //!
-//! A test binary that wants to count installs the allocator:
+//! A test binary installs the counting allocator:
 //!
 //! ```
 //! use ginnel_testkit::alloc_counter::{CountingAllocator, count_allocations};
@@ -14,34 +15,34 @@
 //! }
 //! ```
 //!
-//! Each thread has its own count, so tests that run beside each other do not disturb each other.
+//! Each thread has its own counters, so tests on other threads do not disturb a measurement.
 #![allow(unsafe_code)] // Reason: an allocator is an unsafe trait; this one only counts and passes on.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    // Constant and without destructor: reading it allocates nothing, and works until the thread is gone.
+    // Constant and without a destructor: an access allocates nothing and works until the thread has ended.
     static ALLOCATIONS: Cell<Allocations> = const { Cell::new(Allocations { count: 0, bytes: 0, freed: 0 }) };
 }
 
-/// What a thread asked the allocator for.
+/// Counters of the allocator calls of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocations {
-    /// Allocations, and reallocations in place or not.
+    /// Calls of `alloc`, `alloc_zeroed` and `realloc`.
     pub count: u64,
-    /// Bytes asked for by these.
+    /// Bytes requested by those calls.
     pub bytes: u64,
-    /// Allocations given back.
+    /// Calls of `dealloc`.
     pub freed: u64,
 }
 
-/// The system's allocator, counting. See the module's text.
+/// The system allocator with counters; see the module documentation.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CountingAllocator;
 
 fn record(count: u64, bytes: usize, freed: u64) {
-    // A thread that is ending may have lost its counter: nobody can ask for it any more.
+    // A thread that is ending may have lost its counters already; nothing reads them any more.
     _ = ALLOCATIONS.try_with(|made| {
         let before = made.get();
         made.set(Allocations {
@@ -80,15 +81,15 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 }
 
-/// What this thread has allocated since it started.
+/// Returns what this thread has allocated since it started.
 pub fn allocations() -> Allocations {
     ALLOCATIONS.get()
 }
 
-/// Runs `f` and says what it allocated on this thread.
+/// Runs `f` and returns its result together with what it allocated on this thread.
 ///
 /// # Panics
-/// If [`CountingAllocator`] is not the global allocator, because a count of 0 would mean nothing then.
+/// If [`CountingAllocator`] is not the global allocator: a count of 0 would prove nothing.
 pub fn count_allocations<R>(f: impl FnOnce() -> R) -> (R, Allocations) {
     let probe = allocations();
     drop(std::hint::black_box(Box::new(0u8)));

@@ -1,12 +1,13 @@
-//! Checks of packets, which can be put together: `well_formed() & tcp() & (flags("SA") | payload(1..))`.
+//! Composable checks of packets: `well_formed() & tcp() & (flags("SA") | payload(1..))`.
 //!
-//! Packets are read by etherparse and summed up byte by byte, not by the stack's own code. A check that fails says what was expected and what the packet is. One that is
-//! to hold for everything that a simulated host sends is given to [`Sim::watch`](crate::sim::Sim::watch).
+//! etherparse parses the packets and this module sums their checksums, independently of the stack's own code.
+//! A failed check reports what it expected and the packet. [`Sim::check_sent`](crate::sim::Sim::check_sent)
+//! applies a check to every frame that a simulated host sends.
 //!
 //! ```
 //! use ginnel_testkit::checks::{arp, flags, payload, tcp};
 //! let mut check = tcp() & flags("S") & payload(0..=0) | arp();
-//! assert!(check.look(&[0; 60]).unwrap_err().starts_with("((TCP and flags S) and payload of 0..=0) or ARP"));
+//! assert!(check.verify(&[0; 60]).unwrap_err().starts_with("((TCP and flags S) and payload of 0..=0) or ARP"));
 //! ```
 
 use core::fmt;
@@ -21,14 +22,14 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ICMP6: u8 = 58;
 
-/// A frame, taken apart.
+/// A dissected Ethernet frame.
 pub struct DissectedPacket<'a> {
     bytes: &'a [u8],
     slices: Result<SlicedPacket<'a>, String>,
 }
 
 impl<'a> DissectedPacket<'a> {
-    /// Takes an Ethernet frame apart.
+    /// Dissects an Ethernet frame. A parse error is kept and reported by [`well_formed`].
     pub fn parse(bytes: &'a [u8]) -> Self {
         Self { bytes, slices: SlicedPacket::from_ethernet(bytes).map_err(|e| e.to_string()) }
     }
@@ -48,7 +49,7 @@ impl<'a> DissectedPacket<'a> {
         }
     }
 
-    /// Source and destination.
+    /// Returns source and destination address of an IP packet.
     fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
         match self.net()? {
             NetSlice::Ipv4(ip) => Some((
@@ -80,7 +81,8 @@ impl<'a> DissectedPacket<'a> {
         }
     }
 
-    /// What of lengths and checksums is wrong.
+    /// Describes the first wrong length or checksum, or returns `None` for a well-formed packet. Fragments
+    /// are checked up to the IP header.
     fn flaw(&self) -> Option<String> {
         let parts = match &self.slices {
             Ok(parts) => parts,
@@ -122,7 +124,8 @@ impl<'a> DissectedPacket<'a> {
     }
 }
 
-/// The sum of RFC 1071 §1, one word at a time. All parts but the last are of even length.
+/// One's complement sum (RFC 1071 §1), one 16-bit word at a time. All parts but the last must have even
+/// length.
 fn sum(parts: &[&[u8]]) -> u16 {
     let word = |pair: &[u8]| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0));
     let total: u32 = parts.iter().flat_map(|part| part.chunks(2)).map(word).sum();
@@ -130,7 +133,7 @@ fn sum(parts: &[&[u8]]) -> u16 {
     ((folded & 0xffff) + (folded >> 16)) as u16
 }
 
-/// The flags of a segment as letters, in the order in which [`flags`] wants them.
+/// Returns the flags of a segment as letters, in the order that [`flags`] expects.
 fn flag_letters(tcp: &TcpSlice<'_>) -> String {
     let all = [
         ('S', tcp.syn()),
@@ -164,22 +167,22 @@ impl fmt::Display for DissectedPacket<'_> {
     }
 }
 
-/// Something that is to be true of a packet, or of all packets so far.
+/// A condition on a packet, or on all packets seen so far.
 pub struct Check {
     description: String,
     predicate: Box<dyn FnMut(&DissectedPacket<'_>) -> bool>,
 }
 
 impl Check {
-    /// A check of one's own. `text` says what is expected.
+    /// Creates a check from a predicate. `text` describes the expected packet in failure messages.
     pub fn new(text: impl Into<String>, holds: impl FnMut(&DissectedPacket<'_>) -> bool + 'static) -> Self {
         Self { description: text.into(), predicate: Box::new(holds) }
     }
 
-    /// Looks at a frame.
+    /// Checks a frame.
     ///
     /// # Errors
-    /// What was expected, and what the frame is.
+    /// A text that names the expectation and the frame.
     pub fn verify(&mut self, frame: &[u8]) -> Result<(), String> {
         let packet = DissectedPacket::parse(frame);
         if (self.predicate)(&packet) {
@@ -195,7 +198,7 @@ impl BitAnd for Check {
 
     fn bitand(mut self, mut other: Self) -> Self {
         let text = format!("({} and {})", self.description, other.description);
-        // Both look at each packet: they may remember what they saw.
+        // Both predicates see each packet, because they may keep state.
         Self::new(text, move |packet| (self.predicate)(packet) & (other.predicate)(packet))
     }
 }
@@ -217,95 +220,96 @@ impl Not for Check {
     }
 }
 
-/// Lengths agree with each other and checksums are right.
+/// Expects consistent lengths and correct checksums.
 pub fn well_formed() -> Check {
     Check::new("right lengths and checksums", |packet| packet.flaw().is_none())
 }
 
-/// An IP packet of so many bytes at the most, or none.
+/// Expects an IP packet of at most `mtu` bytes, or a frame without IP.
 pub fn within_mtu(mtu: usize) -> Check {
     Check::new(format!("at most {mtu} bytes"), move |packet| packet.bytes.len() <= mtu + ETHERNET_BYTES)
 }
 
-/// ARP.
+/// Expects ARP.
 pub fn arp() -> Check {
     Check::new("ARP", |packet| matches!(packet.net(), Some(NetSlice::Arp(_))))
 }
 
-/// IPv4.
+/// Expects IPv4.
 pub fn ipv4() -> Check {
     Check::new("IPv4", |packet| matches!(packet.net(), Some(NetSlice::Ipv4(_))))
 }
 
-/// IPv6.
+/// Expects IPv6.
 pub fn ipv6() -> Check {
     Check::new("IPv6", |packet| matches!(packet.net(), Some(NetSlice::Ipv6(_))))
 }
 
-/// TCP.
+/// Expects TCP.
 pub fn tcp() -> Check {
     Check::new("TCP", |packet| packet.tcp().is_some())
 }
 
-/// UDP.
+/// Expects UDP.
 pub fn udp() -> Check {
     Check::new("UDP", |packet| matches!(packet.transport(), Some(TransportSlice::Udp(_))))
 }
 
-/// ICMP or ICMPv6.
+/// Expects ICMP or ICMPv6.
 pub fn icmp() -> Check {
     let is = |t: &TransportSlice<'_>| matches!(t, TransportSlice::Icmpv4(_) | TransportSlice::Icmpv6(_));
     Check::new("ICMP", move |packet| packet.transport().is_some_and(is))
 }
 
-/// From this address.
+/// Expects this source address.
 pub fn from(address: impl Into<IpAddr>) -> Check {
     let address = address.into();
     Check::new(format!("from {address}"), move |packet| packet.addresses().is_some_and(|a| a.0 == address))
 }
 
-/// To this address.
+/// Expects this destination address.
 pub fn to(address: impl Into<IpAddr>) -> Check {
     let address = address.into();
     Check::new(format!("to {address}"), move |packet| packet.addresses().is_some_and(|a| a.1 == address))
 }
 
-/// From or to this port, of TCP or UDP.
+/// Expects this source or destination port of TCP or UDP.
 pub fn port(port: u16) -> Check {
     Check::new(format!("port {port}"), move |packet| {
         packet.ports().is_some_and(|(a, b)| a == port || b == port)
     })
 }
 
-/// TCP with exactly these flags, letters of `SFRPAUEW` in this order.
+/// Expects TCP with exactly these flags, given as letters of `SFRPAUEW` in this order.
 pub fn flags(wanted: &'static str) -> Check {
     Check::new(format!("flags {wanted}"), move |packet| {
         packet.tcp().is_some_and(|tcp| flag_letters(tcp) == wanted)
     })
 }
 
-/// A payload of so many bytes, behind the header of the transport.
+/// Expects a transport payload whose length is within `bytes`.
 pub fn payload(bytes: impl RangeBounds<usize> + 'static) -> Check {
     Check::new(format!("payload of {}", range_text(&bytes)), move |packet| {
         packet.payload_len().is_some_and(|len| bytes.contains(&len))
     })
 }
 
-/// TCP whose window field is within this.
+/// Expects TCP whose unscaled window field is within `wanted`.
 pub fn window(wanted: impl RangeBounds<u16> + 'static) -> Check {
     Check::new(format!("window of {}", range_text(&wanted)), move |packet| {
         packet.tcp().is_some_and(|tcp| wanted.contains(&tcp.window_size()))
     })
 }
 
-/// TCP with this option of etherparse's.
+/// Expects TCP with this option.
 pub fn option(wanted: TcpOptionElement) -> Check {
     Check::new(format!("option {wanted:?}"), move |packet| {
         packet.tcp().is_some_and(|tcp| tcp.options_iterator().any(|found| found == Ok(wanted.clone())))
     })
 }
 
-/// Acknowledgements of each direction of a TCP connection never go back. A SYN or RST begins anew.
+/// Expects that acknowledgement numbers of each direction of a TCP connection never decrease. A SYN or RST
+/// starts over.
 pub fn acks_never_decrease() -> Check {
     let mut last = BTreeMap::new();
     Check::new("no acknowledgement before an earlier one", move |packet| {

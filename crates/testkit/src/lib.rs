@@ -1,4 +1,6 @@
-//! What tests stand on: simulated clock, hosts and links, packet checkers, and a runner for packet scripts.
+//! Test infrastructure: a simulated clock with hosts and links, packet checkers, a runner for packet scripts,
+//! a scripted TCP peer, network namespaces for tests against the Linux kernel, and counters of heap
+//! allocations.
 
 pub mod alloc_counter;
 pub mod checks;

@@ -1,4 +1,5 @@
-//! A stack whose only peer is the test: every segment it gets is hand-made, every segment it sends is looked at.
+//! A stack whose only peer is the test: the test builds every segment that the stack receives and inspects
+//! every segment that the stack sends.
 
 use crate::sim::{FrameQueue, FrameQueueTx};
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -17,45 +18,45 @@ use ginnel_stack::wire::{MacAddr, arp, ipv4, protocol};
 
 const STACK_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
-/// Address of the stack.
+/// IPv4 address of the stack.
 pub const STACK: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-/// Address of the peer that the test plays.
+/// IPv4 address of the peer, whose segments the test builds.
 pub const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-/// The stack's port.
+/// TCP port of the stack.
 pub const PORT: u16 = 80;
-/// The peer's port.
+/// TCP port of the peer.
 pub const PEER_PORT: u16 = 40_000;
-/// The peer's initial sequence number.
+/// Initial sequence number of the peer.
 pub const PEER_ISS: u32 = 1_000;
 
-/// A segment that the stack sent.
+/// A TCP segment that the stack sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SentSegment {
-    /// Its header.
+    /// The TCP header.
     pub header: TcpHeader,
-    /// Its options.
+    /// The parsed TCP options.
     pub options: TcpOptions,
-    /// Its payload.
+    /// The payload bytes.
     pub payload: Vec<u8>,
 }
 
-/// The stack and the pen that writes its peer's segments.
+/// A stack together with the state of its scripted peer.
 pub struct ScriptedPeer {
-    /// The stack.
+    /// The stack under test.
     pub stack: Stack,
     /// The simulated time.
     pub now: Instant,
-    /// All events.
+    /// All events of the stack, in the order in which it reported them.
     pub events: Vec<Event>,
-    /// In-burst data are left unread.
+    /// Whether the application leaves received data unread, in the burst and in the receive buffer.
     pub defer_reads: bool,
-    /// Bytes read.
+    /// Bytes that the application has read, of all connections together.
     pub read: Vec<u8>,
-    /// The connection under test.
+    /// The connection under test: the last one that was accepted or opened.
     pub conn: Option<Conn>,
-    /// The stack's initial sequence number, once seen.
+    /// The stack's initial sequence number, taken from the last SYN that it sent; 0 before.
     pub iss: u32,
-    /// Ports of the connection: the stack's and the peer's.
+    /// Ports of the connection: the stack's port, then the peer's port.
     pub ports: (u16, u16),
     port: PortId,
     sent_frames: FrameQueue,
@@ -63,12 +64,19 @@ pub struct ScriptedPeer {
 }
 
 impl ScriptedPeer {
-    /// A stack that has nothing to do yet, and knows where its peer is.
+    /// Creates a stack that has a static neighbour entry for the peer.
+    ///
+    /// # Panics
+    /// If `config` is invalid.
     pub fn new(config: StackConfig) -> Self {
         Self::with_neighbours(config, vec![(IpAddr::V4(PEER), PEER_MAC)])
     }
 
-    /// The same, but the peer has asked for the stack only now: it is known, though not known to answer.
+    /// Creates a stack that knows the peer only from an ARP request of the peer: the neighbour entry is
+    /// STALE.
+    ///
+    /// # Panics
+    /// If `config` is invalid.
     pub fn with_stale_neighbour(config: StackConfig) -> Self {
         let mut puppet = Self::with_neighbours(config, Vec::new());
         let question = arp::ArpPacket {
@@ -114,7 +122,10 @@ impl ScriptedPeer {
         puppet
     }
 
-    /// A stack that has accepted a connection whose SYN carried `options`.
+    /// Creates a stack that has accepted a connection of the peer, whose SYN carried `options`.
+    ///
+    /// # Panics
+    /// If `config` is invalid, or the stack does not accept the connection.
     pub fn established(config: StackConfig, options: &TcpOptions) -> Self {
         let mut puppet = Self::new(config);
         puppet.listen();
@@ -122,7 +133,11 @@ impl ScriptedPeer {
         puppet
     }
 
-    /// The peer connects with a SYN that carries `options`, and is accepted.
+    /// Opens a connection from the peer with a SYN that carries `options`. Returns the handle of the accepted
+    /// connection.
+    ///
+    /// # Panics
+    /// If the stack does not accept the connection.
     pub fn open(&mut self, options: &TcpOptions) -> Conn {
         let syn = self.segment(TcpFlags::SYN, 0, 0, &[], options);
         self.deliver_frame(&syn);
@@ -130,13 +145,19 @@ impl ScriptedPeer {
         self.conn.expect("it was accepted")
     }
 
-    /// Listens on [`PORT`].
+    /// Listens on [`PORT`] at the stack's address.
+    ///
+    /// # Panics
+    /// If the port is in use.
     pub fn listen(&mut self) -> Listener {
         let addr = SocketAddr::new(STACK.into(), PORT);
         self.stack.listen(addr, ListenOptions::default()).expect("the port is free")
     }
 
-    /// Opens a connection to the peer.
+    /// Opens a connection from the stack to the peer and lets the SYN leave.
+    ///
+    /// # Panics
+    /// If the stack refuses the connection or sends no SYN.
     pub fn connect(&mut self) -> Conn {
         let to = SocketAddr::new(PEER.into(), PEER_PORT);
         let conn = self.stack.connect(self.now, to, &ConnectOptions::default()).expect("there is a route");
@@ -148,7 +169,8 @@ impl ScriptedPeer {
         conn
     }
 
-    /// A segment of the peer. `seq` counts from the peer's initial sequence number, `ack` from the stack's.
+    /// Returns a frame with a segment of the peer. `seq` is relative to the peer's initial sequence number,
+    /// `ack` to the stack's.
     pub fn segment(
         &self,
         flags: TcpFlags,
@@ -161,7 +183,7 @@ impl ScriptedPeer {
         frame(&header, options, payload)
     }
 
-    /// A segment of the peer with a window and an urgent pointer of its own.
+    /// Returns a frame with a segment of the peer that has this window field and this urgent pointer.
     pub fn custom_segment(
         &self,
         flags: TcpFlags,
@@ -192,20 +214,20 @@ impl ScriptedPeer {
         }
     }
 
-    /// Delivers a segment without options and gives the stack a turn. Returns what it sent.
+    /// Delivers a segment without options and runs one turn. Returns the segments that the stack sent.
     pub fn deliver(&mut self, flags: TcpFlags, seq: i64, ack: i64, payload: &[u8]) -> Vec<SentSegment> {
         let frame = self.segment(flags, seq, ack, payload, &TcpOptions::default());
         self.deliver_frame(&frame)
     }
 
-    /// Delivers a frame and gives the stack a turn. Returns what it sent.
+    /// Delivers a frame and runs one turn. Returns the segments that the stack sent.
     pub fn deliver_frame(&mut self, frame: &[u8]) -> Vec<SentSegment> {
         self.sent.clear();
         self.turn(&[frame]);
         self.sent.clone()
     }
 
-    /// Delivers frames in one burst and gives the stack a turn. Returns what it sent.
+    /// Delivers frames in one burst and runs one turn. Returns the segments that the stack sent.
     pub fn deliver_frames(&mut self, frames: &[Vec<u8>]) -> Vec<SentSegment> {
         self.sent.clear();
         let frames: Vec<&[u8]> = frames.iter().map(Vec::as_slice).collect();
@@ -213,7 +235,7 @@ impl ScriptedPeer {
         self.sent.clone()
     }
 
-    /// Delivers frames in one burst, of which the application hears nothing yet.
+    /// Delivers frames in one burst and leaves the resulting events in the stack.
     pub fn receive_without_events(&mut self, frames: &[Vec<u8>]) {
         let mut burst = RxBurst::new();
         for bytes in frames {
@@ -224,14 +246,15 @@ impl ScriptedPeer {
         self.stack.check_invariants();
     }
 
-    /// Lets the stack do what is due, and returns what it sent.
+    /// Runs one turn without frames. Returns the segments that the stack sent.
     pub fn flush(&mut self) -> Vec<SentSegment> {
         self.sent.clear();
         self.turn(&[]);
         self.sent.clone()
     }
 
-    /// Lets time pass, with a turn at each deadline. Returns what was sent.
+    /// Advances the time by `time` and runs a turn at each deadline. Returns the segments that the stack
+    /// sent.
     pub fn wait(&mut self, time: Duration) -> Vec<SentSegment> {
         self.sent.clear();
         let until = self.now + time;
@@ -288,7 +311,7 @@ impl ScriptedPeer {
     }
 }
 
-/// An Ethernet frame from the peer to the stack.
+/// Returns an Ethernet frame from the peer to the stack. The header's ports are sent as they are.
 pub fn frame(header: &TcpHeader, options: &TcpOptions, payload: &[u8]) -> Vec<u8> {
     let l4 = TcpHeader::LEN + options.encoded_len() + payload.len();
     let mut out = vec![0; 14 + 20 + l4];

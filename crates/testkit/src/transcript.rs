@@ -1,5 +1,5 @@
-//! What two hosts said to each other, as a witness on the wire hears it, without how it was divided into frames and how often it was repeated: two runs of programs that
-//! behave alike have equal transcripts, however their stacks came to send it.
+//! Records the application data that two hosts exchange on the wire, without segmentation and
+//! retransmissions: programs that behave alike have equal transcripts, whatever frames their stacks sent.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,21 +17,23 @@ const RST: u8 = 4;
 const ACK: u8 = 16;
 const URG: u8 = 32;
 
-/// Bytes that are compared of what the other end reset: how many more were said to it is a matter of how many buffers hold on the way.
+/// Bytes compared of a stream that the receiver reset: how many more were sent depends on buffer sizes along
+/// the path.
 const COMPARED_BEFORE_RESET: usize = 4096;
 
-/// What one end of a conversation said.
+/// The data that one end of a conversation sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct EndTranscript {
-    /// Bytes of the stream from its beginning; of datagrams one after the other, each behind its length.
+    /// Bytes of the stream; for datagrams, each datagram preceded by its length in 32 bits.
     bytes: Vec<u8>,
-    /// Where the stream ends.
+    /// Stream offset of the FIN.
     fin: Option<u32>,
-    /// It was reset by this end before both had said all: afterwards it is the answer to a segment that was under way for longer than the connection lived, a matter of the line.
+    /// Whether this end reset the connection before both FINs were seen. A later reset answers a segment that
+    /// was in flight for longer than the connection lived, which depends on timing.
     reset: bool,
-    /// Positions behind urgent bytes.
+    /// Stream offsets after urgent bytes.
     urgent: Vec<u32>,
-    /// Number of the stream's first byte, while it is listened to.
+    /// Sequence number of the first byte, while recording.
     first_seq: Option<u32>,
 }
 
@@ -39,26 +41,27 @@ struct EndTranscript {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Conversation {
     protocol: u8,
-    /// Whom it was begun with. Whoever began it has a port that does not matter.
+    /// Address of the responder. The port of the initiator does not matter.
     responder: SocketAddr,
-    /// What the one that began it said, and what the other did.
+    /// Data of the initiator and of the responder.
     ends: [EndTranscript; 2],
 }
 
 impl Conversation {
-    /// Whoever began it gave it up before a word: whether its SYN had left by then is a matter of time.
+    /// Whether the initiator aborted the connection before any data: whether its SYN had left by then depends
+    /// on timing.
     fn is_empty_abort(&self) -> bool {
         let silent = |said: &EndTranscript| said.bytes.is_empty() && said.fin.is_none();
         self.protocol == TCP && self.ends[0].reset && self.ends.iter().all(silent)
     }
 }
 
-/// Everything that was said, in an order that does not depend on time.
+/// All conversations, in an order that does not depend on time.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Transcript(Vec<Conversation>);
 
 impl fmt::Debug for Transcript {
-    /// A line for each conversation, with the length and a sum of what was said.
+    /// Writes a line for each conversation, with length and hash of the data of each end.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Conversation { protocol, responder: with, ends: said } in &self.0 {
             write!(f, "\n{} {with}", if *protocol == TCP { "tcp" } else { "udp" })?;
@@ -83,19 +86,19 @@ impl fmt::Debug for Transcript {
     }
 }
 
-/// Hears what goes through a device.
+/// Records the traffic of a device.
 #[derive(Clone, Default)]
 pub struct WireRecorder(Arc<Mutex<Conversations>>);
 
 #[derive(Default)]
 struct Conversations {
     conversations: Vec<Conversation>,
-    /// The latest between two ends, and which of them is the first of the key.
+    /// Index of the latest conversation by protocol, initiator and responder.
     latest: BTreeMap<(u8, SocketAddr, SocketAddr), usize>,
 }
 
 impl WireRecorder {
-    /// A witness, and the device through which it hears. It hears both directions.
+    /// Wraps a device so that both directions are recorded. Returns the device and the recorder.
     #[must_use]
     pub fn wrap(device: Device) -> (Device, Self) {
         let witness = Self::default();
@@ -104,7 +107,7 @@ impl WireRecorder {
         (mirror::wrap(device, Box::new(ear)), witness)
     }
 
-    /// What was heard so far.
+    /// Returns the data recorded so far.
     #[must_use]
     pub fn transcript(&self) -> Transcript {
         let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -125,7 +128,7 @@ impl WireRecorder {
     }
 }
 
-/// The device to which the mirror copies.
+/// The device that receives the mirror's copies.
 struct MirrorTx {
     recorder: WireRecorder,
     capabilities: Capabilities,
@@ -144,7 +147,7 @@ impl TxQueue for MirrorTx {
 
     fn commit(&mut self, len: usize, _: TxMeta) {
         let mut heard = self.recorder.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // What is no TCP and no UDP, or cut, is not for applications.
+        // Other protocols and truncated packets carry no application data.
         let _ = heard.record_frame(&self.frame[..len]);
     }
 
@@ -182,21 +185,22 @@ impl Conversations {
         }
     }
 
-    /// `fragment`: its offset and whether more follow; 0 if it is whole.
+    /// `fragment` contains fragment offset and more-fragments flag; 0 for an unfragmented packet.
     fn packet(&mut self, protocol: u8, ends: [IpAddr; 2], data: &[u8], fragment: u16) -> Option<()> {
         let port = |at: usize| if fragment == 0 { be16(data, at) } else { Some(0) };
         let [from, to] = [SocketAddr::new(ends[0], port(0)?), SocketAddr::new(ends[1], port(2)?)];
         match protocol {
             TCP => self.segment(from, to, data),
             UDP if fragment == 0 => self.datagram(from, to, data.get(8..)?),
-            // Of datagrams in fragments the fragments are heard, as datagrams between no ports.
+            // Fragments of a datagram are recorded as datagrams between ports 0.
             UDP if fragment & 0x1fff == 0 => self.datagram(from, to, data.get(8..)?),
             UDP => self.datagram(from, to, data),
             _ => None,
         }
     }
 
-    /// The conversation between two ends, and which of the two in it `from` is.
+    /// Returns the index of the conversation between two addresses, and the index of `from` in it. Starts a
+    /// conversation if `anew` is set or there is none.
     fn find_or_begin(
         &mut self,
         protocol: u8,
@@ -268,7 +272,7 @@ impl Conversations {
 mod tests {
     use super::*;
 
-    /// A segment of one between 10.0.0.1:1000 and 10.0.0.2:80, without checksums.
+    /// Returns a segment between 10.0.0.1:1000 and 10.0.0.2:80, without checksums.
     fn segment(from_first: bool, seq: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
         let mut frame = vec![0; 12];
         frame.extend([8, 0, 0x45, 0]);

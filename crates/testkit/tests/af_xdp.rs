@@ -1,4 +1,4 @@
-//! An AF_XDP device allocates nothing once it exists.
+//! An AF_XDP device allocates nothing in steady state.
 
 use ginnel_devices::af_xdp::{self, AfXdpConfig};
 use ginnel_stack::device::{Device, RxBurst, TxMeta};
@@ -19,7 +19,7 @@ fn open(namespace: &Namespace, interface: &str) -> Device {
     namespace.run(|| af_xdp::open(&config)?.into_single_device()).expect("a device")
 }
 
-/// Sends frames and takes what has come meanwhile. Returns how many that were.
+/// Sends `frames` frames and receives a burst at the other end. Returns the number of received frames.
 fn turn(from: &mut Device, to: &mut Device, frames: usize, bytes: usize) -> usize {
     for _ in 0..frames {
         let Some(room) = from.tx.reserve(bytes) else { break };
@@ -42,7 +42,7 @@ fn sending_receiving_and_sleeping_over_af_xdp_allocate_nothing() {
     if let Some(reason) = unavailable().or_else(|| (!root).then(|| "BPF programs need root".into())) {
         return skip(TEST, &reason);
     }
-    // One buffer for a frame, and several.
+    // A frame takes one buffer, or several.
     for mtu in [1500, 9000] {
         let (one, other) = (Namespace::new().unwrap(), Namespace::new().unwrap());
         one.connect("left", &other, "right", mtu).unwrap();

@@ -1,4 +1,4 @@
-//! The counting allocator counts what a thread does, and only that.
+//! The counting allocator counts the allocations of the measured thread only.
 
 use ginnel_testkit::alloc_counter::{Allocations, CountingAllocator, count_allocations};
 use std::hint::black_box;

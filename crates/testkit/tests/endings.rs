@@ -1,4 +1,4 @@
-//! What becomes of connections whose end is not a plain exchange of FINs.
+//! Connections that do not end with a plain exchange of FINs.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
@@ -17,7 +17,7 @@ const FIN: TcpFlags = TcpFlags::FIN;
 const RST: TcpFlags = TcpFlags::RST;
 const SYN: TcpFlags = TcpFlags::SYN;
 
-/// A stack that has answered a SYN, and what its peer sends next.
+/// Creates a stack that has answered a SYN. Returns its listener and the frames that the peer sends next.
 fn half_open(next: &[(TcpFlags, i64, &[u8])]) -> (ScriptedPeer, Listener, Vec<Vec<u8>>) {
     let mut p = ScriptedPeer::new(StackConfig::default());
     let listener = p.listen();
@@ -37,7 +37,7 @@ fn link_local(sim: &Sim, host: usize) -> IpAddr {
         .expect("every link has a link-local address")
 }
 
-/// Both directions are closed, but the owner has not read everything: meanwhile other connections come.
+/// Both directions are closed and the application has not read everything, while other connections arrive.
 #[test]
 fn a_finished_ipv6_connection_that_is_not_read_out_keeps_its_addresses() {
     let lazy = HostConfig { defer_reads: true, ..HostConfig::default() };
@@ -67,7 +67,7 @@ fn a_finished_ipv6_connection_that_is_not_read_out_keeps_its_addresses() {
     assert_eq!((after.remote, after.local), (before.remote, before.local));
 }
 
-/// As on Linux, where the first use of such a connection says ECONNRESET.
+/// As on Linux, where the first call on such a connection returns ECONNRESET.
 #[test]
 fn a_connection_that_was_reset_before_accept_is_accepted_and_closed() {
     let (mut p, _, frames) = half_open(&[(ACK, 1, b""), (ACK, 1, b"bytes"), (RST, 6, b"")]);
@@ -93,7 +93,8 @@ fn a_reset_connection_that_nobody_accepts_goes_with_its_listener() {
     assert_eq!((usage.connections, usage.active, usage.chunks, usage.timers), (0, 0, 0, 0));
 }
 
-/// Applications tell connections apart by the token: that of the end must be theirs, though the end was known before they set it.
+/// Applications identify connections by their token. The end must report the token although it was known
+/// before the token was set.
 #[test]
 fn the_end_of_a_connection_that_was_reset_before_accept_has_its_token() {
     let (mut p, _, frames) = half_open(&[(ACK, 1, b""), (RST, 1, b"")]);
@@ -134,7 +135,7 @@ fn burst_of(frames: &[Vec<u8>]) -> RxBurst<'_> {
     burst
 }
 
-/// Events are worked off, and only then is the connection accepted: the burst is still there.
+/// The connection is accepted only after all events have been processed, while the burst still exists.
 #[test]
 fn the_end_of_the_stream_comes_after_bytes_of_a_connection_that_is_accepted_late() {
     let (mut p, listener, frames) = half_open(&[(ACK, 1, b""), (ACK, 1, b"bytes"), (FIN | ACK, 6, b"")]);
@@ -166,7 +167,7 @@ fn the_end_of_the_stream_comes_after_bytes_that_were_moved_out_of_the_burst() {
     p.stack.finish_burst(&burst);
 }
 
-/// A connection through the peer's active close, of which TIME_WAIT remains here.
+/// Creates a stack with the TIME_WAIT entry of a connection that the stack closed first.
 fn time_wait(max: u32) -> ScriptedPeer {
     let mut config = StackConfig::default();
     config.tcp.connections_max = max;

@@ -1,5 +1,5 @@
-//! What an idle connection costs: resident memory of this process, which does nothing else. The stack could have ten million connections: what is
-//! only reserved must not be touched.
+//! Memory of an idle connection, measured as resident memory of this process, which does nothing else. The
+//! stack allows ten million connections: reserved memory must not be touched.
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
@@ -17,12 +17,12 @@ use std::sync::{Arc, Mutex};
 
 const CONNECTIONS: u32 = 100_000;
 const BYTES_MAX: u64 = 192;
-/// Connections that come from one address to one listener.
+/// Connections from one address to one listener.
 const PER_LISTENER: u32 = 50_000;
 const REQUEST: [u8; 100] = [1; 100];
 const RESPONSE: [u8; 300] = [2; 300];
 
-/// Remembers the sequence number of the last segment sent.
+/// Stores the sequence number of the last segment sent.
 struct LastSeqTx {
     last: Arc<Mutex<u32>>,
     buffer: Vec<u8>,
@@ -82,7 +82,7 @@ impl Server {
         Self { stack, port, now, last }
     }
 
-    /// A segment of connection number `number` arrives, and is answered.
+    /// Delivers a segment of connection number `number`; the application answers data with a response.
     fn deliver(&mut self, number: u32, flags: TcpFlags, seq: u32, ack: u32, payload: &[u8]) {
         let header = TcpHeader {
             src_port: 1024 + (number % PER_LISTENER) as u16,
@@ -117,7 +117,7 @@ impl Server {
         self.stack.transmit(self.now);
     }
 
-    /// Time passes.
+    /// Advances time.
     fn advance(&mut self, time: Duration) {
         let until = self.now + time;
         while let Some(at) = self.stack.next_deadline().filter(|at| *at <= until) {
@@ -129,7 +129,7 @@ impl Server {
         self.now = self.now.max(until);
     }
 
-    /// A connection that makes one request and then stays.
+    /// Opens a connection that makes one request and stays open.
     fn serve_one_request(&mut self, number: u32) {
         self.deliver(number, TcpFlags::SYN, 0, 0, &[]);
         let next = self.last.lock().unwrap().wrapping_add(1);
@@ -163,7 +163,8 @@ fn a_hundred_thousand_idle_connections_take_no_more_than_192_bytes_each() {
     assert_eq!(server.stack.tcp_stats().bytes_out, 300 * u64::from(CONNECTIONS));
     assert!(each >= 128, "{each} bytes: less than a connection has");
     assert!(each <= BYTES_MAX, "{each} bytes for each connection");
-    // They are alive: each answers a keepalive probe, which tells where it is, and another request.
+    // The connections are alive: each answers a keepalive probe with its sequence number, and another
+    // request.
     for number in (0..CONNECTIONS).step_by(9973) {
         server.deliver(number, TcpFlags::ACK, 100, 0, &[]);
         let next = *server.last.lock().unwrap();

@@ -1,4 +1,4 @@
-//! Turns that come late, because the machine was busy: timers and calls that would have been apart fall into one turn.
+//! Turns that run late, as on a busy machine: timers and calls that would be separate coincide in one turn.
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -6,8 +6,8 @@ use ginnel_devices::random::Random;
 use ginnel_stack::events::CloseReason;
 use ginnel_testkit::sim::{Host, HostConfig, LinkModel, Sim, seeds};
 
-/// The part of a connection that only busy ones need is given back after an RTO of idleness. A FIN queued in the very turn in which that
-/// timer fires must still leave.
+/// The active state of a connection is freed after an RTO of idleness. A FIN that is queued in the turn in
+/// which that timer fires must still be sent.
 #[test]
 fn a_fin_queued_when_the_idle_timer_is_overdue_leaves() {
     let mut sim = Sim::pair(1);
@@ -37,7 +37,7 @@ fn a_fin_queued_when_the_idle_timer_is_overdue_leaves() {
     assert_eq!(sim.hosts[0].received[&client].closed, Some(CloseReason::Normal));
 }
 
-/// Small exchanges over a bad link, while time jumps at random: whatever falls together, both ends get everything and end.
+/// Small exchanges over a bad link, while time jumps at random. Both ends must receive everything and end.
 #[test]
 fn exchanges_end_well_whatever_falls_into_one_turn() {
     for seed in seeds(300) {
@@ -50,7 +50,8 @@ fn exchanges_end_well_whatever_falls_into_one_turn() {
         let now = sim.now;
         let first = sim.hosts[0].connect(now, to);
         sim.collect(0);
-        // The neighbours know each other before the link goes bad: an unanswered ARP request would end a connection too.
+        // The neighbours resolve each other before the link becomes lossy: an unanswered ARP request would
+        // end a connection, too.
         sim.run(Duration::from_millis(10));
         assert!(sim.hosts[0].received[&first].connected);
         sim.set_link(&link);
@@ -78,19 +79,19 @@ fn exchanges_end_well_whatever_falls_into_one_turn() {
             }
             answered = sim.hosts[1].accepted.len();
             sim.collect(1);
-            // These calls come before the timers of the next turn and after those of the last.
+            // These calls run before the timers of the next turn and after those of the last one.
             close_what_the_peer_closed(&mut sim.hosts[1]);
             if rng.below(10) == 0
                 && let Some(conn) = open.pop()
             {
-                // Refused if the server's FIN came first and the connection has ended since.
+                // The call fails if the server's FIN arrived first and the connection has ended since.
                 let _ = sim.hosts[0].stack.shutdown_write(conn);
             }
             if !sim.step(end) && open.is_empty() {
                 break;
             }
             if rng.below(10) == 0 {
-                // The machine was busy elsewhere.
+                // The machine was busy with other work.
                 sim.now += Duration::from_micros(rng.below(400_000));
             }
         }

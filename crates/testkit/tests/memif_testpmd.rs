@@ -13,10 +13,10 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const PROGRAM: &str = "dpdk-testpmd";
-/// Frames under way: fewer than either end's queues hold.
+/// Number of frames in flight, less than the queues of either end hold.
 const WINDOW: usize = 32;
 
-/// A folder for a socket, removed with this value.
+/// A temporary directory for a socket, removed with this value.
 struct TempFolder(PathBuf);
 
 impl TempFolder {
@@ -35,7 +35,7 @@ impl Drop for TempFolder {
     }
 }
 
-/// A running testpmd that sends back what it receives.
+/// A testpmd process that returns the frames that it receives.
 struct Testpmd(Child);
 
 impl Testpmd {
@@ -46,7 +46,8 @@ impl Testpmd {
         };
         let device = format!("net_memif0,role={role},socket={socket},socket-abstract={is_abstract},id=3");
         let mut command = Command::new(PROGRAM);
-        // Without --no-shconf it would leave files behind, and a second one would want another name for them.
+        // Without --no-shconf it would leave files behind, and a second process would need another file
+        // prefix.
         command.args([
             "--no-huge",
             "-m",
@@ -70,7 +71,7 @@ impl Testpmd {
             format!("--rxq={queues}"),
             format!("--txq={queues}"),
         ]);
-        // Otherwise it reads commands, and ends with its input.
+        // Without this option it reads commands, and exits at the end of its input.
         command.arg("--stats-period=3600");
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         Self(child)
@@ -89,7 +90,7 @@ impl Drop for Testpmd {
     }
 }
 
-/// True if the test cannot run here, which is noted.
+/// Returns true and records the reason if the test cannot run here.
 fn is_skipped(test: &str) -> bool {
     let found = Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     let reason = match found {
@@ -109,7 +110,7 @@ fn config(socket: &Path, role: Role, queues: u16) -> MemifConfig {
     MemifConfig { id: 3, queues, ..MemifConfig::new(name, role) }
 }
 
-/// A device with testpmd at its other end, connected.
+/// Opens a device and connects it to testpmd.
 fn with_testpmd(role: Role, socket: &Path, queues: u16, mode: &str) -> (Memif, Testpmd) {
     let memif = open(&config(socket, role, queues)).unwrap();
     let testpmd =
@@ -125,7 +126,7 @@ fn frame(number: usize, len: usize) -> Vec<u8> {
     frame
 }
 
-/// A client's testpmd offers its first buffers a while after the link is up.
+/// Sends a frame. The testpmd of a client offers its first buffers some time after the link is up.
 fn send(device: &mut Device, bytes: &[u8], meta: TxMeta) {
     let deadline = std::time::Instant::now() + TIMEOUT;
     while device.tx.reserve(bytes.len()).is_none() {
@@ -137,7 +138,7 @@ fn send(device: &mut Device, bytes: &[u8], meta: TxMeta) {
     device.tx.flush(Instant::ZERO);
 }
 
-/// Receives until `count` frames have come. Sleeps in between, so testpmd must wake it.
+/// Receives `count` frames. Sleeps in between, so that testpmd must wake the device.
 fn receive(device: &mut Device, count: usize) -> Vec<(Vec<u8>, RxChecksum)> {
     let (mut received, deadline) = (Vec::new(), std::time::Instant::now() + TIMEOUT);
     while received.len() < count {
@@ -180,7 +181,7 @@ fn testpmd_returns_frames_of_every_size() {
     }
 }
 
-/// An ICMP echo request, or its answer.
+/// Returns an ICMP echo request or reply.
 fn ping(number: u16, source: [u8; 4], target: [u8; 4], macs: [[u8; 6]; 2], kind: u8) -> Vec<u8> {
     let mut frame = macs.concat();
     frame.extend([0x08, 0x00, 0x45, 0, 0, 48, 0, 0, 0x40, 0, 64, 1, 0, 0]);
@@ -229,7 +230,8 @@ fn every_queue_has_its_counterpart_in_testpmd() {
     }
 }
 
-/// A TCP segment, or a super-frame with segments of `size` bytes, its checksum left to the device.
+/// Returns a TCP segment, or a super-frame with segments of `size` bytes, whose checksum is left to the
+/// device.
 fn tcp(payload: usize, size: Option<u16>) -> (Vec<u8>, TxMeta) {
     let mut frame = vec![0; 54 + payload];
     frame[..12].copy_from_slice(&[2, 0x77, 0, 0, 0, 0x77, 2, 0x77, 0, 0, 0, 0x78]);
@@ -290,7 +292,7 @@ fn the_link_comes_back_when_testpmd_was_killed() {
         let dropped = memif.stats.tx_dropped.load(Ordering::Relaxed);
         send(device, &frame(0, 100), TxMeta::default());
         assert_eq!(memif.stats.tx_dropped.load(Ordering::Relaxed), dropped + 1);
-        // A testpmd that is the server does not replace the file of a dead one.
+        // A testpmd in the role of the server does not replace the stale socket file.
         if role == Role::Client {
             std::fs::remove_file(&socket).unwrap();
         }

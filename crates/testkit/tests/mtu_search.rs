@@ -1,4 +1,4 @@
-//! Paths that drop what is too large and tell nobody: the path MTU is found by probing (RFC 4821).
+//! Paths that drop large packets silently: probing finds the path MTU (RFC 4821).
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -18,7 +18,7 @@ fn bytes(seed: u64, len: usize) -> Vec<u8> {
     (0..len.div_ceil(8)).flat_map(|_| rng.next_u64().to_le_bytes()).take(len).collect()
 }
 
-/// A client that probes in this mode and a server behind a link, connected.
+/// A client with this probing mode, connected to a server behind a link.
 struct MtuPath {
     sim: Sim,
     client: Conn,
@@ -39,7 +39,7 @@ impl MtuPath {
         Self { sim, client }
     }
 
-    /// Sends something; whether it arrived within the time.
+    /// Sends data. Returns whether they arrived within the time.
     fn delivers(&mut self, data: Vec<u8>, limit: Duration) -> bool {
         let (now, client, served) = (self.sim.now, self.client, self.sim.hosts[SERVER].accepted[0]);
         let received = |sim: &Sim| sim.hosts[SERVER].received.get(&served).map_or(0, |r| r.bytes.len());
@@ -128,7 +128,8 @@ fn what_was_found_outlasts_silence_and_is_looked_at_again_after_an_interval() {
     assert_eq!(path.stats().timeouts, before.timeouts);
 }
 
-/// What failed is forgotten with the busy part; that must not cost each burst a probe.
+/// Failed probe sizes are forgotten with the active state of a connection; this must not cost a probe in each
+/// burst.
 #[test]
 fn a_connection_of_short_bursts_does_not_lose_the_same_probe_in_each() {
     let mut path = MtuPath::new(6, MtuProbing::Always, &narrow(1300), |_| {});

@@ -1,5 +1,6 @@
-//! Two whole stacks on a cable in memory allocate while they grow, and nothing once they have seen their load: connections that come, talk, end and
-//! wait, many at once, losses, unread data, datagrams and ICMP.
+//! Two stacks on a memory device allocate while they grow, and nothing in steady state: connections that
+//! open, exchange data, close and wait in TIME_WAIT, many at once, with losses, unread data, datagrams and
+//! ICMP.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
@@ -26,25 +27,25 @@ const SERVER_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
 const CLIENT_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// One of the two.
+/// One end of the pair.
 struct Endpoint {
     stack: Stack,
     rx: Box<dyn RxQueue + Send>,
     port: PortId,
-    /// Leaves what arrives unread until it is buffered, and reads it then.
+    /// Leaves received data unread until they are buffered, then reads them.
     defer_reads: bool,
-    /// What each connection still has to send, by the number of its slot.
+    /// Bytes that each connection still has to send, by slot index.
     unsent: Vec<usize>,
 }
 
-/// What the application of an end does when the peer has something for it.
+/// The data exchange of each connection.
 #[derive(Clone, Copy)]
 struct Exchange {
-    /// Bytes the client sends, in each connection.
+    /// Bytes that the client sends.
     request: usize,
-    /// Bytes the server sends as soon as it has all of them.
+    /// Bytes that the server sends after the whole request.
     response: usize,
-    /// The server closes first, so that TIME_WAIT is on its side.
+    /// The server closes first, so that it keeps TIME_WAIT.
     server_closes: bool,
 }
 
@@ -54,7 +55,7 @@ struct StackPair {
     now: Instant,
     exchange: Exchange,
     listener: Listener,
-    /// Every so many frames one is lost; 0 loses none.
+    /// Period of lost frames; 0 loses none.
     lose_every: u64,
     frames: u64,
     ended: u64,
@@ -113,7 +114,7 @@ fn stack_pair_at(
     }
 }
 
-/// The application of an end. A connection's token counts the bytes it has read.
+/// The application of one end. The token of a connection counts the bytes read.
 struct App<'a> {
     exchange: Exchange,
     at_server: bool,
@@ -162,7 +163,7 @@ impl StackPair {
         self.client.stack.set_token(conn, 0);
     }
 
-    /// Turns until `done`, or `limit` is over.
+    /// Runs turns until `done` returns true, for at most `limit`.
     fn run(&mut self, limit: Duration, done: impl Fn(&Self) -> bool) {
         let until = self.now + limit;
         while !done(self) && self.now < until {
@@ -173,7 +174,7 @@ impl StackPair {
         }
     }
 
-    /// One turn of an end. Returns how many frames it received.
+    /// Runs one turn of an end. Returns the number of received frames.
     fn turn(&mut self, at_server: bool) -> usize {
         let Self {
             server,
@@ -233,7 +234,7 @@ impl StackPair {
         arrived.len()
     }
 
-    /// `count` connections at once, from SYN to the end of TIME_WAIT.
+    /// Runs `count` concurrent connections from SYN to their end.
     fn cycle(&mut self, count: u64) {
         let before = self.ended;
         for _ in 0..count {
@@ -248,7 +249,7 @@ impl StackPair {
     }
 }
 
-/// Runs `round` until it has seen its load, then shows that it allocates no more.
+/// Runs `round` `warm_up` times, then checks that `measured` further rounds allocate nothing.
 fn assert_steady(warm_up: usize, measured: usize, mut round: impl FnMut()) {
     (0..warm_up).for_each(|_| round());
     let ((), made) = count_allocations(|| (0..measured).for_each(|_| round()));
@@ -272,7 +273,7 @@ fn a_connection_from_its_syn_to_the_end_of_time_wait() {
 
 #[test]
 fn connections_that_come_and_go_by_the_hundred() {
-    // TIME_WAIT is full all the time: each new entry throws the oldest out.
+    // TIME_WAIT is always full: each new entry evicts the oldest one.
     let mut two = stack_pair(SMALL, &|config| config.tcp.time_wait_max = 300);
     assert_steady(20, 50, || {
         two.cycle(100);
@@ -284,7 +285,7 @@ fn connections_that_come_and_go_by_the_hundred() {
 #[test]
 fn losses_and_their_repair() {
     let mut two = stack_pair(Exchange { server_closes: true, request: 100_000, response: 200_000 }, &|_| {});
-    // The neighbours know each other, so that no loss can take that from them.
+    // The neighbours resolve each other, so that no loss affects ARP.
     two.cycle(1);
     two.lose_every = 37;
     assert_steady(200, 100, || two.cycle(5));
@@ -315,7 +316,7 @@ fn half_open_connections_cookies_and_resets() {
     let mut two = stack_pair(SMALL, &|config| config.tcp.half_open_max = 3);
     assert_steady(20, 30, || {
         two.cycle(40);
-        // And a port where nobody listens.
+        // A connection to a closed port.
         let to = SocketAddr::new(SERVER.into(), 81);
         let ended = two.ended;
         two.client.stack.connect(two.now, to, &ConnectOptions::default()).unwrap();
@@ -328,7 +329,7 @@ fn half_open_connections_cookies_and_resets() {
 impl StackPair {
     fn send(&mut self, from_server: bool, socket: UdpHandle, to: Option<SocketAddr>, len: usize) {
         let end = if from_server { &mut self.server } else { &mut self.client };
-        // An error of an earlier one comes first.
+        // An error of an earlier datagram is returned first.
         while let Err(error) = end.stack.udp_send_to(self.now, socket, to, &BYTES[..len]) {
             assert_eq!(error, UdpError::ConnectionRefused);
         }
@@ -363,7 +364,7 @@ fn datagrams_their_errors_and_neighbours_asked_again() {
         }
         two.send(false, refused, None, 100);
         two.idle(SECOND / 100);
-        // Long enough for a neighbour to become stale and to be probed.
+        // Long enough for a neighbour entry to become stale and to be probed.
         two.idle(SECOND * 50);
     });
     assert_eq!(two.datagrams, 120 * 160);
@@ -390,7 +391,7 @@ fn echo_requests() {
     assert_eq!(two.server.stack.network().stats().icmp_echo_replies, 1010);
 }
 
-/// An echo request of the client's, or one fragment of it, in a frame.
+/// Returns a frame with an echo request of the client, or with a fragment of it.
 fn echo_frame(v6: bool, ident: u16, part: core::ops::Range<usize>) -> Vec<u8> {
     let mut message = vec![5; 3000];
     message[..8].copy_from_slice(&[if v6 { 128 } else { 8 }, 0, 0, 0, 0, 1, 0, 1]);
@@ -461,7 +462,8 @@ fn fragments_of_datagrams_and_echo_requests_of_both_families() {
         let here = two.client.stack.udp_bind(SocketAddr::new(client, 1000), UdpOptions::default()).unwrap();
         (there, here, SocketAddr::new(server, 53), SocketAddr::new(client, 1000))
     });
-    // Twenty echo requests of each family, with their fragments mixed, in the wrong order and some twice. Of two more the rest never comes.
+    // Twenty echo requests of each family, with their fragments interleaved, out of order and partly
+    // duplicated. Two more remain incomplete.
     let mut frames = Vec::new();
     for part in [1496..3000, 0..496, 0..496, 496..1496] {
         for ident in 0..20 {
@@ -490,7 +492,7 @@ fn fragments_of_datagrams_and_echo_requests_of_both_families() {
             two.server.stack.finish_burst(&burst);
             two.idle(SECOND / 100);
         }
-        // Until those are given up that are not complete, and their sender knows.
+        // Long enough for the incomplete requests to time out and for the ICMP errors to be sent.
         two.idle(SECOND * 70);
     });
     assert_eq!(two.datagrams, 40 * 2 * 2 * 9);

@@ -1,4 +1,5 @@
-//! Segments that find no way out: a device without room, a network layer without a route. Nothing may be lost for it, and nothing may stay.
+//! Segments that cannot leave: a device without room, a network layer without a route. No data may be lost,
+//! and no resource may remain in use.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
@@ -30,7 +31,7 @@ fn assert_nothing_left(sim: &Sim) {
     }
 }
 
-/// Runs with devices that have room for a frame now and then: `pattern` says for each turn how many.
+/// Runs the simulation with devices whose capacity in each turn is given by `room`.
 fn run_with_device_capacity(sim: &mut Sim, time: Duration, mut room: impl FnMut() -> usize) {
     let until = sim.now + time;
     loop {
@@ -46,13 +47,14 @@ fn run_with_device_capacity(sim: &mut Sim, time: Duration, mut room: impl FnMut(
     }
 }
 
-/// SYN, data both ways, retransmissions, acknowledgements and FIN, all of which the device refuses more often than not.
+/// SYN, data in both directions, retransmissions, acknowledgements and FIN, all of which the device mostly
+/// refuses.
 // limit: bytes in a ring of the memory device
 #[test]
 fn devices_that_are_nearly_always_full_delay_everything_and_lose_nothing() {
     for seed in seeds(8) {
         let model = LinkModel { loss: 0.02, reorder: 0.02, ..LinkModel::default() };
-        // A question for a neighbour's address that the device refuses is lost, which is not what this is about.
+        // A neighbour solicitation that the device refuses is lost, so all neighbours are static.
         let knows = |last: u8| HostConfig {
             static_neighbours: vec![(Ipv4Addr::new(10, 0, 0, last).into(), MacAddr([2, 0, 0, 0, 0, last]))],
             ..HostConfig::default()
@@ -69,7 +71,7 @@ fn devices_that_are_nearly_always_full_delay_everything_and_lose_nothing() {
         let mut turn = seed;
         let mut room = move || {
             turn = turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            // Two frames in a turn of eight, none in the others.
+            // Two frames in every eighth turn on average, none in the others.
             if turn >> 61 == 0 { 2 } else { 0 }
         };
         run_with_device_capacity(&mut sim, SECOND * 5, &mut room);
@@ -84,7 +86,7 @@ fn devices_that_are_nearly_always_full_delay_everything_and_lose_nothing() {
             assert!(received.peer_closed, "{}", sim.replay());
             assert!(sim.hosts[host].stack.tcp_stats().device_full > 50, "{}", sim.replay());
         }
-        // The answers of TIME_WAIT are not sent again by themselves, but to each FIN.
+        // The answers of TIME_WAIT are not retransmitted by a timer, but sent for each FIN.
         sim.run(SECOND * 240);
         for (host, conn) in [(SERVER, there), (CLIENT, conn)] {
             let closed = sim.hosts[host].received[&conn].closed;
@@ -94,7 +96,7 @@ fn devices_that_are_nearly_always_full_delay_everything_and_lose_nothing() {
     }
 }
 
-/// An advertisement that says that the prefix is on the link, or is no more.
+/// Delivers a router advertisement that the prefix is on the link, or withdraws it.
 fn advertise(sim: &mut Sim, host: usize, on_link: bool) {
     let (mac, src, dst) = (
         MacAddr([2, 0, 0, 0, 0, 9]),
@@ -132,7 +134,7 @@ fn advertise(sim: &mut Sim, host: usize, on_link: bool) {
     sim.run(Duration::from_millis(1));
 }
 
-/// Two hosts with addresses in a network that exists as long as it is advertised, and the server's address there.
+/// Creates two hosts with addresses in an advertised prefix. Returns the server's address in it.
 fn advertised(change: impl Fn(&mut HostConfig)) -> (Sim, SocketAddr) {
     let mut config = HostConfig { accept_ra: true, ..HostConfig::default() };
     change(&mut config);
@@ -165,7 +167,7 @@ fn withdraw_route(sim: &mut Sim, to: SocketAddr) {
     assert_eq!(refused, Err(ConnectError::NetUnreachable), "the test has taken the way away");
 }
 
-/// Bytes in flight, bytes queued, acknowledgements owed, and FIN.
+/// Bytes in flight, queued bytes, pending acknowledgements, and FIN.
 #[test]
 fn a_way_that_is_gone_for_a_minute_loses_nothing() {
     let (mut sim, to) = advertised(|_| {});
@@ -192,7 +194,7 @@ fn a_way_that_is_gone_for_a_minute_loses_nothing() {
     assert_nothing_left(&sim);
 }
 
-/// Nothing was in flight when the way went, so nothing but the attempt itself can set a timer.
+/// Nothing was in flight when the route disappeared, so only the attempt to send can arm a timer.
 #[test]
 fn what_is_queued_or_closed_without_a_way_leaves_when_there_is_one_again() {
     for close in [false, true] {
@@ -219,7 +221,7 @@ fn what_is_queued_or_closed_without_a_way_leaves_when_there_is_one_again() {
     }
 }
 
-/// Of every state of a connection nothing is left in the end, however it was given up.
+/// Connections in every state end eventually, however they were given up.
 #[test]
 fn without_a_way_everything_is_given_up_in_the_end() {
     let (mut sim, to) = advertised(|config| config.stack.tcp.retries = 5);
@@ -229,7 +231,7 @@ fn without_a_way_everything_is_given_up_in_the_end() {
         let (conn, _) = connect(&mut sim, to);
         conns.push((what, conn));
     }
-    // Its SYN never leaves.
+    // Its SYN is never sent.
     let opening = sim.hosts[CLIENT].stack.connect(now, to, &options).unwrap();
     conns.push(("SYN", opening));
     withdraw_route(&mut sim, to);

@@ -1,4 +1,4 @@
-//! Every script of `tests/scripts` against both stacks.
+//! Runs every script of `tests/scripts` against both stacks.
 
 use ginnel_testkit::script::ast::{BackendKind, Script};
 use ginnel_testkit::script::suite::{self, Case, CaseOutcome, RunOptions};

@@ -1,6 +1,7 @@
-//! The state machine as a table: eleven states, each with the same events, in each case in a fresh stack. What comes out is compared
-//! with a table that was read line by line against RFC 9293 §3.10 and RFC 5961 (`tests/snapshots/state_table.txt`).
-//! `GINNEL_BLESS=1 cargo test` writes it anew; the difference is to be read as carefully.
+//! The state machine as a table: eleven states, each with the same stimuli, each in a new stack. The results
+//! are compared with a table that was reviewed against RFC 9293 §3.10 and RFC 5961
+//! (`tests/snapshots/state_table.txt`). `GINNEL_BLESS=1 cargo test` rewrites the table; its changes must be
+//! reviewed as carefully.
 
 use core::time::Duration;
 use ginnel_stack::events::Event;
@@ -15,7 +16,8 @@ const SYN: TcpFlags = TcpFlags::SYN;
 const FIN: TcpFlags = TcpFlags::FIN;
 const RST: TcpFlags = TcpFlags::RST;
 
-/// Next sequence numbers of both sides, counted from the initial ones: (peer's, stack's acknowledged, stack's sent).
+/// Next sequence numbers of both sides, relative to the initial ones: the peer's, the stack's SND.UNA and
+/// SND.NXT.
 #[derive(Clone, Copy)]
 struct SeqNumbers {
     peer: i64,
@@ -48,7 +50,7 @@ fn peer_fin(mut p: ScriptedPeer, ack: i64) -> ScriptedPeer {
     p
 }
 
-/// A stack with its connection in `state`.
+/// Creates a stack with its connection in `state`.
 fn in_state(state: State) -> (ScriptedPeer, SeqNumbers) {
     let at = |peer, una, nxt| SeqNumbers { peer, una, nxt };
     match state {
@@ -137,7 +139,7 @@ fn stimuli() -> Vec<(&'static str, Stimulus)> {
     ]
 }
 
-/// The segments as short text: flags, sequence and acknowledgement relative to the initial numbers, payload.
+/// Formats segments: flags, relative sequence and acknowledgement number, payload length.
 fn describe(p: &ScriptedPeer, sent: &[SentSegment]) -> String {
     if sent.is_empty() {
         return "-".into();
@@ -163,7 +165,7 @@ fn describe(p: &ScriptedPeer, sent: &[SentSegment]) -> String {
     out.trim_end().into()
 }
 
-/// State of the connection afterwards, from the outside: a listener or a TIME_WAIT entry has no handle.
+/// Returns the state of the connection. A TIME_WAIT entry and a half-open connection have no handle.
 fn state_of(p: &ScriptedPeer) -> &'static str {
     let usage = p.stack.usage();
     if usage.time_wait > 0 {
@@ -213,7 +215,7 @@ fn every_state_answers_every_event_as_reviewed() {
             let (mut p, at) = in_state(state);
             p.events.clear();
             let sent = apply(&mut p, at);
-            // What only the next turn shows.
+            // Events that the stack reported during the stimulus.
             let told: Vec<_> = p.events.iter().map(event_text).collect();
             let line = format!(
                 "  {name:<32} → {:<13} sends {:<40} tells {}",

@@ -1,4 +1,4 @@
-//! Two stacks over a simulated link: whole connections, with and without faults.
+//! Whole connections of two stacks over a simulated link, with and without faults.
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -53,7 +53,7 @@ fn a_connection_opens_carries_both_ways_and_closes() {
 
 fn transfer(seed: u64, model: LinkModel, len: usize, limit: Duration) -> Sim {
     let mut sim = Sim::pair_with(seed, HostConfig::default(), HostConfig::default(), LinkModel::default());
-    // Without the neighbour three lost ARP requests would end the test before TCP has begun.
+    // Resolve the neighbour first: three lost ARP requests would end the test before TCP has begun.
     let to = server(&sim, false);
     let now = sim.now;
     sim.hosts[0].connect(now, to);
@@ -178,7 +178,7 @@ fn connecting_to_a_closed_port_is_refused() {
 fn connecting_into_the_void_times_out_after_six_retries() {
     let mut sim = Sim::pair(6);
     let to = server(&sim, false);
-    // Learn the neighbour first, so that ARP is not what fails.
+    // Resolve the neighbour first, so that ARP does not fail.
     let now = sim.now;
     sim.hosts[0].connect(now, to);
     sim.collect(0);
@@ -193,7 +193,7 @@ fn connecting_into_the_void_times_out_after_six_retries() {
     assert!((126..=128).contains(&took), "1+2+4+8+16+32+64 s: {took}");
 }
 
-/// Without timestamps only F-RTO can tell that the path became slower and nothing was lost (RFC 5682).
+/// Without timestamps only F-RTO detects that the path became slower and nothing was lost (RFC 5682).
 #[test]
 fn a_path_that_slows_down_at_once_costs_few_retransmissions() {
     let retransmitted = |frto: bool| {
@@ -222,8 +222,8 @@ fn a_path_that_slows_down_at_once_costs_few_retransmissions() {
     assert!(with <= 5 && without > 10 * with, "{with} with F-RTO, {without} without");
 }
 
-/// Who may queue less than a segment waits for an acknowledgement each time, and the reader has to send it when it has read, not after a delay: as on Linux, it
-/// takes one round for each buffer.
+/// A sender that may queue less than a segment waits for an acknowledgement each time. The reader must send
+/// it when it has read, not after a delay: as on Linux, each buffer takes one round trip.
 #[test]
 fn small_buffers_take_a_round_each_and_no_delays() {
     const LEN: usize = 1 << 18;
@@ -250,7 +250,8 @@ fn small_buffers_take_a_round_each_and_no_delays() {
         let done = sim.run_until(MINUTE, |s| s.hosts[1].received[&served].bytes.len() == LEN);
         let took = sim.now - now;
         let rounds = LEN.div_ceil(receive.unwrap_or(send).min(send) as usize) as u32;
-        // A window that becomes smaller is waited for once, for a time-out: it might open again (RFC 1122 §4.2.3.4).
+        // A sender waits once, for a time-out, when the window becomes smaller, because it might open again
+        // (RFC 1122 §4.2.3.4).
         let patience = receive.map_or(Duration::ZERO, |_| Duration::from_millis(250));
         let most = 2 * rounds * 2 * delay + patience;
         assert!(done && took < most, "{send}, {receive:?}: {took:?} for {rounds} rounds");

@@ -1,4 +1,4 @@
-//! The application: what it holds, and what it must be told.
+//! The application: its sockets, and the invariants of what the stack reports to it.
 
 use super::peer::{Peer, inbound_byte, outbound_byte};
 use super::udp::UdpSockets;
@@ -12,44 +12,44 @@ use ginnel_stack::tcp::state::State;
 use ginnel_stack::wire::tcp::SeqNumber;
 use std::collections::BTreeSet;
 
-/// One connection.
+/// A connection of the application.
 #[derive(Clone, Copy, Debug)]
 pub struct AppConn {
-    /// Its handle.
+    /// The handle.
     pub conn: Conn,
-    /// Its ends.
+    /// The addresses: the remote end, then the local end.
     pub ends: (SocketAddr, SocketAddr),
-    /// Bytes the stack took.
+    /// Bytes that the stack accepted for sending.
     pub sent: u64,
     /// Bytes read.
     pub received: u64,
-    /// Sequence number in front of its first byte, once that is certain.
+    /// Sequence number before the first received byte, once it is unambiguous.
     pub start: Option<SeqNumber>,
-    /// FIN was reported.
+    /// Whether FIN was reported.
     pub peer_closed: bool,
-    /// Its end was reported.
+    /// Whether the end was reported.
     pub ended: bool,
 }
 
 /// The application.
 pub struct App {
-    /// Everything that was ever accepted or opened.
+    /// All connections that were accepted or opened.
     pub conns: Vec<AppConn>,
-    /// Listeners that are open.
+    /// Open listeners with their addresses.
     pub listeners: Vec<(Listener, SocketAddr)>,
-    /// Accepts by itself.
+    /// Accepts connections when they are reported.
     pub auto_accept: bool,
-    /// How much it takes of in-burst data: 0 nothing, 1 half, 2 all.
+    /// Share of in-burst data that the application takes: 0 none, 1 half, 2 all.
     pub take_share: u8,
-    /// Reads when it is told to.
+    /// Reads when data are reported as readable.
     pub reads_when_readable: bool,
-    /// UDP sockets.
+    /// The UDP sockets.
     pub udp: UdpSockets,
-    /// States that were seen.
+    /// TCP states seen so far.
     pub states: BTreeSet<State>,
-    /// Events that were seen.
+    /// Number of events.
     pub events: u64,
-    /// Number of frames that the stack sent, and a sum over their bytes.
+    /// Number of frames that the stack sent, and a hash of their bytes.
     pub frames: (u64, u64),
 }
 
@@ -69,7 +69,7 @@ impl Default for App {
     }
 }
 
-/// A source whose bytes are those of any stream at the same offset.
+/// A source with the bytes of any outbound stream at the same offset.
 pub struct EndlessSource;
 
 impl Source for EndlessSource {
@@ -85,9 +85,9 @@ impl Source for EndlessSource {
 }
 
 impl App {
-    /// The connection that an operand means.
+    /// Returns the connection that an operand selects.
     pub fn pick_conn(&mut self, number: u8) -> Option<&mut AppConn> {
-        // Living ones first: an operation on one that has ended is only now and then of interest.
+        // Live connections are preferred: operations on ended ones are rarely of interest.
         let living = self.conns.iter().filter(|c| !c.ended).count();
         if living > 0 && number < 0xf0 {
             return self.conns.iter_mut().filter(|c| !c.ended).nth(usize::from(number) % living);
@@ -96,7 +96,7 @@ impl App {
         self.conns.get_mut(usize::from(number) % count.max(1))
     }
 
-    /// Takes note of a connection.
+    /// Registers a new connection.
     pub fn register_conn(&mut self, stack: &Stack, conn: Conn) {
         let info = stack.info(conn).expect("a connection that was just given out");
         let known = self.conns.iter().any(|c| c.conn == conn);
@@ -112,12 +112,12 @@ impl App {
         });
     }
 
-    /// Most bytes that any connection of these ends has sent.
+    /// Returns the maximum number of bytes that a connection between these addresses has sent.
     pub fn sent_max(&self, ends: (SocketAddr, SocketAddr)) -> u64 {
         self.conns.iter().filter(|c| c.ends == ends).map(|c| c.sent).max().unwrap_or(0)
     }
 
-    /// Takes all events. `burst` is what in-burst data lie in.
+    /// Processes all events. `burst` contains the in-burst data.
     pub fn take_events(&mut self, stack: &mut Stack, burst: &RxBurst<'_>, peers: &[Peer]) {
         while let Some(event) = stack.next_event() {
             self.events += 1;
@@ -130,7 +130,7 @@ impl App {
                 Event::Data { conn, data } => {
                     let bytes = stack.inline_data(burst, &data);
                     assert!(!bytes.is_empty() && bytes.len() == data.len(), "data without bytes");
-                    // What is buffered comes first.
+                    // Buffered bytes must be read first.
                     let buffered = stack.buffered(conn) > 0;
                     let take =
                         if buffered { 0 } else { bytes.len() * usize::from(self.take_share.min(2)) / 2 };
@@ -148,7 +148,7 @@ impl App {
                     c.peer_closed = true;
                 }
                 Event::Closed { conn, .. } => {
-                    // The last chance to read what is left.
+                    // The receive buffer can be read for the last time.
                     self.read(stack, conn, usize::MAX, peers);
                     self.live_conn(conn, &event).ended = true;
                 }
@@ -182,7 +182,7 @@ impl App {
         }
     }
 
-    /// Reads until `most` bytes were read or nothing is left.
+    /// Reads until `most` bytes were read or no data are left.
     pub fn read(&mut self, stack: &mut Stack, conn: Conn, most: usize, peers: &[Peer]) {
         let mut left = most;
         let mut buffer = [0; 4096];
@@ -200,7 +200,7 @@ impl App {
         }
     }
 
-    /// Bytes reached the application: they must be those of the stream.
+    /// Checks bytes that reached the application against the stream.
     fn check_received(&mut self, conn: Conn, bytes: &[u8], peers: &[Peer]) {
         let Some(c) = self.conns.iter_mut().find(|c| c.conn == conn) else {
             panic!("data of a connection nobody knows")
@@ -226,13 +226,13 @@ impl App {
             "wrong bytes at offset {at}, {} of them",
             bytes.len()
         );
-        // A short read may fit several.
+        // A short read may match several streams.
         if candidates.next().is_none() {
             c.start = first;
         }
     }
 
-    /// Sends `len` bytes of the stream as far as there is room.
+    /// Sends up to `len` bytes of the stream, limited by send space.
     pub fn send(&mut self, stack: &mut Stack, number: u8, len: usize, urgent: bool) {
         let Some(c) = self.pick_conn(number) else { return };
         let bytes: Vec<u8> = (c.sent..).take(len).map(outbound_byte).collect();
@@ -243,7 +243,7 @@ impl App {
         }
     }
 
-    /// Notes the states that are there.
+    /// Records the current states of all connections.
     pub fn record_states(&mut self, stack: &Stack) {
         let usage = stack.usage();
         if !self.listeners.is_empty() {

@@ -1,4 +1,4 @@
-//! Frames as remote hosts send them, and as nobody should.
+//! Builds frames of remote hosts, valid and invalid.
 
 use super::word::WORD_BYTES;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,28 +8,28 @@ use ginnel_stack::wire::ethernet::{EtherType, Header, VlanTag};
 use ginnel_stack::wire::tcp::{self, TcpHeader, TcpOptions};
 use ginnel_stack::wire::{MacAddr, arp, icmpv4, icmpv6, ipv4, ipv6, ndp, protocol};
 
-/// The stack's address.
+/// MAC address of the stack.
 pub const LOCAL_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
-/// The stack's address.
+/// IPv4 address of the stack.
 pub const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-/// The stack's address.
+/// IPv6 address of the stack.
 pub const LOCAL_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
-/// Hosts on the link, and as many behind the gateway.
+/// Number of hosts on the link, and number of hosts beyond the gateway.
 pub const HOSTS: u8 = 4;
-/// The host that is the gateway.
+/// Number of the host that is the gateway.
 pub const GATEWAY: u8 = HOSTS;
 
-/// A host's Ethernet address.
+/// Returns the MAC address of a host.
 pub fn mac(host: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 1, host])
 }
 
-/// A host's addresses on the link.
+/// Returns the addresses of a host on the link.
 pub fn on_link(host: u8) -> (Ipv4Addr, Ipv6Addr) {
     (Ipv4Addr::new(10, 0, 0, 10 + host), Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0x10 + u16::from(host)))
 }
 
-/// The address of a host on the link or behind the gateway.
+/// Returns the address of a host on the link or beyond the gateway.
 pub fn address(host: u8, v6: bool, remote: bool) -> IpAddr {
     let host = host % HOSTS;
     match (v6, remote) {
@@ -40,12 +40,12 @@ pub fn address(host: u8, v6: bool, remote: bool) -> IpAddr {
     }
 }
 
-/// The host on the link through which an address is reached.
+/// Returns the number of the host on the link through which an address is reached.
 pub fn next_hop_host(address: IpAddr) -> u8 {
     (0..HOSTS).find(|h| on_link(*h).0 == address || on_link(*h).1 == address).unwrap_or(GATEWAY)
 }
 
-/// Puts a packet into a frame from `host` to the stack.
+/// Wraps a packet of `host` in an Ethernet frame.
 pub fn frame(host: u8, dst: MacAddr, vlan: Option<u16>, ethertype: EtherType, packet: &[u8]) -> Vec<u8> {
     let vlan = vlan.map(|vid| VlanTag { pcp: 0, dei: false, vid });
     let header = Header::new(dst, mac(host), vlan, ethertype);
@@ -55,12 +55,12 @@ pub fn frame(host: u8, dst: MacAddr, vlan: Option<u16>, ethertype: EtherType, pa
     out
 }
 
-/// The EtherType of an IP packet.
+/// Returns the EtherType of an IP packet.
 pub fn ethertype(packet: &[u8]) -> EtherType {
     if packet.first().is_some_and(|b| b >> 4 == 6) { EtherType::IPV6 } else { EtherType::IPV4 }
 }
 
-/// Sum of the pseudo-header.
+/// Returns the sum of the pseudo-header.
 pub fn pseudo(src: IpAddr, dst: IpAddr, protocol: u8, len: usize) -> Sum {
     match (src, dst) {
         (IpAddr::V4(s), IpAddr::V4(d)) => pseudo_v4(s, d, protocol, len),
@@ -69,7 +69,7 @@ pub fn pseudo(src: IpAddr, dst: IpAddr, protocol: u8, len: usize) -> Sum {
     }
 }
 
-/// An IP packet; `ident` 0 forbids fragmentation.
+/// Builds an IP packet. `ident` 0 sets the don't-fragment bit.
 pub fn ip(src: IpAddr, dst: IpAddr, protocol: u8, ecn: u8, ident: u16, l4: &[u8]) -> Vec<u8> {
     match (src, dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
@@ -111,25 +111,25 @@ fn ip6(src: Ipv6Addr, dst: Ipv6Addr, next_header: u8, ecn: u8, hop_limit: u8, l4
     out
 }
 
-/// One TCP segment.
+/// Fields of a TCP segment.
 pub struct SegmentSpec<'a> {
-    /// Ports are set from the addresses.
+    /// The TCP header; the addresses determine the ports.
     pub header: TcpHeader,
-    /// Options.
+    /// The TCP options.
     pub options: TcpOptions,
-    /// Bytes behind the options that are part of them; cut so that the header stays within 60 bytes.
+    /// Raw option bytes after `options`, truncated so that the header has at most 60 bytes.
     pub trailing_options: &'a [u8],
-    /// Payload.
+    /// The payload.
     pub payload: &'a [u8],
     /// ECN field of the IP header.
     pub ecn: u8,
-    /// Identification; 0 forbids fragmentation.
+    /// Identification of the IPv4 header; 0 sets the don't-fragment bit.
     pub ident: u16,
-    /// The checksum is wrong.
+    /// Makes the checksum wrong.
     pub bad_checksum: bool,
 }
 
-/// The IP packet of a segment.
+/// Builds the IP packet of a segment.
 pub fn tcp(src: SocketAddr, dst: SocketAddr, s: &SegmentSpec<'_>) -> Vec<u8> {
     let header = TcpHeader { src_port: src.port(), dst_port: dst.port(), ..s.header };
     let options = s.options.encoded_len();
@@ -146,7 +146,7 @@ pub fn tcp(src: SocketAddr, dst: SocketAddr, s: &SegmentSpec<'_>) -> Vec<u8> {
     ip(src.ip(), dst.ip(), protocol::TCP, s.ecn, s.ident, &l4)
 }
 
-/// An ICMP error of a router about a packet of the stack. `kind` chooses among those that exist.
+/// Builds an ICMP error of a router about a packet of the stack. `kind` selects among all kinds of errors.
 pub fn icmp_error(kind: u8, mtu: u32, quote: &[u8]) -> Option<Vec<u8>> {
     match quote.first()? >> 4 {
         4 => icmpv4_error(kind, mtu, quote),
@@ -187,7 +187,7 @@ fn icmpv6_error(kind: u8, mtu: u32, quote: &[u8]) -> Option<Vec<u8>> {
     Some(ip6(src, dst, protocol::ICMPV6, 0, 64, &l4))
 }
 
-/// An echo request.
+/// Builds an echo request.
 pub fn echo_request(host: u8, v6: bool, data: &[u8]) -> Vec<u8> {
     let (v4, v6_address) = on_link(host);
     if v6 {
@@ -203,7 +203,7 @@ pub fn echo_request(host: u8, v6: bool, data: &[u8]) -> Vec<u8> {
     }
 }
 
-/// An ARP frame.
+/// Builds an ARP frame.
 pub fn arp(host: u8, kind: u8, vlan: Option<u16>) -> Vec<u8> {
     let sender_ip = if kind % 3 == 2 { LOCAL_V4 } else { on_link(host).0 };
     let packet = arp::ArpPacket {
@@ -219,7 +219,7 @@ pub fn arp(host: u8, kind: u8, vlan: Option<u16>) -> Vec<u8> {
     frame(host, dst, vlan, EtherType::ARP, &out)
 }
 
-/// A neighbour discovery frame.
+/// Builds a neighbour discovery frame.
 pub fn ndp(host: u8, kind: u8, value: u32, vlan: Option<u16>) -> Vec<u8> {
     let (_, own) = on_link(host);
     let link_local = Ipv6Addr::from_octets({
@@ -256,7 +256,7 @@ pub fn ndp(host: u8, kind: u8, value: u32, vlan: Option<u16>) -> Vec<u8> {
 
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// Bits of `value` choose what it says.
+/// Builds a router advertisement from the bits of `value`.
 fn advertisement(value: u32, source: Option<MacAddr>) -> ndp::RouterAdvertisement {
     let lifetime = [0, 30, 7200, u32::MAX][value as usize >> 4 & 3];
     let mut prefixes = arrayvec::ArrayVec::new();
@@ -281,9 +281,10 @@ fn advertisement(value: u32, source: Option<MacAddr>) -> ndp::RouterAdvertisemen
     }
 }
 
-/// Cuts a packet into fragments of about `size` payload bytes. `order`: 0 forwards, 1 backwards, 2 without the last, 3 the first twice, 4 overlapping,
-/// 5 only the last. `ident` tells them from those of other packets: pieces of two that are taken for one make a third, which the checksum of a datagram
-/// need not notice.
+/// Splits a packet into fragments of about `size` payload bytes. `order`: 0 in order, 1 reversed, 2 without
+/// the last, 3 the first one twice, 4 overlapping, 5 only the last. `ident` must differ between packets:
+/// fragments of two packets reassembled to one would form a third, which the checksum of a datagram need not
+/// detect.
 pub fn fragments(packet: &[u8], size: usize, order: u8, ident: u16) -> Vec<Vec<u8>> {
     let v6 = packet.first().is_some_and(|b| b >> 4 == 6);
     let header_len = if v6 { 40 } else { 20 };
@@ -349,14 +350,14 @@ fn fix_ipv4_checksum(packet: &mut [u8]) {
     }
 }
 
-/// Changes bytes of a frame, and puts its checksums right if asked to, so that the change is not merely dropped.
+/// Changes bytes of a frame. With `fix`, repairs its checksums so that the change is not merely dropped.
 pub fn mutate(frame: &mut [u8], changes: u8, fix: bool, mut seed: u32) {
     if frame.len() < 15 {
         return;
     }
     for _ in 0..(changes % 8) + 1 {
         seed = seed.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
-        // Mostly headers: that is where decisions are made.
+        // Changes mostly headers, which control decisions.
         let span = if seed & 3 == 0 { frame.len() - 12 } else { (frame.len() - 12).min(WORD_BYTES * 6) };
         let at = 12 + (seed >> 8) as usize % span;
         frame[at] ^= (seed >> 3) as u8 | 1;

@@ -1,4 +1,4 @@
-//! What must hold for every frame that the stack sends.
+//! Invariants of every frame that the stack sends.
 
 use super::build;
 use super::peer::{Peer, outbound_byte};
@@ -10,20 +10,20 @@ use ginnel_stack::wire::ethernet::{EtherType, Header};
 use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions, TcpSegment};
 use ginnel_stack::wire::{arp, ipv4, ipv6, protocol, udp};
 
-/// A TCP segment of the stack, with its ends.
+/// A TCP segment of the stack with its addresses.
 pub struct SentSegment<'a> {
-    /// The stack's end.
+    /// Address of the stack.
     pub local: SocketAddr,
-    /// The other end.
+    /// Address of the remote end.
     pub remote: SocketAddr,
     /// The segment.
     pub segment: TcpSegment<'a>,
 }
 
-/// Checks one wire frame: lengths, headers, checksums. Returns the segment if it is one.
+/// Checks lengths, headers and checksums of a wire frame. Returns the TCP segment if the frame contains one.
 ///
 /// # Panics
-/// If something is wrong with it.
+/// If the frame is malformed.
 pub fn frame<'a>(bytes: &'a [u8], mtu: usize) -> Option<SentSegment<'a>> {
     let header = Header::parse(bytes).expect("Ethernet header");
     assert_eq!(header.src, build::LOCAL_MAC, "source MAC");
@@ -104,10 +104,10 @@ fn options(segment: &TcpSegment<'_>) {
     }
 }
 
-/// Cuts a super-frame, or completes a partial checksum, as a device would; passes on wire frames.
+/// Converts a frame to wire frames as the device would: splits a super-frame, completes a partial checksum.
 ///
 /// # Panics
-/// If the stack asked for something that the device does not do.
+/// If the stack requested an offload that the device does not have.
 pub fn to_wire_frames(frame: &[u8], meta: &TxMeta, caps: &Capabilities, mut each: impl FnMut(&[u8])) {
     assert!(meta.partial_checksum.is_none() || caps.tx_checksum, "the device completes no checksums");
     if let Some(gso) = meta.gso {
@@ -128,10 +128,11 @@ pub fn to_wire_frames(frame: &[u8], meta: &TxMeta, caps: &Capabilities, mut each
     }
 }
 
-/// What must hold for a segment, given all that its receiver knows. `sent_max` is how much applications ever sent on these addresses.
+/// Checks a segment against the knowledge of its receiver. `sent_max` is the maximum number of bytes that
+/// applications have sent between these addresses.
 ///
 /// # Panics
-/// If something does not.
+/// If the segment violates an invariant.
 pub fn segment(peer: &Peer, segment: &TcpSegment<'_>, sent_max: u64, cookies: bool) {
     let h = &segment.header;
     if h.flags.contains(TcpFlags::RST) {
@@ -142,7 +143,7 @@ pub fn segment(peer: &Peer, segment: &TcpSegment<'_>, sent_max: u64, cookies: bo
         assert!(segment.payload.is_empty(), "SYN with data");
         return;
     }
-    // A cookie may bring a connection back that was reset.
+    // A cookie may revive a connection that was reset.
     let same = peer.stack_isns.len() <= 1 && peer.own_isns.len() <= 1 && !peer.tainted && !cookies;
     if !segment.payload.is_empty() {
         let fits = |start: &ginnel_stack::wire::tcp::SeqNumber| {
@@ -165,10 +166,10 @@ pub fn segment(peer: &Peer, segment: &TcpSegment<'_>, sent_max: u64, cookies: bo
     }
 }
 
-/// Keeps account of the right edge of the stack's window, which must never move back (RFC 9293 §3.8.6).
+/// Tracks the right edge of the stack's window, which must never move back (RFC 9293 §3.8.6).
 ///
 /// # Panics
-/// If it does.
+/// If the edge moves back.
 pub fn check_window_edge(peer: &mut Peer, segment: &TcpSegment<'_>, cookies: bool) {
     let h = &segment.header;
     let certain = peer.stack_isns.len() == 1 && peer.own_isns.len() == 1 && !peer.tainted && !cookies;
@@ -179,7 +180,6 @@ pub fn check_window_edge(peer: &mut Peer, segment: &TcpSegment<'_>, cookies: boo
     let syn = h.flags.contains(TcpFlags::SYN);
     let edge = h.ack + (u32::from(h.window) << if syn { 0 } else { scale });
     if let Some(before) = peer.snd_wnd_edge {
-        // FIN takes a number of its own, and a field that is cut to 16 bits may fall short of what was offered unscaled.
         assert!(edge.ge(before), "right edge of the window moves back from {before:?} to {edge:?}");
     }
     peer.snd_wnd_edge = Some(edge);

@@ -1,4 +1,4 @@
-//! Carries the operations out, and checks after each what must always hold.
+//! Performs the operations of an input and checks all invariants after each.
 
 use super::app::{App, EndlessSource};
 use super::build::{self, GATEWAY, HOSTS, LOCAL_MAC};
@@ -16,41 +16,41 @@ use ginnel_stack::wire::protocol;
 use ginnel_stack::wire::tcp::{SeqNumber, TcpOptions, TcpSegment};
 use std::collections::VecDeque;
 
-/// Frames kept for [`Op::Mutate`].
+/// Number of frames kept for [`Op::Mutate`].
 const HISTORY_FRAMES: usize = 16;
-/// Ports that listeners use.
+/// Number of ports that listeners use.
 const PORTS: u8 = 4;
-/// Remote ends at the most.
+/// Maximum number of remote ends.
 const PEERS_MAX: usize = 64;
-/// Rounds in which automatic ends and the stack may answer each other within one operation.
+/// Maximum number of rounds in which automatic ends and the stack answer each other within one operation.
 const ROUNDS_MAX: usize = 24;
-/// Deadlines in a row that may bring the time forward by no more than a microsecond.
+/// Maximum number of consecutive deadlines that advance time by no more than a microsecond.
 const STALLED_DEADLINES_MAX: u32 = 70;
 
-/// Everything there is.
+/// The stack under test with its application and remote ends.
 pub struct StackFixture {
     setup: Setup,
     /// The application.
     pub app: App,
     peers: Vec<Peer>,
-    /// Last IP packet that the stack sent to each peer.
+    /// Last IP packet that the stack sent to each peer, for ICMP errors.
     quotes: Vec<Vec<u8>>,
     history: VecDeque<Vec<u8>>,
-    /// Frames that wait for [`Op::Release`].
+    /// Frames collected for [`Op::Release`].
     held_frames: Option<Vec<Vec<u8>>>,
-    /// Packets that are still to be cut: (count, size, order).
+    /// Fragmentation of further packets: count, size, order.
     fragmenting: (u8, usize, u8),
-    /// Packets that were cut: the identification of the last.
+    /// Identification of the last fragmented packet.
     last_fragment_id: u16,
-    /// Frames the device takes per turn.
+    /// Number of frames that the device takes per turn.
     tx_capacity: Option<usize>,
     stalled_deadlines: u32,
-    /// Is told what happens, to understand a failure.
+    /// Receives a description of each step.
     trace: Option<fn(&str)>,
 }
 
 impl StackFixture {
-    /// The beginning.
+    /// Creates the stack that the first word selects, and runs its first turn.
     pub fn new(first: &Word, trace: Option<fn(&str)>) -> Self {
         let mut world = Self {
             setup: Setup::new(first),
@@ -73,7 +73,7 @@ impl StackFixture {
         self.setup.now.as_millis() as u32
     }
 
-    /// Carries out one operation. `rest` is what follows in the input; returns how many words of it were used.
+    /// Performs one operation. `rest` is the remaining input; returns the number of its words that were used.
     pub fn step(&mut self, word: &Word, rest: &[u8]) -> usize {
         let mut used = 0;
         match word.operation() {
@@ -87,7 +87,7 @@ impl StackFixture {
                 let next = Word::decode(rest);
                 if !rest.is_empty() && !matches!(next.operation(), Op::Raw | Op::Repeat) {
                     for round in 0..word.a.min(40) {
-                        // Ports and sequence numbers move on, so that repeated operations differ.
+                        // Ports and sequence numbers advance, so that repeated operations differ.
                         let moved =
                             Word { y: next.y.wrapping_add(u32::from(round) * u32::from(word.b)), ..next };
                         self.apply(&moved);
@@ -208,7 +208,7 @@ impl StackFixture {
         }
     }
 
-    /// The content of a stream is uncertain from here on; of all streams if it is not known which.
+    /// Marks the content of the stream between `ends` as uncertain, or of all streams if `ends` is `None`.
     fn taint(&mut self, ends: Option<(SocketAddr, SocketAddr)>) {
         if ends.is_none() {
             self.app.udp.taint();
@@ -312,7 +312,7 @@ impl StackFixture {
                 },
             },
         };
-        // A cookie of one listener may come back to another, which offers something else.
+        // A cookie of one listener may come back to another one with other options.
         self.peers.iter_mut().for_each(Peer::forget_stack_state);
         let addr = SocketAddr::new(ip, port);
         if let Ok(listener) = self.setup.stack.listen(addr, options) {
@@ -325,7 +325,7 @@ impl StackFixture {
         let host = build::address(word.c, v6, word.b & syn_options::REMOTE != 0);
         let remote = SocketAddr::new(host, 1024 + word.y as u16 % 60_000);
         let ip: IpAddr = if v6 { build::LOCAL_V6.into() } else { build::LOCAL_V4.into() };
-        // Now and then a port of the caller's choice, so that addresses are used again.
+        // Sometimes the caller chooses the port, so that addresses are reused.
         let local = (word.x & 1 != 0).then(|| SocketAddr::new(ip, 2000 + (word.x >> 8) as u16 % 4));
         let options = ConnectOptions { local, ..ConnectOptions::default() };
         if let Ok(conn) = self.setup.stack.connect(self.setup.now, remote, &options) {
@@ -333,7 +333,7 @@ impl StackFixture {
         }
     }
 
-    /// Where listener number `number` can be reached; without one, a port where nobody listens.
+    /// Returns the address of listener number `number`; a closed port if there is none.
     fn listener_address(&self, number: u8, v6: bool) -> Option<SocketAddr> {
         let ip: IpAddr = if v6 { build::LOCAL_V6.into() } else { build::LOCAL_V4.into() };
         let port = match usize::from(number).checked_rem(self.app.listeners.len()) {
@@ -343,7 +343,7 @@ impl StackFixture {
         (!v6 || self.setup.mtu >= 1280).then(|| SocketAddr::new(ip, port))
     }
 
-    /// The remote end with these addresses, made if there is none.
+    /// Returns the index of the remote end with these addresses, which is created if necessary.
     fn find_or_add_peer(&mut self, remote: SocketAddr, local: SocketAddr, start: SeqNumber) -> Option<usize> {
         if let Some(index) = self.peers.iter().position(|p| (p.remote, p.local) == (remote, local)) {
             return Some(index);
@@ -356,7 +356,7 @@ impl StackFixture {
         Some(self.peers.len() - 1)
     }
 
-    /// A packet of a remote host arrives, perhaps in fragments.
+    /// Delivers a packet of a remote host, possibly in fragments.
     fn deliver_packet(&mut self, from: IpAddr, packet: Vec<u8>) {
         let (count, size, order) = self.fragmenting;
         let packets = if count > 0 {
@@ -404,13 +404,13 @@ impl StackFixture {
                 }
             }
         }
-        // A shard may be late as well.
+        // A shard may also run late.
         self.setup.now = self.setup.now.max(target);
         self.stalled_deadlines = 0;
         self.turn(Vec::new());
     }
 
-    /// Time jumps to the next deadline, if there is one up to `limit`.
+    /// Advances time to the next deadline, if there is one up to `limit`.
     fn next_deadline(&mut self, limit: Instant) -> bool {
         let Some(at) = self.setup.stack.next_deadline().filter(|at| *at <= limit) else { return false };
         if at <= self.setup.now {
@@ -426,7 +426,7 @@ impl StackFixture {
         true
     }
 
-    /// One turn of the stack's owner, and the answers of automatic ends.
+    /// Runs turns of the stack until the automatic ends have no more answers.
     fn turn(&mut self, mut frames: Vec<Vec<u8>>) {
         for _ in 0..ROUNDS_MAX {
             self.one_turn(&frames);
@@ -479,7 +479,7 @@ impl StackFixture {
         self.check_sent_frames();
     }
 
-    /// Nothing exceeds its limit.
+    /// Checks that no limit is exceeded.
     fn check_limits(&self) {
         let usage = self.setup.stack.usage();
         let limits = &self.setup.tcp;
@@ -491,7 +491,7 @@ impl StackFixture {
         assert!(usage.timers <= usage.connections, "{usage:?}");
     }
 
-    /// What waits to be sent or acknowledged has something that will move it.
+    /// Checks that unsent or unacknowledged data have a timer.
     fn check_liveness(&self) {
         let stack = &self.setup.stack;
         if stack.next_deadline().is_some() || self.tx_capacity.is_some() {
@@ -505,7 +505,7 @@ impl StackFixture {
         }
     }
 
-    /// What the stack sent is looked at, and remote ends learn from it.
+    /// Checks all sent frames and passes them to the remote ends.
     fn check_sent_frames(&mut self) {
         let sent = core::mem::take(&mut self.setup.device().sent);
         let capabilities = self.setup.capabilities;
@@ -533,13 +533,13 @@ impl StackFixture {
         let cookies = self.setup.stack.tcp_stats().cookies_accepted > 1;
         check::segment(peer, &seen.segment, self.app.sent_max(ends), cookies);
         peer.on_stack_segment(&seen.segment);
-        // A cookie forgets the scale if its ACK comes without the timestamp that remembers it.
+        // A cookie does not preserve the window scale if its ACK lacks the timestamp that encodes it.
         let forgets = self.setup.stack.tcp_stats().cookies_accepted > 0;
         check::check_window_edge(peer, &seen.segment, forgets);
         self.quotes[index] = frame[header..].to_vec();
     }
 
-    /// Everything ends: nothing may be left.
+    /// Ends everything and checks that no resource remains in use.
     pub fn finish(mut self) -> App {
         self.held_frames = None;
         self.tx_capacity = None;
@@ -561,7 +561,7 @@ impl StackFixture {
         if let Some(c) = self.app.conns.iter().find(|c| !c.ended) {
             panic!("{c:?} was aborted and has not ended: {:?}", self.setup.stack.info(c.conn));
         }
-        // Half-open connections and TIME_WAIT go by themselves.
+        // Half-open connections and TIME_WAIT entries expire.
         self.setup.now += Duration::from_secs(4000);
         for _ in 0..200 {
             self.turn(Vec::new());
@@ -575,7 +575,7 @@ impl StackFixture {
     }
 }
 
-/// Ends of a TCP frame, (remote, local), as far as they can be read.
+/// Returns the addresses of a TCP frame, (remote, local), if they can be parsed.
 fn flow_of_frame(frame: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
     let start = if frame.get(12..14)? == [0x81, 0] { 18 } else { 14 };
     let packet = frame.get(start..)?;
@@ -595,12 +595,12 @@ fn flow_of_frame(frame: &[u8]) -> Option<(SocketAddr, SocketAddr)> {
     Some((SocketAddr::new(src, port(l4, 0)?), SocketAddr::new(dst, port(l4, 2)?)))
 }
 
-/// A connection may stay in this state for as long as nobody does anything.
+/// Whether a connection may stay in this state indefinitely without activity.
 fn is_stable_state(state: State) -> bool {
     matches!(state, State::Closed | State::Established | State::CloseWait | State::FinWait2)
 }
 
-/// A frame in words.
+/// Formats a frame for traces.
 fn describe(frame: &[u8]) -> String {
     let Some((a, b)) = flow_of_frame(frame) else {
         return format!("{} bytes {:02x?}", frame.len(), &frame[..frame.len().min(60)]);

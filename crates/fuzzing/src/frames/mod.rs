@@ -1,17 +1,17 @@
-//! A whole stack under the hands of an adversary: remote hosts that behave, misbehave and lie, an application that does what it likes in
-//! any order, a device that is full, and time.
+//! A whole stack with an adversary: remote hosts that behave, misbehave and lie, an application that makes
+//! arbitrary calls, a device that may be full, and time.
 //!
 //! After each operation the engine's own invariants are checked, and from outside:
 //! * no limit of the configuration is exceeded;
-//! * every frame sent has correct lengths and checksums, fits the MTU, and the device can do what it is asked to;
-//! * bytes that reach an application are those of the stream, in order, however they came;
-//! * bytes sent are those the application gave, within the window the peer offered;
+//! * every frame sent has correct lengths and checksums, fits the MTU, and uses only offloads of the device;
+//! * bytes that reach an application are those of the stream, in order;
+//! * bytes sent are those that the application gave, within the window that the peer offered;
 //! * acknowledgements and the right edge of the window never move back;
-//! * datagrams arrive as they were sent, at sockets that are open, and closed ones stay closed;
+//! * datagrams arrive unchanged, at open sockets, and closed sockets stay closed;
 //! * every connection ends with exactly one report, after which its handle is stale;
 //! * the next deadline does not stay in the past.
 //!
-//! At the end everything is aborted, and nothing may be left in use.
+//! At the end everything is aborted, and no resource may remain in use.
 
 mod app;
 mod build;
@@ -32,21 +32,21 @@ pub use setup::variant;
 use fixture::StackFixture;
 use word::{WORD_BYTES, Word};
 
-/// Longest input in bytes that is looked at.
+/// Longer inputs are truncated to this many bytes.
 pub const INPUT_BYTES_MAX: usize = 4096;
 
 /// Runs one input.
 ///
 /// # Panics
-/// If something does not hold.
+/// If an invariant is violated.
 pub fn run(data: &[u8]) -> App {
     run_traced(data, None)
 }
 
-/// Runs one input and tells what happens.
+/// Runs one input and passes a description of each step to `trace`.
 ///
 /// # Panics
-/// If something does not hold.
+/// If an invariant is violated.
 pub fn run_traced(data: &[u8], trace: Option<fn(&str)>) -> App {
     let data = &data[..data.len().min(INPUT_BYTES_MAX)];
     let mut words = data.chunks(WORD_BYTES);

@@ -1,9 +1,9 @@
-//! Changes inputs by whole operations, which plain byte mutation hardly ever does.
+//! Mutates inputs by whole operations, which mutation of bytes rarely does.
 
 use super::word::{Op, PeerAction, WORD_BYTES, Word, segment_bits};
 use ginnel_devices::random::Random;
 
-/// Changes `data` in place; returns its new length, at most `max`. The buffer is at least `max` bytes long.
+/// Mutates `data` in place. Returns its new length, at most `max`. The buffer must have at least `max` bytes.
 pub fn mutate(data: &mut [u8], len: usize, max: usize, seed: u32) -> usize {
     let mut rng = Random::new(seed.into());
     let mut words: Vec<Word> = data[..len].chunks(WORD_BYTES).map(Word::decode).collect();
@@ -34,7 +34,7 @@ fn change(words: &mut Vec<Word>, rng: &mut Random) {
             words.swap(at, other);
         }
         6 => {
-            // A piece of the input again, somewhere else.
+            // Copies a part of the input to another position.
             let end = (at + 1 + rng.below(6) as usize).min(words.len());
             let piece = words[at.max(1).min(end)..end].to_vec();
             let to = 1 + rng.below(count) as usize;
@@ -57,7 +57,7 @@ fn change(words: &mut Vec<Word>, rng: &mut Random) {
     }
 }
 
-/// An operation with operands that are likely to mean something.
+/// Returns an operation whose operands are likely to be meaningful.
 fn random(rng: &mut Random) -> Word {
     let small = |rng: &mut Random| rng.below(4) as u8;
     let amount = |rng: &mut Random| {
@@ -76,7 +76,7 @@ fn random(rng: &mut Random) -> Word {
     };
     match op {
         Op::Segment => {
-            // Mostly acknowledgements near the right place.
+            // Mostly acknowledgements near the expected numbers.
             word.b = [0x10, 0x10, 0x18, 0x11, 0x02, 0x12, 0x04, 0x14, word.b][rng.below(9) as usize];
             word.c = if rng.below(3) == 0 { rng.next_u64() as u8 } else { segment_bits::ADVANCE_SEQ };
             let offset = |rng: &mut Random| if rng.below(2) == 0 { 0 } else { rng.next_u64() as u32 % 5000 };

@@ -1,7 +1,8 @@
-//! The remote end of a connection: what it knows by having seen every frame of the stack, and the segments it sends.
+//! The remote end of a connection: its knowledge from all frames of the stack, and the segments that it
+//! sends.
 //!
-//! The bytes it sends depend on nothing but their sequence number, so however segments overlap, repeat and race, there is one right
-//! answer to what the application must read.
+//! The bytes that it sends depend only on their sequence numbers. However segments overlap, repeat and race,
+//! there is one correct result for the application's reads.
 
 use super::build::{self, SegmentSpec};
 use super::word::{PeerAction, Word, segment_bits, syn_options};
@@ -9,69 +10,69 @@ use arrayvec::ArrayVec;
 use core::net::SocketAddr;
 use ginnel_stack::wire::tcp::{SeqNumber, TcpFlags, TcpHeader, TcpOptions, TcpSegment, Timestamps};
 
-/// The byte that a remote end sends at a sequence number.
+/// Returns the byte that a remote end sends at a sequence number.
 pub fn inbound_byte(seq: SeqNumber) -> u8 {
     (seq.0.wrapping_mul(0x9e37_79b1) >> 24) as u8
 }
 
-/// The byte that the application sends at an offset of its stream.
+/// Returns the byte that the application sends at a stream offset.
 pub fn outbound_byte(offset: u64) -> u8 {
     (offset.wrapping_mul(0xd6e8_feb8_6659_fd93) >> 56) as u8
 }
 
-/// Sequence numbers that connections of the same addresses began with.
+/// Initial sequence numbers of connections between the same addresses.
 type Isns = ArrayVec<SeqNumber, 8>;
 
 /// A remote end.
 #[derive(Debug)]
 pub struct Peer {
-    /// Its address.
+    /// Address of the remote end.
     pub remote: SocketAddr,
-    /// The stack's address.
+    /// Address of the stack.
     pub local: SocketAddr,
-    /// Initial sequence numbers that it used.
+    /// Initial sequence numbers that this end used.
     pub own_isns: Isns,
     /// Initial sequence numbers that the stack used.
     pub stack_isns: Isns,
-    /// What it sends next.
+    /// Next sequence number to send.
     pub snd_nxt: SeqNumber,
-    /// End of what the stack sent.
+    /// Sequence number after the last byte that the stack sent.
     pub rcv_nxt: SeqNumber,
-    /// What it has acknowledged.
+    /// Last acknowledgement number sent.
     pub last_ack_sent: SeqNumber,
-    /// Last acknowledgement and window of the stack.
+    /// Last acknowledgement number of the stack.
     pub snd_una: SeqNumber,
-    /// The stack acknowledged something since its last SYN.
+    /// Whether the stack has acknowledged something since its last SYN.
     pub snd_una_known: bool,
     /// Right edge of the window that the stack offered.
     pub snd_wnd_edge: Option<SeqNumber>,
-    /// Shift of the stack's window, once a SYN+ACK of it said so.
+    /// Window scale of the stack, from its SYN+ACK.
     pub snd_wscale: Option<u8>,
-    /// Farthest that any segment of this end allowed the stack to send.
+    /// Highest right edge of the window that this end offered.
     pub rcv_wnd_edge: Option<SeqNumber>,
-    /// Options of its SYN.
+    /// Options of the SYN, as bits of [`syn_options`].
     pub syn_option_bits: u8,
-    /// A SYN of it had the window scale option.
+    /// Whether a SYN of this end had the window scale option.
     pub sent_wscale: bool,
-    /// The stack's timestamp to be echoed.
+    /// Timestamp of the stack to echo (TS.Recent).
     pub ts_recent: u32,
-    /// The window field it sends.
+    /// Window field to send.
     pub rcv_wnd: u16,
-    /// Behaves by itself.
+    /// Answers segments of the stack without further operations.
     pub auto_respond: bool,
-    /// Urgent data or mutated segments make it impossible to say what must be read.
+    /// Whether urgent data or mutated segments make the content of the stream uncertain.
     pub tainted: bool,
-    /// It saw a FIN of the stack.
+    /// Whether a FIN of the stack was received.
     pub fin_seen: bool,
-    /// The stack's last SYN has no answer.
+    /// Whether the stack's last SYN is unanswered.
     pub syn_unanswered: bool,
 }
 
-/// Shift of the window of all remote ends.
+/// Window scale of all remote ends.
 const RCV_WSCALE: u8 = 7;
 
 impl Peer {
-    /// A remote end that has sent nothing.
+    /// Creates a remote end that has sent nothing.
     pub fn new(remote: SocketAddr, local: SocketAddr, start: SeqNumber) -> Self {
         Self {
             remote,
@@ -106,7 +107,7 @@ impl Peer {
         }
     }
 
-    /// Takes note of a segment of the stack.
+    /// Processes a segment of the stack.
     pub fn on_stack_segment(&mut self, segment: &TcpSegment<'_>) {
         let h = &segment.header;
         if h.flags.contains(TcpFlags::RST) {
@@ -141,13 +142,14 @@ impl Peer {
         }
     }
 
-    /// Another connection may begin: what is known of the old one says nothing about it. After RST a cookie may still bring one back.
+    /// Forgets the state of the stack's connection, because another one may begin. After RST a cookie may
+    /// revive the old one.
     pub fn forget_stack_state(&mut self) {
         self.snd_wnd_edge = None;
         self.snd_una_known = false;
     }
 
-    /// Timestamps of a segment sent at `now_ms`.
+    /// Returns the timestamps of a segment sent at `now_ms`.
     fn timestamps(&self, now_ms: u32, how: u8) -> Option<Timestamps> {
         let wanted =
             self.syn_option_bits & syn_options::TIMESTAMPS != 0 && how & segment_bits::NO_TIMESTAMP == 0;
@@ -169,7 +171,7 @@ impl Peer {
         }
     }
 
-    /// Builds a segment and keeps account of what it allows.
+    /// Builds a segment and updates the right edge of the offered window.
     fn build(&mut self, header: TcpHeader, options: TcpOptions, len: usize, word: &Word) -> Vec<u8> {
         let syn = header.flags.contains(TcpFlags::SYN);
         if header.flags.contains(TcpFlags::ACK) || syn {
@@ -222,7 +224,8 @@ impl Peer {
         }
     }
 
-    /// SYN with a new initial sequence number. The low half of `z` is the window, the high half payload.
+    /// Builds a SYN with a new initial sequence number. The low half of `z` is the window, the high half the
+    /// payload length.
     pub fn open(&mut self, word: &Word, now_ms: u32) -> Vec<u8> {
         let start = SeqNumber(word.x);
         self.syn_option_bits = word.b;
@@ -235,7 +238,7 @@ impl Peer {
         self.build(header, self.syn_options(now_ms), (word.z >> 16) as usize % 1400, &plain)
     }
 
-    /// A segment as [`Word::segment`] describes it.
+    /// Builds a segment as [`Word::segment`] describes it.
     pub fn segment(&mut self, word: &Word, now_ms: u32) -> Vec<u8> {
         let scale = if word.c & segment_bits::SCALED_OFFSETS == 0 { 1 } else { 256 };
         let offset = |half: u32| (i64::from(half as u16 as i16) * scale) as i32 as u32;
@@ -266,7 +269,7 @@ impl Peer {
         self.build(header, options, len, word)
     }
 
-    /// Blocks relative to what is in flight; the bytes of `seed` choose where.
+    /// Adds SACK blocks within the data in flight; the bits of `seed` select them.
     fn add_sack_blocks(&self, seed: u32, options: &mut TcpOptions) {
         let flight = (self.rcv_nxt - self.last_ack_sent).max(16) as u32;
         for i in 0..1 + (seed & 3) {
@@ -276,7 +279,7 @@ impl Peer {
         }
     }
 
-    /// What a correct host would do. `None` if there is nothing to do.
+    /// Builds the segment of a correct host that performs `manner`. Returns `None` if there is nothing to do.
     pub fn act(&mut self, manner: PeerAction, amount: u32, now_ms: u32) -> Option<Vec<u8>> {
         let plain = Word::default();
         let options = TcpOptions { timestamps: self.timestamps(now_ms, 0), ..TcpOptions::default() };
@@ -333,7 +336,7 @@ impl Peer {
         Some(self.build(header, options, len as usize, &plain))
     }
 
-    /// The answer of an automatic end to what the stack sent, if there is any.
+    /// Returns the answer to the stack's segments, if this end responds automatically and owes one.
     pub fn answer(&mut self, now_ms: u32) -> Option<Vec<u8>> {
         if !self.auto_respond || !self.rcv_nxt.gt(self.last_ack_sent) {
             return None;

@@ -1,4 +1,5 @@
-//! Inputs written by hand: what the fuzzer begins with. They are committed as `fuzz/corpus/frames`, and a test compares.
+//! Handwritten seed inputs. They are committed as `fuzz/corpus/frames`; a test compares the files with this
+//! code.
 
 use super::setup::variant;
 use super::udp::udp_bits;
@@ -17,7 +18,7 @@ fn default_setup() -> Word {
     setup_word(0, 0, 0)
 }
 
-/// A listener, and a connection to it that is established and accepted.
+/// Returns operations that open a listener and establish an accepted connection to it.
 fn established(options: u8) -> Vec<Word> {
     vec![
         Word::listen(1, 0, 16),
@@ -26,7 +27,7 @@ fn established(options: u8) -> Vec<Word> {
     ]
 }
 
-/// A connection that the application opened.
+/// Returns operations that establish a connection that the application opens.
 fn connected(options: u8) -> Vec<Word> {
     vec![Word::connect(options, 0, 1), Word::peer_action(0, PeerAction::AcceptSyn, 0)]
 }
@@ -36,12 +37,12 @@ fn scenario(first: Word, parts: &[&[Word]]) -> Vec<u8> {
     words.flat_map(|w| w.encode()).collect()
 }
 
-/// Name and input of each.
+/// Returns name and input of all scenarios.
 pub fn scenarios() -> Vec<(&'static str, Vec<u8>)> {
     [states(), faults(), resources(), network(), datagrams()].concat()
 }
 
-/// Between them all states of a connection.
+/// Scenarios that together reach all states of a connection.
 fn states() -> Vec<(&'static str, Vec<u8>)> {
     let data = [
         Word::peer_action(0, PeerAction::Data, 700),
@@ -133,7 +134,7 @@ fn states() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Segments lost, repeated, out of order, out of the window.
+/// Scenarios with lost, repeated, reordered and out-of-window segments.
 fn faults() -> Vec<(&'static str, Vec<u8>)> {
     let ack = Word::peer_action(0, PeerAction::AckAll, 0);
     let turn = segment_bits::ADVANCE_SEQ;
@@ -230,7 +231,7 @@ fn faults() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Limits, timers, options, devices.
+/// Scenarios about limits, timers, options and devices.
 fn resources() -> Vec<(&'static str, Vec<u8>)> {
     let ack = Word::peer_action(0, PeerAction::AckAll, 0);
     let fin = Word::peer_action(0, PeerAction::Fin, 0);
@@ -331,7 +332,7 @@ fn resources() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Below TCP.
+/// Scenarios about the protocols below TCP.
 fn network() -> Vec<(&'static str, Vec<u8>)> {
     let ack = Word::peer_action(0, PeerAction::AckAll, 0);
     let fragments =
@@ -386,7 +387,7 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// UDP.
+/// Scenarios about UDP.
 fn datagrams() -> Vec<(&'static str, Vec<u8>)> {
     let bind = Word::udp_bind(0, 0, 4);
     let exchange = |v6| {

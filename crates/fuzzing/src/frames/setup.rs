@@ -1,4 +1,4 @@
-//! The stack under test, as the first word of the input chooses it, and its device.
+//! The stack under test, configured by the first word of the input, and its device.
 
 use super::build::{self, GATEWAY, HOSTS, LOCAL_MAC, LOCAL_V4, LOCAL_V6};
 use super::word::Word;
@@ -12,19 +12,19 @@ use ginnel_stack::tcp::config::{CongestionControl, EcnMode, SynCookies, TcpConfi
 use ginnel_stack::time::Instant;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bits of the first word: what differs from the usual.
+/// Bits of the first word that select deviations from the default setup.
 pub mod variant {
-    /// `a`: a handful of connections, half-open ones and TIME_WAIT entries.
+    /// `a`: small limits for connections, half-open connections, TIME_WAIT entries and listeners.
     pub const SMALL_TABLES: u8 = 1;
     /// `a`: SYN cookies always.
     pub const COOKIES_ALWAYS: u8 = 2;
     /// `a`: SYN cookies never.
     pub const COOKIES_NEVER: u8 = 4;
-    /// `a`: the smallest buffer pool.
+    /// `a`: minimum buffer pool.
     pub const SMALL_POOL: u8 = 8;
-    /// `a`: the smallest socket buffers.
+    /// `a`: minimum socket buffers.
     pub const SMALL_BUFFERS: u8 = 16;
-    /// `a`: connections end after few retries, and TIME_WAIT after a second.
+    /// `a`: few retries, and short TIME_WAIT and FIN time-outs.
     pub const SHORT_TIMEOUTS: u8 = 32;
     /// `b`: no timestamps.
     pub const NO_TIMESTAMPS: u8 = 1;
@@ -32,32 +32,32 @@ pub mod variant {
     pub const NO_SACK: u8 = 2;
     /// `b`: no window scaling.
     pub const NO_SCALING: u8 = 4;
-    /// `b`: ECN is asked for.
+    /// `b`: ECN is requested.
     pub const ECN: u8 = 8;
     /// `b`: NewReno.
     pub const NEW_RENO: u8 = 16;
-    /// `b`: invalid segments are always answered.
+    /// `b`: ACKs of invalid segments are not rate-limited.
     pub const NO_ACK_RATE_LIMIT: u8 = 32;
     /// `c`: MTU 1,500, 576 (IPv4 only), 1,280 or 9,000.
     pub const MTU: u8 = 3;
-    /// `c`: the device completes checksums and cuts super-frames.
+    /// `c`: the device completes checksums and segments super-frames.
     pub const OFFLOAD: u8 = 4;
     /// `c`: the link is a VLAN.
     pub const VLAN: u8 = 8;
-    /// `c`: neighbours must be found.
+    /// `c`: no static neighbour entries.
     pub const RESOLVE_NEIGHBOURS: u8 = 16;
-    /// `c`: addresses are checked for duplicates, routers are asked for.
+    /// `c`: duplicate address detection and router solicitations.
     pub const AUTOCONF: u8 = 32;
-    /// `c`: the smallest budgets of the network layer.
+    /// `c`: minimum limits of the network layer.
     pub const SMALL_NETWORK: u8 = 64;
 }
 
-/// The device: what it was given, and how much it still takes.
+/// State of the device.
 #[derive(Default)]
 pub struct DeviceState {
-    /// Frames sent and not yet looked at.
+    /// Frames sent and not yet inspected.
     pub sent: Vec<(Vec<u8>, TxMeta)>,
-    /// Frames it takes until the next turn; `None` is any number.
+    /// Number of frames that the device takes until the next turn; `None` is unlimited.
     pub capacity: Option<usize>,
 }
 
@@ -82,7 +82,7 @@ impl TxQueue for FuzzTx {
         if lock(&self.device).capacity == Some(0) {
             return None;
         }
-        // What a device lends is never clean.
+        // A device's buffer contains arbitrary old bytes.
         self.frame.clear();
         self.frame.resize(len, 0xa5);
         Some(&mut self.frame)
@@ -99,25 +99,25 @@ impl TxQueue for FuzzTx {
     fn flush(&mut self, _now: Instant) {}
 }
 
-/// A stack and what is around it.
+/// A stack with its device and configuration.
 pub struct Setup {
     /// The stack.
     pub stack: Stack,
-    /// Its device.
+    /// The device.
     device: Arc<Mutex<DeviceState>>,
-    /// Its port.
+    /// The port of the device.
     pub port: PortId,
-    /// VLAN of its link.
+    /// VLAN of the link.
     pub vlan: Option<u16>,
-    /// MTU of its link.
+    /// MTU of the link in bytes.
     pub mtu: usize,
-    /// What the device does.
+    /// Offloads of the device.
     pub capabilities: Capabilities,
-    /// Limits it must keep.
+    /// Configured limits of TCP.
     pub tcp: TcpConfig,
-    /// The same below TCP.
+    /// Configured limits of the network layer.
     pub network: NetworkConfig,
-    /// When it begins.
+    /// The simulated time.
     pub now: Instant,
 }
 
@@ -190,12 +190,12 @@ fn network_config(word: &Word) -> NetworkConfig {
 }
 
 impl Setup {
-    /// The device's side.
+    /// Locks the state of the device.
     pub fn device(&self) -> MutexGuard<'_, DeviceState> {
         lock(&self.device)
     }
 
-    /// The stack that the first word asks for.
+    /// Creates the stack that the first word selects.
     pub fn new(word: &Word) -> Self {
         let c = word.c;
         let mtu = [1500, 576, 1280, 9000][usize::from(c & variant::MTU)];

@@ -1,4 +1,4 @@
-//! UDP: the application's sockets, datagrams of remote hosts, and ICMP errors about datagrams of ours.
+//! UDP: the application's sockets, datagrams of remote hosts, and ICMP errors about datagrams of the stack.
 
 use super::build;
 use super::word::{Op, Word, syn_options};
@@ -11,11 +11,11 @@ use ginnel_stack::udp::{PmtuDiscovery, UdpError, UdpOptions, UdpSendParams};
 use ginnel_stack::wire::checksum::Sum;
 use ginnel_stack::wire::{protocol, udp};
 
-/// First port that sockets are bound to and datagrams sent to.
+/// First of the ports that sockets bind to and datagrams are sent to.
 const PORT: u16 = 53;
-/// Ports in use.
+/// Number of ports in use.
 const PORTS: u8 = 5;
-/// What sockets do about paths.
+/// Path MTU modes of sockets.
 const PATH_MTU_MODES: [PmtuDiscovery; 6] = [
     PmtuDiscovery::Want,
     PmtuDiscovery::Dont,
@@ -24,61 +24,61 @@ const PATH_MTU_MODES: [PmtuDiscovery; 6] = [
     PmtuDiscovery::Interface,
     PmtuDiscovery::Omit,
 ];
-/// Sockets that were closed and are tried again, at the most.
+/// Maximum number of closed handles that are tried again.
 const CLOSED_MAX: usize = 8;
 
-/// Bits of operand `b` of datagrams, beside [`syn_options::V6`] and [`syn_options::REMOTE`].
+/// Bits of operand `b` of datagram operations, besides [`syn_options::V6`] and [`syn_options::REMOTE`].
 pub mod udp_bits {
-    /// A wrong checksum.
+    /// The checksum is wrong.
     pub const BAD_CHECKSUM: u8 = 1;
-    /// No checksum.
+    /// The datagram has no checksum.
     pub const NO_CHECKSUM: u8 = 2;
-    /// To the broadcast address, or to a group.
+    /// Destination is a broadcast or multicast address.
     pub const TO_ALL: u8 = 4;
-    /// Without a destination: to the socket's own.
+    /// Without a destination: uses the connected address of the socket.
     pub const CONNECTED: u8 = 8;
 }
 
-/// The byte at offset `at` of every datagram that port `port` sends.
+/// Returns the byte at offset `at` of every datagram that `port` sends.
 pub fn datagram_byte(port: u16, at: usize) -> u8 {
     (port as u8).wrapping_mul(31).wrapping_add((at as u8).wrapping_mul(7)).wrapping_add((at >> 8) as u8)
 }
 
-/// The sockets.
+/// The UDP sockets of the application.
 #[derive(Default)]
 pub struct UdpSockets {
     open: Vec<UdpHandle>,
     closed: Vec<UdpHandle>,
-    /// Something arrived whose content is uncertain.
+    /// Whether datagrams with uncertain content were delivered.
     tainted: bool,
-    /// The last datagram of ours, from its IP header on.
+    /// The last datagram that the stack sent, from its IP header on.
     last_sent: Vec<u8>,
     /// Datagrams read.
     pub received: u64,
-    /// Errors reported.
+    /// Errors that calls returned.
     pub errors: u64,
 }
 
 impl UdpSockets {
-    /// From here on contents are uncertain.
+    /// Marks the content of further datagrams as uncertain.
     pub fn taint(&mut self) {
         self.tainted = true;
     }
 
     fn pick(&self, number: u8) -> Option<UdpHandle> {
-        // One that is closed is only now and then of interest.
+        // Closed sockets are rarely of interest.
         let among = if number >= 0xf0 || self.open.is_empty() { &self.closed } else { &self.open };
         usize::from(number).checked_rem(among.len()).map(|at| among[at])
     }
 
-    /// An error is one that a call on such a socket may report.
+    /// Checks that a call reports a stale handle exactly if the socket is closed.
     fn check_result<T>(&mut self, socket: UdpHandle, result: &Result<T, UdpError>) {
         let stale = matches!(result, Err(UdpError::Stale));
         assert_eq!(stale, !self.open.contains(&socket), "{socket:?}: {:?}", result.as_ref().err());
         self.errors += u64::from(result.as_ref().is_err_and(|error| *error != UdpError::WouldBlock));
     }
 
-    /// Carries an operation out. Returns a packet that a remote host sends, with its address.
+    /// Performs an operation. Returns the packet of a remote host that results, with its source address.
     pub fn apply(
         &mut self,
         stack: &mut Stack,
@@ -97,7 +97,7 @@ impl UdpSockets {
             Op::UdpSend => {
                 let socket = self.pick(word.a)?;
                 let port = stack.udp_local(socket).map_or(0, |local| local.port());
-                // Several datagrams in one piece begin anew each.
+                // Each datagram of a segmented send starts over.
                 let piece = if word.c & 16 == 0 { 0 } else { word.z as u16 };
                 let each = if piece == 0 { usize::MAX } else { piece.into() };
                 let bytes: Vec<u8> =
@@ -113,7 +113,7 @@ impl UdpSockets {
                     ),
                 };
                 self.check_result(socket, &result);
-                // Whoever asks for reports finds them here.
+                // Sockets that request reports have them here.
                 let mut known = [0; 100];
                 while let Ok(report) = stack.udp_take_report(socket, &mut known) {
                     assert!(report.has_more || report.next_error.is_none(), "{report:?}");
@@ -182,7 +182,7 @@ impl UdpSockets {
         }
     }
 
-    /// A datagram of a remote host.
+    /// Builds a datagram of a remote host. Returns its source address and packet.
     fn build_datagram(&self, stack: &mut Stack, word: &Word) -> (IpAddr, Vec<u8>) {
         let from = SocketAddr::new(host(&Word { b: word.b & !udp_bits::TO_ALL, ..*word }), word.y as u16);
         let v6 = word.b & syn_options::V6 != 0;
@@ -205,7 +205,7 @@ impl UdpSockets {
         l4.extend((0..len).map(|at| datagram_byte(from.port(), at)));
         if word.b & udp_bits::NO_CHECKSUM == 0 {
             let sum = build::pseudo(from.ip(), to, protocol::UDP, total).add(Sum::of(&l4)).finish();
-            // 0 would mean that there is none.
+            // 0 means that there is no checksum.
             let sum = if sum == 0 { 0xffff } else { sum };
             l4[6..8].copy_from_slice(&sum.to_be_bytes());
         }
@@ -215,7 +215,8 @@ impl UdpSockets {
         (from.ip(), build::ip(from.ip(), to, protocol::UDP, word.z as u8 & 3, word.z as u16 | 1, &l4))
     }
 
-    /// Reads one datagram into a buffer of `len` bytes, and checks it.
+    /// Reads one datagram into a buffer of `len` bytes and checks it. Returns whether a datagram or an error
+    /// was read.
     fn read(&mut self, stack: &mut Stack, socket: UdpHandle, len: usize) -> bool {
         let mut buffer = vec![0x5a; len];
         let result = stack.udp_recv_from(socket, &mut buffer);
@@ -226,7 +227,7 @@ impl UdpSockets {
         self.received += 1;
         let shown = datagram.len.min(len);
         let port = datagram.from.port();
-        // Several that came together begin anew each.
+        // Each datagram of a coalesced receive starts over.
         let piece = if datagram.gso_size == 0 { usize::MAX } else { datagram.gso_size.into() };
         let whole = (0..shown).all(|at| buffer[at] == datagram_byte(port, at % piece));
         assert!(
@@ -239,7 +240,7 @@ impl UdpSockets {
         true
     }
 
-    /// A socket is said to have something.
+    /// Handles the report that a socket is readable.
     pub fn on_readable(&mut self, stack: &mut Stack, socket: UdpHandle, greedy: bool) {
         assert!(self.open.contains(&socket), "{socket:?} is readable and not open");
         if greedy {
@@ -248,7 +249,7 @@ impl UdpSockets {
         }
     }
 
-    /// Takes note of a packet that the stack sent.
+    /// Records a packet that the stack sent.
     pub fn on_sent(&mut self, packet: &[u8]) {
         let is_udp = match packet.first().map(|byte| byte >> 4) {
             Some(4) => packet.get(9) == Some(&protocol::UDP),
@@ -260,7 +261,7 @@ impl UdpSockets {
         }
     }
 
-    /// All sockets close, and say so.
+    /// Closes all sockets and checks that their handles are stale.
     pub fn finish(&mut self, stack: &mut Stack) {
         for socket in core::mem::take(&mut self.open) {
             assert_eq!(stack.udp_close(socket), Ok(()));
@@ -269,7 +270,7 @@ impl UdpSockets {
     }
 }
 
-/// The remote host that a word names.
+/// Returns the remote host that a word selects.
 fn host(word: &Word) -> IpAddr {
     let v6 = word.b & syn_options::V6 != 0;
     match (word.b & udp_bits::TO_ALL != 0, v6) {

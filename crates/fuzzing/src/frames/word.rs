@@ -1,47 +1,48 @@
-//! The language of an input: words of 16 bytes, each an operation with its operands.
+//! Encoding of an input: words of 16 bytes, each an operation with its operands.
 //!
-//! Words have one size, so that an input can be cut anywhere, and every byte string is a valid input. The operands' meaning stands at
-//! the functions that make the words; what is out of range is taken modulo whatever there is.
+//! All words have one size, so an input can be cut anywhere, and every byte string is a valid input. The
+//! functions that build words document their operands. Operands out of range are reduced modulo the number of
+//! choices.
 
 use ginnel_stack::wire::tcp::TcpFlags;
 
 /// Bytes of a word.
 pub const WORD_BYTES: usize = 16;
 
-/// One operation.
+/// An operation with its operands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Word {
-    /// Which operation: an [`Op`], modulo their number.
+    /// The operation: an [`Op`], modulo their number.
     pub code: u8,
-    /// Operands.
+    /// First byte operand.
     pub a: u8,
-    /// …
+    /// Second byte operand.
     pub b: u8,
-    /// …
+    /// Third byte operand.
     pub c: u8,
-    /// …
+    /// First 32-bit operand.
     pub x: u32,
-    /// …
+    /// Second 32-bit operand.
     pub y: u32,
-    /// …
+    /// Third 32-bit operand.
     pub z: u32,
 }
 
-/// The operations.
+/// Operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Op {
-    /// A remote host begins a connection: SYN.
+    /// A remote host sends a SYN.
     Open,
-    /// A segment of a remote host, relative to what it knows.
+    /// A remote host sends a segment, relative to its knowledge.
     Segment,
-    /// A remote host does what a correct one would do next.
+    /// A remote host performs a [`PeerAction`].
     PeerAction,
-    /// Frames wait from here on, to arrive in one burst.
+    /// Collects further frames, to be delivered in one burst.
     Hold,
-    /// The frames that wait arrive.
+    /// Delivers the collected frames.
     Release,
-    /// Time passes.
+    /// Advances time.
     Advance,
     /// The application listens.
     Listen,
@@ -49,7 +50,7 @@ pub enum Op {
     Unlisten,
     /// The application connects.
     Connect,
-    /// The application accepts, or stops accepting by itself.
+    /// The application accepts, or changes whether it accepts automatically.
     Accept,
     /// The application sends.
     Send,
@@ -59,7 +60,7 @@ pub enum Op {
     SendUrgent,
     /// The application reads.
     Recv,
-    /// The application closes its half.
+    /// The application shuts down its write side.
     Shutdown,
     /// The application closes.
     Close,
@@ -67,31 +68,31 @@ pub enum Op {
     Abort,
     /// The application sets an option.
     SetOption,
-    /// How much of in-burst data the application takes.
+    /// Sets which share of in-burst data the application takes.
     ReadPolicy,
-    /// How many more frames the device takes.
+    /// Sets how many frames the device takes.
     TxCapacity,
-    /// An ICMP error about a frame that the stack sent.
+    /// A router sends an ICMP error about a frame of the stack.
     IcmpError,
-    /// The next packets of remote hosts come in fragments.
+    /// Fragments the next packets of remote hosts.
     Fragment,
-    /// ARP.
+    /// A remote host sends an ARP frame.
     Arp,
-    /// Neighbour discovery and router advertisements.
+    /// A remote host sends neighbour discovery or a router advertisement.
     Ndp,
-    /// Echo requests, and protocols nobody speaks.
+    /// A remote host sends an echo request or an unknown protocol.
     Ping,
-    /// An earlier frame again, with some bytes changed.
+    /// Delivers an earlier frame again, with some bytes changed.
     Mutate,
-    /// The words that follow are a frame.
+    /// Delivers the following words as a frame.
     Raw,
-    /// A peer behaves by itself from here on, or ceases to.
+    /// Sets whether a remote end responds automatically.
     AutoRespond,
-    /// Many operations of the same kind.
+    /// Repeats the next operation.
     Repeat,
     /// The application opens a UDP socket.
     UdpBind,
-    /// The application fixes a UDP socket's other end.
+    /// The application connects a UDP socket.
     UdpConnect,
     /// The application sends a datagram.
     UdpSend,
@@ -101,12 +102,12 @@ pub enum Op {
     UdpClose,
     /// A remote host sends a datagram.
     Datagram,
-    /// An ICMP error about the last datagram that the stack sent.
+    /// A router sends an ICMP error about the last datagram of the stack.
     UdpError,
 }
 
 impl Op {
-    /// All of them.
+    /// All operations, in the order of their codes.
     pub const ALL: [Self; 36] = [
         Self::Open,
         Self::Segment,
@@ -147,34 +148,34 @@ impl Op {
     ];
 }
 
-/// What [`Op::Behave`] can mean.
+/// Actions of [`Op::PeerAction`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PeerAction {
     /// Answers SYN with SYN+ACK.
     AcceptSyn,
-    /// Acknowledges everything the stack sent.
+    /// Acknowledges everything that the stack sent.
     AckAll,
     /// Sends data.
     Data,
     /// Sends FIN and acknowledges everything.
     Fin,
-    /// Sends RST at the right place.
+    /// Sends RST at the expected sequence number.
     Reset,
     /// Answers SYN with SYN: simultaneous open.
     CrossingSyn,
-    /// Acknowledges all but the last bytes, with SACK blocks for some of them.
+    /// Acknowledges up to the last acknowledgement, with SACK blocks for some of the data in flight.
     SackHoles,
-    /// Sends its last data again.
+    /// Retransmits its last data.
     Retransmit,
-    /// Closes its window.
+    /// Advertises a zero window.
     CloseWindow,
-    /// Opens its window.
+    /// Advertises a non-zero window.
     OpenWindow,
 }
 
 impl PeerAction {
-    /// All of them.
+    /// All actions, in the order of their codes.
     pub const ALL: [Self; 10] = [
         Self::AcceptSyn,
         Self::AckAll,
@@ -189,7 +190,7 @@ impl PeerAction {
     ];
 }
 
-/// Options in SYN segments: bits of an operand.
+/// Options of SYN segments, as bits of an operand.
 pub mod syn_options {
     /// MSS.
     pub const MSS: u8 = 1;
@@ -203,9 +204,9 @@ pub mod syn_options {
     pub const ECN: u8 = 16;
     /// IPv6.
     pub const V6: u8 = 32;
-    /// From a network behind the gateway.
+    /// The remote host is beyond the gateway.
     pub const REMOTE: u8 = 64;
-    /// What everybody sends.
+    /// The options that most hosts send.
     pub const DEFAULT: u8 = MSS | WSCALE | SACK | TIMESTAMPS;
 }
 
@@ -214,12 +215,12 @@ impl Word {
         Self { code: op as u8, ..Self::default() }
     }
 
-    /// What operation it is.
+    /// Returns the operation.
     pub fn operation(&self) -> Op {
         Op::ALL[usize::from(self.code) % Op::ALL.len()]
     }
 
-    /// The bytes of a word.
+    /// Encodes the word.
     pub fn encode(&self) -> [u8; WORD_BYTES] {
         let mut out = [0; WORD_BYTES];
         out[..4].copy_from_slice(&[self.code, self.a, self.b, self.c]);
@@ -229,7 +230,7 @@ impl Word {
         out
     }
 
-    /// A word from up to 16 bytes; what is missing is 0.
+    /// Decodes a word from up to 16 bytes; missing bytes are 0.
     pub fn decode(bytes: &[u8]) -> Self {
         let mut b = [0; WORD_BYTES];
         let n = bytes.len().min(WORD_BYTES);
@@ -238,47 +239,47 @@ impl Word {
         Self { code: b[0], a: b[1], b: b[2], c: b[3], x: long(4), y: long(8), z: long(12) }
     }
 
-    /// SYN for listener number `listener`, with [`syn_options`]. `host` and `port` name the remote end: the same ones again are the same
-    /// connection.
+    /// Sends a SYN to listener number `listener`, with bits of [`syn_options`]. `host` and `port` identify
+    /// the remote end.
     pub fn open(listener: u8, options: u8, host: u8, port: u16, iss: u32) -> Self {
         Self { a: listener, b: options, c: host, x: iss, y: u32::from(port), z: 0xffff, ..Self::op(Op::Open) }
     }
 
-    /// A segment of remote end `peer`: sequence number `seq` beyond what it would send next, acknowledgement number `ack` beyond all
-    /// it has seen. Bits of `how` are listed at [`segment_bits`].
+    /// Sends a segment of remote end `peer`. `seq` is relative to the end's next sequence number, `ack` to
+    /// the end of the data it has received. `how` has bits of [`segment_bits`].
     pub fn segment(peer: u8, flags: TcpFlags, seq: i16, ack: i16, len: u16, how: u8) -> Self {
         let x = (seq as u16 as u32) | (ack as u16 as u32) << 16;
         let y = u32::from(len) | 0xffff << 16;
         Self { a: peer, b: flags.0, c: how, x, y, z: 0, ..Self::op(Op::Segment) }
     }
 
-    /// Remote end `peer` does what `manner` says; `amount` is how many bytes, where that means something.
+    /// Remote end `peer` performs `manner`; `amount` is a number of bytes where the action has one.
     pub fn peer_action(peer: u8, manner: PeerAction, amount: u32) -> Self {
         Self { a: peer, b: manner as u8, x: amount, ..Self::op(Op::PeerAction) }
     }
 
-    /// Frames wait from here on.
+    /// Collects further frames.
     pub fn hold() -> Self {
         Self::op(Op::Hold)
     }
 
-    /// All that wait arrive.
+    /// Delivers the collected frames.
     pub fn release() -> Self {
         Self::op(Op::Release)
     }
 
-    /// Milliseconds pass.
+    /// Advances time by `ms` milliseconds.
     pub fn milliseconds(ms: u32) -> Self {
         Self { a: 1, x: ms, ..Self::op(Op::Advance) }
     }
 
-    /// Time passes to the `count`-th next deadline.
+    /// Advances time to the next deadline, `count` times.
     pub fn deadlines(count: u32) -> Self {
         Self { a: 0, x: count, ..Self::op(Op::Advance) }
     }
 
-    /// Listener on a port: `kind` 0 is all IPv4 addresses, 1 all addresses of both families, 2 all IPv6 ones, 3 the IPv4 address, 4 the IPv6
-    /// address.
+    /// Opens a listener: `kind` 0 on all IPv4 addresses, 1 on all addresses of both families, 2 on all IPv6
+    /// addresses, 3 on the IPv4 address, 4 on the IPv6 address.
     pub fn listen(kind: u8, port: u8, backlog: u8) -> Self {
         Self { a: kind, b: port, c: backlog, ..Self::op(Op::Listen) }
     }
@@ -288,17 +289,17 @@ impl Word {
         Self { a: listener, ..Self::op(Op::Unlisten) }
     }
 
-    /// Connects to a remote host, with [`syn_options::V6`] and [`syn_options::REMOTE`] meaning something.
+    /// Connects to a remote host; of `options`, [`syn_options::V6`] and [`syn_options::REMOTE`] apply.
     pub fn connect(options: u8, host: u8, port: u16) -> Self {
         Self { b: options, c: host, y: u32::from(port), ..Self::op(Op::Connect) }
     }
 
-    /// Whether connections are accepted as they come.
+    /// Sets whether connections are accepted automatically.
     pub fn auto_accept(on: bool) -> Self {
         Self { a: 1 + u8::from(on), ..Self::op(Op::Accept) }
     }
 
-    /// Accepts one.
+    /// Accepts one connection.
     pub fn accept() -> Self {
         Self::op(Op::Accept)
     }
@@ -323,7 +324,7 @@ impl Word {
         Self { a: conn, x: len, ..Self::op(Op::Recv) }
     }
 
-    /// An operation on a connection without operands.
+    /// Performs an operation without further operands on a connection.
     pub fn on_conn(op: Op, conn: u8) -> Self {
         Self { a: conn, ..Self::op(op) }
     }
@@ -333,88 +334,93 @@ impl Word {
         Self { a: conn, b: which, x: value, ..Self::op(Op::SetOption) }
     }
 
-    /// How much of in-burst data is taken: 0 nothing, 1 half, 2 all; `greedy` reads buffered data when told of them.
+    /// Sets the share of in-burst data that is taken: 0 none, 1 half, 2 all. With `greedy`, buffered data are
+    /// read when they are reported.
     pub fn read_policy(share: u8, greedy: bool) -> Self {
         Self { a: share, b: greedy.into(), ..Self::op(Op::ReadPolicy) }
     }
 
-    /// The device takes that many more frames; 255 is all.
+    /// Limits the device to `frames` frames per turn; 255 is unlimited.
     pub fn tx_capacity(frames: u8) -> Self {
         Self { a: frames, ..Self::op(Op::TxCapacity) }
     }
 
-    /// ICMP error of kind `kind` about the last frame sent to `peer`.
+    /// Sends an ICMP error of kind `kind` about the last frame sent to `peer`.
     pub fn icmp_error(peer: u8, kind: u8, mtu: u16) -> Self {
         Self { a: peer, b: kind, x: mtu.into(), ..Self::op(Op::IcmpError) }
     }
 
-    /// The next `count` packets come in fragments of `size` bytes; `order` 0 forwards, 1 backwards, 2 without the last, 3 one twice, 4 overlapping.
+    /// Fragments the next `count` packets into fragments of `size` bytes; `order` 0 in order, 1 reversed, 2
+    /// without the last, 3 the first one twice, 4 overlapping.
     pub fn fragment(count: u8, size: u16, order: u8) -> Self {
         Self { a: count, b: order, x: size.into(), ..Self::op(Op::Fragment) }
     }
 
-    /// ARP from a remote host: `kind` 0 request, 1 reply, 2 gratuitous with our address.
+    /// Sends ARP from a remote host: `kind` 0 request, 1 reply, 2 gratuitous with the stack's address.
     pub fn arp(kind: u8, host: u8) -> Self {
         Self { a: kind, c: host, ..Self::op(Op::Arp) }
     }
 
-    /// NDP from a remote host: `kind` 0 solicitation, 1 advertisement, 2 advertisement of our address, 3 router advertisement.
+    /// Sends NDP from a remote host: `kind` 0 solicitation, 1 advertisement, 2 advertisement of the stack's
+    /// address, 3 router advertisement.
     pub fn ndp(kind: u8, host: u8, value: u32) -> Self {
         Self { a: kind, c: host, x: value, ..Self::op(Op::Ndp) }
     }
 
-    /// Echo request: `kind` 0 IPv4, 1 IPv6; others are protocols nobody speaks.
+    /// Sends an echo request: `kind` 0 over IPv4, 1 over IPv6; other values are unknown protocols.
     pub fn ping(kind: u8, len: u32) -> Self {
         Self { a: kind, x: len, ..Self::op(Op::Ping) }
     }
 
-    /// An earlier frame again: the `back`-th last one; with `fix` its checksums are put right.
+    /// Delivers the `back`-th last frame again with `changes` changed bytes; `fix` repairs its checksums.
     pub fn mutate(back: u8, changes: u8, fix: bool, seed: u32) -> Self {
         Self { a: back, b: changes, c: fix.into(), x: seed, ..Self::op(Op::Mutate) }
     }
 
-    /// The next `words` words are a frame.
+    /// Delivers the next `words` words as a frame.
     pub fn raw(words: u8) -> Self {
         Self { a: words, ..Self::op(Op::Raw) }
     }
 
-    /// `peer` behaves by itself.
+    /// Sets whether `peer` responds automatically.
     pub fn auto_respond(peer: u8, on: bool) -> Self {
         Self { a: peer, b: on.into(), ..Self::op(Op::AutoRespond) }
     }
 
-    /// UDP socket: `kind` as with [`Word::listen`], and 5 for the broadcast address; port number `port`, or one that is chosen if its highest
-    /// bit is set; bits of `options`: shared address, shared port, broadcast, hop limit.
+    /// Opens a UDP socket: `kind` as in [`Word::listen`], and 5 for the broadcast address. `port` is a port
+    /// number, or any port if its highest bit is set. Bits of `options`: reuse address, reuse port,
+    /// broadcast, hop limit.
     pub fn udp_bind(kind: u8, port: u8, options: u8) -> Self {
         Self { a: kind, b: port, c: options, ..Self::op(Op::UdpBind) }
     }
 
-    /// Fixes the other end of a socket.
+    /// Connects a UDP socket.
     pub fn udp_connect(socket: u8, options: u8, host: u8, port: u16) -> Self {
         Self { a: socket, b: options, c: host, y: port.into(), ..Self::op(Op::UdpConnect) }
     }
 
-    /// Sends a datagram of `len` bytes, with the bits of [`datagram_bits`](super::datagrams::datagram_bits).
+    /// Sends a datagram of `len` bytes; `options` has bits of [`udp_bits`](super::udp::udp_bits).
     pub fn udp_send(socket: u8, options: u8, host: u8, port: u16, len: u32) -> Self {
         Self { a: socket, b: options, c: host, x: len, y: port.into(), ..Self::op(Op::UdpSend) }
     }
 
-    /// Reads a datagram into `len` bytes.
+    /// Reads a datagram into a buffer of `len` bytes.
     pub fn udp_recv(socket: u8, len: u32) -> Self {
         Self { a: socket, x: len, ..Self::op(Op::UdpRecv) }
     }
 
-    /// A datagram of a remote host's to port number `port`, with the bits of [`datagram_bits`](super::datagrams::datagram_bits).
+    /// Delivers a datagram of a remote host to port number `port`; `options` has bits of
+    /// [`udp_bits`](super::udp::udp_bits).
     pub fn datagram(port: u8, options: u8, host: u8, from: u16, len: u32) -> Self {
         Self { a: port, b: options, c: host, x: len, y: from.into(), ..Self::op(Op::Datagram) }
     }
 
-    /// ICMP error of kind `kind` about the last datagram sent.
+    /// Sends an ICMP error of kind `kind` about the last datagram sent.
     pub fn udp_error(kind: u8, mtu: u16) -> Self {
         Self { b: kind, x: mtu.into(), ..Self::op(Op::UdpError) }
     }
 
-    /// The next word `count` times.
+    /// Repeats the next word `count` times.
     pub fn repeat(count: u8) -> Self {
         Self { a: count, ..Self::op(Op::Repeat) }
     }
@@ -422,21 +428,21 @@ impl Word {
 
 /// Bits of operand `how` of a segment.
 pub mod segment_bits {
-    /// Sequence and acknowledgement offsets count in 256 bytes.
+    /// Sequence and acknowledgement offsets are in units of 256 bytes.
     pub const SCALED_OFFSETS: u8 = 1;
-    /// The sender moves on behind it, as if it had sent this in its turn.
+    /// The sender's next sequence number advances past this segment.
     pub const ADVANCE_SEQ: u8 = 2;
-    /// Without timestamps although they were negotiated.
+    /// Omits negotiated timestamps.
     pub const NO_TIMESTAMP: u8 = 4;
-    /// With an old timestamp.
+    /// Sends an old timestamp.
     pub const OLD_TIMESTAMP: u8 = 8;
-    /// With SACK blocks made of operand z.
+    /// Adds SACK blocks derived from operand z.
     pub const SACK: u8 = 16;
-    /// With a wrong checksum.
+    /// Makes the checksum wrong.
     pub const BAD_CHECKSUM: u8 = 32;
-    /// Congestion experienced.
+    /// Sets CE in the IP header.
     pub const CE: u8 = 64;
-    /// With SYN options, and garbage behind them, made of operand z.
+    /// Appends option bytes derived from operand z; a SYN has no other options.
     pub const GARBAGE: u8 = 128;
 }
 

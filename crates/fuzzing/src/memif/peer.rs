@@ -1,5 +1,5 @@
-//! The other end of a memif, written from the protocol and not with the device's code. The memory is a file here, which is read and written where the device has it
-//! mapped.
+//! The other end of a memif, written from the protocol specification and independent of the device's code.
+//! The shared memory is a file here, which is read and written with system calls.
 
 use ginnel_devices::memif::Role;
 use rustix::cmsg_space;
@@ -14,23 +14,23 @@ use rustix::net::{
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
-/// Bytes of a message.
+/// Length of a message in bytes.
 const MESSAGE_BYTES: usize = 128;
 const VERSION: u16 = 0x0200;
 const COOKIE: u32 = 0x03e3_1f20;
-/// Bytes of each buffer of ours.
+/// Length of each buffer of the peer in bytes.
 const BUFFER_BYTES: u32 = 2048;
-/// Where the descriptors of a ring begin, and how large one is.
+/// Offset of the descriptors in a ring, and length of a descriptor, in bytes.
 const DESCRIPTORS_AT: u32 = 128;
 const DESCRIPTOR_BYTES: u32 = 16;
-/// Marks the extension; behind it stands which of its features are meant.
+/// Marker of the extension, followed by its feature bits.
 const EXTENSION: [u8; 12] = *b"GINNELX1\x01\0\0\0";
 const EXTENSION_AT: usize = 112;
 
-/// A message, and the descriptor that goes with it.
+/// A message with the file descriptor that accompanies it.
 pub(super) type OutgoingMessage = ([u8; MESSAGE_BYTES], Option<OwnedFd>);
 
-/// A word of a ring's head.
+/// Offset of a field in a ring's header.
 #[derive(Clone, Copy)]
 pub(super) enum RingField {
     Cookie = 0,
@@ -47,7 +47,7 @@ pub(super) struct RingDescriptor {
     pub(super) offset: u32,
 }
 
-/// A ring in the memory: where it begins, and its size as a power of two.
+/// Position of a ring in the memory, and its size as a power of two.
 #[derive(Clone, Copy)]
 struct Ring {
     at: u32,
@@ -63,23 +63,23 @@ impl Ring {
 
 /// The peer.
 pub(super) struct MemifPeer {
-    /// The device's, not this end's.
+    /// Role of the device, not of the peer.
     role: Role,
     socket: OwnedFd,
     memory: Option<OwnedFd>,
-    /// The ring to the server and the ring to the client, once their places are known.
+    /// The ring to the server and the ring to the client, once their positions are known.
     rings: [Option<Ring>; 2],
-    /// Messages said so far.
+    /// Number of messages sent.
     next_step: usize,
     log2: u8,
     headers: bool,
     secret: bool,
-    /// Frames sent, and frames looked at, in descriptors.
+    /// Number of descriptors filled, and number of descriptors received.
     tx_index: u16,
     rx_index: u16,
 }
 
-/// A descriptor that may or may not be what is expected.
+/// Returns a file descriptor that may or may not be of the expected kind.
 pub(super) fn test_fd(kind: u8) -> Option<OwnedFd> {
     match kind % 6 {
         0 => None,
@@ -102,7 +102,8 @@ fn interrupt_fd() -> Option<OwnedFd> {
 }
 
 impl MemifPeer {
-    /// Of its settings the lowest bit says whether it knows the extension, and the others how large its rings are.
+    /// Creates a peer. The lowest bit of `settings` disables the extension, the other bits select the size of
+    /// its rings.
     pub(super) fn new(role: Role, socket: OwnedFd, settings: u8) -> Self {
         let log2 = 3 + (settings >> 1) % 4;
         let headers = settings & 1 == 0;
@@ -120,16 +121,16 @@ impl MemifPeer {
         }
     }
 
-    /// One that wants nothing special, and knows the word if there is one.
+    /// Creates a well-behaved peer without the extension, which knows the secret if there is one.
     pub(super) fn well_behaved(role: Role, socket: OwnedFd, secret: bool) -> Self {
         Self { secret, ..Self::new(role, socket, 1) }
     }
 
-    /// What the rules say it should say next, if it is its turn.
+    /// Returns the next message by the protocol, or `None` if it is the device's turn.
     pub(super) fn next_message(&mut self) -> Option<OutgoingMessage> {
         let heard = self.receive();
         if self.role == Role::Server {
-            // Greeted and acknowledged or not, it goes on.
+            // The peer proceeds without waiting for a greeting or an acknowledgement.
             self.next_step += 1;
             return self.client_message(self.next_step - 1);
         }
@@ -180,7 +181,8 @@ impl MemifPeer {
         }
     }
 
-    /// Rings with their buffers behind them; all buffers to the client are offered.
+    /// Creates the memory with both rings and their buffers. All buffers of the ring to the client are
+    /// offered.
     fn make_memory(&mut self, ring_bytes: u32) {
         let count = 1u32 << self.log2;
         let buffers_at = (2 * ring_bytes).next_multiple_of(4096);
@@ -235,11 +237,11 @@ impl MemifPeer {
         if !fds.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&fds));
         }
-        // The device may have thrown it out.
+        // The device may have closed the connection.
         let _ = sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
     }
 
-    /// The last message that the device has sent.
+    /// Returns the last message of the device.
     fn receive(&self) -> Option<([u8; MESSAGE_BYTES], Option<OwnedFd>)> {
         let mut last = None;
         loop {
@@ -273,15 +275,15 @@ impl MemifPeer {
         bytes
     }
 
-    /// Writes anywhere in the memory.
+    /// Writes to any position of the memory.
     pub(super) fn write_anywhere(&self, at: u32, bytes: &[u8]) {
         let Some(memory) = &self.memory else { return };
         let size = fstat(memory).map_or(1, |stat| stat.st_size.max(1)) as u64;
-        // Cannot truncate: below the size, which has 32 bits.
+        // Cannot truncate: the value is below the size, which fits 32 bits.
         self.write((u64::from(at) % size) as u32, bytes);
     }
 
-    /// Changes a word of a ring.
+    /// Changes a field of a ring's header.
     pub(super) fn update_field(&self, ring: usize, word: RingField, change: impl Fn(u16) -> u16) {
         let Some(ring) = self.rings[ring] else { return };
         let at = ring.at + word as u32;
@@ -301,7 +303,8 @@ impl MemifPeer {
         self.write(ring.descriptor_at(index), &bytes.concat());
     }
 
-    /// Sends a frame as the rules have it, with a header in front if that was agreed on, and in as many buffers as it takes.
+    /// Sends a frame by the protocol, with a header if the extension was negotiated, in as many buffers as
+    /// necessary.
     pub(super) fn send_frame(&mut self, header: &[u8; 16], len: usize, fill: u8) {
         let (number, word) =
             if self.role == Role::Server { (0, RingField::Head) } else { (1, RingField::Tail) };
@@ -325,7 +328,7 @@ impl MemifPeer {
         self.update_field(number, word, |_| self.tx_index);
     }
 
-    /// How many descriptors the device has filled, and the frame in the last of them.
+    /// Returns the number of descriptors that the device has filled, and the frame in the last one.
     pub(super) fn last_received(&mut self) -> (u16, Vec<u8>) {
         let (number, word) =
             if self.role == Role::Server { (1, RingField::Tail) } else { (0, RingField::Head) };
@@ -342,7 +345,7 @@ impl MemifPeer {
     }
 }
 
-/// A message of a type, with what follows.
+/// Builds a message of a type with its fields.
 fn message(kind: u16, fields: &[u8]) -> [u8; MESSAGE_BYTES] {
     let mut bytes = [0; MESSAGE_BYTES];
     bytes[..2].copy_from_slice(&kind.to_ne_bytes());

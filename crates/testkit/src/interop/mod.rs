@@ -1,4 +1,5 @@
-//! What interop tests with the Linux kernel stand on: network namespaces of their own, and the kernel's view of its sockets.
+//! Infrastructure of interop tests with the Linux kernel: network namespaces, programs that run in them, and
+//! the kernel's view of its sockets.
 
 mod namespace;
 mod programs;

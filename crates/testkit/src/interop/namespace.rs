@@ -1,4 +1,4 @@
-//! A network namespace that vanishes with its last user.
+//! A network namespace that the kernel removes after its last user.
 
 use crate::script::kernel::{namespace as settings, sys};
 use ginnel_devices::tap::{self, TapConfig};
@@ -11,21 +11,23 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::time::Duration;
 
-/// Where this differs from the settings that packet scripts depend on: what they switch off because it makes single packets hard to
-/// foresee is on here.
+/// Settings that differ from those of packet scripts: scripts switch these mechanisms off because they make
+/// single packets hard to predict; interop tests want them on.
 const INTEROP_SYSCTLS: &[(&str, &str)] =
     &[("net.ipv4.tcp_comp_sack_nr", "44"), ("net.ipv4.ping_group_range", "0 2147483647")];
 
-/// A network namespace. It goes when this value, all sockets and devices in it and all threads that entered it are gone.
+/// A network namespace. The kernel removes it when this value, all its sockets and devices, and all threads
+/// that entered it are gone.
 pub struct Namespace {
     file: File,
 }
 
 impl Namespace {
-    /// A new one with loopback up and Linux's own defaults for TCP, whatever the host has.
+    /// Creates a namespace whose loopback interface is up and whose TCP settings are Linux's defaults,
+    /// independent of the host's settings.
     ///
     /// # Errors
-    /// What the kernel answered: `PermissionDenied` without CAP_SYS_ADMIN.
+    /// The kernel's error: `PermissionDenied` without CAP_SYS_ADMIN.
     pub fn new() -> io::Result<Self> {
         let create = || {
             sys::enter_new_network_namespace()?;
@@ -40,18 +42,20 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Moves the calling thread into it, for good. Sockets that the thread opens from now on are the namespace's.
+    /// Moves the calling thread into the namespace for the rest of its life. Sockets that the thread opens
+    /// afterwards belong to the namespace.
     ///
     /// # Errors
-    /// What the kernel answered.
+    /// The kernel's error.
     pub fn enter(&self) -> io::Result<()> {
         Ok(move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))?)
     }
 
-    /// Runs `work` in it, on a thread of its own. A socket opened there stays in the namespace wherever it is used.
+    /// Runs `work` in the namespace, on a new thread. A socket that `work` opens belongs to the namespace on
+    /// whichever thread it is used.
     ///
     /// # Errors
-    /// What the kernel answered, or what `work` returned.
+    /// The kernel's error, or the error of `work`.
     pub fn run<R: Send>(&self, work: impl FnOnce() -> io::Result<R> + Send) -> io::Result<R> {
         run_on_new_thread(|| {
             self.enter()?;
@@ -59,18 +63,19 @@ impl Namespace {
         })
     }
 
-    /// Sets a sysctl, by its name with dots. A dot within a part of the name (`eth0.1`) cannot be expressed.
+    /// Sets a sysctl, given by its dotted name. A dot within a component of the name (`eth0.1`) cannot be
+    /// expressed.
     ///
     /// # Errors
-    /// With the name and the value.
+    /// The kernel's error with name and value.
     pub fn sysctl(&self, name: &str, value: &str) -> io::Result<()> {
         self.run(|| settings::set_sysctl(name, value))
     }
 
-    /// Runs `ip` with these arguments, separated by blanks, in the namespace.
+    /// Runs `ip` with these arguments, separated by spaces, in the namespace. Returns its standard output.
     ///
     /// # Errors
-    /// With what `ip` printed.
+    /// The standard error of `ip` if it fails.
     pub fn ip(&self, arguments: &str) -> io::Result<String> {
         self.run(|| {
             let output = Command::new("ip").args(arguments.split_whitespace()).output()?;
@@ -82,18 +87,19 @@ impl Namespace {
         })
     }
 
-    /// Opens a TAP device whose kernel side is in the namespace and ready to talk. The kernel's connections over it start with this congestion
-    /// control, whatever the host prefers: the sysctl for it cannot name all algorithms in a namespace, and a change of algorithm
-    /// leaves traces in a socket (pacing).
+    /// Opens a TAP device whose kernel side is in the namespace and ready for traffic. The kernel's
+    /// connections over the device start with this congestion control, independent of the host's default: the
+    /// sysctl cannot name all algorithms in a namespace, and a later change of the algorithm leaves state in
+    /// a socket (pacing).
     ///
     /// # Errors
-    /// What the kernel answered, or that an address did not become usable.
+    /// The kernel's error, or `TimedOut` if an address did not become usable.
     pub fn open_tap(&self, config: &TapConfig, congestion_control: &str) -> io::Result<Device> {
         let mut tap = self.run(|| tap::open_queues(config, 1))?;
         for (address, prefix) in &config.kernel_addresses {
             self.wait_until_local(*address)?;
             let network = network(*address, *prefix);
-            // The kernel's own route, which has the metric 256 for IPv6.
+            // The kernel's own route has metric 256 for IPv6.
             let metric = if address.is_ipv4() { 0 } else { 256 };
             self.ip(&format!(
                 "route replace {network}/{prefix} dev {} proto kernel metric {metric} src {address} congctl {congestion_control}",
@@ -103,10 +109,11 @@ impl Namespace {
         tap.queues.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Waits until an address is usable. The kernel does that in the background for IPv6, and drops what arrives earlier.
+    /// Waits until an address is usable. The kernel enables IPv6 addresses asynchronously and drops packets
+    /// that arrive before.
     ///
     /// # Errors
-    /// `TimedOut` if it does not become so within seconds.
+    /// `TimedOut` if the address is still unusable after 5,000 attempts.
     pub fn wait_until_local(&self, address: IpAddr) -> io::Result<()> {
         for _ in 0..5_000 {
             if self.ip(&format!("route get {address}"))?.contains("local") {
@@ -117,13 +124,13 @@ impl Namespace {
         Err(io::Error::new(io::ErrorKind::TimedOut, format!("{address} did not become usable")))
     }
 
-    /// Waits until a packet to `address` comes there and its answer back: addresses, routes and neighbours of all on the way are ready, which takes
-    /// a busy kernel a second.
+    /// Waits until a packet reaches `address` and its answer returns: then the addresses, routes and
+    /// neighbour entries of all hosts on the path are ready, which takes a busy kernel about a second.
     ///
     /// # Errors
-    /// [`io::ErrorKind::TimedOut`] with what the last attempt ended with.
+    /// [`io::ErrorKind::TimedOut`] with the error of the last attempt.
     pub fn wait_until_reachable(&self, address: IpAddr) -> io::Result<()> {
-        // Nobody listens there, so that a reset is the answer.
+        // No socket listens on the discard port, so a reset is the answer.
         let there = SocketAddr::new(address, 9);
         let mut last = None;
         for _ in 0..500 {
@@ -143,7 +150,7 @@ impl Namespace {
     /// Connects two namespaces by a pair of veth interfaces, which are up and have this MTU.
     ///
     /// # Errors
-    /// With what `ip` printed.
+    /// The standard error of `ip` if it fails.
     pub fn connect(&self, name: &str, other: &Self, other_name: &str, mtu: u32) -> io::Result<()> {
         self.connect_queues((name, 1), other, (other_name, 1), mtu)
     }
@@ -168,7 +175,7 @@ impl Namespace {
     }
 }
 
-/// The first address of a network.
+/// Returns the first address of a network.
 fn network(address: IpAddr, prefix: u8) -> IpAddr {
     let host_bits = |all: u8| u32::from(all.saturating_sub(prefix));
     match address {
@@ -181,7 +188,7 @@ fn network(address: IpAddr, prefix: u8) -> IpAddr {
     }
 }
 
-/// Why there are no namespaces with TAP devices here, if there are none.
+/// Returns why namespaces with TAP devices are unavailable here, or `None` if they are available.
 pub fn unavailable() -> Option<String> {
     let tun = File::options().read(true).write(true).open("/dev/net/tun");
     if let Err(e) = tun {
@@ -190,7 +197,8 @@ pub fn unavailable() -> Option<String> {
     Namespace::new().err().map(|e| format!("no network namespace: {e}"))
 }
 
-/// Namespaces belong to threads, so what concerns one happens on a thread that ends with it.
+/// Runs `work` on a new thread and returns its result. A namespace is a property of a thread, so this thread
+/// ends with the work.
 fn run_on_new_thread<R: Send>(work: impl FnOnce() -> io::Result<R> + Send) -> io::Result<R> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, work)?;

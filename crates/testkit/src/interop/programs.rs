@@ -1,4 +1,5 @@
-//! Unmodified programs on a stack (`ginnel run`) in a namespace, and the kernel's programs at the other end of a TAP.
+//! Unmodified programs on a stack of their own (`ginnel run`), and the kernel's programs on the other side of
+//! a TAP device.
 
 use super::{Namespace, unavailable};
 use std::io;
@@ -9,19 +10,19 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The stack has 10.9.0.2, the kernel 10.9.0.1.
+/// The stack has the address 10.9.0.2, the kernel 10.9.0.1.
 const STACK: [&str; 6] =
     ["--device", "tap:run0", "--address", "10.9.0.2/24", "--kernel-address", "10.9.0.1/24"];
-/// Nothing takes longer, however busy the machine is.
+/// Upper limit of every wait, however busy the machine is.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Where servers are that are not in everybody's path.
+/// Directory of servers that may be missing in `PATH`.
 const EXTRA_PATH: &str = "/usr/sbin";
 
-/// The library that `ginnel run` preloads, which cargo does not build for the tests of another package by itself. `ginnel` is the path of the command, beside
-/// which it is built.
+/// Builds the library that `ginnel run` preloads and returns its path. Cargo does not build it for the tests
+/// of another package. `ginnel` is the path of the command; the library is built in the same directory.
 ///
 /// # Panics
-/// If it does not build.
+/// If the build fails.
 pub fn build_preload_library(ginnel: &str) -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -38,7 +39,8 @@ pub fn build_preload_library(ginnel: &str) -> &'static Path {
     })
 }
 
-/// Why programs cannot be run here on a stack, if they cannot: a privilege is missing, or one of `programs`.
+/// Returns why programs cannot run on a stack here: a missing privilege, or the first of `programs` that is
+/// not installed. `None` if they can.
 pub fn programs_unavailable(programs: &[&str]) -> Option<String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders: Vec<PathBuf> = std::env::split_paths(&path).chain([EXTRA_PATH.into()]).collect();
@@ -46,7 +48,8 @@ pub fn programs_unavailable(programs: &[&str]) -> Option<String> {
     unavailable().or_else(|| programs.iter().find(missing).map(|program| format!("no {program}")))
 }
 
-/// A namespace with a folder for what programs in it read and write. Both go with the value, and so do the programs that were started beside the stack.
+/// A namespace with a directory for the files of the programs in it. Dropping the value removes the directory
+/// and kills the programs that were started on the kernel's side.
 pub struct ProgramFixture {
     namespace: Namespace,
     folder: PathBuf,
@@ -55,25 +58,26 @@ pub struct ProgramFixture {
 }
 
 impl ProgramFixture {
-    /// A new one. `temporary` is where the folder is made, `ginnel` the path of the command.
+    /// Creates the namespace and the directory. `temporary` is the parent directory, `ginnel` the path of the
+    /// command.
     ///
     /// # Errors
-    /// What the kernel answered.
+    /// The kernel's error.
     pub fn new(ginnel: &'static str, temporary: &str, name: &str) -> io::Result<Self> {
         let folder = Path::new(temporary).join(format!("{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder)?;
         Ok(Self { namespace: Namespace::new()?, folder, ginnel, kernel_programs: Mutex::default() })
     }
 
-    /// The folder.
+    /// Returns the path of the directory.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Writes a file in the folder, and returns its path.
+    /// Writes a file in the directory and returns its path.
     ///
     /// # Panics
-    /// If it cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> String {
         let path = self.folder.join(name);
         std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
@@ -81,18 +85,18 @@ impl ProgramFixture {
         path.display().to_string()
     }
 
-    /// A file that a program wrote in the folder.
+    /// Reads a file of the directory.
     ///
     /// # Panics
-    /// If it is not there.
+    /// If the file cannot be read.
     pub fn read(&self, name: &str) -> Vec<u8> {
         std::fs::read(self.folder.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
     }
 
-    /// The same as soon as there is something in it.
+    /// Waits until a file of the directory is not empty, then reads it.
     ///
     /// # Panics
-    /// If nothing is written in a minute.
+    /// If the file stays empty for [`TIMEOUT`].
     pub fn wait_for_content(&self, name: &str) -> Vec<u8> {
         let end = std::time::Instant::now() + TIMEOUT;
         while std::fs::metadata(self.folder.join(name)).map_or(0, |file| file.len()) == 0 {
@@ -102,7 +106,8 @@ impl ProgramFixture {
         self.read(name)
     }
 
-    /// A configuration of nginx that serves the folder "site" on port 8000, and takes uploads to "up". `main` stands outside of all blocks.
+    /// Writes a configuration of nginx that serves the directory `site` on port 8000 and stores uploads in
+    /// `up`. `main` is added to the main context. Returns the path of the configuration.
     pub fn nginx(&self, main: &str) -> String {
         let at = self.folder.display();
         std::fs::create_dir_all(self.folder.join("site")).expect("a folder");
@@ -131,23 +136,23 @@ impl ProgramFixture {
     /// Starts a program on a stack of its own.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// If the program cannot be started.
     pub fn start_on_stack(&self, program: &[&str]) -> RunningProgram<'_> {
         let mut command = self.command(self.ginnel, &["run"]);
         command.args(STACK).arg("--").args(program);
         command
             .env("GINNEL_LIBRARY", build_preload_library(self.ginnel))
             .env("XDG_RUNTIME_DIR", &self.folder);
-        // Programs send signals to all processes of their group, which the test is not to be one of.
+        // Some programs signal their whole process group, which must not include the test.
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let child = self.namespace.run(|| command.spawn()).expect("ginnel run");
         RunningProgram { fixture: self, child }
     }
 
-    /// Starts a program on the kernel's side, to run as long as the place is there.
+    /// Starts a program on the kernel's side. It is killed when this value is dropped.
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// If the program cannot be started.
     pub fn start_on_kernel(&self, program: &str, arguments: &[&str]) {
         let mut command = self.command(program, arguments);
         let log = |name: &str| std::fs::File::create(self.folder.join(name)).expect("a file");
@@ -156,10 +161,10 @@ impl ProgramFixture {
         self.kernel_programs.lock().unwrap_or_else(PoisonError::into_inner).push(child);
     }
 
-    /// Runs a program on the kernel's side to its end.
+    /// Runs a program on the kernel's side until it exits; `timeout` kills it after [`TIMEOUT`].
     ///
     /// # Panics
-    /// If it cannot be started.
+    /// If the program cannot be started.
     pub fn run_client(&self, program: &str, arguments: &[&str]) -> Output {
         let limit = TIMEOUT.as_secs().to_string();
         let mut command = self.command("timeout", &["-s", "KILL", &limit, program]);
@@ -167,10 +172,10 @@ impl ProgramFixture {
         self.namespace.run(|| command.output()).expect("timeout")
     }
 
-    /// The same for one that must succeed. Returns what it wrote to standard output.
+    /// Runs a program as [`Self::run_client`] does. Returns its standard output.
     ///
     /// # Panics
-    /// If it does not.
+    /// If the program fails.
     #[track_caller]
     pub fn client_output(&self, program: &str, arguments: &[&str]) -> Vec<u8> {
         let output = self.run_client(program, arguments);
@@ -179,19 +184,19 @@ impl ProgramFixture {
         output.stdout
     }
 
-    /// The same, as text.
+    /// Runs a program as [`Self::client_output`] does. Returns its standard output as text.
     ///
     /// # Panics
-    /// If it does not succeed.
+    /// If the program fails.
     #[track_caller]
     pub fn client_text(&self, program: &str, arguments: &[&str]) -> String {
         String::from_utf8_lossy(&self.client_output(program, arguments)).into_owned()
     }
 
-    /// Opens a connection from the kernel's side.
+    /// Opens a TCP connection from the kernel's side.
     ///
     /// # Errors
-    /// What the kernel answered.
+    /// The kernel's error.
     pub fn connect(&self, to: &str) -> io::Result<TcpStream> {
         let to: SocketAddr = to.parse().map_err(io::Error::other)?;
         let stream = self.namespace.run(|| TcpStream::connect_timeout(&to, Duration::from_secs(2)))?;
@@ -199,10 +204,10 @@ impl ProgramFixture {
         Ok(stream)
     }
 
-    /// Waits until somebody listens on the kernel's side.
+    /// Waits until a connection to `address` from the kernel's side succeeds.
     ///
     /// # Panics
-    /// If nobody does after a while.
+    /// If none succeeds within [`TIMEOUT`].
     #[track_caller]
     pub fn wait_until_listening(&self, address: &str) {
         let end = Instant::now() + TIMEOUT;
@@ -216,7 +221,7 @@ impl ProgramFixture {
 impl Drop for ProgramFixture {
     fn drop(&mut self) {
         for mut child in self.kernel_programs.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // It may have ended.
+            // The program may have exited already.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -224,18 +229,18 @@ impl Drop for ProgramFixture {
     }
 }
 
-/// A program on a stack. It goes with the value.
+/// A program on a stack. Dropping the value stops the program.
 pub struct RunningProgram<'a> {
     fixture: &'a ProgramFixture,
-    /// `ginnel run`.
+    /// The `ginnel run` process.
     pub child: Child,
 }
 
 impl RunningProgram<'_> {
-    /// Waits until it takes connections at this address.
+    /// Waits until the program accepts connections at `address`.
     ///
     /// # Panics
-    /// If it ends before, with what it said, or does not after a while.
+    /// If the program exits first (with its standard error), or accepts none within [`TIMEOUT`].
     #[track_caller]
     pub fn wait_until_listening(&mut self, address: &str) {
         let end = Instant::now() + TIMEOUT;
@@ -248,29 +253,29 @@ impl RunningProgram<'_> {
         }
     }
 
-    /// What it wrote to standard error until its end.
+    /// Returns what the program wrote to standard error. Blocks until the program closes it.
     pub fn read_stderr(&mut self) -> String {
         read_pipe(self.child.stderr.take())
     }
 
-    /// What it wrote to standard output until its end.
+    /// Returns what the program wrote to standard output. Blocks until the program closes it.
     pub fn read_stdout(&mut self) -> String {
         read_pipe(self.child.stdout.take())
     }
 
-    /// Waits for its end, and returns its exit status.
+    /// Waits until the program exits. Returns the exit status.
     ///
     /// # Panics
-    /// If a signal ended `ginnel run` itself.
+    /// If a signal killed `ginnel run`.
     #[track_caller]
     pub fn wait_for_exit(&mut self) -> i32 {
         self.child.wait().expect("a child").code().expect("an exit status")
     }
 
-    /// Asks it to stop, and returns its exit status.
+    /// Sends SIGTERM and waits for the exit. Returns the exit status.
     ///
     /// # Panics
-    /// If it has ended already.
+    /// If the program has exited already.
     #[track_caller]
     pub fn stop(&mut self) -> i32 {
         assert!(self.signal("TERM"));
@@ -293,7 +298,7 @@ impl Drop for RunningProgram<'_> {
         if !matches!(self.child.try_wait(), Ok(None)) {
             return;
         }
-        // The program goes with a stack that is asked to end.
+        // A stack that is asked to stop also ends its program.
         self.signal("TERM");
         let end = Instant::now() + Duration::from_secs(10);
         while Instant::now() < end {

@@ -1,38 +1,40 @@
 //! Assertions on a connection's `tcp_info`: `%{ tcpi_unacked == 3, tcpi_snd_cwnd >= 2 * tcpi_reordering }%`.
 //!
-//! A list of conditions separated by commas; each compares two sums with `== != < <= > >=`, joined by `||` or `&&`. Operands are
-//! integers, fields of `tcp_info` with or without `tcpi_`, and constants such as `ESTABLISHED`; operators `+ - * / %` and parentheses.
-//! `%{ 5: … }%` asks about descriptor 5; otherwise it is the connection the script accepted or opened last.
+//! An assertion is a list of conditions separated by commas. A condition compares two sums with `== != < <= >
+//! >=`; conditions combine with `||` and `&&`. Operands are integers, fields of `tcp_info` with or without
+//! `tcpi_`, and constants such as `ESTABLISHED`; operators are `+ - * / % &` and parentheses. `%{ 5: … }%`
+//! refers to descriptor 5; otherwise the assertion refers to the connection that the script accepted or
+//! opened last.
 
 use super::calls::Fd;
 use super::names::INFO_CONSTANTS;
 use super::scanner::{ParseResult, Scanner};
 use std::collections::BTreeMap;
 
-/// Values of a connection by field name, with the prefix `tcpi_`.
+/// Values of a connection's fields by name, with the prefix `tcpi_`.
 pub type Info = BTreeMap<&'static str, i64>;
 
 /// A parsed assertion.
 #[derive(Clone, Debug)]
 pub struct Assertion {
-    /// Which connection; `None` is the newest.
+    /// The descriptor of the connection; `None` is the connection that was accepted or opened last.
     pub fd: Option<Fd>,
-    /// Conditions with their text.
+    /// The conditions, each with its source text.
     pub conditions: Vec<(Expr, String)>,
 }
 
-/// An expression.
+/// An arithmetic or logical expression.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expr {
     /// A constant.
     Number(i64),
-    /// A field.
+    /// The name of a field, with the prefix `tcpi_`, or `MSS`.
     Field(String),
-    /// Two operands.
+    /// An operator with two operands.
     Binary(Operator, Box<Expr>, Box<Expr>),
 }
 
-/// Operators, weakest first.
+/// Binary operators, in order of increasing precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operator {
     /// `||`
@@ -65,7 +67,8 @@ pub enum Operator {
     Remainder,
 }
 
-/// Operators by binding strength; within a level a longer spelling comes before its prefix.
+/// Operators by level of precedence. Within a level an operator precedes each operator that is a prefix of
+/// it.
 const PRECEDENCE: [&[(&str, Operator)]; 6] = [
     &[("||", Operator::Or)],
     &[("&&", Operator::And)],
@@ -83,7 +86,7 @@ const PRECEDENCE: [&[(&str, Operator)]; 6] = [
 ];
 
 impl Assertion {
-    /// Parses what stands between `%{` and `}%`; the scanner stands behind `%{`.
+    /// Parses the text between `%{` and `}%`; the scanner is positioned after `%{`.
     pub fn parse(s: &mut Scanner<'_>) -> ParseResult<Self> {
         let line = s.line();
         let text = s.take_until("}%")?;
@@ -121,7 +124,7 @@ fn expression(s: &mut Scanner<'_>, level: usize) -> ParseResult<Expr> {
     let mut left = expression(s, level + 1)?;
     'more: loop {
         for (text, operator) in *operators {
-            // `&` must not eat half of `&&`.
+            // `&` must not consume half of `&&`.
             let half = *operator == Operator::Mask && s.looking_at("&&");
             if !half && s.take(text) {
                 let right = expression(s, level + 1)?;
@@ -159,7 +162,10 @@ fn operand(s: &mut Scanner<'_>) -> ParseResult<Expr> {
 }
 
 impl Expr {
-    /// The value with these fields, or what is wrong.
+    /// Evaluates the expression with these fields.
+    ///
+    /// # Errors
+    /// A message about an unknown field, an overflow or a division by zero.
     pub fn evaluate(&self, info: &Info) -> Result<i64, String> {
         match self {
             Self::Number(value) => Ok(*value),
@@ -171,7 +177,7 @@ impl Expr {
         }
     }
 
-    /// The fields it mentions.
+    /// Appends the names of the fields in the expression to `into`.
     pub fn fields<'a>(&'a self, into: &mut Vec<&'a str>) {
         match self {
             Self::Number(_) => {}

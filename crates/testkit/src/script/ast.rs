@@ -1,4 +1,4 @@
-//! What a script says, parsed: directives, events with their times, packets and calls.
+//! Syntax tree of a script: directives, events with their times, packets and calls.
 
 use super::assertion::Assertion;
 use super::calls::Call;
@@ -6,7 +6,7 @@ use core::fmt;
 use core::time::Duration;
 use std::path::PathBuf;
 
-/// Which stack a script runs against.
+/// The stack that a script runs against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BackendKind {
     /// The Linux kernel, in real time.
@@ -16,7 +16,7 @@ pub enum BackendKind {
 }
 
 impl BackendKind {
-    /// Name in directives, blocks and on the command line.
+    /// Returns the name in directives, in blocks and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
@@ -25,7 +25,7 @@ impl BackendKind {
     }
 }
 
-/// IP version of one run.
+/// IP version of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum IpVersion {
     /// IPv4.
@@ -35,7 +35,7 @@ pub enum IpVersion {
 }
 
 impl IpVersion {
-    /// Name in directives, blocks and on the command line.
+    /// Returns the name in directives, in blocks and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::V4 => "v4",
@@ -43,7 +43,7 @@ impl IpVersion {
         }
     }
 
-    /// Bytes of the IP and TCP headers without options: what an MTU and the largest segment differ by.
+    /// Returns the bytes of IP and TCP header without options: the difference between MTU and MSS.
     pub const fn header_bytes(self) -> u32 {
         match self {
             Self::V4 => 40,
@@ -52,7 +52,7 @@ impl IpVersion {
     }
 }
 
-/// One run of a script: against which stack, over which IP version.
+/// One run of a script: the stack and the IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Target {
     /// The stack.
@@ -67,41 +67,42 @@ impl fmt::Display for Target {
     }
 }
 
-/// A place where the two stacks may differ, as the script declares it.
+/// A declared difference between the two stacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Which stack departs from what the RFC (or the other stack) does.
+    /// The stack that departs from the RFC, or from the other stack.
     pub backend: BackendKind,
-    /// What it does, and the section that decides.
+    /// What that stack does, with the RFC section that decides.
     pub reason: String,
 }
 
-/// The comment directives at the head of a script.
+/// Comment directives at the head of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directives {
-    /// IP versions to run over (`// ip: v4|v6|both`).
+    /// IP versions of the runs (`// ip: v4|v6|both`).
     pub ip: Vec<IpVersion>,
-    /// Sysctls without `net.` prefix stripped, in order (`// sysctl: net.ipv4.tcp_sack=0`).
+    /// Sysctls by full name with their values, in order (`// sysctl: net.ipv4.tcp_sack=0`).
     pub sysctls: Vec<(String, String)>,
     /// Declared differences (`// differs: kernel …`).
     pub differs: Vec<Difference>,
-    /// The only backend that can run it (`// only: kernel reason`).
+    /// The only stack that can run the script (`// only: kernel reason`).
     pub only: Option<Difference>,
-    /// How far the time of a packet may be off (`// tolerance: 4ms`).
+    /// Tolerated deviation of a packet's time (`// tolerance: 4ms`).
     pub tolerance: Duration,
-    /// Our link's MTU (`// mtu: 1500`).
+    /// MTU of the stack's link in bytes (`// mtu: 1500`).
     pub mtu: u32,
-    /// Added to the remote side's script sequence numbers on the wire (`// isn: 0xfffffff0`).
+    /// Offset from the script's sequence numbers of the remote side to those on the wire (`// isn:
+    /// 0xfffffff0`).
     pub remote_isn: u32,
-    /// Whether bytes are checked against the pattern (`// payload: any` turns it off).
+    /// Whether payload is compared with the expected pattern (`// payload: any` disables this).
     pub check_payload: bool,
 }
 
-/// The sysctl that chooses the congestion control.
+/// Name of the sysctl that selects the congestion control.
 pub const CONGESTION_CONTROL: &str = "net.ipv4.tcp_congestion_control";
 
 impl Directives {
-    /// The congestion control of the run, in Linux's name.
+    /// Returns the congestion control of the run by its Linux name.
     pub fn congestion_control(&self) -> &str {
         let found = self.sysctls.iter().find(|(name, _)| name == CONGESTION_CONTROL);
         found.map_or("cubic", |(_, value)| value)
@@ -126,17 +127,17 @@ impl Default for Directives {
 /// A parsed script.
 #[derive(Clone, Debug)]
 pub struct Script {
-    /// Where it was read from.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The first comment line: what the script shows, with the RFC section.
+    /// First comment line: the behaviour that the script shows, with the RFC section.
     pub summary: String,
-    /// Directives.
+    /// The directives.
     pub directives: Directives,
     /// Events and conditional blocks, in order.
     pub items: Vec<Item>,
 }
 
-/// An event or a block that only some runs contain.
+/// An event, or a block that only some runs contain.
 #[derive(Clone, Debug)]
 pub enum Item {
     /// An event of every run.
@@ -145,17 +146,17 @@ pub enum Item {
     Block(Condition, Vec<Item>),
 }
 
-/// When a block belongs to a run.
+/// Condition of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// Only against this stack.
+    /// The block belongs to runs against this stack.
     Backend(BackendKind),
-    /// Only over this IP version.
+    /// The block belongs to runs over this IP version.
     Ip(IpVersion),
 }
 
 impl Condition {
-    /// Whether a run satisfies it.
+    /// Whether a run satisfies the condition.
     pub fn holds(self, target: Target) -> bool {
         match self {
             Self::Backend(backend) => backend == target.backend,
@@ -165,14 +166,14 @@ impl Condition {
 }
 
 impl Script {
-    /// The events of one run, blocks resolved.
+    /// Returns the events of one run, with blocks resolved.
     pub fn events(&self, target: Target) -> Vec<Event> {
         let mut events = Vec::new();
         collect(&self.items, target, &mut events);
         events
     }
 
-    /// The runs the script asks for.
+    /// Returns the runs that the directives select.
     pub fn targets(&self) -> Vec<Target> {
         let backends = [BackendKind::Kernel, BackendKind::Ginnel];
         let wanted = |b: &BackendKind| self.directives.only.as_ref().is_none_or(|only| only.backend == *b);
@@ -182,7 +183,7 @@ impl Script {
         self.directives.ip.iter().flat_map(with_ip).collect()
     }
 
-    /// A lower bound of the time a run takes, from the times the script states.
+    /// Returns a lower bound of the duration of a run, computed from the times in the script.
     pub fn nominal_duration(&self, target: Target) -> Duration {
         self.events(target).iter().fold(Duration::ZERO, |now, event| match event.time {
             Time::Relative { from, .. } => now + from,
@@ -202,91 +203,91 @@ fn collect(items: &[Item], target: Target, into: &mut Vec<Event>) {
     }
 }
 
-/// When an event happens.
+/// Time of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Time {
-    /// `+0.1` or `+0.1~+0.2`: after the event before it.
+    /// `+0.1` or `+0.1~+0.2`: relative to the preceding event.
     Relative {
-        /// Earliest.
+        /// Earliest time.
         from: Duration,
-        /// Latest, if it is a range.
+        /// Latest time of a range.
         to: Option<Duration>,
     },
-    /// `0.1` or `0.1~0.2`: since the start of the script.
+    /// `0.1` or `0.1~0.2`: relative to the start of the script.
     Absolute {
-        /// Earliest.
+        /// Earliest time.
         from: Duration,
-        /// Latest, if it is a range.
+        /// Latest time of a range.
         to: Option<Duration>,
     },
-    /// `*`: whenever it comes.
+    /// `*`: any time.
     Any,
 }
 
-/// One line of a script.
+/// One event of a script.
 #[derive(Clone, Debug)]
 pub struct Event {
     /// Line in the file, from 1.
     pub line: u32,
-    /// When.
+    /// Time of the event.
     pub time: Time,
-    /// When a blocking call returns (`+0...+0.3 connect(…)`), measured like `time`.
+    /// Time at which a blocking call returns (`+0...+0.3 connect(…)`), with the same origin as `time`.
     pub until: Option<Duration>,
-    /// What.
+    /// The action.
     pub kind: EventKind,
 }
 
-/// What an event is.
+/// Action of an event.
 #[derive(Clone, Debug)]
 pub enum EventKind {
     /// `<`: the script sends this packet to the stack.
     Inbound(Packet),
     /// `>`: the stack must send this packet.
     Outbound(Packet),
-    /// The application calls.
+    /// The application makes this socket call.
     Call(Call),
-    /// `%{ … }%`.
+    /// `%{ … }%`: an assertion.
     Assert(Assertion),
 }
 
-/// A packet as written in a script.
+/// A packet as a script writes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Packet {
-    /// Which of the script's connections, from 1 (`<2 S …`).
+    /// Number of the connection, from 1 (`<2 S …`).
     pub flow: u16,
-    /// What it carries.
+    /// Contents of the packet.
     pub body: PacketBody,
 }
 
-/// What a packet carries.
+/// Contents of a packet.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PacketBody {
     /// A TCP segment.
     Tcp(Segment),
-    /// An ICMP error about a segment of ours.
+    /// An ICMP error about a segment of the stack.
     Icmp(Icmp),
 }
 
-/// A TCP segment as written in a script. For an outbound one, `None` means "anything".
+/// A TCP segment as a script writes it. In an expected outbound segment, `None` matches any value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Segment {
-    /// `[ect0]`, `[noecn]`, …
+    /// ECN field: `[ect0]`, `[noecn]`, …
     pub ecn: Option<Ecn>,
-    /// `[ttl 5]`.
+    /// TTL or hop limit: `[ttl 5]`.
     pub ttl: Option<u8>,
-    /// `[badcsum]`: the checksum is wrong on purpose (inbound only).
+    /// `[badcsum]`: the checksum is wrong (inbound only).
     pub bad_checksum: bool,
-    /// `[doff 4]`: this data offset instead of the right one (inbound only).
+    /// `[doff 4]`: overrides the data offset (inbound only).
     pub data_offset: Option<u8>,
-    /// Flag bits as in the header.
+    /// The flags.
     pub flags: Flags,
     /// Relative sequence number.
     pub seq: u32,
-    /// Payload bytes.
+    /// Length of the payload in bytes.
     pub len: u32,
-    /// Relative acknowledgement number; present exactly if the ACK flag is.
+    /// Relative acknowledgement number; present exactly if flag ACK is set.
     pub ack: Option<u32>,
-    /// Window as in the header, not scaled.
+    /// Window field of the header, unscaled.
     pub window: Option<u16>,
     /// Urgent pointer.
     pub urgent: Option<u16>,
@@ -294,41 +295,41 @@ pub struct Segment {
     pub options: Option<Vec<TcpOpt>>,
 }
 
-/// TCP flags, header bits 4 to 15 low to high.
+/// TCP flags: the low nine bits of header bytes 12 and 13.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags(pub u16);
 
 impl Flags {
-    /// No more data from sender.
+    /// FIN.
     pub const FIN: Self = Self(0x01);
-    /// Synchronize.
+    /// SYN.
     pub const SYN: Self = Self(0x02);
-    /// Reset.
+    /// RST.
     pub const RST: Self = Self(0x04);
-    /// Push.
+    /// PSH.
     pub const PSH: Self = Self(0x08);
-    /// Acknowledgement number is valid.
+    /// ACK.
     pub const ACK: Self = Self(0x10);
-    /// Urgent pointer is valid.
+    /// URG.
     pub const URG: Self = Self(0x20);
-    /// ECN echo.
+    /// ECE (RFC 3168).
     pub const ECE: Self = Self(0x40);
-    /// Congestion window reduced.
+    /// CWR (RFC 3168).
     pub const CWR: Self = Self(0x80);
-    /// Accurate ECN.
+    /// AE: accurate ECN.
     pub const AE: Self = Self(0x100);
 
-    /// All bits of `other` are set.
+    /// Whether all bits of `other` are set.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Sets the bits of `other`.
+    /// Returns the union with `other`.
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Letters in the order scripts use, with the bit of each.
+    /// Letter of each flag, in the order of the script syntax.
     pub const LETTERS: [(char, Self); 9] = [
         ('S', Self::SYN),
         ('F', Self::FIN),
@@ -353,89 +354,90 @@ pub enum Ecn {
     Ect0,
     /// Congestion experienced.
     Ce,
-    /// ECT(0) or ECT(1): outbound only.
+    /// ECT(0) or ECT(1) (outbound only).
     AnyEct,
 }
 
-/// One TCP option.
+/// A TCP option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TcpOpt {
-    /// End of options.
+    /// End of option list.
     Eol,
-    /// Padding.
+    /// No operation.
     Nop,
-    /// Largest segment; `None` is `mss *`.
+    /// Maximum segment size; `None` is `mss *`.
     Mss(Option<MssValue>),
-    /// Window shift; `None` is `wscale *`.
+    /// Window scale; `None` is `wscale *`.
     Wscale(Option<u8>),
     /// SACK permitted.
     SackOk,
-    /// SACK blocks, relative to the acknowledged direction.
+    /// SACK blocks, in relative sequence numbers of the acknowledged direction.
     Sack(Vec<(u32, u32)>),
     /// Timestamps.
     Ts {
-        /// Value.
+        /// TSval.
         val: TsValue,
-        /// Echo.
+        /// TSecr.
         ecr: TsValue,
     },
-    /// `hex 1e02`: bytes as they are, kind and length included.
+    /// `hex 1e02`: raw bytes, including kind and length.
     Raw(Vec<u8>),
 }
 
-/// A value of the MSS option.
+/// Value of the MSS option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MssValue {
-    /// This number.
+    /// A literal value.
     Number(u16),
-    /// `MSS`: the link's MTU without IP and TCP headers of this run's IP version.
+    /// `MSS`: the MTU of the link minus IP and TCP header of this run's IP version.
     Link,
 }
 
-/// A timestamp in a script.
+/// Timestamp value in a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TsValue {
-    /// This number: on the stack's clock relative to its first timestamp on the flow, on the remote side's as it is.
+    /// A literal value. Timestamps of the stack are relative to its first timestamp of the flow; those of the
+    /// remote side are literal.
     Number(u32),
-    /// `last`: inbound `ecr` repeats the newest value the stack sent, minus nothing.
+    /// `last` (inbound TSecr only): the latest TSval of the stack.
     Last,
-    /// `*`: outbound only, anything.
+    /// `*` (outbound only): any value.
     Any,
 }
 
 /// An ICMP error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Icmp {
-    /// What it says.
+    /// Type and code.
     pub kind: IcmpKind,
-    /// Next-hop MTU for `frag_needed`.
+    /// Next-hop MTU of `frag_needed`.
     pub mtu: u32,
     /// Flags of the quoted segment.
     pub flags: Flags,
     /// Relative sequence number of the quoted segment.
     pub seq: u32,
-    /// Payload bytes of the quoted segment.
+    /// Payload length of the quoted segment in bytes.
     pub len: u32,
-    /// Hop limit of the message.
+    /// TTL or hop limit of the ICMP packet.
     pub ttl: u8,
-    /// Hop limit that the segment had left when it was quoted.
+    /// TTL or hop limit of the quoted segment.
     pub quoted_ttl: u8,
 }
 
-/// Kinds of ICMP errors, named for IPv4; over IPv6 each becomes its counterpart there.
+/// Kinds of ICMP errors, named as in IPv4. Over IPv6 each becomes its ICMPv6 counterpart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IcmpKind {
-    /// Network unreachable; no route to destination.
+    /// Network unreachable; ICMPv6: no route to destination.
     NetUnreachable,
-    /// Host unreachable; address unreachable.
+    /// Host unreachable; ICMPv6: address unreachable.
     HostUnreachable,
-    /// Protocol unreachable; parameter problem, unrecognized next header.
+    /// Protocol unreachable; ICMPv6: parameter problem, unrecognized next header.
     ProtocolUnreachable,
     /// Port unreachable.
     PortUnreachable,
-    /// Fragmentation needed; packet too big.
+    /// Fragmentation needed; ICMPv6: packet too big.
     FragNeeded,
-    /// Source route failed (IPv4); reject route to destination (IPv6).
+    /// Source route failed; ICMPv6: reject route to destination.
     SourceRouteFailed,
     /// Communication administratively prohibited.
     AdminProhibited,
@@ -443,14 +445,14 @@ pub enum IcmpKind {
     TtlExceeded,
     /// Fragment reassembly time exceeded.
     ReassemblyTimeExceeded,
-    /// Source quench (IPv4 only).
+    /// Source quench (ICMPv4 only).
     SourceQuench,
-    /// Parameter problem, erroneous header field.
+    /// Parameter problem: erroneous header field.
     ParameterProblem,
 }
 
 impl IcmpKind {
-    /// Every kind with its words in a script.
+    /// All kinds with their names in scripts.
     pub const NAMES: [(&'static str, Self); 11] = [
         ("unreachable net_unreachable", Self::NetUnreachable),
         ("unreachable host_unreachable", Self::HostUnreachable),

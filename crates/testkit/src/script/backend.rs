@@ -1,4 +1,4 @@
-//! What the runner needs of a stack.
+//! Interface between the script runner and a stack.
 
 use super::assertion::Info;
 use super::calls::{CallResult, Fd, Op};
@@ -7,7 +7,7 @@ use core::time::Duration;
 /// A packet that the stack sent.
 #[derive(Clone, Debug)]
 pub struct SentPacket {
-    /// When, since the start of the script.
+    /// Time since the start of the script.
     pub at: Duration,
     /// The IP packet.
     pub packet: Vec<u8>,
@@ -16,41 +16,47 @@ pub struct SentPacket {
 /// A blocking call that returned.
 #[derive(Clone, Debug)]
 pub struct FinishedCall {
-    /// The number it was started under.
+    /// Identifier that [`Backend::call_blocking`] received.
     pub call_id: usize,
-    /// When, since the start of the script.
+    /// Time of the return since the start of the script.
     pub at: Duration,
-    /// What it returned.
+    /// Result of the call.
     pub returned: CallResult,
 }
 
-/// A stack that scripts run against. Times count from the start of the script.
+/// A stack that runs scripts. All times count from the start of the script.
 pub trait Backend {
-    /// The time now.
+    /// Returns the current time.
     fn now(&mut self) -> Duration;
 
-    /// Lets time pass until the stack sends a packet, which is returned, or until `until`.
-    /// Packets already sent are returned even if `until` is past.
+    /// Advances time until the stack sends a packet, which is returned, or until `until`. Returns packets
+    /// that were sent already even if `until` has passed.
     fn wait(&mut self, until: Duration) -> Option<SentPacket>;
 
-    /// The stack receives this IP packet now.
+    /// Delivers an IP packet to the stack now.
     fn inject(&mut self, packet: &[u8]);
 
-    /// The application calls, without blocking. A socket that the call makes becomes descriptor `new_fd`. `data` is what a send sends.
+    /// Makes a socket call without blocking. A socket that the call creates gets the descriptor `new_fd`.
+    /// `data` is the payload of a send.
     fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> CallResult;
 
-    /// The application makes a call that blocks; the result comes from [`Backend::finished`] under the same ticket.
+    /// Makes a socket call that may block. [`Backend::take_finished_call`] returns its result under
+    /// `call_id`.
     fn call_blocking(&mut self, ticket: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]);
 
-    /// A blocking call that has returned since.
+    /// Returns a blocking call that has returned since.
     fn take_finished_call(&mut self) -> Option<FinishedCall>;
 
-    /// The connection as `tcp_info` shows it.
+    /// Returns the connection's state by the names of `tcp_info`.
+    ///
+    /// # Errors
+    /// A message if the descriptor is unknown or the kernel refuses.
     fn info(&mut self, fd: Fd) -> Result<Info, String>;
 
-    /// How much later than `after` a timer of that length may fire because of the stack's clock alone, beyond the script's tolerance.
+    /// Returns how much later than `after` a timer of that length may fire because of the granularity of the
+    /// stack's clock. The script's tolerance is not included.
     fn timer_slack(&self, after: Duration) -> Duration;
 
-    /// How long to listen at the end of a script for packets that it does not expect.
+    /// Returns how long the runner waits for unexpected packets after the last event.
     fn settle_time(&self) -> Duration;
 }

@@ -1,40 +1,40 @@
-//! Socket calls as scripts write them, typed.
+//! Typed socket calls of scripts.
 
 use super::names::{Errno, MsgFlags, PollEvents, ShutdownHow, SockOpt, SocketIoctl};
 
-/// A file descriptor as numbered in the script; each backend maps it to what it stands for.
+/// File descriptor as numbered in the script; each backend maps it to a socket.
 pub type Fd = i32;
 
-/// One call with what it must return.
+/// A socket call with its expected result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
-    /// What is called.
+    /// The call and its arguments.
     pub op: Op,
-    /// The text as written, for messages.
+    /// Source text for messages.
     pub text: String,
-    /// What it must return.
+    /// Expected result.
     pub expect: ExpectedReturn,
 }
 
-/// What a call must return.
+/// Expected return value of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpectedReturn {
     /// The value; `None` is `*`.
     pub value: Option<i64>,
-    /// The error, if the value is -1.
+    /// The error if the value is -1.
     pub errno: Option<Errno>,
 }
 
-/// A call.
+/// A socket call with its arguments.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// `socket(..., SOCK_STREAM, IPPROTO_TCP)`.
     Socket,
-    /// `bind(3, ..., ...)`: to the run's local address and this port.
+    /// `bind(3, ..., ...)`: binds to the run's local address.
     Bind {
         /// Socket.
         fd: Fd,
-        /// `{port=N}`; the script's server port otherwise.
+        /// Port of `{port=N}`; otherwise the script's server port.
         port: Option<u16>,
     },
     /// `listen`.
@@ -49,7 +49,7 @@ pub enum Op {
         /// Listener.
         fd: Fd,
     },
-    /// `connect(3, ..., ...)`: to the run's remote address.
+    /// `connect(3, ..., ...)`: connects to the run's remote address.
     Connect {
         /// Socket.
         fd: Fd,
@@ -67,7 +67,7 @@ pub enum Op {
     Send {
         /// Socket.
         fd: Fd,
-        /// Bytes.
+        /// Bytes to send.
         len: usize,
         /// Flags.
         flags: MsgFlags,
@@ -81,14 +81,14 @@ pub enum Op {
     Shutdown {
         /// Socket.
         fd: Fd,
-        /// Which direction.
+        /// Direction.
         how: ShutdownHow,
     },
     /// `setsockopt`.
     SetOption {
         /// Socket.
         fd: Fd,
-        /// Which.
+        /// The option.
         option: SockOpt,
         /// The value.
         value: OptionValue,
@@ -97,36 +97,37 @@ pub enum Op {
     GetOption {
         /// Socket.
         fd: Fd,
-        /// Which.
+        /// The option.
         option: SockOpt,
-        /// What must come back.
+        /// Expected value.
         expected: i64,
     },
-    /// `fcntl(3, F_SETFL, …)`: sockets of scripts never block unless a time range says so, so this only checks the call.
+    /// `fcntl(3, F_SETFL, …)`: accepted without effect, because sockets of scripts never block unless a time
+    /// range says so.
     Fcntl {
         /// Socket.
         fd: Fd,
     },
     /// `poll`.
     Poll {
-        /// Sockets with what is waited for and what must come back.
+        /// Sockets with requested and expected events.
         entries: Vec<PollEntry>,
-        /// Milliseconds, -1 for no limit.
+        /// Time-out in milliseconds; -1 is infinite.
         timeout_ms: i32,
     },
     /// `ioctl(4, SIOCINQ, [n])`.
     Ioctl {
         /// Socket.
         fd: Fd,
-        /// Which.
+        /// The request.
         query: SocketIoctl,
-        /// What must come back.
+        /// Expected value.
         expected: i64,
     },
 }
 
 impl Op {
-    /// The descriptor that it is about.
+    /// Returns the descriptor that the call refers to.
     pub fn fd(&self) -> Option<Fd> {
         match self {
             Self::Socket | Self::Poll { .. } => None,
@@ -146,14 +147,14 @@ impl Op {
     }
 }
 
-/// A value for `setsockopt`.
+/// Value of `setsockopt`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OptionValue {
     /// `[1]`.
     Int(i32),
     /// `{onoff=1, linger=0}`.
     Linger {
-        /// Linger at all.
+        /// Whether lingering is enabled.
         on: i32,
         /// Seconds.
         seconds: i32,
@@ -162,39 +163,39 @@ pub enum OptionValue {
     Text(String),
 }
 
-/// One entry of `poll`.
+/// An entry of `poll`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollEntry {
     /// Socket.
     pub fd: Fd,
-    /// What is waited for.
+    /// Requested events.
     pub events: PollEvents,
-    /// What must come back.
+    /// Expected events.
     pub revents: PollEvents,
 }
 
-/// What a call returned.
+/// Result of a socket call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallResult {
-    /// Value, -1 on error.
+    /// Return value; -1 on error.
     pub value: i64,
-    /// Error.
+    /// The error.
     pub errno: Option<Errno>,
-    /// What came back through a pointer: an option's value or a queue length.
+    /// Value returned through a pointer: an option's value or a queue length.
     pub detail: Option<i64>,
     /// `revents` of each entry of a `poll`.
     pub revents: Vec<PollEvents>,
-    /// Bytes read.
+    /// Bytes that were read.
     pub data: Vec<u8>,
 }
 
 impl CallResult {
-    /// A plain value.
+    /// Returns a result with this value.
     pub fn value(value: i64) -> Self {
         Self { value, ..Self::default() }
     }
 
-    /// An error.
+    /// Returns a result with this error.
     pub fn error(errno: Errno) -> Self {
         Self { value: -1, errno: Some(errno), ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! Prints packets in the syntax of scripts.
+//! Formats packets in the syntax of scripts.
 
 use super::ast::{Ecn, Flags, Icmp, IcmpKind, MssValue, Packet, PacketBody, Segment, TcpOpt, TsValue};
 use core::fmt;

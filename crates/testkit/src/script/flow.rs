@@ -1,46 +1,46 @@
-//! Translates between a script's relative numbers and those on the wire, per connection.
+//! Translates between the relative numbers of a script and those on the wire, for each connection.
 
 use super::ast::{Flags, MssValue, Segment, TcpOpt, TsValue};
 use super::wire::WireSegment;
 use core::time::Duration;
 
-/// The port that scripts' servers listen on, on either side.
+/// Port of the server, whichever side it is on.
 pub const SERVER_PORT: u16 = 8080;
-/// Flow n of a script comes from this port plus n, unless the stack opens it.
+/// The remote port of flow n is this value plus n, unless the stack opens the connection.
 pub const CLIENT_PORT_BASE: u16 = 40_000;
 
-/// One connection of a script.
+/// A connection of a script.
 #[derive(Clone, Debug)]
 pub struct Flow {
-    /// The stack's port; 0 until an active open told it.
+    /// Port of the stack.
     pub local_port: u16,
-    /// The script's port.
+    /// Port of the remote side, which the script plays.
     pub remote_port: u16,
-    /// Added to script numbers of the stack's direction. Learnt from its SYN.
+    /// Offset from script numbers of the stack's direction to wire numbers. Learnt from the stack's SYN.
     local_isn: Option<u32>,
-    /// The stack's next SYN is of a new connection, so its number is to be learnt.
+    /// Whether the next SYN of the stack starts a new connection, so that its number is learnt.
     expects_new_isn: bool,
-    /// Script number of the stack's last SYN: data starts one behind it.
+    /// Script number of the stack's last SYN; data starts at the following number.
     local_syn: u32,
-    /// Added to script numbers of the remote direction.
+    /// Offset from script numbers of the remote direction to wire numbers.
     remote_isn: u32,
-    /// Script number of the last SYN the script sent.
+    /// Script number of the last SYN that the script sent.
     remote_syn: u32,
-    /// The stack's first timestamp: script value, wire value, and when it came.
+    /// First timestamp of the stack: script value and wire value.
     timestamp_base: Option<(u32, u32)>,
-    /// The stack's newest timestamp on the wire.
+    /// Latest timestamp of the stack on the wire.
     last_timestamp: u32,
-    /// Window of the script's last packet.
+    /// Window field of the script's last packet.
     last_window: u16,
 }
 
 impl Flow {
-    /// A connection that the script opens: its SYN goes to [`SERVER_PORT`].
+    /// Creates a connection that the script opens: its SYN goes to [`SERVER_PORT`].
     pub fn passive(number: u16, remote_isn: u32) -> Self {
         Self::new(SERVER_PORT, CLIENT_PORT_BASE.wrapping_add(number), remote_isn)
     }
 
-    /// A connection that the stack opens, with this SYN of its.
+    /// Creates a connection that the stack opened from `local_port`.
     pub fn active(local_port: u16, remote_port: u16, remote_isn: u32) -> Self {
         Self::new(local_port, remote_port, remote_isn)
     }
@@ -65,17 +65,18 @@ impl Flow {
         self.local_port == segment.src_port && self.remote_port == segment.dst_port
     }
 
-    /// The wire number of a script's number in the stack's direction.
+    /// Converts a script number of the stack's direction to a wire number.
     pub fn local_seq(&self, script: u32) -> u32 {
         script.wrapping_add(self.local_isn.unwrap_or(0))
     }
 
-    /// The application opened a connection: the stack's next SYN has a number of its own.
+    /// Notes that the application opened a connection: the stack's next SYN has a new sequence number.
     pub fn expect_new_connection(&mut self) {
         self.expects_new_isn = true;
     }
 
-    /// Before a segment of the stack is compared with `expected`: learns what it is the first to tell.
+    /// Learns the initial sequence number and the timestamp base from a segment of the stack, before the
+    /// segment is compared with `expected`.
     pub fn learn(&mut self, expected: &Segment, actual: &WireSegment) {
         if actual.flags.has(Flags::RST) {
             self.expects_new_isn = true;
@@ -94,7 +95,7 @@ impl Flow {
         }
     }
 
-    /// A segment of the stack in script numbers.
+    /// Converts a segment of the stack to script numbers.
     pub fn to_script(&self, wire: &WireSegment) -> Segment {
         let relative_ts = |n: u32| match self.timestamp_base {
             Some((script, base)) => n.wrapping_sub(base).wrapping_add(script),
@@ -125,10 +126,11 @@ impl Flow {
         }
     }
 
-    /// The wire form of a segment that the script sends.
+    /// Converts a segment that the script sends to its wire form.
     pub fn to_wire(&mut self, script: &Segment) -> WireSegment {
         let has = |flag| script.flags.has(flag);
-        // A SYN repeated must be answered with the same number, one behind a reset or with another number need not.
+        // A repeated SYN must be answered with the same sequence number; a SYN with another number, or a SYN
+        // after a reset, need not.
         if has(Flags::RST) || has(Flags::SYN) && script.seq != self.remote_syn {
             self.expects_new_isn = true;
         }
@@ -168,14 +170,14 @@ impl Flow {
         }
     }
 
-    /// The payload that a segment of the stack with this script number must carry.
+    /// Returns the payload that a segment of the stack must carry at this script number.
     pub fn expected_payload(&self, seq: u32, len: usize, syn: bool) -> Vec<u8> {
         let first = seq.wrapping_sub(self.local_syn).wrapping_sub(u32::from(!syn));
         (0..len as u32).map(|i| local_byte(first.wrapping_add(i).into())).collect()
     }
 }
 
-/// Value and echo of the timestamp option.
+/// Returns TSval and TSecr of the timestamps option.
 pub fn timestamps(options: &[TcpOpt]) -> Option<(u32, u32)> {
     options.iter().find_map(|o| match o {
         TcpOpt::Ts { val: TsValue::Number(val), ecr: TsValue::Number(ecr) } => Some((*val, *ecr)),
@@ -187,19 +189,19 @@ fn timestamps_of_script(options: &[TcpOpt]) -> Option<TsValue> {
     options.iter().find_map(|o| if let TcpOpt::Ts { val, .. } = o { Some(*val) } else { None })
 }
 
-/// Byte of the remote side's stream at this offset. The period is odd and no divisor of usual segment sizes, so a shifted,
-/// repeated or swapped piece shows.
+/// Returns the byte of the remote side's stream at this offset. The period is odd and divides no common
+/// segment size, so a shifted, repeated or swapped segment is detected.
 pub fn remote_byte(offset: u64) -> u8 {
     (offset % 251) as u8
 }
 
-/// Byte of the application's stream at this offset.
+/// Returns the byte of the application's stream at this offset.
 pub fn local_byte(offset: u64) -> u8 {
     (offset % 241) as u8 ^ 0xa5
 }
 
-/// Whether an expected option list fits the actual one: same options in the same order; `*` fits anything, the
-/// timestamp value may differ by `timestamp_slack`.
+/// Whether the actual options match the expected ones: the same options in the same order. `*` matches any
+/// value; a TSval may differ by `timestamp_slack`.
 pub fn options_match(expected: &[TcpOpt], actual: &[TcpOpt], mss: u16, timestamp_slack: Duration) -> bool {
     let fits = |pair: (&TcpOpt, &TcpOpt)| match pair {
         (TcpOpt::Mss(None), TcpOpt::Mss(_)) | (TcpOpt::Wscale(None), TcpOpt::Wscale(_)) => true,

@@ -1,8 +1,8 @@
-//! Packet scripts: what goes over the wire and what the application calls, with times, in one readable text.
+//! Packet scripts: packets on the wire and socket calls of the application, with times, in one readable text.
 //!
-//! The syntax follows packetdrill's, so that engineers who know it feel at home (`docs/scripts.md` describes it). Every script runs
-//! against the Linux kernel in real time, in a network namespace of its own, and against Ginnel's engine in virtual time. A script
-//! is written from the RFCs and validated by the kernel, never from our own output.
+//! The syntax follows packetdrill's (`docs/scripts.md` describes it). Every script runs against the Linux
+//! kernel in real time, in a network namespace of its own, and against Ginnel's engine in virtual time. A
+//! script is written from the RFCs and validated by the kernel, never from Ginnel's own output.
 
 pub mod assertion;
 pub mod ast;

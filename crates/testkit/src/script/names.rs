@@ -1,4 +1,4 @@
-//! The C names that scripts use and what they stand for.
+//! C names in scripts and their values.
 
 use core::fmt;
 
@@ -19,7 +19,7 @@ errno_names! {
 }
 
 impl Errno {
-    /// The error with this name.
+    /// Returns the error with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         let name = if name == "EWOULDBLOCK" { "EAGAIN" } else { name };
         ERRNO_NAMES.iter().find(|(n, _)| *n == name).map(|(_, number)| Self(*number))
@@ -35,7 +35,7 @@ impl fmt::Display for Errno {
     }
 }
 
-/// A socket option.
+/// A socket option with its level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SockOpt {
     /// Name of the level.
@@ -48,7 +48,7 @@ pub struct SockOpt {
     pub number: i32,
 }
 
-/// libc's, and those that it does not know.
+/// libc's constants, and those that libc lacks.
 mod numbers {
     pub use libc::*;
     pub const TCP_RTO_MAX_MS: i32 = 44;
@@ -76,7 +76,7 @@ options! {
 }
 
 impl SockOpt {
-    /// The option with these names.
+    /// Returns the option with these names.
     pub fn from_names(level: &str, name: &str) -> Option<Self> {
         let level = if level == "IPPROTO_TCP" { "SOL_TCP" } else { level };
         OPTIONS.iter().find(|o| o.level == level && o.name == name).copied()
@@ -99,7 +99,7 @@ impl MsgFlags {
         ("MSG_EOR", libc::MSG_EOR),
     ];
 
-    /// The flag with this name.
+    /// Returns the flag with this name.
     pub fn from_name(name: &str) -> Option<i32> {
         Self::NAMES.iter().find(|(n, _)| *n == name).map(|(_, bit)| *bit)
     }
@@ -127,7 +127,7 @@ impl PollEvents {
         ("POLLRDHUP", libc::POLLRDHUP),
     ];
 
-    /// The event with this name.
+    /// Returns the event with this name.
     pub fn from_name(name: &str) -> Option<i16> {
         Self::NAMES.iter().find(|(n, _)| *n == name).map(|(_, bit)| *bit)
     }
@@ -143,7 +143,7 @@ impl fmt::Display for PollEvents {
     }
 }
 
-/// Directions of `shutdown`.
+/// Direction of `shutdown`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShutdownHow {
     /// `SHUT_RD`.
@@ -154,21 +154,21 @@ pub enum ShutdownHow {
     Both,
 }
 
-/// What `ioctl` can ask.
+/// Requests of `ioctl` on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketIoctl {
-    /// `SIOCINQ` (`FIONREAD`): bytes to read.
+    /// `SIOCINQ` (`FIONREAD`): number of unread bytes.
     Unread,
-    /// `SIOCOUTQ`: bytes not acknowledged.
+    /// `SIOCOUTQ`: number of unacknowledged bytes.
     Unacknowledged,
-    /// `SIOCOUTQNSD`: bytes not sent.
+    /// `SIOCOUTQNSD`: number of unsent bytes.
     Unsent,
-    /// `SIOCATMARK`: the next byte is the urgent one.
+    /// `SIOCATMARK`: whether the next byte is the urgent byte.
     AtMark,
 }
 
 impl SocketIoctl {
-    /// The request with this name.
+    /// Returns the request with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
             "SIOCINQ" | "FIONREAD" => Self::Unread,
@@ -180,7 +180,7 @@ impl SocketIoctl {
     }
 }
 
-/// Constants that assertions may use: states and congestion states as `struct tcp_info` numbers them.
+/// Constants in assertions: states and congestion states with the values of `struct tcp_info`.
 pub const INFO_CONSTANTS: &[(&str, i64)] = &[
     ("ESTABLISHED", 1),
     ("SYN_SENT", 2),

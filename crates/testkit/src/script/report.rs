@@ -1,4 +1,4 @@
-//! What a failed run tells.
+//! Reports of failed runs.
 
 use super::ast::Target;
 use core::fmt;
@@ -6,26 +6,26 @@ use core::time::Duration;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 
-/// Lines of history that a failure shows.
+/// Number of history lines in a failure report.
 const HISTORY_LINES: usize = 12;
 
-/// Why a run failed.
+/// Description of a failed run.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The script.
+    /// Path of the script.
     pub path: PathBuf,
     /// Line of the event that failed.
     pub line: u32,
-    /// Which run.
+    /// The run.
     pub target: Target,
-    /// What is wrong.
+    /// Description of the failure.
     pub message: String,
-    /// What happened before.
+    /// Preceding events.
     pub history: Vec<String>,
 }
 
 impl Failure {
-    /// The command that runs this case alone.
+    /// Returns the command that runs this case alone.
     pub fn replay_command(&self) -> String {
         format!(
             "cargo run -p ginnel-testkit --bin ginnel-script -- --backend {} --ip {} {}",
@@ -49,14 +49,14 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The last things that happened.
+/// The latest events of a run.
 #[derive(Debug, Default)]
 pub struct History {
     lines: VecDeque<String>,
 }
 
 impl History {
-    /// Remembers one thing.
+    /// Appends an event and drops the oldest one beyond the limit.
     pub fn add(&mut self, at: Duration, text: &str) {
         if self.lines.len() == HISTORY_LINES {
             self.lines.pop_front();
@@ -64,7 +64,7 @@ impl History {
         self.lines.push_back(format!("{:.6} {text}", at.as_secs_f64()));
     }
 
-    /// All that is remembered, oldest first.
+    /// Returns all stored lines, oldest first.
     pub fn lines(&self) -> Vec<String> {
         self.lines.iter().cloned().collect()
     }

@@ -10,10 +10,13 @@ use super::wire::{Corruption, WireIcmp, WireSegment, addresses};
 use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
 
-/// How long after the latest permitted time a packet is waited for, so that the report can say how late it was.
+/// Extra time to wait for a late packet, so that the report can say how late it was.
 const LATE_PACKET_GRACE: Duration = Duration::from_millis(100);
 
 /// Runs one script against one stack.
+///
+/// # Errors
+/// A description of the first event that failed.
 pub fn run(script: &Script, target: Target, backend: &mut dyn Backend) -> Result<(), Failure> {
     let mut runner = Runner {
         script,
@@ -54,12 +57,12 @@ struct PendingCall {
     call_id: usize,
     call: Call,
     line: u32,
-    /// When it may return.
+    /// Time of the call.
     from: Duration,
     until: Duration,
 }
 
-/// Bytes of a descriptor's streams so far.
+/// Number of bytes of a descriptor's streams so far.
 #[derive(Clone, Copy, Default)]
 struct StreamOffsets {
     read: u64,
@@ -74,12 +77,12 @@ struct Runner<'a> {
     /// Segments of the stack that no event has matched yet.
     unmatched: VecDeque<(Duration, WireSegment)>,
     history: History,
-    /// When the last event really happened.
+    /// Actual time of the last event.
     last: Duration,
-    /// When it should have happened.
+    /// Nominal time of the last event.
     nominal: Duration,
     streams: BTreeMap<Fd, StreamOffsets>,
-    /// The descriptor connected or accepted last.
+    /// The descriptor that was connected or accepted last.
     latest_fd: Option<Fd>,
     pending: Vec<PendingCall>,
 }
@@ -125,7 +128,8 @@ impl Runner<'_> {
         }
     }
 
-    /// Waits until `until`; a packet that comes long before it is one that the script does not expect.
+    /// Waits until `until`. A packet that arrives earlier than the tolerance allows is unexpected, and fails
+    /// the run.
     fn wait_until(&mut self, until: Duration) -> StepResult {
         while self.receive(until)? {}
         self.check_finished_calls()?;
@@ -143,7 +147,7 @@ impl Runner<'_> {
         Err(format!("the stack sent a packet that is not expected: >{text}"))
     }
 
-    /// Waits for one segment until `until`; whether one came.
+    /// Waits until `until` for a segment and stores it. Returns whether one arrived.
     fn receive(&mut self, until: Duration) -> Result<bool, String> {
         let (local, remote) = addresses(self.target.ip);
         while let Some(sent) = self.backend.wait(until) {
@@ -159,7 +163,7 @@ impl Runner<'_> {
         Ok(false)
     }
 
-    /// A segment of the stack, with its flow's number, in the script's numbers.
+    /// Formats a segment of the stack in script numbers, with the number of its flow.
     fn actual_text(&self, segment: &WireSegment) -> String {
         match self.flows.iter().find(|(_, flow)| flow.matches(segment)) {
             Some((number, flow)) => {
@@ -231,7 +235,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Names of the fields in which a segment is not as expected.
+    /// Returns the names of the fields in which a segment differs from the expected one.
     fn compare(
         &self,
         flow: &Flow,
@@ -314,7 +318,7 @@ impl Runner<'_> {
         self.check_returned(call, &returned)
     }
 
-    /// The descriptor that the call makes and the bytes that it sends.
+    /// Returns the descriptor that the call creates and the bytes that it sends.
     fn prepare(&mut self, call: &Call) -> (Option<Fd>, Vec<u8>) {
         if let Op::Connect { .. } = call.op {
             self.flows.values_mut().for_each(Flow::expect_new_connection);
@@ -339,7 +343,7 @@ impl Runner<'_> {
         self.backend.call_blocking(ticket, &call.op, new_fd, &data);
     }
 
-    /// Checks the blocking calls that returned.
+    /// Checks all blocking calls that have returned.
     fn check_finished_calls(&mut self) -> StepResult {
         while let Some(done) = self.backend.take_finished_call() {
             let Some(index) = self.pending.iter().position(|p| p.call_id == done.call_id) else { continue };
@@ -364,7 +368,7 @@ impl Runner<'_> {
     fn check_returned(&mut self, call: &Call, returned: &CallResult) -> StepResult {
         let expect = call.expect;
         let fits = expect.value.is_none_or(|v| match call.op {
-            // The number of a new descriptor is the script's own.
+            // The script assigns the number of a new descriptor.
             Op::Socket | Op::Accept { .. } if v >= 0 => returned.value >= 0,
             _ => v == returned.value && (v != -1 || expect.errno == returned.errno),
         });
@@ -384,7 +388,7 @@ impl Runner<'_> {
         self.check_detail(call, returned)
     }
 
-    /// What came back beside the return value.
+    /// Checks values that the call returned through pointers, and updates stream offsets.
     fn check_detail(&mut self, call: &Call, returned: &CallResult) -> StepResult {
         let done = u64::try_from(returned.value).unwrap_or(0);
         match &call.op {
@@ -441,7 +445,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// After the last event: nothing more may come, and every call must have returned.
+    /// After the last event: no further packet may arrive, and every blocking call must have returned.
     fn finish(&mut self) -> StepResult {
         let mut until = self.backend.now() + self.backend.settle_time();
         for pending in &self.pending {
@@ -460,7 +464,9 @@ impl Runner<'_> {
     }
 }
 
-/// PSH must be where the script has it (RFC 9293 §3.9.1.2: on the last segment of a send). The kernel may have it on other segments with data or FIN, too.
+/// Whether the flags match. PSH must be set where the script has it (RFC 9293 §3.9.1.2: on the last segment
+/// of a send). With `may_push`, PSH may be set additionally: the kernel sets it on further segments with data
+/// or FIN.
 fn flags_match(expected: Flags, actual: Flags, may_push: bool) -> bool {
     expected == actual || may_push && expected.with(Flags::PSH) == actual
 }

@@ -1,14 +1,14 @@
-//! Reads a script character by character and knows the line for error messages.
+//! A scanner over the text of a script that tracks the line number for error messages.
 
 use core::fmt;
 use core::time::Duration;
 
-/// A script that cannot be parsed.
+/// A syntax error in a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseError {
     /// Line, from 1.
     pub line: u32,
-    /// What is wrong.
+    /// Description of the error.
     pub message: String,
 }
 
@@ -30,22 +30,22 @@ pub struct Scanner<'a> {
 }
 
 impl<'a> Scanner<'a> {
-    /// Starts at the beginning of `text`, which is line 1.
+    /// Creates a scanner at the beginning of `text`, which is line 1.
     pub fn new(text: &'a str) -> Self {
         Self { rest: text, line: 1 }
     }
 
-    /// The current line, from 1.
+    /// Returns the current line, from 1.
     pub fn line(&self) -> u32 {
         self.line
     }
 
-    /// An error at the current line.
+    /// Returns an error at the current line.
     pub fn error<T>(&self, message: impl Into<String>) -> ParseResult<T> {
         Err(ParseError { line: self.line, message: message.into() })
     }
 
-    /// An error that names what was expected and what is there.
+    /// Returns an error that names the expected and the found text.
     pub fn expected<T>(&self, what: &str) -> ParseResult<T> {
         let found: String = self.rest.chars().take_while(|c| *c != '\n').take(30).collect();
         let found = if self.rest.is_empty() { "the end of the file".into() } else { format!("`{found}`") };
@@ -58,7 +58,7 @@ impl<'a> Scanner<'a> {
         self.rest = rest;
     }
 
-    /// Skips white space and comments, also across lines.
+    /// Skips white space and comments, including line breaks.
     pub fn skip_space(&mut self) {
         loop {
             let space = self.rest.len() - self.rest.trim_start().len();
@@ -73,36 +73,36 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Nothing but space and comments is left.
+    /// Whether only white space and comments remain.
     pub fn at_end(&mut self) -> bool {
         self.skip_space();
         self.rest.is_empty()
     }
 
-    /// The next character after space, without taking it.
+    /// Returns the next character after white space, without consuming it.
     pub fn peek(&mut self) -> Option<char> {
         self.skip_space();
         self.rest.chars().next()
     }
 
-    /// The next character without skipping space.
+    /// Returns the next character without skipping white space.
     pub fn peek_here(&self) -> Option<char> {
         self.rest.chars().next()
     }
 
-    /// Whether `text` comes next after space.
+    /// Whether `text` follows after white space.
     pub fn looking_at(&mut self, text: &str) -> bool {
         self.skip_space();
         self.rest.starts_with(text)
     }
 
-    /// Takes `text` if it comes next after space.
+    /// Consumes `text` if it follows after white space.
     pub fn take(&mut self, text: &str) -> bool {
         self.skip_space();
         self.take_here(text)
     }
 
-    /// Takes `text` if it comes next without space.
+    /// Consumes `text` if it follows immediately.
     pub fn take_here(&mut self, text: &str) -> bool {
         let found = self.rest.starts_with(text);
         if found {
@@ -111,12 +111,15 @@ impl<'a> Scanner<'a> {
         found
     }
 
-    /// Takes `text` or fails.
+    /// Consumes `text`.
+    ///
+    /// # Errors
+    /// If other text follows.
     pub fn expect(&mut self, text: &str) -> ParseResult<()> {
         if self.take(text) { Ok(()) } else { self.expected(&format!("`{text}`")) }
     }
 
-    /// Takes `word` if it comes next as a whole word.
+    /// Consumes `word` if it follows as a whole word.
     pub fn take_word(&mut self, word: &str) -> bool {
         self.skip_space();
         let follows = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -127,7 +130,7 @@ impl<'a> Scanner<'a> {
         found
     }
 
-    /// Characters for which `wanted` holds, after space; may be empty.
+    /// Consumes the characters for which `wanted` holds, after white space. The result may be empty.
     pub fn take_while(&mut self, wanted: impl Fn(char) -> bool) -> &'a str {
         self.skip_space();
         let end = self.rest.find(|c| !wanted(c)).unwrap_or(self.rest.len());
@@ -136,7 +139,10 @@ impl<'a> Scanner<'a> {
         taken
     }
 
-    /// Everything up to `end`, which is taken too.
+    /// Consumes and returns everything up to `end`, and consumes `end`.
+    ///
+    /// # Errors
+    /// If `end` does not occur.
     pub fn take_until(&mut self, end: &str) -> ParseResult<&'a str> {
         let Some(at) = self.rest.find(end) else { return self.error(format!("`{end}` is missing")) };
         let taken = &self.rest[..at];
@@ -144,7 +150,10 @@ impl<'a> Scanner<'a> {
         Ok(taken)
     }
 
-    /// A name: letters, digits, underscores.
+    /// Consumes a name: letters, digits and underscores.
+    ///
+    /// # Errors
+    /// If no name follows.
     pub fn identifier(&mut self) -> ParseResult<&'a str> {
         match self.peek() {
             Some(c) if c.is_ascii_alphabetic() || c == '_' => {
@@ -154,12 +163,15 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Whether a digit comes next.
+    /// Whether a digit follows after white space.
     pub fn at_digit(&mut self) -> bool {
         self.peek().is_some_and(|c| c.is_ascii_digit())
     }
 
-    /// An unsigned number, decimal or `0x…`.
+    /// Consumes an unsigned number, decimal or `0x…`.
+    ///
+    /// # Errors
+    /// If no number follows.
     pub fn number(&mut self) -> ParseResult<u64> {
         if !self.at_digit() {
             return self.expected("a number");
@@ -171,13 +183,19 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// An unsigned number no larger than `T` holds.
+    /// Consumes an unsigned number that fits `T`.
+    ///
+    /// # Errors
+    /// If no number follows or it is too large.
     pub fn number_as<T: TryFrom<u64>>(&mut self) -> ParseResult<T> {
         let value = self.number()?;
         T::try_from(value).or_else(|_| self.error(format!("{value} is too large")))
     }
 
-    /// Seconds with up to nine decimal places.
+    /// Consumes a time in seconds with up to nine decimal places.
+    ///
+    /// # Errors
+    /// If no time follows, or it is out of range.
     pub fn seconds(&mut self) -> ParseResult<Duration> {
         self.skip_space();
         // `0...` is a range that starts at 0, so a dot belongs to the number only if a digit follows it.
@@ -204,7 +222,7 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// A decimal or `0x` number.
+/// Parses a decimal or `0x` number.
 pub fn parse_number(text: &str) -> Option<u64> {
     match text.strip_prefix("0x") {
         Some(hex) => u64::from_str_radix(hex, 16).ok(),

@@ -1,6 +1,6 @@
-//! IP packets as bytes: builds what a script injects and takes apart what the stack sends.
+//! Serializes the packets that a script injects and parses those that the stack sends.
 //!
-//! Deliberately independent of the engine's own `wire` module: a mistake there must not be mirrored here.
+//! This module is independent of the engine's own `wire` module, so that an error there is not mirrored here.
 
 use super::ast::{Ecn, Flags, IcmpKind, IpVersion, TcpOpt, TsValue};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,7 +9,7 @@ const TCP: u8 = 6;
 const ICMPV4: u8 = 1;
 const ICMPV6: u8 = 58;
 
-/// Our address, and the one that the scripts play.
+/// Returns the stack's address and the remote address, which the script plays.
 pub fn addresses(ip: IpVersion) -> (IpAddr, IpAddr) {
     match ip {
         IpVersion::V4 => (Ipv4Addr::new(192, 0, 2, 1).into(), Ipv4Addr::new(192, 0, 2, 2).into()),
@@ -20,7 +20,7 @@ pub fn addresses(ip: IpVersion) -> (IpAddr, IpAddr) {
     }
 }
 
-/// A segment with the numbers that are on the wire.
+/// A TCP segment with the numbers on the wire.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WireSegment {
     /// ECN field.
@@ -33,11 +33,11 @@ pub struct WireSegment {
     pub dst_port: u16,
     /// Sequence number.
     pub seq: u32,
-    /// Acknowledgement number, also without flag ACK.
+    /// Acknowledgement number, even without flag ACK.
     pub ack: u32,
     /// Flags.
     pub flags: Flags,
-    /// Window as in the header.
+    /// Window field of the header.
     pub window: u16,
     /// Urgent pointer.
     pub urgent: u16,
@@ -47,35 +47,35 @@ pub struct WireSegment {
     pub payload: Vec<u8>,
 }
 
-/// How a packet is spoilt on purpose.
+/// Deliberate corruption of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Corruption {
-    /// Wrong checksum.
+    /// Makes the checksum wrong.
     pub checksum: bool,
-    /// This data offset instead of the right one.
+    /// Overrides the data offset.
     pub data_offset: Option<u8>,
 }
 
-/// An ICMP error with the numbers that are on the wire.
+/// An ICMP error with the numbers on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireIcmp {
-    /// What it says.
+    /// Type and code.
     pub kind: IcmpKind,
     /// Next-hop MTU.
     pub mtu: u32,
-    /// Our port.
+    /// Port of the stack.
     pub local_port: u16,
-    /// Their port.
+    /// Port of the remote side.
     pub remote_port: u16,
     /// Sequence number of the quoted segment.
     pub seq: u32,
     /// Flags of the quoted segment.
     pub flags: Flags,
-    /// Payload bytes of the quoted segment.
+    /// Payload length of the quoted segment in bytes.
     pub len: u16,
-    /// Hop limit of the message.
+    /// TTL or hop limit of the ICMP packet.
     pub ttl: u8,
-    /// Hop limit of the quoted segment.
+    /// TTL or hop limit of the quoted segment.
     pub quoted_ttl: u8,
 }
 
@@ -94,7 +94,8 @@ fn address_bytes(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Sum of transport bytes and the pseudo-header; 0xffff if the checksum in it is right.
+/// Returns the sum of the transport bytes and the pseudo-header; 0xffff if the checksum in the bytes is
+/// correct.
 fn transport_sum(src: IpAddr, dst: IpAddr, protocol: u8, bytes: &[u8]) -> u16 {
     let mut pseudo = address_bytes(src);
     pseudo.extend(address_bytes(dst));
@@ -171,7 +172,7 @@ fn option_bytes(option: &TcpOpt, out: &mut Vec<u8>) {
 }
 
 impl WireSegment {
-    /// The IP packet from `src` to `dst`. Options are padded with zeros to a multiple of four bytes.
+    /// Returns the IP packet from `src` to `dst`. Options are padded with zeros to a multiple of four bytes.
     pub fn to_bytes(&self, src: IpAddr, dst: IpAddr, spoil: Corruption) -> Vec<u8> {
         let mut options = Vec::new();
         self.options.iter().for_each(|o| option_bytes(o, &mut options));
@@ -196,7 +197,11 @@ impl WireSegment {
         ip_packet(src, dst, TCP, self.ecn, self.ttl, &tcp)
     }
 
-    /// Takes apart a packet from `src` to `dst`. `Ok(None)` if it is none of TCP between the two; an error says what is malformed.
+    /// Parses a packet from `src` to `dst`. Returns `Ok(None)` if it is not a TCP packet between the two
+    /// addresses.
+    ///
+    /// # Errors
+    /// A description of the malformed field.
     pub fn from_bytes(packet: &[u8], src: IpAddr, dst: IpAddr) -> Result<Option<Self>, String> {
         let Some((protocol, ecn, ttl, header_len)) = ip_header(packet, src, dst)? else { return Ok(None) };
         if protocol != TCP {
@@ -237,7 +242,7 @@ impl WireSegment {
     }
 }
 
-/// Protocol, ECN bits, TTL and header length, if the packet goes from `src` to `dst`.
+/// Returns protocol, ECN bits, TTL and header length, if the packet goes from `src` to `dst`.
 fn ip_header(packet: &[u8], src: IpAddr, dst: IpAddr) -> Result<Option<(u8, u8, u8, usize)>, String> {
     let between = |from: usize, len: usize| {
         packet.len() >= from + 2 * len
@@ -306,7 +311,7 @@ fn parse_options(mut bytes: &[u8]) -> Vec<TcpOpt> {
 }
 
 impl WireIcmp {
-    /// The error packet, sent by `remote` about a segment from `local` to `remote`.
+    /// Returns the ICMP packet that `remote` sends about a segment from `local` to `remote`.
     pub fn to_bytes(self, local: IpAddr, remote: IpAddr) -> Vec<u8> {
         let quoted = WireSegment {
             ecn: Ecn::NotEct,
@@ -323,7 +328,8 @@ impl WireIcmp {
         };
         let mut quote = quoted.to_bytes(local, remote, Corruption::default());
         let v4 = local.is_ipv4();
-        // RFC 792 asks for the header and 8 bytes, RFC 1812 and 4443 for more: the whole TCP header is what routers send today.
+        // RFC 792 requires the header and 8 bytes, RFC 1812 and 4443 more; routers quote the whole TCP header
+        // today.
         quote.truncate(if v4 { 40 } else { 60 });
         let (kind, code) = if v4 { icmpv4_type(self.kind) } else { icmpv6_type(self.kind) };
         let mut body = vec![kind, code, 0, 0];

@@ -1,4 +1,4 @@
-//! A host of the simulation: a stack, a device in memory, and the simplest application.
+//! A host of the simulation: a stack, a device in memory, and a minimal application.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use ginnel_stack::device::{BURST_FRAMES_MAX, Capabilities, RxBurst, RxFrame, TxMeta, TxQueue};
@@ -12,44 +12,44 @@ use ginnel_stack::wire::MacAddr;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// How a host is made.
+/// Configuration of a host.
 #[derive(Clone, Debug, Default)]
 pub struct HostConfig {
-    /// Its stack.
+    /// Configuration of the stack.
     pub stack: StackConfig,
-    /// MTU of its device in bytes; 0 means 1,500.
+    /// MTU of the device in bytes; 0 means 1,500.
     pub mtu: usize,
-    /// Data stay unread until the test reads them with [`Host::read`].
+    /// Leaves received data unread until the test calls [`Host::read`].
     pub defer_reads: bool,
-    /// It obeys router advertisements.
+    /// Accepts router advertisements.
     pub accept_ra: bool,
-    /// Neighbours that it need not look for.
+    /// Static neighbour entries.
     pub static_neighbours: Vec<(IpAddr, MacAddr)>,
 }
 
 /// What a connection received and how it ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConnRecord {
-    /// The bytes, in order.
+    /// The received bytes, in order.
     pub bytes: Vec<u8>,
-    /// The handshake succeeded.
+    /// Whether the handshake succeeded.
     pub connected: bool,
-    /// FIN came.
+    /// Whether FIN was received.
     pub peer_closed: bool,
-    /// The end.
+    /// Reason of the end, once the connection has ended.
     pub closed: Option<CloseReason>,
-    /// Acknowledged bytes reported.
+    /// Number of bytes that [`Event::Acked`] reported.
     pub acked: u64,
 }
 
-/// Frames that the stack sent, until the simulation takes them.
+/// Frames that the stack has sent and the simulation has not taken.
 #[derive(Clone, Default)]
 pub(crate) struct FrameQueue(Arc<Mutex<QueuedFrames>>);
 
 #[derive(Default)]
 struct QueuedFrames {
     frames: Vec<Vec<u8>>,
-    /// So many it takes at the most.
+    /// Maximum number of frames in the queue; `None` is unlimited.
     capacity: Option<usize>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct FrameQueueTx {
 }
 
 impl FrameQueue {
-    /// The frames sent since the last call.
+    /// Returns the frames sent since the last call.
     pub fn take(&self) -> Vec<Vec<u8>> {
         core::mem::take(&mut self.queue().frames)
     }
@@ -71,7 +71,7 @@ impl FrameQueue {
 }
 
 impl FrameQueueTx {
-    /// A device without offloads.
+    /// Creates the transmit queue of a device without offloads.
     pub fn new(queue: FrameQueue, mac: [u8; 6], mtu: usize) -> Self {
         let capabilities =
             Capabilities { mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false, labels: false };
@@ -90,7 +90,7 @@ impl TxQueue for FrameQueueTx {
             return None;
         }
         drop(queue);
-        // What a device lends is never clean.
+        // A device's buffer contains arbitrary old bytes.
         self.buffer.clear();
         self.buffer.resize(len, 0xa5);
         Some(&mut self.buffer)
@@ -106,27 +106,27 @@ impl TxQueue for FrameQueueTx {
 
 /// A host.
 pub struct Host {
-    /// Its stack.
+    /// The stack.
     pub stack: Stack,
-    /// Its port.
+    /// The port of the stack's device.
     pub port: PortId,
-    /// Its IPv4 address.
+    /// The IPv4 address.
     pub v4: Ipv4Addr,
-    /// Its IPv6 address.
+    /// The IPv6 address.
     pub v6: Ipv6Addr,
     /// All events, in order.
     pub events: Vec<Event>,
-    /// Connections that were accepted, in order.
+    /// Accepted connections, in order.
     pub accepted: Vec<Conn>,
-    /// What each connection received.
+    /// State of each connection.
     pub received: BTreeMap<Conn, ConnRecord>,
-    /// Bytes to be sent as room comes.
+    /// Bytes that wait for send space: the bytes, the number already sent, and whether FIN follows.
     sending: BTreeMap<Conn, (Vec<u8>, usize, bool)>,
-    /// Data stay unread.
+    /// Leaves received data unread.
     pub defer_reads: bool,
-    /// Connections are left in the accept queue.
+    /// Leaves connections in the accept queue.
     pub defer_accepts: bool,
-    /// Closes when the peer does.
+    /// Closes a connection when the peer closes.
     pub close_on_peer_close: bool,
     sent_frames: FrameQueue,
 }
@@ -171,18 +171,24 @@ impl Host {
         }
     }
 
-    /// From now on the device takes so many frames in a turn at the most, or any number.
+    /// Limits the number of frames that the device takes per turn; `None` removes the limit.
     pub fn set_device_capacity(&mut self, frames: Option<usize>) {
         self.sent_frames.queue().capacity = frames;
     }
 
     /// Listens on all IPv4 addresses.
+    ///
+    /// # Panics
+    /// If the port is in use.
     pub fn listen(&mut self, port: u16) -> Listener {
         let addr = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
         self.stack.listen(addr, ListenOptions::default()).expect("the port is free")
     }
 
     /// Opens a connection.
+    ///
+    /// # Panics
+    /// If the stack refuses the connection.
     pub fn connect(&mut self, now: Instant, remote: SocketAddr) -> Conn {
         let conn = self.stack.connect(now, remote, &ConnectOptions::default()).expect("there is a route");
         self.received.insert(conn, ConnRecord::default());
@@ -190,7 +196,7 @@ impl Host {
         conn
     }
 
-    /// Sends bytes as room comes, then closes the write side if asked to.
+    /// Sends bytes as send space becomes available, then closes the write side if `then_fin` is set.
     pub fn send_all(&mut self, now: Instant, conn: Conn, bytes: Vec<u8>, then_fin: bool) {
         self.sending.insert(conn, (bytes, 0, then_fin));
         self.send_queued(conn);
@@ -212,7 +218,7 @@ impl Host {
         }
     }
 
-    /// Reads up to `max` bytes.
+    /// Reads up to `max` bytes into the connection's record. Returns the number of bytes read.
     pub fn read(&mut self, conn: Conn, max: usize) -> usize {
         let mut buffer = vec![0; max];
         let n = self.stack.recv(conn, &mut buffer).unwrap_or(0);
@@ -220,7 +226,7 @@ impl Host {
         n
     }
 
-    /// One turn of the host.
+    /// Runs one turn with these received frames.
     pub(super) fn turn(&mut self, now: Instant, frames: &[Vec<u8>]) {
         for chunk in frames.chunks(BURST_FRAMES_MAX) {
             let mut burst = RxBurst::new();

@@ -5,28 +5,28 @@ use core::time::Duration;
 use ginnel_devices::random::Random;
 use ginnel_stack::time::Instant;
 
-/// What a link does to frames. Probabilities are between 0 and 1.
+/// Properties of a link. Probabilities are between 0 and 1.
 #[derive(Clone, Debug)]
 pub struct LinkModel {
     /// Propagation delay.
     pub delay: Duration,
-    /// Added at random, evenly distributed; frames may overtake each other.
+    /// Maximum additional delay, uniformly distributed; frames may overtake each other.
     pub jitter: Duration,
-    /// Bits per second; 0 is infinite.
+    /// Rate in bits per second; 0 is infinite.
     pub rate_bps: u64,
-    /// Bytes that may wait for the line; beyond it frames are dropped. Only with a rate.
+    /// Queue limit in bytes, above which frames are dropped. Without effect if the rate is infinite.
     pub queue_bytes: usize,
-    /// IP packets larger than this are dropped, and nobody is told.
+    /// IP packets above this size in bytes are dropped silently.
     pub mtu: usize,
-    /// Share of frames lost.
+    /// Probability that a frame is lost.
     pub loss: f64,
-    /// Share of frames delivered twice.
+    /// Probability that a frame is delivered twice.
     pub duplicate: f64,
-    /// Share of frames held back by `reorder_delay`.
+    /// Probability that a frame is delayed by `reorder_delay`.
     pub reorder: f64,
-    /// How long they are held back.
+    /// Delay of reordered frames.
     pub reorder_delay: Duration,
-    /// Share of frames with one flipped bit behind the Ethernet header.
+    /// Probability that one bit after the Ethernet header is flipped.
     pub corrupt: f64,
 }
 
@@ -47,18 +47,18 @@ impl Default for LinkModel {
     }
 }
 
-/// What a link did.
+/// Counters of a link direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkStats {
-    /// Frames put on it.
+    /// Frames sent.
     pub frames: u64,
-    /// Bytes put on it.
+    /// Bytes sent, including Ethernet headers.
     pub bytes: u64,
     /// Frames lost at random.
     pub lost: u64,
-    /// Frames dropped because they were too large.
+    /// Frames dropped because they exceed the MTU.
     pub oversized: u64,
-    /// Frames dropped because its queue was full.
+    /// Frames dropped because the queue was full.
     pub overflowed: u64,
     /// Frames with a flipped bit.
     pub corrupted: u64,
@@ -69,7 +69,7 @@ pub(super) struct Link {
     pub to: HostId,
     pub model: LinkModel,
     pub stats: LinkStats,
-    /// When the line is free again.
+    /// Time at which the last queued frame has been serialized.
     free_at: Instant,
 }
 
@@ -78,12 +78,12 @@ impl Link {
         Self { from, to, model, stats: LinkStats::default(), free_at: Instant::ZERO }
     }
 
-    /// When and in what condition a frame arrives: not at all, once or twice.
+    /// Returns the arrival time and content of each delivered copy of a frame: none, one or two.
     pub fn send(&mut self, now: Instant, frame: &[u8], rng: &mut Random) -> Vec<(Instant, Vec<u8>)> {
         let m = &self.model;
         self.stats.frames += 1;
         self.stats.bytes += frame.len() as u64;
-        // 14 bytes of Ethernet header.
+        // Length of the Ethernet header.
         if frame.len().saturating_sub(14) > m.mtu {
             self.stats.oversized += 1;
             return Vec::new();
@@ -96,7 +96,7 @@ impl Link {
                 self.stats.overflowed += 1;
                 return Vec::new();
             }
-            // 24 bytes of preamble, FCS and gap go with each frame.
+            // Preamble, FCS and inter-frame gap take 24 bytes per frame.
             let bits = (frame.len() as u64 + 24) * 8;
             leaves = start + Duration::from_nanos(bits * 1_000_000_000 / m.rate_bps);
             self.free_at = leaves;

@@ -1,6 +1,7 @@
-//! A simulated network: stacks as hosts, links with delay, rate and faults, and one clock that jumps from event to event.
+//! A simulated network: hosts with a stack each, links with delay, rate and faults, and a clock that jumps
+//! from event to event.
 //!
-//! Everything follows from the seed, so a run that fails can be repeated: it prints the command that does so, [`Sim::replay`].
+//! A run is a function of its seed. A test that fails prints the command that repeats it ([`Sim::replay`]).
 
 mod host;
 mod link;
@@ -17,10 +18,10 @@ use link::Link;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Names a host of a simulation.
+/// Index of a host in [`Sim::hosts`].
 pub type HostId = usize;
 
-/// A frame on its way.
+/// A frame in flight.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct InFlight {
     at: Instant,
@@ -29,34 +30,34 @@ struct InFlight {
     bytes: Vec<u8>,
 }
 
-/// Two hosts and a link between them, or more hosts pairwise linked.
+/// Two hosts with a link between them.
 pub struct Sim {
     /// The simulated time.
     pub now: Instant,
-    /// All hosts.
+    /// The hosts.
     pub hosts: Vec<Host>,
     links: Vec<Link>,
     in_flight: BinaryHeap<Reverse<InFlight>>,
     order: u64,
-    /// When the last step was.
+    /// Time of the last step.
     last_step: Instant,
     rng: Random,
     seed: u64,
-    /// Called with (time, sender, frame) for every frame that enters a link.
+    /// Called with time, sender and frame for every frame that enters a link.
     pub tap: Option<FrameTap>,
     checks: Vec<(HostId, Check)>,
 }
 
-/// Sees every frame that enters a link.
+/// Observer of all frames that enter a link.
 pub type FrameTap = Box<dyn FnMut(Instant, HostId, &[u8])>;
 
 impl Sim {
-    /// Hosts 0 and 1 with a link that loses nothing and takes 1 ms each way.
+    /// Creates hosts 0 and 1 with a lossless link of 1 ms delay each way.
     pub fn pair(seed: u64) -> Self {
         Self::pair_with(seed, HostConfig::default(), HostConfig::default(), LinkModel::default())
     }
 
-    /// Hosts 0 (10.0.0.1, fd00::1) and 1 (10.0.0.2, fd00::2) with a link between them.
+    /// Creates hosts 0 (10.0.0.1, fd00::1) and 1 (10.0.0.2, fd00::2) with a link between them.
     pub fn pair_with(seed: u64, a: HostConfig, b: HostConfig, model: LinkModel) -> Self {
         let now = Instant::from_millis(1_000_000);
         let hosts = vec![Host::new(1, &a, seed, now), Host::new(2, &b, seed ^ 0x5555, now)];
@@ -75,43 +76,44 @@ impl Sim {
         }
     }
 
-    /// The command that runs this seed of the test again. A test that fails prints it by itself.
+    /// Returns the command that repeats the running test with this seed. A test that fails prints the
+    /// command.
     pub fn replay(&self) -> String {
         replay(self.seed)
     }
 
-    /// Fails unless all that the host sends from now on is as `check` wants it.
+    /// Applies `check` to every frame that the host sends from now on; a violation panics.
     pub fn check_sent(&mut self, host: HostId, check: Check) {
         self.checks.push((host, check));
     }
 
-    /// Changes both directions of the link between the two hosts.
+    /// Changes the link model of both directions.
     pub fn set_link(&mut self, model: &LinkModel) {
         for link in &mut self.links {
             link.model = model.clone();
         }
     }
 
-    /// Changes the direction from `from`.
+    /// Changes the link model of the direction from `from`.
     pub fn set_link_from(&mut self, from: HostId, model: &LinkModel) {
         for link in self.links.iter_mut().filter(|l| l.from == from) {
             link.model = model.clone();
         }
     }
 
-    /// What the direction from `from` did.
+    /// Returns the counters of the direction from `from`.
     pub fn link_stats(&self, from: HostId) -> LinkStats {
         self.links.iter().find(|l| l.from == from).map(|l| l.stats).unwrap_or_default()
     }
 
-    /// Puts a hand-made frame on the way to `to`, to arrive now.
+    /// Delivers a frame to `to` at the current time, with the next step.
     pub fn inject(&mut self, to: HostId, bytes: Vec<u8>) {
         self.order += 1;
         self.in_flight.push(Reverse(InFlight { at: self.now, order: self.order, to, bytes }));
     }
 
-    /// Time jumps to the next event (a frame arrives, a timer is due), and everything due then happens.
-    /// Returns false, with the time at `until`, if nothing is left to happen before that.
+    /// Advances the time to the next event (a frame arrives or a timer expires) and processes everything that
+    /// is due. Returns false, with the time at `until`, if nothing is due before.
     pub fn step(&mut self, until: Instant) -> bool {
         let next_frame = self.in_flight.peek().map(|f| f.0.at);
         let next_timer = self.hosts.iter().filter_map(|h| h.stack.next_deadline()).min();
@@ -120,7 +122,8 @@ impl Sim {
             self.now = self.now.max(until);
             return false;
         };
-        // A deadline that has come already means another turn at once, but time must pass in the end.
+        // An expired deadline leads to another turn; the clock advances by at least 1 µs, so that the
+        // simulation ends.
         let soonest = if self.last_step == self.now { self.now + Duration::from_micros(1) } else { self.now };
         self.now = next.max(soonest);
         self.last_step = self.now;
@@ -137,13 +140,13 @@ impl Sim {
         true
     }
 
-    /// Runs for a time.
+    /// Runs the simulation for `time`.
     pub fn run(&mut self, time: Duration) {
         let until = self.now + time;
         while self.step(until) {}
     }
 
-    /// Runs until `done`, for `time` at the most. Returns whether it came true.
+    /// Runs until `done` returns true, for at most `time`. Returns the last result of `done`.
     pub fn run_until(&mut self, time: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let until = self.now + time;
         loop {
@@ -156,7 +159,7 @@ impl Sim {
         }
     }
 
-    /// Lets a host send what it has queued, and puts it on the link.
+    /// Takes the frames that a host has sent and puts them on its links.
     pub fn collect(&mut self, id: HostId) {
         let now = self.now;
         for frame in self.hosts[id].take_sent() {
@@ -185,7 +188,7 @@ impl Drop for Sim {
     }
 }
 
-/// The command that runs the test of this thread again with one seed.
+/// Returns the command that repeats the running test with `seed`.
 fn replay(seed: u64) -> String {
     let package = std::env::var("CARGO_PKG_NAME").unwrap_or_else(|_| env!("CARGO_PKG_NAME").into());
     let thread = std::thread::current();
@@ -201,7 +204,7 @@ fn replay(seed: u64) -> String {
     format!("GINNEL_SEED={seed} cargo test -p {package} {target} -- --exact {test}")
 }
 
-/// Seeds for a randomised test: `GINNEL_SEED` alone if it is set, otherwise `count` fixed ones.
+/// Returns the seeds of a randomized test: `GINNEL_SEED` alone if it is set, otherwise 1 to `count`.
 pub fn seeds(count: u64) -> Vec<u64> {
     match std::env::var("GINNEL_SEED").ok().and_then(|s| s.parse().ok()) {
         Some(seed) => vec![seed],
@@ -227,7 +230,7 @@ mod tests {
     #[should_panic(expected = "TCP expected, not ARP")]
     fn what_a_host_sends_is_watched() {
         let mut sim = Sim::pair(1);
-        // The other host may say what it likes.
+        // Host 1 may send anything.
         sim.check_sent(1, arp() | !arp());
         sim.check_sent(0, tcp());
         let (now, to) = (sim.now, core::net::SocketAddr::new(sim.hosts[1].v4.into(), 80));

@@ -1,4 +1,4 @@
-//! One case: a stack on a TAP device, the kernel on the other side, and what is to happen between them.
+//! A case: a stack on a TAP device, the kernel on the other side, and the connections between them.
 
 use crate::ginnel_end::{Describe, GinnelEnd, Role};
 use crate::kernel_end::KernelEnd;
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Port of whoever is the server.
+/// Port of the server.
 const PORT: u16 = 7000;
 /// Address family of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,50 +24,50 @@ pub enum Family {
     V6,
 }
 
-/// Who opens the connections.
+/// The side that opens the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
     Ginnel,
     Kernel,
 }
 
-/// A case. Everything it does follows from its values, but for the kernel's timing.
+/// A case. Its course depends only on its fields, except for the kernel's timing.
 #[derive(Clone)]
 pub struct Case {
-    /// Names it in reports; its seed is made from it.
+    /// Name in reports; the seed is derived from it.
     pub name: String,
     pub family: Family,
     pub mtu: usize,
-    /// Two routers are between Ginnel and the kernel's host, and the link between the routers has this smaller MTU.
+    /// MTU of the link between two routers, which are between Ginnel and the kernel's host.
     pub narrow: Option<u32>,
     pub client: Client,
     pub ginnel: Plan,
     pub kernel: Plan,
-    /// How connections end for Ginnel and for the kernel.
+    /// Expected end of connections at Ginnel and at the kernel.
     pub ends: (Ended, Ended),
     pub count: usize,
     pub parallel: usize,
     /// Ginnel sends nothing before all connections are open.
     pub all_open: bool,
-    /// Somebody listens where the client connects to.
+    /// Whether the server listens.
     pub listens: bool,
-    /// What the link does. Empty is a perfect link without any layer between.
+    /// Link specification of the faults; empty for no fault layer.
     pub link: &'static str,
-    /// Checksums and segmentation are left to the device.
+    /// Whether the device has checksum and segmentation offloads.
     pub offload: bool,
-    /// Writes a capture, which stays if the case fails.
+    /// Whether to write a capture, which is kept if the case fails.
     pub capture: bool,
-    /// The kernel's congestion control. Not what the machine has by default, so that all machines are alike.
+    /// The kernel's congestion control, set explicitly so that all machines behave alike.
     pub congestion: &'static str,
-    /// Settings of the kernel.
+    /// Sysctls of the kernel.
     pub sysctls: Vec<(&'static str, &'static str)>,
-    /// Settings of the stack.
+    /// Changes to the configuration of the stack.
     pub config: fn(&mut Config),
     /// Options of Ginnel's sockets.
     pub options: SocketOptions,
-    /// What both ends must say about themselves.
+    /// Additional check of the outcomes of Ginnel and the kernel.
     pub check: fn(&Outcome, &Outcome) -> Result<(), String>,
-    /// The case fails if it is not over by then.
+    /// Time limit of the case.
     pub limit: Duration,
 }
 
@@ -99,7 +99,7 @@ impl Default for Case {
     }
 }
 
-/// What a case that succeeded reports.
+/// Report of a case that passed.
 pub struct CaseReport {
     pub ginnel: Vec<Outcome>,
     pub kernel: Vec<Outcome>,
@@ -108,7 +108,7 @@ pub struct CaseReport {
 }
 
 impl Case {
-    /// The seed of the stack and of the faults: the same in each run unless `GINNEL_SEED` says otherwise.
+    /// Returns the seed of the stack and of the faults: derived from the name unless `GINNEL_SEED` is set.
     pub fn seed(&self) -> u64 {
         static GIVEN: OnceLock<Option<u64>> = OnceLock::new();
         let given = GIVEN.get_or_init(|| std::env::var("GINNEL_SEED").ok()?.parse().ok());
@@ -117,17 +117,17 @@ impl Case {
         given.unwrap_or_else(|| self.name.bytes().fold(0xcbf2_9ce4_8422_2325, hash))
     }
 
-    /// A folder for the capture alone.
+    /// Returns the directory of the capture.
     pub fn capture_folder(&self) -> PathBuf {
         let name: String =
             self.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("interop").join(name)
     }
 
-    /// Runs it.
+    /// Runs the case.
     ///
     /// # Errors
-    /// Everything known about what went wrong.
+    /// A description of the failure and of the connections.
     pub fn run(&self) -> Result<CaseReport, String> {
         let start = Instant::now();
         let mut run = RunningCase::start(self).map_err(|e| format!("{}: setting up: {e}", self.name))?;
@@ -138,7 +138,7 @@ impl Case {
         let stopped = run.stop();
         match result.and(stopped) {
             Ok(()) => {
-                // There is none if the case was to do without.
+                // The directory is missing if the case writes no capture.
                 let _ = std::fs::remove_dir_all(self.capture_folder());
                 Ok(CaseReport { ginnel, kernel, took: start.elapsed(), frames_lost })
             }
@@ -171,7 +171,7 @@ impl std::fmt::Debug for Case {
     }
 }
 
-/// A case under way.
+/// A running case.
 struct RunningCase<'a> {
     case: &'a Case,
     network: Network,
@@ -210,7 +210,7 @@ impl<'a> RunningCase<'a> {
         Ok(Self { case, network, kernel_end, node, from_ginnel, from_kernel, ginnel, kernel })
     }
 
-    /// Until every connection has ended at both ends.
+    /// Waits until every connection has ended at both ends.
     fn wait(&mut self, start: Instant) -> Result<(), String> {
         let case = self.case;
         let (ginnel, kernel) = (Client::Ginnel, Client::Kernel);
@@ -218,7 +218,7 @@ impl<'a> RunningCase<'a> {
             (&mut self.ginnel, &self.from_ginnel, ginnel, "Ginnel"),
             (&mut self.kernel, &self.from_kernel, kernel, "the kernel"),
         ] {
-            // A server that does not exist sees no connections.
+            // A server that does not listen sees no connections.
             let count = if case.listens || case.client == client { case.count } else { 0 };
             while outcomes.len() < count {
                 let left = case.limit.saturating_sub(start.elapsed());
@@ -235,7 +235,7 @@ impl<'a> RunningCase<'a> {
         Ok(())
     }
 
-    /// Compares what happened with what was to happen.
+    /// Compares the outcomes with the plans.
     fn judge(&self) -> Result<(), String> {
         let (request, response) = (Stream::Request, Stream::Response);
         let (to_ginnel, to_kernel) =
@@ -255,7 +255,7 @@ impl<'a> RunningCase<'a> {
         }
     }
 
-    /// Everything there is to know, for a report about a failure.
+    /// Describes both ends for a failure report.
     fn describe(&self) -> String {
         let mut text = String::new();
         let (reply, description) = channel();

@@ -1,4 +1,4 @@
-//! ICMP echo and UDP: small, fragmented and as large as they get, and what is said about ports that nobody has.
+//! ICMP echo and UDP: small, fragmented and maximum-size datagrams, and ICMP errors for closed ports.
 
 use crate::case::{Case, Family};
 use crate::network::{Network, Node};
@@ -17,16 +17,17 @@ use std::time::Duration;
 
 const PORT: u16 = 7000;
 const CLOSED_PORT: u16 = 7001;
-/// How long an answer may take. Only a lost one takes that long.
+/// Time-out of a receive; only a lost answer takes this long.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Payloads that fit, fill a packet of MTU 1,500, just do not (in IPv4 and IPv6), and make many fragments.
+/// Payload sizes that are small, fill a packet of MTU 1,500, just exceed it (in IPv4 and IPv6), and need many
+/// fragments.
 const SIZES: [usize; 10] = [0, 1, 56, 1452, 1453, 1472, 1473, 2960, 8000, 65_000];
 
-/// What Ginnel does with datagrams.
+/// Behaviour of Ginnel's UDP socket.
 enum UdpRole {
-    /// Sends each back.
+    /// Echoes each datagram.
     Echo,
-    /// Sends one of each size, and reports what comes back.
+    /// Sends a datagram of each size, and reports the answers.
     Query { remote: SocketAddr, report: Sender<Result<Vec<u8>, UdpError>> },
 }
 
@@ -68,7 +69,8 @@ impl Handler for Datagrams {
     }
 }
 
-/// The same with the networks that matter: both families, with and without offloads, and reordering, which fragments must survive.
+/// Runs `check` on networks of both families, with and without offloads, and with reordering, which fragments
+/// must survive.
 fn on_all_networks(test: &str, check: fn(&Case) -> Result<(), String>) {
     let mut cases = Vec::new();
     for family in [Family::V4, Family::V6] {
@@ -86,7 +88,7 @@ fn on_all_networks(test: &str, check: fn(&Case) -> Result<(), String>) {
     suite::check(test, 4, cases, check);
 }
 
-/// A case's network with a stack that treats datagrams so.
+/// Runs `work` on the network of a case, with a stack whose UDP socket has this role.
 fn with_node(
     case: &Case,
     role: impl FnOnce(&Network) -> UdpRole,
@@ -99,7 +101,7 @@ fn with_node(
     node.stop().and(result)
 }
 
-/// A UDP socket of the kernel.
+/// Opens a UDP socket of the kernel.
 fn kernel_socket(network: &Network, port: u16) -> Result<UdpSocket, String> {
     let bind = || {
         let socket = UdpSocket::bind(SocketAddr::new(network.kernel, port))?;
@@ -113,8 +115,8 @@ fn context<T>(what: impl std::fmt::Display, result: io::Result<T>) -> Result<T, 
     result.map_err(|e| format!("{what}: {e}"))
 }
 
-/// Receives with a socket that has a time-out. Linux ends such a call with EINTR when the machine or the process was halted for a
-/// while (signal(7)), though no signal was handled.
+/// Repeats a receive with a time-out that Linux interrupted: it returns EINTR when the machine or the process
+/// was stopped (signal(7)), although no signal was handled.
 fn received<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match receive() {
@@ -137,7 +139,7 @@ fn ginnel_answers_datagrams_of_every_size() {
                 for size in SIZES {
                     let sent = Stream::Request.piece(size as u64, size as u64);
                     context(format_args!("sending {size} bytes"), socket.send(sent))?;
-                    // A link that duplicates brings answers to earlier questions again.
+                    // A link that duplicates may deliver answers to earlier datagrams again.
                     loop {
                         let got = received(|| socket.recv(&mut buffer));
                         let got = context(format_args!("answer to {size} bytes"), got)?;
@@ -178,7 +180,7 @@ fn the_kernel_answers_datagrams_of_every_size() {
     });
 }
 
-/// The kernel's side sends back what comes.
+/// Echoes datagrams on the kernel's side until `done` is set.
 fn echo(socket: &UdpSocket, done: &AtomicBool) {
     socket.set_read_timeout(Some(Duration::from_millis(20))).expect("a time-out");
     let mut buffer = vec![0; 1 << 16];
@@ -189,7 +191,7 @@ fn echo(socket: &UdpSocket, done: &AtomicBool) {
     }
 }
 
-/// Until there was an answer of each size.
+/// Waits for an answer of each size.
 fn answers(reports: &Receiver<Result<Vec<u8>, UdpError>>) -> Result<(), String> {
     let mut missing = SIZES.to_vec();
     while !missing.is_empty() {
@@ -240,7 +242,8 @@ fn ginnel_learns_that_nobody_has_a_port() {
     });
 }
 
-/// A socket of the kernel for echo requests: it gives them its identifier and a checksum, and takes the replies.
+/// Opens a ping socket of the kernel, which adds identifier and checksum to echo requests and receives the
+/// replies.
 fn ping_socket(network: &Network, family: Family) -> io::Result<OwnedFd> {
     let (family, protocol) = match family {
         Family::V4 => (AddressFamily::INET, ipproto::ICMP),
@@ -281,7 +284,7 @@ fn ginnel_answers_echo_requests_of_every_size() {
                             Ok(rustix::net::recv(&socket, &mut buffer[..], RecvFlags::empty())?.0)
                         });
                         let got = context(format_args!("reply to {size} bytes"), got)?;
-                        // A link that duplicates brings earlier replies again.
+                        // A link that duplicates may deliver earlier replies again.
                         if got >= 8 && buffer[7] == sequence as u8 {
                             if buffer[0] != reply || buffer[8..got] != message[8..] {
                                 return Err(format!("another reply to {size} bytes"));

@@ -1,4 +1,5 @@
-//! Somebody deletes a TAP interface under a running shard. From then on its descriptor is readable and gives an error, without end.
+//! A TAP interface is deleted under a running shard. Its descriptor is then permanently readable and returns
+//! an error.
 
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig};
@@ -11,7 +12,7 @@ use std::net::TcpStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
-/// Waits, and says when it began to.
+/// An idle application that reports its start.
 struct Idle(Sender<()>);
 
 impl Handler for Idle {
@@ -24,10 +25,10 @@ impl Handler for Idle {
     }
 }
 
-/// What a shard came to: its result, its counters and the processor time of its thread.
+/// Result of a shard: return value, counters, and CPU time of its thread.
 type Ended = (Result<(), Error>, ShardStats, Duration);
 
-/// Starts a shard with these TAP devices, in the namespace.
+/// Starts a shard with these TAP devices in the namespace.
 fn start(
     namespace: &Namespace,
     devices: &[&str],
@@ -77,7 +78,7 @@ fn a_shard_with_another_device_goes_on_without_spinning() {
     started.recv().expect("it starts");
     namespace.ip("link del lost1").expect("the interface is there");
     thread::sleep(Duration::from_secs(2));
-    // It still answers.
+    // The shard still answers.
     namespace.ip("address add 10.77.1.2/24 dev kept1").expect("an address");
     let port = "10.77.1.1:9".parse().expect("an address");
     let refused = namespace.run(|| TcpStream::connect_timeout(&port, Duration::from_secs(10)));
@@ -86,6 +87,6 @@ fn a_shard_with_another_device_goes_on_without_spinning() {
     let (result, stats, used) = thread.join().expect("no panic");
     result.expect("a device is left");
     assert_eq!(stats.devices_lost, 1);
-    // While it spun, two seconds of it.
+    // A spinning shard would use the two seconds.
     assert!(used < Duration::from_millis(500), "{used:?} of processor time: {stats:?}");
 }

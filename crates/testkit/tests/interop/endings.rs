@@ -1,4 +1,4 @@
-//! How connections end: half-close, resets from either side, refusals.
+//! Ends of connections: half-close, resets from either side, refusals.
 
 use crate::case::{Case, Client, Family};
 use crate::plan::{Ended, Finish, Plan};
@@ -6,7 +6,7 @@ use crate::suite;
 
 const MIB: u64 = 1 << 20;
 
-/// The same for both families and both roles.
+/// Returns the case for both families and both roles.
 fn in_all_roles(name: &str, case: &Case) -> Vec<Case> {
     let mut cases = Vec::new();
     for family in [Family::V4, Family::V6] {
@@ -63,7 +63,7 @@ fn resets_of_senders_reach_the_receiver() {
     suite::run("resets_of_senders_reach_the_receiver", 4, cases);
 }
 
-/// Before the client has seen any sign of the application.
+/// The reset arrives before any other segment of the application.
 #[test]
 fn servers_may_reset_at_once() {
     let resets = Plan { finish: Finish::Reset, ..Plan::default() };
@@ -78,7 +78,8 @@ fn servers_may_reset_at_once() {
     suite::run("servers_may_reset_at_once", 4, cases);
 }
 
-/// Linux sends RST when a socket is closed with unread bytes, or gets some after it was closed (RFC 2525 §2.17). So does Ginnel.
+/// Linux sends RST when a socket is closed with unread bytes, or receives bytes after it was closed (RFC 2525
+/// §2.17), and so does Ginnel.
 #[test]
 fn closing_with_unread_bytes_resets() {
     let closes = Plan { finish: Finish::Close, finish_after: 1000, ..Plan::default() };
@@ -98,7 +99,7 @@ fn connections_to_closed_ports_are_refused() {
     suite::run("connections_to_closed_ports_are_refused", 4, in_all_roles("nobody listens", &case));
 }
 
-/// Handshakes, FINs and resets get lost too.
+/// Handshakes, FINs and resets are lost, too.
 #[test]
 fn connections_end_over_a_bad_link() {
     let link = "loss=10% duplicate=5% reorder=5%";

@@ -13,28 +13,28 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::mpsc::Sender;
 
-/// Bytes given to the stack at once.
+/// Maximum number of bytes per send call.
 const CHUNK: u64 = 256 << 10;
 
-/// Who opens the connections.
+/// Role of Ginnel's end.
 #[derive(Clone, Copy, Debug)]
 pub enum Role {
-    /// Accepts on this address.
+    /// Accepts connections on this address.
     Server(SocketAddr),
     /// Opens `count` connections, `parallel` at a time.
     Client { remote: SocketAddr, count: usize, parallel: usize },
-    /// Does nothing.
+    /// Neither listens nor connects.
     Idle,
 }
 
-/// Asks for everything known, as text.
+/// Command that requests a description of all connections as text.
 pub struct Describe(pub Sender<String>);
 
-/// One connection.
+/// State of one connection.
 struct Flow {
     sent: u64,
     incoming: Verifier,
-    /// Sending may begin.
+    /// Whether sending may begin.
     started: bool,
     finished: bool,
     peer_closed: bool,
@@ -53,11 +53,11 @@ pub struct GinnelEnd {
     incoming: Stream,
     report: Sender<Outcome>,
     opened: usize,
-    /// Connections that must be established before the first sends.
+    /// Number of connections that must be established before the first one sends.
     open_before_sending: usize,
     established: Vec<Conn>,
     flows: HashMap<Conn, Flow>,
-    /// Connections with a pause, by the token of its timer.
+    /// Connections with a pause, indexed by the token of its timer.
     paused: Vec<Conn>,
 }
 
@@ -131,7 +131,7 @@ impl GinnelEnd {
         self.send_more(cx, conn);
     }
 
-    /// Sends what there is room for, and finishes when everything is done.
+    /// Sends as much as possible, and finishes when the plan is complete.
     fn send_more(&mut self, cx: &mut Context<'_>, conn: Conn) {
         let plan = self.plan;
         let Some(flow) = self.flows.get_mut(&conn) else { return };
@@ -190,7 +190,7 @@ impl GinnelEnd {
     }
 }
 
-/// Ginnel's view of a connection.
+/// Returns Ginnel's view of a connection.
 fn translate(info: &TcpInfo) -> Info {
     Info {
         timestamps: info.timestamps,
@@ -305,7 +305,7 @@ impl Handler for GinnelEnd {
             ended,
             info: flow.info.as_ref().map(translate).unwrap_or_default(),
         };
-        // Nobody listens any more when the case has failed.
+        // The receiver is gone when the case has failed.
         let _ = self.report.send(outcome);
         if let Err(e) = self.open_more(cx) {
             eprintln!("interop: {e}");

@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::Duration;
 
-/// Bytes that fit into any send buffer, so that a thread which has not begun to read cannot block on them for ever.
+/// Bytes that fit any send buffer, so that a thread that has not begun to read cannot block on them forever.
 const SMALL: u64 = 16 << 10;
 const BUFFER: usize = 256 << 10;
 const STACK: usize = 128 << 10;
 
-/// Everything the threads of one end share.
+/// The kernel's end; clones share their state.
 #[derive(Clone)]
 pub struct KernelEnd {
     shared: Arc<Shared>,
@@ -28,9 +28,10 @@ struct Shared {
     outgoing: Stream,
     incoming: Stream,
     report: Sender<Outcome>,
-    /// No call blocks longer.
+    /// Time-out of every blocking call.
     limit: Duration,
-    /// Sockets in use: to be asked about, and to be shut down when the case is over. They do not keep a socket open.
+    /// Open sockets, for descriptions and to be shut down at the end of the case. The references do not keep
+    /// a socket open.
     open: Mutex<Vec<Weak<TcpStream>>>,
     listener: Mutex<Option<TcpListener>>,
 }
@@ -93,7 +94,7 @@ impl KernelEnd {
         Ok(())
     }
 
-    /// What the kernel knows about the connections that are open, a few of them.
+    /// Describes up to eight open connections by their `tcp_info`.
     pub fn describe(&self) -> String {
         let open = self.shared.open.lock().expect("no panic while held");
         let streams: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
@@ -105,7 +106,7 @@ impl KernelEnd {
         text
     }
 
-    /// Ends all threads.
+    /// Shuts all sockets down, so that all threads end.
     pub fn stop(&self) {
         if let Some(listener) = self.shared.listener.lock().expect("no panic while held").take() {
             // Wakes `accept`.
@@ -117,7 +118,7 @@ impl KernelEnd {
     }
 }
 
-/// Where a conversation is.
+/// Progress of the plan on one connection.
 struct PlanRun<'a> {
     shared: &'a Shared,
     stream: &'a TcpStream,
@@ -197,7 +198,7 @@ impl Shared {
     }
 }
 
-/// After a reset there is nothing left to shut down; reading will say what happened.
+/// Sends FIN. After a reset the socket is not connected any more, and reading returns the error.
 fn send_fin(stream: &TcpStream) -> io::Result<()> {
     stream
         .shutdown(Shutdown::Write)
@@ -212,7 +213,7 @@ impl PlanRun<'_> {
             shared.send_all(stream, sent)?;
             return send_fin(stream);
         }
-        // Nothing to wait for: both directions go at the same time until their ends.
+        // Without a condition to wait for, both directions proceed concurrently until their ends.
         let independent = plan.finish == Finish::Fin && plan.finish_after == 0;
         let write = || {
             shared.send_all(stream, sent)?;
@@ -226,7 +227,7 @@ impl PlanRun<'_> {
             thread::scope(|scope| {
                 let writer = scope.spawn(write);
                 let read = self.read(until);
-                // Whichever of the two saw a reset first, it is what happened.
+                // Either direction may detect a reset first; the error is the result.
                 writer.join().expect("the writer does not panic").and(read)
             })?;
         }
@@ -237,7 +238,7 @@ impl PlanRun<'_> {
         Ok(())
     }
 
-    /// Reads until FIN or until so many bytes have come.
+    /// Reads until FIN, or until `until` bytes have been received.
     fn read(&mut self, until: u64) -> io::Result<()> {
         let mut stream = self.stream;
         let mut buffer = vec![0; BUFFER];
@@ -273,7 +274,7 @@ fn ended(error: &io::Error) -> Ended {
     }
 }
 
-/// The kernel's view of a connection.
+/// Returns the kernel's view of a connection.
 fn info(stream: &TcpStream) -> Info {
     let Ok(fields) = kernel_info(stream) else { return Info::default() };
     let field = |name: &str| fields.get(name).copied().unwrap_or(0);

@@ -1,8 +1,8 @@
-//! Ginnel and the Linux kernel talk to each other over a TAP device, each in every role.
+//! Interoperability of Ginnel and the Linux kernel over a TAP device, each in every role.
 //!
-//! Each case has a network namespace of its own that vanishes with it. `GINNEL_INTEROP=text cargo test --test interop` runs the cases
-//! whose names contain the text; `--nocapture` shows how long each took. A case that fails prints what both stacks
-//! know about the connection, and where its capture is.
+//! Each case has a network namespace of its own. `GINNEL_INTEROP=text cargo test --test interop` runs the
+//! cases whose names contain the text; `--nocapture` shows their durations. A case that fails prints the
+//! state of the connection in both stacks, and the path of its capture.
 
 mod case;
 mod datagrams;

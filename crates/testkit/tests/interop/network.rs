@@ -1,4 +1,4 @@
-//! What lies between a stack and the kernel's sockets, and the thread that runs the stack.
+//! The network between a stack and the kernel's sockets, and the thread that runs the stack.
 
 use crate::case::{Case, Family};
 use ginnel::config::{DeviceConfig, DeviceKind, Prefix};
@@ -15,27 +15,27 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Bytes of each frame that a capture keeps: all headers.
+/// Number of bytes that a capture keeps of each frame: all headers.
 const SNAPLEN: u32 = 160;
-/// A capture keeps the last frames of a case: about 300,000 of them.
+/// A capture keeps the last frames of a case, about 300,000.
 const RING: FileRing = FileRing { file_bytes: 32 << 20, files: 2 };
 
-/// The namespaces of a case and the addresses in them.
+/// The namespaces of a case with their addresses.
 pub struct Network {
-    /// Where the kernel's sockets are.
+    /// Namespace of the kernel's sockets.
     pub host: Arc<Namespace>,
-    /// Their address.
+    /// Address of the kernel's sockets.
     pub kernel: IpAddr,
-    /// The stack's.
+    /// Address of the stack.
     pub ginnel: IpAddr,
     pub faults: FaultStats,
     gateway: Option<IpAddr>,
     prefix: u8,
-    /// Kept for as long as the network is used.
+    /// Namespaces of routers, kept for the lifetime of the network.
     _routers: Vec<Namespace>,
 }
 
-/// Addresses in one of the networks: 10.9.`network`.`host`, fd09:0:0:`network`::`host`.
+/// Returns an address: 10.9.`network`.`host` or fd09:0:0:`network`::`host`.
 fn address(family: Family, network: u8, host: u8) -> IpAddr {
     match family {
         Family::V4 => [10, 9, network, host].into(),
@@ -80,14 +80,14 @@ impl Network {
         Ok((network, device))
     }
 
-    /// The stack's configuration in this network.
+    /// Returns the stack's configuration in this network.
     fn config(&self, case: &Case) -> Config {
         let own = Prefix { address: self.ginnel, len: self.prefix };
         let gateways: Vec<_> = self.gateway.into_iter().collect();
         let mut config = Config::single(DeviceConfig::new("tap", DeviceKind::Tap), &[own], &gateways);
-        // Many shards run beside each other here, so none spins.
+        // Many shards run concurrently in these tests, so none spins.
         config.shard.spin_us = 0;
-        // Nobody else is on the link, and the second that the question takes is better spent.
+        // The link has no other hosts, so duplicate address detection would only delay the test.
         config.network.dad_transmits = 0;
         (case.config)(&mut config);
         config
@@ -98,7 +98,8 @@ fn set_sysctls(namespace: &Namespace, case: &Case) -> io::Result<()> {
     case.sysctls.iter().try_for_each(|(name, value)| namespace.sysctl(name, value))
 }
 
-/// `near` becomes a router to another one, over a link with a smaller MTU, and the kernel's host is behind that.
+/// Makes `near` a router to a second router, over a link with a smaller MTU. Returns the kernel's host beyond
+/// the second router, and the second router.
 fn behind_routers(
     case: &Case,
     near: &Namespace,
@@ -131,7 +132,7 @@ fn behind_routers(
     Ok((host, far))
 }
 
-/// Faults and capture around the device, as the case wants it.
+/// Wraps the device in the fault and capture layers of the case.
 fn layers(case: &Case, mut device: Device) -> io::Result<(Device, FaultStats)> {
     let mut stats = FaultStats::default();
     if !case.link.is_empty() {
@@ -176,10 +177,10 @@ impl Node {
         Ok(Self { commander, stop, thread })
     }
 
-    /// Stops it.
+    /// Stops the shard.
     ///
     /// # Errors
-    /// It panicked, failed, or does not stop.
+    /// If the shard panicked, failed, or does not stop within 30 seconds.
     pub fn stop(self) -> Result<(), String> {
         self.stop.stop();
         let (done, wait): (Sender<()>, _) = channel();

@@ -14,7 +14,7 @@ fn path_mtu(outcome: &Outcome, expected: u32) -> Result<(), String> {
     Err(format!("the sender found a path MTU of {} instead of {expected}", outcome.info.path_mtu))
 }
 
-/// The narrow link's MTU with the checks of both senders.
+/// MTU of the narrow link, and the check for each sender.
 const NARROW_V4: [(u32, Check, Check); 3] = [
     (1400, |ginnel, _| path_mtu(ginnel, 1400), |_, kernel| path_mtu(kernel, 1400)),
     (576, |ginnel, _| path_mtu(ginnel, 576), |_, kernel| path_mtu(kernel, 576)),
@@ -51,7 +51,7 @@ fn the_path_mtu_is_found_behind_routers() {
     suite::run("the_path_mtu_is_found_behind_routers", 4, cases(8 << 20));
 }
 
-/// The narrow link has the smaller MTU only for a while: jumbo frames at both ends, Ethernet between.
+/// Both ends use jumbo frames, and an Ethernet link is between them.
 #[test]
 fn jumbo_frames_behind_a_router_find_the_path_mtu() {
     let mut cases = Vec::new();

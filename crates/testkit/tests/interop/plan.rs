@@ -1,23 +1,24 @@
-//! What one end of a connection does, whoever it is: the kernel and Ginnel get the same orders.
+//! Plans: the actions of one end of a connection, for the kernel and for Ginnel alike.
 
 use crate::stream::Digest256;
 use std::time::Duration;
 
-/// What one end does with each connection.
+/// Actions of one end on each connection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
-    /// Bytes it sends.
+    /// Bytes to send.
     pub send: u64,
-    /// It begins to send when the peer's FIN has come.
+    /// Begins to send after the peer's FIN.
     pub answer_after_fin: bool,
-    /// Once everything is sent and this much received, it finishes. Unless it finishes with FIN it reads no more than this.
+    /// Finishes when everything is sent and this many bytes are received. Unless it finishes with FIN, the
+    /// end reads no more than this.
     pub finish_after: u64,
     pub finish: Finish,
-    /// It stops reading for a while.
+    /// Stops reading for a while.
     pub pause: Option<Pause>,
 }
 
-/// How an end finishes.
+/// The way an end finishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
     /// Shuts its direction down, reads until the peer's FIN, then closes.
@@ -28,12 +29,12 @@ pub enum Finish {
     Reset,
 }
 
-/// A reader that stops for a while.
+/// A pause of the reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
-    /// When so many bytes were read.
+    /// Number of bytes to read before the pause.
     pub after: u64,
-    /// For how long.
+    /// Duration of the pause.
     pub time: Duration,
 }
 
@@ -44,45 +45,45 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Sends so many bytes, then FIN.
+    /// Returns a plan that sends `send` bytes, then FIN.
     pub fn send(send: u64) -> Self {
         Self { send, ..Self::default() }
     }
 }
 
-/// How a connection ended for one end.
+/// The way a connection ended for one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Both ends sent FIN and this one saw the peer's.
+    /// Both ends sent FIN, and this end received the peer's FIN.
     Fin,
-    /// This end closed it without waiting for the peer.
+    /// This end closed the connection without waiting for the peer.
     Closed,
-    /// This end reset it.
+    /// This end reset the connection.
     Aborted,
-    /// The peer reset it.
+    /// The peer reset the connection.
     Reset,
-    /// The peer refused it.
+    /// The peer refused the connection.
     Refused,
     /// The peer did not answer in time.
     TimedOut,
-    /// Anything else, which is never expected.
+    /// Any other end, which is never expected.
     Otherwise(&'static str),
 }
 
-/// What one end saw of a connection.
+/// Observations of one end of a connection.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub sent: u64,
     pub received: u64,
     pub digest: Digest256,
-    /// First byte that was not the peer's stream's.
+    /// Offset of the first byte that differs from the peer's stream.
     pub mismatch: Option<u64>,
     pub ended: Ended,
-    /// What the end's stack said about the connection at its end.
+    /// The stack's view of the connection at its end.
     pub info: Info,
 }
 
-/// What the two stacks say about a connection, as far as tests ask for it.
+/// A stack's view of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Info {
     pub timestamps: bool,
@@ -92,6 +93,6 @@ pub struct Info {
     pub retransmits: u32,
     pub path_mtu: u32,
     pub segment_bytes: u32,
-    /// Everything, to be printed.
+    /// All fields as text, for reports.
     pub text: String,
 }

@@ -1,4 +1,5 @@
-//! What two stacks agree on: every option switched off on either side, ECN in all modes, SYN cookies, congestion control.
+//! Negotiation between the two stacks: every option disabled on either side, ECN in all modes, SYN cookies,
+//! congestion control.
 
 use crate::case::{Case, Client, Family};
 use crate::plan::{Info, Outcome, Plan};
@@ -7,10 +8,10 @@ use ginnel::Config;
 use ginnel::config::TcpConfig;
 use ginnel_stack::tcp::config::{CongestionControl, EcnMode, SynCookies};
 
-/// What both ends must have agreed on.
+/// Condition on the negotiated options of both ends.
 type AgreedOptions = fn(&Info) -> bool;
 
-/// One combination of settings.
+/// A combination of settings.
 struct Setting {
     name: &'static str,
     sysctls: &'static [(&'static str, &'static str)],
@@ -104,7 +105,7 @@ const SETTINGS: &[Setting] = &[
     Setting {
         name: "kernel asks for ECN",
         sysctls: &[("net.ipv4.tcp_ecn", "1")],
-        // Passive by default, so only the kernel's SYN asks for it.
+        // Ginnel's ECN is passive by default, so only the kernel's SYN requests it.
         check: |_, _| Ok(()),
         ..DEFAULT
     },
@@ -139,7 +140,7 @@ const SETTINGS: &[Setting] = &[
         name: "both with SYN cookies, no timestamps",
         sysctls: &[("net.ipv4.tcp_syncookies", "2"), ("net.ipv4.tcp_timestamps", "0")],
         config: |config| config.tcp.syn_cookies = SynCookies::Always,
-        // A cookie without a timestamp has no room for them.
+        // A cookie without a timestamp cannot encode the options.
         check: |a, b| agree(a, b, |i| !i.timestamps),
         ..DEFAULT
     },

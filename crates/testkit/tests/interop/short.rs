@@ -1,4 +1,4 @@
-//! Many connections: one after the other, and all at once.
+//! Many short connections, in sequence and concurrently.
 
 use crate::case::{Case, Client, Family};
 use crate::plan::Ended;
@@ -8,21 +8,21 @@ use crate::suite;
 const REQUEST: u64 = 100;
 const RESPONSE: u64 = 1000;
 
-/// Who sends the first FIN, and thus keeps TIME_WAIT.
+/// The side that sends the first FIN, and keeps TIME_WAIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FirstFin {
     Client,
     Server,
 }
 
-/// What client and server do for one request with its response.
+/// Returns the plans of client and server for one request with its response.
 fn exchange(first: FirstFin) -> (Plan, Plan) {
     match first {
-        // The request ends with FIN, and the response follows it.
+        // The request ends with FIN, and the response follows.
         FirstFin::Client => {
             (Plan::send(REQUEST), Plan { send: RESPONSE, answer_after_fin: true, ..Plan::default() })
         }
-        // As HTTP without keep-alive: the end of the response is the server's FIN.
+        // As HTTP without keep-alive: the server's FIN ends the response.
         FirstFin::Server => (
             Plan { send: REQUEST, finish_after: RESPONSE, ..Plan::default() },
             Plan { send: RESPONSE, finish_after: REQUEST, ..Plan::default() },
@@ -63,7 +63,7 @@ fn short_connections_over_a_bad_link() {
     suite::run("short_connections_over_a_bad_link", 4, short(1_000, 100, link));
 }
 
-/// All open at the same time before the first byte is sent.
+/// All connections are open before the first byte is sent.
 #[test]
 fn a_thousand_connections_at_once() {
     let mut cases = Vec::new();

@@ -1,13 +1,13 @@
-//! The bytes that tests send: each position of a stream has its byte, so a wrong one is found where it is.
+//! Test data: the byte at each position of a stream is known, so a wrong byte is located exactly.
 
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock};
 
-/// Bytes before a stream repeats itself: more than any buffer holds, and no multiple of any segment size.
+/// Period of a stream: longer than any buffer, and no multiple of a segment size.
 const PERIOD: usize = (16 << 20) + 13;
 
-/// Which of two streams, so that none is mistaken for its echo.
+/// The two streams of a connection; they differ, so that no stream is mistaken for an echo of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stream {
     /// From the side that opened the connection.
@@ -37,14 +37,14 @@ impl Stream {
         })
     }
 
-    /// Bytes from `offset` on: at least one, at most `max`.
+    /// Returns the bytes from `offset` on: at least one, at most `max`.
     pub fn piece(self, offset: u64, max: u64) -> &'static [u8] {
         let start = (offset % PERIOD as u64) as usize;
         let len = usize::try_from(max).unwrap_or(PERIOD).min(PERIOD - start);
         &self.period()[start..start + len]
     }
 
-    /// The digest of the first `len` bytes.
+    /// Returns the digest of the first `len` bytes.
     pub fn digest(self, len: u64) -> Digest256 {
         static KNOWN: Mutex<Option<HashMap<(Stream, u64), Digest256>>> = Mutex::new(None);
         let mut known = KNOWN.lock().expect("nothing panics while holding it");
@@ -61,7 +61,7 @@ impl Stream {
     }
 }
 
-/// Takes what was received.
+/// Verifies received bytes.
 #[derive(Clone)]
 pub struct Verifier {
     stream: Stream,
@@ -89,12 +89,12 @@ impl Verifier {
         }
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes received.
     pub fn received(&self) -> u64 {
         self.received
     }
 
-    /// Position of the first byte that was not the stream's.
+    /// Returns the offset of the first byte that differs from the stream.
     pub fn mismatch(&self) -> Option<u64> {
         self.mismatch
     }

@@ -1,4 +1,4 @@
-//! Runs cases beside each other: most of them wait most of the time.
+//! Runs cases concurrently, because most of them mostly wait.
 
 use crate::case::{Case, CaseReport};
 use ginnel_testkit::interop::unavailable;
@@ -6,20 +6,20 @@ use ginnel_testkit::skip;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Runs all cases of a test, `lanes` at a time, and fails with all that is known about those that failed.
+/// Runs all cases of a test, `lanes` at a time, and panics with the reports of those that failed.
 ///
 /// `GINNEL_INTEROP=text` runs only the cases whose names contain the text.
 pub fn run(test: &str, lanes: usize, cases: Vec<Case>) {
     run_cases(test, lanes, cases, |case| case.run().map(|passed| summary(case, &passed)));
 }
 
-/// The same for cases that only describe a network.
+/// Runs `check` on each case, `lanes` at a time; the cases only describe networks.
 pub fn check(test: &str, lanes: usize, cases: Vec<Case>, check: fn(&Case) -> Result<(), String>) {
     run_cases(test, lanes, cases, |case| {
         let folder = case.capture_folder();
         match check(case) {
             Ok(()) => {
-                // There is none if the case was to do without.
+                // The directory is missing if the case writes no capture.
                 let _ = std::fs::remove_dir_all(folder);
                 Ok(format!("{:<60} passed", case.name))
             }
@@ -61,7 +61,7 @@ fn run_cases(
     assert!(failures.is_empty(), "{failed} of {all} cases failed:\n\n{}", failures.join("\n"));
 }
 
-/// One line about a case that passed.
+/// Returns one line about a case that passed.
 fn summary(case: &Case, passed: &CaseReport) -> String {
     let bytes: u64 = passed.ginnel.iter().chain(&passed.kernel).map(|outcome| outcome.received).sum();
     let seconds = passed.took.as_secs_f64();

@@ -1,4 +1,4 @@
-//! Bulk transfers: every MTU, both families, both directions, both roles, over perfect links and over bad ones.
+//! Bulk transfers: every MTU, both families, both directions, both roles, over perfect and faulty links.
 
 use crate::case::{Case, Client, Family};
 use crate::plan::Plan;
@@ -9,7 +9,7 @@ const MTUS_V4: [usize; 8] = [128, 256, 552, 576, 1280, 1500, 4000, 9000];
 const MTUS_V6: [usize; 4] = [1280, 1500, 4000, 9000];
 const CLIENTS: [Client; 2] = [Client::Ginnel, Client::Kernel];
 
-/// What links do to frames, in both directions.
+/// Faults of links, in both directions.
 const FAULTS: [&str; 7] = [
     "loss=1%",
     "loss=5%",
@@ -20,7 +20,7 @@ const FAULTS: [&str; 7] = [
     "delay=2ms jitter=1ms loss=1% duplicate=1% reorder=1% corrupt=0.5%",
 ];
 
-/// Who sends.
+/// The sending side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
     Ginnel,
@@ -29,10 +29,10 @@ pub enum Sender {
 }
 
 impl Sender {
-    /// The case with a transfer of so many bytes.
+    /// Returns the case with a transfer of `bytes` bytes.
     pub fn sends(self, bytes: u64, case: Case) -> Case {
         let send = Plan::send(bytes);
-        // Its FIN says that everything came.
+        // The FIN of the receiver shows that everything arrived.
         let receive = Plan { finish_after: bytes, ..Plan::default() };
         match self {
             Self::Ginnel => Case { ginnel: send, kernel: receive, ..case },
@@ -59,7 +59,7 @@ fn all_sizes(bytes: u64, offload: bool) -> Vec<Case> {
     cases
 }
 
-/// Every fault × both families × both directions; the roles take turns.
+/// Every fault × both families × both directions; the roles alternate.
 fn all_faults(bytes: u64) -> Vec<Case> {
     let mut cases = Vec::new();
     for link in FAULTS {
@@ -74,7 +74,7 @@ fn all_faults(bytes: u64) -> Vec<Case> {
     cases
 }
 
-/// Loss alone, over links of every size; the roles take turns.
+/// Loss over links of every size; the roles alternate.
 fn lossy_links_of_all_sizes(bytes: u64) -> Vec<Case> {
     let sizes = MTUS_V4.map(|mtu| (Family::V4, mtu)).into_iter().chain(MTUS_V6.map(|mtu| (Family::V6, mtu)));
     let mut cases = Vec::new();
@@ -91,7 +91,7 @@ fn lossy_links_of_all_sizes(bytes: u64) -> Vec<Case> {
     cases
 }
 
-/// Everything bad at once, over links of unusual size: so many segments.
+/// All faults at once over links of unusual size, with `segments` segments each.
 fn bad_links_of_all_sizes(segments: u64) -> Vec<Case> {
     let mut cases = Vec::new();
     let v4 = [128, 576, 4000, 9000].map(|mtu| (Family::V4, mtu));
@@ -107,7 +107,8 @@ fn bad_links_of_all_sizes(segments: u64) -> Vec<Case> {
     cases
 }
 
-/// Both directions at the same time, with and without offloads, and with nothing but the TAP below the stack.
+/// Both directions concurrently, with and without offloads, and without any layer between the stack and the
+/// TAP device.
 fn both_ways(bytes: u64) -> Vec<Case> {
     let mut cases = Vec::new();
     for family in [Family::V4, Family::V6] {
@@ -154,7 +155,7 @@ fn transfers_both_ways_at_once() {
     suite::run("transfers_both_ways_at_once", 2, both_ways(64 * MIB));
 }
 
-/// The same as above with a GiB.
+/// The transfers above with a GiB each.
 mod suites {
     use super::*;
     use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Readers that stop for a while: the window closes, is probed, and opens again.
+//! Readers that pause: the window closes, is probed, and opens again.
 
 use crate::case::{Case, Client, Family};
 use crate::plan::{Pause, Plan};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
-/// Either side pauses.
+/// Returns cases in which either side pauses reading.
 fn pauses(what: &str, time: Duration, base: &Case) -> Vec<Case> {
     let bytes = 24 * MIB;
     let sends = Plan::send(bytes);
@@ -36,7 +36,7 @@ fn a_reader_that_pauses_gets_everything() {
     );
 }
 
-/// Probes and window updates get lost too.
+/// Probes and window updates are lost, too.
 #[test]
 fn a_reader_that_pauses_behind_a_bad_link_gets_everything() {
     let base = Case { link: "loss=3% duplicate=1% reorder=1%", ..Case::default() };
@@ -44,7 +44,7 @@ fn a_reader_that_pauses_behind_a_bad_link_gets_everything() {
     suite::run("a_reader_that_pauses_behind_a_bad_link_gets_everything", 8, cases);
 }
 
-/// The window closes again and again: buffers of a few segments.
+/// The window closes again and again, because buffers hold a few segments.
 #[test]
 fn transfers_through_tiny_buffers() {
     let sysctls = vec![("net.ipv4.tcp_rmem", "2304 4608 4608"), ("net.ipv4.tcp_wmem", "4608 4608 4608")];

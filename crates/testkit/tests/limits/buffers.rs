@@ -9,10 +9,10 @@ use ginnel_stack::handle::Conn;
 use ginnel_testkit::sim::Sim;
 
 const POOL: u64 = 1 << 17;
-/// Of this a quarter is more than six connections can get when memory is scarce.
+/// A quarter of this pool is more than six connections can get when memory is scarce.
 const LARGER_POOL: u64 = 1 << 19;
 
-/// Lets the server read a little of a connection.
+/// Reads up to `bytes` bytes at the server and lets window updates leave.
 fn read_some(sim: &mut Sim, conn: Conn, bytes: usize) -> usize {
     let now = sim.now;
     let n = sim.hosts[SERVER].read(conn, bytes);
@@ -78,7 +78,7 @@ fn senders_that_compete_for_memory_all_get_their_bytes_out() {
     assert_nothing_left(&sim.hosts[CLIENT]);
 }
 
-/// Requests and answers of 500 bytes one after the other, for a second. Returns how many.
+/// Exchanges requests and responses of 500 bytes in sequence for a second. Returns the number of exchanges.
 fn exchanges(sim: &mut Sim, conn: Conn, there: Conn) -> usize {
     let until = sim.now + SECOND;
     let mut count = 0;
@@ -146,7 +146,7 @@ fn bytes_out_of_order_leave_room_for_those_in_front_of_them() {
     let conns: Vec<_> = (0..8).map(|_| connect(&mut sim)).collect();
     sim.run(SECOND / 10);
     let there: Vec<_> = conns.iter().map(|c| served(&sim, *c)).collect();
-    // Every third frame is lost for a while: the rest piles up behind the holes.
+    // A third of the frames is lost for a while, so data accumulate after the holes.
     sim.set_link_from(CLIENT, &ginnel_testkit::sim::LinkModel { loss: 0.3, ..Default::default() });
     for (i, conn) in conns.iter().enumerate() {
         send(&mut sim, CLIENT, *conn, &pattern(i as u8, 200_000), false);
@@ -201,7 +201,7 @@ fn a_receive_buffer_holds_no_more_than_its_limit_and_the_sender_waits() {
     assert!(read(&sim, SERVER, there) == pattern(3, 100_000));
 }
 
-/// Memory that others give back reaches a connection that found none no later than its peer tries again.
+/// Memory that others free reaches a connection that found none no later than its peer's next retransmission.
 // limit: tcp.buffer_pool_bytes
 #[test]
 fn a_connection_that_found_no_memory_goes_on_when_others_have_given_theirs_back() {
@@ -213,7 +213,7 @@ fn a_connection_that_found_no_memory_goes_on_when_others_have_given_theirs_back(
     sim.run(SECOND / 10);
     let there = served(&sim, good);
     let theirs: Vec<_> = hogs.iter().map(|c| served(&sim, *c)).collect();
-    // Too little each to be denied the last of the memory.
+    // Each connection has too little data to be denied the rest of the pool.
     for hog in &hogs {
         send(&mut sim, CLIENT, *hog, &[9; 8000], false);
     }

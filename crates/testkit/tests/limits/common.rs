@@ -1,4 +1,4 @@
-//! Two hosts of which one is short of something.
+//! Two hosts of which one has a small limit, and builders of packets.
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -10,28 +10,28 @@ use ginnel_stack::wire::ethernet::{self, EtherType};
 use ginnel_stack::wire::{MacAddr, ipv4, udp};
 use ginnel_testkit::sim::{Host, HostConfig, LinkModel, Sim};
 
-/// The client's place in [`Sim::hosts`].
+/// Index of the client in [`Sim::hosts`].
 pub const CLIENT: usize = 0;
-/// The server's.
+/// Index of the server in [`Sim::hosts`].
 pub const SERVER: usize = 1;
 
 pub const SECOND: Duration = Duration::from_secs(1);
 
-/// A client without worries and a server with `change` in its configuration.
+/// Creates a client with the default configuration and a server with `change` applied to it.
 pub fn server_with(change: impl FnOnce(&mut StackConfig)) -> Sim {
     let mut short = HostConfig::default();
     change(&mut short.stack);
     Sim::pair_with(1, HostConfig::default(), short, LinkModel::default())
 }
 
-/// A client with `change` in its configuration and a server without worries.
+/// Creates a client with `change` applied to its configuration and a server with the default.
 pub fn client_with(change: impl FnOnce(&mut StackConfig)) -> Sim {
     let mut short = HostConfig::default();
     change(&mut short.stack);
     Sim::pair_with(1, short, HostConfig::default(), LinkModel::default())
 }
 
-/// The server's address for `port`.
+/// Returns the server's address with `port`.
 pub fn server(sim: &Sim, v6: bool, port: u16) -> SocketAddr {
     let host = &sim.hosts[SERVER];
     SocketAddr::new(if v6 { host.v6.into() } else { host.v4.into() }, port)
@@ -49,14 +49,14 @@ pub fn is_connected(host: &Host, conn: Conn) -> bool {
     host.received.get(&conn).is_some_and(|r| r.connected && r.closed.is_none())
 }
 
-/// Queues bytes, and lets them leave.
+/// Queues bytes and lets them leave.
 pub fn send(sim: &mut Sim, host: usize, conn: Conn, bytes: &[u8], then_fin: bool) {
     let now = sim.now;
     sim.hosts[host].send_all(now, conn, bytes.to_vec(), then_fin);
     sim.collect(host);
 }
 
-/// Closes from `host`.
+/// Closes a connection of `host`.
 pub fn close(sim: &mut Sim, host: usize, conn: Conn) {
     let now = sim.now;
     sim.hosts[host].stack.close(conn).expect("the connection is there");
@@ -64,14 +64,14 @@ pub fn close(sim: &mut Sim, host: usize, conn: Conn) {
     sim.collect(host);
 }
 
-/// Ends a connection of the client's at once on both sides, without TIME_WAIT.
+/// Resets a connection of the client, so that it ends on both sides without TIME_WAIT.
 pub fn reset(sim: &mut Sim, conn: Conn) {
     sim.hosts[CLIENT].stack.set_option(conn, TcpOption::LingerZero(true)).expect("the connection is there");
     close(sim, CLIENT, conn);
     sim.run(Duration::from_millis(10));
 }
 
-/// The server's end of what the client opened as `conn`.
+/// Returns the server's handle of the client's connection `conn`.
 pub fn served(sim: &Sim, conn: Conn) -> Conn {
     let local = sim.hosts[CLIENT].stack.info(conn).expect("the connection is there").local;
     let host = &sim.hosts[SERVER];
@@ -79,17 +79,17 @@ pub fn served(sim: &Sim, conn: Conn) -> Conn {
     *host.accepted.iter().find(other_end).expect("the server accepted it")
 }
 
-/// What a host read from a connection so far.
+/// Returns the bytes that a host has read from a connection.
 pub fn read(sim: &Sim, host: usize, conn: Conn) -> &[u8] {
     sim.hosts[host].received.get(&conn).map_or(&[], |r| &r.bytes)
 }
 
-/// Bytes that tell where they belong.
+/// Returns a byte pattern that depends on position and seed.
 pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(7).wrapping_add((i >> 8) as u8) ^ seed).collect()
 }
 
-/// Nothing is left of anything.
+/// Checks that no resource is in use.
 pub fn assert_nothing_left(host: &Host) {
     let usage = host.stack.usage();
     assert_eq!(
@@ -98,7 +98,7 @@ pub fn assert_nothing_left(host: &Host) {
     );
 }
 
-/// An Ethernet frame with an IPv4 packet, or a fragment of one.
+/// Returns an Ethernet frame with an IPv4 packet or a fragment.
 pub fn packet_v4(from_mac: u8, to_mac: u8, header: &ipv4::Header, payload: &[u8]) -> Vec<u8> {
     let mac = |last| MacAddr([2, 0, 0, 0, 0, last]);
     let mut out = vec![0; 14 + 20 + payload.len()];
@@ -108,7 +108,7 @@ pub fn packet_v4(from_mac: u8, to_mac: u8, header: &ipv4::Header, payload: &[u8]
     out
 }
 
-/// An IPv4 header for [`packet_v4`].
+/// Returns an IPv4 header for [`packet_v4`].
 pub fn header_v4(src: [u8; 4], dst: [u8; 4], protocol: u8) -> ipv4::Header {
     ipv4::Header {
         dscp: 0,
@@ -126,7 +126,7 @@ pub fn header_v4(src: [u8; 4], dst: [u8; 4], protocol: u8) -> ipv4::Header {
     }
 }
 
-/// A UDP datagram without a checksum, as IPv4 allows it.
+/// Returns a UDP datagram without a checksum, as IPv4 allows.
 pub fn datagram(src_port: u16, dst_port: u16, payload: &[u8]) -> Vec<u8> {
     let len = (8 + payload.len()) as u16;
     let mut out = vec![0; 8];
@@ -135,7 +135,7 @@ pub fn datagram(src_port: u16, dst_port: u16, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// An ICMP message with its checksum.
+/// Returns an ICMP message with its checksum.
 pub fn icmp(kind: u8, code: u8, rest: [u8; 4], quote: &[u8]) -> Vec<u8> {
     let mut out = [&[kind, code, 0, 0][..], &rest, quote].concat();
     let sum = Sum::of(&out).finish();

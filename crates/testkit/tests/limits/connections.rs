@@ -20,7 +20,7 @@ fn a_syn_at_the_limit_is_dropped_and_its_repetition_finds_room() {
     let connected = conns.iter().filter(|c| is_connected(&sim.hosts[CLIENT], **c)).count();
     assert_eq!((connected, sim.hosts[SERVER].stack.usage().connections), (4, 4));
     assert_eq!(sim.hosts[SERVER].stack.tcp_stats().connection_overflows, 2);
-    // Those that are there are not hurt.
+    // Existing connections are not affected.
     for (i, conn) in conns[..4].iter().enumerate() {
         send(&mut sim, CLIENT, *conn, &[i as u8; 5000], false);
     }
@@ -49,7 +49,7 @@ fn a_syn_at_the_limit_is_dropped_and_its_repetition_finds_room() {
 fn connect_at_the_limit_is_refused_until_a_connection_has_ended() {
     for v6 in [false, true] {
         let mut sim = client_with(|c| c.tcp.connections_max = 2);
-        // IPv6 addresses are checked for duplicates first.
+        // IPv6 addresses pass duplicate address detection first.
         sim.run(SECOND * 5);
         let to = server(&sim, v6, 80);
         sim.hosts[SERVER].stack.listen(to, Default::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Frames: the ring of a device, whose other end does not take them.
+//! The ring of a memory device whose other end takes no frames.
 
 use super::common::pattern;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,7 +12,7 @@ use ginnel_stack::options::{ConnectOptions, ListenOptions};
 use ginnel_stack::stack::{Stack, StackConfig};
 use ginnel_stack::time::Instant;
 
-/// A stack and the receiving halves of its devices.
+/// A stack with the receive queues of its devices.
 struct Endpoint {
     stack: Stack,
     ports: Vec<(PortId, Box<dyn RxQueue + Send>)>,
@@ -21,7 +21,7 @@ struct Endpoint {
 }
 
 impl Endpoint {
-    /// On the `n`-th device it is 10.`n`.0.`host`.
+    /// Creates a stack that has the address 10.`n`.0.`host` on device `n`.
     fn new(host: u8, devices: Vec<(u8, Device)>) -> Self {
         let mut stack = Stack::new(StackConfig::default(), [host; 32], Instant::ZERO).unwrap();
         let mut ports = Vec::new();
@@ -75,7 +75,7 @@ fn address(network: u8, host: u8) -> IpAddr {
     Ipv4Addr::new(10, network, 0, host).into()
 }
 
-/// Turns of all of them for some time.
+/// Runs turns of all stacks for `time`.
 fn run(ends: &mut [&mut Endpoint], now: &mut Instant, time: Duration) {
     let until = *now + time;
     while *now < until {
@@ -100,7 +100,7 @@ fn a_full_ring_keeps_frames_back_is_counted_and_leaves_other_devices_alone() {
     run(&mut [&mut server, &mut slow, &mut quick], &mut now, Duration::from_millis(20));
     let [to_slow, to_quick] = server.accepted[..] else { panic!("{:?}", server.accepted) };
 
-    // One takes no frames; its connection has more to send than the ring holds.
+    // One end takes no frames; its connection has more to send than the ring holds.
     let text = pattern(3, 300_000);
     assert_eq!(server.stack.send(to_slow, &text), Ok(text.len()));
     run(&mut [&mut server, &mut quick], &mut now, Duration::from_millis(5));
@@ -116,7 +116,7 @@ fn a_full_ring_keeps_frames_back_is_counted_and_leaves_other_devices_alone() {
     assert_eq!(server.read.len(), 400);
     assert_eq!(server.stack.tcp_stats().closed_timeout, before.closed_timeout);
 
-    // It takes them again, and gets everything.
+    // It takes frames again and receives everything.
     run(&mut [&mut server, &mut slow, &mut quick], &mut now, Duration::from_secs(2));
     assert!(slow.read == text, "{} of {} bytes", slow.read.len(), text.len());
     let full = server.stack.tcp_stats().device_full;

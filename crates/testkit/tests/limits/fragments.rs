@@ -1,4 +1,4 @@
-//! `network.fragment_bytes` and the time fragments may wait.
+//! `network.fragment_bytes` and the reassembly time-out.
 
 use super::common::{CLIENT, SECOND, SERVER, datagram, header_v4, packet_v4, pattern, server, server_with};
 use core::net::{Ipv4Addr, SocketAddr};
@@ -15,7 +15,7 @@ fn sim() -> (Sim, UdpHandle) {
     (sim, bound)
 }
 
-/// One of two fragments of a datagram of 1,600 bytes.
+/// Returns one of two fragments of a datagram of 1,600 bytes.
 fn fragment(ident: u16, first: bool) -> Vec<u8> {
     let whole = datagram(1000, 9, &pattern(ident as u8, 1592));
     let part = if first { &whole[..800] } else { &whole[800..] };
@@ -41,7 +41,7 @@ fn received(sim: &mut Sim, bound: UdpHandle) -> Vec<Vec<u8>> {
 #[test]
 fn at_the_limit_the_oldest_datagram_goes_and_new_ones_are_put_together() {
     let (mut sim, bound) = sim();
-    // 800 bytes, their header, and 64 each for fragment and datagram.
+    // A fragment is charged for 800 bytes, its header, and 64 bytes each for fragment and datagram.
     let fit = 65_536 / (800 + 20 + 64 + 64);
     for ident in 0..1000 {
         sim.inject(SERVER, fragment(ident, true));
@@ -49,7 +49,7 @@ fn at_the_limit_the_oldest_datagram_goes_and_new_ones_are_put_together() {
     sim.run(Duration::from_millis(1));
     let evicted = sim.hosts[SERVER].stack.network().stats().reassembly_evicted;
     assert_eq!(evicted, 1000 - fit);
-    // What is left of them can still be completed, what went cannot.
+    // The remaining datagrams can be completed, evicted ones cannot.
     for ident in [0, 500, 999, 998] {
         sim.inject(SERVER, fragment(ident, false));
     }
@@ -58,7 +58,7 @@ fn at_the_limit_the_oldest_datagram_goes_and_new_ones_are_put_together() {
         received(&mut sim, bound),
         [pattern((999 % 256) as u8, 1592), pattern((998 % 256) as u8, 1592)]
     );
-    // Beside a flood that goes on, whole datagrams of others pass.
+    // Complete datagrams pass while the flood continues.
     let now = sim.now;
     let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
     let client = sim.hosts[CLIENT].stack.udp_bind(any, UdpOptions::default()).unwrap();
@@ -88,7 +88,7 @@ fn what_is_never_completed_goes_in_its_time_and_is_counted() {
     assert_eq!(stats(&sim).reassembly_timeouts, 0);
     sim.run(SECOND * 2);
     assert_eq!(stats(&sim).reassembly_timeouts, 30);
-    // All that was theirs is free again.
+    // All memory of the fragments is free again.
     for ident in 100..160 {
         sim.inject(SERVER, fragment(ident, true));
     }
@@ -113,7 +113,8 @@ fn fragments_of_eight_bytes_do_not_cost_more_than_they_are_charged() {
         };
         packet_v4(1, 2, &header, &whole[at..at + 8])
     };
-    // 512 pieces with 64 bytes of charge each are more than half of the budget: two such datagrams do not fit beside each other.
+    // 512 fragments with a charge of 64 bytes each take more than half of the budget, so two such datagrams
+    // do not fit together.
     for ident in [1, 2] {
         for at in (8..whole.len()).step_by(8) {
             sim.inject(SERVER, piece(ident, at));

@@ -11,7 +11,8 @@ use ginnel_testkit::scripted_peer::{PORT, STACK, ScriptedPeer, SentSegment};
 
 const SYN: TcpFlags = TcpFlags::SYN;
 const ACK: TcpFlags = TcpFlags::ACK;
-/// After so long every half-open connection was given up: SYN+ACK was sent again after 1, 3, 7, 15 and 31 s.
+/// Time after which every half-open connection is given up: SYN+ACK is retransmitted after 1, 3, 7, 15 and 31
+/// s.
 const GIVEN_UP: core::time::Duration = core::time::Duration::from_secs(64);
 
 fn listening(cookies: SynCookies, half_open_max: u32) -> ScriptedPeer {
@@ -23,7 +24,7 @@ fn listening(cookies: SynCookies, half_open_max: u32) -> ScriptedPeer {
     p
 }
 
-/// SYN from another port of the peer. Returns the answers.
+/// Delivers a SYN from another port of the peer. Returns the answers.
 fn syn(p: &mut ScriptedPeer, port: u16) -> Vec<SentSegment> {
     p.ports.1 = port;
     let options = TcpOptions { mss: Some(1000), ..TcpOptions::default() };
@@ -31,12 +32,12 @@ fn syn(p: &mut ScriptedPeer, port: u16) -> Vec<SentSegment> {
     p.deliver_frame(&syn)
 }
 
-/// SYNs that nobody means, from ports `from`. Returns how many were answered.
+/// Delivers SYNs from ports `from` on that are never completed. Returns how many were answered.
 fn flood(p: &mut ScriptedPeer, from: u16, count: u16) -> usize {
     (from..from + count).filter(|port| !syn(p, *port).is_empty()).count()
 }
 
-/// A whole handshake. Returns whether it succeeded.
+/// Performs a whole handshake. Returns whether it succeeded.
 fn handshake(p: &mut ScriptedPeer, port: u16) -> bool {
     p.conn = None;
     if syn(p, port).is_empty() {
@@ -53,7 +54,7 @@ fn without_cookies_a_syn_over_the_budget_is_dropped_until_others_are_given_up() 
     assert_eq!(flood(&mut p, 1000, 20), 8);
     assert_eq!((p.stack.usage().half_open, p.stack.tcp_stats().half_open_overflows), (8, 12));
     assert!(!handshake(&mut p, 5000));
-    // One of the eight was meant: it still succeeds, and leaves its place to the next.
+    // One of the eight was genuine: it still succeeds and frees its entry.
     p.ports.1 = 1007;
     p.deliver(ACK, 1, i64::from(0), &[]);
     p.wait(GIVEN_UP);
@@ -70,7 +71,7 @@ fn a_completed_handshake_leaves_its_place_in_the_budget_to_the_next() {
         assert!(handshake(&mut p, port), "{port}");
     }
     assert_eq!((p.stack.usage().half_open, p.stack.tcp_stats().half_open_overflows), (0, 0));
-    // And so does one that its peer takes back.
+    // A reset by the peer frees the entry, too.
     assert_eq!(flood(&mut p, 2000, 1), 1);
     assert!(!handshake(&mut p, 3000));
     p.ports.1 = 2000;
@@ -92,7 +93,7 @@ fn cookies_take_over_when_the_budget_is_spent_and_end_with_the_flood() {
     assert_eq!(p.flush()[0].payload, b"hello");
     p.deliver(ACK, 1, 6, b"good bye");
     assert_eq!(p.read, b"good bye");
-    // A guessed cookie is none.
+    // A guessed cookie is rejected.
     p.ports.1 = 6000;
     p.iss = p.iss.wrapping_add(77);
     assert!(p.deliver(ACK, 1, 1, &[])[0].header.flags.contains(TcpFlags::RST));
@@ -131,7 +132,7 @@ fn the_backlog_of_one_listener_bounds_its_half_open_connections_and_no_others() 
     assert!(handshake(&mut p, 5001));
 }
 
-/// Six clients at a listener with room for three, of which the application accepts one after the other.
+/// Six clients at a listener whose queue has room for three; the application accepts one after the other.
 fn full_queue(cookies: SynCookies) {
     let mut sim = server_with(|c| c.tcp.syn_cookies = cookies);
     sim.hosts[SERVER].defer_accepts = true;

@@ -1,4 +1,4 @@
-//! Many addresses, VLANs and routes on one device: none of them has a limit but what a configuration can name.
+//! Many addresses, VLANs and routes on one device: they have no limit except what a configuration can name.
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use ginnel_stack::device::{RxBurst, RxFrame};
@@ -13,7 +13,7 @@ fn addresses(count: u32) -> Vec<(IpAddr, u8)> {
     (0..count).map(|i| (IpAddr::V4(Ipv4Addr::from_bits(0x0a01_0001 + i)), 16)).collect()
 }
 
-/// A stack with one device, whose other end nobody holds.
+/// Creates a stack with one device, whose other end is dropped.
 fn stack() -> (Stack, PortId) {
     let mut stack = Stack::new(StackConfig::default(), [1; 32], Instant::ZERO).unwrap();
     let (_, device) = ginnel_devices::memory::pair(Default::default());
@@ -53,7 +53,7 @@ fn a_device_has_all_4094_vlans_and_no_more() {
         stack.add_link(port, &LinkConfig { name: "again".into(), ..vlan(7) }).unwrap_err().key,
         "link.again.vlan"
     );
-    // A frame of each finds its link: a question for its address is answered there.
+    // A frame of each VLAN reaches its link: an ARP request for its address is answered.
     for vid in [1u16, 2, 2047, 4093, 4094] {
         let mut frame = vec![0xff; 6];
         frame.extend([2, 0, 0, 0, 0, 9, 0x81, 0, (vid >> 8) as u8, vid as u8, 8, 6]);

@@ -1,4 +1,5 @@
-//! At every limit of the configuration what is documented happens and is counted, and afterwards everything goes on. One file per area.
+//! At every limit of the configuration the documented behaviour occurs and is counted, and afterwards the
+//! stack recovers. One file per area.
 
 mod buffers;
 mod common;

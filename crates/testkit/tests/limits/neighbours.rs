@@ -19,7 +19,7 @@ fn udp(sim: &mut Sim) -> UdpHandle {
     sim.hosts[CLIENT].stack.udp_bind(any, UdpOptions::default()).unwrap()
 }
 
-/// A datagram to a host that is not there, or is.
+/// Sends a datagram to 10.0.0.`last`, which may not exist.
 fn datagram(sim: &mut Sim, socket: UdpHandle, last: u8, len: usize) -> Result<(), UdpError> {
     let (now, to) = (sim.now, SocketAddr::new(Ipv4Addr::new(10, 0, 0, last).into(), 9));
     let sent = sim.hosts[CLIENT].stack.udp_send_to(now, socket, Some(to), &vec![1; len]);
@@ -94,7 +94,7 @@ fn packets_that_wait_for_neighbours_are_bounded_each_and_in_all() {
         c.network.neighbour_pending_total_bytes = 30_000;
     });
     let socket = udp(&mut sim);
-    // 1,042 bytes each: nine wait for each of three neighbours, and one for the fourth.
+    // Each packet takes 1,042 bytes: nine wait for each of three neighbours, and one for the fourth.
     for last in 10..20 {
         for _ in 0..20 {
             datagram(&mut sim, socket, last, 1000).unwrap();
@@ -105,7 +105,7 @@ fn packets_that_wait_for_neighbours_are_bounded_each_and_in_all() {
     sim.run(SECOND * 10);
     let stats = sim.hosts[CLIENT].stack.network().stats().clone();
     assert_eq!((stats.tx_unresolved, stats.neighbours_failed), (28, 10));
-    // There is room again, and somebody who answers gets everything.
+    // There is room again, and a neighbour that answers receives everything.
     let to = server(&sim, false, 9);
     let bound = sim.hosts[SERVER].stack.udp_bind(to, UdpOptions::default()).unwrap();
     for _ in 0..9 {
@@ -132,7 +132,8 @@ fn every_attempt_to_connect_into_the_void_ends_though_not_every_error_finds_room
     sim.collect(CLIENT);
     sim.run(SECOND * 5);
     let ended = |sim: &Sim| conns.iter().filter(|c| sim.hosts[CLIENT].received.contains_key(c)).count();
-    // Each has sent its SYN twice when the neighbours are given up: the four errors that find room tell of two attempts.
+    // Each connection has sent its SYN twice when its neighbour is given up: the four stored errors concern
+    // two connections.
     assert_eq!((ended(&sim), sim.hosts[CLIENT].stack.network().stats().errors_overflow), (2, 36));
     sim.run(SECOND * 200);
     for conn in &conns {
@@ -141,7 +142,7 @@ fn every_attempt_to_connect_into_the_void_ends_though_not_every_error_finds_room
     assert_eq!(sim.hosts[CLIENT].stack.usage().connections, 0);
 }
 
-/// Neighbours of the configuration never give way, so a table can be full for good.
+/// Static neighbours are never evicted, so the table can be full permanently.
 // limit: network.neighbours_max
 #[test]
 fn a_table_full_of_static_neighbours_refuses_others_and_those_go_on() {

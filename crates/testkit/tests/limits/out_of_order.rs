@@ -1,4 +1,4 @@
-//! How many pieces out of order a connection keeps, and `tcp.buffer_pool_bytes` for all of them together.
+//! Number of out-of-order ranges of a connection, and `tcp.buffer_pool_bytes` for all of them together.
 
 use super::common::pattern;
 use ginnel_stack::stack::StackConfig;
@@ -8,7 +8,7 @@ use ginnel_testkit::scripted_peer::ScriptedPeer;
 
 const ACK: TcpFlags = TcpFlags::ACK;
 
-/// Sends one byte of `text` at each of the positions, in bursts.
+/// Delivers the bytes of `text` at these positions, in one segment each.
 fn send_single_bytes(p: &mut ScriptedPeer, text: &[u8], positions: impl Iterator<Item = usize>) {
     let byte = |p: &ScriptedPeer, at: usize| {
         p.segment(ACK, 1 + at as i64, 1, &text[at..=at], &TcpOptions::default())
@@ -19,7 +19,7 @@ fn send_single_bytes(p: &mut ScriptedPeer, text: &[u8], positions: impl Iterator
     }
 }
 
-/// Another connection, from another port, that says a word.
+/// Opens another connection from `port` that sends `word`. Returns whether the application read it.
 fn send_on_other_connection(p: &mut ScriptedPeer, port: u16, word: &[u8]) -> bool {
     let (ports, iss, conn) = (p.ports, p.iss, p.conn.take());
     let before = p.read.len();
@@ -35,14 +35,14 @@ fn send_on_other_connection(p: &mut ScriptedPeer, port: u16, word: &[u8]) -> boo
 fn pieces_beyond_the_limit_are_dropped_and_taken_when_they_come_again() {
     let mut p = ScriptedPeer::established(StackConfig::default(), &TcpOptions::default());
     let text = pattern(1, 2 * (RANGES_MAX + 100));
-    // Every second byte: nothing touches anything.
+    // Every second byte, so that no ranges are adjacent.
     send_single_bytes(&mut p, &text, (0..RANGES_MAX + 100).map(|n| 2 * n + 1));
     let stats = *p.stack.tcp_stats();
     assert_eq!((stats.out_of_order, stats.pieces_dropped), ((RANGES_MAX + 100) as u64, 100));
     assert_eq!(stats.pool_exhausted, 0, "there is memory");
     assert!(send_on_other_connection(&mut p, 5000, b"hello"), "nobody else is hurt");
     p.read.clear();
-    // Nearer ones displace those farthest ahead: they are needed first.
+    // Nearer ranges displace those farthest ahead, because they are needed first.
     send_single_bytes(&mut p, &text, [2usize].into_iter());
     assert_eq!(p.stack.tcp_stats().pieces_dropped, 100, "it joins two");
     for (n, piece) in text.chunks(1000).enumerate() {
@@ -59,7 +59,7 @@ fn data_in_order_get_the_memory_that_pieces_of_others_hold() {
     config.tcp.buffer_pool_bytes = 1 << 16;
     let mut p = ScriptedPeer::established(config, &TcpOptions::default());
     let text = pattern(2, 65_000);
-    // A byte in each chunk of memory there is.
+    // One byte in each chunk of the pool.
     send_single_bytes(&mut p, &text, (0..31).map(|n| 2048 * n + 100));
     assert!(p.stack.tcp_stats().pool_exhausted > 0, "the last of the memory is not for pieces");
     assert!(send_on_other_connection(&mut p, 5000, &[7; 1000]));

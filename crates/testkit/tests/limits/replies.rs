@@ -5,7 +5,7 @@ use ginnel_stack::stack::StackConfig;
 use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions};
 use ginnel_testkit::scripted_peer::ScriptedPeer;
 
-/// SYNs in the middle of a connection. Returns how many were answered.
+/// Delivers SYNs within a connection. Returns how many were answered.
 fn provoke(p: &mut ScriptedPeer, count: usize) -> u64 {
     (0..count).filter(|_| !p.deliver(TcpFlags::SYN, 1, 0, &[]).is_empty()).count() as u64
 }
@@ -15,7 +15,7 @@ fn provoke(p: &mut ScriptedPeer, count: usize) -> u64 {
 fn challenge_acks_keep_to_their_rate_which_cannot_be_measured_and_data_need_none() {
     let mut config = StackConfig::default();
     config.tcp.challenge_acks_per_second = 20;
-    // What one connection gets has a limit of its own.
+    // Disables the separate limit of each connection.
     config.tcp.invalid_ack_interval_ms = 0;
     let mut p = ScriptedPeer::established(config, &TcpOptions::default());
     let mut answered = Vec::new();
@@ -25,10 +25,11 @@ fn challenge_acks_keep_to_their_rate_which_cannot_be_measured_and_data_need_none
         let after = *p.stack.tcp_stats();
         assert_eq!(after.challenge_acks - before.challenge_acks, now);
         assert_eq!(after.challenge_acks_limited - before.challenge_acks_limited, 100 - now);
-        // Half of the limit at least, and below one and a half of it: the number is drawn (CVE-2016-5696).
+        // The limit is drawn at random between half of and one and a half times the configured one
+        // (CVE-2016-5696).
         assert!((10..30).contains(&now), "{now} in second {second}");
         answered.push(now);
-        // The connection itself goes on meanwhile.
+        // The connection itself continues.
         p.deliver(TcpFlags::ACK, second as i64, 1, b"x");
         assert_eq!(p.read.len() as u64, second);
         p.wait(Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! ICMP: how many errors leave, and how many destinations' path MTUs are remembered.
+//! ICMP: the rate of errors, and the number of destinations whose path MTU is stored.
 
 use super::common::{
     CLIENT, SECOND, SERVER, connect, datagram, header_v4, icmp, is_connected, packet_v4, send, server_with,
@@ -7,7 +7,7 @@ use core::time::Duration;
 use ginnel_stack::wire::protocol;
 use ginnel_testkit::sim::Sim;
 
-/// A datagram from `src` to a port of the server's that nobody has.
+/// Delivers a datagram from `src` to a closed port of the server.
 fn send_to_closed_port(sim: &mut Sim, src: [u8; 4]) {
     let header = header_v4(src, [10, 0, 0, 2], protocol::UDP);
     sim.inject(SERVER, packet_v4(1, 2, &header, &datagram(1000, 9, b"anybody?")));
@@ -66,7 +66,8 @@ fn path_mtus_beyond_the_limit_push_the_oldest_out_and_connections_go_on() {
     let bound = super::common::server(&sim, false, 9);
     sim.hosts[SERVER].stack.udp_bind(bound, Default::default()).unwrap();
     for last in 10..=200 {
-        // A router says that a datagram of the server's to 10.0.0.last was too big: there is such a socket.
+        // A router reports that a datagram of the server to 10.0.0.`last` was too big; the datagram's socket
+        // exists.
         let quote = packet_v4(
             2,
             1,

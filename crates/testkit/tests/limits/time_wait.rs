@@ -1,4 +1,4 @@
-//! `tcp.time_wait_max`: the oldest entry goes, and is counted.
+//! `tcp.time_wait_max`: the oldest entry is evicted and counted.
 
 use super::common::{
     CLIENT, SECOND, SERVER, assert_nothing_left, close, is_connected, served, server, server_with,
@@ -11,7 +11,8 @@ const SYN: TcpFlags = TcpFlags::SYN;
 const ACK: TcpFlags = TcpFlags::ACK;
 const FIN: TcpFlags = TcpFlags::FIN;
 
-/// Opens a connection from `port` and lets the stack close first. Returns its initial sequence number.
+/// Opens a connection from `port` and lets the stack close first. Returns the stack's initial sequence
+/// number.
 fn through_time_wait(p: &mut ScriptedPeer, port: u16) -> u32 {
     p.ports.1 = port;
     p.deliver(SYN, 0, 0, &[]);
@@ -24,7 +25,7 @@ fn through_time_wait(p: &mut ScriptedPeer, port: u16) -> u32 {
     iss
 }
 
-/// Whether the peer's FIN, sent again, finds the entry of its connection. This starts the entry's time again.
+/// Whether the peer's retransmitted FIN finds the entry of its connection. This restarts the entry's timer.
 fn has_time_wait_entry(p: &mut ScriptedPeer, port: u16, iss: u32) -> bool {
     (p.ports.1, p.iss) = (port, iss);
     let answers = p.deliver(FIN | ACK, 1, 2, &[]);
@@ -80,7 +81,7 @@ fn a_limit_of_one_works_too() {
         through_time_wait(&mut p, 1000 + i);
     }
     assert_eq!((p.stack.usage().time_wait, p.stack.tcp_stats().time_wait_overflows), (1, 99));
-    // The same addresses again, while their entry is there.
+    // The same addresses are reused while their entry exists.
     p.ports.1 = 1099;
     let syn = p.segment(SYN, 100_000, 0, &[], &Default::default());
     assert!(p.deliver_frame(&syn)[0].header.flags.contains(SYN | ACK));
@@ -92,7 +93,7 @@ fn a_limit_of_one_works_too() {
 fn ipv6_entries_make_room_in_the_same_way() {
     let mut sim = server_with(|c| c.tcp.time_wait_max = 3);
     sim.hosts[CLIENT].close_on_peer_close = true;
-    // The addresses are checked for duplicates first.
+    // Addresses pass duplicate address detection first.
     sim.run(SECOND * 5);
     let to = server(&sim, true, 80);
     sim.hosts[SERVER].stack.listen(to, Default::default()).unwrap();

@@ -1,13 +1,16 @@
-//! Sysctls of a script as keys of the engine's configuration.
+//! Translates a script's sysctls to the engine's configuration.
 
 use crate::script::ast::Directives;
 use ginnel_stack::stack::StackConfig;
 use ginnel_stack::tcp::config::{CongestionControl, EcnMode, MtuProbing, SynCookies, TcpConfig};
 
-/// The configuration that corresponds to Linux's defaults with the script's sysctls on top.
+/// Returns the configuration that corresponds to Linux's defaults with the script's sysctls applied.
+///
+/// # Errors
+/// A message about a sysctl or value that the engine does not have.
 pub fn from_directives(directives: &Directives) -> Result<StackConfig, String> {
     let mut config = StackConfig::default();
-    // One address and one neighbour, both known: nothing but TCP on the wire.
+    // There is one address and one static neighbour, so only TCP appears on the wire.
     config.network.dad_transmits = 0;
     config.network.router_solicitations = 0;
     config.tcp.connections_max = 64;
@@ -28,7 +31,7 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
         "timestamps" => tcp.timestamps = flag()?,
         "sack" => tcp.sack = flag()?,
         "window_scaling" => tcp.window_scaling = flag()?,
-        // Smallest, usual and largest size; half of a buffer is what the kernel needs itself.
+        // Minimum, default and maximum size; the kernel uses half of a buffer for its own metadata.
         "rmem" => {
             let sizes: Vec<u32> = value
                 .split_whitespace()
@@ -49,13 +52,14 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
         "keepalive_probes" => tcp.keepalive_probes = small()?,
         "challenge_ack_limit" => tcp.challenge_acks_per_second = number()?,
         "slow_start_after_idle" => tcp.slow_start_after_idle = flag()?,
-        // What the engine has no switch for, because it has only one way: TIME_WAIT reused when timestamps prove it safe.
+        // The engine has no switch for this: it always reuses TIME_WAIT entries when timestamps prove that it
+        // is safe.
         "tw_reuse" => {}
         "frto" => tcp.frto = flag()?,
         "early_retrans" => tcp.tail_loss_probes = flag()?,
         "min_tso_segs" => tcp.push_segments_min = number()?.try_into().map_err(|_| "too many segments")?,
         "reordering" => tcp.reordering_segments = number()?,
-        // The kernel's is what its clock makes it.
+        // The kernel's slack follows from its clock granularity.
         "ginnel.reordering_slack_ms" => tcp.reordering_slack_ms = number()?,
         "mtu_probing" => {
             tcp.mtu_probing = match value {

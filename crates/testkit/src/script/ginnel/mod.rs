@@ -1,4 +1,5 @@
-//! Runs scripts against Ginnel's engine, in virtual time: nothing happens between two events but what the engine's own deadlines say.
+//! Runs scripts against Ginnel's engine in virtual time: between two events only the engine's own deadlines
+//! expire.
 
 mod config;
 mod sockets;
@@ -23,16 +24,16 @@ const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const REMOTE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const ETHERNET_BYTES: usize = 14;
 
-/// Where the engine's clock starts: not at zero, so that a deadline "before now" exists.
+/// Start time of the engine's clock; not zero, so that deadlines before the start are representable.
 const CLOCK_START: Duration = Duration::from_secs(1000);
 
-/// Turns without progress of the clock after which the engine is considered to run in circles.
+/// Consecutive turns at an unchanged deadline after which the engine is considered stuck.
 const IDLE_TURNS_MAX: u32 = 10_000;
 
 /// Frames that the engine has sent and the backend has not fetched.
 type SentFrames = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
-/// The sending half of the link: it remembers frames.
+/// The transmit queue of the link: stores the frames.
 struct RecordingTx {
     mtu: usize,
     buffer: Vec<u8>,
@@ -64,17 +65,17 @@ impl TxQueue for RecordingTx {
     fn flush(&mut self, _now: Instant) {}
 }
 
-/// A blocking call that waits for its moment.
+/// A blocking call that has not returned.
 struct BlockedCall {
     call_id: usize,
     op: Op,
     new_fd: Option<Fd>,
     data: Vec<u8>,
-    /// When it gives up, if it has a time limit.
+    /// Time at which the call times out.
     limit: Option<Duration>,
 }
 
-/// The engine as a backend.
+/// Runs scripts against the engine.
 pub struct GinnelBackend {
     stack: Stack,
     port: PortId,
@@ -87,10 +88,13 @@ pub struct GinnelBackend {
 }
 
 impl GinnelBackend {
-    /// A fresh stack with one link.
+    /// Creates a stack with one link.
+    ///
+    /// # Errors
+    /// A message about an invalid configuration.
     pub fn new(target: Target, directives: &Directives) -> Result<Self, String> {
         let config = config::from_directives(directives)?;
-        // Any seed will do; a fixed one makes every run alike.
+        // A fixed seed makes all runs equal.
         let mut stack =
             Stack::new(config, [7; 32], Instant::ZERO + CLOCK_START).map_err(|e| e.to_string())?;
         let sent = SentFrames::default();
@@ -123,7 +127,7 @@ impl GinnelBackend {
         Instant::ZERO + CLOCK_START + self.now
     }
 
-    /// One turn of a shard, with or without a frame.
+    /// Runs one turn of a shard, with at most one received frame.
     fn turn(&mut self, frame: Option<&[u8]>) {
         let now = self.instant();
         if let Some(bytes) = frame {
@@ -149,7 +153,7 @@ impl GinnelBackend {
         self.stack.check_invariants();
     }
 
-    /// Tries again what blocks.
+    /// Retries all blocking calls.
     fn retry_blocked_calls(&mut self) {
         let now = self.instant();
         for blocked in core::mem::take(&mut self.blocked) {
@@ -250,7 +254,7 @@ impl Backend for GinnelBackend {
     }
 
     fn info(&mut self, fd: Fd) -> Result<Info, String> {
-        // Times are counted up to now.
+        // The engine measures times up to now.
         let now = self.instant();
         self.stack.set_now(now);
         self.sockets.info(&self.stack, fd)
@@ -273,7 +277,8 @@ mod tests {
     use crate::script::runner;
     use std::path::Path;
 
-    /// The last of four segments has arrived, and the others are given up after so many milliseconds. Whether that is when they leave again.
+    /// Whether the first of four segments is retransmitted `after_ms` milliseconds after the fourth was
+    /// acknowledged by SACK.
     fn gives_up(slack_ms: u32, after_ms: u32) -> bool {
         let text = format!(
             "// RFC 8985 §6.2

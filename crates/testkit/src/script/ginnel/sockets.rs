@@ -1,4 +1,5 @@
-//! The socket calls of scripts on the engine's API: what Linux's socket layer adds to TCP, as far as scripts need it.
+//! Implements the socket calls of scripts with the engine's API: the part of Linux's socket layer that
+//! scripts need.
 
 use crate::script::assertion::Info;
 use crate::script::calls::{CallResult, Fd, Op, OptionValue};
@@ -15,11 +16,11 @@ use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
 use std::collections::BTreeMap;
 
-/// What became of a call that may block.
+/// Progress of a call that may block.
 pub enum CallProgress {
-    /// It returned.
+    /// The call returned.
     Done(CallResult),
-    /// It waits.
+    /// The call still blocks.
     Wait,
 }
 
@@ -28,29 +29,29 @@ enum SocketKind {
     Unconnected,
     Listening(Listener),
     Connected(Conn),
-    /// The connection is over; what had arrived can still be read.
+    /// The connection has ended; holds the received bytes that were not read.
     Closed(Vec<u8>),
 }
 
 struct Socket {
     kind: SocketKind,
     bound: Option<SocketAddr>,
-    /// Options set before there is a connection.
+    /// Options that were set before the connection exists.
     options: SocketOptions,
     pending_options: Vec<TcpOption>,
-    /// `SO_ERROR`.
+    /// Pending `SO_ERROR`.
     error: Option<i32>,
     shut_read: bool,
     shut_write: bool,
-    /// The peer had closed before the connection ended.
+    /// Whether the peer had closed before the connection ended.
     peer_closed: bool,
-    /// Seconds that `close` lingers, if it does.
+    /// Seconds that `close` lingers.
     linger: Option<u32>,
-    /// The last send was one with `MSG_MORE`.
+    /// Whether the last send had `MSG_MORE`.
     msg_more: bool,
-    /// `TCP_NOTSENT_LOWAT`; 0 for none.
+    /// `TCP_NOTSENT_LOWAT`; 0 is none.
     notsent_lowat: u32,
-    /// Connections waiting to be accepted.
+    /// Number of connections in the accept queue.
     accept_pending: usize,
     oob_inline: bool,
 }
@@ -75,12 +76,12 @@ impl Socket {
     }
 }
 
-/// The script's sockets.
+/// The sockets of a script.
 pub struct EngineSockets {
     local: IpAddr,
     remote: IpAddr,
     table: BTreeMap<Fd, Socket>,
-    /// Connections whose close lingers.
+    /// Connections whose descriptor was closed.
     lingering: BTreeMap<Fd, Conn>,
 }
 
@@ -89,7 +90,7 @@ fn fail(errno: i32) -> CallResult {
 }
 
 impl EngineSockets {
-    /// No sockets yet.
+    /// Creates an empty descriptor table.
     pub fn new(local: IpAddr, remote: IpAddr) -> Self {
         Self { local, remote, table: BTreeMap::new(), lingering: BTreeMap::new() }
     }
@@ -98,7 +99,7 @@ impl EngineSockets {
         self.table.values_mut().find(|s| matches!(s.kind, SocketKind::Connected(c) if c == conn))
     }
 
-    /// Takes what the engine reports.
+    /// Processes all pending events of the engine.
     pub fn take_events(&mut self, stack: &mut Stack) {
         while let Some(event) = stack.next_event() {
             match event {
@@ -114,7 +115,7 @@ impl EngineSockets {
                 Event::Closed { conn, reason, .. } => {
                     self.lingering.retain(|_, c| *c != conn);
                     let Some(socket) = self.find_conn(conn) else { continue };
-                    // The last moment at which its buffer can be read.
+                    // After this event the receive buffer is gone.
                     let mut unread = vec![0; stack.readable(conn)];
                     let got = stack.recv(conn, &mut unread).unwrap_or(0);
                     unread.truncate(got);
@@ -126,7 +127,7 @@ impl EngineSockets {
                         socket.peer_closed = true;
                     }
                 }
-                // Readiness is asked for when it is needed.
+                // Readiness is computed on demand.
                 Event::Connected { .. }
                 | Event::Data { .. }
                 | Event::Readable { .. }
@@ -138,7 +139,7 @@ impl EngineSockets {
         }
     }
 
-    /// A call that does not block.
+    /// Makes a call without blocking.
     pub fn call(
         &mut self,
         stack: &mut Stack,
@@ -221,7 +222,7 @@ impl EngineSockets {
         if blocks { CallProgress::Wait } else { CallProgress::Done(returned) }
     }
 
-    /// Tries a call again that blocks; `expired` says that its time limit is over.
+    /// Retries a call that blocks; `expired` says that its time limit has passed.
     pub fn retry_blocking(
         &mut self,
         stack: &mut Stack,
@@ -269,7 +270,7 @@ impl EngineSockets {
         }
     }
 
-    /// How long a blocking call may take at the most by itself.
+    /// Returns the call's own time limit.
     pub fn time_limit(&self, op: &Op) -> Option<Duration> {
         match op {
             Op::Poll { timeout_ms, .. } => u64::try_from(*timeout_ms).ok().map(Duration::from_millis),
@@ -284,7 +285,10 @@ impl EngineSockets {
         PollEvents(socket.readiness(stack) & (events.0 | always))
     }
 
-    /// The connection as `tcp_info` shows it.
+    /// Returns the connection's state by the names of `tcp_info`.
+    ///
+    /// # Errors
+    /// A message if the descriptor is unknown.
     pub fn info(&self, stack: &Stack, fd: Fd) -> Result<Info, String> {
         let socket = self.table.get(&fd).ok_or(format!("there is no descriptor {fd}"))?;
         Ok(match socket.kind {
@@ -295,11 +299,11 @@ impl EngineSockets {
     }
 }
 
-/// What Linux calls the end of a connection in `SO_ERROR`.
+/// Returns Linux's `SO_ERROR` for the end of a connection.
 fn close_errno(reason: CloseReason, peer_closed: bool) -> Option<i32> {
     match reason {
         CloseReason::Normal | CloseReason::Aborted => None,
-        // The stream had ended already: only writing can still fail.
+        // The incoming stream had ended already, so only writing can fail.
         CloseReason::Reset if peer_closed => Some(libc::EPIPE),
         CloseReason::Reset => Some(libc::ECONNRESET),
         CloseReason::Refused => Some(libc::ECONNREFUSED),
@@ -338,7 +342,7 @@ impl Socket {
                 ("SO_ERROR", _) => {
                     CallResult { detail: Some(self.error.take().unwrap_or(0).into()), ..CallResult::value(0) }
                 }
-                // As Linux says it, with what it needs itself (`sock_setsockopt`).
+                // Linux doubles the value for its own overhead (`sock_setsockopt`).
                 ("SO_SNDBUF", Some(bytes)) => {
                     CallResult { detail: Some((2 * i64::from(bytes)).max(4608)), ..CallResult::value(0) }
                 }
@@ -432,7 +436,7 @@ impl Socket {
         }
         match stack.recv_urgent(conn) {
             Ok(byte) => CallResult { data: vec![byte], ..CallResult::value(1) },
-            // Announced and not there yet, or none, or read before.
+            // Announced and not received yet, or no urgent byte, or read already.
             Err(_) => match stack.urgent_mark(conn) {
                 Some(mark) if mark.ahead >= stack.readable(conn) => fail(libc::EAGAIN),
                 _ => fail(libc::EINVAL),
@@ -501,7 +505,7 @@ impl Socket {
         };
         let seconds = Duration::from_secs(number.into());
         let option = match option.name {
-            // Paths are found without it.
+            // The engine discovers path MTUs regardless of these options.
             "SO_REUSEADDR" | "IP_MTU_DISCOVER" | "IPV6_MTU_DISCOVER" => return CallResult::value(0),
             "SO_KEEPALIVE" => TcpOption::KeepAlive(on),
             "SO_LINGER" => TcpOption::LingerZero(on),
@@ -585,7 +589,7 @@ impl Socket {
         CallResult { detail: Some(detail), ..CallResult::value(0) }
     }
 
-    /// As Linux's `tcp_poll` decides.
+    /// Computes the events as Linux's `tcp_poll` does.
     fn readiness(&self, stack: &Stack) -> i16 {
         let mut ready = if self.error.is_some() { libc::POLLERR } else { 0 };
         match &self.kind {

@@ -1,4 +1,4 @@
-//! Socket calls on the kernel.
+//! Makes the socket calls of scripts on the Linux kernel.
 
 use super::sys;
 use crate::script::ast::IpVersion;
@@ -13,19 +13,19 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Where the result of a blocking call goes.
+/// Receives the result of a blocking call.
 type OnReturn = Box<dyn FnOnce(CallResult) + Send>;
 
-/// Sockets by the script's descriptors. A blocking call's thread holds one too.
+/// Sockets by the script's descriptors. The thread of a blocking call holds a second reference.
 type SocketTable = BTreeMap<Fd, Arc<OwnedFd>>;
 
-/// The script's sockets. They never block, but during a call that the script gives a time range.
+/// The sockets of a script. They are non-blocking except during a call that the script gives a time range.
 pub struct KernelSockets {
     defaults: SocketDefaults,
     table: Arc<Mutex<SocketTable>>,
 }
 
-/// What holds for every socket of a run.
+/// Properties of every socket of a run.
 #[derive(Clone)]
 struct SocketDefaults {
     ip: IpVersion,
@@ -34,7 +34,7 @@ struct SocketDefaults {
 
 impl Drop for KernelSockets {
     fn drop(&mut self) {
-        // Threads still inside a blocking call leave it, so that namespace and device can go.
+        // Threads in a blocking call must leave it before namespace and device can disappear.
         for socket in lock(&self.table).values() {
             let _ = rustix::net::shutdown(socket.as_fd(), Shutdown::Both);
         }
@@ -57,23 +57,23 @@ fn unit_result<E: Into<io::Error>>(result: Result<(), E>) -> CallResult {
 }
 
 impl KernelSockets {
-    /// No sockets yet.
+    /// Creates an empty descriptor table.
     pub fn new(ip: IpVersion, congestion_control: &str) -> Self {
         let defaults = SocketDefaults { ip, congestion_control: congestion_control.into() };
         Self { defaults, table: Arc::default() }
     }
 
-    /// A call that does not block.
+    /// Makes a call without blocking.
     pub fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> CallResult {
         call(&self.defaults, &self.table, op, new_fd, data)
     }
 
-    /// A call that may block, in a thread of its own.
+    /// Makes a call that may block, on a thread of its own.
     pub fn call_blocking(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8], finish: OnReturn) {
         let (settings, table) = (self.defaults.clone(), Arc::clone(&self.table));
         let (op, data) = (op.clone(), data.to_vec());
         let work = move || {
-            // Otherwise the time of return would be that of the next free moment of a busy machine.
+            // At normal priority, the time of return would depend on the load of the machine.
             let _ = sys::raise_priority();
             let mut socket = op.fd().and_then(|fd| lock(&table).get(&fd).cloned());
             let set_blocking = |socket: &Option<Arc<OwnedFd>>, blocking: bool| {
@@ -83,18 +83,18 @@ impl KernelSockets {
             };
             set_blocking(&socket, true);
             if let Op::Close { .. } = op {
-                // Only the last owner's close lingers.
+                // Only the `close` of the last reference lingers.
                 socket = None;
             }
             let result = call(&settings, &table, &op, new_fd, &data);
             set_blocking(&socket, false);
             finish(result);
         };
-        // A thread that cannot be started shows as a call that never returns.
+        // If the thread cannot be started, the call never returns, which the runner reports.
         let _ = std::thread::Builder::new().stack_size(256 * 1024).spawn(work);
     }
 
-    /// `struct tcp_info` as far as this kernel fills it.
+    /// Reads `struct tcp_info` as far as this kernel fills it.
     pub fn tcp_info(&self, fd: Fd) -> io::Result<Vec<u8>> {
         let Some(socket) = lock(&self.table).get(&fd).cloned() else {
             return Err(io::Error::from_raw_os_error(libc::EBADF));
@@ -152,7 +152,7 @@ fn call(
         let Some(socket) = lock(table).remove(fd) else { return bad() };
         return match Arc::try_unwrap(socket) {
             Ok(socket) => unit_result(sys::close(socket)),
-            // A blocking call still uses it; the close takes place when that returns.
+            // A blocking call still uses the socket; it is closed when that call returns.
             Err(_) => CallResult::value(0),
         };
     }

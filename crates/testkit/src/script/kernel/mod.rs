@@ -1,4 +1,5 @@
-//! Runs scripts against the Linux kernel, in real time: a TUN device in a network namespace of its own, whose other end is the script.
+//! Runs scripts against the Linux kernel in real time: over a TUN device in a network namespace of its own,
+//! whose other side is the script.
 
 mod calls;
 pub(crate) mod namespace;
@@ -17,13 +18,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc;
 use std::time::Instant;
 
-/// Length of a tick of the kernel's timers (`CONFIG_HZ` = 250, the lowest of the usual values but 100).
+/// Period of the kernel's timer tick (`CONFIG_HZ` = 250, the lowest common value except 100).
 const JIFFY: Duration = Duration::from_millis(4);
 
-/// How late a packet's time may be read because this thread did not run, with real-time priority or without.
+/// Maximum delay of a packet's timestamp because this thread was not scheduled.
 const SCHEDULING_LATENCY: Duration = Duration::from_millis(4);
 
-/// Why the kernel cannot be used here, if it cannot.
+/// Returns why the kernel cannot run scripts here, or `None` if it can.
 pub fn unavailable() -> Option<String> {
     std::thread::spawn(|| {
         let target = super::ast::IpVersion::V4;
@@ -35,7 +36,10 @@ pub fn unavailable() -> Option<String> {
     .unwrap_or_else(|_| Some("the check panicked".into()))
 }
 
-/// Runs `work` with a backend, in a thread of its own that alone lives in the namespace.
+/// Runs `work` with a backend, on a thread that alone is in the namespace.
+///
+/// # Errors
+/// The kernel's error if the namespace cannot be set up.
 pub fn with_backend<R: Send>(
     target: Target,
     directives: &Directives,
@@ -51,7 +55,7 @@ pub fn with_backend<R: Send>(
     })
 }
 
-/// The kernel as a backend.
+/// Runs scripts against the kernel.
 struct KernelBackend {
     start: Instant,
     tun: OwnedFd,
@@ -65,7 +69,7 @@ struct KernelBackend {
 impl KernelBackend {
     fn new(target: Target, directives: &Directives) -> io::Result<Self> {
         let tun = namespace::create(target.ip, directives)?;
-        // Without the right to real-time priority, scripts run all the same, only more often late.
+        // Without the privilege for real-time priority, scripts still run but are late more often.
         let _ = sys::raise_priority();
         let (report, done) = mpsc::channel();
         Ok(Self {
@@ -79,7 +83,7 @@ impl KernelBackend {
         })
     }
 
-    /// Takes what the kernel has sent so far.
+    /// Reads all packets that the kernel has sent.
     fn drain(&mut self) {
         while let Ok(len) = rustix::io::read(&self.tun, &mut self.buffer[..]) {
             let at = self.start.elapsed();
@@ -101,13 +105,14 @@ impl Backend for KernelBackend {
             }
             let left = until.checked_sub(self.start.elapsed()).filter(|left| !left.is_zero())?;
             let nanos = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
-            // An interrupted wait is simply taken up again.
+            // The loop repeats an interrupted wait.
             let _ = sys::wait_readable(self.tun.as_fd(), nanos);
         }
     }
 
     fn inject(&mut self, packet: &[u8]) {
-        // The kernel processes the packet within this call. It refuses only malformed ones, which it would have dropped anyway.
+        // The kernel processes the packet within this call. It rejects only malformed packets, which it would
+        // have dropped anyway.
         let _ = rustix::io::write(&self.tun, packet);
         self.drain();
     }
@@ -121,7 +126,7 @@ impl Backend for KernelBackend {
     fn call_blocking(&mut self, ticket: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]) {
         let (report, start) = (self.finished_tx.clone(), self.start);
         let finish = move |returned| {
-            // The receiver is gone only when the script has failed already.
+            // The receiver is gone only if the script has failed already.
             let _ = report.send(FinishedCall { call_id: ticket, at: start.elapsed(), returned });
         };
         self.sockets.call_blocking(op, new_fd, data, Box::new(finish));
@@ -138,8 +143,8 @@ impl Backend for KernelBackend {
     }
 
     fn timer_slack(&self, after: Duration) -> Duration {
-        // A timer is armed for the tick after next and rounded up to its wheel level's granularity, an eighth of its length
-        // at the most (kernel/time/timer.c).
+        // A timer is armed for the tick after the next one and rounded up to the granularity of its wheel
+        // level, which is at most an eighth of its length (kernel/time/timer.c).
         2 * JIFFY + SCHEDULING_LATENCY + after / 8
     }
 

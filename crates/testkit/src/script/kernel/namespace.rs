@@ -11,9 +11,10 @@ use std::os::fd::{AsFd, OwnedFd};
 
 const DEVICE: &str = "script0";
 
-/// Every setting that scripts depend on, so that a host's or distribution's choice does not matter. They are Linux's own
-/// defaults, but for `tcp_no_metrics_save` (no memory of earlier runs), `tcp_comp_sack_nr` (duplicate ACKs leave at once,
-/// RFC 5681 §4.2), `tcp_syn_linear_timeouts` (a SYN's time-out doubles, RFC 6298 §5.5) and `icmp_ratelimit`.
+/// All sysctls that scripts depend on, so that the host's or distribution's settings do not matter. The
+/// values are Linux's defaults, except for `tcp_no_metrics_save` (no memory of earlier runs),
+/// `tcp_comp_sack_nr` (duplicate ACKs leave at once, RFC 5681 §4.2), `tcp_syn_linear_timeouts` (a SYN's
+/// time-out doubles, RFC 6298 §5.5) and `icmp_ratelimit`.
 const SYSCTLS: &[(&str, &str)] = &[
     ("net.ipv4.tcp_timestamps", "1"),
     ("net.ipv4.tcp_sack", "1"),
@@ -65,18 +66,18 @@ const SYSCTLS: &[(&str, &str)] = &[
     ("net.core.somaxconn", "4096"),
 ];
 
-/// Settings that only some kernels have.
+/// Sysctls that older kernels lack.
 const OPTIONAL_SYSCTLS: &[(&str, &str)] =
     &[("net.ipv4.tcp_syn_linear_timeouts", "0"), ("net.ipv4.tcp_rto_min_us", "200000")];
 
-/// Sets a sysctl of the namespace of the calling thread, by its name with dots.
+/// Sets a sysctl in the calling thread's namespace, given by its dotted name.
 pub(crate) fn set_sysctl(name: &str, value: &str) -> io::Result<()> {
-    // A dot inside a path component (an interface name) cannot occur: the device's name has none.
+    // No component of a name (an interface name) contains a dot: the device's name has none.
     let path = format!("/proc/sys/{}", name.replace('.', "/"));
     std::fs::write(&path, value).map_err(|e| io::Error::new(e.kind(), format!("{path} = {value}: {e}")))
 }
 
-/// Gives the namespace of the calling thread all settings that tests depend on.
+/// Sets all sysctls that tests depend on in the calling thread's namespace.
 pub(crate) fn apply_defaults() -> io::Result<()> {
     for (name, value) in SYSCTLS {
         set_sysctl(name, value)?;
@@ -90,11 +91,13 @@ pub(crate) fn apply_defaults() -> io::Result<()> {
     Ok(())
 }
 
-/// Moves the calling thread into a new namespace and returns its TUN device, up and with our address.
+/// Moves the calling thread into a new namespace. Returns its TUN device, which is up and has the run's local
+/// address.
 pub fn create(ip: IpVersion, directives: &Directives) -> io::Result<OwnedFd> {
     sys::enter_new_network_namespace()?;
     apply_defaults()?;
-    // Congestion control is set on each socket: by sysctl, a namespace may only name algorithms that the host allows to everyone.
+    // Congestion control is set on each socket: by sysctl, a namespace may only name algorithms that the host
+    // allows to everyone.
     for (name, value) in directives.sysctls.iter().filter(|(name, _)| name != CONGESTION_CONTROL) {
         set_sysctl(name, value)?;
     }
@@ -103,7 +106,7 @@ pub fn create(ip: IpVersion, directives: &Directives) -> io::Result<OwnedFd> {
     let control = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     sys::set_mtu(control.as_fd(), DEVICE, directives.mtu)?;
     if ip == IpVersion::V6 {
-        // No link-local address, hence no router solicitations or listener reports among the packets.
+        // Without a link-local address the kernel sends no router solicitations and no listener reports.
         set_sysctl(&format!("net.ipv6.conf.{DEVICE}.addr_gen_mode"), "1")?;
         set_sysctl(&format!("net.ipv6.conf.{DEVICE}.accept_dad"), "0")?;
     }
@@ -121,7 +124,8 @@ pub fn create(ip: IpVersion, directives: &Directives) -> io::Result<OwnedFd> {
     Ok(tun)
 }
 
-/// An IPv6 address is usable only after the kernel's own thread has decided that it need not look for duplicates.
+/// Waits until the kernel's own thread has decided that the IPv6 address needs no duplicate address
+/// detection.
 fn wait_until_usable(address: IpAddr) -> io::Result<()> {
     let mut attempt = 0;
     loop {

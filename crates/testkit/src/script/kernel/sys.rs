@@ -1,4 +1,5 @@
-//! The few system calls that no safe wrapper offers: namespaces, the TUN device, interface requests and raw socket options.
+//! System calls without a safe wrapper: namespaces, the TUN device, interface requests and raw socket
+//! options.
 #![allow(unsafe_code)] // ioctls, setsockopt with arbitrary options, unshare
 
 use std::io;
@@ -6,20 +7,21 @@ use std::mem::{size_of, zeroed};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Length of an interface name with its zero.
+/// Length of an interface name including the terminating zero.
 const NAME_BYTES: usize = libc::IFNAMSIZ;
 
 fn check(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Moves the calling thread into a fresh network namespace. It disappears with its last thread, socket and device.
+/// Moves the calling thread into a new network namespace, which disappears with its last thread, socket and
+/// device.
 pub fn enter_new_network_namespace() -> io::Result<()> {
-    // SAFETY: takes no pointers; affects only the calling thread.
+    // SAFETY: the call takes no pointers and affects only the calling thread.
     check(unsafe { libc::unshare(libc::CLONE_NEWNET) }).map(drop)
 }
 
-/// Gives the calling thread real-time priority, so that compilers running beside it do not delay its packets.
+/// Gives the calling thread real-time priority, so that other processes do not delay its packets.
 pub fn raise_priority() -> io::Result<()> {
     let parameter = libc::sched_param { sched_priority: 10 };
     // SAFETY: the pointer is to a live struct; 0 is the calling thread.
@@ -34,13 +36,13 @@ fn request(name: &str) -> libc::ifreq {
     request
 }
 
-/// Creates a TUN device in the current namespace: IP packets without a header in front.
+/// Creates a TUN device in the current namespace; it carries IP packets without a header.
 pub fn open_tun(name: &str) -> io::Result<OwnedFd> {
     // SAFETY: the path is a C string; the result is checked before use.
     let fd = check(unsafe {
         libc::open(c"/dev/net/tun".as_ptr(), libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC)
     })?;
-    // SAFETY: `fd` was just opened and nobody else owns it.
+    // SAFETY: `fd` was just opened and has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut request = request(name);
     request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as i16;
@@ -64,7 +66,7 @@ fn sockaddr(address: Ipv4Addr) -> libc::sockaddr {
     }
 }
 
-/// Sets the MTU of an interface.
+/// Sets the MTU of an interface in bytes.
 pub fn set_mtu(socket: BorrowedFd<'_>, name: &str, mtu: u32) -> io::Result<()> {
     let mut request = request(name);
     request.ifr_ifru.ifru_mtu = mtu as i32;
@@ -81,7 +83,7 @@ pub fn set_up(socket: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     ioctl_interface(socket, libc::SIOCSIFFLAGS, &mut request)
 }
 
-/// Gives an interface an IPv4 address with a /24 network. `socket` is one of AF_INET.
+/// Gives an interface an IPv4 address with a /24 prefix. `socket` is an AF_INET socket.
 pub fn add_ipv4(socket: BorrowedFd<'_>, name: &str, address: Ipv4Addr) -> io::Result<()> {
     let mut request = request(name);
     request.ifr_ifru.ifru_addr = sockaddr(address);
@@ -90,7 +92,7 @@ pub fn add_ipv4(socket: BorrowedFd<'_>, name: &str, address: Ipv4Addr) -> io::Re
     ioctl_interface(socket, libc::SIOCSIFNETMASK, &mut request)
 }
 
-/// Gives an interface an IPv6 address with a /64 network. `socket` is one of AF_INET6.
+/// Gives an interface an IPv6 address with a /64 prefix. `socket` is an AF_INET6 socket.
 pub fn add_ipv6(socket: BorrowedFd<'_>, name: &str, address: Ipv6Addr) -> io::Result<()> {
     let mut request = request(name);
     ioctl_interface(socket, libc::SIOCGIFINDEX, &mut request)?;
@@ -102,14 +104,14 @@ pub fn add_ipv6(socket: BorrowedFd<'_>, name: &str, address: Ipv6Addr) -> io::Re
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFADDR, &raw mut request) }).map(drop)
 }
 
-/// `setsockopt` with any value.
+/// Calls `setsockopt`.
 pub fn set_socket_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
     let len = value.len() as libc::socklen_t;
     // SAFETY: pointer and length describe `value`.
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.as_ptr().cast(), len) }).map(drop)
 }
 
-/// `getsockopt` into a buffer; returns how many bytes were filled.
+/// Calls `getsockopt`. Returns the number of bytes filled.
 pub fn socket_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: &mut [u8]) -> io::Result<usize> {
     let mut len = value.len() as libc::socklen_t;
     // SAFETY: pointer and length describe `value`; the kernel writes at most `len` bytes.
@@ -119,7 +121,7 @@ pub fn socket_option(socket: BorrowedFd<'_>, level: i32, name: i32, value: &mut 
     Ok(len as usize)
 }
 
-/// An `ioctl` that fills one integer.
+/// Calls an `ioctl` that fills one integer.
 pub fn ioctl_int(socket: BorrowedFd<'_>, code: libc::Ioctl) -> io::Result<i32> {
     let mut value = 0i32;
     // SAFETY: the codes passed here fill one int.
@@ -127,13 +129,13 @@ pub fn ioctl_int(socket: BorrowedFd<'_>, code: libc::Ioctl) -> io::Result<i32> {
     Ok(value)
 }
 
-/// `poll` with millisecond time-out; fills `revents`.
+/// Calls `poll` with a time-out in milliseconds; fills `revents`.
 pub fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> io::Result<i32> {
     // SAFETY: pointer and length describe `fds`.
     check(unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) })
 }
 
-/// Waits until `fd` is readable, for `nanos` at the most.
+/// Waits up to `nanos` nanoseconds until `fd` is readable. Returns whether it is.
 pub fn wait_readable(fd: BorrowedFd<'_>, nanos: u64) -> io::Result<bool> {
     let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     let timeout =
@@ -143,14 +145,14 @@ pub fn wait_readable(fd: BorrowedFd<'_>, nanos: u64) -> io::Result<bool> {
         .map(|ready| ready > 0)
 }
 
-/// `recv` with any flags.
+/// Calls `recv`.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8], flags: i32) -> io::Result<usize> {
     // SAFETY: pointer and length describe `buffer`.
     let got = unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), flags) };
     usize::try_from(got).map_err(|_| io::Error::last_os_error())
 }
 
-/// `send` with any flags; no signal on a broken pipe.
+/// Calls `send` with `MSG_NOSIGNAL` added to `flags`.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], flags: i32) -> io::Result<usize> {
     let flags = flags | libc::MSG_NOSIGNAL;
     // SAFETY: pointer and length describe `bytes`.
@@ -158,7 +160,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], flags: i32) -> io::Result<usiz
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// `close`, with its error (a lingering close may fail).
+/// Calls `close` and returns its error, which a lingering close may have.
 pub fn close(socket: OwnedFd) -> io::Result<()> {
     use std::os::fd::IntoRawFd;
     // SAFETY: the descriptor was owned and is given up here.

@@ -1,8 +1,8 @@
-//! `struct tcp_info` of Linux, by field name.
+//! Parses Linux's `struct tcp_info` into fields by name.
 
 use crate::script::assertion::Info;
 
-/// Name, offset and size of each field. The kernel only ever appends to the struct, so an older one fills a prefix.
+/// Name, offset and size of each field. Kernels only append to the struct, so an older kernel fills a prefix.
 const FIELDS: &[(&str, usize, usize)] = &[
     ("tcpi_state", 0, 1),
     ("tcpi_ca_state", 1, 1),
@@ -50,10 +50,10 @@ const FIELDS: &[(&str, usize, usize)] = &[
     ("tcpi_rcv_wnd", 232, 4),
 ];
 
-/// Where the two window shifts share a byte.
+/// Offset of the byte with both window scales.
 const WSCALE_OFFSET: usize = 6;
 
-/// Reads the fields that `bytes` holds.
+/// Parses the fields that `bytes` contains.
 pub fn parse(bytes: &[u8]) -> Info {
     let mut info = Info::new();
     for &(name, offset, size) in FIELDS {

@@ -1,10 +1,10 @@
-//! Socket calls: `setsockopt(4, SOL_TCP, TCP_NODELAY, [1], 4) = 0`.
+//! Parses socket calls: `setsockopt(4, SOL_TCP, TCP_NODELAY, [1], 4) = 0`.
 
 use crate::script::calls::{Call, ExpectedReturn, Fd, Op, OptionValue, PollEntry};
 use crate::script::names::{Errno, MsgFlags, PollEvents, ShutdownHow, SockOpt, SocketIoctl};
 use crate::script::scanner::{ParseResult, Scanner};
 
-/// Parses a call and what it must return.
+/// Parses a call and its expected result.
 pub fn parse(s: &mut Scanner<'_>) -> ParseResult<Call> {
     let name = s.identifier()?;
     s.expect("(")?;
@@ -14,7 +14,7 @@ pub fn parse(s: &mut Scanner<'_>) -> ParseResult<Call> {
     Ok(Call { op, text: format!("{name}({arguments})"), expect: expect(s)? })
 }
 
-/// `0`, `-1 EAGAIN (comment)`, `*`.
+/// Parses `0`, `-1 EAGAIN (comment)` or `*`.
 fn expect(s: &mut Scanner<'_>) -> ParseResult<ExpectedReturn> {
     if s.take("*") {
         return Ok(ExpectedReturn { value: None, errno: None });
@@ -36,7 +36,7 @@ fn expect(s: &mut Scanner<'_>) -> ParseResult<ExpectedReturn> {
     Ok(ExpectedReturn { value, errno })
 }
 
-/// The arguments of `name`, typed, and as text in one normal form.
+/// Parses the arguments of `name`. Returns the call, and the arguments as normalized text.
 fn operation(s: &mut Scanner<'_>, name: &str) -> ParseResult<(Op, String)> {
     if name == "socket" {
         skip_arguments(s)?;
@@ -105,7 +105,7 @@ fn operation(s: &mut Scanner<'_>, name: &str) -> ParseResult<(Op, String)> {
     })
 }
 
-/// Arguments that the script leaves to the runner, up to the closing parenthesis.
+/// Skips arguments that the runner provides, up to the closing parenthesis. Returns their text.
 fn skip_arguments<'a>(s: &mut Scanner<'a>) -> ParseResult<&'a str> {
     Ok(s.take_while(|c| c != ')' && c != '\n').trim_end())
 }
@@ -141,7 +141,7 @@ fn transfer(s: &mut Scanner<'_>, name: &str, fd: Fd) -> ParseResult<(Op, String)
     Ok((op, text))
 }
 
-/// `A|B` or a plain `0`; the value and the text.
+/// Parses `A|B` or a plain `0`. Returns the value and the text.
 fn alternatives(s: &mut Scanner<'_>, lookup: impl Fn(&str) -> Option<i64>) -> ParseResult<(i64, String)> {
     if s.at_digit() {
         let value = s.number_as::<u16>()?;
@@ -194,7 +194,7 @@ fn set_option(s: &mut Scanner<'_>, fd: Fd) -> ParseResult<(Op, String)> {
     Ok((Op::SetOption { fd, option, value }, text))
 }
 
-/// `[5]`, `[-1]`, `[ECONNRESET]`.
+/// Parses `[5]`, `[-1]` or `[ECONNRESET]`.
 fn bracketed(s: &mut Scanner<'_>) -> ParseResult<i32> {
     s.expect("[")?;
     let negative = s.take("-");
@@ -211,7 +211,7 @@ fn bracketed(s: &mut Scanner<'_>) -> ParseResult<i32> {
     Ok(if negative { -value } else { value })
 }
 
-/// `[{fd=4, events=POLLIN, revents=0}], 1, 100`.
+/// Parses `[{fd=4, events=POLLIN, revents=0}], 1, 100`.
 fn poll(s: &mut Scanner<'_>) -> ParseResult<(Op, String)> {
     s.expect("[")?;
     let mut entries = Vec::new();

@@ -1,4 +1,4 @@
-//! Comment directives: the `// key: value` lines at the head of a script.
+//! Parses comment directives: the `// key: value` lines at the head of a script.
 
 use crate::script::ast::{BackendKind, Difference, Directives, IpVersion};
 use crate::script::scanner::{ParseError, ParseResult, parse_number};
@@ -6,7 +6,7 @@ use core::time::Duration;
 
 const KEYS: &[&str] = &["ip", "sysctl", "differs", "only", "tolerance", "mtu", "isn", "payload"];
 
-/// The summary line and the directives: all comments before the first event.
+/// Parses all comments before the first event. Returns the summary line and the directives.
 pub fn parse(text: &str) -> ParseResult<(String, Directives)> {
     let mut directives = Directives::default();
     let mut summary = String::new();

@@ -1,4 +1,4 @@
-//! Parses script files: directives, blocks, times; packets and calls have files of their own.
+//! Parses script files: directives, blocks and times. Submodules parse packets and calls.
 
 mod call;
 mod directives;
@@ -10,7 +10,7 @@ use super::scanner::{ParseResult, Scanner};
 use core::time::Duration;
 use std::path::Path;
 
-/// Parses the text of one script; `path` is only remembered.
+/// Parses the text of a script; `path` is stored in the result and not opened.
 pub fn parse(path: &Path, text: &str) -> ParseResult<Script> {
     let (summary, directives) = directives::parse(text)?;
     let mut scanner = Scanner::new(text);
@@ -78,7 +78,7 @@ fn event(s: &mut Scanner<'_>) -> ParseResult<Event> {
     Ok(Event { line, time, until, kind })
 }
 
-/// `+0.1`, `0.1`, `+0.1~+0.2`, `+0...+0.3`, `*`.
+/// Parses `+0.1`, `0.1`, `+0.1~+0.2`, `+0...+0.3` or `*`.
 fn time(s: &mut Scanner<'_>) -> ParseResult<(Time, Option<Duration>)> {
     if s.take("*") {
         return Ok((Time::Any, None));
@@ -86,7 +86,7 @@ fn time(s: &mut Scanner<'_>) -> ParseResult<(Time, Option<Duration>)> {
     let relative = s.take("+");
     let from = s.seconds()?;
     let end_of = |s: &mut Scanner<'_>| -> ParseResult<Duration> {
-        // As in packetdrill, both ends count from the same point, whether or not the second has a `+`.
+        // As in packetdrill, both ends are relative to one origin, whether or not the second has a `+`.
         s.take("+");
         let end = s.seconds()?;
         if end < from { s.error("the range ends before it starts") } else { Ok(end) }

@@ -1,22 +1,23 @@
-//! Packets: `S. 0:0(0) ack 1 win 65535 <mss 1460>` and `icmp unreachable frag_needed mtu 1200 [1:1001(1000)]`.
+//! Parses packets: `S. 0:0(0) ack 1 win 65535 <mss 1460>` and `icmp unreachable frag_needed mtu 1200
+//! [1:1001(1000)]`.
 
 use crate::script::ast::{
     Ecn, Flags, Icmp, IcmpKind, MssValue, Packet, PacketBody, Segment, TcpOpt, TsValue,
 };
 use crate::script::scanner::{ParseResult, Scanner};
 
-/// Who sends the packet.
+/// Direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// The script.
+    /// From the script to the stack.
     Inbound,
-    /// The stack.
+    /// From the stack.
     Outbound,
 }
 
-/// Parses what follows `<` or `>`.
+/// Parses the text after `<` or `>`.
 pub fn parse(s: &mut Scanner<'_>, direction: Direction) -> ParseResult<Packet> {
-    // The number of a flow stands directly at the arrow, so `<2 S` is no time or flag.
+    // The flow number follows the arrow without a space.
     let flow = if s.peek_here().is_some_and(|c| c.is_ascii_digit()) { s.number_as()? } else { 1 };
     if flow == 0 {
         return s.error("flows are numbered from 1");
@@ -100,7 +101,7 @@ fn flags(s: &mut Scanner<'_>) -> ParseResult<Flags> {
     Ok(flags)
 }
 
-/// `first:end(length)`, as a number and the length.
+/// Parses `first:end(length)`. Returns the first number and the length.
 fn sequence(s: &mut Scanner<'_>) -> ParseResult<(u32, u32)> {
     let first: u32 = s.number_as()?;
     s.expect(":")?;
@@ -182,7 +183,7 @@ fn hex(s: &mut Scanner<'_>) -> ParseResult<Vec<u8>> {
     Ok(text.as_bytes().chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect())
 }
 
-/// `[ttl 5]`, if it stands here; else what packets have.
+/// Parses an optional `[ttl 5]`; the default is 64.
 fn hop_limit(s: &mut Scanner<'_>) -> ParseResult<u8> {
     if !s.take("[ttl ") {
         return Ok(64);
