@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_gives_one_input() {
+    fn seed_determines_the_input() {
         for target in &crate::TARGETS {
             assert_eq!(random(target, 5), random(target, 5));
             assert!((0..20).any(|seed| random(target, seed) != random(target, seed + 1)), "{}", target.name);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn shrinking_leaves_what_matters() {
+    fn shrinking_keeps_the_cause() {
         let data: Vec<u8> = (0..200).collect();
         let small = shrink(data, 16, |d| d.contains(&77));
         assert_eq!(small, [77]);

@@ -299,7 +299,7 @@ mod tests {
 
     /// Without this the corpus would prove nothing.
     #[test]
-    fn the_seeds_reach_frames_violations_and_refusals_in_both_roles() {
+    fn seeds_cover_both_roles() {
         for client in [0, 1] {
             let mut sum = MemifOutcome::default();
             for (name, data) in seeds().into_iter().filter(|(_, data)| data[0] & 1 == client) {
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn each_seed_does_what_its_name_says() {
+    fn seeds_have_their_named_effect() {
         let of = |name: &str| {
             let all = seeds();
             run(&all.iter().find(|(known, _)| *known == name).unwrap().1)

@@ -28,7 +28,7 @@ fn committed(target: &Target) -> Vec<(String, Vec<u8>)> {
 
 /// The corpus may also contain inputs found by fuzzing.
 #[test]
-fn what_is_written_by_hand_is_committed() {
+fn handwritten_inputs_are_committed() {
     for target in &TARGETS {
         let folder = folder(target);
         for (name, data) in (target.seeds)() {
@@ -81,14 +81,14 @@ fn the_corpus_reaches_every_state_of_a_connection() {
 }
 
 #[test]
-fn the_corpus_reads_datagrams_and_meets_their_errors() {
+fn corpus_covers_datagrams_and_their_errors() {
     let runs: Vec<_> = committed(&TARGETS[0]).iter().map(|(_, data)| frames::run(data).udp).collect();
     let (received, errors) = runs.iter().fold((0, 0), |(r, e), d| (r + d.received, e + d.errors));
     assert!(received > 10 && errors > 5, "{received} datagrams, {errors} errors");
 }
 
 #[test]
-fn the_corpus_of_clients_does_what_cannot_be_and_is_counted() {
+fn channel_corpus_causes_violations_and_refusals() {
     let target = TARGETS.iter().find(|target| target.name == "channel").expect("the target");
     let (mut sum, mut datagrams, mut unasked) = (ChannelStats::default(), 0, 0);
     for (_, data) in committed(target) {
@@ -108,7 +108,7 @@ fn the_corpus_of_clients_does_what_cannot_be_and_is_counted() {
 }
 
 #[test]
-fn the_same_input_does_the_same_twice() {
+fn equal_inputs_have_equal_effects() {
     for (name, data) in committed(&TARGETS[0]) {
         let (first, second) = (frames::run(&data), frames::run(&data));
         assert_eq!((first.events, first.frames), (second.events, second.frames), "{name}");

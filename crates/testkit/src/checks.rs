@@ -92,7 +92,7 @@ impl<'a> DissectedPacket<'a> {
             Some(NetSlice::Ipv4(ip)) => {
                 let header = ip.header();
                 if sum(&[header.slice()]) != 0xffff {
-                    return Some("checksum of the IP header".into());
+                    return Some("wrong checksum of the IP header".into());
                 }
                 let pseudo = [header.source(), header.destination()].concat();
                 (usize::from(header.total_len()), pseudo, ip.payload())
@@ -107,7 +107,7 @@ impl<'a> DissectedPacket<'a> {
         };
         let tags = 4 * parts.link_exts.len();
         if self.bytes.len() != ETHERNET_BYTES + tags + ip_bytes {
-            return Some(format!("{} bytes for a packet of {ip_bytes}", self.bytes.len()));
+            return Some(format!("a frame of {} bytes with a packet of {ip_bytes}", self.bytes.len()));
         }
         if payload.fragmented {
             return None;
@@ -120,7 +120,7 @@ impl<'a> DissectedPacket<'a> {
             TCP | UDP | ICMP6 => sum(&[&pseudo, &length, &[0, protocol], bytes]),
             _ => return None,
         };
-        (total != 0xffff).then(|| format!("checksum of protocol {protocol}"))
+        (total != 0xffff).then(|| format!("wrong checksum of protocol {protocol}"))
     }
 }
 
@@ -163,7 +163,7 @@ impl fmt::Display for DissectedPacket<'_> {
             write!(f, ", flags {}, seq {seq}, ack {ack}, window {}", flag_letters(tcp), tcp.window_size())?;
         }
         write!(f, ", {} bytes of payload", self.payload_len().unwrap_or(0))?;
-        self.flaw().map_or(Ok(()), |flaw| write!(f, "; wrong: {flaw}"))
+        self.flaw().map_or(Ok(()), |flaw| write!(f, "; malformed: {flaw}"))
     }
 }
 
@@ -222,7 +222,7 @@ impl Not for Check {
 
 /// Expects consistent lengths and correct checksums.
 pub fn well_formed() -> Check {
-    Check::new("right lengths and checksums", |packet| packet.flaw().is_none())
+    Check::new("correct lengths and checksums", |packet| packet.flaw().is_none())
 }
 
 /// Expects an IP packet of at most `mtu` bytes, or a frame without IP.
@@ -312,7 +312,7 @@ pub fn option(wanted: TcpOptionElement) -> Check {
 /// starts over.
 pub fn acks_never_decrease() -> Check {
     let mut last = BTreeMap::new();
-    Check::new("no acknowledgement before an earlier one", move |packet| {
+    Check::new("no decreasing acknowledgement number", move |packet| {
         let (Some(tcp), Some(addresses)) = (packet.tcp(), packet.addresses()) else { return true };
         let flow = (addresses, tcp.source_port(), tcp.destination_port());
         if tcp.syn() || tcp.rst() || !tcp.ack() {
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn each_check_is_true_of_what_it_is_about_and_of_nothing_else() {
+    fn each_check_matches_only_its_packets() {
         let frame = syn(b"abc");
         let right = [
             well_formed(),
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_bit_anywhere_behind_the_ethernet_header_is_found() {
+    fn any_flipped_bit_is_detected() {
         let frame = syn(b"abcde");
         for bit in 14 * 8..frame.len() * 8 {
             let mut broken = frame.clone();
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_are_put_together() {
+    fn checks_combine_with_operators() {
         let frame = syn(b"");
         assert!(holds(tcp() & flags("SA") & !payload(1..), &frame));
         assert!(holds(udp() | tcp(), &frame));
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledgement_that_goes_back_is_found_in_its_direction() {
+    fn decreasing_ack_is_detected_per_direction() {
         let header = |ack| TcpHeader {
             src_port: PEER_PORT,
             dst_port: PORT,

@@ -78,8 +78,8 @@ impl ScriptedPeer {
     /// # Panics
     /// If `config` is invalid.
     pub fn with_stale_neighbour(config: StackConfig) -> Self {
-        let mut puppet = Self::with_neighbours(config, Vec::new());
-        let question = arp::ArpPacket {
+        let mut peer = Self::with_neighbours(config, Vec::new());
+        let request = arp::ArpPacket {
             operation: arp::ArpOperation::Request,
             sender_mac: PEER_MAC,
             sender_ip: PEER,
@@ -88,9 +88,9 @@ impl ScriptedPeer {
         };
         let mut frame = vec![0; ethernet::Header::LEN + arp::ArpPacket::LEN];
         let at = ethernet::Header::new(MacAddr::BROADCAST, PEER_MAC, None, EtherType::ARP).emit(&mut frame);
-        question.emit(&mut frame[at..]);
-        puppet.deliver_frame(&frame);
-        puppet
+        request.emit(&mut frame[at..]);
+        peer.deliver_frame(&frame);
+        peer
     }
 
     fn with_neighbours(config: StackConfig, static_neighbours: Vec<(IpAddr, MacAddr)>) -> Self {
@@ -99,13 +99,13 @@ impl ScriptedPeer {
         let outbox = FrameQueue::default();
         let port = stack.add_port(Box::new(FrameQueueTx::new(outbox.clone(), STACK_MAC.0, 1500)));
         let link = LinkConfig {
-            name: "puppet".into(),
+            name: "peer".into(),
             addresses: vec![(IpAddr::V4(STACK), 24)],
             static_neighbours,
             ..LinkConfig::default()
         };
         stack.add_link(port, &link).expect("the link is valid");
-        let mut puppet = Self {
+        let mut peer = Self {
             stack,
             now,
             events: Vec::new(),
@@ -118,8 +118,8 @@ impl ScriptedPeer {
             sent_frames: outbox,
             sent: Vec::new(),
         };
-        puppet.turn(&[]);
-        puppet
+        peer.turn(&[]);
+        peer
     }
 
     /// Creates a stack that has accepted a connection of the peer, whose SYN carried `options`.
@@ -127,10 +127,10 @@ impl ScriptedPeer {
     /// # Panics
     /// If `config` is invalid, or the stack does not accept the connection.
     pub fn established(config: StackConfig, options: &TcpOptions) -> Self {
-        let mut puppet = Self::new(config);
-        puppet.listen();
-        puppet.open(options);
-        puppet
+        let mut peer = Self::new(config);
+        peer.listen();
+        peer.open(options);
+        peer
     }
 
     /// Opens a connection from the peer with a SYN that carries `options`. Returns the handle of the accepted
@@ -142,7 +142,7 @@ impl ScriptedPeer {
         let syn = self.segment(TcpFlags::SYN, 0, 0, &[], options);
         self.deliver_frame(&syn);
         self.deliver(TcpFlags::ACK, 1, 1, &[]);
-        self.conn.expect("it was accepted")
+        self.conn.expect("the stack accepted the connection")
     }
 
     /// Listens on [`PORT`] at the stack's address.
@@ -160,10 +160,11 @@ impl ScriptedPeer {
     /// If the stack refuses the connection or sends no SYN.
     pub fn connect(&mut self) -> Conn {
         let to = SocketAddr::new(PEER.into(), PEER_PORT);
-        let conn = self.stack.connect(self.now, to, &ConnectOptions::default()).expect("there is a route");
+        let conn =
+            self.stack.connect(self.now, to, &ConnectOptions::default()).expect("the peer is on the link");
         self.conn = Some(conn);
         self.turn(&[]);
-        let syn = self.sent.last().expect("SYN left").header;
+        let syn = self.sent.last().expect("the stack sent a SYN").header;
         self.ports = (syn.src_port, PEER_PORT);
         self.iss = syn.seq.0;
         conn
@@ -345,7 +346,7 @@ fn parse(frame: &[u8]) -> Option<SentSegment> {
     let header = ipv4::Header::parse(ip).ok().filter(|h| h.protocol == protocol::TCP)?;
     let payload = header.payload(ip);
     let sum = pseudo_v4(header.src, header.dst, protocol::TCP, payload.len()).add(Sum::of(payload));
-    assert!(sum.is_valid(), "the stack sent a wrong checksum");
+    assert!(sum.is_valid(), "the stack sent a segment with a wrong checksum");
     let segment = TcpSegment::parse(payload).expect("the stack sends valid headers");
     Some(SentSegment {
         header: segment.header,

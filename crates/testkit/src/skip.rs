@@ -16,6 +16,6 @@ pub fn skip(test: &str, reason: &str) {
     let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
     // A single write keeps the lines of concurrent test processes apart.
     if let Err(e) = file.and_then(|mut f| f.write_all(line.as_bytes())) {
-        panic!("cannot note a skipped test: {e}");
+        panic!("the skipped test cannot be recorded: {e}");
     }
 }

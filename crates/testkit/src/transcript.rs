@@ -51,7 +51,7 @@ impl Conversation {
     /// Whether the initiator aborted the connection before any data: whether its SYN had left by then depends
     /// on timing.
     fn is_empty_abort(&self) -> bool {
-        let silent = |said: &EndTranscript| said.bytes.is_empty() && said.fin.is_none();
+        let silent = |end: &EndTranscript| end.bytes.is_empty() && end.fin.is_none();
         self.protocol == TCP && self.ends[0].reset && self.ends.iter().all(silent)
     }
 }
@@ -63,13 +63,13 @@ pub struct Transcript(Vec<Conversation>);
 impl fmt::Debug for Transcript {
     /// Writes a line for each conversation, with length and hash of the data of each end.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Conversation { protocol, responder: with, ends: said } in &self.0 {
-            write!(f, "\n{} {with}", if *protocol == TCP { "tcp" } else { "udp" })?;
-            for (EndTranscript { bytes, fin, reset, urgent, .. }, who) in said.iter().zip([">", "<"]) {
+        for Conversation { protocol, responder, ends } in &self.0 {
+            write!(f, "\n{} {responder}", if *protocol == TCP { "tcp" } else { "udp" })?;
+            for (EndTranscript { bytes, fin, reset, urgent, .. }, side) in ends.iter().zip([">", "<"]) {
                 // FNV-1a.
                 let add = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
                 let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325, add);
-                write!(f, " {who} {} bytes ({sum:016x})", bytes.len())?;
+                write!(f, " {side} {} bytes ({sum:016x})", bytes.len())?;
                 match fin {
                     Some(fin) => write!(f, " fin {fin}")?,
                     None => f.write_str(" open")?,
@@ -92,7 +92,7 @@ pub struct WireRecorder(Arc<Mutex<Conversations>>);
 
 #[derive(Default)]
 struct Conversations {
-    conversations: Vec<Conversation>,
+    list: Vec<Conversation>,
     /// Index of the latest conversation by protocol, initiator and responder.
     latest: BTreeMap<(u8, SocketAddr, SocketAddr), usize>,
 }
@@ -101,24 +101,27 @@ impl WireRecorder {
     /// Wraps a device so that both directions are recorded. Returns the device and the recorder.
     #[must_use]
     pub fn wrap(device: Device) -> (Device, Self) {
-        let witness = Self::default();
-        let ear =
-            MirrorTx { recorder: witness.clone(), capabilities: device.tx.capabilities(), frame: Vec::new() };
-        (mirror::wrap(device, Box::new(ear)), witness)
+        let recorder = Self::default();
+        let mirror_tx = MirrorTx {
+            recorder: recorder.clone(),
+            capabilities: device.tx.capabilities(),
+            frame: Vec::new(),
+        };
+        (mirror::wrap(device, Box::new(mirror_tx)), recorder)
     }
 
     /// Returns the data recorded so far.
     #[must_use]
     pub fn transcript(&self) -> Transcript {
-        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut all = heard.conversations.clone();
+        let conversations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = conversations.list.clone();
         for conversation in &mut all {
-            let resets = conversation.ends.each_ref().map(|said| said.reset);
-            for (said, cut_off) in conversation.ends.iter_mut().zip([resets[1], resets[0]]) {
-                said.first_seq = None;
-                said.urgent.sort_unstable();
-                if cut_off && said.fin.is_none() {
-                    said.bytes.truncate(COMPARED_BEFORE_RESET);
+            let resets = conversation.ends.each_ref().map(|end| end.reset);
+            for (end, peer_reset) in conversation.ends.iter_mut().zip([resets[1], resets[0]]) {
+                end.first_seq = None;
+                end.urgent.sort_unstable();
+                if peer_reset && end.fin.is_none() {
+                    end.bytes.truncate(COMPARED_BEFORE_RESET);
                 }
             }
         }
@@ -146,9 +149,9 @@ impl TxQueue for MirrorTx {
     }
 
     fn commit(&mut self, len: usize, _: TxMeta) {
-        let mut heard = self.recorder.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut conversations = self.recorder.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Other protocols and truncated packets carry no application data.
-        let _ = heard.record_frame(&self.frame[..len]);
+        let _ = conversations.record_frame(&self.frame[..len]);
     }
 
     fn flush(&mut self, _: Instant) {}
@@ -206,9 +209,9 @@ impl Conversations {
         protocol: u8,
         from: SocketAddr,
         to: SocketAddr,
-        anew: bool,
+        restart: bool,
     ) -> (usize, usize) {
-        if !anew {
+        if !restart {
             if let Some(known) = self.latest.get(&(protocol, from, to)) {
                 return (*known, 0);
             }
@@ -216,16 +219,16 @@ impl Conversations {
                 return (*known, 1);
             }
         }
-        let number = self.conversations.len();
-        self.conversations.push(Conversation { protocol, responder: to, ends: Default::default() });
+        let index = self.list.len();
+        self.list.push(Conversation { protocol, responder: to, ends: Default::default() });
         self.latest.remove(&(protocol, to, from));
-        self.latest.insert((protocol, from, to), number);
-        (number, 0)
+        self.latest.insert((protocol, from, to), index);
+        (index, 0)
     }
 
     fn datagram(&mut self, from: SocketAddr, to: SocketAddr, data: &[u8]) -> Option<()> {
-        let (number, who) = self.find_or_begin(UDP, from, to, false);
-        let bytes = &mut self.conversations[number].ends[who].bytes;
+        let (index, side) = self.find_or_begin(UDP, from, to, false);
+        let bytes = &mut self.list[index].ends[side].bytes;
         bytes.extend((data.len() as u32).to_be_bytes());
         bytes.extend(data);
         Some(())
@@ -234,34 +237,34 @@ impl Conversations {
     fn segment(&mut self, from: SocketAddr, to: SocketAddr, data: &[u8]) -> Option<()> {
         let (seq, flags) = (be32(data, 4)?, *data.get(13)?);
         let payload = data.get(usize::from(*data.get(12)? >> 4) * 4..)?;
-        let (mut number, mut who) = self.find_or_begin(TCP, from, to, false);
+        let (mut index, mut side) = self.find_or_begin(TCP, from, to, false);
         if flags & (SYN | ACK) == SYN {
-            let first = self.conversations[number].ends[who].first_seq;
+            let first = self.list[index].ends[side].first_seq;
             if first.is_some_and(|first| first != seq.wrapping_add(1)) {
-                (number, who) = self.find_or_begin(TCP, from, to, true);
+                (index, side) = self.find_or_begin(TCP, from, to, true);
             }
         }
-        let is_over = self.conversations[number].ends.iter().all(|said| said.fin.is_some());
-        let said = &mut self.conversations[number].ends[who];
+        let is_over = self.list[index].ends.iter().all(|end| end.fin.is_some());
+        let sender = &mut self.list[index].ends[side];
         if flags & SYN != 0 {
-            said.first_seq = Some(seq.wrapping_add(1));
+            sender.first_seq = Some(seq.wrapping_add(1));
         }
-        said.reset |= flags & RST != 0 && !is_over;
-        let at = seq.wrapping_sub(said.first_seq?) as i32;
+        sender.reset |= flags & RST != 0 && !is_over;
+        let at = seq.wrapping_sub(sender.first_seq?) as i32;
         let (Ok(at), 0) = (usize::try_from(at), flags & (SYN | RST)) else { return None };
         let end = at + payload.len();
         if !payload.is_empty() {
-            let known = said.bytes.len().max(end);
-            said.bytes.resize(known, 0);
-            said.bytes[at..end].copy_from_slice(payload);
+            let known = sender.bytes.len().max(end);
+            sender.bytes.resize(known, 0);
+            sender.bytes[at..end].copy_from_slice(payload);
         }
         if flags & FIN != 0 {
-            said.fin = Some(end as u32);
+            sender.fin = Some(end as u32);
         }
         if flags & URG != 0 {
             let urgent = at as u32 + u32::from(be16(data, 18)?);
-            if !said.urgent.contains(&urgent) {
-                said.urgent.push(urgent);
+            if !sender.urgent.contains(&urgent) {
+                sender.urgent.push(urgent);
             }
         }
         Some(())
@@ -290,25 +293,25 @@ mod tests {
         frame
     }
 
-    fn heard(frames: &[Vec<u8>]) -> Transcript {
-        let witness = WireRecorder::default();
+    fn transcript_of(frames: &[Vec<u8>]) -> Transcript {
+        let recorder = WireRecorder::default();
         for frame in frames {
-            let _ = witness.0.lock().unwrap().record_frame(frame);
+            let _ = recorder.0.lock().unwrap().record_frame(frame);
         }
-        witness.transcript()
+        recorder.transcript()
     }
 
     #[test]
-    fn how_bytes_are_divided_and_repeated_does_not_show_and_everything_else_does() {
+    fn segmentation_does_not_change_the_transcript() {
         let syn = segment(true, 99, SYN, b"");
         let answer = segment(false, 7, SYN | ACK, b"");
-        let whole = heard(&[
+        let whole = transcript_of(&[
             syn.clone(),
             answer.clone(),
             segment(true, 100, ACK, b"request"),
             segment(true, 107, ACK | FIN, b""),
         ]);
-        let cut = heard(&[
+        let cut = transcript_of(&[
             syn.clone(),
             syn.clone(),
             answer.clone(),
@@ -323,19 +326,24 @@ mod tests {
             segment(true, 100, ACK | FIN, b"reque"),
             segment(false, 8, RST, b""),
         ] {
-            let told = heard(&[syn.clone(), answer.clone(), segment(true, 100, ACK, b"request"), other]);
-            assert_ne!(told, whole, "{told:?}");
+            let changed =
+                transcript_of(&[syn.clone(), answer.clone(), segment(true, 100, ACK, b"request"), other]);
+            assert_ne!(changed, whole, "{changed:?}");
         }
         let ends = [segment(true, 100, ACK | FIN, b"bye"), segment(false, 8, ACK | FIN, b"")];
         let ended = [&[syn.clone(), answer.clone()], &ends[..]].concat();
         let late = segment(false, 9, RST, b"");
         assert_eq!(
-            heard(&[&ended[..], core::slice::from_ref(&late)].concat()),
-            heard(&ended),
-            "an answer to a straggler"
+            transcript_of(&[&ended[..], core::slice::from_ref(&late)].concat()),
+            transcript_of(&ended),
+            "a reset that answers a late segment"
         );
-        assert_ne!(heard(&[&ended[..3], &[late]].concat()), heard(&ended[..3]), "one half is open");
+        assert_ne!(
+            transcript_of(&[&ended[..3], &[late]].concat()),
+            transcript_of(&ended[..3]),
+            "one direction is still open"
+        );
         let again = [syn, answer, segment(true, 500, SYN, b""), segment(true, 501, ACK, b"two")];
-        assert_eq!(heard(&again).0.len(), 2, "a port that is used again");
+        assert_eq!(transcript_of(&again).0.len(), 2, "a reused port");
     }
 }

@@ -36,8 +36,8 @@ fn turn(from: &mut Device, to: &mut Device, frames: usize, bytes: usize) -> usiz
 }
 
 #[test]
-fn sending_receiving_and_sleeping_over_af_xdp_allocate_nothing() {
-    const TEST: &str = "sending_receiving_and_sleeping_over_af_xdp_allocate_nothing";
+fn af_xdp_allocates_nothing_in_steady_state() {
+    const TEST: &str = "af_xdp_allocates_nothing_in_steady_state";
     let root = rustix::process::geteuid().is_root();
     if let Some(reason) = unavailable().or_else(|| (!root).then(|| "BPF programs need root".into())) {
         return skip(TEST, &reason);

@@ -7,7 +7,7 @@ use std::hint::black_box;
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 #[test]
-fn code_that_stays_off_the_heap_counts_nothing() {
+fn code_without_heap_counts_nothing() {
     let (sum, made) = count_allocations(|| black_box([1u64; 64]).iter().sum::<u64>());
     assert_eq!((sum, made), (64, Allocations::default()));
 }
@@ -23,13 +23,13 @@ fn allocations_reallocations_and_frees_are_counted() {
 }
 
 #[test]
-fn a_box_that_is_returned_is_not_freed() {
+fn returned_box_is_not_freed() {
     let (kept, made) = count_allocations(|| black_box(Box::new(7u32)));
     assert_eq!((*kept, made), (7, Allocations { count: 1, bytes: 4, freed: 0 }));
 }
 
 #[test]
-fn other_threads_do_not_count() {
+fn other_threads_are_not_counted() {
     let (go, wait) = std::sync::mpsc::channel::<()>();
     let other = std::thread::spawn(move || {
         let mut kept = Vec::new();

@@ -39,7 +39,7 @@ fn link_local(sim: &Sim, host: usize) -> IpAddr {
 
 /// Both directions are closed and the application has not read everything, while other connections arrive.
 #[test]
-fn a_finished_ipv6_connection_that_is_not_read_out_keeps_its_addresses() {
+fn finished_unread_ipv6_connection_keeps_its_addresses() {
     let lazy = HostConfig { defer_reads: true, ..HostConfig::default() };
     let mut sim = Sim::pair_with(1, HostConfig::default(), lazy, LinkModel::default());
     let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 80);
@@ -69,7 +69,7 @@ fn a_finished_ipv6_connection_that_is_not_read_out_keeps_its_addresses() {
 
 /// As on Linux, where the first call on such a connection returns ECONNRESET.
 #[test]
-fn a_connection_that_was_reset_before_accept_is_accepted_and_closed() {
+fn connection_reset_before_accept_is_still_accepted() {
     let (mut p, _, frames) = half_open(&[(ACK, 1, b""), (ACK, 1, b"bytes"), (RST, 6, b"")]);
     p.deliver_frames(&frames);
     let conn = p.conn.expect("it is in the queue");
@@ -83,7 +83,7 @@ fn a_connection_that_was_reset_before_accept_is_accepted_and_closed() {
 }
 
 #[test]
-fn a_reset_connection_that_nobody_accepts_goes_with_its_listener() {
+fn unaccepted_reset_connection_ends_with_its_listener() {
     let (mut p, listener, frames) = half_open(&[(ACK, 1, b""), (ACK, 1, b"bytes"), (RST, 6, b"")]);
     p.receive_without_events(&frames);
     assert_eq!(p.stack.usage().connections, 1);
@@ -96,7 +96,7 @@ fn a_reset_connection_that_nobody_accepts_goes_with_its_listener() {
 /// Applications identify connections by their token. The end must report the token although it was known
 /// before the token was set.
 #[test]
-fn the_end_of_a_connection_that_was_reset_before_accept_has_its_token() {
+fn reset_before_accept_reports_later_token() {
     let (mut p, _, frames) = half_open(&[(ACK, 1, b""), (RST, 1, b"")]);
     p.receive_without_events(&frames);
     let mut accepted = None;
@@ -118,7 +118,7 @@ fn the_end_of_a_connection_that_was_reset_before_accept_has_its_token() {
 }
 
 #[test]
-fn an_attempt_to_connect_that_is_given_up_at_once_sends_nothing() {
+fn connect_aborted_at_once_sends_nothing() {
     let mut p = ScriptedPeer::new(StackConfig::default());
     let to = SocketAddr::new(PEER.into(), 9);
     let conn = p.stack.connect(p.now, to, &Default::default()).unwrap();
@@ -137,7 +137,7 @@ fn burst_of(frames: &[Vec<u8>]) -> RxBurst<'_> {
 
 /// The connection is accepted only after all events have been processed, while the burst still exists.
 #[test]
-fn the_end_of_the_stream_comes_after_bytes_of_a_connection_that_is_accepted_late() {
+fn late_accept_reports_data_before_end() {
     let (mut p, listener, frames) = half_open(&[(ACK, 1, b""), (ACK, 1, b"bytes"), (FIN | ACK, 6, b"")]);
     let burst = burst_of(&frames);
     p.stack.receive(p.now, PortId(0), &burst);
@@ -153,7 +153,7 @@ fn the_end_of_the_stream_comes_after_bytes_of_a_connection_that_is_accepted_late
 }
 
 #[test]
-fn the_end_of_the_stream_comes_after_bytes_that_were_moved_out_of_the_burst() {
+fn buffered_data_is_reported_before_end() {
     let (mut p, _, _) = half_open(&[]);
     p.deliver(ACK, 1, 1, &[]);
     let conn = p.conn.expect("it was accepted");
@@ -187,7 +187,7 @@ fn time_wait(max: u32) -> ScriptedPeer {
 }
 
 #[test]
-fn time_wait_stays_if_there_is_no_room_for_the_connection_that_asks_for_its_addresses() {
+fn time_wait_survives_failed_reuse() {
     let mut p = time_wait(1);
     p.wait(Duration::from_secs(2));
     p.ports.1 = 40_001;

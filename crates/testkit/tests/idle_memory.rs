@@ -147,7 +147,7 @@ fn resident_bytes() -> u64 {
 }
 
 #[test]
-fn a_hundred_thousand_idle_connections_take_no_more_than_192_bytes_each() {
+fn idle_connection_takes_at_most_192_bytes() {
     let mut server = Server::new();
     let before = resident_bytes();
     for number in 0..CONNECTIONS {

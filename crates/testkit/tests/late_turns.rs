@@ -9,7 +9,7 @@ use ginnel_testkit::sim::{Host, HostConfig, LinkModel, Sim, seeds};
 /// The active state of a connection is freed after an RTO of idleness. A FIN that is queued in the turn in
 /// which that timer fires must still be sent.
 #[test]
-fn a_fin_queued_when_the_idle_timer_is_overdue_leaves() {
+fn fin_queued_at_overdue_idle_timer_is_sent() {
     let mut sim = Sim::pair(1);
     sim.hosts[1].listen(80);
     sim.hosts[1].close_on_peer_close = true;
@@ -39,7 +39,7 @@ fn a_fin_queued_when_the_idle_timer_is_overdue_leaves() {
 
 /// Small exchanges over a bad link, while time jumps at random. Both ends must receive everything and end.
 #[test]
-fn exchanges_end_well_whatever_falls_into_one_turn() {
+fn exchanges_complete_with_late_turns() {
     for seed in seeds(300) {
         let mut rng = Random::new(seed);
         let link = LinkModel { loss: 0.05, duplicate: 0.03, reorder: 0.05, ..LinkModel::default() };

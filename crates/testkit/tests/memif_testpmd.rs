@@ -253,8 +253,8 @@ fn pseudo(len: usize) -> Sum {
 }
 
 #[test]
-fn testpmd_gets_wire_frames_of_what_the_stack_leaves_to_the_device() {
-    if is_skipped("testpmd_gets_wire_frames_of_what_the_stack_leaves_to_the_device") {
+fn testpmd_receives_software_offloaded_frames() {
+    if is_skipped("testpmd_receives_software_offloaded_frames") {
         return;
     }
     for role in [Role::Server, Role::Client] {
@@ -277,8 +277,8 @@ fn testpmd_gets_wire_frames_of_what_the_stack_leaves_to_the_device() {
 }
 
 #[test]
-fn the_link_comes_back_when_testpmd_was_killed() {
-    if is_skipped("the_link_comes_back_when_testpmd_was_killed") {
+fn link_recovers_after_testpmd_is_killed() {
+    if is_skipped("link_recovers_after_testpmd_is_killed") {
         return;
     }
     for role in [Role::Server, Role::Client] {

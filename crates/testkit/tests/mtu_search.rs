@@ -70,7 +70,7 @@ fn narrow(mtu: usize) -> LinkModel {
 }
 
 #[test]
-fn a_transfer_through_a_black_hole_stalls_without_probing_and_completes_with_it() {
+fn black_hole_transfer_completes_only_with_probing() {
     let data = bytes(1, 4 << 20);
     let mut path = MtuPath::new(1, MtuProbing::Off, &narrow(1300), |_| {});
     assert!(!path.delivers(data.clone(), 2000 * SECOND));
@@ -93,7 +93,7 @@ fn segments_are_halved_until_they_get_through() {
 }
 
 #[test]
-fn a_connection_that_always_probes_never_times_out_and_does_not_slow_down() {
+fn mtu_probing_always_causes_no_time_outs() {
     for mtu in [1076, 1100, 1280, 1301, 1400, 1499, 1500] {
         let mut path = MtuPath::new(3, MtuProbing::Always, &narrow(mtu), |_| {});
         assert!(path.delivers(bytes(3, 4 << 20), 10 * SECOND), "{mtu}: {}", path.sim.replay());
@@ -109,7 +109,7 @@ fn a_connection_that_always_probes_never_times_out_and_does_not_slow_down() {
 }
 
 #[test]
-fn what_was_found_outlasts_silence_and_is_looked_at_again_after_an_interval() {
+fn found_path_mtu_survives_idleness_and_is_reprobed() {
     let mut path = MtuPath::new(4, MtuProbing::BlackHole, &narrow(1300), |_| {});
     assert!(path.delivers(bytes(4, 4 << 20), 60 * SECOND));
     let (before, found) = (path.stats(), path.pmtu());
@@ -131,7 +131,7 @@ fn what_was_found_outlasts_silence_and_is_looked_at_again_after_an_interval() {
 /// Failed probe sizes are forgotten with the active state of a connection; this must not cost a probe in each
 /// burst.
 #[test]
-fn a_connection_of_short_bursts_does_not_lose_the_same_probe_in_each() {
+fn short_bursts_do_not_repeat_failed_mtu_probe() {
     let mut path = MtuPath::new(6, MtuProbing::Always, &narrow(1300), |_| {});
     for burst in 0..60 {
         assert!(path.delivers(bytes(burst, 30_000), 10 * SECOND), "{}", path.sim.replay());
@@ -143,7 +143,7 @@ fn a_connection_of_short_bursts_does_not_lose_the_same_probe_in_each() {
 }
 
 #[test]
-fn a_busy_connection_looks_again_after_an_interval() {
+fn active_connection_reprobes_after_an_interval() {
     let settings = |host: &mut HostConfig| host.stack.tcp.mtu_probe_interval_seconds = 1;
     let slow = |mtu| LinkModel { rate_bps: 50_000_000, queue_bytes: 1 << 20, ..narrow(mtu) };
     let mut path = MtuPath::new(7, MtuProbing::Always, &slow(1200), settings);
@@ -155,7 +155,7 @@ fn a_busy_connection_looks_again_after_an_interval() {
 }
 
 #[test]
-fn bytes_are_exact_whatever_else_the_path_does() {
+fn mtu_probing_keeps_bytes_exact_under_faults() {
     for seed in seeds(20) {
         for mode in [MtuProbing::BlackHole, MtuProbing::Always] {
             let model = LinkModel {
@@ -176,7 +176,7 @@ fn bytes_are_exact_whatever_else_the_path_does() {
 }
 
 #[test]
-fn what_comes_in_is_acknowledged_as_without_probing() {
+fn mtu_probing_does_not_change_acknowledgements() {
     let acknowledgements = |mode| {
         let mut path = MtuPath::new(9, mode, &narrow(1500), |_| {});
         assert!(path.delivers(bytes(9, 1000), SECOND));

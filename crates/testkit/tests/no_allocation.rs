@@ -259,7 +259,7 @@ fn assert_steady(warm_up: usize, measured: usize, mut round: impl FnMut()) {
 const SMALL: Exchange = Exchange { request: 300, response: 2000, server_closes: true };
 
 #[test]
-fn a_connection_from_its_syn_to_the_end_of_time_wait() {
+fn whole_connection_life_allocates_nothing() {
     for server_closes in [true, false] {
         let mut two = stack_pair(Exchange { server_closes, request: 20_000, response: 100_000 }, &|_| {});
         assert_steady(5, 30, || {
@@ -272,7 +272,7 @@ fn a_connection_from_its_syn_to_the_end_of_time_wait() {
 }
 
 #[test]
-fn connections_that_come_and_go_by_the_hundred() {
+fn connection_churn_allocates_nothing() {
     // TIME_WAIT is always full: each new entry evicts the oldest one.
     let mut two = stack_pair(SMALL, &|config| config.tcp.time_wait_max = 300);
     assert_steady(20, 50, || {
@@ -283,7 +283,7 @@ fn connections_that_come_and_go_by_the_hundred() {
 }
 
 #[test]
-fn losses_and_their_repair() {
+fn loss_recovery_allocates_nothing() {
     let mut two = stack_pair(Exchange { server_closes: true, request: 100_000, response: 200_000 }, &|_| {});
     // The neighbours resolve each other, so that no loss affects ARP.
     two.cycle(1);
@@ -294,7 +294,7 @@ fn losses_and_their_repair() {
 }
 
 #[test]
-fn what_is_not_read_where_it_lies() {
+fn buffered_receive_allocates_nothing() {
     let mut two = stack_pair(Exchange { server_closes: false, request: 50_000, response: 50_000 }, &|_| {});
     (two.server.defer_reads, two.client.defer_reads) = (true, true);
     two.lose_every = 101;
@@ -303,7 +303,7 @@ fn what_is_not_read_where_it_lies() {
 }
 
 #[test]
-fn memory_that_many_compete_for() {
+fn pool_exhaustion_allocates_nothing() {
     let mut two =
         stack_pair(Exchange { server_closes: true, request: 10_000, response: 10_000 }, &|config| {
             config.tcp.buffer_pool_bytes = 1 << 19;
@@ -312,7 +312,7 @@ fn memory_that_many_compete_for() {
 }
 
 #[test]
-fn half_open_connections_cookies_and_resets() {
+fn cookies_and_resets_allocate_nothing() {
     let mut two = stack_pair(SMALL, &|config| config.tcp.half_open_max = 3);
     assert_steady(20, 30, || {
         two.cycle(40);
@@ -345,7 +345,7 @@ impl StackPair {
 }
 
 #[test]
-fn datagrams_their_errors_and_neighbours_asked_again() {
+fn datagrams_and_arp_allocate_nothing() {
     let mut two = stack_pair(SMALL, &|_| {});
     let at = |ip: Ipv4Addr, port| SocketAddr::new(ip.into(), port);
     let there = two.server.stack.udp_bind(at(SERVER, 53), UdpOptions::default()).unwrap();
@@ -373,7 +373,7 @@ fn datagrams_their_errors_and_neighbours_asked_again() {
 }
 
 #[test]
-fn echo_requests() {
+fn echo_requests_allocate_nothing() {
     let mut two = stack_pair(SMALL, &|_| {});
     two.cycle(1);
     // 98 bytes, as ping sends them.
@@ -447,7 +447,7 @@ fn echo_frame(v6: bool, ident: u16, part: core::ops::Range<usize>) -> Vec<u8> {
 }
 
 #[test]
-fn fragments_of_datagrams_and_echo_requests_of_both_families() {
+fn fragments_of_both_families_allocate_nothing() {
     let mut two = stack_pair_at(
         SMALL,
         &[(SERVER.into(), 24), (SERVER_V6.into(), 64)],

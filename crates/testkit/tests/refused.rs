@@ -51,7 +51,7 @@ fn run_with_device_capacity(sim: &mut Sim, time: Duration, mut room: impl FnMut(
 /// refuses.
 // limit: bytes in a ring of the memory device
 #[test]
-fn devices_that_are_nearly_always_full_delay_everything_and_lose_nothing() {
+fn nearly_full_devices_lose_nothing() {
     for seed in seeds(8) {
         let model = LinkModel { loss: 0.02, reorder: 0.02, ..LinkModel::default() };
         // A neighbour solicitation that the device refuses is lost, so all neighbours are static.
@@ -169,7 +169,7 @@ fn withdraw_route(sim: &mut Sim, to: SocketAddr) {
 
 /// Bytes in flight, queued bytes, pending acknowledgements, and FIN.
 #[test]
-fn a_way_that_is_gone_for_a_minute_loses_nothing() {
+fn missing_route_for_a_minute_loses_nothing() {
     let (mut sim, to) = advertised(|_| {});
     let (conn, there) = connect(&mut sim, to);
     let bytes = pattern(3_000_000);
@@ -196,7 +196,7 @@ fn a_way_that_is_gone_for_a_minute_loses_nothing() {
 
 /// Nothing was in flight when the route disappeared, so only the attempt to send can arm a timer.
 #[test]
-fn what_is_queued_or_closed_without_a_way_leaves_when_there_is_one_again() {
+fn queued_data_leaves_when_route_returns() {
     for close in [false, true] {
         let (mut sim, to) = advertised(|_| {});
         let (conn, there) = connect(&mut sim, to);
@@ -223,7 +223,7 @@ fn what_is_queued_or_closed_without_a_way_leaves_when_there_is_one_again() {
 
 /// Connections in every state end eventually, however they were given up.
 #[test]
-fn without_a_way_everything_is_given_up_in_the_end() {
+fn missing_route_ends_every_connection() {
     let (mut sim, to) = advertised(|config| config.stack.tcp.retries = 5);
     let (now, options) = (sim.now, ConnectOptions::default());
     let mut conns = Vec::new();

@@ -32,7 +32,7 @@ fn closed(p: &ScriptedPeer) -> usize {
 }
 
 #[test]
-fn a_connection_that_is_closed_while_its_last_bytes_are_read_ends_once() {
+fn close_while_reading_last_bytes_ends_once() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     p.defer_reads = true;
@@ -52,7 +52,7 @@ fn a_connection_that_is_closed_while_its_last_bytes_are_read_ends_once() {
 }
 
 #[test]
-fn reading_up_to_an_urgent_last_byte_ends_a_finished_connection() {
+fn urgent_last_byte_does_not_delay_the_end() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     p.defer_reads = true;
@@ -70,7 +70,7 @@ fn reading_up_to_an_urgent_last_byte_ends_a_finished_connection() {
 }
 
 #[test]
-fn the_urgent_byte_is_found_behind_a_fin() {
+fn urgent_byte_before_fin_is_excluded() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     p.defer_reads = true;
@@ -86,7 +86,7 @@ fn the_urgent_byte_is_found_behind_a_fin() {
 }
 
 #[test]
-fn what_was_acknowledged_in_place_has_its_memory_kept_for_it() {
+fn acknowledged_burst_data_has_reserved_memory() {
     let mut tight = config();
     tight.tcp.buffer_pool_bytes = 1 << 16;
     let mut p = established(tight);
@@ -107,7 +107,7 @@ fn what_was_acknowledged_in_place_has_its_memory_kept_for_it() {
 }
 
 #[test]
-fn a_sender_that_found_no_memory_learns_when_there_is_some() {
+fn sender_without_memory_gets_writable_event() {
     let mut tight = config();
     tight.tcp.buffer_pool_bytes = 1 << 16;
     let mut p = established(tight);
@@ -149,7 +149,7 @@ impl Source for ConstantSource {
 
 // limit: bytes queued on a connection
 #[test]
-fn a_slice_that_can_never_be_queued_is_not_called_too_early() {
+fn oversized_source_slice_is_invalid() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     let source = p.stack.add_source(Box::new(ConstantSource(u64::MAX)));
@@ -171,7 +171,7 @@ fn listen_with(p: &mut ScriptedPeer, socket: SocketOptions) {
 }
 
 #[test]
-fn a_cookie_promises_the_window_scale_of_its_listener() {
+fn cookie_offers_window_scale_of_its_listener() {
     let mut p = ScriptedPeer::new(with_cookies());
     listen_with(&mut p, SocketOptions { recv_buffer_bytes: Some(1 << 18), ..SocketOptions::default() });
     let options = TcpOptions {
@@ -194,7 +194,7 @@ fn a_cookie_promises_the_window_scale_of_its_listener() {
 }
 
 #[test]
-fn a_connection_from_a_cookie_is_kept_alive() {
+fn cookie_connection_sends_keepalive_probes() {
     let mut cookies = with_cookies();
     cookies.tcp.keepalive_time_seconds = 10;
     let mut p = ScriptedPeer::new(cookies);
@@ -204,7 +204,7 @@ fn a_connection_from_a_cookie_is_kept_alive() {
 }
 
 #[test]
-fn the_window_scale_stays_what_the_syn_said() {
+fn window_scale_stays_as_in_syn() {
     let mut p = ScriptedPeer::new(config());
     let conn = p.connect();
     let syn_scale = 7;
@@ -232,7 +232,7 @@ fn keepalive_probes_are_spread_over_the_user_timeout() {
 }
 
 #[test]
-fn switching_keepalive_on_does_not_prolong_an_attempt_to_connect() {
+fn enabling_keepalive_does_not_prolong_connect() {
     let mut p = ScriptedPeer::new(config());
     let conn = p.connect();
     for _ in 0..300 {
@@ -243,7 +243,7 @@ fn switching_keepalive_on_does_not_prolong_an_attempt_to_connect() {
 }
 
 #[test]
-fn an_unlimited_budget_of_challenges_is_one() {
+fn challenge_ack_limit_may_be_unlimited() {
     let mut unlimited = config();
     unlimited.tcp.challenge_acks_per_second = u32::MAX;
     let mut p = established(unlimited);
@@ -254,7 +254,7 @@ fn an_unlimited_budget_of_challenges_is_one() {
 }
 
 #[test]
-fn a_peer_that_closed_its_window_over_data_in_flight_and_answers_is_not_given_up() {
+fn answering_peer_with_zero_window_is_kept() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     p.stack.send(conn, &[1; 500]).unwrap();
@@ -269,7 +269,7 @@ fn a_peer_that_closed_its_window_over_data_in_flight_and_answers_is_not_given_up
 }
 
 #[test]
-fn a_smaller_segment_size_holds_for_retransmissions() {
+fn smaller_mss_applies_to_retransmissions() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     p.stack.send(conn, &[1; 900]).unwrap();
@@ -281,7 +281,7 @@ fn a_smaller_segment_size_holds_for_retransmissions() {
 }
 
 #[test]
-fn a_closed_connection_takes_no_more_options() {
+fn closed_connection_rejects_options() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     let bytes = p.segment(TcpFlags::RST, 1, 0, &[], &TcpOptions::default());
@@ -292,7 +292,7 @@ fn a_closed_connection_takes_no_more_options() {
 }
 
 #[test]
-fn a_syn_ack_that_was_sent_twice_is_no_measure_of_the_round_trip_time() {
+fn retransmitted_syn_ack_gives_no_rtt_sample() {
     let mut p = ScriptedPeer::new(config());
     p.listen();
     p.deliver(SYN, 0, 0, &[]);
@@ -305,7 +305,7 @@ fn a_syn_ack_that_was_sent_twice_is_no_measure_of_the_round_trip_time() {
 }
 
 #[test]
-fn a_segment_that_is_acknowledged_selectively_in_two_steps_counts() {
+fn segment_sacked_in_two_steps_counts_as_sacked() {
     let mut p = ScriptedPeer::new(config());
     p.listen();
     let conn = p.open(&TcpOptions { mss: Some(1000), sack_permitted: true, ..TcpOptions::default() });
@@ -322,7 +322,7 @@ fn a_segment_that_is_acknowledged_selectively_in_two_steps_counts() {
 }
 
 #[test]
-fn an_orphan_does_not_wait_for_ever_at_a_closed_window() {
+fn orphan_at_zero_window_times_out() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     let shut = p.custom_segment(ACK, 1, 1, 0, 0, &[]);
@@ -340,7 +340,7 @@ fn an_orphan_does_not_wait_for_ever_at_a_closed_window() {
 }
 
 #[test]
-fn a_fin_that_just_does_not_fit_the_window_follows() {
+fn fin_beyond_the_window_is_sent_later() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     let narrow = p.custom_segment(ACK, 1, 1, 500, 0, &[]);
@@ -357,7 +357,7 @@ fn a_fin_that_just_does_not_fit_the_window_follows() {
 
 /// What is shown to handlers of the runtime is peeked at and skipped.
 #[test]
-fn peeking_and_skipping_stop_at_the_urgent_byte_and_leave_it_out() {
+fn peek_and_skip_exclude_the_urgent_byte() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     p.defer_reads = true;
@@ -377,7 +377,7 @@ fn peeking_and_skipping_stop_at_the_urgent_byte_and_leave_it_out() {
 }
 
 #[test]
-fn an_urgent_byte_at_the_end_of_a_chunk_is_peeked_over() {
+fn peek_skips_urgent_byte_at_chunk_end() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     p.defer_reads = true;
@@ -393,7 +393,7 @@ fn an_urgent_byte_at_the_end_of_a_chunk_is_peeked_over() {
 }
 
 #[test]
-fn once_an_urgent_byte_is_passed_bytes_are_lent_in_place_again() {
+fn data_after_urgent_byte_is_delivered_in_place() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     let urgent = p.custom_segment(ACK | TcpFlags::URG, 1, 1, 60_000, 3, b"abcdef");
@@ -407,7 +407,7 @@ fn once_an_urgent_byte_is_passed_bytes_are_lent_in_place_again() {
 
 /// An answer to an invalid segment may be given once in `invalid_ack_interval_ms`, however short the round trip is.
 #[test]
-fn an_idle_connection_remembers_when_it_was_challenged_and_nothing_for_longer() {
+fn idle_connection_remembers_challenge_ack_time() {
     let mut p = established(config());
     assert!(p.stack.info(p.conn.unwrap()).unwrap().rto < Duration::from_millis(300));
     p.wait(Duration::from_secs(3));
@@ -424,7 +424,7 @@ fn an_idle_connection_remembers_when_it_was_challenged_and_nothing_for_longer() 
 
 /// The clock of connections has 32 bits of milliseconds, which compare by sign for 24.8 days.
 #[test]
-fn keepalive_that_is_switched_on_after_a_month_of_silence_probes_at_once() {
+fn keepalive_enabled_after_idle_month_probes_immediately() {
     const DAY: Duration = Duration::from_secs(24 * 3600);
     let mut p = established(config());
     let conn = p.conn.unwrap();
@@ -434,7 +434,7 @@ fn keepalive_that_is_switched_on_after_a_month_of_silence_probes_at_once() {
 }
 
 #[test]
-fn a_timestamp_that_wrapped_during_a_month_of_silence_is_accepted() {
+fn wrapped_timestamp_after_idle_month_is_accepted() {
     const DAY: Duration = Duration::from_secs(24 * 3600);
     let mut p = ScriptedPeer::new(config());
     p.listen();
@@ -467,7 +467,7 @@ fn a_timestamp_that_wrapped_during_a_month_of_silence_is_accepted() {
 
 /// Peers count as fast as they like (RFC 7323 §4.1), so that a timestamp after a long silence may seem older.
 #[test]
-fn a_timestamp_is_no_measure_any_more_however_much_longer_than_24_days_the_silence_was() {
+fn paws_is_disabled_after_24_idle_days() {
     const DAY: Duration = Duration::from_secs(24 * 3600);
     let stamped = |value: u32| TcpOptions {
         timestamps: Some(Timestamps { tsval: value, tsecr: 0 }),
@@ -499,7 +499,7 @@ fn a_timestamp_is_no_measure_any_more_however_much_longer_than_24_days_the_silen
 
 /// The timer that watches the age of a timestamp is further away than any other, and must not keep others from being set.
 #[test]
-fn what_is_lost_after_a_long_silence_is_sent_again() {
+fn loss_after_long_silence_is_retransmitted() {
     for hours in [1, 20, 30, 36, 37, 50, 66, 80, 110, 1000] {
         let mut p = ScriptedPeer::new(config());
         p.listen();
@@ -522,7 +522,7 @@ fn what_is_lost_after_a_long_silence_is_sent_again() {
 }
 
 #[test]
-fn the_urgent_mark_counts_bytes_that_still_lie_in_the_burst() {
+fn urgent_mark_counts_bytes_in_the_burst() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     let bytes = p.segment(ACK, 1, 1, b"abc", &TcpOptions::default());
@@ -538,7 +538,7 @@ fn the_urgent_mark_counts_bytes_that_still_lie_in_the_burst() {
 }
 
 #[test]
-fn an_acknowledgement_of_what_was_never_sent_does_not_vouch_for_the_neighbour() {
+fn ack_of_unsent_data_confirms_no_neighbour() {
     let mut p = ScriptedPeer::with_stale_neighbour(config());
     p.listen();
     p.open(&TcpOptions { mss: Some(1000), ..TcpOptions::default() });
@@ -556,7 +556,7 @@ fn an_acknowledgement_of_what_was_never_sent_does_not_vouch_for_the_neighbour() 
 }
 
 #[test]
-fn readable_counts_what_lies_in_the_burst_and_buffered_what_can_be_read_now() {
+fn readable_includes_burst_data_buffered_does_not() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     let (first, second) = (

@@ -34,7 +34,7 @@ fn ack_of(sent: &ginnel_testkit::scripted_peer::SentSegment) -> i64 {
 }
 
 #[test]
-fn fin_is_only_on_the_last_segment_of_a_final_burst() {
+fn fin_is_only_on_the_last_segment() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     p.stack.send(conn, &[1; 4500]).unwrap();
@@ -46,7 +46,7 @@ fn fin_is_only_on_the_last_segment_of_a_final_burst() {
 }
 
 #[test]
-fn a_passive_close_leaves_nothing_behind() {
+fn passive_close_leaves_no_state() {
     let mut p = established(config());
     for round in 0..50 {
         let conn = p.conn.unwrap();
@@ -68,7 +68,7 @@ fn a_passive_close_leaves_nothing_behind() {
 }
 
 #[test]
-fn data_out_of_order_are_answered_with_a_duplicate_acknowledgement_each() {
+fn each_out_of_order_segment_causes_duplicate_ack() {
     let mut p = established(config());
     for i in 1..=3 {
         let sent = p.deliver(ACK, 1 + i * 1000, 1, &[0; 1000]);
@@ -78,7 +78,7 @@ fn data_out_of_order_are_answered_with_a_duplicate_acknowledgement_each() {
 }
 
 #[test]
-fn a_partly_overlapping_retransmission_moves_the_acknowledgement_by_its_new_part() {
+fn overlapping_retransmission_acknowledges_its_new_part() {
     let mut p = established(config());
     p.deliver(ACK, 1, 1, &[1; 100]);
     let sent = p.deliver(ACK, 51, 1, &[2; 100]);
@@ -88,7 +88,7 @@ fn a_partly_overlapping_retransmission_moves_the_acknowledgement_by_its_new_part
 }
 
 #[test]
-fn a_fin_beyond_a_hole_counts_when_the_hole_is_filled() {
+fn fin_beyond_a_hole_is_processed_later() {
     let mut p = established(config());
     p.deliver(FIN | ACK, 101, 1, &[2; 50]);
     assert_eq!(p.stack.state(p.conn.unwrap()), Some(State::Established));
@@ -99,7 +99,7 @@ fn a_fin_beyond_a_hole_counts_when_the_hole_is_filled() {
 }
 
 #[test]
-fn a_lost_syn_ack_is_sent_again() {
+fn lost_syn_ack_is_retransmitted() {
     let mut p = ScriptedPeer::new(config());
     p.listen();
     p.deliver(SYN, 0, 0, &[]);
@@ -112,7 +112,7 @@ fn a_lost_syn_ack_is_sent_again() {
 }
 
 #[test]
-fn the_retransmission_time_out_is_bounded_and_the_connection_given_up() {
+fn rto_is_bounded_and_retries_end() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     p.stack.send(conn, b"x").unwrap();
@@ -130,7 +130,7 @@ fn the_retransmission_time_out_is_bounded_and_the_connection_given_up() {
 }
 
 #[test]
-fn a_closed_window_is_probed_and_nothing_is_lost() {
+fn closed_window_is_probed_without_data_loss() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     let options = TcpOptions::default();
@@ -156,7 +156,7 @@ fn a_closed_window_is_probed_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_retransmitted_segment_gives_no_round_trip_sample_without_timestamps() {
+fn retransmission_gives_no_rtt_sample_without_timestamps() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     let before = p.stack.info(conn).unwrap().rtt;
@@ -173,7 +173,7 @@ fn a_retransmitted_segment_gives_no_round_trip_sample_without_timestamps() {
 }
 
 #[test]
-fn the_retransmission_time_out_follows_the_round_trip_time() {
+fn rto_follows_the_round_trip_time() {
     for (rtt_ms, time_out_ms) in [(20, 200..300), (150, 300..600), (900, 1000..2000)] {
         let mut p = ScriptedPeer::new(config());
         p.listen();
@@ -213,7 +213,7 @@ fn the_congestion_window_grows_beyond_65535_bytes() {
 }
 
 #[test]
-fn a_neighbour_that_does_not_answer_ends_the_attempt_to_connect() {
+fn unresolved_neighbour_fails_the_connect() {
     let mut sim = Sim::pair(1);
     let now = sim.now;
     let conn = sim.hosts[0].connect(now, SocketAddr::new(Ipv4Addr::new(10, 0, 0, 77).into(), 80));
@@ -223,7 +223,7 @@ fn a_neighbour_that_does_not_answer_ends_the_attempt_to_connect() {
 }
 
 #[test]
-fn a_data_offset_outside_of_the_segment_is_dropped_and_counted() {
+fn invalid_data_offset_is_dropped_and_counted() {
     let mut p = established(config());
     let malformed = p.stack.tcp_stats().malformed;
     for offset in [0u8, 1, 4, 15] {
@@ -245,7 +245,7 @@ fn a_data_offset_outside_of_the_segment_is_dropped_and_counted() {
 }
 
 #[test]
-fn an_exhausted_buffer_pool_delays_and_loses_nothing() {
+fn exhausted_buffer_pool_loses_nothing() {
     let mut tight = HostConfig { defer_reads: true, ..HostConfig::default() };
     tight.stack.tcp.buffer_pool_bytes = 1 << 17;
     let mut sim = Sim::pair_with(2, HostConfig::default(), tight, LinkModel::default());
@@ -274,7 +274,7 @@ fn an_exhausted_buffer_pool_delays_and_loses_nothing() {
 }
 
 #[test]
-fn no_event_is_lost_however_late_they_are_taken() {
+fn late_event_processing_loses_no_event() {
     const CONNECTIONS: u16 = 2000;
     let mut p = ScriptedPeer::new(config());
     p.listen();
@@ -319,7 +319,7 @@ fn both_families_are_served_by_one_listener() {
 }
 
 #[test]
-fn every_listener_gets_its_own_connections() {
+fn listeners_get_their_own_connections() {
     let mut p = ScriptedPeer::new(config());
     let ports = [80, 81, 8080, 65_535];
     let listeners: Vec<_> = ports
@@ -336,7 +336,7 @@ fn every_listener_gets_its_own_connections() {
 }
 
 #[test]
-fn an_exact_address_is_preferred_to_the_wildcard() {
+fn exact_address_precedes_wildcard() {
     let mut p = ScriptedPeer::new(config());
     let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     p.stack.listen(SocketAddr::new(any, PORT), ListenOptions::default()).unwrap();
@@ -356,7 +356,7 @@ fn connect_needs_no_bind() {
 }
 
 #[test]
-fn an_idle_connection_lives_for_days() {
+fn idle_connection_survives_days() {
     let mut p = established(config());
     assert!(p.wait(Duration::from_secs(3 * 86_400)).is_empty());
     p.deliver(ACK, 1, 1, b"still there");
@@ -390,7 +390,7 @@ fn frames_for_other_hosts_are_ignored() {
 }
 
 #[test]
-fn data_in_flight_when_the_window_closes_are_not_lost() {
+fn closing_window_loses_no_data_in_flight() {
     let lazy = HostConfig { defer_reads: true, ..HostConfig::default() };
     let mut sim =
         Sim::pair_with(3, HostConfig::default(), lazy, LinkModel { loss: 0.02, ..LinkModel::default() });
@@ -417,7 +417,7 @@ fn data_in_flight_when_the_window_closes_are_not_lost() {
 }
 
 #[test]
-fn selective_acknowledgements_repair_several_losses_in_one_round_trip() {
+fn sack_repairs_several_losses_per_round_trip() {
     let model = LinkModel { delay: Duration::from_millis(20), loss: 0.03, ..LinkModel::default() };
     let mut sim = Sim::pair_with(9, HostConfig::default(), HostConfig::default(), LinkModel::default());
     sim.hosts[1].listen(80);

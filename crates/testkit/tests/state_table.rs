@@ -194,7 +194,7 @@ fn event_text(event: &Event) -> String {
 }
 
 #[test]
-fn every_state_answers_every_event_as_reviewed() {
+fn every_state_reacts_as_in_the_table() {
     let mut table = String::new();
     let states = [
         State::Closed,

@@ -50,7 +50,7 @@ fn timers_are_armed_cancelled_and_fired_without_allocation() {
 }
 
 #[test]
-fn the_flow_table_grows_without_allocation() {
+fn flow_table_inserts_without_allocation() {
     let mut table = FlowTable::with_capacity(100_000);
     let ((), made) = count_allocations(|| {
         for n in 0..100_000u32 {
@@ -65,7 +65,7 @@ fn the_flow_table_grows_without_allocation() {
 }
 
 #[test]
-fn a_table_full_of_equal_hashes_allocates_nothing_either() {
+fn equal_hashes_allocate_nothing() {
     let mut table = FlowTable::with_capacity(20_000);
     let ((), made) = count_allocations(|| {
         for n in 0..10_000u32 {
@@ -79,7 +79,7 @@ fn a_table_full_of_equal_hashes_allocates_nothing_either() {
 }
 
 #[test]
-fn bytes_are_received_out_of_order_and_read_without_allocation() {
+fn out_of_order_receive_allocates_nothing() {
     let mut pool = ChunkPool::new(1 << 20);
     let mut buffer = RecvBuffer::new();
     let mut out = [0; 16 << 10];
@@ -93,7 +93,7 @@ fn bytes_are_received_out_of_order_and_read_without_allocation() {
 }
 
 #[test]
-fn bytes_and_slices_are_sent_without_allocation() {
+fn sending_bytes_and_slices_allocates_nothing() {
     let mut pool = ChunkPool::new(1 << 20);
     let mut sources = SourceTable::new();
     let body = sources.add(Box::new(PreloadedSource::new(vec![1; 10_000])));
@@ -114,7 +114,7 @@ fn bytes_and_slices_are_sent_without_allocation() {
 }
 
 #[test]
-fn sources_come_and_go_with_the_allocation_of_their_own_box_only() {
+fn source_table_reuses_slots_without_allocation() {
     let mut sources = SourceTable::new();
     let bytes: Vec<Box<[u8]>> = (0..60).map(|_| vec![0; 1000].into_boxed_slice()).collect();
     let mut made: Vec<Box<PreloadedSource>> =

@@ -104,7 +104,7 @@ fn bytes_are_exact_under_all_faults_at_once() {
 }
 
 #[test]
-fn a_clean_gigabit_is_filled() {
+fn clean_gigabit_link_is_filled() {
     let model = LinkModel {
         rate_bps: 1_000_000_000,
         queue_bytes: 1 << 20,
@@ -118,7 +118,7 @@ fn a_clean_gigabit_is_filled() {
 }
 
 #[test]
-fn ipv6_carries_the_same() {
+fn ipv6_transfer_is_exact() {
     let mut sim = Sim::pair(3);
     let addr = SocketAddr::new(core::net::Ipv6Addr::UNSPECIFIED.into(), 80);
     sim.hosts[1].stack.listen(addr, Default::default()).unwrap();
@@ -134,7 +134,7 @@ fn ipv6_carries_the_same() {
 }
 
 #[test]
-fn a_reader_that_stops_stops_the_sender_and_the_window_opens_again() {
+fn window_closes_and_reopens_with_the_reader() {
     let lazy = HostConfig { defer_reads: true, ..HostConfig::default() };
     let mut sim = Sim::pair_with(4, HostConfig::default(), lazy, LinkModel::default());
     sim.hosts[1].listen(80);
@@ -175,7 +175,7 @@ fn connecting_to_a_closed_port_is_refused() {
 }
 
 #[test]
-fn connecting_into_the_void_times_out_after_six_retries() {
+fn connect_times_out_after_six_retries() {
     let mut sim = Sim::pair(6);
     let to = server(&sim, false);
     // Resolve the neighbour first, so that ARP does not fail.
@@ -195,7 +195,7 @@ fn connecting_into_the_void_times_out_after_six_retries() {
 
 /// Without timestamps only F-RTO detects that the path became slower and nothing was lost (RFC 5682).
 #[test]
-fn a_path_that_slows_down_at_once_costs_few_retransmissions() {
+fn frto_limits_spurious_retransmissions() {
     let retransmitted = |frto: bool| {
         let mut config = HostConfig::default();
         config.stack.tcp.timestamps = false;
@@ -225,7 +225,7 @@ fn a_path_that_slows_down_at_once_costs_few_retransmissions() {
 /// A sender that may queue less than a segment waits for an acknowledgement each time. The reader must send
 /// it when it has read, not after a delay: as on Linux, each buffer takes one round trip.
 #[test]
-fn small_buffers_take_a_round_each_and_no_delays() {
+fn small_buffers_are_acknowledged_without_delay() {
     const LEN: usize = 1 << 18;
     let delay = Duration::from_micros(50);
     for (send, receive) in [(4608, None), (8192, None), (8192, Some(4096)), (4608, Some(2048)), (8960, None)]

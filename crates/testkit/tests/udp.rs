@@ -7,7 +7,7 @@ use ginnel_stack::udp::{UdpError, UdpOptions};
 use ginnel_testkit::sim::Sim;
 
 #[test]
-fn datagrams_cross_and_those_larger_than_the_mtu_are_put_together_again() {
+fn datagrams_of_all_sizes_are_delivered() {
     let mut sim = Sim::pair(1);
     let any = Ipv4Addr::UNSPECIFIED;
     let to = SocketAddr::new(sim.hosts[1].v4.into(), 5353);
@@ -30,7 +30,7 @@ fn datagrams_cross_and_those_larger_than_the_mtu_are_put_together_again() {
 }
 
 #[test]
-fn a_closed_port_is_reported_to_a_connected_socket() {
+fn closed_port_is_reported_to_connected_socket() {
     let mut sim = Sim::pair(2);
     let now = sim.now;
     let to = SocketAddr::new(sim.hosts[1].v4.into(), 9);

@@ -641,7 +641,7 @@ mod tests {
     use ginnel_stack::wire::MacAddr;
 
     #[test]
-    fn ends_of_a_segment_are_read_from_its_frame() {
+    fn addresses_are_parsed_from_tcp_frame() {
         let (remote, local) = (SocketAddr::from(([10, 0, 0, 9], 5)), SocketAddr::from(([10, 0, 0, 1], 80)));
         let mut peer = Peer::new(remote, local, SeqNumber(1));
         let packet = peer.open(&Word::open(0, syn_options::DEFAULT, 0, 0, 1), 0);

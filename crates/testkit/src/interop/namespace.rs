@@ -93,7 +93,7 @@ impl Namespace {
     /// a socket (pacing).
     ///
     /// # Errors
-    /// The kernel's error, or `TimedOut` if an address did not become usable.
+    /// The kernel's error, or `TimedOut` if an address stays unusable.
     pub fn open_tap(&self, config: &TapConfig, congestion_control: &str) -> io::Result<Device> {
         let mut tap = self.run(|| tap::open_queues(config, 1))?;
         for (address, prefix) in &config.kernel_addresses {
@@ -121,7 +121,7 @@ impl Namespace {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        Err(io::Error::new(io::ErrorKind::TimedOut, format!("{address} did not become usable")))
+        Err(io::Error::new(io::ErrorKind::TimedOut, format!("{address} stays unusable")))
     }
 
     /// Waits until a packet reaches `address` and its answer returns: then the addresses, routes and
@@ -131,11 +131,11 @@ impl Namespace {
     /// [`io::ErrorKind::TimedOut`] with the error of the last attempt.
     pub fn wait_until_reachable(&self, address: IpAddr) -> io::Result<()> {
         // No socket listens on the discard port, so a reset is the answer.
-        let there = SocketAddr::new(address, 9);
+        let discard = SocketAddr::new(address, 9);
         let mut last = None;
         for _ in 0..500 {
             let attempt =
-                self.run(|| Ok(TcpStream::connect_timeout(&there, Duration::from_secs(1)).err()))?;
+                self.run(|| Ok(TcpStream::connect_timeout(&discard, Duration::from_secs(1)).err()))?;
             match attempt {
                 None => return Ok(()),
                 Some(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(()),
@@ -143,7 +143,7 @@ impl Namespace {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        let text = format!("{address} cannot be reached: {last:?}");
+        let text = format!("{address} is unreachable: {last:?}");
         Err(io::Error::new(io::ErrorKind::TimedOut, text))
     }
 

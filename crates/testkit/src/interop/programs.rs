@@ -26,14 +26,14 @@ const EXTRA_PATH: &str = "/usr/sbin";
 pub fn build_preload_library(ginnel: &str) -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        let folder = Path::new(ginnel).parent().expect("a folder");
+        let folder = Path::new(ginnel).parent().expect("the path has a directory");
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet", "--locked", "--package", "ginnel-posix"]);
-        build.arg("--target-dir").arg(folder.parent().expect("a folder above it"));
+        build.arg("--target-dir").arg(folder.parent().expect("the command is in a profile directory"));
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
-        let built = build.output().expect("cargo");
+        let built = build.output().expect("cargo runs");
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         folder.join("libginnel.so")
     })
@@ -80,8 +80,9 @@ impl ProgramFixture {
     /// If the file cannot be written.
     pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> String {
         let path = self.folder.join(name);
-        std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
-        std::fs::write(&path, contents).expect("a file");
+        std::fs::create_dir_all(path.parent().expect("the path has a directory"))
+            .expect("the directory is created");
+        std::fs::write(&path, contents).expect("the file is written");
         path.display().to_string()
     }
 
@@ -100,7 +101,7 @@ impl ProgramFixture {
     pub fn wait_for_content(&self, name: &str) -> Vec<u8> {
         let end = std::time::Instant::now() + TIMEOUT;
         while std::fs::metadata(self.folder.join(name)).map_or(0, |file| file.len()) == 0 {
-            assert!(std::time::Instant::now() < end, "{name}: nothing was written");
+            assert!(std::time::Instant::now() < end, "{name} stays empty");
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
         self.read(name)
@@ -110,8 +111,8 @@ impl ProgramFixture {
     /// `up`. `main` is added to the main context. Returns the path of the configuration.
     pub fn nginx(&self, main: &str) -> String {
         let at = self.folder.display();
-        std::fs::create_dir_all(self.folder.join("site")).expect("a folder");
-        std::fs::create_dir_all(self.folder.join("up")).expect("a folder");
+        std::fs::create_dir_all(self.folder.join("site")).expect("the directory is created");
+        std::fs::create_dir_all(self.folder.join("up")).expect("the directory is created");
         let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
         let temporary: String = temporary.iter().map(|name| format!("{name}_temp_path {at};\n")).collect();
         self.write(
@@ -155,7 +156,7 @@ impl ProgramFixture {
     /// If the program cannot be started.
     pub fn start_on_kernel(&self, program: &str, arguments: &[&str]) {
         let mut command = self.command(program, arguments);
-        let log = |name: &str| std::fs::File::create(self.folder.join(name)).expect("a file");
+        let log = |name: &str| std::fs::File::create(self.folder.join(name)).expect("the file is written");
         command.stdout(log("beside.out")).stderr(log("beside.err"));
         let child = self.namespace.run(|| command.spawn()).unwrap_or_else(|e| panic!("{program}: {e}"));
         self.kernel_programs.lock().unwrap_or_else(PoisonError::into_inner).push(child);
@@ -245,8 +246,8 @@ impl RunningProgram<'_> {
     pub fn wait_until_listening(&mut self, address: &str) {
         let end = Instant::now() + TIMEOUT;
         while let Err(error) = self.fixture.connect(address) {
-            if let Some(status) = self.child.try_wait().expect("a child") {
-                panic!("ended with {status}: {}", self.read_stderr());
+            if let Some(status) = self.child.try_wait().expect("the child can be waited for") {
+                panic!("the program exited with {status}: {}", self.read_stderr());
             }
             assert!(Instant::now() < end, "{address}: {error}");
             std::thread::sleep(Duration::from_millis(20));
@@ -269,7 +270,7 @@ impl RunningProgram<'_> {
     /// If a signal killed `ginnel run`.
     #[track_caller]
     pub fn wait_for_exit(&mut self) -> i32 {
-        self.child.wait().expect("a child").code().expect("an exit status")
+        self.child.wait().expect("the child can be waited for").code().expect("no signal killed the child")
     }
 
     /// Sends SIGTERM and waits for the exit. Returns the exit status.

@@ -231,14 +231,14 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_may_lead() {
+    fn descriptor_prefix_is_parsed() {
         let assertion = Assertion::parse(&mut Scanner::new(" 5: unacked == 3 }%")).unwrap();
         assert_eq!(assertion.fd, Some(5));
         assert_eq!(assertion.conditions[0].1, "unacked == 3");
     }
 
     #[test]
-    fn a_field_that_is_not_there_is_named() {
+    fn unknown_field_is_named_in_the_error() {
         let assertion = Assertion::parse(&mut Scanner::new("nonsense == 3 }%")).unwrap();
         let error = assertion.conditions[0].0.evaluate(&Info::new()).unwrap_err();
         assert!(error.contains("tcpi_nonsense"));

@@ -42,7 +42,7 @@ pub trait Backend {
 
     /// Makes a socket call that may block. [`Backend::take_finished_call`] returns its result under
     /// `call_id`.
-    fn call_blocking(&mut self, ticket: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]);
+    fn call_blocking(&mut self, call_id: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]);
 
     /// Returns a blocking call that has returned since.
     fn take_finished_call(&mut self) -> Option<FinishedCall>;

@@ -39,11 +39,11 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}:{}: ({}) {}", self.path.display(), self.line, self.target, self.message)?;
-        writeln!(f, "  before:")?;
+        writeln!(f, "  history:")?;
         for line in &self.history {
             writeln!(f, "    {line}")?;
         }
-        write!(f, "  again: {}", self.replay_command())
+        write!(f, "  replay: {}", self.replay_command())
     }
 }
 

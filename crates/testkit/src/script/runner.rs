@@ -144,7 +144,7 @@ impl Runner<'_> {
         let Some((at, segment)) = self.unmatched.pop_front() else { return Ok(()) };
         let text = self.actual_text(&segment);
         self.history.add(at, &format!(">{text}"));
-        Err(format!("the stack sent a packet that is not expected: >{text}"))
+        Err(format!("the stack sent an unexpected packet: >{text}"))
     }
 
     /// Waits until `until` for a segment and stores it. Returns whether one arrived.
@@ -178,7 +178,9 @@ impl Runner<'_> {
     }
 
     fn outbound(&mut self, packet: &Packet, earliest: Duration, latest: Duration) -> StepResult {
-        let PacketBody::Tcp(expected) = &packet.body else { return Err("only TCP can be expected".into()) };
+        let PacketBody::Tcp(expected) = &packet.body else {
+            return Err("an expected packet must be TCP".into());
+        };
         let tolerance = self.script.directives.tolerance;
         let since_last = earliest.saturating_sub(self.last);
         let bound = latest.saturating_add(tolerance + self.backend.timer_slack(since_last));
@@ -193,8 +195,8 @@ impl Runner<'_> {
         self.check_finished_calls()?;
         let Some((at, segment)) = self.unmatched.pop_front() else {
             return Err(match bound {
-                Duration::MAX => format!("no packet came for a long time; expected >{packet}"),
-                _ => format!("no packet came until {:.6}; expected >{packet}", bound.as_secs_f64()),
+                Duration::MAX => format!("no packet arrived within 150 s; expected >{packet}"),
+                _ => format!("no packet arrived until {:.6}; expected >{packet}", bound.as_secs_f64()),
             });
         };
         let number = packet.flow;
@@ -224,7 +226,7 @@ impl Runner<'_> {
             let range = format!("{:.6} … {:.6}", nanos(earliest), nanos(latest));
             let slack = nanos(bound.saturating_sub(latest));
             return Err(format!(
-                "packet came at {:.6}, expected {range} (late by {slack:.6} at the most)\n  >{text}",
+                "packet arrived at {:.6}, expected {range} (at most {slack:.6} late)\n  >{text}",
                 nanos(at)
             ));
         }
@@ -338,9 +340,9 @@ impl Runner<'_> {
     fn call_blocking(&mut self, call: &Call, line: u32, until: Duration) {
         let (new_fd, data) = self.prepare(call);
         self.history.add(self.last, &format!("{} …", call.text));
-        let ticket = line as usize;
-        self.pending.push(PendingCall { call_id: ticket, call: call.clone(), line, from: self.last, until });
-        self.backend.call_blocking(ticket, &call.op, new_fd, &data);
+        let call_id = line as usize;
+        self.pending.push(PendingCall { call_id, call: call.clone(), line, from: self.last, until });
+        self.backend.call_blocking(call_id, &call.op, new_fd, &data);
     }
 
     /// Checks all blocking calls that have returned.
@@ -400,7 +402,7 @@ impl Runner<'_> {
                 let start = self.streams.entry(*fd).or_default().read;
                 let fits = (0..).zip(&returned.data).all(|(i, b)| *b == remote_byte(start + i));
                 if !fits && self.script.directives.check_payload && !flags.has(libc::MSG_TRUNC) {
-                    return Err(format!("{} delivered other bytes than were sent", call.text));
+                    return Err(format!("{} returned other bytes than the script sent", call.text));
                 }
                 if !flags.has(libc::MSG_PEEK) {
                     self.streams.entry(*fd).or_default().read += done;
@@ -410,7 +412,7 @@ impl Runner<'_> {
                 if returned.value == 0 && returned.detail != Some(*expected) =>
             {
                 let got = returned.detail.map_or("nothing".into(), |v| v.to_string());
-                return Err(format!("{} gave {got}, expected {expected}", call.text));
+                return Err(format!("{} returned {got}, expected {expected}", call.text));
             }
             Op::Poll { entries, .. } => {
                 let wanted: Vec<_> = entries.iter().map(|e| e.revents).collect();
@@ -419,7 +421,7 @@ impl Runner<'_> {
                         v.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
                     };
                     let (got, wanted) = (list(&returned.revents), list(&wanted));
-                    return Err(format!("poll({}) gave {got}, expected {wanted}", call.text));
+                    return Err(format!("poll({}) returned events {got}, expected {wanted}", call.text));
                 }
             }
             _ => {}
@@ -429,7 +431,7 @@ impl Runner<'_> {
 
     fn assert(&mut self, assertion: &Assertion) -> StepResult {
         let Some(fd) = assertion.fd.or(self.latest_fd) else {
-            return Err("there is no connection to ask about".into());
+            return Err("no connection was accepted or opened before this assertion".into());
         };
         let mut info = self.backend.info(fd)?;
         let mss = self.script.directives.mtu.saturating_sub(self.target.ip.header_bytes());

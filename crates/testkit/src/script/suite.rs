@@ -143,9 +143,9 @@ pub fn differences_listing(scripts: &[Script]) -> String {
     let mut text = String::from(
         "# Where Ginnel and Linux differ\n\n\
          Generated from the `differs:` and `only:` directives of `tests/scripts` by `ginnel-script --differences`; a test keeps it current.\n\
-         Everything else in those scripts both stacks do alike.\n",
+         In everything else that those scripts check, the two stacks behave alike.\n",
     );
-    for (title, only) in [("Differences", false), ("What only one of them has", true)] {
+    for (title, only) in [("Differences", false), ("Features of one stack", true)] {
         let mut rows = Vec::new();
         for script in scripts {
             let chosen: Vec<_> = if only {
@@ -159,7 +159,7 @@ pub fn differences_listing(scripts: &[Script]) -> String {
         if !rows.is_empty() {
             let _ = write!(
                 text,
-                "\n## {title}\n\n| Script | Who | What, and the section that decides |\n|---|---|---|\n"
+                "\n## {title}\n\n| Script | Stack | Behaviour, and the section that decides |\n|---|---|---|\n"
             );
             let _ = writeln!(text, "{}", rows.join("\n"));
         }

@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_survives_the_wire() {
+    fn segment_is_parsed_as_serialized() {
         for ip in [IpVersion::V4, IpVersion::V6] {
             let (local, remote) = addresses(ip);
             let bytes = sample().to_bytes(local, remote, Corruption::default());
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spoilt_segment_is_noticed() {
+    fn corrupted_segment_is_rejected() {
         let (local, remote) = addresses(IpVersion::V4);
         let bytes = sample().to_bytes(local, remote, Corruption { checksum: true, data_offset: None });
         assert!(WireSegment::from_bytes(&bytes, local, remote).unwrap_err().contains("checksum"));
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn other_traffic_is_not_ours() {
+    fn other_packets_are_ignored() {
         let (local, remote) = addresses(IpVersion::V6);
         assert_eq!(WireSegment::from_bytes(&[0x45, 0, 0, 20], local, remote), Ok(None));
         assert_eq!(WireSegment::from_bytes(&[], local, remote), Ok(None));

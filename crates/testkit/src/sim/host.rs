@@ -66,7 +66,7 @@ impl FrameQueue {
     }
 
     fn queue(&self) -> MutexGuard<'_, QueuedFrames> {
-        self.0.lock().expect("nothing panics while holding it")
+        self.0.lock().expect("no panic while the queue is locked")
     }
 }
 
@@ -190,7 +190,10 @@ impl Host {
     /// # Panics
     /// If the stack refuses the connection.
     pub fn connect(&mut self, now: Instant, remote: SocketAddr) -> Conn {
-        let conn = self.stack.connect(now, remote, &ConnectOptions::default()).expect("there is a route");
+        let conn = self
+            .stack
+            .connect(now, remote, &ConnectOptions::default())
+            .expect("the stack opens the connection");
         self.received.insert(conn, ConnRecord::default());
         self.stack.transmit(now);
         conn
@@ -284,7 +287,7 @@ impl Host {
                 Event::Closed { conn, reason, .. } => {
                     while !self.defer_reads && self.read(conn, 1 << 16) > 0 {}
                     let r = self.received.entry(conn).or_default();
-                    assert!(r.closed.is_none(), "a connection ends once");
+                    assert!(r.closed.is_none(), "a connection reported its end twice");
                     r.closed = Some(reason);
                 }
                 _ => {}

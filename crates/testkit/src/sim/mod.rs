@@ -183,7 +183,7 @@ impl Sim {
 impl Drop for Sim {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("again: {}", self.replay());
+            eprintln!("replay: {}", self.replay());
         }
     }
 }
@@ -218,17 +218,17 @@ mod tests {
     use crate::checks::{arp, tcp};
 
     #[test]
-    fn a_run_is_repeated_by_the_command_that_it_prints() {
+    fn replay_command_repeats_the_run() {
         assert_eq!(
             Sim::pair(7).replay(),
             "GINNEL_SEED=7 cargo test -p ginnel-testkit --lib -- --exact \
-             sim::tests::a_run_is_repeated_by_the_command_that_it_prints"
+             sim::tests::replay_command_repeats_the_run"
         );
     }
 
     #[test]
     #[should_panic(expected = "TCP expected, not ARP")]
-    fn what_a_host_sends_is_watched() {
+    fn check_sent_panics_on_unexpected_frame() {
         let mut sim = Sim::pair(1);
         // Host 1 may send anything.
         sim.check_sent(1, arp() | !arp());

@@ -206,7 +206,7 @@ fn answers(reports: &Receiver<Result<Vec<u8>, UdpError>>) -> Result<(), String> 
 }
 
 #[test]
-fn the_kernel_learns_that_nobody_has_a_port() {
+fn kernel_gets_refusal_of_closed_port() {
     on_all_networks("Ginnel has no such port", |case| {
         with_node(
             case,
@@ -228,7 +228,7 @@ fn the_kernel_learns_that_nobody_has_a_port() {
 }
 
 #[test]
-fn ginnel_learns_that_nobody_has_a_port() {
+fn ginnel_gets_refusal_of_closed_port() {
     on_all_networks("the kernel has no such port", |case| {
         let (report, reports) = channel();
         let role = |network: &Network| UdpRole::Query {

@@ -54,9 +54,9 @@ fn start(
 }
 
 #[test]
-fn a_shard_without_a_device_left_ends_and_says_so() {
+fn shard_without_devices_ends_with_error() {
     if let Some(reason) = unavailable() {
-        return skip("a_shard_without_a_device_left_ends_and_says_so", &reason);
+        return skip("shard_without_devices_ends_with_error", &reason);
     }
     let namespace = Namespace::new().expect("a namespace");
     let (thread, started) = start(&namespace, &["lost0"], &StopFlag::new().expect("a flag"));
@@ -68,9 +68,9 @@ fn a_shard_without_a_device_left_ends_and_says_so() {
 }
 
 #[test]
-fn a_shard_with_another_device_goes_on_without_spinning() {
+fn shard_with_remaining_device_does_not_spin() {
     if let Some(reason) = unavailable() {
-        return skip("a_shard_with_another_device_goes_on_without_spinning", &reason);
+        return skip("shard_with_remaining_device_does_not_spin", &reason);
     }
     let namespace = Namespace::new().expect("a namespace");
     let stop = StopFlag::new().expect("a flag");

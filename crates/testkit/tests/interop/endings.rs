@@ -19,19 +19,19 @@ fn in_all_roles(name: &str, case: &Case) -> Vec<Case> {
 }
 
 #[test]
-fn one_side_closes_and_the_other_answers() {
+fn half_close_allows_the_other_direction() {
     let (asks, answers) =
         (Plan::send(4 * MIB), Plan { send: 4 * MIB, answer_after_fin: true, ..Plan::default() });
     let ginnel = Case { ginnel: asks, kernel: answers, ..Case::default() };
     let kernel = Case { ginnel: answers, kernel: asks, ..Case::default() };
     let mut cases = in_all_roles("Ginnel closes its half first", &ginnel);
     cases.extend(in_all_roles("the kernel closes its half first", &kernel));
-    suite::run("one_side_closes_and_the_other_answers", 4, cases);
+    suite::run("half_close_allows_the_other_direction", 4, cases);
 }
 
 #[test]
-fn connections_that_carry_nothing_close() {
-    suite::run("connections_that_carry_nothing_close", 4, in_all_roles("nothing is sent", &Case::default()));
+fn empty_connections_close() {
+    suite::run("empty_connections_close", 4, in_all_roles("nothing is sent", &Case::default()));
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn resets_of_senders_reach_the_receiver() {
 
 /// The reset arrives before any other segment of the application.
 #[test]
-fn servers_may_reset_at_once() {
+fn server_may_reset_immediately() {
     let resets = Plan { finish: Finish::Reset, ..Plan::default() };
     let endless = Plan::send(1 << 40);
     let ginnel =
@@ -75,7 +75,7 @@ fn servers_may_reset_at_once() {
     let mut cases = in_all_roles("Ginnel resets at once", &ginnel);
     cases.retain(|case| case.client == Client::Kernel);
     cases.extend(in_all_roles("the kernel resets at once", &kernel));
-    suite::run("servers_may_reset_at_once", 4, cases);
+    suite::run("server_may_reset_immediately", 4, cases);
 }
 
 /// Linux sends RST when a socket is closed with unread bytes, or receives bytes after it was closed (RFC 2525

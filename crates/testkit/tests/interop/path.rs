@@ -53,7 +53,7 @@ fn the_path_mtu_is_found_behind_routers() {
 
 /// Both ends use jumbo frames, and an Ethernet link is between them.
 #[test]
-fn jumbo_frames_behind_a_router_find_the_path_mtu() {
+fn jumbo_frames_find_path_mtu_behind_router() {
     let mut cases = Vec::new();
     for family in [Family::V4, Family::V6] {
         for sender in [Sender::Ginnel, Sender::Kernel] {
@@ -66,5 +66,5 @@ fn jumbo_frames_behind_a_router_find_the_path_mtu() {
             cases.push(sender.sends(64 << 20, case));
         }
     }
-    suite::run("jumbo_frames_behind_a_router_find_the_path_mtu", 4, cases);
+    suite::run("jumbo_frames_find_path_mtu_behind_router", 4, cases);
 }

@@ -169,14 +169,14 @@ fn cases(bytes: u64, link: &'static str) -> Vec<Case> {
 }
 
 #[test]
-fn both_stacks_agree_on_what_they_do() {
-    suite::run("both_stacks_agree_on_what_they_do", 2, cases(8 << 20, ""));
+fn both_stacks_agree_on_options() {
+    suite::run("both_stacks_agree_on_options", 2, cases(8 << 20, ""));
 }
 
 #[test]
-fn recovery_works_whatever_was_agreed_on() {
+fn recovery_works_with_every_negotiation() {
     suite::run(
-        "recovery_works_whatever_was_agreed_on",
+        "recovery_works_with_every_negotiation",
         6,
         cases(4 << 20, "delay=1ms loss=1% reorder=1% duplicate=1%"),
     );

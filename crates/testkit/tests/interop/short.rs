@@ -80,7 +80,7 @@ fn a_thousand_connections_at_once() {
 
 /// The server closes without waiting for the client's FIN.
 #[test]
-fn servers_that_close_and_forget() {
+fn servers_close_without_waiting() {
     let mut cases = Vec::new();
     for family in [Family::V4, Family::V6] {
         for client in [Client::Ginnel, Client::Kernel] {
@@ -96,5 +96,5 @@ fn servers_that_close_and_forget() {
             cases.push(between(client, (of_client, of_server), case));
         }
     }
-    suite::run("servers_that_close_and_forget", 2, cases);
+    suite::run("servers_close_without_waiting", 2, cases);
 }

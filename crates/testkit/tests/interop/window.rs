@@ -27,21 +27,17 @@ fn pauses(what: &str, time: Duration, base: &Case) -> Vec<Case> {
 }
 
 #[test]
-fn a_reader_that_pauses_gets_everything() {
+fn paused_reader_gets_everything() {
     let base = Case::default();
-    suite::run(
-        "a_reader_that_pauses_gets_everything",
-        8,
-        pauses("perfect link", Duration::from_secs(4), &base),
-    );
+    suite::run("paused_reader_gets_everything", 8, pauses("perfect link", Duration::from_secs(4), &base));
 }
 
 /// Probes and window updates are lost, too.
 #[test]
-fn a_reader_that_pauses_behind_a_bad_link_gets_everything() {
+fn paused_reader_over_bad_link_gets_everything() {
     let base = Case { link: "loss=3% duplicate=1% reorder=1%", ..Case::default() };
     let cases = pauses("bad link", Duration::from_secs(2), &base);
-    suite::run("a_reader_that_pauses_behind_a_bad_link_gets_everything", 8, cases);
+    suite::run("paused_reader_over_bad_link_gets_everything", 8, cases);
 }
 
 /// The window closes again and again, because buffers hold a few segments.

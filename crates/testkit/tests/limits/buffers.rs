@@ -23,7 +23,7 @@ fn read_some(sim: &mut Sim, conn: Conn, bytes: usize) -> usize {
 
 // limit: tcp.buffer_pool_bytes
 #[test]
-fn receivers_that_compete_for_memory_all_get_their_bytes() {
+fn receivers_competing_for_memory_get_all_bytes() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = POOL);
     sim.hosts[SERVER].listen(80);
     sim.hosts[SERVER].defer_reads = true;
@@ -56,7 +56,7 @@ fn receivers_that_compete_for_memory_all_get_their_bytes() {
 
 // limit: tcp.buffer_pool_bytes
 #[test]
-fn senders_that_compete_for_memory_all_get_their_bytes_out() {
+fn senders_competing_for_memory_send_all_bytes() {
     let mut sim = client_with(|c| c.tcp.buffer_pool_bytes = POOL);
     sim.hosts[SERVER].listen(80);
     let conns: Vec<_> = (0..8).map(|_| connect(&mut sim)).collect();
@@ -100,7 +100,7 @@ fn exchanges(sim: &mut Sim, conn: Conn, there: Conn) -> usize {
 
 // limit: tcp.buffer_pool_bytes
 #[test]
-fn connections_that_nobody_reads_do_not_hurt_those_that_are_read() {
+fn unread_connections_do_not_slow_others() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = LARGER_POOL);
     sim.hosts[SERVER].listen(80);
     sim.hosts[SERVER].defer_reads = true;
@@ -120,7 +120,7 @@ fn connections_that_nobody_reads_do_not_hurt_those_that_are_read() {
 
 // limit: tcp.send_buffer_bytes
 #[test]
-fn connections_whose_peers_do_not_read_do_not_hurt_those_whose_peers_do() {
+fn non_reading_peers_do_not_slow_others() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = LARGER_POOL);
     sim.hosts[SERVER].listen(80);
     sim.hosts[SERVER].defer_reads = true;
@@ -140,7 +140,7 @@ fn connections_whose_peers_do_not_read_do_not_hurt_those_whose_peers_do() {
 }
 
 #[test]
-fn bytes_out_of_order_leave_room_for_those_in_front_of_them() {
+fn out_of_order_data_leaves_room_for_holes() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = POOL);
     sim.hosts[SERVER].listen(80);
     let conns: Vec<_> = (0..8).map(|_| connect(&mut sim)).collect();
@@ -162,7 +162,7 @@ fn bytes_out_of_order_leave_room_for_those_in_front_of_them() {
 
 // limit: tcp.send_buffer_bytes
 #[test]
-fn a_full_send_buffer_takes_no_more_than_its_limit_and_tells_when_there_is_room() {
+fn full_send_buffer_reports_writable_when_drained() {
     let mut sim = client_with(|c| c.tcp.send_buffer_bytes = 10_000);
     sim.hosts[SERVER].listen(80);
     let conn = connect(&mut sim);
@@ -182,7 +182,7 @@ fn a_full_send_buffer_takes_no_more_than_its_limit_and_tells_when_there_is_room(
 
 // limit: tcp.recv_buffer_bytes
 #[test]
-fn a_receive_buffer_holds_no_more_than_its_limit_and_the_sender_waits() {
+fn receive_buffer_limit_stops_the_sender() {
     let mut sim = server_with(|c| c.tcp.recv_buffer_bytes = 30_000);
     sim.hosts[SERVER].listen(80);
     sim.hosts[SERVER].defer_reads = true;
@@ -204,7 +204,7 @@ fn a_receive_buffer_holds_no_more_than_its_limit_and_the_sender_waits() {
 /// Memory that others free reaches a connection that found none no later than its peer's next retransmission.
 // limit: tcp.buffer_pool_bytes
 #[test]
-fn a_connection_that_found_no_memory_goes_on_when_others_have_given_theirs_back() {
+fn connection_resumes_when_pool_memory_is_freed() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = POOL);
     sim.hosts[SERVER].listen(80);
     sim.hosts[SERVER].defer_reads = true;

@@ -11,7 +11,7 @@ use ginnel_stack::tcp::config::SynCookies;
 
 // limit: tcp.connections_max
 #[test]
-fn a_syn_at_the_limit_is_dropped_and_its_repetition_finds_room() {
+fn syn_dropped_at_connection_limit_succeeds_later() {
     let mut sim = server_with(|c| c.tcp.connections_max = 4);
     sim.hosts[SERVER].listen(80);
     sim.hosts[SERVER].close_on_peer_close = true;
@@ -46,7 +46,7 @@ fn a_syn_at_the_limit_is_dropped_and_its_repetition_finds_room() {
 
 // limit: tcp.connections_max
 #[test]
-fn connect_at_the_limit_is_refused_until_a_connection_has_ended() {
+fn connect_fails_at_connection_limit() {
     for v6 in [false, true] {
         let mut sim = client_with(|c| c.tcp.connections_max = 2);
         // IPv6 addresses pass duplicate address detection first.
@@ -75,7 +75,7 @@ fn connect_at_the_limit_is_refused_until_a_connection_has_ended() {
 }
 
 #[test]
-fn entries_in_time_wait_do_not_count() {
+fn time_wait_does_not_count_as_connection() {
     let mut sim = server_with(|c| c.tcp.connections_max = 1);
     sim.hosts[SERVER].listen(80);
     sim.hosts[CLIENT].close_on_peer_close = true;
@@ -94,7 +94,7 @@ fn entries_in_time_wait_do_not_count() {
 
 // limit: tcp.connections_max
 #[test]
-fn who_holds_a_cookie_waits_for_room_and_is_served_then() {
+fn cookie_holder_is_served_when_room_returns() {
     let mut sim = server_with(|c| {
         c.tcp.connections_max = 1;
         c.tcp.syn_cookies = SynCookies::Always;
@@ -116,7 +116,7 @@ fn who_holds_a_cookie_waits_for_room_and_is_served_then() {
 
 // limit: tcp.local_port_last
 #[test]
-fn local_ports_run_out_towards_one_destination_and_come_back() {
+fn exhausted_local_ports_are_reusable_after_close() {
     let mut sim = client_with(|c| (c.tcp.local_port_first, c.tcp.local_port_last) = (40_000, 40_003));
     sim.hosts[SERVER].listen(80);
     sim.hosts[SERVER].listen(81);

@@ -86,7 +86,7 @@ fn run(ends: &mut [&mut Endpoint], now: &mut Instant, time: Duration) {
 
 // limit: bytes in a ring of the memory device
 #[test]
-fn a_full_ring_keeps_frames_back_is_counted_and_leaves_other_devices_alone() {
+fn full_ring_does_not_affect_other_devices() {
     let small = MemoryConfig { ring_bytes: 1, ..MemoryConfig::default() }.without_offloads();
     let ((near, far), (other, away)) = (pair(small), pair(MemoryConfig::default()));
     let mut server = Endpoint::new(1, vec![(0, near), (1, other)]);

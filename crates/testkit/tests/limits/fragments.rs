@@ -39,7 +39,7 @@ fn received(sim: &mut Sim, bound: UdpHandle) -> Vec<Vec<u8>> {
 
 // limit: network.fragment_bytes
 #[test]
-fn at_the_limit_the_oldest_datagram_goes_and_new_ones_are_put_together() {
+fn oldest_incomplete_datagram_is_evicted() {
     let (mut sim, bound) = sim();
     // A fragment is charged for 800 bytes, its header, and 64 bytes each for fragment and datagram.
     let fit = 65_536 / (800 + 20 + 64 + 64);
@@ -78,7 +78,7 @@ fn at_the_limit_the_oldest_datagram_goes_and_new_ones_are_put_together() {
 
 // limit: network.fragment_bytes
 #[test]
-fn what_is_never_completed_goes_in_its_time_and_is_counted() {
+fn incomplete_datagrams_time_out_and_are_counted() {
     let (mut sim, bound) = sim();
     for ident in 0..30 {
         sim.inject(SERVER, fragment(ident, true));
@@ -101,7 +101,7 @@ fn what_is_never_completed_goes_in_its_time_and_is_counted() {
 
 // limit: network.fragment_bytes
 #[test]
-fn fragments_of_eight_bytes_do_not_cost_more_than_they_are_charged() {
+fn tiny_fragments_are_charged_their_overhead() {
     let (mut sim, bound) = sim();
     let whole = datagram(1000, 9, &pattern(1, 4088));
     let piece = |ident: u16, at: usize| {

@@ -49,7 +49,7 @@ fn handshake(p: &mut ScriptedPeer, port: u16) -> bool {
 
 // limit: tcp.half_open_max
 #[test]
-fn without_cookies_a_syn_over_the_budget_is_dropped_until_others_are_given_up() {
+fn syn_over_half_open_limit_is_dropped() {
     let mut p = listening(SynCookies::Off, 8);
     assert_eq!(flood(&mut p, 1000, 20), 8);
     assert_eq!((p.stack.usage().half_open, p.stack.tcp_stats().half_open_overflows), (8, 12));
@@ -65,7 +65,7 @@ fn without_cookies_a_syn_over_the_budget_is_dropped_until_others_are_given_up() 
 }
 
 #[test]
-fn a_completed_handshake_leaves_its_place_in_the_budget_to_the_next() {
+fn completed_handshake_frees_its_half_open_entry() {
     let mut p = listening(SynCookies::Off, 1);
     for port in 1000..1100 {
         assert!(handshake(&mut p, port), "{port}");
@@ -81,7 +81,7 @@ fn a_completed_handshake_leaves_its_place_in_the_budget_to_the_next() {
 
 // limit: tcp.half_open_max
 #[test]
-fn cookies_take_over_when_the_budget_is_spent_and_end_with_the_flood() {
+fn cookies_are_sent_only_during_syn_flood() {
     let mut p = listening(SynCookies::Auto, 8);
     assert_eq!(flood(&mut p, 1000, 20), 20, "every SYN is answered");
     let stats = *p.stack.tcp_stats();
@@ -105,7 +105,7 @@ fn cookies_take_over_when_the_budget_is_spent_and_end_with_the_flood() {
 }
 
 #[test]
-fn with_cookies_always_nothing_is_ever_half_open() {
+fn always_cookies_keep_no_half_open_state() {
     let mut p = listening(SynCookies::Always, 1);
     assert_eq!(flood(&mut p, 1000, 50), 50);
     assert_eq!((p.stack.usage().half_open, p.stack.usage().connections), (0, 0));
@@ -118,7 +118,7 @@ fn with_cookies_always_nothing_is_ever_half_open() {
 
 // limit: backlog of a listener
 #[test]
-fn the_backlog_of_one_listener_bounds_its_half_open_connections_and_no_others() {
+fn backlog_limits_half_open_connections_per_listener() {
     let mut p = listening(SynCookies::Off, 1000);
     let small = ListenOptions { backlog: 3, ..ListenOptions::default() };
     p.stack.listen(SocketAddr::new(STACK.into(), 81), small).unwrap();
@@ -164,7 +164,7 @@ fn full_queue(cookies: SynCookies) {
 
 // limit: backlog of a listener
 #[test]
-fn at_a_full_accept_queue_clients_wait_and_are_all_served_in_the_end() {
+fn clients_at_full_accept_queue_are_served_later() {
     full_queue(SynCookies::Off);
     full_queue(SynCookies::Auto);
     full_queue(SynCookies::Always);

@@ -22,7 +22,7 @@ fn stack() -> (Stack, PortId) {
 }
 
 #[test]
-fn a_link_has_thousands_of_addresses_and_listeners_on_each() {
+fn link_has_thousands_of_addresses_with_listeners() {
     let (mut stack, port) = stack();
     let addresses = addresses(4000);
     let config = LinkConfig { name: "lan".into(), addresses: addresses.clone(), ..LinkConfig::default() };
@@ -37,7 +37,7 @@ fn a_link_has_thousands_of_addresses_and_listeners_on_each() {
 }
 
 #[test]
-fn a_device_has_all_4094_vlans_and_no_more() {
+fn device_has_at_most_4094_vlans() {
     let (mut stack, port) = stack();
     let vlan = |vid: u16| LinkConfig {
         name: format!("vlan{vid}"),
@@ -78,7 +78,7 @@ fn a_device_has_all_4094_vlans_and_no_more() {
 }
 
 #[test]
-fn ten_thousand_routes_lead_where_the_longest_says() {
+fn longest_of_ten_thousand_routes_wins() {
     let (mut stack, port) = stack();
     let config = LinkConfig { name: "lan".into(), addresses: addresses(1), ..LinkConfig::default() };
     let link = stack.add_link(port, &config).unwrap();

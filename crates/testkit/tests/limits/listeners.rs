@@ -26,7 +26,7 @@ fn is_open(p: &mut ScriptedPeer, port: u16) -> bool {
 
 // limit: tcp.listeners_max
 #[test]
-fn one_more_than_the_limit_is_refused_until_another_closes() {
+fn listener_beyond_limit_is_refused() {
     let mut p = scripted_peer(3);
     let options = ListenOptions::default();
     let mut listeners: Vec<_> = (1..=3).map(|port| p.stack.listen(at(port), options).unwrap()).collect();
@@ -45,7 +45,7 @@ fn one_more_than_the_limit_is_refused_until_another_closes() {
 }
 
 #[test]
-fn what_was_half_open_at_a_closed_listener_is_not_taken_for_the_next_ones() {
+fn half_open_connections_end_with_their_listener() {
     let mut p = scripted_peer(1);
     for round in 0..20 {
         let first = p.stack.listen(at(80), ListenOptions::default()).unwrap();
@@ -60,7 +60,7 @@ fn what_was_half_open_at_a_closed_listener_is_not_taken_for_the_next_ones() {
 }
 
 #[test]
-fn an_address_that_is_not_ours_takes_no_place() {
+fn foreign_address_takes_no_listener_slot() {
     let mut p = scripted_peer(1);
     let foreign = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), 80);
     assert_eq!(p.stack.listen(foreign, ListenOptions::default()), Err(ListenError::AddressNotAvailable));

@@ -30,7 +30,7 @@ fn datagram(sim: &mut Sim, socket: UdpHandle, last: u8, len: usize) -> Result<()
 
 // limit: network.neighbours_max
 #[test]
-fn a_connection_outlives_hundreds_of_neighbours_that_need_its_neighbours_place() {
+fn connection_survives_neighbour_table_pressure() {
     let mut sim = client_with(|c| c.network.neighbours_max = 16);
     sim.hosts[SERVER].listen(80);
     let conn = connect(&mut sim);
@@ -55,7 +55,7 @@ fn a_connection_outlives_hundreds_of_neighbours_that_need_its_neighbours_place()
 
 // limit: network.neighbours_max
 #[test]
-fn strangers_that_ask_for_us_do_not_displace_whom_we_talk_to() {
+fn arp_flood_does_not_evict_active_neighbour() {
     let mut sim = server_with(|c| c.network.neighbours_max = 16);
     sim.hosts[SERVER].listen(80);
     let conn = connect(&mut sim);
@@ -88,7 +88,7 @@ fn strangers_that_ask_for_us_do_not_displace_whom_we_talk_to() {
 // limit: network.neighbour_pending_bytes
 // limit: network.neighbour_pending_total_bytes
 #[test]
-fn packets_that_wait_for_neighbours_are_bounded_each_and_in_all() {
+fn pending_packets_are_limited_by_neighbour_and_total() {
     let mut sim = client_with(|c| {
         c.network.neighbour_pending_bytes = 10_000;
         c.network.neighbour_pending_total_bytes = 30_000;
@@ -119,7 +119,7 @@ fn packets_that_wait_for_neighbours_are_bounded_each_and_in_all() {
 
 // limit: network.errors_max
 #[test]
-fn every_attempt_to_connect_into_the_void_ends_though_not_every_error_finds_room() {
+fn every_unreachable_connect_ends_at_error_limit() {
     let mut sim = client_with(|c| c.network.errors_max = 4);
     let now = sim.now;
     let conns: Vec<_> = (10..30)
@@ -145,7 +145,7 @@ fn every_attempt_to_connect_into_the_void_ends_though_not_every_error_finds_room
 /// Static neighbours are never evicted, so the table can be full permanently.
 // limit: network.neighbours_max
 #[test]
-fn a_table_full_of_static_neighbours_refuses_others_and_those_go_on() {
+fn static_neighbours_are_never_evicted() {
     let mut short = HostConfig::default();
     short.stack.network.neighbours_max = 16;
     short.static_neighbours =

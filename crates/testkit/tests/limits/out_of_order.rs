@@ -32,7 +32,7 @@ fn send_on_other_connection(p: &mut ScriptedPeer, port: u16, word: &[u8]) -> boo
 
 // limit: out-of-order ranges of a connection
 #[test]
-fn pieces_beyond_the_limit_are_dropped_and_taken_when_they_come_again() {
+fn ranges_beyond_limit_are_accepted_when_retransmitted() {
     let mut p = ScriptedPeer::established(StackConfig::default(), &TcpOptions::default());
     let text = pattern(1, 2 * (RANGES_MAX + 100));
     // Every second byte, so that no ranges are adjacent.
@@ -54,7 +54,7 @@ fn pieces_beyond_the_limit_are_dropped_and_taken_when_they_come_again() {
 
 // limit: tcp.buffer_pool_bytes
 #[test]
-fn data_in_order_get_the_memory_that_pieces_of_others_hold() {
+fn in_order_data_reclaims_out_of_order_memory() {
     let mut config = StackConfig::default();
     config.tcp.buffer_pool_bytes = 1 << 16;
     let mut p = ScriptedPeer::established(config, &TcpOptions::default());

@@ -12,7 +12,7 @@ fn provoke(p: &mut ScriptedPeer, count: usize) -> u64 {
 
 // limit: tcp.challenge_acks_per_second
 #[test]
-fn challenge_acks_keep_to_their_rate_which_cannot_be_measured_and_data_need_none() {
+fn challenge_ack_limit_is_randomized() {
     let mut config = StackConfig::default();
     config.tcp.challenge_acks_per_second = 20;
     // Disables the separate limit of each connection.

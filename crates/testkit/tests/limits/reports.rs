@@ -16,7 +16,7 @@ fn send_to_closed_port(sim: &mut Sim, src: [u8; 4]) {
 // limit: network.icmp_errors_burst
 // limit: network.icmp_errors_per_second
 #[test]
-fn errors_keep_to_their_rates_and_come_again_when_it_is_quiet() {
+fn icmp_errors_are_rate_limited() {
     let mut sim = server_with(|c| {
         c.network.icmp_errors_per_second = 100;
         c.network.icmp_errors_burst = 20;
@@ -45,7 +45,7 @@ fn errors_keep_to_their_rates_and_come_again_when_it_is_quiet() {
 
 // limit: network.icmp_errors_per_second
 #[test]
-fn a_rate_of_zero_sends_none_and_all_else_goes_on() {
+fn icmp_error_rate_zero_sends_none() {
     let mut sim = server_with(|c| c.network.icmp_errors_per_second = 0);
     sim.hosts[SERVER].listen(80);
     send_to_closed_port(&mut sim, [10, 0, 0, 1]);
@@ -57,7 +57,7 @@ fn a_rate_of_zero_sends_none_and_all_else_goes_on() {
 
 // limit: network.path_mtu_entries
 #[test]
-fn path_mtus_beyond_the_limit_push_the_oldest_out_and_connections_go_on() {
+fn oldest_path_mtu_is_evicted_at_limit() {
     let mut sim = server_with(|c| c.network.path_mtu_entries = 4);
     sim.hosts[SERVER].listen(80);
     let conn = connect(&mut sim);

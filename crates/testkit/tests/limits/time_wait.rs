@@ -43,7 +43,7 @@ fn scripted_peer(max: u32) -> ScriptedPeer {
 
 // limit: tcp.time_wait_max
 #[test]
-fn the_oldest_entry_goes_and_is_counted() {
+fn oldest_time_wait_entry_is_evicted() {
     let mut p = scripted_peer(4);
     let iss: Vec<u32> = (0..6).map(|i| through_time_wait(&mut p, 1000 + i)).collect();
     assert_eq!((p.stack.usage().time_wait, p.stack.tcp_stats().time_wait_overflows), (4, 2));
@@ -57,7 +57,7 @@ fn the_oldest_entry_goes_and_is_counted() {
 }
 
 #[test]
-fn an_entry_that_began_again_is_no_longer_the_oldest() {
+fn restarted_entry_is_not_the_oldest() {
     let mut p = scripted_peer(3);
     let iss: Vec<u32> = (0..3)
         .map(|i| {
@@ -75,7 +75,7 @@ fn an_entry_that_began_again_is_no_longer_the_oldest() {
 }
 
 #[test]
-fn a_limit_of_one_works_too() {
+fn time_wait_limit_of_one_works() {
     let mut p = scripted_peer(1);
     for i in 0..100 {
         through_time_wait(&mut p, 1000 + i);
@@ -90,7 +90,7 @@ fn a_limit_of_one_works_too() {
 
 // limit: tcp.time_wait_max
 #[test]
-fn ipv6_entries_make_room_in_the_same_way() {
+fn ipv6_time_wait_entries_are_evicted_too() {
     let mut sim = server_with(|c| c.tcp.time_wait_max = 3);
     sim.hosts[CLIENT].close_on_peer_close = true;
     // Addresses pass duplicate address detection first.

@@ -26,7 +26,7 @@ fn drain(sim: &mut Sim, socket: UdpHandle) -> usize {
 
 // limit: network.udp_sockets_max
 #[test]
-fn sockets_are_refused_at_the_limit_and_stale_ones_stay_stale() {
+fn udp_sockets_beyond_limit_are_refused() {
     let mut sim = server_with(|c| c.network.udp_sockets_max = 3);
     let mut held: Vec<_> =
         (1..=3).map(|port| bind(&mut sim, SERVER, server_with_port(port)).unwrap()).collect();
@@ -45,7 +45,7 @@ fn server_with_port(port: u16) -> SocketAddr {
 
 // limit: network.udp_port_last
 #[test]
-fn ports_run_out_and_come_back() {
+fn exhausted_udp_ports_are_reusable() {
     let mut sim = server_with(|c| (c.network.udp_port_first, c.network.udp_port_last) = (50_000, 50_009));
     let held: Vec<_> = (0..10).map(|_| bind(&mut sim, SERVER, ANY).unwrap()).collect();
     assert_eq!(bind(&mut sim, SERVER, ANY), Err(UdpError::AddressNotAvailable));
@@ -57,7 +57,7 @@ fn ports_run_out_and_come_back() {
 
 // limit: network.udp_receive_bytes
 #[test]
-fn a_socket_that_nobody_reads_fills_its_queue_and_hurts_no_other() {
+fn full_receive_queue_affects_only_its_socket() {
     let mut sim = server_with(|c| c.network.udp_receive_bytes = 20_000);
     let client = bind(&mut sim, CLIENT, ANY).unwrap();
     let idle = bind(&mut sim, SERVER, server_with_port(7)).unwrap();
@@ -81,7 +81,7 @@ fn a_socket_that_nobody_reads_fills_its_queue_and_hurts_no_other() {
 
 // limit: network.udp_receive_total_bytes
 #[test]
-fn all_queues_together_keep_to_their_limit_and_recover() {
+fn total_receive_limit_is_kept_and_recovers() {
     let mut sim = server_with(|c| c.network.udp_receive_total_bytes = 65_536);
     let client = bind(&mut sim, CLIENT, ANY).unwrap();
     let sockets: Vec<_> =

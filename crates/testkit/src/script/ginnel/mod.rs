@@ -229,16 +229,16 @@ impl Backend for GinnelBackend {
         returned
     }
 
-    fn call_blocking(&mut self, ticket: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]) {
+    fn call_blocking(&mut self, call_id: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]) {
         let now = self.instant();
         let limit = self.sockets.time_limit(op).map(|limit| self.now + limit);
         match self.sockets.start_blocking(&mut self.stack, now, op, new_fd, data) {
             CallProgress::Done(returned) => {
-                self.finished.push_back(FinishedCall { call_id: ticket, at: self.now, returned })
+                self.finished.push_back(FinishedCall { call_id, at: self.now, returned })
             }
             CallProgress::Wait => {
                 self.blocked.push(BlockedCall {
-                    call_id: ticket,
+                    call_id,
                     op: op.clone(),
                     new_fd,
                     data: data.to_vec(),
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_that_may_be_merely_reordered_are_given_up_as_late_as_is_configured() {
+    fn reordering_slack_delays_fast_retransmit() {
         assert!(gives_up(0, 25));
         assert!(gives_up(12, 37) && !gives_up(12, 25));
         assert!(gives_up(200, 225), "the most that may be");

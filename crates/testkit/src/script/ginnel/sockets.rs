@@ -290,7 +290,7 @@ impl EngineSockets {
     /// # Errors
     /// A message if the descriptor is unknown.
     pub fn info(&self, stack: &Stack, fd: Fd) -> Result<Info, String> {
-        let socket = self.table.get(&fd).ok_or(format!("there is no descriptor {fd}"))?;
+        let socket = self.table.get(&fd).ok_or(format!("unknown descriptor {fd}"))?;
         Ok(match socket.kind {
             SocketKind::Connected(conn) => info(stack, conn).unwrap_or_else(closed_info),
             SocketKind::Listening(_) => Info::from([("tcpi_state", 10)]),

@@ -33,7 +33,7 @@ pub fn unavailable() -> Option<String> {
             .map(|e| format!("no network namespace with a TUN device: {e}"))
     })
     .join()
-    .unwrap_or_else(|_| Some("the check panicked".into()))
+    .unwrap_or_else(|_| Some("the check for network namespaces panicked".into()))
 }
 
 /// Runs `work` with a backend, on a thread that alone is in the namespace.
@@ -71,15 +71,15 @@ impl KernelBackend {
         let tun = namespace::create(target.ip, directives)?;
         // Without the privilege for real-time priority, scripts still run but are late more often.
         let _ = sys::raise_priority();
-        let (report, done) = mpsc::channel();
+        let (finished_tx, finished_rx) = mpsc::channel();
         Ok(Self {
             start: Instant::now(),
             tun,
             sockets: KernelSockets::new(target.ip, directives.congestion_control()),
             buffer: vec![0; 1 << 16],
             queue: VecDeque::new(),
-            finished_rx: done,
-            finished_tx: report,
+            finished_rx,
+            finished_tx,
         })
     }
 
@@ -123,11 +123,11 @@ impl Backend for KernelBackend {
         returned
     }
 
-    fn call_blocking(&mut self, ticket: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]) {
-        let (report, start) = (self.finished_tx.clone(), self.start);
+    fn call_blocking(&mut self, call_id: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]) {
+        let (finished_tx, start) = (self.finished_tx.clone(), self.start);
         let finish = move |returned| {
             // The receiver is gone only if the script has failed already.
-            let _ = report.send(FinishedCall { call_id: ticket, at: start.elapsed(), returned });
+            let _ = finished_tx.send(FinishedCall { call_id, at: start.elapsed(), returned });
         };
         self.sockets.call_blocking(op, new_fd, data, Box::new(finish));
         self.drain();

@@ -237,7 +237,7 @@ fn poll(s: &mut Scanner<'_>) -> ParseResult<(Op, String)> {
     s.expect(",")?;
     let count: usize = s.number_as()?;
     if count != entries.len() {
-        return s.error("the number of entries is wrong");
+        return s.error("the number of entries differs from the list");
     }
     s.expect(",")?;
     let negative = s.take("-");

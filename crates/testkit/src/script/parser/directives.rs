@@ -64,17 +64,17 @@ impl Directives {
 }
 
 fn difference(text: &str) -> Result<Difference, String> {
-    let (who, reason) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
-    let who = match who {
+    let (backend, reason) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+    let backend = match backend {
         "kernel" => BackendKind::Kernel,
         "ginnel" => BackendKind::Ginnel,
-        _ => return Err(format!("`{who}` is neither kernel nor ginnel")),
+        _ => return Err(format!("`{backend}` is neither kernel nor ginnel")),
     };
     let reason = reason.trim();
     if !reason.contains("RFC") {
         return Err("the reason must name the RFC and section that decides".into());
     }
-    Ok(Difference { backend: who, reason: reason.into() })
+    Ok(Difference { backend, reason: reason.into() })
 }
 
 fn duration(text: &str) -> Result<Duration, String> {

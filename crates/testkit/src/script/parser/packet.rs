@@ -66,7 +66,7 @@ fn segment(s: &mut Scanner<'_>, direction: Direction) -> ParseResult<Segment> {
     }
     segment.options = options;
     if segment.flags.has(Flags::ACK) != segment.ack.is_some() {
-        return s.error("flag `.` and `ack N` go together");
+        return s.error("flag `.` and `ack N` require each other");
     }
     Ok(segment)
 }
@@ -95,7 +95,7 @@ fn flags(s: &mut Scanner<'_>) -> ParseResult<Flags> {
     for letter in text.chars().filter(|_| text != "-") {
         match Flags::LETTERS.iter().find(|(c, _)| *c == letter) {
             Some((_, bit)) if !flags.has(*bit) => flags = flags.with(*bit),
-            _ => return s.error(format!("`{letter}` in `{text}` is not a TCP flag or stands there twice")),
+            _ => return s.error(format!("`{letter}` in `{text}` is not a TCP flag or is repeated")),
         }
     }
     Ok(flags)

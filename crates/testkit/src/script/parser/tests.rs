@@ -43,7 +43,7 @@ fn directives_at_the_head_are_read() {
 }
 
 #[test]
-fn a_difference_must_name_an_rfc() {
+fn difference_must_name_an_rfc() {
     assert!(error("// differs: kernel because\n").contains("RFC"));
 }
 
@@ -115,7 +115,7 @@ fn calls_are_read() {
 }
 
 #[test]
-fn blocks_belong_to_their_runs() {
+fn blocks_are_selected_by_run() {
     let s = script("@kernel {\n+0 close(3) = 0\n}\n@v6 { @ginnel { +0 close(4) = 0 } }\n+0 close(5) = 0\n");
     let count = |backend, ip| s.events(Target { backend, ip }).len();
     assert_eq!(count(BackendKind::Kernel, IpVersion::V4), 2);
@@ -126,7 +126,7 @@ fn blocks_belong_to_their_runs() {
 #[test]
 fn mistakes_are_reported_with_their_line() {
     assert_eq!(error("\n+0 < S 0:5(0) win 9\n"), "line 2: 0:5 is 5 bytes, not 0");
-    assert!(error("+0 < S 0:0(0) ack 1 win 9").contains("go together"));
+    assert!(error("+0 < S 0:0(0) ack 1 win 9").contains("require each other"));
     assert!(error("+0 frobnicate(3) = 0").contains("unknown call"));
     assert!(error("@kernel { +0 close(3) = 0").contains("not closed"));
     assert!(error("*  < . 1:1(0) ack 1 win 9").contains("outbound"));
