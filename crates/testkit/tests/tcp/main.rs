@@ -1,0 +1,12 @@
+//! Behaviour of TCP on whole stacks, by subject.
+
+mod buffers;
+mod closing;
+mod common;
+mod handshake;
+mod idle;
+mod listeners;
+mod retransmission;
+mod urgent;
+mod validation;
+mod zero_window;
