@@ -1,5 +1,6 @@
 //! The command as a user meets it: exit codes, messages, and each program once.
 
+use ginnel_testkit::interop::rerun_in_namespace;
 use ginnel_testkit::skip;
 use pcap_file::pcapng::{Block, PcapNgReader};
 use std::fs::File;
@@ -289,32 +290,19 @@ impl RunningGinnel {
     }
 }
 
-/// This test again, inside a network namespace of its own; `None` if that is the case already.
-fn in_namespace(test: &str) -> Option<()> {
-    if std::env::var_os("GINNEL_IN_NAMESPACE").is_some() {
-        return None;
+/// Runs the test again in a network namespace of its own, as [`rerun_in_namespace`] does, if it can run here.
+fn rerun_over_tap(test: &str) -> bool {
+    let has_curl = Command::new("curl").arg("--version").output().is_ok();
+    if !rustix::process::geteuid().is_root() || !has_curl {
+        skip(test, if has_curl { "needs root" } else { "no curl" });
+        return true;
     }
-    let permitted = rustix::process::geteuid().is_root() && Path::new("/dev/net/tun").exists();
-    let curl = Command::new("curl").arg("--version").output().is_ok();
-    if !permitted || !curl {
-        skip(test, if permitted { "no curl" } else { "needs root and /dev/net/tun" });
-        return Some(());
-    }
-    let mut again = Command::new("unshare");
-    again.arg("--net").arg("--").arg(std::env::current_exe().unwrap()).args([test, "--exact", "--nocapture"]);
-    let output = again.env("GINNEL_IN_NAMESPACE", "1").output().unwrap();
-    assert!(
-        output.status.success(),
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Some(())
+    rerun_in_namespace(test)
 }
 
 #[test]
 fn echo_answers_the_kernel_over_tap() {
-    if in_namespace("echo_answers_the_kernel_over_tap").is_some() {
+    if rerun_over_tap("echo_answers_the_kernel_over_tap") {
         return;
     }
     let mut server = Command::new(env!("CARGO_BIN_EXE_ginnel"));
@@ -344,7 +332,7 @@ fn echo_answers_the_kernel_over_tap() {
 
 #[test]
 fn httpd_serves_curl_over_tap_and_ends_with_a_table() {
-    if in_namespace("httpd_serves_curl_over_tap_and_ends_with_a_table").is_some() {
+    if rerun_over_tap("httpd_serves_curl_over_tap_and_ends_with_a_table") {
         return;
     }
     let site = TempSite::new("tap");

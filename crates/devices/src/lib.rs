@@ -8,8 +8,6 @@ mod joined;
 pub mod memif;
 pub mod memory;
 pub mod mirror;
-#[cfg(all(test, not(loom)))]
-mod namespace;
 mod netlink;
 pub mod offload;
 pub mod random;

@@ -5,6 +5,7 @@
 pub mod alloc_counter;
 pub mod checks;
 pub mod interop;
+mod namespace;
 pub mod script;
 pub mod scripted_peer;
 pub mod sim;

@@ -1,7 +1,7 @@
 //! The same over AF_XDP: an interface that the server shares with a kernel, and clients at the other end of its cable.
 
 use super::{GINNEL, Server, ab, corpus};
-use ginnel_testkit::interop::{Namespace, unavailable};
+use ginnel_testkit::interop::{Namespace, VethEnd, unavailable};
 use ginnel_testkit::skip;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -21,8 +21,9 @@ struct VethCable {
 impl VethCable {
     /// A pair of veth interfaces, `web0` at the server's end, with two queues each.
     fn create(mtu: u32) -> Self {
+        let veth = |name| VethEnd { name, queues: 2 };
         let cable = Self { host: Namespace::new().unwrap(), clients: Namespace::new().unwrap() };
-        cable.host.connect_queues(("web0", 2), &cable.clients, ("web1", 2), mtu).unwrap();
+        cable.host.connect_queues(veth("web0"), &cable.clients, veth("web1"), mtu).unwrap();
         cable.host.ip(&format!("addr add {HOST}/24 dev web0")).unwrap();
         cable.clients.ip("addr add 10.9.0.1/24 dev web1").unwrap();
         cable.clients.ip("addr add fd09::1/64 dev web1 nodad").unwrap();

@@ -1,8 +1,9 @@
 use super::*;
 use crate::conformance::{self, Guarantees};
-use crate::namespace::{REQUIRED, in_namespace};
 use ginnel_stack::device::{RxBurst, TxMeta};
 use ginnel_stack::time::Instant;
+use ginnel_testkit::interop::in_namespace;
+use ginnel_testkit::skip;
 use std::process::Command;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,8 +17,7 @@ fn in_bpf_namespace(name: &str, body: impl FnOnce()) {
     in_namespace(name, || match RedirectFilter::new(RedirectScope::All, 1, 0) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             assert!(error.to_string().contains("CAP_BPF"), "{error}");
-            assert!(std::env::var_os(REQUIRED).is_none(), "{name} cannot run: {error}");
-            eprintln!("skipped {name}: {error}");
+            skip(name, &error.to_string());
         }
         _ => body(),
     });

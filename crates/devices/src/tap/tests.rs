@@ -1,6 +1,6 @@
 use super::*;
 use crate::conformance::{self, Guarantees};
-use crate::namespace::in_namespace;
+use ginnel_testkit::interop::in_namespace;
 
 /// Two TAP devices whose kernel sides are ports of a bridge.
 fn bridged_pair(number: u32, config: &TapConfig) -> (Device, Device) {

@@ -1,10 +1,9 @@
 //! Infrastructure of interop tests with the Linux kernel: network namespaces, programs that run in them, and
 //! the kernel's view of its sockets.
 
-mod namespace;
 mod programs;
 mod socket;
 
-pub use namespace::{Namespace, unavailable};
+pub use crate::namespace::{Namespace, VethEnd, in_namespace, rerun_in_namespace, unavailable};
 pub use programs::{ProgramFixture, RunningProgram, build_preload_library, programs_unavailable};
 pub use socket::{KernelInfo, kernel_info, reset_on_close};

@@ -2,9 +2,9 @@
 //! whose other side is the script.
 
 mod calls;
-pub(crate) mod namespace;
 pub(crate) mod sys;
 pub mod tcp_info;
+mod tun;
 
 use super::assertion::Info;
 use super::ast::{Directives, Target};
@@ -28,7 +28,7 @@ const SCHEDULING_LATENCY: Duration = Duration::from_millis(4);
 pub fn unavailable() -> Option<String> {
     std::thread::spawn(|| {
         let target = super::ast::IpVersion::V4;
-        namespace::create(target, &Directives::default())
+        tun::open(target, &Directives::default())
             .err()
             .map(|e| format!("no network namespace with a TUN device: {e}"))
     })
@@ -68,7 +68,7 @@ struct KernelBackend {
 
 impl KernelBackend {
     fn new(target: Target, directives: &Directives) -> io::Result<Self> {
-        let tun = namespace::create(target.ip, directives)?;
+        let tun = tun::open(target.ip, directives)?;
         // Without the privilege for real-time priority, scripts still run but are late more often.
         let _ = sys::raise_priority();
         let (finished_tx, finished_rx) = mpsc::channel();

@@ -1,6 +1,8 @@
-//! A network namespace that the kernel removes after its last user.
+//! Network namespaces of tests: as a value, for the sockets and programs that a test opens in it, or for a
+//! whole test process.
 
-use crate::script::kernel::{namespace as settings, sys};
+use crate::script::kernel::sys;
+use crate::skip;
 use ginnel_devices::tap::{self, TapConfig};
 use ginnel_stack::device::Device;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -10,6 +12,95 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::time::Duration;
+
+/// Environment variable of the process that [`rerun_in_namespace`] starts.
+const INSIDE: &str = "GINNEL_IN_NAMESPACE";
+
+/// All sysctls that tests depend on, so that the host's or distribution's settings do not matter. The
+/// values are Linux's defaults, except for `tcp_no_metrics_save` (no memory of earlier runs),
+/// `tcp_comp_sack_nr` (duplicate ACKs leave at once, RFC 5681 §4.2), `tcp_syn_linear_timeouts` (a SYN's
+/// time-out doubles, RFC 6298 §5.5) and `icmp_ratelimit`.
+const SYSCTLS: &[(&str, &str)] = &[
+    ("net.ipv4.tcp_timestamps", "1"),
+    ("net.ipv4.tcp_sack", "1"),
+    ("net.ipv4.tcp_dsack", "1"),
+    ("net.ipv4.tcp_window_scaling", "1"),
+    ("net.ipv4.tcp_ecn", "2"),
+    ("net.ipv4.tcp_ecn_fallback", "1"),
+    ("net.ipv4.tcp_fastopen", "0"),
+    ("net.ipv4.tcp_rmem", "4096 131072 6291456"),
+    ("net.ipv4.tcp_wmem", "4096 16384 4194304"),
+    ("net.ipv4.tcp_moderate_rcvbuf", "1"),
+    ("net.ipv4.tcp_adv_win_scale", "1"),
+    ("net.ipv4.tcp_shrink_window", "0"),
+    ("net.ipv4.tcp_no_metrics_save", "1"),
+    ("net.ipv4.tcp_comp_sack_nr", "0"),
+    ("net.ipv4.tcp_recovery", "1"),
+    ("net.ipv4.tcp_early_retrans", "3"),
+    ("net.ipv4.tcp_frto", "2"),
+    ("net.ipv4.tcp_reordering", "3"),
+    ("net.ipv4.tcp_slow_start_after_idle", "1"),
+    ("net.ipv4.tcp_syn_retries", "6"),
+    ("net.ipv4.tcp_synack_retries", "5"),
+    ("net.ipv4.tcp_syncookies", "1"),
+    ("net.ipv4.tcp_max_syn_backlog", "512"),
+    ("net.ipv4.tcp_abort_on_overflow", "0"),
+    ("net.ipv4.tcp_fin_timeout", "60"),
+    ("net.ipv4.tcp_retries1", "3"),
+    ("net.ipv4.tcp_retries2", "15"),
+    ("net.ipv4.tcp_orphan_retries", "0"),
+    ("net.ipv4.tcp_keepalive_time", "7200"),
+    ("net.ipv4.tcp_keepalive_intvl", "75"),
+    ("net.ipv4.tcp_keepalive_probes", "9"),
+    ("net.ipv4.tcp_tw_reuse", "2"),
+    ("net.ipv4.tcp_rfc1337", "0"),
+    ("net.ipv4.tcp_stdurg", "0"),
+    ("net.ipv4.tcp_mtu_probing", "0"),
+    ("net.ipv4.tcp_base_mss", "1024"),
+    ("net.ipv4.tcp_mtu_probe_floor", "48"),
+    ("net.ipv4.tcp_min_snd_mss", "48"),
+    ("net.ipv4.tcp_probe_threshold", "8"),
+    ("net.ipv4.tcp_probe_interval", "600"),
+    ("net.ipv4.tcp_invalid_ratelimit", "500"),
+    ("net.ipv4.tcp_autocorking", "1"),
+    ("net.ipv4.tcp_thin_linear_timeouts", "0"),
+    ("net.ipv4.ip_no_pmtu_disc", "0"),
+    ("net.ipv4.ip_default_ttl", "64"),
+    ("net.ipv4.ip_local_port_range", "32768 60999"),
+    ("net.ipv4.icmp_ratelimit", "0"),
+    ("net.core.somaxconn", "4096"),
+];
+
+/// Sysctls that older kernels lack.
+const OPTIONAL_SYSCTLS: &[(&str, &str)] =
+    &[("net.ipv4.tcp_syn_linear_timeouts", "0"), ("net.ipv4.tcp_rto_min_us", "200000")];
+
+/// Sets a sysctl in the calling thread's namespace, given by its dotted name.
+pub(crate) fn set_sysctl(name: &str, value: &str) -> io::Result<()> {
+    // No component of a name (an interface name) contains a dot: the device's name has none.
+    let path = format!("/proc/sys/{}", name.replace('.', "/"));
+    std::fs::write(&path, value).map_err(|e| io::Error::new(e.kind(), format!("{path} = {value}: {e}")))
+}
+
+/// Sets all sysctls that tests depend on in the calling thread's namespace.
+fn apply_defaults() -> io::Result<()> {
+    for (name, value) in SYSCTLS {
+        set_sysctl(name, value)?;
+    }
+    for (name, value) in OPTIONAL_SYSCTLS {
+        match set_sysctl(name, value) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Moves the calling thread into a new namespace with the settings that tests depend on.
+pub(crate) fn enter_new() -> io::Result<()> {
+    sys::enter_new_network_namespace()?;
+    apply_defaults()
+}
 
 /// Settings that differ from those of packet scripts: scripts switch these mechanisms off because they make
 /// single packets hard to predict; interop tests want them on.
@@ -22,6 +113,15 @@ pub struct Namespace {
     file: File,
 }
 
+/// One interface of a veth pair.
+#[derive(Clone, Copy, Debug)]
+pub struct VethEnd<'a> {
+    /// Name of the interface.
+    pub name: &'a str,
+    /// Number of transmit queues, and number of receive queues.
+    pub queues: u32,
+}
+
 impl Namespace {
     /// Creates a namespace whose loopback interface is up and whose TCP settings are Linux's defaults,
     /// independent of the host's settings.
@@ -30,10 +130,9 @@ impl Namespace {
     /// The kernel's error: `PermissionDenied` without CAP_SYS_ADMIN.
     pub fn new() -> io::Result<Self> {
         let create = || {
-            sys::enter_new_network_namespace()?;
-            settings::apply_defaults()?;
+            enter_new()?;
             for (name, value) in INTEROP_SYSCTLS {
-                settings::set_sysctl(name, value)?;
+                set_sysctl(name, value)?;
             }
             File::open("/proc/thread-self/ns/net")
         };
@@ -69,7 +168,7 @@ impl Namespace {
     /// # Errors
     /// The kernel's error with name and value.
     pub fn sysctl(&self, name: &str, value: &str) -> io::Result<()> {
-        self.run(|| settings::set_sysctl(name, value))
+        self.run(|| set_sysctl(name, value))
     }
 
     /// Runs `ip` with these arguments, separated by spaces, in the namespace. Returns its standard output.
@@ -152,26 +251,30 @@ impl Namespace {
     /// # Errors
     /// The standard error of `ip` if it fails.
     pub fn connect(&self, name: &str, other: &Self, other_name: &str, mtu: u32) -> io::Result<()> {
-        self.connect_queues((name, 1), other, (other_name, 1), mtu)
+        let (near, far) = (VethEnd { name, queues: 1 }, VethEnd { name: other_name, queues: 1 });
+        self.connect_queues(near, other, far, mtu)
     }
 
-    /// The same, with so many queues each way at either end.
+    /// Connects two namespaces by a pair of veth interfaces, which are up and have this MTU. `near` is the
+    /// interface in this namespace, `far` the one in `other`.
     ///
     /// # Errors
-    /// With what `ip` printed.
+    /// The standard error of `ip` if it fails.
     pub fn connect_queues(
         &self,
-        (name, queues): (&str, u32),
+        near: VethEnd<'_>,
         other: &Self,
-        (other_name, other_queues): (&str, u32),
+        far: VethEnd<'_>,
         mtu: u32,
     ) -> io::Result<()> {
         let path = format!("/proc/{}/fd/{}", std::process::id(), other.file.as_raw_fd());
-        let end = |name, queues| format!("{name} mtu {mtu} numtxqueues {queues} numrxqueues {queues}");
-        let (near, far) = (end(name, queues), end(other_name, other_queues));
-        self.ip(&format!("link add {near} type veth peer name {far} netns {path}"))?;
-        self.ip(&format!("link set {name} up"))?;
-        other.ip(&format!("link set {other_name} up")).map(drop)
+        let arguments = |VethEnd { name, queues }: VethEnd<'_>| {
+            format!("{name} mtu {mtu} numtxqueues {queues} numrxqueues {queues}")
+        };
+        let (near_arguments, far_arguments) = (arguments(near), arguments(far));
+        self.ip(&format!("link add {near_arguments} type veth peer name {far_arguments} netns {path}"))?;
+        self.ip(&format!("link set {} up", near.name))?;
+        other.ip(&format!("link set {} up", far.name)).map(drop)
     }
 }
 
@@ -195,6 +298,57 @@ pub fn unavailable() -> Option<String> {
         return Some(format!("/dev/net/tun: {e}"));
     }
     Namespace::new().err().map(|e| format!("no network namespace: {e}"))
+}
+
+/// Runs `body` in a network namespace of its own; see [`rerun_in_namespace`].
+///
+/// # Panics
+/// If the test fails in its namespace.
+pub fn in_namespace(test: &str, body: impl FnOnce()) {
+    if !rerun_in_namespace(test) {
+        body();
+    }
+}
+
+/// Runs the calling test again, in a process whose network namespace is new, and returns true: the caller has
+/// nothing left to do. Returns false in that process. `test` is the full path of the test. Where namespaces
+/// are not available, the test is recorded as skipped.
+///
+/// The whole process is in the namespace, unlike with [`Namespace`], and a user without privileges becomes
+/// root of a user namespace.
+///
+/// # Panics
+/// If the test fails in its namespace.
+pub fn rerun_in_namespace(test: &str) -> bool {
+    if std::env::var_os(INSIDE).is_some() {
+        return false;
+    }
+    if let Err(reason) = rerun(test) {
+        skip(test, &reason);
+    }
+    true
+}
+
+fn rerun(test: &str) -> Result<(), String> {
+    let tun = File::options().read(true).write(true).open("/dev/net/tun");
+    tun.map_err(|e| format!("/dev/net/tun: {e}"))?;
+    let flags: &[&str] = if rustix::process::geteuid().is_root() {
+        &["--net"]
+    } else {
+        &["--net", "--user", "--map-root-user"]
+    };
+    let allowed = Command::new("unshare").args(flags).arg("true").output();
+    let allowed = allowed.map_err(|e| format!("unshare: {e}"))?;
+    if !allowed.status.success() {
+        return Err(String::from_utf8_lossy(&allowed.stderr).trim().into());
+    }
+    let program = std::env::current_exe().map_err(|e| format!("path of the test binary: {e}"))?;
+    let mut command = Command::new("unshare");
+    command.args(flags).arg("--").arg(program);
+    command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(INSIDE, "1");
+    let status = command.status().map_err(|e| format!("unshare: {e}"))?;
+    assert!(status.success(), "{test} failed in its namespace");
+    Ok(())
 }
 
 /// Runs `work` on a new thread and returns its result. A namespace is a property of a thread, so this thread
