@@ -1,7 +1,8 @@
-//! Detects that the host took a processor away, which real-time tests cannot bear for more than a few milliseconds.
+//! Detects that the host took a processor away, which real-time tests cannot bear for more than a few
+//! milliseconds.
 //!
-//! This is the only place that repeats a test: [`repeat_if_stalled`] repeats a run that failed while a processor stalled,
-//! because such a run shows nothing. A run that failed on a steady machine counts.
+//! This is the only place that repeats a test: [`repeat_if_stalled`] repeats a run that failed while a
+//! processor stalled, because such a run shows nothing. A run that failed on a steady machine counts.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -38,9 +39,9 @@ fn start_detectors() {
 }
 
 fn detect_steal(cpu: usize) {
-    let mut one = CpuSet::new();
-    one.set(cpu);
-    if sched_setaffinity(None, &one).is_err() {
+    let mut single_cpu = CpuSet::new();
+    single_cpu.set(cpu);
+    if sched_setaffinity(None, &single_cpu).is_err() {
         return;
     }
     loop {
@@ -53,7 +54,8 @@ fn detect_steal(cpu: usize) {
     }
 }
 
-/// Returns whether a processor stalled since `since`. Sleeps 6 ms first, because a detector reports a stall after its end.
+/// Returns whether a processor stalled since `since`. Sleeps 6 ms first, because a detector reports a stall
+/// after its end.
 fn stalled_since(since: Instant) -> bool {
     thread::sleep(DETECTOR_PERIOD + STALL_THRESHOLD);
     last_stall().is_some_and(|last| last > since)
@@ -67,8 +69,8 @@ fn wait_until_steady() {
     }
 }
 
-/// Runs a test that depends on real time; repeats a run that failed while a processor stalled, for 150 s at most.
-/// Returns the number of runs.
+/// Runs a test that depends on real time; repeats a run that failed while a processor stalled, for 150 s at
+/// most. Returns the number of runs.
 ///
 /// # Errors
 /// The failure of the first run that failed without a stall, or of the last run after 150 s.
@@ -102,8 +104,8 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_repeated_only_after_a_stall() {
-        let _alone = lock_serial();
+    fn runs_are_repeated_only_after_a_stall() {
+        let _serial = lock_serial();
         let mut runs = 0;
         let ended = repeat_if_stalled(|| {
             runs += 1;
@@ -124,8 +126,8 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_always_stalls_is_given_up() {
-        let _alone = lock_serial();
+    fn permanent_stall_ends_the_repetition() {
+        let _serial = lock_serial();
         let start = Instant::now();
         let mut runs = 0;
         let ended = repeat_within(Duration::from_secs(1), || {

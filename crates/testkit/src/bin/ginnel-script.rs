@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: ginnel-script [options] [FILES or directories]   (default: all of tests/scripts)
-  --backend kernel|ginnel   only this stack
-  --ip v4|v6                only this IP version
-  --repeat N                run everything N times
-  --jobs N                  cases at once (default 32)
+usage: ginnel-script [OPTIONS] [FILES or DIRECTORIES]   (default: tests/scripts)
+  --backend kernel|ginnel   run against this stack only
+  --ip v4|v6                run over this IP version only
+  --repeat N                run every case N times
+  --jobs N                  concurrent cases (default 32)
   --quiet                   report failures only
   --differences             print docs/tcp-differences.md and exit";
 
@@ -42,14 +42,14 @@ fn arguments() -> Result<Arguments, String> {
                 parsed.backend = Some(match value()?.as_str() {
                     "kernel" => BackendKind::Kernel,
                     "ginnel" => BackendKind::Ginnel,
-                    other => return Err(format!("`{other}` is neither kernel nor ginnel")),
+                    other => return Err(format!("--backend {other}: expected kernel or ginnel")),
                 });
             }
             "--ip" => {
                 parsed.ip = Some(match value()?.as_str() {
                     "v4" => IpVersion::V4,
                     "v6" => IpVersion::V6,
-                    other => return Err(format!("`{other}` is neither v4 nor v6")),
+                    other => return Err(format!("--ip {other}: expected v4 or v6")),
                 });
             }
             "--repeat" => parsed.repeat = value()?.parse().map_err(|e| format!("--repeat: {e}"))?,
@@ -57,7 +57,7 @@ fn arguments() -> Result<Arguments, String> {
             "--quiet" => parsed.quiet = true,
             "--differences" => parsed.differences = true,
             "--help" | "-h" => return Err(String::new()),
-            option if option.starts_with('-') => return Err(format!("unknown option {option}")),
+            option if option.starts_with('-') => return Err(format!("unknown option `{option}`")),
             file => parsed.files.push(file.into()),
         }
     }

@@ -15,10 +15,10 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How cases are run.
+/// Options of a run of many cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunOptions {
-    /// Cases at once. On the kernel they mostly sleep.
+    /// Number of concurrent cases. Cases against the kernel mostly sleep.
     pub jobs: usize,
 }
 
@@ -28,7 +28,7 @@ impl Default for RunOptions {
     }
 }
 
-/// One script and one run of it.
+/// A script and one of its runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     /// The script.
@@ -37,22 +37,25 @@ pub struct Case<'a> {
     pub target: Target,
 }
 
-/// How a case ended.
+/// Result of a case.
 #[derive(Clone, Debug)]
 pub enum CaseOutcome {
-    /// Passed, in this run: the first, unless a processor stalled.
+    /// The case passed at this run: the first, unless a processor stalled.
     Passed(u32),
-    /// Failed; the failure of the last run.
+    /// The case failed; this is the failure of the last run.
     Failed(Box<Failure>),
 }
 
-/// The scripts of the repository.
+/// Returns the directory of the repository's scripts.
 pub fn repository_scripts() -> PathBuf {
-    // From crates/testkit to the root.
+    // From crates/testkit to the root of the repository.
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new(".")).join("tests/scripts")
 }
 
-/// All `.pkt` files below a directory, or the file itself, in order of their names.
+/// Returns all `.pkt` files below a directory, or the file itself, sorted by name.
+///
+/// # Errors
+/// If a directory cannot be read.
 pub fn find(path: &Path) -> io::Result<Vec<PathBuf>> {
     if path.is_file() {
         return Ok(vec![path.to_path_buf()]);
@@ -70,7 +73,10 @@ pub fn find(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Reads and parses one script. The path in it is shortened to the repository's where it can be.
+/// Reads and parses a script. Its path is stored relative to the root of the repository if possible.
+///
+/// # Errors
+/// If the file cannot be read or parsed.
 pub fn load(path: &Path) -> Result<Script, String> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     let root = repository_scripts();
@@ -79,7 +85,7 @@ pub fn load(path: &Path) -> Result<Script, String> {
     parser::parse(short, &text).map_err(|e| format!("{}:{}: {}", short.display(), e.line, e.message))
 }
 
-/// Runs one case. A run on the kernel is repeated if a processor stalled meanwhile.
+/// Runs one case. A run on the kernel that failed while a processor stalled is repeated.
 pub fn run_case(case: Case<'_>) -> CaseOutcome {
     let ended = match case.target.backend {
         BackendKind::Kernel => steal::repeat_if_stalled(|| run_once(case)),
@@ -89,6 +95,9 @@ pub fn run_case(case: Case<'_>) -> CaseOutcome {
 }
 
 /// Runs one case once.
+///
+/// # Errors
+/// A description of the failure.
 pub fn run_once(case: Case<'_>) -> Result<(), Failure> {
     let Case { script, target } = case;
     match target.backend {
@@ -114,7 +123,8 @@ fn cannot_start(case: Case<'_>, error: &dyn std::fmt::Display) -> Failure {
     }
 }
 
-/// Runs cases in parallel, the longest first, and calls `report` after each.
+/// Runs cases in parallel, the longest first, and calls `report` after each. Returns the outcomes in the
+/// order of `cases`.
 pub fn run_all(
     cases: &[Case<'_>],
     options: RunOptions,
@@ -138,7 +148,7 @@ pub fn run_all(
     results.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
 }
 
-/// The text of `docs/tcp-differences.md`.
+/// Returns the text of `docs/tcp-differences.md`.
 pub fn differences_listing(scripts: &[Script]) -> String {
     let mut text = String::from(
         "# Where Ginnel and Linux differ\n\n\
