@@ -30,7 +30,7 @@
 //! slower.
 
 use crate::prefetch::prefetch;
-use crate::simd::equal_lanes;
+use crate::simd::equal_mask;
 use crate::tables::memory_of;
 
 /// Entries of a bucket: as many as fit a cache line beside count and link.
@@ -105,16 +105,16 @@ impl FlowBucket {
     /// Returns a mask in which bit `i` is set if the entry in slot `i` has this hash.
     #[inline(always)]
     fn match_mask(&self, hash: u32) -> u32 {
-        equal_lanes(&self.hashes_and_count, hash) & ((1 << self.count()) - 1)
+        equal_mask(&self.hashes_and_count, hash) & ((1 << self.count()) - 1)
     }
 
-    /// Returns the slot of the first entry with this hash whose value `wanted` accepts.
+    /// Returns the slot of the first entry with this hash for whose value `accepts` returns true.
     #[inline(always)]
-    fn position(&self, hash: u32, mut wanted: impl FnMut(u32) -> bool) -> Option<usize> {
+    fn position(&self, hash: u32, mut accepts: impl FnMut(u32) -> bool) -> Option<usize> {
         let mut equal = self.match_mask(hash);
         while equal != 0 {
             let slot = equal.trailing_zeros() as usize;
-            if wanted(self.values[slot]) {
+            if accepts(self.values[slot]) {
                 return Some(slot);
             }
             equal &= equal - 1;
@@ -231,20 +231,20 @@ impl FlowTable {
         if link == 0 && self.pending == 0 {
             return None;
         }
-        let place = self.locate_in_overflow(link, hash, &mut |_| true)?;
-        Some(self.overflow[place.link as usize - 1].values[place.slot])
+        let position = self.locate_in_overflow(link, hash, &mut |_| true)?;
+        Some(self.overflow[position.link as usize - 1].values[position.slot])
     }
 
-    /// Returns the first value stored under `hash` that `wanted` accepts. `wanted` is called only with values
-    /// of this exact hash.
+    /// Returns the first value stored under `hash` for which `accepts` returns true. `accepts` is called only
+    /// with values of this exact hash.
     #[inline]
-    pub fn find(&self, hash: u32, mut wanted: impl FnMut(u32) -> bool) -> Option<u32> {
+    pub fn find(&self, hash: u32, mut accepts: impl FnMut(u32) -> bool) -> Option<u32> {
         let hash = mix(hash);
         let bucket = &self.buckets[self.address(hash)];
         let mut equal = bucket.match_mask(hash);
         while equal != 0 {
             let value = bucket.values[equal.trailing_zeros() as usize];
-            if wanted(value) {
+            if accepts(value) {
                 return Some(value);
             }
             equal &= equal - 1;
@@ -252,8 +252,8 @@ impl FlowTable {
         if bucket.link == 0 && self.pending == 0 {
             return None;
         }
-        let place = self.locate_in_overflow(bucket.link, hash, &mut wanted)?;
-        Some(self.overflow[place.link as usize - 1].values[place.slot])
+        let position = self.locate_in_overflow(bucket.link, hash, &mut accepts)?;
+        Some(self.overflow[position.link as usize - 1].values[position.slot])
     }
 
     /// Adds an entry. The caller ensures that the pair is not in the table already.
@@ -277,34 +277,34 @@ impl FlowTable {
     /// Removes one entry with this hash and value. Returns whether there was one.
     pub fn remove(&mut self, hash: u32, value: u32) -> bool {
         let hash = mix(hash);
-        let home = self.address(hash);
-        let Some(place) = self.locate(home, hash, value) else { return false };
+        let index = self.address(hash);
+        let Some(position) = self.locate(index, hash, value) else { return false };
         self.len -= 1;
-        if place.pending {
+        if position.pending {
             // Buckets of the pending chain need not be compact: they will be freed.
-            let bucket = &mut self.overflow[place.link as usize - 1];
+            let bucket = &mut self.overflow[position.link as usize - 1];
             let (hash, value) = bucket.pop();
-            bucket.set(place.slot, hash, value);
+            bucket.set(position.slot, hash, value);
             return true;
         }
-        let first = self.buckets[home].link;
+        let first = self.buckets[index].link;
         if first == 0 {
-            let bucket = &mut self.buckets[home];
+            let bucket = &mut self.buckets[index];
             let (hash, value) = bucket.pop();
-            bucket.set(place.slot, hash, value);
+            bucket.set(position.slot, hash, value);
             return true;
         }
         // The gap is filled from the only bucket of the chain that may be partly full.
         let bucket = &mut self.overflow[first as usize - 1];
         let (hash, value) = bucket.pop();
         let (rest, next) = (bucket.count(), bucket.link);
-        let was_the_one = place.link == first && place.slot == rest as usize;
+        let was_popped = position.link == first && position.slot == rest as usize;
         if rest == 0 {
-            self.buckets[home].link = next;
+            self.buckets[index].link = next;
             self.release(first);
         }
-        if !was_the_one {
-            self.bucket_at(home, place.link).set(place.slot, hash, value);
+        if !was_popped {
+            self.bucket_at(index, position.link).set(position.slot, hash, value);
         }
         true
     }
@@ -312,9 +312,9 @@ impl FlowTable {
     /// Changes the value of one entry from `old` to `new`. Returns whether there was one.
     pub fn replace(&mut self, hash: u32, old: u32, new: u32) -> bool {
         let hash = mix(hash);
-        let home = self.address(hash);
-        let Some(place) = self.locate(home, hash, old) else { return false };
-        self.bucket_at(home, place.link).set(place.slot, hash, new);
+        let index = self.address(hash);
+        let Some(position) = self.locate(index, hash, old) else { return false };
+        self.bucket_at(index, position.link).set(position.slot, hash, new);
         true
     }
 
@@ -325,15 +325,15 @@ impl FlowTable {
         if address < self.split { (hash & (self.mask << 1 | 1)) as usize } else { address as usize }
     }
 
-    fn bucket_at(&mut self, home: usize, link: u32) -> &mut FlowBucket {
-        if link == 0 { &mut self.buckets[home] } else { &mut self.overflow[link as usize - 1] }
+    fn bucket_at(&mut self, index: usize, link: u32) -> &mut FlowBucket {
+        if link == 0 { &mut self.buckets[index] } else { &mut self.overflow[link as usize - 1] }
     }
 
-    fn locate(&self, home: usize, hash: u32, value: u32) -> Option<EntryPosition> {
-        let mut wanted = |stored| stored == value;
-        match self.buckets[home].position(hash, wanted) {
+    fn locate(&self, index: usize, hash: u32, value: u32) -> Option<EntryPosition> {
+        let mut accepts = |stored| stored == value;
+        match self.buckets[index].position(hash, accepts) {
             Some(slot) => Some(EntryPosition { link: 0, slot, pending: false }),
-            None => self.locate_in_overflow(self.buckets[home].link, hash, &mut wanted),
+            None => self.locate_in_overflow(self.buckets[index].link, hash, &mut accepts),
         }
     }
 
@@ -343,7 +343,7 @@ impl FlowTable {
         &self,
         mut link: u32,
         hash: u32,
-        wanted: &mut dyn FnMut(u32) -> bool,
+        accepts: &mut dyn FnMut(u32) -> bool,
     ) -> Option<EntryPosition> {
         let mut pending = false;
         loop {
@@ -355,7 +355,7 @@ impl FlowTable {
                 link = self.pending;
             }
             let bucket = &self.overflow[link as usize - 1];
-            if let Some(slot) = bucket.position(hash, &mut *wanted) {
+            if let Some(slot) = bucket.position(hash, &mut *accepts) {
                 return Some(EntryPosition { link, slot, pending });
             }
             link = bucket.link;
@@ -364,27 +364,27 @@ impl FlowTable {
 
     /// Adds an entry to its chain.
     fn add(&mut self, hash: u32, value: u32) {
-        let home = self.address(hash);
-        if !self.buckets[home].is_full() {
-            self.buckets[home].push(hash, value);
+        let index = self.address(hash);
+        if !self.buckets[index].is_full() {
+            self.buckets[index].push(hash, value);
             return;
         }
-        let mut link = self.buckets[home].link;
+        let mut link = self.buckets[index].link;
         if link == 0 || self.overflow[link as usize - 1].is_full() {
             let next = link;
             link = self.acquire();
             self.overflow[link as usize - 1].link = next;
-            self.buckets[home].link = link;
+            self.buckets[index].link = link;
         }
         self.overflow[link as usize - 1].push(hash, value);
     }
 
     /// Adds a bucket and divides bucket `split` between itself and the new one.
     fn split_bucket(&mut self) {
-        let home = self.split;
-        let old = core::mem::take(&mut self.buckets[home as usize]);
+        let index = self.split;
+        let old = core::mem::take(&mut self.buckets[index as usize]);
         self.buckets.push(FlowBucket::default());
-        (self.pending, self.pending_bucket, self.pending_mask) = (old.link, home, self.mask);
+        (self.pending, self.pending_bucket, self.pending_mask) = (old.link, index, self.mask);
         self.split += 1;
         if self.split > self.mask {
             self.mask = self.mask << 1 | 1;

@@ -36,16 +36,16 @@ impl Default for ListenOptions {
 impl ListenOptions {
     /// Whether a listener at `own` with these options keeps another one with the options `others` from being
     /// opened at `at`, and vice versa.
-    pub fn conflicts_with(&self, own: SocketAddr, at: SocketAddr, others: &Self) -> bool {
+    pub fn conflicts_with(&self, addr: SocketAddr, other_addr: SocketAddr, others: &Self) -> bool {
         let shared = self.reuse_port && others.reuse_port && self.user == others.user;
-        if own.port() != at.port() || shared {
+        if addr.port() != other_addr.port() || shared {
             return false;
         }
         let all = |a: SocketAddr| a.ip().is_unspecified();
         let dual = |a: SocketAddr, only: bool| a.is_ipv6() && all(a) && !only;
-        own.ip() == at.ip()
-            || dual(own, self.v6_only) && at.is_ipv4() && all(at)
-            || dual(at, others.v6_only) && own.is_ipv4() && all(own)
+        addr.ip() == other_addr.ip()
+            || dual(addr, self.v6_only) && other_addr.is_ipv4() && all(other_addr)
+            || dual(other_addr, others.v6_only) && addr.is_ipv4() && all(addr)
     }
 }
 

@@ -50,14 +50,14 @@ pub fn sort(burst: &mut RxBurst<'_>) {
         next[usize::from(class(frame.label.priority()))] += 1;
     }
     let mut before = 0;
-    for place in next.iter_mut().rev() {
-        (*place, before) = (before, before + *place);
+    for index in next.iter_mut().rev() {
+        (*index, before) = (before, before + *index);
     }
-    let came = burst.clone();
-    for frame in came {
-        let place = &mut next[usize::from(class(frame.label.priority()))];
-        burst[*place] = frame;
-        *place += 1;
+    let arrived = burst.clone();
+    for frame in arrived {
+        let index = &mut next[usize::from(class(frame.label.priority()))];
+        burst[*index] = frame;
+        *index += 1;
     }
 }
 

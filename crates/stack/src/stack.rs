@@ -326,13 +326,13 @@ impl Stack {
     /// fragments of all. Returns true if this shard does not process the packet.
     #[cold]
     fn route_reassembled(&mut self, packet: &Reassembled) -> bool {
-        let Some(home) = self.net.owner_of_reassembled(packet) else { return false };
-        let me = self.net.steering().map(Steering::shard);
-        if matches!(home, FrameOwner::Shard(home) if Some(home) == me) {
+        let Some(owner) = self.net.owner_of_reassembled(packet) else { return false };
+        let shard = self.net.steering().map(Steering::shard);
+        if matches!(owner, FrameOwner::Shard(owner) if Some(owner) == shard) {
             return false;
         }
-        self.misrouted.push(self.net.misrouted_packet(home, packet));
-        home != FrameOwner::All
+        self.misrouted.push(self.net.misrouted_packet(owner, packet));
+        owner != FrameOwner::All
     }
 
     /// Returns the next packet that was reassembled here and belongs to another shard.
@@ -341,8 +341,8 @@ impl Stack {
     }
 
     /// Applies a control update of another shard.
-    pub fn apply_control_update(&mut self, now: Instant, news: &ControlUpdate) {
-        self.net.apply_control_update(now, news);
+    pub fn apply_control_update(&mut self, now: Instant, update: &ControlUpdate) {
+        self.net.apply_control_update(now, update);
     }
 
     fn on_transport_error(&mut self, now: Instant, error: &TransportError) {
@@ -453,11 +453,12 @@ impl Stack {
         self.tcp.drop_saved_syn(conn);
     }
 
-    /// Sets how many connections may be queued at a listener from now on. `kept` connections were accepted
-    /// here and not delivered to an application: they count as queued, so that connections between the engine
-    /// and an application do not make the queue longer. Has no effect on a closed listener.
-    pub fn set_backlog(&mut self, listener: Listener, backlog: u32, kept: u32) {
-        self.tcp.set_backlog(listener, backlog, kept);
+    /// Sets how many connections may be queued at a listener from now on. `accepted_undelivered` connections
+    /// were accepted here and not delivered to an application: they count as queued, so that connections
+    /// between the engine and an application do not make the queue longer. Has no effect on a closed
+    /// listener.
+    pub fn set_backlog(&mut self, listener: Listener, backlog: u32, accepted_undelivered: u32) {
+        self.tcp.set_backlog(listener, backlog, accepted_undelivered);
     }
 
     /// Closes a listener. Connections in its accept queue are reset. Returns false if it was closed before.
@@ -798,8 +799,9 @@ impl Stack {
         self.udp.send(now, &mut self.net, socket, &UdpSendParams { source, ..*sending }, payload)
     }
 
-    /// Takes the oldest report of an error about a socket's datagrams, with as much of the datagram as is known and `out` holds. There are some only for
-    /// sockets that want them ([`UdpOptions::reports_v4`], [`UdpOptions::reports_v6`]).
+    /// Takes the oldest report of an error about a socket's datagrams, with as much of the datagram as is
+    /// known and `out` holds. There are some only for sockets that want them ([`UdpOptions::reports_v4`],
+    /// [`UdpOptions::reports_v6`]).
     ///
     /// # Errors
     /// [`UdpError::WouldBlock`] if there is none, [`UdpError::Stale`].

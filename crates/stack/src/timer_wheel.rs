@@ -335,8 +335,8 @@ impl TimerWheel {
             let below = u64::from(store.timer_node(id).deadline) & ((1 << shift) - 1);
             let tick = index << shift | below;
             self.unlink(store, id);
-            let place = self.slot_for(level - 1, tick);
-            self.append(store, place, id, tick);
+            let target = self.slot_for(level - 1, tick);
+            self.append(store, target, id, tick);
         }
         true
     }

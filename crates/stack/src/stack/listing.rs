@@ -106,11 +106,11 @@ impl Stack {
         &self,
         now: Instant,
         cursor: ListCursor,
-        places: usize,
+        slots: usize,
         out: &mut impl Extend<ListedSocket>,
     ) -> Option<ListCursor> {
         let ListCursor { mut table, at } = cursor;
-        let (mut at, mut left) = (at as usize, places);
+        let (mut at, mut left) = (at as usize, slots);
         loop {
             let len = match table {
                 0 => self.tcp.listeners.slots(),

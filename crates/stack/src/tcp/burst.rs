@@ -42,12 +42,12 @@ impl Burst {
         if self.segments < 2 {
             return false;
         }
-        let most = match self.tso_segs {
+        let tso_segs = match self.tso_segs {
             0 => tcp.tso_segs(idx, allowance.mss).max(1),
             known => known,
         };
-        self.tso_segs = most;
-        if self.segments < most && tcp.another_follows(idx, allowance, len) || most < 2 {
+        self.tso_segs = tso_segs;
+        if self.segments < tso_segs && tcp.another_follows(idx, allowance, len) || tso_segs < 2 {
             return false;
         }
         self.segments = 0;
@@ -61,11 +61,11 @@ impl Tcp {
     pub(super) fn tso_segs(&self, idx: u32, mss: u32) -> u32 {
         let c = &self.conns[idx];
         let in_flight = self.active[c.active].rtx_queue.in_flight();
-        let least = self.config.push_segments_min.into();
-        let most =
-            tso_autosize(least, mss, c.cwnd.max(in_flight), c.cwnd < c.ssthresh / 2, c.srtt, c.min_rtt);
+        let min_segs = self.config.push_segments_min.into();
+        let segs =
+            tso_autosize(min_segs, mss, c.cwnd.max(in_flight), c.cwnd < c.ssthresh / 2, c.srtt, c.min_rtt);
         // At most half of the window (`tcp_cwnd_test`).
-        most.min(c.cwnd / 2)
+        segs.min(c.cwnd / 2)
     }
 
     /// Whether another segment follows one of `len` bytes, as far as windows and Nagle's algorithm decide
@@ -87,17 +87,17 @@ impl Tcp {
     }
 }
 
-/// Returns the segments of one packet, at least `least`, for a window of `window` segments, which doubles in
-/// each round if `doubles`. `srtt` is in eighths of a microsecond, `min_rtt` in microseconds.
-fn tso_autosize(least: u32, mss: u32, window: u32, doubles: bool, srtt: u32, min_rtt: u32) -> u32 {
+/// Returns the segments of one packet, at least `min_segs`, for a window of `window` segments, which doubles
+/// in each round if `is_slow_start`. `srtt` is in eighths of a microsecond, `min_rtt` in microseconds.
+fn tso_autosize(min_segs: u32, mss: u32, window: u32, is_slow_start: bool, srtt: u32, min_rtt: u32) -> u32 {
     // Percent of the rate at which the window is sent per round trip (`tcp_update_pacing_rate`).
-    let rate = if doubles { 200 } else { 120 };
+    let rate = if is_slow_start { 200 } else { 120 };
     let percent_seconds = 8 * 1_000_000 / 100;
-    let in_a_second = u64::from(mss) * u64::from(window) * rate * percent_seconds;
+    let per_second = u64::from(mss) * u64::from(window) * rate * percent_seconds;
     // Linux divides the second into 1,024 parts, not 1,000.
-    let far = in_a_second.checked_div(srtt.into()).map_or(GSO_MAX_SIZE, |bytes| bytes >> 10);
-    let near = GSO_MAX_SIZE.checked_shr(min_rtt >> 9).unwrap_or(0);
-    ((far + near).min(GSO_MAX_SIZE) as u32 / mss).max(least)
+    let by_rate = per_second.checked_div(srtt.into()).map_or(GSO_MAX_SIZE, |bytes| bytes >> 10);
+    let by_min_rtt = GSO_MAX_SIZE.checked_shr(min_rtt >> 9).unwrap_or(0);
+    ((by_rate + by_min_rtt).min(GSO_MAX_SIZE) as u32 / mss).max(min_segs)
 }
 
 #[cfg(test)]
@@ -107,8 +107,8 @@ mod tests {
     #[test]
     fn far_peers_get_two_segments_at_a_time_and_near_ones_more() {
         for (round_trip_us, expected) in [(100_000, 2), (10_000, 2), (5_000, 4), (1_000, 52), (100, 65)] {
-            let together = tso_autosize(2, 1000, 10, true, round_trip_us << 3, round_trip_us);
-            assert_eq!(together, expected, "{round_trip_us}");
+            let segs = tso_autosize(2, 1000, 10, true, round_trip_us << 3, round_trip_us);
+            assert_eq!(segs, expected, "{round_trip_us}");
         }
         assert_eq!(tso_autosize(2, 1000, 10, true, 0, u32::MAX), 65, "not measured");
         assert_eq!(tso_autosize(2, 1000, 10, false, 5_000 << 3, 5_000), 2, "past slow start");

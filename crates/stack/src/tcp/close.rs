@@ -207,7 +207,7 @@ impl Tcp {
 
     /// Ends a connection with RST (RFC 9293 §3.10.5).
     pub fn abort(&mut self, net: &mut Network, idx: u32) {
-        let tell = match self.conns[idx].state {
+        let sends_rst = match self.conns[idx].state {
             State::Closed | State::Listen | State::SynSent | State::TimeWait => false,
             State::Closing | State::LastAck => !self.everything_acknowledged(idx),
             _ => true,
@@ -217,7 +217,7 @@ impl Tcp {
             self.finish(idx, CloseReason::Aborted);
             return;
         }
-        if tell {
+        if sends_rst {
             if self.conns[idx].has(Flags::TX_LISTED) {
                 // Data that were written before are sent before the RST, as far as the windows admit them.
                 // Linux has sent them when they were written, and applications rely on that: they answer, and

@@ -26,11 +26,11 @@ impl Tcp {
         remote: SocketAddr,
         options: &ConnectOptions,
     ) -> Result<Conn, ConnectError> {
-        let wanted = options.local.map(|a| a.ip()).filter(|ip| !ip.is_unspecified());
+        let source = options.local.map(|a| a.ip()).filter(|ip| !ip.is_unspecified());
         if remote.port() == 0 || options.local.is_some_and(|l| l.is_ipv4() != remote.is_ipv4()) {
             return Err(ConnectError::InvalidAddress);
         }
-        let route = net.route(self.now, remote.ip(), wanted).map_err(|e| match e {
+        let route = net.route(self.now, remote.ip(), source).map_err(|e| match e {
             RouteError::SourceNotLocal => ConnectError::AddressNotAvailable,
             RouteError::InvalidDestination => ConnectError::InvalidAddress,
             RouteError::NeighboursExhausted => ConnectError::TooMany,
@@ -118,8 +118,8 @@ impl Tcp {
         Err(ConnectError::PortsExhausted)
     }
 
-    /// Checks that the addresses are free. Returns the TIME-WAIT entry that has to be replaced, if any. An entry
-    /// can be replaced if timestamps distinguish old segments from new ones (RFC 6191; Linux's
+    /// Checks that the addresses are free. Returns the TIME-WAIT entry that has to be replaced, if any. An
+    /// entry can be replaced if timestamps distinguish old segments from new ones (RFC 6191; Linux's
     /// `tcp_twsk_unique`): at once if the application requested the port, after `time_wait_reuse_ms` if the
     /// port was chosen for it (`is_ephemeral`).
     fn check_port_free(

@@ -40,7 +40,7 @@ impl DeferredAcks {
 
     /// Returns when the first deferred acknowledgement is due.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.queue.front().map(|held| held.deadline)
+        self.queue.front().map(|deferred| deferred.deadline)
     }
 }
 
@@ -71,12 +71,12 @@ impl Tcp {
     /// Marks the deferred acknowledgements that are due, so that they leave with this batch.
     #[inline]
     pub fn release_deferred_acks(&mut self) {
-        while let Some(&held) = self.deferred_acks.queue.front() {
-            if self.is_still_deferred(&held) {
-                if held.deadline > self.now {
+        while let Some(&deferred) = self.deferred_acks.queue.front() {
+            if self.is_still_deferred(&deferred) {
+                if deferred.deadline > self.now {
                     break;
                 }
-                self.ack_now(held.idx);
+                self.ack_now(deferred.idx);
             }
             self.deferred_acks.queue.pop_front();
         }
@@ -85,16 +85,16 @@ impl Tcp {
     /// Drops entries whose acknowledgements were sent: no wake-up is needed for them.
     #[inline]
     pub fn drop_sent_deferred_acks(&mut self) {
-        while let Some(held) = self.deferred_acks.queue.front()
-            && !self.is_still_deferred(held)
+        while let Some(deferred) = self.deferred_acks.queue.front()
+            && !self.is_still_deferred(deferred)
         {
             self.deferred_acks.queue.pop_front();
         }
     }
 
-    fn is_still_deferred(&self, held: &DeferredAck) -> bool {
+    fn is_still_deferred(&self, deferred: &DeferredAck) -> bool {
         // A vacant slot has no flags set.
-        let c = &self.conns[held.idx];
-        c.has(Flags::ACK_DELAYED) && c.rcv_nxt == held.rcv_nxt
+        let c = &self.conns[deferred.idx];
+        c.has(Flags::ACK_DELAYED) && c.rcv_nxt == deferred.rcv_nxt
     }
 }

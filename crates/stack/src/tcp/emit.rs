@@ -395,11 +395,11 @@ impl Tcp {
 
     /// Returns the options of SYN or SYN+ACK.
     #[inline(always)]
-    fn syn_options(&self, idx: u32, answer: bool) -> TcpOptions {
+    fn syn_options(&self, idx: u32, is_syn_ack: bool) -> TcpOptions {
         let c = &self.conns[idx];
         let Self { config, .. } = self;
         // A passive open answers only options that were offered (RFC 7323 §1.3).
-        let offers = |flag: Flags, configured: bool| if answer { c.has(flag) } else { configured };
+        let offers = |flag: Flags, configured: bool| if is_syn_ack { c.has(flag) } else { configured };
         let value = self.now_ms().wrapping_add(c.ts_offset);
         let timestamps = Timestamps { tsval: value, tsecr: c.ts_recent };
         TcpOptions {

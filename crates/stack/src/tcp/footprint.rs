@@ -30,12 +30,12 @@ impl Tcp {
     pub fn memory_at(&self, idx: u32) -> (SocketMemory, usize) {
         let c = &self.conns[idx];
         let profile = self.profile(idx);
-        let own = size_of::<Tcb>() + AddressPool::bytes_of(c.has(Flags::V6));
+        let tcb_bytes = size_of::<Tcb>() + AddressPool::bytes_of(c.has(Flags::V6));
         let mut memory = SocketMemory {
             rcvbuf: profile.recv_buffer_bytes.into(),
             sndbuf: profile.send_buffer_bytes.into(),
             drops: Some(0),
-            total: own as u64,
+            total: tcb_bytes as u64,
             ..SocketMemory::default()
         };
         if c.active == NONE {

@@ -280,10 +280,10 @@ impl Tcp {
 
     /// Sets how many connections may be queued from now on, and how many the owner has accepted and not
     /// delivered to an application: these still count as queued.
-    pub fn set_backlog(&mut self, listener: Listener, backlog: u32, kept: u32) {
+    pub fn set_backlog(&mut self, listener: Listener, backlog: u32, accepted_undelivered: u32) {
         if let Some(index) = self.listeners.index(listener) {
             let entry = &mut self.listeners.entries[index as usize];
-            (entry.options.backlog, entry.accepted_undelivered) = (backlog, kept);
+            (entry.options.backlog, entry.accepted_undelivered) = (backlog, accepted_undelivered);
         }
     }
 
@@ -398,17 +398,18 @@ impl Tcp {
             self.stats.accept_overflows += 1;
             return false;
         }
-        let over = self.half_open >= self.config.half_open_max || entry.half_open > entry.options.backlog;
+        let is_over_limit =
+            self.half_open >= self.config.half_open_max || entry.half_open > entry.options.backlog;
         let cookies = match self.config.syn_cookies {
             SynCookies::Off => false,
-            SynCookies::Auto => over && sequence.is_none(),
+            SynCookies::Auto => is_over_limit && sequence.is_none(),
             SynCookies::Always => sequence.is_none(),
         };
         if cookies {
             self.send_cookie(net, listener, seg);
             return false;
         }
-        if over {
+        if is_over_limit {
             self.stats.half_open_overflows += 1;
             return false;
         }
@@ -421,10 +422,10 @@ impl Tcp {
         }
         self.half_open += 1;
         self.half_open_high_water = self.half_open_high_water.max(self.half_open);
-        let own = net.is_loopback(self.conns[idx].hop.link());
+        let is_loopback = net.is_loopback(self.conns[idx].hop.link());
         let entry = &mut self.listeners.entries[listener as usize];
         entry.half_open += 1;
-        if own {
+        if is_loopback {
             entry.half_open_loopback += 1;
             self.conns[idx].token |= LOOPBACK_BIT;
         }
@@ -604,14 +605,14 @@ impl Tcp {
         }
         let timestamps = TcpOptions::parse(seg.options).timestamps.filter(|_| self.config.timestamps);
         let ts_offset = self.secrets.timestamp_offset(seg.key.local, seg.key.remote);
-        let kept = match timestamps {
+        let cookie_options = match timestamps {
             Some(ts) => cookies::decode_timestamp(ts.tsecr.wrapping_sub(ts_offset), mss),
             None => CookieOptions { mss, window_scale: None, sack: false, ecn: false },
         };
         let options = TcpOptions {
-            mss: Some(kept.mss),
-            window_scale: kept.window_scale,
-            sack_permitted: kept.sack,
+            mss: Some(cookie_options.mss),
+            window_scale: cookie_options.window_scale,
+            sack_permitted: cookie_options.sack,
             timestamps,
             ..TcpOptions::default()
         };
@@ -624,7 +625,7 @@ impl Tcp {
         c.snd_una = seg.header.ack;
         c.snd_nxt = seg.header.ack;
         c.snd_wnd = u32::from(seg.header.window) << c.snd_wscale();
-        c.flags.assign(Flags::ECN, kept.ecn);
+        c.flags.assign(Flags::ECN, cookie_options.ecn);
         // The SYN+ACK was sent as a cookie.
         c.flags.clear(Flags::SYN_PENDING);
         c.min_rtt = u32::MAX;
@@ -664,8 +665,8 @@ fn initial_window(profile: &Profile, mss: u16) -> (u16, u8) {
     // 65,535 << shift covers the buffer.
     let shift = 32 - (profile.recv_buffer_bytes.saturating_sub(1) / 65_535).leading_zeros();
     let (window, mss) = (profile.recv_window_first, u32::from(mss));
-    let whole = if window > mss { window - window % mss.max(1) } else { window };
-    (whole.min(65_535) as u16, shift.min(14) as u8)
+    let window = if window > mss { window - window % mss.max(1) } else { window };
+    (window.min(65_535) as u16, shift.min(14) as u8)
 }
 
 /// Applies the options that the peer's SYN offers, as far as they are configured here, too.

@@ -336,8 +336,8 @@ impl Tcp {
                     conn
                 }
                 Event::PeerClosed { conn } => {
-                    let reads_first = |idx: u32| self.conns[idx].has(Flags::READABLE_QUEUED);
-                    if self.conns.lookup(conn).is_some_and(reads_first) {
+                    let is_readable_queued = |idx: u32| self.conns[idx].has(Flags::READABLE_QUEUED);
+                    if self.conns.lookup(conn).is_some_and(is_readable_queued) {
                         // The data of the burst were moved to the receive buffer, so that `Readable` is
                         // queued after this event.
                         self.events.push_back(event);
@@ -352,11 +352,11 @@ impl Tcp {
                 Event::Connected { conn } | Event::Writable { conn } | Event::Acked { conn, .. } => conn,
                 Event::Incoming { .. } | Event::UdpReadable { .. } => return Some(event),
             };
-            let known = self.conns.lookup(conn).is_some_and(|idx| {
+            let has_owner = self.conns.lookup(conn).is_some_and(|idx| {
                 let c = &self.conns[idx];
                 c.has(Flags::ACCEPTED) && !c.has(Flags::ORPHAN)
             });
-            if known {
+            if has_owner {
                 return Some(event);
             }
         }
@@ -425,14 +425,14 @@ impl Tcp {
             self.half_open -= 1;
             self.listeners.on_half_open_end(token);
         }
-        let waits = flags.has(Flags::IN_ACCEPT_QUEUE);
-        let known = flags.has(Flags::ACCEPTED);
-        let readable = waits || known && !flags.has(Flags::ORPHAN);
-        if readable && let Some((_, b)) = self.tcb_and_active(idx) {
+        let is_unaccepted = flags.has(Flags::IN_ACCEPT_QUEUE);
+        let is_accepted = flags.has(Flags::ACCEPTED);
+        let may_be_read = is_unaccepted || is_accepted && !flags.has(Flags::ORPHAN);
+        if may_be_read && let Some((_, b)) = self.tcb_and_active(idx) {
             b.stop_timer();
             b.cork_deadline = None;
         }
-        if flags.has(Flags::INLINE) && !readable {
+        if flags.has(Flags::INLINE) && !may_be_read {
             let handle = self.conns.handle(idx);
             let chunks = &mut self.chunks;
             self.pending.remove_of(handle, |p| {
@@ -448,16 +448,16 @@ impl Tcp {
         c.state = State::Closed;
         // Nothing more is sent.
         c.flags.clear(Flags::TX_LISTED);
-        if waits {
+        if is_unaccepted {
             // As on Linux the connection stays in the accept queue and counts as queued: the application
             // learns that there was a connection and why it ended.
             c.slot_state = SlotState::Unaccepted(reason);
             return;
         }
-        if !readable {
+        if !may_be_read {
             self.release_active(idx);
         }
-        if known {
+        if is_accepted {
             self.report_closed(idx, reason);
         } else {
             self.free_slot(idx);

@@ -254,7 +254,7 @@ impl Tcp {
             return;
         }
         let base = Duration::from_millis(config.rto_min_ms.into());
-        let patience = rtt::give_up_after(self.profile(idx), config.mtu_black_hole_retries, base);
+        let timeout = rtt::give_up_after(self.profile(idx), config.mtu_black_hole_retries, base);
         let (base, floor) =
             (u32::from(config.mtu_base_segment_bytes), u32::from(config.mtu_floor_segment_bytes));
         let now = self.now;
@@ -265,7 +265,7 @@ impl Tcp {
             return;
         }
         // A peer with a closed window answers and drops the data in flight.
-        if now - b.mtu.stalled_at < patience || c.snd_wnd == 0 {
+        if now - b.mtu.stalled_at < timeout || c.snd_wnd == 0 {
             return;
         }
         let segment = if c.mtu_search() == MtuSearchState::Off {

@@ -89,8 +89,8 @@ impl Tcp {
         }
         let c = &self.conns[idx];
         if !c.state.is_synchronized() {
-            let answer = c.state == State::SynReceived && c.has(Flags::ACK_NOW);
-            return if answer { self.send_ack(net, idx) } else { Ok(()) };
+            let is_due = c.state == State::SynReceived && c.has(Flags::ACK_NOW);
+            return if is_due { self.send_ack(net, idx) } else { Ok(()) };
         }
         if c.active != NONE {
             if !net.hop_is_current(&c.hop) {
@@ -383,15 +383,15 @@ impl Tcp {
                 self.active[self.conns[idx].active].chrono.start_busy(now);
                 return Ok(());
             }
-            let mut most = a.unsent.min(a.window);
-            let has_cuts = self.active[self.conns[idx].active].slow_path.has(SlowPathFlags::RECORD_MARKS);
-            let record = if has_cuts { self.bytes_to_record_end(idx, &a, burst.begins()) } else { None };
-            most = most.min(record.unwrap_or(most));
-            if most > a.mss {
-                most = most.min(self.gso_payload_max(net, idx, a.mss, a.cwnd_quota));
+            let mut max_bytes = a.unsent.min(a.window);
+            let has_marks = self.active[self.conns[idx].active].slow_path.has(SlowPathFlags::RECORD_MARKS);
+            let record_end = if has_marks { self.bytes_to_record_end(idx, &a, burst.begins()) } else { None };
+            max_bytes = max_bytes.min(record_end.unwrap_or(max_bytes));
+            if max_bytes > a.mss {
+                max_bytes = max_bytes.min(self.gso_payload_max(net, idx, a.mss, a.cwnd_quota));
             }
             let probes = self.active[self.conns[idx].active].nagle_push;
-            let Some(len) = self.size_to_send(idx, &a, most, record == Some(most)) else {
+            let Some(len) = self.size_to_send(idx, &a, max_bytes, record_end == Some(max_bytes)) else {
                 self.cwnd_validate(idx, false);
                 self.arm_held_data_timer(idx, &a);
                 return Ok(());
@@ -399,7 +399,7 @@ impl Tcp {
             let last = len == a.unsent;
             // A probe of a window that is too small for a full-sized segment must not wait for more data.
             let ends = match last {
-                _ if has_cuts && self.pushes_within(idx, len) => {
+                _ if has_marks && self.pushes_within(idx, len) => {
                     burst = Burst::default();
                     EndKind::Push
                 }
@@ -420,20 +420,20 @@ impl Tcp {
         }
     }
 
-    /// Returns how many of `most` bytes are sent now; `None` if they wait (Nagle, cork, window).
+    /// Returns how many of `max_bytes` bytes are sent now; `None` if they wait (Nagle, cork, window).
     /// `ends_record`: the data after them belong to another record.
-    fn size_to_send(&mut self, idx: u32, a: &SendQuota, most: u32, ends_record: bool) -> Option<u32> {
+    fn size_to_send(&mut self, idx: u32, a: &SendQuota, max_bytes: u32, ends_record: bool) -> Option<u32> {
         let c = &self.conns[idx];
         let b = &mut self.active[c.active];
-        let partial = most % a.mss;
+        let partial = max_bytes % a.mss;
         if partial == 0 {
-            return (most > 0).then_some(most);
+            return (max_bytes > 0).then_some(max_bytes);
         }
-        let whole = most - partial;
-        let last = most == a.unsent;
+        let full_segments = max_bytes - partial;
+        let last = max_bytes == a.unsent;
         let urgent = b.snd_up.is_some();
         if ends_record && !last {
-            return Some(most);
+            return Some(max_bytes);
         }
         if last {
             let corked = c.has(Flags::CORK) || b.msg_more == MsgMore::Expected;
@@ -441,21 +441,21 @@ impl Tcp {
             let nagle = !c.has(Flags::NODELAY) && !b.rtx_queue.is_empty() && b.snd_sml.is_some();
             if urgent || c.has(Flags::FIN_QUEUED) || b.nagle_push || !(corked || nagle) {
                 b.nagle_push = false;
-                return Some(most);
+                return Some(max_bytes);
             }
-        } else if b.nagle_push && whole == 0 {
+        } else if b.nagle_push && full_segments == 0 {
             // A probe into a window that is open, but not for a full-sized segment. The window does not open
             // further, so the peer's buffer has become smaller, and its former size no longer tells which
             // segments are worth sending.
             b.nagle_push = false;
             b.max_window = c.snd_wnd;
-            return Some(most);
-        } else if most < a.window {
+            return Some(max_bytes);
+        } else if max_bytes < a.window {
             // Limited by the congestion window or the size of a super-frame: only full-sized segments are
             // sent.
-            return (whole > 0).then_some(whole);
+            return (full_segments > 0).then_some(full_segments);
         }
-        (whole > 0).then_some(whole)
+        (full_segments > 0).then_some(full_segments)
     }
 
     /// Arms a timer that sends data which are held back.

@@ -40,12 +40,12 @@ impl PendingQueue {
     /// Returns the index of an entry.
     #[inline]
     fn position(&self, conn: Conn, data: InlineData) -> Option<usize> {
-        let wanted = |p: &PendingData| p.conn == conn && p.data == data;
+        let matches = |p: &PendingData| p.conn == conn && p.data == data;
         let first = self.entries.get(self.first)?;
-        if wanted(first) {
+        if matches(first) {
             return Some(self.first);
         }
-        let found = self.entries[self.first + 1..].iter().position(wanted)?;
+        let found = self.entries[self.first + 1..].iter().position(matches)?;
         Some(self.first + 1 + found)
     }
 

@@ -149,13 +149,13 @@ impl Tcp {
             self.active[c.active].lrcvtime = now_ms;
         }
         let due = receive::event_data_recv(c, profile, now_ms, seg, false);
-        let held = due == AckDue::Quick && self.deferred_acks.defers(c);
-        if due != AckDue::Later && !held {
+        let is_deferred = due == AckDue::Quick && self.deferred_acks.defers(c);
+        if due != AckDue::Later && !is_deferred {
             c.flags.set(Flags::ACK_NOW);
         }
         // The application is nearly certain to answer, which would put the connection on the transmit list.
         self.tx_list.push(c, idx, &self.profiles);
-        if held {
+        if is_deferred {
             self.defer_ack(idx);
         }
     }

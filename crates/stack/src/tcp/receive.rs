@@ -302,9 +302,9 @@ impl Tcp {
             return;
         }
         let conn = self.conns.handle(idx);
-        let waiting: ArrayVec<InlineData, BURST_FRAMES_MAX> =
+        let undelivered: ArrayVec<InlineData, BURST_FRAMES_MAX> =
             self.pending.of_conn(conn).filter(|p| !p.delivered).map(|p| p.data).collect();
-        for data in waiting {
+        for data in undelivered {
             self.chunks.unreserve(chunks_for(data.len()));
             self.append_received(idx, data.bytes(burst));
         }
@@ -520,9 +520,9 @@ pub(super) fn event_data_recv(
 fn measure_rcv_mss(c: &mut Tcb, profile: &Profile, wire: usize) {
     let announced = advmss(c, profile);
     // While the path MTU is searched for, the local `pmtu` does not bound what arrives here.
-    let searches = c.mtu_search() != MtuSearchState::Off;
-    let most = if searches { announced.max(ETHERNET_MSS) } else { announced };
-    let wire = wire.min(most.into()) as u16;
+    let is_searching = c.mtu_search() != MtuSearchState::Off;
+    let max = if is_searching { announced.max(ETHERNET_MSS) } else { announced };
+    let wire = wire.min(max.into()) as u16;
     c.rcv_mss = c.rcv_mss.max(wire);
 }
 

@@ -121,8 +121,8 @@ struct SendmsgModel {
 
 /// Effect of a write on the marks.
 enum SendmsgStep {
-    /// The last buffer ends at `to` and no longer at `from`. `fresh`: it is a new buffer.
-    Extend { from: u32, to: u32, fresh: bool },
+    /// The last buffer ends at `to` and no longer at `from`. `is_new`: it is a new buffer.
+    Extend { from: u32, to: u32, is_new: bool },
     /// The write pushes at this position.
     Push(u32),
 }
@@ -138,25 +138,26 @@ impl SendmsgModel {
         queued_max: u32,
         mut step: impl FnMut(SendmsgStep),
     ) -> u32 {
-        let (begin, end) = (self.write_seq, self.write_seq + len);
-        let mut buffers = 0;
+        let (start, end) = (self.write_seq, self.write_seq + len);
+        let mut skbs = 0;
         while self.write_seq < end {
             self.skb_start = self.skb_start.max(self.snd_nxt);
-            let fresh = self.write_seq == self.skb_start || self.write_seq - self.skb_start >= self.size_goal;
-            if fresh {
+            let is_new =
+                self.write_seq == self.skb_start || self.write_seq - self.skb_start >= self.size_goal;
+            if is_new {
                 if self.write_seq - self.snd_nxt >= unsent_max || self.unacked + self.write_seq >= queued_max
                 {
                     break;
                 }
                 self.skb_start = self.write_seq;
-                buffers += 1;
-                if buffers > SKBS_MAX {
+                skbs += 1;
+                if skbs > SKBS_MAX {
                     self.write_seq = end;
                     break;
                 }
             }
             let count = (self.size_goal - (self.write_seq - self.skb_start)).min(end - self.write_seq);
-            step(SendmsgStep::Extend { from: self.write_seq, to: self.write_seq + count, fresh });
+            step(SendmsgStep::Extend { from: self.write_seq, to: self.write_seq + count, is_new });
             self.write_seq += count;
             if self.write_seq == end || self.write_seq - self.skb_start < self.size_goal {
                 continue;
@@ -169,13 +170,13 @@ impl SendmsgModel {
                 self.send(self.tso_segs);
             }
         }
-        self.write_seq - begin
+        self.write_seq - start
     }
 
-    /// Sends at most `most` segments, as far as the windows admit them.
-    fn send(&mut self, most: u32) {
+    /// Sends at most `max_segments` segments, as far as the windows admit them.
+    fn send(&mut self, max_segments: u32) {
         let fits = (self.write_seq.min(self.window).saturating_sub(self.snd_nxt)) / self.mss;
-        let count = fits.min(self.cwnd_quota).min(most);
+        let count = fits.min(self.cwnd_quota).min(max_segments);
         self.cwnd_quota -= count;
         self.snd_nxt += count * self.mss;
     }
@@ -193,33 +194,33 @@ impl Tcp {
         let c = &self.conns[idx];
         let b = &self.active[c.active];
         let half = self.half_window(idx);
-        let most = if half > 268 { half } else { 2 * half };
-        let size = (SKB_BYTES_MAX.min(most.max(48)) / a.mss).max(1) * a.mss;
-        let mut buffer = 0;
+        let max_bytes = if half > 268 { half } else { 2 * half };
+        let size_goal = (SKB_BYTES_MAX.min(max_bytes.max(48)) / a.mss).max(1) * a.mss;
+        let mut skb_start = 0;
         if b.slow_path.has(SlowPathFlags::RECORD_MARKS) {
-            let known = b.record_marks.skb_start - c.snd_nxt;
-            buffer = u32::try_from(known).map_or(0, |known| if known <= queued { known } else { 0 });
+            let offset = b.record_marks.skb_start - c.snd_nxt;
+            skb_start = u32::try_from(offset).map_or(0, |offset| if offset <= queued { offset } else { 0 });
             if b.record_marks
                 .marks
                 .back()
                 .is_some_and(|last| last.is_record_end && last.end == c.snd_nxt + queued)
             {
-                buffer = queued;
+                skb_start = queued;
             }
         }
         // Small writes have filled buffers in the meantime.
-        buffer += (queued - buffer) / size * size;
-        let open = b.record_marks.pushed_seq.filter(|_| b.slow_path.has(SlowPathFlags::RECORD_MARKS));
+        skb_start += (queued - skb_start) / size_goal * size_goal;
+        let pushed_seq = b.record_marks.pushed_seq.filter(|_| b.slow_path.has(SlowPathFlags::RECORD_MARKS));
         SendmsgModel {
-            size_goal: size,
+            size_goal,
             mss: a.mss,
             half_window: half,
             window: a.window,
             cwnd_quota: a.cwnd_quota,
             tso_segs: self.tso_segs(idx, a.mss).max(1),
             snd_nxt: 0,
-            skb_start: buffer,
-            pushed_seq: open.map_or(queued.into(), |pushed| (pushed - c.snd_nxt).into()),
+            skb_start,
+            pushed_seq: pushed_seq.map_or(queued.into(), |pushed| (pushed - c.snd_nxt).into()),
             write_seq: queued,
             unacked: (c.snd_nxt - c.snd_una) as u32,
         }
@@ -245,8 +246,9 @@ impl Tcp {
         marks.discard_before(snd_nxt);
         let mut continues_write = marks.pushed_seq.is_some();
         model.write(len, u32::MAX, u32::MAX, |step| match step {
-            SendmsgStep::Extend { from, to, fresh } => {
-                if !fresh && let Some(last) = marks.marks.back_mut().filter(|last| last.end == snd_nxt + from)
+            SendmsgStep::Extend { from, to, is_new } => {
+                if !is_new
+                    && let Some(last) = marks.marks.back_mut().filter(|last| last.end == snd_nxt + from)
                 {
                     last.end = snd_nxt + to;
                     if !continues_write {
@@ -294,10 +296,15 @@ impl Tcp {
         self.sendmsg_model(idx, &a, a.unsent).write(len, most.0, most.1, |_| {})
     }
 
-    /// Returns the bytes from `snd_nxt` to the end of the first record. `begins`: the next segment is the
-    /// first one of a packet.
+    /// Returns the bytes from `snd_nxt` to the end of the first record. `starts_packet`: the next segment is
+    /// the first one of a packet.
     #[cold]
-    pub(super) fn bytes_to_record_end(&mut self, idx: u32, a: &SendQuota, begins: bool) -> Option<u32> {
+    pub(super) fn bytes_to_record_end(
+        &mut self,
+        idx: u32,
+        a: &SendQuota,
+        starts_packet: bool,
+    ) -> Option<u32> {
         let segments = self.tso_segs(idx, a.mss).max(1).min(a.cwnd_quota);
         let c = &self.conns[idx];
         let b = &mut self.active[c.active];
@@ -311,9 +318,9 @@ impl Tcp {
             .iter()
             .find(|mark| mark.is_record_end)
             .map(|mark| (mark.end - c.snd_nxt) as u32);
-        if begins {
-            let most = a.unsent.min(record.unwrap_or(u32::MAX));
-            b.record_marks.coalesce_pushes(c.snd_nxt + most.min(segments.saturating_mul(a.mss)));
+        if starts_packet {
+            let max_bytes = a.unsent.min(record.unwrap_or(u32::MAX));
+            b.record_marks.coalesce_pushes(c.snd_nxt + max_bytes.min(segments.saturating_mul(a.mss)));
         }
         record
     }

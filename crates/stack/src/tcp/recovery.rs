@@ -226,8 +226,8 @@ pub(crate) fn fastretrans_alert(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummar
 fn exit_finished_state(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) {
     let r = &mut b.recovery;
     let echo = ack.echo.filter(|_| ack.snd_una_advanced);
-    let news = ack.snd_una_advanced || ack.dsack;
-    if news && matches!(r.ca_state, CaState::Recovery | CaState::Loss) && r.may_undo(echo) {
+    let may_be_spurious = ack.snd_una_advanced || ack.dsack;
+    if may_be_spurious && matches!(r.ca_state, CaState::Recovery | CaState::Loss) && r.may_undo(echo) {
         undo_recovery(c, b);
         return;
     }

@@ -103,9 +103,9 @@ impl RecvBuffer {
 
     /// Returns the memory of the buffer. Visits every chunk and every range: not for the path of a packet.
     pub(crate) fn memory(&self) -> BufferMemory {
-        let waiting: u64 = self.ranges.iter().map(|range| range.end - range.start).sum();
+        let out_of_order: u64 = self.ranges.iter().map(|range| range.end - range.start).sum();
         BufferMemory {
-            bytes: self.readable() as u64 + waiting,
+            bytes: self.readable() as u64 + out_of_order,
             chunks: self.chunks.iter().filter(|&&chunk| chunk != ABSENT).count(),
             list_bytes: self.chunks.capacity() * size_of::<ChunkId>()
                 + self.ranges.capacity() * size_of::<Range<u64>>(),
@@ -131,13 +131,13 @@ impl RecvBuffer {
         let in_order = start <= before;
         let duplicate = self.first_overlap(start..start + data.len() as u64);
         let (reached, stored) = self.fill_gaps(pool, start, data, in_order);
-        let kept = if in_order {
+        let is_kept = if in_order {
             self.extend_contiguous(reached);
             true
         } else {
             reached > start && self.add_range(pool, start..reached)
         };
-        if !kept {
+        if !is_kept {
             self.release_unneeded(pool);
             return WriteOutcome::default();
         }
@@ -355,17 +355,17 @@ impl RecvBuffer {
     }
 
     fn note_change(&mut self, changed: Range<u64>) {
-        let mut kept: ArrayVec<u64, REPORTED_RANGES_MAX> = ArrayVec::new();
-        kept.push(changed.start);
+        let mut recent: ArrayVec<u64, REPORTED_RANGES_MAX> = ArrayVec::new();
+        recent.push(changed.start);
         for &position in &self.recent {
-            if kept.is_full() {
+            if recent.is_full() {
                 break;
             }
             if !changed.contains(&position) && self.range_at(position).is_some() {
-                kept.push(position);
+                recent.push(position);
             }
         }
-        self.recent = kept;
+        self.recent = recent;
     }
 
     fn range_at(&self, position: u64) -> Option<&Range<u64>> {

@@ -174,25 +174,25 @@ impl Tcp {
     ) {
         let config = &self.config;
         let timestamps = peer.timestamps.filter(|_| config.timestamps);
-        let asked = TcpFlags::SYN | TcpFlags::ECE | TcpFlags::CWR;
+        let ecn_setup = TcpFlags::SYN | TcpFlags::ECE | TcpFlags::CWR;
         // Without timestamps there is no place to encode these options.
-        let kept = CookieOptions {
+        let cookie_options = CookieOptions {
             mss: offer.mss,
             window_scale: peer.window_scale.filter(|_| config.window_scaling && timestamps.is_some()),
             sack: peer.sack_permitted && config.sack && timestamps.is_some(),
-            ecn: config.ecn != EcnMode::Off && seg.header.flags.contains(asked) && timestamps.is_some(),
+            ecn: config.ecn != EcnMode::Off && seg.header.flags.contains(ecn_setup) && timestamps.is_some(),
         };
         let offset = self.secrets.timestamp_offset(seg.key.local, seg.key.remote);
-        let value = cookies::encode_timestamp(self.now_ms(), &kept).wrapping_add(offset);
+        let value = cookies::encode_timestamp(self.now_ms(), &cookie_options).wrapping_add(offset);
         let options = TcpOptions {
             mss: Some(offer.mss),
-            window_scale: kept.window_scale.map(|_| offer.scale),
-            sack_permitted: kept.sack,
+            window_scale: cookie_options.window_scale.map(|_| offer.scale),
+            sack_permitted: cookie_options.sack,
             timestamps: timestamps.map(|ts| Timestamps { tsval: value, tsecr: ts.tsval }),
             ..TcpOptions::default()
         };
         let mut flags = TcpFlags::SYN | TcpFlags::ACK;
-        if kept.ecn {
+        if cookie_options.ecn {
             flags |= TcpFlags::ECE;
         }
         let header = Self::header(&seg.key, offer.sequence, seg.header.seq + 1, flags, offer.window);

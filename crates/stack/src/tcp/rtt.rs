@@ -72,23 +72,23 @@ mod tests {
     use super::super::config::TcpConfig;
     use super::*;
 
-    fn usual() -> Profile {
+    fn default_profile() -> Profile {
         Profile::from_config(&TcpConfig::default())
     }
 
-    fn fresh() -> Tcb {
+    fn new_tcb() -> Tcb {
         Tcb { min_rtt: u32::MAX, ..Tcb::vacant() }
     }
 
     #[test]
     fn without_a_sample_the_initial_timeout_counts() {
-        assert_eq!(rto(&fresh(), &usual(), 0), Duration::from_secs(1));
+        assert_eq!(rto(&new_tcb(), &default_profile(), 0), Duration::from_secs(1));
     }
 
     #[test]
     fn a_steady_path_has_rtt_plus_the_minimum() {
-        let config = usual();
-        let mut c = fresh();
+        let config = default_profile();
+        let mut c = new_tcb();
         for _ in 0..200 {
             on_sample(&mut c, &config, 50_000);
         }
@@ -99,8 +99,8 @@ mod tests {
 
     #[test]
     fn a_jump_raises_the_timeout_above_the_new_round_trip() {
-        let config = usual();
-        let mut c = fresh();
+        let config = default_profile();
+        let mut c = new_tcb();
         for _ in 0..50 {
             on_sample(&mut c, &config, 10_000);
         }
@@ -110,8 +110,8 @@ mod tests {
 
     #[test]
     fn back_off_doubles_and_stops_at_the_maximum() {
-        let config = usual();
-        let c = fresh();
+        let config = default_profile();
+        let c = new_tcb();
         assert_eq!(rto(&c, &config, 3), Duration::from_secs(8));
         assert_eq!(rto(&c, &config, 7), Duration::from_secs(120));
         assert_eq!(rto(&c, &config, 255), Duration::from_secs(120));
@@ -119,29 +119,29 @@ mod tests {
 
     #[test]
     fn fifteen_retries_take_linux_924_seconds() {
-        let total = give_up_after(&usual(), 15, Duration::from_millis(200));
+        let total = give_up_after(&default_profile(), 15, Duration::from_millis(200));
         assert_eq!(total, Duration::from_millis(924_600));
     }
 
     #[test]
     fn a_socket_has_bounds_of_its_own() {
-        let mut profile = usual();
+        let mut profile = default_profile();
         profile.set_rto_min(Duration::from_millis(5));
         profile.set_rto_max(Duration::from_secs(2));
-        let mut c = fresh();
+        let mut c = new_tcb();
         for _ in 0..200 {
             on_sample(&mut c, &profile, 1000);
         }
         assert_eq!(rto(&c, &profile, 0), Duration::from_millis(6));
         assert_eq!(rto(&c, &profile, 255), Duration::from_secs(2));
-        assert_eq!(rto(&fresh(), &profile, 4), Duration::from_secs(2));
+        assert_eq!(rto(&new_tcb(), &profile, 4), Duration::from_secs(2));
         assert_eq!(give_up_after(&profile, 3, Duration::from_secs(1)), Duration::from_secs(7));
     }
 
     #[test]
     fn samples_of_any_size_do_not_overflow() {
-        let config = usual();
-        let mut c = fresh();
+        let config = default_profile();
+        let mut c = new_tcb();
         for r in [u32::MAX, 0, 1, u32::MAX, 1 << 30] {
             on_sample(&mut c, &config, r);
             assert!(rto(&c, &config, 0) <= Duration::from_secs(120));

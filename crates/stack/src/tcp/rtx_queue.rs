@@ -266,7 +266,9 @@ impl RtxQueue {
     /// Returns the only entry, if there is just one, it was sent only once and it ends at `end`.
     #[inline(always)]
     pub fn sole_entry_ending_at(&self, end: SeqNumber) -> Option<&RtxEntry> {
-        self.queue.front().filter(|one| self.queue.len() == 1 && one.end_seq == end && one.sacked_flags == 0)
+        self.queue
+            .front()
+            .filter(|entry| self.queue.len() == 1 && entry.end_seq == end && entry.sacked_flags == 0)
     }
 
     /// Removes the only entry, which is acknowledged.
@@ -311,25 +313,25 @@ impl RtxQueue {
         let front = &mut self.queue[0];
         front.seq = una;
         let left = u16::try_from(front.bytes().div_ceil(mss).max(1)).unwrap_or(u16::MAX).min(front.segments);
-        let gone = u32::from(front.segments - left);
+        let acked = u32::from(front.segments - left);
         let flags = front.sacked_flags;
         front.segments = left;
-        out.delivered += gone;
-        if gone > 0 && flags & (EVER_RETRANS | SACKED) == 0 {
+        out.delivered += acked;
+        if acked > 0 && flags & (EVER_RETRANS | SACKED) == 0 {
             let at = front.xmit_ts;
             out.first_ackt = Some(out.first_ackt.map_or(at, |t| t.min(at)));
             out.last_ackt = Some(out.last_ackt.map_or(at, |t| t.max(at)));
             out.note_original(una);
         }
-        self.packets_out -= gone;
+        self.packets_out -= acked;
         if flags & SACKED != 0 {
-            self.sacked_out -= gone;
+            self.sacked_out -= acked;
         }
         if flags & LOST != 0 {
-            self.lost_out -= gone;
+            self.lost_out -= acked;
         }
         if flags & SACKED_RETRANS != 0 {
-            self.retrans_out -= gone;
+            self.retrans_out -= acked;
         }
     }
 

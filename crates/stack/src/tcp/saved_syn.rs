@@ -45,11 +45,11 @@ impl Tcp {
     /// not saved, nor one with more than [`BYTES_MAX`] bytes of headers.
     #[cold]
     #[inline(never)]
-    pub(super) fn save_syn(&mut self, idx: u32, how: SaveSyn, seg: &Segment<'_>, burst: &RxBurst<'_>) {
+    pub(super) fn save_syn(&mut self, idx: u32, mode: SaveSyn, seg: &Segment<'_>, burst: &RxBurst<'_>) {
         let frame = seg.frame.and_then(|(index, payload_at)| {
             Some((burst.get(usize::from(index))?, usize::try_from(payload_at).ok()?))
         });
-        let headers = frame.and_then(|(frame, end)| headers(frame, end, how));
+        let headers = frame.and_then(|(frame, end)| headers(frame, end, mode));
         if let Some(headers) = headers {
             self.saved_syns.0.insert(idx, headers.into());
         }
@@ -69,8 +69,8 @@ impl Tcp {
 }
 
 /// Returns the bytes from the IP header, or the link header, to the end of the TCP header.
-fn headers<'b>(frame: &RxFrame<'b>, end: usize, how: SaveSyn) -> Option<&'b [u8]> {
-    let start = match how {
+fn headers<'b>(frame: &RxFrame<'b>, end: usize, mode: SaveSyn) -> Option<&'b [u8]> {
+    let start = match mode {
         SaveSyn::Off => return None,
         SaveSyn::Frame => 0,
         SaveSyn::Packet => {
@@ -94,14 +94,14 @@ mod tests {
         let mut bytes = [0; 400];
         bytes[12..14].copy_from_slice(&[0x81, 0x00]);
         let frame = RxFrame::new(&bytes);
-        let kept = |end, how| headers(&frame, end, how).map(<[u8]>::len);
-        assert_eq!(kept(18 + 60, SaveSyn::Off), None);
-        assert_eq!(kept(18 + 60, SaveSyn::Frame), Some(78));
-        assert_eq!(kept(18 + 60, SaveSyn::Packet), Some(60), "behind the tag");
-        assert_eq!(kept(BYTES_MAX, SaveSyn::Frame), Some(BYTES_MAX));
-        assert_eq!(kept(BYTES_MAX + 1, SaveSyn::Frame), None);
-        assert_eq!(kept(18 + BYTES_MAX, SaveSyn::Packet), Some(BYTES_MAX));
-        assert_eq!(kept(18 + BYTES_MAX + 1, SaveSyn::Packet), None);
-        assert_eq!(kept(401, SaveSyn::Packet), None, "longer than the frame");
+        let saved_len = |end, mode| headers(&frame, end, mode).map(<[u8]>::len);
+        assert_eq!(saved_len(18 + 60, SaveSyn::Off), None);
+        assert_eq!(saved_len(18 + 60, SaveSyn::Frame), Some(78));
+        assert_eq!(saved_len(18 + 60, SaveSyn::Packet), Some(60), "behind the tag");
+        assert_eq!(saved_len(BYTES_MAX, SaveSyn::Frame), Some(BYTES_MAX));
+        assert_eq!(saved_len(BYTES_MAX + 1, SaveSyn::Frame), None);
+        assert_eq!(saved_len(18 + BYTES_MAX, SaveSyn::Packet), Some(BYTES_MAX));
+        assert_eq!(saved_len(18 + BYTES_MAX + 1, SaveSyn::Packet), None);
+        assert_eq!(saved_len(401, SaveSyn::Packet), None, "longer than the frame");
     }
 }

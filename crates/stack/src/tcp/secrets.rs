@@ -151,13 +151,13 @@ impl Secrets {
     pub fn timestamp_offset(&mut self, local: HostAddr, remote: HostAddr) -> u32 {
         if remote.is_v4() {
             let pair = pair_v4(remote, local);
-            let place =
+            let index =
                 remote.v4_bits().wrapping_mul(0x9E37_79B1) >> (32 - TIMESTAMP_OFFSET_CACHE_LEN.ilog2());
-            let known = &mut self.timestamp_offset_cache[place as usize];
-            if known.0 != pair {
-                *known = (pair, self.timestamp.hash(&pair.to_le_bytes()) as u32);
+            let cached = &mut self.timestamp_offset_cache[index as usize];
+            if cached.0 != pair {
+                *cached = (pair, self.timestamp.hash(&pair.to_le_bytes()) as u32);
             }
-            return known.1;
+            return cached.1;
         }
         let mut hasher = self.timestamp;
         write_address(&mut hasher, local);

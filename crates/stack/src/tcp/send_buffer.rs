@@ -137,15 +137,15 @@ impl SendBuffer {
                 entries_visited: 0,
             };
         }
-        let mut held =
+        let mut memory =
             BufferMemory { list_bytes, entries_visited: self.items.len(), ..BufferMemory::default() };
         for (index, item) in self.items.iter().enumerate() {
             if let ItemContent::Bytes { is_continued: goes_on, .. } = item.content {
-                held.bytes += self.item_end(index) - item.position;
-                held.chunks += usize::from(!goes_on);
+                memory.bytes += self.item_end(index) - item.position;
+                memory.chunks += usize::from(!goes_on);
             }
         }
-        held
+        memory
     }
 
     /// Copies bytes to the end, as many as fit before `limit` bytes are queued and as memory is available
@@ -199,8 +199,8 @@ impl SendBuffer {
         offset: u64,
         len: u64,
     ) -> Result<(), PushSourceError> {
-        let known = sources.get(source).ok_or(PushSourceError::Stale)?;
-        if offset.checked_add(len).is_none_or(|end| end > known.len()) {
+        let available = sources.get(source).ok_or(PushSourceError::Stale)?;
+        if offset.checked_add(len).is_none_or(|end| end > available.len()) {
             return Err(PushSourceError::OutOfRange);
         }
         if len == 0 {
@@ -216,11 +216,11 @@ impl SendBuffer {
             if self.slices == SLICES_MAX {
                 return Err(PushSourceError::Full);
             }
-            let lies_open = known.shared(offset, 1).is_some();
+            let is_shared = available.shared(offset, 1).is_some();
             sources.add_ref(source);
             self.slices += 1;
-            self.unshared_slices += usize::from(!lies_open);
-            let content = ItemContent::Slice { source, offset, is_shared: lies_open };
+            self.unshared_slices += usize::from(!is_shared);
+            let content = ItemContent::Slice { source, offset, is_shared };
             self.items.push_back(StreamItem { position: self.end, content });
         }
         self.end += len;
@@ -351,12 +351,12 @@ impl SendBuffer {
             self.discard_item(pool, sources);
         }
         if let Some(first) = self.items.front_mut() {
-            let gone = self.start - first.position;
+            let dropped = self.start - first.position;
             first.position = self.start;
             match &mut first.content {
                 // Fewer bytes are dropped than the chunk has.
-                ItemContent::Bytes { start, .. } => *start += gone as u16,
-                ItemContent::Slice { offset, .. } => *offset += gone,
+                ItemContent::Bytes { start, .. } => *start += dropped as u16,
+                ItemContent::Slice { offset, .. } => *offset += dropped,
             }
         }
     }

@@ -46,10 +46,10 @@ impl Tcp {
         if self.is_fast_path_disabled {
             return Ok(false);
         }
-        let Some(message) = self.single_segment(idx) else { return Ok(false) };
-        let SingleSegment { len, has_fin: fin, is_full_sized: full, rto_us } = message;
+        let Some(segment) = self.single_segment(idx) else { return Ok(false) };
+        let SingleSegment { len, has_fin, is_full_sized, rto_us } = segment;
         let c = &self.conns[idx];
-        let flags = TcpFlags(TcpFlags::ACK.0 | TcpFlags::PSH.0 | if fin { TcpFlags::FIN.0 } else { 0 });
+        let flags = TcpFlags(TcpFlags::ACK.0 | TcpFlags::PSH.0 | if has_fin { TcpFlags::FIN.0 } else { 0 });
         let seq = c.snd_nxt;
         if !self.emit_single(net, idx, seq, len, flags)? {
             return Ok(false);
@@ -58,12 +58,12 @@ impl Tcp {
         let (now, now_ms) = (self.now, self.now_ms());
         let c = &mut self.conns[idx];
         let b = &mut self.active[c.active];
-        let end = seq + (len + u32::from(fin));
+        let end = seq + (len + u32::from(has_fin));
         b.max_window = b.max_window.max(c.snd_wnd);
         b.rtx_queue.push(seq, end, now, 1, EndKind::Push);
-        b.fin_sent |= fin;
+        b.fin_sent |= has_fin;
         c.snd_nxt = end;
-        if !full {
+        if !is_full_sized {
             b.snd_sml = Some(end);
         }
         b.lsndtime = now;
@@ -100,7 +100,7 @@ impl Tcp {
         let idle_us = self.now.micros_since(b.lsndtime);
         let rto_us = rtt::rto_us(c, self.profiles.get(c.profile), 0);
         let window_max = b.max_window.max(c.snd_wnd);
-        let usual = len > 0
+        let qualifies = len > 0
             && len <= mss
             && len < c.snd_wnd
             // Not above half of the largest window that the peer has offered.
@@ -110,7 +110,7 @@ impl Tcp {
             && is_open_and_idle(b)
             // After a long idle time the congestion window is reduced first.
             && (idle_us <= rto_us || !self.config.slow_start_after_idle);
-        usual.then(|| SingleSegment {
+        qualifies.then(|| SingleSegment {
             len,
             has_fin: c.has(Flags::FIN_QUEUED),
             is_full_sized: len == mss,

@@ -66,7 +66,7 @@ impl Tcp {
         let fair = (b.send.len() + spare as u64).max(BYTES_UNDER_PRESSURE_MAX as u64);
         let taken = b.send.push_with(&mut self.chunks, len, limit.min(fair), fill);
         // Usually this is a complete write, and far too short to push before its end.
-        let is_cut =
+        let needs_marks =
             continues | b.slow_path.has(SlowPathFlags::RECORD_MARKS) | (taken > b.max_window as usize / 2);
         if taken < len {
             let queued = b.send.len();
@@ -78,7 +78,7 @@ impl Tcp {
             self.conns[idx].flags.set(Flags::WANT_WRITABLE);
         }
         if taken > 0 {
-            if is_cut {
+            if needs_marks {
                 self.mark_write(idx, taken as u32, continues);
             }
             self.want_transmit(idx);
@@ -208,13 +208,13 @@ impl Tcp {
         if c.active == NONE {
             return self.empty_read_result(idx);
         }
-        let front = ReadSpan::of(c, &self.active[c.active]);
-        let passed = front.skip > 0;
-        self.pass_urgent_mark(idx, &front);
+        let span = ReadSpan::of(c, &self.active[c.active]);
+        let has_skipped = span.skip > 0;
+        self.pass_urgent_mark(idx, &span);
         let active = self.conns[idx].active;
-        let most = front.max.min(out.len());
-        let n = self.active[active].recv.read(&mut self.chunks, &mut out[..most]);
-        if n == 0 && !passed {
+        let max = span.max.min(out.len());
+        let n = self.active[active].recv.read(&mut self.chunks, &mut out[..max]);
+        if n == 0 && !has_skipped {
             return self.empty_read_result(idx);
         }
         self.after_read(idx);
@@ -250,9 +250,9 @@ impl Tcp {
         if c.active == NONE {
             return self.empty_read_result(idx);
         }
-        let front = ReadSpan::of(c, &self.active[c.active]);
-        let bytes = self.active[c.active].recv.peek_at(&self.chunks, front.skip);
-        let n = bytes.len().min(out.len()).min(front.max);
+        let span = ReadSpan::of(c, &self.active[c.active]);
+        let bytes = self.active[c.active].recv.peek_at(&self.chunks, span.skip);
+        let n = bytes.len().min(out.len()).min(span.max);
         if n == 0 {
             return self.empty_read_result(idx);
         }
@@ -272,10 +272,10 @@ impl Tcp {
         let c = &self.conns[idx];
         if c.active != NONE {
             let active = c.active;
-            let front = ReadSpan::of(c, &self.active[active]);
-            self.pass_urgent_mark(idx, &front);
+            let span = ReadSpan::of(c, &self.active[active]);
+            self.pass_urgent_mark(idx, &span);
             let b = &mut self.active[active];
-            let n = count.min(front.max).min(b.recv.readable());
+            let n = count.min(span.max).min(b.recv.readable());
             b.recv.consume(&mut self.chunks, n);
         }
         self.after_read(idx);

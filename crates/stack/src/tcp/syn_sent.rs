@@ -61,19 +61,19 @@ impl Tcp {
         c.snd_wl1 = seg.header.seq;
         c.last_rx = now_ms;
         // The SYN requested ECN with ECE and CWR; the answer accepts with ECE alone (RFC 3168 §6.1.1).
-        let agreed = if flags.contains(TcpFlags::ACK) {
+        let is_accepted = if flags.contains(TcpFlags::ACK) {
             flags.contains(TcpFlags::ECE) && !flags.contains(TcpFlags::CWR)
         } else {
             flags.contains(TcpFlags::ECE | TcpFlags::CWR)
         };
-        let ecn = c.has(Flags::ECN) && agreed;
+        let ecn = c.has(Flags::ECN) && is_accepted;
         c.flags.assign(Flags::ECN, ecn);
         apply_peer_options(c, &self.config, &options);
-        let said = c.wscale & 0xf0;
+        let announced_scale = c.wscale & 0xf0;
         self.init_windows(idx);
         let c = &mut self.conns[idx];
         // The shift is what the SYN announced, even if the buffer size was changed since.
-        c.wscale = if c.has(Flags::WSCALE) { c.wscale & 15 | said } else { 0 };
+        c.wscale = if c.has(Flags::WSCALE) { c.wscale & 15 | announced_scale } else { 0 };
     }
 
     /// Completes an active open. Data that the application has queued in the meantime may be sent.

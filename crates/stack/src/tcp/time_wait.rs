@@ -217,8 +217,8 @@ impl TimeWaitTable {
     /// Returns the oldest entry, if it has expired.
     pub fn expired(&self, now_ms: u32) -> Option<u32> {
         let index = self.oldest()?;
-        let over = now_ms.wrapping_sub(self.get(index).deadline) as i32 >= 0;
-        over.then_some(index)
+        let is_expired = now_ms.wrapping_sub(self.get(index).deadline) as i32 >= 0;
+        is_expired.then_some(index)
     }
 
     /// Makes the tail point to an entry that already points back to the tail.

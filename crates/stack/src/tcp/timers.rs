@@ -165,8 +165,8 @@ impl Tcp {
         if c.slot_state != SlotState::Open || !c.state.is_synchronized() || !c.has(Flags::TIMESTAMPS) {
             return None;
         }
-        let silence = if c.has(Flags::TS_RECENT_OLD) { 0 } else { self.keepalive_time_elapsed(idx) };
-        let left = Duration::from_millis((PAWS_24DAYS_MS + 1).saturating_sub(silence).into());
+        let elapsed = if c.has(Flags::TS_RECENT_OLD) { 0 } else { self.keepalive_time_elapsed(idx) };
+        let left = Duration::from_millis((PAWS_24DAYS_MS + 1).saturating_sub(elapsed).into());
         Some(self.now + left.min(TIMER_MAX))
     }
 
@@ -414,9 +414,9 @@ impl Tcp {
     /// Processes the keepalive timer (RFC 1122 §4.2.3.6). Returns false if the connection has ended.
     fn on_keepalive(&mut self, net: &mut Network, idx: u32) -> bool {
         let c = &self.conns[idx];
-        let waiting = c.active != NONE
+        let has_data = c.active != NONE
             && (!self.active[c.active].rtx_queue.is_empty() || !self.active[c.active].send.is_empty());
-        if waiting {
+        if has_data {
             // Data in flight serve as a probe.
             let now_ms = self.now_ms();
             self.conns[idx].last_rx = now_ms;
@@ -424,12 +424,12 @@ impl Tcp {
         }
         let p = *self.profile(idx);
         let idle = self.keepalive_time_elapsed(idx);
-        let over = if p.user_timeout_ms != 0 {
+        let gives_up = if p.user_timeout_ms != 0 {
             c.retries > 0 && idle >= p.user_timeout_ms
         } else {
             c.retries >= p.keep_count
         };
-        if over {
+        if gives_up {
             self.send_active_reset(net, idx);
             self.destroy(idx, CloseReason::TimedOut);
             return false;
@@ -612,12 +612,12 @@ impl Tcp {
         // A peer that answers may keep its window closed indefinitely (RFC 9293 §3.8.6.1), except for the
         // user timeout (RFC 5482 §3).
         let user = self.profile(idx).user_timeout_ms;
-        let over = if user != 0 {
+        let gives_up = if user != 0 {
             self.retransmits_timed_out(idx, Some(since))
         } else {
             probes >= self.retry_limit(idx)
         };
-        if over || self.has_orphan_timed_out(idx) {
+        if gives_up || self.has_orphan_timed_out(idx) {
             self.destroy_timed_out(idx);
             return false;
         }

@@ -19,9 +19,9 @@ impl Tcp {
     /// Processes a segment with URG, or any segment of a connection on which an urgent byte is expected.
     #[cold]
     pub fn on_urgent(&mut self, idx: u32, seg: &Segment<'_>) {
-        let announced = seg.header.flags.contains(TcpFlags::URG) && self.check_urg(idx, seg);
-        let came = self.take_urgent_byte(idx, seg);
-        if announced || came {
+        let is_announced = seg.header.flags.contains(TcpFlags::URG) && self.check_urg(idx, seg);
+        let arrived = self.take_urgent_byte(idx, seg);
+        if is_announced || arrived {
             self.report_urgent(idx);
         }
     }
@@ -127,8 +127,8 @@ impl Tcp {
     }
 
     /// Reads past the urgent byte, if it is the first unread byte.
-    pub(super) fn pass_urgent_mark(&mut self, idx: u32, front: &ReadSpan) {
-        if !front.is_at_mark {
+    pub(super) fn pass_urgent_mark(&mut self, idx: u32, span: &ReadSpan) {
+        if !span.is_at_mark {
             return;
         }
         // Data may be delivered inline again.
@@ -136,7 +136,7 @@ impl Tcp {
         let active = self.conns[idx].active;
         let b = &mut self.active[active];
         b.urg_data = UrgentState::None;
-        b.recv.consume(&mut self.chunks, front.skip);
+        b.recv.consume(&mut self.chunks, span.skip);
     }
 }
 
