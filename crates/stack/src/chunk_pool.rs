@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gives_no_more_than_its_budget_and_reuses_the_last_freed_first() {
+    fn budget_is_bounded_and_last_freed_reused_first() {
         let mut pool = ChunkPool::new(3 * CHUNK_BYTES + 100);
         let (a, b, c) = (pool.alloc().unwrap(), pool.alloc().unwrap(), pool.alloc().unwrap());
         assert_eq!((pool.alloc(), pool.in_use(), pool.available()), (None, 3, 0));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn speculative_use_leaves_a_quarter_for_bytes_in_order() {
+    fn alloc_spare_leaves_last_quarter() {
         let mut pool = ChunkPool::new(16 * CHUNK_BYTES);
         let speculative = core::iter::from_fn(|| pool.alloc_spare()).count();
         assert_eq!((speculative, pool.available(), pool.spare()), (12, 4, 0));
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lent_chunk_comes_back_with_its_bytes() {
+    fn lent_chunk_returns_with_its_bytes() {
         let mut pool = ChunkPool::new(1 << 20);
         let id = pool.alloc().unwrap();
         pool.bytes_mut(id)[..3].copy_from_slice(b"abc");

@@ -397,7 +397,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_label_keeps_what_it_was_made_of() {
+    fn label_keeps_hash_and_priority() {
         let low = (1 << Label::HASH_BITS) - 1;
         for hash in [None, Some(0), Some(1), Some(low), Some(u32::MAX)] {
             for priority in [0, 1, 7, 8, 255] {
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_is_a_label_and_without_a_hash_there_is_one_way_to_say_so() {
+    fn every_number_is_a_canonical_label() {
         for bits in [0, 1, u32::MAX, 1 << 28, 7 << 29, (7 << 29) + 5] {
             let label = Label::from_bits(bits);
             assert_eq!(label, Label::new(label.hash(), label.priority()), "{bits:#x}");
@@ -419,7 +419,7 @@ mod tests {
 
     /// They are written and read for each frame.
     #[test]
-    fn what_is_known_of_a_frame_is_small() {
+    fn frame_descriptions_are_small() {
         assert_eq!((size_of::<RxFrame<'_>>(), size_of::<TxMeta>()), (32, 16));
     }
 }

@@ -43,7 +43,7 @@ mod tests {
     use super::{prefetch, prefetch_to_write};
 
     #[test]
-    fn takes_any_reference_even_to_nothing() {
+    fn prefetch_takes_any_reference() {
         prefetch(&7u64);
         prefetch(&());
         prefetch(&[0u8; 4096]);

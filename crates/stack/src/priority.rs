@@ -68,7 +68,7 @@ mod tests {
 
     /// IEEE 802.1Q-2018, Table 8-5, eight traffic classes, and the names of Table I-2.
     #[test]
-    fn the_order_is_that_of_802_1q() {
+    fn order_is_that_of_802_1q() {
         let table = [
             (0, 1), // Best effort
             (1, 0), // Background
@@ -88,7 +88,7 @@ mod tests {
 
     /// Linux's `ip_tos2prio`, by the four bits of the type of service.
     #[test]
-    fn a_type_of_service_stands_for_the_priority_that_linux_gives_it() {
+    fn tos_maps_to_priority_as_on_linux() {
         let table = [0, 0, 0, 0, 2, 2, 2, 2, 6, 6, 6, 6, 4, 4, 4, 4];
         for tos in 0..=u8::MAX {
             assert_eq!(of_tos(tos), table[usize::from(tos >> 1 & 15)], "{tos:#x}");
@@ -97,7 +97,7 @@ mod tests {
 
     /// Every frame is kept, and no frame overtakes another one of its class.
     #[test]
-    fn what_is_urgent_comes_first_and_the_rest_stays_in_order() {
+    fn sort_is_stable_within_a_class() {
         let numbers: Vec<[u8; 1]> = (0..BURST_FRAMES_MAX as u8).map(|number| [number]).collect();
         for step in 0..200u32 {
             // A priority for each frame without a pattern, for all frames or few of them.

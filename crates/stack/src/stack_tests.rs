@@ -273,7 +273,7 @@ fn header_prediction_changes_no_frame_and_no_event() {
 
 /// RFC 4821 §7.5: a device that cuts large frames must not cut the probe.
 #[test]
-fn a_probe_is_one_segment_even_where_the_device_cuts_larger_ones() {
+fn mtu_probe_is_one_segment_despite_gso() {
     let config = TcpConfig { mtu_probing: MtuProbing::Always, ..TcpConfig::default() };
     let mut server = End::new('S', 1, 2, &config, true, true);
     let mut client = End::new('C', 2, 1, &config, true, true);
@@ -387,7 +387,7 @@ fn held_acks(apart: Duration, after: Option<Duration>) -> Vec<(usize, u64)> {
 }
 
 #[test]
-fn quick_acknowledgements_wait_for_an_answer_as_long_as_they_may() {
+fn quick_acks_are_deferred_up_to_the_delay() {
     let (never, micros) = (Duration::from_secs(1), Duration::from_micros);
     assert_eq!(held_acks(never, Some(micros(30))), [(20, 30)], "it rides on the answer");
     assert_eq!(held_acks(never, None), [(0, 100)], "nobody answers");
@@ -396,7 +396,7 @@ fn quick_acknowledgements_wait_for_an_answer_as_long_as_they_may() {
 }
 
 #[test]
-fn class_and_hop_limit_hold_from_the_first_segment_on() {
+fn tos_and_hop_limit_apply_from_first_segment() {
     let config = TcpConfig::default();
     let mut random = Random(1);
     let (mut seen, now) = (Vec::new(), Instant::from_millis(1_000));
@@ -428,7 +428,7 @@ fn hash_of(frame: &[u8]) -> u32 {
 }
 
 #[test]
-fn every_segment_of_a_connection_is_labelled_where_the_device_carries_that() {
+fn every_segment_is_labelled_for_capable_device() {
     let config = TcpConfig { time_wait_seconds: 1, ..TcpConfig::default() };
     let (mut labelled, mut flags) = (0, 0);
     for seed in 0..12 {
@@ -520,7 +520,7 @@ fn order_of(priorities: &[u8], room: usize) -> Vec<usize> {
 }
 
 #[test]
-fn connections_of_a_higher_priority_send_first_and_those_of_one_priority_in_turn() {
+fn higher_priority_sends_first_equal_priority_in_turn() {
     let mixed = [0, 1, 7, 0, 2, 7, 1, 5];
     assert_eq!(order_of(&[0; 5], usize::MAX), [0, 1, 2, 3, 4]);
     assert_eq!(order_of(&mixed, usize::MAX), [2, 5, 7, 4, 0, 3, 1, 6]);

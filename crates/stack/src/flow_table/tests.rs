@@ -47,7 +47,7 @@ fn check(table: &FlowTable) {
 }
 
 #[test]
-fn finds_what_was_inserted_until_it_is_removed() {
+fn entry_is_found_until_removed() {
     let mut table = FlowTable::with_capacity(1000);
     table.insert(7, 70).unwrap();
     table.insert(7, 71).unwrap();
@@ -62,7 +62,7 @@ fn finds_what_was_inserted_until_it_is_removed() {
 }
 
 #[test]
-fn a_full_table_refuses_and_stays_as_it_is() {
+fn full_table_refuses_and_is_unchanged() {
     let mut table = FlowTable::with_capacity(10);
     for n in 0..10 {
         table.insert(hash(n), n).unwrap();
@@ -75,7 +75,7 @@ fn a_full_table_refuses_and_stays_as_it_is() {
 }
 
 #[test]
-fn only_values_under_the_very_hash_are_offered() {
+fn only_values_of_exact_hash_are_offered() {
     let mut table = FlowTable::with_capacity(5000);
     for n in 0..5000 {
         table.insert(hash(n), n).unwrap();
@@ -87,7 +87,7 @@ fn only_values_under_the_very_hash_are_offered() {
 }
 
 #[test]
-fn at_any_size_memory_is_at_most_33_bytes_per_entry_and_one_bucket_is_nearly_enough() {
+fn memory_per_entry_is_bounded_at_any_size() {
     const ENTRIES: u32 = 1_000_000;
     let mut table = FlowTable::with_capacity(ENTRIES as usize);
     let reserved = (table.buckets.capacity(), table.overflow.capacity());
@@ -126,13 +126,13 @@ fn buckets_visited(table: &FlowTable, hash: u32) -> usize {
 }
 
 #[test]
-fn a_small_table_takes_one_page_and_two_lists() {
+fn empty_table_takes_one_page() {
     let table = FlowTable::with_capacity(100_000_000);
     assert_eq!(table.bytes_used(), 4096);
 }
 
 #[test]
-fn hashes_alike_in_their_low_or_high_bits_spread() {
+fn hashes_with_equal_low_or_high_bits_spread() {
     for shift in [0, 7, 12] {
         let mut table = FlowTable::with_capacity(1 << 17);
         for n in 0..1 << 17 {
@@ -145,7 +145,7 @@ fn hashes_alike_in_their_low_or_high_bits_spread() {
 }
 
 #[test]
-fn growth_does_a_bounded_amount_of_work_even_if_all_hashes_are_equal() {
+fn growth_is_bounded_even_with_equal_hashes() {
     const EQUAL: u32 = 50_000;
     let mut table = FlowTable::with_capacity(200_000);
     for n in 0..EQUAL {
@@ -174,7 +174,7 @@ fn growth_does_a_bounded_amount_of_work_even_if_all_hashes_are_equal() {
 }
 
 #[test]
-fn entries_of_a_chain_that_waits_are_removed_where_they_are() {
+fn entries_of_pending_chain_can_be_removed() {
     // Two hashes share a bucket until it is divided; then the first stays and the second goes.
     let in_bucket = |bit: u32| (0..).find(|&n| mix(n) & 63 == 5 && mix(n) >> 6 & 1 == bit).unwrap();
     let (stays, goes) = (in_bucket(0), in_bucket(1));
@@ -207,7 +207,7 @@ fn pending_buckets(table: &FlowTable) -> usize {
 }
 
 #[test]
-fn removing_everything_leaves_nothing_and_makes_room_again() {
+fn removing_all_entries_makes_room_again() {
     let mut table = FlowTable::with_capacity(20_000);
     for round in 0..4 {
         for n in 0..20_000 {

@@ -184,7 +184,7 @@ mod tests {
     use crate::time::Instant;
 
     #[test]
-    fn buffers_with_long_lists_are_most_of_a_portion() {
+    fn buffers_with_long_lists_shorten_a_step() {
         let now = Instant::from_millis(1_000);
         let mut stack = Stack::new(StackConfig::default(), [1; 32], now).unwrap();
         for ranges in [RANGES_MAX, RANGES_MAX, 0, 1] {

@@ -105,7 +105,7 @@ mod tests {
     use super::tso_autosize;
 
     #[test]
-    fn far_peers_get_two_segments_at_a_time_and_near_ones_more() {
+    fn near_peers_get_larger_packets_than_far_ones() {
         for (round_trip_us, expected) in [(100_000, 2), (10_000, 2), (5_000, 4), (1_000, 52), (100, 65)] {
             let segs = tso_autosize(2, 1000, 10, true, round_trip_us << 3, round_trip_us);
             assert_eq!(segs, expected, "{round_trip_us}");

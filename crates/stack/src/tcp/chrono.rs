@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_is_counted_for_what_was_waited_for_and_not_while_idle() {
+    fn time_is_counted_by_cause_except_while_idle() {
         let at = Instant::from_millis;
         let mut chrono = Chrono::default();
         assert_eq!(chrono.spent_us(at(50), None), [0; 3]);

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_gives_back_the_segment_size_rounded_down() {
+    fn cookie_returns_mss_rounded_down() {
         let secrets = Secrets::new(&[7; 32]);
         let now = Instant::from_millis(1_000_000);
         for (announced, got) in [(1460, 1460), (1459, 1440), (536, 536), (9000, 8960), (100, 216)] {
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_is_refused_for_another_connection_or_when_it_is_old() {
+    fn foreign_or_old_cookie_is_rejected() {
         let secrets = Secrets::new(&[7; 32]);
         let now = Instant::from_millis(1_000_000);
         let cookie = make(&secrets, &key(4000), 99, 1460, now);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn options_survive_in_the_timestamp_and_it_never_runs_ahead() {
+    fn timestamp_encodes_options_and_never_runs_ahead() {
         for value in [0u32, 1, 63, 64, 1000, u32::MAX - 3, u32::MAX] {
             for scale in [None, Some(0), Some(7), Some(14)] {
                 let o = CookieOptions { mss: 1460, window_scale: scale, sack: true, ecn: false };

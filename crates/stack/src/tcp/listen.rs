@@ -717,7 +717,7 @@ mod tests {
 
     // limit: tcp.recv_window_first_bytes
     #[test]
-    fn the_first_window_is_whole_segments_of_what_is_configured_or_what_a_syn_can_say() {
+    fn initial_window_is_whole_segments_within_16_bits() {
         let first = |buffer: u32, first: u32, mss: u16| {
             let config = TcpConfig {
                 recv_buffer_bytes: buffer,

@@ -358,7 +358,7 @@ mod tests {
     const INTERVAL: Duration = Duration::from_secs(600);
 
     #[test]
-    fn every_state_of_a_search_fits_into_four_bits() {
+    fn every_search_state_fits_four_bits() {
         for bits in 0..16 {
             assert_eq!(MtuSearchState::from_bits(bits).to_bits(), bits);
         }
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_settled_search_rests_for_a_whole_interval_and_goes_on_after_two() {
+    fn complete_search_resumes_after_one_to_two_intervals() {
         for start in [0u64, 1, 599, 600, 13 * 600, 14 * 600 - 1] {
             let begun = Instant::from_millis(start * 1000);
             let state = MtuSearchState::complete(begun, INTERVAL);
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_that_goes_on_or_was_never_begun_does_not_depend_on_time() {
+    fn unfinished_search_is_independent_of_time() {
         for state in [MtuSearchState::Off, MtuSearchState::Searching] {
             assert_eq!(state.resumed(Instant::from_millis(1 << 40), INTERVAL), state);
         }

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_a_connection_is_known_in_order_and_out_of_it() {
+    fn last_entry_of_connection_is_known() {
         let mut q = queue();
         assert_eq!(q.remove(A, data(0)), Some(true));
         assert_eq!(q.remove(A, data(0)), None);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_go_leave_no_trace() {
+    fn removed_entries_leave_no_trace() {
         let mut q = queue();
         assert!(q.deliver(A, data(0)));
         q.remove_of(A, |p| !p.delivered);

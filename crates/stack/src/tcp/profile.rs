@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_profiles_are_one_entry_and_go_with_the_last_user() {
+    fn equal_profiles_share_a_reference_counted_entry() {
         let mut table = table();
         let other = Profile { keep_count: 3, ..*table.get(ProfileId::DEFAULT) };
         let a = table.intern(other).unwrap();

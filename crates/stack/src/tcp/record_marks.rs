@@ -343,7 +343,7 @@ mod tests {
 
     // limit: record and push marks of a connection
     #[test]
-    fn there_are_no_more_marks_than_may_be_and_what_is_passed_makes_room() {
+    fn marks_are_bounded_and_discarded_once_passed() {
         let mut cuts = RecordMarks::default();
         for n in 1..=2 * MARKS_MAX as u32 {
             cuts.push(mark(10 * n, true));
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_fills_buffers_and_pushes_as_linux_does() {
+    fn write_fills_skbs_and_pushes_as_linux() {
         assert_eq!(write(fresh(65), 16_000, u32::MAX), (16_000, vec![], 0), "the end is not its affair");
         // Ten segments of the first buffer are sent, six remain, and ten more fill it again: it is the first
         // one to push.
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_ends_where_too_much_would_be_ahead_but_fills_its_buffer() {
+    fn write_stops_at_limit_after_filling_its_skb() {
         assert_eq!(write(fresh(65), 60_000, 32_000).0, 42_000);
         assert_eq!(write(fresh(65), 60_000, 1).0, 26_000);
         assert_eq!(write(fresh(65), 3000, 1).0, 3000);

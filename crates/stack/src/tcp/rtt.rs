@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_sample_the_initial_timeout_counts() {
+    fn initial_rto_applies_without_sample() {
         assert_eq!(rto(&new_tcb(), &default_profile(), 0), Duration::from_secs(1));
     }
 
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_raises_the_timeout_above_the_new_round_trip() {
+    fn rto_exceeds_new_rtt_after_jump() {
         let config = default_profile();
         let mut c = new_tcb();
         for _ in 0..50 {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_has_bounds_of_its_own() {
+    fn socket_options_bound_the_rto() {
         let mut profile = default_profile();
         profile.set_rto_min(Duration::from_millis(5));
         profile.set_rto_max(Duration::from_secs(2));

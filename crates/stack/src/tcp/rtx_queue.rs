@@ -694,7 +694,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_sent_again_is_trouble_until_it_is_acknowledged_even_if_no_counter_shows_it() {
+    fn retransmission_requires_slow_path_until_acknowledged() {
         let mut q = queue(3);
         assert!(q.has_no_loss_pending(seq(0)));
         q.mark_all_lost(false);
@@ -709,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cumulative_acknowledgement_inside_a_segment_keeps_it() {
+    fn acknowledgement_inside_segment_keeps_its_rest() {
         let mut q = queue(3);
         let mut d = Delivery::default();
         q.clean_acked(seq(1500), 1000, true, seq(0), &mut d);
@@ -719,7 +719,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_over_part_of_a_super_frame_splits_it_at_segment_boundaries() {
+    fn sack_block_splits_super_frame_at_segment_boundaries() {
         let mut q = RtxQueue::default();
         q.push(seq(0), seq(10_000), at(0), 10, EndKind::Push);
         let mut d = Delivery::default();
@@ -731,7 +731,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grown_block_counts_only_what_is_new() {
+    fn grown_sack_block_counts_only_new_segments() {
         let mut q = queue(10);
         let mut d = Delivery::default();
         q.mark_sacked(&[(seq(2000), seq(4000))], 1000, seq(0), &mut d);
@@ -742,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_long_before_a_delivered_segment_is_lost() {
+    fn segments_sent_long_before_delivered_are_lost() {
         let mut q = queue(5);
         let mut d = Delivery::default();
         q.mark_sacked(&[(seq(4000), seq(5000))], 1000, seq(0), &mut d);
@@ -763,7 +763,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sacked_retransmission_leaves_all_counters_at_rest() {
+    fn sacked_retransmission_restores_all_counters() {
         let mut q = queue(4);
         q.mark_all_lost(false);
         let s = q.next_lost(1000, 1000, seq(1 << 20)).unwrap();
@@ -777,7 +777,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_of_a_super_frame_is_one_segment() {
+    fn tail_of_super_frame_is_one_segment() {
         let mut q = RtxQueue::default();
         q.push(seq(0), seq(2500), at(0), 3, EndKind::Push);
         let tail = q.tail(1000).unwrap();

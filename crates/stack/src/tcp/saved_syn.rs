@@ -90,7 +90,7 @@ mod tests {
 
     // limit: bytes of a saved SYN
     #[test]
-    fn headers_are_kept_from_where_was_asked_for_and_those_of_unusual_length_are_not() {
+    fn headers_are_saved_from_requested_layer_within_bounds() {
         let mut bytes = [0; 400];
         bytes[12..14].copy_from_slice(&[0x81, 0x00]);
         let frame = RxFrame::new(&bytes);

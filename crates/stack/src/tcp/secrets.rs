@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_of_two_words_is_siphash_1_3() {
+    fn hash_of_two_words_is_siphash_1_3() {
         let mut number = 1u64;
         let mut next = || {
             number = number.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);

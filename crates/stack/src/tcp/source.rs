@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sum_of_every_range_is_that_of_its_bytes() {
+    fn sum_of_every_range_matches_its_bytes() {
         let bytes: Vec<u8> = (0..5 * BLOCK_BYTES as u32 + 7).map(|i| (i * i * 31 + i / 3) as u8).collect();
         let source = PreloadedSource::new(bytes.clone());
         for start in 0..=bytes.len() {
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_zeros_and_of_ones_sum_to_zero() {
+    fn ranges_of_zeros_or_ones_sum_to_zero() {
         for byte in [0x00, 0xff] {
             let source = PreloadedSource::new(vec![byte; 4 * BLOCK_BYTES]);
             for (start, end) in [(0, 256), (1, 255), (64, 128), (63, 193), (10, 10)] {
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_lives_until_it_is_released_and_no_slice_uses_it() {
+    fn source_is_dropped_when_released_and_unreferenced() {
         let (alive, mut table) = (Arc::new(()), SourceTable::new());
         let id = table.add(Box::new(Tracked { _alive: alive.clone() }));
         table.add_ref(id);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reused_place_does_not_answer_to_the_old_name() {
+    fn stale_source_id_is_rejected_after_reuse() {
         let mut table = SourceTable::new();
         let old = table.add(Box::new(PreloadedSource::new(&b"old"[..])));
         assert!(table.release(old));

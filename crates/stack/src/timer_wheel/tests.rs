@@ -59,7 +59,7 @@ fn check_lists(wheel: &TimerWheel, store: &Nodes) {
 }
 
 #[test]
-fn fires_at_the_next_tick_and_never_before() {
+fn timer_fires_at_next_tick_never_before() {
     let mut store = nodes(1);
     let mut wheel = TimerWheel::new(Instant::ZERO);
     wheel.schedule(&mut store, 0, Instant::from_nanos(10 * TICK + 1));
@@ -71,7 +71,7 @@ fn fires_at_the_next_tick_and_never_before() {
 }
 
 #[test]
-fn cancelled_timers_leave_the_list_wherever_they_stand() {
+fn cancelled_timers_leave_list_at_any_position() {
     for cancelled in 0..3u32 {
         let mut store = nodes(3);
         let mut wheel = TimerWheel::new(ticks(5));
@@ -87,7 +87,7 @@ fn cancelled_timers_leave_the_list_wherever_they_stand() {
 }
 
 #[test]
-fn arming_again_moves_a_timer_and_puts_it_last_in_its_tick() {
+fn rearmed_timer_is_last_in_its_tick() {
     let mut store = nodes(2);
     let mut wheel = TimerWheel::new(Instant::ZERO);
     wheel.schedule(&mut store, 0, ticks(9));
@@ -98,7 +98,7 @@ fn arming_again_moves_a_timer_and_puts_it_last_in_its_tick() {
 }
 
 #[test]
-fn order_within_a_tick_does_not_depend_on_how_far_ahead_a_timer_was_armed() {
+fn order_within_tick_is_independent_of_distance() {
     // One timer is armed for the same tick at every step of an approach that crosses windows of all levels.
     for target in [64, 4096, 4097, 1 << 18, (1 << 24) + 63, (1 << 30) - 1, 1 << 30, (1 << 36) + (1 << 30)] {
         let mut store = nodes(200);
@@ -117,7 +117,7 @@ fn order_within_a_tick_does_not_depend_on_how_far_ahead_a_timer_was_armed() {
 }
 
 #[test]
-fn a_handler_that_arms_its_timer_for_now_does_not_run_for_ever() {
+fn rearming_for_now_does_not_loop_forever() {
     let mut store = nodes(1);
     let mut wheel = TimerWheel::new(ticks(3));
     let now = ticks(7);
@@ -159,7 +159,7 @@ fn two_months_are_within_the_horizon() {
 }
 
 #[test]
-fn beyond_the_horizon_a_timer_fires_at_the_horizon() {
+fn timer_beyond_horizon_fires_at_horizon() {
     let mut store = nodes(1);
     let mut wheel = TimerWheel::new(ticks(5));
     wheel.schedule(&mut store, 0, Instant::MAX);
@@ -168,7 +168,7 @@ fn beyond_the_horizon_a_timer_fires_at_the_horizon() {
 }
 
 #[test]
-fn the_end_of_time_does_not_overflow() {
+fn largest_deadline_does_not_overflow() {
     let mut store = nodes(1);
     let mut wheel = TimerWheel::new(Instant::MAX);
     wheel.schedule(&mut store, 0, Instant::MAX);
@@ -178,7 +178,7 @@ fn the_end_of_time_does_not_overflow() {
 }
 
 #[test]
-fn look_ahead_spreads_the_work_of_a_crowded_slot() {
+fn cascading_ahead_spreads_work_of_crowded_slot() {
     // 50,000 timers that share a slot of level 2, fired at tick by tick.
     const COUNT: u32 = 50_000;
     let mut store = nodes(COUNT as usize);
@@ -203,7 +203,7 @@ fn look_ahead_spreads_the_work_of_a_crowded_slot() {
 }
 
 #[test]
-fn timers_for_a_slot_that_was_dealt_out_ahead_go_straight_to_their_place() {
+fn timers_for_cascaded_slot_go_to_lower_level() {
     let mut store = nodes(1);
     let mut wheel = TimerWheel::new(Instant::ZERO);
     assert_eq!(wheel.pop_expired(&mut store, ticks(4090)), None);
@@ -213,7 +213,7 @@ fn timers_for_a_slot_that_was_dealt_out_ahead_go_straight_to_their_place() {
 }
 
 #[test]
-fn one_call_does_bounded_work_after_a_long_sleep() {
+fn call_is_bounded_after_long_sleep() {
     const COUNT: u32 = 20_000;
     let mut store = nodes(COUNT as usize);
     let mut wheel = TimerWheel::new(Instant::ZERO);
@@ -238,7 +238,7 @@ fn one_call_does_bounded_work_after_a_long_sleep() {
 
 #[test]
 #[ignore = "minutes, and 1.3 GB; part of `make suites`"]
-fn a_hundred_million_timers_cost_each_call_a_bounded_time() {
+fn calls_are_bounded_with_hundred_million_timers() {
     // As keepalive of connections that came at a steady rate: spread over two hours, a tenth of them cancelled.
     const COUNT: u32 = 100_000_000;
     const TWO_HOURS: u64 = 7_200 * 1_000_000_000 / TICK;
@@ -397,7 +397,7 @@ proptest! {
     }
 
     #[test]
-    fn timers_of_one_tick_keep_their_order_while_work_is_left_over(
+    fn timers_of_one_tick_keep_order_across_calls(
         forced in 1..4u32,
         ahead in 1..3u32,
         target in prop_oneof![60..70u64, 4090..4200u64, 8190..8200u64],
@@ -421,7 +421,7 @@ proptest! {
     }
 
     #[test]
-    fn the_order_does_not_depend_on_when_the_wheel_is_asked(
+    fn order_is_independent_of_call_times(
         deadlines in proptest::collection::vec(span(40), 1..60),
         pauses in proptest::collection::vec(span(36), 0..60),
     ) {

@@ -136,7 +136,7 @@ mod tests {
     /// After a reduction from 100 segments the window is 100 again after K = cbrt(30 / 0.4) = 4.2 s, and flat
     /// there.
     #[test]
-    fn the_window_returns_to_its_former_size_after_k_seconds() {
+    fn window_returns_to_w_max_after_k_seconds() {
         let mut cubic = Cubic::default();
         let mut c = Tcb { cwnd: 100, ..Tcb::vacant() };
         c.srtt = 100_000 << 3;
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn short_round_trips_grow_at_least_as_reno_would() {
+    fn short_rtt_grows_at_least_like_reno() {
         let mut cubic = Cubic::default();
         let mut c = Tcb { cwnd: 20, ..Tcb::vacant() };
         c.srtt = 1000 << 3;

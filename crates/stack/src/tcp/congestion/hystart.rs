@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_behind_an_acknowledgement_of_everything_has_all_that_is_sent_then() {
+    fn round_after_full_acknowledgement_covers_following_data() {
         let mut h = HyStart::default();
         let mut c = Tcb { cwnd: 20, snd_nxt: SeqNumber(10_000), ..Tcb::vacant() };
         h.on_sample(&c, 200_000);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rising_round_trip_time_ends_slow_start_after_five_conservative_rounds() {
+    fn rising_rtt_ends_slow_start_after_five_rounds() {
         let mut h = HyStart::default();
         let mut c = Tcb { cwnd: 100, ..Tcb::vacant() };
         let mut seq = 0;
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_steady_round_trip_time_never_ends_it() {
+    fn steady_rtt_never_ends_slow_start() {
         let mut h = HyStart::default();
         let mut c = Tcb { cwnd: 100, ..Tcb::vacant() };
         let mut seq = 0;

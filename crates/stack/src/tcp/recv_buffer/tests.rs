@@ -46,7 +46,7 @@ fn check(buffer: &RecvBuffer, pool: &ChunkPool, capacity: usize) {
 }
 
 #[test]
-fn bytes_behind_a_gap_become_readable_when_it_closes() {
+fn bytes_after_gap_become_readable_when_it_closes() {
     let (mut pool, mut buffer) = (pool(), RecvBuffer::new());
     let late = buffer.write(&mut pool, 3, b"defg", 100);
     assert_eq!(late, WriteOutcome { accepted: 4, stored: 4, newly_contiguous: 0, duplicate: None });
@@ -62,7 +62,7 @@ fn bytes_behind_a_gap_become_readable_when_it_closes() {
 }
 
 #[test]
-fn data_of_no_length_changes_nothing() {
+fn empty_data_changes_nothing() {
     let (mut pool, mut buffer) = (pool(), RecvBuffer::new());
     assert_eq!(buffer.write(&mut pool, 5, b"", 100), WriteOutcome::default());
     assert_eq!(buffer.peek(&pool), b"");
@@ -72,7 +72,7 @@ fn data_of_no_length_changes_nothing() {
 }
 
 #[test]
-fn nothing_beyond_the_capacity_is_taken() {
+fn bytes_beyond_capacity_are_refused() {
     let (mut pool, mut buffer) = (pool(), RecvBuffer::new());
     assert_eq!(buffer.write(&mut pool, 8, b"xyz", 10).accepted, 2);
     assert_eq!(buffer.write(&mut pool, 10, b"xyz", 10).accepted, 0);
@@ -82,7 +82,7 @@ fn nothing_beyond_the_capacity_is_taken() {
 }
 
 #[test]
-fn a_peer_that_repeats_itself_differently_is_not_believed() {
+fn first_version_of_overlapping_data_is_kept() {
     let (mut pool, mut buffer) = (pool(), RecvBuffer::new());
     buffer.write(&mut pool, 2, b"cd", 100);
     buffer.write(&mut pool, 1, b"XYZ!", 100);
@@ -108,7 +108,7 @@ fn the_first_run_of_duplicates_is_reported() {
 }
 
 #[test]
-fn blocks_are_reported_with_the_latest_change_first() {
+fn ranges_are_reported_most_recently_changed_first() {
     let (mut pool, mut buffer) = (pool(), RecvBuffer::new());
     for offset in [10, 20, 30, 40, 50] {
         buffer.write(&mut pool, offset, b"ab", 100);
@@ -130,7 +130,7 @@ fn blocks_are_reported_with_the_latest_change_first() {
 
 // limit: out-of-order ranges of a connection
 #[test]
-fn at_the_limit_the_range_farthest_ahead_gives_way() {
+fn farthest_range_is_dropped_at_limit() {
     let (mut pool, mut buffer) = (ChunkPool::new(64 << 20), RecvBuffer::new());
     for n in 1..=RANGES_MAX {
         assert_eq!(buffer.write(&mut pool, n * 4000, b"ab", 64 << 20).accepted, 2);
@@ -147,7 +147,7 @@ fn at_the_limit_the_range_farthest_ahead_gives_way() {
 }
 
 #[test]
-fn data_in_order_takes_the_memory_of_data_out_of_order() {
+fn in_order_data_displaces_out_of_order_data() {
     let mut pool = ChunkPool::new(3 * CHUNK_BYTES);
     let mut buffer = RecvBuffer::new();
     let other = pool.alloc().unwrap();
@@ -162,7 +162,7 @@ fn data_in_order_takes_the_memory_of_data_out_of_order() {
 }
 
 #[test]
-fn data_out_of_order_never_takes_the_last_of_the_memory() {
+fn out_of_order_data_leaves_reserved_memory() {
     let mut pool = ChunkPool::new(8 * CHUNK_BYTES);
     let mut hoarder = RecvBuffer::new();
     let outcome = hoarder.write(&mut pool, 100, &[1; 16 * CHUNK_BYTES], NO_LIMIT);
@@ -174,7 +174,7 @@ fn data_out_of_order_never_takes_the_last_of_the_memory() {
 }
 
 #[test]
-fn without_memory_only_the_front_of_the_data_is_accepted() {
+fn only_front_of_data_is_accepted_without_memory() {
     let mut pool = ChunkPool::new(2 * CHUNK_BYTES);
     let mut buffer = RecvBuffer::new();
     let outcome = buffer.write(&mut pool, 0, &stream(0..6000), NO_LIMIT);
@@ -186,7 +186,7 @@ fn without_memory_only_the_front_of_the_data_is_accepted() {
 }
 
 #[test]
-fn another_streams_bytes_are_never_shown() {
+fn bytes_of_other_streams_are_never_exposed() {
     let mut pool = ChunkPool::new(CHUNK_BYTES);
     let mut first = RecvBuffer::new();
     first.write(&mut pool, 0, &[b'S'; CHUNK_BYTES], NO_LIMIT);
@@ -197,7 +197,7 @@ fn another_streams_bytes_are_never_shown() {
 }
 
 #[test]
-fn a_chunk_can_be_lent_to_a_handler_in_place() {
+fn chunk_can_be_lent_in_place() {
     let (mut pool, mut buffer) = (pool(), RecvBuffer::new());
     buffer.write(&mut pool, 0, &stream(0..3000), NO_LIMIT);
     buffer.consume(&mut pool, 100);
@@ -210,7 +210,7 @@ fn a_chunk_can_be_lent_to_a_handler_in_place() {
 }
 
 #[test]
-fn lists_keep_their_memory_for_reuse_unless_they_became_huge() {
+fn lists_keep_memory_unless_huge() {
     let mut pool = ChunkPool::new(8 << 20);
     let mut buffer = RecvBuffer::new();
     buffer.write(&mut pool, 0, &[0; 64 * CHUNK_BYTES], 8 << 20);
@@ -375,7 +375,7 @@ proptest! {
     }
 
     #[test]
-    fn with_little_memory_the_stream_still_arrives_complete_and_in_order(
+    fn stream_arrives_complete_despite_little_memory(
         chunks in 1..12usize,
         steps in steps(),
     ) {

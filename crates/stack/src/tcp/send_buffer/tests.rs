@@ -90,7 +90,7 @@ impl Source for Lying {
 }
 
 #[test]
-fn copied_bytes_and_slices_leave_in_the_order_of_the_calls() {
+fn copied_bytes_and_slices_keep_call_order() {
     let mut bench = Bench::new();
     let page = bench.source(b"0123456789");
     assert_eq!(bench.push(b"head"), 4);
@@ -107,7 +107,7 @@ fn copied_bytes_and_slices_leave_in_the_order_of_the_calls() {
 }
 
 #[test]
-fn small_writes_share_a_chunk_even_with_slices_between_them() {
+fn small_writes_share_a_chunk_across_slices() {
     let mut bench = Bench::new();
     let body = bench.source(&[b'.'; 100]);
     for _ in 0..20 {
@@ -127,7 +127,7 @@ fn small_writes_share_a_chunk_even_with_slices_between_them() {
 }
 
 #[test]
-fn a_chunk_whose_bytes_are_all_acknowledged_is_freed_although_it_had_room() {
+fn acknowledged_chunk_with_room_is_freed() {
     let mut bench = Bench::new();
     for round in 0..5u8 {
         bench.push(&[round; 10]);
@@ -138,7 +138,7 @@ fn a_chunk_whose_bytes_are_all_acknowledged_is_freed_although_it_had_room() {
 }
 
 #[test]
-fn no_more_is_taken_than_limit_and_memory_allow() {
+fn write_is_bounded_by_limit_and_memory() {
     let mut pool = ChunkPool::new(2 * CHUNK_BYTES);
     let mut buffer = SendBuffer::new();
     assert_eq!(buffer.push_bytes(&mut pool, &[0; 100], 60), 60);
@@ -150,7 +150,7 @@ fn no_more_is_taken_than_limit_and_memory_allow() {
 }
 
 #[test]
-fn slices_outside_their_source_or_of_a_released_one_are_refused() {
+fn slices_out_of_range_or_released_are_refused() {
     let mut bench = Bench::new();
     let id = bench.source(b"abc");
     assert_eq!(bench.push_source(id, 1, 3), Err(PushSourceError::OutOfRange));
@@ -166,7 +166,7 @@ fn slices_outside_their_source_or_of_a_released_one_are_refused() {
 }
 
 #[test]
-fn slices_that_follow_each_other_are_one() {
+fn contiguous_slices_are_merged() {
     let mut bench = Bench::new();
     let id = bench.source(b"0123456789");
     for n in 0..10 {
@@ -193,7 +193,7 @@ fn the_number_of_slices_is_limited() {
 }
 
 #[test]
-fn the_sum_a_source_knows_is_used_if_it_covers_the_whole_piece() {
+fn known_sum_is_used_for_complete_piece() {
     let mut bench = Bench::new();
     let id = bench.sources.add(Box::new(Lying(vec![1; 8])));
     bench.push_source(id, 0, 8).unwrap();
