@@ -113,7 +113,7 @@ impl ChunkPool {
     #[inline(always)]
     pub fn free(&mut self, id: ChunkId) {
         let slot = &mut self.slots[id.0 as usize];
-        assert!(slot.in_use && slot.bytes.is_some(), "chunk freed twice or while lent out");
+        assert!(slot.in_use && slot.bytes.is_some(), "chunk freed twice or while lent");
         slot.in_use = false;
         self.in_use -= 1;
         self.free.push(id.0);
@@ -126,7 +126,7 @@ impl ChunkPool {
     pub fn bytes(&self, id: ChunkId) -> &[u8] {
         let slot = &self.slots[id.0 as usize];
         debug_assert!(slot.in_use);
-        slot.bytes.as_ref().expect("chunk is lent out").as_slice()
+        slot.bytes.as_ref().expect("chunk is lent").as_slice()
     }
 
     /// Returns the contents of a chunk for changes.
@@ -136,7 +136,7 @@ impl ChunkPool {
     pub fn bytes_mut(&mut self, id: ChunkId) -> &mut [u8] {
         let slot = &mut self.slots[id.0 as usize];
         debug_assert!(slot.in_use);
-        slot.bytes.as_mut().expect("chunk is lent out").as_mut_slice()
+        slot.bytes.as_mut().expect("chunk is lent").as_mut_slice()
     }
 
     /// Lends the memory of a chunk, so that a handler can read it while the pool is in use. Until
@@ -147,7 +147,7 @@ impl ChunkPool {
     pub fn lend(&mut self, id: ChunkId) -> Box<Chunk> {
         let slot = &mut self.slots[id.0 as usize];
         debug_assert!(slot.in_use);
-        slot.bytes.take().expect("chunk is lent out")
+        slot.bytes.take().expect("chunk is lent")
     }
 
     /// Returns memory that [`ChunkPool::lend`] has lent.
@@ -156,7 +156,7 @@ impl ChunkPool {
     /// If the chunk is not lent.
     pub fn return_lent(&mut self, id: ChunkId, bytes: Box<Chunk>) {
         let slot = &mut self.slots[id.0 as usize];
-        assert!(slot.bytes.is_none(), "chunk was not lent out");
+        assert!(slot.bytes.is_none(), "chunk is not lent");
         slot.bytes = Some(bytes);
     }
 
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "lent out")]
+    #[should_panic(expected = "while lent")]
     fn freeing_a_lent_chunk_is_caught() {
         let mut pool = ChunkPool::new(1 << 20);
         let id = pool.alloc().unwrap();

@@ -321,7 +321,7 @@ impl<'a> PayloadPiece<'a> {
         match self {
             Self::Private(bytes) => out.copy_from_slice(bytes),
             Self::Shared(bytes) => {
-                assert_eq!(bytes.len(), out.len(), "as long as the piece");
+                assert_eq!(bytes.len(), out.len(), "the lengths differ");
                 for (to, from) in out.iter_mut().zip(*bytes) {
                     *to = from.load(Ordering::Relaxed);
                 }

@@ -1,5 +1,5 @@
-//! Two stacks talk to each other over a line that loses frames, once with header prediction and once without: every frame of both must be
-//! the same.
+//! Two stacks exchange frames over a lossy line, once with header prediction and once without: all frames of
+//! both runs must be equal.
 
 use super::*;
 use crate::chunk_pool::CHUNK_BYTES;
@@ -13,20 +13,20 @@ use core::net::Ipv4Addr;
 use core::time::Duration;
 use std::sync::{Arc, Mutex};
 
-/// Frames in the order in which they were sent, and all that the applications saw.
+/// Frames in the order in which they were sent, and all events that the applications received.
 type Transcript = Vec<String>;
 
 struct Random(u64);
 
 impl Random {
-    /// A number below `bound`.
+    /// Returns a number below `bound`.
     fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
     }
 }
 
-struct End {
+struct TestHost {
     name: char,
     stack: Stack,
     port: PortId,
@@ -42,19 +42,20 @@ fn address(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 0, last)
 }
 
-impl End {
+impl TestHost {
     fn new(name: char, own: u8, peer: u8, config: &TcpConfig, predicts: bool, gso: bool) -> Self {
-        Self::on(name, own, peer, config, predicts, (gso, false))
+        Self::with_device(name, own, peer, config, predicts, gso, false)
     }
 
-    /// On a device that cuts super-frames, and one that carries labels, if it is to.
-    fn on(
+    /// Creates a host whose device segments super-frames (`gso`) and carries labels (`labels`).
+    fn with_device(
         name: char,
         own: u8,
         peer: u8,
         config: &TcpConfig,
         predicts: bool,
-        (gso, labels): (bool, bool),
+        gso: bool,
+        labels: bool,
     ) -> Self {
         let config = StackConfig { tcp: config.clone(), ..StackConfig::default() };
         let mut stack = Stack::new(config, [own; 32], Instant::from_millis(1_000)).unwrap();
@@ -80,13 +81,13 @@ impl End {
         Self { name, stack, port, recorder, conns: Vec::new() }
     }
 
-    /// One turn: `frames` arrive, the application does this and that.
+    /// Runs one turn: `frames` arrive, and the application acts at random.
     fn turn(
         &mut self,
         now: Instant,
         frames: &[(Vec<u8>, crate::device::TxMeta)],
         random: &mut Random,
-        seen: &mut Transcript,
+        transcript: &mut Transcript,
     ) -> Vec<(Vec<u8>, crate::device::TxMeta)> {
         for frames in frames.chunks(BURST_FRAMES_MAX) {
             let burst: RxBurst<'_> = frames
@@ -100,62 +101,63 @@ impl End {
                 })
                 .collect();
             self.stack.receive(now, self.port, &burst);
-            self.events(&burst, random, seen);
+            self.events(&burst, random, transcript);
             self.stack.finish_burst(&burst);
         }
         self.stack.advance(now);
-        self.events(&RxBurst::new(), random, seen);
+        self.events(&RxBurst::new(), random, transcript);
         self.act(random);
         self.stack.transmit(now);
         self.stack.check_invariants();
         self.check_listing(now);
         let sent = core::mem::take(&mut self.recorder.lock().unwrap().sent);
-        seen.extend(sent.iter().map(|(bytes, meta)| format!("{} {bytes:02x?} {meta:?}", self.name)));
+        transcript.extend(sent.iter().map(|(bytes, meta)| format!("{} {bytes:02x?} {meta:?}", self.name)));
         sent
     }
 
-    /// A listing in portions has the same sockets as one in one piece, and as many as are counted.
+    /// Checks that a listing in steps equals a listing at once, and agrees with the counts of the pools.
     fn check_listing(&self, now: Instant) {
-        let mut whole = Vec::new();
-        assert_eq!(self.stack.list(now, ListCursor::default(), usize::MAX, &mut whole), None);
+        let mut complete = Vec::new();
+        assert_eq!(self.stack.list(now, ListCursor::default(), usize::MAX, &mut complete), None);
         let (mut parts, mut cursor) = (Vec::new(), Some(ListCursor::default()));
         while let Some(at) = cursor {
             let before = parts.len();
             cursor = self.stack.list(now, at, 2, &mut parts);
-            assert!(parts.len() - before <= 2, "more than asked for");
+            assert!(parts.len() - before <= 2, "more slots than requested");
         }
-        assert_eq!(parts, whole);
+        assert_eq!(parts, complete);
         let pools = self.stack.pools();
         let used = |name: &str| pools.iter().find(|pool| pool.name == name).unwrap().used as usize;
-        let count = |wanted: fn(State) -> bool| whole.iter().filter(|listed| wanted(listed.state)).count();
+        let count =
+            |selects: fn(State) -> bool| complete.iter().filter(|listed| selects(listed.state)).count();
         assert_eq!(count(|state| state == State::Listen), used("listeners"));
         assert_eq!(count(|state| state == State::TimeWait), used("time_wait"));
-        // Those that have ended and were not taken leave of yet are counted and not listed.
+        // Connections that have ended and whose `Closed` event was not taken are counted but not listed.
         assert!(count(|state| !matches!(state, State::Listen | State::TimeWait)) <= used("connections"));
         assert!(pools.iter().all(|pool| pool.used <= pool.high_water && pool.high_water <= pool.limit));
         let (mut chunk_bytes, mut connections) = (0, 0);
-        for listed in whole.iter().filter(|listed| listed.info.is_some()) {
+        for listed in complete.iter().filter(|listed| listed.info.is_some()) {
             let SocketMemory { rmem_alloc, wmem_queued, fwd_alloc, total, .. } = listed.memory;
             assert!(listed.recv_queue <= rmem_alloc && listed.send_queue == wmem_queued, "{listed:?}");
-            let held = rmem_alloc + wmem_queued + fwd_alloc;
-            assert!(held.is_multiple_of(CHUNK_BYTES as u64) && total >= 128 + held, "{listed:?}");
-            chunk_bytes += held;
+            let allocated = rmem_alloc + wmem_queued + fwd_alloc;
+            assert!(allocated.is_multiple_of(CHUNK_BYTES as u64) && total >= 128 + allocated, "{listed:?}");
+            chunk_bytes += allocated;
             connections += 1;
         }
         let buffers = used("buffer_bytes") as u64;
         assert!(
             chunk_bytes == buffers || chunk_bytes < buffers && connections < used("connections"),
-            "{whole:?}"
+            "{complete:?}"
         );
-        for listed in &whole {
-            let waits = listed.timer.is_some();
-            assert!(waits || !matches!(listed.state, State::TimeWait | State::SynSent), "{listed:?}");
+        for listed in &complete {
+            let has_timer = listed.timer.is_some();
+            assert!(has_timer || !matches!(listed.state, State::TimeWait | State::SynSent), "{listed:?}");
         }
     }
 
-    fn events(&mut self, burst: &RxBurst<'_>, random: &mut Random, seen: &mut Transcript) {
+    fn events(&mut self, burst: &RxBurst<'_>, random: &mut Random, transcript: &mut Transcript) {
         while let Some(event) = self.stack.next_event() {
-            seen.push(format!("{} {event:?}", self.name));
+            transcript.push(format!("{} {event:?}", self.name));
             match event {
                 Event::Incoming { listener } => self.conns.extend(self.stack.accept(listener)),
                 Event::Data { conn, data } => {
@@ -191,8 +193,8 @@ impl End {
     }
 }
 
-/// What arrives of frames if so many of a thousand are lost, and so many come twice.
-fn through<T: Clone>(frames: Vec<T>, (lost, twice): (u64, u64), random: &mut Random) -> Vec<T> {
+/// Returns the frames that arrive if `lost` of a thousand are lost and `twice` of a thousand are duplicated.
+fn lossy<T: Clone>(frames: Vec<T>, (lost, twice): (u64, u64), random: &mut Random) -> Vec<T> {
     let copies = |frame| {
         let count = match random.below(1000) {
             n if n < lost => 0,
@@ -204,7 +206,7 @@ fn through<T: Clone>(frames: Vec<T>, (lost, twice): (u64, u64), random: &mut Ran
     frames.into_iter().flat_map(copies).collect()
 }
 
-/// What happens with a seed.
+/// Runs the scenario of a seed.
 fn run(seed: u64, predicts: bool) -> (Transcript, TcpStats) {
     let mut random = Random(seed);
     let config = TcpConfig {
@@ -222,18 +224,18 @@ fn run(seed: u64, predicts: bool) -> (Transcript, TcpStats) {
         },
         time_wait_seconds: 1,
         mtu_probing: if random.below(2) == 0 { MtuProbing::Always } else { MtuProbing::BlackHole },
-        // Small enough for probes among what the applications send.
+        // Small enough for probes within the data that the applications send.
         mtu_base_segment_bytes: 200,
         ..TcpConfig::default()
     };
     let faults = (random.below(4) * 20, random.below(2) * 50);
     let gso = random.below(2) == 0;
-    let mut server = End::new('S', 1, 2, &config, predicts, gso);
-    let mut client = End::new('C', 2, 1, &config, predicts, gso);
+    let mut server = TestHost::new('S', 1, 2, &config, predicts, gso);
+    let mut client = TestHost::new('C', 2, 1, &config, predicts, gso);
     server.stack.defer_quick_acks(Duration::from_millis(random.below(2)));
     let to = SocketAddr::new(address(1).into(), 80);
     server.stack.listen(to, ListenOptions::default()).unwrap();
-    let mut seen = Transcript::new();
+    let mut transcript = Transcript::new();
     let mut now = Instant::from_millis(1_000);
     let mut to_server = Vec::new();
     for _ in 0..1_500 {
@@ -244,12 +246,12 @@ fn run(seed: u64, predicts: bool) -> (Transcript, TcpStats) {
         if client.conns.len() < 3 && random.below(5) == 0 {
             client.conns.extend(client.stack.connect(now, to, &ConnectOptions::default()));
         }
-        let arriving = through(core::mem::take(&mut to_server), faults, &mut random);
-        let to_client = server.turn(now, &arriving, &mut random, &mut seen);
-        let arriving = through(to_client, faults, &mut random);
-        to_server = client.turn(now, &arriving, &mut random, &mut seen);
+        let arriving = lossy(core::mem::take(&mut to_server), faults, &mut random);
+        let to_client = server.turn(now, &arriving, &mut random, &mut transcript);
+        let arriving = lossy(to_client, faults, &mut random);
+        to_server = client.turn(now, &arriving, &mut random, &mut transcript);
     }
-    (seen, *server.stack.tcp_stats())
+    (transcript, *server.stack.tcp_stats())
 }
 
 #[test]
@@ -271,30 +273,31 @@ fn header_prediction_changes_no_frame_and_no_event() {
     assert!(probes > 20, "only {probes} probes");
 }
 
-/// RFC 4821 §7.5: a device that cuts large frames must not cut the probe.
+/// RFC 4821 §7.5: a device that segments large frames must not segment the probe.
 #[test]
 fn mtu_probe_is_one_segment_despite_gso() {
     let config = TcpConfig { mtu_probing: MtuProbing::Always, ..TcpConfig::default() };
-    let mut server = End::new('S', 1, 2, &config, true, true);
-    let mut client = End::new('C', 2, 1, &config, true, true);
+    let mut server = TestHost::new('S', 1, 2, &config, true, true);
+    let mut client = TestHost::new('C', 2, 1, &config, true, true);
     let to = SocketAddr::new(address(1).into(), 80);
     server.stack.listen(to, ListenOptions::default()).unwrap();
-    let (mut random, mut seen) = (Random(1), Transcript::new());
+    let (mut random, mut transcript) = (Random(1), Transcript::new());
     let mut now = Instant::from_millis(1_000);
     let conn = client.stack.connect(now, to, &ConnectOptions::default()).unwrap();
     let (mut to_server, mut sent) = (Vec::new(), Vec::new());
     for turn in 0..40 {
         now += Duration::from_millis(1);
-        let to_client = server.turn(now, &to_server, &mut random, &mut seen);
+        let to_client = server.turn(now, &to_server, &mut random, &mut transcript);
         server.conns.clear();
         if turn == 3 {
             assert_eq!(client.stack.send(conn, &vec![7; 200_000]).unwrap(), 200_000);
         }
-        to_server = client.turn(now, &to_client, &mut random, &mut seen);
+        to_server = client.turn(now, &to_client, &mut random, &mut transcript);
         sent.extend(to_server.iter().map(|(bytes, meta)| (bytes.len(), meta.gso.map(|gso| gso.size))));
     }
-    // Ethernet header, headers with timestamps: 1,024 bytes are a packet of 1,076, and half-way to 1,500 is 1,288.
-    let probe = sent.iter().position(|&frame| frame == (14 + 1288, None)).expect("a probe");
+    // With an Ethernet header and headers with timestamps, 1,024 bytes are a packet of 1,076, and half-way to
+    // 1,500 is 1,288.
+    let probe = sent.iter().position(|&frame| frame == (14 + 1288, None)).expect("no probe was sent");
     let sizes = |frames: &[(usize, Option<u16>)]| {
         frames.iter().filter_map(|frame| frame.1).collect::<std::collections::BTreeSet<_>>()
     };
@@ -305,16 +308,17 @@ fn mtu_probe_is_one_segment_despite_gso() {
     assert!(stats.mtu_probes >= 4, "{stats:?}");
 }
 
-/// A slot has many short connections in the time after which a timer goes into the wheel: what was noted for one that is gone must not put that of a later one there.
+/// A slot has many short connections within the time of a timer deferral: the deferred timer of an ended
+/// connection must not arm that of a later one.
 #[test]
 fn timers_of_short_connections_never_reach_the_wheel() {
     let config = TcpConfig::default();
-    let mut server = End::new('S', 1, 2, &config, true, false);
-    let mut client = End::new('C', 2, 1, &config, true, false);
+    let mut server = TestHost::new('S', 1, 2, &config, true, false);
+    let mut client = TestHost::new('C', 2, 1, &config, true, false);
     let to = SocketAddr::new(address(1).into(), 80);
     server.stack.listen(to, ListenOptions::default()).unwrap();
-    // The first number that this gives lets an application do nothing.
-    let (idle, mut seen) = (|| Random(1), Transcript::new());
+    // The first number of this generator lets an application do nothing.
+    let (idle, mut transcript) = (|| Random(1), Transcript::new());
     let mut now = Instant::from_millis(1_000);
     let mut frames = Vec::new();
     for _ in 0..100 {
@@ -323,8 +327,8 @@ fn timers_of_short_connections_never_reach_the_wheel() {
             if turn == 3 {
                 client.stack.close(conn).unwrap();
             }
-            frames = client.turn(now, &frames, &mut idle(), &mut seen);
-            frames = server.turn(now, &frames, &mut idle(), &mut seen);
+            frames = client.turn(now, &frames, &mut idle(), &mut transcript);
+            frames = server.turn(now, &frames, &mut idle(), &mut transcript);
             server.conns.clear();
             assert!(server.stack.tcp.wheel.is_empty(), "{now:?}");
             now += Duration::from_micros(50);
@@ -332,35 +336,36 @@ fn timers_of_short_connections_never_reach_the_wheel() {
     }
     assert_eq!(server.stack.tcp_stats().passive_opens, 100);
     assert_eq!(server.stack.usage().connections, 0);
-    // One that stays has its timer there after all.
+    // The timer of a longer connection is put into the wheel.
     client.stack.connect(now, to, &ConnectOptions::default()).unwrap();
     for _ in 0..20 {
-        frames = client.turn(now, &frames, &mut idle(), &mut seen);
-        frames = server.turn(now, &frames, &mut idle(), &mut seen);
+        frames = client.turn(now, &frames, &mut idle(), &mut transcript);
+        frames = server.turn(now, &frames, &mut idle(), &mut transcript);
         now += Duration::from_millis(1);
     }
     assert_eq!(server.stack.tcp.wheel.len(), 1);
 }
 
-/// What a server that holds its quick acknowledgements for 100 µs sends after two requests of 10 bytes that come `apart`, one of which it answers with
-/// 20 bytes `after` the first came, if it does: lengths of payload and times in µs.
-fn held_acks(apart: Duration, after: Option<Duration>) -> Vec<(usize, u64)> {
+/// Returns the payload lengths and the times in µs of what a server sends that defers quick acknowledgements
+/// for 100 µs, after two requests of 10 bytes that arrive `apart`. It answers one of them with 20 bytes
+/// `after` the first one has arrived, if at all.
+fn sent_after_requests(apart: Duration, after: Option<Duration>) -> Vec<(usize, u64)> {
     let config = TcpConfig { timestamps: false, ..TcpConfig::default() };
-    let mut server = End::new('S', 1, 2, &config, true, false);
-    let mut client = End::new('C', 2, 1, &config, true, false);
+    let mut server = TestHost::new('S', 1, 2, &config, true, false);
+    let mut client = TestHost::new('C', 2, 1, &config, true, false);
     server.stack.defer_quick_acks(Duration::from_micros(100));
     let to = SocketAddr::new(address(1).into(), 80);
     server.stack.listen(to, ListenOptions::default()).unwrap();
-    // Applications do nothing by themselves.
-    let (mut random, mut seen) = (Random(1), Transcript::new());
+    // The applications do nothing by themselves.
+    let (mut random, mut transcript) = (Random(1), Transcript::new());
     let mut now = Instant::from_millis(1_000);
     let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
     let conn =
         client.stack.connect(now, to, &ConnectOptions { socket, ..ConnectOptions::default() }).unwrap();
     let mut frames = Vec::new();
     for _ in 0..2 {
-        frames = client.turn(now, &frames, &mut random, &mut seen);
-        frames = server.turn(now, &frames, &mut random, &mut seen);
+        frames = client.turn(now, &frames, &mut random, &mut transcript);
+        frames = server.turn(now, &frames, &mut random, &mut transcript);
     }
     let accepted = core::mem::take(&mut server.conns)[0];
     let start = now;
@@ -373,14 +378,14 @@ fn held_acks(apart: Duration, after: Option<Duration>) -> Vec<(usize, u64)> {
         if after == Some(now - start) {
             server.stack.send(accepted, &[6; 20]).unwrap();
         }
-        let frames = client.turn(now, &[], &mut random, &mut seen);
+        let frames = client.turn(now, &[], &mut random, &mut transcript);
         if frames.is_empty()
             && server.stack.next_deadline().is_none_or(|at| at > now)
             && after != Some(now - start)
         {
             continue;
         }
-        let answers = server.turn(now, &frames, &mut random, &mut seen);
+        let answers = server.turn(now, &frames, &mut random, &mut transcript);
         sent.extend(answers.iter().map(|(bytes, _)| (bytes.len() - 54, micros)));
     }
     sent
@@ -389,37 +394,38 @@ fn held_acks(apart: Duration, after: Option<Duration>) -> Vec<(usize, u64)> {
 #[test]
 fn quick_acks_are_deferred_up_to_the_delay() {
     let (never, micros) = (Duration::from_secs(1), Duration::from_micros);
-    assert_eq!(held_acks(never, Some(micros(30))), [(20, 30)], "it rides on the answer");
-    assert_eq!(held_acks(never, None), [(0, 100)], "nobody answers");
-    assert_eq!(held_acks(never, Some(micros(130))), [(0, 100), (20, 130)], "too late");
-    assert_eq!(held_acks(micros(40), None), [(0, 40)], "a second segment");
+    assert_eq!(sent_after_requests(never, Some(micros(30))), [(20, 30)], "the answer carries it");
+    assert_eq!(sent_after_requests(never, None), [(0, 100)], "no answer");
+    assert_eq!(sent_after_requests(never, Some(micros(130))), [(0, 100), (20, 130)], "too late");
+    assert_eq!(sent_after_requests(micros(40), None), [(0, 40)], "a second segment");
 }
 
 #[test]
 fn tos_and_hop_limit_apply_from_first_segment() {
     let config = TcpConfig::default();
     let mut random = Random(1);
-    let (mut seen, now) = (Vec::new(), Instant::from_millis(1_000));
-    let mut a = End::new('a', 1, 2, &config, true, false);
-    let mut b = End::new('b', 2, 1, &config, true, false);
+    let (mut transcript, now) = (Vec::new(), Instant::from_millis(1_000));
+    let mut a = TestHost::new('a', 1, 2, &config, true, false);
+    let mut b = TestHost::new('b', 2, 1, &config, true, false);
     let options = |tos, hops| SocketOptions { tos, hop_limit: Some(hops), ..SocketOptions::default() };
     let listen = ListenOptions { socket: options(0x48, 33), ..ListenOptions::default() };
     let at = SocketAddr::from((address(2), 80));
     b.stack.listen(at, listen).unwrap();
     let connect = ConnectOptions { socket: options(0x20, 77), ..ConnectOptions::default() };
     a.stack.connect(now, at, &connect).unwrap();
-    let service = |frames: &[(Vec<u8>, crate::device::TxMeta)]| (frames[0].0[15], frames[0].0[22]);
-    let syn = a.turn(now, &[], &mut random, &mut seen);
-    assert_eq!(service(&syn), (0x20, 77));
-    let answer = b.turn(now, &syn, &mut random, &mut seen);
-    assert_eq!(service(&answer), (0x48, 33));
+    let tos_and_ttl = |frames: &[(Vec<u8>, crate::device::TxMeta)]| (frames[0].0[15], frames[0].0[22]);
+    let syn = a.turn(now, &[], &mut random, &mut transcript);
+    assert_eq!(tos_and_ttl(&syn), (0x20, 77));
+    let answer = b.turn(now, &syn, &mut random, &mut transcript);
+    assert_eq!(tos_and_ttl(&answer), (0x48, 33));
     for wrong in [options(1, 33), options(0, 0)] {
         let connect = ConnectOptions { socket: wrong, ..ConnectOptions::default() };
         assert_eq!(a.stack.connect(now, at, &connect), Err(ConnectError::InvalidOption));
     }
 }
 
-/// What a frame with a TCP segment is to be labelled with: the hash that Microsoft's key gives its addresses and ports, in the order in which they stand there.
+/// Returns the hash with which a frame with a TCP segment must be labelled: that of its addresses and ports,
+/// in the order in which the frame has them, with Microsoft's key.
 fn hash_of(frame: &[u8]) -> u32 {
     let address =
         |at: usize| IpAddr::V4(Ipv4Addr::new(frame[at], frame[at + 1], frame[at + 2], frame[at + 3]));
@@ -432,10 +438,10 @@ fn every_segment_is_labelled_for_capable_device() {
     let config = TcpConfig { time_wait_seconds: 1, ..TcpConfig::default() };
     let (mut labelled, mut flags) = (0, 0);
     for seed in 0..12 {
-        let (mut random, mut seen) = (Random(seed), Transcript::new());
+        let (mut random, mut transcript) = (Random(seed), Transcript::new());
         let (labels, gso, predicts) = (seed % 4 != 3, seed % 2 == 0, seed % 3 != 0);
-        let mut server = End::on('S', 1, 2, &config, predicts, (gso, labels));
-        let mut client = End::on('C', 2, 1, &config, predicts, (gso, labels));
+        let mut server = TestHost::with_device('S', 1, 2, &config, predicts, gso, labels);
+        let mut client = TestHost::with_device('C', 2, 1, &config, predicts, gso, labels);
         let to = SocketAddr::new(address(1).into(), 80);
         let socket = |priority| SocketOptions { priority, ..SocketOptions::default() };
         let options = ListenOptions { socket: socket(3), ..ListenOptions::default() };
@@ -457,22 +463,22 @@ fn every_segment_is_labelled_for_capable_device() {
                 client.stack.abort(conn).unwrap();
             }
             to_server.retain(|_| random.below(20) > 0);
-            let mut to_client = server.turn(now, &to_server, &mut random, &mut seen);
+            let mut to_client = server.turn(now, &to_server, &mut random, &mut transcript);
             for (frame, meta) in &to_client {
-                // A connection's; answers to strangers have none.
+                // Segments of connections are labelled; resets outside of connections are not.
                 let reset = frame[47] & 4 != 0 && meta.label == Label::NONE;
                 let expected = if labels { Label::new(Some(hash_of(frame)), 3) } else { Label::NONE };
-                let late = meta.label == Label::new(None, 3);
-                assert!(meta.label == expected || reset || late, "{frame:02x?} {meta:?}");
+                let from_time_wait = meta.label == Label::new(None, 3);
+                assert!(meta.label == expected || reset || from_time_wait, "{frame:02x?} {meta:?}");
             }
             to_client.retain(|_| random.below(20) > 0);
-            to_server = client.turn(now, &to_client, &mut random, &mut seen);
+            to_server = client.turn(now, &to_client, &mut random, &mut transcript);
             for (frame, meta) in &to_server {
                 let reset = frame[47] & 4 != 0 && meta.label == Label::NONE;
                 let expected = if labels { Label::new(Some(hash_of(frame)), 5) } else { Label::NONE };
-                // In TIME_WAIT the hash is known no more.
-                let late = meta.label == Label::new(None, 5);
-                assert!(meta.label == expected || reset || late, "{frame:02x?} {meta:?}");
+                // TIME-WAIT does not store the hash.
+                let from_time_wait = meta.label == Label::new(None, 5);
+                assert!(meta.label == expected || reset || from_time_wait, "{frame:02x?} {meta:?}");
                 if meta.label == expected {
                     (labelled, flags) = (labelled + usize::from(labels), flags | frame[47]);
                 }
@@ -480,15 +486,16 @@ fn every_segment_is_labelled_for_capable_device() {
         }
     }
     assert!(labelled > 1_000, "{labelled}");
-    assert_eq!(flags & 0x1f, 0x1f, "SYN, FIN, RST, PSH and ACK");
+    assert_eq!(flags & 0x1f, 0x1f, "SYN, FIN, RST, PSH and ACK were transcript");
 }
 
-/// Ports of the frames that leave in one turn in which connections of these priorities have something to send, in the order in which they got it.
-fn order_of(priorities: &[u8], room: usize) -> Vec<usize> {
+/// Returns the order in which connections of these priorities send in turns with `room` frames each, as
+/// indices of connections that queued data one after the other.
+fn sending_order(priorities: &[u8], room: usize) -> Vec<usize> {
     let config = TcpConfig::default();
-    let (mut random, mut seen) = (Random(1), Transcript::new());
-    let mut a = End::new('a', 1, 2, &config, true, false);
-    let mut b = End::new('b', 2, 1, &config, true, false);
+    let (mut random, mut transcript) = (Random(1), Transcript::new());
+    let mut a = TestHost::new('a', 1, 2, &config, true, false);
+    let mut b = TestHost::new('b', 2, 1, &config, true, false);
     let at = SocketAddr::from((address(2), 80));
     b.stack.listen(at, ListenOptions::default()).unwrap();
     let mut now = Instant::from_millis(1_000);
@@ -497,8 +504,8 @@ fn order_of(priorities: &[u8], room: usize) -> Vec<usize> {
     let mut frames = Vec::new();
     for _ in 0..3 {
         now += Duration::from_millis(1);
-        frames = a.turn(now, &frames, &mut random, &mut seen);
-        frames = b.turn(now, &frames, &mut random, &mut seen);
+        frames = a.turn(now, &frames, &mut random, &mut transcript);
+        frames = b.turn(now, &frames, &mut random, &mut transcript);
         b.conns.clear();
     }
     let ports: Vec<u16> = conns.iter().map(|conn| a.stack.endpoints(*conn).unwrap()[0].port()).collect();
@@ -509,7 +516,7 @@ fn order_of(priorities: &[u8], room: usize) -> Vec<usize> {
     let mut order = Vec::new();
     while order.len() < priorities.len() {
         a.recorder.lock().unwrap().capacity = room;
-        let sent = a.turn(now, &[], &mut random, &mut seen);
+        let sent = a.turn(now, &[], &mut random, &mut transcript);
         assert!(!sent.is_empty() && sent.len() <= room);
         order.extend(sent.iter().map(|(frame, _)| {
             let port = u16::from_be_bytes([frame[34], frame[35]]);
@@ -522,11 +529,12 @@ fn order_of(priorities: &[u8], room: usize) -> Vec<usize> {
 #[test]
 fn higher_priority_sends_first_equal_priority_in_turn() {
     let mixed = [0, 1, 7, 0, 2, 7, 1, 5];
-    assert_eq!(order_of(&[0; 5], usize::MAX), [0, 1, 2, 3, 4]);
-    assert_eq!(order_of(&mixed, usize::MAX), [2, 5, 7, 4, 0, 3, 1, 6]);
-    // Who finds the device full comes behind the others of its class, but before those of lower ones.
+    assert_eq!(sending_order(&[0; 5], usize::MAX), [0, 1, 2, 3, 4]);
+    assert_eq!(sending_order(&mixed, usize::MAX), [2, 5, 7, 4, 0, 3, 1, 6]);
+    // A connection that finds the device full is queued after the others of its class, but before those of
+    // lower classes.
     for room in [1, 2, 3, 5] {
-        let order: Vec<u8> = order_of(&mixed, room).into_iter().map(|conn| mixed[conn]).collect();
+        let order: Vec<u8> = sending_order(&mixed, room).into_iter().map(|conn| mixed[conn]).collect();
         assert_eq!(order, [7, 7, 5, 2, 0, 0, 1, 1], "{room}");
     }
 }
@@ -534,7 +542,7 @@ fn higher_priority_sends_first_equal_priority_in_turn() {
 #[test]
 fn a_priority_is_one_of_eight() {
     let config = TcpConfig::default();
-    let mut a = End::new('a', 1, 2, &config, true, false);
+    let mut a = TestHost::new('a', 1, 2, &config, true, false);
     let (now, at) = (Instant::from_millis(1_000), SocketAddr::from((address(2), 80)));
     let conn = a.stack.connect(now, at, &ConnectOptions::default()).unwrap();
     assert_eq!(a.stack.set_option(conn, TcpOption::Priority(7)), Ok(()));

@@ -4,7 +4,7 @@
 //!            now
 //!             ▼
 //! level 0  ..[x][ ][ ][x]..   128 slots of one tick (2^16 ns = 65.5 µs)
-//! level 1  ..[ ][ ][x]....    128 slots of 64 ticks (4.2 ms)          a slot of level l+1 is dealt out
+//! level 1  ..[ ][ ][x]....    128 slots of 64 ticks (4.2 ms)          a slot of level l+1 is cascaded
 //! level 2  ..[x][ ]......     128 slots of 2^12 ticks (268 ms)        to the 64 slots below it before
 //!   ⋮                                                                 its time begins
 //! level 5  ..[ ][x]......     128 slots of 2^30 ticks (19.5 h)

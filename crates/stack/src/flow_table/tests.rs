@@ -2,13 +2,14 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
-/// A good hash of a number.
+/// Returns a good hash of a number.
 fn hash(n: u32) -> u32 {
     let wide = (u64::from(n) + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     ((wide ^ wide >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 32) as u32
 }
 
-/// Everything is where a search looks for it, and memory is used as the module's text says.
+/// Checks that every entry is where a search finds it, and that memory is used as the module documentation
+/// says.
 fn check(table: &FlowTable) {
     let (mut entries, mut overflow_buckets) = (0, 0);
     for (home, bucket) in table.buckets.iter().enumerate() {
@@ -17,7 +18,7 @@ fn check(table: &FlowTable) {
             chain.push(&table.overflow[link as usize - 1]);
         }
         for (depth, bucket) in chain.iter().enumerate() {
-            assert!(bucket.is_full() || depth == 1 || chain.len() == 1, "a hole in a chain");
+            assert!(bucket.is_full() || depth == 1 || chain.len() == 1, "a gap in a chain");
             assert!(bucket.count() > 0 || depth == 0);
             for slot in 0..bucket.count() as usize {
                 assert_eq!(table.address(bucket.hashes_and_count[slot]), home);
@@ -82,7 +83,7 @@ fn only_values_of_exact_hash_are_offered() {
     }
     for n in 0..5000 {
         assert_eq!(table.find(hash(n), |value| hash(value) == hash(n)), Some(n));
-        assert_eq!(table.find(hash(n + 5000), |_| panic!("nothing has this hash")), None);
+        assert_eq!(table.find(hash(n + 5000), |_| panic!("no entry has this hash")), None);
     }
 }
 
@@ -113,7 +114,7 @@ fn memory_per_entry_is_bounded_at_any_size() {
     }
 }
 
-/// Buckets that the search for an entry looks at.
+/// Returns the number of buckets that the search for an entry visits.
 fn buckets_visited(table: &FlowTable, hash: u32) -> usize {
     let hash = mix(hash);
     let mut bucket = &table.buckets[table.address(hash)];
@@ -159,7 +160,7 @@ fn growth_is_bounded_even_with_equal_hashes() {
         let after = pending_buckets(&table);
         assert!(before == 0 || before - after == REDISTRIBUTED_BUCKETS_MAX.min(before));
         if after > 0 && !was_pending {
-            // While the chain waits, what is in it is found, changed and removed.
+            // Entries of the pending chain can be found, changed and removed.
             assert_eq!(table.find(77, |value| value == 3), Some(3));
             assert!(table.replace(77, 3, 200_001) && table.replace(77, 200_001, 3));
             assert!(table.remove(77, 4) && !table.remove(77, 4));
@@ -175,11 +176,12 @@ fn growth_is_bounded_even_with_equal_hashes() {
 
 #[test]
 fn entries_of_pending_chain_can_be_removed() {
-    // Two hashes share a bucket until it is divided; then the first stays and the second goes.
+    // Two hashes share a bucket until it is split; then the first one stays and the second one moves.
     let in_bucket = |bit: u32| (0..).find(|&n| mix(n) & 63 == 5 && mix(n) >> 6 & 1 == bit).unwrap();
     let (stays, goes) = (in_bucket(0), in_bucket(1));
     let mut table = FlowTable::with_capacity(10_000);
-    // The latest entries are in front: those that go are dealt out first, and those that stay wait.
+    // The latest entries are in front: those that move are redistributed first, and those that stay are
+    // pending.
     for n in 0..300 {
         table.insert(if n < 70 { stays } else { goes }, n).unwrap();
     }
@@ -239,7 +241,7 @@ enum Step {
         hash: u32,
         which: usize,
     },
-    /// Many different hashes, so that the table grows.
+    /// Inserts many different hashes, so that the table grows.
     Fill {
         count: u32,
     },

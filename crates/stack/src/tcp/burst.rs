@@ -110,7 +110,7 @@ mod tests {
             let segs = tso_autosize(2, 1000, 10, true, round_trip_us << 3, round_trip_us);
             assert_eq!(segs, expected, "{round_trip_us}");
         }
-        assert_eq!(tso_autosize(2, 1000, 10, true, 0, u32::MAX), 65, "not measured");
-        assert_eq!(tso_autosize(2, 1000, 10, false, 5_000 << 3, 5_000), 2, "past slow start");
+        assert_eq!(tso_autosize(2, 1000, 10, true, 0, u32::MAX), 65, "no round-trip time sample");
+        assert_eq!(tso_autosize(2, 1000, 10, false, 5_000 << 3, 5_000), 2, "after slow start");
     }
 }

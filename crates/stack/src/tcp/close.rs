@@ -91,7 +91,7 @@ impl Tcp {
         let entry = TimeWait::from_tcb(c, remote_ip, self.priority(c));
         let index = self.time_wait.insert(entry, self.now_ms());
         let replaced = self.flows.replace(hash, idx, index | TIME_WAIT_BIT);
-        debug_assert!(replaced, "a live connection is in the flow table");
+        debug_assert!(replaced, "a live connection is not in the flow table");
         self.finish_when_read(idx);
     }
 

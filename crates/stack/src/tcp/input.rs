@@ -282,7 +282,7 @@ impl Tcp {
             return;
         }
         if repeated && c.has(Flags::ACTIVE_OPEN) && seg.has(TcpFlags::ACK) && seg.header.ack == c.snd_nxt {
-            // Simultaneous open: the peer's SYN+ACK acknowledges our SYN.
+            // Simultaneous open: the peer's SYN+ACK acknowledges the local SYN.
             return self.finish_simultaneous_open(idx, seg);
         }
         self.send_challenge_ack(idx);

@@ -631,7 +631,7 @@ impl Tcp {
         c.min_rtt = u32::MAX;
         self.init_windows(idx);
         let established = self.establish_passive(idx);
-        debug_assert!(established, "room was checked");
+        debug_assert!(established, "the accept queue is full");
         self.input_established(net, idx, seg);
         self.rearm(idx);
         self.arm_paws_timer(idx);

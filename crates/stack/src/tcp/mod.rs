@@ -410,7 +410,7 @@ impl Tcp {
     fn remove_flow(&mut self, idx: u32) {
         let key = self.key(idx);
         let removed = self.flows.remove(self.secrets.flow_hash(&key), idx);
-        debug_assert!(removed, "a live connection is in the flow table");
+        debug_assert!(removed, "a live connection is not in the flow table");
     }
 
     /// Ends a connection that the flow table no longer contains: cancels its timer, leaves the queues,
@@ -517,7 +517,7 @@ impl Tcp {
             assert_eq!(
                 c.slot_state == SlotState::Open,
                 c.state != State::Closed,
-                "state and life contradict each other"
+                "state and slot state contradict each other"
             );
             half_open += u32::from(c.state == State::SynReceived && !c.has(Flags::ACTIVE_OPEN));
             assert!(c.snd_una.le(c.snd_nxt), "snd_una is beyond snd_nxt");
@@ -532,22 +532,29 @@ impl Tcp {
             if c.state.is_synchronized()
                 && let Some(end) = in_flight
             {
-                assert_eq!(end, c.snd_nxt, "the retransmission queue ends at snd_nxt");
-                assert!(b.rtx_queue.front().is_some_and(|s| s.seq == c.snd_una), "it begins at snd_una");
+                assert_eq!(end, c.snd_nxt, "the retransmission queue does not end at snd_nxt");
+                assert!(
+                    b.rtx_queue.front().is_some_and(|s| s.seq == c.snd_una),
+                    "the retransmission queue does not begin at snd_una"
+                );
                 assert!(
                     b.timer_kind != active::RetransmitTimer::Off
                         || c.has(Flags::TX_LISTED)
                         || c.slot_state != SlotState::Open,
-                    "data are in flight and no timer is set"
+                    "data are in flight without a timer"
                 );
             }
         }
         assert_eq!(live, self.conns.live());
-        assert_eq!(v6, self.addresses.in_use(), "IPv6 addresses belong to connections and TIME_WAIT");
+        assert_eq!(
+            v6,
+            self.addresses.in_use(),
+            "IPv6 address pairs differ from IPv6 connections and TIME_WAIT entries"
+        );
         assert_eq!(half_open, self.half_open);
         assert!(half_open <= self.config.half_open_max.max(1) + 1);
         assert!(self.time_wait.len() <= self.config.time_wait_max as usize);
         let reserved: usize = self.pending.iter().map(|p| receive::chunks_for(p.data.len())).sum();
-        assert_eq!(self.chunks.reserved(), reserved, "memory is reserved for what lies in the burst");
+        assert_eq!(self.chunks.reserved(), reserved, "reserved chunks differ from the data in the burst");
     }
 }

@@ -270,7 +270,7 @@ mod tests {
         table.release(b);
         assert_eq!(table.by_value.len(), 1);
         let again = table.intern(Profile { keep_count: 4, ..other }).unwrap();
-        assert_eq!(again, a, "the freed entry is used again");
+        assert_eq!(again, a, "the freed entry is reused");
     }
 
     #[test]

@@ -282,7 +282,7 @@ impl Tcp {
                 self.send_ack_at_once(net, idx);
                 self.enter_time_wait(idx);
             }
-            _ => debug_assert!(false, "FIN in a state that does not receive"),
+            _ => debug_assert!(false, "FIN in a state that cannot receive"),
         }
     }
 

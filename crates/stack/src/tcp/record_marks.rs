@@ -344,17 +344,17 @@ mod tests {
     // limit: record and push marks of a connection
     #[test]
     fn marks_are_bounded_and_discarded_once_passed() {
-        let mut cuts = RecordMarks::default();
+        let mut marks = RecordMarks::default();
         for n in 1..=2 * MARKS_MAX as u32 {
-            cuts.push(mark(10 * n, true));
+            marks.push(mark(10 * n, true));
         }
-        assert_eq!(cuts.marks.len(), MARKS_MAX);
-        assert!(cuts.has_mark_within(SeqNumber(10 * MARKS_MAX as u32 - 1), SeqNumber(u32::MAX / 4)));
-        assert!(!cuts.has_mark_within(SeqNumber(10 * MARKS_MAX as u32), SeqNumber(u32::MAX / 4)));
-        cuts.discard_before(SeqNumber(20));
-        cuts.push(mark(10_000, false));
-        cuts.push(mark(10_000, true));
-        assert_eq!((cuts.marks.len(), cuts.marks.back()), (MARKS_MAX - 1, Some(&mark(10_000, true))));
+        assert_eq!(marks.marks.len(), MARKS_MAX);
+        assert!(marks.has_mark_within(SeqNumber(10 * MARKS_MAX as u32 - 1), SeqNumber(u32::MAX / 4)));
+        assert!(!marks.has_mark_within(SeqNumber(10 * MARKS_MAX as u32), SeqNumber(u32::MAX / 4)));
+        marks.discard_before(SeqNumber(20));
+        marks.push(mark(10_000, false));
+        marks.push(mark(10_000, true));
+        assert_eq!((marks.marks.len(), marks.marks.back()), (MARKS_MAX - 1, Some(&mark(10_000, true))));
     }
 
     /// Writes `len` bytes until `most` bytes are unsent. Returns the number of bytes written, the pushes, and
@@ -371,7 +371,7 @@ mod tests {
 
     /// A connection with a window of 32,896 bytes, segments of 1,000 bytes, and a congestion window of ten
     /// segments.
-    fn fresh(together: u32) -> SendmsgModel {
+    fn new_model(tso_segs: u32) -> SendmsgModel {
         let (size, mss, half) = (16_000, 1000, 16_448);
         let (window, segments) = (32_896, 10);
         SendmsgModel {
@@ -380,7 +380,7 @@ mod tests {
             half_window: half,
             window,
             cwnd_quota: segments,
-            tso_segs: together,
+            tso_segs,
             snd_nxt: 0,
             skb_start: 0,
             pushed_seq: 0,
@@ -391,25 +391,29 @@ mod tests {
 
     #[test]
     fn write_fills_skbs_and_pushes_as_linux() {
-        assert_eq!(write(fresh(65), 16_000, u32::MAX), (16_000, vec![], 0), "the end is not its affair");
+        assert_eq!(
+            write(new_model(65), 16_000, u32::MAX),
+            (16_000, vec![], 0),
+            "the end of the data is not marked"
+        );
         // Ten segments of the first buffer are sent, six remain, and ten more fill it again: it is the first
         // one to push.
-        assert_eq!(write(fresh(65), 60_000, u32::MAX), (60_000, vec![26_000, 58_000], 10_000));
-        assert_eq!(write(fresh(1), 60_000, u32::MAX), (60_000, vec![17_000, 42_000], 10_000));
+        assert_eq!(write(new_model(65), 60_000, u32::MAX), (60_000, vec![26_000, 58_000], 10_000));
+        assert_eq!(write(new_model(1), 60_000, u32::MAX), (60_000, vec![17_000, 42_000], 10_000));
     }
 
     #[test]
     fn write_stops_at_limit_after_filling_its_skb() {
-        assert_eq!(write(fresh(65), 60_000, 32_000).0, 42_000);
-        assert_eq!(write(fresh(65), 60_000, 1).0, 26_000);
-        assert_eq!(write(fresh(65), 3000, 1).0, 3000);
-        let later = SendmsgModel { write_seq: 5000, cwnd_quota: 0, ..fresh(65) };
-        assert_eq!(write(later, 60_000, 1).0, 11_000, "what is left of the buffer");
-        let mut small = fresh(65);
-        assert_eq!(small.write(60_000, u32::MAX, 50_000, |_| {}), 58_000, "what is in flight counts");
-        let mut in_flight = SendmsgModel { unacked: 30_000, ..fresh(65) };
+        assert_eq!(write(new_model(65), 60_000, 32_000).0, 42_000);
+        assert_eq!(write(new_model(65), 60_000, 1).0, 26_000);
+        assert_eq!(write(new_model(65), 3000, 1).0, 3000);
+        let later = SendmsgModel { write_seq: 5000, cwnd_quota: 0, ..new_model(65) };
+        assert_eq!(write(later, 60_000, 1).0, 11_000, "the rest of the skb");
+        let mut small = new_model(65);
+        assert_eq!(small.write(60_000, u32::MAX, 50_000, |_| {}), 58_000, "data in flight count");
+        let mut in_flight = SendmsgModel { unacked: 30_000, ..new_model(65) };
         assert_eq!(in_flight.write(60_000, u32::MAX, 50_000, |_| {}), 26_000);
-        let full = SendmsgModel { write_seq: 16_000, cwnd_quota: 0, ..fresh(65) };
+        let full = SendmsgModel { write_seq: 16_000, cwnd_quota: 0, ..new_model(65) };
         assert_eq!(write(full, 60_000, 16_000).0, 0);
     }
 }

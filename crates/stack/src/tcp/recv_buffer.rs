@@ -185,7 +185,7 @@ impl RecvBuffer {
     /// # Panics
     /// If fewer are readable.
     pub fn consume(&mut self, pool: &mut ChunkPool, n: usize) {
-        assert!(n <= self.readable(), "consumed more than there is");
+        assert!(n <= self.readable(), "more than is readable");
         self.base += n as u64;
         if self.is_empty() {
             return self.reset(pool);

@@ -657,7 +657,7 @@ impl RtxQueue {
     pub fn check(&self) {
         let mut sums = [0u32; 4];
         for pair in self.queue.iter().zip(self.queue.iter().skip(1)) {
-            assert!(pair.0.end_seq == pair.1.seq, "sent queue has a gap");
+            assert!(pair.0.end_seq == pair.1.seq, "the retransmission queue has a gap");
         }
         for s in &self.queue {
             let n = u32::from(s.segments);
@@ -702,7 +702,7 @@ mod tests {
         q.mark_all_lost(false);
         q.unmark_lost();
         assert_eq!((q.sacked_out, q.lost_out, q.retrans_out), (0, 0, 0));
-        assert!(!q.has_no_loss_pending(seq(0)), "its time is that of the second sending");
+        assert!(!q.has_no_loss_pending(seq(0)), "its transmission time is that of the retransmission");
         assert!(!q.has_no_loss_pending(seq(1000)));
         assert!(q.has_no_loss_pending(seq(2000)));
         q.check();

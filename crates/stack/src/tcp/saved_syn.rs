@@ -97,7 +97,7 @@ mod tests {
         let saved_len = |end, mode| headers(&frame, end, mode).map(<[u8]>::len);
         assert_eq!(saved_len(18 + 60, SaveSyn::Off), None);
         assert_eq!(saved_len(18 + 60, SaveSyn::Frame), Some(78));
-        assert_eq!(saved_len(18 + 60, SaveSyn::Packet), Some(60), "behind the tag");
+        assert_eq!(saved_len(18 + 60, SaveSyn::Packet), Some(60), "after the tag");
         assert_eq!(saved_len(BYTES_MAX, SaveSyn::Frame), Some(BYTES_MAX));
         assert_eq!(saved_len(BYTES_MAX + 1, SaveSyn::Frame), None);
         assert_eq!(saved_len(18 + BYTES_MAX, SaveSyn::Packet), Some(BYTES_MAX));

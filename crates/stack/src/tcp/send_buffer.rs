@@ -6,7 +6,7 @@
 //!            ▼                          ▼                     ▼
 //! stream     ├──────────┬─────┬─────────┴───────┬─────────────┤
 //! items      │ bytes    │bytes│ slice of source │ bytes       │
-//! memory      chunk 4    chunk 9  (not ours)     chunk 9, goes on
+//! memory      chunk 4    chunk 9  (source)       chunk 9, continued
 //! ```
 //!
 //! Bytes are copied into chunks of a pool. Small writes fill the last chunk, even across a slice of a source,

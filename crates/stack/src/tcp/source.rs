@@ -115,7 +115,7 @@ impl SourceTable {
     /// source exists, released or not.
     pub fn add_ref(&mut self, id: SourceId) {
         let entry = &mut self.entries[id.index as usize];
-        entry.refs = entry.refs.checked_add(1).expect("more slices than memory can hold");
+        entry.refs = entry.refs.checked_add(1).expect("the reference count of a source overflows");
     }
 
     /// Drops the reference of a slice that is no longer queued.
@@ -128,7 +128,7 @@ impl SourceTable {
     pub fn get_referenced(&self, id: SourceId) -> &dyn Source {
         let entry = &self.entries[id.index as usize];
         debug_assert!(entry.generation == id.generation && entry.refs > 0);
-        entry.source.as_deref().expect("a source lives as long as it is in use")
+        entry.source.as_deref().expect("a referenced source was dropped")
     }
 
     fn drop_if_unused(&mut self, index: u32) {

@@ -203,7 +203,7 @@ impl Tcp {
 
     #[inline(never)]
     fn arm_or_defer(&mut self, idx: u32, at: Instant, until: Instant) {
-        debug_assert!(at.saturating_since(self.now) <= TIMER_MAX, "too far away to be compared");
+        debug_assert!(at.saturating_since(self.now) <= TIMER_MAX, "the timer is beyond TIMER_MAX");
         let node = &mut self.conns[idx].timer;
         if node.is_armed() || at <= until {
             self.wheel.schedule_no_later(&mut self.conns, idx, at);

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 const TICK: u64 = 1 << TICK_SHIFT;
 
-/// Counts how often the wheel looks at a node, which is what costs time.
+/// Counts how often the wheel accesses a node, which is what costs time.
 struct Nodes {
     nodes: Vec<TimerNode>,
     accesses: usize,
@@ -24,7 +24,7 @@ fn ticks(ticks: u64) -> Instant {
     Instant::from_nanos(ticks.saturating_mul(TICK))
 }
 
-/// Everything due at `now`; asks again while the wheel says that it has more to do.
+/// Returns all timers that are due at `now`; calls again while the wheel has more work to do.
 fn pop_all(wheel: &mut TimerWheel, store: &mut Nodes, now: Instant) -> Vec<u32> {
     let mut popped = Vec::new();
     loop {
@@ -37,7 +37,8 @@ fn pop_all(wheel: &mut TimerWheel, store: &mut Nodes, now: Instant) -> Vec<u32> 
     }
 }
 
-/// Every list is linked both ways, holds what its slot says, and together they hold all armed nodes.
+/// Checks that every list is linked in both directions and has the nodes of its slot, and that together the
+/// lists have all armed nodes.
 fn check_lists(wheel: &TimerWheel, store: &Nodes) {
     let mut linked = 0;
     for (number, slot) in wheel.slots.iter().enumerate() {
@@ -99,7 +100,7 @@ fn rearmed_timer_is_last_in_its_tick() {
 
 #[test]
 fn order_within_tick_is_independent_of_distance() {
-    // One timer is armed for the same tick at every step of an approach that crosses windows of all levels.
+    // One timer is armed for one tick at every step of an approach that crosses windows of all levels.
     for target in [64, 4096, 4097, 1 << 18, (1 << 24) + 63, (1 << 30) - 1, 1 << 30, (1 << 36) + (1 << 30)] {
         let mut store = nodes(200);
         let mut wheel = TimerWheel::new(Instant::ZERO);
@@ -179,7 +180,7 @@ fn largest_deadline_does_not_overflow() {
 
 #[test]
 fn cascading_ahead_spreads_work_of_crowded_slot() {
-    // 50,000 timers that share a slot of level 2, fired at tick by tick.
+    // 50,000 timers that share a slot of level 2 are fired tick by tick.
     const COUNT: u32 = 50_000;
     let mut store = nodes(COUNT as usize);
     let mut wheel = TimerWheel::new(Instant::ZERO);
@@ -192,7 +193,8 @@ fn cascading_ahead_spreads_work_of_crowded_slot() {
         loop {
             store.accesses = 0;
             let popped = wheel.pop_expired(&mut store, ticks(tick));
-            // A move looks at most at the node three times, and at both neighbours of the old and the new place.
+            // A move accesses the node at most three times, and both neighbours of the old and the new
+            // position.
             assert!(store.accesses <= 7 * (AHEAD_MOVES_MAX as usize + 1), "{} at {tick}", store.accesses);
             let Some(id) = popped else { break };
             assert_eq!(deadline(id), tick);
@@ -208,7 +210,7 @@ fn timers_for_cascaded_slot_go_to_lower_level() {
     let mut wheel = TimerWheel::new(Instant::ZERO);
     assert_eq!(wheel.pop_expired(&mut store, ticks(4090)), None);
     wheel.schedule(&mut store, 0, ticks(4100));
-    assert_ne!(wheel.occupied[0], 0, "although a window of level 2 begins in between");
+    assert_ne!(wheel.occupied[0], 0, "a window of level 2 begins in between");
     assert_eq!(wheel.next_deadline(), Some(ticks(4100)));
 }
 
@@ -239,7 +241,8 @@ fn call_is_bounded_after_long_sleep() {
 #[test]
 #[ignore = "minutes, and 1.3 GB; part of `make suites`"]
 fn calls_are_bounded_with_hundred_million_timers() {
-    // As keepalive of connections that came at a steady rate: spread over two hours, a tenth of them cancelled.
+    // Like keepalive timers of connections that arrived at a steady rate: spread over two hours, a tenth of
+    // them cancelled.
     const COUNT: u32 = 100_000_000;
     const TWO_HOURS: u64 = 7_200 * 1_000_000_000 / TICK;
     let mut store = nodes(COUNT as usize);
@@ -265,7 +268,7 @@ fn calls_are_bounded_with_hundred_million_timers() {
             (all, most) = (all + store.accesses, most.max(store.accesses));
             match popped {
                 Some(id) => assert_eq!(deadline(id), tick),
-                // More may be due than one call deals out.
+                // More timers may be due than one call cascades.
                 None if wheel.next_deadline().is_some_and(|next| next <= ticks(tick)) => continue,
                 None => break,
             }
@@ -274,7 +277,7 @@ fn calls_are_bounded_with_hundred_million_timers() {
     }
     assert_eq!(fired, COUNT - COUNT / 10);
     assert!(most <= 7 * (FORCED_MOVES_MAX + AHEAD_MOVES_MAX) as usize, "{most} nodes in one call");
-    // Each moves down five times at the most, and fires.
+    // Each timer moves down at most five times, and fires.
     assert!(all <= 7 * 6 * fired as usize, "{all} nodes for {fired} timers");
     println!("{most} nodes in one call at the most, {:.1} for each timer", all as f64 / f64::from(fired));
 }
@@ -288,7 +291,7 @@ enum Step {
     Cancel {
         id: u32,
     },
-    /// Let so much time pass and pop what is due, but not more than `most` timers.
+    /// Lets this much time pass and pops the timers that are due, at most `most`.
     Pass {
         nanos: u64,
         most: usize,
@@ -296,7 +299,7 @@ enum Step {
     SleepUntilNextDeadline,
 }
 
-/// Nanoseconds of every order of magnitude from nothing to beyond the horizon.
+/// Generates nanoseconds of every order of magnitude, from zero to beyond the horizon.
 fn span(bits_max: u32) -> impl Strategy<Value = u64> {
     (0..bits_max, any::<u64>()).prop_map(|(bits, random)| random & ((1 << bits) - 1))
 }
@@ -312,7 +315,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..200)
 }
 
-/// A sorted list that does what the wheel promises.
+/// A sorted list with the behaviour that the wheel promises.
 #[derive(Default)]
 struct Oracle {
     /// Tick, number of the call that armed it, id.
@@ -345,7 +348,7 @@ proptest! {
     fn agrees_with_a_sorted_list(
         start in span(50),
         steps in steps(),
-        // Small numbers of moves show what happens when work is left for the next call.
+        // Small numbers of moves test calls that leave work for the next one.
         forced in prop_oneof![1..5u32, Just(FORCED_MOVES_MAX)],
         ahead in prop_oneof![1..3u32, Just(AHEAD_MOVES_MAX)],
     ) {
@@ -413,7 +416,7 @@ proptest! {
                 armed += 1;
             }
             tick = (tick + advance).min(target - 1);
-            // One call, whether or not it gets everything done.
+            // One call, which may leave work.
             prop_assert_eq!(wheel.pop_expired(&mut store, ticks(tick)), None);
         }
         check_lists(&wheel, &store);

@@ -13,7 +13,7 @@ fn read_all(buffer: &mut RecvBuffer, pool: &mut ChunkPool) -> Vec<u8> {
     out
 }
 
-/// A byte that tells where it belongs.
+/// Returns a byte that depends on its position.
 fn byte_at(position: u64) -> u8 {
     (position.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8
 }
@@ -22,7 +22,7 @@ fn stream(range: core::ops::Range<u64>) -> Vec<u8> {
     range.map(byte_at).collect()
 }
 
-/// What the module's text promises about the lists and the chunks.
+/// Checks what the module documentation promises about lists and chunks.
 fn check(buffer: &RecvBuffer, pool: &ChunkPool, capacity: usize) {
     assert!(buffer.base <= buffer.contiguous_end && buffer.base - buffer.origin < CHUNK_BYTES as u64);
     let mut end = buffer.contiguous_end;
@@ -113,16 +113,16 @@ fn ranges_are_reported_most_recently_changed_first() {
     for offset in [10, 20, 30, 40, 50] {
         buffer.write(&mut pool, offset, b"ab", 100);
     }
-    // RFC 2018 §4: the block with the segment that came last, then those reported before it.
+    // RFC 2018 §4: the block with the segment that arrived last, then those reported before it.
     assert_eq!(buffer.ranges().as_slice(), [(50, 52), (40, 42), (30, 32), (20, 22)]);
     buffer.write(&mut pool, 12, b"cd", 100);
     assert_eq!(buffer.ranges().as_slice(), [(10, 14), (50, 52), (40, 42), (30, 32)]);
     buffer.write(&mut pool, 42, &[0; 8], 100);
     assert_eq!(buffer.ranges().as_slice(), [(40, 52), (10, 14), (30, 32), (20, 22)]);
-    // A duplicate moves its block to the front too.
+    // A duplicate moves its block to the front, too.
     buffer.write(&mut pool, 31, b"b", 100);
     assert_eq!(buffer.ranges()[0], (30, 32));
-    // Blocks that became readable are gone, and reading shifts the rest.
+    // Blocks that became readable are removed, and reading shifts the others.
     buffer.write(&mut pool, 0, &[0; 12], 100);
     buffer.consume(&mut pool, 14);
     assert_eq!(buffer.ranges().as_slice(), [(16, 18), (26, 38), (6, 8)]);
@@ -141,7 +141,7 @@ fn farthest_range_is_dropped_at_limit() {
     assert_eq!(buffer.write(&mut pool, 10, b"ab", 64 << 20).accepted, 2);
     assert_eq!((buffer.range_count(), buffer.dropped_ranges()), (RANGES_MAX, 2));
     check(&buffer, &pool, 64 << 20);
-    // What touches a range that is there needs no place in the list.
+    // Data that touch an existing range need no entry in the list.
     assert_eq!(buffer.write(&mut pool, (RANGES_MAX - 1) * 4000 + 2, b"ab", 64 << 20).accepted, 2);
     assert_eq!(buffer.dropped_ranges(), 2);
 }
@@ -230,7 +230,7 @@ enum Step {
         len: usize,
         version: u8,
     },
-    /// At the front of the first gap.
+    /// Writes at the front of the first gap.
     WriteNext {
         len: usize,
         version: u8,
@@ -260,7 +260,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..60)
 }
 
-/// A stream as a list of bytes that are there or not, from the first unread one on.
+/// A stream as a list of optional bytes, from the first unread one on.
 #[derive(Default)]
 struct Oracle {
     bytes: Vec<Option<u8>>,
@@ -320,7 +320,7 @@ proptest! {
                         Step::WriteNext { len, version } => (oracle.readable(), len, version),
                         _ => unreachable!(),
                     };
-                    // Different versions of the same bytes show which one is kept.
+                    // Different versions of a byte show which one is kept.
                     let data: Vec<u8> = (0..len).map(|i| version.wrapping_add(i as u8)).collect();
                     let fitting = &data[..len.min(capacity.saturating_sub(offset))];
                     let outcome = buffer.write(&mut pool, offset, &data, capacity);

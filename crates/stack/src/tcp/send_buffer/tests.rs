@@ -5,13 +5,13 @@ use proptest::prelude::*;
 
 const NO_LIMIT: u64 = u64::MAX;
 
-struct Bench {
+struct Fixture {
     pool: ChunkPool,
     sources: SourceTable,
     buffer: SendBuffer,
 }
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         Self { pool: ChunkPool::new(4 << 20), sources: SourceTable::new(), buffer: SendBuffer::new() }
     }
@@ -37,7 +37,7 @@ impl Bench {
         let sum = self.buffer.fill(&self.pool, &self.sources, offset, &mut out, PayloadSum::Required);
         let mut again = vec![0; out.len()];
         self.buffer.fill(&self.pool, &self.sources, offset, &mut again, PayloadSum::Ignored);
-        assert_eq!(again, out, "the same bytes whether or not they are summed");
+        assert_eq!(again, out, "summing does not change the bytes");
         assert_eq!(sum.fold() % 0xffff, Sum::of(&out).fold() % 0xffff);
         out
     }
@@ -47,16 +47,16 @@ impl Bench {
     }
 }
 
-/// A source whose bytes others might write. What lies together ends in its middle.
-struct Open(Vec<AtomicU8>);
+/// A source whose bytes others might write. Its contiguous bytes end in the middle.
+struct SharedSource(Vec<AtomicU8>);
 
-impl Open {
+impl SharedSource {
     fn new(bytes: &[u8]) -> Self {
         Self(bytes.iter().map(|&byte| AtomicU8::new(byte)).collect())
     }
 }
 
-impl Source for Open {
+impl Source for SharedSource {
     fn len(&self) -> u64 {
         self.0.len() as u64
     }
@@ -72,10 +72,10 @@ impl Source for Open {
     }
 }
 
-/// A source whose sums are wrong, to see when they are used.
-struct Lying(Vec<u8>);
+/// A source with wrong sums, which shows when they are used.
+struct WrongSumSource(Vec<u8>);
 
-impl Source for Lying {
+impl Source for WrongSumSource {
     fn len(&self) -> u64 {
         self.0.len() as u64
     }
@@ -91,49 +91,49 @@ impl Source for Lying {
 
 #[test]
 fn copied_bytes_and_slices_keep_call_order() {
-    let mut bench = Bench::new();
-    let page = bench.source(b"0123456789");
-    assert_eq!(bench.push(b"head"), 4);
-    bench.push_source(page, 2, 5).unwrap();
-    assert_eq!(bench.buffer.push_bytes(&mut bench.pool, b"tail", 12), 3);
-    assert_eq!(bench.filled(0, 12), b"head23456tai");
-    assert_eq!(bench.filled(3, 4), b"d234");
-    bench.discard(6);
-    assert_eq!(bench.all(), b"456tai");
-    assert_eq!(bench.pool.in_use(), 1);
-    bench.buffer.clear(&mut bench.pool, &mut bench.sources);
-    assert_eq!((bench.pool.in_use(), bench.buffer.len()), (0, 0));
-    assert!(bench.sources.release(page) && bench.sources.is_empty());
+    let mut fixture = Fixture::new();
+    let page = fixture.source(b"0123456789");
+    assert_eq!(fixture.push(b"head"), 4);
+    fixture.push_source(page, 2, 5).unwrap();
+    assert_eq!(fixture.buffer.push_bytes(&mut fixture.pool, b"tail", 12), 3);
+    assert_eq!(fixture.filled(0, 12), b"head23456tai");
+    assert_eq!(fixture.filled(3, 4), b"d234");
+    fixture.discard(6);
+    assert_eq!(fixture.all(), b"456tai");
+    assert_eq!(fixture.pool.in_use(), 1);
+    fixture.buffer.clear(&mut fixture.pool, &mut fixture.sources);
+    assert_eq!((fixture.pool.in_use(), fixture.buffer.len()), (0, 0));
+    assert!(fixture.sources.release(page) && fixture.sources.is_empty());
 }
 
 #[test]
 fn small_writes_share_a_chunk_across_slices() {
-    let mut bench = Bench::new();
-    let body = bench.source(&[b'.'; 100]);
+    let mut fixture = Fixture::new();
+    let body = fixture.source(&[b'.'; 100]);
     for _ in 0..20 {
-        bench.push(b"header");
-        bench.push_source(body, 0, 100).unwrap();
+        fixture.push(b"header");
+        fixture.push_source(body, 0, 100).unwrap();
     }
-    assert_eq!(bench.pool.in_use(), 1);
-    let all = bench.all();
+    assert_eq!(fixture.pool.in_use(), 1);
+    let all = fixture.all();
     assert!(all.chunks(106).all(|message| message.starts_with(b"header.") && message.ends_with(b".")));
-    bench.discard(19 * 106 + 5);
-    assert_eq!((bench.pool.in_use(), &bench.all()[..3]), (1, &b"r.."[..]));
-    bench.discard(1);
-    assert_eq!(bench.pool.in_use(), 0, "the last byte of the chunk was acknowledged");
-    bench.push(b"again");
-    assert_eq!((bench.all().len(), bench.pool.in_use()), (105, 1));
-    assert!(bench.all().ends_with(b".again"));
+    fixture.discard(19 * 106 + 5);
+    assert_eq!((fixture.pool.in_use(), &fixture.all()[..3]), (1, &b"r.."[..]));
+    fixture.discard(1);
+    assert_eq!(fixture.pool.in_use(), 0, "the last byte of the chunk was acknowledged");
+    fixture.push(b"again");
+    assert_eq!((fixture.all().len(), fixture.pool.in_use()), (105, 1));
+    assert!(fixture.all().ends_with(b".again"));
 }
 
 #[test]
 fn acknowledged_chunk_with_room_is_freed() {
-    let mut bench = Bench::new();
+    let mut fixture = Fixture::new();
     for round in 0..5u8 {
-        bench.push(&[round; 10]);
-        assert_eq!((bench.all(), bench.pool.in_use()), (vec![round; 10], 1));
-        bench.discard(10);
-        assert_eq!((bench.buffer.is_empty(), bench.pool.in_use()), (true, 0));
+        fixture.push(&[round; 10]);
+        assert_eq!((fixture.all(), fixture.pool.in_use()), (vec![round; 10], 1));
+        fixture.discard(10);
+        assert_eq!((fixture.buffer.is_empty(), fixture.pool.in_use()), (true, 0));
     }
 }
 
@@ -151,67 +151,67 @@ fn write_is_bounded_by_limit_and_memory() {
 
 #[test]
 fn slices_out_of_range_or_released_are_refused() {
-    let mut bench = Bench::new();
-    let id = bench.source(b"abc");
-    assert_eq!(bench.push_source(id, 1, 3), Err(PushSourceError::OutOfRange));
-    assert_eq!(bench.push_source(id, u64::MAX, 2), Err(PushSourceError::OutOfRange));
-    assert_eq!(bench.push_source(id, 3, 0), Ok(()));
-    assert!(bench.buffer.is_empty());
-    bench.push_source(id, 0, 2).unwrap();
-    bench.sources.release(id);
-    assert_eq!(bench.push_source(id, 2, 1), Err(PushSourceError::Stale));
-    assert_eq!(bench.all(), b"ab", "what was queued before is still sent");
-    bench.discard(2);
-    assert!(bench.sources.is_empty());
+    let mut fixture = Fixture::new();
+    let id = fixture.source(b"abc");
+    assert_eq!(fixture.push_source(id, 1, 3), Err(PushSourceError::OutOfRange));
+    assert_eq!(fixture.push_source(id, u64::MAX, 2), Err(PushSourceError::OutOfRange));
+    assert_eq!(fixture.push_source(id, 3, 0), Ok(()));
+    assert!(fixture.buffer.is_empty());
+    fixture.push_source(id, 0, 2).unwrap();
+    fixture.sources.release(id);
+    assert_eq!(fixture.push_source(id, 2, 1), Err(PushSourceError::Stale));
+    assert_eq!(fixture.all(), b"ab", "slices queued before the release are sent");
+    fixture.discard(2);
+    assert!(fixture.sources.is_empty());
 }
 
 #[test]
 fn contiguous_slices_are_merged() {
-    let mut bench = Bench::new();
-    let id = bench.source(b"0123456789");
+    let mut fixture = Fixture::new();
+    let id = fixture.source(b"0123456789");
     for n in 0..10 {
-        bench.push_source(id, n, 1).unwrap();
+        fixture.push_source(id, n, 1).unwrap();
     }
-    bench.discard(3);
-    assert_eq!((bench.buffer.slices, bench.all()), (1, b"3456789".to_vec()));
-    bench.push_source(id, 0, 1).unwrap();
-    assert_eq!(bench.buffer.slices, 2);
+    fixture.discard(3);
+    assert_eq!((fixture.buffer.slices, fixture.all()), (1, b"3456789".to_vec()));
+    fixture.push_source(id, 0, 1).unwrap();
+    assert_eq!(fixture.buffer.slices, 2);
 }
 
 // limit: source slices in a send buffer
 #[test]
 fn the_number_of_slices_is_limited() {
-    let mut bench = Bench::new();
-    let id = bench.source(b"ab");
+    let mut fixture = Fixture::new();
+    let id = fixture.source(b"ab");
     for _ in 0..SLICES_MAX {
-        bench.push_source(id, 0, 1).unwrap();
+        fixture.push_source(id, 0, 1).unwrap();
     }
-    assert_eq!(bench.push_source(id, 0, 1), Err(PushSourceError::Full));
-    assert_eq!(bench.push_source(id, 1, 1), Ok(()), "goes on where the last one ended");
-    bench.discard(1);
-    assert_eq!(bench.push_source(id, 0, 1), Ok(()));
+    assert_eq!(fixture.push_source(id, 0, 1), Err(PushSourceError::Full));
+    assert_eq!(fixture.push_source(id, 1, 1), Ok(()), "continues the last slice");
+    fixture.discard(1);
+    assert_eq!(fixture.push_source(id, 0, 1), Ok(()));
 }
 
 #[test]
 fn known_sum_is_used_for_complete_piece() {
-    let mut bench = Bench::new();
-    let id = bench.sources.add(Box::new(Lying(vec![1; 8])));
-    bench.push_source(id, 0, 8).unwrap();
-    bench.push(b"z");
+    let mut fixture = Fixture::new();
+    let id = fixture.sources.add(Box::new(WrongSumSource(vec![1; 8])));
+    fixture.push_source(id, 0, 8).unwrap();
+    fixture.push(b"z");
     let mut out = [0; 9];
-    let sum = |bench: &Bench, out: &mut [u8]| {
-        bench.buffer.fill(&bench.pool, &bench.sources, 0, out, PayloadSum::Required).fold()
+    let sum = |fixture: &Fixture, out: &mut [u8]| {
+        fixture.buffer.fill(&fixture.pool, &fixture.sources, 0, out, PayloadSum::Required).fold()
     };
-    assert_eq!(sum(&bench, &mut out), Sum::ZERO.add_u16(0x1234).add(Sum::of(b"z")).fold());
-    assert_eq!(sum(&bench, &mut out[..6]), Sum::of(&[1; 6]).fold());
+    assert_eq!(sum(&fixture, &mut out), Sum::ZERO.add_u16(0x1234).add(Sum::of(b"z")).fold());
+    assert_eq!(sum(&fixture, &mut out[..6]), Sum::of(&[1; 6]).fold());
 }
 
 #[test]
 #[should_panic(expected = "more than is queued")]
 fn filling_more_than_is_queued_is_caught() {
-    let mut bench = Bench::new();
-    bench.push(b"abc");
-    bench.filled(1, 3);
+    let mut fixture = Fixture::new();
+    fixture.push(b"abc");
+    fixture.filled(1, 3);
 }
 
 #[derive(Clone, Debug)]
@@ -225,7 +225,7 @@ enum Step {
         offset: u64,
         len: u64,
     },
-    /// Ten thousandths of what is queued.
+    /// Ten thousandths of the queued bytes.
     Discard {
         part: u64,
     },
@@ -236,7 +236,7 @@ enum Step {
     Release {
         which: usize,
     },
-    Own {
+    Privatize {
         len: u64,
     },
     Clear,
@@ -249,7 +249,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (0..3usize, 0..3000u64, 0..3000u64)
             .prop_map(|(which, offset, len)| Step::PushSource { which, offset, len }),
         3 => (0..=10_000u64).prop_map(|part| Step::Discard { part }),
-        3 => (0..8000u64).prop_map(|len| Step::Own { len }),
+        3 => (0..8000u64).prop_map(|len| Step::Privatize { len }),
         8 => (any::<u64>(), lens()).prop_map(|(offset, len)| Step::Fill { offset, len }),
         1 => (0..3usize).prop_map(|which| Step::Release { which }),
         1 => Just(Step::Clear),
@@ -260,14 +260,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #[test]
     fn agrees_with_a_list_of_bytes(steps in steps()) {
-        let mut bench = Bench::new();
+        let mut fixture = Fixture::new();
         let contents: Vec<Vec<u8>> =
             (1..4u32).map(|n| (0..n * 1000).map(|i| ((i * i * n) >> 3) as u8).collect()).collect();
-        let add = |bench: &mut Bench, which: usize| match which {
-            2 => bench.sources.add(Box::new(Open::new(&contents[2]))),
-            _ => bench.source(&contents[which]),
+        let add = |fixture: &mut Fixture, which: usize| match which {
+            2 => fixture.sources.add(Box::new(SharedSource::new(&contents[2]))),
+            _ => fixture.source(&contents[which]),
         };
-        let mut ids: Vec<SourceId> = (0..3).map(|which| add(&mut bench, which)).collect();
+        let mut ids: Vec<SourceId> = (0..3).map(|which| add(&mut fixture, which)).collect();
         let mut oracle: Vec<u8> = Vec::new();
         let mut counter = 0u8;
         for step in steps {
@@ -275,30 +275,30 @@ proptest! {
                 Step::Push { len, limit } => {
                     let bytes: Vec<u8> = (0..len).map(|i| counter.wrapping_add((i * 7) as u8)).collect();
                     counter = counter.wrapping_add(41);
-                    let taken = bench.buffer.push_bytes(&mut bench.pool, &bytes, limit);
+                    let taken = fixture.buffer.push_bytes(&mut fixture.pool, &bytes, limit);
                     prop_assert_eq!(taken, len.min((limit as usize).saturating_sub(oracle.len())));
                     oracle.extend(&bytes[..taken]);
                 }
                 Step::PushSource { which, offset, len } => {
                     let bytes = &contents[which];
                     let fits = offset + len <= bytes.len() as u64;
-                    prop_assert_eq!(bench.push_source(ids[which], offset, len).is_ok(), fits);
+                    prop_assert_eq!(fixture.push_source(ids[which], offset, len).is_ok(), fits);
                     if fits {
                         oracle.extend(&bytes[offset as usize..(offset + len) as usize]);
                     }
                 }
                 Step::Discard { part } => {
-                    let n = bench.buffer.len() * part / 10_000;
-                    bench.discard(n);
+                    let n = fixture.buffer.len() * part / 10_000;
+                    fixture.discard(n);
                     oracle.drain(..n as usize);
                 }
                 Step::Fill { offset, len } => {
                     let offset = offset % (oracle.len() as u64 + 1);
                     let len = len.min(oracle.len() - offset as usize);
                     let expected = &oracle[offset as usize..offset as usize + len];
-                    prop_assert_eq!(bench.filled(offset, len), expected);
-                    if len > 0 && bench.buffer.is_gatherable() {
-                        let pieces = bench.buffer.pieces(&bench.pool, &bench.sources, offset, len);
+                    prop_assert_eq!(fixture.filled(offset, len), expected);
+                    if len > 0 && fixture.buffer.is_gatherable() {
+                        let pieces = fixture.buffer.pieces(&fixture.pool, &fixture.sources, offset, len);
                         let copies = pieces.map(|piece| {
                             let mut copy = vec![0; piece.len()];
                             piece.copy_to(&mut copy);
@@ -310,37 +310,37 @@ proptest! {
                     }
                 }
                 Step::Release { which } => {
-                    prop_assert!(bench.sources.release(ids[which]));
-                    ids[which] = add(&mut bench, which);
+                    prop_assert!(fixture.sources.release(ids[which]));
+                    ids[which] = add(&mut fixture, which);
                 }
-                Step::Own { len } => {
-                    let owned = bench.buffer.privatize_front(&mut bench.pool, &mut bench.sources, len);
-                    prop_assert_eq!(owned, len.min(oracle.len() as u64));
-                    // What others might write by now is not looked at.
-                    let pieces = (0..owned).filter(|_| bench.buffer.is_gatherable()).flat_map(|at| {
-                        bench.buffer.pieces(&bench.pool, &bench.sources, at, 1)
+                Step::Privatize { len } => {
+                    let private = fixture.buffer.privatize_front(&mut fixture.pool, &mut fixture.sources, len);
+                    prop_assert_eq!(private, len.min(oracle.len() as u64));
+                    // Bytes that others might have written by now are not compared.
+                    let pieces = (0..private).filter(|_| fixture.buffer.is_gatherable()).flat_map(|at| {
+                        fixture.buffer.pieces(&fixture.pool, &fixture.sources, at, 1)
                     });
                     prop_assert!(pieces.into_iter().all(|piece| matches!(piece, PayloadPiece::Private(_))));
                 }
                 Step::Clear => {
-                    bench.buffer.clear(&mut bench.pool, &mut bench.sources);
+                    fixture.buffer.clear(&mut fixture.pool, &mut fixture.sources);
                     oracle.clear();
                 }
             }
-            prop_assert_eq!(bench.buffer.len(), oracle.len() as u64);
-            let held = bench.buffer.memory();
-            prop_assert_eq!(held.chunks, bench.pool.in_use());
-            let slices = bench.buffer.len() - held.bytes;
-            prop_assert_eq!(slices > 0, bench.buffer.slices > 0);
+            prop_assert_eq!(fixture.buffer.len(), oracle.len() as u64);
+            let memory = fixture.buffer.memory();
+            prop_assert_eq!(memory.chunks, fixture.pool.in_use());
+            let slices = fixture.buffer.len() - memory.bytes;
+            prop_assert_eq!(slices > 0, fixture.buffer.slices > 0);
             if oracle.is_empty() {
-                prop_assert_eq!((bench.pool.in_use(), bench.sources.len()), (0, 3));
+                prop_assert_eq!((fixture.pool.in_use(), fixture.sources.len()), (0, 3));
             }
         }
-        prop_assert_eq!(&bench.all(), &oracle);
+        prop_assert_eq!(&fixture.all(), &oracle);
         for id in ids {
-            bench.sources.release(id);
+            fixture.sources.release(id);
         }
-        bench.buffer.clear(&mut bench.pool, &mut bench.sources);
-        prop_assert_eq!((bench.pool.in_use(), bench.sources.len()), (0, 0));
+        fixture.buffer.clear(&mut fixture.pool, &mut fixture.sources);
+        prop_assert_eq!((fixture.pool.in_use(), fixture.sources.len()), (0, 0));
     }
 }
