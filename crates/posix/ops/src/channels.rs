@@ -1,5 +1,5 @@
-//! The channels of a process, one to each shard of its stack, as if they were one. A connection belongs to one shard, and which one stands in its handle; a listener is on all of
-//! them, and takes from whichever has something.
+//! The channels of a process, one for each shard of its stack, behind one interface. A connection belongs to
+//! the shard that its handle names; a listener exists on all shards and accepts from any of them.
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -17,69 +17,70 @@ use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::io::{IoSlice, IoSliceMut};
 
-/// Which shard's connections a process takes first.
+/// The shard from which a process prefers to take connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenSpawn {
-    /// Those of all alike.
+    /// Takes connections from all shards alike.
     Off,
-    /// Those of the shard on the CPU that the process is bound to, if it is bound to one.
+    /// Prefers the shard on the CPU to which the process is bound, if it is bound to one.
     Bound,
-    /// The same; processes that are not bound get the shards in turn.
+    /// As `Bound`; processes that are not bound prefer the shards in turn.
     Auto,
 }
 
-/// Shards are bits of a word (`shards.count`).
+/// Sets of shards are bits of a word, which bounds `shards.count`.
 const SHARDS_MAX: usize = 64;
-/// What wakes the process has room for some hundreds that are not read.
+/// How many wake-ups may stay unread: the socket buffer has room for some hundreds.
 const UNREAD_WAKES_MAX: u32 = 64;
-/// Where reservations are kept: one place has to know them all.
+/// The shard that keeps all reservations of addresses: they must be in one place.
 const RESERVATION_SHARD: usize = 0;
 
 /// A listener on all shards.
 #[derive(Clone)]
 struct ShardedListener {
-    /// Its number on each.
+    /// The listener's number on each shard.
     numbers: Box<[u32]>,
-    /// Those that may have something to be accepted.
+    /// Shards that may have a connection to accept.
     may_offer: u64,
-    /// Where it is looked first.
+    /// The shard to ask first.
     next_shard: usize,
 }
 
-/// All channels. Handles of connections are those of the channels' with the number of the shard in their lowest bits.
+/// All channels. A connection handle is the handle of its channel, shifted left, with the number of the shard
+/// in the lowest bits.
 pub(crate) struct Channels {
     clients: Vec<Client>,
-    /// Bits that hold the number of a shard, and all of them set.
+    /// How many bits hold the number of a shard, and a mask of these bits.
     bits: u32,
     mask: u32,
     /// Shards whose channel was used since the last flush.
     dirty: u64,
-    /// Whose news is taken next.
+    /// The shard whose events are taken next.
     next_event_shard: usize,
-    /// Who opens the next connection.
+    /// The shard that opens the next connection.
     next_connect_shard: usize,
-    /// Where the next UDP socket has its home.
+    /// The shard that owns the next UDP socket.
     next_udp_shard: usize,
-    /// By number. With one shard it is the channel's own number, and there is no table.
+    /// Listeners by number. With one shard the number is that of the channel, and the table stays empty.
     listeners: Vec<Option<ShardedListener>>,
-    /// By shard, and number there: the number here and one, or 0.
+    /// Maps a shard and the listener's number there to the number here plus one; 0 is none.
     listener_of_shard: Vec<Vec<u32>>,
     listen_spawn: ListenSpawn,
     /// The CPU of each shard.
     cpus: Vec<u16>,
-    /// How often the stack woke the process and that was not read.
+    /// How many wake-ups by the stack were not read from the descriptor.
     unread_wakes: u32,
 }
 
 impl Channels {
-    /// `None`: there are none, or more than a stack can have shards.
+    /// Returns `None` if there are no clients, or more than a stack can have shards.
     pub fn new(mut clients: Vec<Client>) -> Option<Self> {
         if clients.is_empty() || clients.len() > SHARDS_MAX {
             return None;
         }
         clients.iter_mut().for_each(Client::accept_explicitly);
         let bits = clients.len().next_power_of_two().trailing_zeros();
-        // Processes that open one connection each do not all open it on the same shard.
+        // Processes that open one connection each should not all open it on the same shard.
         let opener = std::process::id() as usize % clients.len();
         let spread = vec![Vec::new(); clients.len()];
         let (listeners, cpus, listen_spawn) = (Vec::new(), Vec::new(), ListenSpawn::Off);
@@ -99,12 +100,13 @@ impl Channels {
         })
     }
 
-    /// From now on connections are taken as this says, where shards have these CPUs.
+    /// Sets the preference for shards, whose threads run on these CPUs.
     pub fn set_listen_spawn(&mut self, listen_spawn: ListenSpawn, cpus: Vec<u16>) {
         (self.listen_spawn, self.cpus) = (listen_spawn, cpus);
     }
 
-    /// The shard that this process serves first. Asked when a process begins to accept, so a worker that was bound after it was born is where it was bound to.
+    /// Returns the shard that this process prefers. Evaluated when the process begins to accept, so that a
+    /// worker which binds itself after `fork` is bound already.
     fn preferred_shard(&self) -> Option<usize> {
         if self.clients.len() == 1 || self.listen_spawn == ListenSpawn::Off {
             return None;
@@ -113,35 +115,35 @@ impl Channels {
         self.local_shard().or_else(|| (self.listen_spawn == ListenSpawn::Auto).then(in_turn))
     }
 
-    /// The shard whose CPU is the only one on which this thread may run.
+    /// Returns the shard that runs on the only CPU on which this thread may run.
     fn local_shard(&self) -> Option<usize> {
         let bound = sched_getaffinity(None).ok().filter(|cpus| cpus.count() == 1)?;
         let known = |cpu: &u16| usize::from(*cpu) < CpuSet::MAX_CPU;
         self.cpus.iter().position(|cpu| known(cpu) && bound.is_set((*cpu).into()))
     }
 
-    /// The clients have become those of a child of the process.
+    /// Adapts to a child process, in which all listeners may have offers.
     pub fn reset_in_child(&mut self) {
         self.next_udp_shard = std::process::id() as usize % self.clients.len();
         self.listeners.iter_mut().flatten().for_each(|spread| spread.may_offer = u64::MAX);
     }
 
-    /// One after the other.
+    /// Returns the channels, in the order of shards.
     pub fn all(&self) -> &[Client] {
         &self.clients
     }
 
-    /// Descriptors that they need.
+    /// Iterates over the descriptors that the channels need.
     pub fn internal_fds(&self) -> impl Iterator<Item = RawFd> {
         self.clients.iter().flat_map(Client::internal_fds).map(|own| own.as_raw_fd())
     }
 
-    /// The same, to be changed.
+    /// Returns the channels, in the order of shards, to change them.
     pub fn all_mut(&mut self) -> &mut [Client] {
         &mut self.clients
     }
 
-    /// The shard of a connection, and its handle there.
+    /// Splits a connection handle into its shard and the handle there.
     #[inline(always)]
     fn to_shard(&self, conn: Conn) -> (usize, Conn) {
         let index = conn.index();
@@ -149,21 +151,21 @@ impl Channels {
         (shard, Conn::new(index >> self.bits, conn.generation()))
     }
 
-    /// The reverse.
+    /// Joins a shard and a handle there to a connection handle.
     #[inline(always)]
     fn from_shard(&self, shard: usize, conn: Conn) -> Conn {
         // Cannot overflow: sockets are numbered with 24 bits, and shards with 6.
         Conn::new(conn.index() << self.bits | shard as u32, conn.generation())
     }
 
-    /// The channel of a connection, to be looked at. A handle that was never made here finds none.
+    /// Returns the channel of a connection for reading. A handle that was not made here has none.
     #[inline(always)]
     fn client_of(&self, conn: Conn) -> Result<(&Client, Conn), Stale> {
         let (shard, conn) = self.to_shard(conn);
         self.clients.get(shard).map(|client| (client, conn)).ok_or(Stale::Handle)
     }
 
-    /// The same, to be used: the stack is told with the next flush.
+    /// Returns the channel of a connection for writing, and marks its shard for the next flush.
     #[inline(always)]
     fn client_mut(&mut self, conn: Conn) -> Result<(&mut Client, Conn), Stale> {
         let (shard, conn) = self.to_shard(conn);
@@ -171,21 +173,21 @@ impl Channels {
         self.clients.get_mut(shard).map(|client| (client, conn)).ok_or(Stale::Handle)
     }
 
-    /// What the stack calls a connection.
+    /// Returns the identifier of a connection that is valid in all processes.
     pub fn socket_id(&self, conn: Conn) -> GlobalSocketId {
         let (shard, conn) = self.to_shard(conn);
-        // Cannot truncate: shards are 64 at the most.
+        // Cannot truncate: there are at most 64 shards.
         GlobalSocketId::conn(shard as u16, conn)
     }
 
-    /// What this calls a connection that the stack calls so.
+    /// Returns the handle of a connection, given its shard and the handle there.
     pub fn conn_of(&self, shard: u16, conn: Conn) -> Conn {
         self.from_shard(shard.into(), conn)
     }
 
-    /// What the stack calls a listener: one on each shard.
+    /// Returns the identifiers of a listener, one for each shard.
     pub fn listener_ids(&self, listener: u32) -> Vec<GlobalSocketId> {
-        // Cannot truncate: shards are 64 at the most.
+        // Cannot truncate: there are at most 64 shards.
         (0..self.clients.len())
             .filter_map(|shard| {
                 Some(GlobalSocketId::listener(shard as u16, self.number_on_shard(listener, shard)?))
@@ -193,7 +195,7 @@ impl Channels {
             .collect()
     }
 
-    /// A listener that this process holds already, by its number on each shard.
+    /// Adds a listener to which this process has a reference already, given its number on each shard.
     pub fn import_listener(&mut self, numbers: &[u32]) -> u32 {
         match numbers {
             [only] if self.clients.len() == 1 => *only,
@@ -201,7 +203,7 @@ impl Channels {
         }
     }
 
-    /// What this calls a listener that the stack calls so.
+    /// Returns the number of a listener, given a shard and its number there.
     pub fn listener_of(&self, shard: u16, number: u32) -> Option<u32> {
         if self.clients.len() == 1 {
             return Some(number);
@@ -209,7 +211,7 @@ impl Channels {
         self.listener_of_shard.get(usize::from(shard))?.get(number as usize)?.checked_sub(1)
     }
 
-    /// This process holds a listener of a shard no more.
+    /// Releases this process's reference to a listener on one shard.
     pub fn unlisten_on_shard(&mut self, shard: u16, number: u32) {
         if let Some(client) = self.clients.get_mut(usize::from(shard)) {
             // If the shard is gone, so is the listener.
@@ -227,7 +229,7 @@ impl Channels {
             }
             known[number as usize] = here as u32 + 1;
         }
-        // What was offered before this was known is looked for.
+        // Connections may have been offered before the listener was added, so all shards are asked.
         let spread = Some(ShardedListener { numbers, may_offer: u64::MAX, next_shard: 0 });
         match free {
             Some(place) => self.listeners[place] = spread,
@@ -236,7 +238,7 @@ impl Channels {
         here as u32
     }
 
-    /// A listener's number on a shard.
+    /// Returns a listener's number on a shard.
     fn number_on_shard(&self, listener: u32, shard: usize) -> Option<u32> {
         if self.clients.len() == 1 {
             return Some(listener);
@@ -244,12 +246,12 @@ impl Channels {
         self.listeners.get(listener as usize)?.as_ref()?.numbers.get(shard).copied()
     }
 
-    /// The links of the stack: all shards have the same.
+    /// Returns the links of the stack, which are the same on all shards.
     pub fn links(&mut self) -> Result<Vec<LinkInfo>, Error> {
         self.clients.get_mut(RESERVATION_SHARD).map_or(Ok(Vec::new()), Client::links)
     }
 
-    /// Keeps an address.
+    /// Reserves an address.
     pub fn reserve(&mut self, address: SocketAddr, sharing: AddressSharing) -> Result<Reservation, Error> {
         self.clients
             .get_mut(RESERVATION_SHARD)
@@ -272,7 +274,7 @@ impl Channels {
                 Ok(number) => numbers.push(number),
                 Err(error) => {
                     for (client, number) in self.clients.iter_mut().zip(numbers) {
-                        // It was opened a moment ago; if its shard is gone, so is the listener.
+                        // The listener was opened a moment ago; if its shard is gone, so is the listener.
                         let _ = client.unlisten(number);
                     }
                     return Err(error);
@@ -282,7 +284,7 @@ impl Channels {
         Ok(self.add_sharded_listener(numbers.into()))
     }
 
-    /// Does something with a listener on each shard.
+    /// Calls `act` with the listener's number on each shard.
     fn on_all_shards(
         &mut self,
         listener: u32,
@@ -298,7 +300,7 @@ impl Channels {
         result
     }
 
-    /// This process holds a listener no more, nor what was reserved for it. All of that is one wait, for the last answer.
+    /// Releases this process's reference to a listener, and its reservation. Waits only for the last answer.
     pub fn unlisten(&mut self, listener: u32, reserved: Option<Reservation>) -> Result<(), Error> {
         let last = self.clients.len() - 1;
         let mut shard = 0;
@@ -319,7 +321,7 @@ impl Channels {
         self.on_all_shards(listener, |client, number| client.set_backlog(number, backlog))
     }
 
-    /// What waits at a listener is offered when this returns.
+    /// Waits until the connections in the accept queue are offered.
     pub fn request_offers(&mut self, listener: u32) -> Result<(), Error> {
         self.on_all_shards(listener, |client, _| client.request_offers())
     }
@@ -351,7 +353,8 @@ impl Channels {
         }
     }
 
-    /// Takes a connection from the next shard in turn that has one. Shards that said nothing are not asked.
+    /// Accepts a connection from the next shard in turn that has one. Shards that announced nothing are not
+    /// asked.
     pub fn accept(&mut self, listener: u32) -> Option<Conn> {
         if let [only] = self.clients.as_mut_slice() {
             self.dirty = 1;
@@ -373,7 +376,7 @@ impl Channels {
         None
     }
 
-    /// Whether a connection could be accepted.
+    /// Returns whether a connection can be accepted.
     pub fn is_offered(&mut self, listener: u32) -> bool {
         if let [only] = self.clients.as_mut_slice() {
             return only.has_offer(listener);
@@ -391,7 +394,8 @@ impl Channels {
         false
     }
 
-    /// Opens a connection on the shard where its answers arrive: any shard that may choose the port, and the one that the port says otherwise.
+    /// Opens a connection on the shard that receives its packets: any shard if the stack chooses the port,
+    /// otherwise the one that the port determines.
     pub fn connect(&mut self, remote: SocketAddr, options: ConnectOptions) -> Result<Conn, Error> {
         let count = self.clients.len();
         let mut refused = None;
@@ -417,14 +421,15 @@ impl Channels {
         Err(refused.unwrap_or(Error::Connect(remote, ConnectError::TooMany)))
     }
 
-    /// The same for one with no options that SYN carries and no address of its own, without a question where that can be ([`Client::connect_unasked`]).
+    /// Opens a connection with default SYN options and without a local address, asynchronously if possible
+    /// ([`Client::connect_unasked`]).
     pub fn connect_unasked(&mut self, remote: SocketAddr) -> Result<Conn, Error> {
         let shard = self.next_connect_shard;
         self.next_connect_shard = (shard + 1) % self.clients.len();
         self.dirty |= 1 << shard;
         match self.clients[shard].connect_without_request(remote) {
             Ok(conn) => Ok(self.from_shard(shard, conn)),
-            // It was asked, and another may have a port.
+            // The shard answered that it has no port; another shard may have one.
             Err(Error::Connect(_, ConnectError::AddressNotAvailable | ConnectError::PortsExhausted)) => {
                 self.connect(remote, ConnectOptions::default())
             }
@@ -432,13 +437,13 @@ impl Channels {
         }
     }
 
-    /// Why a connection could not be opened, if that is why it is over.
+    /// Returns why a connection could not be opened, if that ended it.
     pub fn connect_error(&self, conn: Conn) -> Option<ConnectError> {
         let (client, conn) = self.client_of(conn).ok()?;
         client.connect_error(conn)
     }
 
-    /// The next thing that happened, from all in turn.
+    /// Returns the next event, taking shards in turn.
     #[inline]
     pub fn next_event(&mut self) -> Option<ClientEvent> {
         if let [only] = self.clients.as_mut_slice() {
@@ -463,7 +468,7 @@ impl Channels {
             Some(here)
         };
         match event {
-            // Of one that is no longer there: a number that nobody has.
+            // A listener that no longer exists gets a number that no listener has.
             ClientEvent::Offered { listener } => {
                 ClientEvent::Offered { listener: listener_here(self, listener).unwrap_or(u32::MAX) }
             }
@@ -488,7 +493,7 @@ impl Channels {
         }
     }
 
-    /// Tells the shards at once of what was done.
+    /// Notifies the shards that were used since the last flush.
     #[inline]
     pub fn flush(&mut self) {
         if self.dirty != 0 {
@@ -504,64 +509,67 @@ impl Channels {
         }
     }
 
-    /// What wakes the process, whichever shard has news.
+    /// Returns the descriptor on which all shards wake the process.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.clients[0].wake_fd()
     }
 
-    /// To be called before sleeping. False if something happened: do not sleep.
+    /// Must be called before sleeping. Returns false if an event is pending: do not sleep then.
     pub fn before_sleep(&mut self) -> bool {
         self.clients.iter_mut().all(Client::before_sleep)
     }
 
     pub fn after_sleep(&mut self) {
         if self.unread_wakes > 0 {
-            // Here the level counts.
+            // `poll` is level-triggered.
             self.drain_wakes();
         }
         self.clients.iter_mut().for_each(|client| client.after_sleep(true));
         if self.is_stack_gone() {
-            // One has found out, and another had to do with its bells.
+            // Only one channel may have noticed the end: another one's check may have been answered by its
+            // doorbells.
             self.check_stack_alive();
         }
     }
 
-    /// Looks whether the stack is gone. Who never sleeps finds out only so.
+    /// Checks whether the stack is gone. A process that never sleeps learns of it only here.
     pub fn check_stack_alive(&mut self) {
         self.clients.iter_mut().for_each(Client::check_stack_alive);
     }
 
-    /// The same after a sleep on the edges of [`wake_fd`](Self::wake_fd): whether there was one, and whether nobody holds the other end any more.
+    /// Must be called after a sleep on the edges of [`wake_fd`](Self::wake_fd). `rang` tells whether there
+    /// was an edge, `hung_up` whether the other end is closed.
     pub fn after_epoll_wait(&mut self, rang: bool, hung_up: bool) {
-        // Whoever wakes the process writes one byte.
+        // Each wake-up writes one byte.
         let wakes = self.clients.iter_mut().map(|client| u32::from(client.after_epoll_wait())).sum::<u32>();
         self.unread_wakes += wakes.max(rang.into());
         if self.unread_wakes >= UNREAD_WAKES_MAX || hung_up {
             self.drain_wakes();
         }
         if hung_up {
-            // It stands behind what was not read.
+            // The end of the stream follows the unread bytes.
             self.check_stack_alive();
         }
     }
 
-    /// Reads what was not read after naps.
+    /// Reads the wake-ups that edge-triggered sleeps left unread.
     fn drain_wakes(&mut self) {
         self.unread_wakes = 0;
         self.clients[0].clear_wake();
     }
 
-    /// Whether a shard is at work at this moment, on another CPU than the caller: then news may come without sleeping.
+    /// Returns whether a shard is running at this moment on another CPU than the caller: then events may
+    /// arrive without sleeping.
     pub fn is_stack_running_elsewhere(&self) -> bool {
         self.clients.iter().any(Client::is_stack_running_elsewhere)
     }
 
-    /// Whether the stack is gone, and all of its shards with it.
+    /// Returns whether the stack, and with it every shard, is gone.
     pub fn is_stack_gone(&self) -> bool {
         self.clients.iter().any(Client::is_stack_gone)
     }
 
-    /// Whether the addresses of the stack can be used.
+    /// Returns whether the addresses of the stack can be used.
     pub fn is_ready(&self) -> bool {
         self.clients.iter().all(Client::is_ready)
     }
@@ -572,7 +580,7 @@ impl Channels {
     }
 }
 
-/// Descriptions that this process shares with others. Of a listener the first shard keeps what all agree on.
+/// Descriptions shared between processes. The first shard keeps the state of a shared listener.
 impl Channels {
     #[inline]
     fn client_of_description(&self, of: DescriptionKey) -> Option<(&Client, DescriptionKey)> {
@@ -603,7 +611,7 @@ impl Channels {
     }
 }
 
-/// What is done with a connection: the same as of a channel.
+/// Operations on a connection, as those of [`Client`].
 impl Channels {
     #[inline(always)]
     pub fn status(&self, conn: Conn) -> Result<SocketStatus, Stale> {
@@ -633,7 +641,7 @@ impl Channels {
         let (shard, conn) = self.to_shard(conn);
         let client = self.clients.get_mut(shard).ok_or(Stale::Handle)?;
         let result = client.recv_into(conn, buffers, skip);
-        // Mostly the stack need not hear of it.
+        // Most reads need not notify the stack.
         self.dirty |= u64::from(client.needs_flush()) << shard;
         result
     }
@@ -737,10 +745,11 @@ impl Channels {
     }
 }
 
-/// UDP sockets. Each has its home on one shard, which gets what comes for it wherever it arrives.
+/// UDP sockets. Each is owned by one shard, which gets its datagrams wherever they arrive.
 impl Channels {
-    /// Opens one beside the thread that asks, if that is bound to the CPU of a shard, and otherwise on one shard after the other: so are sockets that share a
-    /// port by `SO_REUSEPORT`, over which datagrams are spread by sender.
+    /// Opens a UDP socket on the shard that runs on the CPU to which the thread is bound, otherwise on the
+    /// shards in turn. So sockets that share a port by `SO_REUSEPORT` get different shards, and datagrams are
+    /// distributed among them by sender.
     pub fn udp_open(&mut self, local: SocketAddr, options: UdpOptions) -> Result<Conn, Error> {
         let count = self.clients.len();
         let first = if count == 1 { 0 } else { self.local_shard().unwrap_or(self.next_udp_shard) };
@@ -751,7 +760,8 @@ impl Channels {
                     self.next_udp_shard = (shard + 1) % count;
                     return Ok(self.from_shard(shard, conn));
                 }
-                // Another may have ports to choose from, or room; and what has the port may share it on its own shard only.
+                // Another shard may have free ports or room; and a socket can share a port only on the shard
+                // that has it.
                 Err(
                     error @ Error::Udp(
                         _,

@@ -1,6 +1,8 @@
-//! Handlers that leave a waiting call by `siglongjmp`, as old programs end what takes too long: whatever the call has registered is taken back.
+//! Cleanup after handlers that leave a blocked call by `siglongjmp`, as old programs implement time-outs:
+//! what the call has registered is undone.
 //!
-//! libc itself knows which calls such a jump leaves: it runs their cleanup buffers, those of `pthread_cleanup_push`, in the handler, and jumps then.
+//! libc knows which calls such a jump leaves: it runs their cleanup buffers, those of `pthread_cleanup_push`,
+//! in the handler, and then jumps.
 #![allow(unsafe_code)] // libc keeps the address of a buffer in the stack
 
 use core::ffi::{c_int, c_void};
@@ -26,14 +28,14 @@ unsafe extern "C" {
     fn _pthread_cleanup_pop(buffer: *mut CleanupBuffer, execute: c_int);
 }
 
-/// What is to be done if this frame is left by a jump. It stays where it is.
+/// A handler that runs if its frame is left by a jump. It is pinned to the frame.
 pub(crate) struct CleanupHandler<F: Fn()> {
     buffer: CleanupBuffer,
     handler: F,
     _stays: PhantomPinned,
 }
 
-/// While it lives, a jump over it does what is to be done.
+/// Keeps a cleanup handler registered.
 pub(crate) struct CleanupGuard<'a, F: Fn()>(Pin<&'a mut CleanupHandler<F>>);
 
 impl<F: Fn()> CleanupHandler<F> {
@@ -47,26 +49,28 @@ impl<F: Fn()> CleanupHandler<F> {
         Self { buffer, handler, _stays: PhantomPinned }
     }
 
-    /// From here on. What is watched last must end first.
+    /// Registers the handler. Guards must be dropped in the reverse order.
     pub fn push(self: Pin<&mut Self>) -> CleanupGuard<'_, F> {
         unsafe extern "C" fn run<F: Fn()>(this: *mut c_void) {
-            // SAFETY: libc gives back the pointer to `then` below, whose frame is still there: the jump comes after this.
+            // SAFETY: libc passes the pointer to `handler` below, whose frame still exists: libc jumps after
+            // this.
             let then = unsafe { &*this.cast::<F>() };
             then();
         }
         // SAFETY: nothing is moved out of it.
         let this = unsafe { self.get_unchecked_mut() };
         let argument = (&raw const this.handler).cast_mut().cast();
-        // SAFETY: the buffer is pinned, and taken off by `Watched` before it goes; frames go in the order of their nesting, so buffers do.
+        // SAFETY: the buffer is pinned, and `CleanupGuard` removes it before it is freed; frames are nested,
+        // so buffers are, too.
         unsafe { _pthread_cleanup_push(&raw mut this.buffer, run::<F>, argument) };
-        // SAFETY: it was pinned.
+        // SAFETY: it was pinned before.
         CleanupGuard(unsafe { Pin::new_unchecked(this) })
     }
 }
 
 impl<F: Fn()> Drop for CleanupGuard<'_, F> {
     fn drop(&mut self) {
-        // SAFETY: nothing is moved out of it; it was pushed by this thread, and is the last that was.
+        // SAFETY: nothing is moved out of it; this thread has pushed the buffer, and it is the last one.
         unsafe {
             let this = self.0.as_mut().get_unchecked_mut();
             _pthread_cleanup_pop(&raw mut this.buffer, 0);

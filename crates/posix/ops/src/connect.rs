@@ -1,4 +1,4 @@
-//! `bind`, `connect` and `shutdown`, as `inet_bind` and `inet_stream_connect` do them.
+//! `bind`, `connect` and `shutdown`, as `inet_bind` and `inet_stream_connect` implement them.
 
 use crate::Ops;
 use crate::descriptor_report::KernelReason;
@@ -20,10 +20,11 @@ use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
 
 impl Ops {
-    /// `bind`. The stack reserves the address; port 0 lets it choose one.
+    /// `bind`. The stack reserves the address, and chooses a port for port 0.
     ///
     /// # Errors
-    /// `EINVAL` (bound already, or too short an address), `EAFNOSUPPORT`, `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`.
+    /// `EINVAL` if the socket is bound or the address too short, `EAFNOSUPPORT`, `EADDRINUSE`,
+    /// `EADDRNOTAVAIL`, `EACCES`.
     pub fn bind(&self, fd: RawFd, bytes: &[u8]) -> Result<(), Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
@@ -33,7 +34,7 @@ impl Ops {
             && sockaddr::family_of(bytes).is_ok_and(|f| f == libc::AF_UNSPEC as u16)
             && bytes.get(4..8) == Some(&[0; 4]);
         let address = if unspecified && bytes.len() >= 16 {
-            // Old programs leave the family out where there is no address (`__inet_bind`).
+            // Old programs leave the family 0 with the unspecified address (`__inet_bind`).
             SocketAddr::new(family.unspecified().ip(), u16::from_be_bytes([bytes[2], bytes[3]]))
         } else {
             sockaddr::decode(bytes, family)?
@@ -71,7 +72,7 @@ impl Ops {
             if reserved != refused || !self.config.kernel_listen {
                 return reserved;
             }
-            // Not an address of the stack's, so it may be one of the kernel's.
+            // The address does not belong to the stack, so it may be one of the kernel's.
             self.convert_to_kernel(&mut lane, fd, file)?;
             lane.report_kernel_socket(fd, KernelReason::NotLocal);
             drop(lane);
@@ -80,11 +81,11 @@ impl Ops {
         if !self.config.kernel_listen {
             return lane.reserve_and_report(fd, file, address, sharing, None);
         }
-        // Whether the port is free, and may be had, the kernel knows better.
+        // The kernel decides whether the port is free and permitted.
         self.open_kernel_socket(&mut lane, fd, file)?;
         kernel_socket::set_nonblocking(fd)?;
         match syscall::bind(fd, bytes) {
-            // In the stack the port is free to all.
+            // The stack permits the port to everybody.
             Err(Errno::ACCESS) => return lane.reserve_and_report(fd, file, address, sharing, None),
             bound => bound?,
         }
@@ -92,10 +93,11 @@ impl Ops {
         lane.reserve_and_report(fd, file, SocketAddr::new(address.ip(), chosen.port()), sharing, Some(fd))
     }
 
-    /// `connect`. Waits until the connection is established, unless the socket does not wait.
+    /// `connect`. Waits until the connection is established, unless the socket is non-blocking.
     ///
     /// # Errors
-    /// `EINPROGRESS`, `EALREADY`, `EISCONN`, `ECONNREFUSED`, `ETIMEDOUT`, `ENETUNREACH`, `EADDRNOTAVAIL`, `EAFNOSUPPORT`, `EINTR` …
+    /// `EINPROGRESS`, `EALREADY`, `EISCONN`, `ECONNREFUSED`, `ETIMEDOUT`, `ENETUNREACH`, `EADDRNOTAVAIL`,
+    /// `EAFNOSUPPORT`, `EINTR` …
     pub fn connect(&self, fd: RawFd, address: &[u8]) -> Result<(), Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
@@ -136,7 +138,7 @@ impl Ops {
         };
         lane.client.flush();
         if first && patience == Timeout::Zero {
-            // Also if the answer is there already: it is not looked for.
+            // Even if the connection is already established, which is not checked.
             return Err(Errno::INPROGRESS);
         }
         let done = Cell::new(0);
@@ -148,7 +150,7 @@ impl Ops {
             Err(Errno::INTR) => Err(Errno::INTR),
             Ok(()) => Ok(()),
             Err(error) => {
-                // As after `tcp_disconnect`: it may try again.
+                // The socket may try again, as after `tcp_disconnect`.
                 lane.publish_disconnected(file);
                 lane.drop_connection(file);
                 Err(error)
@@ -159,7 +161,7 @@ impl Ops {
     /// `shutdown`.
     ///
     /// # Errors
-    /// `EINVAL` for an unknown way, `ENOTCONN`.
+    /// `EINVAL` if `how` is unknown, `ENOTCONN`.
     pub fn shutdown(&self, fd: RawFd, how: c_int) -> Result<(), Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
@@ -184,14 +186,14 @@ impl Ops {
             SocketRole::Stream(_) => lane.shutdown(file, read, write),
         };
         lane.publish_shared(file);
-        // Whatever came of it: `inet_shutdown` wakes everybody.
+        // `inet_shutdown` wakes all waiters, whatever the result.
         lane.wake(file, 0);
         result
     }
 }
 
 impl ProcessState {
-    /// The same for one that is reached by this descriptor, and writes it down.
+    /// Reserves an address and updates the report entry of the descriptor.
     fn reserve_and_report(
         &mut self,
         fd: RawFd,
@@ -205,21 +207,21 @@ impl ProcessState {
         reserved
     }
 
-    /// Gives a socket an address of the stack's and no port: `connect` or `listen` is to choose it.
+    /// Binds a socket to an address of the stack without a port, which `connect` or `listen` chooses.
     fn bind_without_port(
         &mut self,
         file: FileId,
         address: SocketAddr,
         sharing: AddressSharing,
     ) -> Result<(), Errno> {
-        // Whether it is one of the stack's.
+        // Checks whether the address belongs to the stack.
         let reserved = self.client.reserve(address, sharing).map_err(|e| errno_of(&e))?;
         let _ = self.client.unreserve(reserved);
         self.files.socket(file)?.last_address = Some(address);
         Ok(())
     }
 
-    /// Reserves an address for a socket that has none.
+    /// Reserves an address for a socket that is not bound.
     pub fn reserve(
         &mut self,
         file: FileId,
@@ -242,7 +244,8 @@ impl ProcessState {
         Ok(())
     }
 
-    /// `or_kernels`: what the stack has no way to is the kernel's, so that must be known before.
+    /// Starts to connect. `or_kernels` tells that a socket becomes a kernel socket if the stack has no route
+    /// to the destination, so the route must be checked first.
     fn start_connect(&mut self, file: FileId, to: SocketAddr, or_kernels: bool) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
         let SocketRole::Unconnected { bound } = socket.role else { return Err(Errno::ISCONN) };
@@ -250,11 +253,12 @@ impl ProcessState {
         if to.is_ipv4() && socket.family == Family::V6 && socket.options.is_v6_only() {
             return Err(Errno::NETUNREACH);
         }
-        // An address without a port outlives what was made with it, and may have been all that `bind` was to give (`IP_BIND_ADDRESS_NO_PORT`).
+        // An address without a port survives a disconnect, and may be all that `bind` was asked for
+        // (`IP_BIND_ADDRESS_NO_PORT`).
         let kept = socket.last_address.filter(|past| bound.is_none() && !past.ip().is_unspecified());
         let ports = socket.options.local_ports().filter(|_| bound.is_none());
         let local = bound.map(|bound| match (bound.address().ip(), to.ip()) {
-            // An IPv6 socket that is bound to all addresses opens IPv4 connections too.
+            // An IPv6 socket that is bound to the unspecified address may open IPv4 connections.
             (IpAddr::V6(any), IpAddr::V4(_)) if any.is_unspecified() => {
                 SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), bound.address().port())
             }
@@ -276,7 +280,7 @@ impl ProcessState {
                     error => errno_of(&error),
                 })
             });
-            // None of them is free (`inet_hash_connect`).
+            // No port of the range is free (`inet_hash_connect`).
             let conn = conn.map_err(|e| if e == Errno::ADDRINUSE { Errno::ADDRNOTAVAIL } else { e })?;
             self.files.socket(file)?.options.mark_initial_applied(v4);
             conn
@@ -285,7 +289,7 @@ impl ProcessState {
             && to.port() != 0
             && (!or_kernels || self.reachable_hosts.contains(&to.ip()))
         {
-            // These two options can be told when the SYN has left.
+            // Only options that can be set after the SYN differ from the defaults.
             let conn = self.client.connect_unasked(to).map_err(|e| errno_of(&e))?;
             self.files.socket(file)?.options.mark_none_applied();
             conn
@@ -303,8 +307,8 @@ impl ProcessState {
         self.apply_options(file)
     }
 
-    /// A connection that was opened without a question, and for which its shard had no port: one of another shard takes its place, if one has. Not where other
-    /// processes have it, too, and know it by its number.
+    /// Replaces a connection that was opened asynchronously, and for which its shard had no port, by one of
+    /// another shard. Does nothing if other processes share the connection, because they know its handle.
     pub fn connect_on_other_shard(&mut self, file: FileId) -> Option<Conn> {
         let old = self.files.stream(file)?.conn;
         let no_port = matches!(
@@ -326,13 +330,13 @@ impl ProcessState {
         self.unbind_conn(old);
         let _ = self.client.release(old);
         self.bind_conn(conn, file);
-        // It was there a moment ago; if the stack is gone, that is told in another way.
+        // The connection was opened a moment ago; if the stack is gone, another call reports that.
         let _ = self.apply_options(file);
         self.client.flush();
         Some(conn)
     }
 
-    /// How far the handshake is.
+    /// Returns `EAGAIN` until the handshake is complete.
     fn connect_step(&mut self, file: FileId) -> Result<(), Errno> {
         let (_, standing) = self.socket_state(file).ok_or(Errno::CONNABORTED)?;
         if standing.is_closed() {
@@ -347,7 +351,7 @@ impl ProcessState {
         Ok(())
     }
 
-    /// `connect` to no address: the connection is reset, and the socket as good as new.
+    /// `connect` with `AF_UNSPEC`: resets the connection and makes the socket unconnected.
     fn disconnect(&mut self, file: FileId) -> Result<(), Errno> {
         match self.files.socket(file)?.role {
             SocketRole::Unconnected { .. } | SocketRole::Udp(_) => {}
@@ -361,7 +365,8 @@ impl ProcessState {
         Ok(())
     }
 
-    /// What becomes of an address when the socket is as new: a port that was only chosen goes (`inet_put_port`).
+    /// Returns the address that a socket keeps when it becomes unconnected. A port that the stack has chosen
+    /// is released (`inet_put_port`).
     pub fn keep_address(&mut self, bound: Option<BoundAddress>) -> Option<BoundAddress> {
         let stays = bound.filter(BoundAddress::survives_disconnect);
         if stays.is_none() {
@@ -370,7 +375,7 @@ impl ProcessState {
         stays
     }
 
-    /// The socket has no connection any more, but the address that the program bound it to.
+    /// Releases the connection of a socket, which keeps the address that the program has bound.
     pub fn drop_connection(&mut self, file: FileId) {
         let Some(stream) = self.files.stream(file).copied() else { return };
         self.unbind_conn(stream.conn);
@@ -390,7 +395,7 @@ impl ProcessState {
     fn shutdown(&mut self, file: FileId, read: bool, write: bool) -> Result<(), Errno> {
         let (conn, standing) = self.socket_state(file).ok_or(Errno::NOTCONN)?;
         if !standing.is_closed() && !standing.is_connected() {
-            // `inet_shutdown` disconnects what is not connected yet.
+            // `inet_shutdown` disconnects a socket that is not connected yet.
             return self.disconnect(file);
         }
         self.files.socket(file)?.record_shutdown(read, write);
@@ -401,7 +406,7 @@ impl ProcessState {
             return Err(Errno::NOTCONN);
         }
         if let Some(stream) = self.files.stream(file) {
-            // It is connected, also if nobody asked how that went (`SS_CONNECTED`).
+            // The connection is established, even if no call has reported that (`SS_CONNECTED`).
             stream.connecting = false;
         }
         if read {
@@ -415,7 +420,7 @@ impl ProcessState {
     }
 }
 
-/// What can be had with the first port that nobody has.
+/// Returns the result of `with` for the first port that is not in use.
 pub(crate) fn first_free<T>(
     ports: impl Iterator<Item = u16>,
     mut with: impl FnMut(u16) -> Result<T, Errno>,
@@ -429,14 +434,14 @@ pub(crate) fn first_free<T>(
     Err(Errno::ADDRINUSE)
 }
 
-/// Whether this process may not bind the port (`inet_port_requires_bind_service`).
+/// Returns whether this process must not bind the port (`inet_port_requires_bind_service`).
 fn is_privileged(port: u16, unprivileged_start: u16) -> bool {
     let may =
         || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_BIND_SERVICE));
     port != 0 && port < unprivileged_start && !may()
 }
 
-/// To connect to no address is to connect to oneself (`ip_route_connect`).
+/// Returns the destination, with loopback in the place of the unspecified address (`ip_route_connect`).
 pub(crate) fn loopback_for_any(to: SocketAddr, bound: Option<SocketAddr>) -> SocketAddr {
     match to.ip() {
         ip if !ip.is_unspecified() => to,
@@ -448,10 +453,10 @@ pub(crate) fn loopback_for_any(to: SocketAddr, bound: Option<SocketAddr>) -> Soc
     }
 }
 
-/// Why a connection cannot be opened.
+/// Returns the error number for a connection that cannot be opened.
 pub(crate) fn connect_errno(why: ConnectError) -> Errno {
     match why {
-        // Also if it is in use towards this peer (`__inet_check_established`).
+        // Also if the port is in use towards this peer (`__inet_check_established`).
         ConnectError::PortsExhausted | ConnectError::AddressNotAvailable | ConnectError::AddressInUse => {
             Errno::ADDRNOTAVAIL
         }
@@ -461,7 +466,7 @@ pub(crate) fn connect_errno(why: ConnectError) -> Errno {
     }
 }
 
-/// What a refusal of the stack is to a program.
+/// Returns the error number for a refusal by the stack.
 pub(crate) fn errno_of(error: &Error) -> Errno {
     match error {
         Error::Listen(_, error) => match error {
@@ -470,7 +475,7 @@ pub(crate) fn errno_of(error: &Error) -> Errno {
             ListenError::TooMany => Errno::NFILE,
             ListenError::InvalidOption => Errno::INVAL,
         },
-        // A SYN to port 0 is answered by RST everywhere.
+        // Every host answers a SYN to port 0 with RST.
         Error::Connect(to, ConnectError::InvalidAddress) if to.port() == 0 => Errno::CONNREFUSED,
         Error::Connect(_, error) => connect_errno(*error),
         Error::Reserve(_, error) => match error {

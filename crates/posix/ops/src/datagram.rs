@@ -1,8 +1,9 @@
 //! UDP sockets, as `udp_sendmsg` and `udp_recvmsg` serve them.
 //!
-//! Whose one is: `bind` to an address of the stack's, and `connect` or the first `sendto` to one that it reaches, make it the stack's; to others, the
-//! kernel's, for good. One that is bound to all addresses serves both: it has a half in the kernel, what is sent goes by whoever reaches the
-//! destination, and what the stack has is received first.
+//! `bind` to an address of the stack, and `connect` or the first `sendto` to a destination that the stack can
+//! reach, make a socket the stack's; other addresses make it a kernel socket for good. A socket that is bound
+//! to the unspecified address is both: a kernel socket is behind its descriptor, each datagram is sent by the
+//! side that reaches the destination, and datagrams that arrived at the stack are received first.
 
 mod ancillary;
 mod cork;
@@ -30,14 +31,14 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
 
-/// What a datagram is sent with.
+/// Arguments of `sendmsg` besides the buffers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SendArgs<'a> {
     /// Flags of `send`.
     pub flags: c_int,
-    /// Where to, as the program laid it out; `None` for the socket's other end.
+    /// The destination as the program laid it out; `None` sends to the connected address.
     pub to: Option<&'a [u8]>,
-    /// Control messages, likewise.
+    /// Control messages as the program laid them out.
     pub control: &'a [u8],
 }
 
@@ -49,10 +50,12 @@ fn udp_errno(error: &Error) -> Errno {
 }
 
 impl Ops {
-    /// `sendto` and `sendmsg` of a UDP socket; the `send` family of others, which have no use for addresses and control messages.
+    /// `sendto` and `sendmsg` of a UDP socket. On a TCP socket calls [`Ops::send`], ignoring address and
+    /// control messages.
     ///
     /// # Errors
-    /// As [`Ops::send`]; `EDESTADDRREQ`, `EMSGSIZE`, `EACCES`, `ENETUNREACH`, and what came of earlier datagrams: `ECONNREFUSED` …
+    /// As [`Ops::send`]; `EDESTADDRREQ`, `EMSGSIZE`, `EACCES`, `ENETUNREACH`, and errors of earlier
+    /// datagrams, such as `ECONNREFUSED`.
     pub fn send_to(
         &self,
         fd: RawFd,
@@ -75,13 +78,13 @@ impl Ops {
             .map_or((false, 0, false), |outbox| (outbox.corking, outbox.gso_size, outbox.corked.is_some()));
         let corks = corks || sending.flags & libc::MSG_MORE != 0;
         if is_corked {
-            // Where it goes is settled.
+            // The first write has fixed the destination.
             return self.append(lane, file, buffers, corks, patience);
         }
         let to = sending.to.map(|bytes| destination(bytes, family)).transpose()?;
         let v4 = to.or(socket.connected_peer()).map_or(family == Family::V4, |to| to.is_ipv4());
         if sending.flags & libc::MSG_OOB != 0 && v4 {
-            // Nobody looks at it for IPv6.
+            // Linux ignores the flag for IPv6.
             return Err(Errno::OPNOTSUPP);
         }
         let wishes = SendCmsgs::read(sending.control, v4)?;
@@ -91,7 +94,7 @@ impl Ops {
         }
         let dgram = match self.choose_path(lane, (fd, file), to)? {
             UdpPath::Kernel(half) => {
-                // The lane is not locked any more.
+                // `choose_path` has released the lock.
                 return via_kernel::send(half, buffers, sending);
             }
             UdpPath::Stack(locked, dgram) => {
@@ -120,7 +123,7 @@ impl Ops {
         self.send_datagram(lane, file, dgram, letter, buffers, patience)
     }
 
-    /// Sends a datagram of a socket's side on the stack.
+    /// Sends a datagram through the stack.
     fn send_datagram(
         &self,
         mut lane: LockGuard<'_>,
@@ -142,8 +145,9 @@ impl Ops {
             return Err(Errno::INVAL);
         }
         if too_long || lane.is_new_destination(file, remote) || lane.may_be_too_long(file, len) {
-            // What is wrong with a destination is told at once: the first datagram is a question. Of one that is too long for IPv6 the stack leaves a report, as
-            // of one that is just too long.
+            // The first datagram to a destination is sent synchronously, so that errors are reported at once.
+            // For a datagram that is too long for IPv6 the stack queues an error report, as for one that
+            // exceeds the path MTU.
             let bytes = buffers.iter().flat_map(|buffer| buffer.iter().copied());
             let bytes: Vec<u8> = bytes.take(DATAGRAM_BYTES_MAX).collect();
             let sent = lane.client.udp_send_with(dgram.conn, &sending, &bytes);
@@ -162,10 +166,11 @@ impl Ops {
         result.map(|()| len)
     }
 
-    /// `recvfrom` and `recvmsg`: what came, from whom, and control messages as far as there is room for `control_room` bytes of them.
+    /// `recvfrom` and `recvmsg`. Returns control messages as far as `control_room` bytes suffice.
     ///
     /// # Errors
-    /// As [`Ops::recv`]; of a UDP socket `EAGAIN`, `EINTR`, and what came of datagrams that were sent: `ECONNREFUSED` …
+    /// As [`Ops::recv`]; on a UDP socket `EAGAIN`, `EINTR`, and errors of earlier datagrams, such as
+    /// `ECONNREFUSED`.
     pub fn recv_from(
         &self,
         fd: RawFd,
@@ -242,7 +247,7 @@ impl Ops {
             lane.report_fd(fd, file);
             return opened;
         }
-        // Whether the port is free, and may be had, the kernel knows better.
+        // The kernel decides whether the port is free and permitted.
         self.open_kernel_socket(&mut lane, fd, file)?;
         let family = lane.files.socket(file)?.family;
         crate::syscall::bind(fd, bytes)?;
@@ -277,7 +282,7 @@ impl Ops {
         };
         match (connected, lane.kernel_fd(file)) {
             (Err(Errno::NETUNREACH), Some(_)) => {
-                // The half that reaches it is all of it from now on.
+                // Only the kernel reaches the peer: it serves the socket alone from now on.
                 self.drop_stack_side(&mut lane, fd, file)?;
                 drop(lane);
                 crate::syscall::connect(fd, bytes)
@@ -295,7 +300,8 @@ impl Ops {
         }
     }
 
-    /// Who is to send a datagram. A socket that has no address yet gets one, and the side is chosen by where it sends first.
+    /// Chooses the side that sends a datagram. A socket without a port gets one, and its first destination
+    /// decides whether it belongs to the stack.
     fn choose_path<'a>(
         &'a self,
         mut lane: LockGuard<'a>,
@@ -330,44 +336,44 @@ impl Ops {
     }
 }
 
-/// Where a datagram goes, and how.
+/// A datagram's destination and parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UdpMessage {
-    /// Where it goes, also if the program left that to the socket.
+    /// The destination, also if it is the connected address.
     remote: SocketAddr,
     sending: UdpSendParams,
 }
 
-/// Who sends.
+/// The side that sends a datagram.
 enum UdpPath<'a> {
     Stack(LockGuard<'a>, UdpSocket),
     Kernel(RawFd),
 }
 
-/// Most datagrams that are sent in one piece (`UDP_MAX_SEGMENTS`).
+/// Maximum number of datagrams that one write is cut into (`UDP_MAX_SEGMENTS`).
 const UDP_MAX_SEGMENTS: usize = 128;
-/// Most bytes of a datagram (`udp_sendmsg`).
+/// Maximum length of a datagram, in bytes (`udp_sendmsg`).
 const DATAGRAM_BYTES_MAX: usize = 0xffff;
-/// Of which so many are headers over IPv4; IPv6 does not count its own.
+/// Header bytes that count for that maximum over IPv4; over IPv6 only the UDP header counts.
 const HEADERS_BYTES: usize = 20 + UDP_HEADER_BYTES;
 const UDP_HEADER_BYTES: usize = 8;
 
 fn any_address(family: Family, to: Option<SocketAddr>) -> SocketAddr {
     match (family, to) {
-        // An IPv6 socket takes what comes over IPv4 too, unless it may not.
+        // An IPv6 socket also receives over IPv4, unless `IPV6_V6ONLY` is set.
         (Family::V6, _) => family.unspecified(),
         _ => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
     }
 }
 
-/// Where a datagram goes, as the program says; no address is oneself, as for `connect`.
+/// Returns the destination that the program named. The unspecified address means loopback, as for `connect`.
 fn destination(bytes: &[u8], family: Family) -> Result<SocketAddr, Errno> {
     let foreign = sockaddr::family_of(bytes)?;
     let read = if family == Family::V6 && foreign == libc::AF_INET as u16 {
-        // `udpv6_sendmsg` takes those of IPv4.
+        // `udpv6_sendmsg` accepts IPv4 addresses.
         sockaddr::decode(bytes, Family::V4)
     } else if family == Family::V4 && foreign == libc::AF_UNSPEC as u16 {
-        // Old programs leave the family out.
+        // Old programs leave the family 0.
         let mut copy = bytes.to_vec();
         copy[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
         sockaddr::decode(&copy, family)
@@ -428,7 +434,7 @@ impl ProcessState {
         Ok(())
     }
 
-    /// `connect` to no address (`__udp_disconnect`): a socket that was bound stays so.
+    /// `connect` with `AF_UNSPEC` (`__udp_disconnect`). A socket that was bound stays bound.
     fn disconnect_udp(&mut self, file: FileId) -> Result<(), Errno> {
         let SocketRole::Udp(dgram) = self.files.socket(file)?.role else { return Ok(()) };
         if dgram.peer.is_none() {
@@ -444,7 +450,10 @@ impl ProcessState {
         Ok(())
     }
 
-    /// `shutdown`; one that is not connected cannot be.
+    /// `shutdown`.
+    ///
+    /// # Errors
+    /// `ENOTCONN` if the socket is not connected; it is shut down all the same.
     pub fn shutdown_udp(&mut self, file: FileId, read: bool, write: bool) -> Result<(), Errno> {
         let SocketRole::Udp(dgram) = &mut self.files.socket(file)?.role else { return Err(Errno::NOTCONN) };
         dgram.shut_read |= read;
@@ -454,13 +463,13 @@ impl ProcessState {
         if connected { Ok(()) } else { Err(Errno::NOTCONN) }
     }
 
-    /// What `getsockname` says.
+    /// Returns the local address, as `getsockname` reports it.
     pub fn udp_local(&self, dgram: UdpSocket, family: Family) -> Option<SocketAddr> {
         let [local, _] = self.client.endpoints(dgram.conn).ok()?;
         Some(SocketAddr::new(local_ip(local, family), local.port()))
     }
 
-    /// The stack's side of a UDP socket ends; the socket is as good as new.
+    /// Closes the stack's side of a UDP socket, which becomes unconnected and unbound.
     pub fn close_udp(&mut self, file: FileId) {
         let Ok(socket) = self.files.socket(file) else { return };
         let SocketRole::Udp(dgram) = socket.role else { return };
@@ -470,12 +479,12 @@ impl ProcessState {
 
     pub fn release_udp(&mut self, conn: Conn) {
         self.unbind_conn(conn);
-        // If the stack is gone there is nothing to give back.
+        // If the stack is gone, there is nothing to release.
         let _ = self.client.release(conn);
         self.client.flush();
     }
 
-    /// Whether the stack has a way to a destination: connecting a socket that is nobody's tells.
+    /// Returns whether the stack has a route to a destination, by connecting a temporary socket.
     fn is_reachable(&mut self, to: Option<SocketAddr>) -> bool {
         let Some(to) = to else { return true };
         if self.reachable_hosts.contains(&to.ip()) {
@@ -499,7 +508,7 @@ impl ProcessState {
         reached
     }
 
-    /// The stack has a way there.
+    /// Remembers that the stack has a route to a host.
     pub fn note_reachable(&mut self, ip: IpAddr) {
         if self.reachable_hosts.len() == REMEMBERED_HOSTS_MAX {
             self.reachable_hosts.remove(0);
@@ -507,7 +516,7 @@ impl ProcessState {
         self.reachable_hosts.push(ip);
     }
 
-    /// Whether nothing was sent there by this socket yet.
+    /// Returns whether this socket has not sent to the destination yet.
     fn is_new_destination(&mut self, file: FileId, to: SocketAddr) -> bool {
         let socket = self.files.socket(file);
         socket.is_ok_and(|socket| {
@@ -526,7 +535,7 @@ impl ProcessState {
         }
     }
 
-    /// What came of an earlier datagram, once.
+    /// Takes the error of an earlier datagram.
     pub fn take_udp_error(&mut self, file: FileId) -> Option<Errno> {
         let SocketRole::Udp(dgram) = &mut self.files.socket(file).ok()?.role else { return None };
         let late = dgram.deferred_error.take();
@@ -558,7 +567,7 @@ impl ProcessState {
     }
 }
 
-/// Destinations that are remembered.
+/// How many hosts and destinations are remembered.
 const REMEMBERED_HOSTS_MAX: usize = 32;
 
 fn local_ip(local: SocketAddr, family: Family) -> IpAddr {
@@ -568,7 +577,7 @@ fn local_ip(local: SocketAddr, family: Family) -> IpAddr {
     }
 }
 
-/// Whether a datagram was cut off.
+/// Returns whether a datagram was longer than the buffers.
 pub(crate) fn is_truncated(arrived: &ReceivedDatagram, room: usize) -> bool {
     arrived.len > room
 }

@@ -1,7 +1,9 @@
-//! Open file descriptions that several processes have: flags and options are the description's, whoever changes them.
+//! Open file descriptions that several processes share: flags and options belong to the description,
+//! whichever process changes them.
 //!
-//! Who forks, starts a program or sends a socket writes down what there is, beside the socket in the region; from then on each call compares one word with the last that it has seen.
-//! A description of one process alone has no part in it.
+//! A process that forks, executes a program or passes a socket publishes the state beside the socket in the
+//! region. From then on each call compares one version word with the last version that it has read.
+//! Descriptions of a single process publish nothing.
 
 use crate::fd_table::FileId;
 use crate::file::{FileKind, ShutdownState, Socket, SocketRole};
@@ -11,17 +13,19 @@ use ginnel::broker::codec::Codec;
 use ginnel::channel::DescriptionKey;
 use ginnel::codec_struct;
 
-/// What all agree on.
+/// The published state of a description.
 struct SharedDescription {
     nonblocking: bool,
     shutdown: ShutdownState,
     options: SocketOptionState,
-    /// The connection is over, and a call has said so: the next `connect` is a new attempt, whoever makes it.
+    /// The connection is over and a call has reported that: the next `connect`, in whichever process, is a
+    /// new attempt.
     disconnected: bool,
 }
 codec_struct!(SharedDescription { nonblocking, shutdown, options, disconnected });
 
-/// Where it stands. A socket without anything on the stack has no place.
+/// Returns where the state of a socket is published. A socket that has nothing on the stack has no such
+/// place.
 fn shared_key(socket: &Socket) -> Option<DescriptionKey> {
     match socket.role {
         SocketRole::Unconnected { .. } => None,
@@ -32,14 +36,14 @@ fn shared_key(socket: &Socket) -> Option<DescriptionKey> {
 }
 
 impl ProcessState {
-    /// Another process is about to have a description, too.
+    /// Publishes a description that another process is about to share.
     pub fn share(&mut self, file: FileId) {
         if self.files.get(file).shared_version.is_none() {
             self.publish(file, false);
         }
     }
 
-    /// Writes down what this process has changed.
+    /// Publishes what this process has changed.
     #[inline]
     pub fn publish_shared(&mut self, file: FileId) {
         if self.files.get(file).shared_version.is_some() {
@@ -47,7 +51,7 @@ impl ProcessState {
         }
     }
 
-    /// Writes down that the socket is as good as new here.
+    /// Publishes that the socket was disconnected.
     pub fn publish_disconnected(&mut self, file: FileId) {
         if self.files.get(file).shared_version.is_some() {
             self.publish(file, true);
@@ -69,7 +73,7 @@ impl ProcessState {
         self.files.get(file).shared_version = self.client.write_description(place, &bytes);
     }
 
-    /// What another process has changed is so here, too.
+    /// Applies what other processes have published.
     #[inline]
     pub fn sync_shared(&mut self, file: FileId) {
         if let Some(seen) = self.files.get(file).shared_version {
@@ -81,7 +85,7 @@ impl ProcessState {
     fn sync_shared_from(&mut self, file: FileId, seen: u32) {
         let FileKind::Socket(socket) = &mut self.files.get(file).kind else { return };
         let Some(place) = shared_key(socket) else {
-            // It is nothing to others any more.
+            // The socket has nothing on the stack any more, so nothing is shared.
             self.files.get(file).shared_version = None;
             return;
         };
@@ -90,7 +94,7 @@ impl ProcessState {
             return;
         }
         let Some((version, bytes)) = self.client.read_description(place) else {
-            // Whoever was writing may be dead. The next change is another version.
+            // The process that was writing may have died. The next change has another version.
             self.files.get(file).shared_version = Some(now);
             return;
         };

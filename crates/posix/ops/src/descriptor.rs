@@ -1,6 +1,6 @@
-//! Placeholders: numbers that the kernel gave out, behind which stands nothing but the claim to the number
-//! (docs/adr/0012-holders-and-placeholders.md).
-#![allow(unsafe_code)] // descriptors go through the program as plain numbers and come back
+//! Proxy descriptors: kernel descriptors that only reserve the number of a stack socket, and the registry of
+//! the library's internal descriptors (docs/adr/0012-holders-and-placeholders.md).
+#![allow(unsafe_code)] // descriptors pass through the program as plain integers
 
 use crate::Ops;
 use crate::lock::LockGuard;
@@ -12,25 +12,27 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Lower placeholders are not kept: a program that closes its standard input means what it opens next to be that.
+/// Proxy descriptors below this number are not pooled: a program that closes its standard input expects the
+/// next descriptor to take its place.
 const POOLED_FD_MIN: RawFd = 3;
 
-/// As many numbers as the table of descriptors has at the most, a bit each.
+/// The library's internal descriptors, one bit for each number that a process can have.
 static INTERNAL: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
 
-/// Placeholders that have not the close-on-exec flag that they were given: the program may have changed it.
+/// Proxy descriptors whose close-on-exec flag the program may have changed.
 static FLAGS_CHANGED: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
 
-/// Placeholders that were given this flag.
+/// Proxy descriptors that were created with the close-on-exec flag.
 static CLOEXEC: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
 
-/// Placeholders of closed sockets, which wait for the next.
+/// Proxy descriptors of closed sockets in the pool.
 static POOLED: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
 
-/// Lower numbers are in use, or kept; this one may be free. Placeholders have the lowest that are free, so it is enough to know of those that the program frees.
+/// Every number below this one is in use or pooled; this number may be free. Proxy descriptors take the
+/// lowest free number, so it is enough to watch the numbers that the program frees.
 static LOWEST_FREED: AtomicI32 = AtomicI32::new(RawFd::MAX);
 
-/// The bit of a descriptor in a set of them.
+/// Returns the word and the bit of a descriptor in a bit set.
 fn bit(set: &'static [AtomicU64], fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let fd = usize::try_from(fd).ok()?;
     Some((set.get(fd / 64)?, 1 << (fd % 64)))
@@ -48,28 +50,28 @@ fn set_bit(set: &'static [AtomicU64], fd: RawFd, into: bool) {
     };
 }
 
-/// Whether a descriptor is this library's own: to the program it is not open.
+/// Returns whether a descriptor is internal to the library, which the program sees as not open.
 pub(crate) fn is_internal(fd: RawFd) -> bool {
     has_bit(&INTERNAL, fd)
 }
 
-/// Whether the program closed it, and it is open only for the next socket.
+/// Returns whether the program has closed a proxy descriptor that the pool keeps open.
 pub(crate) fn is_pooled(fd: RawFd) -> bool {
     has_bit(&POOLED, fd)
 }
 
-/// Whether it is, and needed: not one that is only kept.
+/// Returns whether a descriptor is internal and in use, not pooled.
 pub(crate) fn is_internal_in_use(fd: RawFd) -> bool {
     is_internal(fd) && !is_pooled(fd)
 }
 
-/// Notes that a descriptor of this library's own has another number.
+/// Moves the mark of an internal descriptor to its new number.
 pub(crate) fn renumber_internal(from: RawFd, to: RawFd) {
     unregister_internal(from);
     register_internal(to);
 }
 
-/// The first internal descriptor from `from` on, up to `last`.
+/// Returns the first internal descriptor from `from` to `last`.
 pub(crate) fn next_internal(from: RawFd, last: RawFd) -> Option<RawFd> {
     let end = last.min(INTERNAL.len() as RawFd * 64 - 1);
     let mut fd = from;
@@ -85,24 +87,24 @@ pub(crate) fn next_internal(from: RawFd, last: RawFd) -> Option<RawFd> {
     None
 }
 
-/// Notes that a descriptor is this library's own as long as the process lives.
+/// Marks a descriptor as internal to the library.
 pub(crate) fn register_internal(fd: RawFd) {
     set_bit(&INTERNAL, fd, true);
 }
 
-/// A descriptor of this library's own.
+/// A descriptor of the library that is hidden from the program.
 #[derive(Debug)]
 pub(crate) struct HiddenFd(InternalFd);
 
 impl HiddenFd {
-    /// Under a number that is out of the program's way.
+    /// Moves a descriptor to a high number, out of the program's way, and marks it as internal.
     pub fn new(low: OwnedFd) -> Self {
         let fd = InternalFd::new(low);
         register_internal(fd.as_raw_fd());
         Self(fd)
     }
 
-    /// See [`OwnFd::make_way`].
+    /// See [`InternalFd::relocate_from`].
     ///
     /// # Errors
     /// `EMFILE`.
@@ -129,11 +131,12 @@ impl Drop for HiddenFd {
     }
 }
 
-/// Where placeholders come from.
+/// Creates proxy descriptors.
 pub(crate) struct ProxyFds {
-    /// All of them are copies of this: a socket, so that `fstat` says so.
+    /// All proxy descriptors are duplicates of this socket, so that `fstat` reports a socket.
     template: HiddenFd,
-    /// Those of closed sockets, by whether they are closed on exec: to change that would be a system call for each connection.
+    /// Pooled proxy descriptors without and with the close-on-exec flag: changing the flag would cost a
+    /// system call for each connection.
     pooled: [BinaryHeap<Reverse<RawFd>>; 2],
 }
 
@@ -143,12 +146,13 @@ impl ProxyFds {
         Ok(Self { template: HiddenFd::new(low), pooled: Default::default() })
     }
 
-    /// Whether the next one is there already, so that to take it cannot fail.
+    /// Returns whether a proxy descriptor is pooled, so that [`alloc`](Self::alloc) cannot fail.
     pub fn has_pooled(&self) -> bool {
         self.pooled.iter().any(|kept| !kept.is_empty())
     }
 
-    /// A new one: the lowest number that is free to the program, as far as its calls have told.
+    /// Returns a proxy descriptor with the lowest number that is free to the program, as far as the hooked
+    /// calls tell.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`.
@@ -159,7 +163,7 @@ impl ProxyFds {
         {
             return self.take_pooled(cloexec);
         }
-        // What is freed from here on is noted.
+        // Descriptors that are closed from here on lower the mark again.
         LOWEST_FREED.store(RawFd::MAX, Ordering::Relaxed);
         let new = if cloexec { fcntl_dupfd_cloexec(&self.template, 0) } else { dup(&self.template) };
         let fd = match (new, lowest) {
@@ -167,19 +171,19 @@ impl ProxyFds {
             (Err(_), Some(_)) => return self.take_pooled(cloexec),
             (Err(error), None) => return Err(error),
         };
-        // What is lower than the kernel's lowest is not free.
+        // The kernel returns its lowest free number, so no lower one is free.
         note_freed(fd.saturating_add(1));
         set_bit(&FLAGS_CHANGED, fd, false);
         set_bit(&CLOEXEC, fd, cloexec);
         if lowest.is_some_and(|kept| kept < fd) {
-            // What the program had freed was taken again: the kept one is lower.
+            // The freed number is in use again: the pooled descriptor is lower.
             self.add_to_pool(fd);
             return self.take_pooled(cloexec);
         }
         Ok(fd)
     }
 
-    /// The lowest of those that are kept, with or without this flag.
+    /// Returns the pooled descriptor with the lowest number, and sets its close-on-exec flag as asked.
     fn take_pooled(&mut self, cloexec: bool) -> Result<RawFd, Errno> {
         let lowest = |kept: &BinaryHeap<Reverse<RawFd>>| kept.peek().map_or(RawFd::MAX, |Reverse(fd)| *fd);
         let list = usize::from(lowest(&self.pooled[1]) < lowest(&self.pooled[0]));
@@ -193,14 +197,14 @@ impl ProxyFds {
         Ok(fd)
     }
 
-    /// One stays open for the next.
+    /// Adds a descriptor to the pool.
     fn add_to_pool(&mut self, fd: RawFd) {
         register_internal(fd);
         set_bit(&POOLED, fd, true);
         self.pooled[usize::from(has_bit(&CLOEXEC, fd))].push(Reverse(fd));
     }
 
-    /// Takes another number if it has this one. See [`OwnFd::make_way`].
+    /// Moves the template to another number if it has this one. See [`InternalFd::relocate_from`].
     ///
     /// # Errors
     /// `EMFILE`.
@@ -208,22 +212,23 @@ impl ProxyFds {
         self.template.relocate(number)
     }
 
-    /// What all of them are copies of.
+    /// Returns the descriptor of which all proxy descriptors are duplicates.
     pub fn template(&self) -> RawFd {
         self.template.as_raw_fd()
     }
 
-    /// Puts one behind a number that there is already.
+    /// Puts a proxy behind an existing number, keeping its close-on-exec flag.
     ///
     /// # Errors
-    /// `EMFILE`.
+    /// `EBADF`, `EMFILE`.
     pub fn install_over(&self, fd: RawFd) -> Result<(), Errno> {
         let flags = rustix::io::fcntl_getfd(borrow(fd)?)?;
         let cloexec = if flags.contains(rustix::io::FdFlags::CLOEXEC) { libc::O_CLOEXEC } else { 0 };
         crate::syscall::dup3(self.template.as_raw_fd(), fd, cloexec)
     }
 
-    /// The program closed one. Up to `kept_max` stay open for the next.
+    /// Releases a proxy descriptor that the program closed: pools it, or closes it if `kept_max` descriptors
+    /// are pooled.
     pub fn release(&mut self, fd: RawFd, kept_max: usize) {
         if has_bit(&FLAGS_CHANGED, fd)
             || bit(&CLOEXEC, fd).is_none()
@@ -236,7 +241,7 @@ impl ProxyFds {
         self.add_to_pool(fd);
     }
 
-    /// The program closes all from `first` to `last`, and these as well.
+    /// Closes the pooled descriptors from `first` to `last`.
     pub fn close_pooled(&mut self, first: RawFd, last: RawFd) {
         for kept in &mut self.pooled {
             kept.retain(|Reverse(fd)| {
@@ -250,7 +255,7 @@ impl ProxyFds {
         }
     }
 
-    /// One that was kept is something else of the program's now.
+    /// Forgets a pooled descriptor whose number the program has reused.
     pub fn forget_pooled(&mut self, fd: RawFd) {
         for kept in &mut self.pooled {
             kept.retain(|Reverse(kept)| *kept != fd);
@@ -258,25 +263,27 @@ impl ProxyFds {
         unmark_pooled(fd);
     }
 
-    /// Sets the close-on-exec flag of all that are kept with or without it, as they are meant to be or not.
+    /// Sets the close-on-exec flag of the pooled descriptors that lack it, or clears it again.
     fn set_pooled_cloexec(&self, closed_on_exec: bool) {
         for &Reverse(fd) in &self.pooled[0] {
             let flags = if closed_on_exec { FdFlags::CLOEXEC } else { FdFlags::empty() };
-            // The number is ours; a program that closed it behind the library's back has nothing to lose.
+            // The number belongs to the library; a program that closed it without the hooks loses nothing.
             let _ = borrow(fd).and_then(|fd| fcntl_setfd(fd, flags));
         }
     }
 }
 
-/// Another program is being started: no placeholder that is merely kept goes to it, and no other thread uses the stack. See [`Ops::before_exec`].
+/// Keeps pooled proxy descriptors out of a program that is being executed, and other threads off the stack.
+/// See [`Ops::prepare_exec`].
 pub struct ExecGuard<'a> {
     pub(crate) ops: &'a Ops,
     pub(crate) state: LockGuard<'a>,
 }
 
 impl ExecGuard<'_> {
-    /// All is prepared: signals that were put off come now, and others as they come, as the program that is started would find them blocked. A handler that comes in
-    /// between, uses sockets and finds `EAGAIN` is as one that was installed past the library.
+    /// Marks the end of the preparation: deferred signals are delivered, and further ones are no longer
+    /// deferred, since the new program would find them blocked. Until the program is executed, a handler that
+    /// uses sockets gets `EAGAIN`, like one that was installed without the library's hooks.
     pub fn finish_preparation(&self) {
         Ops::stop_deferring_signals();
     }
@@ -289,8 +296,9 @@ impl Drop for ExecGuard<'_> {
 }
 
 impl Ops {
-    /// To be called before `execve` and whatever else starts a program with this process's descriptors. The result is dropped if that failed, or when the
-    /// program has begun and this one goes on (`posix_spawn`).
+    /// Must be called before `execve` and any other call that executes a program with this process's
+    /// descriptors. The result must be dropped if that fails, or once the program runs and this one continues
+    /// (`posix_spawn`).
     ///
     /// # Errors
     /// `EAGAIN` in a signal handler that interrupted a call.
@@ -300,33 +308,35 @@ impl Ops {
         Ok(ExecGuard { ops: self, state: lane })
     }
 
-    /// The program has changed the close-on-exec flag of one of its descriptors, or made it in another way than by these operations.
+    /// Records that the program has changed the close-on-exec flag of a descriptor, or created it without
+    /// [`Ops`].
     pub fn note_fd_flags_changed(&self, fd: RawFd) {
         set_bit(&FLAGS_CHANGED, fd, true);
     }
 }
 
-/// Closes one that was a number of the program's.
+/// Closes a descriptor that the program had a number for.
 pub(crate) fn close(fd: RawFd) {
     drop(take_ownership(fd));
     note_freed(fd);
 }
 
-/// A number below those of placeholders is free again.
+/// Records that a number is free, if it is lower than those known.
 pub(crate) fn note_freed(fd: RawFd) {
     if fd < LOWEST_FREED.load(Ordering::Relaxed) {
         LOWEST_FREED.fetch_min(fd, Ordering::Relaxed);
     }
 }
 
-/// Takes possession of a descriptor that was a number of the program's.
+/// Takes ownership of a descriptor that the program had a number for.
 pub(crate) fn take_ownership(fd: RawFd) -> OwnedFd {
-    // SAFETY: the number was given to the program by this crate, which took it out of its table before, so nobody else here will close it.
-    // A program that closed it behind the library's back loses what has the number now, as it would by closing twice.
+    // SAFETY: this crate gave the number to the program and has removed it from its table, so no other code
+    // of the library closes it. If the program closed it without the hooks, the descriptor that has the
+    // number now is closed instead, as by any double close.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// A descriptor of the kernel's that the program named.
+/// Borrows a kernel descriptor that the program named.
 ///
 /// # Errors
 /// `EBADF` for a negative number.
@@ -334,17 +344,18 @@ pub(crate) fn borrow<'a>(fd: RawFd) -> Result<BorrowedFd<'a>, Errno> {
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: the number is used for one system call and not kept; if nothing is open under it the kernel says so.
+    // SAFETY: the number is used for one system call and not kept; the kernel reports a number that is not
+    // open.
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// A placeholder that was kept is used again, or gone.
+/// Unmarks a pooled descriptor that is used again or closed.
 fn unmark_pooled(fd: RawFd) {
     set_bit(&POOLED, fd, false);
     unregister_internal(fd);
 }
 
-/// A descriptor is not this library's own any more.
+/// Unmarks an internal descriptor.
 pub(crate) fn unregister_internal(fd: RawFd) {
     set_bit(&INTERNAL, fd, false);
 }

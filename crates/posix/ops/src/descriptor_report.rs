@@ -1,6 +1,7 @@
-//! What a process says of its descriptors to whoever asks (`ginnel check`): a file in memory, which others read through /proc without asking it. A line of the cache for each descriptor, written when a
-//! decision is made about it and when a connection is accepted; never for bytes.
-#![allow(unsafe_code)] // memory that others read
+//! The descriptor report of a process for `ginnel check`: a memfd that other processes read through /proc
+//! without involving this one. Each descriptor has one cache line, written when the side that serves it is
+//! decided and when a connection is accepted, never for data.
+#![allow(unsafe_code)] // memory that other processes read
 
 use crate::descriptor::HiddenFd;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -16,82 +17,84 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Name of the file in memory.
+/// Name of the memfd.
 const MEMFD_NAME: &str = "ginnel-book";
-/// "ginnelbk", and the version of the layout.
+/// "ginnelfd" with the version of the layout as its last byte.
 const MAGIC: u64 = 0x6b62_6c65_6e6e_6701;
 const ENTRY_WORDS: usize = 8;
 const ENTRY_BYTES: usize = ENTRY_WORDS * size_of::<u64>();
 const PROTECTION: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 const MAP_FLAGS: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);
 
-/// Why a socket of the program is the kernel's.
+/// Why a socket of the program is a kernel socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum KernelReason {
-    /// It connects to an address that the stack has no way to.
+    /// The stack has no route to its destination.
     Unreachable = 1,
-    /// It is bound to an address that is not the stack's.
+    /// It is bound to an address that does not belong to the stack.
     NotLocal = 2,
 }
 
-/// What is known of a descriptor.
+/// What a descriptor refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportEntry {
-    /// A socket that is neither bound, nor connected, nor listens: nobody has decided yet.
+    /// A socket that is neither bound, connected nor listening, so that its side is not decided.
     Unconnected,
-    /// A socket with an address alone.
+    /// A socket that is only bound.
     Bound(SocketAddr),
-    /// A listener of the stack's; of the kernel's, too, if it says so.
+    /// A listener of the stack; the flag tells that the kernel listens, too.
     Listener(SocketAddr, bool),
-    /// A connection of the stack's, with its own end and the peer's.
+    /// A connection of the stack, with its local and remote address.
     Stream([SocketAddr; 2]),
-    /// A UDP socket, with its own end and the peer's, if it is connected; of the kernel's, too, if it says so. Without a port nobody has decided yet.
+    /// A UDP socket, with its local address and the address to which it is connected, if any. The flag tells
+    /// that the kernel serves it, too. Its side is not decided if it has no port.
     Udp([SocketAddr; 2], bool),
     /// An epoll set.
     Epoll,
-    /// The socket is the kernel's. Beside why: its inode, for the number may have become another socket's.
+    /// A kernel socket, why it is one, and its inode, which tells whether the number refers to another socket
+    /// by now.
     Kernel(KernelReason, u64),
-    /// It is the library's own.
+    /// An internal descriptor of the library.
     Internal,
 }
 
-/// The book of this process.
+/// The report of this process.
 pub(crate) struct DescriptorReport {
     at: NonNull<[AtomicU64; ENTRY_WORDS]>,
     entries: usize,
-    /// To be found by others in /proc.
+    /// The memfd, which other processes find in /proc.
     pub file: HiddenFd,
 }
 
-// SAFETY: it is made of atomics.
+// SAFETY: the mapping consists of atomics.
 unsafe impl Send for DescriptorReport {}
-// SAFETY: as above.
+// SAFETY: the mapping consists of atomics.
 unsafe impl Sync for DescriptorReport {}
 
 impl DescriptorReport {
-    /// A book for so many descriptors.
+    /// Creates a report for this number of descriptors.
     ///
     /// # Errors
-    /// No memory, or no descriptors.
+    /// `ENOMEM`, `EMFILE`, `ENFILE`.
     pub fn new(descriptors: usize) -> Result<Self, Errno> {
         let entries = descriptors + 1;
         let file = HiddenFd::new(empty_file(entries)?);
-        // SAFETY: a new mapping, which is unmapped when the value is dropped and nobody borrows from it.
+        // SAFETY: a new mapping, which is unmapped when the value is dropped and no reference to it is left.
         let at =
             unsafe { mmap(core::ptr::null_mut(), entries * ENTRY_BYTES, PROTECTION, MAP_FLAGS, &file, 0)? };
         let at = NonNull::new(at.cast()).ok_or(Errno::NOMEM)?;
         Ok(Self { at, entries, file }.with_magic())
     }
 
-    /// In a child: an empty one in the place of the parent's, which is the parent's.
+    /// Replaces the report in a child by an empty one, under the same number. The old one is the parent's.
     ///
     /// # Errors
-    /// As above.
+    /// `ENOMEM`, `EMFILE`, `ENFILE`.
     pub fn for_child(self) -> Result<Self, Errno> {
         let file = empty_file(self.entries)?;
         crate::syscall::dup3(file.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC)?;
-        // SAFETY: over the mapping that this value has made and nobody borrows from.
+        // SAFETY: replaces the mapping that this value has made, to which no reference is left.
         unsafe {
             let flags = MAP_FLAGS | MapFlags::FIXED;
             mmap(self.at.as_ptr().cast(), self.entries * ENTRY_BYTES, PROTECTION, flags, &self.file, 0)?;
@@ -106,11 +109,12 @@ impl DescriptorReport {
         self
     }
 
-    /// The words of a descriptor; those of -1 are the head.
+    /// Returns the words of a descriptor; those of -1 are the header.
     #[inline(always)]
     fn entry(&self, fd: RawFd) -> Option<&[AtomicU64; ENTRY_WORDS]> {
         let place = usize::try_from(i64::from(fd) + 1).ok().filter(|place| *place < self.entries)?;
-        // SAFETY: inside of the mapping, which lives as long as `self`; any bits are valid atomics, and pages are aligned.
+        // SAFETY: inside of the mapping, which lives as long as `self`; any bits are valid atomics, and pages
+        // are aligned.
         Some(unsafe { self.at.add(place).as_ref() })
     }
 
@@ -143,7 +147,8 @@ impl DescriptorReport {
         }
     }
 
-    /// Both ends of a connection whose own end was not known, if the descriptor still is such a one.
+    /// Sets both addresses of a connection whose local address was unknown, if the descriptor still refers to
+    /// it.
     pub fn complete(&self, fd: RawFd, ends: [SocketAddr; 2]) {
         let Some(words) = self.entry(fd) else { return };
         if let Some(ReportEntry::Stream([own, peer])) =
@@ -155,7 +160,7 @@ impl DescriptorReport {
         }
     }
 
-    /// It is ours no more, or closed.
+    /// Removes a descriptor that was closed or is no longer the stack's.
     #[inline]
     pub fn clear(&self, fd: RawFd) {
         if let Some(words) = self.entry(fd) {
@@ -172,7 +177,7 @@ fn empty_file(entries: usize) -> Result<OwnedFd, Errno> {
 
 impl Drop for DescriptorReport {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this length, and nobody borrows from it any more.
+        // SAFETY: `new` has made a mapping of this length, to which no reference is left.
         let _ = unsafe { munmap(self.at.as_ptr().cast(), self.entries * ENTRY_BYTES) };
     }
 }
@@ -204,10 +209,11 @@ fn decode(words: [u64; ENTRY_WORDS]) -> Option<ReportEntry> {
     })
 }
 
-/// Reads the book of another process: what its library knows of each of these descriptors. `None`: it has none.
+/// Reads what the report of another process says about these descriptors. Returns `None` if that process has
+/// no report.
 ///
 /// # Errors
-/// The process is somebody else's, or gone.
+/// Those of reading /proc: the process belongs to another user, or has ended.
 pub fn read(pid: u32, fds: &[RawFd]) -> io::Result<Option<Vec<Option<ReportEntry>>>> {
     let folder = format!("/proc/{pid}/fd");
     for file in std::fs::read_dir(&folder)? {
@@ -259,7 +265,7 @@ mod tests {
         let expected: Vec<_> = entries.iter().skip(1).copied().map(Some).collect();
         assert_eq!((&read[0], &read[1..7]), (&None, &expected[..]));
         assert_eq!(read[7..], [Some(ReportEntry::Stream(ends)), None, None]);
-        // A child has an empty one under the same number, and its parent's stays as it is.
+        // A child has an empty report under the same number, and the parent's stays as it was.
         let (parents, number) = (rustix::io::dup(&book.file).unwrap(), book.file.as_raw_fd());
         let book = book.for_child().unwrap();
         assert_eq!(book.file.as_raw_fd(), number);

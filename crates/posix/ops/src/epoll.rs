@@ -1,5 +1,6 @@
-//! Epoll sets: a list of entries that may be ready, looked at by `epoll_wait` in their order, as `fs/eventpoll.c` keeps it. Descriptors of the kernel in
-//! a set stand in an epoll set of the kernel's, which is what the program's descriptor is.
+//! Epoll sets, as `fs/eventpoll.c` implements them: `epoll_wait` goes through a list of items that may be
+//! ready, in order. Kernel descriptors in a set are in an epoll instance of the kernel, which is also what
+//! the program's descriptor refers to.
 
 use crate::Ops;
 use crate::descriptor::{HiddenFd, borrow, is_pooled};
@@ -22,50 +23,51 @@ const ET: u32 = libc::EPOLLET as u32;
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 const WAKEUP: u32 = libc::EPOLLWAKEUP as u32;
-/// Reported whether asked for or not.
+/// Reported whether requested or not.
 const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
-/// What may stand beside `EPOLLEXCLUSIVE`.
+/// Bits that may be combined with `EPOLLEXCLUSIVE`.
 const EXCLUSIVE_WITH: u32 = IN | libc::EPOLLOUT as u32 | ALWAYS | WAKEUP | ET | EXCLUSIVE;
-/// How an entry behaves, not what it waits for.
+/// Bits that say how an item behaves, not for which events it waits.
 const PRIVATE_BITS: u32 = WAKEUP | ONESHOT | ET | EXCLUSIVE;
-/// While entries of the stack are ready the kernel's are looked at every so often.
+/// While items of the stack are ready, the kernel's part is polled every 8th time.
 const KERNEL_POLL_INTERVAL: u32 = 8;
 
-/// Sets may watch sets, so deep at the most (`EP_MAX_NESTS`).
+/// How deep sets may be nested (`EP_MAX_NESTS`).
 const NESTS_MAX: usize = 4;
 
-/// What `epoll_wait` reports, and `epoll_ctl` takes.
+/// An event, as `epoll_wait` reports and `epoll_ctl` takes it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpollEvent {
-    /// Bits `EPOLL…`.
+    /// `EPOLL…` bits.
     pub events: u32,
-    /// The program's own.
+    /// The program's own data.
     pub data: u64,
 }
 
-/// One entry.
+/// An item of an epoll set.
 struct EpollItem {
     fd: RawFd,
     file: FileId,
     event: EpollEvent,
-    /// It stands in the list of those that may be ready.
+    /// The item is in the ready list.
     queued: bool,
-    /// It was not taken out.
+    /// The item was not removed.
     live: bool,
 }
 
-/// One set.
+/// An epoll set.
 pub(crate) struct EpollSet {
-    /// The kernel's, under a number of our own: the program may close its one and go on with a copy.
+    /// The kernel's epoll instance, by a descriptor of our own: the program may close its descriptor and go
+    /// on with a duplicate.
     kernel: HiddenFd,
     items: Vec<EpollItem>,
     free: Vec<u32>,
     ready: VecDeque<u32>,
-    /// Descriptors of the kernel that were added and not taken out; some may be closed meanwhile.
+    /// How many kernel descriptors were added and not removed; some may be closed meanwhile.
     kernel_items: usize,
-    /// Times that the kernel was not looked at.
+    /// How often `epoll_wait` ran since the kernel's part was polled.
     rounds_without_kernel: u32,
-    /// See [`KernelPart`].
+    /// See [`KernelEpoll`].
     number: u64,
 }
 
@@ -74,7 +76,8 @@ impl EpollSet {
         Self::from_inherited(kernel, 0)
     }
 
-    /// A set that was another process's, without its entries but for so many of the kernel.
+    /// Creates a set that was another process's. It has `kernel_items` kernel descriptors and no other items
+    /// yet.
     pub fn from_inherited(kernel: HiddenFd, kernel_items: usize) -> Self {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
@@ -82,7 +85,7 @@ impl EpollSet {
         Self { kernel, items, free, ready, kernel_items, rounds_without_kernel: 0, number }
     }
 
-    /// Takes another number if it has this one.
+    /// Moves the kernel's epoll instance to another number if it has this one.
     ///
     /// # Errors
     /// `EMFILE`.
@@ -108,7 +111,7 @@ impl EpollSet {
         }
     }
 
-    /// Takes an entry out. Its place is free once it has left the list.
+    /// Removes an item. Its slot becomes free once it has left the ready list.
     pub fn remove(&mut self, number: u32) {
         let item = &mut self.items[number as usize];
         if core::mem::replace(&mut item.live, false) && !item.queued {
@@ -120,7 +123,8 @@ impl EpollSet {
         self.items[item as usize].event.events & EXCLUSIVE != 0
     }
 
-    /// Something of `key` may be true of an entry's description. Whether that is for the entry (`ep_poll_callback`).
+    /// Puts an item in the ready list if it waits for an event in `key`; 0 matches all. Returns whether it
+    /// does (`ep_poll_callback`).
     pub fn queue_ready(&mut self, number: u32, key: i16) -> bool {
         let item = &mut self.items[number as usize];
         let wants = item.event.events;
@@ -134,7 +138,8 @@ impl EpollSet {
         true
     }
 
-    /// All entries: their descriptors and descriptions, what they wait for, and whether they are among those that may be ready, which come first, in their order.
+    /// Iterates over all items: descriptor, description, events, and whether it is in the ready list. Items
+    /// of the ready list come first, in its order.
     pub fn entries(&self) -> impl Iterator<Item = (RawFd, FileId, EpollEvent, bool)> + '_ {
         let queued = self.ready.iter().map(|number| &self.items[*number as usize]);
         let others = self.items.iter().filter(|item| !item.queued);
@@ -142,30 +147,30 @@ impl EpollSet {
         live.map(|item| (item.fd, item.file, item.event, item.queued))
     }
 
-    /// Entries of the kernel.
+    /// Returns how many kernel descriptors are in the set.
     pub fn kernel_items(&self) -> usize {
         self.kernel_items
     }
 
-    /// Descriptions that are watched.
+    /// Iterates over the descriptions in the set.
     pub fn watched_files(&self) -> impl Iterator<Item = FileId> + '_ {
         self.items.iter().filter(|item| item.live).map(|item| item.file)
     }
 
-    /// Entries that may be ready, and what they wait for.
+    /// Returns the descriptions and events of the items in the ready list.
     pub fn candidates(&self) -> Vec<(FileId, u32)> {
         let items = self.ready.iter().map(|number| &self.items[*number as usize]);
         items.filter(|item| item.live).map(|item| (item.file, item.event.events)).collect()
     }
 
-    /// Whether the kernel has something in its part of the set.
+    /// Returns whether a kernel descriptor in the set is ready.
     pub fn kernel_ready(&self) -> bool {
         let mut fd = [rustix::event::PollFd::new(&self.kernel, rustix::event::PollFlags::IN)];
         self.kernel_items > 0
             && rustix::event::poll(&mut fd, Some(&rustix::event::Timespec::default())).is_ok_and(|n| n > 0)
     }
 
-    /// Asks the kernel for its part.
+    /// Takes events of kernel descriptors.
     fn kernel_events(&mut self, out: &mut [EpollEvent]) -> Result<usize, Errno> {
         let mut place = [const { core::mem::MaybeUninit::uninit() }; KERNEL_EVENTS_MAX];
         let room = out.len().min(place.len());
@@ -179,7 +184,7 @@ impl EpollSet {
     }
 }
 
-/// Events of the kernel taken at a time.
+/// Kernel events taken at a time.
 const KERNEL_EVENTS_MAX: usize = 64;
 
 fn poll_to_epoll(ready: i16) -> u32 {
@@ -201,7 +206,7 @@ impl Ops {
         self.install(&mut lane, program.into_raw_fd(), FileKind::Epoll(Box::new(EpollSet::new(own))))
     }
 
-    /// `epoll_ctl` on a set that is ours; `event` is absent only for `EPOLL_CTL_DEL`.
+    /// `epoll_ctl` on a set of the stack. `event` may be absent only for `EPOLL_CTL_DEL`.
     ///
     /// # Errors
     /// `EEXIST`, `ENOENT`, `EINVAL`, `ELOOP`, `EBADF`, `EPERM`.
@@ -214,7 +219,7 @@ impl Ops {
     ) -> Result<(), Errno> {
         let mut lane = self.lock()?;
         let set = self.file_of(&mut lane, epfd)?;
-        // What happened before concerns what is in the sets now.
+        // Earlier events concern the items that are in the sets now.
         lane.process_events();
         let target = self.fds.get(fd);
         lane.files.epoll(set)?;
@@ -222,7 +227,7 @@ impl Ops {
             return Err(Errno::INVAL);
         }
         let Some(file) = target else {
-            // Closed ones are the kernel's no more than ours.
+            // To the program a pooled proxy descriptor is closed.
             return if is_pooled(fd) { Err(Errno::BADF) } else { lane.kernel_ctl(set, op, fd, event) };
         };
         let event = event.unwrap_or_default();
@@ -283,10 +288,10 @@ impl Ops {
         }
     }
 
-    /// `epoll_wait`, `epoll_pwait` and `epoll_pwait2`. Returns how many events were written; 0 when patience ended.
+    /// `epoll_wait`, `epoll_pwait` and `epoll_pwait2`. Returns the number of events, 0 after the time-out.
     ///
     /// # Errors
-    /// `EINVAL` if there is no room for events or it is no epoll set, `EINTR`.
+    /// `EINVAL` if `events` is empty or the descriptor is not an epoll set, `EINTR`.
     pub fn epoll_wait(
         &self,
         epfd: RawFd,
@@ -309,7 +314,7 @@ impl Ops {
             eintr_on_stop: true,
             ..Wait::of(patience)
         };
-        // Who is going to sleep looks at the kernel's part by sleeping on it, and need not ask before.
+        // A call that is going to sleep polls the kernel's part by sleeping on it.
         let mut ask = patience == Timeout::Zero;
         let (mut lane, result) = self.block_until(lane, &[set], &mut kernel, &wait, |lane, kernel| {
             lane.process_events();
@@ -324,7 +329,8 @@ impl Ops {
             && let Ok(epoll) = lane.files.epoll(set)
             && !epoll.ready.is_empty()
         {
-            // Another thread may take what is left; to sets around this one it is nothing new (`ep_done_scan`).
+            // Another thread may take the remaining events; to sets that contain this one they are not new
+            // (`ep_done_scan`).
             lane.wake_threads(set);
         }
         match result {
@@ -340,7 +346,7 @@ impl Ops {
 }
 
 impl ProcessState {
-    /// An entry for a descriptor of the kernel.
+    /// Adds, changes or removes a kernel descriptor.
     fn kernel_ctl(
         &mut self,
         set: FileId,
@@ -359,7 +365,7 @@ impl ProcessState {
         Ok(())
     }
 
-    /// The entry of a descriptor in a set. Whoever watches a description is few, so they are gone through.
+    /// Returns the item of a descriptor in a set. Searches the wait queue of the description, which is short.
     fn item_of(&mut self, set: FileId, fd: RawFd, file: FileId) -> Result<Option<u32>, Errno> {
         let mut watchers = core::mem::take(&mut self.files.get(file).wait_queue);
         let found = self.files.epoll(set).map(|epoll| {
@@ -376,12 +382,13 @@ impl ProcessState {
         found
     }
 
-    /// A set within a set: the kernel's parts are nested as ours are.
+    /// Nests the kernel's epoll instances as the sets are nested.
     fn nest_kernel_epoll(&mut self, outer: FileId, inner: FileId, op: c_int, event: EpollEvent) {
         let Ok(inner) = self.files.epoll(inner).map(|set| set.kernel.as_raw_fd()) else { return };
         let Ok(outer) = self.files.epoll(outer) else { return };
         let Ok(inner) = borrow(inner) else { return };
-        // The kernel has the same view of what may be nested; where it has not, events of the kernel in the inner set are not seen.
+        // The kernel applies the same rules to nesting; if it refuses, the outer set does not report kernel
+        // descriptors of the inner one.
         if kernel_epoll_ctl(outer.kernel.as_fd(), op, inner, event).is_ok() {
             match op {
                 libc::EPOLL_CTL_ADD => outer.kernel_items += 1,
@@ -391,7 +398,8 @@ impl ProcessState {
         }
     }
 
-    /// How deep sets would be nested if `outer` watched `inner`; more than admitted also for a circle (`ep_loop_check`).
+    /// Returns how deep sets would be nested if `outer` contained `inner`; more than [`NESTS_MAX`] if that
+    /// made a cycle (`ep_loop_check`).
     fn nesting_depth(&mut self, outer: FileId, inner: FileId) -> usize {
         self.depth_below(inner, outer, 0) + self.depth_above(outer, 0)
     }
@@ -423,11 +431,11 @@ impl ProcessState {
         outer.into_iter().map(|set| self.depth_above(set, depth + 1) + 1).max().unwrap_or(0)
     }
 
-    /// An entry is new, or waits for something else: it may be ready already (`ep_insert`, `ep_modify`).
+    /// Puts a new or changed item in the ready list if it is ready (`ep_insert`, `ep_modify`).
     fn queue_if_ready(&mut self, set: FileId, item: u32) {
         let Ok(epoll) = self.files.epoll(set) else { return };
         let EpollItem { file, event, queued, .. } = epoll.items[item as usize];
-        // What stands in the list already is nothing new to those who wait.
+        // An item that is in the ready list is not new to the waiters.
         if queued || poll_to_epoll(self.readiness(file)) & event.events == 0 {
             return;
         }
@@ -438,12 +446,16 @@ impl ProcessState {
         }
     }
 
-    /// Whether one of these is ready.
+    /// Returns whether one of these descriptions has one of its events.
     pub fn any_ready(&mut self, candidates: Vec<(FileId, u32)>) -> bool {
         candidates.into_iter().any(|(file, events)| poll_to_epoll(self.readiness(file)) & events != 0)
     }
 
-    /// Writes what is ready (`ep_send_events`). `EAGAIN` if nothing is. `ask`: the kernel may have something ready.
+    /// Writes events of ready items and returns how many (`ep_send_events`). `ask` tells that a kernel
+    /// descriptor may be ready.
+    ///
+    /// # Errors
+    /// `EAGAIN` if nothing is ready.
     fn send_events(&mut self, set: FileId, out: &mut [EpollEvent], ask: bool) -> Result<usize, Errno> {
         let mut count = 0;
         let mut left = self.files.epoll(set)?.ready.len();

@@ -1,4 +1,5 @@
-//! A program becomes another one, or starts one, and leaves it the sockets that are not close-on-exec (docs/adr/0012-holders-and-placeholders.md).
+//! Inheritance of sockets that are not close-on-exec, when the process executes or starts a program
+//! (docs/adr/0012-holders-and-placeholders.md).
 
 use crate::channels::Channels;
 use crate::descriptor::{ExecGuard, HiddenFd, borrow};
@@ -25,17 +26,18 @@ use rustix::fs::fstat;
 use rustix::io::{Errno, FdFlags, fcntl_getfd, fcntl_setfd};
 use std::collections::BTreeMap;
 
-/// What the next program is left. If the program is not started, dropping it says so.
+/// What the next program inherits. If that program does not run, dropping the value cancels the inheritance.
 pub struct Inheritance {
     connection: HiddenFd,
     table: HiddenFd,
 }
 
 impl Inheritance {
-    /// The descriptors that the program needs, for [`Ops::resume`]: they stay open in it.
+    /// Clears the close-on-exec flag of the two descriptors that the program needs for
+    /// [`Ops::from_inheritance`], and returns them.
     ///
     /// # Errors
-    /// They were closed behind the library's back.
+    /// `EBADF` if the program has closed them without the hooks.
     pub fn clear_cloexec(&self) -> Result<[RawFd; 2], Errno> {
         for fd in [&self.connection, &self.table] {
             fcntl_setfd(fd, FdFlags::empty())?;
@@ -44,18 +46,18 @@ impl Inheritance {
     }
 }
 
-/// A descriptor of the next program's.
+/// A descriptor of the next program.
 struct InheritedFd {
-    /// Its number there.
+    /// Its number in the next program.
     number: i32,
-    /// Its description, by its place in the table.
+    /// Index of its description in the serialized table.
     file_index: u32,
-    /// What the kernel has behind it, so that one which was closed or replaced meanwhile is not taken for it.
+    /// Inode of the kernel object behind it, which tells whether the number was closed or reused meanwhile.
     inode: u64,
 }
 codec_struct!(InheritedFd { number, file_index, inode });
 
-/// A socket, in words that mean the same in another process.
+/// A socket, with identifiers that are valid in all processes.
 pub(crate) struct SerializedSocket {
     family: u8,
     is_udp: bool,
@@ -123,13 +125,13 @@ impl Codec for SerializedRole {
 struct SerializedAddress {
     address: SocketAddr,
     port_locked: bool,
-    /// A socket of the kernel's is behind the descriptor.
+    /// A kernel socket is behind the descriptor.
     has_kernel_socket: bool,
 }
 codec_struct!(SerializedAddress { address, port_locked, has_kernel_socket });
 
 struct SerializedListener {
-    /// By shard.
+    /// The listener's number on each shard.
     numbers: Vec<u32>,
     bound: SerializedAddress,
     accepting: bool,
@@ -139,7 +141,7 @@ struct SerializedListener {
 codec_struct!(SerializedListener { numbers, bound, accepting, backlog, has_kernel_socket });
 
 struct SerializedStream {
-    /// The shard, and what the connection is called there.
+    /// The shard, and the handle of the connection there.
     shard: u16,
     socket: u32,
     generation: u32,
@@ -163,7 +165,7 @@ codec_struct!(SerializedStream {
 });
 
 struct SerializedUdp {
-    /// As of a connection.
+    /// The shard, and the handle of the socket there.
     shard: u16,
     socket: u32,
     generation: u32,
@@ -184,7 +186,7 @@ codec_struct!(SerializedUdp {
     shut_write
 });
 
-/// An entry of an epoll set: the descriptor and the description that it is of, and whether it stood in the list of those that may be ready.
+/// An item of an epoll set: its descriptor and description, and whether it was in the ready list.
 struct SerializedEpollItem {
     fd: i32,
     file_index: u32,
@@ -194,10 +196,11 @@ struct SerializedEpollItem {
 }
 codec_struct!(SerializedEpollItem { fd, file_index, events, data, queued });
 
-/// A description.
+/// An open file description.
 enum SerializedFile {
     Socket(Box<SerializedSocket>),
-    /// Those that may be ready come first, in their order. Beside them: entries of the kernel.
+    /// The items, those of the ready list first and in its order, and the number of kernel descriptors in the
+    /// set.
     Epoll(Vec<SerializedEpollItem>, u32),
 }
 
@@ -226,11 +229,13 @@ impl Codec for SerializedFile {
 }
 
 impl ExecGuard<'_> {
-    /// The program that takes this one's place, or is started, will hold the sockets of these descriptors, each a number there and the number here. Without any
-    /// nothing need be left.
+    /// Prepares the inheritance of sockets by the program that is executed or started. `kept` lists the
+    /// descriptors, as pairs of the number there and the number here. A program that inherits no sockets
+    /// needs no inheritance.
     ///
     /// # Errors
-    /// `ENOBUFS`: the stack has no room for another process, or there are too many sockets; no descriptors.
+    /// `ENOBUFS` if the stack has no room for another process, or if there are too many sockets; `EMFILE`,
+    /// `ENFILE`.
     pub fn prepare_inheritance(&mut self, kept: &[(RawFd, RawFd)]) -> Result<Inheritance, Errno> {
         let (held, note) = self.ops.serialize_fds(&mut self.state, kept)?;
         let process = self.state.attachment.as_ref().ok_or(Errno::NOBUFS)?;
@@ -240,10 +245,11 @@ impl ExecGuard<'_> {
         Ok(Inheritance { connection: line, table: HiddenFd::new(table) })
     }
 
-    /// A way to the stack for a program that is left nothing else ([`Process::followed`]).
+    /// Returns a control connection for a program that inherits nothing else
+    /// ([`Attachment::successor_connection`]).
     ///
     /// # Errors
-    /// `ENETDOWN`: the stack is gone, or there are no descriptors.
+    /// `ENETDOWN` if the stack is gone, or if there are no descriptors.
     pub fn new_connection(&self) -> Result<InternalFd, Errno> {
         let process = self.state.attachment.as_ref().ok_or(Errno::NETDOWN)?;
         process.successor_connection().map_err(|_| Errno::NETDOWN)
@@ -251,7 +257,7 @@ impl ExecGuard<'_> {
 }
 
 impl Ops {
-    /// Descriptors of ours that a program which takes this one's place keeps.
+    /// Returns the stack's descriptors that an executed program keeps.
     pub fn inheritable(&self) -> Vec<RawFd> {
         let kept = |fd: &RawFd| {
             let flags = borrow(*fd).and_then(fcntl_getfd);
@@ -305,10 +311,12 @@ impl Ops {
         Ok((held, note))
     }
 
-    /// Socket calls of a program that was left these descriptors by [`Heir::bequeath`]: it finds the sockets that it was left under their numbers.
+    /// Returns the socket calls of a program that inherits the descriptors of [`Inheritance::clear_cloexec`].
+    /// The inherited sockets have the numbers that they had before.
     ///
     /// # Errors
-    /// `ENETDOWN`: the stack is gone; `EINVAL`: what was left is none of ours; no descriptors.
+    /// `ENETDOWN` if the stack is gone, `EINVAL` if the descriptors are not the library's; `EMFILE`,
+    /// `ENFILE`.
     pub fn from_inheritance(
         line: OwnedFd,
         table: OwnedFd,
@@ -339,7 +347,7 @@ impl Ops {
         fds: &[InheritedFd],
         files: Vec<SerializedFile>,
     ) -> Result<(), Errno> {
-        // Those that are still what they were.
+        // Skips descriptors that were closed or reused meanwhile.
         let same = |fd: &&InheritedFd| {
             let there = borrow(fd.number).and_then(|fd| Ok(fstat(fd)?.st_ino));
             there.is_ok_and(|inode| inode == fd.inode)
@@ -361,7 +369,7 @@ impl Ops {
                 }
             };
             let id = lane.files.add(kind);
-            // Others may have it, too; what they changed is told by the first look.
+            // Other processes may share the description; the first access applies what they have changed.
             lane.files.get(id).shared_version = Some(0);
             ids[place] = Some(id);
         }
@@ -392,7 +400,7 @@ impl Ops {
     }
 }
 
-/// What another process needs to know of a socket, and what it is to hold.
+/// Serializes a socket for another process, and lists what that process will own.
 pub(crate) fn serialize_socket(
     socket: &Socket,
     channels: &Channels,
@@ -476,7 +484,7 @@ pub(crate) fn serialize_socket(
 }
 
 impl ProcessState {
-    /// A socket that another process described, which this one holds already, behind the descriptor `fd`.
+    /// Restores a socket that another process serialized and this one already owns. `fd` is its descriptor.
     pub fn deserialize_socket(&mut self, note: SerializedSocket, fd: RawFd) -> Result<Socket, Errno> {
         let SerializedSocket {
             is_udp: datagrams,
@@ -504,7 +512,8 @@ impl ProcessState {
                 let sharing = options.sharing(family);
                 let bound = bound.map(|bound| {
                     let mut bound = bound_of(bound);
-                    // The one before has given it up; if it lives on, the address is still its.
+                    // The previous program has released the reservation; if that process still runs, it keeps
+                    // the address.
                     bound.reserved = self.client.reserve(bound.address(), sharing).unwrap_or(bound.reserved);
                     bound
                 });
@@ -558,13 +567,13 @@ impl ProcessState {
         })
     }
 
-    /// A description that came from another process is at work: events go to it.
+    /// Activates a description that came from another process: its events are directed to it.
     pub fn activate(&mut self, file: FileId) -> Result<(), Errno> {
         let Ok(socket) = self.files.socket(file) else { return Ok(()) };
         match &mut socket.role {
             SocketRole::Unconnected { .. } => {}
             SocketRole::Listening(listening) => {
-                // Asked for again: each process takes a share of its own.
+                // Granted anew, because each process has accept credit of its own.
                 let (number, wants) = (listening.number, core::mem::take(&mut listening.accepting));
                 self.bind_listener(number, file);
                 if wants {
@@ -579,13 +588,13 @@ impl ProcessState {
         Ok(())
     }
 
-    /// What was left to this program and has no descriptor any more ends as if it had closed it.
+    /// Releases inherited sockets that have no descriptor any more, as if the program had closed them.
     fn drop_unclaimed(&mut self, held: &[GlobalSocketId]) {
         for held in held {
             if let SocketId::Socket { socket, generation } = held.id {
                 let conn = self.client.conn_of(held.shard, Conn::new(socket, generation));
                 if self.file_of(conn).is_none() {
-                    // If it is over there is nothing to let go of.
+                    // If the connection is over, there is no reference to release.
                     let _ = self.client.release(conn);
                 }
             } else if let SocketId::Listener(number) = held.id {

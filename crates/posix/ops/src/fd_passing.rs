@@ -1,4 +1,5 @@
-//! Sockets that travel to other processes in messages over Unix sockets (`SCM_RIGHTS`), and such that come (docs/adr/0012-holders-and-placeholders.md).
+//! Passing of sockets to other processes, in control messages over Unix sockets (`SCM_RIGHTS`;
+//! docs/adr/0012-holders-and-placeholders.md).
 
 use crate::Ops;
 use crate::channels::Channels;
@@ -15,16 +16,16 @@ use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-/// What goes in a message in the place of a descriptor.
+/// What a control message carries in the place of a stack descriptor.
 pub enum PassedFd {
-    /// This one, which may be closed once the message is sent.
+    /// This descriptor, which may be closed after the message was sent.
     Substitute(OwnedFd),
-    /// The descriptor itself: what the kernel has behind it says what it stands for.
+    /// The descriptor itself: the kernel object behind it identifies the socket.
     Itself,
 }
 
 impl PassedFd {
-    /// The number for the message, of a socket that is `fd` here.
+    /// Returns the number for the message, given the socket's number here.
     pub fn number(&self, fd: RawFd) -> RawFd {
         match self {
             Self::Substitute(other) => other.as_raw_fd(),
@@ -34,10 +35,11 @@ impl PassedFd {
 }
 
 impl Ops {
-    /// What to send in the place of a descriptor of ours. Epoll sets, and sockets that are neither connected nor listen, travel as what the kernel has behind them.
+    /// Returns what to send in the place of a stack descriptor. Epoll sets, and sockets that are neither
+    /// connected nor listening, are passed as the kernel object behind them.
     ///
     /// # Errors
-    /// `EBADF`; `ETOOMANYREFS`: as many as may be are on their way.
+    /// `EBADF`; `ENETDOWN` without a stack; `ETOOMANYREFS` if too many sockets are in transit.
     pub fn pass_fd(&self, fd: RawFd) -> Result<PassedFd, Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
@@ -52,7 +54,8 @@ impl Ops {
         let process = lane.attachment.as_ref().ok_or(Errno::NETDOWN)?;
         let share = |travels| process.share_with(&held, &note, travels).map_err(|_| Errno::TOOMANYREFS);
         let Some(half) = half else { return share(None).map(PassedFd::Substitute) };
-        // Both halves have to arrive, so the kernel's travels. Nobody tells when its last copy is gone: the stack's half is held as long as this process lives.
+        // Both sides must arrive, so the kernel socket is sent. No event tells when its last copy is closed,
+        // so this process keeps a reference to the stack's side as long as it lives.
         let half = borrow(half)?;
         let cookie = sockopt::socket_cookie(half)?;
         if !lane.passed_listeners.iter().any(|(known, _)| *known == cookie) {
@@ -62,14 +65,14 @@ impl Ops {
         Ok(PassedFd::Itself)
     }
 
-    /// Whether a descriptor that came in a message could stand for a socket of a stack's.
+    /// Returns whether a received descriptor may stand for a stack socket.
     pub fn may_be_stack_socket(fd: RawFd) -> bool {
         borrow(fd).and_then(is_passable).is_ok()
     }
 
-    /// A descriptor came in a message. If it stands for a socket of the stack's, it is ours from now on.
+    /// Takes over a received descriptor, if it stands for a socket of the stack.
     pub fn receive_fd(&self, fd: RawFd) {
-        // Whatever is none of ours stays as it came.
+        // All other descriptors stay as they are.
         let _ = borrow(fd).and_then(|received| self.import_fd(fd, received));
     }
 
@@ -80,13 +83,13 @@ impl Ops {
         let process = process.as_ref().ok_or(Errno::NETDOWN)?;
         let (held, note) = process.resolve_with(client.all_mut(), received).map_err(|_| Errno::BADF)?;
         let file = match lane.existing_file(&held) {
-            // A copy of one that this process has.
+            // This process has the description already.
             Some(file) => file,
             None => {
                 let note = SerializedSocket::decode(&mut &note[..]).ok_or(Errno::INVAL)?;
                 let socket = lane.deserialize_socket(note, fd)?;
                 let file = lane.files.add(FileKind::Socket(Box::new(socket)));
-                // What was changed while it was on its way is told by the first look.
+                // The first access applies what was changed while the socket was in transit.
                 lane.files.get(file).shared_version = Some(0);
                 file
             }
@@ -111,7 +114,7 @@ impl Ops {
 }
 
 impl ProcessState {
-    /// The description that this process has of these things already.
+    /// Returns the description that this process has of these identifiers.
     fn existing_file(&mut self, held: &[GlobalSocketId]) -> Option<FileId> {
         let first = held.first()?;
         match first.id {
@@ -127,7 +130,7 @@ impl ProcessState {
     }
 }
 
-/// A socket for another process, in bytes.
+/// Serializes a socket for another process, and lists what that process will own.
 fn serialize(socket: &Socket, channels: &Channels) -> (Vec<u8>, Vec<GlobalSocketId>) {
     let (note, held) = serialize_socket(socket, channels);
     let mut bytes = Vec::new();
@@ -135,7 +138,11 @@ fn serialize(socket: &Socket, channels: &Channels) -> (Vec<u8>, Vec<GlobalSocket
     (bytes, held)
 }
 
-/// Whether a descriptor can be one that stands for a socket of the stack's: of all others the stack need not be asked. True if it is a listener of the kernel's.
+/// Checks whether a descriptor is of a kind that can stand for a stack socket, so that the stack need not be
+/// asked about others. Returns whether it is a kernel listener.
+///
+/// # Errors
+/// `ENOTSOCK` if it is not of such a kind.
 fn is_passable(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
     let kind = sockopt::socket_type(fd)?;
     match sockopt::socket_domain(fd)? {

@@ -1,20 +1,21 @@
-//! Which descriptors of the process are the stack's. Asked by every call of the program, also by those that have nothing to do with sockets, so
-//! it is one load.
+//! Maps the descriptors of the process to the stack's open file descriptions. Every hooked call asks, also
+//! those that have nothing to do with sockets, so a look-up is one load.
 
 use core::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use rustix::fd::RawFd;
 use rustix::process::{Resource, getrlimit};
 
-/// Where the process has no limit.
+/// Size of the table if `RLIMIT_NOFILE` is unlimited.
 const FDS_UNLIMITED: u64 = 1 << 20;
 
 /// Number of an open file description.
 pub(crate) type FileId = u32;
 
-/// By descriptor: the number of its open file description and one, or 0.
+/// The table: for each descriptor the number of its open file description plus one, or 0.
 pub(crate) struct FdTable {
     entries: Box<[AtomicU32]>,
-    /// None of the entries from here on was ever written, so whoever goes through all need not touch their memory: there may be a million of them.
+    /// No entry from here on was ever written. Iteration stops here, so that it does not touch the memory of
+    /// up to a million unused entries.
     end: AtomicI32,
 }
 
@@ -24,7 +25,7 @@ impl FdTable {
         Self { entries: (0..limit).map(|_| AtomicU32::new(0)).collect(), end: AtomicI32::new(0) }
     }
 
-    /// How many descriptors can be ours.
+    /// Returns how many descriptors the table has room for.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -33,29 +34,29 @@ impl FdTable {
         self.entries.get(usize::try_from(fd).ok()?)
     }
 
-    /// The open file description of a descriptor, if it is one of ours.
+    /// Returns the open file description of a descriptor if it belongs to the stack.
     #[inline]
     pub fn get(&self, fd: RawFd) -> Option<FileId> {
         self.entry(fd)?.load(Ordering::Acquire).checked_sub(1)
     }
 
-    /// Notes whose descriptor it is. False if the number is beyond the table.
+    /// Assigns a descriptor to an open file description. Returns false if the number is beyond the table.
     pub fn set(&self, fd: RawFd, file: FileId) -> bool {
         let Some(entry) = self.entry(fd) else { return false };
         if fd >= self.end.load(Ordering::Relaxed) {
-            // Before the entry: who sees that goes as far.
+            // Stored before the entry, so that a thread that sees the entry also iterates that far.
             self.end.fetch_max(fd + 1, Ordering::Relaxed);
         }
         entry.store(file + 1, Ordering::Release);
         true
     }
 
-    /// It is ours no longer. Returns what it was.
+    /// Removes a descriptor and returns the open file description that it had.
     pub fn take(&self, fd: RawFd) -> Option<FileId> {
         self.entry(fd)?.swap(0, Ordering::AcqRel).checked_sub(1)
     }
 
-    /// All descriptors that are ours, from `first` to `last`.
+    /// Iterates over the stack's descriptors from `first` to `last`.
     pub fn range(&self, first: RawFd, last: RawFd) -> impl Iterator<Item = RawFd> + '_ {
         let last = last.min(self.end.load(Ordering::Relaxed) - 1);
         (first.max(0)..=last).filter(|fd| self.get(*fd).is_some())

@@ -1,4 +1,4 @@
-//! Open file descriptions: what descriptors stand for, and what copies of a descriptor share.
+//! Open file descriptions: the objects that descriptors refer to, and that duplicates of a descriptor share.
 
 use crate::datagram::CorkedDatagram;
 use crate::epoll::EpollSet;
@@ -15,107 +15,108 @@ use rustix::io::Errno;
 
 /// One open file description.
 pub(crate) struct File {
-    /// Descriptors, and calls that sleep, which keep it alive.
+    /// References from descriptors and from sleeping calls. The description is freed when the last one goes.
     pub refcount: u32,
-    /// Descriptors alone: when the last goes the socket is closed to the program.
+    /// References from descriptors alone. When the last one goes, the program has closed the socket.
     pub fd_count: u32,
     pub kind: FileKind,
-    /// Other processes have it, too: the last change of what all agree on that was seen here.
+    /// The version of the shared state that was read last, if other processes have the description, too.
     pub shared_version: Option<u32>,
-    /// Who is told when its readiness changes, in the order in which they came.
+    /// Epoll items and threads to wake when the readiness changes, in the order in which they were added.
     pub wait_queue: Vec<WaitEntry>,
 }
 
-/// What it is.
+/// What an open file description is.
 pub(crate) enum FileKind {
-    /// The place is free.
+    /// The slot is unused.
     Free,
     Socket(Box<Socket>),
     Epoll(Box<EpollSet>),
 }
 
-/// A socket of TCP or UDP.
+/// A TCP or UDP socket.
 pub(crate) struct Socket {
     pub family: Family,
-    /// It is one of UDP.
+    /// The socket is a UDP socket.
     pub is_udp: bool,
-    /// What is known of that which it has sent, if it is one of UDP and has sent anything.
+    /// State for sending; only UDP sockets that have sent anything, or set an option for it, have one.
     pub udp_send: Option<Box<UdpSendState>>,
     pub nonblocking: bool,
     pub options: SocketOptionState,
     pub shutdown: ShutdownState,
     pub role: SocketRole,
-    /// Once it was asked for (`SO_COOKIE`).
+    /// The value of `SO_COOKIE`, or 0 until it is asked for.
     pub cookie: u64,
-    /// Who hears of urgent data.
+    /// State of urgent data.
     pub urgent: UrgentState,
-    /// An address that it had and has no more, which Linux goes on telling (`inet_sport`).
+    /// The local address that the socket had before. Linux goes on reporting it (`inet_sport`).
     pub last_address: Option<SocketAddr>,
 }
 
-/// What is to be told of urgent data.
+/// State of urgent data.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct UrgentState {
-    /// Who gets `SIGURG`, as `F_SETOWN` says it.
+    /// The process or, if negative, the process group that gets `SIGURG` (`F_SETOWN`); 0 is none.
     pub owner: c_int,
-    /// What had been said about urgent data when it was looked at last.
+    /// The socket's counter of urgent notifications when it was read last.
     pub notices_seen: u32,
-    /// A byte that was announced is still to come.
+    /// An urgent byte was announced and has not arrived yet.
     pub byte_pending: bool,
 }
 
-/// What a UDP socket has sent.
+/// State of a UDP socket that sends.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UdpSendState {
-    /// Where to.
+    /// Destinations to which the socket has sent.
     pub destinations: Vec<SocketAddr>,
-    /// Datagrams that are too long for the path are refused, not cut (`IP_PMTUDISC_DO` and beyond).
+    /// Datagrams that exceed the path MTU are refused, not fragmented (`IP_PMTUDISC_DO` and stricter modes).
     pub refuses_too_long: bool,
-    /// The longest datagram of which the stack said that it was not too long.
+    /// The longest datagram, in bytes, that the stack has accepted so far.
     pub longest_sent: usize,
-    /// Datagrams are put together until it is said otherwise (`UDP_CORK`).
+    /// `UDP_CORK` is set: writes are collected into one datagram.
     pub corking: bool,
-    /// What is sent is cut into datagrams of so many bytes (`UDP_SEGMENT`), or 0.
+    /// Payload bytes of each datagram into which a write is cut (`UDP_SEGMENT`), or 0.
     pub gso_size: u16,
-    /// A datagram of which more is to come.
+    /// The datagram being collected.
     pub corked: Option<CorkedDatagram>,
 }
 
-/// `shutdown` of each direction (`sk_shutdown`). Linux keeps it also for what is not connected.
+/// The directions that were shut down (`sk_shutdown`). As in Linux, sockets that are not connected have it,
+/// too.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ShutdownState {
     pub read: bool,
     pub write: bool,
 }
 
-/// What became of a socket.
+/// The role of a socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SocketRole {
-    /// It is neither connected nor does it listen.
+    /// The socket is neither connected nor listening, and a UDP socket has no port yet.
     Unconnected {
         bound: Option<BoundAddress>,
     },
     Listening(Listener),
     Stream(Stream),
-    /// A UDP socket that has an address.
+    /// A UDP socket with a port.
     Udp(UdpSocket),
 }
 
-/// A UDP socket's side on the stack.
+/// The stack's side of a UDP socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UdpSocket {
-    /// Its number of the channel's, as that of a connection.
+    /// The handle of the channel socket.
     pub conn: Conn,
-    /// The program gave it its address.
+    /// The program has bound the socket.
     pub bound: bool,
-    /// Its other end, if that is fixed.
+    /// The address to which the socket is connected.
     pub peer: Option<SocketAddr>,
-    /// The kernel's socket behind this descriptor serves it, too.
+    /// The descriptor if a kernel socket behind it serves the socket, too.
     pub kernel_fd: Option<RawFd>,
-    /// `shutdown` of each direction.
+    /// The directions that were shut down.
     pub shut_read: bool,
     pub shut_write: bool,
-    /// An error that a call had no room to tell (`recvmmsg`): the next one's.
+    /// An error that `recvmmsg` could not report because messages preceded it. The next call returns it.
     pub deferred_error: Option<Errno>,
 }
 
@@ -123,13 +124,13 @@ pub(crate) struct UdpSocket {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BoundAddress {
     pub reserved: Reservation,
-    /// The program named the port, and keeps it whatever becomes of the socket (`SOCK_BINDPORT_LOCK`).
+    /// The program chose the port, and the socket keeps it after a disconnect (`SOCK_BINDPORT_LOCK`).
     pub port_locked: bool,
-    /// The kernel's socket behind this descriptor is bound to it, too.
+    /// The descriptor if a kernel socket behind it is bound to the address, too.
     pub kernel_fd: Option<RawFd>,
 }
 
-/// A reservation that is another process's, or nobody's any more.
+/// Number of a reservation that belongs to another process or no longer exists.
 pub(crate) const FOREIGN_RESERVATION: u32 = u32::MAX;
 
 impl BoundAddress {
@@ -137,19 +138,20 @@ impl BoundAddress {
         self.reserved.address
     }
 
-    /// The reservation, if this process made it: no other can give it up.
+    /// Returns the reservation if this process made it: no other process can release it.
     pub fn own_reservation(&self) -> Option<Reservation> {
         Some(self.reserved).filter(|reserved| reserved.number != FOREIGN_RESERVATION)
     }
 
-    /// Whether it outlives what was made with it. (The kernel's half keeps it, too.)
+    /// Returns whether the socket keeps the address after a disconnect. An address with a kernel socket
+    /// stays, too.
     pub fn survives_disconnect(&self) -> bool {
         self.port_locked || self.kernel_fd.is_some()
     }
 }
 
 impl Socket {
-    /// What `bind` reserved for it.
+    /// Returns the address that `bind` reserved for the socket, to change it.
     pub fn bound_mut(&mut self) -> Option<&mut BoundAddress> {
         match &mut self.role {
             SocketRole::Unconnected { bound } => bound.as_mut(),
@@ -159,13 +161,13 @@ impl Socket {
         }
     }
 
-    /// One direction or both are done with.
+    /// Records that one or both directions were shut down.
     pub fn record_shutdown(&mut self, read: bool, write: bool) {
         self.shutdown.read |= read;
         self.shutdown.write |= write;
     }
 
-    /// The other end of a UDP socket, if that is fixed.
+    /// Returns the address to which a UDP socket is connected.
     pub fn connected_peer(&self) -> Option<SocketAddr> {
         match self.role {
             SocketRole::Udp(dgram) => dgram.peer,
@@ -173,7 +175,7 @@ impl Socket {
         }
     }
 
-    /// What `bind` gave it.
+    /// Returns the address that `bind` reserved for the socket.
     pub fn bound(&self) -> Option<BoundAddress> {
         match self.role {
             SocketRole::Unconnected { bound } => bound,
@@ -186,35 +188,38 @@ impl Socket {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Listener {
-    /// Of the channel.
+    /// The number of the channel listener.
     pub number: u32,
     pub bound: BoundAddress,
-    /// Somebody asked for connections, so this process takes its share. A master that only listens must not.
+    /// This process has granted accept credit because a thread asked for connections. A master process that
+    /// only listens must not take connections from its workers.
     pub accepting: bool,
     pub backlog: u32,
-    /// The kernel's socket behind this descriptor listens, too.
+    /// The descriptor if a kernel socket behind it listens, too.
     pub kernel_fd: Option<RawFd>,
 }
 
-/// A connection, in the words of `struct sock`.
+/// A connection, with the fields of `struct socket` and `struct sock`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stream {
     pub conn: Conn,
-    /// `connect` was called and has not yet told how it went (`SS_CONNECTING`).
+    /// `connect` was called and has not reported its result yet (`SS_CONNECTING`).
     pub connecting: bool,
-    /// It was shut down after it had failed and before anybody heard of that (`SS_DISCONNECTING`).
+    /// The socket was shut down after the connection had failed and before `connect` reported that
+    /// (`SS_DISCONNECTING`).
     pub disconnecting: bool,
     /// `sk_err`.
     pub error: Option<Errno>,
-    /// Its end was turned into an error.
+    /// The end of the connection was turned into an error.
     pub end_seen: bool,
-    /// The last send said that more is to come (`MSG_MORE`).
+    /// The last send set `MSG_MORE`.
     pub msg_more: bool,
-    /// A write found the send buffer full when so many bytes were acknowledged (`SOCK_NOSPACE`), where writes are bounded by it.
+    /// How many bytes were acknowledged when a write last found the send buffer full (`SOCK_NOSPACE`). Used
+    /// only if the send buffer limits writes.
     pub nospace_acked: Option<u64>,
-    /// What `bind` reserved for it.
+    /// The address that `bind` reserved for the socket.
     pub bound: Option<BoundAddress>,
-    /// The descriptor by which it was opened, while its own end is not known.
+    /// The descriptor whose report entry lacks the local address, until that address is known.
     pub incomplete_report_fd: Option<RawFd>,
 }
 
@@ -236,15 +241,15 @@ impl Stream {
     }
 }
 
-/// Memory of closed sockets that is kept for the next ones: as many as connections are offered at a time.
+/// Boxes of closed sockets that are kept for reuse: as many as connections are offered at a time.
 const SPARE_MAX: usize = 64;
 
-/// All open file descriptions of a lane.
+/// All open file descriptions of a process.
 #[derive(Default)]
 pub(crate) struct Files {
     files: Vec<File>,
     free: Vec<FileId>,
-    #[allow(clippy::vec_box)] // they go from hand to hand in their boxes
+    #[allow(clippy::vec_box)] // recycled sockets keep their boxes
     spare: Vec<Box<Socket>>,
 }
 
@@ -270,7 +275,7 @@ impl Files {
         &mut self.files[id as usize]
     }
 
-    /// A socket in memory of its own, which may be that of one before.
+    /// Moves a socket into a box, reusing the box of a closed socket if there is one.
     #[inline]
     pub fn box_socket(&mut self, socket: Socket) -> Box<Socket> {
         match self.spare.pop() {
@@ -282,7 +287,7 @@ impl Files {
         }
     }
 
-    /// A socket is closed, and its memory may be the next one's.
+    /// Keeps the box of a closed socket for reuse.
     #[inline]
     pub fn recycle(&mut self, socket: Box<Socket>) {
         if self.spare.len() < SPARE_MAX {
@@ -290,7 +295,7 @@ impl Files {
         }
     }
 
-    /// The place is free again. The list of watchers keeps its memory.
+    /// Frees a slot and returns what was in it. The wait queue keeps its capacity.
     pub fn remove(&mut self, id: FileId) -> FileKind {
         let file = &mut self.files[id as usize];
         file.wait_queue.clear();
@@ -298,14 +303,17 @@ impl Files {
         core::mem::replace(&mut file.kind, FileKind::Free)
     }
 
-    /// All that are in use.
+    /// Returns the numbers of all slots in use.
     pub fn ids(&self) -> Vec<FileId> {
         let in_use =
             |(id, file): (usize, &File)| (!matches!(file.kind, FileKind::Free)).then_some(id as FileId);
         self.files.iter().enumerate().filter_map(in_use).collect()
     }
 
-    /// The socket of a description.
+    /// Returns the socket of a description.
+    ///
+    /// # Errors
+    /// `ENOTSOCK` for an epoll set, `EBADF` for a free slot.
     #[inline]
     pub fn socket(&mut self, id: FileId) -> Result<&mut Socket, Errno> {
         match &mut self.files[id as usize].kind {
@@ -324,7 +332,7 @@ impl Files {
         }
     }
 
-    /// The connection of a socket.
+    /// Returns the connection of a socket.
     #[inline]
     pub fn stream(&mut self, id: FileId) -> Option<&mut Stream> {
         match &mut self.socket(id).ok()?.role {

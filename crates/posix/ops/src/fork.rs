@@ -1,4 +1,4 @@
-//! `fork`: the child goes on with all that the parent holds (docs/adr/0012-holders-and-placeholders.md).
+//! `fork`: the child owns everything that its parent owns (docs/adr/0012-holders-and-placeholders.md).
 
 use crate::fd_table::FileId;
 use crate::file::{FOREIGN_RESERVATION, FileKind, SocketRole};
@@ -10,15 +10,17 @@ use crate::{Ops, descriptor};
 use ginnel::broker::PreparedProcess;
 use rustix::io::Errno;
 
-/// A fork that is about to happen. While it exists no other thread uses the stack, so the child finds everything whole.
+/// A fork in preparation. While the value exists, no other thread uses the stack, so the child finds a
+/// consistent state.
 pub struct ForkGuard<'a> {
     state: LockGuard<'a>,
-    /// The child's way in; `None` if the stack has no room for another process, or is gone.
+    /// The child as prepared with the stack; `None` if the stack has no room for another process, or is gone.
     child: Option<PreparedProcess>,
 }
 
 impl Ops {
-    /// To be called before `fork`, and its result to be given to [`Ops::forked_here`] in the parent and to [`Ops::forked_child`] in the child.
+    /// Must be called before `fork`. The result must be passed to [`Ops::fork_parent`] in the parent, and to
+    /// [`Ops::fork_child`] in the child.
     pub fn prepare_fork(&self) -> ForkGuard<'_> {
         let mut lane = self.lock_or_panic();
         for file in lane.files.ids() {
@@ -32,26 +34,26 @@ impl Ops {
         ForkGuard { state: lane, child }
     }
 
-    /// The parent goes on as it was.
+    /// Continues in the parent.
     pub fn fork_parent(&self, forking: ForkGuard<'_>) {
-        // Its copy of the child's connection closes: the child has the other.
+        // Closes the parent's copy of the child's control connection.
         drop(forking);
     }
 
-    /// The child becomes a process of its own to the stack.
+    /// Makes the child a process of its own to the stack.
     ///
     /// # Errors
-    /// `ENOBUFS`: the stack had no room for it, so it must not use what it inherited.
+    /// `ENOBUFS` if the stack has no room for it: the child must not use what it inherited.
     pub fn fork_child(&self, forking: ForkGuard<'_>) -> Result<(), Errno> {
         let ForkGuard { state: mut lane, child } = forking;
         match child {
             Some(child) => lane.become_child(child)?,
-            // There is nobody to be a process to: it goes on as its parent does, without network.
+            // There is no stack to attach to: the child continues without network, as its parent does.
             None if lane.client.is_stack_gone() => drop(lane.reset_waits_in_child()?),
             None => return Err(Errno::NOBUFS),
         }
         self.note_connection_fd(&lane);
-        // The parent's book is the parent's.
+        // The inherited report is the parent's.
         self.rebuild_report(&mut lane);
         Ok(())
     }
@@ -61,7 +63,8 @@ impl ProcessState {
     fn become_child(&mut self, expected: PreparedProcess) -> Result<(), Errno> {
         let process = self.attachment.as_mut().ok_or(Errno::NOBUFS)?;
         let parents: Vec<_> = self.client.internal_fds().chain([process.connection_fd()]).collect();
-        // What the parent had is the parent's: here it is only put away, and what is closed is not hidden any more.
+        // The inherited descriptors are the parent's. The child closes them, and closed descriptors are no
+        // longer internal.
         parents.iter().for_each(|fd| descriptor::unregister_internal(*fd));
         if process.become_child_with(self.client.all_mut(), expected).is_err() {
             parents.into_iter().for_each(descriptor::register_internal);
@@ -69,15 +72,17 @@ impl ProcessState {
         }
         self.client.reset_in_child();
         self.client.internal_fds().chain([process.connection_fd()]).for_each(descriptor::register_internal);
-        // It takes a share of its own where the parent took one and nobody is going to say so: in a set of epoll's, and in a call that goes on here. Elsewhere it does with its first call about
-        // the listener, if it ever makes one.
+        // The child grants accept credit of its own where the parent did and no further call tells: to
+        // listeners in epoll sets, and to the listener of a call that continues in the child. Other listeners
+        // get it with the child's first call on them.
         for file in self.reset_waits_in_child()? {
             self.begin_accepting(file);
         }
         Ok(())
     }
 
-    /// Threads that waited are the parent's, but for the one that forked, in a handler. Returns the listeners at which it accepted, and which are waited for.
+    /// Removes the waiters of the parent's threads, except the one that forked in a handler. Returns the
+    /// listeners that had accept credit and are waited for.
     fn reset_waits_in_child(&mut self) -> Result<Vec<FileId>, Errno> {
         let own = sleep::sleeping_waiter();
         self.waiters = Waiters::for_child(own)?;
@@ -90,13 +95,13 @@ impl ProcessState {
             let known = self.files.get(file);
             known.wait_queue.retain(goes_on);
             let calls = known.wait_queue.iter().filter(|watcher| matches!(watcher, WaitEntry::Thread { .. }));
-            // Cannot truncate: one thread, and what it waits for.
+            // Cannot truncate: one thread waits for a limited number of descriptions.
             known.refcount = known.fd_count + calls.count() as u32;
             let is_waited_for = !known.wait_queue.is_empty();
             if let FileKind::Socket(socket) = &mut known.kind
                 && let Some(bound) = socket.bound_mut()
             {
-                // It is the parent's.
+                // The reservation belongs to the parent.
                 bound.reserved.number = FOREIGN_RESERVATION;
             }
             if let FileKind::Socket(socket) = &mut known.kind

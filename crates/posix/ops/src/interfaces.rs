@@ -1,4 +1,5 @@
-//! What programs see of the stack's links when they list interfaces: names and numbers that no interface of the kernel's has (`getifaddrs`, `if_nametoindex`, the `ioctl`s of netdevice(7)).
+//! The stack's links as interfaces for `getifaddrs`, `if_nametoindex` and the `ioctl`s of netdevice(7). Their
+//! names and indices differ from those of all kernel interfaces.
 
 use crate::Ops;
 use crate::descriptor::borrow;
@@ -9,32 +10,32 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-/// Bytes of a name at the most (`IFNAMSIZ`, without its zero).
+/// Maximum length of a name (`IFNAMSIZ` without the terminating zero).
 pub const NAME_MAX: usize = 15;
-/// The number of the first link, and of the others from there on: the kernel counts from 1, and never came so far.
+/// Index of the first link. The kernel counts from 1 and does not get that far.
 pub const FIRST_INDEX: u32 = 1 << 30;
-/// What a name gets behind it that an interface of the kernel's has.
+/// Suffix for a name that a kernel interface has, too.
 const SUFFIX: &str = "-stack";
 
-/// A link, as an interface.
+/// A link as an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its number. Of the loop it is 1, as the kernel's `lo` stands for it, too.
+    /// The index; 1 for loopback, which the kernel's `lo` stands for, too.
     pub index: u32,
-    /// Its name: that of the configuration where no other interface has it.
+    /// The configured name, unless another interface has it.
     pub name: String,
-    /// Its address on the link layer.
+    /// The address on the link layer.
     pub mac: [u8; 6],
-    /// Bytes of the largest IP packet.
+    /// The MTU in bytes.
     pub mtu: u16,
-    /// The way to ourselves.
+    /// The link is loopback.
     pub loopback: bool,
-    /// Its addresses, with the lengths of their prefixes.
+    /// Addresses and their prefix lengths.
     pub addresses: Vec<(IpAddr, u8)>,
 }
 
 impl Interface {
-    /// Its first address of IPv4, which is that of the interface to calls that know only one.
+    /// Returns the first IPv4 address, which older calls report as the only one.
     pub fn ipv4(&self) -> Option<(Ipv4Addr, u8)> {
         self.addresses.iter().find_map(|(address, prefix)| match address {
             IpAddr::V4(v4) => Some((*v4, *prefix)),
@@ -43,18 +44,18 @@ impl Interface {
     }
 }
 
-/// The mask of a network.
+/// Returns the netmask for a prefix length.
 pub fn mask_v4(prefix: u8) -> Ipv4Addr {
     Ipv4Addr::from_bits(u32::MAX.unbounded_shl(32 - u32::from(prefix.min(32))))
 }
 
-/// The address for all hosts of a network; those of one or two hosts have none (RFC 3021).
+/// Returns the broadcast address of a network; /31 and /32 networks have none (RFC 3021).
 pub fn broadcast_v4(address: Ipv4Addr, prefix: u8) -> Option<Ipv4Addr> {
     (prefix <= 30).then(|| address | !mask_v4(prefix))
 }
 
 impl Ops {
-    /// The family of a socket of the stack's or of the kernel's (`AF_INET` …).
+    /// Returns the family of any socket (`AF_INET` …).
     ///
     /// # Errors
     /// `EBADF`, `ENOTSOCK`; `EAGAIN` in a handler that interrupted a call.
@@ -68,7 +69,7 @@ impl Ops {
         Ok(family.sa_family().into())
     }
 
-    /// The links of the stack. `is_taken` says whether an interface of the kernel's has a name.
+    /// Returns the links of the stack. `is_taken` tells whether a kernel interface has a name.
     ///
     /// # Errors
     /// `ENETDOWN` if the stack is gone, `EAGAIN` in a handler that interrupted a call.
@@ -93,14 +94,14 @@ fn to_interfaces(links: Vec<LinkInfo>, is_taken: impl Fn(&str) -> bool) -> Vec<I
     interfaces
 }
 
-/// What a name of an interface may be (`dev_valid_name`), and no alias.
+/// Returns a valid interface name (`dev_valid_name`) that is not an alias.
 fn sanitized(name: &str) -> String {
     let name: String =
         name.chars().map(|c| if c.is_ascii_graphic() && c != '/' && c != ':' { c } else { '_' }).collect();
     if matches!(&*name, "" | "." | "..") { "link".into() } else { name }
 }
 
-/// The name, or one like it that nobody has. All of it is ASCII.
+/// Returns the name, or a variant of it that is not in use. The name must be ASCII.
 fn unused_name(name: &str, is_known: impl Fn(&str) -> bool) -> String {
     let cut = |len: usize| &name[..name.len().min(len)];
     let plain = cut(NAME_MAX);

@@ -7,17 +7,17 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 
 impl Ops {
-    /// `FIONREAD`, which is `SIOCINQ`: bytes that can be read.
+    /// `SIOCINQ` (`FIONREAD`): returns how many bytes can be read.
     ///
     /// # Errors
-    /// `EINVAL` for a listener and for an epoll set, as on Linux.
+    /// `EINVAL` for a listener and for an epoll set, as in Linux.
     pub fn siocinq(&self, fd: RawFd) -> Result<i32, Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
         match lane.files.socket(file).map_err(|_| Errno::INVAL)?.role {
             SocketRole::Unconnected { .. } => Ok(0),
             SocketRole::Listening(_) => Err(Errno::INVAL),
-            // Bytes of the next datagram (`udp_ioctl`).
+            // The length of the next datagram (`udp_ioctl`).
             SocketRole::Udp(dgram) => {
                 let next = lane.client.udp_next_len(dgram.conn).unwrap_or(0);
                 Ok(i32::try_from(next).unwrap_or(i32::MAX))
@@ -29,7 +29,7 @@ impl Ops {
                     && let (Some(mark), there) = lane.urgent_mark_and_bytes(conn)
                 {
                     let inline = lane.files.socket(file)?.options.flag(BoolOption::OobInline);
-                    // As far as reads go (`tcp_inq`).
+                    // Counts up to the urgent mark (`tcp_inq`).
                     readable = if mark.unread_before < there && !inline { mark.unread_before } else { there };
                 }
                 Ok(i32::try_from(readable).unwrap_or(i32::MAX))
@@ -37,10 +37,10 @@ impl Ops {
         }
     }
 
-    /// `TIOCOUTQ`, which is `SIOCOUTQ`: bytes that were written and not acknowledged by the peer.
+    /// `SIOCOUTQ` (`TIOCOUTQ`): returns how many written bytes the peer has not acknowledged.
     ///
     /// # Errors
-    /// `EINVAL` for a listener and for an epoll set, as on Linux.
+    /// `EINVAL` for a listener and for an epoll set, as in Linux.
     pub fn siocoutq(&self, fd: RawFd) -> Result<i32, Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
@@ -59,10 +59,10 @@ impl Ops {
         }
     }
 
-    /// `SIOCOUTQNSD`: bytes that were written and have not been sent.
+    /// `SIOCOUTQNSD`: returns how many written bytes were not sent.
     ///
     /// # Errors
-    /// `EINVAL` for a listener and for an epoll set, `ENOTTY` for a socket of UDP, as on Linux.
+    /// `EINVAL` for a listener and for an epoll set, `ENOTTY` for a UDP socket, as in Linux.
     pub fn siocoutqnsd(&self, fd: RawFd) -> Result<i32, Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
@@ -74,7 +74,7 @@ impl Ops {
             SocketRole::Listening(_) => Err(Errno::INVAL),
             SocketRole::Stream(_) => {
                 let info = lane.info(file);
-                // Behind the answer, by which the stack has taken what it has room for.
+                // Read after the answer of `info`: until then the stack has taken what it has room for.
                 let Some((_, status)) = lane.status(file) else { return Ok(0) };
                 let waiting = status.unsent;
                 let engine = info

@@ -1,4 +1,4 @@
-//! Sockets that turn out to be the kernel's, and the kernel's half of listeners that serve both.
+//! Sockets that become kernel sockets, and the kernel sockets of listeners that also serve the kernel.
 
 use crate::Ops;
 use crate::descriptor_report::{KernelReason, ReportEntry};
@@ -14,7 +14,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 impl Ops {
-    /// Puts a socket of the kernel's behind a descriptor, with the options that the program has set. It still is ours.
+    /// Puts a kernel socket behind a descriptor, with the options that the program has set. The descriptor
+    /// still belongs to the stack.
     pub(crate) fn open_kernel_socket(
         &self,
         lane: &mut ProcessState,
@@ -37,7 +38,10 @@ impl Ops {
         syscall::dup3(real.as_raw_fd(), fd, flags)
     }
 
-    /// A socket that is not for the stack becomes the kernel's, and the descriptor is ours no longer.
+    /// Turns a socket that the stack does not serve into a kernel socket.
+    ///
+    /// # Errors
+    /// `ENETUNREACH` if the description has further descriptors: they would remain proxies.
     pub(crate) fn convert_to_kernel(
         &self,
         lane: &mut ProcessState,
@@ -46,7 +50,7 @@ impl Ops {
     ) -> Result<(), Errno> {
         let shared = lane.files.get(file).fd_count > 1;
         if shared {
-            // Its copies would go on being placeholders.
+            // The other descriptors would remain proxies.
             return Err(Errno::NETUNREACH);
         }
         self.open_kernel_socket(lane, fd, file)?;
@@ -54,7 +58,7 @@ impl Ops {
         Ok(())
     }
 
-    /// The kernel's half is all of a socket from now on.
+    /// Closes the stack's side of a socket, which its kernel socket serves alone from now on.
     pub(crate) fn drop_stack_side(
         &self,
         lane: &mut ProcessState,
@@ -79,7 +83,7 @@ impl Ops {
     }
 }
 
-/// Whether the kernel would take an option for a new socket.
+/// Checks whether the kernel accepts an option for a new socket.
 pub(crate) fn try_option(family: Family, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
     let family = match family {
         Family::V4 => AddressFamily::INET,
@@ -89,19 +93,23 @@ pub(crate) fn try_option(family: Family, level: c_int, name: c_int, value: &[u8]
     syscall::setsockopt(socket.as_raw_fd(), level, name, value)
 }
 
-/// Calls on the kernel's half of a listener never wait: another process may have been faster.
+/// Makes a kernel socket non-blocking: between readiness and the call another process may take what was
+/// ready.
 pub(crate) fn set_nonblocking(fd: RawFd) -> Result<(), Errno> {
     rustix::fs::fcntl_setfl(crate::descriptor::borrow(fd)?, rustix::fs::OFlags::NONBLOCK)
 }
 
-/// The address that the kernel chose.
+/// Returns the address that the kernel has chosen.
 pub(crate) fn local_address(fd: RawFd, family: Family) -> Result<SocketAddr, Errno> {
     let mut bytes = [0u8; 128];
     let len = syscall::getsockname(fd, &mut bytes)?;
     sockaddr::decode(bytes.get(..len).ok_or(Errno::INVAL)?, family)
 }
 
-/// A connection that came by the kernel, if there is one; never waits.
+/// Accepts a connection from the kernel without waiting.
+///
+/// # Errors
+/// `EAGAIN` if there is none.
 pub(crate) fn accept(fd: RawFd, flags: c_int, family: Family) -> Result<(RawFd, SockaddrBytes), Errno> {
     let mut ready = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
     if crate::sleep::poll_now(&mut ready)? == 0 {
@@ -114,7 +122,7 @@ pub(crate) fn accept(fd: RawFd, flags: c_int, family: Family) -> Result<(RawFd, 
 }
 
 impl ProcessState {
-    /// Whether something of the kernel's stands behind a description's descriptors, not mere placeholders.
+    /// Returns whether a kernel object is behind a description's descriptors, not just proxies.
     pub fn has_kernel_socket(&mut self, file: FileId) -> bool {
         match &self.files.get(file).kind {
             FileKind::Epoll(_) => true,
@@ -126,7 +134,8 @@ impl ProcessState {
         }
     }
 
-    /// The descriptor `from` is gone: the kernel's half, if it stood behind that, stands behind a copy.
+    /// Finds another descriptor for the kernel socket of a description, if it was reached by `from`, which is
+    /// closed.
     pub fn move_kernel_socket(&mut self, file: FileId, from: RawFd, copy: impl FnOnce() -> Option<RawFd>) {
         let Ok(socket) = self.files.socket(file) else { return };
         if let SocketRole::Udp(dgram) = &mut socket.role {
@@ -154,7 +163,7 @@ impl ProcessState {
         }
     }
 
-    /// Notes for others why a socket is the kernel's.
+    /// Enters the reason for which a socket is a kernel socket in the report.
     pub fn report_kernel_socket(&mut self, fd: RawFd, why: KernelReason) {
         let inode = crate::descriptor::borrow(fd).and_then(|fd| Ok(rustix::fs::fstat(fd)?.st_ino));
         if let (Some(book), Ok(inode)) = (&self.report, inode) {
@@ -162,7 +171,7 @@ impl ProcessState {
         }
     }
 
-    /// The descriptor behind which the kernel's half of a listener stands.
+    /// Returns the descriptor by which the kernel socket of a listener or UDP socket is reached.
     pub fn kernel_fd(&mut self, file: FileId) -> Option<RawFd> {
         match self.files.socket(file) {
             Ok(Socket { role: SocketRole::Listening(listening), .. }) => listening.kernel_fd,

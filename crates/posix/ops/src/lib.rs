@@ -1,21 +1,23 @@
-//! Socket calls of POSIX and Linux on Ginnel's stack: what a program sees that was written for the kernel.
+//! Socket calls of POSIX and Linux on Ginnel's stack, for programs that were written for the kernel's
+//! sockets.
 //!
-//! One value, [`Ops`], serves one process: all its threads, all its descriptors. Each call does what the system call of its name does, with the same
-//! results and the same `errno`; what differs stands in `docs/posix.md`. Calls about descriptors that are not the stack's are the caller's to make:
-//! [`Ops::owns`] tells.
+//! One value, [`Ops`], serves one process with all its threads and descriptors. Each method does what the
+//! system call of its name does, with the same results and the same `errno`; `docs/posix.md` lists the
+//! differences. The caller makes the system calls on descriptors that do not belong to the stack;
+//! [`Ops::owns`] tells them apart.
 //!
 //! ```text
 //!   the program's threads
 //!     │ send, recv, accept4, epoll_wait, poll …
 //!     ▼
-//!   Ops        fd_table   one load: is this descriptor ours?
+//!   Ops           fd_table    one load: does this descriptor belong to the stack?
 //!     │
 //!     ▼  one lock
-//!   Lane       files      open file descriptions, which dup and fork share
-//!     │        readiness  how things stand, as poll would say
-//!     │        wake       who is told when that changes: epoll sets, sleeping threads
+//!   ProcessState  files       open file descriptions, which dup and fork share
+//!     │           readiness   what poll would report about a description
+//!     │           wait_queue  epoll sets and sleeping threads to wake when that changes
 //!     ▼
-//!   Client     the channel to the shard
+//!   Client        the channel to the shard
 //! ```
 
 mod channels;
@@ -80,25 +82,28 @@ use process::ProcessState;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
-/// How often it is looked whether a stack that has just begun can be used.
+/// Interval at which [`Ops::wait_until_ready`] checks whether the addresses of the stack can be used.
 const READY_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How the operations behave.
+/// Configuration of [`Ops`].
 pub struct OpsConfig {
-    /// How long a call that has to wait looks for news before it sleeps in the kernel.
+    /// How long a call that has to wait polls the channel before it sleeps in the kernel.
     pub spin: Duration,
-    /// Whether an address is for the stack, if the stack can reach it. Sockets for others become the kernel's.
+    /// Returns whether the stack may serve an address, provided that it has a route there. Sockets for other
+    /// addresses become kernel sockets.
     pub is_stack_address: fn(IpAddr) -> bool,
-    /// Listeners on all addresses take connections that come by the kernel, too.
+    /// Listeners on the unspecified address also accept connections that arrive at the kernel.
     pub kernel_listen: bool,
-    /// `bind` to a lower port needs `CAP_NET_BIND_SERVICE`.
+    /// `bind` to a port below this one needs `CAP_NET_BIND_SERVICE`.
     pub unprivileged_port_start: u16,
-    /// Of several shards, which a process takes connections from first.
+    /// The shard from which a listener of this process prefers to take connections.
     pub listen_spawn: ListenSpawn,
-    /// Descriptors of closed sockets that are kept for the next ones. A program that needs the lowest number free (POSIX) wants 0.
+    /// How many proxy descriptors of closed sockets stay open for the next sockets. 0 gives each new socket
+    /// the lowest free number, as POSIX demands.
     pub proxy_pool_max: usize,
-    /// Writes are bounded by send buffers to the byte, as far as the kernel's accounting can be told from payload: what a connection begins with (the second number of `tcp_wmem`), and what it may grow to.
-    /// The stack is asked for each write. Without it writes are bounded by what the channel and the engine's buffer hold.
+    /// Limits writes by the send buffer to the byte, as far as the kernel's accounting follows from the
+    /// payload: the initial size (the second number of `tcp_wmem`) and the maximum. Each write then asks the
+    /// stack. `None` limits writes only by what the channel and the engine's buffer hold.
     pub send_buffer: Option<[u32; 2]>,
 }
 
@@ -125,10 +130,10 @@ pub struct Ops {
 }
 
 impl Ops {
-    /// Socket calls through a channel.
+    /// Returns the socket calls on one channel.
     ///
     /// # Errors
-    /// No descriptors.
+    /// `EMFILE`, `ENFILE`.
     pub fn new(client: Client, config: OpsConfig) -> Result<Self, Errno> {
         Self::from_clients(vec![client], config)
     }
@@ -141,10 +146,11 @@ impl Ops {
         Ok(Self { fds: FdTable::new(), lock: lane, signals, config })
     }
 
-    /// Socket calls of a process that came through the door of a stack in another one.
+    /// Returns the socket calls of a process that is attached to a stack in another process.
     ///
     /// # Errors
-    /// No descriptors.
+    /// `EMFILE`, `ENFILE`; `EOPNOTSUPP` if the attachment has no client, or more clients than a stack can
+    /// have shards.
     pub fn from_process(mut process: Attachment, config: OpsConfig) -> Result<Self, Errno> {
         let config_spawn = config.listen_spawn;
         let clients: Vec<Client> = core::iter::from_fn(|| process.take_client()).collect();
@@ -159,7 +165,7 @@ impl Ops {
         Ok(ops)
     }
 
-    /// Waits until the addresses of the stack can be used, or this time is over.
+    /// Waits until the addresses of the stack can be used, but no longer than `within`.
     pub fn wait_until_ready(&self, within: Duration) {
         let until = std::time::Instant::now() + within;
         while !self.lock_or_panic().client.is_ready() && std::time::Instant::now() < until {
@@ -167,24 +173,26 @@ impl Ops {
         }
     }
 
-    /// Whether a descriptor is the stack's.
+    /// Returns whether a descriptor belongs to the stack.
     #[inline]
     pub fn owns(&self, fd: RawFd) -> bool {
         self.fds.get(fd).is_some()
     }
 
-    /// Whether operations are to be asked about a descriptor: it is one of ours, or was until the program closed it, or is the library's own. Then they say `EBADF`, though the number is open.
+    /// Returns whether [`Ops`] must answer for a descriptor: it belongs to the stack, belonged to it until
+    /// the program closed it, or is internal to the library. In the last two cases the methods return
+    /// `EBADF`, although the number is open.
     #[inline]
     pub fn handles(&self, fd: RawFd) -> bool {
         self.owns(fd) || descriptor::is_internal(fd)
     }
 
-    /// The program is about to change, or has changed, what it does about signals (`sigaction`).
+    /// Must be called before or after the program changes a signal disposition (`sigaction`).
     pub fn invalidate_handlers(&self) {
         self.signals.invalidate();
     }
 
-    /// Begins the book anew, with all descriptors that are ours.
+    /// Starts a new descriptor report that lists all descriptors of the stack.
     pub(crate) fn rebuild_report(&self, lane: &mut ProcessState) {
         lane.start_report(self.fds.len());
         for fd in self.fds.range(0, RawFd::MAX) {
@@ -194,38 +202,39 @@ impl Ops {
         }
     }
 
-    /// A descriptor is the library's own, though there are no operations yet.
+    /// Marks a descriptor as internal to the library, for callers that have no [`Ops`] yet.
     pub fn register_internal(fd: RawFd) {
         descriptor::register_internal(fd);
     }
 
-    /// It is closed.
+    /// Unmarks an internal descriptor that was closed.
     pub fn unregister_internal(fd: RawFd) {
         descriptor::unregister_internal(fd);
     }
 
-    /// It has another number.
+    /// Moves the mark of an internal descriptor to its new number.
     pub fn renumber_internal(from: RawFd, to: RawFd) {
         descriptor::renumber_internal(from, to);
     }
 
-    /// The program closed one of its own descriptors: what it opens next may have this number.
+    /// Must be called after the program has closed a descriptor of its own: the next proxy descriptor may get
+    /// that number.
     #[inline]
     pub fn note_freed(fd: RawFd) {
         descriptor::note_freed(fd);
     }
 
-    /// Whether a descriptor is the library's own, of which the program knows nothing.
+    /// Returns whether a descriptor is internal to the library and hidden from the program.
     pub fn is_internal(fd: RawFd) -> bool {
         descriptor::is_internal(fd)
     }
 
-    /// The first of the library's own descriptors from `from` to `last`.
+    /// Returns the first internal descriptor from `from` to `last`.
     pub fn next_internal(from: RawFd, last: RawFd) -> Option<RawFd> {
         descriptor::next_internal(from, last)
     }
 
-    /// The open file description of a descriptor, as it is now.
+    /// Returns the open file description of a descriptor, after applying what other processes changed in it.
     #[inline]
     fn file_of(&self, lane: &mut ProcessState, fd: RawFd) -> Result<FileId, Errno> {
         let file = self.fds.get(fd).ok_or(Errno::BADF)?;

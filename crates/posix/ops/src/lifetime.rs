@@ -1,4 +1,4 @@
-//! Descriptors come and go: `socket`, `dup`, `close`, and what `fcntl` changes.
+//! Creation, duplication and closing of descriptors, and what `fcntl` changes.
 
 use crate::Ops;
 use crate::descriptor;
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
 impl Ops {
-    /// Whether a socket of this kind could become the stack's. Others are the kernel's from the beginning.
+    /// Returns whether the stack supports sockets of this kind. All others are kernel sockets from the start.
     pub fn supports_socket(domain: c_int, kind: c_int, protocol: c_int) -> bool {
         let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
         matches!(domain, libc::AF_INET | libc::AF_INET6)
@@ -26,10 +26,10 @@ impl Ops {
             )
     }
 
-    /// `socket`, for those that [`Ops::takes_socket`] admits.
+    /// `socket`, for sockets that [`Ops::supports_socket`] admits.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`; `EAFNOSUPPORT` for those that it does not admit.
+    /// `EMFILE`, `ENFILE`; `EAFNOSUPPORT` for sockets that it does not admit.
     pub fn socket(&self, domain: c_int, kind: c_int, protocol: c_int) -> Result<RawFd, Errno> {
         if !Self::supports_socket(domain, kind, protocol) {
             return Err(Errno::AFNOSUPPORT);
@@ -56,7 +56,7 @@ impl Ops {
         self.open(&mut lane, FileKind::Socket(Box::new(socket)), kind & libc::SOCK_CLOEXEC != 0)
     }
 
-    /// A new description with a descriptor of its own.
+    /// Creates an open file description and a proxy descriptor for it.
     pub(crate) fn open(
         &self,
         lane: &mut ProcessState,
@@ -67,7 +67,8 @@ impl Ops {
         self.install(lane, fd, kind)
     }
 
-    /// A new description behind a descriptor that there is already. It is closed if there is no room for it.
+    /// Creates an open file description for an existing descriptor. Closes the descriptor if it is beyond the
+    /// table.
     pub(crate) fn install(&self, lane: &mut ProcessState, fd: RawFd, kind: FileKind) -> Result<RawFd, Errno> {
         let file = lane.files.add(kind);
         if !self.fds.set(fd, file) {
@@ -81,10 +82,11 @@ impl Ops {
         Ok(fd)
     }
 
-    /// `dup` and `fcntl(F_DUPFD)`: the caller has had the kernel copy the placeholder `fd` to `copy`, and closed what of ours was there.
+    /// `dup` and `fcntl(F_DUPFD)`: the caller has made the kernel duplicate the proxy descriptor `fd` to
+    /// `copy`, and has closed the stack's descriptor of that number.
     ///
     /// # Errors
-    /// `EBADF` if `fd` is not ours, `EMFILE` if `copy` is beyond what can be ours.
+    /// `EBADF` if `fd` does not belong to the stack, `EMFILE` if `copy` is beyond the table.
     pub fn dup(&self, fd: RawFd, copy: RawFd) -> Result<(), Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
@@ -96,11 +98,12 @@ impl Ops {
         Ok(())
     }
 
-    /// `dup`, and `fcntl(F_DUPFD)` from 0 on, of a socket behind which nothing stands: as all placeholders are alike, one that is kept does as well. `None`: the kernel is to copy it, and
-    /// [`Ops::dup`] to be told.
+    /// `dup`, and `fcntl(F_DUPFD)` with a minimum of 0, of a socket without a kernel socket: since all proxy
+    /// descriptors are alike, a pooled one serves as well. Returns `None` if the caller must have the kernel
+    /// duplicate the descriptor and then call [`Ops::dup`].
     ///
     /// # Errors
-    /// `EMFILE`, `EAGAIN` in a handler that interrupted a call.
+    /// `EMFILE`; `EAGAIN` in a handler that interrupted a call.
     pub fn dup_from_pool(&self, fd: RawFd, cloexec: bool) -> Result<Option<RawFd>, Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
@@ -116,7 +119,7 @@ impl Ops {
         Ok(Some(copy))
     }
 
-    /// One descriptor more.
+    /// Adds a descriptor to an open file description.
     fn add_fd(lane: &mut ProcessState, copy: RawFd, file: FileId) {
         let known = lane.files.get(file);
         known.refcount += 1;
@@ -125,7 +128,7 @@ impl Ops {
         lane.report_fd(copy, file);
     }
 
-    /// `close`. With `SO_LINGER` it may wait.
+    /// `close`. May wait if `SO_LINGER` is set.
     ///
     /// # Errors
     /// `EBADF`.
@@ -136,7 +139,7 @@ impl Ops {
         let mut lane = self.lock()?;
         let file = self.fds.take(fd).ok_or(Errno::BADF)?;
         if lane.has_kernel_socket(file) {
-            // Something of the kernel's stands behind it, which ends with its last descriptor.
+            // A kernel object is behind it, which must be closed with its last descriptor.
             descriptor::close(fd);
         } else {
             lane.proxy_fds.release(fd, self.config.proxy_pool_max);
@@ -145,9 +148,9 @@ impl Ops {
         Ok(())
     }
 
-    /// The kernel has closed the descriptor already, or put something else behind it (`dup2`).
+    /// Removes a descriptor that the kernel has already closed or replaced (`dup2`).
     pub fn forget_fd(&self, fd: RawFd) {
-        // A handler that puts something over a descriptor in the middle of a call leaves the socket open.
+        // If a handler replaces a descriptor in the middle of a call, the socket stays open.
         let Ok(mut lane) = self.lock() else { return };
         match self.fds.take(fd) {
             Some(file) => self.drop_fd(lane, fd, file),
@@ -156,7 +159,8 @@ impl Ops {
         }
     }
 
-    /// `close_range`: the kernel closes the placeholders with all the others, so they are only forgotten here. Those that are kept are closed now.
+    /// `close_range`: the kernel closes the proxy descriptors together with all others, so they are only
+    /// removed here. Pooled descriptors are closed now.
     pub fn forget_range(&self, first: RawFd, last: RawFd) {
         if let Ok(mut lane) = self.lock() {
             lane.proxy_fds.close_pooled(first, last);
@@ -167,14 +171,14 @@ impl Ops {
         }
     }
 
-    /// One descriptor less.
+    /// Removes a descriptor from its open file description, and closes the socket with the last one.
     fn drop_fd<'a>(&'a self, mut lane: LockGuard<'a>, fd: RawFd, file: FileId) {
         lane.unreport_fd(fd);
         let known = lane.files.get(file);
         known.fd_count -= 1;
         if known.fd_count > 0 {
             known.refcount -= 1;
-            // The kernel's half is reached by a copy from now on.
+            // From now on the kernel socket is reached by a duplicate.
             let copy = || self.fds.range(0, RawFd::MAX).find(|copy| self.fds.get(*copy) == Some(file));
             lane.move_kernel_socket(file, fd, copy);
             return;
@@ -189,7 +193,8 @@ impl Ops {
         }
     }
 
-    /// Waits until what was written is acknowledged, as `SO_LINGER` asks (`tcp_close`, `sk_stream_wait_close`).
+    /// Waits until written data is acknowledged, as `SO_LINGER` demands (`tcp_close`,
+    /// `sk_stream_wait_close`).
     fn linger<'a>(&'a self, mut lane: LockGuard<'a>, file: FileId, time: Duration) -> LockGuard<'a> {
         let Some((conn, status)) = lane.status(file) else { return lane };
         if status.readable > 0 || lane.client.shutdown_write(conn).is_err() {
@@ -199,7 +204,7 @@ impl Ops {
         let end = Instant::now() + time;
         loop {
             let Ok(info) = lane.client.info(conn) else { return lane };
-            // Only these wait for the peer's acknowledgement.
+            // Only in these states is an acknowledgement by the peer outstanding.
             if !matches!(info.state, State::FinWait1 | State::Closing | State::LastAck)
                 || Instant::now() >= end
             {
@@ -214,7 +219,7 @@ impl Ops {
         }
     }
 
-    /// Whether calls on the descriptor wait (`O_NONBLOCK` of `fcntl(F_GETFL)`).
+    /// Returns whether the description has `O_NONBLOCK` (`fcntl(F_GETFL)`).
     ///
     /// # Errors
     /// `EBADF`.
@@ -239,11 +244,11 @@ impl Ops {
     }
 }
 
-/// How often a lingering close looks how far it is.
+/// Interval at which a lingering close asks the stack for the state of the connection.
 const LINGER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 impl ProcessState {
-    /// How long a close waits.
+    /// Returns how long a close lingers; `None` if it does not.
     fn linger_time(&mut self, file: FileId) -> Option<Duration> {
         let socket = self.files.socket(file).ok()?;
         let stream = matches!(socket.role, SocketRole::Stream(_));

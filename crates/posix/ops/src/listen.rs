@@ -19,27 +19,27 @@ use libc::{POLLIN, pollfd};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
-/// Longest accept queue (`net.core.somaxconn`).
+/// Maximum length of the accept queue (`net.core.somaxconn`).
 const SOMAXCONN: u32 = 4096;
 
 impl Ops {
-    /// `listen`. A socket without an address gets a port that the stack chooses.
+    /// `listen`. The stack chooses a port for a socket that is not bound.
     ///
     /// # Errors
-    /// `EADDRINUSE`, `EINVAL` if it is connected, `ENFILE`.
+    /// `EADDRINUSE`, `EINVAL` if the socket is connected, `ENFILE`.
     pub fn listen(&self, fd: RawFd, backlog: c_int) -> Result<(), Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
-        // A negative one is as long as possible, as on Linux, where it is compared without its sign.
+        // As in Linux, which compares it as unsigned, a negative backlog is the maximum.
         let backlog = u32::try_from(backlog).unwrap_or(SOMAXCONN).min(SOMAXCONN);
         let socket = lane.files.socket(file)?;
         let sharing = socket.options.sharing(socket.family);
-        // An address without its port outlives what was made with it (`SOCK_BINDADDR_LOCK`).
+        // An address without a port survives a disconnect (`SOCK_BINDADDR_LOCK`).
         let any =
             socket.last_address.map_or(socket.family.unspecified(), |past| SocketAddr::new(past.ip(), 0));
         match &mut socket.role {
             SocketRole::Listening(listening) => {
-                // How many may wait is told anew, and that is all.
+                // A second `listen` only changes the backlog.
                 listening.backlog = backlog;
                 let number = listening.number;
                 if let Some(fd) = listening.kernel_fd {
@@ -80,10 +80,10 @@ impl Ops {
         }
     }
 
-    /// `accept4`. The peer's address is written as for `getpeername`.
+    /// `accept4`. Returns the peer's address as `getpeername` does.
     ///
     /// # Errors
-    /// `EAGAIN`, `EINTR`, `EINVAL` if the socket does not listen or the flags are unknown, `EMFILE`.
+    /// `EAGAIN`, `EINTR`, `EINVAL` if the socket does not listen or a flag is unknown, `EMFILE`.
     pub fn accept4(&self, fd: RawFd, flags: c_int) -> Result<(RawFd, SockaddrBytes), Errno> {
         if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
             return Err(Errno::INVAL);
@@ -100,7 +100,8 @@ impl Ops {
         }
         lane.begin_accepting(file);
         lane.client.flush();
-        // The number first: a connection that was accepted cannot be given back. Who does not wait finds it where it is now.
+        // The descriptor is taken first, because an accepted connection cannot be returned. A non-blocking
+        // call takes it from the pool after it has accepted.
         let cloexec = flags & libc::SOCK_CLOEXEC != 0;
         let at_hand = patience == Timeout::Zero && lane.proxy_fds.has_pooled();
         let mut new = if at_hand { None } else { Some(lane.proxy_fds.alloc(cloexec)?) };
@@ -113,7 +114,7 @@ impl Ops {
         let watched = &mut watched[..usize::from(half.is_some())];
         let unused = new;
         let on_jump = pin!(CleanupHandler::new(|| self.cancel_accept(unused)));
-        // Only who has taken a number, and waits, has something to give back.
+        // Only a call that has taken a descriptor has something to clean up.
         let on_jump = unused.is_some().then(|| on_jump.push());
         let (mut lane, result) = self.block_until(lane, &[file], watched, &wait, |lane, _| {
             match (lane.accept_step(file, flags), half) {
@@ -160,7 +161,7 @@ impl Ops {
 }
 
 impl Ops {
-    /// A handler jumps over `accept`, which has taken a number.
+    /// Cleans up after a handler that left a blocked `accept` by a jump.
     #[cold]
     fn cancel_accept(&self, unused: Option<RawFd>) {
         if let (Some(unused), Ok(mut lane)) = (unused, self.lock()) {
@@ -169,15 +170,15 @@ impl Ops {
     }
 }
 
-/// Where a connection came from.
+/// The origin of an accepted connection.
 enum Accepted {
     Stack(Box<Socket>),
-    /// The kernel: its descriptor is not ours.
+    /// The kernel's listener; the descriptor does not belong to the stack.
     Kernel((RawFd, SockaddrBytes)),
 }
 
 impl Socket {
-    /// Whether connections of a listener will be of IPv4, if that is known.
+    /// Returns whether connections of a listener will use IPv4, or `None` if they may use either version.
     pub fn child_is_v4(&self) -> Option<bool> {
         match self.family {
             Family::V4 => Some(true),
@@ -195,7 +196,8 @@ impl Socket {
 }
 
 impl ProcessState {
-    /// This process takes its share of a listener's connections from now on.
+    /// Grants accept credit to a listener, so that this process takes its share of the connections from now
+    /// on.
     #[inline]
     pub fn begin_accepting(&mut self, file: FileId) {
         if let Ok(Socket { role: SocketRole::Listening(listening), .. }) = self.files.socket(file)
@@ -208,14 +210,14 @@ impl ProcessState {
 
     #[cold]
     fn grant_credits(&mut self, number: u32, backlog: u32) {
-        // Linux lets one more wait than the backlog says.
+        // Like Linux, admits one connection more than the backlog.
         self.client.set_credits(number, backlog.saturating_add(1));
-        // What came before anybody asked is there when this returns; if the stack is gone nothing is. How many may wait is not told: another process that has the listener may
-        // have said something else since.
+        // Connections that were waiting are offered when this returns; there are none if the stack is gone.
+        // The backlog is not sent, because another process that shares the listener may have changed it.
         let _ = self.client.request_offers(number);
     }
 
-    /// A connection that is offered.
+    /// Accepts a connection that is offered.
     fn accept_step(&mut self, file: FileId, flags: c_int) -> Result<Box<Socket>, Errno> {
         let SocketRole::Listening(listening) = self.files.socket(file)?.role else {
             return Err(Errno::INVAL);
@@ -224,7 +226,8 @@ impl ProcessState {
             self.process_events();
             self.client.accept(listening.number)
         });
-        // Where the stack is gone there is nobody who could connect, as where an interface is; an error would come again at once.
+        // If the stack is gone, no connection will arrive, as with an interface that is down. An error would
+        // make programs retry at once.
         let conn = taken.ok_or(Errno::AGAIN)?;
         let listener = self.files.socket(file)?;
         let socket = Socket {
@@ -242,7 +245,7 @@ impl ProcessState {
         Ok(self.files.box_socket(socket))
     }
 
-    /// The socket listens no more, and keeps the address that the program bound it to.
+    /// Closes the listener of a socket, which keeps the address that the program has bound.
     pub fn stop_listening(&mut self, file: FileId) {
         let Ok(Socket { role: SocketRole::Listening(listening), .. }) = self.files.socket(file) else {
             return;
@@ -251,7 +254,7 @@ impl ProcessState {
         self.unbind_listener(listening.number);
         let kept = Some(listening.bound).filter(BoundAddress::survives_disconnect);
         let given_up = if kept.is_none() { listening.bound.own_reservation() } else { None };
-        // If the stack is gone there is nothing to close.
+        // If the stack is gone, so is the listener.
         let _ = self.client.unlisten(listening.number, given_up);
         if let Ok(socket) = self.files.socket(file) {
             socket.role = SocketRole::Unconnected { bound: kept };

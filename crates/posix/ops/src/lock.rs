@@ -1,9 +1,11 @@
-//! The lock around a process's sockets, and handlers of signals: those that come while this thread holds it are put off until it lets go (`handlers`), as a
-//! system call does its work between handlers or sleeps in them.
+//! The lock of a process's sockets, and the deferral of signal handlers: a handler that interrupts the thread
+//! that holds the lock is deferred until the lock is released (`signal_handlers`). So handlers run only where
+//! they would run around a system call: before it, after it, or while it sleeps.
 //!
-//! Handlers that were installed past the library cannot be put off. Such a one may itself call functions of sockets (signal-safety(7)), and must not wait for
-//! what its own thread holds, or is about to: its call is `EAGAIN`, as on a socket that does not wait and has nothing at the moment; a `close` is done when the
-//! interrupted call lets go.
+//! Handlers that were installed without the library's hooks cannot be deferred. Such a handler may call
+//! socket functions (signal-safety(7)), and must not wait for a lock that its own thread holds or is about to
+//! take: the call fails with `EAGAIN`, as on a non-blocking socket that has nothing at the moment; a `close`
+//! is deferred until the interrupted call releases the lock.
 
 use crate::process::ProcessState;
 use crate::signal::SignalSet;
@@ -18,32 +20,34 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Closes that handlers may ask for during one call.
+/// How many closes handlers may request during one call.
 const DEFERRED_CLOSES_MAX: usize = 16;
-/// In a place that no descriptor waits in.
+/// Marks an unused slot.
 const NO_FD: i32 = -1;
 
-/// What a thread has of the sockets.
+/// The relation of a thread to the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LockState {
     Unlocked,
-    /// It holds them, waits for them, or has let go of them a moment ago.
+    /// The thread holds the lock, waits for it, or has just released it.
     Held,
-    /// It holds them while it becomes another program, which would get the signals that are put off: handlers come as they come.
+    /// The thread holds the lock and is about to execute another program. That program would inherit a signal
+    /// mask with the deferred signals blocked, so handlers run at once.
     HeldForExec,
 }
 
-/// What is known of a thread, also to handlers that interrupt it.
+/// State of a thread, which handlers that interrupt the thread read and write, too.
 struct ThreadState {
     lock_state: Cell<LockState>,
-    /// Something is to be done when it lets go of the sockets: a descriptor is to be closed, somebody to be told of urgent data, or a handler was put off.
+    /// Work is pending for when the thread releases the lock: a descriptor to close, a `SIGURG` to send, or a
+    /// deferred signal to deliver.
     has_deferred_work: Cell<bool>,
-    /// Things that it does as a whole.
+    /// Nesting depth of signal-deferred sections.
     defer_depth: Cell<u32>,
-    /// A handler was put off, and this is what the thread blocked then.
+    /// A signal was deferred; `program_mask` holds the signal mask of the thread at that time.
     has_deferred_signal: Cell<bool>,
     program_mask: Cell<SignalSet>,
-    /// Signals whose handlers ran since its call began to wait.
+    /// Signals whose handlers ran since the current call began to wait.
     handlers_ran: Cell<SignalSet>,
 }
 
@@ -60,7 +64,7 @@ thread_local! {
     };
 }
 
-/// Does something as a whole: handlers come before it or behind it.
+/// Runs a closure as a signal-deferred section: handlers run before or after it, not inside.
 fn with_signals_deferred<T>(run: impl FnOnce() -> T) -> T {
     THREAD.with(|here| here.defer_depth.set(here.defer_depth.get() + 1));
     compiler_fence(Ordering::SeqCst);
@@ -72,17 +76,18 @@ fn with_signals_deferred<T>(run: impl FnOnce() -> T) -> T {
     result
 }
 
-/// What is made and goes as a whole, as memory that is taken and given back while the sockets are not held: a handler in the middle of that may leave by
-/// `siglongjmp`, and nobody would have any memory afterwards.
+/// A value that is created and dropped in signal-deferred sections, such as heap memory that is used while
+/// the lock is not held. A handler that interrupted the allocator and left by `siglongjmp` would leave the
+/// allocator locked.
 pub struct SignalDeferred<T>(Option<T>);
 
 impl<T> SignalDeferred<T> {
-    /// Made by `make`, without interruption.
+    /// Creates the value with signals deferred.
     pub fn new(make: impl FnOnce() -> T) -> Self {
         Self(Some(with_signals_deferred(make)))
     }
 
-    /// Taken by `take`, without interruption.
+    /// Passes the value to `take` with signals deferred.
     pub(crate) fn drop_with(mut self, take: impl FnOnce(T)) {
         with_signals_deferred(|| self.0.take().map(take));
     }
@@ -108,25 +113,28 @@ impl<T> Drop for SignalDeferred<T> {
     }
 }
 
-/// A filter of system calls may not admit what puts off handlers.
+/// Set if the program's seccomp filter may not admit the system calls that deferral needs.
 static DEFERRAL_DISABLED: AtomicBool = AtomicBool::new(false);
 
-/// From now on handlers come as they come: the program gives up system calls. Those of the library's are admitted, but a program that has confined itself is not to send signals because of
-/// the library.
+/// Stops deferring signals, because the program restricts its system calls. The filter admits the library's
+/// own calls, but a sandboxed program should not be allowed to send signals on the library's account.
 pub(crate) fn disable_deferral() {
     DEFERRAL_DISABLED.store(true, Ordering::Relaxed);
 }
 
-/// Whether a handler that comes now is put off.
+/// Returns whether a signal that arrives now must be deferred.
 pub(crate) fn defers_signals() -> bool {
     THREAD.with(|here| here.lock_state.get() == LockState::Held || here.defer_depth.get() > 0)
         && !DEFERRAL_DISABLED.load(Ordering::Relaxed)
 }
 
-/// A handler was put off in a thread that blocked these signals; it blocks all from now on.
+/// Records that a signal was deferred in a thread with the signal mask `blocked`. The thread now blocks all
+/// signals.
 pub(crate) fn note_deferred(blocked: SignalSet) {
     THREAD.with(|here| {
-        // Of several that came at once the last is told first, and what the others block as well. One that comes all the same, as if it were a fault, finds all blocked.
+        // If several signals arrive at once, the last handler reports first, with a mask that includes the
+        // signals of the others: the intersection is the program's mask. A signal that arrives although it is
+        // blocked, as if it were a fault, finds all signals blocked.
         let others =
             if here.has_deferred_signal.replace(true) { here.program_mask.get() } else { SignalSet::MAX };
         here.program_mask.set(others & blocked);
@@ -134,7 +142,7 @@ pub(crate) fn note_deferred(blocked: SignalSet) {
     });
 }
 
-/// Lets handlers come that were put off.
+/// Delivers deferred signals by restoring the signal mask.
 #[cold]
 fn deliver() {
     let is_between =
@@ -147,39 +155,39 @@ fn deliver() {
     }
 }
 
-/// Signals that the program has this thread block.
+/// Returns the signals that the program has blocked in this thread, without those that only deferral blocks.
 pub(crate) fn blocked_signals() -> Result<SignalSet, Errno> {
     let now = syscall::blocked_signals()?;
     Ok(THREAD.with(|here| if here.has_deferred_signal.get() { here.program_mask.get() } else { now }))
 }
 
-/// The handlers of these signals ran.
+/// Sets the record of handlers that ran.
 pub(crate) fn set_handlers_ran(signals: SignalSet) {
     THREAD.with(|here| here.handlers_ran.set(signals));
 }
 
-/// Signals whose handlers ran in this thread since it asked to begin anew.
+/// Returns the signals whose handlers ran in this thread since the record was cleared.
 pub(crate) fn handlers_ran() -> SignalSet {
     THREAD.with(|here| here.handlers_ran.get())
 }
 
-/// Where that stands, as long as the thread lives.
+/// Returns a pointer to that record, valid as long as the thread lives.
 pub(crate) fn handlers_ran_ptr() -> *const SignalSet {
     THREAD.with(|here| here.handlers_ran.as_ptr().cast_const())
 }
 
-/// Begins anew, while handlers are put off.
+/// Clears the record. Must be called while signals are deferred.
 pub(crate) fn clear_handlers_ran() {
     set_handlers_ran(0);
 }
 
-/// The sockets, locked by one thread at a time.
+/// The lock, and what handlers must reach without it.
 pub(crate) struct ProcessLock {
     state: Mutex<ProcessState>,
-    /// Descriptors that are to be closed.
+    /// Descriptors that handlers asked to close, or [`NO_FD`].
     deferred_closes: [AtomicI32; DEFERRED_CLOSES_MAX],
     deferred: Arc<DeferredWork>,
-    /// The connection to the stack.
+    /// The descriptor of the control connection, or [`NO_FD`].
     connection_fd: AtomicI32,
     memories: Vec<ChannelMapping>,
 }
@@ -199,15 +207,15 @@ impl ProcessLock {
     }
 }
 
-/// What is to be done when the sockets are let go of.
+/// Work to do when the lock is released.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredWork {
-    /// Who is to be told of urgent data (`F_SETOWN`), or 0.
+    /// The process or process group to which `SIGURG` must be sent (`F_SETOWN`), or 0.
     sigurg_owner: AtomicI32,
 }
 
 impl DeferredWork {
-    /// Leaves a signal for later: its handler is likely to read.
+    /// Defers a `SIGURG` until the lock is released, because its handler is likely to read.
     #[cold]
     pub fn defer_sigurg(&self, owner: i32) {
         self.sigurg_owner.store(owner, Ordering::Relaxed);
@@ -219,16 +227,17 @@ fn note_deferred_work() {
     THREAD.with(|here| here.has_deferred_work.set(true));
 }
 
-/// The sockets while they are locked.
+/// Grants access to the state while the lock is held.
 pub(crate) struct LockGuard<'a> {
-    // In this order they go: the lock is opened, then handlers may lock, then what was left is done.
+    // Fields are dropped in this order: the mutex is released, then handlers may take it, then deferred work
+    // is done.
     state: MutexGuard<'a, ProcessState>,
     _call: CallGuard<'a>,
 }
 
 struct CallGuard<'a>(&'a Ops);
 
-/// False in a handler that interrupted this thread there.
+/// Enters the critical section. Returns false in a handler that interrupted this thread inside of it.
 #[inline]
 fn enter() -> bool {
     let entered = THREAD.with(|here| {
@@ -238,18 +247,18 @@ fn enter() -> bool {
         }
         enters
     });
-    // A handler that comes from here on finds it so.
+    // Handlers that run from here on see the new state.
     compiler_fence(Ordering::SeqCst);
     entered
 }
 
-/// Whether something is to be done.
+/// Leaves the critical section. Returns whether work was deferred.
 #[inline]
 fn leave() -> bool {
     compiler_fence(Ordering::SeqCst);
     THREAD.with(|here| {
         here.lock_state.set(LockState::Unlocked);
-        // No handler leaves anything from here on.
+        // Handlers that run from here on defer nothing.
         compiler_fence(Ordering::SeqCst);
         here.has_deferred_work.get()
     })
@@ -281,60 +290,65 @@ impl DerefMut for LockGuard<'_> {
 }
 
 impl Ops {
-    /// Locks the sockets.
+    /// Takes the lock.
     ///
     /// # Errors
-    /// `EAGAIN` in a handler that interrupted this thread while it held them, and could not be put off.
+    /// `EAGAIN` in a handler that interrupted this thread inside the critical section and could not be
+    /// deferred.
     #[inline]
     pub(crate) fn lock(&self) -> Result<LockGuard<'_>, Errno> {
         if !enter() {
             return Err(Errno::AGAIN);
         }
         let inside = CallGuard(self);
-        // Nothing panics while it is locked; if it did, the state of other sockets would still be what it was.
+        // No code panics while it holds the lock; if it did, the state of other sockets would still be valid.
         let lane = self.lock.state.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(LockGuard { state: lane, _call: inside })
     }
 
-    /// The same where there is no way to say no, and no handler comes.
+    /// Takes the lock where the caller cannot fail and no handler can have interrupted the thread.
     ///
     /// # Panics
-    /// In a handler that interrupted this thread while it held them.
+    /// In a handler that interrupted this thread inside the critical section.
     pub(crate) fn lock_or_panic(&self) -> LockGuard<'_> {
         self.lock().expect("what handlers may not do (signal-safety(7))")
     }
 
-    /// Whether this thread is in the middle of a call: then this is a handler that interrupted it.
+    /// Returns whether this thread is inside a call, which means that the caller runs in a handler that
+    /// interrupted it.
     pub fn is_in_call() -> bool {
         THREAD.with(|here| here.lock_state.get() != LockState::Unlocked)
     }
 
-    /// Signals that the program has this thread block, also while others are because handlers were put off.
+    /// Returns the signals that the program has blocked in this thread, without those that only deferral
+    /// blocks.
     ///
     /// # Errors
-    /// None that a thread could do anything about.
+    /// Those of `rt_sigprocmask`.
     pub fn blocked_signals() -> Result<SignalSet, Errno> {
         blocked_signals()
     }
 
-    /// This thread, which holds the sockets, is about to become another program: that must not begin with signals blocked that were put off here.
+    /// Delivers deferred signals and stops deferring them. Must be called by the thread that holds the lock
+    /// before it executes another program, which must not start with the deferred signals blocked.
     pub(crate) fn stop_deferring_signals() {
         THREAD.with(|here| here.lock_state.set(LockState::HeldForExec));
         compiler_fence(Ordering::SeqCst);
         deliver();
     }
 
-    /// The connection to the stack is this one from now on.
+    /// Stores the descriptor of the control connection where a handler can read it.
     pub(crate) fn note_connection_fd(&self, lane: &ProcessState) {
         let line = lane.attachment.as_ref().map_or(NO_FD, Attachment::connection_fd);
         self.lock.connection_fd.store(line, Ordering::Relaxed);
     }
 
-    /// In a child that was forked by a handler, in the middle of a call of the same thread. That call goes on here, too, when the handler returns: nothing that it does reaches the
-    /// parent, the stack or others, and it ends as if the stack were gone.
+    /// Isolates a child that a handler forked in the middle of a call. When the handler returns, that call
+    /// continues in the child, too: nothing that it does reaches the parent, the stack or other processes,
+    /// and it ends as if the stack were gone.
     ///
     /// # Errors
-    /// No memory or descriptors: the process must not go on.
+    /// `ENOMEM`, `EMFILE`, `ENFILE`: the process must not continue.
     pub fn fork_child_in_call(&self) -> Result<(), Errno> {
         for memory in &self.lock.memories {
             memory.make_private().map_err(|_| Errno::NOMEM)?;
@@ -343,12 +357,13 @@ impl Ops {
         if line == NO_FD {
             return Ok(());
         }
-        // A connection that has ended.
+        // A connection whose other end is closed.
         let (ended, _) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         crate::syscall::dup3(ended.as_raw_fd(), line, libc::O_CLOEXEC)
     }
 
-    /// Leaves a descriptor to be closed when this thread lets go of the sockets. `None` if it does not hold them.
+    /// Defers the close of a descriptor until this thread releases the lock. Returns `None` if the thread
+    /// does not hold it; `EINTR` if too many closes are deferred.
     pub(crate) fn defer_close(&self, fd: RawFd) -> Option<Result<(), Errno>> {
         if !Self::is_in_call() {
             return None;
@@ -371,11 +386,11 @@ impl Ops {
         for place in &self.lock.deferred_closes {
             let fd = place.swap(NO_FD, Ordering::Relaxed);
             if fd != NO_FD {
-                // Whoever asked was told that it is done.
+                // The caller was told that the descriptor is closed.
                 let _ = self.close(fd);
             }
         }
-        // At last, as a handler may jump away.
+        // Comes last, because a handler may leave by a jump.
         deliver();
     }
 }

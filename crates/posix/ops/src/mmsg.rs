@@ -1,4 +1,4 @@
-//! `sendmmsg` and `recvmmsg`: the same call again and again, as `__sys_sendmmsg` and `do_recvmmsg` make it.
+//! `sendmmsg` and `recvmmsg`, which repeat a call as `__sys_sendmmsg` and `do_recvmmsg` do.
 
 use crate::Ops;
 use crate::file::SocketRole;
@@ -8,11 +8,12 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::time::Instant;
 
-/// Most messages that are sent in one call (`UIO_MAXIOV`).
+/// Maximum number of messages that one call sends (`UIO_MAXIOV`).
 const MESSAGES_MAX: usize = 1024;
 
 impl Ops {
-    /// Sends messages until one does not go, or only in part; how many went. `one` sends the message of a number, and says how many bytes went and how many there are.
+    /// Sends messages until one fails or is sent in part. Returns how many were sent. `one` sends the message
+    /// of an index, and returns how many bytes were sent and the length of the message.
     ///
     /// # Errors
     /// That of the first message.
@@ -33,11 +34,12 @@ impl Ops {
         Ok(count)
     }
 
-    /// Receives messages until one does not come or the time is over, at which is looked only when one has come; how many came, and how much of the time is left. `one` receives the
-    /// message of a number with these flags, and says what the kernel puts into `msg_flags`. An error behind the first message is that of the next call.
+    /// Receives messages until one fails or the time is over, which is checked after each message. Returns
+    /// how many were received, and the remaining time. `one` receives the message of an index with the given
+    /// flags, and returns its `msg_flags`. An error after the first message is reported by the next call.
     ///
     /// # Errors
-    /// What is pending, and that of the first message.
+    /// The pending error, and that of the first message.
     pub fn recvmmsg(
         &self,
         fd: RawFd,
@@ -74,7 +76,7 @@ impl Ops {
         Ok((count, left))
     }
 
-    /// Takes the pending error of a socket (`sock_error`).
+    /// Returns the pending error of a socket and clears it (`sock_error`).
     fn take_pending_error(&self, fd: RawFd) -> Result<(), Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
@@ -82,7 +84,7 @@ impl Ops {
         lane.take_udp_error(file).or_else(|| lane.take_error(file)).map_or(Ok(()), Err)
     }
 
-    /// The next call is to say this.
+    /// Makes an error pending for the next call.
     fn set_pending_error(&self, fd: RawFd, error: Errno) -> Result<(), Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;

@@ -1,4 +1,5 @@
-//! `getsockopt` and `setsockopt`. An option is honoured or refused with `ENOPROTOOPT`; which are only kept, and why that is enough, the table says.
+//! `getsockopt` and `setsockopt`. An option is honoured or refused with `ENOPROTOOPT`. `table` lists the
+//! options that are stored without effect, and why that suffices.
 
 mod get;
 mod int_options;
@@ -24,7 +25,7 @@ use int_options::IntOptions;
 use rustix::io::Errno;
 use timestamps::TimestampOptions;
 
-/// Options that are on or off.
+/// Boolean options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BoolOption {
     ReuseAddress,
@@ -38,7 +39,7 @@ pub(crate) enum BoolOption {
     Inq,
 }
 
-/// Options that have to be told to the stack, for which it is remembered that the program set them.
+/// Options that are passed on to the stack. For each a bit records that the program has set it.
 #[derive(Clone, Copy)]
 enum StackOption {
     NoDelay,
@@ -65,7 +66,7 @@ enum StackOption {
     NotsentLowat,
 }
 
-/// Those that connections of a listener, and connections that are opened, begin with.
+/// Options that new connections have from the start.
 const INITIAL_OPTIONS: u32 = bit(StackOption::NoDelay)
     | bit(StackOption::KeepAlive)
     | bit(StackOption::MaxSegment)
@@ -81,33 +82,34 @@ const fn bit(told: StackOption) -> u32 {
     1 << told as u32
 }
 
-/// Smallest buffers, as `getsockopt` shows them (`SOCK_MIN_RCVBUF`, `SOCK_MIN_SNDBUF`).
+/// Minimum buffer sizes, as `getsockopt` reports them (`SOCK_MIN_RCVBUF`, `SOCK_MIN_SNDBUF`).
 const RCVBUF_MIN: u32 = 2304;
 const SNDBUF_MIN: u32 = 4608;
-/// Smallest receive buffer that the stack takes.
+/// Minimum receive buffer that the stack accepts.
 const WINDOW_MIN: u32 = 2048;
 /// Bits of `SO_BUF_LOCK`.
 const SNDBUF_LOCK: u8 = 1;
 const RCVBUF_LOCK: u8 = 2;
-/// Largest that may be asked for (`net.core.rmem_max`), before Linux doubles it.
+/// Maximum that a program may request (`net.core.rmem_max`), before Linux doubles it.
 const BUFFER_MAX: u32 = 212_992;
-/// Largest that may be had by `SO_RCVBUFFORCE`, before Linux doubles it: what the stack takes.
+/// Maximum of `SO_RCVBUFFORCE`, before Linux doubles it: the stack's limit.
 const FORCED_MAX: u32 = 1 << 29;
-/// What a socket begins with (`net.ipv4.tcp_rmem`, `tcp_wmem`).
+/// Initial buffer sizes (`net.ipv4.tcp_rmem`, `tcp_wmem`).
 const RCVBUF_DEFAULT: u32 = 131_072;
 const SNDBUF_DEFAULT: u32 = 16_384;
-/// What the kernel needs for a segment beside its payload (`MAX_TCP_HEADER` and `struct skb_shared_info`, `struct sk_buff`), and the segments that a send buffer has room for twice.
+/// Kernel memory for a segment besides its payload (`MAX_TCP_HEADER`, `struct skb_shared_info`, `struct
+/// sk_buff`), and the number of segments of which a send buffer holds at least twice as many.
 const SEGMENT_OVERHEAD: u32 = 640;
 const BUFFER_OVERHEAD: u32 = 256;
 const SEGMENTS_MIN: u32 = 10;
-/// What `TCP_LINGER2` is at first (`net.ipv4.tcp_fin_timeout`), and at the most (`TCP_FIN_TIMEOUT_MAX`), in seconds.
+/// Default (`net.ipv4.tcp_fin_timeout`) and maximum (`TCP_FIN_TIMEOUT_MAX`) of `TCP_LINGER2`, in seconds.
 const LINGER2_DEFAULT: i32 = 60;
 const LINGER2_MAX: i32 = 120;
-/// The highest priority of a packet (IEEE 802.1Q).
+/// Highest priority of a packet (IEEE 802.1Q).
 const PRIORITY_MAX: u8 = 7;
-/// `IP_TTL` and its like at first.
+/// Default of `IP_TTL` and `IPV6_UNICAST_HOPS`.
 const TTL_DEFAULT: u32 = 64;
-/// Numbers that libc has no names for.
+/// Option numbers for which libc has no names.
 const BINDTOIFINDEX: c_int = 62;
 const BUF_LOCK: c_int = 72;
 pub(crate) const TCP_INQ: c_int = 36;
@@ -115,14 +117,14 @@ const IPV6_PATHMTU: c_int = 61;
 const MINHOPCOUNT: c_int = 73;
 const RCVTIMEO_NEW: c_int = 66;
 const SNDTIMEO_NEW: c_int = 67;
-/// Longest time of `SO_RCVTIMEO` that is not endless, in seconds (`MAX_SCHEDULE_TIMEOUT / HZ`).
+/// Maximum of `SO_RCVTIMEO` that is not infinite, in seconds (`MAX_SCHEDULE_TIMEOUT / HZ`).
 const TIMEOUT_MAX_S: i64 = i64::MAX / 1000;
 
-/// What a program told a socket.
+/// The options of a socket.
 #[derive(Clone, Debug)]
 pub(crate) struct SocketOptionState {
     flags: u16,
-    /// What the program set, and what the connection has been told already.
+    /// Options that the program has set, and options that the connection has already; one bit each.
     set: u32,
     applied: u32,
     linger: Option<Duration>,
@@ -131,25 +133,25 @@ pub(crate) struct SocketOptionState {
     rcvlowat: u32,
     recv_buffer: u32,
     send_buffer: u32,
-    /// Which of the two the program has fixed (`SOCK_RCVBUF_LOCK`, `SOCK_SNDBUF_LOCK`).
+    /// Which buffer sizes the program has fixed (`SOCK_RCVBUF_LOCK`, `SOCK_SNDBUF_LOCK`).
     buf_lock: u8,
-    /// Largest window, 0 for as large as the buffer (`TCP_WINDOW_CLAMP`).
+    /// Maximum window in bytes, or 0 for that of the buffer (`TCP_WINDOW_CLAMP`).
     window_clamp: u32,
     max_segment: u16,
     keep_idle_s: u16,
     keep_interval_s: u16,
     keep_count: u8,
     user_timeout_ms: u32,
-    /// Negative is not at all.
+    /// Negative: FIN-WAIT-2 is not kept.
     linger2_s: i32,
     syn_count: u8,
-    /// `None`: the stack's.
+    /// `None`: the stack's default.
     congestion: Option<CongestionControl>,
     tos: u8,
     tclass: u8,
-    /// `SO_PRIORITY`, also what `IP_TOS` has made it.
+    /// `SO_PRIORITY`, which `IP_TOS` also sets.
     priority: c_int,
-    /// -1: the stack's.
+    /// -1: the stack's default.
     ttl: i16,
     unicast_hops: i16,
     defer_accept_s: u32,
@@ -157,12 +159,13 @@ pub(crate) struct SocketOptionState {
     timestamps: TimestampOptions,
     /// `IP_LOCAL_PORT_RANGE`.
     port_range: u32,
-    /// Who set `SO_REUSEPORT`.
+    /// The user who has set `SO_REUSEPORT`.
     user: u32,
     ints: IntOptions,
-    /// What the engine knows of a UDP socket's.
+    /// The options that the engine has for a UDP socket.
     pub applied_udp: Option<ginnel::UdpOptions>,
-    /// As the program set them, while it is open whether the socket will be the kernel's.
+    /// The options in the order in which the program set them, while the socket may still become a kernel
+    /// socket.
     settings_log: Vec<(c_int, c_int, Box<[u8]>)>,
 }
 
@@ -201,7 +204,7 @@ ginnel::codec_struct!(SocketOptionState {
 } defaults { applied_udp: None });
 
 impl SocketOptionState {
-    /// Of a new socket.
+    /// Returns the options of a new socket.
     pub fn new(_family: Family, datagrams: bool) -> Self {
         Self {
             flags: 0,
@@ -239,17 +242,17 @@ impl SocketOptionState {
         }
     }
 
-    /// Lets go of memory: the socket is closed.
+    /// Releases heap memory, because the socket is closed.
     pub fn release_memory(&mut self) {
         (self.ints, self.settings_log, self.applied_udp) = (IntOptions::default(), Vec::new(), None);
     }
 
-    /// What processes that share the socket have in common.
+    /// Returns the options that processes share.
     pub fn shared(&self) -> Self {
         Self { settings_log: Vec::new(), ..self.clone() }
     }
 
-    /// Another process that has the socket, too, has set these.
+    /// Takes over the options that another process has published.
     pub fn update_from_shared(&mut self, theirs: Self) {
         let as_set = core::mem::take(&mut self.settings_log);
         *self = Self { settings_log: as_set, ..theirs };
@@ -267,7 +270,7 @@ impl SocketOptionState {
         self.flag(BoolOption::V6Only)
     }
 
-    /// With whom an address may be shared.
+    /// Returns with which sockets the address may be shared.
     pub fn sharing(&self, family: Family) -> AddressSharing {
         AddressSharing {
             reuse_address: self.flag(BoolOption::ReuseAddress),
@@ -289,12 +292,13 @@ impl SocketOptionState {
         self.rcvlowat as usize
     }
 
-    /// What a send buffer begins with.
+    /// Sets the initial size of the send buffer.
     pub fn set_initial_send_buffer(&mut self, bytes: u32) {
         self.send_buffer = bytes;
     }
 
-    /// The send buffer, which grows with the connection up to `most` unless the program has fixed it (`tcp_sndbuf_expand`); `again`: not for the first time.
+    /// Returns the size of the send buffer after letting it grow up to `most` bytes, unless the program has
+    /// fixed it (`tcp_sndbuf_expand`). `again` tells that it is not the first time.
     pub fn grow_send_buffer(&mut self, info: &TcpInfo, most: u32, again: bool) -> u32 {
         if self.buf_lock & SNDBUF_LOCK == 0 {
             let options = if info.timestamps { 12 } else { 0 };
@@ -306,23 +310,25 @@ impl SocketOptionState {
         self.send_buffer
     }
 
-    /// Bytes that may be on their way to a socket, of its receive buffer: the other half is for what the kernel needs itself (`tcp_win_from_space`).
+    /// Returns the maximum window in bytes. Half of the receive buffer is for the kernel's own overhead
+    /// (`tcp_win_from_space`).
     fn window_bytes(&self) -> u32 {
         let clamp = if self.window_clamp == 0 { u32::MAX } else { self.window_clamp };
         (self.recv_buffer / 2).min(clamp).max(WINDOW_MIN)
     }
 
-    /// Close sends RST.
+    /// Returns whether close sends RST.
     pub fn resets_at_close(&self) -> bool {
         self.linger == Some(Duration::ZERO)
     }
 
-    /// How long a close waits, if it does.
+    /// Returns how long a close lingers; `None` if `SO_LINGER` is off.
     pub fn linger_time(&self) -> Option<Duration> {
         self.linger
     }
 
-    /// What connections of this family begin with. `None`: it is not known yet of which they will be, and they are told their class and hop limit later.
+    /// Returns the options with which connections start. `v4` is `None` if the version of IP is not known
+    /// yet: then type of service and hop limit are set later.
     pub fn initial_options(&self, v4: Option<bool>) -> SocketOptions {
         let (tos, hops) = match v4 {
             Some(true) => (self.tos, self.ttl),
@@ -337,7 +343,7 @@ impl SocketOptionState {
             nodelay: self.flag(BoolOption::NoDelay),
             keepalive: self.flag(BoolOption::KeepAlive),
             ack_events: false,
-            // Bits of ECN are TCP's own.
+            // TCP sets the ECN bits itself.
             tos: tos & 0xfc,
             hop_limit: u8::try_from(hops).ok().filter(|hops| *hops > 0),
             min_ttl: self.min_ttl(true),
@@ -350,27 +356,27 @@ impl SocketOptionState {
         }
     }
 
-    /// Connections begin with what is set now, and are the stack's.
+    /// Records that a connection has the current options, and that the socket stays with the stack.
     pub fn mark_initial_applied(&mut self, v4: Option<bool>) {
         let service = if v4.is_some() { bit(StackOption::Tos) | bit(StackOption::HopLimit) } else { 0 };
         self.applied = self.set & (INITIAL_OPTIONS | service);
         self.settings_log = Vec::new();
     }
 
-    /// The same where the connection began with none of them.
+    /// Records that a connection has none of the options, and that the socket stays with the stack.
     pub fn mark_none_applied(&mut self) {
         self.applied = 0;
         self.settings_log = Vec::new();
     }
 
-    /// What the program has set, in its order.
+    /// Returns the options in the order in which the program set them.
     pub fn settings_log(&self) -> &[(c_int, c_int, Box<[u8]>)] {
         &self.settings_log
     }
 
-    /// What an accepted socket has of its listener.
+    /// Returns the options that an accepted socket inherits from its listener.
     pub fn for_accepted_socket(&self) -> Self {
-        // Not this one (`sk_clone_lock`).
+        // The priority is not inherited (`sk_clone_lock`).
         let mut options = self.clone();
         if options.priority != 0 {
             options.set_priority(0);
@@ -383,22 +389,23 @@ impl SocketOptionState {
         self.mark_set(StackOption::Priority);
     }
 
-    /// The priority as the stack knows it: there are no more than eight, and what Linux takes beyond them is the highest. It compares them without a sign.
+    /// Returns the priority for the stack, which has eight; higher values become the highest. A negative
+    /// priority counts as high, since Linux compares priorities as unsigned.
     fn link_priority(&self) -> u8 {
         u8::try_from(self.priority).map_or(PRIORITY_MAX, |priority| priority.min(PRIORITY_MAX))
     }
 
-    /// The control message that says when a datagram came, if it is asked for.
+    /// Returns the control message with the time of arrival, if it is enabled.
     pub fn timestamp_cmsg(&self, arrived: &ReceivedDatagram) -> Option<(c_int, [u8; 16])> {
         self.timestamps.timestamp_cmsg(arrived.received_us)
     }
 
-    /// The same for `SO_TIMESTAMPING`.
+    /// Returns the control message of `SO_TIMESTAMPING`, if it is enabled.
     pub fn timestamping_cmsg(&self, arrived: &ReceivedDatagram) -> Option<(c_int, [u8; 48])> {
         self.timestamps.timestamping_cmsg(arrived.received_us)
     }
 
-    /// How long connections that bring nothing wait to be accepted (`TCP_DEFER_ACCEPT`).
+    /// Returns how long a connection without data waits before it can be accepted (`TCP_DEFER_ACCEPT`).
     pub fn defer_accept_time(&self) -> Option<Duration> {
         (self.defer_accept_s > 0).then(|| Duration::from_secs(self.defer_accept_s.into()))
     }
@@ -407,13 +414,14 @@ impl SocketOptionState {
         self.set & !self.applied != 0
     }
 
-    /// `SO_MEMINFO`: what is allocated and may be, for receiving, sending, ahead and options; backlog and drops (`SK_MEMINFO_…`).
+    /// Returns the value of `SO_MEMINFO`: used and maximum memory for receiving and sending, forward
+    /// allocation, queued data, option memory, backlog and drops (`SK_MEMINFO_…`).
     fn meminfo(&self) -> Vec<u8> {
         let words = [0, self.recv_buffer, 0, self.send_buffer, 0, 0, 0, 0, 0];
         words.map(u32::to_ne_bytes).concat()
     }
 
-    /// What the connection was not told yet.
+    /// Returns the options that the connection does not have yet, and records them as applied.
     fn take_unapplied(&mut self, v4: bool) -> impl Iterator<Item = TcpOption> + use<> {
         let (class, hops) = if v4 { (self.tos, self.ttl) } else { (self.tclass, self.unicast_hops) };
         let untold = self.set & !self.applied;
@@ -431,7 +439,7 @@ impl SocketOptionState {
                 StackOption::UserTimeout,
                 TcpOption::UserTimeout(Duration::from_millis(self.user_timeout_ms.into())),
             ),
-            // Not to wait at all is to wait as short as possible.
+            // The stack has no zero time, so the shortest one stands for it.
             (StackOption::Linger2, TcpOption::Linger2(seconds(self.linger2_s.max(1).unsigned_abs()))),
             (StackOption::MaxSegment, TcpOption::MaxSegment(self.max_segment)),
             (StackOption::RecvBuffer, TcpOption::RecvBuffer(self.window_bytes())),
@@ -461,7 +469,10 @@ fn int(value: &[u8]) -> Result<c_int, Errno> {
     Ok(c_int::from_ne_bytes(bytes.try_into().expect("four bytes")))
 }
 
-/// A number within a range, or `EINVAL`.
+/// Parses an `int` within a range.
+///
+/// # Errors
+/// `EINVAL`.
 fn within(value: &[u8], range: core::ops::RangeInclusive<c_int>) -> Result<c_int, Errno> {
     let value = int(value)?;
     if range.contains(&value) { Ok(value) } else { Err(Errno::INVAL) }
@@ -475,12 +486,12 @@ fn option_errno(error: OptionError) -> Errno {
 }
 
 impl ProcessState {
-    /// Tells the stack what a UDP socket was told, if it is the stack's concern.
+    /// Passes the options of a UDP socket on to the stack.
     pub(crate) fn apply_datagram_options(&mut self, file: FileId) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
         let SocketRole::Udp(dgram) = socket.role else { return Ok(()) };
         if socket.options.timestamps.are_on() {
-            // If the stack is gone nothing comes that could have one.
+            // If the stack is gone, no datagram arrives that could have a timestamp.
             let _ = self.client.udp_enable_timestamps(dgram.conn);
         }
         let socket = self.files.socket(file)?;
@@ -493,7 +504,7 @@ impl ProcessState {
         Ok(())
     }
 
-    /// `IP_MTU`, of what is connected.
+    /// `IP_MTU` of a connected socket.
     fn path_mtu(&mut self, file: FileId) -> Result<u32, Errno> {
         if let SocketRole::Udp(dgram) = self.files.socket(file)?.role {
             return self.client.udp_path_mtu(dgram.conn).map(u32::from).map_err(|_| Errno::NOTCONN);
@@ -501,7 +512,7 @@ impl ProcessState {
         self.info(file).map(|info| info.pmtu).ok_or(Errno::NOTCONN)
     }
 
-    /// A number that no other socket of the process has or had.
+    /// Returns a number that no other socket of the process has or had.
     fn cookie(&mut self, file: FileId) -> u64 {
         let next = self.next_cookie;
         let Ok(socket) = self.files.socket(file) else { return 0 };
@@ -512,7 +523,7 @@ impl ProcessState {
         self.files.socket(file).map_or(0, |socket| socket.cookie)
     }
 
-    /// Tells the connection of a socket, if it has one, what it does not know yet.
+    /// Passes options on to the connection of a socket that does not have them yet.
     pub fn apply_options(&mut self, file: FileId) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
         let SocketRole::Stream(stream) = socket.role else { return Ok(()) };
@@ -531,7 +542,7 @@ impl ProcessState {
         Ok(())
     }
 
-    /// Tells the stack what connections of a listener begin with from now on, if that is something else than `before`.
+    /// Passes the options for new connections of a listener on to the stack, if they differ from `before`.
     fn update_listener_options(
         &mut self,
         file: FileId,
@@ -542,7 +553,7 @@ impl ProcessState {
         let v4 = socket.child_is_v4();
         let now = socket.options.initial_options(v4);
         if now != *before {
-            // A listener that is gone has no connections.
+            // A listener that is gone has no new connections.
             let _ = self.client.set_listener_options(number, now);
         }
         Ok(())
@@ -565,7 +576,7 @@ impl ProcessState {
         }
     }
 
-    /// What the stack knows of a socket's connection.
+    /// Returns what the stack knows about the connection of a socket.
     pub fn info(&mut self, file: FileId) -> Option<Box<ginnel::TcpInfo>> {
         let conn = self.files.stream(file)?.conn;
         self.client.info(conn).ok()

@@ -12,19 +12,19 @@ use libc::{pollfd, sigset_t};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
-/// What `select` takes for readable, writable and exceptional.
+/// Events that `select` reports as readable, writable and exceptional.
 const SELECT_IN: i16 = POLLRDNORM | POLLRDBAND | POLLIN | POLLHUP | POLLERR;
 const SELECT_OUT: i16 = POLLWRBAND | POLLWRNORM | POLLOUT | POLLERR;
 const SELECT_EXCEPT: i16 = POLLPRI;
 
-/// A set of descriptors of `select`, a bit each.
+/// A descriptor set of `select`, as 64-bit words.
 pub type FdSet<'a> = Option<&'a mut [u64]>;
 
 impl Ops {
-    /// `poll` and `ppoll`, with descriptors of the stack and of the kernel side by side. Returns how many are ready.
+    /// `poll` and `ppoll`, with descriptors of the stack and of the kernel. Returns how many are ready.
     ///
     /// # Errors
-    /// `EINTR`, and the kernel's.
+    /// `EINTR`, and those of the kernel.
     pub fn poll(
         &self,
         fds: &mut [pollfd],
@@ -35,7 +35,7 @@ impl Ops {
         self.poll_locked(lane, fds, patience, mask).1
     }
 
-    /// The same of a caller that goes on holding the sockets.
+    /// `poll` by a caller that holds the lock and keeps it.
     fn poll_locked<'a>(
         &'a self,
         lane: LockGuard<'a>,
@@ -56,7 +56,7 @@ impl Ops {
     ) -> (LockGuard<'a>, Result<usize, Errno>) {
         let ScratchBuffers { stack_fds: ours, files, kernel_fds: kernel, .. } = lists;
         ours.extend(fds.iter().enumerate().filter_map(|(at, fd)| Some((at, self.fds.get(fd.fd)?))));
-        // What the program has left in `revents` means nothing.
+        // The program's `revents` are ignored.
         kernel.extend(fds.iter().map(|asked| pollfd { fd: asked.fd, events: asked.events, revents: 0 }));
         for (at, file) in &*ours {
             kernel[*at].fd = lane.kernel_fd(*file).unwrap_or(-1);
@@ -92,10 +92,11 @@ impl Ops {
         }
     }
 
-    /// `select` and `pselect`: sets of at least `nfds` bits, which are overwritten with what is ready. Returns how many bits are set then.
+    /// `select` and `pselect`. The sets have at least `nfds` bits and are overwritten with what is ready.
+    /// Returns how many bits are set then.
     ///
     /// # Errors
-    /// `EBADF` if one is not open, `EINVAL` for a negative number, `EINTR`.
+    /// `EBADF` if a descriptor is not open, `EINVAL` if `nfds` is negative, `EINTR`.
     pub fn select(
         &self,
         nfds: c_int,
@@ -105,7 +106,7 @@ impl Ops {
     ) -> Result<usize, Errno> {
         let nfds = usize::try_from(nfds).map_err(|_| Errno::INVAL)?;
         let lane = self.lock()?;
-        // Held to the end.
+        // The lock is held until the end.
         let (_lane, result) = scratch::with(|lists| {
             self.select_with_buffers(lane, nfds, sets, &mut lists.select_fds, patience, mask)
         });

@@ -1,4 +1,5 @@
-//! What all calls of a process share: the channel, and the open file descriptions whose sockets are at its other end.
+//! The state that all calls of a process share: the channel, and the open file descriptions of the sockets at
+//! its other end.
 
 use crate::channels::Channels;
 use crate::connect::connect_errno;
@@ -18,11 +19,12 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// What may have become true, by the kernel's callbacks: `sk_data_ready`, `sk_write_space`, and `sk_state_change`, which concerns whoever waits for whatever.
+/// Wake-up keys of the kernel's callbacks `sk_data_ready`, `sk_write_space` and `sk_state_change`. The last
+/// one is 0, which wakes every waiter.
 pub(crate) const DATA_READY: i16 = POLLIN | POLLPRI | POLLRDNORM | POLLRDBAND;
 const WRITE_SPACE: i16 = POLLOUT | POLLWRNORM | POLLWRBAND;
 const STATE_CHANGE: i16 = 0;
-/// Looks for readiness that do not wait and find nothing, of which one looks for the end of the stack.
+/// How many non-blocking calls that find nothing lie between two checks whether the stack still runs.
 const LIVENESS_CHECK_INTERVAL: u32 = 256;
 
 pub(crate) struct ProcessState {
@@ -30,25 +32,26 @@ pub(crate) struct ProcessState {
     pub files: Files,
     pub proxy_fds: ProxyFds,
     pub waiters: Waiters,
-    /// The connection to the stack's process, which tells it when this one is gone.
+    /// The control connection to the stack's process, by which that process notices the end of this one.
     pub attachment: Option<Attachment>,
-    /// The next of `SO_COOKIE`.
+    /// The value of `SO_COOKIE` for the next socket that is asked for one.
     pub next_cookie: u64,
-    /// Hosts that UDP sockets reach.
+    /// Hosts to which the stack has a route, most recent last.
     pub reachable_hosts: Vec<IpAddr>,
-    /// What holds listeners of the kernel and the stack that were sent to other processes, by the cookie of the kernel's half.
+    /// Owns the stack's side of dual listeners that were passed to other processes, by the `SO_COOKIE` of the
+    /// kernel socket.
     pub passed_listeners: Vec<(u64, HiddenFd)>,
-    /// What others may know of the descriptors; absent where nobody is to read it.
+    /// What `ginnel check` may read about the descriptors; `None` if the report could not be created.
     pub report: Option<DescriptorReport>,
-    /// What is to be done when the sockets are let go of.
+    /// Work to do when the lock is released.
     pub deferred: Arc<DeferredWork>,
     /// See [`OpsConfig::send_buffer`](crate::OpsConfig).
     pub send_buffer: Option<[u32; 2]>,
-    /// Calls that did not wait and found nothing.
+    /// Counts non-blocking calls that found nothing.
     empty_polls: u32,
-    /// By the number of the channel's socket: the description and one, or 0.
+    /// Maps the index of a channel socket to its description plus one; 0 is none.
     by_socket: Vec<FileId>,
-    /// By the number of the channel's listener, the same.
+    /// Maps the number of a channel listener to its description plus one; 0 is none.
     by_listener: Vec<FileId>,
 }
 
@@ -72,7 +75,7 @@ impl ProcessState {
         })
     }
 
-    /// Events about a connection go to this description from now on.
+    /// Directs events of a connection to this description.
     pub fn bind_conn(&mut self, conn: Conn, file: FileId) {
         set_slot(&mut self.by_socket, conn.index(), file + 1);
     }
@@ -81,7 +84,7 @@ impl ProcessState {
         set_slot(&mut self.by_socket, conn.index(), 0);
     }
 
-    /// The description behind a listener.
+    /// Returns the description of a listener.
     pub fn file_of_listener(&self, listener: u32) -> Option<FileId> {
         get_slot(&self.by_listener, listener)
     }
@@ -94,7 +97,7 @@ impl ProcessState {
         set_slot(&mut self.by_listener, listener, 0);
     }
 
-    /// Notes for others what a descriptor of this description is.
+    /// Enters a descriptor of this description in the report.
     pub fn report_fd(&mut self, fd: RawFd, file: FileId) {
         let Self { report: Some(book), files, client, .. } = self else { return };
         let entry = match &files.get(file).kind {
@@ -122,7 +125,8 @@ impl ProcessState {
         book.write(fd, entry);
     }
 
-    /// The same of a connection that was opened without a question: its own end is known now.
+    /// Completes the report entry of a connection that was opened asynchronously, once its local address is
+    /// known.
     fn complete_report(&mut self, conn: Conn) {
         let unnamed =
             self.file_of(conn).and_then(|file| self.files.stream(file)?.incomplete_report_fd.take());
@@ -131,8 +135,9 @@ impl ProcessState {
         }
     }
 
-    /// Before a connection is shared that was opened without a question a moment ago: the stack is asked for its own end, as only one descriptor is completed
-    /// when it says so by itself.
+    /// Asks the stack for the local address of a connection that was opened asynchronously. Must be called
+    /// before the connection is shared: when the stack reports the address by itself, only one descriptor's
+    /// entry is completed.
     pub fn query_local_end(&mut self, file: FileId) {
         let unnamed = self.files.stream(file).filter(|stream| stream.incomplete_report_fd.is_some());
         if let Some(conn) = unnamed.map(|stream| stream.conn)
@@ -142,25 +147,26 @@ impl ProcessState {
         }
     }
 
-    /// Both ends of a connection: the stack is asked if it has not said yet.
+    /// Returns the local and the remote address of a connection, asking the stack if the local one is not
+    /// known yet.
     pub fn endpoints(&mut self, conn: Conn) -> Option<[SocketAddr; 2]> {
         let ends = self.client.endpoints(conn).ok()?;
         if ends[0].port() != 0 {
             return Some(ends);
         }
-        // By the answer it has opened the connection, or could not.
+        // When the stack answers, it has opened the connection or failed to.
         let _ = self.client.info(conn);
         self.client.endpoints(conn).ok()
     }
 
-    /// A descriptor is ours no more.
+    /// Removes a descriptor from the report.
     pub fn unreport_fd(&self, fd: RawFd) {
         if let Some(book) = &self.report {
             book.clear(fd);
         }
     }
 
-    /// Begins a book for so many descriptors, of which these are the library's own.
+    /// Creates a report with room for `descriptors` entries and enters the library's internal descriptors.
     pub fn start_report(&mut self, descriptors: usize) {
         self.report = match self.report.take() {
             Some(parents) => parents.for_child(),
@@ -174,7 +180,7 @@ impl ProcessState {
         }
     }
 
-    /// Takes news from the channel and tells those concerned.
+    /// Processes all events of the channel and wakes the waiters that they concern.
     pub fn process_events(&mut self) {
         while let Some(event) = self.client.next_event() {
             match event {
@@ -183,7 +189,7 @@ impl ProcessState {
                         self.wake(file, DATA_READY);
                     }
                 }
-                // Connections are accepted by hand.
+                // `accept4` takes connections explicitly.
                 ClientEvent::Accepted { .. } => {}
                 ClientEvent::Connected { conn } => {
                     self.complete_report(conn);
@@ -194,7 +200,7 @@ impl ProcessState {
                         self.data_ready(file);
                     }
                 }
-                // Something was said about a datagram.
+                // The stack reported something about a datagram, such as an error.
                 ClientEvent::Datagrams { conn } => self.wake_conn(conn, STATE_CHANGE),
                 ClientEvent::Urgent { conn } => {
                     if let Some(file) = self.file_of(conn)
@@ -211,7 +217,7 @@ impl ProcessState {
         }
     }
 
-    /// The description behind a connection, or a UDP socket.
+    /// Returns the description of a connection or UDP socket.
     #[inline]
     pub fn file_of(&mut self, conn: Conn) -> Option<FileId> {
         let file = get_slot(&self.by_socket, conn.index())?;
@@ -229,15 +235,15 @@ impl ProcessState {
         }
     }
 
-    /// Wakes those who wait for bytes, if there are as many as it takes (`tcp_data_ready`).
+    /// Wakes waiters for data if `SO_RCVLOWAT` is reached (`tcp_data_ready`).
     #[inline]
     pub fn data_ready(&mut self, file: FileId) {
-        // Datagrams are counted, not their bytes.
+        // UDP counts datagrams, not bytes.
         let low_water = match self.files.socket(file) {
             Ok(socket) if !socket.is_udp => socket.options.rcvlowat(),
             _ => 1,
         };
-        // One is enough, also if it was read before anybody looked here: it came.
+        // With the default mark one byte is enough, even if another thread has read it already.
         if low_water <= 1 || self.is_above_low_water(file, low_water) {
             self.wake(file, DATA_READY);
         }
@@ -249,17 +255,18 @@ impl ProcessState {
         self.status(file).is_some_and(|(_, status)| status.readable >= low_water || status.state.has_fin())
     }
 
-    /// Tells whoever watches a description that something of `key` may have become true.
+    /// Wakes the waiters of a description whose events overlap `key`.
     pub fn wake(&mut self, file: FileId, key: i16) {
         wait_queue::wake(&mut self.files, &mut self.waiters, file, key);
     }
 
-    /// Tells threads that sleep at a description.
+    /// Wakes threads that sleep on a description.
     pub fn wake_threads(&mut self, file: FileId) {
         wait_queue::wake_threads(&mut self.files, &mut self.waiters, file);
     }
 
-    /// A call that does not wait found nothing. One that is made again and again never sleeps, so that it looks now and then whether there is a stack.
+    /// Counts a non-blocking call that found nothing. A program that polls without sleeping would otherwise
+    /// never notice the end of the stack, so a call now and then checks for it.
     pub fn note_empty_poll(&mut self) {
         self.empty_polls = self.empty_polls.wrapping_add(1);
         if self.empty_polls.is_multiple_of(LIVENESS_CHECK_INTERVAL) && !self.client.is_stack_gone() {
@@ -271,19 +278,20 @@ impl ProcessState {
         }
     }
 
-    /// The stack is gone: whoever waits for anything looks again.
+    /// Wakes all waiters of all descriptions; called when the stack is gone.
     pub fn wake_all(&mut self) {
         for file in self.files.ids() {
             self.wake(file, STATE_CHANGE);
         }
     }
 
-    /// How things stand with a connection; its end becomes the error that the kernel would report, once.
+    /// Returns the status of a connection. The first time that the connection is found closed, the reason
+    /// becomes its pending error, as the kernel would report it.
     pub fn status(&mut self, file: FileId) -> Option<(Conn, SocketStatus)> {
         self.status_inline(file)
     }
 
-    /// The same where all of it is made use of at once.
+    /// As [`status`](Self::status), inlined into the caller.
     #[inline(always)]
     pub fn status_inline(&mut self, file: FileId) -> Option<(Conn, SocketStatus)> {
         let stream = self.files.stream(file)?;
@@ -296,7 +304,7 @@ impl ProcessState {
         Some((conn, status))
     }
 
-    /// The same without what is known of its bytes.
+    /// Returns the state of a connection without its byte counts.
     #[inline(always)]
     pub fn socket_state(&mut self, file: FileId) -> Option<(Conn, SocketState)> {
         let stream = self.files.stream(file)?;
@@ -308,7 +316,7 @@ impl ProcessState {
         Some((conn, standing))
     }
 
-    /// It is over, and nobody was told yet.
+    /// Turns the end of a connection into a pending error, once.
     #[cold]
     pub(crate) fn handle_end(
         &mut self,
@@ -330,7 +338,7 @@ impl ProcessState {
                 Some(why) => Some(connect_errno(why)),
                 None => sk_err_of(reason, standing.has_fin()),
             };
-            // An error that came before stays.
+            // An earlier error takes precedence.
             stream.error = stream.error.or(error);
         }
         Some((stream.conn, standing))
@@ -342,9 +350,9 @@ impl ProcessState {
         self.files.stream(file)?.error.take()
     }
 
-    /// Nobody uses a description any more.
+    /// Frees a description that has no references left.
     pub fn free_file(&mut self, file: FileId) {
-        // In its place, whose memory is kept for the next.
+        // The vector is emptied in place, so that its memory serves the next description.
         while let Some(watcher) = self.files.get(file).wait_queue.pop() {
             if let WaitEntry::EpollItem { set, item } = watcher
                 && let Ok(set) = self.files.epoll(set)
@@ -355,7 +363,7 @@ impl ProcessState {
         match self.files.remove(file) {
             FileKind::Socket(mut socket) => {
                 self.close_socket(&mut socket);
-                // What it has beside itself is not kept.
+                // The heap memory of the socket is released; its box is recycled.
                 socket.udp_send = None;
                 socket.options.release_memory();
                 self.files.recycle(socket);
@@ -372,7 +380,7 @@ impl ProcessState {
 
     pub fn unreserve(&mut self, bound: Option<BoundAddress>) {
         if let Some(reserved) = bound.and_then(|bound| bound.own_reservation()) {
-            // If the stack is gone there is nothing reserved.
+            // If the stack is gone, so is the reservation.
             let _ = self.client.unreserve(reserved);
         }
     }
@@ -382,7 +390,7 @@ impl ProcessState {
             SocketRole::Unconnected { bound } => self.unreserve(bound),
             SocketRole::Listening(listening) => {
                 self.unbind_listener(listening.number);
-                // If the stack is gone there is nothing to close.
+                // If the stack is gone, so is the listener.
                 let _ = self.client.unlisten(listening.number, listening.bound.own_reservation());
             }
             SocketRole::Udp(dgram) => self.release_udp(dgram.conn),
@@ -399,7 +407,8 @@ impl ProcessState {
     }
 }
 
-/// What `sk_err` becomes when a connection ends (`tcp_reset`, `tcp_write_err`). A reset in CLOSE_WAIT is `EPIPE`.
+/// Returns the value of `sk_err` for the end of a connection (`tcp_reset`, `tcp_write_err`). A reset in
+/// CLOSE_WAIT is `EPIPE`.
 fn sk_err_of(reason: CloseReason, fin: bool) -> Option<Errno> {
     Some(match reason {
         CloseReason::Normal | CloseReason::Aborted => return None,

@@ -1,4 +1,4 @@
-//! How things stand with a description, as `poll` says it (`tcp_poll`).
+//! The readiness of a description, as `poll` reports it (`tcp_poll`).
 
 use crate::fd_table::FileId;
 use crate::file::{FileKind, SocketRole, UdpSocket};
@@ -10,7 +10,8 @@ const READABLE: i16 = POLLIN | POLLRDNORM;
 const WRITABLE: i16 = POLLOUT | POLLWRNORM;
 
 impl ProcessState {
-    /// What is ready. Whoever finds out that nothing can be written is told when something can.
+    /// Returns the events that are ready. If the description is not writable, requests an event for when it
+    /// is.
     pub fn readiness(&mut self, file: FileId) -> i16 {
         match &self.files.get(file).kind {
             FileKind::Free => 0,
@@ -24,7 +25,7 @@ impl ProcessState {
                     let urgent = socket.options.is_on("SO_SELECT_ERR_QUEUE");
                     self.datagram_readiness(dgram, urgent)
                 }
-                // Linux says so of a socket that was never connected.
+                // Linux reports this for a socket that was never connected.
                 SocketRole::Unconnected { .. } if socket.shutdown.read => {
                     WRITABLE | POLLHUP | READABLE | POLLRDHUP
                 }
@@ -41,7 +42,7 @@ impl ProcessState {
         }
     }
 
-    /// As `datagram_poll` says it.
+    /// Returns readiness of a UDP socket (`datagram_poll`).
     fn datagram_readiness(&mut self, dgram: UdpSocket, urgent: bool) -> i16 {
         let Ok(status) = self.client.status(dgram.conn) else { return POLLERR };
         let mut ready = 0;
@@ -57,7 +58,7 @@ impl ProcessState {
         if dgram.shut_read && dgram.shut_write {
             ready |= POLLHUP;
         }
-        // All of the next one: its head may be there before the rest.
+        // The whole datagram must have arrived: its head may come before the rest.
         if status.readable > 0 && self.client.udp_next_len(dgram.conn).is_some() {
             ready |= READABLE;
         }
@@ -68,13 +69,14 @@ impl ProcessState {
         ready
     }
 
-    /// Whether less than half of so many bytes were not sent (`__sk_stream_memory_free`).
+    /// Returns whether the unsent bytes are below half of `TCP_NOTSENT_LOWAT` (`__sk_stream_memory_free`).
     #[inline]
     fn has_stream_memory_free(&mut self, conn: Conn, low: Option<u32>) -> bool {
         low.is_none_or(|low| self.client.notsent(conn).is_ok_and(|bytes| 2 * (bytes as u64) < u64::from(low)))
     }
 
-    /// The same where writes are bounded by the send buffer: of which a third must be free.
+    /// Returns whether a third of the send buffer is free and the unsent bytes are below half of
+    /// `TCP_NOTSENT_LOWAT`. Used if the send buffer limits writes.
     #[cold]
     fn has_send_buffer_space(&mut self, file: FileId, conn: Conn, low: Option<u32>) -> bool {
         let Some((bound, queued)) = self.send_buffer_usage(file, conn) else { return true };
@@ -82,7 +84,7 @@ impl ProcessState {
             return true;
         }
         self.set_nospace(file, conn);
-        // Gone meanwhile: the next look tells.
+        // If the connection is gone meanwhile, the next check finds out.
         let _ = self.client.await_send_space(conn, usize::MAX);
         let _ = self.client.sendable_within(conn, 1 << 30, (0, 0));
         false
@@ -90,7 +92,7 @@ impl ProcessState {
 
     fn stream_readiness(&mut self, file: FileId) -> i16 {
         let Some((conn, status)) = self.status_inline(file) else { return POLLHUP };
-        // More than the channel holds would never be there.
+        // A mark beyond the channel's buffer would never be reached.
         let most = self.client.buffer_bytes();
         let Ok(socket) = self.files.socket(file) else { return POLLHUP };
         let (low_water, shut) = (socket.options.rcvlowat().min(most), socket.shutdown);
@@ -110,13 +112,13 @@ impl ProcessState {
         if mark.is_some_and(|mark| mark.byte.is_some()) {
             ready |= POLLPRI;
         }
-        // What is passed over is no byte to be read (`tcp_poll`).
+        // A skipped urgent byte does not count as readable (`tcp_poll`).
         let low_water = low_water + usize::from(mark.is_some() && self.is_at_skipped_byte(file, mark));
         if status.state.is_connected() || ended {
             if status.readable >= low_water {
                 ready |= READABLE;
             }
-            // Half as much room as what waits (`sk_stream_is_writeable`).
+            // Half as much space as what is queued (`sk_stream_is_writeable`).
             let enough = (status.occupied / 2).max(1);
             let bounded = self.send_buffer.is_some() && !no_more_out;
             let room = status.send_space >= enough && self.has_stream_memory_free(conn, not_sent);

@@ -1,4 +1,5 @@
-//! A program may put whatever it likes under any number (`dup2`), also where one of the library's own descriptors stands: that one goes elsewhere.
+//! Relocation of internal descriptors. A program may replace any number (`dup2`), even that of an internal
+//! descriptor, which must move to another number then.
 
 use crate::Ops;
 use crate::descriptor;
@@ -8,12 +9,14 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 
 impl Ops {
-    /// To be called before something of the program's is put under a number. If one of the library's own descriptors has it, that has another from now on.
+    /// Must be called before the program replaces the descriptor of a number. If an internal descriptor has
+    /// this number, it moves to another one.
     ///
-    /// A thread that is on its way to sleep may have the old number in its hand: who puts descriptors over unknown ones while other threads wait loses at most one wake-up, until the next.
+    /// A thread that is about to sleep may still use the old number: a program that replaces unknown
+    /// descriptors while other threads wait loses at most one wake-up, until the next one.
     ///
     /// # Errors
-    /// `EBUSY` in a handler of a signal that interrupted a call, `EMFILE` if there is no other number.
+    /// `EBUSY` in a signal handler that interrupted a call, `EMFILE` if there is no other number.
     pub fn relocate_fd(&self, number: RawFd) -> Result<(), Errno> {
         if !descriptor::is_internal_in_use(number) {
             return Ok(());

@@ -1,9 +1,11 @@
-//! Programs that confine themselves, as sshd and vsftpd do with the part that talks to strangers: what this library needs afterwards it must have before.
+//! Programs that sandbox themselves, as sshd and vsftpd do with the part that talks to strangers: the library
+//! must acquire what it needs before.
 
 use crate::{Ops, lock, sleep};
 
 impl Ops {
-    /// The program is about to give up descriptors or system calls: what a call sleeps on is made now. Best effort, as there may be nothing to be had already.
+    /// Must be called before the program gives up descriptors or system calls. Creates what a call sleeps on,
+    /// as far as the limits allow.
     pub fn prepare_for_sandbox(&self) {
         if let Ok(mut lane) = self.lock() {
             let _ = sleep::preallocate(&mut lane);
@@ -11,18 +13,21 @@ impl Ops {
         }
     }
 
-    /// The program is about to give up system calls. One that handlers are put off by stays behind, as it sends signals.
+    /// Must be called before the program installs a seccomp filter. Stops deferring signals, because that
+    /// takes a system call which sends signals.
     pub fn prepare_for_seccomp(&self) {
         self.prepare_for_sandbox();
         lock::disable_deferral();
     }
 
-    /// Bytes of addresses that the stack's memory takes up in this process, which a program that limits its own (`RLIMIT_AS`) does not know of.
+    /// Returns how much address space the stack's memory occupies in this process. A program that sets
+    /// `RLIMIT_AS` does not know of it.
     pub fn address_bytes(&self) -> u64 {
         self.lock().map_or(0, |lane| lane.client.all().iter().map(|client| client.mapping().bytes()).sum())
     }
 
-    /// System calls that this library makes where a program makes its own: what a filter (`seccomp(2)`) must admit besides what the program wants.
+    /// Returns the system calls that the library makes on behalf of the program. A seccomp filter must admit
+    /// them besides those of the program.
     pub const fn system_calls() -> &'static [i64] {
         &[
             libc::SYS_read,

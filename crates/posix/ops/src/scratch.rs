@@ -1,5 +1,5 @@
-//! Lists of calls that wait. They belong to the thread, not to the call: a handler that leaves it by `siglongjmp` (see [`crate::jumps`]) takes none of their memory
-//! with it, and the next call uses it again.
+//! Buffers of calls that block. They belong to the thread: a handler that leaves the call by `siglongjmp`
+//! (see [`crate::cleanup`]) leaks none of their memory, and the next call reuses it.
 #![allow(unsafe_code)] // a thread's memory is lent to the call that is left by a jump
 
 use crate::cleanup::CleanupHandler;
@@ -8,23 +8,24 @@ use core::cell::{Cell, RefCell, UnsafeCell};
 use core::pin::pin;
 use libc::pollfd;
 
-/// Entries of a list that stay for the next call. Who has waited once for very many does not keep the memory for ever.
+/// How many elements of a buffer are kept for the next call, so that one long wait does not occupy memory for
+/// ever.
 const CAPACITY_KEPT_MAX: usize = 1024;
 
-/// What one call needs. All are empty in the beginning.
+/// The buffers of a call, all empty at its start.
 #[derive(Default)]
 pub(crate) struct ScratchBuffers {
-    /// What `select` asks for.
+    /// The descriptors of `select`.
     pub select_fds: Vec<pollfd>,
-    /// Places of the stack's descriptors among those asked for, and what they stand for.
+    /// Indices of stack descriptors in the list of the call, and their descriptions.
     pub stack_fds: Vec<(usize, FileId)>,
-    /// These alone.
+    /// Descriptions alone.
     pub files: Vec<FileId>,
-    /// The kernel's part.
+    /// Kernel descriptors.
     pub kernel_fds: Vec<pollfd>,
-    /// What is slept on.
+    /// Descriptors on which the thread sleeps.
     pub sleep_fds: Vec<pollfd>,
-    /// What is to be sent.
+    /// Bytes to send.
     pub bytes: Vec<u8>,
 }
 
@@ -50,21 +51,22 @@ fn clear_and_shrink<T>(list: &mut Vec<T>) {
     list.shrink_to(CAPACITY_KEPT_MAX);
 }
 
-/// Lists, and whether a call has them. A handler may wait in the middle of a call that waits, so a thread may have several.
+/// Buffers, and whether a call uses them. A handler may block in the middle of a call that blocks, so a
+/// thread may need several.
 #[derive(Default)]
 struct ScratchSlot {
     in_use: Cell<bool>,
     lists: UnsafeCell<ScratchBuffers>,
 }
 
-/// In boxes, because they stay where they are while the list grows.
+/// Boxed, because buffers must not move when the vector grows.
 type ScratchSlots = RefCell<Vec<Box<ScratchSlot>>>;
 
 thread_local! {
     static SLOTS: ScratchSlots = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs a call with lists of its own, while the sockets are held: memory is taken and given back where no handler comes.
+/// Runs a call with buffers. The caller must hold the lock, so that no handler interrupts the allocator.
 pub(crate) fn with<R>(call: impl FnOnce(&mut ScratchBuffers) -> R) -> R {
     let take = |places: &ScratchSlots| {
         let mut places = places.borrow_mut();
@@ -76,14 +78,15 @@ pub(crate) fn with<R>(call: impl FnOnce(&mut ScratchBuffers) -> R) -> R {
         places[at].in_use.set(true);
         &raw const *places[at]
     };
-    // A thread that ends has no places any more.
+    // A thread that exits has no slots any more.
     let Ok(place) = SLOTS.try_with(take) else { return call(&mut ScratchBuffers::default()) };
-    // SAFETY: it is in a box that only the end of the thread frees, behind all of its calls.
+    // SAFETY: only the exit of the thread frees the box, after all of its calls.
     let place = unsafe { &*place };
     let given_back = SlotGuard(place);
     let on_jump = pin!(CleanupHandler::new(|| place.in_use.set(false)));
     let watched = on_jump.push();
-    // SAFETY: only this call has it, by `in_use`, and only this thread sees it. Who jumps away from the call does not come back to it.
+    // SAFETY: `in_use` gives the buffers to this call alone, and only this thread accesses them. A call that
+    // is left by a jump does not use them again.
     let lists = unsafe { &mut *place.lists.get() };
     lists.clear();
     let result = call(lists);
@@ -93,7 +96,7 @@ pub(crate) fn with<R>(call: impl FnOnce(&mut ScratchBuffers) -> R) -> R {
     result
 }
 
-/// The call is over, be it by a panic.
+/// Frees the slot when the call ends, even by a panic.
 struct SlotGuard<'a>(&'a ScratchSlot);
 
 impl Drop for SlotGuard<'_> {

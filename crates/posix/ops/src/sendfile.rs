@@ -1,4 +1,4 @@
-//! Bytes of a file to a connection: `sendfile`.
+//! `sendfile`.
 
 use crate::Ops;
 use crate::descriptor::borrow;
@@ -11,10 +11,11 @@ use std::io::IoSlice;
 const CHUNK_BYTES: usize = 64 << 10;
 
 impl Ops {
-    /// `sendfile` to a connection. With `offset` the file is read from there and the number moved on; without, from where the file stands.
+    /// `sendfile` to a connection. Reads from `offset` and advances it; without `offset` reads from the
+    /// file's position and advances that.
     ///
     /// # Errors
-    /// As [`Ops::send`], and what reading the file says.
+    /// As [`Ops::send`], and errors of reading the file.
     pub fn sendfile(
         &self,
         out: RawFd,

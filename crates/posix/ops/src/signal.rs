@@ -1,38 +1,40 @@
-//! Signals: what calls send, and what handlers do to calls that wait.
+//! Signal handlers and the calls that they interrupt, and `SIGPIPE`.
 //!
-//! A system call that waits goes on after a handler that was installed with `SA_RESTART`, and is `EINTR` after another. Who sleeps in `ppoll` is told
-//! only that some handler ran. Which it was is known of those in front of which the library stands (`handlers`). For others it is looked at what handlers
-//! there are: if all are of one kind, that answers it. If there are both, those that restart are kept back by the mask of `ppoll`, and a signalfd tells when one of
-//! them waits: it runs when the mask is taken off.
+//! A blocked system call continues after a handler with `SA_RESTART`, and fails with `EINTR` after one
+//! without. `ppoll` tells only that some handler ran. Trampolines record which one it was
+//! (`signal_handlers`). For handlers without a trampoline the dispositions decide: if all handlers are of one
+//! kind, so was the one that ran. If both kinds are installed, the mask of `ppoll` blocks the signals with
+//! `SA_RESTART`, and a signalfd reports when one of them is pending: its handler runs when the mask is
+//! restored.
 #![allow(unsafe_code)] // raise
 
 use crate::{signal_handlers, syscall};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What the kernel does to a thread that writes where nobody reads.
+/// Sends `SIGPIPE` to this thread, as the kernel does after a write without a reader.
 pub(crate) fn raise_sigpipe() {
-    // SAFETY: raise has no preconditions; the signal goes to this thread.
+    // SAFETY: `raise` has no preconditions; the signal goes to this thread.
     unsafe { libc::raise(libc::SIGPIPE) };
 }
 
-/// Signals by number, a bit each, from 1 on.
+/// A set of signals: bit 0 stands for signal 1.
 pub(crate) type SignalSet = u64;
 
-/// Signals that have handlers, by what these do to calls that wait.
+/// Signals that have handlers, by their effect on blocked calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HandlerSets {
-    /// The call goes on (`SA_RESTART`).
+    /// The call continues (`SA_RESTART`).
     pub restarting: SignalSet,
-    /// The call is `EINTR`.
+    /// The call fails with `EINTR`.
     pub interrupting: SignalSet,
-    /// The library does not stand in front of them, and does not see them run.
+    /// The handler has no trampoline, so its runs are not recorded.
     pub unhooked: SignalSet,
 }
 
-/// Signals of what a thread does itself.
+/// Signals that a thread causes itself.
 pub(crate) const SYNCHRONOUS_SIGNALS: [i32; 6] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
-/// Those that libc keeps for its threads.
+/// Signals that libc uses for its threads.
 pub(crate) const LIBC_SIGNALS: [i32; 2] = [32, 33];
 pub(crate) const SIGNALS: core::ops::RangeInclusive<i32> = 1..=64;
 
@@ -41,7 +43,7 @@ pub(crate) const fn bit(signal: i32) -> SignalSet {
 }
 
 impl HandlerSets {
-    /// What the kernel says now.
+    /// Asks the kernel for the dispositions of all signals.
     fn query() -> Self {
         let mut found = Self::default();
         for signal in
@@ -62,13 +64,14 @@ impl HandlerSets {
         found
     }
 
-    /// Both kinds, so that an interruption alone does not say which it was.
+    /// Returns whether there are handlers of both kinds, so that an interruption does not tell which kind
+    /// ran.
     pub fn is_mixed(self) -> bool {
         self.restarting != 0 && self.interrupting != 0
     }
 }
 
-/// What is known of the program's handlers.
+/// The last known dispositions of the program's signals.
 #[derive(Debug, Default)]
 pub(crate) struct HandlerCache {
     restarting: AtomicU64,
@@ -78,12 +81,12 @@ pub(crate) struct HandlerCache {
 }
 
 impl HandlerCache {
-    /// The program changes its handlers.
+    /// Must be called when the program changes a disposition.
     pub fn invalidate(&self) {
         self.is_valid.store(false, Ordering::Release);
     }
 
-    /// As they were when they were looked at last.
+    /// Returns the last known dispositions, asking the kernel if they may have changed.
     pub fn handlers(&self) -> HandlerSets {
         if !self.is_valid.load(Ordering::Acquire) {
             return self.refresh();
@@ -96,7 +99,7 @@ impl HandlerCache {
     }
 
     fn refresh(&self) -> HandlerSets {
-        // First: a change meanwhile is looked at the next time.
+        // Stored first, so that a concurrent change invalidates the result.
         self.is_valid.store(true, Ordering::Release);
         let now = HandlerSets::query();
         self.restarting.store(now.restarting, Ordering::Relaxed);
@@ -105,18 +108,20 @@ impl HandlerCache {
         now
     }
 
-    /// Whether no handler can have run that nobody has seen, of those that there were `before` or are now.
+    /// Returns whether every handler that was installed `before`, or is installed now, has a trampoline.
     pub fn are_all_hooked(&self, before: HandlerSets) -> bool {
         before.unhooked | self.refresh().unhooked == 0
     }
 
-    /// Whether a call goes on that was interrupted while there were these handlers, of which some `ran`, as far as that is known. If nothing is, handlers of one kind alone could run.
+    /// Returns whether a call continues that was interrupted while these handlers were installed. `ran` holds
+    /// the handlers that are known to have run. If it is empty, the call continues only if all handlers have
+    /// `SA_RESTART`.
     pub fn restarts_after(&self, before: HandlerSets, ran: SignalSet) -> bool {
         if ran != 0 && ran & !(before.restarting | before.interrupting) == 0 {
             return ran & before.interrupting == 0;
         }
         let now = self.refresh();
-        // A handler may have been for one time only (`SA_RESETHAND`).
+        // A one-shot handler (`SA_RESETHAND`) is no longer installed.
         before.restarting | now.restarting != 0 && before.interrupting | now.interrupting == 0
     }
 }

@@ -1,15 +1,18 @@
-//! Handlers of the program's signals, in front of which the library stands: one that comes in the middle of a call is put off until the call sleeps or is over, as
-//! on Linux, where system calls do their work between handlers. So handlers may do to sockets what they like, and may leave by `siglongjmp`.
+//! Trampolines in front of the program's signal handlers: a signal that arrives in the middle of a call is
+//! deferred until the call sleeps or returns. On Linux, too, system calls do their work between handlers. So
+//! handlers may use sockets without restriction, and may leave by `siglongjmp`.
 //!
-//! What the kernel is told instead of a handler is an entry of this file's, one for each handler that the program has ever installed: what is in force about a
-//! signal the kernel alone knows, and threads that install handlers at the same time, children that share memory and handlers that are in force once
-//! (`SA_RESETHAND`) need no thought. The entry's flags and mask are the program's, but for `SA_SIGINFO`, which is always set.
+//! The kernel is given a trampoline instead of a handler, one for each handler that the program has ever
+//! installed. Only the kernel knows the current disposition of a signal, so threads that install handlers
+//! concurrently, children that share memory, and one-shot handlers (`SA_RESETHAND`) need no bookkeeping here.
+//! Flags and mask are the program's, except that `SA_SIGINFO` is always set.
 //!
-//! A handler that comes while its thread holds the sockets sends its signal to the same thread again, with all that was told about it, blocks all signals and returns. When
-//! the sockets are let go of, the mask is put back, and the kernel delivers the signal with the stack, mask and context that it is to have.
+//! A trampoline that runs while its thread holds the lock queues the signal to the same thread again with the
+//! same `siginfo_t`, blocks all signals and returns. When the lock is released, the signal mask is restored,
+//! and the kernel delivers the signal with the stack, mask and context that it should have.
 //!
-//! A sleep is not begun when a handler ran since its call had looked for the last time. The look and the system call are a few instructions (`raw`), and a handler that
-//! interrupts them returns to the first.
+//! A sleep does not begin if a handler has run since its call checked for events. The check and the system
+//! call are a few instructions (`syscall`), and a handler that interrupts them returns to the first one.
 #![allow(unsafe_code)] // functions that the kernel calls
 
 use crate::signal::{LIBC_SIGNALS, SIGNALS, SYNCHRONOUS_SIGNALS, SignalSet, bit};
@@ -19,16 +22,18 @@ use core::ptr;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use libc::{siginfo_t, ucontext_t};
 
-/// Different handlers of either kind, of one argument and of three: programs have a few dozen. Further ones are installed as they are.
+/// How many handlers of each kind, with one argument and with three, have a trampoline. Programs have a few
+/// dozen; further handlers are installed directly.
 const TRAMPOLINES_PER_KIND: usize = 512;
-/// Bytes of an entry.
+/// Bytes of a trampoline.
 const TRAMPOLINE_BYTES: usize = 16;
 
-/// What stands behind the entries, 0 behind those that are free: first handlers of one argument, then those of three. None is ever given back.
+/// The handler of each trampoline, or 0: first handlers with one argument, then those with three. None is
+/// ever freed.
 static HANDLERS: [AtomicUsize; 2 * TRAMPOLINES_PER_KIND] =
     [const { AtomicUsize::new(0) }; 2 * TRAMPOLINES_PER_KIND];
 
-/// The entries: each calls `run` with its number behind what the kernel has told.
+/// The trampolines: each calls `dispatch` with its own number after the arguments of the kernel.
 #[unsafe(naked)]
 unsafe extern "C-unwind" fn trampolines() {
     #[cfg(target_arch = "x86_64")]
@@ -68,14 +73,15 @@ fn first_trampoline() -> usize {
     (trampolines as *const ()).expose_provenance().next_multiple_of(TRAMPOLINE_BYTES)
 }
 
-/// What is to be installed for a handler, of three arguments (`SA_SIGINFO`) or of one. `None`: the handler itself, as there are too many.
+/// Returns the trampoline to install for a handler with three arguments (`SA_SIGINFO`) or with one. Returns
+/// `None` if there are too many handlers: then the handler itself must be installed.
 pub fn trampoline(handler: usize, of_three: bool) -> Option<usize> {
     if handler_of(handler).is_some() {
-        // It was asked for past the library.
+        // The program has read the trampoline by a system call that is not hooked.
         return Some(handler);
     }
     let first = if of_three { TRAMPOLINES_PER_KIND } else { 0 };
-    // Handlers begin at multiples of 16.
+    // Functions are aligned to 16 bytes.
     let wanted = handler >> 4;
     let found =
         (0..TRAMPOLINES_PER_KIND).map(|step| first + (wanted + step) % TRAMPOLINES_PER_KIND).find(|at| {
@@ -85,7 +91,8 @@ pub fn trampoline(handler: usize, of_three: bool) -> Option<usize> {
     found.map(|at| first_trampoline() + at * TRAMPOLINE_BYTES)
 }
 
-/// The handler behind an entry, and whether it is of three arguments. `None`: it is no entry.
+/// Returns the handler of a trampoline, and whether it takes three arguments. Returns `None` if the address
+/// is not a trampoline's.
 pub fn handler_of(entry: usize) -> Option<(usize, bool)> {
     let offset =
         entry.checked_sub(first_trampoline()).filter(|offset| offset.is_multiple_of(TRAMPOLINE_BYTES))?;
@@ -94,26 +101,30 @@ pub fn handler_of(entry: usize) -> Option<(usize, bool)> {
     (handler != 0).then_some((handler, at >= TRAMPOLINES_PER_KIND))
 }
 
-/// What the kernel calls, by an entry. Handlers leave it in whatever way they like: by `siglongjmp`, `pthread_exit`, an exception.
+/// Runs a handler or defers its signal; called by a trampoline. Handlers may leave it by `siglongjmp`,
+/// `pthread_exit` or an exception.
 unsafe extern "C-unwind" fn dispatch(signal: c_int, info: *mut siginfo_t, context: *mut ucontext_t, at: u32) {
-    // SAFETY: what the kernel tells a handler.
+    // SAFETY: the kernel passes valid pointers to a handler.
     if lock::defers_signals() && unsafe { defer(signal, &*info, &mut *context, at as usize) } {
         return;
     }
     let handler = ptr::with_exposed_provenance::<c_void>(HANDLERS[at as usize].load(Ordering::Relaxed));
     type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut ucontext_t);
-    // SAFETY: the program has installed it as a handler. The kernel calls those of one argument with three, too.
+    // SAFETY: the program has installed it as a handler. The kernel passes three arguments to handlers with
+    // one, too.
     let handler = unsafe { core::mem::transmute::<*const c_void, Handler>(handler) };
     let others = lock::handlers_ran();
-    // SAFETY: as the kernel would call it.
+    // SAFETY: the arguments are those of the kernel.
     unsafe { handler(signal, info, context) };
-    // What ran in its own calls and its own interruptions is nothing to the call that it interrupted.
+    // Handlers that ran in the handler's own calls, or that interrupted it, do not concern the interrupted
+    // call.
     lock::set_handlers_ran(others | bit(signal));
-    // SAFETY: as above; the handler is over.
+    // SAFETY: the context is the kernel's, and the handler has returned.
     restart_sleep(unsafe { &mut *context });
 }
 
-/// Signals that wait while a handler does: not those of what the thread itself does, which come all the same, libc's own, and those that have no handlers.
+/// Returns the signals that deferral blocks: all but synchronous ones, which are delivered all the same,
+/// those that libc uses, and those that cannot be caught.
 fn deferral_mask() -> SignalSet {
     const {
         let mut set = u64::MAX;
@@ -126,11 +137,12 @@ fn deferral_mask() -> SignalSet {
     }
 }
 
-/// Leaves a signal for when this thread has let go of the sockets. False if it is to be handled now.
+/// Defers a signal until this thread has released the lock. Returns false if the signal must be handled at
+/// once.
 #[cold]
 fn defer(signal: c_int, info: &siginfo_t, context: &mut ucontext_t, at: usize) -> bool {
     let of_itself = SYNCHRONOUS_SIGNALS.contains(&signal) && info.si_code > 0;
-    // `abort` goes on when its handler has returned.
+    // `abort` continues when its handler has returned.
     let ends = signal == libc::SIGABRT && info.si_code == libc::SI_TKILL;
     if of_itself || ends || !SIGNALS.contains(&signal) {
         return false;
@@ -140,7 +152,7 @@ fn defer(signal: c_int, info: &siginfo_t, context: &mut ucontext_t, at: usize) -
     let Ok(in_handler) = syscall::blocked_signals() else { return false };
     syscall::set_signal_mask(all);
     if syscall::requeue_signal(signal, info).is_err() {
-        // As many signals wait as may.
+        // `RLIMIT_SIGPENDING` is reached.
         syscall::set_signal_mask(in_handler);
         return false;
     }
@@ -150,17 +162,17 @@ fn defer(signal: c_int, info: &siginfo_t, context: &mut ucontext_t, at: usize) -
     true
 }
 
-/// A handler that is in force once (`SA_RESETHAND`) has not run yet.
+/// Installs a one-shot handler (`SA_RESETHAND`) again, because it has not run.
 fn rearm_one_shot(signal: c_int, at: usize) {
     let Ok(mut action) = syscall::sigaction(signal) else { return };
     if action.handler == libc::SIG_DFL && action.flags & libc::SA_RESETHAND as u32 as u64 != 0 {
         action.handler = first_trampoline() + at * TRAMPOLINE_BYTES;
-        // SAFETY: as it was before this signal came.
+        // SAFETY: the disposition is the one that was in force before the signal arrived.
         let _ = unsafe { syscall::set_sigaction(signal, &action) };
     }
 }
 
-/// A thread that was about to sleep looks again.
+/// Makes a thread that was about to sleep check for handlers again.
 fn restart_sleep(context: &mut ucontext_t) {
     #[cfg(target_arch = "x86_64")]
     {
@@ -190,7 +202,7 @@ mod tests {
         for (handler, entry_of_it) in &entries {
             assert_eq!(handler_of(*entry_of_it), Some((*handler, true)));
             assert_eq!(trampoline(*handler, true), Some(*entry_of_it));
-            // Said again, in whatever way.
+            // A trampoline is its own trampoline, whatever its kind.
             assert_eq!(trampoline(*entry_of_it, false), Some(*entry_of_it));
         }
         let other = trampoline(16, false).unwrap();
@@ -214,7 +226,7 @@ mod tests {
     extern "C" fn nothing(_: c_int) {}
 
     fn install(signal: c_int, handler: extern "C" fn(c_int), flags: c_int) {
-        // SAFETY: all zero is an action, and the handler is good.
+        // SAFETY: an all-zero action is valid, and so is the handler.
         unsafe {
             let mut action: libc::sigaction = core::mem::zeroed();
             action.sa_sigaction = trampoline(handler as *const () as usize, false).unwrap();
@@ -224,13 +236,13 @@ mod tests {
     }
 
     fn raise(signal: c_int) {
-        // SAFETY: it has a handler.
+        // SAFETY: the signal has a handler.
         unsafe { libc::raise(signal) };
     }
 
     #[test]
     fn what_comes_in_the_middle_is_put_off() {
-        // No other test of this process has them.
+        // No other test of this process uses these signals.
         let (first, second) = (libc::SIGRTMIN() + 5, libc::SIGRTMIN() + 6);
         install(first, count, libc::SA_RESETHAND);
         install(second, count, 0);
@@ -241,7 +253,7 @@ mod tests {
             raise(second);
             assert_eq!(COUNT.load(Ordering::Relaxed), 0);
             assert_eq!(lock::blocked_signals(), Ok(before));
-            // Faults come, and libc's own.
+            // Synchronous signals and those that libc uses stay unblocked.
             assert_eq!(syscall::blocked_signals().unwrap() & !before, deferral_mask() & !before);
         });
         assert_eq!(COUNT.load(Ordering::Relaxed), 3);
@@ -257,7 +269,7 @@ mod tests {
         static OVER: AtomicBool = AtomicBool::new(false);
         let signal = libc::SIGRTMIN() + 7;
         install(signal, nothing, 0);
-        // SAFETY: it always succeeds.
+        // SAFETY: `pthread_self` always succeeds.
         let thread = unsafe { libc::pthread_self() };
         let sender = std::thread::spawn(move || {
             for round in 0u32.. {
@@ -267,7 +279,7 @@ mod tests {
                     }
                     core::hint::spin_loop();
                 }
-                // Around the moment at which the other falls asleep.
+                // Vary the delay around the moment at which the other thread falls asleep.
                 for _ in 0..round % 64 {
                     core::hint::spin_loop();
                 }
@@ -282,7 +294,7 @@ mod tests {
             lock::clear_handlers_ran();
             ASKED.store(true, Ordering::Release);
             assert_eq!(syscall::ppoll(&mut [], wait, None, bit(signal)), Err(Errno::INTR), "after {rounds}");
-            // The handler of one that the sleep does not heed is no reason.
+            // A handler of a signal outside of the set does not end the sleep.
             assert_eq!(syscall::ppoll(&mut [], Some(NOW), None, !bit(signal)), Ok(0));
             rounds += 1;
         }

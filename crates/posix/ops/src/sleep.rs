@@ -1,5 +1,5 @@
-//! Threads that wait in a call. One of them, the leader, sleeps on what the stack wakes, and takes the news for all; the others sleep until the
-//! leader wakes them.
+//! Threads that block in a call. One of them, the leader, sleeps on the descriptor by which the stack wakes
+//! the process, and processes events for all; the others sleep until the leader wakes them.
 
 use crate::channels::Channels;
 use crate::cleanup::CleanupHandler;
@@ -25,16 +25,16 @@ use crate::wait_queue::WaitEntry;
 /// How long a call waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timeout {
-    /// Not at all.
+    /// The call does not wait.
     Zero,
-    /// Until this moment.
+    /// The call waits until this moment.
     Deadline(Instant),
-    /// As long as it takes.
+    /// The call waits without limit.
     Infinite,
 }
 
 impl Timeout {
-    /// So long from now on; `None` is endless.
+    /// Returns the time-out that ends after this duration; `None` is infinite.
     pub fn after(timeout: Option<Duration>) -> Self {
         match timeout {
             None => Self::Infinite,
@@ -43,7 +43,7 @@ impl Timeout {
         }
     }
 
-    /// As the calls in milliseconds say it: negative is endless.
+    /// Returns the time-out for a number of milliseconds as in `poll`; a negative number is infinite.
     pub fn from_millis(timeout_ms: i32) -> Self {
         Self::after(u64::try_from(timeout_ms).ok().map(Duration::from_millis))
     }
@@ -58,28 +58,30 @@ impl Timeout {
 }
 
 thread_local! {
-    /// The sleeper of this thread, while it sleeps in the kernel. A handler that comes then may fork.
+    /// The waiter of this thread while it sleeps in the kernel. A handler that runs meanwhile may fork.
     static SLEEPING: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// The sleeper of this thread, if it sleeps.
+/// Returns the waiter of this thread if it sleeps in the kernel.
 pub(crate) fn sleeping_waiter() -> Option<u32> {
     SLEEPING.get()
 }
 
-/// A thread that waits.
+/// A thread that blocks in a call.
 struct Waiter {
     event: HiddenFd,
-    /// Something happened that it waits for.
+    /// Something happened for which it waits.
     woken: bool,
     /// It sleeps in the kernel.
     asleep: bool,
     in_use: bool,
-    /// A handler runs in its thread, in the middle of its sleep, and waits itself. The sleep ends when the handler does (signal(7)).
+    /// A handler has interrupted the sleep and blocks in a call itself. The sleep ends when the handler
+    /// returns (signal(7)).
     interrupted: bool,
-    /// Readable while one of these signals waits, which are kept back while it sleeps.
+    /// A signalfd that is readable while one of these signals is pending: signals with `SA_RESTART` handlers
+    /// that the sleep blocks.
     restart_signals: Option<(HiddenFd, SignalSet)>,
-    /// What it sleeps on as a leader.
+    /// The epoll instance on which it sleeps as the leader.
     wait_set: Option<WaitSet>,
 }
 
@@ -89,7 +91,7 @@ impl Waiter {
         Self { event, woken, asleep, in_use, interrupted, restart_signals: None, wait_set: None }
     }
 
-    /// What tells of these signals.
+    /// Returns the signalfd for these signals.
     fn watch_restart_signals(&mut self, set: SignalSet) -> Result<RawFd, Errno> {
         match &mut self.restart_signals {
             Some((fd, known)) => {
@@ -109,12 +111,12 @@ impl Waiter {
     }
 }
 
-/// All threads that wait.
+/// All threads that block in calls.
 #[derive(Default)]
 pub(crate) struct Waiters {
     waiters: Vec<Waiter>,
     leader: Option<u32>,
-    /// The sleep that has just ended was one in which the kernel looked at its descriptors.
+    /// In the sleep that has just ended, the kernel checked its descriptors.
     pub polled_kernel: bool,
 }
 
@@ -134,7 +136,8 @@ impl Waiters {
         Ok(index as u32)
     }
 
-    /// Of a child: only this one, of the thread that forked, goes on, and is woken by what is the child's own.
+    /// Returns the waiters of a child process. Only that of the thread that forked continues, and its
+    /// descriptors are the child's own.
     pub fn for_child(own: Option<u32>) -> Result<Self, Errno> {
         let mut anew = Self::default();
         for number in 0..own.map_or(0, |own| own + 1) {
@@ -147,7 +150,7 @@ impl Waiters {
         Ok(anew)
     }
 
-    /// Descriptors of all.
+    /// Iterates over the descriptors of all waiters.
     pub fn own_fds(&self) -> impl Iterator<Item = &HiddenFd> {
         self.waiters.iter().flat_map(|sleeper| {
             let of_signals = sleeper.restart_signals.iter().map(|(fd, _)| fd);
@@ -159,7 +162,7 @@ impl Waiters {
         self.waiters[sleeper as usize].in_use = false;
     }
 
-    /// Something happened that this one waits for. False if it had been told before, or does not take it soon.
+    /// Wakes a waiter. Returns false if it was woken before, or if a handler keeps it from running soon.
     pub fn wake(&mut self, sleeper: u32) -> bool {
         let sleeper = &mut self.waiters[sleeper as usize];
         if sleeper.woken {
@@ -172,7 +175,7 @@ impl Waiters {
         !sleeper.interrupted
     }
 
-    /// The leader goes: another takes its place.
+    /// Wakes another waiter to become the leader, after the leader has resigned.
     fn elect_leader(&mut self) {
         self.leader = None;
         let mut next = self.waiters.iter().filter(|s| s.in_use && s.asleep && !s.woken && !s.interrupted);
@@ -183,11 +186,11 @@ impl Waiters {
 }
 
 fn notify(event: &HiddenFd) {
-    // A full counter is readable, too.
+    // An eventfd whose counter is full is readable, too.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
-/// Makes what the next call sleeps on.
+/// Creates the descriptors on which the next call will sleep.
 pub(crate) fn preallocate(lane: &mut ProcessState) -> Result<(), Errno> {
     let sleeper = lane.waiters.add()?;
     lane.wait_set_for(sleeper as usize, None);
@@ -195,23 +198,26 @@ pub(crate) fn preallocate(lane: &mut ProcessState) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What a waiting call waits with.
+/// How a call waits.
 pub(crate) struct Wait<'a> {
     pub timeout: Timeout,
-    /// Signals that are blocked meanwhile instead of those that the thread blocks.
+    /// The signal mask during the wait, instead of the thread's.
     pub mask: Option<&'a sigset_t>,
-    /// Of several threads that wait for this only one is to be woken.
+    /// Only one of the threads that wait exclusively for the same event is woken.
     pub exclusive: bool,
-    /// The kernel's part of the epoll set that it waits for, which is all that it waits for of the kernel's.
+    /// The kernel's part of the epoll set for which the call waits. The call waits for no other kernel
+    /// descriptor.
     pub kernel_epoll: Option<KernelEpoll>,
-    /// It goes on after handlers with `SA_RESTART`, if it waits without end, unless so much was done already.
+    /// Present if the call continues after a handler with `SA_RESTART`. It returns instead if this counter,
+    /// of what it has done so far, is not 0.
     pub restart_unless: Option<&'a Cell<usize>>,
-    /// It is `EINTR` when the process was stopped and goes on, without any handler (signal(7)).
+    /// The call fails with `EINTR` when the process was stopped and continued, even without a handler
+    /// (signal(7)).
     pub eintr_on_stop: bool,
 }
 
 impl<'a> Wait<'a> {
-    /// Whatever signal comes, the call is `EINTR` (poll and its kin, signal(7)).
+    /// Returns the wait of a call that fails with `EINTR` after every signal, such as `poll` (signal(7)).
     pub fn of(timeout: Timeout) -> Self {
         Self {
             timeout,
@@ -223,7 +229,8 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// With `SA_RESTART` the call goes on if nothing is `done`, and there is no time-out.
+    /// Returns the wait of a call that continues after a handler with `SA_RESTART` if it has no time-out and
+    /// `done` is 0.
     pub fn restarting(patience: Timeout, done: &'a Cell<usize>) -> Self {
         let endless = patience == Timeout::Infinite;
         Self { restart_unless: endless.then_some(done), eintr_on_stop: !endless, ..Self::of(patience) }
@@ -235,13 +242,14 @@ impl<'a> Wait<'a> {
 enum SleepEnd {
     /// Something may have happened.
     Event,
-    /// A handler ran, after which the call goes on.
+    /// A handler ran, after which the call continues.
     HandlerRan,
 }
 
 impl Ops {
-    /// Tries `attempt` until it says something other than `EAGAIN`, and waits in between for news about `files`, or for descriptors of
-    /// the kernel to become ready. With the patience at its end the result is `EAGAIN`, after a signal `EINTR`.
+    /// Repeats `attempt` until it returns something other than `EAGAIN`. In between waits for events of
+    /// `files`, or for readiness of the kernel descriptors. Returns `EAGAIN` when the time-out expires and
+    /// `EINTR` after a signal.
     #[inline]
     pub(crate) fn block_until<'a, T>(
         &'a self,
@@ -251,7 +259,7 @@ impl Ops {
         wait: &Wait<'_>,
         mut attempt: impl FnMut(&mut ProcessState, &mut [pollfd]) -> Result<T, Errno>,
     ) -> (LockGuard<'a>, Result<T, Errno>) {
-        // What another call slept on says nothing of what this one waits for.
+        // The sleep of another call says nothing about the descriptors of this one.
         lane.waiters.polled_kernel = false;
         let first = attempt(&mut lane, kernel);
         if !matches!(first, Err(Errno::AGAIN)) || wait.timeout == Timeout::Zero {
@@ -260,7 +268,7 @@ impl Ops {
         self.block_until_from_second(lane, files, kernel, wait, attempt)
     }
 
-    /// The same behind a first attempt.
+    /// As [`block_until`](Self::block_until), after a first attempt that returned `EAGAIN`.
     #[inline(never)]
     pub(crate) fn block_until_from_second<'a, T>(
         &'a self,
@@ -274,9 +282,9 @@ impl Ops {
             Ok(sleeper) => sleeper,
             Err(error) => return (lane, Err(error)),
         };
-        // Handlers that come from here on find a call that waits.
+        // Handlers that run from here on interrupt a call that waits.
         lock::clear_handlers_ran();
-        // While this sleeps a handler may jump away from it.
+        // A handler may leave this call by a jump while it sleeps.
         let slept_before = sleeping_waiter();
         let on_jump = pin!(CleanupHandler::new(|| self.cancel_sleep(sleeper, files, slept_before)));
         let watched = on_jump.push();
@@ -286,7 +294,7 @@ impl Ops {
             file.refcount += 1;
             file.wait_queue.push(watcher);
         }
-        // This takes the news, so whoever is to be told stands there.
+        // This processes events, so this call's waiter must be in the wait queues before.
         lane.suspend_interrupted_sleep();
         let result = loop {
             let slept;
@@ -297,7 +305,7 @@ impl Ops {
             }
             match slept {
                 Ok(SleepEnd::Event) => {}
-                // What was done is reported before the rest is waited for.
+                // A call that has done something reports that before it waits for the rest.
                 Ok(SleepEnd::HandlerRan) if wait.restart_unless.is_none_or(|done| done.get() == 0) => {
                     lock::clear_handlers_ran();
                 }
@@ -313,10 +321,10 @@ impl Ops {
         (lane, result)
     }
 
-    /// A handler jumps over a call that sleeps, which never returns.
+    /// Cleans up after a handler that left a sleeping call by a jump.
     #[cold]
     fn cancel_sleep(&self, sleeper: u32, files: &[FileId], slept_before: Option<u32>) {
-        // Of a call that was interrupted in the middle nothing can be taken back.
+        // A call that was interrupted inside the critical section cannot be cleaned up.
         let Ok(mut lane) = self.lock() else { return };
         lane.suspend_interrupted_sleep();
         SLEEPING.set(slept_before);
@@ -324,7 +332,8 @@ impl Ops {
         lane.finish_wait(sleeper, files);
     }
 
-    /// Waits until the sleeper is woken, a descriptor of the kernel may be ready, as stands in `kernel` then, patience ends, or for no reason.
+    /// Sleeps until the waiter is woken, a kernel descriptor is ready, or the time-out expires. Stores
+    /// readiness in `kernel`. May return spuriously.
     fn sleep<'a>(
         &'a self,
         mut lane: LockGuard<'a>,
@@ -336,7 +345,7 @@ impl Ops {
         lane.waiters.polled_kernel = false;
         kernel.iter_mut().for_each(|fd| fd.revents = 0);
         lane.client.flush();
-        // A shard that sleeps has nothing to say soon, and one that waits for this very CPU gets it by sleeping.
+        // Spinning does not help if the shard sleeps, or waits for this CPU.
         let mut spin_end = None;
         loop {
             lane.process_events();
@@ -344,7 +353,7 @@ impl Ops {
                 return (lane, Ok(SleepEnd::Event));
             }
             if wait.timeout.has_expired() {
-                // Nobody has looked.
+                // Nobody has checked the descriptors.
                 kernel.iter_mut().for_each(|fd| fd.revents = fd.events);
                 return (lane, Ok(SleepEnd::Event));
             }
@@ -372,13 +381,14 @@ impl Ops {
             && let Ok(blocked) = lock::blocked_signals()
         {
             let set = handlers.restarting & !blocked;
-            // Without descriptors all signals interrupt.
+            // Without descriptors every signal interrupts the call.
             if let Ok(fd) = lane.waiters.waiters[index].watch_restart_signals(set) {
                 kept_back = fd;
                 mask = Some(blocked | set);
             }
         }
-        // Handlers that ran end this sleep before it begins, but for those that a mask of the caller's would have kept back.
+        // Handlers that ran before end this sleep before it begins, except for signals that the caller's mask
+        // blocks.
         let heeded = !wait.mask.map_or(0, syscall::kernel_sigset);
         let bounds = SleepBounds { timeout: wait.timeout, mask, interrupting: heeded };
         if leads {
@@ -407,7 +417,8 @@ impl Ops {
         slept
     }
 
-    /// Sleeps on the kernel's descriptors, too, and on signals that are kept back. The list of all that is the caller's.
+    /// Sleeps in `ppoll`, on kernel descriptors and on the signalfd of blocked `SA_RESTART` signals. The
+    /// caller provides the list of descriptors.
     fn sleep_in_ppoll<'a>(
         &'a self,
         mut lane: LockGuard<'a>,
@@ -422,13 +433,13 @@ impl Ops {
         let own = lane.waiters.waiters[index].event.as_raw_fd();
         let entry = |fd| pollfd { fd, events: POLLIN, revents: 0 };
         watched.push(entry(own));
-        // Of a stack that is gone there is no news, and its descriptor is readable for ever.
+        // The descriptor of a stack that is gone stays readable and brings no events.
         let wakes = leads && !lane.client.is_stack_gone();
         watched.push(entry(if wakes { lane.client.wake_fd().as_raw_fd() } else { -1 }));
         watched.push(entry(kept_back));
         watched.extend_from_slice(kernel);
         drop(lane);
-        // Handlers that were kept back run before this returns.
+        // Handlers of signals that the sleep has blocked run before this returns.
         let slept = match ppoll(watched, bounds) {
             Ok(()) if watched[2].revents != 0 => Ok(SleepEnd::HandlerRan),
             Ok(()) => Ok(SleepEnd::Event),
@@ -454,7 +465,7 @@ impl Ops {
         (lane, slept)
     }
 
-    /// The same for a leader that waits for nothing else of the kernel's.
+    /// Sleeps on the wait set: a leader that waits for no other kernel descriptor.
     fn sleep_on_wait_set<'a>(
         &'a self,
         lane: LockGuard<'a>,
@@ -490,7 +501,7 @@ impl Ops {
         if lane.waiters.leader == Some(sleeper) {
             lane.resign_leader(|client| client.after_epoll_wait(woke.stack_event, woke.hung_up));
         } else {
-            // A handler took the lead, and what woke both was read there.
+            // A handler became the leader and has read what woke both.
             lane.process_events();
         }
         lane.waiters.waiters[index].woken = false;
@@ -499,11 +510,12 @@ impl Ops {
 }
 
 impl Ops {
-    /// The kernel says that a sleep was interrupted, of a call that had looked at these handlers.
+    /// Decides how a call continues whose sleep the kernel reports as interrupted. `handlers` are the
+    /// dispositions before the sleep.
     #[cold]
     fn interrupted(&self, wait: &Wait<'_>, handlers: HandlerSets) -> Result<SleepEnd, Errno> {
         let ran = lock::handlers_ran();
-        // It was stopped, and goes on (signal(7)).
+        // The process was stopped and continued (signal(7)).
         if ran == 0 && !wait.eintr_on_stop && self.signals.are_all_hooked(handlers) {
             return Ok(SleepEnd::Event);
         }
@@ -515,10 +527,10 @@ impl Ops {
 }
 
 impl ProcessState {
-    /// What a leader sleeps on, if all is well with it.
+    /// Returns the wait set of a leader, or `None` if it cannot be used.
     fn wait_set_for(&mut self, sleeper: usize, part: Option<KernelEpoll>) -> Option<RawFd> {
         let Self { waiters: sleepers, client, .. } = self;
-        // Of a stack that is gone there is no news.
+        // A stack that is gone brings no events.
         if client.is_stack_gone() || !wait_set::is_supported() {
             return None;
         }
@@ -534,25 +546,26 @@ impl ProcessState {
         Some(nap.fd())
     }
 
-    /// A call does not wait for these any more, whatever came of it.
+    /// Removes the waiter of a call from the wait queues, whatever the result.
     fn finish_wait(&mut self, sleeper: u32, files: &[FileId]) {
         for &file in files {
             let users = self.files.get(file);
             users.wait_queue.retain(|w| !matches!(w, WaitEntry::Thread { waiter: s, .. } if *s == sleeper));
             users.refcount -= 1;
             if users.refcount == 0 {
-                // Its last descriptor was closed while this call waited.
+                // The last descriptor was closed while this call waited.
                 self.free_file(file);
             }
         }
         self.waiters.remove(sleeper);
         if self.waiters.leader.is_none() {
-            // It may have been told to lead, and has what it waited for instead.
+            // This thread may have been chosen as the leader while it got what it waited for.
             self.waiters.elect_leader();
         }
     }
 
-    /// A call that waits in a handler of a signal: the sleep of this thread that the handler interrupted leads nobody any more, and goes on only when the handler is done.
+    /// Suspends the sleep that the handler of the current call has interrupted: it resigns as the leader, and
+    /// continues only when the handler has returned.
     fn suspend_interrupted_sleep(&mut self) {
         let Some(own) = sleeping_waiter() else { return };
         self.waiters.waiters[own as usize].interrupted = true;
@@ -561,7 +574,7 @@ impl ProcessState {
         }
     }
 
-    /// The leader is awake, and takes the news.
+    /// Processes events after the leader's sleep, and lets another waiter lead.
     fn resign_leader(&mut self, after_sleep: impl FnOnce(&mut Channels)) {
         let was_gone = self.client.is_stack_gone();
         after_sleep(&mut self.client);
@@ -575,21 +588,21 @@ impl ProcessState {
 
 const NOW: Option<libc::timespec> = Some(libc::timespec { tv_sec: 0, tv_nsec: 0 });
 
-/// What bounds a sleep in the kernel.
+/// What ends a sleep in the kernel.
 #[derive(Clone, Copy)]
 struct SleepBounds {
     timeout: Timeout,
     mask: Option<SignalSet>,
-    /// Signals whose handlers are not to have run.
+    /// Signals whose handlers end the sleep if they have run before.
     interrupting: SignalSet,
 }
 
-/// Sleeps in the kernel. Which descriptors are ready is asked again by whoever wants to know.
+/// Sleeps in the kernel. Callers that want to know which descriptors are ready ask again.
 fn ppoll(watched: &mut [pollfd], bounds: SleepBounds) -> Result<(), Errno> {
     syscall::ppoll(watched, timeout_of(bounds.timeout), bounds.mask, bounds.interrupting).map(|_| ())
 }
 
-/// How long the kernel may sleep.
+/// Returns how long the kernel may sleep.
 fn timeout_of(patience: Timeout) -> Option<libc::timespec> {
     let timeout = match patience {
         Timeout::Infinite => None,
@@ -602,7 +615,7 @@ fn timeout_of(patience: Timeout) -> Option<libc::timespec> {
     })
 }
 
-/// What the kernel says of its descriptors without waiting. Returns how many are ready.
+/// Polls kernel descriptors without waiting. Returns how many are ready.
 pub(crate) fn poll_now(fds: &mut [pollfd]) -> Result<usize, Errno> {
     syscall::ppoll(fds, NOW, None, 0)
 }

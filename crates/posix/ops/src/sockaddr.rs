@@ -1,15 +1,15 @@
-//! Socket addresses as programs lay them out: `struct sockaddr_in` and `struct sockaddr_in6` (`<netinet/in.h>`).
+//! Socket addresses in the layout of `struct sockaddr_in` and `struct sockaddr_in6` (`<netinet/in.h>`).
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use rustix::io::Errno;
 
 /// Bytes of `struct sockaddr_in`.
 const IN_BYTES: usize = 16;
-/// Bytes of `struct sockaddr_in6`, and of the older one that Linux takes too, without a scope.
+/// Bytes of `struct sockaddr_in6`, and of its older version without a scope, which Linux accepts, too.
 const IN6_BYTES: usize = 28;
 const IN6_BYTES_MIN: usize = 24;
 
-/// Family of a socket.
+/// The address family of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// `AF_INET`.
@@ -19,7 +19,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Its number.
+    /// Returns the number of the family.
     pub fn sa_family(self) -> u16 {
         match self {
             Self::V4 => libc::AF_INET as u16,
@@ -27,7 +27,7 @@ impl Family {
         }
     }
 
-    /// The address that stands for all.
+    /// Returns the unspecified address of the family, with port 0.
     pub fn unspecified(self) -> SocketAddr {
         match self {
             Self::V4 => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
@@ -36,13 +36,16 @@ impl Family {
     }
 }
 
-/// The family that an address names, if it is long enough to name one.
+/// Returns the family of an address.
+///
+/// # Errors
+/// `EINVAL` if the address is too short.
 pub fn family_of(bytes: &[u8]) -> Result<u16, Errno> {
     let family = bytes.get(..2).ok_or(Errno::INVAL)?;
     Ok(u16::from_ne_bytes([family[0], family[1]]))
 }
 
-/// Reads an address given to a socket of `family`. IPv4 addresses that are mapped into IPv6 come out as IPv4.
+/// Decodes an address for a socket of `family`. An IPv4-mapped address is returned as IPv4.
 ///
 /// # Errors
 /// `EINVAL` if it is too short, `EAFNOSUPPORT` if it is of another family.
@@ -75,7 +78,7 @@ pub fn decode(bytes: &[u8], family: Family) -> Result<SocketAddr, Errno> {
     })
 }
 
-/// An address as a socket of `family` shows it: IPv4 ones are mapped into IPv6 for those of IPv6.
+/// An address in the layout for programs.
 #[derive(Clone, Copy, Debug)]
 pub struct SockaddrBytes {
     bytes: [u8; IN6_BYTES],
@@ -83,13 +86,13 @@ pub struct SockaddrBytes {
 }
 
 impl SockaddrBytes {
-    /// Its bytes.
+    /// Returns the address as bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 }
 
-/// Writes an address for a socket of `family`.
+/// Encodes an address for a socket of `family`. An IPv6 socket reports IPv4 addresses as IPv4-mapped.
 pub fn encode(address: SocketAddr, family: Family) -> SockaddrBytes {
     let mut bytes = [0; IN6_BYTES];
     bytes[..2].copy_from_slice(&family.sa_family().to_ne_bytes());

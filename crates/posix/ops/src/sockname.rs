@@ -37,7 +37,7 @@ impl Ops {
             return dgram.peer.map(|peer| sockaddr::encode(peer, family)).ok_or(Errno::NOTCONN);
         }
         let (conn, standing) = lane.socket_state(file).ok_or(Errno::NOTCONN)?;
-        // Before and after there is none (`inet_getname`).
+        // There is no peer before and after the connection (`inet_getname`).
         if !standing.is_connected() || standing.is_closed() {
             return Err(Errno::NOTCONN);
         }

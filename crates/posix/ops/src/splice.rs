@@ -1,5 +1,6 @@
-//! `splice` between a connection and a pipe, as `splice_file_to_pipe` with `tcp_splice_read` and `splice_to_socket` do it. `SPLICE_F_NONBLOCK` is about the
-//! pipe alone: whether the connection is waited for, the socket says.
+//! `splice` between a connection and a pipe, as `splice_file_to_pipe` with `tcp_splice_read` and
+//! `splice_to_socket` implement it. `SPLICE_F_NONBLOCK` applies to the pipe alone; whether the call waits for
+//! the connection depends on the socket.
 
 use crate::descriptor::borrow;
 use crate::lock::SignalDeferred;
@@ -14,24 +15,24 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2, pwritev2};
 use rustix::pipe::fcntl_getpipe_size;
 use std::io::{IoSlice, IoSliceMut};
 
-/// Bytes moved at a time: what a pipe holds, unless it was made larger.
+/// Bytes moved at a time: the default capacity of a pipe.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Bytes that fit into a pipe that can be written to (`PIPE_BUF`).
+/// Bytes that fit in every pipe that is writable.
 const PIPE_BUF: usize = 4096;
-/// Not at an offset but where the file stands (`preadv2`).
+/// Offset that stands for the current position (`preadv2`).
 const CURRENT_OFFSET: u64 = u64::MAX;
 
 thread_local! {
-    /// Where bytes rest on their way.
+    /// Buffer for data in transit.
     static CHUNK: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
-/// Runs with a buffer of this thread's.
+/// Runs a closure with this thread's buffer.
 fn with_chunk<T>(run: impl FnOnce(&mut [u8]) -> T) -> T {
     let kept = || CHUNK.try_with(Cell::take).ok().flatten();
     let mut piece = SignalDeferred::new(|| kept().unwrap_or_else(|| vec![0; CHUNK_BYTES].into()));
     let result = run(&mut piece);
-    // A thread that is at its end keeps none.
+    // An exiting thread keeps no buffer.
     piece.drop_with(|piece| {
         let _ = CHUNK.try_with(|place| place.set(Some(piece)));
     });
@@ -42,7 +43,8 @@ impl Ops {
     /// `splice` from a connection to a pipe.
     ///
     /// # Errors
-    /// As [`Ops::recv`]; `EINVAL` if `to` is no pipe, `EAGAIN` if it is full and not waited for, `EPIPE` if nobody reads from it.
+    /// As [`Ops::recv`]; `EINVAL` if `to` is not a pipe, `EAGAIN` if the pipe is full and the call must not
+    /// wait, `EPIPE` if it has no reader.
     pub fn splice_to_pipe(&self, from: RawFd, to: RawFd, len: usize, flags: c_uint) -> Result<usize, Errno> {
         if len == 0 {
             return Ok(0);
@@ -51,7 +53,7 @@ impl Ops {
         with_chunk(|piece| {
             let most = piece.len().min(len);
             loop {
-                // What the pipe does not take stays in the connection.
+                // Bytes that the pipe does not take stay in the connection.
                 let count =
                     self.recv_stream(from, &mut [IoSliceMut::new(&mut piece[..most])], libc::MSG_PEEK, true)?;
                 if count == 0 {
@@ -74,7 +76,8 @@ impl Ops {
     /// `splice` from a pipe to a connection.
     ///
     /// # Errors
-    /// As [`Ops::send`]; `EINVAL` if `from` is no pipe, `EAGAIN` if it is empty and not waited for.
+    /// As [`Ops::send`]; `EINVAL` if `from` is not a pipe, `EAGAIN` if the pipe is empty and the call must
+    /// not wait.
     pub fn splice_from_pipe(
         &self,
         from: RawFd,
@@ -93,11 +96,11 @@ impl Ops {
                 let wait = done == 0 && may_block(pipe, flags)?;
                 let ready = wait_for(pipe, PollFlags::IN, wait)?;
                 if !ready.contains(PollFlags::IN) {
-                    // Empty, and it stays so if nobody has it open for writing.
+                    // The pipe is empty, and stays so without a writer.
                     let ended = ready.contains(PollFlags::HUP);
                     return if done > 0 || ended { Ok(done) } else { Err(Errno::AGAIN) };
                 }
-                // What has left the pipe cannot go back, so there has to be room first.
+                // Bytes that have left the pipe cannot return to it, so the connection must have space first.
                 let room = match self.wait_for_send_space(to, false) {
                     Ok(room) => room,
                     Err(_) if done > 0 => return Ok(done),
@@ -110,7 +113,7 @@ impl Ops {
                 };
                 let most = piece.len().min(len - done).min(room);
                 let count = match read_now(pipe, &mut piece[..most]) {
-                    // Another thread was faster.
+                    // Another thread has read the bytes.
                     Err(Errno::AGAIN) => continue,
                     Ok(0) => return Ok(done),
                     result => result?,
@@ -125,7 +128,8 @@ impl Ops {
         })
     }
 
-    /// Sends bytes that are nowhere else any more. There is room, unless another thread writes too: then this one waits, whatever the socket says.
+    /// Sends bytes of which there is no other copy. There is space, unless another thread writes, too: then
+    /// this waits even if the socket is non-blocking.
     fn send_all(&self, to: RawFd, bytes: &[u8], flags: libc::c_int) -> Result<usize, Errno> {
         let mut sent = 0;
         while sent < bytes.len() {
@@ -133,7 +137,7 @@ impl Ops {
                 Ok(more) => sent += more,
                 Err(Errno::AGAIN) => {
                     let mut fds = [pollfd { fd: to, events: libc::POLLOUT, revents: 0 }];
-                    // After a signal the next send tells what to do.
+                    // After a signal the next send decides how to continue.
                     let _ = self.poll(&mut fds, Timeout::Infinite, None);
                 }
                 Err(error) if sent == 0 => return Err(error),
@@ -144,22 +148,25 @@ impl Ops {
     }
 }
 
-/// A descriptor that the program says is a pipe.
+/// Borrows a descriptor that must be a pipe.
+///
+/// # Errors
+/// `EINVAL` if it is not a pipe, `EBADF`.
 fn pipe_of<'a>(fd: RawFd) -> Result<BorrowedFd<'a>, Errno> {
     let pipe = borrow(fd)?;
     match fcntl_getpipe_size(pipe) {
         Ok(_) => Ok(pipe),
-        // A descriptor that is open and no pipe is EBADF to fcntl, and EINVAL to splice.
+        // For an open descriptor that is not a pipe `fcntl` fails with `EBADF`, and `splice` with `EINVAL`.
         Err(_) => rustix::io::fcntl_getfd(pipe).and(Err(Errno::INVAL)),
     }
 }
 
-/// Whether a pipe is waited for.
+/// Returns whether the call may wait for the pipe.
 fn may_block(pipe: BorrowedFd<'_>, flags: c_uint) -> Result<bool, Errno> {
     Ok(flags & libc::SPLICE_F_NONBLOCK == 0 && !fcntl_getfl(pipe)?.contains(OFlags::NONBLOCK))
 }
 
-/// What a pipe is ready for, after a wait if `wait` says so.
+/// Returns the readiness of a pipe, after waiting for it if `wait` is set.
 fn wait_for(pipe: BorrowedFd<'_>, events: PollFlags, wait: bool) -> Result<PollFlags, Errno> {
     let mut fds = [PollFd::from_borrowed_fd(pipe, events)];
     let zero = Timespec::default();
@@ -167,10 +174,10 @@ fn wait_for(pipe: BorrowedFd<'_>, events: PollFlags, wait: bool) -> Result<PollF
     Ok(fds[0].revents())
 }
 
-/// Writes what a pipe has room for, never waiting, also if the pipe itself would.
+/// Writes what fits in a pipe, without waiting even if the pipe is blocking.
 fn write_now(pipe: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     match pwritev2(pipe, &[IoSlice::new(bytes)], CURRENT_OFFSET, ReadWriteFlags::NOWAIT) {
-        // Pipes before Linux 6.4: what is ready has room for so much.
+        // Before Linux 6.4 pipes do not support the flag: a writable pipe has space for `PIPE_BUF` bytes.
         Err(Errno::OPNOTSUPP) => match wait_for(pipe, PollFlags::OUT, false)? {
             ready if ready.is_empty() => Err(Errno::AGAIN),
             _ => rustix::io::write(pipe, &bytes[..bytes.len().min(PIPE_BUF)]),
@@ -179,7 +186,7 @@ fn write_now(pipe: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     }
 }
 
-/// Reads what a pipe holds, never waiting, also if the pipe itself would.
+/// Reads what is in a pipe, without waiting even if the pipe is blocking.
 fn read_now(pipe: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, Errno> {
     match preadv2(pipe, &mut [IoSliceMut::new(bytes)], CURRENT_OFFSET, ReadWriteFlags::NOWAIT) {
         Err(Errno::OPNOTSUPP) => match wait_for(pipe, PollFlags::IN, false)? {

@@ -1,4 +1,5 @@
-//! Bytes of a connection: the `send` and `recv` families, as `tcp_sendmsg` and `tcp_recvmsg` do them.
+//! Data transfer on connections: the `send` and `recv` families, as `tcp_sendmsg` and `tcp_recvmsg` implement
+//! them.
 
 use crate::Ops;
 use crate::channels::Channels;
@@ -16,7 +17,7 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
 
-/// Flags of `send` that mean something here or nothing anywhere; others are refused.
+/// Flags of `send` that have an effect here, or none in the kernel either. Others are refused.
 const SEND_FLAGS: c_int = libc::MSG_DONTWAIT
     | libc::MSG_NOSIGNAL
     | libc::MSG_MORE
@@ -26,19 +27,22 @@ const SEND_FLAGS: c_int = libc::MSG_DONTWAIT
     | libc::MSG_DONTROUTE;
 
 impl Ops {
-    /// `recv`, `read`, `readv`, and `recvmsg` but for addresses and control messages, which a stream does not have.
+    /// `recv`, `read`, `readv`, and `recvmsg` without address and control messages, which a stream does not
+    /// have.
     ///
     /// # Errors
-    /// `EAGAIN`, `EINTR`, `ENOTCONN`, and how the connection ended: `ECONNRESET`, `ETIMEDOUT` …
+    /// `EAGAIN`, `EINTR`, `ENOTCONN`, and the reason for which the connection ended, such as `ECONNRESET` or
+    /// `ETIMEDOUT`.
     #[inline]
     pub fn recv(&self, fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: c_int) -> Result<usize, Errno> {
         self.recv_stream(fd, buffers, flags, false)
     }
 
-    /// `recv` and its like into memory that there is not: the kernel finds that out only when it has something to put there, and takes nothing then.
+    /// `recv` into an invalid buffer. The kernel detects that only when it has data to copy, and consumes
+    /// none.
     ///
     /// # Errors
-    /// `EFAULT` if there is something, and those of [`recv`](Self::recv).
+    /// `EFAULT` if there is data, and those of [`recv`](Self::recv).
     pub fn recv_to_null(&self, fd: RawFd, flags: c_int) -> Result<usize, Errno> {
         match self.recv(fd, &mut [IoSliceMut::new(&mut [0])], flags | libc::MSG_PEEK) {
             Ok(1..) => Err(Errno::FAULT),
@@ -46,7 +50,7 @@ impl Ops {
         }
     }
 
-    /// The same, or for a pipe: that never gets beyond an urgent byte (`tcp_read_sock`).
+    /// As [`recv`](Self::recv), also for a pipe: such a read never passes an urgent byte (`tcp_read_sock`).
     pub(crate) fn recv_stream(
         &self,
         fd: RawFd,
@@ -77,7 +81,8 @@ impl Ops {
             return Err(if flags & libc::MSG_ERRQUEUE != 0 { Errno::AGAIN } else { Errno::NOTCONN });
         }
         if flags & libc::MSG_ERRQUEUE != 0 {
-            // Nothing of TCP's goes there unless it was asked for, and what would ask is refused.
+            // The error queue of a TCP socket is empty unless an option enables it, and those options are
+            // refused.
             return Err(Errno::AGAIN);
         }
         if flags & libc::MSG_OOB != 0 {
@@ -102,7 +107,7 @@ impl Ops {
             }
             result => result,
         };
-        // While this waited another may have set one.
+        // Another thread may have set an offset while this one waited.
         if done.get() > 0
             && (has_offset || waited)
             && let Ok(socket) = lane.files.socket(file)
@@ -111,16 +116,18 @@ impl Ops {
         }
         match result {
             Err(Errno::AGAIN | Errno::INTR) if done.get() > 0 => Ok(done.get()),
-            // A call that has room for nothing waits once, and is content with whatever came (`tcp_recvmsg_locked`).
+            // A call without buffer space waits once and accepts whatever arrived (`tcp_recvmsg_locked`).
             Err(Errno::AGAIN | Errno::INTR) if total == 0 && patience != Timeout::Zero => Ok(0),
             result => result,
         }
     }
 
-    /// `send`, `write`, `writev`, and `sendmsg` but for addresses, which a connection ignores, and control messages. Sends `SIGPIPE` as the kernel does.
+    /// `send`, `write`, `writev`, and `sendmsg` without address, which a connection ignores, and control
+    /// messages. Raises `SIGPIPE` as the kernel does.
     ///
     /// # Errors
-    /// `EAGAIN`, `EINTR`, `EPIPE`, and how the connection ended: `ECONNRESET`, `ETIMEDOUT` …
+    /// `EAGAIN`, `EINTR`, `EPIPE`, and the reason for which the connection ended, such as `ECONNRESET` or
+    /// `ETIMEDOUT`.
     pub fn send(&self, fd: RawFd, buffers: &[IoSlice<'_>], flags: c_int) -> Result<usize, Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
@@ -171,7 +178,8 @@ impl Ops {
         result
     }
 
-    /// Bytes that wait on a connection, and one for its end, so that whoever goes by it reads on (`tcp_inq_hint`).
+    /// Returns how many bytes are waiting on a connection, plus one if the peer has finished, so that a
+    /// program which goes by this number reads on (`tcp_inq_hint`).
     pub(crate) fn inq_hint(&self, fd: RawFd) -> Result<c_int, Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
@@ -181,7 +189,8 @@ impl Ops {
         Ok(bytes.saturating_add((status.state.has_fin() || over).into()))
     }
 
-    /// Waits until something can be sent on a connection, unless neither the socket nor the caller waits. Returns how many bytes.
+    /// Waits until a connection has send space, unless the socket or the caller is non-blocking. Returns the
+    /// space in bytes.
     pub(crate) fn wait_for_send_space(&self, fd: RawFd, dont_wait: bool) -> Result<usize, Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
@@ -198,7 +207,7 @@ impl Ops {
             if status.send_space > 0 {
                 return Ok(status.send_space);
             }
-            // Gone meanwhile, or room came meanwhile: the next look tells.
+            // If the connection is gone or space has become free meanwhile, the next attempt finds out.
             let _ = lane.client.await_send_space(conn, 1);
             Err(Errno::AGAIN)
         });
@@ -206,23 +215,24 @@ impl Ops {
     }
 }
 
-/// What a call that receives is about.
+/// Arguments of a receive call.
 struct RecvArgs<'a> {
-    /// Bytes that there is room for.
+    /// Space in the buffers, in bytes.
     total: usize,
-    /// Bytes with which it is content.
+    /// How many bytes end the call (`sock_rcvlowat`).
     target: usize,
     flags: c_int,
-    /// Bytes that a look passes over (`SO_PEEK_OFF`).
+    /// How many bytes `MSG_PEEK` skips (`SO_PEEK_OFF`).
     offset: usize,
-    /// They go to a pipe.
+    /// The data goes to a pipe.
     for_pipe: bool,
-    /// Bytes that were copied, or taken.
+    /// How many bytes were copied or discarded.
     copied: &'a Cell<usize>,
 }
 
 impl ProcessState {
-    /// Copies what there is; says how much was copied in all when that is enough, or all there will ever be.
+    /// Receives what has arrived. Returns the total number of bytes once it reaches the target, or no more
+    /// will arrive.
     fn recv_step(
         &mut self,
         file: FileId,
@@ -236,7 +246,7 @@ impl ProcessState {
         let &RecvArgs { total, target: enough, flags, copied: done, .. } = reading;
         let before = done.get();
         let (mut standing, taken);
-        // Mostly bytes are taken as they come.
+        // The common case consumes the data as it copies.
         if flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0 && before < total && low_water <= 1 {
             (standing, taken) = self.client.recv_into(conn, buffers, before).map_err(|_| Errno::NOTCONN)?;
         } else {
@@ -250,7 +260,8 @@ impl ProcessState {
             self.client.flush();
         } else {
             if before == 0 && low_water > 1 {
-                // Whether what came was enough to wake anybody is not to be judged by what is left; and of what came meanwhile nobody is told again.
+                // Bytes that are left do not tell whether what arrived has reached the low-water mark, and
+                // bytes that arrive during this call cause no further event.
                 self.process_events();
                 standing = self.client.socket_state(conn).map_err(|_| Errno::NOTCONN)?;
             }
@@ -277,7 +288,8 @@ impl ProcessState {
         Err(Errno::AGAIN)
     }
 
-    /// The same for calls that look, or throw away, and on connections that have had urgent data. Whether the read ends, as it has come to the mark.
+    /// Receives with `MSG_PEEK` or `MSG_TRUNC`, or on a connection that has had urgent data. Returns whether
+    /// the read ends because it has reached the urgent mark.
     #[inline(never)]
     fn recv_slow_path(
         &mut self,
@@ -301,7 +313,8 @@ impl ProcessState {
         Ok(false)
     }
 
-    /// Takes, copies or looks at so many bytes of those that are there, `offset` bytes behind what was read.
+    /// Consumes, discards or peeks at `count` of the bytes that have arrived, starting `offset` bytes after
+    /// the read position.
     #[inline]
     fn recv_chunk(
         &mut self,
@@ -322,7 +335,8 @@ impl ProcessState {
         done.set(done.get() + more);
     }
 
-    /// The same on a connection that has had urgent data. Whether the read ends, as it has come to the mark.
+    /// Receives on a connection that has had urgent data. Returns whether the read ends because it has
+    /// reached the urgent mark.
     #[cold]
     fn recv_around_urgent(
         &mut self,
@@ -350,7 +364,10 @@ impl ProcessState {
         front.ends_read
     }
 
-    /// The connection, if something could be sent on it.
+    /// Returns the connection if data can be sent on it.
+    ///
+    /// # Errors
+    /// `EAGAIN` while it is being established, `EPIPE`, or the pending error.
     #[inline(always)]
     pub fn sendable(&mut self, file: FileId) -> Result<(Conn, SocketState), Errno> {
         let (conn, standing) = match self.socket_state(file) {
@@ -365,7 +382,7 @@ impl ProcessState {
         if standing.is_connected() { Ok((conn, standing)) } else { Err(Errno::AGAIN) }
     }
 
-    /// Writes what there is room for; says how much was written in all when that is all.
+    /// Writes what fits. Returns the total number of bytes once everything is written.
     fn send_step(
         &mut self,
         file: FileId,
@@ -388,7 +405,8 @@ impl ProcessState {
             done.set(done.get() + sent);
             if sent < bytes.len() {
                 if sent == within.len() {
-                    // Gone meanwhile, or less is ahead meanwhile: the next look tells.
+                    // If the connection is gone or the unsent data has shrunk meanwhile, the next attempt
+                    // finds out.
                     let _ = self.client.await_send_space(conn, 1);
                 }
                 return Err(Errno::AGAIN);
@@ -398,7 +416,8 @@ impl ProcessState {
         Ok(total)
     }
 
-    /// How many of so many bytes may be written before too much was not sent (`TCP_NOTSENT_LOWAT`). Only the stack knows what it would send meanwhile; it is asked if that decides.
+    /// Returns how many of `most` bytes may be written under `TCP_NOTSENT_LOWAT` and the send buffer. Only
+    /// the stack knows how much it has sent; it is asked only if that decides.
     #[inline]
     fn send_limit(&mut self, file: FileId, conn: Conn, most: usize) -> usize {
         match self.files.socket(file).map(|socket| socket.options.notsent_lowat()) {
@@ -415,11 +434,11 @@ impl ProcessState {
             return most;
         }
         let len = u32::try_from(most).unwrap_or(u32::MAX);
-        // Of a connection that is over there is nothing to know: to write tells.
+        // If the connection is over, the write finds out.
         self.client.sendable_within(conn, len, (low, u32::MAX)).map_or(most, |room| most.min(room as usize))
     }
 
-    /// The same where writes are bounded by the send buffer.
+    /// Returns how many of `most` bytes fit in the send buffer.
     #[cold]
     fn send_buffer_limit(&mut self, file: FileId, conn: Conn, most: usize, low: Option<u32>) -> usize {
         let Some((bound, _)) = self.send_buffer_usage(file, conn) else { return most };
@@ -434,7 +453,8 @@ impl ProcessState {
         room
     }
 
-    /// The send buffer of a connection by which writes are bounded, and how many bytes are not acknowledged. It grows when something was acknowledged that was in the way (`tcp_new_space`).
+    /// Returns the size of the send buffer and how many bytes in it are not acknowledged. The buffer grows
+    /// after an acknowledgement that ended a shortage (`tcp_new_space`).
     pub(crate) fn send_buffer_usage(&mut self, file: FileId, conn: Conn) -> Option<(u32, u32)> {
         let [_, most] = self.send_buffer?;
         let info = self.client.info(conn).ok()?;
@@ -446,14 +466,14 @@ impl ProcessState {
         Some((bound, u32::try_from(queued).unwrap_or(u32::MAX)))
     }
 
-    /// Bytes of a connection that the peer has acknowledged.
+    /// Returns how many bytes of a connection the peer has acknowledged.
     fn acked(&mut self, conn: Conn) -> Option<u64> {
         let (info, status) = (self.client.info(conn).ok()?, self.client.status(conn).ok()?);
         let queued = u64::from(info.send_queued) + status.unsent as u64;
         Some(self.client.written(conn).ok()?.saturating_sub(queued))
     }
 
-    /// The send buffer is too small for what is to be written.
+    /// Records that the send buffer is full (`SOCK_NOSPACE`).
     pub(crate) fn set_nospace(&mut self, file: FileId, conn: Conn) {
         let acked = self.acked(conn);
         if let Some(stream) = self.files.stream(file) {
@@ -461,7 +481,7 @@ impl ProcessState {
         }
     }
 
-    /// What was sent is the end of a record (`MSG_EOR`).
+    /// Marks what was sent as the end of a record (`MSG_EOR`).
     fn end_record(&mut self, file: FileId) {
         if let Some(conn) = self.files.stream(file).map(|stream| stream.conn) {
             // A connection that is over has no records.
@@ -469,12 +489,12 @@ impl ProcessState {
         }
     }
 
-    /// Holds back a last small segment, or lets it go (`MSG_MORE`).
+    /// Holds back the last partial segment, or releases it (`MSG_MORE`).
     #[inline]
     fn set_msg_more(&mut self, file: FileId, more: bool) {
         let Ok(socket) = self.files.socket(file) else { return };
         let SocketRole::Stream(stream) = &mut socket.role else { return };
-        // Each such send says so anew, for the peer's acknowledgements let go what is held back.
+        // Each send with `MSG_MORE` sets it again, because acknowledgements release the held segment.
         if stream.msg_more || more {
             stream.msg_more = more;
             let conn = stream.conn;
@@ -484,7 +504,8 @@ impl ProcessState {
     }
 }
 
-/// Copies `most` bytes that are there from a connection into buffers from byte `at` on. No more: what comes meanwhile may be behind an urgent byte.
+/// Copies `most` available bytes of a connection into the buffers, from byte `at` on. Does not copy bytes
+/// that arrive meanwhile: they may follow an urgent byte.
 fn copy_to_buffers(
     client: &mut Channels,
     conn: Conn,
@@ -502,7 +523,7 @@ fn copy_to_buffers(
         let place = &mut buffer[skip..][..wanted];
         skip = 0;
         let count = client.peek(conn, 0, place).unwrap_or(0);
-        // The handle was good a moment ago.
+        // The handle was valid a moment ago.
         let _ = client.consume(conn, count);
         copied += count;
         if count < wanted || copied == most {
@@ -513,7 +534,7 @@ fn copy_to_buffers(
     copied
 }
 
-/// Copies `most` bytes from byte `from` of what waits on, and takes nothing.
+/// Copies `most` bytes, starting `from` bytes after the read position, without consuming them.
 fn peek_to_buffers(
     client: &Channels,
     conn: Conn,
@@ -533,7 +554,7 @@ fn peek_to_buffers(
     copied
 }
 
-/// Takes bytes that nobody wants to see (`MSG_TRUNC`).
+/// Consumes bytes without copying them (`MSG_TRUNC`).
 fn discard_bytes(client: &mut Channels, conn: Conn, count: usize) -> usize {
     let _ = client.consume(conn, count);
     client.flush();

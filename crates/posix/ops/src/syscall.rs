@@ -1,4 +1,5 @@
-//! System calls past libc: in a program that is preloaded, libc's functions are this crate's callers.
+//! System calls without libc, whose functions are hooked in a preloaded program and would call this crate
+//! again.
 #![allow(unsafe_code)] // system calls
 
 use crate::lock;
@@ -8,10 +9,10 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
 
-/// One system call.
+/// Makes a system call.
 ///
 /// # Safety
-/// The arguments must be what the call of this number wants.
+/// The arguments must be what the system call of this number expects.
 unsafe fn syscall<const N: usize>(number: c_long, arguments: [usize; N]) -> Result<usize, Errno> {
     const { assert!(N <= 6, "no system call has more arguments") };
     let [a, b, c, d, e, f] = core::array::from_fn(|at| arguments.get(at).copied().unwrap_or(0));
@@ -45,35 +46,35 @@ fn fd(number: RawFd) -> usize {
 }
 
 pub(crate) fn dup3(from: RawFd, to: RawFd, flags: c_int) -> Result<(), Errno> {
-    // SAFETY: no memory is passed.
+    // SAFETY: no pointer is passed.
     unsafe { syscall(libc::SYS_dup3, [fd(from), fd(to), flags as usize, 0, 0]) }.map(|_| ())
 }
 
 pub(crate) fn setsockopt(socket: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
     let arguments =
         [fd(socket), level as usize, name as usize, value.as_ptr().expose_provenance(), value.len()];
-    // SAFETY: the value is as long as told.
+    // SAFETY: pointer and length are those of a slice.
     unsafe { syscall(libc::SYS_setsockopt, arguments) }.map(|_| ())
 }
 
 pub(crate) fn bind(socket: RawFd, address: &[u8]) -> Result<(), Errno> {
     let arguments = [fd(socket), address.as_ptr().expose_provenance(), address.len(), 0, 0];
-    // SAFETY: the address is as long as told.
+    // SAFETY: pointer and length are those of a slice.
     unsafe { syscall(libc::SYS_bind, arguments) }.map(|_| ())
 }
 
 pub(crate) fn connect(socket: RawFd, address: &[u8]) -> Result<(), Errno> {
     let arguments = [fd(socket), address.as_ptr().expose_provenance(), address.len(), 0, 0];
-    // SAFETY: the address is as long as told.
+    // SAFETY: pointer and length are those of a slice.
     unsafe { syscall(libc::SYS_connect, arguments) }.map(|_| ())
 }
 
 pub(crate) fn listen(socket: RawFd, backlog: u32) -> Result<(), Errno> {
-    // SAFETY: no memory is passed.
+    // SAFETY: no pointer is passed.
     unsafe { syscall(libc::SYS_listen, [fd(socket), backlog as usize, 0, 0, 0]) }.map(|_| ())
 }
 
-/// The call and its room for an address; returns the address's length, and the call's result.
+/// Makes a system call that writes an address. Returns the address's length and the result of the call.
 fn with_address(
     number: c_long,
     socket: RawFd,
@@ -83,7 +84,7 @@ fn with_address(
     let mut len = u32::try_from(room.len()).unwrap_or(u32::MAX);
     let place = (&raw mut len).expose_provenance();
     let arguments = [fd(socket), room.as_mut_ptr().expose_provenance(), place, flags as usize, 0];
-    // SAFETY: there is as much room as told, and the length lives through the call.
+    // SAFETY: the buffer is as long as `len` says, and both live through the call.
     let result = unsafe { syscall(number, arguments) }?;
     Ok((len as usize, result))
 }
@@ -92,12 +93,12 @@ pub(crate) fn getsockname(socket: RawFd, room: &mut [u8]) -> Result<usize, Errno
     with_address(libc::SYS_getsockname, socket, room, 0).map(|(len, _)| len)
 }
 
-/// The new descriptor, and the length of the peer's address.
+/// `accept4`. Returns the new descriptor, and the length of the peer's address.
 pub(crate) fn accept4(socket: RawFd, room: &mut [u8], flags: c_int) -> Result<(RawFd, usize), Errno> {
     with_address(libc::SYS_accept4, socket, room, flags).map(|(len, new)| (new as RawFd, len))
 }
 
-/// What `recvmsg` says besides the bytes.
+/// The result of `recvmsg`.
 pub(crate) struct RecvmsgResult {
     pub count: usize,
     pub name_len: usize,
@@ -112,17 +113,18 @@ pub(crate) fn recvmsg(
     control: &mut [u8],
     flags: c_int,
 ) -> Result<RecvmsgResult, Errno> {
-    // SAFETY: all zero is an empty message.
+    // SAFETY: an all-zero message is valid and empty.
     let mut message: msghdr = unsafe { core::mem::zeroed() };
     message.msg_name = name.as_mut_ptr().cast();
     message.msg_namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
-    // `IoSliceMut` is laid out as `iovec` (its documentation).
+    // `IoSliceMut` has the layout of `iovec` (its documentation).
     message.msg_iov = buffers.as_mut_ptr().cast();
     message.msg_iovlen = buffers.len() as _;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = control.len() as _;
     let place = (&raw mut message).expose_provenance();
-    // SAFETY: the message, and all that it names, lives through the call and has as much room as told.
+    // SAFETY: the message and everything that it points to live through the call, and lengths are those of
+    // slices.
     let count = unsafe { syscall(libc::SYS_recvmsg, [fd(socket), place, flags as usize, 0, 0]) }?;
     let (name_len, control_len) = (message.msg_namelen as usize, message.msg_controllen as usize);
     Ok(RecvmsgResult { count, name_len, control_len, flags: message.msg_flags })
@@ -135,28 +137,30 @@ pub(crate) fn sendmsg(
     control: &[u8],
     flags: c_int,
 ) -> Result<usize, Errno> {
-    // SAFETY: all zero is an empty message.
+    // SAFETY: an all-zero message is valid and empty.
     let mut message: msghdr = unsafe { core::mem::zeroed() };
     if !name.is_empty() {
         message.msg_name = name.as_ptr().cast_mut().cast();
         message.msg_namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
     }
-    // `IoSlice` is laid out as `iovec` (its documentation).
+    // `IoSlice` has the layout of `iovec` (its documentation).
     message.msg_iov = buffers.as_ptr().cast_mut().cast();
     message.msg_iovlen = buffers.len() as _;
     message.msg_control = control.as_ptr().cast_mut().cast();
     message.msg_controllen = control.len() as _;
     let place = (&raw const message).expose_provenance();
-    // SAFETY: the message, and all that it names, lives through the call, and the kernel only reads it.
+    // SAFETY: the message and everything that it points to live through the call, and the kernel only reads
+    // it.
     unsafe { syscall(libc::SYS_sendmsg, [fd(socket), place, flags as usize, 0, 0]) }
 }
 
 unsafe extern "C" {
-    /// The look and the system call, in registers that the kernel leaves alone: so the look can be repeated until the call is made.
+    /// Checks for handlers that ran, and makes the system call. All arguments are in registers that the
+    /// kernel preserves, so a handler can restart the check until the call is made.
     fn ginnel_unless_ran(number: c_long, arguments: *const usize, ran: *const u64, heeded: u64) -> isize;
-    /// The look's first instruction.
+    /// The first instruction of the check.
     static ginnel_look: u8;
-    /// What stands behind the system call.
+    /// The instruction after the system call.
     static ginnel_looked: u8;
 }
 
@@ -238,10 +242,11 @@ core::arch::global_asm!(
     interrupted = const -libc::EINTR,
 );
 
-/// A system call that sleeps. It is `EINTR` at once if a handler of one of the `heeded` signals ran before (of which [`held::ran`] knows), be it at the last moment.
+/// Makes a system call that sleeps. Fails with `EINTR` if a handler of one of the `heeded` signals has run
+/// before (see [`lock::handlers_ran`]), even at the last moment.
 ///
 /// # Safety
-/// The arguments must be what the call of this number wants.
+/// The arguments must be what the system call of this number expects.
 unsafe fn interruptible_syscall<const N: usize>(
     number: c_long,
     arguments: [usize; N],
@@ -249,25 +254,27 @@ unsafe fn interruptible_syscall<const N: usize>(
 ) -> Result<usize, Errno> {
     const { assert!(N <= 6, "no system call has more arguments") };
     let arguments: [usize; 6] = core::array::from_fn(|at| arguments.get(at).copied().unwrap_or(0));
-    // SAFETY: the caller's promise; the word is this thread's, and lives as long as it.
+    // SAFETY: the caller's promise; the word belongs to this thread and lives as long as the thread.
     let result = unsafe { ginnel_unless_ran(number, arguments.as_ptr(), lock::handlers_ran_ptr(), heeded) };
     usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result as c_int))
 }
 
-/// Where a thread goes on that a handler interrupted at an address: at the look again, if it has looked and not made its system call.
+/// Returns where a thread continues that a handler has interrupted at `address`: at the start of the check if
+/// it has not made its system call yet.
 pub(crate) fn resume_address(address: usize) -> usize {
     let [look, looked] = [(&raw const ginnel_look).addr(), (&raw const ginnel_looked).addr()];
     if (look..looked).contains(&address) { look } else { address }
 }
 
-/// `ppoll`; no time-out is endless. `EINTR`, too, if a handler of one of the `heeded` signals ran before. How many are ready.
+/// `ppoll`; without a time-out it waits indefinitely. Also fails with `EINTR` if a handler of one of the
+/// `heeded` signals has run before. Returns how many descriptors are ready.
 pub(crate) fn ppoll(
     fds: &mut [pollfd],
     timeout: Option<timespec>,
     mask: Option<u64>,
     heeded: u64,
 ) -> Result<usize, Errno> {
-    // The kernel writes into it what was left.
+    // The kernel stores the remaining time.
     let mut timeout = timeout;
     let timeout = timeout.as_mut().map_or(core::ptr::null_mut(), core::ptr::from_mut);
     let mask = mask.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
@@ -278,11 +285,12 @@ pub(crate) fn ppoll(
         mask.expose_provenance(),
         KERNEL_SIGSET_BYTES,
     ];
-    // SAFETY: list, time and mask live through the call, and the list is as long as told.
+    // SAFETY: list, time-out and mask live through the call, and the length is that of a slice.
     unsafe { interruptible_syscall(libc::SYS_ppoll, arguments, heeded) }
 }
 
-/// `epoll_pwait2` (since Linux 5.11); no time-out is endless. `EINTR` as above. How many events there are.
+/// `epoll_pwait2` (since Linux 5.11); without a time-out it waits indefinitely. Also fails with `EINTR` if a
+/// handler of one of the `heeded` signals has run before. Returns the number of events.
 pub(crate) fn epoll_pwait2(
     set: RawFd,
     events: &mut [epoll_event],
@@ -300,27 +308,27 @@ pub(crate) fn epoll_pwait2(
         mask.expose_provenance(),
         KERNEL_SIGSET_BYTES,
     ];
-    // SAFETY: room, time and mask live through the call, and there is as much room as told.
+    // SAFETY: buffer, time-out and mask live through the call, and the length is that of a slice.
     unsafe { interruptible_syscall(libc::SYS_epoll_pwait2, arguments, heeded) }
 }
 
-/// Bytes of the kernel's set of signals, which is shorter than libc's.
+/// Bytes of the kernel's signal set, which is shorter than libc's.
 const KERNEL_SIGSET_BYTES: usize = 8;
 
-/// The signals of a set of libc's, a bit each.
+/// Returns the kernel's part of a signal set of libc.
 pub(crate) fn kernel_sigset(set: &sigset_t) -> u64 {
     const { assert!(size_of::<sigset_t>() >= KERNEL_SIGSET_BYTES) };
     // SAFETY: libc's set begins with the kernel's, and is longer.
     unsafe { core::ptr::from_ref(set).cast::<u64>().read_unaligned() }
 }
 
-/// Changes them.
+/// Sets the kernel's part of a signal set of libc.
 pub(crate) fn set_kernel_sigset(set: &mut sigset_t, signals: u64) {
-    // SAFETY: as above.
+    // SAFETY: libc's set begins with the kernel's, and is longer.
     unsafe { core::ptr::from_mut(set).cast::<u64>().write_unaligned(signals) };
 }
 
-/// What the kernel does about a signal (`struct kernel_sigaction`).
+/// The disposition of a signal (`struct kernel_sigaction`).
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(crate) struct KernelSigaction {
@@ -334,49 +342,50 @@ pub(crate) fn sigaction(signal: c_int) -> Result<KernelSigaction, Errno> {
     let mut action = KernelSigaction::default();
     let place = (&raw mut action).expose_provenance();
     let arguments = [signal as usize, 0, place, KERNEL_SIGSET_BYTES, 0];
-    // SAFETY: nothing is changed, and there is room for what is.
+    // SAFETY: no disposition is passed, and the kernel writes to a structure of its own layout.
     unsafe { syscall(libc::SYS_rt_sigaction, arguments) }?;
     Ok(action)
 }
 
-/// Does about a signal again what was done about it before.
+/// Sets the disposition of a signal.
 ///
 /// # Safety
-/// It must be what [`action`] said but for its handler, and that one must be good.
+/// The action must be one that [`sigaction`] returned, with another handler at most, and that handler must be
+/// valid.
 pub(crate) unsafe fn set_sigaction(signal: c_int, action: &KernelSigaction) -> Result<(), Errno> {
     let place = core::ptr::from_ref(action).expose_provenance();
     let arguments = [signal as usize, place, 0, KERNEL_SIGSET_BYTES, 0];
-    // SAFETY: the action lives through the call, and the caller says that it is good.
+    // SAFETY: the action lives through the call, and is valid by the caller's promise.
     unsafe { syscall(libc::SYS_rt_sigaction, arguments) }.map(|_| ())
 }
 
-/// Signals that this thread blocks, a bit each.
+/// Returns the signal mask of this thread.
 pub(crate) fn blocked_signals() -> Result<u64, Errno> {
     let mut set = 0u64;
     let place = (&raw mut set).expose_provenance();
-    // SAFETY: nothing is changed, and there is room for what is.
+    // SAFETY: no mask is passed, and the kernel writes to a set of its own size.
     unsafe { syscall(libc::SYS_rt_sigprocmask, [0, 0, place, KERNEL_SIGSET_BYTES, 0]) }?;
     Ok(set)
 }
 
-/// From now on this thread blocks these signals and no others. Those that waited and are not blocked any more come before this returns.
+/// Sets the signal mask of this thread. Pending signals that it unblocks are delivered before this returns.
 pub(crate) fn set_signal_mask(set: u64) {
     let place = (&raw const set).expose_provenance();
     let arguments = [libc::SIG_SETMASK as usize, place, 0, KERNEL_SIGSET_BYTES, 0];
-    // SAFETY: the set lives through the call, which cannot fail then.
+    // SAFETY: the set lives through the call, which cannot fail with these arguments.
     let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, arguments) };
 }
 
-/// Sends a signal that has come to this thread to it again, as it came.
+/// Queues a signal that was delivered to this thread to it again, with the same `siginfo_t`.
 pub(crate) fn requeue_signal(signal: c_int, info: &siginfo_t) -> Result<(), Errno> {
-    // SAFETY: no memory is passed.
+    // SAFETY: no pointer is passed.
     let (process, thread) = unsafe { (syscall(libc::SYS_getpid, [])?, syscall(libc::SYS_gettid, [])?) };
     let arguments = [process, thread, signal as usize, core::ptr::from_ref(info).expose_provenance()];
-    // SAFETY: what is told about it lives through the call.
+    // SAFETY: the structure lives through the call.
     unsafe { syscall(libc::SYS_rt_tgsigqueueinfo, arguments) }.map(|_| ())
 }
 
-/// A new descriptor that is readable while one of these signals waits, or other signals for one that there is.
+/// Returns a new signalfd for these signals, or replaces the signals of an existing one.
 pub(crate) fn signalfd(old: Option<RawFd>, set: u64) -> Result<RawFd, Errno> {
     let place = (&raw const set).expose_provenance();
     let flags = (libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) as usize;

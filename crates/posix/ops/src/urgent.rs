@@ -1,6 +1,7 @@
-//! Urgent data of a connection: one byte, the mark in front of which reads stop, and who hears of it (`tcp_recv_urg`, `tcp_recvmsg`, `sk_send_sigurg`).
+//! Urgent data of a connection: the urgent byte, the mark at which reads stop, and `SIGURG` (`tcp_recv_urg`,
+//! `tcp_recvmsg`, `sk_send_sigurg`).
 //!
-//! Connections that never had any never come here.
+//! Connections without urgent data never get here.
 
 use crate::Ops;
 use crate::fd_table::FileId;
@@ -19,21 +20,21 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use std::io::{IoSlice, IoSliceMut};
 
-/// What a read that heeds the mark may take.
+/// What a read may consume without passing the urgent mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReadLimit {
-    /// Bytes of the stream to be passed over first: the urgent one.
+    /// Bytes to skip first: the urgent byte, which is not inline.
     pub skip: usize,
-    /// Bytes to be read behind those, of which so many are there.
+    /// Bytes to read after those, all of which have arrived.
     pub len: usize,
     /// The next byte is the urgent one.
     pub is_at_mark: bool,
-    /// The read ends there, whatever else it waits for.
+    /// The read ends after these bytes, even below its target.
     pub ends_read: bool,
 }
 
 impl ProcessState {
-    /// The urgent byte that was announced last, unless reading has passed it.
+    /// Returns the last urgent byte that was announced, unless it was read past.
     #[inline]
     pub fn urgent_mark(&mut self, conn: Conn, status: &SocketStatus) -> Option<UrgentMark> {
         if status.oob_events == 0 {
@@ -42,7 +43,8 @@ impl ProcessState {
         self.client.urgent_mark(conn).ok().flatten()
     }
 
-    /// What a read finds `offset` bytes behind what was read, with `room` left and after some was `copied`.
+    /// Returns what a read may consume that starts `offset` bytes after the read position and has `room`
+    /// bytes of space. `copied` tells that the call has copied something.
     #[cold]
     pub fn read_limit(
         &mut self,
@@ -69,11 +71,12 @@ impl ProcessState {
         }
     }
 
-    /// The mark, and bytes that have come and were not read, the urgent one among them, and none behind another that is not known yet.
+    /// Returns the mark and the number of unread bytes. The urgent byte is included; bytes after a further
+    /// urgent byte that is not known yet are not.
     pub fn urgent_mark_and_bytes(&mut self, conn: Conn) -> (Option<UrgentMark>, usize) {
         let mut seen = None;
         loop {
-            // This may leave out bytes.
+            // May drop an urgent byte that a later one has superseded (`tcp_check_urg`).
             let mark = self.client.urgent_mark(conn).ok().flatten();
             let Ok(status) = self.client.status(conn) else { return (None, 0) };
             if seen == Some(status.oob_events) {
@@ -87,12 +90,12 @@ impl ProcessState {
         self.files.socket(file).is_ok_and(|socket| socket.options.flag(BoolOption::OobInline))
     }
 
-    /// Whether the next byte to be read is one that reads pass over.
+    /// Returns whether the next byte is an urgent byte that reads skip.
     pub fn is_at_skipped_byte(&mut self, file: FileId, mark: Option<UrgentMark>) -> bool {
         mark.is_some_and(|mark| mark.unread_before == 0) && !self.is_oob_inline(file)
     }
 
-    /// The urgent byte (`tcp_recv_urg`).
+    /// Receives the urgent byte (`tcp_recv_urg`).
     pub fn recv_urgent(
         &mut self,
         file: FileId,
@@ -122,7 +125,8 @@ impl ProcessState {
         Ok(1)
     }
 
-    /// The stack has said something about urgent data. Returns whether whoever waits for bytes is to be told: an announcement alone is no byte.
+    /// Handles an urgent notification of the stack. Returns whether waiters for data must be woken: an
+    /// announcement alone brings no data.
     pub fn handle_urgent_notice(&mut self, file: FileId) -> bool {
         let Some((conn, status)) = self.status(file) else { return false };
         let mark = self.urgent_mark(conn, &status);
@@ -130,7 +134,7 @@ impl ProcessState {
         if let Ok(socket) = self.files.socket(file)
             && socket.urgent.notices_seen != status.oob_events
         {
-            // A byte that comes later than what announced it is no news of that kind.
+            // The arrival of a byte that was announced before is no new announcement.
             let announced = !(has_come && socket.urgent.byte_pending);
             socket.urgent.byte_pending = mark.is_some() && !has_come;
             socket.urgent.notices_seen = status.oob_events;
@@ -143,10 +147,10 @@ impl ProcessState {
 }
 
 impl Ops {
-    /// `SIOCATMARK`: whether the next byte that can be read is the urgent one.
+    /// `SIOCATMARK`: returns whether the next byte is the urgent one.
     ///
     /// # Errors
-    /// `ENOTTY` for anything but a socket of TCP.
+    /// `ENOTTY` for a UDP socket, `EINVAL` for an epoll set.
     pub fn is_at_mark(&self, fd: RawFd) -> Result<bool, Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
@@ -161,7 +165,7 @@ impl Ops {
         Ok(lane.urgent_mark(conn, &status).is_some_and(|mark| mark.unread_before == 0))
     }
 
-    /// Sends bytes of which the last is urgent.
+    /// Sends bytes, the last of which is urgent.
     pub(crate) fn send_urgent(
         &self,
         lane: LockGuard<'_>,
@@ -196,10 +200,10 @@ impl Ops {
         })
     }
 
-    /// Who gets `SIGURG` (`F_GETOWN`): a process, a group as a number below 0, or nobody.
+    /// `F_GETOWN`: returns the process that gets `SIGURG`, the negative process group, or 0.
     ///
     /// # Errors
-    /// It is none of ours.
+    /// `EBADF`.
     pub fn owner(&self, fd: RawFd) -> Result<c_int, Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
@@ -209,7 +213,7 @@ impl Ops {
     /// `F_SETOWN` (`f_setown`).
     ///
     /// # Errors
-    /// `ESRCH` if there is no such process or group, `EINVAL` for a number that has no opposite.
+    /// `ESRCH` if there is no such process or process group, `EINVAL` for the smallest `int`.
     pub fn set_owner(&self, fd: RawFd, owner: c_int) -> Result<(), Errno> {
         let positive = owner.checked_abs().ok_or(Errno::INVAL)?;
         if let Some(pid) = Pid::from_raw(positive) {
@@ -230,11 +234,12 @@ impl Ops {
     }
 }
 
-/// Tells a process or a group of urgent data. Nobody may hold the sockets: the handler is likely to take the byte.
+/// Sends `SIGURG` to a process or process group. The caller must not hold the lock, since the handler is
+/// likely to read the byte.
 #[cold]
 pub(crate) fn send_sigurg(owner: c_int) {
     let Some(pid) = owner.checked_abs().and_then(Pid::from_raw) else { return };
-    // Who is gone hears nothing.
+    // A process that no longer exists needs no signal.
     let _ = match owner > 0 {
         true => rustix::process::kill_process(pid, Signal::URG),
         false => rustix::process::kill_process_group(pid, Signal::URG),

@@ -1,20 +1,20 @@
-//! Who is told when the readiness of a description changes.
+//! Wake-ups of epoll items and threads when the readiness of a description changes.
 
 use crate::fd_table::FileId;
 use crate::file::{FileKind, Files};
 use crate::sleep::Waiters;
 use libc::POLLIN;
 
-/// Whoever wants to know.
+/// An entry of a wait queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitEntry {
-    /// An entry of an epoll set.
+    /// An item of an epoll set.
     EpollItem { set: FileId, item: u32 },
-    /// A thread that sleeps in a call. Of those that would all take the same thing only one is woken.
+    /// A thread that sleeps in a call. Of all exclusive threads only one is woken.
     Thread { waiter: u32, exclusive: bool },
 }
 
-/// Tells threads that sleep at `file`, of several that would take the same only one.
+/// Wakes the threads that sleep on `file`, but only one of the exclusive ones.
 pub(crate) fn wake_threads(files: &mut Files, sleepers: &mut Waiters, file: FileId) {
     let mut done = false;
     for watcher in &files.get(file).wait_queue {
@@ -26,13 +26,13 @@ pub(crate) fn wake_threads(files: &mut Files, sleepers: &mut Waiters, file: File
     }
 }
 
-/// Tells whoever watches `file` that something of `key` may have become true; 0 means that it is not known what. Sets may watch sets: how deep
-/// is bounded by what `epoll_ctl` admits.
+/// Wakes the entries of `file` that wait for an event in `key`; 0 matches all. Recursion into nested epoll
+/// sets is bounded by what `epoll_ctl` admits.
 #[inline]
 pub(crate) fn wake(files: &mut Files, sleepers: &mut Waiters, file: FileId, key: i16) {
     match files.get(file).wait_queue[..] {
         [] => {}
-        // Mostly one set watches: nobody else is there to be told instead.
+        // The common case is one epoll set alone in the queue, so exclusive wake-ups need no bookkeeping.
         [WaitEntry::EpollItem { set, item }] => {
             let around = files.get(set);
             if let FileKind::Epoll(epoll) = &mut around.kind
@@ -46,7 +46,7 @@ pub(crate) fn wake(files: &mut Files, sleepers: &mut Waiters, file: FileId, key:
     }
 }
 
-/// The same where several watch, or threads.
+/// Wakes a queue with several entries, or with threads.
 fn wake_all(files: &mut Files, sleepers: &mut Waiters, file: FileId, key: i16) {
     let watchers = core::mem::take(&mut files.get(file).wait_queue);
     let (mut thread_done, mut item_done) = (false, false);
@@ -64,13 +64,14 @@ fn wake_all(files: &mut Files, sleepers: &mut Waiters, file: FileId, key: i16) {
                 if exclusive && item_done || !epoll.queue_ready(item, key) {
                     continue;
                 }
-                // As in ep_poll_callback: a set that nobody waits at does not count.
+                // An epoll set on which no thread waits does not use up the exclusive wake-up
+                // (`ep_poll_callback`).
                 let waits = |w: &WaitEntry| matches!(w, WaitEntry::Thread { .. });
                 item_done |= exclusive && files.get(set).wait_queue.iter().any(waits);
                 wake(files, sleepers, set, POLLIN);
             }
         }
     }
-    // Nobody was added meanwhile: the lane is locked, and waking adds none.
+    // No entry was added meanwhile: the lock is held, and waking adds none.
     files.get(file).wait_queue = watchers;
 }

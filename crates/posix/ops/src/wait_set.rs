@@ -1,5 +1,6 @@
-//! How a thread that waits for the stack usually sleeps: on one descriptor of the kernel's that collects all that wakes it, by edges. So what woke it need
-//! not be read, and a batch of the stack's news costs one system call here, where `poll` takes two.
+//! The epoll instance on which the leader normally sleeps. It collects everything that wakes the thread,
+//! mostly edge-triggered. So wake-ups need not be read, and a batch of the stack's events costs one system
+//! call, where `poll` takes two.
 
 use crate::descriptor::{HiddenFd, borrow};
 use crate::syscall;
@@ -9,7 +10,7 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use rustix::io::Errno;
 use std::sync::LazyLock;
 
-/// What an event is of. The kernel's parts of epoll sets have their numbers, which are higher.
+/// The sources of an event. Kernel parts of epoll sets have higher numbers.
 const THREAD_EVENT: u64 = 0;
 const STACK_EVENT: u64 = 1;
 const FIRST_KERNEL_EPOLL: u64 = 2;
@@ -18,31 +19,32 @@ const FIRST_KERNEL_EPOLL: u64 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelEpoll {
     pub fd: RawFd,
-    /// No other set of the process has or had it.
+    /// Unique among all sets that the process has or had.
     pub number: u64,
 }
 
 /// What ended a sleep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WakeCause {
-    /// The stack has news.
+    /// The stack has events.
     pub stack_event: bool,
-    /// Nobody holds the other end of what wakes this process.
+    /// The other end of the descriptor that wakes the process is closed.
     pub hung_up: bool,
-    /// Descriptors of the kernel in the set are ready.
+    /// Kernel descriptors in the epoll set are ready.
     pub kernel_event: bool,
 }
 
-/// What one thread at a time sleeps on.
+/// The epoll instance on which a leader sleeps.
 pub(crate) struct WaitSet {
     set: HiddenFd,
     kernel_epoll: Option<KernelEpoll>,
-    /// Events come that nobody asked for: of a set that is closed here and open in another process.
+    /// It reports events of a set that is closed here but open in another process.
     pub is_stale: bool,
 }
 
 impl WaitSet {
-    /// `own`: how other threads wake this one. `stack`: how the stack wakes the process.
+    /// Creates a wait set. `own` is the eventfd by which other threads wake this one; the stack wakes the
+    /// process by `stack`.
     pub fn new(own: &HiddenFd, stack: BorrowedFd<'_>) -> Result<Self, Errno> {
         let set = HiddenFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let edges = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
@@ -51,7 +53,7 @@ impl WaitSet {
         Ok(Self { set, kernel_epoll: None, is_stale: false })
     }
 
-    /// From now on this part wakes, too, and no other. As long as something in it is ready it wakes at once.
+    /// Replaces the kernel's part of an epoll set that wakes, too. It is level-triggered.
     pub fn set_kernel_epoll(&mut self, part: Option<KernelEpoll>) -> Result<(), Errno> {
         if part == self.kernel_epoll {
             return Ok(());
@@ -59,7 +61,7 @@ impl WaitSet {
         if let Some(old) = self.kernel_epoll.take()
             && let Ok(fd) = borrow(old.fd)
         {
-            // It may be closed, and out of the set with that.
+            // The descriptor may be closed, which has removed it from the instance.
             let _ = epoll::delete(&self.set, fd);
         }
         if let Some(new) = part {
@@ -70,17 +72,17 @@ impl WaitSet {
         Ok(())
     }
 
-    /// The descriptor itself.
+    /// Returns the descriptor of the epoll instance.
     pub fn epoll_fd(&self) -> &HiddenFd {
         &self.set
     }
 
-    /// Its number, to be slept on while nobody has the lock.
+    /// Returns the number of the descriptor, to sleep on while the lock is released.
     pub fn fd(&self) -> RawFd {
         self.set.as_fd().as_raw_fd()
     }
 
-    /// What these events say.
+    /// Returns what these events mean.
     pub fn wake_cause(&mut self, events: &[epoll_event]) -> WakeCause {
         let mut woke = WakeCause::default();
         let part = self.kernel_epoll.map(|part| FIRST_KERNEL_EPOLL + part.number);
@@ -100,7 +102,7 @@ impl WaitSet {
     }
 }
 
-/// Whether the kernel knows the call, and nobody forbids it.
+/// Returns whether the kernel has `epoll_pwait2`, and no filter forbids it.
 pub(crate) fn is_supported() -> bool {
     static KNOWN: LazyLock<bool> = LazyLock::new(|| {
         syscall::epoll_pwait2(-1, &mut [epoll_event { events: 0, u64: 0 }], None, None, 0) == Err(Errno::BADF)

@@ -1,4 +1,5 @@
-//! How the program finds its stack: `GINNEL_STACK` names it, or the number of a descriptor that leads to it.
+//! Attachment of the program to its stack, which `GINNEL_STACK` names, either directly or as the number of an
+//! inherited descriptor.
 #![allow(unsafe_code)] // runs before main, and writes to the terminal without libc's streams
 
 use crate::{inherit, real};
@@ -17,66 +18,70 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Names the stack: a path of a control socket, or `fd:N`.
+/// Names the stack: the path of a control socket, or `fd:N`.
 pub const STACK_VARIABLE: &str = "GINNEL_STACK";
-/// What to do without one: `fail`, the default, or `kernel`.
+/// What to do if the stack cannot be reached: `fail`, the default, or `kernel`.
 const ON_MISSING_VARIABLE: &str = "GINNEL_ON_MISSING";
-/// Whether listeners on all addresses take connections of the kernel, too: `auto`, the default, or `off`.
+/// Whether listeners on the unspecified address also accept connections from the kernel: `auto`, the default,
+/// or `off`.
 const KERNEL_LISTEN_VARIABLE: &str = "GINNEL_KERNEL_LISTEN";
-/// Which shard a worker's listener takes from first: `auto`, the default, `bound` or `off`.
+/// From which shard a worker's listener prefers to accept: `auto`, the default, `bound` or `off`.
 const LISTEN_SPAWN_VARIABLE: &str = "GINNEL_LISTEN_SPAWN";
-/// What the library reads, and hands on to the programs that this one starts.
+/// Variables that the library reads and passes on to programs that this one starts.
 pub const VARIABLES: [&str; 4] =
     [STACK_VARIABLE, ON_MISSING_VARIABLE, KERNEL_LISTEN_VARIABLE, LISTEN_SPAWN_VARIABLE];
-/// Name of the library.
+/// File name of the library.
 pub const LIBRARY: &str = "libginnel.so";
-/// Addresses are checked before they are used (RFC 4862 §5.4); a stack that has just begun is waited for, but not longer than this.
+/// How long to wait for the addresses of a stack that has just started: duplicate address detection comes
+/// first (RFC 4862 §5.4).
 const READY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Placeholders of closed sockets that are kept for the next, at the most.
+/// Maximum number of proxy descriptors in the pool.
 const PROXY_POOL_MAX: usize = 256;
-/// One of so many that the process may have.
+/// The pool may take one in so many of the descriptors that the process may open.
 const PROXY_POOL_FRACTION: u64 = 8;
-/// Exit status of a program that was to run on a stack and has none.
+/// Exit status of a program whose stack cannot be reached.
 const EXIT_NO_STACK: c_int = 125;
 
 static OPS: AtomicPtr<Ops> = AtomicPtr::new(core::ptr::null_mut());
 
-/// The operations, once the program is attached.
+/// Returns the operations, if the program is attached.
 #[inline]
 pub fn ops() -> Option<&'static Ops> {
-    // SAFETY: null, or leaked by `attach`, and never taken back.
+    // SAFETY: null, or leaked by `publish` and never freed.
     unsafe { OPS.load(Ordering::Acquire).as_ref() }
 }
 
-/// The program is on a stack, and has had no use for it yet.
+/// The program has a stack and has not used it yet.
 static IS_PENDING: AtomicBool = AtomicBool::new(false);
-/// How it comes in then.
+/// The control connection by which the program will attach, and the name of the stack.
 static PENDING: Mutex<Option<(UnattachedProcess, String)>> = Mutex::new(None);
 
-/// The stack is there, and not for the user that this program runs as: the shell of a session, a compiler that a server starts. Most such programs use no network, so it is said when
-/// one does. Its name, and the cause.
+/// Name of a stack that this program's user must not use, and the cause: the shell of a session, a compiler
+/// that a server starts. Most such programs use no network, so the error is reported only when one does.
 static REFUSAL: Mutex<Option<(String, String)>> = Mutex::new(None);
 static IS_REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// Whether the program is to use a stack, if it uses any network.
+/// Returns whether the program will use a stack if it uses any network.
 #[inline]
 pub fn is_on_a_stack() -> bool {
     ops().is_some() || IS_PENDING.load(Ordering::Acquire)
 }
 
-/// The operations, for a call that may be the first that needs them: most programs that a shell starts have no use for them, and take no place.
+/// Returns the operations for a call that may be the first to need them, attaching the program if necessary.
+/// Most programs that a shell starts never need them, and take no client slot.
 #[inline]
 pub fn ops_or_attach() -> Option<&'static Ops> {
     ops().or_else(|| if IS_PENDING.load(Ordering::Acquire) { attach_now(handle_missing_stack) } else { None })
 }
 
-/// The same for a call that can do without: the program learns that there is no stack when it makes its first socket.
+/// As [`ops_or_attach`], for a call that can do without the stack: a failure is reported when the program
+/// makes its first network socket.
 #[inline]
 pub fn ops_or_attach_quietly() -> Option<&'static Ops> {
     ops().or_else(|| if IS_PENDING.load(Ordering::Acquire) { attach_now(set_refused) } else { None })
 }
 
-/// The same for a call that makes a socket of the network's.
+/// As [`ops_or_attach`], for a call that makes a network socket.
 #[inline]
 pub fn ops_for_new_socket() -> Option<&'static Ops> {
     let ops = ops_or_attach();
@@ -96,24 +101,25 @@ fn report_refusal() {
 }
 
 fn pending() -> MutexGuard<'static, Option<(UnattachedProcess, String)>> {
-    // Nothing panics while it is locked.
+    // No code panics while it holds the lock.
     PENDING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whoever makes a socket of the network's is told.
+/// Postpones the report of a refusal until the program makes a network socket.
 fn set_refused(stack: &str, cause: &str) {
     let known = (stack.to_owned(), cause.to_owned());
     *REFUSAL.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
     IS_REFUSED.store(true, Ordering::Release);
 }
 
-/// `refused` says what is to be done where nobody opens.
+/// Attaches the program. `refused` handles a failure.
 #[cold]
 fn attach_now(refused: fn(&str, &str)) -> Option<&'static Ops> {
     let _undisturbed = SignalsBlocked::new();
     let mut way_in = pending();
     let Some((guest, stack)) = way_in.take() else { return ops() };
-    // As many as may be are waiting, and this one was turned away. To another user's program the door says nothing more.
+    // The stack limits how many unattached processes wait, and may have closed this one's connection, so the
+    // program connects anew. If its user may not connect, the first error tells more.
     let process = guest.attach().or_else(|first| {
         Attachment::connect(Path::new(&stack), "").map_err(|second| match &second {
             Error::Io(_, error) if error.kind() == ErrorKind::PermissionDenied => first,
@@ -130,7 +136,7 @@ fn attach_now(refused: fn(&str, &str)) -> Option<&'static Ops> {
     ops()
 }
 
-/// Before `main`, as the program may give up its rights or its root directory there.
+/// Runs before `main`, where the program may give up its privileges or change its root directory.
 #[unsafe(link_section = ".init_array")]
 #[used]
 static AT_START: extern "C" fn() = at_start;
@@ -142,7 +148,8 @@ extern "C" fn at_start() {
     let [left, follows] =
         [inherit::INHERITED_SOCKETS_VARIABLE, inherit::INHERITED_CONNECTION_VARIABLE].map(|name| {
             let value = std::env::var(name).ok();
-            // SAFETY: before `main` there are no other threads. The numbers mean nothing to programs that come of this one.
+            // SAFETY: before `main` there are no other threads. The numbers mean nothing to children of this
+            // program.
             unsafe { std::env::remove_var(name) };
             value
         });
@@ -170,12 +177,13 @@ fn publish(ops: Ops) {
     OPS.store(Box::into_raw(Box::new(ops)), Ordering::Release);
 }
 
-/// No handler of a signal runs in this thread as long as this lives: one that makes a socket would wait for the thread that it has interrupted.
+/// Blocks all signals in this thread while it lives: a handler that makes a socket would wait for the thread
+/// that it has interrupted.
 struct SignalsBlocked(libc::sigset_t);
 
 impl SignalsBlocked {
     fn new() -> Self {
-        // SAFETY: all zero is a set, and both live through the calls.
+        // SAFETY: an all-zero set is valid, and both sets live through the calls.
         unsafe {
             let (mut all, mut before) = (core::mem::zeroed(), core::mem::zeroed());
             libc::sigfillset(&raw mut all);
@@ -187,19 +195,20 @@ impl SignalsBlocked {
 
 impl Drop for SignalsBlocked {
     fn drop(&mut self) {
-        // SAFETY: the set that was there before.
+        // SAFETY: the mask that was in force before.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, core::ptr::null_mut()) };
     }
 }
 
-/// Nobody is on the way in, and nobody begins, as long as this lives: a child would find the door locked by a thread that it has not.
+/// Keeps other threads from attaching while it lives: a child would inherit a lock that is held by a thread
+/// which does not exist in it.
 pub struct AttachLock {
-    // In this order they go.
+    // Fields are dropped in this order.
     _way_in: MutexGuard<'static, Option<(UnattachedProcess, String)>>,
     _undisturbed: SignalsBlocked,
 }
 
-/// Waits until whoever is on the way in is inside. `None` if nobody is going to.
+/// Waits until no thread is attaching. Returns `None` if the program is attached or has no stack.
 pub fn block_attach() -> Option<AttachLock> {
     if ops().is_some() || !IS_PENDING.load(Ordering::Acquire) {
         return None;
@@ -209,7 +218,8 @@ pub fn block_attach() -> Option<AttachLock> {
     ops().is_none().then_some(still)
 }
 
-/// To be called before something of the program's is put under a number: what stands there goes elsewhere, if it is the library's.
+/// Must be called before the program replaces the descriptor of a number: an internal descriptor moves to
+/// another number.
 ///
 /// # Errors
 /// `EBUSY`, `EMFILE`.
@@ -228,13 +238,13 @@ pub fn relocate_fd(number: c_int) -> Result<(), Errno> {
     ops().map_or(Ok(()), |ops| ops.relocate_fd(number))
 }
 
-/// What was chosen for a program whose stack is not there.
+/// Reports that the stack cannot be reached, and exits unless `GINNEL_ON_MISSING` says otherwise.
 fn handle_missing_stack(stack: &str, cause: &str) {
     let on_kernel = std::env::var(ON_MISSING_VARIABLE).is_ok_and(|policy| policy == "kernel");
     let end = if on_kernel { "; it goes on with the kernel's network" } else { "" };
     write_stderr(&["ginnel: this program was to run on the stack ", stack, ", but: ", cause, end]);
     if !on_kernel {
-        // SAFETY: ends the process, which is not to have another network.
+        // SAFETY: ends the process, which must not use another network.
         unsafe { libc::_exit(EXIT_NO_STACK) };
     }
 }
@@ -250,29 +260,32 @@ fn set_pending(guest: UnattachedProcess, stack: &str) {
     IS_PENDING.store(true, Ordering::Release);
 }
 
-/// The program before left a way in. `None`: it is gone, or none of ours.
+/// Uses the control connection that the previous program has left. Returns `None` if that connection is
+/// closed or was not the library's.
 fn resume_pending(stack: &str, number: &str) -> Option<()> {
     set_pending(UnattachedProcess::from_connection(inherited_fd(number)?).ok()?, stack);
     Some(())
 }
 
-/// A descriptor that the program before left to this library.
+/// Takes a descriptor that the previous program has left to the library.
 fn inherited_fd(number: &str) -> Option<OwnedFd> {
     let number: c_int = number.parse().ok().filter(|number| *number > 2)?;
-    // SAFETY: only asks whether it is open.
+    // SAFETY: only asks whether the descriptor is open.
     let open = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
-    // SAFETY: the program before left the descriptor to this library, and nobody else knows of it.
+    // SAFETY: the previous program has left the descriptor to the library, and no other code knows of it.
     open.then(|| unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Whether a program that this one becomes may open the door. That this one may does not say so: capabilities may end when it does.
+/// Returns whether an executed program may connect to the stack. That this one may is not enough: it may lose
+/// its capabilities.
 fn can_successor_connect(stack: &str) -> bool {
     let user = geteuid().as_raw();
-    // What was handed in leads in one program alone.
+    // An inherited connection serves one program alone.
     stack.starts_with("fd:") || stat(stack).is_ok_and(|door| user == 0 || user == door.st_uid)
 }
 
-/// A way in for the next program, if that could not open the door: this one has given up rights since it came in, or sees other files. Not close-on-exec.
+/// Returns a control connection for the next program, if that program may be unable to connect: this one has
+/// given up privileges or changed its root directory since it attached. The descriptor is not close-on-exec.
 pub fn leave_connection(execing: Option<&ExecGuard<'_>>) -> Option<InternalFd> {
     if !is_on_a_stack() || inherit::stack().is_none_or(can_successor_connect) {
         return None;
@@ -290,7 +303,7 @@ pub fn leave_connection(execing: Option<&ExecGuard<'_>>) -> Option<InternalFd> {
 
 fn attach_fd(stack: &str, number: &str) -> Result<Ops, String> {
     let number: c_int = number.parse().map_err(|_| format!("{stack}: not a number"))?;
-    // SAFETY: whoever started this program left the descriptor to it.
+    // SAFETY: the parent has left the descriptor to this program.
     let process = Attachment::from_connection(unsafe { OwnedFd::from_raw_fd(number) });
     attach_process(process.map_err(|error| error.to_string())?)
 }
@@ -300,7 +313,8 @@ fn attach_process(process: Attachment) -> Result<Ops, String> {
     Ops::from_process(process, config).map_err(|error| error.to_string())
 }
 
-/// What the program before left. `None`: it is gone, or none of ours.
+/// Returns the operations with the sockets that the previous program has left. Returns `None` if the
+/// connection is closed or was not the library's.
 fn inherit_ops(left: &str) -> Option<Ops> {
     let (line, table) = left.split_once(':')?;
     Ops::from_inheritance(inherited_fd(line)?, inherited_fd(table)?, config).ok()
@@ -322,37 +336,38 @@ fn config(process: &Attachment) -> OpsConfig {
     }
 }
 
-/// They count among those that the process may have open: one with a low limit needs them for itself.
+/// Returns the size of the pool. Pooled descriptors count towards `RLIMIT_NOFILE`, so a program with a low
+/// limit keeps few.
 fn proxy_pool_max() -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(limit / PROXY_POOL_FRACTION).unwrap_or(usize::MAX).min(PROXY_POOL_MAX)
 }
 
-/// From now on everything is the kernel's.
+/// Leaves all calls to the kernel from now on.
 pub fn detach() {
     OPS.store(core::ptr::null_mut(), Ordering::Release);
 }
 
-/// One line to the terminal, past libc, whose `write` is ours.
+/// Writes a line to standard error without libc, whose `write` is hooked.
 pub fn write_stderr(parts: &[&str]) {
     let mut line = parts.concat();
     line.push('\n');
-    // SAFETY: the program's standard error, which is open or not.
+    // SAFETY: the program's standard error; the kernel reports a descriptor that is not open.
     let terminal = unsafe { rustix::fd::BorrowedFd::borrow_raw(2) };
     let _ = rustix::io::write(terminal, line.as_bytes());
 }
 
-/// Ends the program with a line that says why.
+/// Exits with a line that says why.
 pub fn fail(parts: &[&str]) -> ! {
     write_stderr(&[&["ginnel: "], parts].concat());
     // SAFETY: ends the process.
     unsafe { libc::_exit(EXIT_NO_STACK) }
 }
 
-/// `close_range`, but for the library's own descriptors.
+/// `close_range`, except for internal descriptors.
 ///
 /// # Safety
-/// As libc's.
+/// As libc's function.
 pub unsafe fn close_range_except_internal(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let mut from = first;
     let limit = |number: c_uint| c_int::try_from(number).unwrap_or(c_int::MAX);

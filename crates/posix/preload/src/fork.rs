@@ -1,4 +1,4 @@
-//! Processes that come of this one.
+//! Handlers of `fork` and its variants.
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::attach::{self, AttachLock};
@@ -8,17 +8,17 @@ use ginnel_posix_ops::{ForkGuard, Ops};
 use libc::pid_t;
 
 thread_local! {
-    /// The fork that this thread is in.
+    /// The preparation of the fork that this thread is in.
     static FORK_GUARD: RefCell<Option<ForkGuard<'static>>> = const { RefCell::new(None) };
-    /// The same of a program that has no use for its stack yet.
+    /// Keeps other threads from attaching during the fork.
     static ATTACH_LOCK: RefCell<Option<AttachLock>> = const { RefCell::new(None) };
-    /// A handler of a signal forks, in the middle of a call of this thread.
+    /// A signal handler forks in the middle of a call of this thread.
     static IN_CALL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Tells the stack of children before there are any.
+/// Registers the fork handlers.
 pub fn register_atfork() {
-    // SAFETY: the functions live as long as the program, as this library is never unloaded.
+    // SAFETY: the functions are valid as long as the program runs, because this library is never unloaded.
     unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
 }
 
@@ -28,17 +28,17 @@ unsafe extern "C" fn prepare() {
     }
     let Some(ops) = attach::ops() else { return };
     if Ops::is_in_call() {
-        // What that call changes is not whole, and no child could go on with it.
+        // The interrupted call may have left the state inconsistent, so that no child could use it.
         IN_CALL.set(true);
         return;
     }
     let forking = ops.prepare_fork();
-    // A thread that is at its end forks no more.
+    // A thread that exits does not fork any more.
     let _ = FORK_GUARD.try_with(|place| place.replace(Some(forking)));
 }
 
 fn take_guards() -> Option<ForkGuard<'static>> {
-    // Who was held still goes on.
+    // Lets threads attach that were kept from it.
     drop(ATTACH_LOCK.try_with(RefCell::take).ok().flatten());
     FORK_GUARD.try_with(RefCell::take).ok().flatten()
 }
@@ -57,13 +57,13 @@ unsafe extern "C" fn child() {
         if attach::ops().is_some_and(|ops| ops.fork_child_in_call().is_err()) {
             attach::fail(&["a child that was forked in a call of its parent's could not be parted from it"]);
         }
-        // It has none of the sockets: most such children become other programs, or end.
+        // The child has none of the sockets: most such children execute another program, or exit.
         return attach::detach();
     }
     if let (Some(forking), Some(ops)) = (take_guards(), attach::ops())
         && ops.fork_child(forking).is_err()
     {
-        // A handler may have forked while its thread waited in a call, which goes on here.
+        // The handler may have interrupted a blocked call, which continues in the child.
         if ops.fork_child_in_call().is_err() {
             attach::fail(&["a child could not be parted from its parent"]);
         }
@@ -74,25 +74,25 @@ unsafe extern "C" fn child() {
     }
 }
 
-/// A fork by a system call, of which libc's hooks hear nothing.
+/// Runs the fork handlers around a fork by system call, of which libc knows nothing.
 pub fn run_fork_syscall(fork: impl FnOnce() -> c_long) -> c_long {
-    // SAFETY: as libc calls them.
+    // SAFETY: called as libc calls them.
     unsafe { prepare() };
     let child_id = fork();
-    // SAFETY: as above.
+    // SAFETY: called as libc calls them.
     unsafe { if child_id == 0 { child() } else { parent() } };
     child_id
 }
 
-/// A child that shared this process's memory would change its tables: it gets its own.
+/// A child that shared this process's memory would change its tables, so it gets a copy.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn vfork() -> pid_t {
-    // SAFETY: what `vfork` may be by POSIX.
+    // SAFETY: POSIX permits `vfork` to be `fork`.
     unsafe { libc::fork() }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __vfork() -> pid_t {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { vfork() }
 }

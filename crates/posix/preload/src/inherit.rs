@@ -1,7 +1,9 @@
-//! What a program leaves to the next one: the way to the stack in the environment, and its sockets (docs/adr/0012-holders-and-placeholders.md).
+//! What a program leaves to the next one: the stack in the environment, and its sockets
+//! (docs/adr/0012-holders-and-placeholders.md).
 //!
-//! The environment that a program gives another is completed: the next program is preloaded and finds the stack as this one did, also if a program like nginx hands on only the variables it
-//! knows. A program that is to have the kernel's network instead is started with `ginnel run --stack kernel`.
+//! The library completes the environment that a program passes on, so that the next program is preloaded and
+//! finds the stack, too, even if a program like nginx passes on only the variables that it knows. `ginnel run
+//! --stack kernel` starts a program with the kernel's network instead.
 #![allow(unsafe_code)] // arrays of C
 
 use crate::attach;
@@ -12,23 +14,23 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::ffi::CString;
 
-/// Two numbers of descriptors, which the program before left open.
+/// Numbers of the two descriptors that the previous program has left for its sockets, joined by a colon.
 pub const INHERITED_SOCKETS_VARIABLE: &str = "GINNEL_HEIR";
-/// The number of a descriptor that leads in, which the program before left open.
+/// Number of the control connection that the previous program has left.
 pub const INHERITED_CONNECTION_VARIABLE: &str = "GINNEL_FOLLOWS";
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
-/// What the environment said when this program began.
+/// The environment when this program began.
 struct OwnEnvironment {
-    /// The library itself.
+    /// Path of the library.
     library: String,
-    /// Name and value of what it reads.
+    /// Names and values of the variables that it reads.
     variables: Vec<(&'static str, String)>,
 }
 
 static OWN_ENVIRONMENT: AtomicPtr<OwnEnvironment> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Remembers what has to be handed on. To be called once, before `main`.
+/// Saves what must be passed on. Must be called once, before `main`.
 pub fn save_environment() {
     let variables =
         attach::VARIABLES.into_iter().filter_map(|name| Some((name, std::env::var(name).ok()?))).collect();
@@ -40,40 +42,41 @@ pub fn save_environment() {
 
 /// The environment of the next program.
 pub struct Environment {
-    // What the pointers point to.
+    // Owns the strings that were added.
     _added: Vec<CString>,
     pointers: Vec<*mut c_char>,
 }
 
 impl Environment {
-    /// As C has it.
+    /// Returns the environment as an array of C strings.
     pub fn as_ptr(&self) -> *const *mut c_char {
         self.pointers.as_ptr()
     }
 }
 
-/// What the stack was called when this program began.
+/// Returns the name of the stack when this program began.
 pub fn stack() -> Option<&'static str> {
-    // SAFETY: set once, and never taken back.
+    // SAFETY: set once, and never freed.
     let ours = unsafe { OWN_ENVIRONMENT.load(Ordering::Acquire).as_ref() }?;
     ours.variables.iter().find(|(name, _)| *name == attach::STACK_VARIABLE).map(|(_, value)| value.as_str())
 }
 
-/// Completes an environment. `left`: a variable that is this library's word to the next program.
+/// Completes an environment. `left` is a variable for the next program's library.
 ///
 /// # Safety
-/// It is null or an array of strings that ends with null; they live as long as the result is used.
+/// `environment` must be null or a null-terminated array of C strings, which must live as long as the result
+/// is used.
 pub unsafe fn complete_environment(
     environment: *const *mut c_char,
     left: Option<(&str, String)>,
 ) -> Environment {
-    // SAFETY: set once, and never taken back.
+    // SAFETY: set once, and never freed.
     let ours = unsafe { OWN_ENVIRONMENT.load(Ordering::Acquire).as_ref() };
     let (mut pointers, mut added) = (Vec::new(), Vec::new());
     let mut preload = None;
     let mut known: Vec<&str> = Vec::new();
     let mut at = environment;
-    // SAFETY: the array ends with null, and null is no array.
+    // SAFETY: the array is null-terminated, and a null pointer is no array.
     while let Some(&entry) = unsafe { at.as_ref() }
         && !entry.is_null()
     {
@@ -89,11 +92,11 @@ pub unsafe fn complete_environment(
             known.extend(own);
             pointers.push(entry);
         }
-        // SAFETY: this was not the last.
+        // SAFETY: this was not the terminator.
         at = unsafe { at.add(1) };
     }
     let mut add = |text: Vec<u8>| {
-        // A string of C has no zeros inside, and what it is made of are such strings.
+        // The parts are C strings, which contain no zeros.
         if let Ok(text) = CString::new(text) {
             pointers.push(text.as_ptr().cast_mut());
             added.push(text);
@@ -123,8 +126,8 @@ pub unsafe fn complete_environment(
     Environment { _added: added, pointers }
 }
 
-/// Leaves the next program the sockets of these descriptors (the numbers there and here), if there are any. Without an heir it finds none: that the stack has no room for it is
-/// told, and no reason not to run it.
+/// Leaves the sockets of these descriptors, pairs of the number there and the number here, to the next
+/// program. If the stack has no room for that program, says so and lets it run without them.
 pub fn leave_sockets(
     execing: &mut ExecGuard<'_>,
     kept: &[(RawFd, RawFd)],
@@ -142,7 +145,7 @@ pub fn leave_sockets(
     }
 }
 
-/// The next program finds none of these sockets, if there are any.
+/// Warns that the next program does not find these sockets, if there are any.
 pub fn warn_sockets_lost(kept: &[(RawFd, RawFd)], error: Errno) {
     if !kept.is_empty() {
         attach::write_stderr(&[

@@ -1,12 +1,13 @@
-//! `libginnel.so`: loaded into a program before libc, it answers the program's socket calls from a stack instead of the kernel.
+//! `libginnel.so`: preloaded into a program, it serves the program's socket calls from a stack instead of the
+//! kernel.
 //!
 //! ```text
-//!   program ── send(fd, …) ──► hooks/ ── is fd the stack's? ── yes ──► ginnel_posix_ops::Ops ──► channel
-//!                                └────── no ──► real.rs: libc's own
+//!   program ── send(fd, …) ──► hooks/ ── a stack socket? ── yes ──► ginnel_posix_ops::Ops ──► channel
+//!                                └─────── no ──► real.rs: libc's function
 //! ```
 //!
-//! Nothing here prints by libc, starts a thread in the program, or lets a panic out: an `extern "C"` function that panics ends the program, as a
-//! broken libc would.
+//! The library never prints through libc, starts no thread in the program, and lets no panic out: an `extern
+//! "C"` function that panics aborts the program, as a broken libc would.
 
 mod attach;
 mod fork;

@@ -1,14 +1,14 @@
-//! What the hooks stand in front of: libc's functions, looked up once each.
+//! The functions of libc that the hooks replace, looked up once each.
 #![allow(unsafe_code)] // functions by name
 
-/// A function of libc behind ours: `real!(fn close(fd: c_int) -> c_int)` defines `real::close`.
+/// Defines functions of libc: `real!(fn close(fd: c_int) -> c_int)` defines `real::close`.
 macro_rules! real {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
         $(
-            /// libc's own.
+            /// Calls libc's function.
             ///
             /// # Safety
-            /// As libc's manual says.
+            /// As in libc's manual.
             #[inline]
             pub unsafe fn $name($($argument: $type),*) -> $result {
                 type Function = unsafe extern "C" fn($($type),*) -> $result;
@@ -20,7 +20,7 @@ macro_rules! real {
                 }
                 // SAFETY: libc's function of this name has this type, and is never unloaded.
                 let function = unsafe { core::mem::transmute::<*mut c_void, Function>(found) };
-                // SAFETY: the caller keeps to libc's rules.
+                // SAFETY: the caller's promise.
                 unsafe { function($($argument),*) }
             }
         )*
@@ -34,13 +34,13 @@ use libc::{
     sigset_t, size_t, sockaddr, sockaddr_in, socklen_t, ssize_t, timespec, timeval,
 };
 
-/// The function of this name in the libraries behind this one. `name` ends with a zero.
+/// Returns the next function of this name in the order of loaded libraries. `name` must end with a zero.
 fn next(name: &'static str) -> *mut c_void {
     debug_assert!(name.ends_with('\0'));
     // SAFETY: the name ends with a zero.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
     if found.is_null() {
-        // A libc that lacks it never had a program that calls it.
+        // A program that calls the function could not run on a libc without it.
         crate::attach::fail(&["libc has no function ", name.trim_end_matches('\0')]);
     }
     found

@@ -1,4 +1,5 @@
-//! What comes with a datagram besides its bytes: who sent it, and control messages (`<bits/socket.h>`).
+//! What comes with a datagram besides its payload: the sender's address, and control messages
+//! (`<bits/socket.h>`).
 
 use crate::options::{SocketOptionState, TCP_INQ};
 use crate::sockaddr::{self, Family, SockaddrBytes};
@@ -7,12 +8,12 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ginnel::channel::ReceivedDatagram;
 use rustix::io::Errno;
 
-/// Room for all control messages that there can be at a time.
+/// Space for all control messages that one datagram can have.
 const CONTROL_BYTES: usize = 256;
-/// Length, level and type.
+/// Bytes of `cmsg_len`, `cmsg_level` and `cmsg_type`.
 const CMSG_HEADER_BYTES: usize = 16;
 
-/// Control messages, as a program gets them.
+/// Control messages, as the program receives them.
 #[derive(Clone, Copy, Debug)]
 pub struct ControlMessages {
     bytes: [u8; CONTROL_BYTES],
@@ -26,12 +27,12 @@ impl ControlMessages {
         Self { bytes: [0; CONTROL_BYTES], len: 0, room: 0, truncated: false }
     }
 
-    /// Their bytes.
+    /// Returns the control messages as bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
-    /// Room for the kernel to write them, of which a program has so much.
+    /// Returns the buffer, limited to the program's space, for the kernel to write to.
     pub(super) fn buffer(&mut self, room: usize) -> &mut [u8] {
         &mut self.bytes[..room.min(CONTROL_BYTES)]
     }
@@ -40,12 +41,12 @@ impl ControlMessages {
         self.len = len.min(CONTROL_BYTES);
     }
 
-    /// There was no room for all (`MSG_CTRUNC`).
+    /// Returns whether the space was too small for all control messages (`MSG_CTRUNC`).
     pub fn is_truncated(&self) -> bool {
         self.truncated
     }
 
-    /// Adds one (`put_cmsg`).
+    /// Appends a control message (`put_cmsg`).
     pub(super) fn put(&mut self, level: c_int, kind: c_int, value: &[u8]) {
         let whole = CMSG_HEADER_BYTES + value.len();
         let room = self.room.min(CONTROL_BYTES).saturating_sub(self.len);
@@ -60,21 +61,21 @@ impl ControlMessages {
         place[8..12].copy_from_slice(&level.to_ne_bytes());
         place[12..16].copy_from_slice(&kind.to_ne_bytes());
         place[CMSG_HEADER_BYTES..len].copy_from_slice(&value[..len - CMSG_HEADER_BYTES]);
-        // The next begins where a word does, if there is room.
+        // The next control message is aligned to 8 bytes.
         self.len += whole.next_multiple_of(8).min(room);
     }
 }
 
-/// What was received.
+/// The result of `recvmsg`.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceivedMessage {
-    /// Bytes: those that were copied, or with `MSG_TRUNC` those that there were.
+    /// How many bytes were copied, or with `MSG_TRUNC` the length of the datagram.
     pub count: usize,
-    /// Who sent them. A stream does not say where each byte is from.
+    /// The sender's address; `None` for a stream.
     pub from: Option<SockaddrBytes>,
-    /// Control messages.
+    /// The control messages.
     pub control: ControlMessages,
-    /// What the kernel puts into `msg_flags`.
+    /// The value of `msg_flags`.
     pub flags: c_int,
 }
 
@@ -98,25 +99,26 @@ impl ReceivedMessage {
         }
     }
 
-    /// Says how many bytes wait (`TCP_INQ`).
+    /// Appends the number of bytes that are waiting (`TCP_INQ`).
     pub(super) fn put_inq(&mut self, bytes: c_int, room: usize) {
         self.control_with_room(room).put(libc::IPPROTO_TCP, TCP_INQ, &bytes.to_ne_bytes());
     }
 
-    /// The control messages, for which there is so much room.
+    /// Returns the control messages, for which the program has `room` bytes.
     pub(super) fn control_with_room(&mut self, room: usize) -> &mut ControlMessages {
         self.control.room = room;
         &mut self.control
     }
 }
 
-/// The number of the device to which a datagram for this address came. `lo` is the first one everywhere; the stack's others have no number that programs could ask the kernel about.
+/// Returns the index of the interface at which a datagram for this address arrived: 1 for `lo`, which is the
+/// first everywhere, and otherwise 0, because the kernel knows no index for links of the stack.
 fn ifindex_of(to: IpAddr) -> [u8; 4] {
     c_int::from(to.is_loopback()).to_ne_bytes()
 }
 
 impl SocketOptionState {
-    /// Writes the control messages that a program asked for (`ip_cmsg_recv`, `ip6_datagram_recv_ctl`).
+    /// Appends the control messages that the program has enabled (`ip_cmsg_recv`, `ip6_datagram_recv_ctl`).
     pub(super) fn put_cmsgs(
         &self,
         arrived: &ReceivedDatagram,
@@ -173,23 +175,24 @@ impl SocketOptionState {
     }
 }
 
-/// What a program wants of one datagram that it sends.
+/// Control messages of `sendmsg`, for one datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SendCmsgs {
-    /// One of our addresses to send from.
+    /// The source address.
     pub source: Option<IpAddr>,
-    /// It is several of so many bytes.
+    /// Payload bytes of each datagram into which the write is cut.
     pub gso_size: Option<u16>,
-    /// What it has instead of the socket's.
+    /// The hop limit and type of service, instead of the socket's.
     pub hop_limit: Option<u8>,
     pub tos: Option<u8>,
 }
 
 impl SendCmsgs {
-    /// Reads control messages (`ip_cmsg_send`, `ip6_datagram_send_ctl`).
+    /// Parses control messages (`ip_cmsg_send`, `ip6_datagram_send_ctl`).
     ///
     /// # Errors
-    /// `EINVAL` for those that are malformed, or unknown. Of those that are about the other version of IP only the source counts.
+    /// `EINVAL` if a control message is malformed or unknown. Those for the other version of IP are ignored,
+    /// except for the source address.
     pub fn read(mut control: &[u8], v4: bool) -> Result<Self, Errno> {
         let mut wishes = Self::default();
         while control.len() >= CMSG_HEADER_BYTES {
@@ -220,11 +223,11 @@ impl SendCmsgs {
                         _ => Some(byte_or_default(value, 0)?.ok_or(Errno::INVAL)?),
                     };
                 }
-                // -1 is the socket's.
+                // -1 stands for the socket's value.
                 (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) if !v4 => {
                     wishes.hop_limit = byte_or_default(value, 0)?
                 }
-                // Here it is all bits.
+                // Here -1 stands for 255.
                 (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if !v4 => {
                     wishes.tos = Some(byte_or_default(value, 0)?.unwrap_or(u8::MAX));
                 }
@@ -242,7 +245,7 @@ impl SendCmsgs {
     }
 }
 
-/// A number of an `int`, from `least` to 255; `None` is -1.
+/// Parses an `int` from `least` to 255; `None` stands for -1.
 fn byte_or_default(value: &[u8], least: c_int) -> Result<Option<u8>, Errno> {
     let number = c_int::from_ne_bytes(value.try_into().map_err(|_| Errno::INVAL)?);
     match u8::try_from(number) {

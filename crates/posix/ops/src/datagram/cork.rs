@@ -1,4 +1,5 @@
-//! Datagrams in the making: `UDP_CORK` and `MSG_MORE`, as `udp_sendmsg` and `ip_append_data` put them together.
+//! Datagrams under construction: `UDP_CORK` and `MSG_MORE`, as `udp_sendmsg` and `ip_append_data` implement
+//! them.
 
 use super::{DATAGRAM_BYTES_MAX, UdpMessage};
 use crate::Ops;
@@ -10,7 +11,7 @@ use crate::sleep::Timeout;
 use rustix::io::Errno;
 use std::io::IoSlice;
 
-/// What a datagram holds so far.
+/// A datagram under construction.
 #[derive(Clone, Debug)]
 pub(crate) struct CorkedDatagram {
     message: UdpMessage,
@@ -18,7 +19,7 @@ pub(crate) struct CorkedDatagram {
 }
 
 impl Ops {
-    /// Adds to the datagram in the making, and sends it unless more is to come.
+    /// Appends to the datagram, and sends it unless `corks` says that more follows.
     pub(super) fn append(
         &self,
         mut lane: LockGuard<'_>,
@@ -33,7 +34,7 @@ impl Ops {
         buffers.iter().for_each(|buffer| corked.bytes.extend_from_slice(buffer));
         let added = corked.bytes.len() - before;
         if corked.bytes.len() > DATAGRAM_BYTES_MAX {
-            // Nothing of it is sent (`udp_flush_pending_frames`).
+            // The whole datagram is discarded (`udp_flush_pending_frames`).
             outbox.corked = None;
             return Err(Errno::MSGSIZE);
         }
@@ -43,7 +44,7 @@ impl Ops {
         self.send_corked(lane, file, patience).map(|()| added)
     }
 
-    /// Sends the datagram in the making, if there is one (`udp_push_pending_frames`).
+    /// Sends the datagram, if there is one (`udp_push_pending_frames`).
     pub(crate) fn send_corked(
         &self,
         mut lane: LockGuard<'_>,
@@ -61,7 +62,7 @@ impl Ops {
 }
 
 impl ProcessState {
-    /// Begins a datagram of which more is to come.
+    /// Starts a datagram.
     pub(super) fn cork(
         &mut self,
         file: FileId,

@@ -1,4 +1,4 @@
-//! Errors about datagrams as messages (`MSG_ERRQUEUE`), as `ip_recv_error` and `ipv6_recv_error` lay them out.
+//! The error queue of UDP sockets (`MSG_ERRQUEUE`), in the layout of `ip_recv_error` and `ipv6_recv_error`.
 
 use super::ancillary::ReceivedMessage;
 use crate::fd_table::FileId;
@@ -13,7 +13,7 @@ use std::io::IoSliceMut;
 
 /// Bytes of `struct sock_extended_err`.
 const EXTENDED_BYTES: usize = 16;
-/// Who says so (`<linux/errqueue.h>`).
+/// Origins of errors (`<linux/errqueue.h>`).
 const ORIGIN_LOCAL: u8 = 1;
 const ORIGIN_ICMP: u8 = 2;
 const ORIGIN_ICMP6: u8 = 3;
@@ -21,7 +21,8 @@ const ORIGIN_ICMP6: u8 = 3;
 const UNREACHABLE: u8 = 3;
 const UNREACHABLE_V6: u8 = 1;
 
-/// What `icmp_err_convert` and `icmpv6_err_convert` make of it: of some codes more than the socket's error says.
+/// Returns the error number of `icmp_err_convert` and `icmpv6_err_convert`. For some codes it is more
+/// specific than the socket's error.
 fn errno_of(report: &UdpExtendedError) -> Errno {
     match (report.offender.map(|from| from.is_ipv4()), report.icmp_type, report.icmp_code) {
         (Some(true), UNREACHABLE, 5) => Errno::OPNOTSUPP,
@@ -36,7 +37,8 @@ fn errno_of(report: &UdpExtendedError) -> Errno {
 /// `SO_EE_RFC4884_FLAG_INVALID`.
 const RFC4884_FLAG_INVALID: u8 = 1;
 
-/// `struct sock_extended_err`, and behind it the address of who says so. `tells`: where extensions are, too (`struct sock_ee_data_rfc4884`).
+/// Returns `struct sock_extended_err`, followed by the address of the node that reported the error. `tells`
+/// adds the offset of ICMP extensions (`struct sock_ee_data_rfc4884`).
 fn sock_extended_err(report: &UdpExtendedError, family: Family, tells: bool) -> Vec<u8> {
     let origin = match report.offender.map(|from| from.is_ipv4()) {
         None => ORIGIN_LOCAL,
@@ -58,7 +60,7 @@ fn sock_extended_err(report: &UdpExtendedError, family: Family, tells: bool) -> 
 }
 
 impl ProcessState {
-    /// The oldest error: as much of the datagram as is known, where it was sent to, and what went wrong.
+    /// Takes the oldest error: the known part of the datagram, its destination, and the error.
     pub(super) fn recv_error(
         &mut self,
         file: FileId,
@@ -92,13 +94,14 @@ impl ProcessState {
         Ok(received)
     }
 
-    /// Whether a datagram of this length is to be a question, so that the program hears at once if it is too long: nothing as long has gone so far.
+    /// Returns whether a datagram must be sent synchronously, so that the program learns at once if it is too
+    /// long: longer than any that was sent so far.
     pub(super) fn may_be_too_long(&mut self, file: FileId, bytes: usize) -> bool {
         let outbox = self.files.socket(file).ok().and_then(|socket| socket.udp_send.as_ref());
         outbox.is_some_and(|outbox| outbox.refuses_too_long && bytes > outbox.longest_sent)
     }
 
-    /// A datagram of this length has gone.
+    /// Records that a datagram of this length was sent.
     pub(super) fn note_sent_length(&mut self, file: FileId, bytes: usize) {
         if let Ok(socket) = self.files.socket(file) {
             let longest = &mut socket.udp_send.get_or_insert_default().longest_sent;

@@ -1,4 +1,4 @@
-//! The kernel's half of a UDP socket that serves both.
+//! Calls on the kernel socket of a UDP socket that is both the stack's and the kernel's.
 
 use super::{ControlMessages, ReceivedMessage, SendArgs};
 use crate::sockaddr::{self, Family};
@@ -8,12 +8,12 @@ use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
 
-/// `sendmsg` by the kernel.
+/// `sendmsg` on the kernel socket.
 pub(super) fn send(half: RawFd, buffers: &[IoSlice<'_>], sending: &SendArgs<'_>) -> Result<usize, Errno> {
     syscall::sendmsg(half, buffers, sending.to.unwrap_or_default(), sending.control, sending.flags)
 }
 
-/// `recvmsg` by the kernel.
+/// `recvmsg` on the kernel socket.
 pub(super) fn recv(
     half: RawFd,
     buffers: &mut [IoSliceMut<'_>],

@@ -14,17 +14,18 @@ use core::time::Duration;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
-/// The value of an option, as `getsockopt` hands it out.
+/// The value of an option, as `getsockopt` returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OptionValue(Vec<u8>, bool);
 
 impl OptionValue {
-    /// Its bytes. A program that has less room gets the first of them, or none ([`fits`](Self::fits)).
+    /// Returns the value as bytes. A smaller buffer gets a prefix or nothing, see [`fits`](Self::fits).
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Whether it may be handed out into so much room. If not, how much it needs is told all the same.
+    /// Checks whether the value may be copied into `room` bytes. If not, `getsockopt` still reports the
+    /// length that it needs.
     ///
     /// # Errors
     /// `EINVAL`.
@@ -32,7 +33,7 @@ impl OptionValue {
         if self.1 && room < self.0.len() { Err(Errno::INVAL) } else { Ok(()) }
     }
 
-    /// One of which a part is of no use.
+    /// Returns a value that must not be truncated.
     pub(super) fn indivisible(bytes: Vec<u8>) -> Self {
         Self(bytes, true)
     }
@@ -51,7 +52,7 @@ impl OptionValue {
 }
 
 impl Ops {
-    /// `getsockopt`, into so much room.
+    /// `getsockopt` with a buffer of `room` bytes.
     ///
     /// # Errors
     /// `ENOPROTOOPT`.
@@ -122,10 +123,10 @@ impl Ops {
                 (clamp, _) => clamp,
             }),
             (libc::IPPROTO_TCP, TCP_INQ) => flag(BoolOption::Inq),
-            // Neither `cubic` nor `reno` says anything of itself.
+            // Neither `cubic` nor `reno` reports anything.
             (libc::IPPROTO_TCP, libc::TCP_CC_INFO) => OptionValue::truncatable(Vec::new()),
             (libc::IPPROTO_IPV6, IPV6_PATHMTU) if family == Family::V6 => {
-                // `struct ip6_mtuinfo`: an address that is not filled in, and what it is about.
+                // `struct ip6_mtuinfo`: an empty address, and the MTU.
                 let mtu = lane.path_mtu(file)?;
                 OptionValue::truncatable([&[0; 28][..], &mtu.to_ne_bytes()].concat())
             }
@@ -158,7 +159,7 @@ impl Ops {
             (libc::IPPROTO_IPV6, libc::IPV6_MTU) if family == Family::V6 => number(lane.path_mtu(file)?),
             (libc::SOL_SOCKET, libc::SO_BINDTODEVICE) => OptionValue::truncatable(Vec::new()),
             (libc::SOL_SOCKET, BINDTOIFINDEX) => OptionValue::int(0),
-            // `struct ucred` of nobody.
+            // `struct ucred` without a peer process.
             (libc::SOL_SOCKET, libc::SO_PEERCRED) => {
                 OptionValue::truncatable([0, -1, -1].map(i32::to_ne_bytes).concat())
             }
@@ -184,7 +185,7 @@ impl Ops {
     }
 }
 
-/// What `TCP_MAXSEG` is before there is a connection (`TCP_MSS_DEFAULT`).
+/// Value of `TCP_MAXSEG` without a connection (`TCP_MSS_DEFAULT`).
 const MSS_DEFAULT: u32 = 536;
 
 fn ttl_or_default(hops: i16) -> u32 {

@@ -1,4 +1,4 @@
-//! Options that are numbers, kept for each socket that was told one.
+//! Integer options, stored only for sockets on which a program has set them.
 
 use super::table::{self, AcceptedValues, IntFormat, OptionKind, OptionRow};
 use super::{BoolOption, OptionValue, SocketOptionState, StackOption};
@@ -10,12 +10,12 @@ use ginnel::{PmtuDiscovery, UdpOptions, priority};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// Values that differ from the first ones, by the row of the table. Sockets of one listener share them.
+/// Values that differ from the defaults, by the name of their option. Sockets of one listener share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IntOptions(Option<Arc<Vec<(&'static str, c_int)>>>);
 
 impl IntOptions {
-    /// The value of an option, if it was set.
+    /// Returns the value of an option, if it was set.
     pub fn get(&self, text: &'static str) -> Option<c_int> {
         self.0.as_ref()?.iter().find(|(of, _)| *of == text).map(|(_, value)| *value)
     }
@@ -46,7 +46,7 @@ impl Codec for IntOptions {
     }
 }
 
-/// What is said to who asks for another protocol's option (`do_ip_getsockopt`, `ipv6_getsockopt`).
+/// Returns the error for an option of another protocol (`do_ip_getsockopt`, `ipv6_getsockopt`).
 pub(super) fn wrong_protocol_errno(family: Family) -> Errno {
     match family {
         Family::V4 => Errno::OPNOTSUPP,
@@ -59,10 +59,11 @@ impl SocketOptionState {
         self.ints.get(row.linux_name).unwrap_or(first)
     }
 
-    /// Sets an option that has no place of its own.
+    /// Sets an option that has no field of its own.
     ///
     /// # Errors
-    /// `ENOPROTOOPT` for those that are refused or do not exist, and the kernel's for values that are not taken.
+    /// `ENOPROTOOPT` if the option is refused or does not exist, and the kernel's errors for values that it
+    /// does not accept.
     pub(super) fn set_int(
         &mut self,
         family: Family,
@@ -70,7 +71,7 @@ impl SocketOptionState {
         name: c_int,
         value: &[u8],
     ) -> Result<(), Errno> {
-        // These look at the length before they look at the option.
+        // Linux checks the length before the option on these levels.
         let early = matches!(level, libc::SOL_SOCKET | libc::IPPROTO_TCP | libc::IPPROTO_UDP);
         let unknown = if early && value.len() < 4 { Errno::INVAL } else { Errno::NOPROTOOPT };
         let row = table::find(family, level, name).ok_or(unknown)?;
@@ -80,7 +81,7 @@ impl SocketOptionState {
             OptionKind::Fixed { format: reads, set, .. } => reads.read(value).and(set),
             OptionKind::Int { format: reads, accepts: takes, first } => {
                 let value = takes.apply(reads.read(value)?, self.number(row, first), first)?;
-                // It has no effect there either.
+                // Linux stores 0, too.
                 let value = if row.linux_name == "TCP_THIN_DUPACK" { 0 } else { value };
                 self.ints.set(row.linux_name, value);
                 if row.linux_name == "TCP_NOTSENT_LOWAT" {
@@ -91,10 +92,10 @@ impl SocketOptionState {
         }
     }
 
-    /// Asks for such an option.
+    /// Returns an option that has no field of its own.
     ///
     /// # Errors
-    /// `ENOPROTOOPT`, and what the kernel says of those that cannot be asked for.
+    /// `ENOPROTOOPT`, and the kernel's errors for options that cannot be read.
     pub(super) fn get_int(&self, family: Family, level: c_int, name: c_int) -> Result<OptionValue, Errno> {
         let Some(row) = table::find(family, level, name) else {
             let known =
@@ -108,12 +109,12 @@ impl SocketOptionState {
         }
     }
 
-    /// Whether an option of the table is set.
+    /// Returns whether an option of the table is set to a value other than 0.
     pub fn is_on(&self, text: &'static str) -> bool {
         self.ints.get(text).is_some_and(|value| value != 0)
     }
 
-    /// What the engine is told of a UDP socket.
+    /// Returns the options of a UDP socket for the engine.
     pub fn udp_options(&self, family: Family) -> UdpOptions {
         let (class, hops) = match family {
             Family::V4 => (self.tos, self.ttl),
@@ -136,18 +137,19 @@ impl SocketOptionState {
         }
     }
 
-    /// What a UDP socket's side here has to know.
+    /// Copies options that concern sending to the sending state.
     pub fn apply_to_udp_send(&self, family: Family, outbox: &mut UdpSendState) {
         outbox.refuses_too_long = matches!(
             self.path_mtu(family),
             PmtuDiscovery::Do | PmtuDiscovery::Probe | PmtuDiscovery::Interface
         );
         outbox.corking = self.is_on("UDP_CORK");
-        // Cannot truncate: larger values are not taken.
+        // Cannot truncate: larger values are not accepted.
         outbox.gso_size = self.ints.get("UDP_SEGMENT").map_or(0, |bytes| bytes as u16);
     }
 
-    /// What becomes of datagrams that are too long; of an IPv6 socket also of those over IPv4.
+    /// Returns how datagrams that exceed the path MTU are treated. On an IPv6 socket this holds for IPv4,
+    /// too.
     fn path_mtu(&self, family: Family) -> PmtuDiscovery {
         let name = match family {
             Family::V4 => "IP_MTU_DISCOVER",
@@ -164,12 +166,12 @@ impl SocketOptionState {
         }
     }
 
-    /// Where `MSG_PEEK` reads, if it does not from the beginning (`SO_PEEK_OFF`).
+    /// Returns the offset at which `MSG_PEEK` reads, if one is set (`SO_PEEK_OFF`).
     pub fn peek_offset(&self) -> Option<usize> {
         self.ints.get("SO_PEEK_OFF").and_then(|offset| usize::try_from(offset).ok())
     }
 
-    /// So much was peeked at, or taken (`sk_peek_offset_fwd`, `sk_peek_offset_bwd`).
+    /// Moves the offset after bytes were peeked at or consumed (`sk_peek_offset_fwd`, `sk_peek_offset_bwd`).
     pub fn move_peek_offset(&mut self, forward: bool, bytes: usize) {
         if let Some(offset) = self.peek_offset() {
             let moved = if forward { offset.saturating_add(bytes) } else { offset.saturating_sub(bytes) };
@@ -177,17 +179,19 @@ impl SocketOptionState {
         }
     }
 
-    /// With how many bytes that were not sent nothing more is taken (`TCP_NOTSENT_LOWAT`).
+    /// Returns how many unsent bytes stop writes (`TCP_NOTSENT_LOWAT`).
     pub fn notsent_lowat(&self) -> Option<u32> {
-        // 0 is what the kernel is set to for all (`tcp_notsent_lowat`), which is as many as there can be unless somebody changes it.
+        // 0 selects the system's default (`tcp_notsent_lowat`), which is unlimited unless an administrator
+        // changes it.
         let bytes = self.ints.get("TCP_NOTSENT_LOWAT")?.cast_unsigned();
         Some(bytes).filter(|bytes| !matches!(*bytes, 0 | u32::MAX))
     }
 
-    /// The type of service, or traffic class; of an IPv6 socket each family has its own. With the former comes a priority (`__ip_sock_set_tos`).
+    /// Sets the type of service or traffic class; an IPv6 socket has both. The type of service also sets the
+    /// priority (`__ip_sock_set_tos`).
     pub(super) fn set_tos(&mut self, level: c_int, value: &[u8], datagrams: bool) -> Result<(), Errno> {
         if level == libc::IPPROTO_IP {
-            // Bits of ECN are TCP's own.
+            // TCP sets the ECN bits itself.
             let class = IntFormat::IntOrByteOrNone.read(value)? as u8 & if datagrams { 0xff } else { 0xfc };
             if class != self.tos {
                 self.tos = class;
@@ -200,7 +204,7 @@ impl SocketOptionState {
         Ok(())
     }
 
-    /// Time to live, or hop limit, likewise; -1 is the stack's.
+    /// Sets the time to live or hop limit; an IPv6 socket has both. -1 selects the stack's default.
     pub(super) fn set_ttl(&mut self, level: c_int, value: &[u8]) -> Result<(), Errno> {
         if level == libc::IPPROTO_IP {
             self.ttl =

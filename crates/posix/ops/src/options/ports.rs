@@ -1,13 +1,14 @@
-//! Which ports are chosen for a socket that names none: `IP_LOCAL_PORT_RANGE`.
+//! The choice of a local port for a socket without one: `IP_LOCAL_PORT_RANGE`.
 
 use super::SocketOptionState;
 use rustix::io::Errno;
 use std::hash::{BuildHasher, RandomState};
 
-/// The option's number, for which libc has no name.
+/// Option number, for which libc has no name.
 pub(super) const LOCAL_PORT_RANGE: core::ffi::c_int = 51;
 
-/// The option as it is set: the lowest port in the lower half, the highest in the upper; 0 is as low, or as high, as the stack's.
+/// Parses the option: the lowest port in the lower half, the highest in the upper half; 0 stands for the
+/// limit of the stack.
 ///
 /// # Errors
 /// `EINVAL`.
@@ -21,12 +22,12 @@ fn low_high(range: u32) -> (u16, u16) {
     (range as u16, (range >> 16) as u16)
 }
 
-/// Ports from which one is chosen where nobody says otherwise (`net.ipv4.ip_local_port_range`), which none goes beyond.
+/// The default range (`net.ipv4.ip_local_port_range`), which also limits the option.
 const PORT_MIN: u16 = 32_768;
 const PORT_MAX: u16 = 60_999;
 
 impl SocketOptionState {
-    /// Ports to be tried, from a random one on; `None` leaves the choice to the stack.
+    /// Returns the ports to try, starting with a random one. Returns `None` if the stack chooses.
     pub fn local_ports(&self) -> Option<impl Iterator<Item = u16> + use<>> {
         let (low, high) = low_high(self.port_range);
         let within = |port: u16| (PORT_MIN..=PORT_MAX).contains(&port);
@@ -36,7 +37,7 @@ impl SocketOptionState {
         let low = if within(low) { low } else { PORT_MIN };
         let high = if within(high) { high } else { PORT_MAX };
         let count = u32::from(high - low) + 1;
-        // Of each hasher's keys.
+        // Each hasher has random keys.
         let start = (RandomState::new().hash_one(()) % u64::from(count)) as u32;
         // Cannot truncate: the remainder is below the number of ports.
         Some((0..count).map(move |step| low + ((start + step) % count) as u16))

@@ -20,22 +20,22 @@ use ginnel::TcpOption;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
-/// The highest `SO_PRIORITY` that everybody may have.
+/// Highest `SO_PRIORITY` that needs no capability.
 const PRIORITY_FREE_MAX: c_int = 6;
 
 impl Ops {
     /// `setsockopt`.
     ///
     /// # Errors
-    /// `ENOPROTOOPT` for what is not honoured, `EINVAL`, `EDOM`.
+    /// `ENOPROTOOPT` if the option is not honoured, `EINVAL`, `EDOM`.
     pub fn setsockopt(&self, fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
         let mut lane = self.lock()?;
         let file = self.file_of(&mut lane, fd)?;
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
-            // What came before is judged by the mark of then.
+            // The old mark applies to data that arrived before.
             lane.process_events();
         }
-        // The stack need not know of a buffer by which writes are bounded here.
+        // If the library limits writes itself, the stack need not know the size of the send buffer.
         let bounds = lane.send_buffer.is_some();
         let tell_send_buffer = |options: &mut SocketOptionState| {
             if !bounds {
@@ -62,7 +62,8 @@ impl Ops {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => flag(BoolOption::ReuseAddress, None)?,
             (libc::SOL_SOCKET, libc::SO_REUSEPORT) => {
                 flag(BoolOption::ReusePort, None)?;
-                // Linux remembers who made the socket; only who shares a port needs it, so only that one pays for the question.
+                // Linux remembers who created the socket. Only sharing a port needs it, so the system call is
+                // made here.
                 options.user = rustix::process::geteuid().as_raw();
             }
             (libc::SOL_SOCKET, libc::SO_BROADCAST) => flag(BoolOption::Broadcast, None)?,
@@ -82,7 +83,7 @@ impl Ops {
             (libc::SOL_SOCKET, libc::SO_PRIORITY) => {
                 let priority = int(value)?;
                 if !(0..=PRIORITY_FREE_MAX).contains(&priority) {
-                    // Whether this program may have these the kernel knows.
+                    // The kernel decides whether this program may have such a priority.
                     kernel_socket::try_option(family, level, name, value)?;
                 }
                 options.set_priority(priority);
@@ -91,7 +92,7 @@ impl Ops {
             (libc::SOL_SOCKET, libc::SO_SNDTIMEO | SNDTIMEO_NEW) => options.send_timeout = timeout(value)?,
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
                 let bytes = int(value)?;
-                // A negative one is as much as there can be, and none is one.
+                // A negative value is the maximum, and 0 is 1.
                 let bytes = u32::try_from(bytes).unwrap_or(c_int::MAX.unsigned_abs());
                 options.rcvlowat = bytes.clamp(1, options.recv_buffer / 2);
             }
@@ -126,7 +127,7 @@ impl Ops {
                 let locks = int(value)?;
                 options.buf_lock =
                     u8::try_from(locks).ok().filter(|locks| *locks <= 3).ok_or(Errno::INVAL)?;
-                // What is fixed stays as large as it is now.
+                // A fixed buffer keeps its current size.
                 for (lock, told) in
                     [(RCVBUF_LOCK, StackOption::RecvBuffer), (SNDBUF_LOCK, StackOption::SendBuffer)]
                 {
@@ -197,7 +198,7 @@ impl Ops {
                 options.defer_accept_s = defer_accept::seconds(int(value)?);
                 let time = Duration::from_secs(options.defer_accept_s.into());
                 if let SocketRole::Listening(listening) = shape {
-                    // Connections that come from now on; a listener that is gone needs no time.
+                    // Applies to new connections; a listener that is gone has none.
                     let _ = lane.client.set_defer_accept(listening.number, time);
                     lane.publish_shared(file);
                     return Ok(());
@@ -208,7 +209,7 @@ impl Ops {
                 options.mark_set(StackOption::Congestion);
             }
             (libc::IPPROTO_TCP, libc::TCP_ULP) => {
-                // Each would be a module of the kernel's.
+                // Upper-layer protocols would be kernel modules.
                 return Err(if value.is_empty() { Errno::INVAL } else { Errno::NOENT });
             }
             (libc::IPPROTO_IP, libc::IP_TOS) => options.set_tos(level, value, datagrams)?,
@@ -253,7 +254,7 @@ impl Ops {
             let outbox = socket.udp_send.get_or_insert_default();
             socket.options.apply_to_udp_send(family, outbox);
             if name == libc::UDP_CORK && !outbox.corking && outbox.corked.is_some() {
-                // What became of it is not told.
+                // The result of sending is not reported.
                 lane.publish_shared(file);
                 let _ = self.send_corked(lane, file, Timeout::Zero);
                 return Ok(());
@@ -261,7 +262,7 @@ impl Ops {
         }
         if let SocketRole::Udp(dgram) = shape {
             if let Some(half) = dgram.kernel_fd {
-                // What the kernel does not take it has no use for.
+                // If the kernel does not accept the option, it has no use for it.
                 let _ = syscall::setsockopt(half, level, name, value);
             }
             let applied = lane.apply_datagram_options(file);
@@ -269,7 +270,7 @@ impl Ops {
             return applied;
         }
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
-            // As much may be there already (`tcp_set_rcvlowat`).
+            // Enough data may have arrived already (`tcp_set_rcvlowat`).
             if lane.status(file).is_some_and(|(_, status)| status.readable > 0 || status.state.has_fin()) {
                 lane.data_ready(file);
             }
@@ -286,7 +287,8 @@ impl Ops {
 }
 
 impl Ops {
-    /// `SO_BINDTODEVICE` and `SO_BINDTOIFINDEX`. Devices that a program can name are the kernel's, and so is a socket that is bound to one.
+    /// `SO_BINDTODEVICE` and `SO_BINDTOIFINDEX`. Only kernel devices have names here, so a socket that is
+    /// bound to one becomes a kernel socket.
     fn bind_to_device(
         &self,
         mut lane: LockGuard<'_>,
@@ -315,7 +317,7 @@ impl Ops {
     }
 }
 
-/// `struct timeval`: `None` is endless (`sock_set_timeout`).
+/// Parses `struct timeval`; `None` is infinite (`sock_set_timeout`).
 fn timeout(value: &[u8]) -> Result<Option<Duration>, Errno> {
     let bytes = value.get(..16).ok_or(Errno::INVAL)?;
     let word = |at: usize| i64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
@@ -324,7 +326,7 @@ fn timeout(value: &[u8]) -> Result<Option<Duration>, Errno> {
         return Err(Errno::DOM);
     }
     if seconds < 0 {
-        // Nothing is waited for at all.
+        // A negative time does not wait at all.
         return Ok(Some(Duration::ZERO));
     }
     if seconds == 0 && micros == 0 || seconds >= TIMEOUT_MAX_S {
@@ -333,9 +335,10 @@ fn timeout(value: &[u8]) -> Result<Option<Duration>, Errno> {
     Ok(Some(Duration::new(seconds.unsigned_abs(), micros as u32 * 1000)))
 }
 
-/// Buffers are as large as asked for, and as much again for what the kernel needs itself: programs rely on reading back twice the value.
+/// Returns twice the requested size, since the kernel needs half of a buffer for its own overhead. Programs
+/// rely on reading back twice the value.
 fn doubled(asked: c_int, least: u32, most: u32) -> u32 {
-    // Negative values are compared without their sign, so they are as large as possible.
+    // Linux compares sizes as unsigned, so negative values are the maximum.
     let asked = u32::try_from(asked).unwrap_or(u32::MAX).min(most);
     (asked * 2).max(least)
 }

@@ -1,4 +1,5 @@
-//! All options that Linux 6.18 has for sockets of TCP, and those of UDP's own, and what becomes of each here. `docs/posix.md` prints it, and a test compares each row with the kernel.
+//! All options that Linux 6.18 has for TCP sockets, those that are UDP's own, and how each is treated here.
+//! `docs/posix.md` contains the table, and a test compares each row with the kernel.
 
 use crate::sockaddr::Family;
 use core::ffi::c_int;
@@ -6,88 +7,88 @@ use core::ops::RangeInclusive;
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, IPPROTO_UDP, SOL_SOCKET};
 use rustix::io::Errno;
 
-/// One option.
+/// An option.
 #[derive(Clone, Copy, Debug)]
 pub struct OptionRow {
-    /// `SOL_SOCKET`, `IPPROTO_…`.
+    /// `SOL_SOCKET` or `IPPROTO_…`.
     pub level: c_int,
-    /// Its number.
+    /// The option's number on its level.
     pub name: c_int,
-    /// What Linux calls it.
+    /// The option's name in Linux.
     pub linux_name: &'static str,
-    /// What becomes of it.
+    /// How the option is treated.
     pub kind: OptionKind,
     /// How it differs from Linux; empty if it does not.
     pub note: &'static str,
 }
 
-/// What becomes of an option.
+/// How an option is treated.
 #[derive(Clone, Copy, Debug)]
 pub enum OptionKind {
-    /// It has its own place in `options.rs`.
+    /// `options.rs` has code for the option.
     Dedicated,
-    /// A number that is kept.
+    /// The option is an integer that is stored.
     Int {
-        /// How its bytes are read.
+        /// How `setsockopt` parses the value.
         format: IntFormat,
-        /// Which values it takes.
+        /// Which values are accepted.
         accepts: AcceptedValues,
-        /// What it is at first.
+        /// The default.
         first: c_int,
     },
-    /// It can be asked for only, or not even that; to set it is this error.
+    /// The option has a fixed value, or cannot be read; setting it has no effect or fails.
     Fixed {
-        /// How its bytes would be read.
+        /// How `setsockopt` parses the value before it returns `set`.
         format: IntFormat,
-        /// What `getsockopt` says.
+        /// The result of `getsockopt`.
         get: Result<c_int, Errno>,
-        /// What `setsockopt` says.
+        /// The result of `setsockopt`.
         set: Result<(), Errno>,
     },
-    /// `ENOPROTOOPT` to both.
+    /// Both calls fail with `ENOPROTOOPT`.
     Refused,
 }
 
-/// How the bytes of a number are read.
+/// How the bytes of an integer are parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IntFormat {
     /// Four bytes; fewer are `EINVAL`.
     Int,
-    /// Four bytes, or one if there are fewer, or none, which is 0 (`do_ip_setsockopt`).
+    /// Four bytes; of fewer the first one, or 0 if there is none (`do_ip_setsockopt`).
     IntOrByteOrNone,
-    /// The same, but none is `EINVAL`.
+    /// Four bytes; of fewer the first one; none is `EINVAL`.
     IntOrByte,
     /// Four bytes; fewer are 0 (`do_ipv6_setsockopt`).
     IntOrZero,
-    /// Not at all.
+    /// The bytes are not looked at.
     Ignored,
 }
 
-/// Which values a number takes.
+/// Which values an integer option accepts.
 #[derive(Clone, Debug, Copy, PartialEq, Eq)]
 pub enum AcceptedValues {
-    /// All; it is 0 or 1.
+    /// Any value, stored as 0 or 1.
     Flag,
-    /// A flag that cannot be taken back.
+    /// A flag that cannot be cleared.
     OneWayFlag,
-    /// All.
+    /// Any value.
     Any,
-    /// Those from the first to the second.
+    /// Values from the first to the second.
     Within(c_int, c_int),
-    /// The same, and -1, which is the first value again.
+    /// Values from the first to the second, and -1 for the default.
     OrDefault(c_int, c_int),
-    /// The same without the bits of ECN, which are TCP's own.
+    /// As `OrDefault`, with the ECN bits cleared, which TCP sets itself; -1 is 0.
     TosClass(c_int, c_int),
-    /// Those that are not negative, up to this one at the most.
+    /// Values that are not negative; larger ones become this one.
     ClampedTo(c_int),
-    /// Those from this one on, and 0, which says none.
+    /// Values from this one on, and 0 for none.
     ZeroOr(c_int),
-    /// None but 0, which changes nothing.
+    /// Only 0, which changes nothing; other values are this error.
     Zero(Errno),
 }
 
 impl IntFormat {
-    /// The number.
+    /// Parses an integer.
     ///
     /// # Errors
     /// `EINVAL`.
@@ -104,10 +105,10 @@ impl IntFormat {
 }
 
 impl AcceptedValues {
-    /// What a number becomes that was `old`.
+    /// Returns what the option becomes when it is set to `value`.
     ///
     /// # Errors
-    /// What the kernel says of values that it does not take.
+    /// The kernel's error for a value that it does not accept.
     pub fn apply(self, value: c_int, old: c_int, first: c_int) -> Result<c_int, Errno> {
         let within =
             |range: RangeInclusive<c_int>| if range.contains(&value) { Ok(value) } else { Err(Errno::INVAL) };
@@ -159,7 +160,7 @@ const fn number(
     row(level, name, text, OptionKind::Int { format: reads, accepts: takes, first }, "")
 }
 
-/// One that is taken and has no effect.
+/// Returns the row of an option that is stored and has no effect.
 const fn ignored(
     level: c_int,
     name: c_int,
@@ -182,7 +183,7 @@ const fn fixed(
     row(level, name, text, OptionKind::Fixed { format: reads, get, set: Err(set) }, "")
 }
 
-/// One of which every value is taken, and does nothing.
+/// Returns the row of a socket option for which every value is accepted and ignored.
 const fn accepted(name: c_int, text: &'static str, get: Result<c_int, Errno>) -> OptionRow {
     row(SOL, name, text, OptionKind::Fixed { format: IntFormat::Int, get, set: Ok(()) }, "")
 }
@@ -207,7 +208,7 @@ const V6: c_int = IPPROTO_IPV6;
 const TCP: c_int = IPPROTO_TCP;
 const UDP: c_int = IPPROTO_UDP;
 
-/// All rows, by level and number.
+/// All options, by level and number.
 pub const OPTIONS: &[OptionRow] = &[
     ignored(SOL, 1, "SO_DEBUG", FLAG, NO_EFFECT_ON_TCP),
     dedicated(SOL, 2, "SO_REUSEADDR"),
@@ -612,13 +613,13 @@ pub const OPTIONS: &[OptionRow] = &[
 ];
 
 impl OptionRow {
-    /// The row differs from Linux in this.
+    /// Returns the row with a note on how it differs from Linux.
     const fn with_note(self, note: &'static str) -> Self {
         Self { note, ..self }
     }
 }
 
-/// The row of an option that a socket of this family has.
+/// Returns the row of an option, if sockets of this family have it.
 pub fn find(family: Family, level: c_int, name: c_int) -> Option<&'static OptionRow> {
     OPTIONS.iter().find(|row| row.level == level && row.name == name && (family == Family::V6 || level != V6))
 }

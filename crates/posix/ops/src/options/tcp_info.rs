@@ -1,9 +1,9 @@
-//! `struct tcp_info` (`<linux/tcp.h>`), as far as the stack knows its fields. What it does not know is 0.
+//! `struct tcp_info` (`<linux/tcp.h>`). Fields that the stack does not know are 0.
 
 use core::time::Duration;
 use ginnel::{CaState, State, TcpInfo};
 
-/// Bytes up to and with `tcpi_total_retrans`, which programs of all ages know; then `tcpi_pacing_rate` … `tcpi_rcv_wnd`.
+/// Bytes of the structure up to and including `tcpi_rehash`. Old programs read it up to `tcpi_total_retrans`.
 const BYTES: usize = 240;
 
 /// Bits of `tcpi_options`.
@@ -12,7 +12,7 @@ const SACK: u8 = 2;
 const WSCALE: u8 = 4;
 const ECN: u8 = 8;
 
-/// Numbers of states (`<net/tcp_states.h>`).
+/// Returns the kernel's number of a state (`<net/tcp_states.h>`).
 fn state(state: State) -> u8 {
     match state {
         State::Established => 1,
@@ -29,7 +29,7 @@ fn state(state: State) -> u8 {
     }
 }
 
-/// The struct of a connection, of a listener, or of a socket that is neither.
+/// Returns the structure for a connection, for a listener, or for a socket that is neither.
 pub(super) fn bytes(info: Option<&TcpInfo>, listens: bool) -> Vec<u8> {
     let mut out = vec![0; BYTES];
     let Some(info) = info else {
@@ -51,9 +51,10 @@ pub(super) fn bytes(info: Option<&TcpInfo>, listens: bool) -> Vec<u8> {
     out[5] = options.iter().filter(|(on, _)| *on).fold(0, |bits, (_, bit)| bits | bit);
     out[6] = info.snd_wscale & 15 | info.rcv_wscale << 4;
     let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-    // From byte 8 on: tcpi_rto, tcpi_ato, tcpi_snd_mss, tcpi_rcv_mss, tcpi_unacked, tcpi_sacked, tcpi_lost, tcpi_retrans, tcpi_fackets; when the last
-    // data and acknowledgements were sent and received; tcpi_pmtu, tcpi_rcv_ssthresh, tcpi_rtt, tcpi_rttvar, tcpi_snd_ssthresh, tcpi_snd_cwnd,
-    // tcpi_advmss, tcpi_reordering, tcpi_rcv_rtt, tcpi_rcv_space, tcpi_total_retrans.
+    // From byte 8 on: tcpi_rto, tcpi_ato, tcpi_snd_mss, tcpi_rcv_mss, tcpi_unacked, tcpi_sacked, tcpi_lost,
+    // tcpi_retrans, tcpi_fackets; tcpi_last_data_sent, tcpi_last_ack_sent, tcpi_last_data_recv,
+    // tcpi_last_ack_recv; tcpi_pmtu, tcpi_rcv_ssthresh, tcpi_rtt, tcpi_rttvar, tcpi_snd_ssthresh,
+    // tcpi_snd_cwnd, tcpi_advmss, tcpi_reordering, tcpi_rcv_rtt, tcpi_rcv_space, tcpi_total_retrans.
     let words = [
         (8, us(info.rto)),
         (12, us(info.ato)),

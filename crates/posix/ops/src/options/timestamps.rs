@@ -1,11 +1,12 @@
-//! When datagrams came: `SO_TIMESTAMP` and its like, of which one is on at a time (`sock_set_timestamp`), and `SO_TIMESTAMPING` (`sock_set_timestamping`).
+//! Receive timestamps: `SO_TIMESTAMP` and its variants, of which one is on at a time (`sock_set_timestamp`),
+//! and `SO_TIMESTAMPING` (`sock_set_timestamping`).
 
 use core::ffi::c_int;
 use core::time::Duration;
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Numbers of those whose times are 64 bits wide everywhere; here all are.
+/// Numbers of the variants with 64-bit times. On 64-bit machines the other variants have them, too.
 const TIMESTAMP_NEW: c_int = 63;
 const TIMESTAMPNS_NEW: c_int = 64;
 const TIMESTAMPING_NEW: c_int = 65;
@@ -18,15 +19,16 @@ const OPT_TSONLY: u32 = 1 << 11;
 const OPT_STATS: u32 = 1 << 12;
 const BIND_PHC: u32 = 1 << 15;
 const OPT_ID_TCP: u32 = 1 << 16;
-/// All that there are in Linux 6.18.
+/// All flags of Linux 6.18.
 const FLAGS_MASK: u32 = (1 << 19) - 1;
 
-/// Which control messages say it.
+/// Which timestamps a socket reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TimestampOptions {
-    /// The number of the option that was switched on last, which is the message's, too; 0 is none.
+    /// Number of the option that was enabled last, which is also the type of the control message; 0 is none.
     name: u8,
-    /// What `SO_TIMESTAMPING` was told, and whether by its newer number, which is the message's then.
+    /// Flags of `SO_TIMESTAMPING`, and whether they were set by `SO_TIMESTAMPING_NEW`, which is the type of
+    /// the control message then.
     flags: u32,
     is_new: bool,
 }
@@ -34,32 +36,33 @@ pub(crate) struct TimestampOptions {
 ginnel::codec_struct!(TimestampOptions { name, flags, is_new });
 
 impl TimestampOptions {
-    /// Whether an option of `SOL_SOCKET` is one of those that are on or off.
+    /// Returns whether an option of `SOL_SOCKET` is `SO_TIMESTAMP` or a variant.
     pub fn is_timestamp(name: c_int) -> bool {
         matches!(name, libc::SO_TIMESTAMP | libc::SO_TIMESTAMPNS | TIMESTAMP_NEW | TIMESTAMPNS_NEW)
     }
 
-    /// Whether it is the one with flags.
+    /// Returns whether an option of `SOL_SOCKET` is `SO_TIMESTAMPING` or `SO_TIMESTAMPING_NEW`.
     pub fn is_timestamping(name: c_int) -> bool {
         matches!(name, libc::SO_TIMESTAMPING | TIMESTAMPING_NEW)
     }
 
-    /// Switches one on, or all off.
+    /// Enables one variant, or disables all.
     pub fn set(&mut self, name: c_int, on: bool) {
         // Cannot truncate: the numbers are below 65.
         self.name = if on { name as u8 } else { 0 };
     }
 
-    /// Whether one is on. The newer one of seconds and microseconds says so also of nanoseconds.
+    /// Returns whether a variant is enabled. `SO_TIMESTAMP_NEW` also reports `SO_TIMESTAMPNS_NEW`.
     pub fn get(self, name: c_int) -> bool {
         let on = c_int::from(self.name);
         on == name || name == TIMESTAMP_NEW && on == TIMESTAMPNS_NEW
     }
 
-    /// Sets the flags of `SO_TIMESTAMPING`. `can_count`: it is a socket whose messages, or bytes, have numbers.
+    /// Sets the flags of `SO_TIMESTAMPING`. `can_count` tells that the socket's datagrams or bytes are
+    /// numbered.
     ///
     /// # Errors
-    /// `EINVAL` for flags that there are not, or that go not together; `EOPNOTSUPP` for a clock of a device.
+    /// `EINVAL` for unknown flags and invalid combinations, `EOPNOTSUPP` for a hardware clock.
     pub fn set_flags(&mut self, name: c_int, value: &[u8], can_count: bool) -> Result<(), Errno> {
         let bytes = value.first_chunk().ok_or(Errno::INVAL)?;
         let flags = u32::from_ne_bytes(*bytes);
@@ -79,7 +82,7 @@ impl TimestampOptions {
         Ok(())
     }
 
-    /// `struct so_timestamping`. The newer number says only what was set by it.
+    /// Returns `struct so_timestamping`. `SO_TIMESTAMPING_NEW` returns only flags that it has set itself.
     pub fn flags(self, name: c_int) -> Vec<u8> {
         let told = name == libc::SO_TIMESTAMPING || self.is_new;
         [if told { self.flags } else { 0 }, 0].map(u32::to_ne_bytes).concat()
@@ -89,8 +92,9 @@ impl TimestampOptions {
         self.name != 0 || self.flags & RX_SOFTWARE != 0
     }
 
-    /// The control message's number and value, of what came at so many microseconds, of which the lowest 32 bits are known; `None` has come before anybody asked, so it comes now
-    /// (`__sock_recv_timestamp`).
+    /// Returns type and value of the control message. `came` holds the lowest 32 bits of the arrival time in
+    /// µs; `None` stands for a datagram that arrived before timestamps were enabled, which gets the current
+    /// time (`__sock_recv_timestamp`).
     pub fn timestamp_cmsg(self, came: Option<u32>) -> Option<(c_int, [u8; 16])> {
         if self.name == 0 {
             return None;
@@ -104,7 +108,8 @@ impl TimestampOptions {
         Some((name, time_pair(at.as_secs(), fraction)))
     }
 
-    /// The same of `SO_TIMESTAMPING`: three times, of which devices would give the last (`struct scm_timestamping`).
+    /// Returns type and value of the control message of `SO_TIMESTAMPING`: three times, of which only the
+    /// first, the software's, is set (`struct scm_timestamping`).
     pub fn timestamping_cmsg(self, came: Option<u32>) -> Option<(c_int, [u8; 48])> {
         if self.flags & RX_SOFTWARE == 0 || self.flags & SOFTWARE == 0 {
             return None;
@@ -116,7 +121,7 @@ impl TimestampOptions {
     }
 }
 
-/// When it was so many microseconds, of which the lowest 32 bits are known.
+/// Returns the time whose lowest 32 bits in µs are `came`, or the current time.
 fn time_of(came: Option<u32>) -> Duration {
     let now = clock_gettime(ClockId::Realtime);
     let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32);
@@ -124,7 +129,7 @@ fn time_of(came: Option<u32>) -> Duration {
     now.saturating_sub(Duration::from_micros(passed.into()))
 }
 
-/// Seconds and a fraction of one, as they stand in memory.
+/// Returns seconds and a fraction as `struct timespec` or `struct timeval` has them in memory.
 fn time_pair(seconds: u64, fraction: u32) -> [u8; 16] {
     let mut value = [0; 16];
     value[..8].copy_from_slice(&seconds.to_ne_bytes());

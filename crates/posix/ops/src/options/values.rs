@@ -1,10 +1,10 @@
-//! Values of TCP's options that are no plain numbers.
+//! Values of TCP options that are not plain integers.
 
 use super::OptionValue;
 use ginnel::CongestionControl;
 use rustix::io::Errno;
 
-/// Bytes of a name of an algorithm (`TCP_CA_NAME_MAX`).
+/// Bytes of an algorithm's name (`TCP_CA_NAME_MAX`).
 const CONGESTION_NAME_BYTES: usize = 16;
 
 pub(super) fn congestion(value: &[u8]) -> Result<CongestionControl, Errno> {
@@ -28,13 +28,14 @@ pub(super) fn congestion_name(kind: CongestionControl) -> OptionValue {
     OptionValue::truncatable(name)
 }
 
-/// `TCP_DEFER_ACCEPT` is kept as a number of SYN+ACKs, so times read back as what these take.
+/// Linux stores `TCP_DEFER_ACCEPT` as a number of SYN+ACKs, so the time reads back as the time that these
+/// take.
 pub(super) mod defer_accept {
-    /// Time until the second SYN+ACK, and between two of them at the most, in seconds.
+    /// Time until the second SYN+ACK, and the maximum between two of them, in seconds.
     const FIRST_S: u32 = 1;
     const MOST_S: u32 = 120;
 
-    /// What a number of seconds becomes (`secs_to_retrans`, `retrans_to_secs`).
+    /// Rounds a number of seconds as Linux does (`secs_to_retrans`, `retrans_to_secs`).
     pub fn seconds(asked: i32) -> u32 {
         let Some(asked) = u32::try_from(asked).ok().filter(|asked| *asked > 0) else { return 0 };
         let (mut time, mut period, mut count) = (FIRST_S, FIRST_S, 1);

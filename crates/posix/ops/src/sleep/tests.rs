@@ -1,4 +1,4 @@
-//! What comes between a look and a sleep.
+//! Events between a check and a sleep.
 
 use super::*;
 use crate::OpsConfig;
@@ -9,10 +9,10 @@ use ginnel::{Shard, StopFlag};
 use ginnel_devices::memory::{MemoryConfig, pair};
 
 const ADDRESS: &str = "10.0.0.1:7";
-/// How long the call waits that is told of nothing.
+/// Time-out of the waiting call; the test must not reach it.
 const LONG: Duration = Duration::from_secs(20);
 
-/// A UDP socket.
+/// Opens a bound UDP socket.
 fn socket(ops: &Ops, address: &str) -> RawFd {
     let fd = ops.socket(libc::AF_INET, libc::SOCK_DGRAM, 0).unwrap();
     let address: SocketAddr = address.parse().unwrap();
@@ -20,7 +20,8 @@ fn socket(ops: &Ops, address: &str) -> RawFd {
     fd
 }
 
-/// A call that waits in a handler, over a sleep of its own thread that leads: what comes behind its first look wakes it, though it is that sleep that takes the news.
+/// A handler blocks in a call above its own thread's sleeping leader. An event after the first attempt must
+/// wake it, although that sleep processes the event.
 #[test]
 fn what_comes_while_a_handler_takes_over_from_the_sleep_below_it_is_not_lost() {
     let mut config = Config::single(
@@ -47,7 +48,7 @@ fn what_comes_while_a_handler_takes_over_from_the_sleep_below_it_is_not_lost() {
 
     let mut lane = own.lock().unwrap();
     let file = own.file_of(&mut lane, waits).unwrap();
-    // The call that the handler interrupts: it leads, and sleeps.
+    // The call that the handler interrupts sleeps as the leader.
     let below = lane.waiters.add().unwrap();
     lane.waiters.waiters[below as usize].asleep = true;
     lane.waiters.leader = Some(below);
@@ -69,12 +70,13 @@ fn what_comes_while_a_handler_takes_over_from_the_sleep_below_it_is_not_lost() {
             let to = crate::sockaddr::encode(to, crate::Family::V4);
             let sending = crate::SendArgs { flags: 0, to: Some(to.bytes()), control: &[] };
             assert_eq!(other.send_to(sends, &[std::io::IoSlice::new(b"x")], &sending), Ok(1));
-            // What is looped is delivered in the turn in which it was sent, or the next; answers come behind that.
+            // Looped packets are delivered in the turn in which they were sent or in the next one; answers
+            // follow.
             for _ in 0..3 {
                 other.close(socket(&other, "10.0.0.1:0")).unwrap();
             }
         };
-        // This thread holds its sockets.
+        // This thread holds the lock of its sockets.
         std::thread::scope(|threads| threads.spawn(send).join().unwrap());
         Err(Errno::AGAIN)
     });

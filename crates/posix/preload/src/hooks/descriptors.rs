@@ -1,4 +1,4 @@
-//! Descriptors: closing, copying, and what `fcntl` and `ioctl` say of them.
+//! Hooks that close and duplicate descriptors, `fcntl` and `ioctl`.
 #![allow(unsafe_code)] // functions that C calls
 
 use super::{ToC, stack_ops};
@@ -11,10 +11,10 @@ use rustix::io::Errno;
 unsafe extern "C" fn close(fd: c_int) -> c_int {
     match stack_ops(fd) {
         Some(ops) => ops.close(fd).to_c(),
-        // To the program it is not open.
+        // To the program an internal descriptor is not open.
         None if Ops::is_internal(fd) => Err::<(), _>(Errno::BADF).to_c(),
         None => {
-            // SAFETY: passed on as it came.
+            // SAFETY: the program's arguments, unchanged.
             let result = unsafe { real::close(fd) };
             Ops::note_freed(fd);
             result
@@ -24,7 +24,7 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __close(fd: c_int) -> c_int {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { close(fd) }
 }
 
@@ -36,17 +36,17 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
         let limit = |number: c_uint| c_int::try_from(number).unwrap_or(c_int::MAX);
         ops.forget_range(limit(first), limit(last));
     }
-    // SAFETY: passed on, but the process's own descriptors stay open.
+    // SAFETY: as libc's function, except that internal descriptors stay open.
     unsafe { attach::close_range_except_internal(first, last, flags) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn closefrom(first: c_int) {
-    // SAFETY: what it is made of.
+    // SAFETY: `close_range` has no further requirements.
     unsafe { close_range(first.max(0).unsigned_abs(), c_uint::MAX, 0) };
 }
 
-/// Notes that the kernel made `copy` of the placeholder `fd`.
+/// Registers the duplicate `copy` that the kernel made of the proxy descriptor `fd`.
 fn register_copy(fd: c_int, copy: c_int) -> c_int {
     let Some(ops) = stack_ops(fd) else { return copy };
     if copy < 0 {
@@ -55,7 +55,7 @@ fn register_copy(fd: c_int, copy: c_int) -> c_int {
     match ops.dup(fd, copy) {
         Ok(()) => copy,
         Err(error) => {
-            // SAFETY: it was made a moment ago.
+            // SAFETY: the descriptor was made a moment ago.
             unsafe { real::close(copy) };
             Err::<c_int, _>(error).to_c()
         }
@@ -70,25 +70,25 @@ unsafe extern "C" fn dup(fd: c_int) -> c_int {
     if let Some(done) = stack_ops(fd).and_then(|ops| ops.dup_from_pool(fd, false).transpose()) {
         return done.to_c();
     }
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     register_copy(fd, unsafe { real::dup(fd) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     unsafe { dup_over(fd, to, || real::dup2(fd, to)) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     unsafe { dup_over(fd, to, || real::dup3(fd, to, flags)) }
 }
 
-/// A copy under a number that something else may have.
+/// Duplicates `fd` to `to`, which may be open.
 unsafe fn dup_over(fd: c_int, to: c_int, copy: impl FnOnce() -> c_int) -> c_int {
-    // What is the library's is not open to the program, neither here nor there.
+    // To the program internal descriptors are not open.
     if Ops::is_internal(fd) {
         return Err::<c_int, _>(Errno::BADF).to_c();
     }
@@ -102,7 +102,7 @@ unsafe fn dup_over(fd: c_int, to: c_int, copy: impl FnOnce() -> c_int) -> c_int 
     if copy >= 0
         && let Some(ops) = attach::ops()
     {
-        // What was there is closed.
+        // The kernel has closed the previous descriptor.
         ops.forget_fd(to);
     }
     register_copy(fd, copy)
@@ -114,7 +114,7 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int
         if Ops::is_internal(fd) {
             return Err::<c_int, _>(Errno::BADF).to_c();
         }
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { real::fcntl64(fd, command, argument) };
     };
     if !ops.owns(fd) {
@@ -128,18 +128,18 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
             let cloexec = command == libc::F_DUPFD_CLOEXEC;
             let alike = if argument as c_int == 0 { ops.dup_from_pool(fd, cloexec) } else { Ok(None) };
-            // SAFETY: passed on as it came.
+            // SAFETY: the program's arguments, unchanged.
             let by_kernel = || register_copy(fd, unsafe { real::fcntl64(fd, command, argument) });
             alike.transpose().map_or_else(by_kernel, ToC::to_c)
         }
         libc::F_GETOWN => ops.owner(fd).to_c(),
         libc::F_SETOWN => ops.set_owner(fd, argument as c_int).to_c(),
-        // Flags of the descriptor itself are the placeholder's.
+        // Flags of the descriptor itself are those of the proxy.
         _ => {
             if command == libc::F_SETFD {
                 ops.note_fd_flags_changed(fd);
             }
-            // SAFETY: passed on as it came.
+            // SAFETY: the program's arguments, unchanged.
             unsafe { real::fcntl64(fd, command, argument) }
         }
     }
@@ -147,26 +147,26 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
-    // SAFETY: the same where files are as long as can be.
+    // SAFETY: an alias on systems where `off_t` has 64 bits.
     unsafe { fcntl(fd, command, argument) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_void) -> c_int {
     let Some(ops) = stack_ops(fd) else {
-        // Interfaces are those of the process, whatever socket is asked.
+        // Interfaces belong to the process, whichever socket is asked.
         if super::interfaces::is_interface_request(request)
             && let Some(ops) = attach::ops_or_attach_quietly()
         {
-            // SAFETY: passed on as it came.
+            // SAFETY: the program's arguments, unchanged.
             return unsafe { super::interfaces::ioctl(ops, fd, request, argument) };
         }
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { real::ioctl(fd, request, argument) };
     };
     let answer = |value: Result<c_int, Errno>| {
         let value = value?;
-        // SAFETY: the program points to a number.
+        // SAFETY: the program passes a pointer to an `int`.
         let place = unsafe { argument.cast::<c_int>().as_mut() }.ok_or(Errno::FAULT)?;
         *place = value;
         Ok(())
@@ -178,23 +178,23 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
         SIOCATMARK => answer(ops.is_at_mark(fd).map(c_int::from)).to_c(),
         SIOCGPGRP | FIOGETOWN => answer(ops.owner(fd)).to_c(),
         SIOCSPGRP | FIOSETOWN => {
-            // SAFETY: the program points to a number.
+            // SAFETY: the program passes a pointer to an `int`.
             let owner = unsafe { argument.cast::<c_int>().as_ref() }.ok_or(Errno::FAULT);
             owner.and_then(|owner| ops.set_owner(fd, *owner)).to_c()
         }
         libc::FIONBIO => {
-            // SAFETY: the program points to a number.
+            // SAFETY: the program passes a pointer to an `int`.
             let on = unsafe { argument.cast::<c_int>().as_ref() }.ok_or(Errno::FAULT);
             on.and_then(|on| ops.set_nonblocking(fd, *on != 0)).to_c()
         }
         libc::FIOCLEX | libc::FIONCLEX => {
-            // Flags of the descriptor itself are the placeholder's.
+            // Flags of the descriptor itself are those of the proxy.
             ops.note_fd_flags_changed(fd);
-            // SAFETY: passed on as it came.
+            // SAFETY: the program's arguments, unchanged.
             unsafe { real::ioctl(fd, request, argument) }
         }
         // Interfaces, addresses, routes and ARP entries.
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         SIOCADDRT..=SIOCDEVPRIVATE_LAST => unsafe { super::interfaces::ioctl(ops, fd, request, argument) },
         _ => Err::<(), _>(Errno::NOTTY).to_c(),
     }
@@ -202,31 +202,32 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __dup2(fd: c_int, to: c_int) -> c_int {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { dup2(fd, to) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { fcntl(fd, command, argument) }
 }
 
-// Of the socket, from `asm-generic/sockios.h` and `linux/sockios.h`.
+// Requests on sockets, from `asm-generic/sockios.h` and `linux/sockios.h`.
 const FIOSETOWN: libc::c_ulong = 0x8901;
 const SIOCSPGRP: libc::c_ulong = 0x8902;
 const FIOGETOWN: libc::c_ulong = 0x8903;
 const SIOCGPGRP: libc::c_ulong = 0x8904;
 const SIOCATMARK: libc::c_ulong = 0x8905;
 const SIOCOUTQNSD: libc::c_ulong = 0x894b;
-/// The first and the last request of `ioctl` that are, but for SIOCOUTQNSD, about the network, not about the socket (linux/sockios.h).
+/// The range of requests that concern the network rather than the socket, except for SIOCOUTQNSD
+/// (linux/sockios.h).
 const SIOCADDRT: libc::c_ulong = 0x890b;
 const SIOCDEVPRIVATE_LAST: libc::c_ulong = 0x89ff;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
     let mut at_mark: c_int = 0;
-    // SAFETY: there is room for the answer.
+    // SAFETY: the request writes an `int`.
     let result = unsafe { ioctl(fd, SIOCATMARK, (&raw mut at_mark).cast()) };
     if result == 0 { at_mark } else { result }
 }

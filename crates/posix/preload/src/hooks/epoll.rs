@@ -1,4 +1,5 @@
-//! Epoll sets. All of the program's are ours, because a thread may wait at one when the first of the stack's descriptors is added to it.
+//! Hooks of epoll. All epoll sets of the program are the stack's, because a thread may already wait when the
+//! first stack socket is added.
 #![allow(unsafe_code)] // functions that C calls
 
 use super::{ToC, stack_ops, user_memory};
@@ -8,7 +9,7 @@ use ginnel_posix_ops::{EpollEvent, Ops, Timeout};
 use libc::{epoll_event, sigset_t, timespec};
 use rustix::io::Errno;
 
-/// Events taken at a time: a program that offers more room gets the others with its next call.
+/// Maximum number of events per call. A program that asks for more gets the rest with its next call.
 const EVENTS_MAX: usize = 512;
 
 #[unsafe(no_mangle)]
@@ -16,7 +17,7 @@ unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
     match attach::ops_or_attach() {
         Some(_) if size <= 0 => Err::<c_int, _>(Errno::INVAL).to_c(),
         Some(ops) => ops.epoll_create1(0).to_c(),
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::epoll_create(size) },
     }
 }
@@ -25,7 +26,7 @@ unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
 unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
     match attach::ops_or_attach() {
         Some(ops) => ops.epoll_create1(flags).to_c(),
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::epoll_create1(flags) },
     }
 }
@@ -33,20 +34,20 @@ unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
     let Some(ops) = stack_ops(set) else {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { real::epoll_ctl(set, op, fd, event) };
     };
     if event.is_null() && op != libc::EPOLL_CTL_DEL {
         return Err::<(), _>(Errno::FAULT).to_c();
     }
-    // SAFETY: the program points to an event, which may stand anywhere.
+    // SAFETY: the program passes a pointer to an event, which may be unaligned.
     let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
     let event = event.map(|event| EpollEvent { events: event.events, data: event.u64 });
     ops.epoll_ctl(set, op, fd, event).to_c()
 }
 
 /// # Safety
-/// There must be as much room as told.
+/// `events` must have space for `most` events, and `mask` must be null or point to a mask.
 unsafe fn wait(
     ops: &Ops,
     set: c_int,
@@ -74,7 +75,7 @@ unsafe fn wait(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_wait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int {
-    // SAFETY: the program's room is as much as it says.
+    // SAFETY: the program's buffer is as long as it says.
     unsafe {
         match stack_ops(set) {
             Some(ops) => wait(ops, set, events, most, Timeout::from_millis(timeout), core::ptr::null()),
@@ -91,7 +92,7 @@ unsafe extern "C" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program's room is as much as it says.
+    // SAFETY: the program's buffer is as long as it says.
     unsafe {
         match stack_ops(set) {
             Some(ops) => wait(ops, set, events, most, Timeout::from_millis(timeout), mask),
@@ -108,7 +109,7 @@ unsafe extern "C" fn epoll_pwait2(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program's room is as much as it says.
+    // SAFETY: the program's buffer is as long as it says.
     unsafe {
         let Some(ops) = stack_ops(set) else { return real::epoll_pwait2(set, events, most, timeout, mask) };
         match user_memory::timeout(timeout) {

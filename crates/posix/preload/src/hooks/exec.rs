@@ -1,4 +1,5 @@
-//! Programs that become others, and start others: these find the stack, and the sockets that are not close-on-exec.
+//! Hooks that execute and start programs: the new program finds the stack, and the sockets that are not
+//! close-on-exec.
 #![allow(unsafe_code)] // functions that C calls, and such with any number of arguments
 
 use super::spawn_actions;
@@ -16,7 +17,7 @@ unsafe extern "C" {
     static environ: *const *mut c_char;
 }
 
-/// What a program that takes this one's place is given. Dropped if it does not: then nothing has happened.
+/// What the next program gets. If that program does not run, dropping the value undoes the preparation.
 struct NextProgram(SignalDeferred<NextProgramParts>);
 
 struct NextProgramParts {
@@ -27,8 +28,10 @@ struct NextProgramParts {
 }
 
 impl NextProgram {
+    /// Prepares the execution of a program.
+    ///
     /// # Safety
-    /// As of [`heritage::complete`].
+    /// As for [`inherit::complete_environment`].
     unsafe fn new(envp: *const *mut c_char) -> Self {
         let same = |ops: &Ops| ops.inheritable().into_iter().map(|fd| (fd, fd)).collect();
         // SAFETY: the caller's promise.
@@ -39,10 +42,11 @@ impl NextProgram {
         next
     }
 
-    /// It keeps the sockets of these descriptors, the numbers there and here.
+    /// Prepares a program that keeps the sockets of these descriptors, pairs of the number there and the
+    /// number here.
     ///
     /// # Safety
-    /// As of [`heritage::complete`].
+    /// As for [`inherit::complete_environment`].
     unsafe fn with(envp: *const *mut c_char, kept: impl FnOnce(&Ops) -> Vec<(c_int, c_int)>) -> Self {
         // SAFETY: the caller's promise.
         Self(SignalDeferred::new(|| unsafe { NextProgramParts::prepare(envp, kept) }))
@@ -54,8 +58,10 @@ impl NextProgram {
 }
 
 impl NextProgramParts {
+    /// Prepares the parts, while signals are deferred.
+    ///
     /// # Safety
-    /// As of [`heritage::complete`].
+    /// As for [`inherit::complete_environment`].
     unsafe fn prepare(envp: *const *mut c_char, kept: impl FnOnce(&Ops) -> Vec<(c_int, c_int)>) -> Self {
         let (mut heir, mut fds, mut execing) = (None, None, None);
         if let Some(ops) = attach::ops() {
@@ -65,7 +71,7 @@ impl NextProgramParts {
                 Err(error) => inherit::warn_sockets_lost(&kept, error),
             }
         }
-        // Who is left sockets comes with them.
+        // A program that inherits sockets has a connection already.
         let way = if heir.is_none() { attach::leave_connection(execing.as_ref()) } else { None };
         let left = match (&way, fds) {
             (Some(way), _) => Some((inherit::INHERITED_CONNECTION_VARIABLE, way.as_raw_fd().to_string())),
@@ -84,7 +90,7 @@ type StringArray = *const *mut c_char;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn execve(path: *const c_char, argv: StringArray, envp: StringArray) -> c_int {
-    // SAFETY: the program's arrays are as C wants them.
+    // SAFETY: the program's arrays and strings are null-terminated.
     unsafe {
         let next = NextProgram::new(envp);
         real::execve(path, argv, next.environment())
@@ -93,13 +99,13 @@ unsafe extern "C" fn execve(path: *const c_char, argv: StringArray, envp: String
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn execv(path: *const c_char, argv: StringArray) -> c_int {
-    // SAFETY: passed on with the program's environment.
+    // SAFETY: the program's arguments and environment.
     unsafe { execve(path, argv, environ) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn execvpe(file: *const c_char, argv: StringArray, envp: StringArray) -> c_int {
-    // SAFETY: the program's arrays are as C wants them.
+    // SAFETY: the program's arrays and strings are null-terminated.
     unsafe {
         let next = NextProgram::new(envp);
         real::execvpe(file, argv, next.environment())
@@ -108,13 +114,13 @@ unsafe extern "C" fn execvpe(file: *const c_char, argv: StringArray, envp: Strin
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn execvp(file: *const c_char, argv: StringArray) -> c_int {
-    // SAFETY: passed on with the program's environment.
+    // SAFETY: the program's arguments and environment.
     unsafe { execvpe(file, argv, environ) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fexecve(fd: c_int, argv: StringArray, envp: StringArray) -> c_int {
-    // SAFETY: the program's arrays are as C wants them.
+    // SAFETY: the program's arrays and strings are null-terminated.
     unsafe {
         let next = NextProgram::new(envp);
         real::fexecve(fd, argv, next.environment())
@@ -129,7 +135,7 @@ unsafe extern "C" fn execveat(
     envp: StringArray,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the program's arrays are as C wants them.
+    // SAFETY: the program's arrays and strings are null-terminated.
     unsafe {
         let next = NextProgram::new(envp);
         real::execveat(folder, path, argv, next.environment(), flags)
@@ -145,7 +151,7 @@ unsafe extern "C" fn posix_spawn(
     argv: StringArray,
     envp: StringArray,
 ) -> c_int {
-    // SAFETY: the program's arrays are as C wants them.
+    // SAFETY: the program's arrays and strings are null-terminated.
     unsafe {
         let (started, attributes) = prepare_spawn(actions, attributes, envp);
         real::posix_spawn(pid, path, actions, attributes.as_ptr(), argv, started.environment())
@@ -161,17 +167,17 @@ unsafe extern "C" fn posix_spawnp(
     argv: StringArray,
     envp: StringArray,
 ) -> c_int {
-    // SAFETY: the program's arrays are as C wants them.
+    // SAFETY: the program's arrays and strings are null-terminated.
     unsafe {
         let (started, attributes) = prepare_spawn(actions, attributes, envp);
         real::posix_spawnp(pid, file, actions, attributes.as_ptr(), argv, started.environment())
     }
 }
 
-/// What a program that is started is given, and how. To be kept until it has been.
+/// Prepares a program to start, and its attributes. Both must be kept until the program has started.
 ///
 /// # Safety
-/// As of [`heritage::complete`].
+/// As for [`inherit::complete_environment`]; the attributes must be null or those of libc.
 unsafe fn prepare_spawn(
     actions: *const c_void,
     attributes: *const posix_spawnattr_t,
@@ -181,7 +187,7 @@ unsafe fn prepare_spawn(
     unsafe {
         let kept = |ops: &Ops| spawn_actions::surviving_fds(actions, ops.inheritable(), |fd| ops.owns(fd));
         let successor = NextProgram::with(envp, kept);
-        // Whoever holds the sockets blocks what was put off.
+        // While the lock is held, the thread also blocks deferred signals.
         let blocked = successor.0.execing.as_ref().and_then(|_| Ops::blocked_signals().ok());
         let attributes = match blocked {
             Some(blocked) => SpawnAttributes::with(attributes, blocked),
@@ -191,19 +197,20 @@ unsafe fn prepare_spawn(
     }
 }
 
-/// The attributes of a program that is started: those that were asked for, or the same and what it is to block.
+/// Attributes of a program to start: the program's, or a copy with a signal mask.
 struct SpawnAttributes {
     original: *const posix_spawnattr_t,
     modified: Option<posix_spawnattr_t>,
 }
 
 impl SpawnAttributes {
-    /// It blocks these signals, if nothing was said of that.
+    /// Adds a signal mask unless the program has set one.
     ///
     /// # Safety
-    /// The program's are null or as libc has made them.
+    /// The attributes must be null or those of libc.
     unsafe fn with(programs: *const posix_spawnattr_t, blocked: u64) -> Self {
-        // SAFETY: the caller's promise; libc's attributes and sets are plain words, and all zero is what they begin as. A set begins with the kernel's.
+        // SAFETY: the caller's promise; libc's attributes and signal sets are plain data, valid when
+        // all-zero, and a signal set begins with the kernel's.
         unsafe {
             let mut ours = programs.as_ref().map_or_else(|| zeroed(), |programs| *programs);
             let mut flags = 0;
@@ -224,11 +231,12 @@ impl SpawnAttributes {
     }
 }
 
-/// The arguments of `execl` and its like after the first: some in registers, which the entry below has stored, the others where the caller put them on the stack. They end
-/// with null.
+/// Collects the arguments of `execl` and its variants after the first one: some were in registers, which the
+/// entry point below has stored, the others are on the caller's stack. Returns them with the terminating null
+/// pointer, and the address after that.
 ///
 /// # Safety
-/// Both point to arguments, of which one is null.
+/// Both pointers must lead to arguments, one of which is null.
 unsafe fn collect_varargs(
     registers: *const *mut c_char,
     count: usize,
@@ -237,27 +245,27 @@ unsafe fn collect_varargs(
     let mut all = Vec::new();
     loop {
         let at = all.len();
-        // SAFETY: this is not behind the last, which is null.
+        // SAFETY: this is not after the last argument, which is null.
         let (argument, next) = unsafe {
             if at < count { (*registers.add(at), at + 1) } else { (*stack.add(at - count), at + 1) }
         };
         all.push(argument);
         if argument.is_null() {
-            // SAFETY: at most one behind the last; only `execle` reads there.
+            // SAFETY: at most one after the last argument; only `execle` reads there.
             let behind = unsafe { if next < count { registers.add(next) } else { stack.add(next - count) } };
             return (all, behind);
         }
     }
 }
 
-/// Registers with arguments behind the first.
+/// How many registers hold arguments after the first one.
 #[cfg(target_arch = "x86_64")]
 const REGISTER_ARGUMENTS: usize = 5;
 #[cfg(target_arch = "aarch64")]
 const REGISTER_ARGUMENTS: usize = 7;
 
 unsafe extern "C" fn ginnel_execl(path: *const c_char, registers: StringArray, stack: StringArray) -> c_int {
-    // SAFETY: the program's arguments end with null.
+    // SAFETY: the program's arguments are null-terminated.
     unsafe {
         let (argv, _) = collect_varargs(registers, REGISTER_ARGUMENTS, stack);
         execve(path, argv.as_ptr(), environ)
@@ -265,7 +273,7 @@ unsafe extern "C" fn ginnel_execl(path: *const c_char, registers: StringArray, s
 }
 
 unsafe extern "C" fn ginnel_execlp(file: *const c_char, registers: StringArray, stack: StringArray) -> c_int {
-    // SAFETY: the program's arguments end with null.
+    // SAFETY: the program's arguments are null-terminated.
     unsafe {
         let (argv, _) = collect_varargs(registers, REGISTER_ARGUMENTS, stack);
         execvpe(file, argv.as_ptr(), environ)
@@ -273,14 +281,15 @@ unsafe extern "C" fn ginnel_execlp(file: *const c_char, registers: StringArray, 
 }
 
 unsafe extern "C" fn ginnel_execle(path: *const c_char, registers: StringArray, stack: StringArray) -> c_int {
-    // SAFETY: the program's arguments end with null, and the environment follows.
+    // SAFETY: the program's arguments are null-terminated, and the environment follows.
     unsafe {
         let (argv, behind) = collect_varargs(registers, REGISTER_ARGUMENTS, stack);
         execve(path, argv.as_ptr(), (*behind).cast())
     }
 }
 
-// A function of C with any number of arguments cannot be written in Rust: these store the arguments that are in registers and tell where the others are.
+// Rust cannot define variadic functions: these entry points store the arguments in registers and pass on
+// where the others are.
 #[cfg(target_arch = "x86_64")]
 macro_rules! entry {
     ($name:ident, $function:path) => {

@@ -1,4 +1,5 @@
-//! Lists of interfaces: the kernel's, and behind them the stack's links, on which programs bind that look for their addresses themselves.
+//! Hooks that list interfaces: the stack's links follow the kernel's interfaces, for programs that bind to
+//! each address that they find.
 #![allow(unsafe_code)] // functions that C calls
 
 use super::ToC;
@@ -14,28 +15,29 @@ use libc::{
 };
 use rustix::io::Errno;
 
-/// Kind of an Ethernet device (`linux/if_arp.h`).
+/// Hardware type of an Ethernet device (`linux/if_arp.h`).
 const ARPHRD_ETHER: u16 = 1;
-/// There is a cable (`linux/if.h`); only where there is room for more than 16 bits.
+/// The link has a carrier (`linux/if.h`); does not fit in the 16-bit flags of `ioctl`.
 const IFF_LOWER_UP: c_int = 1 << 16;
 
-/// "ginnelif": stands in the first row of the stack's part of a list.
+/// "ginnelif": marks the first element of the stack's part of a list.
 const MARK: u64 = 0x6669_6c65_6e6e_6967;
 
-/// The stack's links. None where it is gone, or this is no place to ask.
+/// Returns the stack's links; none if the stack is gone, or in a handler that interrupted a call.
 fn stack_links(ops: &Ops) -> Vec<Interface> {
     let kernels = kernel_interface_names();
     let is_taken = |wanted: &str| kernels.iter().any(|name| **name == *wanted.as_bytes());
     ops.interfaces(is_taken).unwrap_or_default()
 }
 
-/// Names of the kernel's interfaces, from its list: asked about a name that it does not know, it looks for a module of this name to load, with root's rights if that is who asks.
+/// Returns the names of the kernel's interfaces, by listing them all: asked about an unknown name, the kernel
+/// tries to load a module of that name if the program is privileged.
 fn kernel_interface_names() -> Vec<Box<[u8]>> {
-    // SAFETY: as libc's.
+    // SAFETY: libc's function has no requirements.
     let list = unsafe { real::if_nameindex() };
     let mut names = Vec::new();
     if !list.is_null() {
-        // SAFETY: libc's array, of names that end with a zero, ends with an entry of nothing, and is freed once.
+        // SAFETY: libc's array consists of C strings, ends with an entry of zeros, and is freed once.
         unsafe {
             let mut at = list;
             while !(*at).if_name.is_null() {
@@ -48,12 +50,12 @@ fn kernel_interface_names() -> Vec<Box<[u8]>> {
     names
 }
 
-/// Those that stand beside the kernel's: the loop is the kernel's `lo`.
+/// Returns the links that are listed besides the kernel's interfaces: loopback is the kernel's `lo`.
 fn non_loopback_links(ops: &Ops) -> impl Iterator<Item = Interface> {
     stack_links(ops).into_iter().filter(|link| !link.loopback)
 }
 
-/// Writes a name as C has it.
+/// Returns the name as a C string.
 fn c_name(link: &Interface) -> [c_char; NAME_MAX + 1] {
     let mut name = [0; NAME_MAX + 1];
     for (place, byte) in name.iter_mut().zip(link.name.bytes().take(NAME_MAX)) {
@@ -63,7 +65,7 @@ fn c_name(link: &Interface) -> [c_char; NAME_MAX + 1] {
 }
 
 fn flags_of(link: &Interface) -> c_int {
-    // No groups of multicast: programs join those of the kernel's interfaces only.
+    // Without `IFF_MULTICAST`: programs join groups on kernel interfaces only.
     if link.loopback {
         libc::IFF_UP | libc::IFF_LOOPBACK | libc::IFF_RUNNING
     } else {
@@ -72,21 +74,21 @@ fn flags_of(link: &Interface) -> c_int {
 }
 
 fn in_sockaddr(address: Ipv4Addr) -> sockaddr_in {
-    // SAFETY: all zero is an address.
+    // SAFETY: an all-zero address is valid.
     let mut name: sockaddr_in = unsafe { zeroed() };
     name.sin_family = libc::AF_INET as u16;
     name.sin_addr.s_addr = address.to_bits().to_be();
     name
 }
 
-/// The same by its other name.
+/// Converts an address to the generic type.
 fn as_sockaddr(name: sockaddr_in) -> sockaddr {
-    // SAFETY: both have sixteen bytes, each of which may be anything.
+    // SAFETY: both types have 16 bytes, and any bits are valid.
     unsafe { core::mem::transmute::<sockaddr_in, sockaddr>(name) }
 }
 
 fn in6_sockaddr(address: Ipv6Addr, scope: u32) -> sockaddr_in6 {
-    // SAFETY: as above.
+    // SAFETY: an all-zero address is valid.
     let mut name: sockaddr_in6 = unsafe { zeroed() };
     name.sin6_family = libc::AF_INET6 as u16;
     name.sin6_addr = in6_addr { s6_addr: address.octets() };
@@ -94,7 +96,7 @@ fn in6_sockaddr(address: Ipv6Addr, scope: u32) -> sockaddr_in6 {
     name
 }
 
-/// Room for one address of whatever kind.
+/// An address of any family in the list.
 #[repr(C)]
 union AnySockaddr {
     v4: sockaddr_in,
@@ -102,12 +104,12 @@ union AnySockaddr {
     link: sockaddr_ll,
 }
 
-/// An entry of a list, with all that it points to.
+/// An element of a list, with everything that it points to.
 #[repr(C)]
 struct IfaddrsBlock {
-    // First, so that both have one address.
+    // First, so that the element and its `ifaddrs` have the same address.
     entry: ifaddrs,
-    /// Of the first row alone: the mark, and its own address.
+    /// The mark and the element's own address; only in the first element.
     mark: [u64; 2],
     name: [c_char; NAME_MAX + 1],
     address: AnySockaddr,
@@ -115,7 +117,7 @@ struct IfaddrsBlock {
     broadcast: AnySockaddr,
 }
 
-/// What stands in a row.
+/// The contents of an element.
 struct IfaddrsEntry<'a> {
     link: &'a Interface,
     address: AnySockaddr,
@@ -125,7 +127,7 @@ struct IfaddrsEntry<'a> {
 
 fn link_entry(link: &Interface) -> IfaddrsEntry<'_> {
     let name = |mac: [u8; 6]| {
-        // SAFETY: all zero is an address.
+        // SAFETY: an all-zero address is valid.
         let mut name: sockaddr_ll = unsafe { zeroed() };
         name.sll_family = libc::AF_PACKET as u16;
         name.sll_ifindex = link.index.cast_signed();
@@ -161,19 +163,20 @@ fn address_entry(link: &Interface, address: IpAddr, prefix: u8) -> IfaddrsEntry<
     }
 }
 
-/// The entries as a list in one piece of libc's memory. Null if there is none, or no memory.
+/// Builds a list in one allocation of libc. Returns null if there are no entries, or no memory.
 fn build_list(entries: Vec<IfaddrsEntry<'_>>) -> *mut ifaddrs {
     let count = entries.len();
     if count == 0 {
         return null_mut();
     }
-    // SAFETY: asks for memory, which is zero.
+    // SAFETY: allocates zeroed memory.
     let rows = unsafe { libc::calloc(count, size_of::<IfaddrsBlock>()) }.cast::<IfaddrsBlock>();
     if rows.is_null() {
         return null_mut();
     }
     for (at, IfaddrsEntry { link, address, mask, broadcast }) in entries.into_iter().enumerate() {
-        // SAFETY: there are so many rows, all zero, which each of their fields may be, and nobody else knows of them.
+        // SAFETY: the array has that many elements, for which zeros are valid, and no other reference to it
+        // exists.
         let row = unsafe { &mut *rows.add(at) };
         let flags = flags_of(link) | IFF_LOWER_UP;
         (row.name, row.address) = (c_name(link), address);
@@ -189,17 +192,19 @@ fn build_list(entries: Vec<IfaddrsEntry<'_>>) -> *mut ifaddrs {
             row.entry.ifa_ifu = (&raw mut row.broadcast).cast();
         }
         if at + 1 < count {
-            // SAFETY: there is one more.
+            // SAFETY: there is one more element.
             row.entry.ifa_next = unsafe { rows.add(at + 1) }.cast();
         }
     }
-    // SAFETY: there is one.
+    // SAFETY: there is at least one element.
     unsafe { (*rows).mark = [MARK, rows.addr() as u64] };
     rows.cast()
 }
 
+/// Returns the IP address, if it is one.
+///
 /// # Safety
-/// Null, or an address as its family says.
+/// `address` must be null or point to an address of the length of its family.
 unsafe fn ip_of(address: *const sockaddr) -> Option<IpAddr> {
     if address.is_null() {
         return None;
@@ -221,14 +226,14 @@ unsafe fn ip_of(address: *const sockaddr) -> Option<IpAddr> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getifaddrs(list: *mut *mut ifaddrs) -> c_int {
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     let result = unsafe { real::getifaddrs(list) };
     if result != 0 {
         return result;
     }
     let Some(ops) = attach::ops_or_attach_quietly() else { return result };
     let (mut kernels, mut end) = (Vec::new(), list);
-    // SAFETY: libc has made a list, which ends with null.
+    // SAFETY: the list is libc's and null-terminated.
     unsafe {
         while let Some(entry) = (*end).as_mut() {
             kernels.extend(ip_of(entry.ifa_addr));
@@ -237,7 +242,7 @@ unsafe extern "C" fn getifaddrs(list: *mut *mut ifaddrs) -> c_int {
     }
     let links = stack_links(ops);
     let own = links.iter().filter(|link| !link.loopback).map(link_entry);
-    // What the kernel has, too, is there already: programs would bind it twice.
+    // Addresses that the kernel also has are listed already: programs would bind them twice.
     let addresses = links.iter().flat_map(|link| link.addresses.iter().map(move |known| (link, known)));
     let addresses = addresses.filter(|(_, (address, _))| !kernels.contains(address));
     let addresses = addresses.map(|(link, (address, prefix))| address_entry(link, *address, *prefix));
@@ -247,37 +252,38 @@ unsafe extern "C" fn getifaddrs(list: *mut *mut ifaddrs) -> c_int {
     result
 }
 
-/// Whether the stack's part of a list begins with this entry. Nothing is known of others' but the entry itself: whoever has a name exactly there has one piece of memory up to the name, and the mark
-/// is in front of it.
+/// Returns whether the stack's part of a list begins with this element. Of other elements only the `ifaddrs`
+/// may be read: an element whose name is at the expected address is one allocation up to the name, which
+/// includes the mark.
 ///
 /// # Safety
-/// It must be an entry of a list.
+/// `entry` must be an element of a list.
 unsafe fn is_stack_part(entry: *const ifaddrs) -> bool {
     // SAFETY: the caller's promise.
     let name = unsafe { (*entry).ifa_name };
     name.addr() == entry.addr() + offset_of!(IfaddrsBlock, name)
-        // SAFETY: see above.
+        // SAFETY: the element is one allocation that includes the mark.
         && unsafe { (&raw const (*entry.cast::<IfaddrsBlock>()).mark).read() } == [MARK, entry.addr() as u64]
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn freeifaddrs(list: *mut ifaddrs) {
     let mut list = list;
-    // SAFETY: a list that `getifaddrs` has made, or libc's own, which ends with null.
+    // SAFETY: a null-terminated list of `getifaddrs`.
     unsafe { free_stack_part(&raw mut list) };
     if !list.is_null() {
-        // SAFETY: what libc has made.
+        // SAFETY: the rest of the list is libc's.
         unsafe { real::freeifaddrs(list) };
     }
 }
 
-/// Cuts the stack's part from a list.
+/// Removes and frees the stack's part of a list.
 ///
 /// # Safety
-/// It must be a list, and nobody else's.
+/// It must be a list to which no other reference exists.
 unsafe fn free_stack_part(list: *mut *mut ifaddrs) {
     let mut place = list;
-    // SAFETY: the caller's promise. The stack's part is in one piece, and libc's memory.
+    // SAFETY: the caller's promise. The stack's part is one allocation of libc.
     unsafe {
         while let Some(entry) = (*place).as_mut() {
             let entry: *mut ifaddrs = entry;
@@ -293,15 +299,16 @@ unsafe fn free_stack_part(list: *mut *mut ifaddrs) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn if_nametoindex(name: *const c_char) -> c_uint {
-    // SAFETY: the program's name ends with a zero.
+    // SAFETY: the program passes a C string.
     if let Some(link) = unsafe { link_by_name(CStr::from_ptr(name).to_bytes()) } {
         return link.index;
     }
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     unsafe { real::if_nametoindex(name) }
 }
 
-/// The link of the stack's with this name, which none of the kernel's has. It comes first: see [`names_of_the_kernels`].
+/// Returns the stack's link of this name, which no kernel interface has. Asked before the kernel, see
+/// [`kernel_interface_names`].
 fn link_by_name(name: &[u8]) -> Option<Interface> {
     non_loopback_links(attach::ops_or_attach_quietly()?).find(|link| link.name.as_bytes() == name)
 }
@@ -312,66 +319,66 @@ unsafe extern "C" fn if_indextoname(index: c_uint, name: *mut c_char) -> *mut c_
         && let Some(ops) = attach::ops_or_attach_quietly()
         && let Some(link) = non_loopback_links(ops).find(|link| link.index == index)
     {
-        // SAFETY: the program has room for `IF_NAMESIZE` bytes.
+        // SAFETY: the program's buffer has `IF_NAMESIZE` bytes.
         unsafe { name.cast::<[c_char; NAME_MAX + 1]>().write_unaligned(c_name(&link)) };
         return name;
     }
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     unsafe { real::if_indextoname(index, name) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn if_nameindex() -> *mut NameIndex {
-    // SAFETY: as libc's.
+    // SAFETY: libc's function has no requirements.
     let kernels = unsafe { real::if_nameindex() };
     let Some(ops) = attach::ops_or_attach_quietly().filter(|_| !kernels.is_null()) else { return kernels };
     let links: Vec<_> = non_loopback_links(ops).collect();
     let mut count = 0;
-    // SAFETY: libc's array ends with an entry of nothing.
+    // SAFETY: libc's array ends with an entry of zeros.
     while unsafe { (*kernels.add(count)).if_index } != 0 {
         count += 1;
     }
-    // `if_freenameindex` frees each name and the array: all of them are libc's memory.
-    // SAFETY: libc has allocated it so.
+    // `if_freenameindex` frees each name and the array, so all of them must be allocated by libc.
+    // SAFETY: libc has allocated the array.
     let all = unsafe { libc::realloc(kernels.cast(), (count + links.len() + 1) * size_of::<NameIndex>()) };
     let all = all.cast::<NameIndex>();
     if all.is_null() {
-        // What there was is whole.
+        // The array is unchanged.
         return kernels;
     }
     let mut at = count;
     for link in &links {
-        // SAFETY: a name that ends with a zero.
+        // SAFETY: the name is a C string.
         let name = unsafe { libc::strdup(c_name(link).as_ptr()) };
         if !name.is_null() {
-            // SAFETY: there is room for all of them.
+            // SAFETY: the array has space for all links.
             unsafe { all.add(at).write(NameIndex { if_index: link.index, if_name: name }) };
             at += 1;
         }
     }
-    // SAFETY: as above, and for the end.
+    // SAFETY: the array has space for the terminator, too.
     unsafe { all.add(at).write(NameIndex { if_index: 0, if_name: null_mut() }) };
     all
 }
 
-/// Whether a request lists interfaces or tells of one: any socket may be asked.
+/// Returns whether a request is about interfaces, which any socket may be asked.
 pub fn is_interface_request(request: c_ulong) -> bool {
     request == SIOCGIFCONF || SINGLE_INTERFACE_REQUESTS.contains(&request)
 }
 
-/// The requests of `ioctl` that list interfaces and tell of them, on a socket. All others about the kernel's network are the kernel's.
+/// `ioctl` requests about interfaces. Other requests about the network are passed on to the kernel.
 ///
 /// # Safety
-/// As `ioctl`'s.
+/// As for `ioctl`.
 pub unsafe fn ioctl(ops: &Ops, fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     match ops.family_of(fd) {
-        // The kernel does not know of a socket of the stack's that it is one of IPv6.
+        // The kernel does not know that a stack socket is an IPv6 socket.
         Ok(family) if family != libc::AF_INET && IPV4_REQUESTS.contains(&request) => {
             return super::fail_with(Errno::NOTTY, -1);
         }
         Ok(_) => {}
         Err(Errno::AGAIN) => return super::fail_with(Errno::AGAIN, -1),
-        // SAFETY: passed on as it came: the kernel says what is wrong with it.
+        // SAFETY: the program's arguments, unchanged; the kernel reports what is wrong with them.
         Err(_) => return unsafe { real::ioctl(fd, request, argument) },
     }
     if request == SIOCGIFCONF {
@@ -379,22 +386,23 @@ pub unsafe fn ioctl(ops: &Ops, fd: c_int, request: c_ulong, argument: *mut c_voi
         return unsafe { siocgifconf(ops, fd, argument.cast()) };
     }
     if SINGLE_INTERFACE_REQUESTS.contains(&request)
-        // SAFETY: the caller's promise; null is the kernel's to refuse.
+        // SAFETY: the caller's promise; the kernel refuses a null pointer.
         && let Some(asked) = unsafe { argument.cast::<ifreq>().as_mut() }
         && let Some(answer) = answer_request(ops, request, asked)
     {
         return answer.to_c();
     }
-    // SAFETY: passed on as it came: placeholders are sockets, and any is as good to ask as another.
+    // SAFETY: the program's arguments, unchanged; proxy descriptors are sockets, and all sockets answer
+    // alike.
     unsafe { real::ioctl(fd, request, argument) }
 }
 
-/// What a request wants to know of one of the stack's links. `None`: it is about none.
+/// Answers a request about one of the stack's links. Returns `None` if it is about another interface.
 fn answer_request(ops: &Ops, request: c_ulong, asked: &mut ifreq) -> Option<Result<(), Errno>> {
-    // What is too long is cut, as by the kernel, and a request for the name need not hold one.
+    // As in the kernel, names that are too long are truncated; a request for the name need not contain one.
     let bytes = asked.ifr_name.map(c_char::cast_unsigned);
     let name = bytes[..NAME_MAX].split(|byte| *byte == 0).next()?;
-    // SAFETY: a number, whatever stands there.
+    // SAFETY: an integer, for which any bits are valid.
     let index = unsafe { asked.ifr_ifru.ifru_ifindex };
     let link = non_loopback_links(ops).find(|link| match request {
         SIOCGIFNAME => link.index.cast_signed() == index,
@@ -443,40 +451,40 @@ fn answer_request(ops: &Ops, request: c_ulong, asked: &mut ifreq) -> Option<Resu
     Some(told.map(|name| answer.ifru_addr = name))
 }
 
-/// `SIOCGIFCONF`: the addresses of IPv4, each with the name of its interface.
+/// `SIOCGIFCONF`: lists the IPv4 addresses with the names of their interfaces.
 ///
 /// # Safety
-/// Null, or as netdevice(7) has it.
+/// `asked` must be null, or as in netdevice(7).
 unsafe fn siocgifconf(ops: &Ops, fd: c_int, asked: *mut libc::ifconf) -> c_int {
     // SAFETY: the caller's promise.
     let Some(asked) = (unsafe { asked.as_mut() }) else { return super::fail_with(Errno::FAULT, -1) };
     let request = size_of::<ifreq>();
-    // SAFETY: all zero asks how long it is.
+    // SAFETY: an all-zero request is valid and asks for the length.
     let mut kernels: libc::ifconf = unsafe { zeroed() };
-    // SAFETY: the kernel writes a length there.
+    // SAFETY: the kernel writes the length.
     if unsafe { real::ioctl(fd, SIOCGIFCONF, (&raw mut kernels).cast()) } != 0 {
         return -1;
     }
-    // Some may have come since.
+    // Leaves room for interfaces that appear meanwhile.
     let room = kernels.ifc_len.max(0).cast_unsigned() as usize / request + 16;
-    // SAFETY: all zero is a request.
+    // SAFETY: an all-zero request is valid.
     let mut all = vec![unsafe { zeroed::<ifreq>() }; room];
-    // Cannot truncate: the kernel said so much.
+    // Cannot truncate: the kernel has returned this number as an `int`.
     kernels.ifc_len = (room * request) as c_int;
     kernels.ifc_ifcu.ifcu_req = all.as_mut_ptr();
-    // SAFETY: there is room for so many.
+    // SAFETY: the array has the length that the request says.
     if unsafe { real::ioctl(fd, SIOCGIFCONF, (&raw mut kernels).cast()) } != 0 {
         return -1;
     }
     all.truncate(kernels.ifc_len.max(0).cast_unsigned() as usize / request);
-    // SAFETY: the kernel wrote addresses.
+    // SAFETY: the kernel has written addresses.
     let known: Vec<_> =
         all.iter().filter_map(|one| unsafe { ip_of(&raw const one.ifr_ifru.ifru_addr) }).collect();
     for link in stack_links(ops) {
         for (address, _) in &link.addresses {
             let IpAddr::V4(v4) = address else { continue };
             if !known.contains(address) {
-                // SAFETY: all zero is a request.
+                // SAFETY: an all-zero request is valid.
                 let mut one = unsafe { zeroed::<ifreq>() };
                 one.ifr_name = c_name(&link);
                 one.ifr_ifru.ifru_addr = as_sockaddr(in_sockaddr(*v4));
@@ -484,16 +492,16 @@ unsafe fn siocgifconf(ops: &Ops, fd: c_int, asked: *mut libc::ifconf) -> c_int {
             }
         }
     }
-    // SAFETY: a pointer, whatever it points to.
+    // SAFETY: a pointer, for which any bits are valid.
     let place = unsafe { asked.ifc_ifcu.ifcu_req };
     let fits =
         if place.is_null() { all.len() } else { asked.ifc_len.max(0).cast_unsigned() as usize / request };
     let count = all.len().min(fits);
     if !place.is_null() {
-        // SAFETY: the program has room for so many bytes.
+        // SAFETY: the program's buffer is as long as it says.
         unsafe { core::ptr::copy_nonoverlapping(all.as_ptr().cast::<u8>(), place.cast(), count * request) };
     }
-    // Cannot truncate: the program's own number, or one of a few interfaces.
+    // Cannot truncate: the length is the program's, or that of a few interfaces.
     asked.ifc_len = (count * request) as c_int;
     0
 }
@@ -510,7 +518,7 @@ const SIOCGIFMETRIC: c_ulong = 0x891d;
 const SIOCGIFMTU: c_ulong = 0x8921;
 const SIOCGIFHWADDR: c_ulong = 0x8927;
 const SIOCGIFINDEX: c_ulong = 0x8933;
-/// Those that tell of one interface.
+/// Requests about a single interface.
 const SINGLE_INTERFACE_REQUESTS: [c_ulong; 10] = [
     SIOCGIFNAME,
     SIOCGIFFLAGS,
@@ -523,5 +531,5 @@ const SINGLE_INTERFACE_REQUESTS: [c_ulong; 10] = [
     SIOCGIFHWADDR,
     SIOCGIFINDEX,
 ];
-/// Those that are about an address of IPv4: on Linux sockets of IPv4 alone answer them.
+/// Requests about an IPv4 address. In Linux only IPv4 sockets answer them.
 const IPV4_REQUESTS: [c_ulong; 4] = [SIOCGIFADDR, SIOCGIFDSTADDR, SIOCGIFBRDADDR, SIOCGIFNETMASK];

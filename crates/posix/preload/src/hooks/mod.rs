@@ -1,4 +1,5 @@
-//! The functions that stand in front of libc's. Each asks whether a descriptor is the stack's, and if not passes the call on.
+//! The hooks: functions that replace libc's. Each passes the call on to libc unless it concerns a stack
+//! socket.
 
 mod descriptors;
 mod epoll;
@@ -20,13 +21,13 @@ use ginnel_posix_ops::Ops;
 use libc::ssize_t;
 use rustix::io::Errno;
 
-/// The stack's operations, if the descriptor is the stack's, or was until it was closed.
+/// Returns the operations if the descriptor belongs to the stack, or belonged to it until it was closed.
 #[inline]
 fn stack_ops(fd: c_int) -> Option<&'static Ops> {
     attach::ops().filter(|ops| ops.handles(fd))
 }
 
-/// Results as C has them: -1, and the reason in `errno`.
+/// Converts a result to C: -1 with the error number in `errno`.
 trait ToC<T> {
     fn to_c(self) -> T;
 }

@@ -1,4 +1,4 @@
-//! `poll` and `select` and their kin.
+//! Hooks of `poll`, `select` and their variants.
 #![allow(unsafe_code)] // functions that C calls
 
 use super::{ToC, user_memory};
@@ -9,10 +9,10 @@ use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
-/// The operations, if any of the descriptors is the stack's.
+/// Returns the operations if a descriptor in the list belongs to the stack.
 ///
 /// # Safety
-/// The list must be as long as told.
+/// The list must have `count` elements.
 unsafe fn any_stack_fd(fds: *const pollfd, count: nfds_t) -> Option<&'static Ops> {
     let ops = attach::ops()?;
     let count = usize::try_from(count).ok()?;
@@ -20,8 +20,10 @@ unsafe fn any_stack_fd(fds: *const pollfd, count: nfds_t) -> Option<&'static Ops
     (0..count).any(|at| ops.owns(unsafe { (*fds.add(at)).fd })).then_some(ops)
 }
 
+/// `poll` on a list with stack sockets.
+///
 /// # Safety
-/// The list must be as long as told, the mask null or a mask.
+/// The list must have `count` elements, and `mask` must be null or point to a mask.
 unsafe fn poll_stack(
     ops: &Ops,
     fds: *mut pollfd,
@@ -29,7 +31,7 @@ unsafe fn poll_stack(
     patience: Timeout,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's promise; the length fits as it was counted before.
+    // SAFETY: the caller's promise; the length fits in `usize`, as `any_stack_fd` has checked.
     let fds = unsafe { core::slice::from_raw_parts_mut(fds, count as usize) };
     // SAFETY: the caller's promise.
     ops.poll(fds, patience, unsafe { mask.as_ref() }).to_c()
@@ -48,7 +50,7 @@ unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
-    // SAFETY: the program's list is as long as it says; libc ends one that says too much.
+    // SAFETY: the program's list has `count` elements; libc aborts a program that claims too many.
     unsafe {
         match any_stack_fd(fds, count).filter(|_| count as usize * size_of::<pollfd>() <= room) {
             Some(ops) => poll_stack(ops, fds, count, Timeout::from_millis(timeout), core::ptr::null()),
@@ -82,7 +84,7 @@ unsafe extern "C" fn __ppoll_chk(
     mask: *const sigset_t,
     room: size_t,
 ) -> c_int {
-    // SAFETY: the program's list is as long as it says; libc ends one that says too much.
+    // SAFETY: the program's list has `count` elements; libc aborts a program that claims too many.
     unsafe {
         if any_stack_fd(fds, count).is_some() && count as usize * size_of::<pollfd>() <= room {
             return ppoll(fds, count, timeout, mask);
@@ -91,18 +93,18 @@ unsafe extern "C" fn __ppoll_chk(
     }
 }
 
-/// A set of `select`: words of as many bits as descriptors are looked at.
+/// Returns a set of `select` as words for `count` descriptors.
 unsafe fn words<'a>(set: *mut fd_set, count: c_int) -> Option<&'a mut [u64]> {
     let words = usize::try_from(count).unwrap_or(0).div_ceil(64);
-    // SAFETY: the program's sets hold as many bits as it says, in words of the machine.
+    // SAFETY: the program's sets have `count` bits, in words.
     (!set.is_null()).then(|| unsafe { core::slice::from_raw_parts_mut(set.cast(), words) })
 }
 
-/// The operations, if one of the descriptors in the sets is the stack's.
+/// Returns the operations if a descriptor in the sets belongs to the stack.
 unsafe fn any_stack_fd_in_sets(count: c_int, sets: [*mut fd_set; 3]) -> Option<&'static Ops> {
     let ops = attach::ops()?;
     let ours = sets.iter().any(|set| {
-        // SAFETY: the program's sets are as it says.
+        // SAFETY: the program's sets are as long as it says.
         let Some(words) = (unsafe { words(*set, count) }) else { return false };
         let bits = words.iter().enumerate().flat_map(|(at, word)| {
             (0..64).filter(move |bit| word & 1 << bit != 0).map(move |bit| (at * 64 + bit) as c_int)
@@ -120,7 +122,7 @@ unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    // SAFETY: the program's sets and time are as it says.
+    // SAFETY: the program's sets and time-out are valid or null.
     unsafe {
         let Some(ops) = any_stack_fd_in_sets(count, [read, write, except]) else {
             return real::select(count, read, write, except, timeout);
@@ -138,7 +140,7 @@ unsafe extern "C" fn select(
         let sets = [words(read, count), words(write, count), words(except, count)];
         let result = ops.select(count, sets, Timeout::after(limit), None);
         if let (Some(time), Some(limit)) = (time, limit) {
-            // Linux tells how much time was left.
+            // Linux stores the remaining time.
             let left = limit.saturating_sub(began.elapsed());
             time.tv_sec = left.as_secs().cast_signed();
             time.tv_usec = left.subsec_micros().into();
@@ -156,7 +158,7 @@ unsafe extern "C" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the program's sets and time are as it says.
+    // SAFETY: the program's sets and time-out are valid or null.
     unsafe {
         let Some(ops) = any_stack_fd_in_sets(count, [read, write, except]) else {
             return real::pselect(count, read, write, except, timeout, mask);
@@ -169,7 +171,7 @@ unsafe extern "C" fn pselect(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { poll(fds, count, timeout) }
 }
 
@@ -181,6 +183,6 @@ unsafe extern "C" fn __select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { select(count, read, write, except, timeout) }
 }

@@ -1,7 +1,8 @@
-//! Programs that confine themselves: limits and filters hold for what the program does, and leave the library what it needs.
+//! Hooks of sandboxing calls: limits and seccomp filters apply to the program, and leave the library what it
+//! needs.
 //!
-//! Before a filter of system calls (`seccomp(2)`) stands one line more: the calls that the library makes itself are admitted. That is less than it was without the filter, and more than
-//! the program wanted to be left with (docs/posix.md).
+//! A prologue before a seccomp filter admits the system calls that the library makes. The sandbox is still
+//! stricter than none, but weaker than the program intended (docs/posix.md).
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::{attach, real};
@@ -9,11 +10,11 @@ use core::ffi::{c_int, c_long, c_ulong, c_void};
 use ginnel_posix_ops::Ops;
 use libc::{pid_t, rlimit, sock_filter, sock_fprog};
 
-/// Most instructions that the kernel takes (`BPF_MAXINSNS`).
+/// Maximum length of a filter in instructions (`BPF_MAXINSNS`).
 const INSTRUCTIONS_MAX: usize = 4096;
 /// `AUDIT_ARCH_X86_64`, `AUDIT_ARCH_AARCH64`.
 const ARCHITECTURE: u32 = if cfg!(target_arch = "x86_64") { 0xc000_003e } else { 0xc000_00b7 };
-/// Where `struct seccomp_data` has the number of the call, and the architecture.
+/// Offsets of the system call number and the architecture in `struct seccomp_data`.
 const NUMBER_AT: u32 = 0;
 const ARCHITECTURE_AT: u32 = 4;
 /// `BPF_LD|BPF_W|BPF_ABS`, `BPF_JMP|BPF_JEQ|BPF_K`, `BPF_RET|BPF_K`.
@@ -21,27 +22,27 @@ const LOAD: u16 = 0x20;
 const IF_EQUAL: u16 = 0x15;
 const RETURN: u16 = 0x06;
 
-/// What stands before the program's own filter.
+/// Returns the prologue for the program's filter.
 fn preamble() -> Vec<sock_filter> {
     let calls = Ops::system_calls();
     let line = |code, k, jt, jf| sock_filter { code, jt, jf, k };
     let mut lines = vec![line(LOAD, ARCHITECTURE_AT, 0, 0)];
-    // Cannot truncate: they are few. Over the load and all comparisons, and over what admits.
+    // Cannot truncate: there are few calls. Jumps over the load, all comparisons, and the return.
     lines.push(line(IF_EQUAL, ARCHITECTURE, 0, calls.len() as u8 + 2));
     lines.push(line(LOAD, NUMBER_AT, 0, 0));
     for (at, call) in calls.iter().enumerate() {
         let left = (calls.len() - 1 - at) as u8;
-        // The last goes on behind what admits.
+        // The last comparison jumps over the return to the program's filter.
         lines.push(line(IF_EQUAL, *call as u32, left, u8::from(left == 0)));
     }
     lines.push(line(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0));
     lines
 }
 
-/// The filter with what the library needs, if it fits.
+/// Returns the filter with the prologue, or `None` if it is too long or invalid.
 ///
 /// # Safety
-/// Null, or a filter as `seccomp(2)` takes it.
+/// `filter` must be null, or valid for `seccomp(2)`.
 unsafe fn with_preamble(filter: *const sock_fprog) -> Option<Vec<sock_filter>> {
     // SAFETY: the caller's promise.
     let filter = unsafe { filter.as_ref() }?;
@@ -55,17 +56,17 @@ unsafe fn with_preamble(filter: *const sock_fprog) -> Option<Vec<sock_filter>> {
     (lines.len() <= INSTRUCTIONS_MAX).then_some(lines)
 }
 
-/// Installs a filter by what `install` calls, which takes it as it came, or completed.
+/// Calls `install` with the filter, with the prologue if that fits.
 ///
 /// # Safety
-/// `filter` is null, or as `seccomp(2)` takes it.
+/// `filter` must be null, or valid for `seccomp(2)`.
 pub(super) unsafe fn install_filter<T>(filter: *const c_void, install: impl FnOnce(*const c_void) -> T) -> T {
     let Some(ops) = attach::ops() else { return install(filter) };
     ops.prepare_for_seccomp();
     // SAFETY: the caller's promise.
     match unsafe { with_preamble(filter.cast()) } {
         Some(mut lines) => {
-            // Cannot truncate: INSTRUCTIONS_MAX.
+            // Cannot truncate: the length is at most INSTRUCTIONS_MAX.
             let whole = sock_fprog { len: lines.len() as u16, filter: lines.as_mut_ptr() };
             install((&raw const whole).cast())
         }
@@ -77,23 +78,23 @@ pub(super) unsafe fn install_filter<T>(filter: *const c_void, install: impl FnOn
 unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
     if option == libc::PR_SET_SECCOMP && a == c_ulong::from(libc::SECCOMP_MODE_FILTER) {
         let filter = core::ptr::with_exposed_provenance(b as usize);
-        // SAFETY: the program's filter, and the rest passed on as it came.
+        // SAFETY: the program's filter, and its other arguments unchanged.
         return unsafe {
             install_filter(filter, |filter| {
                 real::prctl(option, a, filter.expose_provenance() as c_ulong, c, d)
             })
         };
     }
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     unsafe { real::prctl(option, a, b, c, d) }
 }
 
-/// `seccomp`, which libc has by number only.
+/// `seccomp`, for which libc has no function.
 ///
 /// # Safety
-/// As its manual page says.
+/// As in its manual page.
 pub(super) unsafe fn seccomp(operation: c_long, flags: c_long, argument: c_long) -> c_long {
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     let call =
         |argument: c_long| unsafe { real::syscall(libc::SYS_seccomp, operation, flags, argument, 0, 0, 0) };
     if operation != c_long::from(libc::SECCOMP_SET_MODE_FILTER) {
@@ -104,7 +105,7 @@ pub(super) unsafe fn seccomp(operation: c_long, flags: c_long, argument: c_long)
     unsafe { install_filter(filter, |filter| call(filter.expose_provenance() as c_long)) }
 }
 
-/// Sets a limit, which holds for the program's own.
+/// Calls `set` with the limit, enlarged by what the library needs.
 fn set_limit(resource: c_int, limit: Option<rlimit>, set: impl FnOnce(Option<&rlimit>) -> c_int) -> c_int {
     let (Some(ops), Some(mut limit)) = (attach::ops(), limit) else { return set(limit.as_ref()) };
     if resource == libc::RLIMIT_NOFILE as c_int {
@@ -125,28 +126,28 @@ fn pointer(limit: Option<&rlimit>) -> *const rlimit {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn setrlimit(resource: c_int, limit: *const rlimit) -> c_int {
-    // SAFETY: the program's limit, or null; otherwise passed on as it came.
+    // SAFETY: the program's limit, which may be null.
     unsafe { set_limit(resource, limit.as_ref().copied(), |limit| real::setrlimit(resource, pointer(limit))) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn setrlimit64(resource: c_int, limit: *const rlimit) -> c_int {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { setrlimit(resource, limit) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn prlimit(pid: pid_t, resource: c_int, limit: *const rlimit, old: *mut rlimit) -> c_int {
-    // SAFETY: the program's limit, or null.
+    // SAFETY: the program's limit, which may be null.
     let given = unsafe { limit.as_ref().copied() };
-    // SAFETY: the rest passed on as it came.
+    // SAFETY: the program's other arguments, unchanged.
     let call = |limit: Option<&rlimit>| unsafe { real::prlimit(pid, resource, pointer(limit), old) };
     if pid == 0 { set_limit(resource, given, call) } else { call(given.as_ref()) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn prlimit64(pid: pid_t, resource: c_int, limit: *const rlimit, old: *mut rlimit) -> c_int {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { prlimit(pid, resource, limit, old) }
 }
 
@@ -154,7 +155,8 @@ unsafe extern "C" fn prlimit64(pid: pid_t, resource: c_int, limit: *const rlimit
 mod tests {
     use super::*;
 
-    /// Runs a filter of these few instructions on a call: where it ends, and what it says there.
+    /// Runs these instructions for a system call. Returns the index after the last one, and the value that it
+    /// returned.
     fn run(lines: &[sock_filter], architecture: u32, number: u32) -> (usize, Option<u32>) {
         let (mut at, mut value) = (0, 0);
         while let Some(line) = lines.get(at) {
@@ -173,7 +175,7 @@ mod tests {
         let lines = preamble();
         for call in Ops::system_calls() {
             assert_eq!(run(&lines, ARCHITECTURE, *call as u32).1, Some(libc::SECCOMP_RET_ALLOW));
-            // Numbers of another architecture are other calls.
+            // Numbers of another architecture are different calls.
             assert_eq!(run(&lines, 0x4000_0003, *call as u32), (lines.len(), None));
         }
         for call in [libc::SYS_openat, libc::SYS_execve, libc::SYS_socket, libc::SYS_connect, 9999] {
@@ -186,7 +188,7 @@ mod tests {
         let mut own = vec![sock_filter { code: RETURN, jt: 0, jf: 0, k: 0 }; INSTRUCTIONS_MAX];
         let mut filter = |len: usize| sock_fprog { len: len as u16, filter: own.as_mut_ptr() };
         let most = INSTRUCTIONS_MAX - preamble().len();
-        // SAFETY: as many instructions as there are, at least.
+        // SAFETY: the array has at least that many instructions.
         let lines = |len: usize, filter: sock_fprog| {
             unsafe { with_preamble(&raw const filter) }.map(|l| l.len() - len)
         };

@@ -1,4 +1,5 @@
-//! Descriptors in messages over Unix sockets (`SCM_RIGHTS`): a socket of the stack's travels as something that tells the receiver's library what it is.
+//! Passing of descriptors over Unix sockets (`SCM_RIGHTS`): a stack socket is replaced by a descriptor that
+//! identifies it to the receiver's library.
 #![allow(unsafe_code)] // control messages of C
 
 use crate::attach;
@@ -8,15 +9,15 @@ use libc::{cmsghdr, msghdr};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
-/// The descriptors of each control message that carries some, one after the other, to be changed.
+/// Calls `act` with each descriptor in the control messages, and stores what it becomes.
 ///
 /// # Safety
-/// The message is as it says, and its control messages are writable.
+/// The message must be valid, and its control messages writable.
 unsafe fn for_each_fd(
     message: *const msghdr,
     mut act: impl FnMut(&mut RawFd) -> Result<(), Errno>,
 ) -> Result<(), Errno> {
-    // SAFETY: the caller's promise: the library's own functions for going through control messages stay within them.
+    // SAFETY: the caller's promise; libc's iteration stays inside of the control messages.
     unsafe {
         let mut header: *mut cmsghdr = libc::CMSG_FIRSTHDR(message);
         while let Some(control) = header.as_ref() {
@@ -24,7 +25,7 @@ unsafe fn for_each_fd(
                 let data: *mut RawFd = libc::CMSG_DATA(header).cast();
                 let bytes = control.cmsg_len.saturating_sub(data.addr() - header.addr());
                 for at in 0..bytes / size_of::<RawFd>() {
-                    // They need not be aligned.
+                    // The descriptors may be unaligned.
                     let mut fd = data.add(at).read_unaligned();
                     act(&mut fd)?;
                     data.add(at).write_unaligned(fd);
@@ -36,10 +37,11 @@ unsafe fn for_each_fd(
     Ok(())
 }
 
-/// Sends a message by `send` with what is to travel in the place of the stack's sockets. `None`: there are none in it, or it cannot be told; it is sent as it is.
+/// Calls `send` with a copy of the message in which stack sockets are replaced by what is passed. Returns
+/// `None` if the message contains none, or cannot be parsed: then it must be sent unchanged.
 ///
 /// # Safety
-/// The message is null or as it says.
+/// The message must be null or valid.
 pub unsafe fn send_passing_fds<T>(
     message: *const msghdr,
     send: impl FnOnce(*const msghdr) -> T,
@@ -55,18 +57,18 @@ pub unsafe fn send_passing_fds<T>(
         any |= ops.owns(*fd);
         Ok(())
     };
-    // SAFETY: the caller's promise; nothing is changed, and what is written is what was there.
+    // SAFETY: the caller's promise; the bytes are only read.
     let copied = unsafe {
         let control: *const u8 = known.msg_control.cast();
         core::slice::from_raw_parts(control, known.msg_controllen)
     };
-    // As aligned as a control message has to be.
+    // Aligned as control messages must be.
     let mut words = SignalDeferred::new(|| vec![0u64; copied.len().div_ceil(size_of::<u64>())]);
-    // SAFETY: there is room for as many bytes.
+    // SAFETY: the buffer is at least that long.
     unsafe { core::ptr::copy_nonoverlapping(copied.as_ptr(), words.as_mut_ptr().cast(), copied.len()) };
     let mut other = *known;
     other.msg_control = words.as_mut_ptr().cast();
-    // SAFETY: a copy of control messages that are as they say.
+    // SAFETY: a copy of valid control messages.
     unsafe { for_each_fd(&raw const other, look) }.ok()?;
     if !any {
         return None;
@@ -81,17 +83,17 @@ pub unsafe fn send_passing_fds<T>(
             }
             Ok(())
         };
-        // SAFETY: as above.
+        // SAFETY: a copy of valid control messages.
         let replaced = unsafe { for_each_fd(&raw const other, replace) };
         (replaced, travellers)
     });
     Some(travelling.0.map(|()| send(&raw const other)))
 }
 
-/// A message came: descriptors in it may stand for sockets of the stack's.
+/// Takes over stack sockets in a received message.
 ///
 /// # Safety
-/// The message is as the kernel has filled it in.
+/// The message must be as the kernel has filled it in.
 pub unsafe fn import_received_fds(message: *const msghdr) {
     if !attach::is_on_a_stack() {
         return;
@@ -105,7 +107,7 @@ pub unsafe fn import_received_fds(message: *const msghdr) {
             ops.receive_fd(fd);
         }
     };
-    // SAFETY: the caller's promise; nothing is changed.
+    // SAFETY: the caller's promise; each descriptor is written back unchanged.
     let _ = unsafe {
         for_each_fd(message, |fd| {
             arrived(*fd);

@@ -1,4 +1,4 @@
-//! Bytes in and out.
+//! Hooks that transfer data.
 #![allow(unsafe_code)] // functions that C calls
 
 use super::{ToC, scm_rights, stack_ops, user_memory};
@@ -12,7 +12,7 @@ use std::io::{IoSlice, IoSliceMut};
 /// Sends one buffer.
 ///
 /// # Safety
-/// It must be as long as told.
+/// `bytes` must be readable for `len` bytes.
 unsafe fn send_one(ops: &Ops, fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t {
     // SAFETY: the caller's promise.
     unsafe { user_memory::bytes(bytes, len) }
@@ -23,7 +23,7 @@ unsafe fn send_one(ops: &Ops, fd: c_int, bytes: *const c_void, len: size_t, flag
 /// Receives into one buffer.
 ///
 /// # Safety
-/// It must be as long as told.
+/// `bytes` must be null or writable for `len` bytes.
 unsafe fn recv_one(ops: &Ops, fd: c_int, bytes: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     if flags & libc::MSG_TRUNC != 0 && bytes.is_null() {
         let mut nowhere = SignalDeferred::new(|| vec![0; len.min(1 << 20)]);
@@ -43,14 +43,14 @@ unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, len: size_t, flags: c
     match stack_ops(fd) {
         // SAFETY: the program's buffer is as long as it says.
         Some(ops) => unsafe { send_one(ops, fd, bytes, len, flags) },
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::send(fd, bytes, len, flags) },
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { send(fd, bytes, len, flags) }
 }
 
@@ -73,7 +73,7 @@ unsafe extern "C" fn sendto(
                 })
                 .to_c()
         },
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::sendto(fd, bytes, len, flags, to, to_len) },
     }
 }
@@ -83,32 +83,32 @@ unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: size_t) -> ssiz
     match stack_ops(fd) {
         // SAFETY: the program's buffer is as long as it says.
         Some(ops) => unsafe { send_one(ops, fd, bytes, len, 0) },
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::write(fd, bytes, len) },
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __write(fd: c_int, bytes: *const c_void, len: size_t) -> ssize_t {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { write(fd, bytes, len) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn writev(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t {
     let Some(ops) = stack_ops(fd) else {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { real::writev(fd, buffers, count) };
     };
     let Ok(count) = usize::try_from(count) else { return Err::<usize, _>(Errno::INVAL).to_c() };
-    // SAFETY: the program's buffers are as it says.
+    // SAFETY: the program's list and buffers are as long as it says.
     unsafe { user_memory::with_buffers(buffers, count, |buffers| ops.send(fd, buffers, 0)) }.to_c()
 }
 
-/// Sends a message. What comes with it and is for the kernel alone, descriptors for instance, a socket of the stack cannot carry.
+/// Sends a message. A stack socket cannot carry control messages for the kernel, such as descriptors.
 ///
 /// # Safety
-/// It must be as it says.
+/// The message must be null or valid.
 unsafe fn send_message(ops: &Ops, fd: c_int, message: *const msghdr, flags: c_int) -> Result<usize, Errno> {
     // SAFETY: the caller's promise.
     unsafe {
@@ -121,10 +121,10 @@ unsafe fn send_message(ops: &Ops, fd: c_int, message: *const msghdr, flags: c_in
     }
 }
 
-/// Receives a message, with its sender and control messages as far as there is room.
+/// Receives a message, with its sender's address and as many control messages as fit.
 ///
 /// # Safety
-/// It must be as it says.
+/// The message must be null or valid.
 unsafe fn recv_message(ops: &Ops, fd: c_int, message: *mut msghdr, flags: c_int) -> Result<usize, Errno> {
     // SAFETY: the caller's promise.
     unsafe {
@@ -141,7 +141,7 @@ unsafe fn recv_message(ops: &Ops, fd: c_int, message: *mut msghdr, flags: c_int)
             None => message.msg_namelen = 0,
         }
         let control = received.control.bytes();
-        // There is room for as many: it was told.
+        // The operations were told how much space there is.
         core::ptr::copy_nonoverlapping(control.as_ptr(), message.msg_control.cast(), control.len());
         message.msg_controllen = control.len() as _;
         let cut = if received.control.is_truncated() { libc::MSG_CTRUNC } else { 0 };
@@ -153,9 +153,9 @@ unsafe fn recv_message(ops: &Ops, fd: c_int, message: *mut msghdr, flags: c_int)
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     match stack_ops(fd) {
-        // SAFETY: the program's message is as it says.
+        // SAFETY: the program's message is valid.
         Some(ops) => unsafe { send_message(ops, fd, message, flags) }.to_c(),
-        // SAFETY: passed on as it came, but for descriptors of ours in it.
+        // SAFETY: the program's arguments, except for stack sockets in the message.
         None => unsafe {
             match scm_rights::send_passing_fds(message, |message| real::sendmsg(fd, message, flags)) {
                 Some(Ok(sent)) => sent,
@@ -169,7 +169,7 @@ unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     let Some(ops) = stack_ops(fd) else {
-        // SAFETY: passed on as it came, one by one if there may be descriptors of ours in it.
+        // SAFETY: the program's arguments, one message after the other if they may contain stack sockets.
         return unsafe {
             let carries = |at: usize| (*messages.add(at)).msg_hdr.msg_controllen > 0;
             if attach::ops().is_none() || !(0..count as usize).any(carries) {
@@ -186,7 +186,7 @@ unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, 
         };
     };
     let sent = ops.sendmmsg(count as usize, |number| {
-        // SAFETY: the program's list is as long as it says, and each message and its buffers are as they say.
+        // SAFETY: the program's list has `count` elements, each with valid buffers.
         unsafe {
             let message = &mut *messages.add(number);
             let sent = send_message(ops, fd, &raw const message.msg_hdr, flags)?;
@@ -200,9 +200,9 @@ unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recv(fd: c_int, bytes: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     match stack_ops(fd) {
-        // SAFETY: the program's room is as much as it says.
+        // SAFETY: the program's buffer is as long as it says.
         Some(ops) => unsafe { recv_one(ops, fd, bytes, len, flags) },
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::recv(fd, bytes, len, flags) },
     }
 }
@@ -216,9 +216,9 @@ unsafe extern "C" fn __recv_chk(
     flags: c_int,
 ) -> ssize_t {
     match stack_ops(fd).filter(|_| len <= room) {
-        // SAFETY: the program's room is as much as it says.
+        // SAFETY: the program's buffer is as long as it says.
         Some(ops) => unsafe { recv_one(ops, fd, bytes, len, flags) },
-        // SAFETY: passed on as it came; libc ends a program that says too much.
+        // SAFETY: the program's arguments, unchanged; libc aborts a program that claims too much space.
         None => unsafe { real::__recv_chk(fd, bytes, len, room, flags) },
     }
 }
@@ -233,10 +233,10 @@ unsafe extern "C" fn recvfrom(
     from_len: *mut socklen_t,
 ) -> ssize_t {
     let Some(ops) = stack_ops(fd) else {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { real::recvfrom(fd, bytes, len, flags, from, from_len) };
     };
-    // SAFETY: the program's room is as much as it says.
+    // SAFETY: the program's buffer is as long as it says.
     unsafe {
         if flags & libc::MSG_TRUNC != 0 && bytes.is_null() {
             return recv_one(ops, fd, bytes, len, flags);
@@ -246,7 +246,7 @@ unsafe extern "C" fn recvfrom(
             .and_then(|received| {
                 match received.from.filter(|_| !from.is_null()) {
                     Some(name) => user_memory::write_value(name.bytes(), from.cast(), from_len)?,
-                    // A stream does not say where each byte is from.
+                    // A stream does not report a sender.
                     None if !from.is_null() && !from_len.is_null() => *from_len = 0,
                     None => {}
                 }
@@ -267,58 +267,58 @@ unsafe extern "C" fn __recvfrom_chk(
     from_len: *mut socklen_t,
 ) -> ssize_t {
     if stack_ops(fd).is_some() && len <= room {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { recvfrom(fd, bytes, len, flags, from, from_len) };
     }
-    // SAFETY: passed on as it came; libc ends a program that says too much.
+    // SAFETY: the program's arguments, unchanged; libc aborts a program that claims too much space.
     unsafe { real::__recvfrom_chk(fd, bytes, len, room, flags, from, from_len) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, len: size_t) -> ssize_t {
     match stack_ops(fd) {
-        // The socket is not asked (`sock_read_iter`).
+        // The kernel does not call the socket either (`sock_read_iter`).
         Some(ops) if len == 0 && ops.owns(fd) => 0,
-        // SAFETY: the program's room is as much as it says.
+        // SAFETY: the program's buffer is as long as it says.
         Some(ops) => unsafe { recv_one(ops, fd, bytes, len, 0) },
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::read(fd, bytes, len) },
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __read(fd: c_int, bytes: *mut c_void, len: size_t) -> ssize_t {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { read(fd, bytes, len) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __read_chk(fd: c_int, bytes: *mut c_void, len: size_t, room: size_t) -> ssize_t {
     if stack_ops(fd).is_some() && len <= room {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { read(fd, bytes, len) };
     }
-    // SAFETY: passed on as it came; libc ends a program that says too much.
+    // SAFETY: the program's arguments, unchanged; libc aborts a program that claims too much space.
     unsafe { real::__read_chk(fd, bytes, len, room) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn readv(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t {
     let Some(ops) = stack_ops(fd) else {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { real::readv(fd, buffers, count) };
     };
     let Ok(count) = usize::try_from(count) else { return Err::<usize, _>(Errno::INVAL).to_c() };
-    // SAFETY: the program's buffers are as it says.
+    // SAFETY: the program's list and buffers are as long as it says.
     unsafe { user_memory::with_buffers_mut(buffers, count, |buffers| ops.recv(fd, buffers, 0)) }.to_c()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     match stack_ops(fd) {
-        // SAFETY: the program's message is as it says.
+        // SAFETY: the program's message is valid.
         Some(ops) => unsafe { recv_message(ops, fd, message, flags) }.to_c(),
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         None => unsafe {
             let count = real::recvmsg(fd, message, flags);
             if count >= 0 {
@@ -338,7 +338,7 @@ unsafe extern "C" fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     let Some(ops) = stack_ops(fd) else {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe {
             let count = real::recvmmsg(fd, messages, count, flags, timeout);
             (0..usize::try_from(count).unwrap_or(0))
@@ -346,13 +346,13 @@ unsafe extern "C" fn recvmmsg(
             count
         };
     };
-    // SAFETY: the program's timeout is null or a time.
+    // SAFETY: the program's time-out, which may be null.
     let limit = match unsafe { user_memory::timeout(timeout) } {
         Ok(limit) => limit,
         Err(error) => return Err::<usize, _>(error).to_c(),
     };
     let received = ops.recvmmsg(fd, count as usize, flags, limit, |number, flags| {
-        // SAFETY: the program's list is as long as it says, and each message as it says.
+        // SAFETY: the program's list has `count` elements, each a valid message.
         unsafe {
             let message = &mut *messages.add(number);
             message.msg_len = recv_message(ops, fd, &raw mut message.msg_hdr, flags)? as c_uint;
@@ -362,7 +362,7 @@ unsafe extern "C" fn recvmmsg(
     match received {
         Ok((count, left)) => {
             if let Some(left) = left {
-                // SAFETY: a limit was read from there.
+                // SAFETY: the time-out was read from there.
                 let place = unsafe { &mut *timeout };
                 place.tv_sec = left.as_secs().cast_signed();
                 place.tv_nsec = left.subsec_nanos().into();
@@ -376,17 +376,17 @@ unsafe extern "C" fn recvmmsg(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     let Some(ops) = stack_ops(out) else {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { real::sendfile(out, from, offset, count) };
     };
-    // SAFETY: the program's offset is null or a number.
+    // SAFETY: the program's offset, which may be null.
     let place = unsafe { offset.as_mut() };
     ops.sendfile(out, from, place, count).to_c()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendfile64(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
-    // SAFETY: the same where files are as long as can be.
+    // SAFETY: an alias on systems where `off_t` has 64 bits.
     unsafe { sendfile(out, from, offset, count) }
 }
 
@@ -407,7 +407,7 @@ unsafe extern "C" fn splice(
         (None, Some(_)) if !to_offset.is_null() => Err(Errno::SPIPE),
         (Some(ops), None) => ops.splice_to_pipe(from, to, len, flags),
         (None, Some(ops)) => ops.splice_from_pipe(from, to, len, flags),
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         (None, None) => return unsafe { real::splice(from, from_offset, to, to_offset, len, flags) },
     };
     result.to_c()
@@ -415,17 +415,18 @@ unsafe extern "C" fn splice(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __recv(fd: c_int, bytes: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { recv(fd, bytes, len, flags) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { sendmmsg(fd, messages, count, flags) }
 }
 
-/// Whether `preadv2` and `pwritev2` are to do what `readv` and `writev` do: with no position and no flags that a socket could not honour (`RWF_NOWAIT` it could).
+/// Checks that `preadv2` or `pwritev2` is the same as `readv` or `writev`: without a position, and without
+/// flags. (A socket could honour `RWF_NOWAIT`.)
 fn check_no_position(offset: off_t, flags: c_int) -> Result<(), Errno> {
     match (offset, flags) {
         (-1, 0) => Ok(()),
@@ -443,9 +444,9 @@ unsafe extern "C" fn preadv2(
     flags: c_int,
 ) -> ssize_t {
     match stack_ops(fd).map(|_| check_no_position(offset, flags)) {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::preadv2(fd, buffers, count, offset, flags) },
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         Some(Ok(())) => unsafe { readv(fd, buffers, count) },
         Some(Err(error)) => Err::<usize, _>(error).to_c(),
     }
@@ -459,7 +460,7 @@ unsafe extern "C" fn preadv64v2(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: the same where files are as long as can be.
+    // SAFETY: an alias on systems where `off_t` has 64 bits.
     unsafe { preadv2(fd, buffers, count, offset, flags) }
 }
 
@@ -472,9 +473,9 @@ unsafe extern "C" fn pwritev2(
     flags: c_int,
 ) -> ssize_t {
     match stack_ops(fd).map(|_| check_no_position(offset, flags)) {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::pwritev2(fd, buffers, count, offset, flags) },
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         Some(Ok(())) => unsafe { writev(fd, buffers, count) },
         Some(Err(error)) => Err::<usize, _>(error).to_c(),
     }
@@ -488,6 +489,6 @@ unsafe extern "C" fn pwritev64v2(
     offset: off_t,
     flags: c_int,
 ) -> ssize_t {
-    // SAFETY: the same where files are as long as can be.
+    // SAFETY: an alias on systems where `off_t` has 64 bits.
     unsafe { pwritev2(fd, buffers, count, offset, flags) }
 }

@@ -1,7 +1,8 @@
-//! What the program does about signals: an entry of the library's stands in front of each of its handlers, which are put off while they would come in the middle of a call
-//! (`ginnel_posix_ops::handlers`). The program sees nothing of that: what was in force before is told as it was said.
+//! Hooks of signal dispositions: a trampoline of the library replaces each handler, and defers signals that
+//! arrive in the middle of a call (`ginnel_posix_ops::signal_handlers`). The program does not see this: the
+//! old disposition is reported as the program has set it.
 //!
-//! That there was a change is noted, because whether a call goes on after a handler is the handler's to say.
+//! Every change is recorded, because the disposition decides whether a call continues after the handler.
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::{attach, real};
@@ -12,18 +13,19 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use ginnel_posix_ops::signal_handlers;
 use libc::{SA_NODEFER, SA_RESETHAND, SA_RESTART, SA_SIGINFO, SIG_DFL, SIG_ERR, SIG_IGN, sighandler_t};
 
-/// What `sysv_signal` has always set beside the others, and means nothing.
+/// A flag without effect that `sysv_signal` has always set.
 const SA_INTERRUPT: c_int = 0x2000_0000;
-/// Of `sigset`: the signal is blocked, and its handler stays.
+/// Argument and result of `sigset`: the signal is blocked, and its handler stays.
 const SIG_HOLD: sighandler_t = 2;
 
-/// Signals that `siginterrupt` was asked to let interrupt calls, a bit each: `signal` heeds it.
+/// Signals for which the program has called `siginterrupt`, which affects `signal`.
 static SIGINTERRUPT_SIGNALS: AtomicU64 = AtomicU64::new(0);
 
-/// Signals whose handler was to be in force once, and is of one argument: what is left of it when it was does not say so.
+/// Signals that have or had a one-shot handler with one argument. Once such a handler has run, the kernel's
+/// flags no longer tell that it had one.
 static ONE_SHOT_PLAIN: AtomicU64 = AtomicU64::new(0);
 
-/// After a change, which the next call that waits looks at.
+/// Records a change of dispositions, so that the next blocked call asks the kernel.
 fn after_change<T>(result: T) -> T {
     if let Some(ops) = attach::ops() {
         ops.invalidate_handlers();
@@ -31,7 +33,7 @@ fn after_change<T>(result: T) -> T {
     result
 }
 
-/// Whether the program runs something when the signal comes.
+/// Returns whether the disposition runs a function of the program.
 fn is_handler(handler: sighandler_t) -> bool {
     ![SIG_DFL, SIG_IGN, SIG_ERR].contains(&handler)
 }
@@ -51,7 +53,7 @@ fn set_bit(set: &AtomicU64, number: c_int, is_in: bool) {
     };
 }
 
-/// What the kernel is told instead of a handler and its flags.
+/// Returns the handler and the flags to install in the kernel.
 fn to_kernel(number: c_int, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
     let of_three = flags & SA_SIGINFO != 0;
     if flags & SA_RESETHAND != 0 {
@@ -65,7 +67,8 @@ fn to_kernel(number: c_int, handler: sighandler_t, flags: c_int) -> (sighandler_
     (handler, flags)
 }
 
-/// What the program said of what the kernel was told; of one argument were those that were to be in force once.
+/// Returns the handler and the flags as the program has set them. `of_one` tells that the signal has or had a
+/// one-shot handler with one argument.
 fn to_program(of_one: bool, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
     match signal_handlers::handler_of(handler) {
         Some((handler, true)) => (handler, flags),
@@ -82,7 +85,7 @@ unsafe extern "C" fn sigaction(
     old: *mut libc::sigaction,
 ) -> c_int {
     let of_one = contains(&ONE_SHOT_PLAIN, signal);
-    // SAFETY: the program's actions are null or as they say, and libc's function wants such.
+    // SAFETY: the program's actions are null or valid, as libc's function requires.
     unsafe {
         let action = action.as_ref().map(|action| {
             let (handler, flags) = to_kernel(signal, action.sa_sigaction, action.sa_flags);
@@ -104,14 +107,14 @@ unsafe extern "C" fn __sigaction(
     action: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { sigaction(signal, action, old) }
 }
 
-/// The same by the system call. `None`: it is to be made as it is.
+/// `rt_sigaction`. Returns `None` if the system call must be made unchanged.
 ///
 /// # Safety
-/// The arguments must be what the call wants.
+/// The arguments must be those of the system call.
 pub unsafe fn rt_sigaction(signal: c_long, action: c_long, old: c_long, len: c_long) -> Option<c_long> {
     /// `struct kernel_sigaction`.
     #[derive(Clone, Copy)]
@@ -125,7 +128,7 @@ pub unsafe fn rt_sigaction(signal: c_long, action: c_long, old: c_long, len: c_l
     if len != size_of::<u64>() as c_long {
         return None;
     }
-    // The flags are the lower half, all of them.
+    // All flags are in the lower half.
     let flags = |flags: u64| flags as c_int;
     let number = signal as c_int;
     let of_one = contains(&ONE_SHOT_PLAIN, number);
@@ -147,9 +150,9 @@ pub unsafe fn rt_sigaction(signal: c_long, action: c_long, old: c_long, len: c_l
     }
 }
 
-/// Installs a handler as one of libc's older functions does. What was in force before, or `SIG_ERR`.
+/// Installs a handler for one of libc's older functions. Returns the old handler, or `SIG_ERR`.
 fn install(number: c_int, handler: sighandler_t, flags: c_int, blocked: Option<c_int>) -> sighandler_t {
-    // SAFETY: all zero is an action, whose mask is empty; what is put into it lives as long as the program wants.
+    // SAFETY: an all-zero action is valid, and has an empty mask; the handler is the program's.
     unsafe {
         let mut action: libc::sigaction = zeroed();
         let mut old: libc::sigaction = zeroed();
@@ -169,7 +172,7 @@ fn install(number: c_int, handler: sighandler_t, flags: c_int, blocked: Option<c
 #[unsafe(no_mangle)]
 unsafe extern "C" fn signal(number: c_int, handler: sighandler_t) -> sighandler_t {
     if !is_handler(handler) {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return to_program(false, after_change(unsafe { real::signal(number, handler) }), 0).0;
     }
     let interrupts = contains(&SIGINTERRUPT_SIGNALS, number);
@@ -178,20 +181,20 @@ unsafe extern "C" fn signal(number: c_int, handler: sighandler_t) -> sighandler_
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bsd_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { signal(number, handler) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ssignal(number: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { signal(number, handler) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
     if !is_handler(handler) {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return to_program(false, after_change(unsafe { real::__sysv_signal(number, handler) }), 0).0;
     }
     install(number, handler, SA_RESETHAND | SA_NODEFER | SA_INTERRUPT, None)
@@ -199,21 +202,21 @@ unsafe extern "C" fn __sysv_signal(number: c_int, handler: sighandler_t) -> sigh
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     unsafe { __sysv_signal(number, handler) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t {
     if !is_handler(handler) || handler == SIG_HOLD {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return to_program(false, after_change(unsafe { real::sigset(number, handler) }), 0).0;
     }
     let old = install(number, handler, 0, None);
     if old == SIG_ERR {
         return SIG_ERR;
     }
-    // SAFETY: all zero is an empty set, and both live through the calls.
+    // SAFETY: an all-zero set is valid and empty, and both sets live through the calls.
     unsafe {
         let (mut one, mut before) = (zeroed(), zeroed());
         libc::sigaddset(&raw mut one, number);
@@ -224,7 +227,7 @@ unsafe extern "C" fn sigset(number: c_int, handler: sighandler_t) -> sighandler_
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn siginterrupt(number: c_int, on: c_int) -> c_int {
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     let result = after_change(unsafe { real::siginterrupt(number, on) });
     if result == 0 {
         set_bit(&SIGINTERRUPT_SIGNALS, number, on != 0);

@@ -1,4 +1,4 @@
-//! Sockets: how they come to be, and what is asked about them.
+//! Hooks that create, bind, connect and query sockets.
 #![allow(unsafe_code)] // functions that C calls
 
 use super::{ToC, stack_ops, user_memory};
@@ -15,7 +15,7 @@ unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_in
     {
         return ops.socket(domain, kind, protocol).to_c();
     }
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     unsafe { real::socket(domain, kind, protocol) }
 }
 
@@ -26,7 +26,7 @@ unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -
             // SAFETY: the program's address is as long as it says.
             unsafe { user_memory::address(address, len) }.and_then(|address| ops.bind(fd, address)).to_c()
         }
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::bind(fd, address, len) },
     }
 }
@@ -35,25 +35,25 @@ unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -
 unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     match stack_ops(fd) {
         Some(ops) => ops.listen(fd, backlog).to_c(),
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::listen(fd, backlog) },
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     unsafe { accept4(fd, address, len, 0) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int {
     let Some(ops) = stack_ops(fd) else {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { real::accept4(fd, address, len, flags) };
     };
     let accepted = ops.accept4(fd, flags).and_then(|(new, peer)| {
-        // SAFETY: the program's room is as much as it says.
+        // SAFETY: the program's buffer is as long as it says.
         unsafe { user_memory::write_address(&peer, address, len) }.map(|()| new)
     });
     accepted.to_c()
@@ -66,14 +66,14 @@ unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: socklen_t
             // SAFETY: the program's address is as long as it says.
             unsafe { user_memory::address(address, len) }.and_then(|address| ops.connect(fd, address)).to_c()
         }
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::connect(fd, address, len) },
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { connect(fd, address, len) }
 }
 
@@ -81,7 +81,7 @@ unsafe extern "C" fn __connect(fd: c_int, address: *const sockaddr, len: socklen
 unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     match stack_ops(fd) {
         Some(ops) => ops.shutdown(fd, how).to_c(),
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         None => unsafe { real::shutdown(fd, how) },
     }
 }
@@ -89,10 +89,10 @@ unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let Some(ops) = stack_ops(fd) else {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { real::getsockname(fd, address, len) };
     };
-    // SAFETY: the program's room is as much as it says.
+    // SAFETY: the program's buffer is as long as it says.
     ops.getsockname(fd)
         .and_then(|name| unsafe { user_memory::write_value(name.bytes(), address.cast(), len) })
         .to_c()
@@ -101,10 +101,10 @@ unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut so
 #[unsafe(no_mangle)]
 unsafe extern "C" fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     let Some(ops) = stack_ops(fd) else {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { real::getpeername(fd, address, len) };
     };
-    // SAFETY: the program's room is as much as it says.
+    // SAFETY: the program's buffer is as long as it says.
     ops.getpeername(fd)
         .and_then(|name| unsafe { user_memory::write_value(name.bytes(), address.cast(), len) })
         .to_c()
@@ -119,12 +119,12 @@ unsafe extern "C" fn getsockopt(
     len: *mut socklen_t,
 ) -> c_int {
     let Some(ops) = stack_ops(fd) else {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { real::getsockopt(fd, level, name, value, len) };
     };
-    // Its value is memory for a moment.
+    // Allocates the value, so signals are deferred.
     let given = SignalDeferred::new(|| {
-        // SAFETY: the program's room is as much as it says.
+        // SAFETY: the program's buffer is as long as it says.
         unsafe { user_memory::write_option(value, len, |room| ops.getsockopt(fd, level, name, room)) }
     });
     given.to_c()
@@ -139,7 +139,7 @@ unsafe extern "C" fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     let Some(ops) = stack_ops(fd) else {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { real::setsockopt(fd, level, name, value, len) };
     };
     if len.cast_signed() < 0 {
@@ -153,7 +153,7 @@ unsafe extern "C" fn setsockopt(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // SAFETY: the same by another name.
+    // SAFETY: an alias.
     unsafe { socket(domain, kind, protocol) }
 }
 
@@ -163,19 +163,19 @@ const RESERVED_PORTS: core::ops::RangeInclusive<u16> = 600..=1023;
 #[unsafe(no_mangle)]
 unsafe extern "C" fn bindresvport(fd: c_int, address: *mut libc::sockaddr_in) -> c_int {
     if stack_ops(fd).is_none() {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { real::bindresvport(fd, address) };
     }
-    // SAFETY: null or an address of IPv4.
+    // SAFETY: the program's address is null or an IPv4 address.
     let given = unsafe { address.as_mut() };
-    // SAFETY: a structure of numbers.
+    // SAFETY: an all-zero address is valid.
     let mut own: libc::sockaddr_in = unsafe { core::mem::zeroed() };
     own.sin_family = libc::AF_INET as libc::sa_family_t;
     let place = given.unwrap_or(&mut own);
     for port in RESERVED_PORTS.rev() {
         place.sin_port = port.to_be();
         let place: *const libc::sockaddr_in = place;
-        // SAFETY: an address of this length.
+        // SAFETY: the address has this length.
         let result = unsafe { bind(fd, place.cast(), size_of::<libc::sockaddr_in>() as socklen_t) };
         // SAFETY: libc's variable of this thread.
         if result == 0 || unsafe { *libc::__errno_location() } != libc::EADDRINUSE {

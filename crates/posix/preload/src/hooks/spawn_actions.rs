@@ -1,4 +1,5 @@
-//! What happens to descriptors between `posix_spawn` and the program that it starts. libc keeps the list to itself, so it is written down here, too.
+//! Records of file actions of `posix_spawn`. libc's lists are opaque, so the library keeps its own record of
+//! what happens to descriptors.
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::real;
@@ -8,22 +9,22 @@ use rustix::fd::RawFd;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One step.
+/// A file action.
 #[derive(Clone, Copy)]
 enum FileAction {
-    /// This one is closed, or something of the kernel's opened there.
+    /// The descriptor is closed, or replaced by a file.
     Close(RawFd),
-    /// The first becomes the second.
+    /// The first descriptor is duplicated to the second.
     Dup2(RawFd, RawFd),
-    /// All from some number on are closed, and with them the way to the stack.
+    /// All descriptors from some number on are closed, and with them the connection to the stack.
     CloseFrom,
 }
 
-/// By the address of the program's list.
+/// File actions by the address of the program's list.
 static LISTS: Mutex<BTreeMap<usize, Vec<FileAction>>> = Mutex::new(BTreeMap::new());
 
 fn lists() -> MutexGuard<'static, BTreeMap<usize, Vec<FileAction>>> {
-    // A list is whole after each step.
+    // A list is consistent after each change.
     LISTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -34,7 +35,8 @@ fn record(list: *const c_void, result: c_int, action: FileAction) -> c_int {
     result
 }
 
-/// What of ours a program keeps that is started with this list: the numbers there and here. `inherited` are those without close-on-exec.
+/// Returns the stack's descriptors that a program keeps with this list, as pairs of the number there and the
+/// number here. `inherited` are those that are not close-on-exec.
 pub fn surviving_fds(
     list: *const c_void,
     inherited: Vec<RawFd>,
@@ -47,7 +49,7 @@ pub fn surviving_fds(
             FileAction::Close(fd) => {
                 there.remove(&fd);
             }
-            // Also of one that would be closed: its copy is not.
+            // Also if the original is close-on-exec: the duplicate is not.
             FileAction::Dup2(from, to) => {
                 match there.get(&from).copied().or_else(|| ours(from).then_some(from)) {
                     Some(here) => {
@@ -67,26 +69,26 @@ pub fn surviving_fds(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_spawn_file_actions_init(list: *mut c_void) -> c_int {
     lists().remove(&list.addr());
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     unsafe { real::posix_spawn_file_actions_init(list) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_spawn_file_actions_destroy(list: *mut c_void) -> c_int {
     lists().remove(&list.addr());
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     unsafe { real::posix_spawn_file_actions_destroy(list) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_spawn_file_actions_addclose(list: *mut c_void, fd: c_int) -> c_int {
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     record(list, unsafe { real::posix_spawn_file_actions_addclose(list, fd) }, FileAction::Close(fd))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_spawn_file_actions_adddup2(list: *mut c_void, from: c_int, to: c_int) -> c_int {
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     record(
         list,
         unsafe { real::posix_spawn_file_actions_adddup2(list, from, to) },
@@ -102,15 +104,16 @@ unsafe extern "C" fn posix_spawn_file_actions_addopen(
     flags: c_int,
     mode: mode_t,
 ) -> c_int {
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     let result = unsafe { real::posix_spawn_file_actions_addopen(list, fd, path, flags, mode) };
     record(list, result, FileAction::Close(fd))
 }
 
-/// All of the library's own are beyond it, as a rule, and closed with the others: such a program finds none of our sockets, which it asked for.
+/// The library's internal descriptors normally have higher numbers and are closed, too: such a program
+/// inherits no sockets, as it demanded.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn posix_spawn_file_actions_addclosefrom_np(list: *mut c_void, first: c_int) -> c_int {
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     let result = unsafe { real::posix_spawn_file_actions_addclosefrom_np(list, first) };
     record(list, result, FileAction::CloseFrom)
 }

@@ -1,4 +1,4 @@
-//! `syscall`: system calls by number, which name descriptors too. Those that the library answers by name it answers by number.
+//! The hook of `syscall`: system calls by number that have a hook by name.
 #![allow(unsafe_code)] // functions that C calls
 
 use super::stack_ops;
@@ -7,7 +7,8 @@ use core::ffi::{c_int, c_long};
 use ginnel_posix_ops::Ops;
 use rustix::io::Errno;
 
-/// The functions of this library, as they are called by number: with integers. Each is defined with the types of its manual page beside the others of its kind.
+/// The hooks, declared with integer arguments as `syscall` passes them. Each is defined with the types of its
+/// manual page in the module of its kind.
 mod by_name {
     use core::ffi::{c_int, c_long};
 
@@ -79,39 +80,40 @@ unsafe extern "C" fn syscall(
     f: c_long,
 ) -> c_long {
     if number == libc::SYS_rt_sigaction
-        // SAFETY: the program's arguments are what the call wants.
+        // SAFETY: the program's arguments are those of the system call.
         && let Some(result) = unsafe { super::signals::rt_sigaction(a, b, c, d) }
     {
         return result;
     }
     if !attach::is_on_a_stack() {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return unsafe { real::syscall(number, a, b, c, d, e, f) };
     }
-    // A ring would take descriptors past these hooks: programs that find none use the calls.
+    // A ring would take descriptors without these hooks. A program that gets no ring uses the other calls.
     if number == libc::SYS_io_uring_setup {
         return super::fail_with(Errno::NOSYS, -1);
     }
-    // A process with memory of its own that goes on where this one is; others begin elsewhere, and are threads.
+    // Only a process with memory of its own that continues here is a fork; others start elsewhere or are
+    // threads.
     if number == libc::SYS_clone && a & c_long::from(libc::CLONE_VM) == 0 && b == 0 {
-        // SAFETY: passed on as it came.
+        // SAFETY: the program's arguments, unchanged.
         return crate::fork::run_fork_syscall(|| unsafe { real::syscall(number, a, b, c, d, e, f) });
     }
-    // SAFETY: the program's arguments are what the call of this number wants.
+    // SAFETY: the program's arguments are those of the system call.
     let done = unsafe {
         by_number(number, [a, b, c, d, e, f]).or_else(|| by_legacy_number(number, [a, b, c, d, e]))
     };
-    // SAFETY: passed on as it came.
+    // SAFETY: the program's arguments, unchanged.
     done.unwrap_or_else(|| unsafe { real::syscall(number, a, b, c, d, e, f) })
 }
 
-/// Calls that all machines have. `None`: it is the kernel's.
+/// System calls that all architectures have. Returns `None` if the kernel must be called.
 ///
 /// # Safety
-/// The arguments must be what the call of this number wants.
+/// The arguments must be those of the system call.
 unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c_long> {
     use by_name as call;
-    // SAFETY: the caller's promise: they have the same arguments by number as by name.
+    // SAFETY: the caller's promise; the hook has the same arguments as the system call.
     unsafe {
         // Whatever the descriptors are.
         let any: c_int = match number {
@@ -124,7 +126,7 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c
             libc::SYS_dup3 => call::dup3(a, b, c),
             libc::SYS_ppoll => call::ppoll(a, b, c, d),
             libc::SYS_pselect6 => {
-                // The last is a pair of the mask and its length.
+                // The last argument points to the mask and its length.
                 let pair: *const c_long = core::ptr::with_exposed_provenance(f as usize);
                 call::pselect(a, b, c, d, e, if pair.is_null() { 0 } else { *pair })
             }
@@ -143,14 +145,14 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c
     }
 }
 
-/// The same for those that are about one descriptor.
+/// System calls on a single descriptor. Returns `None` if the kernel must be called.
 ///
 /// # Safety
-/// As above.
+/// The arguments must be those of the system call.
 unsafe fn by_fd_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c_long> {
     use by_name as call;
     if stack_ops(a as c_int).is_none() {
-        // Also before there are operations: this one is not to be closed, and to be known of by nobody.
+        // Also before the program is attached: internal descriptors must stay open and hidden.
         return Ops::is_internal(a as c_int)
             .then(|| super::fail_with(Errno::BADF, -1))
             .filter(|_| matches!(number, libc::SYS_close | libc::SYS_dup | libc::SYS_fcntl));
@@ -180,7 +182,7 @@ unsafe fn by_fd_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Optio
             libc::SYS_sendto => return Some(call::sendto(a, b, c, d, e, f)),
             libc::SYS_write => return Some(call::write(a, b, c)),
             libc::SYS_writev => return Some(call::writev(a, b, c)),
-            // The position comes in two halves, of which one is all of it.
+            // The position is split in two arguments, of which the first holds all of it.
             libc::SYS_preadv2 => return Some(call::preadv2(a, b, c, d, f)),
             libc::SYS_pwritev2 => return Some(call::pwritev2(a, b, c, d, f)),
             _ => return None,
@@ -189,10 +191,10 @@ unsafe fn by_fd_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Optio
     }
 }
 
-/// Calls that only older machines have.
+/// System calls that only older architectures have.
 ///
 /// # Safety
-/// As above.
+/// The arguments must be those of the system call.
 #[cfg(target_arch = "x86_64")]
 unsafe fn by_legacy_number(number: c_long, [a, b, c, d, e]: [c_long; 5]) -> Option<c_long> {
     use by_name as call;
@@ -212,10 +214,10 @@ unsafe fn by_legacy_number(number: c_long, [a, b, c, d, e]: [c_long; 5]) -> Opti
     Some(result.into())
 }
 
-/// There are none.
+/// Returns `None`: newer architectures have none of these system calls.
 ///
 /// # Safety
-/// None is needed.
+/// No requirements.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn by_legacy_number(_: c_long, _: [c_long; 5]) -> Option<c_long> {
     None

@@ -1,5 +1,5 @@
-//! What programs point to: buffers, addresses, messages. What they point to wrongly is `EFAULT` where it can be told, which is for null, and a fault of the program's
-//! own otherwise, as in any library.
+//! Memory that the program's arguments point to: buffers, addresses, messages. A null pointer is reported as
+//! `EFAULT`; any other invalid pointer crashes the program, as in any library.
 #![allow(unsafe_code)] // the program's pointers
 
 use core::ffi::{c_int, c_void};
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
-/// Most buffers of one call (`IOV_MAX`).
+/// Maximum number of buffers in a call (`IOV_MAX`).
 const BUFFERS_MAX: usize = 1024;
 
 pub fn set_errno(value: c_int) {
@@ -17,10 +17,10 @@ pub fn set_errno(value: c_int) {
     unsafe { *libc::__errno_location() = value };
 }
 
-/// Bytes that the program hands in.
+/// Returns bytes of the program to read.
 ///
 /// # Safety
-/// As many bytes must stand there.
+/// `pointer` must be null or readable for `len` bytes.
 pub unsafe fn bytes<'a>(pointer: *const c_void, len: size_t) -> Result<&'a [u8], Errno> {
     if len == 0 {
         return Ok(&[]);
@@ -28,14 +28,14 @@ pub unsafe fn bytes<'a>(pointer: *const c_void, len: size_t) -> Result<&'a [u8],
     if pointer.is_null() {
         return Err(Errno::FAULT);
     }
-    // SAFETY: the caller's promise; longer ones than memory is are cut as the kernel does (`MAX_RW_COUNT`).
+    // SAFETY: the caller's promise; like the kernel, limits the length to `MAX_RW_COUNT`.
     Ok(unsafe { core::slice::from_raw_parts(pointer.cast(), len.min(0x7fff_f000)) })
 }
 
-/// Room that the program offers.
+/// Returns bytes of the program to write.
 ///
 /// # Safety
-/// As many bytes must be writable there.
+/// `pointer` must be null or writable for `len` bytes.
 pub unsafe fn writable_bytes<'a>(pointer: *mut c_void, len: size_t) -> Result<&'a mut [u8], Errno> {
     if len == 0 {
         return Ok(&mut []);
@@ -43,23 +43,23 @@ pub unsafe fn writable_bytes<'a>(pointer: *mut c_void, len: size_t) -> Result<&'
     if pointer.is_null() {
         return Err(Errno::FAULT);
     }
-    // SAFETY: as above.
+    // SAFETY: the caller's promise; like the kernel, limits the length to `MAX_RW_COUNT`.
     Ok(unsafe { core::slice::from_raw_parts_mut(pointer.cast(), len.min(0x7fff_f000)) })
 }
 
-/// Bytes that the program's buffers hold in all.
+/// Returns the total length of the program's buffers.
 ///
 /// # Safety
-/// There are as many buffers as told.
+/// The list must have `count` elements.
 pub unsafe fn total_len(buffers: *const iovec, count: size_t) -> usize {
     // SAFETY: the caller's promise.
     (0..count).map(|at| unsafe { (*buffers.add(at)).iov_len }).sum()
 }
 
-/// An address that the program hands in.
+/// Returns an address of the program.
 ///
 /// # Safety
-/// As many bytes must stand there.
+/// `pointer` must be null or readable for `len` bytes.
 pub unsafe fn address<'a>(pointer: *const sockaddr, len: socklen_t) -> Result<&'a [u8], Errno> {
     if len as usize > 128 {
         return Err(Errno::INVAL);
@@ -68,10 +68,10 @@ pub unsafe fn address<'a>(pointer: *const sockaddr, len: socklen_t) -> Result<&'
     unsafe { bytes(pointer.cast(), len as usize) }
 }
 
-/// An address that the program may leave out.
+/// Returns an address of the program, or `None` if it is absent.
 ///
 /// # Safety
-/// As above.
+/// `pointer` must be null or readable for `len` bytes.
 pub unsafe fn optional_address<'a>(
     pointer: *const sockaddr,
     len: socklen_t,
@@ -83,10 +83,10 @@ pub unsafe fn optional_address<'a>(
     unsafe { address(pointer, len) }.map(Some)
 }
 
-/// Writes an address as far as there is room, and how long it is.
+/// Writes as much of an address as fits, and its full length.
 ///
 /// # Safety
-/// Either pointer is null, or what it says is writable.
+/// Each pointer must be null or writable, `to` for `*len` bytes.
 pub unsafe fn write_address(
     name: &SockaddrBytes,
     to: *mut sockaddr,
@@ -99,10 +99,10 @@ pub unsafe fn write_address(
     unsafe { write_value(name.bytes(), to.cast(), len) }
 }
 
-/// Writes a value as far as there is room, and how long it is.
+/// Writes as much of a value as fits, and its full length.
 ///
 /// # Safety
-/// As above.
+/// Each pointer must be null or writable, `to` for `*len` bytes.
 pub unsafe fn write_value(value: &[u8], to: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
     if len.is_null() || to.is_null() {
         return Err(Errno::FAULT);
@@ -110,17 +110,18 @@ pub unsafe fn write_value(value: &[u8], to: *mut c_void, len: *mut socklen_t) ->
     // SAFETY: the caller's promise.
     let room = usize::try_from(unsafe { *len }.cast_signed()).map_err(|_| Errno::INVAL)?;
     let count = room.min(value.len());
-    // SAFETY: there is room for as many.
+    // SAFETY: `to` is writable for that many bytes.
     unsafe { core::ptr::copy_nonoverlapping(value.as_ptr(), to.cast(), count) };
-    // SAFETY: as above.
+    // SAFETY: the caller's promise.
     unsafe { *len = value.len() as socklen_t };
     Ok(())
 }
 
-/// Writes the value of an option that `ask` gets, which hears how much room there is. The length is told that was written, or that would be needed.
+/// Writes the value of an option. `ask` gets the space in bytes and returns the value. Stores the length that
+/// was written, or that would be needed.
 ///
 /// # Safety
-/// As above.
+/// Each pointer must be null or writable, `to` for `*len` bytes.
 pub unsafe fn write_option(
     to: *mut c_void,
     len: *mut socklen_t,
@@ -145,25 +146,25 @@ fn checked_count(count: usize) -> Result<usize, Errno> {
     if count <= BUFFERS_MAX { Ok(count) } else { Err(Errno::INVAL) }
 }
 
-/// Runs with the buffers of a call that sends.
+/// Runs a closure with the buffers of a call that sends.
 ///
 /// # Safety
-/// The list and each buffer must be as long as told.
+/// The list must have `len` elements, and each buffer must be readable.
 pub unsafe fn with_buffers<T>(
     list: *const iovec,
     len: usize,
     run: impl FnOnce(&[IoSlice<'_>]) -> Result<T, Errno>,
 ) -> Result<T, Errno> {
     let len = checked_count(len)?;
-    // SAFETY: `IoSlice` is laid out as `iovec` (its documentation), and the list is as long as told.
+    // SAFETY: `IoSlice` has the layout of `iovec` (its documentation), and the list has `len` elements.
     let list = if len == 0 { &[] } else { unsafe { core::slice::from_raw_parts(list.cast(), len) } };
     run(list)
 }
 
-/// Runs with the buffers of a call that receives.
+/// Runs a closure with the buffers of a call that receives.
 ///
 /// # Safety
-/// As above, and writable.
+/// The list must have `len` elements, and each buffer must be writable.
 pub unsafe fn with_buffers_mut<T>(
     list: *const iovec,
     len: usize,
@@ -173,32 +174,32 @@ pub unsafe fn with_buffers_mut<T>(
     if len == 0 {
         return run(&mut []);
     }
-    // The program's list stays as it is: a copy of it is what may change.
+    // The closure may change the list, so it gets a copy.
     let mut copy = [const { std::mem::MaybeUninit::<iovec>::uninit() }; 16];
     let mut long = (len > copy.len()).then(|| SignalDeferred::new(|| Vec::with_capacity(len)));
     let place: *mut iovec = match &mut long {
         Some(long) => long.as_mut_ptr(),
         None => copy.as_mut_ptr().cast(),
     };
-    // SAFETY: there is room for as many, and as many stand there.
+    // SAFETY: the copy has space for `len` elements, and the list has as many.
     unsafe { core::ptr::copy_nonoverlapping(list, place, len) };
-    // SAFETY: `IoSliceMut` is laid out as `iovec`, and as many were copied.
+    // SAFETY: `IoSliceMut` has the layout of `iovec`, and `len` elements were copied.
     run(unsafe { core::slice::from_raw_parts_mut(place.cast(), len) })
 }
 
-/// What a message consists of.
+/// Returns a message of the program.
 ///
 /// # Safety
-/// The pointer is null or points to a message.
+/// `pointer` must be null or point to a message.
 pub unsafe fn message<'a>(pointer: *const msghdr) -> Result<&'a msghdr, Errno> {
     // SAFETY: the caller's promise.
     unsafe { pointer.as_ref() }.ok_or(Errno::FAULT)
 }
 
-/// A time-out that may be absent, which is endless.
+/// Returns a time-out; `None` is infinite.
 ///
 /// # Safety
-/// The pointer is null or points to a time.
+/// `pointer` must be null or point to a time.
 pub unsafe fn timeout(pointer: *const timespec) -> Result<Option<Duration>, Errno> {
     // SAFETY: the caller's promise.
     let Some(time) = (unsafe { pointer.as_ref() }) else { return Ok(None) };
