@@ -82,7 +82,7 @@ impl Channels {
         let bits = clients.len().next_power_of_two().trailing_zeros();
         // Processes that open one connection each should not all open it on the same shard.
         let opener = std::process::id() as usize % clients.len();
-        let spread = vec![Vec::new(); clients.len()];
+        let listener_entry = vec![Vec::new(); clients.len()];
         let (listeners, cpus, listen_spawn) = (Vec::new(), Vec::new(), ListenSpawn::Off);
         Some(Self {
             clients,
@@ -93,7 +93,7 @@ impl Channels {
             next_connect_shard: opener,
             next_udp_shard: opener,
             listeners,
-            listener_of_shard: spread,
+            listener_of_shard: listener_entry,
             listen_spawn,
             cpus,
             unread_wakes: 0,
@@ -125,7 +125,7 @@ impl Channels {
     /// Adapts to a child process, in which all listeners may have offers.
     pub fn reset_in_child(&mut self) {
         self.next_udp_shard = std::process::id() as usize % self.clients.len();
-        self.listeners.iter_mut().flatten().for_each(|spread| spread.may_offer = u64::MAX);
+        self.listeners.iter_mut().flatten().for_each(|listener_entry| listener_entry.may_offer = u64::MAX);
     }
 
     /// Returns the channels, in the order of shards.
@@ -221,21 +221,21 @@ impl Channels {
 
     fn add_sharded_listener(&mut self, numbers: Box<[u32]>) -> u32 {
         let free = self.listeners.iter().position(Option::is_none);
-        let here = free.unwrap_or(self.listeners.len());
+        let local = free.unwrap_or(self.listeners.len());
         for (shard, &number) in numbers.iter().enumerate() {
             let known = &mut self.listener_of_shard[shard];
             if known.len() <= number as usize {
                 known.resize(number as usize + 1, 0);
             }
-            known[number as usize] = here as u32 + 1;
+            known[number as usize] = local as u32 + 1;
         }
         // Connections may have been offered before the listener was added, so all shards are asked.
-        let spread = Some(ShardedListener { numbers, may_offer: u64::MAX, next_shard: 0 });
+        let listener_entry = Some(ShardedListener { numbers, may_offer: u64::MAX, next_shard: 0 });
         match free {
-            Some(place) => self.listeners[place] = spread,
-            None => self.listeners.push(spread),
+            Some(place) => self.listeners[place] = listener_entry,
+            None => self.listeners.push(listener_entry),
         }
-        here as u32
+        local as u32
     }
 
     /// Returns a listener's number on a shard.
@@ -309,8 +309,8 @@ impl Channels {
             shard += 1;
             if is_last { client.unlisten(number) } else { client.post_unlisten(number) }
         });
-        if let Some(spread) = self.listeners.get_mut(listener as usize).and_then(Option::take) {
-            for (known, number) in self.listener_of_shard.iter_mut().zip(&spread.numbers) {
+        if let Some(listener_entry) = self.listeners.get_mut(listener as usize).and_then(Option::take) {
+            for (known, number) in self.listener_of_shard.iter_mut().zip(&listener_entry.numbers) {
                 known[*number as usize] = 0;
             }
         }
@@ -361,17 +361,17 @@ impl Channels {
             return only.accept(listener);
         }
         let count = self.clients.len();
-        let spread = self.listeners.get_mut(listener as usize)?.as_mut()?;
-        spread.may_offer &= u64::MAX >> (SHARDS_MAX - count);
-        while spread.may_offer != 0 {
-            let behind = spread.may_offer & u64::MAX.unbounded_shl(spread.next_shard as u32);
-            let shard = if behind != 0 { behind } else { spread.may_offer }.trailing_zeros() as usize;
-            if let Some(conn) = self.clients[shard].accept(spread.numbers[shard]) {
-                spread.next_shard = (shard + 1) % count;
+        let listener_entry = self.listeners.get_mut(listener as usize)?.as_mut()?;
+        listener_entry.may_offer &= u64::MAX >> (SHARDS_MAX - count);
+        while listener_entry.may_offer != 0 {
+            let behind = listener_entry.may_offer & u64::MAX.unbounded_shl(listener_entry.next_shard as u32);
+            let shard = if behind != 0 { behind } else { listener_entry.may_offer }.trailing_zeros() as usize;
+            if let Some(conn) = self.clients[shard].accept(listener_entry.numbers[shard]) {
+                listener_entry.next_shard = (shard + 1) % count;
                 self.dirty |= 1 << shard;
                 return Some(self.from_shard(shard, conn));
             }
-            spread.may_offer &= !(1 << shard);
+            listener_entry.may_offer &= !(1 << shard);
         }
         None
     }
@@ -382,14 +382,14 @@ impl Channels {
             return only.has_offer(listener);
         }
         let count = self.clients.len();
-        let Some(Some(spread)) = self.listeners.get_mut(listener as usize) else { return false };
-        spread.may_offer &= u64::MAX >> (SHARDS_MAX - count);
-        while spread.may_offer != 0 {
-            let shard = spread.may_offer.trailing_zeros() as usize;
-            if self.clients[shard].has_offer(spread.numbers[shard]) {
+        let Some(Some(listener_entry)) = self.listeners.get_mut(listener as usize) else { return false };
+        listener_entry.may_offer &= u64::MAX >> (SHARDS_MAX - count);
+        while listener_entry.may_offer != 0 {
+            let shard = listener_entry.may_offer.trailing_zeros() as usize;
+            if self.clients[shard].has_offer(listener_entry.numbers[shard]) {
                 return true;
             }
-            spread.may_offer &= !(1 << shard);
+            listener_entry.may_offer &= !(1 << shard);
         }
         false
     }
@@ -461,11 +461,11 @@ impl Channels {
 
     fn event_from_shard(&mut self, shard: usize, event: ClientEvent) -> ClientEvent {
         let listener_here = |this: &mut Self, number: u32| {
-            let here =
+            let local =
                 this.listener_of_shard[shard].get(number as usize).copied().unwrap_or(0).checked_sub(1)?;
-            let spread = this.listeners.get_mut(here as usize)?.as_mut()?;
-            spread.may_offer |= 1 << shard;
-            Some(here)
+            let listener_entry = this.listeners.get_mut(local as usize)?.as_mut()?;
+            listener_entry.may_offer |= 1 << shard;
+            Some(local)
         };
         match event {
             // A listener that no longer exists gets a number that no listener has.
@@ -626,9 +626,9 @@ impl Channels {
     }
 
     #[inline]
-    pub fn status_with_state(&self, conn: Conn, standing: SocketState) -> Result<SocketStatus, Stale> {
+    pub fn status_with_state(&self, conn: Conn, conn_state: SocketState) -> Result<SocketStatus, Stale> {
         let (client, conn) = self.client_of(conn)?;
-        client.status_with_state(conn, standing)
+        client.status_with_state(conn, conn_state)
     }
 
     #[inline]

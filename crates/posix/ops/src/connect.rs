@@ -26,9 +26,9 @@ impl Ops {
     /// `EINVAL` if the socket is bound or the address too short, `EAFNOSUPPORT`, `EADDRINUSE`,
     /// `EADDRNOTAVAIL`, `EACCES`.
     pub fn bind(&self, fd: RawFd, bytes: &[u8]) -> Result<(), Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        let socket = lane.files.socket(file)?;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file)?;
         let family = socket.family;
         let unspecified = family == Family::V4
             && sockaddr::family_of(bytes).is_ok_and(|f| f == libc::AF_UNSPEC as u16)
@@ -50,9 +50,9 @@ impl Ops {
             return Err(Errno::ACCESS);
         }
         if datagrams {
-            return self.bind_udp(lane, (fd, file), address, bytes);
+            return self.bind_udp(state, (fd, file), address, bytes);
         }
-        let socket = lane.files.socket(file)?;
+        let socket = state.files.socket(file)?;
         let no_port = address.port() == 0 && socket.options.is_on("IP_BIND_ADDRESS_NO_PORT");
         if no_port && address.ip().is_unspecified() {
             socket.last_address = Some(address);
@@ -62,35 +62,35 @@ impl Ops {
             let ours = (self.config.is_stack_address)(address.ip());
             let refused = Err(Errno::ADDRNOTAVAIL);
             let reserved = if ours && no_port {
-                lane.bind_without_port(file, address, sharing)
+                state.bind_without_port(file, address, sharing)
             } else if ours {
-                lane.reserve(file, address, sharing, None)
+                state.reserve(file, address, sharing, None)
             } else {
                 refused
             };
-            lane.report_fd(fd, file);
+            state.report_fd(fd, file);
             if reserved != refused || !self.config.kernel_listen {
                 return reserved;
             }
             // The address does not belong to the stack, so it may be one of the kernel's.
-            self.convert_to_kernel(&mut lane, fd, file)?;
-            lane.report_kernel_socket(fd, KernelReason::NotLocal);
-            drop(lane);
+            self.convert_to_kernel(&mut state, fd, file)?;
+            state.report_kernel_socket(fd, KernelReason::NotLocal);
+            drop(state);
             return syscall::bind(fd, bytes);
         }
         if !self.config.kernel_listen {
-            return lane.reserve_and_report(fd, file, address, sharing, None);
+            return state.reserve_and_report(fd, file, address, sharing, None);
         }
         // The kernel decides whether the port is free and permitted.
-        self.open_kernel_socket(&mut lane, fd, file)?;
+        self.open_kernel_socket(&mut state, fd, file)?;
         kernel_socket::set_nonblocking(fd)?;
         match syscall::bind(fd, bytes) {
             // The stack permits the port to everybody.
-            Err(Errno::ACCESS) => return lane.reserve_and_report(fd, file, address, sharing, None),
+            Err(Errno::ACCESS) => return state.reserve_and_report(fd, file, address, sharing, None),
             bound => bound?,
         }
         let chosen = kernel_socket::local_address(fd, family)?;
-        lane.reserve_and_report(fd, file, SocketAddr::new(address.ip(), chosen.port()), sharing, Some(fd))
+        state.reserve_and_report(fd, file, SocketAddr::new(address.ip(), chosen.port()), sharing, Some(fd))
     }
 
     /// `connect`. Waits until the connection is established, unless the socket is non-blocking.
@@ -99,34 +99,34 @@ impl Ops {
     /// `EINPROGRESS`, `EALREADY`, `EISCONN`, `ECONNREFUSED`, `ETIMEDOUT`, `ENETUNREACH`, `EADDRNOTAVAIL`,
     /// `EAFNOSUPPORT`, `EINTR` …
     pub fn connect(&self, fd: RawFd, address: &[u8]) -> Result<(), Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        let socket = lane.files.socket(file)?;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file)?;
         if socket.is_udp {
-            return self.connect_udp(lane, (fd, file), address);
+            return self.connect_udp(state, (fd, file), address);
         }
         let (family, nonblocking) = (socket.family, socket.nonblocking);
-        let patience = if nonblocking { Timeout::Zero } else { socket.options.send_timeout() };
+        let timeout = if nonblocking { Timeout::Zero } else { socket.options.send_timeout() };
         if sockaddr::family_of(address)? == libc::AF_UNSPEC as u16 {
-            return lane.disconnect(file);
+            return state.disconnect(file);
         }
         let first = match socket.role {
             SocketRole::Unconnected { .. } => {
                 let to = sockaddr::decode(address, family)?;
                 let ours = (self.config.is_stack_address)(to.ip());
                 let begun = if ours {
-                    lane.start_connect(file, to, self.config.kernel_listen)
+                    state.start_connect(file, to, self.config.kernel_listen)
                 } else {
                     Err(Errno::NETUNREACH)
                 };
                 if begun == Err(Errno::NETUNREACH) && self.config.kernel_listen {
-                    self.convert_to_kernel(&mut lane, fd, file)?;
-                    drop(lane);
+                    self.convert_to_kernel(&mut state, fd, file)?;
+                    drop(state);
                     return syscall::connect(fd, address);
                 }
                 begun?;
-                lane.report_fd(fd, file);
-                if let Some(stream) = lane.files.stream(file) {
+                state.report_fd(fd, file);
+                if let Some(stream) = state.files.stream(file) {
                     stream.incomplete_report_fd = Some(fd);
                 }
                 true
@@ -136,23 +136,23 @@ impl Ops {
             SocketRole::Stream(stream) if stream.connecting => false,
             SocketRole::Stream(_) => return Err(Errno::ISCONN),
         };
-        lane.client.flush();
-        if first && patience == Timeout::Zero {
+        state.client.flush();
+        if first && timeout == Timeout::Zero {
             // Even if the connection is already established, which is not checked.
             return Err(Errno::INPROGRESS);
         }
         let done = Cell::new(0);
-        let wait = Wait::restarting(patience, &done);
-        let (mut lane, result) =
-            self.block_until(lane, &[file], &mut [], &wait, |lane, _| lane.connect_step(file));
+        let wait = Wait::restarting(timeout, &done);
+        let (mut state, result) =
+            self.block_until(state, &[file], &mut [], &wait, |state, _| state.connect_step(file));
         match result {
             Err(Errno::AGAIN) => Err(if first { Errno::INPROGRESS } else { Errno::ALREADY }),
             Err(Errno::INTR) => Err(Errno::INTR),
             Ok(()) => Ok(()),
             Err(error) => {
                 // The socket may try again, as after `tcp_disconnect`.
-                lane.publish_disconnected(file);
-                lane.drop_connection(file);
+                state.publish_disconnected(file);
+                state.drop_connection(file);
                 Err(error)
             }
         }
@@ -163,9 +163,9 @@ impl Ops {
     /// # Errors
     /// `EINVAL` if `how` is unknown, `ENOTCONN`.
     pub fn shutdown(&self, fd: RawFd, how: c_int) -> Result<(), Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        let socket = lane.files.socket(file)?;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file)?;
         let (read, write) = match how {
             libc::SHUT_RD => (true, false),
             libc::SHUT_WR => (false, true),
@@ -173,21 +173,21 @@ impl Ops {
             _ => return Err(Errno::INVAL),
         };
         let result = match socket.role {
-            SocketRole::Udp(_) => return lane.shutdown_udp(file, read, write),
+            SocketRole::Udp(_) => return state.shutdown_udp(file, read, write),
             SocketRole::Listening(_) if !read => Ok(()),
             SocketRole::Listening(_) => {
-                lane.stop_listening(file);
+                state.stop_listening(file);
                 Ok(())
             }
             SocketRole::Unconnected { .. } => {
                 socket.record_shutdown(read, write);
                 Err(Errno::NOTCONN)
             }
-            SocketRole::Stream(_) => lane.shutdown(file, read, write),
+            SocketRole::Stream(_) => state.shutdown(file, read, write),
         };
-        lane.publish_shared(file);
+        state.publish_shared(file);
         // `inet_shutdown` wakes all waiters, whatever the result.
-        lane.wake(file, 0);
+        state.wake(file, 0);
         result
     }
 }
@@ -255,7 +255,8 @@ impl ProcessState {
         }
         // An address without a port survives a disconnect, and may be all that `bind` was asked for
         // (`IP_BIND_ADDRESS_NO_PORT`).
-        let kept = socket.last_address.filter(|past| bound.is_none() && !past.ip().is_unspecified());
+        let local_ip =
+            socket.last_address.filter(|last_address| bound.is_none() && !last_address.ip().is_unspecified());
         let ports = socket.options.local_ports().filter(|_| bound.is_none());
         let local = bound.map(|bound| match (bound.address().ip(), to.ip()) {
             // An IPv6 socket that is bound to the unspecified address may open IPv4 connections.
@@ -264,7 +265,7 @@ impl ProcessState {
             }
             _ => bound.address(),
         });
-        let local = local.or(kept.map(|past| SocketAddr::new(past.ip(), 0)));
+        let local = local.or(local_ip.map(|last_address| SocketAddr::new(last_address.ip(), 0)));
         let v4 = Some(to.is_ipv4());
         let options =
             ConnectOptions { local, socket: socket.options.initial_options(v4), ..ConnectOptions::default() };
@@ -338,11 +339,11 @@ impl ProcessState {
 
     /// Returns `EAGAIN` until the handshake is complete.
     fn connect_step(&mut self, file: FileId) -> Result<(), Errno> {
-        let (_, standing) = self.socket_state(file).ok_or(Errno::CONNABORTED)?;
-        if standing.is_closed() {
+        let (_, conn_state) = self.socket_state(file).ok_or(Errno::CONNABORTED)?;
+        if conn_state.is_closed() {
             return Err(self.take_error(file).unwrap_or(Errno::CONNABORTED));
         }
-        if !standing.is_connected() {
+        if !conn_state.is_connected() {
             return Err(Errno::AGAIN);
         }
         if let Some(stream) = self.files.stream(file) {
@@ -393,13 +394,13 @@ impl ProcessState {
     }
 
     fn shutdown(&mut self, file: FileId, read: bool, write: bool) -> Result<(), Errno> {
-        let (conn, standing) = self.socket_state(file).ok_or(Errno::NOTCONN)?;
-        if !standing.is_closed() && !standing.is_connected() {
+        let (conn, conn_state) = self.socket_state(file).ok_or(Errno::NOTCONN)?;
+        if !conn_state.is_closed() && !conn_state.is_connected() {
             // `inet_shutdown` disconnects a socket that is not connected yet.
             return self.disconnect(file);
         }
         self.files.socket(file)?.record_shutdown(read, write);
-        if standing.is_closed() {
+        if conn_state.is_closed() {
             if let Some(stream) = self.files.stream(file) {
                 stream.disconnecting = stream.connecting;
             }

@@ -56,113 +56,106 @@ impl Ops {
     /// # Errors
     /// As [`Ops::send`]; `EDESTADDRREQ`, `EMSGSIZE`, `EACCES`, `ENETUNREACH`, and errors of earlier
     /// datagrams, such as `ECONNREFUSED`.
-    pub fn send_to(
-        &self,
-        fd: RawFd,
-        buffers: &[IoSlice<'_>],
-        sending: &SendArgs<'_>,
-    ) -> Result<usize, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        if !lane.files.socket(file)?.is_udp {
-            drop(lane);
-            return self.send(fd, buffers, sending.flags);
+    pub fn send_to(&self, fd: RawFd, buffers: &[IoSlice<'_>], args: &SendArgs<'_>) -> Result<usize, Errno> {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        if !state.files.socket(file)?.is_udp {
+            drop(state);
+            return self.send(fd, buffers, args.flags);
         }
-        let socket = lane.files.socket(file)?;
+        let socket = state.files.socket(file)?;
         let family = socket.family;
-        let dont_wait = socket.nonblocking || sending.flags & libc::MSG_DONTWAIT != 0;
-        let patience = if dont_wait { Timeout::Zero } else { socket.options.send_timeout() };
-        let (corks, piece, is_corked) = socket
-            .udp_send
-            .as_ref()
-            .map_or((false, 0, false), |outbox| (outbox.corking, outbox.gso_size, outbox.corked.is_some()));
-        let corks = corks || sending.flags & libc::MSG_MORE != 0;
+        let dont_wait = socket.nonblocking || args.flags & libc::MSG_DONTWAIT != 0;
+        let timeout = if dont_wait { Timeout::Zero } else { socket.options.send_timeout() };
+        let (corking, gso_size, is_corked) = socket.udp_send.as_ref().map_or((false, 0, false), |udp_send| {
+            (udp_send.corking, udp_send.gso_size, udp_send.corked.is_some())
+        });
+        let corking = corking || args.flags & libc::MSG_MORE != 0;
         if is_corked {
             // The first write has fixed the destination.
-            return self.append(lane, file, buffers, corks, patience);
+            return self.append(state, file, buffers, corking, timeout);
         }
-        let to = sending.to.map(|bytes| destination(bytes, family)).transpose()?;
+        let to = args.to.map(|bytes| destination(bytes, family)).transpose()?;
         let v4 = to.or(socket.connected_peer()).map_or(family == Family::V4, |to| to.is_ipv4());
-        if sending.flags & libc::MSG_OOB != 0 && v4 {
+        if args.flags & libc::MSG_OOB != 0 && v4 {
             // Linux ignores the flag for IPv6.
             return Err(Errno::OPNOTSUPP);
         }
-        let wishes = SendCmsgs::read(sending.control, v4)?;
+        let cmsgs = SendCmsgs::read(args.control, v4)?;
         let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         if len > DATAGRAM_BYTES_MAX && v4 {
             return Err(Errno::MSGSIZE);
         }
-        let dgram = match self.choose_path(lane, (fd, file), to)? {
-            UdpPath::Kernel(half) => {
+        let udp = match self.choose_path(state, (fd, file), to)? {
+            UdpPath::Kernel(kernel_fd) => {
                 // `choose_path` has released the lock.
-                return via_kernel::send(half, buffers, sending);
+                return via_kernel::send(kernel_fd, buffers, args);
             }
-            UdpPath::Stack(locked, dgram) => {
-                lane = locked;
-                dgram
+            UdpPath::Stack(locked, udp) => {
+                state = locked;
+                udp
             }
         };
-        if dgram.shut_write {
+        if udp.shut_write {
             return Err(Errno::PIPE);
         }
-        if let Some(error) = lane.take_udp_error(file) {
+        if let Some(error) = state.take_udp_error(file) {
             return Err(error);
         }
-        let remote = to.or(dgram.peer).ok_or(Errno::DESTADDRREQ)?;
+        let remote = to.or(udp.peer).ok_or(Errno::DESTADDRREQ)?;
         if remote.port() == 0 {
             return Err(Errno::INVAL);
         }
-        let SendCmsgs { source, hop_limit, tos, .. } = wishes;
-        let sending =
-            UdpSendParams { to, source, gso_size: wishes.gso_size.unwrap_or(piece), hop_limit, tos };
-        let letter = UdpMessage { remote, sending };
-        if corks {
-            lane.cork(file, letter, buffers)?;
+        let SendCmsgs { source, hop_limit, tos, .. } = cmsgs;
+        let args = UdpSendParams { to, source, gso_size: cmsgs.gso_size.unwrap_or(gso_size), hop_limit, tos };
+        let message = UdpMessage { remote, args };
+        if corking {
+            state.cork(file, message, buffers)?;
             return Ok(len);
         }
-        self.send_datagram(lane, file, dgram, letter, buffers, patience)
+        self.send_datagram(state, file, udp, message, buffers, timeout)
     }
 
     /// Sends a datagram through the stack.
     fn send_datagram(
         &self,
-        mut lane: LockGuard<'_>,
+        mut state: LockGuard<'_>,
         file: FileId,
-        dgram: UdpSocket,
-        letter: UdpMessage,
+        udp: UdpSocket,
+        message: UdpMessage,
         buffers: &[IoSlice<'_>],
-        patience: Timeout,
+        timeout: Timeout,
     ) -> Result<usize, Errno> {
         let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
-        let UdpMessage { remote, mut sending } = letter;
-        if len <= sending.gso_size.into() {
-            sending.gso_size = 0;
+        let UdpMessage { remote, mut args } = message;
+        if len <= args.gso_size.into() {
+            args.gso_size = 0;
         }
-        let piece = sending.gso_size;
+        let gso_size = args.gso_size;
         let too_long =
             len > DATAGRAM_BYTES_MAX - if remote.is_ipv4() { HEADERS_BYTES } else { UDP_HEADER_BYTES };
-        if len > usize::from(piece) * UDP_MAX_SEGMENTS && piece > 0 && !too_long {
+        if len > usize::from(gso_size) * UDP_MAX_SEGMENTS && gso_size > 0 && !too_long {
             return Err(Errno::INVAL);
         }
-        if too_long || lane.is_new_destination(file, remote) || lane.may_be_too_long(file, len) {
+        if too_long || state.is_new_destination(file, remote) || state.may_be_too_long(file, len) {
             // The first datagram to a destination is sent synchronously, so that errors are reported at once.
             // For a datagram that is too long for IPv6 the stack queues an error report, as for one that
             // exceeds the path MTU.
             let bytes = buffers.iter().flat_map(|buffer| buffer.iter().copied());
             let bytes: Vec<u8> = bytes.take(DATAGRAM_BYTES_MAX).collect();
-            let sent = lane.client.udp_send_with(dgram.conn, &sending, &bytes);
+            let sent = state.client.udp_send_with(udp.conn, &args, &bytes);
             if sent.is_ok() {
-                lane.note_destination(file, remote);
-                lane.note_sent_length(file, len);
+                state.note_destination(file, remote);
+                state.note_sent_length(file, len);
             }
             return sent.map(|()| len).map_err(errno::udp);
         }
         let done = Cell::new(0);
-        let wait = Wait::restarting(patience, &done);
-        let (mut lane, result) = self.block_until(lane, &[file], &mut [], &wait, |lane, _| {
-            lane.client.udp_send_queued(dgram.conn, &sending, buffers).map_err(errno::udp)
+        let wait = Wait::restarting(timeout, &done);
+        let (mut state, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
+            state.client.udp_send_queued(udp.conn, &args, buffers).map_err(errno::udp)
         });
-        lane.client.flush();
+        state.client.flush();
         result.map(|()| len)
     }
 
@@ -178,12 +171,12 @@ impl Ops {
         flags: c_int,
         control_room: usize,
     ) -> Result<ReceivedMessage, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        let socket = lane.files.socket(file)?;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file)?;
         if !socket.is_udp {
             let inq = socket.options.flag(BoolOption::Inq);
-            drop(lane);
+            drop(state);
             let mut received = self.recv(fd, buffers, flags).map(ReceivedMessage::from_stream)?;
             if flags & libc::MSG_OOB != 0 && received.count > 0 {
                 received.flags |= libc::MSG_OOB;
@@ -195,36 +188,36 @@ impl Ops {
         }
         let family = socket.family;
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
-        let patience = if dont_wait { Timeout::Zero } else { socket.options.recv_timeout() };
-        let half = lane.kernel_fd(file);
+        let timeout = if dont_wait { Timeout::Zero } else { socket.options.recv_timeout() };
+        let kernel_fd = state.kernel_fd(file);
         if flags & libc::MSG_ERRQUEUE != 0 {
-            return match (lane.recv_error(file, buffers, control_room), half) {
-                (Err(Errno::AGAIN), Some(half)) => {
-                    via_kernel::recv(half, buffers, flags, control_room, family)
+            return match (state.recv_error(file, buffers, control_room), kernel_fd) {
+                (Err(Errno::AGAIN), Some(kernel_fd)) => {
+                    via_kernel::recv(kernel_fd, buffers, flags, control_room, family)
                 }
                 (result, _) => result,
             };
         }
-        let mut watched = [libc::pollfd { fd: half.unwrap_or(-1), events: libc::POLLIN, revents: 0 }];
-        let watched = &mut watched[..usize::from(half.is_some())];
+        let mut watched = [libc::pollfd { fd: kernel_fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 }];
+        let watched = &mut watched[..usize::from(kernel_fd.is_some())];
         let done = Cell::new(0);
-        let wait = Wait { exclusive: true, ..Wait::restarting(patience, &done) };
-        let (mut lane, result) = self.block_until(lane, &[file], watched, &wait, |lane, _| {
-            match (lane.recv_datagram(file, buffers, flags, control_room), half) {
-                (Err(Errno::AGAIN), Some(half)) => {
-                    via_kernel::recv(half, buffers, flags | libc::MSG_DONTWAIT, control_room, family)
+        let wait = Wait { exclusive: true, ..Wait::restarting(timeout, &done) };
+        let (mut state, result) = self.block_until(state, &[file], watched, &wait, |state, _| {
+            match (state.recv_datagram(file, buffers, flags, control_room), kernel_fd) {
+                (Err(Errno::AGAIN), Some(kernel_fd)) => {
+                    via_kernel::recv(kernel_fd, buffers, flags | libc::MSG_DONTWAIT, control_room, family)
                 }
                 (result, _) => result,
             }
         });
-        lane.client.flush();
+        state.client.flush();
         result
     }
 
     /// `bind` of a UDP socket.
     pub(crate) fn bind_udp(
         &self,
-        mut lane: LockGuard<'_>,
+        mut state: LockGuard<'_>,
         (fd, file): (RawFd, FileId),
         address: SocketAddr,
         bytes: &[u8],
@@ -233,42 +226,42 @@ impl Ops {
         if !ip.is_unspecified() {
             let ours = (self.config.is_stack_address)(ip);
             let refused = Err(Errno::ADDRNOTAVAIL);
-            let opened = if ours { lane.open_udp(file, address, true, None) } else { refused };
-            lane.report_fd(fd, file);
+            let opened = if ours { state.open_udp(file, address, true, None) } else { refused };
+            state.report_fd(fd, file);
             if opened != refused || !self.config.kernel_listen {
                 return opened;
             }
-            self.convert_to_kernel(&mut lane, fd, file)?;
-            drop(lane);
+            self.convert_to_kernel(&mut state, fd, file)?;
+            drop(state);
             return crate::syscall::bind(fd, bytes);
         }
         if !self.config.kernel_listen {
-            let opened = lane.open_udp(file, address, true, None);
-            lane.report_fd(fd, file);
+            let opened = state.open_udp(file, address, true, None);
+            state.report_fd(fd, file);
             return opened;
         }
         // The kernel decides whether the port is free and permitted.
-        self.open_kernel_socket(&mut lane, fd, file)?;
-        let family = lane.files.socket(file)?.family;
+        self.open_kernel_socket(&mut state, fd, file)?;
+        let family = state.files.socket(file)?.family;
         crate::syscall::bind(fd, bytes)?;
         let chosen = crate::kernel_socket::local_address(fd, family)?;
-        let opened = lane.open_udp(file, SocketAddr::new(ip, chosen.port()), true, Some(fd));
-        lane.report_fd(fd, file);
+        let opened = state.open_udp(file, SocketAddr::new(ip, chosen.port()), true, Some(fd));
+        state.report_fd(fd, file);
         opened
     }
 
     /// `connect` of a UDP socket.
     pub(crate) fn connect_udp(
         &self,
-        mut lane: LockGuard<'_>,
+        mut state: LockGuard<'_>,
         (fd, file): (RawFd, FileId),
         bytes: &[u8],
     ) -> Result<(), Errno> {
-        let socket = lane.files.socket(file)?;
+        let socket = state.files.socket(file)?;
         let family = socket.family;
         if sockaddr::family_of(bytes)? == libc::AF_UNSPEC as u16 {
-            let disconnected = lane.disconnect_udp(file);
-            lane.report_fd(fd, file);
+            let disconnected = state.disconnect_udp(file);
+            state.report_fd(fd, file);
             return disconnected;
         }
         let to = crate::connect::loopback_for_any(sockaddr::decode(bytes, family)?, None);
@@ -277,24 +270,24 @@ impl Ops {
         }
         let fresh = matches!(socket.role, SocketRole::Unconnected { .. });
         let connected = match (self.config.is_stack_address)(to.ip()) {
-            true => lane.connect_udp(file, to),
+            true => state.connect_udp(file, to),
             false => Err(Errno::NETUNREACH),
         };
-        match (connected, lane.kernel_fd(file)) {
+        match (connected, state.kernel_fd(file)) {
             (Err(Errno::NETUNREACH), Some(_)) => {
                 // Only the kernel reaches the peer: it serves the socket alone from now on.
-                self.drop_stack_side(&mut lane, fd, file)?;
-                drop(lane);
+                self.drop_stack_side(&mut state, fd, file)?;
+                drop(state);
                 crate::syscall::connect(fd, bytes)
             }
             (Err(Errno::NETUNREACH), None) if fresh && self.config.kernel_listen => {
-                lane.close_udp(file);
-                self.convert_to_kernel(&mut lane, fd, file)?;
-                drop(lane);
+                state.close_udp(file);
+                self.convert_to_kernel(&mut state, fd, file)?;
+                drop(state);
                 crate::syscall::connect(fd, bytes)
             }
             (connected, _) => {
-                lane.report_fd(fd, file);
+                state.report_fd(fd, file);
                 connected
             }
         }
@@ -304,31 +297,31 @@ impl Ops {
     /// decides whether it belongs to the stack.
     fn choose_path<'a>(
         &'a self,
-        mut lane: LockGuard<'a>,
+        mut state: LockGuard<'a>,
         (fd, file): (RawFd, FileId),
         to: Option<SocketAddr>,
     ) -> Result<UdpPath<'a>, Errno> {
-        let socket = lane.files.socket(file)?;
+        let socket = state.files.socket(file)?;
         let family = socket.family;
         let ours = to.is_none_or(|to| (self.config.is_stack_address)(to.ip()));
         match socket.role {
-            SocketRole::Udp(dgram) => match dgram.kernel_fd {
-                Some(half) if dgram.peer.is_none() && (!ours || !lane.is_reachable(to)) => {
-                    Ok(UdpPath::Kernel(half))
+            SocketRole::Udp(udp) => match udp.kernel_fd {
+                Some(kernel_fd) if udp.peer.is_none() && (!ours || !state.is_reachable(to)) => {
+                    Ok(UdpPath::Kernel(kernel_fd))
                 }
-                _ => Ok(UdpPath::Stack(lane, dgram)),
+                _ => Ok(UdpPath::Stack(state, udp)),
             },
             _ => {
                 to.ok_or(Errno::DESTADDRREQ)?;
-                if self.config.kernel_listen && (!ours || !lane.is_reachable(to)) {
-                    self.convert_to_kernel(&mut lane, fd, file)?;
+                if self.config.kernel_listen && (!ours || !state.is_reachable(to)) {
+                    self.convert_to_kernel(&mut state, fd, file)?;
                     return Ok(UdpPath::Kernel(fd));
                 }
                 let any = any_address(family, to);
-                lane.open_udp(file, any, false, None)?;
-                lane.report_fd(fd, file);
-                match lane.files.socket(file)?.role {
-                    SocketRole::Udp(dgram) => Ok(UdpPath::Stack(lane, dgram)),
+                state.open_udp(file, any, false, None)?;
+                state.report_fd(fd, file);
+                match state.files.socket(file)?.role {
+                    SocketRole::Udp(udp) => Ok(UdpPath::Stack(state, udp)),
                     _ => Err(Errno::BADF),
                 }
             }
@@ -341,7 +334,7 @@ impl Ops {
 pub(crate) struct UdpMessage {
     /// The destination, also if it is the connected address.
     remote: SocketAddr,
-    sending: UdpSendParams,
+    args: UdpSendParams,
 }
 
 /// The side that sends a datagram.
@@ -423,11 +416,11 @@ impl ProcessState {
         if !matches!(self.files.socket(file)?.role, SocketRole::Udp(_)) {
             self.open_udp(file, family.unspecified(), false, None)?;
         }
-        let SocketRole::Udp(dgram) = &mut self.files.socket(file)?.role else { return Err(Errno::BADF) };
-        let conn = dgram.conn;
+        let SocketRole::Udp(udp) = &mut self.files.socket(file)?.role else { return Err(Errno::BADF) };
+        let conn = udp.conn;
         self.client.udp_connect(conn, to).map_err(errno::udp)?;
-        if let SocketRole::Udp(dgram) = &mut self.files.socket(file)?.role {
-            dgram.peer = Some(to);
+        if let SocketRole::Udp(udp) = &mut self.files.socket(file)?.role {
+            udp.peer = Some(to);
         }
         self.files.socket(file)?.udp_send.get_or_insert_default().longest_sent = 0;
         self.note_destination(file, to);
@@ -436,16 +429,16 @@ impl ProcessState {
 
     /// `connect` with `AF_UNSPEC` (`__udp_disconnect`). A socket that was bound stays bound.
     fn disconnect_udp(&mut self, file: FileId) -> Result<(), Errno> {
-        let SocketRole::Udp(dgram) = self.files.socket(file)?.role else { return Ok(()) };
-        if dgram.peer.is_none() {
+        let SocketRole::Udp(udp) = self.files.socket(file)?.role else { return Ok(()) };
+        if udp.peer.is_none() {
             return Ok(());
         }
-        let local = self.client.endpoints(dgram.conn).map(|[local, _]| local);
+        let local = self.client.endpoints(udp.conn).map(|[local, _]| local);
         self.close_udp(file);
         let family = self.files.socket(file)?.family;
-        if let (true, Ok(local)) = (dgram.bound, local) {
+        if let (true, Ok(local)) = (udp.bound, local) {
             let at = SocketAddr::new(local_ip(local, family), local.port());
-            self.open_udp(file, at, true, dgram.kernel_fd)?;
+            self.open_udp(file, at, true, udp.kernel_fd)?;
         }
         Ok(())
     }
@@ -455,26 +448,26 @@ impl ProcessState {
     /// # Errors
     /// `ENOTCONN` if the socket is not connected; it is shut down all the same.
     pub fn shutdown_udp(&mut self, file: FileId, read: bool, write: bool) -> Result<(), Errno> {
-        let SocketRole::Udp(dgram) = &mut self.files.socket(file)?.role else { return Err(Errno::NOTCONN) };
-        dgram.shut_read |= read;
-        dgram.shut_write |= write;
-        let connected = dgram.peer.is_some();
+        let SocketRole::Udp(udp) = &mut self.files.socket(file)?.role else { return Err(Errno::NOTCONN) };
+        udp.shut_read |= read;
+        udp.shut_write |= write;
+        let connected = udp.peer.is_some();
         self.wake(file, libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP | libc::POLLHUP | libc::POLLOUT);
         if connected { Ok(()) } else { Err(Errno::NOTCONN) }
     }
 
     /// Returns the local address, as `getsockname` reports it.
-    pub fn udp_local(&self, dgram: UdpSocket, family: Family) -> Option<SocketAddr> {
-        let [local, _] = self.client.endpoints(dgram.conn).ok()?;
+    pub fn udp_local(&self, udp: UdpSocket, family: Family) -> Option<SocketAddr> {
+        let [local, _] = self.client.endpoints(udp.conn).ok()?;
         Some(SocketAddr::new(local_ip(local, family), local.port()))
     }
 
     /// Closes the stack's side of a UDP socket, which becomes unconnected and unbound.
     pub fn close_udp(&mut self, file: FileId) {
         let Ok(socket) = self.files.socket(file) else { return };
-        let SocketRole::Udp(dgram) = socket.role else { return };
+        let SocketRole::Udp(udp) = socket.role else { return };
         socket.role = SocketRole::Unconnected { bound: None };
-        self.release_udp(dgram.conn);
+        self.release_udp(udp.conn);
     }
 
     pub fn release_udp(&mut self, conn: Conn) {
@@ -520,7 +513,7 @@ impl ProcessState {
     fn is_new_destination(&mut self, file: FileId, to: SocketAddr) -> bool {
         let socket = self.files.socket(file);
         socket.is_ok_and(|socket| {
-            !socket.udp_send.as_ref().is_some_and(|outbox| outbox.destinations.contains(&to))
+            !socket.udp_send.as_ref().is_some_and(|udp_send| udp_send.destinations.contains(&to))
         })
     }
 
@@ -537,9 +530,9 @@ impl ProcessState {
 
     /// Takes the error of an earlier datagram.
     pub fn take_udp_error(&mut self, file: FileId) -> Option<Errno> {
-        let SocketRole::Udp(dgram) = &mut self.files.socket(file).ok()?.role else { return None };
-        let late = dgram.deferred_error.take();
-        late.or_else(|| self.client.udp_error(dgram.conn, true).map(errno::udp))
+        let SocketRole::Udp(udp) = &mut self.files.socket(file).ok()?.role else { return None };
+        let late = udp.deferred_error.take();
+        late.or_else(|| self.client.udp_error(udp.conn, true).map(errno::udp))
     }
 
     fn recv_datagram(
@@ -549,13 +542,13 @@ impl ProcessState {
         flags: c_int,
         control_room: usize,
     ) -> Result<ReceivedMessage, Errno> {
-        let SocketRole::Udp(dgram) = self.files.socket(file)?.role else { return Err(Errno::AGAIN) };
+        let SocketRole::Udp(udp) = self.files.socket(file)?.role else { return Err(Errno::AGAIN) };
         if let Some(error) = self.take_udp_error(file) {
             return Err(error);
         }
         let take = flags & libc::MSG_PEEK == 0;
-        let arrived = match self.client.udp_recv_into(dgram.conn, buffers, take) {
-            Err(UdpError::WouldBlock) if dgram.shut_read => return Ok(ReceivedMessage::from_stream(0)),
+        let arrived = match self.client.udp_recv_into(udp.conn, buffers, take) {
+            Err(UdpError::WouldBlock) if udp.shut_read => return Ok(ReceivedMessage::from_stream(0)),
             result => result.map_err(errno::udp)?,
         };
         let room: usize = buffers.iter().map(|buffer| buffer.len()).sum();

@@ -31,7 +31,7 @@ fn shared_key(socket: &Socket) -> Option<DescriptionKey> {
         SocketRole::Unconnected { .. } => None,
         SocketRole::Listening(listening) => Some(DescriptionKey::Listener(listening.number)),
         SocketRole::Stream(stream) => Some(DescriptionKey::Socket(stream.conn)),
-        SocketRole::Udp(dgram) => Some(DescriptionKey::Socket(dgram.conn)),
+        SocketRole::Udp(udp) => Some(DescriptionKey::Socket(udp.conn)),
     }
 }
 

@@ -303,9 +303,9 @@ impl Ops {
     /// # Errors
     /// `EAGAIN` in a signal handler that interrupted a call.
     pub fn prepare_exec(&self) -> Result<ExecGuard<'_>, Errno> {
-        let lane = self.lock()?;
-        lane.proxy_fds.set_pooled_cloexec(true);
-        Ok(ExecGuard { ops: self, state: lane })
+        let state = self.lock()?;
+        state.proxy_fds.set_pooled_cloexec(true);
+        Ok(ExecGuard { ops: self, state })
     }
 
     /// Records that the program has changed the close-on-exec flag of a descriptor, or created it without

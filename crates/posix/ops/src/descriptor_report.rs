@@ -127,9 +127,9 @@ impl DescriptorReport {
             ReportEntry::Listener(at, kernel) => (3, u64::from(kernel), [at, nowhere]),
             ReportEntry::Stream(ends) => (4, 0, ends),
             ReportEntry::Epoll => (5, 0, [nowhere; 2]),
-            ReportEntry::Kernel(why, inode) => {
+            ReportEntry::Kernel(reason, inode) => {
                 words[6].store(inode, Relaxed);
-                (6, why as u64, [nowhere; 2])
+                (6, reason as u64, [nowhere; 2])
             }
             ReportEntry::Internal => (7, 0, [nowhere; 2]),
             ReportEntry::Udp(ends, kernel) => (8, u64::from(kernel), ends),
@@ -218,8 +218,8 @@ pub fn read(pid: u32, fds: &[RawFd]) -> io::Result<Option<Vec<Option<ReportEntry
     let folder = format!("/proc/{pid}/fd");
     for file in std::fs::read_dir(&folder)? {
         let path = file?.path();
-        let is_book = |target: &Path| target.to_str().is_some_and(|t| t.starts_with("/memfd:ginnel-book"));
-        if !std::fs::read_link(&path).is_ok_and(|target| is_book(&target)) {
+        let is_report = |target: &Path| target.to_str().is_some_and(|t| t.starts_with("/memfd:ginnel-book"));
+        if !std::fs::read_link(&path).is_ok_and(|target| is_report(&target)) {
             continue;
         }
         let file = File::open(&path)?;
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_by_another_process_and_what_is_cleared_is_not() {
-        let book = DescriptorReport::new(64).unwrap();
+        let report = DescriptorReport::new(64).unwrap();
         let ends = ["10.0.0.1:80".parse().unwrap(), "[2001:db8::1]:443".parse().unwrap()];
         let entries = [
             ReportEntry::Unconnected,
@@ -255,28 +255,28 @@ mod tests {
             ReportEntry::Internal,
         ];
         for (fd, entry) in (10..).zip(entries) {
-            book.write(fd, entry);
+            report.write(fd, entry);
         }
-        book.write(63, ReportEntry::Stream(ends));
-        book.write(64, ReportEntry::Unconnected);
-        book.clear(10);
+        report.write(63, ReportEntry::Stream(ends));
+        report.write(64, ReportEntry::Unconnected);
+        report.clear(10);
         let fds = [10, 11, 12, 13, 14, 15, 16, 63, 64, 17];
         let read = super::read(std::process::id(), &fds).unwrap().expect("a book");
         let expected: Vec<_> = entries.iter().skip(1).copied().map(Some).collect();
         assert_eq!((&read[0], &read[1..7]), (&None, &expected[..]));
         assert_eq!(read[7..], [Some(ReportEntry::Stream(ends)), None, None]);
         // A child has an empty report under the same number, and the parent's stays as it was.
-        let (parents, number) = (rustix::io::dup(&book.file).unwrap(), book.file.as_raw_fd());
-        let book = book.for_child().unwrap();
-        assert_eq!(book.file.as_raw_fd(), number);
-        assert_eq!(rustix::io::fcntl_getfd(&book.file), Ok(rustix::io::FdFlags::CLOEXEC));
-        book.write(10, ReportEntry::Epoll);
+        let (parents, number) = (rustix::io::dup(&report.file).unwrap(), report.file.as_raw_fd());
+        let report = report.for_child().unwrap();
+        assert_eq!(report.file.as_raw_fd(), number);
+        assert_eq!(rustix::io::fcntl_getfd(&report.file), Ok(rustix::io::FdFlags::CLOEXEC));
+        report.write(10, ReportEntry::Epoll);
         let tag = |file: &dyn std::os::fd::AsFd, fd: u64| {
             let mut tag = [0];
             rustix::io::pread(file, &mut tag, (fd + 1) * ENTRY_BYTES as u64).unwrap();
             tag[0]
         };
-        assert_eq!((tag(&book.file, 10), tag(&book.file, 11)), (5, 0));
+        assert_eq!((tag(&report.file, 10), tag(&report.file, 11)), (5, 0));
         assert_eq!((tag(&parents, 10), tag(&parents, 11)), (0, 2));
     }
 }

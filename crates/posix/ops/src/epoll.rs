@@ -202,8 +202,8 @@ impl Ops {
         }
         let program = epoll::create(epoll::CreateFlags::from_bits_retain(flags.cast_unsigned()))?;
         let own = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(&program, 0)?);
-        let mut lane = self.lock()?;
-        self.install(&mut lane, program.into_raw_fd(), FileKind::Epoll(Box::new(EpollSet::new(own))))
+        let mut state = self.lock()?;
+        self.install(&mut state, program.into_raw_fd(), FileKind::Epoll(Box::new(EpollSet::new(own))))
     }
 
     /// `epoll_ctl` on a set of the stack. `event` may be absent only for `EPOLL_CTL_DEL`.
@@ -217,21 +217,21 @@ impl Ops {
         fd: RawFd,
         event: Option<EpollEvent>,
     ) -> Result<(), Errno> {
-        let mut lane = self.lock()?;
-        let set = self.file_of(&mut lane, epfd)?;
+        let mut state = self.lock()?;
+        let set = self.file_of(&mut state, epfd)?;
         // Earlier events concern the items that are in the sets now.
-        lane.process_events();
+        state.process_events();
         let target = self.fds.get(fd);
-        lane.files.epoll(set)?;
+        state.files.epoll(set)?;
         if target == Some(set) {
             return Err(Errno::INVAL);
         }
         let Some(file) = target else {
             // To the program a pooled proxy descriptor is closed.
-            return if is_pooled(fd) { Err(Errno::BADF) } else { lane.kernel_ctl(set, op, fd, event) };
+            return if is_pooled(fd) { Err(Errno::BADF) } else { state.kernel_ctl(set, op, fd, event) };
         };
         let event = event.unwrap_or_default();
-        let nested = matches!(lane.files.get(file).kind, FileKind::Epoll(_));
+        let nested = matches!(state.files.get(file).kind, FileKind::Epoll(_));
         let exclusive = event.events & EXCLUSIVE != 0;
         if exclusive
             && (op == libc::EPOLL_CTL_MOD
@@ -240,47 +240,47 @@ impl Ops {
             return Err(Errno::INVAL);
         }
         let event = EpollEvent { events: event.events | ALWAYS, data: event.data };
-        let known = lane.item_of(set, fd, file)?;
+        let known = state.item_of(set, fd, file)?;
         match (op, known) {
             (libc::EPOLL_CTL_ADD, Some(_)) => Err(Errno::EXIST),
             (libc::EPOLL_CTL_ADD, None) => {
-                if nested && lane.nesting_depth(set, file) > NESTS_MAX {
+                if nested && state.nesting_depth(set, file) > NESTS_MAX {
                     return Err(Errno::LOOP);
                 }
-                let item = lane.files.epoll(set)?.add(fd, file, event);
-                lane.files.get(file).wait_queue.push(WaitEntry::EpollItem { set, item });
+                let item = state.files.epoll(set)?.add(fd, file, event);
+                state.files.get(file).wait_queue.push(WaitEntry::EpollItem { set, item });
                 if nested {
-                    lane.nest_kernel_epoll(set, file, op, event);
-                } else if let Some(half) = lane.kernel_fd(file) {
-                    lane.kernel_ctl(set, op, half, Some(event))?;
+                    state.nest_kernel_epoll(set, file, op, event);
+                } else if let Some(kernel_fd) = state.kernel_fd(file) {
+                    state.kernel_ctl(set, op, kernel_fd, Some(event))?;
                 }
-                lane.begin_accepting(file);
-                lane.queue_if_ready(set, item);
+                state.begin_accepting(file);
+                state.queue_if_ready(set, item);
                 Ok(())
             }
             (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None) => Err(Errno::NOENT),
             (libc::EPOLL_CTL_MOD, Some(item)) => {
-                let entry = &mut lane.files.epoll(set)?.items[item as usize];
+                let entry = &mut state.files.epoll(set)?.items[item as usize];
                 if entry.event.events & EXCLUSIVE != 0 {
                     return Err(Errno::INVAL);
                 }
                 entry.event = event;
                 if nested {
-                    lane.nest_kernel_epoll(set, file, op, event);
-                } else if let Some(half) = lane.kernel_fd(file) {
-                    lane.kernel_ctl(set, op, half, Some(event))?;
+                    state.nest_kernel_epoll(set, file, op, event);
+                } else if let Some(kernel_fd) = state.kernel_fd(file) {
+                    state.kernel_ctl(set, op, kernel_fd, Some(event))?;
                 }
-                lane.queue_if_ready(set, item);
+                state.queue_if_ready(set, item);
                 Ok(())
             }
             (libc::EPOLL_CTL_DEL, Some(item)) => {
-                lane.files.epoll(set)?.remove(item);
+                state.files.epoll(set)?.remove(item);
                 let gone = WaitEntry::EpollItem { set, item };
-                lane.files.get(file).wait_queue.retain(|watcher| *watcher != gone);
+                state.files.get(file).wait_queue.retain(|entry| *entry != gone);
                 if nested {
-                    lane.nest_kernel_epoll(set, file, op, event);
-                } else if let Some(half) = lane.kernel_fd(file) {
-                    lane.kernel_ctl(set, op, half, None)?;
+                    state.nest_kernel_epoll(set, file, op, event);
+                } else if let Some(kernel_fd) = state.kernel_fd(file) {
+                    state.kernel_ctl(set, op, kernel_fd, None)?;
                 }
                 Ok(())
             }
@@ -296,47 +296,47 @@ impl Ops {
         &self,
         epfd: RawFd,
         events: &mut [EpollEvent],
-        patience: Timeout,
+        timeout: Timeout,
         mask: Option<&sigset_t>,
     ) -> Result<usize, Errno> {
         if events.is_empty() {
             return Err(Errno::INVAL);
         }
-        let mut lane = self.lock()?;
-        let set = self.file_of(&mut lane, epfd)?;
-        let epoll = lane.files.epoll(set)?;
-        let part = epoll.kernel_epoll();
-        let mut kernel = [pollfd { fd: part.fd, events: POLLIN, revents: 0 }];
+        let mut state = self.lock()?;
+        let set = self.file_of(&mut state, epfd)?;
+        let epoll = state.files.epoll(set)?;
+        let kernel_epoll = epoll.kernel_epoll();
+        let mut kernel = [pollfd { fd: kernel_epoll.fd, events: POLLIN, revents: 0 }];
         let wait = Wait {
             mask,
             exclusive: true,
-            kernel_epoll: Some(part),
+            kernel_epoll: Some(kernel_epoll),
             eintr_on_stop: true,
-            ..Wait::of(patience)
+            ..Wait::of(timeout)
         };
         // A call that is going to sleep polls the kernel's part by sleeping on it.
-        let mut ask = patience == Timeout::Zero;
-        let (mut lane, result) = self.block_until(lane, &[set], &mut kernel, &wait, |lane, kernel| {
-            lane.process_events();
+        let mut ask = timeout == Timeout::Zero;
+        let (mut state, result) = self.block_until(state, &[set], &mut kernel, &wait, |state, kernel| {
+            state.process_events();
             let ask = core::mem::take(&mut ask) || kernel[0].revents != 0;
-            if lane.waiters.polled_kernel && !ask {
+            if state.waiters.polled_kernel && !ask {
                 // The kernel has said that nothing is ready.
-                lane.files.epoll(set)?.rounds_without_kernel = 0;
+                state.files.epoll(set)?.rounds_without_kernel = 0;
             }
-            lane.send_events(set, events, ask)
+            state.send_events(set, events, ask)
         });
         if result.is_ok()
-            && let Ok(epoll) = lane.files.epoll(set)
+            && let Ok(epoll) = state.files.epoll(set)
             && !epoll.ready.is_empty()
         {
             // Another thread may take the remaining events; to sets that contain this one they are not new
             // (`ep_done_scan`).
-            lane.wake_threads(set);
+            state.wake_threads(set);
         }
         match result {
             Err(Errno::AGAIN) => {
-                if patience == Timeout::Zero {
-                    lane.note_empty_poll();
+                if timeout == Timeout::Zero {
+                    state.note_empty_poll();
                 }
                 Ok(0)
             }
@@ -367,9 +367,9 @@ impl ProcessState {
 
     /// Returns the item of a descriptor in a set. Searches the wait queue of the description, which is short.
     fn item_of(&mut self, set: FileId, fd: RawFd, file: FileId) -> Result<Option<u32>, Errno> {
-        let mut watchers = core::mem::take(&mut self.files.get(file).wait_queue);
+        let mut entries = core::mem::take(&mut self.files.get(file).wait_queue);
         let found = self.files.epoll(set).map(|epoll| {
-            watchers.iter().find_map(|watcher| match *watcher {
+            entries.iter().find_map(|entry| match *entry {
                 WaitEntry::EpollItem { set: of, item }
                     if of == set && epoll.items[item as usize].fd == fd =>
                 {
@@ -378,7 +378,7 @@ impl ProcessState {
                 _ => None,
             })
         });
-        core::mem::swap(&mut self.files.get(file).wait_queue, &mut watchers);
+        core::mem::swap(&mut self.files.get(file).wait_queue, &mut entries);
         found
     }
 
@@ -423,7 +423,7 @@ impl ProcessState {
             .get(set)
             .wait_queue
             .iter()
-            .filter_map(|watcher| match watcher {
+            .filter_map(|entry| match entry {
                 WaitEntry::EpollItem { set, .. } => Some(*set),
                 WaitEntry::Thread { .. } => None,
             })

@@ -229,20 +229,20 @@ impl Codec for SerializedFile {
 }
 
 impl ExecGuard<'_> {
-    /// Prepares the inheritance of sockets by the program that is executed or started. `kept` lists the
+    /// Prepares the inheritance of sockets by the program that is executed or started. `fds_to_keep` lists the
     /// descriptors, as pairs of the number there and the number here. A program that inherits no sockets
     /// needs no inheritance.
     ///
     /// # Errors
     /// `ENOBUFS` if the stack has no room for another process, or if there are too many sockets; `EMFILE`,
     /// `ENFILE`.
-    pub fn prepare_inheritance(&mut self, kept: &[(RawFd, RawFd)]) -> Result<Inheritance, Errno> {
-        let (held, note) = self.ops.serialize_fds(&mut self.state, kept)?;
-        let process = self.state.attachment.as_ref().ok_or(Errno::NOBUFS)?;
-        let expected = process.prepare_exec(&held).map_err(|_| Errno::NOBUFS)?;
-        let table = PreparedProcess::inheritance_table(&held, &note).map_err(|_| Errno::NOBUFS)?;
-        let line = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(expected.connection(), 0)?);
-        Ok(Inheritance { connection: line, table: HiddenFd::new(table) })
+    pub fn prepare_inheritance(&mut self, fds_to_keep: &[(RawFd, RawFd)]) -> Result<Inheritance, Errno> {
+        let (ids, serialized) = self.ops.serialize_fds(&mut self.state, fds_to_keep)?;
+        let attachment = self.state.attachment.as_ref().ok_or(Errno::NOBUFS)?;
+        let expected = attachment.prepare_exec(&ids).map_err(|_| Errno::NOBUFS)?;
+        let table = PreparedProcess::inheritance_table(&ids, &serialized).map_err(|_| Errno::NOBUFS)?;
+        let connection = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(expected.connection(), 0)?);
+        Ok(Inheritance { connection, table: HiddenFd::new(table) })
     }
 
     /// Returns a control connection for a program that inherits nothing else
@@ -251,28 +251,28 @@ impl ExecGuard<'_> {
     /// # Errors
     /// `ENETDOWN` if the stack is gone, or if there are no descriptors.
     pub fn new_connection(&self) -> Result<InternalFd, Errno> {
-        let process = self.state.attachment.as_ref().ok_or(Errno::NETDOWN)?;
-        process.successor_connection().map_err(|_| Errno::NETDOWN)
+        let attachment = self.state.attachment.as_ref().ok_or(Errno::NETDOWN)?;
+        attachment.successor_connection().map_err(|_| Errno::NETDOWN)
     }
 }
 
 impl Ops {
     /// Returns the stack's descriptors that an executed program keeps.
     pub fn inheritable(&self) -> Vec<RawFd> {
-        let kept = |fd: &RawFd| {
+        let fds_to_keep = |fd: &RawFd| {
             let flags = borrow(*fd).and_then(fcntl_getfd);
             flags.is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
         };
-        self.fds.range(0, RawFd::MAX).filter(kept).collect()
+        self.fds.range(0, RawFd::MAX).filter(fds_to_keep).collect()
     }
 
     fn serialize_fds(
         &self,
-        lane: &mut ProcessState,
-        kept: &[(RawFd, RawFd)],
+        state: &mut ProcessState,
+        fds_to_keep: &[(RawFd, RawFd)],
     ) -> Result<(Vec<GlobalSocketId>, Vec<u8>), Errno> {
-        let (mut fds, mut files, mut held) = (Vec::new(), BTreeMap::new(), Vec::new());
-        for &(number, here) in kept {
+        let (mut fds, mut files, mut ids) = (Vec::new(), BTreeMap::new(), Vec::new());
+        for &(number, here) in fds_to_keep {
             let Some(file) = self.fds.get(here) else { continue };
             let count = files.len() as u32;
             let file = *files.entry(file).or_insert(count);
@@ -280,14 +280,14 @@ impl Ops {
         }
         let mut in_order: Vec<(FileId, u32)> = files.iter().map(|(id, place)| (*id, *place)).collect();
         in_order.sort_by_key(|(_, place)| *place);
-        let mut notes = Vec::new();
+        let mut serialized_files = Vec::new();
         for (id, _) in in_order {
-            lane.share(id);
-            notes.push(match &lane.files.get(id).kind {
+            state.share(id);
+            serialized_files.push(match &state.files.get(id).kind {
                 FileKind::Socket(socket) => {
-                    let (note, things) = serialize_socket(socket, &lane.client);
-                    held.extend(things);
-                    SerializedFile::Socket(Box::new(note))
+                    let (serialized, things) = serialize_socket(socket, &state.client);
+                    ids.extend(things);
+                    SerializedFile::Socket(Box::new(serialized))
                 }
                 FileKind::Epoll(set) => {
                     let items = set.entries().filter_map(|(fd, file, event, queued)| {
@@ -305,10 +305,10 @@ impl Ops {
                 FileKind::Free => return Err(Errno::BADF),
             });
         }
-        let mut note = Vec::new();
-        fds.encode(&mut note);
-        notes.encode(&mut note);
-        Ok((held, note))
+        let mut serialized = Vec::new();
+        fds.encode(&mut serialized);
+        serialized_files.encode(&mut serialized);
+        Ok((ids, serialized))
     }
 
     /// Returns the socket calls of a program that inherits the descriptors of [`Inheritance::clear_cloexec`].
@@ -318,32 +318,33 @@ impl Ops {
     /// `ENETDOWN` if the stack is gone, `EINVAL` if the descriptors are not the library's; `EMFILE`,
     /// `ENFILE`.
     pub fn from_inheritance(
-        line: OwnedFd,
+        connection: OwnedFd,
         table: OwnedFd,
         config: impl FnOnce(&Attachment) -> OpsConfig,
     ) -> Result<Self, Errno> {
-        fcntl_setfd(&line, FdFlags::CLOEXEC)?;
-        let (process, held, note) = Attachment::inherit(line, table).map_err(|error| match error {
-            ginnel::Error::StackGone => Errno::NETDOWN,
-            _ => Errno::INVAL,
-        })?;
-        let config = config(&process);
-        let ops = Self::from_process(process, config)?;
-        let mut rest = &note[..];
+        fcntl_setfd(&connection, FdFlags::CLOEXEC)?;
+        let (attachment, ids, serialized) =
+            Attachment::inherit(connection, table).map_err(|error| match error {
+                ginnel::Error::StackGone => Errno::NETDOWN,
+                _ => Errno::INVAL,
+            })?;
+        let config = config(&attachment);
+        let ops = Self::from_process(attachment, config)?;
+        let mut rest = &serialized[..];
         let (fds, files) =
             <(Vec<InheritedFd>, Vec<SerializedFile>)>::decode(&mut rest).ok_or(Errno::INVAL)?;
-        let mut lane = ops.lock()?;
-        ops.restore(&mut lane, &fds, files)?;
-        lane.drop_unclaimed(&held);
-        ops.rebuild_report(&mut lane);
-        lane.client.flush();
-        drop(lane);
+        let mut state = ops.lock()?;
+        ops.restore(&mut state, &fds, files)?;
+        state.drop_unclaimed(&ids);
+        ops.rebuild_report(&mut state);
+        state.client.flush();
+        drop(state);
         Ok(ops)
     }
 
     fn restore(
         &self,
-        lane: &mut ProcessState,
+        state: &mut ProcessState,
         fds: &[InheritedFd],
         files: Vec<SerializedFile>,
     ) -> Result<(), Errno> {
@@ -356,11 +357,11 @@ impl Ops {
         let first = |place: usize| fds.iter().find(|fd| fd.file_index as usize == place).map(|fd| fd.number);
         let mut ids = vec![None; files.len()];
         let mut sets = Vec::new();
-        for (place, note) in files.into_iter().enumerate() {
+        for (place, serialized) in files.into_iter().enumerate() {
             let Some(number) = first(place) else { continue };
-            let kind = match note {
-                SerializedFile::Socket(note) => {
-                    FileKind::Socket(Box::new(lane.deserialize_socket(*note, number)?))
+            let kind = match serialized {
+                SerializedFile::Socket(serialized) => {
+                    FileKind::Socket(Box::new(state.deserialize_socket(*serialized, number)?))
                 }
                 SerializedFile::Epoll(items, kernel_items) => {
                     let own = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(borrow(number)?, 0)?);
@@ -368,31 +369,31 @@ impl Ops {
                     FileKind::Epoll(Box::new(EpollSet::from_inherited(own, kernel_items as usize)))
                 }
             };
-            let id = lane.files.add(kind);
+            let id = state.files.add(kind);
             // Other processes may share the description; the first access applies what they have changed.
-            lane.files.get(id).shared_version = Some(0);
+            state.files.get(id).shared_version = Some(0);
             ids[place] = Some(id);
         }
         for fd in &fds {
             let Some(Some(id)) = ids.get(fd.file_index as usize) else { continue };
             if self.fds.set(fd.number, *id) {
-                let file = lane.files.get(*id);
+                let file = state.files.get(*id);
                 file.refcount += 1;
                 file.fd_count += 1;
             }
         }
         for id in ids.iter().flatten() {
-            lane.activate(*id)?;
+            state.activate(*id)?;
         }
         for (place, items) in sets {
             let Some(set) = ids[place] else { continue };
             for item in items {
                 let Some(Some(file)) = ids.get(item.file_index as usize).copied() else { continue };
                 let event = EpollEvent { events: item.events, data: item.data };
-                let number = lane.files.epoll(set)?.add(item.fd, file, event);
-                lane.files.get(file).wait_queue.push(WaitEntry::EpollItem { set, item: number });
+                let number = state.files.epoll(set)?.add(item.fd, file, event);
+                state.files.get(file).wait_queue.push(WaitEntry::EpollItem { set, item: number });
                 if item.queued {
-                    lane.files.epoll(set)?.queue_ready(number, 0);
+                    state.files.epoll(set)?.queue_ready(number, 0);
                 }
             }
         }
@@ -405,39 +406,39 @@ pub(crate) fn serialize_socket(
     socket: &Socket,
     channels: &Channels,
 ) -> (SerializedSocket, Vec<GlobalSocketId>) {
-    let bound_note = |bound: &BoundAddress| SerializedAddress {
+    let serialize_address = |bound: &BoundAddress| SerializedAddress {
         address: bound.reserved.address,
         port_locked: bound.port_locked,
         has_kernel_socket: bound.kernel_fd.is_some(),
     };
-    let named = |held: &GlobalSocketId| match held.id {
+    let handle_of = |ids: &GlobalSocketId| match ids.id {
         SocketId::Socket { socket, generation } => (socket, generation),
         SocketId::Listener(_) => (0, 0),
     };
-    let (shape, held) = match &socket.role {
+    let (shape, ids) = match &socket.role {
         SocketRole::Unconnected { bound } => {
-            (SerializedRole::Unconnected(bound.as_ref().map(bound_note)), Vec::new())
+            (SerializedRole::Unconnected(bound.as_ref().map(serialize_address)), Vec::new())
         }
         SocketRole::Listening(listening) => {
-            let held = channels.listener_ids(listening.number);
-            let number = |held: &GlobalSocketId| match held.id {
+            let ids = channels.listener_ids(listening.number);
+            let number = |ids: &GlobalSocketId| match ids.id {
                 SocketId::Listener(number) => number,
                 SocketId::Socket { .. } => 0,
             };
-            let note = SerializedListener {
-                numbers: held.iter().map(number).collect(),
-                bound: bound_note(&listening.bound),
+            let serialized = SerializedListener {
+                numbers: ids.iter().map(number).collect(),
+                bound: serialize_address(&listening.bound),
                 accepting: listening.accepting,
                 backlog: listening.backlog,
                 has_kernel_socket: listening.kernel_fd.is_some(),
             };
-            (SerializedRole::Listening(note), held)
+            (SerializedRole::Listening(serialized), ids)
         }
         SocketRole::Stream(stream) => {
-            let held = channels.socket_id(stream.conn);
-            let (socket, generation) = named(&held);
-            let note = SerializedStream {
-                shard: held.shard,
+            let ids = channels.socket_id(stream.conn);
+            let (socket, generation) = handle_of(&ids);
+            let serialized = SerializedStream {
+                shard: ids.shard,
                 socket,
                 generation,
                 connecting: stream.connecting,
@@ -445,34 +446,34 @@ pub(crate) fn serialize_socket(
                 error: stream.error,
                 end_seen: stream.end_seen,
                 msg_more: stream.msg_more,
-                bound: stream.bound.as_ref().map(bound_note),
+                bound: stream.bound.as_ref().map(serialize_address),
             };
-            (SerializedRole::Stream(note), vec![held])
+            (SerializedRole::Stream(serialized), vec![ids])
         }
-        SocketRole::Udp(dgram) => {
-            let held = channels.socket_id(dgram.conn);
-            let (socket, generation) = named(&held);
-            let note = SerializedUdp {
-                shard: held.shard,
+        SocketRole::Udp(udp) => {
+            let ids = channels.socket_id(udp.conn);
+            let (socket, generation) = handle_of(&ids);
+            let serialized = SerializedUdp {
+                shard: ids.shard,
                 socket,
                 generation,
-                bound: dgram.bound,
-                peer: dgram.peer,
-                has_kernel_socket: dgram.kernel_fd.is_some(),
-                shut_read: dgram.shut_read,
-                shut_write: dgram.shut_write,
+                bound: udp.bound,
+                peer: udp.peer,
+                has_kernel_socket: udp.kernel_fd.is_some(),
+                shut_read: udp.shut_read,
+                shut_write: udp.shut_write,
             };
-            (SerializedRole::Udp(note), vec![held])
+            (SerializedRole::Udp(serialized), vec![ids])
         }
     };
     let family = match socket.family {
         Family::V4 => 4,
         Family::V6 => 6,
     };
-    let note = SerializedSocket {
+    let serialized = SerializedSocket {
         family,
         is_udp: socket.is_udp,
-        destinations: socket.udp_send.as_ref().map_or(Vec::new(), |outbox| outbox.destinations.clone()),
+        destinations: socket.udp_send.as_ref().map_or(Vec::new(), |udp_send| udp_send.destinations.clone()),
         nonblocking: socket.nonblocking,
         options: socket.options.clone(),
         shutdown: socket.shutdown,
@@ -480,12 +481,12 @@ pub(crate) fn serialize_socket(
         cookie: socket.cookie,
         last_address: socket.last_address,
     };
-    (note, held)
+    (serialized, ids)
 }
 
 impl ProcessState {
     /// Restores a socket that another process serialized and this one already owns. `fd` is its descriptor.
-    pub fn deserialize_socket(&mut self, note: SerializedSocket, fd: RawFd) -> Result<Socket, Errno> {
+    pub fn deserialize_socket(&mut self, serialized: SerializedSocket, fd: RawFd) -> Result<Socket, Errno> {
         let SerializedSocket {
             is_udp: datagrams,
             destinations,
@@ -494,19 +495,20 @@ impl ProcessState {
             shutdown: shut,
             role: shape,
             cookie,
-            last_address: past,
+            last_address,
             ..
-        } = note;
-        let family = match note.family {
+        } = serialized;
+        let family = match serialized.family {
             4 => Family::V4,
             6 => Family::V6,
             _ => return Err(Errno::INVAL),
         };
-        let bound_of = |SerializedAddress { address, port_locked: keeps_port, has_kernel_socket: backed }: SerializedAddress| BoundAddress {
-            reserved: Reservation { number: FOREIGN_RESERVATION, address },
-            port_locked: keeps_port,
-            kernel_fd: backed.then_some(fd),
-        };
+        let bound_of =
+            |SerializedAddress { address, port_locked, has_kernel_socket }: SerializedAddress| BoundAddress {
+                reserved: Reservation { number: FOREIGN_RESERVATION, address },
+                port_locked,
+                kernel_fd: has_kernel_socket.then_some(fd),
+            };
         let shape = match shape {
             SerializedRole::Unconnected(bound) => {
                 let sharing = options.sharing(family);
@@ -519,51 +521,55 @@ impl ProcessState {
                 });
                 SocketRole::Unconnected { bound }
             }
-            SerializedRole::Listening(note) => SocketRole::Listening(Listener {
-                number: self.client.import_listener(&note.numbers),
-                bound: bound_of(note.bound),
-                accepting: note.accepting,
-                backlog: note.backlog,
-                kernel_fd: note.has_kernel_socket.then_some(fd),
+            SerializedRole::Listening(serialized) => SocketRole::Listening(Listener {
+                number: self.client.import_listener(&serialized.numbers),
+                bound: bound_of(serialized.bound),
+                accepting: serialized.accepting,
+                backlog: serialized.backlog,
+                kernel_fd: serialized.has_kernel_socket.then_some(fd),
             }),
-            SerializedRole::Stream(note) => SocketRole::Stream(Stream {
-                conn: self.client.conn_of(note.shard, Conn::new(note.socket, note.generation)),
-                connecting: note.connecting,
-                disconnecting: note.disconnecting,
-                error: note.error,
-                end_seen: note.end_seen,
-                msg_more: note.msg_more,
+            SerializedRole::Stream(serialized) => SocketRole::Stream(Stream {
+                conn: self
+                    .client
+                    .conn_of(serialized.shard, Conn::new(serialized.socket, serialized.generation)),
+                connecting: serialized.connecting,
+                disconnecting: serialized.disconnecting,
+                error: serialized.error,
+                end_seen: serialized.end_seen,
+                msg_more: serialized.msg_more,
                 nospace_acked: None,
-                bound: note.bound.map(bound_of),
+                bound: serialized.bound.map(bound_of),
                 incomplete_report_fd: None,
             }),
-            SerializedRole::Udp(note) => SocketRole::Udp(UdpSocket {
-                conn: self.client.conn_of(note.shard, Conn::new(note.socket, note.generation)),
-                bound: note.bound,
-                peer: note.peer,
-                kernel_fd: note.has_kernel_socket.then_some(fd),
-                shut_read: note.shut_read,
-                shut_write: note.shut_write,
+            SerializedRole::Udp(serialized) => SocketRole::Udp(UdpSocket {
+                conn: self
+                    .client
+                    .conn_of(serialized.shard, Conn::new(serialized.socket, serialized.generation)),
+                bound: serialized.bound,
+                peer: serialized.peer,
+                kernel_fd: serialized.has_kernel_socket.then_some(fd),
+                shut_read: serialized.shut_read,
+                shut_write: serialized.shut_write,
                 deferred_error: None,
             }),
         };
-        let outbox = datagrams.then(|| {
-            let mut outbox = Box::new(UdpSendState { destinations, ..UdpSendState::default() });
-            options.apply_to_udp_send(family, &mut outbox);
-            outbox
+        let udp_send = datagrams.then(|| {
+            let mut udp_send = Box::new(UdpSendState { destinations, ..UdpSendState::default() });
+            options.apply_to_udp_send(family, &mut udp_send);
+            udp_send
         });
         let urgency = UrgentState::default();
         Ok(Socket {
             family,
             is_udp: datagrams,
-            udp_send: outbox,
+            udp_send,
             nonblocking,
             options,
             shutdown: shut,
             role: shape,
             cookie,
             urgent: urgency,
-            last_address: past,
+            last_address,
         })
     }
 
@@ -574,9 +580,9 @@ impl ProcessState {
             SocketRole::Unconnected { .. } => {}
             SocketRole::Listening(listening) => {
                 // Granted anew, because each process has accept credit of its own.
-                let (number, wants) = (listening.number, core::mem::take(&mut listening.accepting));
+                let (number, accepts) = (listening.number, core::mem::take(&mut listening.accepting));
                 self.bind_listener(number, file);
-                if wants {
+                if accepts {
                     self.begin_accepting(file);
                 }
             }
@@ -589,18 +595,18 @@ impl ProcessState {
     }
 
     /// Releases inherited sockets that have no descriptor any more, as if the program had closed them.
-    fn drop_unclaimed(&mut self, held: &[GlobalSocketId]) {
-        for held in held {
-            if let SocketId::Socket { socket, generation } = held.id {
-                let conn = self.client.conn_of(held.shard, Conn::new(socket, generation));
+    fn drop_unclaimed(&mut self, ids: &[GlobalSocketId]) {
+        for ids in ids {
+            if let SocketId::Socket { socket, generation } = ids.id {
+                let conn = self.client.conn_of(ids.shard, Conn::new(socket, generation));
                 if self.file_of(conn).is_none() {
                     // If the connection is over, there is no reference to release.
                     let _ = self.client.release(conn);
                 }
-            } else if let SocketId::Listener(number) = held.id {
-                let known = self.client.listener_of(held.shard, number);
+            } else if let SocketId::Listener(number) = ids.id {
+                let known = self.client.listener_of(ids.shard, number);
                 if known.and_then(|number| self.file_of_listener(number)).is_none() {
-                    self.client.unlisten_on_shard(held.shard, number);
+                    self.client.unlisten_on_shard(ids.shard, number);
                 }
             }
         }

@@ -41,26 +41,26 @@ impl Ops {
     /// # Errors
     /// `EBADF`; `ENETDOWN` without a stack; `ETOOMANYREFS` if too many sockets are in transit.
     pub fn pass_fd(&self, fd: RawFd) -> Result<PassedFd, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        let half = lane.kernel_fd(file);
-        lane.share(file);
-        let ProcessState { files, client, .. } = &mut *lane;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let kernel_fd = state.kernel_fd(file);
+        state.share(file);
+        let ProcessState { files, client, .. } = &mut *state;
         let FileKind::Socket(socket) = &files.get(file).kind else { return Ok(PassedFd::Itself) };
         if matches!(socket.role, SocketRole::Unconnected { .. }) {
             return Ok(PassedFd::Itself);
         }
-        let (note, held) = serialize(socket, client);
-        let process = lane.attachment.as_ref().ok_or(Errno::NETDOWN)?;
-        let share = |travels| process.share_with(&held, &note, travels).map_err(|_| Errno::TOOMANYREFS);
-        let Some(half) = half else { return share(None).map(PassedFd::Substitute) };
+        let (metadata, ids) = serialize(socket, client);
+        let attachment = state.attachment.as_ref().ok_or(Errno::NETDOWN)?;
+        let share = |travels| attachment.share_with(&ids, &metadata, travels).map_err(|_| Errno::TOOMANYREFS);
+        let Some(kernel_fd) = kernel_fd else { return share(None).map(PassedFd::Substitute) };
         // Both sides must arrive, so the kernel socket is sent. No event tells when its last copy is closed,
         // so this process keeps a reference to the stack's side as long as it lives.
-        let half = borrow(half)?;
-        let cookie = sockopt::socket_cookie(half)?;
-        if !lane.passed_listeners.iter().any(|(known, _)| *known == cookie) {
-            let holds = HiddenFd::new(share(Some(half))?);
-            lane.passed_listeners.push((cookie, holds));
+        let kernel_fd = borrow(kernel_fd)?;
+        let cookie = sockopt::socket_cookie(kernel_fd)?;
+        if !state.passed_listeners.iter().any(|(entry, _)| *entry == cookie) {
+            let owner = HiddenFd::new(share(Some(kernel_fd))?);
+            state.passed_listeners.push((cookie, owner));
         }
         Ok(PassedFd::Itself)
     }
@@ -78,45 +78,45 @@ impl Ops {
 
     fn import_fd(&self, fd: RawFd, received: BorrowedFd<'_>) -> Result<(), Errno> {
         let listener = is_passable(received)?;
-        let mut lane = self.lock()?;
-        let ProcessState { attachment: process, client, .. } = &mut *lane;
-        let process = process.as_ref().ok_or(Errno::NETDOWN)?;
-        let (held, note) = process.resolve_with(client.all_mut(), received).map_err(|_| Errno::BADF)?;
-        let file = match lane.existing_file(&held) {
+        let mut state = self.lock()?;
+        let ProcessState { attachment, client, .. } = &mut *state;
+        let attachment = attachment.as_ref().ok_or(Errno::NETDOWN)?;
+        let (ids, metadata) = attachment.resolve_with(client.all_mut(), received).map_err(|_| Errno::BADF)?;
+        let file = match state.existing_file(&ids) {
             // This process has the description already.
             Some(file) => file,
             None => {
-                let note = SerializedSocket::decode(&mut &note[..]).ok_or(Errno::INVAL)?;
-                let socket = lane.deserialize_socket(note, fd)?;
-                let file = lane.files.add(FileKind::Socket(Box::new(socket)));
+                let metadata = SerializedSocket::decode(&mut &metadata[..]).ok_or(Errno::INVAL)?;
+                let socket = state.deserialize_socket(metadata, fd)?;
+                let file = state.files.add(FileKind::Socket(Box::new(socket)));
                 // The first access applies what was changed while the socket was in transit.
-                lane.files.get(file).shared_version = Some(0);
+                state.files.get(file).shared_version = Some(0);
                 file
             }
         };
         if !listener {
-            lane.proxy_fds.install_over(fd)?;
+            state.proxy_fds.install_over(fd)?;
         }
         if !self.fds.set(fd, file) {
             descriptor::close(fd);
             return Err(Errno::MFILE);
         }
-        let known = lane.files.get(file);
-        known.refcount += 1;
-        known.fd_count += 1;
-        if known.fd_count == 1 {
-            lane.activate(file)?;
+        let entry = state.files.get(file);
+        entry.refcount += 1;
+        entry.fd_count += 1;
+        if entry.fd_count == 1 {
+            state.activate(file)?;
         }
-        lane.report_fd(fd, file);
-        lane.client.flush();
+        state.report_fd(fd, file);
+        state.client.flush();
         Ok(())
     }
 }
 
 impl ProcessState {
     /// Returns the description that this process has of these identifiers.
-    fn existing_file(&mut self, held: &[GlobalSocketId]) -> Option<FileId> {
-        let first = held.first()?;
+    fn existing_file(&mut self, ids: &[GlobalSocketId]) -> Option<FileId> {
+        let first = ids.first()?;
         match first.id {
             SocketId::Socket { socket, generation } => {
                 let conn = self.client.conn_of(first.shard, Conn::new(socket, generation));
@@ -132,10 +132,10 @@ impl ProcessState {
 
 /// Serializes a socket for another process, and lists what that process will own.
 fn serialize(socket: &Socket, channels: &Channels) -> (Vec<u8>, Vec<GlobalSocketId>) {
-    let (note, held) = serialize_socket(socket, channels);
+    let (metadata, ids) = serialize_socket(socket, channels);
     let mut bytes = Vec::new();
-    note.encode(&mut bytes);
-    (bytes, held)
+    metadata.encode(&mut bytes);
+    (bytes, ids)
 }
 
 /// Checks whether a descriptor is of a kind that can stand for a stack socket, so that the stack need not be

@@ -170,7 +170,7 @@ impl Socket {
     /// Returns the address to which a UDP socket is connected.
     pub fn connected_peer(&self) -> Option<SocketAddr> {
         match self.role {
-            SocketRole::Udp(dgram) => dgram.peer,
+            SocketRole::Udp(udp) => udp.peer,
             _ => None,
         }
     }

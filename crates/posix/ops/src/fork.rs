@@ -22,16 +22,16 @@ impl Ops {
     /// Must be called before `fork`. The result must be passed to [`Ops::fork_parent`] in the parent, and to
     /// [`Ops::fork_child`] in the child.
     pub fn prepare_fork(&self) -> ForkGuard<'_> {
-        let mut lane = self.lock_or_panic();
-        for file in lane.files.ids() {
-            lane.share(file);
-            lane.query_local_end(file);
+        let mut state = self.lock_or_panic();
+        for file in state.files.ids() {
+            state.share(file);
+            state.query_local_end(file);
         }
-        let child = lane.attachment.as_ref().and_then(|process| process.prepare_fork().ok());
+        let child = state.attachment.as_ref().and_then(|process| process.prepare_fork().ok());
         if child.is_none() {
-            lane.client.check_stack_alive();
+            state.client.check_stack_alive();
         }
-        ForkGuard { state: lane, child }
+        ForkGuard { state, child }
     }
 
     /// Continues in the parent.
@@ -45,16 +45,16 @@ impl Ops {
     /// # Errors
     /// `ENOBUFS` if the stack has no room for it: the child must not use what it inherited.
     pub fn fork_child(&self, forking: ForkGuard<'_>) -> Result<(), Errno> {
-        let ForkGuard { state: mut lane, child } = forking;
+        let ForkGuard { mut state, child } = forking;
         match child {
-            Some(child) => lane.become_child(child)?,
+            Some(child) => state.become_child(child)?,
             // There is no stack to attach to: the child continues without network, as its parent does.
-            None if lane.client.is_stack_gone() => drop(lane.reset_waits_in_child()?),
+            None if state.client.is_stack_gone() => drop(state.reset_waits_in_child()?),
             None => return Err(Errno::NOBUFS),
         }
-        self.note_connection_fd(&lane);
+        self.note_connection_fd(&state);
         // The inherited report is the parent's.
-        self.rebuild_report(&mut lane);
+        self.rebuild_report(&mut state);
         Ok(())
     }
 }
@@ -84,32 +84,32 @@ impl ProcessState {
     /// Removes the waiters of the parent's threads, except the one that forked in a handler. Returns the
     /// listeners that had accept credit and are waited for.
     fn reset_waits_in_child(&mut self) -> Result<Vec<FileId>, Errno> {
-        let own = sleep::sleeping_waiter();
-        self.waiters = Waiters::for_child(own)?;
-        let goes_on = |watcher: &WaitEntry| match watcher {
+        let own_waiter = sleep::sleeping_waiter();
+        self.waiters = Waiters::for_child(own_waiter)?;
+        let belongs_to_child = |entry: &WaitEntry| match entry {
             WaitEntry::EpollItem { .. } => true,
-            WaitEntry::Thread { waiter: sleeper, .. } => Some(*sleeper) == own,
+            WaitEntry::Thread { waiter, .. } => Some(*waiter) == own_waiter,
         };
         let mut listeners = Vec::new();
-        for file in self.files.ids() {
-            let known = self.files.get(file);
-            known.wait_queue.retain(goes_on);
-            let calls = known.wait_queue.iter().filter(|watcher| matches!(watcher, WaitEntry::Thread { .. }));
+        for id in self.files.ids() {
+            let file = self.files.get(id);
+            file.wait_queue.retain(belongs_to_child);
+            let calls = file.wait_queue.iter().filter(|entry| matches!(entry, WaitEntry::Thread { .. }));
             // Cannot truncate: one thread waits for a limited number of descriptions.
-            known.refcount = known.fd_count + calls.count() as u32;
-            let is_waited_for = !known.wait_queue.is_empty();
-            if let FileKind::Socket(socket) = &mut known.kind
+            file.refcount = file.fd_count + calls.count() as u32;
+            let is_waited_for = !file.wait_queue.is_empty();
+            if let FileKind::Socket(socket) = &mut file.kind
                 && let Some(bound) = socket.bound_mut()
             {
                 // The reservation belongs to the parent.
                 bound.reserved.number = FOREIGN_RESERVATION;
             }
-            if let FileKind::Socket(socket) = &mut known.kind
+            if let FileKind::Socket(socket) = &mut file.kind
                 && let SocketRole::Listening(listening) = &mut socket.role
                 && core::mem::take(&mut listening.accepting)
                 && is_waited_for
             {
-                listeners.push(file);
+                listeners.push(id);
             }
         }
         Ok(listeners)

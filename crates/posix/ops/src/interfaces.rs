@@ -63,9 +63,9 @@ impl Ops {
         if !self.owns(fd) {
             return sockopt::socket_domain(borrow(fd)?).map(|family| family.as_raw().into());
         }
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        let family = lane.files.socket(file).map_err(|_| Errno::NOTSOCK)?.family;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let family = state.files.socket(file).map_err(|_| Errno::NOTSOCK)?.family;
         Ok(family.sa_family().into())
     }
 

@@ -12,23 +12,23 @@ impl Ops {
     /// # Errors
     /// `EINVAL` for a listener and for an epoll set, as in Linux.
     pub fn siocinq(&self, fd: RawFd) -> Result<i32, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        match lane.files.socket(file).map_err(|_| Errno::INVAL)?.role {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        match state.files.socket(file).map_err(|_| Errno::INVAL)?.role {
             SocketRole::Unconnected { .. } => Ok(0),
             SocketRole::Listening(_) => Err(Errno::INVAL),
             // The length of the next datagram (`udp_ioctl`).
-            SocketRole::Udp(dgram) => {
-                let next = lane.client.udp_next_len(dgram.conn).unwrap_or(0);
+            SocketRole::Udp(udp) => {
+                let next = state.client.udp_next_len(udp.conn).unwrap_or(0);
                 Ok(i32::try_from(next).unwrap_or(i32::MAX))
             }
             SocketRole::Stream(_) => {
-                let Some((conn, status)) = lane.status(file) else { return Ok(0) };
+                let Some((conn, status)) = state.status(file) else { return Ok(0) };
                 let mut readable = status.readable;
                 if status.oob_events != 0
-                    && let (Some(mark), there) = lane.urgent_mark_and_bytes(conn)
+                    && let (Some(mark), there) = state.urgent_mark_and_bytes(conn)
                 {
-                    let inline = lane.files.socket(file)?.options.flag(BoolOption::OobInline);
+                    let inline = state.files.socket(file)?.options.flag(BoolOption::OobInline);
                     // Counts up to the urgent mark (`tcp_inq`).
                     readable = if mark.unread_before < there && !inline { mark.unread_before } else { there };
                 }
@@ -42,18 +42,18 @@ impl Ops {
     /// # Errors
     /// `EINVAL` for a listener and for an epoll set, as in Linux.
     pub fn siocoutq(&self, fd: RawFd) -> Result<i32, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        match lane.files.socket(file).map_err(|_| Errno::INVAL)?.role {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        match state.files.socket(file).map_err(|_| Errno::INVAL)?.role {
             SocketRole::Unconnected { .. } => Ok(0),
             SocketRole::Listening(_) => Err(Errno::INVAL),
-            SocketRole::Udp(dgram) => {
-                let waiting = lane.client.status(dgram.conn).map_or(0, |status| status.unsent);
+            SocketRole::Udp(udp) => {
+                let waiting = state.client.status(udp.conn).map_or(0, |status| status.unsent);
                 Ok(i32::try_from(waiting).unwrap_or(i32::MAX))
             }
             SocketRole::Stream(_) => {
-                let waiting = lane.status(file).map_or(0, |(_, status)| status.unsent);
-                let engine = lane.info(file).map_or(0, |info| info.send_queued as usize);
+                let waiting = state.status(file).map_or(0, |(_, status)| status.unsent);
+                let engine = state.info(file).map_or(0, |info| info.send_queued as usize);
                 Ok(i32::try_from(waiting + engine).unwrap_or(i32::MAX))
             }
         }
@@ -64,18 +64,18 @@ impl Ops {
     /// # Errors
     /// `EINVAL` for a listener and for an epoll set, `ENOTTY` for a UDP socket, as in Linux.
     pub fn siocoutqnsd(&self, fd: RawFd) -> Result<i32, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        let socket = lane.files.socket(file).map_err(|_| Errno::INVAL)?;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file).map_err(|_| Errno::INVAL)?;
         if socket.is_udp {
             return Err(Errno::NOTTY);
         }
         match socket.role {
             SocketRole::Listening(_) => Err(Errno::INVAL),
             SocketRole::Stream(_) => {
-                let info = lane.info(file);
+                let info = state.info(file);
                 // Read after the answer of `info`: until then the stack has taken what it has room for.
-                let Some((_, status)) = lane.status(file) else { return Ok(0) };
+                let Some((_, status)) = state.status(file) else { return Ok(0) };
                 let waiting = status.unsent;
                 let engine = info
                     .filter(|_| status.state.is_connected())

@@ -18,24 +18,24 @@ impl Ops {
     /// still belongs to the stack.
     pub(crate) fn open_kernel_socket(
         &self,
-        lane: &mut ProcessState,
+        state: &mut ProcessState,
         fd: RawFd,
         file: FileId,
     ) -> Result<(), Errno> {
-        let socket = lane.files.socket(file)?;
+        let socket = state.files.socket(file)?;
         let family = match socket.family {
             Family::V4 => AddressFamily::INET,
             Family::V6 => AddressFamily::INET6,
         };
         let flags = if socket.nonblocking { SocketFlags::NONBLOCK } else { SocketFlags::empty() };
         let kind = if socket.is_udp { SocketType::DGRAM } else { SocketType::STREAM };
-        let real = socket_with(family, kind, flags | SocketFlags::CLOEXEC, None)?;
+        let kernel_socket = socket_with(family, kind, flags | SocketFlags::CLOEXEC, None)?;
         for (level, name, value) in socket.options.settings_log() {
-            syscall::setsockopt(real.as_raw_fd(), *level, *name, value)?;
+            syscall::setsockopt(kernel_socket.as_raw_fd(), *level, *name, value)?;
         }
         let cloexec = rustix::io::fcntl_getfd(crate::descriptor::borrow(fd)?)?;
         let flags = if cloexec.contains(rustix::io::FdFlags::CLOEXEC) { libc::O_CLOEXEC } else { 0 };
-        syscall::dup3(real.as_raw_fd(), fd, flags)
+        syscall::dup3(kernel_socket.as_raw_fd(), fd, flags)
     }
 
     /// Turns a socket that the stack does not serve into a kernel socket.
@@ -44,42 +44,42 @@ impl Ops {
     /// `ENETUNREACH` if the description has further descriptors: they would remain proxies.
     pub(crate) fn convert_to_kernel(
         &self,
-        lane: &mut ProcessState,
+        state: &mut ProcessState,
         fd: RawFd,
         file: FileId,
     ) -> Result<(), Errno> {
-        let shared = lane.files.get(file).fd_count > 1;
+        let shared = state.files.get(file).fd_count > 1;
         if shared {
             // The other descriptors would remain proxies.
             return Err(Errno::NETUNREACH);
         }
-        self.open_kernel_socket(lane, fd, file)?;
-        self.detach_fd(lane, fd, file);
+        self.open_kernel_socket(state, fd, file)?;
+        self.detach_fd(state, fd, file);
         Ok(())
     }
 
     /// Closes the stack's side of a socket, which its kernel socket serves alone from now on.
     pub(crate) fn drop_stack_side(
         &self,
-        lane: &mut ProcessState,
+        state: &mut ProcessState,
         fd: RawFd,
         file: FileId,
     ) -> Result<(), Errno> {
-        if lane.files.get(file).fd_count > 1 {
+        if state.files.get(file).fd_count > 1 {
             return Err(Errno::NETUNREACH);
         }
-        if lane.files.socket(file)?.nonblocking {
+        if state.files.socket(file)?.nonblocking {
             set_nonblocking(fd)?;
         }
-        self.detach_fd(lane, fd, file);
+        self.detach_fd(state, fd, file);
         Ok(())
     }
 
-    fn detach_fd(&self, lane: &mut ProcessState, fd: RawFd, file: FileId) {
+    fn detach_fd(&self, state: &mut ProcessState, fd: RawFd, file: FileId) {
         self.fds.take(fd);
-        lane.report_kernel_socket(fd, KernelReason::Unreachable);
-        lane.files.get(file).fd_count = 0;
-        lane.free_file(file);
+        state.report_kernel_socket(fd, KernelReason::Unreachable);
+        state.files.get(file).fd_count = 0;
+        state.free_file(file);
     }
 }
 
@@ -128,7 +128,7 @@ impl ProcessState {
             FileKind::Epoll(_) => true,
             FileKind::Free => false,
             FileKind::Socket(socket) => match socket.role {
-                SocketRole::Udp(dgram) => dgram.kernel_fd.is_some(),
+                SocketRole::Udp(udp) => udp.kernel_fd.is_some(),
                 _ => socket.bound().is_some_and(|bound| bound.kernel_fd.is_some()),
             },
         }
@@ -138,9 +138,9 @@ impl ProcessState {
     /// closed.
     pub fn move_kernel_socket(&mut self, file: FileId, from: RawFd, copy: impl FnOnce() -> Option<RawFd>) {
         let Ok(socket) = self.files.socket(file) else { return };
-        if let SocketRole::Udp(dgram) = &mut socket.role {
-            if dgram.kernel_fd == Some(from) {
-                dgram.kernel_fd = copy();
+        if let SocketRole::Udp(udp) = &mut socket.role {
+            if udp.kernel_fd == Some(from) {
+                udp.kernel_fd = copy();
             }
             return;
         }
@@ -164,10 +164,10 @@ impl ProcessState {
     }
 
     /// Enters the reason for which a socket is a kernel socket in the report.
-    pub fn report_kernel_socket(&mut self, fd: RawFd, why: KernelReason) {
+    pub fn report_kernel_socket(&mut self, fd: RawFd, reason: KernelReason) {
         let inode = crate::descriptor::borrow(fd).and_then(|fd| Ok(rustix::fs::fstat(fd)?.st_ino));
-        if let (Some(book), Ok(inode)) = (&self.report, inode) {
-            book.write(fd, ReportEntry::Kernel(why, inode));
+        if let (Some(report), Ok(inode)) = (&self.report, inode) {
+            report.write(fd, ReportEntry::Kernel(reason, inode));
         }
     }
 
@@ -175,7 +175,7 @@ impl ProcessState {
     pub fn kernel_fd(&mut self, file: FileId) -> Option<RawFd> {
         match self.files.socket(file) {
             Ok(Socket { role: SocketRole::Listening(listening), .. }) => listening.kernel_fd,
-            Ok(Socket { role: SocketRole::Udp(dgram), .. }) => dgram.kernel_fd,
+            Ok(Socket { role: SocketRole::Udp(udp), .. }) => udp.kernel_fd,
             _ => None,
         }
     }

@@ -140,10 +140,10 @@ impl Ops {
 
     fn from_clients(clients: Vec<Client>, config: OpsConfig) -> Result<Self, Errno> {
         let channels = Channels::new(clients).ok_or(Errno::OPNOTSUPP)?;
-        let mut lane = ProcessState::new(channels)?;
-        lane.send_buffer = config.send_buffer;
-        let (lane, signals) = (lock::ProcessLock::new(lane), signal::HandlerCache::default());
-        Ok(Self { fds: FdTable::new(), lock: lane, signals, config })
+        let mut state = ProcessState::new(channels)?;
+        state.send_buffer = config.send_buffer;
+        let (state, signals) = (lock::ProcessLock::new(state), signal::HandlerCache::default());
+        Ok(Self { fds: FdTable::new(), lock: state, signals, config })
     }
 
     /// Returns the socket calls of a process that is attached to a stack in another process.
@@ -155,13 +155,13 @@ impl Ops {
         let config_spawn = config.listen_spawn;
         let clients: Vec<Client> = core::iter::from_fn(|| process.take_client()).collect();
         let ops = Self::from_clients(clients, config)?;
-        let mut lane = ops.lock()?;
-        lane.client.internal_fds().chain([process.connection_fd()]).for_each(descriptor::register_internal);
-        lane.client.set_listen_spawn(config_spawn, process.stack_info().shard_cpus.clone());
-        lane.attachment = Some(process);
-        ops.note_connection_fd(&lane);
-        lane.start_report(ops.fds.len());
-        drop(lane);
+        let mut state = ops.lock()?;
+        state.client.internal_fds().chain([process.connection_fd()]).for_each(descriptor::register_internal);
+        state.client.set_listen_spawn(config_spawn, process.stack_info().shard_cpus.clone());
+        state.attachment = Some(process);
+        ops.note_connection_fd(&state);
+        state.start_report(ops.fds.len());
+        drop(state);
         Ok(ops)
     }
 
@@ -193,11 +193,11 @@ impl Ops {
     }
 
     /// Starts a new descriptor report that lists all descriptors of the stack.
-    pub(crate) fn rebuild_report(&self, lane: &mut ProcessState) {
-        lane.start_report(self.fds.len());
+    pub(crate) fn rebuild_report(&self, state: &mut ProcessState) {
+        state.start_report(self.fds.len());
         for fd in self.fds.range(0, RawFd::MAX) {
             if let Some(file) = self.fds.get(fd) {
-                lane.report_fd(fd, file);
+                state.report_fd(fd, file);
             }
         }
     }
@@ -236,9 +236,9 @@ impl Ops {
 
     /// Returns the open file description of a descriptor, after applying what other processes changed in it.
     #[inline]
-    fn file_of(&self, lane: &mut ProcessState, fd: RawFd) -> Result<FileId, Errno> {
+    fn file_of(&self, state: &mut ProcessState, fd: RawFd) -> Result<FileId, Errno> {
         let file = self.fds.get(fd).ok_or(Errno::BADF)?;
-        lane.sync_shared(file);
+        state.sync_shared(file);
         Ok(file)
     }
 }

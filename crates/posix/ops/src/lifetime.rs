@@ -52,33 +52,38 @@ impl Ops {
             urgent: UrgentState::default(),
             cookie: 0,
         };
-        let mut lane = self.lock()?;
-        self.open(&mut lane, FileKind::Socket(Box::new(socket)), kind & libc::SOCK_CLOEXEC != 0)
+        let mut state = self.lock()?;
+        self.open(&mut state, FileKind::Socket(Box::new(socket)), kind & libc::SOCK_CLOEXEC != 0)
     }
 
     /// Creates an open file description and a proxy descriptor for it.
     pub(crate) fn open(
         &self,
-        lane: &mut ProcessState,
+        state: &mut ProcessState,
         kind: FileKind,
         cloexec: bool,
     ) -> Result<RawFd, Errno> {
-        let fd = lane.proxy_fds.alloc(cloexec)?;
-        self.install(lane, fd, kind)
+        let fd = state.proxy_fds.alloc(cloexec)?;
+        self.install(state, fd, kind)
     }
 
     /// Creates an open file description for an existing descriptor. Closes the descriptor if it is beyond the
     /// table.
-    pub(crate) fn install(&self, lane: &mut ProcessState, fd: RawFd, kind: FileKind) -> Result<RawFd, Errno> {
-        let file = lane.files.add(kind);
+    pub(crate) fn install(
+        &self,
+        state: &mut ProcessState,
+        fd: RawFd,
+        kind: FileKind,
+    ) -> Result<RawFd, Errno> {
+        let file = state.files.add(kind);
         if !self.fds.set(fd, file) {
             descriptor::close(fd);
-            lane.free_file(file);
+            state.free_file(file);
             return Err(Errno::MFILE);
         }
-        let known = lane.files.get(file);
+        let known = state.files.get(file);
         (known.refcount, known.fd_count) = (1, 1);
-        lane.report_fd(fd, file);
+        state.report_fd(fd, file);
         Ok(fd)
     }
 
@@ -88,13 +93,13 @@ impl Ops {
     /// # Errors
     /// `EBADF` if `fd` does not belong to the stack, `EMFILE` if `copy` is beyond the table.
     pub fn dup(&self, fd: RawFd, copy: RawFd) -> Result<(), Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
         self.note_fd_flags_changed(copy);
         if !self.fds.set(copy, file) {
             return Err(Errno::MFILE);
         }
-        Self::add_fd(&mut lane, copy, file);
+        Self::add_fd(&mut state, copy, file);
         Ok(())
     }
 
@@ -105,27 +110,27 @@ impl Ops {
     /// # Errors
     /// `EMFILE`; `EAGAIN` in a handler that interrupted a call.
     pub fn dup_from_pool(&self, fd: RawFd, cloexec: bool) -> Result<Option<RawFd>, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        if lane.has_kernel_socket(file) {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        if state.has_kernel_socket(file) {
             return Ok(None);
         }
-        let copy = lane.proxy_fds.alloc(cloexec)?;
+        let copy = state.proxy_fds.alloc(cloexec)?;
         if !self.fds.set(copy, file) {
             descriptor::close(copy);
             return Err(Errno::MFILE);
         }
-        Self::add_fd(&mut lane, copy, file);
+        Self::add_fd(&mut state, copy, file);
         Ok(Some(copy))
     }
 
     /// Adds a descriptor to an open file description.
-    fn add_fd(lane: &mut ProcessState, copy: RawFd, file: FileId) {
-        let known = lane.files.get(file);
+    fn add_fd(state: &mut ProcessState, copy: RawFd, file: FileId) {
+        let known = state.files.get(file);
         known.refcount += 1;
         known.fd_count += 1;
-        lane.query_local_end(file);
-        lane.report_fd(copy, file);
+        state.query_local_end(file);
+        state.report_fd(copy, file);
     }
 
     /// `close`. May wait if `SO_LINGER` is set.
@@ -136,25 +141,25 @@ impl Ops {
         if let Some(left) = self.defer_close(fd) {
             return left;
         }
-        let mut lane = self.lock()?;
+        let mut state = self.lock()?;
         let file = self.fds.take(fd).ok_or(Errno::BADF)?;
-        if lane.has_kernel_socket(file) {
+        if state.has_kernel_socket(file) {
             // A kernel object is behind it, which must be closed with its last descriptor.
             descriptor::close(fd);
         } else {
-            lane.proxy_fds.release(fd, self.config.proxy_pool_max);
+            state.proxy_fds.release(fd, self.config.proxy_pool_max);
         }
-        self.drop_fd(lane, fd, file);
+        self.drop_fd(state, fd, file);
         Ok(())
     }
 
     /// Removes a descriptor that the kernel has already closed or replaced (`dup2`).
     pub fn forget_fd(&self, fd: RawFd) {
         // If a handler replaces a descriptor in the middle of a call, the socket stays open.
-        let Ok(mut lane) = self.lock() else { return };
+        let Ok(mut state) = self.lock() else { return };
         match self.fds.take(fd) {
-            Some(file) => self.drop_fd(lane, fd, file),
-            None if descriptor::is_pooled(fd) => lane.proxy_fds.forget_pooled(fd),
+            Some(file) => self.drop_fd(state, fd, file),
+            None if descriptor::is_pooled(fd) => state.proxy_fds.forget_pooled(fd),
             None => {}
         }
     }
@@ -162,8 +167,8 @@ impl Ops {
     /// `close_range`: the kernel closes the proxy descriptors together with all others, so they are only
     /// removed here. Pooled descriptors are closed now.
     pub fn forget_range(&self, first: RawFd, last: RawFd) {
-        if let Ok(mut lane) = self.lock() {
-            lane.proxy_fds.close_pooled(first, last);
+        if let Ok(mut state) = self.lock() {
+            state.proxy_fds.close_pooled(first, last);
         }
         descriptor::note_freed(first);
         for fd in self.fds.range(first, last) {
@@ -172,49 +177,49 @@ impl Ops {
     }
 
     /// Removes a descriptor from its open file description, and closes the socket with the last one.
-    fn drop_fd<'a>(&'a self, mut lane: LockGuard<'a>, fd: RawFd, file: FileId) {
-        lane.unreport_fd(fd);
-        let known = lane.files.get(file);
+    fn drop_fd<'a>(&'a self, mut state: LockGuard<'a>, fd: RawFd, file: FileId) {
+        state.unreport_fd(fd);
+        let known = state.files.get(file);
         known.fd_count -= 1;
         if known.fd_count > 0 {
             known.refcount -= 1;
             // From now on the kernel socket is reached by a duplicate.
             let copy = || self.fds.range(0, RawFd::MAX).find(|copy| self.fds.get(*copy) == Some(file));
-            lane.move_kernel_socket(file, fd, copy);
+            state.move_kernel_socket(file, fd, copy);
             return;
         }
-        if let Some(time) = lane.linger_time(file) {
-            lane = self.linger(lane, file, time);
+        if let Some(time) = state.linger_time(file) {
+            state = self.linger(state, file, time);
         }
-        let known = lane.files.get(file);
+        let known = state.files.get(file);
         known.refcount -= 1;
         if known.refcount == 0 {
-            lane.free_file(file);
+            state.free_file(file);
         }
     }
 
     /// Waits until written data is acknowledged, as `SO_LINGER` demands (`tcp_close`,
     /// `sk_stream_wait_close`).
-    fn linger<'a>(&'a self, mut lane: LockGuard<'a>, file: FileId, time: Duration) -> LockGuard<'a> {
-        let Some((conn, status)) = lane.status(file) else { return lane };
-        if status.readable > 0 || lane.client.shutdown_write(conn).is_err() {
-            return lane;
+    fn linger<'a>(&'a self, mut state: LockGuard<'a>, file: FileId, time: Duration) -> LockGuard<'a> {
+        let Some((conn, status)) = state.status(file) else { return state };
+        if status.readable > 0 || state.client.shutdown_write(conn).is_err() {
+            return state;
         }
         let wait = Wait::of(Timeout::after(Some(time)));
         let end = Instant::now() + time;
         loop {
-            let Ok(info) = lane.client.info(conn) else { return lane };
+            let Ok(info) = state.client.info(conn) else { return state };
             // Only in these states is an acknowledgement by the peer outstanding.
             if !matches!(info.state, State::FinWait1 | State::Closing | State::LastAck)
                 || Instant::now() >= end
             {
-                return lane;
+                return state;
             }
             let pause = Wait { timeout: Timeout::after(Some(LINGER_POLL_INTERVAL)), ..wait };
             let result: Result<(), Errno>;
-            (lane, result) = self.block_until(lane, &[file], &mut [], &pause, |_, _| Err(Errno::AGAIN));
+            (state, result) = self.block_until(state, &[file], &mut [], &pause, |_, _| Err(Errno::AGAIN));
             if result == Err(Errno::INTR) {
-                return lane;
+                return state;
             }
         }
     }
@@ -224,9 +229,9 @@ impl Ops {
     /// # Errors
     /// `EBADF`.
     pub fn is_nonblocking(&self, fd: RawFd) -> Result<bool, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        Ok(lane.files.socket(file).is_ok_and(|socket| socket.nonblocking))
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        Ok(state.files.socket(file).is_ok_and(|socket| socket.nonblocking))
     }
 
     /// `fcntl(F_SETFL)` and `ioctl(FIONBIO)`.
@@ -234,11 +239,11 @@ impl Ops {
     /// # Errors
     /// `EBADF`.
     pub fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        if let Ok(socket) = lane.files.socket(file) {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        if let Ok(socket) = state.files.socket(file) {
             socket.nonblocking = nonblocking;
-            lane.publish_shared(file);
+            state.publish_shared(file);
         }
         Ok(())
     }

@@ -28,15 +28,16 @@ impl Ops {
     /// # Errors
     /// `EADDRINUSE`, `EINVAL` if the socket is connected, `ENFILE`.
     pub fn listen(&self, fd: RawFd, backlog: c_int) -> Result<(), Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
         // As in Linux, which compares it as unsigned, a negative backlog is the maximum.
         let backlog = u32::try_from(backlog).unwrap_or(SOMAXCONN).min(SOMAXCONN);
-        let socket = lane.files.socket(file)?;
+        let socket = state.files.socket(file)?;
         let sharing = socket.options.sharing(socket.family);
         // An address without a port survives a disconnect (`SOCK_BINDADDR_LOCK`).
-        let any =
-            socket.last_address.map_or(socket.family.unspecified(), |past| SocketAddr::new(past.ip(), 0));
+        let any = socket
+            .last_address
+            .map_or(socket.family.unspecified(), |last_address| SocketAddr::new(last_address.ip(), 0));
         match &mut socket.role {
             SocketRole::Listening(listening) => {
                 // A second `listen` only changes the backlog.
@@ -45,15 +46,15 @@ impl Ops {
                 if let Some(fd) = listening.kernel_fd {
                     syscall::listen(fd, backlog)?;
                 }
-                return lane.client.set_backlog(number, backlog).map_err(|e| errno_of(&e));
+                return state.client.set_backlog(number, backlog).map_err(|e| errno_of(&e));
             }
             SocketRole::Udp(_) => return Err(Errno::OPNOTSUPP),
             SocketRole::Unconnected { .. } if socket.is_udp => return Err(Errno::OPNOTSUPP),
             SocketRole::Stream(_) => return Err(Errno::INVAL),
-            SocketRole::Unconnected { bound: None } => lane.reserve(file, any, sharing, None)?,
+            SocketRole::Unconnected { bound: None } => state.reserve(file, any, sharing, None)?,
             SocketRole::Unconnected { .. } => {}
         }
-        let socket = lane.files.socket(file)?;
+        let socket = state.files.socket(file)?;
         let SocketRole::Unconnected { bound: Some(bound) } = socket.role else { return Err(Errno::INVAL) };
         let v4 = socket.child_is_v4();
         let options = ListenOptions {
@@ -63,17 +64,17 @@ impl Ops {
             user: sharing.uid,
             socket: socket.options.initial_options(v4),
         };
-        let number = lane.client.listen(bound.address(), options, 0).map_err(|e| errno_of(&e))?;
-        lane.bind_listener(number, file);
-        if let Some(time) = lane.files.socket(file)?.options.defer_accept_time() {
-            lane.client.set_defer_accept(number, time).map_err(|e| errno_of(&e))?;
+        let number = state.client.listen(bound.address(), options, 0).map_err(|e| errno_of(&e))?;
+        state.bind_listener(number, file);
+        if let Some(time) = state.files.socket(file)?.options.defer_accept_time() {
+            state.client.set_defer_accept(number, time).map_err(|e| errno_of(&e))?;
         }
-        let socket = lane.files.socket(file)?;
+        let socket = state.files.socket(file)?;
         socket.options.mark_initial_applied(v4);
         let kernel = bound.kernel_fd;
         socket.role =
             SocketRole::Listening(Listener { number, bound, accepting: false, backlog, kernel_fd: kernel });
-        lane.report_fd(fd, file);
+        state.report_fd(fd, file);
         match kernel {
             Some(fd) => syscall::listen(fd, backlog),
             None => Ok(()),
@@ -88,43 +89,43 @@ impl Ops {
         if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
             return Err(Errno::INVAL);
         }
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        let socket = lane.files.socket(file)?;
-        let patience = if socket.nonblocking { Timeout::Zero } else { socket.options.recv_timeout() };
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file)?;
+        let timeout = if socket.nonblocking { Timeout::Zero } else { socket.options.recv_timeout() };
         if socket.is_udp {
             return Err(Errno::OPNOTSUPP);
         }
         if !matches!(socket.role, SocketRole::Listening(_)) {
             return Err(Errno::INVAL);
         }
-        lane.begin_accepting(file);
-        lane.client.flush();
+        state.begin_accepting(file);
+        state.client.flush();
         // The descriptor is taken first, because an accepted connection cannot be returned. A non-blocking
         // call takes it from the pool after it has accepted.
         let cloexec = flags & libc::SOCK_CLOEXEC != 0;
-        let at_hand = patience == Timeout::Zero && lane.proxy_fds.has_pooled();
-        let mut new = if at_hand { None } else { Some(lane.proxy_fds.alloc(cloexec)?) };
+        let from_pool = timeout == Timeout::Zero && state.proxy_fds.has_pooled();
+        let mut new = if from_pool { None } else { Some(state.proxy_fds.alloc(cloexec)?) };
         let mut by_kernel = None;
         let done = Cell::new(0);
-        let wait = Wait { exclusive: true, ..Wait::restarting(patience, &done) };
-        let family = lane.files.socket(file)?.family;
-        let half = lane.kernel_fd(file);
-        let mut watched = [pollfd { fd: half.unwrap_or(-1), events: POLLIN, revents: 0 }];
-        let watched = &mut watched[..usize::from(half.is_some())];
+        let wait = Wait { exclusive: true, ..Wait::restarting(timeout, &done) };
+        let family = state.files.socket(file)?.family;
+        let kernel_fd = state.kernel_fd(file);
+        let mut watched = [pollfd { fd: kernel_fd.unwrap_or(-1), events: POLLIN, revents: 0 }];
+        let watched = &mut watched[..usize::from(kernel_fd.is_some())];
         let unused = new;
-        let on_jump = pin!(CleanupHandler::new(|| self.cancel_accept(unused)));
+        let cleanup_handler = pin!(CleanupHandler::new(|| self.cancel_accept(unused)));
         // Only a call that has taken a descriptor has something to clean up.
-        let on_jump = unused.is_some().then(|| on_jump.push());
-        let (mut lane, result) = self.block_until(lane, &[file], watched, &wait, |lane, _| {
-            match (lane.accept_step(file, flags), half) {
-                (Err(Errno::AGAIN), Some(half)) => {
-                    kernel_socket::accept(half, flags, family).map(Accepted::Kernel)
+        let cleanup_handler = unused.is_some().then(|| cleanup_handler.push());
+        let (mut state, result) = self.block_until(state, &[file], watched, &wait, |state, _| {
+            match (state.accept_step(file, flags), kernel_fd) {
+                (Err(Errno::AGAIN), Some(kernel_fd)) => {
+                    kernel_socket::accept(kernel_fd, flags, family).map(Accepted::Kernel)
                 }
                 (result, _) => result.map(Accepted::Stack),
             }
         });
-        drop(on_jump);
+        drop(cleanup_handler);
         let result = result.and_then(|accepted| match accepted {
             Accepted::Stack(socket) => Ok(socket),
             Accepted::Kernel(from) => {
@@ -134,25 +135,25 @@ impl Ops {
         });
         let accepted = result.and_then(|socket| {
             let (family, conn) = (socket.family, socket.conn());
-            let peer = conn.and_then(|conn| lane.client.peer(conn).ok());
+            let peer = conn.and_then(|conn| state.client.peer(conn).ok());
             let fd = match new.take() {
                 Some(fd) => fd,
-                None => lane.proxy_fds.alloc(cloexec)?,
+                None => state.proxy_fds.alloc(cloexec)?,
             };
-            self.install(&mut lane, fd, FileKind::Socket(socket)).map(|fd| (fd, family, conn, peer))
+            self.install(&mut state, fd, FileKind::Socket(socket)).map(|fd| (fd, family, conn, peer))
         });
         match accepted {
             Ok((new, family, conn, peer)) => {
-                let file = self.file_of(&mut lane, new)?;
+                let file = self.file_of(&mut state, new)?;
                 if let Some(conn) = conn {
-                    lane.bind_conn(conn, file);
+                    state.bind_conn(conn, file);
                 }
-                lane.apply_options(file)?;
+                state.apply_options(file)?;
                 Ok((new, sockaddr::encode(peer.unwrap_or(family.unspecified()), family)))
             }
             Err(error) => {
                 if let Some(new) = new {
-                    lane.proxy_fds.release(new, self.config.proxy_pool_max);
+                    state.proxy_fds.release(new, self.config.proxy_pool_max);
                 }
                 by_kernel.ok_or(error)
             }
@@ -164,8 +165,8 @@ impl Ops {
     /// Cleans up after a handler that left a blocked `accept` by a jump.
     #[cold]
     fn cancel_accept(&self, unused: Option<RawFd>) {
-        if let (Some(unused), Ok(mut lane)) = (unused, self.lock()) {
-            lane.proxy_fds.release(unused, self.config.proxy_pool_max);
+        if let (Some(unused), Ok(mut state)) = (unused, self.lock()) {
+            state.proxy_fds.release(unused, self.config.proxy_pool_max);
         }
     }
 }

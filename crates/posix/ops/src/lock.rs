@@ -66,11 +66,11 @@ thread_local! {
 
 /// Runs a closure as a signal-deferred section: handlers run before or after it, not inside.
 fn with_signals_deferred<T>(run: impl FnOnce() -> T) -> T {
-    THREAD.with(|here| here.defer_depth.set(here.defer_depth.get() + 1));
+    THREAD.with(|thread| thread.defer_depth.set(thread.defer_depth.get() + 1));
     compiler_fence(Ordering::SeqCst);
     let result = run();
     compiler_fence(Ordering::SeqCst);
-    THREAD.with(|here| here.defer_depth.set(here.defer_depth.get() - 1));
+    THREAD.with(|thread| thread.defer_depth.set(thread.defer_depth.get() - 1));
     compiler_fence(Ordering::SeqCst);
     deliver();
     result
@@ -124,21 +124,21 @@ pub(crate) fn disable_deferral() {
 
 /// Returns whether a signal that arrives now must be deferred.
 pub(crate) fn defers_signals() -> bool {
-    THREAD.with(|here| here.lock_state.get() == LockState::Held || here.defer_depth.get() > 0)
+    THREAD.with(|thread| thread.lock_state.get() == LockState::Held || thread.defer_depth.get() > 0)
         && !DEFERRAL_DISABLED.load(Ordering::Relaxed)
 }
 
 /// Records that a signal was deferred in a thread with the signal mask `blocked`. The thread now blocks all
 /// signals.
 pub(crate) fn note_deferred(blocked: SignalSet) {
-    THREAD.with(|here| {
+    THREAD.with(|thread| {
         // If several signals arrive at once, the last handler reports first, with a mask that includes the
         // signals of the others: the intersection is the program's mask. A signal that arrives although it is
         // blocked, as if it were a fault, finds all signals blocked.
         let others =
-            if here.has_deferred_signal.replace(true) { here.program_mask.get() } else { SignalSet::MAX };
-        here.program_mask.set(others & blocked);
-        here.has_deferred_work.set(true);
+            if thread.has_deferred_signal.replace(true) { thread.program_mask.get() } else { SignalSet::MAX };
+        thread.program_mask.set(others & blocked);
+        thread.has_deferred_work.set(true);
     });
 }
 
@@ -146,10 +146,10 @@ pub(crate) fn note_deferred(blocked: SignalSet) {
 #[cold]
 fn deliver() {
     let is_between =
-        THREAD.with(|here| here.lock_state.get() != LockState::Held && here.defer_depth.get() == 0);
+        THREAD.with(|thread| thread.lock_state.get() != LockState::Held && thread.defer_depth.get() == 0);
     if is_between
-        && let Some(blocked) =
-            THREAD.with(|here| here.has_deferred_signal.replace(false).then_some(here.program_mask.get()))
+        && let Some(blocked) = THREAD
+            .with(|thread| thread.has_deferred_signal.replace(false).then_some(thread.program_mask.get()))
     {
         syscall::set_signal_mask(blocked);
     }
@@ -158,22 +158,22 @@ fn deliver() {
 /// Returns the signals that the program has blocked in this thread, without those that only deferral blocks.
 pub(crate) fn blocked_signals() -> Result<SignalSet, Errno> {
     let now = syscall::blocked_signals()?;
-    Ok(THREAD.with(|here| if here.has_deferred_signal.get() { here.program_mask.get() } else { now }))
+    Ok(THREAD.with(|thread| if thread.has_deferred_signal.get() { thread.program_mask.get() } else { now }))
 }
 
 /// Sets the record of handlers that ran.
 pub(crate) fn set_handlers_ran(signals: SignalSet) {
-    THREAD.with(|here| here.handlers_ran.set(signals));
+    THREAD.with(|thread| thread.handlers_ran.set(signals));
 }
 
 /// Returns the signals whose handlers ran in this thread since the record was cleared.
 pub(crate) fn handlers_ran() -> SignalSet {
-    THREAD.with(|here| here.handlers_ran.get())
+    THREAD.with(|thread| thread.handlers_ran.get())
 }
 
 /// Returns a pointer to that record, valid as long as the thread lives.
 pub(crate) fn handlers_ran_ptr() -> *const SignalSet {
-    THREAD.with(|here| here.handlers_ran.as_ptr().cast_const())
+    THREAD.with(|thread| thread.handlers_ran.as_ptr().cast_const())
 }
 
 /// Clears the record. Must be called while signals are deferred.
@@ -193,12 +193,12 @@ pub(crate) struct ProcessLock {
 }
 
 impl ProcessLock {
-    pub fn new(lane: ProcessState) -> Self {
-        let memories = lane.client.all().iter().map(Client::mapping).collect();
-        let deferred = lane.deferred.clone();
+    pub fn new(state: ProcessState) -> Self {
+        let memories = state.client.all().iter().map(Client::mapping).collect();
+        let deferred = state.deferred.clone();
         let deferred_closes = [const { AtomicI32::new(NO_FD) }; DEFERRED_CLOSES_MAX];
         Self {
-            state: Mutex::new(lane),
+            state: Mutex::new(state),
             deferred_closes,
             deferred,
             connection_fd: AtomicI32::new(NO_FD),
@@ -224,7 +224,7 @@ impl DeferredWork {
 }
 
 fn note_deferred_work() {
-    THREAD.with(|here| here.has_deferred_work.set(true));
+    THREAD.with(|thread| thread.has_deferred_work.set(true));
 }
 
 /// Grants access to the state while the lock is held.
@@ -240,10 +240,10 @@ struct CallGuard<'a>(&'a Ops);
 /// Enters the critical section. Returns false in a handler that interrupted this thread inside of it.
 #[inline]
 fn enter() -> bool {
-    let entered = THREAD.with(|here| {
-        let enters = here.lock_state.get() == LockState::Unlocked;
+    let entered = THREAD.with(|thread| {
+        let enters = thread.lock_state.get() == LockState::Unlocked;
         if enters {
-            here.lock_state.set(LockState::Held);
+            thread.lock_state.set(LockState::Held);
         }
         enters
     });
@@ -256,11 +256,11 @@ fn enter() -> bool {
 #[inline]
 fn leave() -> bool {
     compiler_fence(Ordering::SeqCst);
-    THREAD.with(|here| {
-        here.lock_state.set(LockState::Unlocked);
+    THREAD.with(|thread| {
+        thread.lock_state.set(LockState::Unlocked);
         // Handlers that run from here on defer nothing.
         compiler_fence(Ordering::SeqCst);
-        here.has_deferred_work.get()
+        thread.has_deferred_work.get()
     })
 }
 
@@ -300,10 +300,10 @@ impl Ops {
         if !enter() {
             return Err(Errno::AGAIN);
         }
-        let inside = CallGuard(self);
+        let call = CallGuard(self);
         // No code panics while it holds the lock; if it did, the state of other sockets would still be valid.
-        let lane = self.lock.state.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(LockGuard { state: lane, _call: inside })
+        let state = self.lock.state.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(LockGuard { state, _call: call })
     }
 
     /// Takes the lock where the caller cannot fail and no handler can have interrupted the thread.
@@ -317,7 +317,7 @@ impl Ops {
     /// Returns whether this thread is inside a call, which means that the caller runs in a handler that
     /// interrupted it.
     pub fn is_in_call() -> bool {
-        THREAD.with(|here| here.lock_state.get() != LockState::Unlocked)
+        THREAD.with(|thread| thread.lock_state.get() != LockState::Unlocked)
     }
 
     /// Returns the signals that the program has blocked in this thread, without those that only deferral
@@ -332,15 +332,15 @@ impl Ops {
     /// Delivers deferred signals and stops deferring them. Must be called by the thread that holds the lock
     /// before it executes another program, which must not start with the deferred signals blocked.
     pub(crate) fn stop_deferring_signals() {
-        THREAD.with(|here| here.lock_state.set(LockState::HeldForExec));
+        THREAD.with(|thread| thread.lock_state.set(LockState::HeldForExec));
         compiler_fence(Ordering::SeqCst);
         deliver();
     }
 
     /// Stores the descriptor of the control connection where a handler can read it.
-    pub(crate) fn note_connection_fd(&self, lane: &ProcessState) {
-        let line = lane.attachment.as_ref().map_or(NO_FD, Attachment::connection_fd);
-        self.lock.connection_fd.store(line, Ordering::Relaxed);
+    pub(crate) fn note_connection_fd(&self, state: &ProcessState) {
+        let connection_fd = state.attachment.as_ref().map_or(NO_FD, Attachment::connection_fd);
+        self.lock.connection_fd.store(connection_fd, Ordering::Relaxed);
     }
 
     /// Isolates a child that a handler forked in the middle of a call. When the handler returns, that call
@@ -353,13 +353,13 @@ impl Ops {
         for memory in &self.lock.memories {
             memory.make_private().map_err(|_| Errno::NOMEM)?;
         }
-        let line = self.lock.connection_fd.load(Ordering::Relaxed);
-        if line == NO_FD {
+        let connection_fd = self.lock.connection_fd.load(Ordering::Relaxed);
+        if connection_fd == NO_FD {
             return Ok(());
         }
         // A connection whose other end is closed.
         let (ended, _) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        crate::syscall::dup3(ended.as_raw_fd(), line, libc::O_CLOEXEC)
+        crate::syscall::dup3(ended.as_raw_fd(), connection_fd, libc::O_CLOEXEC)
     }
 
     /// Defers the close of a descriptor until this thread releases the lock. Returns `None` if the thread
@@ -368,23 +368,24 @@ impl Ops {
         if !Self::is_in_call() {
             return None;
         }
-        let place =
-            self.lock.deferred_closes.iter().find(|place| {
-                place.compare_exchange(NO_FD, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-            });
+        let slot = self
+            .lock
+            .deferred_closes
+            .iter()
+            .find(|slot| slot.compare_exchange(NO_FD, fd, Ordering::Relaxed, Ordering::Relaxed).is_ok());
         note_deferred_work();
-        Some(place.map(|_| ()).ok_or(Errno::INTR))
+        Some(slot.map(|_| ()).ok_or(Errno::INTR))
     }
 
     #[cold]
     fn run_deferred_work(&self) {
-        THREAD.with(|here| here.has_deferred_work.set(false));
+        THREAD.with(|thread| thread.has_deferred_work.set(false));
         match self.lock.deferred.sigurg_owner.swap(0, Ordering::Relaxed) {
             0 => {}
             owner => urgent::send_sigurg(owner),
         }
-        for place in &self.lock.deferred_closes {
-            let fd = place.swap(NO_FD, Ordering::Relaxed);
+        for slot in &self.lock.deferred_closes {
+            let fd = slot.swap(NO_FD, Ordering::Relaxed);
             if fd != NO_FD {
                 // The caller was told that the descriptor is closed.
                 let _ = self.close(fd);

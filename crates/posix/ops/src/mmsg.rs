@@ -78,19 +78,19 @@ impl Ops {
 
     /// Returns the pending error of a socket and clears it (`sock_error`).
     fn take_pending_error(&self, fd: RawFd) -> Result<(), Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        lane.files.socket(file)?;
-        lane.take_udp_error(file).or_else(|| lane.take_error(file)).map_or(Ok(()), Err)
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        state.files.socket(file)?;
+        state.take_udp_error(file).or_else(|| state.take_error(file)).map_or(Ok(()), Err)
     }
 
     /// Makes an error pending for the next call.
     fn set_pending_error(&self, fd: RawFd, error: Errno) -> Result<(), Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        match &mut lane.files.socket(file)?.role {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        match &mut state.files.socket(file)?.role {
             SocketRole::Stream(stream) => stream.error = Some(error),
-            SocketRole::Udp(dgram) => dgram.deferred_error = Some(error),
+            SocketRole::Udp(udp) => udp.deferred_error = Some(error),
             SocketRole::Unconnected { .. } | SocketRole::Listening(_) => {}
         }
         Ok(())

@@ -489,25 +489,25 @@ impl ProcessState {
     /// Passes the options of a UDP socket on to the stack.
     pub(crate) fn apply_datagram_options(&mut self, file: FileId) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
-        let SocketRole::Udp(dgram) = socket.role else { return Ok(()) };
+        let SocketRole::Udp(udp) = socket.role else { return Ok(()) };
         if socket.options.timestamps.are_on() {
             // If the stack is gone, no datagram arrives that could have a timestamp.
-            let _ = self.client.udp_enable_timestamps(dgram.conn);
+            let _ = self.client.udp_enable_timestamps(udp.conn);
         }
         let socket = self.files.socket(file)?;
         let options = socket.options.udp_options(socket.family);
         socket.options.apply_to_udp_send(socket.family, socket.udp_send.get_or_insert_default());
         if socket.options.applied_udp != Some(options) {
             socket.options.applied_udp = Some(options);
-            self.client.udp_set_options(dgram.conn, options).map_err(ginnel::errno::udp)?;
+            self.client.udp_set_options(udp.conn, options).map_err(ginnel::errno::udp)?;
         }
         Ok(())
     }
 
     /// `IP_MTU` of a connected socket.
     fn path_mtu(&mut self, file: FileId) -> Result<u32, Errno> {
-        if let SocketRole::Udp(dgram) = self.files.socket(file)?.role {
-            return self.client.udp_path_mtu(dgram.conn).map(u32::from).map_err(|_| Errno::NOTCONN);
+        if let SocketRole::Udp(udp) = self.files.socket(file)?.role {
+            return self.client.udp_path_mtu(udp.conn).map(u32::from).map_err(|_| Errno::NOTCONN);
         }
         self.info(file).map(|info| info.pmtu).ok_or(Errno::NOTCONN)
     }

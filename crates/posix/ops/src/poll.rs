@@ -28,47 +28,47 @@ impl Ops {
     pub fn poll(
         &self,
         fds: &mut [pollfd],
-        patience: Timeout,
+        timeout: Timeout,
         mask: Option<&sigset_t>,
     ) -> Result<usize, Errno> {
-        let lane = self.lock()?;
-        self.poll_locked(lane, fds, patience, mask).1
+        let state = self.lock()?;
+        self.poll_locked(state, fds, timeout, mask).1
     }
 
     /// `poll` by a caller that holds the lock and keeps it.
     fn poll_locked<'a>(
         &'a self,
-        lane: LockGuard<'a>,
+        state: LockGuard<'a>,
         fds: &mut [pollfd],
-        patience: Timeout,
+        timeout: Timeout,
         mask: Option<&sigset_t>,
     ) -> (LockGuard<'a>, Result<usize, Errno>) {
-        scratch::with(|lists| self.poll_with_buffers(lane, fds, lists, patience, mask))
+        scratch::with(|scratch| self.poll_with_buffers(state, fds, scratch, timeout, mask))
     }
 
     fn poll_with_buffers<'a>(
         &'a self,
-        mut lane: LockGuard<'a>,
+        mut state: LockGuard<'a>,
         fds: &mut [pollfd],
-        lists: &mut ScratchBuffers,
-        patience: Timeout,
+        scratch: &mut ScratchBuffers,
+        timeout: Timeout,
         mask: Option<&sigset_t>,
     ) -> (LockGuard<'a>, Result<usize, Errno>) {
-        let ScratchBuffers { stack_fds: ours, files, kernel_fds: kernel, .. } = lists;
+        let ScratchBuffers { stack_fds: ours, files, kernel_fds: kernel, .. } = scratch;
         ours.extend(fds.iter().enumerate().filter_map(|(at, fd)| Some((at, self.fds.get(fd.fd)?))));
         // The program's `revents` are ignored.
         kernel.extend(fds.iter().map(|asked| pollfd { fd: asked.fd, events: asked.events, revents: 0 }));
         for (at, file) in &*ours {
-            kernel[*at].fd = lane.kernel_fd(*file).unwrap_or(-1);
-            lane.begin_accepting(*file);
+            kernel[*at].fd = state.kernel_fd(*file).unwrap_or(-1);
+            state.begin_accepting(*file);
         }
         let any_kernel = kernel.iter().any(|fd| fd.fd >= 0);
         files.extend(ours.iter().map(|(_, file)| *file));
-        let wait = Wait { mask, ..Wait::of(patience) };
+        let wait = Wait { mask, ..Wait::of(timeout) };
         let watched = if any_kernel { &mut kernel[..] } else { &mut [] };
         let result;
-        (lane, result) = self.block_until(lane, files, watched, &wait, |lane, kernel| {
-            lane.process_events();
+        (state, result) = self.block_until(state, files, watched, &wait, |state, kernel| {
+            state.process_events();
             let mut count = if any_kernel { poll_now(kernel)? } else { 0 };
             for (at, fd) in fds.iter_mut().enumerate() {
                 fd.revents = kernel.get(at).map_or(0, |fd| fd.revents);
@@ -76,19 +76,19 @@ impl Ops {
             for (at, file) in &*ours {
                 let by_kernel = fds[*at].revents != 0;
                 let wanted = fds[*at].events | POLLERR | POLLHUP;
-                fds[*at].revents |= lane.readiness(*file) & wanted;
+                fds[*at].revents |= state.readiness(*file) & wanted;
                 count += usize::from(fds[*at].revents != 0 && !by_kernel);
             }
             if count > 0 { Ok(count) } else { Err(Errno::AGAIN) }
         });
         match result {
             Err(Errno::AGAIN) => {
-                if patience == Timeout::Zero && !ours.is_empty() {
-                    lane.note_empty_poll();
+                if timeout == Timeout::Zero && !ours.is_empty() {
+                    state.note_empty_poll();
                 }
-                (lane, Ok(0))
+                (state, Ok(0))
             }
-            result => (lane, result),
+            result => (state, result),
         }
     }
 
@@ -101,25 +101,25 @@ impl Ops {
         &self,
         nfds: c_int,
         sets: [FdSet<'_>; 3],
-        patience: Timeout,
+        timeout: Timeout,
         mask: Option<&sigset_t>,
     ) -> Result<usize, Errno> {
         let nfds = usize::try_from(nfds).map_err(|_| Errno::INVAL)?;
-        let lane = self.lock()?;
+        let state = self.lock()?;
         // The lock is held until the end.
-        let (_lane, result) = scratch::with(|lists| {
-            self.select_with_buffers(lane, nfds, sets, &mut lists.select_fds, patience, mask)
+        let (_lane, result) = scratch::with(|scratch| {
+            self.select_with_buffers(state, nfds, sets, &mut scratch.select_fds, timeout, mask)
         });
         result
     }
 
     fn select_with_buffers<'a>(
         &'a self,
-        mut lane: LockGuard<'a>,
+        mut state: LockGuard<'a>,
         nfds: usize,
         sets: [FdSet<'_>; 3],
         fds: &mut Vec<pollfd>,
-        patience: Timeout,
+        timeout: Timeout,
         mask: Option<&sigset_t>,
     ) -> (LockGuard<'a>, Result<usize, Errno>) {
         let masks = [SELECT_IN, SELECT_OUT, SELECT_EXCEPT];
@@ -131,12 +131,12 @@ impl Ops {
             }
         }
         let result;
-        (lane, result) = self.poll_locked(lane, fds, patience, mask);
+        (state, result) = self.poll_locked(state, fds, timeout, mask);
         if result.is_err() {
-            return (lane, result);
+            return (state, result);
         }
         if fds.iter().any(|fd| fd.revents & POLLNVAL != 0) {
-            return (lane, Err(Errno::BADF));
+            return (state, Err(Errno::BADF));
         }
         let mut count = 0;
         for (mut set, mask) in sets.into_iter().zip(masks) {
@@ -152,7 +152,7 @@ impl Ops {
                 count += 1;
             }
         }
-        (lane, Ok(count))
+        (state, Ok(count))
     }
 }
 

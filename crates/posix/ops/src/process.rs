@@ -99,7 +99,7 @@ impl ProcessState {
 
     /// Enters a descriptor of this description in the report.
     pub fn report_fd(&mut self, fd: RawFd, file: FileId) {
-        let Self { report: Some(book), files, client, .. } = self else { return };
+        let Self { report: Some(report), files, client, .. } = self else { return };
         let entry = match &files.get(file).kind {
             FileKind::Free => return,
             FileKind::Epoll(_) => ReportEntry::Epoll,
@@ -107,10 +107,10 @@ impl ProcessState {
                 SocketRole::Unconnected { .. } if socket.is_udp => {
                     ReportEntry::Udp([socket.family.unspecified(); 2], false)
                 }
-                SocketRole::Udp(dgram) => {
-                    let [own, _] = client.endpoints(dgram.conn).unwrap_or([socket.family.unspecified(); 2]);
-                    let peer = dgram.peer.unwrap_or(socket.family.unspecified());
-                    ReportEntry::Udp([own, peer], dgram.kernel_fd.is_some())
+                SocketRole::Udp(udp) => {
+                    let [own, _] = client.endpoints(udp.conn).unwrap_or([socket.family.unspecified(); 2]);
+                    let peer = udp.peer.unwrap_or(socket.family.unspecified());
+                    ReportEntry::Udp([own, peer], udp.kernel_fd.is_some())
                 }
                 SocketRole::Unconnected { bound: None } => ReportEntry::Unconnected,
                 SocketRole::Unconnected { bound: Some(bound) } => ReportEntry::Bound(bound.address()),
@@ -122,16 +122,16 @@ impl ProcessState {
                 }
             },
         };
-        book.write(fd, entry);
+        report.write(fd, entry);
     }
 
     /// Completes the report entry of a connection that was opened asynchronously, once its local address is
     /// known.
     fn complete_report(&mut self, conn: Conn) {
-        let unnamed =
+        let incomplete =
             self.file_of(conn).and_then(|file| self.files.stream(file)?.incomplete_report_fd.take());
-        if let (Some(fd), Some(book), Ok(ends)) = (unnamed, &self.report, self.client.endpoints(conn)) {
-            book.complete(fd, ends);
+        if let (Some(fd), Some(report), Ok(ends)) = (incomplete, &self.report, self.client.endpoints(conn)) {
+            report.complete(fd, ends);
         }
     }
 
@@ -139,8 +139,8 @@ impl ProcessState {
     /// before the connection is shared: when the stack reports the address by itself, only one descriptor's
     /// entry is completed.
     pub fn query_local_end(&mut self, file: FileId) {
-        let unnamed = self.files.stream(file).filter(|stream| stream.incomplete_report_fd.is_some());
-        if let Some(conn) = unnamed.map(|stream| stream.conn)
+        let incomplete = self.files.stream(file).filter(|stream| stream.incomplete_report_fd.is_some());
+        if let Some(conn) = incomplete.map(|stream| stream.conn)
             && self.endpoints(conn).is_some_and(|[own, _]| own.port() != 0)
         {
             self.complete_report(conn);
@@ -161,22 +161,22 @@ impl ProcessState {
 
     /// Removes a descriptor from the report.
     pub fn unreport_fd(&self, fd: RawFd) {
-        if let Some(book) = &self.report {
-            book.clear(fd);
+        if let Some(report) = &self.report {
+            report.clear(fd);
         }
     }
 
     /// Creates a report with room for `descriptors` entries and enters the library's internal descriptors.
     pub fn start_report(&mut self, descriptors: usize) {
         self.report = match self.report.take() {
-            Some(parents) => parents.for_child(),
+            Some(parents_report) => parents_report.for_child(),
             None => DescriptorReport::new(descriptors),
         }
         .ok();
-        let Some(book) = &self.report else { return };
-        let of_process = self.attachment.iter().map(Attachment::connection_fd);
-        for fd in of_process.chain(self.client.internal_fds()).chain([self.proxy_fds.template()]) {
-            book.write(fd, ReportEntry::Internal);
+        let Some(report) = &self.report else { return };
+        let attachment_fd = self.attachment.iter().map(Attachment::connection_fd);
+        for fd in attachment_fd.chain(self.client.internal_fds()).chain([self.proxy_fds.template()]) {
+            report.write(fd, ReportEntry::Internal);
         }
     }
 
@@ -223,7 +223,7 @@ impl ProcessState {
         let file = get_slot(&self.by_socket, conn.index())?;
         let current = match self.files.socket(file).ok()?.role {
             SocketRole::Stream(stream) => stream.conn == conn,
-            SocketRole::Udp(dgram) => dgram.conn == conn,
+            SocketRole::Udp(udp) => udp.conn == conn,
             _ => false,
         };
         current.then_some(file)
@@ -298,8 +298,8 @@ impl ProcessState {
         let (conn, end_seen) = (stream.conn, stream.end_seen);
         let status = self.client.status(conn).ok()?;
         if status.state.is_closed() && !end_seen {
-            let (conn, standing) = self.handle_end(file, status.state)?;
-            return Some((conn, self.client.status_with_state(conn, standing).ok()?));
+            let (conn, conn_state) = self.handle_end(file, status.state)?;
+            return Some((conn, self.client.status_with_state(conn, conn_state).ok()?));
         }
         Some((conn, status))
     }
@@ -309,11 +309,11 @@ impl ProcessState {
     pub fn socket_state(&mut self, file: FileId) -> Option<(Conn, SocketState)> {
         let stream = self.files.stream(file)?;
         let (conn, end_seen) = (stream.conn, stream.end_seen);
-        let standing = self.client.socket_state(conn).ok()?;
-        if standing.is_closed() && !end_seen {
-            return self.handle_end(file, standing);
+        let conn_state = self.client.socket_state(conn).ok()?;
+        if conn_state.is_closed() && !end_seen {
+            return self.handle_end(file, conn_state);
         }
-        Some((conn, standing))
+        Some((conn, conn_state))
     }
 
     /// Turns the end of a connection into a pending error, once.
@@ -321,27 +321,27 @@ impl ProcessState {
     pub(crate) fn handle_end(
         &mut self,
         file: FileId,
-        mut standing: SocketState,
+        mut conn_state: SocketState,
     ) -> Option<(Conn, SocketState)> {
-        if standing.close_reason() == Some(CloseReason::Aborted)
+        if conn_state.close_reason() == Some(CloseReason::Aborted)
             && self.files.stream(file)?.connecting
             && let Some(conn) = self.connect_on_other_shard(file)
         {
-            standing = self.client.socket_state(conn).ok()?;
+            conn_state = self.client.socket_state(conn).ok()?;
         }
         let stream = self.files.stream(file)?;
-        if let Some(reason) = standing.close_reason() {
+        if let Some(reason) = conn_state.close_reason() {
             stream.end_seen = true;
-            let refused = (stream.connecting && reason == CloseReason::Aborted)
+            let refusal = (stream.connecting && reason == CloseReason::Aborted)
                 .then(|| self.client.connect_error(stream.conn));
-            let error = match refused.flatten() {
+            let error = match refusal.flatten() {
                 Some(why) => Some(connect_errno(why)),
-                None => sk_err_of(reason, standing.has_fin()),
+                None => sk_err_of(reason, conn_state.has_fin()),
             };
             // An earlier error takes precedence.
             stream.error = stream.error.or(error);
         }
-        Some((stream.conn, standing))
+        Some((stream.conn, conn_state))
     }
 
     /// Takes the pending error (`sock_error`).
@@ -353,8 +353,8 @@ impl ProcessState {
     /// Frees a description that has no references left.
     pub fn free_file(&mut self, file: FileId) {
         // The vector is emptied in place, so that its memory serves the next description.
-        while let Some(watcher) = self.files.get(file).wait_queue.pop() {
-            if let WaitEntry::EpollItem { set, item } = watcher
+        while let Some(entry) = self.files.get(file).wait_queue.pop() {
+            if let WaitEntry::EpollItem { set, item } = entry
                 && let Ok(set) = self.files.epoll(set)
             {
                 set.remove(item);
@@ -393,7 +393,7 @@ impl ProcessState {
                 // If the stack is gone, so is the listener.
                 let _ = self.client.unlisten(listening.number, listening.bound.own_reservation());
             }
-            SocketRole::Udp(dgram) => self.release_udp(dgram.conn),
+            SocketRole::Udp(udp) => self.release_udp(udp.conn),
             SocketRole::Stream(stream) => {
                 self.unreserve(stream.bound);
                 self.unbind_conn(stream.conn);

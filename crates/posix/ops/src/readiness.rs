@@ -21,9 +21,9 @@ impl ProcessState {
             }
             FileKind::Socket(socket) => match socket.role {
                 SocketRole::Unconnected { .. } if socket.is_udp => WRITABLE,
-                SocketRole::Udp(dgram) => {
+                SocketRole::Udp(udp) => {
                     let urgent = socket.options.is_on("SO_SELECT_ERR_QUEUE");
-                    self.datagram_readiness(dgram, urgent)
+                    self.datagram_readiness(udp, urgent)
                 }
                 // Linux reports this for a socket that was never connected.
                 SocketRole::Unconnected { .. } if socket.shutdown.read => {
@@ -43,27 +43,27 @@ impl ProcessState {
     }
 
     /// Returns readiness of a UDP socket (`datagram_poll`).
-    fn datagram_readiness(&mut self, dgram: UdpSocket, urgent: bool) -> i16 {
-        let Ok(status) = self.client.status(dgram.conn) else { return POLLERR };
+    fn datagram_readiness(&mut self, udp: UdpSocket, urgent: bool) -> i16 {
+        let Ok(status) = self.client.status(udp.conn) else { return POLLERR };
         let mut ready = 0;
-        if dgram.deferred_error.is_some()
-            || self.client.udp_error(dgram.conn, false).is_some()
-            || self.client.udp_has_extended_errors(dgram.conn)
+        if udp.deferred_error.is_some()
+            || self.client.udp_error(udp.conn, false).is_some()
+            || self.client.udp_has_extended_errors(udp.conn)
         {
             ready |= if urgent { POLLERR | POLLPRI } else { POLLERR };
         }
-        if dgram.shut_read {
+        if udp.shut_read {
             ready |= READABLE | POLLRDHUP;
         }
-        if dgram.shut_read && dgram.shut_write {
+        if udp.shut_read && udp.shut_write {
             ready |= POLLHUP;
         }
         // The whole datagram must have arrived: its head may come before the rest.
-        if status.readable > 0 && self.client.udp_next_len(dgram.conn).is_some() {
+        if status.readable > 0 && self.client.udp_next_len(udp.conn).is_some() {
             ready |= READABLE;
         }
         let enough = self.client.buffer_bytes() / 2;
-        if status.send_space >= enough || self.client.await_send_space(dgram.conn, enough) == Ok(true) {
+        if status.send_space >= enough || self.client.await_send_space(udp.conn, enough) == Ok(true) {
             ready |= WRITABLE;
         }
         ready
@@ -93,9 +93,9 @@ impl ProcessState {
     fn stream_readiness(&mut self, file: FileId) -> i16 {
         let Some((conn, status)) = self.status_inline(file) else { return POLLHUP };
         // A mark beyond the channel's buffer would never be reached.
-        let most = self.client.buffer_bytes();
+        let buffer_bytes = self.client.buffer_bytes();
         let Ok(socket) = self.files.socket(file) else { return POLLHUP };
-        let (low_water, shut) = (socket.options.rcvlowat().min(most), socket.shutdown);
+        let (low_water, shut) = (socket.options.rcvlowat().min(buffer_bytes), socket.shutdown);
         let not_sent = socket.options.notsent_lowat();
         let failed = matches!(socket.role, SocketRole::Stream(stream) if stream.error.is_some());
         let ended = status.state.is_closed();

@@ -21,13 +21,13 @@ impl Ops {
         if !descriptor::is_internal_in_use(number) {
             return Ok(());
         }
-        let mut lane = self.lock().map_err(|_| Errno::BUSY)?;
-        if let Some(other) = lane.relocate_fd(number)? {
+        let mut state = self.lock().map_err(|_| Errno::BUSY)?;
+        if let Some(other) = state.relocate_fd(number)? {
             descriptor::renumber_internal(number, other);
-            self.note_connection_fd(&lane);
-            if let Some(book) = &lane.report {
-                book.clear(number);
-                book.write(other, crate::descriptor_report::ReportEntry::Internal);
+            self.note_connection_fd(&state);
+            if let Some(report) = &state.report {
+                report.clear(number);
+                report.write(other, crate::descriptor_report::ReportEntry::Internal);
             }
         }
         Ok(())
@@ -36,24 +36,23 @@ impl Ops {
 
 impl ProcessState {
     fn relocate_fd(&mut self, number: RawFd) -> Result<Option<RawFd>, Errno> {
-        let clients = self.client.all().iter().flat_map(|client| client.internal_fds());
-        for own in clients {
-            if let Some(other) = own.relocate_from(number)? {
+        let channel_fds = self.client.all().iter().flat_map(|client| client.internal_fds());
+        for fd in channel_fds {
+            if let Some(other) = fd.relocate_from(number)? {
                 return Ok(Some(other));
             }
         }
-        if let Some(process) = &self.attachment
-            && let Some(other) = process.relocate_from(number)?
+        if let Some(attachment) = &self.attachment
+            && let Some(other) = attachment.relocate_from(number)?
         {
             return Ok(Some(other));
         }
         if let Some(other) = self.proxy_fds.relocate(number)? {
             return Ok(Some(other));
         }
-        let book = self.report.iter().map(|book| &book.file);
-        for own in self.waiters.own_fds().chain(self.passed_listeners.iter().map(|(_, own)| own)).chain(book)
-        {
-            if let Some(other) = own.relocate(number)? {
+        let report = self.report.iter().map(|report| &report.file);
+        for fd in self.waiters.own_fds().chain(self.passed_listeners.iter().map(|(_, fd)| fd)).chain(report) {
+            if let Some(other) = fd.relocate(number)? {
                 return Ok(Some(other));
             }
         }

@@ -7,8 +7,8 @@ impl Ops {
     /// Must be called before the program gives up descriptors or system calls. Creates what a call sleeps on,
     /// as far as the limits allow.
     pub fn prepare_for_sandbox(&self) {
-        if let Ok(mut lane) = self.lock() {
-            let _ = sleep::preallocate(&mut lane);
+        if let Ok(mut state) = self.lock() {
+            let _ = sleep::preallocate(&mut state);
             let _ = self.signals.handlers();
         }
     }
@@ -23,7 +23,7 @@ impl Ops {
     /// Returns how much address space the stack's memory occupies in this process. A program that sets
     /// `RLIMIT_AS` does not know of it.
     pub fn address_bytes(&self) -> u64 {
-        self.lock().map_or(0, |lane| lane.client.all().iter().map(|client| client.mapping().bytes()).sum())
+        self.lock().map_or(0, |state| state.client.all().iter().map(|client| client.mapping().bytes()).sum())
     }
 
     /// Returns the system calls that the library makes on behalf of the program. A seccomp filter must admit

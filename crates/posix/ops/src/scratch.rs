@@ -56,7 +56,7 @@ fn clear_and_shrink<T>(list: &mut Vec<T>) {
 #[derive(Default)]
 struct ScratchSlot {
     in_use: Cell<bool>,
-    lists: UnsafeCell<ScratchBuffers>,
+    buffers: UnsafeCell<ScratchBuffers>,
 }
 
 /// Boxed, because buffers must not move when the vector grows.
@@ -68,31 +68,31 @@ thread_local! {
 
 /// Runs a call with buffers. The caller must hold the lock, so that no handler interrupts the allocator.
 pub(crate) fn with<R>(call: impl FnOnce(&mut ScratchBuffers) -> R) -> R {
-    let take = |places: &ScratchSlots| {
-        let mut places = places.borrow_mut();
-        let free = places.iter().position(|place| !place.in_use.get());
+    let take = |slots: &ScratchSlots| {
+        let mut slots = slots.borrow_mut();
+        let free = slots.iter().position(|slot| !slot.in_use.get());
         let at = free.unwrap_or_else(|| {
-            places.push(Box::default());
-            places.len() - 1
+            slots.push(Box::default());
+            slots.len() - 1
         });
-        places[at].in_use.set(true);
-        &raw const *places[at]
+        slots[at].in_use.set(true);
+        &raw const *slots[at]
     };
     // A thread that exits has no slots any more.
-    let Ok(place) = SLOTS.try_with(take) else { return call(&mut ScratchBuffers::default()) };
+    let Ok(slot) = SLOTS.try_with(take) else { return call(&mut ScratchBuffers::default()) };
     // SAFETY: only the exit of the thread frees the box, after all of its calls.
-    let place = unsafe { &*place };
-    let given_back = SlotGuard(place);
-    let on_jump = pin!(CleanupHandler::new(|| place.in_use.set(false)));
-    let watched = on_jump.push();
+    let slot = unsafe { &*slot };
+    let slot_guard = SlotGuard(slot);
+    let cleanup_handler = pin!(CleanupHandler::new(|| slot.in_use.set(false)));
+    let watched = cleanup_handler.push();
     // SAFETY: `in_use` gives the buffers to this call alone, and only this thread accesses them. A call that
     // is left by a jump does not use them again.
-    let lists = unsafe { &mut *place.lists.get() };
-    lists.clear();
-    let result = call(lists);
-    lists.clear();
+    let buffers = unsafe { &mut *slot.buffers.get() };
+    buffers.clear();
+    let result = call(buffers);
+    buffers.clear();
     drop(watched);
-    drop(given_back);
+    drop(slot_guard);
     result
 }
 
@@ -111,9 +111,9 @@ mod tests {
 
     #[test]
     fn a_call_in_the_middle_of_another_has_lists_of_its_own_and_the_next_ones_have_the_same() {
-        let at = |lists: &mut ScratchBuffers| {
-            lists.bytes.extend([1; 100]);
-            lists.bytes.as_ptr().addr()
+        let at = |buffers: &mut ScratchBuffers| {
+            buffers.bytes.extend([1; 100]);
+            buffers.bytes.as_ptr().addr()
         };
         let (outer, inner) = with(|outer| {
             let first = at(outer);
@@ -125,24 +125,24 @@ mod tests {
             (first, inner)
         });
         assert_ne!(outer, inner);
-        let places = SLOTS.with_borrow(Vec::len);
+        let slots = SLOTS.with_borrow(Vec::len);
         assert_eq!((with(at), with(|_| with(at))), (outer, inner));
-        assert_eq!(SLOTS.with_borrow(Vec::len), places);
+        assert_eq!(SLOTS.with_borrow(Vec::len), slots);
     }
 
     #[test]
     fn what_was_very_long_is_not_kept() {
-        with(|lists| lists.bytes.extend([1; 100_000]));
-        with(|lists| assert!(lists.bytes.is_empty() && lists.bytes.capacity() <= CAPACITY_KEPT_MAX));
+        with(|buffers| buffers.bytes.extend([1; 100_000]));
+        with(|buffers| assert!(buffers.bytes.is_empty() && buffers.bytes.capacity() <= CAPACITY_KEPT_MAX));
     }
 
     #[test]
     fn a_call_that_panics_gives_its_lists_back() {
         with(|_| ());
-        let places = SLOTS.with_borrow(Vec::len);
+        let slots = SLOTS.with_borrow(Vec::len);
         let panicked = std::panic::catch_unwind(|| with(|_| panic!("on purpose")));
         assert!(panicked.is_err());
         with(|_| ());
-        assert_eq!(SLOTS.with_borrow(Vec::len), places);
+        assert_eq!(SLOTS.with_borrow(Vec::len), slots);
     }
 }

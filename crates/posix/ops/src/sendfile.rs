@@ -28,19 +28,19 @@ impl Ops {
             Some(offset) => u64::try_from(**offset).map_err(|_| Errno::INVAL)?,
             None => rustix::fs::tell(file)?,
         };
-        let mut piece = SignalDeferred::new(|| vec![0; CHUNK_BYTES.min(count)]);
+        let mut chunk = SignalDeferred::new(|| vec![0; CHUNK_BYTES.min(count)]);
         let mut done = 0;
         let result = loop {
-            let most = piece.len().min(count - done);
+            let most = chunk.len().min(count - done);
             if most == 0 {
                 break Ok(());
             }
-            let read = match rustix::io::pread(file, &mut piece[..most], start + done as u64) {
+            let read = match rustix::io::pread(file, &mut chunk[..most], start + done as u64) {
                 Ok(0) => break Ok(()),
                 Ok(read) => read,
                 Err(error) => break Err(error),
             };
-            match self.send(out, &[IoSlice::new(&piece[..read])], 0) {
+            match self.send(out, &[IoSlice::new(&chunk[..read])], 0) {
                 Ok(sent) => {
                     done += sent;
                     if sent < read {

@@ -122,7 +122,7 @@ pub(crate) struct Waiters {
 
 impl Waiters {
     fn add(&mut self) -> Result<u32, Errno> {
-        let free = self.waiters.iter().position(|sleeper| !sleeper.in_use);
+        let free = self.waiters.iter().position(|waiter| !waiter.in_use);
         let index = match free {
             Some(index) => index,
             None => {
@@ -131,8 +131,8 @@ impl Waiters {
                 self.waiters.len() - 1
             }
         };
-        let sleeper = &mut self.waiters[index];
-        (sleeper.in_use, sleeper.woken, sleeper.asleep, sleeper.interrupted) = (true, false, false, false);
+        let waiter = &mut self.waiters[index];
+        (waiter.in_use, waiter.woken, waiter.asleep, waiter.interrupted) = (true, false, false, false);
         Ok(index as u32)
     }
 
@@ -142,37 +142,37 @@ impl Waiters {
         let mut anew = Self::default();
         for number in 0..own.map_or(0, |own| own + 1) {
             let event = HiddenFd::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-            let mut sleeper = Waiter::new(event);
-            sleeper.in_use = Some(number) == own;
-            (sleeper.woken, sleeper.asleep) = (sleeper.in_use, sleeper.in_use);
-            anew.waiters.push(sleeper);
+            let mut waiter = Waiter::new(event);
+            waiter.in_use = Some(number) == own;
+            (waiter.woken, waiter.asleep) = (waiter.in_use, waiter.in_use);
+            anew.waiters.push(waiter);
         }
         Ok(anew)
     }
 
     /// Iterates over the descriptors of all waiters.
     pub fn own_fds(&self) -> impl Iterator<Item = &HiddenFd> {
-        self.waiters.iter().flat_map(|sleeper| {
-            let of_signals = sleeper.restart_signals.iter().map(|(fd, _)| fd);
-            of_signals.chain(sleeper.wait_set.iter().map(WaitSet::epoll_fd)).chain([&sleeper.event])
+        self.waiters.iter().flat_map(|waiter| {
+            let of_signals = waiter.restart_signals.iter().map(|(fd, _)| fd);
+            of_signals.chain(waiter.wait_set.iter().map(WaitSet::epoll_fd)).chain([&waiter.event])
         })
     }
 
-    fn remove(&mut self, sleeper: u32) {
-        self.waiters[sleeper as usize].in_use = false;
+    fn remove(&mut self, waiter: u32) {
+        self.waiters[waiter as usize].in_use = false;
     }
 
     /// Wakes a waiter. Returns false if it was woken before, or if a handler keeps it from running soon.
-    pub fn wake(&mut self, sleeper: u32) -> bool {
-        let sleeper = &mut self.waiters[sleeper as usize];
-        if sleeper.woken {
+    pub fn wake(&mut self, waiter: u32) -> bool {
+        let waiter = &mut self.waiters[waiter as usize];
+        if waiter.woken {
             return false;
         }
-        sleeper.woken = true;
-        if sleeper.asleep {
-            notify(&sleeper.event);
+        waiter.woken = true;
+        if waiter.asleep {
+            notify(&waiter.event);
         }
-        !sleeper.interrupted
+        !waiter.interrupted
     }
 
     /// Wakes another waiter to become the leader, after the leader has resigned.
@@ -191,10 +191,10 @@ fn notify(event: &HiddenFd) {
 }
 
 /// Creates the descriptors on which the next call will sleep.
-pub(crate) fn preallocate(lane: &mut ProcessState) -> Result<(), Errno> {
-    let sleeper = lane.waiters.add()?;
-    lane.wait_set_for(sleeper as usize, None);
-    lane.waiters.remove(sleeper);
+pub(crate) fn preallocate(state: &mut ProcessState) -> Result<(), Errno> {
+    let waiter = state.waiters.add()?;
+    state.wait_set_for(waiter as usize, None);
+    state.waiters.remove(waiter);
     Ok(())
 }
 
@@ -231,9 +231,9 @@ impl<'a> Wait<'a> {
 
     /// Returns the wait of a call that continues after a handler with `SA_RESTART` if it has no time-out and
     /// `done` is 0.
-    pub fn restarting(patience: Timeout, done: &'a Cell<usize>) -> Self {
-        let endless = patience == Timeout::Infinite;
-        Self { restart_unless: endless.then_some(done), eintr_on_stop: !endless, ..Self::of(patience) }
+    pub fn restarting(timeout: Timeout, done: &'a Cell<usize>) -> Self {
+        let endless = timeout == Timeout::Infinite;
+        Self { restart_unless: endless.then_some(done), eintr_on_stop: !endless, ..Self::of(timeout) }
     }
 }
 
@@ -253,53 +253,53 @@ impl Ops {
     #[inline]
     pub(crate) fn block_until<'a, T>(
         &'a self,
-        mut lane: LockGuard<'a>,
+        mut state: LockGuard<'a>,
         files: &[FileId],
         kernel: &mut [pollfd],
         wait: &Wait<'_>,
         mut attempt: impl FnMut(&mut ProcessState, &mut [pollfd]) -> Result<T, Errno>,
     ) -> (LockGuard<'a>, Result<T, Errno>) {
         // The sleep of another call says nothing about the descriptors of this one.
-        lane.waiters.polled_kernel = false;
-        let first = attempt(&mut lane, kernel);
+        state.waiters.polled_kernel = false;
+        let first = attempt(&mut state, kernel);
         if !matches!(first, Err(Errno::AGAIN)) || wait.timeout == Timeout::Zero {
-            return (lane, first);
+            return (state, first);
         }
-        self.block_until_from_second(lane, files, kernel, wait, attempt)
+        self.block_until_from_second(state, files, kernel, wait, attempt)
     }
 
     /// As [`block_until`](Self::block_until), after a first attempt that returned `EAGAIN`.
     #[inline(never)]
     pub(crate) fn block_until_from_second<'a, T>(
         &'a self,
-        mut lane: LockGuard<'a>,
+        mut state: LockGuard<'a>,
         files: &[FileId],
         kernel: &mut [pollfd],
         wait: &Wait<'_>,
         mut attempt: impl FnMut(&mut ProcessState, &mut [pollfd]) -> Result<T, Errno>,
     ) -> (LockGuard<'a>, Result<T, Errno>) {
-        let sleeper = match lane.waiters.add() {
-            Ok(sleeper) => sleeper,
-            Err(error) => return (lane, Err(error)),
+        let waiter = match state.waiters.add() {
+            Ok(waiter) => waiter,
+            Err(error) => return (state, Err(error)),
         };
         // Handlers that run from here on interrupt a call that waits.
         lock::clear_handlers_ran();
         // A handler may leave this call by a jump while it sleeps.
         let slept_before = sleeping_waiter();
-        let on_jump = pin!(CleanupHandler::new(|| self.cancel_sleep(sleeper, files, slept_before)));
-        let watched = on_jump.push();
+        let cleanup_handler = pin!(CleanupHandler::new(|| self.cancel_sleep(waiter, files, slept_before)));
+        let watched = cleanup_handler.push();
         for &file in files {
-            let watcher = WaitEntry::Thread { waiter: sleeper, exclusive: wait.exclusive };
-            let file = lane.files.get(file);
+            let watcher = WaitEntry::Thread { waiter, exclusive: wait.exclusive };
+            let file = state.files.get(file);
             file.refcount += 1;
             file.wait_queue.push(watcher);
         }
         // This processes events, so this call's waiter must be in the wait queues before.
-        lane.suspend_interrupted_sleep();
+        state.suspend_interrupted_sleep();
         let result = loop {
             let slept;
-            (lane, slept) = self.sleep(lane, sleeper, kernel, wait);
-            match attempt(&mut lane, kernel) {
+            (state, slept) = self.sleep(state, waiter, kernel, wait);
+            match attempt(&mut state, kernel) {
                 Err(Errno::AGAIN) => {}
                 result => break result,
             }
@@ -316,63 +316,63 @@ impl Ops {
                 break Err(Errno::AGAIN);
             }
         };
-        lane.finish_wait(sleeper, files);
+        state.finish_wait(waiter, files);
         drop(watched);
-        (lane, result)
+        (state, result)
     }
 
     /// Cleans up after a handler that left a sleeping call by a jump.
     #[cold]
-    fn cancel_sleep(&self, sleeper: u32, files: &[FileId], slept_before: Option<u32>) {
+    fn cancel_sleep(&self, waiter: u32, files: &[FileId], slept_before: Option<u32>) {
         // A call that was interrupted inside the critical section cannot be cleaned up.
-        let Ok(mut lane) = self.lock() else { return };
-        lane.suspend_interrupted_sleep();
+        let Ok(mut state) = self.lock() else { return };
+        state.suspend_interrupted_sleep();
         SLEEPING.set(slept_before);
-        lane.waiters.waiters[sleeper as usize].asleep = false;
-        lane.finish_wait(sleeper, files);
+        state.waiters.waiters[waiter as usize].asleep = false;
+        state.finish_wait(waiter, files);
     }
 
     /// Sleeps until the waiter is woken, a kernel descriptor is ready, or the time-out expires. Stores
     /// readiness in `kernel`. May return spuriously.
     fn sleep<'a>(
         &'a self,
-        mut lane: LockGuard<'a>,
-        sleeper: u32,
+        mut state: LockGuard<'a>,
+        waiter: u32,
         kernel: &mut [pollfd],
         wait: &Wait<'_>,
     ) -> (LockGuard<'a>, Result<SleepEnd, Errno>) {
-        let index = sleeper as usize;
-        lane.waiters.polled_kernel = false;
+        let index = waiter as usize;
+        state.waiters.polled_kernel = false;
         kernel.iter_mut().for_each(|fd| fd.revents = 0);
-        lane.client.flush();
+        state.client.flush();
         // Spinning does not help if the shard sleeps, or waits for this CPU.
         let mut spin_end = None;
         loop {
-            lane.process_events();
-            if core::mem::take(&mut lane.waiters.waiters[index].woken) {
-                return (lane, Ok(SleepEnd::Event));
+            state.process_events();
+            if core::mem::take(&mut state.waiters.waiters[index].woken) {
+                return (state, Ok(SleepEnd::Event));
             }
             if wait.timeout.has_expired() {
                 // Nobody has checked the descriptors.
                 kernel.iter_mut().for_each(|fd| fd.revents = fd.events);
-                return (lane, Ok(SleepEnd::Event));
+                return (state, Ok(SleepEnd::Event));
             }
-            if self.config.spin.is_zero() || !lane.client.is_stack_running_elsewhere() {
+            if self.config.spin.is_zero() || !state.client.is_stack_running_elsewhere() {
                 break;
             }
             let now = Instant::now();
             if now >= *spin_end.get_or_insert(now + self.config.spin) {
                 break;
             }
-            drop(lane);
+            drop(state);
             core::hint::spin_loop();
-            lane = self.lock_or_panic();
+            state = self.lock_or_panic();
         }
-        let leads = lane.waiters.leader.is_none();
-        if leads && !lane.client.before_sleep() {
-            lane.client.after_sleep();
-            lane.process_events();
-            return (lane, Ok(SleepEnd::Event));
+        let leads = state.waiters.leader.is_none();
+        if leads && !state.client.before_sleep() {
+            state.client.after_sleep();
+            state.process_events();
+            return (state, Ok(SleepEnd::Event));
         }
         let handlers = wait.restart_unless.map(|_| self.signals.handlers()).unwrap_or_default();
         let mut mask = wait.mask.map(syscall::kernel_sigset);
@@ -382,32 +382,32 @@ impl Ops {
         {
             let set = handlers.restarting & !blocked;
             // Without descriptors every signal interrupts the call.
-            if let Ok(fd) = lane.waiters.waiters[index].watch_restart_signals(set) {
+            if let Ok(fd) = state.waiters.waiters[index].watch_restart_signals(set) {
                 kept_back = fd;
                 mask = Some(blocked | set);
             }
         }
         // Handlers that ran before end this sleep before it begins, except for signals that the caller's mask
         // blocks.
-        let heeded = !wait.mask.map_or(0, syscall::kernel_sigset);
-        let bounds = SleepBounds { timeout: wait.timeout, mask, interrupting: heeded };
+        let interrupting = !wait.mask.map_or(0, syscall::kernel_sigset);
+        let bounds = SleepBounds { timeout: wait.timeout, mask, interrupting };
         if leads {
-            lane.waiters.leader = Some(sleeper);
+            state.waiters.leader = Some(waiter);
         }
-        let asleep = &mut lane.waiters.waiters[index];
+        let asleep = &mut state.waiters.waiters[index];
         (asleep.asleep, asleep.interrupted) = (true, false);
-        let interrupted = SLEEPING.replace(Some(sleeper));
+        let interrupted = SLEEPING.replace(Some(waiter));
         let naps = leads && kept_back < 0 && kernel.len() == usize::from(wait.kernel_epoll.is_some());
-        if naps && let Some(nap) = lane.wait_set_for(index, wait.kernel_epoll) {
-            let slept = self.sleep_on_wait_set(lane, (sleeper, nap), kernel, wait, bounds, handlers);
+        if naps && let Some(nap) = state.wait_set_for(index, wait.kernel_epoll) {
+            let slept = self.sleep_on_wait_set(state, (waiter, nap), kernel, wait, bounds, handlers);
             SLEEPING.set(interrupted);
             return slept;
         }
-        let slept = scratch::with(|lists| {
+        let slept = scratch::with(|scratch| {
             self.sleep_in_ppoll(
-                lane,
-                (sleeper, kept_back),
-                (kernel, &mut lists.sleep_fds),
+                state,
+                (waiter, kept_back),
+                (kernel, &mut scratch.sleep_fds),
                 wait,
                 bounds,
                 handlers,
@@ -421,24 +421,24 @@ impl Ops {
     /// caller provides the list of descriptors.
     fn sleep_in_ppoll<'a>(
         &'a self,
-        mut lane: LockGuard<'a>,
-        (sleeper, kept_back): (u32, RawFd),
+        mut state: LockGuard<'a>,
+        (waiter, kept_back): (u32, RawFd),
         (kernel, watched): (&mut [pollfd], &mut Vec<pollfd>),
         wait: &Wait<'_>,
         bounds: SleepBounds,
         handlers: HandlerSets,
     ) -> (LockGuard<'a>, Result<SleepEnd, Errno>) {
-        let index = sleeper as usize;
-        let leads = lane.waiters.leader == Some(sleeper);
-        let own = lane.waiters.waiters[index].event.as_raw_fd();
+        let index = waiter as usize;
+        let leads = state.waiters.leader == Some(waiter);
+        let own = state.waiters.waiters[index].event.as_raw_fd();
         let entry = |fd| pollfd { fd, events: POLLIN, revents: 0 };
         watched.push(entry(own));
         // The descriptor of a stack that is gone stays readable and brings no events.
-        let wakes = leads && !lane.client.is_stack_gone();
-        watched.push(entry(if wakes { lane.client.wake_fd().as_raw_fd() } else { -1 }));
+        let wakes = leads && !state.client.is_stack_gone();
+        watched.push(entry(if wakes { state.client.wake_fd().as_raw_fd() } else { -1 }));
         watched.push(entry(kept_back));
         watched.extend_from_slice(kernel);
-        drop(lane);
+        drop(state);
         // Handlers of signals that the sleep has blocked run before this returns.
         let slept = match ppoll(watched, bounds) {
             Ok(()) if watched[2].revents != 0 => Ok(SleepEnd::HandlerRan),
@@ -449,34 +449,34 @@ impl Ops {
         for (fd, slept_on) in kernel.iter_mut().zip(&watched[3..]) {
             fd.revents = slept_on.revents;
         }
-        lane = self.lock_or_panic();
-        lane.waiters.polled_kernel = true;
-        let awake = &mut lane.waiters.waiters[index];
+        state = self.lock_or_panic();
+        state.waiters.polled_kernel = true;
+        let awake = &mut state.waiters.waiters[index];
         awake.asleep = false;
         if watched[0].revents != 0 {
             let _ = rustix::io::read(&awake.event, &mut [0; 8]);
         }
-        if lane.waiters.leader == Some(sleeper) {
-            lane.resign_leader(Channels::after_sleep);
+        if state.waiters.leader == Some(waiter) {
+            state.resign_leader(Channels::after_sleep);
         } else {
-            lane.process_events();
+            state.process_events();
         }
-        lane.waiters.waiters[index].woken = false;
-        (lane, slept)
+        state.waiters.waiters[index].woken = false;
+        (state, slept)
     }
 
     /// Sleeps on the wait set: a leader that waits for no other kernel descriptor.
     fn sleep_on_wait_set<'a>(
         &'a self,
-        lane: LockGuard<'a>,
-        (sleeper, nap): (u32, RawFd),
+        state: LockGuard<'a>,
+        (waiter, nap): (u32, RawFd),
         kernel: &mut [pollfd],
         wait: &Wait<'_>,
         bounds: SleepBounds,
         handlers: HandlerSets,
     ) -> (LockGuard<'a>, Result<SleepEnd, Errno>) {
-        let index = sleeper as usize;
-        drop(lane);
+        let index = waiter as usize;
+        drop(state);
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
         let slept = syscall::epoll_pwait2(
             nap,
@@ -485,27 +485,27 @@ impl Ops {
             bounds.mask,
             bounds.interrupting,
         );
-        let mut lane = self.lock_or_panic();
+        let mut state = self.lock_or_panic();
         let (count, slept) = match slept {
             Ok(count) => (count, Ok(SleepEnd::Event)),
             Err(Errno::INTR) => (0, self.interrupted(wait, handlers)),
             Err(error) => (0, Err(error)),
         };
-        lane.waiters.polled_kernel = slept.is_ok();
-        let awake = &mut lane.waiters.waiters[index];
+        state.waiters.polled_kernel = slept.is_ok();
+        let awake = &mut state.waiters.waiters[index];
         awake.asleep = false;
         let woke = awake.wait_set.as_mut().map(|nap| nap.wake_cause(&events[..count])).unwrap_or_default();
         if woke.kernel_event {
             kernel.iter_mut().for_each(|fd| fd.revents = fd.events);
         }
-        if lane.waiters.leader == Some(sleeper) {
-            lane.resign_leader(|client| client.after_epoll_wait(woke.stack_event, woke.hung_up));
+        if state.waiters.leader == Some(waiter) {
+            state.resign_leader(|client| client.after_epoll_wait(woke.stack_event, woke.hung_up));
         } else {
             // A handler became the leader and has read what woke both.
-            lane.process_events();
+            state.process_events();
         }
-        lane.waiters.waiters[index].woken = false;
-        (lane, slept)
+        state.waiters.waiters[index].woken = false;
+        (state, slept)
     }
 }
 
@@ -528,18 +528,18 @@ impl Ops {
 
 impl ProcessState {
     /// Returns the wait set of a leader, or `None` if it cannot be used.
-    fn wait_set_for(&mut self, sleeper: usize, part: Option<KernelEpoll>) -> Option<RawFd> {
-        let Self { waiters: sleepers, client, .. } = self;
+    fn wait_set_for(&mut self, waiter: usize, kernel_epoll: Option<KernelEpoll>) -> Option<RawFd> {
+        let Self { waiters, client, .. } = self;
         // A stack that is gone brings no events.
         if client.is_stack_gone() || !wait_set::is_supported() {
             return None;
         }
-        let known = &mut sleepers.waiters[sleeper];
+        let known = &mut waiters.waiters[waiter];
         if known.wait_set.as_ref().is_none_or(|nap| nap.is_stale) {
             known.wait_set = WaitSet::new(&known.event, client.wake_fd()).ok();
         }
         let nap = known.wait_set.as_mut()?;
-        if nap.set_kernel_epoll(part).is_err() {
+        if nap.set_kernel_epoll(kernel_epoll).is_err() {
             known.wait_set = None;
             return None;
         }
@@ -547,17 +547,17 @@ impl ProcessState {
     }
 
     /// Removes the waiter of a call from the wait queues, whatever the result.
-    fn finish_wait(&mut self, sleeper: u32, files: &[FileId]) {
+    fn finish_wait(&mut self, waiter: u32, files: &[FileId]) {
         for &file in files {
             let users = self.files.get(file);
-            users.wait_queue.retain(|w| !matches!(w, WaitEntry::Thread { waiter: s, .. } if *s == sleeper));
+            users.wait_queue.retain(|w| !matches!(w, WaitEntry::Thread { waiter: s, .. } if *s == waiter));
             users.refcount -= 1;
             if users.refcount == 0 {
                 // The last descriptor was closed while this call waited.
                 self.free_file(file);
             }
         }
-        self.waiters.remove(sleeper);
+        self.waiters.remove(waiter);
         if self.waiters.leader.is_none() {
             // This thread may have been chosen as the leader while it got what it waited for.
             self.waiters.elect_leader();
@@ -603,8 +603,8 @@ fn ppoll(watched: &mut [pollfd], bounds: SleepBounds) -> Result<(), Errno> {
 }
 
 /// Returns how long the kernel may sleep.
-fn timeout_of(patience: Timeout) -> Option<libc::timespec> {
-    let timeout = match patience {
+fn timeout_of(timeout: Timeout) -> Option<libc::timespec> {
+    let timeout = match timeout {
         Timeout::Infinite => None,
         Timeout::Zero => Some(Duration::ZERO),
         Timeout::Deadline(end) => Some(end.saturating_duration_since(Instant::now())),

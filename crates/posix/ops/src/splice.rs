@@ -29,12 +29,12 @@ thread_local! {
 
 /// Runs a closure with this thread's buffer.
 fn with_chunk<T>(run: impl FnOnce(&mut [u8]) -> T) -> T {
-    let kept = || CHUNK.try_with(Cell::take).ok().flatten();
-    let mut piece = SignalDeferred::new(|| kept().unwrap_or_else(|| vec![0; CHUNK_BYTES].into()));
-    let result = run(&mut piece);
+    let cached = || CHUNK.try_with(Cell::take).ok().flatten();
+    let mut chunk = SignalDeferred::new(|| cached().unwrap_or_else(|| vec![0; CHUNK_BYTES].into()));
+    let result = run(&mut chunk);
     // An exiting thread keeps no buffer.
-    piece.drop_with(|piece| {
-        let _ = CHUNK.try_with(|place| place.set(Some(piece)));
+    chunk.drop_with(|chunk| {
+        let _ = CHUNK.try_with(|place| place.set(Some(chunk)));
     });
     result
 }
@@ -50,18 +50,18 @@ impl Ops {
             return Ok(0);
         }
         let pipe = pipe_of(to)?;
-        with_chunk(|piece| {
-            let most = piece.len().min(len);
+        with_chunk(|chunk| {
+            let most = chunk.len().min(len);
             loop {
                 // Bytes that the pipe does not take stay in the connection.
                 let count =
-                    self.recv_stream(from, &mut [IoSliceMut::new(&mut piece[..most])], libc::MSG_PEEK, true)?;
+                    self.recv_stream(from, &mut [IoSliceMut::new(&mut chunk[..most])], libc::MSG_PEEK, true)?;
                 if count == 0 {
                     return Ok(0);
                 }
-                match write_now(pipe, &piece[..count]) {
+                match write_now(pipe, &chunk[..count]) {
                     Ok(written) => {
-                        let taken = &mut [IoSliceMut::new(&mut piece[..written])];
+                        let taken = &mut [IoSliceMut::new(&mut chunk[..written])];
                         return self.recv_stream(from, taken, libc::MSG_DONTWAIT | libc::MSG_TRUNC, true);
                     }
                     Err(Errno::AGAIN) if may_block(pipe, flags)? => {
@@ -91,7 +91,7 @@ impl Ops {
         let pipe = pipe_of(from)?;
         let more = if flags & libc::SPLICE_F_MORE != 0 { libc::MSG_MORE } else { 0 };
         let mut done = 0;
-        with_chunk(|piece| {
+        with_chunk(|chunk| {
             while done < len {
                 let wait = done == 0 && may_block(pipe, flags)?;
                 let ready = wait_for(pipe, PollFlags::IN, wait)?;
@@ -111,14 +111,14 @@ impl Ops {
                         return Err(error);
                     }
                 };
-                let most = piece.len().min(len - done).min(room);
-                let count = match read_now(pipe, &mut piece[..most]) {
+                let most = chunk.len().min(len - done).min(room);
+                let count = match read_now(pipe, &mut chunk[..most]) {
                     // Another thread has read the bytes.
                     Err(Errno::AGAIN) => continue,
                     Ok(0) => return Ok(done),
                     result => result?,
                 };
-                match self.send_all(to, &piece[..count], more) {
+                match self.send_all(to, &chunk[..count], more) {
                     Ok(sent) => done += sent,
                     Err(_) if done > 0 => return Ok(done),
                     Err(error) => return Err(error),

@@ -58,15 +58,15 @@ impl Ops {
         flags: c_int,
         for_pipe: bool,
     ) -> Result<usize, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        let socket = lane.files.socket(file)?;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file)?;
         if socket.is_udp {
-            drop(lane);
+            drop(state);
             return self.recv_from(fd, buffers, flags, 0).map(|received| received.count);
         }
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
-        let patience = if dont_wait { Timeout::Zero } else { socket.options.recv_timeout() };
+        let timeout = if dont_wait { Timeout::Zero } else { socket.options.recv_timeout() };
         let low_water = socket.options.rcvlowat();
         if matches!(socket.role, SocketRole::Unconnected { .. })
             && socket.shutdown.read
@@ -86,23 +86,23 @@ impl Ops {
             return Err(Errno::AGAIN);
         }
         if flags & libc::MSG_OOB != 0 {
-            return lane.recv_urgent(file, buffers, flags);
+            return state.recv_urgent(file, buffers, flags);
         }
         let total: usize = buffers.iter().map(|b| b.len()).sum();
-        let most = lane.client.buffer_bytes();
+        let most = state.client.buffer_bytes();
         let enough =
             if flags & libc::MSG_WAITALL != 0 { total } else { low_water.min(total).min(most) }.max(1);
         let done = Cell::new(0);
-        let reading =
+        let args =
             RecvArgs { total, target: enough, flags, offset: offset.unwrap_or(0), for_pipe, copied: &done };
         let mut waited = false;
-        let result = match lane.recv_step(file, buffers, &reading) {
-            Err(Errno::AGAIN) if patience != Timeout::Zero => {
+        let result = match state.recv_step(file, buffers, &args) {
+            Err(Errno::AGAIN) if timeout != Timeout::Zero => {
                 waited = true;
-                let wait = Wait::restarting(patience, &done);
-                let step = |lane: &mut ProcessState, _: &mut [_]| lane.recv_step(file, buffers, &reading);
+                let wait = Wait::restarting(timeout, &done);
+                let step = |state: &mut ProcessState, _: &mut [_]| state.recv_step(file, buffers, &args);
                 let result;
-                (lane, result) = self.block_until_from_second(lane, &[file], &mut [], &wait, step);
+                (state, result) = self.block_until_from_second(state, &[file], &mut [], &wait, step);
                 result
             }
             result => result,
@@ -110,14 +110,14 @@ impl Ops {
         // Another thread may have set an offset while this one waited.
         if done.get() > 0
             && (has_offset || waited)
-            && let Ok(socket) = lane.files.socket(file)
+            && let Ok(socket) = state.files.socket(file)
         {
             socket.options.move_peek_offset(flags & libc::MSG_PEEK != 0, done.get());
         }
         match result {
             Err(Errno::AGAIN | Errno::INTR) if done.get() > 0 => Ok(done.get()),
             // A call without buffer space waits once and accepts whatever arrived (`tcp_recvmsg_locked`).
-            Err(Errno::AGAIN | Errno::INTR) if total == 0 && patience != Timeout::Zero => Ok(0),
+            Err(Errno::AGAIN | Errno::INTR) if total == 0 && timeout != Timeout::Zero => Ok(0),
             result => result,
         }
     }
@@ -129,44 +129,44 @@ impl Ops {
     /// `EAGAIN`, `EINTR`, `EPIPE`, and the reason for which the connection ended, such as `ECONNRESET` or
     /// `ETIMEDOUT`.
     pub fn send(&self, fd: RawFd, buffers: &[IoSlice<'_>], flags: c_int) -> Result<usize, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        let socket = lane.files.socket(file)?;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file)?;
         if socket.is_udp {
-            drop(lane);
+            drop(state);
             return self.send_to(fd, buffers, &SendArgs { flags, ..SendArgs::default() });
         }
         if flags & !SEND_FLAGS != 0 {
             return Err(Errno::OPNOTSUPP);
         }
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
-        let patience = if dont_wait { Timeout::Zero } else { socket.options.send_timeout() };
+        let timeout = if dont_wait { Timeout::Zero } else { socket.options.send_timeout() };
         let result = if flags & libc::MSG_OOB != 0 {
-            self.send_urgent(lane, file, buffers, patience)
+            self.send_urgent(state, file, buffers, timeout)
         } else {
             let total = buffers.iter().map(|b| b.len()).sum();
             let done = Cell::new(0);
             if flags & libc::MSG_MORE != 0 {
-                lane.set_msg_more(file, true);
+                state.set_msg_more(file, true);
             }
-            let result = match lane.send_step(file, buffers, total, &done) {
-                Err(Errno::AGAIN) if patience != Timeout::Zero => {
-                    let wait = Wait::restarting(patience, &done);
+            let result = match state.send_step(file, buffers, total, &done) {
+                Err(Errno::AGAIN) if timeout != Timeout::Zero => {
+                    let wait = Wait::restarting(timeout, &done);
                     let step =
-                        |lane: &mut ProcessState, _: &mut [_]| lane.send_step(file, buffers, total, &done);
+                        |state: &mut ProcessState, _: &mut [_]| state.send_step(file, buffers, total, &done);
                     let result;
-                    (lane, result) = self.block_until_from_second(lane, &[file], &mut [], &wait, step);
+                    (state, result) = self.block_until_from_second(state, &[file], &mut [], &wait, step);
                     result
                 }
                 result => result,
             };
             if flags & libc::MSG_MORE == 0 {
-                lane.set_msg_more(file, false);
+                state.set_msg_more(file, false);
             }
             if flags & libc::MSG_EOR != 0 && done.get() == total {
-                lane.end_record(file);
+                state.end_record(file);
             }
-            lane.client.flush();
+            state.client.flush();
             match result {
                 Err(_) if done.get() > 0 => Ok(done.get()),
                 result => result,
@@ -181,9 +181,9 @@ impl Ops {
     /// Returns how many bytes are waiting on a connection, plus one if the peer has finished, so that a
     /// program which goes by this number reads on (`tcp_inq_hint`).
     pub(crate) fn inq_hint(&self, fd: RawFd) -> Result<c_int, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        let (_, status) = lane.status(file).ok_or(Errno::NOTCONN)?;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let (_, status) = state.status(file).ok_or(Errno::NOTCONN)?;
         let bytes = c_int::try_from(status.readable).unwrap_or(c_int::MAX);
         let over = status.state.is_closed() && bytes == 0;
         Ok(bytes.saturating_add((status.state.has_fin() || over).into()))
@@ -192,23 +192,23 @@ impl Ops {
     /// Waits until a connection has send space, unless the socket or the caller is non-blocking. Returns the
     /// space in bytes.
     pub(crate) fn wait_for_send_space(&self, fd: RawFd, dont_wait: bool) -> Result<usize, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        let socket = lane.files.socket(file)?;
-        let patience = match dont_wait || socket.nonblocking {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file)?;
+        let timeout = match dont_wait || socket.nonblocking {
             true => Timeout::Zero,
             false => socket.options.send_timeout(),
         };
         let done = Cell::new(0);
-        let wait = Wait::restarting(patience, &done);
-        let (_lane, result) = self.block_until(lane, &[file], &mut [], &wait, |lane, _| {
-            let (conn, standing) = lane.sendable(file)?;
-            let status = lane.client.status_with_state(conn, standing).map_err(|_| Errno::PIPE)?;
+        let wait = Wait::restarting(timeout, &done);
+        let (_lane, result) = self.block_until(state, &[file], &mut [], &wait, |state, _| {
+            let (conn, conn_state) = state.sendable(file)?;
+            let status = state.client.status_with_state(conn, conn_state).map_err(|_| Errno::PIPE)?;
             if status.send_space > 0 {
                 return Ok(status.send_space);
             }
             // If the connection is gone or space has become free meanwhile, the next attempt finds out.
-            let _ = lane.client.await_send_space(conn, 1);
+            let _ = state.client.await_send_space(conn, 1);
             Err(Errno::AGAIN)
         });
         result
@@ -237,23 +237,23 @@ impl ProcessState {
         &mut self,
         file: FileId,
         buffers: &mut [IoSliceMut<'_>],
-        reading: &RecvArgs<'_>,
+        args: &RecvArgs<'_>,
     ) -> Result<usize, Errno> {
         let socket = self.files.socket(file)?;
         let SocketRole::Stream(stream) = &socket.role else { return Err(Errno::NOTCONN) };
         let (mut conn, end_seen) = (stream.conn, stream.end_seen);
         let (shut, low_water) = (socket.shutdown.read, socket.options.rcvlowat());
-        let &RecvArgs { total, target: enough, flags, copied: done, .. } = reading;
+        let &RecvArgs { total, target: enough, flags, copied: done, .. } = args;
         let before = done.get();
-        let (mut standing, taken);
+        let (mut conn_state, taken);
         // The common case consumes the data as it copies.
         if flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0 && before < total && low_water <= 1 {
-            (standing, taken) = self.client.recv_into(conn, buffers, before).map_err(|_| Errno::NOTCONN)?;
+            (conn_state, taken) = self.client.recv_into(conn, buffers, before).map_err(|_| Errno::NOTCONN)?;
         } else {
-            (standing, taken) = (self.client.socket_state(conn).map_err(|_| Errno::NOTCONN)?, None);
+            (conn_state, taken) = (self.client.socket_state(conn).map_err(|_| Errno::NOTCONN)?, None);
         }
-        if standing.is_closed() && !end_seen {
-            (conn, standing) = self.handle_end(file, standing).ok_or(Errno::NOTCONN)?;
+        if conn_state.is_closed() && !end_seen {
+            (conn, conn_state) = self.handle_end(file, conn_state).ok_or(Errno::NOTCONN)?;
         }
         if let Some(count) = taken {
             done.set(before + count);
@@ -263,26 +263,26 @@ impl ProcessState {
                 // Bytes that are left do not tell whether what arrived has reached the low-water mark, and
                 // bytes that arrive during this call cause no further event.
                 self.process_events();
-                standing = self.client.socket_state(conn).map_err(|_| Errno::NOTCONN)?;
+                conn_state = self.client.socket_state(conn).map_err(|_| Errno::NOTCONN)?;
             }
-            if self.recv_slow_path(file, buffers, reading)? {
+            if self.recv_slow_path(file, buffers, args)? {
                 return Ok(done.get());
             }
         }
-        let no_more = standing.has_fin() || standing.is_closed() || shut;
-        if done.get() >= enough || done.get() > 0 && no_more {
+        let is_at_end = conn_state.has_fin() || conn_state.is_closed() || shut;
+        if done.get() >= enough || done.get() > 0 && is_at_end {
             return Ok(done.get());
         }
         if total == 0 && self.client.status(conn).is_ok_and(|status| status.readable > 0) {
             return Ok(0);
         }
-        if standing.has_fin() {
+        if conn_state.has_fin() {
             return Ok(0);
         }
         if let Some(error) = self.take_error(file) {
             return Err(error);
         }
-        if standing.is_closed() || shut {
+        if conn_state.is_closed() || shut {
             return Ok(0);
         }
         Err(Errno::AGAIN)
@@ -295,20 +295,20 @@ impl ProcessState {
         &mut self,
         file: FileId,
         buffers: &mut [IoSliceMut<'_>],
-        reading: &RecvArgs<'_>,
+        args: &RecvArgs<'_>,
     ) -> Result<bool, Errno> {
-        let &RecvArgs { total, flags, offset, copied: done, .. } = reading;
+        let &RecvArgs { total, flags, offset, copied: done, .. } = args;
         let conn = self.files.stream(file).ok_or(Errno::NOTCONN)?.conn;
         if flags & libc::MSG_PEEK != 0 {
             done.set(0);
         }
         let status = self.client.status(conn).map_err(|_| Errno::NOTCONN)?;
         if status.oob_events != 0 {
-            return Ok(self.recv_around_urgent(file, buffers, reading, conn));
+            return Ok(self.recv_around_urgent(file, buffers, args, conn));
         }
         let count = status.readable.saturating_sub(offset).min(total - done.get());
         if count > 0 {
-            self.recv_chunk(conn, buffers, reading, offset, count);
+            self.recv_chunk(conn, buffers, args, offset, count);
         }
         Ok(false)
     }
@@ -320,11 +320,11 @@ impl ProcessState {
         &mut self,
         conn: Conn,
         buffers: &mut [IoSliceMut<'_>],
-        reading: &RecvArgs<'_>,
+        args: &RecvArgs<'_>,
         offset: usize,
         count: usize,
     ) {
-        let &RecvArgs { flags, copied: done, .. } = reading;
+        let &RecvArgs { flags, copied: done, .. } = args;
         let (peek, discard) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0);
         let more = match (discard, peek) {
             (false, true) => peek_to_buffers(&self.client, conn, buffers, offset, count),
@@ -342,26 +342,26 @@ impl ProcessState {
         &mut self,
         file: FileId,
         buffers: &mut [IoSliceMut<'_>],
-        reading: &RecvArgs<'_>,
+        args: &RecvArgs<'_>,
         conn: Conn,
     ) -> bool {
-        let &RecvArgs { total, offset, copied: done, .. } = reading;
-        let peek = reading.flags & libc::MSG_PEEK != 0;
+        let &RecvArgs { total, offset, copied: done, .. } = args;
+        let peek = args.flags & libc::MSG_PEEK != 0;
         if done.get() == total {
             return false;
         }
-        let front = self.read_limit(file, conn, offset, total - done.get(), done.get() > 0);
-        if reading.for_pipe && front.is_at_mark && front.len + front.skip > 0 {
+        let limit = self.read_limit(file, conn, offset, total - done.get(), done.get() > 0);
+        if args.for_pipe && limit.is_at_mark && limit.len + limit.skip > 0 {
             return true;
         }
-        if front.skip > 0 && !peek {
-            discard_bytes(&mut self.client, conn, front.skip);
+        if limit.skip > 0 && !peek {
+            discard_bytes(&mut self.client, conn, limit.skip);
         }
-        if front.len > 0 {
-            let from = offset + if peek { front.skip } else { 0 };
-            self.recv_chunk(conn, buffers, reading, from, front.len);
+        if limit.len > 0 {
+            let from = offset + if peek { limit.skip } else { 0 };
+            self.recv_chunk(conn, buffers, args, from, limit.len);
         }
-        front.ends_read
+        limit.ends_read
     }
 
     /// Returns the connection if data can be sent on it.
@@ -370,16 +370,16 @@ impl ProcessState {
     /// `EAGAIN` while it is being established, `EPIPE`, or the pending error.
     #[inline(always)]
     pub fn sendable(&mut self, file: FileId) -> Result<(Conn, SocketState), Errno> {
-        let (conn, standing) = match self.socket_state(file) {
+        let (conn, conn_state) = match self.socket_state(file) {
             Some(stands) => stands,
             None => return Err(self.files.socket(file).err().unwrap_or(Errno::PIPE)),
         };
         let socket = self.files.socket(file)?;
         let failed = matches!(socket.role, SocketRole::Stream(stream) if stream.error.is_some());
-        if failed || standing.is_closed() || socket.shutdown.write {
+        if failed || conn_state.is_closed() || socket.shutdown.write {
             return Err(self.take_error(file).unwrap_or(Errno::PIPE));
         }
-        if standing.is_connected() { Ok((conn, standing)) } else { Err(Errno::AGAIN) }
+        if conn_state.is_connected() { Ok((conn, conn_state)) } else { Err(Errno::AGAIN) }
     }
 
     /// Writes what fits. Returns the total number of bytes once everything is written.

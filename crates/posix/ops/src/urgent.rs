@@ -55,17 +55,22 @@ impl ProcessState {
         copied: bool,
     ) -> ReadLimit {
         let inline = self.is_oob_inline(file);
-        let (mark, there) = self.urgent_mark_and_bytes(conn);
-        let there = there.saturating_sub(offset);
+        let (mark, available) = self.urgent_mark_and_bytes(conn);
+        let available = available.saturating_sub(offset);
         match mark.and_then(|mark| mark.unread_before.checked_sub(offset)) {
-            None => ReadLimit { skip: 0, len: there.min(room), is_at_mark: false, ends_read: false },
+            None => ReadLimit { skip: 0, len: available.min(room), is_at_mark: false, ends_read: false },
             Some(0) if copied => ReadLimit { skip: 0, len: 0, is_at_mark: true, ends_read: true },
             Some(0) => {
-                let lead = usize::from(there > 0 && !inline);
-                ReadLimit { skip: lead, len: (there - lead).min(room), is_at_mark: true, ends_read: false }
+                let lead = usize::from(available > 0 && !inline);
+                ReadLimit {
+                    skip: lead,
+                    len: (available - lead).min(room),
+                    is_at_mark: true,
+                    ends_read: false,
+                }
             }
             Some(ahead) => {
-                let most = there.min(room).min(ahead);
+                let most = available.min(room).min(ahead);
                 ReadLimit { skip: 0, len: most, is_at_mark: false, ends_read: most == ahead }
             }
         }
@@ -152,47 +157,47 @@ impl Ops {
     /// # Errors
     /// `ENOTTY` for a UDP socket, `EINVAL` for an epoll set.
     pub fn is_at_mark(&self, fd: RawFd) -> Result<bool, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        let socket = lane.files.socket(file).map_err(|_| Errno::INVAL)?;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        let socket = state.files.socket(file).map_err(|_| Errno::INVAL)?;
         if socket.is_udp {
             return Err(Errno::NOTTY);
         }
         if !matches!(socket.role, SocketRole::Stream(_)) {
             return Ok(false);
         }
-        let Some((conn, status)) = lane.status(file) else { return Ok(false) };
-        Ok(lane.urgent_mark(conn, &status).is_some_and(|mark| mark.unread_before == 0))
+        let Some((conn, status)) = state.status(file) else { return Ok(false) };
+        Ok(state.urgent_mark(conn, &status).is_some_and(|mark| mark.unread_before == 0))
     }
 
     /// Sends bytes, the last of which is urgent.
     pub(crate) fn send_urgent(
         &self,
-        lane: LockGuard<'_>,
+        state: LockGuard<'_>,
         file: FileId,
         buffers: &[IoSlice<'_>],
-        patience: Timeout,
+        timeout: Timeout,
     ) -> Result<usize, Errno> {
-        let (mut lane, result) = scratch::with(|lists| {
-            buffers.iter().for_each(|buffer| lists.bytes.extend_from_slice(buffer));
-            self.send_urgent_bytes(lane, file, &lists.bytes, patience)
+        let (mut state, result) = scratch::with(|scratch| {
+            buffers.iter().for_each(|buffer| scratch.bytes.extend_from_slice(buffer));
+            self.send_urgent_bytes(state, file, &scratch.bytes, timeout)
         });
-        lane.client.flush();
+        state.client.flush();
         result
     }
 
     fn send_urgent_bytes<'a>(
         &'a self,
-        lane: LockGuard<'a>,
+        state: LockGuard<'a>,
         file: FileId,
         bytes: &[u8],
-        patience: Timeout,
+        timeout: Timeout,
     ) -> (LockGuard<'a>, Result<usize, Errno>) {
         let done = Cell::new(0);
-        let wait = Wait::restarting(patience, &done);
-        self.block_until(lane, &[file], &mut [], &wait, |lane, _| {
-            let (conn, _) = lane.sendable(file)?;
-            match lane.client.send_urgent(conn, bytes) {
+        let wait = Wait::restarting(timeout, &done);
+        self.block_until(state, &[file], &mut [], &wait, |state, _| {
+            let (conn, _) = state.sendable(file)?;
+            match state.client.send_urgent(conn, bytes) {
                 Ok(sent) => Ok(sent),
                 Err(ginnel::SendError::Full) => Err(Errno::AGAIN),
                 Err(_) => Err(Errno::PIPE),
@@ -205,9 +210,9 @@ impl Ops {
     /// # Errors
     /// `EBADF`.
     pub fn owner(&self, fd: RawFd) -> Result<c_int, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        Ok(lane.files.socket(file).map_or(0, |socket| socket.urgent.owner))
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        Ok(state.files.socket(file).map_or(0, |socket| socket.urgent.owner))
     }
 
     /// `F_SETOWN` (`f_setown`).
@@ -217,17 +222,17 @@ impl Ops {
     pub fn set_owner(&self, fd: RawFd, owner: c_int) -> Result<(), Errno> {
         let positive = owner.checked_abs().ok_or(Errno::INVAL)?;
         if let Some(pid) = Pid::from_raw(positive) {
-            let there = match owner > 0 {
+            let available = match owner > 0 {
                 true => rustix::process::test_kill_process(pid),
                 false => rustix::process::test_kill_process_group(pid),
             };
-            if there == Err(Errno::SRCH) {
+            if available == Err(Errno::SRCH) {
                 return Err(Errno::SRCH);
             }
         }
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        if let Ok(socket) = lane.files.socket(file) {
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        if let Ok(socket) = state.files.socket(file) {
             socket.urgent.owner = owner;
         }
         Ok(())

@@ -15,13 +15,13 @@ pub(crate) enum WaitEntry {
 }
 
 /// Wakes the threads that sleep on `file`, but only one of the exclusive ones.
-pub(crate) fn wake_threads(files: &mut Files, sleepers: &mut Waiters, file: FileId) {
+pub(crate) fn wake_threads(files: &mut Files, waiters: &mut Waiters, file: FileId) {
     let mut done = false;
-    for watcher in &files.get(file).wait_queue {
-        if let WaitEntry::Thread { waiter: sleeper, exclusive } = *watcher
+    for entry in &files.get(file).wait_queue {
+        if let WaitEntry::Thread { waiter, exclusive } = *entry
             && !(exclusive && done)
         {
-            done |= sleepers.wake(sleeper) && exclusive;
+            done |= waiters.wake(waiter) && exclusive;
         }
     }
 }
@@ -29,7 +29,7 @@ pub(crate) fn wake_threads(files: &mut Files, sleepers: &mut Waiters, file: File
 /// Wakes the entries of `file` that wait for an event in `key`; 0 matches all. Recursion into nested epoll
 /// sets is bounded by what `epoll_ctl` admits.
 #[inline]
-pub(crate) fn wake(files: &mut Files, sleepers: &mut Waiters, file: FileId, key: i16) {
+pub(crate) fn wake(files: &mut Files, waiters: &mut Waiters, file: FileId, key: i16) {
     match files.get(file).wait_queue[..] {
         [] => {}
         // The common case is one epoll set alone in the queue, so exclusive wake-ups need no bookkeeping.
@@ -39,24 +39,24 @@ pub(crate) fn wake(files: &mut Files, sleepers: &mut Waiters, file: FileId, key:
                 && epoll.queue_ready(item, key)
                 && !around.wait_queue.is_empty()
             {
-                wake_all(files, sleepers, set, POLLIN);
+                wake_all(files, waiters, set, POLLIN);
             }
         }
-        _ => wake_all(files, sleepers, file, key),
+        _ => wake_all(files, waiters, file, key),
     }
 }
 
 /// Wakes a queue with several entries, or with threads.
-fn wake_all(files: &mut Files, sleepers: &mut Waiters, file: FileId, key: i16) {
-    let watchers = core::mem::take(&mut files.get(file).wait_queue);
+fn wake_all(files: &mut Files, waiters: &mut Waiters, file: FileId, key: i16) {
+    let entries = core::mem::take(&mut files.get(file).wait_queue);
     let (mut thread_done, mut item_done) = (false, false);
-    for watcher in &watchers {
-        match *watcher {
-            WaitEntry::Thread { waiter: sleeper, exclusive: false } => {
-                sleepers.wake(sleeper);
+    for entry in &entries {
+        match *entry {
+            WaitEntry::Thread { waiter, exclusive: false } => {
+                waiters.wake(waiter);
             }
-            WaitEntry::Thread { waiter: sleeper, exclusive: true } => {
-                thread_done = thread_done || sleepers.wake(sleeper);
+            WaitEntry::Thread { waiter, exclusive: true } => {
+                thread_done = thread_done || waiters.wake(waiter);
             }
             WaitEntry::EpollItem { set, item } => {
                 let FileKind::Epoll(epoll) = &mut files.get(set).kind else { continue };
@@ -68,10 +68,10 @@ fn wake_all(files: &mut Files, sleepers: &mut Waiters, file: FileId, key: i16) {
                 // (`ep_poll_callback`).
                 let waits = |w: &WaitEntry| matches!(w, WaitEntry::Thread { .. });
                 item_done |= exclusive && files.get(set).wait_queue.iter().any(waits);
-                wake(files, sleepers, set, POLLIN);
+                wake(files, waiters, set, POLLIN);
             }
         }
     }
     // No entry was added meanwhile: the lock is held, and waking adds none.
-    files.get(file).wait_queue = watchers;
+    files.get(file).wait_queue = entries;
 }

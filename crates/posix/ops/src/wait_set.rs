@@ -54,8 +54,8 @@ impl WaitSet {
     }
 
     /// Replaces the kernel's part of an epoll set that wakes, too. It is level-triggered.
-    pub fn set_kernel_epoll(&mut self, part: Option<KernelEpoll>) -> Result<(), Errno> {
-        if part == self.kernel_epoll {
+    pub fn set_kernel_epoll(&mut self, kernel_epoll: Option<KernelEpoll>) -> Result<(), Errno> {
+        if kernel_epoll == self.kernel_epoll {
             return Ok(());
         }
         if let Some(old) = self.kernel_epoll.take()
@@ -64,11 +64,11 @@ impl WaitSet {
             // The descriptor may be closed, which has removed it from the instance.
             let _ = epoll::delete(&self.set, fd);
         }
-        if let Some(new) = part {
+        if let Some(new) = kernel_epoll {
             let data = epoll::EventData::new_u64(FIRST_KERNEL_EPOLL + new.number);
             epoll::add(&self.set, borrow(new.fd)?, data, epoll::EventFlags::IN)?;
         }
-        self.kernel_epoll = part;
+        self.kernel_epoll = kernel_epoll;
         Ok(())
     }
 
@@ -85,7 +85,7 @@ impl WaitSet {
     /// Returns what these events mean.
     pub fn wake_cause(&mut self, events: &[epoll_event]) -> WakeCause {
         let mut woke = WakeCause::default();
-        let part = self.kernel_epoll.map(|part| FIRST_KERNEL_EPOLL + part.number);
+        let kernel_epoll = self.kernel_epoll.map(|kernel_epoll| FIRST_KERNEL_EPOLL + kernel_epoll.number);
         for event in events {
             let (of, bits) = (event.u64, event.events);
             match of {
@@ -94,7 +94,7 @@ impl WaitSet {
                     woke.stack_event = true;
                     woke.hung_up = bits & (libc::EPOLLHUP | libc::EPOLLRDHUP) as u32 != 0;
                 }
-                of if Some(of) == part => woke.kernel_event = true,
+                of if Some(of) == kernel_epoll => woke.kernel_event = true,
                 _ => self.is_stale = true,
             }
         }

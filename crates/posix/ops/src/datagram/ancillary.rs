@@ -85,15 +85,15 @@ impl ReceivedMessage {
     }
 
     pub(super) fn from_datagram(
-        arrived: &ReceivedDatagram,
+        datagram: &ReceivedDatagram,
         room: usize,
         flags: c_int,
         family: Family,
     ) -> Self {
-        let cut = super::is_truncated(arrived, room);
+        let cut = super::is_truncated(datagram, room);
         Self {
-            count: if flags & libc::MSG_TRUNC != 0 { arrived.len } else { arrived.len.min(room) },
-            from: Some(sockaddr::encode(arrived.from, family)),
+            count: if flags & libc::MSG_TRUNC != 0 { datagram.len } else { datagram.len.min(room) },
+            from: Some(sockaddr::encode(datagram.from, family)),
             control: ControlMessages::none(),
             flags: if cut { libc::MSG_TRUNC } else { 0 },
         }
@@ -121,50 +121,50 @@ impl SocketOptionState {
     /// Appends the control messages that the program has enabled (`ip_cmsg_recv`, `ip6_datagram_recv_ctl`).
     pub(super) fn put_cmsgs(
         &self,
-        arrived: &ReceivedDatagram,
+        datagram: &ReceivedDatagram,
         family: Family,
         control: &mut ControlMessages,
     ) {
         let asked = |text| self.is_on(text);
-        if let Some((name, value)) = self.timestamp_cmsg(arrived) {
+        if let Some((name, value)) = self.timestamp_cmsg(datagram) {
             control.put(libc::SOL_SOCKET, name, &value);
         }
-        if let Some((name, value)) = self.timestamping_cmsg(arrived) {
+        if let Some((name, value)) = self.timestamping_cmsg(datagram) {
             control.put(libc::SOL_SOCKET, name, &value);
         }
-        if arrived.gso_size != 0 {
-            let bytes = c_int::from(arrived.gso_size).to_ne_bytes();
+        if datagram.gso_size != 0 {
+            let bytes = c_int::from(datagram.gso_size).to_ne_bytes();
             control.put(libc::IPPROTO_UDP, libc::UDP_GRO, &bytes);
         }
-        let class = c_int::from(arrived.tos);
-        match (arrived.to, family) {
+        let class = c_int::from(datagram.tos);
+        match (datagram.to, family) {
             (IpAddr::V4(to), _) => {
                 if asked("IP_PKTINFO") {
-                    let info = [ifindex_of(arrived.to), to.octets(), to.octets()].concat();
+                    let info = [ifindex_of(datagram.to), to.octets(), to.octets()].concat();
                     control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
                 }
                 if asked("IP_RECVTTL") {
                     control.put(
                         libc::IPPROTO_IP,
                         libc::IP_TTL,
-                        &c_int::from(arrived.hop_limit).to_ne_bytes(),
+                        &c_int::from(datagram.hop_limit).to_ne_bytes(),
                     );
                 }
                 if asked("IP_RECVTOS") {
-                    control.put(libc::IPPROTO_IP, libc::IP_TOS, &[arrived.tos]);
+                    control.put(libc::IPPROTO_IP, libc::IP_TOS, &[datagram.tos]);
                 }
                 if family == Family::V6 && asked("IPV6_RECVPKTINFO") {
-                    let info = [&to.to_ipv6_mapped().octets()[..], &ifindex_of(arrived.to)].concat();
+                    let info = [&to.to_ipv6_mapped().octets()[..], &ifindex_of(datagram.to)].concat();
                     control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
                 }
             }
             (IpAddr::V6(to), _) => {
                 if asked("IPV6_RECVPKTINFO") {
-                    let info = [&to.octets()[..], &ifindex_of(arrived.to)].concat();
+                    let info = [&to.octets()[..], &ifindex_of(datagram.to)].concat();
                     control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
                 }
                 if asked("IPV6_RECVHOPLIMIT") {
-                    let hops = c_int::from(arrived.hop_limit).to_ne_bytes();
+                    let hops = c_int::from(datagram.hop_limit).to_ne_bytes();
                     control.put(libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, &hops);
                 }
                 if asked("IPV6_RECVTCLASS") {
@@ -194,7 +194,7 @@ impl SendCmsgs {
     /// `EINVAL` if a control message is malformed or unknown. Those for the other version of IP are ignored,
     /// except for the source address.
     pub fn read(mut control: &[u8], v4: bool) -> Result<Self, Errno> {
-        let mut wishes = Self::default();
+        let mut cmsgs = Self::default();
         while control.len() >= CMSG_HEADER_BYTES {
             let word = |at: usize| c_int::from_ne_bytes(control[at..at + 4].try_into().expect("four bytes"));
             let len = usize::from_ne_bytes(control[..8].try_into().expect("eight bytes"));
@@ -206,42 +206,42 @@ impl SendCmsgs {
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                     let info: [u8; 12] = value.try_into().map_err(|_| Errno::INVAL)?;
                     let source = Ipv4Addr::new(info[4], info[5], info[6], info[7]);
-                    wishes.source = Some(source.into()).filter(|_| !source.is_unspecified());
+                    cmsgs.source = Some(source.into()).filter(|_| !source.is_unspecified());
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
                     let octets: [u8; 16] =
                         value.get(..16).ok_or(Errno::INVAL)?.try_into().expect("sixteen bytes");
                     let source = Ipv6Addr::from(octets).to_canonical();
-                    wishes.source = Some(source).filter(|source| !source.is_unspecified());
+                    cmsgs.source = Some(source).filter(|source| !source.is_unspecified());
                 }
                 (libc::IPPROTO_IP, libc::IP_TTL) if v4 => {
-                    wishes.hop_limit = Some(byte_or_default(value, 1)?.ok_or(Errno::INVAL)?);
+                    cmsgs.hop_limit = Some(byte_or_default(value, 1)?.ok_or(Errno::INVAL)?);
                 }
                 (libc::IPPROTO_IP, libc::IP_TOS) if v4 => {
-                    wishes.tos = match value {
+                    cmsgs.tos = match value {
                         [byte] => Some(*byte),
                         _ => Some(byte_or_default(value, 0)?.ok_or(Errno::INVAL)?),
                     };
                 }
                 // -1 stands for the socket's value.
                 (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) if !v4 => {
-                    wishes.hop_limit = byte_or_default(value, 0)?
+                    cmsgs.hop_limit = byte_or_default(value, 0)?
                 }
                 // Here -1 stands for 255.
                 (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if !v4 => {
-                    wishes.tos = Some(byte_or_default(value, 0)?.unwrap_or(u8::MAX));
+                    cmsgs.tos = Some(byte_or_default(value, 0)?.unwrap_or(u8::MAX));
                 }
                 (libc::IPPROTO_IP, _) if !v4 => {}
                 (libc::IPPROTO_IPV6, _) if v4 => {}
                 (libc::IPPROTO_UDP, libc::UDP_SEGMENT) => {
                     let bytes: [u8; 2] = value.try_into().map_err(|_| Errno::INVAL)?;
-                    wishes.gso_size = Some(u16::from_ne_bytes(bytes));
+                    cmsgs.gso_size = Some(u16::from_ne_bytes(bytes));
                 }
                 _ => return Err(Errno::INVAL),
             }
             control = control.get(len.next_multiple_of(8)..).unwrap_or_default();
         }
-        Ok(wishes)
+        Ok(cmsgs)
     }
 }
 

@@ -19,45 +19,44 @@ pub(crate) struct CorkedDatagram {
 }
 
 impl Ops {
-    /// Appends to the datagram, and sends it unless `corks` says that more follows.
+    /// Appends to the datagram, and sends it unless `corking` says that more follows.
     pub(super) fn append(
         &self,
-        mut lane: LockGuard<'_>,
+        mut state: LockGuard<'_>,
         file: FileId,
         buffers: &[IoSlice<'_>],
-        corks: bool,
-        patience: Timeout,
+        corking: bool,
+        timeout: Timeout,
     ) -> Result<usize, Errno> {
-        let outbox = lane.files.socket(file)?.udp_send.get_or_insert_default();
-        let Some(corked) = &mut outbox.corked else { return Err(Errno::AGAIN) };
+        let udp_send = state.files.socket(file)?.udp_send.get_or_insert_default();
+        let Some(corked) = &mut udp_send.corked else { return Err(Errno::AGAIN) };
         let before = corked.bytes.len();
         buffers.iter().for_each(|buffer| corked.bytes.extend_from_slice(buffer));
         let added = corked.bytes.len() - before;
         if corked.bytes.len() > DATAGRAM_BYTES_MAX {
             // The whole datagram is discarded (`udp_flush_pending_frames`).
-            outbox.corked = None;
+            udp_send.corked = None;
             return Err(Errno::MSGSIZE);
         }
-        if corks {
+        if corking {
             return Ok(added);
         }
-        self.send_corked(lane, file, patience).map(|()| added)
+        self.send_corked(state, file, timeout).map(|()| added)
     }
 
     /// Sends the datagram, if there is one (`udp_push_pending_frames`).
     pub(crate) fn send_corked(
         &self,
-        mut lane: LockGuard<'_>,
+        mut state: LockGuard<'_>,
         file: FileId,
-        patience: Timeout,
+        timeout: Timeout,
     ) -> Result<(), Errno> {
-        let socket = lane.files.socket(file)?;
-        let corked = socket.udp_send.as_mut().and_then(|outbox| outbox.corked.take());
-        let (Some(CorkedDatagram { message: letter, bytes }), SocketRole::Udp(dgram)) = (corked, socket.role)
-        else {
+        let socket = state.files.socket(file)?;
+        let corked = socket.udp_send.as_mut().and_then(|udp_send| udp_send.corked.take());
+        let (Some(CorkedDatagram { message, bytes }), SocketRole::Udp(udp)) = (corked, socket.role) else {
             return Ok(());
         };
-        self.send_datagram(lane, file, dgram, letter, &[IoSlice::new(&bytes)], patience).map(|_| ())
+        self.send_datagram(state, file, udp, message, &[IoSlice::new(&bytes)], timeout).map(|_| ())
     }
 }
 
@@ -66,12 +65,12 @@ impl ProcessState {
     pub(super) fn cork(
         &mut self,
         file: FileId,
-        letter: UdpMessage,
+        message: UdpMessage,
         buffers: &[IoSlice<'_>],
     ) -> Result<(), Errno> {
         let bytes = buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect();
-        let outbox = self.files.socket(file)?.udp_send.get_or_insert_default();
-        outbox.corked = Some(CorkedDatagram { message: letter, bytes });
+        let udp_send = self.files.socket(file)?.udp_send.get_or_insert_default();
+        udp_send.corked = Some(CorkedDatagram { message, bytes });
         Ok(())
     }
 }

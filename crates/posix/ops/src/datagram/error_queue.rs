@@ -37,9 +37,9 @@ fn errno_of(report: &UdpExtendedError) -> Errno {
 /// `SO_EE_RFC4884_FLAG_INVALID`.
 const RFC4884_FLAG_INVALID: u8 = 1;
 
-/// Returns `struct sock_extended_err`, followed by the address of the node that reported the error. `tells`
+/// Returns `struct sock_extended_err`, followed by the address of the node that reported the error. `has_rfc4884`
 /// adds the offset of ICMP extensions (`struct sock_ee_data_rfc4884`).
-fn sock_extended_err(report: &UdpExtendedError, family: Family, tells: bool) -> Vec<u8> {
+fn sock_extended_err(report: &UdpExtendedError, family: Family, has_rfc4884: bool) -> Vec<u8> {
     let origin = match report.offender.map(|from| from.is_ipv4()) {
         None => ORIGIN_LOCAL,
         Some(true) => ORIGIN_ICMP,
@@ -49,7 +49,7 @@ fn sock_extended_err(report: &UdpExtendedError, family: Family, tells: bool) -> 
     out.extend(errno_of(report).raw_os_error().to_ne_bytes());
     out.extend([origin, report.icmp_type, report.icmp_code, 0]);
     out.extend(report.info.to_ne_bytes());
-    let extensions = report.extensions.filter(|_| tells);
+    let extensions = report.extensions.filter(|_| has_rfc4884);
     out.extend(extensions.map_or(0, |extensions| extensions.offset).to_ne_bytes());
     out.extend([extensions.map_or(0, |e| if e.is_invalid { RFC4884_FLAG_INVALID } else { 0 }), 0]);
     match report.offender {
@@ -69,13 +69,14 @@ impl ProcessState {
     ) -> Result<ReceivedMessage, Errno> {
         let socket = self.files.socket(file)?;
         let family = socket.family;
-        let SocketRole::Udp(dgram) = socket.role else { return Err(Errno::AGAIN) };
-        if !self.client.udp_has_extended_errors(dgram.conn) {
+        let SocketRole::Udp(udp) = socket.role else { return Err(Errno::AGAIN) };
+        if !self.client.udp_has_extended_errors(udp.conn) {
             return Err(Errno::AGAIN);
         }
-        let tells = |name| socket.options.is_on(name);
-        let (tells_v4, tells_v6) = (tells("IP_RECVERR_RFC4884"), tells("IPV6_RECVERR_RFC4884"));
-        let (report, known) = *self.client.udp_take_extended_error(dgram.conn).map_err(|_| Errno::AGAIN)?;
+        let has_rfc4884 = |name| socket.options.is_on(name);
+        let (has_rfc4884_v4, has_rfc4884_v6) =
+            (has_rfc4884("IP_RECVERR_RFC4884"), has_rfc4884("IPV6_RECVERR_RFC4884"));
+        let (report, known) = *self.client.udp_take_extended_error(udp.conn).map_err(|_| Errno::AGAIN)?;
         let mut rest = &known[..];
         for buffer in buffers {
             let (now, later) = rest.split_at(rest.len().min(buffer.len()));
@@ -85,20 +86,25 @@ impl ProcessState {
         let mut received = ReceivedMessage::from_stream(known.len() - rest.len());
         received.from = Some(sockaddr::encode(report.destination, family));
         received.flags = libc::MSG_ERRQUEUE | if rest.is_empty() { 0 } else { libc::MSG_TRUNC };
-        let tells = if report.offender.is_some_and(|from| from.is_ipv4()) { tells_v4 } else { tells_v6 };
+        let has_rfc4884 =
+            if report.offender.is_some_and(|from| from.is_ipv4()) { has_rfc4884_v4 } else { has_rfc4884_v6 };
         let (level, kind): (c_int, c_int) = match family {
             Family::V4 => (libc::IPPROTO_IP, libc::IP_RECVERR),
             Family::V6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
         };
-        received.control_with_room(control_room).put(level, kind, &sock_extended_err(&report, family, tells));
+        received.control_with_room(control_room).put(
+            level,
+            kind,
+            &sock_extended_err(&report, family, has_rfc4884),
+        );
         Ok(received)
     }
 
     /// Returns whether a datagram must be sent synchronously, so that the program learns at once if it is too
     /// long: longer than any that was sent so far.
     pub(super) fn may_be_too_long(&mut self, file: FileId, bytes: usize) -> bool {
-        let outbox = self.files.socket(file).ok().and_then(|socket| socket.udp_send.as_ref());
-        outbox.is_some_and(|outbox| outbox.refuses_too_long && bytes > outbox.longest_sent)
+        let udp_send = self.files.socket(file).ok().and_then(|socket| socket.udp_send.as_ref());
+        udp_send.is_some_and(|udp_send| udp_send.refuses_too_long && bytes > udp_send.longest_sent)
     }
 
     /// Records that a datagram of this length was sent.

@@ -9,13 +9,13 @@ use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
 
 /// `sendmsg` on the kernel socket.
-pub(super) fn send(half: RawFd, buffers: &[IoSlice<'_>], sending: &SendArgs<'_>) -> Result<usize, Errno> {
-    syscall::sendmsg(half, buffers, sending.to.unwrap_or_default(), sending.control, sending.flags)
+pub(super) fn send(kernel_fd: RawFd, buffers: &[IoSlice<'_>], args: &SendArgs<'_>) -> Result<usize, Errno> {
+    syscall::sendmsg(kernel_fd, buffers, args.to.unwrap_or_default(), args.control, args.flags)
 }
 
 /// `recvmsg` on the kernel socket.
 pub(super) fn recv(
-    half: RawFd,
+    kernel_fd: RawFd,
     buffers: &mut [IoSliceMut<'_>],
     flags: c_int,
     control_room: usize,
@@ -23,9 +23,9 @@ pub(super) fn recv(
 ) -> Result<ReceivedMessage, Errno> {
     let mut name = [0u8; 128];
     let mut control = ControlMessages::none();
-    let got = syscall::recvmsg(half, buffers, &mut name, control.buffer(control_room), flags)?;
-    control.set_len(got.control_len);
-    let from = name.get(..got.name_len).and_then(|bytes| sockaddr::decode(bytes, family).ok());
+    let result = syscall::recvmsg(kernel_fd, buffers, &mut name, control.buffer(control_room), flags)?;
+    control.set_len(result.control_len);
+    let from = name.get(..result.name_len).and_then(|bytes| sockaddr::decode(bytes, family).ok());
     let from = from.map(|from| sockaddr::encode(from, family));
-    Ok(ReceivedMessage { count: got.count, from, control, flags: got.flags })
+    Ok(ReceivedMessage { count: result.count, from, control, flags: result.flags })
 }

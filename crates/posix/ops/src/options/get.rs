@@ -63,10 +63,10 @@ impl Ops {
         name: c_int,
         room: usize,
     ) -> Result<OptionValue, Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
-        lane.socket_state(file);
-        let socket = lane.files.socket(file)?;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
+        state.socket_state(file);
+        let socket = state.files.socket(file)?;
         let (family, shape, datagrams) = (socket.family, socket.role, socket.is_udp);
         if datagrams && level == libc::IPPROTO_TCP || !datagrams && level == libc::IPPROTO_UDP {
             return Err(int_options::wrong_protocol_errno(family));
@@ -96,7 +96,7 @@ impl Ops {
                 OptionValue::int(matches!(shape, SocketRole::Listening(_)).into())
             }
             (libc::SOL_SOCKET, libc::SO_ERROR) => {
-                let error = lane.take_udp_error(file).or_else(|| lane.take_error(file));
+                let error = state.take_udp_error(file).or_else(|| state.take_error(file));
                 OptionValue::int(error.map_or(0, Errno::raw_os_error))
             }
             (libc::SOL_SOCKET, libc::SO_PRIORITY) => OptionValue::int(options.priority),
@@ -127,7 +127,7 @@ impl Ops {
             (libc::IPPROTO_TCP, libc::TCP_CC_INFO) => OptionValue::truncatable(Vec::new()),
             (libc::IPPROTO_IPV6, IPV6_PATHMTU) if family == Family::V6 => {
                 // `struct ip6_mtuinfo`: an empty address, and the MTU.
-                let mtu = lane.path_mtu(file)?;
+                let mtu = state.path_mtu(file)?;
                 OptionValue::truncatable([&[0; 28][..], &mtu.to_ne_bytes()].concat())
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => number(options.keep_idle_s.into()),
@@ -138,7 +138,7 @@ impl Ops {
             (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => number(options.syn_count.into()),
             (libc::IPPROTO_TCP, name) if let Some(time) = times::find(name) => options.time_value(time),
             (libc::IPPROTO_TCP, libc::TCP_SAVE_SYN) => OptionValue::int(options.save_syn() as c_int),
-            (libc::IPPROTO_TCP, libc::TCP_SAVED_SYN) => lane.saved_syn(file, room)?,
+            (libc::IPPROTO_TCP, libc::TCP_SAVED_SYN) => state.saved_syn(file, room)?,
             (libc::IPPROTO_IP, libc::IP_MINTTL) => number(options.min_ttl(true).into()),
             (libc::IPPROTO_IPV6, MINHOPCOUNT) if family == Family::V6 => {
                 number(options.min_ttl(false).into())
@@ -155,8 +155,8 @@ impl Ops {
             (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) if family == Family::V6 => {
                 number(ttl_or_default(options.unicast_hops))
             }
-            (libc::IPPROTO_IP, libc::IP_MTU) => number(lane.path_mtu(file)?),
-            (libc::IPPROTO_IPV6, libc::IPV6_MTU) if family == Family::V6 => number(lane.path_mtu(file)?),
+            (libc::IPPROTO_IP, libc::IP_MTU) => number(state.path_mtu(file)?),
+            (libc::IPPROTO_IPV6, libc::IPV6_MTU) if family == Family::V6 => number(state.path_mtu(file)?),
             (libc::SOL_SOCKET, libc::SO_BINDTODEVICE) => OptionValue::truncatable(Vec::new()),
             (libc::SOL_SOCKET, BINDTOIFINDEX) => OptionValue::int(0),
             // `struct ucred` without a peer process.
@@ -164,21 +164,21 @@ impl Ops {
                 OptionValue::truncatable([0, -1, -1].map(i32::to_ne_bytes).concat())
             }
             (libc::SOL_SOCKET, libc::SO_PEERNAME) => {
-                drop(lane);
+                drop(state);
                 return self.getpeername(fd).map(|name| OptionValue::truncatable(name.bytes().to_vec()));
             }
             (libc::SOL_SOCKET, libc::SO_MEMINFO) => OptionValue::truncatable(options.meminfo()),
             (libc::SOL_SOCKET, libc::SO_COOKIE) => {
-                OptionValue::truncatable(lane.cookie(file).to_ne_bytes().to_vec())
+                OptionValue::truncatable(state.cookie(file).to_ne_bytes().to_vec())
             }
-            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match lane.info(file) {
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match state.info(file) {
                 Some(info) => number(info.snd_mss),
                 None if options.max_segment > 0 => number(options.max_segment.into()),
                 None => number(MSS_DEFAULT),
             },
             (libc::IPPROTO_TCP, libc::TCP_INFO) => {
                 let listens = matches!(shape, SocketRole::Listening(_));
-                OptionValue::truncatable(tcp_info::bytes(lane.info(file).as_deref(), listens))
+                OptionValue::truncatable(tcp_info::bytes(state.info(file).as_deref(), listens))
             }
             _ => options.get_int(family, level, name)?,
         })

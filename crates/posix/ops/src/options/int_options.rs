@@ -138,14 +138,14 @@ impl SocketOptionState {
     }
 
     /// Copies options that concern sending to the sending state.
-    pub fn apply_to_udp_send(&self, family: Family, outbox: &mut UdpSendState) {
-        outbox.refuses_too_long = matches!(
+    pub fn apply_to_udp_send(&self, family: Family, udp_send: &mut UdpSendState) {
+        udp_send.refuses_too_long = matches!(
             self.path_mtu(family),
             PmtuDiscovery::Do | PmtuDiscovery::Probe | PmtuDiscovery::Interface
         );
-        outbox.corking = self.is_on("UDP_CORK");
+        udp_send.corking = self.is_on("UDP_CORK");
         // Cannot truncate: larger values are not accepted.
-        outbox.gso_size = self.ints.get("UDP_SEGMENT").map_or(0, |bytes| bytes as u16);
+        udp_send.gso_size = self.ints.get("UDP_SEGMENT").map_or(0, |bytes| bytes as u16);
     }
 
     /// Returns how datagrams that exceed the path MTU are treated. On an IPv6 socket this holds for IPv4,

@@ -29,20 +29,20 @@ impl Ops {
     /// # Errors
     /// `ENOPROTOOPT` if the option is not honoured, `EINVAL`, `EDOM`.
     pub fn setsockopt(&self, fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
-        let mut lane = self.lock()?;
-        let file = self.file_of(&mut lane, fd)?;
+        let mut state = self.lock()?;
+        let file = self.file_of(&mut state, fd)?;
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
             // The old mark applies to data that arrived before.
-            lane.process_events();
+            state.process_events();
         }
         // If the library limits writes itself, the stack need not know the size of the send buffer.
-        let bounds = lane.send_buffer.is_some();
+        let bounds = state.send_buffer.is_some();
         let tell_send_buffer = |options: &mut SocketOptionState| {
             if !bounds {
                 options.mark_set(StackOption::SendBuffer);
             }
         };
-        let socket = lane.files.socket(file)?;
+        let socket = state.files.socket(file)?;
         let (family, shape, datagrams) = (socket.family, socket.role, socket.is_udp);
         let v4 = socket.child_is_v4();
         let options = &mut socket.options;
@@ -199,8 +199,8 @@ impl Ops {
                 let time = Duration::from_secs(options.defer_accept_s.into());
                 if let SocketRole::Listening(listening) = shape {
                     // Applies to new connections; a listener that is gone has none.
-                    let _ = lane.client.set_defer_accept(listening.number, time);
-                    lane.publish_shared(file);
+                    let _ = state.client.set_defer_accept(listening.number, time);
+                    state.publish_shared(file);
                     return Ok(());
                 }
             }
@@ -224,9 +224,9 @@ impl Ops {
                 let on = int(value)? != 0;
                 options.quick_ack = on;
                 if let SocketRole::Stream(stream) = shape {
-                    let result = lane.set_stack_option(stream.conn, TcpOption::QuickAck(on));
-                    lane.client.flush();
-                    lane.publish_shared(file);
+                    let result = state.set_stack_option(stream.conn, TcpOption::QuickAck(on));
+                    state.client.flush();
+                    state.publish_shared(file);
                     return result;
                 }
             }
@@ -240,48 +240,48 @@ impl Ops {
                 return Err(Errno::INVAL);
             }
             (libc::SOL_SOCKET, libc::SO_BINDTODEVICE | BINDTOIFINDEX) => {
-                return self.bind_to_device(lane, (fd, file), name, value);
+                return self.bind_to_device(state, (fd, file), name, value);
             }
             _ => options.set_int(family, level, name, value)?,
         }
         if matches!(shape, SocketRole::Unconnected { .. }) {
-            let as_set = &mut lane.files.socket(file)?.options.settings_log;
+            let as_set = &mut state.files.socket(file)?.options.settings_log;
             as_set.retain(|(l, n, _)| (*l, *n) != (level, name));
             as_set.push((level, name, value.into()));
         }
         if level == libc::IPPROTO_UDP {
-            let socket = lane.files.socket(file)?;
-            let outbox = socket.udp_send.get_or_insert_default();
-            socket.options.apply_to_udp_send(family, outbox);
-            if name == libc::UDP_CORK && !outbox.corking && outbox.corked.is_some() {
+            let socket = state.files.socket(file)?;
+            let udp_send = socket.udp_send.get_or_insert_default();
+            socket.options.apply_to_udp_send(family, udp_send);
+            if name == libc::UDP_CORK && !udp_send.corking && udp_send.corked.is_some() {
                 // The result of sending is not reported.
-                lane.publish_shared(file);
-                let _ = self.send_corked(lane, file, Timeout::Zero);
+                state.publish_shared(file);
+                let _ = self.send_corked(state, file, Timeout::Zero);
                 return Ok(());
             }
         }
-        if let SocketRole::Udp(dgram) = shape {
-            if let Some(half) = dgram.kernel_fd {
+        if let SocketRole::Udp(udp) = shape {
+            if let Some(kernel_fd) = udp.kernel_fd {
                 // If the kernel does not accept the option, it has no use for it.
-                let _ = syscall::setsockopt(half, level, name, value);
+                let _ = syscall::setsockopt(kernel_fd, level, name, value);
             }
-            let applied = lane.apply_datagram_options(file);
-            lane.publish_shared(file);
+            let applied = state.apply_datagram_options(file);
+            state.publish_shared(file);
             return applied;
         }
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
             // Enough data may have arrived already (`tcp_set_rcvlowat`).
-            if lane.status(file).is_some_and(|(_, status)| status.readable > 0 || status.state.has_fin()) {
-                lane.data_ready(file);
+            if state.status(file).is_some_and(|(_, status)| status.readable > 0 || status.state.has_fin()) {
+                state.data_ready(file);
             }
         }
         let applied = match (shape, before) {
             (SocketRole::Listening(listening), Some(before)) => {
-                lane.update_listener_options(file, listening.number, &before)
+                state.update_listener_options(file, listening.number, &before)
             }
-            _ => lane.apply_options(file),
+            _ => state.apply_options(file),
         };
-        lane.publish_shared(file);
+        state.publish_shared(file);
         applied
     }
 }
@@ -291,7 +291,7 @@ impl Ops {
     /// bound to one becomes a kernel socket.
     fn bind_to_device(
         &self,
-        mut lane: LockGuard<'_>,
+        mut state: LockGuard<'_>,
         (fd, file): (RawFd, FileId),
         name: c_int,
         value: &[u8],
@@ -306,13 +306,13 @@ impl Ops {
         if none {
             return Ok(());
         }
-        let fresh = matches!(lane.files.socket(file)?.role, SocketRole::Unconnected { bound: None });
+        let fresh = matches!(state.files.socket(file)?.role, SocketRole::Unconnected { bound: None });
         if !fresh || !self.config.kernel_listen {
             return Err(Errno::NODEV);
         }
-        kernel_socket::try_option(lane.files.socket(file)?.family, libc::SOL_SOCKET, name, value)?;
-        self.convert_to_kernel(&mut lane, fd, file)?;
-        drop(lane);
+        kernel_socket::try_option(state.files.socket(file)?.family, libc::SOL_SOCKET, name, value)?;
+        self.convert_to_kernel(&mut state, fd, file)?;
+        drop(state);
         syscall::setsockopt(fd, libc::SOL_SOCKET, name, value)
     }
 }

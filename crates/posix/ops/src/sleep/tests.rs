@@ -46,22 +46,22 @@ fn what_comes_while_a_handler_takes_over_from_the_sleep_below_it_is_not_lost() {
     let sends = socket(&other, "10.0.0.1:8");
     let to: SocketAddr = ADDRESS.parse().unwrap();
 
-    let mut lane = own.lock().unwrap();
-    let file = own.file_of(&mut lane, waits).unwrap();
+    let mut state = own.lock().unwrap();
+    let file = own.file_of(&mut state, waits).unwrap();
     // The call that the handler interrupts sleeps as the leader.
-    let below = lane.waiters.add().unwrap();
-    lane.waiters.waiters[below as usize].asleep = true;
-    lane.waiters.leader = Some(below);
-    while !lane.client.before_sleep() {
-        lane.client.after_sleep();
-        lane.process_events();
+    let below = state.waiters.add().unwrap();
+    state.waiters.waiters[below as usize].asleep = true;
+    state.waiters.leader = Some(below);
+    while !state.client.before_sleep() {
+        state.client.after_sleep();
+        state.process_events();
     }
     SLEEPING.set(Some(below));
 
     let mut looks = 0;
     let begin = Instant::now();
     let wait = Wait::of(Timeout::after(Some(LONG)));
-    let (lane, result) = own.block_until(lane, &[file], &mut [], &wait, |_, _| {
+    let (state, result) = own.block_until(state, &[file], &mut [], &wait, |_, _| {
         looks += 1;
         if looks > 1 {
             return Ok(());
@@ -80,7 +80,7 @@ fn what_comes_while_a_handler_takes_over_from_the_sleep_below_it_is_not_lost() {
         std::thread::scope(|threads| threads.spawn(send).join().unwrap());
         Err(Errno::AGAIN)
     });
-    drop(lane);
+    drop(state);
     SLEEPING.set(None);
     assert_eq!((result, looks), (Ok(()), 2));
     assert!(begin.elapsed() < LONG / 2, "{:?}", begin.elapsed());
