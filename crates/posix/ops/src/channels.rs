@@ -81,7 +81,7 @@ impl Channels {
         clients.iter_mut().for_each(Client::accept_explicitly);
         let bits = clients.len().next_power_of_two().trailing_zeros();
         // Processes that open one connection each should not all open it on the same shard.
-        let opener = std::process::id() as usize % clients.len();
+        let next_connect_shard = std::process::id() as usize % clients.len();
         let listener_entry = vec![Vec::new(); clients.len()];
         let (listeners, cpus, listen_spawn) = (Vec::new(), Vec::new(), ListenSpawn::Off);
         Some(Self {
@@ -90,8 +90,8 @@ impl Channels {
             mask: (1 << bits) - 1,
             dirty: 0,
             next_event_shard: 0,
-            next_connect_shard: opener,
-            next_udp_shard: opener,
+            next_connect_shard,
+            next_udp_shard: next_connect_shard,
             listeners,
             listener_of_shard: listener_entry,
             listen_spawn,
@@ -118,8 +118,8 @@ impl Channels {
     /// Returns the shard that runs on the only CPU on which this thread may run.
     fn local_shard(&self) -> Option<usize> {
         let bound = sched_getaffinity(None).ok().filter(|cpus| cpus.count() == 1)?;
-        let known = |cpu: &u16| usize::from(*cpu) < CpuSet::MAX_CPU;
-        self.cpus.iter().position(|cpu| known(cpu) && bound.is_set((*cpu).into()))
+        let table = |cpu: &u16| usize::from(*cpu) < CpuSet::MAX_CPU;
+        self.cpus.iter().position(|cpu| table(cpu) && bound.is_set((*cpu).into()))
     }
 
     /// Adapts to a child process, in which all listeners may have offers.
@@ -223,16 +223,16 @@ impl Channels {
         let free = self.listeners.iter().position(Option::is_none);
         let local = free.unwrap_or(self.listeners.len());
         for (shard, &number) in numbers.iter().enumerate() {
-            let known = &mut self.listener_of_shard[shard];
-            if known.len() <= number as usize {
-                known.resize(number as usize + 1, 0);
+            let table = &mut self.listener_of_shard[shard];
+            if table.len() <= number as usize {
+                table.resize(number as usize + 1, 0);
             }
-            known[number as usize] = local as u32 + 1;
+            table[number as usize] = local as u32 + 1;
         }
         // Connections may have been offered before the listener was added, so all shards are asked.
         let listener_entry = Some(ShardedListener { numbers, may_offer: u64::MAX, next_shard: 0 });
         match free {
-            Some(place) => self.listeners[place] = listener_entry,
+            Some(index) => self.listeners[index] = listener_entry,
             None => self.listeners.push(listener_entry),
         }
         local as u32
@@ -310,8 +310,8 @@ impl Channels {
             if is_last { client.unlisten(number) } else { client.post_unlisten(number) }
         });
         if let Some(listener_entry) = self.listeners.get_mut(listener as usize).and_then(Option::take) {
-            for (known, number) in self.listener_of_shard.iter_mut().zip(&listener_entry.numbers) {
-                known[*number as usize] = 0;
+            for (table, number) in self.listener_of_shard.iter_mut().zip(&listener_entry.numbers) {
+                table[*number as usize] = 0;
             }
         }
         result.and(reserved.map_or(Ok(()), |reserved| self.unreserve(reserved)))
@@ -364,8 +364,8 @@ impl Channels {
         let listener_entry = self.listeners.get_mut(listener as usize)?.as_mut()?;
         listener_entry.may_offer &= u64::MAX >> (SHARDS_MAX - count);
         while listener_entry.may_offer != 0 {
-            let behind = listener_entry.may_offer & u64::MAX.unbounded_shl(listener_entry.next_shard as u32);
-            let shard = if behind != 0 { behind } else { listener_entry.may_offer }.trailing_zeros() as usize;
+            let later = listener_entry.may_offer & u64::MAX.unbounded_shl(listener_entry.next_shard as u32);
+            let shard = if later != 0 { later } else { listener_entry.may_offer }.trailing_zeros() as usize;
             if let Some(conn) = self.clients[shard].accept(listener_entry.numbers[shard]) {
                 listener_entry.next_shard = (shard + 1) % count;
                 self.dirty |= 1 << shard;
@@ -398,7 +398,7 @@ impl Channels {
     /// otherwise the one that the port determines.
     pub fn connect(&mut self, remote: SocketAddr, options: ConnectOptions) -> Result<Conn, Error> {
         let count = self.clients.len();
-        let mut refused = None;
+        let mut last_error = None;
         for _ in 0..count {
             let shard = self.next_connect_shard;
             self.next_connect_shard = (shard + 1) % count;
@@ -413,12 +413,12 @@ impl Channels {
                         ConnectError::AddressNotAvailable | ConnectError::PortsExhausted,
                     ),
                 ) => {
-                    refused = Some(error);
+                    last_error = Some(error);
                 }
                 Err(error) => return Err(error),
             }
         }
-        Err(refused.unwrap_or(Error::Connect(remote, ConnectError::TooMany)))
+        Err(last_error.unwrap_or(Error::Connect(remote, ConnectError::TooMany)))
     }
 
     /// Opens a connection with default SYN options and without a local address, asynchronously if possible
@@ -460,7 +460,7 @@ impl Channels {
     }
 
     fn event_from_shard(&mut self, shard: usize, event: ClientEvent) -> ClientEvent {
-        let listener_here = |this: &mut Self, number: u32| {
+        let local_number = |this: &mut Self, number: u32| {
             let local =
                 this.listener_of_shard[shard].get(number as usize).copied().unwrap_or(0).checked_sub(1)?;
             let listener_entry = this.listeners.get_mut(local as usize)?.as_mut()?;
@@ -470,11 +470,11 @@ impl Channels {
         match event {
             // A listener that no longer exists gets a number that no listener has.
             ClientEvent::Offered { listener } => {
-                ClientEvent::Offered { listener: listener_here(self, listener).unwrap_or(u32::MAX) }
+                ClientEvent::Offered { listener: local_number(self, listener).unwrap_or(u32::MAX) }
             }
             ClientEvent::Accepted { conn, listener } => ClientEvent::Accepted {
                 conn: self.from_shard(shard, conn),
-                listener: listener_here(self, listener).unwrap_or(u32::MAX),
+                listener: local_number(self, listener).unwrap_or(u32::MAX),
             },
             ClientEvent::Connected { conn } => ClientEvent::Connected { conn: self.from_shard(shard, conn) },
             ClientEvent::Readable { conn } => ClientEvent::Readable { conn: self.from_shard(shard, conn) },
@@ -537,12 +537,12 @@ impl Channels {
         self.clients.iter_mut().for_each(Client::check_stack_alive);
     }
 
-    /// Must be called after a sleep on the edges of [`wake_fd`](Self::wake_fd). `rang` tells whether there
+    /// Must be called after a sleep on the edges of [`wake_fd`](Self::wake_fd). `was_woken` tells whether there
     /// was an edge, `hung_up` whether the other end is closed.
-    pub fn after_epoll_wait(&mut self, rang: bool, hung_up: bool) {
+    pub fn after_epoll_wait(&mut self, was_woken: bool, hung_up: bool) {
         // Each wake-up writes one byte.
         let wakes = self.clients.iter_mut().map(|client| u32::from(client.after_epoll_wait())).sum::<u32>();
-        self.unread_wakes += wakes.max(rang.into());
+        self.unread_wakes += wakes.max(was_woken.into());
         if self.unread_wakes >= UNREAD_WAKES_MAX || hung_up {
             self.drain_wakes();
         }
@@ -679,9 +679,9 @@ impl Channels {
         client.await_send_space(conn, enough)
     }
 
-    pub fn sendable_within(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> Result<u32, Stale> {
+    pub fn sendable_within(&mut self, conn: Conn, len: u32, limits: (u32, u32)) -> Result<u32, Stale> {
         let (client, conn) = self.client_mut(conn)?;
-        client.sendable_within(conn, len, most)
+        client.sendable_within(conn, len, limits)
     }
 
     pub fn written(&mut self, conn: Conn) -> Result<u64, Stale> {
@@ -753,7 +753,7 @@ impl Channels {
     pub fn udp_open(&mut self, local: SocketAddr, options: UdpOptions) -> Result<Conn, Error> {
         let count = self.clients.len();
         let first = if count == 1 { 0 } else { self.local_shard().unwrap_or(self.next_udp_shard) };
-        let mut refused = Error::Udp(local, UdpError::Stale);
+        let mut last_error = Error::Udp(local, UdpError::Stale);
         for shard in (first..count).chain(0..first) {
             match self.clients[shard].udp_open(local, options) {
                 Ok(conn) => {
@@ -768,12 +768,12 @@ impl Channels {
                         UdpError::AddressInUse | UdpError::AddressNotAvailable | UdpError::TooManySockets,
                     ),
                 ) => {
-                    refused = error;
+                    last_error = error;
                 }
                 Err(error) => return Err(error),
             }
         }
-        Err(refused)
+        Err(last_error)
     }
 
     pub fn udp_connect(&mut self, conn: Conn, remote: SocketAddr) -> Result<(), UdpError> {

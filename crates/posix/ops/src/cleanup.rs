@@ -54,8 +54,8 @@ impl<F: Fn()> CleanupHandler<F> {
         unsafe extern "C" fn run<F: Fn()>(this: *mut c_void) {
             // SAFETY: libc passes the pointer to `handler` below, whose frame still exists: libc jumps after
             // this.
-            let then = unsafe { &*this.cast::<F>() };
-            then();
+            let handler = unsafe { &*this.cast::<F>() };
+            handler();
         }
         // SAFETY: nothing is moved out of it.
         let this = unsafe { self.get_unchecked_mut() };

@@ -39,7 +39,7 @@ impl Ops {
         } else {
             sockaddr::decode(bytes, family)?
         };
-        let (sharing, datagrams) = (socket.options.sharing(family), socket.is_udp);
+        let (sharing, is_udp) = (socket.options.sharing(family), socket.is_udp);
         if !matches!(socket.role, SocketRole::Unconnected { bound: None }) {
             return Err(Errno::INVAL);
         }
@@ -49,27 +49,27 @@ impl Ops {
         if is_privileged(address.port(), self.config.unprivileged_port_start) {
             return Err(Errno::ACCESS);
         }
-        if datagrams {
-            return self.bind_udp(state, (fd, file), address, bytes);
+        if is_udp {
+            return self.bind_udp(state, fd, file, address, bytes);
         }
         let socket = state.files.socket(file)?;
-        let no_port = address.port() == 0 && socket.options.is_on("IP_BIND_ADDRESS_NO_PORT");
-        if no_port && address.ip().is_unspecified() {
+        let lacks_port = address.port() == 0 && socket.options.is_on("IP_BIND_ADDRESS_NO_PORT");
+        if lacks_port && address.ip().is_unspecified() {
             socket.last_address = Some(address);
             return Ok(());
         }
         if !address.ip().is_unspecified() {
-            let ours = (self.config.is_stack_address)(address.ip());
-            let refused = Err(Errno::ADDRNOTAVAIL);
-            let reserved = if ours && no_port {
+            let is_stack_address = (self.config.is_stack_address)(address.ip());
+            let not_available = Err(Errno::ADDRNOTAVAIL);
+            let reserved = if is_stack_address && lacks_port {
                 state.bind_without_port(file, address, sharing)
-            } else if ours {
+            } else if is_stack_address {
                 state.reserve(file, address, sharing, None)
             } else {
-                refused
+                not_available
             };
             state.report_fd(fd, file);
-            if reserved != refused || !self.config.kernel_listen {
+            if reserved != not_available || !self.config.kernel_listen {
                 return reserved;
             }
             // The address does not belong to the stack, so it may be one of the kernel's.
@@ -89,8 +89,14 @@ impl Ops {
             Err(Errno::ACCESS) => return state.reserve_and_report(fd, file, address, sharing, None),
             bound => bound?,
         }
-        let chosen = kernel_socket::local_address(fd, family)?;
-        state.reserve_and_report(fd, file, SocketAddr::new(address.ip(), chosen.port()), sharing, Some(fd))
+        let kernel_address = kernel_socket::local_address(fd, family)?;
+        state.reserve_and_report(
+            fd,
+            file,
+            SocketAddr::new(address.ip(), kernel_address.port()),
+            sharing,
+            Some(fd),
+        )
     }
 
     /// `connect`. Waits until the connection is established, unless the socket is non-blocking.
@@ -103,7 +109,7 @@ impl Ops {
         let file = self.file_of(&mut state, fd)?;
         let socket = state.files.socket(file)?;
         if socket.is_udp {
-            return self.connect_udp(state, (fd, file), address);
+            return self.connect_udp(state, fd, file, address);
         }
         let (family, nonblocking) = (socket.family, socket.nonblocking);
         let timeout = if nonblocking { Timeout::Zero } else { socket.options.send_timeout() };
@@ -113,18 +119,18 @@ impl Ops {
         let first = match socket.role {
             SocketRole::Unconnected { .. } => {
                 let to = sockaddr::decode(address, family)?;
-                let ours = (self.config.is_stack_address)(to.ip());
-                let begun = if ours {
+                let is_stack_address = (self.config.is_stack_address)(to.ip());
+                let result = if is_stack_address {
                     state.start_connect(file, to, self.config.kernel_listen)
                 } else {
                     Err(Errno::NETUNREACH)
                 };
-                if begun == Err(Errno::NETUNREACH) && self.config.kernel_listen {
+                if result == Err(Errno::NETUNREACH) && self.config.kernel_listen {
                     self.convert_to_kernel(&mut state, fd, file)?;
                     drop(state);
                     return syscall::connect(fd, address);
                 }
-                begun?;
+                result?;
                 state.report_fd(fd, file);
                 if let Some(stream) = state.files.stream(file) {
                     stream.incomplete_report_fd = Some(fd);
@@ -229,8 +235,8 @@ impl ProcessState {
         sharing: AddressSharing,
         kernel: Option<RawFd>,
     ) -> Result<(), Errno> {
-        let keeps_port = address.port() != 0;
-        let ports = self.files.socket(file)?.options.local_ports().filter(|_| !keeps_port);
+        let port_locked = address.port() != 0;
+        let ports = self.files.socket(file)?.options.local_ports().filter(|_| !port_locked);
         let reserved = match ports {
             None => self.client.reserve(address, sharing).map_err(|e| errno_of(&e)),
             Some(ports) => first_free(ports, |port| {
@@ -239,7 +245,7 @@ impl ProcessState {
             }),
         }?;
         if let SocketRole::Unconnected { bound } = &mut self.files.socket(file)?.role {
-            *bound = Some(BoundAddress { reserved, port_locked: keeps_port, kernel_fd: kernel });
+            *bound = Some(BoundAddress { reserved, port_locked, kernel_fd: kernel });
         }
         Ok(())
     }
@@ -269,7 +275,7 @@ impl ProcessState {
         let v4 = Some(to.is_ipv4());
         let options =
             ConnectOptions { local, socket: socket.options.initial_options(v4), ..ConnectOptions::default() };
-        let later = SocketOptions { nodelay: false, keepalive: false, ..options.socket };
+        let async_options = SocketOptions { nodelay: false, keepalive: false, ..options.socket };
         let conn = if let Some(ports) = ports {
             let any = if to.is_ipv4() { Family::V4.unspecified() } else { Family::V6.unspecified() };
             let ip = local.unwrap_or(any).ip();
@@ -286,7 +292,7 @@ impl ProcessState {
             self.files.socket(file)?.options.mark_initial_applied(v4);
             conn
         } else if local.is_none()
-            && later == SocketOptions::default()
+            && async_options == SocketOptions::default()
             && to.port() != 0
             && (!or_kernels || self.reachable_hosts.contains(&to.ip()))
         {
@@ -311,15 +317,15 @@ impl ProcessState {
     /// Replaces a connection that was opened asynchronously, and for which its shard had no port, by one of
     /// another shard. Does nothing if other processes share the connection, because they know its handle.
     pub fn connect_on_other_shard(&mut self, file: FileId) -> Option<Conn> {
-        let old = self.files.stream(file)?.conn;
-        let no_port = matches!(
-            self.client.connect_error(old),
+        let old_conn = self.files.stream(file)?.conn;
+        let lacks_port = matches!(
+            self.client.connect_error(old_conn),
             Some(ConnectError::PortsExhausted | ConnectError::AddressNotAvailable)
         );
-        if !no_port || self.client.all().len() == 1 || self.files.get(file).shared_version.is_some() {
+        if !lacks_port || self.client.all().len() == 1 || self.files.get(file).shared_version.is_some() {
             return None;
         }
-        let [_, to] = self.client.endpoints(old).ok()?;
+        let [_, to] = self.client.endpoints(old_conn).ok()?;
         let v4 = Some(to.is_ipv4());
         let options = &mut self.files.socket(file).ok()?.options;
         let conn = self
@@ -328,8 +334,8 @@ impl ProcessState {
             .ok()?;
         options.mark_initial_applied(v4);
         self.files.stream(file)?.conn = conn;
-        self.unbind_conn(old);
-        let _ = self.client.release(old);
+        self.unbind_conn(old_conn);
+        let _ = self.client.release(old_conn);
         self.bind_conn(conn, file);
         // The connection was opened a moment ago; if the stack is gone, another call reports that.
         let _ = self.apply_options(file);
@@ -369,11 +375,11 @@ impl ProcessState {
     /// Returns the address that a socket keeps when it becomes unconnected. A port that the stack has chosen
     /// is released (`inet_put_port`).
     pub fn keep_address(&mut self, bound: Option<BoundAddress>) -> Option<BoundAddress> {
-        let stays = bound.filter(BoundAddress::survives_disconnect);
-        if stays.is_none() {
+        let kept = bound.filter(BoundAddress::survives_disconnect);
+        if kept.is_none() {
             self.unreserve(bound);
         }
-        stays
+        kept
     }
 
     /// Releases the connection of a socket, which keeps the address that the program has bound.
@@ -455,8 +461,8 @@ pub(crate) fn loopback_for_any(to: SocketAddr, bound: Option<SocketAddr>) -> Soc
 }
 
 /// Returns the error number for a connection that cannot be opened.
-pub(crate) fn connect_errno(why: ConnectError) -> Errno {
-    match why {
+pub(crate) fn connect_errno(error: ConnectError) -> Errno {
+    match error {
         // Also if the port is in use towards this peer (`__inet_check_established`).
         ConnectError::PortsExhausted | ConnectError::AddressNotAvailable | ConnectError::AddressInUse => {
             Errno::ADDRNOTAVAIL

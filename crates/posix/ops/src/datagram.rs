@@ -86,7 +86,7 @@ impl Ops {
         if len > DATAGRAM_BYTES_MAX && v4 {
             return Err(Errno::MSGSIZE);
         }
-        let udp = match self.choose_path(state, (fd, file), to)? {
+        let udp = match self.choose_path(state, fd, file, to)? {
             UdpPath::Kernel(kernel_fd) => {
                 // `choose_path` has released the lock.
                 return via_kernel::send(kernel_fd, buffers, args);
@@ -198,11 +198,11 @@ impl Ops {
                 (result, _) => result,
             };
         }
-        let mut watched = [libc::pollfd { fd: kernel_fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 }];
-        let watched = &mut watched[..usize::from(kernel_fd.is_some())];
+        let mut kernel_fds = [libc::pollfd { fd: kernel_fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 }];
+        let kernel_fds = &mut kernel_fds[..usize::from(kernel_fd.is_some())];
         let done = Cell::new(0);
         let wait = Wait { exclusive: true, ..Wait::restarting(timeout, &done) };
-        let (mut state, result) = self.block_until(state, &[file], watched, &wait, |state, _| {
+        let (mut state, result) = self.block_until(state, &[file], kernel_fds, &wait, |state, _| {
             match (state.recv_datagram(file, buffers, flags, control_room), kernel_fd) {
                 (Err(Errno::AGAIN), Some(kernel_fd)) => {
                     via_kernel::recv(kernel_fd, buffers, flags | libc::MSG_DONTWAIT, control_room, family)
@@ -218,17 +218,19 @@ impl Ops {
     pub(crate) fn bind_udp(
         &self,
         mut state: LockGuard<'_>,
-        (fd, file): (RawFd, FileId),
+        fd: RawFd,
+        file: FileId,
         address: SocketAddr,
         bytes: &[u8],
     ) -> Result<(), Errno> {
         let ip = address.ip();
         if !ip.is_unspecified() {
-            let ours = (self.config.is_stack_address)(ip);
-            let refused = Err(Errno::ADDRNOTAVAIL);
-            let opened = if ours { state.open_udp(file, address, true, None) } else { refused };
+            let is_stack_address = (self.config.is_stack_address)(ip);
+            let not_available = Err(Errno::ADDRNOTAVAIL);
+            let opened =
+                if is_stack_address { state.open_udp(file, address, true, None) } else { not_available };
             state.report_fd(fd, file);
-            if opened != refused || !self.config.kernel_listen {
+            if opened != not_available || !self.config.kernel_listen {
                 return opened;
             }
             self.convert_to_kernel(&mut state, fd, file)?;
@@ -244,8 +246,8 @@ impl Ops {
         self.open_kernel_socket(&mut state, fd, file)?;
         let family = state.files.socket(file)?.family;
         crate::syscall::bind(fd, bytes)?;
-        let chosen = crate::kernel_socket::local_address(fd, family)?;
-        let opened = state.open_udp(file, SocketAddr::new(ip, chosen.port()), true, Some(fd));
+        let kernel_address = crate::kernel_socket::local_address(fd, family)?;
+        let opened = state.open_udp(file, SocketAddr::new(ip, kernel_address.port()), true, Some(fd));
         state.report_fd(fd, file);
         opened
     }
@@ -254,7 +256,8 @@ impl Ops {
     pub(crate) fn connect_udp(
         &self,
         mut state: LockGuard<'_>,
-        (fd, file): (RawFd, FileId),
+        fd: RawFd,
+        file: FileId,
         bytes: &[u8],
     ) -> Result<(), Errno> {
         let socket = state.files.socket(file)?;
@@ -268,7 +271,7 @@ impl Ops {
         if to.is_ipv4() && family == Family::V6 && socket.options.is_v6_only() {
             return Err(Errno::NETUNREACH);
         }
-        let fresh = matches!(socket.role, SocketRole::Unconnected { .. });
+        let is_unconnected = matches!(socket.role, SocketRole::Unconnected { .. });
         let connected = match (self.config.is_stack_address)(to.ip()) {
             true => state.connect_udp(file, to),
             false => Err(Errno::NETUNREACH),
@@ -280,7 +283,7 @@ impl Ops {
                 drop(state);
                 crate::syscall::connect(fd, bytes)
             }
-            (Err(Errno::NETUNREACH), None) if fresh && self.config.kernel_listen => {
+            (Err(Errno::NETUNREACH), None) if is_unconnected && self.config.kernel_listen => {
                 state.close_udp(file);
                 self.convert_to_kernel(&mut state, fd, file)?;
                 drop(state);
@@ -298,27 +301,28 @@ impl Ops {
     fn choose_path<'a>(
         &'a self,
         mut state: LockGuard<'a>,
-        (fd, file): (RawFd, FileId),
+        fd: RawFd,
+        file: FileId,
         to: Option<SocketAddr>,
     ) -> Result<UdpPath<'a>, Errno> {
         let socket = state.files.socket(file)?;
         let family = socket.family;
-        let ours = to.is_none_or(|to| (self.config.is_stack_address)(to.ip()));
+        let is_stack_address = to.is_none_or(|to| (self.config.is_stack_address)(to.ip()));
         match socket.role {
             SocketRole::Udp(udp) => match udp.kernel_fd {
-                Some(kernel_fd) if udp.peer.is_none() && (!ours || !state.is_reachable(to)) => {
+                Some(kernel_fd) if udp.peer.is_none() && (!is_stack_address || !state.is_reachable(to)) => {
                     Ok(UdpPath::Kernel(kernel_fd))
                 }
                 _ => Ok(UdpPath::Stack(state, udp)),
             },
             _ => {
                 to.ok_or(Errno::DESTADDRREQ)?;
-                if self.config.kernel_listen && (!ours || !state.is_reachable(to)) {
+                if self.config.kernel_listen && (!is_stack_address || !state.is_reachable(to)) {
                     self.convert_to_kernel(&mut state, fd, file)?;
                     return Ok(UdpPath::Kernel(fd));
                 }
-                let any = any_address(family, to);
-                state.open_udp(file, any, false, None)?;
+                let unspecified = any_address(family, to);
+                state.open_udp(file, unspecified, false, None)?;
                 state.report_fd(fd, file);
                 match state.files.socket(file)?.role {
                     SocketRole::Udp(udp) => Ok(UdpPath::Stack(state, udp)),
@@ -361,11 +365,11 @@ fn any_address(family: Family, to: Option<SocketAddr>) -> SocketAddr {
 
 /// Returns the destination that the program named. The unspecified address means loopback, as for `connect`.
 fn destination(bytes: &[u8], family: Family) -> Result<SocketAddr, Errno> {
-    let foreign = sockaddr::family_of(bytes)?;
-    let read = if family == Family::V6 && foreign == libc::AF_INET as u16 {
+    let sa_family = sockaddr::family_of(bytes)?;
+    let read = if family == Family::V6 && sa_family == libc::AF_INET as u16 {
         // `udpv6_sendmsg` accepts IPv4 addresses.
         sockaddr::decode(bytes, Family::V4)
-    } else if family == Family::V4 && foreign == libc::AF_UNSPEC as u16 {
+    } else if family == Family::V4 && sa_family == libc::AF_UNSPEC as u16 {
         // Old programs leave the family 0.
         let mut copy = bytes.to_vec();
         copy[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
@@ -483,7 +487,7 @@ impl ProcessState {
         if self.reachable_hosts.contains(&to.ip()) {
             return true;
         }
-        let any = SocketAddr::new(
+        let unspecified = SocketAddr::new(
             if to.is_ipv4() {
                 Ipv4Addr::UNSPECIFIED.into()
             } else {
@@ -491,14 +495,14 @@ impl ProcessState {
             },
             0,
         );
-        let Ok(probe) = self.client.udp_open(any, UdpOptions::default()) else { return true };
-        let reached = self.client.udp_connect(probe, to) != Err(UdpError::NetUnreachable);
+        let Ok(probe) = self.client.udp_open(unspecified, UdpOptions::default()) else { return true };
+        let has_route = self.client.udp_connect(probe, to) != Err(UdpError::NetUnreachable);
         let _ = self.client.release(probe);
         self.client.flush();
-        if reached {
+        if has_route {
             self.note_reachable(to.ip());
         }
-        reached
+        has_route
     }
 
     /// Remembers that the stack has a route to a host.
@@ -531,8 +535,8 @@ impl ProcessState {
     /// Takes the error of an earlier datagram.
     pub fn take_udp_error(&mut self, file: FileId) -> Option<Errno> {
         let SocketRole::Udp(udp) = &mut self.files.socket(file).ok()?.role else { return None };
-        let late = udp.deferred_error.take();
-        late.or_else(|| self.client.udp_error(udp.conn, true).map(errno::udp))
+        let deferred_error = udp.deferred_error.take();
+        deferred_error.or_else(|| self.client.udp_error(udp.conn, true).map(errno::udp))
     }
 
     fn recv_datagram(
@@ -546,16 +550,16 @@ impl ProcessState {
         if let Some(error) = self.take_udp_error(file) {
             return Err(error);
         }
-        let take = flags & libc::MSG_PEEK == 0;
-        let arrived = match self.client.udp_recv_into(udp.conn, buffers, take) {
+        let consume = flags & libc::MSG_PEEK == 0;
+        let datagram = match self.client.udp_recv_into(udp.conn, buffers, consume) {
             Err(UdpError::WouldBlock) if udp.shut_read => return Ok(ReceivedMessage::from_stream(0)),
             result => result.map_err(errno::udp)?,
         };
-        let room: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let space: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         let socket = self.files.socket(file)?;
         let family = socket.family;
-        let mut received = ReceivedMessage::from_datagram(&arrived, room, flags, family);
-        socket.options.put_cmsgs(&arrived, family, received.control_with_room(control_room));
+        let mut received = ReceivedMessage::from_datagram(&datagram, space, flags, family);
+        socket.options.put_cmsgs(&datagram, family, received.control_with_room(control_room));
         Ok(received)
     }
 }
@@ -571,6 +575,6 @@ fn local_ip(local: SocketAddr, family: Family) -> IpAddr {
 }
 
 /// Returns whether a datagram was longer than the buffers.
-pub(crate) fn is_truncated(arrived: &ReceivedDatagram, room: usize) -> bool {
-    arrived.len > room
+pub(crate) fn is_truncated(datagram: &ReceivedDatagram, space: usize) -> bool {
+    datagram.len > space
 }

@@ -58,58 +58,54 @@ impl ProcessState {
         }
     }
 
-    fn publish(&mut self, file: FileId, given_up: bool) {
+    fn publish(&mut self, file: FileId, disconnected: bool) {
         let Ok(socket) = self.files.socket(file) else { return };
-        let Some(place) = shared_key(socket) else { return };
-        let (nonblocking, shut) = (socket.nonblocking, socket.shutdown);
-        let agreed = SharedDescription {
-            nonblocking,
-            shutdown: shut,
-            options: socket.options.shared(),
-            disconnected: given_up,
-        };
+        let Some(key) = shared_key(socket) else { return };
+        let (nonblocking, shutdown) = (socket.nonblocking, socket.shutdown);
+        let published =
+            SharedDescription { nonblocking, shutdown, options: socket.options.shared(), disconnected };
         let mut bytes = Vec::new();
-        agreed.encode(&mut bytes);
-        self.files.get(file).shared_version = self.client.write_description(place, &bytes);
+        published.encode(&mut bytes);
+        self.files.get(file).shared_version = self.client.write_description(key, &bytes);
     }
 
     /// Applies what other processes have published.
     #[inline]
     pub fn sync_shared(&mut self, file: FileId) {
-        if let Some(seen) = self.files.get(file).shared_version {
-            self.sync_shared_from(file, seen);
+        if let Some(last_version) = self.files.get(file).shared_version {
+            self.sync_shared_from(file, last_version);
         }
     }
 
     #[inline(never)]
-    fn sync_shared_from(&mut self, file: FileId, seen: u32) {
+    fn sync_shared_from(&mut self, file: FileId, last_version: u32) {
         let FileKind::Socket(socket) = &mut self.files.get(file).kind else { return };
-        let Some(place) = shared_key(socket) else {
+        let Some(key) = shared_key(socket) else {
             // The socket has nothing on the stack any more, so nothing is shared.
             self.files.get(file).shared_version = None;
             return;
         };
-        let now = self.client.description_version(place);
-        if now == seen {
+        let now = self.client.description_version(key);
+        if now == last_version {
             return;
         }
-        let Some((version, bytes)) = self.client.read_description(place) else {
+        let Some((version, bytes)) = self.client.read_description(key) else {
             // The process that was writing may have died. The next change has another version.
             self.files.get(file).shared_version = Some(now);
             return;
         };
-        let mut given_up = false;
-        if let Some(agreed) = SharedDescription::decode(&mut &bytes[..]) {
-            given_up = agreed.disconnected;
-            socket.nonblocking = agreed.nonblocking;
-            socket.record_shutdown(agreed.shutdown.read, agreed.shutdown.write);
-            socket.options.update_from_shared(agreed.options);
+        let mut disconnected = false;
+        if let Some(published) = SharedDescription::decode(&mut &bytes[..]) {
+            disconnected = published.disconnected;
+            socket.nonblocking = published.nonblocking;
+            socket.record_shutdown(published.shutdown.read, published.shutdown.write);
+            socket.options.update_from_shared(published.options);
             if socket.is_udp {
                 socket.options.apply_to_udp_send(socket.family, socket.udp_send.get_or_insert_default());
             }
         }
         self.files.get(file).shared_version = Some(version);
-        if given_up {
+        if disconnected {
             self.drop_connection(file);
         }
     }

@@ -42,9 +42,9 @@ fn has_bit(set: &'static [AtomicU64], fd: RawFd) -> bool {
     bit(set, fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
 
-fn set_bit(set: &'static [AtomicU64], fd: RawFd, into: bool) {
+fn set_bit(set: &'static [AtomicU64], fd: RawFd, value: bool) {
     match bit(set, fd) {
-        Some((word, bit)) if into => word.fetch_or(bit, Ordering::Relaxed),
+        Some((word, bit)) if value => word.fetch_or(bit, Ordering::Relaxed),
         Some((word, bit)) => word.fetch_and(!bit, Ordering::Relaxed),
         None => 0,
     };
@@ -227,13 +227,13 @@ impl ProxyFds {
         crate::syscall::dup3(self.template.as_raw_fd(), fd, cloexec)
     }
 
-    /// Releases a proxy descriptor that the program closed: pools it, or closes it if `kept_max` descriptors
+    /// Releases a proxy descriptor that the program closed: pools it, or closes it if `pool_max` descriptors
     /// are pooled.
-    pub fn release(&mut self, fd: RawFd, kept_max: usize) {
+    pub fn release(&mut self, fd: RawFd, pool_max: usize) {
         if has_bit(&FLAGS_CHANGED, fd)
             || bit(&CLOEXEC, fd).is_none()
             || fd < POOLED_FD_MIN
-            || self.pooled.iter().map(BinaryHeap::len).sum::<usize>() >= kept_max
+            || self.pooled.iter().map(BinaryHeap::len).sum::<usize>() >= pool_max
         {
             close(fd);
             return;
@@ -245,12 +245,12 @@ impl ProxyFds {
     pub fn close_pooled(&mut self, first: RawFd, last: RawFd) {
         for kept in &mut self.pooled {
             kept.retain(|Reverse(fd)| {
-                let goes = (first..=last).contains(fd);
-                if goes {
+                let is_in_range = (first..=last).contains(fd);
+                if is_in_range {
                     unmark_pooled(*fd);
                     close(*fd);
                 }
-                !goes
+                !is_in_range
             });
         }
     }

@@ -120,24 +120,24 @@ impl DescriptorReport {
 
     pub fn write(&self, fd: RawFd, entry: ReportEntry) {
         let Some(words) = self.entry(fd) else { return };
-        let nowhere = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
-        let (tag, more, ends) = match entry {
-            ReportEntry::Unconnected => (1, 0, [nowhere; 2]),
-            ReportEntry::Bound(at) => (2, 0, [at, nowhere]),
-            ReportEntry::Listener(at, kernel) => (3, u64::from(kernel), [at, nowhere]),
-            ReportEntry::Stream(ends) => (4, 0, ends),
-            ReportEntry::Epoll => (5, 0, [nowhere; 2]),
+        let unspecified = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
+        let (tag, detail, addresses) = match entry {
+            ReportEntry::Unconnected => (1, 0, [unspecified; 2]),
+            ReportEntry::Bound(at) => (2, 0, [at, unspecified]),
+            ReportEntry::Listener(at, kernel) => (3, u64::from(kernel), [at, unspecified]),
+            ReportEntry::Stream(addresses) => (4, 0, addresses),
+            ReportEntry::Epoll => (5, 0, [unspecified; 2]),
             ReportEntry::Kernel(reason, inode) => {
                 words[6].store(inode, Relaxed);
-                (6, reason as u64, [nowhere; 2])
+                (6, reason as u64, [unspecified; 2])
             }
-            ReportEntry::Internal => (7, 0, [nowhere; 2]),
-            ReportEntry::Udp(ends, kernel) => (8, u64::from(kernel), ends),
+            ReportEntry::Internal => (7, 0, [unspecified; 2]),
+            ReportEntry::Udp(addresses, kernel) => (8, u64::from(kernel), addresses),
         };
-        let family = ends.map(|end| u64::from(end.is_ipv6()));
-        words[0].store(tag | more << 8 | family[0] << 16 | family[1] << 17, Relaxed);
-        words[1].store(u64::from(ends[0].port()) | u64::from(ends[1].port()) << 16, Relaxed);
-        for (words, end) in words[2..6].chunks_exact(2).zip(ends) {
+        let family = addresses.map(|end| u64::from(end.is_ipv6()));
+        words[0].store(tag | detail << 8 | family[0] << 16 | family[1] << 17, Relaxed);
+        words[1].store(u64::from(addresses[0].port()) | u64::from(addresses[1].port()) << 16, Relaxed);
+        for (words, end) in words[2..6].chunks_exact(2).zip(addresses) {
             let bits = match end.ip() {
                 IpAddr::V4(ip) => u128::from(ip.to_bits()),
                 IpAddr::V6(ip) => ip.to_bits(),
@@ -149,14 +149,14 @@ impl DescriptorReport {
 
     /// Sets both addresses of a connection whose local address was unknown, if the descriptor still refers to
     /// it.
-    pub fn complete(&self, fd: RawFd, ends: [SocketAddr; 2]) {
+    pub fn complete(&self, fd: RawFd, addresses: [SocketAddr; 2]) {
         let Some(words) = self.entry(fd) else { return };
         if let Some(ReportEntry::Stream([own, peer])) =
             decode(core::array::from_fn(|at| words[at].load(Relaxed)))
             && own.port() == 0
-            && peer == ends[1]
+            && peer == addresses[1]
         {
-            self.write(fd, ReportEntry::Stream(ends));
+            self.write(fd, ReportEntry::Stream(addresses));
         }
     }
 
@@ -191,20 +191,20 @@ fn decode(words: [u64; ENTRY_WORDS]) -> Option<ReportEntry> {
         };
         SocketAddr::new(ip, (words[1] >> (16 * which)) as u16)
     };
-    let more = words[0] >> 8 & 0xff;
+    let detail = words[0] >> 8 & 0xff;
     Some(match words[0] & 0xff {
         1 => ReportEntry::Unconnected,
         2 => ReportEntry::Bound(end(0)),
-        3 => ReportEntry::Listener(end(0), more != 0),
+        3 => ReportEntry::Listener(end(0), detail != 0),
         4 => ReportEntry::Stream([end(0), end(1)]),
         5 => ReportEntry::Epoll,
-        6 => match more {
+        6 => match detail {
             1 => ReportEntry::Kernel(KernelReason::Unreachable, words[6]),
             2 => ReportEntry::Kernel(KernelReason::NotLocal, words[6]),
             _ => return None,
         },
         7 => ReportEntry::Internal,
-        8 => ReportEntry::Udp([end(0), end(1)], more != 0),
+        8 => ReportEntry::Udp([end(0), end(1)], detail != 0),
         _ => return None,
     })
 }
@@ -244,12 +244,12 @@ mod tests {
     #[test]
     fn what_is_written_is_read_by_another_process_and_what_is_cleared_is_not() {
         let report = DescriptorReport::new(64).unwrap();
-        let ends = ["10.0.0.1:80".parse().unwrap(), "[2001:db8::1]:443".parse().unwrap()];
+        let addresses = ["10.0.0.1:80".parse().unwrap(), "[2001:db8::1]:443".parse().unwrap()];
         let entries = [
             ReportEntry::Unconnected,
-            ReportEntry::Bound(ends[1]),
-            ReportEntry::Listener(ends[0], true),
-            ReportEntry::Stream(ends),
+            ReportEntry::Bound(addresses[1]),
+            ReportEntry::Listener(addresses[0], true),
+            ReportEntry::Stream(addresses),
             ReportEntry::Epoll,
             ReportEntry::Kernel(KernelReason::NotLocal, 4711),
             ReportEntry::Internal,
@@ -257,14 +257,14 @@ mod tests {
         for (fd, entry) in (10..).zip(entries) {
             report.write(fd, entry);
         }
-        report.write(63, ReportEntry::Stream(ends));
+        report.write(63, ReportEntry::Stream(addresses));
         report.write(64, ReportEntry::Unconnected);
         report.clear(10);
         let fds = [10, 11, 12, 13, 14, 15, 16, 63, 64, 17];
         let read = super::read(std::process::id(), &fds).unwrap().expect("a book");
         let expected: Vec<_> = entries.iter().skip(1).copied().map(Some).collect();
         assert_eq!((&read[0], &read[1..7]), (&None, &expected[..]));
-        assert_eq!(read[7..], [Some(ReportEntry::Stream(ends)), None, None]);
+        assert_eq!(read[7..], [Some(ReportEntry::Stream(addresses)), None, None]);
         // A child has an empty report under the same number, and the parent's stays as it was.
         let (parents, number) = (rustix::io::dup(&report.file).unwrap(), report.file.as_raw_fd());
         let report = report.for_child().unwrap();

@@ -127,8 +127,8 @@ impl EpollSet {
     /// does (`ep_poll_callback`).
     pub fn queue_ready(&mut self, number: u32, key: i16) -> bool {
         let item = &mut self.items[number as usize];
-        let wants = item.event.events;
-        if !item.live || wants & !PRIVATE_BITS == 0 || key != 0 && wants & poll_to_epoll(key) == 0 {
+        let wanted = item.event.events;
+        if !item.live || wanted & !PRIVATE_BITS == 0 || key != 0 && wanted & poll_to_epoll(key) == 0 {
             return false;
         }
         if !item.queued {
@@ -172,10 +172,10 @@ impl EpollSet {
 
     /// Takes events of kernel descriptors.
     fn kernel_events(&mut self, out: &mut [EpollEvent]) -> Result<usize, Errno> {
-        let mut place = [const { core::mem::MaybeUninit::uninit() }; KERNEL_EVENTS_MAX];
-        let room = out.len().min(place.len());
-        let zero = rustix::event::Timespec::default();
-        let (events, _) = epoll::wait(&self.kernel, &mut place[..room], Some(&zero))?;
+        let mut buffer = [const { core::mem::MaybeUninit::uninit() }; KERNEL_EVENTS_MAX];
+        let room = out.len().min(buffer.len());
+        let no_wait = rustix::event::Timespec::default();
+        let (events, _) = epoll::wait(&self.kernel, &mut buffer[..room], Some(&no_wait))?;
         for (out, event) in out.iter_mut().zip(events.iter()) {
             let (flags, data) = (event.flags, event.data);
             *out = EpollEvent { events: flags.bits(), data: data.u64() };
@@ -200,10 +200,10 @@ impl Ops {
         if flags & !libc::EPOLL_CLOEXEC != 0 {
             return Err(Errno::INVAL);
         }
-        let program = epoll::create(epoll::CreateFlags::from_bits_retain(flags.cast_unsigned()))?;
-        let own = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(&program, 0)?);
+        let program_fd = epoll::create(epoll::CreateFlags::from_bits_retain(flags.cast_unsigned()))?;
+        let own_fd = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(&program_fd, 0)?);
         let mut state = self.lock()?;
-        self.install(&mut state, program.into_raw_fd(), FileKind::Epoll(Box::new(EpollSet::new(own))))
+        self.install(&mut state, program_fd.into_raw_fd(), FileKind::Epoll(Box::new(EpollSet::new(own_fd))))
     }
 
     /// `epoll_ctl` on a set of the stack. `event` may be absent only for `EPOLL_CTL_DEL`.
@@ -240,8 +240,8 @@ impl Ops {
             return Err(Errno::INVAL);
         }
         let event = EpollEvent { events: event.events | ALWAYS, data: event.data };
-        let known = state.item_of(set, fd, file)?;
-        match (op, known) {
+        let existing = state.item_of(set, fd, file)?;
+        match (op, existing) {
             (libc::EPOLL_CTL_ADD, Some(_)) => Err(Errno::EXIST),
             (libc::EPOLL_CTL_ADD, None) => {
                 if nested && state.nesting_depth(set, file) > NESTS_MAX {
@@ -275,8 +275,8 @@ impl Ops {
             }
             (libc::EPOLL_CTL_DEL, Some(item)) => {
                 state.files.epoll(set)?.remove(item);
-                let gone = WaitEntry::EpollItem { set, item };
-                state.files.get(file).wait_queue.retain(|entry| *entry != gone);
+                let removed = WaitEntry::EpollItem { set, item };
+                state.files.get(file).wait_queue.retain(|entry| *entry != removed);
                 if nested {
                     state.nest_kernel_epoll(set, file, op, event);
                 } else if let Some(kernel_fd) = state.kernel_fd(file) {
@@ -315,15 +315,15 @@ impl Ops {
             ..Wait::of(timeout)
         };
         // A call that is going to sleep polls the kernel's part by sleeping on it.
-        let mut ask = timeout == Timeout::Zero;
+        let mut poll_kernel = timeout == Timeout::Zero;
         let (mut state, result) = self.block_until(state, &[set], &mut kernel, &wait, |state, kernel| {
             state.process_events();
-            let ask = core::mem::take(&mut ask) || kernel[0].revents != 0;
-            if state.waiters.polled_kernel && !ask {
+            let poll_kernel = core::mem::take(&mut poll_kernel) || kernel[0].revents != 0;
+            if state.waiters.polled_kernel && !poll_kernel {
                 // The kernel has said that nothing is ready.
                 state.files.epoll(set)?.rounds_without_kernel = 0;
             }
-            state.send_events(set, events, ask)
+            state.send_events(set, events, poll_kernel)
         });
         if result.is_ok()
             && let Ok(epoll) = state.files.epoll(set)
@@ -404,13 +404,13 @@ impl ProcessState {
         self.depth_below(inner, outer, 0) + self.depth_above(outer, 0)
     }
 
-    fn depth_below(&mut self, set: FileId, circle: FileId, depth: usize) -> usize {
+    fn depth_below(&mut self, set: FileId, cycle: FileId, depth: usize) -> usize {
         let FileKind::Epoll(epoll) = &self.files.get(set).kind else { return 0 };
-        if set == circle || depth > NESTS_MAX {
+        if set == cycle || depth > NESTS_MAX {
             return NESTS_MAX + 1;
         }
         let inner: Vec<FileId> = epoll.watched_files().collect();
-        let sets = inner.into_iter().map(|file| self.depth_below(file, circle, depth + 1));
+        let sets = inner.into_iter().map(|file| self.depth_below(file, cycle, depth + 1));
         1 + sets.max().unwrap_or(0)
     }
 
@@ -451,12 +451,17 @@ impl ProcessState {
         candidates.into_iter().any(|(file, events)| poll_to_epoll(self.readiness(file)) & events != 0)
     }
 
-    /// Writes events of ready items and returns how many (`ep_send_events`). `ask` tells that a kernel
+    /// Writes events of ready items and returns how many (`ep_send_events`). `poll_kernel` tells that a kernel
     /// descriptor may be ready.
     ///
     /// # Errors
     /// `EAGAIN` if nothing is ready.
-    fn send_events(&mut self, set: FileId, out: &mut [EpollEvent], ask: bool) -> Result<usize, Errno> {
+    fn send_events(
+        &mut self,
+        set: FileId,
+        out: &mut [EpollEvent],
+        poll_kernel: bool,
+    ) -> Result<usize, Errno> {
         let mut count = 0;
         let mut left = self.files.epoll(set)?.ready.len();
         while left > 0 && count < out.len() {
@@ -486,8 +491,8 @@ impl ProcessState {
         }
         let epoll = self.files.epoll(set)?;
         epoll.rounds_without_kernel += 1;
-        let ask = ask && count == 0 || epoll.rounds_without_kernel >= KERNEL_POLL_INTERVAL;
-        if epoll.kernel_items > 0 && count < out.len() && ask {
+        let poll_kernel = poll_kernel && count == 0 || epoll.rounds_without_kernel >= KERNEL_POLL_INTERVAL;
+        if epoll.kernel_items > 0 && count < out.len() && poll_kernel {
             epoll.rounds_without_kernel = 0;
             count += epoll.kernel_events(&mut out[count..])?;
         }

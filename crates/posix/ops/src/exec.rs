@@ -278,15 +278,16 @@ impl Ops {
             let file = *files.entry(file).or_insert(count);
             fds.push(InheritedFd { number, file_index: file, inode: fstat(borrow(here)?)?.st_ino });
         }
-        let mut in_order: Vec<(FileId, u32)> = files.iter().map(|(id, place)| (*id, *place)).collect();
-        in_order.sort_by_key(|(_, place)| *place);
+        let mut by_index: Vec<(FileId, u32)> =
+            files.iter().map(|(id, file_index)| (*id, *file_index)).collect();
+        by_index.sort_by_key(|(_, file_index)| *file_index);
         let mut serialized_files = Vec::new();
-        for (id, _) in in_order {
+        for (id, _) in by_index {
             state.share(id);
             serialized_files.push(match &state.files.get(id).kind {
                 FileKind::Socket(socket) => {
-                    let (serialized, things) = serialize_socket(socket, &state.client);
-                    ids.extend(things);
+                    let (serialized, socket_ids) = serialize_socket(socket, &state.client);
+                    ids.extend(socket_ids);
                     SerializedFile::Socket(Box::new(serialized))
                 }
                 FileKind::Epoll(set) => {
@@ -349,30 +350,32 @@ impl Ops {
         files: Vec<SerializedFile>,
     ) -> Result<(), Errno> {
         // Skips descriptors that were closed or reused meanwhile.
-        let same = |fd: &&InheritedFd| {
-            let there = borrow(fd.number).and_then(|fd| Ok(fstat(fd)?.st_ino));
-            there.is_ok_and(|inode| inode == fd.inode)
+        let is_unchanged = |fd: &&InheritedFd| {
+            let current = borrow(fd.number).and_then(|fd| Ok(fstat(fd)?.st_ino));
+            current.is_ok_and(|inode| inode == fd.inode)
         };
-        let fds: Vec<&InheritedFd> = fds.iter().filter(same).collect();
-        let first = |place: usize| fds.iter().find(|fd| fd.file_index as usize == place).map(|fd| fd.number);
+        let fds: Vec<&InheritedFd> = fds.iter().filter(is_unchanged).collect();
+        let first = |file_index: usize| {
+            fds.iter().find(|fd| fd.file_index as usize == file_index).map(|fd| fd.number)
+        };
         let mut ids = vec![None; files.len()];
         let mut sets = Vec::new();
-        for (place, serialized) in files.into_iter().enumerate() {
-            let Some(number) = first(place) else { continue };
+        for (file_index, serialized) in files.into_iter().enumerate() {
+            let Some(number) = first(file_index) else { continue };
             let kind = match serialized {
                 SerializedFile::Socket(serialized) => {
                     FileKind::Socket(Box::new(state.deserialize_socket(*serialized, number)?))
                 }
                 SerializedFile::Epoll(items, kernel_items) => {
                     let own = HiddenFd::new(rustix::io::fcntl_dupfd_cloexec(borrow(number)?, 0)?);
-                    sets.push((place, items));
+                    sets.push((file_index, items));
                     FileKind::Epoll(Box::new(EpollSet::from_inherited(own, kernel_items as usize)))
                 }
             };
             let id = state.files.add(kind);
             // Other processes may share the description; the first access applies what they have changed.
             state.files.get(id).shared_version = Some(0);
-            ids[place] = Some(id);
+            ids[file_index] = Some(id);
         }
         for fd in &fds {
             let Some(Some(id)) = ids.get(fd.file_index as usize) else { continue };
@@ -385,8 +388,8 @@ impl Ops {
         for id in ids.iter().flatten() {
             state.activate(*id)?;
         }
-        for (place, items) in sets {
-            let Some(set) = ids[place] else { continue };
+        for (file_index, items) in sets {
+            let Some(set) = ids[file_index] else { continue };
             for item in items {
                 let Some(Some(file)) = ids.get(item.file_index as usize).copied() else { continue };
                 let event = EpollEvent { events: item.events, data: item.data };
@@ -415,7 +418,7 @@ pub(crate) fn serialize_socket(
         SocketId::Socket { socket, generation } => (socket, generation),
         SocketId::Listener(_) => (0, 0),
     };
-    let (shape, ids) = match &socket.role {
+    let (role, ids) = match &socket.role {
         SocketRole::Unconnected { bound } => {
             (SerializedRole::Unconnected(bound.as_ref().map(serialize_address)), Vec::new())
         }
@@ -477,7 +480,7 @@ pub(crate) fn serialize_socket(
         nonblocking: socket.nonblocking,
         options: socket.options.clone(),
         shutdown: socket.shutdown,
-        role: shape,
+        role,
         cookie: socket.cookie,
         last_address: socket.last_address,
     };
@@ -492,8 +495,8 @@ impl ProcessState {
             destinations,
             nonblocking,
             options,
-            shutdown: shut,
-            role: shape,
+            shutdown,
+            role,
             cookie,
             last_address,
             ..
@@ -509,7 +512,7 @@ impl ProcessState {
                 port_locked,
                 kernel_fd: has_kernel_socket.then_some(fd),
             };
-        let shape = match shape {
+        let role = match role {
             SerializedRole::Unconnected(bound) => {
                 let sharing = options.sharing(family);
                 let bound = bound.map(|bound| {
@@ -565,8 +568,8 @@ impl ProcessState {
             udp_send,
             nonblocking,
             options,
-            shutdown: shut,
-            role: shape,
+            shutdown,
+            role,
             cookie,
             urgent: urgency,
             last_address,
@@ -604,8 +607,8 @@ impl ProcessState {
                     let _ = self.client.release(conn);
                 }
             } else if let SocketId::Listener(number) = ids.id {
-                let known = self.client.listener_of(ids.shard, number);
-                if known.and_then(|number| self.file_of_listener(number)).is_none() {
+                let local_number = self.client.listener_of(ids.shard, number);
+                if local_number.and_then(|number| self.file_of_listener(number)).is_none() {
                     self.client.unlisten_on_shard(ids.shard, number);
                 }
             }

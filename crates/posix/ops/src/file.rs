@@ -59,7 +59,7 @@ pub(crate) struct UrgentState {
     /// The process or, if negative, the process group that gets `SIGURG` (`F_SETOWN`); 0 is none.
     pub owner: c_int,
     /// The socket's counter of urgent notifications when it was read last.
-    pub notices_seen: u32,
+    pub oob_events_seen: u32,
     /// An urgent byte was announced and has not arrived yet.
     pub byte_pending: bool,
 }

@@ -27,7 +27,7 @@ impl Ops {
             state.share(file);
             state.query_local_end(file);
         }
-        let child = state.attachment.as_ref().and_then(|process| process.prepare_fork().ok());
+        let child = state.attachment.as_ref().and_then(|attachment| attachment.prepare_fork().ok());
         if child.is_none() {
             state.client.check_stack_alive();
         }
@@ -35,17 +35,17 @@ impl Ops {
     }
 
     /// Continues in the parent.
-    pub fn fork_parent(&self, forking: ForkGuard<'_>) {
+    pub fn fork_parent(&self, guard: ForkGuard<'_>) {
         // Closes the parent's copy of the child's control connection.
-        drop(forking);
+        drop(guard);
     }
 
     /// Makes the child a process of its own to the stack.
     ///
     /// # Errors
     /// `ENOBUFS` if the stack has no room for it: the child must not use what it inherited.
-    pub fn fork_child(&self, forking: ForkGuard<'_>) -> Result<(), Errno> {
-        let ForkGuard { mut state, child } = forking;
+    pub fn fork_child(&self, guard: ForkGuard<'_>) -> Result<(), Errno> {
+        let ForkGuard { mut state, child } = guard;
         match child {
             Some(child) => state.become_child(child)?,
             // There is no stack to attach to: the child continues without network, as its parent does.
@@ -60,18 +60,21 @@ impl Ops {
 }
 
 impl ProcessState {
-    fn become_child(&mut self, expected: PreparedProcess) -> Result<(), Errno> {
-        let process = self.attachment.as_mut().ok_or(Errno::NOBUFS)?;
-        let parents: Vec<_> = self.client.internal_fds().chain([process.connection_fd()]).collect();
+    fn become_child(&mut self, prepared: PreparedProcess) -> Result<(), Errno> {
+        let attachment = self.attachment.as_mut().ok_or(Errno::NOBUFS)?;
+        let parent_fds: Vec<_> = self.client.internal_fds().chain([attachment.connection_fd()]).collect();
         // The inherited descriptors are the parent's. The child closes them, and closed descriptors are no
         // longer internal.
-        parents.iter().for_each(|fd| descriptor::unregister_internal(*fd));
-        if process.become_child_with(self.client.all_mut(), expected).is_err() {
-            parents.into_iter().for_each(descriptor::register_internal);
+        parent_fds.iter().for_each(|fd| descriptor::unregister_internal(*fd));
+        if attachment.become_child_with(self.client.all_mut(), prepared).is_err() {
+            parent_fds.into_iter().for_each(descriptor::register_internal);
             return Err(Errno::NOBUFS);
         }
         self.client.reset_in_child();
-        self.client.internal_fds().chain([process.connection_fd()]).for_each(descriptor::register_internal);
+        self.client
+            .internal_fds()
+            .chain([attachment.connection_fd()])
+            .for_each(descriptor::register_internal);
         // The child grants accept credit of its own where the parent did and no further call tells: to
         // listeners in epoll sets, and to the listener of a call that continues in the child. Other listeners
         // get it with the child's first call on them.

@@ -48,13 +48,13 @@ impl Ops {
             SocketRole::Unconnected { .. } => Ok(0),
             SocketRole::Listening(_) => Err(Errno::INVAL),
             SocketRole::Udp(udp) => {
-                let waiting = state.client.status(udp.conn).map_or(0, |status| status.unsent);
-                Ok(i32::try_from(waiting).unwrap_or(i32::MAX))
+                let in_channel = state.client.status(udp.conn).map_or(0, |status| status.unsent);
+                Ok(i32::try_from(in_channel).unwrap_or(i32::MAX))
             }
             SocketRole::Stream(_) => {
-                let waiting = state.status(file).map_or(0, |(_, status)| status.unsent);
-                let engine = state.info(file).map_or(0, |info| info.send_queued as usize);
-                Ok(i32::try_from(waiting + engine).unwrap_or(i32::MAX))
+                let in_channel = state.status(file).map_or(0, |(_, status)| status.unsent);
+                let in_engine = state.info(file).map_or(0, |info| info.send_queued as usize);
+                Ok(i32::try_from(in_channel + in_engine).unwrap_or(i32::MAX))
             }
         }
     }
@@ -76,11 +76,11 @@ impl Ops {
                 let info = state.info(file);
                 // Read after the answer of `info`: until then the stack has taken what it has room for.
                 let Some((_, status)) = state.status(file) else { return Ok(0) };
-                let waiting = status.unsent;
-                let engine = info
+                let in_channel = status.unsent;
+                let in_engine = info
                     .filter(|_| status.state.is_connected())
                     .map_or(0, |info| info.notsent_bytes as usize);
-                Ok(i32::try_from(waiting + engine).unwrap_or(i32::MAX))
+                Ok(i32::try_from(in_channel + in_engine).unwrap_or(i32::MAX))
             }
             SocketRole::Unconnected { .. } | SocketRole::Udp(_) => Ok(0),
         }

@@ -151,24 +151,28 @@ impl Ops {
     /// # Errors
     /// `EMFILE`, `ENFILE`; `EOPNOTSUPP` if the attachment has no client, or more clients than a stack can
     /// have shards.
-    pub fn from_process(mut process: Attachment, config: OpsConfig) -> Result<Self, Errno> {
-        let config_spawn = config.listen_spawn;
-        let clients: Vec<Client> = core::iter::from_fn(|| process.take_client()).collect();
+    pub fn from_process(mut attachment: Attachment, config: OpsConfig) -> Result<Self, Errno> {
+        let listen_spawn = config.listen_spawn;
+        let clients: Vec<Client> = core::iter::from_fn(|| attachment.take_client()).collect();
         let ops = Self::from_clients(clients, config)?;
         let mut state = ops.lock()?;
-        state.client.internal_fds().chain([process.connection_fd()]).for_each(descriptor::register_internal);
-        state.client.set_listen_spawn(config_spawn, process.stack_info().shard_cpus.clone());
-        state.attachment = Some(process);
+        state
+            .client
+            .internal_fds()
+            .chain([attachment.connection_fd()])
+            .for_each(descriptor::register_internal);
+        state.client.set_listen_spawn(listen_spawn, attachment.stack_info().shard_cpus.clone());
+        state.attachment = Some(attachment);
         ops.note_connection_fd(&state);
         state.start_report(ops.fds.len());
         drop(state);
         Ok(ops)
     }
 
-    /// Waits until the addresses of the stack can be used, but no longer than `within`.
-    pub fn wait_until_ready(&self, within: Duration) {
-        let until = std::time::Instant::now() + within;
-        while !self.lock_or_panic().client.is_ready() && std::time::Instant::now() < until {
+    /// Waits until the addresses of the stack can be used, but no longer than `timeout`.
+    pub fn wait_until_ready(&self, timeout: Duration) {
+        let deadline = std::time::Instant::now() + timeout;
+        while !self.lock_or_panic().client.is_ready() && std::time::Instant::now() < deadline {
             std::thread::sleep(READY_POLL_INTERVAL);
         }
     }

@@ -35,14 +35,14 @@ impl Ops {
             return Err(Errno::AFNOSUPPORT);
         }
         let family = if domain == libc::AF_INET { Family::V4 } else { Family::V6 };
-        let datagrams = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_DGRAM;
-        let mut options = SocketOptionState::new(family, datagrams);
-        if let Some([first, _]) = self.config.send_buffer.filter(|_| !datagrams) {
+        let is_udp = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_DGRAM;
+        let mut options = SocketOptionState::new(family, is_udp);
+        if let Some([first, _]) = self.config.send_buffer.filter(|_| !is_udp) {
             options.set_initial_send_buffer(first);
         }
         let socket = Socket {
             family,
-            is_udp: datagrams,
+            is_udp,
             udp_send: None,
             nonblocking: kind & libc::SOCK_NONBLOCK != 0,
             options,
@@ -81,8 +81,8 @@ impl Ops {
             state.free_file(file);
             return Err(Errno::MFILE);
         }
-        let known = state.files.get(file);
-        (known.refcount, known.fd_count) = (1, 1);
+        let description = state.files.get(file);
+        (description.refcount, description.fd_count) = (1, 1);
         state.report_fd(fd, file);
         Ok(fd)
     }
@@ -126,9 +126,9 @@ impl Ops {
 
     /// Adds a descriptor to an open file description.
     fn add_fd(state: &mut ProcessState, copy: RawFd, file: FileId) {
-        let known = state.files.get(file);
-        known.refcount += 1;
-        known.fd_count += 1;
+        let description = state.files.get(file);
+        description.refcount += 1;
+        description.fd_count += 1;
         state.query_local_end(file);
         state.report_fd(copy, file);
     }
@@ -138,8 +138,8 @@ impl Ops {
     /// # Errors
     /// `EBADF`.
     pub fn close(&self, fd: RawFd) -> Result<(), Errno> {
-        if let Some(left) = self.defer_close(fd) {
-            return left;
+        if let Some(result) = self.defer_close(fd) {
+            return result;
         }
         let mut state = self.lock()?;
         let file = self.fds.take(fd).ok_or(Errno::BADF)?;
@@ -179,34 +179,34 @@ impl Ops {
     /// Removes a descriptor from its open file description, and closes the socket with the last one.
     fn drop_fd<'a>(&'a self, mut state: LockGuard<'a>, fd: RawFd, file: FileId) {
         state.unreport_fd(fd);
-        let known = state.files.get(file);
-        known.fd_count -= 1;
-        if known.fd_count > 0 {
-            known.refcount -= 1;
+        let description = state.files.get(file);
+        description.fd_count -= 1;
+        if description.fd_count > 0 {
+            description.refcount -= 1;
             // From now on the kernel socket is reached by a duplicate.
             let copy = || self.fds.range(0, RawFd::MAX).find(|copy| self.fds.get(*copy) == Some(file));
             state.move_kernel_socket(file, fd, copy);
             return;
         }
-        if let Some(time) = state.linger_time(file) {
-            state = self.linger(state, file, time);
+        if let Some(linger_time) = state.linger_time(file) {
+            state = self.linger(state, file, linger_time);
         }
-        let known = state.files.get(file);
-        known.refcount -= 1;
-        if known.refcount == 0 {
+        let description = state.files.get(file);
+        description.refcount -= 1;
+        if description.refcount == 0 {
             state.free_file(file);
         }
     }
 
     /// Waits until written data is acknowledged, as `SO_LINGER` demands (`tcp_close`,
     /// `sk_stream_wait_close`).
-    fn linger<'a>(&'a self, mut state: LockGuard<'a>, file: FileId, time: Duration) -> LockGuard<'a> {
+    fn linger<'a>(&'a self, mut state: LockGuard<'a>, file: FileId, linger_time: Duration) -> LockGuard<'a> {
         let Some((conn, status)) = state.status(file) else { return state };
         if status.readable > 0 || state.client.shutdown_write(conn).is_err() {
             return state;
         }
-        let wait = Wait::of(Timeout::after(Some(time)));
-        let end = Instant::now() + time;
+        let wait = Wait::of(Timeout::after(Some(linger_time)));
+        let end = Instant::now() + linger_time;
         loop {
             let Ok(info) = state.client.info(conn) else { return state };
             // Only in these states is an acknowledgement by the peer outstanding.
@@ -215,9 +215,9 @@ impl Ops {
             {
                 return state;
             }
-            let pause = Wait { timeout: Timeout::after(Some(LINGER_POLL_INTERVAL)), ..wait };
+            let poll_wait = Wait { timeout: Timeout::after(Some(LINGER_POLL_INTERVAL)), ..wait };
             let result: Result<(), Errno>;
-            (state, result) = self.block_until(state, &[file], &mut [], &pause, |_, _| Err(Errno::AGAIN));
+            (state, result) = self.block_until(state, &[file], &mut [], &poll_wait, |_, _| Err(Errno::AGAIN));
             if result == Err(Errno::INTR) {
                 return state;
             }
@@ -257,6 +257,6 @@ impl ProcessState {
     fn linger_time(&mut self, file: FileId) -> Option<Duration> {
         let socket = self.files.socket(file).ok()?;
         let stream = matches!(socket.role, SocketRole::Stream(_));
-        socket.options.linger_time().filter(|time| stream && !time.is_zero())
+        socket.options.linger_time().filter(|linger_time| stream && !linger_time.is_zero())
     }
 }

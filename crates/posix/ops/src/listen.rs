@@ -106,18 +106,18 @@ impl Ops {
         let cloexec = flags & libc::SOCK_CLOEXEC != 0;
         let from_pool = timeout == Timeout::Zero && state.proxy_fds.has_pooled();
         let mut new = if from_pool { None } else { Some(state.proxy_fds.alloc(cloexec)?) };
-        let mut by_kernel = None;
+        let mut kernel_accepted = None;
         let done = Cell::new(0);
         let wait = Wait { exclusive: true, ..Wait::restarting(timeout, &done) };
         let family = state.files.socket(file)?.family;
         let kernel_fd = state.kernel_fd(file);
-        let mut watched = [pollfd { fd: kernel_fd.unwrap_or(-1), events: POLLIN, revents: 0 }];
-        let watched = &mut watched[..usize::from(kernel_fd.is_some())];
-        let unused = new;
-        let cleanup_handler = pin!(CleanupHandler::new(|| self.cancel_accept(unused)));
+        let mut kernel_fds = [pollfd { fd: kernel_fd.unwrap_or(-1), events: POLLIN, revents: 0 }];
+        let kernel_fds = &mut kernel_fds[..usize::from(kernel_fd.is_some())];
+        let unused_fd = new;
+        let cleanup_handler = pin!(CleanupHandler::new(|| self.cancel_accept(unused_fd)));
         // Only a call that has taken a descriptor has something to clean up.
-        let cleanup_handler = unused.is_some().then(|| cleanup_handler.push());
-        let (mut state, result) = self.block_until(state, &[file], watched, &wait, |state, _| {
+        let cleanup_handler = unused_fd.is_some().then(|| cleanup_handler.push());
+        let (mut state, result) = self.block_until(state, &[file], kernel_fds, &wait, |state, _| {
             match (state.accept_step(file, flags), kernel_fd) {
                 (Err(Errno::AGAIN), Some(kernel_fd)) => {
                     kernel_socket::accept(kernel_fd, flags, family).map(Accepted::Kernel)
@@ -129,7 +129,7 @@ impl Ops {
         let result = result.and_then(|accepted| match accepted {
             Accepted::Stack(socket) => Ok(socket),
             Accepted::Kernel(from) => {
-                by_kernel = Some(from);
+                kernel_accepted = Some(from);
                 Err(Errno::AGAIN)
             }
         });
@@ -155,7 +155,7 @@ impl Ops {
                 if let Some(new) = new {
                     state.proxy_fds.release(new, self.config.proxy_pool_max);
                 }
-                by_kernel.ok_or(error)
+                kernel_accepted.ok_or(error)
             }
         }
     }
@@ -164,9 +164,9 @@ impl Ops {
 impl Ops {
     /// Cleans up after a handler that left a blocked `accept` by a jump.
     #[cold]
-    fn cancel_accept(&self, unused: Option<RawFd>) {
-        if let (Some(unused), Ok(mut state)) = (unused, self.lock()) {
-            state.proxy_fds.release(unused, self.config.proxy_pool_max);
+    fn cancel_accept(&self, unused_fd: Option<RawFd>) {
+        if let (Some(unused_fd), Ok(mut state)) = (unused_fd, self.lock()) {
+            state.proxy_fds.release(unused_fd, self.config.proxy_pool_max);
         }
     }
 }
@@ -223,13 +223,13 @@ impl ProcessState {
         let SocketRole::Listening(listening) = self.files.socket(file)?.role else {
             return Err(Errno::INVAL);
         };
-        let taken = self.client.accept(listening.number).or_else(|| {
+        let accepted_conn = self.client.accept(listening.number).or_else(|| {
             self.process_events();
             self.client.accept(listening.number)
         });
         // If the stack is gone, no connection will arrive, as with an interface that is down. An error would
         // make programs retry at once.
-        let conn = taken.ok_or(Errno::AGAIN)?;
+        let conn = accepted_conn.ok_or(Errno::AGAIN)?;
         let listener = self.files.socket(file)?;
         let socket = Socket {
             family: listener.family,
@@ -253,12 +253,12 @@ impl ProcessState {
         };
         let listening = *listening;
         self.unbind_listener(listening.number);
-        let kept = Some(listening.bound).filter(BoundAddress::survives_disconnect);
-        let given_up = if kept.is_none() { listening.bound.own_reservation() } else { None };
+        let kept_address = Some(listening.bound).filter(BoundAddress::survives_disconnect);
+        let released = if kept_address.is_none() { listening.bound.own_reservation() } else { None };
         // If the stack is gone, so is the listener.
-        let _ = self.client.unlisten(listening.number, given_up);
+        let _ = self.client.unlisten(listening.number, released);
         if let Ok(socket) = self.files.socket(file) {
-            socket.role = SocketRole::Unconnected { bound: kept };
+            socket.role = SocketRole::Unconnected { bound: kept_address };
             socket.last_address = Some(listening.bound.address());
         }
     }

@@ -135,9 +135,9 @@ pub(crate) fn note_deferred(blocked: SignalSet) {
         // If several signals arrive at once, the last handler reports first, with a mask that includes the
         // signals of the others: the intersection is the program's mask. A signal that arrives although it is
         // blocked, as if it were a fault, finds all signals blocked.
-        let others =
+        let previous =
             if thread.has_deferred_signal.replace(true) { thread.program_mask.get() } else { SignalSet::MAX };
-        thread.program_mask.set(others & blocked);
+        thread.program_mask.set(previous & blocked);
         thread.has_deferred_work.set(true);
     });
 }
@@ -358,8 +358,9 @@ impl Ops {
             return Ok(());
         }
         // A connection whose other end is closed.
-        let (ended, _) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        crate::syscall::dup3(ended.as_raw_fd(), connection_fd, libc::O_CLOEXEC)
+        let (closed_end, _) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        crate::syscall::dup3(closed_end.as_raw_fd(), connection_fd, libc::O_CLOEXEC)
     }
 
     /// Defers the close of a descriptor until this thread releases the lock. Returns `None` if the thread

@@ -23,12 +23,12 @@ impl Ops {
         mut one: impl FnMut(usize) -> Result<(usize, usize), Errno>,
     ) -> Result<usize, Errno> {
         let count = count.min(MESSAGES_MAX);
-        for number in 0..count {
-            match one(number) {
-                Ok((sent, of)) if sent < of => return Ok(number + 1),
+        for index in 0..count {
+            match one(index) {
+                Ok((sent, of)) if sent < of => return Ok(index + 1),
                 Ok(_) => {}
-                Err(error) if number == 0 => return Err(error),
-                Err(_) => return Ok(number),
+                Err(error) if index == 0 => return Err(error),
+                Err(_) => return Ok(index),
             }
         }
         Ok(count)
@@ -52,28 +52,28 @@ impl Ops {
         if flags & libc::MSG_ERRQUEUE == 0 {
             self.take_pending_error(fd)?;
         }
-        let mut left = timeout;
-        let mut each = flags & !libc::MSG_WAITFORONE;
-        for number in 0..count {
-            let found = match one(number, each) {
-                Ok(found) => found,
-                Err(error) if number == 0 => return Err(error),
+        let mut remaining = timeout;
+        let mut message_flags = flags & !libc::MSG_WAITFORONE;
+        for index in 0..count {
+            let msg_flags = match one(index, message_flags) {
+                Ok(msg_flags) => msg_flags,
+                Err(error) if index == 0 => return Err(error),
                 Err(error) => {
                     if error != Errno::AGAIN {
                         self.set_pending_error(fd, error)?;
                     }
-                    return Ok((number, left));
+                    return Ok((index, remaining));
                 }
             };
             if flags & libc::MSG_WAITFORONE != 0 {
-                each |= libc::MSG_DONTWAIT;
+                message_flags |= libc::MSG_DONTWAIT;
             }
-            left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) || found & libc::MSG_OOB != 0 {
-                return Ok((number + 1, left));
+            remaining = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if remaining == Some(Duration::ZERO) || msg_flags & libc::MSG_OOB != 0 {
+                return Ok((index + 1, remaining));
             }
         }
-        Ok((count, left))
+        Ok((count, remaining))
     }
 
     /// Returns the pending error of a socket and clears it (`sock_error`).

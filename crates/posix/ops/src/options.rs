@@ -78,8 +78,8 @@ const INITIAL_OPTIONS: u32 = bit(StackOption::NoDelay)
     | bit(StackOption::DelayedAckMax)
     | bit(StackOption::Priority);
 
-const fn bit(told: StackOption) -> u32 {
-    1 << told as u32
+const fn bit(option: StackOption) -> u32 {
+    1 << option as u32
 }
 
 /// Minimum buffer sizes, as `getsockopt` reports them (`SOCK_MIN_RCVBUF`, `SOCK_MIN_SNDBUF`).
@@ -205,7 +205,7 @@ ginnel::codec_struct!(SocketOptionState {
 
 impl SocketOptionState {
     /// Returns the options of a new socket.
-    pub fn new(_family: Family, datagrams: bool) -> Self {
+    pub fn new(_family: Family, is_udp: bool) -> Self {
         Self {
             flags: 0,
             set: 0,
@@ -214,8 +214,8 @@ impl SocketOptionState {
             recv_timeout: None,
             send_timeout: None,
             rcvlowat: 1,
-            recv_buffer: if datagrams { BUFFER_MAX } else { RCVBUF_DEFAULT },
-            send_buffer: if datagrams { BUFFER_MAX } else { SNDBUF_DEFAULT },
+            recv_buffer: if is_udp { BUFFER_MAX } else { RCVBUF_DEFAULT },
+            send_buffer: if is_udp { BUFFER_MAX } else { SNDBUF_DEFAULT },
             buf_lock: 0,
             window_clamp: 0,
             max_segment: 0,
@@ -253,9 +253,9 @@ impl SocketOptionState {
     }
 
     /// Takes over the options that another process has published.
-    pub fn update_from_shared(&mut self, theirs: Self) {
+    pub fn update_from_shared(&mut self, published: Self) {
         let as_set = core::mem::take(&mut self.settings_log);
-        *self = Self { settings_log: as_set, ..theirs };
+        *self = Self { settings_log: as_set, ..published };
     }
 
     pub fn flag(&self, flag: BoolOption) -> bool {
@@ -297,15 +297,15 @@ impl SocketOptionState {
         self.send_buffer = bytes;
     }
 
-    /// Returns the size of the send buffer after letting it grow up to `most` bytes, unless the program has
-    /// fixed it (`tcp_sndbuf_expand`). `again` tells that it is not the first time.
-    pub fn grow_send_buffer(&mut self, info: &TcpInfo, most: u32, again: bool) -> u32 {
+    /// Returns the size of the send buffer after letting it grow up to `max` bytes, unless the program has
+    /// fixed it (`tcp_sndbuf_expand`). `is_repeated` tells that it is not the first time.
+    pub fn grow_send_buffer(&mut self, info: &TcpInfo, max: u32, is_repeated: bool) -> u32 {
         if self.buf_lock & SNDBUF_LOCK == 0 {
             let options = if info.timestamps { 12 } else { 0 };
             let segment = (info.snd_mss + options + SEGMENT_OVERHEAD).next_power_of_two() + BUFFER_OVERHEAD;
-            let window = if again { info.snd_cwnd } else { 0 };
+            let window = if is_repeated { info.snd_cwnd } else { 0 };
             let segments = window.max(SEGMENTS_MIN).max(info.reordering + 1);
-            self.send_buffer = self.send_buffer.max((2 * segments).saturating_mul(segment).min(most));
+            self.send_buffer = self.send_buffer.max((2 * segments).saturating_mul(segment).min(max));
         }
         self.send_buffer
     }
@@ -330,12 +330,12 @@ impl SocketOptionState {
     /// Returns the options with which connections start. `v4` is `None` if the version of IP is not known
     /// yet: then type of service and hop limit are set later.
     pub fn initial_options(&self, v4: Option<bool>) -> SocketOptions {
-        let (tos, hops) = match v4 {
+        let (tos, ttl) = match v4 {
             Some(true) => (self.tos, self.ttl),
             Some(false) => (self.tclass, self.unicast_hops),
             None => (0, -1),
         };
-        let set = |told, value: u32| (self.set & bit(told) != 0).then_some(value);
+        let set = |option, value: u32| (self.set & bit(option) != 0).then_some(value);
         SocketOptions {
             recv_buffer_bytes: set(StackOption::RecvBuffer, self.window_bytes()),
             send_buffer_bytes: set(StackOption::SendBuffer, self.send_buffer),
@@ -345,7 +345,7 @@ impl SocketOptionState {
             ack_events: false,
             // TCP sets the ECN bits itself.
             tos: tos & 0xfc,
-            hop_limit: u8::try_from(hops).ok().filter(|hops| *hops > 0),
+            hop_limit: u8::try_from(ttl).ok().filter(|ttl| *ttl > 0),
             min_ttl: self.min_ttl(true),
             min_hop_count: self.min_ttl(false),
             rto_min: set(StackOption::RtoMin, 0).map(|_| self.duration_of(times::RTO_MIN)),
@@ -396,13 +396,13 @@ impl SocketOptionState {
     }
 
     /// Returns the control message with the time of arrival, if it is enabled.
-    pub fn timestamp_cmsg(&self, arrived: &ReceivedDatagram) -> Option<(c_int, [u8; 16])> {
-        self.timestamps.timestamp_cmsg(arrived.received_us)
+    pub fn timestamp_cmsg(&self, datagram: &ReceivedDatagram) -> Option<(c_int, [u8; 16])> {
+        self.timestamps.timestamp_cmsg(datagram.received_us)
     }
 
     /// Returns the control message of `SO_TIMESTAMPING`, if it is enabled.
-    pub fn timestamping_cmsg(&self, arrived: &ReceivedDatagram) -> Option<(c_int, [u8; 48])> {
-        self.timestamps.timestamping_cmsg(arrived.received_us)
+    pub fn timestamping_cmsg(&self, datagram: &ReceivedDatagram) -> Option<(c_int, [u8; 48])> {
+        self.timestamps.timestamping_cmsg(datagram.received_us)
     }
 
     /// Returns how long a connection without data waits before it can be accepted (`TCP_DEFER_ACCEPT`).
@@ -423,8 +423,8 @@ impl SocketOptionState {
 
     /// Returns the options that the connection does not have yet, and records them as applied.
     fn take_unapplied(&mut self, v4: bool) -> impl Iterator<Item = TcpOption> + use<> {
-        let (class, hops) = if v4 { (self.tos, self.ttl) } else { (self.tclass, self.unicast_hops) };
-        let untold = self.set & !self.applied;
+        let (tos, ttl) = if v4 { (self.tos, self.ttl) } else { (self.tclass, self.unicast_hops) };
+        let unapplied = self.set & !self.applied;
         self.applied = self.set;
         let seconds = |s: u32| Duration::from_secs(s.into());
         let all = [
@@ -445,8 +445,8 @@ impl SocketOptionState {
             (StackOption::RecvBuffer, TcpOption::RecvBuffer(self.window_bytes())),
             (StackOption::SendBuffer, TcpOption::SendBuffer(self.send_buffer)),
             (StackOption::Congestion, TcpOption::Congestion(self.congestion.unwrap_or_default())),
-            (StackOption::Tos, TcpOption::Tos(class)),
-            (StackOption::HopLimit, TcpOption::HopLimit(u8::try_from(hops).ok().filter(|hops| *hops > 0))),
+            (StackOption::Tos, TcpOption::Tos(tos)),
+            (StackOption::HopLimit, TcpOption::HopLimit(u8::try_from(ttl).ok().filter(|ttl| *ttl > 0))),
             (StackOption::SynCount, TcpOption::SynRetries(self.syn_count)),
             (StackOption::MinTtl, TcpOption::MinHopLimit(self.min_ttl(v4))),
             (StackOption::RtoMin, TcpOption::RtoMin(self.duration_of(times::RTO_MIN))),
@@ -455,12 +455,12 @@ impl SocketOptionState {
             (StackOption::Priority, TcpOption::Priority(self.link_priority())),
             (StackOption::NotsentLowat, TcpOption::NotSentLowat(self.notsent_lowat().unwrap_or(0))),
         ];
-        all.into_iter().filter(move |(told, _)| untold & bit(*told) != 0).map(|(_, option)| option)
+        all.into_iter().filter(move |(option, _)| unapplied & bit(*option) != 0).map(|(_, option)| option)
     }
 
-    fn mark_set(&mut self, told: StackOption) {
-        self.set |= bit(told);
-        self.applied &= !bit(told);
+    fn mark_set(&mut self, option: StackOption) {
+        self.set |= bit(option);
+        self.applied &= !bit(option);
     }
 }
 
@@ -531,12 +531,12 @@ impl ProcessState {
             return Ok(());
         }
         let v4 = self.client.endpoints(stream.conn).is_ok_and(|[_, peer]| peer.is_ipv4());
-        let mut told = false;
+        let mut any = false;
         for option in self.files.socket(file)?.options.take_unapplied(v4) {
             self.set_stack_option(stream.conn, option)?;
-            told = true;
+            any = true;
         }
-        if told {
+        if any {
             self.client.flush();
         }
         Ok(())
@@ -560,9 +560,9 @@ impl ProcessState {
     }
 
     /// `TCP_SAVED_SYN`.
-    fn saved_syn(&mut self, file: FileId, room: usize) -> Result<OptionValue, Errno> {
+    fn saved_syn(&mut self, file: FileId, space: usize) -> Result<OptionValue, Errno> {
         let bytes = match self.files.socket(file)?.role {
-            SocketRole::Stream(stream) => self.client.saved_syn(stream.conn, room).unwrap_or_default(),
+            SocketRole::Stream(stream) => self.client.saved_syn(stream.conn, space).unwrap_or_default(),
             _ => Vec::new(),
         };
         Ok(OptionValue::indivisible(bytes))

@@ -57,19 +57,23 @@ impl Ops {
         let ScratchBuffers { stack_fds: ours, files, kernel_fds: kernel, .. } = scratch;
         ours.extend(fds.iter().enumerate().filter_map(|(at, fd)| Some((at, self.fds.get(fd.fd)?))));
         // The program's `revents` are ignored.
-        kernel.extend(fds.iter().map(|asked| pollfd { fd: asked.fd, events: asked.events, revents: 0 }));
+        kernel.extend(fds.iter().map(|requested| pollfd {
+            fd: requested.fd,
+            events: requested.events,
+            revents: 0,
+        }));
         for (at, file) in &*ours {
             kernel[*at].fd = state.kernel_fd(*file).unwrap_or(-1);
             state.begin_accepting(*file);
         }
-        let any_kernel = kernel.iter().any(|fd| fd.fd >= 0);
+        let has_kernel_fds = kernel.iter().any(|fd| fd.fd >= 0);
         files.extend(ours.iter().map(|(_, file)| *file));
         let wait = Wait { mask, ..Wait::of(timeout) };
-        let watched = if any_kernel { &mut kernel[..] } else { &mut [] };
+        let watched = if has_kernel_fds { &mut kernel[..] } else { &mut [] };
         let result;
         (state, result) = self.block_until(state, files, watched, &wait, |state, kernel| {
             state.process_events();
-            let mut count = if any_kernel { poll_now(kernel)? } else { 0 };
+            let mut count = if has_kernel_fds { poll_now(kernel)? } else { 0 };
             for (at, fd) in fds.iter_mut().enumerate() {
                 fd.revents = kernel.get(at).map_or(0, |fd| fd.revents);
             }
@@ -140,14 +144,14 @@ impl Ops {
         }
         let mut count = 0;
         for (mut set, mask) in sets.into_iter().zip(masks) {
-            let asked = fds.iter().filter(|fd| fd.events & mask == mask).map(|fd| (fd.fd, fd.revents));
-            let asked: Vec<(usize, bool)> = asked
+            let requested = fds.iter().filter(|fd| fd.events & mask == mask).map(|fd| (fd.fd, fd.revents));
+            let requested: Vec<(usize, bool)> = requested
                 .filter(|(fd, _)| contains(&set, *fd as usize))
                 .map(|(fd, revents)| (fd as usize, revents & mask != 0))
                 .collect();
             let Some(words) = &mut set else { continue };
             words.iter_mut().take(nfds.div_ceil(64)).for_each(|word| *word = 0);
-            for (fd, _) in asked.iter().filter(|(_, ready)| *ready) {
+            for (fd, _) in requested.iter().filter(|(_, ready)| *ready) {
                 words[fd / 64] |= 1 << (fd % 64);
                 count += 1;
             }

@@ -130,8 +130,10 @@ impl ProcessState {
     fn complete_report(&mut self, conn: Conn) {
         let incomplete =
             self.file_of(conn).and_then(|file| self.files.stream(file)?.incomplete_report_fd.take());
-        if let (Some(fd), Some(report), Ok(ends)) = (incomplete, &self.report, self.client.endpoints(conn)) {
-            report.complete(fd, ends);
+        if let (Some(fd), Some(report), Ok(endpoints)) =
+            (incomplete, &self.report, self.client.endpoints(conn))
+        {
+            report.complete(fd, endpoints);
         }
     }
 
@@ -150,9 +152,9 @@ impl ProcessState {
     /// Returns the local and the remote address of a connection, asking the stack if the local one is not
     /// known yet.
     pub fn endpoints(&mut self, conn: Conn) -> Option<[SocketAddr; 2]> {
-        let ends = self.client.endpoints(conn).ok()?;
-        if ends[0].port() != 0 {
-            return Some(ends);
+        let endpoints = self.client.endpoints(conn).ok()?;
+        if endpoints[0].port() != 0 {
+            return Some(endpoints);
         }
         // When the stack answers, it has opened the connection or failed to.
         let _ = self.client.info(conn);
@@ -239,20 +241,20 @@ impl ProcessState {
     #[inline]
     pub fn data_ready(&mut self, file: FileId) {
         // UDP counts datagrams, not bytes.
-        let low_water = match self.files.socket(file) {
+        let rcvlowat = match self.files.socket(file) {
             Ok(socket) if !socket.is_udp => socket.options.rcvlowat(),
             _ => 1,
         };
         // With the default mark one byte is enough, even if another thread has read it already.
-        if low_water <= 1 || self.is_above_low_water(file, low_water) {
+        if rcvlowat <= 1 || self.is_above_low_water(file, rcvlowat) {
             self.wake(file, DATA_READY);
         }
     }
 
     #[cold]
-    fn is_above_low_water(&mut self, file: FileId, low_water: usize) -> bool {
-        let low_water = low_water.min(self.client.buffer_bytes());
-        self.status(file).is_some_and(|(_, status)| status.readable >= low_water || status.state.has_fin())
+    fn is_above_low_water(&mut self, file: FileId, rcvlowat: usize) -> bool {
+        let rcvlowat = rcvlowat.min(self.client.buffer_bytes());
+        self.status(file).is_some_and(|(_, status)| status.readable >= rcvlowat || status.state.has_fin())
     }
 
     /// Wakes the waiters of a description whose events overlap `key`.
@@ -335,7 +337,7 @@ impl ProcessState {
             let refusal = (stream.connecting && reason == CloseReason::Aborted)
                 .then(|| self.client.connect_error(stream.conn));
             let error = match refusal.flatten() {
-                Some(why) => Some(connect_errno(why)),
+                Some(error) => Some(connect_errno(error)),
                 None => sk_err_of(reason, conn_state.has_fin()),
             };
             // An earlier error takes precedence.
@@ -422,14 +424,14 @@ fn sk_err_of(reason: CloseReason, fin: bool) -> Option<Errno> {
     })
 }
 
-fn set_slot(table: &mut Vec<FileId>, number: u32, file: FileId) {
-    let number = number as usize;
-    if table.len() <= number {
-        table.resize(number + 1, 0);
+fn set_slot(table: &mut Vec<FileId>, index: u32, file: FileId) {
+    let index = index as usize;
+    if table.len() <= index {
+        table.resize(index + 1, 0);
     }
-    table[number] = file;
+    table[index] = file;
 }
 
-fn get_slot(table: &[FileId], number: u32) -> Option<FileId> {
-    table.get(number as usize)?.checked_sub(1)
+fn get_slot(table: &[FileId], index: u32) -> Option<FileId> {
+    table.get(index as usize)?.checked_sub(1)
 }

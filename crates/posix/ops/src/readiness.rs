@@ -62,8 +62,8 @@ impl ProcessState {
         if status.readable > 0 && self.client.udp_next_len(udp.conn).is_some() {
             ready |= READABLE;
         }
-        let enough = self.client.buffer_bytes() / 2;
-        if status.send_space >= enough || self.client.await_send_space(udp.conn, enough) == Ok(true) {
+        let required = self.client.buffer_bytes() / 2;
+        if status.send_space >= required || self.client.await_send_space(udp.conn, required) == Ok(true) {
             ready |= WRITABLE;
         }
         ready
@@ -71,16 +71,18 @@ impl ProcessState {
 
     /// Returns whether the unsent bytes are below half of `TCP_NOTSENT_LOWAT` (`__sk_stream_memory_free`).
     #[inline]
-    fn has_stream_memory_free(&mut self, conn: Conn, low: Option<u32>) -> bool {
-        low.is_none_or(|low| self.client.notsent(conn).is_ok_and(|bytes| 2 * (bytes as u64) < u64::from(low)))
+    fn has_stream_memory_free(&mut self, conn: Conn, notsent_lowat: Option<u32>) -> bool {
+        notsent_lowat.is_none_or(|notsent_lowat| {
+            self.client.notsent(conn).is_ok_and(|bytes| 2 * (bytes as u64) < u64::from(notsent_lowat))
+        })
     }
 
     /// Returns whether a third of the send buffer is free and the unsent bytes are below half of
     /// `TCP_NOTSENT_LOWAT`. Used if the send buffer limits writes.
     #[cold]
-    fn has_send_buffer_space(&mut self, file: FileId, conn: Conn, low: Option<u32>) -> bool {
+    fn has_send_buffer_space(&mut self, file: FileId, conn: Conn, notsent_lowat: Option<u32>) -> bool {
         let Some((bound, queued)) = self.send_buffer_usage(file, conn) else { return true };
-        if bound.saturating_sub(queued) >= queued / 2 && self.has_stream_memory_free(conn, low) {
+        if bound.saturating_sub(queued) >= queued / 2 && self.has_stream_memory_free(conn, notsent_lowat) {
             return true;
         }
         self.set_nospace(file, conn);
@@ -95,17 +97,17 @@ impl ProcessState {
         // A mark beyond the channel's buffer would never be reached.
         let buffer_bytes = self.client.buffer_bytes();
         let Ok(socket) = self.files.socket(file) else { return POLLHUP };
-        let (low_water, shut) = (socket.options.rcvlowat().min(buffer_bytes), socket.shutdown);
-        let not_sent = socket.options.notsent_lowat();
+        let (rcvlowat, shutdown) = (socket.options.rcvlowat().min(buffer_bytes), socket.shutdown);
+        let notsent_lowat = socket.options.notsent_lowat();
         let failed = matches!(socket.role, SocketRole::Stream(stream) if stream.error.is_some());
         let ended = status.state.is_closed();
-        let no_more_in = status.state.has_fin() || ended || shut.read;
-        let no_more_out = ended || shut.write;
+        let no_more_input = status.state.has_fin() || ended || shutdown.read;
+        let no_more_output = ended || shutdown.write;
         let mut ready = 0;
-        if no_more_in && no_more_out {
+        if no_more_input && no_more_output {
             ready |= POLLHUP;
         }
-        if no_more_in {
+        if no_more_input {
             ready |= READABLE | POLLRDHUP;
         }
         let mark = self.urgent_mark(conn, &status);
@@ -113,23 +115,23 @@ impl ProcessState {
             ready |= POLLPRI;
         }
         // A skipped urgent byte does not count as readable (`tcp_poll`).
-        let low_water = low_water + usize::from(mark.is_some() && self.is_at_skipped_byte(file, mark));
+        let rcvlowat = rcvlowat + usize::from(mark.is_some() && self.is_at_skipped_byte(file, mark));
         if status.state.is_connected() || ended {
-            if status.readable >= low_water {
+            if status.readable >= rcvlowat {
                 ready |= READABLE;
             }
             // Half as much space as what is queued (`sk_stream_is_writeable`).
-            let enough = (status.occupied / 2).max(1);
-            let bounded = self.send_buffer.is_some() && !no_more_out;
-            let room = status.send_space >= enough && self.has_stream_memory_free(conn, not_sent);
-            if bounded {
-                if self.has_send_buffer_space(file, conn, not_sent) {
+            let required = (status.occupied / 2).max(1);
+            let is_limited = self.send_buffer.is_some() && !no_more_output;
+            let has_space = status.send_space >= required && self.has_stream_memory_free(conn, notsent_lowat);
+            if is_limited {
+                if self.has_send_buffer_space(file, conn, notsent_lowat) {
                     ready |= WRITABLE;
                 }
-            } else if no_more_out
-                || room
-                || self.client.await_send_space(conn, enough) == Ok(true)
-                    && self.has_stream_memory_free(conn, not_sent)
+            } else if no_more_output
+                || has_space
+                || self.client.await_send_space(conn, required) == Ok(true)
+                    && self.has_stream_memory_free(conn, notsent_lowat)
             {
                 ready |= WRITABLE;
             }

@@ -31,11 +31,11 @@ impl Ops {
         let mut chunk = SignalDeferred::new(|| vec![0; CHUNK_BYTES.min(count)]);
         let mut done = 0;
         let result = loop {
-            let most = chunk.len().min(count - done);
-            if most == 0 {
+            let max = chunk.len().min(count - done);
+            if max == 0 {
                 break Ok(());
             }
-            let read = match rustix::io::pread(file, &mut chunk[..most], start + done as u64) {
+            let read = match rustix::io::pread(file, &mut chunk[..max], start + done as u64) {
                 Ok(0) => break Ok(()),
                 Ok(read) => read,
                 Err(error) => break Err(error),

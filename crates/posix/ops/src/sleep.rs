@@ -94,10 +94,10 @@ impl Waiter {
     /// Returns the signalfd for these signals.
     fn watch_restart_signals(&mut self, set: SignalSet) -> Result<RawFd, Errno> {
         match &mut self.restart_signals {
-            Some((fd, known)) => {
-                if *known != set {
+            Some((fd, waiter)) => {
+                if *waiter != set {
                     syscall::signalfd(Some(fd.as_raw_fd()), set)?;
-                    *known = set;
+                    *waiter = set;
                 }
                 Ok(fd.as_raw_fd())
             }
@@ -139,15 +139,15 @@ impl Waiters {
     /// Returns the waiters of a child process. Only that of the thread that forked continues, and its
     /// descriptors are the child's own.
     pub fn for_child(own: Option<u32>) -> Result<Self, Errno> {
-        let mut anew = Self::default();
+        let mut waiters = Self::default();
         for number in 0..own.map_or(0, |own| own + 1) {
             let event = HiddenFd::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
             let mut waiter = Waiter::new(event);
             waiter.in_use = Some(number) == own;
             (waiter.woken, waiter.asleep) = (waiter.in_use, waiter.in_use);
-            anew.waiters.push(waiter);
+            waiters.waiters.push(waiter);
         }
-        Ok(anew)
+        Ok(waiters)
     }
 
     /// Iterates over the descriptors of all waiters.
@@ -178,7 +178,7 @@ impl Waiters {
     /// Wakes another waiter to become the leader, after the leader has resigned.
     fn elect_leader(&mut self) {
         self.leader = None;
-        let mut next = self.waiters.iter().filter(|s| s.in_use && s.asleep && !s.woken && !s.interrupted);
+        let mut next = self.waiters.iter().filter(|w| w.in_use && w.asleep && !w.woken && !w.interrupted);
         if let Some(next) = next.next() {
             notify(&next.event);
         }
@@ -285,8 +285,8 @@ impl Ops {
         // Handlers that run from here on interrupt a call that waits.
         lock::clear_handlers_ran();
         // A handler may leave this call by a jump while it sleeps.
-        let slept_before = sleeping_waiter();
-        let cleanup_handler = pin!(CleanupHandler::new(|| self.cancel_sleep(waiter, files, slept_before)));
+        let outer_waiter = sleeping_waiter();
+        let cleanup_handler = pin!(CleanupHandler::new(|| self.cancel_sleep(waiter, files, outer_waiter)));
         let watched = cleanup_handler.push();
         for &file in files {
             let watcher = WaitEntry::Thread { waiter, exclusive: wait.exclusive };
@@ -297,13 +297,13 @@ impl Ops {
         // This processes events, so this call's waiter must be in the wait queues before.
         state.suspend_interrupted_sleep();
         let result = loop {
-            let slept;
-            (state, slept) = self.sleep(state, waiter, kernel, wait);
+            let sleep_end;
+            (state, sleep_end) = self.sleep(state, waiter, kernel, wait);
             match attempt(&mut state, kernel) {
                 Err(Errno::AGAIN) => {}
                 result => break result,
             }
-            match slept {
+            match sleep_end {
                 Ok(SleepEnd::Event) => {}
                 // A call that has done something reports that before it waits for the rest.
                 Ok(SleepEnd::HandlerRan) if wait.restart_unless.is_none_or(|done| done.get() == 0) => {
@@ -323,11 +323,11 @@ impl Ops {
 
     /// Cleans up after a handler that left a sleeping call by a jump.
     #[cold]
-    fn cancel_sleep(&self, waiter: u32, files: &[FileId], slept_before: Option<u32>) {
+    fn cancel_sleep(&self, waiter: u32, files: &[FileId], outer_waiter: Option<u32>) {
         // A call that was interrupted inside the critical section cannot be cleaned up.
         let Ok(mut state) = self.lock() else { return };
         state.suspend_interrupted_sleep();
-        SLEEPING.set(slept_before);
+        SLEEPING.set(outer_waiter);
         state.waiters.waiters[waiter as usize].asleep = false;
         state.finish_wait(waiter, files);
     }
@@ -368,22 +368,22 @@ impl Ops {
             core::hint::spin_loop();
             state = self.lock_or_panic();
         }
-        let leads = state.waiters.leader.is_none();
-        if leads && !state.client.before_sleep() {
+        let is_leader = state.waiters.leader.is_none();
+        if is_leader && !state.client.before_sleep() {
             state.client.after_sleep();
             state.process_events();
             return (state, Ok(SleepEnd::Event));
         }
         let handlers = wait.restart_unless.map(|_| self.signals.handlers()).unwrap_or_default();
         let mut mask = wait.mask.map(syscall::kernel_sigset);
-        let mut kept_back = -1;
+        let mut signalfd = -1;
         if handlers.is_mixed()
             && let Ok(blocked) = lock::blocked_signals()
         {
             let set = handlers.restarting & !blocked;
             // Without descriptors every signal interrupts the call.
             if let Ok(fd) = state.waiters.waiters[index].watch_restart_signals(set) {
-                kept_back = fd;
+                signalfd = fd;
                 mask = Some(blocked | set);
             }
         }
@@ -391,30 +391,25 @@ impl Ops {
         // blocks.
         let interrupting = !wait.mask.map_or(0, syscall::kernel_sigset);
         let bounds = SleepBounds { timeout: wait.timeout, mask, interrupting };
-        if leads {
+        let args = SleepArgs { waiter, wait, bounds, handlers };
+        if is_leader {
             state.waiters.leader = Some(waiter);
         }
         let asleep = &mut state.waiters.waiters[index];
         (asleep.asleep, asleep.interrupted) = (true, false);
-        let interrupted = SLEEPING.replace(Some(waiter));
-        let naps = leads && kept_back < 0 && kernel.len() == usize::from(wait.kernel_epoll.is_some());
-        if naps && let Some(nap) = state.wait_set_for(index, wait.kernel_epoll) {
-            let slept = self.sleep_on_wait_set(state, (waiter, nap), kernel, wait, bounds, handlers);
-            SLEEPING.set(interrupted);
-            return slept;
+        let outer_waiter = SLEEPING.replace(Some(waiter));
+        let uses_wait_set =
+            is_leader && signalfd < 0 && kernel.len() == usize::from(wait.kernel_epoll.is_some());
+        if uses_wait_set && let Some(wait_set) = state.wait_set_for(index, wait.kernel_epoll) {
+            let sleep_end = self.sleep_on_wait_set(state, &args, wait_set, kernel);
+            SLEEPING.set(outer_waiter);
+            return sleep_end;
         }
-        let slept = scratch::with(|scratch| {
-            self.sleep_in_ppoll(
-                state,
-                (waiter, kept_back),
-                (kernel, &mut scratch.sleep_fds),
-                wait,
-                bounds,
-                handlers,
-            )
+        let sleep_end = scratch::with(|scratch| {
+            self.sleep_in_ppoll(state, &args, signalfd, kernel, &mut scratch.sleep_fds)
         });
-        SLEEPING.set(interrupted);
-        slept
+        SLEEPING.set(outer_waiter);
+        sleep_end
     }
 
     /// Sleeps in `ppoll`, on kernel descriptors and on the signalfd of blocked `SA_RESTART` signals. The
@@ -422,39 +417,39 @@ impl Ops {
     fn sleep_in_ppoll<'a>(
         &'a self,
         mut state: LockGuard<'a>,
-        (waiter, kept_back): (u32, RawFd),
-        (kernel, watched): (&mut [pollfd], &mut Vec<pollfd>),
-        wait: &Wait<'_>,
-        bounds: SleepBounds,
-        handlers: HandlerSets,
+        args: &SleepArgs<'_>,
+        signalfd: RawFd,
+        kernel: &mut [pollfd],
+        watched: &mut Vec<pollfd>,
     ) -> (LockGuard<'a>, Result<SleepEnd, Errno>) {
+        let &SleepArgs { waiter, wait, bounds, handlers } = args;
         let index = waiter as usize;
-        let leads = state.waiters.leader == Some(waiter);
-        let own = state.waiters.waiters[index].event.as_raw_fd();
+        let is_leader = state.waiters.leader == Some(waiter);
+        let own_event = state.waiters.waiters[index].event.as_raw_fd();
         let entry = |fd| pollfd { fd, events: POLLIN, revents: 0 };
-        watched.push(entry(own));
+        watched.push(entry(own_event));
         // The descriptor of a stack that is gone stays readable and brings no events.
-        let wakes = leads && !state.client.is_stack_gone();
+        let wakes = is_leader && !state.client.is_stack_gone();
         watched.push(entry(if wakes { state.client.wake_fd().as_raw_fd() } else { -1 }));
-        watched.push(entry(kept_back));
+        watched.push(entry(signalfd));
         watched.extend_from_slice(kernel);
         drop(state);
         // Handlers of signals that the sleep has blocked run before this returns.
-        let slept = match ppoll(watched, bounds) {
+        let sleep_end = match ppoll(watched, bounds) {
             Ok(()) if watched[2].revents != 0 => Ok(SleepEnd::HandlerRan),
             Ok(()) => Ok(SleepEnd::Event),
-            Err(Errno::INTR) => self.interrupted(wait, handlers),
+            Err(Errno::INTR) => self.after_interruption(wait, handlers),
             Err(error) => Err(error),
         };
-        for (fd, slept_on) in kernel.iter_mut().zip(&watched[3..]) {
-            fd.revents = slept_on.revents;
+        for (fd, polled) in kernel.iter_mut().zip(&watched[3..]) {
+            fd.revents = polled.revents;
         }
         state = self.lock_or_panic();
         state.waiters.polled_kernel = true;
-        let awake = &mut state.waiters.waiters[index];
-        awake.asleep = false;
+        let entry = &mut state.waiters.waiters[index];
+        entry.asleep = false;
         if watched[0].revents != 0 {
-            let _ = rustix::io::read(&awake.event, &mut [0; 8]);
+            let _ = rustix::io::read(&entry.event, &mut [0; 8]);
         }
         if state.waiters.leader == Some(waiter) {
             state.resign_leader(Channels::after_sleep);
@@ -462,50 +457,49 @@ impl Ops {
             state.process_events();
         }
         state.waiters.waiters[index].woken = false;
-        (state, slept)
+        (state, sleep_end)
     }
 
     /// Sleeps on the wait set: a leader that waits for no other kernel descriptor.
     fn sleep_on_wait_set<'a>(
         &'a self,
         state: LockGuard<'a>,
-        (waiter, nap): (u32, RawFd),
+        args: &SleepArgs<'_>,
+        wait_set: RawFd,
         kernel: &mut [pollfd],
-        wait: &Wait<'_>,
-        bounds: SleepBounds,
-        handlers: HandlerSets,
     ) -> (LockGuard<'a>, Result<SleepEnd, Errno>) {
+        let &SleepArgs { waiter, wait, bounds, handlers } = args;
         let index = waiter as usize;
         drop(state);
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
-        let slept = syscall::epoll_pwait2(
-            nap,
+        let sleep_end = syscall::epoll_pwait2(
+            wait_set,
             &mut events,
             timeout_of(bounds.timeout),
             bounds.mask,
             bounds.interrupting,
         );
         let mut state = self.lock_or_panic();
-        let (count, slept) = match slept {
+        let (count, sleep_end) = match sleep_end {
             Ok(count) => (count, Ok(SleepEnd::Event)),
-            Err(Errno::INTR) => (0, self.interrupted(wait, handlers)),
+            Err(Errno::INTR) => (0, self.after_interruption(wait, handlers)),
             Err(error) => (0, Err(error)),
         };
-        state.waiters.polled_kernel = slept.is_ok();
-        let awake = &mut state.waiters.waiters[index];
-        awake.asleep = false;
-        let woke = awake.wait_set.as_mut().map(|nap| nap.wake_cause(&events[..count])).unwrap_or_default();
-        if woke.kernel_event {
+        state.waiters.polled_kernel = sleep_end.is_ok();
+        let entry = &mut state.waiters.waiters[index];
+        entry.asleep = false;
+        let cause = entry.wait_set.as_mut().map(|set| set.wake_cause(&events[..count])).unwrap_or_default();
+        if cause.kernel_event {
             kernel.iter_mut().for_each(|fd| fd.revents = fd.events);
         }
         if state.waiters.leader == Some(waiter) {
-            state.resign_leader(|client| client.after_epoll_wait(woke.stack_event, woke.hung_up));
+            state.resign_leader(|client| client.after_epoll_wait(cause.stack_event, cause.hung_up));
         } else {
             // A handler became the leader and has read what woke both.
             state.process_events();
         }
         state.waiters.waiters[index].woken = false;
-        (state, slept)
+        (state, sleep_end)
     }
 }
 
@@ -513,7 +507,7 @@ impl Ops {
     /// Decides how a call continues whose sleep the kernel reports as interrupted. `handlers` are the
     /// dispositions before the sleep.
     #[cold]
-    fn interrupted(&self, wait: &Wait<'_>, handlers: HandlerSets) -> Result<SleepEnd, Errno> {
+    fn after_interruption(&self, wait: &Wait<'_>, handlers: HandlerSets) -> Result<SleepEnd, Errno> {
         let ran = lock::handlers_ran();
         // The process was stopped and continued (signal(7)).
         if ran == 0 && !wait.eintr_on_stop && self.signals.are_all_hooked(handlers) {
@@ -534,25 +528,27 @@ impl ProcessState {
         if client.is_stack_gone() || !wait_set::is_supported() {
             return None;
         }
-        let known = &mut waiters.waiters[waiter];
-        if known.wait_set.as_ref().is_none_or(|nap| nap.is_stale) {
-            known.wait_set = WaitSet::new(&known.event, client.wake_fd()).ok();
+        let waiter = &mut waiters.waiters[waiter];
+        if waiter.wait_set.as_ref().is_none_or(|wait_set| wait_set.is_stale) {
+            waiter.wait_set = WaitSet::new(&waiter.event, client.wake_fd()).ok();
         }
-        let nap = known.wait_set.as_mut()?;
-        if nap.set_kernel_epoll(kernel_epoll).is_err() {
-            known.wait_set = None;
+        let wait_set = waiter.wait_set.as_mut()?;
+        if wait_set.set_kernel_epoll(kernel_epoll).is_err() {
+            waiter.wait_set = None;
             return None;
         }
-        Some(nap.fd())
+        Some(wait_set.fd())
     }
 
     /// Removes the waiter of a call from the wait queues, whatever the result.
     fn finish_wait(&mut self, waiter: u32, files: &[FileId]) {
         for &file in files {
-            let users = self.files.get(file);
-            users.wait_queue.retain(|w| !matches!(w, WaitEntry::Thread { waiter: s, .. } if *s == waiter));
-            users.refcount -= 1;
-            if users.refcount == 0 {
+            let entry = self.files.get(file);
+            entry.wait_queue.retain(
+                |entry| !matches!(entry, WaitEntry::Thread { waiter: other, .. } if *other == waiter),
+            );
+            entry.refcount -= 1;
+            if entry.refcount == 0 {
                 // The last descriptor was closed while this call waited.
                 self.free_file(file);
             }
@@ -587,6 +583,15 @@ impl ProcessState {
 }
 
 const NOW: Option<libc::timespec> = Some(libc::timespec { tv_sec: 0, tv_nsec: 0 });
+
+/// Arguments of a sleep in the kernel.
+struct SleepArgs<'a> {
+    waiter: u32,
+    wait: &'a Wait<'a>,
+    bounds: SleepBounds,
+    /// The dispositions before the sleep.
+    handlers: HandlerSets,
+}
 
 /// What ends a sleep in the kernel.
 #[derive(Clone, Copy)]

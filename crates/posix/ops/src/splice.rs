@@ -51,11 +51,11 @@ impl Ops {
         }
         let pipe = pipe_of(to)?;
         with_chunk(|chunk| {
-            let most = chunk.len().min(len);
+            let max = chunk.len().min(len);
             loop {
                 // Bytes that the pipe does not take stay in the connection.
                 let count =
-                    self.recv_stream(from, &mut [IoSliceMut::new(&mut chunk[..most])], libc::MSG_PEEK, true)?;
+                    self.recv_stream(from, &mut [IoSliceMut::new(&mut chunk[..max])], libc::MSG_PEEK, true)?;
                 if count == 0 {
                     return Ok(0);
                 }
@@ -101,8 +101,8 @@ impl Ops {
                     return if done > 0 || ended { Ok(done) } else { Err(Errno::AGAIN) };
                 }
                 // Bytes that have left the pipe cannot return to it, so the connection must have space first.
-                let room = match self.wait_for_send_space(to, false) {
-                    Ok(room) => room,
+                let space = match self.wait_for_send_space(to, false) {
+                    Ok(space) => space,
                     Err(_) if done > 0 => return Ok(done),
                     Err(error) => {
                         if error == Errno::PIPE {
@@ -111,8 +111,8 @@ impl Ops {
                         return Err(error);
                     }
                 };
-                let most = chunk.len().min(len - done).min(room);
-                let count = match read_now(pipe, &mut chunk[..most]) {
+                let max = chunk.len().min(len - done).min(space);
+                let count = match read_now(pipe, &mut chunk[..max]) {
                     // Another thread has read the bytes.
                     Err(Errno::AGAIN) => continue,
                     Ok(0) => return Ok(done),

@@ -67,7 +67,7 @@ impl Ops {
         }
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
         let timeout = if dont_wait { Timeout::Zero } else { socket.options.recv_timeout() };
-        let low_water = socket.options.rcvlowat();
+        let rcvlowat = socket.options.rcvlowat();
         if matches!(socket.role, SocketRole::Unconnected { .. })
             && socket.shutdown.read
             && flags & libc::MSG_ERRQUEUE == 0
@@ -89,12 +89,10 @@ impl Ops {
             return state.recv_urgent(file, buffers, flags);
         }
         let total: usize = buffers.iter().map(|b| b.len()).sum();
-        let most = state.client.buffer_bytes();
-        let enough =
-            if flags & libc::MSG_WAITALL != 0 { total } else { low_water.min(total).min(most) }.max(1);
+        let max = state.client.buffer_bytes();
+        let target = if flags & libc::MSG_WAITALL != 0 { total } else { rcvlowat.min(total).min(max) }.max(1);
         let done = Cell::new(0);
-        let args =
-            RecvArgs { total, target: enough, flags, offset: offset.unwrap_or(0), for_pipe, copied: &done };
+        let args = RecvArgs { total, target, flags, offset: offset.unwrap_or(0), for_pipe, copied: &done };
         let mut waited = false;
         let result = match state.recv_step(file, buffers, &args) {
             Err(Errno::AGAIN) if timeout != Timeout::Zero => {
@@ -185,8 +183,8 @@ impl Ops {
         let file = self.file_of(&mut state, fd)?;
         let (_, status) = state.status(file).ok_or(Errno::NOTCONN)?;
         let bytes = c_int::try_from(status.readable).unwrap_or(c_int::MAX);
-        let over = status.state.is_closed() && bytes == 0;
-        Ok(bytes.saturating_add((status.state.has_fin() || over).into()))
+        let is_closed = status.state.is_closed() && bytes == 0;
+        Ok(bytes.saturating_add((status.state.has_fin() || is_closed).into()))
     }
 
     /// Waits until a connection has send space, unless the socket or the caller is non-blocking. Returns the
@@ -242,12 +240,12 @@ impl ProcessState {
         let socket = self.files.socket(file)?;
         let SocketRole::Stream(stream) = &socket.role else { return Err(Errno::NOTCONN) };
         let (mut conn, end_seen) = (stream.conn, stream.end_seen);
-        let (shut, low_water) = (socket.shutdown.read, socket.options.rcvlowat());
-        let &RecvArgs { total, target: enough, flags, copied: done, .. } = args;
+        let (shutdown, rcvlowat) = (socket.shutdown.read, socket.options.rcvlowat());
+        let &RecvArgs { total, target, flags, copied: done, .. } = args;
         let before = done.get();
         let (mut conn_state, taken);
         // The common case consumes the data as it copies.
-        if flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0 && before < total && low_water <= 1 {
+        if flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0 && before < total && rcvlowat <= 1 {
             (conn_state, taken) = self.client.recv_into(conn, buffers, before).map_err(|_| Errno::NOTCONN)?;
         } else {
             (conn_state, taken) = (self.client.socket_state(conn).map_err(|_| Errno::NOTCONN)?, None);
@@ -259,7 +257,7 @@ impl ProcessState {
             done.set(before + count);
             self.client.flush();
         } else {
-            if before == 0 && low_water > 1 {
+            if before == 0 && rcvlowat > 1 {
                 // Bytes that are left do not tell whether what arrived has reached the low-water mark, and
                 // bytes that arrive during this call cause no further event.
                 self.process_events();
@@ -269,8 +267,8 @@ impl ProcessState {
                 return Ok(done.get());
             }
         }
-        let is_at_end = conn_state.has_fin() || conn_state.is_closed() || shut;
-        if done.get() >= enough || done.get() > 0 && is_at_end {
+        let is_at_end = conn_state.has_fin() || conn_state.is_closed() || shutdown;
+        if done.get() >= target || done.get() > 0 && is_at_end {
             return Ok(done.get());
         }
         if total == 0 && self.client.status(conn).is_ok_and(|status| status.readable > 0) {
@@ -282,7 +280,7 @@ impl ProcessState {
         if let Some(error) = self.take_error(file) {
             return Err(error);
         }
-        if conn_state.is_closed() || shut {
+        if conn_state.is_closed() || shutdown {
             return Ok(0);
         }
         Err(Errno::AGAIN)
@@ -416,36 +414,46 @@ impl ProcessState {
         Ok(total)
     }
 
-    /// Returns how many of `most` bytes may be written under `TCP_NOTSENT_LOWAT` and the send buffer. Only
+    /// Returns how many of `max` bytes may be written under `TCP_NOTSENT_LOWAT` and the send buffer. Only
     /// the stack knows how much it has sent; it is asked only if that decides.
     #[inline]
-    fn send_limit(&mut self, file: FileId, conn: Conn, most: usize) -> usize {
+    fn send_limit(&mut self, file: FileId, conn: Conn, max: usize) -> usize {
         match self.files.socket(file).map(|socket| socket.options.notsent_lowat()) {
-            Ok(low) if self.send_buffer.is_some() => self.send_buffer_limit(file, conn, most, low),
-            Ok(Some(low)) => self.notsent_limit(conn, most, low),
-            _ => most,
+            Ok(notsent_lowat) if self.send_buffer.is_some() => {
+                self.send_buffer_limit(file, conn, max, notsent_lowat)
+            }
+            Ok(Some(notsent_lowat)) => self.notsent_limit(conn, max, notsent_lowat),
+            _ => max,
         }
     }
 
     #[cold]
-    fn notsent_limit(&mut self, conn: Conn, most: usize, low: u32) -> usize {
-        let ahead = self.client.notsent(conn).unwrap_or(usize::MAX);
-        if ahead.saturating_add(most) <= low as usize {
-            return most;
+    fn notsent_limit(&mut self, conn: Conn, max: usize, notsent_lowat: u32) -> usize {
+        let unsent = self.client.notsent(conn).unwrap_or(usize::MAX);
+        if unsent.saturating_add(max) <= notsent_lowat as usize {
+            return max;
         }
-        let len = u32::try_from(most).unwrap_or(u32::MAX);
+        let len = u32::try_from(max).unwrap_or(u32::MAX);
         // If the connection is over, the write finds out.
-        self.client.sendable_within(conn, len, (low, u32::MAX)).map_or(most, |room| most.min(room as usize))
+        self.client
+            .sendable_within(conn, len, (notsent_lowat, u32::MAX))
+            .map_or(max, |room| max.min(room as usize))
     }
 
-    /// Returns how many of `most` bytes fit in the send buffer.
+    /// Returns how many of `max` bytes fit in the send buffer.
     #[cold]
-    fn send_buffer_limit(&mut self, file: FileId, conn: Conn, most: usize, low: Option<u32>) -> usize {
-        let Some((bound, _)) = self.send_buffer_usage(file, conn) else { return most };
-        let len = u32::try_from(most).unwrap_or(u32::MAX).min(1 << 30);
-        let room = self.client.sendable_within(conn, len, (low.unwrap_or(u32::MAX), bound));
-        let room = room.map_or(most, |room| most.min(room as usize));
-        if room < most {
+    fn send_buffer_limit(
+        &mut self,
+        file: FileId,
+        conn: Conn,
+        max: usize,
+        notsent_lowat: Option<u32>,
+    ) -> usize {
+        let Some((bound, _)) = self.send_buffer_usage(file, conn) else { return max };
+        let len = u32::try_from(max).unwrap_or(u32::MAX).min(1 << 30);
+        let room = self.client.sendable_within(conn, len, (notsent_lowat.unwrap_or(u32::MAX), bound));
+        let room = room.map_or(max, |room| max.min(room as usize));
+        if room < max {
             self.set_nospace(file, conn);
         } else if let Some(stream) = self.files.stream(file) {
             stream.nospace_acked = None;
@@ -456,12 +464,12 @@ impl ProcessState {
     /// Returns the size of the send buffer and how many bytes in it are not acknowledged. The buffer grows
     /// after an acknowledgement that ended a shortage (`tcp_new_space`).
     pub(crate) fn send_buffer_usage(&mut self, file: FileId, conn: Conn) -> Option<(u32, u32)> {
-        let [_, most] = self.send_buffer?;
+        let [_, max] = self.send_buffer?;
         let info = self.client.info(conn).ok()?;
         let acked = self.acked(conn)?;
-        let cramped = self.files.stream(file)?.nospace_acked;
-        let again = cramped.is_some_and(|before| acked > before) && info.unacked < info.snd_cwnd;
-        let bound = self.files.socket(file).ok()?.options.grow_send_buffer(&info, most, again);
+        let nospace = self.files.stream(file)?.nospace_acked;
+        let again = nospace.is_some_and(|before| acked > before) && info.unacked < info.snd_cwnd;
+        let bound = self.files.socket(file).ok()?.options.grow_send_buffer(&info, max, again);
         let queued = self.client.written(conn).ok()?.saturating_sub(acked);
         Some((bound, u32::try_from(queued).unwrap_or(u32::MAX)))
     }
@@ -504,14 +512,14 @@ impl ProcessState {
     }
 }
 
-/// Copies `most` available bytes of a connection into the buffers, from byte `at` on. Does not copy bytes
+/// Copies `max` available bytes of a connection into the buffers, from byte `at` on. Does not copy bytes
 /// that arrive meanwhile: they may follow an urgent byte.
 fn copy_to_buffers(
     client: &mut Channels,
     conn: Conn,
     buffers: &mut [IoSliceMut<'_>],
     at: usize,
-    most: usize,
+    max: usize,
 ) -> usize {
     let (mut skip, mut copied) = (at, 0);
     for buffer in buffers {
@@ -519,14 +527,14 @@ fn copy_to_buffers(
             skip -= buffer.len();
             continue;
         }
-        let wanted = (buffer.len() - skip).min(most - copied);
-        let place = &mut buffer[skip..][..wanted];
+        let wanted = (buffer.len() - skip).min(max - copied);
+        let dest = &mut buffer[skip..][..wanted];
         skip = 0;
-        let count = client.peek(conn, 0, place).unwrap_or(0);
+        let count = client.peek(conn, 0, dest).unwrap_or(0);
         // The handle was valid a moment ago.
         let _ = client.consume(conn, count);
         copied += count;
-        if count < wanted || copied == most {
+        if count < wanted || copied == max {
             break;
         }
     }
@@ -534,20 +542,20 @@ fn copy_to_buffers(
     copied
 }
 
-/// Copies `most` bytes, starting `from` bytes after the read position, without consuming them.
+/// Copies `max` bytes, starting `from` bytes after the read position, without consuming them.
 fn peek_to_buffers(
     client: &Channels,
     conn: Conn,
     buffers: &mut [IoSliceMut<'_>],
     from: usize,
-    most: usize,
+    max: usize,
 ) -> usize {
     let mut copied = 0;
     for buffer in buffers {
-        let wanted = buffer.len().min(most - copied);
+        let wanted = buffer.len().min(max - copied);
         let count = client.peek(conn, from + copied, &mut buffer[..wanted]).unwrap_or(0);
         copied += count;
-        if count < wanted || copied == most {
+        if count < wanted || copied == max {
             break;
         }
     }

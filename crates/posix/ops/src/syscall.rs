@@ -78,24 +78,24 @@ pub(crate) fn listen(socket: RawFd, backlog: u32) -> Result<(), Errno> {
 fn with_address(
     number: c_long,
     socket: RawFd,
-    room: &mut [u8],
+    buffer: &mut [u8],
     flags: c_int,
 ) -> Result<(usize, usize), Errno> {
-    let mut len = u32::try_from(room.len()).unwrap_or(u32::MAX);
-    let place = (&raw mut len).expose_provenance();
-    let arguments = [fd(socket), room.as_mut_ptr().expose_provenance(), place, flags as usize, 0];
+    let mut len = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
+    let pointer = (&raw mut len).expose_provenance();
+    let arguments = [fd(socket), buffer.as_mut_ptr().expose_provenance(), pointer, flags as usize, 0];
     // SAFETY: the buffer is as long as `len` says, and both live through the call.
     let result = unsafe { syscall(number, arguments) }?;
     Ok((len as usize, result))
 }
 
-pub(crate) fn getsockname(socket: RawFd, room: &mut [u8]) -> Result<usize, Errno> {
-    with_address(libc::SYS_getsockname, socket, room, 0).map(|(len, _)| len)
+pub(crate) fn getsockname(socket: RawFd, buffer: &mut [u8]) -> Result<usize, Errno> {
+    with_address(libc::SYS_getsockname, socket, buffer, 0).map(|(len, _)| len)
 }
 
 /// `accept4`. Returns the new descriptor, and the length of the peer's address.
-pub(crate) fn accept4(socket: RawFd, room: &mut [u8], flags: c_int) -> Result<(RawFd, usize), Errno> {
-    with_address(libc::SYS_accept4, socket, room, flags).map(|(len, new)| (new as RawFd, len))
+pub(crate) fn accept4(socket: RawFd, buffer: &mut [u8], flags: c_int) -> Result<(RawFd, usize), Errno> {
+    with_address(libc::SYS_accept4, socket, buffer, flags).map(|(len, new)| (new as RawFd, len))
 }
 
 /// The result of `recvmsg`.
@@ -122,10 +122,10 @@ pub(crate) fn recvmsg(
     message.msg_iovlen = buffers.len() as _;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = control.len() as _;
-    let place = (&raw mut message).expose_provenance();
+    let pointer = (&raw mut message).expose_provenance();
     // SAFETY: the message and everything that it points to live through the call, and lengths are those of
     // slices.
-    let count = unsafe { syscall(libc::SYS_recvmsg, [fd(socket), place, flags as usize, 0, 0]) }?;
+    let count = unsafe { syscall(libc::SYS_recvmsg, [fd(socket), pointer, flags as usize, 0, 0]) }?;
     let (name_len, control_len) = (message.msg_namelen as usize, message.msg_controllen as usize);
     Ok(RecvmsgResult { count, name_len, control_len, flags: message.msg_flags })
 }
@@ -148,16 +148,21 @@ pub(crate) fn sendmsg(
     message.msg_iovlen = buffers.len() as _;
     message.msg_control = control.as_ptr().cast_mut().cast();
     message.msg_controllen = control.len() as _;
-    let place = (&raw const message).expose_provenance();
+    let pointer = (&raw const message).expose_provenance();
     // SAFETY: the message and everything that it points to live through the call, and the kernel only reads
     // it.
-    unsafe { syscall(libc::SYS_sendmsg, [fd(socket), place, flags as usize, 0, 0]) }
+    unsafe { syscall(libc::SYS_sendmsg, [fd(socket), pointer, flags as usize, 0, 0]) }
 }
 
 unsafe extern "C" {
     /// Checks for handlers that ran, and makes the system call. All arguments are in registers that the
     /// kernel preserves, so a handler can restart the check until the call is made.
-    fn ginnel_unless_ran(number: c_long, arguments: *const usize, ran: *const u64, heeded: u64) -> isize;
+    fn ginnel_unless_ran(
+        number: c_long,
+        arguments: *const usize,
+        ran: *const u64,
+        interrupting: u64,
+    ) -> isize;
     /// The first instruction of the check.
     static ginnel_look: u8;
     /// The instruction after the system call.
@@ -242,7 +247,7 @@ core::arch::global_asm!(
     interrupted = const -libc::EINTR,
 );
 
-/// Makes a system call that sleeps. Fails with `EINTR` if a handler of one of the `heeded` signals has run
+/// Makes a system call that sleeps. Fails with `EINTR` if a handler of one of the `interrupting` signals has run
 /// before (see [`lock::handlers_ran`]), even at the last moment.
 ///
 /// # Safety
@@ -250,12 +255,13 @@ core::arch::global_asm!(
 unsafe fn interruptible_syscall<const N: usize>(
     number: c_long,
     arguments: [usize; N],
-    heeded: u64,
+    interrupting: u64,
 ) -> Result<usize, Errno> {
     const { assert!(N <= 6, "no system call has more arguments") };
     let arguments: [usize; 6] = core::array::from_fn(|at| arguments.get(at).copied().unwrap_or(0));
     // SAFETY: the caller's promise; the word belongs to this thread and lives as long as the thread.
-    let result = unsafe { ginnel_unless_ran(number, arguments.as_ptr(), lock::handlers_ran_ptr(), heeded) };
+    let result =
+        unsafe { ginnel_unless_ran(number, arguments.as_ptr(), lock::handlers_ran_ptr(), interrupting) };
     usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result as c_int))
 }
 
@@ -267,12 +273,12 @@ pub(crate) fn resume_address(address: usize) -> usize {
 }
 
 /// `ppoll`; without a time-out it waits indefinitely. Also fails with `EINTR` if a handler of one of the
-/// `heeded` signals has run before. Returns how many descriptors are ready.
+/// `interrupting` signals has run before. Returns how many descriptors are ready.
 pub(crate) fn ppoll(
     fds: &mut [pollfd],
     timeout: Option<timespec>,
     mask: Option<u64>,
-    heeded: u64,
+    interrupting: u64,
 ) -> Result<usize, Errno> {
     // The kernel stores the remaining time.
     let mut timeout = timeout;
@@ -286,17 +292,17 @@ pub(crate) fn ppoll(
         KERNEL_SIGSET_BYTES,
     ];
     // SAFETY: list, time-out and mask live through the call, and the length is that of a slice.
-    unsafe { interruptible_syscall(libc::SYS_ppoll, arguments, heeded) }
+    unsafe { interruptible_syscall(libc::SYS_ppoll, arguments, interrupting) }
 }
 
 /// `epoll_pwait2` (since Linux 5.11); without a time-out it waits indefinitely. Also fails with `EINTR` if a
-/// handler of one of the `heeded` signals has run before. Returns the number of events.
+/// handler of one of the `interrupting` signals has run before. Returns the number of events.
 pub(crate) fn epoll_pwait2(
     set: RawFd,
     events: &mut [epoll_event],
     timeout: Option<timespec>,
     mask: Option<u64>,
-    heeded: u64,
+    interrupting: u64,
 ) -> Result<usize, Errno> {
     let timeout = timeout.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
     let mask = mask.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
@@ -309,7 +315,7 @@ pub(crate) fn epoll_pwait2(
         KERNEL_SIGSET_BYTES,
     ];
     // SAFETY: buffer, time-out and mask live through the call, and the length is that of a slice.
-    unsafe { interruptible_syscall(libc::SYS_epoll_pwait2, arguments, heeded) }
+    unsafe { interruptible_syscall(libc::SYS_epoll_pwait2, arguments, interrupting) }
 }
 
 /// Bytes of the kernel's signal set, which is shorter than libc's.
@@ -340,8 +346,8 @@ pub(crate) struct KernelSigaction {
 
 pub(crate) fn sigaction(signal: c_int) -> Result<KernelSigaction, Errno> {
     let mut action = KernelSigaction::default();
-    let place = (&raw mut action).expose_provenance();
-    let arguments = [signal as usize, 0, place, KERNEL_SIGSET_BYTES, 0];
+    let pointer = (&raw mut action).expose_provenance();
+    let arguments = [signal as usize, 0, pointer, KERNEL_SIGSET_BYTES, 0];
     // SAFETY: no disposition is passed, and the kernel writes to a structure of its own layout.
     unsafe { syscall(libc::SYS_rt_sigaction, arguments) }?;
     Ok(action)
@@ -353,8 +359,8 @@ pub(crate) fn sigaction(signal: c_int) -> Result<KernelSigaction, Errno> {
 /// The action must be one that [`sigaction`] returned, with another handler at most, and that handler must be
 /// valid.
 pub(crate) unsafe fn set_sigaction(signal: c_int, action: &KernelSigaction) -> Result<(), Errno> {
-    let place = core::ptr::from_ref(action).expose_provenance();
-    let arguments = [signal as usize, place, 0, KERNEL_SIGSET_BYTES, 0];
+    let pointer = core::ptr::from_ref(action).expose_provenance();
+    let arguments = [signal as usize, pointer, 0, KERNEL_SIGSET_BYTES, 0];
     // SAFETY: the action lives through the call, and is valid by the caller's promise.
     unsafe { syscall(libc::SYS_rt_sigaction, arguments) }.map(|_| ())
 }
@@ -362,16 +368,16 @@ pub(crate) unsafe fn set_sigaction(signal: c_int, action: &KernelSigaction) -> R
 /// Returns the signal mask of this thread.
 pub(crate) fn blocked_signals() -> Result<u64, Errno> {
     let mut set = 0u64;
-    let place = (&raw mut set).expose_provenance();
+    let pointer = (&raw mut set).expose_provenance();
     // SAFETY: no mask is passed, and the kernel writes to a set of its own size.
-    unsafe { syscall(libc::SYS_rt_sigprocmask, [0, 0, place, KERNEL_SIGSET_BYTES, 0]) }?;
+    unsafe { syscall(libc::SYS_rt_sigprocmask, [0, 0, pointer, KERNEL_SIGSET_BYTES, 0]) }?;
     Ok(set)
 }
 
 /// Sets the signal mask of this thread. Pending signals that it unblocks are delivered before this returns.
 pub(crate) fn set_signal_mask(set: u64) {
-    let place = (&raw const set).expose_provenance();
-    let arguments = [libc::SIG_SETMASK as usize, place, 0, KERNEL_SIGSET_BYTES, 0];
+    let pointer = (&raw const set).expose_provenance();
+    let arguments = [libc::SIG_SETMASK as usize, pointer, 0, KERNEL_SIGSET_BYTES, 0];
     // SAFETY: the set lives through the call, which cannot fail with these arguments.
     let _ = unsafe { syscall(libc::SYS_rt_sigprocmask, arguments) };
 }
@@ -387,11 +393,11 @@ pub(crate) fn requeue_signal(signal: c_int, info: &siginfo_t) -> Result<(), Errn
 
 /// Returns a new signalfd for these signals, or replaces the signals of an existing one.
 pub(crate) fn signalfd(old: Option<RawFd>, set: u64) -> Result<RawFd, Errno> {
-    let place = (&raw const set).expose_provenance();
+    let pointer = (&raw const set).expose_provenance();
     let flags = (libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) as usize;
     // SAFETY: the set lives through the call.
     let fd = unsafe {
-        syscall(libc::SYS_signalfd4, [fd(old.unwrap_or(-1)), place, KERNEL_SIGSET_BYTES, flags, 0])
+        syscall(libc::SYS_signalfd4, [fd(old.unwrap_or(-1)), pointer, KERNEL_SIGSET_BYTES, flags, 0])
     }?;
     Ok(fd as RawFd)
 }

@@ -43,7 +43,7 @@ impl ProcessState {
         self.client.urgent_mark(conn).ok().flatten()
     }
 
-    /// Returns what a read may consume that starts `offset` bytes after the read position and has `room`
+    /// Returns what a read may consume that starts `offset` bytes after the read position and has `space`
     /// bytes of space. `copied` tells that the call has copied something.
     #[cold]
     pub fn read_limit(
@@ -51,27 +51,22 @@ impl ProcessState {
         file: FileId,
         conn: Conn,
         offset: usize,
-        room: usize,
+        space: usize,
         copied: bool,
     ) -> ReadLimit {
         let inline = self.is_oob_inline(file);
         let (mark, available) = self.urgent_mark_and_bytes(conn);
         let available = available.saturating_sub(offset);
         match mark.and_then(|mark| mark.unread_before.checked_sub(offset)) {
-            None => ReadLimit { skip: 0, len: available.min(room), is_at_mark: false, ends_read: false },
+            None => ReadLimit { skip: 0, len: available.min(space), is_at_mark: false, ends_read: false },
             Some(0) if copied => ReadLimit { skip: 0, len: 0, is_at_mark: true, ends_read: true },
             Some(0) => {
-                let lead = usize::from(available > 0 && !inline);
-                ReadLimit {
-                    skip: lead,
-                    len: (available - lead).min(room),
-                    is_at_mark: true,
-                    ends_read: false,
-                }
+                let skip = usize::from(available > 0 && !inline);
+                ReadLimit { skip, len: (available - skip).min(space), is_at_mark: true, ends_read: false }
             }
             Some(ahead) => {
-                let most = available.min(room).min(ahead);
-                ReadLimit { skip: 0, len: most, is_at_mark: false, ends_read: most == ahead }
+                let len = available.min(space).min(ahead);
+                ReadLimit { skip: 0, len, is_at_mark: false, ends_read: len == ahead }
             }
         }
     }
@@ -107,7 +102,7 @@ impl ProcessState {
         buffers: &mut [IoSliceMut<'_>],
         flags: c_int,
     ) -> Result<usize, Errno> {
-        let shut = self.files.socket(file)?.shutdown.read;
+        let shutdown = self.files.socket(file)?.shutdown.read;
         let (conn, status) = self.status(file).ok_or(Errno::NOTCONN)?;
         let Some(mark) = self.urgent_mark(conn, &status).filter(|mark| !mark.is_taken) else {
             return Err(Errno::INVAL);
@@ -120,12 +115,12 @@ impl ProcessState {
         }
         let byte = if flags & libc::MSG_PEEK != 0 { mark.byte } else { self.client.recv_urgent(conn).ok() };
         let Some(byte) = byte else {
-            let no_more = status.state.has_fin() || status.state.is_closed() || shut;
-            return if no_more { Ok(0) } else { Err(Errno::AGAIN) };
+            let is_at_end = status.state.has_fin() || status.state.is_closed() || shutdown;
+            return if is_at_end { Ok(0) } else { Err(Errno::AGAIN) };
         };
-        let Some(place) = buffers.iter_mut().find(|buffer| !buffer.is_empty()) else { return Ok(0) };
+        let Some(dest) = buffers.iter_mut().find(|buffer| !buffer.is_empty()) else { return Ok(0) };
         if flags & libc::MSG_TRUNC == 0 {
-            place[0] = byte;
+            dest[0] = byte;
         }
         Ok(1)
     }
@@ -135,19 +130,19 @@ impl ProcessState {
     pub fn handle_urgent_notice(&mut self, file: FileId) -> bool {
         let Some((conn, status)) = self.status(file) else { return false };
         let mark = self.urgent_mark(conn, &status);
-        let has_come = mark.is_some_and(|mark| mark.byte.is_some());
+        let has_arrived = mark.is_some_and(|mark| mark.byte.is_some());
         if let Ok(socket) = self.files.socket(file)
-            && socket.urgent.notices_seen != status.oob_events
+            && socket.urgent.oob_events_seen != status.oob_events
         {
             // The arrival of a byte that was announced before is no new announcement.
-            let announced = !(has_come && socket.urgent.byte_pending);
-            socket.urgent.byte_pending = mark.is_some() && !has_come;
-            socket.urgent.notices_seen = status.oob_events;
+            let announced = !(has_arrived && socket.urgent.byte_pending);
+            socket.urgent.byte_pending = mark.is_some() && !has_arrived;
+            socket.urgent.oob_events_seen = status.oob_events;
             if announced && socket.urgent.owner != 0 {
                 self.deferred.defer_sigurg(socket.urgent.owner);
             }
         }
-        has_come
+        has_arrived
     }
 }
 

@@ -34,10 +34,10 @@ pub(crate) fn wake(files: &mut Files, waiters: &mut Waiters, file: FileId, key: 
         [] => {}
         // The common case is one epoll set alone in the queue, so exclusive wake-ups need no bookkeeping.
         [WaitEntry::EpollItem { set, item }] => {
-            let around = files.get(set);
-            if let FileKind::Epoll(epoll) = &mut around.kind
+            let outer = files.get(set);
+            if let FileKind::Epoll(epoll) = &mut outer.kind
                 && epoll.queue_ready(item, key)
-                && !around.wait_queue.is_empty()
+                && !outer.wait_queue.is_empty()
             {
                 wake_all(files, waiters, set, POLLIN);
             }

@@ -43,13 +43,13 @@ pub(crate) struct WaitSet {
 }
 
 impl WaitSet {
-    /// Creates a wait set. `own` is the eventfd by which other threads wake this one; the stack wakes the
-    /// process by `stack`.
-    pub fn new(own: &HiddenFd, stack: BorrowedFd<'_>) -> Result<Self, Errno> {
+    /// Creates a wait set. `thread_event` is the eventfd by which other threads wake this one; the stack wakes the
+    /// process by `wake_fd`.
+    pub fn new(thread_event: &HiddenFd, wake_fd: BorrowedFd<'_>) -> Result<Self, Errno> {
         let set = HiddenFd::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let edges = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
-        epoll::add(&set, own, epoll::EventData::new_u64(THREAD_EVENT), edges)?;
-        epoll::add(&set, stack, epoll::EventData::new_u64(STACK_EVENT), edges)?;
+        epoll::add(&set, thread_event, epoll::EventData::new_u64(THREAD_EVENT), edges)?;
+        epoll::add(&set, wake_fd, epoll::EventData::new_u64(STACK_EVENT), edges)?;
         Ok(Self { set, kernel_epoll: None, is_stale: false })
     }
 
@@ -84,21 +84,21 @@ impl WaitSet {
 
     /// Returns what these events mean.
     pub fn wake_cause(&mut self, events: &[epoll_event]) -> WakeCause {
-        let mut woke = WakeCause::default();
+        let mut cause = WakeCause::default();
         let kernel_epoll = self.kernel_epoll.map(|kernel_epoll| FIRST_KERNEL_EPOLL + kernel_epoll.number);
         for event in events {
-            let (of, bits) = (event.u64, event.events);
-            match of {
+            let (source, bits) = (event.u64, event.events);
+            match source {
                 THREAD_EVENT => {}
                 STACK_EVENT => {
-                    woke.stack_event = true;
-                    woke.hung_up = bits & (libc::EPOLLHUP | libc::EPOLLRDHUP) as u32 != 0;
+                    cause.stack_event = true;
+                    cause.hung_up = bits & (libc::EPOLLHUP | libc::EPOLLRDHUP) as u32 != 0;
                 }
-                of if Some(of) == kernel_epoll => woke.kernel_event = true,
+                source if Some(source) == kernel_epoll => cause.kernel_event = true,
                 _ => self.is_stale = true,
             }
         }
-        woke
+        cause
     }
 }
 

@@ -18,13 +18,13 @@ const CMSG_HEADER_BYTES: usize = 16;
 pub struct ControlMessages {
     bytes: [u8; CONTROL_BYTES],
     len: usize,
-    room: usize,
+    space: usize,
     truncated: bool,
 }
 
 impl ControlMessages {
     pub(super) fn none() -> Self {
-        Self { bytes: [0; CONTROL_BYTES], len: 0, room: 0, truncated: false }
+        Self { bytes: [0; CONTROL_BYTES], len: 0, space: 0, truncated: false }
     }
 
     /// Returns the control messages as bytes.
@@ -33,8 +33,8 @@ impl ControlMessages {
     }
 
     /// Returns the buffer, limited to the program's space, for the kernel to write to.
-    pub(super) fn buffer(&mut self, room: usize) -> &mut [u8] {
-        &mut self.bytes[..room.min(CONTROL_BYTES)]
+    pub(super) fn buffer(&mut self, space: usize) -> &mut [u8] {
+        &mut self.bytes[..space.min(CONTROL_BYTES)]
     }
 
     pub(super) fn set_len(&mut self, len: usize) {
@@ -47,22 +47,22 @@ impl ControlMessages {
     }
 
     /// Appends a control message (`put_cmsg`).
-    pub(super) fn put(&mut self, level: c_int, kind: c_int, value: &[u8]) {
-        let whole = CMSG_HEADER_BYTES + value.len();
-        let room = self.room.min(CONTROL_BYTES).saturating_sub(self.len);
-        if room < CMSG_HEADER_BYTES {
+    pub(super) fn put(&mut self, level: c_int, cmsg_type: c_int, value: &[u8]) {
+        let total = CMSG_HEADER_BYTES + value.len();
+        let space = self.space.min(CONTROL_BYTES).saturating_sub(self.len);
+        if space < CMSG_HEADER_BYTES {
             self.truncated = true;
             return;
         }
-        let len = whole.min(room);
-        self.truncated |= len < whole;
-        let place = &mut self.bytes[self.len..];
-        place[..8].copy_from_slice(&len.to_ne_bytes());
-        place[8..12].copy_from_slice(&level.to_ne_bytes());
-        place[12..16].copy_from_slice(&kind.to_ne_bytes());
-        place[CMSG_HEADER_BYTES..len].copy_from_slice(&value[..len - CMSG_HEADER_BYTES]);
+        let len = total.min(space);
+        self.truncated |= len < total;
+        let dest = &mut self.bytes[self.len..];
+        dest[..8].copy_from_slice(&len.to_ne_bytes());
+        dest[8..12].copy_from_slice(&level.to_ne_bytes());
+        dest[12..16].copy_from_slice(&cmsg_type.to_ne_bytes());
+        dest[CMSG_HEADER_BYTES..len].copy_from_slice(&value[..len - CMSG_HEADER_BYTES]);
         // The next control message is aligned to 8 bytes.
-        self.len += whole.next_multiple_of(8).min(room);
+        self.len += total.next_multiple_of(8).min(space);
     }
 }
 
@@ -86,27 +86,27 @@ impl ReceivedMessage {
 
     pub(super) fn from_datagram(
         datagram: &ReceivedDatagram,
-        room: usize,
+        space: usize,
         flags: c_int,
         family: Family,
     ) -> Self {
-        let cut = super::is_truncated(datagram, room);
+        let is_truncated = super::is_truncated(datagram, space);
         Self {
-            count: if flags & libc::MSG_TRUNC != 0 { datagram.len } else { datagram.len.min(room) },
+            count: if flags & libc::MSG_TRUNC != 0 { datagram.len } else { datagram.len.min(space) },
             from: Some(sockaddr::encode(datagram.from, family)),
             control: ControlMessages::none(),
-            flags: if cut { libc::MSG_TRUNC } else { 0 },
+            flags: if is_truncated { libc::MSG_TRUNC } else { 0 },
         }
     }
 
     /// Appends the number of bytes that are waiting (`TCP_INQ`).
-    pub(super) fn put_inq(&mut self, bytes: c_int, room: usize) {
-        self.control_with_room(room).put(libc::IPPROTO_TCP, TCP_INQ, &bytes.to_ne_bytes());
+    pub(super) fn put_inq(&mut self, bytes: c_int, space: usize) {
+        self.control_with_room(space).put(libc::IPPROTO_TCP, TCP_INQ, &bytes.to_ne_bytes());
     }
 
-    /// Returns the control messages, for which the program has `room` bytes.
-    pub(super) fn control_with_room(&mut self, room: usize) -> &mut ControlMessages {
-        self.control.room = room;
+    /// Returns the control messages, for which the program has `space` bytes.
+    pub(super) fn control_with_room(&mut self, space: usize) -> &mut ControlMessages {
+        self.control.space = space;
         &mut self.control
     }
 }
@@ -125,7 +125,7 @@ impl SocketOptionState {
         family: Family,
         control: &mut ControlMessages,
     ) {
-        let asked = |text| self.is_on(text);
+        let is_enabled = |text| self.is_on(text);
         if let Some((name, value)) = self.timestamp_cmsg(datagram) {
             control.put(libc::SOL_SOCKET, name, &value);
         }
@@ -136,39 +136,39 @@ impl SocketOptionState {
             let bytes = c_int::from(datagram.gso_size).to_ne_bytes();
             control.put(libc::IPPROTO_UDP, libc::UDP_GRO, &bytes);
         }
-        let class = c_int::from(datagram.tos);
+        let tclass = c_int::from(datagram.tos);
         match (datagram.to, family) {
             (IpAddr::V4(to), _) => {
-                if asked("IP_PKTINFO") {
+                if is_enabled("IP_PKTINFO") {
                     let info = [ifindex_of(datagram.to), to.octets(), to.octets()].concat();
                     control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
                 }
-                if asked("IP_RECVTTL") {
+                if is_enabled("IP_RECVTTL") {
                     control.put(
                         libc::IPPROTO_IP,
                         libc::IP_TTL,
                         &c_int::from(datagram.hop_limit).to_ne_bytes(),
                     );
                 }
-                if asked("IP_RECVTOS") {
+                if is_enabled("IP_RECVTOS") {
                     control.put(libc::IPPROTO_IP, libc::IP_TOS, &[datagram.tos]);
                 }
-                if family == Family::V6 && asked("IPV6_RECVPKTINFO") {
+                if family == Family::V6 && is_enabled("IPV6_RECVPKTINFO") {
                     let info = [&to.to_ipv6_mapped().octets()[..], &ifindex_of(datagram.to)].concat();
                     control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
                 }
             }
             (IpAddr::V6(to), _) => {
-                if asked("IPV6_RECVPKTINFO") {
+                if is_enabled("IPV6_RECVPKTINFO") {
                     let info = [&to.octets()[..], &ifindex_of(datagram.to)].concat();
                     control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
                 }
-                if asked("IPV6_RECVHOPLIMIT") {
-                    let hops = c_int::from(datagram.hop_limit).to_ne_bytes();
-                    control.put(libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, &hops);
+                if is_enabled("IPV6_RECVHOPLIMIT") {
+                    let hop_limit_bytes = c_int::from(datagram.hop_limit).to_ne_bytes();
+                    control.put(libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, &hop_limit_bytes);
                 }
-                if asked("IPV6_RECVTCLASS") {
-                    control.put(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &class.to_ne_bytes());
+                if is_enabled("IPV6_RECVTCLASS") {
+                    control.put(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &tclass.to_ne_bytes());
                 }
             }
         }
@@ -245,11 +245,11 @@ impl SendCmsgs {
     }
 }
 
-/// Parses an `int` from `least` to 255; `None` stands for -1.
-fn byte_or_default(value: &[u8], least: c_int) -> Result<Option<u8>, Errno> {
+/// Parses an `int` from `min` to 255; `None` stands for -1.
+fn byte_or_default(value: &[u8], min: c_int) -> Result<Option<u8>, Errno> {
     let number = c_int::from_ne_bytes(value.try_into().map_err(|_| Errno::INVAL)?);
     match u8::try_from(number) {
-        Ok(value) if number >= least => Ok(Some(value)),
+        Ok(value) if number >= min => Ok(Some(value)),
         _ if number == -1 => Ok(None),
         _ => Err(Errno::INVAL),
     }
@@ -261,19 +261,19 @@ mod tests {
 
     #[test]
     fn control_messages_are_cut_where_the_room_ends() {
-        let mut control = ControlMessages { room: 40, ..ControlMessages::none() };
+        let mut control = ControlMessages { space: 40, ..ControlMessages::none() };
         control.put(0, 8, &[1; 12]);
         assert_eq!((control.bytes().len(), control.is_truncated()), (32, false));
         control.put(0, 2, &[2; 4]);
         assert_eq!((control.bytes().len(), control.is_truncated()), (32, true), "no room for a head");
-        let mut control = ControlMessages { room: 20, ..ControlMessages::none() };
+        let mut control = ControlMessages { space: 20, ..ControlMessages::none() };
         control.put(0, 8, &[1; 12]);
         assert_eq!((control.bytes()[0], control.bytes().len(), control.is_truncated()), (20, 20, true));
     }
 
     #[test]
     fn what_is_written_can_be_read() {
-        let mut control = ControlMessages { room: 100, ..ControlMessages::none() };
+        let mut control = ControlMessages { space: 100, ..ControlMessages::none() };
         control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &[0, 0, 0, 0, 10, 0, 0, 1, 10, 0, 0, 1]);
         let source = Some(Ipv4Addr::new(10, 0, 0, 1).into());
         assert_eq!(SendCmsgs::read(control.bytes(), true), Ok(SendCmsgs { source, ..SendCmsgs::default() }));

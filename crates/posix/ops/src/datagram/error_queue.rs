@@ -76,25 +76,25 @@ impl ProcessState {
         let has_rfc4884 = |name| socket.options.is_on(name);
         let (has_rfc4884_v4, has_rfc4884_v6) =
             (has_rfc4884("IP_RECVERR_RFC4884"), has_rfc4884("IPV6_RECVERR_RFC4884"));
-        let (report, known) = *self.client.udp_take_extended_error(udp.conn).map_err(|_| Errno::AGAIN)?;
-        let mut rest = &known[..];
+        let (report, payload) = *self.client.udp_take_extended_error(udp.conn).map_err(|_| Errno::AGAIN)?;
+        let mut rest = &payload[..];
         for buffer in buffers {
-            let (now, later) = rest.split_at(rest.len().min(buffer.len()));
-            buffer[..now.len()].copy_from_slice(now);
-            rest = later;
+            let (head, tail) = rest.split_at(rest.len().min(buffer.len()));
+            buffer[..head.len()].copy_from_slice(head);
+            rest = tail;
         }
-        let mut received = ReceivedMessage::from_stream(known.len() - rest.len());
+        let mut received = ReceivedMessage::from_stream(payload.len() - rest.len());
         received.from = Some(sockaddr::encode(report.destination, family));
         received.flags = libc::MSG_ERRQUEUE | if rest.is_empty() { 0 } else { libc::MSG_TRUNC };
         let has_rfc4884 =
             if report.offender.is_some_and(|from| from.is_ipv4()) { has_rfc4884_v4 } else { has_rfc4884_v6 };
-        let (level, kind): (c_int, c_int) = match family {
+        let (level, cmsg_type): (c_int, c_int) = match family {
             Family::V4 => (libc::IPPROTO_IP, libc::IP_RECVERR),
             Family::V6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
         };
         received.control_with_room(control_room).put(
             level,
-            kind,
+            cmsg_type,
             &sock_extended_err(&report, family, has_rfc4884),
         );
         Ok(received)

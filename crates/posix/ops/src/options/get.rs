@@ -16,30 +16,34 @@ use rustix::io::Errno;
 
 /// The value of an option, as `getsockopt` returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OptionValue(Vec<u8>, bool);
+pub struct OptionValue {
+    bytes: Vec<u8>,
+    /// A smaller buffer gets nothing rather than a prefix.
+    is_indivisible: bool,
+}
 
 impl OptionValue {
     /// Returns the value as bytes. A smaller buffer gets a prefix or nothing, see [`fits`](Self::fits).
     pub fn bytes(&self) -> &[u8] {
-        &self.0
+        &self.bytes
     }
 
-    /// Checks whether the value may be copied into `room` bytes. If not, `getsockopt` still reports the
+    /// Checks whether the value may be copied into `space` bytes. If not, `getsockopt` still reports the
     /// length that it needs.
     ///
     /// # Errors
     /// `EINVAL`.
-    pub fn fits(&self, room: usize) -> Result<(), Errno> {
-        if self.1 && room < self.0.len() { Err(Errno::INVAL) } else { Ok(()) }
+    pub fn fits(&self, space: usize) -> Result<(), Errno> {
+        if self.is_indivisible && space < self.bytes.len() { Err(Errno::INVAL) } else { Ok(()) }
     }
 
     /// Returns a value that must not be truncated.
     pub(super) fn indivisible(bytes: Vec<u8>) -> Self {
-        Self(bytes, true)
+        Self { bytes, is_indivisible: true }
     }
 
     pub(super) fn truncatable(bytes: Vec<u8>) -> Self {
-        Self(bytes, false)
+        Self { bytes, is_indivisible: false }
     }
 
     pub(super) fn int(value: c_int) -> Self {
@@ -52,7 +56,7 @@ impl OptionValue {
 }
 
 impl Ops {
-    /// `getsockopt` with a buffer of `room` bytes.
+    /// `getsockopt` with a buffer of `space` bytes.
     ///
     /// # Errors
     /// `ENOPROTOOPT`.
@@ -61,14 +65,14 @@ impl Ops {
         fd: RawFd,
         level: c_int,
         name: c_int,
-        room: usize,
+        space: usize,
     ) -> Result<OptionValue, Errno> {
         let mut state = self.lock()?;
         let file = self.file_of(&mut state, fd)?;
         state.socket_state(file);
         let socket = state.files.socket(file)?;
-        let (family, shape, datagrams) = (socket.family, socket.role, socket.is_udp);
-        if datagrams && level == libc::IPPROTO_TCP || !datagrams && level == libc::IPPROTO_UDP {
+        let (family, shape, is_udp) = (socket.family, socket.role, socket.is_udp);
+        if is_udp && level == libc::IPPROTO_TCP || !is_udp && level == libc::IPPROTO_UDP {
             return Err(int_options::wrong_protocol_errno(family));
         }
         let options = socket.options.clone();
@@ -87,8 +91,8 @@ impl Ops {
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => flag(BoolOption::NoDelay),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => flag(BoolOption::Cork),
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if family == Family::V6 => flag(BoolOption::V6Only),
-            (libc::SOL_SOCKET, libc::SO_TYPE) if datagrams => OptionValue::int(libc::SOCK_DGRAM),
-            (libc::SOL_SOCKET, libc::SO_PROTOCOL) if datagrams => OptionValue::int(libc::IPPROTO_UDP),
+            (libc::SOL_SOCKET, libc::SO_TYPE) if is_udp => OptionValue::int(libc::SOCK_DGRAM),
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL) if is_udp => OptionValue::int(libc::IPPROTO_UDP),
             (libc::SOL_SOCKET, libc::SO_TYPE) => OptionValue::int(libc::SOCK_STREAM),
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => OptionValue::int(libc::IPPROTO_TCP),
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => OptionValue::int(family.sa_family().into()),
@@ -138,7 +142,7 @@ impl Ops {
             (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => number(options.syn_count.into()),
             (libc::IPPROTO_TCP, name) if let Some(time) = times::find(name) => options.time_value(time),
             (libc::IPPROTO_TCP, libc::TCP_SAVE_SYN) => OptionValue::int(options.save_syn() as c_int),
-            (libc::IPPROTO_TCP, libc::TCP_SAVED_SYN) => state.saved_syn(file, room)?,
+            (libc::IPPROTO_TCP, libc::TCP_SAVED_SYN) => state.saved_syn(file, space)?,
             (libc::IPPROTO_IP, libc::IP_MINTTL) => number(options.min_ttl(true).into()),
             (libc::IPPROTO_IPV6, MINHOPCOUNT) if family == Family::V6 => {
                 number(options.min_ttl(false).into())
@@ -177,8 +181,8 @@ impl Ops {
                 None => number(MSS_DEFAULT),
             },
             (libc::IPPROTO_TCP, libc::TCP_INFO) => {
-                let listens = matches!(shape, SocketRole::Listening(_));
-                OptionValue::truncatable(tcp_info::bytes(state.info(file).as_deref(), listens))
+                let is_listening = matches!(shape, SocketRole::Listening(_));
+                OptionValue::truncatable(tcp_info::bytes(state.info(file).as_deref(), is_listening))
             }
             _ => options.get_int(family, level, name)?,
         })

@@ -16,33 +16,36 @@ pub(crate) struct IntOptions(Option<Arc<Vec<(&'static str, c_int)>>>);
 
 impl IntOptions {
     /// Returns the value of an option, if it was set.
-    pub fn get(&self, text: &'static str) -> Option<c_int> {
-        self.0.as_ref()?.iter().find(|(of, _)| *of == text).map(|(_, value)| *value)
+    pub fn get(&self, linux_name: &'static str) -> Option<c_int> {
+        self.0.as_ref()?.iter().find(|(of, _)| *of == linux_name).map(|(_, value)| *value)
     }
 
-    pub fn set(&mut self, text: &'static str, value: c_int) {
-        let words = Arc::make_mut(self.0.get_or_insert_default());
-        match words.iter_mut().find(|(of, _)| *of == text) {
+    pub fn set(&mut self, linux_name: &'static str, value: c_int) {
+        let values = Arc::make_mut(self.0.get_or_insert_default());
+        match values.iter_mut().find(|(of, _)| *of == linux_name) {
             Some((_, old)) => *old = value,
-            None => words.push((text, value)),
+            None => values.push((linux_name, value)),
         }
     }
 }
 
 impl Codec for IntOptions {
     fn encode(&self, out: &mut Vec<u8>) {
-        let words = self.0.iter().flat_map(|words| words.iter());
+        let values = self.0.iter().flat_map(|values| values.iter());
         let named: Vec<(Vec<u8>, c_int)> =
-            words.map(|(text, value)| (text.as_bytes().to_vec(), *value)).collect();
+            values.map(|(linux_name, value)| (linux_name.as_bytes().to_vec(), *value)).collect();
         named.encode(out);
     }
 
     fn decode(from: &mut &[u8]) -> Option<Self> {
-        let mut words = Self::default();
-        for (text, value) in <Vec<(Vec<u8>, c_int)>>::decode(from)? {
-            words.set(table::OPTIONS.iter().find(|row| row.linux_name.as_bytes() == text)?.linux_name, value);
+        let mut values = Self::default();
+        for (linux_name, value) in <Vec<(Vec<u8>, c_int)>>::decode(from)? {
+            values.set(
+                table::OPTIONS.iter().find(|row| row.linux_name.as_bytes() == linux_name)?.linux_name,
+                value,
+            );
         }
-        Some(words)
+        Some(values)
     }
 }
 
@@ -55,8 +58,8 @@ pub(super) fn wrong_protocol_errno(family: Family) -> Errno {
 }
 
 impl SocketOptionState {
-    fn number(&self, row: &OptionRow, first: c_int) -> c_int {
-        self.ints.get(row.linux_name).unwrap_or(first)
+    fn number(&self, row: &OptionRow, default: c_int) -> c_int {
+        self.ints.get(row.linux_name).unwrap_or(default)
     }
 
     /// Sets an option that has no field of its own.
@@ -72,15 +75,15 @@ impl SocketOptionState {
         value: &[u8],
     ) -> Result<(), Errno> {
         // Linux checks the length before the option on these levels.
-        let early = matches!(level, libc::SOL_SOCKET | libc::IPPROTO_TCP | libc::IPPROTO_UDP);
-        let unknown = if early && value.len() < 4 { Errno::INVAL } else { Errno::NOPROTOOPT };
+        let checks_length_first = matches!(level, libc::SOL_SOCKET | libc::IPPROTO_TCP | libc::IPPROTO_UDP);
+        let unknown = if checks_length_first && value.len() < 4 { Errno::INVAL } else { Errno::NOPROTOOPT };
         let row = table::find(family, level, name).ok_or(unknown)?;
         match row.kind {
             OptionKind::Dedicated => Err(unknown),
             OptionKind::Refused => Err(Errno::NOPROTOOPT),
-            OptionKind::Fixed { format: reads, set, .. } => reads.read(value).and(set),
-            OptionKind::Int { format: reads, accepts: takes, first } => {
-                let value = takes.apply(reads.read(value)?, self.number(row, first), first)?;
+            OptionKind::Fixed { format, set, .. } => format.read(value).and(set),
+            OptionKind::Int { format, accepts, default } => {
+                let value = accepts.apply(format.read(value)?, self.number(row, default), default)?;
                 // Linux stores 0, too.
                 let value = if row.linux_name == "TCP_THIN_DUPACK" { 0 } else { value };
                 self.ints.set(row.linux_name, value);
@@ -105,18 +108,18 @@ impl SocketOptionState {
         match row.kind {
             OptionKind::Dedicated | OptionKind::Refused => Err(Errno::NOPROTOOPT),
             OptionKind::Fixed { get, .. } => get.map(OptionValue::int),
-            OptionKind::Int { first, .. } => Ok(OptionValue::int(self.number(row, first))),
+            OptionKind::Int { default, .. } => Ok(OptionValue::int(self.number(row, default))),
         }
     }
 
     /// Returns whether an option of the table is set to a value other than 0.
-    pub fn is_on(&self, text: &'static str) -> bool {
-        self.ints.get(text).is_some_and(|value| value != 0)
+    pub fn is_on(&self, linux_name: &'static str) -> bool {
+        self.ints.get(linux_name).is_some_and(|value| value != 0)
     }
 
     /// Returns the options of a UDP socket for the engine.
     pub fn udp_options(&self, family: Family) -> UdpOptions {
-        let (class, hops) = match family {
+        let (tos, ttl) = match family {
             Family::V4 => (self.tos, self.ttl),
             Family::V6 => (self.tclass, self.unicast_hops),
         };
@@ -127,8 +130,8 @@ impl SocketOptionState {
             broadcast: self.flag(BoolOption::Broadcast),
             v6only: family == Family::V6 && self.is_v6_only(),
             rcvbuf: None,
-            hop_limit: u8::try_from(hops).ok(),
-            tos: class,
+            hop_limit: u8::try_from(ttl).ok(),
+            tos,
             priority: self.link_priority(),
             recverr_v4: self.is_on("IP_RECVERR"),
             recverr_v6: family == Family::V6 && self.is_on("IPV6_RECVERR"),
@@ -192,10 +195,10 @@ impl SocketOptionState {
     pub(super) fn set_tos(&mut self, level: c_int, value: &[u8], datagrams: bool) -> Result<(), Errno> {
         if level == libc::IPPROTO_IP {
             // TCP sets the ECN bits itself.
-            let class = IntFormat::IntOrByteOrNone.read(value)? as u8 & if datagrams { 0xff } else { 0xfc };
-            if class != self.tos {
-                self.tos = class;
-                self.set_priority(priority::of_tos(class).into());
+            let tos = IntFormat::IntOrByteOrNone.read(value)? as u8 & if datagrams { 0xff } else { 0xfc };
+            if tos != self.tos {
+                self.tos = tos;
+                self.set_priority(priority::of_tos(tos).into());
             }
         } else {
             self.tclass = AcceptedValues::TosClass(0, 255).apply(IntFormat::Int.read(value)?, 0, 0)? as u8;

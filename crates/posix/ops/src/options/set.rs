@@ -36,25 +36,25 @@ impl Ops {
             state.process_events();
         }
         // If the library limits writes itself, the stack need not know the size of the send buffer.
-        let bounds = state.send_buffer.is_some();
-        let tell_send_buffer = |options: &mut SocketOptionState| {
-            if !bounds {
+        let limits_writes = state.send_buffer.is_some();
+        let apply_send_buffer = |options: &mut SocketOptionState| {
+            if !limits_writes {
                 options.mark_set(StackOption::SendBuffer);
             }
         };
         let socket = state.files.socket(file)?;
-        let (family, shape, datagrams) = (socket.family, socket.role, socket.is_udp);
+        let (family, shape, is_udp) = (socket.family, socket.role, socket.is_udp);
         let v4 = socket.child_is_v4();
         let options = &mut socket.options;
-        let before = matches!(shape, SocketRole::Listening(_)).then(|| options.initial_options(v4));
-        if datagrams && level == libc::IPPROTO_TCP || !datagrams && level == libc::IPPROTO_UDP {
+        let old_initial = matches!(shape, SocketRole::Listening(_)).then(|| options.initial_options(v4));
+        if is_udp && level == libc::IPPROTO_TCP || !is_udp && level == libc::IPPROTO_UDP {
             return Err(Errno::NOPROTOOPT);
         }
-        let mut flag = |flag: BoolOption, told: Option<StackOption>| {
+        let mut flag = |flag: BoolOption, option: Option<StackOption>| {
             let on = int(value)? != 0;
             options.set_flag(flag, on);
-            if let Some(told) = told {
-                options.mark_set(told);
+            if let Some(option) = option {
+                options.mark_set(option);
             }
             Ok::<_, Errno>(())
         };
@@ -109,30 +109,30 @@ impl Ops {
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                 options.send_buffer = doubled(int(value)?, SNDBUF_MIN, BUFFER_MAX);
                 options.buf_lock |= SNDBUF_LOCK;
-                tell_send_buffer(options);
+                apply_send_buffer(options);
             }
             (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE) => {
                 options.send_buffer = doubled(int(value)?.max(0), SNDBUF_MIN, FORCED_MAX);
                 options.buf_lock |= SNDBUF_LOCK;
-                tell_send_buffer(options);
+                apply_send_buffer(options);
             }
             (libc::SOL_SOCKET, name) if TimestampOptions::is_timestamp(name) => {
                 options.timestamps.set(name, int(value)? != 0)
             }
             (libc::SOL_SOCKET, name) if TimestampOptions::is_timestamping(name) => {
-                let can_count = datagrams || matches!(shape, SocketRole::Stream(_));
-                options.timestamps.set_flags(name, value, can_count)?;
+                let has_ids = is_udp || matches!(shape, SocketRole::Stream(_));
+                options.timestamps.set_flags(name, value, has_ids)?;
             }
             (libc::SOL_SOCKET, BUF_LOCK) => {
                 let locks = int(value)?;
                 options.buf_lock =
                     u8::try_from(locks).ok().filter(|locks| *locks <= 3).ok_or(Errno::INVAL)?;
                 // A fixed buffer keeps its current size.
-                for (lock, told) in
+                for (lock, option) in
                     [(RCVBUF_LOCK, StackOption::RecvBuffer), (SNDBUF_LOCK, StackOption::SendBuffer)]
                 {
-                    if options.buf_lock & lock != 0 && (lock == RCVBUF_LOCK || !bounds) {
-                        options.mark_set(told);
+                    if options.buf_lock & lock != 0 && (lock == RCVBUF_LOCK || !limits_writes) {
+                        options.mark_set(option);
                     }
                 }
             }
@@ -212,9 +212,9 @@ impl Ops {
                 // Upper-layer protocols would be kernel modules.
                 return Err(if value.is_empty() { Errno::INVAL } else { Errno::NOENT });
             }
-            (libc::IPPROTO_IP, libc::IP_TOS) => options.set_tos(level, value, datagrams)?,
+            (libc::IPPROTO_IP, libc::IP_TOS) => options.set_tos(level, value, is_udp)?,
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if family == Family::V6 => {
-                options.set_tos(level, value, datagrams)?;
+                options.set_tos(level, value, is_udp)?;
             }
             (libc::IPPROTO_IP, libc::IP_TTL) => options.set_ttl(level, value)?,
             (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) if family == Family::V6 => {
@@ -240,7 +240,7 @@ impl Ops {
                 return Err(Errno::INVAL);
             }
             (libc::SOL_SOCKET, libc::SO_BINDTODEVICE | BINDTOIFINDEX) => {
-                return self.bind_to_device(state, (fd, file), name, value);
+                return self.bind_to_device(state, fd, file, name, value);
             }
             _ => options.set_int(family, level, name, value)?,
         }
@@ -275,9 +275,9 @@ impl Ops {
                 state.data_ready(file);
             }
         }
-        let applied = match (shape, before) {
-            (SocketRole::Listening(listening), Some(before)) => {
-                state.update_listener_options(file, listening.number, &before)
+        let applied = match (shape, old_initial) {
+            (SocketRole::Listening(listening), Some(old_initial)) => {
+                state.update_listener_options(file, listening.number, &old_initial)
             }
             _ => state.apply_options(file),
         };
@@ -292,7 +292,8 @@ impl Ops {
     fn bind_to_device(
         &self,
         mut state: LockGuard<'_>,
-        (fd, file): (RawFd, FileId),
+        fd: RawFd,
+        file: FileId,
         name: c_int,
         value: &[u8],
     ) -> Result<(), Errno> {
@@ -306,8 +307,8 @@ impl Ops {
         if none {
             return Ok(());
         }
-        let fresh = matches!(state.files.socket(file)?.role, SocketRole::Unconnected { bound: None });
-        if !fresh || !self.config.kernel_listen {
+        let is_unbound = matches!(state.files.socket(file)?.role, SocketRole::Unconnected { bound: None });
+        if !is_unbound || !self.config.kernel_listen {
             return Err(Errno::NODEV);
         }
         kernel_socket::try_option(state.files.socket(file)?.family, libc::SOL_SOCKET, name, value)?;
@@ -337,8 +338,8 @@ fn timeout(value: &[u8]) -> Result<Option<Duration>, Errno> {
 
 /// Returns twice the requested size, since the kernel needs half of a buffer for its own overhead. Programs
 /// rely on reading back twice the value.
-fn doubled(asked: c_int, least: u32, most: u32) -> u32 {
+fn doubled(requested: c_int, min: u32, max: u32) -> u32 {
     // Linux compares sizes as unsigned, so negative values are the maximum.
-    let asked = u32::try_from(asked).unwrap_or(u32::MAX).min(most);
-    (asked * 2).max(least)
+    let requested = u32::try_from(requested).unwrap_or(u32::MAX).min(max);
+    (requested * 2).max(min)
 }

@@ -34,7 +34,7 @@ pub enum OptionKind {
         /// Which values are accepted.
         accepts: AcceptedValues,
         /// The default.
-        first: c_int,
+        default: c_int,
     },
     /// The option has a fixed value, or cannot be read; setting it has no effect or fails.
     Fixed {
@@ -109,7 +109,7 @@ impl AcceptedValues {
     ///
     /// # Errors
     /// The kernel's error for a value that it does not accept.
-    pub fn apply(self, value: c_int, old: c_int, first: c_int) -> Result<c_int, Errno> {
+    pub fn apply(self, value: c_int, old: c_int, default: c_int) -> Result<c_int, Errno> {
         let within =
             |range: RangeInclusive<c_int>| if range.contains(&value) { Ok(value) } else { Err(Errno::INVAL) };
         match self {
@@ -117,14 +117,14 @@ impl AcceptedValues {
             Self::OneWayFlag if value == 0 && old != 0 => Err(Errno::PERM),
             Self::OneWayFlag => Ok((value != 0).into()),
             Self::Any => Ok(value),
-            Self::Within(least, most) => within(least..=most),
-            Self::OrDefault(..) if value == -1 => Ok(first),
-            Self::OrDefault(least, most) => within(least..=most),
+            Self::Within(min, max) => within(min..=max),
+            Self::OrDefault(..) if value == -1 => Ok(default),
+            Self::OrDefault(min, max) => within(min..=max),
             Self::TosClass(..) if value == -1 => Ok(0),
-            Self::TosClass(least, most) => Ok(within(least..=most)? & 0xfc),
-            Self::ClampedTo(most) => Ok(within(0..=c_int::MAX)?.min(most)),
+            Self::TosClass(min, max) => Ok(within(min..=max)? & 0xfc),
+            Self::ClampedTo(max) => Ok(within(0..=c_int::MAX)?.min(max)),
             Self::ZeroOr(_) if value == 0 => Ok(0),
-            Self::ZeroOr(least) => within(least..=c_int::MAX),
+            Self::ZeroOr(min) => within(min..=c_int::MAX),
             Self::Zero(_) if value == 0 => Ok(old),
             Self::Zero(error) => Err(error),
         }
@@ -134,62 +134,67 @@ impl AcceptedValues {
 const fn row(
     level: c_int,
     name: c_int,
-    text: &'static str,
+    linux_name: &'static str,
     kind: OptionKind,
     note: &'static str,
 ) -> OptionRow {
-    OptionRow { level, name, linux_name: text, kind, note }
+    OptionRow { level, name, linux_name, kind, note }
 }
 
-const fn dedicated(level: c_int, name: c_int, text: &'static str) -> OptionRow {
-    row(level, name, text, OptionKind::Dedicated, "")
+const fn dedicated(level: c_int, name: c_int, linux_name: &'static str) -> OptionRow {
+    row(level, name, linux_name, OptionKind::Dedicated, "")
 }
 
-const fn dedicated_with_note(level: c_int, name: c_int, text: &'static str, note: &'static str) -> OptionRow {
-    row(level, name, text, OptionKind::Dedicated, note)
+const fn dedicated_with_note(
+    level: c_int,
+    name: c_int,
+    linux_name: &'static str,
+    note: &'static str,
+) -> OptionRow {
+    row(level, name, linux_name, OptionKind::Dedicated, note)
 }
 
 const fn number(
     level: c_int,
     name: c_int,
-    text: &'static str,
-    reads: IntFormat,
-    takes: AcceptedValues,
-    first: c_int,
+    linux_name: &'static str,
+    format: IntFormat,
+    accepts: AcceptedValues,
+    default: c_int,
 ) -> OptionRow {
-    row(level, name, text, OptionKind::Int { format: reads, accepts: takes, first }, "")
+    row(level, name, linux_name, OptionKind::Int { format, accepts, default }, "")
 }
 
 /// Returns the row of an option that is stored and has no effect.
 const fn ignored(
     level: c_int,
     name: c_int,
-    text: &'static str,
+    linux_name: &'static str,
     kind: (IntFormat, AcceptedValues, c_int),
-    why: &'static str,
+    note: &'static str,
 ) -> OptionRow {
-    let (reads, takes, first) = kind;
-    row(level, name, text, OptionKind::Int { format: reads, accepts: takes, first }, why)
+    let (format, accepts, default) = kind;
+    row(level, name, linux_name, OptionKind::Int { format, accepts, default }, note)
 }
 
 const fn fixed(
     level: c_int,
     name: c_int,
-    text: &'static str,
-    reads: IntFormat,
+    linux_name: &'static str,
+    format: IntFormat,
     get: Result<c_int, Errno>,
     set: Errno,
 ) -> OptionRow {
-    row(level, name, text, OptionKind::Fixed { format: reads, get, set: Err(set) }, "")
+    row(level, name, linux_name, OptionKind::Fixed { format, get, set: Err(set) }, "")
 }
 
 /// Returns the row of a socket option for which every value is accepted and ignored.
-const fn accepted(name: c_int, text: &'static str, get: Result<c_int, Errno>) -> OptionRow {
-    row(SOL, name, text, OptionKind::Fixed { format: IntFormat::Int, get, set: Ok(()) }, "")
+const fn accepted(name: c_int, linux_name: &'static str, get: Result<c_int, Errno>) -> OptionRow {
+    row(SOL, name, linux_name, OptionKind::Fixed { format: IntFormat::Int, get, set: Ok(()) }, "")
 }
 
-const fn refused(level: c_int, name: c_int, text: &'static str, why: &'static str) -> OptionRow {
-    row(level, name, text, OptionKind::Refused, why)
+const fn refused(level: c_int, name: c_int, linux_name: &'static str, note: &'static str) -> OptionRow {
+    row(level, name, linux_name, OptionKind::Refused, note)
 }
 
 const UNKNOWN_OPTION: Errno = Errno::NOPROTOOPT;

@@ -30,10 +30,10 @@ fn state(state: State) -> u8 {
 }
 
 /// Returns the structure for a connection, for a listener, or for a socket that is neither.
-pub(super) fn bytes(info: Option<&TcpInfo>, listens: bool) -> Vec<u8> {
+pub(super) fn bytes(info: Option<&TcpInfo>, is_listening: bool) -> Vec<u8> {
     let mut out = vec![0; BYTES];
     let Some(info) = info else {
-        out[0] = state(if listens { State::Listen } else { State::Closed });
+        out[0] = state(if is_listening { State::Listen } else { State::Closed });
         return out;
     };
     let options = [(info.timestamps, TIMESTAMPS), (info.sack, SACK), (info.wscale, WSCALE), (info.ecn, ECN)];

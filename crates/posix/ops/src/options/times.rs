@@ -39,11 +39,11 @@ pub(super) const DELACK_MAX: TimeOption = short(46, "TCP_DELACK_MAX_US", StackOp
 
 const TIMES: [TimeOption; 3] = [RTO_MAX, RTO_MIN, DELACK_MAX];
 
-const fn short(number: c_int, text: &'static str, told: StackOption) -> TimeOption {
+const fn short(number: c_int, linux_name: &'static str, stack_option: StackOption) -> TimeOption {
     TimeOption {
         number,
-        linux_name: text,
-        stack_option: told,
+        linux_name,
+        stack_option,
         unit_us: 1,
         least: TICK_US.cast_signed() + 1,
         most: 200_000,
@@ -82,9 +82,9 @@ impl SocketOptionState {
 
     /// Returns `IP_MINTTL` or `IPV6_MINHOPCOUNT`.
     pub(super) fn min_ttl(&self, v4: bool) -> u8 {
-        let text = if v4 { "IP_MINTTL" } else { "IPV6_MINHOPCOUNT" };
+        let linux_name = if v4 { "IP_MINTTL" } else { "IPV6_MINHOPCOUNT" };
         // Cannot truncate: larger values are not accepted.
-        self.ints.get(text).map_or(0, |hops| hops as u8)
+        self.ints.get(linux_name).map_or(0, |ttl| ttl as u8)
     }
 
     /// Sets `IP_MINTTL`, for which one byte suffices, or `IPV6_MINHOPCOUNT`.
@@ -92,9 +92,9 @@ impl SocketOptionState {
     /// # Errors
     /// `EINVAL` for values outside of 0 to 255.
     pub(super) fn set_min_ttl(&mut self, v4: bool, value: &[u8]) -> Result<(), Errno> {
-        let reads = if v4 { IntFormat::IntOrByte } else { IntFormat::Int };
-        let hops = AcceptedValues::Within(0, 255).apply(reads.read(value)?, 0, 0)?;
-        self.ints.set(if v4 { "IP_MINTTL" } else { "IPV6_MINHOPCOUNT" }, hops);
+        let format = if v4 { IntFormat::IntOrByte } else { IntFormat::Int };
+        let ttl = AcceptedValues::Within(0, 255).apply(format.read(value)?, 0, 0)?;
+        self.ints.set(if v4 { "IP_MINTTL" } else { "IPV6_MINHOPCOUNT" }, ttl);
         self.mark_set(StackOption::MinTtl);
         Ok(())
     }

@@ -58,19 +58,19 @@ impl TimestampOptions {
         on == name || name == TIMESTAMP_NEW && on == TIMESTAMPNS_NEW
     }
 
-    /// Sets the flags of `SO_TIMESTAMPING`. `can_count` tells that the socket's datagrams or bytes are
+    /// Sets the flags of `SO_TIMESTAMPING`. `has_ids` tells that the socket's datagrams or bytes are
     /// numbered.
     ///
     /// # Errors
     /// `EINVAL` for unknown flags and invalid combinations, `EOPNOTSUPP` for a hardware clock.
-    pub fn set_flags(&mut self, name: c_int, value: &[u8], can_count: bool) -> Result<(), Errno> {
+    pub fn set_flags(&mut self, name: c_int, value: &[u8], has_ids: bool) -> Result<(), Errno> {
         let bytes = value.first_chunk().ok_or(Errno::INVAL)?;
         let flags = u32::from_ne_bytes(*bytes);
         let has = |flag| flags & flag != 0;
-        let counts_anew = has(OPT_ID) && self.flags & OPT_ID == 0;
+        let enables_ids = has(OPT_ID) && self.flags & OPT_ID == 0;
         if flags & !FLAGS_MASK != 0
             || has(OPT_ID_TCP) && !has(OPT_ID)
-            || counts_anew && !can_count
+            || enables_ids && !has_ids
             || has(OPT_STATS) && !has(OPT_TSONLY)
         {
             return Err(Errno::INVAL);
@@ -84,23 +84,23 @@ impl TimestampOptions {
 
     /// Returns `struct so_timestamping`. `SO_TIMESTAMPING_NEW` returns only flags that it has set itself.
     pub fn flags(self, name: c_int) -> Vec<u8> {
-        let told = name == libc::SO_TIMESTAMPING || self.is_new;
-        [if told { self.flags } else { 0 }, 0].map(u32::to_ne_bytes).concat()
+        let is_reported = name == libc::SO_TIMESTAMPING || self.is_new;
+        [if is_reported { self.flags } else { 0 }, 0].map(u32::to_ne_bytes).concat()
     }
 
     pub fn are_on(self) -> bool {
         self.name != 0 || self.flags & RX_SOFTWARE != 0
     }
 
-    /// Returns type and value of the control message. `came` holds the lowest 32 bits of the arrival time in
+    /// Returns type and value of the control message. `arrived_us` holds the lowest 32 bits of the arrival time in
     /// µs; `None` stands for a datagram that arrived before timestamps were enabled, which gets the current
     /// time (`__sock_recv_timestamp`).
-    pub fn timestamp_cmsg(self, came: Option<u32>) -> Option<(c_int, [u8; 16])> {
+    pub fn timestamp_cmsg(self, arrived_us: Option<u32>) -> Option<(c_int, [u8; 16])> {
         if self.name == 0 {
             return None;
         }
         let name = c_int::from(self.name);
-        let at = time_of(came);
+        let at = time_of(arrived_us);
         let fraction = match name {
             libc::SO_TIMESTAMP | TIMESTAMP_NEW => at.subsec_micros(),
             _ => at.subsec_nanos(),
@@ -110,23 +110,23 @@ impl TimestampOptions {
 
     /// Returns type and value of the control message of `SO_TIMESTAMPING`: three times, of which only the
     /// first, the software's, is set (`struct scm_timestamping`).
-    pub fn timestamping_cmsg(self, came: Option<u32>) -> Option<(c_int, [u8; 48])> {
+    pub fn timestamping_cmsg(self, arrived_us: Option<u32>) -> Option<(c_int, [u8; 48])> {
         if self.flags & RX_SOFTWARE == 0 || self.flags & SOFTWARE == 0 {
             return None;
         }
-        let at = time_of(came);
+        let at = time_of(arrived_us);
         let mut value = [0; 48];
         value[..16].copy_from_slice(&time_pair(at.as_secs(), at.subsec_nanos()));
         Some((if self.is_new { TIMESTAMPING_NEW } else { libc::SO_TIMESTAMPING }, value))
     }
 }
 
-/// Returns the time whose lowest 32 bits in µs are `came`, or the current time.
-fn time_of(came: Option<u32>) -> Duration {
+/// Returns the time whose lowest 32 bits in µs are `arrived_us`, or the current time.
+fn time_of(arrived_us: Option<u32>) -> Duration {
     let now = clock_gettime(ClockId::Realtime);
     let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32);
-    let passed = came.map_or(0, |came| (now.as_micros() as u32).wrapping_sub(came));
-    now.saturating_sub(Duration::from_micros(passed.into()))
+    let elapsed = arrived_us.map_or(0, |arrived_us| (now.as_micros() as u32).wrapping_sub(arrived_us));
+    now.saturating_sub(Duration::from_micros(elapsed.into()))
 }
 
 /// Returns seconds and a fraction as `struct timespec` or `struct timeval` has them in memory.
@@ -143,11 +143,11 @@ mod tests {
 
     #[test]
     fn what_came_a_while_ago_is_told_as_of_then() {
-        let mut stamps = TimestampOptions::default();
-        assert_eq!(stamps.timestamp_cmsg(None), None);
-        stamps.set(libc::SO_TIMESTAMP, true);
-        let seconds = |came| {
-            let (name, value) = stamps.timestamp_cmsg(came).unwrap();
+        let mut timestamps = TimestampOptions::default();
+        assert_eq!(timestamps.timestamp_cmsg(None), None);
+        timestamps.set(libc::SO_TIMESTAMP, true);
+        let seconds = |arrived_us| {
+            let (name, value) = timestamps.timestamp_cmsg(arrived_us).unwrap();
             assert_eq!(name, libc::SO_TIMESTAMP);
             u64::from_ne_bytes(value[..8].try_into().unwrap())
         };

@@ -49,27 +49,27 @@ fn what_comes_while_a_handler_takes_over_from_the_sleep_below_it_is_not_lost() {
     let mut state = own.lock().unwrap();
     let file = own.file_of(&mut state, waits).unwrap();
     // The call that the handler interrupts sleeps as the leader.
-    let below = state.waiters.add().unwrap();
-    state.waiters.waiters[below as usize].asleep = true;
-    state.waiters.leader = Some(below);
+    let outer = state.waiters.add().unwrap();
+    state.waiters.waiters[outer as usize].asleep = true;
+    state.waiters.leader = Some(outer);
     while !state.client.before_sleep() {
         state.client.after_sleep();
         state.process_events();
     }
-    SLEEPING.set(Some(below));
+    SLEEPING.set(Some(outer));
 
-    let mut looks = 0;
+    let mut attempts = 0;
     let begin = Instant::now();
     let wait = Wait::of(Timeout::after(Some(LONG)));
     let (state, result) = own.block_until(state, &[file], &mut [], &wait, |_, _| {
-        looks += 1;
-        if looks > 1 {
+        attempts += 1;
+        if attempts > 1 {
             return Ok(());
         }
         let send = || {
             let to = crate::sockaddr::encode(to, crate::Family::V4);
-            let sending = crate::SendArgs { flags: 0, to: Some(to.bytes()), control: &[] };
-            assert_eq!(other.send_to(sends, &[std::io::IoSlice::new(b"x")], &sending), Ok(1));
+            let args = crate::SendArgs { flags: 0, to: Some(to.bytes()), control: &[] };
+            assert_eq!(other.send_to(sends, &[std::io::IoSlice::new(b"x")], &args), Ok(1));
             // Looped packets are delivered in the turn in which they were sent or in the next one; answers
             // follow.
             for _ in 0..3 {
@@ -82,7 +82,7 @@ fn what_comes_while_a_handler_takes_over_from_the_sleep_below_it_is_not_lost() {
     });
     drop(state);
     SLEEPING.set(None);
-    assert_eq!((result, looks), (Ok(()), 2));
+    assert_eq!((result, attempts), (Ok(()), 2));
     assert!(begin.elapsed() < LONG / 2, "{:?}", begin.elapsed());
     drop((own, other));
     stop.stop();
