@@ -40,7 +40,7 @@ fds = [str(x) for x in (s.fileno(), a.fileno(), e.fileno(), waits.fileno(), c.fi
 os.execve(sys.executable, [sys.executable, '-c', NEXT] + fds, {'ONLY': 'this'})";
     let next = "
 S, A, E, W, C, R = map(int, sys.argv[1:])
-assert 'GINNEL_HEIR' not in os.environ and os.environ['ONLY'] == 'this'
+assert 'GINNEL_INHERITED_SOCKETS' not in os.environ and os.environ['ONLY'] == 'this'
 try: os.fstat(C); print('open')
 except OSError: print('closed')
 s, a, waits = (socket.socket(fileno=fd) for fd in (S, A, W))

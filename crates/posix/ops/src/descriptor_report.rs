@@ -18,9 +18,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Name of the memfd.
-const MEMFD_NAME: &str = "ginnel-book";
-/// "ginnelfd" with the version of the layout as its last byte.
-const MAGIC: u64 = 0x6b62_6c65_6e6e_6701;
+const MEMFD_NAME: &str = "ginnel-descriptors";
+/// "ginnelD", followed by the version of the layout.
+const MAGIC: u64 = u64::from_le_bytes(*b"ginnelD\x02");
 const ENTRY_WORDS: usize = 8;
 const ENTRY_BYTES: usize = ENTRY_WORDS * size_of::<u64>();
 const PROTECTION: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
@@ -218,7 +218,8 @@ pub fn read(pid: u32, fds: &[RawFd]) -> io::Result<Option<Vec<Option<ReportEntry
     let folder = format!("/proc/{pid}/fd");
     for file in std::fs::read_dir(&folder)? {
         let path = file?.path();
-        let is_report = |target: &Path| target.to_str().is_some_and(|t| t.starts_with("/memfd:ginnel-book"));
+        let is_report =
+            |target: &Path| target.to_str().is_some_and(|t| t.starts_with("/memfd:ginnel-descriptors"));
         if !std::fs::read_link(&path).is_ok_and(|target| is_report(&target)) {
             continue;
         }
@@ -261,7 +262,7 @@ mod tests {
         report.write(64, ReportEntry::Unconnected);
         report.clear(10);
         let fds = [10, 11, 12, 13, 14, 15, 16, 63, 64, 17];
-        let read = super::read(std::process::id(), &fds).unwrap().expect("a book");
+        let read = super::read(std::process::id(), &fds).unwrap().expect("a report");
         let expected: Vec<_> = entries.iter().skip(1).copied().map(Some).collect();
         assert_eq!((&read[0], &read[1..7]), (&None, &expected[..]));
         assert_eq!(read[7..], [Some(ReportEntry::Stream(addresses)), None, None]);

@@ -97,13 +97,13 @@ impl<T> Deref for SignalDeferred<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.0.as_ref().expect("it has not gone")
+        self.0.as_ref().expect("the value is present until it is dropped")
     }
 }
 
 impl<T> DerefMut for SignalDeferred<T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.0.as_mut().expect("it has not gone")
+        self.0.as_mut().expect("the value is present until it is dropped")
     }
 }
 
@@ -311,7 +311,7 @@ impl Ops {
     /// # Panics
     /// In a handler that interrupted this thread inside the critical section.
     pub(crate) fn lock_or_panic(&self) -> LockGuard<'_> {
-        self.lock().expect("what handlers may not do (signal-safety(7))")
+        self.lock().expect("called in a handler that interrupted a call (signal-safety(7))")
     }
 
     /// Returns whether this thread is inside a call, which means that the caller runs in a handler that

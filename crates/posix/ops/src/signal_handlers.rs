@@ -39,14 +39,14 @@ unsafe extern "C-unwind" fn trampolines() {
     #[cfg(target_arch = "x86_64")]
     core::arch::naked_asm!(
         ".balign {bytes}",
-        ".set ginnel_entry, 0",
+        ".set ginnel_trampoline, 0",
         ".rept {count}",
         // mov ecx, …
         ".byte 0xb9",
-        ".long ginnel_entry",
+        ".long ginnel_trampoline",
         "jmp {run}",
         ".balign {bytes}",
-        ".set ginnel_entry, ginnel_entry + 1",
+        ".set ginnel_trampoline, ginnel_trampoline + 1",
         ".endr",
         bytes = const TRAMPOLINE_BYTES,
         count = const 2 * TRAMPOLINES_PER_KIND,
@@ -55,13 +55,13 @@ unsafe extern "C-unwind" fn trampolines() {
     #[cfg(target_arch = "aarch64")]
     core::arch::naked_asm!(
         ".balign {bytes}",
-        ".set ginnel_entry, 0",
+        ".set ginnel_trampoline, 0",
         ".rept {count}",
         // movz w3, …
-        ".inst 0x52800003 | (ginnel_entry << 5)",
+        ".inst 0x52800003 | (ginnel_trampoline << 5)",
         "b {run}",
         ".balign {bytes}",
-        ".set ginnel_entry, ginnel_entry + 1",
+        ".set ginnel_trampoline, ginnel_trampoline + 1",
         ".endr",
         bytes = const TRAMPOLINE_BYTES,
         count = const 2 * TRAMPOLINES_PER_KIND,

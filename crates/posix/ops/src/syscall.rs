@@ -157,26 +157,26 @@ pub(crate) fn sendmsg(
 unsafe extern "C" {
     /// Checks for handlers that ran, and makes the system call. All arguments are in registers that the
     /// kernel preserves, so a handler can restart the check until the call is made.
-    fn ginnel_unless_ran(
+    fn ginnel_syscall_unless_handled(
         number: c_long,
         arguments: *const usize,
         ran: *const u64,
         interrupting: u64,
     ) -> isize;
     /// The first instruction of the check.
-    static ginnel_look: u8;
+    static ginnel_check: u8;
     /// The instruction after the system call.
-    static ginnel_looked: u8;
+    static ginnel_after_syscall: u8;
 }
 
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(
-    ".pushsection .text.ginnel_unless_ran, \"ax\", @progbits",
-    ".globl ginnel_unless_ran, ginnel_look, ginnel_looked",
-    ".hidden ginnel_unless_ran, ginnel_look, ginnel_looked",
-    ".type ginnel_unless_ran, @function",
+    ".pushsection .text.ginnel_syscall_unless_handled, \"ax\", @progbits",
+    ".globl ginnel_syscall_unless_handled, ginnel_check, ginnel_after_syscall",
+    ".hidden ginnel_syscall_unless_handled, ginnel_check, ginnel_after_syscall",
+    ".type ginnel_syscall_unless_handled, @function",
     ".balign 16",
-    "ginnel_unless_ran:",
+    "ginnel_syscall_unless_handled:",
     ".cfi_startproc",
     "push rbx",
     ".cfi_adjust_cfa_offset 8",
@@ -193,11 +193,11 @@ core::arch::global_asm!(
     "mov r8, [rsi + 32]",
     "mov r9, [rsi + 40]",
     "mov rsi, [rsi + 8]",
-    "ginnel_look:",
+    "ginnel_check:",
     "test [rbx], rbp",
     "jne 2f",
     "syscall",
-    "ginnel_looked:",
+    "ginnel_after_syscall:",
     "jmp 3f",
     "2:",
     "mov rax, {interrupted}",
@@ -210,19 +210,19 @@ core::arch::global_asm!(
     ".cfi_restore rbx",
     "ret",
     ".cfi_endproc",
-    ".size ginnel_unless_ran, . - ginnel_unless_ran",
+    ".size ginnel_syscall_unless_handled, . - ginnel_syscall_unless_handled",
     ".popsection",
     interrupted = const -libc::EINTR,
 );
 
 #[cfg(target_arch = "aarch64")]
 core::arch::global_asm!(
-    ".pushsection .text.ginnel_unless_ran, \"ax\", @progbits",
-    ".globl ginnel_unless_ran, ginnel_look, ginnel_looked",
-    ".hidden ginnel_unless_ran, ginnel_look, ginnel_looked",
-    ".type ginnel_unless_ran, @function",
+    ".pushsection .text.ginnel_syscall_unless_handled, \"ax\", @progbits",
+    ".globl ginnel_syscall_unless_handled, ginnel_check, ginnel_after_syscall",
+    ".hidden ginnel_syscall_unless_handled, ginnel_check, ginnel_after_syscall",
+    ".type ginnel_syscall_unless_handled, @function",
     ".balign 16",
-    "ginnel_unless_ran:",
+    "ginnel_syscall_unless_handled:",
     ".cfi_startproc",
     "mov x8, x0",
     "mov x9, x1",
@@ -231,18 +231,18 @@ core::arch::global_asm!(
     "ldp x0, x1, [x9]",
     "ldp x2, x3, [x9, #16]",
     "ldp x4, x5, [x9, #32]",
-    "ginnel_look:",
+    "ginnel_check:",
     "ldr x12, [x10]",
     "tst x12, x11",
     "b.ne 2f",
     "svc 0",
-    "ginnel_looked:",
+    "ginnel_after_syscall:",
     "ret",
     "2:",
     "mov x0, {interrupted}",
     "ret",
     ".cfi_endproc",
-    ".size ginnel_unless_ran, . - ginnel_unless_ran",
+    ".size ginnel_syscall_unless_handled, . - ginnel_syscall_unless_handled",
     ".popsection",
     interrupted = const -libc::EINTR,
 );
@@ -260,16 +260,17 @@ unsafe fn interruptible_syscall<const N: usize>(
     const { assert!(N <= 6, "no system call has more arguments") };
     let arguments: [usize; 6] = core::array::from_fn(|at| arguments.get(at).copied().unwrap_or(0));
     // SAFETY: the caller's promise; the word belongs to this thread and lives as long as the thread.
-    let result =
-        unsafe { ginnel_unless_ran(number, arguments.as_ptr(), lock::handlers_ran_ptr(), interrupting) };
+    let result = unsafe {
+        ginnel_syscall_unless_handled(number, arguments.as_ptr(), lock::handlers_ran_ptr(), interrupting)
+    };
     usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result as c_int))
 }
 
 /// Returns where a thread continues that a handler has interrupted at `address`: at the start of the check if
 /// it has not made its system call yet.
 pub(crate) fn resume_address(address: usize) -> usize {
-    let [look, looked] = [(&raw const ginnel_look).addr(), (&raw const ginnel_looked).addr()];
-    if (look..looked).contains(&address) { look } else { address }
+    let [check, after] = [(&raw const ginnel_check).addr(), (&raw const ginnel_after_syscall).addr()];
+    if (check..after).contains(&address) { check } else { address }
 }
 
 /// `ppoll`; without a time-out it waits indefinitely. Also fails with `EINTR` if a handler of one of the

@@ -241,8 +241,8 @@ pub fn relocate_fd(number: c_int) -> Result<(), Errno> {
 /// Reports that the stack cannot be reached, and exits unless `GINNEL_ON_MISSING` says otherwise.
 fn handle_missing_stack(stack: &str, cause: &str) {
     let on_kernel = std::env::var(ON_MISSING_VARIABLE).is_ok_and(|policy| policy == "kernel");
-    let end = if on_kernel { "; it goes on with the kernel's network" } else { "" };
-    write_stderr(&["ginnel: this program was to run on the stack ", stack, ", but: ", cause, end]);
+    let end = if on_kernel { "; this program goes on with the kernel's network" } else { "" };
+    write_stderr(&["ginnel: cannot attach to the stack ", stack, ": ", cause, end]);
     if !on_kernel {
         // SAFETY: ends the process, which must not use another network.
         unsafe { libc::_exit(EXIT_NO_STACK) };

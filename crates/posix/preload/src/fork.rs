@@ -55,7 +55,9 @@ unsafe extern "C" fn parent() {
 unsafe extern "C" fn child() {
     if IN_CALL.replace(false) {
         if attach::ops().is_some_and(|ops| ops.fork_child_in_call().is_err()) {
-            attach::fail(&["a child that was forked in a call of its parent's could not be parted from it"]);
+            attach::fail(&[
+                "a child that was forked in the middle of a call could not be isolated from its parent",
+            ]);
         }
         // The child has none of the sockets: most such children execute another program, or exit.
         return attach::detach();
@@ -65,11 +67,11 @@ unsafe extern "C" fn child() {
     {
         // The handler may have interrupted a blocked call, which continues in the child.
         if ops.fork_child_in_call().is_err() {
-            attach::fail(&["a child could not be parted from its parent"]);
+            attach::fail(&["a child could not be isolated from its parent"]);
         }
         attach::detach();
         attach::write_stderr(&[
-            "ginnel: the stack has no room for another process (channel.clients_max): the child has the kernel's network",
+            "ginnel: the stack has no room for another process (channel.clients_max): the child uses the kernel's network",
         ]);
     }
 }

@@ -15,9 +15,9 @@ use rustix::io::Errno;
 use std::ffi::CString;
 
 /// Numbers of the two descriptors that the previous program has left for its sockets, joined by a colon.
-pub const INHERITED_SOCKETS_VARIABLE: &str = "GINNEL_HEIR";
+pub const INHERITED_SOCKETS_VARIABLE: &str = "GINNEL_INHERITED_SOCKETS";
 /// Number of the control connection that the previous program has left.
-pub const INHERITED_CONNECTION_VARIABLE: &str = "GINNEL_FOLLOWS";
+pub const INHERITED_CONNECTION_VARIABLE: &str = "GINNEL_INHERITED_CONNECTION";
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 
 /// The environment when this program began.
@@ -149,7 +149,7 @@ pub fn leave_sockets(
 pub fn warn_sockets_lost(kept: &[(RawFd, RawFd)], error: Errno) {
     if !kept.is_empty() {
         attach::write_stderr(&[
-            "ginnel: the next program finds none of this one's sockets: ",
+            "ginnel: the next program inherits none of this program's sockets: ",
             &error.to_string(),
         ]);
     }
