@@ -56,7 +56,7 @@ impl Participants {
             while placed.is_empty() {
                 if Instant::now() > deadline {
                     return Err(MeasureError::Failed(format!(
-                        "the kernel has no thread that receives for {interface}"
+                        "the kernel has no NAPI thread for {interface}"
                     )));
                 }
                 for pid in veth::napi_threads(interface) {
@@ -66,7 +66,7 @@ impl Participants {
                         Err(Errno::SRCH) => {}
                         Err(error) => {
                             let why =
-                                format!("the thread that receives for {interface}, on CPU {cpu}: {error}");
+                                format!("cannot pin the NAPI thread of {interface} to CPU {cpu}: {error}");
                             return Err(MeasureError::Failed(why));
                         }
                     }
@@ -100,8 +100,8 @@ impl Participants {
     /// Returns the CPU time of each role.
     fn times(&self) -> BTreeMap<&'static str, Duration> {
         let mut times = BTreeMap::new();
-        for (role, who) in &self.parts {
-            *times.entry(*role).or_default() += match who {
+        for (role, threads) in &self.parts {
+            *times.entry(*role).or_default() += match threads {
                 ThreadSet::Thread(path) => thread_time(path),
                 ThreadSet::Process(pid) => process_time(*pid),
                 ThreadSet::Descendants(pid) => {
@@ -114,7 +114,7 @@ impl Participants {
 
     /// Returns the CPU time of the participants that are threads of this process.
     fn own_time(&self) -> Duration {
-        let own = self.parts.iter().filter_map(|(_, who)| match who {
+        let own = self.parts.iter().filter_map(|(_, threads)| match threads {
             ThreadSet::Thread(path) if path.starts_with(OWN_THREADS) => Some(thread_time(path)),
             _ => None,
         });
@@ -240,16 +240,16 @@ pub fn measure_cpu<R>(
     work: impl FnOnce() -> R,
 ) -> Result<(R, CpuAccount), MeasureError> {
     let (times, own, packets) = (parts.times(), own_time(parts), veth::packets(veth::generator()));
-    let (cpus, begun) = (CpuTimes::read()?, Instant::now());
+    let (cpus, start) = (CpuTimes::read()?, Instant::now());
     let result = work();
-    let passed = begun.elapsed().as_secs_f64();
+    let elapsed = start.elapsed().as_secs_f64();
     let (mut after, own) = (parts.times(), own_time(parts).saturating_sub(own));
     let busy = CpuTimes::read()?.since(&cpus).busy_shares();
     // All threads of this process belong to the generator, except those that are servers.
     after.insert("generator", own);
     let used = |role: &'static str| {
         let used = after[role].saturating_sub(times.get(role).copied().unwrap_or_default());
-        (role, used.as_secs_f64() / passed)
+        (role, used.as_secs_f64() / elapsed)
     };
     let mut shares: BTreeMap<_, _> = after.keys().copied().map(used).collect();
     let of = |cpu: usize| busy.get(cpu).copied().unwrap_or(0.0);
@@ -280,14 +280,14 @@ mod tests {
         Participants { parts: Vec::new(), cpus: Cpus { server: 0, client: 0 }, layout: CoreLayout::One };
 
     fn spin() {
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_millis(50) {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(50) {
             std::hint::spin_loop();
         }
     }
 
     #[test]
-    fn whose_core_is_full_is_the_bottleneck() {
+    fn bottleneck_is_the_side_with_a_full_core() {
         assert_eq!(Bottleneck::of(0.99, 0.7), Bottleneck::Server);
         assert_eq!(Bottleneck::of(0.7, 0.99), Bottleneck::Generator);
         assert_eq!(Bottleneck::of(0.96, 0.96), Bottleneck::Both);
@@ -295,27 +295,27 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_a_thread_is_what_it_worked_and_not_the_generator_s() {
+    fn thread_time_is_not_charged_to_the_generator() {
         let mut parts = PARTS;
         parts.add_thread("server", this_thread());
-        let (_, account) = measure_cpu(&parts, spin).expect("the kernel's counters");
+        let (_, account) = measure_cpu(&parts, spin).expect("the kernel's counters are readable");
         assert!(account.shares["server"] > 0.0, "{}", account.line);
         assert!(account.shares["generator"] < account.shares["server"], "{}", account.line);
         assert!(account.line.starts_with("bottleneck: ") && account.line.contains("layout one"));
     }
 
     #[test]
-    fn the_time_of_a_process_is_that_of_its_children_apart_from_its_own() {
+    fn process_and_children_are_charged_separately() {
         let script = "(while :; do :; done) & wait";
         let mut child = std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
         let mut parts = PARTS;
         parts.add_process("parent", child.id());
         parts.add_descendants("children", child.id());
         // The shell must have started the loop and must have run on a busy machine.
-        let until = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(20);
         let used = loop {
             let (_, account) = measure_cpu(&parts, || std::thread::sleep(Duration::from_millis(50))).unwrap();
-            if account.shares["children"] > 0.0 || Instant::now() > until {
+            if account.shares["children"] > 0.0 || Instant::now() > deadline {
                 break account.shares;
             }
         };

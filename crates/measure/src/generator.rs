@@ -34,9 +34,9 @@ struct LoadCommandLine<T: Args> {
 ///
 /// # Errors
 /// The error of clap.
-pub fn parse<T: Args>(words: &[String]) -> Result<T, MeasureError> {
-    let words = core::iter::once("program").chain(words.iter().map(String::as_str));
-    LoadCommandLine::try_parse_from(words).map(|line| line.options).map_err(MeasureError::failed)
+pub fn parse<T: Args>(arguments: &[String]) -> Result<T, MeasureError> {
+    let arguments = core::iter::once("program").chain(arguments.iter().map(String::as_str));
+    LoadCommandLine::try_parse_from(arguments).map(|line| line.options).map_err(MeasureError::failed)
 }
 
 /// The application protocol of the generator.
@@ -61,46 +61,46 @@ pub struct LoadSpec {
 
 impl LoadSpec {
     /// Creates a load with these arguments.
-    pub fn new(protocol: LoadProtocol, words: &[&str]) -> Self {
-        Self { protocol, arguments: words.iter().map(ToString::to_string).collect() }
+    pub fn new(protocol: LoadProtocol, arguments: &[&str]) -> Self {
+        Self { protocol, arguments: arguments.iter().map(ToString::to_string).collect() }
     }
 
     /// Returns the job for these arguments and `more`; `change` modifies the common options.
     fn job(
         &self,
-        ground: &Testbed,
+        testbed: &Testbed,
         more: &[String],
         change: impl FnOnce(&mut CommonOptions),
     ) -> Result<Job, MeasureError> {
-        let mut words = self.arguments.clone();
-        words.extend(ground.source_options());
-        words.extend(["--stack".into(), "light".into(), "--quiet".into()]);
-        words.extend_from_slice(more);
+        let mut arguments = self.arguments.clone();
+        arguments.extend(testbed.source_options());
+        arguments.extend(["--stack".into(), "light".into(), "--quiet".into()]);
+        arguments.extend_from_slice(more);
         fn of<A: Args + LoadOptions>(
-            words: &[String],
+            arguments: &[String],
             change: impl FnOnce(&mut CommonOptions),
         ) -> Result<Job, MeasureError> {
-            let mut ask: A = parse(words)?;
+            let mut ask: A = parse(arguments)?;
             change(ask.common_mut());
             ask.job().map_err(MeasureError::failed)
         }
         match self.protocol {
-            LoadProtocol::Http => of::<HttpOptions>(&words, change),
-            LoadProtocol::Redis => of::<RedisOptions>(&words, change),
-            LoadProtocol::Memcached => of::<MemcachedOptions>(&words, change),
+            LoadProtocol::Http => of::<HttpOptions>(&arguments, change),
+            LoadProtocol::Redis => of::<RedisOptions>(&arguments, change),
+            LoadProtocol::Memcached => of::<MemcachedOptions>(&arguments, change),
         }
     }
 
     /// Sends one request and returns the report on it.
-    fn probe(&self, ground: &Testbed) -> Result<Report, MeasureError> {
+    fn probe(&self, testbed: &Testbed) -> Result<Report, MeasureError> {
         let more = ["--requests", "1", "--duration", "1s", "--timeout", "500ms"].map(String::from);
-        let job = self.job(ground, &more, |common| (common.connections, common.rate) = (1, None))?;
+        let job = self.job(testbed, &more, |common| (common.connections, common.rate) = (1, None))?;
         let stop = StopFlag::new().map_err(MeasureError::failed)?;
-        let place = ground.generator()?;
+        let place = testbed.generator()?;
         let report = std::thread::scope(|scope| {
             let asks = scope.spawn(|| load::measure_light(&job, &stop, vec![place]));
-            let until = Instant::now() + PROBE_TIMEOUT;
-            while !asks.is_finished() && Instant::now() < until {
+            let deadline = Instant::now() + PROBE_TIMEOUT;
+            while !asks.is_finished() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
             }
             stop.stop();
@@ -116,19 +116,19 @@ impl LoadSpec {
     /// listens, and what was received instead of an answer.
     pub fn wait_for_answer(
         &self,
-        ground: &Testbed,
-        patience: Duration,
+        testbed: &Testbed,
+        timeout: Duration,
         mut check: impl FnMut() -> Result<(), MeasureError>,
     ) -> Result<(), MeasureError> {
-        let until = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             check()?;
-            let report = self.probe(ground)?;
+            let report = self.probe(testbed)?;
             if report.requests.completed > 0 {
                 return Ok(());
             }
-            if Instant::now() > until {
-                return Err(MeasureError::Failed(no_answer_message(&report, ground, patience)));
+            if Instant::now() > deadline {
+                return Err(MeasureError::Failed(no_answer_message(&report, testbed, timeout)));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -142,23 +142,23 @@ impl LoadSpec {
     /// If the generator's device cannot be opened, or its options are wrong.
     pub fn measure(
         &self,
-        ground: &Testbed,
+        testbed: &Testbed,
         seconds: f64,
         add: impl FnOnce(&mut Participants) + Send,
     ) -> Result<(Report, CpuAccount), MeasureError> {
         let milliseconds = |seconds: f64| format!("{:.0}ms", 1000.0 * seconds);
         let warm_up = seconds.min(WARM_UP_SECONDS);
         let times = ["--duration".into(), milliseconds(seconds), "--warmup".into(), milliseconds(warm_up)];
-        let job = self.job(ground, &times, |_| ())?;
+        let job = self.job(testbed, &times, |_| ())?;
         let stop = StopFlag::new().map_err(MeasureError::failed)?;
         let work = || -> Result<_, MeasureError> {
-            pin(ground.cpus.client)?;
-            let WorkerStack { config, .. } = ground.generator()?;
+            pin(testbed.cpus.client)?;
+            let WorkerStack { config, .. } = testbed.generator()?;
             // The NAPI threads exist once both interfaces are in use.
             let device =
                 ginnel::raw::open(&config.devices[0], &config, None).map_err(MeasureError::failed)?;
-            let mut parts = Participants::new(ground.cpus, ground.layout);
-            if ground.medium == Medium::Veth {
+            let mut parts = Participants::new(testbed.cpus, testbed.layout);
+            if testbed.medium == Medium::Veth {
                 parts.place_napi_threads()?;
             }
             add(&mut parts);
@@ -173,19 +173,19 @@ impl LoadSpec {
 }
 
 /// Explains why no answer was received.
-fn no_answer_message(report: &Report, ground: &Testbed, patience: Duration) -> String {
-    let (server, seconds) = (&report.server, patience.as_secs());
+fn no_answer_message(report: &Report, testbed: &Testbed, timeout: Duration) -> String {
+    let (server, seconds) = (&report.server, timeout.as_secs());
     let failed = |kind: stats::Failure| report.failures.contains_key(kind.name());
     if failed(stats::Failure::Refused) {
-        let address = ground.address;
+        let address = testbed.address;
         return format!(
             "after {seconds} s nothing listens at {server}: the program has to listen on {address} or on all addresses"
         );
     }
     if failed(stats::Failure::BadResponse) {
-        return format!("what listens at {server} does not speak the language that it is asked in");
+        return format!("the program that listens at {server} does not speak the protocol of the generator");
     }
     let others: Vec<&str> = report.failures.keys().copied().collect();
-    let how = if others.is_empty() { String::new() } else { format!(" ({})", others.join(", ")) };
-    format!("no answer from {server} within {seconds} s{how}")
+    let reasons = if others.is_empty() { String::new() } else { format!(" ({})", others.join(", ")) };
+    format!("no answer from {server} within {seconds} s{reasons}")
 }

@@ -84,7 +84,7 @@ mod tests {
     use super::median;
 
     #[test]
-    fn the_median_of_even_counts_is_between_the_middle_two() {
+    fn median_of_even_count_averages_middle_two() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));

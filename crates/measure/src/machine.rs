@@ -23,7 +23,7 @@ impl Cpus {
         let mut all = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
         match (all.next(), all.next()) {
             (Some(server), Some(client)) => Ok(Self { server, client }),
-            _ => Err(MeasureError::Skipped("needs two CPUs".into())),
+            _ => Err(MeasureError::Skipped("two CPUs are required".into())),
         }
     }
 }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_s_counters_are_read() {
+    fn proc_stat_is_parsed() {
         let times = CpuTimes::read().unwrap();
         assert!(!times.busy.is_empty() && times.total() > 0);
     }

@@ -37,7 +37,7 @@ pub fn run<A: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = A>) ->
     if !allowed.status.success() {
         return Err(String::from_utf8_lossy(&allowed.stderr).trim().into());
     }
-    let program = std::env::current_exe().map_err(|e| format!("own path: {e}"))?;
+    let program = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
     let mut command = Command::new("unshare");
     command.args(&flags).arg("--").arg(program).args(arguments).env(INSIDE, "1");
     command.status().map_err(|e| format!("unshare: {e}"))

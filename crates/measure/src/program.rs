@@ -75,9 +75,9 @@ impl RunningPrograms {
     pub fn start(
         programs: &[Vec<OsString>],
         host: NetworkStack,
-        ground: &Testbed,
+        testbed: &Testbed,
     ) -> Result<Self, MeasureError> {
-        let log = ground.folder.join("said");
+        let log = testbed.folder.join("output");
         File::create(&log)?;
         let mut running = Self { processes: Vec::new(), log };
         let with_stack = |words: &[&str], program: &[OsString]| -> Result<Vec<OsString>, MeasureError> {
@@ -90,63 +90,66 @@ impl RunningPrograms {
         match (host, programs) {
             (NetworkStack::Kernel, _) => {
                 for program in programs {
-                    running.add(program, false, ground)?;
+                    running.add(program, false, testbed)?;
                 }
             }
             (NetworkStack::Stack, [program]) => {
-                let options = ground.stack_options()?;
+                let options = testbed.stack_options()?;
                 let words: Vec<&str> =
                     ["run"].into_iter().chain(options.iter().map(String::as_str)).collect();
-                running.add(&with_stack(&words, program)?, true, ground)?;
+                running.add(&with_stack(&words, program)?, true, testbed)?;
             }
             (NetworkStack::Stack, _) => {
                 let mut line: Vec<OsString> =
                     vec![ginnel_path()?.into(), "up".into(), SHARED_STACK_NAME.into()];
-                line.extend(ground.stack_options()?.into_iter().map(Into::into));
-                running.add(&line, true, ground)?;
-                running.wait_for_stack(ground)?;
+                line.extend(testbed.stack_options()?.into_iter().map(Into::into));
+                running.add(&line, true, testbed)?;
+                running.wait_for_stack(testbed)?;
                 for program in programs {
                     // This process executes the program.
                     let line = with_stack(&["run", "--stack", SHARED_STACK_NAME], program)?;
-                    running.add(&line, false, ground)?;
+                    running.add(&line, false, testbed)?;
                 }
             }
         }
         Ok(running)
     }
 
-    fn add(&mut self, line: &[OsString], is_stack: bool, ground: &Testbed) -> Result<(), MeasureError> {
+    fn add(&mut self, line: &[OsString], is_stack: bool, testbed: &Testbed) -> Result<(), MeasureError> {
         let Some((program, arguments)) = line.split_first() else {
             return Err(MeasureError::failed("no program was given"));
         };
-        let said = File::options().append(true).open(&self.log)?;
+        let output = File::options().append(true).open(&self.log)?;
         let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said);
+        command.args(arguments).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         // Stacks are found by their run directories, so a private one is used.
-        command.env("GINNEL_RUN_DIR", ground.folder.join("stacks"));
-        let cpu = ground.cpus.server;
+        command.env("GINNEL_RUN_DIR", testbed.folder.join("stacks"));
+        let cpu = testbed.cpus.server;
         let spawn = || -> Result<Child, MeasureError> {
             // A child inherits the affinity of the thread that starts it.
             pin(cpu)?;
             command.spawn().map_err(|e| MeasureError::Failed(format!("{}: {e}", program.display())))
         };
-        let child = std::thread::scope(|scope| scope.spawn(spawn).join().expect("it does not panic"))?;
+        let child = std::thread::scope(|scope| {
+            scope.spawn(spawn).join().expect("the spawning thread does not panic")
+        })?;
         self.processes.push(ChildProcess { child, is_stack });
         Ok(())
     }
 
-    fn wait_for_stack(&mut self, ground: &Testbed) -> Result<(), MeasureError> {
-        let until = Instant::now() + READY_TIMEOUT;
+    fn wait_for_stack(&mut self, testbed: &Testbed) -> Result<(), MeasureError> {
+        let deadline = Instant::now() + READY_TIMEOUT;
         loop {
             self.check()?;
             let mut stat = Command::new(ginnel_path()?);
-            stat.args(["stat", SHARED_STACK_NAME]).env("GINNEL_RUN_DIR", ground.folder.join("stacks"));
+            stat.args(["stat", SHARED_STACK_NAME]).env("GINNEL_RUN_DIR", testbed.folder.join("stacks"));
             if stat.output()?.status.success() {
                 return Ok(());
             }
-            if Instant::now() > until {
+            if Instant::now() > deadline {
                 return Err(MeasureError::Failed(format!(
-                    "the stack does not become ready{}",
+                    "the stack is not ready within {} s{}",
+                    READY_TIMEOUT.as_secs(),
                     self.last_output()
                 )));
             }
@@ -183,7 +186,7 @@ impl RunningPrograms {
         let text = String::from_utf8_lossy(&text).into_owned();
         let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
         let last = &lines[lines.len().saturating_sub(OUTPUT_LINES_KEPT)..];
-        if last.is_empty() { String::new() } else { format!("; it said: {}", last.join(" / ")) }
+        if last.is_empty() { String::new() } else { format!("; it output: {}", last.join(" / ")) }
     }
 }
 
@@ -202,10 +205,10 @@ impl Drop for RunningPrograms {
 
 /// Terminates a program. If it ignores SIGTERM it is killed with all its descendants.
 fn terminate(child: &mut Child) {
-    let offspring = descendants(child.id());
+    let children = descendants(child.id());
     send_signal(child.id(), Signal::TERM);
-    let until = Instant::now() + TERMINATION_TIMEOUT;
-    while Instant::now() < until {
+    let deadline = Instant::now() + TERMINATION_TIMEOUT;
+    while Instant::now() < deadline {
         if !matches!(child.try_wait(), Ok(None)) {
             break;
         }
@@ -215,7 +218,7 @@ fn terminate(child: &mut Child) {
         let _ = child.kill();
         let _ = child.wait();
         // Their parent has ended, but their process IDs cannot be reused within this short time.
-        for pid in offspring.into_iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
+        for pid in children.into_iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
             send_signal(pid, Signal::KILL);
         }
     }
@@ -235,7 +238,7 @@ mod tests {
     use crate::machine::Cpus;
     use crate::testbed::Medium;
 
-    fn ground(name: &str) -> Testbed {
+    fn testbed(name: &str) -> Testbed {
         let folder = std::env::temp_dir().join(format!("ginnel-measure-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let cpus = Cpus::choose().unwrap_or(Cpus { server: 0, client: 0 });
@@ -244,37 +247,37 @@ mod tests {
     }
 
     fn start(name: &str, script: &str) -> (RunningPrograms, Testbed) {
-        let ground = ground(name);
+        let testbed = testbed(name);
         let line = ["sh", "-c", script].map(OsString::from).to_vec();
-        (RunningPrograms::start(&[line], NetworkStack::Kernel, &ground).unwrap(), ground)
+        (RunningPrograms::start(&[line], NetworkStack::Kernel, &testbed).unwrap(), testbed)
     }
 
     #[test]
-    fn a_program_that_ends_is_noticed_with_what_it_said() {
-        let (mut running, ground) = start("ends", "echo no such file >&2; exit 3");
-        let until = Instant::now() + Duration::from_secs(20);
+    fn exited_program_is_reported_with_its_output() {
+        let (mut running, testbed) = start("ends", "echo no such file >&2; exit 3");
+        let deadline = Instant::now() + Duration::from_secs(20);
         let failure = loop {
             if let Err(failure) = running.check() {
                 break failure.to_string();
             }
-            assert!(Instant::now() < until);
+            assert!(Instant::now() < deadline);
             std::thread::sleep(POLL_INTERVAL);
         };
         assert!(failure.contains("exit status 3") && failure.contains("no such file"), "{failure}");
-        std::fs::remove_dir_all(ground.folder).unwrap();
+        std::fs::remove_dir_all(testbed.folder).unwrap();
     }
 
     #[test]
-    fn a_program_and_its_children_end_with_the_value() {
-        let (running, ground) = start("children", "trap '' TERM; sleep 600 & wait; wait");
-        let until = Instant::now() + Duration::from_secs(20);
+    fn dropping_terminates_the_program_and_its_children() {
+        let (running, testbed) = start("children", "trap '' TERM; sleep 600 & wait; wait");
+        let deadline = Instant::now() + Duration::from_secs(20);
         let pid = running.processes[0].child.id();
         let children = loop {
             let children = descendants(pid);
             if !children.is_empty() {
                 break children;
             }
-            assert!(Instant::now() < until);
+            assert!(Instant::now() < deadline);
             std::thread::sleep(POLL_INTERVAL);
         };
         drop(running);
@@ -283,12 +286,12 @@ mod tests {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             !stat.is_empty() && !stat.contains(") Z ")
         };
-        let until = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(20);
         while children.iter().any(lives) {
-            assert!(Instant::now() < until, "{children:?}");
+            assert!(Instant::now() < deadline, "{children:?}");
             std::thread::sleep(POLL_INTERVAL);
         }
         assert!(!lives(&pid));
-        std::fs::remove_dir_all(ground.folder).unwrap();
+        std::fs::remove_dir_all(testbed.folder).unwrap();
     }
 }

@@ -61,7 +61,7 @@ impl Testbed {
                 veth::create(VethOffloads::Disabled, self.layout)?;
                 if kernel { veth::assign_kernel_address(veth::server(), self.address, "") } else { Ok(()) }
             }
-            Medium::Memif if kernel => Err(MeasureError::failed("the kernel has no memif")),
+            Medium::Memif if kernel => Err(MeasureError::failed("the kernel does not support memif")),
             // The server removes a stale socket.
             Medium::Memif => Ok(()),
         }
@@ -176,7 +176,7 @@ fn display(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    fn ground(address: &str) -> Testbed {
+    fn testbed(address: &str) -> Testbed {
         Testbed {
             medium: Medium::Veth,
             cpus: Cpus { server: 0, client: 1 },
@@ -188,14 +188,14 @@ mod tests {
     }
 
     #[test]
-    fn the_generator_has_all_addresses_but_the_server_s() {
-        assert_eq!(ground("10.77.0.1").source_options(), ["--source", "10.77.0.50-10.77.0.249"]);
-        let around = ground("10.77.0.60").source_options();
+    fn source_addresses_exclude_the_server() {
+        assert_eq!(testbed("10.77.0.1").source_options(), ["--source", "10.77.0.50-10.77.0.249"]);
+        let around = testbed("10.77.0.60").source_options();
         assert_eq!(around, ["--source", "10.77.0.50-10.77.0.59", "--source", "10.77.0.61-10.77.0.249"]);
-        assert_eq!(ground("10.77.0.50").source_options(), ["--source", "10.77.0.51-10.77.0.249"]);
-        assert_eq!(ground("10.77.0.249").source_options(), ["--source", "10.77.0.50-10.77.0.248"]);
+        assert_eq!(testbed("10.77.0.50").source_options(), ["--source", "10.77.0.51-10.77.0.249"]);
+        assert_eq!(testbed("10.77.0.249").source_options(), ["--source", "10.77.0.50-10.77.0.248"]);
         for address in ["10.77.0.1", "10.77.0.50", "10.77.0.249"] {
-            let config = ground(address).generator().unwrap().config;
+            let config = testbed(address).generator().unwrap().config;
             assert_ne!(config.links[0].addresses[0].address.to_string(), address);
         }
     }

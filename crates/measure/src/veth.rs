@@ -70,12 +70,12 @@ pub fn create(ends: VethOffloads, layout: CoreLayout) -> Result<(), MeasureError
     }
     for interface in [server, generator] {
         fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"), "1")?;
-        let undone = match ends {
+        let offloads = match ends {
             VethOffloads::Disabled => "tx off tso off gso off",
             VethOffloads::Enabled => "tx on tso on gso on",
         };
         // With GRO, veth receives like the driver of a network adapter.
-        run_setup_command(&format!("ethtool -K {interface} {undone} gro on"))?;
+        run_setup_command(&format!("ethtool -K {interface} {offloads} gro on"))?;
         run_setup_command(&format!("ip link set {interface} up"))?;
         if layout != CoreLayout::Sender {
             fs::write(format!("/sys/class/net/{interface}/threaded"), "1")?;
@@ -133,7 +133,7 @@ mod tests {
     use super::{generator, is_napi_thread_of, server};
 
     #[test]
-    fn threads_of_other_interfaces_are_let_alone() {
+    fn threads_of_other_interfaces_do_not_match() {
         assert_ne!(server(), generator());
         assert!(is_napi_thread_of(&format!("napi/{}-8193\n", server()), server()));
         // The name of a process whose ID begins with this one's.

@@ -94,11 +94,7 @@ pub struct TransportError {
 /// (RFC 792), and its lengths and checksums need not be correct. The result describes the error that this
 /// host itself would report: the neighbour does not answer.
 pub(crate) fn parse_quoted_packet(packet: &[u8]) -> Option<TransportError> {
-    let (src, dst, protocol, hops, transport) = match packet.first()? >> 4 {
-        4 => quoted_headers_v4(packet)?,
-        6 => quoted_headers_v6(packet)?,
-        _ => return None,
-    };
+    let QuotedHeaders { src, dst, protocol, hop_limit, transport } = QuotedHeaders::parse(packet)?;
     let word = |at: usize| Some([*transport.get(at)?, *transport.get(at + 1)?]);
     let (mut ports, mut seq) = ((0, 0), None);
     if matches!(protocol, protocol::TCP | protocol::UDP) {
@@ -108,7 +104,7 @@ pub(crate) fn parse_quoted_packet(packet: &[u8]) -> Option<TransportError> {
         let ([a, b], [c, d]) = (word(4)?, word(6)?);
         seq = Some(u32::from_be_bytes([a, b, c, d]));
     }
-    let (kind, code) = match src {
+    let (icmp_type, icmp_code) = match src {
         IpAddr::V4(_) => (icmpv4::UNREACHABLE, icmpv4::unreachable::HOST),
         IpAddr::V6(_) => (icmpv6::UNREACHABLE, icmpv6::unreachable::ADDRESS),
     };
@@ -118,52 +114,55 @@ pub(crate) fn parse_quoted_packet(packet: &[u8]) -> Option<TransportError> {
         remote: SocketAddr::new(dst, ports.1),
         seq,
         kind: IcmpErrorKind::HostUnreachable,
-        hop_limit: hops,
-        origin: IcmpErrorOrigin {
-            offender: src,
-            icmp_type: kind,
-            icmp_code: code,
-            info: 0,
-            extensions: None,
-            hop_limit: hops,
-        },
+        hop_limit,
+        origin: IcmpErrorOrigin { offender: src, icmp_type, icmp_code, info: 0, extensions: None, hop_limit },
     })
 }
 
 /// Returns the payload of a UDP packet that [`parse_quoted_packet`] parses; empty for other packets.
 pub(crate) fn quoted_udp_payload(packet: &[u8]) -> &[u8] {
-    let described = match packet.first().map(|first| first >> 4) {
-        Some(4) => quoted_headers_v4(packet),
-        Some(6) => quoted_headers_v6(packet),
-        _ => None,
-    };
-    described
-        .filter(|(_, _, protocol, ..)| *protocol == protocol::UDP)
-        .and_then(|(.., transport)| transport.get(udp::Header::LEN..))
+    QuotedHeaders::parse(packet)
+        .filter(|headers| headers.protocol == protocol::UDP)
+        .and_then(|headers| headers.transport.get(udp::Header::LEN..))
         .unwrap_or_default()
 }
 
-/// Source, destination, protocol, hop limit, and the bytes after the IP headers.
-type QuotedHeaders<'a> = (IpAddr, IpAddr, u8, u8, &'a [u8]);
-
-fn quoted_headers_v4(packet: &[u8]) -> Option<QuotedHeaders<'_>> {
-    let (header, rest) = ipv4::Header::parse_quoted(packet).ok()?;
-    // Only the first fragment contains the transport header.
-    (header.fragment_offset == 0).then_some((
-        header.src.into(),
-        header.dst.into(),
-        header.protocol,
-        header.ttl,
-        rest,
-    ))
+/// The fields of the IP headers of a quoted packet.
+struct QuotedHeaders<'a> {
+    src: IpAddr,
+    dst: IpAddr,
+    protocol: u8,
+    hop_limit: u8,
+    /// The bytes after the IP headers.
+    transport: &'a [u8],
 }
 
-fn quoted_headers_v6(packet: &[u8]) -> Option<QuotedHeaders<'_>> {
-    let header = ipv6::Header::parse_quoted(packet).ok()?;
-    let chain = ipv6::walk_header_chain(packet, &header).ok()?;
-    if chain.fragment.is_some_and(|fragment| fragment.header.offset != 0) {
-        return None;
+impl<'a> QuotedHeaders<'a> {
+    /// Parses the IP headers. Returns `None` if they are incomplete, or if the packet is a fragment other than
+    /// the first, which contains no transport header.
+    fn parse(packet: &'a [u8]) -> Option<Self> {
+        match packet.first()? >> 4 {
+            4 => Self::parse_v4(packet),
+            6 => Self::parse_v6(packet),
+            _ => None,
+        }
     }
-    let rest = packet.get(chain.offset..)?;
-    Some((header.src.into(), header.dst.into(), chain.protocol, header.hop_limit, rest))
+
+    fn parse_v4(packet: &'a [u8]) -> Option<Self> {
+        let (header, transport) = ipv4::Header::parse_quoted(packet).ok()?;
+        let (src, dst) = (header.src.into(), header.dst.into());
+        let headers = Self { src, dst, protocol: header.protocol, hop_limit: header.ttl, transport };
+        (header.fragment_offset == 0).then_some(headers)
+    }
+
+    fn parse_v6(packet: &'a [u8]) -> Option<Self> {
+        let header = ipv6::Header::parse_quoted(packet).ok()?;
+        let chain = ipv6::walk_header_chain(packet, &header).ok()?;
+        if chain.fragment.is_some_and(|fragment| fragment.header.offset != 0) {
+            return None;
+        }
+        let transport = packet.get(chain.offset..)?;
+        let (src, dst) = (header.src.into(), header.dst.into());
+        Some(Self { src, dst, protocol: chain.protocol, hop_limit: header.hop_limit, transport })
+    }
 }

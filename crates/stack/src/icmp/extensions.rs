@@ -83,7 +83,7 @@ mod tests {
     /// The expected values are those of Linux 6.18 for these messages: a datagram of 100 bytes after 28 bytes
     /// of headers, followed by the extensions.
     #[test]
-    fn what_linux_says_of_them_is_said() {
+    fn validity_of_extensions_matches_linux() {
         let object = [&[0, 8, 1, 1][..], b"abcd"].concat();
         let good = extensions(2, &object);
         let mut bad = good.clone();
@@ -103,9 +103,9 @@ mod tests {
             ("object too short", 32, &extensions(2, &[0, 3, 1, 1]), 100, broken),
             ("other version", 32, &extensions(1, &[0, 3, 1, 1]), 100, whole(100)),
             ("header only", 32, &extensions(2, &[]), 100, whole(100)),
-            ("cut header", 32, &good[..3].to_vec(), 100, None),
-            ("beyond", 33, &extensions(2, &[]), 100, None),
-            ("odd rest", 32, &odd, 100, broken),
+            ("truncated header", 32, &good[..3].to_vec(), 100, None),
+            ("beyond the message", 33, &extensions(2, &[]), 100, None),
+            ("odd trailing bytes", 32, &odd, 100, broken),
             ("longer quote", 34, &good, 108, whole(108)),
         ];
         for (name, length, behind, payload, expected) in cases {
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn only_some_messages_have_them_and_ipv6_counts_in_words_of_eight() {
+    fn only_certain_message_types_have_extensions() {
         let quote = [&[7; 136][..], &extensions(2, &[])].concat();
         let of = |kind, v4, at: usize, length| {
             let mut head = [0; 8];

@@ -28,7 +28,7 @@ impl Network {
     pub(crate) fn icmpv4_input(&mut self, now: Instant, packet: &Ipv4Packet<'_>) -> InputResult {
         self.stats.icmp_in += 1;
         let (src, dst) = (IpAddr::V4(packet.header.src), IpAddr::V4(packet.header.dst));
-        let source = IcmpErrorOrigin {
+        let origin = IcmpErrorOrigin {
             offender: src,
             icmp_type: 0,
             icmp_code: 0,
@@ -48,19 +48,18 @@ impl Network {
             }
             Ok(icmpv4::Message::Unreachable { code, mtu, quote }) => {
                 let info = if code == icmpv4::unreachable::FRAGMENTATION_NEEDED { mtu.into() } else { 0 };
-                let source =
-                    IcmpErrorOrigin { icmp_type: icmpv4::UNREACHABLE, icmp_code: code, info, ..source };
-                return self.icmp_error(dst, packet.payload, quote, unreachable_v4(code, mtu), source);
+                let origin =
+                    IcmpErrorOrigin { icmp_type: icmpv4::UNREACHABLE, icmp_code: code, info, ..origin };
+                return self.icmp_error(dst, packet.payload, quote, unreachable_v4(code, mtu), origin);
             }
             Ok(icmpv4::Message::TimeExceeded { code, quote }) => {
-                let source = IcmpErrorOrigin { icmp_type: icmpv4::TIME_EXCEEDED, icmp_code: code, ..source };
-                return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::TimeExceeded, source);
+                let origin = IcmpErrorOrigin { icmp_type: icmpv4::TIME_EXCEEDED, icmp_code: code, ..origin };
+                return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::TimeExceeded, origin);
             }
             Ok(icmpv4::Message::ParameterProblem { code, pointer, quote }) => {
-                let kind = icmpv4::PARAMETER_PROBLEM;
-                let source =
-                    IcmpErrorOrigin { icmp_type: kind, icmp_code: code, info: pointer.into(), ..source };
-                return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::ParameterProblem, source);
+                let icmp_type = icmpv4::PARAMETER_PROBLEM;
+                let origin = IcmpErrorOrigin { icmp_type, icmp_code: code, info: pointer.into(), ..origin };
+                return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::ParameterProblem, origin);
             }
             Ok(icmpv4::Message::Redirect { .. }) => self.stats.redirects_ignored += 1,
             Ok(icmpv4::Message::EchoReply(_) | icmpv4::Message::Other { .. }) => {
@@ -82,7 +81,7 @@ impl Network {
         self.stats.icmp_in += 1;
         let header = &packet.header;
         let (src, dst) = (IpAddr::V6(header.src), IpAddr::V6(header.dst));
-        let source = IcmpErrorOrigin {
+        let origin = IcmpErrorOrigin {
             offender: src,
             icmp_type: 0,
             icmp_code: 0,
@@ -98,28 +97,28 @@ impl Network {
                 self.send_echo_reply(now, &ReceivedEcho { to, from: src, tos, echo });
             }
             Ok(icmpv6::Message::Unreachable { code, quote }) => {
-                let source = IcmpErrorOrigin { icmp_type: icmpv6::UNREACHABLE, icmp_code: code, ..source };
-                return self.icmp_error(dst, packet.payload, quote, unreachable_v6(code), source);
+                let origin = IcmpErrorOrigin { icmp_type: icmpv6::UNREACHABLE, icmp_code: code, ..origin };
+                return self.icmp_error(dst, packet.payload, quote, unreachable_v6(code), origin);
             }
             Ok(icmpv6::Message::PacketTooBig { mtu, quote }) => {
-                let source = IcmpErrorOrigin { icmp_type: icmpv6::PACKET_TOO_BIG, info: mtu, ..source };
+                let origin = IcmpErrorOrigin { icmp_type: icmpv6::PACKET_TOO_BIG, info: mtu, ..origin };
                 let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
                 return self.icmp_error(
                     dst,
                     packet.payload,
                     quote,
                     IcmpErrorKind::PacketTooBig { mtu },
-                    source,
+                    origin,
                 );
             }
             Ok(icmpv6::Message::TimeExceeded { code, quote }) => {
-                let source = IcmpErrorOrigin { icmp_type: icmpv6::TIME_EXCEEDED, icmp_code: code, ..source };
-                return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::TimeExceeded, source);
+                let origin = IcmpErrorOrigin { icmp_type: icmpv6::TIME_EXCEEDED, icmp_code: code, ..origin };
+                return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::TimeExceeded, origin);
             }
             Ok(icmpv6::Message::ParameterProblem { code, pointer, quote }) => {
-                let kind = icmpv6::PARAMETER_PROBLEM;
-                let source = IcmpErrorOrigin { icmp_type: kind, icmp_code: code, info: pointer, ..source };
-                return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::ParameterProblem, source);
+                let icmp_type = icmpv6::PARAMETER_PROBLEM;
+                let origin = IcmpErrorOrigin { icmp_type, icmp_code: code, info: pointer, ..origin };
+                return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::ParameterProblem, origin);
             }
             Ok(icmpv6::Message::Ndp(message)) => match source_mac {
                 Some(source_mac) => {
@@ -142,32 +141,32 @@ impl Network {
         InputResult::Handled
     }
 
-    fn send_echo_reply(&mut self, now: Instant, asked: &ReceivedEcho<'_>) {
+    fn send_echo_reply(&mut self, now: Instant, request: &ReceivedEcho<'_>) {
         if !self.config.icmp_echo {
             self.stats.icmp_echo_ignored += 1;
             return;
         }
-        let Ok(route) = self.route(now, asked.from, asked.to) else { return };
+        let Ok(route) = self.route(now, request.from, request.to) else { return };
         let link = self.link(route.hop.link());
         let header = IpHeader {
             src: route.src,
-            dst: asked.from,
+            dst: request.from,
             protocol: if route.src.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 },
-            tos: asked.tos,
+            tos: request.tos,
             hop_limit: link.hop_limit,
             dont_fragment: false,
             label: Label::NONE,
         };
-        let len = icmpv4::HEADER_LEN + asked.echo.data.len();
-        let sent = match (route.src, asked.from) {
+        let len = icmpv4::HEADER_LEN + request.echo.data.len();
+        let sent = match (route.src, request.from) {
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                let reply = icmpv6::Message::EchoReply(asked.echo);
+                let reply = icmpv6::Message::EchoReply(request.echo);
                 self.send_datagram(now, &route, &header, len, None, |out| {
                     reply.emit(src, dst, out);
                 })
             }
             _ => {
-                let reply = icmpv4::Message::EchoReply(asked.echo);
+                let reply = icmpv4::Message::EchoReply(request.echo);
                 self.send_datagram(now, &route, &header, len, None, |out| {
                     reply.emit(out);
                 })
@@ -187,7 +186,7 @@ impl Network {
         message: &[u8],
         quote: &[u8],
         kind: IcmpErrorKind,
-        mut source: IcmpErrorOrigin,
+        mut origin: IcmpErrorOrigin,
     ) -> InputResult {
         let described = parse_quoted_packet(quote).filter(|error| {
             error.local.ip() == dst
@@ -202,13 +201,13 @@ impl Network {
                 self.set_quoted_payload(payload);
                 if !payload.is_empty() {
                     let headers = quote.len() - payload.len();
-                    source.extensions =
-                        IcmpExtensions::find(source.icmp_type, dst.is_ipv4(), message, quote, headers);
+                    origin.extensions =
+                        IcmpExtensions::find(origin.icmp_type, dst.is_ipv4(), message, quote, headers);
                 }
                 // Linux compares the hop limit of the quoted packet for IPv4, and that of the message itself
                 // for IPv6.
-                let hops = if dst.is_ipv4() { error.hop_limit } else { source.hop_limit };
-                InputResult::Error(TransportError { kind, origin: source, hop_limit: hops, ..error })
+                let hop_limit = if dst.is_ipv4() { error.hop_limit } else { origin.hop_limit };
+                InputResult::Error(TransportError { kind, origin, hop_limit, ..error })
             }
             None => {
                 self.stats.icmp_errors_foreign += 1;

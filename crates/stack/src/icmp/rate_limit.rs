@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn one_destination_gets_six_at_once_and_then_one_a_second() {
+    fn destination_gets_six_errors_then_one_per_second() {
         let mut limiter = limiter(1000, 50);
         let mut allowed = |millis: u64| {
             (0..20).filter(|_| limiter.allow(Instant::from_millis(millis), destination(1))).count()
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn all_destinations_together_keep_to_the_rate() {
+    fn global_rate_limits_all_destinations() {
         let mut limiter = limiter(1000, 50);
         let mut allowed = |millis: u64| {
             (0..1000).filter(|&low| limiter.allow(Instant::from_millis(millis), destination(low))).count()
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_of_zero_allows_nothing() {
+    fn rate_of_zero_allows_nothing() {
         assert!(!limiter(0, 50).allow(Instant::from_millis(5), destination(1)));
     }
 }

@@ -181,12 +181,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_is_valid() {
+    fn default_configuration_is_valid() {
         assert_eq!(NetworkConfig::default().validate(), Ok(()));
     }
 
     #[test]
-    fn a_value_out_of_range_is_refused_with_its_key() {
+    fn out_of_range_value_is_rejected_with_key() {
         let config = NetworkConfig { neighbours_max: 1, ..NetworkConfig::default() };
         assert_eq!(config.validate().unwrap_err().key, "network.neighbours_max");
         let config = NetworkConfig { udp_port_first: 5, udp_port_last: 4, ..NetworkConfig::default() };

@@ -41,15 +41,15 @@ impl Network {
             self.commit(sealed);
             return Ok(());
         }
-        let mut whole = core::mem::take(&mut self.fragmentation_buffer);
-        whole.clear();
-        whole.resize(len, 0);
-        write(&mut whole);
+        let mut datagram = core::mem::take(&mut self.fragmentation_buffer);
+        datagram.clear();
+        datagram.resize(len, 0);
+        write(&mut datagram);
         if let Some(offset) = checksum {
-            complete_checksum(header, &mut whole, usize::from(offset));
+            complete_checksum(header, &mut datagram, usize::from(offset));
         }
-        let result = self.send_fragments(now, route, header, &whole);
-        self.fragmentation_buffer = whole;
+        let result = self.send_fragments(now, route, header, &datagram);
+        self.fragmentation_buffer = datagram;
         result
     }
 
@@ -58,7 +58,7 @@ impl Network {
         now: Instant,
         route: &Route,
         header: &IpHeader,
-        whole: &[u8],
+        datagram: &[u8],
     ) -> Result<(), TxError> {
         let mtu = usize::from(route.mtu);
         let is_ipv4 = header.src.is_ipv4();
@@ -66,16 +66,16 @@ impl Network {
         // All fragments but the last carry a multiple of 8 bytes. The smallest MTU is 68, so this is never 0.
         let step = (mtu.saturating_sub(headers) & !7).max(8);
         let ident = if is_ipv4 { self.next_ident(header).into() } else { self.entropy.next_u64() as u32 };
-        for (at, piece) in whole.chunks(step).enumerate() {
+        for (at, payload) in datagram.chunks(step).enumerate() {
             // Cannot truncate: `whole` fits into an IP packet.
             let offset = (at * step) as u16;
-            let more = usize::from(offset) + piece.len() < whole.len();
+            let more_fragments = usize::from(offset) + payload.len() < datagram.len();
             let fragment =
-                ipv6::FragmentHeader { next_header: header.protocol, offset, more_fragments: more, ident };
+                ipv6::FragmentHeader { next_header: header.protocol, offset, more_fragments, ident };
             let sent = if is_ipv4 {
-                self.send_fragment_v4(now, route, header, &fragment, piece)
+                self.send_fragment_v4(now, route, header, &fragment, payload)
             } else {
-                self.send_fragment_v6(now, route, header, &fragment, piece)
+                self.send_fragment_v6(now, route, header, &fragment, payload)
             };
             match sent {
                 Err(error) if at == 0 => return Err(error),
@@ -96,13 +96,13 @@ impl Network {
         route: &Route,
         header: &IpHeader,
         fragment: &ipv6::FragmentHeader,
-        piece: &[u8],
+        payload: &[u8],
     ) -> Result<(), TxError> {
         let header = IpHeader { dont_fragment: true, ..*header };
-        let mut packet = self.begin(now, &route.hop, &header, piece.len())?;
-        packet.l4().copy_from_slice(piece);
+        let mut packet = self.begin(now, &route.hop, &header, payload.len())?;
+        packet.l4().copy_from_slice(payload);
         packet.set_fragment(fragment.ident as u16, fragment.offset, fragment.more_fragments);
-        let sealed = packet.seal_complete(piece.len());
+        let sealed = packet.seal_complete(payload.len());
         self.commit(sealed);
         Ok(())
     }
@@ -113,15 +113,15 @@ impl Network {
         route: &Route,
         header: &IpHeader,
         fragment: &ipv6::FragmentHeader,
-        piece: &[u8],
+        payload: &[u8],
     ) -> Result<(), TxError> {
         let label = header.label.without_hash();
         let header = IpHeader { protocol: protocol::FRAGMENT, label, ..*header };
-        let len = ipv6::FragmentHeader::LEN + piece.len();
+        let len = ipv6::FragmentHeader::LEN + payload.len();
         let mut packet = self.begin(now, &route.hop, &header, len)?;
         let l4 = packet.l4();
         fragment.emit(l4);
-        l4[ipv6::FragmentHeader::LEN..].copy_from_slice(piece);
+        l4[ipv6::FragmentHeader::LEN..].copy_from_slice(payload);
         let sealed = packet.seal_complete(len);
         self.commit(sealed);
         Ok(())
@@ -129,8 +129,8 @@ impl Network {
 }
 
 /// Fills in a transport checksum over the whole datagram; no device computes it over fragments.
-fn complete_checksum(header: &IpHeader, whole: &mut [u8], offset: usize) {
-    let sum = super::output::pseudo_header(header, whole.len()).add(Sum::of(whole));
+fn complete_checksum(header: &IpHeader, datagram: &mut [u8], offset: usize) {
+    let sum = super::output::pseudo_header(header, datagram.len()).add(Sum::of(datagram));
     let value = if header.protocol == protocol::UDP { sum.finish_udp() } else { sum.finish() };
-    whole[offset..offset + 2].copy_from_slice(&value.to_be_bytes());
+    datagram[offset..offset + 2].copy_from_slice(&value.to_be_bytes());
 }

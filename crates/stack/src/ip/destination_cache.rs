@@ -36,14 +36,13 @@ impl DestinationCache {
     /// Returns the cached route from `src` to `dst`, if it was cached in this generation. The caller checks
     /// that its hop is current.
     #[inline(always)]
-    pub(crate) fn get(&self, dst: u32, src: u32, changes: u64) -> Option<&Route> {
+    pub(crate) fn get(&self, dst: u32, src: u32, generation: u64) -> Option<&Route> {
         let entry = self.entries[Self::index_of(dst)].as_ref()?;
-        (entry.dst == dst && entry.src == src && entry.generation == changes).then_some(&entry.route)
+        (entry.dst == dst && entry.src == src && entry.generation == generation).then_some(&entry.route)
     }
 
-    pub(crate) fn put(&mut self, dst: u32, src: u32, changes: u64, route: Route) {
-        self.entries[Self::index_of(dst)] =
-            Some(DestinationCacheEntry { dst, src, generation: changes, route });
+    pub(crate) fn put(&mut self, dst: u32, src: u32, generation: u64, route: Route) {
+        self.entries[Self::index_of(dst)] = Some(DestinationCacheEntry { dst, src, generation, route });
     }
 }
 
@@ -53,23 +52,23 @@ mod tests {
     use core::net::{IpAddr, Ipv4Addr};
 
     #[test]
-    fn a_route_is_remembered_until_a_path_mtu_is_learned_or_a_neighbour_evicted() {
-        let mut bench = NetworkFixture::new();
+    fn new_path_mtu_or_eviction_invalidates_cached_routes() {
+        let mut fixture = NetworkFixture::new();
         let (to, from) = (PEER_V4.to_bits(), OUR_V4.to_bits());
-        let ask = |bench: &mut NetworkFixture| {
-            let route = bench.network.route(bench.now, PEER_V4.into(), Some(OUR_V4.into())).unwrap();
-            let changes = bench.network.path_mtu.generation() + bench.network.stats.neighbours_evicted;
-            assert_eq!(bench.network.destination_cache.get(to, from, changes), Some(&route));
-            changes
+        let ask = |fixture: &mut NetworkFixture| {
+            let route = fixture.network.route(fixture.now, PEER_V4.into(), Some(OUR_V4.into())).unwrap();
+            let generation = fixture.network.path_mtu.generation() + fixture.network.stats.neighbours_evicted;
+            assert_eq!(fixture.network.destination_cache.get(to, from, generation), Some(&route));
+            generation
         };
-        let first = ask(&mut bench);
-        assert_eq!(ask(&mut bench), first);
-        bench.network.stats.neighbours_evicted += 1;
-        assert_eq!(bench.network.destination_cache.get(to, from, first + 1), None);
-        ask(&mut bench);
+        let first = ask(&mut fixture);
+        assert_eq!(ask(&mut fixture), first);
+        fixture.network.stats.neighbours_evicted += 1;
+        assert_eq!(fixture.network.destination_cache.get(to, from, first + 1), None);
+        ask(&mut fixture);
         let other = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 77));
-        assert!(bench.network.path_mtu.learn(bench.now, other, 600, 1500));
-        assert_eq!(bench.network.destination_cache.get(to, from, first + 2), None);
-        ask(&mut bench);
+        assert!(fixture.network.path_mtu.learn(fixture.now, other, 600, 1500));
+        assert_eq!(fixture.network.destination_cache.get(to, from, first + 2), None);
+        ask(&mut fixture);
     }
 }

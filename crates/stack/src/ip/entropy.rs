@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn same_seed_same_numbers_and_other_seed_other_numbers() {
+    fn seed_determines_the_number_sequence() {
         let draw = |seed: u8| {
             let mut entropy = Entropy::new(&[seed; 32]);
             [entropy.next_u64(), entropy.next_u64(), entropy.next_u64()]
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn below_stays_below_and_reaches_every_value() {
+    fn below_reaches_every_value_under_the_limit() {
         let mut entropy = Entropy::new(&[7; 32]);
         let mut seen = [false; 5];
         for _ in 0..200 {

@@ -61,8 +61,8 @@ pub(super) struct FragmentStore {
 
 impl fmt::Debug for FragmentStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (blocks, pieces) = (self.blocks.len(), self.nodes.len());
-        f.debug_struct("FragmentStore").field("blocks", &blocks).field("pieces", &pieces).finish()
+        let (blocks, nodes) = (self.blocks.len(), self.nodes.len());
+        f.debug_struct("FragmentStore").field("blocks", &blocks).field("nodes", &nodes).finish()
     }
 }
 
@@ -131,44 +131,44 @@ impl FragmentStore {
     /// `at`.
     pub(super) fn find_adjacent(
         &self,
-        pieces: FragmentTree,
+        tree: FragmentTree,
         at: usize,
     ) -> (Option<FragmentRange>, Option<usize>) {
-        let (mut before, mut behind) = (None, None);
-        let mut node = pieces.0;
+        let (mut previous, mut next) = (None, None);
+        let mut node = tree.0;
         while node != NO_SLOT {
-            let piece = &self.nodes[node as usize];
-            let start = usize::from(piece.start);
+            let fragment = &self.nodes[node as usize];
+            let start = usize::from(fragment.start);
             if start <= at {
-                before = Some(FragmentRange { start, end: start + usize::from(piece.payload.len) });
-                node = piece.right;
+                previous = Some(FragmentRange { start, end: start + usize::from(fragment.payload.len) });
+                node = fragment.right;
             } else {
-                behind = Some(start);
-                node = piece.left;
+                next = Some(start);
+                node = fragment.left;
             }
         }
-        (before, behind)
+        (previous, next)
     }
 
     /// Adds a fragment, which must not overlap any other of its datagram. Returns the new tree.
     pub(super) fn insert(
         &mut self,
-        pieces: FragmentTree,
+        tree: FragmentTree,
         start: u16,
         payload: &[u8],
         priority: u32,
     ) -> FragmentTree {
         let payload = self.store(payload);
-        let piece = FragmentNode { start, priority, left: NO_SLOT, right: NO_SLOT, payload };
+        let fragment = FragmentNode { start, priority, left: NO_SLOT, right: NO_SLOT, payload };
         let node = self.free_node;
         let node = if node == NO_SLOT {
-            self.nodes.push(piece);
+            self.nodes.push(fragment);
             (self.nodes.len() - 1) as u32
         } else {
-            self.free_node = core::mem::replace(&mut self.nodes[node as usize], piece).left;
+            self.free_node = core::mem::replace(&mut self.nodes[node as usize], fragment).left;
             node
         };
-        FragmentTree(self.insert_below(pieces.0, node))
+        FragmentTree(self.insert_below(tree.0, node))
     }
 
     /// Inserts `node` into the subtree of `root` and returns the new root. Recurses as deep as the tree: a
@@ -182,8 +182,8 @@ impl FragmentStore {
         };
         if priority > above {
             let (left, right) = self.split(root, start);
-            let piece = &mut self.nodes[node as usize];
-            (piece.left, piece.right) = (left, right);
+            let fragment = &mut self.nodes[node as usize];
+            (fragment.left, fragment.right) = (left, right);
             return node;
         }
         match start.cmp(&here) {
@@ -199,46 +199,46 @@ impl FragmentStore {
             return (NO_SLOT, NO_SLOT);
         };
         if start < at {
-            let (before, behind) = self.split(right, at);
-            self.nodes[root as usize].right = before;
-            (root, behind)
+            let (previous, next) = self.split(right, at);
+            self.nodes[root as usize].right = previous;
+            (root, next)
         } else {
-            let (before, behind) = self.split(left, at);
-            self.nodes[root as usize].left = behind;
-            (before, root)
+            let (previous, next) = self.split(left, at);
+            self.nodes[root as usize].left = next;
+            (previous, root)
         }
     }
 
     /// Appends the payloads of all fragments to `out`, in order of their offsets.
-    pub(super) fn read_all(&self, pieces: FragmentTree, out: &mut Vec<u8>) {
-        if let Some(piece) = self.nodes.get(pieces.0 as usize) {
-            self.read_all(FragmentTree(piece.left), out);
-            self.read(piece.payload, out);
-            self.read_all(FragmentTree(piece.right), out);
+    pub(super) fn read_all(&self, tree: FragmentTree, out: &mut Vec<u8>) {
+        if let Some(fragment) = self.nodes.get(tree.0 as usize) {
+            self.read_all(FragmentTree(fragment.left), out);
+            self.read(fragment.payload, out);
+            self.read_all(FragmentTree(fragment.right), out);
         }
     }
 
     /// Appends the payload of the fragment at offset 0 to `out`. Returns false if there is none.
-    pub(super) fn read_first(&self, pieces: FragmentTree, out: &mut Vec<u8>) -> bool {
+    pub(super) fn read_first(&self, tree: FragmentTree, out: &mut Vec<u8>) -> bool {
         let mut first = None;
-        let mut node = pieces.0;
-        while let Some(piece) = self.nodes.get(node as usize) {
-            first = Some(piece);
-            node = piece.left;
+        let mut node = tree.0;
+        while let Some(fragment) = self.nodes.get(node as usize) {
+            first = Some(fragment);
+            node = fragment.left;
         }
-        let Some(first) = first.filter(|piece| piece.start == 0) else { return false };
+        let Some(first) = first.filter(|fragment| fragment.start == 0) else { return false };
         self.read(first.payload, out);
         true
     }
 
     /// Frees all fragments of a tree and their payloads.
-    pub(super) fn free_all(&mut self, pieces: FragmentTree) {
-        if let Some(&FragmentNode { left, right, payload, .. }) = self.nodes.get(pieces.0 as usize) {
+    pub(super) fn free_all(&mut self, tree: FragmentTree) {
+        if let Some(&FragmentNode { left, right, payload, .. }) = self.nodes.get(tree.0 as usize) {
             self.free_all(FragmentTree(left));
             self.free_all(FragmentTree(right));
             self.free(payload);
-            self.nodes[pieces.0 as usize].left = self.free_node;
-            self.free_node = pieces.0;
+            self.nodes[tree.0 as usize].left = self.free_node;
+            self.free_node = tree.0;
         }
     }
 
@@ -262,9 +262,9 @@ impl FragmentStore {
 
     /// Returns the depth of a tree.
     #[cfg(test)]
-    fn depth(&self, pieces: FragmentTree) -> usize {
-        self.nodes.get(pieces.0 as usize).map_or(0, |piece| {
-            1 + self.depth(FragmentTree(piece.left)).max(self.depth(FragmentTree(piece.right)))
+    fn depth(&self, tree: FragmentTree) -> usize {
+        self.nodes.get(tree.0 as usize).map_or(0, |fragment| {
+            1 + self.depth(FragmentTree(fragment.left)).max(self.depth(FragmentTree(fragment.right)))
         })
     }
 }
@@ -276,7 +276,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn bytes_come_back_from_their_blocks_and_blocks_are_used_again() {
+    fn stored_bytes_are_returned_and_blocks_reused() {
         let mut store = FragmentStore::new();
         for _ in 0..3 {
             let lens = [0, 1, 63, 64, 65, 1480, 65_535];
@@ -293,18 +293,18 @@ mod tests {
     }
 
     #[test]
-    fn pieces_in_any_order_make_a_shallow_tree() {
+    fn any_insertion_order_yields_a_shallow_tree() {
         let hash = KeyedHash::new(&[1; 32]);
         let orders: [fn(u32) -> u32; 3] = [|i| i, |i| 8190 - i, |i| i * 37 % 8191];
         for order in orders {
             let mut store = FragmentStore::new();
-            let mut pieces = FragmentTree::EMPTY;
+            let mut tree = FragmentTree::EMPTY;
             for i in 0..8191 {
                 let start = order(i) as u16 * 8;
-                pieces = store.insert(pieces, start, &[i as u8; 8], hash.of(start) as u32);
+                tree = store.insert(tree, start, &[i as u8; 8], hash.of(start) as u32);
             }
-            assert!(store.depth(pieces) < 60, "{}", store.depth(pieces));
-            store.free_all(pieces);
+            assert!(store.depth(tree) < 60, "{}", store.depth(tree));
+            store.free_all(tree);
             assert_eq!(store.in_use(), (0, 0));
         }
     }
@@ -312,30 +312,30 @@ mod tests {
     proptest! {
         /// The tree returns what an ordered map returns.
         #[test]
-        fn the_tree_agrees_with_an_ordered_map(
+        fn tree_matches_an_ordered_map(
             starts in prop::collection::btree_map(0_u16..1000, any::<(u32, u8)>(), 0..100),
             order in any::<u64>(),
             asked in prop::collection::vec(0_usize..8100, 20),
         ) {
             let mut store = FragmentStore::new();
-            let mut pieces = FragmentTree::EMPTY;
+            let mut tree = FragmentTree::EMPTY;
             let mut inserted: Vec<_> = starts.iter().collect();
             inserted.sort_by_key(|(start, _)| order.wrapping_mul(u64::from(**start) * 2 + 1));
             for (&start, &(priority, fill)) in inserted {
-                pieces = store.insert(pieces, start * 8, &[fill; 8], priority);
+                tree = store.insert(tree, start * 8, &[fill; 8], priority);
             }
             let mut all = Vec::new();
-            store.read_all(pieces, &mut all);
+            store.read_all(tree, &mut all);
             let expected: Vec<u8> = starts.values().flat_map(|&(_, fill)| [fill; 8]).collect();
             prop_assert_eq!(all, expected);
             for at in asked {
-                let before = starts.keys().rev().map(|&start| usize::from(start) * 8).find(|&start| start <= at);
-                let behind = starts.keys().map(|&start| usize::from(start) * 8).find(|&start| start > at);
-                let before = before.map(|start| FragmentRange { start, end: start + 8 });
-                prop_assert_eq!(store.find_adjacent(pieces, at), (before, behind));
+                let previous = starts.keys().rev().map(|&start| usize::from(start) * 8).find(|&start| start <= at);
+                let next = starts.keys().map(|&start| usize::from(start) * 8).find(|&start| start > at);
+                let previous = previous.map(|start| FragmentRange { start, end: start + 8 });
+                prop_assert_eq!(store.find_adjacent(tree, at), (previous, next));
             }
             prop_assert_eq!(store.in_use(), (starts.len(), starts.len()));
-            store.free_all(pieces);
+            store.free_all(tree);
             prop_assert_eq!(store.in_use(), (0, 0));
         }
     }

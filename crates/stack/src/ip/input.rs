@@ -103,7 +103,7 @@ impl Network {
 
     fn fragment_v4_input(&mut self, now: Instant, link: LinkId, packet: &Ipv4Packet<'_>) -> InputResult {
         let header = &packet.header;
-        let piece = ReceivedFragment {
+        let received = ReceivedFragment {
             key: ReassemblyKey {
                 src: header.src.into(),
                 dst: header.dst.into(),
@@ -119,7 +119,7 @@ impl Network {
             broadcast: packet.broadcast,
             rebuild: HeaderRebuild::V4,
         };
-        self.fragment_input(now, link, &piece, self.config.fragment_timeout_v4_seconds)
+        self.fragment_input(now, link, &received, self.config.fragment_timeout_v4_seconds)
     }
 
     fn fragment_v6_input(&mut self, now: Instant, link: LinkId, packet: &Ipv6Packet<'_>) -> InputResult {
@@ -142,7 +142,7 @@ impl Network {
             return InputResult::Handled;
         }
         let scoped = |address: Ipv6Addr| address.is_unicast_link_local();
-        let piece = ReceivedFragment {
+        let received = ReceivedFragment {
             key: ReassemblyKey {
                 src: header.src.into(),
                 dst: header.dst.into(),
@@ -162,19 +162,19 @@ impl Network {
                 next_header: fragment.header.next_header,
             },
         };
-        self.fragment_input(now, link, &piece, self.config.fragment_timeout_v6_seconds)
+        self.fragment_input(now, link, &received, self.config.fragment_timeout_v6_seconds)
     }
 
     fn fragment_input(
         &mut self,
         now: Instant,
         link: LinkId,
-        piece: &ReceivedFragment<'_>,
+        fragment: &ReceivedFragment<'_>,
         timeout_seconds: u32,
     ) -> InputResult {
         self.stats.fragments_in += 1;
         let until = now + Duration::from_secs(timeout_seconds.into());
-        match self.reassembly.insert(piece, until) {
+        match self.reassembly.insert(fragment, until) {
             // One timer serves all datagrams. It is not cancelled: the handler finds out which datagrams have
             // expired.
             ReassemblyOutcome::Incomplete => self.timers.arm_no_later(NetworkTimer::Reassembly, until),

@@ -65,7 +65,7 @@ proptest! {
     /// Two datagrams of each family are fragmented arbitrarily, their fragments are shuffled and some are
     /// duplicated. Each datagram is received once, byte for byte.
     #[test]
-    fn datagrams_cut_anywhere_arrive_byte_for_byte(
+    fn arbitrary_fragmentation_is_reassembled_exactly(
         len in 16_usize..5000,
         sizes in prop::collection::vec(1_u8..180, 1..6),
         order in any::<u64>(),
@@ -94,16 +94,16 @@ proptest! {
             }
             sent.push(next);
         }
-        let mut bench = NetworkFixture::new();
+        let mut fixture = NetworkFixture::new();
         let mut arrived = [0, 0];
         for bytes in &sent {
-            if let InputResult::Reassembled(buffer) = bench.input(bytes) {
-                let ParsedFrame::Udp(l4) = bench.network.parse_reassembled(&buffer) else {
+            if let InputResult::Reassembled(buffer) = fixture.input(bytes) {
+                let ParsedFrame::Udp(l4) = fixture.network.parse_reassembled(&buffer) else {
                     return Err(TestCaseError::fail("no datagram"));
                 };
                 prop_assert_eq!(&l4.bytes[8..], &payload[..]);
                 arrived[usize::from(l4.src.is_ipv6())] += 1;
-                bench.network.recycle(buffer);
+                fixture.network.recycle(buffer);
             }
         }
         prop_assert_eq!(arrived, [2, 2]);
@@ -111,28 +111,28 @@ proptest! {
 }
 
 #[test]
-fn the_budget_for_fragments_holds_against_a_flood() {
+fn fragment_flood_stays_within_the_budget() {
     let config = NetworkConfig { fragment_bytes: 65_536, ..network_config() };
-    let mut bench = NetworkFixture::with(config, &link_config(), CAPABILITIES);
+    let mut fixture = NetworkFixture::with(config, &link_config(), CAPABILITIES);
     let whole = vec![7; 3000];
     for ident in 0..1000 {
-        bench.input(&fragment_v4(ident, &whole, 0, 1480));
+        fixture.input(&fragment_v4(ident, &whole, 0, 1480));
     }
-    let stats = bench.network.stats();
+    let stats = fixture.network.stats();
     let kept = 1000 - stats.reassembly_evicted;
     assert_eq!(kept, 65_536 / (1480 + 20 + 2 * 64));
     // The most recent datagrams are kept; nothing of the others remains when their timeout expires.
-    assert!(matches!(bench.input(&fragment_v4(999, &whole, 1480, 3000)), InputResult::Reassembled(_)));
-    bench.advance(core::time::Duration::from_secs(31));
-    assert_eq!(bench.network.stats().reassembly_timeouts, kept - 1);
+    assert!(matches!(fixture.input(&fragment_v4(999, &whole, 1480, 3000)), InputResult::Reassembled(_)));
+    fixture.advance(core::time::Duration::from_secs(31));
+    assert_eq!(fixture.network.stats().reassembly_timeouts, kept - 1);
     // The neighbour of the senders was solicited in order to report the timeouts to them.
-    bench.advance(core::time::Duration::from_secs(10));
-    assert_eq!(bench.network.next_deadline(), None);
+    fixture.advance(core::time::Duration::from_secs(10));
+    assert_eq!(fixture.network.next_deadline(), None);
 }
 
 #[test]
-fn fragments_of_fragments_are_not_put_together() {
-    let mut bench = NetworkFixture::new();
+fn nested_fragments_are_not_reassembled() {
+    let mut fixture = NetworkFixture::new();
     // A fragment header followed by another fragment header.
     let inner = [&[protocol::UDP, 0, 0, 1, 0, 0, 0, 2][..], &[1; 16]].concat();
     let fragment = |start: usize, end: usize| {
@@ -147,8 +147,8 @@ fn fragments_of_fragments_are_not_put_together() {
         payload.extend_from_slice(&inner[start..end]);
         frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::FRAGMENT, 64, &payload))
     };
-    bench.input(&fragment(0, 16));
-    let InputResult::Reassembled(buffer) = bench.input(&fragment(16, 24)) else { panic!() };
-    let parsed = bench.network.parse_reassembled(&buffer);
+    fixture.input(&fragment(0, 16));
+    let InputResult::Reassembled(buffer) = fixture.input(&fragment(16, 24)) else { panic!() };
+    let parsed = fixture.network.parse_reassembled(&buffer);
     assert!(matches!(parsed, ParsedFrame::Drop(DropReason::NestedFragment)), "{parsed:?}");
 }

@@ -53,16 +53,16 @@ impl Network {
         for (at, &(address, _)) in config.addresses.iter().enumerate() {
             let twice = config.addresses[..at].iter().any(|&(earlier, _)| earlier == address);
             if twice || self.links.iter().any(|link| link.address(address).is_some()) {
-                return Err(ConfigError::new(key("addresses"), format!("{address} is there already")));
+                return Err(ConfigError::new(key("addresses"), format!("{address} is already configured")));
             }
         }
         if config.loopback && self.loopback.is_some() {
-            return Err(ConfigError::new(key("loopback"), "another link is the way to ourselves already"));
+            return Err(ConfigError::new(key("loopback"), "another link is already the loopback link"));
         }
         let static_neighbours =
             config.static_neighbours.len() + if config.loopback { LOOPBACK_NEIGHBOURS.len() } else { 0 };
         if static_neighbours > self.neighbours.permanent_slots_left() {
-            return Err(ConfigError::new(key("static_neighbours"), "more than network.neighbours_max"));
+            return Err(ConfigError::new(key("static_neighbours"), "exceed network.neighbours_max"));
         }
         let reachable =
             self.randomize_reachable_time(Duration::from_millis(self.config.neighbour_reachable_ms.into()));
@@ -90,7 +90,7 @@ impl Network {
         let selves = LOOPBACK_NEIGHBOURS.iter().filter(|_| config.loopback).map(|&address| (address, own));
         for (address, mac) in config.static_neighbours.iter().copied().chain(selves) {
             let added = self.add_neighbour(id, address, mac, NeighbourState::Permanent);
-            debug_assert!(added.is_some(), "the room was counted");
+            debug_assert!(added.is_some(), "the capacity was checked");
         }
         self.bump_epoch();
         Ok(id)
@@ -170,7 +170,7 @@ impl Network {
         }
         if let Some(gateway) = route.gateway {
             if gateway.is_ipv4() != route.destination.is_ipv4() {
-                return error("destination and gateway are of different families");
+                return error("destination and gateway are of different address families");
             }
             if self.local.link_of(gateway).is_some() || !crate::link::is_unicast(gateway) {
                 return error("the gateway is not another host");

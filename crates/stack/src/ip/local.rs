@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_added_address_is_found_and_no_other() {
+    fn finds_exactly_the_added_addresses() {
         let mut set = AddressSet::new();
         for address in [50_u32, 10, 30, 10] {
             set.insert(address, LinkId(address as u16));
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn all_addresses_of_a_network_are_ours_and_those_that_were_named_have_their_own_links() {
+    fn exact_address_takes_precedence_over_local_network() {
         let mut set = AddressSet::new();
         set.insert_network(0x7f00_0001_u32, 0xff00_0000, LinkId(7));
         assert_eq!((set.link_of(0x7fab_cdef), set.contains(0x7f00_0000)), (Some(LinkId(7)), true));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn removing_the_first_address_makes_another_the_first() {
+    fn removing_the_primary_address_promotes_another() {
         let mut set = AddressSet::new();
         set.insert(5_u32, LinkId(0));
         set.insert(6, LinkId(0));

@@ -22,8 +22,8 @@ fn loop_config(with_addresses: bool) -> LinkConfig {
 }
 
 /// Returns a network layer with a loopback link besides its device.
-fn bench(with_addresses: bool) -> (NetworkFixture, PortId, LinkId) {
-    let mut bench = NetworkFixture::new();
+fn fixture(with_addresses: bool) -> (NetworkFixture, PortId, LinkId) {
+    let mut fixture = NetworkFixture::new();
     let capabilities = Capabilities {
         mac: LOOP_MAC.0,
         mtu: 65_535,
@@ -34,15 +34,15 @@ fn bench(with_addresses: bool) -> (NetworkFixture, PortId, LinkId) {
     };
     let recorder = Arc::new(Mutex::new(TxRecorder { capacity: 1000, ..TxRecorder::default() }));
     let queue = RecordingTxQueue { recorder, capabilities, buffer: Vec::new() };
-    let port = bench.network.add_port(Box::new(queue));
-    let link = bench.network.add_link(port, &loop_config(with_addresses)).unwrap();
-    (bench, port, link)
+    let port = fixture.network.add_port(Box::new(queue));
+    let link = fixture.network.add_link(port, &loop_config(with_addresses)).unwrap();
+    (fixture, port, link)
 }
 
 #[test]
-fn our_addresses_are_reached_over_the_loop_and_those_of_others_are_not() {
-    let (mut bench, _, link) = bench(true);
-    let (now, link_of) = (bench.now, |route: super::Route| route.hop.link());
+fn local_addresses_are_routed_over_loopback() {
+    let (mut fixture, _, link) = fixture(true);
+    let (now, link_of) = (fixture.now, |route: super::Route| route.hop.link());
     for (to, from, expected) in [
         ("10.0.0.1", None, Some("10.0.0.1")),
         ("127.0.0.1", None, Some("127.0.0.1")),
@@ -52,7 +52,7 @@ fn our_addresses_are_reached_over_the_loop_and_those_of_others_are_not() {
         ("::1", None, Some("::1")),
         ("2001:db8::1", None, Some("2001:db8::1")),
     ] {
-        let route = bench.network.route(now, to.parse().unwrap(), from.map(|from| from.parse().unwrap()));
+        let route = fixture.network.route(now, to.parse().unwrap(), from.map(|from| from.parse().unwrap()));
         let route = route.unwrap_or_else(|error| panic!("{to} from {from:?}: {error}"));
         let expected: Option<IpAddr> = expected.map(|from| from.parse().unwrap());
         assert_eq!(
@@ -61,33 +61,33 @@ fn our_addresses_are_reached_over_the_loop_and_those_of_others_are_not() {
             "{to} from {from:?}"
         );
     }
-    let other = bench.route(PEER_V4);
+    let other = fixture.route(PEER_V4);
     assert!(other.hop.link() != link && other.src == IpAddr::V4(OUR_V4));
-    let refused = bench.network.route(now, PEER_V4.into(), Some(HOME.into()));
+    let refused = fixture.network.route(now, PEER_V4.into(), Some(HOME.into()));
     assert_eq!(refused.unwrap_err(), RouteError::InvalidDestination);
 }
 
 #[test]
-fn without_a_loop_or_without_its_addresses_there_is_no_way() {
+fn without_loopback_own_addresses_are_unreachable() {
     let mut plain = NetworkFixture::new();
     let (now, ours) = (plain.now, OUR_V4.into());
     assert_eq!(plain.network.route(now, ours, None).unwrap_err(), RouteError::OwnAddress);
-    let (mut bench, _, link) = bench(false);
-    assert_eq!(bench.network.route(now, ours, None).unwrap().hop.link(), link);
-    let refused = bench.network.route(now, HOME.into(), None);
+    let (mut fixture, _, link) = fixture(false);
+    assert_eq!(fixture.network.route(now, ours, None).unwrap().hop.link(), link);
+    let refused = fixture.network.route(now, HOME.into(), None);
     assert_eq!(refused.unwrap_err(), RouteError::InvalidDestination);
 }
 
 #[test]
-fn only_ours_may_come_over_the_loop_and_its_addresses_nowhere_else() {
-    let (bench, port, _) = bench(true);
+fn loopback_addresses_are_accepted_only_on_loopback() {
+    let (fixture, port, _) = fixture(true);
     let ends = [HOME, Ipv4Addr::new(127, 9, 9, 9), OUR_V4, PEER_V4];
     let packet = |mac, src, dst| {
         let bytes = segment(5);
         let header = ipv4_header(src, dst, protocol::UDP, bytes.len());
         frame_to(mac, None, EtherType::IPV4, &ipv4_packet(header, &bytes))
     };
-    let dropped = |port, frame: &[u8]| match bench.network.parse(port, &RxFrame::new(frame)) {
+    let dropped = |port, frame: &[u8]| match fixture.network.parse(port, &RxFrame::new(frame)) {
         ParsedFrame::Drop(reason) if reason != DropReason::BadTransportLength => Some(reason),
         _ => None,
     };
@@ -95,8 +95,8 @@ fn only_ours_may_come_over_the_loop_and_its_addresses_nowhere_else() {
         for dst in ends {
             let looped = dropped(port, &packet(LOOP_MAC, src, dst));
             let admitted = src != PEER_V4 && dst != PEER_V4;
-            assert_eq!(looped.is_none(), admitted, "{src} to {dst} over the loop: {looped:?}");
-            let wired = dropped(bench.port, &packet(OUR_MAC, src, dst));
+            assert_eq!(looped.is_none(), admitted, "{src} to {dst} over loopback: {looped:?}");
+            let wired = dropped(fixture.port, &packet(OUR_MAC, src, dst));
             let admitted = src == PEER_V4 && dst == OUR_V4;
             assert_eq!(wired.is_none(), admitted, "{src} to {dst} over the wire: {wired:?}");
         }
@@ -106,25 +106,26 @@ fn only_ours_may_come_over_the_loop_and_its_addresses_nowhere_else() {
     };
     let home = Ipv6Addr::LOCALHOST;
     assert_eq!(dropped(port, &v6(LOOP_MAC, home, home)), None);
-    assert_eq!(dropped(bench.port, &v6(OUR_MAC, home, home)), Some(DropReason::NotLocal));
-    assert_eq!(dropped(bench.port, &v6(OUR_MAC, PEER_V6, home)), Some(DropReason::NotLocal));
+    assert_eq!(dropped(fixture.port, &v6(OUR_MAC, home, home)), Some(DropReason::NotLocal));
+    assert_eq!(dropped(fixture.port, &v6(OUR_MAC, PEER_V6, home)), Some(DropReason::NotLocal));
     assert_eq!(dropped(port, &v6(LOOP_MAC, PEER_V6, home)), Some(DropReason::MartianSource));
 }
 
 #[test]
-fn there_is_one_loop_and_no_other_link_has_its_addresses() {
-    let (mut bench, port, _) = bench(true);
+fn only_one_link_may_be_loopback() {
+    let (mut fixture, port, _) = fixture(true);
     let second = LinkConfig { name: "lo2".into(), vlan: Some(7), ..loop_config(false) };
-    assert_eq!(bench.network.add_link(port, &second).unwrap_err().key, "link.lo2.loopback");
+    assert_eq!(fixture.network.add_link(port, &second).unwrap_err().key, "link.lo2.loopback");
     let wire = LinkConfig { name: "x".into(), vlan: Some(7), loopback: false, ..loop_config(true) };
-    assert_eq!(bench.network.add_link(bench.port, &wire).unwrap_err().key, "link.x.addresses");
+    assert_eq!(fixture.network.add_link(fixture.port, &wire).unwrap_err().key, "link.x.addresses");
 }
 
 #[test]
-fn all_addresses_of_an_own_network_may_be_spoken_to_and_from() {
-    let own_networks = vec![("192.168.7.0".parse().unwrap(), 16), ("fd3d:fa7b:d17d::".parse().unwrap(), 48)];
-    let link = LinkConfig { local_networks: own_networks, ..link_config() };
-    let mut bench = NetworkFixture::with(network_config(), &link, CAPABILITIES);
+fn local_network_addresses_can_send_and_receive() {
+    let local_networks =
+        vec![("192.168.7.0".parse().unwrap(), 16), ("fd3d:fa7b:d17d::".parse().unwrap(), 48)];
+    let link = LinkConfig { local_networks, ..link_config() };
+    let mut fixture = NetworkFixture::with(network_config(), &link, CAPABILITIES);
     for (ours, own) in [
         ("192.168.0.0", true),
         ("192.168.255.255", true),
@@ -134,12 +135,12 @@ fn all_addresses_of_an_own_network_may_be_spoken_to_and_from() {
         ("fd3d:fa7b:d17e::", false),
     ] {
         let ours: IpAddr = ours.parse().unwrap();
-        assert_eq!(bench.network.is_local(ours), own, "{ours}");
+        assert_eq!(fixture.network.is_local(ours), own, "{ours}");
         let peer: IpAddr = if ours.is_ipv4() { PEER_V4.into() } else { PEER_V6.into() };
-        let route = bench.network.route(bench.now, peer, Some(ours));
+        let route = fixture.network.route(fixture.now, peer, Some(ours));
         assert_eq!(route.map(|route| route.src).ok(), own.then_some(ours), "{ours}");
         // An address of a local network is used only if it is requested.
-        let route = bench.network.route(bench.now, peer, None).unwrap();
-        assert!(route.src != ours && bench.network.is_local(route.src));
+        let route = fixture.network.route(fixture.now, peer, None).unwrap();
+        assert!(route.src != ours && fixture.network.is_local(route.src));
     }
 }

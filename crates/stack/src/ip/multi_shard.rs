@@ -46,15 +46,15 @@ impl Network {
     }
 
     /// Queues an update for the other shards, if there are any.
-    pub(crate) fn broadcast_update(&mut self, news: ControlUpdate) {
+    pub(crate) fn broadcast_update(&mut self, update: ControlUpdate) {
         if self.steering.is_none() {
             return;
         }
-        self.control_updates.retain(|earlier| !earlier.is_superseded_by(&news));
+        self.control_updates.retain(|earlier| !earlier.is_superseded_by(&update));
         if self.control_updates.len() == CONTROL_UPDATES_MAX {
             self.control_updates.pop_front();
         }
-        self.control_updates.push_back(news);
+        self.control_updates.push_back(update);
     }
 
     /// Takes the next update to broadcast to the other shards.
@@ -63,18 +63,18 @@ impl Network {
     }
 
     /// Applies an update from another shard.
-    pub fn apply_control_update(&mut self, now: Instant, news: &ControlUpdate) {
-        match *news {
+    pub fn apply_control_update(&mut self, now: Instant, update: &ControlUpdate) {
+        match *update {
             ControlUpdate::DadResult { link, address, valid } => {
-                let Some(known) =
+                let Some(entry) =
                     self.links.get_mut(usize::from(link)).and_then(|link| link.address_mut(address.into()))
                 else {
                     return;
                 };
-                if !matches!(known.state, AddressState::Tentative { .. }) {
+                if !matches!(entry.state, AddressState::Tentative { .. }) {
                     return;
                 }
-                known.state = if valid { AddressState::Valid } else { AddressState::Duplicate };
+                entry.state = if valid { AddressState::Valid } else { AddressState::Duplicate };
                 if valid {
                     self.activate_ipv6_address(LinkId(link), address);
                 }
@@ -100,7 +100,7 @@ impl Network {
 
     /// Wraps a packet that was reassembled here into a frame for its owner, with this link's address as
     /// source and destination.
-    pub(crate) fn misrouted_packet(&self, home: FrameOwner, packet: &Reassembled) -> MisroutedPacket {
+    pub(crate) fn misrouted_packet(&self, owner: FrameOwner, packet: &Reassembled) -> MisroutedPacket {
         let link = self.link(packet.link());
         let ethertype = if packet.bytes().first().is_some_and(|byte| byte >> 4 == 4) {
             EtherType::IPV4
@@ -116,6 +116,6 @@ impl Network {
             frame[1..6].fill(0xff);
         }
         frame.extend_from_slice(packet.bytes());
-        MisroutedPacket { owner: home, port: link.port, frame }
+        MisroutedPacket { owner, port: link.port, frame }
     }
 }

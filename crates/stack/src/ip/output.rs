@@ -72,7 +72,7 @@ pub enum TxError {
 impl fmt::Display for TxError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Full => "no room in the device's queue",
+            Self::Full => "transmit queue full",
             Self::Stale => "route has changed",
             Self::TooBig => "message too long",
             Self::Unreachable => "no route to host",
@@ -111,14 +111,16 @@ struct TxPlan {
     tx_checksum: bool,
     gso_bytes_max: usize,
     ident: u16,
-    /// If the packet is an IPv4 fragment: its offset in bytes, and whether more fragments follow.
-    fragment: (u16, bool),
+    /// If the packet is an IPv4 fragment: its offset in bytes.
+    fragment_offset: u16,
+    /// If the packet is an IPv4 fragment: whether more fragments follow.
+    more_fragments: bool,
 }
 
 /// A packet under construction. Dropping it sends nothing.
 #[must_use = "a packet leaves only when it is sealed and committed"]
 pub struct TxPacket<'a> {
-    room: &'a mut [u8],
+    buffer: &'a mut [u8],
     plan: TxPlan,
 }
 
@@ -136,7 +138,7 @@ pub struct SealedPacket {
 impl TxPacket<'_> {
     /// Returns the buffer for the segment, as long as requested. Its contents are undefined.
     pub fn l4(&mut self) -> &mut [u8] {
-        &mut self.room[self.plan.l4_start..]
+        &mut self.buffer[self.plan.l4_start..]
     }
 
     /// Finishes the packet with the first `l4_len` bytes of the segment. With `gso_size` the packet becomes a
@@ -145,7 +147,7 @@ impl TxPacket<'_> {
     pub fn seal(self, l4_len: usize, checksum: TxChecksum, gso_size: Option<u16>) -> SealedPacket {
         let plan = self.plan;
         let at = usize::from(checksum.offset);
-        let l4 = &mut self.room[plan.l4_start..plan.l4_start + l4_len];
+        let l4 = &mut self.buffer[plan.l4_start..plan.l4_start + l4_len];
         let pseudo = pseudo_header(&plan.header, l4_len);
         let mut meta = TxMeta { label: plan.header.label, ..TxMeta::NONE };
         if plan.tx_checksum {
@@ -172,13 +174,13 @@ impl TxPacket<'_> {
 
     /// Makes the packet a fragment. It should be begun with `dont_fragment`, so that no identification is
     /// consumed.
-    pub(crate) fn set_fragment(&mut self, ident: u16, offset: u16, more: bool) {
+    pub(crate) fn set_fragment(&mut self, ident: u16, offset: u16, more_fragments: bool) {
         self.plan.header.dont_fragment = false;
         // The owner shard of fragments follows from their addresses alone; the hash of the label is that of
         // the reassembled datagram.
         self.plan.header.label = self.plan.header.label.without_hash();
         self.plan.ident = ident;
-        self.plan.fragment = (offset, more);
+        (self.plan.fragment_offset, self.plan.more_fragments) = (offset, more_fragments);
     }
 
     /// Finishes a packet whose segment already has its checksum: ICMP messages and fragments.
@@ -202,7 +204,7 @@ impl TxPacket<'_> {
             }
         };
         if fits {
-            write_ip_header(&plan, ip_len, l4_len, &mut self.room[plan.link_header..]);
+            write_ip_header(&plan, ip_len, l4_len, &mut self.buffer[plan.link_header..]);
         }
         SealedPacket { port: plan.port, target: plan.target, len, meta, too_big: !fits }
     }
@@ -252,8 +254,8 @@ fn write_ip_header(plan: &TxPlan, ip_len: usize, l4_len: usize, out: &mut [u8]) 
                 total_len: ip_len as u16,
                 ident: plan.ident,
                 dont_fragment: header.dont_fragment,
-                more_fragments: plan.fragment.1,
-                fragment_offset: plan.fragment.0,
+                more_fragments: plan.more_fragments,
+                fragment_offset: plan.fragment_offset,
                 ttl: header.hop_limit,
                 protocol: header.protocol,
                 src,
@@ -385,11 +387,12 @@ impl Network {
             tx_checksum: port.capabilities.tx_checksum,
             gso_bytes_max: port.capabilities.gso_bytes_max,
             ident,
-            fragment: (0, false),
+            fragment_offset: 0,
+            more_fragments: false,
         };
-        let room = match target {
+        let buffer = match target {
             TxTarget::Device => {
-                port.tx.reserve(len).and_then(|room| room.get_mut(..len)).ok_or(TxError::Full)?
+                port.tx.reserve(len).and_then(|buffer| buffer.get_mut(..len)).ok_or(TxError::Full)?
             }
             TxTarget::Pending(_) => {
                 if self.scratch.len() < len {
@@ -399,8 +402,8 @@ impl Network {
             }
         };
         // Copying all 18 bytes is one fixed-size move; the IP header overwrites the excess.
-        room[..link_header_bytes.len()].copy_from_slice(&link_header_bytes);
-        Ok(TxPacket { room, plan })
+        buffer[..link_header_bytes.len()].copy_from_slice(&link_header_bytes);
+        Ok(TxPacket { buffer, plan })
     }
 
     /// Sends a sealed packet, or queues it for its unresolved neighbour. Nothing else may happen between

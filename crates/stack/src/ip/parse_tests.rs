@@ -25,8 +25,8 @@ fn tcp6_frame() -> Vec<u8> {
 }
 
 #[track_caller]
-fn dropped(bench: &mut NetworkFixture, bytes: &[u8]) -> DropReason {
-    match bench.parse(bytes) {
+fn dropped(fixture: &mut NetworkFixture, bytes: &[u8]) -> DropReason {
+    match fixture.parse(bytes) {
         ParsedFrame::Drop(reason) => reason,
         parsed => panic!("not dropped: {parsed:?}"),
     }
@@ -49,48 +49,48 @@ fn fix_checksum(bytes: &mut [u8]) {
 }
 
 #[test]
-fn a_segment_for_us_comes_with_what_its_headers_said() {
-    let mut bench = NetworkFixture::new();
+fn parsed_segment_carries_its_header_fields() {
+    let mut fixture = NetworkFixture::new();
     let mut bytes = with_header(|header| (header.ecn, header.ttl) = (2, 33));
     bytes.extend_from_slice(&[0xff; 9]);
-    let l4 = tcp_of(bench.parse(&bytes));
+    let l4 = tcp_of(fixture.parse(&bytes));
     assert_eq!((l4.src, l4.dst), (PEER_V4.into(), OUR_V4.into()));
     assert_eq!((l4.ecn, l4.hop_limit, l4.broadcast), (2, 33, false));
-    assert_eq!(l4.bytes, tcp_segment(), "padding is not part of it");
+    assert_eq!(l4.bytes, tcp_segment(), "without padding");
     assert_eq!(l4.ip_packet.len(), 20 + l4.bytes.len());
     let bytes = tcp6_frame();
-    let l4 = tcp_of(bench.parse(&bytes));
+    let l4 = tcp_of(fixture.parse(&bytes));
     assert_eq!((l4.src, l4.dst, l4.bytes.len()), (PEER_V6.into(), OUR_V6.into(), 31));
 }
 
 #[test]
-fn no_prefix_of_a_frame_is_taken_for_the_whole() {
-    let mut bench = NetworkFixture::new();
+fn truncated_frames_are_dropped() {
+    let mut fixture = NetworkFixture::new();
     for whole in [tcp_frame(), tcp6_frame()] {
         for len in 0..whole.len() {
-            assert!(matches!(bench.parse(&whole[..len]), ParsedFrame::Drop(_)), "{len}");
+            assert!(matches!(fixture.parse(&whole[..len]), ParsedFrame::Drop(_)), "{len}");
         }
-        tcp_of(bench.parse(&whole));
+        tcp_of(fixture.parse(&whole));
     }
 }
 
 #[test]
-fn any_single_flipped_bit_of_an_ipv4_segment_is_noticed() {
-    let mut bench = NetworkFixture::new();
+fn any_flipped_bit_of_a_segment_is_detected() {
+    let mut fixture = NetworkFixture::new();
     let whole = tcp_frame();
     for bit in 14 * 8..whole.len() * 8 {
         let mut bytes = whole.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
-        assert!(matches!(bench.parse(&bytes), ParsedFrame::Drop(_)), "{bit}");
+        assert!(matches!(fixture.parse(&bytes), ParsedFrame::Drop(_)), "{bit}");
     }
 }
 
 #[test]
-fn impossible_lengths_are_dropped() {
-    let mut bench = NetworkFixture::new();
+fn frames_with_impossible_lengths_are_dropped() {
+    let mut fixture = NetworkFixture::new();
     let lengths = [0, 19, 20, 39, 52, 1500, 65535];
     for total_len in lengths {
-        let reason = dropped(&mut bench, &with_header(|header| header.total_len = total_len));
+        let reason = dropped(&mut fixture, &with_header(|header| header.total_len = total_len));
         let expected = match total_len {
             20 | 39 => DropReason::BadTransportLength,
             _ => DropReason::BadIpHeader,
@@ -100,32 +100,32 @@ fn impossible_lengths_are_dropped() {
     for first in [0x40, 0x44, 0x4f, 0x55, 0x65, 0x05] {
         let mut bytes = tcp_frame();
         bytes[14] = first;
-        assert!(matches!(bench.parse(&bytes), ParsedFrame::Drop(_)), "{first:#x}");
+        assert!(matches!(fixture.parse(&bytes), ParsedFrame::Drop(_)), "{first:#x}");
     }
     // IPv6: the payload length exceeds the frame.
     let mut bytes = tcp6_frame();
     bytes[19] += 1;
-    assert_eq!(dropped(&mut bench, &bytes), DropReason::BadIpHeader);
+    assert_eq!(dropped(&mut fixture, &bytes), DropReason::BadIpHeader);
 }
 
 #[test]
-fn wrong_checksums_are_dropped() {
-    let mut bench = NetworkFixture::new();
+fn frames_with_wrong_checksums_are_dropped() {
+    let mut fixture = NetworkFixture::new();
     let mut bytes = tcp_frame();
     bytes[24] ^= 1;
-    assert_eq!(dropped(&mut bench, &bytes), DropReason::BadIpChecksum);
+    assert_eq!(dropped(&mut fixture, &bytes), DropReason::BadIpChecksum);
     let mut bytes = tcp_frame();
     *bytes.last_mut().unwrap() ^= 1;
-    assert_eq!(dropped(&mut bench, &bytes), DropReason::BadTransportChecksum);
-    assert_eq!(bench.network.drops().bad_transport_checksum, 1);
+    assert_eq!(dropped(&mut fixture, &bytes), DropReason::BadTransportChecksum);
+    assert_eq!(fixture.network.drops().bad_transport_checksum, 1);
 }
 
 #[test]
-fn the_devices_word_about_a_checksum_counts_for_this_segment_only() {
-    let bench = NetworkFixture::new();
+fn device_checksum_status_applies_to_outer_segment_only() {
+    let fixture = NetworkFixture::new();
     let mut bytes = tcp_frame();
     *bytes.last_mut().unwrap() ^= 1;
-    let parse = |checksum| bench.network.parse(bench.port, &RxFrame { checksum, ..RxFrame::new(&bytes) });
+    let parse = |checksum| fixture.network.parse(fixture.port, &RxFrame { checksum, ..RxFrame::new(&bytes) });
     assert!(matches!(parse(RxChecksum::Verified), ParsedFrame::Tcp(_)));
     assert!(matches!(parse(RxChecksum::Partial { start: 34, offset: 16 }), ParsedFrame::Tcp(_)));
     // The verified checksum is that of an encapsulated segment and does not cover the outer one.
@@ -134,18 +134,18 @@ fn the_devices_word_about_a_checksum_counts_for_this_segment_only() {
 }
 
 #[test]
-fn sources_no_other_host_can_have_are_dropped() {
-    let mut bench = NetworkFixture::new();
+fn martian_sources_are_dropped() {
+    let mut fixture = NetworkFixture::new();
     for source in
         ["0.0.0.0", "0.1.2.3", "127.0.0.1", "224.0.0.5", "255.255.255.255", "10.0.0.255", "10.0.0.1"]
     {
         let bytes = with_header(|header| header.src = source.parse().unwrap());
-        assert_eq!(dropped(&mut bench, &bytes), DropReason::MartianSource, "{source}");
+        assert_eq!(dropped(&mut fixture, &bytes), DropReason::MartianSource, "{source}");
     }
     for source in ["::", "::1", "ff02::1", "::ffff:10.0.0.2", "2001:db8::1"] {
         let packet = ipv6_packet(source.parse().unwrap(), OUR_V6, protocol::TCP, 64, &segment(0));
         assert_eq!(
-            dropped(&mut bench, &frame(EtherType::IPV6, &packet)),
+            dropped(&mut fixture, &frame(EtherType::IPV6, &packet)),
             DropReason::MartianSource,
             "{source}"
         );
@@ -153,35 +153,35 @@ fn sources_no_other_host_can_have_are_dropped() {
 }
 
 #[test]
-fn what_is_for_others_is_dropped() {
-    let mut bench = NetworkFixture::new();
+fn frames_for_other_hosts_are_dropped() {
+    let mut fixture = NetworkFixture::new();
     let bytes = with_header(|header| header.dst = Ipv4Addr::new(10, 0, 0, 3));
-    assert_eq!(dropped(&mut bench, &bytes), DropReason::NotLocal);
+    assert_eq!(dropped(&mut fixture, &bytes), DropReason::NotLocal);
     let mut bytes = tcp_frame();
     bytes[5] ^= 4;
-    assert_eq!(dropped(&mut bench, &bytes), DropReason::OtherHost);
+    assert_eq!(dropped(&mut fixture, &bytes), DropReason::OtherHost);
     let mut bytes = tcp_frame();
     bytes[..6].fill(0xff);
-    assert_eq!(dropped(&mut bench, &bytes), DropReason::UnicastInBroadcast);
+    assert_eq!(dropped(&mut fixture, &bytes), DropReason::UnicastInBroadcast);
     let bytes = frame(EtherType(0x88cc), &[0; 60]);
-    assert_eq!(dropped(&mut bench, &bytes), DropReason::UnknownEthertype);
+    assert_eq!(dropped(&mut fixture, &bytes), DropReason::UnknownEthertype);
     let packet = ipv6_packet(PEER_V6, "ff02::1:ff99:9999".parse().unwrap(), protocol::TCP, 64, &segment(0));
-    assert_eq!(dropped(&mut bench, &frame(EtherType::IPV6, &packet)), DropReason::NotLocal);
+    assert_eq!(dropped(&mut fixture, &frame(EtherType::IPV6, &packet)), DropReason::NotLocal);
 }
 
 #[test]
 fn tcp_to_broadcast_addresses_is_dropped() {
-    let mut bench = NetworkFixture::new();
+    let mut fixture = NetworkFixture::new();
     for dst in ["255.255.255.255", "10.0.0.255", "224.0.0.1"] {
         let mut bytes = with_header(|header| header.dst = dst.parse().unwrap());
         bytes[..6].fill(0xff);
-        assert_eq!(dropped(&mut bench, &bytes), DropReason::TcpBroadcast, "{dst}");
+        assert_eq!(dropped(&mut fixture, &bytes), DropReason::TcpBroadcast, "{dst}");
     }
 }
 
 #[test]
-fn source_routes_are_dropped_and_other_options_skipped() {
-    let mut bench = NetworkFixture::new();
+fn source_routed_packets_are_dropped() {
+    let mut fixture = NetworkFixture::new();
     let with_options = |options: [u8; 4]| {
         let segment = tcp_segment();
         let header = ipv4_header(PEER_V4, OUR_V4, protocol::TCP, segment.len() + 4);
@@ -193,20 +193,20 @@ fn source_routes_are_dropped_and_other_options_skipped() {
         bytes
     };
     for kind in [131, 137] {
-        assert_eq!(dropped(&mut bench, &with_options([1, kind, 3, 4])), DropReason::BadIpOptions);
+        assert_eq!(dropped(&mut fixture, &with_options([1, kind, 3, 4])), DropReason::BadIpOptions);
     }
-    assert_eq!(dropped(&mut bench, &with_options([7, 200, 0, 0])), DropReason::BadIpHeader);
-    assert_eq!(tcp_of(bench.parse(&with_options([0x94, 4, 0, 0]))).bytes.len(), 31);
+    assert_eq!(dropped(&mut fixture, &with_options([7, 200, 0, 0])), DropReason::BadIpHeader);
+    assert_eq!(tcp_of(fixture.parse(&with_options([0x94, 4, 0, 0]))).bytes.len(), 31);
     assert_eq!(
-        tcp_of(bench.parse(&with_options([0, 131, 131, 131]))).bytes.len(),
+        tcp_of(fixture.parse(&with_options([0, 131, 131, 131]))).bytes.len(),
         31,
         "after the end of options"
     );
 }
 
 #[test]
-fn frames_go_to_the_link_of_their_vlan() {
-    let mut bench = NetworkFixture::new();
+fn frames_are_assigned_to_their_vlan_link() {
+    let mut fixture = NetworkFixture::new();
     let address = Ipv4Addr::new(10, 5, 0, 1);
     let config = LinkConfig {
         name: "vlan5".into(),
@@ -214,34 +214,34 @@ fn frames_go_to_the_link_of_their_vlan() {
         vlan: Some(5),
         ..LinkConfig::default()
     };
-    let vlan = bench.network.add_link(bench.port, &config).unwrap();
+    let vlan = fixture.network.add_link(fixture.port, &config).unwrap();
     let packet = tcp_frame()[14..].to_vec();
     let mut link_of = |tag| {
         let bytes = frame_to(OUR_MAC, tag, EtherType::IPV4, &packet);
-        match bench.parse(&bytes) {
+        match fixture.parse(&bytes) {
             ParsedFrame::Tcp(l4) => Ok(l4.link),
             ParsedFrame::Drop(reason) => Err(reason),
             parsed => panic!("{parsed:?}"),
         }
     };
     assert_eq!(link_of(None), Ok(LinkId(0)));
-    assert_eq!(link_of(Some(0)), Ok(LinkId(0)), "VLAN 0 only carries a priority");
+    assert_eq!(link_of(Some(0)), Ok(LinkId(0)), "VLAN 0 is a priority tag");
     // The weak host model: a local address is accepted on any link.
     assert_eq!(link_of(Some(5)), Ok(vlan));
     assert_eq!(link_of(Some(6)), Err(DropReason::UnknownVlan));
 }
 
 #[test]
-fn a_link_without_ipv6_drops_it() {
+fn link_without_ipv6_drops_ipv6_frames() {
     let link = LinkConfig { addresses: vec![(OUR_V4.into(), 24)], ..link_config() };
-    let mut bench = NetworkFixture::with(network_config(), &link, CAPABILITIES);
-    assert_eq!(dropped(&mut bench, &tcp6_frame()), DropReason::FamilyDisabled);
-    assert_eq!(bench.network.stats().tx_frames, 0, "and says nothing of its own");
+    let mut fixture = NetworkFixture::with(network_config(), &link, CAPABILITIES);
+    assert_eq!(dropped(&mut fixture, &tcp6_frame()), DropReason::FamilyDisabled);
+    assert_eq!(fixture.network.stats().tx_frames, 0, "and nothing is transmitted");
 }
 
 #[test]
-fn a_super_frame_is_one_segment() {
-    let bench = NetworkFixture::new();
+fn super_frame_is_parsed_as_one_segment() {
+    let fixture = NetworkFixture::new();
     let payload = 60_000;
     let mut bytes = segment(payload);
     bytes[16..18].copy_from_slice(&[0x12, 0x34]);
@@ -252,49 +252,52 @@ fn a_super_frame_is_one_segment() {
         gso: Some(gso),
         ..RxFrame::new(&frame)
     };
-    let l4 = tcp_of(bench.network.parse(bench.port, &frame));
+    let l4 = tcp_of(fixture.network.parse(fixture.port, &frame));
     assert_eq!((l4.bytes.len(), l4.gso), (20 + payload, Some(gso)));
 }
 
 #[test]
-fn udp_needs_a_checksum_over_ipv6_only() {
-    let mut bench = NetworkFixture::new();
+fn udp_checksum_is_mandatory_over_ipv6_only() {
+    let mut fixture = NetworkFixture::new();
     let datagram = [0, 1, 0, 2, 0, 9, 0, 0, 77];
-    assert!(matches!(bench.parse(&v4_frame(protocol::UDP, &datagram)), ParsedFrame::Udp(_)));
+    assert!(matches!(fixture.parse(&v4_frame(protocol::UDP, &datagram)), ParsedFrame::Udp(_)));
     let packet = ipv6_packet(PEER_V6, OUR_V6, protocol::UDP, 64, &datagram);
-    assert_eq!(dropped(&mut bench, &frame(EtherType::IPV6, &packet)), DropReason::BadTransportChecksum);
+    assert_eq!(dropped(&mut fixture, &frame(EtherType::IPV6, &packet)), DropReason::BadTransportChecksum);
     for len in [0, 7, 10, 255] {
         let mut datagram = datagram;
         datagram[5] = len;
-        assert_eq!(dropped(&mut bench, &v4_frame(protocol::UDP, &datagram)), DropReason::BadTransportLength);
+        assert_eq!(
+            dropped(&mut fixture, &v4_frame(protocol::UDP, &datagram)),
+            DropReason::BadTransportLength
+        );
     }
 }
 
 /// Processes a frame completely, as the stack does.
-fn feed(bench: &mut NetworkFixture, bytes: &[u8], checksum: RxChecksum, gso: Option<Gso>) {
+fn feed(fixture: &mut NetworkFixture, bytes: &[u8], checksum: RxChecksum, gso: Option<Gso>) {
     let frame = RxFrame { checksum, gso, ..RxFrame::new(bytes) };
-    let mut parsed = bench.network.parse(bench.port, &frame);
-    bench.network.count_received(&parsed);
+    let mut parsed = fixture.network.parse(fixture.port, &frame);
+    fixture.network.count_received(&parsed);
     let mut buffers = Vec::new();
     // Nested fragments: each round removes one header, so the loop ends.
     loop {
         let input = match parsed {
             ParsedFrame::Tcp(l4) | ParsedFrame::Udp(l4) => {
-                bench.network.send_icmp_unreachable(bench.now, &l4, crate::icmp::UnreachableReason::Port);
+                fixture.network.send_icmp_unreachable(fixture.now, &l4, crate::icmp::UnreachableReason::Port);
                 return;
             }
             ParsedFrame::Drop(_) => return,
-            ParsedFrame::Other(other) => bench.network.input(bench.now, &other),
+            ParsedFrame::Other(other) => fixture.network.input(fixture.now, &other),
         };
         match input {
             crate::ip::InputResult::Reassembled(buffer) => buffers.push(buffer),
             crate::ip::InputResult::Error(error) => {
-                bench.network.accept_path_mtu(bench.now, &error);
+                fixture.network.accept_path_mtu(fixture.now, &error);
                 return;
             }
             crate::ip::InputResult::Handled => return,
         }
-        parsed = bench.network.parse_reassembled(buffers.last().unwrap());
+        parsed = fixture.network.parse_reassembled(buffers.last().unwrap());
     }
 }
 
@@ -340,18 +343,18 @@ proptest! {
     fn random_bytes_never_panic(
         frames in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..20)
     ) {
-        let mut bench = NetworkFixture::new();
+        let mut fixture = NetworkFixture::new();
         for bytes in &frames {
-            feed(&mut bench, bytes, RxChecksum::Unverified, None);
+            feed(&mut fixture, bytes, RxChecksum::Unverified, None);
             let mut ours = bytes.clone();
             if ours.len() >= 14 {
                 ours[..6].copy_from_slice(&OUR_MAC.0);
                 let ethertype = if ours[13] & 1 == 0 { [8, 0] } else { [0x86, 0xdd] };
                 ours[12..14].copy_from_slice(&ethertype);
-                feed(&mut bench, &ours, RxChecksum::Verified, None);
+                feed(&mut fixture, &ours, RxChecksum::Verified, None);
             }
         }
-        bench.advance(core::time::Duration::from_secs(100));
+        fixture.advance(core::time::Duration::from_secs(100));
     }
 
     #[test]
@@ -359,7 +362,7 @@ proptest! {
         damages in prop::collection::vec((any::<prop::sample::Index>(), prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4), any::<bool>(), any::<u16>()), 1..60)
     ) {
         let config = crate::ip::NetworkConfig { fragment_bytes: 65_536, neighbours_max: 16, ..network_config() };
-        let mut bench = NetworkFixture::with(config, &link_config(), CAPABILITIES);
+        let mut fixture = NetworkFixture::with(config, &link_config(), CAPABILITIES);
         let samples = samples();
         for (which, damage, fix, cut) in damages {
             let mut bytes = which.get(&samples).clone();
@@ -372,9 +375,9 @@ proptest! {
                 fix_checksum(&mut bytes);
             }
             let checksum = if cut % 2 == 0 { RxChecksum::Verified } else { RxChecksum::Unverified };
-            feed(&mut bench, &bytes, checksum, None);
+            feed(&mut fixture, &bytes, checksum, None);
         }
-        bench.advance(core::time::Duration::from_secs(100));
-        prop_assert!(bench.network.neighbours().count() <= 16);
+        fixture.advance(core::time::Duration::from_secs(100));
+        prop_assert!(fixture.network.neighbours().count() <= 16);
     }
 }

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reported_mtu_is_used_until_it_expires() {
+    fn reported_mtu_applies_until_it_expires() {
         let mut cache = cache(4);
         assert!(cache.learn(Instant::ZERO, v4(1), 1400, 1500));
         assert_eq!(cache.get(Instant::ZERO + 599 * SECOND, v4(1)).map(|e| e.mtu), Some(1400));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_never_raises_the_mtu() {
+    fn reported_mtu_never_raises_the_path_mtu() {
         let mut cache = cache(4);
         assert!(!cache.learn(Instant::ZERO, v4(1), 1500, 1500));
         assert!(!cache.learn(Instant::ZERO, v4(1), 9000, 1500));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_below_the_floor_gives_the_floor_and_allows_fragments() {
+    fn report_below_floor_locks_the_mtu() {
         let mut cache = cache(4);
         assert!(cache.learn(Instant::ZERO, v4(1), 0, 1500));
         let entry = cache.get(Instant::ZERO, v4(1)).unwrap();
@@ -148,14 +148,14 @@ mod tests {
     }
 
     #[test]
-    fn a_link_narrower_than_the_floor_keeps_its_own_mtu() {
+    fn link_mtu_below_floor_is_kept() {
         let mut cache = cache(4);
         cache.learn(Instant::ZERO, v4(1), 68, 128);
         assert!(cache.get(Instant::ZERO, v4(1)).is_none_or(|entry| entry.mtu == 128));
     }
 
     #[test]
-    fn the_oldest_entry_makes_room() {
+    fn oldest_entry_is_evicted_at_the_limit() {
         let mut cache = cache(2);
         for last in 1..=3 {
             cache.learn(Instant::from_millis(u64::from(last)), v4(last), 1400, 1500);

@@ -160,22 +160,22 @@ impl Reassembly {
 
     /// Inserts a fragment. If it is the first received fragment of its datagram, the datagram expires at
     /// `until`, which must not be before the expiry of another datagram of the family.
-    pub(crate) fn insert(&mut self, piece: &ReceivedFragment<'_>, until: Instant) -> ReassemblyOutcome {
-        let len = piece.payload.len();
-        if len == 0 || (piece.more_fragments && !len.is_multiple_of(8)) {
+    pub(crate) fn insert(&mut self, fragment: &ReceivedFragment<'_>, expires: Instant) -> ReassemblyOutcome {
+        let len = fragment.payload.len();
+        if len == 0 || (fragment.more_fragments && !len.is_multiple_of(8)) {
             return ReassemblyOutcome::Malformed;
         }
-        let slot = match self.index.get(&piece.key) {
+        let slot = match self.index.get(&fragment.key) {
             Some(&slot) => slot,
-            None => self.create_queue(piece, until),
+            None => self.create_queue(fragment, expires),
         };
-        let partial = &mut self.slots[slot as usize];
-        let cost_before = partial.cost;
-        let result = partial.insert(piece, &mut self.store, &self.hash);
-        self.cost += partial.cost - cost_before;
+        let queue = &mut self.slots[slot as usize];
+        let cost_before = queue.cost;
+        let result = queue.insert(fragment, &mut self.store, &self.hash);
+        self.cost += queue.cost - cost_before;
         self.cost_peak = self.cost_peak.max(self.cost);
         match result {
-            Ok(()) if partial.is_complete() => match self.finish(slot) {
+            Ok(()) if queue.is_complete() => match self.finish(slot) {
                 Some(packet) => ReassemblyOutcome::Complete(packet),
                 None => ReassemblyOutcome::Malformed,
             },
@@ -192,13 +192,13 @@ impl Reassembly {
         }
     }
 
-    fn create_queue(&mut self, piece: &ReceivedFragment<'_>, until: Instant) -> u32 {
-        let ages = &mut self.age_lists[family(&piece.key)];
-        let partial = FragmentQueue {
-            key: piece.key,
+    fn create_queue(&mut self, fragment: &ReceivedFragment<'_>, expires: Instant) -> u32 {
+        let list = &mut self.age_lists[family(&fragment.key)];
+        let queue = FragmentQueue {
+            key: fragment.key,
             serial: self.next_serial,
-            expires: until,
-            older: ages.youngest,
+            expires,
+            older: list.youngest,
             younger: NO_SLOT,
             fragments: FragmentTree::EMPTY,
             bytes: 0,
@@ -207,39 +207,39 @@ impl Reassembly {
             total_len: None,
             headers: None,
             ecn_seen: 0,
-            broadcast: piece.broadcast,
+            broadcast: fragment.broadcast,
         };
         self.next_serial += 1;
-        self.cost += partial.cost;
+        self.cost += queue.cost;
         let slot = match self.free.pop() {
             Some(slot) => {
-                self.slots[slot as usize] = partial;
+                self.slots[slot as usize] = queue;
                 slot
             }
             None => {
-                self.slots.push(partial);
+                self.slots.push(queue);
                 // Cannot truncate: each datagram costs at least 64 bytes of a budget below 2^32.
                 (self.slots.len() - 1) as u32
             }
         };
-        match core::mem::replace(&mut ages.youngest, slot) {
-            NO_SLOT => ages.oldest = slot,
-            before => self.slots[before as usize].younger = slot,
+        match core::mem::replace(&mut list.youngest, slot) {
+            NO_SLOT => list.oldest = slot,
+            previous => self.slots[previous as usize].younger = slot,
         }
-        self.index.insert(piece.key, slot);
+        self.index.insert(fragment.key, slot);
         slot
     }
 
     /// Removes a datagram and frees its memory.
     fn remove(&mut self, slot: u32) {
-        let partial = &self.slots[slot as usize];
-        self.index.remove(&partial.key);
-        self.cost -= partial.cost;
-        self.store.free_all(partial.fragments);
-        if let Some((headers, _)) = partial.headers {
+        let queue = &self.slots[slot as usize];
+        self.index.remove(&queue.key);
+        self.cost -= queue.cost;
+        self.store.free_all(queue.fragments);
+        if let Some((headers, _)) = queue.headers {
             self.store.free(headers);
         }
-        let (family, older, younger) = (family(&partial.key), partial.older, partial.younger);
+        let (family, older, younger) = (family(&queue.key), queue.older, queue.younger);
         match older {
             NO_SLOT => self.age_lists[family].oldest = younger,
             _ => self.slots[older as usize].younger = younger,
@@ -253,7 +253,7 @@ impl Reassembly {
 
     /// Returns the oldest datagram of each family.
     fn oldest(&self) -> impl Iterator<Item = (u32, &FragmentQueue)> {
-        let slots = self.age_lists.iter().map(|ages| ages.oldest).filter(|&slot| slot != NO_SLOT);
+        let slots = self.age_lists.iter().map(|list| list.oldest).filter(|&slot| slot != NO_SLOT);
         slots.map(|slot| (slot, &self.slots[slot as usize]))
     }
 
@@ -264,20 +264,20 @@ impl Reassembly {
 
     /// Returns when [`Reassembly::expire`] must be called next.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.oldest().map(|(_, partial)| partial.expires).min()
+        self.oldest().map(|(_, queue)| queue.expires).min()
     }
 
     /// Discards one expired datagram. The caller repeats the call until it returns `None`.
     pub(crate) fn expire(&mut self, now: Instant) -> Option<ExpiredDatagram> {
-        let (slot, partial) = self.oldest().find(|(_, partial)| partial.expires <= now)?;
-        let broadcast = partial.broadcast;
+        let (slot, queue) = self.oldest().find(|(_, queue)| queue.expires <= now)?;
+        let broadcast = queue.broadcast;
         let mut packet = core::mem::take(&mut self.spare);
         packet.clear();
-        let partial = &self.slots[slot as usize];
-        let first = match partial.headers {
+        let queue = &self.slots[slot as usize];
+        let first = match queue.headers {
             Some((headers, _)) => {
                 self.store.read(headers, &mut packet);
-                self.store.read_first(partial.fragments, &mut packet);
+                self.store.read_first(queue.fragments, &mut packet);
                 Some(packet)
             }
             None => {
@@ -295,7 +295,7 @@ impl Reassembly {
         if self.cost <= self.cost_limit {
             return false;
         }
-        let Some((slot, _)) = self.oldest().min_by_key(|(_, partial)| partial.serial) else { return false };
+        let Some((slot, _)) = self.oldest().min_by_key(|(_, queue)| queue.serial) else { return false };
         self.remove(slot);
         true
     }
@@ -332,15 +332,15 @@ enum FragmentRejection {
 impl FragmentQueue {
     fn insert(
         &mut self,
-        piece: &ReceivedFragment<'_>,
+        fragment: &ReceivedFragment<'_>,
         store: &mut FragmentStore,
         hash: &KeyedHash,
     ) -> Result<(), FragmentRejection> {
-        let start = usize::from(piece.offset);
-        let end = start + piece.payload.len();
+        let start = usize::from(fragment.offset);
+        let end = start + fragment.payload.len();
         // The fragment contradicts a known total length, or is a last fragment that ends before another
         // fragment.
-        let contradiction = match (self.total_len, piece.more_fragments) {
+        let contradiction = match (self.total_len, fragment.more_fragments) {
             (Some(total), true) => end > total,
             (Some(total), false) => end != total,
             (None, true) => false,
@@ -349,31 +349,31 @@ impl FragmentQueue {
         if contradiction {
             return Err(FragmentRejection::Contradiction);
         }
-        let (before, behind) = store.find_adjacent(self.fragments, start);
-        if let Some(before) = before {
-            if end <= before.end {
+        let (previous, next) = store.find_adjacent(self.fragments, start);
+        if let Some(previous) = previous {
+            if end <= previous.end {
                 return Err(FragmentRejection::Duplicate);
             }
-            if start < before.end {
+            if start < previous.end {
                 return Err(FragmentRejection::Overlap);
             }
         }
-        if behind.is_some_and(|behind| behind < end) {
+        if next.is_some_and(|next| next < end) {
             return Err(FragmentRejection::Overlap);
         }
-        if !piece.more_fragments {
+        if !fragment.more_fragments {
             self.total_len = Some(end);
         }
-        if piece.offset == 0 {
-            self.headers = Some((store.store(piece.headers), piece.rebuild));
-            self.cost += piece.headers.len();
+        if fragment.offset == 0 {
+            self.headers = Some((store.store(fragment.headers), fragment.rebuild));
+            self.cost += fragment.headers.len();
         }
-        self.ecn_seen |= 1 << (piece.ecn & 3);
-        self.bytes += piece.payload.len();
+        self.ecn_seen |= 1 << (fragment.ecn & 3);
+        self.bytes += fragment.payload.len();
         self.end_max = self.end_max.max(end);
-        self.cost += piece.payload.len() + OVERHEAD;
-        let priority = hash.of((self.serial, piece.offset)) as u32;
-        self.fragments = store.insert(self.fragments, piece.offset, piece.payload, priority);
+        self.cost += fragment.payload.len() + OVERHEAD;
+        let priority = hash.of((self.serial, fragment.offset)) as u32;
+        self.fragments = store.insert(self.fragments, fragment.offset, fragment.payload, priority);
         Ok(())
     }
 
@@ -405,11 +405,11 @@ impl FragmentQueue {
                 let total = u16::try_from(packet.len() + self.bytes).ok()?;
                 write_v4_header(packet, total, ecn)?;
             }
-            HeaderRebuild::V6 { header_offset: at, next_header_offset: announced_at, next_header } => {
-                packet.get(..at)?;
-                packet.truncate(at);
+            HeaderRebuild::V6 { header_offset, next_header_offset, next_header } => {
+                packet.get(..header_offset)?;
+                packet.truncate(header_offset);
                 let payload_len = u16::try_from(packet.len().checked_sub(40)? + self.bytes).ok()?;
-                *packet.get_mut(announced_at)? = next_header;
+                *packet.get_mut(next_header_offset)? = next_header;
                 packet.get_mut(4..6)?.copy_from_slice(&payload_len.to_be_bytes());
                 let second = packet.get_mut(1)?;
                 *second = *second & 0xcf | ecn << 4;

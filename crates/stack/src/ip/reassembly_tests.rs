@@ -10,14 +10,14 @@ fn key(ident: u32) -> ReassemblyKey {
     ReassemblyKey { src: SRC.into(), dst: DST.into(), protocol: protocol::UDP, ident, link: None }
 }
 
-fn header(offset: u16, more: bool, len: usize) -> Vec<u8> {
+fn header(offset: u16, more_fragments: bool, len: usize) -> Vec<u8> {
     let header = ipv4::Header {
         dscp: 4,
         ecn: 0,
         total_len: (20 + len) as u16,
         ident: 1,
         dont_fragment: false,
-        more_fragments: more,
+        more_fragments,
         fragment_offset: offset,
         ttl: 60,
         protocol: protocol::UDP,
@@ -33,14 +33,14 @@ fn header(offset: u16, more: bool, len: usize) -> Vec<u8> {
 fn piece<'b>(
     ident: u32,
     offset: u16,
-    more: bool,
+    more_fragments: bool,
     headers: &'b [u8],
     payload: &'b [u8],
 ) -> ReceivedFragment<'b> {
     ReceivedFragment {
         key: key(ident),
         offset,
-        more_fragments: more,
+        more_fragments,
         headers,
         payload,
         ecn: 0,
@@ -63,19 +63,28 @@ fn assert_empty(table: &Reassembly) {
     assert_eq!((table.next_deadline(), table.oldest().count()), (None, 0));
 }
 
-fn insert(table: &mut Reassembly, ident: u32, offset: u16, more: bool, payload: &[u8]) -> ReassemblyOutcome {
-    table.insert(&piece(ident, offset, more, &header(offset, more, payload.len()), payload), UNTIL)
+fn insert(
+    table: &mut Reassembly,
+    ident: u32,
+    offset: u16,
+    more_fragments: bool,
+    payload: &[u8],
+) -> ReassemblyOutcome {
+    table.insert(
+        &piece(ident, offset, more_fragments, &header(offset, more_fragments, payload.len()), payload),
+        UNTIL,
+    )
 }
 
 #[test]
-fn fragments_in_any_order_give_the_packet_with_a_correct_header() {
+fn fragments_in_any_order_are_reassembled() {
     let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
     for order in orders {
         let mut table = table(100_000);
         let pieces = [(0, true, [1; 16]), (16, true, [2; 16]), (32, false, [3; 16])];
         for (step, at) in order.into_iter().enumerate() {
-            let (offset, more, payload) = pieces[at];
-            let outcome = insert(&mut table, 1, offset, more, &payload);
+            let (offset, more_fragments, payload) = pieces[at];
+            let outcome = insert(&mut table, 1, offset, more_fragments, &payload);
             match step {
                 0 | 1 => assert_eq!(outcome, ReassemblyOutcome::Incomplete),
                 _ => {
@@ -92,7 +101,7 @@ fn fragments_in_any_order_give_the_packet_with_a_correct_header() {
 }
 
 #[test]
-fn an_overlap_gives_the_whole_datagram_up() {
+fn overlapping_fragments_discard_the_datagram() {
     // Overlaps the fragment before, the fragment after, both, and contains one.
     for (offset, len) in [(8, 16), (24, 16), (8, 40), (16, 40)] {
         let mut table = table(100_000);
@@ -110,7 +119,7 @@ fn an_overlap_gives_the_whole_datagram_up() {
 }
 
 #[test]
-fn a_duplicate_is_ignored_and_the_first_content_stays() {
+fn duplicate_fragment_is_ignored() {
     let mut table = table(100_000);
     insert(&mut table, 1, 0, true, &[1; 16]);
     assert_eq!(insert(&mut table, 1, 0, true, &[9; 16]), ReassemblyOutcome::Duplicate);
@@ -120,23 +129,23 @@ fn a_duplicate_is_ignored_and_the_first_content_stays() {
 }
 
 #[test]
-fn fragments_that_contradict_each_other_give_the_datagram_up() {
+fn contradictory_fragments_discard_the_datagram() {
     let mut table = table(100_000);
     insert(&mut table, 1, 16, false, &[1; 8]);
-    assert_eq!(insert(&mut table, 1, 32, false, &[1; 8]), ReassemblyOutcome::Malformed, "two ends");
+    assert_eq!(insert(&mut table, 1, 32, false, &[1; 8]), ReassemblyOutcome::Malformed, "two different ends");
     insert(&mut table, 1, 16, false, &[1; 8]);
     assert_eq!(insert(&mut table, 1, 24, true, &[1; 8]), ReassemblyOutcome::Malformed, "beyond the end");
     insert(&mut table, 1, 24, true, &[1; 8]);
     assert_eq!(
         insert(&mut table, 1, 0, false, &[1; 8]),
         ReassemblyOutcome::Malformed,
-        "end before the reach"
+        "end before another fragment"
     );
     assert_empty(&table);
 }
 
 #[test]
-fn empty_fragments_and_odd_lengths_are_refused() {
+fn empty_fragments_and_unaligned_lengths_are_rejected() {
     let mut table = table(100_000);
     assert_eq!(insert(&mut table, 1, 0, true, &[]), ReassemblyOutcome::Malformed);
     assert_eq!(insert(&mut table, 1, 8, false, &[]), ReassemblyOutcome::Malformed);
@@ -145,7 +154,7 @@ fn empty_fragments_and_odd_lengths_are_refused() {
 }
 
 #[test]
-fn a_datagram_beyond_65535_bytes_is_refused() {
+fn datagram_beyond_65535_bytes_is_rejected() {
     let mut table = table(1_000_000);
     // The last fragment fits with its own header of 20 bytes; with the first fragment's header of 60 bytes
     // the datagram is too long.
@@ -159,7 +168,7 @@ fn a_datagram_beyond_65535_bytes_is_refused() {
 }
 
 #[test]
-fn at_the_limit_the_oldest_datagram_goes() {
+fn oldest_datagram_is_evicted_at_the_limit() {
     let mut table = table(3 * (8 + 20 + 2 * OVERHEAD));
     for ident in 0..3 {
         assert_eq!(insert(&mut table, ident, 0, true, &[1; 8]), ReassemblyOutcome::Incomplete);
@@ -173,7 +182,7 @@ fn at_the_limit_the_oldest_datagram_goes() {
 }
 
 #[test]
-fn congestion_experienced_by_one_is_experienced_by_all() {
+fn ce_of_one_fragment_marks_the_datagram() {
     // ECN of two fragments and of the datagram; `None` if they contradict each other (RFC 3168 §5.3).
     let cases = [
         (0, 0, Some(0)),
@@ -203,7 +212,7 @@ fn congestion_experienced_by_one_is_experienced_by_all() {
 }
 
 #[test]
-fn what_expires_goes_in_its_time_and_remembers_its_first_fragment() {
+fn expired_datagram_returns_its_first_fragment() {
     let mut table = table(100_000);
     let at = |ident, offset, payload: &[u8], table: &mut Reassembly, until| {
         let headers = header(offset, true, payload.len());
@@ -229,7 +238,7 @@ fn what_expires_goes_in_its_time_and_remembers_its_first_fragment() {
 }
 
 #[test]
-fn a_flood_keeps_no_more_memory_than_it_is_charged() {
+fn flood_uses_no_more_memory_than_charged() {
     // The smallest fragments, and fragments that use an additional, nearly empty block.
     for len in [8, 72, 1480] {
         let mut table = table(1 << 20);
@@ -238,7 +247,7 @@ fn a_flood_keeps_no_more_memory_than_it_is_charged() {
             while table.evict() {}
         }
         let (blocks, pieces) = table.store.capacity();
-        assert!(blocks * 64 <= (1 << 20) + 2 * len, "{blocks} blocks for pieces of {len}");
+        assert!(blocks * 64 <= (1 << 20) + 2 * len, "{blocks} blocks for fragments of {len} bytes");
         assert!(pieces <= blocks && table.slots.len() == pieces);
     }
 }
@@ -247,26 +256,26 @@ proptest! {
     /// A datagram is complete exactly when the accepted fragments cover it, and consists of exactly their
     /// bytes.
     #[test]
-    fn reassembly_agrees_with_a_byte_array(
+    fn reassembly_matches_a_byte_array_model(
         pieces in prop::collection::vec((0_u16..24, 1_usize..6, any::<bool>(), any::<u8>()), 1..60)
     ) {
         let mut table = table(1 << 20);
         let mut model: Model = Model::default();
-        for (unit, units, more, fill) in pieces {
-            let payload = vec![fill; units * 8 - usize::from(!more) * 3];
+        for (unit, units, more_fragments, fill) in pieces {
+            let payload = vec![fill; units * 8 - usize::from(!more_fragments) * 3];
             let offset = unit * 8;
-            let outcome = insert(&mut table, 1, offset, more, &payload);
-            let expected = model.insert(usize::from(offset), more, &payload);
+            let outcome = insert(&mut table, 1, offset, more_fragments, &payload);
+            let expected = model.insert(usize::from(offset), more_fragments, &payload);
             match (&outcome, &expected) {
-                (ReassemblyOutcome::Incomplete, Expected::Waiting)
+                (ReassemblyOutcome::Incomplete, Expected::Incomplete)
                 | (ReassemblyOutcome::Duplicate, Expected::Duplicate)
-                | (ReassemblyOutcome::Overlap | ReassemblyOutcome::Malformed, Expected::GivenUp) => {}
+                | (ReassemblyOutcome::Overlap | ReassemblyOutcome::Malformed, Expected::Discarded) => {}
                 (ReassemblyOutcome::Complete(packet), Expected::Complete(bytes)) => {
                     prop_assert_eq!(&packet[20..], &bytes[..]);
                 }
                 _ => prop_assert!(false, "{:?} but {:?}", outcome, expected),
             }
-            if !matches!(expected, Expected::Waiting | Expected::Duplicate) {
+            if !matches!(expected, Expected::Incomplete | Expected::Duplicate) {
                 model = Model::default();
                 assert_empty(&table);
             }
@@ -276,9 +285,9 @@ proptest! {
 
 #[derive(Debug)]
 enum Expected {
-    Waiting,
+    Incomplete,
     Duplicate,
-    GivenUp,
+    Discarded,
     Complete(Vec<u8>),
 }
 
@@ -291,15 +300,15 @@ struct Model {
 }
 
 impl Model {
-    fn insert(&mut self, offset: usize, more: bool, payload: &[u8]) -> Expected {
+    fn insert(&mut self, offset: usize, more_fragments: bool, payload: &[u8]) -> Expected {
         let end = offset + payload.len();
         let known = self.bytes.iter().rposition(Option::is_some).map_or(0, |at| at + 1);
         let contradiction = match self.end {
-            Some(total) => end > total || (!more && end != total),
-            None => !more && end < known,
+            Some(total) => end > total || (!more_fragments && end != total),
+            None => !more_fragments && end < known,
         };
         if contradiction {
-            return Expected::GivenUp;
+            return Expected::Discarded;
         }
         if self.bytes.len() < end {
             self.bytes.resize(end, None);
@@ -308,20 +317,20 @@ impl Model {
         if range.iter().any(Option::is_some) {
             let owner = range[0].map(|(owner, _)| owner);
             let inside_one = range.iter().all(|byte| byte.is_some() && byte.map(|(owner, _)| owner) == owner);
-            return if inside_one { Expected::Duplicate } else { Expected::GivenUp };
+            return if inside_one { Expected::Duplicate } else { Expected::Discarded };
         }
         self.pieces += 1;
         for (byte, &value) in range.iter_mut().zip(payload) {
             *byte = Some((self.pieces, value));
         }
-        if !more {
+        if !more_fragments {
             self.end = Some(end);
         }
         match self.end {
             Some(total) if self.bytes[..total].iter().all(Option::is_some) => {
                 Expected::Complete(self.bytes[..total].iter().map(|byte| byte.unwrap().1).collect())
             }
-            _ => Expected::Waiting,
+            _ => Expected::Incomplete,
         }
     }
 }

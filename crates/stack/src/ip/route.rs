@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_prefix_wins_whatever_the_metric() {
+    fn longest_prefix_wins_regardless_of_metric() {
         let mut table = RouteTable::default();
         table.add(address("0.0.0.0"), 0, entry(Some("10.0.0.1"), 1, 0));
         table.add(address("10.0.0.0"), 8, entry(None, 2, 5));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_metric_wins_and_an_unusable_route_gives_way() {
+    fn lowest_metric_among_usable_routes_wins() {
         let mut table = RouteTable::default();
         table.add(address("::"), 0, entry(Some("fe80::1"), 1, 10));
         table.add(address("::"), 0, entry(Some("fe80::2"), 2, 5));
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn expired_routes_go_and_the_next_expiry_is_known() {
+    fn expire_removes_routes_and_returns_next_expiry() {
         let mut table = RouteTable::default();
         for (gateway, seconds) in [("fe80::1", 1), ("fe80::2", 2)] {
             let expires = Instant::from_millis(seconds * 1000);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_of_every_length_compare() {
+    fn same_network_compares_prefixes_of_every_length() {
         assert!(same_network(address("10.0.0.1"), address("11.0.0.1"), 0));
         assert!(same_network(address("10.0.0.1"), address("10.0.0.2"), 30));
         assert!(!same_network(address("10.0.0.1"), address("10.0.0.2"), 32));

@@ -94,10 +94,10 @@ impl Network {
         if let Some(route) = self.cached_route(to, from) {
             return Ok(*route);
         }
-        let changes = self.route_generation();
+        let generation = self.route_generation();
         let route = self.find_route(now, dst, src)?;
         if self.path_mtu.get(now, dst).is_none() {
-            self.destination_cache.put(to, from, changes, route);
+            self.destination_cache.put(to, from, generation, route);
         }
         Ok(route)
     }

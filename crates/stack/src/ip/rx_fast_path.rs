@@ -51,12 +51,12 @@ pub(crate) struct FastPathFilter {
 impl<'b> FastPathSegment<'b> {
     /// Returns the segment that begins at offset `l4` of a packet; `None` if its header is incomplete.
     #[inline(always)]
-    fn new(packet: &'b [u8], l4: usize, key: FlowKey, (ecn, hops): (u8, u8)) -> Option<Self> {
+    fn new(packet: &'b [u8], l4: usize, key: FlowKey, ecn: u8, hop_limit: u8) -> Option<Self> {
         let header = packet.get(l4..)?.first_chunk()?;
         let payload_at = l4 + TcpHeader::data_offset_bytes(header);
         let (headers, payload) = packet.split_at_checked(payload_at)?;
         let options = headers.get(l4 + TcpHeader::LEN..)?;
-        Some(Self { key, ecn, hop_limit: hops, header, options, payload, payload_at: payload_at as u32 })
+        Some(Self { key, ecn, hop_limit, header, options, payload, payload_at: payload_at as u32 })
     }
 }
 
@@ -154,13 +154,13 @@ impl Network {
             return None;
         }
         let (src, dst) = (be32(head, 26), be32(head, 30));
-        let fits = match gate.sole_addresses {
+        let is_accepted = match gate.sole_addresses {
             Some((own, broadcast)) => {
                 dst == own && src != own && src != broadcast && is_ordinary_unicast_v4(src)
             }
             None => self.accepts_addresses_v4(gate.link, src, dst),
         };
-        if !fits {
+        if !is_accepted {
             return None;
         }
         let packet = frame.bytes.get(..ETHERNET + usize::from(be16(head, 16)))?;
@@ -177,7 +177,7 @@ impl Network {
             remote_port: be16(head, L4_V4),
             local_port: be16(head, L4_V4 + 2),
         };
-        FastPathSegment::new(packet, L4_V4, key, (head[15] & 3, head[22]))
+        FastPathSegment::new(packet, L4_V4, key, head[15] & 3, head[22])
     }
 
     /// Returns whether the fast path accepts a packet with these addresses on a link.
@@ -230,7 +230,7 @@ impl Network {
             remote_port: be16(head, L4_V6),
             local_port: be16(head, L4_V6 + 2),
         };
-        FastPathSegment::new(packet, L4_V6, key, (head[15] >> 4 & 3, head[21]))
+        FastPathSegment::new(packet, L4_V6, key, head[15] >> 4 & 3, head[21])
     }
 }
 
@@ -257,5 +257,5 @@ fn is_checksum_verified(frame: &RxFrame<'_>, at: usize) -> bool {
 }
 
 #[cfg(test)]
-#[path = "usual_tests.rs"]
+#[path = "rx_fast_path_tests.rs"]
 mod tests;

@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_counted_drop_appears_under_its_name() {
+    fn counted_drop_appears_under_its_name() {
         let mut drops = DropStats::default();
         drops.count(DropReason::BadIpChecksum);
         let total: u64 = drops.entries().map(|(_, value)| value).sum();

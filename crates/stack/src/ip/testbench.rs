@@ -43,7 +43,7 @@ impl TxQueue for RecordingTxQueue {
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         assert!(
             len <= (self.capabilities.mtu + 18).max(self.capabilities.gso_bytes_max),
-            "too much asked: {len}"
+            "reservation of {len} bytes is too long"
         );
         if self.recorder.lock().unwrap().capacity == 0 {
             return None;
@@ -104,11 +104,11 @@ impl NetworkFixture {
         let queue = RecordingTxQueue { recorder: recorder.clone(), capabilities, buffer: Vec::new() };
         let port = network.add_port(Box::new(queue));
         let link = network.add_link(port, link).unwrap();
-        let mut bench = Self { network, recorder, port, link, now: Instant::from_millis(1_000) };
+        let mut fixture = Self { network, recorder, port, link, now: Instant::from_millis(1_000) };
         // Discards what is sent at start (listener reports), which the tests do not examine.
-        bench.advance(Duration::from_secs(2));
-        bench.sent();
-        bench
+        fixture.advance(Duration::from_secs(2));
+        fixture.sent();
+        fixture
     }
 
     /// Sets how many more frames the device accepts.
@@ -159,9 +159,7 @@ impl NetworkFixture {
     fn check_fast_path(&self, frame: &RxFrame<'_>, parsed: &ParsedFrame<'_>) {
         let ends = rx_fast_path::peek_flow_key(frame.bytes);
         let Some(usual) = self.network.parse_fast(self.port, frame) else { return };
-        let ParsedFrame::Tcp(l4) = parsed else {
-            panic!("no segment for those who look closely: {parsed:?}")
-        };
+        let ParsedFrame::Tcp(l4) = parsed else { panic!("the slow path finds no segment: {parsed:?}") };
         let FastPathSegment { key, ecn, header, options, payload, payload_at, hop_limit: _ } = usual;
         let segment = TcpSegment { header: TcpHeader::parse(header), options, payload };
         assert_eq!((key.remote.ip(), key.local.ip(), ecn), (l4.src, l4.dst, l4.ecn));
@@ -176,7 +174,7 @@ impl NetworkFixture {
     pub(crate) fn input(&mut self, frame: &[u8]) -> InputResult {
         match self.parse(frame) {
             ParsedFrame::Other(other) => self.network.input(self.now, &other),
-            parsed => panic!("not for input: {parsed:?}"),
+            parsed => panic!("not a frame for input: {parsed:?}"),
         }
     }
 

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timers_come_in_order_and_a_second_arm_replaces_the_first() {
+    fn rearming_replaces_the_deadline_of_a_timer() {
         let mut timers = NetworkTimers::default();
         timers.arm(NetworkTimer::Neighbour(1), Instant::from_millis(30));
         timers.arm(NetworkTimer::Neighbour(2), Instant::from_millis(20));

@@ -106,21 +106,21 @@ impl Network {
         }
         neighbour.referenced = true;
         let offloaded = port.capabilities.tx_checksum;
-        let room = port.tx.reserve(len).and_then(|room| room.get_mut(..len)).ok_or(TxError::Full)?;
+        let buffer = port.tx.reserve(len).and_then(|buffer| buffer.get_mut(..len)).ok_or(TxError::Full)?;
         // Copying all 18 bytes is one fixed-size move; the IP header overwrites the excess.
-        if let Some(start) = room.first_chunk_mut::<LINK_HEADER_MAX>() {
+        if let Some(start) = buffer.first_chunk_mut::<LINK_HEADER_MAX>() {
             *start = neighbour.header;
         }
-        let packet = room.get_mut(link_header..).and_then(|packet| packet.split_first_chunk_mut());
+        let packet = buffer.get_mut(link_header..).and_then(|packet| packet.split_first_chunk_mut());
         let Some((head, rest)) = packet else { return Err(TxError::Full) };
         let (options, payload) = rest.split_at_mut_checked(4 * options.len()).ok_or(TxError::Full)?;
-        let summing = if offloaded { PayloadSum::Ignored } else { PayloadSum::Required };
+        let payload_sum = if offloaded { PayloadSum::Ignored } else { PayloadSum::Required };
         // Cannot truncate: 58 bytes in front of at most 60.
         let headers = (link_header + ipv4::Header::LEN + header_len) as u16;
         let gso = gso_size.map(|size| Gso { kind: GsoKind::Tcp4, size, header_len: headers, ecn: false });
         let sealed = SealedTcpV4 { port: link.port.0, link_header: link_header as u8, offloaded, len, gso };
-        let gathers = gso_size.is_some() && port.can_gather && offloaded;
-        Ok(Some(TcpV4Packet { payload, payload_sum: summing, can_gather: gathers, head, options, sealed }))
+        let can_gather = gso_size.is_some() && port.can_gather && offloaded;
+        Ok(Some(TcpV4Packet { payload, payload_sum, can_gather, head, options, sealed }))
     }
 
     /// Sends a sealed packet with the label of its flow. Nothing else may happen between
@@ -140,7 +140,7 @@ impl Network {
     ) {
         let head = sealed.gso.map_or(sealed.len, |gso| usize::from(gso.header_len));
         let port = &mut self.ports[usize::from(sealed.port)];
-        port.commit_gathered((head, sealed.len), pieces, sealed.meta(label), &mut self.stats);
+        port.commit_gathered(head, sealed.len, pieces, sealed.meta(label), &mut self.stats);
     }
 }
 
@@ -158,8 +158,8 @@ impl TcpV4Packet<'_> {
     /// that was passed to [`Network::begin_tcp_v4`].
     #[inline(always)]
     pub(crate) fn seal(self, segment: &TcpV4Headers, options: &[u32], payload: Sum) -> SealedTcpV4 {
-        let Self { head, options: room, mut sealed, .. } = self;
-        for (place, word) in room.as_chunks_mut::<4>().0.iter_mut().zip(options) {
+        let Self { head, options: buffer, mut sealed, .. } = self;
+        for (place, word) in buffer.as_chunks_mut::<4>().0.iter_mut().zip(options) {
             *place = word.to_be_bytes();
         }
         if let Some(gso) = &mut sealed.gso {
@@ -177,36 +177,36 @@ impl TcpV4Headers {
     /// field gets the sum of the pseudo-header alone.
     #[inline(always)]
     fn write(&self, head: &mut [u8; HEADERS], ip_len: u32, options: &[u32], payload: Option<Sum>) {
-        let lead = VERSION | u32::from(self.tos) << 16 | ip_len;
-        let life = u32::from(self.ttl) << 24 | u32::from(protocol::TCP) << 16;
+        let version_tos_len = VERSION | u32::from(self.tos) << 16 | ip_len;
+        let ttl_protocol = u32::from(self.ttl) << 24 | u32::from(protocol::TCP) << 16;
         let words = (TcpHeader::LEN / 4 + options.len()) as u32;
-        let state = words << 28 | u32::from(self.flags.0) << 16 | u32::from(self.window);
+        let offset_flags_window = words << 28 | u32::from(self.flags.0) << 16 | u32::from(self.window);
         let addresses = u64::from(self.src) + u64::from(self.dst);
-        let ip = addresses + u64::from(lead) + u64::from(DONT_FRAGMENT) + u64::from(life);
+        let ip = addresses + u64::from(version_tos_len) + u64::from(DONT_FRAGMENT) + u64::from(ttl_protocol);
         let mut tcp = addresses + u64::from(protocol::TCP) + u64::from(ip_len - ipv4::Header::LEN as u32);
         let checksum = match payload {
             None => Sum::of_words(tcp).fold(),
             Some(payload) => {
                 tcp += u64::from(self.ports) + u64::from(self.seq) + u64::from(self.ack);
-                tcp += u64::from(state) + u64::from(self.urg_ptr);
+                tcp += u64::from(offset_flags_window) + u64::from(self.urg_ptr);
                 tcp += options.iter().map(|word| u64::from(*word)).sum::<u64>();
                 Sum::of_words(tcp).add(payload).finish()
             }
         };
         let mut put = |at: usize, word: u32| head[at..at + 4].copy_from_slice(&word.to_be_bytes());
-        put(0, lead);
+        put(0, version_tos_len);
         put(4, DONT_FRAGMENT);
-        put(8, life | u32::from(Sum::of_words(ip).finish()));
+        put(8, ttl_protocol | u32::from(Sum::of_words(ip).finish()));
         put(12, self.src);
         put(16, self.dst);
         put(20, self.ports);
         put(24, self.seq);
         put(28, self.ack);
-        put(32, state);
+        put(32, offset_flags_window);
         put(36, u32::from(checksum) << 16 | u32::from(self.urg_ptr));
     }
 }
 
 #[cfg(test)]
-#[path = "plain_tests.rs"]
+#[path = "tx_fast_path_tests.rs"]
 mod tests;

@@ -78,7 +78,7 @@ impl Network {
         // time, so that the first of several replies wins. A request for a local address always counts, as on
         // Linux: the reply is about to be sent to its sender.
         let gratuitous = packet.sender_ip == packet.target_ip;
-        let claim = NeighbourUpdate {
+        let update = NeighbourUpdate {
             mac: Some(packet.sender_mac),
             solicited: packet.operation == ArpOperation::Reply && !group_frame && !gratuitous,
             overrides: for_us || gratuitous || !locked,
@@ -88,8 +88,8 @@ impl Network {
             now,
             link,
             address,
-            claim,
-            for_us || self.accepts_answer_to_other_shard(&claim),
+            update,
+            for_us || self.accepts_answer_to_other_shard(&update),
         );
     }
 
@@ -122,9 +122,9 @@ impl Network {
             target_mac: MacAddr::ZERO,
             target_ip: target,
         };
-        let left = self.send_arp(link, to.unwrap_or(MacAddr::BROADCAST), &request);
-        self.stats.arp_requests_out += u64::from(left);
-        left
+        let sent = self.send_arp(link, to.unwrap_or(MacAddr::BROADCAST), &request);
+        self.stats.arp_requests_out += u64::from(sent);
+        sent
     }
 
     fn send_arp(&mut self, link: LinkId, dst: MacAddr, packet: &ArpPacket) -> bool {

@@ -66,9 +66,9 @@ impl Network {
         self.apply_link_parameters(id, advertisement);
         self.set_default_router(now, id, router, advertisement.router_lifetime_s);
         if let Some(mac) = advertisement.source_mac.filter(|mac| mac.is_unicast()) {
-            let claim =
+            let update =
                 NeighbourUpdate { mac: Some(mac), solicited: false, overrides: true, makes_stale: true };
-            if let Some(slot) = self.update_neighbour(now, id, router.into(), claim, true)
+            if let Some(slot) = self.update_neighbour(now, id, router.into(), update, true)
                 && let Some(neighbour) = self.neighbours.neighbour_mut(slot)
             {
                 neighbour.is_router = true;
@@ -135,22 +135,22 @@ impl Network {
 
     /// Removes the default route via a router.
     pub(crate) fn remove_default_router(&mut self, id: LinkId, router: Ipv6Addr) {
-        let gone = |entry: &RouteEntry| {
+        let is_removed = |entry: &RouteEntry| {
             entry.origin == RouteOrigin::Advertised
                 && entry.link == id
                 && entry.gateway == Some(router.into())
         };
-        if self.routes.remove(Ipv6Addr::UNSPECIFIED.into(), 0, gone) > 0 {
+        if self.routes.remove(Ipv6Addr::UNSPECIFIED.into(), 0, is_removed) > 0 {
             self.bump_epoch();
         }
     }
 
     fn set_on_link_prefix(&mut self, now: Instant, id: LinkId, prefix: &PrefixInfo) {
         if prefix.valid_lifetime_s == 0 {
-            let gone = |entry: &RouteEntry| {
+            let is_removed = |entry: &RouteEntry| {
                 entry.origin == RouteOrigin::Advertised && entry.link == id && entry.gateway.is_none()
             };
-            if self.routes.remove(prefix.prefix.into(), prefix.prefix_len, gone) > 0 {
+            if self.routes.remove(prefix.prefix.into(), prefix.prefix_len, is_removed) > 0 {
                 self.bump_epoch();
             }
             return;

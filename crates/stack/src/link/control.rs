@@ -23,12 +23,12 @@ impl Network {
         let header_len = usize::from(header.len);
         let port = &mut self.ports[usize::from(link.port.0)];
         let len = header_len + len_max;
-        let Some(room) = port.tx.reserve(len).and_then(|room| room.get_mut(..len)) else {
+        let Some(buffer) = port.tx.reserve(len).and_then(|buffer| buffer.get_mut(..len)) else {
             self.stats.tx_control_dropped += 1;
             return false;
         };
-        header.emit(room);
-        let len = header_len + write(&mut room[header_len..]);
+        header.emit(buffer);
+        let len = header_len + write(&mut buffer[header_len..]);
         port.commit(len, TxMeta::default(), &mut self.stats);
         true
     }

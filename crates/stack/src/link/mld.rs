@@ -62,11 +62,11 @@ impl Network {
         };
         self.stats.mld_queries_in += 1;
         let link = self.link(id);
-        let concerned = match query.group {
+        let is_member = match query.group {
             None => !link.groups.is_empty(),
             Some(group) => link.groups.binary_search(&group).is_ok(),
         };
-        if concerned {
+        if is_member {
             // RFC 3810 §6.2: the report is sent after a random fraction of the maximum response delay.
             let delay = Duration::from_millis(self.entropy.below(query.max_response_ms).into());
             self.timers.arm_no_later(NetworkTimer::ListenerReport(id), now + delay);
@@ -77,7 +77,7 @@ impl Network {
         let link = self.link_mut(id);
         let joining = link.join_reports_left > 0;
         link.join_reports_left = link.join_reports_left.saturating_sub(1);
-        let again = link.join_reports_left > 0;
+        let more_reports = link.join_reports_left > 0;
         let kind = if joining { RecordType::ChangeToExcludeMode } else { RecordType::ModeIsExclude };
         let records: Vec<_> =
             link.groups.iter().map(|&group| MulticastAddressRecord { kind, group }).collect();
@@ -89,7 +89,7 @@ impl Network {
         for records in records.chunks(per_report) {
             self.send_listener_report(id, records);
         }
-        if again {
+        if more_reports {
             let delay = Duration::from_millis(self.entropy.below(UNSOLICITED_REPORT_INTERVAL_MS).into());
             self.timers.arm(NetworkTimer::ListenerReport(id), now + delay);
         }
@@ -100,23 +100,24 @@ impl Network {
         let src = self.link(id).link_local().unwrap_or(Ipv6Addr::UNSPECIFIED);
         let dst = mld::ALL_MLDV2_ROUTERS;
         let at = ipv6::Header::LEN + ROUTER_ALERT_LEN;
-        let room = at + mld::report_len(records.len());
-        let sent = self.send_control(id, MacAddr::from_ipv6_multicast(dst), EtherType::IPV6, room, |out| {
-            let len = ROUTER_ALERT_LEN + mld::emit_report(records, src, dst, &mut out[at..]);
-            ipv6::emit_router_alert(protocol::ICMPV6, &mut out[ipv6::Header::LEN..]);
-            let header = ipv6::Header {
-                dscp: 0,
-                ecn: 0,
-                flow_label: 0,
-                // Cannot truncate: the caller keeps within the MTU.
-                payload_len: len as u16,
-                next_header: protocol::HOP_BY_HOP,
-                hop_limit: 1,
-                src,
-                dst,
-            };
-            header.emit(out) + len
-        });
+        let len_max = at + mld::report_len(records.len());
+        let sent =
+            self.send_control(id, MacAddr::from_ipv6_multicast(dst), EtherType::IPV6, len_max, |out| {
+                let len = ROUTER_ALERT_LEN + mld::emit_report(records, src, dst, &mut out[at..]);
+                ipv6::emit_router_alert(protocol::ICMPV6, &mut out[ipv6::Header::LEN..]);
+                let header = ipv6::Header {
+                    dscp: 0,
+                    ecn: 0,
+                    flow_label: 0,
+                    // Cannot truncate: the caller keeps within the MTU.
+                    payload_len: len as u16,
+                    next_header: protocol::HOP_BY_HOP,
+                    hop_limit: 1,
+                    src,
+                    dst,
+                };
+                header.emit(out) + len
+            });
         if sent {
             self.stats.mld_reports_out += 1;
         }

@@ -153,7 +153,8 @@ impl TxPort {
     /// bytes in total. [`TxPort::can_gather`] must be true.
     pub(crate) fn commit_gathered(
         &mut self,
-        (head, len): (usize, usize),
+        head: usize,
+        len: usize,
         pieces: &mut dyn Iterator<Item = PayloadPiece<'_>>,
         meta: TxMeta,
         stats: &mut NetworkStats,
@@ -245,7 +246,7 @@ impl Link {
         }
         for (at, &(address, mac)) in config.static_neighbours.iter().enumerate() {
             if config.static_neighbours[..at].iter().any(|&(earlier, _)| earlier == address) {
-                let problem = format!("{address} is there twice");
+                let problem = format!("{address} is configured twice");
                 return Err(ConfigError::new(key("static_neighbours"), problem));
             }
             if !mac.is_unicast() || address.is_multicast() || address.is_unspecified() {
@@ -255,7 +256,7 @@ impl Link {
         }
         let has_ipv6 = config.addresses.iter().any(|(address, _)| address.is_ipv6());
         if has_ipv6 && mtu < IPV6_MTU_MIN {
-            let problem = format!("IPv6 needs {IPV6_MTU_MIN} bytes at least, not {mtu} (RFC 8200 §5)");
+            let problem = format!("{mtu} is below the minimum of {IPV6_MTU_MIN} for IPv6 (RFC 8200 §5)");
             return Err(ConfigError::new(key("mtu"), problem));
         }
         Ok(Self {
@@ -406,10 +407,10 @@ pub(crate) fn is_unicast(address: IpAddr) -> bool {
 fn check_address(address: IpAddr, prefix: u8, loopback: bool) -> Result<(), String> {
     let bits = if address.is_ipv4() { 32 } else { 128 };
     if prefix > bits {
-        return Err(format!("{address}/{prefix}: a prefix has {bits} bits at most"));
+        return Err(format!("{address}/{prefix}: a prefix has at most {bits} bits"));
     }
     if !(is_unicast(address) || loopback && address.is_loopback()) {
-        return Err(format!("{address} is not an address that a host can have"));
+        return Err(format!("{address} is not a unicast address"));
     }
     if let IpAddr::V4(own) = address
         && subnet_broadcast(own, prefix) == Some(own)
@@ -437,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_configurations_are_refused_with_their_key() {
+    fn invalid_configurations_are_rejected_with_their_key() {
         let base = LinkConfig { name: "lan".into(), ..LinkConfig::default() };
         let key = |config: LinkConfig| link(&config).unwrap_err().key;
         assert_eq!(key(LinkConfig { mtu: Some(1501), ..base.clone() }), "link.lan.mtu");
@@ -463,14 +464,14 @@ mod tests {
     }
 
     #[test]
-    fn a_link_below_1280_bytes_speaks_no_ipv6_whatever_routers_would_say() {
+    fn mtu_below_1280_disables_ipv6_despite_accept_ra() {
         let config = LinkConfig { accept_ra: true, mtu: Some(1279), ..LinkConfig::default() };
         assert!(!link(&config).unwrap().ipv6);
         assert!(link(&LinkConfig { mtu: Some(1280), ..config }).unwrap().ipv6);
     }
 
     #[test]
-    fn broadcast_addresses_follow_from_the_networks() {
+    fn subnet_broadcast_depends_on_the_prefix() {
         assert_eq!(subnet_broadcast(Ipv4Addr::new(10, 1, 2, 3), 8), Some(Ipv4Addr::new(10, 255, 255, 255)));
         assert_eq!(subnet_broadcast(Ipv4Addr::new(10, 1, 2, 3), 30), Some(Ipv4Addr::new(10, 1, 2, 3)));
         assert_eq!(subnet_broadcast(Ipv4Addr::new(10, 1, 2, 3), 31), None);

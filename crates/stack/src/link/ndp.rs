@@ -44,7 +44,7 @@ impl Network {
         let has_link_local = link
             .addresses
             .iter()
-            .any(|known| matches!(known.address, IpAddr::V6(address) if address.is_unicast_link_local()));
+            .any(|entry| matches!(entry.address, IpAddr::V6(address) if address.is_unicast_link_local()));
         if !has_link_local {
             let address = with_interface_id(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), link.mac);
             let state = AddressState::Tentative { probes: 0 };
@@ -82,10 +82,10 @@ impl Network {
         let transmits = self.config.dad_transmits;
         let link = self.link_mut(id);
         let (retransmit, nonce) = (link.retrans_timer, link.dad_nonce);
-        let Some(known) = link.address_mut(address.into()) else { return };
-        let AddressState::Tentative { probes } = &mut known.state else { return };
+        let Some(entry) = link.address_mut(address.into()) else { return };
+        let AddressState::Tentative { probes } = &mut entry.state else { return };
         if *probes >= transmits {
-            known.state = AddressState::Valid;
+            entry.state = AddressState::Valid;
             self.on_dad_completed(id, address);
             self.broadcast_update(ControlUpdate::DadResult { link: id.0, address, valid: true });
             return;
@@ -94,9 +94,9 @@ impl Network {
         // RFC 7527: the nonce identifies this host's own solicitation if the network loops it back.
         let message =
             NdpMessage::NeighbourSolicitation { target: address, source_mac: None, nonce: Some(nonce) };
-        let left = self.send_ndp(id, Ipv6Addr::UNSPECIFIED, solicited_node(address), None, &message);
+        let sent = self.send_ndp(id, Ipv6Addr::UNSPECIFIED, solicited_node(address), None, &message);
         let mut after = retransmit;
-        if !left {
+        if !sent {
             // A solicitation that was not sent cannot be objected to, so it does not count.
             after = after.min(SOLICITATION_RETRY);
             if let Some(InterfaceAddress { state: AddressState::Tentative { probes }, .. }) =
@@ -124,22 +124,22 @@ impl Network {
         self.stats.dad_duplicates += 1;
         self.timers.cancel(NetworkTimer::Dad(id, address));
         self.timers.cancel(NetworkTimer::DadStart(id, address));
-        if let Some(known) = self.link_mut(id).address_mut(address.into()) {
-            known.state = AddressState::Duplicate;
+        if let Some(entry) = self.link_mut(id).address_mut(address.into()) {
+            entry.state = AddressState::Duplicate;
         }
     }
 
     /// Handles a neighbour discovery message.
     pub(crate) fn ndp_input(&mut self, now: Instant, packet: &NdpPacket<'_>) {
         match NdpMessage::parse(packet.message, packet.src, packet.dst, packet.hop_limit) {
-            Ok(NdpMessage::NeighbourSolicitation { target, source_mac: source, nonce }) => {
+            Ok(NdpMessage::NeighbourSolicitation { target, source_mac, nonce }) => {
                 self.stats.ndp_solicitations_in += 1;
-                self.on_solicitation(now, packet, target, source, nonce);
+                self.on_solicitation(now, packet, target, source_mac, nonce);
             }
             Ok(NdpMessage::NeighbourAdvertisement { target, router, solicited, overrides, target_mac }) => {
                 self.stats.ndp_advertisements_in += 1;
-                let claim = NeighbourUpdate { mac: target_mac, solicited, overrides, makes_stale: true };
-                self.on_advertisement(now, packet.link, target, router, claim);
+                let update = NeighbourUpdate { mac: target_mac, solicited, overrides, makes_stale: true };
+                self.on_advertisement(now, packet.link, target, router, update);
             }
             Ok(NdpMessage::RouterAdvertisement(advertisement)) => {
                 self.on_router_advertisement(now, packet.link, packet.src, &advertisement);
@@ -157,18 +157,18 @@ impl Network {
         now: Instant,
         packet: &NdpPacket<'_>,
         target: Ipv6Addr,
-        source: Option<MacAddr>,
+        source_mac: Option<MacAddr>,
         nonce: Option<[u8; 6]>,
     ) {
         let link = self.link(packet.link);
-        let Some(known) = link.address(target.into()) else { return };
-        let detection = packet.src.is_unspecified();
-        match known.state {
+        let Some(entry) = link.address(target.into()) else { return };
+        let is_dad = packet.src.is_unspecified();
+        match entry.state {
             AddressState::Duplicate => return,
             AddressState::Tentative { .. } => {
                 // Another host performs duplicate address detection for the address at this moment: neither
                 // host may use it.
-                if detection && nonce != Some(link.dad_nonce) {
+                if is_dad && nonce != Some(link.dad_nonce) {
                     self.on_dad_failure(packet.link, target);
                 }
                 return;
@@ -176,25 +176,26 @@ impl Network {
             AddressState::Valid => {}
         }
         let own_mac = link.mac;
-        let answers = !self.is_secondary_shard();
-        let answer = |solicited| NdpMessage::NeighbourAdvertisement {
+        let is_responder = !self.is_secondary_shard();
+        let advertisement = |solicited| NdpMessage::NeighbourAdvertisement {
             target,
             router: false,
             solicited,
             overrides: true,
             target_mac: Some(own_mac),
         };
-        if detection {
-            if answers {
-                self.send_ndp(packet.link, target, ALL_NODES_V6, None, &answer(false));
+        if is_dad {
+            if is_responder {
+                self.send_ndp(packet.link, target, ALL_NODES_V6, None, &advertisement(false));
             }
         } else {
-            let source = source.filter(|mac| mac.is_unicast());
-            let claim = NeighbourUpdate { mac: source, solicited: false, overrides: true, makes_stale: true };
-            self.update_neighbour(now, packet.link, packet.src.into(), claim, true);
-            let to = source.unwrap_or(packet.source_mac);
-            if answers {
-                self.send_ndp(packet.link, target, packet.src, Some(to), &answer(true));
+            let source_mac = source_mac.filter(|mac| mac.is_unicast());
+            let update =
+                NeighbourUpdate { mac: source_mac, solicited: false, overrides: true, makes_stale: true };
+            self.update_neighbour(now, packet.link, packet.src.into(), update, true);
+            let to = source_mac.unwrap_or(packet.source_mac);
+            if is_responder {
+                self.send_ndp(packet.link, target, packet.src, Some(to), &advertisement(true));
             }
         }
     }
@@ -206,23 +207,27 @@ impl Network {
         id: LinkId,
         target: Ipv6Addr,
         router: bool,
-        claim: NeighbourUpdate,
+        update: NeighbourUpdate,
     ) {
-        if let Some(known) = self.link(id).address(target.into()) {
-            match known.state {
+        if let Some(entry) = self.link(id).address(target.into()) {
+            match entry.state {
                 AddressState::Tentative { .. } => self.on_dad_failure(id, target),
-                AddressState::Valid if claim.mac != Some(self.link(id).mac) => self.stats.ndp_conflicts += 1,
+                AddressState::Valid if update.mac != Some(self.link(id).mac) => self.stats.ndp_conflicts += 1,
                 AddressState::Valid | AddressState::Duplicate => {}
             }
             return;
         }
-        if claim.mac.is_some_and(|mac| !mac.is_unicast()) || !is_unicast(target.into()) {
+        if update.mac.is_some_and(|mac| !mac.is_unicast()) || !is_unicast(target.into()) {
             self.stats.ndp_invalid += 1;
             return;
         }
-        let Some(slot) =
-            self.update_neighbour(now, id, target.into(), claim, self.accepts_answer_to_other_shard(&claim))
-        else {
+        let Some(slot) = self.update_neighbour(
+            now,
+            id,
+            target.into(),
+            update,
+            self.accepts_answer_to_other_shard(&update),
+        ) else {
             return;
         };
         let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return };
@@ -259,8 +264,8 @@ impl Network {
         message: &NdpMessage,
     ) -> bool {
         let mac = mac.unwrap_or_else(|| MacAddr::from_ipv6_multicast(dst));
-        let room = ipv6::Header::LEN + ndp::MESSAGE_LEN_MAX;
-        let left = self.send_control(id, mac, EtherType::IPV6, room, |out| {
+        let len_max = ipv6::Header::LEN + ndp::MESSAGE_LEN_MAX;
+        let sent = self.send_control(id, mac, EtherType::IPV6, len_max, |out| {
             let len = message.emit(src, dst, &mut out[ipv6::Header::LEN..]);
             let header = ipv6::Header {
                 dscp: 0,
@@ -275,7 +280,7 @@ impl Network {
             };
             header.emit(out) + len
         });
-        if left {
+        if sent {
             match message {
                 NdpMessage::NeighbourSolicitation { .. } => self.stats.ndp_solicitations_out += 1,
                 NdpMessage::NeighbourAdvertisement { .. } => self.stats.ndp_advertisements_out += 1,
@@ -283,7 +288,7 @@ impl Network {
                 NdpMessage::RouterAdvertisement(_) => {}
             }
         }
-        left
+        sent
     }
 }
 

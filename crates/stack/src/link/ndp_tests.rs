@@ -27,13 +27,13 @@ fn slaac(prefix: u16) -> Ipv6Addr {
 }
 
 fn ndp_frame(src: Ipv6Addr, dst: Ipv6Addr, message: &NdpMessage) -> Vec<u8> {
-    ndp_frame_hops(src, dst, 255, message)
+    ndp_frame_with_hop_limit(src, dst, 255, message)
 }
 
-fn ndp_frame_hops(src: Ipv6Addr, dst: Ipv6Addr, hops: u8, message: &NdpMessage) -> Vec<u8> {
+fn ndp_frame_with_hop_limit(src: Ipv6Addr, dst: Ipv6Addr, hop_limit: u8, message: &NdpMessage) -> Vec<u8> {
     let mut out = vec![0; ndp::MESSAGE_LEN_MAX];
     let len = message.emit(src, dst, &mut out);
-    let packet = ipv6_packet(src, dst, protocol::ICMPV6, hops, &out[..len]);
+    let packet = ipv6_packet(src, dst, protocol::ICMPV6, hop_limit, &out[..len]);
     let mac = if dst.is_multicast() { MacAddr::from_ipv6_multicast(dst) } else { OUR_MAC };
     frame_to(mac, None, EtherType::IPV6, &packet)
 }
@@ -48,8 +48,8 @@ fn advertisement(target: Ipv6Addr, mac: MacAddr) -> NdpMessage {
     }
 }
 
-fn solicitation(target: Ipv6Addr, source: Option<MacAddr>) -> NdpMessage {
-    NdpMessage::NeighbourSolicitation { target, source_mac: source, nonce: None }
+fn solicitation(target: Ipv6Addr, source_mac: Option<MacAddr>) -> NdpMessage {
+    NdpMessage::NeighbourSolicitation { target, source_mac, nonce: None }
 }
 
 /// Parses a transmitted neighbour discovery message. Returns its destination MAC, source and destination
@@ -65,13 +65,13 @@ fn ndp_of(frame: &[u8]) -> (MacAddr, Ipv6Addr, Ipv6Addr, NdpMessage) {
 }
 
 /// Takes the transmitted neighbour discovery messages.
-fn sent_ndp(bench: &NetworkFixture) -> Vec<(MacAddr, Ipv6Addr, Ipv6Addr, NdpMessage)> {
-    let frames = bench.sent();
+fn sent_ndp(fixture: &NetworkFixture) -> Vec<(MacAddr, Ipv6Addr, Ipv6Addr, NdpMessage)> {
+    let frames = fixture.sent();
     let is_ndp = |frame: &&Vec<u8>| frame[20] == protocol::ICMPV6;
     frames.iter().filter(is_ndp).map(|frame| ndp_of(frame)).collect()
 }
 
-fn ra_bench() -> NetworkFixture {
+fn ra_fixture() -> NetworkFixture {
     let link = LinkConfig { addresses: vec![], accept_ra: true, ..link_config() };
     NetworkFixture::with(network_config(), &link, CAPABILITIES)
 }
@@ -95,9 +95,9 @@ fn prefix(number: u16, valid: u32, preferred: u32) -> PrefixInfo {
     }
 }
 
-fn receive_ra(bench: &mut NetworkFixture, advertisement: RouterAdvertisement) {
+fn receive_ra(fixture: &mut NetworkFixture, advertisement: RouterAdvertisement) {
     let message = NdpMessage::RouterAdvertisement(advertisement);
-    bench.input(&ndp_frame(ROUTER, ALL_NODES, &message));
+    fixture.input(&ndp_frame(ROUTER, ALL_NODES, &message));
 }
 
 fn with_prefix(info: PrefixInfo) -> RouterAdvertisement {
@@ -107,37 +107,37 @@ fn with_prefix(info: PrefixInfo) -> RouterAdvertisement {
 }
 
 #[test]
-fn a_solicitation_is_answered_and_teaches_the_asker() {
-    let mut bench = NetworkFixture::new();
-    bench.input(&ndp_frame(PEER_V6, solicited_node(OUR_V6), &solicitation(OUR_V6, Some(PEER_MAC))));
-    let (mac, src, dst, message) = ndp_of(&bench.sent_one());
+fn solicitation_is_answered_and_creates_a_neighbour() {
+    let mut fixture = NetworkFixture::new();
+    fixture.input(&ndp_frame(PEER_V6, solicited_node(OUR_V6), &solicitation(OUR_V6, Some(PEER_MAC))));
+    let (mac, src, dst, message) = ndp_of(&fixture.sent_one());
     assert_eq!((mac, src, dst), (PEER_MAC, OUR_V6, PEER_V6));
     assert_eq!(message, advertisement(OUR_V6, OUR_MAC));
-    let route = bench.route(PEER_V6);
-    bench.send_tcp(&route, PEER_V6, &segment(0)).unwrap();
-    assert_eq!(as_received(&bench.sent_one()).0.dst, PEER_MAC);
+    let route = fixture.route(PEER_V6);
+    fixture.send_tcp(&route, PEER_V6, &segment(0)).unwrap();
+    assert_eq!(as_received(&fixture.sent_one()).0.dst, PEER_MAC);
 }
 
 #[test]
 fn solicitations_for_others_are_not_answered() {
-    let mut bench = NetworkFixture::new();
+    let mut fixture = NetworkFixture::new();
     // Another address whose solicited-node group is that of a local address.
     let neighbour: Ipv6Addr = "2001:db8:7::1".parse().unwrap();
     assert_eq!(solicited_node(neighbour), solicited_node(OUR_V6));
-    bench.input(&ndp_frame(PEER_V6, solicited_node(OUR_V6), &solicitation(neighbour, Some(PEER_MAC))));
-    assert_eq!(bench.sent().len(), 0);
-    assert_eq!(bench.network.stats().neighbours_created, 0);
+    fixture.input(&ndp_frame(PEER_V6, solicited_node(OUR_V6), &solicitation(neighbour, Some(PEER_MAC))));
+    assert_eq!(fixture.sent().len(), 0);
+    assert_eq!(fixture.network.stats().neighbours_created, 0);
 }
 
 #[test]
-fn one_advertisement_releases_every_waiting_packet() {
-    let mut bench = NetworkFixture::new();
-    let route = bench.route(PEER_V6);
+fn advertisement_releases_every_pending_packet() {
+    let mut fixture = NetworkFixture::new();
+    let route = fixture.route(PEER_V6);
     assert_eq!(route.src, IpAddr::V6(OUR_V6));
     for payload in [1, 2, 3] {
-        bench.send_tcp(&route, PEER_V6, &segment(payload)).unwrap();
+        fixture.send_tcp(&route, PEER_V6, &segment(payload)).unwrap();
     }
-    let (mac, src, dst, message) = ndp_of(&bench.sent_one());
+    let (mac, src, dst, message) = ndp_of(&fixture.sent_one());
     assert_eq!(mac, MacAddr::from_ipv6_multicast(solicited_node(PEER_V6)));
     assert_eq!((src, dst), (OUR_V6, solicited_node(PEER_V6)));
     assert_eq!(message, solicitation(PEER_V6, Some(OUR_MAC)));
@@ -149,23 +149,23 @@ fn one_advertisement_releases_every_waiting_packet() {
         overrides: true,
         target_mac: None,
     };
-    bench.input(&ndp_frame(PEER_V6, OUR_V6, &nothing));
-    assert_eq!(bench.sent().len(), 0);
-    bench.input(&ndp_frame(PEER_V6, OUR_V6, &advertisement(PEER_V6, PEER_MAC)));
-    let lens: Vec<_> = bench.sent().iter().map(|frame| frame.len() - 14 - 40 - 20).collect();
+    fixture.input(&ndp_frame(PEER_V6, OUR_V6, &nothing));
+    assert_eq!(fixture.sent().len(), 0);
+    fixture.input(&ndp_frame(PEER_V6, OUR_V6, &advertisement(PEER_V6, PEER_MAC)));
+    let lens: Vec<_> = fixture.sent().iter().map(|frame| frame.len() - 14 - 40 - 20).collect();
     assert_eq!(lens, [1, 2, 3]);
 }
 
 #[test]
-fn a_failed_resolution_reports_every_packet() {
-    let mut bench = NetworkFixture::new();
-    let route = bench.route(PEER_V6);
-    bench.send_tcp(&route, PEER_V6, &segment(1)).unwrap();
-    bench.send_tcp(&route, PEER_V6, &segment(1)).unwrap();
-    bench.advance(3 * SECOND);
-    assert_eq!(bench.sent().len(), 3);
+fn failed_resolution_reports_every_packet() {
+    let mut fixture = NetworkFixture::new();
+    let route = fixture.route(PEER_V6);
+    fixture.send_tcp(&route, PEER_V6, &segment(1)).unwrap();
+    fixture.send_tcp(&route, PEER_V6, &segment(1)).unwrap();
+    fixture.advance(3 * SECOND);
+    assert_eq!(fixture.sent().len(), 3);
     for _ in 0..2 {
-        let error = bench.network.next_error().unwrap();
+        let error = fixture.network.next_error().unwrap();
         assert_eq!((error.kind, error.remote.ip()), (IcmpErrorKind::HostUnreachable, PEER_V6.into()));
         assert_eq!(error.seq, Some(0x0102_0304));
     }
@@ -173,15 +173,15 @@ fn a_failed_resolution_reports_every_packet() {
 
 #[test]
 fn messages_from_beyond_the_link_are_ignored() {
-    let mut bench = NetworkFixture::new();
-    bench.input(&ndp_frame_hops(PEER_V6, OUR_V6, 254, &solicitation(OUR_V6, Some(PEER_MAC))));
-    bench.input(&ndp_frame_hops(PEER_V6, OUR_V6, 64, &advertisement(PEER_V6, PEER_MAC)));
-    assert_eq!(bench.sent().len(), 0);
-    assert_eq!(bench.network.stats().ndp_invalid, 2);
+    let mut fixture = NetworkFixture::new();
+    fixture.input(&ndp_frame_with_hop_limit(PEER_V6, OUR_V6, 254, &solicitation(OUR_V6, Some(PEER_MAC))));
+    fixture.input(&ndp_frame_with_hop_limit(PEER_V6, OUR_V6, 64, &advertisement(PEER_V6, PEER_MAC)));
+    assert_eq!(fixture.sent().len(), 0);
+    assert_eq!(fixture.network.stats().ndp_invalid, 2);
 }
 
 #[test]
-fn an_address_is_used_after_nobody_objected() {
+fn tentative_address_becomes_valid_without_objection() {
     let config = NetworkConfig::default();
     let mut network = NetworkFixture::with(
         config.clone(),
@@ -190,14 +190,14 @@ fn an_address_is_used_after_nobody_objected() {
     );
     let link = LinkConfig { name: "second".into(), vlan: Some(3), ..link_config() };
     let id = network.network.add_link(network.port, &link).unwrap();
-    let states = |bench: &NetworkFixture| -> Vec<AddressState> {
-        bench.network.addresses(id).iter().skip(1).map(|known| known.state).collect()
+    let states = |fixture: &NetworkFixture| -> Vec<AddressState> {
+        fixture.network.addresses(id).iter().skip(1).map(|known| known.state).collect()
     };
     assert_eq!(network.network.addresses(id)[2].address, IpAddr::V6(link_local()));
     let tentative = AddressState::Tentative { probes: 0 };
     assert_eq!(states(&network), [tentative, tentative]);
     let route = network.network.route(network.now, PEER_V6.into(), None);
-    assert_eq!(route, Err(RouteError::NetUnreachable), "a tentative address is no source");
+    assert_eq!(route, Err(RouteError::NetUnreachable), "a tentative address is not a source address");
     let route = network.network.route(network.now, PEER_V6.into(), Some(OUR_V6.into()));
     assert_eq!(route, Err(RouteError::SourceNotLocal));
     // Solicitations for it are not answered either.
@@ -234,21 +234,21 @@ fn an_address_is_used_after_nobody_objected() {
 /// Returns a link with tentative addresses, and the nonce of its solicitation for `OUR_V6`.
 fn checking() -> (NetworkFixture, [u8; 6]) {
     let config = NetworkConfig { dad_transmits: 5, ..NetworkConfig::default() };
-    let mut bench = NetworkFixture::with(config, &link_config(), CAPABILITIES);
+    let mut fixture = NetworkFixture::with(config, &link_config(), CAPABILITIES);
     for _ in 0..3 {
-        bench.advance(SECOND);
-        for (_, _, _, message) in sent_ndp(&bench) {
+        fixture.advance(SECOND);
+        for (_, _, _, message) in sent_ndp(&fixture) {
             if let NdpMessage::NeighbourSolicitation { target: OUR_V6, nonce: Some(nonce), .. } = message {
-                return (bench, nonce);
+                return (fixture, nonce);
             }
         }
     }
-    panic!("never asked");
+    panic!("no solicitation was sent");
 }
 
 #[test]
-fn an_address_that_somebody_defends_is_not_used() {
-    let (mut bench, _) = checking();
+fn defended_address_becomes_duplicate() {
+    let (mut fixture, _) = checking();
     let defence = NdpMessage::NeighbourAdvertisement {
         target: OUR_V6,
         router: false,
@@ -256,64 +256,64 @@ fn an_address_that_somebody_defends_is_not_used() {
         overrides: true,
         target_mac: Some(OTHER_MAC),
     };
-    bench.input(&ndp_frame(OUR_V6, ALL_NODES, &defence));
-    bench.advance(20 * SECOND);
-    assert_eq!(bench.network.addresses(bench.link)[1].state, AddressState::Duplicate);
-    assert_eq!(bench.network.stats().dad_duplicates, 1);
-    assert!(!bench.network.is_local(OUR_V6.into()));
-    assert!(bench.network.is_local(link_local().into()), "the others are not concerned");
+    fixture.input(&ndp_frame(OUR_V6, ALL_NODES, &defence));
+    fixture.advance(20 * SECOND);
+    assert_eq!(fixture.network.addresses(fixture.link)[1].state, AddressState::Duplicate);
+    assert_eq!(fixture.network.stats().dad_duplicates, 1);
+    assert!(!fixture.network.is_local(OUR_V6.into()));
+    assert!(fixture.network.is_local(link_local().into()), "other addresses are not affected");
 }
 
 #[test]
-fn an_address_that_somebody_else_checks_too_is_not_used() {
-    let (mut bench, nonce) = checking();
+fn simultaneous_dad_makes_the_address_duplicate() {
+    let (mut fixture, nonce) = checking();
     let question = |nonce| NdpMessage::NeighbourSolicitation { target: OUR_V6, source_mac: None, nonce };
     let group = solicited_node(OUR_V6);
     // The host's own solicitation, looped back (RFC 7527).
-    bench.input(&ndp_frame(Ipv6Addr::UNSPECIFIED, group, &question(Some(nonce))));
-    assert_eq!(bench.network.stats().dad_duplicates, 0);
-    bench.input(&ndp_frame(Ipv6Addr::UNSPECIFIED, group, &question(Some([9; 6]))));
-    assert_eq!(bench.network.addresses(bench.link)[1].state, AddressState::Duplicate);
+    fixture.input(&ndp_frame(Ipv6Addr::UNSPECIFIED, group, &question(Some(nonce))));
+    assert_eq!(fixture.network.stats().dad_duplicates, 0);
+    fixture.input(&ndp_frame(Ipv6Addr::UNSPECIFIED, group, &question(Some([9; 6]))));
+    assert_eq!(fixture.network.addresses(fixture.link)[1].state, AddressState::Duplicate);
 }
 
 #[test]
-fn an_address_is_not_used_before_the_device_had_room_to_ask_for_it() {
+fn dad_waits_until_the_solicitation_was_sent() {
     let config = NetworkConfig { dad_transmits: 2, ..NetworkConfig::default() };
-    let mut bench =
+    let mut fixture =
         NetworkFixture::with(config, &LinkConfig { addresses: vec![], ..link_config() }, CAPABILITIES);
-    bench.set_capacity(0);
+    fixture.set_capacity(0);
     let link = LinkConfig { name: "second".into(), vlan: Some(3), ..link_config() };
-    let id = bench.network.add_link(bench.port, &link).unwrap();
-    bench.advance(20 * SECOND);
-    let states = |bench: &NetworkFixture| -> Vec<AddressState> {
-        bench.network.addresses(id).iter().skip(1).map(|known| known.state).collect()
+    let id = fixture.network.add_link(fixture.port, &link).unwrap();
+    fixture.advance(20 * SECOND);
+    let states = |fixture: &NetworkFixture| -> Vec<AddressState> {
+        fixture.network.addresses(id).iter().skip(1).map(|known| known.state).collect()
     };
-    assert_eq!(states(&bench), [AddressState::Tentative { probes: 0 }; 2]);
-    let stats = bench.network.stats().clone();
+    assert_eq!(states(&fixture), [AddressState::Tentative { probes: 0 }; 2]);
+    let stats = fixture.network.stats().clone();
     assert_eq!(stats.ndp_solicitations_out, 0);
     assert!((300..450).contains(&stats.tx_control_dropped), "each 100 ms: {}", stats.tx_control_dropped);
-    bench.set_capacity(usize::MAX);
-    bench.advance(Duration::from_millis(2_200));
-    assert_eq!(states(&bench), [AddressState::Valid; 2]);
-    assert_eq!(bench.network.stats().ndp_solicitations_out, 4);
+    fixture.set_capacity(usize::MAX);
+    fixture.advance(Duration::from_millis(2_200));
+    assert_eq!(states(&fixture), [AddressState::Valid; 2]);
+    assert_eq!(fixture.network.stats().ndp_solicitations_out, 4);
 }
 
 #[test]
-fn a_solicitation_that_finds_the_device_full_is_sent_as_soon_as_there_is_room() {
-    let mut bench = NetworkFixture::new();
-    let route = bench.route(PEER_V6);
-    bench.set_capacity(0);
-    bench.send_tcp(&route, PEER_V6, &segment(5)).unwrap();
-    assert_eq!(bench.network.stats().ndp_solicitations_out, 0);
-    bench.set_capacity(usize::MAX);
-    bench.advance(Duration::from_millis(1));
-    let (_, _, dst, message) = ndp_of(&bench.sent_one());
+fn solicitation_is_retried_while_device_is_full() {
+    let mut fixture = NetworkFixture::new();
+    let route = fixture.route(PEER_V6);
+    fixture.set_capacity(0);
+    fixture.send_tcp(&route, PEER_V6, &segment(5)).unwrap();
+    assert_eq!(fixture.network.stats().ndp_solicitations_out, 0);
+    fixture.set_capacity(usize::MAX);
+    fixture.advance(Duration::from_millis(1));
+    let (_, _, dst, message) = ndp_of(&fixture.sent_one());
     assert_eq!((dst, message), (solicited_node(PEER_V6), solicitation(PEER_V6, Some(OUR_MAC))));
-    assert_eq!(bench.network.stats().ndp_solicitations_out, 1);
+    assert_eq!(fixture.network.stats().ndp_solicitations_out, 1);
 }
 
 #[test]
-fn routers_are_asked_for_three_times_however_often_the_device_was_full() {
+fn full_device_does_not_consume_router_solicitations() {
     let link = LinkConfig {
         name: "second".into(),
         vlan: Some(3),
@@ -321,178 +321,182 @@ fn routers_are_asked_for_three_times_however_often_the_device_was_full() {
         accept_ra: true,
         ..link_config()
     };
-    let mut bench = NetworkFixture::new();
-    bench.set_capacity(0);
-    bench.network.add_link(bench.port, &link).unwrap();
-    bench.advance(10 * SECOND);
-    assert_eq!(bench.network.stats().ndp_router_solicitations_out, 0);
-    bench.set_capacity(usize::MAX);
-    bench.advance(Duration::from_millis(8_100));
-    assert_eq!(bench.network.stats().ndp_router_solicitations_out, 3);
-    bench.advance(60 * SECOND);
-    assert_eq!(bench.network.stats().ndp_router_solicitations_out, 3);
+    let mut fixture = NetworkFixture::new();
+    fixture.set_capacity(0);
+    fixture.network.add_link(fixture.port, &link).unwrap();
+    fixture.advance(10 * SECOND);
+    assert_eq!(fixture.network.stats().ndp_router_solicitations_out, 0);
+    fixture.set_capacity(usize::MAX);
+    fixture.advance(Duration::from_millis(8_100));
+    assert_eq!(fixture.network.stats().ndp_router_solicitations_out, 3);
+    fixture.advance(60 * SECOND);
+    assert_eq!(fixture.network.stats().ndp_router_solicitations_out, 3);
 }
 
 #[test]
-fn our_address_is_defended_to_all_nodes() {
-    let mut bench = NetworkFixture::new();
+fn own_address_is_defended_to_all_nodes() {
+    let mut fixture = NetworkFixture::new();
     let question =
         NdpMessage::NeighbourSolicitation { target: OUR_V6, source_mac: None, nonce: Some([1; 6]) };
-    bench.input(&ndp_frame(Ipv6Addr::UNSPECIFIED, solicited_node(OUR_V6), &question));
-    let (_, src, dst, message) = ndp_of(&bench.sent_one());
+    fixture.input(&ndp_frame(Ipv6Addr::UNSPECIFIED, solicited_node(OUR_V6), &question));
+    let (_, src, dst, message) = ndp_of(&fixture.sent_one());
     assert_eq!((src, dst), (OUR_V6, ALL_NODES));
     assert!(matches!(message, NdpMessage::NeighbourAdvertisement { target: OUR_V6, solicited: false, .. }));
 }
 
 #[test]
-fn somebody_with_our_address_is_counted() {
-    let mut bench = NetworkFixture::new();
-    bench.input(&ndp_frame(PEER_V6, OUR_V6, &advertisement(OUR_V6, OTHER_MAC)));
-    assert_eq!(bench.network.stats().ndp_conflicts, 1);
-    assert!(bench.network.is_local(OUR_V6.into()));
+fn address_conflict_is_counted() {
+    let mut fixture = NetworkFixture::new();
+    fixture.input(&ndp_frame(PEER_V6, OUR_V6, &advertisement(OUR_V6, OTHER_MAC)));
+    assert_eq!(fixture.network.stats().ndp_conflicts, 1);
+    assert!(fixture.network.is_local(OUR_V6.into()));
 }
 
 #[test]
-fn routers_are_asked_for_three_times_from_the_link_local_address() {
+fn three_router_solicitations_from_the_link_local_address() {
     let link = LinkConfig { addresses: vec![], accept_ra: true, ..link_config() };
-    let mut bench =
+    let mut fixture =
         NetworkFixture::with(NetworkConfig { dad_transmits: 0, ..network_config() }, &link, CAPABILITIES);
     // The first one was sent while the fixture was set up.
-    assert_eq!(bench.network.stats().ndp_router_solicitations_out, 1);
-    bench.advance(60 * SECOND);
-    let sent = sent_ndp(&bench);
+    assert_eq!(fixture.network.stats().ndp_router_solicitations_out, 1);
+    fixture.advance(60 * SECOND);
+    let sent = sent_ndp(&fixture);
     assert_eq!(sent.len(), 2);
     for (_, src, dst, message) in sent {
         assert_eq!((src, dst), (link_local(), "ff02::2".parse().unwrap()));
         assert_eq!(message, NdpMessage::RouterSolicitation { source_mac: Some(OUR_MAC) });
     }
-    let mut bench = ra_bench();
-    receive_ra(&mut bench, router());
-    bench.advance(60 * SECOND);
-    assert_eq!(sent_ndp(&bench).len(), 0, "a router has answered");
+    let mut fixture = ra_fixture();
+    receive_ra(&mut fixture, router());
+    fixture.advance(60 * SECOND);
+    assert_eq!(sent_ndp(&fixture).len(), 0, "a router has answered");
 }
 
 #[test]
-fn an_advertisement_gives_an_address_a_route_and_link_parameters() {
-    let mut bench = ra_bench();
+fn advertisement_configures_address_route_and_link() {
+    let mut fixture = ra_fixture();
     let mut advertisement = with_prefix(prefix(1, 3600, 1800));
     advertisement.hop_limit = 50;
     advertisement.mtu = Some(1400);
-    receive_ra(&mut bench, advertisement);
-    assert!(bench.network.is_local(slaac(1).into()));
-    assert_eq!(bench.network.hop_limit(bench.link), 50);
-    let route = bench.route(FAR);
+    receive_ra(&mut fixture, advertisement);
+    assert!(fixture.network.is_local(slaac(1).into()));
+    assert_eq!(fixture.network.hop_limit(fixture.link), 50);
+    let route = fixture.route(FAR);
     assert_eq!((route.src, route.mtu), (slaac(1).into(), 1400));
-    bench.sent();
-    bench.send_tcp(&route, FAR, &segment(0)).unwrap();
-    assert_eq!(as_received(&bench.sent_one()).0.dst, ROUTER_MAC);
+    fixture.sent();
+    fixture.send_tcp(&route, FAR, &segment(0)).unwrap();
+    assert_eq!(as_received(&fixture.sent_one()).0.dst, ROUTER_MAC);
     // The prefix is on the link: the destination itself is solicited, not the router.
     let on_link = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 9);
-    let route = bench.route(on_link);
-    bench.send_tcp(&route, on_link, &segment(0)).unwrap();
+    let route = fixture.route(on_link);
+    fixture.send_tcp(&route, on_link, &segment(0)).unwrap();
     assert!(
-        matches!(ndp_of(&bench.sent_one()).3, NdpMessage::NeighbourSolicitation { target, .. } if target == on_link)
+        matches!(ndp_of(&fixture.sent_one()).3, NdpMessage::NeighbourSolicitation { target, .. } if target == on_link)
     );
 }
 
 #[test]
-fn advertisements_are_ignored_unless_asked_for() {
-    let mut bench = NetworkFixture::new();
-    receive_ra(&mut bench, with_prefix(prefix(1, 3600, 1800)));
-    assert!(!bench.network.is_local(slaac(1).into()));
-    assert_eq!(bench.network.route(bench.now, FAR.into(), None), Err(RouteError::NetUnreachable));
+fn advertisements_are_ignored_without_accept_ra() {
+    let mut fixture = NetworkFixture::new();
+    receive_ra(&mut fixture, with_prefix(prefix(1, 3600, 1800)));
+    assert!(!fixture.network.is_local(slaac(1).into()));
+    assert_eq!(fixture.network.route(fixture.now, FAR.into(), None), Err(RouteError::NetUnreachable));
 }
 
 #[test]
-fn what_was_advertised_ends_with_its_lifetime() {
-    let mut bench = ra_bench();
-    receive_ra(&mut bench, with_prefix(prefix(1, 3600, 1200)));
-    let hop = bench.route(FAR).hop;
-    bench.advance(1799 * SECOND);
-    assert!(bench.network.hop_is_current(&hop));
-    bench.advance(SECOND);
-    assert!(!bench.network.hop_is_current(&hop), "the default router is gone");
-    assert_eq!(bench.network.route(bench.now, FAR.into(), None), Err(RouteError::NetUnreachable));
-    assert!(bench.network.is_local(slaac(1).into()));
-    bench.advance(1799 * SECOND);
-    assert!(bench.network.is_local(slaac(1).into()));
-    bench.advance(SECOND);
-    assert!(!bench.network.is_local(slaac(1).into()), "the address is gone");
+fn advertised_state_expires_with_its_lifetime() {
+    let mut fixture = ra_fixture();
+    receive_ra(&mut fixture, with_prefix(prefix(1, 3600, 1200)));
+    let hop = fixture.route(FAR).hop;
+    fixture.advance(1799 * SECOND);
+    assert!(fixture.network.hop_is_current(&hop));
+    fixture.advance(SECOND);
+    assert!(!fixture.network.hop_is_current(&hop), "the default router is gone");
+    assert_eq!(fixture.network.route(fixture.now, FAR.into(), None), Err(RouteError::NetUnreachable));
+    assert!(fixture.network.is_local(slaac(1).into()));
+    fixture.advance(1799 * SECOND);
+    assert!(fixture.network.is_local(slaac(1).into()));
+    fixture.advance(SECOND);
+    assert!(!fixture.network.is_local(slaac(1).into()), "the address is gone");
 }
 
 #[test]
-fn a_deprecated_address_is_used_only_if_there_is_no_other() {
-    let mut bench = ra_bench();
-    receive_ra(&mut bench, with_prefix(prefix(0xffff, 86_400, 100)));
-    bench.advance(101 * SECOND);
-    assert_eq!(bench.route(FAR).src, IpAddr::V6(slaac(0xffff)));
-    receive_ra(&mut bench, with_prefix(prefix(2, 86_400, 3600)));
-    assert_eq!(bench.route(FAR).src, IpAddr::V6(slaac(2)), "though the other matches better");
+fn deprecated_address_is_the_last_choice() {
+    let mut fixture = ra_fixture();
+    receive_ra(&mut fixture, with_prefix(prefix(0xffff, 86_400, 100)));
+    fixture.advance(101 * SECOND);
+    assert_eq!(fixture.route(FAR).src, IpAddr::V6(slaac(0xffff)));
+    receive_ra(&mut fixture, with_prefix(prefix(2, 86_400, 3600)));
+    assert_eq!(
+        fixture.route(FAR).src,
+        IpAddr::V6(slaac(2)),
+        "although the deprecated address matches better"
+    );
 }
 
 #[test]
-fn nobody_can_end_our_address_at_once() {
-    let mut bench = ra_bench();
-    receive_ra(&mut bench, with_prefix(prefix(1, 86_400, 3600)));
-    receive_ra(&mut bench, with_prefix(prefix(1, 1, 1)));
-    bench.advance(Duration::from_secs(7199));
-    assert!(bench.network.is_local(slaac(1).into()));
-    bench.advance(SECOND);
-    assert!(!bench.network.is_local(slaac(1).into()), "two hours are left (RFC 4862 §5.5.3)");
+fn advertisement_cannot_expire_an_address_immediately() {
+    let mut fixture = ra_fixture();
+    receive_ra(&mut fixture, with_prefix(prefix(1, 86_400, 3600)));
+    receive_ra(&mut fixture, with_prefix(prefix(1, 1, 1)));
+    fixture.advance(Duration::from_secs(7199));
+    assert!(fixture.network.is_local(slaac(1).into()));
+    fixture.advance(SECOND);
+    assert!(!fixture.network.is_local(slaac(1).into()), "two hours remain (RFC 4862 §5.5.3)");
 }
 
 #[test]
-fn a_router_that_resigns_is_no_router() {
-    let mut bench = ra_bench();
-    receive_ra(&mut bench, with_prefix(prefix(1, 3600, 1800)));
-    receive_ra(&mut bench, RouterAdvertisement { router_lifetime_s: 0, ..router() });
-    assert_eq!(bench.network.route(bench.now, FAR.into(), None), Err(RouteError::NetUnreachable));
-    receive_ra(&mut bench, router());
-    assert!(bench.network.route(bench.now, FAR.into(), None).is_ok());
+fn zero_lifetime_removes_the_default_router() {
+    let mut fixture = ra_fixture();
+    receive_ra(&mut fixture, with_prefix(prefix(1, 3600, 1800)));
+    receive_ra(&mut fixture, RouterAdvertisement { router_lifetime_s: 0, ..router() });
+    assert_eq!(fixture.network.route(fixture.now, FAR.into(), None), Err(RouteError::NetUnreachable));
+    receive_ra(&mut fixture, router());
+    assert!(fixture.network.route(fixture.now, FAR.into(), None).is_ok());
     // The router advertises itself as a host.
-    bench.input(&ndp_frame(ROUTER, link_local(), &advertisement(ROUTER, ROUTER_MAC)));
-    assert_eq!(bench.network.route(bench.now, FAR.into(), None), Err(RouteError::NetUnreachable));
+    fixture.input(&ndp_frame(ROUTER, link_local(), &advertisement(ROUTER, ROUTER_MAC)));
+    assert_eq!(fixture.network.route(fixture.now, FAR.into(), None), Err(RouteError::NetUnreachable));
 }
 
 #[test]
-fn a_router_that_does_not_answer_is_passed_over_for_one_that_may() {
-    let mut bench = ra_bench();
+fn unreachable_router_is_skipped() {
+    let mut fixture = ra_fixture();
     let silent: Ipv6Addr = "fe80::1".parse().unwrap();
     let mut first = with_prefix(prefix(1, 3600, 1800));
     first.source_mac = None;
-    bench.input(&ndp_frame(silent, ALL_NODES, &NdpMessage::RouterAdvertisement(first)));
-    receive_ra(&mut bench, router());
-    bench.sent();
-    let route = bench.route(FAR);
-    bench.send_tcp(&route, FAR, &segment(0)).unwrap();
+    fixture.input(&ndp_frame(silent, ALL_NODES, &NdpMessage::RouterAdvertisement(first)));
+    receive_ra(&mut fixture, router());
+    fixture.sent();
+    let route = fixture.route(FAR);
+    fixture.send_tcp(&route, FAR, &segment(0)).unwrap();
     assert!(
-        matches!(ndp_of(&bench.sent_one()).3, NdpMessage::NeighbourSolicitation { target, .. } if target == silent)
+        matches!(ndp_of(&fixture.sent_one()).3, NdpMessage::NeighbourSolicitation { target, .. } if target == silent)
     );
-    bench.advance(3 * SECOND);
-    assert!(bench.network.next_error().is_some());
-    bench.sent();
-    let route = bench.route(FAR);
-    bench.send_tcp(&route, FAR, &segment(0)).unwrap();
-    assert_eq!(as_received(&bench.sent_one()).0.dst, ROUTER_MAC);
+    fixture.advance(3 * SECOND);
+    assert!(fixture.network.next_error().is_some());
+    fixture.sent();
+    let route = fixture.route(FAR);
+    fixture.send_tcp(&route, FAR, &segment(0)).unwrap();
+    assert_eq!(as_received(&fixture.sent_one()).0.dst, ROUTER_MAC);
 }
 
 // limit: network.autoconf_addresses_max
 // limit: network.autoconf_routes_max
 #[test]
-fn what_advertisements_can_create_is_limited() {
-    let mut bench = ra_bench();
+fn advertised_addresses_and_routes_are_limited() {
+    let mut fixture = ra_fixture();
     for number in 0..100 {
-        receive_ra(&mut bench, with_prefix(prefix(number, 3600, 1800)));
+        receive_ra(&mut fixture, with_prefix(prefix(number, 3600, 1800)));
     }
-    let formed = bench.network.addresses(bench.link).iter().filter(|known| known.autoconfigured).count();
+    let formed = fixture.network.addresses(fixture.link).iter().filter(|known| known.autoconfigured).count();
     assert_eq!(formed, 16);
     // 1 router and 15 prefixes.
-    assert_eq!(bench.network.stats().router_advertisement_limits, 84 + 85);
+    assert_eq!(fixture.network.stats().router_advertisement_limits, 84 + 85);
 }
 
 #[test]
-fn impossible_prefixes_and_mtus_are_ignored() {
-    let mut bench = ra_bench();
+fn invalid_prefixes_and_mtus_are_ignored() {
+    let mut fixture = ra_fixture();
     let cases = [
         PrefixInfo { preferred_lifetime_s: 9, ..prefix(1, 8, 8) },
         PrefixInfo { prefix: "fe80::".parse().unwrap(), ..prefix(1, 8, 8) },
@@ -501,31 +505,31 @@ fn impossible_prefixes_and_mtus_are_ignored() {
         PrefixInfo { on_link: false, ..prefix(1, 0, 0) },
     ];
     for info in cases {
-        receive_ra(&mut bench, with_prefix(info));
+        receive_ra(&mut fixture, with_prefix(info));
     }
     for mtu in [0, 1279, 1501, 65_536 + 1400] {
-        receive_ra(&mut bench, RouterAdvertisement { mtu: Some(mtu), ..router() });
+        receive_ra(&mut fixture, RouterAdvertisement { mtu: Some(mtu), ..router() });
     }
-    assert_eq!(bench.network.addresses(bench.link).len(), 1);
-    assert_eq!(bench.network.link(bench.link).mtu_v6, 1500);
+    assert_eq!(fixture.network.addresses(fixture.link).len(), 1);
+    assert_eq!(fixture.network.link(fixture.link).mtu_v6, 1500);
 }
 
 #[test]
-fn an_advertisement_does_not_change_what_the_configuration_says() {
+fn advertisement_does_not_override_configuration() {
     let link = LinkConfig { accept_ra: true, ..link_config() };
-    let mut bench = NetworkFixture::with(network_config(), &link, CAPABILITIES);
-    receive_ra(&mut bench, with_prefix(prefix(0, 0, 0)));
-    receive_ra(&mut bench, with_prefix(prefix(0, 10, 10)));
-    bench.advance(20 * SECOND);
-    assert!(bench.network.route(bench.now, PEER_V6.into(), None).is_ok());
-    assert!(bench.network.is_local(OUR_V6.into()));
+    let mut fixture = NetworkFixture::with(network_config(), &link, CAPABILITIES);
+    receive_ra(&mut fixture, with_prefix(prefix(0, 0, 0)));
+    receive_ra(&mut fixture, with_prefix(prefix(0, 10, 10)));
+    fixture.advance(20 * SECOND);
+    assert!(fixture.network.route(fixture.now, PEER_V6.into(), None).is_ok());
+    assert!(fixture.network.is_local(OUR_V6.into()));
 }
 
 #[test]
-fn groups_are_reported_twice_and_when_asked() {
-    let bench = NetworkFixture::new();
-    assert_eq!(bench.network.stats().mld_reports_out, 2);
-    let mut bench = bench;
+fn groups_are_reported_twice_and_on_query() {
+    let fixture = NetworkFixture::new();
+    assert_eq!(fixture.network.stats().mld_reports_out, 2);
+    let mut fixture = fixture;
     let mut query = vec![mld::QUERY, 0, 0, 0, 0x03, 0xe8, 0, 0];
     query.extend_from_slice(&[0; 20]);
     let packet = |query: &[u8]| {
@@ -536,9 +540,9 @@ fn groups_are_reported_twice_and_when_asked() {
         let packet = ipv6_packet(ROUTER, ALL_NODES, protocol::ICMPV6, 1, &query);
         frame_to(MacAddr::from_ipv6_multicast(ALL_NODES), None, EtherType::IPV6, &packet)
     };
-    bench.input(&packet(&query));
-    bench.advance(SECOND);
-    let frame = bench.sent_one();
+    fixture.input(&packet(&query));
+    fixture.advance(SECOND);
+    let frame = fixture.sent_one();
     let (ethernet, packet6) = as_received(&frame);
     let header = ipv6::Header::parse(packet6).unwrap();
     assert_eq!(ethernet.dst, MacAddr::from_ipv6_multicast(mld::ALL_MLDV2_ROUTERS));
@@ -547,47 +551,47 @@ fn groups_are_reported_twice_and_when_asked() {
     assert_eq!((chain.protocol, chain.router_alert), (protocol::ICMPV6, Some(0)));
     let report = &packet6[chain.offset..];
     assert!(icmpv6::Message::parse(report, header.src, header.dst).is_ok());
-    assert_eq!(report.len(), mld::report_len(1), "both addresses share their group");
+    assert_eq!(report.len(), mld::report_len(1), "both addresses have one group");
     // A query about a group that this host has not joined.
     query[8..24].copy_from_slice(&solicited_node(FAR).octets());
     query[23] = 0x77;
-    bench.input(&packet(&query));
-    bench.advance(SECOND);
-    assert_eq!(bench.sent().len(), 0);
+    fixture.input(&packet(&query));
+    fixture.advance(SECOND);
+    assert_eq!(fixture.sent().len(), 0);
 }
 
 #[test]
-fn a_link_too_narrow_for_ipv6_speaks_none() {
+fn link_below_1280_bytes_disables_ipv6() {
     let narrow = Capabilities { mtu: 1279, ..CAPABILITIES };
     let link = LinkConfig { addresses: vec![(OUR_V4.into(), 24)], ..link_config() };
-    let mut bench = NetworkFixture::with(network_config(), &link, narrow);
+    let mut fixture = NetworkFixture::with(network_config(), &link, narrow);
     let bytes = ndp_frame(PEER_V6, solicited_node(OUR_V6), &solicitation(OUR_V6, Some(PEER_MAC)));
-    assert!(matches!(bench.parse(&bytes), ParsedFrame::Drop(_)));
+    assert!(matches!(fixture.parse(&bytes), ParsedFrame::Drop(_)));
 }
 
 #[test]
-fn link_local_peers_are_reached_over_the_link() {
-    let mut bench = NetworkFixture::new();
+fn link_local_peers_are_reached_on_their_link() {
+    let mut fixture = NetworkFixture::new();
     let peer: Ipv6Addr = "fe80::2".parse().unwrap();
-    let route = bench.route(peer);
+    let route = fixture.route(peer);
     assert_eq!(route.src, IpAddr::V6(link_local()));
-    bench.send_tcp(&route, peer, &segment(0)).unwrap();
-    let (_, src, _, message) = ndp_of(&bench.sent_one());
+    fixture.send_tcp(&route, peer, &segment(0)).unwrap();
+    let (_, src, _, message) = ndp_of(&fixture.sent_one());
     assert_eq!(src, link_local());
     assert_eq!(message, solicitation(peer, Some(OUR_MAC)));
 }
 
 #[test]
-fn the_whole_start_is_the_same_for_the_same_seed() {
+fn start_sequence_is_determined_by_the_seed() {
     let run = || {
         let link = LinkConfig { accept_ra: true, ..link_config() };
-        let mut bench = NetworkFixture::with(NetworkConfig::default(), &link, CAPABILITIES);
+        let mut fixture = NetworkFixture::with(NetworkConfig::default(), &link, CAPABILITIES);
         let mut times = Vec::new();
         for _ in 0..50 {
-            let Some(at) = bench.network.next_deadline() else { break };
-            bench.now = at.max(Instant::ZERO);
-            bench.network.run_timers(at);
-            times.push((at, bench.sent()));
+            let Some(at) = fixture.network.next_deadline() else { break };
+            fixture.now = at.max(Instant::ZERO);
+            fixture.network.run_timers(at);
+            times.push((at, fixture.sent()));
         }
         times
     };
@@ -595,8 +599,8 @@ fn the_whole_start_is_the_same_for_the_same_seed() {
 }
 
 #[test]
-fn neighbour_discovery_in_fragments_is_ignored() {
-    let mut bench = NetworkFixture::new();
+fn fragmented_neighbour_discovery_is_ignored() {
+    let mut fixture = NetworkFixture::new();
     let mut out = vec![0; ndp::MESSAGE_LEN_MAX];
     let len = solicitation(OUR_V6, Some(PEER_MAC)).emit(PEER_V6, OUR_V6, &mut out);
     let fragment = |offset: usize, end: usize| {
@@ -604,10 +608,10 @@ fn neighbour_discovery_in_fragments_is_ignored() {
         let payload = [&[protocol::ICMPV6, 0, field[0], field[1], 0, 0, 0, 9], &out[offset..end]].concat();
         frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::FRAGMENT, 255, &payload))
     };
-    bench.input(&fragment(0, 16));
-    let InputResult::Reassembled(buffer) = bench.input(&fragment(16, len)) else { panic!() };
-    let ParsedFrame::Other(other) = bench.network.parse_reassembled(&buffer) else { panic!() };
-    bench.network.input(bench.now, &other);
-    assert_eq!(bench.sent().len(), 0);
-    assert_eq!(bench.network.stats().ndp_invalid, 1);
+    fixture.input(&fragment(0, 16));
+    let InputResult::Reassembled(buffer) = fixture.input(&fragment(16, len)) else { panic!() };
+    let ParsedFrame::Other(other) = fixture.network.parse_reassembled(&buffer) else { panic!() };
+    fixture.network.input(fixture.now, &other);
+    assert_eq!(fixture.sent().len(), 0);
+    assert_eq!(fixture.network.stats().ndp_invalid, 1);
 }

@@ -252,15 +252,15 @@ impl Neighbour {
     /// solicitation was sent (`left`). An attempt that found the device full does not count and is retried
     /// after a short, doubling time. When that time reaches `interval` the solicitation counts as lost, so
     /// that queued packets are reported eventually.
-    pub(crate) fn on_solicited(&mut self, left: bool, interval: Duration) -> Duration {
-        let soon = DEVICE_RETRY * (1 << self.refused_sends);
-        if left || soon >= interval {
+    pub(crate) fn on_solicited(&mut self, sent: bool, interval: Duration) -> Duration {
+        let retry = DEVICE_RETRY * (1 << self.refused_sends);
+        if sent || retry >= interval {
             self.refused_sends = 0;
             return interval;
         }
         self.refused_sends += 1;
         self.probes -= 1;
-        soon
+        retry
     }
 
     /// Records a confirmation of reachability by the transport (RFC 4861 §7.3.1).
@@ -277,37 +277,37 @@ impl Neighbour {
     pub(crate) fn update(
         &mut self,
         now: Instant,
-        claim: NeighbourUpdate,
+        update: NeighbourUpdate,
         reachable: Duration,
     ) -> NeighbourUpdateOutcome {
         use NeighbourState::{NoArp, Permanent, Reachable, Stale};
         if matches!(self.state, Permanent | NoArp) {
-            return if claim.mac == Some(self.mac()) {
+            return if update.mac == Some(self.mac()) {
                 NeighbourUpdateOutcome::Unchanged
             } else {
                 NeighbourUpdateOutcome::Refused
             };
         }
         let was_resolved = self.is_resolved();
-        let moves = match claim.mac {
+        let moves = match update.mac {
             Some(mac) => !was_resolved || mac != self.mac(),
             // Without a MAC address the update is useless to an unresolved neighbour.
             None if !was_resolved => return NeighbourUpdateOutcome::Refused,
             None => false,
         };
-        if was_resolved && moves && !claim.overrides {
-            if claim.makes_stale && self.state == Reachable {
+        if was_resolved && moves && !update.overrides {
+            if update.makes_stale && self.state == Reachable {
                 self.state = Stale;
             }
             return NeighbourUpdateOutcome::Refused;
         }
-        if let Some(mac) = claim.mac
+        if let Some(mac) = update.mac
             && moves
         {
             self.set_mac(mac);
             self.updated = now;
         }
-        if claim.solicited {
+        if update.solicited {
             self.state = Reachable;
             self.reachable_until = now + reachable;
         } else if moves {

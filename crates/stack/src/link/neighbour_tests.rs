@@ -47,7 +47,7 @@ fn reachable() -> (NeighbourTable, u32) {
 }
 
 #[test]
-fn an_absent_neighbour_is_asked_three_times_and_then_fails_until_the_next_packet() {
+fn neighbour_fails_after_three_unanswered_solicitations() {
     let mut table = table();
     let (slot, _) = table.insert(new(1, NeighbourState::Unresolved)).unwrap();
     let neighbour = table.neighbour_mut(slot).unwrap();
@@ -62,7 +62,7 @@ fn an_absent_neighbour_is_asked_three_times_and_then_fails_until_the_next_packet
 }
 
 #[test]
-fn a_reachable_neighbour_goes_through_delay_and_probe_to_failed_without_answers() {
+fn unanswered_probes_make_a_neighbour_failed() {
     let (mut table, slot) = reachable();
     let neighbour = table.neighbour_mut(slot).unwrap();
     assert_eq!(neighbour.on_send(Instant::from_millis(29_999), &config()), SendDecision::Send);
@@ -77,7 +77,7 @@ fn a_reachable_neighbour_goes_through_delay_and_probe_to_failed_without_answers(
 }
 
 #[test]
-fn the_transports_word_saves_the_probe() {
+fn transport_confirmation_avoids_the_probe() {
     let (mut table, slot) = reachable();
     let neighbour = table.neighbour_mut(slot).unwrap();
     let now = Instant::ZERO + REACHABLE;
@@ -88,31 +88,31 @@ fn the_transports_word_saves_the_probe() {
 }
 
 #[test]
-fn a_refused_claim_changes_nothing_in_arp_and_casts_doubt_in_ndp() {
+fn refused_update_makes_neighbour_stale_in_ndp_only() {
     let (mut table, slot) = reachable();
     let neighbour = table.neighbour_mut(slot).unwrap();
-    let claim = NeighbourUpdate { overrides: false, ..reply(OTHER_MAC) };
-    assert_eq!(neighbour.update(Instant::ZERO, claim, REACHABLE), NeighbourUpdateOutcome::Refused);
+    let update = NeighbourUpdate { overrides: false, ..reply(OTHER_MAC) };
+    assert_eq!(neighbour.update(Instant::ZERO, update, REACHABLE), NeighbourUpdateOutcome::Refused);
     assert_eq!((neighbour.mac(), neighbour.state), (MAC, NeighbourState::Reachable));
-    let claim = NeighbourUpdate { makes_stale: true, ..claim };
-    assert_eq!(neighbour.update(Instant::ZERO, claim, REACHABLE), NeighbourUpdateOutcome::Refused);
+    let update = NeighbourUpdate { makes_stale: true, ..update };
+    assert_eq!(neighbour.update(Instant::ZERO, update, REACHABLE), NeighbourUpdateOutcome::Refused);
     assert_eq!((neighbour.mac(), neighbour.state), (MAC, NeighbourState::Stale));
 }
 
 #[test]
-fn an_unsolicited_claim_moves_the_neighbour_but_does_not_vouch_for_it() {
+fn unsolicited_update_moves_neighbour_to_stale() {
     let (mut table, slot) = reachable();
     let neighbour = table.neighbour_mut(slot).unwrap();
-    let claim = NeighbourUpdate { solicited: false, ..reply(MAC) };
-    assert_eq!(neighbour.update(Instant::ZERO, claim, REACHABLE), NeighbourUpdateOutcome::Unchanged);
+    let update = NeighbourUpdate { solicited: false, ..reply(MAC) };
+    assert_eq!(neighbour.update(Instant::ZERO, update, REACHABLE), NeighbourUpdateOutcome::Unchanged);
     assert_eq!(neighbour.state, NeighbourState::Reachable);
-    let claim = NeighbourUpdate { solicited: false, ..reply(OTHER_MAC) };
-    assert_eq!(neighbour.update(Instant::ZERO, claim, REACHABLE), NeighbourUpdateOutcome::Moved);
+    let update = NeighbourUpdate { solicited: false, ..reply(OTHER_MAC) };
+    assert_eq!(neighbour.update(Instant::ZERO, update, REACHABLE), NeighbourUpdateOutcome::Moved);
     assert_eq!((neighbour.mac(), neighbour.state), (OTHER_MAC, NeighbourState::Stale));
 }
 
 #[test]
-fn the_lock_time_counts_from_the_last_change_of_mac_address() {
+fn lock_time_starts_at_last_mac_change() {
     let (mut table, slot) = reachable();
     let neighbour = table.neighbour_mut(slot).unwrap();
     assert!(neighbour.is_locked(Instant::from_millis(999), SECOND));
@@ -121,7 +121,7 @@ fn the_lock_time_counts_from_the_last_change_of_mac_address() {
 }
 
 #[test]
-fn a_static_neighbour_is_never_changed_probed_or_evicted() {
+fn permanent_neighbour_is_never_changed_or_evicted() {
     let mut table = table();
     let (slot, _) = table.insert(new(0, NeighbourState::Permanent)).unwrap();
     let neighbour = table.neighbour_mut(slot).unwrap();
@@ -136,7 +136,7 @@ fn a_static_neighbour_is_never_changed_probed_or_evicted() {
 }
 
 #[test]
-fn eviction_takes_what_was_not_used_and_makes_its_references_stale() {
+fn eviction_invalidates_references_to_unused_neighbours() {
     let mut table = table();
     for last in 0..16 {
         table.insert(new(last, NeighbourState::Unresolved)).unwrap();
@@ -154,7 +154,7 @@ fn eviction_takes_what_was_not_used_and_makes_its_references_stale() {
 }
 
 #[test]
-fn a_table_of_static_neighbours_refuses_more() {
+fn full_table_of_permanent_neighbours_rejects_more() {
     let mut table = table();
     for last in 0..16 {
         table.insert(new(last, NeighbourState::Permanent)).unwrap();
@@ -163,7 +163,7 @@ fn a_table_of_static_neighbours_refuses_more() {
 }
 
 #[test]
-fn at_the_limit_a_search_looks_at_static_neighbours_never_and_at_others_once_for_each_use() {
+fn victim_search_skips_permanent_neighbours() {
     let config = NetworkConfig { neighbours_max: 2_000, ..config() };
     let address = |number: u32| IpAddr::from((0x0a00_0000 + number).to_be_bytes());
     let add = |table: &mut NeighbourTable, number, state| {
@@ -186,14 +186,14 @@ fn at_the_limit_a_search_looks_at_static_neighbours_never_and_at_others_once_for
         let most = if dynamic > 0 { u64::from(dynamic) + 2 * 3_000 } else { 0 };
         assert!(
             table.victim_search_steps <= most,
-            "{} steps with {dynamic} that may go",
+            "{} steps with {dynamic} evictable neighbours",
             table.victim_search_steps
         );
     }
 }
 
 #[test]
-fn static_neighbours_take_the_place_of_others_one_by_one() {
+fn permanent_neighbours_replace_others_one_by_one() {
     let mut table = table();
     for last in 0..16 {
         table.insert(new(last, NeighbourState::Unresolved)).unwrap();
@@ -212,7 +212,7 @@ fn static_neighbours_take_the_place_of_others_one_by_one() {
 }
 
 #[test]
-fn waiting_packets_are_bounded_per_neighbour_and_in_all() {
+fn pending_packets_are_limited_per_neighbour_and_total() {
     let mut table = NeighbourTable {
         pending_bytes_max: 3000,
         ..NeighbourTable::new(&config(), KeyedHash::new(&[1; 32]))

@@ -45,7 +45,7 @@ impl Network {
     /// Handles the expiry of a neighbour's timer.
     pub(crate) fn on_neighbour_timer(&mut self, now: Instant, slot: u32) {
         let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return };
-        let ask = match neighbour.on_timer(now, &self.config) {
+        let target = match neighbour.on_timer(now, &self.config) {
             NeighbourTimerAction::None => return,
             NeighbourTimerAction::SolicitMulticast => SolicitTarget::Multicast,
             NeighbourTimerAction::SolicitUnicast => SolicitTarget::Unicast,
@@ -56,21 +56,27 @@ impl Network {
                 return;
             }
         };
-        self.solicit_and_arm_timer(now, slot, ask, None);
+        self.solicit_and_arm_timer(now, slot, target, None);
     }
 
     /// Sends one solicitation and arms the timer for the next.
-    fn solicit_and_arm_timer(&mut self, now: Instant, slot: u32, ask: SolicitTarget, source: Option<IpAddr>) {
-        let left = self.solicit(slot, ask, source);
+    fn solicit_and_arm_timer(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        target: SolicitTarget,
+        source: Option<IpAddr>,
+    ) {
+        let sent = self.solicit(slot, target, source);
         let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return };
         let interval = self.links[usize::from(neighbour.link.0)].retrans_timer;
-        let after = neighbour.on_solicited(left, interval);
+        let after = neighbour.on_solicited(sent, interval);
         self.timers.arm(NetworkTimer::Neighbour(slot), now + after);
     }
 
     /// Sends one solicitation. Its source address is that of the queued packet if that belongs to the link
     /// (RFC 4861 §7.2.2; for ARP as with Linux's `arp_announce=1`). Returns false if the device is full.
-    fn solicit(&mut self, slot: u32, ask: SolicitTarget, source: Option<IpAddr>) -> bool {
+    fn solicit(&mut self, slot: u32, target: SolicitTarget, source: Option<IpAddr>) -> bool {
         let Some(neighbour) = self.neighbours.neighbour_mut(slot) else { return true };
         let (link, address, mac) = (neighbour.link, neighbour.address, neighbour.mac());
         let waiting = || {
@@ -79,7 +85,7 @@ impl Network {
             parse_quoted_packet(packet).map(|error| error.local.ip())
         };
         let source = source.or_else(waiting).filter(|&source| self.local.link_of(source) == Some(link));
-        let to = match ask {
+        let to = match target {
             SolicitTarget::Multicast => None,
             SolicitTarget::Unicast => Some(mac),
         };
@@ -110,17 +116,17 @@ impl Network {
         now: Instant,
         link: LinkId,
         address: IpAddr,
-        claim: NeighbourUpdate,
+        update: NeighbourUpdate,
         create: bool,
     ) -> Option<u32> {
         let slot = match self.neighbours.find(link, address) {
             Some(slot) => slot,
-            None if create && claim.mac.is_some() => self.neighbour_slot(link, address, None).ok()?,
+            None if create && update.mac.is_some() => self.neighbour_slot(link, address, None).ok()?,
             None => return None,
         };
         let reachable = self.link(link).reachable_time;
         let neighbour = self.neighbours.neighbour_mut(slot)?;
-        match neighbour.update(now, claim, reachable) {
+        match neighbour.update(now, update, reachable) {
             NeighbourUpdateOutcome::Resolved => {
                 self.timers.cancel(NetworkTimer::Neighbour(slot));
                 self.send_pending(now, slot);
@@ -140,9 +146,9 @@ impl Network {
         let port = &mut self.ports[usize::from(self.links[usize::from(link.0)].port.0)];
         while let Some(frame) = frames.front() {
             let len = frame.bytes.len();
-            let Some(room) = port.tx.reserve(len).and_then(|room| room.get_mut(..len)) else { break };
-            room.copy_from_slice(&frame.bytes);
-            room[..6].copy_from_slice(&mac.0);
+            let Some(buffer) = port.tx.reserve(len).and_then(|buffer| buffer.get_mut(..len)) else { break };
+            buffer.copy_from_slice(&frame.bytes);
+            buffer[..6].copy_from_slice(&mac.0);
             port.commit(len, frame.meta, &mut self.stats);
             frames.pop_front();
         }

@@ -177,7 +177,7 @@ impl Steering {
                 }
                 _ => None,
             },
-            protocol => self.owner_of_transport((protocol, transport), src, dst.into(), group, hash),
+            protocol => self.owner_of_transport(protocol, transport, src, dst.into(), group, hash),
         }
     }
 
@@ -190,7 +190,7 @@ impl Steering {
         }
         let transport = packet.get(chain.offset..)?;
         if chain.protocol != protocol::ICMPV6 {
-            return self.owner_of_transport((chain.protocol, transport), src, dst, group, hash);
+            return self.owner_of_transport(chain.protocol, transport, src, dst, group, hash);
         }
         match transport.first()? {
             // Error messages.
@@ -204,7 +204,8 @@ impl Steering {
 
     fn owner_of_transport(
         &self,
-        (protocol, transport): (u8, &[u8]),
+        protocol: u8,
+        transport: &[u8],
         src: IpAddr,
         dst: IpAddr,
         group: bool,

@@ -42,15 +42,15 @@ const PEER: [u8; 4] = [10, 0, 0, 9];
 const OURS: [u8; 4] = [10, 0, 0, 1];
 
 #[test]
-fn every_shard_says_the_same_and_flows_are_spread_over_all() {
+fn all_shards_agree_and_flows_spread_evenly() {
     for count in [1, 2, 3, 4, 64] {
         let mut flows = vec![0; usize::from(count)];
         for port in 1000..9000 {
             let frame = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(port, 80)));
-            let home = steering(0, count).owner_of_bytes(&frame);
-            assert_eq!(home, steering(count - 1, count).owner_of_bytes(&frame));
-            let FrameOwner::Shard(home) = home else { panic!("{home:?}") };
-            flows[usize::from(home)] += 1;
+            let owner = steering(0, count).owner_of_bytes(&frame);
+            assert_eq!(owner, steering(count - 1, count).owner_of_bytes(&frame));
+            let FrameOwner::Shard(owner) = owner else { panic!("{owner:?}") };
+            flows[usize::from(owner)] += 1;
         }
         let fair = 8000 / usize::from(count);
         // The 128 entries of the indirection table are distributed over at most 64 shards.
@@ -59,7 +59,7 @@ fn every_shard_says_the_same_and_flows_are_spread_over_all() {
 }
 
 #[test]
-fn the_hash_of_a_frame_is_that_of_its_flow_with_and_without_a_vlan_tag_and_in_both_families() {
+fn owner_of_frame_matches_owner_of_flow() {
     let steering = steering(0, 7);
     let packet = ipv4(PEER, OURS, protocol::TCP, 0, &ports(5000, 80));
     let flow = steering.flow_owner((PEER, 5000).into(), (OURS, 80).into());
@@ -75,37 +75,37 @@ fn the_hash_of_a_frame_is_that_of_its_flow_with_and_without_a_vlan_tag_and_in_bo
 }
 
 #[test]
-fn a_hash_that_the_device_has_computed_is_not_computed_again() {
+fn hash_from_the_device_is_trusted() {
     use crate::device::{Label, RxFrame};
     let steering = steering(0, 7);
-    let home = |bytes: &[u8], hash| {
+    let owner = |bytes: &[u8], hash| {
         steering.owner_of_frame(&RxFrame { label: Label::new(hash, 3), ..RxFrame::new(bytes) })
     };
     let (src, dst) = ((PEER, 5000).into(), (OURS, 80).into());
     let true_hash = steering.toeplitz.hash(PEER.into(), OURS.into(), Some((5000, 80)));
     let tcp = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(5000, 80)));
-    assert_eq!(home(&tcp, Some(true_hash)), FrameOwner::Shard(steering.flow_owner(src, dst)));
+    assert_eq!(owner(&tcp, Some(true_hash)), FrameOwner::Shard(steering.flow_owner(src, dst)));
     // The hash is trusted; only its low bits matter.
     assert_eq!(
-        (0..7).map(|hash| home(&tcp, Some(hash))).collect::<Vec<_>>(),
+        (0..7).map(|hash| owner(&tcp, Some(hash))).collect::<Vec<_>>(),
         (0..7).map(FrameOwner::Shard).collect::<Vec<_>>()
     );
-    assert_eq!(home(&tcp, None), steering.owner_of_bytes(&tcp));
+    assert_eq!(owner(&tcp, None), steering.owner_of_bytes(&tcp));
     let six = frame(0x86dd, &ipv6("fd00::9", "fd00::1", protocol::TCP, &ports(5000, 80)));
-    assert_eq!(home(&six, Some(5)), FrameOwner::Shard(5));
+    assert_eq!(owner(&six, Some(5)), FrameOwner::Shard(5));
     // Frames that are not steered by a flow hash ignore it: fragments, ARP, and ports of UDP sockets.
     let fragment = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0x2000, &ports(5000, 80)));
     let arp = frame(0x0806, &[0; 28]);
     let chosen = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(5000, 40_000)));
     for bytes in [fragment, arp, chosen] {
-        assert!((0..7).all(|hash| home(&bytes, Some(hash)) == steering.owner_of_bytes(&bytes)));
+        assert!((0..7).all(|hash| owner(&bytes, Some(hash)) == steering.owner_of_bytes(&bytes)));
     }
     let free = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(5000, 53)));
-    assert_eq!(home(&free, Some(6)), FrameOwner::Shard(6), "nobody has the port");
+    assert_eq!(owner(&free, Some(6)), FrameOwner::Shard(6), "no socket has the port");
 }
 
 #[test]
-fn all_fragments_of_a_packet_meet_whatever_their_ports_would_say() {
+fn fragments_of_a_packet_share_one_owner() {
     let steering = steering(0, 16);
     let first = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0x2000, &ports(5000, 53)));
     let last = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0x0003, &[7; 20]));
@@ -123,7 +123,7 @@ fn all_fragments_of_a_packet_meet_whatever_their_ports_would_say() {
 }
 
 #[test]
-fn an_error_goes_where_the_flow_is_that_it_quotes() {
+fn icmp_error_follows_the_quoted_flow() {
     let steering = steering(0, 16);
     for (kind, port) in [(3, 5000), (11, 5001), (12, 5002)] {
         let quote = ipv4(OURS, PEER, protocol::TCP, 0x4000, &ports(80, port));
@@ -135,18 +135,18 @@ fn an_error_goes_where_the_flow_is_that_it_quotes() {
     let quote = ipv6("fd00::1", "fd00::9", protocol::TCP, &ports(80, 5000));
     let error = [&[2, 0, 0, 0, 0, 0, 5, 0], &quote[..]].concat();
     let [src, dst] = ["[fd00::9]:5000", "[fd00::1]:80"].map(|end| end.parse().unwrap());
-    let home =
+    let owner =
         steering.owner_of_bytes(&frame(0x86dd, &ipv6("2001:db8::1", "fd00::1", protocol::ICMPV6, &error)));
-    assert_eq!(home, FrameOwner::Shard(steering.flow_owner(src, dst)));
+    assert_eq!(owner, FrameOwner::Shard(steering.flow_owner(src, dst)));
 }
 
 #[test]
-fn a_datagram_and_an_error_about_one_go_to_the_shard_that_has_the_socket() {
+fn udp_and_its_errors_follow_the_socket() {
     let mut steering = steering(1, 4);
-    let mut homes = UdpPortTable::default();
+    let mut table = UdpPortTable::default();
     let options = UdpOptions::default();
-    homes.add(UdpBinding { id: 1, shard: 2, local: "0.0.0.0:53".parse().unwrap(), remote: None, options });
-    steering.set_udp_ports(Arc::new(homes));
+    table.add(UdpBinding { id: 1, shard: 2, local: "0.0.0.0:53".parse().unwrap(), remote: None, options });
+    steering.set_udp_ports(Arc::new(table));
     for port in 5000..5050 {
         let datagram = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(port, 53)));
         assert_eq!(steering.owner_of_bytes(&datagram), FrameOwner::Shard(2));
@@ -159,7 +159,7 @@ fn a_datagram_and_an_error_about_one_go_to_the_shard_that_has_the_socket() {
     }
     assert!(!steering.may_choose_udp_port(53));
     let mine = (32_768..=60_999).filter(|&port| steering.may_choose_udp_port(port)).count();
-    assert_eq!(mine, (60_999 - 32_768 + 1) / 4, "each shard has its part of the ports that are chosen");
+    assert_eq!(mine, (60_999 - 32_768 + 1) / 4, "each shard has its share of the ephemeral ports");
     let chosen = (32_768..).find(|&port| steering.may_choose_udp_port(port)).unwrap();
     let datagram = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(9, chosen)));
     assert_eq!(steering.owner_of_bytes(&datagram), FrameOwner::Shard(1));
@@ -167,34 +167,34 @@ fn a_datagram_and_an_error_about_one_go_to_the_shard_that_has_the_socket() {
 
 /// The group is not a power of two, so each bit of the hash matters.
 #[test]
-fn a_datagram_goes_to_the_same_socket_of_a_group_with_a_label_and_without() {
+fn label_does_not_change_the_reuseport_choice() {
     use crate::device::{Label, RxFrame};
     let mut steering = steering(0, 3);
-    let mut homes = UdpPortTable::default();
+    let mut table = UdpPortTable::default();
     let options = UdpOptions { reuse_port: true, ..UdpOptions::default() };
     for shard in 0..3 {
         let local = "0.0.0.0:53".parse().unwrap();
-        homes.add(UdpBinding { id: shard.into(), shard, local, remote: None, options });
+        table.add(UdpBinding { id: shard.into(), shard, local, remote: None, options });
     }
-    steering.set_udp_ports(Arc::new(homes));
+    steering.set_udp_ports(Arc::new(table));
     let mut chosen = [0; 3];
     for port in 5000..5300 {
         let datagram = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(port, 53)));
         let hash = steering.toeplitz.hash(PEER.into(), OURS.into(), Some((port, 53)));
         let label = Label::new(Some(hash), 0);
-        let home = steering.owner_of_frame(&RxFrame { label, ..RxFrame::new(&datagram) });
-        assert_eq!(home, steering.owner_of_bytes(&datagram), "{port}: {hash:#x}");
-        let FrameOwner::Shard(shard) = home else { panic!("{home:?}") };
+        let owner = steering.owner_of_frame(&RxFrame { label, ..RxFrame::new(&datagram) });
+        assert_eq!(owner, steering.owner_of_bytes(&datagram), "{port}: {hash:#x}");
+        let FrameOwner::Shard(shard) = owner else { panic!("{owner:?}") };
         chosen[usize::from(shard)] += 1;
     }
     assert!(chosen.iter().all(|count| (60..140).contains(count)), "{chosen:?}");
 }
 
 #[test]
-fn what_is_about_the_link_goes_to_the_first_and_what_is_nothing_stays() {
+fn link_control_goes_to_the_primary_shard() {
     let steering = steering(3, 4);
     assert_eq!(steering.owner_of_bytes(&frame(0x0806, &[0; 28])), FrameOwner::Primary { broadcast: true });
-    for (kind, home) in [
+    for (kind, owner) in [
         (134, FrameOwner::Primary { broadcast: true }),
         (135, FrameOwner::Primary { broadcast: true }),
         (136, FrameOwner::Primary { broadcast: true }),
@@ -204,7 +204,7 @@ fn what_is_about_the_link_goes_to_the_first_and_what_is_nothing_stays() {
         let message = [kind, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(
             steering.owner_of_bytes(&frame(0x86dd, &ipv6("fe80::9", "fe80::1", 58, &message))),
-            home,
+            owner,
             "{kind}"
         );
     }
@@ -212,20 +212,20 @@ fn what_is_about_the_link_goes_to_the_first_and_what_is_nothing_stays() {
     let whole = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(5000, 80)));
     assert_eq!(steering.owner_of_bytes(&echo), FrameOwner::Shard(3));
     for len in 0..14 + 20 + 4 {
-        assert_eq!(steering.owner_of_bytes(&whole[..len]), FrameOwner::Shard(3), "cut off after {len} bytes");
+        assert_eq!(steering.owner_of_bytes(&whole[..len]), FrameOwner::Shard(3), "truncated to {len} bytes");
     }
 }
 
 #[test]
-fn news_reads_back_as_it_was_told_and_other_bytes_are_none() {
+fn control_updates_round_trip() {
     let address = "fe80::1".parse().unwrap();
-    for news in [
+    for update in [
         ControlUpdate::DadResult { link: 3, address, valid: true },
         ControlUpdate::DadResult { link: 3, address, valid: false },
         ControlUpdate::PathMtu { destination: "10.0.0.9".parse().unwrap(), mtu: 1400 },
         ControlUpdate::PathMtu { destination: "fd00::9".parse().unwrap(), mtu: 1400 },
     ] {
-        assert_eq!(ControlUpdate::decode(&news.encode()), Some(news));
+        assert_eq!(ControlUpdate::decode(&update.encode()), Some(update));
     }
     assert_eq!(ControlUpdate::decode(&[9; ControlUpdate::LEN]), None);
     assert_eq!(ControlUpdate::decode(&[0; 3]), None);

@@ -79,7 +79,7 @@ mod tests {
     /// The verification suite of Microsoft's "Verifying the RSS hash calculation": destination, source, the
     /// hash of the addresses, and the hash with TCP ports.
     #[test]
-    fn the_published_values_are_computed() {
+    fn microsoft_verification_suite_passes() {
         let suite = [
             ("161.142.100.80", 1766, "66.9.149.187", 2794, 0x323e_8fc2, 0x51cc_c178),
             ("65.69.140.83", 4739, "199.92.111.2", 14230, 0xd718_262a, 0xc626_b0ea),
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_check_tells_keys_apart() {
+    fn key_check_distinguishes_keys() {
         let [src, dst] = ["3ffe:2501:200:1fff::7", "3ffe:2501:200:3::1"].map(|text| text.parse().unwrap());
         let check = |key: &[u8; 40]| Toeplitz::new(key).hash(src, dst, Some((2794, 1766)));
         assert_eq!(check(&KEY), KEY_CHECK);

@@ -46,34 +46,34 @@ impl UdpPortTable {
 
     /// Returns whether a socket of another shard conflicts with `binding`. Conflicts within a shard are
     /// detected by that shard.
-    pub fn conflicts(&self, claim: &UdpBinding) -> bool {
-        let others = self.ports.get(&claim.local.port()).map_or(&[][..], Vec::as_slice);
+    pub fn conflicts(&self, binding: &UdpBinding) -> bool {
+        let others = self.ports.get(&binding.local.port()).map_or(&[][..], Vec::as_slice);
         others.iter().any(|other| {
-            other.shard != claim.shard
-                && has_bind_conflict((claim.local, &claim.options), (other.local, &other.options))
+            other.shard != binding.shard
+                && has_bind_conflict(binding.local, &binding.options, other.local, &other.options)
         })
     }
 
     /// Adds a bound socket.
-    pub fn add(&mut self, claim: UdpBinding) {
-        self.ports.entry(claim.local.port()).or_default().push(claim);
+    pub fn add(&mut self, binding: UdpBinding) {
+        self.ports.entry(binding.local.port()).or_default().push(binding);
     }
 
     /// Connects a socket to `remote`. Returns false if the socket is not in the table.
     pub fn connect(&mut self, id: u64, local: SocketAddr, remote: SocketAddr) -> bool {
-        let claims = self.ports.get_mut(&local.port()).map_or(&mut [][..], Vec::as_mut_slice);
-        let Some(claim) = claims.iter_mut().find(|claim| claim.id == id) else { return false };
-        (claim.local, claim.remote) = (local, Some(remote));
+        let bindings = self.ports.get_mut(&local.port()).map_or(&mut [][..], Vec::as_mut_slice);
+        let Some(binding) = bindings.iter_mut().find(|binding| binding.id == id) else { return false };
+        (binding.local, binding.remote) = (local, Some(remote));
         true
     }
 
     /// Removes a socket that is bound to `port`. Returns false if the socket is not in the table.
     pub fn remove(&mut self, port: u16, id: u64) -> bool {
-        let Some(claims) = self.ports.get_mut(&port) else { return false };
-        let before = claims.len();
-        claims.retain(|claim| claim.id != id);
-        let removed = claims.len() < before;
-        if claims.is_empty() {
+        let Some(bindings) = self.ports.get_mut(&port) else { return false };
+        let before = bindings.len();
+        bindings.retain(|binding| binding.id != id);
+        let removed = bindings.len() < before;
+        if bindings.is_empty() {
             self.ports.remove(&port);
         }
         removed
@@ -90,24 +90,25 @@ impl UdpPortTable {
         group: bool,
         hash: impl FnOnce() -> u32,
     ) -> Option<UdpOwner> {
-        let claims = self.ports.get(&local.port())?;
-        let (first, rest) = claims.split_first()?;
-        if rest.iter().all(|claim| claim.shard == first.shard) {
+        let bindings = self.ports.get(&local.port())?;
+        let (first, rest) = bindings.split_first()?;
+        if rest.iter().all(|binding| binding.shard == first.shard) {
             return Some(UdpOwner::Shard(first.shard));
         }
         if group {
             return Some(UdpOwner::All);
         }
-        let rank =
-            |claim: &UdpBinding| compute_score(claim.local, claim.remote, &claim.options, local, remote);
-        let best = claims.iter().filter_map(rank).max()?;
-        let mut equals = claims.iter().filter(|claim| rank(claim) == Some(best));
+        let rank = |binding: &UdpBinding| {
+            compute_score(binding.local, binding.remote, &binding.options, local, remote)
+        };
+        let best = bindings.iter().filter_map(rank).max()?;
+        let mut equals = bindings.iter().filter(|binding| rank(binding) == Some(best));
         let last = equals.clone().next_back()?;
         if !last.options.reuse_port {
             return Some(UdpOwner::Shard(last.shard));
         }
         let chosen = hash() as usize % equals.clone().count();
-        equals.nth(chosen).map(|claim| UdpOwner::Shard(claim.shard))
+        equals.nth(chosen).map(|binding| UdpOwner::Shard(binding.shard))
     }
 }
 
@@ -115,57 +116,57 @@ impl UdpPortTable {
 mod tests {
     use super::*;
 
-    fn claim(id: u64, shard: u8, local: &str, reuse_port: bool) -> UdpBinding {
+    fn binding(id: u64, shard: u8, local: &str, reuse_port: bool) -> UdpBinding {
         let options = UdpOptions { reuse_port, ..UdpOptions::default() };
         UdpBinding { id, shard, local: local.parse().unwrap(), remote: None, options }
     }
 
-    fn homes(claims: &[UdpBinding]) -> UdpPortTable {
-        let mut homes = UdpPortTable::default();
-        claims.iter().for_each(|&claim| homes.add(claim));
-        homes
+    fn table(bindings: &[UdpBinding]) -> UdpPortTable {
+        let mut table = UdpPortTable::default();
+        bindings.iter().for_each(|&binding| table.add(binding));
+        table
     }
 
-    fn home(homes: &UdpPortTable, local: &str, hash: u32) -> Option<UdpOwner> {
-        homes.owner(local.parse().unwrap(), "10.0.0.9:5000".parse().unwrap(), false, || hash)
+    fn owner_of(table: &UdpPortTable, local: &str, hash: u32) -> Option<UdpOwner> {
+        table.owner(local.parse().unwrap(), "10.0.0.9:5000".parse().unwrap(), false, || hash)
     }
 
     #[test]
-    fn one_socket_gets_everything_and_one_of_an_exact_address_goes_before_the_wildcard() {
-        let homes = homes(&[claim(1, 2, "0.0.0.0:53", false), claim(2, 1, "10.0.0.2:53", false)]);
+    fn exact_address_takes_precedence_over_wildcard() {
+        let table = table(&[binding(1, 2, "0.0.0.0:53", false), binding(2, 1, "10.0.0.2:53", false)]);
         for hash in 0..4 {
-            assert_eq!(home(&homes, "10.0.0.1:53", hash), Some(UdpOwner::Shard(2)));
-            assert_eq!(home(&homes, "10.0.0.2:53", hash), Some(UdpOwner::Shard(1)));
-            assert_eq!(home(&homes, "10.0.0.2:54", hash), None);
+            assert_eq!(owner_of(&table, "10.0.0.1:53", hash), Some(UdpOwner::Shard(2)));
+            assert_eq!(owner_of(&table, "10.0.0.2:53", hash), Some(UdpOwner::Shard(1)));
+            assert_eq!(owner_of(&table, "10.0.0.2:54", hash), None);
         }
     }
 
     #[test]
-    fn those_who_share_a_port_share_its_datagrams_among_them_and_nobody_else() {
-        let homes = homes(&[claim(1, 3, "0.0.0.0:53", true), claim(2, 1, "0.0.0.0:53", true)]);
-        assert_eq!(home(&homes, "10.0.0.1:53", 0), Some(UdpOwner::Shard(3)));
-        assert_eq!(home(&homes, "10.0.0.1:53", 1), Some(UdpOwner::Shard(1)));
-        let group = homes.owner("224.0.0.1:53".parse().unwrap(), "10.0.0.9:1".parse().unwrap(), true, || 0);
+    fn reuseport_sockets_share_datagrams_by_hash() {
+        let table = table(&[binding(1, 3, "0.0.0.0:53", true), binding(2, 1, "0.0.0.0:53", true)]);
+        assert_eq!(owner_of(&table, "10.0.0.1:53", 0), Some(UdpOwner::Shard(3)));
+        assert_eq!(owner_of(&table, "10.0.0.1:53", 1), Some(UdpOwner::Shard(1)));
+        let group = table.owner("224.0.0.1:53".parse().unwrap(), "10.0.0.9:1".parse().unwrap(), true, || 0);
         assert_eq!(group, Some(UdpOwner::All));
     }
 
     #[test]
-    fn a_fixed_other_end_beats_the_rest() {
-        let mut homes = homes(&[claim(1, 0, "0.0.0.0:53", true), claim(2, 1, "0.0.0.0:53", true)]);
-        assert!(homes.connect(1, "10.0.0.1:53".parse().unwrap(), "10.0.0.9:5000".parse().unwrap()));
+    fn connected_socket_takes_precedence() {
+        let mut table = table(&[binding(1, 0, "0.0.0.0:53", true), binding(2, 1, "0.0.0.0:53", true)]);
+        assert!(table.connect(1, "10.0.0.1:53".parse().unwrap(), "10.0.0.9:5000".parse().unwrap()));
         for hash in 0..4 {
-            assert_eq!(home(&homes, "10.0.0.1:53", hash), Some(UdpOwner::Shard(0)));
+            assert_eq!(owner_of(&table, "10.0.0.1:53", hash), Some(UdpOwner::Shard(0)));
         }
     }
 
     #[test]
-    fn a_port_that_is_not_shared_is_refused_to_other_shards_until_it_is_free() {
-        let mut homes = homes(&[claim(1, 0, "10.0.0.1:53", false)]);
-        assert!(homes.conflicts(&claim(2, 1, "0.0.0.0:53", false)));
-        assert!(homes.conflicts(&claim(2, 1, "10.0.0.1:53", true)));
-        assert!(!homes.conflicts(&claim(2, 1, "10.0.0.2:53", false)));
-        assert!(!homes.conflicts(&claim(2, 0, "10.0.0.1:53", false)), "the shard itself knows");
-        assert!(homes.remove(53, 1) && !homes.remove(53, 1));
-        assert!(!homes.conflicts(&claim(2, 1, "0.0.0.0:53", false)) && !homes.has_port(53));
+    fn unshared_port_conflicts_across_shards() {
+        let mut table = table(&[binding(1, 0, "10.0.0.1:53", false)]);
+        assert!(table.conflicts(&binding(2, 1, "0.0.0.0:53", false)));
+        assert!(table.conflicts(&binding(2, 1, "10.0.0.1:53", true)));
+        assert!(!table.conflicts(&binding(2, 1, "10.0.0.2:53", false)));
+        assert!(!table.conflicts(&binding(2, 0, "10.0.0.1:53", false)), "the shard itself detects this");
+        assert!(table.remove(53, 1) && !table.remove(53, 1));
+        assert!(!table.conflicts(&binding(2, 1, "0.0.0.0:53", false)) && !table.has_port(53));
     }
 }

@@ -30,8 +30,12 @@ pub(crate) fn compute_score(
 }
 
 /// Returns whether two sockets with one port must not be bound simultaneously.
-pub(crate) fn has_bind_conflict(a: (SocketAddr, &UdpOptions), b: (SocketAddr, &UdpOptions)) -> bool {
-    let ((a, a_options), (b, b_options)) = (a, b);
+pub(crate) fn has_bind_conflict(
+    a: SocketAddr,
+    a_options: &UdpOptions,
+    b: SocketAddr,
+    b_options: &UdpOptions,
+) -> bool {
     let shared = (a_options.reuse_address && b_options.reuse_address)
         || (a_options.reuse_port && b_options.reuse_port && a_options.uid == b_options.uid);
     let overlap = address_matches(a.ip(), a_options.v6only, b.ip())
@@ -116,7 +120,7 @@ impl Udp {
         sockets
             .iter()
             .filter_map(|&index| self.socket_at(index))
-            .any(|other| has_bind_conflict((local, options), (other.local, &other.options)))
+            .any(|other| has_bind_conflict(local, options, other.local, &other.options))
     }
 
     pub(super) fn remove_from_port(&mut self, port: u16, index: u32) {

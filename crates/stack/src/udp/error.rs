@@ -61,7 +61,7 @@ impl fmt::Display for UdpError {
             Self::ConnectionRefused => "connection refused",
             Self::Unreachable => "destination unreachable",
             Self::ProtocolUnreachable => "protocol not available",
-            Self::Prohibited => "prohibited on the way",
+            Self::Prohibited => "administratively prohibited",
             Self::ProtocolError => "protocol error",
             Self::NoBuffers => "no buffer space available",
             Self::WouldBlock => "nothing to read yet",

@@ -50,20 +50,20 @@ impl UdpErrorQueue {
         size_of::<Self>() + self.errors.capacity() * size_of::<UdpExtendedError>() + self.payloads.capacity()
     }
 
-    pub fn push(&mut self, report: UdpExtendedError, known: &[u8]) {
+    pub fn push(&mut self, error: UdpExtendedError, payload: &[u8]) {
         if self.errors.len() < ERRORS_MAX {
-            self.errors.push_back(UdpExtendedError { payload_len: known.len(), ..report });
-            self.payloads.extend(known);
+            self.errors.push_back(UdpExtendedError { payload_len: payload.len(), ..error });
+            self.payloads.extend(payload);
         }
     }
 
     fn pop(&mut self, out: &mut [u8]) -> Option<UdpExtendedError> {
-        let mut report = self.errors.pop_front()?;
-        let known = self.payloads.drain(..report.payload_len);
-        out.iter_mut().zip(known).for_each(|(place, byte)| *place = byte);
-        report.next_error = self.errors.front().filter(|next| next.offender.is_some()).map(|next| next.error);
-        report.has_more = !self.errors.is_empty();
-        Some(report)
+        let mut error = self.errors.pop_front()?;
+        let payload = self.payloads.drain(..error.payload_len);
+        out.iter_mut().zip(payload).for_each(|(place, byte)| *place = byte);
+        error.next_error = self.errors.front().filter(|next| next.offender.is_some()).map(|next| next.error);
+        error.has_more = !self.errors.is_empty();
+        Some(error)
     }
 }
 
@@ -77,8 +77,8 @@ impl Udp {
         handle: UdpHandle,
         out: &mut [u8],
     ) -> Result<UdpExtendedError, UdpError> {
-        let reports = self.socket(handle)?.error_queue.as_mut();
-        reports.and_then(|reports| reports.pop(out)).ok_or(UdpError::WouldBlock)
+        let queue = self.socket(handle)?.error_queue.as_mut();
+        queue.and_then(|queue| queue.pop(out)).ok_or(UdpError::WouldBlock)
     }
 }
 
@@ -86,11 +86,11 @@ impl Udp {
 mod tests {
     use super::*;
 
-    fn report(error: UdpError, from: Option<&str>) -> UdpExtendedError {
+    fn error(error: UdpError, offender: Option<&str>) -> UdpExtendedError {
         UdpExtendedError {
             error,
             destination: "10.0.0.2:7".parse().unwrap(),
-            offender: from.map(|from| from.parse().unwrap()),
+            offender: offender.map(|offender| offender.parse().unwrap()),
             icmp_type: 3,
             icmp_code: 3,
             info: 0,
@@ -102,38 +102,29 @@ mod tests {
     }
 
     #[test]
-    fn they_come_in_order_with_their_bytes_and_say_what_is_next() {
-        let mut reports = UdpErrorQueue::default();
-        let refused = report(UdpError::ConnectionRefused, Some("10.0.0.2"));
-        let ours = report(UdpError::TooLong, None);
-        reports.push(ours, b"");
-        reports.push(refused, b"abcd");
-        reports.push(ours, b"");
-        reports.push(refused, b"ef");
+    fn errors_are_returned_in_order_with_payloads() {
+        let mut queue = UdpErrorQueue::default();
+        let refused = error(UdpError::ConnectionRefused, Some("10.0.0.2"));
+        let ours = error(UdpError::TooLong, None);
+        queue.push(ours, b"");
+        queue.push(refused, b"abcd");
+        queue.push(ours, b"");
+        queue.push(refused, b"ef");
         let mut out = [0; 3];
         let next = Some(UdpError::ConnectionRefused);
-        assert_eq!(
-            reports.pop(&mut out),
-            Some(UdpExtendedError { next_error: next, has_more: true, ..ours })
-        );
-        assert_eq!(
-            reports.pop(&mut out),
-            Some(UdpExtendedError { payload_len: 4, has_more: true, ..refused })
-        );
+        assert_eq!(queue.pop(&mut out), Some(UdpExtendedError { next_error: next, has_more: true, ..ours }));
+        assert_eq!(queue.pop(&mut out), Some(UdpExtendedError { payload_len: 4, has_more: true, ..refused }));
         assert_eq!(&out, b"abc");
-        assert_eq!(
-            reports.pop(&mut out),
-            Some(UdpExtendedError { next_error: next, has_more: true, ..ours })
-        );
-        assert_eq!(reports.pop(&mut out), Some(UdpExtendedError { payload_len: 2, ..refused }));
+        assert_eq!(queue.pop(&mut out), Some(UdpExtendedError { next_error: next, has_more: true, ..ours }));
+        assert_eq!(queue.pop(&mut out), Some(UdpExtendedError { payload_len: 2, ..refused }));
         assert_eq!(&out[..2], b"ef");
-        assert_eq!(reports.pop(&mut out), None);
+        assert_eq!(queue.pop(&mut out), None);
     }
 
     #[test]
-    fn there_is_an_end_to_them() {
-        let mut reports = UdpErrorQueue::default();
-        (0..1000).for_each(|_| reports.push(report(UdpError::ConnectionRefused, Some("10.0.0.2")), b"x"));
-        assert_eq!((reports.errors.len(), reports.payloads.len()), (ERRORS_MAX, ERRORS_MAX));
+    fn error_queue_is_bounded() {
+        let mut queue = UdpErrorQueue::default();
+        (0..1000).for_each(|_| queue.push(error(UdpError::ConnectionRefused, Some("10.0.0.2")), b"x"));
+        assert_eq!((queue.errors.len(), queue.payloads.len()), (ERRORS_MAX, ERRORS_MAX));
     }
 }

@@ -21,11 +21,12 @@ pub(super) fn send(
     route: &Route,
     header: &IpHeader,
     udp: &udp::Header,
-    (payload, piece): (&[u8], usize),
+    payload: &[u8],
+    gso_size: usize,
 ) -> Result<u64, UdpError> {
     let ip_header = if header.src.is_ipv4() { 20 } else { ipv6::Header::LEN };
-    let count = payload.len().div_ceil(piece);
-    if ip_header + udp::Header::LEN + piece > usize::from(route.mtu) || count > SEGMENTS_MAX {
+    let count = payload.len().div_ceil(gso_size);
+    if ip_header + udp::Header::LEN + gso_size > usize::from(route.mtu) || count > SEGMENTS_MAX {
         return Err(UdpError::TooLong);
     }
     let count = count as u64;
@@ -37,17 +38,17 @@ pub(super) fn send(
     if network.can_segment_udp(route, len) {
         // Cannot truncate: compared with the MTU.
         let sent =
-            network.send_udp_gso(now, route, header, len, piece as u16, |out| write(*udp, payload, out));
+            network.send_udp_gso(now, route, header, len, gso_size as u16, |out| write(*udp, payload, out));
         return sent.map(|()| count).map_err(tx_error);
     }
     let checksum = Some(udp::Header::CHECKSUM_OFFSET as u16);
-    for (number, bytes) in (0..).zip(payload.chunks(piece)) {
+    for (sent, bytes) in (0..).zip(payload.chunks(gso_size)) {
         let len = udp::Header::LEN + bytes.len();
         let udp = udp::Header { len: len as u16, ..*udp };
         match network.send_datagram(now, route, header, len, checksum, |out| write(udp, bytes, out)) {
             Ok(()) => {}
-            Err(error) if number == 0 => return Err(tx_error(error)),
-            Err(_) => return Ok(number),
+            Err(error) if sent == 0 => return Err(tx_error(error)),
+            Err(_) => return Ok(sent),
         }
     }
     Ok(count)

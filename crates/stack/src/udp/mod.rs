@@ -124,10 +124,18 @@ struct UdpSocket {
     error_queue: Option<Box<UdpErrorQueue>>,
     /// Whether the socket is in the list of readable sockets.
     in_readable_list: bool,
-    /// The route to `remote`, and the flow hash if the device carries labels.
-    route: Option<(Route, Option<u32>)>,
+    /// The cached route to `remote`.
+    route: Option<CachedRoute>,
     /// Datagrams dropped because a queue had reached its limit.
     drops: u64,
+}
+
+/// A route that a socket caches.
+#[derive(Clone, Copy, Debug)]
+struct CachedRoute {
+    route: Route,
+    /// The flow hash, if the device carries labels.
+    flow_hash: Option<u32>,
 }
 
 /// A slot for a socket.
@@ -213,14 +221,14 @@ impl Udp {
 
     fn memory_of(&self, socket: &UdpSocket) -> SocketMemory {
         let (cost, capacity) = (socket.queue.cost(), socket.queue.capacity());
-        let reports = socket.error_queue.as_ref().map_or(0, |reports| reports.memory_bytes());
+        let error_queue = socket.error_queue.as_ref().map_or(0, |error_queue| error_queue.memory_bytes());
         SocketMemory {
             rmem_alloc: cost as u64,
             rcvbuf: socket.rcvbuf(self.receive_bytes) as u64,
             // The charge for a datagram is not exactly the size of its entry.
             fwd_alloc: capacity.saturating_sub(cost) as u64,
             drops: Some(socket.drops),
-            total: (size_of::<UdpSlot>() + capacity + reports) as u64,
+            total: (size_of::<UdpSlot>() + capacity + error_queue) as u64,
             ..SocketMemory::default()
         }
     }
@@ -332,8 +340,8 @@ impl Udp {
         to: SocketAddr,
         payload: &[u8],
     ) -> Result<(), UdpError> {
-        let sending = UdpSendParams { to: Some(to), source: Some(source), ..UdpSendParams::default() };
-        self.send(now, network, handle, &sending, payload)
+        let params = UdpSendParams { to: Some(to), source: Some(source), ..UdpSendParams::default() };
+        self.send(now, network, handle, &params, payload)
     }
 
     /// Sends one datagram, or several. A device with UDP segmentation offload gets several datagrams as one
@@ -347,11 +355,11 @@ impl Udp {
         now: Instant,
         network: &mut Network,
         handle: UdpHandle,
-        sending: &UdpSendParams,
+        params: &UdpSendParams,
         payload: &[u8],
     ) -> Result<(), UdpError> {
-        let &UdpSendParams { to, source, gso_size: piece, .. } = sending;
-        let piece = if piece == 0 { payload.len() } else { piece.into() };
+        let &UdpSendParams { to, source, gso_size, .. } = params;
+        let gso_size = if gso_size == 0 { payload.len() } else { gso_size.into() };
         let socket = self.socket(handle)?;
         if let Some(error) = socket.error.take() {
             return Err(error);
@@ -360,16 +368,19 @@ impl Udp {
         check_destination(network, socket, remote)?;
         let len = udp::Header::LEN + payload.len();
         let len_max = usize::from(u16::MAX) - if remote.is_ipv4() { 20 } else { 0 };
-        let (route, hash) = match source {
-            Some(_) => (network.route(now, remote.ip(), source).map_err(route_error)?, None),
+        let CachedRoute { route, flow_hash } = match source {
+            Some(_) => {
+                let route = network.route(now, remote.ip(), source).map_err(route_error)?;
+                CachedRoute { route, flow_hash: None }
+            }
             None => route_for(now, network, socket, remote, to.is_some())?,
         };
-        let priority = match sending.tos {
+        let priority = match params.tos {
             Some(tos) if remote.is_ipv4() => priority::of_tos(tos),
             _ => socket.options.priority,
         };
         let fits = len_max.min(socket.options.pmtu_discovery.datagram_len_max(network, &route));
-        if len > fits && (piece == payload.len() || len > len_max) {
+        if len > fits && (gso_size == payload.len() || len > len_max) {
             socket.queue_message_too_long(remote, &route, network);
             return Err(UdpError::TooLong);
         }
@@ -377,15 +388,15 @@ impl Udp {
             src: route.src,
             dst: remote.ip(),
             protocol: protocol::UDP,
-            tos: sending.tos.unwrap_or(socket.options.tos),
-            hop_limit: match (sending.hop_limit, socket.options.hop_limit) {
+            tos: params.tos.unwrap_or(socket.options.tos),
+            hop_limit: match (params.hop_limit, socket.options.hop_limit) {
                 (Some(hop_limit), _) => hop_limit,
                 _ if remote.ip().is_multicast() => MULTICAST_HOP_LIMIT,
                 (None, Some(hop_limit)) => hop_limit,
                 (None, None) => network.hop_limit(route.hop.link()),
             },
             dont_fragment: socket.options.pmtu_discovery.dont_fragment(),
-            label: Label::new(hash, priority),
+            label: Label::new(flow_hash, priority),
         };
         let udp = udp::Header {
             src_port: socket.local.port(),
@@ -395,8 +406,8 @@ impl Udp {
             checksum: 0,
         };
         let checksum = Some(udp::Header::CHECKSUM_OFFSET as u16);
-        if piece < payload.len() {
-            let sent = gso::send(now, network, &route, &header, &udp, (payload, piece));
+        if gso_size < payload.len() {
+            let sent = gso::send(now, network, &route, &header, &udp, payload, gso_size);
             self.stats.sent += sent?;
             return Ok(());
         }
@@ -461,7 +472,7 @@ impl Udp {
     ) -> Result<u16, UdpError> {
         let socket = self.socket(handle)?;
         let remote = socket.remote.ok_or(UdpError::NoDestination)?;
-        let (route, _) = route_for(now, network, socket, remote, false)?;
+        let CachedRoute { route, .. } = route_for(now, network, socket, remote, false)?;
         Ok(socket.options.pmtu_discovery.mtu(network, &route))
     }
 
@@ -496,16 +507,16 @@ impl Udp {
         let remote = SocketAddr::new(l4.src, header.src_port);
         let payload = header.payload(l4.bytes);
         // A super-frame holds several datagrams of equal length.
-        let piece = l4.gso.map_or(payload.len(), |gso| usize::from(gso.size)).max(1);
+        let gso_size = l4.gso.map_or(payload.len(), |gso| usize::from(gso.size)).max(1);
         if l4.broadcast {
             // Every matching socket gets a copy, as on Linux.
             for index in self.matching_sockets(local, remote) {
-                self.deliver(index, l4, remote, payload, piece);
+                self.deliver(index, l4, remote, payload, gso_size);
             }
             return;
         }
         match self.lookup(network, local, remote) {
-            Some(index) => self.deliver(index, l4, remote, payload, piece),
+            Some(index) => self.deliver(index, l4, remote, payload, gso_size),
             None => {
                 self.stats.no_port += 1;
                 network.send_icmp_unreachable(now, l4, UnreachableReason::Port);
@@ -513,18 +524,18 @@ impl Udp {
         }
     }
 
-    fn deliver(&mut self, index: u32, l4: &L4<'_>, from: SocketAddr, payload: &[u8], piece: usize) {
+    fn deliver(&mut self, index: u32, l4: &L4<'_>, from: SocketAddr, payload: &[u8], gso_size: usize) {
         let (tos, hop_limit) = (l4.tos(), l4.hop_limit);
-        let whole = Datagram { len: payload.len(), from, to: l4.dst, tos, hop_limit, gso_size: 0 };
-        if piece < payload.len() && self.socket_at(index).is_some_and(|socket| socket.options.gro) {
+        let description = Datagram { len: payload.len(), from, to: l4.dst, tos, hop_limit, gso_size: 0 };
+        if gso_size < payload.len() && self.socket_at(index).is_some_and(|socket| socket.options.gro) {
             // Cannot truncate: shorter than the payload of an IP packet.
-            self.enqueue(index, Datagram { gso_size: piece as u16, ..whole }, payload);
+            self.enqueue(index, Datagram { gso_size: gso_size as u16, ..description }, payload);
             return;
         }
         let mut rest = payload;
         loop {
-            let (datagram, following) = rest.split_at(piece.min(rest.len()));
-            self.enqueue(index, Datagram { len: datagram.len(), ..whole }, datagram);
+            let (datagram, following) = rest.split_at(gso_size.min(rest.len()));
+            self.enqueue(index, Datagram { len: datagram.len(), ..description }, datagram);
             rest = following;
             if rest.is_empty() {
                 break;
@@ -584,26 +595,24 @@ impl Udp {
                 return;
             }
         }
-        let meaning = UdpError::from_icmp(error.kind, v4);
-        let asked = socket.options.recverr(v4);
-        if asked {
-            let IcmpErrorOrigin {
-                offender: from, icmp_type: kind, icmp_code: code, info, extensions, ..
-            } = error.origin;
-            let report = socket.extended_error(meaning, error.remote);
-            let report = UdpExtendedError {
-                offender: Some(from),
-                icmp_type: kind,
-                icmp_code: code,
+        let udp_error = UdpError::from_icmp(error.kind, v4);
+        let recverr = socket.options.recverr(v4);
+        if recverr {
+            let IcmpErrorOrigin { offender, icmp_type, icmp_code, info, extensions, .. } = error.origin;
+            let extended = socket.extended_error(udp_error, error.remote);
+            let extended = UdpExtendedError {
+                offender: Some(offender),
+                icmp_type,
+                icmp_code,
                 info,
                 extensions,
-                ..report
+                ..extended
             };
-            socket.queue_error(report, network.quoted_payload());
+            socket.queue_error(extended, network.quoted_payload());
         }
         // Linux: soft errors, and errors on unconnected sockets, are reported only with `IP_RECVERR`.
-        if asked || socket.remote == Some(error.remote) && (error.kind.is_hard() || too_big) {
-            socket.error = Some(meaning);
+        if recverr || socket.remote == Some(error.remote) && (error.kind.is_hard() || too_big) {
+            socket.error = Some(udp_error);
             self.list_readable(index);
         }
     }
@@ -611,14 +620,14 @@ impl Udp {
 
 impl UdpSocket {
     /// Caches the route to the remote address.
-    fn cache_route(&mut self, network: &Network, route: Route, remote: SocketAddr) -> (Route, Option<u32>) {
+    fn cache_route(&mut self, network: &Network, route: Route, remote: SocketAddr) -> CachedRoute {
         let local = SocketAddr::new(route.src, self.local.port());
-        let hash = if network.device_carries_labels(&route.hop) {
+        let flow_hash = if network.device_carries_labels(&route.hop) {
             network.tx_flow_hash(local, remote)
         } else {
             None
         };
-        *self.route.insert((route, hash))
+        *self.route.insert(CachedRoute { route, flow_hash })
     }
 
     /// Returns the capacity of the receive queue in bytes; `default` is the configured one.
@@ -641,8 +650,8 @@ impl UdpSocket {
         }
     }
 
-    fn queue_error(&mut self, report: UdpExtendedError, known: &[u8]) {
-        self.error_queue.get_or_insert_default().push(report, known);
+    fn queue_error(&mut self, error: UdpExtendedError, payload: &[u8]) {
+        self.error_queue.get_or_insert_default().push(error, payload);
     }
 
     /// Queues an error about a datagram that is too long to be sent (Linux's `ip_local_error`).
@@ -652,8 +661,8 @@ impl UdpSocket {
             // For IPv6 the error contains the port of this datagram.
             let port = if to.is_ipv4() { port } else { to.port() };
             let info = self.options.pmtu_discovery.mtu(network, route).into();
-            let report = self.extended_error(UdpError::TooLong, SocketAddr::new(to.ip(), port));
-            self.queue_error(UdpExtendedError { info, ..report }, &[]);
+            let error = self.extended_error(UdpError::TooLong, SocketAddr::new(to.ip(), port));
+            self.queue_error(UdpExtendedError { info, ..error }, &[]);
         }
     }
 }
@@ -687,13 +696,13 @@ fn route_for(
     network: &mut Network,
     socket: &mut UdpSocket,
     remote: SocketAddr,
-    named: bool,
-) -> Result<(Route, Option<u32>), UdpError> {
-    if !named
-        && let Some(known) = socket.route
-        && network.hop_is_current(&known.0.hop)
+    has_destination: bool,
+) -> Result<CachedRoute, UdpError> {
+    if !has_destination
+        && let Some(cached) = socket.route
+        && network.hop_is_current(&cached.route.hop)
     {
-        return Ok(known);
+        return Ok(cached);
     }
     let local = socket.local.ip();
     // A unicast datagram cannot have a broadcast or multicast source address, although a socket may be bound
@@ -701,10 +710,10 @@ fn route_for(
     let from =
         (!local.is_unspecified() && !local.is_multicast() && !network.is_broadcast(local)).then_some(local);
     let route = network.route(now, remote.ip(), from).map_err(route_error)?;
-    if named {
+    if has_destination {
         // Without a hash the receiver computes it, if several of its shards share the port: hashing is not
         // worthwhile for sockets that send to many destinations.
-        return Ok((route, None));
+        return Ok(CachedRoute { route, flow_hash: None });
     }
     Ok(socket.cache_route(network, route, remote))
 }
@@ -727,9 +736,9 @@ fn route_error(error: RouteError) -> UdpError {
 }
 
 /// Returns whether a socket bound to `bound` receives datagrams sent to `address`.
-fn address_matches(bound: IpAddr, only_v6: bool, address: IpAddr) -> bool {
+fn address_matches(bound: IpAddr, v6only: bool, address: IpAddr) -> bool {
     match (bound, address) {
-        (IpAddr::V6(bound), IpAddr::V4(_)) => bound.is_unspecified() && !only_v6,
+        (IpAddr::V6(bound), IpAddr::V4(_)) => bound.is_unspecified() && !v6only,
         (bound, address) if bound.is_ipv4() == address.is_ipv4() => {
             bound.is_unspecified() || bound == address
         }

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_come_back_in_order_across_the_end_of_the_ring() {
+    fn datagrams_stay_in_order_across_the_ring_end() {
         let mut queue = UdpReceiveQueue::default();
         let mut out = [0; 64];
         for round in 0..100_u8 {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_buffer_gets_the_beginning_and_the_rest_is_lost() {
+    fn short_buffer_truncates_the_datagram() {
         let mut queue = UdpReceiveQueue::default();
         queue.push(datagram(4), b"abcd");
         queue.push(datagram(2), b"ef");
@@ -151,12 +151,12 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_of_one_kind_come_as_one() {
+    fn equal_datagrams_are_coalesced() {
         let mut queue = UdpReceiveQueue::default();
         let mut out = [0; 64];
         queue.push(datagram(3), b"abc");
         assert!(queue.coalesce(&datagram(3), b"def") && queue.coalesce(&datagram(1), b"g"));
-        assert!(!queue.coalesce(&datagram(3), b"hij"), "the shorter one was the last");
+        assert!(!queue.coalesce(&datagram(3), b"hij"), "a shorter datagram ends the sequence");
         queue.push(datagram(3), b"hij");
         assert!(!queue.coalesce(&datagram(4), b"longer"));
         assert!(!queue.coalesce(&datagram(0), b""));
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(queue.pop(&mut out), Some(Datagram { len: 7, gso_size: 3, ..datagram(7) }));
         assert_eq!(&out[..7], b"abcdefg");
         assert_eq!(queue.pop(&mut out), Some(datagram(3)));
-        assert!(!queue.coalesce(&datagram(3), b"abc"), "there is none to be joined");
+        assert!(!queue.coalesce(&datagram(3), b"abc"), "the queue is empty");
         queue.push(datagram(1), b"x");
         let joined = (0..100).take_while(|_| queue.coalesce(&datagram(1), b"x")).count();
         assert_eq!(joined, GRO_COUNT_MAX - 1);

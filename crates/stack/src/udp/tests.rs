@@ -12,7 +12,7 @@ const ANY_V4: &str = "0.0.0.0";
 const ANY_V6: &str = "::";
 
 struct Sockets {
-    bench: NetworkFixture,
+    fixture: NetworkFixture,
     udp: Udp,
 }
 
@@ -24,7 +24,11 @@ fn sockets_with(config: NetworkConfig) -> Sockets {
     let static_neighbours = vec![(PEER_V4.into(), PEER_MAC), (PEER_V6.into(), PEER_MAC)];
     let udp = Udp::new(&config);
     Sockets {
-        bench: NetworkFixture::with(config, &LinkConfig { static_neighbours, ..link_config() }, CAPABILITIES),
+        fixture: NetworkFixture::with(
+            config,
+            &LinkConfig { static_neighbours, ..link_config() },
+            CAPABILITIES,
+        ),
         udp,
     }
 }
@@ -39,7 +43,7 @@ fn options() -> UdpOptions {
 
 impl Sockets {
     fn bind_with(&mut self, ip: &str, port: u16, options: UdpOptions) -> Result<UdpHandle, UdpError> {
-        self.udp.bind(&mut self.bench.network, at(ip, port), options)
+        self.udp.bind(&mut self.fixture.network, at(ip, port), options)
     }
 
     #[track_caller]
@@ -48,20 +52,20 @@ impl Sockets {
     }
 
     fn send(&mut self, socket: UdpHandle, to: Option<SocketAddr>, payload: &[u8]) -> Result<(), UdpError> {
-        self.udp.send_to(self.bench.now, &mut self.bench.network, socket, to, payload)
+        self.udp.send_to(self.fixture.now, &mut self.fixture.network, socket, to, payload)
     }
 
     fn connect(&mut self, socket: UdpHandle, to: SocketAddr) -> Result<(), UdpError> {
-        self.udp.connect(self.bench.now, &mut self.bench.network, socket, to)
+        self.udp.connect(self.fixture.now, &mut self.fixture.network, socket, to)
     }
 
     #[track_caller]
     fn receive_frame(&mut self, frame: &[u8]) {
-        match self.bench.parse(frame) {
-            ParsedFrame::Udp(l4) => self.udp.input(self.bench.now, &mut self.bench.network, &l4),
-            ParsedFrame::Other(other) => match self.bench.network.input(self.bench.now, &other) {
+        match self.fixture.parse(frame) {
+            ParsedFrame::Udp(l4) => self.udp.input(self.fixture.now, &mut self.fixture.network, &l4),
+            ParsedFrame::Other(other) => match self.fixture.network.input(self.fixture.now, &other) {
                 InputResult::Error(error) => {
-                    self.udp.on_error(self.bench.now, &mut self.bench.network, &error)
+                    self.udp.on_error(self.fixture.now, &mut self.fixture.network, &error)
                 }
                 input => panic!("{input:?}"),
             },
@@ -84,8 +88,8 @@ impl Sockets {
     }
 
     /// Delivers the peer's ICMP error about the last datagram sent.
-    fn peer_complains(&mut self, code: u8, mtu: u16) {
-        let frame = self.bench.sent().pop().unwrap();
+    fn peer_sends_error(&mut self, code: u8, mtu: u16) {
+        let frame = self.fixture.sent().pop().unwrap();
         let message = icmpv4::Message::Unreachable { code, mtu, quote: &frame[14..42] };
         let mut out = vec![0; message.encoded_len()];
         message.emit(&mut out);
@@ -103,25 +107,25 @@ fn datagram(from: u16, to: u16, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_datagram_leaves_from_the_address_that_is_named_if_it_is_ours() {
+fn send_from_uses_the_given_local_address() {
     let mut s = sockets();
     let socket = s.bind(ANY_V4, 5000);
-    let (now, to) = (s.bench.now, at("10.0.0.2", 53));
-    s.udp.send_from(now, &mut s.bench.network, socket, OUR_V4.into(), to, b"answer").unwrap();
-    assert_eq!(ipv4::Header::parse(&s.bench.sent_one()[14..]).unwrap().src, OUR_V4);
+    let (now, to) = (s.fixture.now, at("10.0.0.2", 53));
+    s.udp.send_from(now, &mut s.fixture.network, socket, OUR_V4.into(), to, b"answer").unwrap();
+    assert_eq!(ipv4::Header::parse(&s.fixture.sent_one()[14..]).unwrap().src, OUR_V4);
     for foreign in ["10.0.0.77", "10.0.0.255", "224.0.0.1", "fd00::1"] {
         let source = foreign.parse().unwrap();
-        let sent = s.udp.send_from(now, &mut s.bench.network, socket, source, to, b"answer");
+        let sent = s.udp.send_from(now, &mut s.fixture.network, socket, source, to, b"answer");
         assert_eq!(sent, Err(UdpError::AddressNotAvailable), "{foreign}");
     }
 }
 
 #[test]
-fn datagrams_go_out_with_their_checksum_and_come_in_with_their_sender() {
+fn datagrams_are_sent_and_received() {
     let mut s = sockets();
     let socket = s.bind(ANY_V4, 5000);
     s.send(socket, Some(at("10.0.0.2", 53)), b"question").unwrap();
-    let frame = s.bench.sent_one();
+    let frame = s.fixture.sent_one();
     let header = ipv4::Header::parse(&frame[14..]).unwrap();
     assert!(header.dont_fragment && (header.src, header.dst) == (OUR_V4, PEER_V4));
     let bytes = header.payload(&frame[14..]);
@@ -133,7 +137,7 @@ fn datagrams_go_out_with_their_checksum_and_come_in_with_their_sender() {
     s.receive(53, 5000, b"answer");
     s.receive(53, 5000, b"");
     assert_eq!(s.udp.next_readable(), Some(socket));
-    assert_eq!(s.udp.next_readable(), None, "named once");
+    assert_eq!(s.udp.next_readable(), None, "returned once");
     assert_eq!(s.udp.next_len(socket), Ok(Some(6)));
     let mut out = [0; 4];
     let description = s.udp.peek_from(socket, &mut out).unwrap();
@@ -146,7 +150,7 @@ fn datagrams_go_out_with_their_checksum_and_come_in_with_their_sender() {
 }
 
 #[test]
-fn ipv6_works_the_same_and_an_open_wildcard_takes_both_families() {
+fn ipv6_wildcard_socket_receives_both_families() {
     let mut s = sockets();
     let socket = s.bind(ANY_V6, 5000);
     let mut bytes = datagram(53, 5000, b"six");
@@ -159,21 +163,21 @@ fn ipv6_works_the_same_and_an_open_wildcard_takes_both_families() {
     assert_eq!(s.read(socket).unwrap(), b"four");
     s.send(socket, Some(at("2001:db8::2", 1)), b"x").unwrap();
     s.send(socket, Some(at("10.0.0.2", 1)), b"x").unwrap();
-    assert_eq!(s.bench.sent().len(), 2);
-    let only_v6 = s.bind_with(ANY_V6, 5001, UdpOptions { v6only: true, ..options() }).unwrap();
-    assert_eq!(s.send(only_v6, Some(at("10.0.0.2", 1)), b"x"), Err(UdpError::WrongFamily));
+    assert_eq!(s.fixture.sent().len(), 2);
+    let v6only = s.bind_with(ANY_V6, 5001, UdpOptions { v6only: true, ..options() }).unwrap();
+    assert_eq!(s.send(v6only, Some(at("10.0.0.2", 1)), b"x"), Err(UdpError::WrongFamily));
     let v4 = s.bind(ANY_V4, 5001);
     assert_eq!(s.send(v4, Some(at("2001:db8::2", 1)), b"x"), Err(UdpError::WrongFamily));
     s.receive(53, 5001, b"four");
-    assert_eq!(s.read(only_v6), Err(UdpError::WouldBlock));
+    assert_eq!(s.read(v6only), Err(UdpError::WouldBlock));
     assert_eq!(s.read(v4).unwrap(), b"four");
 }
 
 #[test]
-fn binding_follows_linux() {
+fn bind_conflicts_match_linux() {
     let reuse_address = UdpOptions { reuse_address: true, ..options() };
     let reuse_port = UdpOptions { reuse_port: true, ..options() };
-    let only_v6 = UdpOptions { v6only: true, ..options() };
+    let v6only = UdpOptions { v6only: true, ..options() };
     // First socket, second socket, whether both can be bound.
     let cases = [
         (ANY_V4, options(), ANY_V4, options(), false),
@@ -182,8 +186,8 @@ fn binding_follows_linux() {
         (ANY_V6, options(), ANY_V4, options(), false),
         (ANY_V6, options(), "10.0.0.1", options(), false),
         (ANY_V4, options(), ANY_V6, options(), false),
-        (ANY_V6, only_v6, ANY_V4, options(), true),
-        (ANY_V4, options(), ANY_V6, only_v6, true),
+        (ANY_V6, v6only, ANY_V4, options(), true),
+        (ANY_V4, options(), ANY_V6, v6only, true),
         ("10.0.0.1", options(), "2001:db8::1", options(), true),
         (ANY_V4, options(), "2001:db8::1", options(), true),
         (ANY_V4, reuse_address, ANY_V4, reuse_address, true),
@@ -204,7 +208,7 @@ fn binding_follows_linux() {
 }
 
 #[test]
-fn a_closed_sockets_address_is_free_and_its_handle_stale() {
+fn closing_frees_the_address_and_invalidates_the_handle() {
     let mut s = sockets();
     let first = s.bind(ANY_V4, 7);
     s.receive(1, 7, b"lost");
@@ -218,7 +222,7 @@ fn a_closed_sockets_address_is_free_and_its_handle_stale() {
 }
 
 #[test]
-fn chosen_ports_are_free_unpredictable_and_run_out() {
+fn ephemeral_ports_are_free_and_run_out() {
     let mut s = sockets_with(NetworkConfig { udp_port_first: 100, udp_port_last: 104, ..network_config() });
     s.bind(ANY_V4, 102);
     let mut ports: Vec<_> = (0..4)
@@ -233,18 +237,18 @@ fn chosen_ports_are_free_unpredictable_and_run_out() {
     let mut first_ports: Vec<_> = (0..20)
         .map(|_| {
             let mut s = sockets();
-            s.bench.network.entropy.next_u64();
+            s.fixture.network.entropy.next_u64();
             let socket = s.bind(ANY_V4, 0);
             s.udp.local(socket).unwrap().port()
         })
         .collect();
     first_ports.dedup();
-    assert_eq!(first_ports.len(), 1, "the same seed gives the same port");
+    assert_eq!(first_ports.len(), 1, "equal seeds give equal ports");
     assert!((32_768..=60_999).contains(&first_ports[0]));
 }
 
 #[test]
-fn the_most_specific_socket_gets_the_datagram() {
+fn most_specific_socket_receives_the_datagram() {
     let reuse = UdpOptions { reuse_address: true, ..options() };
     let mut s = sockets();
     let wildcard = s.bind_with(ANY_V4, 7, reuse).unwrap();
@@ -264,7 +268,7 @@ fn the_most_specific_socket_gets_the_datagram() {
 }
 
 #[test]
-fn among_equals_the_last_bound_wins_unless_they_share_by_sender() {
+fn reuseport_distributes_datagrams_by_sender() {
     let mut s = sockets();
     let reuse = UdpOptions { reuse_address: true, ..options() };
     let first = s.bind_with(ANY_V4, 7, reuse).unwrap();
@@ -291,7 +295,7 @@ fn among_equals_the_last_bound_wins_unless_they_share_by_sender() {
 }
 
 #[test]
-fn every_socket_gets_its_copy_of_a_broadcast() {
+fn every_socket_receives_a_copy_of_broadcasts() {
     let mut s = sockets();
     let reuse = UdpOptions { reuse_address: true, ..options() };
     let first = s.bind_with(ANY_V4, 7, reuse).unwrap();
@@ -308,11 +312,11 @@ fn every_socket_gets_its_copy_of_a_broadcast() {
     s.udp.close(second).unwrap();
     s.udp.close(bound).unwrap();
     s.receive_frame(&bytes);
-    assert_eq!(s.bench.sent().len(), 0, "nobody complains about a broadcast");
+    assert_eq!(s.fixture.sent().len(), 0, "no error about a broadcast");
 }
 
 #[test]
-fn broadcasts_need_permission() {
+fn broadcast_requires_so_broadcast() {
     let mut s = sockets();
     let socket = s.bind(ANY_V4, 7);
     for to in ["255.255.255.255", "10.0.0.255"] {
@@ -321,17 +325,17 @@ fn broadcasts_need_permission() {
     s.udp.set_options(socket, UdpOptions { broadcast: true, ..options() }).unwrap();
     for to in ["255.255.255.255", "10.0.0.255"] {
         s.send(socket, Some(at(to, 1)), b"x").unwrap();
-        assert_eq!(as_received(&s.bench.sent_one()).0.dst, MacAddr::BROADCAST);
+        assert_eq!(as_received(&s.fixture.sent_one()).0.dst, MacAddr::BROADCAST);
     }
     s.send(socket, Some(at("224.0.0.251", 1)), b"x").unwrap();
-    assert_eq!(s.bench.sent_one()[22], 1, "multicast stays on the link");
+    assert_eq!(s.fixture.sent_one()[22], 1, "multicast stays on the link");
 }
 
 #[test]
-fn a_port_that_nobody_has_is_refused() {
+fn unbound_port_gets_port_unreachable() {
     let mut s = sockets();
     s.receive(1, 7, b"x");
-    let frame = s.bench.sent_one();
+    let frame = s.fixture.sent_one();
     let packet = &frame[14..];
     let header = ipv4::Header::parse(packet).unwrap();
     let message = icmpv4::Message::parse(header.payload(packet)).unwrap();
@@ -340,26 +344,26 @@ fn a_port_that_nobody_has_is_refused() {
 }
 
 #[test]
-fn refusals_are_pending_errors_of_connected_sockets_only() {
+fn port_unreachable_is_pending_on_connected_sockets_only() {
     let mut s = sockets();
     let connected = s.bind(ANY_V4, 7);
     s.connect(connected, at("10.0.0.2", 1)).unwrap();
     assert_eq!(s.udp.local(connected), Ok(at("10.0.0.1", 7)));
     assert_eq!(s.udp.remote(connected), Ok(Some(at("10.0.0.2", 1))));
     s.send(connected, None, b"x").unwrap();
-    s.peer_complains(3, 0);
+    s.peer_sends_error(3, 0);
     assert_eq!(s.udp.next_readable(), Some(connected));
     assert_eq!(s.send(connected, None, b"x"), Err(UdpError::ConnectionRefused));
     s.send(connected, None, b"x").unwrap();
     // "Host unreachable" is a soft error.
-    s.peer_complains(1, 0);
+    s.peer_sends_error(1, 0);
     assert_eq!(s.udp.take_error(connected), Ok(None));
     s.send(connected, None, b"x").unwrap();
-    s.peer_complains(2, 0);
+    s.peer_sends_error(2, 0);
     assert_eq!(s.read(connected), Err(UdpError::ProtocolUnreachable));
     let open = s.bind(ANY_V4, 8);
     s.send(open, Some(at("10.0.0.2", 1)), b"x").unwrap();
-    s.peer_complains(3, 0);
+    s.peer_sends_error(3, 0);
     assert_eq!(s.udp.take_error(open), Ok(None));
     s.udp.close(open).unwrap();
     s.receive(1, 7, b"still works");
@@ -367,27 +371,27 @@ fn refusals_are_pending_errors_of_connected_sockets_only() {
 }
 
 #[test]
-fn a_smaller_path_mtu_is_believed_if_there_is_such_a_socket() {
+fn packet_too_big_requires_a_matching_socket() {
     let mut s = sockets();
     let socket = s.bind(ANY_V4, 7);
     s.connect(socket, at("10.0.0.2", 1)).unwrap();
     s.send(socket, None, &[1; 1400]).unwrap();
-    s.peer_complains(4, 1000);
+    s.peer_sends_error(4, 1000);
     assert_eq!(s.udp.take_error(socket), Ok(Some(UdpError::TooLong)));
     s.send(socket, None, &[1; 1400]).unwrap();
-    let lens: Vec<_> = s.bench.sent().iter().map(|frame| frame.len() - 34).collect();
+    let lens: Vec<_> = s.fixture.sent().iter().map(|frame| frame.len() - 34).collect();
     assert_eq!(lens, [976, 432]);
     // No socket has port 9, so the message could be from anybody.
     let foreign = s.bind(ANY_V4, 9);
     s.send(foreign, Some(at("10.0.0.2", 1)), b"x").unwrap();
     s.udp.close(foreign).unwrap();
-    s.peer_complains(4, 700);
-    assert_eq!(s.bench.route(PEER_V4).mtu, 1000);
+    s.peer_sends_error(4, 700);
+    assert_eq!(s.fixture.route(PEER_V4).mtu, 1000);
     assert_eq!(s.udp.stats().foreign_errors, 1);
 }
 
 #[test]
-fn destinations_that_cannot_be_are_refused() {
+fn invalid_destinations_are_rejected() {
     let mut s = sockets();
     let socket = s.bind(ANY_V4, 7);
     assert_eq!(s.send(socket, None, b"x"), Err(UdpError::NoDestination));
@@ -397,12 +401,12 @@ fn destinations_that_cannot_be_are_refused() {
     assert_eq!(s.connect(socket, at("192.0.2.1", 1)), Err(UdpError::NetUnreachable));
     assert_eq!(s.send(socket, Some(at("10.0.0.2", 1)), &[0; 65_508]), Err(UdpError::TooLong));
     assert_eq!(s.send(socket, Some(at("10.0.0.2", 1)), &[0; 65_507]), Ok(()));
-    s.bench.set_capacity(0);
+    s.fixture.set_capacity(0);
     assert_eq!(s.send(socket, Some(at("10.0.0.2", 1)), b"x"), Err(UdpError::NoBuffers));
 }
 
 #[test]
-fn queues_are_bounded_each_and_in_all() {
+fn receive_queues_are_limited_per_socket_and_total() {
     let mut s = sockets_with(NetworkConfig { udp_receive_total_bytes: 65_536, ..network_config() });
     let small = s.bind_with(ANY_V4, 7, UdpOptions { rcvbuf: Some(3000), ..options() }).unwrap();
     for _ in 0..10 {
@@ -434,17 +438,17 @@ fn queues_are_bounded_each_and_in_all() {
 }
 
 #[test]
-fn a_super_frame_is_several_datagrams() {
+fn super_frame_is_split_into_datagrams() {
     let mut s = sockets();
     let socket = s.bind(ANY_V4, 7);
     let payload: Vec<u8> = (0..250).collect();
     let frame = v4_frame(protocol::UDP, &datagram(1, 7, &payload));
     let gso = Some(Gso { kind: GsoKind::Udp, size: 100, header_len: 42, ecn: false });
     let frame = RxFrame { checksum: RxChecksum::Verified, gso, ..RxFrame::new(&frame) };
-    let ParsedFrame::Udp(l4) = s.bench.network.parse(s.bench.port, &frame) else { panic!() };
-    s.udp.input(s.bench.now, &mut s.bench.network, &l4);
-    for piece in payload.chunks(100) {
-        assert_eq!(s.read(socket).unwrap(), piece);
+    let ParsedFrame::Udp(l4) = s.fixture.network.parse(s.fixture.port, &frame) else { panic!() };
+    s.udp.input(s.fixture.now, &mut s.fixture.network, &l4);
+    for gso_size in payload.chunks(100) {
+        assert_eq!(s.read(socket).unwrap(), gso_size);
     }
     assert_eq!(s.read(socket), Err(UdpError::WouldBlock));
 }
@@ -460,7 +464,7 @@ fn sockets_are_limited_and_slots_reused() {
 }
 
 #[test]
-fn who_asks_for_reports_gets_all_errors_with_what_is_known() {
+fn recverr_queues_all_errors_with_their_payload() {
     let mut s = sockets();
     let asking = s.bind_with(ANY_V4, 7, UdpOptions { recverr_v4: true, ..options() }).unwrap();
     let deaf = s.bind_with(ANY_V4, 8, UdpOptions { recverr_v6: true, ..options() }).unwrap();
@@ -469,37 +473,37 @@ fn who_asks_for_reports_gets_all_errors_with_what_is_known() {
     // "Host unreachable" is a soft error, and the sockets are not connected.
     for (socket, error) in [(asking, Some(UdpError::HostUnreachable)), (deaf, None)] {
         s.send(socket, Some(to), b"question").unwrap();
-        s.peer_complains(1, 0);
+        s.peer_sends_error(1, 0);
         assert_eq!(s.udp.take_error(socket), Ok(error));
     }
     assert_eq!(s.udp.take_extended_error(deaf, &mut out), Err(UdpError::WouldBlock));
-    let report = s.udp.take_extended_error(asking, &mut out).unwrap();
+    let error = s.udp.take_extended_error(asking, &mut out).unwrap();
     assert_eq!(
-        (report.error, report.destination, report.offender),
+        (error.error, error.destination, error.offender),
         (UdpError::HostUnreachable, to, Some(PEER_V4.into()))
     );
     // The peer quotes only the headers.
-    assert_eq!((report.icmp_type, report.icmp_code, report.payload_len, report.has_more), (3, 1, 0, false));
+    assert_eq!((error.icmp_type, error.icmp_code, error.payload_len, error.has_more), (3, 1, 0, false));
     assert_eq!(s.send(asking, Some(to), &[0; 65_508]), Err(UdpError::TooLong));
-    let report = s.udp.take_extended_error(asking, &mut out).unwrap();
-    assert_eq!((report.error, report.offender, report.info), (UdpError::TooLong, None, 1500));
-    assert_eq!((report.destination, s.udp.take_error(asking)), (at("10.0.0.2", 0), Ok(None)));
+    let error = s.udp.take_extended_error(asking, &mut out).unwrap();
+    assert_eq!((error.error, error.offender, error.info), (UdpError::TooLong, None, 1500));
+    assert_eq!((error.destination, s.udp.take_error(asking)), (at("10.0.0.2", 0), Ok(None)));
     s.send(asking, Some(to), b"x").unwrap();
-    s.peer_complains(3, 0);
+    s.peer_sends_error(3, 0);
     s.udp.set_options(asking, options()).unwrap();
     assert_eq!(s.udp.take_extended_error(asking, &mut out), Err(UdpError::WouldBlock));
 }
 
 #[test]
-fn what_is_too_long_for_the_path_is_cut_or_refused_as_the_socket_wants() {
+fn pmtu_discovery_mode_governs_long_datagrams() {
     let mut s = sockets();
     let socket = s.bind(ANY_V4, 7);
     s.connect(socket, at("10.0.0.2", 1)).unwrap();
     let dont_fragment = |frame: &[u8]| ipv4::Header::parse(&frame[14..]).unwrap().dont_fragment;
     s.send(socket, None, &[0; 1000]).unwrap();
-    s.peer_complains(4, 900);
+    s.peer_sends_error(4, 900);
     assert_eq!(s.udp.take_error(socket), Ok(Some(UdpError::TooLong)));
-    for (path_mtu, most, cut, alone) in [
+    for (mode, most, cut, alone) in [
         (PmtuDiscovery::Want, 900, true, true),
         (PmtuDiscovery::Do, 900, false, true),
         (PmtuDiscovery::Probe, 1500, false, true),
@@ -507,35 +511,35 @@ fn what_is_too_long_for_the_path_is_cut_or_refused_as_the_socket_wants() {
         (PmtuDiscovery::Omit, 1500, true, false),
         (PmtuDiscovery::Dont, 900, true, false),
     ] {
-        s.udp.set_options(socket, UdpOptions { pmtu_discovery: path_mtu, ..options() }).unwrap();
-        assert_eq!(s.udp.path_mtu(s.bench.now, &mut s.bench.network, socket), Ok(most), "{path_mtu:?}");
+        s.udp.set_options(socket, UdpOptions { pmtu_discovery: mode, ..options() }).unwrap();
+        assert_eq!(s.udp.path_mtu(s.fixture.now, &mut s.fixture.network, socket), Ok(most), "{mode:?}");
         s.send(socket, None, &[0; 872]).unwrap();
-        assert_eq!(dont_fragment(&s.bench.sent_one()), alone, "{path_mtu:?}");
+        assert_eq!(dont_fragment(&s.fixture.sent_one()), alone, "{mode:?}");
         let long = s.send(socket, None, &vec![0; usize::from(most) - 27]);
-        assert_eq!(long, if cut { Ok(()) } else { Err(UdpError::TooLong) }, "{path_mtu:?}");
-        s.bench.sent();
+        assert_eq!(long, if cut { Ok(()) } else { Err(UdpError::TooLong) }, "{mode:?}");
+        s.fixture.sent();
     }
     s.send(socket, None, &[0; 100]).unwrap();
-    s.peer_complains(4, 800);
-    assert_eq!(s.udp.take_error(socket), Ok(None), "who lets routers cut does not hear of it");
+    s.peer_sends_error(4, 800);
+    assert_eq!(s.udp.take_error(socket), Ok(None), "not an error if routers may fragment");
     let open = s.bind(ANY_V4, 8);
-    let asked = s.udp.path_mtu(s.bench.now, &mut s.bench.network, open);
+    let asked = s.udp.path_mtu(s.fixture.now, &mut s.fixture.network, open);
     assert_eq!(asked, Err(UdpError::NoDestination));
 }
 
 #[test]
-fn one_piece_is_cut_here_or_by_the_device() {
+fn udp_segment_is_split_by_stack_or_device() {
     let payload: Vec<u8> = (0..250).collect();
     let uso = Capabilities { tx_checksum: true, gso_bytes_max: 65_549, uso: true, ..CAPABILITIES };
     for (capabilities, frames) in [(CAPABILITIES, 3), (uso, 1)] {
         let mut s = sockets();
         let static_neighbours = vec![(PEER_V4.into(), PEER_MAC)];
         let link = LinkConfig { static_neighbours, ..link_config() };
-        s.bench = NetworkFixture::with(network_config(), &link, capabilities);
+        s.fixture = NetworkFixture::with(network_config(), &link, capabilities);
         let socket = s.bind(ANY_V4, 7);
-        let mut send = |to: Option<SocketAddr>, bytes: &[u8], piece| {
-            let sending = UdpSendParams { to, gso_size: piece, ..UdpSendParams::default() };
-            s.udp.send(s.bench.now, &mut s.bench.network, socket, &sending, bytes)
+        let mut send = |to: Option<SocketAddr>, bytes: &[u8], gso_size| {
+            let params = UdpSendParams { to, gso_size, ..UdpSendParams::default() };
+            s.udp.send(s.fixture.now, &mut s.fixture.network, socket, &params, bytes)
         };
         let to = Some(at("10.0.0.2", 1));
         send(to, &payload, 100).unwrap();
@@ -544,7 +548,7 @@ fn one_piece_is_cut_here_or_by_the_device() {
         assert_eq!(send(to, &[0; 3000], 1473), Err(UdpError::TooLong));
         assert_eq!(send(to, &[0; 65_508], 100), Err(UdpError::TooLong));
         assert_eq!(send(None, &payload, 100), Err(UdpError::NoDestination));
-        let sent = s.bench.sent();
+        let sent = s.fixture.sent();
         assert_eq!(sent.len(), frames + 2);
         let whole: Vec<u8> = sent[..frames].iter().flat_map(|frame| &frame[42..]).copied().collect();
         assert_eq!(whole, payload);
@@ -554,22 +558,22 @@ fn one_piece_is_cut_here_or_by_the_device() {
 
 // limit: segments of one UDP send
 #[test]
-fn one_piece_is_so_many_datagrams_at_the_most() {
+fn udp_segment_is_limited_to_128_datagrams() {
     let mut s = sockets();
     let socket = s.bind(ANY_V4, 7);
     let to = Some(at("10.0.0.2", 1));
     for (bytes, expected) in [(128, Ok(())), (129, Err(UdpError::TooLong)), (65_507, Err(UdpError::TooLong))]
     {
-        let (now, payload) = (s.bench.now, vec![0; bytes]);
-        let sending = UdpSendParams { to, gso_size: 1, ..UdpSendParams::default() };
-        let sent = s.udp.send(now, &mut s.bench.network, socket, &sending, &payload);
-        assert_eq!(sent, expected, "{bytes} of one byte");
+        let (now, payload) = (s.fixture.now, vec![0; bytes]);
+        let params = UdpSendParams { to, gso_size: 1, ..UdpSendParams::default() };
+        let sent = s.udp.send(now, &mut s.fixture.network, socket, &params, &payload);
+        assert_eq!(sent, expected, "{bytes} datagrams of one byte");
     }
     s.send(socket, to, b"and the next").unwrap();
 }
 
 #[test]
-fn who_wants_them_together_gets_a_burst_as_one() {
+fn gro_socket_receives_a_burst_as_one() {
     let mut s = sockets();
     let together = s.bind_with(ANY_V4, 7, UdpOptions { gro: true, ..options() }).unwrap();
     for payload in [&b"abc"[..], b"def", b"g", b"hij"] {
@@ -587,22 +591,26 @@ fn who_wants_them_together_gets_a_burst_as_one() {
 }
 
 #[test]
-fn datagrams_are_labelled_where_the_device_carries_that() {
+fn datagrams_are_labelled_on_capable_devices() {
     let mut s = sockets();
     let labelled = Capabilities { labels: true, ..CAPABILITIES };
     let static_neighbours = vec![(PEER_V4.into(), PEER_MAC), (PEER_V6.into(), PEER_MAC)];
     let link = LinkConfig { static_neighbours, ..link_config() };
     let other = at("10.0.0.2", 53);
     for capabilities in [labelled, CAPABILITIES] {
-        s.bench = NetworkFixture::with(network_config(), &link, capabilities);
+        s.fixture = NetworkFixture::with(network_config(), &link, capabilities);
         s.udp = Udp::new(&network_config());
         let socket = s.bind_with(ANY_V4, 7, UdpOptions { priority: 3, ..options() }).unwrap();
-        let labels = |s: &mut Sockets, sending: &UdpSendParams, bytes: usize| -> Vec<Label> {
-            s.udp.send(s.bench.now, &mut s.bench.network, socket, sending, &vec![0; bytes]).unwrap();
-            s.bench.sent_with_meta().into_iter().map(|(_, meta)| meta.label).collect()
+        let labels = |s: &mut Sockets, params: &UdpSendParams, bytes: usize| -> Vec<Label> {
+            s.udp.send(s.fixture.now, &mut s.fixture.network, socket, params, &vec![0; bytes]).unwrap();
+            s.fixture.sent_with_meta().into_iter().map(|(_, meta)| meta.label).collect()
         };
         let named = UdpSendParams { to: Some(other), ..UdpSendParams::default() };
-        assert_eq!(labels(&mut s, &named, 10), [Label::new(None, 3)], "who sends to many has no hash");
+        assert_eq!(
+            labels(&mut s, &named, 10),
+            [Label::new(None, 3)],
+            "an unconnected socket computes no hash"
+        );
         s.connect(socket, other).unwrap();
         let hash = capabilities.labels.then(|| {
             let toeplitz = crate::steering::toeplitz::Toeplitz::new(&crate::steering::toeplitz::KEY);

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn request_is_laid_out_as_in_rfc_826_and_round_trips() {
+    fn request_has_the_layout_of_rfc_826() {
         let mut out = [0; 46];
         assert_eq!(request().emit(&mut out), 28);
         let expected = [0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 1, 10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 10, 0, 0, 2];
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn other_hardware_operations_and_truncation_are_refused() {
+    fn unsupported_and_truncated_packets_are_rejected() {
         let mut out = [0; 28];
         request().emit(&mut out);
         for len in 0..28 {

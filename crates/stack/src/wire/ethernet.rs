@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn second_tag_length_frame_and_reserved_vlan_are_refused() {
+    fn double_tag_and_reserved_vlan_are_rejected() {
         let mut out = [0; 22];
         Header::new(A, B, Some(VlanTag::default()), EtherType::VLAN).emit(&mut out);
         assert_eq!(Header::parse(&out), Err(WireError::Unsupported));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_frames_are_refused() {
+    fn truncated_frames_are_rejected() {
         let mut out = [0; 18];
         Header::new(A, B, Some(VlanTag::default()), EtherType::IPV4).emit(&mut out);
         for len in 0..18 {

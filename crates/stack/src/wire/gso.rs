@@ -108,15 +108,15 @@ impl SuperFrameLayout {
                 let seq = seq + offset as u32;
                 // FIN and PSH belong to the last segment; CWR answers a congestion signal once and belongs to
                 // the first (RFC 3168 §6.1.2).
-                let mut kept = flags;
+                let mut segment_flags = flags;
                 if !last {
-                    kept = kept.without(TcpFlags::FIN | TcpFlags::PSH);
+                    segment_flags = segment_flags.without(TcpFlags::FIN | TcpFlags::PSH);
                 }
                 if offset != 0 {
-                    kept = kept.without(TcpFlags::CWR);
+                    segment_flags = segment_flags.without(TcpFlags::CWR);
                 }
                 transport[4..8].copy_from_slice(&seq.0.to_be_bytes());
-                transport[13] = kept.0;
+                transport[13] = segment_flags.0;
                 (protocol::TCP, TcpHeader::CHECKSUM_OFFSET)
             }
             TransportHeader::Udp => {
@@ -178,10 +178,10 @@ pub fn segment(
     let count = payload.len().div_ceil(size).max(1);
     for index in 0..count {
         let offset = index * size;
-        let piece = &payload[offset..payload.len().min(offset + size)];
-        let segment = &mut scratch[..headers.len() + piece.len()];
+        let part = &payload[offset..payload.len().min(offset + size)];
+        let segment = &mut scratch[..headers.len() + part.len()];
         segment[..headers.len()].copy_from_slice(headers);
-        let sum = copy_and_sum(piece, &mut segment[headers.len()..]);
+        let sum = copy_and_sum(part, &mut segment[headers.len()..]);
         layout.fix_network(index, segment);
         layout.fix_transport(offset, index + 1 == count, sum, segment);
         each(segment);

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_or_truncated_messages_are_refused() {
+    fn corrupted_or_truncated_messages_are_rejected() {
         let mut out = [0; 16];
         let len = Message::EchoRequest(Echo { ident: 1, seq: 2, data: b"12345678" }).emit(&mut out);
         assert_eq!(len, 16);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn only_known_queries_may_be_answered_with_an_error() {
+    fn only_known_queries_may_trigger_errors() {
         assert!(is_query(0) && is_query(8) && is_query(13) && is_query(18));
         assert!([3, 4, 5, 11, 12, 1, 19, 255].iter().all(|&kind| !is_query(kind)));
     }

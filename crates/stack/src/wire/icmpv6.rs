@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_and_redirects_are_not_answered_with_errors() {
+    fn errors_and_redirects_never_trigger_errors() {
         assert!(!is_query(1) && !is_query(100) && !is_query(127) && !is_query(137));
         assert!(is_query(128) && is_query(135) && is_query(255));
     }

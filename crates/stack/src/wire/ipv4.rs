@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn known_header_parses_and_is_emitted_again() {
+    fn known_header_round_trips() {
         let bytes = packet(&SYN, 60);
         let header = Header::parse(&bytes).unwrap();
         assert_eq!((header.total_len, header.ident, header.ttl, header.protocol), (60, 0x1c46, 64, 6));
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn contradicting_lengths_are_refused() {
+    fn contradictory_lengths_are_rejected() {
         let with = |at: usize, value: u8| {
             let mut bytes = packet(&SYN, 60);
             bytes[at] = value;
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_skipped_but_their_lengths_count() {
+    fn options_are_skipped_and_their_lengths_checked() {
         let with = |options: &[u8]| {
             let mut bytes = packet(&SYN, 60);
             bytes[0] = 0x40 | (5 + options.len() as u8 / 4);
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn quote_of_header_and_8_bytes_is_read() {
+    fn quote_of_header_and_8_bytes_is_parsed() {
         let bytes = packet(&SYN, 28);
         let (header, rest) = Header::parse_quoted(&bytes).unwrap();
         assert_eq!((header.total_len, rest), (60, &[0; 8][..]));
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn fragment_beyond_the_longest_packet_is_refused() {
+    fn fragment_beyond_65535_bytes_is_rejected() {
         let mut bytes = packet(&SYN, 60);
         bytes[6..8].copy_from_slice(&[0x1f, 0xff]);
         assert_eq!(Header::parse(&bytes), Err(WireError::BadLength));

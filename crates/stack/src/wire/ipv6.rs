@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_version_and_missing_bytes_are_refused() {
+    fn wrong_version_and_truncation_are_rejected() {
         let mut out = [0; 44];
         example().emit(&mut out);
         for len in 0..44 {

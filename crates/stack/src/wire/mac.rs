@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_round_trips_and_nonsense_is_refused() {
+    fn text_round_trips_and_invalid_text_is_rejected() {
         let mac = MacAddr([0x02, 0, 0, 0xab, 0xcd, 0xef]);
         assert_eq!(mac.to_string(), "02:00:00:ab:cd:ef");
         assert_eq!("02:0:00:AB:cd:ef".parse(), Ok(mac));

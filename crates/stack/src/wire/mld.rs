@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn query_is_read_in_both_versions() {
+    fn query_is_parsed_in_both_versions() {
         let mut message = [0; 28];
         message[0] = QUERY;
         message[4..6].copy_from_slice(&10_000u16.to_be_bytes());
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn query_from_afar_or_about_a_host_is_refused() {
+    fn invalid_query_source_or_group_is_rejected() {
         let mut message = [0; 28];
         message[0] = QUERY;
         assert_eq!(MldQuery::parse(&message, HOST, 2), Err(WireError::BadValue));

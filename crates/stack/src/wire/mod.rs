@@ -108,7 +108,7 @@ fn head<const N: usize>(bytes: &[u8]) -> Result<&[u8; N], WireError> {
 fn room<const N: usize>(out: &mut [u8]) -> &mut [u8; N] {
     match out.first_chunk_mut::<N>() {
         Some(room) => room,
-        None => panic!("no room for a header of {N} bytes"),
+        None => panic!("the buffer is too short for a header of {N} bytes"),
     }
 }
 

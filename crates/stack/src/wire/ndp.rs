@@ -256,15 +256,15 @@ impl NdpMessage {
     pub fn emit(&self, src: Ipv6Addr, dst: Ipv6Addr, out: &mut [u8]) -> usize {
         let mut writer = NdpWriter { out: &mut *out, len: 0 };
         match self {
-            Self::RouterSolicitation { source_mac: source } => {
+            Self::RouterSolicitation { source_mac } => {
                 writer.put(&[ROUTER_SOLICITATION, 0, 0, 0, 0, 0, 0, 0]);
-                writer.link_layer_address(SOURCE_LINK_LAYER_ADDRESS, *source);
+                writer.link_layer_address(SOURCE_LINK_LAYER_ADDRESS, *source_mac);
             }
             Self::RouterAdvertisement(router) => writer.router_advertisement(router),
-            Self::NeighbourSolicitation { target, source_mac: source, nonce } => {
+            Self::NeighbourSolicitation { target, source_mac, nonce } => {
                 writer.put(&[NEIGHBOUR_SOLICITATION, 0, 0, 0, 0, 0, 0, 0]);
                 writer.put(&target.octets());
-                writer.link_layer_address(SOURCE_LINK_LAYER_ADDRESS, *source);
+                writer.link_layer_address(SOURCE_LINK_LAYER_ADDRESS, *source_mac);
                 writer.link_layer_address(NONCE, nonce.map(MacAddr));
             }
             Self::NeighbourAdvertisement { target, router, solicited, overrides, target_mac } => {

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_lengths_are_refused() {
+    fn impossible_lengths_are_rejected() {
         let mut out = [0; 20];
         for len in 0..=21 {
             Header { len, ..Default::default() }.emit(&mut out);

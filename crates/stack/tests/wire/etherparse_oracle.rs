@@ -17,8 +17,8 @@ fn options_of(header: &TcpHeader) -> TcpOptions {
             Ok(TcpOptionElement::MaximumSegmentSize(mss)) => options.mss = Some(mss),
             Ok(TcpOptionElement::WindowScale(shift)) => options.window_scale = Some(shift),
             Ok(TcpOptionElement::SelectiveAcknowledgementPermitted) => options.sack_permitted = true,
-            Ok(TcpOptionElement::Timestamp(value, echo)) => {
-                options.timestamps = Some(Timestamps { tsval: value, tsecr: echo })
+            Ok(TcpOptionElement::Timestamp(tsval, tsecr)) => {
+                options.timestamps = Some(Timestamps { tsval, tsecr })
             }
             Ok(TcpOptionElement::SelectiveAcknowledgement(first, more)) => {
                 let blocks = core::iter::once(first).chain(more.into_iter().flatten());

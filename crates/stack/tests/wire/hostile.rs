@@ -62,7 +62,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_begin_like_something(mut bytes in prop::collection::vec(any::<u8>(), 1..200), first in 0usize..12, a in link_local(), b in unicast()) {
+    fn plausible_prefixes_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 1..200), first in 0usize..12, a in link_local(), b in unicast()) {
         bytes[0] = [0x45, 0x46, 0x4f, 0x60, 130, 133, 134, 135, 136, 137, 0, 3][first];
         if let Some(byte) = bytes.get_mut(1) {
             *byte &= 1;
@@ -124,7 +124,7 @@ proptest! {
     }
 
     #[test]
-    fn truncated_headers_are_refused(ethernet in ethernet_header(), arp in arp_packet(), v4 in ipv4_header(9), v6 in ipv6_header(9), (tcp, options) in tcp_header(), fragment in fragment_header()) {
+    fn truncated_headers_are_rejected(ethernet in ethernet_header(), arp in arp_packet(), v4 in ipv4_header(9), v6 in ipv6_header(9), (tcp, options) in tcp_header(), fragment in fragment_header()) {
         let mut out = [0; 80];
         let len = ethernet.emit(&mut out);
         prop_assert!((0..len).all(|cut| ethernet::Header::parse(&out[..cut]).is_err()));

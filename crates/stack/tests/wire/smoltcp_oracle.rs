@@ -187,7 +187,7 @@ proptest! {
                 TcpOption::MaxSegmentSize(mss) => read.mss = Some(mss),
                 TcpOption::WindowScale(shift) => read.window_scale = Some(shift),
                 TcpOption::SackPermitted => read.sack_permitted = true,
-                TcpOption::TimeStamp { tsval, tsecr } => read.timestamps = Some(Timestamps { tsval: tsval, tsecr: tsecr }),
+                TcpOption::TimeStamp { tsval, tsecr } => read.timestamps = Some(Timestamps { tsval, tsecr }),
                 // smoltcp parses only the first three.
                 TcpOption::SackRange(blocks) => read.sack_blocks = blocks.iter().flatten().map(|&(a, b)| (SeqNumber(a), SeqNumber(b))).collect(),
                 TcpOption::Unknown { kind: 28, data: &[a, b] } => read.user_timeout = Some(u16::from_be_bytes([a, b])),

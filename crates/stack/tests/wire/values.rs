@@ -100,15 +100,20 @@ pub fn ipv6_header(payload_len: usize) -> impl Strategy<Value = ipv6::Header> {
 }
 
 pub fn fragment_header() -> impl Strategy<Value = ipv6::FragmentHeader> {
-    (any::<u8>(), 0u16..8192, any::<bool>(), any::<u32>()).prop_map(|(next_header, offset, more, ident)| {
-        ipv6::FragmentHeader { next_header, offset: offset * 8, more_fragments: more, ident }
-    })
+    (any::<u8>(), 0u16..8192, any::<bool>(), any::<u32>()).prop_map(
+        |(next_header, offset, more_fragments, ident)| ipv6::FragmentHeader {
+            next_header,
+            offset: offset * 8,
+            more_fragments,
+            ident,
+        },
+    )
 }
 
 /// A header whose length is the one that its options need.
 pub fn tcp_header() -> impl Strategy<Value = (TcpHeader, TcpOptions)> {
     let fields = (1u16.., 1u16.., any::<u32>(), any::<u32>(), any::<u8>(), any::<u16>(), any::<u16>());
-    (fields, tcp_options()).prop_map(|((src_port, dst_port, seq, ack, flags, window, urgent), options)| {
+    (fields, tcp_options()).prop_map(|((src_port, dst_port, seq, ack, flags, window, urg_ptr), options)| {
         let header = TcpHeader {
             src_port,
             dst_port,
@@ -116,7 +121,7 @@ pub fn tcp_header() -> impl Strategy<Value = (TcpHeader, TcpOptions)> {
             ack: SeqNumber(ack),
             flags: TcpFlags(flags),
             window,
-            urg_ptr: urgent,
+            urg_ptr,
             header_len: 20 + options.encoded_len() as u8,
         };
         (header, options)
@@ -125,7 +130,7 @@ pub fn tcp_header() -> impl Strategy<Value = (TcpHeader, TcpOptions)> {
 
 /// Options that fit into a header together and that the parser returns unchanged.
 pub fn tcp_options() -> impl Strategy<Value = TcpOptions> {
-    let timestamps = any::<(u32, u32)>().prop_map(|(value, echo)| Timestamps { tsval: value, tsecr: echo });
+    let timestamps = any::<(u32, u32)>().prop_map(|(tsval, tsecr)| Timestamps { tsval, tsecr });
     let blocks = prop::collection::vec(any::<(u32, u32)>(), 0..=4);
     let few = (option::of(1u16..), option::of(0u8..=14), any::<bool>(), option::of(any::<u16>()));
     (few, option::of(timestamps), blocks).prop_map(

@@ -21,7 +21,7 @@ fn example_of_rfc_1071() {
 }
 
 #[test]
-fn every_length_and_alignment_agrees_with_the_naive_sum() {
+fn every_length_and_alignment_matches_naive_sum() {
     let bytes: Vec<u8> = (0..400u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let mut copy = vec![0; 400];
     for start in 0..16 {
@@ -58,7 +58,7 @@ fn carry_out_of_the_last_fold_comes_back() {
 }
 
 #[test]
-fn copy_of_many_blocks_is_whole_and_summed_as_one() {
+fn copy_of_many_blocks_yields_one_sum() {
     let bytes: Vec<u8> =
         (0..3 * COPY_BLOCK as u32 + 77).map(|i| (i.wrapping_mul(40_503) >> 7) as u8).collect();
     for len in [COPY_BLOCK - 1, COPY_BLOCK, COPY_BLOCK + 1, 2 * COPY_BLOCK, bytes.len()] {
@@ -69,7 +69,7 @@ fn copy_of_many_blocks_is_whole_and_summed_as_one() {
 }
 
 #[test]
-fn pseudo_headers_agree_with_their_bytes() {
+fn pseudo_header_sums_match_their_bytes() {
     let (a, b) = (Ipv4Addr::new(192, 168, 0, 255), Ipv4Addr::new(10, 255, 255, 1));
     let mut bytes = [a.octets(), b.octets()].concat();
     bytes.extend([0, 6, 0x12, 0x34]);
@@ -91,7 +91,7 @@ fn udp_checksum_is_never_zero() {
 
 proptest! {
     #[test]
-    fn pieces_add_up_wherever_they_are_cut(bytes in prop::collection::vec(any::<u8>(), 0..300), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6)) {
+    fn sums_of_parts_add_up_at_any_split(bytes in prop::collection::vec(any::<u8>(), 0..300), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6)) {
         let mut cuts: Vec<usize> = cuts.iter().map(|c| c.index(bytes.len() + 1)).collect();
         cuts.extend([0, bytes.len()]);
         cuts.sort_unstable();

@@ -21,7 +21,7 @@ fn gso(kind: GsoKind, size: u16) -> Gso {
 }
 
 #[test]
-fn segments_are_those_of_linux() {
+fn segments_match_linux_gso() {
     let mut cases = 0;
     for case in include_str!("linux_gso.txt").split("case ").skip(1) {
         let mut lines = case.lines();
@@ -71,7 +71,7 @@ fn tcp4(payload: &[u8], flags: TcpFlags) -> Vec<u8> {
 }
 
 #[test]
-fn frames_of_another_kind_and_empty_segments_are_refused() {
+fn wrong_gso_kind_and_zero_size_are_rejected() {
     let frame = tcp4(b"data", TcpFlags::ACK);
     assert_eq!(cut(&frame, gso(GsoKind::Tcp6, 8)), Err(WireError::BadValue));
     assert_eq!(cut(&frame, gso(GsoKind::Udp, 8)), Err(WireError::BadValue));
@@ -85,7 +85,7 @@ fn frames_of_another_kind_and_empty_segments_are_refused() {
 }
 
 #[test]
-fn scratch_that_is_too_short_is_refused_before_anything_comes_out() {
+fn short_scratch_buffer_is_rejected_before_any_output() {
     let frame = tcp4(&[1; 100], TcpFlags::ACK);
     let mut scratch = [0; 93];
     let result = segment(&frame, gso(GsoKind::Tcp4, 40), &mut scratch, |_| panic!("called"));
@@ -95,7 +95,7 @@ fn scratch_that_is_too_short_is_refused_before_anything_comes_out() {
 }
 
 #[test]
-fn frame_without_payload_is_one_segment_and_padding_is_left_out() {
+fn frame_without_payload_yields_one_segment_without_padding() {
     let mut frame = tcp4(b"", TcpFlags::ACK | TcpFlags::FIN);
     frame.extend([0; 6]);
     let segments = cut(&frame, gso(GsoKind::Tcp4, 8)).unwrap();
@@ -103,7 +103,7 @@ fn frame_without_payload_is_one_segment_and_padding_is_left_out() {
 }
 
 #[test]
-fn left_out_checksum_is_completed() {
+fn partial_checksum_is_completed() {
     let mut frame = tcp4(b"some data", TcpFlags::ACK);
     let whole = cut(&frame, gso(GsoKind::Tcp4, 1000)).unwrap().remove(0);
     let pseudo = pseudo_v4(SRC, DST, protocol::TCP, frame.len() - 34);
@@ -121,7 +121,7 @@ fn completed_checksum_is_never_zero() {
 }
 
 #[test]
-fn udp_segment_has_a_checksum_even_if_it_comes_out_as_zero() {
+fn udp_segment_checksum_is_never_zero() {
     let cases = include_str!("linux_gso.txt");
     let (_, case) = cases.split_once("case udp4 8 ").unwrap();
     let mut frame = bytes(case.lines().nth(1).unwrap().strip_prefix("super ").unwrap());
@@ -135,7 +135,7 @@ fn udp_segment_has_a_checksum_even_if_it_comes_out_as_zero() {
 }
 
 #[test]
-fn checksum_field_outside_the_frame_is_refused() {
+fn checksum_field_outside_the_frame_is_rejected() {
     let mut frame = [1; 20];
     for (start, offset) in [(21, 0), (10, 10), (10, 9), (19, 0), (0, 7), (usize::MAX, 2), (2, usize::MAX - 1)]
     {
@@ -170,7 +170,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(mut frame in prop::collection::vec(any::<u8>(), 0..200), seed in prop::option::of(any::<prop::sample::Index>()), kind in 0..3, size: u16, scratch in 0usize..300) {
+    fn arbitrary_bytes_never_panic(mut frame in prop::collection::vec(any::<u8>(), 0..200), seed in prop::option::of(any::<prop::sample::Index>()), kind in 0..3, size: u16, scratch in 0usize..300) {
         // Half of the frames are valid ones with a few modified bytes, so that the parsers get further.
         if let Some(seed) = seed {
             let noise = frame;

@@ -30,8 +30,8 @@ fn router(prefixes: u16) -> NdpMessage {
     })
 }
 
-fn solicitation(source: Option<MacAddr>, nonce: Option<[u8; 6]>) -> NdpMessage {
-    NdpMessage::NeighbourSolicitation { target: PEER, source_mac: source, nonce }
+fn solicitation(source_mac: Option<MacAddr>, nonce: Option<[u8; 6]>) -> NdpMessage {
+    NdpMessage::NeighbourSolicitation { target: PEER, source_mac, nonce }
 }
 
 fn advertisement(solicited: bool) -> NdpMessage {
@@ -87,7 +87,7 @@ fn every_message_round_trips() {
 }
 
 #[test]
-fn messages_from_beyond_the_link_are_refused() {
+fn messages_from_beyond_the_link_are_rejected() {
     for message in [router(1), solicitation(Some(MAC), None), advertisement(true)] {
         let mut bytes = emitted(&message);
         assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 254), Err(WireError::BadValue));
@@ -111,7 +111,7 @@ fn unspecified_source_only_detects_duplicates() {
 }
 
 #[test]
-fn multicast_targets_and_solicited_advertisements_to_groups_are_refused() {
+fn multicast_targets_are_rejected() {
     let mut bytes = emitted(&solicitation(Some(MAC), None));
     bytes[8] = 0xff;
     assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 255), Err(WireError::BadValue));
@@ -122,7 +122,7 @@ fn multicast_targets_and_solicited_advertisements_to_groups_are_refused() {
 }
 
 #[test]
-fn option_of_length_zero_spoils_the_message_and_unknown_ones_do_not() {
+fn zero_length_option_invalidates_the_message() {
     let mut bytes = emitted(&solicitation(Some(MAC), None));
     bytes[25] = 0;
     assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 255), Err(WireError::BadLength));
@@ -132,11 +132,15 @@ fn option_of_length_zero_spoils_the_message_and_unknown_ones_do_not() {
     assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 255), Ok(solicitation(None, None)));
     bytes.extend([0; 8]);
     bytes[24..26].copy_from_slice(&[SOURCE_LINK_LAYER_ADDRESS, 2]);
-    assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 255), Ok(solicitation(None, None)), "another length");
+    assert_eq!(
+        NdpMessage::parse(&bytes, HOST, PEER, 255),
+        Ok(solicitation(None, None)),
+        "unexpected option length"
+    );
 }
 
 #[test]
-fn surplus_and_impossible_prefixes_are_not_read() {
+fn excess_and_invalid_prefixes_are_skipped() {
     let mut bytes = emitted(&router(PREFIXES_MAX as u16));
     let last = bytes[bytes.len() - 32..].to_vec();
     bytes.extend(&last);
@@ -152,7 +156,7 @@ fn surplus_and_impossible_prefixes_are_not_read() {
 }
 
 #[test]
-fn redirects_are_not_read() {
+fn redirects_are_rejected() {
     let mut bytes = [0; 40];
     bytes[0] = REDIRECT;
     assert_eq!(NdpMessage::parse(&bytes, HOST, PEER, 255), Err(WireError::Unsupported));

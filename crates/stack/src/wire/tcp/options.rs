@@ -87,9 +87,9 @@ impl TcpOptions {
                     if matches!([first, second], [NOP, NOP] | [SACK_PERMITTED, 2]) =>
                 {
                     parsed.sack_permitted |= first == SACK_PERMITTED;
-                    let (value, echo) = (words.next()?, words.next()?);
-                    let (value, echo) = (u32::from_be_bytes(*value), u32::from_be_bytes(*echo));
-                    parsed.timestamps = Some(Timestamps { tsval: value, tsecr: echo });
+                    let (tsval, tsecr) = (words.next()?, words.next()?);
+                    let (tsval, tsecr) = (u32::from_be_bytes(*tsval), u32::from_be_bytes(*tsecr));
+                    parsed.timestamps = Some(Timestamps { tsval, tsecr });
                 }
                 _ => return None,
             }
@@ -209,13 +209,13 @@ impl TcpOptions {
             words.push(u32::from_be_bytes([MSS, 4, 0, 0]) | u32::from(mss));
         }
         if let Some(timestamps) = self.timestamps {
-            let [mut lead, value, echo] = timestamps.words();
+            let [mut lead, tsval, tsecr] = timestamps.words();
             if self.sack_permitted {
                 lead = u32::from_be_bytes([SACK_PERMITTED, 2, TIMESTAMPS, 10]);
             }
             words.push(lead);
-            words.push(value);
-            words.push(echo);
+            words.push(tsval);
+            words.push(tsecr);
         } else if self.sack_permitted {
             words.push(u32::from_be_bytes([NOP, NOP, SACK_PERMITTED, 2]));
         }

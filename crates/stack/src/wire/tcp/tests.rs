@@ -6,7 +6,7 @@ fn emitted(options: &TcpOptions) -> Vec<u8> {
     let len = emit(&TcpHeader::default(), options, &mut out);
     assert_eq!(len, TcpHeader::LEN + options.encoded_len());
     assert!(len <= TcpHeader::LEN_MAX && len.is_multiple_of(4));
-    assert!(out[len..].iter().all(|&b| b == 0xee), "wrote past its length");
+    assert!(out[len..].iter().all(|&b| b == 0xee), "written beyond the returned length");
     out[TcpHeader::LEN..len].to_vec()
 }
 
@@ -29,7 +29,7 @@ fn sequence_numbers_wrap() {
 }
 
 #[test]
-fn numbers_half_the_space_apart_are_before_each_other() {
+fn numbers_2_31_apart_precede_each_other() {
     let (a, b) = (SeqNumber(0), SeqNumber(1 << 31));
     assert!(a.lt(b) && b.lt(a) && a.gt(b) && b.gt(a));
 }
@@ -88,7 +88,7 @@ fn later_options_are_laid_out_as_linux_does() {
 }
 
 #[test]
-fn sack_blocks_without_room_are_left_out() {
+fn sack_blocks_that_do_not_fit_are_omitted() {
     let mut options = TcpOptions { sack_blocks: blocks(4), ..Default::default() };
     assert_eq!(emitted(&options).len(), 36);
     options.timestamps = Some(TS);
@@ -102,7 +102,7 @@ fn sack_blocks_without_room_are_left_out() {
 }
 
 #[test]
-fn malformed_option_ends_the_reading() {
+fn malformed_option_ends_parsing() {
     let good = TcpOptions { mss: Some(1460), ..Default::default() };
     for bad in [&[3u8][..], &[3, 0, 7], &[3, 1, 7], &[3, 4, 7], &[8, 10, 0, 0], &[99, 255]] {
         let options = [&[2, 4, 5, 0xb4], bad].concat();
@@ -111,12 +111,12 @@ fn malformed_option_ends_the_reading() {
     assert_eq!(
         TcpOptions::parse(&[0, 2, 4, 5, 0xb4]),
         TcpOptions::default(),
-        "nothing counts after end-of-list"
+        "options after end-of-list are ignored"
     );
 }
 
 #[test]
-fn unknown_and_misshapen_options_are_skipped() {
+fn unknown_and_malformed_options_are_skipped() {
     let good = TcpOptions { mss: Some(1460), ..Default::default() };
     for odd in [
         &[254u8, 4, 0, 0][..],
@@ -135,14 +135,14 @@ fn unknown_and_misshapen_options_are_skipped() {
 }
 
 #[test]
-fn window_scale_above_14_reads_as_14() {
+fn window_scale_above_14_is_clamped() {
     assert_eq!(TcpOptions::parse(&[3, 3, 14]).window_scale, Some(14));
     assert_eq!(TcpOptions::parse(&[3, 3, 15]).window_scale, Some(14));
     assert_eq!(TcpOptions::parse(&[3, 3, 255]).window_scale, Some(14));
 }
 
 #[test]
-fn timestamps_only_takes_no_other_layout() {
+fn timestamps_only_rejects_other_layouts() {
     let options = emitted(&TcpOptions { timestamps: Some(TS), ..Default::default() });
     assert_eq!(TcpOptions::parse_timestamps_only(&options), Some(TS));
     assert_eq!(TcpOptions::parse_timestamps_only(&options[..11]), None);
@@ -174,7 +174,7 @@ fn segment_round_trips() {
 }
 
 #[test]
-fn impossible_data_offsets_are_refused() {
+fn impossible_data_offsets_are_rejected() {
     let mut bytes = [0; 32];
     for offset in 0..16u8 {
         bytes[12] = offset << 4;
@@ -189,7 +189,7 @@ fn impossible_data_offsets_are_refused() {
 }
 
 #[test]
-fn options_in_whole_words_are_read_as_any_others_are() {
+fn aligned_parser_matches_the_general_parser() {
     // All sequences of up to four words that occur in practice, and similar ones.
     let words: [[u8; 4]; 12] = [
         [2, 4, 5, 0xb4],

@@ -50,7 +50,7 @@ fn chain_of_known_headers_is_followed() {
 }
 
 #[test]
-fn fragment_ends_the_walk_and_an_atomic_one_does_not() {
+fn atomic_fragment_does_not_end_the_chain() {
     let mut fragment = [0; 8];
     let header = FragmentHeader { next_header: 17, offset: 1448, more_fragments: true, ident: 0xdead_beef };
     header.emit(&mut fragment);
@@ -145,7 +145,7 @@ fn endless_chain_is_dropped() {
 }
 
 #[test]
-fn chain_that_leaves_the_packet_is_dropped() {
+fn chain_beyond_the_packet_is_dropped() {
     let mut short = packet(60, &[&[6, 0, 1, 4, 0, 0, 0, 0]]);
     short[41] = 9;
     assert_eq!(follow(&short), drops(WireError::Truncated));

@@ -26,7 +26,7 @@ fn payload(len: usize) -> Vec<u8> {
 }
 
 fn send_plain(
-    bench: &mut NetworkFixture,
+    fixture: &mut NetworkFixture,
     route: &Route,
     headers: &TcpV4Headers,
     options: &[u32],
@@ -34,18 +34,18 @@ fn send_plain(
 ) -> bool {
     let (len, gso_size) = lengths;
     let lengths = TcpV4Lengths { options, payload: len, gso_size };
-    let Some(packet) = bench.network.begin_tcp_v4(bench.now, &route.hop, lengths).unwrap() else {
+    let Some(packet) = fixture.network.begin_tcp_v4(fixture.now, &route.hop, lengths).unwrap() else {
         return false;
     };
     packet.payload.copy_from_slice(&payload(len));
     let sum = if packet.payload_sum == PayloadSum::Required { Sum::of(packet.payload) } else { Sum::ZERO };
     let sealed = packet.seal(headers, options, sum);
-    bench.network.commit_tcp_v4(sealed, Label::NONE);
+    fixture.network.commit_tcp_v4(sealed, Label::NONE);
     true
 }
 
 fn send_any(
-    bench: &mut NetworkFixture,
+    fixture: &mut NetworkFixture,
     route: &Route,
     headers: &TcpV4Headers,
     options: &TcpOptions,
@@ -77,11 +77,11 @@ fn send_any(
         l4[header_len..].copy_from_slice(&payload(len));
         (header_len, Sum::of(&l4[header_len..]))
     };
-    bench.network.send_tcp(bench.now, &route.hop, &ip, header_len + len, gso_size, write).unwrap();
+    fixture.network.send_tcp(fixture.now, &route.hop, &ip, header_len + len, gso_size, write).unwrap();
 }
 
 #[test]
-fn a_plain_packet_is_the_one_that_the_general_way_builds() {
+fn fast_path_builds_the_slow_path_packet() {
     let timestamps = Some(Timestamps { tsval: 0xdead_beef, tsecr: 1 });
     let syn = TcpOptions {
         mss: Some(1460),
@@ -94,19 +94,19 @@ fn a_plain_packet_is_the_one_that_the_general_way_builds() {
         [(SeqNumber(1), SeqNumber(2)), (SeqNumber(0xffff_ffff), SeqNumber(5))].into_iter().collect();
     let sack = TcpOptions { timestamps, sack_blocks, ..TcpOptions::default() };
     let options = [TcpOptions::default(), TcpOptions { timestamps, ..TcpOptions::default() }, syn, sack];
-    let urgent = TcpV4Headers { urg_ptr: 17, flags: TcpFlags::URG.with(TcpFlags::CWR), tos: 0, ..headers() };
+    let urg_ptr = TcpV4Headers { urg_ptr: 17, flags: TcpFlags::URG.with(TcpFlags::CWR), tos: 0, ..headers() };
     for capabilities in [CAPABILITIES, OFFLOADS] {
-        let mut bench = NetworkFixture::with(network_config(), &link_config(), capabilities);
-        bench.learn_v4(PEER_V4, PEER_MAC);
-        let route = bench.route(PEER_V4);
+        let mut fixture = NetworkFixture::with(network_config(), &link_config(), capabilities);
+        fixture.learn_v4(PEER_V4, PEER_MAC);
+        let route = fixture.route(PEER_V4);
         let large = (capabilities.gso_bytes_max > 0).then_some((30_000, Some(1400)));
         for lengths in [(0, None), (1, None), (2, None), (101, None), (1400, None)].into_iter().chain(large) {
             for options in &options {
-                for headers in [headers(), urgent] {
-                    assert!(send_plain(&mut bench, &route, &headers, &options.words(), lengths));
-                    let plain = bench.sent_with_meta();
-                    send_any(&mut bench, &route, &headers, options, lengths);
-                    assert_eq!(plain, bench.sent_with_meta(), "{lengths:?} {options:?}");
+                for headers in [headers(), urg_ptr] {
+                    assert!(send_plain(&mut fixture, &route, &headers, &options.words(), lengths));
+                    let plain = fixture.sent_with_meta();
+                    send_any(&mut fixture, &route, &headers, options, lengths);
+                    assert_eq!(plain, fixture.sent_with_meta(), "{lengths:?} {options:?}");
                 }
             }
         }
@@ -114,42 +114,42 @@ fn a_plain_packet_is_the_one_that_the_general_way_builds() {
 }
 
 #[test]
-fn a_sum_of_nothing_but_ones_is_written_as_the_general_way_does() {
-    let mut bench = NetworkFixture::new();
-    bench.learn_v4(PEER_V4, PEER_MAC);
-    let route = bench.route(PEER_V4);
-    send_any(&mut bench, &route, &headers(), &TcpOptions::default(), (0, None));
+fn all_ones_sum_matches_the_slow_path() {
+    let mut fixture = NetworkFixture::new();
+    fixture.learn_v4(PEER_V4, PEER_MAC);
+    let route = fixture.route(PEER_V4);
+    send_any(&mut fixture, &route, &headers(), &TcpOptions::default(), (0, None));
     // The urgent pointer becomes the previous checksum, so that the new checksum is 0.
-    let urgent = u16::from_be_bytes(crate::wire::array(bench.sent_one().first_chunk::<54>().unwrap(), 50));
-    let headers = TcpV4Headers { urg_ptr: urgent, ..headers() };
-    assert!(send_plain(&mut bench, &route, &headers, &[], (0, None)));
-    let plain = bench.sent_one();
+    let urg_ptr = u16::from_be_bytes(crate::wire::array(fixture.sent_one().first_chunk::<54>().unwrap(), 50));
+    let headers = TcpV4Headers { urg_ptr, ..headers() };
+    assert!(send_plain(&mut fixture, &route, &headers, &[], (0, None)));
+    let plain = fixture.sent_one();
     assert_eq!(plain[50..52], [0, 0]);
-    send_any(&mut bench, &route, &headers, &TcpOptions::default(), (0, None));
-    assert_eq!(plain, bench.sent_one());
+    send_any(&mut fixture, &route, &headers, &TcpOptions::default(), (0, None));
+    assert_eq!(plain, fixture.sent_one());
 }
 
 #[test]
-fn what_needs_a_closer_look_is_left_alone() {
-    let mut bench = NetworkFixture::new();
-    let unknown = bench.route(PEER_V4);
-    assert!(!send_plain(&mut bench, &unknown, &headers(), &[], (10, None)), "the neighbour is not known");
-    bench.learn_v4(PEER_V4, PEER_MAC);
-    let route = bench.route(PEER_V4);
-    assert!(!send_plain(&mut bench, &route, &headers(), &[], (1461, None)), "longer than the MTU");
-    assert!(!send_plain(&mut bench, &route, &headers(), &[], (10_000, Some(1400))), "no such device");
-    bench.network.bump_epoch();
-    assert!(!send_plain(&mut bench, &route, &headers(), &[], (10, None)), "the hop is out of date");
-    assert!(bench.sent().is_empty());
+fn fast_path_declines_unusual_packets() {
+    let mut fixture = NetworkFixture::new();
+    let unknown = fixture.route(PEER_V4);
+    assert!(!send_plain(&mut fixture, &unknown, &headers(), &[], (10, None)), "unresolved neighbour");
+    fixture.learn_v4(PEER_V4, PEER_MAC);
+    let route = fixture.route(PEER_V4);
+    assert!(!send_plain(&mut fixture, &route, &headers(), &[], (1461, None)), "exceeds the MTU");
+    assert!(!send_plain(&mut fixture, &route, &headers(), &[], (10_000, Some(1400))), "device without GSO");
+    fixture.network.bump_epoch();
+    assert!(!send_plain(&mut fixture, &route, &headers(), &[], (10, None)), "stale hop");
+    assert!(fixture.sent().is_empty());
 }
 
 #[test]
-fn a_full_device_is_reported() {
-    let mut bench = NetworkFixture::new();
-    bench.learn_v4(PEER_V4, PEER_MAC);
-    let route = bench.route(PEER_V4);
-    bench.set_capacity(0);
+fn full_device_is_reported() {
+    let mut fixture = NetworkFixture::new();
+    fixture.learn_v4(PEER_V4, PEER_MAC);
+    let route = fixture.route(PEER_V4);
+    fixture.set_capacity(0);
     let lengths = TcpV4Lengths { options: &[], payload: 10, gso_size: None };
-    let begun = bench.network.begin_tcp_v4(bench.now, &route.hop, lengths);
+    let begun = fixture.network.begin_tcp_v4(fixture.now, &route.hop, lengths);
     assert!(matches!(begun, Err(TxError::Full)));
 }

@@ -22,25 +22,25 @@ fn v6_frame() -> Vec<u8> {
 
 /// Returns whether the fast path accepts a frame; [`NetworkFixture::parse`] compares the result with the slow
 /// path.
-fn is_usual(bench: &mut NetworkFixture, bytes: &[u8]) -> bool {
-    bench.parse(bytes);
+fn is_usual(fixture: &mut NetworkFixture, bytes: &[u8]) -> bool {
+    fixture.parse(bytes);
     let frame = RxFrame::new(bytes);
-    bench.network.parse_fast(bench.port, &frame).is_some()
+    fixture.network.parse_fast(fixture.port, &frame).is_some()
 }
 
 #[test]
-fn plain_segments_of_both_families_are_usual() {
-    let mut bench = NetworkFixture::new();
-    assert!(is_usual(&mut bench, &v4_frame(protocol::TCP, &v4_segment())));
-    assert!(is_usual(&mut bench, &v6_frame()));
+fn fast_path_accepts_ordinary_segments_of_both_families() {
+    let mut fixture = NetworkFixture::new();
+    assert!(is_usual(&mut fixture, &v4_frame(protocol::TCP, &v4_segment())));
+    assert!(is_usual(&mut fixture, &v6_frame()));
     let mut padded = v4_frame(protocol::TCP, &v4_segment());
     padded.extend_from_slice(&[0; 7]);
-    assert!(is_usual(&mut bench, &padded));
+    assert!(is_usual(&mut fixture, &padded));
 }
 
 #[test]
-fn whatever_is_different_is_left_to_the_close_look() {
-    let mut bench = NetworkFixture::new();
+fn fast_path_rejects_every_other_frame() {
+    let mut fixture = NetworkFixture::new();
     let packet = |change: &dyn Fn(&mut ipv4::Header)| {
         let mut header = ipv4_header(PEER_V4, OUR_V4, protocol::TCP, v4_segment().len());
         change(&mut header);
@@ -66,39 +66,39 @@ fn whatever_is_different_is_left_to_the_close_look() {
         ),
     ];
     for (case, bytes) in others.iter().enumerate() {
-        assert!(!is_usual(&mut bench, bytes), "case {case}");
+        assert!(!is_usual(&mut fixture, bytes), "case {case}");
     }
 }
 
 #[test]
-fn no_prefix_and_no_flipped_bit_is_usual_by_mistake() {
-    let mut bench = NetworkFixture::new();
+fn fast_path_rejects_truncated_and_corrupted_frames() {
+    let mut fixture = NetworkFixture::new();
     for whole in [v4_frame(protocol::TCP, &v4_segment()), v6_frame()] {
         for len in 0..whole.len() {
-            assert!(!is_usual(&mut bench, &whole[..len]), "{len}");
+            assert!(!is_usual(&mut fixture, &whole[..len]), "{len}");
         }
         for bit in 0..whole.len() * 8 {
             let mut bytes = whole.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             // Some bits have no meaning, such as those of the source MAC address. `parse` compares the two
             // paths.
-            is_usual(&mut bench, &bytes);
+            is_usual(&mut fixture, &bytes);
         }
     }
 }
 
 #[test]
-fn a_device_that_vouches_for_another_checksum_is_not_believed() {
-    let bench = NetworkFixture::new();
+fn checksum_verified_elsewhere_does_not_count() {
+    let fixture = NetworkFixture::new();
     let mut bytes = v4_frame(protocol::TCP, &v4_segment());
     *bytes.last_mut().unwrap() ^= 1;
     let seen = |checksum| {
         let frame = RxFrame { checksum, ..RxFrame::new(&bytes) };
         assert_eq!(
-            bench.network.parse_fast(bench.port, &frame).is_some(),
-            matches!(bench.network.parse(bench.port, &frame), ParsedFrame::Tcp(_))
+            fixture.network.parse_fast(fixture.port, &frame).is_some(),
+            matches!(fixture.network.parse(fixture.port, &frame), ParsedFrame::Tcp(_))
         );
-        bench.network.parse_fast(bench.port, &frame).is_some()
+        fixture.network.parse_fast(fixture.port, &frame).is_some()
     };
     assert!(seen(RxChecksum::Verified));
     assert!(seen(RxChecksum::Partial { start: 34, offset: 16 }));
