@@ -317,7 +317,7 @@ impl<'a> Context<'a> {
 
     /// See [`Stack::sendable_within`](ginnel_stack::stack::Stack::sendable_within).
     pub(crate) fn sendable_within(&mut self, conn: Conn, len: u32, limits: (u32, u32)) -> u32 {
-        self.core.stack.local_mut().map_or(len, |stack| stack.sendable_within(conn, len, limits))
+        self.core.stack.local_mut().map_or(len, |stack| stack.sendable_within(conn, len, limits.0, limits.1))
     }
 
     /// Queues `len` bytes of a source, beginning at `offset`, without copying them. All or nothing: after

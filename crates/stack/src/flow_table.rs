@@ -17,7 +17,7 @@
 //!
 //! * Growth is triggered by memory: a bucket is added when all buckets together take less than 32 bytes per
 //!   entry, so that hardly any bucket overflows.
-//! * An insertion splits at most one bucket and moves at most [`REDISTRIBUTED_BUCKETS_MAX`] overflow buckets
+//! * An insertion splits at most one bucket and moves at most `REDISTRIBUTED_BUCKETS_MAX` overflow buckets
 //!   of it. The rest of a long chain (only equal hashes cause one) stays in `pending`, where lookups find it,
 //!   for further insertions.
 //! * A bucket has overflow buckets only if it is full, and of its overflow buckets only the first one is

@@ -514,17 +514,17 @@ impl Stack {
     }
 
     /// Marks the end of the queued data as the end of a record (`MSG_EOR`): data that are sent later share no
-    /// segment with it. Of the records that were not sent, the last 256 are kept apart, less the marks that
+    /// segment with it. Of the records that were not sent, the first 256 are kept apart, less the marks that
     /// long writes need.
     pub fn end_record(&mut self, conn: Conn) {
         self.tcp.end_record(conn);
     }
 
     /// Returns how many of `len` bytes (at most 2^30) Linux would accept in one call, in which it also sends,
-    /// before `most.0` bytes or more are unsent (`TCP_NOTSENT_LOWAT`) or `most.1` bytes or more are
-    /// unacknowledged (`SO_SNDBUF`).
-    pub fn sendable_within(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> u32 {
-        self.tcp.sendable_within(conn, len, most)
+    /// before `unsent_max` bytes are unsent (`TCP_NOTSENT_LOWAT`) or `unacked_max` bytes are unacknowledged
+    /// (`SO_SNDBUF`).
+    pub fn sendable_within(&mut self, conn: Conn, len: u32, unsent_max: u32, unacked_max: u32) -> u32 {
+        self.tcp.sendable_within(conn, len, unsent_max, unacked_max)
     }
 
     /// Queues `len` bytes of a source from `offset` on without copying them, all or none.
@@ -799,9 +799,9 @@ impl Stack {
         self.udp.send(now, &mut self.net, socket, &UdpSendParams { source, ..*sending }, payload)
     }
 
-    /// Takes the oldest report of an error about a socket's datagrams, with as much of the datagram as is
-    /// known and `out` holds. There are some only for sockets that want them ([`UdpOptions::reports_v4`],
-    /// [`UdpOptions::reports_v6`]).
+    /// Takes the oldest extended error about a socket's datagrams (`MSG_ERRQUEUE`), with as much of the datagram
+    /// as is known and fits `out`. Errors are queued only for sockets that request it
+    /// ([`UdpOptions::recverr_v4`], [`UdpOptions::recverr_v6`]).
     ///
     /// # Errors
     /// [`UdpError::WouldBlock`] if there is none, [`UdpError::Stale`].

@@ -128,14 +128,14 @@ enum SendmsgStep {
 }
 
 impl SendmsgModel {
-    /// Writes `len` bytes, as long as fewer than `unsent_max` bytes are unsent and fewer than `queued_max`
+    /// Writes `len` bytes, as long as fewer than `unsent_max` bytes are unsent and fewer than `unacked_max`
     /// bytes are unacknowledged when a buffer begins (`sk_stream_memory_free`). Returns the number of bytes
     /// written.
     fn write(
         &mut self,
         len: u32,
         unsent_max: u32,
-        queued_max: u32,
+        unacked_max: u32,
         mut step: impl FnMut(SendmsgStep),
     ) -> u32 {
         let (start, end) = (self.write_seq, self.write_seq + len);
@@ -145,7 +145,7 @@ impl SendmsgModel {
             let is_new =
                 self.write_seq == self.skb_start || self.write_seq - self.skb_start >= self.size_goal;
             if is_new {
-                if self.write_seq - self.snd_nxt >= unsent_max || self.unacked + self.write_seq >= queued_max
+                if self.write_seq - self.snd_nxt >= unsent_max || self.unacked + self.write_seq >= unacked_max
                 {
                     break;
                 }
@@ -284,16 +284,15 @@ impl Tcp {
         }
     }
 
-    /// Returns how many of `len` bytes (at most 2^30) Linux would accept now, if a write ended when `most.0`
-    /// bytes or more are unsent (`TCP_NOTSENT_LOWAT`) or `most.1` bytes or more are unacknowledged
-    /// (`SO_SNDBUF`).
-    pub fn sendable_within(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> u32 {
+    /// Returns how many of `len` bytes (at most 2^30) Linux would accept now, if a write ended when `unsent_max`
+    /// bytes are unsent (`TCP_NOTSENT_LOWAT`) or `unacked_max` bytes are unacknowledged (`SO_SNDBUF`).
+    pub fn sendable_within(&mut self, conn: Conn, len: u32, unsent_max: u32, unacked_max: u32) -> u32 {
         let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].state.is_synchronized()) else {
             return len;
         };
         self.ensure_active(idx);
         let a = self.send_quota(idx);
-        self.sendmsg_model(idx, &a, a.unsent).write(len, most.0, most.1, |_| {})
+        self.sendmsg_model(idx, &a, a.unsent).write(len, unsent_max, unacked_max, |_| {})
     }
 
     /// Returns the bytes from `snd_nxt` to the end of the first record. `starts_packet`: the next segment is

@@ -461,7 +461,7 @@ impl Socket {
         }
         let most = match self.notsent_lowat {
             0 => data.len(),
-            low => stack.sendable_within(conn, data.len() as u32, (low, u32::MAX)) as usize,
+            low => stack.sendable_within(conn, data.len() as u32, low, u32::MAX) as usize,
         };
         if most == 0 && !data.is_empty() {
             return fail(libc::EAGAIN);
