@@ -1,8 +1,9 @@
-//! Nanoseconds per frame and side of the memory device, both ends on one thread:
-//! `cargo bench -p ginnel-devices --bench memory_ring`.
+//! Measures the memory device in nanoseconds per frame and side, with both ends on one thread: `cargo bench
+//! -p ginnel-devices --bench memory_ring`.
 //!
-//! Columns: frames per burst, bytes per frame, ns to send one frame (reserve, write 64 bytes, commit, share of flush), ns to
-//! receive one (share of the burst, read of its first line). Median of the rounds.
+//! Columns: frames per burst, bytes per frame, ns to send one frame (reserve, write 64 bytes, commit, share
+//! of flush), ns to receive one frame (share of the burst, read of its first line). Each value is the median
+//! of the rounds.
 
 use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_stack::device::{RxBurst, TxMeta};
@@ -22,10 +23,10 @@ fn main() {
     }
 }
 
-/// Median ns per frame of the sender and of the receiver.
+/// Returns the median ns per frame of the sender and of the receiver.
 fn measure(frames: usize, bytes: usize) -> (f64, f64) {
     let (mut a, mut b) = pair(MemoryConfig::default());
-    // The receiver of this one is gone, so that sending alone can go on for ever.
+    // The receiver of this pair is dropped, so that sending alone never blocks.
     let mut alone = pair(MemoryConfig::default()).0;
     let mut results = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {

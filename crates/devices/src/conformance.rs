@@ -1,7 +1,7 @@
-//! What every device must do, as one suite that each implementation runs against a pair of its devices.
+//! Conformance suite of devices: each implementation runs it with pairs of its devices.
 //!
-//! A failure panics with the name of the device and of the check. Frames that the suite did not send itself (a kernel on
-//! the way may add its own) are ignored.
+//! A failure panics with the name of the device and of the check. Frames that the suite did not send (for
+//! example from a kernel on the path) are ignored.
 
 mod frames;
 mod wake;
@@ -16,23 +16,24 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::AtomicU8;
 use std::time::Duration;
 
-/// A frame that takes longer than this is lost. Generous: the machine may be busy.
+/// Timeout after which a frame counts as lost. It is long, because the machine may be busy.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Frames under way at a time: less than any device's queue holds.
+/// Maximum number of frames in flight: less than the queue of any device holds.
 const WINDOW: usize = 32;
 
-/// What differs between devices that are all correct.
+/// Properties that differ between correct devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guarantees {
-    /// A full queue makes `reserve` answer `None`, and nothing is lost. Otherwise what the queue cannot hold is dropped.
+    /// `reserve` returns `None` while the queue is full, and no frame is lost. Otherwise frames that the
+    /// queue cannot hold are dropped.
     pub back_pressure: bool,
-    /// Super-frames of up to so many bytes arrive uncut. Larger ones may arrive as segments.
+    /// Super-frames of up to this number of bytes arrive unsegmented. Larger ones may arrive as segments.
     pub uncut_super_frame_bytes: usize,
-    /// Labels arrive. Otherwise none does.
+    /// Labels are transmitted. Otherwise all frames arrive without a label.
     pub labels: bool,
 }
 
-/// Runs all checks. `make` makes a new pair of joined devices each time.
+/// Runs all checks. `make` creates a new pair of joined devices for each check.
 pub fn run(name: &str, promises: Guarantees, make: &mut dyn FnMut() -> (Device, Device)) {
     for (check, body) in CHECKS {
         let (left, right) = make();
@@ -87,13 +88,13 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Sends all frames from left to right, a window at a time, and returns what arrives.
+    /// Sends all frames from left to right, a window at a time, and returns the frames that arrive.
     fn exchange(&mut self, frames: &[TestFrame]) -> Vec<ReceivedFrame> {
         transfer(&mut *self.left.tx, &mut *self.right.rx, self.clock, frames)
     }
 }
 
-/// Sends frames and receives until each has arrived whole.
+/// Sends frames, and receives until all of their payload has arrived.
 fn transfer(
     tx: &mut dyn TxQueue,
     rx: &mut dyn RxQueue,
@@ -103,7 +104,7 @@ fn transfer(
     transfer_with(tx, rx, clock, frames, send)
 }
 
-/// The same, with another way to send one frame.
+/// Sends frames by the function `send`, and receives until all of their payload has arrived.
 fn transfer_with(
     tx: &mut dyn TxQueue,
     rx: &mut dyn RxQueue,
@@ -140,7 +141,7 @@ fn transfer_with(
     all
 }
 
-/// Sends one frame without flush. False if the queue is full.
+/// Queues one frame without flush. Returns false if the queue is full.
 fn send(tx: &mut dyn TxQueue, frame: &TestFrame) -> bool {
     let Some(room) = tx.reserve(frame.bytes.len()) else { return false };
     assert_eq!(room.len(), frame.bytes.len(), "room of another length than asked for");
@@ -149,14 +150,14 @@ fn send(tx: &mut dyn TxQueue, frame: &TestFrame) -> bool {
     true
 }
 
-/// One burst, of which only the suite's own frames are kept.
+/// Receives one burst. Returns only the suite's own frames.
 fn receive(rx: &mut dyn RxQueue, clock: TestClock) -> Vec<ReceivedFrame> {
     let mut burst = RxBurst::new();
     rx.rx_burst(clock.now(), &mut burst);
     burst.iter().filter_map(ReceivedFrame::of).collect()
 }
 
-/// Sleeps until something may have come, at most 50 ms.
+/// Sleeps until a frame may have arrived, at most 50 ms.
 fn wait(tx: &mut dyn TxQueue, rx: &mut dyn RxQueue, clock: TestClock) {
     let now = clock.now();
     let deadlines = [tx.next_deadline(), rx.next_deadline(), Some(now + Duration::from_millis(50))];
@@ -167,8 +168,8 @@ fn wait(tx: &mut dyn TxQueue, rx: &mut dyn RxQueue, clock: TestClock) {
     tx.flush(clock.now());
 }
 
-/// Sleeps on the descriptor of a device that the caller keeps alive meanwhile (`RxQueue::wake_fd`), or without one so long. True if
-/// it became readable.
+/// Sleeps for `duration`, or until the descriptor (`RxQueue::wake_fd` of a device that the caller keeps
+/// alive) is readable. Returns whether it became readable.
 pub fn sleep(fd: Option<RawFd>, duration: Duration) -> bool {
     let Some(fd) = fd else {
         std::thread::sleep(duration);
@@ -207,14 +208,14 @@ fn capabilities_are_constant_and_sane(bench: &mut Fixture) {
 fn frames_of_every_size_keep_their_content(bench: &mut Fixture) {
     let capabilities = bench.left.tx.capabilities();
     let largest = bench.left.tx.capabilities().mtu.min(bench.right.tx.capabilities().mtu) + 14;
-    // All sizes up to a usual MTU; beyond, some and the largest ones.
+    // All sizes up to a usual MTU, and selected sizes and the largest ones above it.
     let sizes = (60..=largest).filter(|&size| size <= 1600 || size % 251 == 0 || size + 20 > largest);
     let frames: Vec<_> =
         sizes.zip(0..).map(|(size, number)| TestFrame::plain(capabilities, number, size)).collect();
     assert_same_frames(&frames, &bench.exchange(&frames));
 }
 
-/// Nobody need carry them, but a wrong hash would bring a frame to the wrong shard.
+/// A device need not transmit labels, but a wrong hash would send a frame to the wrong shard.
 fn labels_arrive_as_they_were_sent_or_not_at_all(bench: &mut Fixture) {
     let capabilities = bench.left.tx.capabilities();
     let labels = |number: u32| match number % 3 {
@@ -261,7 +262,7 @@ fn super_frames_keep_their_content(bench: &mut Fixture) {
     frames::assert_payloads_arrive(&frames, &received, bench.promises.uncut_super_frame_bytes);
 }
 
-/// Whatever the pieces are, and whatever lies in the room behind the head.
+/// The content must not depend on the pieces, nor on the reserved memory after the head.
 fn super_frames_in_pieces_keep_their_content(bench: &mut Fixture) {
     if bench.left.tx.gather().is_none() {
         return;
@@ -275,7 +276,7 @@ fn super_frames_in_pieces_keep_their_content(bench: &mut Fixture) {
             room.fill(0xee);
             room[..head.len()].copy_from_slice(head);
             let mut lengths = [1, 700, 2048, 5000, 17].into_iter().cycle();
-            // Every second piece lies in memory that others might write.
+            // Every second piece is in memory that others might write to.
             let copy: Vec<AtomicU8> = rest.iter().map(|&byte| AtomicU8::new(byte)).collect();
             let (mut copy, mut shared) = (&copy[..], false);
             let mut pieces = core::iter::from_fn(|| {
@@ -374,7 +375,7 @@ fn lent_frames_survive_while_answers_are_sent(bench: &mut Fixture) {
         seen = burst.iter().filter_map(ReceivedFrame::of).count();
         let answers: Vec<_> = (0..200).map(|number| TestFrame::plain(right, 9000 + number, 500)).collect();
         transfer(&mut *bench.right.tx, &mut *bench.left.rx, bench.clock, &answers);
-        // More of the same direction must not overwrite what is lent either.
+        // More frames in the same direction must not overwrite lent frames either.
         for number in 0..200 {
             send(&mut *bench.left.tx, &TestFrame::plain(left, 5000 + number, 500));
             bench.left.tx.flush(bench.clock.now());

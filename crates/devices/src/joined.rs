@@ -1,4 +1,4 @@
-//! Several queues as one device, for a shard that is alone with a peer that has several.
+//! Several queues as one device, for a single shard whose peer has several queues.
 
 use ginnel_stack::device::{Device, RxBurst, RxQueue};
 use ginnel_stack::time::Instant;
@@ -6,8 +6,8 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::io;
 
-/// Receives from all queues, and sends on the first. `wakers` are readable as long as the queues' own descriptors are, and stay open as long as the queues
-/// do.
+/// Joins the queues to a device that receives from all of them and sends on the first. Each of `wakers` must
+/// be readable whenever the wake descriptor of its queue is, and stay open as long as the queue lives.
 pub(crate) fn join<'a>(
     mut queues: Vec<Device>,
     wakers: impl IntoIterator<Item = BorrowedFd<'a>>,
@@ -27,7 +27,7 @@ pub(crate) fn join<'a>(
 
 struct JoinedRx {
     queues: Vec<Box<dyn RxQueue + Send>>,
-    /// Whose turn it is to be first.
+    /// Queue that the next burst starts with.
     next_queue: usize,
     epoll: OwnedFd,
 }
@@ -51,13 +51,13 @@ impl RxQueue for JoinedRx {
         Some(self.epoll.as_raw_fd())
     }
 
-    /// They are of one interface.
+    /// The queues belong to one interface.
     fn is_gone(&self) -> bool {
         self.queues.iter().any(|queue| queue.is_gone())
     }
 
     fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
-        // What is shared is reported by the first.
+        // Counters that the queues share are reported by the first queue only.
         self.queues.iter().for_each(|queue| queue.counters(report));
     }
 }

@@ -1,4 +1,5 @@
-//! Frame devices for Ginnel. Each is a [`ginnel_stack::device::Device`]: two independent halves for receiving and sending.
+//! Frame devices for Ginnel. Each device is a [`ginnel_stack::device::Device`]: a receiving half and a
+//! sending half that work independently.
 
 pub mod af_xdp;
 pub mod capture;

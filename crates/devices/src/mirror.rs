@@ -1,4 +1,5 @@
-//! Copies what passes a device to a second one: for an intrusion detector, a recorder, or a second stack that watches.
+//! Copies all frames that pass a device to a second one, for example for an intrusion detection system, a
+//! recorder, or a second stack that observes the traffic.
 
 use crate::offload::{Forwarder, meta_of};
 use crate::staged::StagedTx;
@@ -8,14 +9,14 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What became of the copies. Counts only grow.
+/// Counters of the copies. They never decrease.
 #[derive(Debug, Default)]
 // limit: bytes in the ring of a mirror
 pub struct MirrorStats {
-    /// Frames copied, a super-frame counted once.
+    /// Frames copied. A super-frame counts once.
     pub copied: AtomicU64,
-    /// Frames, or segments of them, that the second device did not take: full, or longer than it can send. The traffic itself is
-    /// not touched by that.
+    /// Frames, or segments of super-frames, that the second device did not accept because it is full or
+    /// because they are longer than it can send. The traffic itself is not affected.
     pub dropped: AtomicU64,
 }
 
@@ -25,10 +26,10 @@ pub fn wrap(device: Device, monitor: Box<dyn TxQueue + Send>) -> Device {
     wrap_counted(device, monitor).0
 }
 
-/// The same, with the counters.
+/// Copies both directions of `device` to `monitor`, and returns the counters, too.
 ///
-/// Frames go as they are where the second device can take them, otherwise cut and with complete checksums. They leave
-/// it at the end of each burst and at each flush.
+/// Copies are unchanged if the second device supports the offloads of the frame; otherwise they are segmented
+/// and have complete checksums. The second device is flushed after each burst and at each flush.
 #[must_use]
 pub fn wrap_counted(device: Device, monitor: Box<dyn TxQueue + Send>) -> (Device, Arc<MirrorStats>) {
     let stats = Arc::new(MirrorStats::default());
@@ -40,7 +41,7 @@ pub fn wrap_counted(device: Device, monitor: Box<dyn TxQueue + Send>) -> (Device
     (Device { rx: Box::new(rx), tx: Box::new(tx) }, stats)
 }
 
-/// The second device, shared by both halves.
+/// The second device, which both halves share.
 struct Monitor {
     tx: Box<dyn TxQueue + Send>,
     forwarder: Forwarder,
@@ -58,7 +59,8 @@ impl Monitor {
         }
     }
 
-    /// Also serves a layer in front of the second device that holds frames back.
+    /// Flushes the second device after new copies, and when its deadline is due, for example that of an
+    /// impaired link.
     fn flush(&mut self, now: Instant) {
         if self.unflushed || self.tx.next_deadline().is_some_and(|deadline| deadline <= now) {
             self.unflushed = false;
@@ -67,7 +69,7 @@ impl Monitor {
     }
 }
 
-/// Contended only if the halves are used by two threads.
+/// Locks the second device. The lock is contended only if two threads use the halves.
 fn lock(monitor: &Mutex<Monitor>) -> MutexGuard<'_, Monitor> {
     monitor.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -171,7 +173,7 @@ mod tests {
         conformance::run("mirror", promises, &mut || {
             let (left, right) = pair(MemoryConfig::default());
             let (monitor, watcher) = pair(MemoryConfig::default());
-            // A watcher that never looks must not matter.
+            // A monitor device that is never read must not affect the traffic.
             monitors.push(watcher);
             (wrap(left, monitor.tx), right)
         });

@@ -1,4 +1,4 @@
-//! As much of rtnetlink (`linux/rtnetlink.h`) as it takes to set up the kernel's side of a device.
+//! The part of rtnetlink (`linux/rtnetlink.h`) that configures the kernel's side of a device.
 
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
@@ -27,14 +27,14 @@ const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-/// The address is usable at once: no duplicate detection, which would take a second.
+/// Makes the address usable at once, without duplicate address detection, which takes about a second.
 const IFA_F_NODAD: u8 = 2;
 const IFF_UP: u32 = 1;
 const MESSAGE_HEADER_BYTES: usize = 16;
 const ADDRESS_HEADER_BYTES: usize = 8;
 const LINK_HEADER_BYTES: usize = 16;
 
-/// What the kernel says about one of its interfaces.
+/// Attributes of a kernel interface, as `RTM_NEWLINK` reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LinkInfo {
     pub(crate) index: u32,
@@ -43,7 +43,7 @@ pub(crate) struct LinkInfo {
     pub(crate) mac: [u8; 6],
 }
 
-/// What shall change at an interface.
+/// Attributes of an interface to change. `None` and `false` leave an attribute unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LinkChange {
     pub(crate) up: bool,
@@ -51,13 +51,13 @@ pub(crate) struct LinkChange {
     pub(crate) mac: Option<[u8; 6]>,
 }
 
-/// A socket to the kernel's routing tables, in the network namespace of the thread that opened it.
+/// A netlink socket of the network namespace of the thread that opened it.
 pub(crate) struct Netlink {
     socket: OwnedFd,
     sequence: u32,
 }
 
-/// A message in the making: its header is filled in when it is sent.
+/// A netlink message under construction. [`Netlink::send`] fills its header.
 struct NetlinkMessage(Vec<u8>);
 
 impl NetlinkMessage {
@@ -92,14 +92,14 @@ impl Netlink {
         Ok(Self { socket, sequence: 0 })
     }
 
-    /// The interface of this name.
+    /// Returns the attributes of the interface `name`.
     pub(crate) fn link(&mut self, name: &str) -> io::Result<LinkInfo> {
         let message = NetlinkMessage::link(0, 0, 0).attribute(IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
         let reply = self.request(RTM_GETLINK, 0, message)?;
         parse_link(&reply).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
 
-    /// Changes an interface. Asks the kernel for nothing if nothing is to change.
+    /// Changes an interface. Sends nothing to the kernel if `change` is empty.
     pub(crate) fn change_link(&mut self, index: u32, change: LinkChange) -> io::Result<()> {
         if change == LinkChange::default() {
             return Ok(());
@@ -115,7 +115,7 @@ impl Netlink {
         self.request(RTM_NEWLINK, NLM_F_ACK, message).map(drop)
     }
 
-    /// Gives an interface an address, unless it has it.
+    /// Adds an address to an interface. Succeeds if the interface has the address already.
     pub(crate) fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
         let (family, flags, bytes) = match address {
             IpAddr::V4(v4) => (libc::AF_INET as u8, 0, v4.octets().to_vec()),
@@ -127,7 +127,7 @@ impl Netlink {
         self.request(RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE, message).map(drop)
     }
 
-    /// All addresses of the kernel's interfaces.
+    /// Returns the addresses of all kernel interfaces.
     pub(crate) fn addresses(&mut self) -> io::Result<Vec<IpAddr>> {
         self.send(RTM_GETADDR, NLM_F_DUMP, NetlinkMessage::new(&[0; ADDRESS_HEADER_BYTES]))?;
         let mut found = Vec::new();
@@ -149,7 +149,7 @@ impl Netlink {
         }
     }
 
-    /// Makes a bridge and returns its index.
+    /// Creates a bridge and returns its interface index.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn add_bridge(&mut self, name: &str) -> io::Result<u32> {
         let kind = NetlinkMessage(Vec::new()).attribute(IFLA_INFO_KIND, b"bridge").0;
@@ -179,7 +179,7 @@ impl Netlink {
         Ok(())
     }
 
-    /// Sends a request and returns the body of the answer, which is empty for a mere acknowledgement.
+    /// Sends a request and returns the body of the reply, which is empty for a plain acknowledgement.
     fn request(&mut self, kind: u16, flags: u16, message: NetlinkMessage) -> io::Result<Vec<u8>> {
         self.send(kind, flags, message)?;
         let mut reply = vec![0; 32 << 10];
@@ -199,13 +199,14 @@ impl Netlink {
     }
 }
 
-/// The error that the body of an answer is about.
+/// Returns the error that the body of an `NLMSG_ERROR` message carries.
 fn error_of(body: &[u8]) -> io::Error {
     let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
     io::Error::from_raw_os_error(code.saturating_neg())
 }
 
-/// The address that a message is about. For IPv4 the other end of a point-to-point link would be `IFA_ADDRESS`.
+/// Parses the address of an `RTM_NEWADDR` message. For IPv4 on a point-to-point link, `IFA_ADDRESS` is the
+/// address of the peer.
 fn parse_address(body: &[u8]) -> Option<IpAddr> {
     let wanted = if i32::from(*body.first()?) == libc::AF_INET { IFA_LOCAL } else { IFA_ADDRESS };
     let mut rest = body.get(ADDRESS_HEADER_BYTES..)?;

@@ -1,4 +1,4 @@
-//! What devices without offloads lack, done in software: segmentation and checksums.
+//! Segmentation and checksums in software, for devices without these offloads.
 
 use ginnel_stack::device::{
     Capabilities, ETHERNET_HEADER_BYTES, Gso, GsoKind, RxChecksum, RxFrame, TxMeta, TxQueue,
@@ -6,10 +6,12 @@ use ginnel_stack::device::{
 use ginnel_stack::wire::WireError;
 use ginnel_stack::wire::gso::{complete_checksum, segment};
 
-/// Largest super-frame in bytes that devices here take: the largest IP packet behind an Ethernet header.
+/// Size in bytes of the largest super-frame that devices accept: an Ethernet header and the largest IP
+/// packet.
 pub const GSO_BYTES_MAX: usize = 65_535 + ETHERNET_HEADER_BYTES;
 
-/// What the sender of a frame would have asked of a device, so that the next device can be asked for the same.
+/// Returns the transmit metadata that requests the offloads which the sender of `frame` left to its device,
+/// so that the frame can be forwarded unchanged.
 #[must_use]
 pub fn meta_of(frame: &RxFrame<'_>) -> TxMeta {
     let partial_checksum = match frame.checksum {
@@ -19,9 +21,9 @@ pub fn meta_of(frame: &RxFrame<'_>) -> TxMeta {
     TxMeta { partial_checksum, gso: frame.gso, label: frame.label }
 }
 
-/// Makes wire frames: super-frames are cut and partial checksums completed.
+/// Converts frames to wire frames: segments super-frames and completes partial checksums.
 pub struct WireFrames {
-    /// Room for one frame.
+    /// Buffer for one frame.
     scratch: Vec<u8>,
 }
 
@@ -32,16 +34,16 @@ impl Default for WireFrames {
 }
 
 impl WireFrames {
-    /// Allocates nothing before it is needed.
+    /// Creates a converter. Allocates no memory until a frame needs it.
     #[must_use]
     pub const fn new() -> Self {
         Self { scratch: Vec::new() }
     }
 
-    /// Calls `each` with every wire frame that the frame stands for.
+    /// Calls `each` with every wire frame that `frame` stands for.
     ///
     /// # Errors
-    /// If `meta` contradicts the frame; then `each` was not called.
+    /// Returns an error if `meta` contradicts the frame; `each` has not been called then.
     pub fn for_each(
         &mut self,
         frame: &[u8],
@@ -70,15 +72,16 @@ impl WireFrames {
     }
 }
 
-/// Sends copies of frames that came from one device through another, whatever either can do.
+/// Forwards copies of frames that one device received through another device, whatever offloads either has.
 #[derive(Default)]
 pub struct Forwarder {
     wire: WireFrames,
 }
 
 impl Forwarder {
-    /// Sends a frame without flush, as it is where the device can take it, otherwise as wire frames. Returns how many frames were
-    /// refused: by a full queue, because they are longer than the device takes, or because `meta` contradicts them.
+    /// Queues a frame without flush: unchanged if the device supports the offloads, otherwise as wire frames.
+    /// Returns the number of frames that were not queued because the queue is full, because they are longer
+    /// than the device accepts, or because `meta` contradicts them.
     pub fn send(&mut self, frame: &[u8], meta: TxMeta, tx: &mut (impl TxQueue + ?Sized)) -> u64 {
         let capabilities = tx.capabilities();
         if can_take(&capabilities, frame.len(), meta) {
@@ -93,7 +96,8 @@ impl Forwarder {
 }
 
 fn can_take(capabilities: &Capabilities, len: usize, meta: TxMeta) -> bool {
-    // A super-frame that was merged from verified segments has a complete checksum, of which devices can make nothing.
+    // A super-frame that was merged from verified segments has a complete checksum, which a device cannot
+    // segment.
     let gso = |gso: Gso| {
         meta.partial_checksum.is_some()
             && len <= capabilities.gso_bytes_max
@@ -102,7 +106,8 @@ fn can_take(capabilities: &Capabilities, len: usize, meta: TxMeta) -> bool {
     (meta.partial_checksum.is_none() || capabilities.tx_checksum) && meta.gso.is_none_or(gso)
 }
 
-/// Room for a frame, an Ethernet header and a VLAN tag is all a device has to lend for what is no super-frame.
+/// Queues one frame. A device only has to reserve space for the MTU, an Ethernet header and a VLAN tag,
+/// unless the frame is a super-frame.
 fn send_copy(tx: &mut (impl TxQueue + ?Sized), frame: &[u8], meta: TxMeta) -> bool {
     let capabilities = tx.capabilities();
     if frame.len() > capabilities.mtu + 18 && meta.gso.is_none() {
@@ -122,7 +127,8 @@ mod tests {
     use ginnel_stack::time::Instant;
     use ginnel_stack::wire::checksum::{Sum, pseudo_v4};
 
-    /// TCP from 10.0.0.1 to 10.0.0.2 with `payload` bytes, its checksum field holding the pseudo-header's sum.
+    /// Returns a TCP segment from 10.0.0.1 to 10.0.0.2 with `payload` bytes; its checksum field holds the
+    /// pseudo-header sum.
     fn tcp(payload: usize) -> Vec<u8> {
         let mut frame = vec![0; 54 + payload];
         frame[12..15].copy_from_slice(&[8, 0, 0x45]);
@@ -172,7 +178,8 @@ mod tests {
         assert!(wire(&tcp(5), TxMeta { gso: Some(Gso { kind: GsoKind::Udp, ..GSO }), ..PARTIAL }).is_err());
     }
 
-    /// What arrives behind a device: length, and whether it is as it was sent.
+    /// Returns how many frames were refused, and for each frame that arrives its length and whether it is
+    /// unchanged.
     fn forwarded(config: MemoryConfig, frame: &[u8], meta: TxMeta) -> (u64, Vec<(usize, bool)>) {
         let (mut near, mut far): (Device, Device) = pair(config);
         let refused = Forwarder::default().send(frame, meta, &mut *near.tx);

@@ -1,15 +1,15 @@
 //! A small seeded random number generator: xoshiro256++ (Blackman and Vigna), seeded through SplitMix64.
 //!
-//! Written here so that a seed gives the same sequence for ever. Not for secrets.
+//! This implementation guarantees that the sequence of a seed never changes. It is not suitable for secrets.
 
-/// A stream of pseudo-random numbers, given by its seed.
+/// A stream of pseudo-random numbers that is determined by its seed.
 #[derive(Clone, Debug)]
 pub struct Random {
     state: [u64; 4],
 }
 
 impl Random {
-    /// The stream of this seed.
+    /// Returns the stream of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut seed = seed;
@@ -23,7 +23,7 @@ impl Random {
         Self { state }
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         let [s0, s1, s2, s3] = &mut self.state;
         let result = s0.wrapping_add(*s3).rotate_left(23).wrapping_add(*s0);
@@ -37,31 +37,32 @@ impl Random {
         result
     }
 
-    /// A number below `bound`; 0 if `bound` is 0. Off from uniform by less than `bound` / 2^64.
+    /// Returns a number below `bound`, or 0 if `bound` is 0. The bias is below `bound` / 2^64.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number in [0, 1), with 53 random bits.
+    /// Returns a number in [0, 1) with 53 random bits.
     pub fn unit(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Exponentially distributed with mean 1: the gaps of a Poisson process.
+    /// Returns an exponentially distributed number with mean 1, such as the gap between events of a Poisson
+    /// process.
     pub fn exponential(&mut self) -> f64 {
         // 1 - unit() lies in (0, 1], so the logarithm is finite.
         -(1.0 - self.unit()).ln()
     }
 
-    /// Puts `items` in a random order (Fisher–Yates).
+    /// Shuffles `items` (Fisher–Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last as u64 + 1) as usize);
         }
     }
 
-    /// True with the given probability: always from 1 on, never up to 0. Draws one number in any case, so that the stream does not
-    /// depend on the probability.
+    /// Returns true with the given probability: always if it is 1 or more, never if it is 0 or less. Draws
+    /// one number in any case, so that the stream does not depend on the probability.
     pub fn chance(&mut self, probability: f64) -> bool {
         self.unit() < probability
     }
@@ -71,7 +72,8 @@ impl Random {
 mod tests {
     use super::*;
 
-    /// First outputs of the authors' reference program for the state {1, 2, 3, 4}.
+    /// The expected values are the first outputs of the authors' reference program for the state {1, 2, 3,
+    /// 4}.
     #[test]
     fn the_stream_is_that_of_the_reference() {
         let mut random = Random { state: [1, 2, 3, 4] };

@@ -1,12 +1,13 @@
-//! Sending through a layer that wants to see what it sends: the room of the device below cannot be looked at once the engine has filled it, so
-//! frames are built here and copied there.
+//! Staging of frames for layers that inspect what they send: memory that the device below has reserved cannot
+//! be read after the engine has filled it, so these layers build frames in a buffer of their own and copy
+//! them.
 
 use ginnel_stack::device::{TxMeta, TxQueue};
 
-/// A device to send to, and the frame that is being built for it.
+/// A sending half and the frame that is being built for it.
 pub(crate) struct StagedTx {
     pub(crate) inner: Box<dyn TxQueue + Send>,
-    /// Lent by `reserve`.
+    /// Buffer that `reserve` lends.
     buffer: Vec<u8>,
 }
 
@@ -15,17 +16,18 @@ impl StagedTx {
         Self { inner, buffer: Vec::new() }
     }
 
-    /// Room for a frame, if the device below has it too.
+    /// Lends a buffer for a frame of `len` bytes, if the device below has room for the frame.
     pub(crate) fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         self.inner.reserve(len)?;
         self.buffer.resize(len, 0);
         Some(&mut self.buffer)
     }
 
-    /// Sends what was built, and shows it.
+    /// Sends the first `len` bytes of the buffer and returns them. Returns `None` if the device below has no
+    /// room any more.
     pub(crate) fn commit(&mut self, len: usize, meta: TxMeta) -> Option<&[u8]> {
         let frame = &self.buffer[..len];
-        // There was room for at least as much when it was reserved.
+        // The device had room for at least `len` bytes when the buffer was reserved.
         self.inner.reserve(len)?.copy_from_slice(frame);
         self.inner.commit(len, meta);
         Some(frame)

@@ -1,7 +1,8 @@
-//! An Ethernet switch between any devices, driven by whoever calls [`Switch::poll`].
+//! An Ethernet switch between devices of any kind, driven by calls of [`Switch::poll`].
 //!
-//! It learns which station is behind which port and floods what it does not know. A port that is full loses the frame, as on a
-//! real switch. For a network in memory, [`crate::memory::switch`] makes the stations' devices too.
+//! The switch learns which port each station is on and floods frames for unknown stations. A full port drops
+//! the frame, as on a real switch. [`crate::memory::switch`] creates a switch together with the devices of
+//! its stations.
 
 use crate::offload::{Forwarder, meta_of};
 use ginnel_stack::device::{Device, RxBurst, RxFrame, RxQueue, TxQueue};
@@ -9,39 +10,41 @@ use ginnel_stack::time::Instant;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-/// Entries that an address may be in: a full set forgets the one not heard for longest.
+/// Associativity of the address table. A full set evicts the station that was seen least recently.
 const WAYS: usize = 4;
-/// A station not heard for so long is forgotten (IEEE 802.1D's recommended ageing time).
+/// Time after which a silent station is forgotten (the ageing time that IEEE 802.1D recommends).
 const AGEING_TIME: Duration = Duration::from_secs(300);
 
-/// What became of the frames.
+/// Counters of frames by their treatment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwitchStats {
     /// Frames for a known station, sent to its port.
     pub forwarded: u64,
-    /// Frames for a group or an unknown station, sent to all other ports.
+    /// Frames for a group address or an unknown station, sent to all other ports.
     pub flooded: u64,
-    /// Frames whose station is where they came from.
+    /// Frames whose destination is on the port that they came from.
     pub filtered: u64,
-    /// Frames or segments that a port did not take: full, or longer than it can send.
+    /// Frames or segments that a port did not accept, because it is full or because they are longer than it
+    /// can send.
     pub dropped: u64,
-    /// Stations forgotten because others needed their place.
+    /// Stations evicted from the table to make room for others.
     pub evicted: u64,
 }
 
-/// A switch. Its ports are devices: the other ends of memory pairs, TAP devices, links with faults.
+/// A switch whose ports are devices: for example ends of memory pairs, TAP devices, or impaired links.
 // limit: bytes in the ring of a switch port
 // limit: stations that a switch remembers
 pub struct Switch {
-    // Apart, because frames of one port's burst are sent to the others.
+    // The queues are separate vectors because frames that the receiving queue of one port lends are sent to
+    // the other ports.
     rx: Vec<Box<dyn RxQueue + Send>>,
     tx: Vec<Box<dyn TxQueue + Send>>,
     forwarding: ForwardingState,
-    /// Port that is served first next time.
+    /// Port that the next call of `poll` serves first.
     next_port: usize,
 }
 
-/// All but the queues.
+/// The part of the switch without the queues.
 struct ForwardingState {
     table: Vec<[Station; WAYS]>,
     forwarder: Forwarder,
@@ -52,13 +55,13 @@ struct ForwardingState {
 struct Station {
     mac: [u8; 6],
     port: u16,
-    /// `None`: the place is free.
+    /// Time of the last frame from the station; `None` if the entry is free.
     last_seen: Option<Instant>,
 }
 
 impl Switch {
-    /// A switch with these ports (at most 65,536) that remembers up to `stations` addresses, rounded up to a power of two of at
-    /// least 4.
+    /// Creates a switch with these ports (at most 65,536). Its table holds `stations` addresses, rounded up
+    /// to a power of two of at least 4.
     #[must_use]
     pub fn new(ports: Vec<Device>, stations: usize) -> Self {
         let sets = stations.div_ceil(WAYS).next_power_of_two();
@@ -71,7 +74,8 @@ impl Switch {
         Self { rx, tx, forwarding, next_port: 0 }
     }
 
-    /// Forwards one burst of each port. Returns how many frames came in; call again at once unless it is 0.
+    /// Forwards one burst from each port. Returns the number of frames received; if it is not 0, more frames
+    /// may be waiting.
     pub fn poll(&mut self, now: Instant) -> usize {
         let ports = self.rx.len();
         let mut frames = 0;
@@ -94,7 +98,7 @@ impl Switch {
         frames
     }
 
-    /// When `poll` must be called although nothing arrives.
+    /// Returns the time at which `poll` must be called even if no frame arrives.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let held = self.rx.iter().filter_map(|rx| rx.next_deadline());
@@ -106,13 +110,13 @@ impl Switch {
         self.rx.iter_mut().all(|rx| rx.arm())
     }
 
-    /// What to sleep on.
+    /// Returns the descriptors to sleep on.
     #[must_use]
     pub fn wake_fds(&self) -> Vec<RawFd> {
         self.rx.iter().filter_map(|rx| rx.wake_fd()).collect()
     }
 
-    /// The counters.
+    /// Returns the counters.
     #[must_use]
     pub fn stats(&self) -> SwitchStats {
         self.forwarding.stats
@@ -150,7 +154,8 @@ impl ForwardingState {
             return;
         }
         let set = self.set(mac);
-        // Its own place, else a free one, else that of the station not heard for longest. `None` is less than any time.
+        // Reuses the entry of the station, else a free one, else the least recently seen one: `None` sorts
+        // before any time.
         let place = set.iter().position(|s| s.last_seen.is_some() && s.mac == mac);
         let place = place.or_else(|| (0..WAYS).min_by_key(|&way| set[way].last_seen)).unwrap_or(0);
         let before =
@@ -180,7 +185,7 @@ impl ForwardingState {
     }
 }
 
-/// Destination and source.
+/// Returns destination and source address.
 fn addresses(header: &[u8; 12]) -> [[u8; 6]; 2] {
     let [a, b, c, d, e, f, g, h, i, j, k, l] = *header;
     [[a, b, c, d, e, f], [g, h, i, j, k, l]]
@@ -220,12 +225,12 @@ mod tests {
 
     #[test]
     fn two_stations_of_a_switch_conform() {
-        // What a port has no room for is lost.
+        // Frames for which a port has no room are lost.
         let promises = Guarantees { back_pressure: false, uncut_super_frame_bytes: usize::MAX, labels: true };
         for config in [MemoryConfig::default(), MemoryConfig::default().without_offloads()] {
             let over = AtomicBool::new(false);
             std::thread::scope(|scope| {
-                // Also if a check fails: else the threads would never end.
+                // Also ends the threads if a check panics; otherwise the scope would never end.
                 let _end = StoreOnDrop(&over);
                 conformance::run("switch", promises, &mut || {
                     let (mut switch, mut devices) = switch(2, &config);
@@ -328,7 +333,8 @@ mod tests {
         let dropped = switch.stats().dropped;
         assert!((1..40).contains(&dropped), "{:?}", switch.stats());
         assert_eq!(came(&mut quick), 40, "the other port has room");
-        // The slow one has what it had room for, and when it has taken that it gets more.
+        // The slow device holds the frames that fitted into its ring; once it has received them, there is
+        // room for more.
         assert_eq!(came(&mut slow), 40 - dropped);
         assert_eq!(came(&mut slow), 0);
         send(&mut a, [0xff; 6], [2; 6], 40);

@@ -1,4 +1,4 @@
-//! Devices in memory, of one process and between two, allocate nothing once they exist.
+//! Devices in memory and memif devices allocate no memory in steady state.
 #![allow(unsafe_code)] // counts in the global allocator
 
 use ginnel_devices::memif::{self, MemifConfig, Role, SocketName};
@@ -15,16 +15,16 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: everything is passed on to the system's allocator.
+// SAFETY: all calls are forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller fulfils the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps the contract of `dealloc`.
+        // SAFETY: the caller fulfils the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

@@ -1,5 +1,6 @@
-//! A small assembler for BPF programs. It knows as many instructions as the redirect program uses, and refuses what the kernel would refuse
-//! less legibly: a jump backwards or to nowhere, a label that is defined twice, a write to the frame pointer, an end that is none.
+//! A small assembler for BPF programs. It supports the instructions that the redirect program uses, and
+//! rejects mistakes that the kernel would report less clearly: backward jumps, undefined and duplicate
+//! labels, writes to the frame pointer, and a missing exit.
 
 use std::fmt;
 
@@ -8,13 +9,14 @@ use std::fmt;
 #[repr(C)]
 pub(super) struct Instruction {
     code: u8,
-    /// Destination in the low four bits, source in the high ones.
+    /// Destination register in the low four bits, source register in the high four bits.
     registers: u8,
     offset: i16,
     immediate: i32,
 }
 
-/// A register. `R0` is what a call returned and the program returns; calls change `R1` to `R5` and keep `R6` to `R9`; `R10` is the frame pointer.
+/// A register. `R0` holds the result of a call and of the program; calls clobber `R1` to `R5` and preserve
+/// `R6` to `R9`; `R10` is the frame pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reg {
     R0,
@@ -58,7 +60,7 @@ pub(super) enum Width {
     Double = 0x18,
 }
 
-/// What to do with two operands, in 64 bits.
+/// A 64-bit arithmetic operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AluOp {
     Add = 0x00,
@@ -68,7 +70,7 @@ pub(super) enum AluOp {
     Move = 0xb0,
 }
 
-/// When to jump. Comparisons are unsigned.
+/// Condition of a jump. Comparisons are unsigned.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum JumpCondition {
     Equal = 0x10,
@@ -89,33 +91,34 @@ const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
 /// `BPF_ALU | BPF_END | BPF_TO_BE`.
 const TO_BIG_ENDIAN: u8 = 0xdc;
-/// `BPF_LD | BPF_DW | BPF_IMM`: 64 bits, over two instructions.
+/// `BPF_LD | BPF_DW | BPF_IMM`: loads 64 bits, and takes two instructions.
 const LOAD_DOUBLE: u8 = 0x18;
-/// `BPF_STX | BPF_DW | BPF_ATOMIC`; the immediate says what: 0 adds.
+/// `BPF_STX | BPF_DW | BPF_ATOMIC`; the immediate selects the operation: 0 adds.
 const ATOMIC: u8 = 0xdb;
-/// The immediate is the descriptor of a map (`BPF_PSEUDO_MAP_FD`).
+/// Source register of `LOAD_DOUBLE` if the immediate is the descriptor of a map (`BPF_PSEUDO_MAP_FD`).
 const PSEUDO_MAP_FD: u8 = 1;
-/// The same, and the second one an offset into its only value (`BPF_PSEUDO_MAP_VALUE`).
+/// Source register of `LOAD_DOUBLE` if the immediate is the descriptor of an array map, and the second
+/// immediate an offset into its only value (`BPF_PSEUDO_MAP_VALUE`).
 const PSEUDO_MAP_VALUE: u8 = 2;
 
-/// Where a jump goes.
+/// Target of a jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct JumpLabel(usize);
 
-/// What is wrong with a program.
+/// Reason why a program is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AssemblyError {
-    /// A label is jumped to and stands nowhere.
+    /// A jump goes to a label that is not bound.
     UndefinedLabel(JumpLabel),
-    /// A label stands in two places.
+    /// A label is bound twice.
     DuplicateLabel(JumpLabel),
-    /// A jump goes back, which might never end.
+    /// A jump goes backwards, so the program might not terminate.
     BackwardJump(JumpLabel),
-    /// A jump is longer than 32,767 instructions.
+    /// A jump spans more than 32,767 instructions.
     JumpTooFar(JumpLabel),
-    /// The frame pointer is only read.
+    /// An instruction writes to the frame pointer, which is read-only.
     FramePointerWrite,
-    /// Behind the last instruction is nothing to go on with.
+    /// The program does not end with an exit or a jump, or a label is bound after its last instruction.
     MissingExit,
 }
 
@@ -125,55 +128,55 @@ impl fmt::Display for AssemblyError {
     }
 }
 
-/// A program in the making.
+/// A program under construction.
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
     code: Vec<Instruction>,
-    /// Where each label stands, if it does already.
+    /// Index of the instruction that each label is bound to.
     labels: Vec<Option<usize>>,
-    /// Instructions that jump, and where to.
+    /// Instructions that jump, with their targets.
     jumps: Vec<(usize, JumpLabel)>,
     error: Option<AssemblyError>,
 }
 
 impl Assembler {
-    /// A label, to be placed later.
+    /// Creates a label that is not bound yet.
     pub(super) fn label(&mut self) -> JumpLabel {
         self.labels.push(None);
         JumpLabel(self.labels.len() - 1)
     }
 
-    /// The next instruction is where jumps to the label go.
+    /// Binds the label to the next instruction.
     pub(super) fn bind(&mut self, label: JumpLabel) {
         if self.labels[label.0].replace(self.code.len()).is_some() {
             self.fail(AssemblyError::DuplicateLabel(label));
         }
     }
 
-    /// `to = to OP operand`.
+    /// Emits `to = to OP operand`.
     pub(super) fn alu(&mut self, op: AluOp, to: Reg, operand: impl Into<Operand>) {
         self.check_destination(to);
         self.push_with_operand(CLASS_ALU64 | op as u8, to, operand.into(), 0);
     }
 
-    /// `to = operand`.
+    /// Emits `to = operand`.
     pub(super) fn mov(&mut self, to: Reg, operand: impl Into<Operand>) {
         self.alu(AluOp::Move, to, operand);
     }
 
-    /// The low 16 bits from network order to the machine's.
+    /// Converts the low 16 bits of a register from network to host byte order.
     pub(super) fn be16_to_host(&mut self, register: Reg) {
         self.check_destination(register);
         self.push(TO_BIG_ENDIAN, register, Reg::R0, 0, 16);
     }
 
-    /// `to = *(from + offset)`.
+    /// Emits `to = *(from + offset)`.
     pub(super) fn load(&mut self, width: Width, to: Reg, from: Reg, offset: i16) {
         self.check_destination(to);
         self.push(CLASS_LDX | MODE_MEM | width as u8, to, from, offset, 0);
     }
 
-    /// `*(to + offset) = from`.
+    /// Emits `*(to + offset) = from`.
     pub(super) fn store(&mut self, width: Width, to: Reg, offset: i16, from: impl Into<Operand>) {
         match from.into() {
             Operand::Register(from) => self.push(CLASS_STX | MODE_MEM | width as u8, to, from, offset, 0),
@@ -183,26 +186,26 @@ impl Assembler {
         }
     }
 
-    /// `*(to + offset) += from`, atomically, 64 bits.
+    /// Emits `*(to + offset) += from`, atomically, with 64 bits.
     pub(super) fn atomic_add(&mut self, to: Reg, offset: i16, from: Reg) {
         self.push(ATOMIC, to, from, offset, 0);
     }
 
-    /// `to =` the map of this descriptor.
+    /// Loads the map with descriptor `map` into `to`.
     pub(super) fn map(&mut self, to: Reg, map: i32) {
         self.check_destination(to);
         self.push_pseudo_source(LOAD_DOUBLE, to, PSEUDO_MAP_FD, map);
         self.push(0, Reg::R0, Reg::R0, 0, 0);
     }
 
-    /// `to =` address of byte `offset` of the only value of an array map.
+    /// Loads the address of byte `offset` of the only value of an array map into `to`.
     pub(super) fn map_value(&mut self, to: Reg, map: i32, offset: i32) {
         self.check_destination(to);
         self.push_pseudo_source(LOAD_DOUBLE, to, PSEUDO_MAP_VALUE, map);
         self.push(0, Reg::R0, Reg::R0, 0, offset);
     }
 
-    /// Jumps if `left` and `right` compare so.
+    /// Jumps to `to` if `condition` holds between `left` and `right`.
     pub(super) fn jump_if(
         &mut self,
         condition: JumpCondition,
@@ -214,23 +217,23 @@ impl Assembler {
         self.push_with_operand(CLASS_JMP | condition as u8, left, right.into(), 0);
     }
 
-    /// Jumps.
+    /// Jumps unconditionally.
     pub(super) fn jump(&mut self, to: JumpLabel) {
         self.jumps.push((self.code.len(), to));
         self.push(JUMP_ALWAYS, Reg::R0, Reg::R0, 0, 0);
     }
 
-    /// Calls a function of the kernel, by its number.
+    /// Calls the kernel helper with number `helper`.
     pub(super) fn call(&mut self, helper: i32) {
         self.push(CALL, Reg::R0, Reg::R0, 0, helper);
     }
 
-    /// Returns `R0`.
+    /// Returns from the program with the value of `R0`.
     pub(super) fn exit(&mut self) {
         self.push(EXIT, Reg::R0, Reg::R0, 0, 0);
     }
 
-    /// The program, with all jumps resolved.
+    /// Resolves all jumps and returns the program.
     pub(super) fn finish(mut self) -> Result<Vec<Instruction>, AssemblyError> {
         for &(from, label) in &self.jumps {
             let to = self.labels[label.0].ok_or(AssemblyError::UndefinedLabel(label))?;
@@ -297,7 +300,7 @@ mod tests {
         Ok(assembler.finish()?.into_iter().map(raw).collect())
     }
 
-    /// The encodings that RFC 9669 gives.
+    /// Compares encodings with those of RFC 9669.
     #[test]
     fn instructions_are_encoded_as_specified() {
         let code = bytes(|a| {

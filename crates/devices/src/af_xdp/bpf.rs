@@ -1,4 +1,5 @@
-//! The system call bpf(2): maps, programs and links. All of them are descriptors, and go when the last copy is closed: also when the process is killed.
+//! The system call bpf(2): maps, programs and links. All of them are descriptors, and the kernel frees them
+//! when the last copy is closed, also if the process is killed.
 #![allow(unsafe_code)] // the call has no safe wrapper
 
 use super::assembler::Instruction;
@@ -14,12 +15,12 @@ const BPF_LINK_CREATE: i32 = 28;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 /// `BPF_XDP` of `enum bpf_attach_type`.
 const ATTACH_XDP: u32 = 37;
-/// The program takes frames in several buffers.
+/// The program accepts frames that span several buffers.
 const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
-/// Bytes of what the verifier says about a program that it refuses.
+/// Bytes of the buffer for the verifier's log of a rejected program.
 const LOG_BYTES: usize = 64 << 10;
 
-/// What kind of map.
+/// Type of a map.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MapKind {
     Hash = 1,
@@ -27,10 +28,10 @@ pub(super) enum MapKind {
     XskMap = 17,
 }
 
-/// How a program is attached to an interface.
+/// Where a program is attached to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AttachMode {
-    /// Before the kernel's own path, in a copy of the frame if need be: `XDP_FLAGS_SKB_MODE`.
+    /// Before the network stack of the kernel, if necessary on a copy of the frame: `XDP_FLAGS_SKB_MODE`.
     Generic = 2,
     /// In the driver: `XDP_FLAGS_DRV_MODE`.
     Driver = 4,
@@ -84,16 +85,18 @@ struct LinkCreate {
 /// Calls bpf(2) with an attribute.
 ///
 /// # Safety
-/// `attribute` is what `command` takes, and every pointer in it points to as much memory as the command reads or writes.
+/// `attribute` is the one that `command` takes, and every pointer in it points to as much memory as the
+/// command reads or writes.
 unsafe fn bpf<T>(command: i32, attribute: &mut T) -> Result<i32, Errno> {
-    // SAFETY: the kernel reads and writes only the given size of the attribute, and what the caller vouches for.
+    // SAFETY: the kernel reads and writes only `size_of::<T>()` bytes of the attribute, and the memory that
+    // the caller vouches for.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attribute), size_of::<T>()) };
     if result < 0 {
         let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
         return Err(Errno::from_raw_os_error(error));
     }
-    // Descriptors and zero.
+    // Results are descriptors and zero.
     Ok(result as i32)
 }
 
@@ -102,11 +105,11 @@ unsafe fn bpf<T>(command: i32, attribute: &mut T) -> Result<i32, Errno> {
 /// # Safety
 /// As for [`bpf`].
 unsafe fn bpf_fd<T>(command: i32, attribute: &mut T) -> Result<OwnedFd, Errno> {
-    // SAFETY: as the caller vouches for; a descriptor that is returned is new and nobody else's.
+    // SAFETY: as the caller vouches for; a returned descriptor is new, so nothing else owns it.
     unsafe { bpf(command, attribute).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
 
-/// A new map.
+/// Creates a map.
 pub(super) fn create_map(
     kind: MapKind,
     key_size: u32,
@@ -124,11 +127,11 @@ pub(super) fn create_map(
         numa_node: 0,
         name: object_name(name),
     };
-    // SAFETY: this is what BPF_MAP_CREATE takes; it has no pointers.
+    // SAFETY: this is the attribute of BPF_MAP_CREATE; it has no pointers.
     unsafe { bpf_fd(BPF_MAP_CREATE, &mut attribute) }
 }
 
-/// Sets an element. `K` and `V` are what the map was made for, which must be.
+/// Sets an element. `K` and `V` must be the key and value types that the map was created for.
 pub(super) fn update_element<K: Copy, V: Copy>(map: BorrowedFd<'_>, key: &K, value: &V) -> Result<(), Errno> {
     let mut attribute = MapElement {
         map: map.as_raw_fd() as u32,
@@ -137,15 +140,16 @@ pub(super) fn update_element<K: Copy, V: Copy>(map: BorrowedFd<'_>, key: &K, val
         value: address_of(value),
         flags: 0,
     };
-    // SAFETY: the kernel reads as much of key and value as the map says; callers use each map with one type of either.
+    // SAFETY: the kernel reads the key and value sizes of the map; callers use each map with one type of key
+    // and one type of value.
     unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut attribute) }.map(drop)
 }
 
-/// Removes an element, which need not exist.
+/// Removes an element. Succeeds if the element does not exist.
 pub(super) fn delete_element<K: Copy>(map: BorrowedFd<'_>, key: &K) -> Result<(), Errno> {
     let mut attribute =
         MapElement { map: map.as_raw_fd() as u32, padding: 0, key: address_of(key), value: 0, flags: 0 };
-    // SAFETY: as in `update`.
+    // SAFETY: as in `update_element`.
     match unsafe { bpf(BPF_MAP_DELETE_ELEM, &mut attribute) } {
         Err(Errno::NOENT) => Ok(()),
         result => result.map(drop),
@@ -163,14 +167,15 @@ pub(super) fn lookup_element<K: Copy, V: Copy + Default>(map: BorrowedFd<'_>, ke
         value: std::ptr::from_mut(&mut value) as u64,
         flags: 0,
     };
-    // SAFETY: as in `update`; `V` consists of integers, any bytes of which are a value.
+    // SAFETY: as in `update_element`; `V` consists of integers, for which all bytes are valid.
     unsafe { bpf(BPF_MAP_LOOKUP_ELEM, &mut attribute) }?;
     Ok(value)
 }
 
-/// Loads an XDP program. `multi_buffer`: it shall see frames of several buffers, of which it reads the first.
+/// Loads an XDP program. `multi_buffer`: the program accepts frames that span several buffers, of which it
+/// reads the first.
 ///
-/// The error has what the verifier said, if it said anything.
+/// The error has the log of the verifier, which may be empty.
 pub(super) fn load(code: &[Instruction], multi_buffer: bool, name: &str) -> Result<OwnedFd, (Errno, String)> {
     let attempt = |log: &mut [u8]| {
         let mut attribute = ProgramLoad {
@@ -187,7 +192,8 @@ pub(super) fn load(code: &[Instruction], multi_buffer: bool, name: &str) -> Resu
             interface: 0,
             attach_type: ATTACH_XDP,
         };
-        // SAFETY: this is what BPF_PROG_LOAD takes: instructions, a C string and room for the log, with their lengths.
+        // SAFETY: this is the attribute of BPF_PROG_LOAD: instructions, a C string and a log buffer, with
+        // their lengths.
         unsafe { bpf_fd(BPF_PROG_LOAD, &mut attribute) }
     };
     let error = match attempt(&mut []) {
@@ -204,7 +210,7 @@ pub(super) fn load(code: &[Instruction], multi_buffer: bool, name: &str) -> Resu
     }
 }
 
-/// Attaches an XDP program to an interface for as long as the descriptor that is returned is open.
+/// Attaches an XDP program to an interface until the returned descriptor is closed.
 pub(super) fn attach(program: BorrowedFd<'_>, interface: u32, mode: AttachMode) -> Result<OwnedFd, Errno> {
     let mut attribute = LinkCreate {
         program: program.as_raw_fd() as u32,
@@ -212,7 +218,7 @@ pub(super) fn attach(program: BorrowedFd<'_>, interface: u32, mode: AttachMode) 
         attach_type: ATTACH_XDP,
         flags: mode as u32,
     };
-    // SAFETY: this is what BPF_LINK_CREATE takes; it has no pointers.
+    // SAFETY: this is the attribute of BPF_LINK_CREATE; it has no pointers.
     unsafe { bpf_fd(BPF_LINK_CREATE, &mut attribute) }
 }
 
@@ -220,7 +226,7 @@ fn address_of<T>(value: &T) -> u64 {
     std::ptr::from_ref(value) as u64
 }
 
-/// A name as tools show it: 15 bytes of letters, digits, dots and underscores.
+/// Returns an object name as tools show it: up to 15 letters, digits, dots and underscores.
 fn object_name(name: &str) -> [u8; 16] {
     let mut bytes = [0; 16];
     for (to, from) in bytes.iter_mut().zip(name.bytes().take(15)) {
@@ -229,7 +235,7 @@ fn object_name(name: &str) -> [u8; 16] {
     bytes
 }
 
-/// Runs a program on a frame that came on queue 0, without an interface. Returns what the program returned.
+/// Runs a program on a frame received on queue 0, without an interface. Returns the result of the program.
 #[cfg(all(test, not(loom)))]
 pub(super) fn test_run(program: BorrowedFd<'_>, frame: &[u8]) -> Result<u32, Errno> {
     #[repr(C)]
@@ -262,7 +268,8 @@ pub(super) fn test_run(program: BorrowedFd<'_>, frame: &[u8]) -> Result<u32, Err
         context_in: 0,
         context_out: 0,
     };
-    // SAFETY: this is what BPF_PROG_TEST_RUN takes; the frame is only read, and no room for an answer is given.
+    // SAFETY: this is the attribute of BPF_PROG_TEST_RUN; the kernel only reads the frame, and gets no buffer
+    // for output.
     unsafe { bpf(BPF_PROG_TEST_RUN, &mut attribute) }?;
     Ok(attribute.result)
 }

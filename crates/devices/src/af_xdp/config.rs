@@ -1,73 +1,80 @@
-//! What an AF_XDP device is opened with, and how that is written in one line.
+//! Configuration of an AF_XDP device, and its text form.
 
 use core::net::IpAddr;
 use std::fmt;
 use std::str::FromStr;
 
-/// Queues at the most: as many as shards.
+/// Maximum number of queues: the maximum number of shards.
 pub const QUEUES_MAX: usize = 64;
-/// Numbers of queues are below this.
+/// Queue numbers are below this value.
 const QUEUE_NUMBERS: u16 = 4096;
-/// Sizes of rings.
+/// Valid ring sizes in descriptors.
 const RING_RANGE: std::ops::RangeInclusive<u32> = 64..=32_768;
 
-/// Which frames are the stack's; the rest goes to the kernel as before.
+/// Which frames are redirected to the stack; the kernel processes all others as before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RedirectScope {
-    /// Those for the stack's addresses, with ARP and neighbour discovery about them. The addresses are the stack's alone.
+    /// Frames to the stack's addresses, and ARP and neighbour discovery about them. The addresses belong to
+    /// the stack alone.
     #[default]
     Addresses,
-    /// Of the stack's addresses, which are the host's as well: those for the stack's ports, and ICMP errors about what came from them.
+    /// For addresses that stack and host share: frames to the stack's ports, and ICMP errors that quote
+    /// packets from them.
     Ports,
-    /// All.
+    /// All frames.
     All,
 }
 
-/// How frames come from the driver and go there.
+/// How the kernel passes frames between driver and socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyMode {
-    /// Without a copy if the driver can.
+    /// Zero copy if the driver supports it, otherwise copies.
     #[default]
     Auto,
-    /// The kernel copies each frame. Every driver can do that.
+    /// The kernel copies each frame, which every driver supports.
     Copy,
-    /// Without a copy, or not at all.
+    /// Zero copy; opening fails if the driver does not support it.
     ZeroCopy,
 }
 
 /// Where the redirect program runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Attach {
-    /// In the driver if it can, else before the kernel's own path.
+    /// In the driver if it supports XDP, otherwise in generic mode.
     #[default]
     Auto,
-    /// In the driver, or not at all.
+    /// In the driver; opening fails if it does not support XDP.
     Driver,
-    /// Before the kernel's own path, which works with every interface and is slower.
+    /// In generic mode (before the network stack of the kernel), which works with every interface and is
+    /// slower.
     Generic,
 }
 
-/// The keys of a device in one line: `queues=0-3,mode=zerocopy`.
+/// Options of a device, with the text form `queues=0-3,mode=zerocopy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AfXdpOptions {
-    /// Queues of the interface, in the order in which shards get them. Text key `queues`, as `0-3` or `1+5`; default: none are named.
+    /// Queues of the interface, in the order in which shards get them. Text key `queues`, as `0-3` or `1+5`;
+    /// default: see [`AfXdpConfig::queue_count`].
     pub queues: Option<Vec<u16>>,
-    /// Text key `take`: `addresses` (the default), `ports` or `all`.
+    /// Which frames are redirected. Text key `take`: `addresses` (the default), `ports` or `all`.
     pub take: RedirectScope,
-    /// The stack's ports, for [`Take::Ports`], beside those it chooses itself. Text key `ports`, as `80+8000-8010`.
+    /// Port ranges of the stack for [`RedirectScope::Ports`], in addition to its ephemeral ports. Text key
+    /// `ports`, as `80+8000-8010`.
     pub ports: Vec<(u16, u16)>,
-    /// Text key `mode`: `auto` (the default), `copy` or `zerocopy`.
+    /// Copy mode. Text key `mode`: `auto` (the default), `copy` or `zerocopy`.
     pub mode: CopyMode,
-    /// Text key `attach`: `auto` (the default), `driver` or `generic`.
+    /// Where the redirect program runs. Text key `attach`: `auto` (the default), `driver` or `generic`.
     pub attach: Attach,
     /// Descriptors of each ring, a power of two from 64 to 32,768. Text key `ring`, default 2,048.
     // limit: descriptors of an AF_XDP ring
     pub ring: u32,
-    /// Call the kernel only when it asks for it. Text key `need_wakeup`: `on` (the default) or `off`.
+    /// Makes system calls only if the kernel requests them (`XDP_USE_NEED_WAKEUP`). Text key `need_wakeup`:
+    /// `on` (the default) or `off`.
     pub need_wakeup: bool,
-    /// Run the driver's receive work in this thread's calls, looking for so many microseconds; 0: leave it to interrupts. Text key `busy_poll`, default 0.
+    /// Time in microseconds for which the driver's receive work runs busily in system calls of the shard's
+    /// thread (`SO_BUSY_POLL`); 0 leaves it to interrupts. Text key `busy_poll`, default 0.
     pub busy_poll_us: u32,
-    /// Packets of one such run, 1 to 65,535. Text key `busy_budget`, default 64.
+    /// Packets of one busy poll (`SO_BUSY_POLL_BUDGET`), 1 to 65,535. Text key `busy_budget`, default 64.
     pub busy_budget: u16,
 }
 
@@ -87,20 +94,21 @@ impl Default for AfXdpOptions {
     }
 }
 
-/// What [`open`](super::open) opens.
+/// Configuration of an AF_XDP device, see [`open`](super::open).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AfXdpConfig {
     /// Name of the interface.
     pub interface: String,
-    /// How it is used.
+    /// Options of the device.
     pub options: AfXdpOptions,
-    /// Queues, if the keys name none: so many from 0 on. 0 is as many as the interface has.
+    /// Number of queues, counted from queue 0, if the options name none. 0 stands for all queues of the
+    /// interface.
     pub queue_count: usize,
-    /// The stack's addresses with the VLAN that they are in (0 is none).
+    /// Addresses of the stack, each with its VLAN (0 for none).
     pub addresses: Vec<(IpAddr, u16)>,
-    /// Local ports that the stack chooses from, first and last of TCP and of UDP. For [`Take::Ports`].
+    /// Ephemeral port ranges (first and last port) of TCP and of UDP, for [`RedirectScope::Ports`].
     pub ephemeral: [(u16, u16); 2],
-    /// Largest IP packet in bytes, not above the interface's. `None` takes the interface's.
+    /// Largest IP packet in bytes, at most the interface's MTU. `None` takes the interface's MTU.
     pub mtu: Option<usize>,
 }
 
@@ -108,7 +116,7 @@ impl AfXdpConfig {
     /// Checks every range.
     ///
     /// # Errors
-    /// A line that says which value is wrong, and what is allowed.
+    /// Names the wrong value and the range that is allowed.
     pub fn validate(&self) -> Result<(), String> {
         let name = &self.interface;
         if !(1..=15).contains(&name.len()) || name.contains(|c: char| c == '/' || c.is_whitespace()) {
@@ -128,7 +136,7 @@ impl AfXdpOptions {
     /// Checks every range.
     ///
     /// # Errors
-    /// A line that says which value is wrong, and what is allowed.
+    /// Names the wrong value and the range that is allowed.
     pub fn validate(&self) -> Result<(), String> {
         if let Some(queues) = &self.queues {
             if !(1..=QUEUES_MAX).contains(&queues.len()) {
@@ -166,7 +174,7 @@ impl AfXdpOptions {
 impl FromStr for AfXdpOptions {
     type Err = String;
 
-    /// `key=value` pairs with commas between them; nothing is all defaults.
+    /// Parses `key=value` pairs separated by commas; an empty text gives the defaults.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut keys = Self::default();
         let mut seen = Vec::new();
@@ -246,7 +254,7 @@ fn parse_number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
     value.parse().map_err(|_| format!("{key}: \"{value}\" is no number, or too large"))
 }
 
-/// Numbers and ranges with plus signs between them.
+/// Parses numbers and ranges separated by plus signs.
 fn parse_ranges(key: &str, value: &str) -> Result<Vec<(u16, u16)>, String> {
     value
         .split('+')

@@ -1,11 +1,11 @@
-//! What the kernel's answers mean here, and what can be done about it.
+//! Explains errors of the kernel: their cause and the remedy.
 
 use super::config::{Attach, CopyMode};
 use super::socket::SetupStep;
 use rustix::io::Errno;
 use std::io;
 
-/// What a process needs, and where it may get it.
+/// The capabilities that a process needs, and how to get them.
 const CAPABILITIES: &str =
     "needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF (root, or AmbientCapabilities= of a systemd unit)";
 
@@ -14,7 +14,7 @@ fn with_context(error: impl Into<io::Error>, text: &str) -> io::Error {
     io::Error::new(error.kind(), format!("{text}: {error}"))
 }
 
-/// Another program, or another socket, is there already.
+/// Returns whether another program or another socket occupies the interface or queue.
 pub(super) fn is_busy(error: Errno) -> bool {
     matches!(error, Errno::BUSY | Errno::EXIST)
 }
@@ -37,7 +37,7 @@ pub(super) fn load_error(error: Errno, log: &str, multi_buffer: bool) -> io::Err
             "an MTU above 3,822 needs frames in several buffers, which the kernel has since Linux 6.6: set a smaller MTU",
         ),
         _ => {
-            // The last lines say what the verifier minded.
+            // The last lines of the log give the verifier's reason.
             let lines: Vec<&str> = log.lines().rev().take(3).collect();
             let end: Vec<&str> = lines.into_iter().rev().collect();
             with_context(error, &format!("the kernel refuses the redirect program ({})", end.join("; ")))

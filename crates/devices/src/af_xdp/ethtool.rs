@@ -1,4 +1,4 @@
-//! How many queues an interface receives on, as `ethtool -l` shows it.
+//! The number of receive queues of an interface, as `ethtool -l` shows it.
 #![allow(unsafe_code)] // an ioctl's argument has the type that its number says
 
 use rustix::io::Errno;
@@ -38,7 +38,8 @@ const _: () = assert!(size_of::<EthtoolRequest>() == size_of::<libc::ifreq>());
 /// ETHTOOL_GCHANNELS of an interface.
 struct GetChannels(EthtoolRequest);
 
-// SAFETY: SIOCETHTOOL takes an `ifreq`, and with this command writes what `channels` points to, which lives as long as the call.
+// SAFETY: SIOCETHTOOL takes an `ifreq`, and with this command writes to the memory that `channels` points to,
+// which outlives the call.
 unsafe impl Ioctl for GetChannels {
     type Output = ();
     const IS_MUTATING: bool = true;
@@ -56,7 +57,7 @@ unsafe impl Ioctl for GetChannels {
     }
 }
 
-/// Receive queues of an interface. A driver that cannot say has one.
+/// Returns the number of receive queues of an interface: one if the driver does not report it.
 pub(super) fn rx_queue_count(interface: &str) -> io::Result<usize> {
     let socket =
         rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;

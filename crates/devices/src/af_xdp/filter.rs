@@ -1,4 +1,5 @@
-//! The redirect program with its maps: loaded, attached, and told at run time what is the stack's.
+//! The redirect program with its maps: loads and attaches it, and changes at run time which frames it
+//! redirects.
 
 use super::assembler::Instruction;
 use super::bpf::{self, AttachMode, MapKind};
@@ -25,7 +26,7 @@ pub enum PortKind {
     Udp,
 }
 
-/// What is the stack's at an interface. Can be changed while frames come.
+/// The addresses and ports whose frames are redirected to the stack. They can be changed while frames arrive.
 #[derive(Clone, Debug)]
 pub struct RedirectFilter(Arc<FilterMaps>);
 
@@ -36,11 +37,12 @@ struct FilterMaps {
     addresses: OwnedFd,
     ports: OwnedFd,
     drops_without_socket: OwnedFd,
-    /// What is in the map of ports, which is written as a whole.
+    /// Content of the map of ports, which is a single value and therefore always written as a whole.
     port_bits: Mutex<Box<[u8; PORT_BYTES]>>,
 }
 
-/// The program at its interface. It is detached when the last queue is gone, and by the kernel when the process is.
+/// An attached program. It is detached when the last queue is dropped, or by the kernel when the process
+/// ends.
 #[derive(Debug)]
 pub(super) struct AttachedProgram {
     _link: OwnedFd,
@@ -48,11 +50,12 @@ pub(super) struct AttachedProgram {
 }
 
 impl RedirectFilter {
-    /// Empty maps, with room for so many addresses and some more. Queues have numbers below `queues`.
+    /// Creates empty maps, with room for `addresses` addresses and 1,024 more. `queues` is an upper bound of
+    /// the queue numbers.
     pub(super) fn new(take: RedirectScope, queues: u32, addresses: usize) -> io::Result<Self> {
         let addresses = u32::try_from(addresses).unwrap_or(u32::MAX).saturating_add(ADDRESSES_EXTRA);
         let map = |kind, key: usize, value: usize, entries, name| {
-            // Cannot truncate: sizes of a few bytes.
+            // The casts do not truncate: keys and values have at most [`PORT_BYTES`] bytes.
             bpf::create_map(kind, key as u32, value as u32, entries, name).map_err(errors::map_error)
         };
         let inner = FilterMaps {
@@ -83,27 +86,27 @@ impl RedirectFilter {
             .map_err(|(error, log)| errors::load_error(error, &log, multi_buffer))
     }
 
-    /// An address, in a VLAN (0 is none), is the stack's from now on.
+    /// Redirects frames to an address in a VLAN (0 for none) from now on.
     ///
     /// # Errors
-    /// What the kernel answered: 1,024 more than the device was opened with have room.
+    /// The error of the kernel. The map has room for 1,024 addresses more than the device was opened with.
     pub fn add_address(&self, address: IpAddr, vlan: u16) -> io::Result<()> {
         let what = if self.0.take == RedirectScope::Ports { SCOPE_PORTS } else { SCOPE_ADDRESS };
         Ok(bpf::update_element(self.0.addresses.as_fd(), &redirect::key(address, vlan), &what)?)
     }
 
-    /// An address is the kernel's from now on.
+    /// Leaves frames to an address to the kernel from now on.
     ///
     /// # Errors
-    /// What the kernel answered.
+    /// The error of the kernel.
     pub fn remove_address(&self, address: IpAddr, vlan: u16) -> io::Result<()> {
         Ok(bpf::delete_element(self.0.addresses.as_fd(), &redirect::key(address, vlan))?)
     }
 
-    /// Ports of shared addresses are the stack's, or the kernel's, from now on.
+    /// Redirects frames to ports of shared addresses (`ours`), or leaves them to the kernel, from now on.
     ///
     /// # Errors
-    /// What the kernel answered.
+    /// The error of the kernel.
     pub fn set_ports(&self, kind: PortKind, ports: RangeInclusive<u16>, ours: bool) -> io::Result<()> {
         let mut bits = self.0.port_bits.lock().unwrap_or_else(PoisonError::into_inner);
         let start = usize::from(if kind == PortKind::Udp { UDP_PORTS_AT } else { 0 });
@@ -118,21 +121,23 @@ impl RedirectFilter {
         Ok(bpf::update_element(self.0.ports.as_fd(), &0u32, &**bits)?)
     }
 
-    /// Frames for the stack that came on a queue of the interface that is none of the device's, and were dropped.
+    /// Returns the number of frames for the stack that were dropped because they arrived on a queue of the
+    /// interface that the device does not use.
     ///
     /// # Errors
-    /// What the kernel answered.
+    /// The error of the kernel.
     pub fn drops_without_socket(&self) -> io::Result<u64> {
         Ok(bpf::lookup_element(self.0.drops_without_socket.as_fd(), &0u32)?)
     }
 
-    /// A socket gets the frames of its queue from now on.
+    /// Redirects frames of a queue to this socket from now on.
     pub(super) fn add_socket(&self, queue: u16, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         bpf::update_element(self.0.sockets.as_fd(), &u32::from(queue), &socket.as_raw_fd())
     }
 }
 
-/// Attaches a program to an interface.
+/// Attaches a program to an interface. If the driver does not accept the program, falls back to generic mode
+/// with [`Attach::Auto`], unless zero copy is required.
 pub(super) fn attach(
     program: &OwnedFd,
     interface: (&str, u32),
@@ -159,7 +164,7 @@ pub(super) fn attach(
 
 #[cfg(all(test, not(loom)))]
 impl AttachedProgram {
-    /// One that is attached to nothing.
+    /// Creates a value without an attached program.
     pub(super) fn of(link: OwnedFd) -> Arc<Self> {
         Arc::new(Self { _link: link, mode: AttachMode::Generic })
     }

@@ -1,17 +1,18 @@
-//! An AF_XDP device: queues of an interface that stays the kernel's, shared with it frame by frame.
+//! An AF_XDP device: queues of an interface that the stack shares with the kernel.
 //!
-//! A redirect program at the interface sends what is the stack's into memory that the stack shares with the kernel, and leaves the rest alone. It vanishes with the
-//! process, however that ends.
+//! A redirect program at the interface sends frames for the stack to memory that the stack shares with the
+//! kernel (UMEM), and leaves all other frames to the kernel. The kernel detaches the program when the process
+//! ends, also if it is killed.
 //!
 //! ```text
-//! config       what to open, and how that is written in one line
-//! redirect     which frame is the stack's: the program (assembler: its instructions; bpf: the system call)
-//! filter       the program with its maps, at the interface; told at run time what is the stack's
-//! neighbours   what stack and kernel must both hear
-//! socket       one queue: memory (umem), rings, and the calls that wake the kernel
+//! config       configuration, and its text form
+//! redirect     which frames are redirected: the program (assembler: its instructions; bpf: the system call)
+//! filter       the program with its maps, attached to the interface; changed at run time
+//! neighbours   ARP and neighbour discovery that stack and kernel both need
+//! socket       one queue: memory (umem), rings, and the system calls that wake the kernel
 //! rx, tx       the halves of the device
-//! channels     how many queues there are
-//! causes       what the kernel's errors mean
+//! ethtool      the number of receive queues
+//! errors       explanations of the kernel's errors
 //! ```
 
 mod assembler;
@@ -49,25 +50,25 @@ use tx::AfXdpTx;
 const LINK_HEADER_BYTES: usize = 18;
 /// Bytes in front of a received frame in its chunk: `XDP_PACKET_HEADROOM`.
 const HEADROOM_BYTES: usize = 256;
-/// Sizes of chunks: the kernel takes powers of two up to a page.
+/// Sizes of UMEM chunks in bytes: the kernel accepts powers of two up to a page.
 const CHUNK_SIZES: [usize; 2] = [2048, 4096];
-/// Linux's largest IP packet less an Ethernet header, as for TAP devices.
+/// Largest MTU in bytes, as for TAP devices: Linux's largest IP packet minus an Ethernet header.
 const MTU_MAX: usize = 65_521;
-/// Room for frames that come in several chunks: so many of the longest.
+/// Size of the buffer for frames that span several chunks, in frames of the maximum length.
 const REASSEMBLED_FRAMES_MAX: usize = 16;
 
-/// What happened to frames that nobody can be told about.
+/// Counters of frames and calls.
 #[derive(Debug, Default)]
 pub struct AfXdpStats {
-    /// Descriptors of the kernel that name nothing that it has.
+    /// Descriptors from the kernel that are outside the receive chunks.
     pub rx_invalid: AtomicU64,
-    /// Received frames that were longer than the MTU allows, or not whole.
+    /// Received frames that were longer than the MTU allows, or incomplete.
     pub rx_dropped: AtomicU64,
-    /// Frames that the kernel says it sent, and that were none.
+    /// Completions from the kernel that name no chunk in flight.
     pub tx_invalid: AtomicU64,
-    /// Calls to send that failed: the interface is down or gone.
+    /// Send calls that failed because the interface is down or was deleted.
     pub tx_errors: AtomicU64,
-    /// Calls to send.
+    /// Send calls.
     pub tx_calls: AtomicU64,
 }
 
@@ -75,32 +76,32 @@ pub struct AfXdpStats {
 pub struct AfXdp {
     /// One device for each queue.
     pub queues: Vec<Device>,
-    /// Shared by all queues.
+    /// Counters of all queues.
     pub stats: Arc<AfXdpStats>,
-    /// What is the stack's.
+    /// The addresses and ports whose frames are redirected.
     pub filter: RedirectFilter,
-    /// Whether the driver runs the redirect program.
+    /// Whether the redirect program runs in the driver.
     pub in_driver: bool,
     /// Whether frames pass without a copy.
     pub zero_copy: bool,
     sockets: Vec<Arc<XdpSocket>>,
-    /// Another descriptor of what each queue sleeps on.
+    /// Copies of the descriptors that the queues sleep on.
     wakers: Vec<OwnedFd>,
 }
 
 impl AfXdp {
-    /// All queues as one device, for a single shard. It sends on the first.
+    /// Joins all queues to one device, for a single shard. The device sends on the first queue.
     ///
     /// # Errors
-    /// No descriptor for a sleep on several.
+    /// The process has no descriptor left for the epoll set.
     pub fn into_single_device(self) -> io::Result<Device> {
         joined::join(self.queues, self.wakers.iter().map(|waker| waker.as_fd()))
     }
 
-    /// What the kernel counts: frames that it could not hand over, of all queues.
+    /// Returns the number of frames that the kernel could not deliver to the queues, by its own counters.
     ///
     /// # Errors
-    /// What the kernel answered.
+    /// The error of the kernel.
     pub fn dropped(&self) -> io::Result<u64> {
         let mut sum = 0;
         for socket in &self.sockets {
@@ -113,7 +114,7 @@ impl AfXdp {
     }
 }
 
-/// How large frames are laid into memory.
+/// Memory layout of frames of an MTU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ChunkLayout {
     chunk: usize,
@@ -132,7 +133,8 @@ impl ChunkLayout {
 /// Opens queues of an interface in the network namespace of the calling thread.
 ///
 /// # Errors
-/// `InvalidInput` for a value outside its range, `NotFound` without the interface. Otherwise what the kernel answered, with what it means and what can be done.
+/// `InvalidInput` for a value outside its range, `NotFound` if the interface does not exist. Otherwise the
+/// error of the kernel, with its cause and the remedy.
 pub fn open(config: &AfXdpConfig) -> io::Result<AfXdp> {
     config.validate().map_err(invalid)?;
     let name = config.interface.as_str();
@@ -151,7 +153,7 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
         return Err(invalid(format!("the MTU {mtu} is not within 68 and the interface's {}", link.mtu)));
     }
     check_address_ownership(config)?;
-    // Frames of the interface's MTU may come, even if the stack sends shorter ones.
+    // Frames of the interface's MTU may arrive, even if the stack sends shorter frames.
     let layout = ChunkLayout::of(link.mtu.min(MTU_MAX));
     let queues = choose_queues(config)?;
     let highest = queues.iter().copied().max().unwrap_or_default();
@@ -159,7 +161,7 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     let filter = RedirectFilter::new(keys.take.clone(), u32::from(highest) + 1, config.addresses.len())?;
     fill_maps(&filter, config)?;
     let program = filter.load(layout.multi_buffer)?;
-    // Drivers without a copy want the program first.
+    // Drivers with zero copy require that the program is attached before the socket is bound.
     let interface = (config.interface.as_str(), link.index);
     let zero_copy = keys.mode == CopyMode::ZeroCopy;
     let attached = Arc::new(filter::attach(&program, interface, keys.attach, zero_copy)?);
@@ -203,7 +205,7 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
             stats.clone(),
             attached.clone(),
         );
-        // The first queue's shard is the one that is concerned with the link.
+        // The shard of the first queue processes ARP and neighbour discovery.
         let rx_parts = (socket, rx, fill, rx_chunks);
         let packets = match copies.take() {
             Some(copies) => PacketSocket::Neighbours(copies),
@@ -227,12 +229,12 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     Ok(AfXdp { queues: devices, stats, filter, in_driver, zero_copy, sockets, wakers })
 }
 
-/// The queues that were asked for, if the interface has them.
+/// Returns the queues to open. Fails if the interface does not have them.
 fn choose_queues(config: &AfXdpConfig) -> io::Result<Vec<u16>> {
     let there = ethtool::rx_queue_count(&config.interface)?;
     let queues: Vec<u16> = match (&config.options.queues, config.queue_count) {
         (Some(queues), _) => queues.clone(),
-        // Cannot truncate: 64 at the most.
+        // The casts do not truncate: the numbers are at most 64.
         (None, 0) => (0..there.min(QUEUES_MAX) as u16).collect(),
         (None, count) => (0..count as u16).collect(),
     };
@@ -266,7 +268,8 @@ fn find_interface(name: &str) -> io::Result<LinkInfo> {
     Ok(link)
 }
 
-/// An address that is the stack's alone must not be the host's, which would lose what it serves there; one that is shared must be.
+/// Checks who owns the addresses: one that the stack uses alone must not be an address of the host, whose
+/// services would lose it; one that is shared must be.
 fn check_address_ownership(config: &AfXdpConfig) -> io::Result<()> {
     let hosts = Netlink::open()?.addresses()?;
     let is_the_hosts = |address: IpAddr| hosts.contains(&address);
@@ -293,7 +296,7 @@ fn check_address_ownership(config: &AfXdpConfig) -> io::Result<()> {
     Ok(())
 }
 
-/// Fills the maps.
+/// Adds the configured addresses and ports to the maps.
 fn fill_maps(filter: &RedirectFilter, config: &AfXdpConfig) -> io::Result<()> {
     for &(address, vlan) in &config.addresses {
         filter.add_address(address, vlan)?;
@@ -315,7 +318,8 @@ fn fill_maps(filter: &RedirectFilter, config: &AfXdpConfig) -> io::Result<()> {
     Ok(())
 }
 
-/// The range that the kernel chooses local ports from, if it has one of these, and none of them is reserved.
+/// Returns the kernel's ephemeral port range if it contains one of the ports from `first` to `last` that is
+/// not reserved.
 fn overlapping_kernel_ports(first: u16, last: u16) -> io::Result<Option<String>> {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
     let mut numbers = range.split_whitespace().filter_map(|word| word.parse::<u16>().ok());

@@ -1,9 +1,10 @@
-//! What neighbours say to everybody, or to an address that stack and kernel share: both must hear it, and a frame can be redirected to one only. So the
-//! redirect program leaves ARP and neighbour discovery that are not about the stack alone to the kernel, and a packet socket copies them for the stack. Its ring is read
-//! without a system call.
+//! ARP and neighbour discovery messages that stack and kernel both must receive: broadcasts, and messages
+//! about an address that they share. A frame can be redirected to one receiver only, so the redirect program
+//! leaves these messages to the kernel, and a packet socket copies them for the stack. The ring of the socket
+//! is read without a system call.
 //!
-//! The socket also keeps the multicast addresses of the stack's IPv6 addresses in the interface's filter. And it hears when the interface goes down or away, which an
-//! AF_XDP socket does not tell a sleeper.
+//! The socket also joins the solicited-node multicast groups of the stack's IPv6 addresses. And it reports
+//! when the interface goes down or is deleted, for which an AF_XDP socket does not wake a sleeper.
 #![allow(unsafe_code)] // options that no crate names, and a ring in shared memory
 
 use super::umem::Mapping;
@@ -16,14 +17,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Slots of the ring: neighbours seldom speak.
+/// Slots of the ring, which suffice because neighbour messages are rare.
 const SLOTS: usize = 64;
-/// Bytes of a slot: ARP and neighbour discovery are far shorter than this.
+/// Bytes of a slot. ARP and neighbour discovery messages are far shorter.
 const SLOT_BYTES: usize = 2048;
-/// Room in front of a frame to put its VLAN tag back.
+/// Bytes reserved in front of a frame for its VLAN tag.
 const TAG_BYTES: usize = 4;
 
-/// An EtherType below 1,536 is a length, so that no frame has this one.
+/// A protocol that no frame has: an EtherType below 1,536 is a length.
 const UNUSED_PROTOCOL: u16 = 0x05fe;
 
 const PACKET_VERSION: c_int = 10;
@@ -34,12 +35,13 @@ const STATUS_USER: u32 = 1;
 const STATUS_VLAN_VALID: u32 = 1 << 4;
 const STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
 
-/// One instruction of a classic filter.
+/// Returns one instruction of a classic BPF filter.
 const fn classic_insn(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
-/// ARP, and ICMPv6 of types 135 (neighbour solicitation) and 136 (advertisement). VLAN tags are not in the frame when the filter sees it.
+/// Accepts ARP, and ICMPv6 of types 135 (neighbour solicitation) and 136 (advertisement). The kernel has
+/// removed VLAN tags before it runs the filter.
 const FILTER: [libc::sock_filter; 10] = [
     classic_insn(0x28, 0, 0, 12),       // ldh [12]
     classic_insn(0x15, 7, 0, 0x0806),   // jeq #ARP, accept
@@ -53,21 +55,22 @@ const FILTER: [libc::sock_filter; 10] = [
     classic_insn(0x06, 0, 0, u32::MAX), // accept
 ];
 
-/// A packet socket with the frames that kernel and stack both get.
+/// A packet socket that receives copies of neighbour messages.
 pub(super) struct NeighbourSocket {
     fd: OwnedFd,
     ring: Mapping,
-    /// The slot that is filled next.
+    /// Slot that the kernel fills next.
     next: usize,
-    /// Slots in front of it whose frames are lent.
+    /// Number of slots before `next` whose frames are lent.
     lent: usize,
 }
 
 impl NeighbourSocket {
-    /// Opens one at an interface. Of `addresses` those of IPv6 are heard by their groups.
+    /// Opens a socket at an interface, and joins the solicited-node groups of the IPv6 addresses in
+    /// `addresses`.
     pub(super) fn open(interface: u32, addresses: &[(IpAddr, u16)]) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // Without a protocol nothing is received before the filter stands.
+        // Without a protocol, the socket receives nothing before the filter is attached.
         let fd = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
         let mut filter = FILTER;
         let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
@@ -103,7 +106,7 @@ impl NeighbourSocket {
         self.fd.as_fd()
     }
 
-    /// Appends what came to `burst`. The frames stay until the next call.
+    /// Appends the frames received to `burst`. They remain valid until the next call.
     pub(super) fn receive<'a>(&'a mut self, burst: &mut RxBurst<'a>) {
         for back in 1..=self.lent {
             self.status((self.next + SLOTS - back) % SLOTS).store(STATUS_KERNEL, Ordering::Release);
@@ -128,17 +131,20 @@ impl NeighbourSocket {
 
     fn status(&self, slot: usize) -> &AtomicU32 {
         let at = self.ring.at(slot * SLOT_BYTES, 4).cast::<AtomicU32>();
-        // SAFETY: inside the ring, which `self` keeps, and aligned, as slots start at multiples of 2,048 of a page; the kernel changes it as one word.
+        // SAFETY: inside the ring, which `self` keeps mapped, and aligned, because slots start at multiples
+        // of 2,048 bytes of a page; the kernel changes the status as one word.
         unsafe { at.as_ref() }
     }
 
     fn header(&self, slot: usize) -> libc::tpacket2_hdr {
         let at = self.ring.at(slot * SLOT_BYTES, size_of::<libc::tpacket2_hdr>());
-        // SAFETY: inside the ring; the kernel wrote it before it gave the slot to us, and leaves it alone meanwhile.
+        // SAFETY: inside the ring; the kernel wrote the header before it passed the slot to the program, and
+        // does not write to it meanwhile.
         unsafe { at.cast::<libc::tpacket2_hdr>().read() }
     }
 
-    /// Where in the ring the frame of a slot is, if it is inside of its slot with room for a tag in front.
+    /// Returns offset and length of the frame in a slot, if the frame is inside its slot with room for a tag
+    /// in front.
     fn frame_range(&self, slot: usize) -> Option<(usize, usize)> {
         let header = self.header(slot);
         let (start, len) = (usize::from(header.tp_mac), header.tp_snaplen as usize);
@@ -146,7 +152,7 @@ impl NeighbourSocket {
         (inside && len >= 14).then_some((slot * SLOT_BYTES + start, len))
     }
 
-    /// The kernel has taken the VLAN tag out of the frame: it is put where it was.
+    /// Restores the VLAN tag that the kernel has removed from the frame.
     fn restore_vlan_tag(&mut self, slot: usize) {
         let header = self.header(slot);
         let Some((start, _)) = self.frame_range(slot).filter(|_| header.tp_status & STATUS_VLAN_VALID != 0)
@@ -157,8 +163,9 @@ impl NeighbourSocket {
         let tag =
             [if known { header.tp_vlan_tpid } else { 0x8100 }, header.tp_vlan_tci].map(u16::to_be_bytes);
         let at = self.ring.at(start - TAG_BYTES, 12 + 2 * TAG_BYTES);
-        // SAFETY: `place` found the frame, which is longer than this, and the room in front of it inside of the slot, which is ours until its status says otherwise; `&mut
-        // self` says that nothing of it is lent.
+        // SAFETY: `frame_range` found the frame, which is longer than this, and the room in front of it
+        // inside the slot, which belongs to the program until its status changes; `&mut self` proves that no
+        // frame is lent.
         let bytes = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), 12 + 2 * TAG_BYTES) };
         bytes.copy_within(TAG_BYTES..TAG_BYTES + 12, 0);
         bytes[12..16].copy_from_slice(tag.as_flattened());
@@ -168,20 +175,22 @@ impl NeighbourSocket {
         let (start, len) = self.frame_range(slot)?;
         let tag = if self.header(slot).tp_status & STATUS_VLAN_VALID != 0 { TAG_BYTES } else { 0 };
         let at = self.ring.at(start - tag, len + tag);
-        // SAFETY: inside of the slot, as `place` found. The kernel writes there only after `receive`, which takes `&mut self`, gave it back.
+        // SAFETY: inside the slot, as `frame_range` found. The kernel writes there only after `receive`,
+        // which takes `&mut self`, returned the slot.
         Some(unsafe { std::slice::from_raw_parts(at.as_ptr(), len + tag) })
     }
 }
 
-/// RFC 2464 §7 of the group of RFC 4291 §2.7.1.
+/// Returns the Ethernet address (RFC 2464 §7) of the solicited-node group (RFC 4291 §2.7.1).
 fn solicited_node_mac(address: Ipv6Addr) -> [u8; 8] {
     let octets = address.octets();
     [0x33, 0x33, 0xff, octets[13], octets[14], octets[15], 0, 0]
 }
 
-/// Sets an option. `T` is what the option takes.
+/// Sets a socket option. `T` must be the type of the option.
 fn set_option<T>(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io::Result<()> {
-    // SAFETY: the kernel reads `size_of::<T>()` bytes of a value that outlives the call, and the filter that one of them points to, which does too.
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of a value that outlives the call, and the filter that
+    // one of the values points to, which also does.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
@@ -194,7 +203,7 @@ fn set_option<T>(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A socket that receives nothing, and has an error when the interface goes down or away.
+/// Opens a socket that receives nothing and has an error when the interface goes down or is deleted.
 pub(super) fn open_link_watch(interface: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
@@ -202,7 +211,7 @@ pub(super) fn open_link_watch(interface: u32) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Receives a protocol of an interface from now on.
+/// Binds a packet socket to a protocol and an interface.
 fn bind(fd: BorrowedFd<'_>, interface: u32, protocol: u16) -> io::Result<()> {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,

@@ -1,7 +1,8 @@
-//! The redirect program: which frames of an interface go to the stack's sockets, and which to the kernel as before.
+//! The redirect program: decides which frames of an interface go to the stack's sockets, and which to the
+//! kernel.
 //!
-//! What is anybody's business (a neighbour's broadcast, an answer to an address that stack and kernel share) goes to the kernel, and to the stack as a
-//! copy: see [`super::neighbours`].
+//! Messages that both need (broadcasts of neighbours, replies to an address that stack and kernel share) go
+//! to the kernel, and to the stack as a copy: see [`super::neighbours`].
 
 use super::assembler::{AluOp, Assembler, AssemblyError, Instruction, JumpCondition, JumpLabel, Reg, Width};
 use Reg::{R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10};
@@ -9,7 +10,7 @@ use Width::{Byte, Double, Half, Word};
 use core::net::IpAddr;
 use std::os::fd::RawFd;
 
-/// What `XDP` programs return.
+/// Results of XDP programs.
 pub(super) const XDP_DROP: i32 = 1;
 pub(super) const XDP_PASS: i32 = 2;
 const XDP_REDIRECT: i32 = 4;
@@ -19,34 +20,34 @@ const HELPER_REDIRECT_MAP: i32 = 51;
 
 /// Bytes of [`key`].
 pub(super) const KEY_BYTES: usize = 20;
-/// Bytes of the ports of TCP as bits, then those of UDP.
+/// Bytes of the port map: one bit for each TCP port, then one bit for each UDP port.
 pub(super) const PORT_BYTES: usize = 2 * UDP_PORTS_AT as usize;
-/// Where those of UDP begin.
+/// Offset of the bits of the UDP ports.
 pub(super) const UDP_PORTS_AT: u16 = 8192;
-/// All of an address is the stack's.
+/// Value of an address of which all frames are redirected.
 pub(super) const SCOPE_ADDRESS: u32 = 1;
-/// Of an address only some ports are the stack's.
+/// Value of an address of which only frames to some ports are redirected.
 pub(super) const SCOPE_PORTS: u32 = 2;
 
-/// Where the key lies in the program's stack.
+/// Offset of the lookup key from the frame pointer of the program.
 const KEY_AT: i16 = -24;
-/// Extension headers of IPv6 that are looked behind.
+/// Maximum number of IPv6 extension headers that the program skips.
 const EXTENSION_HEADERS_MAX: usize = 3;
 
-/// The maps that the program reads, by descriptor.
+/// Descriptors of the maps that the program reads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Maps {
-    /// Sockets by queue.
+    /// AF_XDP sockets by queue.
     pub(super) sockets: RawFd,
-    /// [`WHOLE`] or [`PORTS`] by [`key`].
+    /// [`SCOPE_ADDRESS`] or [`SCOPE_PORTS`] by [`key`].
     pub(super) addresses: RawFd,
-    /// [`PORT_BYTES`].
+    /// Bits of the redirected ports ([`PORT_BYTES`]).
     pub(super) ports: RawFd,
-    /// One counter: frames for the stack that came on a queue without a socket.
+    /// Counter of frames for the stack that arrived on a queue without a socket.
     pub(super) drops_without_socket: RawFd,
 }
 
-/// An address in a VLAN (0 is none), as the program looks it up.
+/// Returns the lookup key of an address in a VLAN (0 for none).
 pub(super) fn key(address: IpAddr, vlan: u16) -> [u8; KEY_BYTES] {
     let address = match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -58,7 +59,8 @@ pub(super) fn key(address: IpAddr, vlan: u16) -> [u8; KEY_BYTES] {
     key
 }
 
-/// The program for an interface that is the stack's alone. What comes on queues without a socket is the kernel's.
+/// Returns the program for an interface that the stack uses alone. Frames on queues without a socket go to
+/// the kernel.
 pub(super) fn redirect_all(maps: Maps) -> Result<Vec<Instruction>, AssemblyError> {
     let mut a = Assembler::default();
     a.load(Word, R2, R1, RX_QUEUE_INDEX_AT);
@@ -74,12 +76,12 @@ const DATA_AT: i16 = 0;
 const DATA_END_AT: i16 = 4;
 const RX_QUEUE_INDEX_AT: i16 = 16;
 
-/// A number of 16 bits in network order, as a load of 16 bits sees it.
+/// Returns a 16-bit number in network byte order as a 16-bit load reads it.
 const fn be16(value: u16) -> i32 {
     value.to_be() as i32
 }
 
-/// The program for an interface that the stack shares with the kernel.
+/// Returns the program for an interface that the stack shares with the kernel.
 pub(super) fn redirect_selected(maps: Maps) -> Result<Vec<Instruction>, AssemblyError> {
     let mut a = Assembler::default();
     let places = CommonLabels {
@@ -96,22 +98,22 @@ pub(super) fn redirect_selected(maps: Maps) -> Result<Vec<Instruction>, Assembly
     program.assembler.finish()
 }
 
-/// Labels that several parts jump to.
+/// Labels that several parts of the program jump to.
 #[derive(Clone, Copy)]
 struct CommonLabels {
-    /// The frame is the stack's.
+    /// The frame is redirected.
     redirect: JumpLabel,
-    /// The frame is the kernel's.
+    /// The frame goes to the kernel.
     pass: JumpLabel,
-    /// `R9` is at a TCP header.
+    /// `R9` points to a TCP header.
     tcp: JumpLabel,
-    /// `R9` is at a UDP header.
+    /// `R9` points to a UDP header.
     udp: JumpLabel,
-    /// `R4` is a port in network order, `R3` where its protocol's ports begin.
+    /// `R4` is a port in network byte order, `R3` the offset of its protocol in the port map.
     port: JumpLabel,
 }
 
-/// `R6` is the context, `R7` the start of the frame, `R8` its end, `R9` the header at hand.
+/// `R6` is the context, `R7` the start of the frame, `R8` its end, `R9` the current header.
 struct Program {
     assembler: Assembler,
     maps: Maps,
@@ -154,20 +156,21 @@ impl Program {
         self.parse_v6();
     }
 
-    /// Moves `R9` forward by `bytes`, all of which and `more` behind them are in the frame; else the frame is the kernel's.
+    /// Moves `R9` forward by `bytes`. The frame goes to the kernel unless it contains these bytes and `more`
+    /// bytes after them.
     fn advance(&mut self, bytes: i32, more: i32) {
         self.assembler.alu(AluOp::Add, R9, bytes);
         self.require(more);
     }
 
-    /// So many bytes from `R9` on are in the frame; else it is the kernel's.
+    /// The frame goes to the kernel unless it contains `bytes` bytes from `R9` on.
     fn require(&mut self, bytes: i32) {
         self.assembler.mov(R2, R9);
         self.assembler.alu(AluOp::Add, R2, bytes);
         self.assembler.jump_if(JumpCondition::Greater, R2, R8, self.labels.pass);
     }
 
-    /// Makes the key of the IPv4 address at `R9 + offset`.
+    /// Stores the key of the IPv4 address at `R9 + offset`.
     fn v4_key(&mut self, offset: i16) {
         self.assembler.store(Double, R10, KEY_AT, 0);
         self.assembler.store(Word, R10, KEY_AT + 8, i32::from_ne_bytes([0, 0, 0xff, 0xff]));
@@ -175,7 +178,7 @@ impl Program {
         self.assembler.store(Word, R10, KEY_AT + 12, R3);
     }
 
-    /// Makes the key of the IPv6 address at `R9 + offset`.
+    /// Stores the key of the IPv6 address at `R9 + offset`.
     fn v6_key(&mut self, offset: i16) {
         for half in [0, 8] {
             self.assembler.load(Double, R3, R9, offset + half);
@@ -183,7 +186,7 @@ impl Program {
         }
     }
 
-    /// `R0` is the address of what the key stands for, or 0.
+    /// Looks up the key. `R0` is the address of its value, or 0.
     fn lookup_address(&mut self) {
         self.assembler.map(R1, self.maps.addresses);
         self.assembler.mov(R2, R10);
@@ -191,7 +194,8 @@ impl Program {
         self.assembler.call(HELPER_MAP_LOOKUP);
     }
 
-    /// The frame is about the address of the key: it is the stack's if all of the address is.
+    /// Redirects the frame if all frames of the address in the key are redirected; otherwise the frame goes
+    /// to the kernel.
     fn redirect_if_scope_address(&mut self) {
         self.lookup_address();
         self.assembler.jump_if(JumpCondition::Equal, R0, 0, self.labels.pass);
@@ -200,7 +204,7 @@ impl Program {
         self.assembler.jump(self.labels.pass);
     }
 
-    /// RFC 826: requests and answers alike are about the target's address.
+    /// Decides by the target address of ARP requests and replies (RFC 826).
     fn parse_arp(&mut self) {
         self.require(28);
         for (offset, value) in [(0, 1), (2, 0x0800), (4, 0x0604)] {
@@ -211,7 +215,7 @@ impl Program {
         self.redirect_if_scope_address();
     }
 
-    /// `R5` is the protocol and `R9` behind the IPv4 header at `R9`.
+    /// Sets `R5` to the protocol of the IPv4 header at `R9`, and moves `R9` past that header.
     fn skip_v4_header(&mut self) {
         self.assembler.load(Byte, R5, R9, 9);
         self.assembler.load(Byte, R4, R9, 0);
@@ -228,7 +232,7 @@ impl Program {
         self.assembler.jump_if(JumpCondition::Equal, R0, 0, self.labels.pass);
         self.assembler.load(Word, R1, R0, 0);
         self.assembler.jump_if(JumpCondition::Equal, R1, SCOPE_ADDRESS as i32, self.labels.redirect);
-        // Only the first fragment has ports: of a shared address all fragments are the kernel's.
+        // Only the first fragment has ports, so all fragments to a shared address go to the kernel.
         self.assembler.load(Half, R3, R9, 6);
         self.assembler.alu(AluOp::And, R3, be16(0x3fff));
         self.assembler.jump_if(JumpCondition::NotEqual, R3, 0, self.labels.pass);
@@ -236,7 +240,7 @@ impl Program {
         self.assembler.jump_if(JumpCondition::Equal, R5, 6, self.labels.tcp);
         self.assembler.jump_if(JumpCondition::Equal, R5, 17, self.labels.udp);
         self.assembler.jump_if(JumpCondition::NotEqual, R5, 1, self.labels.pass);
-        // An ICMP error is the stack's if it quotes what came from one of its ports.
+        // An ICMP error is redirected if it quotes a packet from one of the stack's ports.
         self.require(8);
         let quote = self.assembler.label();
         self.assembler.load(Byte, R3, R9, 0);
@@ -253,7 +257,8 @@ impl Program {
         self.match_quoted_port();
     }
 
-    /// `R9` is at the transport header of a quote, `R5` is its protocol.
+    /// Decides by the source port of a quoted packet: `R9` points to its transport header, `R5` is its
+    /// protocol.
     fn match_quoted_port(&mut self) {
         self.require(4);
         self.assembler.load(Half, R4, R9, 0);
@@ -270,7 +275,8 @@ impl Program {
         self.v6_key(24);
         self.lookup_address();
         self.assembler.jump_if(JumpCondition::NotEqual, R0, 0, known);
-        // Neighbour solicitations come to a group, advertisements may; they are about their target.
+        // Neighbour solicitations, and some advertisements, go to a multicast group; the target address in
+        // them decides.
         self.assembler.load(Byte, R3, R9, 6);
         self.assembler.jump_if(JumpCondition::NotEqual, R3, 58, self.labels.pass);
         self.require(64);
@@ -289,7 +295,8 @@ impl Program {
         self.assembler.alu(AluOp::Add, R9, 40);
         for _ in 0..EXTENSION_HEADERS_MAX {
             let (extension, protocol) = (self.assembler.label(), self.assembler.label());
-            // Hop-by-hop options, routing, destination options. Fragments are the kernel's, as with IPv4.
+            // Skips hop-by-hop options, routing header and destination options. Fragments go to the kernel,
+            // as with IPv4.
             for header in [0, 43, 60] {
                 self.assembler.jump_if(JumpCondition::Equal, R5, header, extension);
             }
@@ -318,7 +325,7 @@ impl Program {
         self.match_quoted_port();
     }
 
-    /// The frame is the stack's if its port is.
+    /// Redirects the frame if its port is redirected.
     fn match_port(&mut self) {
         let destination = self.assembler.label();
         self.assembler.bind(self.labels.tcp);
@@ -345,7 +352,7 @@ impl Program {
         self.assembler.jump_if(JumpCondition::Equal, R2, 0, self.labels.pass);
     }
 
-    /// Falls through to here if the frame is the stack's.
+    /// Ends the program. Control falls through to the label `redirect` if the frame is for the stack.
     fn emit_verdicts(&mut self) {
         let a = &mut self.assembler;
         let redirected = a.label();
@@ -355,7 +362,8 @@ impl Program {
         a.mov(R3, XDP_DROP);
         a.call(HELPER_REDIRECT_MAP);
         a.jump_if(JumpCondition::Equal, R0, XDP_REDIRECT, redirected);
-        // Nobody takes it there. The kernel must not have it: it would reset the stack's connections.
+        // No socket is bound to the queue. The frame must not go to the kernel, which would reset the stack's
+        // connections.
         a.map_value(R1, self.maps.drops_without_socket, 0);
         a.mov(R2, 1);
         a.atomic_add(R1, 0, R2);

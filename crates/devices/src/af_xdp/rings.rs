@@ -1,4 +1,5 @@
-//! Rings of descriptors, in memory that the kernel maps too. One side writes the producer's index, the other the consumer's.
+//! Descriptor rings in memory that the kernel maps, too. One side writes the producer index, the other side
+//! the consumer index.
 #![allow(unsafe_code)] // reads and writes shared memory by address
 
 use super::umem::Mapping;
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// `XDP_RING_NEED_WAKEUP`.
 const NEED_WAKEUP: u32 = 1;
 
-/// What lies in rings: consists of integers, so that any bytes are a value.
+/// Element of a ring. It consists of integers, so that all bytes are valid.
 pub(super) trait RingEntry: Copy {}
 
 impl RingEntry for u64 {}
@@ -24,12 +25,12 @@ pub(super) struct XdpDescriptor {
     pub(super) options: u32,
 }
 
-/// The frame goes on in the next descriptor: `XDP_PKT_CONTD`.
+/// Option flag: the frame continues in the next descriptor (`XDP_PKT_CONTD`).
 pub(super) const CONTINUED: u32 = 1;
 
 impl RingEntry for XdpDescriptor {}
 
-/// The memory of one ring.
+/// A ring in shared memory.
 struct RingView<T> {
     mapping: Arc<Mapping>,
     producer: NonNull<AtomicU32>,
@@ -40,11 +41,12 @@ struct RingView<T> {
     size: u32,
 }
 
-// SAFETY: the addresses are of the mapping, which is not bound to a thread.
+// SAFETY: the addresses belong to the mapping, which is not bound to a thread.
 unsafe impl<T: RingEntry> Send for RingView<T> {}
 
 impl<T: RingEntry> RingView<T> {
-    /// `offsets` are the kernel's: where in the mapping what is.
+    /// Creates a view of a ring. `offsets` come from the kernel and give the offsets of the indices, the
+    /// flags and the entries in the mapping.
     fn new(mapping: Arc<Mapping>, offsets: &XdpRingOffset, size: u32) -> Self {
         assert!(size.is_power_of_two());
         let word = |offset: u64| {
@@ -66,12 +68,14 @@ impl<T: RingEntry> RingView<T> {
 
     fn word(&self, at: NonNull<AtomicU32>) -> &AtomicU32 {
         debug_assert!(self.mapping.len() > 0);
-        // SAFETY: `new` found it inside the mapping, which `self` keeps, and aligned; the kernel changes it as one word.
+        // SAFETY: `new` checked that the word is aligned and inside the mapping, which `self` keeps; the
+        // kernel changes it as one word.
         unsafe { at.as_ref() }
     }
 
     fn entry(&self, index: u32) -> NonNull<T> {
-        // SAFETY: the index is below the number of entries, all of which `new` found inside.
+        // SAFETY: the masked index is below the number of entries, all of which `new` found inside the
+        // mapping.
         unsafe { self.entries.add((index & (self.size - 1)) as usize) }
     }
 
@@ -80,18 +84,18 @@ impl<T: RingEntry> RingView<T> {
     }
 }
 
-/// Bytes of a mapping that holds such a ring.
+/// Returns the bytes of a mapping that holds a ring of `size` entries.
 pub(super) fn mapping_bytes<T>(offsets: &XdpRingOffset, size: u32) -> usize {
     offsets.desc as usize + size as usize * size_of::<T>()
 }
 
-/// This side writes, the kernel reads: the fill ring, and the ring of what to send.
+/// A ring that this side writes and the kernel reads: the fill ring or the TX ring.
 pub(super) struct ProducerRing<T> {
     ring: RingView<T>,
-    /// Entries written so far; the kernel sees them when they are published.
+    /// Number of entries written. The kernel sees them when they are published.
     written: u32,
     published: u32,
-    /// Entries that can be written before the kernel's index must be looked at again.
+    /// Entries that can be written before the kernel's index must be read again.
     free: u32,
 }
 
@@ -100,7 +104,7 @@ impl<T: RingEntry> ProducerRing<T> {
         Self { ring: RingView::new(mapping, offsets, size), written: 0, published: 0, free: size }
     }
 
-    /// Writes an entry. False, and nothing is written, if the ring is full.
+    /// Writes an entry. Returns false, and writes nothing, if the ring is full.
     #[must_use]
     pub(super) fn push(&mut self, entry: T) -> bool {
         if self.free == 0 {
@@ -110,14 +114,14 @@ impl<T: RingEntry> ProducerRing<T> {
                 return false;
             }
         }
-        // SAFETY: inside the ring, and the kernel reads it only once it is published: it is none of those that wait.
+        // SAFETY: inside the ring, and the entry is free: the kernel reads it only after it was published.
         unsafe { self.ring.entry(self.written).write(entry) };
         self.written = self.written.wrapping_add(1);
         self.free -= 1;
         true
     }
 
-    /// Shows the kernel what was written. Whether there was anything new.
+    /// Makes the written entries visible to the kernel. Returns whether there were new ones.
     pub(super) fn publish(&mut self) -> bool {
         if self.published == self.written {
             return false;
@@ -127,21 +131,21 @@ impl<T: RingEntry> ProducerRing<T> {
         true
     }
 
-    /// Published entries that the kernel has not taken yet.
+    /// Returns the number of published entries that the kernel has not consumed.
     pub(super) fn pending(&self) -> u32 {
         self.published.wrapping_sub(self.ring.word(self.ring.consumer).load(Ordering::Acquire))
     }
 
-    /// The kernel must be called to see what was published.
+    /// Returns whether the kernel needs a system call to process published entries.
     pub(super) fn needs_wakeup(&self) -> bool {
         self.ring.needs_wakeup()
     }
 }
 
-/// The kernel writes, this side reads: what was received, and what was sent.
+/// A ring that the kernel writes and this side reads: the RX ring or the completion ring.
 pub(super) struct ConsumerRing<T> {
     ring: RingView<T>,
-    /// Entries read so far; the kernel reuses them when they are released.
+    /// Number of entries read. The kernel reuses them when they are released.
     read: u32,
 }
 
@@ -150,24 +154,26 @@ impl<T: RingEntry> ConsumerRing<T> {
         Self { ring: RingView::new(mapping, offsets, size), read: 0 }
     }
 
-    /// Entries that can be read. More than the ring holds is nonsense, and counts as what it holds.
+    /// Returns the number of entries that can be read. An index of the kernel beyond the size of the ring
+    /// counts as a full ring.
     pub(super) fn available(&self) -> u32 {
         let produced = self.ring.word(self.ring.producer).load(Ordering::Acquire);
         produced.wrapping_sub(self.read).min(self.ring.size)
     }
 
-    /// Entries that there are at the most.
+    /// Returns the size of the ring in entries.
     pub(super) fn size(&self) -> u32 {
         self.ring.size
     }
 
-    /// Entry number `ahead` of those that [`Consumer::available`] counted, from 0 on.
+    /// Returns entry number `ahead`, from 0, of the entries that [`ConsumerRing::available`] counted.
     pub(super) fn peek(&self, ahead: u32) -> T {
-        // SAFETY: inside the ring; the kernel wrote it before it published it, and leaves it alone until it is released. Any bytes are a value.
+        // SAFETY: inside the ring; the kernel wrote the entry before it published it, and does not write to
+        // it until it is released. All bytes are valid.
         unsafe { self.ring.entry(self.read.wrapping_add(ahead)).read() }
     }
 
-    /// Gives the next `count` entries back.
+    /// Returns the next `count` entries to the kernel.
     pub(super) fn release(&mut self, count: u32) {
         if count > 0 {
             self.read = self.read.wrapping_add(count);
@@ -176,12 +182,12 @@ impl<T: RingEntry> ConsumerRing<T> {
     }
 }
 
-/// The kernel's place, for tests: the same ring seen from its other end.
+/// The kernel's side of a ring, for tests.
 #[cfg(all(test, not(loom)))]
 pub(super) mod kernel_side {
     use super::*;
 
-    /// Where things are in a ring that no kernel made.
+    /// Offsets of a ring that no kernel created.
     pub(in super::super) const OFFSETS: XdpRingOffset =
         XdpRingOffset { producer: 0, consumer: 64, desc: 192, flags: Some(128) };
 
@@ -189,7 +195,7 @@ pub(super) mod kernel_side {
         Arc::new(Mapping::anonymous(mapping_bytes::<T>(&OFFSETS, size)).expect("memory"))
     }
 
-    /// Sets the producer's index to whatever a broken kernel may say.
+    /// Sets the producer index to a value that only a broken kernel would write.
     pub(in super::super) fn set_producer(memory: &Arc<Mapping>, value: u32) {
         let ring = RingView::<u64>::new(memory.clone(), &OFFSETS, 1);
         ring.word(ring.producer).store(value, Ordering::Release);

@@ -18,15 +18,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Where a frame of this burst is.
+/// Location of a frame of the current burst.
 enum FrameLocation {
     /// In one chunk.
     Chunk(Range<usize>),
-    /// Put together from several.
+    /// In the reassembly buffer, copied from several chunks.
     Reassembled(Range<usize>),
 }
 
-/// Sleeps in a row without a frame after which errors are looked for.
+/// Number of consecutive sleeps without a frame after which socket errors are checked.
 pub(super) const EMPTY_SLEEPS_PER_ERROR_CHECK: u32 = 8;
 
 /// The packet socket of a queue.
@@ -49,30 +49,30 @@ pub(super) struct AfXdpRx {
     ring: ConsumerRing<XdpDescriptor>,
     fill: ProducerRing<u64>,
     chunks: RxChunks,
-    /// Chunks whose frames are lent, or were copied: they go back with the next call.
+    /// Chunks whose frames are lent or were copied. The next call returns them to the fill ring.
     held_chunks: Vec<u64>,
-    /// Frames that take several chunks; empty if none can.
+    /// Buffer for frames that span several chunks; empty if no frame can.
     reassembly: Box<[u8]>,
     /// Bytes of the longest frame.
     frame_bytes_max: usize,
-    /// Hears what happens to the interface, and at the first queue what kernel and stack both get.
+    /// Reports changes of the interface, and at the first queue receives copies of neighbour messages.
     packet_socket: PacketSocket,
-    /// Readable when one of the two sockets is.
+    /// Epoll set that is readable when one of the two sockets is.
     epoll: OwnedFd,
     gone: bool,
-    /// Something came since the last sleep.
+    /// A frame was received since the last sleep.
     received: bool,
-    /// Sleeps without a frame since one came, or errors were looked for.
+    /// Number of sleeps without a frame, since a frame was received or errors were checked.
     empty_sleeps: u32,
     stats: Arc<AfXdpStats>,
-    /// It is the queue that reports what all have counted.
+    /// This queue reports the counters of all queues.
     pub(super) reports_stats: bool,
-    /// The program stays as long as a half is there.
+    /// Keeps the program attached while a half exists.
     _program: Arc<AttachedProgram>,
 }
 
 impl AfXdpRx {
-    /// `joined_bytes`: room for frames in several chunks, or 0.
+    /// Creates the half. `joined_bytes` is the size of the reassembly buffer, or 0.
     pub(super) fn new(
         (socket, ring, fill, chunks): (
             Arc<XdpSocket>,
@@ -107,15 +107,16 @@ impl AfXdpRx {
         })
     }
 
-    /// Another descriptor of what to sleep on.
+    /// Returns a copy of the descriptor to sleep on.
     pub(super) fn clone_wake_fd(&self) -> io::Result<OwnedFd> {
         self.epoll.try_clone()
     }
 
-    /// Gives back the chunks of the last burst.
+    /// Returns the chunks of the last burst to the fill ring.
     fn refill(&mut self) {
         for address in self.held_chunks.drain(..) {
-            // There is an entry for each chunk, so there is room; a chunk that the kernel named twice may go.
+            // The ring has an entry for each chunk, so there is room; a chunk that the kernel named twice may
+            // be dropped.
             let _ = self.fill.push(address);
         }
         if self.fill.publish() && self.fill.needs_wakeup() {
@@ -123,7 +124,8 @@ impl AfXdpRx {
         }
     }
 
-    /// The part of a frame that a descriptor names. Its chunk is held until the next call. `None`, and counted, if it names nothing.
+    /// Returns the range of a descriptor, and holds its chunk until the next call. Returns `None`, and counts
+    /// the descriptor, if it is invalid.
     fn take_chunk(&mut self, descriptor: XdpDescriptor) -> Option<Range<usize>> {
         let Some(range) = self.chunks.locate(descriptor.address, descriptor.len) else {
             self.stats.rx_invalid.fetch_add(1, Ordering::Relaxed);
@@ -135,19 +137,20 @@ impl AfXdpRx {
         Some(range)
     }
 
-    /// Descriptors of the frame that starts at `first`, if all of it is there.
+    /// Returns the number of descriptors of the frame that starts at `first`, if all of them are available.
     fn descriptors_of_frame(&self, first: u32, available: u32) -> Option<u32> {
         (first..available)
             .find(|&at| self.ring.peek(at).options & CONTINUED == 0)
             .map(|last| last + 1 - first)
     }
 
-    /// Copies the parts of a frame behind each other to `at`. `None` if the frame is to be dropped.
+    /// Copies the parts of a frame one after another to offset `at` of the reassembly buffer. Returns `None`
+    /// if the frame is dropped.
     fn reassemble(&mut self, first: u32, count: u32, at: usize) -> Option<Range<usize>> {
         let mut end = at;
         let mut whole = true;
         for number in first..first + count {
-            // All chunks are taken, also of a frame that is dropped, so that they go back.
+            // The chunks of a dropped frame are taken, too, so that they return to the fill ring.
             let Some(range) = self.take_chunk(self.ring.peek(number)) else {
                 whole = false;
                 continue;
@@ -168,7 +171,8 @@ impl AfXdpRx {
         whole.then_some(at..end)
     }
 
-    /// Takes what fills the ring and is no frame, for no end of it can come any more.
+    /// Drops the descriptors of an incomplete frame that fills the whole ring, because its end cannot arrive
+    /// any more.
     fn drop_incomplete(&mut self, available: u32) {
         for number in 0..available {
             self.take_chunk(self.ring.peek(number));
@@ -187,7 +191,7 @@ impl AfXdpRx {
                 places.extend(self.take_chunk(descriptor).map(FrameLocation::Chunk));
                 continue;
             }
-            // The rest comes with the next burst, if this one has no room for it.
+            // If the burst has no room for the frame, the next burst takes it.
             let Some(count) = self.descriptors_of_frame(taken, available) else {
                 if taken == 0 && available == self.ring.size() {
                     self.drop_incomplete(available);
@@ -209,7 +213,8 @@ impl AfXdpRx {
         places
     }
 
-    /// The packet socket has an error, until it is taken, when the interface goes down or away. The other one only when it is deleted.
+    /// Reads socket errors. The packet socket has one when the interface goes down or is deleted, the AF_XDP
+    /// socket only when it is deleted.
     fn take_errors(&mut self) {
         let _ = sockopt::socket_error(self.packet_socket.as_fd());
         if !self.gone && self.socket.take_error() == Some(Errno::NETDOWN) {
@@ -240,7 +245,8 @@ impl RxQueue for AfXdpRx {
 
     fn arm(&mut self) -> bool {
         self.refill();
-        // Where frames come all is well. An error ends every sleep until it is taken, so it is looked for when some have ended without a frame.
+        // If frames arrive, the interface works. A pending error ends every sleep until it is read, so errors
+        // are checked after some sleeps without a frame.
         if core::mem::take(&mut self.received) {
             self.empty_sleeps = 0;
         } else {
@@ -250,7 +256,7 @@ impl RxQueue for AfXdpRx {
                 self.take_errors();
             }
         }
-        // The descriptors are readable as long as frames wait.
+        // The descriptors are readable while frames are waiting.
         !self.gone && self.ring.available() == 0
     }
 

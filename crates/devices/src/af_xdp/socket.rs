@@ -1,4 +1,4 @@
-//! An AF_XDP socket on one queue: its options, its rings, and the calls that wake the kernel.
+//! An AF_XDP socket on one queue: its options, its rings, and the system calls that wake the kernel.
 #![allow(unsafe_code)] // options that no crate names
 
 use super::config::CopyMode;
@@ -18,13 +18,13 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// `XDP_MAX_TX_SKB_BUDGET`: frames that one call sends in copy mode; 32 without it.
+/// `XDP_MAX_TX_SKB_BUDGET`: frames that one call sends in copy mode, which is 32 by default.
 const XDP_MAX_TX_SKB_BUDGET: c_int = 9;
 
-/// How long a queue may be busy with a socket that is gone.
+/// Maximum time for which a queue stays busy after its last socket was closed.
 const BIND_BUSY_MAX: Duration = Duration::from_millis(500);
 
-/// What one socket is made with.
+/// Options of one socket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct XdpSocketOptions {
     /// Index of the interface.
@@ -32,13 +32,13 @@ pub(super) struct XdpSocketOptions {
     pub(super) queue: u16,
     /// Descriptors of each ring.
     pub(super) ring: u32,
-    /// Bytes of a chunk.
+    /// Bytes of a UMEM chunk.
     pub(super) chunk: usize,
     pub(super) mode: CopyMode,
     pub(super) need_wakeup: bool,
-    /// Frames may take several chunks.
+    /// Frames may span several chunks.
     pub(super) multi_buffer: bool,
-    /// Microseconds and packets, if the driver is to work in our calls.
+    /// Microseconds and packet budget of busy polling, if it is enabled.
     pub(super) busy_poll: Option<(u32, u16)>,
 }
 
@@ -46,9 +46,9 @@ pub(super) struct XdpSocketOptions {
 #[derive(Debug)]
 pub(super) struct XdpSocket {
     fd: OwnedFd,
-    /// The kernel copies frames: it sends in our call, and only there.
+    /// The socket is in copy mode: the kernel sends frames only in system calls of this process.
     pub(super) is_copy_mode: bool,
-    /// It is to be called only if it says so.
+    /// System calls are needed only if the ring's flag requests them.
     pub(super) need_wakeup: bool,
     pub(super) busy_poll: bool,
     /// The memory that the kernel reads and writes.
@@ -66,7 +66,7 @@ pub(super) struct XdpSocketParts {
     pub(super) tx_chunks: TxChunks,
 }
 
-/// Opens a socket and binds it to its queue. The error has the step that failed.
+/// Opens a socket and binds it to its queue. The error names the step that failed.
 pub(super) fn open(options: &XdpSocketOptions) -> Result<XdpSocketParts, (SetupStep, io::Error)> {
     let at = |step: SetupStep| move |error: Errno| (step, io::Error::from(error));
     let fd = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)
@@ -98,17 +98,17 @@ pub(super) fn open(options: &XdpSocketOptions) -> Result<XdpSocketParts, (SetupS
 
     let mut fill = ProducerRing::<u64>::new(fill, &offsets.fr, ring);
     for address in rx_chunks.addresses() {
-        // There is an entry for each chunk.
+        // The ring has an entry for each chunk.
         let _ = fill.push(address);
     }
     fill.publish();
 
-    // All chunks may be under way as buffers of the kernel at once, each with what the kernel keeps beside it.
+    // All chunks may be in flight at once as socket buffers, each with the kernel's own overhead.
     let under_way = ring as usize * (options.chunk + 1024) * 2;
     let send_buffer = c_int::try_from(under_way).unwrap_or(c_int::MAX);
     set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, send_buffer)
         .map_err(at(SetupStep::Options))?;
-    // Linux 6.17; without it `flush` calls again.
+    // This option exists since Linux 6.17; without it, `flush` calls several times.
     let _ = set_option(fd.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, ring as c_int);
     if let Some((microseconds, budget)) = options.busy_poll {
         for (name, value) in [
@@ -128,7 +128,8 @@ pub(super) fn open(options: &XdpSocketOptions) -> Result<XdpSocketParts, (SetupS
     flags.set(SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP, options.need_wakeup);
     flags.set(SocketAddrXdpFlags::XDP_USE_SG, options.multi_buffer);
     let address = SocketAddrXdp::new(flags, options.interface, options.queue.into());
-    // The kernel tidies up behind a socket that was closed a little later than the close: a program that was started again at once would find its own queue busy.
+    // The kernel releases a queue a little after its socket was closed, so a program that is restarted at
+    // once would find its own queue busy.
     let deadline = Instant::now() + BIND_BUSY_MAX;
     while let Err(error) = rustix::net::bind(&fd, &address) {
         if error != Errno::BUSY || Instant::now() > deadline {
@@ -157,7 +158,7 @@ pub(super) fn open(options: &XdpSocketOptions) -> Result<XdpSocketParts, (SetupS
     })
 }
 
-/// What failed.
+/// Step of opening a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SetupStep {
     Open,
@@ -173,18 +174,18 @@ impl XdpSocket {
         self.fd.as_fd()
     }
 
-    /// Lets the kernel send what is in the ring.
+    /// Makes the kernel send the descriptors in the TX ring.
     pub(super) fn kick_tx(&self) -> Result<(), Errno> {
         rustix::net::send(&self.fd, &[], SendFlags::DONTWAIT).map(drop)
     }
 
-    /// Lets the kernel look at the fill ring, and the driver receive.
+    /// Makes the kernel read the fill ring, and the driver receive.
     pub(super) fn kick_rx(&self) {
-        // An error says that the interface is down, or that there was nothing; frames say the rest.
+        // Errors are ignored: they mean that the interface is down or that no frame was waiting.
         let _ = rustix::net::recv(&self.fd, &mut [0u8; 0], RecvFlags::DONTWAIT);
     }
 
-    /// The error that waits, which is taken: ENETDOWN when the interface is deleted.
+    /// Returns and clears the pending error: ENETDOWN when the interface was deleted.
     pub(super) fn take_error(&self) -> Option<Errno> {
         match sockopt::socket_error(&self.fd) {
             Ok(Err(error)) => Some(error),
@@ -192,15 +193,15 @@ impl XdpSocket {
         }
     }
 
-    /// What the kernel counts.
+    /// Returns the kernel's counters.
     pub(super) fn statistics(&self) -> io::Result<XdpStatistics> {
         Ok(sockopt::xdp_statistics(&self.fd)?)
     }
 }
 
-/// Sets an option whose value is an int.
+/// Sets an option with an integer value.
 fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> Result<(), Errno> {
-    // SAFETY: the kernel reads `size_of::<c_int>()` bytes of an int that outlives the call.
+    // SAFETY: the kernel reads `size_of::<c_int>()` bytes of an integer that outlives the call.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),
@@ -218,7 +219,7 @@ fn set_option(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> Re
 
 #[cfg(all(test, not(loom)))]
 impl XdpSocket {
-    /// One that is none: what it is called for is not done.
+    /// Creates a value around a descriptor that is no AF_XDP socket; its calls have no effect.
     pub(super) fn of(fd: OwnedFd) -> Arc<Self> {
         let memory = Arc::new(Mapping::anonymous(4096).expect("memory"));
         Arc::new(Self { fd, is_copy_mode: true, need_wakeup: true, busy_poll: true, _memory: memory })

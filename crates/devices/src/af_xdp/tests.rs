@@ -12,7 +12,8 @@ mod hostile;
 mod model;
 mod sharing;
 
-/// Runs `body` in a network namespace of its own, if programs can be loaded: root of a user namespace may not.
+/// Runs `body` in a new network namespace, if BPF programs can be loaded there, which root of a user
+/// namespace may not be allowed to do.
 fn in_bpf_namespace(name: &str, body: impl FnOnce()) {
     in_namespace(name, || match RedirectFilter::new(RedirectScope::All, 1, 0) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -28,11 +29,11 @@ fn ip(arguments: &str) {
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A veth pair with four queues each way. Both ends are up.
+/// Creates a veth pair with four queues in each direction, and sets both ends up.
 fn veth(left: &str, right: &str, mtu: usize) {
     let queues = "numrxqueues 4 numtxqueues 4";
     ip(&format!("link add {left} mtu {mtu} {queues} type veth peer name {right} mtu {mtu} {queues}"));
-    // The kernel says nothing of its own, so that tests see only what they sent.
+    // Disables IPv6, so that the kernel sends no frames of its own and tests see only their own frames.
     for interface in [left, right] {
         std::fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"), "1").expect("a sysctl");
         ip(&format!("link set {interface} up"));
@@ -54,7 +55,7 @@ fn only(device: AfXdp) -> Device {
 
 const PROMISES: Guarantees = Guarantees { back_pressure: false, uncut_super_frame_bytes: 0, labels: false };
 
-/// Runs the suite over pairs of veth interfaces with these keys.
+/// Runs the conformance suite over pairs of veth interfaces with these options.
 fn conforms(keys: &str, mtu: usize) {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     conformance::run(&format!("AF_XDP with {keys:?}, MTU {mtu}"), PROMISES, &mut || {
@@ -95,7 +96,7 @@ fn every_way_of_attaching_and_waking_conforms() {
 #[test]
 fn frames_in_several_buffers_conform() {
     in_bpf_namespace("af_xdp::tests::frames_in_several_buffers_conform", || {
-        // One buffer of two kinds, at their limits; several.
+        // Frames at the limits of one buffer of both sizes, and frames that span several buffers.
         for mtu in [1774, 3822, 9000] {
             conforms("", mtu);
         }
@@ -103,7 +104,7 @@ fn frames_in_several_buffers_conform() {
     });
 }
 
-/// What the kernel has to look at for every frame of the interface.
+/// Limits the instructions that the kernel executes for every frame of the interface.
 #[test]
 fn the_program_stays_short() {
     let maps = redirect::Maps { sockets: 3, addresses: 4, ports: 5, drops_without_socket: 6 };
@@ -123,7 +124,7 @@ fn the_layout_follows_from_the_mtu() {
     assert_eq!(layout(65_521), (4096, true));
 }
 
-/// Sends frames without waiting for anything.
+/// Sends frames without waiting.
 fn send(device: &mut Device, frames: &[Vec<u8>]) {
     for frame in frames {
         device.tx.reserve(frame.len()).expect("room").copy_from_slice(frame);
@@ -132,7 +133,7 @@ fn send(device: &mut Device, frames: &[Vec<u8>]) {
     device.tx.flush(Instant::ZERO);
 }
 
-/// What comes until there are `count` frames, or nothing came for a second.
+/// Receives until `count` frames arrived, or no frame arrived for a second.
 fn receive(device: &mut Device, count: usize) -> Vec<Vec<u8>> {
     let mut frames: Vec<Vec<u8>> = Vec::new();
     for _ in 0..50 {
@@ -178,7 +179,7 @@ fn a_burst_costs_one_call_and_its_memory_comes_back() {
         let stats = left.stats.clone();
         let (mut left, mut right) = (only(left), only(open(&all_of("calls1", "")).expect("a device")));
         let frames = numbered(64);
-        // More than the ring holds, so that each chunk is used again and again.
+        // Sends more frames than the ring holds, so that each chunk is reused repeatedly.
         for _ in 0..100 {
             let before = stats.tx_calls.load(Ordering::Relaxed);
             send(&mut left, &frames);
@@ -213,7 +214,7 @@ fn a_ring_that_nobody_empties_loses_frames_which_the_kernel_counts_and_goes_on()
             assert!(begun.elapsed() < Duration::from_secs(10), "nothing was dropped");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // The last frames have come, or been dropped, before it is emptied.
+        // Before the ring is emptied, the last frames have been delivered or dropped.
         let mut seen = 0;
         while right.dropped().expect("the kernel's counters") != seen {
             seen = right.dropped().expect("the kernel's counters");
@@ -235,7 +236,7 @@ fn a_deleted_interface_is_gone() {
             let mut device = only(open(&all_of("gone0", keys)).expect("a device"));
             assert!(device.rx.arm() && !device.rx.is_gone());
             ip("link del gone0");
-            // Errors are looked for after a few sleeps that ended for nothing, which they all do.
+            // Errors are checked after a few sleeps that ended without a frame, as all sleeps here do.
             let mut sleeps = 0;
             while device.rx.arm() {
                 sleeps += 1;
@@ -253,7 +254,7 @@ fn a_deleted_interface_is_gone() {
     });
 }
 
-/// What opening fails with.
+/// Returns the error message of opening a device.
 fn error(config: &AfXdpConfig) -> String {
     open(config).err().expect("refused").to_string()
 }
@@ -293,11 +294,11 @@ fn what_cannot_be_opened_says_why_and_what_to_do() {
             let error = error(&config);
             assert!(error.contains(words), "{error}");
         }
-        // Nothing of all that was left behind.
+        // The failed attempts left nothing behind.
         let first = open(&good).expect("a device");
         assert!(error(&good).contains("another XDP program"), "{}", error(&good));
         drop(first);
-        // A queue with a socket, whose program is gone.
+        // A queue has a socket whose program was detached.
         let first = open(&all_of("no0", "queues=1")).expect("the program went with its device");
         let AfXdp { queues, sockets, .. } = first;
         drop(queues);

@@ -12,11 +12,11 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// When a kernel that could not take all frames is asked again.
+/// Retry interval after the kernel could not accept all frames.
 const BUSY_RETRY: Duration = Duration::from_micros(50);
-/// The same for an interface that is down.
+/// Retry interval while the interface is down.
 const DOWN_RETRY: Duration = Duration::from_millis(10);
-/// Calls of one flush at the most: before Linux 6.17 each sends 32 frames.
+/// Maximum number of calls per flush: before Linux 6.17 each call sends 32 frames.
 const KICKS_MAX: u32 = 64;
 
 pub(super) struct AfXdpTx {
@@ -25,19 +25,19 @@ pub(super) struct AfXdpTx {
     completion: ConsumerRing<u64>,
     chunks: TxChunks,
     chunk_bytes: usize,
-    /// Chunks that this side holds; the one used last, which is in the cache, is used first.
+    /// Chunks that this side owns. The chunk used last, which is still in the cache, is reused first.
     free_chunks: Vec<u64>,
     /// Number of all chunks.
     chunk_count: usize,
-    /// Where a frame that takes several chunks is built; empty if none does.
+    /// Buffer for a frame that spans several chunks; empty if no frame can.
     staged: Box<[u8]>,
-    /// The frame that is being built is there.
+    /// The frame under construction is in `staged`.
     is_staged: bool,
-    /// When `flush` is to be called again.
+    /// Time at which `flush` must be called again.
     retry_at: Option<Instant>,
     capabilities: Capabilities,
     stats: Arc<AfXdpStats>,
-    /// The program stays as long as a half is there.
+    /// Keeps the program attached while a half exists.
     _program: Arc<AttachedProgram>,
 }
 
@@ -69,12 +69,12 @@ impl AfXdpTx {
         }
     }
 
-    /// Takes back the chunks of frames that were sent.
+    /// Takes the chunks of transmitted frames from the completion ring.
     fn reap_completions(&mut self) {
         let available = self.completion.available();
         for ahead in 0..available {
             let address = self.completion.peek(ahead);
-            // More chunks than there are cannot come back.
+            // The kernel cannot return more chunks than exist.
             if self.chunks.is_chunk(address) && self.free_chunks.len() < self.chunk_count {
                 self.free_chunks.push(address);
             } else {
@@ -85,17 +85,17 @@ impl AfXdpTx {
     }
 
     fn send(&mut self, address: u64, len: usize, options: u32) {
-        // There is an entry for each chunk. Cannot truncate: a chunk's length.
+        // The ring has an entry for each chunk. The cast does not truncate the length of a chunk.
         let pushed = self.ring.push(XdpDescriptor { address, len: len as u32, options });
         debug_assert!(pushed);
     }
 
-    /// Cuts the staged frame over several chunks.
+    /// Splits the staged frame into several chunks.
     fn send_staged(&mut self, len: usize) {
         let mut at = 0;
         while at < len {
             let part = (len - at).min(self.chunk_bytes);
-            // `reserve` saw as many.
+            // `reserve` checked that there are enough chunks.
             let Some(address) = self.free_chunks.pop() else { return };
             self.chunks.chunk_mut(address, part).copy_from_slice(&self.staged[at..at + part]);
             at += part;
@@ -103,7 +103,8 @@ impl AfXdpTx {
         }
     }
 
-    /// Calls the kernel, which sends what it can. When to call it again, if that was not all.
+    /// Calls the kernel, which sends as many frames as it can. Returns the time of the next call if frames
+    /// are left.
     fn kick(&mut self, now: Instant) -> Option<Instant> {
         for _ in 0..KICKS_MAX {
             let before = self.ring.pending();
@@ -111,9 +112,9 @@ impl AfXdpTx {
             self.stats.tx_calls.fetch_add(1, Ordering::Relaxed);
             let waiting = self.ring.pending();
             match result {
-                // A driver that reads the ring itself does so when it gets to it.
+                // A driver in zero-copy mode reads the ring itself, asynchronously.
                 _ if waiting == 0 || (result.is_ok() && !self.socket.is_copy_mode) => return None,
-                // One call sends only so many.
+                // One call sends a limited number of frames.
                 Err(Errno::AGAIN | Errno::INTR) | Ok(()) if waiting < before => {}
                 Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) | Ok(()) => break,
                 Err(error) => {

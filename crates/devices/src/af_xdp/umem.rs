@@ -1,7 +1,9 @@
-//! The memory that frames lie in, which the kernel reads and writes too: equal chunks, the first half of them for receiving, the second for sending.
+//! The memory that holds frames and that the kernel accesses, too (UMEM): chunks of equal size, the first
+//! half for receiving, the second half for sending.
 //!
-//! Of each chunk either the kernel or this side is the owner, and passing it on through a ring changes the owner. So what this side holds can be lent as ordinary
-//! slices. The kernel is trusted to keep to that; that what it names is inside is checked all the same.
+//! Either the kernel or this side owns a chunk, and passing its address through a ring passes ownership.
+//! Chunks that this side owns can therefore be lent as ordinary slices. The kernel is trusted to follow this
+//! protocol, but the addresses that it returns are checked.
 #![allow(unsafe_code)] // maps memory and lends parts of it
 
 use rustix::fd::AsFd;
@@ -11,7 +13,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// A mapping, for as long as this value lives.
+/// A memory mapping that lasts as long as this value.
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: NonNull<u8>,
@@ -20,20 +22,22 @@ pub(super) struct Mapping {
 
 // SAFETY: a mapping is not bound to a thread.
 unsafe impl Send for Mapping {}
-// SAFETY: `Mapping` itself gives out only the address; who reads or writes there says why it may.
+// SAFETY: `Mapping` itself gives out only addresses; the code that reads or writes there justifies its
+// accesses.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// New memory, all zero. It is shared, so that a child process after fork never leaves the kernel with the wrong copy.
+    /// Maps new zeroed memory. The mapping is shared, so that a child process after fork never leaves the
+    /// kernel with the wrong copy.
     pub(super) fn anonymous(len: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
+        // SAFETY: a new mapping at an address that the kernel chooses does not affect existing memory.
         let base = unsafe {
             mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)
         }?;
         Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len })
     }
 
-    /// A part of what a descriptor stands for: the rings of a socket.
+    /// Maps a part of a descriptor: a ring of a socket.
     pub(super) fn map_fd(fd: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: as in `anonymous`.
@@ -43,12 +47,13 @@ impl Mapping {
         Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len })
     }
 
-    /// The address of `len` bytes at `offset`.
+    /// Returns the address of `len` bytes at `offset`.
     ///
-    /// Panics if they are not inside, which is a bug of the caller: what others name is checked before.
+    /// Panics if they are outside the mapping, which is a bug of the caller: offsets from the kernel are
+    /// checked before.
     pub(super) fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "outside of a mapping");
-        // SAFETY: just checked to be inside.
+        // SAFETY: checked to be inside the mapping.
         unsafe { self.base.add(offset) }
     }
 
@@ -59,7 +64,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by one of the above with this length, and nothing refers to it any more.
+        // SAFETY: mapped with this length by one of the constructors, and nothing refers to the memory any
+        // more.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
@@ -69,7 +75,7 @@ impl Drop for Mapping {
 pub(super) struct RxChunks {
     memory: Arc<Mapping>,
     chunk: usize,
-    /// Bytes of all of them, from the start on.
+    /// Bytes of all receive chunks; they start at offset 0.
     len: usize,
 }
 
@@ -77,11 +83,11 @@ pub(super) struct RxChunks {
 pub(super) struct TxChunks {
     memory: Arc<Mapping>,
     chunk: usize,
-    /// Where they are.
+    /// Range of the send chunks in the mapping.
     range: Range<usize>,
 }
 
-/// Memory for `rx` and `tx` chunks of `chunk` bytes, and its two parts.
+/// Creates a UMEM of `rx` and `tx` chunks of `chunk` bytes. Returns the mapping and its two parts.
 pub(super) fn create(chunk: usize, rx: usize, tx: usize) -> io::Result<(Arc<Mapping>, RxChunks, TxChunks)> {
     let memory = Arc::new(Mapping::anonymous(chunk * (rx + tx))?);
     let rx_chunks = RxChunks { memory: memory.clone(), chunk, len: chunk * rx };
@@ -90,12 +96,12 @@ pub(super) fn create(chunk: usize, rx: usize, tx: usize) -> io::Result<(Arc<Mapp
 }
 
 impl RxChunks {
-    /// Addresses of all chunks, to be given to the kernel.
+    /// Returns the addresses of all chunks.
     pub(super) fn addresses(&self) -> impl Iterator<Item = u64> + use<> {
         (0..self.len as u64).step_by(self.chunk)
     }
 
-    /// Where a descriptor's bytes are, if they are in one chunk.
+    /// Returns the range of a descriptor, if it lies in one chunk.
     pub(super) fn locate(&self, address: u64, len: u32) -> Option<Range<usize>> {
         let start = usize::try_from(address).ok()?;
         let end = start.checked_add(len as usize)?;
@@ -103,40 +109,43 @@ impl RxChunks {
         within.then_some(start..end)
     }
 
-    /// The chunk that a byte belongs to.
+    /// Returns the address of the chunk that contains byte `at`.
     pub(super) fn chunk_of(&self, at: usize) -> u64 {
         (at - at % self.chunk) as u64
     }
 
-    /// Bytes of chunks that this side holds. `range` is what [`RxChunks::locate`] returned.
+    /// Returns bytes of chunks that this side owns. `range` must come from [`RxChunks::locate`].
     pub(super) fn bytes(&self, range: Range<usize>) -> &[u8] {
         assert!(range.end <= self.len && range.start <= range.end);
         let start = self.memory.at(range.start, range.len());
-        // SAFETY: inside the mapping, which lives as long as `self`. The kernel handed the chunk over with the descriptor that named it, and writes there only after
-        // it got it back, which the queue does when the slice is gone (its next call, by `&mut self`). Nobody on this side writes to receive chunks.
+        // SAFETY: inside the mapping, which lives as long as `self`. The kernel passed the chunk together
+        // with the descriptor that names it, and writes there only after the chunk was returned, which the
+        // queue does when the slice is gone (in its next call, by `&mut self`). This side never writes to
+        // receive chunks.
         unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) }
     }
 }
 
 impl TxChunks {
-    /// Addresses of all chunks.
+    /// Returns the addresses of all chunks.
     pub(super) fn addresses(&self) -> impl Iterator<Item = u64> + use<> {
         (self.range.start as u64..self.range.end as u64).step_by(self.chunk)
     }
 
-    /// Whether this is the address of a chunk for sending.
+    /// Returns whether this is the address of a send chunk.
     pub(super) fn is_chunk(&self, address: u64) -> bool {
         usize::try_from(address).is_ok_and(|at| self.range.contains(&at) && at.is_multiple_of(self.chunk))
     }
 
-    /// The first `len` bytes of a chunk that this side holds.
+    /// Returns the first `len` bytes of a chunk that this side owns.
     ///
-    /// Panics if there are not so many: callers check.
+    /// Panics if the address is no chunk or `len` exceeds its size; callers check both.
     pub(super) fn chunk_mut(&mut self, address: u64, len: usize) -> &mut [u8] {
         assert!(self.is_chunk(address) && len <= self.chunk);
         let start = self.memory.at(address as usize, len);
-        // SAFETY: inside the mapping, which lives as long as `self`. These chunks are lent here only, one at a time (`&mut self`), while this side holds them; the kernel reads
-        // them after they were put into the ring, and only reads.
+        // SAFETY: inside the mapping, which lives as long as `self`. Send chunks are lent by this method
+        // only, one at a time (`&mut self`), while this side owns them; the kernel only reads them, after
+        // they were put into the ring.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
     }
 }

@@ -1,25 +1,25 @@
-//! Which frames are captured: a small part of tcpdump's language.
+//! Capture filters: a small subset of tcpdump's language.
 //!
 //! ```text
 //! expression = term { "or" term }
 //! term       = factor { "and" factor }
 //! factor     = "not" factor | "(" expression ")" | primitive
-//! primitive  = protocol [ [ side ] "port" number ]
-//!            | [ side ] "port" number | [ side ] "host" address | [ side ] "net" address "/" length
+//! primitive  = protocol [ [ dir ] "port" number ]
+//!            | [ dir ] "port" number | [ dir ] "host" address | [ dir ] "net" address "/" length
 //! protocol   = "ip" | "ip6" | "arp" | "icmp" | "icmp6" | "tcp" | "udp"
-//! side       = "src" | "dst"
+//! dir        = "src" | "dst"
 //! ```
 //!
-//! `port` concerns TCP and UDP; of a fragmented packet only the first fragment has ports. `host` and `net` also look into ARP.
-//! Frames with one VLAN tag are looked at behind it.
+//! `port` applies to TCP and UDP; of a fragmented packet, only the first fragment has ports. `host` and `net`
+//! also apply to ARP. The filter skips one VLAN tag.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// Longest expression in bytes: bounds the depth of nesting too.
+/// Maximum length of an expression in bytes, which also bounds the nesting depth.
 const BYTES_MAX: usize = 1024;
-/// Extension headers of one IPv6 packet that are looked behind.
+/// Maximum number of IPv6 extension headers that are skipped.
 const EXTENSIONS_MAX: usize = 8;
 
 /// A compiled expression.
@@ -28,32 +28,32 @@ pub struct Filter {
     expression: Expression,
 }
 
-/// Why an expression is none.
+/// Error in an expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilterError {
-    /// Byte of the expression at which it goes wrong.
+    /// Byte offset of the error in the expression.
     pub at: usize,
-    /// What is wrong.
+    /// Kind of the error.
     pub kind: FilterErrorKind,
 }
 
-/// What is wrong with an expression.
+/// Kinds of errors in an expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FilterErrorKind {
-    /// Something else was expected here.
+    /// A word other than the valid ones.
     Unexpected {
-        /// The word, empty at the end.
+        /// The word; empty at the end of the expression.
         found: String,
-        /// What could stand here.
+        /// The valid words at this position.
         expected: &'static str,
     },
-    /// No IP address.
+    /// The word is not an IP address.
     BadAddress(String),
-    /// No number from 0 to 65535.
+    /// The word is not a number from 0 to 65535.
     BadPort(String),
-    /// No address with a prefix length.
+    /// The word is not an address with a prefix length.
     BadNetwork(String),
-    /// Longer than 1024 bytes.
+    /// The expression is longer than 1024 bytes.
     TooLong,
 }
 
@@ -93,7 +93,7 @@ enum Protocol {
     Ip,
     Ip6,
     Arp,
-    /// A number above IP, in the version that it belongs to (`None`: both).
+    /// A number of a protocol above IP, and the IP version that it belongs to (`None`: both).
     Transport(u8, Option<IpVersion>),
 }
 
@@ -129,7 +129,7 @@ impl Filter {
     /// Compiles an expression.
     ///
     /// # Errors
-    /// Says where it goes wrong, and what was expected.
+    /// Gives the position of the error and the words that are valid there.
     pub fn parse(text: &str) -> Result<Self, FilterError> {
         if text.len() > BYTES_MAX {
             return Err(FilterError { at: BYTES_MAX, kind: FilterErrorKind::TooLong });
@@ -142,7 +142,7 @@ impl Filter {
         }
     }
 
-    /// Whether the frame is wanted. Any bytes will do.
+    /// Returns whether the filter accepts the frame, which may consist of any bytes.
     #[must_use]
     pub fn matches(&self, frame: &[u8]) -> bool {
         self.expression.matches(&PacketFields::of(frame))
@@ -160,7 +160,7 @@ impl<'a> Parser<'a> {
         self.at += rest.len() - rest.trim_start().len();
     }
 
-    /// The next word or parenthesis, empty at the end.
+    /// Returns the next word or parenthesis; empty at the end.
     fn peek(&mut self) -> &'a str {
         self.skip_blanks();
         let rest = &self.text[self.at..];
@@ -191,7 +191,7 @@ impl<'a> Parser<'a> {
         FilterError { at: self.at, kind: FilterErrorKind::Unexpected { found, expected } }
     }
 
-    /// Reads an argument.
+    /// Parses an argument.
     fn argument<T>(
         &mut self,
         parse: impl Fn(&str) -> Option<T>,
@@ -357,7 +357,8 @@ fn is_same_network(a: IpAddr, b: IpAddr, length: u8) -> bool {
     }
 }
 
-/// What expressions look at. Read leniently: a frame that is wrong elsewhere is the more worth capturing.
+/// Fields of a frame that expressions refer to. They are parsed leniently, because a malformed frame is
+/// especially worth capturing.
 #[derive(Debug, Default)]
 struct PacketFields {
     ethertype: u16,
@@ -453,7 +454,7 @@ mod tests {
         frame
     }
 
-    /// UDP behind a hop-by-hop header.
+    /// Returns a UDP packet with a hop-by-hop header.
     fn udp6(ports: (u16, u16)) -> Vec<u8> {
         let mut frame = vec![0; 14 + 40 + 8 + 8];
         frame[12..15].copy_from_slice(&[0x86, 0xdd, 0x60]);

@@ -1,8 +1,9 @@
-//! Writes what passes a device to pcapng files that tshark and Wireshark read.
+//! Captures the frames that pass a device to pcapng files, which tshark and Wireshark read.
 //!
-//! Frames stand in the file as they pass here: super-frames whole, as tcpdump on Linux shows them, with a comment that names
-//! their segment size. Checksums that are left to the device are completed in the copy, so each checksum in the file is right
-//! unless it was wrong on the wire. Received frames have the time of their burst, sent ones that of the flush.
+//! Frames are captured as they pass this layer: super-frames are not segmented, as tcpdump on Linux shows
+//! them, and have a comment with their segment size. Partial checksums are completed in the copy, so each
+//! checksum in the file is correct unless it was wrong on the wire. Received frames have the time of their
+//! burst, sent frames the time of their flush.
 
 mod filter;
 mod writer;
@@ -23,29 +24,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use writer::{CaptureWriter, CapturedPacket, Direction};
 
-/// Bytes of a frame that are kept unless less is asked for: all.
+/// Default number of bytes of a frame that are kept: all.
 pub const SNAPLEN_MAX: u32 = 262_144;
 
-/// What is captured, and where to.
+/// Configuration of a capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CaptureConfig {
-    /// The file. It is overwritten. In a ring its name gets a number: `trace-00001.pcapng`.
+    /// Path of the file, which is overwritten. In a ring of files, the name gets a number:
+    /// `trace-00001.pcapng`.
     pub path: PathBuf,
-    /// Name of the interface as the file states it.
+    /// Name of the interface in the file.
     pub interface: String,
-    /// Bytes of each frame that are kept, 14 or more.
+    /// Maximum number of bytes kept of each frame, 14 or more.
     pub snaplen: u32,
-    /// Which frames: see [`Filter`]. `None` is all of them.
+    /// Selects frames: see [`Filter`]. `None` selects all frames.
     pub filter: Option<String>,
-    /// A ring of files instead of one that grows.
+    /// Writes a ring of files instead of one growing file.
     pub ring: Option<FileRing>,
-    /// UNIX time of the shard's time 0. `None` takes the clock of the system with the first frame; a simulation gives a value, so that its
-    /// files are always the same.
+    /// UNIX time of the shard's time 0. `None` takes the system clock at the first frame; a simulation passes
+    /// a constant, so that its files are reproducible.
     pub epoch: Option<Duration>,
 }
 
 impl CaptureConfig {
-    /// All frames, whole, to one file.
+    /// Returns a configuration that captures all frames, in full length, to one file.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -59,20 +61,20 @@ impl CaptureConfig {
     }
 }
 
-/// What became of the frames. Counts only grow.
+/// Counters of frames. They never decrease.
 #[derive(Debug, Default)]
 pub struct CaptureStats {
-    /// Handed to the file.
+    /// Frames written to the file.
     pub captured: AtomicU64,
-    /// Not wanted by the filter.
+    /// Frames that the filter rejected.
     pub filtered: AtomicU64,
-    /// Wanted, but not written because of an error.
+    /// Frames that were not written because of an error.
     pub lost: AtomicU64,
     /// An error has ended the capture. It was logged.
     pub failed: AtomicBool,
 }
 
-/// A capture that devices can be put in front of, several if need be: the shards of a stack share one file.
+/// A capture that can wrap several devices: the shards of a stack share one file.
 #[derive(Clone)]
 pub struct Capture {
     writer: Arc<Mutex<CaptureWriter>>,
@@ -81,7 +83,7 @@ pub struct Capture {
     stats: Arc<CaptureStats>,
 }
 
-/// Captures what passes a device.
+/// Captures the frames that pass a device.
 ///
 /// # Errors
 /// See [`Capture::create`].
@@ -93,7 +95,8 @@ impl Capture {
     /// Creates the file.
     ///
     /// # Errors
-    /// `InvalidInput` for a filter that is none and for values out of range; otherwise why the file cannot be created.
+    /// `InvalidInput` for an invalid filter and for values out of range; otherwise the error of creating the
+    /// file.
     pub fn create(config: &CaptureConfig) -> io::Result<Self> {
         let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidInput, message);
         let filter = config.filter.as_deref().map(Filter::parse).transpose();
@@ -118,7 +121,7 @@ impl Capture {
         })
     }
 
-    /// Captures what passes this device too.
+    /// Captures the frames that pass this device, too.
     #[must_use]
     pub fn wrap(&self, device: Device) -> Device {
         let rx = CaptureRx { inner: device.rx, capture: self.clone(), scratch: Vec::new() };
@@ -127,18 +130,19 @@ impl Capture {
         Device { rx: Box::new(rx), tx: Box::new(tx) }
     }
 
-    /// The counters.
+    /// Returns the counters.
     #[must_use]
     pub fn stats(&self) -> Arc<CaptureStats> {
         self.stats.clone()
     }
 
-    /// Writes what is still in memory. That happens by itself about once a second, and when the last device is dropped.
+    /// Writes buffered frames to the file. This also happens about once a second, and when the last device is
+    /// dropped.
     pub fn flush(&self) {
         self.writer().flush();
     }
 
-    /// Contended only if devices of several threads share the capture.
+    /// Locks the writer. The lock is contended only if devices of several threads share the capture.
     fn writer(&self) -> MutexGuard<'_, CaptureWriter> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -151,12 +155,12 @@ impl Capture {
         wanted
     }
 
-    /// Appends to `out` what is kept of a frame.
+    /// Appends the captured part of a frame to `out`.
     fn append_copy(&self, frame: &[u8], meta: TxMeta, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(frame);
         if let Some((sum_start, offset)) = meta.partial_checksum {
-            // One that contradicts the frame is left as it is.
+            // A partial checksum that contradicts the frame stays as it is.
             let _ = complete_checksum(&mut out[start..], sum_start.into(), offset.into());
         }
         out.truncate(start + frame.len().min(self.snaplen));
@@ -199,7 +203,7 @@ impl RxQueue for CaptureRx {
     }
 
     fn arm(&mut self) -> bool {
-        // Nothing may come for a long time: what is in memory belongs into the file.
+        // No frame may arrive for a long time, so buffered frames are written to the file now.
         self.capture.writer().flush_if_dirty();
         self.inner.arm()
     }
@@ -220,7 +224,7 @@ impl RxQueue for CaptureRx {
     }
 }
 
-/// Frames committed and not flushed: their time is not known yet.
+/// Frames committed and not flushed. Their time is not known yet.
 #[derive(Default)]
 struct PendingFrames {
     bytes: Vec<u8>,

@@ -67,7 +67,7 @@ fn receive(device: &mut Device, now: Instant) -> usize {
     burst.len()
 }
 
-/// TCP from 10.0.0.1:5000 to 10.0.0.2:80 whose checksum field holds the pseudo-header's sum.
+/// Returns a TCP segment from 10.0.0.1:5000 to 10.0.0.2:80 whose checksum field holds the pseudo-header sum.
 fn tcp(payload: usize) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0];
     frame.extend((40 + payload as u16).to_be_bytes());
@@ -88,7 +88,7 @@ const SUPER: TxMeta = TxMeta {
     ..TxMeta::NONE
 };
 
-/// Sends a frame, a super-frame and an answer.
+/// Sends a frame and a super-frame, and receives an answer.
 fn exchange(config: &CaptureConfig) {
     let (left, mut right) = pair(MemoryConfig::default());
     let mut left = wrap(left, config).expect("a capture");
@@ -160,7 +160,7 @@ fn a_ring_keeps_the_last_files_and_each_can_be_read() {
     let mut names: Vec<_> =
         std::fs::read_dir(&directory.0).unwrap().map(|e| e.unwrap().file_name()).collect();
     names.sort();
-    // 1054 bytes of data in a block of 1104: 59 to a file.
+    // A block of 1104 bytes holds 1054 bytes of data: a file holds 59 blocks.
     assert_eq!(names, ["trace-00015.pcapng", "trace-00016.pcapng", "trace-00017.pcapng"]);
     let mut counts = Vec::new();
     for name in names {

@@ -1,4 +1,4 @@
-//! Writes frames to pcapng files, one or a ring of them.
+//! Writes frames to a pcapng file or a ring of pcapng files.
 
 use super::CaptureStats;
 use ginnel_stack::time::Instant;
@@ -16,42 +16,42 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Collected before they are written: a system call each few hundred full-sized frames.
+/// Bytes that are buffered: one system call for several hundred full-sized frames.
 const BUFFER_BYTES: usize = 512 << 10;
-/// What was captured is on disk at most this much later, as long as frames come or the queues are flushed.
+/// Maximum delay until a frame is written to the file, while frames arrive or the queues are flushed.
 const FLUSH_EVERY: Duration = Duration::from_secs(1);
-/// Bytes of a packet block beside its data: header, flags and comment.
+/// Maximum bytes of a packet block beside its data: header, flags and comment.
 const BLOCK_BYTES: u64 = 100;
-/// pcapng's `if_tsresol` for nanoseconds: powers of ten.
+/// Value of pcapng's `if_tsresol` for nanoseconds (negative power of ten).
 const NANOSECONDS: u8 = 9;
 
-/// A bounded number of files of bounded size, of which the oldest goes when a new one begins.
+/// A limited number of files of limited size; a new file replaces the oldest one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileRing {
-    /// Largest size of a file in bytes, at least 64 KiB.
+    /// Maximum size of a file in bytes, at least 64 KiB.
     pub file_bytes: u64,
-    /// How many files stay, at least 2.
+    /// Number of files that are kept, at least 2.
     pub files: u32,
 }
 
-/// The direction of a frame, seen from the engine. The values are those of pcapng's `epb_flags`.
+/// Direction of a frame, from the engine's point of view. The values are those of pcapng's `epb_flags`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Received = 1,
     Sent = 2,
 }
 
-/// A frame to be written.
+/// A frame to write.
 pub(super) struct CapturedPacket<'a> {
     pub(super) direction: Direction,
     pub(super) bytes: &'a [u8],
-    /// Its length before it was cut down.
+    /// Length in bytes before truncation.
     pub(super) original_len: usize,
-    /// Segment size, if it is a super-frame.
+    /// Segment size in bytes of a super-frame.
     pub(super) segment_bytes: Option<u16>,
 }
 
-/// Counts what goes to the file.
+/// A file that counts the bytes written to it.
 struct CountingFile {
     file: BufWriter<File>,
     bytes: u64,
@@ -69,15 +69,15 @@ impl Write for CountingFile {
     }
 }
 
-/// Writes to one file at a time. After the first error it writes no more.
+/// Writes to one file at a time. Stops after the first error.
 pub(super) struct CaptureWriter {
     path: PathBuf,
     interface: InterfaceDescriptionBlock<'static>,
     ring: Option<FileRing>,
-    /// UNIX time of the shard's time 0; found out with the first frame if it was not given.
+    /// UNIX time of the shard's time 0; determined at the first frame if it was not configured.
     epoch: Option<Duration>,
     out: PcapNgWriter<CountingFile>,
-    /// Of the current file, from 1.
+    /// Number of the current file, from 1.
     file_number: u64,
     flushed_at: Instant,
     dirty: bool,
@@ -92,7 +92,7 @@ impl CaptureWriter {
             InterfaceDescriptionOption::IfTsResol(NANOSECONDS),
         ];
         if let Some(text) = &config.filter {
-            // The first byte says that text follows.
+            // The first byte states that text follows.
             let bytes = [&[0], text.as_bytes()].concat();
             options.push(InterfaceDescriptionOption::IfFilter(Cow::Owned(bytes)));
         }
@@ -113,7 +113,7 @@ impl CaptureWriter {
         })
     }
 
-    /// Writes a frame. Failures are counted, and reported once.
+    /// Writes a frame. Counts errors, and logs the first one.
     pub(super) fn write(&mut self, now: Instant, packet: &CapturedPacket<'_>) {
         if self.failed {
             self.stats.lost.fetch_add(1, Relaxed);
@@ -131,7 +131,7 @@ impl CaptureWriter {
         }
     }
 
-    /// Empties the buffer from time to time.
+    /// Flushes the buffer if the last flush was [`FLUSH_EVERY`] ago.
     pub(super) fn tick(&mut self, now: Instant) {
         if self.dirty && now.saturating_since(self.flushed_at) >= FLUSH_EVERY {
             self.flushed_at = now;
@@ -217,7 +217,7 @@ fn open(
     Ok(out)
 }
 
-/// `trace.pcapng`, or `trace-00001.pcapng` in a ring.
+/// Returns the path of a file: `trace.pcapng`, or `trace-00001.pcapng` in a ring.
 fn file_path(path: &Path, ring: Option<FileRing>, number: u64) -> PathBuf {
     if ring.is_none() {
         return path.to_path_buf();

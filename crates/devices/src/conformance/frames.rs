@@ -1,4 +1,4 @@
-//! Frames of the suite: plain ones of any size, and TCP and UDP packets with and without offloads.
+//! Frames of the suite: plain frames of any size, and TCP and UDP packets with and without offloads.
 
 use ginnel_stack::device::{Capabilities, Gso, GsoKind, Label, RxChecksum, RxFrame, TxMeta};
 use ginnel_stack::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
@@ -24,7 +24,7 @@ pub(super) struct TestFrame {
     pub(super) meta: TxMeta,
 }
 
-/// A frame of the suite that arrived.
+/// A frame of the suite that was received.
 pub(super) struct ReceivedFrame {
     pub(super) bytes: Vec<u8>,
     pub(super) label: Label,
@@ -33,7 +33,8 @@ pub(super) struct ReceivedFrame {
 }
 
 impl TestFrame {
-    /// A frame of `len` ≥ 22 bytes, or as many as the MTU allows, that carries its number and bytes that depend on it.
+    /// Returns a frame of `len` ≥ 22 bytes, or less if the MTU is smaller, that contains its number and a
+    /// pattern that depends on it.
     pub(super) fn plain(sender: Capabilities, number: u32, len: usize) -> Self {
         let len = len.min(sender.mtu + ETHERNET_BYTES);
         let mut bytes = vec![0x02, 0x77, 0, 0, 0, 0x77];
@@ -51,7 +52,7 @@ impl TestFrame {
 }
 
 impl ReceivedFrame {
-    /// `None` for frames that the suite did not send.
+    /// Parses a received frame. Returns `None` for frames that the suite did not send.
     pub(super) fn of(frame: &RxFrame<'_>) -> Option<Self> {
         let plain = frame.bytes.get(12..14) == Some(&ETHERTYPE) && frame.bytes.get(14..18) == Some(&MAGIC);
         let ours = plain || TestPacket::parse(frame.bytes).is_some();
@@ -117,18 +118,18 @@ impl TestPacket {
     }
 }
 
-/// What kind of packet to make.
+/// Parameters of a packet.
 #[derive(Clone, Copy)]
 struct PacketSpec {
     is_v6: bool,
     protocol: u8,
     payload: usize,
     partial_checksum: bool,
-    /// Payload bytes of a segment, for a super-frame.
+    /// Payload bytes of each segment, for a super-frame.
     segment: Option<usize>,
 }
 
-/// Packets of every kind that the sender can do, addressed to the MAC of the other side.
+/// Returns packets of every kind that the sender supports, addressed to the MAC address of the other side.
 pub(super) fn transport_frames(sender: Capabilities, target: [u8; 6]) -> Vec<TestFrame> {
     let mut recipes = Vec::new();
     for (six, protocol) in [(false, TCP), (false, UDP), (true, TCP), (true, UDP)] {
@@ -158,11 +159,12 @@ pub(super) fn transport_frames(sender: Capabilities, target: [u8; 6]) -> Vec<Tes
         if sender.gso_bytes_max < ETHERNET_BYTES + headers + 2 * segment || (protocol == UDP && !sender.uso) {
             continue;
         }
-        // An IPv4 packet holds 65,535 bytes with its header, an IPv6 packet as many without; the device may want less.
+        // An IPv4 packet has at most 65,535 bytes including its header, an IPv6 packet as many after its
+        // header; the limit of the device may be lower.
         let largest = (sender.gso_bytes_max - ETHERNET_BYTES - headers).min(65_535 - headers);
         for size in [segment, segment - 1, segment / 2] {
             for payload in [size + 1, 2 * size, 7 * size + size / 3, 40 * size + 1, largest] {
-                // Linux takes at most 64 datagrams at once (UDP_MAX_SEGMENTS was 64 up to 6.8).
+                // Linux segments a super-frame into at most 64 datagrams (UDP_MAX_SEGMENTS was 64 up to 6.8).
                 let payload = payload.min(largest).min(if protocol == UDP { 64 * size } else { usize::MAX });
                 recipes.push(PacketSpec {
                     is_v6: six,
@@ -239,8 +241,8 @@ fn build(recipe: PacketSpec, number: u16, source: [u8; 6], target: [u8; 6]) -> T
     TestFrame { bytes, meta: TxMeta { partial_checksum, gso, ..TxMeta::NONE } }
 }
 
-/// Checks that what arrived makes up what was sent: whole or in segments, each with a right or a trustworthy checksum.
-/// Up to `whole` bytes a super-frame must not be cut.
+/// Checks that the received frames contain the payloads that were sent: as whole packets or as segments, each
+/// with a correct or verified checksum. Super-frames of up to `whole` bytes must not be segmented.
 pub(super) fn assert_payloads_arrive(sent: &[TestFrame], received: &[ReceivedFrame], whole: usize) {
     let mut pieces = received.iter().peekable();
     for frame in sent {

@@ -7,9 +7,9 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Calls `body` with the descriptor of a queue that the caller keeps alive meanwhile.
+/// Calls `body` with the descriptor of a queue that the caller keeps alive during the call.
 pub(super) fn with_borrowed<T>(fd: RawFd, body: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
-    // SAFETY: the caller got the number from a queue that lives until it returns.
+    // SAFETY: the caller obtained the number from a queue that lives until this function returns.
     body(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
@@ -23,7 +23,7 @@ pub(super) fn a_frame_wakes_the_receiver(bench: &mut Fixture) {
             assert!(bench.clock.now() < deadline, "a frame sent before the sleep is missing");
             wait(&mut *bench.left.tx, &mut *bench.right.rx, bench.clock);
         }
-        // Asleep first, then the frame.
+        // The receiver sleeps first, then the frame is sent.
         if !bench.right.rx.arm() {
             continue;
         }
@@ -36,7 +36,8 @@ pub(super) fn a_frame_wakes_the_receiver(bench: &mut Fixture) {
     }
 }
 
-/// The receiver sleeps whenever it may. If a wake-up were lost it would sleep until its time-out, as the sender waits for it.
+/// The receiver sleeps whenever it may. After a lost wake-up it would sleep until its timeout, because the
+/// sender waits for it.
 pub(super) fn no_wake_up_is_lost_between_two_threads(bench: &mut Fixture) {
     const FRAMES: u32 = 3000;
     let (spare_left, spare_right) = crate::memory::pair(Default::default());

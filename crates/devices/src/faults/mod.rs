@@ -1,8 +1,9 @@
-//! A link with faults around any device: delay, rate, loss, duplication, reordering, corruption, from a seed.
+//! An impaired link around any device: delay, rate, loss, duplication, reordering and corruption, determined
+//! by a seed.
 //!
-//! It acts on wire segments, as a real link does: super-frames are cut and partial checksums completed first. The two directions
-//! have a pipeline each (`pipeline.rs`): `up` for what the wrapped device sends, `down` for what it receives. The same
-//! seed and the same frames give the same faults.
+//! The link acts on wire frames, like a real link: super-frames are segmented and partial checksums completed
+//! first. Each direction has a pipeline (`pipeline.rs`): `up` for frames that the wrapped device sends,
+//! `down` for frames that it receives. Equal seeds and frames give equal faults.
 
 mod pipeline;
 mod spec;
@@ -22,20 +23,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Frames taken between two flushes; then `reserve` asks for one. Ten bursts.
+/// Maximum number of frames between two flushes, after which `reserve` returns `None`. Ten bursts.
 const UNFLUSHED_MAX: usize = 10 * BURST_FRAMES_MAX;
-/// Bursts taken from the device in one call, so that a flood cannot keep the caller there.
+/// Maximum number of bursts taken from the device in one call, so that a flood cannot occupy the caller.
 const BURSTS_MAX: usize = 16;
-/// How soon to try again when the device below takes no frame.
+/// Retry interval while the device below accepts no frame.
 const RETRY: Duration = Duration::from_micros(100);
 
-/// Puts a link with faults in front of a device.
+/// Wraps a device in an impaired link.
 #[must_use]
 pub fn wrap(device: Device, spec: &LinkSpec, seed: u64) -> Device {
     wrap_counted(device, spec, seed).0
 }
 
-/// The same, with the counters of the link.
+/// Wraps a device in an impaired link, and returns the counters of the link, too.
 #[must_use]
 pub fn wrap_counted(device: Device, spec: &LinkSpec, seed: u64) -> (Device, FaultStats) {
     let stats = FaultStats::default();
@@ -51,7 +52,7 @@ pub fn wrap_counted(device: Device, spec: &LinkSpec, seed: u64) -> (Device, Faul
     };
     let rx = FaultsRx {
         inner: device.rx,
-        // Another stream than the other direction's.
+        // The two directions use different random streams.
         pipeline: Pipeline::new(spec.down.clone(), seed ^ 0xd0f1_c3a5_7e2b_9648, stats.down.clone()),
         counters: stats.down.clone(),
         tx_counters: stats.up.clone(),
@@ -67,17 +68,17 @@ struct FaultsTx {
     pipeline: Pipeline,
     counters: Arc<LinkCounters>,
     wire: WireFrames,
-    /// Lent by `reserve`.
+    /// Buffer that `reserve` lends.
     buffer: Vec<u8>,
-    /// Committed: the time at which they enter the link is that of the flush.
+    /// Committed frames. They enter the link at the time of the flush.
     unflushed: Vec<(Vec<u8>, TxMeta)>,
     spare_buffers: Vec<Vec<u8>>,
-    /// The device below is full; when to try it again.
+    /// If the device below is full, the time of the next attempt.
     blocked_until: Option<Instant>,
 }
 
 impl FaultsTx {
-    /// Passes on what has arrived at the other end of the link.
+    /// Passes on frames that have arrived at the other end of the link.
     fn deliver(&mut self, now: Instant) {
         self.blocked_until = None;
         let mut flushed = false;
@@ -102,12 +103,14 @@ impl FaultsTx {
 }
 
 impl TxQueue for FaultsTx {
-    /// Those of the device below: its offloads are done in software here. Labels do not stand on a wire.
+    /// Returns the capabilities of the device below, whose offloads are performed in software here. Labels
+    /// are not transmitted on a wire.
     fn capabilities(&self) -> Capabilities {
         Capabilities { labels: false, ..self.inner.capabilities() }
     }
 
-    /// `None` while the device below is full, so that a link without a queue of its own holds the sender back as the device would.
+    /// Returns `None` while the device below is full, so that a link without a queue of its own exerts the
+    /// back-pressure of the device.
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         if self.blocked_until.is_some() || self.unflushed.len() >= UNFLUSHED_MAX {
             return None;
@@ -144,12 +147,12 @@ struct FaultsRx {
     inner: Box<dyn RxQueue + Send>,
     pipeline: Pipeline,
     counters: Arc<LinkCounters>,
-    /// Of the other direction, to be reported.
+    /// Counters of the other direction, for reports.
     tx_counters: Arc<LinkCounters>,
     wire: WireFrames,
     /// The frames of the last burst.
     lent: Vec<Vec<u8>>,
-    /// The last call left something for the next.
+    /// The last call left frames for the next one.
     has_more: bool,
 }
 
@@ -160,7 +163,7 @@ impl FaultsRx {
         }
     }
 
-    /// Moves what the device has received into the link. Returns false if there may be more.
+    /// Moves received frames of the device into the link. Returns false if more may be waiting.
     fn drain_device(&mut self, now: Instant) -> bool {
         for _ in 0..BURSTS_MAX {
             let mut burst = RxBurst::new();

@@ -1,4 +1,5 @@
-//! One direction of an impaired link: frames go in with the time, and come out when they arrive, if they do.
+//! One direction of an impaired link: frames enter with the current time, and leave when they arrive, unless
+//! they are lost.
 
 use super::spec::{Impairment, Probability};
 use super::stats::DirectionStats;
@@ -9,13 +10,14 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Buffers kept for reuse: more than are held on a link with a usual delay, few enough to be no burden.
+/// Maximum number of buffers kept for reuse: more than a link with a usual delay holds, but a limited amount
+/// of memory.
 const SPARE_BUFFERS_MAX: usize = 4096;
 
-/// A frame on its way.
+/// A frame in flight.
 struct InFlightFrame {
     arrival: Instant,
-    /// Counts frames in the order in which they came in, for those that arrive at one time.
+    /// Sequence number, which orders frames with equal arrival times.
     number: u64,
     frame: Vec<u8>,
 }
@@ -46,17 +48,18 @@ impl InFlightFrame {
     }
 }
 
-/// What chance says about one frame.
+/// Random decisions about one frame.
 ///
-/// All of it is drawn for each frame, whatever the configuration, so that the fate of the n-th frame depends on the seed and n alone.
+/// All values are drawn for each frame, whatever the configuration, so that the faults of the n-th frame
+/// depend on the seed and n alone.
 struct FaultSample {
     lost: bool,
     duplicated: bool,
     reordered: bool,
     corrupted: bool,
-    /// Uniform in −1 … 1 of the jitter, in 2⁻³¹.
+    /// Uniform in −1 … 1 times the jitter, in units of 2⁻³¹.
     jitter: i64,
-    /// Which bit flips, to be reduced to the length of the frame.
+    /// Random value that selects the bit to flip.
     bit: u64,
 }
 
@@ -65,14 +68,14 @@ pub(super) struct Pipeline {
     impairment: Impairment,
     random: Random,
     stats: DirectionStats,
-    /// In a run of losses (with `loss_burst`).
+    /// The last frame was lost in a burst of losses (with `loss_burst`).
     in_burst: bool,
-    /// When the link has sent all that waits.
+    /// Time at which the link has transmitted the whole queue.
     link_free_at: Instant,
-    /// End of transmission and length of what waits in front of the link.
+    /// End of transmission and length of each queued frame.
     queue: VecDeque<(Instant, usize)>,
     queued_bytes: u64,
-    /// Latest arrival of a frame that was not reordered: the others come after it.
+    /// Latest arrival of a frame that was not reordered; later frames do not arrive before it.
     last_arrival: Instant,
     in_flight: BinaryHeap<Reverse<InFlightFrame>>,
     in_flight_bytes: u64,
@@ -98,7 +101,7 @@ impl Pipeline {
         }
     }
 
-    /// A wire frame enters.
+    /// Offers a wire frame to the link.
     pub(super) fn offer(&mut self, now: Instant, frame: &[u8]) {
         self.stats.offered.fetch_add(1, Relaxed);
         let fate = self.sample();
@@ -120,12 +123,12 @@ impl Pipeline {
         self.enqueue(now, copy, &fate);
     }
 
-    /// When the next frame arrives.
+    /// Returns the arrival time of the next frame.
     pub(super) fn next_arrival(&self) -> Option<Instant> {
         self.in_flight.peek().map(|Reverse(held)| held.arrival)
     }
 
-    /// The next frame that has arrived. It is to be given back with `recycle`.
+    /// Returns the next frame that has arrived. The caller gives the buffer back with `recycle`.
     pub(super) fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
         if self.next_arrival()? > now {
             return None;
@@ -136,7 +139,7 @@ impl Pipeline {
         Some(held.frame)
     }
 
-    /// The next frame that has arrived, which stays where it is.
+    /// Returns the next frame that has arrived, without removing it.
     pub(super) fn peek(&self, now: Instant) -> Option<&[u8]> {
         self.in_flight.peek().filter(|Reverse(held)| held.arrival <= now).map(|Reverse(held)| &held.frame[..])
     }
@@ -165,8 +168,9 @@ impl Pipeline {
 
     fn draw_loss(&mut self) -> bool {
         let Some(burst) = self.impairment.loss_burst else { return self.draw_event(self.impairment.loss) };
-        // Gilbert's model: all frames are lost in one state and none in the other. The bad state ends with 1 / mean length;
-        // the good one so that the share of time in the bad one is `loss`.
+        // Gilbert's model: all frames are lost in the bad state and none in the good state. The bad state
+        // ends with probability 1 / mean length; the good state ends so that the share of time in the bad
+        // state is `loss`.
         let draw = self.random.unit();
         let (loss, length) = (self.impairment.loss.share(), f64::from(burst) / 1000.0);
         self.in_burst = if self.in_burst {
@@ -207,7 +211,7 @@ impl Pipeline {
         self.in_flight.push(Reverse(InFlightFrame { arrival, number: self.last_number, frame }));
     }
 
-    /// When the last bit of a frame has left.
+    /// Queues a frame for transmission. Returns the time at which its last bit has left.
     fn transmit(&mut self, now: Instant, len: usize) -> Instant {
         let Some(rate) = self.impairment.rate else { return now };
         let nanos = (len as u128 * 8 * 1_000_000_000).div_ceil(u128::from(rate));
@@ -251,7 +255,7 @@ mod tests {
         frame
     }
 
-    /// All that arrives, in order: when, and which.
+    /// Returns arrival time and number of all frames that arrive, in order.
     fn drain(pipeline: &mut Pipeline) -> Vec<(u64, u32)> {
         let mut arrived = Vec::new();
         while let Some(next) = pipeline.next_arrival() {

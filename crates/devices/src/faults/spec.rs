@@ -1,10 +1,10 @@
-//! What a link does to frames, and how that is written: `delay=20ms loss=1% rate=1gbit`.
+//! Specification of the faults of a link, with the text form `delay=20ms loss=1% rate=1gbit`.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A share of frames, in billionths, so that what was written is what is printed.
+/// A share of frames, in billionths, so that printing gives back the text that was parsed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Probability(u32);
 
@@ -15,61 +15,63 @@ impl Probability {
     pub const ALWAYS: Self = Self(Self::ONE);
     const ONE: u32 = 1_000_000_000;
 
-    /// `billionths` of 10⁻⁹ each; more than 10⁹ are [`Probability::ALWAYS`].
+    /// Creates a share of `billionths` · 10⁻⁹; more than 10⁹ give [`Probability::ALWAYS`].
     #[must_use]
     pub const fn from_billionths(billionths: u32) -> Self {
         Self(if billionths > Self::ONE { Self::ONE } else { billionths })
     }
 
-    /// In billionths.
+    /// Returns the share in billionths.
     #[must_use]
     pub const fn billionths(self) -> u32 {
         self.0
     }
 
-    /// Between 0 and 1.
+    /// Returns the share as a number between 0 and 1.
     #[must_use]
     pub fn share(self) -> f64 {
         f64::from(self.0) / f64::from(Self::ONE)
     }
 }
 
-/// What happens to frames in one direction.
+/// Faults of frames in one direction.
 ///
-/// In this order, to each wire segment: loss, corruption, duplication; then the queue in front of the link, which drops what it
-/// cannot hold; then the link at its rate; then the delay.
+/// Each wire frame passes in this order: loss, corruption, duplication; then the queue in front of the link,
+/// which drops frames that it cannot hold; then the link at its rate; then the delay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Impairment {
     /// `delay`: time from the end of transmission to arrival, one way.
     pub delay: Duration,
-    /// `jitter`: each frame's delay differs from `delay` by up to this, evenly distributed. At most `delay`. It does not reorder: a frame
-    /// waits for those in front of it.
+    /// `jitter`: maximum difference of a frame's delay from `delay`, uniformly distributed. At most `delay`.
+    /// Jitter does not reorder frames: a frame waits for earlier ones.
     pub jitter: Duration,
-    /// `rate`: bits per second; `None` is without limit. A frame counts from its destination MAC address to its last byte,
-    /// without FCS, preamble and gap.
+    /// `rate`: bits per second; `None` is unlimited. A frame counts from its destination MAC address to its
+    /// last byte, without FCS, preamble and gap.
     pub rate: Option<u64>,
-    /// `loss`: share of frames that vanish.
+    /// `loss`: share of frames that are lost.
     pub loss: Probability,
-    /// `loss-burst`: losses come in runs of this many frames on average, in thousandths (Gilbert's model); `None` is independent
-    /// losses.
+    /// `loss-burst`: mean number of consecutive losses, in thousandths (Gilbert's model); `None` gives
+    /// independent losses.
     pub loss_burst: Option<u32>,
-    /// `duplicate`: share of frames that come twice.
+    /// `duplicate`: share of frames that arrive twice.
     pub duplicate: Probability,
-    /// `reorder`: share of frames that come later than their turn, by `reorder_delay`, so that others overtake them.
+    /// `reorder`: share of frames that are delayed by `reorder_delay`, so that other frames overtake them.
     pub reorder: Probability,
-    /// `reorder-delay`: how much later.
+    /// `reorder-delay`: additional delay of reordered frames.
     pub reorder_delay: Duration,
-    /// `corrupt`: share of frames of which one bit is flipped.
+    /// `corrupt`: share of frames in which one bit is flipped.
     pub corrupt: Probability,
-    /// `corrupt-from`: first byte of a frame that may be hit. 14 spares the Ethernet header.
+    /// `corrupt-from`: first byte of a frame that may be corrupted. 14 spares the Ethernet header.
     pub corrupt_from: u32,
-    /// `limit`: frames that wait in front of the link, the one in transmission included. Without `rate` none waits.
+    /// `limit`: maximum number of frames in front of the link, including the one in transmission. Without
+    /// `rate`, no frame waits.
     // limit: frames in front of a slow link
     pub limit: u32,
-    /// `limit-bytes`: the same in bytes.
+    /// `limit-bytes`: maximum number of bytes in front of the link.
     pub limit_bytes: u64,
-    /// `memory`: bytes of all frames held, waiting and under way. What exceeds it is dropped and counted apart, because it is no property
-    /// of the link: at `rate` × (`delay` + queue) nothing is ever lost this way.
+    /// `memory`: maximum number of bytes of all frames, queued and in flight. Frames beyond it are dropped
+    /// and counted separately, because this is no property of the link: with at least `rate` × (`delay` +
+    /// queue), no frame is lost for this reason.
     // limit: bytes of delayed frames
     pub memory: u64,
 }
@@ -94,51 +96,52 @@ impl Default for Impairment {
     }
 }
 
-/// What happens in both directions. The default is a perfect link.
+/// Faults of both directions. The default is a perfect link.
 ///
-/// Written as words `key=value`; `up.key=value` and `down.key=value` concern one direction. Times are in `ns`, `us`, `ms`, `s`; rates
-/// in `bit`, `kbit`, `mbit`, `gbit` per second (decimal); shares in `%`; sizes in `B`, `kB`, `MB`, `GB`, `KiB`, `MiB`, `GiB`.
-/// Printing a specification and parsing what was printed gives it again.
+/// The text form consists of words `key=value`; `up.key=value` and `down.key=value` apply to one direction.
+/// Times have the units `ns`, `us`, `ms`, `s`; rates `bit`, `kbit`, `mbit`, `gbit` per second (decimal);
+/// shares `%`; sizes `B`, `kB`, `MB`, `GB`, `KiB`, `MiB`, `GiB`. Parsing a printed specification gives an
+/// equal specification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkSpec {
-    /// What the device sends.
+    /// Faults of frames that the device sends.
     pub up: Impairment,
-    /// What it receives.
+    /// Faults of frames that the device receives.
     pub down: Impairment,
 }
 
-/// What is wrong with a specification.
+/// Error in a specification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkSpecError {
-    /// No such key.
+    /// The key is unknown.
     UnknownKey(String),
-    /// A word without `=`.
+    /// A word has no `=`.
     NoValue(String),
-    /// The same key twice for one direction.
+    /// A key is repeated for one direction.
     Repeated(String),
-    /// Not a number, or one with more digits than can be kept.
+    /// The value is not a number, or has more digits than can be stored.
     BadNumber {
         /// The key.
         key: String,
-        /// What was written.
+        /// The value as it was written.
         value: String,
     },
-    /// A missing or unknown unit.
+    /// The unit is missing or unknown.
     BadUnit {
         /// The key.
         key: String,
-        /// What was written.
+        /// The value as it was written.
         value: String,
-        /// The units that this key takes.
+        /// The valid units of this key.
         units: String,
     },
-    /// Outside of what makes sense.
+    /// The value is outside its range.
     OutOfRange {
         /// The key.
         key: String,
-        /// What was written.
+        /// The value as it was written.
         value: String,
-        /// What would be right.
+        /// The valid range.
         range: String,
     },
 }
@@ -161,7 +164,7 @@ impl fmt::Display for LinkSpecError {
 
 impl std::error::Error for LinkSpecError {}
 
-/// A unit and what one of it is in the unit that is stored.
+/// Units with their factors to the unit that is stored.
 type Units = &'static [(&'static str, u64)];
 
 const TIME: Units = &[("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
@@ -179,7 +182,8 @@ const SIZE: Units = &[
 const COUNT: Units = &[("", 1)];
 const THOUSANDTHS: Units = &[("", 1000)];
 
-/// One key: how it is written, where it is stored, and which values it takes (in the unit that is stored).
+/// A key: its name, its units, its range (in the unit that is stored), and accessors of the field that stores
+/// it.
 struct SpecKey {
     name: &'static str,
     units: Units,
@@ -189,7 +193,7 @@ struct SpecKey {
 }
 
 const HOUR: u64 = 3_600_000_000_000;
-/// What stands for `None` where a key has no value by default; outside the range of the key.
+/// Stored value that stands for `None` of an optional key; outside the range of the key.
 const ABSENT: u64 = 0;
 
 const fn key(
@@ -202,7 +206,7 @@ const fn key(
     SpecKey { name, units, range, get, set }
 }
 
-/// In the order in which they are printed.
+/// The keys, in the order in which they are printed.
 #[rustfmt::skip] // a table
 const KEYS: [SpecKey; 13] = [
     key("delay",         TIME,        (0, HOUR),               |i| nanos(i.delay),                         |i, v| i.delay = Duration::from_nanos(v)),
@@ -227,16 +231,17 @@ fn nanos(duration: Duration) -> u64 {
 }
 
 impl LinkSpec {
-    /// The same in both directions.
+    /// Returns equal faults for both directions.
     #[must_use]
     pub fn both(impairment: Impairment) -> Self {
         Self { up: impairment.clone(), down: impairment }
     }
 
-    /// Reads a specification: words `key=value`, separated by blanks or commas. Empty is a perfect link.
+    /// Parses a specification: words `key=value`, separated by blanks or commas. An empty text is a perfect
+    /// link.
     ///
     /// # Errors
-    /// Names the key and what is wrong with it.
+    /// Names the key and the error.
     pub fn parse(text: &str) -> Result<Self, LinkSpecError> {
         let mut spec = Self::default();
         let mut seen = Vec::new();
@@ -250,7 +255,7 @@ impl LinkSpec {
             let key = KEYS.iter().find(|key| key.name == short);
             let key = key.ok_or_else(|| LinkSpecError::UnknownKey(name.into()))?;
             let number = parse_value(key, name, value)?;
-            // `loss=1% up.loss=2%` is fine: the word for one direction is the exception to the other.
+            // `loss=1% up.loss=2%` is valid: the word for one direction overrides the word for both.
             let once = (short, up, down);
             if seen.contains(&once) {
                 return Err(LinkSpecError::Repeated(name.into()));
@@ -279,7 +284,7 @@ impl FromStr for LinkSpec {
 }
 
 impl Impairment {
-    /// What concerns two keys at once.
+    /// Checks conditions that involve two keys.
     fn check(&self, direction: &str) -> Result<(), LinkSpecError> {
         let error = |key: &str, value: String, range: String| {
             Err(LinkSpecError::OutOfRange { key: format!("{direction}.{key}"), value, range })
@@ -298,14 +303,15 @@ impl Impairment {
     }
 }
 
-/// Shortest mean run of losses in thousandths: between two runs there is at least one frame, so runs must be long enough to make up
-/// the share.
+/// Returns the shortest mean burst of losses in thousandths: there is at least one frame between two bursts,
+/// so bursts must be long enough to reach the share.
 fn loss_burst_min(loss: Probability) -> u64 {
     let (lost, kept) = (u64::from(loss.0), u64::from(Probability::ONE - loss.0));
     if kept == 0 { 0 } else { (lost * 1000).div_ceil(kept) }
 }
 
-/// Prints only what differs from the default; a key that differs between the directions is printed for each.
+/// Prints only values that differ from the default; a key that differs between the directions is printed for
+/// each.
 impl fmt::Display for LinkSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let default = Impairment::default();
@@ -329,7 +335,8 @@ impl fmt::Display for LinkSpec {
     }
 }
 
-/// In the largest unit in which the number is whole.
+/// Formats a value in the largest unit in which it is a whole number, otherwise as a decimal fraction of the
+/// smallest.
 fn format_value(value: u64, units: Units) -> String {
     let whole = units.iter().find(|(_, scale)| value.is_multiple_of(*scale) && value > 0);
     let (unit, scale) = whole.or(units.last()).copied().unwrap_or(("", 1));
@@ -368,7 +375,7 @@ fn parse_value(key: &SpecKey, name: &str, value: &str) -> Result<u64, LinkSpecEr
     Ok(stored)
 }
 
-/// A decimal number times `scale`. `None` if that is no whole number, or too large.
+/// Multiplies a decimal number by `scale`. Returns `None` if the product is not a whole number or too large.
 fn parse_scaled(number: &str, scale: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     if fraction.is_empty() || fraction.len() > 18 {
@@ -473,7 +480,8 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
         #[test]
         fn what_is_printed_is_read_again(up in impairment(), down in impairment()) {
-            // `rate` and `loss-burst` cannot be taken back once a word has set them for both directions, and are never printed so.
+            // `rate` and `loss-burst` cannot be reset once a word has set them for both directions, and are
+            // never printed so.
             let spec = LinkSpec { up, down };
             prop_assert_eq!(LinkSpec::parse(&spec.to_string()), Ok(spec));
         }

@@ -1,33 +1,33 @@
-//! What happened on an impaired link.
+//! Counters of an impaired link.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts of wire frames in one direction. They only grow.
+/// Counters of wire frames in one direction. They never decrease.
 #[derive(Debug, Default)]
 pub struct LinkCounters {
-    /// Entered.
+    /// Frames that entered the link.
     pub offered: AtomicU64,
-    /// Came out.
+    /// Frames that left the link.
     pub delivered: AtomicU64,
-    /// Lost by chance.
+    /// Frames lost at random.
     pub lost: AtomicU64,
-    /// Doubled.
+    /// Frames duplicated.
     pub duplicated: AtomicU64,
-    /// Came later than their turn.
+    /// Frames delayed so that others overtake them.
     pub reordered: AtomicU64,
-    /// Had a bit flipped.
+    /// Frames with a flipped bit.
     pub corrupted: AtomicU64,
-    /// Dropped by the full queue in front of the link.
+    /// Frames dropped because the queue in front of the link was full.
     pub queue_full: AtomicU64,
-    /// Dropped because more than `memory` would have been held.
+    /// Frames dropped because they would exceed `memory`.
     pub out_of_memory: AtomicU64,
-    /// Super-frames and partial checksums that contradicted their frame.
+    /// Frames whose super-frame or checksum metadata contradicted them.
     pub malformed: AtomicU64,
 }
 
 impl LinkCounters {
-    /// Frames offered that will never come out.
+    /// Returns the number of frames that entered and will never leave the link.
     pub fn dropped(&self) -> u64 {
         [&self.lost, &self.queue_full, &self.out_of_memory]
             .iter()
@@ -36,14 +36,14 @@ impl LinkCounters {
     }
 }
 
-/// Shared by the half of the device that counts and whoever reads.
+/// Counters shared by the half of the device that counts and by readers.
 pub(super) type DirectionStats = Arc<LinkCounters>;
 
-/// Counts of both directions.
+/// Counters of both directions.
 #[derive(Clone, Debug, Default)]
 pub struct FaultStats {
-    /// What the device sent.
+    /// Counters of frames that the device sent.
     pub up: Arc<LinkCounters>,
-    /// What it received.
+    /// Counters of frames that the device received.
     pub down: Arc<LinkCounters>,
 }

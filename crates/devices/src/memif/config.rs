@@ -1,4 +1,4 @@
-//! What a memif device is opened with, and how that is written in one line.
+//! Configuration of a memif device, and its text form.
 
 use super::message::SECRET_BYTES;
 use super::ring::{LOG2_MAX, LOG2_MIN};
@@ -7,56 +7,60 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Queues at the most: as many as a machine of this kind has cores to serve them.
+/// Maximum number of queues: the number of cores of the largest machines that are supported.
 pub const QUEUES_MAX: u16 = 64;
-/// Bytes of a socket's address.
+/// Maximum bytes of the address of a Unix socket.
 const ADDRESS_BYTES_MAX: usize = 107;
 
-/// Where server and client meet.
+/// Address of the control socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SocketName {
-    /// A file, which only its owner may use (mode 0600). Written as a path.
+    /// A file that only its owner may use (mode 0600). Its text form is the path.
     Path(PathBuf),
-    /// A name without a file, written with `@` in front. Only processes of the same user, and root's, are let in.
+    /// An abstract name (without a file). Its text form has the prefix `@`. Only processes of the same user
+    /// and of root are accepted.
     Abstract(String),
 }
 
-/// Which end of the interface this is.
+/// Role of this end of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Listens. (Others say master.)
+    /// Listens for connections (also called master).
     Server,
-    /// Connects, and supplies the memory. (Others say slave.)
+    /// Connects, and allocates the shared memory (also called slave).
     Client,
 }
 
-/// What [`open`](super::open) opens. As text: `socket=/run/memif,role=server,id=0,queues=1`.
+/// Configuration of a memif device, see [`open`](super::open). Its text form is for example
+/// `socket=/run/memif,role=server,id=0,queues=1`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemifConfig {
-    /// Where the two ends meet. Text key `socket`, which must be given.
+    /// Control socket. Text key `socket`, which is required.
     pub socket: SocketName,
-    /// Which end this is. Text key `role`, which must be given.
+    /// Role of this end. Text key `role`, which is required.
     pub role: Role,
-    /// Number of the interface: the same at both ends. Text key `id`, default 0.
+    /// Number of the interface, which must be the same at both ends. Text key `id`, default 0.
     pub id: u32,
-    /// Word that a client must know, 1 to 24 bytes. Text key `secret`, default none.
+    /// Shared secret of 1 to 24 bytes. Text key `secret`, default none.
     pub secret: Option<String>,
-    /// Queues each way, 1 to 64. Text key `queues`, default 1.
+    /// Queues in each direction, 1 to 64. Text key `queues`, default 1.
     pub queues: u16,
-    /// Descriptors of each ring, a power of two from 2 to 16,384: the client's choice. Text key `ring`, default 1,024.
+    /// Descriptors of each ring, a power of two from 2 to 16,384. The client's value is used. Text key
+    /// `ring`, default 1,024.
     pub ring: u16,
-    /// Bytes of a buffer, a multiple of 64 from 64 to 65,536: the client's choice. Longer frames take several. Text key `buffer`, default 2,048.
+    /// Bytes of a buffer, a multiple of 64 from 64 to 65,536. The client's value is used. Longer frames take
+    /// several buffers. Text key `buffer`, default 2,048.
     pub buffer_bytes: u32,
     /// Largest IP packet in bytes, without Ethernet header.
     pub mtu: usize,
-    /// MAC address of this end. `None` makes one from socket, id and role, the same each time.
+    /// MAC address of this end. `None` derives a stable one from socket, id and role.
     pub mac: Option<[u8; 6]>,
-    /// Leave checksums and segmentation undone where the other end is Ginnel too and allows it.
+    /// Leaves checksums and segmentation to the other end, if that is Ginnel and allows it.
     pub offload: bool,
 }
 
 impl MemifConfig {
-    /// An interface with all defaults.
+    /// Returns an interface with all defaults.
     #[must_use]
     pub fn new(socket: SocketName, role: Role) -> Self {
         Self {
@@ -77,10 +81,12 @@ impl MemifConfig {
         self.ring.ilog2() as u8
     }
 
-    /// The address that is used if none is configured: locally administered, and different at both ends.
+    /// Returns the MAC address: the configured one, or a locally administered one that differs between the
+    /// two ends.
     pub(super) fn mac_address(&self) -> [u8; 6] {
         self.mac.unwrap_or_else(|| {
-            // FNV-1a: the same in every version of this program, which a hasher of the standard library need not be.
+            // FNV-1a, because its result is the same in every version of this program, which a hasher of the
+            // standard library does not guarantee.
             let text = format!("{}#{}", self.socket, self.id);
             let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
                 (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -90,10 +96,10 @@ impl MemifConfig {
         })
     }
 
-    /// Checks every range. The error names the key.
+    /// Checks every range.
     ///
     /// # Errors
-    /// A line that says which value is wrong, and what is allowed.
+    /// Names the key, the wrong value and the range that is allowed.
     pub fn validate(&self) -> Result<(), String> {
         let address_len = match &self.socket {
             SocketName::Path(path) => path.as_os_str().len(),
@@ -124,7 +130,7 @@ impl MemifConfig {
         if ring_bytes < (self.mtu + LINK_HEADER_BYTES_MAX) as u64 {
             return Err("ring: its buffers do not hold a packet of the MTU".into());
         }
-        // Half of what offsets of 32 bits reach, to be clear of the rings themselves.
+        // Half of the range of 32-bit offsets, to leave room for the rings themselves.
         if 2 * u64::from(self.queues) * ring_bytes > 1 << 31 {
             return Err("ring: all buffers of all queues together have more than 2 GiB".into());
         }
@@ -150,7 +156,7 @@ impl fmt::Display for SocketName {
 impl FromStr for MemifConfig {
     type Err = String;
 
-    /// `key=value` pairs with commas between them.
+    /// Parses `key=value` pairs separated by commas.
     fn from_str(text: &str) -> Result<Self, String> {
         let (mut socket, mut role) = (None, None);
         let mut config = Self::new(SocketName::Path(PathBuf::new()), Role::Server);

@@ -1,5 +1,5 @@
-//! The control thread: listens or connects, shakes hands, and puts connections into the ports of the halves. It sleeps unless somebody comes or goes,
-//! and never waits for a peer.
+//! The control thread: listens or connects, performs handshakes, and passes the rings of connections to the
+//! halves of the device. It sleeps until a peer connects, sends or disconnects, and never waits for a peer.
 
 use super::config::{MemifConfig, Role};
 use super::control_channel::{ChannelEvent, ControlChannel};
@@ -18,18 +18,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Clients that shake hands at the same time, at the most; more wait to be accepted.
+/// Maximum number of simultaneous clients in the handshake; more clients wait in the backlog.
 // limit: memif peers in their handshake
 const CLIENTS_MAX: usize = 8;
-/// A handshake that takes longer is broken off.
+/// Timeout of a handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
-/// A client looks for its server again after this time, which doubles up to the longest.
+/// Interval at which a client tries to connect to its server. It doubles up to the maximum.
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// After an error that would only come again.
+/// Pause after an error of `accept` that would recur at once.
 const ACCEPT_ERROR_PAUSE: Duration = Duration::from_millis(100);
 
-/// The ports of one queue.
+/// The ring slots of one queue.
 #[derive(Debug)]
 pub(super) struct QueueSlots {
     pub(super) rx: Arc<RingSlot<RxRing>>,
@@ -38,7 +38,7 @@ pub(super) struct QueueSlots {
     pub(super) signaller: Arc<Signaller>,
 }
 
-/// What the thread works with.
+/// The state of the control thread.
 #[derive(Debug)]
 pub(super) struct ControlThread {
     pub(super) config: Arc<MemifConfig>,
@@ -46,17 +46,17 @@ pub(super) struct ControlThread {
     pub(super) queues: Vec<QueueSlots>,
 }
 
-/// A peer that is connected.
+/// A connection that is up.
 pub(super) struct Connection {
     violation_flag: Arc<ViolationFlag>,
 }
 
-/// What a peer's messages led to.
+/// Result of reading the messages of a peer.
 enum ReadOutcome {
-    /// Nothing more to read.
+    /// All messages are processed, and the peer stays.
     Open,
     Connected(Connection),
-    /// It is gone, or has been sent away. It may have been connected just before.
+    /// The peer has disconnected or was disconnected. The connection is one that was established just before.
     Closed(Option<Connection>),
 }
 
@@ -91,7 +91,7 @@ impl ControlThread {
         self.bring_down();
     }
 
-    /// Reads and answers what clients say, and lets go of those that are through.
+    /// Processes the messages of all clients, and removes clients that have disconnected.
     pub(super) fn service_clients(&self, clients: &mut Vec<ClientPeer>) {
         let mut busy = clients.iter().any(|client| client.handshake.has_init());
         let mut at = 0;
@@ -106,7 +106,8 @@ impl ControlThread {
         }
     }
 
-    /// The end of a peer. The link is down only when nothing of it is left.
+    /// Closes a peer. Takes the link down, if the peer was connected, after everything that refers to it was
+    /// dropped.
     fn close_peer(&self, held: impl Sized, connection: Option<Connection>) {
         drop(held);
         if connection.is_some() {
@@ -131,7 +132,7 @@ impl ControlThread {
         }
     }
 
-    /// Whether the client stays.
+    /// Processes the messages of a client. Returns whether it stays.
     fn service_client(&self, client: &mut ClientPeer, busy: bool) -> bool {
         if client.connection.as_ref().is_some_and(|c| c.violation_flag.raised.load(Ordering::Acquire)) {
             self.send_disconnect(&client.channel, "broken ring");
@@ -179,7 +180,8 @@ impl ControlThread {
         }
     }
 
-    /// Talks to a server until one of the two ends it. Whether they were connected.
+    /// Communicates with a server until one of the two disconnects. Returns whether a connection was
+    /// established.
     fn run_session(&self, mut server: ServerPeer) -> bool {
         loop {
             let until = server.connection.is_none().then_some(server.deadline);
@@ -191,7 +193,7 @@ impl ControlThread {
         self.close_server(server)
     }
 
-    /// Returns whether it was connected.
+    /// Closes the server. Returns whether a connection was established.
     pub(super) fn close_server(&self, server: ServerPeer) -> bool {
         let ServerPeer { channel, handshake, connection, .. } = server;
         let connected = connection.is_some();
@@ -199,7 +201,7 @@ impl ControlThread {
         connected
     }
 
-    /// Reads and answers what the server says. Whether it stays.
+    /// Processes the messages of the server. Returns whether it stays.
     pub(super) fn service_server(&self, server: &mut ServerPeer) -> bool {
         let complained =
             server.connection.as_ref().is_some_and(|c| c.violation_flag.raised.load(Ordering::Acquire));
@@ -229,7 +231,7 @@ impl ControlThread {
         }
     }
 
-    /// Reads and answers what has come.
+    /// Reads and answers the messages that have arrived.
     fn read(
         &self,
         channel: &ControlChannel,
@@ -268,13 +270,13 @@ impl ControlThread {
         }
     }
 
-    /// Tells a peer why, if it still listens.
+    /// Sends DISCONNECT with a reason, ignoring errors.
     fn send_disconnect(&self, channel: &ControlChannel, reason: &str) {
         tracing::info!(socket = %self.config.socket, reason, "memif peer sent away");
         let _ = channel.send(&ControlMessage::Disconnect { code: 0, reason: reason.into() }, None);
     }
 
-    /// Gives all rings to the halves.
+    /// Passes all rings of a connection to the halves.
     fn bring_up(&self, link: NegotiatedLink) -> io::Result<Connection> {
         let NegotiatedLink { regions, to_server, to_client, features, peer } = link;
         let complaint = ViolationFlag::new(&self.shared.event);
@@ -329,7 +331,7 @@ impl ControlThread {
         Ok(Connection { violation_flag: complaint })
     }
 
-    /// Takes all rings away.
+    /// Takes all rings from the halves.
     fn bring_down(&self) {
         for queue in &self.queues {
             queue.rx.replace(None);
@@ -345,7 +347,7 @@ impl ControlThread {
         self.shared.stop.load(Ordering::Acquire)
     }
 
-    /// Sleeps until one of the descriptors is readable, a half has something to say, or the deadline.
+    /// Sleeps until one of the descriptors is readable, a half has signalled the thread, or the deadline.
     fn wait_for_events<'a>(&'a self, fds: impl Iterator<Item = &'a OwnedFd>, deadline: Option<Instant>) {
         let own = self.shared.event.fd();
         let mut fds: Vec<PollFd<'_>> =
@@ -363,7 +365,7 @@ impl ControlThread {
 pub(super) struct ClientPeer {
     channel: ControlChannel,
     handshake: ServerHandshake,
-    /// Until it is connected.
+    /// End of the handshake timeout; `None` once the client is connected.
     deadline: Option<Instant>,
     connection: Option<Connection>,
 }

@@ -1,4 +1,4 @@
-//! The control channel: a SEQPACKET socket that carries messages, each with a file descriptor or none.
+//! The control channel: a SEQPACKET socket that carries messages, each with at most one file descriptor.
 
 use super::message::{ControlMessage, MESSAGE_BYTES, MessageError};
 use rustix::cmsg_space;
@@ -11,27 +11,28 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
-/// Descriptors that a message can have before the kernel drops the rest: more than the one that is allowed, so that it shows.
+/// Descriptors of a message that are received; the kernel drops any more. Above the one that the protocol
+/// allows, so that a violation is detected.
 const DESCRIPTORS_MAX: usize = 3;
 
 /// One end of a connected socket.
 #[derive(Debug)]
 pub(super) struct ControlChannel(OwnedFd);
 
-/// What came.
+/// Result of [`ControlChannel::receive`].
 #[derive(Debug)]
 pub(super) enum ChannelEvent {
     Message(ControlMessage, Option<OwnedFd>),
-    /// Nothing is waiting.
+    /// No message is waiting.
     Empty,
-    /// The peer is gone.
+    /// The peer has closed the connection.
     Closed,
-    /// No message of the protocol.
+    /// The bytes received are no message of the protocol; the text gives the reason.
     Malformed(String),
 }
 
 impl ControlChannel {
-    /// The socket must not block.
+    /// Wraps a nonblocking socket.
     pub(super) fn new(socket: OwnedFd) -> Self {
         Self(socket)
     }
@@ -40,7 +41,8 @@ impl ControlChannel {
         &self.0
     }
 
-    /// Sends a message. A peer that has left so many unread that there is no room gets an error like one that is gone.
+    /// Sends a message. A full socket buffer is an error like a closed connection: the peer has left too many
+    /// messages unread.
     pub(super) fn send(&self, message: &ControlMessage, descriptor: Option<&OwnedFd>) -> io::Result<()> {
         let bytes = message.encode();
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
@@ -55,7 +57,7 @@ impl ControlChannel {
     }
 
     pub(super) fn receive(&self) -> ChannelEvent {
-        // A byte more, so that a message which is too long shows.
+        // One byte more than a message, so that a longer message is detected.
         let mut bytes = [0; MESSAGE_BYTES + 1];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);

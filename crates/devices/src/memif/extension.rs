@@ -1,38 +1,42 @@
-//! What two ends that are both Ginnel agree on beyond the protocol: a header in front of each frame, with what the sender knows about it.
+//! Extension of the protocol between two ends that are both Ginnel: a header in front of each frame, with the
+//! sender's metadata.
 //!
-//! The server announces what it can in unused bytes of HELLO, the client chooses from that in unused bytes of INIT; other
-//! implementations neither look there nor write there. The header is counted in the length of the first descriptor, and its own
-//! length stands in the `private_hdr_size` of each ring.
+//! The server announces features in unused bytes of HELLO, and the client selects from them in unused bytes
+//! of INIT; other implementations neither read nor write these bytes. The length of the first descriptor of a
+//! frame includes the header, and `private_hdr_size` of each ring states the length of the header.
 
 use crate::tap::vnet;
 use ginnel_stack::device::{Label, RxFrame, TxMeta};
 use ginnel_stack::steering::toeplitz;
 
-/// Marks the announcement.
+/// Marks an announcement.
 const MAGIC: [u8; 8] = *b"GINNELX1";
 const FRAME_HEADERS: u32 = 1;
-/// The hash in labels is the one whose check value stands behind the features.
+/// Labels contain flow hashes of the function whose check value follows the feature flags.
 const FLOW_HASH: u32 = 2;
 
-/// Bytes of the header in front of each frame: the header of virtio-net (10), two zeros, and the frame's label (4), which is zero if there is none.
+/// Bytes of the header in front of each frame: the virtio-net header (10), two zero bytes, and the frame's
+/// label (4), which is zero if the frame has none.
 pub(super) const HEADER_BYTES: usize = 16;
-/// Where the label is.
+/// Offset of the label.
 const LABEL_AT: usize = 12;
 
-/// What is announced or chosen.
+/// Features that an end announces or selects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Features {
-    /// Frames have headers, so checksums may be partial and super-frames whole, and frames have priorities.
+    /// Frames have headers, so that partial checksums and super-frames pass, and frames have priorities.
     pub(super) frame_headers: bool,
-    /// The hash that flows are labelled with, by its value for a known flow ([`toeplitz::CHECK`]). An end that means another one gets and gives none.
+    /// The hash function of flow labels, identified by its value for a known flow ([`toeplitz::CHECK`]). Ends
+    /// with different functions do not exchange hashes.
     pub(super) hash: Option<u32>,
 }
 
 impl Features {
-    /// All that is known here.
+    /// All features of this version.
     pub(super) const ALL: Self = Self { frame_headers: true, hash: Some(toeplitz::KEY_CHECK) };
 
-    /// All zeros if there is nothing to announce, as a peer that knows nothing of it has them.
+    /// Encodes an announcement. It is all zeros if there is nothing to announce, like the bytes of other
+    /// implementations.
     pub(super) fn encode(self) -> [u8; 16] {
         let mut bytes = [0; 16];
         if self.frame_headers {
@@ -44,7 +48,7 @@ impl Features {
         bytes
     }
 
-    /// Features that are not known here are not seen.
+    /// Decodes an announcement. Ignores unknown features.
     pub(super) fn decode(bytes: [u8; 16]) -> Self {
         let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         if bytes[..8] != MAGIC || word(8) & FRAME_HEADERS == 0 {
@@ -53,19 +57,19 @@ impl Features {
         Self { frame_headers: true, hash: (word(8) & FLOW_HASH != 0).then(|| word(12)) }
     }
 
-    /// What both can do.
+    /// Returns the features that both ends have.
     pub(super) fn intersect(self, other: Self) -> Self {
         let frame_headers = self.frame_headers && other.frame_headers;
         Self { frame_headers, hash: self.hash.filter(|_| frame_headers && self.hash == other.hash) }
     }
 
-    /// Bytes in front of each frame.
+    /// Returns the number of bytes in front of each frame.
     pub(super) fn header_bytes(self) -> usize {
         if self.frame_headers { HEADER_BYTES } else { 0 }
     }
 }
 
-/// The header of a frame that is sent. `hashes`: both ends mean the same hash.
+/// Returns the header of a frame to send. `hashes`: both ends have the same hash function.
 pub(super) fn encode(meta: TxMeta, hashes: bool) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     let label = if hashes { meta.label } else { meta.label.without_hash() };
@@ -74,7 +78,7 @@ pub(super) fn encode(meta: TxMeta, hashes: bool) -> [u8; HEADER_BYTES] {
     header
 }
 
-/// What the header says about the frame behind it, if it does not contradict it.
+/// Decodes the header of a frame. Returns `None` if the header contradicts the frame.
 pub(super) fn decode<'a>(header: &[u8; HEADER_BYTES], frame: &'a [u8], hashes: bool) -> Option<RxFrame<'a>> {
     let (vnet, label) = (header.first_chunk()?, header.last_chunk()?);
     let (checksum, gso) = vnet::decode(vnet, frame).ok()?;
@@ -89,7 +93,7 @@ mod tests {
     use ginnel_stack::device::RxChecksum;
 
     const BOTH: Features = Features::ALL;
-    /// What an end of before hashes says.
+    /// Announcement of a version without flow hashes.
     const HEADERS: Features = Features { frame_headers: true, hash: None };
 
     #[test]
@@ -103,7 +107,7 @@ mod tests {
     #[test]
     fn features_of_later_versions_are_ignored() {
         let mut bytes = HEADERS.encode();
-        // All but the two that are known.
+        // Sets all bits but the two known flags.
         bytes[8..].fill(0xff);
         bytes[8] = 0xfd;
         assert_eq!(Features::decode(bytes), HEADERS);
@@ -149,7 +153,7 @@ mod tests {
         }
     }
 
-    /// An end of before labels sends zeros there, and sees none.
+    /// A version without labels sends zeros in this field, and ignores it.
     #[test]
     fn a_header_without_a_label_has_none() {
         assert_eq!(encode(TxMeta::NONE, true), [0; HEADER_BYTES]);

@@ -1,5 +1,6 @@
-//! One end of a memif without a thread and without a socket that others could find, for a fuzzer that plays the peer. Nothing waits, so an input does the same each
-//! time. What is done with messages and rings is the device's own code.
+//! One end of a memif without a thread and without a public socket, for a fuzzer that acts as the peer. No
+//! call waits, so an input has the same effect every time. Messages and rings are processed by the code of
+//! the device itself.
 
 use super::config::{MemifConfig, Role};
 use super::control::{ClientPeer, ControlThread, ServerPeer};
@@ -22,21 +23,21 @@ pub struct FuzzDevice {
     shared: Arc<MemifShared>,
 }
 
-/// Whom the device talks to.
+/// The connected peers.
 enum PeerSessions {
     Clients(Vec<ClientPeer>),
     Server(Option<ServerPeer>),
 }
 
 impl FuzzDevice {
-    /// A device that has not met anybody.
+    /// Creates a device without a peer.
     ///
     /// # Errors
-    /// No descriptors.
+    /// The process has no descriptor left.
     pub fn new(config: &MemifConfig) -> io::Result<Self> {
         let shared = Arc::new(MemifShared::new()?);
         let guard = Arc::new(ControlThreadGuard { shared: shared.clone(), thread: Mutex::new(None) });
-        // The kernel takes its time to take one away, so all have the same.
+        // The kernel takes a while to release a signaller, so all devices share one.
         static SIGNALLER: Mutex<Option<Arc<Signaller>>> = Mutex::new(None);
         let (queues, control) = build_queues(config, &shared, &guard, || {
             let mut shared = SIGNALLER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,11 +53,11 @@ impl FuzzDevice {
         Ok(Self { control, peers, queues, shared })
     }
 
-    /// Somebody comes: a client that has connected to this server, or the server that this client has found. Returns their end of the control channel, a
-    /// SEQPACKET socket that does not block.
+    /// Connects a peer: a client to this server, or the server to this client. Returns the peer's end of the
+    /// control channel, a nonblocking SEQPACKET socket.
     ///
     /// # Errors
-    /// No descriptors.
+    /// The process has no descriptor left.
     pub fn connect_peer(&mut self) -> io::Result<OwnedFd> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -76,7 +77,7 @@ impl FuzzDevice {
         Ok(theirs)
     }
 
-    /// Reads and answers what has come over control channels. Returns how many peers stay.
+    /// Reads and answers the messages of all control channels. Returns the number of peers that stay.
     pub fn process_control(&mut self) -> usize {
         match &mut self.peers {
             PeerSessions::Clients(clients) => {
@@ -96,17 +97,17 @@ impl FuzzDevice {
         }
     }
 
-    /// The first queue.
+    /// Returns the first queue.
     pub fn device(&mut self) -> &mut Device {
         &mut self.queues[0]
     }
 
-    /// The device's counters.
+    /// Returns the device's counters.
     pub fn stats(&self) -> &MemifStats {
         &self.shared.stats
     }
 
-    /// Whether a peer is connected.
+    /// Returns whether a peer is connected.
     pub fn is_up(&self) -> bool {
         self.shared.up.load(Ordering::Acquire)
     }

@@ -1,9 +1,9 @@
-//! What client and server say to each other before frames flow.
+//! The handshake of client and server.
 //!
 //! ```text
 //!   server                         client
 //!   HELLO (limits, features)   →
-//!                              ←   INIT (whom, secret, features chosen)
+//!                              ←   INIT (id, secret, selected features)
 //!   ACK                        →
 //!                              ←   ADD_REGION, with its memfd       once for each region
 //!   ACK                        →
@@ -13,7 +13,7 @@
 //!   CONNECTED                  →
 //! ```
 //!
-//! Either may send DISCONNECT at any time. Anything else, or out of order, ends the connection.
+//! Either may send DISCONNECT at any time. Any other message, or a message out of order, ends the connection.
 
 use super::config::MemifConfig;
 use super::extension::Features;
@@ -26,12 +26,13 @@ use rustix::fd::OwnedFd;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Regions that a client may offer. One is enough; DPDK offers one for each list of memory segments.
+/// Maximum number of regions of a client. One is sufficient; DPDK offers one for each list of memory
+/// segments.
 const REGIONS_MAX: u16 = 16;
 /// Offsets have 32 bits.
 const REGION_BYTES_MAX: u64 = 1 << 32;
 
-/// A ring with its bell and its buffers.
+/// A ring with its interrupt and its buffers.
 #[derive(Debug)]
 pub(super) struct NegotiatedRing {
     pub(super) ring: MemifRing,
@@ -39,30 +40,30 @@ pub(super) struct NegotiatedRing {
     pub(super) buffers: RingBuffers,
 }
 
-/// All that a connection consists of.
+/// The regions and rings of a connection.
 #[derive(Debug)]
 pub(super) struct NegotiatedLink {
     pub(super) regions: Arc<[Arc<Region>]>,
     pub(super) to_server: Vec<NegotiatedRing>,
     pub(super) to_client: Vec<NegotiatedRing>,
     pub(super) features: Features,
-    /// What the peer calls itself.
+    /// Name that the peer gives itself.
     pub(super) peer: String,
 }
 
-/// What to do after a message.
+/// Action that follows a message.
 #[derive(Debug)]
 pub(super) enum HandshakeStep {
     Send(ControlMessage, Option<OwnedFd>),
-    /// The server has all that it needs: it connects, then sends the message.
+    /// The server has all rings: establish the connection, then send the message.
     Connect(Box<NegotiatedLink>, ControlMessage),
     /// The client is connected.
     Connected(Box<NegotiatedLink>),
-    /// The peer has said goodbye.
+    /// The peer has sent DISCONNECT, with this reason.
     Disconnected(String),
 }
 
-/// Why the peer is sent away.
+/// Reason for which the peer is disconnected.
 pub(super) type RejectReason = String;
 
 fn name_of(config: &MemifConfig) -> String {
@@ -73,21 +74,21 @@ fn features_of(config: &MemifConfig) -> Features {
     if config.offload { Features::ALL } else { Features::default() }
 }
 
-/// The server's side.
+/// The handshake of a server.
 #[derive(Debug)]
 pub(super) struct ServerHandshake {
     config: Arc<MemifConfig>,
-    /// From INIT.
+    /// Name and features of the client, from INIT.
     client: Option<(String, Features)>,
     regions: Vec<Arc<Region>>,
     to_server: Vec<Option<NegotiatedRing>>,
     to_client: Vec<Option<NegotiatedRing>>,
-    /// Nothing but a goodbye is expected any more.
+    /// CONNECTED was sent: only DISCONNECT is expected.
     is_done: bool,
 }
 
 impl ServerHandshake {
-    /// The handshake, and its first message.
+    /// Creates a handshake. Returns its first message, too.
     pub(super) fn new(config: &Arc<MemifConfig>) -> (Self, ControlMessage) {
         let hello = Hello {
             name: name_of(config),
@@ -111,7 +112,7 @@ impl ServerHandshake {
         (handshake, ControlMessage::Hello(hello))
     }
 
-    /// A client has said who it is, so that nobody else can be connected.
+    /// Returns whether a client has sent INIT, so that no other client can be connected.
     pub(super) fn has_init(&self) -> bool {
         self.client.is_some()
     }
@@ -120,7 +121,7 @@ impl ServerHandshake {
         self.client.is_some() && !self.is_done
     }
 
-    /// `busy`: another client is connected, or about to be.
+    /// Processes a message of the client. `busy`: another client is connected or in the handshake.
     pub(super) fn on_message(
         &mut self,
         message: ControlMessage,
@@ -226,15 +227,15 @@ fn secret_bytes(config: &MemifConfig) -> [u8; SECRET_BYTES] {
     bytes
 }
 
-/// The client's side.
+/// The handshake of a client.
 #[derive(Debug)]
 pub(super) struct ClientHandshake {
     config: Arc<MemifConfig>,
-    /// What is sent next, each after an ACK.
+    /// Messages to send, each after an ACK.
     outgoing: VecDeque<(ControlMessage, Option<OwnedFd>)>,
-    /// From HELLO on, until it is connected.
+    /// Set from HELLO until the connection is established.
     link: Option<Box<NegotiatedLink>>,
-    /// HELLO has come. A second one is not expected.
+    /// HELLO was received. A second one is an error.
     has_hello: bool,
 }
 
@@ -266,7 +267,7 @@ impl ClientHandshake {
         Ok(HandshakeStep::Send(message, descriptor))
     }
 
-    /// Makes the memory, and all messages about it.
+    /// Allocates the memory, and prepares all messages about it.
     fn prepare_link(&mut self, hello: &Hello) -> Result<std::io::Result<()>, RejectReason> {
         if !(hello.version_min..=hello.version_max).contains(&VERSION) {
             return Err("version not supported".into());
@@ -286,7 +287,8 @@ impl ClientHandshake {
 
 type OutgoingMessages = VecDeque<(ControlMessage, Option<OwnedFd>)>;
 
-/// One region with all rings, and behind them the buffers of each. Size, which the configuration bounds: below 4 GiB.
+/// Allocates one region that contains all rings and, after them, their buffers. The configuration bounds its
+/// size to less than 4 GiB.
 fn allocate_link(
     config: &MemifConfig,
     log2: u8,
@@ -301,7 +303,7 @@ fn allocate_link(
     let size = buffers_at + rings * ring_buffers;
     let (region, memfd) = Region::create(size)?;
     let region = Arc::new(region);
-    // A header in front of frames is of use only if the largest frame fits.
+    // Frames have headers only if the largest frame with its header fits into the buffers of a ring.
     let features =
         if super::FRAME_WITH_HEADER_BYTES_MAX <= ring_buffers { features } else { Features::default() };
 
@@ -332,7 +334,8 @@ fn allocate_link(
         steps.push_back((ControlMessage::AddRing(message), Some(bell.fd().try_clone()?)));
         let at = (buffers_at + number * ring_buffers) as u32;
         let buffers = RingBuffers::Local { at, bytes: buffer_bytes };
-        // Whoever reads the descriptors finds its buffers there, even before the ring is used.
+        // Writes the buffers to the descriptors, so that a peer that reads the descriptors before the ring is
+        // used finds them.
         buffers.write_all_descriptors(&ring);
         Ok(NegotiatedRing { ring, interrupt: bell, buffers })
     };
@@ -366,7 +369,7 @@ mod tests {
         Arc::new(config)
     }
 
-    /// Both sides, and the client's answer to the server's first message.
+    /// Starts both handshakes. Returns them and the client's answer to HELLO.
     fn start(
         server: &Arc<MemifConfig>,
         client: &Arc<MemifConfig>,
@@ -377,7 +380,8 @@ mod tests {
         (server, client, step)
     }
 
-    /// Runs it to the end, and returns what each side has then. `tamper` may change the client's messages.
+    /// Runs both handshakes to the end, and returns the links of both sides. `tamper` may change the client's
+    /// messages.
     fn run(
         server: &Arc<MemifConfig>,
         client: &Arc<MemifConfig>,
@@ -412,7 +416,7 @@ mod tests {
         let large = config(|config| config.ring = 64);
         let (server, client) = run(&large, &large, |_, _| {}).expect("agreed");
         assert_eq!((server.features, client.features), (Features::ALL, Features::ALL));
-        // A client that means another hash than was offered, or says nothing of one, is taken without.
+        // A client that selects a hash that was not offered, or none, is accepted without hashes.
         for hash in [Some(7), None] {
             let (server, _) = run(&large, &large, |message, _| {
                 if let ControlMessage::Init(init) = message {

@@ -1,25 +1,26 @@
-//! Messages of the control channel: 128 bytes each, in host byte order, for both ends are on one machine.
+//! Messages of the control channel: 128 bytes each, in host byte order, because both ends run on one machine.
 
 use super::extension::Features;
 
 /// Bytes of every message.
 pub(super) const MESSAGE_BYTES: usize = 128;
-/// Version 2.0 of the protocol, the only one there is.
+/// Version 2.0 of the protocol, the only existing version.
 pub(super) const VERSION: u16 = 0x0200;
-/// Interface mode of frames that begin with an Ethernet header.
+/// Interface mode of frames with an Ethernet header.
 pub(super) const MODE_ETHERNET: u8 = 0;
 /// Bytes of a secret.
 pub(super) const SECRET_BYTES: usize = 24;
-/// Bytes of a name, the zero behind it included.
+/// Bytes of a name, including its terminating zero.
 const NAME_BYTES: usize = 32;
-/// Bytes of the reason of a disconnection.
+/// Bytes of the reason of a DISCONNECT.
 const REASON_BYTES: usize = 96;
-/// Flag of a ring that goes from client to server.
+/// Flag of a ring from client to server.
 const RING_TO_SERVER: u16 = 1;
-/// Where the extension is announced: behind all that any message of the protocol uses, where other implementations leave zeros.
+/// Offset of the extension: after all fields of any message of the protocol, where other implementations send
+/// zeros.
 const EXTENSION_AT: usize = 112;
 
-/// What the server can do: its first message.
+/// HELLO, the server's first message: its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) name: String,
@@ -36,7 +37,7 @@ pub(super) struct Hello {
     pub(super) features: Features,
 }
 
-/// Whom the client wants to be connected with.
+/// INIT: the interface that the client wants to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Init {
     pub(super) version: u16,
@@ -44,11 +45,11 @@ pub(super) struct Init {
     pub(super) mode: u8,
     pub(super) secret: [u8; SECRET_BYTES],
     pub(super) name: String,
-    /// What was chosen of the server's features.
+    /// Features that the client selected from those of the server.
     pub(super) features: Features,
 }
 
-/// Where a ring lies. Its eventfd comes with the message.
+/// ADD_RING: location of a ring. Its eventfd accompanies the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AddRing {
     pub(super) to_server: bool,
@@ -56,7 +57,7 @@ pub(super) struct AddRing {
     pub(super) region: u16,
     pub(super) offset: u32,
     pub(super) log2: u8,
-    /// Bytes in front of each frame that the two ends agreed on.
+    /// Bytes of the header in front of each frame that the two ends agreed on.
     pub(super) private_header_bytes: u16,
 }
 
@@ -66,7 +67,7 @@ pub(super) enum ControlMessage {
     Ack,
     Hello(Hello),
     Init(Init),
-    /// A memory region; its memfd comes with the message.
+    /// A memory region. Its memfd accompanies the message.
     AddRegion {
         index: u16,
         size: u64,
@@ -84,7 +85,7 @@ pub(super) enum ControlMessage {
     },
 }
 
-/// No message: of another length, or of an unknown type.
+/// Reason why bytes are no message: wrong length or unknown type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MessageError {
     Length(usize),
@@ -190,7 +191,7 @@ impl ControlMessage {
         })
     }
 
-    /// For logs and refusals.
+    /// Returns the name of the message type, for logs and disconnect reasons.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Ack => "ack",
@@ -216,7 +217,7 @@ impl MessageWriter {
         self.at += N;
     }
 
-    /// A field of `len` bytes that ends with a zero at least.
+    /// Writes a text field of `len` bytes that ends with at least one zero.
     fn text(&mut self, text: &str, len: usize) {
         let mut end = text.len().min(len - 1);
         while !text.is_char_boundary(end) {
@@ -238,7 +239,7 @@ struct MessageReader<'a> {
 }
 
 impl MessageReader<'_> {
-    /// The fields of each message fit, which the test of the layout shows.
+    /// Reads a field. All fields of each message fit, as the test of the layout shows.
     fn take<const N: usize>(&mut self) -> [u8; N] {
         let field = std::array::from_fn(|i| self.bytes[self.at + i]);
         self.at += N;
@@ -253,7 +254,8 @@ impl MessageReader<'_> {
         u32::from_ne_bytes(self.take())
     }
 
-    /// What a peer calls itself may be anything: control characters would command the terminal of who reads the log.
+    /// Reads a text field. Removes control characters, which could manipulate the terminal of a reader of the
+    /// log.
     fn text(&mut self, len: usize) -> String {
         let field = &self.bytes[self.at..self.at + len];
         self.at += len;
@@ -317,7 +319,7 @@ mod tests {
         }
     }
 
-    /// The offsets of the protocol's packed structs.
+    /// The offsets are those of the protocol's packed structs.
     #[test]
     fn fields_lie_where_the_protocol_has_them() {
         let [_, hello, init, region, ring, connect, _, disconnect] =

@@ -1,11 +1,14 @@
-//! memif: a packet interface between two processes, in shared memory. Speaks version 2.0 of the protocol, as DPDK's net_memif, libmemif and VPP do.
+//! memif: a packet interface between two processes over shared memory. Implements version 2.0 of the
+//! protocol, like DPDK's net_memif, libmemif and VPP.
 //!
-//! The client makes the memory and offers it over a socket; rings of descriptors in it say which buffers hold frames. Nothing in that memory is
-//! trusted: indices, places and lengths are read once and checked, frames are copied once and only the copy is looked at.
-//! A peer that breaks the rules loses the connection, and nothing else happens. Why it is done like this: `docs/adr/0008-memif.md`.
+//! The client allocates the memory and passes it over a control socket; descriptor rings in it state which
+//! buffers hold frames. The shared memory is not trusted: indices, offsets and lengths are read once and
+//! checked, and frames are copied once before they are processed. A peer that violates the protocol loses its
+//! connection, without any other effect. Rationale: `docs/adr/0008-memif.md`.
 //!
-//! A thread of its own listens or connects; the halves of the device meet it only when a connection comes or goes. While nobody is connected, nothing is
-//! received and what is sent is dropped and counted.
+//! A separate thread listens or connects; it interacts with the halves of the device only when a connection
+//! comes up or goes down. While no peer is connected, the device receives nothing, and drops and counts
+//! frames to send.
 
 mod config;
 mod control;
@@ -42,25 +45,26 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use tx::MemifTx;
 
-/// Bytes that a frame can be longer than the MTU: an Ethernet header with a VLAN tag.
+/// Bytes by which a frame can exceed the MTU: an Ethernet header with a VLAN tag.
 const LINK_HEADER_BYTES_MAX: usize = 18;
 /// Bytes of the largest frame: a super-frame with a VLAN tag.
 const FRAME_BYTES_MAX: usize = GSO_BYTES_MAX + 4;
-/// The same with the extension's header in front.
+/// Bytes of the largest frame with the header of the extension.
 const FRAME_WITH_HEADER_BYTES_MAX: usize = HEADER_BYTES + FRAME_BYTES_MAX;
 
-/// What happened that nobody could be told. Shared by all queues.
+/// Counters of all queues.
 #[derive(Debug, Default)]
 pub struct MemifStats {
-    /// Connections that came up.
+    /// Connections that were established.
     pub connections: AtomicU64,
-    /// Peers that were sent away, or not let in, because of what they said.
+    /// Peers that were rejected or disconnected because of a message.
     pub refused: AtomicU64,
-    /// Connections that were broken off because of what the peer wrote into a ring.
+    /// Connections that were closed because the peer violated the ring protocol.
     pub violations: AtomicU64,
-    /// Frames that were empty, too long, not whole, or contradicted their header.
+    /// Received frames that were empty, too long, incomplete, or contradicted their header.
     pub rx_malformed: AtomicU64,
-    /// Frames dropped because nobody was connected, or a super-frame's segments did not fit.
+    /// Frames dropped because no peer was connected, or because segments of a super-frame did not fit into
+    /// the ring.
     pub tx_dropped: AtomicU64,
 }
 
@@ -72,18 +76,19 @@ fn increment(counter: &AtomicU64) {
 pub struct Memif {
     /// One device for each queue. The interface is closed when the last of them is dropped.
     pub queues: Vec<Device>,
-    /// Shared by all queues.
+    /// Counters of all queues.
     pub stats: Arc<MemifStats>,
-    /// Whether somebody is connected.
+    /// State of the link.
     pub link: LinkState,
     wakers: Vec<Arc<Waker>>,
 }
 
 impl Memif {
-    /// All queues as one device, which sends on the first: for a shard that is alone with a peer that has several.
+    /// Joins all queues to one device, for a single shard whose peer has several queues. The device sends on
+    /// the first queue.
     ///
     /// # Errors
-    /// No descriptors.
+    /// The process has no descriptor left for the epoll set.
     pub fn into_single_device(self) -> io::Result<Device> {
         joined::join(self.queues, self.wakers.iter().map(|waker| waker.fd().as_fd()))
     }
@@ -94,13 +99,13 @@ impl Memif {
 pub struct LinkState(Arc<MemifShared>);
 
 impl LinkState {
-    /// Whether a peer is connected now.
+    /// Returns whether a peer is connected.
     #[must_use]
     pub fn is_up(&self) -> bool {
         self.0.up.load(Ordering::Acquire)
     }
 
-    /// Waits until the link is up or down, at most so long. Whether it became so.
+    /// Waits until the link is up or down, for at most `longest`. Returns whether it reached that state.
     pub fn wait_for(&self, up: bool, longest: Duration) -> bool {
         let deadline = Instant::now() + longest;
         while self.is_up() != up {
@@ -113,7 +118,7 @@ impl LinkState {
     }
 }
 
-/// What the control thread shares with the rest.
+/// State that the control thread shares with the halves.
 #[derive(Debug)]
 struct MemifShared {
     up: AtomicBool,
@@ -134,7 +139,7 @@ impl MemifShared {
     }
 }
 
-/// Ends the control thread when the last half is gone.
+/// Stops the control thread when the last half is dropped.
 #[derive(Debug)]
 struct ControlThreadGuard {
     shared: Arc<MemifShared>,
@@ -147,18 +152,19 @@ impl Drop for ControlThreadGuard {
         self.shared.event.signal();
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // It waits for nobody. If it panicked, that was reported when it did.
+            // The thread never waits for a peer. A panic of it was reported when it occurred.
             let _ = thread.join();
         }
     }
 }
 
-/// Opens a memif device. As server it listens when this returns; as client it looks for its server from now on, until it finds it, and again
-/// when it is gone.
+/// Opens a memif device. A server is listening when this function returns; a client tries to connect to its
+/// server from now on, also after each disconnection.
 ///
 /// # Errors
-/// `InvalidInput` for a value outside its range; what the kernel answered to the listening socket: `AddrInUse` if there is a server already,
-/// `AlreadyExists` if the file is something else; no descriptors, no thread.
+/// `InvalidInput` for a value outside its range. For the listening socket, the error of the kernel:
+/// `AddrInUse` if another server listens, `AlreadyExists` if the file is no socket. Also if the process has
+/// no descriptor or thread left.
 pub fn open(config: &MemifConfig) -> io::Result<Memif> {
     config.validate().map_err(|problem| io::Error::new(io::ErrorKind::InvalidInput, problem))?;
     let listener = match config.role {
@@ -180,7 +186,7 @@ pub fn open(config: &MemifConfig) -> io::Result<Memif> {
     Ok(Memif { queues, stats: shared.stats.clone(), link: LinkState(shared), wakers })
 }
 
-/// All that a device consists of, but its listening socket and its thread.
+/// Creates the queues and the control thread's state, without listening socket and thread.
 fn build_queues(
     config: &MemifConfig,
     shared: &Arc<MemifShared>,
@@ -207,7 +213,8 @@ fn build_queues(
     Ok((queues, ControlThread { config: Arc::new(config.clone()), shared: shared.clone(), queues: ports }))
 }
 
-/// They stay the same whoever is connected: what a peer cannot take is done here.
+/// Returns the capabilities. They do not depend on the peer: offloads that a peer does not support are
+/// performed in software.
 fn capabilities(config: &MemifConfig) -> Capabilities {
     Capabilities {
         mac: config.mac_address(),

@@ -1,10 +1,11 @@
 //! Memory that two processes share.
 //!
-//! The other process may write any byte of it at any time. So nothing here lends a reference to bytes: they are copied out or in, and what two
-//! sides read and write as words (indices, flags, descriptors) are atomics.
+//! The other process may write to any byte at any time. So this module lends no reference to bytes: they are
+//! copied out or in, and words that both sides access (indices, flags, descriptors) are atomics.
 //!
-//! A file that shrinks under its mapping would kill the process with SIGBUS when it is touched. A memfd that is sealed against
-//! shrinking cannot; any other file is refused. Holes that the peer punches into it read as zeros.
+//! An access to the mapping of a file that was truncated would kill the process with SIGBUS. A memfd that is
+//! sealed against shrinking cannot be truncated; any other file is rejected. Holes that the peer punches into
+//! the file read as zeros.
 #![allow(unsafe_code)] // maps memory, and copies from and to it
 
 use ginnel_stack::prefetch::prefetch;
@@ -17,11 +18,11 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
-/// `f_type` of the file system that memfds of ordinary pages are on. (Those of huge pages can fail to find a page when one is touched, and that
-/// is a SIGBUS too.)
+/// `f_type` of the file system of memfds of ordinary pages. (A memfd of huge pages may lack a page when it is
+/// accessed, which is a SIGBUS, too.)
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// A mapping of a memfd, for as long as this value lives.
+/// A mapping of a memfd that lasts as long as this value.
 #[derive(Debug)]
 pub(super) struct Region {
     base: NonNull<u8>,
@@ -30,19 +31,19 @@ pub(super) struct Region {
 
 // SAFETY: a mapping is not bound to a thread.
 unsafe impl Send for Region {}
-// SAFETY: the memory is only read and written through raw copies and atomics, which tolerate that others do the same.
+// SAFETY: the memory is only accessed through raw copies and atomics, which tolerate concurrent accesses.
 unsafe impl Sync for Region {}
 
-/// Why a peer's region was not mapped.
+/// Reason why a region of the peer was not mapped.
 #[derive(Debug)]
 pub(super) enum RegionError {
     /// The file can shrink, or is no memfd.
     NotSealed,
-    /// The file is on huge pages, or some other file system.
+    /// The file has huge pages, or is on another file system.
     NotTmpfs,
-    /// The file is smaller than the peer said.
+    /// The file is smaller than the peer stated.
     TooSmall,
-    /// The kernel's answer.
+    /// The error of the kernel.
     Io(io::Error),
 }
 
@@ -58,7 +59,7 @@ impl std::fmt::Display for RegionError {
 }
 
 impl Region {
-    /// New memory of `len` bytes, all zero, and the file to give to the peer, whose size is fixed for ever.
+    /// Creates zeroed memory of `len` bytes, and the file to pass to the peer, whose size is sealed.
     pub(super) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
         let fd = memfd_create("ginnel-memif", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
@@ -66,10 +67,10 @@ impl Region {
         Ok((Self::map(&fd, len)?, fd))
     }
 
-    /// The first `len` bytes of a peer's file.
+    /// Maps the first `len` bytes of a peer's file.
     pub(super) fn from_peer(fd: &OwnedFd, len: usize) -> Result<Self, RegionError> {
-        // The seals come first: they are asked of the kernel alone. A file of a file system in user space, whose server could keep
-        // the other calls waiting, has none.
+        // The seals are checked first, because only the kernel answers this call. A file of a FUSE file
+        // system, whose server could block the other calls, has no seals.
         let seals = fcntl_get_seals(fd).map_err(|_| RegionError::NotSealed)?;
         if !seals.contains(SealFlags::SHRINK) {
             fcntl_add_seals(fd, SealFlags::SHRINK).map_err(|_| RegionError::NotSealed)?;
@@ -87,7 +88,7 @@ impl Region {
     }
 
     fn map(fd: impl AsFd, len: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
+        // SAFETY: a new mapping at an address that the kernel chooses does not affect existing memory.
         let base = unsafe {
             mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)
         }?;
@@ -95,52 +96,55 @@ impl Region {
         Ok(Self { base, len })
     }
 
-    /// Whether `len` bytes from `offset` on are inside.
+    /// Returns whether `len` bytes from `offset` on are inside the region.
     pub(super) fn contains(&self, offset: usize, len: usize) -> bool {
         offset.checked_add(len).is_some_and(|end| end <= self.len)
     }
 
-    /// Asks for the cache line of an offset, which will be read soon. Outside of the mapping it asks for nothing.
+    /// Prefetches the cache line of an offset that will be read soon. Does nothing outside the mapping.
     pub(super) fn prefetch(&self, offset: usize) {
         if offset < self.len {
-            // SAFETY: inside the mapping; atomics may be changed by others at any time.
+            // SAFETY: inside the mapping; atomics tolerate concurrent writes.
             prefetch(unsafe { self.base.add(offset).cast::<AtomicU8>().as_ref() });
         }
     }
 
-    /// Copies bytes out, once. What the peer writes meanwhile may be in the copy or not; the copy itself does not change any more. False, and
-    /// nothing is copied, if they are not all inside.
+    /// Copies bytes out, once. The copy may or may not contain concurrent writes of the peer; afterwards it
+    /// does not change any more. Returns false, and copies nothing, if the bytes are not all inside the
+    /// region.
     #[must_use]
     pub(super) fn copy_out(&self, offset: usize, to: &mut [u8]) -> bool {
         if !self.contains(offset, to.len()) {
             return false;
         }
-        // SAFETY: the source is inside the mapping, which lives as long as `self` and cannot shrink; `to` is private memory, so
-        // they do not overlap. Nobody draws conclusions from a byte that the peer changes during the copy: it is only moved here, and
-        // whoever looks at it looks at the copy.
+        // SAFETY: the source is inside the mapping, which lives as long as `self` and cannot shrink; `to` is
+        // private memory, so they do not overlap. No conclusion is drawn from a byte that the peer changes
+        // during the copy: it is only moved here, and all checks read the copy.
         unsafe { std::ptr::copy_nonoverlapping(self.base.add(offset).as_ptr(), to.as_mut_ptr(), to.len()) };
         true
     }
 
-    /// Copies bytes in. False, and nothing is copied, if there is no room for all of them.
+    /// Copies bytes in. Returns false, and copies nothing, if they are not all inside the region.
     #[must_use]
     pub(super) fn copy_in(&self, offset: usize, from: &[u8]) -> bool {
         if !self.contains(offset, from.len()) {
             return false;
         }
-        // SAFETY: as in `copy_out`, the other way.
+        // SAFETY: as in `copy_out`, in the other direction.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.base.add(offset).as_ptr(), from.len()) };
         true
     }
 
-    /// The same from memory that others may write meanwhile, too.
+    /// Copies bytes in from memory that others may write concurrently, too. Returns false, and copies
+    /// nothing, if they are not all inside the region.
     #[must_use]
     pub(super) fn copy_in_shared(&self, offset: usize, from: &[AtomicU8]) -> bool {
         if !self.contains(offset, from.len()) {
             return false;
         }
-        // SAFETY: as in `copy_in`; nobody draws conclusions from a byte that somebody changes during the copy: it is only moved here. If both are the same memory, as when a program gets a
-        // file of ours from elsewhere, it is still another mapping of it, and so another address.
+        // SAFETY: as in `copy_in`; no conclusion is drawn from a byte that changes during the copy: it is
+        // only moved here. If source and destination are the same memory, as when a program received a file
+        // of ours from elsewhere, the source is another mapping of it at another address.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 from.as_ptr().cast::<u8>(),
@@ -151,23 +155,25 @@ impl Region {
         true
     }
 
-    /// A word at an offset that the caller has checked once and for all.
+    /// Returns the word at an offset that the caller has checked before.
     ///
-    /// Panics if it is not inside or not aligned: that is a bug of the caller, not something a peer can bring about.
+    /// Panics if the word is outside the region or not aligned, which is a bug of the caller; a peer cannot
+    /// cause it.
     pub(super) fn u16(&self, offset: usize) -> &AtomicU16 {
         assert!(self.contains(offset, 2) && offset.is_multiple_of(2));
-        // SAFETY: inside the mapping and aligned, as the mapping starts at a page; atomics may be changed by others at any time.
+        // SAFETY: inside the mapping and aligned, because the mapping starts at a page; atomics tolerate
+        // concurrent writes.
         unsafe { self.base.add(offset).cast::<AtomicU16>().as_ref() }
     }
 
-    /// As [`Region::u16`].
+    /// Returns the 32-bit word at an offset, as [`Region::u16`].
     pub(super) fn u32(&self, offset: usize) -> &AtomicU32 {
         assert!(self.contains(offset, 4) && offset.is_multiple_of(4));
         // SAFETY: as in `u16`.
         unsafe { self.base.add(offset).cast::<AtomicU32>().as_ref() }
     }
 
-    /// As [`Region::u16`].
+    /// Returns the 64-bit word at an offset, as [`Region::u16`].
     pub(super) fn u64(&self, offset: usize) -> &AtomicU64 {
         assert!(self.contains(offset, 8) && offset.is_multiple_of(8));
         // SAFETY: as in `u16`.
@@ -175,18 +181,19 @@ impl Region {
     }
 }
 
-/// Copies bytes that others may write meanwhile to private memory of the same length, once.
+/// Copies bytes that others may write concurrently to private memory of equal length, once.
 ///
-/// Panics if it has another.
+/// Panics if the lengths differ.
 pub(super) fn copy_shared(from: &[AtomicU8], to: &mut [u8]) {
     assert_eq!(from.len(), to.len());
-    // SAFETY: as many bytes of both; `to` is borrowed alone. As in `Region::copy_out`, nobody draws conclusions from a byte that is changed during the copy.
+    // SAFETY: both have the same length, and `to` is borrowed exclusively. As in `Region::copy_out`, no
+    // conclusion is drawn from a byte that changes during the copy.
     unsafe { std::ptr::copy_nonoverlapping(from.as_ptr().cast(), to.as_mut_ptr(), to.len()) };
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length, and nothing refers to it any more.
+        // SAFETY: mapped by `map` with this length, and nothing refers to the memory any more.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }

@@ -2,20 +2,21 @@
 //!
 //! ```text
 //!   byte   0  cookie        u32   0x3E31F20
-//!          4  flags         u16   bit 0: whoever takes from the ring wants no interrupts
+//!          4  flags         u16   bit 0: the consumer of the ring wants no interrupts
 //!          6  head          u16   written by the client
 //!         64  tail          u16   written by the server
 //!        128  descriptors, 16 bytes each:
-//!               0  flags    u16   bit 0: the frame goes on in the next descriptor
+//!               0  flags    u16   bit 0: the frame continues in the next descriptor
 //!               2  region   u16
 //!               4  length   u32
 //!               8  offset   u32
 //!              12  metadata u32
 //! ```
 //!
-//! Indices count up and wrap at 65,536; a descriptor is at `index % size`. On a ring to the server the client sends by advancing the head, and the
-//! server gives buffers back by advancing the tail. On a ring to the client it is the other way round in time: the client offers empty buffers by
-//! advancing the head, and the server sends by filling them and advancing the tail.
+//! Indices count up and wrap at 65,536; a descriptor is at `index % size`. On a ring to the server, the
+//! client sends frames by advancing the head, and the server returns buffers by advancing the tail. On a ring
+//! to the client, the client offers empty buffers by advancing the head, and the server sends frames by
+//! filling them and advancing the tail.
 
 use super::region::Region;
 use std::sync::Arc;
@@ -27,31 +28,32 @@ const HEAD_AT: usize = 6;
 const TAIL_AT: usize = 64;
 const DESCRIPTORS_AT: usize = 128;
 const DESCRIPTOR_BYTES: usize = 16;
-/// Rings lie at multiples of this, so that descriptors can be read as two words.
+/// Alignment of rings, which allows to read a descriptor as two words.
 const ALIGN: usize = 8;
 const FLAG_MASK_INT: u16 = 1;
 const FLAG_NEXT: u16 = 1;
 
-/// Sizes of rings as powers of two. With the largest, head and tail still tell a full ring from an empty one.
+/// Range of ring sizes as powers of two. At the largest size, head and tail still distinguish a full ring
+/// from an empty one.
 pub(super) const LOG2_MIN: u8 = 1;
 pub(super) const LOG2_MAX: u8 = 14;
 
-/// Bytes of a ring with its descriptors.
+/// Returns the bytes of a ring with its descriptors.
 pub(super) const fn ring_bytes(log2: u8) -> usize {
     DESCRIPTORS_AT + (DESCRIPTOR_BYTES << log2)
 }
 
-/// Where a piece of a frame lies.
+/// Location of a part of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MemifDescriptor {
-    /// The frame goes on in the next descriptor.
+    /// The frame continues in the next descriptor.
     pub(super) next: bool,
     pub(super) region: u16,
     pub(super) length: u32,
     pub(super) offset: u32,
 }
 
-/// A ring in shared memory. All of it is inside its region, whatever the peer writes there.
+/// A ring in shared memory. All of it is inside its region, whatever the peer writes.
 #[derive(Clone, Debug)]
 pub(super) struct MemifRing {
     region: Arc<Region>,
@@ -60,7 +62,8 @@ pub(super) struct MemifRing {
 }
 
 impl MemifRing {
-    /// `None` if the ring is not inside the region, not aligned, or of a size that the protocol does not allow.
+    /// Creates a view of a ring. Returns `None` if the ring is not inside the region, not aligned, or of a
+    /// size that the protocol does not allow.
     pub(super) fn new(region: &Arc<Region>, at: usize, log2: u8) -> Option<Self> {
         let valid = (LOG2_MIN..=LOG2_MAX).contains(&log2)
             && at.is_multiple_of(ALIGN)
@@ -68,12 +71,12 @@ impl MemifRing {
         valid.then(|| Self { region: region.clone(), at, log2 })
     }
 
-    /// Number of descriptors.
+    /// Returns the number of descriptors.
     pub(super) fn size(&self) -> u16 {
         1 << self.log2
     }
 
-    /// Makes an empty ring.
+    /// Initialises an empty ring.
     pub(super) fn initialise(&self) {
         self.region.u32(self.at).store(COOKIE, Ordering::Relaxed);
         self.region.u16(self.at + FLAGS_AT).store(FLAG_MASK_INT, Ordering::Relaxed);
@@ -101,13 +104,13 @@ impl MemifRing {
         self.region.u16(self.at + TAIL_AT).store(tail, Ordering::Release);
     }
 
-    /// Says whether this side, which takes from the ring, wants interrupts.
+    /// Tells the other side whether this side, which consumes from the ring, wants interrupts.
     pub(super) fn set_interrupts_enabled(&self, wanted: bool) {
         let flags = if wanted { 0 } else { FLAG_MASK_INT };
         self.region.u16(self.at + FLAGS_AT).store(flags, Ordering::Relaxed);
     }
 
-    /// Whether the other side, which takes from the ring, wants interrupts.
+    /// Returns whether the other side, which consumes from the ring, wants interrupts.
     pub(super) fn are_interrupts_enabled(&self) -> bool {
         self.region.u16(self.at + FLAGS_AT).load(Ordering::Relaxed) & FLAG_MASK_INT == 0
     }
@@ -117,7 +120,7 @@ impl MemifRing {
         self.at + DESCRIPTORS_AT + slot * DESCRIPTOR_BYTES
     }
 
-    /// A copy of the descriptor of an index: what the peer writes there later is not seen.
+    /// Returns a copy of a descriptor, which later writes of the peer do not affect.
     pub(super) fn descriptor(&self, index: u16) -> MemifDescriptor {
         let at = self.descriptor_at(index);
         let low = self.region.u64(at).load(Ordering::Relaxed).to_ne_bytes();
@@ -130,7 +133,7 @@ impl MemifRing {
         }
     }
 
-    /// Seen by the peer once the head or tail has passed it.
+    /// Writes a descriptor. The peer reads it once head or tail has passed it.
     pub(super) fn set_descriptor(&self, index: u16, descriptor: MemifDescriptor) {
         let at = self.descriptor_at(index);
         let [f0, f1] = u16::from(descriptor.next).to_ne_bytes();

@@ -1,6 +1,8 @@
-//! How a connection gets from the control thread to the halves of a device, and how a half that sleeps is woken.
+//! Passes rings of a connection from the control thread to the halves of a device, and wakes halves that
+//! sleep.
 //!
-//! A half looks at one word per call, which changes only when a connection comes or goes; then it takes what lies in the slot.
+//! A half reads one atomic generation number per call, which changes only when a connection comes up or goes
+//! down; then it takes the content of the slot.
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -10,7 +12,7 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A counter in the kernel to wake somebody.
+/// An eventfd that wakes a thread of this process.
 #[derive(Debug)]
 pub(super) struct EventFd(OwnedFd);
 
@@ -20,7 +22,7 @@ impl EventFd {
     }
 
     pub(super) fn signal(&self) {
-        // Fails only when the counter is full: then it is readable anyway.
+        // Writing fails only if the counter is full, in which case the descriptor is readable already.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -33,18 +35,20 @@ impl EventFd {
     }
 }
 
-/// The eventfd of a ring. The peer has it too, and can do with it what it likes: fill the counter, or make the descriptor block. So it is
-/// never read (the wake-up is the edge that an epoll sees), and rung by a [`Signaller`](super::signal::Signaller), which does not wait.
+/// The eventfd of a ring (the interrupt of the protocol). The peer has it, too, and may fill its counter or
+/// make it blocking. So it is never read (an edge-triggered epoll set reports the wake-up), and it is
+/// signalled by a [`Signaller`](super::signal::Signaller), which does not block.
 #[derive(Debug)]
 pub(super) struct InterruptFd(OwnedFd);
 
 impl InterruptFd {
-    /// A bell to give to the peer.
+    /// Creates an interrupt to pass to the peer.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// A bell from the peer. `None` if it is no eventfd: other descriptors may block in any call, even in that of `poll`.
+    /// Wraps a descriptor of the peer. Returns `None` if it is no eventfd: other descriptors may block in any
+    /// call, even in `poll`.
     pub(super) fn from_peer(fd: OwnedFd) -> Option<Self> {
         let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
         (name.as_os_str() == "anon_inode:[eventfd]").then_some(Self(fd))
@@ -55,11 +59,12 @@ impl InterruptFd {
     }
 }
 
-/// What a receiving half sleeps on: one descriptor for its lifetime, behind which the bell of the present connection hangs.
+/// The descriptor that a receiving half sleeps on: one epoll set for its lifetime, to which the interrupt of
+/// the current connection is added.
 #[derive(Debug)]
 pub(super) struct Waker {
     epoll: OwnedFd,
-    /// Signalled when a connection comes or goes.
+    /// Signalled when a connection comes up or goes down.
     event: EventFd,
 }
 
@@ -89,19 +94,19 @@ impl Waker {
         self.event.clear();
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 2];
-        // An edge is taken by looking at it.
+        // `epoll_wait` consumes the edge.
         let _ = epoll::wait(&self.epoll, &mut events, Some(&now));
     }
 
-    /// From now on the bell wakes. The edge is enough, so that nobody has to read the counter.
+    /// Adds an interrupt. It is edge-triggered, so that its counter need not be read.
     pub(super) fn register(self: &Arc<Self>, bell: InterruptFd) -> io::Result<RegisteredInterrupt> {
         epoll::add(&self.epoll, bell.fd(), EventData::new_u64(1), EventFlags::IN | EventFlags::ET)?;
         Ok(RegisteredInterrupt { interrupt: bell, waker: self.clone() })
     }
 }
 
-/// A bell that wakes a receiving half, for as long as this value lives. (Closing the descriptor alone would not take it out of the epoll, as
-/// the peer has it too.)
+/// An interrupt that wakes a receiving half while this value lives. Closing the descriptor alone would not
+/// remove it from the epoll set, because the peer has it, too.
 #[derive(Debug)]
 pub(super) struct RegisteredInterrupt {
     interrupt: InterruptFd,
@@ -114,7 +119,7 @@ impl Drop for RegisteredInterrupt {
     }
 }
 
-/// A connection's own word to the control thread: the peer broke the rules.
+/// Tells the control thread that the peer of a connection has violated the protocol.
 #[derive(Debug)]
 pub(super) struct ViolationFlag {
     pub(super) raised: AtomicBool,
@@ -133,10 +138,11 @@ impl ViolationFlag {
     }
 }
 
-/// Where the control thread puts one direction of a queue when a connection comes, and takes it away when it goes.
+/// Slot for one direction of a queue. The control thread fills it when a connection comes up, and empties it
+/// when the connection goes down.
 #[derive(Debug)]
 pub(super) struct RingSlot<T> {
-    /// Changes with each change of the slot.
+    /// Incremented at each change of the slot.
     generation: AtomicU64,
     slot: Mutex<Option<T>>,
 }
@@ -157,7 +163,7 @@ impl<T> RingSlot<T> {
     }
 }
 
-/// A half's side of a port.
+/// A half's view of a slot.
 #[derive(Debug)]
 pub(super) struct SlotReader<T> {
     shared: Arc<RingSlot<T>>,
@@ -170,7 +176,7 @@ impl<T> SlotReader<T> {
         Self { shared, seen_generation: 0, ring: None }
     }
 
-    /// Takes over what the control thread has put there since the last call.
+    /// Takes the content of the slot if the control thread has changed it since the last call.
     pub(super) fn refresh(&mut self) {
         if self.is_stale() {
             self.reload();
@@ -184,7 +190,8 @@ impl<T> SlotReader<T> {
     #[cold]
     fn reload(&mut self) {
         let mut slot = self.shared.slot();
-        // Inside the lock nobody changes it, so what is taken belongs to this number or a later one, and then it is taken again.
+        // The generation cannot change while the slot is locked, so the ring belongs to this generation or a
+        // later one; in the latter case it is taken again.
         self.seen_generation = self.shared.generation.load(Ordering::Acquire);
         let ring = slot.take();
         drop(slot);

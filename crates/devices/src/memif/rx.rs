@@ -14,38 +14,40 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// Where a frame starts after a multiple of 64: its IP header is aligned then.
+/// Offset of a frame after a multiple of 64 bytes, which aligns its IP header.
 const FRAME_AT: usize = 10;
-/// Bytes that the largest frame takes in the arena.
+/// Bytes of the largest frame in the arena.
 const SLOT_BYTES_MAX: usize = FRAME_AT + FRAME_BYTES_MAX;
-/// Bytes of the received frames of one burst: eight of the largest. Frames lie close together there, so that a burst of small ones stays
-/// in the cache; a burst that ends for lack of room goes on with the next call.
+/// Bytes of the buffer for the received frames of one burst: eight of the largest frames. Frames lie close
+/// together in it, so that a burst of small frames stays in the cache; frames that do not fit are left for
+/// the next burst.
 const ARENA_BYTES: usize = 8 * SLOT_BYTES_MAX.next_multiple_of(64);
 
-/// Pieces whose beginnings are asked for before they are needed: so many cache lines can be under way at once.
+/// Number of buffers that are prefetched ahead: about as many cache misses as a core can have outstanding.
 const PREFETCH_AHEAD: u16 = 8;
 const CACHE_LINE_BYTES: usize = 64;
 
-/// The peer broke the rules of the ring: nothing it says can be relied on any more.
+/// The peer violated the ring protocol, so that its indices and descriptors are meaningless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Violation;
 
-/// Whose buffers a ring has.
+/// Owner of the buffers of a ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RingBuffers {
-    /// Ours, the client's: each descriptor has one for ever, from `at` on in region 0. What the peer writes about places is not even looked at.
+    /// This side, as client: each descriptor has a fixed buffer, from offset `at` of region 0 on. Regions and
+    /// offsets that the peer writes to descriptors are ignored.
     Local { at: u32, bytes: u32 },
-    /// The peer's: wherever its descriptors say.
+    /// The peer, as client: the descriptors give the locations.
     Peer,
 }
 
 impl RingBuffers {
-    /// Region and offset of the buffer of an index in a ring.
+    /// Returns the offset of the buffer with an index in a ring.
     pub(super) fn local_offset(at: u32, bytes: u32, ring: &MemifRing, index: u16) -> u32 {
         at + u32::from(index & (ring.size() - 1)) * bytes
     }
 
-    /// Describes the empty buffer of an index, whatever the peer has written there.
+    /// Writes the empty buffer with an index to its descriptor, whatever the peer has written there.
     fn write_descriptor(self, ring: &MemifRing, index: u16) {
         if let Self::Local { at, bytes } = self {
             let offset = Self::local_offset(at, bytes, ring, index);
@@ -53,25 +55,26 @@ impl RingBuffers {
         }
     }
 
-    /// Describes all buffers of a ring.
+    /// Writes all empty buffers of a ring to its descriptors.
     pub(super) fn write_all_descriptors(self, ring: &MemifRing) {
         (0..ring.size()).for_each(|index| self.write_descriptor(ring, index));
     }
 }
 
-/// A ring to take from, with all that belongs to it.
+/// A ring to receive from, with all state of its connection.
 #[derive(Debug)]
 pub(super) struct RxRing {
     pub(super) ring: MemifRing,
     pub(super) regions: Arc<[Arc<Region>]>,
     pub(super) buffers: RingBuffers,
     pub(super) header_bytes: usize,
-    /// Both ends mean the same hash of flows.
+    /// Both ends have the same flow hash function.
     pub(super) has_flow_hash: bool,
-    /// Index of the next descriptor to take: ours, the copy in shared memory is for the peer.
+    /// Index of the next descriptor to consume. The private value is authoritative; the copy in shared memory
+    /// is for the peer.
     pub(super) position: u16,
     pub(super) violation_flag: Arc<ViolationFlag>,
-    /// Hangs on the waker as long as the ring lives.
+    /// Keeps the interrupt registered while the ring lives.
     pub(super) _interrupt: RegisteredInterrupt,
 }
 
@@ -83,14 +86,14 @@ struct MemifFrame {
     label: Label,
 }
 
-/// What became of a frame.
+/// Result of taking a frame from the ring.
 enum TakenFrame {
     Frame(MemifFrame),
     Malformed,
 }
 
 impl RxRing {
-    /// Makes the ring ready: no interrupts are wanted, and as client all buffers are offered.
+    /// Prepares the ring: disables interrupts, and as client offers all buffers.
     pub(super) fn prepare(&self) {
         self.ring.set_interrupts_enabled(false);
         if let RingBuffers::Local { .. } = self.buffers {
@@ -99,7 +102,7 @@ impl RxRing {
         }
     }
 
-    /// Index behind the last descriptor that is ready.
+    /// Returns the index after the last descriptor that is ready.
     fn ready_index(&self) -> u16 {
         match self.buffers {
             RingBuffers::Local { .. } => self.ring.tail(),
@@ -107,13 +110,13 @@ impl RxRing {
         }
     }
 
-    /// Number of descriptors that are ready.
+    /// Returns the number of descriptors that are ready.
     fn available(&self) -> Result<u16, Violation> {
         let available = self.ready_index().wrapping_sub(self.position);
         if available > self.ring.size() { Err(Violation) } else { Ok(available) }
     }
 
-    /// The piece that an index stands for: read once, and put right or found wrong.
+    /// Reads a descriptor once, and checks or corrects its fields.
     fn checked_descriptor(&self, index: u16) -> Result<MemifDescriptor, Violation> {
         let mut piece = self.ring.descriptor(index);
         if let RingBuffers::Local { at, bytes } = self.buffers {
@@ -131,7 +134,7 @@ impl RxRing {
         region.copy_out(piece.offset as usize + skip, to).then_some(()).ok_or(Violation)
     }
 
-    /// Asks for the beginning of a piece, which lies in the cache of the peer's core.
+    /// Prefetches the beginning of a buffer, which is in the cache of the peer's core.
     fn prefetch(&self, index: u16) {
         let (region, offset) = match self.buffers {
             RingBuffers::Local { at, bytes } => (0, RingBuffers::local_offset(at, bytes, &self.ring, index)),
@@ -146,7 +149,8 @@ impl RxRing {
         }
     }
 
-    /// Copies the next frame to `at` in the arena, where there is room for the largest. `available` descriptors are ready, one at least.
+    /// Copies the next frame to offset `at` of the arena, which has room for the largest frame there.
+    /// `available` descriptors are ready, at least one.
     fn take(&mut self, mut available: u16, arena: &mut [u8], at: usize) -> Result<TakenFrame, Violation> {
         let start = at + FRAME_AT;
         let mut end = start;
@@ -160,7 +164,7 @@ impl RxRing {
             let len = piece.length as usize;
             let skip = header_left.min(len);
             if skip > 0 {
-                // The header is in one piece.
+                // The header must be in one buffer.
                 is_whole &= skip == HEADER_BYTES;
                 self.copy_out(piece, 0, &mut header[..skip])?;
                 header_left = 0;
@@ -176,7 +180,7 @@ impl RxRing {
                 break;
             }
             if available == 0 {
-                // Frames are handed over whole.
+                // A sender publishes a frame as a whole.
                 return Ok(TakenFrame::Malformed);
             }
         }
@@ -195,7 +199,7 @@ impl RxRing {
         Ok(TakenFrame::Frame(MemifFrame { bytes: start..end, checksum, gso, label }))
     }
 
-    /// Copies as many frames as are ready and there is room for, and gives their buffers back.
+    /// Copies frames while descriptors are ready and there is room, and returns their buffers.
     fn burst(
         &mut self,
         arena: &mut [u8],
@@ -231,7 +235,7 @@ impl RxRing {
         Ok(filled)
     }
 
-    /// Returns the buffers from index `first` to the position.
+    /// Returns the buffers from index `first` up to the current position to the peer.
     fn return_buffers(&self, first: u16) {
         match self.buffers {
             RingBuffers::Local { .. } => {
@@ -246,10 +250,12 @@ impl RxRing {
         }
     }
 
-    /// Asks for a wake-up. False, and asks for none, if something is ready (or wrong, which is found out by taking it).
+    /// Requests a wake-up. Returns false, and requests none, if a descriptor is ready (or the indices are
+    /// invalid, which the next burst detects).
     fn arm(&self) -> bool {
         self.ring.set_interrupts_enabled(true);
-        // Pairs with the fence of the sender: either this side sees what it has sent, or it sees the wish.
+        // Pairs with the fence of the sender: either this side sees the new index, or the sender sees the
+        // cleared flag.
         fence(Ordering::SeqCst);
         let empty = self.available() == Ok(0);
         if !empty {
@@ -265,12 +271,12 @@ pub(super) struct MemifRx {
     waker: Arc<Waker>,
     /// Frames of the last burst.
     arena: Box<[u8]>,
-    /// A wake-up was asked for and not taken back.
+    /// A wake-up was requested and not withdrawn.
     armed: bool,
     stats: Arc<MemifStats>,
-    /// It is the queue that reports what all have counted.
+    /// This queue reports the counters of all queues.
     pub(super) reports_stats: bool,
-    /// The control thread runs as long as there is a half.
+    /// Keeps the control thread running while a half exists.
     _guard: Arc<ControlThreadGuard>,
 }
 
@@ -293,7 +299,8 @@ impl MemifRx {
         }
     }
 
-    /// After a sleep: the next wake-up must not come from this one.
+    /// Withdraws the request for a wake-up after a sleep, so that a late signal does not end the next sleep,
+    /// too.
     #[cold]
     fn disarm(&mut self) {
         self.armed = false;

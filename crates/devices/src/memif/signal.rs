@@ -1,8 +1,9 @@
-//! Signals an eventfd that somebody else holds too, without ever waiting.
+//! Signals an eventfd that another process holds, too, without ever blocking.
 //!
-//! `write` waits while the counter is full, unless the descriptor does not block; but that is a property of what both hold, and the other can change it
-//! at any moment. The kernel itself signals eventfds without waiting: here a read of nothing from an empty file, submitted as asynchronous I/O, that
-//! reports its completion by an eventfd (io_submit(2), `IOCB_FLAG_RESFD`).
+//! `write` blocks while the counter is full, unless the descriptor is nonblocking; but that flag is shared
+//! with the other process, which can change it at any time. The kernel itself signals eventfds without
+//! blocking: this module submits an asynchronous read of zero bytes from an empty file, whose completion is
+//! reported by an eventfd (io_submit(2), `IOCB_FLAG_RESFD`).
 #![allow(unsafe_code)] // system calls that rustix does not have
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,10 +13,11 @@ use std::io;
 
 const IOCB_CMD_PREAD: u16 = 0;
 const IOCB_FLAG_RESFD: u32 = 1;
-/// Requests at a time: each is over when its submission returns.
+/// Maximum number of requests in flight: each is complete when its submission returns.
 const REQUESTS_MAX: libc::c_long = 4;
 
-/// `struct iocb` of the kernel. What stands in pairs of 32 bits in the order of the machine is zero here.
+/// `struct iocb` of the kernel. The pairs of 32-bit fields whose order depends on the byte order are zero
+/// here.
 #[repr(C)]
 #[derive(Default)]
 struct Iocb {
@@ -39,8 +41,8 @@ struct IoEvent([u64; 4]);
 
 const _: () = assert!(size_of::<Iocb>() == 64 && size_of::<IoEvent>() == 32);
 
-/// A context of asynchronous I/O, and an empty file to read from. Without them (a kernel without, or its limit is reached) signals are written, when
-/// the eventfd says that there is room.
+/// A context of asynchronous I/O, and an empty file to read from. Without a context (the kernel has no AIO,
+/// or its limit is reached), signals are written when the eventfd is writable.
 #[derive(Debug)]
 pub(super) struct Signaller(Option<(libc::c_ulong, OwnedFd)>);
 
@@ -48,12 +50,12 @@ impl Signaller {
     pub(super) fn new() -> io::Result<Self> {
         let file = memfd_create("ginnel-nothing", MemfdFlags::CLOEXEC)?;
         let mut context: libc::c_ulong = 0;
-        // SAFETY: io_setup writes the number of the new context there.
+        // SAFETY: io_setup writes the identifier of the new context to this variable.
         let made = unsafe { libc::syscall(libc::SYS_io_setup, REQUESTS_MAX, &raw mut context) };
         Ok(Self((made == 0).then_some((context, file))))
     }
 
-    /// Adds one to the counter. If it is full it stays so.
+    /// Increments the counter, unless it is full.
     #[cold]
     pub(super) fn signal(&self, eventfd: &OwnedFd) {
         if !self.submit(eventfd) {
@@ -71,13 +73,13 @@ impl Signaller {
             ..Iocb::default()
         };
         let mut requests = [&raw mut request];
-        // SAFETY: io_submit reads one pointer to a request and writes to that request's key. It reads no bytes from the file, so nothing is
-        // written anywhere later.
+        // SAFETY: io_submit reads one pointer to a request and writes to the key of that request. It reads no
+        // bytes from the file, so nothing is written to memory later.
         let submitted =
             unsafe { libc::syscall(libc::SYS_io_submit, *context, 1 as libc::c_long, requests.as_mut_ptr()) };
         let mut completions = [IoEvent::default(); REQUESTS_MAX as usize];
-        // SAFETY: io_getevents writes so many completions at the most, and with a minimum of zero it does not wait. They are taken so that there
-        // is room for the next.
+        // SAFETY: io_getevents writes at most this number of completions, and with a minimum of zero it does
+        // not wait. The completions are read to make room for the next ones.
         unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
@@ -95,7 +97,7 @@ impl Signaller {
 impl Drop for Signaller {
     fn drop(&mut self) {
         if let Some((context, _)) = &self.0 {
-            // SAFETY: the context is ours, and nothing is under way in it.
+            // SAFETY: this value owns the context, and no request is in flight.
             unsafe { libc::syscall(libc::SYS_io_destroy, *context) };
         }
     }
@@ -129,12 +131,13 @@ mod tests {
         }
     }
 
-    /// The other side fills and empties the counter all the time, and made the descriptor block: a plain `write` would soon wait for ever.
+    /// The other side continuously fills and empties the counter and makes the descriptor blocking: a plain
+    /// `write` would soon block for ever.
     #[test]
     fn a_counter_that_is_full_between_two_looks_holds_nobody_up() {
         let signaller = Signaller::new().expect("a descriptor");
         if signaller.0.is_none() {
-            // The kernel has no asynchronous I/O: what is promised then is what the test before shows.
+            // The kernel has no asynchronous I/O; the test above covers the fallback.
             return;
         }
         let eventfd = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");

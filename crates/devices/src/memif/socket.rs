@@ -12,7 +12,7 @@ use rustix::net::{
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Clients that may wait to be accepted.
+/// Length of the queue of clients that wait to be accepted.
 const BACKLOG: i32 = 16;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
@@ -27,21 +27,23 @@ fn address(name: &SocketName) -> io::Result<SocketAddrUnix> {
     })
 }
 
-/// A socket that clients find. Its file goes with it.
+/// A listening socket. Its file is removed with it.
 #[derive(Debug)]
 pub(super) struct MemifListener {
     socket: OwnedFd,
     name: SocketName,
-    /// The file that was made, by device and inode: not to remove somebody else's.
+    /// The file that was created, with device and inode number, so that another process's file is not
+    /// removed.
     file: Option<(PathBuf, (u64, u64))>,
 }
 
 impl MemifListener {
-    /// A file that a dead server left is replaced; one that somebody listens on is `AddrInUse`, one that is no socket `AlreadyExists`.
+    /// Binds and listens. Replaces the file of a dead server. Fails with `AddrInUse` if another server
+    /// listens, and with `AlreadyExists` if the file is no socket.
     pub(super) fn bind(name: &SocketName) -> io::Result<Self> {
         let socket = socket()?;
         if let SocketName::Path(path) = name {
-            // The mode of the socket becomes that of the file, so there is no moment in which it has another.
+            // The file inherits the mode of the socket, so it never has another mode.
             fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
             remove_stale(path, name)?;
         }
@@ -58,7 +60,7 @@ impl MemifListener {
         &self.socket
     }
 
-    /// A client, or `None` if it may not come in.
+    /// Accepts a client. Returns `None` if it has no permission.
     pub(super) fn accept(&self) -> io::Result<Option<ControlChannel>> {
         let socket = accept_with(&self.socket, FLAGS)?;
         Ok(is_peer_allowed(&self.name, &socket).then(|| ControlChannel::new(socket)))
@@ -75,7 +77,7 @@ impl Drop for MemifListener {
     }
 }
 
-/// Connects to the server, if there is one.
+/// Connects to the server.
 pub(super) fn connect_to(name: &SocketName) -> io::Result<ControlChannel> {
     let socket = socket()?;
     connect(&socket, &address(name)?)?;
@@ -85,7 +87,8 @@ pub(super) fn connect_to(name: &SocketName) -> io::Result<ControlChannel> {
     Ok(ControlChannel::new(socket))
 }
 
-/// An abstract name has no mode, so whoever is there must be of the same user, or root.
+/// Returns whether the peer has permission. An abstract name has no mode, so the peer must run as the same
+/// user or as root.
 fn is_peer_allowed(name: &SocketName, socket: &OwnedFd) -> bool {
     let SocketName::Abstract(_) = name else { return true };
     let own = rustix::process::geteuid();

@@ -13,31 +13,34 @@ use ginnel_stack::time::Instant;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// Where the frame starts in the staging buffer: its IP header is aligned then, and there is room for the extension's header.
+/// Offset of the frame in the staging buffer, which aligns its IP header and leaves room for the header of
+/// the extension.
 const FRAME_AT: usize = 10 + HEADER_BYTES;
-/// When a super-frame must be cut here, its segments are taken to have so much payload at least. If they have less, and the ring is nearly full, the
-/// last ones are dropped and counted.
+/// Assumed minimum payload of the segments of a super-frame that is segmented here, in bytes. If segments are
+/// smaller and the ring is nearly full, the last segments are dropped and counted.
 const SEGMENT_BYTES_MIN: usize = 512;
 
-/// So many bytes are shown to the peer before `flush` asks for it: the other side takes them out while more is put in here.
+/// Bytes after which frames are published before `flush`, so that the receiver processes them while more are
+/// written.
 const PUBLISH_BYTES: usize = 128 << 10;
 
-/// A ring to send on, with all that belongs to it.
+/// A ring to send on, with all state of its connection.
 #[derive(Debug)]
 pub(super) struct TxRing {
     ring: MemifRing,
     regions: Arc<[Arc<Region>]>,
     buffers: RingBuffers,
     header_bytes: usize,
-    /// Both ends mean the same hash of flows.
+    /// Both ends have the same flow hash function.
     has_flow_hash: bool,
-    /// Index of the next descriptor to fill: ours, the copy in shared memory is for the peer.
+    /// Index of the next descriptor to fill. The private value is authoritative; the copy in shared memory is
+    /// for the peer.
     position: u16,
-    /// Descriptors from `position` on that are free, as known last.
+    /// Number of free descriptors from `position` on, as of the last check.
     free: u16,
-    /// What the peer has seen of `position`.
+    /// Value of `position` that was published.
     published: u16,
-    /// Bytes that it has not seen.
+    /// Bytes written since the last publication.
     unpublished_bytes: usize,
     interrupt: InterruptFd,
     signaller: Arc<Signaller>,
@@ -45,7 +48,7 @@ pub(super) struct TxRing {
 }
 
 impl TxRing {
-    /// A ring on which nothing was sent yet.
+    /// Creates the state of a ring on which nothing was sent.
     pub(super) fn new(
         ring: MemifRing,
         regions: Arc<[Arc<Region>]>,
@@ -70,7 +73,7 @@ impl TxRing {
         }
     }
 
-    /// Looks how many descriptors are free by now.
+    /// Updates the number of free descriptors.
     fn refresh_free(&mut self) -> Result<(), Violation> {
         let size = self.ring.size();
         let free = match self.buffers {
@@ -80,7 +83,7 @@ impl TxRing {
             }
             RingBuffers::Peer => self.ring.head().wrapping_sub(self.position),
         };
-        // What was free stays free.
+        // A free descriptor cannot become used by the peer.
         if free > size || free < self.free {
             return Err(Violation);
         }
@@ -88,7 +91,7 @@ impl TxRing {
         Ok(())
     }
 
-    /// Whether the free descriptors that are known have room for `len` bytes.
+    /// Returns whether the known free descriptors have room for `len` bytes.
     fn fits(&self, len: usize) -> bool {
         match self.buffers {
             RingBuffers::Local { bytes, .. } => len.div_ceil(bytes as usize) <= usize::from(self.free),
@@ -102,7 +105,7 @@ impl TxRing {
         }
     }
 
-    /// Whether there are so many free descriptors, with room for so many bytes.
+    /// Returns whether there are `descriptors` free descriptors, with room for `bytes` bytes.
     fn has_room(&mut self, descriptors: usize, bytes: usize) -> Result<bool, Violation> {
         let enough = |ring: &Self| usize::from(ring.free) >= descriptors && ring.fits(bytes);
         if !enough(self) {
@@ -112,7 +115,7 @@ impl TxRing {
         Ok(true)
     }
 
-    /// The empty buffer of an index.
+    /// Returns the empty buffer of an index.
     fn empty_descriptor(&self, index: u16) -> MemifDescriptor {
         match self.buffers {
             RingBuffers::Local { at, bytes } => {
@@ -123,12 +126,13 @@ impl TxRing {
         }
     }
 
-    /// Copies a frame, with its header in front, into free buffers. `Ok(false)` if they are too few.
+    /// Copies a frame, with its header, into free buffers. Returns `Ok(false)` if there are too few.
     fn enqueue(&mut self, bytes: &[u8]) -> Result<bool, Violation> {
         self.enqueue_gathered(bytes, &mut core::iter::empty::<PayloadPiece<'_>>())
     }
 
-    /// The same of a frame that goes on with all `pieces`, none of which is empty.
+    /// Copies a frame that consists of `head` and all `pieces`, none of which is empty, into free buffers.
+    /// Returns `Ok(false)` if there are too few.
     fn enqueue_gathered<'a>(
         &mut self,
         head: &[u8],
@@ -136,7 +140,7 @@ impl TxRing {
     ) -> Result<bool, Violation> {
         let (mut used, mut bytes) = (0, 0);
         let mut piece = PayloadPiece::Private(head);
-        // Whether it is the frame's last is seen at the next.
+        // Whether a buffer is the last one of the frame is known only when the next one is needed.
         let mut last: Option<(u16, MemifDescriptor)> = None;
         while !piece.is_empty() {
             if used == self.free {
@@ -171,12 +175,12 @@ impl TxRing {
                     }
                 }
             }
-            // An empty buffer could never be filled, and the other side needs the header in one piece.
+            // A buffer of length 0 can never be filled, and the receiver needs the header in one buffer.
             if filled == 0 || filled < self.header_bytes && used == 0 {
                 return Err(Violation);
             }
             bytes += filled;
-            // Cannot truncate: at most the buffer's length.
+            // The cast does not truncate: the length is at most that of the buffer.
             last = Some((index, MemifDescriptor { next: false, length: filled as u32, ..buffer }));
             used += 1;
         }
@@ -192,7 +196,7 @@ impl TxRing {
         Ok(true)
     }
 
-    /// Shows the peer what was put, and wakes it if it asked for that.
+    /// Publishes written frames, and signals the interrupt if the peer wants it.
     fn publish(&mut self) {
         if self.published == self.position {
             return;
@@ -203,7 +207,8 @@ impl TxRing {
             RingBuffers::Local { .. } => self.ring.set_head(self.position),
             RingBuffers::Peer => self.ring.set_tail(self.position),
         }
-        // Pairs with the fence of whoever goes to sleep: either it sees the new index, or this side sees its wish.
+        // Pairs with the fence of the receiver before its sleep: either the receiver sees the new index, or
+        // this side sees the cleared flag.
         fence(Ordering::SeqCst);
         if self.ring.are_interrupts_enabled() {
             self.signaller.signal(self.interrupt.fd());
@@ -215,11 +220,12 @@ impl TxRing {
 pub(super) struct MemifTx {
     slot: SlotReader<TxRing>,
     capabilities: Capabilities,
-    /// The frame that is being built. The engine never sees shared memory: the peer could change a frame under its hands.
+    /// The frame under construction. The engine never accesses shared memory, because the peer could change a
+    /// frame while it is built.
     staging: Box<[u8]>,
     wire: WireFrames,
     stats: Arc<MemifStats>,
-    /// The control thread runs as long as there is a half.
+    /// Keeps the control thread running while a half exists.
     _guard: Arc<ControlThreadGuard>,
 }
 
@@ -283,7 +289,7 @@ impl TxQueue for MemifTx {
         self.capabilities
     }
 
-    /// While nobody is connected there is room for everything: it is dropped and counted.
+    /// While no peer is connected, always returns a buffer: the frame is dropped and counted.
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         self.slot.refresh();
         if let Some(ring) = &mut self.slot.ring {
@@ -321,7 +327,7 @@ impl TxQueue for MemifTx {
     }
 }
 
-/// A payload goes from where it lies to the shared memory, without the staging buffer.
+/// Copies a payload directly to the shared memory, without the staging buffer.
 impl GatherTx for MemifTx {
     fn commit_gathered(
         &mut self,
@@ -343,7 +349,7 @@ impl GatherTx for MemifTx {
             }
             return;
         }
-        // It is cut here, or dropped.
+        // The frame is segmented here, or dropped.
         let mut len = head;
         for piece in pieces {
             let room = &mut self.staging[FRAME_AT + len..][..piece.len()];

@@ -1,7 +1,8 @@
 //! Devices in memory: a cable between two devices of one process ([`pair`]) and a switch ([`switch`]).
 //!
-//! Each direction is a ring of records (`ring.rs`): frames are written where they are read, without a copy, and indices
-//! cross once per burst. Super-frames and partial checksums pass as they are, so neither side segments or sums.
+//! Each direction is a ring of records (`ring.rs`): the sender writes a frame where the receiver reads it,
+//! without a copy, and the ring indices are exchanged once per burst. Super-frames and partial checksums pass
+//! unchanged, so neither side segments frames or computes checksums.
 
 mod multi_queue;
 mod ring;
@@ -18,18 +19,18 @@ use ring::{RecordConsumer, RecordProducer};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, OnceLock};
 
-/// Bytes that a frame can be longer than the MTU: an Ethernet header with a VLAN tag.
+/// Bytes by which a frame can exceed the MTU: an Ethernet header with a VLAN tag.
 const LINK_HEADER_BYTES_MAX: usize = 18;
 
-/// Bytes of the longest packet of [`to_itself`] that is no super-frame.
+/// MTU of [`loopback`] in bytes.
 pub const LOOPBACK_MTU: usize = 16 << 10;
 
-/// What [`pair`] makes.
+/// Configuration of [`pair`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryConfig {
     /// MAC addresses of the first and the second device.
     pub macs: [[u8; 6]; 2],
-    /// Largest IP packet in bytes, both ways.
+    /// Largest IP packet in bytes, in both directions.
     pub mtu: usize,
     /// Whether frames may pass with partial checksums.
     pub tx_checksum: bool,
@@ -37,9 +38,10 @@ pub struct MemoryConfig {
     pub gso_bytes_max: usize,
     /// Whether UDP super-frames pass too.
     pub uso: bool,
-    /// Whether senders are to label frames. Labels that they have anyway pass in any case.
+    /// Whether senders shall label frames. Labels pass in any case.
     pub labels: bool,
-    /// Bytes of the ring of each direction. Rounded up to a power of two that holds at least two of the largest frames.
+    /// Bytes of the ring of each direction, rounded up to a power of two that holds at least two of the
+    /// largest frames.
     // limit: bytes in a ring of the memory device
     pub ring_bytes: usize,
 }
@@ -59,16 +61,17 @@ impl Default for MemoryConfig {
 }
 
 impl MemoryConfig {
-    /// The same without any offload: each frame is a wire frame with a complete checksum.
+    /// Returns the configuration without any offload: each frame is a wire frame with a complete checksum.
     #[must_use]
     pub fn without_offloads(self) -> Self {
         Self { tx_checksum: false, gso_bytes_max: 0, uso: false, ..self }
     }
 }
 
-/// Two devices joined by a cable: what one sends the other receives, in order, without loss.
+/// Creates two devices joined by a cable: each receives the frames of the other, in order and without loss.
 ///
-/// They may be used from two threads. If one is dropped, what the other sends vanishes, as on an unplugged cable.
+/// Two threads may use the two devices. If one device is dropped, frames of the other vanish, as on an
+/// unplugged cable.
 #[must_use]
 pub fn pair(config: MemoryConfig) -> (Device, Device) {
     let [first, second] = config.macs;
@@ -77,9 +80,10 @@ pub fn pair(config: MemoryConfig) -> (Device, Device) {
     (Device { rx: Box::new(rx_a), tx: Box::new(tx_a) }, Device { rx: Box::new(rx_b), tx: Box::new(tx_b) })
 }
 
-/// A device whose frames come back to it, as Linux's `lo`: checksums are not computed, super-frames are not cut, and nothing is lost but what finds no room in a ring of so many
-/// bytes. Packets are no longer than [`LOOP_MTU`], so that what depends on the size of segments (when to acknowledge, how much of a window is worth telling) stays lively; as
-/// super-frames they are up to four times as long.
+/// Creates a device that receives its own frames, like Linux's `lo`: checksums are not computed, super-frames
+/// are not segmented, and a frame is lost only if the ring of `ring_bytes` bytes has no room for it. Packets
+/// have at most [`LOOPBACK_MTU`] bytes, so that algorithms that depend on the segment size (delayed
+/// acknowledgements, window updates) remain responsive; super-frames are up to four times as long.
 #[must_use]
 pub fn loopback(ring_bytes: usize) -> Device {
     let config = MemoryConfig { mtu: LOOPBACK_MTU, ring_bytes, ..MemoryConfig::default() };
@@ -87,9 +91,11 @@ pub fn loopback(ring_bytes: usize) -> Device {
     Device { rx: Box::new(rx), tx: Box::new(tx) }
 }
 
-/// A switch and `ports` devices on it, with the MAC addresses 02:00:00:00:00:01 and so on; those of `config` are not used.
+/// Creates a switch and `ports` devices on it with the MAC addresses 02:00:00:00:00:01 and so on; the
+/// addresses of `config` are not used.
 ///
-/// Nobody forwards a frame but [`Switch::poll`]: a thread of its own calls it, or whoever polls the devices.
+/// Frames are forwarded only by [`Switch::poll`], which a thread of its own calls, or the thread that polls
+/// the devices.
 #[must_use]
 pub fn switch(ports: u16, config: &MemoryConfig) -> (Switch, Vec<Device>) {
     let cable = |port: u16| {
@@ -119,8 +125,9 @@ fn direction(config: &MemoryConfig, sender_mac: [u8; 6]) -> (MemoryTx, MemoryRx)
     (tx, MemoryRx { ring: consumer, doorbell: bell, armed: false, unread: 0 })
 }
 
-/// The eventfd that wakes the receiver. It exists from the first time that the receiver wants to sleep, so that
-/// simulations with thousands of devices need no file descriptors. `None` inside: the kernel refused.
+/// The eventfd that wakes the receiver. It is created when the receiver first wants to sleep, so that
+/// simulations with thousands of devices need no file descriptors. The inner `None` means that the kernel
+/// refused to create it.
 type Doorbell = Arc<OnceLock<Option<OwnedFd>>>;
 
 struct MemoryTx {
@@ -152,7 +159,7 @@ impl TxQueue for MemoryTx {
 #[cold]
 fn ring_doorbell(bell: &Doorbell) {
     if let Some(Some(fd)) = bell.get() {
-        // Fails only when the counter is full: then the receiver is awake anyway.
+        // Writing fails only if the counter is full, in which case the receiver is awake already.
         let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
     }
 }
@@ -160,9 +167,9 @@ fn ring_doorbell(bell: &Doorbell) {
 struct MemoryRx {
     ring: RecordConsumer,
     doorbell: Doorbell,
-    /// A wake-up was asked for and not taken back.
+    /// A wake-up was requested and not withdrawn.
     armed: bool,
-    /// Wake-ups that came, or are on their way, and were not taken from the bell.
+    /// Wake-ups that were sent, or are about to be, and that have not been read from the eventfd.
     unread: u64,
 }
 
@@ -172,13 +179,15 @@ impl MemoryRx {
         self.doorbell.get_or_init(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()).as_ref()
     }
 
-    /// After a sleep: the next wake-up must not come from this one.
+    /// Withdraws the request for a wake-up after a sleep, so that a late signal does not end the next sleeps,
+    /// too.
     #[cold]
     fn disarm(&mut self) {
         self.armed = false;
         self.unread += u64::from(self.ring.disarm());
         let mut count = [0; 8];
-        // Would-block if it is on its way still: then the next sleep ends at once, and it is taken after that.
+        // The read would block if the signal has not been written yet: the next sleep ends at once then, and
+        // the signal is read after it.
         if self.unread > 0
             && let Some(fd) = self.doorbell_fd()
             && rustix::io::read(fd, &mut count).is_ok()
@@ -196,7 +205,8 @@ impl RxQueue for MemoryRx {
         self.ring.burst(burst);
     }
 
-    /// False too if the kernel refused an eventfd: then the caller must poll, as nothing could wake it.
+    /// Also returns false if the kernel refused to create an eventfd: the caller must poll then, because
+    /// nothing could wake it.
     fn arm(&mut self) -> bool {
         self.ring.release();
         if self.doorbell_fd().is_none() {
@@ -237,7 +247,7 @@ mod tests {
         }
     }
 
-    /// Two devices on a switch that a thread of its own drives until the test is over.
+    /// Creates two devices on a switch that a separate thread drives until `stop` is set.
     fn switched_pair(stop: &Arc<AtomicBool>) -> (Device, Device) {
         let (mut switch, mut devices) = switch(3, &MemoryConfig::default());
         let stop = stop.clone();
@@ -294,7 +304,7 @@ mod tests {
         assert!(rx.arm());
         tx.reserve(60).expect("the ring is empty");
         tx.commit(60, TxMeta::default());
-        // The sender was interrupted between the two halves of `flush`.
+        // The sender was interrupted between the two steps of `flush`.
         assert!(tx.ring.publish());
         let frames = |rx: &mut MemoryRx| {
             let mut burst = RxBurst::new();

@@ -1,4 +1,5 @@
-//! A cable with one device at one end and several queues at the other, as an adapter with receive-side scaling has.
+//! A cable with a single-queue device at one end and several queues at the other, like a network adapter with
+//! receive-side scaling (RSS).
 
 use super::{Doorbell, MemoryConfig, MemoryRx, MemoryTx, direction};
 use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
@@ -7,22 +8,24 @@ use ginnel_stack::steering::{FrameOwner, Steering};
 use ginnel_stack::time::Instant;
 use std::os::fd::RawFd;
 
-/// Which queue a frame goes to.
+/// How a frame's queue is selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RssMode {
-    /// All to this one, as a device does that has no hash.
+    /// Selects one fixed queue, like a device without a hash.
     Fixed(usize),
-    /// In turn: nearly always the wrong one.
+    /// Selects the queues in turn, so that nearly every frame is on the wrong queue.
     RoundRobin,
-    /// By the hash of addresses and ports, as an adapter does; what has none, to the first.
+    /// Selects the queue by the Toeplitz hash of addresses and ports, like an adapter with RSS. Frames
+    /// without a flow go to the first queue.
     Hash,
 }
 
-/// A device, and `queues` devices at the other end of its cable that share the second MAC address. What any of them sends, the first receives;
-/// what the first sends, one of them receives, as `spread` says. One wake-up serves all that the first receives.
+/// Creates a single-queue device, and `queues` devices at the other end of its cable that share the second
+/// MAC address. The first device receives the frames of all queues; `spread` selects the queue that receives
+/// each of its frames. One eventfd wakes the receiving half of the first device.
 ///
 /// # Panics
-/// If `queues` is 0 or above 64, or `spread` names a queue that does not exist.
+/// Panics if `queues` is 0 or above 64, or if `spread` names a queue that does not exist.
 #[must_use]
 pub fn multi_queue(config: &MemoryConfig, queues: usize, spread: RssMode) -> (Device, Vec<Device>) {
     assert!((1..=64).contains(&queues), "{queues} queues");
@@ -38,7 +41,8 @@ pub fn multi_queue(config: &MemoryConfig, queues: usize, spread: RssMode) -> (De
         tx.push(towards);
         devices.push(Device { rx: Box::new(queue_rx), tx: Box::new(queue_tx) });
     }
-    // Cannot truncate: 64 at the most. The ports of UDP sockets are the receiver's business.
+    // The cast does not truncate: `queues` is at most 64. The ports of UDP sockets do not matter here,
+    // because the receiver routes UDP frames itself.
     let hash = Steering::new(0, queues as u8, &NetworkConfig::default());
     let capabilities = tx[0].capabilities;
     let fan = MultiQueueTx {
@@ -54,7 +58,7 @@ pub fn multi_queue(config: &MemoryConfig, queues: usize, spread: RssMode) -> (De
 
 struct MultiQueueTx {
     queues: Vec<MemoryTx>,
-    /// Where a frame goes depends on what is in it, so it is built here.
+    /// Frames are built here, because the queue depends on the content of the frame.
     buffer: Vec<u8>,
     rss_mode: RssMode,
     next_queue: usize,
@@ -107,7 +111,7 @@ impl TxQueue for MultiQueueTx {
 
 struct MultiQueueRx {
     queues: Vec<MemoryRx>,
-    /// Which is asked first, in turn, so that a busy one does not shut the others out.
+    /// Queue that the next burst starts with; rotating it keeps a busy queue from starving the others.
     next_queue: usize,
 }
 

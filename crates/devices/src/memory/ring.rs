@@ -1,12 +1,15 @@
-//! A ring of variable-length records between one producer and one consumer, which may live on different threads.
+//! A ring of variable-length records between one producer and one consumer, which may run on different
+//! threads.
 //!
-//! Both sides work in place: the producer lends room inside the ring to whoever writes the frame, the consumer lends
-//! slices of the ring to whoever reads it. Positions are byte counts that only grow; a record lies at `position % capacity`
-//! and never wraps: where it would, a marker sends the consumer to the start of the next lap.
+//! Both sides work in place: the producer lends memory of the ring to the code that writes the frame, and the
+//! consumer lends slices of the ring to the code that reads it. Positions are byte counts that only grow; a
+//! record lies at `position % capacity` and never wraps: where it would, a marker sends the consumer to the
+//! start of the next lap.
 //!
-//! A record is `[header: u64][2 bytes][frame][extension: u64, of super-frames and labelled frames only]`, aligned to 64 bytes so that the two sides
-//! never write one cache line at the same time. The frame starts at byte 10: that puts the IP header at 24 and lets a bare
-//! 54-byte ACK share the line of its header.
+//! A record is `[header: u64][2 bytes][frame][extension: u64, of super-frames and labelled frames only]`,
+//! aligned to 64 bytes so that the two sides never write one cache line at the same time. The frame starts at
+//! byte 10: this aligns the IP header (byte 24) and lets a bare 54-byte ACK share the cache line of its
+//! header.
 //!
 //! ```text
 //!   head ≤ consumer position ≤ tail ≤ producer position ≤ head + capacity
@@ -24,51 +27,55 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Once this many bytes of a lap are used and the consumer keeps up, the producer starts the next lap early, so that light
-/// traffic goes round in a part of the ring that stays in the cache. 64 KiB is a burst of full-sized frames.
+/// Bytes of a lap after which the producer starts the next lap early if the consumer keeps up, so that light
+/// traffic stays in a part of the ring that fits the cache. 64 KiB is a burst of full-sized frames.
 pub(super) const LAP_BYTES_MIN: usize = 64 << 10;
-/// After so many laps the length of a lap is tried smaller again.
+/// Number of laps after which a shorter lap is tried again.
 const LAPS_PER_TRIAL: u32 = 16;
 
-/// Records start at multiples of this: one cache line.
+/// Alignment of records: one cache line.
 const ALIGN: usize = 64;
-/// Cache lines of waiting records that are asked for at once: about as many as a core can wait for.
+/// Number of cache lines of waiting records to prefetch at once: about as many misses as a core can have
+/// outstanding.
 const READ_PREFETCH_LINES_MAX: usize = 16;
-/// How far in front of its position the producer takes cache lines back from the consumer's core.
+/// Distance in cache lines at which the producer prefetches lines ahead of its position, to take their
+/// ownership from the consumer's core.
 const WRITE_PREFETCH_LINES_AHEAD: usize = 16;
-/// No more than these at once: of large frames the processor itself sees what comes.
+/// Limit of lines prefetched for writing at once. For large frames, the hardware prefetcher detects the
+/// pattern.
 const WRITE_PREFETCH_LINES_MAX: usize = 8;
-/// Where the frame starts inside its record.
+/// Offset of the frame in its record.
 const FRAME_AT: usize = 10;
-/// Bytes of the extension behind a super-frame or a labelled frame, with the padding that aligns it.
+/// Bytes of the extension after a super-frame or a labelled frame, with the padding that aligns it.
 const EXTENSION_BYTES_MAX: usize = 8 + 7;
 
-/// Header bits 0..24 are the length of the frame, bits 27..31 what a label says beside its hash, bits 32..48 and 48..64 the checksum's start and
-/// offset.
+/// Bits 0..24 of the header are the length of the frame, bits 27..31 the bits of the label other than its
+/// hash, bits 32..48 and 48..64 start and offset of the checksum.
 const LEN_MASK: u64 = (1 << 24) - 1;
 const FLAG_SKIP: u64 = 1 << 24;
 const FLAG_PARTIAL: u64 = 1 << 25;
 const FLAG_EXTENSION: u64 = 1 << 26;
 const LABEL_AT: u32 = 27;
 const LABEL_MASK: u64 = 0xf;
-/// In the extension: it belongs to a super-frame.
+/// Flag of the extension: the record is a super-frame.
 const EXTENSION_GSO: u64 = 1 << 35;
-/// In the extension: the label's hash.
+/// Position of the label's hash in the extension.
 const EXTENSION_HASH_AT: u32 = 64 - Label::HASH_BITS;
 
-/// Keeps what one side writes away from what the other writes: two lines, because the prefetcher fetches pairs.
+/// Keeps data that one side writes away from data that the other side writes. Two cache lines, because the
+/// prefetcher fetches pairs of lines.
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
 struct SharedRing {
-    /// End of what the consumer may read. Written by the producer once per flush.
+    /// End of the records that the consumer may read. The producer stores it once per flush.
     tail: CachePadded<AtomicUsize>,
-    /// End of what the producer may overwrite (plus capacity). Written by the consumer once per burst.
+    /// Start of the records that the producer must not overwrite. The consumer stores it once per burst.
     head: CachePadded<AtomicUsize>,
-    /// The consumer is about to sleep, or sleeps, and wants a wake-up. On its own line, because the producer reads it at every
-    /// flush and it seldom changes.
+    /// Set while the consumer sleeps or is about to, and wants a wake-up. On a cache line of its own, because
+    /// the producer reads it at every flush and it seldom changes.
     sleeping: CachePadded<AtomicBool>,
-    /// The consumer was dropped: nothing will be read any more.
+    /// Set when the consumer was dropped: no record will be read any more.
     abandoned: AtomicBool,
     bytes: NonNull<u8>,
     capacity: usize,
@@ -76,8 +83,9 @@ struct SharedRing {
     lines: Vec<loom::cell::UnsafeCell<()>>,
 }
 
-// SAFETY: `bytes` is only reached through `Producer` and `Consumer`, of which there is one each; they touch disjoint
-// ranges as the module comment says, handed over by release/acquire pairs on `tail` and `head`.
+// SAFETY: `bytes` is only accessed through `RecordProducer` and `RecordConsumer`, of which there is one each;
+// they access disjoint ranges as the module comment says, handed over by release/acquire pairs on `tail` and
+// `head`.
 unsafe impl Sync for SharedRing {}
 // SAFETY: the allocation is not bound to a thread.
 unsafe impl Send for SharedRing {}
@@ -87,7 +95,8 @@ impl SharedRing {
         Layout::from_size_align(capacity, 4096).expect("the capacity of a ring fits the address space")
     }
 
-    /// The byte at `position`, which must be at most at a lap's end minus the bytes that the caller touches.
+    /// Returns the address of the byte at `position`. The bytes that the caller accesses from there must not
+    /// cross the end of the lap.
     fn at(&self, position: usize) -> NonNull<u8> {
         // SAFETY: the offset is below the capacity, hence inside the allocation.
         unsafe { self.bytes.add(position & (self.capacity - 1)) }
@@ -112,34 +121,36 @@ impl SharedRing {
 
 impl Drop for SharedRing {
     fn drop(&mut self) {
-        // SAFETY: allocated in `ring` with the same layout; both sides are gone.
+        // SAFETY: allocated in `ring` with the same layout; both sides are dropped.
         unsafe { dealloc(self.bytes.as_ptr(), Self::layout(self.capacity)) }
     }
 }
 
-/// Bytes that a record takes whose frame is `len` bytes long, with `extra` bytes behind it.
+/// Returns the bytes of a record with a frame of `len` bytes and `extra` bytes after it.
 const fn record_bytes(len: usize, extra: usize) -> usize {
     (FRAME_AT + len + extra + ALIGN - 1) & !(ALIGN - 1)
 }
 
-/// Where the extension lies inside its record.
+/// Returns the offset of the extension in its record.
 const fn extension_at(len: usize) -> usize {
     (FRAME_AT + len + 7) & !7
 }
 
-/// Smallest capacity in bytes of a ring for frames of up to `frame_bytes_max` bytes.
+/// Returns the smallest capacity in bytes of a ring for frames of up to `frame_bytes_max` bytes.
 ///
-/// Twice the largest record, because a record that does not fit before the end of the lap leaves up to its own size
-/// unused there; a power of two, because positions are masked.
+/// The capacity is twice the largest record, because a record that does not fit before the end of the lap
+/// leaves up to its own size unused there; it is a power of two, because positions are masked.
 pub(super) const fn capacity_min(frame_bytes_max: usize) -> usize {
     (2 * record_bytes(frame_bytes_max, EXTENSION_BYTES_MAX)).next_power_of_two()
 }
 
-/// A ring of `capacity` bytes, rounded up to a power of two. Laps may end from `lap_bytes_min` on ([`LAP_BYTES_MIN`]).
+/// Creates a ring of `capacity` bytes, rounded up to a power of two. A lap may end early once `lap_bytes_min`
+/// bytes of it are used ([`LAP_BYTES_MIN`]).
 pub(super) fn ring(capacity: usize, lap_bytes_min: usize) -> (RecordProducer, RecordConsumer) {
     let capacity = capacity.next_power_of_two().max(2 * ALIGN);
     let layout = SharedRing::layout(capacity);
-    // SAFETY: the layout has a size above 0. Zeroed, because room is lent as `&mut [u8]`, which must be initialised.
+    // SAFETY: the size of the layout is above 0. The memory is zeroed, because it is lent as `&mut [u8]`,
+    // which must be initialised.
     let bytes = unsafe { alloc_zeroed(layout) };
     let bytes = NonNull::new(bytes).unwrap_or_else(|| handle_alloc_error(layout));
     let shared = Arc::new(SharedRing {
@@ -158,10 +169,10 @@ pub(super) fn ring(capacity: usize, lap_bytes_min: usize) -> (RecordProducer, Re
     (producer, RecordConsumer { shared, position: 0, released: 0, tail: 0 })
 }
 
-/// Room that was reserved and not committed.
+/// Memory that was reserved and not committed.
 #[derive(Clone, Copy)]
 struct Reservation {
-    /// Position of the record: that of the producer, or the start of the next lap.
+    /// Position of the record: the producer's position, or the start of the next lap.
     start: usize,
     len: usize,
 }
@@ -169,11 +180,11 @@ struct Reservation {
 /// The sending side of a ring.
 pub(super) struct RecordProducer {
     shared: Arc<SharedRing>,
-    /// Where the next record goes.
+    /// Position of the next record.
     position: usize,
-    /// `tail` as stored last.
+    /// Value of `tail` stored last.
     published: usize,
-    /// `head` as loaded last: re-read only when the ring seems full.
+    /// Value of `head` loaded last. It is loaded again only when the ring seems full.
     head: usize,
     reservation: Option<Reservation>,
     lap: Lap,
@@ -182,9 +193,9 @@ pub(super) struct RecordProducer {
 /// How much of the ring a lap uses.
 struct Lap {
     bytes_min: usize,
-    /// Doubles when the ring was full, halves again after some laps.
+    /// Doubles when the ring was full, and halves again after some laps.
     bytes: usize,
-    /// Offset in the lap at which to look next whether it can end.
+    /// Offset in the lap at which the producer checks next whether the lap can end.
     check_at: usize,
     /// Laps since `bytes` changed.
     laps: u32,
@@ -207,7 +218,7 @@ impl Lap {
 }
 
 impl RecordProducer {
-    /// Lends room for a frame of `len` bytes, or `None` if the ring is full.
+    /// Lends memory for a frame of `len` bytes. Returns `None` if the ring is full.
     pub(super) fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         let bytes = record_bytes(len, EXTENSION_BYTES_MAX);
         let capacity = self.shared.capacity;
@@ -218,12 +229,14 @@ impl RecordProducer {
         let start = if usual { self.position } else { self.find_record_slot(bytes)? };
         self.reservation = Some(Reservation { start, len });
         self.shared.note_write(start, bytes);
-        // SAFETY: [start, start + bytes) is inside one lap and free (what is used after it fits the capacity), so that nothing else refers to it
-        // until it is published; the slice borrows `self`, so no second one can exist.
+        // SAFETY: [start, start + bytes) is inside one lap and free (the used part still fits the capacity
+        // with it), so that nothing else refers to it until it is published; the slice borrows `self`, so no
+        // second slice can exist.
         Some(unsafe { std::slice::from_raw_parts_mut(self.shared.at(start + FRAME_AT).as_ptr(), len) })
     }
 
-    /// Where a record of `bytes` bytes can begin, after a closer look: perhaps the lap ends, or the consumer has read on. `None` if the ring is full.
+    /// Returns the position where a record of `bytes` bytes can begin, after it checked whether the lap can
+    /// end and how far the consumer has read. Returns `None` if the ring is full.
     #[inline(never)]
     fn find_record_slot(&mut self, bytes: usize) -> Option<usize> {
         self.reservation = None;
@@ -243,9 +256,10 @@ impl RecordProducer {
         Some(start)
     }
 
-    /// Makes a record of the first `len` bytes of the room reserved last. It is visible to the consumer after `publish`.
+    /// Makes a record of the first `len` bytes of the memory reserved last. The consumer sees it after
+    /// `publish`.
     ///
-    /// Panics if `len` is above what was reserved: that is a bug of the caller.
+    /// Panics if `len` is above the reserved length, which is a bug of the caller.
     pub(super) fn commit(&mut self, len: usize, meta: TxMeta) {
         if meta.gso.is_some() || meta.label != Label::NONE {
             self.commit_extended(len, &meta);
@@ -254,7 +268,8 @@ impl RecordProducer {
         }
     }
 
-    /// Apart, so that most frames, which need no extension, have no share in its instructions.
+    /// A separate function, so that frames without an extension, which are the majority, do not execute its
+    /// instructions.
     #[inline(never)]
     fn commit_extended(&mut self, len: usize, meta: &TxMeta) {
         self.commit_record(len, meta.partial_checksum.as_ref(), Some((meta.gso, meta.label)));
@@ -273,8 +288,8 @@ impl RecordProducer {
         if room.start != self.position {
             self.lap.on_wrap();
             self.shared.note_write(self.position, ALIGN);
-            // SAFETY: the position is aligned to a line and not at the lap's end, or the record would start there; the
-            // bytes up to `room.start` are free.
+            // SAFETY: the position is aligned to a cache line and not at the lap's end, because the record
+            // would start there otherwise; the bytes up to `room.start` are free.
             unsafe { self.shared.at(self.position).cast::<u64>().write(FLAG_SKIP) };
         }
         let record = self.shared.at(room.start);
@@ -287,27 +302,29 @@ impl RecordProducer {
         if let Some((gso, label)) = extension {
             header |= FLAG_EXTENSION | u64::from(label.bits() >> Label::HASH_BITS) << LABEL_AT;
             bytes = record_bytes(len, EXTENSION_BYTES_MAX);
-            // SAFETY: reserved together with the frame, aligned to 8 bytes.
+            // SAFETY: the extension is reserved together with the frame and aligned to 8 bytes.
             unsafe { record.add(extension_at(len)).cast::<u64>().write(encode(gso, label)) };
         }
-        // SAFETY: the record is reserved and starts at a line.
+        // SAFETY: the record is reserved and starts at a cache line.
         unsafe { record.cast::<u64>().write(header) };
         self.position = room.start.wrapping_add(bytes);
         self.prefetch_next_lines(bytes);
     }
 
-    /// Takes cache lines for records to come from the consumer's core, which read what was there a lap ago: as many as a record of
-    /// `bytes` bytes has used up. Otherwise each would be waited for when it is written, for the processor keeps stores in order.
+    /// Prefetches the cache lines of records to come for writing, as many as a record of `bytes` bytes has
+    /// used up: the consumer's core owns them since it read the records of the last lap. Without the
+    /// prefetch, each store would wait for its line, because the processor commits stores in order.
     fn prefetch_next_lines(&self, bytes: usize) {
         for line in 0..(bytes / ALIGN).min(WRITE_PREFETCH_LINES_MAX) {
             let byte =
                 self.shared.at(self.position.wrapping_add((WRITE_PREFETCH_LINES_AHEAD + line) * ALIGN));
-            // SAFETY: inside the allocation. What is asked for is neither read nor written here.
+            // SAFETY: inside the allocation. A prefetch neither reads nor writes the byte.
             prefetch_to_write(unsafe { byte.as_ref() });
         }
     }
 
-    /// Shows all committed records to the consumer. Returns true if it sleeps and the caller has to wake it.
+    /// Makes all committed records visible to the consumer. Returns true if the consumer sleeps and the
+    /// caller must wake it.
     #[must_use]
     pub(super) fn publish(&mut self) -> bool {
         if self.published == self.position {
@@ -315,13 +332,14 @@ impl RecordProducer {
         }
         self.published = self.position;
         self.shared.tail.0.store(self.position, Ordering::Release);
-        // Pairs with the fence in `Consumer::arm`: either that side sees the new tail, or this one sees its flag.
+        // Pairs with the fence in `RecordConsumer::arm`: either the consumer sees the new tail, or the
+        // producer sees its flag.
         fence(Ordering::SeqCst);
         self.shared.sleeping.0.load(Ordering::Relaxed) && self.shared.sleeping.0.swap(false, Ordering::AcqRel)
     }
 
-    /// Whether the lap can end at `offset` for a record of `bytes` bytes: the consumer keeps up, so that nearly all
-    /// of the lap so far is free again.
+    /// Returns whether the lap can end at `offset` before a record of `bytes` bytes: the consumer keeps up,
+    /// so that nearly all of the lap so far is free again.
     #[cold]
     fn can_wrap_early(&mut self, offset: usize, bytes: usize) -> bool {
         self.refresh_head();
@@ -333,7 +351,8 @@ impl RecordProducer {
         turn
     }
 
-    /// If nobody reads any more, all is free: frames vanish as on an unplugged cable.
+    /// Loads `head` again. If the consumer was dropped, the whole ring is free: frames vanish as on an
+    /// unplugged cable.
     fn refresh_head(&mut self) {
         self.head = if self.shared.abandoned.load(Ordering::Acquire) {
             self.position
@@ -346,21 +365,21 @@ impl RecordProducer {
 /// The receiving side of a ring.
 pub(super) struct RecordConsumer {
     shared: Arc<SharedRing>,
-    /// Next record to read.
+    /// Position of the next record to read.
     position: usize,
-    /// `head` as stored last.
+    /// Value of `head` stored last.
     released: usize,
-    /// `tail` as loaded last: re-read only when all up to it was read.
+    /// Value of `tail` loaded last. It is loaded again only when all records up to it were read.
     tail: usize,
 }
 
 impl RecordConsumer {
-    /// Asks for the cache lines of records from `position` on, as far as they are published.
+    /// Prefetches the cache lines of published records from `position` on.
     fn prefetch_records(&self, position: usize) {
         let lines = (self.tail.wrapping_sub(position) / ALIGN).min(READ_PREFETCH_LINES_MAX);
         for line in 0..lines {
             let byte = self.shared.at(position.wrapping_add(line * ALIGN));
-            // SAFETY: inside the allocation, published, and not written before it is released.
+            // SAFETY: inside the allocation, published, and not overwritten before it is released.
             prefetch(unsafe { byte.as_ref() });
         }
     }
@@ -376,7 +395,8 @@ impl RecordConsumer {
                 if position == self.tail {
                     break;
                 }
-                // Each record says where the next one is, so without this their cache lines would come from the other core one after another.
+                // Each record gives the position of the next one, so without the prefetch their cache lines
+                // would come from the other core one after another.
                 self.prefetch_records(position);
             }
             shared.note_read(position, ALIGN);
@@ -389,11 +409,11 @@ impl RecordConsumer {
             }
             let len = (header & LEN_MASK) as usize;
             shared.note_read(position, FRAME_AT + len);
-            // SAFETY: the producer wrote the header for a frame inside this record, and writes there no more until it is
-            // released, which needs another call on `self`, hence the end of 'a.
+            // SAFETY: the producer wrote the header for a frame inside this record, and does not write there
+            // again until it is released, which takes another call on `self`, hence the end of 'a.
             let bytes = unsafe { std::slice::from_raw_parts(record.add(FRAME_AT).as_ptr(), len) };
-            // SAFETY: the burst is not full, so there is a slot behind its last frame. (`push` is not inlined: it copies the
-            // frame twice through the stack, narrow stores before wide loads.)
+            // SAFETY: the burst is not full, so there is a slot after its last frame. (`push` is not inlined:
+            // it copies the frame twice through the stack, with narrow stores before wide loads.)
             let slot = unsafe { burst.as_mut_ptr().add(burst.len()) };
             let mut extra = 0;
             // SAFETY: as above.
@@ -426,22 +446,24 @@ impl RecordConsumer {
         }
     }
 
-    /// Whether a record is waiting.
+    /// Returns whether a record is waiting.
     pub(super) fn is_waiting(&mut self) -> bool {
         self.tail = self.shared.tail.0.load(Ordering::Acquire);
         self.position != self.tail
     }
 
-    /// Asks for a wake-up. Returns false if a record is waiting already. Whatever it says, [`disarm`](Self::disarm) follows.
+    /// Requests a wake-up. Returns false if a record is waiting already. The caller must call
+    /// [`disarm`](Self::disarm) afterwards in both cases.
     pub(super) fn arm(&mut self) -> bool {
         self.shared.sleeping.0.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `Producer::publish`.
+        // Pairs with the fence in `RecordProducer::publish`.
         fence(Ordering::SeqCst);
         self.tail = self.shared.tail.0.load(Ordering::Acquire);
         self.position == self.tail
     }
 
-    /// Takes back the wish for a wake-up. True if it was fulfilled already: the wake-up came, or is on its way.
+    /// Withdraws the request for a wake-up. Returns true if the producer took it already: the wake-up was
+    /// sent, or is about to be.
     pub(super) fn disarm(&mut self) -> bool {
         !self.shared.sleeping.0.swap(false, Ordering::Relaxed)
     }
@@ -458,14 +480,16 @@ fn panic_without_reservation(len: usize) -> ! {
     panic!("commit of {len} bytes without a reservation of as many");
 }
 
-/// Reads a field that the caller has just written. Two such reads merged into a wider one would wait until both writes
-/// have left the store buffer: 4 ns of the 10 that a frame may cost.
+/// Reads a field that the caller has just written. If the compiler merged two such reads into a wider one, it
+/// would wait until both stores have left the store buffer, which takes 4 ns of the 10 ns that a frame may
+/// cost.
 fn read_unmerged(field: &u16) -> u16 {
     // SAFETY: a reference is valid for reads.
     unsafe { std::ptr::from_ref(field).read_volatile() }
 }
 
-/// What the extension says: how a super-frame is to be cut (bits 0..36, zero if it is none), and the label's hash above.
+/// Encodes the extension: the segmentation of a super-frame (bits 0..36, zero for other frames), and the
+/// label's hash above.
 fn encode(gso: Option<Gso>, label: Label) -> u64 {
     let hash = u64::from(label.hash().unwrap_or(0)) << EXTENSION_HASH_AT;
     let Some(gso) = gso else { return hash };

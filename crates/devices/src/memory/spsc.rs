@@ -1,23 +1,25 @@
-//! A lane between two threads of one process, for frames that one received and the other is to process.
+//! A single-producer, single-consumer (SPSC) ring between two threads of a process, for frames that one
+//! thread received and the other thread processes.
 //!
-//! It is the ring of a memory device without the device: a frame is copied once, into the ring, and lent from there to whoever processes it. The
-//! memory is bounded, belongs to the lane, and is the receiver's from `publish` to `release`. Waking a receiver that sleeps is the callers'
-//! business.
+//! The ring is that of a memory device without the device: a frame is copied once, into the ring, and lent
+//! from there to the receiving thread. The memory is bounded, belongs to the ring, and may be read by the
+//! receiver from `publish` to `release`. The callers wake a receiver that sleeps.
 
 use super::ring::{self, RecordConsumer, RecordProducer};
 use arrayvec::ArrayVec;
 use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxChecksum, RxFrame, TxMeta};
 
-/// Bytes behind each frame: the sender's word, and one that says whether the checksum was verified (a ring tells only partial ones).
+/// Bytes after each frame: the sender's tag, and a flag word that says whether the checksum was verified (the
+/// ring itself stores only partial checksums).
 const TRAILER_BYTES: usize = 8;
 const VERIFIED: u32 = 1;
 
-/// A frame that crossed, with what the sender wrote on it.
+/// A received frame with the tag that its sender attached.
 #[derive(Clone, Copy, Debug)]
 pub struct TaggedFrame<'a> {
-    /// The frame, as it was received.
+    /// The frame as it was received by the device.
     pub frame: RxFrame<'a>,
-    /// The sender's word.
+    /// Tag of the sender.
     pub tag: u32,
 }
 
@@ -35,7 +37,7 @@ pub struct SpscRx {
     ring: RecordConsumer,
 }
 
-/// A lane of `bytes` bytes, rounded up to a power of two. Half of it is the most that one frame may take.
+/// Creates a ring of `bytes` bytes, rounded up to a power of two. A frame may take at most half of it.
 #[must_use]
 pub fn spsc_ring(bytes: usize) -> (SpscTx, SpscRx) {
     let (producer, consumer) = ring::ring(bytes, ring::LAP_BYTES_MIN);
@@ -43,12 +45,12 @@ pub fn spsc_ring(bytes: usize) -> (SpscTx, SpscRx) {
 }
 
 impl SpscTx {
-    /// Whether a frame of `len` bytes fits now. The receiver can only make more room.
+    /// Returns whether a frame of `len` bytes fits now. The receiver can only make more room.
     pub fn has_room(&mut self, len: usize) -> bool {
         self.ring.reserve(len + TRAILER_BYTES).is_some()
     }
 
-    /// Copies a frame into the lane. False, and nothing, if there is no room.
+    /// Copies a frame into the ring. Returns false, and copies nothing, if there is no room.
     pub fn push(&mut self, tag: u32, frame: &RxFrame<'_>) -> bool {
         let RxFrame { bytes, checksum, gso, label } = *frame;
         let len = bytes.len() + TRAILER_BYTES;
@@ -69,23 +71,23 @@ impl SpscTx {
         true
     }
 
-    /// Shows the receiver what was pushed. Returns whether there was anything new.
+    /// Makes pushed frames visible to the receiver. Returns whether there were new ones.
     pub fn publish(&mut self) -> bool {
         if !core::mem::take(&mut self.has_unpublished) {
             return false;
         }
-        // Nobody arms the ring, so there is nobody to wake at this level.
+        // The receiver never arms the ring, so no wake-up is needed here.
         let _ = self.ring.publish();
         true
     }
 }
 
 impl SpscRx {
-    /// Lends the next frames, up to 64 of them.
+    /// Lends the next frames, up to 64.
     pub fn burst(&mut self) -> TaggedBurst<'_> {
         let mut burst = RxBurst::new();
         self.ring.burst(&mut burst);
-        // The sender puts a trailer behind each.
+        // Every frame has a trailer from its sender.
         burst.into_iter().filter_map(Self::without_trailer).collect()
     }
 
@@ -96,16 +98,16 @@ impl SpscRx {
             RxChecksum::Unverified if (trailer >> 32) as u32 & VERIFIED != 0 => RxChecksum::Verified,
             checksum => checksum,
         };
-        // The lower half.
+        // The tag is the lower half of the trailer.
         Some(TaggedFrame { frame: RxFrame { bytes, checksum, ..frame }, tag: trailer as u32 })
     }
 
-    /// Gives the room of the frames lent last back to the sender.
+    /// Returns the memory of the frames lent last to the sender.
     pub fn release(&mut self) {
         self.ring.release();
     }
 
-    /// Whether frames wait.
+    /// Returns whether frames are waiting.
     pub fn is_waiting(&mut self) -> bool {
         self.ring.is_waiting()
     }
@@ -175,8 +177,8 @@ mod model {
     use super::*;
     use loom::thread;
 
-    /// In every order of steps the receiver sees each frame whole, with its tag and what is known of its checksum, and the sender
-    /// overwrites none that is lent.
+    /// In every interleaving, the receiver sees each frame whole, with its tag and its checksum state, and
+    /// the sender does not overwrite a frame that is lent.
     #[test]
     fn frames_cross_whole_and_in_order() {
         loom::model(|| {

@@ -1,4 +1,5 @@
-//! The atomics of the ring: the standard library's, or the model checker's (`RUSTFLAGS="--cfg loom"`).
+//! The atomics of the ring: those of the standard library, or of the model checker (`RUSTFLAGS="--cfg
+//! loom"`).
 
 #[cfg(loom)]
 pub(super) use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};

@@ -16,11 +16,11 @@ const TUNSETIFF: Opcode = opcode::write::<c_int>(b'T', 202);
 const TUNSETOFFLOAD: Opcode = opcode::write::<u32>(b'T', 208);
 const TUNSETVNETHDRSZ: Opcode = opcode::write::<c_int>(b'T', 216);
 
-/// The other side may leave checksums to us.
+/// The other side may leave checksums to this side.
 pub(super) const TUN_F_CSUM: u32 = 0x01;
-/// The other side may send TCP super-frames: IPv4, IPv6, and those that carry CWR.
+/// The other side may send TCP super-frames: of IPv4, of IPv6, and with CWR.
 pub(super) const TUN_F_TSO: u32 = 0x02 | 0x04 | 0x08;
-/// The other side may send UDP super-frames, IPv4 and IPv6 (Linux 6.2).
+/// The other side may send UDP super-frames of IPv4 and IPv6 (Linux 6.2).
 pub(super) const TUN_F_USO: u32 = 0x20 | 0x40;
 
 /// `struct ifreq` as TUNSETIFF reads and writes it.
@@ -33,11 +33,13 @@ struct InterfaceRequest {
 
 const _: () = assert!(size_of::<InterfaceRequest>() == size_of::<libc::ifreq>());
 
-/// Opens one queue of the TAP device `name`, which is created if it does not exist. A `%d` in the name is replaced by a free
-/// number. Returns the queue, which does not block, and the device's name. `name` is at most 15 bytes long.
+/// Opens one queue of the TAP device `name`, which is created if it does not exist. The kernel replaces `%d`
+/// in the name by a free number. Returns the nonblocking descriptor of the queue, and the name of the device.
+/// `name` has at most 15 bytes.
 pub(super) fn open_queue(name: &str, many: bool) -> Result<(OwnedFd, String)> {
     match open_queue_as(name, many) {
-        // A persistent device takes only queues of the kind that it was made for.
+        // A persistent device accepts only queues of the kind (single or multi-queue) that it was created
+        // for.
         Err(Errno::INVAL) if !many => open_queue_as(name, true),
         result => result,
     }
@@ -48,19 +50,20 @@ fn open_queue_as(name: &str, many: bool) -> Result<(OwnedFd, String)> {
     let flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR | if many { IFF_MULTI_QUEUE } else { 0 };
     let mut request = InterfaceRequest { name: [0; 16], flags, padding: [0; 22] };
     request.name[..name.len().min(15)].copy_from_slice(&name.as_bytes()[..name.len().min(15)]);
-    // SAFETY: TUNSETIFF reads a `struct ifreq` and writes one back (the macro that made its number says int).
+    // SAFETY: TUNSETIFF reads a `struct ifreq` and writes one back (although the macro of its number says
+    // int).
     unsafe { ioctl(&fd, Updater::<TUNSETIFF, _>::new(&mut request)) }?;
     let end = request.name.iter().position(|&byte| byte == 0).unwrap_or(16);
     Ok((fd, String::from_utf8_lossy(&request.name[..end]).into_owned()))
 }
 
-/// Sets the length of the header in front of each frame in bytes.
+/// Sets the length in bytes of the header in front of each frame.
 pub(super) fn set_header_len(fd: &OwnedFd, bytes: usize) -> Result<()> {
     // SAFETY: TUNSETVNETHDRSZ reads an int.
     unsafe { ioctl(fd, Setter::<TUNSETVNETHDRSZ, c_int>::new(bytes as c_int)) }
 }
 
-/// Says which offloads this side understands in what it reads.
+/// Tells the kernel which offloads this side supports in the frames that it reads.
 pub(super) fn set_offloads(fd: &OwnedFd, flags: u32) -> Result<()> {
     // SAFETY: TUNSETOFFLOAD takes its flags as the argument itself.
     unsafe { ioctl(fd, IntegerSetter::<TUNSETOFFLOAD>::new_usize(flags as usize)) }

@@ -1,7 +1,8 @@
 //! A TAP device: the other end of the cable is an Ethernet interface of the Linux kernel.
 //!
-//! Each frame has a virtio-net header, so that checksums stay partial and super-frames whole in both directions; that is
-//! worth a factor of seven in bulk transfers. The kernel drops what its queues cannot hold, so the sender is never held back.
+//! Each frame has a virtio-net header, so that partial checksums and super-frames pass in both directions;
+//! this speeds up bulk transfers by a factor of seven. The kernel drops frames that its queues cannot hold,
+//! so there is no back-pressure.
 
 mod ioctl;
 pub(crate) mod vnet;
@@ -22,40 +23,42 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of the largest frame with its header: a super-frame with a VLAN tag.
+/// Bytes of the largest frame with its virtio-net header: a super-frame with a VLAN tag.
 const SLOT_BYTES_MAX: usize = vnet::LEN + GSO_BYTES_MAX + 4;
-/// Bytes of the received frames of one burst: eight of the largest. Frames lie close together there, so that a burst of small ones stays
-/// in the cache; a burst that ends for lack of room goes on with the next call.
+/// Bytes of the buffer for the received frames of one burst: eight of the largest frames. Frames lie close
+/// together in it, so that a burst of small frames stays in the cache; frames that do not fit are left for
+/// the next burst.
 const ARENA_BYTES: usize = 8 * SLOT_BYTES_MAX.next_multiple_of(64);
-/// Linux's limit for TAP devices: 65,535 less an Ethernet header.
+/// Linux's MTU limit of TAP devices: 65,535 minus an Ethernet header, in bytes.
 const MTU_MAX: usize = 65_521;
 
-/// What [`open`] opens.
+/// Configuration of a TAP device, see [`open`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TapConfig {
-    /// Name of the kernel's interface: 1 to 15 bytes; `%d` stands for a free number. It is created if it does not exist, and then
-    /// vanishes with the device. `None` is `ginnel%d`.
+    /// Name of the kernel's interface: 1 to 15 bytes; `%d` stands for a free number. An interface that does
+    /// not exist is created, and is deleted with the device. `None` is `ginnel%d`.
     pub name: Option<String>,
-    /// MTU of both sides, 68 to 65,521 bytes. `None` takes what the interface has, 1500 for a new one.
+    /// MTU of both sides, 68 to 65,521 bytes. `None` keeps the MTU of the interface, which is 1500 for a new
+    /// one.
     pub mtu: Option<usize>,
-    /// MAC address of this side. `None` is the kernel's with its last bit flipped.
+    /// MAC address of the stack's side. `None` is the kernel's address with its last bit flipped.
     pub mac: Option<[u8; 6]>,
-    /// MAC address of the kernel's side. `None` leaves what it is.
+    /// MAC address of the kernel's side. `None` keeps the address of the interface.
     pub kernel_mac: Option<[u8; 6]>,
-    /// Addresses and prefix lengths that the kernel's side gets.
+    /// Addresses and prefix lengths that are added to the kernel's side.
     pub kernel_addresses: Vec<(IpAddr, u8)>,
-    /// Leaves the interface down if it is. It must be up before frames can pass.
+    /// Does not set the interface up. Frames pass only while it is up.
     pub leave_down: bool,
-    /// Does without checksum and segmentation offloads.
+    /// Disables checksum and segmentation offloads.
     pub without_offloads: bool,
 }
 
-/// Errors that frames met. Counted because a queue has nobody to return them to.
+/// Counters of errors. A queue cannot return errors of single frames.
 #[derive(Debug, Default)]
 pub struct TapStats {
-    /// Frames that the kernel did not take: interface down (EIO), or no memory.
+    /// Frames that the kernel did not accept because the interface is down (EIO) or memory is short.
     pub tx_dropped: AtomicU64,
-    /// Frames with a virtio-net header that contradicts them.
+    /// Frames whose virtio-net header contradicts them.
     pub rx_malformed: AtomicU64,
     /// Reads that failed.
     pub rx_errors: AtomicU64,
@@ -67,9 +70,9 @@ pub struct Tap {
     pub name: String,
     /// MAC address of the kernel's side.
     pub kernel_mac: [u8; 6],
-    /// One device for each queue; the kernel spreads flows over them.
+    /// One device for each queue; the kernel distributes flows over them.
     pub queues: Vec<Device>,
-    /// Shared by all queues.
+    /// Counters of all queues.
     pub stats: Arc<TapStats>,
 }
 
@@ -85,9 +88,9 @@ pub fn open(config: &TapConfig) -> io::Result<Device> {
 /// Opens a TAP device with `queues` queues (at least one), in the network namespace of the calling thread.
 ///
 /// # Errors
-/// `InvalidInput` for a value outside its range. Otherwise what the kernel answered, with the step that failed: `NotFound` without
-/// /dev/net/tun, `PermissionDenied` without CAP_NET_ADMIN unless the interface exists, belongs to the user and needs no change,
-/// `ResourceBusy` if somebody else has it open.
+/// `InvalidInput` for a value outside its range. Otherwise the error of the kernel, with the step that
+/// failed: `NotFound` without /dev/net/tun, `PermissionDenied` without CAP_NET_ADMIN unless the interface
+/// exists, belongs to the user and needs no change, `ResourceBusy` if another process has it open.
 pub fn open_queues(config: &TapConfig, queues: usize) -> io::Result<Tap> {
     let name = config.name.as_deref().unwrap_or("ginnel%d");
     validate(config, name, queues)?;
@@ -157,7 +160,7 @@ fn validate(config: &TapConfig, name: &str, queues: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether UDP super-frames were agreed on, which Linux knows since 6.2.
+/// Negotiates offloads. Returns whether UDP super-frames were accepted, which Linux supports since 6.2.
 fn set_offloads(fd: &OwnedFd, config: &TapConfig) -> Result<bool, Errno> {
     if config.without_offloads {
         return ioctl::set_offloads(fd, 0).map(|()| false);
@@ -169,7 +172,8 @@ fn set_offloads(fd: &OwnedFd, config: &TapConfig) -> Result<bool, Errno> {
     }
 }
 
-/// Asks only for what differs, so that an interface which is ready needs no privilege.
+/// Configures the kernel's interface. Changes only attributes that differ, so that an interface with the
+/// right configuration needs no privilege.
 fn configure_interface(name: &str, config: &TapConfig) -> io::Result<netlink::LinkInfo> {
     let mut netlink = Netlink::open()?;
     let link = netlink.link(name)?;
@@ -185,7 +189,7 @@ fn configure_interface(name: &str, config: &TapConfig) -> io::Result<netlink::Li
     netlink.link(name)
 }
 
-/// `reports`: whether it is the queue that reports what all have counted.
+/// Creates the device of one queue. `reports`: this queue reports the counters of all queues.
 fn new_queue(fd: OwnedFd, capabilities: Capabilities, stats: &Arc<TapStats>, reports: bool) -> Device {
     let fd = Arc::new(fd);
     let tx = TapTx {
@@ -199,11 +203,11 @@ fn new_queue(fd: OwnedFd, capabilities: Capabilities, stats: &Arc<TapStats>, rep
     Device { rx: Box::new(rx), tx: Box::new(tx) }
 }
 
-/// The kernel takes one frame per system call, so frames leave at `commit` and `flush` has nothing to do.
+/// The kernel accepts one frame per system call, so frames leave at `commit`, and `flush` does nothing.
 struct TapTx {
     fd: Arc<OwnedFd>,
     capabilities: Capabilities,
-    /// Header and frame.
+    /// Buffer of one frame with its header.
     buffer: Box<[u8]>,
     stats: Arc<TapStats>,
 }
@@ -236,9 +240,9 @@ impl TxQueue for TapTx {
 
 struct TapRx {
     fd: Arc<OwnedFd>,
-    /// The frames of the last burst with their headers, each at a multiple of 64.
+    /// The frames of the last burst with their headers, each at a multiple of 64 bytes.
     arena: Box<[u8]>,
-    /// Somebody deleted the interface.
+    /// The interface was deleted.
     gone: bool,
     stats: Arc<TapStats>,
     reports_stats: bool,
@@ -252,7 +256,7 @@ struct TapFrame {
 }
 
 impl TapRx {
-    /// Reads a frame to `at`. `Ok(None)` if it was none.
+    /// Reads a frame to offset `at` of the arena. Returns `Ok(None)` if it is malformed.
     fn read_frame(&mut self, at: usize) -> Result<Option<TapFrame>, Errno> {
         let slot = &mut self.arena[at..at + SLOT_BYTES_MAX];
         let len = rustix::io::read(&*self.fd, &mut *slot)?;
@@ -280,7 +284,7 @@ impl RxQueue for TapRx {
                 Ok(None) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(error) => {
-                    // From then on nothing comes, and the descriptor is readable for ever.
+                    // The interface was deleted: no frame will come, and the descriptor is always readable.
                     self.gone = error == Errno::BADFD;
                     if self.stats.rx_errors.fetch_add(1, Ordering::Relaxed) == 0 {
                         tracing::error!(%error, "reading from a TAP device; further errors are only counted");
@@ -294,7 +298,7 @@ impl RxQueue for TapRx {
         }
     }
 
-    // The descriptor is readable as long as frames wait, so there is nothing to arm.
+    // The descriptor is readable while frames are waiting, so `arm` has nothing to do.
 
     fn wake_fd(&self) -> Option<RawFd> {
         Some(self.fd.as_raw_fd())

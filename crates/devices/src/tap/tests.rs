@@ -2,7 +2,7 @@ use super::*;
 use crate::conformance::{self, Guarantees};
 use ginnel_testkit::interop::in_namespace;
 
-/// Two TAP devices whose kernel sides are ports of a bridge.
+/// Creates two TAP devices whose kernel interfaces are ports of one bridge.
 fn bridged_pair(number: u32, config: &TapConfig) -> (Device, Device) {
     let mut netlink = Netlink::open().expect("netlink");
     let bridge = netlink.add_bridge(&format!("br{number}")).expect("a bridge");
@@ -45,7 +45,7 @@ fn a_bridged_pair_conforms_with_any_mtu_and_without_offloads() {
     });
 }
 
-/// Asks who has 10.9.8.7 and returns the MAC address in the answer.
+/// Sends an ARP request for 10.9.8.7 and returns the MAC address of the reply.
 fn resolve(device: &mut Device) -> Option<[u8; 6]> {
     let mac = device.tx.capabilities().mac;
     let mut request = [[0xff; 6], mac].concat();
@@ -86,7 +86,7 @@ fn the_kernel_side_is_configured_and_answers() {
         assert_eq!(resolve(&mut tap.queues[0]), Some([2, 1, 1, 1, 1, 2]));
         assert!(std::net::UdpSocket::bind("[fd00::1]:0").is_ok(), "usable without duplicate detection");
         assert_eq!(tap.stats.tx_dropped.load(Ordering::Relaxed), 0);
-        // Again, with the addresses there already: not an error.
+        // Opens the device again after the addresses were added, which is not an error.
         drop(tap);
     });
 }
@@ -132,7 +132,7 @@ fn every_queue_of_a_multi_queue_device_sends() {
         assert_eq!(tap.queues.len(), 3);
         let mut answers = 0;
         for mut device in tap.queues {
-            // The answer comes to the queue that the flow was seen on last, or to any other.
+            // The reply comes on the queue that sent the request last, or on any other.
             answers += u32::from(resolve(&mut device).is_some());
         }
         assert!(answers > 0);

@@ -1,5 +1,5 @@
-//! The header of virtio-net in front of each frame (Virtual I/O Device 1.2 §5.1.6, without `num_buffers`), in host byte order as
-//! a TAP device has it by default.
+//! The virtio-net header in front of each frame (Virtual I/O Device 1.2 §5.1.6, without `num_buffers`), in
+//! host byte order, which is the default of TAP devices.
 
 use ginnel_stack::device::{Gso, GsoKind, RxChecksum, TxMeta};
 use ginnel_stack::wire::gso::headers_len;
@@ -16,11 +16,11 @@ const GSO_TCP6: u8 = 4;
 const GSO_UDP: u8 = 5;
 const GSO_ECN: u8 = 0x80;
 
-/// The header contradicts the frame behind it, or asks for something that was not agreed on.
+/// The header contradicts its frame, or requests an offload that was not negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MalformedHeader;
 
-/// The header for a frame that is sent.
+/// Returns the header for a frame to send.
 pub(crate) fn encode(meta: TxMeta) -> [u8; LEN] {
     let mut out = [0; LEN];
     if let Some((start, offset)) = meta.partial_checksum {
@@ -40,7 +40,7 @@ pub(crate) fn encode(meta: TxMeta) -> [u8; LEN] {
     out
 }
 
-/// What the header says about the frame behind it.
+/// Returns the checksum state and segmentation that the header states for its frame.
 pub(crate) fn decode(header: &[u8; LEN], frame: &[u8]) -> Result<(RxChecksum, Option<Gso>), MalformedHeader> {
     let field = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let checksum = if header[0] & NEEDS_CSUM != 0 {
@@ -61,13 +61,15 @@ pub(crate) fn decode(header: &[u8; LEN], frame: &[u8]) -> Result<(RxChecksum, Op
         GSO_UDP => GsoKind::Udp,
         _ => return Err(MalformedHeader),
     };
-    // The header's own `hdr_len` is a hint about the memory layout on the other side, not the length of the headers.
+    // The header's own `hdr_len` is a hint about the memory layout on the other side, not the length of the
+    // headers.
     let header_len = headers_len(frame, kind).map_err(|_| MalformedHeader)?;
     let size = field(4);
     if size == 0 {
         return Err(MalformedHeader);
     }
-    // Linux marks super-frames as partial whenever it made them itself; one that was merged from verified segments counts as such.
+    // Linux marks super-frames as partial whenever it made them itself; a super-frame that it merged from
+    // verified segments counts as verified.
     let checksum = if checksum == RxChecksum::Unverified { RxChecksum::Verified } else { checksum };
     Ok((checksum, Some(Gso { kind, size, header_len, ecn: header[1] & GSO_ECN != 0 })))
 }
@@ -76,7 +78,7 @@ pub(crate) fn decode(header: &[u8; LEN], frame: &[u8]) -> Result<(RxChecksum, Op
 mod tests {
     use super::*;
 
-    /// Ethernet, IPv4 and TCP headers with 12 bytes of options, then 100 bytes.
+    /// Returns Ethernet, IPv4 and TCP headers with 12 bytes of options, and 100 bytes of payload.
     fn frame() -> Vec<u8> {
         let mut frame = vec![0; 166];
         frame[12..15].copy_from_slice(&[8, 0, 0x45]);

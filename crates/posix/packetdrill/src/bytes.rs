@@ -1,4 +1,4 @@
-//! Bytes in and out.
+//! Calls that send and receive bytes.
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::calls::{ToC, instance, libc_size_result};
@@ -13,7 +13,7 @@ use std::io::{IoSlice, IoSliceMut};
 /// Sends one buffer.
 ///
 /// # Safety
-/// `userdata` is the interface's, and the buffer is as long as told.
+/// `userdata` belongs to an interface, and the buffer has `len` bytes.
 unsafe fn send_one(
     userdata: *mut c_void,
     fd: c_int,
@@ -24,13 +24,14 @@ unsafe fn send_one(
     // SAFETY: the caller's promises.
     let instance = unsafe { instance(userdata) }?;
     if !instance.ops.owns(fd) {
-        // SAFETY: passed on as it came.
+        // SAFETY: the arguments are passed on unchanged.
         return libc_size_result(unsafe { libc::send(fd, bytes, len, flags) });
     }
     // SAFETY: the caller's promise.
     let bytes = unsafe { memory::bytes(bytes, len) }?;
     let mut sent = instance.settle(instance.ops.send(fd, &[IoSlice::new(bytes)], flags))?;
-    // What a call that does not wait could not send because the channel was full the stack has taken meanwhile, as far as its own buffer goes.
+    // A nonblocking call stops when the channel is full. The stack has taken those bytes meanwhile, as far as
+    // its send buffer has room, so the rest is tried again.
     while sent < len {
         let rest = [IoSlice::new(&bytes[sent..])];
         match instance.settle(instance.ops.send(fd, &rest, flags | libc::MSG_DONTWAIT)) {
@@ -44,7 +45,7 @@ unsafe fn send_one(
 /// Receives into one buffer.
 ///
 /// # Safety
-/// The same.
+/// `userdata` belongs to an interface, and the buffer has `len` bytes.
 unsafe fn recv_one(
     userdata: *mut c_void,
     fd: c_int,
@@ -55,11 +56,11 @@ unsafe fn recv_one(
     // SAFETY: the caller's promise.
     let instance = unsafe { instance(userdata) }?;
     if !instance.ops.owns(fd) {
-        // SAFETY: passed on as it came.
+        // SAFETY: the arguments are passed on unchanged.
         return libc_size_result(unsafe { libc::recv(fd, room, len, flags) });
     }
     if flags & libc::MSG_TRUNC != 0 && room.is_null() {
-        // What is dropped needs no place of the caller's.
+        // Dropped bytes need no buffer of the caller.
         let mut place = vec![0; len.min(1 << 20)];
         return instance.settle(instance.ops.recv(fd, &mut [IoSliceMut::new(&mut place)], flags));
     }
@@ -69,7 +70,7 @@ unsafe fn recv_one(
     // SAFETY: the caller's promise.
     let room = unsafe { memory::writable_bytes(room, len) }?;
     let mut received = instance.settle(instance.ops.recv(fd, &mut [IoSliceMut::new(room)], flags))?;
-    // The channel was full: the stack may have had more, and fills it again.
+    // The channel was full: the stack may have more bytes, and refills the channel.
     let mut again = received >= CHANNEL_BYTES && flags & libc::MSG_PEEK == 0;
     while again && received < len {
         let mut rest = [IoSliceMut::new(&mut room[received..])];
@@ -80,7 +81,7 @@ unsafe fn recv_one(
     Ok(received)
 }
 
-/// The descriptor is the kernel's: a pipe's, for instance.
+/// Returns whether the descriptor belongs to the kernel, for example to a pipe.
 fn is_kernel_fd(instance: &Result<&Instance, Errno>, fd: c_int) -> bool {
     instance.as_ref().is_ok_and(|instance| !instance.ops.owns(fd))
 }
@@ -93,7 +94,7 @@ pub unsafe extern "C" fn read(userdata: *mut c_void, fd: c_int, room: *mut c_voi
         if is_kernel_fd(&instance(userdata), fd) {
             return libc::read(fd, room, len);
         }
-        // The socket is not asked for nothing (`sock_read_iter`).
+        // A read of zero bytes does not reach the socket (`sock_read_iter`).
         if len == 0 { Ok(0) } else { recv_one(userdata, fd, room, len, 0) }.to_c()
     }
 }
@@ -150,7 +151,7 @@ pub unsafe extern "C" fn recvfrom(
     // SAFETY: the caller's promises.
     let result = unsafe { instance(userdata) }.and_then(|instance| {
         if !instance.ops.owns(fd) {
-            // SAFETY: passed on as it came.
+            // SAFETY: the arguments are passed on unchanged.
             return libc_size_result(unsafe { libc::recvfrom(fd, room, len, flags, from, from_len) });
         }
         if room.is_null() && len > 0 {
@@ -161,10 +162,9 @@ pub unsafe extern "C" fn recvfrom(
         let room = unsafe { memory::writable_bytes(room, len) }?;
         let received = instance.settle(instance.ops.recv_from(fd, &mut [IoSliceMut::new(room)], flags, 0))?;
         match received.from.filter(|_| !from.is_null()) {
-            // SAFETY: there is as much room as told.
+            // SAFETY: the buffer has the length that the caller states.
             Some(name) => unsafe { memory::write_value(name.bytes(), from.cast(), from_len) }?,
-            // A stream does not say where each byte is from.
-            // SAFETY: null or writable.
+            // A stream does not report where bytes come from.
             None => unsafe { from_len.as_mut() }.into_iter().for_each(|len| *len = 0),
         }
         Ok(received.count)
@@ -195,13 +195,13 @@ pub unsafe extern "C" fn recvmsg(
         match received.from.filter(|_| !message.msg_name.is_null()) {
             Some(from) => {
                 let len = &raw mut message.msg_namelen;
-                // SAFETY: there is as much room as told.
+                // SAFETY: the buffer has the length that the caller states.
                 unsafe { memory::write_value(from.bytes(), message.msg_name, len) }?;
             }
             None => message.msg_namelen = 0,
         }
         let control = received.control.bytes();
-        // SAFETY: there is room for as many, as it was told.
+        // SAFETY: the buffer has room for these bytes, because its length was passed to `recv_from`.
         unsafe {
             core::ptr::copy_nonoverlapping(control.as_ptr(), message.msg_control.cast(), control.len())
         };
@@ -279,7 +279,7 @@ pub unsafe extern "C" fn sendto(
     // SAFETY: the caller's promises.
     let result = unsafe { instance(userdata) }.and_then(|instance| {
         if !instance.ops.owns(fd) {
-            // SAFETY: passed on as it came.
+            // SAFETY: the arguments are passed on unchanged.
             return libc_size_result(unsafe { libc::sendto(fd, bytes, len, flags, to, to_len) });
         }
         // SAFETY: the caller's promises.
@@ -314,10 +314,11 @@ pub unsafe extern "C" fn sendmsg(
     }
 }
 
-/// packetdrill gives the script's offsets, which are null for pipes and sockets, by pointers to them.
+/// Returns `offset`, or null if it points to 0: packetdrill passes a pointer to 0 where a script has a null
+/// offset, as for pipes and sockets.
 ///
 /// # Safety
-/// Null or readable.
+/// The pointer is null or readable.
 unsafe fn non_null_offset(offset: *mut i64) -> *mut i64 {
     // SAFETY: the caller's promise.
     let is_null = unsafe { offset.as_ref() } == Some(&0);
@@ -348,7 +349,7 @@ pub unsafe extern "C" fn splice(
             (true, false) => instance.settle(ops.splice_to_pipe(from, to, len, flags)),
             (false, true) => instance.settle(ops.splice_from_pipe(from, to, len, flags)),
             (false, false) => {
-                // SAFETY: passed on as it came.
+                // SAFETY: the arguments are passed on unchanged.
                 let count = unsafe { libc::splice(from, from_offset, to, to_offset, len, flags) };
                 libc_size_result(count)
             }

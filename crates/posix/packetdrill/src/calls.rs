@@ -1,4 +1,5 @@
-//! Calls about sockets and descriptors. Descriptors that are not the stack's, as those of pipes, are the kernel's.
+//! Calls on sockets and descriptors. Calls on descriptors that do not belong to the stack, like those of
+//! pipes, go to the kernel.
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::instance::Instance;
@@ -9,43 +10,43 @@ use ginnel_posix_ops::{EpollEvent, Ops, Timeout};
 use libc::{epoll_event, nfds_t, pollfd, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 
-/// Events taken at a time.
+/// Maximum number of events per call.
 const EVENTS_MAX: usize = 512;
-/// Descriptors of one `poll`.
+/// Maximum number of descriptors of one `poll`.
 const POLLED_MAX: usize = 1 << 20;
-// Of `ioctl`, from `asm-generic/sockios.h` and `linux/sockios.h`.
+// Requests of `ioctl`, from `asm-generic/sockios.h` and `linux/sockios.h`.
 const SIOCATMARK: c_ulong = 0x8905;
 const SIOCOUTQNSD: c_ulong = 0x894b;
 
-/// What `userdata` points to.
+/// Returns the session that `userdata` points to.
 ///
 /// # Safety
-/// It is that of an interface which was filled and not freed.
+/// `userdata` belongs to an interface that was initialised and not freed.
 pub unsafe fn session<'a>(userdata: *mut c_void) -> Result<&'a Session, Errno> {
-    // SAFETY: the caller's promise; null if the flags were wrong.
+    // SAFETY: the caller's promise; `userdata` is null if the flags were wrong.
     unsafe { userdata.cast::<Session>().as_ref() }.ok_or(Errno::NODEV)
 }
 
-/// The stack, which is used from now on.
+/// Returns the stack, which counts as used from now on.
 ///
 /// # Safety
-/// As above.
+/// As for [`session`].
 pub unsafe fn instance<'a>(userdata: *mut c_void) -> Result<&'a Instance, Errno> {
     // SAFETY: the caller's promise.
     unsafe { session(userdata) }?.instance()
 }
 
-/// The same for calls on the stack's descriptors: `Ok(None)` if the kernel is to be asked.
+/// Returns the stack if the descriptor belongs to it, `Ok(None)` if it belongs to the kernel.
 ///
 /// # Safety
-/// As above.
+/// As for [`session`].
 unsafe fn owner<'a>(userdata: *mut c_void, fd: c_int) -> Result<Option<&'a Instance>, Errno> {
     // SAFETY: the caller's promise.
     let instance = unsafe { instance(userdata) }?;
     Ok(instance.ops.owns(fd).then_some(instance))
 }
 
-/// Results as C has them: -1, and the reason in `errno`.
+/// Converts results to those of C functions: -1, and the error in `errno`.
 pub trait ToC<T> {
     fn to_c(self) -> T;
 }
@@ -77,7 +78,7 @@ impl ToC<ssize_t> for Result<usize, Errno> {
     }
 }
 
-/// What libc said.
+/// Converts a result of libc.
 pub fn libc_size_result(result: ssize_t) -> Result<usize, Errno> {
     usize::try_from(result).map_err(|_| last_error())
 }
@@ -91,16 +92,16 @@ fn libc_int_result(result: c_int) -> Result<c_int, Errno> {
 }
 
 /// # Safety
-/// `userdata` is the interface's, no function of it runs, and none is called any more.
+/// `userdata` belongs to the interface, no function of it runs, and none is called afterwards.
 pub unsafe extern "C" fn free(userdata: *mut c_void) {
     if !userdata.is_null() {
-        // SAFETY: it came from a box, and the caller's promise.
+        // SAFETY: `userdata` came from a box, and the caller's promise.
         drop(unsafe { Box::from_raw(userdata.cast::<Session>()) });
     }
 }
 
 /// # Safety
-/// `userdata` is the interface's.
+/// `userdata` belongs to the interface.
 pub unsafe extern "C" fn socket(userdata: *mut c_void, domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { instance(userdata) }.and_then(|instance| instance.ops.socket(domain, kind, protocol)).to_c()
@@ -119,7 +120,7 @@ pub unsafe extern "C" fn bind(
 }
 
 /// # Safety
-/// `userdata` is the interface's.
+/// `userdata` belongs to the interface.
 pub unsafe extern "C" fn listen(userdata: *mut c_void, fd: c_int, backlog: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { instance(userdata) }.and_then(|i| i.settle(i.ops.listen(fd, backlog))).to_c()
@@ -136,7 +137,7 @@ pub unsafe extern "C" fn accept(
     // SAFETY: the caller's promise.
     let accepted = unsafe { instance(userdata) }.and_then(|instance| {
         let (new, peer) = instance.settle(instance.ops.accept4(fd, 0))?;
-        // SAFETY: there is as much room as told.
+        // SAFETY: the buffer has the length that the caller states.
         unsafe { memory::write_address(&peer, address, len) }.map(|()| new)
     });
     accepted.to_c()
@@ -157,9 +158,9 @@ pub unsafe extern "C" fn connect(
 }
 
 /// # Safety
-/// As libc's, with the interface's `userdata`; an argument that is absent is not looked at.
+/// As libc's, with the interface's `userdata`; commands without an argument ignore it.
 pub unsafe extern "C" fn fcntl(userdata: *mut c_void, fd: c_int, command: c_int, argument: c_long) -> c_int {
-    // SAFETY: passed on as it came.
+    // SAFETY: the arguments are passed on unchanged.
     let kernel = || libc_int_result(unsafe { libc::fcntl(fd, command, argument) });
     // SAFETY: the caller's promise.
     let result =
@@ -174,27 +175,27 @@ pub unsafe extern "C" fn fcntl(userdata: *mut c_void, fd: c_int, command: c_int,
             (Some(ops), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => {
                 let copy = kernel()?;
                 ops.dup(fd, copy).map(|()| copy).inspect_err(|_| {
-                    // SAFETY: it was made a moment ago.
+                    // SAFETY: the descriptor was created above.
                     unsafe { libc::close(copy) };
                 })
             }
-            // Flags of the descriptor itself are the placeholder's.
+            // Flags of the descriptor itself are those of its proxy descriptor.
             _ => kernel(),
         });
     result.to_c()
 }
 
 /// # Safety
-/// As libc's, with the interface's `userdata`; an argument that is absent is not looked at.
+/// As libc's, with the interface's `userdata`; requests without an argument ignore it.
 pub unsafe extern "C" fn ioctl(
     userdata: *mut c_void,
     fd: c_int,
     request: c_ulong,
     argument: *mut c_void,
 ) -> c_int {
-    // SAFETY: passed on as it came.
+    // SAFETY: the arguments are passed on unchanged.
     let kernel = || libc_int_result(unsafe { libc::ioctl(fd, request, argument) });
-    // SAFETY: what these requests point to is a number.
+    // SAFETY: the argument of these requests points to an integer.
     let number = || unsafe { argument.cast::<c_int>().as_mut() }.ok_or(Errno::FAULT);
     // SAFETY: the caller's promise.
     let result =
@@ -223,20 +224,20 @@ pub unsafe extern "C" fn ioctl(
 }
 
 /// # Safety
-/// `userdata` is the interface's.
+/// `userdata` belongs to the interface.
 pub unsafe extern "C" fn close(userdata: *mut c_void, fd: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { owner(userdata, fd) }.and_then(|owner| match owner {
         Some(instance) => instance.settle(instance.ops.close(fd)),
         None if Ops::is_internal(fd) => Err(Errno::BADF),
-        // SAFETY: passed on as it came.
+        // SAFETY: the arguments are passed on unchanged.
         None => libc_int_result(unsafe { libc::close(fd) }).map(|_| ()),
     });
     result.to_c()
 }
 
 /// # Safety
-/// `userdata` is the interface's.
+/// `userdata` belongs to the interface.
 pub unsafe extern "C" fn shutdown(userdata: *mut c_void, fd: c_int, how: c_int) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { instance(userdata) }.and_then(|i| i.settle(i.ops.shutdown(fd, how))).to_c()
@@ -254,7 +255,7 @@ pub unsafe extern "C" fn getsockopt(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { instance(userdata) }.and_then(|instance| {
-        // SAFETY: there is as much room as told.
+        // SAFETY: the buffer has the length that the caller states.
         unsafe { memory::write_option(value, len, |room| instance.ops.getsockopt(fd, level, name, room)) }
     });
     result.to_c()
@@ -275,7 +276,7 @@ pub unsafe extern "C" fn setsockopt(
         if len.cast_signed() < 0 {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the value is as long as told.
+        // SAFETY: the value has the length that the caller states.
         let value = unsafe { memory::bytes(value, len as usize) }?;
         instance.settle(instance.ops.setsockopt(fd, level, name, value))
     });
@@ -296,7 +297,7 @@ pub unsafe extern "C" fn poll(
         let fds = match (count, fds.is_null()) {
             (0, _) => &mut [],
             (_, true) => return Err(Errno::FAULT),
-            // SAFETY: the list is as long as told.
+            // SAFETY: the list has the length that the caller states.
             (_, false) => unsafe { core::slice::from_raw_parts_mut(fds, count) },
         };
         instance.ops.poll(fds, Timeout::from_millis(timeout), None)
@@ -305,7 +306,7 @@ pub unsafe extern "C" fn poll(
 }
 
 /// # Safety
-/// `userdata` is the interface's.
+/// `userdata` belongs to the interface.
 pub unsafe extern "C" fn epoll_create(userdata: *mut c_void, size: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { instance(userdata) }.and_then(|instance| match size {
@@ -354,7 +355,7 @@ pub unsafe extern "C" fn epoll_wait(
         let count = instance.ops.epoll_wait(set, place, Timeout::from_millis(timeout), None)?;
         for (at, event) in place[..count].iter().enumerate() {
             let event = epoll_event { events: event.events, u64: event.data };
-            // SAFETY: there is room for as many as were asked for.
+            // SAFETY: the list has room for the maximum number of events that was passed.
             unsafe { events.add(at).write_unaligned(event) };
         }
         Ok(count as c_int)
@@ -365,6 +366,6 @@ pub unsafe extern "C" fn epoll_wait(
 /// # Safety
 /// As libc's, with the interface's `userdata`.
 pub unsafe extern "C" fn pipe(userdata: *mut c_void, ends: *mut c_int) -> c_int {
-    // SAFETY: the caller's promises; a pipe is the kernel's.
+    // SAFETY: the caller's promises; a pipe belongs to the kernel.
     unsafe { instance(userdata).and_then(|_| libc_int_result(libc::pipe(ends))) }.to_c()
 }

@@ -1,8 +1,9 @@
-//! The one clock of an instance: the time of day when it began, and from then on as much as went by, so that nobody who sets the machine's clock changes what a script measures.
+//! The clock of an instance: the time of day when it was created plus the monotonic time since then, so that
+//! changes of the machine's clock do not affect the times that a script measures.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Tells the time.
+/// A clock that starts at the time of day and then runs monotonically.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     began: Duration,
@@ -10,14 +11,14 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// One that agrees with the machine's now.
+    /// Creates a clock with the current time of day.
     pub fn new() -> Self {
-        // A machine whose clock is before 1970 gets a clock that begins there.
+        // If the machine's clock is before 1970, the clock starts at 1970.
         let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self { began, at: Instant::now() }
     }
 
-    /// Time since 1970.
+    /// Returns the time since 1970.
     pub fn now(&self) -> Duration {
         self.began + self.at.elapsed()
     }

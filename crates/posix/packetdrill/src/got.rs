@@ -1,5 +1,6 @@
-//! The words by which the program refers to functions of other libraries: its global offset table (the generic ELF ABI, "Dynamic Linking"). Each is found by the relocation that filled
-//! it. A program that is linked statically has none, and nothing is replaced.
+//! The words by which the program refers to functions of other libraries: its global offset table (generic
+//! ELF ABI, "Dynamic Linking"). Each word is found by the relocation that filled it. A statically linked
+//! program has no such words, and nothing is replaced.
 #![allow(unsafe_code)] // the loader's tables
 
 use core::ffi::{CStr, c_int, c_void};
@@ -27,7 +28,7 @@ const DT_SYMTAB: i64 = 6;
 const DT_RELA: i64 = 7;
 const DT_RELASZ: i64 = 8;
 const DT_JMPREL: i64 = 23;
-/// Relocations whose word is a function's address: `GLOB_DAT` and `JUMP_SLOT`.
+/// Relocation types whose word is a function's address: `GLOB_DAT` and `JUMP_SLOT`.
 #[cfg(target_arch = "x86_64")]
 const FUNCTION_RELOCATIONS: [u64; 2] = [6, 7];
 #[cfg(target_arch = "aarch64")]
@@ -35,17 +36,17 @@ const FUNCTION_RELOCATIONS: [u64; 2] = [1025, 1026];
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 const FUNCTION_RELOCATIONS: [u64; 2] = [u64::MAX; 2];
 
-/// What is to stand in the place of a function, by its name.
+/// Returns the replacement of a function, by its name.
 type Replacement<'a> = &'a dyn Fn(&CStr) -> Option<*mut c_void>;
 
-/// Has the program call other functions.
+/// Makes the program call other functions.
 pub fn replace(by: Replacement<'_>) {
     let mut by = by;
-    // SAFETY: the function gets what it casts to.
+    // SAFETY: `visit` gets the pointer that it casts to.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut by).cast()) };
 }
 
-/// The loader names the program first.
+/// Replaces functions in the program, which the loader reports first.
 unsafe extern "C" fn visit(object: *mut dl_phdr_info, _: libc::size_t, by: *mut c_void) -> c_int {
     // SAFETY: the loader's promises, and those of `replace`.
     unsafe {
@@ -53,12 +54,12 @@ unsafe extern "C" fn visit(object: *mut dl_phdr_info, _: libc::size_t, by: *mut 
         let headers = core::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into());
         replace_in(object.dlpi_addr, headers, by);
     }
-    // No other object is looked at.
+    // A result other than 0 ends the iteration, so that no other object is changed.
     1
 }
 
 /// # Safety
-/// The headers are those of an object that is loaded `base` bytes above its own addresses, and stays.
+/// The headers belong to an object that is loaded `base` bytes above its own addresses, and stays loaded.
 unsafe fn replace_in(base: u64, headers: &[Elf64_Phdr], by: Replacement<'_>) {
     let segment = |kind| headers.iter().find(|header| header.p_type == kind);
     let Some(dynamic) = segment(libc::PT_DYNAMIC) else { return };
@@ -72,25 +73,25 @@ unsafe fn replace_in(base: u64, headers: &[Elf64_Phdr], by: Replacement<'_>) {
         let entries = (0..).map(|at| unsafe { &*first.add(at) }).take_while(|entry| entry.tag != 0);
         entries.into_iter().find(|entry| entry.tag == tag).map(|entry| entry.value)
     };
-    // Some loaders write absolute addresses over those of the file.
+    // Some loaders replace the addresses of the file by absolute ones.
     let address = |tag| value(tag).map(|value| if value < base { value + base } else { value });
     let (Some(names), Some(symbols)) = (address(DT_STRTAB), address(DT_SYMTAB)) else { return };
     for (table, bytes) in [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)] {
         let (Some(table), Some(bytes)) = (address(table), value(bytes)) else { continue };
         let count = bytes as usize / size_of::<Relocation>();
-        // SAFETY: the table is as long as the list says.
+        // SAFETY: the table has the length that the list states.
         let relocations = unsafe { core::slice::from_raw_parts(table as *const Relocation, count) };
         for relocation in
             relocations.iter().filter(|r| FUNCTION_RELOCATIONS.contains(&(r.info & 0xffff_ffff)))
         {
-            // SAFETY: symbols are counted as the relocations do it, and named by strings.
+            // SAFETY: relocations refer to symbols by index, and symbols have C strings as names.
             let name = unsafe {
                 let symbol = &*(symbols as *const Elf64_Sym).add((relocation.info >> 32) as usize);
                 CStr::from_ptr((names + u64::from(symbol.st_name)) as *const _)
             };
             if let Some(function) = by(name) {
                 let slot = base + relocation.offset;
-                // SAFETY: it is a word that the loader filled with a function's address.
+                // SAFETY: the loader filled this word with a function's address.
                 unsafe { write_slot(slot, sealed.contains(&slot), function) };
             }
         }
@@ -98,18 +99,19 @@ unsafe fn replace_in(base: u64, headers: &[Elf64_Phdr], by: Replacement<'_>) {
 }
 
 /// # Safety
-/// The slot is a word of the program's table; `sealed` if the loader has made it read-only.
+/// The slot is a word of the program's table; `sealed` tells that the loader has made it read-only.
 unsafe fn write_slot(slot: u64, sealed: bool, function: *mut c_void) {
     let page_bytes = rustix::param::page_size();
     let page = slot as usize & !(page_bytes - 1);
     let protect = |flags| {
-        // SAFETY: the page is the program's, and data.
+        // SAFETY: the page belongs to the program and contains data.
         !sealed || unsafe { libc::mprotect(page as *mut c_void, page_bytes, flags) } == 0
     };
     if protect(libc::PROT_READ | libc::PROT_WRITE) {
-        // SAFETY: aligned and mapped; other threads that read it meanwhile find one or the other.
+        // SAFETY: aligned and mapped; other threads that read the word concurrently see one function or the
+        // other.
         unsafe { &*(slot as *const AtomicPtr<c_void>) }.store(function, Ordering::Release);
-        // It was read-only a moment ago, so it can be again.
+        // The page was read-only before.
         let _ = protect(libc::PROT_READ);
     }
 }

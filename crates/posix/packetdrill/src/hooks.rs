@@ -1,5 +1,7 @@
-//! What packetdrill asks libc for, past the interface: `TCP_INFO` for a script's code, `sendfile`, and `close` of what a script leaves open. Its descriptors are numbers of the kernel's
-//! behind which the kernel has no socket, so these calls are answered here: the program's own references to the three functions lead to this library ([`slots`]).
+//! Intercepts libc functions that packetdrill calls outside the interface: `getsockopt` for `TCP_INFO` of a
+//! script's code, `sendfile`, and `close` for descriptors that a script leaves open. The kernel has no socket
+//! for the stack's descriptors, so these calls are redirected to this library by the program's references to
+//! the three functions ([`got`]).
 #![allow(unsafe_code)] // functions that C calls, and functions by name
 
 use crate::calls::ToC;
@@ -12,17 +14,17 @@ use libc::{off_t, size_t, socklen_t, ssize_t};
 use rustix::io::Errno;
 use std::sync::{Once, PoisonError, RwLock};
 
-/// Where instances are, from `packetdrill_interface_init` to `free`.
+/// All sessions, from `packetdrill_interface_init` to `free`.
 static SESSIONS: RwLock<Vec<SessionPtr>> = RwLock::new(Vec::new());
 
 struct SessionPtr(*const Session);
 
-// SAFETY: what it points to may be used by any thread, and is there until it has left the list.
+// SAFETY: any thread may use the session, which exists until it has been removed from the list.
 unsafe impl Send for SessionPtr {}
-// SAFETY: the same.
+// SAFETY: as above.
 unsafe impl Sync for SessionPtr {}
 
-/// An instance begins: its descriptors are answered for from now on.
+/// Registers a session. From now on, calls on its descriptors are intercepted.
 pub fn register(place: &Session) {
     static LED_HERE: Once = Once::new();
     LED_HERE.call_once(|| {
@@ -40,17 +42,17 @@ pub fn register(place: &Session) {
     SESSIONS.write().unwrap_or_else(PoisonError::into_inner).push(SessionPtr(place));
 }
 
-/// It ends.
+/// Removes a session.
 pub fn unregister(place: &Session) {
     let mut places = SESSIONS.write().unwrap_or_else(PoisonError::into_inner);
     places.retain(|entered| !core::ptr::eq(entered.0, place));
 }
 
-/// The library is never unloaded from now on: the program refers to it.
+/// Prevents the library from being unloaded, because the program refers to its functions.
 fn pin_library() {
-    // SAFETY: all zeros are no information; the function is one of this library.
+    // SAFETY: all-zero bytes are a valid `Dl_info`; the function belongs to this library.
     let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
-    // SAFETY: the place is writable, and the name that comes back is a string of the loader's.
+    // SAFETY: `info` is writable, and the file name that it returns is a string of the dynamic loader.
     unsafe {
         if libc::dladdr(close as *const c_void, &raw mut info) != 0 {
             libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE);
@@ -58,19 +60,19 @@ fn pin_library() {
     }
 }
 
-/// The instance whose socket it is.
+/// Returns the instance that owns a descriptor.
 fn owner(fd: c_int) -> Option<&'static Instance> {
     let places = SESSIONS.read().unwrap_or_else(PoisonError::into_inner);
     let mut stacks = places.iter().filter_map(|entered| {
-        // SAFETY: it has not left the list; and no function, so none of these either, may run while `free` does.
+        // SAFETY: the session is in the list; and no function, including these, may run during `free`.
         unsafe { &*entered.0 }.used_instance()
     });
     stacks.find(|instance| instance.ops.owns(fd))
 }
 
-/// libc's function of this name.
+/// Returns the address of libc's function `name`.
 fn libc_function(name: &CStr) -> *mut c_void {
-    // SAFETY: the name is a string.
+    // SAFETY: the name is a C string.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) }
 }
 
@@ -83,21 +85,21 @@ unsafe extern "C" fn getsockopt(
 ) -> c_int {
     type Function = unsafe extern "C" fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int;
     let Some(instance) = owner(fd) else {
-        // SAFETY: libc's function of this name has this type, and gets what the caller gave.
+        // SAFETY: libc's function of this name has this type, and gets the caller's arguments.
         return unsafe {
             core::mem::transmute::<*mut c_void, Function>(libc_function(c"getsockopt"))(
                 fd, level, name, value, len,
             )
         };
     };
-    // SAFETY: there is as much room as told.
+    // SAFETY: the buffer has the length that the caller states.
     unsafe { memory::write_option(value, len, |room| instance.ops.getsockopt(fd, level, name, room)) }.to_c()
 }
 
 unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
     type Function = unsafe extern "C" fn(c_int, c_int, *mut off_t, size_t) -> ssize_t;
     let Some(instance) = owner(to) else {
-        // SAFETY: libc's function of this name has this type, and gets what the caller gave.
+        // SAFETY: libc's function of this name has this type, and gets the caller's arguments.
         return unsafe {
             core::mem::transmute::<*mut c_void, Function>(libc_function(c"sendfile"))(to, from, offset, count)
         };

@@ -1,4 +1,4 @@
-//! One stack with its operations.
+//! A running stack with its socket operations.
 
 use crate::clock::Clock;
 use crate::so_flags::SoFlags;
@@ -17,29 +17,30 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::thread::JoinHandle;
 
-/// Where everything is sent: whoever plays the network answers for all addresses.
+/// Default gateways: packetdrill answers for all addresses.
 const GATEWAY_ADDRESSES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(169, 254, 0, 1)), IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1))];
 const DEVICE: &str = "packetdrill";
-/// Sockets of a script, and more. packetdrill locks all memory, so tables are no larger than they need be.
+/// Maximum number of sockets, which is more than a script has. packetdrill locks all memory, so tables are no
+/// larger than necessary.
 const SOCKETS_MAX: u32 = 128;
 const BUFFER_POOL_BYTES: u64 = 64 << 20;
-/// Bytes that the channel between calls and stack holds of a socket, each way.
+/// Bytes that the channel between calls and stack buffers for a socket in each direction.
 pub const CHANNEL_BYTES: usize = 64 << 10;
-/// Descriptors beyond which none is looked for.
+/// Upper limit of descriptors that are closed at the end.
 const FDS_MAX: u64 = 1 << 20;
 
-/// A stack that runs, and what is asked of it.
+/// A running stack and its operations.
 pub struct Instance {
     pub ops: Ops,
     pub tunnel: Tunnel,
-    /// What it was started with.
+    /// The settings that the stack was started with.
     pub settings: StackSettings,
     stop: StopFlag,
     thread: Option<JoinHandle<Result<(), ginnel::Error>>>,
 }
 
-/// Where settings begin, before flags and the kernel are looked at.
+/// Returns the initial settings, before those of flags and kernel are applied.
 pub fn defaults() -> TcpConfig {
     TcpConfig {
         connections_max: 256,
@@ -51,10 +52,10 @@ pub fn defaults() -> TcpConfig {
 }
 
 impl Instance {
-    /// Starts a stack behind the tunnel.
+    /// Starts a stack whose device is the tunnel.
     ///
     /// # Errors
-    /// Something of the machine's is missing.
+    /// A resource of the machine is missing, for example a descriptor.
     pub fn start(
         flags: &SoFlags,
         settings: StackSettings,
@@ -65,7 +66,8 @@ impl Instance {
         let channel = ChannelConfig {
             sockets_max: SOCKETS_MAX,
             socket_buffer_bytes: CHANNEL_BYTES as u32,
-            // As much stands between stack and program as scripts are written for.
+            // Without large buffers, the amount of data between stack and program is the one that scripts
+            // expect.
             large_buffers_max: 0,
             ..ChannelConfig::default()
         };
@@ -76,7 +78,7 @@ impl Instance {
             .build()?;
         let commander = shard.commander();
         let client = shard.handler_mut().attach(Box::new(commander))?;
-        // A call that waits sleeps at once: packetdrill looks whether it does.
+        // A blocking call sleeps at once, because packetdrill checks whether it does.
         let send_buffer = Some([settings.send_buffer_first, settings.tcp.send_buffer_bytes]);
         let ops = OpsConfig { spin: Duration::ZERO, send_buffer, ..OpsConfig::default() };
         let ops = Ops::new(client, ops).map_err(no_descriptors)?;
@@ -87,7 +89,8 @@ impl Instance {
         Ok(Self { ops, tunnel: tunnel.clone(), settings, stop, thread: Some(thread) })
     }
 
-    /// What came of a call, once the stack has done what the call asked for: in the kernel the packets that follow from a call have left when it returns.
+    /// Returns the result of a call after the stack has processed the call: in the kernel, the packets that a
+    /// call causes have been sent when it returns.
     pub fn settle<T>(&self, result: Result<T, Errno>) -> Result<T, Errno> {
         self.tunnel.settle().and(result)
     }
@@ -101,7 +104,7 @@ impl Drop for Instance {
     fn drop(&mut self) {
         let most = getrlimit(Resource::Nofile).current.unwrap_or(FDS_MAX).min(FDS_MAX);
         for fd in (0..most as i32).filter(|fd| self.ops.owns(*fd)) {
-            // It was found a moment ago, and the stack is going anyway.
+            // The descriptor was found just before; errors do not matter, because the stack ends.
             let _ = self.ops.close(fd);
         }
         self.stop.stop();
@@ -115,7 +118,7 @@ impl Drop for Instance {
     }
 }
 
-/// The prefix of one address.
+/// Returns the prefix of a single address.
 fn host_prefix(ip: &IpAddr) -> Prefix {
     let bits = if ip.is_ipv4() { 32 } else { 128 };
     format!("{ip}/{bits}").parse().expect("an address with its length")
@@ -128,7 +131,8 @@ fn config_of(flags: &SoFlags, tcp: &TcpConfig) -> Config {
     let mut config = Config::single(DeviceConfig::new(DEVICE, DeviceKind::Memory), &local, &gateways);
     config.links[0].accept_ra = false;
     config.links[0].own_networks = flags.networks.clone();
-    // First, that the gateways are on the link, though no address of the stack's is like theirs.
+    // The first routes state that the gateways are on the link, although the stack has no address of their
+    // networks.
     let on_link = |ip: &IpAddr| RouteConfig {
         destination: host_prefix(ip),
         gateway: None,

@@ -1,4 +1,4 @@
-//! The interface of packetdrill's `packetdrill.h`, and the function that fills it.
+//! The interface of packetdrill's `packetdrill.h`, and the function that initialises it.
 #![allow(unsafe_code)] // a function that C calls, and its pointers
 
 use crate::session::Session;
@@ -9,13 +9,15 @@ use libc::{
     useconds_t,
 };
 
-/// `struct packetdrill_interface`: each function takes `userdata` first and returns what the call of its name does, with the reason in `errno`.
+/// `struct packetdrill_interface`: each function takes `userdata` first, and has the result of the call of
+/// its name, with the error in `errno`.
 ///
-/// `fcntl` and `ioctl` are declared with an argument that may be absent; on the platforms of this library that is passed like any other.
+/// `fcntl` and `ioctl` are declared with an optional argument; the ABIs of this library's platforms pass it
+/// like any other argument.
 #[repr(C)]
 #[allow(missing_docs)] // the calls of these names
 pub struct PacketdrillInterface {
-    /// Whatever the library wants to have back.
+    /// Pointer of the library that all functions get back.
     pub userdata: *mut c_void,
     pub free: unsafe extern "C" fn(*mut c_void),
     pub socket: unsafe extern "C" fn(*mut c_void, c_int, c_int, c_int) -> c_int,
@@ -57,10 +59,11 @@ pub struct PacketdrillInterface {
         unsafe extern "C" fn(*mut c_void, c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int,
     pub setsockopt: unsafe extern "C" fn(*mut c_void, c_int, c_int, c_int, *const c_void, socklen_t) -> c_int,
     pub poll: unsafe extern "C" fn(*mut c_void, *mut pollfd, nfds_t, c_int) -> c_int,
-    /// An IP packet for the stack. 0, or -1.
+    /// Passes an IP packet to the stack. Returns 0, or -1.
     pub netdev_send: unsafe extern "C" fn(*mut c_void, *const c_void, size_t) -> c_int,
-    /// The next IP packet that leaves the stack: waits for it. Takes the room and gives the length by the second pointer, and when it left, in
-    /// microseconds of `gettimeofday`, by the third. 0, or -1.
+    /// Waits for the next IP packet that leaves the stack. The second pointer holds the size of the buffer,
+    /// and receives the length of the packet; the third pointer receives the time when the packet left, in
+    /// microseconds of `gettimeofday`. Returns 0, or -1.
     pub netdev_receive: unsafe extern "C" fn(*mut c_void, *mut c_void, *mut size_t, *mut c_longlong) -> c_int,
     pub usleep: unsafe extern "C" fn(*mut c_void, useconds_t) -> c_int,
     pub gettimeofday: unsafe extern "C" fn(*mut c_void, *mut timeval, *mut timezone) -> c_int,
@@ -72,13 +75,15 @@ pub struct PacketdrillInterface {
         unsafe extern "C" fn(*mut c_void, c_int, *mut i64, c_int, *mut i64, size_t, c_uint) -> ssize_t,
 }
 
-/// Fills the interface of a stack, which starts a little later (`place`). The flags may be null, and are those of docs/packetdrill.md. Returns 0.
+/// Initialises the interface of a stack, which starts later (see `session.rs`). The flags may be null, and
+/// are described in docs/packetdrill.md. Returns 0.
 ///
-/// If there can be no stack because of them it says why on standard error and returns -1; the functions of the interface all fail with `ENODEV` then, as packetdrill does not look at
-/// what is returned here.
+/// If the flags are invalid, prints the reason on standard error and returns -1; all functions of the
+/// interface fail with `ENODEV` then, because packetdrill ignores the result of this function.
 ///
 /// # Safety
-/// The flags are null or a string; the interface is writable. `userdata` is good until `free`, which must not be called while any other function runs.
+/// The flags are null or a C string; the interface is writable. `userdata` is valid until `free`, which must
+/// not be called while any other function runs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn packetdrill_interface_init(
     flags: *const c_char,

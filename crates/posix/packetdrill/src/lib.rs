@@ -1,4 +1,5 @@
-//! `libpacketdrill_ginnel.so`: a stack behind the interface by which packetdrill tests shared libraries (`--so_filename`; docs/packetdrill.md).
+//! `libpacketdrill_ginnel.so`: a stack with the interface by which packetdrill tests shared libraries
+//! (`--so_filename`; docs/packetdrill.md).
 //!
 //! ```text
 //!   packetdrill                              this library
@@ -19,7 +20,7 @@ mod hooks;
 mod instance;
 mod interface;
 mod so_flags;
-// The library that programs are preloaded with looks at what they point to in the same way.
+// The module is shared with the preloaded library, which accesses the program's memory in the same way.
 mod got;
 #[expect(dead_code, reason = "that library has more calls")]
 #[path = "../../preload/src/hooks/user_memory.rs"]

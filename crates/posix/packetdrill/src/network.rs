@@ -1,4 +1,4 @@
-//! The network, as packetdrill plays it, and time.
+//! The network, whose role packetdrill plays, and time.
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::calls::{ToC, instance, session};
@@ -9,7 +9,7 @@ use libc::{size_t, timeval, timezone, useconds_t};
 use rustix::io::Errno;
 
 /// # Safety
-/// `userdata` is the interface's, and the packet is as long as told.
+/// `userdata` belongs to an interface, and the packet has `len` bytes.
 pub unsafe extern "C" fn netdev_send(userdata: *mut c_void, packet: *const c_void, len: size_t) -> c_int {
     // SAFETY: the caller's promises.
     unsafe { instance(userdata) }
@@ -18,7 +18,7 @@ pub unsafe extern "C" fn netdev_send(userdata: *mut c_void, packet: *const c_voi
 }
 
 /// # Safety
-/// `userdata` is the interface's, there is as much room as told, and both numbers are writable.
+/// `userdata` belongs to an interface, the buffer has `*len` bytes, and both numbers are writable.
 pub unsafe extern "C" fn netdev_receive(
     userdata: *mut c_void,
     room: *mut c_void,
@@ -29,7 +29,7 @@ pub unsafe extern "C" fn netdev_receive(
     let (place, len, time) = unsafe { (session(userdata), len.as_mut(), time.as_mut()) };
     let result = place.and_then(|place| {
         let (len, time) = (len.ok_or(Errno::FAULT)?, time.ok_or(Errno::FAULT)?);
-        // SAFETY: there is as much room as told.
+        // SAFETY: the buffer has the length that the caller states.
         let room = unsafe { memory::writable_bytes(room, *len) }?;
         *len = 0;
         let packet = place.tunnel.receive();
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn netdev_receive(
 }
 
 /// # Safety
-/// `userdata` is the interface's.
+/// `userdata` belongs to an interface.
 pub unsafe extern "C" fn usleep(userdata: *mut c_void, time: useconds_t) -> c_int {
     // SAFETY: the caller's promise.
     let place = unsafe { session(userdata) };
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn usleep(userdata: *mut c_void, time: useconds_t) -> c_in
 }
 
 /// # Safety
-/// `userdata` is the interface's, and `time` null or writable.
+/// `userdata` belongs to an interface, and `time` is null or writable.
 pub unsafe extern "C" fn gettimeofday(userdata: *mut c_void, time: *mut timeval, _: *mut timezone) -> c_int {
     // SAFETY: the caller's promises.
     let (place, time) = unsafe { (session(userdata), time.as_mut()) };

@@ -1,8 +1,11 @@
-//! What `userdata` points to, from `packetdrill_interface_init` to `free`, and when its stack starts.
+//! The object that `userdata` points to, from `packetdrill_interface_init` to `free`, and the start of its
+//! stack.
 //!
-//! packetdrill loads the library before it runs the script's first command, which sets what the script tests. So settings are read when the clock is asked for the first time, which
-//! packetdrill does right behind that command and a tenth of a second before the script's first event, or at the first call or packet, whichever comes first. Commands of the
-//! script itself may stand before its first call; so they are read once more then, and a stack that nobody has used yet makes room for another.
+//! packetdrill loads the library before it runs the script's first command, which sets the sysctls that the
+//! script tests. So settings are read when the clock is first queried, which packetdrill does directly after
+//! that command and 100 ms before the script's first event, or at the first call or packet, whichever comes
+//! first. The script may contain further commands before its first call; so settings are read again then, and
+//! an unused stack is replaced if they differ.
 
 use crate::clock::Clock;
 use crate::hooks;
@@ -17,17 +20,17 @@ pub struct Session {
     flags: SoFlags,
     pub tunnel: Tunnel,
     pub clock: Clock,
-    /// A stack that has been asked for nothing.
+    /// A started stack that was not used yet.
     unused: Mutex<Option<Instance>>,
-    /// The stack, for good; none if it could not start.
+    /// The stack in use; the inner `None` means that it could not start.
     used: OnceLock<Option<Instance>>,
 }
 
 impl Session {
-    /// A place for a stack as the flags say it.
+    /// Creates a session for a stack with these flags.
     ///
     /// # Errors
-    /// What is wrong with the flags, or missing.
+    /// Describes invalid flags or a missing resource.
     pub fn new(flags: &str) -> Result<Box<Self>, String> {
         let flags = SoFlags::parse(flags)?;
         let tunnel = Tunnel::new(flags.mtu as usize).map_err(|error| error.to_string())?;
@@ -38,7 +41,7 @@ impl Session {
         Ok(place)
     }
 
-    /// Has a stack started, if there was none.
+    /// Starts a stack, if none was started.
     pub fn start_if_unstarted(&self) {
         if self.used.get().is_none() {
             let mut unused = self.unused.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,31 +51,32 @@ impl Session {
         }
     }
 
-    /// The stack, once somebody has used it.
+    /// Returns the stack, if it is in use.
     pub fn used_instance(&self) -> Option<&Instance> {
         self.used.get()?.as_ref()
     }
 
-    /// The stack, to use it.
+    /// Returns the stack, and marks it as used.
     ///
     /// # Errors
-    /// `ENODEV` if there can be none.
+    /// `ENODEV` if the stack could not start.
     pub fn instance(&self) -> Result<&Instance, Errno> {
         let started = self.used.get_or_init(|| {
             let mut unused = self.unused.lock().unwrap_or_else(PoisonError::into_inner);
             let unused = unused.take();
-            // What was told once need not be told again.
+            // The warnings were printed when the unused stack started.
             let told = unused.is_some();
             let fits = |old: &Instance| {
                 self.flags.tcp_settings().is_ok_and(|(settings, _)| settings == old.settings)
             };
-            // The old one ends before the new one begins, which has its tunnel.
+            // The old stack ends before the new one, which takes over its tunnel, starts.
             unused.filter(fits).or_else(|| self.start(!told))
         });
         started.as_ref().ok_or(Errno::NODEV)
     }
 
-    /// Starts one with what the kernel is set to now. Says on standard error what is wrong with that.
+    /// Starts a stack with the current settings of the kernel. Prints errors on standard error, and with
+    /// `tell` also settings that are not supported.
     fn start(&self, tell: bool) -> Option<Instance> {
         let started = self.flags.tcp_settings().and_then(|(settings, refused)| {
             for refused in refused.iter().filter(|_| tell) {

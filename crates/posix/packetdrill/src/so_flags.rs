@@ -1,4 +1,4 @@
-//! What `--so_flags` says: `KEY=VALUE`, separated by commas or blanks.
+//! The flags of `--so_flags`: `KEY=VALUE`, separated by commas or blanks.
 
 use crate::instance::defaults;
 use crate::sysctls::{self, StackSettings};
@@ -6,38 +6,40 @@ use core::net::IpAddr;
 use ginnel::config::{Prefix, TcpConfig};
 use std::path::PathBuf;
 
-/// Networks from which `packetdrill` takes its own address, at random or by what it is told, and the addresses in them from which connections are opened.
+/// Networks from which packetdrill chooses its own address, randomly or by its options, and the source
+/// addresses of connections that the stack opens to them.
 const NETWORKS: [(&str, &str); 2] =
     [("192.168.0.2", "192.168.0.0/16"), ("fd3d:fa7b:d17d::2", "fd3d:fa7b:d17d::/48")];
 const MTU: u32 = 1500;
-/// What a send buffer begins with (`tcp_wmem`).
+/// Initial size of send buffers in bytes (`tcp_wmem`).
 const SEND_BUFFER_FIRST: u32 = 16_384;
-/// The kernel's timer of segments that may be merely reordered has 2 ms more than RFC 8985 says, and waits for the tick behind the next one: with 250 ticks a second up to 10 ms in all, with 100 up to 22. Public
-/// scripts expect about 15.
+/// Time in milliseconds that is added to the reordering timer of RFC 8985. The kernel's timer adds 2 ms and
+/// then waits for the tick after the next one: with 250 ticks per second this is up to 10 ms in total, with
+/// 100 up to 22 ms. Public scripts expect about 15 ms.
 const SLACK_MS: u32 = 12;
 
 /// Settings of an instance.
 #[derive(Debug)]
 pub struct SoFlags {
-    /// The stack's addresses.
+    /// Addresses of the stack.
     pub local: Vec<IpAddr>,
-    /// Networks whose addresses all are the stack's, too.
+    /// Networks in which every address belongs to the stack, too.
     pub networks: Vec<Prefix>,
     /// Largest packet in bytes.
     pub mtu: u32,
-    /// Where the kernel's settings are read.
+    /// Directory from which the kernel's settings are read.
     proc_dir: Option<PathBuf>,
-    /// Names and values that go before these.
+    /// Names and values that override the kernel's settings.
     overrides: Vec<(String, String)>,
-    /// What the timer of segments that may be merely reordered has more, in milliseconds.
+    /// Time in milliseconds that is added to the reordering timer.
     slack_ms: u32,
 }
 
 impl SoFlags {
-    /// Reads what was given, and what packetdrill itself was given.
+    /// Parses the flags, and relevant options of packetdrill's own command line.
     ///
     /// # Errors
-    /// The first that is wrong, and how.
+    /// Describes the first error.
     pub fn parse(text: &str) -> Result<Self, String> {
         let arguments = std::fs::read("/proc/self/cmdline").unwrap_or_default();
         let arguments: Vec<_> = arguments.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
@@ -77,7 +79,7 @@ impl SoFlags {
         }
         let mut networks = Vec::new();
         if local.is_empty() {
-            // IPv6 has no smaller links (RFC 8200 §5).
+            // Links of IPv6 have an MTU of at least 1280 (RFC 8200 §5).
             let fits = |(address, _): &&(&str, &str)| mtu >= 1280 || !address.contains(':');
             for (address, network) in NETWORKS.iter().filter(fits) {
                 local.push(address.parse().expect("an address"));
@@ -88,10 +90,11 @@ impl SoFlags {
         flags.tcp_settings().map(|_| flags)
     }
 
-    /// What TCP is set to, by the kernel at this moment and by the flags, and the settings of the kernel's that the stack does not have, with the reason.
+    /// Returns the TCP settings: those of the kernel at this moment, overridden by the flags. Also returns
+    /// the kernel's settings that the stack does not support, with the reason.
     ///
     /// # Errors
-    /// Flags that the stack has nothing for.
+    /// Describes flags that the stack does not support.
     pub fn tcp_settings(&self) -> Result<(StackSettings, Vec<String>), String> {
         let tcp = TcpConfig { reordering_slack_ms: self.slack_ms, ..defaults() };
         let mut settings = StackSettings { tcp, send_buffer_first: SEND_BUFFER_FIRST };
@@ -113,7 +116,8 @@ fn parse_mtu(text: &str) -> Option<u32> {
     text.parse().ok().filter(|mtu| (68..=65_521).contains(mtu))
 }
 
-/// `--local_ip` and `--mtu` of packetdrill's command line, which the interface does not hand on. The last of each counts, and nonsense is packetdrill's to refuse.
+/// Returns `--local_ip` and `--mtu` of packetdrill's command line, which the interface does not pass on. The
+/// last value of each counts; invalid values are ignored, because packetdrill rejects them itself.
 fn addresses_from_arguments<'a>(arguments: impl Iterator<Item = &'a str>) -> (Option<IpAddr>, Option<u32>) {
     let (mut local, mut mtu) = (None, None);
     let mut arguments = arguments.skip(1);

@@ -1,25 +1,27 @@
-//! Linux's settings of TCP, by which packetdrill's scripts say what they test, as keys of the stack's configuration.
+//! Linux's TCP sysctls, with which packetdrill's scripts state what they test, as keys of the stack's
+//! configuration.
 
 use ginnel::config::TcpConfig;
 use ginnel_stack::tcp::config::{CongestionControl, EcnMode, MtuProbing, SynCookies};
 use std::path::Path;
 
-/// Where the kernel shows them.
+/// Directory in which the kernel shows the sysctls.
 pub const PROC_DIR: &str = "/proc/sys/net/ipv4";
 
-/// What they say.
+/// Settings that result from sysctls.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackSettings {
-    /// To the stack.
+    /// Configuration of the stack.
     pub tcp: TcpConfig,
-    /// What a send buffer begins with, in bytes.
+    /// Initial size of a send buffer in bytes.
     pub send_buffer_first: u32,
 }
 
-/// Sets what one of them corresponds to; the name is that of the file, `tcp_sack` for instance. `Ok(false)`: the stack has nothing that corresponds to it.
+/// Sets the configuration key that corresponds to a sysctl; `name` is that of its file, for example
+/// `tcp_sack`. Returns `Ok(false)` if no key corresponds to it.
 ///
 /// # Errors
-/// The stack has no such value.
+/// The stack does not support the value.
 pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Result<bool, String> {
     let StackSettings { tcp, send_buffer_first } = settings;
     let words: Vec<&str> = value.split_whitespace().collect();
@@ -31,7 +33,7 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
     let small = || parse::<u8>(first);
     let bytes = || parse::<u16>(first);
     let flag = || number().map(|number| number != 0);
-    // Of smallest, usual and largest size the last two.
+    // Minimum, default and maximum: the last two are used.
     let usual = || parse::<u32>(words.get(1).copied().unwrap_or_default());
     let largest = || parse::<u32>(words.get(2).copied().unwrap_or_default());
     let unknown = || format!("{value:?} is none of the stack's");
@@ -43,13 +45,13 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
         "tcp_synack_retries" => tcp.synack_retries = small()?,
         "tcp_retries1" => tcp.mtu_black_hole_retries = small()?,
         "tcp_retries2" => tcp.retries = small()?,
-        // The kernel's 0 means 8.
+        // 0 means 8 in the kernel.
         "tcp_orphan_retries" => tcp.orphan_retries = Some(small()?).filter(|n| *n > 0).unwrap_or(8),
         "tcp_fin_timeout" => tcp.fin_timeout_seconds = number()?,
         "tcp_keepalive_time" => tcp.keepalive_time_seconds = number()?,
         "tcp_keepalive_intvl" => tcp.keepalive_interval_seconds = number()?,
         "tcp_keepalive_probes" => tcp.keepalive_probes = small()?,
-        // Endless, as newer kernels have it.
+        // The maximum means no limit, which is the default of newer kernels.
         "tcp_challenge_ack_limit" => {
             tcp.challenge_acks_per_second = number()?.clamp(1, i32::MAX.unsigned_abs())
         }
@@ -67,7 +69,8 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
         "tcp_rto_min_us" => tcp.rto_min_ms = number()?.div_ceil(1000),
         "tcp_rto_max_ms" => tcp.rto_max_seconds = number()? / 1000,
         "tcp_max_syn_backlog" => tcp.half_open_max = number()?,
-        // The largest sizes hold for all who do not ask for others. Half of a buffer is what the kernel needs itself (`tcp_win_from_space`).
+        // The maximum sizes apply to all sockets without their own sizes. The kernel uses half of a buffer
+        // for its overhead (`tcp_win_from_space`).
         "tcp_rmem" => {
             tcp.recv_buffer_bytes = largest()?;
             tcp.recv_window_first_bytes = usual()? / 2;
@@ -117,7 +120,8 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
     Ok(true)
 }
 
-/// Reads all that are in a folder. What the stack does not have stays as it is, and so does a value that it has no use for: returns these with the reason.
+/// Reads all sysctls in a directory. Sysctls and values that the stack does not support leave the settings
+/// unchanged; returns the unsupported values, with the reason.
 pub fn read_all(folder: &Path, settings: &mut StackSettings) -> Vec<String> {
     let mut refused = Vec::new();
     let Ok(entries) = std::fs::read_dir(folder) else { return refused };
@@ -125,7 +129,7 @@ pub fn read_all(folder: &Path, settings: &mut StackSettings) -> Vec<String> {
         entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     for name in names {
-        // Some may not be read by everybody.
+        // Some files are not readable by all users.
         let Ok(value) = std::fs::read_to_string(folder.join(&name)) else { continue };
         let mut changed = settings.clone();
         let value = value.trim();

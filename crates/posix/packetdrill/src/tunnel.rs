@@ -1,5 +1,6 @@
-//! The device: IP packets without Ethernet on one side, frames on the other. Whoever is reached by it is one neighbour, whose address the stack is told at the start, so
-//! nothing of ARP or NDP has to be asked; what the stack says about them by itself stays here.
+//! The device: IP packets without Ethernet header on one side, frames on the other. All destinations are
+//! reached through one neighbour with a statically configured MAC address, so the stack sends no ARP or NDP
+//! queries; link messages that it sends on its own are dropped here.
 
 use crate::clock::Clock;
 use core::time::Duration;
@@ -11,20 +12,21 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The stack's own Ethernet address, and that of whoever it talks to.
+/// Ethernet addresses of the stack and of its neighbour.
 const OWN_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 pub const NEIGHBOUR_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const ETHERNET_BYTES: usize = 14;
 const ETHERTYPE_V4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_V6: [u8; 2] = [0x86, 0xdd];
-/// Packets that may wait each way: more than a script has.
+/// Maximum number of packets that wait in each direction: more than a script has.
 const PACKETS_MAX: usize = 4096;
-/// Longest packet (RFC 791; of IPv6 those that need no jumbo option are 40 bytes longer, and no device has them).
+/// Longest packet in bytes (RFC 791; IPv6 packets without jumbo option may be 40 bytes longer, but no device
+/// supports them).
 const PACKET_BYTES_MAX: usize = 65_535;
-/// Types of ICMPv6 that are about the link: MLD, NDP, MLDv2 (RFC 2710, RFC 4861, RFC 3810).
+/// Types of ICMPv6 messages about the link: MLD, NDP, MLDv2 (RFC 2710, RFC 4861, RFC 3810).
 const LINK_ICMPV6_TYPES: [core::ops::RangeInclusive<u8>; 2] = [130..=137, 143..=143];
 
-/// A packet that left the stack, and when.
+/// A packet that left the stack, with its time.
 #[derive(Debug)]
 pub struct OutboundPacket {
     pub bytes: Vec<u8>,
@@ -33,7 +35,7 @@ pub struct OutboundPacket {
 
 struct TunnelShared {
     inbound: Mutex<VecDeque<Vec<u8>>>,
-    /// Readable when packets came and the stack may be asleep.
+    /// Readable when packets have arrived and the stack may be asleep.
     doorbell: OwnedFd,
     outbound: Mutex<VecDeque<OutboundPacket>>,
     outbound_ready: Condvar,
@@ -42,34 +44,35 @@ struct TunnelShared {
     mtu: usize,
 }
 
-/// Turns of the stack, counted from 1.
+/// Turns of the shard, counted from 1.
 #[derive(Default)]
 struct TurnCounters {
     begun: u64,
     ended: u64,
-    /// Somebody waits until this one has ended.
+    /// Last turn whose end a thread waits for.
     wanted: u64,
 }
 
-/// Turns until all is done that was asked for before them: what a program has made room for is shown to the channel in the turn behind the one that heard of it.
+/// Turns until all earlier requests are processed: memory that a program has released becomes visible to the
+/// channel in the turn after the one that processed the release.
 const TURNS_TO_SETTLE: u64 = 2;
-/// A turn that takes longer than this is none any more: the stack is gone.
+/// Maximum duration of a turn, after which the stack counts as ended.
 const TURN_MAX: Duration = Duration::from_secs(10);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while it is locked.
+    // No thread panics while it holds the lock.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The side of the packets.
+/// The packet side of the device.
 #[derive(Clone)]
 pub struct Tunnel(Arc<TunnelShared>);
 
 impl Tunnel {
-    /// A tunnel for packets of so many bytes.
+    /// Creates a tunnel with an MTU of `mtu` bytes.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// The process has no descriptor left.
     pub fn new(mtu: usize) -> Result<Self, Errno> {
         Ok(Self(Arc::new(TunnelShared {
             inbound: Mutex::default(),
@@ -82,7 +85,7 @@ impl Tunnel {
         })))
     }
 
-    /// The stack's device at the other end, for one stack at a time.
+    /// Creates the stack's device, for one stack at a time.
     pub fn device(&self, clock: Clock) -> Device {
         let shared = &self.0;
         let rx = TunnelRx { shared: shared.clone(), lent: Vec::new() };
@@ -91,13 +94,15 @@ impl Tunnel {
         Device { rx: Box::new(rx), tx: Box::new(tx) }
     }
 
-    /// A packet for the stack. When this returns the stack has processed it, and sent its answers, as the kernel has when a packet was written to a TUN device.
+    /// Passes a packet to the stack. When this function returns, the stack has processed the packet and sent
+    /// its replies, like the kernel after a packet was written to a TUN device.
     ///
     /// # Errors
-    /// `EINVAL` if it is no IP packet, `EMSGSIZE` if it is longer than any can be, `ENOBUFS` if too many wait, `EIO` if the stack is gone.
+    /// `EINVAL` if it is no IP packet, `EMSGSIZE` if it is longer than any IP packet, `ENOBUFS` if too many
+    /// packets wait, `EIO` if the stack has ended.
     pub fn send(&self, packet: &[u8]) -> Result<(), Errno> {
         let ethertype = ethertype_of(packet).ok_or(Errno::INVAL)?;
-        // As on a TUN device, the MTU is for the other way.
+        // As on a TUN device, the MTU applies to the other direction only.
         if packet.len() > PACKET_BYTES_MAX {
             return Err(Errno::MSGSIZE);
         }
@@ -111,16 +116,16 @@ impl Tunnel {
         self.settle()
     }
 
-    /// Waits until the stack has done what it has been asked for so far.
+    /// Waits until the stack has processed all earlier requests.
     ///
     /// # Errors
-    /// `EIO` if it is gone.
+    /// `EIO` if the stack has ended.
     pub fn settle(&self) -> Result<(), Errno> {
         let mut turns = lock(&self.0.turns);
-        // One may be under way that has looked already.
+        // A turn that has already checked for requests may be in progress.
         let last = turns.begun + TURNS_TO_SETTLE;
         turns.wanted = turns.wanted.max(last);
-        // A full counter is readable, too.
+        // If the counter is full, the descriptor is readable, too.
         let _ = rustix::io::write(&self.0.doorbell, &1u64.to_ne_bytes());
         while turns.ended < last {
             let (after, waited) =
@@ -133,7 +138,7 @@ impl Tunnel {
         Ok(())
     }
 
-    /// The next packet that left the stack. Waits for it.
+    /// Waits for the next packet that left the stack, and returns it.
     pub fn receive(&self) -> OutboundPacket {
         let mut outbound = lock(&self.0.outbound);
         loop {
@@ -153,11 +158,11 @@ fn ethertype_of(packet: &[u8]) -> Option<[u8; 2]> {
     }
 }
 
-/// Whether a frame is for whoever is at the other end, and not about the link.
+/// Returns whether a frame contains an IP packet that is not about the link.
 fn is_ip_packet(frame: &[u8]) -> bool {
     let Some((header, packet)) = frame.split_at_checked(ETHERNET_BYTES) else { return false };
     let about_link = match packet {
-        // MLD stands behind a hop-by-hop header of eight bytes.
+        // MLD messages follow a hop-by-hop header of eight bytes.
         [_, _, _, _, _, _, 0, ..] => packet.get(40) == Some(&58) && is_link_message(packet.get(48)),
         [_, _, _, _, _, _, 58, ..] => is_link_message(packet.get(40)),
         _ => false,
@@ -174,7 +179,8 @@ fn is_link_message(kind: Option<&u8>) -> bool {
 }
 
 impl TunnelShared {
-    /// The last turn has ended; another begins, or the stack is about to sleep. Whether nobody waits for another.
+    /// Records that the last turn has ended, and that another one begins (`begins`) or the stack is about to
+    /// sleep. Returns whether no thread waits for another turn.
     fn count_turn(&self, begins: bool) -> bool {
         let mut turns = lock(&self.turns);
         let news = turns.ended < turns.begun;
@@ -206,7 +212,7 @@ impl RxQueue for TunnelRx {
     }
 
     fn arm(&mut self) -> bool {
-        // Emptied before the look, so that what comes after it is heard.
+        // The eventfd is read before the check, so that later requests wake the stack.
         let _ = rustix::io::read(&self.shared.doorbell, &mut [0; 8]);
         self.shared.count_turn(false) && lock(&self.shared.inbound).is_empty()
     }

@@ -1,13 +1,13 @@
-//! A program in C loads the library as packetdrill does, plays the network, and makes the calls (`driver.c`).
+//! A C program (`driver.c`) loads the library like packetdrill, plays the network, and makes calls.
 //!
-//! It does so in real time: what a stack sends again because the machine stood still is no failure.
+//! The program runs in real time: a retransmission because the machine stalled is not a failure.
 
 use ginnel_testkit::steal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::LazyLock;
 
-/// A case that hangs ends after so many seconds.
+/// Timeout in seconds of a case that hangs.
 const SECONDS_MAX: &str = "60";
 
 struct Built {
@@ -27,7 +27,7 @@ static BUILT: LazyLock<Built> = LazyLock::new(|| {
         assert!(cc.expect("cc, a C compiler, runs").success());
         program
     });
-    // Cargo builds it beside this test.
+    // Cargo puts the library next to this test.
     let library = std::env::current_exe().unwrap().with_file_name("libpacketdrill_ginnel.so");
     assert!(library.exists(), "{} is not there", library.display());
     Built { program, as_packetdrill, library, _folder: folder }
@@ -39,7 +39,7 @@ fn run(case: &str, flags: Option<&str>) -> Output {
     driver.output().expect("timeout of coreutils runs")
 }
 
-/// What a program says that ends well.
+/// Runs a program that must succeed. Returns its standard error.
 fn told(name: &str, mut run: impl FnMut() -> Output) -> String {
     let mut said = String::new();
     let ended = steal::repeat_if_stalled(|| {
@@ -78,7 +78,7 @@ cases! {
     datagrams
 }
 
-/// What packetdrill does from its start to its end, for two scripts in a row.
+/// Performs packetdrill's steps from its start to its end, for two scripts in a row.
 fn as_packetdrill(version: &str, options: &[&str]) {
     told(version, || {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Rings whose other side writes nonsense. The kernel does not; if it did, errors would be counted and nothing worse would happen.
+//! Rings whose other side writes invalid values. The kernel does not; if it did, the device would count
+//! errors and continue to work.
 
 use super::super::filter::AttachedProgram;
 use super::super::rings::kernel_side::{OFFSETS, memory, set_needs_wakeup, set_producer};
@@ -17,7 +18,7 @@ fn fd() -> OwnedFd {
     eventfd(0, EventfdFlags::NONBLOCK).expect("a descriptor")
 }
 
-/// A number that is often near to what is right.
+/// Returns an address that is often close to a valid one.
 fn address(random: &mut Random) -> u64 {
     match random.below(4) {
         0 => random.next_u64(),
@@ -76,7 +77,7 @@ fn nonsense_in_the_receive_ring_is_counted_and_skipped() {
     assert!(lent > 1000 && bytes == 0, "{lent} frames");
     assert!(stats.rx_invalid.load(Ordering::Relaxed) > 1000);
     assert!(stats.rx_dropped.load(Ordering::Relaxed) > 100);
-    // A producer's index from anywhere.
+    // A producer index with any value.
     for produced in [7, 1 << 31, u32::MAX, 0] {
         set_producer(&rx_memory, produced);
         let mut burst = RxBurst::new();

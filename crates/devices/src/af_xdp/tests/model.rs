@@ -1,4 +1,5 @@
-//! The redirect program beside a model of it that says the same in Rust: the kernel runs the program on frames of every kind, whole, cut and changed at random.
+//! Compares the redirect program with a model in Rust: the kernel runs the program on frames of every kind,
+//! complete, truncated and randomly modified.
 
 use super::super::bpf;
 use super::super::filter::{PortKind, RedirectFilter};
@@ -18,7 +19,7 @@ const VLAN: u16 = 12;
 const TCP_PORT: u16 = 80;
 const UDP_PORT: u16 = 53;
 
-/// What the program should do with a frame.
+/// Returns what the program should do with a frame.
 fn is_ours(frame: &[u8], shared: bool) -> Option<bool> {
     let be16 = |bytes: &[u8], at: usize| Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
     let mut kind = be16(frame, 12)?;
@@ -98,7 +99,7 @@ fn is_ours(frame: &[u8], shared: bool) -> Option<bool> {
     }
 }
 
-/// A frame of some kind, in most cases near to what the program looks at.
+/// Returns a frame of a random kind, which in most cases is close to the frames that the program inspects.
 fn frame(random: &mut Random) -> Vec<u8> {
     fn one<T: Copy>(random: &mut Random, of: &[T]) -> T {
         of[random.below(of.len() as u64) as usize]
@@ -183,7 +184,7 @@ fn frame(random: &mut Random) -> Vec<u8> {
     frame
 }
 
-/// Kind and protocol of a frame. (With a tag, the kind is the tag's.)
+/// Returns kind and protocol of a frame. For tagged frames, the kind is that of the tag.
 fn kind(frame: &[u8]) -> (u16, u8) {
     let kind = u16::from_be_bytes([frame[12], frame[13]]);
     (
@@ -215,7 +216,7 @@ fn the_program_decides_as_its_model() {
                 let frame = frame(&mut random);
                 let verdict = bpf::test_run(program.as_fd(), &frame).expect("a run");
                 let expected = is_ours(&frame, shared).unwrap_or(false);
-                // There is no socket, so that what is the stack's is dropped and counted.
+                // Without a socket, frames for the stack are dropped and counted.
                 let said = if expected { XDP_DROP } else { XDP_PASS };
                 assert_eq!(verdict, said as u32, "frame {number}, shared: {shared}: {frame:02x?}");
                 if expected {

@@ -1,4 +1,4 @@
-//! An interface that stack and kernel share. The other end of its cable is a device that gets everything.
+//! An interface that stack and kernel share. The other end of its cable is a device that receives all frames.
 
 use super::*;
 use crate::conformance::sleep;
@@ -9,7 +9,7 @@ const STACK: Ipv4Addr = Ipv4Addr::new(10, 4, 0, 2);
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 4, 0, 9);
 const PEER_MAC: [u8; 6] = [2, 9, 9, 9, 9, 9];
 
-/// The shared end, whose kernel has an address, and the far end.
+/// Creates the shared end, whose kernel has an address, and the far end.
 fn pair(name: &str, config: AfXdpConfig) -> (AfXdp, Device) {
     let far = format!("{name}1");
     veth(&config.interface, &far, 1500);
@@ -29,7 +29,7 @@ fn config(name: &str, keys: &str, addresses: &[IpAddr]) -> AfXdpConfig {
     }
 }
 
-/// ARP from the far end; `tag` is a VLAN's, or nothing.
+/// Returns an ARP message of the far end; `tag` is a VLAN tag or empty.
 fn arp(operation: u8, tag: &[u8], sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     let mut frame = [&[0xff; 6], &PEER_MAC[..], tag, &[8, 6, 0, 1, 8, 0, 6, 4, 0, operation]].concat();
     frame.extend(PEER_MAC);
@@ -39,7 +39,7 @@ fn arp(operation: u8, tag: &[u8], sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8>
     frame
 }
 
-/// A UDP datagram without a checksum.
+/// Returns a UDP datagram without a checksum.
 fn udp(mac: [u8; 6], to: Ipv4Addr, port: u16) -> Vec<u8> {
     let mut header = vec![0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0];
     header.extend([PEER.octets(), to.octets()].concat());
@@ -53,7 +53,7 @@ fn udp(mac: [u8; 6], to: Ipv4Addr, port: u16) -> Vec<u8> {
     frame
 }
 
-/// What arrives at a socket of the kernel within a second.
+/// Returns whether a datagram arrives at a kernel socket within a second.
 fn heard(socket: &UdpSocket) -> bool {
     socket.set_read_timeout(Some(Duration::from_secs(1))).expect("a time limit");
     socket.recv(&mut [0; 100]).is_ok()
@@ -68,13 +68,14 @@ fn only_what_is_the_stacks_comes_to_it_and_the_rest_to_the_kernel() {
             let mut stack = only(shared);
             let mac = stack.tx.capabilities().mac;
             let kernel = UdpSocket::bind((KERNEL, 700)).expect("a socket of the kernel");
-            // Each to its own; nothing else comes.
+            // Each datagram arrives at its destination, and no other frame does.
             let ours = [udp(mac, STACK, 700), arp(1, &[], PEER, STACK)];
             let theirs = udp(mac, KERNEL, 700);
             send(&mut far, &[ours[0].clone(), theirs, ours[1].clone()]);
             assert_eq!(receive(&mut stack, 3), ours);
             assert!(heard(&kernel));
-            // What is not about the stack alone goes to both, tags and all; the kernel answers what is about it.
+            // Messages that are not about the stack's address alone arrive at both, with their tags; the
+            // kernel answers those about its own address.
             let for_both = arp(1, &[], PEER, KERNEL);
             let tagged = arp(2, &[0x81, 0, 0x20, 12], PEER, KERNEL);
             send(&mut far, &[for_both.clone(), tagged.clone()]);
@@ -82,7 +83,7 @@ fn only_what_is_the_stacks_comes_to_it_and_the_rest_to_the_kernel() {
             let answers = receive(&mut far, 1);
             assert_eq!(answers[0][20..22], [0, 2], "the kernel's answer");
             assert_eq!(answers[0][28..32], KERNEL.octets());
-            // The stack sends what it likes.
+            // The stack can send any frame.
             send(&mut stack, &[udp(PEER_MAC, PEER, 1)]);
             assert_eq!(receive(&mut far, 1), [udp(PEER_MAC, PEER, 1)]);
         },
@@ -117,7 +118,7 @@ fn what_comes_on_another_queue_is_counted() {
         let filter = shared.filter.clone();
         let mut stack = only(shared);
         let mac = stack.tx.capabilities().mac;
-        // The sender's queue chooses the receiver's.
+        // The sender's queue determines the receiver's queue.
         let mut sender = only(open(&all_of("other1", "queues=3")).expect("the far end"));
         send(&mut sender, &[udp(mac, STACK, 5), udp(mac, KERNEL, 5)]);
         assert_eq!(receive(&mut stack, 1), [[0u8; 0]; 0]);
@@ -132,7 +133,7 @@ fn neighbours_wake_a_sleeper_and_the_kernels_own_words_do_not() {
         || {
             let (shared, mut far) = pair("wake", config("wake", "", &[STACK.into()]));
             let mut stack = only(shared);
-            // The kernel asks somebody: that goes out, and is none of the stack's business.
+            // The kernel sends an ARP request, which leaves the interface and must not reach the stack.
             let kernel = UdpSocket::bind((KERNEL, 0)).expect("a socket of the kernel");
             kernel.send_to(b"x", (Ipv4Addr::new(10, 4, 0, 77), 9)).expect("sent");
             assert_eq!(receive(&mut far, 1)[0][20..22], [0, 1], "a question");
@@ -141,7 +142,7 @@ fn neighbours_wake_a_sleeper_and_the_kernels_own_words_do_not() {
             send(&mut far, std::slice::from_ref(&answer));
             assert!(sleep(stack.rx.wake_fd(), Duration::from_secs(10)));
             assert_eq!(receive(&mut stack, 1), [answer]);
-            // The ring of copies goes round and round.
+            // The ring of copies wraps several times.
             for round in 0..40 {
                 let frames: Vec<_> =
                     (0..5).map(|n| arp(1, &[], Ipv4Addr::new(10, 4, 1, round * 5 + n), KERNEL)).collect();

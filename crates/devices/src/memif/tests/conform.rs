@@ -3,14 +3,14 @@
 use super::*;
 use crate::conformance::{self, Guarantees};
 
-/// Between ends that agreed on the extension.
+/// Guarantees of two ends with the extension.
 const WHOLE: Guarantees =
     Guarantees { back_pressure: true, uncut_super_frame_bytes: usize::MAX, labels: true };
 
-/// Between others: frames as the protocol has them.
+/// Guarantees without the extension, which sends plain wire frames.
 const PLAIN: Guarantees = Guarantees { labels: false, ..WHOLE };
 
-/// Runs the suite with the server on the left, then with the client there.
+/// Runs the suite with the server on the left, then with the client on the left.
 fn run(name: &str, promises: Guarantees, adjust: impl Fn(&mut MemifConfig)) {
     for server_first in [true, false] {
         conformance::run(&format!("{name}, server first: {server_first}"), promises, &mut || {
@@ -36,7 +36,8 @@ fn two_ends_without_offloads_conform_with_any_mtu() {
     }
 }
 
-/// One end does not offer the extension, as foreign peers do not: the other cuts and sums in software.
+/// One end does not offer the extension, like other implementations: the other end performs the offloads in
+/// software.
 #[test]
 fn an_end_with_offloads_conforms_at_one_without() {
     let cut = Guarantees { uncut_super_frame_bytes: 0, ..PLAIN };

@@ -1,4 +1,4 @@
-//! Connections that come and go.
+//! Tests of connections that come up and go down.
 
 use super::peer::Peer;
 use super::*;
@@ -46,11 +46,11 @@ fn a_peer_that_dies_takes_the_link_down_and_the_next_one_brings_it_up() {
             assert_eq!(received(device), []);
             send(device, 1);
             assert_eq!(get(&memif.stats.tx_dropped), dropped);
-            // The connection itself is news that may end the first sleep.
+            // The connection itself may end the first sleep.
             while device.rx.arm() && sleep(device.rx.wake_fd(), Duration::from_millis(1)) {
                 assert_eq!(received(device), []);
             }
-            // No goodbye, as after kill -9.
+            // Closes the connection without DISCONNECT, as after kill -9.
             drop(peer);
             assert!(sleep(device.rx.wake_fd(), PATIENCE), "a receiver that sleeps is woken");
             assert!(memif.link.wait_for(false, PATIENCE));
@@ -79,7 +79,8 @@ fn frames_that_nobody_took_are_gone_with_their_connection() {
     }
 }
 
-/// Runs the test `name` again in a process of its own, in which nobody else opens or maps anything. True there.
+/// Runs the test `name` again in a process of its own, in which no other test opens descriptors or maps
+/// memory. Returns true in that process.
 fn is_alone(name: &str) -> bool {
     const ALONE: &str = "GINNEL_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -92,14 +93,15 @@ fn is_alone(name: &str) -> bool {
     false
 }
 
-/// Open descriptors, and mappings of shared memory, of this process.
+/// Returns the number of open descriptors, and of mappings of shared memory, of this process.
 fn holdings() -> (usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").expect("procfs").count();
     let maps = std::fs::read_to_string("/proc/self/maps").expect("procfs");
     (descriptors, maps.lines().filter(|line| line.contains("ginnel-memif")).count())
 }
 
-/// The same without the socket that a client has now and then, for a moment, to look for its server.
+/// Returns the minimum of several samples, which excludes the socket that a client opens now and then to
+/// connect to its server.
 fn at_rest() -> (usize, usize) {
     let samples = (0..20).map(|_| {
         thread::sleep(Duration::from_millis(1));
@@ -123,7 +125,7 @@ fn nothing_is_left_of_connections_that_are_gone() {
             assert!(memif.link.wait_for(true, PATIENCE));
             let (descriptors, mappings) = holdings();
             assert!(descriptors > before.0 && mappings > before.1, "the connection is seen here");
-            // Some connections come and go without the halves having looked.
+            // Some connections come up and go down without any access by the halves.
             if round % 3 != 0 {
                 memif.queues.iter_mut().for_each(|device| send(device, 0));
                 memif.queues.iter_mut().for_each(|device| drop(received(device)));
@@ -136,10 +138,10 @@ fn nothing_is_left_of_connections_that_are_gone() {
             device.tx.flush(Time::ZERO);
         }
         if role == Role::Server {
-            // The link is down, so nothing of the last connection is left by now.
+            // The link is down, so all resources of the last connection have been released.
             assert_eq!(holdings(), before);
         }
-        // A client may be connecting to the listener again.
+        // A client may just be connecting to the listener again.
         drop(meet);
         let (deadline, mut after) = (Instant::now() + PATIENCE, at_rest());
         while after != before && Instant::now() < deadline {
@@ -200,7 +202,8 @@ fn only_who_knows_id_and_secret_is_let_in_and_only_one() {
     assert!(second.link.wait_for(true, PATIENCE), "now it is its turn");
 }
 
-/// So many may shake hands at a time. Those that say nothing hold the next one up until their time is over, and no longer.
+/// At most eight clients may be in the handshake. Silent ones delay the next client until their timeout, and
+/// not longer.
 // limit: memif peers in their handshake
 #[test]
 fn clients_that_say_nothing_are_sent_away_and_the_next_is_served() {
@@ -212,7 +215,7 @@ fn clients_that_say_nothing_are_sent_away_and_the_next_is_served() {
     let mut client = device(&folder, Role::Client, |_| {});
     assert!(!client.link.wait_for(true, Duration::from_millis(500)), "eight others are before it");
     assert!(client.link.wait_for(true, 2 * PATIENCE) && server.link.wait_for(true, PATIENCE));
-    // The four that are left of them came in with it, and are not sent away yet.
+    // The remaining four clients were accepted together with it, and have not been disconnected yet.
     assert!(get(&server.stats.refused) < 12, "{:?}", server.stats);
     let deadline = Instant::now() + PATIENCE;
     while get(&server.stats.refused) < 8 {
@@ -265,7 +268,7 @@ fn the_peer_is_woken_only_if_it_asked_for_it() {
         assert_eq!(rings(false, device), 0);
         assert_eq!(rings(true, device), 2, "once for each flush that shows something new");
         assert_eq!(rings(false, device), 0);
-        // And the other way round: the wish of the device stands in its ring while it sleeps.
+        // In the other direction, the ring's flag tells whether the device sleeps.
         let sends = if role == Role::Server { &link.to_server[0] } else { &link.to_client[0] };
         assert_eq!(received(device), []);
         assert!(!sends.ring.are_interrupts_enabled());
@@ -287,7 +290,7 @@ fn one_device_hears_every_queue_of_its_peer() {
     assert!(client.link.wait_for(true, PATIENCE) && server.link.wait_for(true, PATIENCE));
     let mut one = client.into_single_device().expect("a descriptor");
     for (number, queue) in (0u8..).zip(&mut server.queues) {
-        // The connection itself is news that may end the first sleep.
+        // The connection itself may end the first sleep.
         while one.rx.arm() && sleep(one.rx.wake_fd(), Duration::from_millis(1)) {
             assert_eq!(received(&mut one), []);
         }

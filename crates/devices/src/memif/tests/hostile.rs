@@ -1,5 +1,5 @@
-//! Peers that break every rule: random bytes in all places that a peer can write, and random messages. The device must neither crash nor hand out
-//! what cannot be, and serve the next peer as if nothing had been.
+//! Peers that violate every rule: random bytes everywhere a peer can write, and random messages. The device
+//! must neither crash nor deliver invalid frames, and must serve the next peer as usual.
 
 use super::peer::Peer;
 use super::*;
@@ -9,7 +9,7 @@ use ginnel_stack::time::Instant as Time;
 
 const ROLES: [Role; 2] = [Role::Server, Role::Client];
 
-/// The device under test with some peer's handshake over, from seed to seed another one.
+/// The device under test after the handshake with a peer; each seed gives another one.
 struct Bench {
     memif: Memif,
     folder: Folder,
@@ -25,7 +25,7 @@ impl Bench {
         Self { memif, folder, frames: 0 }
     }
 
-    /// What a shard would do in a turn.
+    /// Does what a shard does in one turn.
     fn turn(&mut self, random: &mut Random) {
         let device = &mut self.memif.queues[0];
         let mut burst = RxBurst::new();
@@ -38,7 +38,7 @@ impl Bench {
             assert!(
                 frame.gso.is_none_or(|gso| gso.size > 0 && usize::from(gso.header_len) <= frame.bytes.len())
             );
-            // Each byte is there to be read, and stays as it is.
+            // Checks that each byte can be read and does not change.
             let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
             assert_eq!(sum(frame.bytes), sum(frame.bytes));
         }
@@ -57,7 +57,7 @@ impl Bench {
         }
     }
 
-    /// A peer that keeps to the rules is served.
+    /// Checks that a peer that follows the rules is served.
     fn serves_others(&mut self) {
         let mut config = Peer::config(&self.memif, &self.folder);
         config.offload = false;
@@ -93,7 +93,7 @@ fn exchange(
     }
 }
 
-/// Does something to the shared memory: mostly what looks like sending, sometimes what cannot be.
+/// Modifies the shared memory: mostly like a sender, sometimes with invalid values.
 fn scribble(peer: &Peer, role: Role, random: &mut Random) {
     let link = peer.link.as_ref().expect("connected");
     let (sends, takes) = match role {
@@ -129,7 +129,7 @@ fn scribble(peer: &Peer, role: Role, random: &mut Random) {
     }
 }
 
-/// One thread, so that a seed gives one run.
+/// Uses one thread, so that a seed determines the run.
 #[test]
 fn random_bytes_in_shared_memory_hurt_nobody() {
     for role in ROLES {
@@ -156,7 +156,7 @@ fn random_bytes_in_shared_memory_hurt_nobody() {
             let stats = &bench.memif.stats;
             let seen = [&stats.connections, &stats.violations, &stats.rx_malformed]
                 .map(|c| c.load(Ordering::Relaxed));
-            // Otherwise this test would show nothing.
+            // Otherwise this test would prove nothing.
             assert!(
                 seen[0] >= 40 && seen[1] > 10 && seen[2] > 10 && bench.frames > 300,
                 "{seen:?} {}",
@@ -167,7 +167,7 @@ fn random_bytes_in_shared_memory_hurt_nobody() {
     }
 }
 
-/// The peer writes while frames are taken.
+/// The peer writes while the device reads frames.
 #[test]
 fn random_bytes_at_any_moment_hurt_nobody() {
     for role in ROLES {
@@ -198,14 +198,14 @@ fn random_bytes_at_any_moment_hurt_nobody() {
     }
 }
 
-/// Messages that are wrong in content, order, size or descriptor.
+/// Sends messages with wrong content, order, size or descriptor.
 #[test]
 fn random_messages_are_refused() {
     for role in ROLES {
         let mut bench = Bench::new(role, |_| {});
         let mut meet = Peer::stranger(&bench.memif, &bench.folder);
         let mut random = Random::new(31);
-        // A client comes back later and later to a server that it cannot understand.
+        // A client waits longer and longer before it reconnects to a server that it cannot understand.
         let meetings = if role == Role::Server { 300 } else { 8 };
         for _ in 0..meetings {
             meet.confuse(&mut random);

@@ -11,7 +11,7 @@ use std::sync::atomic::AtomicU32;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A folder for sockets, removed with this value.
+/// A directory for sockets, which is removed with this value.
 pub(super) struct Folder(PathBuf);
 
 impl Folder {
@@ -38,7 +38,7 @@ impl Drop for Folder {
     }
 }
 
-/// A server and a client that are connected. What they differ in is set by `adjust`.
+/// Creates a connected server and client. `adjust` sets the options in which they differ from the defaults.
 fn connected(folder: &Folder, adjust: impl Fn(&mut MemifConfig)) -> (Memif, Memif) {
     let [server, client] = [Role::Server, Role::Client].map(|role| {
         let mut config = MemifConfig::new(folder.socket(), role);

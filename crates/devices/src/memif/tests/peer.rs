@@ -1,4 +1,4 @@
-//! A peer made of the same messages and rings as the device, but in the hands of a test.
+//! A peer that uses the messages and rings of the device, but is controlled by a test.
 
 use super::*;
 use crate::memif::control_channel::{ChannelEvent, ControlChannel};
@@ -18,7 +18,7 @@ pub(super) struct Peer {
     pub(super) link: Option<NegotiatedLink>,
 }
 
-/// Makes connections to one device.
+/// Establishes connections to one device.
 pub(super) struct Meet {
     config: MemifConfig,
     listener: Option<MemifListener>,
@@ -43,12 +43,12 @@ impl Side {
 }
 
 impl Peer {
-    /// Whether the device has not ended the connection yet.
+    /// Returns whether the device has not ended the connection yet.
     pub(super) fn is_open(&self) -> bool {
         matches!(self.channel.receive(), ChannelEvent::Empty)
     }
 
-    /// Whether the device ends the connection.
+    /// Waits until the device ends the connection. Returns whether it does.
     pub(super) fn is_sent_away(&self) -> bool {
         loop {
             wait_for(self.channel.fd());
@@ -60,15 +60,15 @@ impl Peer {
         }
     }
 
-    /// The configuration of the other end of a device.
+    /// Returns the configuration of the other end of a device.
     pub(super) fn config(memif: &Memif, folder: &Folder) -> MemifConfig {
-        // The address says which role it has.
+        // The MAC address tells the role of the device.
         let server = memif.queues[0].tx.capabilities().mac[5] == 1;
         let role = if server { Role::Client } else { Role::Server };
         MemifConfig { ring: 64, ..MemifConfig::new(folder.socket(), role) }
     }
 
-    /// Connections to a device by somebody who can do with them what the rules forbid.
+    /// Creates a peer that can violate the protocol.
     pub(super) fn stranger(memif: &Memif, folder: &Folder) -> Meet {
         let config = Self::config(memif, folder);
         let listener = (config.role == Role::Server)
@@ -78,7 +78,7 @@ impl Peer {
 }
 
 impl Meet {
-    /// The channel to the device, and this side of the handshake.
+    /// Opens a channel to the device, and creates the handshake of this side.
     fn channel(&self, offload: bool) -> (ControlChannel, Side) {
         let config = Arc::new(MemifConfig { offload, ..self.config.clone() });
         let deadline = Instant::now() + PATIENCE;
@@ -104,7 +104,7 @@ impl Meet {
         }
     }
 
-    /// A connection made by the rules.
+    /// Establishes a connection by the rules.
     pub(super) fn connect(&mut self, offload: bool) -> Peer {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -113,11 +113,11 @@ impl Meet {
             if let Some(link) = shake(&channel, &mut side) {
                 return Peer { channel, link: Some(link) };
             }
-            // It was still busy with the connection before.
+            // The device was still busy with the previous connection.
         }
     }
 
-    /// Goes some way through the handshake, then sends nonsense until it is thrown out.
+    /// Completes a part of the handshake, then sends invalid messages until the device disconnects.
     pub(super) fn confuse(&mut self, random: &mut Random) {
         let (channel, mut side) = self.channel(random.below(2) == 0);
         for _ in 0..20 {
@@ -165,7 +165,7 @@ impl Meet {
     }
 }
 
-/// A file of 100 bytes: smaller than any region.
+/// Creates a file of 100 bytes, which is smaller than any region.
 fn memfd(flags: MemfdFlags) -> OwnedFd {
     let fd = memfd_create("test", MemfdFlags::CLOEXEC | flags).expect("a memfd");
     ftruncate(&fd, 100).expect("its size");
@@ -181,7 +181,7 @@ fn wait_at_most(fd: &OwnedFd, milliseconds: i64) {
     let _ = poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&pause));
 }
 
-/// The whole handshake. `None` if the device says no.
+/// Performs the whole handshake. Returns `None` if the device rejects it.
 fn shake(channel: &ControlChannel, side: &mut Side) -> Option<NegotiatedLink> {
     loop {
         wait_for(channel.fd());
@@ -193,7 +193,7 @@ fn shake(channel: &ControlChannel, side: &mut Side) -> Option<NegotiatedLink> {
                 return Some(*link);
             }
             HandshakeStep::Connected(link) => {
-                // What the receiving halves of a device would do: offer all buffers.
+                // Offers all buffers, as the receiving halves of a device do.
                 link.to_client.iter().for_each(|offered| offered.ring.set_head(offered.ring.size()));
                 return Some(*link);
             }

@@ -215,7 +215,7 @@ mod sequential {
         assert!(!producer.publish(), "arm failed, so nobody sleeps");
     }
 
-    /// Frames of all sizes cross between two threads that run at their own pace; each byte is checked.
+    /// Frames of all sizes cross between two threads of independent speed; each byte is checked.
     #[test]
     fn content_survives_between_two_threads() {
         let frames: u64 = if cfg!(miri) { 100 } else { 300_000 };
@@ -274,7 +274,8 @@ mod model {
         received.extend(burst.iter().map(|f| f.bytes[0]));
     }
 
-    /// Every interleaving of a producer that wraps and finds the ring full with a consumer that lends and releases.
+    /// Checks every interleaving of a producer that wraps and finds the ring full with a consumer that lends
+    /// and releases.
     #[test]
     fn records_are_never_read_before_they_are_written_or_overwritten_while_lent() {
         loom::model(|| {

@@ -1,6 +1,7 @@
-//! Fewer steps that show the same (delta debugging: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002).
+//! Minimises a failing sequence (delta debugging: Zeller and Hildebrandt, "Simplifying and Isolating
+//! Failure-Inducing Input", 2002).
 
-/// The fewest of `all` found that still fail, in their order. `all` must fail.
+/// Returns the smallest subsequence of `all` found that still fails. `all` must fail.
 pub fn minimise(all: Vec<usize>, fails: impl Fn(&[usize]) -> bool) -> Vec<usize> {
     let mut left = all;
     let mut parts = 2;

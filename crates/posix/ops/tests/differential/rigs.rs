@@ -1,4 +1,4 @@
-//! Where a sequence runs: two hosts, and a way to wait until everything between them has settled.
+//! Environments of a sequence: two hosts, and a way to wait until all packets between them have arrived.
 
 use crate::kernel::Kernel;
 use crate::stack::{self, OnStack};
@@ -18,32 +18,33 @@ use std::sync::{Arc, Mutex};
 pub trait Rig {
     fn host(&self, host: usize) -> &dyn Sys;
     fn addresses(&self) -> [IpAddr; 2];
-    /// Waits until nothing is on its way any more. `open` are descriptors that may be sockets.
+    /// Waits until no packet is in flight. `open` are descriptors that may be sockets.
     fn settle(&mut self, open: &[Fd]);
 }
 
-/// What is held back (by a cork, or by Nagle's algorithm until an acknowledgement that may be delayed) leaves within this time.
+/// Time within which held-back data leaves (held by a cork, or by Nagle's algorithm until a delayed
+/// acknowledgement).
 const HELD_BACK_MAX: Duration = Duration::from_millis(300);
 
-/// Whether something is still to come of what a connection has sent.
+/// Returns whether data that a connection has sent is still held back.
 fn is_under_way(fd: Fd) -> bool {
     let info = Kernel.getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO).unwrap_or_default();
     match info.first() {
-        // What was not sent by then stays counted.
+        // Data that was not sent before the close remains counted.
         None | Some(&TCP_CLOSE) => false,
-        // That the FIN was acknowledged is an edge to epoll.
+        // The acknowledgement of the FIN is an edge to epoll.
         Some(&TCP_FIN_WAIT1) => true,
         Some(_) => info.get(NOTSENT_BYTES).is_some_and(|bytes| *bytes != [0; 4]),
     }
 }
 
-/// States, as `TCP_INFO` has them.
+/// TCP states in `TCP_INFO`.
 const TCP_FIN_WAIT1: u8 = 4;
 const TCP_CLOSE: u8 = 7;
-/// Where `tcpi_notsent_bytes` stands.
+/// Offset of `tcpi_notsent_bytes`.
 const NOTSENT_BYTES: core::ops::Range<usize> = 144..148;
 
-/// The kernel, with two addresses of its loopback that nobody else has.
+/// The kernel, with two loopback addresses that no other run uses.
 pub struct OnKernel {
     addresses: [IpAddr; 2],
 }
@@ -51,7 +52,8 @@ pub struct OnKernel {
 impl OnKernel {
     pub fn new() -> Self {
         static RUNS: AtomicU32 = AtomicU32::new(0);
-        // What ended stays in TIME_WAIT for a minute: neither runs of this process nor others may meet it.
+        // Closed connections remain in TIME_WAIT for a minute, so neither runs of this process nor of others
+        // may reuse their addresses.
         let number = RUNS.fetch_add(1, Ordering::Relaxed).wrapping_add(std::process::id() << 8);
         let [_, _, b, c] = number.to_be_bytes();
         let at = |last| IpAddr::V4(Ipv4Addr::new(127, b, c, last));
@@ -69,7 +71,8 @@ impl Rig for OnKernel {
     }
 
     fn settle(&mut self, open: &[Fd]) {
-        // A packet over the loopback has arrived when the call that sent it returns. Only what is held back is still to come.
+        // A packet over loopback has arrived when the call that sent it returns. Only held-back data is
+        // outstanding.
         let begun = std::time::Instant::now();
         while open.iter().any(|fd| is_under_way(*fd)) {
             if begun.elapsed() > HELD_BACK_MAX {
@@ -80,7 +83,7 @@ impl Rig for OnKernel {
     }
 }
 
-/// Two stacks with a cable between them, in simulated time: they run while everything settles, and not else.
+/// Two stacks joined by a cable, in simulated time, which advances only in `settle`.
 pub struct Simulated {
     hosts: [OnStack; 2],
     shards: [Arc<Mutex<Shard<ChannelServer>>>; 2],
@@ -103,9 +106,9 @@ impl Simulated {
         rig
     }
 
-    /// Runs both until neither has anything to do now. Returns when one has.
+    /// Runs both stacks until neither has work. Returns the next deadline.
     fn run(&mut self) -> Option<Instant> {
-        // What a timer sends counts as no work, but is some for the other.
+        // A packet sent by a timer does not count as work of the sender, but causes work at the other stack.
         let mut idle = 0;
         loop {
             let turns =

@@ -1,5 +1,6 @@
-//! Steps of a sequence, and sequences that follow from a seed. A step names sockets by the place in which an earlier one put them, never by what came of it, so that
-//! what is left makes sense when others are left out.
+//! Steps of a sequence, and generation of sequences from a seed. A step names sockets by the slot into which
+//! an earlier step put them, never by a result, so that the remaining steps stay meaningful when others are
+//! removed.
 
 use core::ffi::c_int;
 use ginnel_devices::random::Random;
@@ -11,12 +12,12 @@ use libc::{
     TCP_CORK, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_NODELAY, TCP_QUICKACK,
 };
 
-/// Where a descriptor is kept.
+/// Index of the slot that holds a descriptor.
 pub type Place = usize;
-/// 0 or 1.
+/// Index of a host: 0 or 1.
 pub type Host = usize;
 
-/// One call, but for what makes it safe to make.
+/// One call, without the setup that keeps it from blocking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     Socket { host: Host, place: Place, waits: bool },
@@ -42,12 +43,12 @@ pub enum Step {
     EpollWait { set: Place, most: usize },
 }
 
-/// What to bind to.
+/// Address to bind to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// A port that is chosen, at the host's address.
+    /// An automatic port at the host's address.
     Own,
-    /// The same at all addresses.
+    /// An automatic port at all addresses.
     Any,
     /// The address of another socket of the host.
     SameAs(Place),
@@ -71,7 +72,7 @@ const LENGTHS: [usize; 8] = [1, 2, 3, 5, 8, 13, 100, 700];
 const POLLED: [i16; 6] = [POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM];
 const WATCHED: [c_int; 8] =
     [EPOLLIN, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, EPOLLRDNORM, EPOLLWRNORM, EPOLLERR, EPOLLHUP];
-/// Options that may be asked for.
+/// Options that sequences read.
 const ASKED: [(c_int, c_int); 9] = [
     (SOL_SOCKET, SO_ERROR),
     (SOL_SOCKET, SO_ERROR),
@@ -84,14 +85,14 @@ const ASKED: [(c_int, c_int); 9] = [
     (IPPROTO_TCP, TCP_KEEPCNT),
 ];
 
-/// Makes sequences.
+/// Generates a sequence.
 struct Maker {
     random: Random,
     known: Vec<Known>,
     steps: Vec<Step>,
 }
 
-/// The sequence of a seed.
+/// Returns the sequence of a seed.
 pub fn sequence(seed: u64) -> Vec<Step> {
     let mut maker = Maker { random: Random::new(seed), known: Vec::new(), steps: Vec::new() };
     maker.connection();
@@ -116,7 +117,7 @@ impl Maker {
         of[self.random.below(of.len() as u64) as usize].clone()
     }
 
-    /// One of the places of which `fits` is true; of closed ones only now and then.
+    /// Returns one of the slots that `fits` accepts; closed ones are rare.
     fn some(&mut self, fits: impl Fn(&Known) -> bool) -> Option<Place> {
         let closed = self.chance(3);
         let fit = |(_, known): &(Place, &Known)| fits(known) && (closed || known.guess != Guess::Closed);
@@ -124,7 +125,7 @@ impl Maker {
         if all.is_empty() { None } else { Some(self.one(&all)) }
     }
 
-    /// A listener at one host, and a connection from the other, at both ends.
+    /// Adds a listener at one host, and a connection from the other host to it.
     fn connection(&mut self) {
         let host = self.random.below(2) as Host;
         let listener = match self.some(|known| known.host == host && known.guess == Guess::Listening) {
@@ -159,14 +160,14 @@ impl Maker {
         }
     }
 
-    /// Most sockets send at once, as waiting for what is held back takes time.
+    /// Disables Nagle's algorithm on most sockets, because waiting for held-back data takes time.
     fn undelay(&mut self, at: Place) {
         if self.chance(75) {
             self.steps.push(Step::SetOption { at, level: IPPROTO_TCP, name: TCP_NODELAY, value: vec![1] });
         }
     }
 
-    /// Events and behaviour of an entry.
+    /// Returns random events and flags of an epoll entry.
     fn watched(&mut self) -> u32 {
         let mut events = if self.chance(80) { EPOLLIN } else { 0 };
         for event in WATCHED {
@@ -182,7 +183,7 @@ impl Maker {
         events.cast_unsigned()
     }
 
-    /// Puts something into a set of its host, a new one if there is none.
+    /// Adds a descriptor to an epoll set of its host; creates the set if there is none.
     fn watch(&mut self, of: Place, events: u32) {
         let host = self.known[of].host;
         let set = self.some(|known| known.host == host && known.guess == Guess::Set);
@@ -219,7 +220,7 @@ impl Maker {
         self.steps.extend(step);
     }
 
-    /// A socket that becomes nothing, or something by and by.
+    /// Adds a call on a new or unconnected socket.
     fn open(&mut self) {
         let host = self.random.below(2) as Host;
         match self.random.below(6) {
@@ -233,7 +234,7 @@ impl Maker {
                 self.steps.push(Step::Socket { host, place, waits });
             }
             2 => {
-                // Not of what has been connected: see "`bind` after a connection" in docs/posix.md.
+                // Not on connected sockets: see "`bind` after a connection" in docs/posix.md.
                 let bindable = |known: &Known| matches!(known.guess, Guess::Fresh | Guess::Listening);
                 let Some(at) = self.some(bindable) else { return };
                 let host = self.known[at].host;
@@ -313,7 +314,7 @@ impl Maker {
     }
 
     fn option(&mut self) -> Option<Step> {
-        // Not of listeners: see "options of a listener" in docs/posix.md.
+        // Not on listeners: see "options of a listener" in docs/posix.md.
         let at = self.some(|known| !matches!(known.guess, Guess::Set | Guess::Listening))?;
         let number = self.one(&[1, 0, 2, 4, 10, 50]);
         let (level, name, value) = match self.random.below(20) {
@@ -323,7 +324,7 @@ impl Maker {
             9..12 => (IPPROTO_TCP, TCP_NODELAY, vec![number]),
             12..14 => (SOL_SOCKET, SO_KEEPALIVE, vec![number]),
             14..16 => (IPPROTO_TCP, TCP_KEEPCNT, vec![number]),
-            // Rarely, as what it holds back takes time.
+            // Rare, because waiting for held-back data takes time.
             16 => (IPPROTO_TCP, TCP_CORK, vec![number]),
             _ => (IPPROTO_TCP, TCP_QUICKACK, vec![number]),
         };

@@ -1,4 +1,4 @@
-//! Carries steps out and writes down what came of each.
+//! Runs steps and records their results.
 
 use crate::rigs::Rig;
 use crate::steps::{Address, Host, Place, Step};
@@ -8,19 +8,19 @@ use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 
-/// Calls that wait do so for this long: nothing comes while they wait, as everything has settled.
+/// Timeout of blocking calls: no packet arrives while they wait, because all have arrived before.
 const PATIENCE_US: i64 = 1000;
 
 struct World<'a> {
     rig: &'a mut dyn Rig,
     places: BTreeMap<Place, (Host, Option<Fd>)>,
-    /// Ports, by the order in which they were seen.
+    /// Ports, numbered in the order in which they were seen.
     ports: HashMap<(String, u16), usize>,
-    /// Bytes that each place has sent.
+    /// Number of bytes sent from each slot.
     sent: HashMap<Place, usize>,
 }
 
-/// Runs steps; says of each what came of it.
+/// Runs steps. Returns the result of each.
 pub fn run<'a>(rig: &mut dyn Rig, steps: impl Iterator<Item = &'a Step>) -> Vec<String> {
     let mut world = World { rig, places: BTreeMap::new(), ports: HashMap::new(), sent: HashMap::new() };
     let mut transcript = Vec::new();
@@ -32,14 +32,14 @@ pub fn run<'a>(rig: &mut dyn Rig, steps: impl Iterator<Item = &'a Step>) -> Vec<
     }
     for (host, fd) in world.places.values() {
         if let Some(fd) = fd {
-            // Whatever was not closed by a step.
+            // Closes descriptors that no step has closed.
             let _ = world.rig.host(*host).close(*fd);
         }
     }
     transcript
 }
 
-/// What a program may have left where results are written.
+/// Value that a program may have left in `revents`.
 const LEFTOVER: i16 = 0x7fff;
 /// A descriptor that is not open.
 const CLOSED: Fd = -1;
@@ -49,7 +49,7 @@ impl World<'_> {
         self.places.values().filter_map(|(_, fd)| *fd).collect()
     }
 
-    /// What was put into a place, if it was.
+    /// Returns host and descriptor of a slot, if it was filled.
     fn at(&self, place: Place) -> Option<(&dyn Sys, Fd)> {
         let (host, fd) = self.places.get(&place)?;
         Some((self.rig.host(*host), fd.unwrap_or(CLOSED)))
@@ -61,7 +61,7 @@ impl World<'_> {
         if waits { self.bound_waiting(host, fd) } else { "open".into() }
     }
 
-    /// Calls on a socket that waits would never return.
+    /// Sets timeouts: calls on a blocking socket would never return otherwise.
     fn bound_waiting(&self, host: Host, fd: Fd) -> String {
         let sys = self.rig.host(host);
         let time = [0i64.to_ne_bytes(), PATIENCE_US.to_ne_bytes()].concat();
@@ -70,7 +70,7 @@ impl World<'_> {
         format!("open, waits {set:?}")
     }
 
-    /// The same word for the same address on both.
+    /// Formats an address so that kernel and stack have equal names for it.
     fn name(&mut self, host: Host, address: Result<Vec<u8>, Errno>, peer: bool) -> String {
         let address = match address {
             Ok(address) if address.len() >= 8 => address,
@@ -127,7 +127,8 @@ impl World<'_> {
             }
         };
         let (sys, fd) = self.at(at)?;
-        // Without it the two differ: see "bind to a port with connections in TIME_WAIT" in docs/posix.md.
+        // Without this option, kernel and stack differ: see "bind to a port with connections in TIME_WAIT" in
+        // docs/posix.md.
         let shared = sys.setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32.to_ne_bytes());
         Some(format!("{shared:?} {:?}", sys.bind(fd, &address)))
     }
@@ -138,7 +139,7 @@ impl World<'_> {
         let name = sys.getsockname(fd).ok().filter(|name| sys::port(name) != 0)?;
         let to = sys::address(SocketAddr::new(self.rig.addresses()[host], sys::port(&name)));
         let (sys, fd) = self.at(at)?;
-        // While it waits nothing would come.
+        // Makes the socket nonblocking, because no packet would arrive while it waits.
         let free = sys.set_nonblocking(fd, true);
         Some(format!("{free:?} {:?}", sys.connect(fd, &to)))
     }

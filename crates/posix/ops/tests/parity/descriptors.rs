@@ -1,4 +1,4 @@
-//! Copies of descriptors, what is asked of them by `fcntl` and `ioctl`, files that are sent, and waiting with signals kept back.
+//! Duplicated descriptors, `fcntl` and `ioctl` calls on them, `sendfile`, and waiting with blocked signals.
 
 use crate::sys::World;
 use libc::{MSG_WAITALL, POLLIN, POLLOUT, SIGUSR1, TIOCOUTQ, pollfd};
@@ -33,7 +33,7 @@ pub fn what_is_on_its_way(w: &mut World<'_>) {
     w.say("nothing", w.a.query(a, TIOCOUTQ));
     w.a.send(a, b"four", 0).unwrap();
     w.say("there", w.b.recv(b, 4, MSG_WAITALL));
-    // An answer acknowledges.
+    // The reply acknowledges the data.
     w.b.send(b, b"y", 0).unwrap();
     w.say("back", w.a.recv(a, 1, 0));
     w.settle();

@@ -1,7 +1,8 @@
-//! `docs/posix.md` as far as tests write it: the calls that cases make, and the options.
+//! The generated parts of `docs/posix.md`: the calls that cases make, and the options.
 //!
-//! Each case compares what it asked of the stack with its line of `calls.txt`, so that a case that runs alone is looked at, too. The table of the document
-//! follows from all lines. With `GINNEL_BLESS=1` cases write their lines, and the table, instead.
+//! Each case compares its calls on the stack with its line of `calls.txt`, so that a case that runs alone is
+//! checked, too. The table of the document follows from all lines. With `GINNEL_BLESS=1`, cases write their
+//! lines and the table instead.
 
 use crate::record::Calls;
 use crate::{Cases, MODULES, options};
@@ -12,10 +13,10 @@ use std::fs::File;
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/posix.md");
 const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/parity/calls.txt");
 const HEAD: &str = "# What each case asks of the stack, by the cases: GINNEL_BLESS=1 cargo test -p ginnel-posix-ops --test parity\n";
-/// Behind the names of cases whose hosts are one.
+/// Suffix of cases over loopback.
 const OVER_LOOPBACK: &str = " over loopback";
 
-/// A part of the document that tests write.
+/// A generated part of the document.
 struct Part {
     begin: &'static str,
     end: &'static str,
@@ -34,7 +35,7 @@ fn blesses() -> bool {
     std::env::var_os("GINNEL_BLESS").is_some()
 }
 
-/// Lets one test at a time write: cases run beside each other, in threads or processes.
+/// Runs `write` exclusively: tests run concurrently, in threads or processes.
 fn alone(write: impl FnOnce()) {
     let lock = File::open(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap();
     lock.lock().unwrap();
@@ -42,7 +43,7 @@ fn alone(write: impl FnOnce()) {
     lock.unlock().unwrap();
 }
 
-/// The document, and how it would be with this text in one part.
+/// Returns the document, and the document with `text` in one part.
 fn with(part: &Part, text: &str) -> (String, String) {
     let found = std::fs::read_to_string(DOCUMENT).unwrap();
     let (before, rest) = found.split_once(part.begin).expect("where the part begins");
@@ -63,7 +64,7 @@ fn assert_part(part: &Part, text: &str) {
     assert_eq!(found, expected, "docs/posix.md (GINNEL_BLESS=1 writes it anew)");
 }
 
-/// Lines of the list, by the names of cases.
+/// Returns the lines of the list, by the names of cases.
 fn list() -> BTreeMap<String, String> {
     let text = std::fs::read_to_string(LIST).unwrap_or_default();
     let lines = text.lines().filter(|line| !line.starts_with('#'));
@@ -81,7 +82,7 @@ fn write_list(list: &BTreeMap<String, String>) {
     write(&CALLS, &table(list));
 }
 
-/// `recv TCP MSG_PEEK MSG_DONTWAIT; send TCP`
+/// Formats the calls of a case, for example `recv TCP MSG_PEEK MSG_DONTWAIT; send TCP`.
 fn line(calls: &Calls) -> String {
     let words = calls.iter().map(|((call, on), flags)| {
         let words = [call, on].into_iter().chain(flags).map(String::as_str);
@@ -90,7 +91,7 @@ fn line(calls: &Calls) -> String {
     words.collect::<Vec<_>>().join("; ")
 }
 
-/// A case came to its end, and has made these calls.
+/// Compares the calls of a completed case with its line, or writes the line.
 pub fn compare(module: &str, case: &str, is_alone: bool, calls: &Calls) {
     let (case, line) = (name(module, case, is_alone), line(calls));
     if blesses() {
@@ -107,13 +108,13 @@ pub fn compare(module: &str, case: &str, is_alone: bool, calls: &Calls) {
     );
 }
 
-/// What a case is called in the list.
+/// Returns the name of a case in the list.
 fn name(module: &str, case: &str, is_alone: bool) -> String {
     let module = module.split("::").nth(1).expect("cases are in modules");
     format!("{module}::{case}{}", if is_alone { OVER_LOOPBACK } else { "" })
 }
 
-/// All that there are.
+/// Returns the names of all cases.
 fn names() -> BTreeSet<String> {
     let of = |cases: &Cases| {
         let module = cases.module;
@@ -123,7 +124,8 @@ fn names() -> BTreeSet<String> {
     MODULES.iter().flat_map(of).collect()
 }
 
-/// Calls, what they are made on, which flags are seen and in how many cases. A case that runs in two ways is one.
+/// Returns the table of calls, with their objects, flags and numbers of cases. A case that runs both ways
+/// counts once.
 fn table(list: &BTreeMap<String, String>) -> String {
     let mut rows: BTreeMap<(&str, &str), [BTreeSet<&str>; 2]> = BTreeMap::new();
     for (case, calls) in list {

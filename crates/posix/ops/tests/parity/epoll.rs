@@ -13,13 +13,13 @@ const ET: u32 = EPOLLET as u32;
 const ONESHOT: u32 = EPOLLONESHOT as u32;
 const EXCLUSIVE: u32 = EPOLLEXCLUSIVE as u32;
 
-/// What comes within a while.
+/// Waits for events, for up to 10 seconds.
 fn next(w: &World<'_>, set: Fd) -> Vec<(String, u64)> {
     let events = w.a.epoll_wait(set, 8, 10_000).unwrap();
     events.into_iter().map(|(events, data)| (names(events), data)).collect()
 }
 
-/// What is there now.
+/// Returns current events without waiting.
 fn now(w: &World<'_>, set: Fd) -> Vec<(String, u64)> {
     let events = w.a.epoll_wait(set, 8, 0).unwrap();
     events.into_iter().map(|(events, data)| (names(events), data)).collect()

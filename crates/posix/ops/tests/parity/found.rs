@@ -1,4 +1,4 @@
-//! What the differential test has found.
+//! Cases that the differential test has found.
 
 use crate::sys::World;
 use libc::{
@@ -135,7 +135,7 @@ pub fn as_many_wait_as_listen_says(w: &mut World<'_>) {
     for backlog in [0, 1, 3] {
         let (listener, port) = w.listener(SOCK_NONBLOCK);
         w.a.listen(listener, backlog).unwrap();
-        // Somebody has asked already.
+        // An earlier call was made while no connection existed.
         w.say("nobody yet", w.a.accept4(listener, 0));
         let mut connecting = Vec::new();
         for _ in 0..6 {

@@ -1,4 +1,4 @@
-//! Listeners on all addresses, which have a half in the kernel.
+//! Listeners on all addresses, which also have a kernel socket (dual listeners).
 
 use crate::kernel::Kernel;
 use crate::stack::{OnStack, Stacks};
@@ -132,7 +132,7 @@ fn datagrams_to_others_make_a_socket_the_kernels() {
     for fd in [connects, sends, was_bound] {
         assert!(!stacks.a().0.owns(fd));
     }
-    // Where there is no way by the stack, the kernel may have one.
+    // If the stack has no route, the kernel may have one.
     let far = udp(stacks.a());
     let _ = stacks.a().send_to(far, b"x", Some(&at("192.0.2.1", 9)), &[], 0);
     assert!(!stacks.a().0.owns(far));

@@ -1,4 +1,4 @@
-//! The kernel: the calls themselves.
+//! The kernel: the system calls themselves.
 #![allow(unsafe_code)] // system calls
 
 use crate::sys::{Fd, Message, Sys};
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 pub const ADDRESSES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2))];
 
-/// The same of IPv6: there is one.
+/// The loopback address of IPv6, of which there is only one.
 pub const ADDRESSES_V6: [IpAddr; 2] = [IpAddr::V6(Ipv6Addr::LOCALHOST); 2];
 
 pub struct Kernel;
@@ -28,9 +28,9 @@ fn number(value: c_int) -> Result<Fd, Errno> {
     result(value as isize).map(|value| value as Fd)
 }
 
-/// A message of these parts, without address and control messages.
+/// Returns a message of these buffers, without address and control messages.
 fn message(list: &mut [libc::iovec]) -> libc::msghdr {
-    // SAFETY: all bits zero is a message of nothing.
+    // SAFETY: all-zero bytes are an empty message.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
     message.msg_iov = list.as_mut_ptr();
     message.msg_iovlen = list.len();
@@ -44,7 +44,7 @@ impl Kernel {
         number(unsafe { libc::fcntl(fd, libc::F_GETFD) })
     }
 
-    /// Puts a copy of a descriptor behind a number.
+    /// Makes `to` a copy of a descriptor.
     pub fn dup_to(&self, fd: Fd, to: Fd) -> Result<(), Errno> {
         // SAFETY: no pointers.
         nothing(unsafe { libc::dup2(fd, to) }.min(0))
@@ -64,7 +64,7 @@ impl Sys for Kernel {
     }
 
     fn bind(&self, fd: Fd, address: &[u8]) -> Result<(), Errno> {
-        // SAFETY: the address is as long as told.
+        // SAFETY: the address has the length that is passed.
         nothing(unsafe { libc::bind(fd, address.as_ptr().cast(), address.len() as u32) })
     }
 
@@ -79,18 +79,18 @@ impl Sys for Kernel {
     }
 
     fn connect(&self, fd: Fd, address: &[u8]) -> Result<(), Errno> {
-        // SAFETY: the address is as long as told.
+        // SAFETY: the address has the length that is passed.
         nothing(unsafe { libc::connect(fd, address.as_ptr().cast(), address.len() as u32) })
     }
 
     fn send(&self, fd: Fd, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
-        // SAFETY: the bytes are as many as told.
+        // SAFETY: the buffer has the length that is passed.
         result(unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) })
     }
 
     fn recv(&self, fd: Fd, most: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
         let mut bytes = vec![0; most];
-        // SAFETY: there is as much room as told.
+        // SAFETY: the buffer has the length that is passed.
         let count = result(unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), most, flags) })?;
         bytes.truncate(count);
         Ok(bytes)
@@ -102,7 +102,7 @@ impl Sys for Kernel {
             .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() })
             .collect();
         let message = message(&mut list);
-        // SAFETY: the parts are as long as told, and only read.
+        // SAFETY: the buffers have the lengths that are passed, and are only read.
         result(unsafe { libc::sendmsg(fd, &raw const message, flags) })
     }
 
@@ -113,7 +113,7 @@ impl Sys for Kernel {
             .map(|part| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() })
             .collect();
         let mut message = message(&mut list);
-        // SAFETY: the parts are as long as told, and live through the call.
+        // SAFETY: the buffers have the lengths that are passed, and outlive the call.
         let count = result(unsafe { libc::recvmsg(fd, &raw mut message, flags) })?;
         let mut bytes = parts.concat();
         bytes.truncate(count);
@@ -129,7 +129,8 @@ impl Sys for Kernel {
         flags: c_int,
     ) -> Result<usize, Errno> {
         let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        // SAFETY: all zero is an empty message; what it names lives through the call, and is only read.
+        // SAFETY: all-zero bytes are an empty message; everything that it refers to outlives the call, and is
+        // only read.
         result(unsafe {
             let mut message: libc::msghdr = core::mem::zeroed();
             if let Some(to) = to {
@@ -147,7 +148,8 @@ impl Sys for Kernel {
     fn recv_from(&self, fd: Fd, most: usize, control_room: usize, flags: c_int) -> Result<Message, Errno> {
         let (mut bytes, mut from, mut control) = (vec![0; most], vec![0u8; 128], vec![0u8; control_room]);
         let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: most };
-        // SAFETY: all zero is an empty message; what it names lives through the call, and has as much room as told.
+        // SAFETY: all-zero bytes are an empty message; everything that it refers to outlives the call, and
+        // has the length that is passed.
         let (count, message) = unsafe {
             let mut message: libc::msghdr = core::mem::zeroed();
             message.msg_name = from.as_mut_ptr().cast();
@@ -186,7 +188,7 @@ impl Sys for Kernel {
             libc::mmsghdr { msg_hdr: header, msg_len: 0 }
         });
         let mut list: Vec<libc::mmsghdr> = whole.collect();
-        // SAFETY: the list is as long as told, and what it names lives through the call.
+        // SAFETY: the list has the length that is passed, and everything that it refers to outlives the call.
         let count = unsafe { libc::sendmmsg(fd, list.as_mut_ptr(), list.len() as c_uint, flags) };
         Ok(list[..result(count as isize)?].iter().map(|sent| sent.msg_len as usize).collect())
     }
@@ -212,7 +214,7 @@ impl Sys for Kernel {
             tv_nsec: time.subsec_nanos().into(),
         });
         let time = time.as_mut().map_or(core::ptr::null_mut(), core::ptr::from_mut);
-        // SAFETY: the list is as long as told, and what it names lives through the call.
+        // SAFETY: the list has the length that is passed, and everything that it refers to outlives the call.
         let came = unsafe { libc::recvmmsg(fd, list.as_mut_ptr(), count as c_uint, flags, time) };
         let came = result(came as isize)?;
         Ok(bytes
@@ -228,7 +230,7 @@ impl Sys for Kernel {
     }
 
     fn close(&self, fd: Fd) -> Result<(), Errno> {
-        // SAFETY: the case owns its descriptors as numbers.
+        // SAFETY: the case owns the descriptor.
         nothing(unsafe { libc::close(fd) })
     }
 
@@ -244,7 +246,7 @@ impl Sys for Kernel {
 
     fn fionbio(&self, fd: Fd, on: bool) -> Result<(), Errno> {
         let mut on = c_int::from(on);
-        // SAFETY: the kernel reads one number.
+        // SAFETY: the kernel reads one integer.
         nothing(unsafe { libc::ioctl(fd, libc::FIONBIO, &raw mut on) })
     }
 
@@ -259,14 +261,14 @@ impl Sys for Kernel {
             tv_nsec: time.subsec_nanos().into(),
         });
         let (time, mask) = (time.as_ref().map_or(core::ptr::null(), core::ptr::from_ref), set_of(mask));
-        // SAFETY: the list is as long as told; time and mask live through the call.
+        // SAFETY: the list has the length that is passed; time and mask outlive the call.
         result(unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, &raw const mask) }
             as isize)
     }
 
     fn sendfile(&self, to: Fd, from: Fd, offset: Option<&mut i64>, count: usize) -> Result<usize, Errno> {
         let offset = offset.map_or(core::ptr::null_mut(), core::ptr::from_mut);
-        // SAFETY: the kernel writes one number, if there is a place for it.
+        // SAFETY: the kernel writes one integer, unless the pointer is null.
         result(unsafe { libc::sendfile(to, from, offset, count) })
     }
 
@@ -276,7 +278,7 @@ impl Sys for Kernel {
     }
 
     fn setsockopt(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
-        // SAFETY: the value is as long as told.
+        // SAFETY: the value has the length that is passed.
         nothing(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as u32) })
     }
 
@@ -289,7 +291,7 @@ impl Sys for Kernel {
     ) -> Result<Vec<u8>, (Errno, usize)> {
         let mut value = vec![0; room];
         let mut len = value.len() as u32;
-        // SAFETY: there is as much room as told.
+        // SAFETY: the buffer has the length that is passed.
         nothing(unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len) })
             .map_err(|error| (error, len as usize))?;
         value.truncate(len as usize);
@@ -299,7 +301,7 @@ impl Sys for Kernel {
     fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno> {
         let mut value = vec![0; 128];
         let mut len = value.len() as u32;
-        // SAFETY: there is as much room as told.
+        // SAFETY: the buffer has the length that is passed.
         nothing(unsafe { libc::getsockname(fd, value.as_mut_ptr().cast(), &raw mut len) })?;
         value.truncate(len as usize);
         Ok(value)
@@ -308,7 +310,7 @@ impl Sys for Kernel {
     fn getpeername(&self, fd: Fd) -> Result<Vec<u8>, Errno> {
         let mut value = vec![0; 128];
         let mut len = value.len() as u32;
-        // SAFETY: there is as much room as told.
+        // SAFETY: the buffer has the length that is passed.
         nothing(unsafe { libc::getpeername(fd, value.as_mut_ptr().cast(), &raw mut len) })?;
         value.truncate(len as usize);
         Ok(value)
@@ -316,7 +318,7 @@ impl Sys for Kernel {
 
     fn query(&self, fd: Fd, request: c_ulong) -> Result<c_int, Errno> {
         let mut count: c_int = 0;
-        // SAFETY: the kernel writes one number.
+        // SAFETY: the kernel writes one integer.
         nothing(unsafe { libc::ioctl(fd, request, &raw mut count) })?;
         Ok(count)
     }
@@ -332,7 +334,7 @@ impl Sys for Kernel {
     }
 
     fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno> {
-        // SAFETY: the list is as long as told.
+        // SAFETY: the list has the length that is passed.
         result(unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } as isize)
     }
 
@@ -351,13 +353,13 @@ impl Sys for Kernel {
 
     fn epoll_ctl(&self, set: Fd, op: c_int, fd: Fd, events: u32, data: u64) -> Result<(), Errno> {
         let mut event = libc::epoll_event { events, u64: data };
-        // SAFETY: the event lives through the call.
+        // SAFETY: the event outlives the call.
         nothing(unsafe { libc::epoll_ctl(set, op, fd, &raw mut event) })
     }
 
     fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno> {
         let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; most];
-        // SAFETY: there is as much room as told.
+        // SAFETY: the list has the length that is passed.
         let count = unsafe { libc::epoll_wait(set, events.as_mut_ptr(), most as c_int, timeout_ms) };
         let count = result(count as isize)?;
         Ok(events[..count].iter().map(|event| (event.events, event.u64)).collect())
@@ -370,9 +372,9 @@ impl Sys for Kernel {
     }
 }
 
-/// These signals.
+/// Returns a set of these signals.
 pub fn set_of(signals: &[c_int]) -> libc::sigset_t {
-    // SAFETY: all bits zero is a place for a set, which is filled here.
+    // SAFETY: all-zero bytes are a valid `sigset_t`, which is initialised here.
     unsafe {
         let mut set: libc::sigset_t = core::mem::zeroed();
         libc::sigemptyset(&raw mut set);
@@ -383,14 +385,14 @@ pub fn set_of(signals: &[c_int]) -> libc::sigset_t {
     }
 }
 
-/// `select`, or with a mask `pselect`.
+/// Calls `select`, or `pselect` if there is a mask.
 fn select_with(sets: &[Vec<Fd>; 3], mask: Option<libc::sigset_t>) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
     let mut bits = sets.each_ref().map(|fds| {
-        // SAFETY: all bits zero is an empty set.
+        // SAFETY: all-zero bytes are an empty set.
         let mut set: libc::fd_set = unsafe { core::mem::zeroed() };
         for fd in fds {
             assert!(usize::try_from(*fd).is_ok_and(|fd| fd < libc::FD_SETSIZE));
-            // SAFETY: the set has room for this number.
+            // SAFETY: the number is below the size of the set.
             unsafe { libc::FD_SET(*fd, &raw mut set) };
         }
         set
@@ -400,23 +402,23 @@ fn select_with(sets: &[Vec<Fd>; 3], mask: Option<libc::sigset_t>) -> Result<(usi
     let count = match mask {
         None => {
             let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
-            // SAFETY: the sets and the time live through the call.
+            // SAFETY: the sets and the time outlive the call.
             unsafe { libc::select(most, read, write, except, &raw mut time) }
         }
         Some(mask) => {
             let time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // SAFETY: so do the sets, the time and the mask.
+            // SAFETY: the sets, the time and the mask outlive the call.
             unsafe { libc::pselect(most, read, write, except, &raw const time, &raw const mask) }
         }
     };
     let count = result(count as isize)?;
-    // SAFETY: the numbers are those from above.
+    // SAFETY: the numbers are those checked above.
     let has = |set: usize, fd: &&Fd| unsafe { libc::FD_ISSET(**fd, &raw const bits[set]) };
     let ready = [0, 1, 2].map(|set| sets[set].iter().filter(|fd| has(set, fd)).copied().collect());
     Ok((count, ready))
 }
 
-/// What a signal does.
+/// Action of a signal.
 #[derive(Clone, Copy)]
 pub enum Handler {
     None,
@@ -430,14 +432,14 @@ extern "C" fn count(_: c_int) {
     HANDLED.fetch_add(1, Ordering::SeqCst);
 }
 
-/// How often handlers ran.
+/// Returns how often handlers ran.
 pub fn handled() -> usize {
     HANDLED.load(Ordering::SeqCst)
 }
 
-/// Lets a signal do this from now on.
+/// Sets the action of a signal.
 pub fn handle(signal: c_int, handler: Handler) {
-    // SAFETY: all zero is a valid action, the default one; the handler only counts.
+    // SAFETY: all-zero bytes are a valid action, the default one; the handler only counts.
     unsafe {
         let mut action: libc::sigaction = core::mem::zeroed();
         match handler {
@@ -453,9 +455,9 @@ pub fn handle(signal: c_int, handler: Handler) {
     }
 }
 
-/// Lets a signal call this function from now on.
+/// Sets the handler of a signal.
 pub fn handle_by(signal: c_int, function: extern "C" fn(c_int)) {
-    // SAFETY: all zero is a valid action; what the function does is what the case is about.
+    // SAFETY: all-zero bytes are a valid action; the case is about the effects of the function.
     unsafe {
         let mut action: libc::sigaction = core::mem::zeroed();
         action.sa_sigaction = function as libc::sighandler_t;
@@ -464,30 +466,32 @@ pub fn handle_by(signal: c_int, function: extern "C" fn(c_int)) {
     }
 }
 
-/// This thread, to be interrupted.
+/// Returns the thread id of this thread.
 pub fn this_thread() -> c_int {
     // SAFETY: no preconditions.
     unsafe { libc::gettid() }
 }
 
-/// Sends a signal to a thread, if there still is one.
+/// Sends a signal to a thread, if it still exists.
 pub fn interrupt(thread: c_int, signal: c_int) {
     // SAFETY: no memory is passed.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, signal) };
 }
 
-/// Does something without the right to administer networks, which this thread has again afterwards if it had it.
+/// Calls `act` without the capabilities to administer networks, which this thread regains afterwards if it
+/// had them.
 pub fn without_rights<R>(act: impl FnOnce() -> R) -> R {
-    // `struct __user_cap_header_struct` of version 3 for the calling thread, and the first of its two `struct __user_cap_data_struct`: effective, permitted, inheritable.
+    // `struct __user_cap_header_struct` of version 3 for the calling thread, and the two `struct
+    // __user_cap_data_struct`, of which the first is used: effective, permitted, inheritable.
     let mut header = [0x2008_0522u32, 0];
     let mut sets = [0u32; 6];
-    // SAFETY: both are as long as version 3 has it, and the kernel writes nothing else.
+    // SAFETY: both have the size of version 3, and the kernel writes nothing else.
     let got = unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) };
     assert_eq!(got, 0, "capget");
     let mut set = |effective: u32| {
         let mut sets = sets;
         sets[0] = effective;
-        // SAFETY: as above; it only reads.
+        // SAFETY: as above; the kernel only reads.
         let set = unsafe { libc::syscall(libc::SYS_capset, header.as_mut_ptr(), sets.as_ptr()) };
         assert_eq!(set, 0, "capset");
     };

@@ -1,7 +1,9 @@
-//! The same program on the kernel and on the stack: each case runs on both, and what the calls say must be the same, word for word.
+//! Parity tests: each case runs on the kernel and on the stack, and both transcripts of its calls must be
+//! equal.
 //!
-//! What each case asks of the stack stands in `calls.txt`, and in a table of `docs/posix.md`. `GINNEL_BLESS=1 cargo test -p ginnel-posix-ops --test parity`
-//! writes both anew; without it cases that ask something else than their line says fail, and so does a table that does not follow from the lines.
+//! The calls that each case makes on the stack are listed in `calls.txt`, and in a table of `docs/posix.md`.
+//! `GINNEL_BLESS=1 cargo test -p ginnel-posix-ops --test parity` rewrites both; without it, a case whose
+//! calls differ from its line fails, and so does the test of the table if it differs from the lines.
 
 mod descriptors;
 mod document;
@@ -36,7 +38,7 @@ struct Cases {
     over_loopback: &'static [&'static str],
 }
 
-/// All of them. One that is missing here has lines in `calls.txt` that the test of the document does not know.
+/// The modules of all cases. If one is missing here, the document test reports unknown lines in `calls.txt`.
 const MODULES: [Cases; 14] = [
     descriptors::tests::CASES,
     epoll::tests::CASES,
@@ -54,7 +56,8 @@ const MODULES: [Cases; 14] = [
     urgent::tests::CASES,
 ];
 
-/// What a case says on the kernel. What it leaves open is closed, so that numbers stay small enough for `select`.
+/// Returns the transcript of a case on the kernel. Closes descriptors that the case leaves open, so that
+/// numbers stay small enough for `select`.
 fn on_kernel(addresses: [std::net::IpAddr; 2], case: fn(&mut World<'_>)) -> Vec<String> {
     let record = Record::default();
     let host = Recorded { host: &kernel::Kernel, record: &record };
@@ -65,7 +68,7 @@ fn on_kernel(addresses: [std::net::IpAddr; 2], case: fn(&mut World<'_>)) -> Vec<
     transcript
 }
 
-/// Runs a case on both and compares, also what it asks with what the list says of it.
+/// Runs a case on both, and compares the transcripts, and the calls with their line in the list.
 fn compare(module: &str, name: &str, case: fn(&mut World<'_>)) {
     let on_kernel = on_kernel(kernel::ADDRESSES, case);
     let (stacks, record) = (Stacks::start(), Record::default());
@@ -76,7 +79,7 @@ fn compare(module: &str, name: &str, case: fn(&mut World<'_>)) {
     document::compare(module, name, false, &record.into_calls());
 }
 
-/// The same where both hosts are one, over loopback.
+/// Runs a case on both, with one host that plays both roles over loopback.
 fn compare_alone(module: &str, name: &str, case: fn(&mut World<'_>)) {
     let (stacks, record) = (Stacks::alone(), Record::default());
     for addresses in [kernel::ADDRESSES, kernel::ADDRESSES_V6] {
@@ -89,7 +92,8 @@ fn compare_alone(module: &str, name: &str, case: fn(&mut World<'_>)) {
     document::compare(module, name, true, &record.into_calls());
 }
 
-/// Makes a test of each case; of those behind `alone` one over the stack's loopback, and of those behind `both` one of each kind.
+/// Defines a test for each case: those after `alone` run over the stack's loopback, and those after `both`
+/// run both ways.
 macro_rules! cases {
     ($($(#[$doc:meta])* $name:ident)* $(; alone { $($alone:ident)* })? $(; both { $($both:ident)* })?) => {
         pub const CASES: crate::Cases = crate::Cases {

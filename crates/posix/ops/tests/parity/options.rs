@@ -1,4 +1,5 @@
-//! Every number that an option could have, at each level: what it is, what it takes, and what it is then.
+//! Tests every option number at each level: its default, the values that it accepts, and the value after
+//! setting.
 
 use crate::kernel::Kernel;
 use crate::stack::Stacks;
@@ -12,7 +13,7 @@ use libc::{
 
 const LEVELS: [c_int; 5] = [SOL_SOCKET, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, IPPROTO_UDP];
 
-/// Numbers that are looked at; above them stand those of netfilter's modules, where one is loaded.
+/// Range of the numbers to test. Higher numbers belong to netfilter modules.
 fn names(level: c_int) -> core::ops::RangeInclusive<c_int> {
     0..=match level {
         SOL_SOCKET => 90,
@@ -21,7 +22,7 @@ fn names(level: c_int) -> core::ops::RangeInclusive<c_int> {
     }
 }
 
-/// What is done with an option of a new socket, a line for each step.
+/// Returns the transcript of an option of a new socket, with one line for each step.
 fn transcript(sys: &dyn Sys, domain: c_int, level: c_int, name: c_int) -> Vec<String> {
     let kind = if level == IPPROTO_UDP { SOCK_DGRAM } else { SOCK_STREAM };
     let fd = sys.socket(domain, kind).unwrap();
@@ -47,7 +48,7 @@ fn transcript(sys: &dyn Sys, domain: c_int, level: c_int, name: c_int) -> Vec<St
     lines
 }
 
-/// The table says how it differs: `ENOPROTOOPT` to all, or in its own way, which other cases look at.
+/// Returns whether the table states a difference: `ENOPROTOOPT`, or special behaviour that other cases test.
 fn may_differ(row: &OptionRow) -> bool {
     matches!(row.kind, OptionKind::Refused | OptionKind::Dedicated | OptionKind::Fixed { .. })
         && !row.note.is_empty()
@@ -84,7 +85,7 @@ fn every_option_is_what_it_is_on_linux_or_differs_as_the_table_says() {
     assert!(wrong.is_empty(), "the kernel's first, the stack's behind it:\n{}", wrong.join("\n"));
 }
 
-/// Options of connections, and what their listener had.
+/// Options of connections, compared with those of their listener.
 pub fn options_of_connections(w: &mut World<'_>) {
     let (listener, at) = w.listener(0);
     let word = |value: i32| value.to_ne_bytes();
@@ -153,7 +154,7 @@ pub fn looking_ahead(w: &mut World<'_>) {
     w.say("from the beginning", w.a.recv(a, 100, MSG_PEEK));
 }
 
-/// `SO_PRIORITY`, and what `IP_TOS` makes of it.
+/// `SO_PRIORITY`, and the effect of `IP_TOS` on it.
 pub fn priorities(w: &mut World<'_>) {
     let word = |value: i32| value.to_ne_bytes();
     let (listener, at) = w.listener(0);
@@ -180,7 +181,7 @@ pub fn priorities(w: &mut World<'_>) {
         }
         tos(w, 0x10);
         priority(w, 3);
-        // The same again changes nothing.
+        // Setting an equal value changes nothing.
         tos(w, 0x10);
         tos(w, 0x08);
         let without = crate::kernel::without_rights(|| {
@@ -216,7 +217,7 @@ fn the_table_is_in_order_and_names_each_option_once() {
     }
 }
 
-/// The options that differ, as `docs/posix.md` has them.
+/// Returns the table of options that differ, for `docs/posix.md`.
 pub fn document() -> String {
     let mut text = String::from("| Option | Here |\n|---|---|\n");
     let levels = ["SOL_SOCKET", "IPPROTO_IP", "IPPROTO_IPV6", "IPPROTO_TCP", "IPPROTO_UDP"];

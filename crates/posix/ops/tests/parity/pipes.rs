@@ -1,4 +1,4 @@
-//! `splice`, by which proxies move bytes between connections and pipes.
+//! `splice`, with which proxies move bytes between connections and pipes.
 
 use crate::sys::World;
 use libc::{MSG_DONTWAIT, MSG_NOSIGNAL, SPLICE_F_MORE, SPLICE_F_MOVE, SPLICE_F_NONBLOCK};
@@ -6,7 +6,7 @@ use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::{ioctl_fionbio, read, write};
 use rustix::pipe::{fcntl_getpipe_size, pipe};
 
-/// Both ends of a pipe, as numbers too.
+/// Creates a pipe. Returns its read end and its write end.
 fn new_pipe() -> (OwnedFd, OwnedFd) {
     pipe().unwrap()
 }
@@ -81,7 +81,7 @@ pub fn what_cannot_be_spliced(w: &mut World<'_>) {
     w.say("it stays", w.a.recv(a, 1, MSG_DONTWAIT));
 }
 
-/// A megabyte through a pipe of 64 KiB: each side takes what there is.
+/// Moves a megabyte through a pipe of 64 KiB; each call moves the bytes that are available.
 pub fn a_stream_through_a_pipe(w: &mut World<'_>) {
     let (a, b) = w.connection();
     let (c, d) = w.connection();

@@ -1,4 +1,4 @@
-//! Descriptors of closed sockets are kept for the next ones, which the program must not notice.
+//! Proxy descriptors of closed sockets are kept for later sockets, which must be invisible to the program.
 
 use crate::kernel::Kernel;
 use crate::stack::{OnStack, Stacks};
@@ -43,7 +43,7 @@ fn what_the_program_changed_is_not_kept() {
     on.close(fd).unwrap();
     let next = open(on, 0);
     assert!(!closed_on_exec(next));
-    // A copy has no flag, whatever the first has.
+    // A copy does not inherit `FD_CLOEXEC`.
     let first = open(on, SOCK_CLOEXEC);
     let copy = on.dup(first).unwrap();
     on.close(first).unwrap();

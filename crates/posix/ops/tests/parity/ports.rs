@@ -7,19 +7,19 @@ use libc::{
 use rustix::io::Errno;
 use rustix::thread::{Uid, set_thread_res_uid};
 
-/// A socket that shares its port, at an address of host `a`.
+/// Creates a socket with `SO_REUSEPORT`, bound to an address of host `a`.
 fn sharer(sys: &dyn Sys, kind: i32, at: &[u8]) -> Result<Fd, Errno> {
     let fd = sys.socket(AF_INET, kind).unwrap();
     sys.setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &1i32.to_ne_bytes()).unwrap();
     sys.bind(fd, at).map(|()| fd).inspect_err(|_| sys.close(fd).unwrap())
 }
 
-/// What another user's thread gets.
+/// Calls `act` on a thread of another user.
 fn as_nobody<T: Send>(act: impl FnOnce() -> T + Send) -> T {
     let nobody = Uid::from_raw(65_534);
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            // Of this thread alone.
+            // Changes the user of this thread only.
             set_thread_res_uid(nobody, nobody, nobody).unwrap();
             act()
         });
@@ -47,11 +47,11 @@ pub fn a_port_is_shared_among_sockets_of_one_user(w: &mut World<'_>) {
             let third = sharer(w.a, kind, &at);
             w.say("a third", third.map(|fd| w.a.listen(fd, 3)));
         }
-        // Reusing addresses is not sharing.
+        // `SO_REUSEADDR` is not `SO_REUSEPORT`.
         let plain = w.a.socket(AF_INET, kind).unwrap();
         w.a.setsockopt(plain, SOL_SOCKET, SO_REUSEADDR, &1i32.to_ne_bytes()).unwrap();
         w.say("one that does not share", w.a.bind(plain, &at));
-        // Nobody at all, and then somebody else first.
+        // In the other order: another user binds first.
         let their = as_nobody(|| sharer(sys, kind, &w.at_a(0))).unwrap();
         let at = w.at_a(port(&w.a.getsockname(their).unwrap()));
         w.say("of root, at another user's", sharer(w.a, kind, &at).err());
@@ -59,7 +59,8 @@ pub fn a_port_is_shared_among_sockets_of_one_user(w: &mut World<'_>) {
     }
 }
 
-/// Connections that wait at a listener that is closed are reset, though another has the same port (`net.ipv4.tcp_migrate_req` is off).
+/// Connections that wait at a closed listener are reset, even if another listener has the same port
+/// (`net.ipv4.tcp_migrate_req` is off).
 pub fn connections_that_wait_at_a_listener_go_with_it(w: &mut World<'_>) {
     const CONNECTIONS: usize = 32;
     let first = sharer(w.a, SOCK_STREAM | SOCK_NONBLOCK, &w.at_a(0)).unwrap();
@@ -75,7 +76,7 @@ pub fn connections_that_wait_at_a_listener_go_with_it(w: &mut World<'_>) {
     };
     let all: Vec<Fd> = (0..CONNECTIONS).map(|_| open(w)).collect();
     w.settle();
-    // One is taken before, and stays.
+    // A connection accepted before the close stays open.
     w.wait(w.a, first, libc::POLLIN);
     let taken = w.a.accept4(first, 0).unwrap();
     w.a.close(first).unwrap();
@@ -92,7 +93,7 @@ pub fn connections_that_wait_at_a_listener_go_with_it(w: &mut World<'_>) {
     w.settle();
     let heard = all.iter().filter(|fd| w.b.recv(**fd, 9, MSG_DONTWAIT).as_deref() == Ok(b"here")).count();
     w.say("to one", heard);
-    // The one that is left gets all.
+    // The remaining listener gets all further connections.
     let more: Vec<Fd> = (0..CONNECTIONS).map(|_| open(w)).collect();
     w.settle();
     let count = core::iter::from_fn(|| w.a.accept4(second, 0).ok()).count();

@@ -1,4 +1,4 @@
-//! Which calls a case makes on the stack, with which flags, and on what.
+//! Records which calls a case makes on the stack, with which flags, and on what kind of object.
 
 use crate::sys::{Fd, Message, SIOCATMARK, SIOCOUTQNSD, Sys};
 use core::ffi::{c_int, c_uint, c_ulong};
@@ -8,10 +8,11 @@ use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Mutex;
 
-/// Calls, and what they were made on: the flags and the like that were seen. Sorted, so that it is the same each time.
+/// Calls with the kinds of their objects, and the flags and similar arguments seen. Sorted, so that the order
+/// is always the same.
 pub type Calls = BTreeMap<(String, String), BTreeSet<String>>;
 
-/// What is known of a case so far. Both hosts write to it, as both have numbers of one process.
+/// The record of a case. Both hosts write to it, because both use descriptors of one process.
 #[derive(Default)]
 pub struct Record {
     calls: Mutex<Calls>,
@@ -23,19 +24,19 @@ impl Record {
         self.calls.into_inner().unwrap()
     }
 
-    /// Closes what a case has left open.
+    /// Closes descriptors that a case has left open.
     pub fn close_all(self, host: &dyn Sys) {
         for fd in self.kinds.into_inner().unwrap().into_keys() {
             host.close(fd).unwrap();
         }
     }
 
-    /// What a descriptor is, by the call that made it.
+    /// Returns the kind of a descriptor, by the call that created it.
     fn kind(&self, fd: Fd) -> &'static str {
         self.kinds.lock().unwrap().get(&fd).copied().unwrap_or("others")
     }
 
-    /// What a new descriptor is.
+    /// Records the kind of a new descriptor.
     fn made(&self, fd: Result<Fd, Errno>, kind: &'static str) -> Result<Fd, Errno> {
         if let Ok(fd) = fd {
             self.kinds.lock().unwrap().insert(fd, kind);
@@ -49,7 +50,7 @@ impl Record {
     }
 }
 
-/// A host that writes down what is asked of it. Calls are called what the kernel's side of a case calls.
+/// A host that records its calls. Calls have the names of the kernel's functions.
 pub struct Recorded<'a> {
     pub host: &'a dyn Sys,
     pub record: &'a Record,
@@ -69,7 +70,7 @@ impl Recorded<'_> {
     }
 }
 
-/// Pairs of constants and what they are called.
+/// Pairs of constants and their names.
 macro_rules! named {
     ($($name:ident)*) => { &[$((libc::$name as i64, stringify!($name))),*] };
 }
@@ -87,12 +88,12 @@ const EPOLLS: Names = named!(EPOLLIN EPOLLPRI EPOLLOUT EPOLLERR EPOLLHUP EPOLLRD
 const EPOLL_OPS: Names = named!(EPOLL_CTL_ADD EPOLL_CTL_MOD EPOLL_CTL_DEL);
 const SPLICES: Names = named!(SPLICE_F_MOVE SPLICE_F_NONBLOCK SPLICE_F_MORE SPLICE_F_GIFT);
 
-/// Names of the bits that are set; of those without one, the number.
+/// Returns the names of the bits that are set, and the number of bits without a name.
 fn bits(value: u32, names: Names) -> Vec<String> {
     let mut rest = value;
     let mut set = Vec::new();
     for (bits, name) in names {
-        // Constants of `i32` have their highest bit as a sign.
+        // The highest bit of an `i32` constant is its sign.
         let bits = *bits as u32;
         if rest & bits == bits {
             rest &= !bits;
@@ -109,13 +110,13 @@ fn messages(flags: c_int) -> Vec<String> {
     bits(flags.cast_unsigned(), MESSAGES)
 }
 
-/// The name of a number.
+/// Returns the name of a number.
 fn one(value: c_int, names: Names) -> String {
     let known = names.iter().find(|(number, _)| *number == i64::from(value));
     known.map_or_else(|| value.to_string(), |(_, name)| (*name).to_owned())
 }
 
-/// The name of an option, or of the control message that has its number.
+/// Returns the name of an option, or of the control message with its number.
 fn option(level: c_int, name: c_int) -> String {
     let row = table::OPTIONS.iter().find(|row| row.level == level && row.name == name);
     row.map_or_else(|| format!("{level}:{name}"), |row| row.linux_name.to_owned())
@@ -126,7 +127,7 @@ fn family(address: &[u8]) -> Option<String> {
     Some(one(family.into(), FAMILIES))
 }
 
-/// Names of control messages, as far as they are whole.
+/// Returns the names of complete control messages.
 fn controls(mut bytes: &[u8]) -> Vec<String> {
     let mut names = Vec::new();
     while let Some((header, _)) = bytes.split_first_chunk::<16>() {
@@ -241,7 +242,7 @@ impl Sys for Recorded<'_> {
 
     fn close(&self, fd: Fd) -> Result<(), Errno> {
         self.saw("close", fd, []);
-        // Before the number may be another's.
+        // Before another descriptor may get the number.
         self.record.kinds.lock().unwrap().remove(&fd);
         self.host.close(fd)
     }
@@ -356,7 +357,7 @@ impl Sys for Recorded<'_> {
     }
 
     fn epoll_ctl(&self, set: Fd, op: c_int, fd: Fd, events: u32, data: u64) -> Result<(), Errno> {
-        // What is removed has no events, whatever the call says.
+        // The events argument is ignored when an entry is removed.
         let events_told = if op == libc::EPOLL_CTL_DEL { 0 } else { events };
         self.saw("epoll_ctl", fd, bits(events_told, EPOLLS).into_iter().chain([one(op, EPOLL_OPS)]));
         self.host.epoll_ctl(set, op, fd, events, data)

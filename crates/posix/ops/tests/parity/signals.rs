@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 const WHILE: Duration = Duration::from_millis(40);
 
-/// Waits until a thread sleeps, or is no more: on a busy machine it may come to that late.
+/// Waits until a thread sleeps or has ended, which may be late on a busy machine.
 fn until_it_rests(thread: i32) {
     let path = format!("/proc/self/task/{thread}/stat");
-    // The state stands behind the thread's name, which is in brackets.
+    // The state follows the thread's name, which is in parentheses.
     let runs = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['R', 'D']));
     let end = Instant::now() + Duration::from_secs(5);
     while Instant::now() < end && std::fs::read_to_string(&path).is_ok_and(runs) {
@@ -22,7 +22,8 @@ fn until_it_rests(thread: i32) {
     }
 }
 
-/// What a call says that waits while a signal comes; if it goes on after that, `then` lets it end.
+/// Records the result of a call that is interrupted by a signal while it waits. If the call continues to
+/// wait, `then` ends it.
 fn interrupted(
     w: &mut World<'_>,
     what: &str,
@@ -63,7 +64,8 @@ fn recv(w: &mut World<'_>, what: &str, signal: i32, ends: (Fd, Fd)) {
     });
 }
 
-/// Of a connection that nobody reads from, which takes long to fill: what is left of a window, less than a segment, is used only when a probe of it is due.
+/// Interrupts `send` on a connection whose peer does not read. Filling it takes long: the rest of a window
+/// that is less than a segment is used only when a window probe is due.
 fn send(w: &mut World<'_>, signal: i32, (a, b): (Fd, Fd)) {
     let chunk = vec![7; 1 << 20];
     w.a.set_nonblocking(a, true).unwrap();
@@ -152,15 +154,16 @@ pub mod tests {
     }
 }
 
-/// What a handler uses: the stacks, and one end of a connection between them.
+/// Data of the handler: the stacks, and both ends of a connection between them.
 static OF_HANDLERS: OnceLock<(Stacks, Fd, Fd)> = OnceLock::new();
-/// Calls of the handler that came through, and that found the sockets in use by the thread that it interrupted.
+/// Calls of the handler that succeeded, and calls that failed because the interrupted thread was using the
+/// sockets.
 static CAME_THROUGH: AtomicUsize = AtomicUsize::new(0);
 static PUT_OFF: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn call_sockets(_: i32) {
     let Some((stacks, a, _)) = OF_HANDLERS.get() else { return };
-    // No memory is taken: what was interrupted may have been about to.
+    // The handler allocates no memory, because the interrupted code may be in the allocator.
     let mut byte = [0];
     match stacks.a().0.recv(*a, &mut [IoSliceMut::new(&mut byte)], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
         Ok(_) => CAME_THROUGH.fetch_add(1, Ordering::Relaxed),
@@ -172,7 +175,7 @@ extern "C" fn call_sockets(_: i32) {
 fn handlers_may_call_functions_of_sockets_whatever_they_interrupt() {
     let stacks = Stacks::start();
     let (a, b) = World::new(stacks.a(), stacks.b(), crate::stack::ADDRESSES).connection();
-    // There always is a byte, so whoever finds none was put off.
+    // A byte is always available, so a call that finds none was deferred.
     stacks.b().send(b, b"xy", 0).unwrap();
     let mut fds = [libc::pollfd { fd: a, events: libc::POLLIN, revents: 0 }];
     stacks.a().poll(&mut fds, 10_000).unwrap();

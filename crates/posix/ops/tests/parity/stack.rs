@@ -1,4 +1,4 @@
-//! Two stacks on threads of their own, with a cable between them, and the operations on each.
+//! Two stacks on separate threads, joined by a cable, and the operations on each.
 
 use crate::kernel::set_of;
 use crate::sys::{Fd, Message, SIOCATMARK, SIOCOUTQNSD, Sys};
@@ -21,14 +21,14 @@ pub const ADDRESSES: [IpAddr; 2] =
 /// The operations on one stack.
 pub struct OnStack(pub Ops);
 
-/// Two of them, which run as long as this lives.
+/// Two stacks, which run as long as this value lives.
 pub struct Stacks {
     hosts: Vec<OnStack>,
     stop: StopFlag,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// A stack that is large enough for a case.
+/// Creates a stack that is large enough for a case.
 pub fn shard(address: &str, device: Device) -> Shard<ChannelServer> {
     build(config(address), device)
 }
@@ -66,7 +66,7 @@ impl Stacks {
         Self { hosts: hosts.into(), stop, threads }
     }
 
-    /// One stack, which has loopback for itself and is both hosts.
+    /// Starts one stack with loopback, which plays both hosts.
     pub fn alone() -> Self {
         let (device, _) = pair(MemoryConfig::default());
         let stop = StopFlag::new().unwrap();
@@ -121,7 +121,7 @@ impl OnStack {
 }
 
 impl Sys for OnStack {
-    /// Its thread gives a port only behind what came before the question.
+    /// Binds a socket: the stack's thread answers only after it has processed all earlier input.
     fn catch_up(&self) {
         let anywhere = crate::sys::address((Ipv4Addr::UNSPECIFIED, 0).into());
         let asking = self.0.socket(libc::AF_INET, libc::SOCK_DGRAM, 0).unwrap();

@@ -1,4 +1,4 @@
-//! Connections: how they begin, carry bytes and end.
+//! Connections: establishment, data transfer and closing.
 
 use crate::sys::{ALL, World, names, port};
 use libc::{
@@ -67,7 +67,7 @@ pub fn unread_bytes_at_close_reset_the_peer(w: &mut World<'_>) {
     w.say("recv", w.b.recv(b, 1, 0));
 }
 
-/// Proxies answer like this where they have done with a client.
+/// Proxies respond like this when they are done with a client.
 pub fn what_was_written_before_a_reset_arrives(w: &mut World<'_>) {
     let linger = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()].concat();
     for unread in [false, true] {
@@ -213,7 +213,7 @@ pub fn listeners_that_share_a_port(w: &mut World<'_>) {
     w.say("shared out", counts.iter().all(|count| *count >= 5));
     taken.iter().flatten().for_each(|fd| w.a.close(*fd).unwrap());
     clients.iter().for_each(|fd| w.b.close(*fd).unwrap());
-    // What waits at a member that goes, goes with it.
+    // Connections that wait at a closed member are reset with it.
     let clients: Vec<_> = (0..30).map(|_| dial(w).unwrap()).collect();
     w.settle();
     w.say("a member goes", w.a.close(members[0]));

@@ -1,4 +1,4 @@
-//! Calls that a case makes, and how it went.
+//! The calls that cases make, and the transcript of their results.
 
 use core::ffi::{c_int, c_uint, c_ulong};
 use core::time::Duration;
@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 
 pub type Fd = c_int;
 
-/// One of the two: the kernel, or the operations on a stack.
+/// A host: the kernel, or the operations on a stack.
 pub trait Sys: Sync {
     fn socket(&self, domain: c_int, kind: c_int) -> Result<Fd, Errno>;
     fn bind(&self, fd: Fd, address: &[u8]) -> Result<(), Errno>;
@@ -18,7 +18,7 @@ pub trait Sys: Sync {
     fn send(&self, fd: Fd, bytes: &[u8], flags: c_int) -> Result<usize, Errno>;
     fn recv(&self, fd: Fd, most: usize, flags: c_int) -> Result<Vec<u8>, Errno>;
     fn sendv(&self, fd: Fd, parts: &[&[u8]], flags: c_int) -> Result<usize, Errno>;
-    /// Receives into buffers of these lengths. Returns what is in them, one behind the other.
+    /// Receives into buffers of these lengths. Returns their concatenated content.
     fn recvv(&self, fd: Fd, lengths: &[usize], flags: c_int) -> Result<Vec<u8>, Errno>;
     fn send_to(
         &self,
@@ -29,14 +29,14 @@ pub trait Sys: Sync {
         flags: c_int,
     ) -> Result<usize, Errno>;
     fn recv_from(&self, fd: Fd, most: usize, control_room: usize, flags: c_int) -> Result<Message, Errno>;
-    /// `sendmmsg`: bytes and destinations. How many bytes of each went, of those that did.
+    /// `sendmmsg` with bytes and destinations. Returns how many bytes of each sent message were sent.
     fn send_many(
         &self,
         fd: Fd,
         messages: &[(&[u8], Option<&[u8]>)],
         flags: c_int,
     ) -> Result<Vec<usize>, Errno>;
-    /// `recvmmsg`, of which each has so much room.
+    /// `recvmmsg` into `count` buffers of `most` bytes.
     fn recv_many(
         &self,
         fd: Fd,
@@ -48,13 +48,13 @@ pub trait Sys: Sync {
     fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno>;
     fn close(&self, fd: Fd) -> Result<(), Errno>;
     fn dup(&self, fd: Fd) -> Result<Fd, Errno>;
-    /// `F_DUPFD`: a copy under a number that is no lower.
+    /// `F_DUPFD`: copies a descriptor to the lowest free number from `least` on.
     fn dup_above(&self, fd: Fd, least: Fd) -> Result<Fd, Errno>;
     fn set_nonblocking(&self, fd: Fd, on: bool) -> Result<(), Errno>;
-    /// The same by `FIONBIO`.
+    /// Sets the nonblocking flag by `FIONBIO`.
     fn fionbio(&self, fd: Fd, on: bool) -> Result<(), Errno>;
     fn setsockopt(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno>;
-    /// With so much room; beside an error stands the length that is told.
+    /// Reads an option into a buffer of `room` bytes. An error contains the length that the call returned.
     fn getsockopt_into(
         &self,
         fd: Fd,
@@ -67,7 +67,7 @@ pub trait Sys: Sync {
     }
     fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno>;
     fn getpeername(&self, fd: Fd) -> Result<Vec<u8>, Errno>;
-    /// What an `ioctl` says that asks for a number.
+    /// Returns the number that an `ioctl` gives.
     fn query(&self, fd: Fd, request: c_ulong) -> Result<c_int, Errno>;
     fn readable_bytes(&self, fd: Fd) -> Result<c_int, Errno> {
         self.query(fd, libc::FIONREAD)
@@ -77,31 +77,31 @@ pub trait Sys: Sync {
     /// `F_SETOWN`.
     fn set_owner(&self, fd: Fd, owner: c_int) -> Result<(), Errno>;
     fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno>;
-    /// The same with signals kept back meanwhile.
+    /// `ppoll` with blocked signals.
     fn ppoll(
         &self,
         fds: &mut [libc::pollfd],
         timeout: Option<Duration>,
         mask: &[c_int],
     ) -> Result<usize, Errno>;
-    /// Does not wait. Says how many bits were set, and for which descriptors.
+    /// `select` without waiting. Returns the number of bits set, and the ready descriptors.
     fn select(&self, sets: &[Vec<Fd>; 3]) -> Result<(usize, [Vec<Fd>; 3]), Errno>;
-    /// The same with signals kept back meanwhile.
+    /// `pselect` without waiting, with blocked signals.
     fn pselect(&self, sets: &[Vec<Fd>; 3], mask: &[c_int]) -> Result<(usize, [Vec<Fd>; 3]), Errno>;
     fn epoll_create(&self) -> Result<Fd, Errno>;
     fn epoll_ctl(&self, set: Fd, op: c_int, fd: Fd, events: u32, data: u64) -> Result<(), Errno>;
     fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno>;
-    /// The case has changed what signals do.
+    /// Tells the host that the case has changed signal handlers.
     fn handlers_changed(&self) {}
-    /// Without offsets, as neither pipes nor connections have any.
+    /// `splice` without offsets, because neither pipes nor connections have any.
     fn splice(&self, from: Fd, to: Fd, len: usize, flags: c_uint) -> Result<usize, Errno>;
-    /// From a file, at an offset that moves or where the file stands.
+    /// `sendfile`, at an offset that advances or at the position of the file.
     fn sendfile(&self, to: Fd, from: Fd, offset: Option<&mut i64>, count: usize) -> Result<usize, Errno>;
-    /// Waits until the host has worked on whatever had come to it. The kernel does that when it comes.
+    /// Waits until the host has processed everything that has arrived. The kernel does so on arrival.
     fn catch_up(&self) {}
 }
 
-/// What was received, of which `count` is what the call returned.
+/// A received message; `count` is the result of the call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
     pub count: usize,
@@ -111,7 +111,7 @@ pub struct Message {
     pub flags: c_int,
 }
 
-/// Two hosts, and what was said so far.
+/// Two hosts, and the transcript of a case.
 pub struct World<'a> {
     pub a: &'a dyn Sys,
     pub b: &'a dyn Sys,
@@ -124,7 +124,7 @@ impl<'a> World<'a> {
         Self { a, b, addresses, transcript: Vec::new() }
     }
 
-    /// Writes down how a call went.
+    /// Appends the result of a call to the transcript.
     pub fn say(&mut self, what: &str, how: impl core::fmt::Debug) {
         let mut line = String::new();
         write!(line, "{what}: {how:?}").unwrap();
@@ -134,22 +134,22 @@ impl<'a> World<'a> {
         self.transcript.push(line);
     }
 
-    /// Address of host `a`.
+    /// Returns an address of host `a`.
     pub fn at_a(&self, port: u16) -> Vec<u8> {
         address(SocketAddr::new(self.addresses[0], port))
     }
 
-    /// Address of host `b`.
+    /// Returns an address of host `b`.
     pub fn at_b(&self, port: u16) -> Vec<u8> {
         address(SocketAddr::new(self.addresses[1], port))
     }
 
-    /// Family of the hosts' addresses.
+    /// Returns the address family of the hosts.
     pub fn domain(&self) -> c_int {
         if self.addresses[0].is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }
     }
 
-    /// A listener at host `a`, and its port.
+    /// Creates a listener at host `a`. Returns it and its port.
     pub fn listener(&mut self, flags: c_int) -> (Fd, u16) {
         let fd = self.a.socket(self.domain(), libc::SOCK_STREAM | flags).unwrap();
         self.a.bind(fd, &self.at_a(0)).unwrap();
@@ -157,7 +157,7 @@ impl<'a> World<'a> {
         (fd, port(&self.a.getsockname(fd).unwrap()))
     }
 
-    /// A connection: the end at `a`, which was accepted, and the end at `b`, which opened it.
+    /// Establishes a connection. Returns the accepted end at `a`, and the end at `b` that opened it.
     pub fn connection(&mut self) -> (Fd, Fd) {
         let (listener, port) = self.listener(0);
         let b = self.b.socket(self.domain(), libc::SOCK_STREAM).unwrap();
@@ -167,14 +167,15 @@ impl<'a> World<'a> {
         (a, b)
     }
 
-    /// Waits until `events` are there, and tells which of all are. Fails after a while.
+    /// Waits until one of `events` occurs, and returns the events that did. Panics after 10 seconds.
     pub fn wait(&self, sys: &dyn Sys, fd: Fd, events: i16) -> i16 {
         let mut fds = [libc::pollfd { fd, events, revents: 0 }];
         assert_eq!(sys.poll(&mut fds, 10_000), Ok(1), "nothing came");
         fds[0].revents
     }
 
-    /// Lets what is on its way arrive: also an answer to an answer, behind a question who the neighbour is. However long the machine leaves a stack's thread standing.
+    /// Waits until all packets in flight have arrived, including replies to replies and neighbour discovery,
+    /// even if the machine stalls a stack's thread.
     pub fn settle(&self) {
         std::thread::sleep(std::time::Duration::from_millis(40));
         for _ in 0..4 {
@@ -183,7 +184,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What `poll` says now.
+    /// Returns the current result of `poll`.
     pub fn ready(&self, sys: &dyn Sys, fd: Fd) -> String {
         let mut fds = [libc::pollfd { fd, events: ALL, revents: 0 }];
         sys.poll(&mut fds, 0).unwrap();
@@ -194,7 +195,7 @@ impl<'a> World<'a> {
 pub const ALL: i16 =
     libc::POLLIN | libc::POLLOUT | libc::POLLPRI | libc::POLLRDHUP | libc::POLLRDNORM | libc::POLLWRNORM;
 
-/// Names of events.
+/// Returns the names of events.
 pub fn names(events: u32) -> String {
     let all = [
         (libc::POLLIN, "IN"),
@@ -211,7 +212,7 @@ pub fn names(events: u32) -> String {
     set.map(|(_, name)| *name).collect::<Vec<_>>().join("|")
 }
 
-/// As a program lays it out.
+/// Returns an address as `struct sockaddr`.
 pub fn address(address: SocketAddr) -> Vec<u8> {
     let mut bytes = Vec::new();
     match address {
@@ -232,16 +233,16 @@ pub fn address(address: SocketAddr) -> Vec<u8> {
     bytes
 }
 
-// Of `ioctl`, from `asm-generic/sockios.h` and `linux/sockios.h`.
+// Requests of `ioctl`, from `asm-generic/sockios.h` and `linux/sockios.h`.
 pub const SIOCATMARK: c_ulong = 0x8905;
 pub const SIOCOUTQNSD: c_ulong = 0x894b;
 
-/// The value of an option that is a number.
+/// Returns the value of an integer option.
 pub fn word(value: c_int) -> [u8; 4] {
     value.to_ne_bytes()
 }
 
-/// A control message.
+/// Returns a control message.
 pub fn control(level: i32, kind: i32, value: &[u8]) -> Vec<u8> {
     let mut out = (16 + value.len()).to_ne_bytes().to_vec();
     out.extend(level.to_ne_bytes());
@@ -255,7 +256,7 @@ pub fn port(address: &[u8]) -> u16 {
     u16::from_be_bytes([address[2], address[3]])
 }
 
-/// Shows the first line that differs.
+/// Compares two transcripts. Shows the first line that differs.
 pub fn assert_same(kernel: &[String], stack: &[String]) {
     for (number, (kernel, stack)) in kernel.iter().zip(stack).enumerate() {
         assert_eq!(kernel, stack, "line {number}: the kernel's on the left, the stack's on the right");

@@ -1,4 +1,4 @@
-//! Options of TCP sockets whose effect programs see.
+//! TCP socket options with effects that programs observe.
 
 use crate::sys::{World, port, word};
 use libc::{IPPROTO_IPV6, IPPROTO_TCP, MSG_PEEK, SO_RCVBUF, SO_SNDBUF, SOCK_STREAM, SOL_SOCKET};
@@ -88,7 +88,7 @@ pub fn what_is_told_of_paths(w: &mut World<'_>) {
     w.say("none yet", w.b.getsockopt(b, IPPROTO_IPV6, IPV6_PATHMTU));
     w.say("connect", w.b.connect(b, &w.at_a(at)));
     let told = w.b.getsockopt(b, IPPROTO_IPV6, IPV6_PATHMTU);
-    // Which is others here and there.
+    // The MTU differs between kernel and stack.
     w.say(
         "a path",
         told.map(|told| (told.len(), told[..28].iter().all(|byte| *byte == 0), told[28..] != [0; 4])),
@@ -118,7 +118,7 @@ pub fn accepted_when_something_came(w: &mut World<'_>) {
     let a = w.a.accept4(listener, 0).unwrap();
     w.say("with what it brought", w.a.recv(a, 10, libc::MSG_DONTWAIT));
     w.say("and no other", w.a.accept4(listener, 0).is_ok());
-    // At its time it is accepted as it is.
+    // After the timeout, the connection is accepted without data.
     w.say("the first", w.wait(w.a, listener, libc::POLLIN));
     let a = w.a.accept4(listener, 0).unwrap();
     w.say("has brought nothing", w.a.recv(a, 10, libc::MSG_DONTWAIT));
@@ -172,7 +172,7 @@ pub fn times_of_single_sockets(w: &mut World<'_>) {
     w.say("its own", w.b.getsockopt(b, IPPROTO_TCP, RTO_MIN_US));
     w.a.send(a, b"through", 0).unwrap();
     w.say("through", w.b.recv(b, 10, 0));
-    // The time-out that `tcp_info` shows is this one, or what the round trip adds.
+    // The RTO in `tcp_info` is this minimum, or the value derived from the round-trip time.
     w.b.send(b, b"back", 0).unwrap();
     w.say("and back", w.a.recv(a, 10, 0));
     w.settle();
@@ -207,7 +207,7 @@ pub fn syns_are_kept(w: &mut World<'_>) {
     w.say("no room", saved(w, a, 0).is_err());
     let small = saved(w, a, 30);
     let syn = saved(w, a, 200).unwrap();
-    // Which options stand in it each stack chooses for itself.
+    // Each stack chooses its own options in the SYN.
     let short = small.map_err(|(error, needed)| (error, needed == syn.len()));
     w.say("too little room", short);
     let (version, header) = (syn[0] >> 4, if syn[0] >> 4 == 4 { 20 } else { 40 });
@@ -265,7 +265,7 @@ pub fn too_many_hops(w: &mut World<'_>) {
 /// `IP_LOCAL_PORT_RANGE`.
 const RANGE: i32 = 51;
 
-/// The first of some ports that nobody has, here or in the kernel.
+/// Returns the first of `count` consecutive ports that are free in the kernel.
 fn free_ports(count: u16) -> u16 {
     let is_free = |port: u16| {
         let any = (core::net::Ipv6Addr::UNSPECIFIED, port);
@@ -308,10 +308,11 @@ pub fn ports_of_a_range(w: &mut World<'_>) {
     w.b.close(b).unwrap();
 }
 
-/// A connection's addresses in TIME_WAIT: free at once for who binds the port, and not for who has one chosen.
+/// Ports of a connection in TIME_WAIT: available at once to a socket that binds the port, but not for
+/// automatic selection.
 pub fn ports_in_time_wait(w: &mut World<'_>) {
     let (listener, at) = w.listener(0);
-    // Above those of the case below, which may run meanwhile.
+    // Above the ports of the case below, which may run concurrently.
     let first = free_ports(14) + 12;
     for bound in [true, false] {
         let own = first + u16::from(bound);
@@ -337,7 +338,7 @@ pub fn ports_in_time_wait(w: &mut World<'_>) {
         w.b.close(b).unwrap();
         w.say("its end", w.a.recv(a, 1, 0));
         w.a.close(a).unwrap();
-        // Until the last acknowledgement was sent.
+        // Waits until the last acknowledgement was sent.
         std::thread::sleep(core::time::Duration::from_millis(100));
         let next = socket(w);
         w.say("at once", w.b.connect(next, &w.at_a(at)));

@@ -6,7 +6,8 @@ use libc::{
     SOCK_DGRAM, SOCK_NONBLOCK, SOL_SOCKET,
 };
 
-/// A socket at host `a` with an address, and one at host `b` without; and the former's port.
+/// Creates a bound socket at host `a` and an unbound one at host `b`. Returns them and the port of the
+/// former.
 pub fn pair(w: &World<'_>) -> (Fd, Fd, u16) {
     let a = w.a.socket(w.domain(), SOCK_DGRAM).unwrap();
     w.a.bind(a, &w.at_a(0)).unwrap();
@@ -126,7 +127,7 @@ pub fn nobody_there(w: &mut World<'_>) {
     w.settle();
     w.say("told to the next", w.b.send(b, b"x", 0));
     w.settle();
-    // Without a fixed end nobody is told.
+    // Unconnected sockets do not get the error.
     let other = w.b.socket(w.domain(), SOCK_DGRAM).unwrap();
     w.say("send to nobody", w.b.send_to(other, b"x", Some(&w.at_a(at)), &[], 0));
     w.settle();
@@ -160,7 +161,7 @@ pub fn addresses(w: &mut World<'_>) {
     w.say("type", w.a.getsockopt(shared[0], SOL_SOCKET, libc::SO_TYPE));
     w.say("protocol", w.a.getsockopt(shared[0], SOL_SOCKET, libc::SO_PROTOCOL));
     w.say("of TCP", w.a.setsockopt(shared[0], libc::IPPROTO_TCP, libc::TCP_NODELAY, &on));
-    // Senders are shared out, and each stays with one.
+    // Senders are distributed, and each one stays with one socket.
     let mut got = [0; 2];
     for _ in 0..32 {
         let b = w.b.socket(w.domain(), SOCK_DGRAM).unwrap();
@@ -188,7 +189,7 @@ pub fn control_messages(w: &mut World<'_>) {
     w.b.send_to(b, b"x", Some(&w.at_a(at)), &[], 0).unwrap();
     let mut got = w.a.recv_from(a, 10, 200, 0).unwrap();
     w.say("control", (got.count, got.flags, got.control.len()));
-    // The device's number, and the addresses, which are others here and there.
+    // Interface index and addresses differ between kernel and stack.
     let own = w.at_a(0)[4..8].to_vec();
     w.say("our address", (got.control[20..24] == own, got.control[24..28] == own));
     got.control[16..28].fill(0);
@@ -274,7 +275,7 @@ pub fn when_datagrams_came(w: &mut World<'_>) {
     w.say("as of then", (now().as_secs() - came) >= 1);
 }
 
-/// Hop limit and class that one datagram has, whatever the socket's are.
+/// Hop limit and traffic class of a single datagram, independent of the socket's.
 pub fn what_one_datagram_has_alone(w: &mut World<'_>) {
     let (a, b, at) = pair(w);
     let v4 = w.domain() == libc::AF_INET;
@@ -298,7 +299,7 @@ pub fn what_one_datagram_has_alone(w: &mut World<'_>) {
     };
     each(w, "as the socket is", &[]);
     let both = [control(level, hops, &word(33)), control(level, class, &word(0x2a))].concat();
-    // The first to somebody, and those behind it, go in different ways.
+    // The first datagram to a destination takes another code path than later ones.
     each(w, "both", &both);
     each(w, "both again", &both);
     each(w, "as before", &[]);
@@ -318,7 +319,7 @@ pub fn what_one_datagram_has_alone(w: &mut World<'_>) {
     );
 }
 
-/// `SO_TIMESTAMPING`: what it takes, and what datagrams that come say of their time.
+/// `SO_TIMESTAMPING`: accepted values, and timestamps of received datagrams.
 pub fn times_in_detail(w: &mut World<'_>) {
     const NEW: i32 = 65;
     let names = [libc::SO_TIMESTAMPING, NEW];
@@ -341,14 +342,14 @@ pub fn times_in_detail(w: &mut World<'_>) {
     let software = 0x18u32.to_ne_bytes();
     for (number, name) in names.into_iter().enumerate() {
         w.say("on", w.a.setsockopt(a, SOL_SOCKET, name, &software));
-        // The kernel begins to look at the clock a moment later.
+        // The kernel begins to take timestamps with a delay.
         w.settle();
         if number == 1 {
             w.say("both", w.a.setsockopt(a, SOL_SOCKET, 63, &1i32.to_ne_bytes()));
         }
         w.b.send_to(b, b"x", Some(&w.at_a(at)), &[], 0).unwrap();
         let mut got = w.a.recv_from(a, 100, 200, 0).unwrap();
-        // Seconds and nanoseconds, behind those of the other message.
+        // Seconds and nanoseconds, after those of the other message.
         for time in [16..32, 48..64].into_iter().skip(1 - number).take(1 + number) {
             let time = if number == 0 { 16..32 } else { time };
             w.say("a time", got.control[time.clone()].iter().any(|byte| *byte != 0));

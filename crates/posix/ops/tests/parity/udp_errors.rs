@@ -1,4 +1,4 @@
-//! Errors about datagrams, as messages: `IP_RECVERR`, `IPV6_RECVERR` and `MSG_ERRQUEUE`.
+//! Errors of datagrams as messages: `IP_RECVERR`, `IPV6_RECVERR` and `MSG_ERRQUEUE`.
 
 use crate::sys::{Fd, Message, World, port};
 use libc::{AF_INET, IPPROTO_IP, IPPROTO_IPV6, MSG_DONTWAIT, MSG_ERRQUEUE, SO_ERROR, SOCK_DGRAM, SOL_SOCKET};
@@ -6,7 +6,7 @@ use libc::{AF_INET, IPPROTO_IP, IPPROTO_IPV6, MSG_DONTWAIT, MSG_ERRQUEUE, SO_ERR
 const ON: [u8; 4] = 1i32.to_ne_bytes();
 const OFF: [u8; 4] = 0i32.to_ne_bytes();
 
-/// Level and name of the option, by family.
+/// Returns level and name of the option, by address family.
 fn recverr(w: &World<'_>) -> (i32, i32) {
     match w.domain() {
         AF_INET => (IPPROTO_IP, libc::IP_RECVERR),
@@ -14,7 +14,7 @@ fn recverr(w: &World<'_>) -> (i32, i32) {
     }
 }
 
-/// A port of host `a` that nobody has.
+/// Returns an unused port of host `a`.
 fn nobody(w: &World<'_>) -> u16 {
     let a = w.a.socket(w.domain(), SOCK_DGRAM).unwrap();
     w.a.bind(a, &w.at_a(0)).unwrap();
@@ -24,7 +24,7 @@ fn nobody(w: &World<'_>) -> u16 {
     at
 }
 
-/// A socket of host `b` that asks for errors.
+/// Creates a socket of host `b` that requests errors.
 fn asking(w: &mut World<'_>) -> Fd {
     let b = w.b.socket(w.domain(), SOCK_DGRAM).unwrap();
     let (level, name) = recverr(w);
@@ -32,7 +32,7 @@ fn asking(w: &mut World<'_>) -> Fd {
     b
 }
 
-/// What a message says, but for ports and addresses, which are compared with what they must be.
+/// Formats a message. Ports and addresses are compared with the expected ones instead of printed.
 fn told(w: &World<'_>, message: &Message, to: u16) -> String {
     let from = w.at_a(to);
     let mut control = message.control.clone();
@@ -127,7 +127,7 @@ pub fn datagrams_that_are_too_long(w: &mut World<'_>) {
     w.say("as a message", told(w, &message, unconnected));
     w.say("poll", w.ready(w.b, b));
     w.say("longer than anything", w.b.send_to(b, &vec![0; 65_536], Some(&w.at_a(at)), &[], 0));
-    // IPv6 makes a message of it, too.
+    // IPv6 also reports this error as a message.
     let message =
         w.b.recv_from(b, 100, 200, queue).map(|message| (message.count, message.from, message.flags));
     w.say("is a message of IPv6", message.map(|(count, from, flags)| (count, port(&from) == at, flags)));
@@ -149,7 +149,7 @@ pub fn what_the_path_takes(w: &mut World<'_>) {
         w.say("short", w.b.send(b, &[1; 600], 0));
         w.settle();
         w.say("refused", w.b.recv(b, 1, MSG_DONTWAIT));
-        // Over the kernel's loopback nothing is too long that is a datagram at all.
+        // Over the kernel's loopback, no valid datagram is too long.
         let longest = fits.min(65_535) as usize - if v4 { 28 } else { 48 };
         w.say("as long as fits", w.b.send(b, &vec![1; longest], 0) == Ok(longest));
         w.settle();

@@ -1,4 +1,4 @@
-//! Many datagrams in one call: `sendmmsg` and `recvmmsg`.
+//! Several datagrams in one call: `sendmmsg` and `recvmmsg`.
 
 use crate::sys::{World, port};
 use crate::udp::pair;

@@ -1,4 +1,4 @@
-//! Datagrams that are cut from one piece, received as one, and put together from several: `UDP_SEGMENT`, `UDP_GRO`, `UDP_CORK` and `MSG_MORE`.
+//! Segmented, coalesced and corked datagrams: `UDP_SEGMENT`, `UDP_GRO`, `UDP_CORK` and `MSG_MORE`.
 
 use crate::sys::{World, control, port, word};
 use crate::udp::pair;

@@ -38,7 +38,7 @@ pub fn an_urgent_byte(w: &mut World<'_>) {
 pub fn urgent_behind_plain_data(w: &mut World<'_>) {
     let (a, b) = w.connection();
     w.b.send(b, b"abc!", MSG_OOB).unwrap();
-    // What is urgent is announced before the bytes are there, so with these both are.
+    // The urgent pointer is announced before the bytes arrive, so both have arrived with the bytes.
     w.wait(w.a, a, POLLIN);
     w.say("both", w.ready(w.a, a));
     w.say("the urgent one first", w.a.recv(a, 10, OOB));
@@ -63,7 +63,7 @@ pub fn urgent_bytes_at_epoll(w: &mut World<'_>) {
     w.say("the next", w.a.recv(a, 1, OOB));
 }
 
-/// How everything stands: what `poll` and `ioctl` say.
+/// Records the results of `poll` and `ioctl`.
 fn state(w: &mut World<'_>, what: &str, fd: Fd) {
     let line = format!(
         "{}, {:?} to be read, at the mark: {:?}",
@@ -74,7 +74,7 @@ fn state(w: &mut World<'_>, what: &str, fd: Fd) {
     w.say(what, line);
 }
 
-/// A connection on which these came, the last byte of each urgent if so it says.
+/// Establishes a connection on which these bytes have arrived; `true` makes the last byte of a piece urgent.
 fn came(w: &mut World<'_>, pieces: &[(&[u8], bool)]) -> (Fd, Fd) {
     let (a, b) = w.connection();
     more(w, (a, b), pieces);
@@ -188,7 +188,7 @@ pub fn a_second_one_while_reading_is_at_the_first(w: &mut World<'_>) {
     state(w, "another", a);
     w.say("the last", w.a.recv(a, 10, OOB));
     w.say("no byte between them", w.a.recv(a, 10, MSG_DONTWAIT));
-    // One by one: bytes that leave together have one mark.
+    // Sent one by one, because bytes that leave together have one mark.
     for byte in [b"1", b"2", b"3"] {
         more(w, ends, &[(byte, true)]);
     }
@@ -246,7 +246,8 @@ pub fn marks_of_other_sockets(w: &mut World<'_>) {
     w.say("not sent", w.a.query(a, SIOCOUTQNSD));
 }
 
-/// A process that says so when it gets `SIGURG`. Not this one: its other cases would be interrupted.
+/// A process that reports `SIGURG`. It is a separate process, because the signal would interrupt other cases
+/// of this one.
 struct Listener {
     process: Child,
     words: BufReader<ChildStdout>,
@@ -266,16 +267,16 @@ impl Listener {
         self.process.id().cast_signed()
     }
 
-    /// Waits for what it says.
+    /// Waits for the next report.
     fn next_word(&mut self) -> String {
         let mut line = String::new();
         self.words.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
     }
 
-    /// What it says until it is asked to end.
+    /// Ends the process. Returns its remaining reports.
     fn last_words(mut self) -> String {
-        // What was sent to it has been said by then.
+        // Signals sent before have been reported by then.
         std::thread::sleep(Duration::from_millis(100));
         self.process.kill().unwrap();
         let mut rest = String::new();
@@ -290,7 +291,7 @@ pub fn who_hears_of_it(w: &mut World<'_>) {
     let ends = w.connection();
     let (a, _) = ends;
     w.say("nobody", w.a.owner(a));
-    // Whoever looks is told on the way.
+    // The poll lets the stack deliver the signal.
     let come = |w: &mut World<'_>, pieces: &[(&[u8], bool)]| {
         more(w, ends, pieces);
         w.ready(w.a, a);

@@ -1,4 +1,4 @@
-//! The library as what scripts run against: each call and each packet goes through its interface, in real time.
+//! The library as a backend of scripts: each call and each packet goes through its interface, in real time.
 #![allow(unsafe_code)] // calls functions as C does
 
 use core::ffi::c_void;
@@ -20,13 +20,14 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// How late this process may see something because other threads run.
+/// Delay with which this process may observe events, because other threads run.
 const SCHEDULING: Duration = Duration::from_millis(8);
 
-/// The interface, for all threads of a run.
+/// The interface, shared by all threads of a run.
 struct Interface(PacketdrillInterface);
 
-// SAFETY: the library allows calls from several threads at a time (docs/packetdrill.md), and nothing here is changed.
+// SAFETY: the library allows concurrent calls of several threads (docs/packetdrill.md), and the interface is
+// not modified.
 unsafe impl Send for Interface {}
 // SAFETY: as above.
 unsafe impl Sync for Interface {}
@@ -34,7 +35,8 @@ unsafe impl Sync for Interface {}
 /// Calls a function of the interface.
 macro_rules! call {
     ($interface:expr, $name:ident $(, $argument:expr)*) => {
-        // SAFETY: the pointers that are passed are good for as much as is said, and nobody has freed the interface.
+        // SAFETY: the pointers are valid for the lengths that are passed, and the interface has not been
+        // freed.
         unsafe { ($interface.0.$name)($interface.0.userdata $(, $argument)*) }
     };
 }
@@ -43,10 +45,10 @@ impl Interface {
     fn start(flags: &str) -> Result<Self, String> {
         let flags = CString::new(flags).map_err(|error| error.to_string())?;
         let mut place = core::mem::MaybeUninit::<PacketdrillInterface>::uninit();
-        // SAFETY: a string, and room for the interface.
+        // SAFETY: `flags` is a C string, and `place` has room for the interface.
         let result = unsafe { packetdrill_interface_init(flags.as_ptr(), place.as_mut_ptr()) };
         match result {
-            // SAFETY: it was filled.
+            // SAFETY: the function initialised it.
             0 => Ok(Self(unsafe { place.assume_init() })),
             _ => Err(format!("no stack with {flags:?}")),
         }
@@ -79,7 +81,7 @@ impl Interface {
 
     fn set_blocking(&self, fd: Fd, blocking: bool) {
         let mut on = i32::from(!blocking);
-        // A descriptor that was closed meanwhile blocks nobody.
+        // A descriptor that was closed meanwhile blocks no thread.
         let _ = call!(self, ioctl, fd, libc::FIONBIO, (&raw mut on).cast());
     }
 }
@@ -92,10 +94,10 @@ fn returned(value: i64) -> CallResult {
     if value < 0 { CallResult::error(last_error()) } else { CallResult::value(value) }
 }
 
-/// Descriptors by those of the script.
+/// Maps descriptors of the script to those of the library.
 type Table = Arc<Mutex<BTreeMap<Fd, Fd>>>;
 
-/// A run.
+/// A run of a script.
 pub struct Library {
     interface: Arc<Interface>,
     start: Duration,
@@ -111,12 +113,12 @@ pub struct Library {
 }
 
 impl Library {
-    /// A stack as the script wants it.
+    /// Starts a stack with the settings of the script.
     pub fn new(script: &Script, target: Target) -> Result<Self, String> {
         let (local, remote) = addresses(target.ip);
         let mut flags = format!("proc=off,slack=0,local={local},mtu={}", script.directives.mtu);
         for (name, value) in &script.directives.sysctls {
-            // The stack does so anyway.
+            // The stack always behaves like this.
             if name != "net.ipv4.tcp_tw_reuse" {
                 flags += &format!(",{name}={}", value.replace(' ', ":"));
             }
@@ -132,7 +134,7 @@ impl Library {
                     if ends.load(Ordering::SeqCst) {
                         return;
                     }
-                    // Whoever listens is gone only when the script has failed already.
+                    // The receiver of the channel is dropped only after the script has failed.
                     let _ = sender.send(SentPacket { at: at.saturating_sub(start), packet });
                 }
             })
@@ -168,25 +170,25 @@ impl Drop for Library {
         let fds: Vec<Fd> =
             self.table.lock().unwrap_or_else(PoisonError::into_inner).values().copied().collect();
         for fd in fds {
-            // Whoever waits there leaves.
+            // Ends calls that are blocked on the descriptor.
             let _ = call!(self.interface, shutdown, fd, libc::SHUT_RDWR);
         }
         for caller in self.callers.drain(..) {
             let _ = caller.join();
         }
-        // The thread that waits for packets gets one: the answer to a segment that belongs to nothing.
+        // Wakes the thread that waits for packets: the stack answers a segment without a connection.
         self.ends.store(true, Ordering::SeqCst);
         let packet = stray(self.local, self.remote);
         let _ = call!(self.interface, netdev_send, packet.as_ptr().cast(), packet.len());
         if let Some(receiver) = self.receiver.take() {
             let _ = receiver.join();
         }
-        // SAFETY: nobody else uses it any more.
+        // SAFETY: no other thread uses the interface any more.
         unsafe { (self.interface.0.free)(self.interface.0.userdata) };
     }
 }
 
-/// A SYN to a port at which nobody listens.
+/// Returns a SYN to a port without a listener.
 fn stray(local: IpAddr, remote: IpAddr) -> Vec<u8> {
     let mut tcp = [0u8; 20];
     tcp[..4].copy_from_slice(&[0x27, 0x0f, 0, 1]);
@@ -230,7 +232,7 @@ impl Backend for Library {
     }
 
     fn inject(&mut self, packet: &[u8]) {
-        // What is malformed is refused, and would have been dropped.
+        // A malformed packet is rejected, where the kernel would drop it.
         let _ = call!(self.interface, netdev_send, packet.as_ptr().cast(), packet.len());
     }
 
@@ -251,7 +253,7 @@ impl Backend for Library {
             if let (Some(fd), false) = (fd, matches!(op, Op::Close { .. })) {
                 caller.interface.set_blocking(fd, false);
             }
-            // Whoever listens is gone only when the script has failed already.
+            // The receiver of the channel is dropped only after the script has failed.
             let _ = report.send(FinishedCall { call_id: ticket, at, returned });
         }));
     }
@@ -397,7 +399,7 @@ const SIOCOUTQNSD: libc::c_ulong = 0x894b;
 /// From `asm-generic/sockios.h`.
 const SIOCATMARK: libc::c_ulong = 0x8905;
 
-/// As a program lays it out.
+/// Returns an address as `struct sockaddr`, with its length.
 fn name(address: SocketAddr) -> (Vec<u8>, u32) {
     let family = |family: i32| (family as u16).to_ne_bytes().to_vec();
     let port = address.port().to_be_bytes();
@@ -411,7 +413,7 @@ fn name(address: SocketAddr) -> (Vec<u8>, u32) {
     (bytes, len)
 }
 
-/// Names of what a run is of.
+/// Returns the name of an IP version.
 pub fn ip_name(ip: IpVersion) -> &'static str {
     if ip == IpVersion::V4 { "IPv4" } else { "IPv6" }
 }
