@@ -64,7 +64,7 @@ fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
             &["echo", "--device=tap:t0", "--address=10.1.0.2/24", "--capture-filter=tcp"],
             "device[0].capture_filter: is for a device with a `capture`",
         ),
-        (&["echo", "--capture=x", "--capture-filter=tcp port http"], "\"http\" is no port"),
+        (&["echo", "--capture=x", "--capture-filter=tcp port http"], "\"http\" is not a port"),
         (
             &["echo", "--device=tap:t0", "--address=10.1.0.2/24", "--gateway=10.2.0.1"],
             "route[0].gateway: 10.2.0.1 is in no network of link",

@@ -196,7 +196,7 @@ fn what_is_missing_for_af_xdp_is_one_line_with_its_remedy() {
     };
     let mut nowhere = Command::new(GINNEL);
     nowhere.args(["echo", "--device", "af_xdp:nowhere0", "--address", "10.9.0.2/24"]);
-    says(&mut nowhere, "AF_XDP on nowhere0: there is no such interface");
+    says(&mut nowhere, "AF_XDP on nowhere0: the interface does not exist");
     // Root of a user namespace has CAP_NET_ADMIN there, but not CAP_BPF.
     let mut powerless = Command::new("unshare");
     powerless.args(["--user", "--map-root-user", "--net", "sh", "-c"]);

@@ -120,13 +120,13 @@ impl AfXdpConfig {
     pub fn validate(&self) -> Result<(), String> {
         let name = &self.interface;
         if !(1..=15).contains(&name.len()) || name.contains(|c: char| c == '/' || c.is_whitespace()) {
-            return Err(format!("{name:?} is no name of an interface (1 to 15 bytes without blanks and /)"));
+            return Err(format!("{name:?} is not an interface name (1 to 15 bytes without blanks and /)"));
         }
         if self.queue_count > QUEUES_MAX {
             return Err(format!("queues: {} are more than {QUEUES_MAX}", self.queue_count));
         }
         if self.options.take != RedirectScope::All && self.addresses.is_empty() {
-            return Err("take: without an address nothing is the stack's: give it one, or take=all".into());
+            return Err("take: no address is configured: configure one, or set take=all".into());
         }
         self.options.validate()
     }
@@ -148,12 +148,12 @@ impl AfXdpOptions {
             if let Some((_, queue)) =
                 queues.iter().enumerate().find(|&(i, queue)| queues[..i].contains(queue))
             {
-                return Err(format!("queues: {queue} is there twice"));
+                return Err(format!("queues: {queue} is repeated"));
             }
         }
         if !self.ring.is_power_of_two() || !RING_RANGE.contains(&self.ring) {
             let (least, most) = RING_RANGE.into_inner();
-            return Err(format!("ring: {} is no power of two from {least} to {most}", self.ring));
+            return Err(format!("ring: {} is not a power of two from {least} to {most}", self.ring));
         }
         if self.busy_poll_us > 1_000_000 {
             return Err(format!("busy_poll: {} is above 1000000", self.busy_poll_us));
@@ -162,10 +162,10 @@ impl AfXdpOptions {
             return Err("busy_budget: must be 1 to 65535".into());
         }
         if !self.ports.is_empty() && self.take != RedirectScope::Ports {
-            return Err("ports: is for take=ports".into());
+            return Err("ports: requires take=ports".into());
         }
         if self.mode == CopyMode::ZeroCopy && self.attach == Attach::Generic {
-            return Err("mode: zerocopy needs the program in the driver, not attach=generic".into());
+            return Err("mode: zerocopy cannot be combined with attach=generic: it needs the program in the driver".into());
         }
         Ok(())
     }
@@ -182,7 +182,7 @@ impl FromStr for AfXdpOptions {
             let (key, value) =
                 pair.split_once('=').ok_or_else(|| format!("\"{pair}\" is not of the form key=value"))?;
             if seen.contains(&key) {
-                return Err(format!("{key}: is given twice"));
+                return Err(format!("{key}: is repeated"));
             }
             seen.push(key);
             match key {
@@ -247,11 +247,11 @@ impl fmt::Display for RedirectScope {
 fn one_of<T, const N: usize>(key: &str, value: &str, all: [(&str, T); N]) -> Result<T, String> {
     let names = all.each_ref().map(|(name, _)| *name).join(", ");
     let found = all.into_iter().find(|(name, _)| *name == value);
-    found.map(|(_, meaning)| meaning).ok_or_else(|| format!("{key}: \"{value}\" is none of {names}"))
+    found.map(|(_, meaning)| meaning).ok_or_else(|| format!("{key}: \"{value}\" is not one of {names}"))
 }
 
 fn parse_number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
-    value.parse().map_err(|_| format!("{key}: \"{value}\" is no number, or too large"))
+    value.parse().map_err(|_| format!("{key}: \"{value}\" is not a number, or too large"))
 }
 
 /// Parses numbers and ranges separated by plus signs.
@@ -262,7 +262,7 @@ fn parse_ranges(key: &str, value: &str) -> Result<Vec<(u16, u16)>, String> {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last) = (parse_number(key, first)?, parse_number(key, last)?);
             if first > last {
-                return Err(format!("{key}: \"{part}\" goes backwards"));
+                return Err(format!("{key}: \"{part}\" is not an ascending range"));
             }
             Ok((first, last))
         })
@@ -295,23 +295,23 @@ mod tests {
     fn what_is_wrong_is_named() {
         for (text, problem) in [
             ("queues", "\"queues\" is not"),
-            ("queues=", "queues: \"\" is no number"),
-            ("queues=3-1", "queues: \"3-1\" goes backwards"),
-            ("queues=0+0", "queues: 0 is there twice"),
+            ("queues=", "queues: \"\" is not a number"),
+            ("queues=3-1", "queues: \"3-1\" is not an ascending range"),
+            ("queues=0+0", "queues: 0 is repeated"),
             ("queues=0-64", "queues: \"0-64\" are more than 64"),
             ("queues=4096", "queues: 4096 is above"),
-            ("take=some", "take: \"some\" is none of addresses, ports, all"),
-            ("ports=80", "ports: is for take=ports"),
-            ("take=ports,ports=70000", "ports: \"70000\" is no number"),
-            ("mode=fast", "mode: \"fast\" is none of auto, copy, zerocopy"),
-            ("mode=copy,mode=copy", "mode: is given twice"),
-            ("mode=zerocopy,attach=generic", "mode: zerocopy needs"),
-            ("attach=skb", "attach: \"skb\" is none of"),
-            ("ring=100", "ring: 100 is no power of two"),
-            ("ring=32", "ring: 32 is no power of two from 64"),
+            ("take=some", "take: \"some\" is not one of addresses, ports, all"),
+            ("ports=80", "ports: requires take=ports"),
+            ("take=ports,ports=70000", "ports: \"70000\" is not a number"),
+            ("mode=fast", "mode: \"fast\" is not one of auto, copy, zerocopy"),
+            ("mode=copy,mode=copy", "mode: is repeated"),
+            ("mode=zerocopy,attach=generic", "mode: zerocopy cannot"),
+            ("attach=skb", "attach: \"skb\" is not one of"),
+            ("ring=100", "ring: 100 is not a power of two"),
+            ("ring=32", "ring: 32 is not a power of two from 64"),
             ("busy_poll=1000001", "busy_poll: 1000001 is above"),
             ("busy_budget=0", "busy_budget: must be"),
-            ("need_wakeup=yes", "need_wakeup: \"yes\" is none of on, off"),
+            ("need_wakeup=yes", "need_wakeup: \"yes\" is not one of on, off"),
             ("colour=red", "colour: unknown key"),
         ] {
             let error = text.parse::<AfXdpOptions>().expect_err(text);
@@ -329,7 +329,7 @@ mod tests {
         };
         assert_eq!(good.validate(), Ok(()));
         let error = |config: AfXdpConfig| config.validate().expect_err("wrong");
-        assert!(error(AfXdpConfig { interface: "a/b".into(), ..good.clone() }).contains("no name"));
+        assert!(error(AfXdpConfig { interface: "a/b".into(), ..good.clone() }).contains("not an interface name"));
         assert!(error(AfXdpConfig { addresses: vec![], ..good.clone() }).starts_with("take: "));
         assert!(error(AfXdpConfig { queue_count: 65, ..good }).starts_with("queues: 65"));
     }

@@ -23,9 +23,9 @@ pub(super) fn map_error(error: Errno) -> io::Error {
     match error {
         Errno::PERM | Errno::ACCESS => with_context(error, CAPABILITIES),
         Errno::NOSYS | Errno::INVAL => {
-            with_context(error, "the kernel has no BPF maps of AF_XDP sockets (CONFIG_XDP_SOCKETS)")
+            with_context(error, "the kernel does not support maps of AF_XDP sockets (CONFIG_XDP_SOCKETS)")
         }
-        _ => with_context(error, "making a BPF map"),
+        _ => with_context(error, "creating a BPF map"),
     }
 }
 
@@ -34,13 +34,13 @@ pub(super) fn load_error(error: Errno, log: &str, multi_buffer: bool) -> io::Err
         Errno::PERM => with_context(error, CAPABILITIES),
         Errno::INVAL if multi_buffer && log.is_empty() => with_context(
             error,
-            "an MTU above 3,822 needs frames in several buffers, which the kernel has since Linux 6.6: set a smaller MTU",
+            "an MTU above 3,822 needs multi-buffer frames, which Linux supports since 6.6: set a smaller MTU",
         ),
         _ => {
             // The last lines of the log give the verifier's reason.
             let lines: Vec<&str> = log.lines().rev().take(3).collect();
             let end: Vec<&str> = lines.into_iter().rev().collect();
-            with_context(error, &format!("the kernel refuses the redirect program ({})", end.join("; ")))
+            with_context(error, &format!("the kernel rejects the redirect program ({})", end.join("; ")))
         }
     }
 }
@@ -53,11 +53,11 @@ pub(super) fn attach_error(error: Errno, how: Attach) -> io::Error {
             "the interface has another XDP program: see \"ip link show\", detach it with \"ip link set dev … xdp off\" or end the program that owns it",
         ),
         Errno::INVAL if how == Attach::Generic => {
-            with_context(error, "the kernel has no XDP links (since Linux 5.9)")
+            with_context(error, "the kernel does not support XDP links, which need Linux 5.9")
         }
         Errno::OPNOTSUPP | Errno::INVAL | Errno::RANGE if how == Attach::Driver => with_context(
             error,
-            "the driver does not take the redirect program, at least not with this MTU: attach=generic works with every driver",
+            "the driver does not accept the redirect program, or not with this MTU: attach=generic works with every driver",
         ),
         _ => with_context(error, "attaching the redirect program"),
     }
@@ -74,14 +74,14 @@ pub(super) fn socket_error(
     let text = match (step, errno) {
         (_, Errno::PERM | Errno::ACCESS) => CAPABILITIES.into(),
         (SetupStep::Open, Errno::AFNOSUPPORT) => {
-            "the kernel has no AF_XDP sockets (CONFIG_XDP_SOCKETS)".into()
+            "the kernel does not support AF_XDP sockets (CONFIG_XDP_SOCKETS)".into()
         }
         (SetupStep::Memory, Errno::NOBUFS) => format!(
-            "{} MiB of locked memory are above the limit: raise it (ulimit -l, LimitMEMLOCK= of a systemd unit), give CAP_IPC_LOCK, or take a smaller ring=",
+            "{} MiB of locked memory exceed the limit: raise it (ulimit -l, LimitMEMLOCK= of a systemd unit), grant CAP_IPC_LOCK, or set a smaller ring=",
             bytes >> 20
         ),
         (SetupStep::BusyPoll, Errno::NOPROTOOPT) => {
-            "the kernel has no busy polling of this kind (since Linux 5.11): busy_poll=0".into()
+            "the kernel does not support preferred busy polling, which needs Linux 5.11: set busy_poll=0".into()
         }
         (SetupStep::Bind, Errno::BUSY) => {
             format!(
@@ -89,15 +89,15 @@ pub(super) fn socket_error(
             )
         }
         (SetupStep::Bind, Errno::INVAL) => format!(
-            "the kernel or the driver does not know what is asked for of queue {queue} (an MTU above 3,822 needs Linux 6.6)"
+            "the kernel or the driver does not support the options of queue {queue} (an MTU above 3,822 needs Linux 6.6)"
         ),
         (SetupStep::Bind, Errno::OPNOTSUPP) if mode == CopyMode::ZeroCopy => {
-            "the driver has no zero copy for AF_XDP: mode=copy or mode=auto".into()
+            "the driver does not support zero copy for AF_XDP: set mode=copy or mode=auto".into()
         }
         (SetupStep::Bind, Errno::OPNOTSUPP) => {
-            "the driver cannot do this with AF_XDP: try mode=copy, attach=generic or a smaller MTU".into()
+            "the driver does not support this configuration of AF_XDP: try mode=copy, attach=generic or a smaller MTU".into()
         }
-        (SetupStep::Bind, Errno::NETDOWN) => "the interface is down: ip link set … up".into(),
+        (SetupStep::Bind, Errno::NETDOWN) => "the interface is down: set it up with \"ip link set … up\"".into(),
         (step, _) => format!("AF_XDP socket of queue {queue} ({step:?})"),
     };
     with_context(error, &text)

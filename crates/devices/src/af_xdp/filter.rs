@@ -154,7 +154,7 @@ pub(super) fn attach(
             tracing::warn!(
                 interface = name,
                 %error,
-                "the driver does not take the redirect program: it runs before the kernel's own path, which is slower"
+                "the driver does not accept the redirect program, which runs in generic mode instead and is slower"
             );
             attempt(AttachMode::Generic).map_err(|error| errors::attach_error(error, how))
         }

@@ -150,7 +150,7 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     let link = find_interface(&config.interface)?;
     let mtu = config.mtu.unwrap_or_else(|| link.mtu.min(MTU_MAX));
     if !(68..=MTU_MAX).contains(&mtu) || mtu > link.mtu {
-        return Err(invalid(format!("the MTU {mtu} is not within 68 and the interface's {}", link.mtu)));
+        return Err(invalid(format!("the MTU {mtu} is outside 68 to {}, the MTU of the interface", link.mtu)));
     }
     check_address_ownership(config)?;
     // Frames of the interface's MTU may arrive, even if the stack sends shorter frames.
@@ -240,7 +240,7 @@ fn choose_queues(config: &AfXdpConfig) -> io::Result<Vec<u16>> {
     };
     if let Some(queue) = queues.iter().find(|&&queue| usize::from(queue) >= there) {
         return Err(invalid(format!(
-            "the interface has no queue {queue}: it has {there} (\"ethtool -L\" changes that), counted from 0"
+            "the interface has no queue {queue}: its {there} queues are numbered from 0 (\"ethtool -L\" changes their number)"
         )));
     }
     if config.options.queues.is_none() && queues.len() < there && config.options.take != RedirectScope::All {
@@ -248,7 +248,7 @@ fn choose_queues(config: &AfXdpConfig) -> io::Result<Vec<u16>> {
             interface = config.interface,
             queues = there,
             used = queues.len(),
-            "what is the stack's and comes on the other queues is dropped: \"ethtool -L\" makes them fewer, \"ethtool -X\" spreads flows over some of them"
+            "frames for the stack on the other queues are dropped: reduce the queues with \"ethtool -L\", or direct flows to the used ones with \"ethtool -X\""
         );
     }
     Ok(queues)
@@ -258,12 +258,12 @@ fn find_interface(name: &str) -> io::Result<LinkInfo> {
     let link = Netlink::open()?.link(name).map_err(|error| match error.raw_os_error() {
         Some(libc::ENODEV) => io::Error::new(
             io::ErrorKind::NotFound,
-            "there is no such interface here (\"ip link\" lists them)",
+            "the interface does not exist (\"ip link\" lists interfaces)",
         ),
         _ => error,
     })?;
     if !link.up {
-        return Err(io::Error::new(io::ErrorKind::NetworkDown, "the interface is down: ip link set … up"));
+        return Err(io::Error::new(io::ErrorKind::NetworkDown, "the interface is down: set it up with \"ip link set … up\""));
     }
     Ok(link)
 }
@@ -277,17 +277,17 @@ fn check_address_ownership(config: &AfXdpConfig) -> io::Result<()> {
         match config.options.take {
             RedirectScope::Addresses if is_the_hosts(address) => {
                 return Err(invalid(format!(
-                    "{address} is the host's: give the stack one of its own, or share it with take=ports"
+                    "{address} belongs to the host: configure another address, or share this one with take=ports"
                 )));
             }
             RedirectScope::Ports if vlan != 0 => {
                 return Err(invalid(format!(
-                    "take=ports shares addresses outside of VLANs only, not {address} in VLAN {vlan}"
+                    "take=ports does not support VLANs: {address} is in VLAN {vlan}"
                 )));
             }
             RedirectScope::Ports if !is_the_hosts(address) => {
                 return Err(invalid(format!(
-                    "{address} is not the host's, so there is nothing to share: leave take=ports away"
+                    "{address} does not belong to the host, so it cannot be shared: remove take=ports"
                 )));
             }
             _ => {}
@@ -308,8 +308,8 @@ fn fill_maps(filter: &RedirectFilter, config: &AfXdpConfig) -> io::Result<()> {
         for (first, last) in [(first, last)].into_iter().chain(config.options.ports.iter().copied()) {
             if let Some(range) = overlapping_kernel_ports(first, last)? {
                 return Err(invalid(format!(
-                    "the host chooses local ports from {range}, and {first} to {last} are to be the stack's: both would use the same ones. \
-                     Let the stack choose others (tcp.local_port_first, network.udp_port_first), or reserve them (net.ipv4.ip_local_reserved_ports)"
+                    "the ports {first} to {last} overlap the host's ephemeral ports {range}: configure other ports \
+                     (tcp.local_port_first, network.udp_port_first), or reserve them (net.ipv4.ip_local_reserved_ports)"
                 )));
             }
             filter.set_ports(kind, first..=last, true)?;

@@ -275,21 +275,21 @@ fn what_cannot_be_opened_says_why_and_what_to_do() {
             ..AfXdpConfig::default()
         };
         for (config, words) in [
-            (all_of("nowhere", ""), "AF_XDP on nowhere: there is no such interface"),
+            (all_of("nowhere", ""), "AF_XDP on nowhere: the interface does not exist"),
             (all_of("down0", ""), "AF_XDP on down0: the interface is down"),
             (
                 AfXdpConfig { mtu: Some(1501), ..good.clone() },
-                "the MTU 1501 is not within 68 and the interface's 1500",
+                "the MTU 1501 is outside 68 to 1500",
             ),
-            (all_of("no0", "queues=7"), "the interface has no queue 7: it has"),
-            (all_of("no0", "mode=zerocopy"), "the driver has no zero copy for AF_XDP: mode=copy"),
-            (with("", [10, 3, 0, 1]), "10.3.0.1 is the host's"),
-            (with("take=ports", [10, 3, 0, 2]), "10.3.0.2 is not the host's"),
+            (all_of("no0", "queues=7"), "the interface has no queue 7: its"),
+            (all_of("no0", "mode=zerocopy"), "the driver does not support zero copy for AF_XDP: set mode=copy"),
+            (with("", [10, 3, 0, 1]), "10.3.0.1 belongs to the host"),
+            (with("take=ports", [10, 3, 0, 2]), "10.3.0.2 does not belong to the host"),
             (
                 AfXdpConfig { ephemeral: [(40_000, 41_000); 2], ..with("take=ports", [10, 3, 0, 1]) },
                 "ip_local_reserved_ports",
             ),
-            (with("take=ports,ports=33000", [10, 3, 0, 1]), "33000 to 33000 are to be the stack's"),
+            (with("take=ports,ports=33000", [10, 3, 0, 1]), "the ports 33000 to 33000 overlap"),
         ] {
             let error = error(&config);
             assert!(error.contains(words), "{error}");

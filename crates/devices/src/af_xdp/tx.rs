@@ -119,7 +119,7 @@ impl AfXdpTx {
                 Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) | Ok(()) => break,
                 Err(error) => {
                     if self.stats.tx_errors.fetch_add(1, Ordering::Relaxed) == 0 {
-                        tracing::warn!(%error, "sending over AF_XDP; further errors are only counted");
+                        tracing::warn!(%error, "sending over AF_XDP failed; further errors are counted only");
                     }
                     return Some(now + DOWN_RETRY);
                 }

@@ -67,9 +67,9 @@ impl fmt::Display for FilterError {
             FilterErrorKind::Unexpected { found, expected } => {
                 write!(f, "expected {expected}, found {found:?}")
             }
-            FilterErrorKind::BadAddress(word) => write!(f, "{word:?} is no IP address"),
-            FilterErrorKind::BadPort(word) => write!(f, "{word:?} is no port, 0 to 65535"),
-            FilterErrorKind::BadNetwork(word) => write!(f, "{word:?} is no network like 10.0.0.0/8"),
+            FilterErrorKind::BadAddress(word) => write!(f, "{word:?} is not an IP address"),
+            FilterErrorKind::BadPort(word) => write!(f, "{word:?} is not a port from 0 to 65535"),
+            FilterErrorKind::BadNetwork(word) => write!(f, "{word:?} is not a network like 10.0.0.0/8"),
             FilterErrorKind::TooLong => write!(f, "longer than {BYTES_MAX} bytes"),
         }
     }
@@ -554,10 +554,10 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named_with_its_place() {
         let message = |text: &str| Filter::parse(text).expect_err(text).to_string();
-        assert_eq!(message("tcp port http"), "at byte 9: \"http\" is no port, 0 to 65535");
-        assert_eq!(message("port 65536"), "at byte 5: \"65536\" is no port, 0 to 65535");
-        assert_eq!(message("host example"), "at byte 5: \"example\" is no IP address");
-        assert_eq!(message("net 10.0.0.0/33"), "at byte 4: \"10.0.0.0/33\" is no network like 10.0.0.0/8");
+        assert_eq!(message("tcp port http"), "at byte 9: \"http\" is not a port from 0 to 65535");
+        assert_eq!(message("port 65536"), "at byte 5: \"65536\" is not a port from 0 to 65535");
+        assert_eq!(message("host example"), "at byte 5: \"example\" is not an IP address");
+        assert_eq!(message("net 10.0.0.0/33"), "at byte 4: \"10.0.0.0/33\" is not a network like 10.0.0.0/8");
         assert_eq!(message("tcp udp"), "at byte 4: expected and, or, found \"udp\"");
         assert_eq!(message("(tcp"), "at byte 4: expected and, or, ), but the expression ends");
         assert_eq!(message("src tcp"), "at byte 4: expected host, net, port, found \"tcp\"");

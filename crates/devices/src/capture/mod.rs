@@ -108,7 +108,7 @@ impl Capture {
             && (file_bytes < 64 << 10 || files < 2)
         {
             return Err(invalid(format!(
-                "a ring of {files} files of {file_bytes} bytes; 2 of 64 KiB are the least"
+                "a ring of {files} files of {file_bytes} bytes is too small: it needs at least 2 files of 64 KiB"
             )));
         }
         let stats = Arc::new(CaptureStats::default());

@@ -157,7 +157,7 @@ impl CaptureWriter {
     fn fail(&mut self, error: &io::Error) {
         self.failed = true;
         self.stats.failed.store(true, Relaxed);
-        tracing::error!(path = %self.path.display(), %error, "capture stops; the traffic goes on");
+        tracing::error!(path = %self.path.display(), %error, "capture stopped; the traffic continues");
     }
 
     fn try_write(&mut self, now: Instant, packet: &CapturedPacket<'_>) -> io::Result<()> {

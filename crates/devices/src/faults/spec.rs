@@ -149,7 +149,7 @@ pub enum LinkSpecError {
 impl fmt::Display for LinkSpecError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::UnknownKey(key) => write!(f, "unknown key {key:?}; known are ")
+            Self::UnknownKey(key) => write!(f, "unknown key {key:?}; known keys: ")
                 .and_then(|()| f.write_str(&KEYS.map(|key| key.name).join(", "))),
             Self::NoValue(word) => write!(f, "{word:?} has no value; write key=value"),
             Self::Repeated(key) => write!(f, "{key} is given twice"),
@@ -435,7 +435,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         let message = |text| LinkSpec::parse(text).expect_err(text).to_string();
-        assert!(message("latency=2ms").contains("unknown key \"latency\"; known are delay, jitter"));
+        assert!(message("latency=2ms").contains("unknown key \"latency\"; known keys: delay, jitter"));
         assert!(message("sideways.delay=2ms").contains("unknown key"));
         assert!(message("delay").contains("write key=value"));
         assert_eq!(message("delay=20"), "delay=20: the unit must be s, ms, us, ns");

@@ -114,10 +114,10 @@ impl MemifConfig {
         let sizes = 1u16 << LOG2_MIN..=1 << LOG2_MAX;
         if !self.ring.is_power_of_two() || !sizes.contains(&self.ring) {
             let (least, most) = sizes.into_inner();
-            return Err(format!("ring: {} is no power of two from {least} to {most}", self.ring));
+            return Err(format!("ring: {} is not a power of two from {least} to {most}", self.ring));
         }
         if !self.buffer_bytes.is_multiple_of(64) || !(64..=65_536).contains(&self.buffer_bytes) {
-            return Err(format!("buffer: {} is no multiple of 64 up to 65,536", self.buffer_bytes));
+            return Err(format!("buffer: {} is not a multiple of 64 up to 65,536", self.buffer_bytes));
         }
         if !(68..=FRAME_BYTES_MAX - LINK_HEADER_BYTES_MAX).contains(&self.mtu) {
             return Err(format!(
@@ -128,11 +128,11 @@ impl MemifConfig {
         }
         let ring_bytes = u64::from(self.ring) * u64::from(self.buffer_bytes);
         if ring_bytes < (self.mtu + LINK_HEADER_BYTES_MAX) as u64 {
-            return Err("ring: its buffers do not hold a packet of the MTU".into());
+            return Err("ring: its buffers cannot hold a packet of the MTU".into());
         }
         // Half of the range of 32-bit offsets, to leave room for the rings themselves.
         if 2 * u64::from(self.queues) * ring_bytes > 1 << 31 {
-            return Err("ring: all buffers of all queues together have more than 2 GiB".into());
+            return Err("ring: the buffers of all queues exceed 2 GiB".into());
         }
         if self.secret.as_ref().is_some_and(|secret| !(1..=SECRET_BYTES).contains(&secret.len())) {
             return Err(format!("secret: must have 1 to {SECRET_BYTES} bytes"));
@@ -165,7 +165,7 @@ impl FromStr for MemifConfig {
             let (key, value) =
                 pair.split_once('=').ok_or_else(|| format!("\"{pair}\" is not of the form key=value"))?;
             if seen.contains(&key) {
-                return Err(format!("{key}: is given twice"));
+                return Err(format!("{key}: is repeated"));
             }
             seen.push(key);
             match key {
@@ -202,7 +202,7 @@ impl FromStr for MemifConfig {
 }
 
 fn parse_number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
-    value.parse().map_err(|_| format!("{key}: \"{value}\" is no number, or too large"))
+    value.parse().map_err(|_| format!("{key}: \"{value}\" is not a number, or too large"))
 }
 
 #[cfg(all(test, not(loom)))]
@@ -235,15 +235,15 @@ mod tests {
             ("socket=,role=server", "socket: must have"),
             ("socket=/a,role=master", "role: \"master\""),
             ("socket=/a,role=server,id=-1", "id: \"-1\""),
-            ("socket=/a,role=server,id=1,id=2", "id: is given twice"),
+            ("socket=/a,role=server,id=1,id=2", "id: is repeated"),
             ("socket=/a,role=server,colour=red", "colour: unknown key"),
             ("socket=/a,role=server,queues=0", "queues: 0"),
             ("socket=/a,role=server,queues=65", "queues: 65"),
             ("socket=/a,role=server,ring=100", "ring: 100"),
             ("socket=/a,role=server,ring=32768", "ring: 32768"),
             ("socket=/a,role=server,buffer=100", "buffer: 100"),
-            ("socket=/a,role=server,ring=2,buffer=64", "ring: its buffers do not hold"),
-            ("socket=/a,role=server,queues=64,ring=16384", "ring: all buffers"),
+            ("socket=/a,role=server,ring=2,buffer=64", "ring: its buffers cannot hold"),
+            ("socket=/a,role=server,queues=64,ring=16384", "ring: the buffers"),
             ("socket=/a,role=server,secret=", "secret: must have"),
             ("socket=/a,role=server,secret=0123456789012345678901234", "secret: must have"),
         ] {

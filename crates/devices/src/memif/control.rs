@@ -126,7 +126,7 @@ impl ControlThread {
             Ok(None) => increment(&self.shared.stats.refused),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                tracing::warn!(%error, socket = %self.config.socket, "accepting a memif client");
+                tracing::warn!(%error, socket = %self.config.socket, "accepting a memif client failed");
                 std::thread::sleep(ACCEPT_ERROR_PAUSE);
             }
         }
@@ -135,12 +135,12 @@ impl ControlThread {
     /// Processes the messages of a client. Returns whether it stays.
     fn service_client(&self, client: &mut ClientPeer, busy: bool) -> bool {
         if client.connection.as_ref().is_some_and(|c| c.violation_flag.raised.load(Ordering::Acquire)) {
-            self.send_disconnect(&client.channel, "broken ring");
+            self.send_disconnect(&client.channel, "ring protocol violation");
             return false;
         }
         if client.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             increment(&self.shared.stats.refused);
-            self.send_disconnect(&client.channel, "handshake takes too long");
+            self.send_disconnect(&client.channel, "handshake timeout");
             return false;
         }
         let ClientPeer { channel, handshake, .. } = client;
@@ -208,9 +208,9 @@ impl ControlThread {
         let late = server.connection.is_none() && server.deadline <= Instant::now();
         if self.is_stopping() || complained || late {
             let reason = if complained {
-                "broken ring"
+                "ring protocol violation"
             } else if late {
-                "handshake takes too long"
+                "handshake timeout"
             } else {
                 "the device is closed"
             };
@@ -255,7 +255,7 @@ impl ControlThread {
                     self.bring_up(*link).map(|connection| progress = ReadOutcome::Connected(connection))
                 }
                 Ok(HandshakeStep::Disconnected(reason)) => {
-                    tracing::info!(socket = %self.config.socket, reason, "the memif peer leaves");
+                    tracing::info!(socket = %self.config.socket, reason, "memif peer disconnected");
                     return progress.into_closed();
                 }
                 Err(reason) => {
@@ -272,7 +272,7 @@ impl ControlThread {
 
     /// Sends DISCONNECT with a reason, ignoring errors.
     fn send_disconnect(&self, channel: &ControlChannel, reason: &str) {
-        tracing::info!(socket = %self.config.socket, reason, "memif peer sent away");
+        tracing::info!(socket = %self.config.socket, reason, "disconnecting memif peer");
         let _ = channel.send(&ControlMessage::Disconnect { code: 0, reason: reason.into() }, None);
     }
 
@@ -321,7 +321,7 @@ impl ControlThread {
         if rx_count.min(tx_count) < self.queues.len() {
             tracing::warn!(
                 socket = %self.config.socket,
-                "the memif peer has {rx_count} and {tx_count} queues, here are {}: the others stay down",
+                "the memif peer has {rx_count} receive and {tx_count} send rings for {} queues: the other queues stay down",
                 self.queues.len()
             );
         }

@@ -81,7 +81,7 @@ impl ControlChannel {
         }
         match ControlMessage::decode(&bytes[..received.bytes]) {
             Ok(message) => ChannelEvent::Message(message, descriptors.pop()),
-            Err(MessageError::Length(_)) => ChannelEvent::Malformed("message of another length".into()),
+            Err(MessageError::Length(_)) => ChannelEvent::Malformed("message of wrong length".into()),
             Err(MessageError::Type(_)) => ChannelEvent::Malformed("message of an unknown type".into()),
         }
     }

@@ -167,7 +167,7 @@ impl ServerHandshake {
         let wrong = if init.version != VERSION {
             "version not supported"
         } else if init.mode != MODE_ETHERNET {
-            "only Ethernet mode"
+            "only Ethernet mode is supported"
         } else if init.id != self.config.id {
             "id not found"
         } else if self.config.secret.is_some() && init.secret != secret_bytes(&self.config) {
@@ -183,7 +183,7 @@ impl ServerHandshake {
     fn add_ring(&mut self, offer: AddRing, descriptor: OwnedFd) -> Result<(), RejectReason> {
         let features = self.client.as_ref().map(|(_, features)| *features).unwrap_or_default();
         if features.frame_headers && usize::from(offer.private_header_bytes) != features.header_bytes() {
-            return Err("frame header of another size".into());
+            return Err("wrong size of the frame header".into());
         }
         let region = self.regions.get(usize::from(offer.region)).ok_or("ring in an unknown region")?;
         let ring = MemifRing::new(region, offer.offset as usize, offer.log2)

@@ -51,8 +51,8 @@ impl std::fmt::Display for RegionError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NotSealed => f.write_str("region can shrink"),
-            Self::NotTmpfs => f.write_str("region is no memfd of ordinary pages"),
-            Self::TooSmall => f.write_str("region is smaller than said"),
+            Self::NotTmpfs => f.write_str("region is not a memfd of ordinary pages"),
+            Self::TooSmall => f.write_str("region is smaller than stated"),
             Self::Io(error) => write!(f, "region cannot be mapped: {error}"),
         }
     }

@@ -107,7 +107,7 @@ fn remove_stale(path: &Path, name: &SocketName) -> io::Result<()> {
         Err(error) => return Err(error.into()),
     };
     if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is not a socket exists"));
     }
     match connect(&socket()?, &address(name)?) {
         Err(Errno::CONNREFUSED) => Ok(std::fs::remove_file(path)?),

@@ -139,7 +139,7 @@ fn validate(config: &TapConfig, name: &str, queues: usize) -> io::Result<()> {
         || name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control())
     {
         return Err(invalid(format!(
-            "{name:?} is no name of an interface: 1 to 15 bytes without blanks, / and :"
+            "{name:?} is not an interface name: 1 to 15 bytes without blanks, / and :"
         )));
     }
     if let Some(mtu) = config.mtu.filter(|mtu| !(68..=MTU_MAX).contains(mtu)) {
@@ -155,7 +155,7 @@ fn validate(config: &TapConfig, name: &str, queues: usize) -> io::Result<()> {
         }
     }
     if queues == 0 {
-        return Err(invalid(format!("TAP {name} needs a queue")));
+        return Err(invalid(format!("TAP {name} needs at least one queue")));
     }
     Ok(())
 }
@@ -287,7 +287,7 @@ impl RxQueue for TapRx {
                     // The interface was deleted: no frame will come, and the descriptor is always readable.
                     self.gone = error == Errno::BADFD;
                     if self.stats.rx_errors.fetch_add(1, Ordering::Relaxed) == 0 {
-                        tracing::error!(%error, "reading from a TAP device; further errors are only counted");
+                        tracing::error!(%error, "reading from a TAP device failed; further errors are counted only");
                     }
                     break;
                 }

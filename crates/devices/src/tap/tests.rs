@@ -144,13 +144,13 @@ fn values_outside_their_range_are_named() {
     let message =
         |config: TapConfig, queues| open_queues(&config, queues).err().expect("refused").to_string();
     let named = |name: &str| TapConfig { name: Some(name.into()), ..TapConfig::default() };
-    assert!(message(named(""), 1).contains("no name of an interface"));
-    assert!(message(named("a-name-too-long-for-it"), 1).contains("no name of an interface"));
-    assert!(message(named("a/b"), 1).contains("no name of an interface"));
+    assert!(message(named(""), 1).contains("not an interface name"));
+    assert!(message(named("a-name-too-long-for-it"), 1).contains("not an interface name"));
+    assert!(message(named("a/b"), 1).contains("not an interface name"));
     assert!(message(TapConfig { mtu: Some(67), ..TapConfig::default() }, 1).contains("MTU 67"));
     assert!(message(TapConfig { mtu: Some(65_535), ..TapConfig::default() }, 1).contains("68..=65521"));
     assert!(message(TapConfig { mac: Some([1; 6]), ..TapConfig::default() }, 1).contains("group address"));
-    assert!(message(TapConfig::default(), 0).contains("needs a queue"));
+    assert!(message(TapConfig::default(), 0).contains("needs at least one queue"));
     let addresses = vec![([10, 0, 0, 1].into(), 33)];
     assert!(
         message(TapConfig { kernel_addresses: addresses, ..TapConfig::default() }, 1).contains("above 32")

@@ -80,7 +80,7 @@ impl Session {
     fn start(&self, tell: bool) -> Option<Instance> {
         let started = self.flags.tcp_settings().and_then(|(settings, refused)| {
             for refused in refused.iter().filter(|_| tell) {
-                eprintln!("packetdrill_ginnel: not as the kernel is set: {refused}");
+                eprintln!("packetdrill_ginnel: unsupported kernel setting: {refused}");
             }
             Instance::start(&self.flags, settings, &self.tunnel, self.clock)
                 .map_err(|error| error.to_string())

@@ -70,7 +70,7 @@ impl SoFlags {
                 "proc" => folder = (value != "off").then(|| PathBuf::from(value)),
                 _ => match key.strip_prefix("net.ipv4.") {
                     Some(name) => own.push((name.to_owned(), value.replace(':', " "))),
-                    None => return Err(format!("{key:?} is none of local, mtu, proc, slack and net.ipv4.…")),
+                    None => return Err(format!("{key:?} is not one of local, mtu, proc, slack and net.ipv4.…")),
                 },
             }
         }
@@ -104,7 +104,7 @@ impl SoFlags {
             let known = sysctls::set_sysctl(&mut settings, name, value);
             let known = known.map_err(|problem| format!("net.ipv4.{name}: {problem}"))?;
             if !known {
-                return Err(format!("net.ipv4.{name}: the stack has nothing that corresponds to it"));
+                return Err(format!("net.ipv4.{name}: the stack has no corresponding setting"));
             }
         }
         settings.tcp.validate().map_err(|error| error.to_string())?;
@@ -196,9 +196,9 @@ mod tests {
             ("local=10.0.0", "not an IP address"),
             ("mtu=10", "from 68 to 65521"),
             ("slack=201", "from 0 to 200"),
-            ("colour=red", "\"colour\" is none of"),
+            ("colour=red", "\"colour\" is not one of"),
             ("net.ipv4.tcp_sack=yes", "\"yes\" is not a number"),
-            ("net.ipv4.tcp_nothing=1", "nothing that corresponds"),
+            ("net.ipv4.tcp_nothing=1", "no corresponding setting"),
             ("net.ipv4.tcp_syn_retries=0", "tcp.syn_retries"),
         ] {
             let problem = parse(text).unwrap_err();

@@ -27,7 +27,7 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
     let words: Vec<&str> = value.split_whitespace().collect();
     let first = words.first().copied().unwrap_or_default();
     fn parse<T: core::str::FromStr>(word: &str) -> Result<T, String> {
-        word.parse().map_err(|_| format!("{word:?} is not a number that fits"))
+        word.parse().map_err(|_| format!("{word:?} is not a number in range"))
     }
     let number = || parse::<u32>(first);
     let small = || parse::<u8>(first);
@@ -36,7 +36,7 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
     // Minimum, default and maximum: the last two are used.
     let usual = || parse::<u32>(words.get(1).copied().unwrap_or_default());
     let largest = || parse::<u32>(words.get(2).copied().unwrap_or_default());
-    let unknown = || format!("{value:?} is none of the stack's");
+    let unknown = || format!("the stack does not support {value:?}");
     match name {
         "tcp_sack" => tcp.sack = flag()?,
         "tcp_timestamps" => tcp.timestamps = flag()?,

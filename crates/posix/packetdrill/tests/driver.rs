@@ -106,7 +106,7 @@ fn as_packetdrill_does_over_ipv4_by_sockets_of_ipv6() {
 #[test]
 fn wrong_flags_are_told_and_nothing_works() {
     assert!(passes("wrong_flags", Some("mtu=17")).contains("mtu: \"17\" is not from 68 to 65521"));
-    assert!(passes("wrong_flags", Some("speed=1")).contains("\"speed\" is none of local, mtu, proc"));
+    assert!(passes("wrong_flags", Some("speed=1")).contains("\"speed\" is not one of local, mtu, proc"));
 }
 
 #[test]

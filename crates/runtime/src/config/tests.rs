@@ -222,7 +222,7 @@ fn the_keys_of_af_xdp_are_read_and_a_wrong_one_is_named() {
     let config = Config::from_toml("x.toml", &format!("{table}af_xdp = \"queues=0-1,take=all\"\n")).unwrap();
     assert_eq!(config.devices[0].af_xdp, Some("take=all,queues=0+1".parse().unwrap()));
     let e = error(&format!("{table}af_xdp = \"queues=0-1,take=some\"\n"));
-    assert!(e.starts_with("x.toml:4: device[0].af_xdp: take: \"some\" is none of"), "{e}");
+    assert!(e.starts_with("x.toml:4: device[0].af_xdp: take: \"some\" is not one of"), "{e}");
     let e = error("[[device]]\nname = \"a\"\nkind = \"tap\"\naf_xdp = \"\"\n");
     assert_eq!(e, "x.toml:4: device[0].af_xdp: is for devices of kind \"af_xdp\"");
     let e = error(&format!("{table}mac = \"02:00:00:00:00:01\"\n"));
@@ -239,7 +239,7 @@ fn what_a_capture_is_to_be_is_checked() {
     for (keys, problem) in [
         (
             "capture = \"x\"\ncapture_filter = \"tcp port http\"\n",
-            "5: device[0].capture_filter: at byte 9: \"http\" is no port, 0 to 65535",
+            "5: device[0].capture_filter: at byte 9: \"http\" is not a port from 0 to 65535",
         ),
         (
             "capture = \"x\"\ncapture_snaplen_bytes = 13\n",
