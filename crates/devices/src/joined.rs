@@ -15,14 +15,14 @@ pub(crate) fn join<'a>(
     if queues.len() == 1 {
         return Ok(queues.remove(0));
     }
-    let any = epoll::create(CreateFlags::CLOEXEC)?;
+    let epoll_fd = epoll::create(CreateFlags::CLOEXEC)?;
     for waker in wakers {
-        epoll::add(&any, waker, EventData::new_u64(0), EventFlags::IN)?;
+        epoll::add(&epoll_fd, waker, EventData::new_u64(0), EventFlags::IN)?;
     }
     let tx = queues.remove(0);
     let mut rx = vec![tx.rx];
     rx.extend(queues.into_iter().map(|queue| queue.rx));
-    Ok(Device { rx: Box::new(JoinedRx { queues: rx, next_queue: 0, epoll: any }), tx: tx.tx })
+    Ok(Device { rx: Box::new(JoinedRx { queues: rx, next_queue: 0, epoll: epoll_fd }), tx: tx.tx })
 }
 
 struct JoinedRx {

@@ -79,8 +79,8 @@ impl Switch {
     pub fn poll(&mut self, now: Instant) -> usize {
         let ports = self.rx.len();
         let mut frames = 0;
-        for turn in 0..ports {
-            let port = (self.next_port + turn) % ports;
+        for offset in 0..ports {
+            let port = (self.next_port + offset) % ports;
             let mut burst = RxBurst::new();
             self.rx[port].rx_burst(now, &mut burst);
             frames += burst.len();
@@ -156,12 +156,12 @@ impl ForwardingState {
         let set = self.set(mac);
         // Reuses the entry of the station, else a free one, else the least recently seen one: `None` sorts
         // before any time.
-        let place = set.iter().position(|s| s.last_seen.is_some() && s.mac == mac);
-        let place = place.or_else(|| (0..WAYS).min_by_key(|&way| set[way].last_seen)).unwrap_or(0);
-        let before =
-            std::mem::replace(&mut set[place], Station { mac, port: port as u16, last_seen: Some(now) });
-        if before.mac != mac
-            && before.last_seen.is_some_and(|heard| now.saturating_since(heard) < AGEING_TIME)
+        let way = set.iter().position(|s| s.last_seen.is_some() && s.mac == mac);
+        let way = way.or_else(|| (0..WAYS).min_by_key(|&way| set[way].last_seen)).unwrap_or(0);
+        let previous =
+            std::mem::replace(&mut set[way], Station { mac, port: port as u16, last_seen: Some(now) });
+        if previous.mac != mac
+            && previous.last_seen.is_some_and(|heard| now.saturating_since(heard) < AGEING_TIME)
         {
             self.stats.evicted += 1;
         }
@@ -171,10 +171,10 @@ impl ForwardingState {
         if is_group(mac) {
             return None;
         }
-        let known = |s: &&Station| {
+        let is_current = |s: &&Station| {
             s.mac == mac && s.last_seen.is_some_and(|heard| now.saturating_since(heard) < AGEING_TIME)
         };
-        self.set(mac).iter().find(known).map(|station| station.port.into())
+        self.set(mac).iter().find(is_current).map(|station| station.port.into())
     }
 
     fn set(&mut self, mac: [u8; 6]) -> &mut [Station; WAYS] {

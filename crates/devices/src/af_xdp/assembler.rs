@@ -240,11 +240,12 @@ impl Assembler {
             let distance = to.checked_sub(from + 1).ok_or(AssemblyError::BackwardJump(label))?;
             self.code[from].offset = i16::try_from(distance).map_err(|_| AssemblyError::JumpTooFar(label))?;
         }
-        let ends = self.code.last().is_some_and(|instruction| matches!(instruction.code, EXIT | JUMP_ALWAYS));
-        let behind = self.labels.contains(&Some(self.code.len()));
+        let has_exit =
+            self.code.last().is_some_and(|instruction| matches!(instruction.code, EXIT | JUMP_ALWAYS));
+        let has_label_at_end = self.labels.contains(&Some(self.code.len()));
         match self.error {
             Some(error) => Err(error),
-            None if !ends || behind => Err(AssemblyError::MissingExit),
+            None if !has_exit || has_label_at_end => Err(AssemblyError::MissingExit),
             None => Ok(self.code),
         }
     }
@@ -392,10 +393,10 @@ mod tests {
         assert_eq!(refused(|_| {}), AssemblyError::MissingExit);
         assert_eq!(
             refused(|a| {
-                let behind = a.label();
-                a.jump_if(JumpCondition::Equal, Reg::R0, 0, behind);
+                let at_end = a.label();
+                a.jump_if(JumpCondition::Equal, Reg::R0, 0, at_end);
                 a.exit();
-                a.bind(behind);
+                a.bind(at_end);
             }),
             AssemblyError::MissingExit
         );

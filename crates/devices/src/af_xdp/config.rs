@@ -165,7 +165,10 @@ impl AfXdpOptions {
             return Err("ports: requires take=ports".into());
         }
         if self.mode == CopyMode::ZeroCopy && self.attach == Attach::Generic {
-            return Err("mode: zerocopy cannot be combined with attach=generic: it needs the program in the driver".into());
+            return Err(
+                "mode: zerocopy cannot be combined with attach=generic: it needs the program in the driver"
+                    .into(),
+            );
         }
         Ok(())
     }
@@ -329,7 +332,9 @@ mod tests {
         };
         assert_eq!(good.validate(), Ok(()));
         let error = |config: AfXdpConfig| config.validate().expect_err("wrong");
-        assert!(error(AfXdpConfig { interface: "a/b".into(), ..good.clone() }).contains("not an interface name"));
+        assert!(
+            error(AfXdpConfig { interface: "a/b".into(), ..good.clone() }).contains("not an interface name")
+        );
         assert!(error(AfXdpConfig { addresses: vec![], ..good.clone() }).starts_with("take: "));
         assert!(error(AfXdpConfig { queue_count: 65, ..good }).starts_with("queues: 65"));
     }

@@ -45,17 +45,17 @@ pub(super) fn load_error(error: Errno, log: &str, multi_buffer: bool) -> io::Err
     }
 }
 
-pub(super) fn attach_error(error: Errno, how: Attach) -> io::Error {
+pub(super) fn attach_error(error: Errno, attach: Attach) -> io::Error {
     match error {
         Errno::PERM => with_context(error, CAPABILITIES),
         error if is_busy(error) => with_context(
             error,
             "the interface has another XDP program: see \"ip link show\", detach it with \"ip link set dev … xdp off\" or end the program that owns it",
         ),
-        Errno::INVAL if how == Attach::Generic => {
+        Errno::INVAL if attach == Attach::Generic => {
             with_context(error, "the kernel does not support XDP links, which need Linux 5.9")
         }
-        Errno::OPNOTSUPP | Errno::INVAL | Errno::RANGE if how == Attach::Driver => with_context(
+        Errno::OPNOTSUPP | Errno::INVAL | Errno::RANGE if attach == Attach::Driver => with_context(
             error,
             "the driver does not accept the redirect program, or not with this MTU: attach=generic works with every driver",
         ),

@@ -91,8 +91,8 @@ impl RedirectFilter {
     /// # Errors
     /// The error of the kernel. The map has room for 1,024 addresses more than the device was opened with.
     pub fn add_address(&self, address: IpAddr, vlan: u16) -> io::Result<()> {
-        let what = if self.0.take == RedirectScope::Ports { SCOPE_PORTS } else { SCOPE_ADDRESS };
-        Ok(bpf::update_element(self.0.addresses.as_fd(), &redirect::key(address, vlan), &what)?)
+        let scope = if self.0.take == RedirectScope::Ports { SCOPE_PORTS } else { SCOPE_ADDRESS };
+        Ok(bpf::update_element(self.0.addresses.as_fd(), &redirect::key(address, vlan), &scope)?)
     }
 
     /// Leaves frames to an address to the kernel from now on.
@@ -107,12 +107,12 @@ impl RedirectFilter {
     ///
     /// # Errors
     /// The error of the kernel.
-    pub fn set_ports(&self, kind: PortKind, ports: RangeInclusive<u16>, ours: bool) -> io::Result<()> {
+    pub fn set_ports(&self, kind: PortKind, ports: RangeInclusive<u16>, redirected: bool) -> io::Result<()> {
         let mut bits = self.0.port_bits.lock().unwrap_or_else(PoisonError::into_inner);
         let start = usize::from(if kind == PortKind::Udp { UDP_PORTS_AT } else { 0 });
         for port in ports {
             let (byte, bit) = (start + usize::from(port / 8), 1 << (port % 8));
-            if ours {
+            if redirected {
                 bits[byte] |= bit;
             } else {
                 bits[byte] &= !bit;
@@ -140,25 +140,25 @@ impl RedirectFilter {
 /// with [`Attach::Auto`], unless zero copy is required.
 pub(super) fn attach(
     program: &OwnedFd,
-    interface: (&str, u32),
-    how: Attach,
+    name: &str,
+    index: u32,
+    attach_option: Attach,
     zero_copy: bool,
 ) -> io::Result<AttachedProgram> {
-    let (name, index) = interface;
     let attempt =
         |mode| bpf::attach(program.as_fd(), index, mode).map(|link| AttachedProgram { _link: link, mode });
-    let first = if how == Attach::Generic { AttachMode::Generic } else { AttachMode::Driver };
+    let first = if attach_option == Attach::Generic { AttachMode::Generic } else { AttachMode::Driver };
     match attempt(first) {
         Ok(attached) => Ok(attached),
-        Err(error) if how == Attach::Auto && !zero_copy && !errors::is_busy(error) => {
+        Err(error) if attach_option == Attach::Auto && !zero_copy && !errors::is_busy(error) => {
             tracing::warn!(
                 interface = name,
                 %error,
                 "the driver does not accept the redirect program, which runs in generic mode instead and is slower"
             );
-            attempt(AttachMode::Generic).map_err(|error| errors::attach_error(error, how))
+            attempt(AttachMode::Generic).map_err(|error| errors::attach_error(error, attach_option))
         }
-        Err(error) => Err(errors::attach_error(error, how)),
+        Err(error) => Err(errors::attach_error(error, attach_option)),
     }
 }
 

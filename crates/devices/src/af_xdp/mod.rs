@@ -146,11 +146,14 @@ fn invalid(problem: impl Into<String>) -> io::Error {
 }
 
 fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
-    let keys = &config.options;
+    let options = &config.options;
     let link = find_interface(&config.interface)?;
     let mtu = config.mtu.unwrap_or_else(|| link.mtu.min(MTU_MAX));
     if !(68..=MTU_MAX).contains(&mtu) || mtu > link.mtu {
-        return Err(invalid(format!("the MTU {mtu} is outside 68 to {}, the MTU of the interface", link.mtu)));
+        return Err(invalid(format!(
+            "the MTU {mtu} is outside 68 to {}, the MTU of the interface",
+            link.mtu
+        )));
     }
     check_address_ownership(config)?;
     // Frames of the interface's MTU may arrive, even if the stack sends shorter frames.
@@ -158,18 +161,18 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     let queues = choose_queues(config)?;
     let highest = queues.iter().copied().max().unwrap_or_default();
 
-    let filter = RedirectFilter::new(keys.take.clone(), u32::from(highest) + 1, config.addresses.len())?;
+    let filter = RedirectFilter::new(options.take.clone(), u32::from(highest) + 1, config.addresses.len())?;
     fill_maps(&filter, config)?;
     let program = filter.load(layout.multi_buffer)?;
     // Drivers with zero copy require that the program is attached before the socket is bound.
-    let interface = (config.interface.as_str(), link.index);
-    let zero_copy = keys.mode == CopyMode::ZeroCopy;
-    let attached = Arc::new(filter::attach(&program, interface, keys.attach, zero_copy)?);
+    let zero_copy = options.mode == CopyMode::ZeroCopy;
+    let program =
+        Arc::new(filter::attach(&program, &config.interface, link.index, options.attach, zero_copy)?);
 
     let stats = Arc::new(AfXdpStats::default());
     let capabilities =
         Capabilities { mac: link.mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false, labels: false };
-    let mut copies = match keys.take {
+    let mut neighbours = match options.take {
         RedirectScope::All => None,
         RedirectScope::Addresses | RedirectScope::Ports => {
             Some(NeighbourSocket::open(link.index, &config.addresses)?)
@@ -177,53 +180,51 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     };
     let (mut devices, mut sockets, mut wakers) = (Vec::new(), Vec::new(), Vec::new());
     for queue in queues {
-        let options = XdpSocketOptions {
+        let socket_options = XdpSocketOptions {
             interface: link.index,
             queue,
-            ring: keys.ring,
+            ring: options.ring,
             chunk: layout.chunk,
-            mode: keys.mode,
-            need_wakeup: keys.need_wakeup,
+            mode: options.mode,
+            need_wakeup: options.need_wakeup,
             multi_buffer: layout.multi_buffer,
-            busy_poll: (keys.busy_poll_us > 0).then_some((keys.busy_poll_us, keys.busy_budget)),
+            busy_poll: (options.busy_poll_us > 0).then_some((options.busy_poll_us, options.busy_budget)),
         };
-        let bytes = 2 * keys.ring as usize * layout.chunk;
-        let XdpSocketParts { socket, rx, fill, rx_chunks, tx, completion, tx_chunks } =
-            socket::open(&options)
-                .map_err(|(step, error)| errors::socket_error(step, error, queue, keys.mode, bytes))?;
+        let bytes = 2 * options.ring as usize * layout.chunk;
+        let XdpSocketParts { socket, rx, tx } = socket::open(&socket_options)
+            .map_err(|(step, error)| errors::socket_error(step, error, queue, options.mode, bytes))?;
         filter.add_socket(queue, socket.as_fd())?;
         sockets.push(socket.clone());
         let longest = link.mtu.min(MTU_MAX) + LINK_HEADER_BYTES;
-        let joined =
+        let reassembly_bytes =
             if layout.multi_buffer { REASSEMBLED_FRAMES_MAX * longest.next_multiple_of(64) } else { 0 };
-        let tx_parts = (tx, completion, tx_chunks);
-        let tx = AfXdpTx::new(
-            socket.clone(),
-            tx_parts,
-            layout.chunk,
-            capabilities,
-            stats.clone(),
-            attached.clone(),
-        );
+        let tx = AfXdpTx::new(socket.clone(), tx, layout.chunk, capabilities, stats.clone(), program.clone());
         // The shard of the first queue processes ARP and neighbour discovery.
-        let rx_parts = (socket, rx, fill, rx_chunks);
-        let packets = match copies.take() {
-            Some(copies) => PacketSocket::Neighbours(copies),
+        let packet_socket = match neighbours.take() {
+            Some(neighbours) => PacketSocket::Neighbours(neighbours),
             None => PacketSocket::LinkWatch(neighbours::open_link_watch(link.index)?),
         };
-        let mut rx = AfXdpRx::new(rx_parts, (longest, joined), packets, stats.clone(), attached.clone())?;
+        let mut rx = AfXdpRx::new(
+            socket,
+            rx,
+            longest,
+            reassembly_bytes,
+            packet_socket,
+            stats.clone(),
+            program.clone(),
+        )?;
         rx.reports_stats = devices.is_empty();
         wakers.push(rx.clone_wake_fd()?);
         devices.push(Device { rx: Box::new(rx), tx: Box::new(tx) });
     }
-    let in_driver = attached.mode == AttachMode::Driver;
+    let in_driver = program.mode == AttachMode::Driver;
     let zero_copy = sockets.iter().all(|socket| !socket.is_copy_mode);
     tracing::info!(
         interface = config.interface,
         queues = devices.len(),
         in_driver,
         zero_copy,
-        take = %keys.take,
+        take = %options.take,
         "AF_XDP"
     );
     Ok(AfXdp { queues: devices, stats, filter, in_driver, zero_copy, sockets, wakers })
@@ -231,22 +232,25 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
 
 /// Returns the queues to open. Fails if the interface does not have them.
 fn choose_queues(config: &AfXdpConfig) -> io::Result<Vec<u16>> {
-    let there = ethtool::rx_queue_count(&config.interface)?;
+    let available = ethtool::rx_queue_count(&config.interface)?;
     let queues: Vec<u16> = match (&config.options.queues, config.queue_count) {
         (Some(queues), _) => queues.clone(),
         // The casts do not truncate: the numbers are at most 64.
-        (None, 0) => (0..there.min(QUEUES_MAX) as u16).collect(),
+        (None, 0) => (0..available.min(QUEUES_MAX) as u16).collect(),
         (None, count) => (0..count as u16).collect(),
     };
-    if let Some(queue) = queues.iter().find(|&&queue| usize::from(queue) >= there) {
+    if let Some(queue) = queues.iter().find(|&&queue| usize::from(queue) >= available) {
         return Err(invalid(format!(
-            "the interface has no queue {queue}: its {there} queues are numbered from 0 (\"ethtool -L\" changes their number)"
+            "the interface has no queue {queue}: its {available} queues are numbered from 0 (\"ethtool -L\" changes their number)"
         )));
     }
-    if config.options.queues.is_none() && queues.len() < there && config.options.take != RedirectScope::All {
+    if config.options.queues.is_none()
+        && queues.len() < available
+        && config.options.take != RedirectScope::All
+    {
         tracing::warn!(
             interface = config.interface,
-            queues = there,
+            queues = available,
             used = queues.len(),
             "frames for the stack on the other queues are dropped: reduce the queues with \"ethtool -L\", or direct flows to the used ones with \"ethtool -X\""
         );
@@ -263,7 +267,10 @@ fn find_interface(name: &str) -> io::Result<LinkInfo> {
         _ => error,
     })?;
     if !link.up {
-        return Err(io::Error::new(io::ErrorKind::NetworkDown, "the interface is down: set it up with \"ip link set … up\""));
+        return Err(io::Error::new(
+            io::ErrorKind::NetworkDown,
+            "the interface is down: set it up with \"ip link set … up\"",
+        ));
     }
     Ok(link)
 }
@@ -271,11 +278,11 @@ fn find_interface(name: &str) -> io::Result<LinkInfo> {
 /// Checks who owns the addresses: one that the stack uses alone must not be an address of the host, whose
 /// services would lose it; one that is shared must be.
 fn check_address_ownership(config: &AfXdpConfig) -> io::Result<()> {
-    let hosts = Netlink::open()?.addresses()?;
-    let is_the_hosts = |address: IpAddr| hosts.contains(&address);
+    let host_addresses = Netlink::open()?.addresses()?;
+    let is_host_address = |address: IpAddr| host_addresses.contains(&address);
     for &(address, vlan) in &config.addresses {
         match config.options.take {
-            RedirectScope::Addresses if is_the_hosts(address) => {
+            RedirectScope::Addresses if is_host_address(address) => {
                 return Err(invalid(format!(
                     "{address} belongs to the host: configure another address, or share this one with take=ports"
                 )));
@@ -285,7 +292,7 @@ fn check_address_ownership(config: &AfXdpConfig) -> io::Result<()> {
                     "take=ports does not support VLANs: {address} is in VLAN {vlan}"
                 )));
             }
-            RedirectScope::Ports if !is_the_hosts(address) => {
+            RedirectScope::Ports if !is_host_address(address) => {
                 return Err(invalid(format!(
                     "{address} does not belong to the host, so it cannot be shared: remove take=ports"
                 )));
@@ -331,9 +338,9 @@ fn overlapping_kernel_ports(first: u16, last: u16) -> io::Result<Option<String>>
             matches!((from.parse::<u16>(), to.parse::<u16>()), (Ok(from), Ok(to)) if (from..=to).contains(&port))
         })
     };
-    let common = first.max(low)..=last.min(high);
-    let clash = common.into_iter().any(|port| !is_reserved(port));
-    Ok(clash.then(|| format!("{low} to {high}")))
+    let overlap = first.max(low)..=last.min(high);
+    let overlaps = overlap.into_iter().any(|port| !is_reserved(port));
+    Ok(overlaps.then(|| format!("{low} to {high}")))
 }
 
 #[cfg(all(test, not(loom)))]

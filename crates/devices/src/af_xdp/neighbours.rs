@@ -108,8 +108,8 @@ impl NeighbourSocket {
 
     /// Appends the frames received to `burst`. They remain valid until the next call.
     pub(super) fn receive<'a>(&'a mut self, burst: &mut RxBurst<'a>) {
-        for back in 1..=self.lent {
-            self.status((self.next + SLOTS - back) % SLOTS).store(STATUS_KERNEL, Ordering::Release);
+        for distance in 1..=self.lent {
+            self.status((self.next + SLOTS - distance) % SLOTS).store(STATUS_KERNEL, Ordering::Release);
         }
         self.lent = 0;
         let first = self.next;
@@ -122,8 +122,8 @@ impl NeighbourSocket {
             self.lent += 1;
         }
         let this = &*self;
-        for number in 0..this.lent {
-            if let Some(bytes) = this.frame((first + number) % SLOTS) {
+        for offset in 0..this.lent {
+            if let Some(bytes) = this.frame((first + offset) % SLOTS) {
                 burst.push(RxFrame::new(bytes));
             }
         }
@@ -159,9 +159,9 @@ impl NeighbourSocket {
         else {
             return;
         };
-        let known = header.tp_status & STATUS_VLAN_TPID_VALID != 0;
+        let has_tpid = header.tp_status & STATUS_VLAN_TPID_VALID != 0;
         let tag =
-            [if known { header.tp_vlan_tpid } else { 0x8100 }, header.tp_vlan_tci].map(u16::to_be_bytes);
+            [if has_tpid { header.tp_vlan_tpid } else { 0x8100 }, header.tp_vlan_tci].map(u16::to_be_bytes);
         let at = self.ring.at(start - TAG_BYTES, 12 + 2 * TAG_BYTES);
         // SAFETY: `frame_range` found the frame, which is longer than this, and the room in front of it
         // inside the slot, which belongs to the program until its status changes; `&mut self` proves that no

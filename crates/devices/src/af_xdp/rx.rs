@@ -4,7 +4,7 @@ use super::AfXdpStats;
 use super::filter::AttachedProgram;
 use super::neighbours::NeighbourSocket;
 use super::rings::{CONTINUED, ConsumerRing, ProducerRing, XdpDescriptor};
-use super::socket::XdpSocket;
+use super::socket::{RxRings, XdpSocket};
 use super::umem::RxChunks;
 use arrayvec::ArrayVec;
 use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxFrame, RxQueue};
@@ -72,38 +72,35 @@ pub(super) struct AfXdpRx {
 }
 
 impl AfXdpRx {
-    /// Creates the half. `joined_bytes` is the size of the reassembly buffer, or 0.
+    /// Creates the half. `reassembly_bytes` is the size of the reassembly buffer, or 0.
     pub(super) fn new(
-        (socket, ring, fill, chunks): (
-            Arc<XdpSocket>,
-            ConsumerRing<XdpDescriptor>,
-            ProducerRing<u64>,
-            RxChunks,
-        ),
-        (frame_bytes_max, joined_bytes): (usize, usize),
-        packets: PacketSocket,
+        socket: Arc<XdpSocket>,
+        RxRings { ring, fill, chunks }: RxRings,
+        frame_bytes_max: usize,
+        reassembly_bytes: usize,
+        packet_socket: PacketSocket,
         stats: Arc<AfXdpStats>,
-        attached: Arc<AttachedProgram>,
+        program: Arc<AttachedProgram>,
     ) -> io::Result<Self> {
-        let any = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&any, socket.as_fd(), EventData::new_u64(0), EventFlags::IN)?;
-        epoll::add(&any, packets.as_fd(), EventData::new_u64(1), EventFlags::IN)?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, socket.as_fd(), EventData::new_u64(0), EventFlags::IN)?;
+        epoll::add(&epoll, packet_socket.as_fd(), EventData::new_u64(1), EventFlags::IN)?;
         Ok(Self {
             socket,
             ring,
             fill,
             held_chunks: Vec::with_capacity(chunks.addresses().count()),
             chunks,
-            reassembly: vec![0; joined_bytes].into_boxed_slice(),
+            reassembly: vec![0; reassembly_bytes].into_boxed_slice(),
             frame_bytes_max,
-            packet_socket: packets,
-            epoll: any,
+            packet_socket,
+            epoll,
             gone: false,
             received: false,
             empty_sleeps: 0,
             stats,
             reports_stats: false,
-            _program: attached,
+            _program: program,
         })
     }
 
@@ -148,27 +145,27 @@ impl AfXdpRx {
     /// if the frame is dropped.
     fn reassemble(&mut self, first: u32, count: u32, at: usize) -> Option<Range<usize>> {
         let mut end = at;
-        let mut whole = true;
+        let mut is_complete = true;
         for number in first..first + count {
             // The chunks of a dropped frame are taken, too, so that they return to the fill ring.
             let Some(range) = self.take_chunk(self.ring.peek(number)) else {
-                whole = false;
+                is_complete = false;
                 continue;
             };
             let fits =
                 end + range.len() <= self.reassembly.len() && end + range.len() - at <= self.frame_bytes_max;
-            if !fits || !whole {
-                whole = false;
+            if !fits || !is_complete {
+                is_complete = false;
                 continue;
             }
             let bytes = self.chunks.bytes(range);
             self.reassembly[end..end + bytes.len()].copy_from_slice(bytes);
             end += bytes.len();
         }
-        if !whole {
+        if !is_complete {
             self.stats.rx_dropped.fetch_add(1, Ordering::Relaxed);
         }
-        whole.then_some(at..end)
+        is_complete.then_some(at..end)
     }
 
     /// Drops the descriptors of an incomplete frame that fills the whole ring, because its end cannot arrive
@@ -180,15 +177,15 @@ impl AfXdpRx {
         self.stats.rx_dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn take_frames(&mut self, most: usize) -> ArrayVec<FrameLocation, BURST_FRAMES_MAX> {
-        let mut places = ArrayVec::new();
+    fn take_frames(&mut self, frames_max: usize) -> ArrayVec<FrameLocation, BURST_FRAMES_MAX> {
+        let mut frames = ArrayVec::new();
         let available = self.ring.available();
-        let (mut taken, mut joined) = (0, 0);
-        while taken < available && places.len() < most {
+        let (mut taken, mut reassembled_bytes) = (0, 0);
+        while taken < available && frames.len() < frames_max {
             let descriptor = self.ring.peek(taken);
             if descriptor.options & CONTINUED == 0 {
                 taken += 1;
-                places.extend(self.take_chunk(descriptor).map(FrameLocation::Chunk));
+                frames.extend(self.take_chunk(descriptor).map(FrameLocation::Chunk));
                 continue;
             }
             // If the burst has no room for the frame, the next burst takes it.
@@ -199,18 +196,18 @@ impl AfXdpRx {
                 }
                 break;
             };
-            if joined + self.frame_bytes_max > self.reassembly.len() && joined > 0 {
+            if reassembled_bytes + self.frame_bytes_max > self.reassembly.len() && reassembled_bytes > 0 {
                 break;
             }
-            if let Some(range) = self.reassemble(taken, count, joined) {
-                joined = range.end.next_multiple_of(64);
-                places.push(FrameLocation::Reassembled(range));
+            if let Some(range) = self.reassemble(taken, count, reassembled_bytes) {
+                reassembled_bytes = range.end.next_multiple_of(64);
+                frames.push(FrameLocation::Reassembled(range));
             }
             taken += count;
         }
         self.ring.release(taken);
         self.received |= taken > 0;
-        places
+        frames
     }
 
     /// Reads socket errors. The packet socket has one when the interface goes down or is deleted, the AF_XDP
@@ -230,9 +227,9 @@ impl RxQueue for AfXdpRx {
         if self.socket.busy_poll && self.ring.available() == 0 {
             self.socket.kick_rx();
         }
-        let places = self.take_frames(burst.remaining_capacity());
-        for place in places {
-            let bytes = match place {
+        let frames = self.take_frames(burst.remaining_capacity());
+        for frame in frames {
+            let bytes = match frame {
                 FrameLocation::Chunk(range) => self.chunks.bytes(range),
                 FrameLocation::Reassembled(range) => &self.reassembly[range],
             };

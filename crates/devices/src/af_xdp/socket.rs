@@ -58,12 +58,22 @@ pub(super) struct XdpSocket {
 /// A socket with its rings and chunks.
 pub(super) struct XdpSocketParts {
     pub(super) socket: Arc<XdpSocket>,
-    pub(super) rx: ConsumerRing<XdpDescriptor>,
+    pub(super) rx: RxRings,
+    pub(super) tx: TxRings,
+}
+
+/// The rings and chunks of the receiving half.
+pub(super) struct RxRings {
+    pub(super) ring: ConsumerRing<XdpDescriptor>,
     pub(super) fill: ProducerRing<u64>,
-    pub(super) rx_chunks: RxChunks,
-    pub(super) tx: ProducerRing<XdpDescriptor>,
+    pub(super) chunks: RxChunks,
+}
+
+/// The rings and chunks of the sending half.
+pub(super) struct TxRings {
+    pub(super) ring: ProducerRing<XdpDescriptor>,
     pub(super) completion: ConsumerRing<u64>,
-    pub(super) tx_chunks: TxChunks,
+    pub(super) chunks: TxChunks,
 }
 
 /// Opens a socket and binds it to its queue. The error names the step that failed.
@@ -149,12 +159,12 @@ pub(super) fn open(options: &XdpSocketOptions) -> Result<XdpSocketParts, (SetupS
     };
     Ok(XdpSocketParts {
         socket: Arc::new(socket),
-        rx: ConsumerRing::new(rx, &offsets.rx, ring),
-        fill,
-        rx_chunks,
-        tx: ProducerRing::new(tx, &offsets.tx, ring),
-        completion: ConsumerRing::new(completion, &offsets.cr, ring),
-        tx_chunks,
+        rx: RxRings { ring: ConsumerRing::new(rx, &offsets.rx, ring), fill, chunks: rx_chunks },
+        tx: TxRings {
+            ring: ProducerRing::new(tx, &offsets.tx, ring),
+            completion: ConsumerRing::new(completion, &offsets.cr, ring),
+            chunks: tx_chunks,
+        },
     })
 }
 

@@ -277,12 +277,12 @@ fn what_cannot_be_opened_says_why_and_what_to_do() {
         for (config, words) in [
             (all_of("nowhere", ""), "AF_XDP on nowhere: the interface does not exist"),
             (all_of("down0", ""), "AF_XDP on down0: the interface is down"),
-            (
-                AfXdpConfig { mtu: Some(1501), ..good.clone() },
-                "the MTU 1501 is outside 68 to 1500",
-            ),
+            (AfXdpConfig { mtu: Some(1501), ..good.clone() }, "the MTU 1501 is outside 68 to 1500"),
             (all_of("no0", "queues=7"), "the interface has no queue 7: its"),
-            (all_of("no0", "mode=zerocopy"), "the driver does not support zero copy for AF_XDP: set mode=copy"),
+            (
+                all_of("no0", "mode=zerocopy"),
+                "the driver does not support zero copy for AF_XDP: set mode=copy",
+            ),
             (with("", [10, 3, 0, 1]), "10.3.0.1 belongs to the host"),
             (with("take=ports", [10, 3, 0, 2]), "10.3.0.2 does not belong to the host"),
             (

@@ -3,7 +3,7 @@
 use super::AfXdpStats;
 use super::filter::AttachedProgram;
 use super::rings::{CONTINUED, ConsumerRing, ProducerRing, XdpDescriptor};
-use super::socket::XdpSocket;
+use super::socket::{TxRings, XdpSocket};
 use super::umem::TxChunks;
 use core::time::Duration;
 use ginnel_stack::device::{Capabilities, TxMeta, TxQueue};
@@ -44,11 +44,11 @@ pub(super) struct AfXdpTx {
 impl AfXdpTx {
     pub(super) fn new(
         socket: Arc<XdpSocket>,
-        (ring, completion, chunks): (ProducerRing<XdpDescriptor>, ConsumerRing<u64>, TxChunks),
+        TxRings { ring, completion, chunks }: TxRings,
         chunk_bytes: usize,
         capabilities: Capabilities,
         stats: Arc<AfXdpStats>,
-        attached: Arc<AttachedProgram>,
+        program: Arc<AttachedProgram>,
     ) -> Self {
         let longest = capabilities.mtu + 18;
         let free_chunks: Vec<u64> = chunks.addresses().collect();
@@ -65,7 +65,7 @@ impl AfXdpTx {
             retry_at: None,
             capabilities,
             stats,
-            _program: attached,
+            _program: program,
         }
     }
 

@@ -105,8 +105,8 @@ impl RxChunks {
     pub(super) fn locate(&self, address: u64, len: u32) -> Option<Range<usize>> {
         let start = usize::try_from(address).ok()?;
         let end = start.checked_add(len as usize)?;
-        let within = end <= self.len && start % self.chunk + len as usize <= self.chunk;
-        within.then_some(start..end)
+        let is_in_one_chunk = end <= self.len && start % self.chunk + len as usize <= self.chunk;
+        is_in_one_chunk.then_some(start..end)
     }
 
     /// Returns the address of the chunk that contains byte `at`.

@@ -148,11 +148,11 @@ impl Capture {
     }
 
     fn matches_filter(&self, frame: &[u8]) -> bool {
-        let wanted = self.filter.as_ref().as_ref().is_none_or(|filter| filter.matches(frame));
-        if !wanted {
+        let is_accepted = self.filter.as_ref().as_ref().is_none_or(|filter| filter.matches(frame));
+        if !is_accepted {
             self.stats.filtered.fetch_add(1, Relaxed);
         }
-        wanted
+        is_accepted
     }
 
     /// Appends the captured part of a frame to `out`.

@@ -187,12 +187,12 @@ impl FaultsRx {
 impl RxQueue for FaultsRx {
     fn rx_burst<'a>(&'a mut self, now: Instant, burst: &mut RxBurst<'a>) {
         self.recycle();
-        let empty = self.drain_device(now);
+        let is_drained = self.drain_device(now);
         while self.lent.len() < burst.remaining_capacity() {
             let Some(frame) = self.pipeline.pop(now) else { break };
             self.lent.push(frame);
         }
-        self.has_more = !empty || self.pipeline.next_arrival().is_some_and(|arrival| arrival <= now);
+        self.has_more = !is_drained || self.pipeline.next_arrival().is_some_and(|arrival| arrival <= now);
         for frame in &self.lent {
             burst.push(RxFrame::new(frame));
         }

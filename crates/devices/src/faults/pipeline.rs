@@ -104,23 +104,23 @@ impl Pipeline {
     /// Offers a wire frame to the link.
     pub(super) fn offer(&mut self, now: Instant, frame: &[u8]) {
         self.stats.offered.fetch_add(1, Relaxed);
-        let fate = self.sample();
-        if fate.lost {
+        let sample = self.sample();
+        if sample.lost {
             self.stats.lost.fetch_add(1, Relaxed);
             return;
         }
         let mut copy = self.spare_buffers.pop().unwrap_or_default();
         copy.extend_from_slice(frame);
-        if fate.corrupted {
-            self.corrupt(&mut copy, fate.bit);
+        if sample.corrupted {
+            self.corrupt(&mut copy, sample.bit);
         }
-        if fate.duplicated {
+        if sample.duplicated {
             self.stats.duplicated.fetch_add(1, Relaxed);
-            let mut twin = self.spare_buffers.pop().unwrap_or_default();
-            twin.extend_from_slice(&copy);
-            self.enqueue(now, twin, &fate);
+            let mut duplicate = self.spare_buffers.pop().unwrap_or_default();
+            duplicate.extend_from_slice(&copy);
+            self.enqueue(now, duplicate, &sample);
         }
-        self.enqueue(now, copy, &fate);
+        self.enqueue(now, copy, &sample);
     }
 
     /// Returns the arrival time of the next frame.
@@ -189,14 +189,14 @@ impl Pipeline {
         self.stats.corrupted.fetch_add(1, Relaxed);
     }
 
-    fn enqueue(&mut self, now: Instant, frame: Vec<u8>, fate: &FaultSample) {
+    fn enqueue(&mut self, now: Instant, frame: Vec<u8>, sample: &FaultSample) {
         while self.queue.front().is_some_and(|&(sent, _)| sent <= now) {
             self.queued_bytes -= self.queue.pop_front().map_or(0, |(_, len)| len as u64);
         }
         let len = frame.len() as u64;
-        let full = self.queue.len() >= self.impairment.limit as usize
+        let is_full = self.queue.len() >= self.impairment.limit as usize
             || self.queued_bytes + len > self.impairment.limit_bytes;
-        if full {
+        if is_full {
             self.stats.queue_full.fetch_add(1, Relaxed);
             return self.recycle(frame);
         }
@@ -205,7 +205,7 @@ impl Pipeline {
             return self.recycle(frame);
         }
         let sent = self.transmit(now, frame.len());
-        let arrival = self.arrival(sent, fate);
+        let arrival = self.arrival(sent, sample);
         self.last_number += 1;
         self.in_flight_bytes += len;
         self.in_flight.push(Reverse(InFlightFrame { arrival, number: self.last_number, frame }));
@@ -222,11 +222,11 @@ impl Pipeline {
         self.link_free_at
     }
 
-    fn arrival(&mut self, sent: Instant, fate: &FaultSample) -> Instant {
+    fn arrival(&mut self, sent: Instant, sample: &FaultSample) -> Instant {
         let delay = self.impairment.delay.as_nanos() as i128;
-        let jitter = (self.impairment.jitter.as_nanos() as i128 * i128::from(fate.jitter)) >> 31;
+        let jitter = (self.impairment.jitter.as_nanos() as i128 * i128::from(sample.jitter)) >> 31;
         let arrival = sent + Duration::from_nanos(u64::try_from(delay + jitter).unwrap_or(0));
-        if fate.reordered {
+        if sample.reordered {
             self.stats.reordered.fetch_add(1, Relaxed);
             return arrival + self.impairment.reorder_delay;
         }

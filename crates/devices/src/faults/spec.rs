@@ -256,16 +256,16 @@ impl LinkSpec {
             let key = key.ok_or_else(|| LinkSpecError::UnknownKey(name.into()))?;
             let number = parse_value(key, name, value)?;
             // `loss=1% up.loss=2%` is valid: the word for one direction overrides the word for both.
-            let once = (short, up, down);
-            if seen.contains(&once) {
+            let scope = (short, up, down);
+            if seen.contains(&scope) {
                 return Err(LinkSpecError::Repeated(name.into()));
             }
-            seen.push(once);
-            let excepted = |up, down| seen.contains(&(short, up, down));
-            if up && (!down || !excepted(true, false)) {
+            seen.push(scope);
+            let is_overridden = |up, down| seen.contains(&(short, up, down));
+            if up && (!down || !is_overridden(true, false)) {
                 (key.set)(&mut spec.up, number);
             }
-            if down && (!up || !excepted(false, true)) {
+            if down && (!up || !is_overridden(false, true)) {
                 (key.set)(&mut spec.down, number);
             }
         }
@@ -318,14 +318,14 @@ impl fmt::Display for LinkSpec {
         let mut separator = "";
         for key in &KEYS {
             let (up, down) = ((key.get)(&self.up), (key.get)(&self.down));
-            let usual = (key.get)(&default);
+            let default_value = (key.get)(&default);
             let words = if up == down {
-                [("", up, usual), ("", usual, usual)]
+                [("", up, default_value), ("", default_value, default_value)]
             } else {
-                [("up.", up, usual), ("down.", down, usual)]
+                [("up.", up, default_value), ("down.", down, default_value)]
             };
-            for (direction, value, usual) in words {
-                if value != usual {
+            for (direction, value, default_value) in words {
+                if value != default_value {
                     write!(f, "{separator}{direction}{}={}", key.name, format_value(value, key.units))?;
                     separator = " ";
                 }
@@ -338,8 +338,8 @@ impl fmt::Display for LinkSpec {
 /// Formats a value in the largest unit in which it is a whole number, otherwise as a decimal fraction of the
 /// smallest.
 fn format_value(value: u64, units: Units) -> String {
-    let whole = units.iter().find(|(_, scale)| value.is_multiple_of(*scale) && value > 0);
-    let (unit, scale) = whole.or(units.last()).copied().unwrap_or(("", 1));
+    let divisor = units.iter().find(|(_, scale)| value.is_multiple_of(*scale) && value > 0);
+    let (unit, scale) = divisor.or(units.last()).copied().unwrap_or(("", 1));
     let mut text = (value / scale).to_string();
     let mut rest = value % scale;
     if rest > 0 {

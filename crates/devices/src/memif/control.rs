@@ -9,7 +9,7 @@ use super::ring_slot::{RingSlot, ViolationFlag, Waker};
 use super::rx::RxRing;
 use super::signal::Signaller;
 use super::socket::{MemifListener, connect_to};
-use super::tx::TxRing;
+use super::tx::{LinkContext, TxRing};
 use super::{MemifShared, increment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -108,8 +108,8 @@ impl ControlThread {
 
     /// Closes a peer. Takes the link down, if the peer was connected, after everything that refers to it was
     /// dropped.
-    fn close_peer(&self, held: impl Sized, connection: Option<Connection>) {
-        drop(held);
+    fn close_peer(&self, peer: impl Sized, connection: Option<Connection>) {
+        drop(peer);
         if connection.is_some() {
             self.bring_down();
         }
@@ -144,9 +144,10 @@ impl ControlThread {
             return false;
         }
         let ClientPeer { channel, handshake, .. } = client;
-        let claimed = handshake.has_init();
-        let progress = self
-            .read(channel, |message, descriptor| handshake.on_message(message, descriptor, busy && !claimed));
+        let has_init = handshake.has_init();
+        let progress = self.read(channel, |message, descriptor| {
+            handshake.on_message(message, descriptor, busy && !has_init)
+        });
         match progress {
             ReadOutcome::Open => true,
             ReadOutcome::Connected(connection) => {
@@ -161,12 +162,12 @@ impl ControlThread {
     }
 
     pub(super) fn run_client(self) {
-        let (mut retry, mut wait) = (RETRY_FIRST, None);
+        let (mut retry, mut retry_at) = (RETRY_FIRST, None);
         while !self.is_stopping() {
-            if let Some(until) = wait.take() {
+            if let Some(until) = retry_at.take() {
                 self.wait_for_events([].into_iter(), Some(until));
                 if Instant::now() < until {
-                    wait = Some(until);
+                    retry_at = Some(until);
                     continue;
                 }
             }
@@ -175,7 +176,7 @@ impl ControlThread {
             {
                 retry = RETRY_FIRST;
             }
-            wait = Some(Instant::now() + retry);
+            retry_at = Some(Instant::now() + retry);
             retry = (2 * retry).min(RETRY_MAX);
         }
     }
@@ -203,13 +204,13 @@ impl ControlThread {
 
     /// Processes the messages of the server. Returns whether it stays.
     pub(super) fn service_server(&self, server: &mut ServerPeer) -> bool {
-        let complained =
+        let has_violated =
             server.connection.as_ref().is_some_and(|c| c.violation_flag.raised.load(Ordering::Acquire));
-        let late = server.connection.is_none() && server.deadline <= Instant::now();
-        if self.is_stopping() || complained || late {
-            let reason = if complained {
+        let is_late = server.connection.is_none() && server.deadline <= Instant::now();
+        if self.is_stopping() || has_violated || is_late {
+            let reason = if has_violated {
                 "ring protocol violation"
-            } else if late {
+            } else if is_late {
                 "handshake timeout"
             } else {
                 "the device is closed"
@@ -279,28 +280,31 @@ impl ControlThread {
     /// Passes all rings of a connection to the halves.
     fn bring_up(&self, link: NegotiatedLink) -> io::Result<Connection> {
         let NegotiatedLink { regions, to_server, to_client, features, peer } = link;
-        let complaint = ViolationFlag::new(&self.shared.event);
+        let violation_flag = ViolationFlag::new(&self.shared.event);
         let (received, sent) = match self.config.role {
             Role::Server => (to_server, to_client),
             Role::Client => (to_client, to_server),
         };
         let (rx_count, tx_count) = (received.len(), sent.len());
-        let (header_bytes, hashes) = (features.header_bytes(), features.hash.is_some());
+        let context = LinkContext {
+            regions,
+            header_bytes: features.header_bytes(),
+            has_flow_hash: features.hash.is_some(),
+            violation_flag: violation_flag.clone(),
+        };
         let mut rx_rings = Vec::new();
-        for (NegotiatedRing { ring, interrupt: bell, buffers }, queue) in
-            received.into_iter().zip(&self.queues)
-        {
-            let bell = queue.waker.register(bell)?;
-            let (regions, complaint) = (regions.clone(), complaint.clone());
+        for (NegotiatedRing { ring, interrupt, buffers }, queue) in received.into_iter().zip(&self.queues) {
+            let interrupt = queue.waker.register(interrupt)?;
+            let LinkContext { regions, header_bytes, has_flow_hash, violation_flag } = context.clone();
             rx_rings.push(RxRing {
                 ring,
                 regions,
                 buffers,
                 header_bytes,
-                has_flow_hash: hashes,
+                has_flow_hash,
                 position: 0,
-                violation_flag: complaint,
-                _interrupt: bell,
+                violation_flag,
+                _interrupt: interrupt,
             });
         }
         for (ring, queue) in rx_rings.into_iter().zip(&self.queues) {
@@ -308,14 +312,13 @@ impl ControlThread {
             queue.rx.replace(Some(ring));
             queue.waker.wake();
         }
-        for (NegotiatedRing { ring, interrupt: bell, buffers }, queue) in sent.into_iter().zip(&self.queues) {
+        for (NegotiatedRing { ring, interrupt, buffers }, queue) in sent.into_iter().zip(&self.queues) {
             queue.tx.replace(Some(TxRing::new(
                 ring,
-                regions.clone(),
                 buffers,
-                (header_bytes, hashes),
-                (bell, queue.signaller.clone()),
-                complaint.clone(),
+                context.clone(),
+                interrupt,
+                queue.signaller.clone(),
             )));
         }
         if rx_count.min(tx_count) < self.queues.len() {
@@ -328,7 +331,7 @@ impl ControlThread {
         tracing::info!(socket = %self.config.socket, peer, extended = features.frame_headers, "memif link is up");
         increment(&self.shared.stats.connections);
         self.shared.up.store(true, Ordering::Release);
-        Ok(Connection { violation_flag: complaint })
+        Ok(Connection { violation_flag })
     }
 
     /// Takes all rings from the halves.
@@ -349,12 +352,12 @@ impl ControlThread {
 
     /// Sleeps until one of the descriptors is readable, a half has signalled the thread, or the deadline.
     fn wait_for_events<'a>(&'a self, fds: impl Iterator<Item = &'a OwnedFd>, deadline: Option<Instant>) {
-        let own = self.shared.event.fd();
+        let own_event = self.shared.event.fd();
         let mut fds: Vec<PollFd<'_>> =
-            [own].into_iter().chain(fds).map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+            [own_event].into_iter().chain(fds).map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let timeout = deadline.map(|deadline| {
-            let left = deadline.saturating_duration_since(Instant::now());
-            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            Timespec { tv_sec: remaining.as_secs() as i64, tv_nsec: remaining.subsec_nanos().into() }
         });
         let _ = poll(&mut fds, timeout.as_ref());
         self.shared.event.clear();

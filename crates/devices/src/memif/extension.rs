@@ -70,20 +70,24 @@ impl Features {
 }
 
 /// Returns the header of a frame to send. `hashes`: both ends have the same hash function.
-pub(super) fn encode(meta: TxMeta, hashes: bool) -> [u8; HEADER_BYTES] {
+pub(super) fn encode(meta: TxMeta, has_flow_hash: bool) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
-    let label = if hashes { meta.label } else { meta.label.without_hash() };
+    let label = if has_flow_hash { meta.label } else { meta.label.without_hash() };
     header[..vnet::LEN].copy_from_slice(&vnet::encode(meta));
     header[LABEL_AT..].copy_from_slice(&label.bits().to_ne_bytes());
     header
 }
 
 /// Decodes the header of a frame. Returns `None` if the header contradicts the frame.
-pub(super) fn decode<'a>(header: &[u8; HEADER_BYTES], frame: &'a [u8], hashes: bool) -> Option<RxFrame<'a>> {
+pub(super) fn decode<'a>(
+    header: &[u8; HEADER_BYTES],
+    frame: &'a [u8],
+    has_flow_hash: bool,
+) -> Option<RxFrame<'a>> {
     let (vnet, label) = (header.first_chunk()?, header.last_chunk()?);
     let (checksum, gso) = vnet::decode(vnet, frame).ok()?;
     let label = Label::from_bits(u32::from_ne_bytes(*label));
-    let label = if hashes { label } else { label.without_hash() };
+    let label = if has_flow_hash { label } else { label.without_hash() };
     Some(RxFrame { bytes: frame, checksum, gso, label })
 }
 
@@ -133,9 +137,9 @@ mod tests {
         let without_headers = Features { frame_headers: false, ..BOTH };
         assert_eq!(without_headers.intersect(BOTH), Features::default());
         let meta = TxMeta { label: Label::new(Some(77), 5), ..TxMeta::NONE };
-        for (sends, takes) in [(true, false), (false, true), (false, false)] {
-            let header = encode(meta, sends);
-            let label = decode(&header, &[0; 60], takes).expect("it is valid").label;
+        for (sender_hashes, receiver_hashes) in [(true, false), (false, true), (false, false)] {
+            let header = encode(meta, sender_hashes);
+            let label = decode(&header, &[0; 60], receiver_hashes).expect("it is valid").label;
             assert_eq!(label, Label::new(None, 5), "the priority needs no agreement");
         }
     }

@@ -164,7 +164,7 @@ impl ServerHandshake {
     }
 
     fn check_init(&self, init: &Init, busy: bool) -> Result<(), RejectReason> {
-        let wrong = if init.version != VERSION {
+        let reason = if init.version != VERSION {
             "version not supported"
         } else if init.mode != MODE_ETHERNET {
             "only Ethernet mode is supported"
@@ -177,7 +177,7 @@ impl ServerHandshake {
         } else {
             return Ok(());
         };
-        Err(wrong.into())
+        Err(reason.into())
     }
 
     fn add_ring(&mut self, offer: AddRing, descriptor: OwnedFd) -> Result<(), RejectReason> {
@@ -188,13 +188,13 @@ impl ServerHandshake {
         let region = self.regions.get(usize::from(offer.region)).ok_or("ring in an unknown region")?;
         let ring = MemifRing::new(region, offer.offset as usize, offer.log2)
             .ok_or("ring is outside its region, not aligned or of a size that is not allowed")?;
-        let bell = InterruptFd::from_peer(descriptor).ok_or("ring without eventfd")?;
+        let interrupt = InterruptFd::from_peer(descriptor).ok_or("ring without eventfd")?;
         let rings = if offer.to_server { &mut self.to_server } else { &mut self.to_client };
         let slot = rings.get_mut(usize::from(offer.index)).ok_or("ring index too large")?;
         if slot.is_some() {
             return Err("ring added twice".into());
         }
-        *slot = Some(NegotiatedRing { ring, interrupt: bell, buffers: RingBuffers::Peer });
+        *slot = Some(NegotiatedRing { ring, interrupt, buffers: RingBuffers::Peer });
         Ok(())
     }
 
@@ -322,7 +322,7 @@ fn allocate_link(
         let offset = number * ring_bytes(log2);
         let ring = MemifRing::new(&region, offset, log2).ok_or(std::io::ErrorKind::InvalidInput)?;
         ring.initialise();
-        let bell = InterruptFd::new()?;
+        let interrupt = InterruptFd::new()?;
         let message = AddRing {
             to_server,
             index,
@@ -331,19 +331,19 @@ fn allocate_link(
             log2,
             private_header_bytes: features.header_bytes() as u16,
         };
-        steps.push_back((ControlMessage::AddRing(message), Some(bell.fd().try_clone()?)));
+        steps.push_back((ControlMessage::AddRing(message), Some(interrupt.fd().try_clone()?)));
         let at = (buffers_at + number * ring_buffers) as u32;
         let buffers = RingBuffers::Local { at, bytes: buffer_bytes };
         // Writes the buffers to the descriptors, so that a peer that reads the descriptors before the ring is
         // used finds them.
         buffers.write_all_descriptors(&ring);
-        Ok(NegotiatedRing { ring, interrupt: bell, buffers })
+        Ok(NegotiatedRing { ring, interrupt, buffers })
     };
     let mut numbers = 0..rings;
-    let mut all = |to_server: bool, count: u16| -> std::io::Result<Vec<NegotiatedRing>> {
+    let mut offer_all = |to_server: bool, count: u16| -> std::io::Result<Vec<NegotiatedRing>> {
         (0..count).zip(&mut numbers).map(|(index, number)| offer(number, to_server, index)).collect()
     };
-    let (to_server, to_client) = (all(true, to_server)?, all(false, to_client)?);
+    let (to_server, to_client) = (offer_all(true, to_server)?, offer_all(false, to_client)?);
     steps.push_back((ControlMessage::Connect { name: name_of(config) }, None));
     Ok((
         NegotiatedLink {

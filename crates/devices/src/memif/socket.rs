@@ -91,8 +91,8 @@ pub(super) fn connect_to(name: &SocketName) -> io::Result<ControlChannel> {
 /// user or as root.
 fn is_peer_allowed(name: &SocketName, socket: &OwnedFd) -> bool {
     let SocketName::Abstract(_) = name else { return true };
-    let own = rustix::process::geteuid();
-    sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
+    let own_uid = rustix::process::geteuid();
+    sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == own_uid || peer.uid.is_root())
 }
 
 fn device_and_inode(path: &Path) -> io::Result<(u64, u64)> {

@@ -24,6 +24,16 @@ const SEGMENT_BYTES_MIN: usize = 512;
 /// written.
 const PUBLISH_BYTES: usize = 128 << 10;
 
+/// The state that all rings of a connection share.
+#[derive(Clone, Debug)]
+pub(super) struct LinkContext {
+    pub(super) regions: Arc<[Arc<Region>]>,
+    pub(super) header_bytes: usize,
+    /// Both ends have the same flow hash function.
+    pub(super) has_flow_hash: bool,
+    pub(super) violation_flag: Arc<ViolationFlag>,
+}
+
 /// A ring to send on, with all state of its connection.
 #[derive(Debug)]
 pub(super) struct TxRing {
@@ -51,12 +61,12 @@ impl TxRing {
     /// Creates the state of a ring on which nothing was sent.
     pub(super) fn new(
         ring: MemifRing,
-        regions: Arc<[Arc<Region>]>,
         buffers: RingBuffers,
-        (header_bytes, has_flow_hash): (usize, bool),
-        (interrupt, signaller): (InterruptFd, Arc<Signaller>),
-        violation_flag: Arc<ViolationFlag>,
+        link: LinkContext,
+        interrupt: InterruptFd,
+        signaller: Arc<Signaller>,
     ) -> Self {
+        let LinkContext { regions, header_bytes, has_flow_hash, violation_flag } = link;
         Self {
             ring,
             regions,
@@ -293,13 +303,14 @@ impl TxQueue for MemifTx {
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
         self.slot.refresh();
         if let Some(ring) = &mut self.slot.ring {
-            let whole = ring.header_bytes > 0 || len <= self.capabilities.mtu + super::LINK_HEADER_BYTES_MAX;
-            let room = if whole {
+            let is_sent_unsegmented =
+                ring.header_bytes > 0 || len <= self.capabilities.mtu + super::LINK_HEADER_BYTES_MAX;
+            let has_room = if is_sent_unsegmented {
                 ring.has_room(1, ring.header_bytes + len)
             } else {
                 ring.has_room(len.div_ceil(SEGMENT_BYTES_MIN).min(ring.ring.size().into()), 0)
             };
-            match room {
+            match has_room {
                 Ok(true) => {}
                 Ok(false) => return None,
                 Err(Violation) => self.report_violation(),

@@ -120,9 +120,9 @@ fn direction(config: &MemoryConfig, sender_mac: [u8; 6]) -> (MemoryTx, MemoryRx)
     let frame_bytes_max = gso_bytes_max.max(config.mtu + LINK_HEADER_BYTES_MAX);
     let (producer, consumer) =
         ring::ring(config.ring_bytes.max(ring::capacity_min(frame_bytes_max)), ring::LAP_BYTES_MIN);
-    let bell = Arc::new(OnceLock::new());
-    let tx = MemoryTx { ring: producer, capabilities, doorbell: bell.clone() };
-    (tx, MemoryRx { ring: consumer, doorbell: bell, armed: false, unread: 0 })
+    let doorbell = Arc::new(OnceLock::new());
+    let tx = MemoryTx { ring: producer, capabilities, doorbell: doorbell.clone() };
+    (tx, MemoryRx { ring: consumer, doorbell, armed: false, unread: 0 })
 }
 
 /// The eventfd that wakes the receiver. It is created when the receiver first wants to sleep, so that
@@ -157,8 +157,8 @@ impl TxQueue for MemoryTx {
 }
 
 #[cold]
-fn ring_doorbell(bell: &Doorbell) {
-    if let Some(Some(fd)) = bell.get() {
+fn ring_doorbell(doorbell: &Doorbell) {
+    if let Some(Some(fd)) = doorbell.get() {
         // Writing fails only if the counter is full, in which case the receiver is awake already.
         let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
     }
@@ -213,11 +213,11 @@ impl RxQueue for MemoryRx {
             return false;
         }
         self.armed = true;
-        let quiet = self.ring.arm();
-        if !quiet {
+        let is_empty = self.ring.arm();
+        if !is_empty {
             self.disarm();
         }
-        quiet
+        is_empty
     }
 
     fn wake_fd(&self) -> Option<RawFd> {

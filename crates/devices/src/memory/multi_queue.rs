@@ -27,33 +27,27 @@ pub enum RssMode {
 /// # Panics
 /// Panics if `queues` is 0 or above 64, or if `spread` names a queue that does not exist.
 #[must_use]
-pub fn multi_queue(config: &MemoryConfig, queues: usize, spread: RssMode) -> (Device, Vec<Device>) {
+pub fn multi_queue(config: &MemoryConfig, queues: usize, rss_mode: RssMode) -> (Device, Vec<Device>) {
     assert!((1..=64).contains(&queues), "{queues} queues");
-    assert!(!matches!(spread, RssMode::Fixed(queue) if queue >= queues), "no such queue");
-    let [one, many] = config.macs;
-    let bell = Doorbell::default();
+    assert!(!matches!(rss_mode, RssMode::Fixed(queue) if queue >= queues), "no such queue");
+    let [single_mac, queues_mac] = config.macs;
+    let doorbell = Doorbell::default();
     let (mut tx, mut rx, mut devices) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..queues {
-        let (towards, queue_rx) = direction(config, one);
-        let (mut queue_tx, back) = direction(config, many);
-        queue_tx.doorbell = bell.clone();
-        rx.push(MemoryRx { doorbell: bell.clone(), ..back });
-        tx.push(towards);
+        let (to_queue, queue_rx) = direction(config, single_mac);
+        let (mut queue_tx, from_queue) = direction(config, queues_mac);
+        queue_tx.doorbell = doorbell.clone();
+        rx.push(MemoryRx { doorbell: doorbell.clone(), ..from_queue });
+        tx.push(to_queue);
         devices.push(Device { rx: Box::new(queue_rx), tx: Box::new(queue_tx) });
     }
     // The cast does not truncate: `queues` is at most 64. The ports of UDP sockets do not matter here,
     // because the receiver routes UDP frames itself.
-    let hash = Steering::new(0, queues as u8, &NetworkConfig::default());
+    let steering = Steering::new(0, queues as u8, &NetworkConfig::default());
     let capabilities = tx[0].capabilities;
-    let fan = MultiQueueTx {
-        queues: tx,
-        buffer: Vec::new(),
-        rss_mode: spread,
-        next_queue: 0,
-        steering: hash,
-        capabilities,
-    };
-    (Device { rx: Box::new(MultiQueueRx { queues: rx, next_queue: 0 }), tx: Box::new(fan) }, devices)
+    let tx_half =
+        MultiQueueTx { queues: tx, buffer: Vec::new(), rss_mode, next_queue: 0, steering, capabilities };
+    (Device { rx: Box::new(MultiQueueRx { queues: rx, next_queue: 0 }), tx: Box::new(tx_half) }, devices)
 }
 
 struct MultiQueueTx {

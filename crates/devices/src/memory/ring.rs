@@ -223,10 +223,10 @@ impl RecordProducer {
         let bytes = record_bytes(len, EXTENSION_BYTES_MAX);
         let capacity = self.shared.capacity;
         let offset = self.position & (capacity - 1);
-        let usual = offset < self.lap.check_at
+        let is_fast_path = offset < self.lap.check_at
             && bytes <= capacity - offset
             && self.position.wrapping_add(bytes).wrapping_sub(self.head) <= capacity;
-        let start = if usual { self.position } else { self.find_record_slot(bytes)? };
+        let start = if is_fast_path { self.position } else { self.find_record_slot(bytes)? };
         self.reservation = Some(Reservation { start, len });
         self.shared.note_write(start, bytes);
         // SAFETY: [start, start + bytes) is inside one lap and free (the used part still fits the capacity
@@ -243,8 +243,8 @@ impl RecordProducer {
         let capacity = self.shared.capacity;
         let offset = self.position & (capacity - 1);
         let lap_left = capacity - offset;
-        let turn = bytes > lap_left || (offset >= self.lap.check_at && self.can_wrap_early(offset, bytes));
-        let start = if turn { self.position.wrapping_add(lap_left) } else { self.position };
+        let wraps = bytes > lap_left || (offset >= self.lap.check_at && self.can_wrap_early(offset, bytes));
+        let start = if wraps { self.position.wrapping_add(lap_left) } else { self.position };
         let used_after = |head: usize| start.wrapping_add(bytes).wrapping_sub(head);
         if used_after(self.head) > capacity {
             self.refresh_head();
@@ -344,11 +344,11 @@ impl RecordProducer {
     fn can_wrap_early(&mut self, offset: usize, bytes: usize) -> bool {
         self.refresh_head();
         let waiting = self.position.wrapping_sub(self.head);
-        let turn = waiting <= offset / 8 && bytes <= offset - waiting;
-        if !turn {
+        let wraps = waiting <= offset / 8 && bytes <= offset - waiting;
+        if !wraps {
             self.lap.check_at = offset + self.lap.bytes;
         }
-        turn
+        wraps
     }
 
     /// Loads `head` again. If the consumer was dropped, the whole ring is free: frames vanish as on an
@@ -498,8 +498,9 @@ fn encode(gso: Option<Gso>, label: Label) -> u64 {
         GsoKind::Tcp6 => 1,
         GsoKind::Udp => 2,
     };
-    let cut = u64::from(gso.size) | u64::from(gso.header_len) << 16 | kind << 32 | u64::from(gso.ecn) << 34;
-    cut | EXTENSION_GSO | hash
+    let segmentation =
+        u64::from(gso.size) | u64::from(gso.header_len) << 16 | kind << 32 | u64::from(gso.ecn) << 34;
+    segmentation | EXTENSION_GSO | hash
 }
 
 fn decode(header: u64, extension: u64) -> (Option<Gso>, Label) {

@@ -198,15 +198,15 @@ mod model {
             });
             let mut received = Vec::new();
             for _ in 0..2 {
-                for crossed in rx.burst() {
-                    assert_eq!(crossed.frame.bytes, [crossed.tag as u8; 40]);
-                    assert_eq!(crossed.frame.checksum, RxChecksum::Verified);
-                    received.push(crossed.tag);
+                for frame in rx.burst() {
+                    assert_eq!(frame.frame.bytes, [frame.tag as u8; 40]);
+                    assert_eq!(frame.frame.checksum, RxChecksum::Verified);
+                    received.push(frame.tag);
                 }
                 rx.release();
             }
             let sent = sender.join().expect("no panic");
-            received.extend(rx.burst().iter().map(|crossed| crossed.tag));
+            received.extend(rx.burst().iter().map(|frame| frame.tag));
             assert_eq!(received, sent);
         });
     }

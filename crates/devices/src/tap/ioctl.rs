@@ -36,18 +36,18 @@ const _: () = assert!(size_of::<InterfaceRequest>() == size_of::<libc::ifreq>())
 /// Opens one queue of the TAP device `name`, which is created if it does not exist. The kernel replaces `%d`
 /// in the name by a free number. Returns the nonblocking descriptor of the queue, and the name of the device.
 /// `name` has at most 15 bytes.
-pub(super) fn open_queue(name: &str, many: bool) -> Result<(OwnedFd, String)> {
-    match open_queue_as(name, many) {
+pub(super) fn open_queue(name: &str, multi_queue: bool) -> Result<(OwnedFd, String)> {
+    match open_queue_as(name, multi_queue) {
         // A persistent device accepts only queues of the kind (single or multi-queue) that it was created
         // for.
-        Err(Errno::INVAL) if !many => open_queue_as(name, true),
+        Err(Errno::INVAL) if !multi_queue => open_queue_as(name, true),
         result => result,
     }
 }
 
-fn open_queue_as(name: &str, many: bool) -> Result<(OwnedFd, String)> {
+fn open_queue_as(name: &str, multi_queue: bool) -> Result<(OwnedFd, String)> {
     let fd = open("/dev/net/tun", OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
-    let flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR | if many { IFF_MULTI_QUEUE } else { 0 };
+    let flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR | if multi_queue { IFF_MULTI_QUEUE } else { 0 };
     let mut request = InterfaceRequest { name: [0; 16], flags, padding: [0; 22] };
     request.name[..name.len().min(15)].copy_from_slice(&name.as_bytes()[..name.len().min(15)]);
     // SAFETY: TUNSETIFF reads a `struct ifreq` and writes one back (although the macro of its number says

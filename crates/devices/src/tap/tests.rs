@@ -104,9 +104,9 @@ fn a_device_that_is_down_counts_what_it_drops() {
 #[test]
 fn a_persistent_device_is_attached_to_as_it_is() {
     in_namespace("tap::tests::a_persistent_device_is_attached_to_as_it_is", || {
-        for many in [false, true] {
-            let name = format!("mine{}", u8::from(many));
-            let (fd, _) = ioctl::open_queue(&name, many).expect("created");
+        for multi_queue in [false, true] {
+            let name = format!("mine{}", u8::from(multi_queue));
+            let (fd, _) = ioctl::open_queue(&name, multi_queue).expect("created");
             ioctl::set_persistent(&fd).expect("made persistent");
             drop(fd);
             let config = TapConfig { name: Some(name.clone()), ..TapConfig::default() };
@@ -117,7 +117,7 @@ fn a_persistent_device_is_attached_to_as_it_is() {
             }
             assert_eq!(
                 open_queues(&config, 2).is_ok(),
-                many,
+                multi_queue,
                 "only a multi-queue device takes another queue"
             );
         }

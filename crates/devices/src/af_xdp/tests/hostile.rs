@@ -4,6 +4,7 @@
 use super::super::filter::AttachedProgram;
 use super::super::rings::kernel_side::{OFFSETS, memory, set_needs_wakeup, set_producer};
 use super::super::rings::{ConsumerRing, ProducerRing, XdpDescriptor};
+use super::super::socket::{RxRings, TxRings};
 use super::super::umem;
 use super::*;
 use crate::random::Random;
@@ -37,13 +38,14 @@ fn nonsense_in_the_receive_ring_is_counted_and_skipped() {
     let mut fill = ConsumerRing::<u64>::new(fill_memory.clone(), &OFFSETS, RING);
     set_needs_wakeup(&fill_memory, true);
     let mut rx = AfXdpRx::new(
-        (
-            XdpSocket::of(fd()),
-            ConsumerRing::new(rx_memory.clone(), &OFFSETS, RING),
-            ProducerRing::new(fill_memory, &OFFSETS, RING),
+        XdpSocket::of(fd()),
+        RxRings {
+            ring: ConsumerRing::new(rx_memory.clone(), &OFFSETS, RING),
+            fill: ProducerRing::new(fill_memory, &OFFSETS, RING),
             chunks,
-        ),
-        (MTU + LINK_HEADER_BYTES, 2 * 9024),
+        },
+        MTU + LINK_HEADER_BYTES,
+        2 * 9024,
         PacketSocket::LinkWatch(fd()),
         stats.clone(),
         AttachedProgram::of(fd()),
@@ -102,11 +104,11 @@ fn nonsense_in_the_completion_ring_gives_no_memory() {
     };
     let mut tx = AfXdpTx::new(
         XdpSocket::of(fd()),
-        (
-            ProducerRing::new(tx_memory, &OFFSETS, RING),
-            ConsumerRing::new(completion_memory.clone(), &OFFSETS, RING),
+        TxRings {
+            ring: ProducerRing::new(tx_memory, &OFFSETS, RING),
+            completion: ConsumerRing::new(completion_memory.clone(), &OFFSETS, RING),
             chunks,
-        ),
+        },
         CHUNK,
         capabilities,
         stats.clone(),
