@@ -49,7 +49,7 @@ unsafe fn send_one(
 unsafe fn recv_one(
     userdata: *mut c_void,
     fd: c_int,
-    room: *mut c_void,
+    buffer: *mut c_void,
     len: size_t,
     flags: c_int,
 ) -> Result<usize, Errno> {
@@ -57,23 +57,23 @@ unsafe fn recv_one(
     let instance = unsafe { instance(userdata) }?;
     if !instance.ops.owns(fd) {
         // SAFETY: the arguments are passed on unchanged.
-        return libc_size_result(unsafe { libc::recv(fd, room, len, flags) });
+        return libc_size_result(unsafe { libc::recv(fd, buffer, len, flags) });
     }
-    if flags & libc::MSG_TRUNC != 0 && room.is_null() {
+    if flags & libc::MSG_TRUNC != 0 && buffer.is_null() {
         // Dropped bytes need no buffer of the caller.
-        let mut place = vec![0; len.min(1 << 20)];
-        return instance.settle(instance.ops.recv(fd, &mut [IoSliceMut::new(&mut place)], flags));
+        let mut discarded = vec![0; len.min(1 << 20)];
+        return instance.settle(instance.ops.recv(fd, &mut [IoSliceMut::new(&mut discarded)], flags));
     }
-    if room.is_null() && len > 0 {
+    if buffer.is_null() && len > 0 {
         return instance.ops.recv_to_null(fd, flags);
     }
     // SAFETY: the caller's promise.
-    let room = unsafe { memory::writable_bytes(room, len) }?;
-    let mut received = instance.settle(instance.ops.recv(fd, &mut [IoSliceMut::new(room)], flags))?;
+    let buffer = unsafe { memory::writable_bytes(buffer, len) }?;
+    let mut received = instance.settle(instance.ops.recv(fd, &mut [IoSliceMut::new(buffer)], flags))?;
     // The channel was full: the stack may have more bytes, and refills the channel.
     let mut again = received >= CHANNEL_BYTES && flags & libc::MSG_PEEK == 0;
     while again && received < len {
-        let mut rest = [IoSliceMut::new(&mut room[received..])];
+        let mut rest = [IoSliceMut::new(&mut buffer[received..])];
         let more = instance.settle(instance.ops.recv(fd, &mut rest, flags | libc::MSG_DONTWAIT));
         again = more.is_ok_and(|more| more > 0);
         received += more.unwrap_or(0);
@@ -88,14 +88,14 @@ fn is_kernel_fd(instance: &Result<&Instance, Errno>, fd: c_int) -> bool {
 
 /// # Safety
 /// As libc's, with the interface's `userdata`.
-pub unsafe extern "C" fn read(userdata: *mut c_void, fd: c_int, room: *mut c_void, len: size_t) -> ssize_t {
+pub unsafe extern "C" fn read(userdata: *mut c_void, fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: the caller's promises.
     unsafe {
         if is_kernel_fd(&instance(userdata), fd) {
-            return libc::read(fd, room, len);
+            return libc::read(fd, buffer, len);
         }
         // A read of zero bytes does not reach the socket (`sock_read_iter`).
-        if len == 0 { Ok(0) } else { recv_one(userdata, fd, room, len, 0) }.to_c()
+        if len == 0 { Ok(0) } else { recv_one(userdata, fd, buffer, len, 0) }.to_c()
     }
 }
 
@@ -115,9 +115,9 @@ pub unsafe extern "C" fn readv(
         }
         let result = instance.and_then(|instance| {
             let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
-            memory::with_buffers_mut(list, count, |room| match room.iter().all(|part| part.is_empty()) {
+            memory::with_buffers_mut(list, count, |buffer| match buffer.iter().all(|part| part.is_empty()) {
                 true => Ok(0),
-                false => instance.settle(instance.ops.recv(fd, room, 0)),
+                false => instance.settle(instance.ops.recv(fd, buffer, 0)),
             })
         });
         result.to_c()
@@ -129,12 +129,12 @@ pub unsafe extern "C" fn readv(
 pub unsafe extern "C" fn recv(
     userdata: *mut c_void,
     fd: c_int,
-    room: *mut c_void,
+    buffer: *mut c_void,
     len: size_t,
     flags: c_int,
 ) -> ssize_t {
     // SAFETY: the caller's promises.
-    unsafe { recv_one(userdata, fd, room, len, flags) }.to_c()
+    unsafe { recv_one(userdata, fd, buffer, len, flags) }.to_c()
 }
 
 /// # Safety
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn recv(
 pub unsafe extern "C" fn recvfrom(
     userdata: *mut c_void,
     fd: c_int,
-    room: *mut c_void,
+    buffer: *mut c_void,
     len: size_t,
     flags: c_int,
     from: *mut sockaddr,
@@ -152,15 +152,16 @@ pub unsafe extern "C" fn recvfrom(
     let result = unsafe { instance(userdata) }.and_then(|instance| {
         if !instance.ops.owns(fd) {
             // SAFETY: the arguments are passed on unchanged.
-            return libc_size_result(unsafe { libc::recvfrom(fd, room, len, flags, from, from_len) });
+            return libc_size_result(unsafe { libc::recvfrom(fd, buffer, len, flags, from, from_len) });
         }
-        if room.is_null() && len > 0 {
+        if buffer.is_null() && len > 0 {
             // SAFETY: the caller's promises.
-            return unsafe { recv_one(userdata, fd, room, len, flags) };
+            return unsafe { recv_one(userdata, fd, buffer, len, flags) };
         }
         // SAFETY: the caller's promise.
-        let room = unsafe { memory::writable_bytes(room, len) }?;
-        let received = instance.settle(instance.ops.recv_from(fd, &mut [IoSliceMut::new(room)], flags, 0))?;
+        let buffer = unsafe { memory::writable_bytes(buffer, len) }?;
+        let received =
+            instance.settle(instance.ops.recv_from(fd, &mut [IoSliceMut::new(buffer)], flags, 0))?;
         match received.from.filter(|_| !from.is_null()) {
             // SAFETY: the buffer has the length that the caller states.
             Some(name) => unsafe { memory::write_value(name.bytes(), from.cast(), from_len) }?,
@@ -185,11 +186,11 @@ pub unsafe extern "C" fn recvmsg(
     let result = instance.and_then(|instance| {
         let message = message.ok_or(Errno::FAULT)?;
         let list = message.msg_iov.cast_const();
-        let control_room = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
+        let control_capacity = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
         // SAFETY: the caller's promise.
         let received = unsafe {
-            memory::with_buffers_mut(list, message.msg_iovlen, |room| {
-                instance.settle(instance.ops.recv_from(fd, room, flags, control_room))
+            memory::with_buffers_mut(list, message.msg_iovlen, |buffer| {
+                instance.settle(instance.ops.recv_from(fd, buffer, flags, control_capacity))
             })
         }?;
         match received.from.filter(|_| !message.msg_name.is_null()) {
@@ -206,8 +207,8 @@ pub unsafe extern "C" fn recvmsg(
             core::ptr::copy_nonoverlapping(control.as_ptr(), message.msg_control.cast(), control.len())
         };
         message.msg_controllen = control.len() as _;
-        let cut = if received.control.is_truncated() { libc::MSG_CTRUNC } else { 0 };
-        message.msg_flags = received.flags | cut;
+        let truncation = if received.control.is_truncated() { libc::MSG_CTRUNC } else { 0 };
+        message.msg_flags = received.flags | truncation;
         Ok(received.count)
     });
     result.to_c()
@@ -284,8 +285,8 @@ pub unsafe extern "C" fn sendto(
         }
         // SAFETY: the caller's promises.
         let (bytes, to) = unsafe { (memory::bytes(bytes, len)?, memory::optional_address(to, to_len)?) };
-        let sending = SendArgs { flags, to, control: &[] };
-        instance.settle(instance.ops.send_to(fd, &[IoSlice::new(bytes)], &sending))
+        let args = SendArgs { flags, to, control: &[] };
+        instance.settle(instance.ops.send_to(fd, &[IoSlice::new(bytes)], &args))
     });
     result.to_c()
 }
@@ -305,9 +306,9 @@ pub unsafe extern "C" fn sendmsg(
             let list = message.msg_iov.cast_const();
             let to = memory::optional_address(message.msg_name.cast_const().cast(), message.msg_namelen)?;
             let control = memory::bytes(message.msg_control, message.msg_controllen)?;
-            let sending = SendArgs { flags, to, control };
+            let args = SendArgs { flags, to, control };
             memory::with_buffers(list, message.msg_iovlen, |parts| {
-                instance.settle(instance.ops.send_to(fd, parts, &sending))
+                instance.settle(instance.ops.send_to(fd, parts, &args))
             })
         });
         result.to_c()

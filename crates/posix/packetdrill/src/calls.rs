@@ -161,7 +161,7 @@ pub unsafe extern "C" fn connect(
 /// As libc's, with the interface's `userdata`; commands without an argument ignore it.
 pub unsafe extern "C" fn fcntl(userdata: *mut c_void, fd: c_int, command: c_int, argument: c_long) -> c_int {
     // SAFETY: the arguments are passed on unchanged.
-    let kernel = || libc_int_result(unsafe { libc::fcntl(fd, command, argument) });
+    let call_libc = || libc_int_result(unsafe { libc::fcntl(fd, command, argument) });
     // SAFETY: the caller's promise.
     let result =
         unsafe { owner(userdata, fd) }.and_then(|owner| match (owner.map(|owner| &owner.ops), command) {
@@ -173,14 +173,14 @@ pub unsafe extern "C" fn fcntl(userdata: *mut c_void, fd: c_int, command: c_int,
                 ops.set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0).map(|()| 0)
             }
             (Some(ops), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => {
-                let copy = kernel()?;
+                let copy = call_libc()?;
                 ops.dup(fd, copy).map(|()| copy).inspect_err(|_| {
                     // SAFETY: the descriptor was created above.
                     unsafe { libc::close(copy) };
                 })
             }
             // Flags of the descriptor itself are those of its proxy descriptor.
-            _ => kernel(),
+            _ => call_libc(),
         });
     result.to_c()
 }
@@ -194,7 +194,7 @@ pub unsafe extern "C" fn ioctl(
     argument: *mut c_void,
 ) -> c_int {
     // SAFETY: the arguments are passed on unchanged.
-    let kernel = || libc_int_result(unsafe { libc::ioctl(fd, request, argument) });
+    let call_libc = || libc_int_result(unsafe { libc::ioctl(fd, request, argument) });
     // SAFETY: the argument of these requests points to an integer.
     let number = || unsafe { argument.cast::<c_int>().as_mut() }.ok_or(Errno::FAULT);
     // SAFETY: the caller's promise.
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn ioctl(
                 Ok(0)
             }),
             (Some(ops), libc::FIONBIO) => ops.set_nonblocking(fd, *number()? != 0).map(|()| 0),
-            (Some(_), libc::FIOCLEX | libc::FIONCLEX) | (None, _) => kernel(),
+            (Some(_), libc::FIOCLEX | libc::FIONCLEX) | (None, _) => call_libc(),
             (Some(_), _) => Err(Errno::NOTTY),
         });
     result.to_c()
@@ -256,7 +256,7 @@ pub unsafe extern "C" fn getsockopt(
     // SAFETY: the caller's promise.
     let result = unsafe { instance(userdata) }.and_then(|instance| {
         // SAFETY: the buffer has the length that the caller states.
-        unsafe { memory::write_option(value, len, |room| instance.ops.getsockopt(fd, level, name, room)) }
+        unsafe { memory::write_option(value, len, |buffer| instance.ops.getsockopt(fd, level, name, buffer)) }
     });
     result.to_c()
 }
@@ -344,16 +344,17 @@ pub unsafe extern "C" fn epoll_wait(
     userdata: *mut c_void,
     set: c_int,
     events: *mut epoll_event,
-    most: c_int,
+    events_max: c_int,
     timeout: c_int,
 ) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { instance(userdata) }.and_then(|instance| {
-        let most = usize::try_from(most).ok().filter(|most| *most > 0).ok_or(Errno::INVAL)?;
-        let mut place = [EpollEvent::default(); EVENTS_MAX];
-        let place = &mut place[..most.min(EVENTS_MAX)];
-        let count = instance.ops.epoll_wait(set, place, Timeout::from_millis(timeout), None)?;
-        for (at, event) in place[..count].iter().enumerate() {
+        let events_max =
+            usize::try_from(events_max).ok().filter(|events_max| *events_max > 0).ok_or(Errno::INVAL)?;
+        let mut ready = [EpollEvent::default(); EVENTS_MAX];
+        let ready = &mut ready[..events_max.min(EVENTS_MAX)];
+        let count = instance.ops.epoll_wait(set, ready, Timeout::from_millis(timeout), None)?;
+        for (at, event) in ready[..count].iter().enumerate() {
             let event = epoll_event { events: event.events, u64: event.data };
             // SAFETY: the list has room for the maximum number of events that was passed.
             unsafe { events.add(at).write_unaligned(event) };

@@ -40,19 +40,19 @@ const FUNCTION_RELOCATIONS: [u64; 2] = [u64::MAX; 2];
 type Replacement<'a> = &'a dyn Fn(&CStr) -> Option<*mut c_void>;
 
 /// Makes the program call other functions.
-pub fn replace(by: Replacement<'_>) {
-    let mut by = by;
+pub fn replace(replacement: Replacement<'_>) {
+    let mut replacement = replacement;
     // SAFETY: `visit` gets the pointer that it casts to.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut by).cast()) };
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut replacement).cast()) };
 }
 
 /// Replaces functions in the program, which the loader reports first.
-unsafe extern "C" fn visit(object: *mut dl_phdr_info, _: libc::size_t, by: *mut c_void) -> c_int {
+unsafe extern "C" fn visit(object: *mut dl_phdr_info, _: libc::size_t, replacement: *mut c_void) -> c_int {
     // SAFETY: the loader's promises, and those of `replace`.
     unsafe {
-        let (object, by) = (&*object, &*by.cast::<Replacement<'_>>());
+        let (object, replacement) = (&*object, &*replacement.cast::<Replacement<'_>>());
         let headers = core::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into());
-        replace_in(object.dlpi_addr, headers, by);
+        replace_in(object.dlpi_addr, headers, replacement);
     }
     // A result other than 0 ends the iteration, so that no other object is changed.
     1
@@ -60,10 +60,10 @@ unsafe extern "C" fn visit(object: *mut dl_phdr_info, _: libc::size_t, by: *mut 
 
 /// # Safety
 /// The headers belong to an object that is loaded `base` bytes above its own addresses, and stays loaded.
-unsafe fn replace_in(base: u64, headers: &[Elf64_Phdr], by: Replacement<'_>) {
+unsafe fn replace_in(base: u64, headers: &[Elf64_Phdr], replacement: Replacement<'_>) {
     let segment = |kind| headers.iter().find(|header| header.p_type == kind);
     let Some(dynamic) = segment(libc::PT_DYNAMIC) else { return };
-    let sealed = segment(libc::PT_GNU_RELRO).map_or(0..0, |header| {
+    let relro = segment(libc::PT_GNU_RELRO).map_or(0..0, |header| {
         let start = base + header.p_vaddr;
         start..start + header.p_memsz
     });
@@ -89,23 +89,23 @@ unsafe fn replace_in(base: u64, headers: &[Elf64_Phdr], by: Replacement<'_>) {
                 let symbol = &*(symbols as *const Elf64_Sym).add((relocation.info >> 32) as usize);
                 CStr::from_ptr((names + u64::from(symbol.st_name)) as *const _)
             };
-            if let Some(function) = by(name) {
+            if let Some(function) = replacement(name) {
                 let slot = base + relocation.offset;
                 // SAFETY: the loader filled this word with a function's address.
-                unsafe { write_slot(slot, sealed.contains(&slot), function) };
+                unsafe { write_slot(slot, relro.contains(&slot), function) };
             }
         }
     }
 }
 
 /// # Safety
-/// The slot is a word of the program's table; `sealed` tells that the loader has made it read-only.
-unsafe fn write_slot(slot: u64, sealed: bool, function: *mut c_void) {
+/// The slot is a word of the program's table; `relro` states that the loader has made it read-only.
+unsafe fn write_slot(slot: u64, relro: bool, function: *mut c_void) {
     let page_bytes = rustix::param::page_size();
     let page = slot as usize & !(page_bytes - 1);
     let protect = |flags| {
         // SAFETY: the page belongs to the program and contains data.
-        !sealed || unsafe { libc::mprotect(page as *mut c_void, page_bytes, flags) } == 0
+        !relro || unsafe { libc::mprotect(page as *mut c_void, page_bytes, flags) } == 0
     };
     if protect(libc::PROT_READ | libc::PROT_WRITE) {
         // SAFETY: aligned and mapped; other threads that read the word concurrently see one function or the

@@ -25,10 +25,10 @@ unsafe impl Send for SessionPtr {}
 unsafe impl Sync for SessionPtr {}
 
 /// Registers a session. From now on, calls on its descriptors are intercepted.
-pub fn register(place: &Session) {
-    static LED_HERE: Once = Once::new();
-    LED_HERE.call_once(|| {
-        let ours = |name: &CStr| -> Option<*mut c_void> {
+pub fn register(session: &Session) {
+    static INSTALL_HOOKS: Once = Once::new();
+    INSTALL_HOOKS.call_once(|| {
+        let replacement = |name: &CStr| -> Option<*mut c_void> {
             match name.to_bytes() {
                 b"getsockopt" => Some(getsockopt as *mut c_void),
                 b"sendfile" | b"sendfile64" => Some(sendfile as *mut c_void),
@@ -37,15 +37,15 @@ pub fn register(place: &Session) {
             }
         };
         pin_library();
-        got::replace(&ours);
+        got::replace(&replacement);
     });
-    SESSIONS.write().unwrap_or_else(PoisonError::into_inner).push(SessionPtr(place));
+    SESSIONS.write().unwrap_or_else(PoisonError::into_inner).push(SessionPtr(session));
 }
 
 /// Removes a session.
-pub fn unregister(place: &Session) {
-    let mut places = SESSIONS.write().unwrap_or_else(PoisonError::into_inner);
-    places.retain(|entered| !core::ptr::eq(entered.0, place));
+pub fn unregister(session: &Session) {
+    let mut sessions = SESSIONS.write().unwrap_or_else(PoisonError::into_inner);
+    sessions.retain(|entry| !core::ptr::eq(entry.0, session));
 }
 
 /// Prevents the library from being unloaded, because the program refers to its functions.
@@ -62,12 +62,12 @@ fn pin_library() {
 
 /// Returns the instance that owns a descriptor.
 fn owner(fd: c_int) -> Option<&'static Instance> {
-    let places = SESSIONS.read().unwrap_or_else(PoisonError::into_inner);
-    let mut stacks = places.iter().filter_map(|entered| {
+    let sessions = SESSIONS.read().unwrap_or_else(PoisonError::into_inner);
+    let mut instances = sessions.iter().filter_map(|entry| {
         // SAFETY: the session is in the list; and no function, including these, may run during `free`.
-        unsafe { &*entered.0 }.used_instance()
+        unsafe { &*entry.0 }.used_instance()
     });
-    stacks.find(|instance| instance.ops.owns(fd))
+    instances.find(|instance| instance.ops.owns(fd))
 }
 
 /// Returns the address of libc's function `name`.
@@ -93,7 +93,8 @@ unsafe extern "C" fn getsockopt(
         };
     };
     // SAFETY: the buffer has the length that the caller states.
-    unsafe { memory::write_option(value, len, |room| instance.ops.getsockopt(fd, level, name, room)) }.to_c()
+    unsafe { memory::write_option(value, len, |buffer| instance.ops.getsockopt(fd, level, name, buffer)) }
+        .to_c()
 }
 
 unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {

@@ -62,7 +62,7 @@ impl Instance {
         tunnel: &Tunnel,
         clock: Clock,
     ) -> Result<Self, ginnel::Error> {
-        let no_descriptors = |error: Errno| ginnel::Error::application(error.to_string());
+        let ops_error = |error: Errno| ginnel::Error::application(error.to_string());
         let channel = ChannelConfig {
             sockets_max: SOCKETS_MAX,
             socket_buffer_bytes: CHANNEL_BYTES as u32,
@@ -81,11 +81,11 @@ impl Instance {
         // A blocking call sleeps at once, because packetdrill checks whether it does.
         let send_buffer = Some([settings.send_buffer_first, settings.tcp.send_buffer_bytes]);
         let ops = OpsConfig { spin: Duration::ZERO, send_buffer, ..OpsConfig::default() };
-        let ops = Ops::new(client, ops).map_err(no_descriptors)?;
+        let ops = Ops::new(client, ops).map_err(ops_error)?;
         let stop = StopFlag::new().map_err(io_error)?;
-        let until = stop.clone();
+        let stop_flag = stop.clone();
         let thread = std::thread::Builder::new().name("ginnel".into());
-        let thread = thread.spawn(move || shard.run(&until)).map_err(io_error)?;
+        let thread = thread.spawn(move || shard.run(&stop_flag)).map_err(io_error)?;
         Ok(Self { ops, tunnel: tunnel.clone(), settings, stop, thread: Some(thread) })
     }
 
@@ -102,8 +102,8 @@ fn io_error(error: std::io::Error) -> ginnel::Error {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        let most = getrlimit(Resource::Nofile).current.unwrap_or(FDS_MAX).min(FDS_MAX);
-        for fd in (0..most as i32).filter(|fd| self.ops.owns(*fd)) {
+        let end = getrlimit(Resource::Nofile).current.unwrap_or(FDS_MAX).min(FDS_MAX);
+        for fd in (0..end as i32).filter(|fd| self.ops.owns(*fd)) {
             // The descriptor was found just before; errors do not matter, because the stack ends.
             let _ = self.ops.close(fd);
         }
@@ -126,8 +126,8 @@ fn host_prefix(ip: &IpAddr) -> Prefix {
 
 fn config_of(flags: &SoFlags, tcp: &TcpConfig) -> Config {
     let local: Vec<Prefix> = flags.local.iter().map(host_prefix).collect();
-    let families = |gateway: &&IpAddr| flags.local.iter().any(|ip| ip.is_ipv4() == gateway.is_ipv4());
-    let gateways: Vec<IpAddr> = GATEWAY_ADDRESSES.iter().filter(families).copied().collect();
+    let is_local_family = |gateway: &&IpAddr| flags.local.iter().any(|ip| ip.is_ipv4() == gateway.is_ipv4());
+    let gateways: Vec<IpAddr> = GATEWAY_ADDRESSES.iter().filter(is_local_family).copied().collect();
     let mut config = Config::single(DeviceConfig::new(DEVICE, DeviceKind::Memory), &local, &gateways);
     config.links[0].accept_ra = false;
     config.links[0].own_networks = flags.networks.clone();

@@ -95,13 +95,13 @@ pub unsafe extern "C" fn packetdrill_interface_init(
         false => unsafe { CStr::from_ptr(flags) }.to_string_lossy(),
     };
     let (userdata, result) = match Session::new(&flags) {
-        Ok(place) => (Box::into_raw(place).cast(), 0),
+        Ok(session) => (Box::into_raw(session).cast(), 0),
         Err(problem) => {
             eprintln!("packetdrill_ginnel: {problem}");
             (core::ptr::null_mut(), -1)
         }
     };
-    let filled = PacketdrillInterface {
+    let functions = PacketdrillInterface {
         userdata,
         free: calls::free,
         socket: calls::socket,
@@ -137,6 +137,6 @@ pub unsafe extern "C" fn packetdrill_interface_init(
         splice: bytes::splice,
     };
     // SAFETY: the caller's promise.
-    unsafe { interface.write(filled) };
+    unsafe { interface.write(functions) };
     result
 }

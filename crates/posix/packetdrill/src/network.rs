@@ -21,20 +21,20 @@ pub unsafe extern "C" fn netdev_send(userdata: *mut c_void, packet: *const c_voi
 /// `userdata` belongs to an interface, the buffer has `*len` bytes, and both numbers are writable.
 pub unsafe extern "C" fn netdev_receive(
     userdata: *mut c_void,
-    room: *mut c_void,
+    buffer: *mut c_void,
     len: *mut size_t,
     time: *mut c_longlong,
 ) -> c_int {
     // SAFETY: the caller's promises.
-    let (place, len, time) = unsafe { (session(userdata), len.as_mut(), time.as_mut()) };
-    let result = place.and_then(|place| {
+    let (session, len, time) = unsafe { (session(userdata), len.as_mut(), time.as_mut()) };
+    let result = session.and_then(|session| {
         let (len, time) = (len.ok_or(Errno::FAULT)?, time.ok_or(Errno::FAULT)?);
         // SAFETY: the buffer has the length that the caller states.
-        let room = unsafe { memory::writable_bytes(room, *len) }?;
+        let buffer = unsafe { memory::writable_bytes(buffer, *len) }?;
         *len = 0;
-        let packet = place.tunnel.receive();
-        let place = room.get_mut(..packet.bytes.len()).ok_or(Errno::MSGSIZE)?;
-        place.copy_from_slice(&packet.bytes);
+        let packet = session.tunnel.receive();
+        let filled = buffer.get_mut(..packet.bytes.len()).ok_or(Errno::MSGSIZE)?;
+        filled.copy_from_slice(&packet.bytes);
         *len = packet.bytes.len();
         *time = packet.at.as_micros() as c_longlong;
         Ok(())
@@ -46,19 +46,19 @@ pub unsafe extern "C" fn netdev_receive(
 /// `userdata` belongs to an interface.
 pub unsafe extern "C" fn usleep(userdata: *mut c_void, time: useconds_t) -> c_int {
     // SAFETY: the caller's promise.
-    let place = unsafe { session(userdata) };
-    place.map(|_| std::thread::sleep(Duration::from_micros(time.into()))).to_c()
+    let session = unsafe { session(userdata) };
+    session.map(|_| std::thread::sleep(Duration::from_micros(time.into()))).to_c()
 }
 
 /// # Safety
 /// `userdata` belongs to an interface, and `time` is null or writable.
 pub unsafe extern "C" fn gettimeofday(userdata: *mut c_void, time: *mut timeval, _: *mut timezone) -> c_int {
     // SAFETY: the caller's promises.
-    let (place, time) = unsafe { (session(userdata), time.as_mut()) };
-    place
-        .map(|place| {
-            place.start_if_unstarted();
-            let now = place.clock.now();
+    let (session, time) = unsafe { (session(userdata), time.as_mut()) };
+    session
+        .map(|session| {
+            session.start_if_unstarted();
+            let now = session.clock.now();
             if let Some(time) = time {
                 time.tv_sec = now.as_secs() as libc::time_t;
                 time.tv_usec = now.subsec_micros().into();

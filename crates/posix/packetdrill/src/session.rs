@@ -34,11 +34,11 @@ impl Session {
     pub fn new(flags: &str) -> Result<Box<Self>, String> {
         let flags = SoFlags::parse(flags)?;
         let tunnel = Tunnel::new(flags.mtu as usize).map_err(|error| error.to_string())?;
-        let place =
+        let session =
             Self { flags, tunnel, clock: Clock::new(), unused: Mutex::default(), used: OnceLock::new() };
-        let place = Box::new(place);
-        hooks::register(&place);
-        Ok(place)
+        let session = Box::new(session);
+        hooks::register(&session);
+        Ok(session)
     }
 
     /// Starts a stack, if none was started.
@@ -65,22 +65,22 @@ impl Session {
             let mut unused = self.unused.lock().unwrap_or_else(PoisonError::into_inner);
             let unused = unused.take();
             // The warnings were printed when the unused stack started.
-            let told = unused.is_some();
-            let fits = |old: &Instance| {
+            let has_warned = unused.is_some();
+            let has_current_settings = |old: &Instance| {
                 self.flags.tcp_settings().is_ok_and(|(settings, _)| settings == old.settings)
             };
             // The old stack ends before the new one, which takes over its tunnel, starts.
-            unused.filter(fits).or_else(|| self.start(!told))
+            unused.filter(has_current_settings).or_else(|| self.start(!has_warned))
         });
         started.as_ref().ok_or(Errno::NODEV)
     }
 
     /// Starts a stack with the current settings of the kernel. Prints errors on standard error, and with
-    /// `tell` also settings that are not supported.
-    fn start(&self, tell: bool) -> Option<Instance> {
-        let started = self.flags.tcp_settings().and_then(|(settings, refused)| {
-            for refused in refused.iter().filter(|_| tell) {
-                eprintln!("packetdrill_ginnel: unsupported kernel setting: {refused}");
+    /// `warn` also settings that are not supported.
+    fn start(&self, warn: bool) -> Option<Instance> {
+        let started = self.flags.tcp_settings().and_then(|(settings, unsupported)| {
+            for setting in unsupported.iter().filter(|_| warn) {
+                eprintln!("packetdrill_ginnel: unsupported kernel setting: {setting}");
             }
             Instance::start(&self.flags, settings, &self.tunnel, self.clock)
                 .map_err(|error| error.to_string())

@@ -50,32 +50,34 @@ impl SoFlags {
         text: &str,
         arguments: impl Iterator<Item = &'a str>,
     ) -> Result<Self, String> {
-        let (told_local, told_mtu) = addresses_from_arguments(arguments);
+        let (argument_local, argument_mtu) = addresses_from_arguments(arguments);
         let mut local = Vec::new();
-        let mut mtu = told_mtu.unwrap_or(MTU);
-        let mut folder = Some(PathBuf::from(sysctls::PROC_DIR));
-        let mut own = Vec::new();
+        let mut mtu = argument_mtu.unwrap_or(MTU);
+        let mut proc_dir = Some(PathBuf::from(sysctls::PROC_DIR));
+        let mut overrides = Vec::new();
         let mut slack_ms = SLACK_MS;
         let separators = |c: char| c == ',' || c.is_whitespace();
         for word in text.split(separators).filter(|word| !word.is_empty()) {
             let (key, value) = word.split_once('=').ok_or_else(|| format!("{word:?} is not KEY=VALUE"))?;
-            let wrong = |what: &str| format!("{key}: {value:?} is not {what}");
+            let invalid = |expected: &str| format!("{key}: {value:?} is not {expected}");
             match key {
-                "local" => local.push(value.parse().map_err(|_| wrong("an IP address"))?),
-                "mtu" => mtu = parse_mtu(value).ok_or_else(|| wrong("from 68 to 65521"))?,
+                "local" => local.push(value.parse().map_err(|_| invalid("an IP address"))?),
+                "mtu" => mtu = parse_mtu(value).ok_or_else(|| invalid("from 68 to 65521"))?,
                 "slack" => {
                     let slack = value.parse().ok().filter(|ms| *ms <= 200);
-                    slack_ms = slack.ok_or_else(|| wrong("from 0 to 200"))?;
+                    slack_ms = slack.ok_or_else(|| invalid("from 0 to 200"))?;
                 }
-                "proc" => folder = (value != "off").then(|| PathBuf::from(value)),
+                "proc" => proc_dir = (value != "off").then(|| PathBuf::from(value)),
                 _ => match key.strip_prefix("net.ipv4.") {
-                    Some(name) => own.push((name.to_owned(), value.replace(':', " "))),
-                    None => return Err(format!("{key:?} is not one of local, mtu, proc, slack and net.ipv4.…")),
+                    Some(name) => overrides.push((name.to_owned(), value.replace(':', " "))),
+                    None => {
+                        return Err(format!("{key:?} is not one of local, mtu, proc, slack and net.ipv4.…"));
+                    }
                 },
             }
         }
         if local.is_empty() {
-            local.extend(told_local);
+            local.extend(argument_local);
         }
         let mut networks = Vec::new();
         if local.is_empty() {
@@ -86,7 +88,7 @@ impl SoFlags {
                 networks.push(network.parse().expect("a network"));
             }
         }
-        let flags = Self { local, networks, mtu, proc_dir: folder, overrides: own, slack_ms };
+        let flags = Self { local, networks, mtu, proc_dir, overrides, slack_ms };
         flags.tcp_settings().map(|_| flags)
     }
 
@@ -98,8 +100,10 @@ impl SoFlags {
     pub fn tcp_settings(&self) -> Result<(StackSettings, Vec<String>), String> {
         let tcp = TcpConfig { reordering_slack_ms: self.slack_ms, ..defaults() };
         let mut settings = StackSettings { tcp, send_buffer_first: SEND_BUFFER_FIRST };
-        let refused =
-            self.proc_dir.as_ref().map_or_else(Vec::new, |folder| sysctls::read_all(folder, &mut settings));
+        let unsupported = self
+            .proc_dir
+            .as_ref()
+            .map_or_else(Vec::new, |proc_dir| sysctls::read_all(proc_dir, &mut settings));
         for (name, value) in &self.overrides {
             let known = sysctls::set_sysctl(&mut settings, name, value);
             let known = known.map_err(|problem| format!("net.ipv4.{name}: {problem}"))?;
@@ -108,7 +112,7 @@ impl SoFlags {
             }
         }
         settings.tcp.validate().map_err(|error| error.to_string())?;
-        Ok((settings, refused))
+        Ok((settings, unsupported))
     }
 }
 
@@ -148,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn without_flags_it_is_what_packetdrill_expects() {
+    fn default_flags_match_packetdrill() {
         let flags = parse("").unwrap();
         let [v4, v6] = &flags.networks[..] else { panic!("{flags:?}") };
         assert_eq!((v4.to_string(), v6.to_string()), ("192.168.0.0/16".into(), "fd3d:fa7b:d17d::/48".into()));
@@ -157,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_packetdrill_was_told_goes_before_what_it_expects() {
+    fn arguments_of_packetdrill_override_defaults() {
         let line = |text: &'static str| addresses_from_arguments(text.split(' '));
         let address: IpAddr = "10.0.0.9".parse().unwrap();
         assert_eq!(line("packetdrill --local_ip=10.0.0.9 --mtu 1520 a.pkt"), (Some(address), Some(1520)));
@@ -175,13 +179,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_goes_before_what_the_kernel_is_set_to() {
+    fn flags_override_sysctls() {
         let flags =
             parse("proc=off local=10.1.1.1,mtu=9000, net.ipv4.tcp_sack=0 net.ipv4.tcp_rmem=4096:8192:70000");
         let flags = flags.unwrap();
-        let (StackSettings { tcp, .. }, refused) = flags.tcp_settings().unwrap();
+        let (StackSettings { tcp, .. }, unsupported) = flags.tcp_settings().unwrap();
         assert_eq!((flags.local, flags.mtu), (vec!["10.1.1.1".parse().unwrap()], 9000));
-        assert_eq!((tcp.sack, tcp.recv_buffer_bytes, refused.len()), (false, 70_000, 0));
+        assert_eq!((tcp.sack, tcp.recv_buffer_bytes, unsupported.len()), (false, 70_000, 0));
         assert_eq!((tcp.recv_window_first_bytes, tcp.reordering_slack_ms), (4096, SLACK_MS));
         assert_eq!(
             parse("proc=off,slack=200").unwrap().tcp_settings().unwrap().0.tcp.reordering_slack_ms,
@@ -190,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_flag() {
         for (text, part) in [
             ("local", "KEY=VALUE"),
             ("local=10.0.0", "not an IP address"),

@@ -30,27 +30,27 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
         word.parse().map_err(|_| format!("{word:?} is not a number in range"))
     }
     let number = || parse::<u32>(first);
-    let small = || parse::<u8>(first);
-    let bytes = || parse::<u16>(first);
+    let byte = || parse::<u8>(first);
+    let short = || parse::<u16>(first);
     let flag = || number().map(|number| number != 0);
     // Minimum, default and maximum: the last two are used.
-    let usual = || parse::<u32>(words.get(1).copied().unwrap_or_default());
+    let default = || parse::<u32>(words.get(1).copied().unwrap_or_default());
     let largest = || parse::<u32>(words.get(2).copied().unwrap_or_default());
-    let unknown = || format!("the stack does not support {value:?}");
+    let unsupported = || format!("the stack does not support {value:?}");
     match name {
         "tcp_sack" => tcp.sack = flag()?,
         "tcp_timestamps" => tcp.timestamps = flag()?,
         "tcp_window_scaling" => tcp.window_scaling = flag()?,
-        "tcp_syn_retries" => tcp.syn_retries = small()?,
-        "tcp_synack_retries" => tcp.synack_retries = small()?,
-        "tcp_retries1" => tcp.mtu_black_hole_retries = small()?,
-        "tcp_retries2" => tcp.retries = small()?,
+        "tcp_syn_retries" => tcp.syn_retries = byte()?,
+        "tcp_synack_retries" => tcp.synack_retries = byte()?,
+        "tcp_retries1" => tcp.mtu_black_hole_retries = byte()?,
+        "tcp_retries2" => tcp.retries = byte()?,
         // 0 means 8 in the kernel.
-        "tcp_orphan_retries" => tcp.orphan_retries = Some(small()?).filter(|n| *n > 0).unwrap_or(8),
+        "tcp_orphan_retries" => tcp.orphan_retries = Some(byte()?).filter(|n| *n > 0).unwrap_or(8),
         "tcp_fin_timeout" => tcp.fin_timeout_seconds = number()?,
         "tcp_keepalive_time" => tcp.keepalive_time_seconds = number()?,
         "tcp_keepalive_intvl" => tcp.keepalive_interval_seconds = number()?,
-        "tcp_keepalive_probes" => tcp.keepalive_probes = small()?,
+        "tcp_keepalive_probes" => tcp.keepalive_probes = byte()?,
         // The maximum means no limit, which is the default of newer kernels.
         "tcp_challenge_ack_limit" => {
             tcp.challenge_acks_per_second = number()?.clamp(1, i32::MAX.unsigned_abs())
@@ -59,11 +59,11 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
         "tcp_slow_start_after_idle" => tcp.slow_start_after_idle = flag()?,
         "tcp_frto" => tcp.frto = flag()?,
         "tcp_early_retrans" => tcp.tail_loss_probes = flag()?,
-        "tcp_min_tso_segs" => tcp.push_segments_min = bytes()?,
+        "tcp_min_tso_segs" => tcp.push_segments_min = short()?,
         "tcp_reordering" => tcp.reordering_segments = number()?,
-        "tcp_base_mss" => tcp.mtu_base_segment_bytes = bytes()?,
-        "tcp_mtu_probe_floor" => tcp.mtu_floor_segment_bytes = bytes()?,
-        "tcp_probe_threshold" => tcp.mtu_probe_threshold_bytes = bytes()?,
+        "tcp_base_mss" => tcp.mtu_base_segment_bytes = short()?,
+        "tcp_mtu_probe_floor" => tcp.mtu_floor_segment_bytes = short()?,
+        "tcp_probe_threshold" => tcp.mtu_probe_threshold_bytes = short()?,
         "tcp_probe_interval" => tcp.mtu_probe_interval_seconds = number()?,
         "tcp_tw_reuse_delay" => tcp.time_wait_reuse_ms = number()?,
         "tcp_rto_min_us" => tcp.rto_min_ms = number()?.div_ceil(1000),
@@ -73,22 +73,22 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
         // for its overhead (`tcp_win_from_space`).
         "tcp_rmem" => {
             tcp.recv_buffer_bytes = largest()?;
-            tcp.recv_window_first_bytes = usual()? / 2;
+            tcp.recv_window_first_bytes = default()? / 2;
         }
         "tcp_wmem" => {
             tcp.send_buffer_bytes = largest()?;
-            *send_buffer_first = usual()?;
+            *send_buffer_first = default()?;
         }
-        "ip_default_ttl" => tcp.hop_limit = small()?,
+        "ip_default_ttl" => tcp.hop_limit = byte()?,
         "ip_local_port_range" => {
-            tcp.local_port_first = bytes()?;
+            tcp.local_port_first = short()?;
             tcp.local_port_last = parse(words.get(1).copied().unwrap_or_default())?;
         }
         "tcp_congestion_control" => {
             tcp.congestion_control = match first {
                 "cubic" => CongestionControl::Cubic,
                 "reno" => CongestionControl::NewReno,
-                _ => return Err(unknown()),
+                _ => return Err(unsupported()),
             }
         }
         "tcp_ecn" => {
@@ -96,7 +96,7 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
                 "0" => EcnMode::Off,
                 "1" => EcnMode::Active,
                 "2" => EcnMode::Passive,
-                _ => return Err(unknown()),
+                _ => return Err(unsupported()),
             }
         }
         "tcp_syncookies" => {
@@ -104,7 +104,7 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
                 "0" => SynCookies::Off,
                 "1" => SynCookies::Auto,
                 "2" => SynCookies::Always,
-                _ => return Err(unknown()),
+                _ => return Err(unsupported()),
             }
         }
         "tcp_mtu_probing" => {
@@ -112,7 +112,7 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
                 "0" => MtuProbing::Off,
                 "1" => MtuProbing::BlackHole,
                 "2" => MtuProbing::Always,
-                _ => return Err(unknown()),
+                _ => return Err(unsupported()),
             }
         }
         _ => return Ok(false),
@@ -123,8 +123,8 @@ pub fn set_sysctl(settings: &mut StackSettings, name: &str, value: &str) -> Resu
 /// Reads all sysctls in a directory. Sysctls and values that the stack does not support leave the settings
 /// unchanged; returns the unsupported values, with the reason.
 pub fn read_all(folder: &Path, settings: &mut StackSettings) -> Vec<String> {
-    let mut refused = Vec::new();
-    let Ok(entries) = std::fs::read_dir(folder) else { return refused };
+    let mut unsupported = Vec::new();
+    let Ok(entries) = std::fs::read_dir(folder) else { return unsupported };
     let mut names: Vec<String> =
         entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
@@ -139,10 +139,10 @@ pub fn read_all(folder: &Path, settings: &mut StackSettings) -> Vec<String> {
         });
         match result {
             Ok(()) => *settings = changed,
-            Err(problem) => refused.push(format!("{name}={}: {problem}", value)),
+            Err(problem) => unsupported.push(format!("{name}={}: {problem}", value)),
         }
     }
-    refused
+    unsupported
 }
 
 #[cfg(test)]
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_shows_is_read() {
+    fn sysctls_become_settings() {
         let folder = tempfile::tempdir().unwrap();
         for (name, value) in [
             ("tcp_sack", "0\n"),
@@ -171,7 +171,7 @@ mod tests {
             std::fs::write(folder.path().join(name), value).unwrap();
         }
         let mut settings = defaults();
-        let refused = read_all(folder.path(), &mut settings);
+        let unsupported = read_all(folder.path(), &mut settings);
         let StackSettings { tcp, send_buffer_first } = settings;
         assert_eq!((send_buffer_first, tcp.send_buffer_bytes), (50_000, 4_194_304));
         assert_eq!((tcp.sack, tcp.recv_buffer_bytes, tcp.orphan_retries), (false, 500_000, 8));
@@ -179,12 +179,12 @@ mod tests {
         assert_eq!((tcp.local_port_first, tcp.local_port_last), (1000, 2000));
         assert_eq!(tcp.time_wait_reuse_ms, 1);
         assert_eq!(tcp.congestion_control, CongestionControl::NewReno);
-        assert_eq!((tcp.ecn, tcp.syn_retries), (EcnMode::Passive, 6), "these are none of the stack's");
-        assert_eq!(refused.len(), 2, "{refused:?}");
+        assert_eq!((tcp.ecn, tcp.syn_retries), (EcnMode::Passive, 6), "unsupported values change nothing");
+        assert_eq!(unsupported.len(), 2, "{unsupported:?}");
     }
 
     #[test]
-    fn this_machine_can_be_read() {
+    fn sysctls_of_this_machine_are_readable() {
         let mut settings = defaults();
         read_all(Path::new(PROC_DIR), &mut settings);
         settings.tcp.validate().unwrap();

@@ -161,7 +161,7 @@ fn ethertype_of(packet: &[u8]) -> Option<[u8; 2]> {
 /// Returns whether a frame contains an IP packet that is not about the link.
 fn is_ip_packet(frame: &[u8]) -> bool {
     let Some((header, packet)) = frame.split_at_checked(ETHERNET_BYTES) else { return false };
-    let about_link = match packet {
+    let is_link_control = match packet {
         // MLD messages follow a hop-by-hop header of eight bytes.
         [_, _, _, _, _, _, 0, ..] => packet.get(40) == Some(&58) && is_link_message(packet.get(48)),
         [_, _, _, _, _, _, 58, ..] => is_link_message(packet.get(40)),
@@ -169,7 +169,7 @@ fn is_ip_packet(frame: &[u8]) -> bool {
     };
     match &header[12..] {
         ethertype if *ethertype == ETHERTYPE_V4 => true,
-        ethertype if *ethertype == ETHERTYPE_V6 => !about_link,
+        ethertype if *ethertype == ETHERTYPE_V6 => !is_link_control,
         _ => false,
     }
 }
@@ -179,14 +179,14 @@ fn is_link_message(kind: Option<&u8>) -> bool {
 }
 
 impl TunnelShared {
-    /// Records that the last turn has ended, and that another one begins (`begins`) or the stack is about to
+    /// Records that the last turn has ended, and that another one begins (`is_next_begun`) or the stack is about to
     /// sleep. Returns whether no thread waits for another turn.
-    fn count_turn(&self, begins: bool) -> bool {
+    fn count_turn(&self, is_next_begun: bool) -> bool {
         let mut turns = lock(&self.turns);
-        let news = turns.ended < turns.begun;
+        let has_ended = turns.ended < turns.begun;
         turns.ended = turns.begun;
-        turns.begun += u64::from(begins);
-        if news {
+        turns.begun += u64::from(is_next_begun);
+        if has_ended {
             self.turn_ended.notify_all();
         }
         turns.wanted <= turns.ended
@@ -242,8 +242,8 @@ impl TxQueue for TunnelTx {
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        let waiting = lock(&self.shared.outbound).len() + self.committed.len();
-        if waiting >= PACKETS_MAX {
+        let queued = lock(&self.shared.outbound).len() + self.committed.len();
+        if queued >= PACKETS_MAX {
             return None;
         }
         self.frame.get_mut(..len)
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_about_the_link_stays_here() {
+    fn link_messages_are_dropped() {
         let tunnel = Tunnel::new(1500).unwrap();
         let mut device = tunnel.device(Clock::new());
         let v6 = |next: u8, rest: &[u8]| {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn only_ip_packets_are_taken_and_they_wake_the_stack() {
+    fn ip_packets_wake_the_stack() {
         let tunnel = Tunnel::new(100).unwrap();
         let mut device = tunnel.device(Clock::new());
         assert_eq!(tunnel.send(&[]), Err(Errno::INVAL));
@@ -320,12 +320,12 @@ mod tests {
         assert_eq!(&burst[0].bytes[ETHERNET_BYTES..], [0x45; 20]);
         drop(burst);
         std::thread::sleep(Duration::from_millis(20));
-        assert!(!sender.is_finished(), "the turn goes on");
-        assert!(!device.rx.arm(), "another one is asked for");
+        assert!(!sender.is_finished(), "the first turn is in progress");
+        assert!(!device.rx.arm(), "a second turn is requested");
         device.rx.rx_burst(Instant::ZERO, &mut RxBurst::new());
         std::thread::sleep(Duration::from_millis(20));
-        assert!(!sender.is_finished(), "that one goes on");
-        assert!(device.rx.arm(), "nothing more is asked for");
+        assert!(!sender.is_finished(), "the second turn is in progress");
+        assert!(device.rx.arm(), "no further turn is requested");
         let (sent, tunnel) = sender.join().unwrap();
         assert_eq!(sent, Ok(()));
         lock(&tunnel.0.inbound).extend((0..PACKETS_MAX).map(|_| vec![0; 34]));

@@ -1,4 +1,4 @@
-/* Plays the network and the program for libpacketdrill_ginnel.so: one case after the other, for what packetdrill could do.
+/* Acts as the network and as the program for libpacketdrill_ginnel.so, and runs one case.
    Usage: driver LIBRARY CASE [FLAGS]. */
 #include "driver.h"
 
@@ -7,28 +7,28 @@ static struct peer PEER = {.port = 40000, .local_port = 8080, .next = 1000};
 static int listener(int v6, int port)
 {
 	socklen_t len;
-	struct sockaddr_storage own = name(v6, LOCAL[v6], port, &len);
+	struct sockaddr_storage own = socket_address(v6, LOCAL[v6], port, &len);
 	int fd = i.socket(U, v6 ? AF_INET6 : AF_INET, SOCK_STREAM, IPPROTO_TCP), one = 1;
 	CHECK(fd >= 0);
-	CHECK(fcntl(fd, F_GETFD) >= 0); /* a real descriptor */
+	CHECK(fcntl(fd, F_GETFD) >= 0); /* a descriptor of the kernel */
 	CHECK(i.setsockopt(U, fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0);
 	CHECK(i.bind(U, fd, (void *)&own, len) == 0);
 	CHECK(i.listen(U, fd, 5) == 0);
 	return fd;
 }
 
-/* A connection that the remote end opened. */
-static int accepted(int listener, struct peer *p)
+/* Opens a connection from the remote end, and returns the accepted descriptor. */
+static int accept_peer(int listener, struct peer *p)
 {
 	struct sockaddr_storage from;
 	socklen_t len = sizeof from;
-	answer(p, SYN, "");
-	expect(p, SYN | ACK, "");
-	answer(p, ACK, "");
+	send_segment(p, SYN, "");
+	expect_segment(p, SYN | ACK, "");
+	send_segment(p, ACK, "");
 	int fd = i.accept(U, listener, (void *)&from, &len);
 	CHECK(fd >= 0);
 	socklen_t expected_len;
-	struct sockaddr_storage expected = name(p->v6, REMOTE[p->v6], p->port, &expected_len);
+	struct sockaddr_storage expected = socket_address(p->v6, REMOTE[p->v6], p->port, &expected_len);
 	CHECK(len == expected_len && memcmp(&from, &expected, len) == 0);
 	return fd;
 }
@@ -36,7 +36,7 @@ static int accepted(int listener, struct peer *p)
 static int established(struct peer *p)
 {
 	int l = listener(p->v6, p->local_port);
-	int fd = accepted(l, p);
+	int fd = accept_peer(l, p);
 	CHECK(i.close(U, l) == 0);
 	return fd;
 }
@@ -50,113 +50,113 @@ static long long machine_now(void)
 
 /* ---- cases ---- */
 
-/* The remote end opens, both send, the remote end ends first. */
-static void both_ways(int v6)
+/* The remote end opens the connection, both ends send, and the remote end closes first. */
+static void exchange_and_close(int v6)
 {
 	struct peer p = PEER;
 	char got[100];
 	p.v6 = v6;
 	int fd = established(&p);
-	answer(&p, ACK | PSH, "hello");
+	send_segment(&p, ACK | PSH, "hello");
 	CHECK(i.read(U, fd, got, sizeof got) == 5 && memcmp(got, "hello", 5) == 0);
-	expect(&p, ACK, "");
+	expect_segment(&p, ACK, "");
 	CHECK(i.write(U, fd, "and back", 8) == 8);
-	expect(&p, ACK, "and back");
-	answer(&p, ACK, "");
-	answer(&p, FIN | ACK, "");
-	expect(&p, ACK, "");
+	expect_segment(&p, ACK, "and back");
+	send_segment(&p, ACK, "");
+	send_segment(&p, FIN | ACK, "");
+	expect_segment(&p, ACK, "");
 	CHECK(i.read(U, fd, got, sizeof got) == 0);
 	CHECK(i.close(U, fd) == 0);
-	expect(&p, FIN | ACK, "");
-	answer(&p, ACK, "");
+	expect_segment(&p, FIN | ACK, "");
+	send_segment(&p, ACK, "");
 	FAILS(i.read(U, fd, got, 1), EBADF);
 }
 
-static void passive(void) { both_ways(0); }
-static void passive_v6(void) { both_ways(1); }
+static void passive_open(void) { exchange_and_close(0); }
+static void passive_open_v6(void) { exchange_and_close(1); }
 
-/* A call that waits on a thread of its own, while the network goes on. */
-struct waiting {
+/* A call that blocks on its own thread, while the main thread sends and receives packets. */
+struct blocking_call {
 	pthread_t thread;
 	int fd, result, error, done;
 	char got[100];
 };
 
-static void *connects(void *place)
+static void *connect_thread(void *argument)
 {
-	struct waiting *w = place;
+	struct blocking_call *w = argument;
 	socklen_t len;
-	struct sockaddr_storage to = name(0, REMOTE[0], 80, &len);
+	struct sockaddr_storage to = socket_address(0, REMOTE[0], 80, &len);
 	w->result = i.connect(U, w->fd, (void *)&to, len);
 	w->error = errno;
 	__atomic_store_n(&w->done, 1, __ATOMIC_SEQ_CST);
 	return NULL;
 }
 
-static void *reads(void *place)
+static void *read_thread(void *argument)
 {
-	struct waiting *w = place;
+	struct blocking_call *w = argument;
 	w->result = i.read(U, w->fd, w->got, sizeof w->got);
 	w->error = errno;
 	__atomic_store_n(&w->done, 1, __ATOMIC_SEQ_CST);
 	return NULL;
 }
 
-static struct waiting *start(void *(*run)(void *), int fd)
+static struct blocking_call *start_call(void *(*run)(void *), int fd)
 {
-	struct waiting *w = calloc(1, sizeof *w);
+	struct blocking_call *w = calloc(1, sizeof *w);
 	w->fd = fd;
 	CHECK(pthread_create(&w->thread, NULL, run, w) == 0);
 	return w;
 }
 
-static int result(struct waiting *w)
+static int join_call(struct blocking_call *w)
 {
 	CHECK(pthread_join(w->thread, NULL) == 0);
 	errno = w->error;
 	return w->result;
 }
 
-static int is_done(struct waiting *w) { return __atomic_load_n(&w->done, __ATOMIC_SEQ_CST); }
+static int is_done(struct blocking_call *w) { return __atomic_load_n(&w->done, __ATOMIC_SEQ_CST); }
 
-static void active(void)
+static void active_open(void)
 {
 	struct peer p = {.port = 80, .next = 5000};
 	int fd = i.socket(U, AF_INET, SOCK_STREAM, 0);
-	struct waiting *w = start(connects, fd);
-	struct segment syn = expect(&p, SYN, "");
+	struct blocking_call *w = start_call(connect_thread, fd);
+	struct segment syn = expect_segment(&p, SYN, "");
 	CHECK(has_option(&syn, 2) && has_option(&syn, 4) && has_option(&syn, 8) && has_option(&syn, 3));
 	p.local_port = syn.from;
 	CHECK(i.usleep(U, 30000) == 0);
-	CHECK(!is_done(w)); /* it waits */
-	answer(&p, SYN | ACK, "");
-	expect(&p, ACK, "");
-	CHECK(result(w) == 0);
-	w = start(reads, fd);
+	CHECK(!is_done(w)); /* connect blocks */
+	send_segment(&p, SYN | ACK, "");
+	expect_segment(&p, ACK, "");
+	CHECK(join_call(w) == 0);
+	w = start_call(read_thread, fd);
 	CHECK(i.usleep(U, 30000) == 0);
 	CHECK(!is_done(w));
-	answer(&p, ACK | PSH, "late");
-	expect(&p, ACK, "");
-	CHECK(result(w) == 4 && memcmp(w->got, "late", 4) == 0);
-	/* This end ends first. */
+	send_segment(&p, ACK | PSH, "late");
+	expect_segment(&p, ACK, "");
+	CHECK(join_call(w) == 4 && memcmp(w->got, "late", 4) == 0);
+	/* The local end closes first. */
 	CHECK(i.close(U, fd) == 0);
-	expect(&p, FIN | ACK, "");
-	answer(&p, FIN | ACK, "");
-	expect(&p, ACK, "");
+	expect_segment(&p, FIN | ACK, "");
+	send_segment(&p, FIN | ACK, "");
+	expect_segment(&p, ACK, "");
 }
 
-static void refused(void)
+static void refused_connect(void)
 {
 	struct peer p = {.port = 80, .next = 0};
 	int fd = i.socket(U, AF_INET, SOCK_STREAM, 0);
-	struct waiting *w = start(connects, fd);
-	p.local_port = expect(&p, SYN, "").from;
-	answer(&p, RST | ACK, "");
-	CHECK(result(w) == -1 && errno == ECONNREFUSED);
-	/* Nobody listens here. */
+	struct blocking_call *w = start_call(connect_thread, fd);
+	p.local_port = expect_segment(&p, SYN, "").from;
+	send_segment(&p, RST | ACK, "");
+	CHECK(join_call(w) == -1 && errno == ECONNREFUSED);
+	/* A port without a listener. */
 	struct peer q = {.port = 41000, .local_port = 99, .next = 77};
-	answer(&q, SYN, "");
-	expect(&q, RST | ACK, "");
+	send_segment(&q, SYN, "");
+	expect_segment(&q, RST | ACK, "");
 }
 
 static void reset(void)
@@ -164,23 +164,23 @@ static void reset(void)
 	struct peer p = PEER;
 	char got;
 	int fd = established(&p);
-	answer(&p, RST, "");
+	send_segment(&p, RST, "");
 	struct pollfd one = {.fd = fd, .events = POLLIN};
 	CHECK(i.poll(U, &one, 1, 5000) == 1 && one.revents == (POLLIN | POLLERR | POLLHUP));
 	FAILS(i.read(U, fd, &got, 1), ECONNRESET);
 	CHECK(i.read(U, fd, &got, 1) == 0);
 	FAILS(i.send(U, fd, "x", 1, MSG_NOSIGNAL), EPIPE);
-	/* And the other way. */
+	/* The local end resets the connection. */
 	p = PEER;
 	p.port++;
 	fd = established(&p);
 	struct linger linger = {1, 0};
 	CHECK(i.setsockopt(U, fd, SOL_SOCKET, SO_LINGER, &linger, sizeof linger) == 0);
 	CHECK(i.close(U, fd) == 0);
-	expect(&p, RST | ACK, "");
+	expect_segment(&p, RST | ACK, "");
 }
 
-static void waiting_for_readiness(void)
+static void poll_and_epoll(void)
 {
 	struct peer p = PEER;
 	char got[10];
@@ -199,7 +199,7 @@ static void waiting_for_readiness(void)
 	begun = now();
 	CHECK(i.epoll_wait(U, set, came, 4, 50) == 0);
 	CHECK(now() - begun >= 50000 && now() - begun < 2000000);
-	answer(&p, ACK | PSH, "x");
+	send_segment(&p, ACK | PSH, "x");
 	CHECK(i.epoll_wait(U, set, came, 4, 5000) == 1);
 	CHECK(came[0].events == EPOLLIN && came[0].data.u64 == 42);
 	CHECK(i.epoll_wait(U, set, came, 4, 0) == 0);
@@ -209,7 +209,7 @@ static void waiting_for_readiness(void)
 	CHECK(i.close(U, set) == 0 && i.close(U, fd) == 0);
 }
 
-static void without_waiting(void)
+static void nonblocking_calls(void)
 {
 	struct peer p = PEER, q = {.port = 80, .next = 9000};
 	char got[10];
@@ -219,34 +219,34 @@ static void without_waiting(void)
 	CHECK(i.fcntl(U, l, F_SETFL, O_RDWR | O_NONBLOCK) == 0);
 	CHECK(i.fcntl(U, l, F_GETFL) == (O_RDWR | O_NONBLOCK));
 	FAILS(i.accept(U, l, NULL, NULL), EAGAIN);
-	int fd = accepted(l, &p);
+	int fd = accept_peer(l, &p);
 	CHECK(i.fcntl(U, fd, F_GETFL) == O_RDWR);
 	FAILS(i.recv(U, fd, got, 10, MSG_DONTWAIT), EAGAIN);
 	int on = 1;
 	CHECK(i.ioctl(U, fd, FIONBIO, &on) == 0);
 	FAILS(i.read(U, fd, got, 10), EAGAIN);
-	/* That there is no place is found out when something is to be put there. */
+	/* A null buffer is an error only when there are bytes to copy. */
 	FAILS(i.read(U, fd, NULL, 10), EAGAIN);
-	answer(&p, ACK | PSH, "abc");
-	expect(&p, ACK, "");
+	send_segment(&p, ACK | PSH, "abc");
+	expect_segment(&p, ACK, "");
 	CHECK(i.ioctl(U, fd, FIONREAD, &value) == 0 && value == 3);
 	CHECK(i.recv(U, fd, got, 10, MSG_PEEK) == 3);
 	FAILS(i.read(U, fd, NULL, 10), EFAULT);
 	FAILS(i.recvfrom(U, fd, NULL, 10, 0, NULL, NULL), EFAULT);
-	/* A copy is as good. */
+	/* A duplicate refers to the same socket. */
 	int copy = i.fcntl(U, fd, F_DUPFD, 100);
 	CHECK(copy >= 100 && i.close(U, fd) == 0);
 	CHECK(i.read(U, copy, got, 10) == 3);
 	CHECK(i.close(U, copy) == 0);
 	int c = i.socket(U, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
 	socklen_t len;
-	struct sockaddr_storage to = name(0, REMOTE[0], 80, &len);
+	struct sockaddr_storage to = socket_address(0, REMOTE[0], 80, &len);
 	FAILS(i.connect(U, c, (void *)&to, len), EINPROGRESS);
-	expect(&p, FIN | ACK, "");
-	q.local_port = expect(&q, SYN, "").from;
+	expect_segment(&p, FIN | ACK, "");
+	q.local_port = expect_segment(&q, SYN, "").from;
 	FAILS(i.connect(U, c, (void *)&to, len), EALREADY);
-	answer(&q, SYN | ACK, "");
-	expect(&q, ACK, "");
+	send_segment(&q, SYN | ACK, "");
+	expect_segment(&q, ACK, "");
 	struct pollfd one = {.fd = c, .events = POLLOUT};
 	CHECK(i.poll(U, &one, 1, 5000) == 1 && one.revents == POLLOUT);
 	len = sizeof value;
@@ -254,7 +254,7 @@ static void without_waiting(void)
 	FAILS(i.socket(U, AF_UNIX, SOCK_STREAM, 0), EAFNOSUPPORT);
 }
 
-static void messages(void)
+static void message_calls(void)
 {
 	struct peer p = PEER;
 	char a[3], b[10];
@@ -262,21 +262,21 @@ static void messages(void)
 	CHECK(i.setsockopt(U, fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) == 0);
 	struct iovec out[2] = {{"ab", 2}, {"cde", 3}}, in[2] = {{a, sizeof a}, {b, sizeof b}};
 	CHECK(i.writev(U, fd, out, 2) == 5);
-	expect(&p, ACK, "abcde");
+	expect_segment(&p, ACK, "abcde");
 	struct msghdr message = {.msg_iov = out, .msg_iovlen = 2};
 	CHECK(i.sendmsg(U, fd, &message, 0) == 5);
-	expect(&p, ACK, "abcde");
+	expect_segment(&p, ACK, "abcde");
 	CHECK(i.sendto(U, fd, "f", 1, 0, NULL, 0) == 1);
-	expect(&p, ACK, "f");
-	answer(&p, ACK | PSH, "12345");
-	expect(&p, ACK, "");
+	expect_segment(&p, ACK, "f");
+	send_segment(&p, ACK | PSH, "12345");
+	expect_segment(&p, ACK, "");
 	CHECK(i.readv(U, fd, in, 2) == 5 && memcmp(a, "123", 3) == 0 && memcmp(b, "45", 2) == 0);
-	answer(&p, ACK | PSH, "6789");
-	expect(&p, ACK, "");
+	send_segment(&p, ACK | PSH, "6789");
+	expect_segment(&p, ACK, "");
 	struct msghdr got = {.msg_iov = in, .msg_iovlen = 2, .msg_name = b, .msg_namelen = 10, .msg_flags = -1};
 	CHECK(i.recvmsg(U, fd, &got, 0) == 4 && got.msg_flags == 0 && got.msg_namelen == 0);
-	answer(&p, ACK | PSH, "z");
-	expect(&p, ACK, "");
+	send_segment(&p, ACK | PSH, "z");
+	expect_segment(&p, ACK, "");
 	socklen_t len = 10;
 	struct sockaddr_storage from;
 	CHECK(i.recvfrom(U, fd, b, 10, 0, (void *)&from, &len) == 1 && b[0] == 'z' && len == 0);
@@ -285,12 +285,12 @@ static void messages(void)
 	CHECK(i.getsockopt(U, fd, IPPROTO_TCP, TCP_INFO, &info, &len) == 0);
 	CHECK(info.tcpi_state == TCP_ESTABLISHED && info.tcpi_unacked == 0);
 	CHECK(i.shutdown(U, fd, SHUT_WR) == 0);
-	expect(&p, FIN | ACK, "");
+	expect_segment(&p, FIN | ACK, "");
 	FAILS(i.send(U, fd, "x", 1, MSG_NOSIGNAL), EPIPE);
 	CHECK(i.close(U, fd) == 0);
 }
 
-static void pipes(void)
+static void splice_calls(void)
 {
 	struct peer p = PEER;
 	int fd = established(&p), ends[2];
@@ -298,9 +298,9 @@ static void pipes(void)
 	CHECK(i.pipe(U, ends) == 0);
 	CHECK(i.write(U, ends[1], "through", 7) == 7);
 	CHECK(i.splice(U, ends[0], NULL, fd, NULL, 100, 0) == 7);
-	expect(&p, ACK, "through");
-	answer(&p, ACK | PSH, "back");
-	expect(&p, ACK, "");
+	expect_segment(&p, ACK, "through");
+	send_segment(&p, ACK | PSH, "back");
+	expect_segment(&p, ACK, "");
 	CHECK(i.splice(U, fd, NULL, ends[1], NULL, 100, 0) == 4);
 	CHECK(i.read(U, ends[0], got, 10) == 4 && memcmp(got, "back", 4) == 0);
 	int on = 1;
@@ -311,7 +311,7 @@ static void pipes(void)
 	CHECK(i.close(U, ends[0]) == 0 && i.close(U, ends[1]) == 0 && i.close(U, fd) == 0);
 }
 
-static void times(void)
+static void timestamps(void)
 {
 	struct peer p = PEER;
 	long long last = 0;
@@ -325,19 +325,19 @@ static void times(void)
 		CHECK(i.usleep(U, 20000) == 0);
 		long long after = now();
 		CHECK(after - before >= 20000);
-		struct segment s = expect(&p, ACK, "tick");
+		struct segment s = expect_segment(&p, ACK, "tick");
 		CHECK(s.time >= before);
 		early += s.time < after;
 		CHECK(s.time > last);
 		last = s.time;
-		answer(&p, ACK, "");
+		send_segment(&p, ACK, "");
 	}
-	/* Of when it left, not of when it was asked for; a machine that others use may keep some of them. */
+	/* The time of a packet is the time of its transmission, not of the request for it. A busy machine may delay some packets. */
 	CHECK(early >= 15);
 }
 
-/* More than a channel holds goes in one call, as far as the buffers of a socket go. */
-static void large_ones(void)
+/* One call transfers more than a channel holds, up to the size of the socket buffers. */
+static void large_buffers(void)
 {
 	enum { MANY = 400000, SOME = 150000 };
 	static char data[MANY];
@@ -346,11 +346,11 @@ static void large_ones(void)
 	CHECK(i.setsockopt(U, fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size) == 0);
 	CHECK(i.write(U, fd, data, MANY) == MANY);
 	for (int count = 0; count < 10; count++)
-		CHECK(caught().len == 1460);
+		CHECK(next_segment().len == 1460);
 	CHECK(i.fcntl(U, fd, F_SETFL, O_RDWR | O_NONBLOCK) == 0);
 	int more = i.write(U, fd, data, MANY);
 	CHECK(more == -1 ? errno == EAGAIN : more < MANY);
-	/* As much as was announced comes in before anything is read. */
+	/* The receive buffer takes the whole announced window before the first read. */
 	for (int came = 0; came < SOME; came += 1000) {
 		struct segment s = {.from = p.port, .to = p.local_port, .seq = p.next, .ack = p.acked, .flags = ACK, .window = 65535, .len = 1000};
 		inject(&s);
@@ -360,7 +360,7 @@ static void large_ones(void)
 	FAILS(i.read(U, fd, data, MANY), EAGAIN);
 }
 
-/* A write ends where the send buffer is full, but for what the last buffer of whole segments takes, and the socket is writable again when a third is free. */
+/* A write ends when the send buffer is full, except that the last buffer of whole segments may exceed the size. The socket is writable again when a third is free. */
 static void send_buffer(void)
 {
 	enum { MANY = 400000, FIRST = 87040, BUFFER = 32767 / 1460 * 1460 };
@@ -370,7 +370,7 @@ static void send_buffer(void)
 	struct pollfd one = {.fd = fd, .events = POLLOUT};
 	CHECK(i.fcntl(U, fd, F_SETFL, O_RDWR | O_NONBLOCK) == 0);
 	CHECK(i.poll(U, &one, 1, 0) == 1 && one.revents == POLLOUT);
-	/* It has room for twice ten segments at the least, as the kernel counts them. */
+	/* The size is at least twice ten segments, counted like the kernel counts them. */
 	int wrote = i.write(U, fd, data, MANY);
 	CHECK(wrote >= FIRST && wrote < FIRST + BUFFER);
 	CHECK(i.poll(U, &one, 1, 0) == 0);
@@ -378,8 +378,8 @@ static void send_buffer(void)
 	socklen_t len = sizeof size;
 	CHECK(i.getsockopt(U, fd, SOL_SOCKET, SO_SNDBUF, &size, &len) == 0 && size == FIRST);
 	for (int count = 0; count < 10; count++)
-		CHECK(caught().len == 1460);
-	/* A script that sets it has what it sets, twice. */
+		CHECK(next_segment().len == 1460);
+	/* SO_SNDBUF sets the size to twice the value. */
 	struct peer q = PEER;
 	q.port++, q.local_port++;
 	int other = established(&q), set = 10000;
@@ -398,20 +398,20 @@ static int open_descriptors(void)
 	return count;
 }
 
-static void again_and_again(void)
+static void repeated_init(void)
 {
 	struct interface other;
 	i.free(U);
 	int before = open_descriptors();
 	for (int round = 0; round < 20; round++) {
 		CHECK(init(NULL, &i) == 0);
-		passive();
-		/* What is still open goes too. */
+		passive_open();
+		/* `free` closes descriptors that are still open. */
 		listener(0, 9999);
 		i.free(U);
 		CHECK(open_descriptors() == before);
 	}
-	/* Two beside each other have nothing to do with each other. */
+	/* Two stacks of one process are independent. */
 	CHECK(init(NULL, &other) == 0 && init(NULL, &i) == 0);
 	CHECK(other.userdata != i.userdata);
 	int a = listener(0, 8080);
@@ -420,15 +420,15 @@ static void again_and_again(void)
 	int b = listener(0, 8080);
 	CHECK(a != b);
 	CHECK(i.close(U, b) == 0);
-	passive();
+	passive_open();
 	i.free(U);
 	i = first;
 	CHECK(i.close(U, a) == 0);
-	passive();
+	passive_open();
 }
 
-/* The flags of this case are wrong. */
-static void wrong_flags(void)
+/* The flags of this case are invalid. */
+static void invalid_flags(void)
 {
 	struct timeval t;
 	char packet[40] = {0x45};
@@ -444,20 +444,20 @@ static void wrong_flags(void)
 }
 
 /* The flags of this case name a folder in which SACK and timestamps are off. */
-static void plain_options(void)
+static void sysctl_and_mtu_flags(void)
 {
 	struct peer p = {.port = 80};
-	struct waiting *w = start(connects, i.socket(U, AF_INET, SOCK_STREAM, 0));
-	struct segment syn = expect(&p, SYN, "");
+	struct blocking_call *w = start_call(connect_thread, i.socket(U, AF_INET, SOCK_STREAM, 0));
+	struct segment syn = expect_segment(&p, SYN, "");
 	CHECK(has_option(&syn, 2) && !has_option(&syn, 4) && !has_option(&syn, 8));
 	CHECK(syn.options[2] << 8 | (syn.options[3] == 0));
-	CHECK(get16(syn.options + 2) == 960); /* of packets of 1000 bytes */
+	CHECK(get16(syn.options + 2) == 960); /* the MTU is 1000 bytes */
 	p.local_port = syn.from;
-	answer(&p, RST | ACK, "");
-	CHECK(result(w) == -1);
+	send_segment(&p, RST | ACK, "");
+	CHECK(join_call(w) == -1);
 }
 
-static void bad_packets(void)
+static void malformed_packets(void)
 {
 	static char packet[70000] = {0x45};
 	size_t len = 1;
@@ -468,18 +468,18 @@ static void bad_packets(void)
 	packet[0] = 0;
 	FAILS(i.netdev_send(U, packet, 40), EINVAL);
 	FAILS(i.netdev_receive(U, packet, NULL, &time), EFAULT);
-	/* Too little room: the packet is lost, and said to be. */
+	/* A buffer that is too small loses the packet, and the call fails. */
 	struct peer q = {.port = 41000, .local_port = 99, .next = 77};
-	answer(&q, SYN, "");
+	send_segment(&q, SYN, "");
 	FAILS(i.netdev_receive(U, packet, &len, &time), EMSGSIZE);
 	CHECK(len == 0);
 }
 
-/* Datagrams both ways, with their addresses. */
+/* Datagrams in both directions, with their addresses. */
 static void datagrams(void)
 {
 	socklen_t len;
-	struct sockaddr_storage own = name(0, LOCAL[0], 8080, &len), from, to = name(0, REMOTE[0], 40000, &len);
+	struct sockaddr_storage own = socket_address(0, LOCAL[0], 8080, &len), from, to = socket_address(0, REMOTE[0], 40000, &len);
 	int fd = i.socket(U, AF_INET, SOCK_DGRAM, 0);
 	uint8_t packet[100] = {0x45, 0, 0, 33, 0, 0, 0, 0, 64, 17}, *udp = packet + 20;
 	char got[10];
@@ -514,10 +514,10 @@ struct {
 	const char *name;
 	void (*run)(void);
 } CASES[] = {
-	{"passive", passive}, {"passive_v6", passive_v6}, {"active", active}, {"refused", refused},
-	{"reset", reset}, {"waiting_for_readiness", waiting_for_readiness}, {"without_waiting", without_waiting},
-	{"messages", messages}, {"pipes", pipes}, {"times", times}, {"large_ones", large_ones}, {"send_buffer", send_buffer}, {"again_and_again", again_and_again},
-	{"wrong_flags", wrong_flags}, {"plain_options", plain_options}, {"bad_packets", bad_packets}, {"datagrams", datagrams},
+	{"passive_open", passive_open}, {"passive_open_v6", passive_open_v6}, {"active_open", active_open}, {"refused_connect", refused_connect},
+	{"reset", reset}, {"poll_and_epoll", poll_and_epoll}, {"nonblocking_calls", nonblocking_calls},
+	{"message_calls", message_calls}, {"splice_calls", splice_calls}, {"timestamps", timestamps}, {"large_buffers", large_buffers}, {"send_buffer", send_buffer}, {"repeated_init", repeated_init},
+	{"invalid_flags", invalid_flags}, {"sysctl_and_mtu_flags", sysctl_and_mtu_flags}, {"malformed_packets", malformed_packets}, {"datagrams", datagrams},
 };
 
 int main(int argc, char **argv)
@@ -533,7 +533,7 @@ int main(int argc, char **argv)
 	for (unsigned n = 0; n < sizeof CASES / sizeof *CASES; n++) {
 		if (strcmp(CASES[n].name, argv[2]) != 0)
 			continue;
-		int wrong = CASES[n].run == wrong_flags;
+		int wrong = CASES[n].run == invalid_flags;
 		CHECK(init(argv[3], &i) == (wrong ? -1 : 0));
 		CASES[n].run();
 		i.free(U);

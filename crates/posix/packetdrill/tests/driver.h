@@ -1,4 +1,4 @@
-/* The interface of libpacketdrill_ginnel.so, packets byte by byte, and the remote end of a connection. A check that fails is named, and ends the program with 1. */
+/* The interface of libpacketdrill_ginnel.so, packets in bytes, and the remote end of a connection. A failed check prints its condition, and exits with 1. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -19,7 +19,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* The interface, in its order. */
+/* The functions of the interface, in the order of packetdrill. */
 struct interface {
 	void *userdata;
 	void (*free)(void *);
@@ -95,11 +95,11 @@ struct segment {
 static const char *LOCAL[2] = {"192.168.0.2", "fd3d:fa7b:d17d::2"};
 static const char *REMOTE[2] = {"192.0.2.1", "2001:db8::1"};
 
-static uint32_t sum(const uint8_t *bytes, int len, uint32_t begun)
+static uint32_t sum(const uint8_t *bytes, int len, uint32_t sum)
 {
 	for (int at = 0; at < len; at++)
-		begun += at % 2 ? bytes[at] : bytes[at] << 8;
-	return begun;
+		sum += at % 2 ? bytes[at] : bytes[at] << 8;
+	return sum;
 }
 
 static uint16_t folded(uint32_t sum)
@@ -124,7 +124,7 @@ static void put32(uint8_t *at, uint32_t value)
 static uint32_t get16(const uint8_t *at) { return at[0] << 8 | at[1]; }
 static uint32_t get32(const uint8_t *at) { return get16(at) << 16 | get16(at + 2); }
 
-/* A segment from the remote end. */
+/* Sends a segment from the remote end to the stack. */
 static void inject(const struct segment *s)
 {
 	uint8_t packet[3000] = {0};
@@ -160,8 +160,8 @@ static void inject(const struct segment *s)
 	CHECK(i.netdev_send(U, packet, header + tcp_len) == 0);
 }
 
-/* The next segment that leaves, with good checksums. */
-static struct segment caught(void)
+/* Receives the next segment that the stack sends, and checks its addresses and checksums. */
+static struct segment next_segment(void)
 {
 	uint8_t packet[3000];
 	size_t len = sizeof packet;
@@ -204,15 +204,15 @@ static int has_option(const struct segment *s, int kind)
 	return 0;
 }
 
-/* ---- a connection, from the remote end ---- */
+/* ---- the remote end of a connection ---- */
 
 struct peer {
 	int v6;
 	uint16_t port, local_port;
-	uint32_t next, acked; /* what is sent next, and what was received */
+	uint32_t next, acked; /* sequence number to send next, acknowledgement number to send */
 };
 
-static void answer(struct peer *p, int flags, const char *data)
+static void send_segment(struct peer *p, int flags, const char *data)
 {
 	struct segment s = {.v6 = p->v6, .from = p->port, .to = p->local_port, .seq = p->next, .ack = p->acked};
 	s.flags = flags;
@@ -228,13 +228,13 @@ static void answer(struct peer *p, int flags, const char *data)
 	p->next += s.len + !!(flags & SYN) + !!(flags & FIN);
 }
 
-/* What must come next. */
-static struct segment expect(struct peer *p, int flags, const char *data)
+/* Receives the next segment, and checks its flags, data and acknowledgement number. */
+static struct segment expect_segment(struct peer *p, int flags, const char *data)
 {
-	struct segment s = caught();
+	struct segment s = next_segment();
 	CHECK(s.v6 == p->v6 && s.to == p->port);
 	if ((s.flags & (SYN | FIN | RST | ACK)) != flags || s.len != (int)strlen(data)) {
-		fprintf(stderr, "a segment with flags %#x and %d bytes came, not %#x and %zu\n", s.flags, s.len, flags, strlen(data));
+		fprintf(stderr, "received a segment with flags %#x and %d bytes, expected %#x and %zu\n", s.flags, s.len, flags, strlen(data));
 		exit(1);
 	}
 	CHECK(memcmp(s.data, data, s.len) == 0);
@@ -244,16 +244,16 @@ static struct segment expect(struct peer *p, int flags, const char *data)
 	return s;
 }
 
-static struct sockaddr_storage name(int v6, const char *address, int port, socklen_t *len)
+static struct sockaddr_storage socket_address(int v6, const char *address, int port, socklen_t *len)
 {
-	struct sockaddr_storage place = {0};
-	struct sockaddr_in *four = (void *)&place;
-	struct sockaddr_in6 *six = (void *)&place;
-	place.ss_family = v6 ? AF_INET6 : AF_INET;
+	struct sockaddr_storage storage = {0};
+	struct sockaddr_in *four = (void *)&storage;
+	struct sockaddr_in6 *six = (void *)&storage;
+	storage.ss_family = v6 ? AF_INET6 : AF_INET;
 	*(v6 ? &six->sin6_port : &four->sin_port) = htons(port);
-	CHECK(inet_pton(place.ss_family, address, v6 ? (void *)&six->sin6_addr : (void *)&four->sin_addr) == 1);
+	CHECK(inet_pton(storage.ss_family, address, v6 ? (void *)&six->sin6_addr : (void *)&four->sin_addr) == 1);
 	*len = v6 ? sizeof *six : sizeof *four;
-	return place;
+	return storage;
 }
 
 static long long now(void)

@@ -44,12 +44,12 @@ macro_rules! call {
 impl Interface {
     fn start(flags: &str) -> Result<Self, String> {
         let flags = CString::new(flags).map_err(|error| error.to_string())?;
-        let mut place = core::mem::MaybeUninit::<PacketdrillInterface>::uninit();
-        // SAFETY: `flags` is a C string, and `place` has room for the interface.
-        let result = unsafe { packetdrill_interface_init(flags.as_ptr(), place.as_mut_ptr()) };
+        let mut interface = core::mem::MaybeUninit::<PacketdrillInterface>::uninit();
+        // SAFETY: `flags` is a C string, and `interface` has buffer for the interface.
+        let result = unsafe { packetdrill_interface_init(flags.as_ptr(), interface.as_mut_ptr()) };
         match result {
             // SAFETY: the function initialised it.
-            0 => Ok(Self(unsafe { place.assume_init() })),
+            0 => Ok(Self(unsafe { interface.assume_init() })),
             _ => Err(format!("no stack with {flags:?}")),
         }
     }
@@ -63,8 +63,8 @@ impl Interface {
     fn receive(&self) -> Option<(Duration, Vec<u8>)> {
         let mut packet = vec![0u8; 1 << 16];
         let (mut len, mut micros) = (packet.len(), 0);
-        let room = packet.as_mut_ptr().cast();
-        if call!(self, netdev_receive, room, &raw mut len, &raw mut micros) != 0 {
+        let buffer = packet.as_mut_ptr().cast();
+        if call!(self, netdev_receive, buffer, &raw mut len, &raw mut micros) != 0 {
             return None;
         }
         packet.truncate(len);
@@ -90,29 +90,29 @@ fn last_error() -> Errno {
     Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
 
-fn returned(value: i64) -> CallResult {
+fn call_result(value: i64) -> CallResult {
     if value < 0 { CallResult::error(last_error()) } else { CallResult::value(value) }
 }
 
 /// Maps descriptors of the script to those of the library.
-type Table = Arc<Mutex<BTreeMap<Fd, Fd>>>;
+type DescriptorTable = Arc<Mutex<BTreeMap<Fd, Fd>>>;
 
 /// A run of a script.
-pub struct Library {
+pub struct LibraryBackend {
     interface: Arc<Interface>,
     start: Duration,
     local: IpAddr,
     remote: IpAddr,
-    table: Table,
+    table: DescriptorTable,
     packets: Receiver<SentPacket>,
     receiver: Option<JoinHandle<()>>,
-    ends: Arc<AtomicBool>,
+    is_stopping: Arc<AtomicBool>,
     callers: Vec<JoinHandle<()>>,
     report: Sender<FinishedCall>,
     done: Receiver<FinishedCall>,
 }
 
-impl Library {
+impl LibraryBackend {
     /// Starts a stack with the settings of the script.
     pub fn new(script: &Script, target: Target) -> Result<Self, String> {
         let (local, remote) = addresses(target.ip);
@@ -126,12 +126,12 @@ impl Library {
         let interface = Arc::new(Interface::start(&flags)?);
         let start = interface.now();
         let (sender, packets) = mpsc::channel();
-        let ends = Arc::new(AtomicBool::new(false));
+        let is_stopping = Arc::new(AtomicBool::new(false));
         let receiver = {
-            let (interface, ends) = (interface.clone(), ends.clone());
+            let (interface, is_stopping) = (interface.clone(), is_stopping.clone());
             std::thread::spawn(move || {
                 while let Some((at, packet)) = interface.receive() {
-                    if ends.load(Ordering::SeqCst) {
+                    if is_stopping.load(Ordering::SeqCst) {
                         return;
                     }
                     // The receiver of the channel is dropped only after the script has failed.
@@ -145,10 +145,10 @@ impl Library {
             start,
             local,
             remote,
-            table: Table::default(),
+            table: DescriptorTable::default(),
             packets,
             receiver: Some(receiver),
-            ends,
+            is_stopping,
             callers: Vec::new(),
             report,
             done,
@@ -165,7 +165,7 @@ impl Library {
     }
 }
 
-impl Drop for Library {
+impl Drop for LibraryBackend {
     fn drop(&mut self) {
         let fds: Vec<Fd> =
             self.table.lock().unwrap_or_else(PoisonError::into_inner).values().copied().collect();
@@ -177,8 +177,8 @@ impl Drop for Library {
             let _ = caller.join();
         }
         // Wakes the thread that waits for packets: the stack answers a segment without a connection.
-        self.ends.store(true, Ordering::SeqCst);
-        let packet = stray(self.local, self.remote);
+        self.is_stopping.store(true, Ordering::SeqCst);
+        let packet = closed_port_syn(self.local, self.remote);
         let _ = call!(self.interface, netdev_send, packet.as_ptr().cast(), packet.len());
         if let Some(receiver) = self.receiver.take() {
             let _ = receiver.join();
@@ -189,7 +189,7 @@ impl Drop for Library {
 }
 
 /// Returns a SYN to a port without a listener.
-fn stray(local: IpAddr, remote: IpAddr) -> Vec<u8> {
+fn closed_port_syn(local: IpAddr, remote: IpAddr) -> Vec<u8> {
     let mut tcp = [0u8; 20];
     tcp[..4].copy_from_slice(&[0x27, 0x0f, 0, 1]);
     (tcp[12], tcp[13]) = (5 << 4, 2);
@@ -206,14 +206,14 @@ fn stray(local: IpAddr, remote: IpAddr) -> Vec<u8> {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
     };
-    let ends = [bytes(remote), bytes(local)].concat();
-    let check = folded(sum(&ends) + sum(&tcp) + 6 + tcp.len() as u32);
+    let addresses = [bytes(remote), bytes(local)].concat();
+    let check = folded(sum(&addresses) + sum(&tcp) + 6 + tcp.len() as u32);
     tcp[16..18].copy_from_slice(&check);
     let mut header = match local {
         IpAddr::V4(_) => vec![0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0],
         IpAddr::V6(_) => vec![0x60, 0, 0, 0, 0, 20, 6, 64],
     };
-    header.extend(ends);
+    header.extend(addresses);
     if local.is_ipv4() {
         let check = folded(sum(&header));
         header[10..12].copy_from_slice(&check);
@@ -221,7 +221,7 @@ fn stray(local: IpAddr, remote: IpAddr) -> Vec<u8> {
     [&header[..], &tcp].concat()
 }
 
-impl Backend for Library {
+impl Backend for LibraryBackend {
     fn now(&mut self) -> Duration {
         self.interface.now() - self.start
     }
@@ -240,7 +240,7 @@ impl Backend for Library {
         self.caller().call(op, new_fd, data)
     }
 
-    fn call_blocking(&mut self, ticket: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]) {
+    fn call_blocking(&mut self, call_id: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]) {
         let (caller, report, start) = (self.caller(), self.report.clone(), self.start);
         let (op, data) = (op.clone(), data.to_vec());
         self.callers.push(std::thread::spawn(move || {
@@ -254,7 +254,7 @@ impl Backend for Library {
                 caller.interface.set_blocking(fd, false);
             }
             // The receiver of the channel is dropped only after the script has failed.
-            let _ = report.send(FinishedCall { call_id: ticket, at, returned });
+            let _ = report.send(FinishedCall { call_id, at, returned });
         }));
     }
 
@@ -265,7 +265,7 @@ impl Backend for Library {
     fn info(&mut self, fd: Fd) -> Result<Info, String> {
         let fd = self.caller().find(fd).ok_or("no such descriptor")?;
         let bytes = self.interface.option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, 512);
-        bytes.map(|bytes| tcp_info::parse(&bytes)).map_err(|error| format!("TCP_INFO: {error}"))
+        bytes.map(|bytes| tcp_info::parse(&bytes)).map_err(|error| format!("getsockopt TCP_INFO: {error}"))
     }
 
     fn timer_slack(&self, _: Duration) -> Duration {
@@ -280,7 +280,7 @@ impl Backend for Library {
 /// Makes calls, on any thread.
 struct Caller {
     interface: Arc<Interface>,
-    table: Table,
+    table: DescriptorTable,
     local: IpAddr,
     remote: IpAddr,
 }
@@ -290,7 +290,7 @@ impl Caller {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).get(&fd).copied()
     }
 
-    fn opened(&self, fd: Fd, new_fd: Option<Fd>) -> CallResult {
+    fn register(&self, fd: Fd, new_fd: Option<Fd>) -> CallResult {
         if fd < 0 {
             return CallResult::error(last_error());
         }
@@ -304,7 +304,8 @@ impl Caller {
         let i = &self.interface;
         if let Op::Socket = op {
             let domain = if self.local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-            return self.opened(call!(i, socket, domain, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0), new_fd);
+            return self
+                .register(call!(i, socket, domain, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0), new_fd);
         }
         if let Op::Poll { entries, timeout_ms } = op {
             let entry = |fd: Fd, events: PollEvents| libc::pollfd { fd, events: events.0, revents: 0 };
@@ -313,7 +314,7 @@ impl Caller {
             let Some(mut fds) = fds else { return CallResult::error(Errno(libc::EBADF)) };
             let count = call!(i, poll, fds.as_mut_ptr(), fds.len() as libc::nfds_t, *timeout_ms);
             let revents = fds.iter().map(|fd| PollEvents(fd.revents)).collect();
-            return CallResult { revents, ..returned(count.into()) };
+            return CallResult { revents, ..call_result(count.into()) };
         }
         let Some(fd) = op.fd().and_then(|fd| self.find(fd)) else {
             return CallResult::error(Errno(libc::EBADF));
@@ -324,29 +325,29 @@ impl Caller {
                 if accepted >= 0 {
                     i.set_blocking(accepted, false);
                 }
-                self.opened(accepted, new_fd)
+                self.register(accepted, new_fd)
             }
             Op::Bind { port, .. } => {
-                let (name, len) = name(SocketAddr::new(self.local, port.unwrap_or(SERVER_PORT)));
-                returned(call!(i, bind, fd, name.as_ptr().cast(), len).into())
+                let (name, len) = socket_address(SocketAddr::new(self.local, port.unwrap_or(SERVER_PORT)));
+                call_result(call!(i, bind, fd, name.as_ptr().cast(), len).into())
             }
             Op::Connect { .. } => {
-                let (name, len) = name(SocketAddr::new(self.remote, SERVER_PORT));
-                returned(call!(i, connect, fd, name.as_ptr().cast(), len).into())
+                let (name, len) = socket_address(SocketAddr::new(self.remote, SERVER_PORT));
+                call_result(call!(i, connect, fd, name.as_ptr().cast(), len).into())
             }
-            Op::Listen { backlog, .. } => returned(call!(i, listen, fd, *backlog).into()),
+            Op::Listen { backlog, .. } => call_result(call!(i, listen, fd, *backlog).into()),
             Op::Receive { len, flags, .. } => {
-                let mut room = vec![0u8; *len];
+                let mut buffer = vec![0u8; *len];
                 let count = match flags.0 {
-                    0 => call!(i, read, fd, room.as_mut_ptr().cast(), *len),
-                    flags => call!(i, recv, fd, room.as_mut_ptr().cast(), *len, flags),
+                    0 => call!(i, read, fd, buffer.as_mut_ptr().cast(), *len),
+                    flags => call!(i, recv, fd, buffer.as_mut_ptr().cast(), *len, flags),
                 };
-                room.truncate(usize::try_from(count).unwrap_or(0));
-                CallResult { data: room, ..returned(count as i64) }
+                buffer.truncate(usize::try_from(count).unwrap_or(0));
+                CallResult { data: buffer, ..call_result(count as i64) }
             }
             Op::Send { flags, .. } => {
                 let flags = flags.0 | libc::MSG_NOSIGNAL;
-                returned(call!(i, send, fd, data.as_ptr().cast(), data.len(), flags) as i64)
+                call_result(call!(i, send, fd, data.as_ptr().cast(), data.len(), flags) as i64)
             }
             Op::Shutdown { how, .. } => {
                 let how = match how {
@@ -354,11 +355,11 @@ impl Caller {
                     ShutdownHow::Write => libc::SHUT_WR,
                     ShutdownHow::Both => libc::SHUT_RDWR,
                 };
-                returned(call!(i, shutdown, fd, how).into())
+                call_result(call!(i, shutdown, fd, how).into())
             }
             Op::Close { fd: number } => {
                 self.table.lock().unwrap_or_else(PoisonError::into_inner).remove(number);
-                returned(call!(i, close, fd).into())
+                call_result(call!(i, close, fd).into())
             }
             Op::SetOption { option, value, .. } => {
                 let bytes = match value {
@@ -368,7 +369,7 @@ impl Caller {
                 };
                 let value = bytes.as_ptr().cast::<c_void>();
                 let len = bytes.len() as u32;
-                returned(call!(i, setsockopt, fd, option.level_number, option.number, value, len).into())
+                call_result(call!(i, setsockopt, fd, option.level_number, option.number, value, len).into())
             }
             Op::GetOption { option, .. } => match i.option(fd, option.level_number, option.number, 4) {
                 Ok(value) => {
@@ -386,10 +387,12 @@ impl Caller {
                 };
                 let mut value: i32 = 0;
                 let result = call!(i, ioctl, fd, request, (&raw mut value).cast());
-                CallResult { detail: (result == 0).then_some(value.into()), ..returned(result.into()) }
+                CallResult { detail: (result == 0).then_some(value.into()), ..call_result(result.into()) }
             }
-            Op::Fcntl { .. } => returned(call!(i, fcntl, fd, libc::F_SETFL, libc::O_NONBLOCK.into()).into()),
-            Op::Socket | Op::Poll { .. } => unreachable!("they are no calls on a descriptor"),
+            Op::Fcntl { .. } => {
+                call_result(call!(i, fcntl, fd, libc::F_SETFL, libc::O_NONBLOCK.into()).into())
+            }
+            Op::Socket | Op::Poll { .. } => unreachable!("Socket and Poll return above"),
         }
     }
 }
@@ -400,7 +403,7 @@ const SIOCOUTQNSD: libc::c_ulong = 0x894b;
 const SIOCATMARK: libc::c_ulong = 0x8905;
 
 /// Returns an address as `struct sockaddr`, with its length.
-fn name(address: SocketAddr) -> (Vec<u8>, u32) {
+fn socket_address(address: SocketAddr) -> (Vec<u8>, u32) {
     let family = |family: i32| (family as u16).to_ne_bytes().to_vec();
     let port = address.port().to_be_bytes();
     let bytes = match address {

@@ -1,24 +1,25 @@
-//! Runs the repository's packet scripts through the library, in real time: calls and packets pass the interface that
-//! packetdrill uses.
+//! Runs the repository's packet scripts through the library, in real time: calls and packets use the
+//! interface of packetdrill.
 //!
-//! `make test` runs the shortest script of each directory of `tests/scripts`, `make suites` all of them.
+//! `make test` runs the shortest script of each directory of `tests/scripts`, `make suites` runs all scripts.
 
 mod library;
 
 use ginnel_testkit::script::ast::{BackendKind, Script, Target};
 use ginnel_testkit::script::{runner, suite};
 use ginnel_testkit::steal;
-use library::Library;
+use library::LibraryBackend;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Runs at once. They mostly wait, but each has several threads that must not wait for a processor.
-const JOBS: usize = 4;
+/// Number of concurrent runs. A run mostly waits, but each has several threads that must not wait for a
+/// processor.
+const CONCURRENT_RUNS: usize = 4;
 
 fn run(script: &Script, target: Target) -> Result<(), String> {
-    let mut library = Library::new(script, target)?;
-    runner::run(script, target, &mut library).map_err(|failure| failure.to_string())
+    let mut backend = LibraryBackend::new(script, target)?;
+    runner::run(script, target, &mut backend).map_err(|failure| failure.to_string())
 }
 
 fn scripts() -> Vec<Script> {
@@ -42,7 +43,7 @@ fn assert_pass(mut cases: Vec<(&Script, Target)>) {
     cases.sort_by_key(|(script, target)| std::cmp::Reverse(script.nominal_duration(*target)));
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        for _ in 0..JOBS {
+        for _ in 0..CONCURRENT_RUNS {
             scope.spawn(|| {
                 while let Some((script, target)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
                     if let Err(problem) = steal::repeat_if_stalled(|| run(script, *target)) {
@@ -75,7 +76,7 @@ fn one_script_of_each_directory_passes() {
 }
 
 #[test]
-#[ignore = "long: in real time, and scripts wait for time-outs; part of `make suites`"]
+#[ignore = "slow: runs in real time; run it with `make suites`"]
 fn all_scripts_pass() {
     let scripts = scripts();
     assert_pass(cases(&scripts));
