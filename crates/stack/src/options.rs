@@ -242,11 +242,11 @@ pub struct TcpInfo {
     pub retrans: u32,
     /// Retransmitted segments since the connection was last idle for a time-out, when the counter is reset.
     pub total_retrans: u32,
-    /// Smoothed round trip time.
+    /// Smoothed round-trip time.
     pub rtt: Duration,
     /// Variation of the round-trip time.
     pub rttvar: Duration,
-    /// Smallest round trip time seen.
+    /// Smallest round-trip time.
     pub min_rtt: Duration,
     /// Slow start threshold in segments (`u32::MAX` before the first reduction).
     pub snd_ssthresh: u32,
@@ -307,7 +307,7 @@ pub enum CaState {
     Open,
     /// Duplicate or selective acknowledgements have arrived.
     Disorder,
-    /// The window was reduced because of ECN.
+    /// The window is reduced because of ECN, or because a tail loss probe repaired a loss.
     Cwr,
     /// Fast recovery.
     Recovery,

@@ -3,11 +3,11 @@
 //! A turn of the owner:
 //!
 //! ```text
-//!   receive(now, port, &burst)     connections are fetched ahead, frames processed one by one; events queue up
-//!   next_event() … consume(…)      the owner reads events and answers
-//!   finish_burst(&burst)           what it did not read moves to receive buffers; the burst may go
-//!   advance(now)                   timers
-//!   transmit(now)                  everything that is to be sent leaves, with acknowledgements riding on answers
+//!   receive(now, port, &burst)     prefetches connections, processes frames one by one; events are queued
+//!   next_event() … consume(…)      the owner takes events, reads data and answers
+//!   finish_burst(&burst)           moves unread data to receive buffers; the burst may be released
+//!   advance(now)                   runs timers
+//!   transmit(now)                  sends everything that is due; answers carry acknowledgements
 //! ```
 
 mod listing;

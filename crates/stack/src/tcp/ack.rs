@@ -78,7 +78,7 @@ impl Tcp {
         let outstanding = b.rtx_queue.packets_out;
         let blocks = sack_blocks(c, seg);
         let mut delivery = Delivery::default();
-        let highest = b.rack.fack.unwrap_or(c.snd_una);
+        let fack = b.rack.fack.unwrap_or(c.snd_una);
         let prior_una = c.snd_una;
         if advanced {
             let bytes = snd_una_update(c, b, seg.header.ack);
@@ -88,9 +88,9 @@ impl Tcp {
             }
         }
         let in_flight_before = b.rtx_queue.packets_out;
-        b.rtx_queue.clean_acked(c.snd_una, mss, c.has(Flags::SACK), highest, &mut delivery);
+        b.rtx_queue.clean_acked(c.snd_una, mss, c.has(Flags::SACK), fack, &mut delivery);
         if !blocks.valid.is_empty() {
-            b.rtx_queue.mark_sacked(&blocks.valid, mss, highest, &mut delivery);
+            b.rtx_queue.mark_sacked(&blocks.valid, mss, fack, &mut delivery);
         }
         if !c.has(Flags::SACK) {
             let repeats = !advanced && !window_changed && seg.payload.is_empty() && in_flight_before > 0;
@@ -154,7 +154,7 @@ impl Tcp {
         let lost_before = b.rtx_queue.lost_out;
         let mut reorder_at = None;
         if c.has(Flags::SACK) {
-            let highest = blocks.valid.iter().map(|r| r.1).fold(c.snd_una, SeqNumber::max);
+            let fack = blocks.valid.iter().map(|r| r.1).fold(c.snd_una, SeqNumber::max);
             let stale_echo = match (echo, delivery.most_recent) {
                 (Some(echo), Some(n)) if n.is_retransmitted => {
                     let sent = (n.xmit_ts.as_millis() as u32).wrapping_add(c.ts_offset);
@@ -163,7 +163,7 @@ impl Tcp {
                 _ => false,
             };
             let input = recovery::rack_input(c, b, now, threshold, stale_echo);
-            b.rack.on_delivery(delivery, Some(highest), &input);
+            b.rack.on_delivery(delivery, Some(fack), &input);
             reorder_at = b.rack.detect_loss(&mut b.rtx_queue, &input).1;
         } else {
             detect_loss_by_dupacks(c, b, threshold, advanced);
@@ -176,7 +176,7 @@ impl Tcp {
         } else {
             (c, b)
         };
-        let was = b.recovery.ca_state;
+        let prior_state = b.recovery.ca_state;
         process_tlp_ack(c, b, blocks.dsack, advanced);
         let newly_lost = b.rtx_queue.lost_out.saturating_sub(lost_before);
         let summary = AckSummary {
@@ -188,18 +188,18 @@ impl Tcp {
             echo,
             original_end: delivery.original_end,
             is_dupack: delivery.sacked > 0 || !advanced && seg.payload.is_empty(),
-            more_to_send: was == CaState::Loss
+            more_to_send: prior_state == CaState::Loss
                 && (c.snd_una + b.send.len() as u32).gt(c.snd_nxt)
                 && (c.snd_una + c.snd_wnd).gt(c.snd_nxt),
             has_reordering: b.rack.reordering(threshold) > threshold,
         };
         let limited = is_cwnd_limited(c, b);
         let may_grow = recovery::fastretrans_alert(c, b, &summary);
-        if was != CaState::Recovery && b.recovery.ca_state == CaState::Recovery {
+        if prior_state != CaState::Recovery && b.recovery.ca_state == CaState::Recovery {
             self.stats.fast_recoveries += 1;
         }
         if b.recovery.is_in_cwnd_reduction()
-            && !matches!(was, CaState::Cwr | CaState::Recovery)
+            && !matches!(prior_state, CaState::Cwr | CaState::Recovery)
             && c.has(Flags::ECN)
         {
             // RFC 3168 §6.1.2: the peer is notified of each reduction, whatever caused it.

@@ -32,7 +32,7 @@ pub enum EcnMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SynCookies {
-    /// Never: SYNs over the budget are dropped.
+    /// Never: SYNs over the limit are dropped.
     Off,
     /// When the limit of half-open connections or a listener's backlog is reached.
     #[default]

@@ -238,7 +238,7 @@ impl Tcp {
         if c.profile == ProfileId::DEFAULT { 0 } else { self.profiles.get(c.profile).priority }
     }
 
-    /// Builds any segment.
+    /// Builds a segment with any options, over IPv4 or IPv6.
     #[inline(never)]
     fn emit_slow_path(&mut self, net: &mut Network, idx: u32, segment: &TxSegment) -> Result<(), TxError> {
         if !net.hop_is_current(&self.conns[idx].hop) {

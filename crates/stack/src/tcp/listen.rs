@@ -29,7 +29,7 @@ pub(super) const fn listener_of(token: u32) -> u32 {
     token & !LOOPBACK_BIT
 }
 
-/// One listener.
+/// A listener.
 pub(crate) struct ListenEntry {
     pub addr: SocketAddr,
     pub options: ListenOptions,

@@ -390,7 +390,7 @@ impl Tcp {
             if max_bytes > a.mss {
                 max_bytes = max_bytes.min(self.gso_payload_max(net, idx, a.mss, a.cwnd_quota));
             }
-            let probes = self.active[self.conns[idx].active].nagle_push;
+            let is_forced = self.active[self.conns[idx].active].nagle_push;
             let Some(len) = self.size_to_send(idx, &a, max_bytes, record_end == Some(max_bytes)) else {
                 self.cwnd_validate(idx, false);
                 self.arm_held_data_timer(idx, &a);
@@ -404,7 +404,7 @@ impl Tcp {
                     EndKind::Push
                 }
                 true if self.active[self.conns[idx].active].msg_more != MsgMore::Released => EndKind::Push,
-                false if probes && len < a.mss || burst.pushes(self, idx, &a, len) => EndKind::Packet,
+                false if is_forced && len < a.mss || burst.pushes(self, idx, &a, len) => EndKind::Packet,
                 _ => EndKind::Segment,
             };
             self.send_segment(net, idx, len, last, ends, a.mss)?;

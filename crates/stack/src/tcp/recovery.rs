@@ -186,7 +186,7 @@ pub(crate) fn enter_loss(c: &mut Tcb, b: &mut ActiveConn, frto: bool) {
 /// Runs the state machine on an acknowledgement (Linux's `tcp_fastretrans_alert`). Returns whether the window
 /// may grow by what was delivered.
 pub(crate) fn fastretrans_alert(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummary) -> bool {
-    let was = b.recovery.ca_state;
+    let prior_state = b.recovery.ca_state;
     exit_finished_state(c, b, ack);
     if ack.dsack
         && matches!(b.recovery.ca_state, CaState::Open | CaState::Disorder)
@@ -218,7 +218,7 @@ pub(crate) fn fastretrans_alert(c: &mut Tcb, b: &mut ActiveConn, ack: &AckSummar
     // A duplicate acknowledgement admits one more segment but never grows the window (RFC 3042 §2). On a path
     // with much reordering it does, as on Linux (`tcp_may_raise_cwnd`), because acknowledgements that advance
     // are rare there.
-    was != CaState::Recovery && (ack.snd_una_advanced || ack.has_reordering && ack.delivered > 0)
+    prior_state != CaState::Recovery && (ack.snd_una_advanced || ack.has_reordering && ack.delivered > 0)
 }
 
 /// Leaves a state when the data that were outstanding at its start are acknowledged, or when the reduction

@@ -4,7 +4,7 @@
 //!            first unread                                  capacity
 //!                 ▼◄─── readable ──►                           ▼
 //! stream   ░░░░░░░█████████████████·······██████····███········
-//! chunks  [   0       ][   1       ][  –  ][   3       ][  4  ]     – : nothing there, no memory
+//! chunks  [   0       ][   1       ][  –  ][   3       ][  4  ]     – : nothing received, no memory
 //! ranges                                  └────┘    └─┘             sorted, disjoint, not adjacent
 //! ```
 //!

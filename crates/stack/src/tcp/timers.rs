@@ -588,9 +588,9 @@ impl Tcp {
         if marked > 0 {
             self.check_mtu_probe_loss(idx);
             let Some((c, b)) = self.tcb_and_active(idx) else { return };
-            let was = b.recovery.ca_state;
+            let prior_state = b.recovery.ca_state;
             recovery::on_loss_without_ack(c, b);
-            let began = was != CaState::Recovery && b.recovery.ca_state == CaState::Recovery;
+            let began = prior_state != CaState::Recovery && b.recovery.ca_state == CaState::Recovery;
             self.stats.fast_recoveries += u64::from(began);
         }
         self.set_retransmit_timer(idx, true, again);
